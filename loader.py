@@ -1,0 +1,241 @@
+"""Data as a function of the step: batches, validation windows, tokenizers.
+
+`Dataset.batch(step)` depends on (dataset, block_size, seed, batch_size, step) and on nothing else: not on the number of
+processes, the micro batch, the evaluation settings, or whether the run was resumed. Nothing is remembered between
+calls, so there is no loader state to save.
+
+    python loader.py pystdlib      # check a prepared dataset against its checksums and print what it holds
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+DATA = Path(__file__).resolve().parent / "data"
+HASHED_AT_START = 1 << 30  # files up to this many bytes are hashed at every start (about a second)
+
+
+# ---------------------------------------------------------------------------------------------------- tokenizers
+
+
+class Tokenizer:
+    """Text ↔ token ids, built from a dataset's meta.json (or the copy of it in a checkpoint).
+
+    `bytes`: UTF-8 bytes, plus end of text 256. `chars`: the characters of one corpus, no end of text. `gpt2`: BPE.
+    """
+
+    def __init__(self, meta: dict):
+        self.kind, self.vocab_size, self.eot = meta["tokenizer"], meta["vocab_size"], meta["eot"]
+        if self.kind == "chars":
+            self.chars = meta["chars"]
+            self.ids = {c: i for i, c in enumerate(self.chars)}
+        elif self.kind == "gpt2":
+            self.bpe = _gpt2()
+        elif self.kind != "bytes":
+            raise ValueError(f"unknown tokenizer {self.kind!r} in meta.json: allowed are bytes, chars, gpt2")
+
+    @staticmethod
+    def meta_for(kind: str, chars: list | None = None) -> dict:
+        """The part of meta.json that describes a tokenizer; `chars` is the sorted alphabet for kind `chars`."""
+        if kind == "chars":
+            return {"tokenizer": kind, "vocab_size": len(chars), "eot": None, "chars": list(chars)}
+        eot = {"bytes": 256, "gpt2": 50256}[kind]
+        return {"tokenizer": kind, "vocab_size": eot + 1, "eot": eot}
+
+    def encode(self, text: str) -> list:
+        """Token ids of `text`, without end of text. ValueError for a character outside a `chars` vocabulary."""
+        if self.kind == "bytes":
+            return list(text.encode("utf-8"))
+        if self.kind == "gpt2":
+            return self.bpe.encode_ordinary(text)
+        unknown = sorted(set(text) - self.ids.keys())
+        if unknown:
+            raise ValueError(f"characters {unknown[:8]} are not in this dataset's alphabet of {len(self.chars)}")
+        return [self.ids[c] for c in text]
+
+    def decode(self, ids) -> str:
+        """Text of token ids; end of text and ids beyond the vocabulary are dropped, broken UTF-8 becomes U+FFFD."""
+        ids = [i for i in map(int, ids) if 0 <= i < self.vocab_size and i != self.eot]
+        if self.kind == "bytes":
+            return bytes(ids).decode("utf-8", errors="replace")
+        return self.bpe.decode(ids) if self.kind == "gpt2" else "".join(self.chars[i] for i in ids)
+
+
+def _gpt2():
+    try:
+        import tiktoken
+
+        return tiktoken.get_encoding("gpt2")
+    except ImportError:
+        raise ValueError("the gpt2 tokenizer needs tiktoken: pip install tiktoken") from None
+    except Exception as e:  # tiktoken downloads two files once, and raises whatever its HTTP client raises
+        raise ValueError(
+            f"GPT-2's vocabulary could not be fetched ({type(e).__name__}); connect once, or point TIKTOKEN_CACHE_DIR "
+            "to a folder that holds it"
+        ) from None
+
+
+# -------------------------------------------------------------------------------------------------------- meta.json
+
+
+def load_meta(name: str, verify: bool = True) -> dict:
+    """Read and check `data/<name>/meta.json` (`name` may also be the path of a prepared folder).
+
+    Sizes, dtype and vocabulary are always checked; with `verify` the sha256 of every file up to 1 GiB too.
+    Raises ValueError with one line that says what is wrong and what to do.
+    """
+    folder = DATA / name
+    again = f"run `python data/{name}/prepare.py`" if (folder / "prepare.py").exists() else "prepare it again"
+    if not (folder / "meta.json").is_file():
+        ready = sorted(p.parent.name for p in DATA.glob("*/meta.json"))
+        raise ValueError(f"dataset {name!r} is not prepared (no {folder / 'meta.json'}): {again}; prepared: {ready}")
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        itemsize = {"uint16": 2, "uint32": 4}[meta["dtype"]]
+        vocab, eot = int(meta["vocab_size"]), meta["eot"]
+        parts = {split: meta["splits"][split] for split in ("train", "val")}
+        sizes = {split: int(part["tokens"]) * itemsize for split, part in parts.items()}
+        files = {split: folder / Path(part["file"]).name for split, part in parts.items()}
+        ids = [int(part["max_id"]) for part in parts.values()] + [0 if eot is None else int(eot)]
+        hashes = {split: str(part["sha256"]) for split, part in parts.items()}
+        tokenizer = meta["tokenizer"]
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        problem = f"{type(e).__name__}: {e}".replace("\n", " ")
+        raise ValueError(f"{folder / 'meta.json'} is damaged ({problem}): {again}") from None
+    if tokenizer not in ("bytes", "chars", "gpt2") or (tokenizer == "chars" and len(meta.get("chars", ())) != vocab):
+        raise ValueError(f"{folder / 'meta.json'}: tokenizer {tokenizer!r} does not fit {vocab} entries: {again}")
+    if max(ids) >= vocab:
+        raise ValueError(f"{folder / 'meta.json'}: token id {max(ids)} is beyond the vocabulary of {vocab}: {again}")
+    for split, path in files.items():
+        size = path.stat().st_size if path.is_file() else None
+        if size != sizes[split]:
+            found = "is missing" if size is None else f"has {size} bytes where meta.json says {sizes[split]}"
+            raise ValueError(f"{path} {found}: {again}")
+        if verify and size <= HASHED_AT_START and sha256(path) != hashes[split]:
+            raise ValueError(f"{path} does not match the sha256 in meta.json (damaged or replaced): {again}")
+    return meta
+
+
+def sha256(path) -> str:
+    """Hex digest of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as f:
+        while piece := f.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------------------- batches
+
+
+class Dataset:
+    """A prepared dataset cut into windows of `block_size` + 1 tokens.
+
+    Training windows of one epoch do not overlap and are drawn in a pseudorandom order without replacement; every epoch
+    shifts the window boundaries and shuffles anew. Files are read, not mapped, so resident memory does not grow
+    however long the run.
+    """
+
+    def __init__(self, name: str, block_size: int, seed: int = 1337, verify: bool = True):
+        self.meta = load_meta(name, verify)
+        self.name, self.block_size, self.seed = name, block_size, seed
+        self.dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
+        self.tokens = {split: part["tokens"] for split, part in self.meta["splits"].items()}
+        for split, tokens in self.tokens.items():
+            if tokens < block_size + 1:
+                raise ValueError(
+                    f"{split}.bin of {name!r} holds {tokens} tokens, too few for one window of block_size+1 = "
+                    f"{block_size + 1}: lower --block_size or prepare more text"
+                )
+        paths = {split: DATA / name / Path(part["file"]).name for split, part in self.meta["splits"].items()}
+        self.files = {split: open(path, "rb", buffering=0) for split, path in paths.items()}
+        self.windows = max(1, (self.tokens["train"] - block_size) // block_size)  # per epoch
+        self.shifts = min(block_size, self.tokens["train"] - self.windows * block_size)  # allowed window offsets
+
+    def batch(self, step: int, batch_size: int, rows: slice = slice(None)) -> tuple:
+        """Rows `rows` of the batch of `step` (from 0): inputs and next-token targets, int64 arrays (rows, T)."""
+        index = step * batch_size + np.arange(batch_size, dtype=np.int64)[rows]
+        epoch, position = np.divmod(index, self.windows)
+        starts = np.empty_like(index)
+        for e in np.unique(epoch):
+            key = _mix(_mix(self.seed) + int(e))
+            window = permutation(position[epoch == e], self.windows, key)
+            starts[epoch == e] = window * self.block_size + key % self.shifts
+        return self._read("train", starts)
+
+    def validation(self, eval_tokens: int = 0) -> np.ndarray:
+        """First tokens of the validation windows: evenly spaced over val.bin, at most `eval_tokens` (0 = all)."""
+        available = (self.tokens["val"] - 1) // self.block_size
+        wanted = min(available, max(1, eval_tokens // self.block_size)) if eval_tokens else available
+        return np.arange(wanted, dtype=np.int64) * available // wanted * self.block_size
+
+    def val_batch(self, starts: np.ndarray, size: int) -> tuple:
+        """The validation windows at `starts`, filled up to `size` rows whose targets are -1 (ignored by the loss),
+        so that every evaluation batch has one shape: int64 arrays (size, T)."""
+        x, y = np.zeros((size, self.block_size), np.int64), np.full((size, self.block_size), -1, np.int64)
+        if len(starts):
+            x[: len(starts)], y[: len(starts)] = self._read("val", starts)
+        return x, y
+
+    def _read(self, split, starts):
+        file, n_bytes = self.files[split], (self.block_size + 1) * self.dtype.itemsize
+        out = np.empty((len(starts), self.block_size + 1), np.int64)
+        for row, start in zip(out, starts.tolist(), strict=True):
+            file.seek(start * self.dtype.itemsize)
+            raw = file.read(n_bytes)
+            if len(raw) != n_bytes:
+                raise ValueError(f"{file.name} became shorter during the run; prepare {self.name!r} again")
+            row[:] = np.frombuffer(raw, self.dtype)
+        if len(out) and out.max() >= self.meta["vocab_size"]:
+            raise ValueError(
+                f"{file.name} holds token id {out.max()}, beyond the vocabulary of "
+                f"{self.meta['vocab_size']} in its meta.json; prepare {self.name!r} again"
+            )
+        return out[:, :-1], out[:, 1:]
+
+
+def permutation(index: np.ndarray, n: int, key: int) -> np.ndarray:
+    """Where a pseudorandom permutation of range(n) sends `index`, without storing the permutation.
+
+    A Feistel network permutes the next power of four; walking on until the value is below n restricts it to range(n).
+    """
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    mask = np.uint64((1 << half) - 1)
+    keys = [np.uint64(_mix(key + r)) for r in range(1, 9)]
+
+    def encrypt(v):
+        left, right = v >> np.uint64(half), v & mask
+        for k in keys:
+            left, right = right, left ^ (_mix_array(right + k) & mask)
+        return left << np.uint64(half) | right
+
+    out = encrypt(np.asarray(index).astype(np.uint64))
+    while (outside := out >= n).any():
+        out[outside] = encrypt(out[outside])
+    return out.astype(np.int64)
+
+
+def _mix_array(x):  # splitmix64's finaliser: every input bit reaches every output bit
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return x ^ x >> np.uint64(31)
+
+
+def _mix(x: int) -> int:
+    return int(_mix_array(np.array([x + 0x9E3779B97F4A7C15 & (1 << 64) - 1], np.uint64))[0])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python loader.py DATASET     (a folder under data/, or the path of a prepared folder)")
+    try:
+        HASHED_AT_START = 1 << 62
+        found = load_meta(sys.argv[1])
+    except ValueError as e:
+        sys.exit(f"error: {e}")
+    found.pop("chars", None)
+    print(json.dumps(found, indent=2))
+    print("all checksums match")
