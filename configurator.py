@@ -1,0 +1,298 @@
+"""Config files and `--key=value` onto dataclasses, strictly.
+
+    python train.py config/dnt_small.py config/mine.py --learning_rate=1e-3
+
+Files apply from left to right; `--key=value` wins over them wherever it stands. A config file has Python's syntax but
+is data: parsed, never executed, one `name = expression` after another, where `_name` is a helper and not a key.
+A knob is a field of a dataclass: its annotation is the check, and the comment beside it is its text in `--help`.
+"""
+
+import ast
+import difflib
+import inspect
+import io
+import operator
+import sys
+import textwrap
+import tokenize
+from contextlib import suppress
+from dataclasses import fields
+from itertools import groupby
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+# Names a nanoGPT user may bring along that do not exist here, and what to do instead.
+RENAMED = {
+    "gradient_accumulation_steps": "derived: set batch_size, the sequences per optimizer step over all devices, "
+    "and micro_batch_size, what one device holds at a time",
+    "eval_iters": "set eval_tokens, the validation tokens read at each evaluation",
+    "decay_lr": "set schedule=constant",
+    "always_save_checkpoint": "last.pt is always saved",
+    "backend": "chosen from device",
+    "wandb_run_name": "the run is named after out_dir",
+}
+ALLOWED = "name = expression of numbers, strings, True, False, None, names assigned above, + - * / // % **"
+ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+ARITHMETIC |= {ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow}
+LONGEST = 100_000  # characters of a config file
+LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
+SPELLED = {"True": True, "true": True, "1": True, "False": False, "false": False, "0": False}
+SPELLED |= {"None": None, "none": None}
+
+
+class ConfigError(ValueError):
+    """What the user wrote is refused; the message says where, why and what to write instead."""
+
+
+class Knob(NamedTuple):
+    hint: Any  # the field's annotation
+    default: Any
+    section: str  # the title of the last `# --- title ---` line above it
+    help: str  # the comment beside it
+
+
+def configure(*schemas, argv=None, description="", positional="config"):
+    """Read the command line onto one instance per dataclass; returns (instances, given).
+
+    `given` is what was set explicitly, name → (value, where), with where = "config/x.py:12" or "command line".
+    Arguments without dashes are config files. With another `positional`, say "run", they are not opened but listed:
+    given["run"] = (["out/a", "out/b"], "command line").
+
+    A mistake in the input, or a ValueError from a dataclass, becomes one line on stderr and exit code 2. `--help`
+    prints every knob and exits with 0. Schemas that clash or that no command line can express raise ValueError.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    knobs = read_knobs(*schemas)
+    if positional in knobs:
+        raise ValueError(f"positional={positional!r} is also the name of a field")
+    if "--help" in argv or "-h" in argv:
+        print(_help(knobs, description, positional))
+        raise SystemExit(0)
+    try:
+        given = read_arguments(argv, knobs, positional)
+        instances = [s(**{f.name: given[f.name][0] for f in fields(s) if f.name in given}) for s in schemas]
+    except ValueError as error:
+        print("error:", "".join(c if c.isprintable() else " " for c in str(error)), file=sys.stderr)
+        raise SystemExit(2) from None
+    return instances, given
+
+
+def describe(*instances, given=None):
+    """The resolved configuration as text, three knobs a line by section; `*` marks what is not the default."""
+    knobs, lines = read_knobs(*map(type, instances)), []
+    values = {f.name: getattr(x, f.name) for x in instances for f in fields(x)}
+    width = max(map(len, knobs), default=0)
+    for title, names in groupby(knobs, key=lambda name: knobs[name].section):
+        marks = ((" " if values[name] == knobs[name].default else "*", name) for name in names)
+        cells = [f"{mark} {name:<{width}} {_show(values[name])}".ljust(39) for mark, name in marks]
+        lines += [title, *(" ".join(cells[i : i + 3]).rstrip() for i in range(0, len(cells), 3))]
+    source = {name: where.rpartition(":")[0] or where for name, (_, where) in (given or {}).items() if name in knobs}
+    sets = [f"{s} sets {', '.join(n for n in source if source[n] == s)}" for s in dict.fromkeys(source.values())]
+    return "\n".join([*lines, "(* = not the default)", *sets])
+
+
+def undocumented(schema):
+    """Names of the fields of `schema` without a comment beside them, so without a text in `--help`."""
+    return [name for name, knob in read_knobs(schema).items() if not knob.help]
+
+
+# ------------------------------------------------------------------------------- the command line and config files
+
+
+def read_arguments(argv, knobs, positional="config"):
+    """What files and flags set: name → (value, where). ConfigError for the first thing that is wrong."""
+    given, flags, rest = {}, {}, []
+    for arg in argv:
+        name, equals, value = arg.lstrip("-").partition("=")
+        dashes = len(arg) - len(arg.lstrip("-"))
+        if dashes == 0 and not (equals and name in knobs):
+            rest.append(arg)
+        elif dashes != 2:
+            raise ConfigError(f"{arg}: write --{name or 'key'}={value or 'VALUE'}")
+        elif name not in knobs:
+            raise ConfigError(f"unknown flag --{name} ({_hint(name, knobs, '--')})")
+        elif not equals:
+            raise ConfigError(f"--{name} has no value: write --{name}=VALUE ({_expected(knobs[name])})")
+        elif name in flags:
+            raise ConfigError(f"--{name} is given twice, as {flags[name]!r} and {value!r}: keep one")
+        else:
+            flags[name] = value
+    if positional != "config":
+        given[positional], rest = (rest, "command line"), []
+    for path in rest:
+        for name, (value, where) in read_file(path).items():
+            if name not in knobs:
+                raise ConfigError(f"{where}: unknown key {name} ({_hint(name, knobs)})")
+            given[name] = (_checked([value], knobs[name], f"{where}: {name} cannot be {value!r}"), where)
+    for name, value in flags.items():
+        what = f"command line: --{name} cannot be {value!r}"
+        given[name] = (_checked(_readings(value), knobs[name], what), "command line")
+    return given
+
+
+def read_file(path):
+    """The keys of a config file, name → (value, "path:line"), not yet checked against a schema. ConfigError."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            source = file.read(LONGEST)
+        if len(source) == LONGEST:
+            raise ValueError  # a data file given by mistake, say
+        body = ast.parse(source, path).body
+    except OSError as error:
+        raise ConfigError(f"cannot read config file {path!r}: {error.strerror}") from None
+    except SyntaxError as error:
+        raise ConfigError(f"{path}:{error.lineno or 1}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError):
+        raise ConfigError(f"{path}:1: not a config file: not UTF-8 text, too long, or nested too deeply") from None
+    names, lines = {}, {}
+    for node in body:
+        try:
+            match node:
+                case ast.Expr(value=ast.Constant(value=str())) if node is body[0]:  # the docstring
+                    continue
+                case ast.Assign(targets=[ast.Name(id=name)], value=expression) if name not in names:
+                    names[name], lines[name] = _evaluate(expression, names), f"{path}:{node.lineno}"
+                case ast.Assign(targets=[ast.Name(id=name)]):
+                    raise ConfigError(f"{name} is already set at {lines[name]}")
+                case _:
+                    raise ConfigError(f"not allowed; a config file holds only {ALLOWED}")
+        except (ConfigError, ArithmeticError, RecursionError) as error:
+            code = source.split("\n")[node.lineno - 1].strip()[:60]
+            reason = error.args[-1]  # an overflow's are (errno, text)
+            raise ConfigError(f"{path}:{node.lineno}: `{code}`: {reason}") from None
+    return {name: (names[name], lines[name]) for name in names if not name.startswith("_")}
+
+
+def _evaluate(node, names):
+    """The value of an expression of constants, `names` and arithmetic; kept within a float's range, so never slow."""
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str() as value):
+            pass
+        case ast.Name(id=name) if name in names:
+            value = names[name]
+        case ast.Name(id=name):
+            raise ConfigError(f"{name} is not assigned above (a string needs quotes)")
+        case ast.UnaryOp(op=ast.USub(), operand=x):
+            value = _apply(operator.neg, _evaluate(x, names))
+        case ast.BinOp(left=x, op=op, right=y) if type(op) in ARITHMETIC:
+            value = _apply(ARITHMETIC[type(op)], _evaluate(x, names), _evaluate(y, names))
+        case _:
+            raise ConfigError(f"not allowed; a config file holds only {ALLOWED}")
+    if type(value) in (int, float) and not abs(value) <= LARGEST[float]:
+        raise ConfigError("the number is out of range")
+    return value
+
+
+def _apply(operation, *numbers):
+    if not all(type(number) in (int, float) for number in numbers):
+        raise ConfigError("arithmetic is for numbers only")
+    if operation is operator.pow:
+        float(numbers[0]) ** numbers[1]  # overflows at once where 9**9**9 in integers would take hours
+    return operation(*numbers)
+
+
+# ------------------------------------------------------------------------------------------- values and their types
+
+
+def _options(hint):
+    """What an annotation allows, types and constants: `int | None` is [int, None], `bool` is [True, False]."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    if get_origin(hint) in (Union, UnionType):
+        return [option for part in get_args(hint) for option in _options(part)]
+    simple = {int: [int], float: [float], str: [str], bool: [True, False], NoneType: [None]}
+    if hint not in simple:
+        raise ValueError(f"a knob cannot be {hint}: use int, float, bool, str, None, Literal and unions of them")
+    return simple[hint]
+
+
+def _readings(text):
+    """What a word on the command line can mean: "1" is a string, True, or 1; the knob decides."""
+    readings = [text, SPELLED[text]] if text in SPELLED else [text]
+    for number in (int, float):
+        with suppress(ValueError):
+            readings.append(number(text))
+    return readings
+
+
+def _checked(readings, knob, what):
+    """The first of `readings` that the knob allows, as it stores it. ConfigError beginning with `what`."""
+    # Strings first, types last: "none" is the string where that is a choice, else None, and only then any string.
+    for option in sorted(_options(knob.hint), key=lambda o: (isinstance(o, type), not isinstance(o, str))):
+        for value in readings:
+            if option in LARGEST and type(value) in (int, float):
+                if abs(value) <= LARGEST[option] and (option is float or value == int(value)):  # neither nan nor inf
+                    return option(value)
+            elif option is type(value) or (type(option) is type(value) and option == value):  # a bool is no int
+                return value
+    raise ConfigError(f"{what}: it takes {_expected(knob)}")
+
+
+def _expected(knob):
+    return " | ".join(o.__name__ if isinstance(o, type) else _show(o) for o in _options(knob.hint))
+
+
+def _show(value):
+    return value if isinstance(value, str) and value and value.isprintable() else repr(value)
+
+
+def _hint(name, knobs, dashes=""):
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), knobs, n=1)
+    return RENAMED.get(name) or (f"did you mean {dashes}{close[0]}?" if close else "--help lists them all")
+
+
+# -------------------------------------------------------------------------------- knobs, from the dataclasses' source
+
+
+def read_knobs(*schemas):
+    """name → Knob over all schemas. ValueError for a name in two of them, or a default that its type does not allow."""
+    knobs = {}
+    for schema in schemas:
+        hints, comments = get_type_hints(schema), _comments(schema)
+        for field in (f for f in fields(schema) if f.init):
+            name = f"{schema.__name__}.{field.name}"
+            if field.name in knobs:
+                raise ValueError(f"{name}: another schema has a field of that name")
+            knob = Knob(hints[field.name], field.default, *comments.get(field.name, (schema.__name__, "")))
+            _checked([knob.default], knob, f"the default of {name} cannot be {knob.default!r}")
+            knobs[field.name] = knob
+    return knobs
+
+
+def _comments(schema):
+    """name → (section, comment): the comment beside a field, and the comment lines below it up to a blank line."""
+    try:
+        source = textwrap.dedent(inspect.getsource(schema))
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+        body = ast.parse(source).body[0].body
+    except Exception:  # no source, or edited since it was imported: then there is no help, but no reason to stop a run
+        return {}
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    named = [node for node in body if isinstance(node, ast.AnnAssign)]
+    owner = {line: node.target.id for node in named for line in range(node.lineno, node.end_lineno + 1)}
+    found, section, name = {}, schema.__name__, None
+    for line in range(1, tokens[-1].end[0]):
+        comment = comments.get(line, "")
+        name = owner.get(line) or (name if comment and not comment.startswith("---") else None)
+        if name:
+            found[name] = (section, f"{found[name][1]} {comment}".strip() if name in found else comment)
+        elif comment.startswith("---"):
+            section = comment.strip("- ") or section
+    return found
+
+
+def _help(knobs, description, positional):
+    usage = f"usage: {Path(sys.argv[0]).name} [{positional} ...] [--key=value ...]"
+    files = "Config files apply from left to right; --key=value wins over them." if positional == "config" else ""
+    blocks = [usage, description.strip(), files]
+    for title, names in groupby(knobs, key=lambda name: knobs[name].section):
+        lines = [title]
+        for name in names:
+            start = f"  --{name}={_show(knobs[name].default)}  ".ljust(32)
+            if len(start) > 32:  # a long default has a line of its own
+                lines, start = [*lines, start.rstrip()], " " * 32
+            text = f"{knobs[name].help} [{_expected(knobs[name])}]".strip()
+            lines += textwrap.wrap(text, 100, initial_indent=start, subsequent_indent=" " * 32, break_on_hyphens=False)
+        blocks.append("\n".join(lines))
+    return "\n\n".join(block for block in blocks if block)

@@ -1,0 +1,149 @@
+"""Optimizers and schedules. Parameter groups come from the model's roles, one group a role.
+
+An optimizer here reads the attribute `found_inf` (a tensor, 1 = the gradients are not finite) as torch's fused
+optimizers do, and then leaves parameters and state as they are: a bad step is skipped on the device, without a host
+sync. A new optimizer is a class with that contract and a row in `OPTIMIZERS`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.optim.sgd import sgd
+
+# Roles that get weight decay: the matrices (nanoGPT's and timm's rule; DNT does not say [I]). Gains, scalars, biases do
+# not (the papers differ on gains).
+DECAYED = ("emb", "pos", "head", "qk", "vo", "ffn")
+
+
+class SGDW(torch.optim.Optimizer):
+    """Momentum SGD with decoupled weight decay, mSGDW (DNT sec. 4; the decay is timm's):
+
+        w ← w (1 − ηλ);   m ← μ m + g;   w ← w − η m,      m = 0 before the first step
+
+    State: one tensor the size of the parameter. No dampening, no Nesterov. Parameters without gradient are left alone.
+    """
+
+    def __init__(self, params, lr: float, momentum: float = 0.9, weight_decay: float = 0.0):
+        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        found_inf = getattr(self, "found_inf", None)
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            if group["weight_decay"]:
+                shrink = 1 - group["lr"] * group["weight_decay"]
+                if found_inf is not None:
+                    shrink = torch.where(found_inf > 0, 1.0, shrink)
+                torch._foreach_mul_(params, shrink)
+            sgd(
+                params,
+                [p.grad for p in params],
+                [self.state[p]["momentum_buffer"] for p in params],
+                fused=True,
+                found_inf=found_inf,
+                lr=group["lr"],
+                momentum=group["momentum"],
+                weight_decay=0.0,  # torch's is coupled (added to the gradient)
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+
+
+@dataclass
+class Kind:
+    """One optimizer: how to build it, and the peak LR and decay it takes when the configuration names none."""
+
+    build: Callable
+    learning_rate: float
+    weight_decay: float
+
+
+# Defaults: the DNT paper's language models (Table 5).
+OPTIMIZERS = {
+    "adamw": Kind(lambda g, c: torch.optim.AdamW(g, betas=(c.beta1, c.beta2), eps=1e-8, fused=True), 6e-4, 0.1),
+    "msgdw": Kind(lambda g, c: SGDW(g, lr=0.0, momentum=c.momentum), 1.0, 1e-4),
+}
+
+
+def fill_defaults(config) -> None:
+    """Fill in learning_rate, min_lr, weight_decay, lr_decay_iters where None; ValueError for impossible values."""
+    kind = OPTIMIZERS[config.optimizer]
+    if config.learning_rate is None:
+        config.learning_rate = kind.learning_rate
+    if config.weight_decay is None:
+        config.weight_decay = kind.weight_decay
+    if config.min_lr is None:
+        config.min_lr = config.learning_rate / 10
+    if config.lr_decay_iters is None:
+        config.lr_decay_iters = config.max_iters
+    for name in ("learning_rate", "min_lr", "weight_decay", "grad_clip", "warmup_iters", "lr_decay_iters"):
+        if getattr(config, name) < 0:
+            raise ValueError(f"{name}={getattr(config, name)} must not be negative")
+    for name in ("beta1", "beta2", "momentum"):
+        if not 0 <= getattr(config, name) < 1:
+            raise ValueError(f"{name}={getattr(config, name)} must be at least 0 and below 1")
+    if config.min_lr > config.learning_rate:
+        raise ValueError(f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}: lower min_lr")
+    shrink = config.learning_rate * config.weight_decay
+    if shrink >= 0.1:
+        raise ValueError(
+            f"learning_rate·weight_decay = {shrink:.3g} would shrink every matrix by {shrink:.0%} a step: lower "
+            f"weight_decay ({config.optimizer}'s default is {kind.weight_decay})"
+        )
+
+
+def make_optimizer(model, config) -> torch.optim.Optimizer:
+    """The configured optimizer over one parameter group a role. Groups carry `role`, and names for the state dict."""
+    groups, roles = {}, model.roles()
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            groups.setdefault(roles[name], []).append((name, p))
+    groups = [
+        {"params": named, "role": role, "weight_decay": config.weight_decay if role in DECAYED else 0.0}
+        for role, named in groups.items()
+    ]
+    return OPTIMIZERS[config.optimizer].build(groups, config)
+
+
+def describe_groups(optimizer, config) -> str:
+    """A table: role, tensors, parameters, optimizer, peak LR, weight decay."""
+    rows = [("role", "tensors", "parameters", "optimizer", "peak LR", "decay")]
+    for g in optimizer.param_groups:
+        count = sum(p.numel() for p in g["params"])
+        peak, decay = f"{config.learning_rate:g}", f"{g['weight_decay']:g}"
+        rows.append((g["role"], str(len(g["params"])), f"{count:,}", config.optimizer, peak, decay))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def load_optimizer(optimizer, state: dict) -> None:
+    """Load a state dict, keeping this run's LR, betas and decay: the configuration wins over the checkpoint.
+
+    Raises ValueError when the state belongs to other parameters."""
+    fresh = optimizer.state_dict()["param_groups"]
+    names, saved = [[g.get("param_names") for g in groups] for groups in (fresh, state["param_groups"])]
+    if names != saved:
+        raise ValueError("the checkpoint's optimizer state belongs to other parameters than this model's")
+    optimizer.load_state_dict({"state": state["state"], "param_groups": fresh})
+
+
+def lr_at(step: int, config) -> float:
+    """LR of update `step` + 1. Warm-up: peak·t/W at update t ≤ W, so the first is not zero; then cosine to min_lr at
+    t = lr_decay_iters and min_lr after it, or the peak throughout (schedule=constant)."""
+    t, warmup, end, peak = step + 1, config.warmup_iters, config.lr_decay_iters, config.learning_rate
+    if t <= warmup:
+        return peak * t / warmup
+    if config.schedule == "constant":
+        return peak
+    progress = min(1.0, (t - warmup) / max(1, end - warmup))
+    return config.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (peak - config.min_lr)

@@ -1,0 +1,303 @@
+"""Train a GPT.
+
+python train.py config/quickstart.py                                       # CPU or one GPU
+torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py      # 8 GPUs
+python train.py config/dnt_small.py --optimizer=msgdw --learning_rate=1.0  # any flag overrides
+"""
+
+import math
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+import runtime
+from configurator import configure, describe
+from loader import Dataset, Tokenizer, load_meta
+from model import GPT, GPTConfig
+from optim import describe_groups, fill_defaults, load_optimizer, lr_at, make_optimizer
+from runtime import Env, Metrics, Stop
+
+GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+
+
+@dataclass
+class TrainConfig:
+    # --- run ---
+    out_dir: str = "out/run"  # the run directory: config.json, metrics.jsonl, checkpoints, loss.png
+    init_from: str = "scratch"  # scratch, resume, auto (resume if there is something to resume), a checkpoint's path,
+    #   gpt2, gpt2-medium, gpt2-large, gpt2-xl
+    overwrite: bool = False  # let init_from=scratch replace the checkpoints of an earlier run in out_dir
+    seed: int = 1337  # of initialisation, data order and dropout, each with a generator of its own
+    # --- data ---
+    dataset: str = "pystdlib"  # a folder under data/ (or a path) made by its prepare.py
+    batch_size: int = 480  # sequences per optimizer step, over all devices
+    micro_batch_size: int = 0  # sequences one device holds at a time; 0 = the largest that divides its share, up to 16
+    # --- optimizer ---
+    optimizer: Literal["adamw", "msgdw"] = "adamw"  # AdamW, or momentum SGD with decoupled decay (DNT)
+    learning_rate: float | None = None  # peak; None = the optimizer's default: adamw 6e-4, msgdw 1.0
+    weight_decay: float | None = None  # decoupled, on matrices only; None = the default: adamw 0.1, msgdw 1e-4
+    beta1: float = 0.9  # AdamW
+    beta2: float = 0.95  # AdamW
+    momentum: float = 0.9  # mSGDW
+    grad_clip: float = 1.0  # limit on the global gradient norm; 0 = off
+    # --- schedule ---
+    max_iters: int = 200_000  # optimizer steps
+    schedule: Literal["cosine", "constant"] = "cosine"  # after warm-up
+    warmup_iters: int = 2000  # steps of linear warm-up
+    lr_decay_iters: int | None = None  # step at which min_lr is reached; None = max_iters
+    min_lr: float | None = None  # None = learning_rate / 10
+    # --- evaluation, logging, checkpoints ---
+    eval_interval: int = 1000  # steps between evaluations, each followed by a checkpoint
+    eval_tokens: int = 1_000_000  # validation tokens read each time, the same every time; 0 = all
+    eval_only: bool = False  # evaluate once and exit
+    log_interval: int = 10  # steps between rows of metrics.jsonl
+    save_interval: int = 0  # steps between further checkpoints; 0 = only after evaluations
+    max_skipped: int = 10  # end the run after this many steps in a row whose gradient is not finite (each is skipped)
+    wandb_log: bool = False  # also log to Weights & Biases (WANDB_MODE=offline works)
+    wandb_project: str = "nanodnt"  # its project; the run is named after out_dir
+    # --- system ---
+    device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix multiplications; weights are fp32
+    compile: Literal["auto", True, False] = "auto"  # torch.compile; auto: on a GPU, on a CPU for runs of minutes
+    peak_flops: float = 0.0  # FLOP/s of one device, for MFU; 0 = by device name, or no MFU where it is unknown
+    timeout_s: int = 1800  # seconds after which a process waiting for another gives up
+
+    def check(self):
+        """ValueError for values that no run could mean."""
+        for name in ("batch_size", "eval_interval", "log_interval", "max_skipped", "timeout_s"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("max_iters", "micro_batch_size", "eval_tokens", "save_interval", "peak_flops", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+
+
+def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tuple:
+    """(micro batch, accumulation steps) of one process; ValueError with the nearest valid values otherwise."""
+    share, rest = divmod(batch_size, world_size)
+    if rest:
+        low = share * world_size
+        near = f"{low} or {low + world_size}" if low else str(world_size)
+        raise ValueError(f"batch_size={batch_size} cannot be split over {world_size} processes: use {near}")
+    valid = [m for m in range(1, share + 1) if share % m == 0]
+    micro = micro_batch_size or max(m for m in valid if m <= 16)
+    if micro not in valid:
+        near = sorted(sorted(valid, key=lambda m: abs(m - micro))[:2])
+        raise ValueError(
+            f"micro_batch_size={micro} does not divide the {share} sequences of each process "
+            f"(batch_size={batch_size} over {world_size}): use {' or '.join(map(str, near))}"
+        )
+    return micro, share // micro
+
+
+def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> tuple:
+    """(model, checkpoint to resume from or None), as init_from says. Prints what it took from where."""
+    out_dir, source = Path(config.out_dir), config.init_from
+    checkpoint = runtime.load_latest(out_dir) if source in ("resume", "auto") else None
+    if source == "resume" and checkpoint is None:
+        raise ValueError(f"nothing to resume in {out_dir}: use --init_from=scratch or auto, or another --out_dir")
+    if checkpoint is None and any(out_dir.glob("*.pt")) and not config.overwrite and not config.eval_only:
+        raise ValueError(
+            f"{out_dir} holds checkpoints of an earlier run: continue it with --init_from=resume, choose another "
+            "--out_dir, or replace it with --overwrite=True"
+        )
+    weights, saved_meta = checkpoint, None
+    if checkpoint is None and source in ("scratch", "auto"):
+        model = GPT(flags, config.seed)
+    elif checkpoint is None and source in GPT2:
+        model, saved_meta = GPT.from_pretrained(source, dropout=flags.dropout), Tokenizer.meta_for("gpt2")
+    else:
+        if checkpoint is None and not Path(source).is_file():
+            allowed = ", ".join(("scratch", "resume", "auto", *GPT2))
+            raise ValueError(f"init_from={source!r} is neither a checkpoint file nor one of {allowed}")
+        weights = checkpoint or runtime.load_checkpoint(Path(source))
+        # the architecture comes from the checkpoint alone; dropout has no parameters and may change
+        architecture, saved_meta = {**weights["model_config"], "dropout": flags.dropout}, weights["meta"]
+        print_changes("model of the checkpoint, not of the flags", asdict(flags), architecture, env)
+        if checkpoint:
+            print_changes("changed on resume", checkpoint["train_config"], asdict(config), env)
+        model = GPT(GPTConfig(**architecture), config.seed)
+        model.load_state_dict(weights["model"])
+        env.print(f"weights: {out_dir if checkpoint else source}, step {weights['step']}")
+    different = saved_meta and any(meta.get(k) != saved_meta.get(k) for k in ("tokenizer", "vocab_size", "chars"))
+    if different or meta["vocab_size"] > model.config.vocab_size:
+        trained = f"{saved_meta['tokenizer']}, {saved_meta['vocab_size']}" if different else model.config.vocab_size
+        raise ValueError(
+            f"dataset {config.dataset!r} ({meta['tokenizer']}, {meta['vocab_size']} tokens) does not fit the model's "
+            f"vocabulary ({trained} tokens): choose another dataset, or start from scratch"
+        )
+    return model, checkpoint
+
+
+def print_changes(title: str, old: dict, new: dict, env: Env) -> None:
+    changes = [f"{k} {old[k]} → {new[k]}" for k in new if k in old and old[k] != new[k]]
+    changes = [line for line in changes if line.split()[0] not in ("init_from", "overwrite", "out_dir", "vocab_size")]
+    if changes:
+        env.print(f"{title}: {', '.join(changes)}")
+
+
+@torch.no_grad()
+def evaluate(model, data: Dataset, config: TrainConfig, micro: int, env: Env, stop: Stop) -> float | None:
+    """Mean loss in nats per token over the fixed validation windows, split over ranks; None if stopped meanwhile.
+
+    It is a sum of loss · tokens over a sum of tokens, so it depends on neither the batch size nor the rank count."""
+    starts = data.validation(config.eval_tokens)
+    mine, batches = starts[env.rank :: env.world_size], -(-len(starts) // (env.world_size * micro))
+    sums, stopped = torch.zeros(2, device=env.device), False
+    model.eval()
+    for i in range(batches):  # as many on every rank
+        x, y = data.val_batch(mine[i * micro : (i + 1) * micro], micro)
+        count = int((y != -1).sum())
+        loss = model(*env.put(x, y))[1]
+        sums += torch.stack((loss * count, torch.full_like(loss, count)))
+        if stopped := stop.agreed():
+            break
+    model.train()
+    loss_sum, count = env.sum(sums).tolist()
+    return None if stopped else loss_sum / count
+
+
+def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
+    """Train as configured and return the exit code. Every rank runs this and meets the same collectives."""
+    out_dir, meta = Path(config.out_dir), load_meta(config.dataset, verify=env.main)
+    flags.vocab_size = flags.vocab_size or meta["vocab_size"]
+    micro, accumulation = split_batch(config.batch_size, config.micro_batch_size, env.world_size)
+
+    # the model, its optimizer, and where an earlier run stopped
+    raw_model, checkpoint = start_model(config, flags, meta, env)
+    data = Dataset(config.dataset, raw_model.config.block_size, config.seed, verify=False)
+    raw_model.to(env.device).set_compute_dtype(env.dtype)
+    optimizer = make_optimizer(raw_model, config)
+    scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)  # of the loss, for fp16
+    step, tokens, skipped, evaluated, saved, best_val_loss, wandb_id = 0, 0, 0, -1, -1, math.inf, None
+    if checkpoint:
+        load_optimizer(optimizer, checkpoint["optimizer"])
+        scaler.load_state_dict(checkpoint["scaler"])
+        step = saved = checkpoint["step"]
+        tokens, skipped, evaluated = checkpoint["tokens"], checkpoint["skipped"], checkpoint["evaluated"]
+        best_val_loss, wandb_id = checkpoint["best_val_loss"], checkpoint["wandb_id"]
+    fresh, checkpoint = checkpoint is None, None  # frees its memory
+
+    step_tokens = config.batch_size * data.block_size
+    step_flops = step_tokens * raw_model.flops_per_token()
+    env.print(describe_groups(optimizer, config))
+    n, counted = raw_model.num_params(), raw_model.num_params(positions=False)
+    env.print(f"{n:,} parameters ({counted / 1e6:.1f}M without the position table)")
+    env.print(
+        f"{config.batch_size} × {data.block_size} = {step_tokens:,} tokens a step = {env.world_size} processes × "
+        f"{accumulation} accumulation × {micro} sequences; {data.windows:,} windows an epoch"
+    )
+    work = 0 if config.eval_only else step_flops * (config.max_iters - step) / env.world_size
+    compiled, reason = runtime.choose_compile(config.compile, env.device, work)
+    env.print(f"compile {compiled} ({reason})")
+    example = env.put(*data.val_batch(data.validation(1), micro))
+    model = runtime.compile_model(raw_model, config.compile, example, env) if compiled else raw_model
+    if config.eval_only:
+        val_loss = evaluate(model, data, config, micro, env, stop)
+        env.print(f"step {step}: validation loss {val_loss} nats per token")
+        return stop.exit_code()
+
+    metrics = None
+    if env.main:
+        runtime.open_run(out_dir, fresh, raw_model, {"model": asdict(raw_model.config), "train": asdict(config)})
+        metrics = Metrics(out_dir, step)
+        if config.wandb_log:
+            wandb_id = metrics.start_wandb(config.wandb_project, wandb_id, asdict(raw_model.config) | asdict(config))
+    step_model = runtime.distribute(model, env)
+    parameters = [p for p in raw_model.parameters() if p.requires_grad]
+    peak = runtime.peak_flops(env.device, env.dtype, config.peak_flops)
+    skipped = torch.tensor([skipped, 0.0], device=env.device)  # steps in all, in a row; counted without a host sync
+    loss = norm = lr = None  # of the step just made
+    timed, clock = step, time.perf_counter()
+
+    while True:
+        row, is_best = {"step": step, "tokens": tokens}, False
+        if loss is not None and (step % config.log_interval == 0 or step >= config.max_iters):
+            values = torch.stack((env.sum(loss) / env.world_size, norm, *skipped)).tolist()  # the host waits only here
+            seconds = (time.perf_counter() - clock) / (step - timed)
+            row |= {"train_loss": values[0], "lr": lr, "grad_norm": values[1], "skipped_steps": int(values[2])}
+            row |= {"tokens_per_s": step_tokens / seconds, "peak_mem_bytes": runtime.peak_memory_bytes(env.device)}
+            row["mfu"] = step_flops / seconds / (peak * env.world_size) if peak else None
+            env.print(runtime.progress(row, config.max_iters, seconds))
+            timed, clock = step, time.perf_counter()
+            if values[3] >= config.max_skipped:
+                raise ValueError(
+                    f"{int(values[3])} steps in a row, up to step {step}, had a gradient that is not finite, first "
+                    f"{runtime.first_bad(raw_model)}. Checkpoints are intact: resume with a lower learning rate"
+                )
+
+        pause = time.perf_counter()
+        if evaluated != step and (step % config.eval_interval == 0 or step >= config.max_iters):
+            val_loss = evaluate(model, data, config, micro, env, stop)
+            if val_loss is not None:
+                evaluated, is_best, row["val_loss"] = step, val_loss < best_val_loss, val_loss
+                best_val_loss = min(best_val_loss, val_loss)
+                env.print(f"step {step}: validation loss {val_loss:.4f}{' (best)' if is_best else ''}")
+        if env.main and len(row) > 2:
+            metrics.write(row)
+        stopping = stop.agreed()
+        due = evaluated == step or stopping or (config.save_interval and step % config.save_interval == 0)
+        if due and saved != step:
+            saved = step
+            if env.main:
+                state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
+                state |= {"scaler": scaler.state_dict(), "step": step, "tokens": tokens, "evaluated": evaluated}
+                state |= {"skipped": int(skipped[0])}
+                state |= {"best_val_loss": best_val_loss, "wandb_id": wandb_id, "meta": meta}
+                state |= {"model_config": asdict(raw_model.config), "train_config": asdict(config)}
+                runtime.save_checkpoint(out_dir, state, is_best)
+        if stopping or step >= config.max_iters:
+            break
+        clock += time.perf_counter() - pause
+
+        # one optimizer step; all randomness in it is a function of (seed, step, rank), so resuming needs no RNG state
+        torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + env.rank) % 2**63)
+        lr = lr_at(step, config)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        share = micro * accumulation
+        x, y = env.put(*data.batch(step, config.batch_size, slice(env.rank * share, (env.rank + 1) * share)))
+        loss = torch.zeros((), device=env.device)
+        optimizer.zero_grad(set_to_none=True)
+        for i in range(accumulation):
+            rows = slice(i * micro, (i + 1) * micro)
+            with runtime.sync_gradients(step_model, i == accumulation - 1):
+                micro_loss = step_model(x[rows], y[rows])[1] / accumulation
+                scaler.scale(micro_loss).backward()
+            loss += micro_loss.detach()
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        bad = ~norm.isfinite()
+        if config.grad_clip:  # a bad gradient is left as it is, to be named
+            torch.nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, norm.masked_fill(bad, 0.0))
+        optimizer.found_inf = bad.float()  # a bad step changes neither parameters nor optimizer state
+        optimizer.step()
+        scaler.update()
+        skipped = torch.stack((skipped[0] + bad, (skipped[1] + 1) * bad))
+        step, tokens = step + 1, tokens + step_tokens
+
+    if env.main:
+        metrics.close()
+        runtime.draw_loss(out_dir, out_dir.name)
+        env.print(f"{'stopped' if stopping else 'done'} at step {step}; run directory {out_dir}")
+    return stop.exit_code()
+
+
+def main() -> int:
+    (flags, config), given = configure(GPTConfig, TrainConfig, description=__doc__)
+    try:
+        config.check()
+        fill_defaults(config)
+        with runtime.environment(config.device, config.dtype, config.timeout_s) as env, Stop(env) as stop:
+            env.print(describe(flags, config, given=given))
+            return train(config, flags, env, stop)
+    except (ValueError, torch.OutOfMemoryError, KeyboardInterrupt) as e:
+        return runtime.report(e)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
