@@ -281,6 +281,8 @@ class Attention(nn.Module):
         q, k = q.to(v.dtype), k.to(v.dtype)  # the norms and the rotation are fp32
         if cache is not None:
             k, v = cache.extend(k, v)
+        if T < 512 and q.device.type == "cpu":  # the CPU's half-precision attention is many times slower at short T
+            q, k, v = upcast(q), upcast(k), upcast(v)
         p = self.dropout if self.training else 0.0
         # one new token sees the whole cache; a full sequence is causal
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=T > 1, enable_gqa=self.gqa)

@@ -147,7 +147,8 @@ def evaluate(model, data: Dataset, config: TrainConfig, micro: int, env: Env, st
     It is a sum of loss · tokens over a sum of tokens, so it depends on neither the batch size nor the rank count."""
     starts = data.validation(config.eval_tokens)
     mine, batches = starts[env.rank :: env.world_size], -(-len(starts) // (env.world_size * micro))
-    sums, stopped = torch.zeros(2, device=env.device), False
+    dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
+    sums, stopped = torch.zeros(2, device=env.device, dtype=dtype), False
     model.eval()
     for i in range(batches):  # as many on every rank
         x, y = data.val_batch(mine[i * micro : (i + 1) * micro], micro)

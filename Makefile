@@ -1,0 +1,41 @@
+# Two commands do everything: `make quickstart` and `make test`. Both set up .venv first (`make install`).
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install quickstart test lint clean
+
+install: .venv/.installed
+
+# torch first: its requirement is exact, so a build that is already at hand is kept
+.venv/.installed: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "error: Python 3.10 or newer is needed; point PYTHON at one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv .venv || { echo "error: $(PYTHON) has no venv module; on Debian: apt install python3-venv"; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check $$(grep '^torch==' requirements.txt)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+data/pystdlib/meta.json: | install
+	$(BIN)/python data/pystdlib/prepare.py
+
+# Ctrl-C saves; the same command goes on from there.
+quickstart: install data/pystdlib/meta.json
+	$(BIN)/python train.py config/quickstart.py --init_from=auto
+	$(BIN)/python sample.py --out_dir=out/quickstart --num_samples=2 --max_new_tokens=400
+	@echo 'Trained, sampled. The loss curve is out/quickstart/loss.png. Activate the environment, then try:'
+	@echo '  . .venv/bin/activate'
+	@echo '  python sample.py --out_dir=out/quickstart --start="class "             # your own prompt'
+	@echo '  python train.py config/quickstart.py config/dnt/s1.py --out_dir=out/s1 # the same without DNT: Pre-LN'
+	@echo '  python train.py config/quickstart.py --optimizer=msgdw --learning_rate=1.0 --out_dir=out/m # momentum SGD'
+	@echo '  python train.py --help                                                 # every knob'
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:
+	rm -rf .venv out

@@ -1,0 +1,14 @@
+"""DNT ablation setting S1: standard Pre-LN (sec. 4.4, Fig. 7). Layout only: put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s1.py --out_dir=out/s1
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s1.py \
+        --optimizer=msgdw --learning_rate=1.0 --out_dir=out/s1_msgdw
+    python train.py config/quickstart.py config/dnt/s1.py --out_dir=out/s1
+
+RMSNorm like the other settings, for a controlled comparison [I]; the paper's Fig. 6: S1 and S2 worst at 124M.
+"""
+
+pre_norm = "both"
+mid_norm = "none"
+input_norm = False
+qk_norm = False

@@ -1,0 +1,14 @@
+"""DNT ablation setting S2: Pre-LN with QK norm (sec. 4.4, Fig. 7). Layout only: put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s2.py --out_dir=out/s2
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s2.py \
+        --optimizer=msgdw --learning_rate=1.0 --out_dir=out/s2_msgdw
+    python train.py config/quickstart.py config/dnt/s2.py --out_dir=out/s2
+
+The paper's Fig. 6 (mSGDW, 124M): about equal to S1.
+"""
+
+pre_norm = "both"
+mid_norm = "none"
+input_norm = False
+qk_norm = True

@@ -1,0 +1,14 @@
+"""DNT ablation setting S3: S2 with an input norm (sec. 4.4, Fig. 7). Layout only: put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s3.py --out_dir=out/s3
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s3.py \
+        --optimizer=msgdw --learning_rate=1.0 --out_dir=out/s3_msgdw
+    python train.py config/quickstart.py config/dnt/s3.py --out_dir=out/s3
+
+The paper's Fig. 6 (mSGDW, 124M): better than S1 and S2.
+"""
+
+pre_norm = "both"
+mid_norm = "none"
+input_norm = True
+qk_norm = True

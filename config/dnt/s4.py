@@ -1,0 +1,14 @@
+"""DNT ablation setting S4: S3 with mid norms (sec. 4.4, Fig. 7). Layout only: put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s4.py --out_dir=out/s4
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s4.py \
+        --optimizer=msgdw --learning_rate=1.0 --out_dir=out/s4_msgdw
+    python train.py config/quickstart.py config/dnt/s4.py --out_dir=out/s4
+
+The paper's Fig. 6 (mSGDW, 124M): about equal to S5, the best. Its leave-one-out study starts here [I].
+"""
+
+pre_norm = "both"
+mid_norm = "both"
+input_norm = True
+qk_norm = True

@@ -1,0 +1,14 @@
+"""DNT ablation setting S5: the default DNT (sec. 4.4, Fig. 7). Layout only: put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s5.py --out_dir=out/s5
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s5.py \
+        --optimizer=msgdw --learning_rate=1.0 --out_dir=out/s5_msgdw
+    python train.py config/quickstart.py config/dnt/s5.py --out_dir=out/s5
+
+S4 without the norm before the FFN. The paper's Fig. 6 (mSGDW, 124M): about equal to S4, the best.
+"""
+
+pre_norm = "attn"
+mid_norm = "both"
+input_norm = True
+qk_norm = True

@@ -1,0 +1,36 @@
+"""L-DNT-Small, 124M parameters as the paper counts them (12·d²·L + 50304·d): setting S5 (DNT Table 5, sec. 4).
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py \
+        --optimizer=msgdw --learning_rate=1.0 --out_dir=out/dnt_small_msgdw
+
+Prepare the data once: python data/openwebtext/prepare.py
+The paper: AdamW LR 6e-4, decay 0.1, betas 0.9 and 0.95; mSGDW LR 1.0, decay 1e-4, momentum 0.9; for both cosine to
+6e-5, 200K steps of 480 × 1024 tokens, clip 1.0, no dropout, bf16, OpenWebText. LR and decay left out below are those.
+Warm-up: 2000 steps in its text, 0 for mSGDW in its Table 5; 2000 is our choice for both [I]. Its "Xavier"
+initialisation is --init=xavier; N(0, 0.02) is our default [I].
+Validation loss there: AdamW 2.863, mSGDW 2.849 (GPT-2: 2.867 and 2.906).
+"""
+
+out_dir = "out/dnt_small"
+dataset = "openwebtext"
+
+n_layer = 12
+n_head = 12
+n_embd = 768
+block_size = 1024
+
+# DNT, setting S5
+pre_norm = "attn"
+mid_norm = "both"
+input_norm = True
+qk_norm = True
+
+batch_size = 480  # sequences a step, over all GPUs
+micro_batch_size = 30  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it
+max_iters = 200_000
+warmup_iters = 2000
+min_lr = 6e-5
+
+eval_interval = 1000
+eval_tokens = 0  # all of val.bin

@@ -1,0 +1,34 @@
+"""GPT-2 large, 774M parameters: the baseline of DNT's Table 1, Pre-LN with nanoGPT's parts.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_large.py
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_large.py \
+        --optimizer=msgdw --learning_rate=1.0 --out_dir=out/gpt2_large_msgdw
+
+Prepare the data once: python data/openwebtext/prepare.py
+The paper: AdamW LR 2.5e-4, decay 0.1, betas 0.9 and 0.95; mSGDW LR 1.0; for both cosine to 6e-5, 200K steps of 512 × 1024
+tokens, clip 1.0, no dropout, bf16, OpenWebText. mSGDW's decay for the baseline is not stated: DNT's 1e-4 here [I].
+Its LRs differ by size where DNT keeps 6e-4 at all sizes: tune both before comparing.
+Norm: LayerNorm without bias, as nanoGPT has it; the paper does not say what its baseline uses [I].
+Validation loss there: AdamW 2.492, mSGDW 2.544.
+"""
+
+out_dir = "out/gpt2_large"
+dataset = "openwebtext"
+
+n_layer = 36
+n_head = 20
+n_embd = 1280
+block_size = 1024
+
+norm = "layernorm"
+norm_eps = 1e-5
+
+learning_rate = 2.5e-4  # AdamW; 1.0 for mSGDW
+batch_size = 512  # sequences a step, over all GPUs
+micro_batch_size = 16  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it
+max_iters = 200_000
+warmup_iters = 2000
+min_lr = 6e-5
+
+eval_interval = 1000
+eval_tokens = 0  # all of val.bin

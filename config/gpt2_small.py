@@ -1,0 +1,33 @@
+"""GPT-2 small, 124M parameters: the baseline of DNT's Table 1, Pre-LN with nanoGPT's parts.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_small.py
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_small.py \
+        --optimizer=msgdw --learning_rate=1.0 --out_dir=out/gpt2_small_msgdw
+
+Prepare the data once: python data/openwebtext/prepare.py
+The paper: AdamW LR 6e-4, decay 0.1, betas 0.9 and 0.95; mSGDW LR 1.0; for both cosine to 6e-5, 200K steps of 480 × 1024
+tokens, clip 1.0, no dropout, bf16, OpenWebText. mSGDW's decay for the baseline is not stated: DNT's 1e-4 here [I].
+Norm: LayerNorm without bias, as nanoGPT has it; the paper does not say what its baseline uses [I].
+Validation loss there: AdamW 2.867, mSGDW 2.906.
+"""
+
+out_dir = "out/gpt2_small"
+dataset = "openwebtext"
+
+n_layer = 12
+n_head = 12
+n_embd = 768
+block_size = 1024
+
+norm = "layernorm"
+norm_eps = 1e-5
+
+learning_rate = 6e-4  # AdamW; 1.0 for mSGDW
+batch_size = 480  # sequences a step, over all GPUs
+micro_batch_size = 30  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it
+max_iters = 200_000
+warmup_iters = 2000
+min_lr = 6e-5
+
+eval_interval = 1000
+eval_tokens = 0  # all of val.bin

@@ -1,0 +1,96 @@
+"""Text from a checkpoint.
+
+    python sample.py --out_dir=out/dnt_small --start="The"
+    python sample.py --out_dir=out/dnt_small --start_file=prompt.txt --num_samples=3 --temperature=0.8 --top_p=0.95
+    echo "def main(" | python sample.py --out_dir=out/quickstart --start_file=-
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+import runtime
+from configurator import configure
+from loader import Tokenizer
+from model import GPT, GPTConfig
+
+
+@dataclass
+class SampleConfig:
+    # --- what to sample from ---
+    out_dir: str = "out/quickstart"  # a run directory
+    checkpoint: str = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
+    start: str = ""  # the prompt; empty = a new document
+    start_file: str = ""  # a file that holds the prompt; - = standard input
+    # --- how ---
+    num_samples: int = 5  # samples, drawn in one batch
+    max_new_tokens: int = 500  # longest continuation, in tokens; end of text ends a sample earlier
+    temperature: float = 0.8  # divides the logits; 0 = always the most likely token
+    top_k: int = 200  # only the k most likely tokens; 0 = off
+    top_p: float = 1.0  # only the most likely tokens that together reach this probability; 1 = off
+    seed: int = 1337  # of the draws
+    device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix multiplications
+
+    def check(self):
+        """ValueError for values that mean nothing."""
+        for name, ok, allowed in (
+            ("num_samples", self.num_samples >= 1, "at least 1"),
+            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
+            ("temperature", self.temperature >= 0, "0 or more"),
+            ("top_k", self.top_k >= 0, "0 or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+        ):
+            if not ok:
+                raise ValueError(f"{name}={getattr(self, name)} must be {allowed}")
+        if self.start and self.start_file:
+            raise ValueError("start and start_file both give a prompt: keep one")
+
+
+def read_prompt(config: SampleConfig) -> str:
+    """The prompt's text, from the flag, a file or standard input (without a final newline)."""
+    if not config.start_file:
+        return config.start
+    try:
+        raw = sys.stdin.buffer.read() if config.start_file == "-" else Path(config.start_file).read_bytes()
+        return raw.decode("utf-8").removesuffix("\n")
+    except OSError as e:
+        raise ValueError(f"cannot read start_file {config.start_file} ({e.strerror})") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"start_file {config.start_file} is not UTF-8 text") from None
+
+
+def main() -> int:
+    (config,), _ = configure(SampleConfig, description=__doc__)
+    try:
+        config.check()
+        text = read_prompt(config)
+        device, _ = runtime.choose_device(config.device)
+        dtype, _ = runtime.choose_dtype(config.dtype, device)
+        checkpoint = runtime.load_checkpoint(Path(config.out_dir) / config.checkpoint)
+        tokenizer = Tokenizer(checkpoint["meta"])
+        model = GPT(GPTConfig(**checkpoint["model_config"]))
+        model.load_state_dict(checkpoint["model"])
+        model.eval().to(device).set_compute_dtype(dtype)
+
+        new_document = [tokenizer.eot] if tokenizer.eot is not None else tokenizer.encode("\n")
+        prompt = tokenizer.encode(text) or new_document
+        idx = torch.tensor([prompt] * config.num_samples, device=device)
+        generator = torch.Generator(device).manual_seed(config.seed)
+        how = dict(temperature=config.temperature, top_k=config.top_k or None, top_p=config.top_p)
+        out = model.generate(idx, config.max_new_tokens, **how, stop=tokenizer.eot, generator=generator)
+        for row in out[:, len(prompt) :].tolist():
+            if tokenizer.eot in row:
+                row = row[: row.index(tokenizer.eot)]
+            print(text + tokenizer.decode(row))
+            print("-" * 80)
+        return 0
+    except (ValueError, torch.OutOfMemoryError, KeyboardInterrupt) as e:
+        return runtime.report(e)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
