@@ -1,0 +1,217 @@
+"""Batches as a function of the step, validation windows, tokenizers, and the checks of meta.json."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loader import Dataset, Tokenizer, load_meta, permutation, sha256
+
+
+def prepare(folder, train, val, vocab_size=1000, dtype="uint16", **changes):
+    """Write a dataset folder by the contract of meta.json, independently of data/common.py."""
+    folder.mkdir(parents=True, exist_ok=True)
+    meta = {"format": 1, "dataset": folder.name, "source": "test", "tokenizer": "gpt2", "vocab_size": vocab_size}
+    meta |= {"eot": None, "dtype": dtype, "splits": {}}
+    for split, tokens in (("train", train), ("val", val)):
+        path = folder / f"{split}.bin"
+        np.asarray(tokens).astype(np.dtype(dtype).newbyteorder("<")).tofile(path)
+        entry = {"file": path.name, "tokens": len(tokens), "max_id": int(max(tokens)), "sha256": sha256(path)}
+        meta["splits"][split] = entry
+    (folder / "meta.json").write_text(json.dumps(meta | changes))
+    return str(folder)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return prepare(tmp_path / "d", np.arange(830), np.arange(97))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 16, 17, 1000])
+def test_permutation_is_one_and_depends_on_the_key(n):
+    results = [permutation(np.arange(n), n, key).tolist() for key in range(20)]
+    assert all(sorted(r) == list(range(n)) for r in results)
+    assert n < 7 or len({tuple(r) for r in results}) == 20
+
+
+def test_permutation_reaches_every_order_about_equally_often():
+    counts = {}
+    for key in range(2400):
+        order = tuple(permutation(np.arange(4), 4, key * 7919))
+        counts[order] = counts.get(order, 0) + 1
+    assert len(counts) == 24 and min(counts.values()) > 50 and max(counts.values()) < 170  # 100 expected, 5 to 7 sigma
+
+
+def test_an_epoch_sees_every_window_once_and_targets_are_shifted_by_one(folder):
+    data = Dataset(folder, block_size=8, seed=3)
+    assert data.windows == (830 - 8) // 8
+    rows = [row for step in range(51) for row in zip(*data.batch(step, 2), strict=True)]  # 102 windows = one epoch
+    assert data.windows == len(rows)
+    starts = sorted(int(x[0]) for x, _ in rows)
+    assert len(set(starts)) == 102 and all(b - a == 8 for a, b in zip(starts, starts[1:], strict=False))
+    for x, y in rows:  # token i of the file is i
+        assert (x == np.arange(x[0], x[0] + 8)).all() and (y == x + 1).all()
+
+
+def test_epochs_differ_in_order_and_offset(folder):
+    data = Dataset(folder, block_size=8)
+    epochs = [[int(data.batch(e * 102 + i, 1)[0][0, 0]) for i in range(102)] for e in range(8)]
+    assert len({tuple(e) for e in epochs}) == 8 and len({min(e) for e in epochs}) > 2
+    assert min(map(min, epochs)) >= 0 and max(map(max, epochs)) + 8 < 830
+
+
+def test_a_batch_depends_on_dataset_seed_and_step_alone(folder):
+    a, b = Dataset(folder, 8, seed=1), Dataset(folder, 8, seed=1)
+    for step in (5, 0, 77, 5):  # in any order, with anything in between
+        b.batch(step + 1, 4)
+        b.val_batch(b.validation(), 12)
+        assert (a.batch(step, 6)[0] == b.batch(step, 6)[0]).all()
+    assert (a.batch(5, 6)[0] != Dataset(folder, 8, seed=2).batch(5, 6)[0]).any()
+    assert (a.batch(5, 6)[0] != a.batch(6, 6)[0]).any()
+
+
+def test_ranks_and_micro_batches_are_slices_of_one_batch(folder):
+    data = Dataset(folder, 8)
+    whole = data.batch(9, 12)[0]
+    for parts in (2, 3, 4, 6):
+        n = 12 // parts
+        split = [data.batch(9, 12, slice(i * n, (i + 1) * n))[0] for i in range(parts)]
+        assert (np.concatenate(split) == whole).all()
+
+
+def test_a_batch_larger_than_an_epoch(folder):
+    x, _ = Dataset(folder, 8).batch(0, 250)  # two and a half epochs
+    assert len(x) == 250 and len({int(r[0]) for r in x[:102]}) == 102
+
+
+@pytest.mark.parametrize("tokens", [9, 12, 16, 17, 24, 25])
+def test_the_smallest_files(tmp_path, tokens):
+    data = Dataset(prepare(tmp_path / "s", np.arange(tokens), np.arange(9)), 8)
+    seen = np.concatenate([np.concatenate(data.batch(step, 1), axis=None) for step in range(200)])
+    assert seen.min() >= 0 and seen.max() <= tokens - 1
+    assert data.validation().tolist() == [0]
+
+
+def test_validation_windows_are_fixed_spread_and_bounded(folder):
+    data = Dataset(folder, 8)
+    assert data.validation().tolist() == [i * 8 for i in range(12)]  # (97 - 1) // 8 windows
+    assert data.validation(32).tolist() == [0, 24, 48, 72]
+    assert data.validation(1).tolist() == [0] and len(data.validation(10**9)) == 12
+    x, y = data.val_batch(data.validation(32), 6)
+    assert x.shape == y.shape == (6, 8) and (y[:4] == x[:4] + 1).all() and (y[4:] == -1).all()
+    assert (data.val_batch(data.validation()[:0], 3)[1] == -1).all()
+
+
+def test_uint32_files(tmp_path):
+    tokens = np.arange(70_000, 70_100)
+    data = Dataset(prepare(tmp_path / "u", tokens, tokens, vocab_size=80_000, dtype="uint32"), 8)
+    assert data.batch(0, 3)[0].min() >= 70_000 and data.batch(0, 3)[0].dtype == np.int64
+
+
+def test_memory_does_not_grow_over_ten_thousand_batches(tmp_path):
+    """A mapped file would add its 64 MB to the resident set."""
+    prepare(tmp_path / "m", np.zeros(1 << 25, np.uint16), np.zeros(2000, np.uint16))
+    code = (
+        "import sys, resource; from loader import Dataset; d = Dataset(sys.argv[1], 1024)\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "for s in range(100): d.batch(s, 8)\n"
+        "a = peak()\n"
+        "for s in range(100, 10100): d.batch(s, 8)\n"
+        "print(peak() - a)"
+    )
+    cwd = Path(__file__).resolve().parent.parent
+    run = subprocess.run([sys.executable, "-c", code, tmp_path / "m"], cwd=cwd, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) <= 8  # MiB
+
+
+def test_ids_beyond_the_vocabulary_and_a_file_cut_short_are_noticed_while_reading(tmp_path):
+    lying = prepare(tmp_path / "a", np.arange(830), np.arange(97), vocab_size=1000)
+    data = Dataset(lying, 8)
+    data.meta["vocab_size"] = 100
+    with pytest.raises(ValueError, match="beyond the vocabulary"):
+        data.batch(0, 102)
+    os.truncate(Path(lying) / "train.bin", 40)
+    with pytest.raises(ValueError, match="shorter during the run"):
+        Dataset.batch(data, 0, 102)
+
+
+def edit(**changes):
+    return lambda f: (f / "meta.json").write_text(json.dumps(json.loads((f / "meta.json").read_text()) | changes))
+
+
+def edit_split(**changes):
+    def apply(f):
+        meta = json.loads((f / "meta.json").read_text())
+        meta["splits"]["train"] |= changes
+        (f / "meta.json").write_text(json.dumps(meta))
+
+    return apply
+
+
+def flip_byte(f):
+    raw = bytearray((f / "train.bin").read_bytes())
+    raw[100] ^= 1
+    (f / "train.bin").write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (lambda f: (f / "meta.json").unlink(), "not prepared"),
+        (lambda f: (f / "meta.json").write_text("{"), "damaged"),
+        (lambda f: (f / "meta.json").write_text("[]"), "damaged"),
+        (lambda f: (f / "meta.json").write_bytes(b"\xff\xfe"), "damaged"),
+        (edit(dtype="float64"), "damaged"),
+        (edit(vocab_size="many"), "damaged"),
+        (edit(splits={}), "damaged"),
+        (edit(tokenizer="words"), "tokenizer"),
+        (edit(tokenizer="chars", chars=["a"]), "tokenizer"),
+        (edit(vocab_size=10), "beyond the vocabulary"),
+        (edit(eot=5000), "beyond the vocabulary"),
+        (edit_split(tokens=829), "bytes where"),
+        (edit_split(max_id=1000), "beyond the vocabulary"),
+        (edit_split(sha256="0" * 64), "sha256"),
+        (flip_byte, "sha256"),
+        (lambda f: (f / "val.bin").unlink(), "missing"),
+        (lambda f: os.truncate(f / "val.bin", 50), "bytes where"),
+    ],
+)
+def test_a_damaged_dataset_is_refused_in_one_line(folder, damage, words):
+    load_meta(folder)
+    damage(Path(folder))
+    with pytest.raises(ValueError, match=words) as error:
+        load_meta(folder)
+    assert "\n" not in str(error.value) and "prepare" in str(error.value)
+
+
+def test_too_short_for_a_window(folder):
+    with pytest.raises(ValueError, match="block_size"):
+        Dataset(folder, 97)
+
+
+def test_the_command_line_check(folder):
+    root = Path(__file__).resolve().parent.parent
+    ok = subprocess.run([sys.executable, root / "loader.py", folder], capture_output=True, text=True)
+    assert ok.returncode == 0 and "all checksums match" in ok.stdout
+    flip_byte(Path(folder))
+    bad = subprocess.run([sys.executable, root / "loader.py", folder], capture_output=True, text=True)
+    assert bad.returncode == 1 and bad.stderr.startswith("error:") and bad.stderr.count("\n") == 1
+
+
+def test_tokenizers():
+    text = "naïve → λ\n"
+    byte = Tokenizer(Tokenizer.meta_for("bytes"))
+    assert byte.encode(text) == list(text.encode()) and byte.decode(byte.encode(text)) == text
+    assert (byte.vocab_size, byte.eot) == (257, 256)
+    assert byte.decode([104, 256, 105, 9999, -1]) == "hi" and byte.decode([0xC3]) == "\ufffd"
+    char = Tokenizer(Tokenizer.meta_for("chars", sorted(set(text))))
+    assert char.decode(char.encode(text)) == text and char.eot is None and char.vocab_size == len(set(text))
+    with pytest.raises(ValueError, match="alphabet"):
+        char.encode("xyz")
+    with pytest.raises(ValueError, match="unknown tokenizer"):
+        Tokenizer({"tokenizer": "words", "vocab_size": 3, "eot": None})
