@@ -17,6 +17,7 @@ import textwrap
 import tokenize
 from contextlib import suppress
 from dataclasses import fields
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from types import NoneType, UnionType
@@ -179,7 +180,7 @@ def _evaluate(node, names):
             value = _apply(ARITHMETIC[type(op)], _evaluate(x, names), _evaluate(y, names))
         case _:
             raise ConfigError(f"not allowed; a config file holds only {ALLOWED}")
-    if type(value) in (int, float) and not abs(value) <= LARGEST[float]:
+    if type(value) in (int, float) and abs(value) > LARGEST[float]:
         raise ConfigError("the number is out of range")
     return value
 
@@ -238,7 +239,7 @@ def _show(value):
 
 
 def _hint(name, knobs, dashes=""):
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), knobs, n=1)
+    close = difflib.get_close_matches(name.lower(), knobs, n=1)
     return RENAMED.get(name) or (f"did you mean {dashes}{close[0]}?" if close else "--help lists them all")
 
 
@@ -260,6 +261,7 @@ def read_knobs(*schemas):
     return knobs
 
 
+@cache
 def _comments(schema):
     """name → (section, comment): the comment beside a field, and the comment lines below it up to a blank line."""
     try:

@@ -1,0 +1,76 @@
+"""Twenty steps of `train.py`, loss by loss, against values recorded once: any change of the mathematics shows here.
+
+The values were recorded in fp32 on a CPU. After a deliberate change: `python tests/test_golden.py` prints new ones;
+say in the commit why they moved.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import train
+from loader import Tokenizer, sha256
+
+TINY = "n_layer=2 n_head=2 n_embd=32 block_size=16 batch_size=8 max_iters=20 warmup_iters=5 log_interval=4 seed=7"
+COMMON = f"{TINY} eval_interval=20 eval_tokens=0 dtype=float32 device=cpu compile=False learning_rate=0.01"
+DNT = "pre_norm=attn mid_norm=both input_norm=True qk_norm=True"
+LLAMA = "pos=rope mlp=swiglu n_kv_head=1 tie_weights=False residual_init=plain"
+
+# name: flags, training loss at steps 4, 8, 12, 16, 20, validation loss at step 20
+GOLDEN = {
+    "pre_ln": ("norm=layernorm bias=True norm_eps=1e-5", [5.13064, 4.21032, 3.45092, 3.06338, 3.10931, 2.90732]),
+    "dnt_s5_adamw": (DNT, [5.14939, 4.25782, 3.56763, 3.20803, 3.3003, 3.07863]),
+    "dnt_s5_msgdw": (f"{DNT} optimizer=msgdw learning_rate=0.5", [5.22079, 3.8235, 2.62817, 2.07223, 2.27148, 1.96611]),
+    "llama": (LLAMA, [4.99669, 4.00085, 3.08223, 2.54399, 2.59373, 2.41442]),
+    "post_ln": ("pre_norm=none post_norm=both mlp=relu", [5.19233, 4.18445, 3.4652, 3.08105, 3.12121, 2.96861]),
+    "dyt": (f"norm=dyt dyt_bias=True {LLAMA}", [5.53511, 5.31745, 4.08076, 3.92267, 4.16116, 3.87519]),
+    "dropout": (f"{DNT} dropout=0.2 micro_batch_size=4", [5.21417, 4.34884, 3.76699, 3.53514, 3.59611, 3.29232]),
+}
+
+
+def write_dataset(folder):
+    """Bytes with structure: a linear congruential walk over 64 values, so that a model can learn something."""
+    folder.mkdir()
+    state, tokens = 12345, []
+    for i in range(6000):
+        state = (1103515245 * state + 12345) % 2**31
+        tokens.append((tokens[i - 1] * 5 + 3) % 64 if i and state >> 28 else state >> 25)
+    splits = {}
+    for split, part in (("train", tokens[:5000]), ("val", tokens[5000:])):
+        path = folder / f"{split}.bin"
+        np.array(part, "<u2").tofile(path)
+        splits[split] = {"file": path.name, "tokens": len(part), "max_id": max(part), "sha256": sha256(path)}
+    meta = {"format": 1, "dataset": "golden", "source": "test", "dtype": "uint16", "splits": splits}
+    (folder / "meta.json").write_text(json.dumps(meta | Tokenizer.meta_for("bytes")))
+
+
+def losses(folder, flags):
+    """Training losses at steps 4, 8, … 20 and the last validation loss of a run with these flags."""
+    if not (folder / "data").exists():
+        write_dataset(folder / "data")
+    chosen = dict(pair.split("=") for pair in f"{COMMON} {flags}".split())
+    chosen |= {"dataset": folder / "data", "out_dir": folder / "out"}
+    sys.argv = ["train.py", *(f"--{k}={v}" for k, v in chosen.items())]
+    assert train.main() == 0
+    rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    return [row["train_loss"] for row in rows if "train_loss" in row] + [rows[-1]["val_loss"]]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_losses_are_the_recorded_ones(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    flags, expected = GOLDEN[name]
+    assert losses(tmp_path, flags) == pytest.approx(expected, abs=3e-4)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    for name, (flags, _) in GOLDEN.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            print(name, [round(loss, 5) for loss in losses(Path(temporary), flags)], file=sys.stderr)
