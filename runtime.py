@@ -63,7 +63,7 @@ class Env:
 
     def put(self, *arrays) -> tuple:
         """NumPy arrays as tensors on the device, copied without waiting where it is a GPU."""
-        tensors = [torch.from_numpy(a) for a in arrays]
+        tensors = [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays]  # one layout: no recompilation
         if self.device.type == "cuda":
             return tuple(t.pin_memory().to(self.device, non_blocking=True) for t in tensors)
         return tuple(t.to(self.device) for t in tensors)
@@ -135,7 +135,6 @@ def environment(device: str, dtype: str, timeout_s: int):
     env = Env(env_int["RANK"], env_int["LOCAL_RANK"], env_int["WORLD_SIZE"], chosen, compute, distributed)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    torch.set_float32_matmul_precision("high" if chosen.type == "cuda" else "highest")
     try:
         if distributed:
             backend = "nccl" if chosen.type == "cuda" else "gloo"

@@ -174,13 +174,13 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
     raw_model.to(env.device).set_compute_dtype(env.dtype)
     optimizer = make_optimizer(raw_model, config)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)  # of the loss, for fp16
-    step, tokens, skipped, evaluated, saved, best_val_loss, wandb_id = 0, 0, 0, -1, -1, math.inf, None
+    step, tokens, skipped, evaluated, saved, best_val_loss, wandb_id, pending = 0, 0, 0, -1, -1, math.inf, None, {}
     if checkpoint:
         load_optimizer(optimizer, checkpoint["optimizer"])
         scaler.load_state_dict(checkpoint["scaler"])
         step = saved = checkpoint["step"]
         tokens, skipped, evaluated = checkpoint["tokens"], checkpoint["skipped"], checkpoint["evaluated"]
-        best_val_loss, wandb_id = checkpoint["best_val_loss"], checkpoint["wandb_id"]
+        best_val_loss, wandb_id, pending = (checkpoint[k] for k in ("best_val_loss", "wandb_id", "pending"))
     fresh, checkpoint = checkpoint is None, None  # frees its memory
 
     step_tokens = config.batch_size * data.block_size
@@ -199,7 +199,8 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
     model = runtime.compile_model(raw_model, config.compile, example, env) if compiled else raw_model
     if config.eval_only:
         val_loss = evaluate(model, data, config, micro, env, stop)
-        env.print(f"step {step}: validation loss {val_loss} nats per token")
+        if val_loss is not None:
+            env.print(f"step {step}: validation loss {val_loss:.6f}")
         return stop.exit_code()
 
     metrics = None
@@ -216,7 +217,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
     timed, clock = step, time.perf_counter()
 
     while True:
-        row, is_best = {"step": step, "tokens": tokens}, False
+        row, is_best, interrupted = {"step": step, "tokens": tokens} | pending, False, False
         if loss is not None and (step % config.log_interval == 0 or step >= config.max_iters):
             values = torch.stack((env.sum(loss) / env.world_size, norm, *skipped)).tolist()  # the host waits only here
             seconds = (time.perf_counter() - clock) / (step - timed)
@@ -226,6 +227,8 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
             env.print(runtime.progress(row, config.max_iters, seconds))
             timed, clock = step, time.perf_counter()
             if values[3] >= config.max_skipped:
+                if env.main:
+                    metrics.write(row)
                 raise ValueError(
                     f"{int(values[3])} steps in a row, up to step {step}, had a gradient that is not finite, first "
                     f"{runtime.first_bad(raw_model)}. Checkpoints are intact: resume with a lower learning rate"
@@ -234,11 +237,12 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
         pause = time.perf_counter()
         if evaluated != step and (step % config.eval_interval == 0 or step >= config.max_iters):
             val_loss = evaluate(model, data, config, micro, env, stop)
-            if val_loss is not None:
+            interrupted = val_loss is None  # then the run that resumes here evaluates, and logs the whole row
+            if not interrupted:
                 evaluated, is_best, row["val_loss"] = step, val_loss < best_val_loss, val_loss
                 best_val_loss = min(best_val_loss, val_loss)
                 env.print(f"step {step}: validation loss {val_loss:.4f}{' (best)' if is_best else ''}")
-        if env.main and len(row) > 2:
+        if env.main and len(row) > 2 and not interrupted:
             metrics.write(row)
         stopping = stop.agreed()
         due = evaluated == step or stopping or (config.save_interval and step % config.save_interval == 0)
@@ -247,13 +251,13 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
             if env.main:
                 state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
                 state |= {"scaler": scaler.state_dict(), "step": step, "tokens": tokens, "evaluated": evaluated}
-                state |= {"skipped": int(skipped[0])}
+                state |= {"skipped": int(skipped[0]), "pending": row if interrupted else {}}
                 state |= {"best_val_loss": best_val_loss, "wandb_id": wandb_id, "meta": meta}
                 state |= {"model_config": asdict(raw_model.config), "train_config": asdict(config)}
                 runtime.save_checkpoint(out_dir, state, is_best)
         if stopping or step >= config.max_iters:
             break
-        clock += time.perf_counter() - pause
+        clock, pending = clock + time.perf_counter() - pause, {}
 
         # one optimizer step; all randomness in it is a function of (seed, step, rank), so resuming needs no RNG state
         torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + env.rank) % 2**63)
