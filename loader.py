@@ -51,7 +51,7 @@ class Tokenizer:
             return list(text.encode("utf-8"))
         if self.kind == "gpt2":
             return self.bpe.encode_ordinary(text)
-        unknown = sorted(set(text) - self.ids.keys())
+        unknown = sorted(c for c in set(text) if c not in self.ids)
         if unknown:
             raise ValueError(f"characters {unknown[:8]} are not in this dataset's alphabet of {len(self.chars)}")
         return [self.ids[c] for c in text]

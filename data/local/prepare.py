@@ -1,0 +1,119 @@
+"""Any text you have → data/NAME: plain text, .jsonl or .parquet, one file or a folder of them.
+
+A document is a plain text file (.txt, .md, .py, any UTF-8), a line of a .jsonl file or a row of a .parquet file;
+folders are read recursively, but for hidden files and files that are not text. Documents end with end of text where the
+tokenizer has one (chars has none). About --val_fraction of them, chosen by a hash of their names, is held out for
+validation; of a single document, its end. Tokenizers: bytes (any text), chars (those that occur), gpt2 (BPE).
+
+    python data/local/prepare.py --input=notes.txt --tokenizer=chars --name=notes
+    python data/local/prepare.py --input=corpus/ --tokenizer=gpt2 --name=corpus
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from data import common
+from loader import DATA, Tokenizer
+
+
+def documents(path: Path, key: str, skipped: list):
+    """Yield (name, text) of every document in `path`, a file or a folder, always in one order; empty ones are left out.
+
+    ValueError for what cannot be read; but in a folder, plain files that are not UTF-8 go to the list `skipped`.
+    """
+    files = {f.relative_to(path).as_posix(): f for f in path.rglob("*")} if path.is_dir() else {path.name: path}
+    for name, file in sorted(files.items()):
+        if not file.is_file() or (path.is_dir() and re.search(r"(^|/)\.", name)):
+            continue
+        number, structured = 0, file.suffix.lower() in (".jsonl", ".parquet")
+        try:
+            for number, record in enumerate(records(file, key) if structured else [], 1):
+                text = record.get(key) if isinstance(record, dict) else None
+                if not isinstance(text, str) or re.search("[\ud800-\udfff]", text):
+                    start = repr(record)[:60]
+                    raise ValueError(
+                        f"{file}, line {number}: no UTF-8 text under {key!r} in {start}... (see --text_key)"
+                    )
+                if text:
+                    yield f"{name}, {number}", text
+            if not structured and (text := file.read_text(encoding="utf-8-sig")):  # -sig: without a byte order mark
+                yield name, text
+        except json.JSONDecodeError:
+            raise ValueError(f"{file}, line {number + 1} is not JSON: one object a line is needed") from None
+        except UnicodeDecodeError as e:
+            if structured or not path.is_dir():
+                raise ValueError(f"{file} is not UTF-8 text (byte {e.start}): convert it first") from None
+            skipped.append(name)
+
+
+def records(file: Path, key: str):
+    """Yield the lines of a .jsonl file, or the rows of a .parquet file (of the column `key` alone if there is one)."""
+    if file.suffix.lower() == ".jsonl":
+        with open(file, encoding="utf-8-sig") as f:
+            yield from (json.loads(line) if line.strip() else {key: ""} for line in f)
+    else:
+        from pyarrow import ArrowException, parquet
+
+        try:
+            table = parquet.ParquetFile(file)
+            for batch in table.iter_batches(columns=[key] if key in table.schema_arrow.names else None):
+                yield from batch.to_pylist()
+        except ArrowException as e:
+            raise ValueError(f"{file} is not a parquet file or damaged ({str(e).splitlines()[0]})") from None
+
+
+def main(argv=None):
+    parser = common.parser(__doc__, "NAME")
+    parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
+    parser.add_argument("--tokenizer", choices=["bytes", "chars", "gpt2"], required=True)
+    parser.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
+    parser.add_argument("--val_fraction", type=float, default=0.1, help="to hold out (default: 0.1)")
+    parser.add_argument("--text_key", default="text", help="of .jsonl and .parquet (default: text)")
+    args = parser.parse_args(argv)
+    path, name, out = args.input, args.name, DATA / args.name if args.out_dir == DATA / "NAME" else args.out_dir
+    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+        raise ValueError(f"--name={name!r}: use letters, digits and '_', after the first also '.' and '-'")
+    if (out / "prepare.py").exists():
+        raise ValueError(f"{out} is the source folder of another dataset: give another --name")
+    if not 0 < args.val_fraction < 1:
+        raise ValueError(f"--val_fraction={args.val_fraction} must be above 0 and below 1")
+    if not path.exists():
+        raise ValueError(f"--input={path} does not exist")
+    if out.resolve().is_relative_to(path.resolve()):
+        raise ValueError(f"{out} lies in --input={path} and would be read too: give another --out_dir")
+    if args.tokenizer != "chars":
+        Tokenizer(Tokenizer.meta_for(args.tokenizer))  # is its vocabulary there?
+    # A first pass checks every document and decides which are held out, so that nothing is written for bad input.
+    scores, size, alphabet, skipped = [], 0, set(), []
+    for key, text in documents(path, args.text_key, skipped):
+        scores.append(common.score(key))
+        size += len(text)
+        alphabet.update(text if args.tokenizer == "chars" else "")
+    if skipped:
+        print(f"skipped {len(skipped)} files that are not UTF-8 text: {', '.join(skipped[:5])} ...", file=sys.stderr)
+    if not scores:
+        raise ValueError(f"--input={path} holds no text")
+    val = np.array(scores) < args.val_fraction
+    val[np.argmin(scores)], val[np.argmax(scores)] = True, False  # neither split is empty
+
+    def split(held_out):
+        return (t for (_, t), v in zip(documents(path, args.text_key, []), val, strict=True) if v == held_out)
+
+    splits = {"train": split(False), "val": split(True)}
+    if len(scores) == 1:
+        text = next(documents(path, args.text_key, []))[1]
+        cut = int(len(text) * (1 - args.val_fraction))
+        splits = {"train": [text[:cut]] * (cut > 0), "val": [text[cut:]]}
+    source = f"{path.resolve().name} ({len(scores):,} documents)"
+    workers = common.cpus() if size > 2 * common.PART_CHARS else 1  # starting processes takes a second
+    tokenizer = Tokenizer.meta_for(args.tokenizer, sorted(alphabet))
+    common.build(out, source, tokenizer, splits, name=name, workers=workers)
+
+
+if __name__ == "__main__":
+    common.run(main)

@@ -1,0 +1,34 @@
+"""Tiny Shakespeare as characters, split as in nanoGPT: the first 90 % (1,003,854) to train on, the rest held out.
+
+Downloads 1.1 MB and checks it; the file stays in data/shakespeare_char/parts, so a second run needs no network.
+
+    python data/shakespeare_char/prepare.py
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from data import common
+from loader import Tokenizer
+
+COMMIT = "6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e"
+URL = f"https://raw.githubusercontent.com/karpathy/char-rnn/{COMMIT}/data/tinyshakespeare/input.txt"
+SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+
+
+def main(argv=None):
+    args = common.parser(__doc__, "shakespeare_char").parse_args(argv)
+    text = common.download(URL, args.out_dir / "parts" / "input.txt", SHA256).read_bytes().decode("utf-8")
+    cut = int(len(text) * 0.9)
+    common.build(
+        args.out_dir,
+        URL,
+        Tokenizer.meta_for("chars", sorted(set(text))),
+        {"train": [text[:cut]], "val": [text[cut:]]},
+        name="shakespeare_char",
+    )
+
+
+if __name__ == "__main__":
+    common.run(main)
