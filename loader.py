@@ -28,8 +28,10 @@ class Tokenizer:
     """
 
     def __init__(self, meta: dict):
-        self.kind, self.vocab_size, self.eot = meta["tokenizer"], meta["vocab_size"], meta["eot"]
+        self.kind, self.vocab_size, self.eot = (meta.get(k) for k in ("tokenizer", "vocab_size", "eot"))
         if self.kind == "chars":
+            if not meta.get("chars"):
+                raise ValueError("the tokenizer is chars, but meta.json (or the checkpoint's copy) lists no chars")
             self.chars = meta["chars"]
             self.ids = {c: i for i, c in enumerate(self.chars)}
         elif self.kind == "gpt2":
@@ -95,11 +97,11 @@ def load_meta(name: str, verify: bool = True) -> dict:
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         itemsize = {"uint16": 2, "uint32": 4}[meta["dtype"]]
-        vocab, eot = int(meta["vocab_size"]), meta["eot"]
+        vocab, eot = _whole(meta, "vocab_size"), meta["eot"]
         parts = {split: meta["splits"][split] for split in ("train", "val")}
-        sizes = {split: int(part["tokens"]) * itemsize for split, part in parts.items()}
+        sizes = {split: _whole(part, "tokens") * itemsize for split, part in parts.items()}
         files = {split: folder / Path(part["file"]).name for split, part in parts.items()}
-        ids = [int(part["max_id"]) for part in parts.values()] + [0 if eot is None else int(eot)]
+        ids = [_whole(part, "max_id") for part in parts.values()] + [0 if eot is None else _whole(meta, "eot")]
         hashes = {split: str(part["sha256"]) for split, part in parts.items()}
         tokenizer = meta["tokenizer"]
     except (ValueError, KeyError, TypeError, AttributeError) as e:
@@ -117,6 +119,12 @@ def load_meta(name: str, verify: bool = True) -> dict:
         if verify and size <= HASHED_AT_START and sha256(path) != hashes[split]:
             raise ValueError(f"{path} does not match the sha256 in meta.json (damaged or replaced): {again}")
     return meta
+
+
+def _whole(values: dict, key: str) -> int:
+    if type(values[key]) is not int:
+        raise ValueError(f"{key} is {values[key]!r}, not a whole number")
+    return values[key]
 
 
 def sha256(path) -> str:
@@ -234,7 +242,7 @@ if __name__ == "__main__":
     try:
         HASHED_AT_START = 1 << 62
         found = load_meta(sys.argv[1])
-    except ValueError as e:
+    except (ValueError, OSError) as e:
         sys.exit(f"error: {e}")
     found.pop("chars", None)
     print(json.dumps(found, indent=2))

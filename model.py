@@ -73,9 +73,11 @@ class GPTConfig:
     def check(self) -> None:
         """ValueError, in one line that says what to change, for values that are wrong or contradict each other."""
         for name, hint in get_type_hints(type(self)).items():
-            allowed, value = get_args(hint), getattr(self, name)
-            if get_origin(hint) is Literal and value not in allowed:
-                raise ValueError(f"{name}={value!r} is unknown: allowed are {', '.join(allowed)}")
+            value, allowed = getattr(self, name), get_args(hint) or (hint,)  # of Literal and unions, or the type itself
+            if get_origin(hint) is Literal:
+                _refuse(value not in allowed, f"{name}={value!r} is unknown: allowed are {', '.join(allowed)}")
+            elif type(value) not in allowed and not (float in allowed and type(value) is int):
+                raise ValueError(f"{name}={value!r} must be of type {' or '.join(t.__name__ for t in allowed)}")
         sizes = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
         small = [f"{name}={getattr(self, name)}" for name in sizes if getattr(self, name) < 1]
         _refuse(small, f"{', '.join(small)}: must be at least 1")
@@ -95,12 +97,11 @@ class GPTConfig:
             self.norm == "none" and placed,
             "norm=none contradicts mid_norm, post_norm and input_norm: set those to none/False, or choose a norm",
         )
-        dyt = [
-            name
-            for name in ("dyt_alpha_attn", "dyt_alpha_other", "dyt_bias")
-            if getattr(self, name) not in (None, False)
-        ]
+        alphas = ("dyt_alpha_attn", "dyt_alpha_other")
+        dyt = [name for name in alphas if getattr(self, name) is not None] + ["dyt_bias"] * self.dyt_bias
         _refuse(self.norm != "dyt" and dyt, f"{', '.join(dyt)}: needs norm=dyt, but norm={self.norm}")
+        for name in alphas:
+            _refuse(getattr(self, name) == 0, f"{name}=0 would make the slot constant: choose another α₀")
 
 
 def _refuse(wrong, message: str) -> None:
@@ -372,7 +373,8 @@ class GPT(nn.Module):
                 if isinstance(module, Linear) and module is not self.head and self.config.init == "xavier":
                     std = (2 / sum(weight.shape)) ** 0.5
                 if not weight.is_meta:
-                    weight.copy_(torch.empty(weight.shape).normal_(0, std * module.init_scale, generator=generator))
+                    drawn = torch.empty(weight.shape, device="cpu")
+                    weight.copy_(drawn.normal_(0, std * module.init_scale, generator=generator))
                 if getattr(module, "bias", None) is not None:
                     module.bias.zero_()
 
@@ -386,11 +388,14 @@ class GPT(nn.Module):
         T, start = idx.shape[1], len(cache[0]) if cache else 0
         if start + T > self.config.block_size:
             raise ValueError(f"a sequence of {start + T} tokens does not fit block_size={self.config.block_size}")
+        if start and T > 1:
+            raise ValueError(f"{T} tokens after a cache of {start}: continue a cache one token at a time")
         positions = torch.arange(start, start + T, device=idx.device)
         x = self.wte(idx)  # (B, T, C)
         if self.wpe is not None:
             x = x + self.wpe(positions)
-        rope = rotary(positions, self.config.head_dim, self.config.rope_theta) if self.wpe is None else None
+        c = self.config
+        rope = rotary(positions, c.head_dim, c.rope_theta) if c.pos == "rope" else None
         x = self.dropout(self.input_norm(x))
         for i, block in enumerate(self.blocks):
             x = block(x, rope, cache[i] if cache else None)
@@ -440,7 +445,7 @@ class GPT(nn.Module):
 
         temperature 0 takes the most likely token. top_k keeps the k most likely, top_p the fewest that reach
         probability p. A row that has produced `stop` repeats it; all rows stopped ends early. A sequence that outgrows
-        block_size goes on from its last block_size/2 tokens.
+        block_size goes on from its last block_size/2 tokens. In training mode dropout is on: call `eval()` first.
         """
         limit, cache, new = self.config.block_size, None, idx
         done = torch.zeros(len(idx), dtype=torch.bool, device=idx.device)
@@ -454,15 +459,33 @@ class GPT(nn.Module):
                 new = new.masked_fill(done[:, None], stop)
                 done |= new[:, 0] == stop
             idx = torch.cat((idx, new), dim=1)
-            if done.all():
+            if stop is not None and done.all():
                 break
         return idx
 
     @classmethod
-    def from_pretrained(cls, name: str, **overrides) -> "GPT":
+    def from_checkpoint(cls, checkpoint: dict, **overrides) -> "GPT":
+        """The model of a checkpoint, with its weights; `overrides`: fields that change no shape (dropout).
+
+        Raises ValueError, naming the first field or tensor, where architecture and weights do not fit this code."""
+        values, weights = {**checkpoint["model_config"], **overrides}, checkpoint["model"]
+        unknown = values.keys() - {f.name for f in fields(GPTConfig)}
+        if unknown:
+            raise ValueError(f"the checkpoint's model_config has {sorted(map(str, unknown))}, unknown to this version")
+        model = cls(GPTConfig(**values))
+        wanted = model.state_dict()
+        for name in [*wanted, *weights]:
+            a, b = (d[name].shape if torch.is_tensor(d.get(name)) else "absent" for d in (wanted, weights))
+            if a != b:
+                raise ValueError(f"the checkpoint's weights do not fit its model_config: {name} is {b}, not {a}")
+        model.load_state_dict(weights)
+        return model
+
+    @classmethod
+    def from_pretrained(cls, name: str, dropout: float = 0.0) -> "GPT":
         """OpenAI's GPT-2 (`gpt2`, `gpt2-medium`, `gpt2-large`, `gpt2-xl`, or a local folder) through `transformers`.
 
-        `overrides`: dropout. Raises ValueError where transformers or the weights are not to be had.
+        Raises ValueError where transformers or the weights are not to be had, or are of another kind than GPT-2's.
         """
         try:
             from transformers import GPT2LMHeadModel
@@ -475,33 +498,37 @@ class GPT(nn.Module):
                 f"{name} could not be fetched ({type(e).__name__}): check the name and the network"
             ) from None
         h = hf.config
-        sizes = dict(n_layer=h.n_layer, n_head=h.n_head, n_embd=h.n_embd, block_size=h.n_positions)
+        usual = dict(activation_function="gelu_new", scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
+        usual |= dict(tie_word_embeddings=True)
+        unusual = [key for key, value in usual.items() if getattr(h, key) != value]
+        if unusual:
+            raise ValueError(f"{name} is a variant of GPT-2 that this model has no flags for: {', '.join(unusual)}")
+        sizes = dict(n_layer=h.n_layer, n_head=h.n_head, n_embd=h.n_embd, block_size=h.n_positions, n_ff=h.n_inner or 0)
         parts = dict(vocab_size=h.vocab_size, norm="layernorm", norm_eps=h.layer_norm_epsilon, bias=True)
-        model = cls(GPTConfig(**sizes, **parts, **overrides))
+        model = cls(GPTConfig(**sizes, **parts, dropout=dropout))
         model.load_gpt2(hf.state_dict())
         return model
 
     @torch.no_grad()
     def load_gpt2(self, weights: dict) -> None:
         """Copy the state dict of a `transformers` GPT2LMHeadModel of the same shape."""
-        pairs = [("wte", "wte"), ("wpe", "wpe"), ("final_norm", "ln_f")]
+        theirs = {name.removeprefix("transformer."): w.T if w.ndim == 2 else w for name, w in weights.items()}
+        names = {"attn.pre": "ln_1", "attn.f.o": "attn.c_proj", "mlp.pre": "ln_2"}
+        names |= {"mlp.f.up": "mlp.c_fc", "mlp.f.down": "mlp.c_proj"}
+        source = {"final_norm": "ln_f"}
         for i in range(self.config.n_layer):
-            names = {"attn.pre": "ln_1", "attn.f.o": "attn.c_proj", "mlp.pre": "ln_2"}
-            names |= {"mlp.f.up": "mlp.c_fc", "mlp.f.down": "mlp.c_proj"}
-            pairs += [(f"blocks.{i}.{ours}", f"h.{i}.{theirs}") for ours, theirs in names.items()]
+            source |= {f"blocks.{i}.{a}": f"h.{i}.{b}" for a, b in names.items()}
             for j, part in enumerate("qkv"):  # one matrix there, three here
+                source[f"blocks.{i}.attn.f.{part}"] = f"h.{i}.qkv{j}"
                 for kind in ("weight", "bias"):
-                    fused = weights[f"transformer.h.{i}.attn.c_attn.{kind}"].chunk(3, dim=-1)[j]
-                    getattr(self.get_submodule(f"blocks.{i}.attn.f.{part}"), kind).copy_(
-                        fused.T if fused.ndim == 2 else fused
-                    )
-        for ours, theirs in pairs:
-            module, weight = self.get_submodule(ours), weights[f"transformer.{theirs}.weight"]
-            if isinstance(module, Embedding):
-                module.weight[: len(weight)].copy_(weight)  # the rows after them are padding
-                continue
-            (module.gain if isinstance(module, Slot) else module.weight).copy_(weight.T)  # its Conv1D is (in, out)
-            module.bias.copy_(weights[f"transformer.{theirs}.bias"])
+                    theirs[f"h.{i}.qkv{j}.{kind}"] = theirs[f"h.{i}.attn.c_attn.{kind}"].chunk(3)[j]
+        for ours, name in source.items():  # matrices are transposed above: theirs are (in, out)
+            module = self.get_submodule(ours)
+            (module.gain if isinstance(module, Slot) else module.weight).copy_(theirs[f"{name}.weight"])
+            module.bias.copy_(theirs[f"{name}.bias"])
+        for name in ("wte", "wpe"):
+            table = theirs[f"{name}.weight"].T
+            self.get_submodule(name).weight[: len(table)].copy_(table)  # the rows after them are padding
 
 
 def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None):
@@ -515,14 +542,8 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
     probs = logits.softmax(-1)
     if top_p is not None:
         ordered, order = probs.sort(descending=True)
-        ordered[ordered.cumsum(-1) - ordered >= top_p] = 0  # the first token always stays
+        beyond = ordered.cumsum(-1) - ordered >= top_p
+        beyond[:, 0] = False  # the first token always stays
+        ordered[beyond] = 0
         probs = torch.zeros_like(probs).scatter(-1, order, ordered)
     return torch.multinomial(probs, 1, generator=generator)
-
-
-def model_config(values: dict) -> GPTConfig:
-    """GPTConfig from the plain dict of a checkpoint; ValueError for a field this version does not know."""
-    unknown = values.keys() - {f.name for f in fields(GPTConfig)}
-    if unknown:
-        raise ValueError(f"the checkpoint's model uses {sorted(unknown)}, which this version does not know")
-    return GPTConfig(**values)

@@ -126,15 +126,26 @@ def describe_groups(optimizer, config) -> str:
     return "\n".join(f"  {line}" for line in lines)
 
 
-def load_optimizer(optimizer, state: dict) -> None:
-    """Load a state dict, keeping this run's LR, betas and decay: the configuration wins over the checkpoint.
+def load_optimizer(optimizer, saved: dict, step: int) -> None:
+    """Load the state dict saved after `step` steps, keeping this run's LR, betas and decay: the configuration wins.
 
-    Raises ValueError when the state belongs to other parameters."""
+    Raises ValueError when the state belongs to other parameters or another optimizer, or does not fit."""
     fresh = optimizer.state_dict()["param_groups"]
-    names, saved = [[g.get("param_names") for g in groups] for groups in (fresh, state["param_groups"])]
-    if names != saved:
-        raise ValueError("the checkpoint's optimizer state belongs to other parameters than this model's")
-    optimizer.load_state_dict({"state": state["state"], "param_groups": fresh})
+    params = dict(enumerate(p for g in optimizer.param_groups for p in g["params"]))
+    try:
+        fits = [g["param_names"] for g in saved["param_groups"]] == [g["param_names"] for g in fresh]
+        fits = fits and all(g.keys() == h.keys() for g, h in zip(saved["param_groups"], fresh, strict=True))
+        fits = fits and (saved["state"].keys() == params.keys() or (step == 0 and not saved["state"]))
+        shapes = [(t.shape, params[i].shape) for i, s in saved["state"].items() for t in s.values() if fits]
+        fits = fits and all(a == b or a.numel() == 1 for a, b in shapes)
+    except (KeyError, TypeError, AttributeError):
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"the checkpoint's optimizer state does not fit {type(optimizer).__name__} on this model, it is damaged or "
+            "belongs to other parameters: --init_from=CHECKPOINT_FILE starts a new run from the weights alone"
+        )
+    optimizer.load_state_dict({"state": saved["state"], "param_groups": fresh})
 
 
 def lr_at(step: int, config) -> float:

@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, nullcontext
+import warnings
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -49,9 +50,12 @@ class Env:
         return self.rank == 0
 
     def print(self, *args) -> None:
-        """Print on rank 0."""
+        """Print on rank 0. That nobody reads any more (a closed terminal, `| head`) does not end a run."""
         if self.main:
-            print(*args, flush=True)
+            try:
+                print(*args, flush=True)
+            except OSError:
+                sys.stdout = open(os.devnull, "w")  # for the rest of the process
 
     def agree(self, flag: bool) -> bool:
         """True on every rank if `flag` is true on any. All ranks must call it."""
@@ -123,16 +127,21 @@ def peak_flops(device: torch.device, dtype: torch.dtype, override: float = 0.0) 
     return next((peak for key, peak in PEAK_FLOPS.items() if all(word in name for word in key.split())), None)
 
 
+def _env_int(name: str, default: int) -> int:
+    try:
+        return int(os.environ.get(name, default))
+    except ValueError:
+        raise ValueError(f"{name}={os.environ[name]!r} in the environment is not a number: unset it") from None
+
+
 @contextmanager
 def environment(device: str, dtype: str, timeout_s: int):
     """Set up device, precision and, under torchrun, the process group, which is left again whatever happens."""
-    env_int = {
-        key: int(os.environ.get(key, default)) for key, default in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1))
-    }
+    rank, local, world = _env_int("RANK", 0), _env_int("LOCAL_RANK", 0), _env_int("WORLD_SIZE", 1)
     distributed = "RANK" in os.environ and "MASTER_ADDR" in os.environ
-    chosen, why = choose_device(device, env_int["LOCAL_RANK"])
+    chosen, why = choose_device(device, local)
     compute, why_dtype = choose_dtype(dtype, chosen)
-    env = Env(env_int["RANK"], env_int["LOCAL_RANK"], env_int["WORLD_SIZE"], chosen, compute, distributed)
+    env = Env(rank, local, world, chosen, compute, distributed)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     try:
@@ -174,8 +183,9 @@ def compile_model(model, setting, example: tuple, env: Env):
     """torch.compile(model), tried on one `example` micro batch (idx, targets) so that failure shows before the run.
 
     With compile=auto a failure costs one warning and the model runs eagerly; with compile=True it ends the run."""
-    t0, compiled = time.time(), torch.compile(model, dynamic=False)
+    t0 = time.time()
     try:
+        compiled = torch.compile(model, dynamic=False)
         compiled(*example)[1].backward()
     except Exception as e:  # whatever the compiler, or the compiler's compiler, raises
         if isinstance(e, torch.OutOfMemoryError):
@@ -226,12 +236,13 @@ class Stop:
     def _handle(self, signum, frame):
         if self.signal and signum == signal.SIGINT and not self.env.distributed:
             raise KeyboardInterrupt
-        self.signal = signum
-        self.env.print(f"{signal.Signals(signum).name}: saving, then exiting")
+        self.signal = signum  # nothing else: a handler may run in the middle of a print
 
     def agreed(self) -> bool:
         """Whether any rank was asked to stop. All ranks must call it at the same point."""
-        self.stopped = self.stopped or self.env.agree(bool(self.signal))
+        if not self.stopped and self.env.agree(bool(self.signal)):
+            self.stopped = True
+            self.env.print(f"{signal.Signals(self.signal or signal.SIGTERM).name}: saving, then exiting")
         return self.stopped
 
     def exit_code(self) -> int:
@@ -242,29 +253,49 @@ class Stop:
 # ------------------------------------------------------------------------------------------------------ checkpoints
 
 
-def write_file(path: Path, write) -> None:
-    """Write through a temporary file, fsync, rename: `path` is the old file or the whole new one, never a part.
-
-    `write(f)` gets the open file. One failure is retried; a second raises ValueError, and `path` is untouched.
-    """
+def _twice(path: Path, change) -> None:
+    """Do `change(tmp)`, which makes the temporary file `tmp` and renames it to `path`. One failure is retried; after a
+    second ValueError, with `path` as it was."""
     tmp = path.with_name(path.name + ".tmp")
     for attempt in (1, 2):
         try:
-            with open(tmp, "wb") as f:
-                write(f)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(tmp, path)
-            return
+            tmp.unlink(missing_ok=True)
+            return change(tmp)
         except (OSError, RuntimeError) as e:  # torch.save turns some I/O errors into RuntimeError
-            reason = str(e).splitlines()[0] if str(e) else type(e).__name__
-            try:
+            with suppress(OSError):
                 tmp.unlink(missing_ok=True)
-            except OSError:
-                pass
             if attempt == 2:
+                reason = str(e).splitlines()[0] if str(e) else type(e).__name__
                 raise ValueError(f"cannot write {path} ({reason}); earlier files are intact") from e
             time.sleep(1)
+
+
+def write_file(path: Path, write) -> None:
+    """Write through a temporary file, fsync, rename: `path` is the old file or the whole new one, never a part.
+
+    `write(f)` gets the open file. ValueError if it fails twice."""
+
+    def change(tmp):
+        with open(tmp, "wb") as f:
+            write(f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(tmp, path)
+
+    _twice(path, change)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source`, or a copy where the file system has no hard links."""
+
+    def change(tmp):
+        try:
+            os.link(source, tmp)
+        except OSError:
+            shutil.copyfile(source, tmp)
+        os.replace(tmp, target)
+
+    _twice(target, change)
 
 
 def save_checkpoint(out_dir: Path, state: dict, best: bool) -> None:
@@ -282,37 +313,36 @@ def save_checkpoint(out_dir: Path, state: dict, best: bool) -> None:
     last, new = out_dir / "last.pt", out_dir / "new.pt"
     write_file(new, lambda f: torch.save(checkpoint, f))
     if last.exists():
-        _link(last, out_dir / "prev.pt")
+        link_file(last, out_dir / "prev.pt")
     if best:
-        _link(new, out_dir / "best.pt")
-    os.replace(new, last)
+        link_file(new, out_dir / "best.pt")
+    _twice(last, lambda tmp: os.replace(new, last))
 
 
-def _link(source: Path, target: Path) -> None:
-    tmp = target.with_name(target.name + ".tmp")
-    tmp.unlink(missing_ok=True)
-    try:
-        os.link(source, tmp)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, tmp)
-    os.replace(tmp, target)
+# What a checkpoint holds: tensors and plain values only.
+CHECKPOINT = {"model": dict, "optimizer": dict, "scaler": dict, "step": int, "tokens": int, "skipped": int}
+CHECKPOINT |= {"evaluated": int, "pending": dict, "best_val_loss": float, "wandb_id": (str, type(None)), "meta": dict}
+CHECKPOINT |= {"model_config": dict, "train_config": dict}
 
 
-def load_checkpoint(path: Path) -> dict:
+def load_checkpoint(path) -> dict:
     """A checkpoint on the CPU, without running code from it (`weights_only`). ValueError if it cannot be read."""
+    if not os.path.exists(path):
+        raise ValueError(f"there is no checkpoint {path}")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise ValueError(f"there is no checkpoint {path}") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old pickles, which are refused here anyway
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:  # a damaged file can raise nearly anything
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint ({type(e).__name__}): damaged or of another kind"
-        ) from e
+        raise ValueError(f"{path} cannot be read as a checkpoint, it is damaged or foreign ({type(e).__name__})") from e
     if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this project ({CHECKPOINT_FORMAT!r} expected)")
+    wrong = [key for key, kind in CHECKPOINT.items() if not isinstance(checkpoint.get(key, ...), kind)]
+    if wrong:
+        raise ValueError(f"{path} is damaged: {', '.join(wrong)} missing or of a wrong type")
     prefix = "_orig_mod."  # left by code that saves a compiled model
-    checkpoint["model"] = {name.removeprefix(prefix): p for name, p in checkpoint["model"].items()}
-    return checkpoint
+    checkpoint["model"] = {str(name).removeprefix(prefix): p for name, p in checkpoint["model"].items()}
+    return {**checkpoint, "path": Path(path)}
 
 
 def first_bad(model) -> str:
@@ -345,55 +375,58 @@ def load_latest(out_dir: Path) -> dict | None:
 # ---------------------------------------------------------------------------------------------------------- records
 
 
-def open_run(out_dir: Path, fresh: bool, model, configs: dict) -> None:
-    """Make the run directory, see that it can be written and has room, and write config.json. A fresh run removes the
-    checkpoints that overwrite=True gave up."""
-    needed = 2 * sum(p.numel() * p.element_size() for p in model.parameters())  # at least: weights and a momentum
-    try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(out_dir).free
-    except OSError as e:
-        raise ValueError(f"cannot use out_dir {out_dir} ({e.strerror}): choose another --out_dir") from None
-    if free < needed:
-        raise ValueError(f"{out_dir} has {free / 1e9:.2f} GB free, a checkpoint needs {needed / 1e9:.2f}: make room")
-    record = json.dumps({**configs, **run_record()}, indent=2)
-    write_file(out_dir / "config.json", lambda f: f.write(record.encode()))
-    for path in out_dir.glob("*.pt") if fresh else ():
-        path.unlink()
-
-
 class Metrics:
-    """metrics.jsonl: one JSON object per logged step, written by rank 0, and the same to wandb where it is on.
+    """A run directory's records, written by rank 0: config.json, metrics.jsonl, and wandb where it is on.
 
-    A resumed run goes on where its checkpoint is: later rows, and a row cut short by a kill, are dropped first."""
+    Nothing in `out_dir` changes before everything that can be checked has been. A run resumed from the checkpoint
+    `resumed` goes on where that is: later rows of metrics.jsonl, and a row cut short by a kill, are dropped, and if it
+    is prev.pt, it replaces the damaged last.pt. A fresh run (None) removes the checkpoints that overwrite=True gave up.
+    `wandb`: None, or (project, id of the run to go on with or None).
+    """
 
-    def __init__(self, out_dir: Path, step: int):
-        self.path, self.wandb = out_dir / "metrics.jsonl", None
-        rows = [row for row in read_metrics(out_dir) if row["step"] <= step] if step else []
+    def __init__(self, out_dir: Path, resumed: Path | None, step: int, configs: dict, needed_bytes: int, wandb=None):
+        self.path, self.wandb, self.wandb_id = out_dir / "metrics.jsonl", None, wandb and wandb[1]
+        try:
+            out_dir.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(out_dir).free
+        except OSError as e:
+            raise ValueError(f"cannot use out_dir {out_dir} ({e.strerror}): choose another --out_dir") from None
+        if free < needed_bytes:
+            need = f"{needed_bytes / 1e9:.2f} GB"
+            raise ValueError(f"{out_dir} has {free / 1e9:.2f} GB free, a checkpoint needs {need}: make room")
+        rows = [row for row in read_metrics(out_dir) if row["step"] <= step] if resumed else []
+        if wandb:
+            self._start_wandb(*wandb, configs)
+        record = json.dumps({**configs, **run_record()}, indent=2)
+        write_file(out_dir / "config.json", lambda f: f.write(record.encode()))
         write_file(self.path, lambda f: f.writelines(json.dumps(row).encode() + b"\n" for row in rows))
+        if resumed and resumed.name == "prev.pt":
+            link_file(resumed, out_dir / "last.pt")
+        for path in () if resumed else out_dir.glob("*.pt"):
+            path.unlink()
 
-    def start_wandb(self, project: str, run_id: str | None, config: dict) -> str:
-        """Log to Weights & Biases too, going on with the run `run_id` if there is one; returns the run's id."""
+    def _start_wandb(self, project, run_id, configs):
         try:
             import wandb
 
-            name, folder = self.path.parent.name, self.path.parent
-            self.wandb = wandb.init(project=project, name=name, id=run_id, resume="allow", config=config, dir=folder)
+            folder = self.path.parent
+            how = dict(project=project, name=folder.name, dir=folder, id=run_id, resume="allow" if run_id else None)
+            self.wandb = wandb.init(**how, config=configs)
         except ImportError:
             raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
         except Exception as e:  # no key, no network, a full disk: wandb's errors share no base class
             reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
             raise ValueError(f"wandb did not start ({reason}): set WANDB_MODE=offline or --wandb_log=False") from e
-        return self.wandb.id
+        self.wandb_id = self.wandb.id
 
     def write(self, row: dict) -> None:
-        """Append one row. NaN and infinity, which JSON lacks, become null."""
+        """Append one row to metrics.jsonl. NaN and infinity, which JSON lacks, become null."""
         row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         try:
             with open(self.path, "a", encoding="utf-8") as f:
                 f.write(json.dumps(row) + "\n")
         except OSError as e:
-            raise ValueError(f"cannot write {self.path} ({e}); earlier files are intact") from e
+            raise ValueError(f"cannot write {self.path} ({e.strerror}); earlier files are intact") from e
         if self.wandb:
             self.wandb.log(row, step=row["step"])
 
@@ -403,17 +436,23 @@ class Metrics:
 
 
 def read_metrics(out_dir: Path) -> list:
-    """The rows of metrics.jsonl; a broken last line is left out, any other broken line raises ValueError."""
+    """The rows of metrics.jsonl; a last line cut short is left out. ValueError for anything else that is no row."""
     path, rows = Path(out_dir) / "metrics.jsonl", []
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    if not path.exists():
+        return rows
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise ValueError(f"{path} cannot be read ({type(e).__name__}): repair or remove it") from None
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-            rows[-1]["step"] + 0
-        except (ValueError, TypeError, KeyError):
-            del rows[number - 1 :]
-            if number < len(lines):
-                raise ValueError(f"{path}:{number} is not a metrics row: repair or remove the file") from None
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            rows.append(row)
+        elif number < len(lines):
+            raise ValueError(f"{path}:{number} is not a metrics row: repair or remove the file")
     return rows
 
 
@@ -451,15 +490,26 @@ def progress(row: dict, max_iters: int, seconds: float) -> str:
     )
 
 
+EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError)  # what `report` is for
+
+
 def report(error: BaseException) -> int:
-    """Print a user's mistake, or an interruption, as one line on stderr; the exit code."""
-    rank = f"[rank {os.environ['RANK']}] " if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
-    if isinstance(error, KeyboardInterrupt):
-        print(f"{rank}interrupted", file=sys.stderr)
-        return 130
+    """Print a user's mistake, a machine's limit or an interruption as one line on stderr; the exit code.
+
+    A RuntimeError that is none of these is a defect of the program, and raised again."""
     line = " ".join(str(error).split())
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        return 130
+    elif isinstance(error, torch.OutOfMemoryError):
         line = f"out of GPU memory: lower --micro_batch_size, accumulation makes up for it ({line.split('. ')[0]})"
+    elif isinstance(error, MemoryError) or "can't allocate memory" in line or "Storage size" in line:
+        line = "out of memory: choose a smaller model or a smaller --micro_batch_size"
+    elif isinstance(error, dist.DistError):
+        line = f"lost or never met the other processes ({line[:200]})"
+    elif isinstance(error, RuntimeError):
+        raise error
+    rank = f"[rank {os.environ['RANK']}] " if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ else ""
     print(f"{rank}error: {line}", file=sys.stderr)
     return 1
 

@@ -1,8 +1,8 @@
 """Text from a checkpoint.
 
-    python sample.py --out_dir=out/dnt_small --start="The"
-    python sample.py --out_dir=out/dnt_small --start_file=prompt.txt --num_samples=3 --temperature=0.8 --top_p=0.95
-    echo "def main(" | python sample.py --out_dir=out/quickstart --start_file=-
+python sample.py --out_dir=out/dnt_small --start="The"
+python sample.py --out_dir=out/dnt_small --start_file=prompt.txt --num_samples=3 --temperature=0.8 --top_p=0.95
+echo "def main(" | python sample.py --out_dir=out/quickstart --start_file=-
 """
 
 import sys
@@ -15,7 +15,7 @@ import torch
 import runtime
 from configurator import configure
 from loader import Tokenizer
-from model import GPT, GPTConfig
+from model import GPT
 
 
 @dataclass
@@ -63,6 +63,16 @@ def read_prompt(config: SampleConfig) -> str:
         raise ValueError(f"start_file {config.start_file} is not UTF-8 text") from None
 
 
+def new_document(tokenizer: Tokenizer) -> list:
+    """The token ids that stand before a text: end of text, or a newline for tokenizers without it."""
+    if tokenizer.eot is not None:
+        return [tokenizer.eot]
+    try:
+        return tokenizer.encode("\n")
+    except ValueError:
+        raise ValueError("this alphabet has neither end of text nor newline to begin after: set --start") from None
+
+
 def main() -> int:
     (config,), _ = configure(SampleConfig, description=__doc__)
     try:
@@ -72,12 +82,10 @@ def main() -> int:
         dtype, _ = runtime.choose_dtype(config.dtype, device)
         checkpoint = runtime.load_checkpoint(Path(config.out_dir) / config.checkpoint)
         tokenizer = Tokenizer(checkpoint["meta"])
-        model = GPT(GPTConfig(**checkpoint["model_config"]))
-        model.load_state_dict(checkpoint["model"])
-        model.eval().to(device).set_compute_dtype(dtype)
+        model = GPT.from_checkpoint(checkpoint).eval()
+        model.to(device).set_compute_dtype(dtype)
 
-        new_document = [tokenizer.eot] if tokenizer.eot is not None else tokenizer.encode("\n")
-        prompt = tokenizer.encode(text) or new_document
+        prompt = tokenizer.encode(text) or new_document(tokenizer)
         idx = torch.tensor([prompt] * config.num_samples, device=device)
         generator = torch.Generator(device).manual_seed(config.seed)
         how = dict(temperature=config.temperature, top_k=config.top_k or None, top_p=config.top_p)
@@ -88,7 +96,7 @@ def main() -> int:
             print(text + tokenizer.decode(row))
             print("-" * 80)
         return 0
-    except (ValueError, torch.OutOfMemoryError, KeyboardInterrupt) as e:
+    except runtime.EXPECTED as e:
         return runtime.report(e)
 
 

@@ -74,6 +74,8 @@ class TrainConfig:
         for name in ("max_iters", "micro_batch_size", "eval_tokens", "save_interval", "peak_flops", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+        if not self.out_dir:
+            raise ValueError("out_dir is empty: name a folder")
 
 
 def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tuple:
@@ -116,12 +118,10 @@ def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> 
             raise ValueError(f"init_from={source!r} is neither a checkpoint file nor one of {allowed}")
         weights = checkpoint or runtime.load_checkpoint(Path(source))
         # the architecture comes from the checkpoint alone; dropout has no parameters and may change
-        architecture, saved_meta = {**weights["model_config"], "dropout": flags.dropout}, weights["meta"]
-        print_changes("model of the checkpoint, not of the flags", asdict(flags), architecture, env)
+        model, saved_meta = GPT.from_checkpoint(weights, dropout=flags.dropout), weights["meta"]
+        print_changes("model of the checkpoint, not of the flags", asdict(flags), asdict(model.config), env)
         if checkpoint:
             print_changes("changed on resume", checkpoint["train_config"], asdict(config), env)
-        model = GPT(GPTConfig(**architecture), config.seed)
-        model.load_state_dict(weights["model"])
         env.print(f"weights: {out_dir if checkpoint else source}, step {weights['step']}")
     different = saved_meta and any(meta.get(k) != saved_meta.get(k) for k in ("tokenizer", "vocab_size", "chars"))
     if different or meta["vocab_size"] > model.config.vocab_size:
@@ -176,12 +176,18 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)  # of the loss, for fp16
     step, tokens, skipped, evaluated, saved, best_val_loss, wandb_id, pending = 0, 0, 0, -1, -1, math.inf, None, {}
     if checkpoint:
-        load_optimizer(optimizer, checkpoint["optimizer"])
+        used = checkpoint["train_config"].get("optimizer", config.optimizer)
+        if used != config.optimizer:
+            raise ValueError(
+                f"the checkpoint's optimizer is {used}, not {config.optimizer}: resume with --optimizer={used}, or "
+                f"start a new run from its weights with --init_from={out_dir / 'last.pt'} and another --out_dir"
+            )
+        load_optimizer(optimizer, checkpoint["optimizer"], checkpoint["step"])
         scaler.load_state_dict(checkpoint["scaler"])
         step = saved = checkpoint["step"]
         tokens, skipped, evaluated = checkpoint["tokens"], checkpoint["skipped"], checkpoint["evaluated"]
         best_val_loss, wandb_id, pending = (checkpoint[k] for k in ("best_val_loss", "wandb_id", "pending"))
-    fresh, checkpoint = checkpoint is None, None  # frees its memory
+    resumed, checkpoint = checkpoint and checkpoint["path"], None  # frees its memory
 
     step_tokens = config.batch_size * data.block_size
     step_flops = step_tokens * raw_model.flops_per_token()
@@ -203,13 +209,13 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
             env.print(f"step {step}: validation loss {val_loss:.6f}")
         return stop.exit_code()
 
-    metrics = None
+    step_model = runtime.distribute(model, env)  # here all ranks meet, so all have read what rank 0 may now replace
+    log = None
     if env.main:
-        runtime.open_run(out_dir, fresh, raw_model, {"model": asdict(raw_model.config), "train": asdict(config)})
-        metrics = Metrics(out_dir, step)
-        if config.wandb_log:
-            wandb_id = metrics.start_wandb(config.wandb_project, wandb_id, asdict(raw_model.config) | asdict(config))
-    step_model = runtime.distribute(model, env)
+        configs = {"model": asdict(raw_model.config), "train": asdict(config)}
+        wandb = (config.wandb_project, wandb_id) if config.wandb_log else None
+        log = Metrics(out_dir, resumed, step, configs, 8 * n, wandb)  # a checkpoint has at least weights and a momentum
+        wandb_id = log.wandb_id
     parameters = [p for p in raw_model.parameters() if p.requires_grad]
     peak = runtime.peak_flops(env.device, env.dtype, config.peak_flops)
     skipped = torch.tensor([skipped, 0.0], device=env.device)  # steps in all, in a row; counted without a host sync
@@ -228,7 +234,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
             timed, clock = step, time.perf_counter()
             if values[3] >= config.max_skipped:
                 if env.main:
-                    metrics.write(row)
+                    log.write(row)
                 raise ValueError(
                     f"{int(values[3])} steps in a row, up to step {step}, had a gradient that is not finite, first "
                     f"{runtime.first_bad(raw_model)}. Checkpoints are intact: resume with a lower learning rate"
@@ -243,7 +249,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
                 best_val_loss = min(best_val_loss, val_loss)
                 env.print(f"step {step}: validation loss {val_loss:.4f}{' (best)' if is_best else ''}")
         if env.main and len(row) > 2 and not interrupted:
-            metrics.write(row)
+            log.write(row)
         stopping = stop.agreed()
         due = evaluated == step or stopping or (config.save_interval and step % config.save_interval == 0)
         if due and saved != step:
@@ -286,7 +292,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
         step, tokens = step + 1, tokens + step_tokens
 
     if env.main:
-        metrics.close()
+        log.close()
         runtime.draw_loss(out_dir, out_dir.name)
         env.print(f"{'stopped' if stopping else 'done'} at step {step}; run directory {out_dir}")
     return stop.exit_code()
@@ -300,7 +306,7 @@ def main() -> int:
         with runtime.environment(config.device, config.dtype, config.timeout_s) as env, Stop(env) as stop:
             env.print(describe(flags, config, given=given))
             return train(config, flags, env, stop)
-    except (ValueError, torch.OutOfMemoryError, KeyboardInterrupt) as e:
+    except runtime.EXPECTED as e:
         return runtime.report(e)
 
 

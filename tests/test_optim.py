@@ -183,7 +183,7 @@ def test_the_configuration_wins_over_a_loaded_state(name):
             p.grad = torch.ones_like(p)
     first.step()
     second.param_groups[0]["lr"] = 0.2
-    load_optimizer(second, first.state_dict())
+    load_optimizer(second, first.state_dict(), 1)
     assert second.param_groups[0]["lr"] == 0.2 and second.param_groups[0]["weight_decay"] == 0.3
     for a, b in zip(first.state.values(), second.state.values(), strict=True):
         assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
@@ -192,7 +192,7 @@ def test_the_configuration_wins_over_a_loaded_state(name):
 def test_a_state_of_other_parameters_is_refused():
     saved = make_optimizer(tiny(), settings()).state_dict()
     with pytest.raises(ValueError, match="other parameters"):
-        load_optimizer(make_optimizer(tiny(qk_norm=False), settings()), saved)
+        load_optimizer(make_optimizer(tiny(qk_norm=False), settings()), saved, 0)
 
 
 # By hand for peak 1e-2, min 1e-3, W = 10, T = 100: half way through the cosine is the mean of peak and min.

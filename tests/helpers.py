@@ -1,0 +1,184 @@
+"""Tiny runs for tests: a dataset, a run in this process or in one of its own, and what a run leaves behind."""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A DNT (S5) of two layers, a few milliseconds a step.
+TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, pre_norm="attn", mid_norm="both", input_norm=True)
+TINY |= dict(qk_norm=True, batch_size=8, learning_rate=1e-2, warmup_iters=5, max_iters=20, eval_interval=10)
+TINY |= dict(eval_tokens=512, log_interval=1, device="cpu", dtype="float32", compile=False)
+LOGGED = ("tokens", "train_loss", "val_loss", "lr", "grad_norm", "skipped_steps")  # of a row: all but speed and memory
+
+
+def make_dataset(folder: Path, alphabet: int = 50, seed: int = 0) -> Path:
+    """A prepared dataset as loader.load_meta wants it: a random walk around `alphabet` characters, easy to learn."""
+    folder.mkdir(parents=True)
+    rng, splits = np.random.default_rng(seed), {}
+    for split, n in (("train", 20_000), ("val", 3_000)):
+        ids = np.cumsum(rng.choice([1, 2, 5], n)) % alphabet
+        raw = ids.astype("<u2").tobytes()
+        (folder / f"{split}.bin").write_bytes(raw)
+        splits[split] = dict(file=f"{split}.bin", tokens=n, max_id=int(ids.max()))
+        splits[split]["sha256"] = hashlib.sha256(raw).hexdigest()
+    meta = dict(format=1, dataset=folder.name, source="a test", tokenizer="chars", vocab_size=alphabet, eot=None)
+    meta |= dict(chars=[chr(ord("A") + i) for i in range(alphabet)], dtype="uint16", splits=splits)
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+def flags(**changes) -> list:
+    """Command-line flags of a tiny run."""
+    return [f"--{name}={value}" for name, value in (TINY | changes).items()]
+
+
+def run(**changes) -> int:
+    """train.py in this process; the exit code. A dataset and an out_dir are wanted."""
+    import train
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["train.py", *flags(**changes)])
+        return train.main()
+
+
+@contextmanager
+def spoil_gradients(value: float, bad_steps, name: str):
+    """Put `value` into the gradient of parameter `name` in the training steps `bad_steps`, counted from 0."""
+    import train
+
+    lr_at, make_optimizer, current = train.lr_at, train.make_optimizer, []
+
+    def lr_at_and_note(step, config):
+        current[:] = [step]
+        return lr_at(step, config)
+
+    def hook(grad):
+        if current[0] in bad_steps:
+            grad = grad.clone()
+            grad.view(-1)[-1] = value
+        return grad
+
+    def make_and_hook(model, config):
+        dict(model.named_parameters())[name].register_hook(hook)
+        return make_optimizer(model, config)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "lr_at", lr_at_and_note)
+        patch.setattr(train, "make_optimizer", make_and_hook)
+        yield
+
+
+def start(*launcher, script="train.py", cwd=ROOT, **changes) -> subprocess.Popen:
+    """train.py in a process (and process group) of its own. `launcher`: what stands between python and the script."""
+    command = [sys.executable, *launcher, str(ROOT / script), *flags(**changes)]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=cwd, env=env, start_new_session=True, **pipes)
+
+
+def wait_for_row(process: subprocess.Popen, out_dir: Path, step: int, timeout_s: float = 120) -> None:
+    """Return as soon as metrics.jsonl of the running `process` has a row of `step`."""
+    path, deadline = out_dir / "metrics.jsonl", time.monotonic() + timeout_s
+    while not (path.exists() and f'{{"step": {step}, ' in path.read_text()):
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(f"no row of step {step} in {path}: {process.communicate()}")
+        time.sleep(0.002)
+
+
+def finish(process: subprocess.Popen, code: int, timeout_s: float = 120) -> tuple:
+    """(stdout, stderr) of a process that is expected to end with this exit code (-n: killed by signal n)."""
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        pytest.fail(f"did not end by itself: {process.communicate()}")
+    assert process.returncode == code, f"exit code {process.returncode}\n{out[-2000:]}\n{err[-4000:]}"
+    return out, err
+
+
+def some_step(low: int, high: int) -> int:
+    """A step drawn anew in every test run; printed, so that a failure shows it."""
+    step = random.randint(low, high)
+    print(f"drawn: step {step}")
+    return step
+
+
+# ---------------------------------------------------------------------------------------------- what a run leaves
+
+
+def metrics(out_dir: Path) -> list:
+    """The rows of metrics.jsonl."""
+    return [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def logged(out_dir: Path) -> list:
+    """One (step, values that do not depend on the machine) a row."""
+    return [(row["step"], {k: row[k] for k in LOGGED if k in row}) for row in metrics(out_dir)]
+
+
+def column(out_dir: Path, name: str) -> dict:
+    """{step: value} of a field of metrics.jsonl."""
+    return {row["step"]: row[name] for row in metrics(out_dir) if name in row}
+
+
+def load(path: Path) -> dict:
+    """A checkpoint, read without the code under test."""
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def tensors(value, name="") -> dict:
+    """{path: tensor} of every tensor in nested dicts and lists."""
+    if isinstance(value, torch.Tensor):
+        return {name: value}
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    return {k: t for key, part in pairs for k, t in tensors(part, f"{name}/{key}").items()}
+
+
+def bits(value) -> dict:
+    """{path: (dtype, shape, bytes)} of every tensor in nested dicts and lists."""
+    return {name: (t.dtype, t.shape, t.detach().numpy().tobytes()) for name, t in tensors(value).items()}
+
+
+def different(a, b) -> list:
+    """Names of the tensors that are not the same, bit by bit, in both."""
+    a, b = bits(a), bits(b)
+    assert a or b
+    return [name for name in {**a, **b} if a.get(name) != b.get(name)]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Two run directories that hold the same run: parameters, optimizer state, counters, logged values."""
+    a, b = load(one / "last.pt"), load(other / "last.pt")
+    assert different(a["model"], b["model"]) == []
+    assert different(a["optimizer"]["state"], b["optimizer"]["state"]) == []
+    assert a["optimizer"]["param_groups"] == b["optimizer"]["param_groups"]
+    for name in ("step", "tokens", "skipped", "best_val_loss", "evaluated", "scaler"):
+        assert a[name] == b[name], name
+    assert logged(one) == logged(other)
+
+
+def files(out_dir: Path) -> dict:
+    """{name: (content's hash, time of the last change)} of a run directory."""
+    found = sorted(p for p in out_dir.rglob("*") if p.is_file())
+    return {p.name: (hashlib.sha256(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns) for p in found}
+
+
+def checkpoints(out_dir: Path) -> dict:
+    """{name: content's hash} of the checkpoints in a run directory."""
+    return {name: digest for name, (digest, _) in files(out_dir).items() if name.endswith(".pt")}

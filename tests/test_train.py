@@ -1,0 +1,1002 @@
+"""train.py end to end on tiny runs: exact resuming, bad gradients, damaged and failing files, rules of resuming.
+
+Runs happen in this process, except where the process is what is tested.
+"""
+
+import errno
+import json
+import math
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import (
+    ROOT,
+    TINY,
+    assert_same_run,
+    bits,
+    checkpoints,
+    column,
+    different,
+    files,
+    finish,
+    load,
+    logged,
+    make_dataset,
+    metrics,
+    run,
+    some_step,
+    spoil_gradients,
+    start,
+    tensors,
+    wait_for_row,
+)
+
+import runtime
+import train
+from model import GPT, GPTConfig
+
+DRAW_LOSS = runtime.draw_loss
+FIELDS = dict(step=int, tokens=int, train_loss=float, val_loss=float, lr=float, grad_norm=float, tokens_per_s=float)
+FIELDS |= dict(peak_mem_bytes=int, skipped_steps=int)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick(one_thread):
+    """Runs on one thread, without drawing loss.png (a quarter of a second each)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "draw_loss", lambda *_: None)
+        yield
+
+
+class Crash(BaseException):
+    """Ends a run on the spot, as a power cut would: nothing is caught, nothing is saved."""
+
+
+@contextmanager
+def at_row(step, action):
+    """Do `action()` right after the row of `step` is written to metrics.jsonl."""
+    write = runtime.Metrics.write
+
+    def write_then_act(self, row):
+        write(self, row)
+        if row["step"] == step:
+            action()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime.Metrics, "write", write_then_act)
+        yield
+
+
+def kill_me(*signals):
+    for signum in signals:
+        os.kill(os.getpid(), signum)
+
+
+def crash():
+    raise Crash
+
+
+@contextmanager
+def optimizers(prepare):
+    """Call prepare(model, optimizer) when a run makes its optimizer."""
+    make = train.make_optimizer
+
+    def make_and_prepare(model, config):
+        optimizer = make(model, config)
+        prepare(model, optimizer)
+        return optimizer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "make_optimizer", make_and_prepare)
+        yield
+
+
+def refusal(capsys, code, *words):
+    """Check that a run ended with exit code 1 and one line on stderr that has these words in it."""
+    err = capsys.readouterr().err
+    assert code == 1
+    assert err.startswith("error: ") and err.count("\n") == 1, err
+    assert [w for w in words if str(w) not in err] == [], err
+
+
+# ------------------------------------------------------------------------------------------------- exactness (CPU)
+
+LONG = dict(max_iters=200, eval_interval=40, save_interval=7)
+EXACT = {
+    "adamw, dropout": dict(dropout=0.2, micro_batch_size=4),
+    "msgdw": dict(optimizer="msgdw", learning_rate=0.5),
+}
+
+
+@pytest.fixture(scope="module", params=EXACT)
+def whole(request, dataset, tmp_path_factory):
+    """(flags, run directory) of 200 steps without interruption."""
+    config = dict(LONG, dataset=dataset, **EXACT[request.param])
+    out = tmp_path_factory.mktemp("whole")
+    assert run(out_dir=out, **config) == 0
+    return config, out
+
+
+def test_a_run_logs_every_step_once(whole):
+    _, out = whole
+    assert [row["step"] for row in metrics(out)] == list(range(201))
+    assert list(column(out, "train_loss")) == list(range(1, 201))
+    assert list(column(out, "val_loss")) == [0, 40, 80, 120, 160, 200]
+    losses = list(column(out, "train_loss").values())
+    assert len(set(losses)) > 190 and losses[-1] < losses[0] - 1  # it learns
+
+
+def test_a_killed_run_goes_on_exactly(whole, tmp_path):
+    config, reference = whole
+    process = start(out_dir=tmp_path, **config)
+    wait_for_row(process, tmp_path, some_step(4, 60))
+    process.kill()
+    finish(process, -signal.SIGKILL)
+    assert load(tmp_path / "last.pt")["step"] < 200
+    assert run(out_dir=tmp_path, init_from="resume", **config) == 0
+    assert_same_run(tmp_path, reference)
+
+
+def test_a_run_stopped_twice_goes_on_exactly(whole, tmp_path, capsys):
+    config, reference = dict(whole[0], out_dir=tmp_path / "run", init_from="auto"), whole[1]
+    first, second = sorted(random.sample(range(2, 199), 2))
+    print(f"drawn: steps {first} and {second}")
+    with at_row(first, lambda: kill_me(signal.SIGTERM)):
+        assert run(**config) == 128 + signal.SIGTERM  # auto starts where there is nothing to resume
+    assert load(tmp_path / "run" / "last.pt")["step"] == first
+    assert "SIGTERM" in capsys.readouterr().out
+    with at_row(second, lambda: kill_me(signal.SIGINT)):
+        assert run(**config) == 128 + signal.SIGINT
+    assert load(tmp_path / "run" / "last.pt")["step"] == second
+    assert run(**config) == 0
+    assert_same_run(tmp_path / "run", reference)
+    before = checkpoints(tmp_path / "run")
+    assert run(**config) == 0  # and a finished run has nothing to do
+    assert logged(tmp_path / "run") == logged(reference)
+    assert checkpoints(tmp_path / "run") == before
+
+
+@pytest.fixture(scope="module")
+def short(dataset, tmp_path_factory):
+    """A tiny run of 30 steps without interruption, evaluated and saved every 10."""
+    out = tmp_path_factory.mktemp("short")
+    assert run(out_dir=out, dataset=dataset, max_iters=30) == 0
+    return out
+
+
+@pytest.fixture
+def begun(dataset, tmp_path, first_20):
+    """A fresh copy of the first 20 of those 30 steps: prev.pt is of step 10, last.pt of step 20."""
+    shutil.copytree(first_20, tmp_path / "begun")
+    return tmp_path / "begun"
+
+
+@pytest.fixture(scope="module")
+def first_20(dataset, tmp_path_factory):
+    out = tmp_path_factory.mktemp("first_20")
+    assert run(out_dir=out, dataset=dataset, max_iters=20, lr_decay_iters=30) == 0
+    assert [load(out / name)["step"] for name in ("prev.pt", "last.pt")] == [10, 20]
+    return out
+
+
+def resume(out, dataset, **changes):
+    return run(**dict(dict(out_dir=out, dataset=dataset, max_iters=30, init_from="resume"), **changes))
+
+
+def test_max_iters_can_be_extended(begun, short, dataset, capsys):
+    assert resume(begun, dataset) == 0
+    assert "max_iters 20 → 30" in capsys.readouterr().out
+    assert_same_run(begun, short)
+
+
+def stop_in_evaluation(patch):
+    """SIGTERM while the second evaluation, that of step 10, is under way."""
+    evaluate, calls = train.evaluate, []
+
+    def evaluate_and_stop(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            kill_me(signal.SIGTERM)
+        return evaluate(*args)
+
+    patch.setattr(train, "evaluate", evaluate_and_stop)
+
+
+def stop_in_forward(patch):
+    """SIGTERM in the middle of a training step."""
+    forward, calls = GPT.forward, []
+
+    def forward_and_stop(self, *args, **kwargs):
+        calls.append(self.training)
+        if sum(calls) == 14:
+            kill_me(signal.SIGTERM)
+        return forward(self, *args, **kwargs)
+
+    patch.setattr(GPT, "forward", forward_and_stop)
+
+
+def crash_before_the_second_checkpoint(patch):
+    """The end comes while step 0 has the only checkpoint."""
+    write = runtime.Metrics.write
+    patch.setattr(runtime.Metrics, "write", lambda self, row: write(self, row) if row["step"] < 5 else crash())
+
+
+def crash_after_the_row(patch):
+    """The end comes between the row of an evaluated step and its checkpoint."""
+    save = runtime.save_checkpoint
+    patch.setattr(runtime, "save_checkpoint", lambda *a: save(*a) if a[1]["step"] < 20 else crash())
+
+
+def crash_between_renames(patch):
+    """The end comes when prev.pt is replaced and last.pt not yet."""
+    replace, calls = os.replace, []
+
+    def replace_or_crash(source, target):
+        calls.append(Path(target).name)
+        if calls.count("last.pt") == 3:
+            crash()
+        replace(source, target)
+
+    patch.setattr(os, "replace", replace_or_crash)
+
+
+def crash_in_a_row(patch):
+    """The end comes when half of a row is on disk."""
+    write = runtime.Metrics.write
+
+    def write_half(self, row):
+        if row["step"] < 17:
+            return write(self, row)
+        with open(self.path, "a") as file:
+            file.write('{"step": 17, "tok')
+        crash()
+
+    patch.setattr(runtime.Metrics, "write", write_half)
+
+
+INTERRUPTIONS = [stop_in_evaluation, stop_in_forward, crash_before_the_second_checkpoint, crash_after_the_row]
+INTERRUPTIONS += [crash_between_renames, crash_in_a_row]
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTIONS)
+def test_interrupted_at_a_bad_moment(interrupt, short, dataset, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt(patch)
+        with pytest.raises(Crash) if "crash" in interrupt.__name__ else nullcontext():
+            assert run(out_dir=tmp_path, dataset=dataset, max_iters=30) == 128 + signal.SIGTERM
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=30, init_from="resume") == 0
+    assert_same_run(tmp_path, short)
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(dataset, tmp_path, capsys):
+    with at_row(7, lambda: kill_me(signal.SIGINT, signal.SIGINT)):
+        assert run(out_dir=tmp_path, dataset=dataset) == 130
+    assert load(tmp_path / "last.pt")["step"] == 0
+    assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # given back
+
+
+def test_under_torchrun_a_second_ctrl_c_is_the_first():
+    """The terminal sends it to every process, and torchrun sends it on."""
+    env = runtime.Env(0, 0, 1, torch.device("cpu"), torch.float32, distributed=True)
+    with runtime.Stop(env) as stop:
+        try:
+            kill_me(signal.SIGINT, signal.SIGINT)
+        except KeyboardInterrupt:  # it would end pytest
+            pytest.fail("the run was cut off")
+        assert stop.signal == signal.SIGINT
+
+
+def test_ctrl_c_saves_although_nobody_reads_stdout(dataset, tmp_path):
+    """Ctrl-C in `python train.py | tee log` also ends tee."""
+    process = start(out_dir=tmp_path, dataset=dataset, max_iters=10**6, lr_decay_iters=30, eval_interval=10**6)
+    wait_for_row(process, tmp_path, 9)
+    process.stdout.close()
+    process.send_signal(signal.SIGINT)
+    err = process.stderr.read()
+    assert process.wait() == 130, err
+    assert "Traceback" not in err
+    assert load(tmp_path / "last.pt")["step"] == metrics(tmp_path)[-1]["step"] >= 9
+
+
+# ------------------------------------------------------------- what must not change the training, and the batch split
+
+UNRELATED = {
+    "eval_interval": dict(eval_interval=7),
+    "log_interval": dict(log_interval=7),
+    "eval_tokens": dict(eval_tokens=0),
+    "save_interval": dict(save_interval=3),
+    "peak_flops, max_skipped": dict(peak_flops=1e12, max_skipped=2),
+}
+
+
+def training(out):
+    return {row["step"]: [row[k] for k in ("train_loss", "lr", "grad_norm")] for row in metrics(out) if "lr" in row}
+
+
+@pytest.fixture(scope="module")
+def with_dropout(dataset, tmp_path_factory):
+    """A run whose steps draw random numbers."""
+    out = tmp_path_factory.mktemp("dropout")
+    assert run(out_dir=out, dataset=dataset, dropout=0.3) == 0
+    return out
+
+
+@pytest.mark.parametrize("name", UNRELATED)
+def test_evaluation_and_logging_leave_training_alone(name, with_dropout, dataset, tmp_path):
+    assert run(out_dir=tmp_path, dataset=dataset, dropout=0.3, **UNRELATED[name]) == 0
+    expected, got = training(with_dropout), training(tmp_path)
+    assert got == {step: expected[step] for step in got}
+    assert list(got) == ([7, 14, 20] if name == "log_interval" else list(range(1, 21)))
+    assert different(load(tmp_path / "last.pt")["model"], load(with_dropout / "last.pt")["model"]) == []
+
+
+def test_wandb_leaves_training_alone(with_dropout, dataset, tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    for name, value in dict(MODE="offline", DIR=tmp_path, SILENT="true", CACHE_DIR=tmp_path, DATA_DIR=tmp_path).items():
+        monkeypatch.setenv(f"WANDB_{name}", str(value))
+    config = dict(out_dir=tmp_path / "run", dataset=dataset, dropout=0.3, wandb_log=True)
+    with at_row(12, lambda: kill_me(signal.SIGTERM)):
+        assert run(**config) == 143
+    wandb_id = load(tmp_path / "run" / "last.pt")["wandb_id"]
+    assert run(**config, init_from="resume") == 0
+    assert_same_run(tmp_path / "run", with_dropout)
+    assert load(tmp_path / "run" / "last.pt")["wandb_id"] == wandb_id
+    assert len(list(tmp_path.rglob(f"run-{wandb_id}.wandb"))) == 2  # one file each time, of the same run
+
+
+def test_micro_batches_only_split_the_work(dataset, tmp_path):
+    for micro in (8, 4, 2):
+        assert run(out_dir=tmp_path / str(micro), dataset=dataset, micro_batch_size=micro, max_iters=50) == 0
+    for name in ("train_loss", "val_loss", "grad_norm"):
+        expected = column(tmp_path / "8", name)
+        for micro in (4, 2):
+            got = column(tmp_path / str(micro), name)
+            assert got == pytest.approx(expected, rel=2e-4 if name == "grad_norm" else 2e-5), (micro, name)
+            assert got != expected  # it was split
+
+
+SPLITS = [  # batch, micro (0 = choose), processes → (micro, accumulation)
+    ((8, 0, 1), (8, 1)),
+    ((8, 2, 1), (2, 4)),
+    ((8, 2, 2), (2, 2)),
+    ((480, 0, 8), (15, 4)),
+    ((480, 0, 1), (16, 30)),
+    ((17, 0, 1), (1, 17)),
+    ((1, 0, 1), (1, 1)),
+]
+NO_SPLITS = [  # … → words of the message
+    ((9, 0, 2), "batch_size=9 cannot be split over 2 processes: use 8 or 10"),
+    ((3, 0, 4), "batch_size=3 cannot be split over 4 processes: use 4"),
+    ((8, 3, 1), "micro_batch_size=3 does not divide the 8 sequences of each process"),
+    ((8, 3, 1), "use 2 or 4"),
+    ((8, 16, 2), "micro_batch_size=16 does not divide the 4 sequences of each process"),
+]
+
+
+@pytest.mark.parametrize("case, expected", SPLITS)
+def test_split_batch(case, expected):
+    assert train.split_batch(*case) == expected
+
+
+@pytest.mark.parametrize("case, words", NO_SPLITS)
+def test_split_batch_refuses(case, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        train.split_batch(*case)
+
+
+# ------------------------------------------------------------------------------------------- what the numbers mean
+
+
+def test_logged_losses_are_those_of_the_data(short, dataset):
+    """val_loss is the mean over the validation windows of the model that is saved, train_loss over the step's batch."""
+    checkpoint = load(short / "last.pt")
+    model = GPT(GPTConfig(**checkpoint["model_config"]))
+    model.load_state_dict(checkpoint["model"])
+    tokens = torch.from_numpy(np.fromfile(dataset / "val.bin", "<u2").astype(np.int64))
+    windows = 2999 // 32  # 93; of them 512 // 32 = 16, evenly spaced
+    starts = [i * windows // 16 * 32 for i in range(16)]
+    x = torch.stack([tokens[s : s + 32] for s in starts])
+    y = torch.stack([tokens[s + 1 : s + 33] for s in starts])
+    with torch.no_grad():
+        expected = F.cross_entropy(model(x)[0].flatten(0, 1).double(), y.flatten()).item()
+    assert column(short, "val_loss")[30] == pytest.approx(expected, rel=1e-6)
+
+    model, data = GPT(GPTConfig(**checkpoint["model_config"]), seed=1337), train.Dataset(str(dataset), 32, 1337)
+    x, y = map(torch.from_numpy, data.batch(0, 8))
+    loss = F.cross_entropy(model(x)[0].flatten(0, 1), y.flatten())
+    loss.backward()
+    norm = math.sqrt(sum(p.grad.double().square().sum().item() for p in model.parameters()))
+    assert column(short, "train_loss")[1] == pytest.approx(loss.item(), rel=1e-6)
+    assert column(short, "grad_norm")[1] == pytest.approx(norm, rel=1e-5)
+    assert column(short, "lr") | {1: 0.002, 5: 0.01, 30: 0.001} == column(short, "lr")
+    assert column(short, "tokens") == {step: step * 8 * 32 for step in range(31)}
+
+
+def test_all_validation_windows(short, dataset, tmp_path, capsys):
+    """93 windows in batches of 8: the last batch is not full, and counts for what it holds."""
+    checkpoint = load(short / "best.pt")
+    model = GPT(GPTConfig(**checkpoint["model_config"]))
+    model.load_state_dict(checkpoint["model"])
+    tokens = torch.from_numpy(np.fromfile(dataset / "val.bin", "<u2").astype(np.int64))
+    x, y = tokens[: 93 * 32].view(93, 32), tokens[1 : 93 * 32 + 1].view(93, 32)
+    with torch.no_grad():
+        expected = F.cross_entropy(model(x)[0].flatten(0, 1).double(), y.flatten()).item()
+    for micro in (8, 4):
+        config = dict(init_from=short / "best.pt", eval_tokens=0, eval_only=True, micro_batch_size=micro)
+        assert run(out_dir=tmp_path / "none", dataset=dataset, **config) == 0
+        assert evaluated(capsys) == pytest.approx(expected, abs=1.5e-6)
+
+
+def evaluated(capsys):
+    """The validation loss that was printed (to six digits)."""
+    return float(re.search(r"validation loss (\S+)", capsys.readouterr().out)[1])
+
+
+def test_eval_only_writes_nothing(short, dataset, tmp_path, capsys):
+    before = files(short)
+    assert run(out_dir=short, dataset=dataset, init_from="resume", eval_only=True) == 0
+    assert evaluated(capsys) == pytest.approx(column(short, "val_loss")[30], abs=6e-7)
+    assert files(short) == before
+    assert run(out_dir=tmp_path / "none", dataset=dataset, init_from=short / "prev.pt", eval_only=True) == 0
+    assert evaluated(capsys) == pytest.approx(column(short, "val_loss")[20], abs=6e-7)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ----------------------------------------------------------------------------------------------- bad gradients
+
+VICTIM = "blocks.1.mlp.f.up.weight"
+
+
+@pytest.mark.parametrize("optimizer, learning_rate", [("adamw", 1e-2), ("msgdw", 0.5)])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_bad_gradient_is_skipped(value, optimizer, learning_rate, dataset, tmp_path):
+    changed = []  # one entry a step: names of what it changed
+
+    def watch(model, optimizer):
+        def now():
+            return bits([dict(model.named_parameters()), optimizer.state_dict()["state"]])
+
+        def after(*_):
+            before = changed.pop()
+            changed.append({name for name, value in now().items() if value != before.get(name)})
+
+        optimizer.register_step_pre_hook(lambda *_: changed.append(now()))
+        optimizer.register_step_post_hook(after)
+
+    bad = {4, 5, 8, 9}
+    with optimizers(watch), spoil_gradients(value, bad, VICTIM):
+        config = dict(optimizer=optimizer, learning_rate=learning_rate, weight_decay=0.1, max_skipped=3)
+        assert run(out_dir=tmp_path, dataset=dataset, **config) == 0
+    assert [step for step, names in enumerate(changed) if not names] == sorted(bad)
+    assert changed[0] >= {f"/0/{name}" for name in load(tmp_path / "last.pt")["model"]}  # a good step changes them all
+    skipped = [sum(b < step for b in bad) for step in range(1, 21)]
+    assert list(column(tmp_path, "skipped_steps").values()) == skipped
+    assert [step for step, norm in column(tmp_path, "grad_norm").items() if norm is None] == [5, 6, 9, 10]
+    last = load(tmp_path / "last.pt")
+    assert last["skipped"] == 4
+    assert all(t.isfinite().all() for t in tensors(last).values())
+    if optimizer == "adamw":
+        assert {s["step"].item() for s in last["optimizer"]["state"].values()} == {16.0}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_too_many_bad_gradients_end_the_run(value, short, dataset, tmp_path, capsys):
+    config = dict(out_dir=tmp_path, dataset=dataset, max_iters=30, save_interval=5, max_skipped=3)
+    with spoil_gradients(value, range(13, 1000), VICTIM):
+        code = run(**config)
+    refusal(capsys, code, "3 steps in a row, up to step 16,", f"first the gradient of {VICTIM}.")
+    assert [load(tmp_path / name)["step"] for name in ("last.pt", "prev.pt")] == [15, 10]
+    assert run(**config, init_from="resume") == 0
+    rows = {row["step"]: row for row in metrics(tmp_path)}
+    assert {step: row["train_loss"] for step, row in rows.items() if 0 < step <= 13} == {
+        step: loss for step, loss in column(short, "train_loss").items() if step <= 13
+    }
+    assert rows[14]["skipped_steps"] == 1 and rows[30]["skipped_steps"] == 2
+
+
+@pytest.mark.parametrize("what", ["parameter", "exp_avg", "momentum_buffer"])
+def test_a_state_that_is_not_finite_is_never_saved(what, dataset, tmp_path, capsys):
+    config = dict(out_dir=tmp_path, dataset=dataset, save_interval=1)
+    config |= dict(optimizer="msgdw", learning_rate=0.1) if what == "momentum_buffer" else {}
+
+    def prepare(model, optimizer):
+        calls = []
+
+        def spoil(*_):
+            calls.append(1)
+            p = dict(model.named_parameters())[VICTIM]
+            if len(calls) == 8:
+                (p if what == "parameter" else optimizer.state[p][what]).data[0, 0] = math.inf
+
+        optimizer.register_step_post_hook(spoil)
+
+    with optimizers(prepare):
+        code = run(**config)
+    refusal(capsys, code, "not finite at step 8", VICTIM if what == "parameter" else what)
+    found = {path.name: load(path) for path in tmp_path.glob("*.pt")}
+    assert {name: c["step"] for name, c in found.items()} == {"last.pt": 7, "prev.pt": 6, "best.pt": 0}
+    assert all(t.isfinite().all() for t in tensors(found).values())
+
+
+# ------------------------------------------------------------------------------- checkpoints: writing and reading
+
+PLAIN = (torch.Tensor, dict, list, tuple, str, int, float, bool, type(None))
+
+
+def plain(value):
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    return isinstance(value, PLAIN) and all(plain(key) and plain(part) for key, part in parts)
+
+
+def test_what_a_checkpoint_holds(short):
+    checkpoint = load(short / "last.pt")  # weights_only
+    assert plain(checkpoint)
+    assert not plain({"a": [np.float64(1.0).reshape(1)]})
+    names = "model optimizer scaler step tokens best_val_loss model_config train_config meta skipped wandb_id"
+    assert set(names.split()) <= checkpoint.keys()
+    assert checkpoint["model_config"]["n_layer"] == 2 and checkpoint["train_config"]["max_iters"] == 30
+    model = GPT(GPTConfig(**checkpoint["model_config"]))
+    assert list(checkpoint["model"]) == [name for name, _ in model.named_parameters()]
+    assert not list(short.glob("*.tmp")) and not (short / "new.pt").exists()
+
+
+def fail(error, original, when, times=10**6):
+    """A function that raises in the first `times` calls for which `when` is true, and else is the original."""
+    calls = []
+
+    def call(*args, **kwargs):
+        if when(*args, **kwargs):
+            calls.append(args)
+            if len(calls) <= times:
+                if args and hasattr(args[-1], "write"):
+                    args[-1].write(b"half of it")
+                raise type(error)(*error.args)
+        return original(*args, **kwargs)
+
+    return call
+
+
+NO_SPACE, IO_ERROR = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
+FAILURES = {  # what fails: (module, function, error, in which calls)
+    "torch.save": (torch, "save", NO_SPACE, lambda *a, **k: True),
+    "torch.save, in its own words": (torch, "save", RuntimeError("unexpected pos 64 vs 0"), lambda *a, **k: True),
+    "fsync": (os, "fsync", IO_ERROR, lambda *a: True),
+    "rename to new.pt": (os, "replace", IO_ERROR, lambda source, target: Path(target).name == "new.pt"),
+    "rename to prev.pt": (os, "replace", IO_ERROR, lambda source, target: Path(target).name == "prev.pt"),
+    "rename to last.pt": (os, "replace", IO_ERROR, lambda source, target: Path(target).name == "last.pt"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_write_that_fails_for_good(name, begun, short, dataset, monkeypatch, capsys):
+    module, function, error, when = FAILURES[name]
+    failing = fail(error, getattr(module, function), when)
+    before, patch = checkpoints(begun), pytest.MonkeyPatch()
+    monkeypatch.setattr(runtime.time, "sleep", lambda seconds: None)
+    with at_row(25, lambda: patch.setattr(module, function, failing)):
+        try:
+            code = resume(begun, dataset)
+        finally:
+            patch.undo()
+    refusal(capsys, code, error.args[-1])
+    after = {path: digest for path, digest in checkpoints(begun).items() if path in before}
+    if name == "rename to last.pt":  # by then the others are the new ones
+        assert after["last.pt"] == before["last.pt"]
+    else:
+        assert after == before
+    assert [load(begun / name)["step"] for name in after]  # all of them can be read
+    assert resume(begun, dataset) == 0  # once there is room
+    assert_same_run(begun, short)
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_write_that_fails_once(name, begun, short, dataset, monkeypatch):
+    module, function, error, when = FAILURES[name]
+    failing = fail(error, getattr(module, function), when, times=1)
+    monkeypatch.setattr(runtime.time, "sleep", lambda seconds: None)
+    with at_row(25, lambda: monkeypatch.setattr(module, function, failing)):
+        assert resume(begun, dataset) == 0
+    assert getattr(module, function) is failing
+    monkeypatch.undo()
+    assert_same_run(begun, short)
+
+
+def test_a_file_that_may_not_grow(begun, short, dataset, monkeypatch, capsys):
+    """The real thing: the system refuses the bytes after the first 100,000."""
+    before, limits = checkpoints(begun), resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(runtime.time, "sleep", lambda seconds: None)
+    with at_row(25, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))):
+        try:
+            code = resume(begun, dataset)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    refusal(capsys, code, "cannot write")
+    assert checkpoints(begun) == before
+    assert resume(begun, dataset) == 0
+    assert_same_run(begun, short)
+
+
+def test_a_file_system_without_hard_links(short, dataset, tmp_path, monkeypatch):
+    def link(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=30) == 0
+    assert_same_run(tmp_path, short)
+    for name in ("best.pt", "prev.pt"):
+        assert load(tmp_path / name)["step"] == load(short / name)["step"]
+
+
+@pytest.mark.parametrize("losses, best", [([5, 3, 1, 2, 4], 20), ([5, 4, 3, 2, 1], 40), ([1, 2, 3, 4, math.nan], 0)])
+def test_best_prev_and_last(losses, best, dataset, tmp_path, monkeypatch):
+    script = iter(losses)
+    monkeypatch.setattr(train, "evaluate", lambda *_: float(next(script)))
+    config = dict(out_dir=tmp_path, dataset=dataset, max_iters=40)
+    with at_row(25, lambda: kill_me(signal.SIGTERM)):  # the best so far is remembered
+        assert run(**config) == 143
+    assert run(**config, init_from="resume") == 0
+    steps = {path.name: load(path)["step"] for path in tmp_path.glob("*.pt")}
+    assert steps == {"last.pt": 40, "prev.pt": 30, "best.pt": best}
+    assert load(tmp_path / "last.pt")["best_val_loss"] == min(losses)
+
+
+def test_best_is_the_model_of_its_loss(short, dataset, tmp_path, capsys):
+    best = load(short / "best.pt")["step"]
+    assert best == min(column(short, "val_loss").items(), key=lambda item: item[1])[0]
+    assert run(out_dir=tmp_path / "none", dataset=dataset, init_from=short / "best.pt", eval_only=True) == 0
+    assert evaluated(capsys) == pytest.approx(column(short, "val_loss")[best], abs=6e-7)
+    assert load(short / "best.pt")["best_val_loss"] == column(short, "val_loss")[best]
+
+
+DAMAGE = {
+    "half": lambda raw: raw[: len(raw) // 2],
+    "all but the last byte": lambda raw: raw[:-1],
+    "empty": lambda raw: b"",
+    "zeros": lambda raw: bytes(len(raw)),
+}
+
+
+def damage(path, damaged=b"damaged"):
+    path.unlink()  # best.pt may be the same file
+    path.write_bytes(damaged)
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_last_falls_back_to_prev(name, begun, short, dataset, capsys):
+    path = begun / "last.pt"
+    damage(path, DAMAGE[name](path.read_bytes()))
+    assert resume(begun, dataset) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 1
+    assert f"{path} cannot be read" in warnings[0] and f"going on from {begun / 'prev.pt'}, step 10" in warnings[0]
+    assert_same_run(begun, short)
+
+
+def test_a_damaged_last_never_becomes_prev(begun, dataset):
+    damage(begun / "last.pt")
+    assert resume(begun, dataset, max_iters=20, lr_decay_iters=30) == 0
+    assert [load(begun / name)["step"] for name in ("prev.pt", "last.pt")] == [10, 20]
+
+
+def test_a_crash_after_falling_back_loses_nothing(begun, short, dataset):
+    damage(begun / "last.pt")
+    replace = os.replace
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(os, "replace", lambda a, b: replace(a, b) if Path(b).name != "last.pt" else crash())
+        resume(begun, dataset)
+    assert resume(begun, dataset) == 0
+    assert_same_run(begun, short)
+
+
+def test_nothing_left_to_resume_from(begun, dataset, tmp_path, capsys):
+    for name in ("last.pt", "prev.pt"):
+        damage(begun / name)
+    before = files(begun)
+    for source in ("resume", "auto"):
+        refusal(capsys, resume(begun, dataset, init_from=source), begun / "last.pt", begun / "prev.pt", "damaged")
+    refusal(capsys, resume(tmp_path / "empty", dataset), "nothing to resume", tmp_path / "empty", "--init_from=scratch")
+    assert files(begun) == before and not (tmp_path / "empty").exists()
+
+
+def test_the_prefix_of_a_compiled_model_is_tolerated(begun, short, dataset):
+    checkpoint = load(begun / "last.pt")
+    checkpoint["model"] = {f"_orig_mod.{name}": p for name, p in checkpoint["model"].items()}
+    (begun / "last.pt").unlink()
+    torch.save(checkpoint, begun / "last.pt")
+    assert resume(begun, dataset) == 0
+    assert_same_run(begun, short)
+
+
+class Payload:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def test_a_checkpoint_cannot_run_code(begun, dataset, tmp_path, capsys):
+    checkpoint = load(begun / "last.pt") | {"step": Payload(tmp_path / "harm")}
+    evil = tmp_path / "evil.pt"
+    torch.save(checkpoint, evil)
+    torch.load(evil, weights_only=False)
+    (tmp_path / "harm").rmdir()  # so it can do harm
+    refusal(capsys, run(out_dir=tmp_path / "a", dataset=dataset, init_from=evil), evil, "cannot be read")
+    for name in ("last.pt", "prev.pt"):
+        (begun / name).unlink()
+        shutil.copy(evil, begun / name)
+    refusal(capsys, resume(begun, dataset), begun / "last.pt", "cannot be read")
+    assert not (tmp_path / "harm").exists()
+
+
+# --------------------------------------------------------------------------------------------- rules of resuming
+
+
+def test_training_flags_win_on_resume(begun, dataset, capsys):
+    changes = dict(learning_rate=5e-3, min_lr=4e-3, weight_decay=0.05, beta1=0.8, beta2=0.9, schedule="constant")
+    groups, seen = [], load(begun / "last.pt")["optimizer"]["state"][0]["exp_avg"].clone()
+    states = []
+
+    def prepare(model, optimizer):
+        def before(*_):
+            groups.append([dict(g, params=None) for g in optimizer.param_groups])
+            states.append(optimizer.state_dict()["state"][0]["exp_avg"].clone())
+
+        optimizer.register_step_pre_hook(before)
+
+    with optimizers(prepare):
+        assert resume(begun, dataset, **changes) == 0
+    assert torch.equal(states[0], seen)  # the state itself is the checkpoint's
+    for group in groups[0]:
+        assert group["lr"] == 5e-3 and group["betas"] == (0.8, 0.9), group["role"]
+        assert group["weight_decay"] == (0.05 if group["role"] in ("emb", "pos", "qk", "vo", "ffn") else 0), group
+    assert {column(begun, "lr")[step] for step in range(21, 31)} == {5e-3}
+    printed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("changed on resume"))
+    expected = "learning_rate 0.01 → 0.005, min_lr 0.001 → 0.004, weight_decay 0.1 → 0.05, beta1 0.9 → 0.8"
+    for change in [*expected.split(", "), "beta2 0.95 → 0.9", "schedule cosine → constant", "max_iters 20 → 30"]:
+        assert change in printed
+    assert printed.count("→") == 7
+
+
+def test_nothing_changed_nothing_printed(begun, dataset, capsys):
+    assert resume(begun, dataset, max_iters=20, lr_decay_iters=30) == 0
+    out = capsys.readouterr().out
+    assert f"weights: {begun}, step 20" in out
+    assert "→" not in out
+
+
+def test_the_architecture_is_the_checkpoints(begun, short, dataset, capsys):
+    assert resume(begun, dataset, n_layer=3, mid_norm="none", qk_norm=False, block_size=16) == 0
+    lines = capsys.readouterr().out.splitlines()
+    printed = next(line for line in lines if line.startswith("model of the checkpoint"))
+    for change in ("n_layer 3 → 2", "mid_norm none → both", "qk_norm False → True", "block_size 16 → 32"):
+        assert change in printed
+    assert printed.count("→") == 4
+    assert_same_run(begun, short)
+    assert json.loads((begun / "config.json").read_text())["model"]["n_layer"] == 2
+
+
+@pytest.mark.parametrize("old, new", [("adamw", "msgdw"), ("msgdw", "adamw")])
+def test_another_optimizer_on_resume(old, new, dataset, tmp_path, capsys):
+    """Refused in one line, or started with a fresh state and a message; never a traceback."""
+    config = dict(out_dir=tmp_path, dataset=dataset, learning_rate=1e-2)
+    assert run(**config, optimizer=old, max_iters=5) == 0
+    capsys.readouterr()
+    before = checkpoints(tmp_path)
+    code = run(**config, optimizer=new, init_from="resume")
+    if code:
+        refusal(capsys, code, old, new)
+        assert checkpoints(tmp_path) == before
+    else:
+        assert f"optimizer {old} → {new}" in capsys.readouterr().out
+        assert column(tmp_path, "train_loss").keys() == set(range(1, 21))
+
+
+OTHER_DATA = {
+    "a larger alphabet": dict(alphabet=60),
+    "a smaller alphabet": dict(alphabet=40),
+}
+
+
+@pytest.mark.parametrize("source", ["resume", "auto", "last.pt"])
+@pytest.mark.parametrize("name", OTHER_DATA)
+def test_another_vocabulary_is_refused(name, source, begun, tmp_path, capsys):
+    other, before = make_dataset(tmp_path / "other", **OTHER_DATA[name]), files(begun)
+    out = tmp_path / "out" if source == "last.pt" else begun
+    source = begun / source if source == "last.pt" else source
+    code = run(out_dir=out, dataset=other, init_from=source, max_iters=30)
+    refusal(capsys, code, other, OTHER_DATA[name]["alphabet"], "50 tokens", "vocabulary")
+    assert files(begun) == before
+
+
+def test_another_alphabet_of_the_same_size_is_refused(begun, tmp_path, capsys):
+    other = make_dataset(tmp_path / "other")
+    meta = json.loads((other / "meta.json").read_text())
+    meta["chars"] = [chr(ord(c) + 300) for c in meta["chars"]]
+    (other / "meta.json").write_text(json.dumps(meta))
+    refusal(capsys, resume(begun, other), other, "vocabulary")
+
+
+def test_another_dataset_of_the_same_vocabulary_is_fine(begun, tmp_path, capsys):
+    other = make_dataset(tmp_path / "other", seed=1)
+    assert resume(begun, other) == 0
+    assert "dataset " in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("changed"))
+
+
+def test_a_new_run_from_a_checkpoints_weights(short, dataset, tmp_path):
+    """Step 0, fresh optimizer: the very run that starts with those parameters."""
+    assert run(out_dir=tmp_path / "a", dataset=dataset, init_from=short / "best.pt", n_layer=7) == 0
+    trained = load(short / "best.pt")
+    rows = logged(tmp_path / "a")
+    assert [step for step, _ in rows] == list(range(21))
+    assert rows[0][1] == {"tokens": 0, "val_loss": column(short, "val_loss")[trained["step"]]}
+    assert column(tmp_path / "a", "lr")[1] == 0.002
+    last = load(tmp_path / "a" / "last.pt")
+    assert (last["step"], last["tokens"]) == (20, 20 * 8 * 32)
+    assert last["model_config"] == trained["model_config"]
+    assert {s["step"].item() for s in last["optimizer"]["state"].values()} == {20.0}
+    assert different(load(tmp_path / "a" / "last.pt")["model"], trained["model"])
+
+
+def test_dropout_may_change(short, dataset, tmp_path):
+    assert run(out_dir=tmp_path, dataset=dataset, init_from=short / "last.pt", dropout=0.4, max_iters=3) == 0
+    assert load(tmp_path / "last.pt")["model_config"]["dropout"] == 0.4
+
+
+@pytest.mark.parametrize("kept", ["last.pt", "prev.pt", "best.pt"])
+def test_scratch_does_not_overwrite(kept, begun, dataset, capsys):
+    for path in begun.glob("*.pt"):
+        if path.name != kept:
+            path.unlink()
+    before = files(begun)
+    refusal(capsys, run(out_dir=begun, dataset=dataset), begun, "--init_from=resume", "--overwrite=True")
+    assert files(begun) == before
+
+
+def test_overwrite(begun, short, dataset, tmp_path):
+    (begun / "metrics.jsonl").write_text('{"step": 1000, "train_loss": 0.0}\nnot even a row\n')
+    damage(begun / "best.pt")
+    with at_row(0, crash), pytest.raises(Crash):
+        run(out_dir=begun, dataset=dataset, max_iters=30, overwrite=True)
+    assert checkpoints(begun) == {}  # so that nothing of the earlier run is taken for the new one's
+    assert run(out_dir=begun, dataset=dataset, max_iters=30, overwrite=True) == 0
+    assert_same_run(begun, short)
+    assert load(begun / "best.pt")["step"] == load(short / "best.pt")["step"]
+
+
+# ------------------------------------------------------------------------------------------------ compile, dtypes
+
+ONE_LAYER = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=4, max_iters=5)
+
+
+def test_compiled_is_eager(dataset, tmp_path, capsys):
+    for compiled in (False, True):
+        assert run(out_dir=tmp_path / str(compiled), dataset=dataset, compile=compiled, **ONE_LAYER) == 0
+    assert "compiled in" in capsys.readouterr().out
+    for name in ("train_loss", "val_loss", "grad_norm"):
+        expected, got = (column(tmp_path / str(compiled), name) for compiled in (False, True))
+        assert got == pytest.approx(expected, rel=1e-4 if name == "grad_norm" else 1e-5), name
+    eager, compiled = (load(tmp_path / str(compiled) / "last.pt") for compiled in (False, True))
+    assert eager["model"].keys() == compiled["model"].keys()  # the raw module is saved
+    assert different(eager["model"], compiled["model"])  # it was compiled
+
+
+def break_compiler(patch, early):
+    def compile(model, **_):
+        if early:
+            raise RuntimeError("no compiler here\nat all")
+
+        def call(*_):
+            raise RuntimeError("no compiler here\nat all")
+
+        return call
+
+    patch.setattr(torch, "compile", compile)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["in torch.compile", "in the first call"])
+def test_compile_auto_falls_back(early, short, dataset, tmp_path, monkeypatch, capsys):
+    break_compiler(monkeypatch, early)
+    monkeypatch.setattr(runtime, "choose_compile", lambda *_: (True, "auto"))
+    assert run(out_dir=tmp_path, dataset=dataset, compile="auto", max_iters=30) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert len(warnings) == 1 and "no compiler here" in warnings[0] and "eagerly" in warnings[0]
+    assert_same_run(tmp_path, short)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["in torch.compile", "in the first call"])
+def test_compile_true_does_not(early, dataset, tmp_path, monkeypatch, capsys):
+    break_compiler(monkeypatch, early)
+    code = run(out_dir=tmp_path / "out", dataset=dataset, compile=True)
+    refusal(capsys, code, "torch.compile failed (no compiler here)", "--compile=False")
+    assert not (tmp_path / "out").exists()
+
+
+def test_fp16_with_loss_scaling_resumes(dataset, tmp_path):
+    """The scale is halved by an overflow in step 4, and that is remembered."""
+    config = dict(dataset=dataset, dtype="float16")
+    with spoil_gradients(math.inf, {3}, VICTIM):
+        assert run(out_dir=tmp_path / "whole", **config) == 0
+    with spoil_gradients(math.inf, {3}, VICTIM), at_row(12, lambda: kill_me(signal.SIGTERM)):
+        assert run(out_dir=tmp_path / "run", **config) == 143
+    scaler = load(tmp_path / "run" / "last.pt")["scaler"]
+    assert scaler["scale"] == 2.0**15 and scaler["_growth_tracker"] == 8
+    seen = []
+    with optimizers(lambda *_: seen.append(1)):
+        assert run(out_dir=tmp_path / "run", **config, init_from="resume") == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    assert load(tmp_path / "run" / "last.pt")["scaler"]["_growth_tracker"] == 16
+    assert column(tmp_path / "run", "skipped_steps")[20] == 1
+    losses = column(tmp_path / "run", "train_loss")
+    assert losses[20] < losses[1] - 0.2
+
+
+# -------------------------------------------------------------------------------------------------------- records
+
+
+def test_the_run_directory(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime, "draw_loss", DRAW_LOSS)
+    out = tmp_path / "new" / "run"
+    config = tmp_path / "config.py"
+    config.write_text("warmup_iters = 3\nmax_iters = 12\n")
+    given = {k: v for k, v in TINY.items() if k not in ("warmup_iters", "max_iters")}
+    argv = ["train.py", str(config), *(f"--{k}={v}" for k, v in given.items())]
+    argv += [f"--out_dir={out}", f"--dataset={dataset}", "--peak_flops=1e9"]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert train.main() == 0
+    names = ["best.pt", "config.json", "last.pt", "loss.png", "metrics.jsonl", "prev.pt"]
+    assert sorted(path.name for path in out.iterdir()) == names
+
+    rows = metrics(out)
+    for row in rows[1:]:
+        wanted = {k: t for k, t in FIELDS.items() if k != "val_loss" or row["step"] in (10, 12)}
+        assert {k: type(row[k]) for k in wanted} == wanted
+        assert row["mfu"] > 0 and row["tokens_per_s"] > 0 and row["peak_mem_bytes"] > 50e6
+        flops = row["mfu"] * 1e9 / row["tokens_per_s"]  # a token: 6 per matrix weight and head, 12·L·d·T for attention
+        assert flops == pytest.approx(6 * (2 * 12 * 32 * 32 + 64 * 32) + 12 * 2 * 32 * 32)
+
+    record = json.loads((out / "config.json").read_text())
+    train_config, model_config = record["train"], record["model"]
+    assert (train_config["warmup_iters"], train_config["max_iters"], train_config["lr_decay_iters"]) == (3, 12, 12)
+    assert (train_config["weight_decay"], train_config["min_lr"]) == (0.1, 0.001)  # resolved, not None
+    assert (model_config["n_embd"], model_config["vocab_size"], model_config["qk_norm"]) == (32, 50, True)
+    assert record["command"] == argv
+    assert record["versions"]["torch"] == torch.__version__ and record["versions"]["python"] in sys.version
+    head = Path(ROOT / ".git")
+    if head.exists():
+        assert re.fullmatch("[0-9a-f]{40}", record["git_commit"])
+    assert (out / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert len((out / "loss.png").read_bytes()) > 5000
+
+
+def test_infinity_is_valid_json(dataset, tmp_path):
+    with spoil_gradients(math.nan, {2}, VICTIM):
+        assert run(out_dir=tmp_path, dataset=dataset, max_iters=4) == 0
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    rows = [json.loads(s, parse_constant=refuse) for s in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("grad_norm", 0) is None for row in rows] == [False, False, False, True, False]
+
+
+def test_without_matplotlib_a_run_still_ends_well(dataset, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runtime, "draw_loss", DRAW_LOSS)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=2) == 0
+    assert "matplotlib is not installed" in capsys.readouterr().out
+    assert load(tmp_path / "last.pt")["step"] == 2
