@@ -1,29 +1,21 @@
-"""What a run needs around the loop: processes, device, precision and compile choices, stopping, checkpoints, metrics.
+"""What a run needs around the loop: processes, device, precision and compile choices, stopping, messages.
 
 Every choice made here is printed with its reason. User mistakes raise ValueError with one clear line.
 """
 
-import json
-import math
 import os
-import platform
 import shutil
 import signal
-import subprocess
 import sys
 import time
-import warnings
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-
-CHECKPOINT_FORMAT = "nanoDNT checkpoint 1"
 
 # Dense bf16/fp16 peak FLOP/s by device name (vendors' data sheets), first match wins.
 PEAK_FLOPS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12, "H800": 989e12, "GH200": 989e12}
@@ -176,7 +168,7 @@ def choose_compile(setting, device: torch.device, training_flops: float) -> tupl
     if not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):
         return False, "auto: no C++ compiler found"
     minutes = training_flops / (75e9 * torch.get_num_threads()) / 60  # eager training reaches about 75 GFLOP/s a core
-    return minutes > 4, f"auto: about {minutes:.0f} min of eager work"
+    return minutes > 3, f"auto: about {minutes:.0f} min of eager work"
 
 
 def compile_model(model, setting, example: tuple, env: Env):
@@ -250,231 +242,7 @@ class Stop:
         return 128 + (self.signal or signal.SIGTERM) if self.stopped else 0
 
 
-# ------------------------------------------------------------------------------------------------------ checkpoints
-
-
-def _twice(path: Path, change) -> None:
-    """Do `change(tmp)`, which makes the temporary file `tmp` and renames it to `path`. One failure is retried; after a
-    second ValueError, with `path` as it was."""
-    tmp = path.with_name(path.name + ".tmp")
-    for attempt in (1, 2):
-        try:
-            tmp.unlink(missing_ok=True)
-            return change(tmp)
-        except (OSError, RuntimeError) as e:  # torch.save turns some I/O errors into RuntimeError
-            with suppress(OSError):
-                tmp.unlink(missing_ok=True)
-            if attempt == 2:
-                reason = str(e).splitlines()[0] if str(e) else type(e).__name__
-                raise ValueError(f"cannot write {path} ({reason}); earlier files are intact") from e
-            time.sleep(1)
-
-
-def write_file(path: Path, write) -> None:
-    """Write through a temporary file, fsync, rename: `path` is the old file or the whole new one, never a part.
-
-    `write(f)` gets the open file. ValueError if it fails twice."""
-
-    def change(tmp):
-        with open(tmp, "wb") as f:
-            write(f)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(tmp, path)
-
-    _twice(path, change)
-
-
-def link_file(source: Path, target: Path) -> None:
-    """Make `target` the same file as `source`, or a copy where the file system has no hard links."""
-
-    def change(tmp):
-        try:
-            os.link(source, tmp)
-        except OSError:
-            shutil.copyfile(source, tmp)
-        os.replace(tmp, target)
-
-    _twice(target, change)
-
-
-def save_checkpoint(out_dir: Path, state: dict, best: bool) -> None:
-    """Write last.pt, keeping the one before as prev.pt; with `best` the same file is best.pt too (a hard link).
-
-    Checkpoints are never changed in place, so links are safe, and at every moment last.pt is whole.
-    ValueError for a state that is not finite, or a file that cannot be written: last.pt is untouched then."""
-    tensors = dict(state["model"])
-    tensors |= {f"optimizer state {i}.{k}": t for i, s in state["optimizer"]["state"].items() for k, t in s.items()}
-    finite = torch.stack([t.isfinite().all().cpu() for t in tensors.values()])
-    if not finite.all():
-        name = list(tensors)[int(finite.logical_not().nonzero()[0])]
-        raise ValueError(f"{name} is not finite at step {state['step']}: not saved; earlier checkpoints are intact")
-    checkpoint = {"format": CHECKPOINT_FORMAT, **state}
-    last, new = out_dir / "last.pt", out_dir / "new.pt"
-    write_file(new, lambda f: torch.save(checkpoint, f))
-    if last.exists():
-        link_file(last, out_dir / "prev.pt")
-    if best:
-        link_file(new, out_dir / "best.pt")
-    _twice(last, lambda tmp: os.replace(new, last))
-
-
-# What a checkpoint holds: tensors and plain values only.
-CHECKPOINT = {"model": dict, "optimizer": dict, "scaler": dict, "step": int, "tokens": int, "skipped": int}
-CHECKPOINT |= {"evaluated": int, "pending": dict, "best_val_loss": float, "wandb_id": (str, type(None)), "meta": dict}
-CHECKPOINT |= {"model_config": dict, "train_config": dict}
-
-
-def load_checkpoint(path) -> dict:
-    """A checkpoint on the CPU, without running code from it (`weights_only`). ValueError if it cannot be read."""
-    if not os.path.exists(path):
-        raise ValueError(f"there is no checkpoint {path}")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about old pickles, which are refused here anyway
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as e:  # a damaged file can raise nearly anything
-        raise ValueError(f"{path} cannot be read as a checkpoint, it is damaged or foreign ({type(e).__name__})") from e
-    if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
-        raise ValueError(f"{path} is not a checkpoint of this project ({CHECKPOINT_FORMAT!r} expected)")
-    wrong = [key for key, kind in CHECKPOINT.items() if not isinstance(checkpoint.get(key, ...), kind)]
-    if wrong:
-        raise ValueError(f"{path} is damaged: {', '.join(wrong)} missing or of a wrong type")
-    prefix = "_orig_mod."  # left by code that saves a compiled model
-    checkpoint["model"] = {str(name).removeprefix(prefix): p for name, p in checkpoint["model"].items()}
-    return {**checkpoint, "path": Path(path)}
-
-
-def first_bad(model) -> str:
-    """Name of the first parameter that is not finite, or whose gradient is not."""
-    for name, p in model.named_parameters():
-        for what, t in ((name, p), (f"the gradient of {name}", p.grad)):
-            if t is not None and not t.isfinite().all():
-                return what
-    return "no longer to be found"
-
-
-def load_latest(out_dir: Path) -> dict | None:
-    """last.pt, or prev.pt (with a message) where last.pt cannot be read; None where there is neither."""
-    found = [p for p in (out_dir / "last.pt", out_dir / "prev.pt") if p.exists()]
-    problems = []
-    for path in found:
-        try:
-            checkpoint = load_checkpoint(path)
-        except ValueError as e:
-            problems.append(str(e))
-            continue
-        if problems:
-            print(f"warning: {problems[0]}; going on from {path}, step {checkpoint['step']}", flush=True)
-        return checkpoint
-    if problems:
-        raise ValueError("; ".join(problems) + ": nothing to resume from")
-    return None
-
-
-# ---------------------------------------------------------------------------------------------------------- records
-
-
-class Metrics:
-    """A run directory's records, written by rank 0: config.json, metrics.jsonl, and wandb where it is on.
-
-    Nothing in `out_dir` changes before everything that can be checked has been. A run resumed from the checkpoint
-    `resumed` goes on where that is: later rows of metrics.jsonl, and a row cut short by a kill, are dropped, and if it
-    is prev.pt, it replaces the damaged last.pt. A fresh run (None) removes the checkpoints that overwrite=True gave up.
-    `wandb`: None, or (project, id of the run to go on with or None).
-    """
-
-    def __init__(self, out_dir: Path, resumed: Path | None, step: int, configs: dict, needed_bytes: int, wandb=None):
-        self.path, self.wandb, self.wandb_id = out_dir / "metrics.jsonl", None, wandb and wandb[1]
-        try:
-            out_dir.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(out_dir).free
-        except OSError as e:
-            raise ValueError(f"cannot use out_dir {out_dir} ({e.strerror}): choose another --out_dir") from None
-        if free < needed_bytes:
-            need = f"{needed_bytes / 1e9:.2f} GB"
-            raise ValueError(f"{out_dir} has {free / 1e9:.2f} GB free, a checkpoint needs {need}: make room")
-        rows = [row for row in read_metrics(out_dir) if row["step"] <= step] if resumed else []
-        if wandb:
-            self._start_wandb(*wandb, configs)
-        record = json.dumps({**configs, **run_record()}, indent=2)
-        write_file(out_dir / "config.json", lambda f: f.write(record.encode()))
-        write_file(self.path, lambda f: f.writelines(json.dumps(row).encode() + b"\n" for row in rows))
-        if resumed and resumed.name == "prev.pt":
-            link_file(resumed, out_dir / "last.pt")
-        for path in () if resumed else out_dir.glob("*.pt"):
-            path.unlink()
-
-    def _start_wandb(self, project, run_id, configs):
-        try:
-            import wandb
-
-            folder = self.path.parent
-            how = dict(project=project, name=folder.name, dir=folder, id=run_id, resume="allow" if run_id else None)
-            self.wandb = wandb.init(**how, config=configs)
-        except ImportError:
-            raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
-        except Exception as e:  # no key, no network, a full disk: wandb's errors share no base class
-            reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-            raise ValueError(f"wandb did not start ({reason}): set WANDB_MODE=offline or --wandb_log=False") from e
-        self.wandb_id = self.wandb.id
-
-    def write(self, row: dict) -> None:
-        """Append one row to metrics.jsonl. NaN and infinity, which JSON lacks, become null."""
-        row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        try:
-            with open(self.path, "a", encoding="utf-8") as f:
-                f.write(json.dumps(row) + "\n")
-        except OSError as e:
-            raise ValueError(f"cannot write {self.path} ({e.strerror}); earlier files are intact") from e
-        if self.wandb:
-            self.wandb.log(row, step=row["step"])
-
-    def close(self) -> None:
-        if self.wandb:
-            self.wandb.finish()
-
-
-def read_metrics(out_dir: Path) -> list:
-    """The rows of metrics.jsonl; a last line cut short is left out. ValueError for anything else that is no row."""
-    path, rows = Path(out_dir) / "metrics.jsonl", []
-    if not path.exists():
-        return rows
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        raise ValueError(f"{path} cannot be read ({type(e).__name__}): repair or remove it") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if isinstance(row, dict) and type(row.get("step")) is int:
-            rows.append(row)
-        elif number < len(lines):
-            raise ValueError(f"{path}:{number} is not a metrics row: repair or remove the file")
-    return rows
-
-
-def run_record() -> dict:
-    """What config.json holds beside the configuration: command line, versions, git commit, time."""
-    git = ["git", "-C", str(Path(__file__).resolve().parent)]
-    commit, changes = None, None
-    try:
-        commit, changes = (
-            subprocess.run([*git, *command], capture_output=True, text=True, timeout=10).stdout.strip()
-            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        )
-    except (OSError, subprocess.SubprocessError):
-        pass  # no git here
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    return {
-        "command": sys.argv,
-        "versions": versions | {"numpy": np.__version__},
-        "git_commit": commit or None,
-        "git_changed_files": changes.splitlines() if changes else [],
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
+# --------------------------------------------------------------------------------------------------------- messages
 
 
 def progress(row: dict, max_iters: int, seconds: float) -> str:
@@ -488,6 +256,26 @@ def progress(row: dict, max_iters: int, seconds: float) -> str:
         f"norm {row['grad_norm']:.2f}  {seconds * 1e3:.0f} ms  {row['tokens_per_s']:,.0f} tokens/s"
         f"{mfu}{skipped}  eta {eta}"
     )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak memory of this process: allocated on the GPU, or resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # not on this platform
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def first_bad(model) -> str:
+    """Name of the first parameter that is not finite, or whose gradient is not."""
+    for name, p in model.named_parameters():
+        for what, t in ((name, p), (f"the gradient of {name}", p.grad)):
+            if t is not None and not t.isfinite().all():
+                return what
+    return "no longer to be found"
 
 
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError)  # what `report` is for
@@ -505,57 +293,10 @@ def report(error: BaseException) -> int:
         line = f"out of GPU memory: lower --micro_batch_size, accumulation makes up for it ({line.split('. ')[0]})"
     elif isinstance(error, MemoryError) or "can't allocate memory" in line or "Storage size" in line:
         line = "out of memory: choose a smaller model or a smaller --micro_batch_size"
-    elif isinstance(error, dist.DistError):
+    elif isinstance(error, dist.DistError) or "gloo" in line:  # gloo's own errors are plain RuntimeErrors
         line = f"lost or never met the other processes ({line[:200]})"
     elif isinstance(error, RuntimeError):
         raise error
     rank = f"[rank {os.environ['RANK']}] " if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ else ""
     print(f"{rank}error: {line}", file=sys.stderr)
     return 1
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Peak memory of this process: allocated on the GPU, or resident on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # not on this platform
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def draw_loss(out_dir: Path, title: str) -> Path | None:
-    """Draw loss.png from metrics.jsonl; None, with a message, where matplotlib is missing."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        print("loss.png is not drawn: matplotlib is not installed")
-        return None
-    rows = read_metrics(out_dir)
-    train, val = ([(r["step"], r[k]) for r in rows if r.get(k) is not None] for k in ("train_loss", "val_loss"))
-    fig, ax = plt.subplots(figsize=(6.4, 4), dpi=160)
-    if train:
-        steps, losses = zip(*train, strict=True)
-        smooth, mean = [], losses[0]
-        for loss in losses:
-            mean += (loss - mean) * max(0.05, 1 / (len(smooth) + 1))
-            smooth.append(mean)
-        ax.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
-        ax.plot(steps, smooth, color="tab:blue", linewidth=1.6, label="training (smoothed)")
-    if val:
-        label = f"held-out, last {val[-1][1]:.3f}"
-        ax.plot(*zip(*val, strict=True), "o-", color="tab:orange", markersize=3.5, linewidth=1.4, label=label)
-    ax.set(xlabel="step", ylabel="loss (nats per token)", title=title)
-    ax.grid(alpha=0.25, linewidth=0.6)
-    ax.spines[["top", "right"]].set_visible(False)
-    if train or val:
-        ax.legend(frameon=False)
-    fig.tight_layout()
-    path = out_dir / "loss.png"
-    write_file(path, lambda f: fig.savefig(f, format="png"))
-    plt.close(fig)
-    return path

@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+import rundir
 import runtime
 from configurator import configure
 from loader import Tokenizer
@@ -80,7 +81,7 @@ def main() -> int:
         text = read_prompt(config)
         device, _ = runtime.choose_device(config.device)
         dtype, _ = runtime.choose_dtype(config.dtype, device)
-        checkpoint = runtime.load_checkpoint(Path(config.out_dir) / config.checkpoint)
+        checkpoint = rundir.load_checkpoint(Path(config.out_dir) / config.checkpoint)
         tokenizer = Tokenizer(checkpoint["meta"])
         model = GPT.from_checkpoint(checkpoint).eval()
         model.to(device).set_compute_dtype(dtype)

@@ -14,12 +14,14 @@ from typing import Literal
 
 import torch
 
+import rundir
 import runtime
 from configurator import configure, describe
 from loader import Dataset, Tokenizer, load_meta
 from model import GPT, GPTConfig
 from optim import describe_groups, fill_defaults, load_optimizer, lr_at, make_optimizer
-from runtime import Env, Metrics, Stop
+from rundir import Metrics
+from runtime import Env, Stop
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
@@ -99,7 +101,7 @@ def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tupl
 def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> tuple:
     """(model, checkpoint to resume from or None), as init_from says. Prints what it took from where."""
     out_dir, source = Path(config.out_dir), config.init_from
-    checkpoint = runtime.load_latest(out_dir) if source in ("resume", "auto") else None
+    checkpoint = rundir.load_latest(out_dir) if source in ("resume", "auto") else None
     if source == "resume" and checkpoint is None:
         raise ValueError(f"nothing to resume in {out_dir}: use --init_from=scratch or auto, or another --out_dir")
     if checkpoint is None and any(out_dir.glob("*.pt")) and not config.overwrite and not config.eval_only:
@@ -116,7 +118,7 @@ def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> 
         if checkpoint is None and not Path(source).is_file():
             allowed = ", ".join(("scratch", "resume", "auto", *GPT2))
             raise ValueError(f"init_from={source!r} is neither a checkpoint file nor one of {allowed}")
-        weights = checkpoint or runtime.load_checkpoint(Path(source))
+        weights = checkpoint or rundir.load_checkpoint(Path(source))
         # the architecture comes from the checkpoint alone; dropout has no parameters and may change
         model, saved_meta = GPT.from_checkpoint(weights, dropout=flags.dropout), weights["meta"]
         print_changes("model of the checkpoint, not of the flags", asdict(flags), asdict(model.config), env)
@@ -260,7 +262,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
                 state |= {"skipped": int(skipped[0]), "pending": row if interrupted else {}}
                 state |= {"best_val_loss": best_val_loss, "wandb_id": wandb_id, "meta": meta}
                 state |= {"model_config": asdict(raw_model.config), "train_config": asdict(config)}
-                runtime.save_checkpoint(out_dir, state, is_best)
+                rundir.save_checkpoint(out_dir, state, is_best)
         if stopping or step >= config.max_iters:
             break
         clock, pending = clock + time.perf_counter() - pause, {}
@@ -293,7 +295,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
 
     if env.main:
         log.close()
-        runtime.draw_loss(out_dir, out_dir.name)
+        rundir.draw_loss(out_dir, out_dir.name)
         env.print(f"{'stopped' if stopping else 'done'} at step {step}; run directory {out_dir}")
     return stop.exit_code()
 

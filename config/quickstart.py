@@ -1,14 +1,14 @@
 """A small DNT (setting S5) on the Python standard library's source, byte by byte. Minutes on 2 CPU cores.
 
-    python data/pystdlib/prepare.py && python train.py config/quickstart.py
+python data/pystdlib/prepare.py && python train.py config/quickstart.py
 """
 
 out_dir = "out/quickstart"
 dataset = "pystdlib"
 
 n_layer = 4
-n_head = 4
-n_embd = 128
+n_head = 6
+n_embd = 192
 block_size = 128
 pos = "rope"
 
@@ -19,11 +19,11 @@ input_norm = True
 qk_norm = True
 
 batch_size = 16
-max_iters = 2000
+max_iters = 1200
 warmup_iters = 100
 learning_rate = 3e-3
 min_lr = 3e-4
 
-eval_interval = 250
+eval_interval = 200
 eval_tokens = 100_000
-log_interval = 25
+log_interval = 10

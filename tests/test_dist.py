@@ -29,12 +29,12 @@ import os, sys
 from math import nan
 from pathlib import Path
 import torch
-import runtime, train
+import rundir, train
 from helpers import spoil_gradients
 
 models, make, rank = [], train.make_optimizer, int(os.environ["RANK"])
 train.make_optimizer = lambda model, config: models.append(model) or make(model, config)
-runtime.draw_loss = lambda *_: None
+rundir.draw_loss = lambda *_: None
 bad_step = {BAD_STEP}
 with spoil_gradients(**bad_step if rank == 1 else bad_step | dict(bad_steps=())):
     code = train.main()
@@ -44,11 +44,11 @@ sys.exit(code)
 # train.py whose rank 1 is slow to read a checkpoint
 SLOW = """
 import os, sys, time
-import runtime, train
+import rundir, train
 
-load = runtime.load_checkpoint
-runtime.load_checkpoint = lambda path: time.sleep(1.5 * int(os.environ["RANK"])) or load(path)
-runtime.draw_loss = lambda *_: None
+load = rundir.load_checkpoint
+rundir.load_checkpoint = lambda path: time.sleep(1.5 * int(os.environ["RANK"])) or load(path)
+rundir.draw_loss = lambda *_: None
 sys.exit(train.main())
 """
 

@@ -136,7 +136,7 @@ def apply_readme_diffs(root):
 
 
 def test_the_readmes_fork_examples_work(tmp_path):
-    for name in ("model.py", "optim.py", "train.py", "loader.py", "runtime.py", "configurator.py"):
+    for name in ("model.py", "optim.py", "train.py", "loader.py", "rundir.py", "runtime.py", "configurator.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     apply_readme_diffs(tmp_path)
     sys.path.insert(0, str(ROOT / "tests"))

@@ -42,11 +42,12 @@ from helpers import (
     wait_for_row,
 )
 
+import rundir
 import runtime
 import train
 from model import GPT, GPTConfig
 
-DRAW_LOSS = runtime.draw_loss
+DRAW_LOSS = rundir.draw_loss
 FIELDS = dict(step=int, tokens=int, train_loss=float, val_loss=float, lr=float, grad_norm=float, tokens_per_s=float)
 FIELDS |= dict(peak_mem_bytes=int, skipped_steps=int)
 
@@ -55,7 +56,7 @@ FIELDS |= dict(peak_mem_bytes=int, skipped_steps=int)
 def quick(one_thread):
     """Runs on one thread, without drawing loss.png (a quarter of a second each)."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime, "draw_loss", lambda *_: None)
+        patch.setattr(rundir, "draw_loss", lambda *_: None)
         yield
 
 
@@ -66,7 +67,7 @@ class Crash(BaseException):
 @contextmanager
 def at_row(step, action):
     """Do `action()` right after the row of `step` is written to metrics.jsonl."""
-    write = runtime.Metrics.write
+    write = rundir.Metrics.write
 
     def write_then_act(self, row):
         write(self, row)
@@ -74,7 +75,7 @@ def at_row(step, action):
             action()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime.Metrics, "write", write_then_act)
+        patch.setattr(rundir.Metrics, "write", write_then_act)
         yield
 
 
@@ -228,14 +229,14 @@ def stop_in_forward(patch):
 
 def crash_before_the_second_checkpoint(patch):
     """The end comes while step 0 has the only checkpoint."""
-    write = runtime.Metrics.write
-    patch.setattr(runtime.Metrics, "write", lambda self, row: write(self, row) if row["step"] < 5 else crash())
+    write = rundir.Metrics.write
+    patch.setattr(rundir.Metrics, "write", lambda self, row: write(self, row) if row["step"] < 5 else crash())
 
 
 def crash_after_the_row(patch):
     """The end comes between the row of an evaluated step and its checkpoint."""
-    save = runtime.save_checkpoint
-    patch.setattr(runtime, "save_checkpoint", lambda *a: save(*a) if a[1]["step"] < 20 else crash())
+    save = rundir.save_checkpoint
+    patch.setattr(rundir, "save_checkpoint", lambda *a: save(*a) if a[1]["step"] < 20 else crash())
 
 
 def crash_between_renames(patch):
@@ -253,7 +254,7 @@ def crash_between_renames(patch):
 
 def crash_in_a_row(patch):
     """The end comes when half of a row is on disk."""
-    write = runtime.Metrics.write
+    write = rundir.Metrics.write
 
     def write_half(self, row):
         if row["step"] < 17:
@@ -262,7 +263,7 @@ def crash_in_a_row(patch):
             file.write('{"step": 17, "tok')
         crash()
 
-    patch.setattr(runtime.Metrics, "write", write_half)
+    patch.setattr(rundir.Metrics, "write", write_half)
 
 
 INTERRUPTIONS = [stop_in_evaluation, stop_in_forward, crash_before_the_second_checkpoint, crash_after_the_row]
@@ -584,7 +585,7 @@ def test_a_write_that_fails_for_good(name, begun, short, dataset, monkeypatch, c
     module, function, error, when = FAILURES[name]
     failing = fail(error, getattr(module, function), when)
     before, patch = checkpoints(begun), pytest.MonkeyPatch()
-    monkeypatch.setattr(runtime.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(rundir.time, "sleep", lambda seconds: None)
     with at_row(25, lambda: patch.setattr(module, function, failing)):
         try:
             code = resume(begun, dataset)
@@ -605,7 +606,7 @@ def test_a_write_that_fails_for_good(name, begun, short, dataset, monkeypatch, c
 def test_a_write_that_fails_once(name, begun, short, dataset, monkeypatch):
     module, function, error, when = FAILURES[name]
     failing = fail(error, getattr(module, function), when, times=1)
-    monkeypatch.setattr(runtime.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(rundir.time, "sleep", lambda seconds: None)
     with at_row(25, lambda: monkeypatch.setattr(module, function, failing)):
         assert resume(begun, dataset) == 0
     assert getattr(module, function) is failing
@@ -616,7 +617,7 @@ def test_a_write_that_fails_once(name, begun, short, dataset, monkeypatch):
 def test_a_file_that_may_not_grow(begun, short, dataset, monkeypatch, capsys):
     """The real thing: the system refuses the bytes after the first 100,000."""
     before, limits = checkpoints(begun), resource.getrlimit(resource.RLIMIT_FSIZE)
-    monkeypatch.setattr(runtime.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(rundir.time, "sleep", lambda seconds: None)
     with at_row(25, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))):
         try:
             code = resume(begun, dataset)
@@ -949,7 +950,7 @@ def test_fp16_with_loss_scaling_resumes(dataset, tmp_path):
 
 
 def test_the_run_directory(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(runtime, "draw_loss", DRAW_LOSS)
+    monkeypatch.setattr(rundir, "draw_loss", DRAW_LOSS)
     out = tmp_path / "new" / "run"
     config = tmp_path / "config.py"
     config.write_text("warmup_iters = 3\nmax_iters = 12\n")
@@ -995,7 +996,7 @@ def test_infinity_is_valid_json(dataset, tmp_path):
 
 
 def test_without_matplotlib_a_run_still_ends_well(dataset, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runtime, "draw_loss", DRAW_LOSS)
+    monkeypatch.setattr(rundir, "draw_loss", DRAW_LOSS)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert run(out_dir=tmp_path, dataset=dataset, max_iters=2) == 0
     assert "matplotlib is not installed" in capsys.readouterr().out

@@ -1,0 +1,279 @@
+"""A run directory: checkpoints, metrics.jsonl, config.json, loss.png.
+
+Files are written whole or not at all, and checkpoints are loaded without running code from them. What goes wrong raises
+ValueError with one clear line.
+"""
+
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+
+CHECKPOINT_FORMAT = "nanoDNT checkpoint 1"
+
+# ------------------------------------------------------------------------------------------------------ checkpoints
+
+
+def _twice(path: Path, change) -> None:
+    """Do `change(tmp)`, which makes the temporary file `tmp` and renames it to `path`. One failure is retried; after a
+    second ValueError, with `path` as it was."""
+    tmp = path.with_name(path.name + ".tmp")
+    for attempt in (1, 2):
+        try:
+            tmp.unlink(missing_ok=True)
+            return change(tmp)
+        except (OSError, RuntimeError) as e:  # torch.save turns some I/O errors into RuntimeError
+            with suppress(OSError):
+                tmp.unlink(missing_ok=True)
+            if attempt == 2:
+                reason = str(e).splitlines()[0] if str(e) else type(e).__name__
+                raise ValueError(f"cannot write {path} ({reason}); earlier files are intact") from e
+            time.sleep(1)
+
+
+def write_file(path: Path, write) -> None:
+    """Write through a temporary file, fsync, rename: `path` is the old file or the whole new one, never a part.
+
+    `write(f)` gets the open file. ValueError if it fails twice."""
+
+    def change(tmp):
+        with open(tmp, "wb") as f:
+            write(f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(tmp, path)
+
+    _twice(path, change)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source`, or a copy where the file system has no hard links."""
+
+    def change(tmp):
+        try:
+            os.link(source, tmp)
+        except OSError:
+            shutil.copyfile(source, tmp)
+        os.replace(tmp, target)
+
+    _twice(target, change)
+
+
+def save_checkpoint(out_dir: Path, state: dict, best: bool) -> None:
+    """Write last.pt, keeping the one before as prev.pt; with `best` the same file is best.pt too (a hard link).
+
+    Checkpoints are never changed in place, so links are safe, and at every moment last.pt is whole.
+    ValueError for a state that is not finite, or a file that cannot be written: last.pt is untouched then."""
+    tensors = dict(state["model"])
+    tensors |= {f"optimizer state {i}.{k}": t for i, s in state["optimizer"]["state"].items() for k, t in s.items()}
+    finite = torch.stack([t.isfinite().all().cpu() for t in tensors.values()])
+    if not finite.all():
+        name = list(tensors)[int(finite.logical_not().nonzero()[0])]
+        raise ValueError(f"{name} is not finite at step {state['step']}: not saved; earlier checkpoints are intact")
+    checkpoint = {"format": CHECKPOINT_FORMAT, **state}
+    last, new = out_dir / "last.pt", out_dir / "new.pt"
+    write_file(new, lambda f: torch.save(checkpoint, f))
+    if last.exists():
+        link_file(last, out_dir / "prev.pt")
+    if best:
+        link_file(new, out_dir / "best.pt")
+    _twice(last, lambda tmp: os.replace(new, last))
+
+
+# What a checkpoint holds: tensors and plain values only.
+CHECKPOINT = {"model": dict, "optimizer": dict, "scaler": dict, "step": int, "tokens": int, "skipped": int}
+CHECKPOINT |= {"evaluated": int, "pending": dict, "best_val_loss": float, "wandb_id": (str, type(None)), "meta": dict}
+CHECKPOINT |= {"model_config": dict, "train_config": dict}
+
+
+def load_checkpoint(path) -> dict:
+    """A checkpoint on the CPU, without running code from it (`weights_only`). ValueError if it cannot be read."""
+    if not os.path.exists(path):
+        raise ValueError(f"there is no checkpoint {path}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old pickles, which are refused here anyway
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as e:  # a damaged file can raise nearly anything
+        raise ValueError(f"{path} cannot be read as a checkpoint, it is damaged or foreign ({type(e).__name__})") from e
+    if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
+        raise ValueError(f"{path} is not a checkpoint of this project ({CHECKPOINT_FORMAT!r} expected)")
+    wrong = [key for key, kind in CHECKPOINT.items() if not isinstance(checkpoint.get(key, ...), kind)]
+    if wrong:
+        raise ValueError(f"{path} is damaged: {', '.join(wrong)} missing or of a wrong type")
+    prefix = "_orig_mod."  # left by code that saves a compiled model
+    checkpoint["model"] = {str(name).removeprefix(prefix): p for name, p in checkpoint["model"].items()}
+    return {**checkpoint, "path": Path(path)}
+
+
+def load_latest(out_dir: Path) -> dict | None:
+    """last.pt, or prev.pt (with a message) where last.pt cannot be read; None where there is neither."""
+    found = [p for p in (out_dir / "last.pt", out_dir / "prev.pt") if p.exists()]
+    problems = []
+    for path in found:
+        try:
+            checkpoint = load_checkpoint(path)
+        except ValueError as e:
+            problems.append(str(e))
+            continue
+        if problems:
+            print(f"warning: {problems[0]}; going on from {path}, step {checkpoint['step']}", flush=True)
+        return checkpoint
+    if problems:
+        raise ValueError("; ".join(problems) + ": nothing to resume from")
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------- records
+
+
+class Metrics:
+    """A run directory's records, written by rank 0: config.json, metrics.jsonl, and wandb where it is on.
+
+    Nothing in `out_dir` changes before everything that can be checked has been. A run resumed from the checkpoint
+    `resumed` goes on where that is: later rows of metrics.jsonl, and a row cut short by a kill, are dropped, and if it
+    is prev.pt, it replaces the damaged last.pt. A fresh run (None) removes the checkpoints that overwrite=True gave up.
+    `wandb`: None, or (project, id of the run to go on with or None).
+    """
+
+    def __init__(self, out_dir: Path, resumed: Path | None, step: int, configs: dict, needed_bytes: int, wandb=None):
+        self.path, self.wandb, self.wandb_id = out_dir / "metrics.jsonl", None, wandb and wandb[1]
+        try:
+            out_dir.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(out_dir).free
+        except OSError as e:
+            raise ValueError(f"cannot use out_dir {out_dir} ({e.strerror}): choose another --out_dir") from None
+        if free < needed_bytes:
+            need = f"{needed_bytes / 1e9:.2f} GB"
+            raise ValueError(f"{out_dir} has {free / 1e9:.2f} GB free, a checkpoint needs {need}: make room")
+        rows = [row for row in read_metrics(out_dir) if row["step"] <= step] if resumed else []
+        if wandb:
+            self._start_wandb(*wandb, configs)
+        record = json.dumps({**configs, **run_record()}, indent=2)
+        write_file(out_dir / "config.json", lambda f: f.write(record.encode()))
+        write_file(self.path, lambda f: f.writelines(json.dumps(row).encode() + b"\n" for row in rows))
+        if resumed and resumed.name == "prev.pt":
+            link_file(resumed, out_dir / "last.pt")
+        for path in () if resumed else out_dir.glob("*.pt"):
+            path.unlink()
+
+    def _start_wandb(self, project, run_id, configs):
+        try:
+            import wandb
+
+            folder = self.path.parent
+            how = dict(project=project, name=folder.name, dir=folder, id=run_id, resume="allow" if run_id else None)
+            self.wandb = wandb.init(**how, config=configs)
+        except ImportError:
+            raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
+        except Exception as e:  # no key, no network, a full disk: wandb's errors share no base class
+            reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+            raise ValueError(f"wandb did not start ({reason}): set WANDB_MODE=offline or --wandb_log=False") from e
+        self.wandb_id = self.wandb.id
+
+    def write(self, row: dict) -> None:
+        """Append one row to metrics.jsonl. NaN and infinity, which JSON lacks, become null."""
+        row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        try:
+            with open(self.path, "a", encoding="utf-8") as f:
+                f.write(json.dumps(row) + "\n")
+        except OSError as e:
+            raise ValueError(f"cannot write {self.path} ({e.strerror}); earlier files are intact") from e
+        if self.wandb:
+            self.wandb.log(row, step=row["step"])
+
+    def close(self) -> None:
+        if self.wandb:
+            self.wandb.finish()
+
+
+def read_metrics(out_dir: Path) -> list:
+    """The rows of metrics.jsonl; a last line cut short is left out. ValueError for anything else that is no row."""
+    path, rows = Path(out_dir) / "metrics.jsonl", []
+    if not path.exists():
+        return rows
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise ValueError(f"{path} cannot be read ({type(e).__name__}): repair or remove it") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            rows.append(row)
+        elif number < len(lines):
+            raise ValueError(f"{path}:{number} is not a metrics row: repair or remove the file")
+    return rows
+
+
+def run_record() -> dict:
+    """What config.json holds beside the configuration: command line, versions, git commit, time."""
+    git = ["git", "-C", str(Path(__file__).resolve().parent)]
+    commit, changes = None, None
+    try:
+        commit, changes = (
+            subprocess.run([*git, *command], capture_output=True, text=True, timeout=10).stdout.strip()
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        pass  # no git here
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    return {
+        "command": sys.argv,
+        "versions": versions | {"numpy": np.__version__},
+        "git_commit": commit or None,
+        "git_changed_files": changes.splitlines() if changes else [],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def draw_loss(out_dir: Path, title: str) -> Path | None:
+    """Draw loss.png from metrics.jsonl; None, with a message, where matplotlib is missing."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        print("loss.png is not drawn: matplotlib is not installed")
+        return None
+    rows = read_metrics(out_dir)
+    train, val = ([(r["step"], r[k]) for r in rows if r.get(k) is not None] for k in ("train_loss", "val_loss"))
+    fig, ax = plt.subplots(figsize=(6.4, 4), dpi=160)
+    if train:
+        steps, losses = zip(*train, strict=True)
+        half = len(losses) // 40  # a centred window of a twentieth of the run: a trailing one would lag behind
+        windows = [losses[max(0, i - half) : i + half + 1] for i in range(len(losses))]
+        ax.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
+        smooth = [sum(w) / len(w) for w in windows]
+        ax.plot(steps, smooth, color="tab:blue", linewidth=1.6, label="training, smoothed")
+    if val:
+        label = f"held-out, {val[-1][1]:.3f} at the end"
+        ax.plot(*zip(*val, strict=True), "o-", color="tab:orange", markersize=3.5, linewidth=1.4, label=label)
+    points = [loss for step, loss in train + val if step >= 0.05 * rows[-1]["step"]]
+    if points:  # the first steps fall from ln(vocabulary) and would flatten all the rest
+        low, high = min(points), max(points)
+        ax.set_ylim(low - 0.05 * (high - low) - 1e-3, high + 0.05 * (high - low) + 1e-3)
+    per_step = next((f" ({r['tokens'] // r['step']:,} tokens each)" for r in rows[::-1] if r["step"]), "")
+    ax.set(xlabel=f"step{per_step}", ylabel="loss (nats per token)", title=title)
+    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+    if train or val:
+        ax.legend(frameon=False)
+    fig.tight_layout()
+    path = out_dir / "loss.png"
+    write_file(path, lambda f: fig.savefig(f, format="png"))
+    plt.close(fig)
+    return path
