@@ -136,6 +136,9 @@ def environment(device: str, dtype: str, timeout_s: int):
     env = Env(rank, local, world, chosen, compute, distributed)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
+    elif chosen.type == "cpu":  # costs nothing there, and compiled runs repeat bit by bit (no racing atomic additions)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         if distributed:
             backend = "nccl" if chosen.type == "cuda" else "gloo"

@@ -896,6 +896,22 @@ def test_compiled_is_eager(dataset, tmp_path, capsys):
     assert different(eager["model"], compiled["model"])  # it was compiled
 
 
+def test_a_compiled_run_goes_on_exactly(dataset, tmp_path):
+    """On two threads, where a backward pass that adds with atomics would differ from run to run."""
+    config = dict(
+        dataset=dataset, compile=True, n_layer=1, n_embd=64, batch_size=16, eval_interval=6, lr_decay_iters=12
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for out, iters, source in (("whole", 12, "scratch"), ("halves", 6, "scratch"), ("halves", 12, "resume")):
+            torch._dynamo.reset()
+            assert run(out_dir=tmp_path / out, max_iters=iters, init_from=source, **config) == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert_same_run(tmp_path / "whole", tmp_path / "halves")
+
+
 def break_compiler(patch, early):
     def compile(model, **_):
         if early:
