@@ -22,7 +22,7 @@ data/pystdlib/meta.json: | install
 # Ctrl-C saves; the same command goes on from there.
 quickstart: install data/pystdlib/meta.json
 	$(BIN)/python train.py config/quickstart.py --init_from=auto
-	$(BIN)/python sample.py --out_dir=out/quickstart --num_samples=2 --max_new_tokens=400
+	$(BIN)/python sample.py --out_dir=out/quickstart --num_samples=2 --max_new_tokens=500 --temperature=0.6
 	@echo 'Trained, sampled. The loss curve is out/quickstart/loss.png. Activate the environment, then try:'
 	@echo '  . .venv/bin/activate'
 	@echo '  python sample.py --out_dir=out/quickstart --start="class "             # your own prompt'

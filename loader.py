@@ -83,13 +83,18 @@ def _gpt2():
 # -------------------------------------------------------------------------------------------------------- meta.json
 
 
+def folder_of(name: str) -> Path:
+    """data/<name>, or the prepared folder that `name` is a path of."""
+    return Path(name) if not (DATA / name).is_dir() and (Path(name) / "meta.json").is_file() else DATA / name
+
+
 def load_meta(name: str, verify: bool = True) -> dict:
     """Read and check `data/<name>/meta.json` (`name` may also be the path of a prepared folder).
 
     Sizes, dtype and vocabulary are always checked; with `verify` the sha256 of every file up to 1 GiB too.
     Raises ValueError with one line that says what is wrong and what to do.
     """
-    folder = DATA / name
+    folder = folder_of(name)
     again = f"run `python data/{name}/prepare.py`" if (folder / "prepare.py").exists() else "prepare it again"
     if not (folder / "meta.json").is_file():
         ready = sorted(p.parent.name for p in DATA.glob("*/meta.json"))
@@ -158,7 +163,7 @@ class Dataset:
                     f"{split}.bin of {name!r} holds {tokens} tokens, too few for one window of block_size+1 = "
                     f"{block_size + 1}: lower --block_size or prepare more text"
                 )
-        paths = {split: DATA / name / Path(part["file"]).name for split, part in self.meta["splits"].items()}
+        paths = {split: folder_of(name) / Path(part["file"]).name for split, part in self.meta["splits"].items()}
         self.files = {split: open(path, "rb", buffering=0) for split, path in paths.items()}
         self.windows = max(1, (self.tokens["train"] - block_size) // block_size)  # per epoch
         self.shifts = min(block_size, self.tokens["train"] - self.windows * block_size)  # allowed window offsets

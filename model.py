@@ -23,7 +23,8 @@ VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 5030
 # Parameter roles (`GPT.roles`): optimizers, weight decay and diagnostics go by these, never by parameter names.
 ROLES = ("emb", "pos", "head", "qk", "vo", "ffn", "gain_in", "gain_out", "scalar", "bias")
 
-# DyT α₀ by width: (attention, other); attention = the slot before attention, other = every other slot (DyT sec. 7).
+# DyT α₀ by width, for LLMs: (the norm before attention; the norm before the FFN and the final norm). Other slots take
+# the second value, and other widths that of the nearest in the table: our choices [I].
 DYT_ALPHA = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
 
 
@@ -52,8 +53,8 @@ class GPTConfig:
     post_norm: Literal["none", "both", "attn", "mlp"] = "none"  # branches with a norm on the residual sum (Post-LN)
     input_norm: bool = False  # norm on the embedding sum (DNT)
     qk_norm: bool = False  # RMSNorm on each head of q and k, before RoPE; gains of size head_dim (DNT eq. 10)
-    dyt_alpha_attn: float | None = None  # DyT α₀ before attention; None = the paper's by width
-    dyt_alpha_other: float | None = None  # DyT α₀ everywhere else; None = the paper's by width
+    dyt_alpha_attn: float | None = None  # DyT α₀ before attention; None = the paper's for the nearest width
+    dyt_alpha_other: float | None = None  # DyT α₀ everywhere else; None = the paper's for the nearest width
     dyt_bias: bool = False  # DyT's β; the paper's LLaMA code has none, its vision models do
     # --- initialisation ---
     init: Literal["normal", "xavier"] = (

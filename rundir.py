@@ -76,6 +76,7 @@ def save_checkpoint(out_dir: Path, state: dict, best: bool) -> None:
     ValueError for a state that is not finite, or a file that cannot be written: last.pt is untouched then."""
     tensors = dict(state["model"])
     tensors |= {f"optimizer state {i}.{k}": t for i, s in state["optimizer"]["state"].items() for k, t in s.items()}
+    tensors = {name: t for name, t in tensors.items() if torch.is_tensor(t)}
     finite = torch.stack([t.isfinite().all().cpu() for t in tensors.values()])
     if not finite.all():
         name = list(tensors)[int(finite.logical_not().nonzero()[0])]
@@ -89,6 +90,9 @@ def save_checkpoint(out_dir: Path, state: dict, best: bool) -> None:
         link_file(new, out_dir / "best.pt")
     _twice(last, lambda tmp: os.replace(new, last))
 
+
+# The latest, the one before, a new one that a kill kept from becoming the latest, and the best by validation loss.
+CHECKPOINT_FILES = ("last.pt", "prev.pt", "new.pt", "best.pt")
 
 # What a checkpoint holds: tensors and plain values only.
 CHECKPOINT = {"model": dict, "optimizer": dict, "scaler": dict, "step": int, "tokens": int, "skipped": int}
@@ -116,9 +120,10 @@ def load_checkpoint(path) -> dict:
     return {**checkpoint, "path": Path(path)}
 
 
-def load_latest(out_dir: Path) -> dict | None:
-    """last.pt, or prev.pt (with a message) where last.pt cannot be read; None where there is neither."""
-    found = [p for p in (out_dir / "last.pt", out_dir / "prev.pt") if p.exists()]
+def load_latest(out_dir: Path, say=print) -> dict | None:
+    """last.pt, or prev.pt (with a message) where last.pt cannot be read, or new.pt where a kill in the first save left
+    only that; None where there is none."""
+    found = [out_dir / name for name in CHECKPOINT_FILES[:3] if (out_dir / name).exists()]
     problems = []
     for path in found:
         try:
@@ -127,7 +132,7 @@ def load_latest(out_dir: Path) -> dict | None:
             problems.append(str(e))
             continue
         if problems:
-            print(f"warning: {problems[0]}; going on from {path}, step {checkpoint['step']}", flush=True)
+            say(f"warning: {problems[0]}; going on from {path}, step {checkpoint['step']}")
         return checkpoint
     if problems:
         raise ValueError("; ".join(problems) + ": nothing to resume from")
@@ -141,8 +146,8 @@ class Metrics:
     """A run directory's records, written by rank 0: config.json, metrics.jsonl, and wandb where it is on.
 
     Nothing in `out_dir` changes before everything that can be checked has been. A run resumed from the checkpoint
-    `resumed` goes on where that is: later rows of metrics.jsonl, and a row cut short by a kill, are dropped, and if it
-    is prev.pt, it replaces the damaged last.pt. A fresh run (None) removes the checkpoints that overwrite=True gave up.
+    `resumed` goes on where that is: rows of metrics.jsonl after `step`, and a row cut short by a kill, are dropped, and
+    if it is not last.pt, it replaces that. A fresh run (None) removes the checkpoints that overwrite=True gave up.
     `wandb`: None, or (project, id of the run to go on with or None).
     """
 
@@ -162,10 +167,10 @@ class Metrics:
         record = json.dumps({**configs, **run_record()}, indent=2)
         write_file(out_dir / "config.json", lambda f: f.write(record.encode()))
         write_file(self.path, lambda f: f.writelines(json.dumps(row).encode() + b"\n" for row in rows))
-        if resumed and resumed.name == "prev.pt":
+        if resumed and resumed.name != "last.pt":
             link_file(resumed, out_dir / "last.pt")
-        for path in () if resumed else out_dir.glob("*.pt"):
-            path.unlink()
+        for name in () if resumed else CHECKPOINT_FILES:
+            (out_dir / name).unlink(missing_ok=True)
 
     def _start_wandb(self, project, run_id, configs):
         try:

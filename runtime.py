@@ -4,6 +4,7 @@ Every choice made here is printed with its reason. User mistakes raise ValueErro
 """
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -17,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-# Dense bf16/fp16 peak FLOP/s by device name (vendors' data sheets), first match wins.
-PEAK_FLOPS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12, "H800": 989e12, "GH200": 989e12}
-PEAK_FLOPS |= {"B200": 2250e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12, "RTX 4090": 165e12, "RTX 3090": 71e12}
-PEAK_FLOPS |= {"V100": 125e12, "T4": 65e12}
+# Dense bf16/fp16 peak FLOP/s (vendors' data sheets) of devices whose name has all these words; first match wins.
+PEAK_FLOPS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200 NVL": 835e12, "H200": 989e12}
+PEAK_FLOPS |= {"H800": 989e12, "GH200": 989e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12}
+PEAK_FLOPS |= {"RTX 4090": 165e12, "RTX 3090": 71e12, "V100": 125e12, "T4": 65e12}
 
 # ----------------------------------------------------------------------------------------------------- environment
 
@@ -56,6 +57,19 @@ class Env:
         value = torch.tensor(float(flag))
         dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.control)
         return value.item() > 0
+
+    def same(self, value: int) -> bool:
+        """Whether `value` is the same on every rank. All ranks must call it."""
+        if not self.distributed:
+            return True
+        extremes = torch.tensor([value, -value])
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self.control)
+        return extremes.sum().item() == 0
+
+    def synchronize(self) -> None:
+        """Wait until the GPU has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def put(self, *arrays) -> tuple:
         """NumPy arrays as tensors on the device, copied without waiting where it is a GPU."""
@@ -115,8 +129,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype, override: float = 0.0) 
         return override
     if device.type != "cuda" or dtype == torch.float32:
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for key, peak in PEAK_FLOPS.items() if all(word in name for word in key.split())), None)
+    words = set(re.split(r"[^A-Za-z0-9]+", torch.cuda.get_device_name(device)))
+    return next((peak for key, peak in PEAK_FLOPS.items() if words >= set(key.split())), None)
 
 
 def _env_int(name: str, default: int) -> int:
@@ -132,11 +146,11 @@ def environment(device: str, dtype: str, timeout_s: int):
     rank, local, world = _env_int("RANK", 0), _env_int("LOCAL_RANK", 0), _env_int("WORLD_SIZE", 1)
     distributed = "RANK" in os.environ and "MASTER_ADDR" in os.environ
     chosen, why = choose_device(device, local)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)  # first of all: what follows asks the current device
     compute, why_dtype = choose_dtype(dtype, chosen)
     env = Env(rank, local, world, chosen, compute, distributed)
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    elif chosen.type == "cpu":  # costs nothing there, and compiled runs repeat bit by bit (no racing atomic additions)
+    if chosen.type == "cpu":  # costs nothing there, and compiled runs repeat bit by bit (no racing atomic additions)
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
     try:
@@ -174,24 +188,30 @@ def choose_compile(setting, device: torch.device, training_flops: float) -> tupl
     return minutes > 3, f"auto: about {minutes:.0f} min of eager work"
 
 
-def compile_model(model, setting, example: tuple, env: Env):
-    """torch.compile(model), tried on one `example` micro batch (idx, targets) so that failure shows before the run.
+def compile_model(model, config, example: tuple, env: Env):
+    """torch.compile(model), tried on one `example` micro batch (idx, targets), in evaluation and in training, so that
+    nothing is left to compile, or to fail, during the run.
 
     With compile=auto a failure costs one warning and the model runs eagerly; with compile=True it ends the run."""
     t0 = time.time()
     try:
         compiled = torch.compile(model, dynamic=False)
-        compiled(*example)[1].backward()
+        model.eval()
+        with torch.no_grad():
+            compiled(*example)
+        model.train()
+        if not config.eval_only:
+            compiled(*example)[1].backward()
     except Exception as e:  # whatever the compiler, or the compiler's compiler, raises
         if isinstance(e, torch.OutOfMemoryError):
             raise
         reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
-        if setting != "auto":
+        if config.compile != "auto":
             raise ValueError(f"torch.compile failed ({reason}): use --compile=False") from e
         env.print(f"warning: torch.compile failed ({reason}); running eagerly")
         return model
     finally:
-        model.zero_grad(set_to_none=True)
+        model.train().zero_grad(set_to_none=True)
     env.print(f"compiled in {time.time() - t0:.0f} s")
     return compiled
 
@@ -278,7 +298,7 @@ def first_bad(model) -> str:
         for what, t in ((name, p), (f"the gradient of {name}", p.grad)):
             if t is not None and not t.isfinite().all():
                 return what
-    return "no longer to be found"
+    return "none any more"
 
 
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError)  # what `report` is for
@@ -293,7 +313,9 @@ def report(error: BaseException) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     elif isinstance(error, torch.OutOfMemoryError):
-        line = f"out of GPU memory: lower --micro_batch_size, accumulation makes up for it ({line.split('. ')[0]})"
+        line = (
+            f"out of GPU memory: lower --micro_batch_size (accumulation makes up for it) or --num_samples ({line[:99]})"
+        )
     elif isinstance(error, MemoryError) or "can't allocate memory" in line or "Storage size" in line:
         line = "out of memory: choose a smaller model or a smaller --micro_batch_size"
     elif isinstance(error, dist.DistError) or "gloo" in line:  # gloo's own errors are plain RuntimeErrors

@@ -81,7 +81,11 @@ def main() -> int:
         text = read_prompt(config)
         device, _ = runtime.choose_device(config.device)
         dtype, _ = runtime.choose_dtype(config.dtype, device)
-        checkpoint = rundir.load_checkpoint(Path(config.out_dir) / config.checkpoint)
+        path = Path(config.out_dir) / config.checkpoint
+        if not path.exists():
+            there = ", ".join(sorted(p.name for p in path.parent.glob("*.pt"))) or "none"
+            raise ValueError(f"there is no checkpoint {path}; in {path.parent}: {there} (choose with --checkpoint)")
+        checkpoint = rundir.load_checkpoint(path)
         tokenizer = Tokenizer(checkpoint["meta"])
         model = GPT.from_checkpoint(checkpoint).eval()
         model.to(device).set_compute_dtype(dtype)
@@ -89,7 +93,9 @@ def main() -> int:
         prompt = tokenizer.encode(text) or new_document(tokenizer)
         idx = torch.tensor([prompt] * config.num_samples, device=device)
         generator = torch.Generator(device).manual_seed(config.seed)
-        how = dict(temperature=config.temperature, top_k=config.top_k or None, top_p=config.top_p)
+        how = dict(
+            temperature=config.temperature, top_k=config.top_k or None, top_p=config.top_p if config.top_p < 1 else None
+        )
         out = model.generate(idx, config.max_new_tokens, **how, stop=tokenizer.eot, generator=generator)
         for row in out[:, len(prompt) :].tolist():
             if tokenizer.eot in row:

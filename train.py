@@ -101,10 +101,14 @@ def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tupl
 def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> tuple:
     """(model, checkpoint to resume from or None), as init_from says. Prints what it took from where."""
     out_dir, source = Path(config.out_dir), config.init_from
-    checkpoint = rundir.load_latest(out_dir) if source in ("resume", "auto") else None
+    checkpoint = rundir.load_latest(out_dir, env.print) if source in ("resume", "auto") else None
     if source == "resume" and checkpoint is None:
-        raise ValueError(f"nothing to resume in {out_dir}: use --init_from=scratch or auto, or another --out_dir")
-    if checkpoint is None and any(out_dir.glob("*.pt")) and not config.overwrite and not config.eval_only:
+        raise ValueError(
+            f"nothing to resume in {out_dir} (no last.pt or prev.pt): use --init_from=scratch or auto, another "
+            "--out_dir, or --init_from=CHECKPOINT_FILE for a new run from its weights"
+        )
+    earlier = any((out_dir / name).exists() for name in rundir.CHECKPOINT_FILES)
+    if checkpoint is None and earlier and not config.overwrite and not config.eval_only:
         raise ValueError(
             f"{out_dir} holds checkpoints of an earlier run: continue it with --init_from=resume, choose another "
             "--out_dir, or replace it with --overwrite=True"
@@ -185,11 +189,14 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
                 f"start a new run from its weights with --init_from={out_dir / 'last.pt'} and another --out_dir"
             )
         load_optimizer(optimizer, checkpoint["optimizer"], checkpoint["step"])
-        scaler.load_state_dict(checkpoint["scaler"])
+        if checkpoint["scaler"]:  # empty after a run that needed none
+            scaler.load_state_dict(checkpoint["scaler"])
         step = saved = checkpoint["step"]
         tokens, skipped, evaluated = checkpoint["tokens"], checkpoint["skipped"], checkpoint["evaluated"]
         best_val_loss, wandb_id, pending = (checkpoint[k] for k in ("best_val_loss", "wandb_id", "pending"))
     resumed, checkpoint = checkpoint and checkpoint["path"], None  # frees its memory
+    if not env.same(step):
+        raise ValueError(f"processes found different checkpoints: {out_dir} must be one folder that all of them see")
 
     step_tokens = config.batch_size * data.block_size
     step_flops = step_tokens * raw_model.flops_per_token()
@@ -203,8 +210,10 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
     work = 0 if config.eval_only else step_flops * (config.max_iters - step) / env.world_size
     compiled, reason = runtime.choose_compile(config.compile, env.device, work)
     env.print(f"compile {compiled} ({reason})")
+    if config.warmup_iters >= config.max_iters and not config.eval_only:
+        env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
     example = env.put(*data.val_batch(data.validation(1), micro))
-    model = runtime.compile_model(raw_model, config.compile, example, env) if compiled else raw_model
+    model = runtime.compile_model(raw_model, config, example, env) if compiled else raw_model
     if config.eval_only:
         val_loss = evaluate(model, data, config, micro, env, stop)
         if val_loss is not None:
@@ -216,16 +225,18 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
     if env.main:
         configs = {"model": asdict(raw_model.config), "train": asdict(config)}
         wandb = (config.wandb_project, wandb_id) if config.wandb_log else None
-        log = Metrics(out_dir, resumed, step, configs, 8 * n, wandb)  # a checkpoint has at least weights and a momentum
+        rows_until = step - bool(pending)  # the row of an interrupted evaluation is still to be written
+        log = Metrics(out_dir, resumed, rows_until, configs, 8 * n, wandb)  # 8 bytes: at least weights and a momentum
         wandb_id = log.wandb_id
     parameters = [p for p in raw_model.parameters() if p.requires_grad]
     peak = runtime.peak_flops(env.device, env.dtype, config.peak_flops)
-    skipped = torch.tensor([skipped, 0.0], device=env.device)  # steps in all, in a row; counted without a host sync
+    # skipped steps: in all, in a row now, most in a row since the last look; counted without a host sync
+    skipped = torch.tensor([skipped, 0.0, 0.0], device=env.device)
     loss = norm = lr = None  # of the step just made
     timed, clock = step, time.perf_counter()
 
     while True:
-        row, is_best, interrupted = {"step": step, "tokens": tokens} | pending, False, False
+        row, pending, is_best, failure = {"step": step, "tokens": tokens} | pending, {}, False, None
         if loss is not None and (step % config.log_interval == 0 or step >= config.max_iters):
             values = torch.stack((env.sum(loss) / env.world_size, norm, *skipped)).tolist()  # the host waits only here
             seconds = (time.perf_counter() - clock) / (step - timed)
@@ -233,39 +244,46 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
             row |= {"tokens_per_s": step_tokens / seconds, "peak_mem_bytes": runtime.peak_memory_bytes(env.device)}
             row["mfu"] = step_flops / seconds / (peak * env.world_size) if peak else None
             env.print(runtime.progress(row, config.max_iters, seconds))
-            timed, clock = step, time.perf_counter()
-            if values[3] >= config.max_skipped:
-                if env.main:
-                    log.write(row)
-                raise ValueError(
-                    f"{int(values[3])} steps in a row, up to step {step}, had a gradient that is not finite, first "
-                    f"{runtime.first_bad(raw_model)}. Checkpoints are intact: resume with a lower learning rate"
+            timed, clock, skipped[2] = step, time.perf_counter(), 0.0
+            if values[4] >= config.max_skipped:  # the parameters are good, since every such step was skipped
+                failure = (
+                    f"{int(values[4])} steps in a row, up to about step {step}, had a gradient that is not finite "
+                    f"(first bad tensor: {runtime.first_bad(raw_model)}). Nothing of them was kept; resume {out_dir} "
+                    "with a lower learning rate"
                 )
 
+        evaluating = (
+            evaluated != step and (step % config.eval_interval == 0 or step >= config.max_iters) and not failure
+        )
+        due = saved != step and config.save_interval and step % config.save_interval == 0
+        if evaluating or due:
+            env.synchronize()  # what the GPU still has to do belongs to the steps
         pause = time.perf_counter()
-        if evaluated != step and (step % config.eval_interval == 0 or step >= config.max_iters):
+        if evaluating:
             val_loss = evaluate(model, data, config, micro, env, stop)
-            interrupted = val_loss is None  # then the run that resumes here evaluates, and logs the whole row
-            if not interrupted:
+            if val_loss is None:
+                pending = row  # interrupted: the run that resumes here evaluates, and logs the whole row
+            else:
                 evaluated, is_best, row["val_loss"] = step, val_loss < best_val_loss, val_loss
                 best_val_loss = min(best_val_loss, val_loss)
                 env.print(f"step {step}: validation loss {val_loss:.4f}{' (best)' if is_best else ''}")
-        if env.main and len(row) > 2 and not interrupted:
+        if env.main and len(row) > 2 and not pending:
             log.write(row)
         stopping = stop.agreed()
-        due = evaluated == step or stopping or (config.save_interval and step % config.save_interval == 0)
-        if due and saved != step:
+        if due or (evaluating and not pending) or (saved != step and (stopping or failure)):
             saved = step
             if env.main:
                 state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
                 state |= {"scaler": scaler.state_dict(), "step": step, "tokens": tokens, "evaluated": evaluated}
-                state |= {"skipped": int(skipped[0]), "pending": row if interrupted else {}}
+                state |= {"skipped": int(skipped[0]), "pending": pending}
                 state |= {"best_val_loss": best_val_loss, "wandb_id": wandb_id, "meta": meta}
                 state |= {"model_config": asdict(raw_model.config), "train_config": asdict(config)}
                 rundir.save_checkpoint(out_dir, state, is_best)
+        if failure:
+            raise ValueError(failure)
         if stopping or step >= config.max_iters:
             break
-        clock, pending = clock + time.perf_counter() - pause, {}
+        clock += time.perf_counter() - pause
 
         # one optimizer step; all randomness in it is a function of (seed, step, rank), so resuming needs no RNG state
         torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + env.rank) % 2**63)
@@ -290,7 +308,8 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
         optimizer.found_inf = bad.float()  # a bad step changes neither parameters nor optimizer state
         optimizer.step()
         scaler.update()
-        skipped = torch.stack((skipped[0] + bad, (skipped[1] + 1) * bad))
+        streak = (skipped[1] + 1) * bad
+        skipped = torch.stack((skipped[0] + bad, streak, torch.maximum(skipped[2], streak)))
         step, tokens = step + 1, tokens + step_tokens
 
     if env.main:
@@ -307,6 +326,11 @@ def main() -> int:
         fill_defaults(config)
         with runtime.environment(config.device, config.dtype, config.timeout_s) as env, Stop(env) as stop:
             env.print(describe(flags, config, given=given))
+            sources = [given.get(name, (None, ""))[1] for name in ("optimizer", "learning_rate")]
+            if sources[0] == "command line" and sources[1] not in ("", "command line"):
+                env.print(
+                    f"note: learning_rate={config.learning_rate:g} is from {sources[1]}; does it suit this optimizer?"
+                )
             return train(config, flags, env, stop)
     except runtime.EXPECTED as e:
         return runtime.report(e)

@@ -1,13 +1,12 @@
-"""GPT-2 xl, 1436M parameters: the baseline of DNT's Table 1, Pre-LN with nanoGPT's parts.
+"""GPT-2 XL, 1436M parameters: the baseline of DNT's Table 1, Pre-LN with nanoGPT's parts.
 
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py \
         --optimizer=msgdw --learning_rate=1.0 --out_dir=out/gpt2_xl_msgdw
 
 Prepare the data once: python data/openwebtext/prepare.py
-The paper: AdamW LR 1.5e-4, decay 0.1, betas 0.9 and 0.95; mSGDW LR 1.0; for both cosine to 6e-5, 200K steps of
-512 × 1024 tokens, clip 1.0, no dropout, bf16, OpenWebText. mSGDW's decay for the baseline is
-not stated: DNT's 1e-4 here [I].
+The paper: AdamW LR 1.5e-4; mSGDW LR 1.0; betas 0.9 and 0.95; for both cosine to 6e-5, 200K steps of 512 × 1024
+tokens, clip 1.0, no dropout, bf16, OpenWebText. Decay is not stated for the baselines: DNT's here, 0.1 and 1e-4 [I].
 Its LRs differ by size where DNT keeps 6e-4 at all sizes: tune both before comparing.
 Norm: LayerNorm without bias, as nanoGPT has it; the paper does not say what its baseline uses [I].
 Validation loss there: AdamW 2.435, mSGDW 2.472.

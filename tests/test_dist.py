@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import signal
 
 import pytest
@@ -125,6 +126,21 @@ def test_overwriting_waits_until_every_rank_has_read(dataset, tmp_path):
     process = start_two(tmp_path, SLOW, dataset=dataset, init_from=weights, overwrite=True, max_iters=3, timeout_s=30)
     finish(process, 0)
     assert load(tmp_path / "run" / "last.pt")["step"] == 3
+
+
+def test_processes_that_find_different_checkpoints_say_so(two, dataset, tmp_path):
+    """As on two machines without a shared folder: rank 1 finds nothing to resume."""
+    script = SLOW.replace('time.sleep(1.5 * int(os.environ["RANK"])) or load(path)', "load(path)")
+    script = script.replace("sys.exit(", 'os.chdir(os.environ["RANK"])\nsys.exit(')
+    for rank in "01":
+        (tmp_path / rank).mkdir()
+    shutil.copytree(two / "run", tmp_path / "0" / "run")
+    (tmp_path / "script.py").write_text(script)
+    config = CONFIG | dict(out_dir="run", dataset=dataset, init_from="auto", max_iters=60)
+    process = start(*torchrun(2), script=tmp_path / "script.py", cwd=tmp_path, **config)
+    _, err = finish(process, 1)
+    assert "processes found different checkpoints" in err
+    assert load(tmp_path / "0" / "run" / "last.pt")["step"] == 50 and not (tmp_path / "1" / "run").exists()
 
 
 def test_one_process_under_torchrun(dataset, tmp_path):

@@ -235,3 +235,16 @@ def test_defaults_are_the_dnt_papers(name, lr, decay):
 def test_impossible_settings_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         fill_defaults(settings(**changes))
+
+
+def test_state_that_is_no_tensor_and_parameters_that_never_had_a_gradient():
+    """What a fork may bring: both are saved and loaded."""
+    first, second = (make_optimizer(tiny(), settings(optimizer="msgdw")) for _ in range(2))
+    state = first.state_dict()
+    for i, s in state["state"].items():
+        s["momentum_buffer"] += i
+        s["count"] = 7
+    del state["state"][1]
+    load_optimizer(second, state, step=3)
+    loaded = second.state_dict()["state"]
+    assert loaded[2]["count"] == 7 and (loaded[2]["momentum_buffer"] == 2).all() and 1 not in loaded

@@ -280,6 +280,86 @@ def test_interrupted_at_a_bad_moment(interrupt, short, dataset, tmp_path):
     assert_same_run(tmp_path, short)
 
 
+def test_the_evaluation_made_up_for_on_resume_may_be_the_best(dataset, tmp_path):
+    config, stop_at = dict(out_dir=tmp_path, dataset=dataset, max_iters=30), [10]
+    losses = {0: 5.0, 10: 1.0, 20: 4.0, 30: 4.0}
+
+    def evaluate(model, data, config, micro, env, stop):
+        step = 10 * len(seen)
+        if step in stop_at:
+            stop_at.clear()
+            kill_me(signal.SIGTERM)
+            assert stop.agreed()
+            return None
+        seen.append(step)
+        return losses[step]
+
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "evaluate", evaluate)
+        assert run(**config) == 128 + signal.SIGTERM
+        assert load(tmp_path / "best.pt")["step"] == 0 and load(tmp_path / "last.pt")["step"] == 10
+        for _ in range(2):  # the second time nothing is left to do
+            assert run(**config, init_from="resume") == 0
+    assert seen == [0, 10, 20, 30]
+    assert load(tmp_path / "best.pt")["step"] == 10 and load(tmp_path / "last.pt")["best_val_loss"] == 1.0
+    rows = metrics(tmp_path)
+    assert [row["step"] for row in rows] == list(range(31))
+    assert {row["step"]: row["val_loss"] for row in rows if "val_loss" in row} == losses
+
+
+def test_resuming_after_an_interrupted_evaluation_with_another_interval(dataset, tmp_path):
+    config = dict(out_dir=tmp_path, dataset=dataset, max_iters=30)
+    with pytest.MonkeyPatch.context() as patch:
+        stop_in_evaluation(patch)
+        assert run(**config) == 128 + signal.SIGTERM
+    assert run(**config | dict(eval_interval=15), init_from="resume") == 0
+    rows = metrics(tmp_path)
+    assert [row["step"] for row in rows] == list(range(31))
+    assert [row["step"] for row in rows if "val_loss" in row] == [0, 15, 30]
+
+
+def test_a_kill_in_the_first_save(dataset, tmp_path):
+    """When all that exists is the new file, before it became last.pt."""
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=4) == 0
+    expected = load(tmp_path / "last.pt")["model"]
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=2, lr_decay_iters=4, overwrite=True) == 0
+    os.replace(tmp_path / "last.pt", tmp_path / "new.pt")
+    (tmp_path / "prev.pt").unlink()
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=4, init_from="auto") == 0
+    assert different(load(tmp_path / "last.pt")["model"], expected) == []
+
+
+def test_overwrite_removes_only_the_runs_own_checkpoints(dataset, tmp_path):
+    tmp_path.joinpath("kept_by_hand.pt").touch()
+    for _ in range(2):
+        assert run(out_dir=tmp_path, dataset=dataset, max_iters=2, overwrite=True) == 0
+    assert tmp_path.joinpath("kept_by_hand.pt").exists()
+
+
+def test_resuming_in_fp16_what_began_in_fp32(dataset, tmp_path):
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=2) == 0
+    for dtype in ("float16", "float32"):
+        iters = load(tmp_path / "last.pt")["step"] + 2
+        config = dict(out_dir=tmp_path, dataset=dataset, max_iters=iters, dtype=dtype)
+        assert run(**config, init_from="resume") == 0
+    assert load(tmp_path / "last.pt")["step"] == 6
+
+
+@pytest.mark.parametrize(
+    "name, tflops",
+    [("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H200", 989), ("NVIDIA A100-SXM4-80GB", 312)]
+    + [("NVIDIA A800 80GB PCIe", 312), ("Tesla T4", 65), ("NVIDIA GH200 480GB", 989), ("NVIDIA GeForce RTX 4090", 165)]
+    + [("NVIDIA RTX A1000 Laptop GPU", None), ("NVIDIA T400", None), ("Something New", None)],
+)
+def test_peak_flops_by_name(name, tflops, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    device = torch.device("cuda")
+    assert runtime.peak_flops(device, torch.bfloat16) == (tflops and tflops * 1e12)
+    assert runtime.peak_flops(device, torch.bfloat16, 5e12) == 5e12  # the flag wins
+    assert runtime.peak_flops(device, torch.float32) is None
+
+
 def test_a_second_ctrl_c_ends_the_run_at_once(dataset, tmp_path, capsys):
     with at_row(7, lambda: kill_me(signal.SIGINT, signal.SIGINT)):
         assert run(out_dir=tmp_path, dataset=dataset) == 130
@@ -497,14 +577,25 @@ def test_too_many_bad_gradients_end_the_run(value, short, dataset, tmp_path, cap
     config = dict(out_dir=tmp_path, dataset=dataset, max_iters=30, save_interval=5, max_skipped=3)
     with spoil_gradients(value, range(13, 1000), VICTIM):
         code = run(**config)
-    refusal(capsys, code, "3 steps in a row, up to step 16,", f"first the gradient of {VICTIM}.")
-    assert [load(tmp_path / name)["step"] for name in ("last.pt", "prev.pt")] == [15, 10]
+    refusal(capsys, code, "3 steps in a row, up to about step 16,", f"first bad tensor: the gradient of {VICTIM})")
+    last, prev = (load(tmp_path / name) for name in ("last.pt", "prev.pt"))
+    assert (last["step"], last["skipped"], prev["step"], prev["skipped"]) == (16, 3, 15, 2)
+    assert different(last["model"], prev["model"]) == []
     assert run(**config, init_from="resume") == 0
     rows = {row["step"]: row for row in metrics(tmp_path)}
     assert {step: row["train_loss"] for step, row in rows.items() if 0 < step <= 13} == {
         step: loss for step, loss in column(short, "train_loss").items() if step <= 13
     }
-    assert rows[14]["skipped_steps"] == 1 and rows[30]["skipped_steps"] == 2
+    assert rows[14]["skipped_steps"] == 1 and rows[16]["skipped_steps"] == rows[30]["skipped_steps"] == 3
+
+
+def test_bad_gradients_between_two_logged_steps_count(dataset, tmp_path, capsys):
+    """Four in a row, all over when the next row is logged."""
+    for allowed, code in ((5, 0), (4, 1)):
+        with spoil_gradients(math.nan, range(3, 7), VICTIM):
+            config = dict(out_dir=tmp_path / str(allowed), dataset=dataset, log_interval=20, max_skipped=allowed)
+            assert run(**config) == code
+    assert "4 steps in a row" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("what", ["parameter", "exp_avg", "momentum_buffer"])

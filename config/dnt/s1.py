@@ -8,7 +8,10 @@
 RMSNorm like the other settings, for a controlled comparison [I]; the paper's Fig. 6: S1 and S2 worst at 124M.
 """
 
+norm = "rmsnorm"
+norm_eps = 1e-6
 pre_norm = "both"
 mid_norm = "none"
+post_norm = "none"
 input_norm = False
 qk_norm = False

@@ -8,7 +8,10 @@
 The paper's Fig. 6 (mSGDW, 124M): about equal to S1.
 """
 
+norm = "rmsnorm"
+norm_eps = 1e-6
 pre_norm = "both"
 mid_norm = "none"
+post_norm = "none"
 input_norm = False
 qk_norm = True

@@ -8,7 +8,10 @@
 The paper's Fig. 6 (mSGDW, 124M): better than S1 and S2.
 """
 
+norm = "rmsnorm"
+norm_eps = 1e-6
 pre_norm = "both"
 mid_norm = "none"
+post_norm = "none"
 input_norm = True
 qk_norm = True

@@ -8,7 +8,10 @@
 The paper's Fig. 6 (mSGDW, 124M): about equal to S5, the best. Its leave-one-out study starts here [I].
 """
 
+norm = "rmsnorm"
+norm_eps = 1e-6
 pre_norm = "both"
 mid_norm = "both"
+post_norm = "none"
 input_norm = True
 qk_norm = True

@@ -8,7 +8,10 @@
 S4 without the norm before the FFN. The paper's Fig. 6 (mSGDW, 124M): about equal to S4, the best.
 """
 
+norm = "rmsnorm"
+norm_eps = 1e-6
 pre_norm = "attn"
 mid_norm = "both"
+post_norm = "none"
 input_norm = True
 qk_norm = True

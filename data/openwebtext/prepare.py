@@ -1,4 +1,4 @@
-"""OpenWebText in GPT-2 BPE, split as in nanoGPT: 9,035,582,198 training and 4,434,897 validation tokens.
+"""OpenWebText in GPT-2 BPE, split as in nanoGPT (which reports 9,035,582,198 training and 4,434,897 validation tokens).
 
 8,013,769 documents in 80 parquet files. Needs 24.5 GB of disk for the download (to the Hugging Face cache, which
 HF_HOME moves) and 38 GB in data/openwebtext while it runs, of which 18 GB stay; both are checked first. A killed run,

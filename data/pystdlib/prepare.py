@@ -2,7 +2,7 @@
 
 Needs no network and no package but numpy, and takes seconds: about 10 million tokens of code and prose. Every file ends
 with end of text; whole files, chosen by a hash of their path, are held out for validation. The result depends on the
-Python version alone, not on where Python is installed.
+library's own files, not on where Python is installed.
 
     python data/pystdlib/prepare.py
 """
