@@ -22,10 +22,10 @@ data/pystdlib/meta.json: | install
 # Ctrl-C saves; the same command goes on from there.
 quickstart: install data/pystdlib/meta.json
 	$(BIN)/python train.py config/quickstart.py --init_from=auto
-	$(BIN)/python sample.py --out_dir=out/quickstart --num_samples=2 --max_new_tokens=500 --temperature=0.6
+	$(BIN)/python sample.py --out_dir=out/quickstart --start="class " --num_samples=2 --max_new_tokens=400 --temperature=0.7
 	@echo 'Trained, sampled. The loss curve is out/quickstart/loss.png. Activate the environment, then try:'
 	@echo '  . .venv/bin/activate'
-	@echo '  python sample.py --out_dir=out/quickstart --start="class "             # your own prompt'
+	@echo '  python sample.py --out_dir=out/quickstart --start="import os"             # your own prompt'
 	@echo '  python train.py config/quickstart.py config/dnt/s1.py --out_dir=out/s1 # the same without DNT: Pre-LN'
 	@echo '  python train.py config/quickstart.py --optimizer=msgdw --learning_rate=1.0 --out_dir=out/m # momentum SGD'
 	@echo '  python train.py --help                                                 # every knob'
