@@ -140,7 +140,7 @@ class Slot(nn.Module):
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
         elif self.norm == "layernorm":
             x = F.layer_norm(upcast(x), x.shape[-1:], eps=self.eps)
-        elif self.norm == "dyt":  # γ · tanh(αx) + β (DyT sec. 4)
+        elif self.norm == "dyt":  # γ · tanh(αx) + β (DyT)
             x = torch.tanh(self.alpha * x)
         if self.gain is not None:
             x = x * self.gain

@@ -18,7 +18,7 @@ DECAYED = ("emb", "pos", "head", "qk", "vo", "ffn")
 
 
 class SGDW(torch.optim.Optimizer):
-    """Momentum SGD with decoupled weight decay, mSGDW (DNT sec. 4; the decay is timm's):
+    """Momentum SGD with decoupled weight decay, mSGDW (DNT; the decay is timm's):
 
         w ← w (1 − ηλ);   m ← μ m + g;   w ← w − η m,      m = 0 before the first step
 

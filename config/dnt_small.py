@@ -1,4 +1,4 @@
-"""L-DNT-Small, 124M parameters as the paper counts them (12·d²·L + 50304·d): setting S5 (DNT Table 5, sec. 4).
+"""L-DNT-Small, 124M parameters as the paper counts them (12·d²·L + 50304·d): setting S5 (DNT sec. 4.4).
 
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py \

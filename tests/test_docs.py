@@ -77,7 +77,7 @@ def test_every_config_loads_builds_and_names_its_command(path, monkeypatch):
             split_batch(config.batch_size, config.micro_batch_size, gpus)
 
 
-# The DNT paper's table (sec. 4): width, heads, depth, and its parameter count 12·d²·L + 50304·d in millions.
+# The DNT paper's sizes: width, heads, depth, and its parameter count 12·d²·L + 50304·d in millions.
 @pytest.mark.parametrize("family", ["dnt", "gpt2"])
 @pytest.mark.parametrize(
     "size, d, heads, depth, millions",
@@ -95,7 +95,7 @@ def test_sizes_are_the_papers(family, size, d, heads, depth, millions, monkeypat
     assert round(matrices / 1e6, 1) == millions == round((12 * d * d * depth + 50304 * d) / 1e6, 1)
 
 
-# methods of the DNT paper, sec. 4.4: InputNorm, PreNorm attention, PreNorm FFN, QKNorm, MidNorm
+# DNT sec. 4.4: InputNorm, PreNorm attention, PreNorm FFN, QKNorm, MidNorm
 @pytest.mark.parametrize(
     "setting, has",
     [("s1", "01100"), ("s2", "01110"), ("s3", "11110"), ("s4", "11111"), ("s5", "11011")],

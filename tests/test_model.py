@@ -356,7 +356,7 @@ def test_every_parameter_gets_a_gradient(flags):
 
 
 BLOCK = r"blocks\.\d+\."
-ROLE_TABLE = {  # design.md sec. 3
+ROLE_TABLE = {  # what belongs to each role
     r"wte\.weight": "emb",
     r"wpe\.weight": "pos",
     r"head\.weight": "head",
