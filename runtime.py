@@ -31,7 +31,6 @@ class Env:
     """This process among all of them, and what it computes on."""
 
     rank: int
-    local_rank: int
     world_size: int
     device: torch.device
     dtype: torch.dtype  # of the matrix multiplications
@@ -149,7 +148,7 @@ def environment(device: str, dtype: str, timeout_s: int):
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)  # first of all: what follows asks the current device
     compute, why_dtype = choose_dtype(dtype, chosen)
-    env = Env(rank, local, world, chosen, compute, distributed)
+    env = Env(rank, world, chosen, compute, distributed)
     if chosen.type == "cpu":  # costs nothing there, and compiled runs repeat bit by bit (no racing atomic additions)
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False

@@ -91,13 +91,24 @@ def start(*launcher, script="train.py", cwd=ROOT, **changes) -> subprocess.Popen
     return subprocess.Popen(command, cwd=cwd, env=env, start_new_session=True, **pipes)
 
 
+def give_up(process: subprocess.Popen, why: str) -> None:
+    """End a process that hangs, and fail. SIGTERM first: torchrun then ends its workers, which would outlive its kill
+    and keep the pipes open; it allows them 30 seconds."""
+    process.terminate()
+    try:
+        said = process.communicate(timeout=45)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said = "and had to be killed"
+    pytest.fail(f"{why}: {said}")
+
+
 def wait_for_row(process: subprocess.Popen, out_dir: Path, step: int, timeout_s: float = 120) -> None:
     """Return as soon as metrics.jsonl of the running `process` has a row of `step`."""
     path, deadline = out_dir / "metrics.jsonl", time.monotonic() + timeout_s
     while not (path.exists() and f'{{"step": {step}, ' in path.read_text()):
         if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            pytest.fail(f"no row of step {step} in {path}: {process.communicate()}")
+            give_up(process, f"no row of step {step} in {path}")
         time.sleep(0.002)
 
 
@@ -106,8 +117,7 @@ def finish(process: subprocess.Popen, code: int, timeout_s: float = 120) -> tupl
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        process.kill()
-        pytest.fail(f"did not end by itself: {process.communicate()}")
+        give_up(process, "did not end by itself")
     assert process.returncode == code, f"exit code {process.returncode}\n{out[-2000:]}\n{err[-4000:]}"
     return out, err
 

@@ -370,7 +370,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(dataset, tmp_path, capsys):
 
 def test_under_torchrun_a_second_ctrl_c_is_the_first():
     """The terminal sends it to every process, and torchrun sends it on."""
-    env = runtime.Env(0, 0, 1, torch.device("cpu"), torch.float32, distributed=True)
+    env = runtime.Env(0, 1, torch.device("cpu"), torch.float32, distributed=True)
     with runtime.Stop(env) as stop:
         try:
             kill_me(signal.SIGINT, signal.SIGINT)
