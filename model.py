@@ -1,4 +1,4 @@
-"""A GPT whose block layout (Pre/Mid/Post/Input/QK norm, DyT) comes from flags.
+"""A GPT whose block layout (norm placement, DyT, LayerNorm Scaling, scale vectors, …) comes from flags.
 
 Every residual sub-layer, attention or FFN, of every scheme is one equation,
 
@@ -6,8 +6,11 @@ Every residual sub-layer, attention or FFN, of every scheme is one equation,
 
 whose four slots are `Slot`s: y = const · gain · normalise(x), each part optional. `layout` reads the flags and fills
 the slots; `Residual` is the only code that touches the residual stream. A new scheme is a change in `layout`.
+Inside f every matrix is again y = out( W pre(x) ) with two slots, which `projection` fills. docs/layouts.md has the
+schemes one by one; `python model.py CONFIG` prints what a configuration comes to.
 
-Papers cited: DNT (arXiv 2507.17501), DyT (arXiv 2503.10622).
+Papers cited: DNT (arXiv 2507.17501), scale vectors (2605.26895), DyT (2503.10622), LNS (2502.05795). Marks: [I] our
+inference or choice, [U] not published where we could read it.
 """
 
 import math
@@ -21,11 +24,15 @@ import torch.nn.functional as F
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
 
 # Parameter roles (`GPT.roles`): optimizers, weight decay and diagnostics go by these, never by parameter names.
-ROLES = ("emb", "pos", "head", "qk", "vo", "ffn", "gain_in", "gain_out", "scalar", "bias")
+# gain_in: scale vectors followed by a linear map; gain_out: the others; gain_dir: unit directions, which never decay.
+ROLES = ("emb", "pos", "head", "qk", "vo", "ffn", "gain_in", "gain_out", "gain_dir", "scalar", "bias")
 
 # DyT α₀ by width, for LLMs: (the norm before attention; the norm before the FFN and the final norm). Other slots take
 # the second value, and other widths that of the nearest in the table: our choices [I].
 DYT_ALPHA = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
+
+LNS = Literal["off", "norm", "branch", "residual", "input"]
+SIGMA_INIT_ITERATIONS = 30  # of the power iteration, for σReparam's start
 
 
 @dataclass
@@ -45,17 +52,40 @@ class GPTConfig:
     tie_weights: bool = True  # the output head is the token embedding
     bias: bool = False  # biases in linear layers, and in LayerNorm
     dropout: float = 0.0  # on the embedding, the attention weights and the branch outputs
-    # --- block layout: x ← post( skip(x) + mid( f( pre(x) ) ) ) ---
+    # --- norms: x ← post( skip(x) + mid( f( pre(x) ) ) ) ---
     norm: Literal["rmsnorm", "layernorm", "dyt", "none"] = "rmsnorm"  # function in every norm slot and the final norm
     norm_eps: float = 1e-6  # inside the root of RMSNorm and LayerNorm
+    norm_groups: int = 1  # statistics over n_embd/norm_groups channels at a time (Group-LN)
     pre_norm: Literal["both", "attn", "mlp", "none"] = "both"  # branches with a norm on their input
     mid_norm: Literal["none", "both", "attn", "mlp"] = "none"  # branches with a norm on their output, before the sum
     post_norm: Literal["none", "both", "attn", "mlp"] = "none"  # branches with a norm on the residual sum (Post-LN)
+    post_norm_blocks: int = 0  # Mix-LN: the first n blocks are Post-LN, with post norms instead of pre and mid
     input_norm: bool = False  # norm on the embedding sum (DNT)
     qk_norm: bool = False  # RMSNorm on each head of q and k, before RoPE; gains of size head_dim (DNT eq. 10)
+    # --- DyT in place of a norm ---
     dyt_alpha_attn: float | None = None  # DyT α₀ before attention; None = the paper's for the nearest width
     dyt_alpha_other: float | None = None  # DyT α₀ everywhere else; None = the paper's for the nearest width
+    dyt_learn_alpha: bool = True  # False: α stays α₀
+    dyt_squash: Literal["tanh", "hardtanh", "sigmoid", "identity"] = "tanh"  # DyT's function of αx
     dyt_bias: bool = False  # DyT's β; the paper's LLaMA code has none, its vision models do
+    embed_scale: bool = False  # learned scalar on the embedding sum, √n_embd at first (DyT's language models)
+    # --- constants and learned scales on branch and stream ---
+    lns: LNS = "off"  # LNS, where 1/ℓ^lns_power stands: on the pre norm's output (the paper's), on the branch, …
+    lns_power: float = 0.5  # of the block number ℓ, from 1
+    lns_branches: Literal["both", "attn", "mlp"] = "both"  # branches that have the factor
+    lns_learn: bool = False  # lns=norm as the start value of the pre norm's gains, not a constant
+    deepnorm: bool = False  # stream × (2L)^¼ before each post norm, and DeepNorm's initialisation
+    admin: bool = False  # stream × a learned vector before each post norm, set by a profiling forward at the start
+    branch_scale: Literal["none", "layerscale", "skipinit"] = "none"  # learned vector, or scalar, on the branch output
+    branch_scale_init: float | None = None  # None = LayerScale's by depth, 1/√L for SkipInit
+    fixup: bool = False  # Fixup, in place of norms: scalar biases and multipliers, zero-initialised branch ends
+    sigma_reparam: bool = False  # σReparam: every matrix in the blocks is γ W/σ(W), γ a learned scalar
+    # --- scale vectors ---
+    gain: Literal["shared", "none", "branch"] = "shared"  # a norm's, none, one each for q, k, v, gate, up (HG)
+    gain_out: Literal["none", "scale", "norm"] = (
+        "none"  # on the outputs of q, k, v, gate, up: a scale vector (DP), or an RMSNorm with one (DNP)
+    )
+    gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"  # γ, β·α/rms(α) (OR), or exp(b)·α/rms(α) (ER)
     # --- initialisation ---
     init: Literal["normal", "xavier"] = (
         "normal"  # of the matrices: N(0, init_std), or Xavier normal; embeddings: normal
@@ -66,6 +96,11 @@ class GPTConfig:
     @property
     def head_dim(self) -> int:
         return self.n_embd // self.n_head
+
+    @property
+    def hidden(self) -> int:
+        """Hidden width of the FFN."""
+        return self.n_ff or 4 * self.n_embd
 
     @property
     def padded_vocab_size(self) -> int:
@@ -79,6 +114,8 @@ class GPTConfig:
                 _refuse(value not in allowed, f"{name}={value!r} is unknown: allowed are {', '.join(allowed)}")
             elif type(value) not in allowed and not (float in allowed and type(value) is int):
                 raise ValueError(f"{name}={value!r} must be of type {' or '.join(t.__name__ for t in allowed)}")
+            elif isinstance(value, float):
+                _refuse(not math.isfinite(value), f"{name}={value} must be a finite number")
         sizes = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
         small = [f"{name}={getattr(self, name)}" for name in sizes if getattr(self, name) < 1]
         _refuse(small, f"{', '.join(small)}: must be at least 1")
@@ -93,16 +130,124 @@ class GPTConfig:
         _refuse(not 0 <= self.dropout < 1, f"dropout={self.dropout} must be at least 0 and below 1")
         _refuse(self.norm_eps < 0, f"norm_eps={self.norm_eps} must not be negative")
         _refuse(self.init_std <= 0, f"init_std={self.init_std} must be positive")
-        placed = self.mid_norm != "none" or self.post_norm != "none" or self.input_norm
+        self._check_norms()
+        self._check_scales()
+
+    def _check_norms(self):
+        norms = ("mid_norm", "post_norm", "input_norm", "post_norm_blocks")
+        placed = [f"{name}={getattr(self, name)}" for name in norms if getattr(self, name) not in ("none", False, 0)]
         _refuse(
             self.norm == "none" and placed,
-            "norm=none contradicts mid_norm, post_norm and input_norm: set those to none/False, or choose a norm",
+            f"norm=none contradicts {', '.join(placed)}: leave that out, or choose a norm",
+        )
+        _refuse(
+            not 0 <= self.post_norm_blocks <= self.n_layer,
+            f"post_norm_blocks={self.post_norm_blocks} must be between 0 and n_layer={self.n_layer}",
+        )
+        groups = self.norm_groups
+        _refuse(
+            groups < 1 or self.n_embd % groups, f"norm_groups={groups} must divide n_embd={self.n_embd} (1 = no groups)"
+        )
+        _refuse(
+            groups > 1 and self.norm not in ("rmsnorm", "layernorm"),
+            f"norm_groups={groups} needs norm=rmsnorm or layernorm, but norm={self.norm}",
         )
         alphas = ("dyt_alpha_attn", "dyt_alpha_other")
-        dyt = [name for name in alphas if getattr(self, name) is not None] + ["dyt_bias"] * self.dyt_bias
+        defaults = {f.name: f.default for f in fields(self)}
+        dyt = [name for name in defaults if name.startswith("dyt_") and getattr(self, name) != defaults[name]]
         _refuse(self.norm != "dyt" and dyt, f"{', '.join(dyt)}: needs norm=dyt, but norm={self.norm}")
         for name in alphas:
             _refuse(getattr(self, name) == 0, f"{name}=0 would make the slot constant: choose another α₀")
+        _refuse(
+            self.embed_scale and self.input_norm,
+            "embed_scale has no effect under input_norm, which divides it out again: leave one of them out",
+        )
+        _refuse(
+            self.qk_norm and self.gain_out == "norm",
+            "gain_out=norm already normalises each head of q and k: leave qk_norm out",
+        )
+
+    def _check_scales(self):
+        pre = self._pre_normed()
+        lns = [b for b in pre if self.lns_branches in ("both", b)]
+        _refuse(
+            self.lns in ("norm", "input") and not lns,
+            f"lns={self.lns} needs a pre norm to stand at: set pre_norm=both, or lns=branch or residual",
+        )
+        changed = [n for n, v in (("lns_power", 0.5), ("lns_branches", "both")) if getattr(self, n) != v]
+        _refuse(self.lns == "off" and changed, f"{', '.join(changed)}: needs lns, for example lns=norm")
+        _refuse(
+            self.lns_learn and (self.lns != "norm" or self.gain == "none"),
+            "lns_learn needs lns=norm and gains (gain=shared or branch), whose start value it sets",
+        )
+        for name in ("deepnorm", "admin"):
+            _refuse(
+                getattr(self, name) and self.post_norm != "both",
+                f"{name} scales the stream before post norms: set post_norm=both (and pre_norm=none)",
+            )
+        _refuse(self.deepnorm and self.admin, "deepnorm and admin both scale the stream: leave one of them out")
+        scale, start = self.branch_scale, self.branch_scale_init
+        _refuse(
+            scale == "none" and start is not None,
+            "branch_scale_init needs branch_scale: set branch_scale=layerscale or skipinit",
+        )
+        _refuse(
+            self.fixup and self.norm != "none",
+            f"fixup replaces the norms, but norm={self.norm}: set norm=none (and pre_norm as it is)",
+        )
+        for name, on in (("branch_scale", scale != "none"), ("sigma_reparam", self.sigma_reparam)):
+            _refuse(
+                self.fixup and on,
+                f"fixup contradicts {name}: it has its own multiplier on the branch, and matrices that start at zero",
+            )
+        _refuse(
+            self.gain == "branch" and not pre, "gain=branch needs a pre norm, whose gains it separates: set pre_norm"
+        )
+        for name, default in (("gain_out", "none"), ("gain_param", "direct")):
+            _refuse(
+                self.gain == "none" and getattr(self, name) != default,
+                f"{name}={getattr(self, name)} contradicts gain=none: choose gain=shared or branch",
+            )
+        _refuse(
+            self.gain_param == "expmagdir" and scale == "layerscale" and start is not None and start <= 0,
+            f"gain_param=expmagdir keeps gains positive, but branch_scale_init={start}: choose a positive one",
+        )
+
+        vectors = self.norm != "none" or self.qk_norm or self.gain_out != "none" or scale == "layerscale"
+        _refuse(
+            self.gain_param != "direct" and not vectors,
+            f"gain_param={self.gain_param} has no scale vector to act on (norm={self.norm}): leave it out",
+        )
+
+    def _pre_normed(self) -> list:
+        """The branches that have a pre norm in some block; if any block has it, the last."""
+        return [branch for branch in ("attn", "mlp") if "pre" in places(self, self.n_layer, branch)]
+
+    def notes(self) -> list:
+        """What is allowed but should be known: one line each, for the start of a run."""
+        notes, qk = [], self.qk_norm or self.gain_out == "norm"
+        wanted = ["attn", "mlp"] if self.lns_branches == "both" else [self.lns_branches]
+        lns = [branch for branch in wanted if branch in self._pre_normed()]
+        if self.lns != "off" and self.residual_init != "plain":
+            notes.append(
+                f"lns with residual_init={self.residual_init}: the LNS paper removes such scaling of the initial "
+                "weights; residual_init=plain is its setting"
+            )
+        if self.lns in ("norm", "input") and lns != wanted:
+            notes.append(f"lns={self.lns} acts on the {lns[0]} branch alone: the other has no pre norm")
+        if self.lns == "norm" and "attn" in lns and qk:
+            if self.mid_norm in ("both", "attn") and self.norm != "dyt":
+                notes.append("lns has no effect on attention here: QK-norm and the mid norm divide its factor out")
+            else:
+                notes.append("lns acts on attention through v alone: QK-norm divides its factor out of q and k")
+        if self.lns == "input" and self.norm in ("rmsnorm", "layernorm"):
+            notes.append("lns=input does next to nothing here: the norm divides the factor out again")
+        if (self.deepnorm or self.admin) and self.pre_norm != "none":
+            notes.append(f"pre_norm={self.pre_norm} beside post norms: DeepNorm and Admin have pre_norm=none")
+        for name in ("deepnorm", "fixup"):
+            if getattr(self, name) and self.residual_init != "plain":
+                notes.append(f"{name} has its own initialisation: residual_init={self.residual_init} is not used")
+        return notes
 
 
 def _refuse(wrong, message: str) -> None:
@@ -118,41 +263,113 @@ def upcast(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-class Slot(nn.Module):
-    """y = const · (gain · normalise(x) + bias): one place of the network where a norm may stand, each part optional.
+SQUASH = {"tanh": torch.tanh, "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
 
-    x: (..., dim). Statistics and result are at least fp32. `role` is `gain_in` where a linear map follows, else
-    `gain_out`. The constant is a Python float, so that it survives meta-device init and is not sent around by DDP.
+
+class Slot(nn.Module):
+    """y = const · (gain · normalise(const_in · x) + bias): a place where a norm may stand, each part optional.
+
+    x: (..., dim). Statistics and result of a norm are at least fp32. The constants are Python floats, so that they
+    survive meta-device init and are not sent around by DDP.
+
+    norm      "none", "rmsnorm", "layernorm" (both over `groups` groups of channels), "dyt": squash(αx)
+    gain      entries of the gain: 0 = none, 1 = a scalar, dim = a vector; `init` is its value at first
+    param     the gain as it is (direct), β·α/rms(α) (magdir), or exp(b)·α/rms(α) (expmagdir); scalars are direct
+    role      of a vector gain: `gain_in` where a linear map follows, else `gain_out`
+    bias      entries of the bias
+    fold      const and gain are left to the linear map after or before this slot, which takes them from `scale()` and
+              multiplies them into its weight: no pass over activations
     """
 
-    def __init__(self, dim, norm="none", role="gain_out", eps=1e-6, bias=False, alpha=None, const=1.0):
+    def __init__(
+        self,
+        norm="none",
+        *,
+        gain=0,
+        role="gain_out",
+        param="direct",
+        init=1.0,
+        bias=0,
+        fold=False,
+        const=1.0,
+        const_in=1.0,
+        eps=1e-6,
+        groups=1,
+        squash="tanh",
+        alpha=1.0,
+        learn_alpha=True,
+    ):
         super().__init__()
-        self.norm, self.eps, self.const = norm, eps, const
-        self.gain = None if norm == "none" else nn.Parameter(torch.empty(dim))
-        self.bias = nn.Parameter(torch.empty(dim)) if bias else None
+        self.norm, self.eps, self.groups, self.squash = norm, eps, groups, squash
+        self.const, self.const_in, self.init_gain, self.init_alpha = const, const_in, init, alpha
+        self.param = param if gain and gain != 1 else "direct"
+        self.fold = fold and not bias
+        make = lambda n: nn.Parameter(torch.empty(n)) if n else None  # noqa: E731
+        split = self.param != "direct"
+        self.gain, self.direction = (None, make(gain)) if split else (make(gain), None)
         # shape (1,): FSDP2 cannot shard a tensor without dimensions
-        self.alpha, self.alpha_init = (nn.Parameter(torch.empty(1)) if norm == "dyt" else None), alpha
-        self.param_roles = {"gain": role, "bias": "bias", "alpha": "scalar"}
+        self.magnitude = make(1 if split else 0)
+        self.bias = make(bias)
+        self.alpha = make(1) if norm == "dyt" and learn_alpha else alpha
+        self.param_roles = {"gain": "scalar" if gain == 1 else role, "magnitude": role, "direction": "gain_dir"}
+        self.param_roles |= {"bias": "bias", "alpha": "scalar"}
 
     def forward(self, x):
-        if self.norm == "rmsnorm":
-            x = upcast(x)
-            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
-        elif self.norm == "layernorm":
-            x = F.layer_norm(upcast(x), x.shape[-1:], eps=self.eps)
-        elif self.norm == "dyt":  # γ · tanh(αx) + β (DyT)
-            x = torch.tanh(self.alpha * x)
-        if self.gain is not None:
-            x = x * self.gain
+        x = self.normalise(x if self.const_in == 1.0 else self.const_in * x)
+        if self.fold:
+            return x
+        scale = self.scale(const=False)
+        if scale is not None:
+            x = x * scale
         if self.bias is not None:
             x = x + self.bias
         return x if self.const == 1.0 else self.const * x
 
+    def normalise(self, x):
+        if self.norm == "none":
+            return x
+        x = upcast(x)
+        if self.norm == "dyt":  # γ · tanh(αx) + β (DyT)
+            return SQUASH[self.squash](self.alpha * x)
+        if self.groups > 1:
+            x = x.unflatten(-1, (self.groups, -1))
+        if self.norm == "rmsnorm":
+            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+        else:
+            x = F.layer_norm(x, x.shape[-1:], eps=self.eps)
+        return x.flatten(-2) if self.groups > 1 else x
+
+    def scale(self, const=True):
+        """const · gain, as a tensor or a float; None where nothing is to be multiplied."""
+        if self.gain is not None:
+            gain = self.gain
+        elif self.direction is not None:
+            unit = self.direction * torch.rsqrt(self.direction.square().mean())
+            gain = (self.magnitude.exp() if self.param == "expmagdir" else self.magnitude) * unit
+        else:
+            return self.const if const and self.const != 1.0 else None
+        return gain if not const or self.const == 1.0 else self.const * gain
+
+    @torch.no_grad()
+    def set_gain(self, value: float):
+        """Give every entry of the gain this value."""
+        if self.gain is not None:
+            self.gain.fill_(value)
+        elif self.direction is not None:
+            self.direction.fill_(1.0)
+            self.magnitude.fill_(math.log(value) if self.param == "expmagdir" else value)
+
     @torch.no_grad()
     def init(self):
-        for p, value in ((self.gain, 1.0), (self.bias, 0.0), (self.alpha, self.alpha_init)):
-            if p is not None:
-                p.fill_(value)
+        self.set_gain(self.init_gain)
+        if self.bias is not None:
+            self.bias.zero_()
+        if isinstance(self.alpha, nn.Parameter):
+            self.alpha.fill_(self.init_alpha)
+
+    def folded(self):
+        """What a linear map after (or before) this slot has to multiply into its weight, or None."""
+        return self.scale() if self.fold else None
 
     def extra_repr(self):
         return self.norm if self.const == 1.0 else f"{self.const:.4g} · {self.norm}"
@@ -167,66 +384,187 @@ class Slots(NamedTuple):
     skip: Slot
 
 
-def norm_slot(config: GPTConfig, role: str, branch: str = "") -> Slot:
+def norm_slot(config: GPTConfig, role: str, branch: str = "", **changes) -> Slot:
     """A slot of size n_embd with the configured norm; `branch="attn"` gives DyT its α₀ before attention."""
-    width = min(DYT_ALPHA, key=lambda d: abs(math.log(d / config.n_embd)))  # nearest listed width: our choice [I]
+    c = config
+    width = min(DYT_ALPHA, key=lambda d: abs(math.log(d / c.n_embd)))  # nearest listed width: our choice [I]
     table = dict(zip(("attn", "other"), DYT_ALPHA[width], strict=True))
     kind = "attn" if branch == "attn" else "other"
-    alpha = getattr(config, f"dyt_alpha_{kind}")
-    bias = {"layernorm": config.bias, "dyt": config.dyt_bias}.get(config.norm, False)
-    return Slot(config.n_embd, config.norm, role, config.norm_eps, bias, table[kind] if alpha is None else alpha)
+    alpha = getattr(c, f"dyt_alpha_{kind}")
+    bias = {"layernorm": c.bias, "dyt": c.dyt_bias}.get(c.norm, False)
+    gain = c.n_embd if c.norm != "none" and c.gain != "none" else 0
+    parts = dict(gain=gain, role=role, param=c.gain_param, bias=c.n_embd * bias, fold=role == "gain_in")
+    parts |= dict(eps=c.norm_eps, groups=c.norm_groups, squash=c.dyt_squash, learn_alpha=c.dyt_learn_alpha)
+    return Slot(c.norm, **parts | {"alpha": table[kind] if alpha is None else alpha} | changes)
+
+
+def places(config: GPTConfig, block: int, branch: str) -> set:
+    """Which of "pre", "mid", "post" carry a norm in `branch` of block ℓ = `block`, counted from 1."""
+    if config.norm == "none":
+        return set()
+    if block <= config.post_norm_blocks:  # Mix-LN
+        return {"post"}
+    return {place for place in ("pre", "mid", "post") if getattr(config, f"{place}_norm") in ("both", branch)}
 
 
 def layout(config: GPTConfig, block: int, branch: str) -> Slots:
     """The four slots of `branch` ("attn" or "mlp") in block ℓ = `block`, counted from 1: the whole block layout."""
-    on = {place: getattr(config, f"{place}_norm") in ("both", branch) for place in ("pre", "mid", "post")}
+    c, d, on = config, config.n_embd, places(config, block, branch)
+    factor = {place: lns_factor(c, block, branch) if c.lns == place else 1.0 for place in get_args(LNS)}
+
+    pre = dict(const_in=factor["input"])
+    pre["init" if c.lns_learn else "const"] = factor["norm"]
+    if c.gain == "branch":  # HG: the matrices after it have the gains
+        pre["gain"] = 0
+
+    start = {"none": 1.0, "layerscale": layerscale_init(c.n_layer), "skipinit": c.n_layer**-0.5}[c.branch_scale]
+    mid = dict(const=factor["branch"], init=start if c.branch_scale_init is None else c.branch_scale_init)
+    if c.branch_scale == "layerscale":  # with a mid norm, its gain
+        mid["gain"] = d
+    elif c.branch_scale == "skipinit" or c.fixup:
+        mid["gain"] = 1
+    if c.fixup:
+        mid["bias"] = 1
+
+    if c.deepnorm:
+        skip = Slot(const=(2 * c.n_layer) ** 0.25)
+    else:
+        skip = Slot(gain=d if c.admin else 0)
     return Slots(
-        pre=norm_slot(config, "gain_in", branch) if on["pre"] else Slot(config.n_embd),
-        mid=norm_slot(config, "gain_out") if on["mid"] else Slot(config.n_embd),
-        post=norm_slot(config, "gain_out") if on["post"] else Slot(config.n_embd),
-        skip=Slot(config.n_embd),
+        pre=norm_slot(c, "gain_in", branch, **pre) if "pre" in on else Slot(bias=int(c.fixup)),
+        mid=norm_slot(c, "gain_out", **mid) if "mid" in on else Slot(param=c.gain_param, **mid),
+        post=norm_slot(c, "gain_out", const=factor["residual"]) if "post" in on else Slot(const=factor["residual"]),
+        skip=skip,
     )
 
 
-def residual_init_scale(config: GPTConfig, block: int) -> float:
-    """Factor on the initial std of the matrices that write to the residual stream in block ℓ = `block`, from 1."""
-    return {"gpt2": (2 * config.n_layer) ** -0.5, "plain": 1.0, "depth": (2 * block) ** -0.5}[config.residual_init]
+def lns_factor(config: GPTConfig, block: int, branch: str) -> float:
+    """LNS's 1/ℓ^power in block ℓ = `block`, wherever it stands."""
+    return block**-config.lns_power if config.lns_branches in ("both", branch) else 1.0
+
+
+def layerscale_init(n_layer: int) -> float:
+    """LayerScale's λ at first, for 12 to 18, 24 and 36 layers as published by its authors; other depths: [I]."""
+    return 0.1 if n_layer <= 18 else 1e-5 if n_layer <= 24 else 1e-6
+
+
+def init_scale(config: GPTConfig, block: int, part: str) -> float:
+    """Factor on the initial std of matrix `part` ("q" … "down") in block ℓ = `block`, from 1."""
+    layers, writes = config.n_layer, part in ("o", "down")  # to the residual stream
+    if config.deepnorm:  # (8L)^-¼ on v, o and the FFN
+        return 1.0 if part in ("q", "k") else (8 * layers) ** -0.25
+    if config.fixup:  # M^(-1/(2m-2)) for M = 2L branches of m = 2 matrices in a row, the last zero; q and k plain [I]
+        return 0.0 if writes else 1.0 if part in ("q", "k") else (2 * layers) ** -0.5
+    if not writes:
+        return 1.0
+    return {"gpt2": (2 * layers) ** -0.5, "plain": 1.0, "depth": (2 * block) ** -0.5}[config.residual_init]
 
 
 # ---------------------------------------------------------------------------------------------------------- modules
 
 
+def linear(x, weight, bias=None, dtype=None, scale=None):
+    """x · scale · Wᵀ + b in `dtype` (None: the weight's own); scale (n_in,) or a float goes into the weight's cast."""
+    if scale is not None:
+        if x.shape[-2] == 1:  # one new token at a time: there the activations are the smaller factor
+            x = x * scale
+        else:
+            weight = weight * scale
+    dtype = dtype or weight.dtype
+    return F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+
+
 class Linear(nn.Linear):
-    """x Wᵀ + b computed in `compute_dtype` (None: the weight's own), while the weight stays in fp32.
+    """out( W pre(x) + b ), computed in `compute_dtype` (None: the weight's own), while the weight stays in fp32.
 
     The casts are part of the graph: torch.compile fuses them, which costs less than autocast and loses no accuracy.
+    Gains of both sides, and what a norm before left to fold (`scale`), are multiplied into the weight in the same pass.
+
+    With `sigma_reparam` W is γ W/σ(W): σ = uᵀWv, where `power_iteration` leads u and v to the first singular vectors.
     """
 
     compute_dtype = None
 
-    def __init__(self, n_in, n_out, role, bias=False, init_scale=1.0):
+    def __init__(self, n_in, n_out, role, bias=False, init_scale=1.0, pre=None, out=None, sigma_reparam=False):
         super().__init__(n_in, n_out, bias)
-        self.init_scale, self.param_roles = init_scale, {"weight": role, "bias": "bias"}
+        self.init_scale, self.param_roles = init_scale, {"weight": role, "bias": "bias", "sigma": "scalar"}
+        self.pre, self.out = pre or Slot(), out or Slot()
+        self.sigma = nn.Parameter(torch.empty(1)) if sigma_reparam else None
+        if sigma_reparam:
+            self.register_buffer("u", torch.empty(n_out))
+            self.register_buffer("v", torch.empty(n_in))
 
     def reset_parameters(self):
         pass  # GPT.init_weights sets every parameter
 
-    def forward(self, x):
-        return linear(x, self.weight, self.bias, self.compute_dtype)
+    def forward(self, x, scale=None):
+        weight, bias = self.weight, self.bias
+        if self.sigma is not None:
+            weight = weight * (self.sigma / torch.dot(self.u, weight @ self.v))
+        rows, columns = self.out.folded(), self.pre.folded()
+        if rows is not None:
+            weight, bias = weight * rows[:, None], None if bias is None else bias * rows
+        if columns is not None:
+            scale = columns if scale is None else columns * scale
+        return self.out(linear(self.pre(x), weight, bias, self.compute_dtype, scale))
+
+    @torch.no_grad()
+    def power_iteration(self, n: int = 1):
+        """Move u (n_out,) and v (n_in,) towards the singular vectors of the largest singular value of W."""
+        for _ in range(n):
+            self.v.copy_(F.normalize(self.u @ self.weight, dim=0))
+            self.u.copy_(F.normalize(self.weight @ self.v, dim=0))
+
+    @torch.no_grad()
+    def init(self, std: float, generator: torch.Generator):
+        weight = self.weight
+        if not weight.is_meta:
+            weight.copy_(torch.empty(weight.shape, device="cpu").normal_(0, std * self.init_scale, generator=generator))
+        if self.bias is not None:
+            self.bias.zero_()
+        if self.sigma is not None and not weight.is_meta:  # γ = σ(W) at first, so that the matrix is W, as published
+            self.u.copy_(torch.empty(self.u.shape, device="cpu").normal_(generator=generator))
+            self.power_iteration(SIGMA_INIT_ITERATIONS)
+            self.sigma.copy_(torch.dot(self.u, weight @ self.v))
 
 
-def linear(x, weight, bias=None, dtype=None):
-    dtype = dtype or weight.dtype
-    return F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+def projection(config: GPTConfig, block: int, part: str) -> Linear:
+    """Matrix `part` ("q", "k", "v", "o", "gate", "up" or "down") of block ℓ = `block`: its shape, role, slots, init."""
+    c, d, kv, hidden = config, config.n_embd, config.head_dim * (config.n_kv_head or config.n_head), config.hidden
+    n_in, n_out, role = {
+        "q": (d, d, "qk"), "k": (d, kv, "qk"), "v": (d, kv, "vo"), "o": (d, d, "vo"),
+        "gate": (d, hidden, "ffn"), "up": (d, hidden, "ffn"), "down": (hidden, d, "ffn"),
+    }[part]  # fmt: skip
+    writes, branch = part in ("o", "down"), "attn" if part in "qkvo" else "mlp"
+    pre, out = {}, {}
+    if not writes:  # HG, DP, DNP
+        if c.gain == "branch" and "pre" in places(c, block, branch):
+            pre = dict(gain=n_in, role="gain_in", param=c.gain_param, fold=True)
+            if c.lns_learn:
+                pre["init"] = lns_factor(c, block, branch)
+        if c.gain_out != "none":
+            out = dict(gain=n_out, param=c.gain_param, fold=c.gain_out == "scale")
+        if c.gain_out == "norm":  # per head for q and k, so that it is QK-norm with a gain for each channel [I]
+            out |= dict(norm="rmsnorm", eps=c.norm_eps, groups=n_out // c.head_dim if part in ("q", "k") else 1)
+    if c.fixup and writes:
+        pre = dict(bias=1)
+    if c.fixup and part == ("gate" if c.mlp == "swiglu" else "up"):  # before the activation
+        out["bias"] = 1
+    scale = init_scale(c, block, part)
+    return Linear(n_in, n_out, role, c.bias, scale, Slot(**pre), Slot(**out), c.sigma_reparam)
 
 
 class Embedding(nn.Embedding):
     def __init__(self, n, dim, role):
         super().__init__(n, dim)
-        self.init_scale, self.param_roles = 1.0, {"weight": role}
+        self.param_roles = {"weight": role}
 
     def reset_parameters(self):
         pass  # GPT.init_weights sets every parameter
+
+    def init(self, std: float, generator: torch.Generator):
+        if not self.weight.is_meta:
+            self.weight.copy_(torch.empty(self.weight.shape, device="cpu").normal_(0, std, generator=generator))
 
 
 def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> tuple:
@@ -262,25 +600,21 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPTConfig, block: int):
         super().__init__()
-        d, kv = config.n_embd, config.head_dim * (config.n_kv_head or config.n_head)
-        self.head_dim, self.gqa, self.dropout = config.head_dim, kv != d, config.dropout
-        self.q = Linear(d, d, "qk", config.bias)
-        self.k = Linear(d, kv, "qk", config.bias)
-        self.v = Linear(d, kv, "vo", config.bias)
-        self.o = Linear(d, d, "vo", config.bias, residual_init_scale(config, block))
-        qk_norm = "rmsnorm" if config.qk_norm else "none"
-        self.q_norm = Slot(config.head_dim, qk_norm, "gain_out", config.norm_eps)
-        self.k_norm = Slot(config.head_dim, qk_norm, "gain_out", config.norm_eps)
+        self.head_dim, self.dropout = config.head_dim, config.dropout
+        self.gqa = config.n_kv_head not in (0, config.n_head)
+        self.q, self.k, self.v, self.o = (projection(config, block, part) for part in "qkvo")
+        self.q_norm, self.k_norm = qk_slot(config), qk_slot(config)
 
-    def forward(self, u, rope=None, cache=None):
+    def forward(self, u, scale=None, rope=None, cache=None):
         B, T, C = u.shape
         q, k, v = (
-            w(u).view(B, T, -1, self.head_dim).transpose(1, 2) for w in (self.q, self.k, self.v)
+            w(u, scale).view(B, T, -1, self.head_dim).transpose(1, 2) for w in (self.q, self.k, self.v)
         )  # (B, H, T, hd)
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
-        q, k = q.to(v.dtype), k.to(v.dtype)  # the norms and the rotation are fp32
+        dtype = self.o.compute_dtype or self.o.weight.dtype
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)  # the norms and the rotation are fp32
         if cache is not None:
             k, v = cache.extend(k, v)
         if T < 512 and q.device.type == "cpu":  # the CPU's half-precision attention is many times slower at short T
@@ -289,6 +623,14 @@ class Attention(nn.Module):
         # one new token sees the whole cache; a full sequence is causal
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=T > 1, enable_gqa=self.gqa)
         return self.o(y.transpose(1, 2).reshape(B, T, C))
+
+
+def qk_slot(config: GPTConfig) -> Slot:
+    """QK-norm: RMSNorm over the channels of a head, one gain for all heads (DNT eq. 10); else nothing."""
+    if not config.qk_norm:
+        return Slot()
+    gain = config.head_dim if config.gain != "none" else 0
+    return Slot("rmsnorm", gain=gain, param=config.gain_param, eps=config.norm_eps)
 
 
 ACTIVATIONS = {
@@ -303,15 +645,13 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig, block: int):
         super().__init__()
-        d, hidden = config.n_embd, config.n_ff or 4 * config.n_embd
-        self.gate = Linear(d, hidden, "ffn", config.bias) if config.mlp == "swiglu" else None
-        self.up = Linear(d, hidden, "ffn", config.bias)
-        self.down = Linear(hidden, d, "ffn", config.bias, residual_init_scale(config, block))
+        self.gate = projection(config, block, "gate") if config.mlp == "swiglu" else None
+        self.up, self.down = projection(config, block, "up"), projection(config, block, "down")
         self.act = ACTIVATIONS.get(config.mlp)
 
-    def forward(self, u):
-        h = self.up(u)
-        return self.down(self.act(h) if self.gate is None else F.silu(self.gate(u)) * h)
+    def forward(self, u, scale=None):
+        h = self.up(u, scale)
+        return self.down(self.act(h) if self.gate is None else F.silu(self.gate(u, scale)) * h)
 
 
 class Residual(nn.Module):
@@ -323,7 +663,8 @@ class Residual(nn.Module):
         self.pre, self.mid, self.post, self.skip = slots
 
     def forward(self, x, *args):
-        return self.post(self.skip(x) + self.dropout(self.mid(self.f(self.pre(x), *args))))
+        u, scale = self.pre(x), self.pre.folded()  # a pre norm's gain is multiplied into the matrices of f
+        return self.post(self.skip(x) + self.dropout(self.mid(self.f(u, scale, *args))))
 
 
 class Block(nn.Module):
@@ -351,14 +692,16 @@ class GPT(nn.Module):
         super().__init__()
         config.check()
         self.config = config
-        d, vocab, last = config.n_embd, config.padded_vocab_size, config.post_norm in ("both", "mlp")
+        d, vocab, last = config.n_embd, config.padded_vocab_size, "post" in places(config, config.n_layer, "mlp")
         self.wte = Embedding(vocab, d, "emb")
         self.wpe = Embedding(config.block_size, d, "pos") if config.pos == "learned" else None
-        self.input_norm = norm_slot(config, "gain_out") if config.input_norm else Slot(d)
+        self.embed_scale = Slot(gain=1, init=d**0.5) if config.embed_scale else Slot()
+        self.input_norm = norm_slot(config, "gain_out") if config.input_norm else Slot()
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, block) for block in range(1, config.n_layer + 1))
-        self.final_norm = Slot(d) if last else norm_slot(config, "gain_in")  # a last post norm already is one
-        self.head = None if config.tie_weights else Linear(d, vocab, "head")
+        self.final_norm = Slot() if last else norm_slot(config, "gain_in")  # a last post norm already is one
+        # Fixup starts the classifier at zero; a tied one is the embedding and cannot [I]
+        self.head = None if config.tie_weights else Linear(d, vocab, "head", init_scale=0.0 if config.fixup else 1.0)
         self.init_weights(seed)
 
     @torch.no_grad()
@@ -370,14 +713,47 @@ class GPT(nn.Module):
             if isinstance(module, Slot):
                 module.init()
             elif isinstance(module, (Linear, Embedding)):
-                weight, std = module.weight, self.config.init_std
+                std = self.config.init_std
                 if isinstance(module, Linear) and module is not self.head and self.config.init == "xavier":
-                    std = (2 / sum(weight.shape)) ** 0.5
-                if not weight.is_meta:
-                    drawn = torch.empty(weight.shape, device="cpu")
-                    weight.copy_(drawn.normal_(0, std * module.init_scale, generator=generator))
-                if getattr(module, "bias", None) is not None:
-                    module.bias.zero_()
+                    std = (2 / sum(module.weight.shape)) ** 0.5
+                module.init(std, generator)
+
+    def power_iteration(self) -> None:
+        """One step of it in every matrix under σReparam, to be called after every optimizer step; else nothing."""
+        for module in self.modules():
+            if isinstance(module, Linear) and module.sigma is not None:
+                module.power_iteration()
+
+    @torch.no_grad()
+    def profile_admin(self, idx) -> None:
+        """Admin: give each sub-layer's ω its start value, from one forward of idx (B, T). Nothing without `admin`.
+
+        ω₁ = 1 and ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), over all elements, the sub-layers in their order. Each ωᵢ holds before
+        sub-layer i is profiled. Meant for fresh weights."""
+        if not self.config.admin:
+            return
+        state = {"omega": 1.0}
+
+        def before(skip, args):
+            skip.set_gain(state["omega"])
+
+        def stream(skip, args, y):
+            state["stream"] = y.var(correction=0).item()
+
+        def branch(mid, args, y):
+            state["omega"] = (state["stream"] + upcast(y).var(correction=0).item()) ** 0.5
+
+        hooks, training = [], self.training
+        for residual in (r for block in self.blocks for r in (block.attn, block.mlp)):
+            hooks.append(residual.skip.register_forward_pre_hook(before))
+            hooks.append(residual.skip.register_forward_hook(stream))
+            hooks.append(residual.mid.register_forward_hook(branch))
+        try:
+            self.eval()(idx)
+        finally:
+            self.train(training)
+            for hook in hooks:
+                hook.remove()
 
     def forward(self, idx, targets=None, cache=None):
         """idx (B, T) token ids, T ≤ block_size → (logits (B, T, vocab_size), None).
@@ -397,10 +773,11 @@ class GPT(nn.Module):
             x = x + self.wpe(positions)
         c = self.config
         rope = rotary(positions, c.head_dim, c.rope_theta) if c.pos == "rope" else None
-        x = self.dropout(self.input_norm(x))
+        x = self.dropout(self.input_norm(self.embed_scale(x)))
         for i, block in enumerate(self.blocks):
             x = block(x, rope, cache[i] if cache else None)
-        logits = linear(self.final_norm(x), (self.head or self.wte).weight, dtype=self.compute_dtype)
+        x, scale = self.final_norm(x), self.final_norm.folded()
+        logits = linear(x, (self.head or self.wte).weight, dtype=self.compute_dtype, scale=scale)
         logits = upcast(logits[..., : self.config.vocab_size])
         if targets is None:
             return logits, None

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch.optim.sgd import sgd
 
-# Roles that get weight decay: the matrices (nanoGPT's and timm's rule; DNT does not say [I]). Gains, scalars, biases do
-# not (the papers differ on gains).
+# Roles that get weight decay: the matrices (nanoGPT's and timm's rule; DNT does not say [I]), and gains as
+# decay_gains says (the papers differ). Unit directions, scalars and biases never do.
 DECAYED = ("emb", "pos", "head", "qk", "vo", "ffn")
+DECAYED_GAINS = {"none": (), "all": ("gain_in", "gain_out"), "input": ("gain_in",), "output": ("gain_out",)}
 
 
 class SGDW(torch.optim.Optimizer):
@@ -102,13 +103,19 @@ def fill_defaults(config) -> None:
 
 
 def make_optimizer(model, config) -> torch.optim.Optimizer:
-    """The configured optimizer over one parameter group a role. Groups carry `role`, and names for the state dict."""
+    """The configured optimizer over one parameter group a role. Groups carry `role`, and names for the state dict.
+
+    ValueError where decay_gains names gains that the model does not have."""
     groups, roles = {}, model.roles()
     for name, p in model.named_parameters():
         if p.requires_grad:
             groups.setdefault(roles[name], []).append((name, p))
+    gains = DECAYED_GAINS[config.decay_gains]
+    if gains and not any(role in groups for role in gains):
+        raise ValueError(f"decay_gains={config.decay_gains}, but the model has no such gains ({', '.join(gains)})")
+    decayed = DECAYED + gains
     groups = [
-        {"params": named, "role": role, "weight_decay": config.weight_decay if role in DECAYED else 0.0}
+        {"params": named, "role": role, "weight_decay": config.weight_decay if role in decayed else 0.0}
         for role, named in groups.items()
     ]
     return OPTIMIZERS[config.optimizer].build(groups, config)

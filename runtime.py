@@ -219,7 +219,8 @@ def distribute(model, env: Env):
     """The model as the training step calls it: under torchrun, wrapped in DistributedDataParallel."""
     if not env.distributed:
         return model
-    return DistributedDataParallel(model, device_ids=[env.device.index] if env.device.type == "cuda" else None)
+    ids = [env.device.index] if env.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)  # all ranks compute the same ones
 
 
 def sync_gradients(model, last: bool):

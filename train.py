@@ -42,6 +42,8 @@ class TrainConfig:
     optimizer: Literal["adamw", "msgdw"] = "adamw"  # AdamW, or momentum SGD with decoupled decay (DNT)
     learning_rate: float | None = None  # peak; None = the optimizer's default: adamw 6e-4, msgdw 1.0
     weight_decay: float | None = None  # decoupled, on matrices only; None = the default: adamw 0.1, msgdw 1e-4
+    decay_gains: Literal["none", "all", "input", "output"] = "none"  # scale vectors that get weight decay too: all,
+    #   those followed by a linear map (input: pre norms, final norm; IWD), or the others
     beta1: float = 0.9  # AdamW
     beta2: float = 0.95  # AdamW
     momentum: float = 0.9  # mSGDW
@@ -116,6 +118,10 @@ def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> 
     weights, saved_meta = checkpoint, None
     if checkpoint is None and source in ("scratch", "auto"):
         model = GPT(flags, config.seed)
+        if flags.admin:  # on the CPU and on the same few sequences everywhere, so that a seed means the same weights
+            data = Dataset(config.dataset, flags.block_size, config.seed, verify=False)
+            model.profile_admin(torch.from_numpy(data.batch(0, config.batch_size, slice(0, 8))[0]))
+            env.print("admin: profiled on the first sequences")
     elif checkpoint is None and source in GPT2:
         model, saved_meta = GPT.from_pretrained(source, dropout=flags.dropout), Tokenizer.meta_for("gpt2")
     else:
@@ -212,6 +218,8 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
     env.print(f"compile {compiled} ({reason})")
     if config.warmup_iters >= config.max_iters and not config.eval_only:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
+    for note in raw_model.config.notes():
+        env.print(f"note: {note}")
     example = env.put(*data.val_batch(data.validation(1), micro))
     model = runtime.compile_model(raw_model, config, example, env) if compiled else raw_model
     if config.eval_only:
@@ -308,6 +316,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
         optimizer.found_inf = bad.float()  # a bad step changes neither parameters nor optimizer state
         optimizer.step()
         scaler.update()
+        raw_model.power_iteration()  # σReparam; else nothing
         streak = (skipped[1] + 1) * bad
         skipped = torch.stack((skipped[0] + bad, streak, torch.maximum(skipped[2], streak)))
         step, tokens = step + 1, tokens + step_tokens
