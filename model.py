@@ -14,6 +14,7 @@ inference or choice, [U] not published where we could read it.
 """
 
 import math
+import sys
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -426,15 +427,12 @@ def layout(config: GPTConfig, block: int, branch: str) -> Slots:
     if c.fixup:
         mid["bias"] = 1
 
-    if c.deepnorm:
-        skip = Slot(const=(2 * c.n_layer) ** 0.25)
-    else:
-        skip = Slot(gain=d if c.admin else 0)
+    skip = dict(const=(2 * c.n_layer) ** 0.25 if c.deepnorm else 1.0, gain=d if c.admin else 0)
     return Slots(
         pre=norm_slot(c, "gain_in", branch, **pre) if "pre" in on else Slot(bias=int(c.fixup)),
         mid=norm_slot(c, "gain_out", **mid) if "mid" in on else Slot(param=c.gain_param, **mid),
         post=norm_slot(c, "gain_out", const=factor["residual"]) if "post" in on else Slot(const=factor["residual"]),
-        skip=skip,
+        skip=Slot(**skip),
     )
 
 
@@ -925,3 +923,9 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
         ordered[beyond] = 0
         probs = torch.zeros_like(probs).scatter(-1, order, ordered)
     return torch.multinomial(probs, 1, generator=generator)
+
+
+if __name__ == "__main__":
+    from summary import main
+
+    sys.exit(main())

@@ -68,9 +68,14 @@ class Kind:
     weight_decay: float
 
 
+def adamw(groups, config):
+    fused = groups[0]["params"][0][1].device.type != "meta"  # a model without storage, see state_bytes
+    return torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), eps=1e-8, fused=fused)
+
+
 # Defaults: the DNT paper's language models (Table 5).
 OPTIMIZERS = {
-    "adamw": Kind(lambda g, c: torch.optim.AdamW(g, betas=(c.beta1, c.beta2), eps=1e-8, fused=True), 6e-4, 0.1),
+    "adamw": Kind(adamw, 6e-4, 0.1),
     "msgdw": Kind(lambda g, c: SGDW(g, lr=0.0, momentum=c.momentum), 1.0, 1e-4),
 }
 
@@ -119,6 +124,18 @@ def make_optimizer(model, config) -> torch.optim.Optimizer:
         for role, named in groups.items()
     ]
     return OPTIMIZERS[config.optimizer].build(groups, config)
+
+
+def state_bytes(model, config) -> int:
+    """Bytes of optimizer state on `model`, which may be on the meta device: built, stepped once and counted."""
+    optimizer = make_optimizer(model, config)
+    if not optimizer.state:
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        model.zero_grad(set_to_none=True)
+    tensors = [t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def describe_groups(optimizer, config) -> str:

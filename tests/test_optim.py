@@ -1,20 +1,38 @@
 """Optimizers and schedules against their recurrences in float64, and against torch's own."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from model import GPT, GPTConfig
-from optim import OPTIMIZERS, SGDW, describe_groups, fill_defaults, load_optimizer, lr_at, make_optimizer
+from optim import (
+    OPTIMIZERS,
+    SGDW,
+    describe_groups,
+    fill_defaults,
+    load_optimizer,
+    lr_at,
+    make_optimizer,
+    state_bytes,
+)
 
 DECAYED = {"emb", "pos", "head", "qk", "vo", "ffn"}  # matrices; written out, not imported
 
 
 def settings(**changes):
     values = dict(optimizer="adamw", learning_rate=1e-2, weight_decay=0.1, beta1=0.9, beta2=0.95, momentum=0.9)
-    values |= dict(grad_clip=1.0, max_iters=100, warmup_iters=10, lr_decay_iters=None, min_lr=1e-3, schedule="cosine")
+    values |= dict(
+        grad_clip=1.0,
+        max_iters=100,
+        warmup_iters=10,
+        lr_decay_iters=None,
+        min_lr=1e-3,
+        schedule="cosine",
+        decay_gains="none",
+    )
     return SimpleNamespace(**(values | changes))
 
 
@@ -248,3 +266,53 @@ def test_state_that_is_no_tensor_and_parameters_that_never_had_a_gradient():
     load_optimizer(second, state, step=3)
     loaded = second.state_dict()["state"]
     assert loaded[2]["count"] == 7 and (loaded[2]["momentum_buffer"] == 2).all() and 1 not in loaded
+
+
+def decayed(flags, **changes):
+    """{parameter name: weight decay} of the groups."""
+    groups = make_optimizer(tiny(**flags), settings(**changes)).param_groups
+    return {name: g["weight_decay"] for g in groups for name in g["param_names"]}
+
+
+GAINS_IN = r"blocks\.0\.(attn|mlp)\.pre\.gain|final_norm\.gain"
+GAINS_OUT = r"blocks\.0\.(attn|mlp)\.mid\.gain|input_norm\.gain|blocks\.0\.attn\.f\.[qk]_norm\.gain"
+
+
+@pytest.mark.parametrize(
+    "choice, pattern", [("none", "-"), ("all", f"{GAINS_IN}|{GAINS_OUT}"), ("input", GAINS_IN), ("output", GAINS_OUT)]
+)
+def test_decay_gains(choice, pattern):
+    """Pre norms and the final norm are followed by a linear map; mid, input and QK norms are not."""
+    found = decayed(dict(pre_norm="both"), decay_gains=choice)
+    for name, decay in found.items():
+        matrix = name.endswith("weight")
+        assert decay == (0.1 if matrix or re.fullmatch(pattern, name) else 0.0), name
+    assert sum(n.endswith(".gain") for n in found) == 8
+
+
+def test_decay_gains_of_magnitude_and_direction():
+    """IWD under OR: the magnitudes of the inputs decay; directions never do, nor do scalars."""
+    flags = dict(qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir", branch_scale="skipinit")
+    for choice in ("input", "all"):
+        found = decayed(dict(flags, pre_norm="both"), decay_gains=choice)
+        assert {d for n, d in found.items() if n.endswith(("direction", "mid.gain", "bias"))} == {0.0}
+        inputs = {d for n, d in found.items() if re.search(r"[qkv]\.pre\.magnitude|up\.pre\.mag|final_norm\.mag", n)}
+        outputs = {d for n, d in found.items() if re.search(r"[qkv]\.out\.magnitude|input_norm\.magnitude", n)}
+        assert inputs == {0.1} and outputs == ({0.1} if choice == "all" else {0.0})
+
+
+def test_decay_gains_without_such_gains_is_refused():
+    for flags in (dict(gain="none"), dict(norm="none", pre_norm="none", mid_norm="none", input_norm=False)):
+        with pytest.raises(ValueError, match=r"decay_gains=input, but the model has no such gains \(gain_in\)"):
+            decayed(flags, decay_gains="input")
+
+
+@pytest.mark.parametrize("optimizer, bytes_each", [("adamw", 8), ("msgdw", 4)])
+def test_state_bytes_without_storage_are_those_with_it(optimizer, bytes_each):
+    config = settings(optimizer=optimizer)
+    real = tiny()
+    with torch.device("meta"):
+        meta = tiny()
+    tensors, n = len(list(real.parameters())), real.num_params()
+    steps = 4 * tensors if optimizer == "adamw" else 0  # AdamW counts steps in one number a tensor
+    assert state_bytes(meta, config) == state_bytes(real, config) == bytes_each * n + steps

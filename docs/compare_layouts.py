@@ -1,0 +1,82 @@
+"""Train the layouts side by side on the embedded text, 300 steps each, and draw their loss curves.
+
+    python data/pystdlib/prepare.py && python docs/compare_layouts.py        # about an hour on 2 CPU cores
+
+Runs that are finished in out/compare are not repeated, so it can be stopped and started again. Every arm has the same
+model size, data, seeds and learning rate; only the flags listed in ARMS differ. Writes docs/layouts/curves.png and
+prints the table of docs/layouts.md.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).resolve().parent.parent
+BASE = "config/quickstart.py --n_layer=8 --n_embd=128 --n_head=4 --max_iters=300 --warmup_iters=30 --eval_interval=50"
+BASE += " --log_interval=10 --compile=False"
+SEEDS = (1, 2, 3)
+S4 = "--input_norm=True --qk_norm=True --mid_norm=both"
+
+# arm: flags. S1 is Pre-LN with RMSNorm and shared gains: the baseline of all panels but LNS's, which has its own init.
+ARMS = {
+    "S1: Pre-LN": "",
+    "S2: + QK-norm": "--qk_norm=True",
+    "S3: + input norm": "--qk_norm=True --input_norm=True",
+    "S4: + mid norms": S4,
+    "S5: DNT": f"{S4} --pre_norm=attn",
+    "Pre-LN, plain init": "--residual_init=plain",
+    "LNS": "--residual_init=plain --lns=norm",
+    "DyT": "--norm=dyt --embed_scale=True",
+    "unified scale vectors": "--gain=branch --gain_out=norm --gain_param=magdir --decay_gains=input",
+}
+PANELS = {
+    "DNT's settings": ["S1: Pre-LN", "S2: + QK-norm", "S3: + input norm", "S4: + mid norms", "S5: DNT"],
+    "LNS": ["Pre-LN, plain init", "LNS"],
+    "DyT": ["S1: Pre-LN", "DyT"],
+    "scale vectors": ["S1: Pre-LN", "S2: + QK-norm", "unified scale vectors"],
+}
+
+
+def losses(arm: str, seed: int) -> dict:
+    """{step: validation loss} of a run, which is trained if it is not there."""
+    out = ROOT / "out" / "compare" / f"{''.join(c if c.isalnum() else '_' for c in arm)}-{seed}"
+    metrics = out / "metrics.jsonl"
+    if not (out / "loss.png").exists():  # drawn last
+        command = f"train.py {BASE} {ARMS[arm]} --seed={seed} --init_from=auto --out_dir={out}"
+        subprocess.run([sys.executable, *command.split()], cwd=ROOT, check=True)
+    rows = map(json.loads, metrics.read_text().splitlines())
+    return {row["step"]: row["val_loss"] for row in rows if "val_loss" in row}
+
+
+def main():
+    curves = {arm: [losses(arm, seed) for seed in SEEDS] for arm in ARMS}
+    figure, axes = plt.subplots(1, len(PANELS), figsize=(15, 3.6), sharey=True)
+    for axis, (title, arms) in zip(axes, PANELS.items(), strict=True):
+        for arm in arms:
+            steps = sorted(step for step in curves[arm][0] if step)
+            values = [[run[step] for run in curves[arm]] for step in steps]
+            (line,) = axis.plot(steps, [statistics.mean(v) for v in values], label=arm)
+            axis.fill_between(steps, list(map(min, values)), list(map(max, values)), color=line.get_color(), alpha=0.2)
+        axis.set(title=title, xlabel="step", ylim=(1.5, 3.0))
+        axis.legend(fontsize=8)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("validation loss, nats per byte")
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs" / "layouts" / "curves.png", dpi=80)
+
+    print("\n| layout | flags | validation loss at step 300, mean of 3 seeds | lowest to highest |\n|---|---|---|---|")
+    for arm, flags in ARMS.items():
+        last = [run[300] for run in curves[arm]]
+        flags = f"`{flags.replace('--', '')}`" if flags else ""
+        print(f"| {arm} | {flags} | {statistics.mean(last):.4f} | {min(last):.4f} to {max(last):.4f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""What a configuration comes to: the network as equations, its parameters, FLOPs and memory. Nothing is trained.
+
+python model.py config/dnt_small.py
+python model.py config/dnt_small.py --lns=norm --residual_init=plain
+"""
+
+import re
+from copy import copy
+from itertools import groupby
+
+import torch
+
+import runtime
+from configurator import configure
+from loader import folder_of, load_meta
+from model import GPT, ROLES, GPTConfig, Linear, Slot
+from optim import OPTIMIZERS, fill_defaults, state_bytes
+from train import TrainConfig
+
+NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
+LEGEND = {  # symbol: what it is, printed where it occurs
+    "γ": "learned vector, 1 at first",
+    "λ": "learned vector, {start} at first",
+    "s": "learned scalar",
+    "b": "learned bias",
+    "ω": "learned vector, set by a profiling forward when training starts (Admin)",
+    "β·û": "learned magnitude β, 1 at first; û = a/rms(a), a learned direction, all ones at first",
+    "exp(β)·û": "learned log-magnitude β, 0 at first; û = a/rms(a), a learned direction, all ones at first",
+    "α": "learned scalar of DyT",
+}
+
+
+def equation(slot: Slot, x: str, is_sum: bool = False) -> str:
+    """The slot applied to `x`, as text. Constants stand in «»: «0.7071», and are there even when they are 1."""
+    x = x if is_sum else f"«{slot.const_in:.4g}»{x}"
+    if slot.norm == "dyt":
+        alpha = "α" if isinstance(slot.alpha, torch.nn.Parameter) else f"{slot.alpha:.4g}"
+        squash = {"sigmoid": "σ", "identity": ""}.get(slot.squash, slot.squash)
+        x = f"{squash}({alpha} ({x}))" if is_sum else f"{squash}({alpha} {x})"
+    elif slot.norm != "none":
+        x = NORMS[slot.norm] + (f"[{slot.groups} groups]" if slot.groups > 1 else "") + f"({x})"
+    elif is_sum:
+        x = f"({x})"
+    if slot.direction is not None:
+        x = f"{'exp(β)' if slot.param == 'expmagdir' else 'β'}·û·{x}"
+    elif slot.gain is not None:
+        x = f"{'s' if slot.param_roles['gain'] == 'scalar' else 'γ' if slot.init_gain == 1 else 'λ'}·{x}"
+    if slot.bias is not None:
+        x = f"({x} + b)"
+    return f"«{slot.const:.4g}»{x}"
+
+
+def matrix(linear: Linear, name: str, x: str) -> str:
+    """out( W pre(x) + b ) as text."""
+    y = (f"s·{name}/σ({name})" if linear.sigma is not None else name) + f" {equation(linear.pre, x)}"
+    return equation(linear.out, y + " + b" * (linear.bias is not None), is_sum=linear.bias is not None)
+
+
+def block_equations(config: GPTConfig, block) -> list:
+    """The lines of one block."""
+    head, mlp = block.attn.f, block.mlp.f
+    rotated = (" per head" if config.qk_norm else "") + (", rotated (RoPE)" if config.pos == "rope" else "")
+    q = equation(head.q_norm, matrix(head.q, "Wq", "u")) + rotated
+    k = equation(head.k_norm, matrix(head.k, "Wk", "u")) + rotated
+    scores = f"(softmax(q kᵀ/√{config.head_dim} + causal mask) v)"
+    up = matrix(mlp.up, "Wup", "u")
+    hidden = f"{config.mlp}({up})" if mlp.gate is None else f"(silu({matrix(mlp.gate, 'Wgate', 'u')}) ⊙ {up})"
+    inside = {
+        "attention": [f"q = {q}", f"k = {k}", f"v = {matrix(head.v, 'Wv', 'u')}", matrix(head.o, "Wo", scores)],
+        "ffn": [matrix(mlp.down, "Wdown", hidden)],
+    }
+    lines = []
+    for residual, (name, steps) in zip((block.attn, block.mlp), inside.items(), strict=True):
+        branch = equation(residual.mid, f"{name}({equation(residual.pre, 'x')})")
+        total = equation(residual.post, f"{equation(residual.skip, 'x').replace('γ', 'ω')} + {branch}", is_sum=True)
+        lines += [f"x ← {total}", *(f"    {step}" for step in steps[:-1]), f"    {name}(u) = {steps[-1]}"]
+    return lines
+
+
+CONSTANT = r"«([^»]*)»"
+
+
+def tidy(line: str) -> str:
+    """Leave out constants that are 1, and parentheses around the whole right side."""
+    line = re.sub(CONSTANT, lambda m: "" if m[1] == "1" else f"{m[1]}·", line)
+    return re.sub(r"^(x ← )\((.*)\)$", r"\1\2", line)
+
+
+def describe_blocks(config: GPTConfig, blocks) -> list:
+    """Lines for all blocks; neighbours that differ in constants alone are one, with the constants listed."""
+    lines, numbered = [], [(i + 1, block_equations(config, block)) for i, block in enumerate(blocks)]
+    for _, group in groupby(numbered, key=lambda pair: [re.sub(CONSTANT, "«»", line) for line in pair[1]]):
+        numbers, versions = zip(*group, strict=True)
+        lines.append(f"block {numbers[0]}:" if len(numbers) == 1 else f"blocks {numbers[0]} to {numbers[-1]}:")
+        names = {}  # of constants that change from block to block: values → name
+        for same_line in zip(*versions, strict=True):
+            columns = list(zip(*(re.findall(CONSTANT, line) for line in same_line), strict=True))
+            for values in columns:
+                if len(set(values)) > 1:
+                    names.setdefault(values, f"c{len(names) + 1}")
+            constants = iter([names.get(values, values[0]) for values in columns])
+            lines.append("    " + tidy(re.sub(CONSTANT, lambda _, c=constants: f"«{next(c)}»", same_line[0])))
+        lines += [f"    {name} = {', '.join(values)}, block by block" for values, name in names.items()]
+    return lines
+
+
+def describe_network(model: GPT) -> list:
+    """The network from token ids to logits, one equation a line."""
+    x = "wte[token]" + (" + wpe[position]" if model.wpe is not None else "")
+    for slot in (model.embed_scale, model.input_norm):
+        if slot.norm != "none" or slot.gain is not None:
+            x = equation(slot, x, is_sum=" + " in x)
+    head = "Wte" if model.head is None else "Whead"
+    lines = [f"x ← {tidy(x)}", *describe_blocks(model.config, model.blocks)]
+    lines.append(tidy(f"logits = {head} {equation(model.final_norm, 'x')}"))
+    text = " ".join(lines)
+    for symbol, meaning in LEGEND.items():
+        if re.search(rf"(?<![\w·]){re.escape(symbol)}(?!\w)", text) or (symbol in text and "û" in symbol):
+            start = sorted({f"{s.init_gain:g}" for s in model.modules() if isinstance(s, Slot) and s.init_gain != 1})
+            lines.append(f"{symbol}: {meaning.format(start=' to '.join(start[:: max(1, len(start) - 1)]))}")
+    return lines
+
+
+def table(rows: list) -> list:
+    """Rows of texts as aligned lines, the first column to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+
+
+def describe_parameters(model: GPT) -> list:
+    roles, rows, total = model.roles(), [("role", "tensors", "parameters", "share")], model.num_params()
+    for role in ROLES:
+        sizes = [p.numel() for name, p in model.named_parameters() if roles[name] == role]
+        if sizes:
+            rows.append((role, str(len(sizes)), f"{sum(sizes):,}", f"{sum(sizes) / total:.3%}"))
+    return table([*rows, ("all", str(len(roles)), f"{total:,}", "")])
+
+
+def describe_flops(model: GPT) -> str:
+    c, total = model.config, model.flops_per_token()
+    attention, head = 12 * c.n_layer * c.n_embd * c.block_size, 6 * c.padded_vocab_size * c.n_embd
+    shares = (
+        f"blocks {(total - attention - head) / total:.0%}, head {head / total:.0%}, attention {attention / total:.0%}"
+    )
+    return f"{total / 1e9:.3f} GFLOPs per token, forward and backward ({shares})"
+
+
+def describe_memory(model: GPT, config: TrainConfig) -> list:
+    """Weights and gradients are fp32; the state is that of a real optimizer on this model without storage."""
+    fixed, rows = 4 * model.num_params(), [("optimizer", "weights", "gradients", "state", "state, bytes/parameter")]
+    for name in OPTIMIZERS:
+        kind = copy(config)
+        kind.optimizer = name
+        state = state_bytes(model, kind)
+        sizes = [f"{size / 1e9:.2f} GB" for size in (fixed, fixed, state)]
+        rows.append((name, *sizes, f"{state / model.num_params():.2f}"))
+    return table(rows)
+
+
+def main() -> int:
+    (flags, config), _ = configure(GPTConfig, TrainConfig, description=__doc__)
+    try:
+        config.check()
+        fill_defaults(config)
+        vocabulary = ""
+        if not flags.vocab_size:
+            if (folder_of(config.dataset) / "meta.json").exists():
+                flags.vocab_size = load_meta(config.dataset, verify=False)["vocab_size"]
+            else:
+                flags.vocab_size = 50257
+                vocabulary = f"; GPT-2's, since dataset {config.dataset!r} is not prepared here"
+        with torch.device("meta"):
+            model = GPT(flags)
+        c = model.config
+        heads = f"{c.n_head} heads of {c.head_dim}" + (f", {c.n_kv_head} for k and v" if c.n_kv_head else "")
+        print(f"{c.n_layer} blocks, {c.n_embd} wide, {heads}, FFN {c.hidden}, context {c.block_size}")
+        print(f"vocabulary {c.vocab_size}, padded to {c.padded_vocab_size}{vocabulary}\n")
+        print(*describe_network(model), *(f"note: {note}" for note in c.notes()), "", sep="\n")
+        print(*describe_parameters(model), "", describe_flops(model), "", sep="\n")
+        print(*describe_memory(model, config), "activations come on top, and depend on micro_batch_size", sep="\n")
+    except runtime.EXPECTED as e:
+        return runtime.report(e)
+    return 0

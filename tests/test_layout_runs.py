@@ -1,0 +1,86 @@
+"""Layouts in whole runs: what train.py adds for them, and that they stop and go on exactly."""
+
+import re
+
+import pytest
+import torch
+from helpers import assert_same_run, load, run
+
+from loader import Dataset
+from model import GPT, GPTConfig
+
+POST = dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=False)
+RUNS = {
+    "LNS, Mix-LN": dict(lns="norm", residual_init="plain", post_norm_blocks=1, pre_norm="both"),
+    "unified": dict(qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir", decay_gains="input"),
+    "DyT": dict(norm="dyt", mid_norm="none", pre_norm="both", input_norm=False, embed_scale=True, dyt_bias=True),
+    "sigmaReparam": dict(sigma_reparam=True),
+    "Admin": dict(POST, admin=True),
+    "Fixup": dict(norm="none", fixup=True, mid_norm="none", input_norm=False, mlp="swiglu", tie_weights=False),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_learns_stops_and_goes_on_exactly(name, dataset, tmp_path):
+    flags = dict(RUNS[name], dataset=dataset, learning_rate=3e-3, min_lr=3e-4)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run(**flags, out_dir=whole) == 0
+    assert run(**flags, out_dir=parts, max_iters=7, lr_decay_iters=20) == 0
+    assert run(**flags, out_dir=parts, init_from="resume") == 0
+    a, b = load(whole / "last.pt"), load(parts / "last.pt")
+    for key in a["model"]:
+        assert torch.equal(a["model"][key], b["model"][key]), key
+    losses = [float(x) for x in re.findall(r'"val_loss": ([\d.]+)', (whole / "metrics.jsonl").read_text())]
+    assert losses[-1] < losses[0] - 0.005  # Fixup starts slowly: all branches and the head are zero
+    model = GPT.from_checkpoint(a)
+    assert model(torch.zeros(1, 4, dtype=torch.int64))[0].isfinite().all()
+
+
+def test_admin_is_profiled_on_the_first_sequences(dataset, tmp_path, capsys):
+    """Fresh runs alone: what resumes or starts from weights keeps the ω it has."""
+    flags = dict(
+        RUNS["Admin"], dataset=dataset, out_dir=tmp_path / "a", learning_rate=1e-9, min_lr=1e-9, weight_decay=0
+    )
+    assert run(**flags, max_iters=1) == 0
+    assert "admin: profiled on the first sequences" in capsys.readouterr().out
+    trained = load(tmp_path / "a" / "last.pt")
+    model = GPT(GPTConfig(**trained["model_config"]), seed=1337)
+    assert all((block.attn.skip.gain == 1).all() for block in model.blocks)
+    idx = Dataset(str(dataset), 32, 1337).batch(0, 8)[0]
+    model.profile_admin(torch.from_numpy(idx))
+    for name, value in model.state_dict().items():
+        if "skip" in name:
+            assert torch.allclose(trained["model"][name], value, rtol=1e-4), name
+    assert model.blocks[0].attn.skip.gain[0] == 1 and model.blocks[1].mlp.skip.gain[0] != 1
+
+    assert run(**flags, max_iters=2, init_from="resume") == 0
+    assert "profiled on" not in capsys.readouterr().out
+    assert run(**flags | dict(out_dir=tmp_path / "b", init_from=tmp_path / "a" / "last.pt"), max_iters=1) == 0
+    assert "profiled on" not in capsys.readouterr().out
+
+
+def test_micro_batches_only_split_the_work_of_the_power_iteration(dataset, tmp_path):
+    """σReparam moves u and v once a step, whatever the accumulation."""
+    for micro in (8, 2):
+        flags = dict(sigma_reparam=True, micro_batch_size=micro, out_dir=tmp_path / str(micro))
+        assert run(**flags, dataset=dataset, max_iters=6) == 0
+    a, b = (load(tmp_path / micro / "last.pt")["model"] for micro in ("8", "2"))
+    moved = GPT(GPTConfig(**load(tmp_path / "8" / "last.pt")["model_config"]), seed=1337).state_dict()
+    for name in a:
+        assert torch.allclose(a[name], b[name], rtol=1e-3, atol=1e-4), name
+        if name.endswith((".u", ".v")):
+            assert not torch.equal(a[name], moved[name]), name
+
+
+def test_notes_are_printed(dataset, tmp_path, capsys):
+    flags = dict(dataset=dataset, max_iters=1, lns="norm", pre_norm="both", mid_norm="none", qk_norm=False)
+    assert run(**flags, out_dir=tmp_path / "a") == 0
+    assert "note: lns with residual_init=gpt2: the LNS paper removes such scaling" in capsys.readouterr().out
+    assert run(**flags, out_dir=tmp_path / "b", residual_init="plain") == 0
+    assert "note: lns" not in capsys.readouterr().out
+
+
+def test_the_same_run_twice(dataset, tmp_path):
+    for name in ("a", "b"):
+        assert run(**RUNS["unified"], dataset=dataset, out_dir=tmp_path / name, max_iters=5) == 0
+    assert_same_run(tmp_path / "a", tmp_path / "b")
