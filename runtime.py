@@ -312,6 +312,9 @@ def report(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return 130
+    elif isinstance(error, BrokenPipeError):  # whoever read the output has gone, as in `… | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13  # as shells have it for SIGPIPE
     elif isinstance(error, torch.OutOfMemoryError):
         line = (
             f"out of GPU memory: lower --micro_batch_size (accumulation makes up for it) or --num_samples ({line[:99]})"

@@ -177,7 +177,12 @@ def main() -> int:
         print(f"vocabulary {c.vocab_size}, padded to {c.padded_vocab_size}{vocabulary}\n")
         print(*describe_network(model), *(f"note: {note}" for note in c.notes()), "", sep="\n")
         print(*describe_parameters(model), "", describe_flops(model), "", sep="\n")
-        print(*describe_memory(model, config), "activations come on top, and depend on micro_batch_size", sep="\n")
+        print(
+            *describe_memory(model, config),
+            "activations come on top, and depend on micro_batch_size",
+            sep="\n",
+            flush=True,
+        )
     except runtime.EXPECTED as e:
         return runtime.report(e)
     return 0

@@ -1,8 +1,8 @@
-"""The layouts once more, straight from the papers' equations, in plain float64: what test_model.py holds the model to.
+"""The layouts once more, straight from the papers' equations, in plain float64: what the model is held to.
 
 Nothing here knows model.py: a network is a dict of weights by name, and a `Net` in which the test says by hand what
 stands where. Blocks, heads and places are loops, softmax and GELU are written out, no kernel is shared. Equation
-numbers are DNT's (arXiv 2507.17501); DyT is arXiv 2503.10622.
+numbers are DNT's (arXiv 2507.17501). LNS is arXiv 2502.05795, DyT 2503.10622, scale vectors 2605.26895.
 """
 
 import math
@@ -20,8 +20,11 @@ class Net:
     eps: float
     attn: str = ""  # places around attention that carry a norm, out of "pre mid post"
     mlp: str = ""
-    final: bool = True  # a norm before the head
+    final: bool = True  # a norm before the head (never after a block of Mix-LN's Post-LN kind)
     kind: str = "rms"  # of all these norms: rms, layer, dyt
+    groups: int = 1  # of channels, each with its own statistics
+    squash: str = "tanh"  # DyT's function
+    alpha: tuple = ()  # DyT's α where it is a constant: (before attention, elsewhere)
     norm_bias: bool = False
     linear_bias: bool = False
     input_norm: bool = False
@@ -29,30 +32,82 @@ class Net:
     theta: float | None = None  # rotary positions of this base; None = a learned table
     act: str = "gelu"
     tied: bool = True
+    embed_scale: bool = False  # a scalar on the embedding sum
+    post_blocks: int = 0  # Mix-LN: so many blocks, the first, have post norms alone
+    lns: str = ""  # where 1/l^power multiplies: norm (the pre norm's output), branch, residual, input (of the pre norm)
+    power: float = 0.5
+    lns_on: str = "attn mlp"
+    numbers: tuple = ()  # l of each block; () = 1, 2, …
+    deepnorm: bool = False  # the stream times (2·blocks)^(1/4)
+    admin: bool = False  # the stream times a vector
+    branch_gain: str = ""  # on the branch output: vector (LayerScale) or scalar (SkipInit)
+    fixup: bool = False
+    sigma: bool = False  # W → γ W / (uᵀ W v)
+    gains: str = "shared"  # one a norm; none; branch = one each for q, k, v, gate, up in place of the pre norm's
+    out: str = ""  # on the outputs of those matrices: scale (a vector), norm (RMSNorm, then a vector)
+    gain_kind: str = "direct"  # vectors as they are; magdir β·α/rms(α); expmagdir exp(β)·α/rms(α)
 
 
-def forward(net: Net, weights: dict, idx, targets=None):
-    """(logits, loss or None) of token ids idx (B, T). Every weight must be used: a leftover one raises."""
+def forward(net: Net, weights: dict, idx, targets=None, seen=None):
+    """(logits, loss or None) of token ids idx (B, T). Every weight must be used: a leftover one raises.
+
+    The list `seen` gets, for each sub-layer, the two terms of its residual sum."""
     unused = set(weights)
 
     def take(name):
         unused.discard(name)
         return weights[name]
 
-    def norm(name, x):
+    def vector(name):
+        if net.gain_kind == "direct":
+            return take(name + ".gain")
+        magnitude, direction = take(name + ".magnitude"), take(name + ".direction")
+        magnitude = torch.exp(magnitude) if net.gain_kind == "expmagdir" else magnitude
+        return magnitude * direction / torch.sqrt((direction * direction).mean())
+
+    def normalised(name, x):
         if net.kind == "dyt":
-            y = torch.tanh(take(name + ".alpha") * x)
-        else:
-            y = rms(x, net.eps) if net.kind == "rms" else standardise(x, net.eps)
-        y = take(name + ".gain") * y
+            before_attention = name.endswith("attn.pre")
+            alpha = net.alpha[0 if before_attention else 1] if net.alpha else take(name + ".alpha")
+            return squashed(alpha * x, net.squash)
+        size = x.shape[-1] // net.groups
+        function = rms if net.kind == "rms" else standardise
+        return torch.cat([function(part, net.eps) for part in x.split(size, dim=-1)], dim=-1)
+
+    def norm(name, x, gain="vector"):
+        """γ·N(x) + β, or with a scalar γ, or without."""
+        y = normalised(name, x)
+        if gain == "scalar":
+            y = take(name + ".gain") * y
+        elif gain == "vector":
+            y = vector(name) * y
         return y + take(name + ".bias") if net.norm_bias else y
 
-    def affine(name, x):
-        y = x @ take(name + ".weight").T
-        return y + take(name + ".bias") if net.linear_bias else y
+    usual = "" if net.gains == "none" else "vector"  # gain of a norm
 
-    def attention(name, u):
-        q, k, v = (affine(f"{name}.{part}", u) for part in "qkv")
+    def affine(name, x, places):
+        part = name.split(".")[-1]
+        reads = part in ("q", "k", "v", "gate", "up")
+        if net.gains == "branch" and reads and "pre" in places:
+            x = vector(name + ".pre") * x
+        if net.fixup and not reads:
+            x = x + take(name + ".pre.bias")
+        w = take(name + ".weight")
+        if net.sigma:
+            w = take(name + ".sigma") * w / (take(name + ".u") @ w @ take(name + ".v"))
+        y = x @ w.T
+        y = y + take(name + ".bias") if net.linear_bias else y
+        if reads and net.out:
+            if net.out == "norm":
+                heads = {"q": net.heads, "k": net.kv_heads}.get(part, 1)
+                y = torch.cat([rms(head, net.eps) for head in y.chunk(heads, dim=-1)], dim=-1)
+            y = vector(name + ".out") * y
+        if net.fixup and part == ("gate" if net.act == "swiglu" else "up"):
+            y = y + take(name + ".out.bias")
+        return y
+
+    def attention(name, u, places):
+        q, k, v = (affine(f"{name}.{part}", u, places) for part in "qkv")
         d_h, T = q.shape[-1] // net.heads, u.shape[1]
         future = torch.ones(T, T).triu(1).bool()
         outputs = []
@@ -61,42 +116,81 @@ def forward(net: Net, weights: dict, idx, targets=None):
             q_h = q[..., head * d_h : (head + 1) * d_h]
             k_h, v_h = (x[..., group * d_h : (group + 1) * d_h] for x in (k, v))
             if net.qk_norm:  # eq. 10: RMSNorm over d_h, before the rotation
-                q_h = take(name + ".q_norm.gain") * rms(q_h, net.eps)
-                k_h = take(name + ".k_norm.gain") * rms(k_h, net.eps)
+                q_h, k_h = rms(q_h, net.eps), rms(k_h, net.eps)
+                if usual:
+                    q_h, k_h = vector(name + ".q_norm") * q_h, vector(name + ".k_norm") * k_h
             if net.theta is not None:
                 q_h, k_h = rotated(q_h, net.theta), rotated(k_h, net.theta)
             scores = (q_h @ k_h.transpose(1, 2) / math.sqrt(d_h)).masked_fill(future, -math.inf)  # eq. 9
             outputs.append(softmax(scores) @ v_h)
-        return affine(name + ".o", torch.cat(outputs, dim=-1))
+        return affine(name + ".o", torch.cat(outputs, dim=-1), places)
 
-    def ffn(name, u):
-        h = affine(name + ".up", u)
+    def ffn(name, u, places):
+        h = affine(name + ".up", u, places)
         if net.act == "swiglu":
-            g = affine(name + ".gate", u)
+            g = affine(name + ".gate", u, places)
             h = g / (1 + torch.exp(-g)) * h
         elif net.act == "gelu":
             h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
         else:
             h = h * (h > 0) if net.act == "relu" else (h * (h > 0)) ** 2
-        return affine(name + ".down", h)
+        return affine(name + ".down", h, places)
 
     x = take("wte.weight")[idx]
     if net.theta is None:
         x = x + take("wpe.weight")[: idx.shape[1]]
+    if net.embed_scale:
+        x = take("embed_scale.gain") * x
     if net.input_norm:
-        x = norm("input_norm", x)
-    for block in range(net.blocks):
+        x = norm("input_norm", x, usual)
+    for block, number in enumerate(net.numbers or range(1, net.blocks + 1)):
         for branch, f, places in (("attn", attention, net.attn.split()), ("mlp", ffn, net.mlp.split())):
             name = f"blocks.{block}.{branch}"
-            u = norm(name + ".pre", x) if "pre" in places else x
-            y = f(name + ".f", u)
-            x = x + (norm(name + ".mid", y) if "mid" in places else y)
-            x = norm(name + ".post", x) if "post" in places else x
-    x = norm("final_norm", x) if net.final else x
+            places = ["post"] if number <= net.post_blocks else places
+            factor = {net.lns: number**-net.power} if branch in net.lns_on.split() else {}
+            u = x
+            if "pre" in places:
+                u = factor.get("input", 1) * u
+                u = norm(name + ".pre", u, "" if net.gains == "branch" else usual)
+                u = factor.get("norm", 1) * u
+            elif net.fixup:
+                u = u + take(name + ".pre.bias")
+            y = f(name + ".f", u, places)
+            if "mid" in places:
+                y = norm(name + ".mid", y, net.branch_gain or usual)
+            elif net.branch_gain == "vector":
+                y = vector(name + ".mid") * y
+            elif net.branch_gain == "scalar":
+                y = take(name + ".mid.gain") * y
+            if net.fixup:
+                y = take(name + ".mid.gain") * y + take(name + ".mid.bias")
+            y = factor.get("branch", 1) * y
+            if net.deepnorm:
+                x = (2 * net.blocks) ** 0.25 * x
+            if net.admin:
+                x = take(name + ".skip.gain") * x
+            if seen is not None:
+                seen.append((x, y))
+            x = x + y
+            x = norm(name + ".post", x, usual) if "post" in places else x
+            x = factor.get("residual", 1) * x
+    if net.final and net.post_blocks < net.blocks:
+        x = norm("final_norm", x, usual)
     logits = x @ take("wte.weight" if net.tied else "head.weight")[: net.vocab].T
     if unused:
         raise AssertionError(f"the equations have no place for {sorted(unused)}")
     return logits, None if targets is None else mean_loss(logits, targets)
+
+
+def admin_omegas(net: Net, weights: dict, idx) -> dict:
+    """{name: ω} of Admin's sub-layers: ω₁ = 1, ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ) over all entries, with ω₁ … ωᵢ in place. One
+    whole forward for each sub-layer."""
+    weights, omega, found = dict(weights), 1.0, {}
+    for i, name in enumerate(f"blocks.{b}.{f}.skip.gain" for b in range(net.blocks) for f in ("attn", "mlp")):
+        found[name], weights[name], seen = omega, torch.full_like(weights[name], omega), []
+        forward(net, weights, idx, seen=seen)
+        omega = math.sqrt(sum(((part - part.mean()) ** 2).mean().item() for part in seen[i]))
+    return found
 
 
 def mean_loss(logits, targets):
@@ -108,6 +202,14 @@ def mean_loss(logits, targets):
                 z = logits[row, t] - logits[row, t].max()
                 terms.append(torch.log(torch.exp(z).sum()) - z[targets[row, t]])
     return sum(terms) / len(terms)
+
+
+def squashed(x, function):
+    if function == "tanh":
+        return (torch.exp(x) - torch.exp(-x)) / (torch.exp(x) + torch.exp(-x))
+    if function == "hardtanh":
+        return x.clamp(-1, 1)
+    return 1 / (1 + torch.exp(-x)) if function == "sigmoid" else x
 
 
 def rms(x, eps):

@@ -102,6 +102,17 @@ def test_two_processes_are_one(two, dataset, tmp_path):
     assert losses[50] < losses[1] - 1  # it learns
 
 
+def test_layouts_on_two_processes(dataset, tmp_path):
+    """What a layout adds to the loop, on both ranks alike: σReparam's power iteration; and gains of every kind."""
+    layout = dict(sigma_reparam=True, gain="branch", gain_out="norm", gain_param="magdir", qk_norm=False, mlp="swiglu")
+    config = dict(dataset=dataset, max_iters=12, decay_gains="input", **layout)
+    finish(start_two(tmp_path, micro_batch_size=2, **config), 0)
+    assert different(load(tmp_path / "run" / "last.pt")["model"], ranks(tmp_path, 0)) == []
+    assert run(out_dir=tmp_path / "one", **CONFIG | config) == 0
+    for name, rel in TOLERANCES.items():
+        assert column(tmp_path / "run", name) == pytest.approx(column(tmp_path / "one", name), rel=rel, abs=0), name
+
+
 def test_stopped_and_resumed(two, dataset, tmp_path):
     """SIGTERM to torchrun, as a cluster sends it: both ranks save and end, and the run goes on exactly."""
     config = dict(dataset=dataset, micro_batch_size=2, init_from="auto")

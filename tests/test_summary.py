@@ -154,3 +154,9 @@ def test_bad_input_is_one_line(argv, words):
 def test_a_dataset_that_is_not_prepared_is_said():
     code, out, _ = run("--dataset=/nowhere/at/all", "--n_layer=1", "--n_embd=24")
     assert code == 0 and "vocabulary 50257, padded to 50304; GPT-2's, since dataset" in out
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"{sys.executable} model.py --n_layer=64 --lns=norm --vocab_size=50 | head -n 1"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.startswith("64 blocks") and done.stderr == ""
