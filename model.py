@@ -267,6 +267,11 @@ def upcast(x: torch.Tensor) -> torch.Tensor:
 SQUASH = {"tanh": torch.tanh, "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
 
 
+def _parameter(n: int):
+    """n entries, or None for 0. Scalars too have a dimension: FSDP2 cannot shard a tensor without."""
+    return nn.Parameter(torch.empty(int(n))) if n else None
+
+
 class Slot(nn.Module):
     """y = const · (gain · normalise(const_in · x) + bias): a place where a norm may stand, each part optional.
 
@@ -278,7 +283,7 @@ class Slot(nn.Module):
     param     the gain as it is (direct), β·α/rms(α) (magdir), or exp(b)·α/rms(α) (expmagdir); scalars are direct
     role      of a vector gain: `gain_in` where a linear map follows, else `gain_out`
     bias      entries of the bias
-    fold      const and gain are left to the linear map after or before this slot, which takes them from `scale()` and
+    fold      const and gain are left to the linear map after or before this slot, which takes them from `folded` and
               multiplies them into its weight: no pass over activations
     """
 
@@ -304,14 +309,11 @@ class Slot(nn.Module):
         self.norm, self.eps, self.groups, self.squash = norm, eps, groups, squash
         self.const, self.const_in, self.init_gain, self.init_alpha = const, const_in, init, alpha
         self.param = param if gain and gain != 1 else "direct"
-        self.fold = fold and not bias
-        make = lambda n: nn.Parameter(torch.empty(n)) if n else None  # noqa: E731
-        split = self.param != "direct"
-        self.gain, self.direction = (None, make(gain)) if split else (make(gain), None)
-        # shape (1,): FSDP2 cannot shard a tensor without dimensions
-        self.magnitude = make(1 if split else 0)
-        self.bias = make(bias)
-        self.alpha = make(1) if norm == "dyt" and learn_alpha else alpha
+        self.fold, split = fold and not bias, self.param != "direct"
+        self.gain, self.direction = _parameter(0 if split else gain), _parameter(gain if split else 0)
+        self.magnitude = _parameter(split)
+        self.bias = _parameter(bias)
+        self.alpha = _parameter(1) if norm == "dyt" and learn_alpha else alpha
         self.param_roles = {"gain": "scalar" if gain == 1 else role, "magnitude": role, "direction": "gain_dir"}
         self.param_roles |= {"bias": "bias", "alpha": "scalar"}
 
@@ -319,9 +321,9 @@ class Slot(nn.Module):
         x = self.normalise(x if self.const_in == 1.0 else self.const_in * x)
         if self.fold:
             return x
-        scale = self.scale(const=False)
-        if scale is not None:
-            x = x * scale
+        gain = self.gain_vector()
+        if gain is not None:
+            x = x * gain
         if self.bias is not None:
             x = x + self.bias
         return x if self.const == 1.0 else self.const * x
@@ -340,16 +342,19 @@ class Slot(nn.Module):
             x = F.layer_norm(x, x.shape[-1:], eps=self.eps)
         return x.flatten(-2) if self.groups > 1 else x
 
-    def scale(self, const=True):
-        """const · gain, as a tensor or a float; None where nothing is to be multiplied."""
-        if self.gain is not None:
-            gain = self.gain
-        elif self.direction is not None:
-            unit = self.direction * torch.rsqrt(self.direction.square().mean())
-            gain = (self.magnitude.exp() if self.param == "expmagdir" else self.magnitude) * unit
-        else:
-            return self.const if const and self.const != 1.0 else None
-        return gain if not const or self.const == 1.0 else self.const * gain
+    def gain_vector(self):
+        """The gain as it acts, (dim,) or (1,), or None."""
+        if self.direction is None:
+            return self.gain
+        unit = self.direction * torch.rsqrt(self.direction.square().mean())
+        return (self.magnitude.exp() if self.param == "expmagdir" else self.magnitude) * unit
+
+    def folded(self):
+        """What this slot leaves to a weight to multiply, const · gain: a vector, a float, or None for nothing."""
+        gain = self.gain_vector() if self.fold else None
+        if not self.fold or self.const == 1.0:
+            return gain
+        return self.const if gain is None else self.const * gain
 
     @torch.no_grad()
     def set_gain(self, value: float):
@@ -367,10 +372,6 @@ class Slot(nn.Module):
             self.bias.zero_()
         if isinstance(self.alpha, nn.Parameter):
             self.alpha.fill_(self.init_alpha)
-
-    def folded(self):
-        """What a linear map after (or before) this slot has to multiply into its weight, or None."""
-        return self.scale() if self.fold else None
 
     def extra_repr(self):
         return self.norm if self.const == 1.0 else f"{self.const:.4g} · {self.norm}"

@@ -41,7 +41,7 @@ class TrainConfig:
     # --- optimizer ---
     optimizer: Literal["adamw", "msgdw"] = "adamw"  # AdamW, or momentum SGD with decoupled decay (DNT)
     learning_rate: float | None = None  # peak; None = the optimizer's default: adamw 6e-4, msgdw 1.0
-    weight_decay: float | None = None  # decoupled, on matrices (gains: decay_gains); None = the default: adamw 0.1, msgdw 1e-4
+    weight_decay: float | None = None  # decoupled, on matrices; None = the default: adamw 0.1, msgdw 1e-4
     decay_gains: Literal["none", "all", "input", "output"] = "none"  # scale vectors that get weight decay too: all,
     #   those followed by a linear map (input: pre norms, final norm; IWD), or the others
     beta1: float = 0.9  # AdamW

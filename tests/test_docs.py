@@ -59,6 +59,7 @@ def test_every_command_would_start(tool, argv, processes, monkeypatch):
 def test_the_commands_are_found():
     found = [(p.values[0], len(p.values[1])) for p in commands()]
     assert len([f for f in found if f[0] == "train.py"]) >= 2 * len(CONFIGS) and ("sample.py", 2) in found
+    assert {p.values[2] for p in commands()} >= {1, 4, 8}  # processes
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=str)
@@ -70,7 +71,9 @@ def test_every_config_loads_builds_and_names_its_command(path, monkeypatch):
     model.vocab_size = 50257
     with torch.device("meta"):
         GPT(model)
-    assert re.search(rf"train\.py .*{path}", (ROOT / path).read_text()), "its launch line"
+    text = (ROOT / path).read_text()
+    assert re.search(rf"train\.py .*{path}", text.replace("\\\n", " ")), "its launch line"
+    assert text.count("\n") <= 40
     if path.parent.name == "config":
         assert config.out_dir == f"out/{path.stem}"
         for gpus in (1, 2, 4, 8) if "small" in path.stem or "large" in path.stem or "xl" in path.stem else (1,):

@@ -1,0 +1,36 @@
+"""The LLaMA of 1175M of the blockwise learning rate paper (arXiv 2502.19002).
+
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_1175m.py
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_1175m.py --max_iters=100000 \
+        --out_dir=out/blockwise_llama_1175m_100k
+
+Prepare the data once: python data/openwebtext/prepare.py
+The paper multiplies the LR by block type: embedding 10, query and key 8, FFN 6, value and output 4, norms 1. This is
+its AdamW baseline, all at one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR to a twentieth.
+Gain of blockwise LR in loss and steps, from the plots in the authors' repository: 0.091, 2.31× under the name 2B; the
+paper says 1.1B and 1.92×. It gives no peak LR for MiniPile at this size.
+Architecture as in the authors' code, here with 4 heads of k and v: SwiGLU, untied head, N(0, 0.02) without 1/√(2L).
+"""
+
+out_dir = "out/blockwise_llama_1175m"
+dataset = "openwebtext"
+
+n_layer = 22
+n_head = 32
+n_kv_head = 4
+n_embd = 2048
+n_ff = 5632
+block_size = 1024
+pos = "rope"
+mlp = "swiglu"
+tie_weights = False
+residual_init = "plain"
+
+learning_rate = 4e-4
+min_lr = learning_rate / 20
+decay_gains = "all"  # as in the authors' code
+batch_size = 480  # sequences a step, over all GPUs
+micro_batch_size = 6  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it
+max_iters = 50_000  # 100_000 in its longer baseline
+warmup_iters = 1000
+eval_tokens = 0  # all of val.bin

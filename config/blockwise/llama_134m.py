@@ -1,0 +1,36 @@
+"""The LLaMA of 134M of the blockwise learning rate paper (arXiv 2502.19002).
+
+    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_134m.py
+    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_134m.py --max_iters=60000 \
+        --out_dir=out/blockwise_llama_134m_60k
+
+Prepare the data once: python data/minipile/prepare.py
+The paper multiplies the LR by block type: embedding 10, query and key 8, FFN 6, value and output 4, norms 1. This is
+its AdamW baseline, all at one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR to a twentieth.
+Gain of blockwise LR in loss and steps, from the plots in the authors' repository: MiniPile 0.041, 1.90×. The paper
+gives no peak LR for OpenWebText at this size, so this file is MiniPile.
+Architecture as in the authors' code: 4d-wide SwiGLU, untied head, N(0, 0.02) without 1/√(2L).
+Four GPUs for MiniPile: its batch of 300 does not split over eight.
+"""
+
+out_dir = "out/blockwise_llama_134m"
+dataset = "minipile"
+
+n_layer = 6
+n_head = 12
+n_embd = 768
+n_ff = 3072
+block_size = 512
+pos = "rope"
+mlp = "swiglu"
+tie_weights = False
+residual_init = "plain"
+
+learning_rate = 1.2e-3
+min_lr = learning_rate / 20
+decay_gains = "all"  # as in the authors' code
+batch_size = 300  # sequences a step, over all GPUs
+micro_batch_size = 25  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it
+max_iters = 30_000  # 60_000 in its longer baseline
+warmup_iters = 600
+eval_tokens = 0  # all of val.bin

@@ -1,0 +1,23 @@
+"""DNT leave-one-out (App. F): S4 without QK norm. Layout only: put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/no_qk_norm.py \
+        --out_dir=out/no_qk_norm
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/no_qk_norm.py \
+        --learning_rate=0.3 --warmup_iters=0 --out_dir=out/no_qk_norm_stress
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/no_qk_norm.py \
+        --optimizer=msgdw --learning_rate=1.0 --warmup_iters=0 --out_dir=out/no_qk_norm_stress_msgdw
+    python train.py config/quickstart.py config/dnt/no_qk_norm.py --out_dir=out/no_qk_norm
+
+The paper's stress run: collapses within a few steps. Ranking there: QK norm, then pre and mid norms, then the input
+norm. It names setting S5 as its start but lists two pre norms, as S4 has: S4 (config/dnt/s4.py) is our start [I].
+"Adam, lr 0.3, no warmup" is hardly possible with a tied head, so we read it as a test over LRs without warm-up, its
+result the step of divergence [I]: 3e-3, 1e-2, 3e-2, 0.1, 0.3 for AdamW and 0.3, 1, 3 for mSGDW.
+"""
+
+norm = "rmsnorm"
+norm_eps = 1e-6
+pre_norm = "both"
+mid_norm = "both"
+post_norm = "none"
+input_norm = True
+qk_norm = False

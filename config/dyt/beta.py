@@ -1,0 +1,20 @@
+"""DyT with β: γ · tanh(αx) + β. Put it after any Pre-LN config.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/beta.py \
+        --out_dir=out/dyt_small_beta
+    python train.py config/quickstart.py config/dnt/s1.py config/dyt/beta.py --out_dir=out/quick_beta
+
+The paper's definition and its vision models have β; its LLaMA code, like RMSNorm, has none. No number compares them.
+"""
+
+norm = "dyt"
+dyt_alpha_attn = None
+dyt_alpha_other = None
+dyt_learn_alpha = True
+dyt_squash = "tanh"
+dyt_bias = True  # β, 0 at first
+embed_scale = True
+branch_scale = "none"
+branch_scale_init = None
+fixup = False
+sigma_reparam = False

@@ -1,0 +1,22 @@
+"""Fixup in place of norms. Put it after any Pre-LN config.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/fixup.py \
+        --out_dir=out/dyt_small_fixup
+    python train.py config/quickstart.py config/dnt/s1.py config/dyt/fixup.py --out_dir=out/quick_fixup
+
+The paper's Table 10, ViT-B and ViT-L, LRs tuned: 77.2 and 78.1 (DyT 82.8 and 83.6). Fixup starts the classifier at
+zero, as an untied head does here, and is for ResNets: how it reads for q, k and SwiGLU is ours [I]. Language models
+of this kind are not in the paper: no scalar on the embedding here [I]; --embed_scale=True is DyT's.
+"""
+
+norm = "none"
+dyt_alpha_attn = None
+dyt_alpha_other = None
+dyt_learn_alpha = True
+dyt_squash = "tanh"
+dyt_bias = False
+embed_scale = False
+branch_scale = "none"
+branch_scale_init = None
+fixup = True  # scalar biases and multipliers, branch ends that start at zero
+sigma_reparam = False

@@ -1,0 +1,22 @@
+"""SkipInit in place of norms: a learned scalar on every branch. Put it after any Pre-LN config.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/skipinit.py \
+        --out_dir=out/dyt_small_skipinit
+    python train.py config/quickstart.py config/dnt/s1.py config/dyt/skipinit.py --out_dir=out/quick_skipinit
+
+The paper's Table 10, ViT-B and ViT-L, LRs tuned: 74.1 and 75.6 (DyT 82.8 and 83.6). The scalar starts at 0, as
+originally; the LNS paper's, with norms and from 1/√L: config/lns/skipinit.py. Language models of this kind are not in
+the paper: no scalar on the embedding here [I]; --embed_scale=True is DyT's.
+"""
+
+norm = "none"
+dyt_alpha_attn = None
+dyt_alpha_other = None
+dyt_learn_alpha = True
+dyt_squash = "tanh"
+dyt_bias = False
+embed_scale = False
+branch_scale = "skipinit"
+branch_scale_init = 0.0  # every branch is off at first
+fixup = False
+sigma_reparam = False

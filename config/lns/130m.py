@@ -1,0 +1,37 @@
+"""LLaMA-130M on C4 with Pre-LN: the baseline of the LNS paper (arXiv 2502.05795).
+
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/lns.py --out_dir=out/lns_130m_lns
+
+Prepare the data once: python data/c4/prepare.py --shards=16
+Shape, LR and steps are from the paper's text and scripts. Also from them: Adam with betas 0.9 and 0.999, no decay, no
+clipping, cosine to 10%, 512 × 256 tokens a step.
+Perplexity in the images of the authors' repository: Pre-LN 26.73, LNS 25.76, Post-LN 26.95, DeepNorm 27.17, Mix-LN
+26.07. Its DeepNorm code has two errors (config/lns/deepnorm.py).
+Different here: GPT-2's vocabulary of 50257 instead of T5's of 32000, with which this model has 134.1M parameters;
+documents packed instead of padded to 256 tokens; weights in fp32 instead of bf16, where steps near a gain of 1 round
+away. So compare losses with our own baseline, not with the numbers above [I]. All other schemes: config/lns/.
+"""
+
+out_dir = "out/lns_130m"
+dataset = "c4"
+
+n_layer = 12
+n_head = 12
+n_embd = 768
+n_ff = 2048
+block_size = 256
+pos = "rope"
+mlp = "swiglu"
+tie_weights = False
+residual_init = "plain"
+
+learning_rate = 1e-3
+beta2 = 0.999
+weight_decay = 0.0
+grad_clip = 0.0  # off
+batch_size = 512  # sequences a step, over all GPUs
+micro_batch_size = 64  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it
+max_iters = 20_000  # 2.6B tokens; the paper, which pads its sequences, quotes 2.2B
+warmup_iters = 2000
+eval_tokens = 10_000_000

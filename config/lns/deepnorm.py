@@ -1,0 +1,24 @@
+"""DeepNorm, as published by its authors (decoder-only). Put it after any Pre-LN config.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/deepnorm.py \
+        --out_dir=out/lns_130m_deepnorm
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/deepnorm.py \
+        --out_dir=out/lns_250m_deepnorm
+    python train.py config/quickstart.py config/dnt/s1.py config/lns/deepnorm.py --out_dir=out/quick_deepnorm
+
+Perplexity in the images of the authors' repository (130M, 250M, 350M, 1B): 27.17, 22.77, 1362.59, 1409.08. Those are
+no evidence against DeepNorm: that code multiplies the stream by 2.828 at every depth, right for 32 layers only (2.21
+at 12, 2.63 at 24), and starts the matrices (8L)^¼ times too large where they should be that much smaller.
+"""
+
+pre_norm = "none"
+mid_norm = "none"
+post_norm = "both"
+post_norm_blocks = 0
+norm_groups = 1
+lns = "off"
+deepnorm = True  # stream × (2L)^¼; v, o and FFN start × (8L)^-¼
+admin = False
+branch_scale = "none"
+init = "xavier"
+residual_init = "plain"

@@ -1,0 +1,23 @@
+"""Group-LN: Pre-LN with statistics over groups of channels. Put it after any Pre-LN config.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/group_ln.py \
+        --out_dir=out/lns_130m_group_ln
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/group_ln.py \
+        --out_dir=out/lns_250m_group_ln
+    python train.py config/quickstart.py config/dnt/s1.py config/lns/group_ln.py --out_dir=out/quick_group_ln
+
+The number of groups is not published where we could read it [U]; 32, the usual one of GroupNorm, is ours [I]. The LNS
+paper: worse than Pre-LN; its number is not published where we could read it either [U].
+"""
+
+pre_norm = "both"
+mid_norm = "none"
+post_norm = "none"
+post_norm_blocks = 0
+norm_groups = 32  # [I]; it has to divide n_embd
+lns = "off"
+deepnorm = False
+admin = False
+branch_scale = "none"
+init = "normal"
+residual_init = "plain"

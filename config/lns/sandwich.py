@@ -1,0 +1,23 @@
+"""Sandwich-LN: a norm on the input and on the output of every branch. Put it after any Pre-LN config.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/sandwich.py \
+        --out_dir=out/lns_130m_sandwich
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/sandwich.py \
+        --out_dir=out/lns_250m_sandwich
+    python train.py config/quickstart.py config/dnt/s1.py config/lns/sandwich.py --out_dir=out/quick_sandwich
+
+The LNS paper: slightly better than Pre-LN; its number is not published where we could read it [U]. CogView, where it
+is from, also has 1/√(2L) on the initial weights (--residual_init=gpt2); left out for comparison with the others [I].
+"""
+
+pre_norm = "both"
+mid_norm = "both"
+post_norm = "none"
+post_norm_blocks = 0
+norm_groups = 1
+lns = "off"
+deepnorm = False
+admin = False
+branch_scale = "none"
+init = "normal"
+residual_init = "plain"

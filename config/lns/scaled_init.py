@@ -1,0 +1,23 @@
+"""Pre-LN with scaled initialisation, as GPT-2 has it. Put it after any Pre-LN config.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/scaled_init.py \
+        --out_dir=out/lns_130m_scaled_init
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/scaled_init.py \
+        --out_dir=out/lns_250m_scaled_init
+    python train.py config/quickstart.py config/dnt/s1.py config/lns/scaled_init.py --out_dir=out/quick_scaled_init
+
+Perplexity in the images of the authors' repository (130M, 250M): 26.04, 20.98, against 26.73 and 21.92 without. LNS
+gains 0.011 and 0.031 nats over this one.
+"""
+
+pre_norm = "both"
+mid_norm = "none"
+post_norm = "none"
+post_norm_blocks = 0
+norm_groups = 1
+lns = "off"
+deepnorm = False
+admin = False
+branch_scale = "none"
+init = "normal"
+residual_init = "gpt2"  # o and down start × 1/√(2L)

@@ -1,0 +1,24 @@
+"""SkipInit as the LNS paper has it: norms stay, and a learned scalar, 1/√L at first, is on every branch.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/skipinit.py \
+        --out_dir=out/lns_130m_skipinit
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/skipinit.py \
+        --out_dir=out/lns_250m_skipinit
+    python train.py config/quickstart.py config/dnt/s1.py config/lns/skipinit.py --out_dir=out/quick_skipinit
+
+Put it after any Pre-LN config. Perplexity in the images of the authors' repository (130M, 250M): 27.41, 22.29. The
+paper says 1/√L, the code's path starts at 0.001: --branch_scale_init=0.001. Original SkipInit, without norms:
+config/dyt/skipinit.py.
+"""
+
+pre_norm = "both"
+mid_norm = "none"
+post_norm = "none"
+post_norm_blocks = 0
+norm_groups = 1
+lns = "off"
+deepnorm = False
+admin = False
+branch_scale = "skipinit"  # starts at 1/√L
+init = "normal"
+residual_init = "plain"

@@ -1,0 +1,18 @@
+"""DP: a second scale vector, on the output side of the matrices. Put it after any Pre-LN config.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
+        config/scale_vectors/dp.py --out_dir=out/scale_vectors_120m_dp
+    torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
+        config/scale_vectors/dp.py --gain=branch --out_dir=out/scale_vectors_120m_dp_hg
+    python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/dp.py --out_dir=out/quick_dp
+
+diag(u) W diag(v), as secondary notes say; on which matrices is ours [I], and so is to keep one v a norm: the notes
+write one for each matrix, which is --gain=branch, the second line. What it gains alone is not published where we
+could read it [U].
+"""
+
+gain = "shared"
+gain_out = "scale"  # on the outputs of q, k, v, gate and up
+gain_param = "direct"
+qk_norm = False
+decay_gains = "none"

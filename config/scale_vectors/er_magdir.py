@@ -1,0 +1,17 @@
+"""ER: OR with the magnitude in exponential space. Put it after any Pre-LN config.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
+        config/scale_vectors/er_magdir.py --out_dir=out/scale_vectors_120m_er_magdir
+    python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/er_magdir.py \
+        --out_dir=out/quick_er_magdir
+
+Whether the direction is exponentiated too is not published where we could read it [U]; the formula is ours [I].
+Decay, if it were on, would pull the magnitude to 1, not to 0. What it gains alone is not published where we could
+read it [U].
+"""
+
+gain = "shared"
+gain_out = "none"
+gain_param = "expmagdir"  # γ = exp(b) · α/rms(α), b = 0 and α = 1 at first
+qk_norm = False
+decay_gains = "none"

@@ -1,0 +1,15 @@
+"""HG: separate scale vectors for q, k, v, and for gate and up. Put it after any Pre-LN config.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
+        config/scale_vectors/hg.py --out_dir=out/scale_vectors_120m_hg
+    python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/hg.py --out_dir=out/quick_hg
+
+As secondary notes from the paper say, gate and up included. What it gains alone is not published where we could read
+it [U].
+"""
+
+gain = "branch"  # q, k, v, gate and up have one each
+gain_out = "none"
+gain_param = "direct"
+qk_norm = False
+decay_gains = "none"

@@ -1,0 +1,36 @@
+"""A LLaMA of 0.12B, the size of the scale vector paper's ablations (arXiv 2605.26895). Its shape is ours [I].
+
+    torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py
+    torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
+        config/scale_vectors/unified.py --out_dir=out/scale_vectors_120m_unified
+    torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py --n_layer=22 --n_embd=1792 \
+        --n_head=14 --n_ff=4778 --micro_batch_size=6 --out_dir=out/scale_vectors_1b
+
+Prepare the data once: python data/openwebtext/prepare.py
+Shape, data, LR, batch and decay of the matrices are not published where we could read it [U]. What we know of its
+LLaMA-1B, 80,640 entries of scale vectors among 1,028,065,024 parameters, fits the third line exactly: a SwiGLU of
+⌊8d/3⌋, an untied head and GPT-2's vocabulary padded to 50304 [I]. Its heads, LR and steps are guesses. The same
+recipe at width 768 with 6 layers has 119.7M parameters: this model. Batch, LR and data are ours [I]. 100 tokens a
+parameter is where the paper, as read in secondary notes, finds the unified variant to save a factor of 1.22 to 1.25
+in compute.
+"""
+
+out_dir = "out/scale_vectors_120m"
+dataset = "openwebtext"
+
+n_layer = 6
+n_head = 12
+n_embd = 768
+n_ff = 2048
+block_size = 1024
+pos = "rope"
+mlp = "swiglu"
+tie_weights = False
+residual_init = "plain"
+
+learning_rate = 1e-3
+batch_size = 480  # sequences a step, over all GPUs
+micro_batch_size = 30  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it
+max_iters = 24_400  # 12B tokens, 100 a parameter
+warmup_iters = 1000
+eval_tokens = 0  # all of val.bin

@@ -1,0 +1,17 @@
+"""No scale vectors at all. Put it after any Pre-LN config.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
+        config/scale_vectors/none.py --out_dir=out/scale_vectors_120m_none
+    torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
+        config/scale_vectors/none.py --learning_rate=2e-3 --out_dir=out/scale_vectors_120m_none_2e-3
+    python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/none.py --out_dir=out/quick_none
+
+The paper, from secondary notes: 0.12B LLaMA, loss +0.028 (1.4× the tokens), +0.015 with the LR tuned again: sweep it,
+as in the second line.
+"""
+
+gain = "none"
+gain_out = "none"
+gain_param = "direct"
+qk_norm = False
+decay_gains = "none"

@@ -1,0 +1,17 @@
+"""OR: scale vectors as magnitude times direction. Put it after any Pre-LN config.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
+        config/scale_vectors/or_magdir.py --out_dir=out/scale_vectors_120m_or_magdir
+    python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/or_magdir.py \
+        --out_dir=out/quick_or_magdir
+
+The paper, from secondary notes: a magnitude and a unit direction, which raises the magnitude's LR d times. The
+formula is ours [I], and has that factor. The direction never decays [I]. What it gains alone is not published where
+we could read it [U].
+"""
+
+gain = "shared"
+gain_out = "none"
+gain_param = "magdir"  # γ = β · α/rms(α), β = 1 and α = 1 at first
+qk_norm = False
+decay_gains = "none"

@@ -1,0 +1,271 @@
+"""The papers' experiments under config/: sizes, settings and single-flag variants are those the papers give.
+
+Two kinds of file: an experiment (size, data, optimizer; it sets n_layer) and an overlay (a few lines that go after it).
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from test_docs import load
+
+from configurator import read_file
+from model import DYT_ALPHA, GPT
+from optim import fill_defaults, make_optimizer
+from train import split_batch
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = {str(p.relative_to(ROOT / "config"))[:-3]: p for p in sorted((ROOT / "config").glob("*/*.py"))}
+KEYS = {name: {k: v for k, (v, _) in read_file(path).items()} for name, path in FILES.items()}
+EXPERIMENTS = [name for name in FILES if "n_layer" in KEYS[name]]
+OVERLAYS = [name for name in FILES if name not in EXPERIMENTS]
+BASE = {"lns": "lns/130m", "dyt": "dyt/small", "scale_vectors": "scale_vectors/llama_120m", "dnt": "dnt_small"}
+# as small as the flags allow: 32 groups of 2 channels, 3 Post-LN blocks of 4
+TINY = "n_layer=4 n_head=2 n_embd=64 n_ff=96 block_size=8 vocab_size=64".split()
+
+
+def config(*names, **flags):
+    """(GPTConfig, TrainConfig) of config files by their short names, as train.py completes them."""
+    files = [str(ROOT / "config" / f"{name}.py") for name in names]
+    model, train = load(*files, *(f"--{k}={v}" for k, v in flags.items()))
+    model.vocab_size = model.vocab_size or 50257
+    fill_defaults(train)
+    return model, train
+
+
+def build(model):
+    with torch.device("meta"):
+        return GPT(model)
+
+
+# ------------------------------------------------------------------------------------------------------ experiments
+
+# d, heads, kv heads, depth, d_ff, then parameters in millions with the vocabulary that the paper has: LNS 32000 (T5),
+# blockwise LR 50304, DyT 32000 (LLaMA's). GPT-2 is counted without its position table, as usual.
+# lns/60m and scale_vectors/llama_120m have no published shape: the numbers are the public LLaMA-60M's, and ours.
+SIZES = {
+    "lns/60m": (512, 8, 0, 8, 1376, 32000, 58.1),
+    "lns/130m": (768, 12, 0, 12, 2048, 32000, 134.1),
+    "lns/250m": (768, 16, 0, 24, 2560, 32000, 247.4),
+    "lns/350m": (1024, 16, 0, 24, 2736, 32000, 368.0),
+    "lns/1b": (2048, 32, 0, 24, 5461, 32000, 1339.1),
+    "dyt/small": (768, 12, 0, 12, 2048, 50304, 162.2),
+    "dyt/7b": (4096, 32, 0, 32, 11008, 32000, 6738.4),
+    "dyt/13b": (5120, 40, 0, 40, 13824, 32000, 13015.9),
+    "dyt/34b": (8192, 64, 8, 48, 22016, 32000, 33744.0),
+    "dyt/70b": (8192, 64, 8, 80, 28672, 32000, 68976.6),
+    "blockwise/gpt2_124m": (768, 12, 0, 12, 3072, 50304, 123.6),
+    "blockwise/llama_134m": (768, 12, 0, 6, 3072, 50304, 133.9),
+    "blockwise/llama_237m": (1024, 16, 0, 8, 4096, 50304, 237.2),
+    "blockwise/llama_522m": (1280, 20, 0, 15, 5120, 50304, 522.0),
+    "blockwise/llama_743m": (1664, 26, 0, 13, 6656, 50304, 743.4),
+    "blockwise/llama_1175m": (2048, 32, 4, 22, 5632, 50304, 1175.0),
+    "scale_vectors/llama_120m": (768, 12, 0, 6, 2048, 50304, 119.7),
+}
+# What the papers' names say, in millions, and by how much a name may be off.
+NAMED = {"lns/130m": 130, "lns/250m": 250, "lns/350m": 350, "dyt/7b": 6700, "dyt/13b": 13000, "dyt/34b": 34000}
+NAMED |= {"dyt/70b": 70000, "blockwise/gpt2_124m": 124, "blockwise/llama_134m": 134, "blockwise/llama_237m": 237}
+NAMED |= {"blockwise/llama_522m": 522, "blockwise/llama_743m": 743, "blockwise/llama_1175m": 1175}
+NAMED |= {"scale_vectors/llama_120m": 120}  # and lns/60m 58, lns/1b 1339: names too round to check
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_and_parameter_counts(name):
+    d, heads, kv, depth, ff, vocab, millions = SIZES[name]
+    model, _ = config(name, vocab_size=vocab)
+    shape = (model.n_embd, model.n_head, model.n_kv_head, model.n_layer, model.hidden)
+    assert shape == (d, heads, kv, depth, ff)
+    n = build(model).num_params(positions=False) / 1e6
+    assert n == pytest.approx(millions, abs=0.06)
+    assert n == pytest.approx(NAMED.get(name, n), rel=0.055 if name.startswith("lns") else 0.015)
+
+
+# LR, min LR, steps, warm-up, sequences, tokens a sequence, betas, decay, clip, decay of gains
+ADAM, ADAMW, BLOCK = ((0.9, 0.999), 0.0, 0.0, "none"), ((0.9, 0.95), 0.1, 1.0, "none"), ((0.9, 0.95), 0.1, 1.0, "all")
+SETTINGS = {
+    "lns/60m": (1e-3, 1e-4, 10_000, 1000, 512, 256, *ADAM),
+    "lns/130m": (1e-3, 1e-4, 20_000, 2000, 512, 256, *ADAM),
+    "lns/250m": (1e-3, 1e-4, 40_000, 4000, 512, 256, *ADAM),
+    "lns/350m": (5e-4, 5e-5, 60_000, 6000, 512, 256, *ADAM),
+    "lns/1b": (5e-4, 5e-5, 100_000, 1000, 512, 256, *ADAM),
+    "dyt/small": (6e-4, 6e-5, 50_000, 2000, 480, 1024, *ADAMW),
+    "dyt/7b": (3e-4, 3e-5, 47_684, 2000, 1024, 4096, *ADAMW),
+    "dyt/13b": (3e-4, 3e-5, 47_684, 2000, 1024, 4096, *ADAMW),
+    "dyt/34b": (1.5e-4, 1.5e-5, 47_684, 2000, 1024, 4096, *ADAMW),
+    "dyt/70b": (1.5e-4, 1.5e-5, 47_684, 2000, 1024, 4096, *ADAMW),
+    "blockwise/gpt2_124m": (6e-4, 3e-5, 50_000, 1000, 480, 1024, *BLOCK),
+    "blockwise/llama_134m": (1.2e-3, 6e-5, 30_000, 600, 300, 512, *BLOCK),
+    "blockwise/llama_237m": (8e-4, 4e-5, 50_000, 1000, 480, 1024, *BLOCK),
+    "blockwise/llama_522m": (8e-4, 4e-5, 50_000, 1000, 480, 1024, *BLOCK),
+    "blockwise/llama_743m": (6e-4, 3e-5, 50_000, 1000, 480, 1024, *BLOCK),
+    "blockwise/llama_1175m": (4e-4, 2e-5, 50_000, 1000, 480, 1024, *BLOCK),
+    "scale_vectors/llama_120m": (1e-3, 1e-4, 24_400, 1000, 480, 1024, *ADAMW),
+}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_training_settings(name):
+    model, c = config(name)
+    lrs = pytest.approx((c.learning_rate, c.min_lr))
+    assert SETTINGS[name][:2] == lrs
+    steps = (c.max_iters, c.warmup_iters, c.batch_size, model.block_size)
+    assert SETTINGS[name][2:] == (*steps, (c.beta1, c.beta2), c.weight_decay, c.grad_clip, c.decay_gains)
+    assert (c.optimizer, c.schedule, model.dropout, model.bias) == ("adamw", "cosine", 0.0, False)
+    llama = (model.norm_eps, model.pos, model.mlp, model.tie_weights, model.residual_init)
+    gpt2 = (1e-5, "learned", "gelu", True, "gpt2")
+    assert llama == (gpt2 if "gpt2" in name else (1e-6, "rope", "swiglu", False, "plain"))
+    norm = "layernorm" if "gpt2" in name else "dyt" if re.search(r"dyt/\d", name) else "rmsnorm"
+    assert (model.norm, model.embed_scale) == (norm, norm == "dyt")
+    for gpus in (1, 2, 4) if c.batch_size == 300 else (1, 2, 4, 8):  # 300 is the paper's, and does not split over 8
+        assert split_batch(c.batch_size, c.micro_batch_size, gpus)[0] == c.micro_batch_size
+    assert model.notes() == []
+
+
+def test_every_experiment_is_in_the_tables_and_has_a_run_directory_of_its_own():
+    assert set(SIZES) == set(SETTINGS) == set(EXPERIMENTS)
+    assert len({KEYS[name]["out_dir"] for name in EXPERIMENTS}) == len(EXPERIMENTS)
+
+
+def test_scale_vectors_1b_is_the_papers_by_its_two_published_counts():
+    text = FILES["scale_vectors/llama_120m"].read_text().replace("\\\n", " ")
+    line = next(line for line in text.split("\n") if "--n_embd=1792" in line)
+    flags = dict(re.findall(r"--(n_\w+)=(\d+)", line))
+    model = build(config("scale_vectors/llama_120m", **flags)[0])
+    gains = sum(p.numel() for name, p in model.named_parameters() if model.roles()[name].startswith("gain"))
+    assert (gains, model.num_params()) == (80_640, 1_028_065_024)
+
+
+# DyT's α₀ for LLMs: width, before attention, elsewhere (the FFN norm and the final norm)
+@pytest.mark.parametrize("name, width, attn, other", [
+    ("7b", 4096, 0.8, 0.2), ("13b", 5120, 0.6, 0.15), ("34b", 8192, 0.2, 0.05), ("70b", 8192, 0.2, 0.05),
+])  # fmt: skip
+@pytest.mark.parametrize("overlay", [[], ["dyt/dyt"]], ids=["written out", "by width"])
+def test_alpha_is_the_papers(name, width, attn, other, overlay):
+    model = build(config(f"dyt/{name}", *overlay, n_layer=2)[0])
+    blocks = [(b.attn.pre.init_alpha, b.mlp.pre.init_alpha) for b in model.blocks]
+    assert model.config.n_embd == width and blocks == [(attn, other)] * 2 and model.final_norm.init_alpha == other
+    assert DYT_ALPHA[width] == (attn, other)
+    assert all(slot.alpha.shape == (1,) for b in model.blocks for slot in (b.attn.pre, b.mlp.pre))
+
+
+# --------------------------------------------------------------------------------------------------------- overlays
+
+POST, QK, BARE = dict(pre_norm="none", post_norm="both"), dict(qk_norm=True), dict(norm="none", embed_scale=False)
+# The family's baseline, and what each of its overlays changes in it: no more, no less.
+DIFFERENCES = {
+    "lns/pre_ln": {
+        "lns": dict(lns="norm"),
+        "mix_ln": dict(post_norm_blocks=3),
+        "post_ln": POST,
+        "deepnorm": POST | dict(deepnorm=True, init="xavier"),
+        "sandwich": dict(mid_norm="both"),
+        "layerscale": dict(branch_scale="layerscale"),
+        "skipinit": dict(branch_scale="skipinit"),
+        "scaled_init": dict(residual_init="gpt2"),
+        "depth_init": dict(residual_init="depth"),
+        "admin": POST | dict(admin=True),
+        "group_ln": dict(norm_groups=32),
+    },
+    "dyt/dyt": {
+        "rmsnorm": dict(norm="rmsnorm", embed_scale=False),
+        "no_alpha": dict(dyt_alpha_attn=1.0, dyt_alpha_other=1.0, dyt_learn_alpha=False),
+        "hardtanh": dict(dyt_squash="hardtanh"),
+        "sigmoid": dict(dyt_squash="sigmoid"),
+        "identity": dict(dyt_squash="identity"),
+        "beta": dict(dyt_bias=True),
+        "no_embed_scale": dict(embed_scale=False),
+        "sigma_reparam": BARE | dict(sigma_reparam=True),
+        "fixup": BARE | dict(fixup=True),
+        "skipinit": BARE | dict(branch_scale="skipinit", branch_scale_init=0.0),
+    },
+    "scale_vectors/shared": {
+        "none": dict(gain="none"),
+        "hg": dict(gain="branch"),
+        "dp": dict(gain_out="scale"),
+        "dnp": dict(gain_out="norm"),
+        "or_magdir": dict(gain_param="magdir"),
+        "er_magdir": dict(gain_param="expmagdir"),
+        "unified": dict(gain="branch", gain_out="norm", gain_param="magdir", decay_gains="input"),
+        "qk_norm": QK,
+        "decay_all": QK | dict(decay_gains="all"),
+        "decay_output": QK | dict(decay_gains="output"),
+        "iwd": QK | dict(decay_gains="input"),
+    },
+    "dnt/s4": {
+        "s1": dict(input_norm=False, mid_norm="none", qk_norm=False),
+        "s2": dict(input_norm=False, mid_norm="none"),
+        "s3": dict(mid_norm="none"),
+        "s5": dict(pre_norm="attn"),
+        "no_input_norm": dict(input_norm=False),
+        "no_pre_norm": dict(pre_norm="none"),
+        "no_mid_norm": dict(mid_norm="none"),
+        "no_qk_norm": dict(qk_norm=False),
+    },
+}
+
+
+@pytest.mark.parametrize("baseline", DIFFERENCES)
+def test_overlays_differ_from_their_baseline_in_the_lines_meant(baseline):
+    family = baseline.split("/")[0]
+    overlays = {name.split("/")[1] for name in OVERLAYS if name.startswith(family)}
+    assert overlays - {baseline.split("/")[1]} == DIFFERENCES[baseline].keys()
+    for name, changes in DIFFERENCES[baseline].items():
+        keys = KEYS[f"{family}/{name}"]
+        assert list(keys) == list(KEYS[baseline]), f"{name}: overlays of a family set the same lines, in the same order"
+        assert {k: v for k, v in keys.items() if v != KEYS[baseline][k]} == changes, name
+    varied = {k for changes in DIFFERENCES[baseline].values() for k in changes}
+    assert family == "dnt" or varied == KEYS[baseline].keys()  # dnt's also name the norm
+
+
+@pytest.mark.parametrize("baseline", ["lns/pre_ln", "scale_vectors/shared", "dyt/rmsnorm"])
+def test_the_baseline_overlay_changes_nothing_in_its_family(baseline):
+    base = BASE[baseline.split("/")[0]]
+    assert config(base) == config(base, baseline)
+
+
+def test_families_are_complete():
+    assert {name.split("/")[0] for name in OVERLAYS} == BASE.keys()
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_overlays_build_train_and_print_no_notes(name):
+    base = BASE[name.split("/")[0]]
+    model, _ = config(base, name)
+    assert model.notes() == []
+    build(model)
+    model, train = config(base, name, **dict(flag.split("=") for flag in TINY))
+    net = GPT(model)
+    optimizer = make_optimizer(net, train)  # refuses decay on gains that are not there
+    ids = torch.arange(16).view(2, 8)
+    net.profile_admin(ids)
+    loss = net(ids, ids)[1]
+    loss.backward()
+    assert loss.isfinite() and all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+    decay = {g["role"]: g["weight_decay"] > 0 for g in optimizer.param_groups}
+    wanted = {"all": "gain_in gain_out", "input": "gain_in", "output": "gain_out", "none": ""}[train.decay_gains]
+    assert [role for role in ("gain_in", "gain_out") if decay.get(role)] == wanted.split()
+
+
+@pytest.mark.parametrize("name", ["lns/250m", "lns/350m", "lns/1b"])
+def test_lns_overlays_go_over_the_deep_sizes(name):
+    for overlay in DIFFERENCES["lns/pre_ln"]:
+        model, _ = config(name, f"lns/{overlay}")
+        assert model.notes() == []
+        build(model)
+
+
+def test_flags_named_in_headers_exist_with_values_that_go_with_the_file():
+    """`--flag=value` anywhere in a header, prose included, is accepted on top of the file and its family's base."""
+    checked = 0
+    for name, path in FILES.items():
+        header = ast.get_docstring(ast.parse(path.read_text())).replace("\\\n", " ")
+        prose = [line for line in header.split("\n") if "train.py" not in line and "prepare.py" not in line]
+        files = [name] if name in EXPERIMENTS else [BASE[name.split("/")[0]], name]
+        for flag, value in re.findall(r"--(\w+)=([\w.+-]*\w)", "\n".join(prose)):
+            model, train = config(*files, **{flag: value})
+            model.check()
+            train.check()
+            checked += 1
+    assert checked > 20
