@@ -171,9 +171,10 @@ class GPTConfig:
     def _check_scales(self):
         pre = self._pre_normed()
         lns = [b for b in pre if self.lns_branches in ("both", b)]
+        fewer = f" and post_norm_blocks below n_layer={self.n_layer}" * (self.post_norm_blocks == self.n_layer)
         _refuse(
             self.lns in ("norm", "input") and not lns,
-            f"lns={self.lns} needs a pre norm to stand at: set pre_norm=both, or lns=branch or residual",
+            f"lns={self.lns} needs a pre norm to stand at: set pre_norm=both{fewer}, or lns=branch or residual",
         )
         changed = [n for n, v in (("lns_power", 0.5), ("lns_branches", "both")) if getattr(self, n) != v]
         _refuse(self.lns == "off" and changed, f"{', '.join(changed)}: needs lns, for example lns=norm")
@@ -202,7 +203,8 @@ class GPTConfig:
                 f"fixup contradicts {name}: it has its own multiplier on the branch, and matrices that start at zero",
             )
         _refuse(
-            self.gain == "branch" and not pre, "gain=branch needs a pre norm, whose gains it separates: set pre_norm"
+            self.gain == "branch" and not pre,
+            f"gain=branch needs a pre norm, whose gains it separates: set pre_norm{fewer}",
         )
         for name, default in (("gain_out", "none"), ("gain_param", "direct")):
             _refuse(
@@ -226,7 +228,7 @@ class GPTConfig:
 
     def notes(self) -> list:
         """What is allowed but should be known: one line each, for the start of a run."""
-        notes, qk = [], self.qk_norm or self.gain_out == "norm"
+        notes = []
         wanted = ["attn", "mlp"] if self.lns_branches == "both" else [self.lns_branches]
         lns = [branch for branch in wanted if branch in self._pre_normed()]
         if self.lns != "off" and self.residual_init != "plain":
@@ -236,10 +238,12 @@ class GPTConfig:
             )
         if self.lns in ("norm", "input") and lns != wanted:
             notes.append(f"lns={self.lns} acts on the {lns[0]} branch alone: the other has no pre norm")
-        if self.lns == "norm" and "attn" in lns and qk:
-            if self.mid_norm in ("both", "attn") and self.norm != "dyt":
+        if self.lns == "norm" and not self.bias:  # a bias keeps its size beside the factor
+            if self.gain_out == "norm":
+                notes.append("lns has no effect here: gain_out=norm divides its factor out")
+            elif self.qk_norm and "attn" in lns and self.mid_norm in ("both", "attn") and self.norm != "dyt":
                 notes.append("lns has no effect on attention here: QK-norm and the mid norm divide its factor out")
-            else:
+            elif self.qk_norm and "attn" in lns:
                 notes.append("lns acts on attention through v alone: QK-norm divides its factor out of q and k")
         if self.lns == "input" and self.norm in ("rmsnorm", "layernorm"):
             notes.append("lns=input does next to nothing here: the norm divides the factor out again")
@@ -279,9 +283,9 @@ class Slot(nn.Module):
     survive meta-device init and are not sent around by DDP.
 
     norm      "none", "rmsnorm", "layernorm" (both over `groups` groups of channels), "dyt": squash(αx)
-    gain      entries of the gain: 0 = none, 1 = a scalar, dim = a vector; `init` is its value at first
-    param     the gain as it is (direct), β·α/rms(α) (magdir), or exp(b)·α/rms(α) (expmagdir); scalars are direct
-    role      of a vector gain: `gain_in` where a linear map follows, else `gain_out`
+    gain      entries of the gain, 0 = none; `init` is its value at first
+    role      of the gain: `gain_in` where a linear map follows, else `gain_out`; `scalar` for a single learned factor
+    param     the gain as it is (direct), β·α/rms(α) (magdir), or exp(b)·α/rms(α) (expmagdir); a scalar is direct
     bias      entries of the bias
     fold      const and gain are left to the linear map after or before this slot, which takes them from `folded` and
               multiplies them into its weight: no pass over activations
@@ -308,13 +312,13 @@ class Slot(nn.Module):
         super().__init__()
         self.norm, self.eps, self.groups, self.squash = norm, eps, groups, squash
         self.const, self.const_in, self.init_gain, self.init_alpha = const, const_in, init, alpha
-        self.param = param if gain and gain != 1 else "direct"
+        self.param = param if gain and role != "scalar" else "direct"
         self.fold, split = fold and not bias, self.param != "direct"
         self.gain, self.direction = _parameter(0 if split else gain), _parameter(gain if split else 0)
         self.magnitude = _parameter(split)
         self.bias = _parameter(bias)
         self.alpha = _parameter(1) if norm == "dyt" and learn_alpha else alpha
-        self.param_roles = {"gain": "scalar" if gain == 1 else role, "magnitude": role, "direction": "gain_dir"}
+        self.param_roles = {"gain": role, "magnitude": role, "direction": "gain_dir"}
         self.param_roles |= {"bias": "bias", "alpha": "scalar"}
 
     def forward(self, x):
@@ -386,7 +390,7 @@ class Slots(NamedTuple):
     skip: Slot
 
 
-def norm_slot(config: GPTConfig, role: str, branch: str = "", **changes) -> Slot:
+def norm_slot(config: GPTConfig, role: str = "gain_out", branch: str = "", **changes) -> Slot:
     """A slot of size n_embd with the configured norm; `branch="attn"` gives DyT its α₀ before attention."""
     c = config
     width = min(DYT_ALPHA, key=lambda d: abs(math.log(d / c.n_embd)))  # nearest listed width: our choice [I]
@@ -424,15 +428,15 @@ def layout(config: GPTConfig, block: int, branch: str) -> Slots:
     if c.branch_scale == "layerscale":  # with a mid norm, its gain
         mid["gain"] = d
     elif c.branch_scale == "skipinit" or c.fixup:
-        mid["gain"] = 1
+        mid |= dict(gain=1, role="scalar")
     if c.fixup:
         mid["bias"] = 1
 
     skip = dict(const=(2 * c.n_layer) ** 0.25 if c.deepnorm else 1.0, gain=d if c.admin else 0)
     return Slots(
         pre=norm_slot(c, "gain_in", branch, **pre) if "pre" in on else Slot(bias=int(c.fixup)),
-        mid=norm_slot(c, "gain_out", **mid) if "mid" in on else Slot(param=c.gain_param, **mid),
-        post=norm_slot(c, "gain_out", const=factor["residual"]) if "post" in on else Slot(const=factor["residual"]),
+        mid=norm_slot(c, **mid) if "mid" in on else Slot(param=c.gain_param, **mid),
+        post=norm_slot(c, const=factor["residual"]) if "post" in on else Slot(const=factor["residual"]),
         skip=Slot(**skip),
     )
 
@@ -522,7 +526,7 @@ class Linear(nn.Linear):
         if self.bias is not None:
             self.bias.zero_()
         if self.sigma is not None and not weight.is_meta:  # γ = σ(W) at first, so that the matrix is W, as published
-            self.u.copy_(torch.empty(self.u.shape, device="cpu").normal_(generator=generator))
+            self.u.fill_(1.0)  # not drawn: the weights of a seed are the same with and without σReparam
             self.power_iteration(SIGMA_INIT_ITERATIONS)
             self.sigma.copy_(torch.dot(self.u, weight @ self.v))
 
@@ -694,8 +698,8 @@ class GPT(nn.Module):
         d, vocab, last = config.n_embd, config.padded_vocab_size, "post" in places(config, config.n_layer, "mlp")
         self.wte = Embedding(vocab, d, "emb")
         self.wpe = Embedding(config.block_size, d, "pos") if config.pos == "learned" else None
-        self.embed_scale = Slot(gain=1, init=d**0.5) if config.embed_scale else Slot()
-        self.input_norm = norm_slot(config, "gain_out") if config.input_norm else Slot()
+        self.embed_scale = Slot(gain=1, role="scalar", init=d**0.5) if config.embed_scale else Slot()
+        self.input_norm = norm_slot(config) if config.input_norm else Slot()
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, block) for block in range(1, config.n_layer + 1))
         self.final_norm = Slot() if last else norm_slot(config, "gain_in")  # a last post norm already is one
@@ -742,7 +746,7 @@ class GPT(nn.Module):
         def branch(mid, args, y):
             state["omega"] = (state["stream"] + upcast(y).var(correction=0).item()) ** 0.5
 
-        hooks, training = [], self.training
+        hooks, training = [], [module for module in self.modules() if module.training]
         for residual in (r for block in self.blocks for r in (block.attn, block.mlp)):
             hooks.append(residual.skip.register_forward_pre_hook(before))
             hooks.append(residual.skip.register_forward_hook(stream))
@@ -750,7 +754,8 @@ class GPT(nn.Module):
         try:
             self.eval()(idx)
         finally:
-            self.train(training)
+            for module in training:
+                module.training = True
             for hook in hooks:
                 hook.remove()
 

@@ -3,7 +3,7 @@
     python data/pystdlib/prepare.py && python docs/compare_layouts.py        # about an hour on 2 CPU cores
 
 Runs that are finished in out/compare are not repeated, so it can be stopped and started again. Every arm has the same
-model size, data, seeds and learning rate; only the flags listed in ARMS differ. Writes docs/layouts/curves.png and
+model size, data, seeds and learning rate; only the configs listed in ARMS differ. Writes docs/layouts/curves.png and
 prints the table of docs/layouts.md.
 """
 
@@ -19,22 +19,22 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).resolve().parent.parent
-BASE = "config/quickstart.py --n_layer=8 --n_embd=128 --n_head=4 --max_iters=300 --warmup_iters=30 --eval_interval=50"
-BASE += " --log_interval=10 --compile=False"
+SIZE = "config/quickstart.py --n_layer=8 --n_embd=128 --n_head=4 --max_iters=300 --warmup_iters=30 --eval_interval=50"
+SIZE += " --log_interval=10 --compile=False"
 SEEDS = (1, 2, 3)
-S4 = "--input_norm=True --qk_norm=True --mid_norm=both"
 
-# arm: flags. S1 is Pre-LN with RMSNorm and shared gains: the baseline of all panels but LNS's, which has its own init.
+# arm: what follows config/quickstart.py. S1 is Pre-LN with RMSNorm and shared gains, the baseline of all panels but
+# LNS's, whose initial weights are not scaled by 1/√(2L).
 ARMS = {
-    "S1: Pre-LN": "",
-    "S2: + QK-norm": "--qk_norm=True",
-    "S3: + input norm": "--qk_norm=True --input_norm=True",
-    "S4: + mid norms": S4,
-    "S5: DNT": f"{S4} --pre_norm=attn",
-    "Pre-LN, plain init": "--residual_init=plain",
-    "LNS": "--residual_init=plain --lns=norm",
-    "DyT": "--norm=dyt --embed_scale=True",
-    "unified scale vectors": "--gain=branch --gain_out=norm --gain_param=magdir --decay_gains=input",
+    "S1: Pre-LN": "config/dnt/s1.py",
+    "S2: + QK-norm": "config/dnt/s2.py",
+    "S3: + input norm": "config/dnt/s3.py",
+    "S4: + mid norms": "config/dnt/s4.py",
+    "S5: DNT": "config/dnt/s5.py",
+    "Pre-LN, plain init": "config/dnt/s1.py config/lns/pre_ln.py",
+    "LNS": "config/dnt/s1.py config/lns/lns.py",
+    "DyT": "config/dnt/s1.py config/dyt/dyt.py",
+    "unified scale vectors": "config/dnt/s1.py config/scale_vectors/unified.py",
 }
 PANELS = {
     "DNT's settings": ["S1: Pre-LN", "S2: + QK-norm", "S3: + input norm", "S4: + mid norms", "S5: DNT"],
@@ -49,7 +49,7 @@ def losses(arm: str, seed: int) -> dict:
     out = ROOT / "out" / "compare" / f"{''.join(c if c.isalnum() else '_' for c in arm)}-{seed}"
     metrics = out / "metrics.jsonl"
     if not (out / "loss.png").exists():  # drawn last
-        command = f"train.py {BASE} {ARMS[arm]} --seed={seed} --init_from=auto --out_dir={out}"
+        command = f"train.py {SIZE} {ARMS[arm]} --seed={seed} --init_from=auto --out_dir={out}"
         subprocess.run([sys.executable, *command.split()], cwd=ROOT, check=True)
     rows = map(json.loads, metrics.read_text().splitlines())
     return {row["step"]: row["val_loss"] for row in rows if "val_loss" in row}
@@ -71,11 +71,10 @@ def main():
     figure.tight_layout()
     figure.savefig(ROOT / "docs" / "layouts" / "curves.png", dpi=80)
 
-    print("\n| layout | flags | validation loss at step 300, mean of 3 seeds | lowest to highest |\n|---|---|---|---|")
-    for arm, flags in ARMS.items():
+    print("\n| layout | put after config/quickstart.py | loss at step 300 | lowest to highest |\n|---|---|---|---|")
+    for arm, configs in ARMS.items():
         last = [run[300] for run in curves[arm]]
-        flags = f"`{flags.replace('--', '')}`" if flags else ""
-        print(f"| {arm} | {flags} | {statistics.mean(last):.4f} | {min(last):.4f} to {max(last):.4f} |")
+        print(f"| {arm} | {configs} | {statistics.mean(last):.4f} | {min(last):.4f} to {max(last):.4f} |")
 
 
 if __name__ == "__main__":

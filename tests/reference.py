@@ -38,6 +38,7 @@ class Net:
     power: float = 0.5
     lns_on: str = "attn mlp"
     numbers: tuple = ()  # l of each block; () = 1, 2, …
+    skip: float = 1.0  # constant on the stream
     deepnorm: bool = False  # the stream times (2·blocks)^(1/4)
     admin: bool = False  # the stream times a vector
     branch_gain: str = ""  # on the branch output: vector (LayerScale) or scalar (SkipInit)
@@ -165,6 +166,7 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None):
             if net.fixup:
                 y = take(name + ".mid.gain") * y + take(name + ".mid.bias")
             y = factor.get("branch", 1) * y
+            x = net.skip * x
             if net.deepnorm:
                 x = (2 * net.blocks) ** 0.25 * x
             if net.admin:

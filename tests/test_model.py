@@ -499,7 +499,13 @@ def test_gains_start_at_one_biases_at_zero():
             assert (p == kinds[name.rsplit(".")[-1]]).all(), name
 
 
-DYT_TABLE = {1024: (1, 1), 2048: (1, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}  # methods 4.2
+DYT_TABLE = {
+    1024: (1, 1),
+    2048: (1, 0.5),
+    4096: (0.8, 0.2),
+    5120: (0.6, 0.15),
+    8192: (0.2, 0.05),
+}  # the paper's, by width
 
 
 @pytest.mark.parametrize(
@@ -564,7 +570,7 @@ def test_meta_device_then_init_equals_direct_construction(flags):
 
 
 @pytest.mark.parametrize(
-    "d, heads, depth, millions",  # methods 1.4; the V shapes with GPT-2's vocabulary
+    "d, heads, depth, millions",  # the V shapes with GPT-2's vocabulary
     (
         (768, 12, 12, 123.6),
         (1280, 20, 36, 772.2),
