@@ -31,6 +31,7 @@ from test_model import (
     scaled,
     tokens,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import GPT, ROLES, GPTConfig, KVCache
 from optim import make_optimizer
@@ -369,6 +370,42 @@ def test_traced_whole_to_the_same_function(name):
     assert torch.equal(after, loss)
     for key, grad in grads.items():
         assert torch.equal(after_grads["_orig_mod." + key], grad), key
+
+
+class Products(TorchDispatchMode):
+    """Records the dtypes of all matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm):
+            self.dtypes |= {t.dtype for t in args}
+        return function(*args, **kwargs or {})
+
+
+@each_scheme
+def test_bf16_compute_multiplies_bf16_and_keeps_the_stream_in_fp32(name):
+    model, (idx, targets) = build(SCHEMES[name][0], deep(name), torch.float32), batch()
+    with torch.no_grad():  # logits of a usual size, where bf16 is not too coarse for a softmax
+        (model.head or model.wte).weight.mul_(0.1)
+    loss, grads = gradients(model, idx, targets)
+    stream = []
+    for block in model.blocks:
+        for residual in (block.attn, block.mlp):
+            residual.register_forward_hook(lambda _, args, out: stream.extend((args[0].dtype, out.dtype)))
+    model.set_compute_dtype(torch.bfloat16)
+    with Products() as products:
+        half, half_grads = gradients(model, idx, targets)
+    assert products.dtypes == {torch.bfloat16} and set(stream) == {torch.float32}
+    assert {g.dtype for g in half_grads.values()} == {torch.float32}
+    assert 0 < error(half, loss) < 0.03
+    errors = [error(half_grads[key], grad, floor=1e-3) for key, grad in grads.items()]
+    assert 0 < sorted(errors)[len(errors) // 2] < 0.1, dict(zip(grads, errors, strict=True))
+    cache = [KVCache() for _ in model.blocks]
+    model(idx[:, :3], cache=cache)
+    assert {x.dtype for layer in cache for x in (layer.k, layer.v)} == {torch.bfloat16}
 
 
 INDUCED = {
