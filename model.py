@@ -56,7 +56,7 @@ class GPTConfig:
     # --- norms: x ← post( skip(x) + mid( f( pre(x) ) ) ) ---
     norm: Literal["rmsnorm", "layernorm", "dyt", "none"] = "rmsnorm"  # function in every norm slot and the final norm
     norm_eps: float = 1e-6  # inside the root of RMSNorm and LayerNorm
-    norm_groups: int = 1  # statistics over n_embd/norm_groups channels at a time (Group-LN)
+    norm_groups: int = 1  # statistics over n_embd/norm_groups channels at a time (Group-LN; defined so by us [I])
     pre_norm: Literal["both", "attn", "mlp", "none"] = "both"  # branches with a norm on their input
     mid_norm: Literal["none", "both", "attn", "mlp"] = "none"  # branches with a norm on their output, before the sum
     post_norm: Literal["none", "both", "attn", "mlp"] = "none"  # branches with a norm on the residual sum (Post-LN)
@@ -74,23 +74,21 @@ class GPTConfig:
     lns: LNS = "off"  # LNS, where 1/ℓ^lns_power stands: on the pre norm's output (the paper's), on the branch, …
     lns_power: float = 0.5  # of the block number ℓ, from 1
     lns_branches: Literal["both", "attn", "mlp"] = "both"  # branches that have the factor
-    lns_learn: bool = False  # lns=norm as the start value of the pre norm's gains, not a constant
+    lns_learn: bool = False  # lns=norm as the start value of the pre norm's gains, not a constant [I]
     deepnorm: bool = False  # stream × (2L)^¼ before each post norm, and DeepNorm's initialisation
     admin: bool = False  # stream × a learned vector before each post norm, set by a profiling forward at the start
     branch_scale: Literal["none", "layerscale", "skipinit"] = "none"  # learned vector, or scalar, on the branch output
     branch_scale_init: float | None = None  # None = LayerScale's by depth, 1/√L for SkipInit
     fixup: bool = False  # Fixup, in place of norms: scalar biases and multipliers, zero-initialised branch ends
-    sigma_reparam: bool = False  # σReparam: every matrix in the blocks is γ W/σ(W), γ a learned scalar
+    sigma_reparam: bool = False  # σReparam: every matrix in the blocks (no other [I]) is γ W/σ(W), γ a learned scalar
     # --- scale vectors ---
     gain: Literal["shared", "none", "branch"] = "shared"  # a norm's, none, one each for q, k, v, gate, up (HG)
-    gain_out: Literal["none", "scale", "norm"] = (
-        "none"  # on the outputs of q, k, v, gate, up: a scale vector (DP), or an RMSNorm with one (DNP)
-    )
-    gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"  # γ, β·α/rms(α) (OR), or exp(b)·α/rms(α) (ER)
+    gain_out: Literal["none", "scale", "norm"] = "none"  # on the outputs of q, k, v, gate, up: a scale vector (DP),
+    #   or an RMSNorm with one (DNP): over each head of q and k, over all of v, gate, up [I]; the paper's grouping: [U]
+    gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"  # γ, β·α/rms(α) (OR), or exp(b)·α/rms(α) (ER): our
+    #   formulas for the paper's words [I]; whether ER exponentiates the direction too: [U]
     # --- initialisation ---
-    init: Literal["normal", "xavier"] = (
-        "normal"  # of the matrices: N(0, init_std), or Xavier normal; embeddings: normal
-    )
+    init: Literal["normal", "xavier"] = "normal"  # matrices: N(0, init_std), or Xavier normal; embeddings: normal
     init_std: float = 0.02  # standard deviation of init=normal, and of the embeddings
     residual_init: Literal["gpt2", "plain", "depth"] = "gpt2"  # branch outputs times 1/√(2L), 1, or 1/√(2ℓ)
 
@@ -153,6 +151,10 @@ class GPTConfig:
             groups > 1 and self.norm not in ("rmsnorm", "layernorm"),
             f"norm_groups={groups} needs norm=rmsnorm or layernorm, but norm={self.norm}",
         )
+        _refuse(
+            self.norm == "layernorm" and groups == self.n_embd,
+            f"norm_groups={groups} leaves LayerNorm groups of one channel, which are always 0: lower norm_groups",
+        )
         alphas = ("dyt_alpha_attn", "dyt_alpha_other")
         defaults = {f.name: f.default for f in fields(self)}
         dyt = [name for name in defaults if name.startswith("dyt_") and getattr(self, name) != defaults[name]]
@@ -160,7 +162,7 @@ class GPTConfig:
         for name in alphas:
             _refuse(getattr(self, name) == 0, f"{name}=0 would make the slot constant: choose another α₀")
         _refuse(
-            self.embed_scale and self.input_norm,
+            self.embed_scale and self.input_norm and self.norm != "dyt",
             "embed_scale has no effect under input_norm, which divides it out again: leave one of them out",
         )
         _refuse(
@@ -169,6 +171,9 @@ class GPTConfig:
         )
 
     def _check_scales(self):
+        bare = [n for n in ("deepnorm", "admin") if getattr(self, n)] + ["gain=branch"] * (self.gain == "branch")
+        bare += [f"lns={self.lns}"] * (self.lns in ("norm", "input"))
+        _refuse(self.norm == "none" and bare, f"{', '.join(bare)}: needs norms to act on, but norm=none: choose a norm")
         pre = self._pre_normed()
         lns = [b for b in pre if self.lns_branches in ("both", b)]
         fewer = f" and post_norm_blocks below n_layer={self.n_layer}" * (self.post_norm_blocks == self.n_layer)
@@ -195,7 +200,7 @@ class GPTConfig:
         )
         _refuse(
             self.fixup and self.norm != "none",
-            f"fixup replaces the norms, but norm={self.norm}: set norm=none (and pre_norm as it is)",
+            f"fixup replaces the norms, but norm={self.norm}: set norm=none",
         )
         for name, on in (("branch_scale", scale != "none"), ("sigma_reparam", self.sigma_reparam)):
             _refuse(
@@ -236,15 +241,20 @@ class GPTConfig:
                 f"lns with residual_init={self.residual_init}: the LNS paper removes such scaling of the initial "
                 "weights; residual_init=plain is its setting"
             )
-        if self.lns in ("norm", "input") and lns != wanted:
-            notes.append(f"lns={self.lns} acts on the {lns[0]} branch alone: the other has no pre norm")
-        if self.lns == "norm" and not self.bias:  # a bias keeps its size beside the factor
+        divided = []  # by a norm further on: whose factor has no effect. Not so where a bias stands beside the factor
+        if self.lns == "norm" and not self.bias and not self.lns_learn:
             if self.gain_out == "norm":
-                notes.append("lns has no effect here: gain_out=norm divides its factor out")
-            elif self.qk_norm and "attn" in lns and self.mid_norm in ("both", "attn") and self.norm != "dyt":
-                notes.append("lns has no effect on attention here: QK-norm and the mid norm divide its factor out")
-            elif self.qk_norm and "attn" in lns:
-                notes.append("lns acts on attention through v alone: QK-norm divides its factor out of q and k")
+                divided = lns
+            elif "attn" in lns and self.qk_norm and self.mid_norm in ("both", "attn") and self.norm != "dyt":
+                divided = ["attn"]
+        if divided and divided == lns:
+            notes.append("lns has no effect here: norms further on (QK, mid, gain_out=norm) divide its factor out")
+        elif divided:
+            notes.append("lns has no effect on attention here: QK-norm and the mid norm divide its factor out")
+        elif self.lns in ("norm", "input") and lns != wanted:
+            notes.append(f"lns={self.lns} acts on the {lns[0]} branch alone: the other has no pre norm")
+        if self.lns == "norm" and self.qk_norm and "attn" in lns and not (divided or self.bias or self.lns_learn):
+            notes.append("lns acts on attention through v alone: QK-norm divides its factor out of q and k")
         if self.lns == "input" and self.norm in ("rmsnorm", "layernorm"):
             notes.append("lns=input does next to nothing here: the norm divides the factor out again")
         if (self.deepnorm or self.admin) and self.pre_norm != "none":
@@ -268,6 +278,30 @@ def upcast(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def rms_norm(slot, x):
+    x = grouped(upcast(x), slot.groups)
+    return ungrouped(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + slot.eps), slot.groups)
+
+
+def layer_norm(slot, x):
+    x = grouped(upcast(x), slot.groups)
+    return ungrouped(F.layer_norm(x, x.shape[-1:], eps=slot.eps), slot.groups)
+
+
+def dyt(slot, x):
+    """squash(αx): with gain and bias γ · tanh(αx) + β (DyT)."""
+    return SQUASH[slot.squash](slot.alpha * upcast(x))
+
+
+def grouped(x, groups):
+    return x if groups == 1 else x.unflatten(-1, (groups, -1))
+
+
+def ungrouped(x, groups):
+    return x if groups == 1 else x.flatten(-2)
+
+
+NORMALISE = {"none": lambda slot, x: x, "rmsnorm": rms_norm, "layernorm": layer_norm, "dyt": dyt}
 SQUASH = {"tanh": torch.tanh, "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
 
 
@@ -310,7 +344,7 @@ class Slot(nn.Module):
         learn_alpha=True,
     ):
         super().__init__()
-        self.norm, self.eps, self.groups, self.squash = norm, eps, groups, squash
+        self.norm, self.eps, self.groups, self.squash, self.normalise = norm, eps, groups, squash, NORMALISE[norm]
         self.const, self.const_in, self.init_gain, self.init_alpha = const, const_in, init, alpha
         self.param = param if gain and role != "scalar" else "direct"
         self.fold, split = fold and not bias, self.param != "direct"
@@ -322,7 +356,7 @@ class Slot(nn.Module):
         self.param_roles |= {"bias": "bias", "alpha": "scalar"}
 
     def forward(self, x):
-        x = self.normalise(x if self.const_in == 1.0 else self.const_in * x)
+        x = self.normalise(self, x if self.const_in == 1.0 else self.const_in * x)
         if self.fold:
             return x
         gain = self.gain_vector()
@@ -331,20 +365,6 @@ class Slot(nn.Module):
         if self.bias is not None:
             x = x + self.bias
         return x if self.const == 1.0 else self.const * x
-
-    def normalise(self, x):
-        if self.norm == "none":
-            return x
-        x = upcast(x)
-        if self.norm == "dyt":  # γ · tanh(αx) + β (DyT)
-            return SQUASH[self.squash](self.alpha * x)
-        if self.groups > 1:
-            x = x.unflatten(-1, (self.groups, -1))
-        if self.norm == "rmsnorm":
-            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
-        else:
-            x = F.layer_norm(x, x.shape[-1:], eps=self.eps)
-        return x.flatten(-2) if self.groups > 1 else x
 
     def gain_vector(self):
         """The gain as it acts, (dim,) or (1,), or None."""
@@ -427,16 +447,20 @@ def layout(config: GPTConfig, block: int, branch: str) -> Slots:
     mid = dict(const=factor["branch"], init=start if c.branch_scale_init is None else c.branch_scale_init)
     if c.branch_scale == "layerscale":  # with a mid norm, its gain
         mid["gain"] = d
-    elif c.branch_scale == "skipinit" or c.fixup:
+    elif c.branch_scale == "skipinit" or c.fixup:  # with a mid norm, in the place of its gain [I]
         mid |= dict(gain=1, role="scalar")
     if c.fixup:
         mid["bias"] = 1
+
+    post = dict(const=factor["residual"])
+    if block == c.n_layer and branch == "mlp":  # the head alone follows: the final norm's gain, but here not folded
+        post |= dict(role="gain_in", fold=False)
 
     skip = dict(const=(2 * c.n_layer) ** 0.25 if c.deepnorm else 1.0, gain=d if c.admin else 0)
     return Slots(
         pre=norm_slot(c, "gain_in", branch, **pre) if "pre" in on else Slot(bias=int(c.fixup)),
         mid=norm_slot(c, **mid) if "mid" in on else Slot(param=c.gain_param, **mid),
-        post=norm_slot(c, const=factor["residual"]) if "post" in on else Slot(const=factor["residual"]),
+        post=norm_slot(c, **post) if "post" in on else Slot(const=factor["residual"]),
         skip=Slot(**skip),
     )
 
@@ -454,10 +478,13 @@ def layerscale_init(n_layer: int) -> float:
 def init_scale(config: GPTConfig, block: int, part: str) -> float:
     """Factor on the initial std of matrix `part` ("q" … "down") in block ℓ = `block`, from 1."""
     layers, writes = config.n_layer, part in ("o", "down")  # to the residual stream
-    if config.deepnorm:  # (8L)^-¼ on v, o and the FFN
+    if config.deepnorm:  # (8L)^-¼ on v, o and the FFN, of which SwiGLU's gate too [I]
         return 1.0 if part in ("q", "k") else (8 * layers) ** -0.25
-    if config.fixup:  # M^(-1/(2m-2)) for M = 2L branches of m = 2 matrices in a row, the last zero; q and k plain [I]
-        return 0.0 if writes else 1.0 if part in ("q", "k") else (2 * layers) ** -0.5
+    if (
+        config.fixup
+    ):  # M^(-1/(2m-2)): M = 2L branches of m matrices, whose last is zero. Plain q and k, m = 2 for v: [I]
+        m = 3 if part in ("gate", "up") and config.mlp in ("swiglu", "relu2") else 2  # products count twice [I]
+        return 0.0 if writes else 1.0 if part in ("q", "k") else (2 * layers) ** (-1 / (2 * m - 2))
     if not writes:
         return 1.0
     return {"gpt2": (2 * layers) ** -0.5, "plain": 1.0, "depth": (2 * block) ** -0.5}[config.residual_init]
@@ -466,15 +493,18 @@ def init_scale(config: GPTConfig, block: int, part: str) -> float:
 # ---------------------------------------------------------------------------------------------------------- modules
 
 
-def linear(x, weight, bias=None, dtype=None, scale=None):
-    """x · scale · Wᵀ + b in `dtype` (None: the weight's own); scale (n_in,) or a float goes into the weight's cast."""
-    if scale is not None:
-        if x.shape[-2] == 1:  # one new token at a time: there the activations are the smaller factor
-            x = x * scale
-        else:
-            weight = weight * scale
-    dtype = dtype or weight.dtype
-    return F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+def linear(x, weight, bias=None, dtype=None, columns=None, rows=None):
+    """rows · (W (columns · x) + b) in `dtype` (None: the weight's own); columns (n_in,), rows (n_out,) or floats.
+
+    The factors are multiplied into the weight, in the pass that casts it; but where one token at a time comes in, into
+    the activations, which are then the smaller."""
+    dtype, one = dtype or weight.dtype, x.shape[-2] == 1
+    if columns is not None:
+        x, weight = (x * columns, weight) if one else (x, weight * columns)
+    if rows is not None and not one:
+        weight, bias = weight * rows[:, None], None if bias is None else bias * rows
+    y = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+    return (y * rows).to(dtype) if rows is not None and one else y
 
 
 class Linear(nn.Linear):
@@ -482,34 +512,49 @@ class Linear(nn.Linear):
 
     The casts are part of the graph: torch.compile fuses them, which costs less than autocast and loses no accuracy.
     Gains of both sides, and what a norm before left to fold (`scale`), are multiplied into the weight in the same pass.
-
-    With `sigma_reparam` W is γ W/σ(W): σ = uᵀWv, where `power_iteration` leads u and v to the first singular vectors.
     """
 
     compute_dtype = None
 
-    def __init__(self, n_in, n_out, role, bias=False, init_scale=1.0, pre=None, out=None, sigma_reparam=False):
+    def __init__(self, n_in, n_out, role, bias=False, init_scale=1.0, pre=None, out=None):
         super().__init__(n_in, n_out, bias)
         self.init_scale, self.param_roles = init_scale, {"weight": role, "bias": "bias", "sigma": "scalar"}
         self.pre, self.out = pre or Slot(), out or Slot()
-        self.sigma = nn.Parameter(torch.empty(1)) if sigma_reparam else None
-        if sigma_reparam:
-            self.register_buffer("u", torch.empty(n_out))
-            self.register_buffer("v", torch.empty(n_in))
 
     def reset_parameters(self):
         pass  # GPT.init_weights sets every parameter
 
+    def effective_weight(self):
+        return self.weight
+
     def forward(self, x, scale=None):
-        weight, bias = self.weight, self.bias
-        if self.sigma is not None:
-            weight = weight * (self.sigma / torch.dot(self.u, weight @ self.v))
         rows, columns = self.out.folded(), self.pre.folded()
-        if rows is not None:
-            weight, bias = weight * rows[:, None], None if bias is None else bias * rows
-        if columns is not None:
-            scale = columns if scale is None else columns * scale
-        return self.out(linear(self.pre(x), weight, bias, self.compute_dtype, scale))
+        if columns is None:
+            columns = scale
+        elif scale is not None:
+            columns = columns * scale
+        y = linear(self.pre(x), self.effective_weight(), self.bias, self.compute_dtype, columns, rows)
+        return self.out(y).to(y.dtype)
+
+    def init(self, std: float, generator: torch.Generator):
+        if not self.weight.is_meta:
+            drawn = torch.empty(self.weight.shape, device="cpu")
+            self.weight.copy_(drawn.normal_(0, std * self.init_scale, generator=generator))
+        if self.bias is not None:
+            self.bias.zero_()
+
+
+class SigmaReparam(Linear):
+    """A matrix γ W/σ(W), with σ = uᵀWv, where `power_iteration` leads u and v to the first singular vectors."""
+
+    def __init__(self, n_in, n_out, *args, **kwargs):
+        super().__init__(n_in, n_out, *args, **kwargs)
+        self.sigma = nn.Parameter(torch.empty(1))
+        self.register_buffer("u", torch.empty(n_out))
+        self.register_buffer("v", torch.empty(n_in))
+
+    def effective_weight(self):
+        return self.weight * (self.sigma / torch.dot(self.u, self.weight @ self.v))
 
     @torch.no_grad()
     def power_iteration(self, n: int = 1):
@@ -518,17 +563,12 @@ class Linear(nn.Linear):
             self.v.copy_(F.normalize(self.u @ self.weight, dim=0))
             self.u.copy_(F.normalize(self.weight @ self.v, dim=0))
 
-    @torch.no_grad()
     def init(self, std: float, generator: torch.Generator):
-        weight = self.weight
-        if not weight.is_meta:
-            weight.copy_(torch.empty(weight.shape, device="cpu").normal_(0, std * self.init_scale, generator=generator))
-        if self.bias is not None:
-            self.bias.zero_()
-        if self.sigma is not None and not weight.is_meta:  # γ = σ(W) at first, so that the matrix is W, as published
+        super().init(std, generator)
+        if not self.weight.is_meta:  # γ = σ(W) at first, so that the matrix is W, as published
             self.u.fill_(1.0)  # not drawn: the weights of a seed are the same with and without σReparam
             self.power_iteration(SIGMA_INIT_ITERATIONS)
-            self.sigma.copy_(torch.dot(self.u, weight @ self.v))
+            self.sigma.copy_(torch.dot(self.u, self.weight @ self.v))
 
 
 def projection(config: GPTConfig, block: int, part: str) -> Linear:
@@ -547,14 +587,14 @@ def projection(config: GPTConfig, block: int, part: str) -> Linear:
                 pre["init"] = lns_factor(c, block, branch)
         if c.gain_out != "none":
             out = dict(gain=n_out, param=c.gain_param, fold=c.gain_out == "scale")
-        if c.gain_out == "norm":  # per head for q and k, so that it is QK-norm with a gain for each channel [I]
+        if c.gain_out == "norm":  # per head for q and k: QK-norm with a gain for each channel; full for the others [I]
             out |= dict(norm="rmsnorm", eps=c.norm_eps, groups=n_out // c.head_dim if part in ("q", "k") else 1)
     if c.fixup and writes:
         pre = dict(bias=1)
     if c.fixup and part == ("gate" if c.mlp == "swiglu" else "up"):  # before the activation
         out["bias"] = 1
-    scale = init_scale(c, block, part)
-    return Linear(n_in, n_out, role, c.bias, scale, Slot(**pre), Slot(**out), c.sigma_reparam)
+    matrix = SigmaReparam if c.sigma_reparam else Linear
+    return matrix(n_in, n_out, role, c.bias, init_scale(c, block, part), Slot(**pre), Slot(**out))
 
 
 class Embedding(nn.Embedding):
@@ -724,7 +764,7 @@ class GPT(nn.Module):
     def power_iteration(self) -> None:
         """One step of it in every matrix under σReparam, to be called after every optimizer step; else nothing."""
         for module in self.modules():
-            if isinstance(module, Linear) and module.sigma is not None:
+            if isinstance(module, SigmaReparam):
                 module.power_iteration()
 
     @torch.no_grad()
@@ -752,7 +792,7 @@ class GPT(nn.Module):
             hooks.append(residual.skip.register_forward_hook(stream))
             hooks.append(residual.mid.register_forward_hook(branch))
         try:
-            self.eval()(idx)
+            self.eval().stream(idx)
         finally:
             for module in training:
                 module.training = True
@@ -766,6 +806,17 @@ class GPT(nn.Module):
         none does. The logits end at vocab_size: padding entries cannot be sampled and take no part in the loss.
         `cache` (one KVCache a block): idx continues the cached sequence; allowed are an empty cache or T = 1.
         """
+        x = self.stream(idx, cache)
+        x, scale = self.final_norm(x), self.final_norm.folded()
+        logits = linear(x, (self.head or self.wte).weight, dtype=self.compute_dtype, columns=scale)
+        logits = upcast(logits[..., : self.config.vocab_size])
+        if targets is None:
+            return logits, None
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
+        return None, loss / (targets != -1).sum().clamp(min=1)
+
+    def stream(self, idx, cache=None):
+        """The residual stream after the last block, before the final norm: idx (B, T) → (B, T, C), fp32."""
         T, start = idx.shape[1], len(cache[0]) if cache else 0
         if start + T > self.config.block_size:
             raise ValueError(f"a sequence of {start + T} tokens does not fit block_size={self.config.block_size}")
@@ -780,13 +831,7 @@ class GPT(nn.Module):
         x = self.dropout(self.input_norm(self.embed_scale(x)))
         for i, block in enumerate(self.blocks):
             x = block(x, rope, cache[i] if cache else None)
-        x, scale = self.final_norm(x), self.final_norm.folded()
-        logits = linear(x, (self.head or self.wte).weight, dtype=self.compute_dtype, scale=scale)
-        logits = upcast(logits[..., : self.config.vocab_size])
-        if targets is None:
-            return logits, None
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
-        return None, loss / (targets != -1).sum().clamp(min=1)
+        return x
 
     def set_compute_dtype(self, dtype: torch.dtype | None) -> "GPT":
         """Multiply matrices in `dtype` (None: the parameters' own); parameters and residual stream are untouched."""

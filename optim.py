@@ -99,6 +99,10 @@ def fill_defaults(config) -> None:
             raise ValueError(f"{name}={getattr(config, name)} must be at least 0 and below 1")
     if config.min_lr > config.learning_rate:
         raise ValueError(f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}: lower min_lr")
+    if config.decay_gains != "none" and not config.weight_decay:
+        raise ValueError(
+            f"decay_gains={config.decay_gains} decays by weight_decay, which is 0: set it, or leave it out"
+        )
     shrink = config.learning_rate * config.weight_decay
     if shrink >= 0.1:
         raise ValueError(
@@ -117,7 +121,10 @@ def make_optimizer(model, config) -> torch.optim.Optimizer:
             groups.setdefault(roles[name], []).append((name, p))
     gains = DECAYED_GAINS[config.decay_gains]
     if gains and not any(role in groups for role in gains):
-        raise ValueError(f"decay_gains={config.decay_gains}, but the model has no such gains ({', '.join(gains)})")
+        raise ValueError(
+            f"decay_gains={config.decay_gains}, but the model has no such gains ({', '.join(gains)}): leave it out, or "
+            "choose another"
+        )
     decayed = DECAYED + gains
     groups = [
         {"params": named, "role": role, "weight_decay": config.weight_decay if role in decayed else 0.0}

@@ -13,21 +13,31 @@ import torch
 import runtime
 from configurator import configure
 from loader import folder_of, load_meta
-from model import GPT, ROLES, GPTConfig, Linear, Slot
+from model import GPT, ROLES, GPTConfig, Linear, SigmaReparam, Slot
 from optim import OPTIMIZERS, fill_defaults, state_bytes
 from train import TrainConfig
 
 NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
-LEGEND = {  # symbol: what it is, printed where it occurs
-    "γ": "learned vector, 1 at first",
-    "λ": "learned vector, {start} at first",
-    "s": "learned scalar",
-    "b": "learned bias",
+LEGEND = {  # symbol: what it is; {} = its values at first
+    "γ": "learned vector, {} at first",
+    "λ": "learned vector, {} at first",
     "ω": "learned vector, set by a profiling forward when training starts (Admin)",
-    "β·û": "learned magnitude β, 1 at first; û = a/rms(a), a learned direction, all ones at first",
-    "exp(β)·û": "learned log-magnitude β, 0 at first; û = a/rms(a), a learned direction, all ones at first",
-    "α": "learned scalar of DyT",
+    "β·û": "learned magnitude β, {} at first; û = a/rms(a), a learned direction, all ones at first",
+    "exp(β)·û": "learned log-magnitude, exp(β) = {} at first; û = a/rms(a), a learned direction, all ones at first",
+    "s": "learned scalar, {} at first",
+    "b": "learned bias, {} at first",
+    "α": "learned scalar of DyT, {} at first",
+    "g": "learned scalar of σReparam, σ(W) at first; σ(W) = W's largest singular value, estimated",
 }
+
+
+def symbol(slot: Slot):
+    """What stands for the slot's gain in an equation, or None."""
+    if slot.direction is not None:
+        return "exp(β)·û" if slot.param == "expmagdir" else "β·û"
+    if slot.gain is None:
+        return None
+    return "s" if slot.param_roles["gain"] == "scalar" else "γ" if slot.init_gain == 1 else "λ"
 
 
 def equation(slot: Slot, x: str, is_sum: bool = False) -> str:
@@ -35,16 +45,14 @@ def equation(slot: Slot, x: str, is_sum: bool = False) -> str:
     x = x if is_sum else f"«{slot.const_in:.4g}»{x}"
     if slot.norm == "dyt":
         alpha = "α" if isinstance(slot.alpha, torch.nn.Parameter) else f"{slot.alpha:.4g}"
-        squash = {"sigmoid": "σ", "identity": ""}.get(slot.squash, slot.squash)
+        squash = "" if slot.squash == "identity" else slot.squash
         x = f"{squash}({alpha} ({x}))" if is_sum else f"{squash}({alpha} {x})"
     elif slot.norm != "none":
         x = NORMS[slot.norm] + (f"[{slot.groups} groups]" if slot.groups > 1 else "") + f"({x})"
     elif is_sum:
         x = f"({x})"
-    if slot.direction is not None:
-        x = f"{'exp(β)' if slot.param == 'expmagdir' else 'β'}·û·{x}"
-    elif slot.gain is not None:
-        x = f"{'s' if slot.param_roles['gain'] == 'scalar' else 'γ' if slot.init_gain == 1 else 'λ'}·{x}"
+    if symbol(slot):
+        x = f"{symbol(slot)}·{x}"
     if slot.bias is not None:
         x = f"({x} + b)"
     return f"«{slot.const:.4g}»{x}"
@@ -52,7 +60,7 @@ def equation(slot: Slot, x: str, is_sum: bool = False) -> str:
 
 def matrix(linear: Linear, name: str, x: str) -> str:
     """out( W pre(x) + b ) as text."""
-    y = (f"s·{name}/σ({name})" if linear.sigma is not None else name) + f" {equation(linear.pre, x)}"
+    y = (f"g·{name}/σ({name})" if isinstance(linear, SigmaReparam) else name) + f" {equation(linear.pre, x)}"
     return equation(linear.out, y + " + b" * (linear.bias is not None), is_sum=linear.bias is not None)
 
 
@@ -83,6 +91,7 @@ CONSTANT = r"«([^»]*)»"
 def tidy(line: str) -> str:
     """Leave out constants that are 1, and parentheses around the whole right side."""
     line = re.sub(CONSTANT, lambda m: "" if m[1] == "1" else f"{m[1]}·", line)
+    line = re.sub(r"\(\(([^()]*)\)\)", r"(\1)", line)
     return re.sub(r"^(x ← )\((.*)\)$", r"\1\2", line)
 
 
@@ -113,18 +122,49 @@ def describe_network(model: GPT) -> list:
     head = "Wte" if model.head is None else "Whead"
     lines = [f"x ← {tidy(x)}", *describe_blocks(model.config, model.blocks)]
     lines.append(tidy(f"logits = {head} {equation(model.final_norm, 'x')}"))
-    text = " ".join(lines)
-    for symbol, meaning in LEGEND.items():
-        if re.search(rf"(?<![\w·]){re.escape(symbol)}(?!\w)", text) or (symbol in text and "û" in symbol):
-            start = sorted({f"{s.init_gain:g}" for s in model.modules() if isinstance(s, Slot) and s.init_gain != 1})
-            lines.append(f"{symbol}: {meaning.format(start=' to '.join(start[:: max(1, len(start) - 1)]))}")
-    return lines
+    return [*lines, *describe_symbols(model), *describe_init(model)]
+
+
+def values(numbers) -> str:
+    """Numbers as text: one, or the range they span."""
+    numbers = sorted(set(numbers), key=float)
+    return " to ".join(f"{x:.4g}" for x in (numbers[0], numbers[-1])[: len(numbers)])
+
+
+def describe_symbols(model: GPT) -> list:
+    """A line for each kind of learned gain, scalar and bias, with its values at first."""
+    start, admin = {}, [r.skip for block in model.blocks for r in (block.attn, block.mlp) if r.skip.gain is not None]
+    for module in model.modules():
+        if isinstance(module, Slot):
+            name = "ω" if any(module is slot for slot in admin) else symbol(module)
+            start.setdefault(name, []).append(module.init_gain)
+            if isinstance(module.alpha, torch.nn.Parameter):
+                start.setdefault("α", []).append(module.init_alpha)
+        if getattr(module, "bias", None) is not None:
+            start.setdefault("b", []).append(0)
+        if isinstance(module, SigmaReparam):
+            start.setdefault("g", []).append(1)
+    return [f"{name}: {meaning.format(values(start[name]))}" for name, meaning in LEGEND.items() if name in start]
+
+
+def describe_init(model: GPT) -> list:
+    """How the matrices start."""
+    factors = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Linear) and module.init_scale != 1:
+            factors.setdefault(name.split(".")[-1], []).append(module.init_scale)
+    parts = {}
+    for part, scales in factors.items():
+        parts.setdefault(values(scales), []).append(part)
+    c = model.config
+    kind = f"N(0, {c.init_std:g}²)" if c.init == "normal" else f"Xavier normal, embeddings N(0, {c.init_std:g}²)"
+    return [f"initial weights: {kind}" + "".join(f"; W{', W'.join(p)} times {scale}" for scale, p in parts.items())]
 
 
 def table(rows: list) -> list:
     """Rows of texts as aligned lines, the first column to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
 
 def describe_parameters(model: GPT) -> list:

@@ -8,7 +8,7 @@ python train.py config/dnt_small.py --optimizer=msgdw --learning_rate=1.0  # any
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -146,6 +146,9 @@ def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> 
 
 
 def print_changes(title: str, old: dict, new: dict, env: Env) -> None:
+    old = {
+        f.name: f.default for schema in (GPTConfig, TrainConfig) for f in fields(schema)
+    } | old  # of an older version
     changes = [f"{k} {old[k]} → {new[k]}" for k in new if k in old and old[k] != new[k]]
     changes = [line for line in changes if line.split()[0] not in ("init_from", "overwrite", "out_dir", "vocab_size")]
     if changes:

@@ -24,7 +24,8 @@ SIZE += " --log_interval=10 --compile=False"
 SEEDS = (1, 2, 3)
 
 # arm: what follows config/quickstart.py. S1 is Pre-LN with RMSNorm and shared gains, the baseline of all panels but
-# LNS's, whose initial weights are not scaled by 1/√(2L).
+# LNS's, whose initial weights are not scaled by 1/√(2L). DyT has no norm to bring small signals to size, and with
+# matrices of std 0.02 they are small at width 128; 0.1 keeps std·√width near that of the paper's 4096-wide models.
 ARMS = {
     "S1: Pre-LN": "config/dnt/s1.py",
     "S2: + QK-norm": "config/dnt/s2.py",
@@ -34,12 +35,14 @@ ARMS = {
     "Pre-LN, plain init": "config/dnt/s1.py config/lns/pre_ln.py",
     "LNS": "config/dnt/s1.py config/lns/lns.py",
     "DyT": "config/dnt/s1.py config/dyt/dyt.py",
+    "RMSNorm, init_std 0.1": "config/dnt/s1.py --init_std=0.1",
+    "DyT, init_std 0.1": "config/dnt/s1.py config/dyt/dyt.py --init_std=0.1",
     "unified scale vectors": "config/dnt/s1.py config/scale_vectors/unified.py",
 }
 PANELS = {
     "DNT's settings": ["S1: Pre-LN", "S2: + QK-norm", "S3: + input norm", "S4: + mid norms", "S5: DNT"],
     "LNS": ["Pre-LN, plain init", "LNS"],
-    "DyT": ["S1: Pre-LN", "DyT"],
+    "DyT": ["S1: Pre-LN", "DyT", "RMSNorm, init_std 0.1", "DyT, init_std 0.1"],
     "scale vectors": ["S1: Pre-LN", "S2: + QK-norm", "unified scale vectors"],
 }
 
@@ -64,7 +67,7 @@ def main():
             values = [[run[step] for run in curves[arm]] for step in steps]
             (line,) = axis.plot(steps, [statistics.mean(v) for v in values], label=arm)
             axis.fill_between(steps, list(map(min, values)), list(map(max, values)), color=line.get_color(), alpha=0.2)
-        axis.set(title=title, xlabel="step", ylim=(1.5, 3.0))
+        axis.set(title=title, xlabel="step")
         axis.legend(fontsize=8)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("validation loss, nats per byte")

@@ -19,7 +19,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from model import GPT, GPTConfig, Slot
+from model import GPT, GPTConfig, SigmaReparam, Slot
 
 BLOCK = 4  # the block drawn, of 12: 1/√ℓ is 0.5 there
 POST = dict(pre_norm="none", post_norm="both")
@@ -85,7 +85,7 @@ CHARACTERS = 170  # that fit side by side into a figure
 def kind(part) -> str | None:
     """The colour of a slot or matrix; None for a slot that does nothing."""
     if not isinstance(part, Slot):
-        return "matrix" if part.sigma is None else "sigma"
+        return "sigma" if isinstance(part, SigmaReparam) else "matrix"
     learned, constant = gain(part) or part.bias is not None, part.const != 1.0 or part.const_in != 1.0
     return "norm" if part.norm != "none" else "gain" if learned else "const" if constant else None
 

@@ -165,7 +165,7 @@ DIFFERENCES = {
         "skipinit": dict(branch_scale="skipinit"),
         "scaled_init": dict(residual_init="gpt2"),
         "depth_init": dict(residual_init="depth"),
-        "admin": POST | dict(admin=True),
+        "admin": POST | dict(admin=True, input_norm=True),
         "group_ln": dict(norm_groups=32),
     },
     "dyt/dyt": {

@@ -148,8 +148,10 @@ def apply_readme_diffs(root):
 def test_the_readmes_fork_examples_work(tmp_path):
     for name in ("model.py", "optim.py", "train.py", "loader.py", "rundir.py", "runtime.py", "configurator.py"):
         shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "tests", tmp_path / "tests")
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name in ("tests", "docs", "config"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
     apply_readme_diffs(tmp_path)
     sys.path.insert(0, str(ROOT / "tests"))
     from test_golden import write_dataset
@@ -164,6 +166,6 @@ def test_the_readmes_fork_examples_work(tmp_path):
     assert run.returncode == 0, run.stderr
     losses = [float(x) for x in re.findall(r"validation loss ([\d.]+)", run.stdout)]
     assert losses[-1] < losses[0] - 1 and "lion" in run.stdout
-    row = [sys.executable, "-m", "pytest", "tests/test_layouts.py", "-k", "forgetful"]
-    run = subprocess.run(row, cwd=tmp_path, capture_output=True, text=True)
+    row = [sys.executable, "-m", "pytest", "tests/test_layouts.py", "tests/test_layout_docs.py", "-k"]
+    run = subprocess.run([*row, "forgetful or on_the_page"], cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0 and "passed" in run.stdout, run.stdout

@@ -84,3 +84,20 @@ def test_the_same_run_twice(dataset, tmp_path):
     for name in ("a", "b"):
         assert run(**RUNS["unified"], dataset=dataset, out_dir=tmp_path / name, max_iters=5) == 0
     assert_same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_checkpoint_from_before_a_flag_existed(dataset, tmp_path, capsys):
+    """It has the flag's default, and what changes on resume is said."""
+    flags = dict(dataset=dataset, out_dir=tmp_path)
+    assert run(**flags, max_iters=3) == 0
+    state = load(tmp_path / "last.pt")
+    del state["train_config"]["decay_gains"]
+    for name in ("lns", "gain_param", "sigma_reparam", "dyt_squash"):
+        del state["model_config"][name]
+    torch.save(state, tmp_path / "last.pt")
+    capsys.readouterr()
+    assert run(**flags, max_iters=6, init_from="resume", decay_gains="input") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"changed on resume: .*decay_gains none → input", out)
+    assert re.search(r"gain_in +.* 0\.1$", out, re.M) and re.search(r"gain_out +.* 0$", out, re.M)
+    assert load(tmp_path / "last.pt")["step"] == 6

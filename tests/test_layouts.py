@@ -308,6 +308,8 @@ def test_roles_are_the_table(name):
     scalar_branch = flags.get("branch_scale") == "skipinit" or "fixup" in flags
     for key, role in roles.items():
         expected = [r for pattern, r in ROLE_TABLE.items() if re.fullmatch(pattern, key)]
+        if re.fullmatch(rf"blocks\.{deep(name) - 1}\.mlp\.post" + VECTOR, key):  # the final norm: the head follows
+            expected = ["gain_in"]
         if scalar_branch and re.fullmatch(BRANCH_GAIN, key):
             expected = ["scalar"]
         assert [role] == expected, key
@@ -698,7 +700,7 @@ def test_deepnorm_constants(L, alpha, beta):
                     assert error(ratio, torch.full_like(ratio, 1.0 if part in "qk" else beta)) < 1e-4, part
 
 
-M = 6**-0.5  # Fixup: (2L)^(-1/2) at L = 3
+M = 6**-0.5  # Fixup: (2L)^(-1/2) at L = 3, for two matrices in a row; SwiGLU's gate and up, a product, share it
 BETA = 24**-0.25  # DeepNorm: (8L)^(-1/4)
 XAVIER_ATTN, XAVIER_FFN = (2 / (192 + 192)) ** 0.5, (2 / (192 + 768)) ** 0.5
 
@@ -712,9 +714,9 @@ XAVIER_ATTN, XAVIER_FFN = (2 / (192 + 192)) ** 0.5, (2 / (192 + 768)) ** 0.5
             dict(POST, deepnorm=True, init="xavier", residual_init="depth"),
             *(XAVIER_ATTN, *[XAVIER_ATTN * BETA] * 2, *[XAVIER_FFN * BETA] * 2, 0.02),
         ),
-        (FIXUP, 0.02, 0.02 * M, 0, 0.02 * M, 0, 0),
-        (dict(FIXUP, residual_init="plain"), 0.02, 0.02 * M, 0, 0.02 * M, 0, 0),
-        (dict(FIXUP, init="xavier"), XAVIER_ATTN, XAVIER_ATTN * M, 0, XAVIER_FFN * M, 0, 0),
+        (FIXUP, 0.02, 0.02 * M, 0, 0.02 * M**0.5, 0, 0),
+        (dict(FIXUP, residual_init="plain"), 0.02, 0.02 * M, 0, 0.02 * M**0.5, 0, 0),
+        (dict(FIXUP, init="xavier"), XAVIER_ATTN, XAVIER_ATTN * M, 0, XAVIER_FFN * M**0.5, 0, 0),
         (dict(sigma_reparam=True), 0.02, 0.02, 0.02 * M, 0.02, 0.02 * M, 0.02),  # of the matrix W; gpt2's 1/√(2L)
         (dict(lns="norm", residual_init="plain", post_norm_blocks=1), *[0.02] * 6),
     ),
@@ -730,6 +732,19 @@ def test_initial_standard_deviations(flags, q, v, o, up, down, head):
         std = wanted[key.split(".")[-2]]
         assert abs(p.mean()) <= 5 * std / p.numel() ** 0.5, key
         assert abs(p.square().mean() ** 0.5 - std) <= 5 * std / (2 * p.numel()) ** 0.5, key
+
+
+@pytest.mark.parametrize("mlp", ("gelu", "relu", "relu2", "swiglu"))
+def test_fixup_keeps_a_steps_effect_on_the_function_by_depth(mlp):
+    """What the last matrix of an FFN, zero at first, reads falls as 1/√(2L): then all 2L branches together move the
+    output by as much at any depth, whatever the activation."""
+    read = []
+    for n_layer in (2, 32):
+        config = GPTConfig(**{**SIZE, "n_embd": 64, "n_layer": n_layer, **FIXUP, "mlp": mlp, "init_std": 0.125})
+        model = GPT(config)
+        model.blocks[0].mlp.f.down.register_forward_hook(lambda _, args, out: read.append(args[0].square().mean()))
+        model(tokens(4, 9))
+    assert 11 < read[0] / read[1] < 24  # (32/2)^(2/2) = 16; GELU is not quite homogeneous
 
 
 START = {"gain": 1.0, "magnitude": 1.0, "direction": 1.0, "bias": 0.0, "alpha": 1.0}
@@ -867,7 +882,10 @@ TINY = dict(n_layer=2, n_head=2, n_embd=8, block_size=6, vocab_size=17)
         (dict(qk_norm=True, gain_out="norm"), "gain_out=norm qk_norm"),
         (dict(lns="norm", pre_norm="none"), "lns=norm pre_norm"),
         (dict(lns="input", pre_norm="none"), "lns=input pre_norm"),
-        (dict(lns="norm", norm="none"), "lns=norm pre_norm"),
+        (dict(lns="norm", norm="none"), "lns=norm norm=none"),
+        (dict(pre_norm="none", admin=True, norm="none"), "admin norm=none"),
+        (dict(deepnorm=True, norm="none"), "deepnorm norm=none"),
+        (dict(norm="layernorm", norm_groups=8), "norm_groups=8 LayerNorm lower"),
         (dict(lns="norm", pre_norm="attn", lns_branches="mlp"), "lns=norm pre_norm"),
         (dict(lns="input", pre_norm="mlp", lns_branches="attn"), "lns=input pre_norm"),
         (dict(lns="norm", post_norm_blocks=2), "lns=norm pre_norm"),
@@ -890,7 +908,7 @@ TINY = dict(n_layer=2, n_head=2, n_embd=8, block_size=6, vocab_size=17)
         (dict(FIXUP, branch_scale="layerscale"), "fixup branch_scale"),
         (dict(FIXUP, sigma_reparam=True), "fixup sigma_reparam"),
         (dict(gain="branch", pre_norm="none"), "gain=branch pre_norm"),
-        (dict(gain="branch", norm="none"), "gain=branch pre"),
+        (dict(gain="branch", norm="none"), "gain=branch norm=none"),
         (dict(gain="branch", post_norm_blocks=2), "gain=branch pre_norm"),
         (dict(post_norm_blocks=2, lns="norm"), "lns=norm pre_norm=both post_norm_blocks n_layer=2"),
         (dict(post_norm_blocks=2, gain="branch"), "gain=branch pre_norm post_norm_blocks n_layer=2"),
@@ -934,6 +952,8 @@ def test_bad_flags_are_refused_in_one_line_that_names_them(flags, words):
         dict(post_norm="both", deepnorm=True),
         dict(gain="none", branch_scale="layerscale"),
         dict(embed_scale=True, norm="none"),
+        dict(embed_scale=True, norm="dyt", input_norm=True),  # γ tanh(α s x) keeps s
+        dict(norm_groups=8),
     ),
     ids=str,
 )
@@ -970,7 +990,8 @@ PLAIN = dict(residual_init="plain")
         (dict(PLAIN, post_norm="both", pre_norm="mlp", admin=True), ["pre_norm=mlp Admin pre_norm=none"]),
         (dict(POST, deepnorm=True), ["deepnorm residual_init=gpt2 not used"]),
         (dict(FIXUP, residual_init="depth"), ["fixup residual_init=depth not used"]),
-        (dict(S5, lns="norm"), ["residual_init=gpt2", "attn alone", "no effect attention"]),
+        (dict(S5, lns="norm"), ["residual_init=gpt2", "lns no effect here QK mid"]),
+        (dict(PLAIN, lns="norm", lns_learn=True, qk_norm=True, mid_norm="both"), []),  # other steps, if the same start
         (dict(PLAIN, lns="norm", gain_out="norm"), ["lns no effect gain_out=norm"]),
         (dict(PLAIN, lns="norm", gain_out="norm", lns_branches="mlp"), ["lns no effect gain_out=norm"]),
         (dict(PLAIN, lns="norm", gain_out="norm", bias=True), []),  # a bias keeps its size beside the factor

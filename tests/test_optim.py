@@ -316,3 +316,8 @@ def test_state_bytes_without_storage_are_those_with_it(optimizer, bytes_each):
     tensors, n = len(list(real.parameters())), real.num_params()
     steps = 4 * tensors if optimizer == "adamw" else 0  # AdamW counts steps in one number a tensor
     assert state_bytes(meta, config) == state_bytes(real, config) == bytes_each * n + steps
+
+
+def test_decay_of_gains_without_decay_is_refused():
+    with pytest.raises(ValueError, match="decay_gains=input decays by weight_decay, which is 0"):
+        fill_defaults(settings(decay_gains="input", weight_decay=0.0))

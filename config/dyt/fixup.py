@@ -2,7 +2,8 @@
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/fixup.py \
         --out_dir=out/dyt_small_fixup
-    python train.py config/quickstart.py config/dnt/s1.py config/dyt/fixup.py --out_dir=out/quick_fixup
+    python train.py config/quickstart.py config/dnt/s1.py config/dyt/fixup.py \
+        --residual_init=plain --out_dir=out/quick_fixup
 
 The paper's Table 10, ViT-B and ViT-L, LRs tuned: 77.2 and 78.1 (DyT 82.8 and 83.6). Fixup starts the classifier at
 zero, as an untied head does here, and is for ResNets: how it reads for q, k and SwiGLU is ours [I]. Language models

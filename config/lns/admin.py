@@ -8,8 +8,8 @@
 
 ω starts so that each branch adds what its depth can bear: ω₁ = 1, ωᵢ₊₁² = Var(ωᵢx) + Var(fᵢ). The LNS paper: worse
 than Pre-LN; its number is not published where we could read it [U].
-Admin supposes a stream of variance 1 at first. With embeddings of std 0.02 ω₂ comes out as 0.03, and the first FFN
-outweighs the stream; --input_norm=True gives it what it supposes, ω from 1 to 1.6 over 12 blocks [I].
+Admin supposes a stream of variance 1 at first; with embeddings of std 0.02 the second ω would be 0.02, and the first
+FFN outweigh the stream. Hence the input norm here [I]; --input_norm=False is without.
 """
 
 pre_norm = "none"
@@ -17,6 +17,7 @@ mid_norm = "none"
 post_norm = "both"
 post_norm_blocks = 0
 norm_groups = 1
+input_norm = True  # gives the stream variance 1 at first [I]
 lns = "off"
 deepnorm = False
 admin = True  # ω from a profiling forward before the first step

@@ -16,6 +16,7 @@ mid_norm = "none"
 post_norm = "both"
 post_norm_blocks = 0
 norm_groups = 1
+input_norm = False
 lns = "off"
 deepnorm = True  # stream × (2L)^¼; v, o and FFN start × (8L)^-¼
 admin = False

@@ -23,6 +23,7 @@ mid_norm = "none"
 post_norm = "none"
 post_norm_blocks = 0
 norm_groups = 1
+input_norm = False
 lns = "norm"  # 1/√ℓ on the output of both pre norms of block ℓ = 1 … L
 deepnorm = False
 admin = False

@@ -15,6 +15,7 @@ mid_norm = "none"
 post_norm = "none"
 post_norm_blocks = 3  # a quarter of 12 blocks; 6 of 24, 2 of 8
 norm_groups = 1
+input_norm = False
 lns = "off"
 deepnorm = False
 admin = False

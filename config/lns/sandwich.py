@@ -15,6 +15,7 @@ mid_norm = "both"
 post_norm = "none"
 post_norm_blocks = 0
 norm_groups = 1
+input_norm = False
 lns = "off"
 deepnorm = False
 admin = False
