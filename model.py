@@ -262,6 +262,12 @@ class GPTConfig:
         for name in ("deepnorm", "fixup"):
             if getattr(self, name) and self.residual_init != "plain":
                 notes.append(f"{name} has its own initialisation: residual_init={self.residual_init} is not used")
+        size = self.init_std * self.n_embd**0.5
+        if self.norm == "dyt" and self.init == "normal" and size < 0.5:
+            notes.append(
+                f"dyt brings no small signal to size, and init_std·√n_embd = {size:.2f} makes them small; the paper's "
+                f"models have 0.6 to 1.8 (std 0.02, 1024 to 8192 wide). init_std={self.n_embd**-0.5:.2g} gives 1 [I]"
+            )
         return notes
 
 

@@ -39,6 +39,7 @@ ARMS = {
     "DyT, init_std 0.1": "config/dnt/s1.py config/dyt/dyt.py --init_std=0.1",
     "unified scale vectors": "config/dnt/s1.py config/scale_vectors/unified.py",
 }
+BASELINE = {"LNS": "Pre-LN, plain init", "DyT, init_std 0.1": "RMSNorm, init_std 0.1"}  # of the others: S1
 PANELS = {
     "DNT's settings": ["S1: Pre-LN", "S2: + QK-norm", "S3: + input norm", "S4: + mid norms", "S5: DNT"],
     "LNS": ["Pre-LN, plain init", "LNS"],
@@ -74,10 +75,15 @@ def main():
     figure.tight_layout()
     figure.savefig(ROOT / "docs" / "layouts" / "curves.png", dpi=80)
 
-    print("\n| layout | put after config/quickstart.py | loss at step 300 | lowest to highest |\n|---|---|---|---|")
+    print("\n| layout | put after config/quickstart.py | loss at step 300 | minus its baseline's, by seed |")
+    print("|---|---|---|---|")
     for arm, configs in ARMS.items():
-        last = [run[300] for run in curves[arm]]
-        print(f"| {arm} | {configs} | {statistics.mean(last):.4f} | {min(last):.4f} to {max(last):.4f} |")
+        last, baseline = ([run[300] for run in curves[name]] for name in (arm, BASELINE.get(arm, "S1: Pre-LN")))
+        differences = (
+            ", ".join(f"{a - b:+.3f}" for a, b in zip(last, baseline, strict=True)) if last != baseline else ""
+        )
+        spread = f"{statistics.mean(last):.3f} ({min(last):.3f} to {max(last):.3f})"
+        print(f"| {arm} | {configs} | {spread} | {differences} |")
 
 
 if __name__ == "__main__":
