@@ -364,8 +364,9 @@ ROLE_TABLE = {  # what belongs to each role
     BLOCK + r"attn\.f\.[qk]\.weight": "qk",
     BLOCK + r"attn\.f\.[vo]\.weight": "vo",
     BLOCK + r"mlp\.f\.(gate|up|down)\.weight": "ffn",
-    BLOCK + r"(attn|mlp)\.pre\.gain|final_norm\.gain": "gain_in",
-    BLOCK + r"(attn|mlp)\.(mid|post)\.gain|input_norm\.gain": "gain_out",
+    BLOCK + r"(attn|mlp)\.pre\.gain|final_norm\.gain|blocks\.1\.mlp\.post\.gain": "gain_in",  # of two blocks
+    BLOCK + r"(attn|mlp)\.mid\.gain|input_norm\.gain": "gain_out",
+    BLOCK + r"attn\.post\.gain|blocks\.0\.mlp\.post\.gain": "gain_out",
     BLOCK + r"attn\.f\.[qk]_norm\.gain": "gain_out",
     r".*\.alpha": "scalar",
     r".*\.bias": "bias",
