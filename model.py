@@ -71,7 +71,8 @@ class GPTConfig:
     dyt_bias: bool = False  # DyT's β; the paper's LLaMA code has none, its vision models do
     embed_scale: bool = False  # learned scalar on the embedding sum, √n_embd at first (DyT's language models)
     # --- constants and learned scales on branch and stream ---
-    lns: LNS = "off"  # LNS, where 1/ℓ^lns_power stands: on the pre norm's output (the paper's), on the branch, …
+    lns: LNS = "off"  # LNS: 1/ℓ^lns_power on the pre norm's output (norm, the paper's), on the branch output (branch),
+    #   on the residual sum (residual), or on the pre norm's input (input)
     lns_power: float = 0.5  # of the block number ℓ, from 1
     lns_branches: Literal["both", "attn", "mlp"] = "both"  # branches that have the factor
     lns_learn: bool = False  # lns=norm as the start value of the pre norm's gains, not a constant [I]
@@ -486,9 +487,7 @@ def init_scale(config: GPTConfig, block: int, part: str) -> float:
     layers, writes = config.n_layer, part in ("o", "down")  # to the residual stream
     if config.deepnorm:  # (8L)^-¼ on v, o and the FFN, of which SwiGLU's gate too [I]
         return 1.0 if part in ("q", "k") else (8 * layers) ** -0.25
-    if (
-        config.fixup
-    ):  # M^(-1/(2m-2)): M = 2L branches of m matrices, whose last is zero. Plain q and k, m = 2 for v: [I]
+    if config.fixup:  # M^(-1/(2m-2)) for M = 2L branches of m matrices, the last zero. m = 2 for v, plain q and k: [I]
         m = 3 if part in ("gate", "up") and config.mlp in ("swiglu", "relu2") else 2  # products count twice [I]
         return 0.0 if writes else 1.0 if part in ("q", "k") else (2 * layers) ** (-1 / (2 * m - 2))
     if not writes:
@@ -524,7 +523,7 @@ class Linear(nn.Linear):
 
     def __init__(self, n_in, n_out, role, bias=False, init_scale=1.0, pre=None, out=None):
         super().__init__(n_in, n_out, bias)
-        self.init_scale, self.param_roles = init_scale, {"weight": role, "bias": "bias", "sigma": "scalar"}
+        self.init_scale, self.param_roles = init_scale, {"weight": role, "bias": "bias"}
         self.pre, self.out = pre or Slot(), out or Slot()
 
     def reset_parameters(self):
@@ -556,6 +555,7 @@ class SigmaReparam(Linear):
     def __init__(self, n_in, n_out, *args, **kwargs):
         super().__init__(n_in, n_out, *args, **kwargs)
         self.sigma = nn.Parameter(torch.empty(1))
+        self.param_roles["sigma"] = "scalar"
         self.register_buffer("u", torch.empty(n_out))
         self.register_buffer("v", torch.empty(n_in))
 
@@ -769,7 +769,7 @@ class GPT(nn.Module):
 
     def power_iteration(self) -> None:
         """One step of it in every matrix under σReparam, to be called after every optimizer step; else nothing."""
-        for module in self.modules():
+        for module in self.modules() if self.config.sigma_reparam else ():
             if isinstance(module, SigmaReparam):
                 module.power_iteration()
 

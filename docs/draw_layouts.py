@@ -94,7 +94,7 @@ def gain(slot: Slot) -> str:
     """γ for a vector, s for a scalar, the two parts of one in magnitude and direction; "" for none."""
     text = {"magdir": "β·α̂", "expmagdir": "eᵇ·α̂", "direct": ""}[slot.param]
     if slot.gain is not None:
-        text = "s" if slot.gain.numel() == 1 else "γ"
+        text = "s" if slot.param_roles["gain"] == "scalar" else "γ"
     return f"{text} ({slot.init_gain:.3g})" if text and slot.init_gain != 1.0 else text
 
 
