@@ -848,10 +848,8 @@ class GPT(nn.Module):
 
     def roles(self) -> dict:
         """{parameter name: role}, each parameter exactly once, in the order of `named_parameters`."""
-        owner = {id(p): (m, name) for m in self.modules() for name, p in m.named_parameters(recurse=False)}
         roles = {}
-        for full_name, p in self.named_parameters():
-            module, name = owner[id(p)]
+        for full_name, (module, name) in self._owners().items():
             role = getattr(module, "param_roles", {}).get(name)
             if role not in ROLES:
                 raise ValueError(
@@ -859,6 +857,19 @@ class GPT(nn.Module):
                 )
             roles[full_name] = role
         return roles
+
+    def module_kinds(self) -> dict:
+        """{parameter name: kind of module it is in}: the role of the module's matrix (emb, pos, head, qk, vo, ffn), and
+        "norm" where there is none. So a bias is with its matrix, and so is σReparam's γ; the rest is with the norms."""
+        return {
+            full_name: getattr(module, "param_roles", {}).get("weight", "norm")
+            for full_name, (module, _) in self._owners().items()
+        }
+
+    def _owners(self) -> dict:
+        """{parameter name: (module, its name there)}."""
+        owner = {id(p): (m, name) for m in self.modules() for name, p in m.named_parameters(recurse=False)}
+        return {full_name: owner[id(p)] for full_name, p in self.named_parameters()}
 
     def num_params(self, positions: bool = True) -> int:
         """Number of parameters; with `positions=False` without the learned position table, as GPT-2's are counted."""

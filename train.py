@@ -19,7 +19,7 @@ import runtime
 from configurator import configure, describe
 from loader import Dataset, Tokenizer, load_meta
 from model import GPT, GPTConfig
-from optim import describe_groups, fill_defaults, load_optimizer, lr_at, make_optimizer
+from optim import describe_groups, fill_defaults, load_optimizer, lr_at, make_optimizer, notes
 from rundir import Metrics
 from runtime import Env, Stop
 
@@ -39,21 +39,51 @@ class TrainConfig:
     batch_size: int = 480  # sequences per optimizer step, over all devices
     micro_batch_size: int = 0  # sequences one device holds at a time; 0 = the largest that divides its share, up to 16
     # --- optimizer ---
-    optimizer: Literal["adamw", "msgdw"] = "adamw"  # AdamW, or momentum SGD with decoupled decay (DNT)
-    learning_rate: float | None = None  # peak; None = the optimizer's default: adamw 6e-4, msgdw 1.0
-    weight_decay: float | None = None  # decoupled, on matrices; None = the default: adamw 0.1, msgdw 1e-4
+    optimizer: Literal["adamw", "msgdw", "muon", "adam_mini"] = "adamw"  # AdamW; momentum SGD with decoupled decay
+    #   (DNT's mSGDW); Muon for the matrices of the blocks with AdamW for the rest; Adam-mini
+    learning_rate: float | None = (
+        None  # peak; None = the optimizer's default: msgdw 1.0, muon with original 0.02, else 6e-4
+    )
+    weight_decay: float | None = None  # decoupled, on matrices; None = the default: msgdw 1e-4, muon with original
+    #   0.01, else 0.1
+    decay_emb: bool = True  # decay for embeddings, of tokens (with a tied head: the head too) and positions
     decay_gains: Literal["none", "all", "input", "output"] = "none"  # scale vectors that get weight decay too: all,
     #   those followed by a linear map (input: pre norms, final norm; IWD), or the others
-    beta1: float = 0.9  # AdamW
-    beta2: float = 0.95  # AdamW
-    momentum: float = 0.9  # mSGDW
+    decay_scalars: bool = False  # decay for learned scalars and biases (DyT's LLaMA code decays them)
+    beta1: float = 0.9  # AdamW, Adam-mini
+    beta2: float = 0.95  # AdamW, Adam-mini
+    momentum: float | None = None  # None = 0.9 for msgdw, 0.95 for muon
+    dampening: float | None = None  # msgdw: the gradient enters the momentum times 1 - dampening; None = 0
+    nesterov: bool | None = None  # None = False for msgdw, True for muon
+    muon_adjust_lr: Literal["original", "match_rms_adamw"] | None = None  # muon: updates times √max(1, rows/columns),
+    #   or times 0.2·√max(rows, columns), as large as AdamW's; None = match_rms_adamw
+    muon_steps: int | None = None  # muon: steps of the Newton-Schulz iteration; None = 5
+    adamw_learning_rate: float | None = (
+        None  # muon: peak LR of the rest, on AdamW; None = learning_rate (original: 6e-4)
+    )
+    adamw_weight_decay: float | None = None  # muon: decay of the rest; None = weight_decay (original: 0.1)
     grad_clip: float = 1.0  # limit on the global gradient norm; 0 = off
     # --- schedule ---
     max_iters: int = 200_000  # optimizer steps
-    schedule: Literal["cosine", "constant"] = "cosine"  # after warm-up
-    warmup_iters: int = 2000  # steps of linear warm-up
+    schedule: Literal["cosine", "wsd", "linear", "constant", "dyt"] = "cosine"  # after warm-up; wsd: constant, then a
+    #   decay over the last wsd_decay_iters; dyt: the recipe of DyT's LLaMA runs, with its own warm-up
+    warmup_iters: int = 2000  # steps of warm-up
     lr_decay_iters: int | None = None  # step at which min_lr is reached; None = max_iters
     min_lr: float | None = None  # None = learning_rate / 10
+    wsd_decay: Literal["linear", "sqrt", "cosine"] | None = None  # wsd: form of the decay, sqrt is 1 - √; None = linear
+    wsd_decay_iters: int | None = None  # wsd: steps of the decay; None = a fifth of lr_decay_iters
+    # --- blockwise learning rates (arXiv 2502.19002) ---
+    blockwise_lr: bool = False  # LR of a block type = ratio · learning_rate
+    lr_ratio_emb: float | None = None  # token embedding, tied head included; None = the paper's, 10 (adam_mini 4)
+    lr_ratio_qk: float | None = None  # query and key; None = 8 (adam_mini 1)
+    lr_ratio_ffn: float | None = None  # None = 6 (adam_mini 4)
+    lr_ratio_vo: float | None = None  # value and output; None = 4
+    lr_ratio_norm: float | None = None  # norms, and all other scale vectors and scalars; None = 1
+    lr_ratio_head: float | None = None  # untied head; None = 1
+    lr_ratio_pos: float | None = None  # learned positions; None = 1
+    blockwise_start: Literal["start", "warmup_end"] = "start"  # ratios from the first step, or after warm-up
+    blockwise_min_lr: Literal["shared", "proportional"] = "shared"  # all decay to min_lr, or each to ratio · min_lr
+    blockwise_decay: Literal["scaled", "unscaled"] = "scaled"  # LR times decay grows with the ratio, or does not
     # --- evaluation, logging, checkpoints ---
     eval_interval: int = 1000  # steps between evaluations, each followed by a checkpoint
     eval_tokens: int = 1_000_000  # validation tokens read each time, the same every time; 0 = all
@@ -192,12 +222,10 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
     step, tokens, skipped, evaluated, saved, best_val_loss, wandb_id, pending = 0, 0, 0, -1, -1, math.inf, None, {}
     if checkpoint:
         used = checkpoint["train_config"].get("optimizer", config.optimizer)
-        if used != config.optimizer:
-            raise ValueError(
-                f"the checkpoint's optimizer is {used}, not {config.optimizer}: resume with --optimizer={used}, or "
-                f"start a new run from its weights with --init_from={out_dir / 'last.pt'} and another --out_dir"
-            )
-        load_optimizer(optimizer, checkpoint["optimizer"], checkpoint["step"])
+        if used == config.optimizer:
+            load_optimizer(optimizer, checkpoint["optimizer"], checkpoint["step"])
+        else:
+            env.print(f"optimizer {used} → {config.optimizer}: its state starts fresh")
         if checkpoint["scaler"]:  # empty after a run that needed none
             scaler.load_state_dict(checkpoint["scaler"])
         step = saved = checkpoint["step"]
@@ -209,7 +237,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
 
     step_tokens = config.batch_size * data.block_size
     step_flops = step_tokens * raw_model.flops_per_token()
-    env.print(describe_groups(optimizer, config))
+    env.print(describe_groups(optimizer, raw_model))
     n, counted = raw_model.num_params(), raw_model.num_params(positions=False)
     env.print(f"{n:,} parameters ({counted / 1e6:.1f}M without the position table)")
     env.print(
@@ -221,10 +249,12 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
     env.print(f"compile {compiled} ({reason})")
     if config.warmup_iters >= config.max_iters and not config.eval_only:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
-    for note in raw_model.config.notes():
+    for note in raw_model.config.notes() + notes(config):
         env.print(f"note: {note}")
     example = env.put(*data.val_batch(data.validation(1), micro))
     model = runtime.compile_model(raw_model, config, example, env) if compiled else raw_model
+    if model is not raw_model:
+        optimizer.compile()
     if config.eval_only:
         val_loss = evaluate(model, data, config, micro, env, stop)
         if val_loss is not None:
@@ -243,7 +273,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
     peak = runtime.peak_flops(env.device, env.dtype, config.peak_flops)
     # skipped steps: in all, in a row now, most in a row since the last look; counted without a host sync
     skipped = torch.tensor([skipped, 0.0, 0.0], device=env.device)
-    loss = norm = lr = None  # of the step just made
+    loss = norm = rates = None  # of the step just made
     timed, clock = step, time.perf_counter()
 
     while True:
@@ -251,7 +281,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
         if loss is not None and (step % config.log_interval == 0 or step >= config.max_iters):
             values = torch.stack((env.sum(loss) / env.world_size, norm, *skipped)).tolist()  # the host waits only here
             seconds = (time.perf_counter() - clock) / (step - timed)
-            row |= {"train_loss": values[0], "lr": lr, "grad_norm": values[1], "skipped_steps": int(values[2])}
+            row |= {"train_loss": values[0], **rates, "grad_norm": values[1], "skipped_steps": int(values[2])}
             row |= {"tokens_per_s": step_tokens / seconds, "peak_mem_bytes": runtime.peak_memory_bytes(env.device)}
             row["mfu"] = step_flops / seconds / (peak * env.world_size) if peak else None
             env.print(runtime.progress(row, config.max_iters, seconds))
@@ -298,9 +328,9 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
 
         # one optimizer step; all randomness in it is a function of (seed, step, rank), so resuming needs no RNG state
         torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + env.rank) % 2**63)
-        lr = lr_at(step, config)
+        rates = {"lr": lr_at(step, config)}
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = rates[f"lr_{group['label']}"] = lr_at(step, config, group)
         share = micro * accumulation
         x, y = env.put(*data.batch(step, config.batch_size, slice(env.rank * share, (env.rank + 1) * share)))
         loss = torch.zeros((), device=env.device)

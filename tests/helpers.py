@@ -63,9 +63,9 @@ def spoil_gradients(value: float, bad_steps, name: str):
 
     lr_at, make_optimizer, current = train.lr_at, train.make_optimizer, []
 
-    def lr_at_and_note(step, config):
+    def lr_at_and_note(step, config, group=None):
         current[:] = [step]
-        return lr_at(step, config)
+        return lr_at(step, config, group)
 
     def hook(grad):
         if current[0] in bad_steps:
