@@ -2,7 +2,8 @@
 
 `make_optimizer` puts every parameter into exactly one group, by its role: which update rule it gets, its learning rate
 relative to the others' and its weight decay. `Optimizer.step` hands the groups to their rules. A rule is three
-functions (options, state, step) in a class that is only their name, and a row in `RULES`; an optimizer is a row in `OPTIMIZERS`.
+functions (options, state, step) in a class that only names them, and a row in `RULES`; an optimizer is a row in
+`OPTIMIZERS`.
 
 Rules get `bad`, a tensor that is 1 where the gradients are not finite (None: they are), and then leave parameters and
 state as they are, on the device, without a host sync. State is made before the first step, so it is the same on all
@@ -111,7 +112,8 @@ class AdamMini:
             torch._foreach_add_(steps, good)
             torch._foreach_lerp_(m, grads, 1 - beta1)
             torch._foreach_lerp_(v, squares, 1 - beta2)
-            torch._foreach_mul_(params, 1 - lr * group["weight_decay"] * good)
+            if group["weight_decay"]:
+                torch._foreach_mul_(params, 1 - lr * group["weight_decay"] * good)
             for p, mean, square, t in zip(params, m, v, steps, strict=True):
                 t = t.clamp(min=1)  # 0 if the first step was bad
                 size = lr * good / (1 - beta1**t) / ((square / (1 - beta2**t)).sqrt() + eps)  # (blocks,)
@@ -183,7 +185,8 @@ class Muon:
         if group["adjust_lr"] == "original":
             size = max(1, rows / columns) ** 0.5
         good = 1.0 if bad is None else 1.0 - bad
-        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"] * good)
+        if group["weight_decay"]:
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"] * good)
         for p, u in zip(params, updates, strict=True):
             p.add_(u if bad is None else u * good, alpha=-group["lr"] * size)
 
@@ -586,6 +589,6 @@ def lr_at(step: int, config, group: dict | None = None) -> float:
 
 
 if __name__ == "__main__":
-    from summary import schedule_main
+    from summary import optimizer_main
 
-    sys.exit(schedule_main())
+    sys.exit(optimizer_main())

@@ -5,16 +5,18 @@ python model.py config/dnt_small.py --lns=norm --residual_init=plain
 """
 
 import re
-from copy import copy
+import sys
 from itertools import groupby
+from pathlib import Path
 
 import torch
 
+import rundir
 import runtime
 from configurator import configure
 from loader import folder_of, load_meta
 from model import GPT, ROLES, GPTConfig, Linear, SigmaReparam, Slot
-from optim import OPTIMIZERS, fill_defaults, state_bytes
+from optim import OPTIMIZERS, describe_groups, fill_defaults, lr_at, make_optimizer, notes, state_bytes
 from train import TrainConfig
 
 NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
@@ -185,32 +187,76 @@ def describe_flops(model: GPT) -> str:
     return f"{total / 1e9:.3f} GFLOPs per token, forward and backward ({shares})"
 
 
-def describe_memory(model: GPT, config: TrainConfig) -> list:
+def describe_memory(model: GPT) -> list:
     """Weights and gradients are fp32; the state is that of a real optimizer on this model without storage."""
     fixed, rows = 4 * model.num_params(), [("optimizer", "weights", "gradients", "state", "state, bytes/parameter")]
     for name in OPTIMIZERS:
-        kind = copy(config)
-        kind.optimizer = name
-        state = state_bytes(model, kind)
+        config = TrainConfig(optimizer=name)
+        fill_defaults(config)
+        state = state_bytes(model, config)
         sizes = [f"{size / 1e9:.2f} GB" for size in (fixed, fixed, state)]
         rows.append((name, *sizes, f"{state / model.num_params():.2f}"))
     return table(rows)
 
 
-def main() -> int:
-    (flags, config), _ = configure(GPTConfig, TrainConfig, description=__doc__)
+def describe_rates(optimizer, config: TrainConfig) -> list:
+    """LR of each group where its schedule turns: rows are groups, columns updates."""
+    end, warmup = config.lr_decay_iters, config.warmup_iters
+    turns = {1, warmup, warmup + 1, (warmup + end) // 2, end}
+    if config.schedule == "wsd":
+        turns |= {end - config.wsd_decay_iters, end - config.wsd_decay_iters // 2}
+    turns = sorted(t for t in turns if 1 <= t <= max(end, 1))
+    rows = [("LR at update", *map(str, turns))]
+    for group in optimizer.param_groups:
+        rows.append((group["label"], *(f"{lr_at(t - 1, config, group):.3g}" for t in turns)))
+    return table(rows)
+
+
+def draw_rates(optimizer, config: TrainConfig, path: Path) -> None:
+    """Draw the LR of each group over all steps, groups with the same LR as one line. ValueError without matplotlib."""
     try:
-        config.check()
-        fill_defaults(config)
-        vocabulary = ""
-        if not flags.vocab_size:
-            if (folder_of(config.dataset) / "meta.json").exists():
-                flags.vocab_size = load_meta(config.dataset, verify=False)["vocab_size"]
-            else:
-                flags.vocab_size = 50257
-                vocabulary = f"; GPT-2's, since dataset {config.dataset!r} is not prepared here"
-        with torch.device("meta"):
-            model = GPT(flags)
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise ValueError("--plot needs matplotlib: pip install matplotlib") from None
+    updates = sorted({1 + i * (config.max_iters - 1) // 1000 for i in range(1001)})
+    lines = {}
+    for group in optimizer.param_groups:
+        lines.setdefault(tuple(lr_at(t - 1, config, group) for t in updates), []).append(group["label"])
+    figure, axis = plt.subplots(figsize=(7.6, 4), dpi=160)
+    for rates, labels in sorted(lines.items(), key=lambda line: -max(line[0])):
+        axis.plot(updates, rates, label=", ".join(labels), linewidth=1.4)
+    axis.set(xlabel="update", ylabel="learning rate", title=f"{config.optimizer}, {config.schedule}")
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rundir.write_file(path, lambda f: figure.savefig(f, format="png"))
+    plt.close(figure)
+
+
+def resolve(description: str) -> tuple:
+    """(model on the meta device, TrainConfig, a word on the vocabulary) of this command line."""
+    (flags, config), _ = configure(GPTConfig, TrainConfig, description=description)
+    config.check()
+    fill_defaults(config)
+    vocabulary = ""
+    if not flags.vocab_size:
+        if (folder_of(config.dataset) / "meta.json").exists():
+            flags.vocab_size = load_meta(config.dataset, verify=False)["vocab_size"]
+        else:
+            flags.vocab_size = 50257
+            vocabulary = f"; GPT-2's, since dataset {config.dataset!r} is not prepared here"
+    with torch.device("meta"):
+        return GPT(flags), config, vocabulary
+
+
+def main() -> int:
+    try:
+        model, _, vocabulary = resolve(__doc__)
         c = model.config
         heads = f"{c.n_head} heads of {c.head_dim}" + (f", {c.n_kv_head} for k and v" if c.n_kv_head else "")
         print(f"{c.n_layer} blocks, {c.n_embd} wide, {heads}, FFN {c.hidden}, context {c.block_size}")
@@ -218,11 +264,35 @@ def main() -> int:
         print(*describe_network(model), *(f"note: {note}" for note in c.notes()), "", sep="\n")
         print(*describe_parameters(model), "", describe_flops(model), "", sep="\n")
         print(
-            *describe_memory(model, config),
+            *describe_memory(model),
             "activations come on top, and depend on micro_batch_size",
             sep="\n",
             flush=True,
         )
+    except runtime.EXPECTED as e:
+        return runtime.report(e)
+    return 0
+
+
+SCHEDULE_HELP = """What a configuration trains with: parameter groups, and the learning rate of each over the run.
+
+python optim.py config/blockwise/gpt2_124m.py config/blockwise/blockwise.py
+python optim.py --plot config/dnt_small.py --schedule=wsd       # also draws OUT_DIR/lr.png
+"""
+
+
+def optimizer_main() -> int:
+    try:
+        plot = "--plot" in sys.argv
+        sys.argv = [argument for argument in sys.argv if argument != "--plot"]
+        model, config, _ = resolve(SCHEDULE_HELP)
+        optimizer = make_optimizer(model, config)
+        print(describe_groups(optimizer, model), "", *describe_rates(optimizer, config), sep="\n")
+        print(*(f"note: {note}" for note in notes(config)), sep="\n", end="")
+        if plot:
+            path = Path(config.out_dir) / "lr.png"
+            draw_rates(optimizer, config, path)
+            print(f"drawn: {path}", flush=True)
     except runtime.EXPECTED as e:
         return runtime.report(e)
     return 0
