@@ -392,7 +392,7 @@ def fill_defaults(config) -> None:
             raise ValueError(
                 f"{prefix}learning_rate·{prefix}weight_decay{'·ratio' * (ratio != 1)} = {ratio * lr * decay:.3g} would "
                 f"shrink every matrix by {ratio * lr * decay:.0%} a step: lower {prefix}weight_decay ({name}'s default "
-                f"is {defaults['weight_decay']:g})"
+                f"is {(ADAM if prefix else defaults)['weight_decay']:g})"
             )
 
 
@@ -411,10 +411,12 @@ def _check_numbers(config):
         raise ValueError("nesterov needs momentum and no dampening: leave one of them out")
     if config.min_lr > config.learning_rate:
         raise ValueError(f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}: lower min_lr")
-    if config.decay_gains != "none" and not config.weight_decay:
-        raise ValueError(
-            f"decay_gains={config.decay_gains} decays by weight_decay, which is 0: set it, or leave it out"
-        )
+    decay = "adamw_weight_decay" if OPTIMIZERS[config.optimizer].rest else "weight_decay"  # of gains and scalars
+    for name, off in (("decay_gains", "none"), ("decay_scalars", False)):
+        if getattr(config, name) != off and not getattr(config, decay):
+            raise ValueError(
+                f"{name}={getattr(config, name)} decays by {decay}, which is 0: set that, or leave {name} out"
+            )
 
 
 def _check_schedule(config):

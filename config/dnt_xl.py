@@ -1,8 +1,8 @@
 """L-DNT-XL, 1436M parameters as the paper counts them (12·d²·L + 50304·d): setting S5 (DNT sec. 4.4).
 
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_xl.py
-    torchrun --standalone --nproc_per_node=8 train.py config/dnt_xl.py \
-        --optimizer=msgdw --learning_rate=1.0 --out_dir=out/dnt_xl_msgdw
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_xl.py config/optimizers/msgdw.py \
+        --out_dir=out/dnt_xl_msgdw
 
 Prepare the data once: python data/openwebtext/prepare.py
 The paper: AdamW LR 6e-4, decay 0.1, betas 0.9 and 0.95; mSGDW LR 1.0, decay 1e-4, momentum 0.9; for both cosine to

@@ -1,8 +1,8 @@
 """GPT-2 Large, 774M parameters: the baseline of DNT's Table 1, Pre-LN with nanoGPT's parts.
 
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_large.py
-    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_large.py \
-        --optimizer=msgdw --learning_rate=1.0 --out_dir=out/gpt2_large_msgdw
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_large.py config/optimizers/msgdw.py \
+        --out_dir=out/gpt2_large_msgdw
 
 Prepare the data once: python data/openwebtext/prepare.py
 The paper: AdamW LR 2.5e-4; mSGDW LR 1.0; betas 0.9 and 0.95; for both cosine to 6e-5, 200K steps of 512 × 1024
@@ -23,7 +23,7 @@ block_size = 1024
 norm = "layernorm"
 norm_eps = 1e-5
 
-learning_rate = 2.5e-4  # AdamW; 1.0 for mSGDW
+learning_rate = 2.5e-4  # AdamW
 batch_size = 512  # sequences a step, over all GPUs
 micro_batch_size = 16  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it
 max_iters = 200_000

@@ -4,7 +4,7 @@
 
 Finished runs in out/sweep are not repeated, so it can be stopped and started again. Two runs at a time, a thread each.
 Writes docs/optimizers/lr_sweep.png and prints the tables of docs/optimizers.md. A run has diverged if it was given up
-for gradients that are not finite, or ends above the loss it had a third of the way before: such points are crosses.
+for gradients that are not finite, or was at any evaluation worse than before training: such points are crosses.
 """
 
 import json
@@ -60,7 +60,7 @@ def losses(optimizer: str, layout: str, lr: float, seed: int) -> dict:
 
 
 def diverged(curve: dict) -> bool:
-    return 300 not in curve or curve[300] > curve[200]
+    return 300 not in curve or max(curve.values()) > curve[0]
 
 
 def all_losses(runs: list) -> list:

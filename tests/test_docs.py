@@ -1,24 +1,29 @@
-"""The README, the config files and the Makefile say what the code does: their commands parse, their diffs apply."""
+"""README, docs/optimizers.md, configs and Makefile say what the code does: commands start, tables hold, diffs apply."""
 
+import inspect
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
-from configurator import read_arguments, read_knobs
+import optim
+import summary
+from configurator import read_arguments, read_file, read_knobs
 from model import GPT, GPTConfig
-from optim import fill_defaults, make_optimizer
+from optim import describe_groups, fill_defaults, make_optimizer
 from sample import SampleConfig
 from train import TrainConfig, split_batch
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted(p.relative_to(ROOT) for p in (ROOT / "config").rglob("*.py"))
 SCHEMAS = {"train.py": (GPTConfig, TrainConfig), "sample.py": (SampleConfig,)}
+OPTIMIZERS_MD = (ROOT / "docs" / "optimizers.md").read_text()
 
 
 def load(*argv):
@@ -29,11 +34,14 @@ def load(*argv):
 
 
 def commands():
-    """(tool, arguments, processes) of every train.py and sample.py command in the README, the headers, the Makefile."""
-    pattern = r"(?:^|[\s&])(\S*python|torchrun [^\n]*?) ((?:train|sample)\.py)([^\n`'|]*)"
-    for path in [ROOT / "README.md", ROOT / "Makefile", *(ROOT / c for c in CONFIGS), ROOT / "train.py"]:
+    """(tool, arguments, processes) of every command of ours in README, docs/optimizers.md, headers, Makefile."""
+    pattern = r"(?:^|[\s&])(\S*python|torchrun [^\n]*?) ((?:train|sample|optim|model)\.py)([^\n`'|]*)"
+    pages = ["README.md", "Makefile", "docs/optimizers.md", "train.py", "optim.py", "summary.py", *CONFIGS]
+    for path in [ROOT / page for page in pages]:
         text = path.read_text().replace("\\\n", " ")
         for launcher, tool, rest in re.findall(pattern, text):
+            if "CONFIG" in rest:  # "python model.py CONFIG": any file
+                continue
             processes = int((re.findall(r"nproc_per_node=(\d+)", launcher) or [1])[0])
             argv = shlex.split(rest, comments=True)
             yield pytest.param(tool, argv, processes, id=f"{path.name}:{tool}{rest.strip()[:60]}")
@@ -43,8 +51,8 @@ def commands():
 def test_every_command_would_start(tool, argv, processes, monkeypatch):
     """All of it but the data and the machine: files, flags, their values, the batch over the processes."""
     monkeypatch.chdir(ROOT)
-    # --help, and the README's own additions, which are tried below
-    argv = [a for a in argv if not a.startswith(("--help", "--skip_scale", "--optimizer=lion"))]
+    # --help, --plot, and the README's own additions, which are tried below
+    argv = [a for a in argv if not a.startswith(("--help", "--plot", "--skip_scale", "--optimizer=lion"))]
     if tool == "sample.py":
         assert read_arguments(argv, read_knobs(SampleConfig)).keys()
         return
@@ -60,6 +68,7 @@ def test_the_commands_are_found():
     found = [(p.values[0], len(p.values[1])) for p in commands()]
     assert len([f for f in found if f[0] == "train.py"]) >= 2 * len(CONFIGS) and ("sample.py", 2) in found
     assert {p.values[2] for p in commands()} >= {1, 4, 8}  # processes
+    assert {tool for tool, _ in found} == {"train.py", "sample.py", "optim.py", "model.py"}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=str)
@@ -169,3 +178,132 @@ def test_the_readmes_fork_examples_work(tmp_path):
     row = [sys.executable, "-m", "pytest", "tests/test_layouts.py", "tests/test_layout_docs.py", "-k"]
     run = subprocess.run([*row, "forgetful or on_the_page"], cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0 and int(re.search(r"(\d+) passed", run.stdout)[1]) >= 11, run.stdout
+
+
+# ------------------------------------------------------------------------------------------------ docs/optimizers.md
+
+FLAGS = re.compile(r"`(\w+=[^\s`]+(?: \w+=[^\s`]+)*)`")
+
+
+def rows_with(title):
+    """Rows, {column's title: cell}, of the page's tables that have such a column."""
+    for block in re.findall(r"(?:^\|.*\n)+", OPTIMIZERS_MD, re.MULTILINE):
+        titles, _, *rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in block.splitlines()]
+        assert {len(row) for row in rows} == {len(titles)}, f"a row of another length under {titles}"
+        yield from (dict(zip(titles, row, strict=True)) for row in rows if title in titles)
+
+
+REFUSED = [text for row in rows_with("refused flags") for text in FLAGS.findall(row["refused flags"])]
+ACCEPTED = sorted(set(FLAGS.findall(OPTIMIZERS_MD)) - set(REFUSED))
+RECIPES = list(rows_with("`train.py` with"))
+SHOWN = re.findall(r"```\n\$ python ((?:train|optim|model)\.py) ([^\n]*)\n(.*?)```", OPTIMIZERS_MD, re.DOTALL)
+
+
+def start(text):
+    """What a run does with flags `a=b c=d` before its first step."""
+    model, config = load(*(f"--{flag}" for flag in text.split()))
+    model.vocab_size = 64
+    config.check()
+    fill_defaults(config)
+    with torch.device("meta"):
+        return make_optimizer(GPT(model), config)
+
+
+def test_the_optimizer_pages_tables_are_found():
+    assert len(REFUSED) > 15 and len(ACCEPTED) > 10 and len(RECIPES) > 20
+    assert [tool for tool, _, _ in SHOWN] == ["train.py", "optim.py", "model.py"]
+
+
+@pytest.mark.parametrize("text", ACCEPTED)
+def test_flags_on_the_optimizer_page_are_accepted(text):
+    start(text)
+
+
+def test_refused_flags_are_refused_and_every_refusal_is_in_the_table():
+    reached = set()
+    for text in REFUSED:
+        with pytest.raises(ValueError) as caught:
+            start(text)
+        assert len(str(caught.value).splitlines()) == 1
+        reached |= {(entry.frame.code.name, entry.lineno + 1) for entry in caught.traceback}
+    for check in (fill_defaults, optim._check_numbers, optim._check_schedule, optim._check_blockwise):
+        lines, first = inspect.getsourcelines(check)
+        raises = {number for number, line in enumerate(lines, first) if "raise ValueError" in line}
+        found = {number for name, number in reached if name == check.__name__}
+        assert raises and raises <= found, f"{check.__name__}: a refusal without a row, lines {raises - found}"
+
+
+def test_every_training_flag_of_optimizers_and_schedules_is_on_the_page():
+    names = [f.name for f in fields(TrainConfig)]
+    names = names[names.index("optimizer") : names.index("eval_interval")]
+    assert names[-1] == "blockwise_decay"
+    assert [name for name in names if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", OPTIMIZERS_MD)] == []
+    for name, knob in read_knobs(TrainConfig).items():
+        if name in ("optimizer", "schedule", "muon_adjust_lr", "wsd_decay", "decay_gains", "blockwise_start"):
+            choices = re.findall(r"'(\w+)'", str(knob.hint))
+            missing = [c for c in choices if not re.search(rf"`(\w+=)?{c}`|={c}\b", OPTIMIZERS_MD)]
+            assert missing in ([], ["none"], ["start"]), name  # the words for not doing it
+
+
+def test_links_and_files_of_the_optimizer_page_exist():
+    page = ROOT / "docs"
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", OPTIMIZERS_MD)
+    assert "../config/decay/iwd.py" in links
+    assert [link for link in links if not (page / link).exists()] == []
+    headings = [re.sub(r"[^\w -]", "", h.lower()) for h in re.findall(r"^#+ (.*)$", OPTIMIZERS_MD, re.MULTILINE)]
+    assert {h.replace(" ", "-") for h in headings} >= set(re.findall(r"\]\(#([^)]*)\)", OPTIMIZERS_MD))
+    files = set(re.findall(r"config/[\w/]+\.py", OPTIMIZERS_MD))
+    assert files <= {str(c) for c in CONFIGS}
+    overlays = {str(c) for c in CONFIGS if c.parent.name in ("optimizers", "decay", "blockwise")}
+    assert overlays <= files
+
+
+def number(cell):
+    """Of a cell: 200K, or 47,684 [I], or 2e-3."""
+    text = cell.removesuffix("[I]").strip().replace(",", "")
+    return float(text[:-1]) * 1000 if text.endswith("K") else float(text)
+
+
+@pytest.mark.parametrize("row", RECIPES, ids=lambda row: f"{row['optimizer']}: {row['run'][:30]}")
+def test_recipes_are_the_config_files(row, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    files = re.findall(r"`([^`]+)`", row["`train.py` with"])
+    names = {"AdamW": "adamw", "Adam": "adamw", "mSGDW": "msgdw", "Muon": "muon", "Adam-mini": "adam_mini"}
+    for arguments in files:
+        _, c = load(*arguments.split())
+        fill_defaults(c)
+        assert c.optimizer == names[row["optimizer"]], arguments
+        values = (c.learning_rate, c.weight_decay, c.warmup_iters, c.min_lr, c.max_iters, c.lr_decay_iters)
+        steps = number(row["steps"])
+        wanted = (*(number(row[key]) for key in ("peak LR", "decay", "warm-up", "min LR")), steps, steps)
+        assert values == pytest.approx(wanted), arguments
+        betas = [float(beta) for beta in row["betas or momentum"].removesuffix("[I]").split(",")]
+        assert betas == ([c.beta1, c.beta2] if c.momentum is None else [c.momentum]), arguments
+        rest = re.search(r"the rest at (\S+)", row["run"])
+        assert c.adamw_learning_rate == (float(rest[1]) if rest else c.learning_rate if c.momentum == 0.95 else None)
+        assert c.grad_clip == (0.0 if "config/lns" in arguments else 1.0)
+
+
+def test_blockwise_ratios_are_the_config_files():
+    rows = list(rows_with("overlay"))
+    rows = [row for row in rows if "qk" in row]
+    assert len(rows) == 8
+    for row in rows:
+        name, path = re.fullmatch(r"\[(\w+)\]\(\.\./(config/blockwise/\w+\.py)\)", row["overlay"]).groups()
+        keys = read_file(str(ROOT / path))
+        assert path.endswith(f"/{name}.py")
+        for block in ("emb", "qk", "ffn", "vo", "norm", "head"):
+            assert keys[f"lr_ratio_{block}"][0] == float(row[block]), (name, block)
+
+
+@pytest.mark.parametrize("tool, arguments, shown", SHOWN, ids=[f"{tool} {rest}" for tool, rest, _ in SHOWN])
+def test_output_on_the_optimizer_page_is_what_is_printed(tool, arguments, shown, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", [tool, *arguments.split()])
+    if tool == "train.py":  # prints the groups, then wants data
+        model, config, _ = summary.resolve("")
+        printed = describe_groups(make_optimizer(model, config), model)
+    else:
+        assert {"optim.py": summary.optimizer_main, "model.py": summary.main}[tool]() == 0
+        printed = capsys.readouterr().out
+    assert shown.rstrip("\n") in printed

@@ -1,13 +1,15 @@
 """The GPT-2 of 124M of the blockwise learning rate paper (arXiv 2502.19002).
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/gpt2_124m.py
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/gpt2_124m.py config/blockwise/blockwise.py \
+        --out_dir=out/blockwise_gpt2_124m_lr
     torchrun --standalone --nproc_per_node=4 train.py config/blockwise/gpt2_124m.py --dataset=minipile \
         --block_size=512 --batch_size=300 --micro_batch_size=25 --max_iters=30000 --warmup_iters=600 \
         --learning_rate=6e-4 --min_lr=3e-5 --out_dir=out/blockwise_gpt2_124m_minipile
 
 Prepare the data once: python data/openwebtext/prepare.py, and python data/minipile/prepare.py
-The paper multiplies the LR by block type: embedding 10, query and key 8, FFN 6, value and output 4, norms 1. This is
-its AdamW baseline, all at one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR to a twentieth.
+This is the paper's AdamW baseline, all at one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR to a twentieth. Its
+method, an LR for each block type, is config/blockwise/blockwise.py, put after it; its variants are beside that file.
 Gain of blockwise LR in loss and steps, from the plots in the authors' repository: OpenWebText 0.049, 1.99×. LayerNorm
 without bias, tied head and 1/√(2L) as in the authors' code. The peak LR for MiniPile is the same.
 Four GPUs for MiniPile: its batch of 300 does not split over eight.

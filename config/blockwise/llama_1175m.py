@@ -1,12 +1,14 @@
 """The LLaMA of 1175M of the blockwise learning rate paper (arXiv 2502.19002).
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_1175m.py
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_1175m.py config/blockwise/blockwise.py \
+        --out_dir=out/blockwise_llama_1175m_lr
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_1175m.py --max_iters=100000 \
         --out_dir=out/blockwise_llama_1175m_100k
 
 Prepare the data once: python data/openwebtext/prepare.py
-The paper multiplies the LR by block type: embedding 10, query and key 8, FFN 6, value and output 4, norms 1. This is
-its AdamW baseline, all at one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR to a twentieth.
+This is the paper's AdamW baseline, all at one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR to a twentieth. Its
+method, an LR for each block type, is config/blockwise/blockwise.py, put after it; its variants are beside that file.
 Gain of blockwise LR in loss and steps, from the plots in the authors' repository: 0.091, 2.31× under the name 2B; the
 paper says 1.1B and 1.92×. It gives no peak LR for MiniPile at this size.
 Architecture as in the authors' code, here with 4 heads of k and v: SwiGLU, untied head, N(0, 0.02) without 1/√(2L).

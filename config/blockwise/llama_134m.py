@@ -1,12 +1,14 @@
 """The LLaMA of 134M of the blockwise learning rate paper (arXiv 2502.19002).
 
     torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_134m.py
+    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_134m.py config/blockwise/blockwise.py \
+        --out_dir=out/blockwise_llama_134m_lr
     torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_134m.py --max_iters=60000 \
         --out_dir=out/blockwise_llama_134m_60k
 
 Prepare the data once: python data/minipile/prepare.py
-The paper multiplies the LR by block type: embedding 10, query and key 8, FFN 6, value and output 4, norms 1. This is
-its AdamW baseline, all at one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR to a twentieth.
+This is the paper's AdamW baseline, all at one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR to a twentieth. Its
+method, an LR for each block type, is config/blockwise/blockwise.py, put after it; its variants are beside that file.
 Gain of blockwise LR in loss and steps, from the plots in the authors' repository: MiniPile 0.041, 1.90×. The paper
 gives no peak LR for OpenWebText at this size, so this file is MiniPile.
 Architecture as in the authors' code: 4d-wide SwiGLU, untied head, N(0, 0.02) without 1/√(2L).

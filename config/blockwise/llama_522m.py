@@ -1,13 +1,15 @@
 """The LLaMA of 522M of the blockwise learning rate paper (arXiv 2502.19002).
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_522m.py
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_522m.py config/blockwise/blockwise.py \
+        --out_dir=out/blockwise_llama_522m_lr
     torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_522m.py --dataset=minipile \
         --block_size=512 --batch_size=300 --micro_batch_size=15 --max_iters=30000 --warmup_iters=600 \
         --learning_rate=4.5e-4 --min_lr=2.25e-5 --out_dir=out/blockwise_llama_522m_minipile
 
 Prepare the data once: python data/openwebtext/prepare.py, and python data/minipile/prepare.py
-The paper multiplies the LR by block type: embedding 10, query and key 8, FFN 6, value and output 4, norms 1. This is
-its AdamW baseline, all at one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR to a twentieth.
+This is the paper's AdamW baseline, all at one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR to a twentieth. Its
+method, an LR for each block type, is config/blockwise/blockwise.py, put after it; its variants are beside that file.
 Gain of blockwise LR in loss and steps, from the plots in the authors' repository: OpenWebText 0.052, 1.91×; MiniPile
 0.056, 2.25×.
 Architecture as in the authors' code: 4d-wide SwiGLU, untied head, N(0, 0.02) without 1/√(2L).

@@ -4,15 +4,12 @@
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/70b.py config/dyt/rmsnorm.py --out_dir=out/rmsnorm_70b
 
 Prepare the data once: python data/c4/prepare.py --shards=1024     # 0.17 trillion tokens; it checks the disk first
-The paper: The Pile, 200B tokens, 4M a step, 4096 a sequence; LR 1.5e-4, AdamW with betas 0.9 and 0.95, decay 0.1,
-clip 1.0.
-Score and loss there: 0.549 and 1.45 for RMSNorm and for DyT.
-Different here: C4 in GPT-2's vocabulary (with the 32000 entries of LLaMA's it is a model of 68.98B). Decay on
-matrices only; the authors' code decays all parameters, and --decay_gains=all comes closest: α and the embedding
-scalar never decay here. Their LR is min(1 - (1 - t/w)², 0.1 + 0.45 (1 + cos(πt/T))) of the peak, w = min(2000, T/20):
-linear warm-up and cosine to 10% are nearly the same [I]; T, which their README leaves open, is the number of steps
-[I]. Matrices start at N(0, 0.02) without 1/√(2L) [I].
-Weights, gradients and AdamW's state are 16 bytes a parameter, 1108 GB on each GPU unless they are sharded.
+The paper: The Pile, 200B tokens, 4M a step, 4096 a sequence; peak LR 1.5e-4, AdamW, betas 0.9 and 0.95, clip 1.0. In
+its code, and here: decay 0.1 on all parameters; LR min(1 - (1 - t/w)², 0.1 + 0.45 (1 + cos(πt/T))) of the peak, w =
+min(2000, T/20). T, which its README leaves open [U], is the number of steps [I]. Score and loss there:
+0.549 and 1.45 for RMSNorm and for DyT.
+Different here: C4 in GPT-2's vocabulary (of 32000 entries, as LLaMA's, it is a model of 68.98B). Matrices start at
+N(0, 0.02) without 1/√(2L) [I]. Weights, gradients, AdamW's state, unsharded: 16 bytes a parameter, 1108 GB a GPU.
 """
 
 out_dir = "out/dyt_70b"
@@ -34,7 +31,10 @@ dyt_alpha_other = 0.05
 embed_scale = True
 
 learning_rate = 1.5e-4
+decay_gains = "all"
+decay_scalars = True  # α and the scalar on the embedding too
 batch_size = 1024  # sequences a step, over all GPUs: 4.2M tokens
 micro_batch_size = 1  # on one GPU at a time
 max_iters = 47_684  # 200B tokens
-warmup_iters = 2000
+schedule = "dyt"
+warmup_iters = 2000  # w

@@ -2,14 +2,15 @@
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/dyt.py --out_dir=out/dyt_small_dyt
-    torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/dyt.py --decay_gains=all \
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/dyt.py config/decay/dyt.py \
         --out_dir=out/dyt_small_dyt_decay
 
 Prepare the data once: python data/openwebtext/prepare.py
 The DyT paper (arXiv 2503.10622) has no run of this size: size, LR, batch and steps are ours [I]. AdamW's betas 0.9
-and 0.95, decay 0.1, clip 1.0, warm-up min(2000, T/20), cosine to 10% and the untied head are those of its LLaMA runs,
-but for decay on matrices only: its LLaMA code decays all parameters, and the last line comes closest. All schemes are
-compared at one LR; the paper tunes it for the rivals (Table 10), so sweep --learning_rate too.
+and 0.95, decay 0.1, clip 1.0, min(2000, T/20) steps of warm-up, 10% of the LR at the end and the untied head are those
+of its LLaMA runs. Ours are the cosine, where theirs is --schedule=dyt, and decay on matrices only, so that it is the
+same for all schemes; theirs, on all parameters, is the last line. All schemes are compared at one LR; the paper tunes
+it for the rivals (Table 10), so sweep --learning_rate too.
 """
 
 out_dir = "out/dyt_small"

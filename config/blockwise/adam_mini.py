@@ -1,0 +1,15 @@
+"""Adam-mini at one LR, the baseline of blockwise LR for it (arXiv 2502.19002). Put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
+        config/blockwise/adam_mini.py --out_dir=out/blockwise_llama_237m_adam_mini
+    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_522m.py config/blockwise/adam_mini.py \
+        --dataset=minipile --block_size=512 --batch_size=300 --micro_batch_size=15 --max_iters=30000 \
+        --warmup_iters=600 --learning_rate=4.5e-4 --min_lr=2.25e-5 --out_dir=out/blockwise_llama_522m_minipile_mini
+    python train.py config/quickstart.py config/blockwise/adam_mini.py --out_dir=out/quick_blockwise_adam_mini
+
+Adam-mini 1.1.0, whose path in the authors' code leaves norms without decay, where its AdamW decays them. We do
+not have the LRs of its runs [U]: AdamW's of the size here [I].
+"""
+
+optimizer = "adam_mini"
+decay_gains = "none"

@@ -1,0 +1,29 @@
+"""Blockwise learning rates (arXiv 2502.19002), the ratios for AdamW. Put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
+        config/blockwise/blockwise.py --out_dir=out/blockwise_llama_237m_lr
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/gpt2_124m.py \
+        config/blockwise/blockwise.py --out_dir=out/blockwise_gpt2_124m_lr
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
+        config/blockwise/blockwise.py --blockwise_min_lr=proportional --out_dir=out/blockwise_llama_237m_lr_min
+    python train.py config/quickstart.py config/blockwise/blockwise.py --learning_rate=1e-3 --min_lr=5e-5 \
+        --out_dir=out/quick_blockwise
+
+The LR of a block type is its ratio times learning_rate, from the first step on; all fall to the same min LR, as in the
+authors' code. The paper's text switches at the end of warm-up: config/blockwise/warmup_end.py. Decay per step is LR
+times decay, so it grows with the ratio: config/blockwise/decay_unscaled.py is without that.
+237M on OpenWebText, 50K steps (Table 1): 2.784, at one LR 2.834.
+For other optimizers than AdamW these ratios are an untested transfer [I].
+"""
+
+blockwise_lr = True
+lr_ratio_emb = 10.0
+lr_ratio_qk = 8.0
+lr_ratio_ffn = 6.0
+lr_ratio_vo = 4.0
+lr_ratio_norm = 1.0  # all gains and scalars
+lr_ratio_head = 1.0  # where it is untied; a tied one is the embedding
+lr_ratio_pos = 1.0  # where they are learned
+blockwise_start = "start"
+blockwise_min_lr = "shared"
+blockwise_decay = "scaled"

@@ -1,0 +1,22 @@
+"""Blockwise LR whose ratios leave weight decay as it was. Put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
+        config/blockwise/decay_unscaled.py --out_dir=out/blockwise_llama_237m_decay_unscaled
+    python train.py config/quickstart.py config/blockwise/decay_unscaled.py --learning_rate=1e-3 --min_lr=5e-5 \
+        --out_dir=out/quick_blockwise_decay_unscaled
+
+A step shrinks a weight by LR times decay, so a ratio of 10 is also ten times the decay. Here decay is divided by the
+ratio: what remains of the gain is the LR's. An ablation of ours [I]; the paper has none.
+"""
+
+blockwise_lr = True
+lr_ratio_emb = 10.0
+lr_ratio_qk = 8.0
+lr_ratio_ffn = 6.0
+lr_ratio_vo = 4.0
+lr_ratio_norm = 1.0  # all gains and scalars
+lr_ratio_head = 1.0  # where it is untied; a tied one is the embedding
+lr_ratio_pos = 1.0  # where they are learned
+blockwise_start = "start"
+blockwise_min_lr = "shared"
+blockwise_decay = "unscaled"

@@ -1,0 +1,22 @@
+"""Blockwise LR with an untied head at the embedding's ratio, 10. Put it after a config with an untied head.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
+        config/blockwise/head_10.py --out_dir=out/blockwise_llama_237m_head_10
+    python train.py config/quickstart.py config/blockwise/head_10.py --tie_weights=False --learning_rate=1e-3 \
+        --min_lr=5e-5 --out_dir=out/quick_blockwise_head_10
+
+The principle says nothing of an untied head, and the code leaves it at 1 (config/blockwise/blockwise.py): an ablation
+of ours [I]. A tied head has the embedding's ratio, there and here.
+"""
+
+blockwise_lr = True
+lr_ratio_emb = 10.0
+lr_ratio_qk = 8.0
+lr_ratio_ffn = 6.0
+lr_ratio_vo = 4.0
+lr_ratio_norm = 1.0  # all gains and scalars
+lr_ratio_head = 10.0  # where it is untied; a tied one is the embedding
+lr_ratio_pos = 1.0  # where they are learned
+blockwise_start = "start"
+blockwise_min_lr = "shared"
+blockwise_decay = "scaled"

@@ -1,0 +1,22 @@
+"""Another tuned set of blockwise ratios: 8, 6, 4, 3. Put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
+        config/blockwise/tuned_8643.py --out_dir=out/blockwise_llama_237m_tuned_8643
+    python train.py config/quickstart.py config/blockwise/tuned_8643.py --learning_rate=1e-3 --min_lr=5e-5 \
+        --out_dir=out/quick_tuned_8643
+
+Embedding 8, query and key 6, FFN 4, value and output 3: one of the paper's two tuned sets beside 10, 8, 6, 4
+(config/blockwise/blockwise.py). We have no number for it [U].
+"""
+
+blockwise_lr = True
+lr_ratio_emb = 8.0
+lr_ratio_qk = 6.0
+lr_ratio_ffn = 4.0
+lr_ratio_vo = 3.0
+lr_ratio_norm = 1.0  # all gains and scalars
+lr_ratio_head = 1.0  # where it is untied; a tied one is the embedding
+lr_ratio_pos = 1.0  # where they are learned
+blockwise_start = "start"
+blockwise_min_lr = "shared"
+blockwise_decay = "scaled"

@@ -1,0 +1,16 @@
+"""Weight decay as in the blockwise LR code (arXiv 2502.19002): on all gains too. Put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/decay/blockwise.py \
+        --out_dir=out/dnt_small_decay_blockwise
+    torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/decay/blockwise.py \
+        --out_dir=out/lns_130m_decay_blockwise
+    python train.py config/quickstart.py config/decay/blockwise.py --out_dir=out/quick_decay_blockwise
+
+The AdamW of its code decays every group by 0.1, norms included; its Adam-mini leaves norms out, which is
+config/decay/nanogpt.py. The paper's text says that it follows nanoGPT, where gains do not decay. Its sizes
+(config/blockwise/) have this already. A model without gains (norm=none) is refused: config/decay/nanogpt.py again.
+"""
+
+weight_decay = None  # AdamW 0.1, mSGDW 1e-4
+decay_gains = "all"
+decay_scalars = False

@@ -1,0 +1,16 @@
+"""Weight decay as in DyT's LLaMA code (arXiv 2503.10622): everything. Put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/dyt.py config/decay/dyt.py \
+        --out_dir=out/dyt_small_dyt_decay
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/decay/dyt.py \
+        --out_dir=out/dnt_small_decay_dyt
+    python train.py config/quickstart.py config/decay/dyt.py --out_dir=out/quick_decay_dyt
+
+0.1 on all parameters: matrices, gains, α, the scalar on the embedding; here biases too. Its vision code leaves out
+what has one dimension, α as well: config/decay/nanogpt.py. DyT's 7B to 70B (config/dyt/) have this already. A model
+without gains (norm=none) is refused: --decay_gains=none leaves its scalars.
+"""
+
+weight_decay = None  # AdamW 0.1, mSGDW 1e-4
+decay_gains = "all"
+decay_scalars = True  # α, β, the embedding's scalar, biases

@@ -1,0 +1,16 @@
+"""IWD, weight decay for the gains before a linear map (arXiv 2605.26895). Put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/decay/iwd.py \
+        --out_dir=out/dnt_small_decay_iwd
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/optimizers/msgdw.py \
+        config/decay/iwd.py --out_dir=out/dnt_small_msgdw_decay_iwd
+    python train.py config/quickstart.py config/decay/iwd.py --out_dir=out/quick_decay_iwd
+
+Those of pre norms and the final norm [I]; not those of mid, post, QK and input norm. The rule is from the abstract and
+secondary notes; how much is not published where we could read it [U]: as much as the matrices [I]. The same rule with a
+LLaMA and QK-norm: config/scale_vectors/iwd.py.
+"""
+
+weight_decay = None  # AdamW 0.1, mSGDW 1e-4
+decay_gains = "input"
+decay_scalars = False

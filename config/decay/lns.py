@@ -1,0 +1,13 @@
+"""No weight decay at all, as in the LNS paper's scripts (arXiv 2502.05795). Put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/decay/lns.py \
+        --out_dir=out/dnt_small_decay_lns
+    python train.py config/quickstart.py config/decay/lns.py --out_dir=out/quick_decay_lns
+
+Its sizes (config/lns/) have this already. After config/optimizers/muon_original.py or muon_dnt.py, which name a decay
+for what is on AdamW, that one has to go too, with adamw_weight_decay=0 on the command line.
+"""
+
+weight_decay = 0.0
+decay_gains = "none"
+decay_scalars = False

@@ -1,0 +1,15 @@
+"""Weight decay as in nanoGPT: all matrices, embeddings too, and nothing else. Put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/7b.py config/decay/nanogpt.py \
+        --out_dir=out/dyt_7b_decay_nanogpt
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py config/decay/nanogpt.py \
+        --out_dir=out/blockwise_llama_237m_decay_nanogpt
+    python train.py config/quickstart.py config/decay/nanogpt.py --out_dir=out/quick_decay_nanogpt
+
+Also timm's and ConvNeXt's. The DNT paper builds on nanoGPT and timm and does not say: we take it to inherit this [I].
+The default here. These files say what decays; how much is the optimizer's default, so they go after its overlay.
+"""
+
+weight_decay = None  # AdamW 0.1, mSGDW 1e-4
+decay_gains = "none"
+decay_scalars = False

@@ -1,0 +1,27 @@
+"""Muon with the DNT paper's LRs (arXiv 2507.17501, App. F.1). Put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/optimizers/muon_dnt.py \
+        --out_dir=out/dnt_small_muon_dnt
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_small.py config/optimizers/muon_dnt.py \
+        --out_dir=out/gpt2_small_muon_dnt
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/optimizers/muon_dnt.py \
+        --muon_adjust_lr=original --out_dir=out/dnt_small_muon_dnt_original
+    python train.py config/quickstart.py config/optimizers/muon_dnt.py --out_dir=out/quick_muon_dnt
+
+The paper: 1e-4 for matrices, 6e-4 with AdamW for the rest, 2000 steps of warm-up; GPT-2's validation loss rises after
+50K steps, DNT's stays smooth and beats DNT with AdamW. It swaps "2D" and "1D" in saying so. Size, scale of the updates,
+momentum, decay and min LR of these runs are not published where we could read it [U]: match_rms_adamw, 0.95, 0.1, and
+a tenth, so that the rest ends at the 6e-5 of its other runs, are ours [I]; the third line is the other scale. Embedding
+and head on AdamW are ours too [I].
+"""
+
+optimizer = "muon"
+learning_rate = 1e-4
+min_lr = 1e-5  # the rest in proportion: 6e-5 [I]
+weight_decay = 0.1  # [I]
+adamw_learning_rate = 6e-4
+adamw_weight_decay = 0.1  # [I]
+muon_adjust_lr = "match_rms_adamw"  # [U]
+momentum = 0.95  # [I]
+nesterov = True
+muon_steps = 5

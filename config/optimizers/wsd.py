@@ -1,0 +1,16 @@
+"""WSD: warm-up, constant LR, and a decay over the last fifth. Put it after a config of any size.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/optimizers/wsd.py \
+        --out_dir=out/dnt_small_wsd
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py config/blockwise/blockwise.py \
+        config/optimizers/wsd.py --out_dir=out/blockwise_llama_237m_lr_wsd
+    python train.py config/quickstart.py config/optimizers/wsd.py --out_dir=out/quick_wsd
+
+A schedule, so it goes with any optimizer; peak and min LR stay the size's. A fifth and a line are our choice [I];
+another length: --wsd_decay_iters=10000, other forms: --wsd_decay=sqrt, --wsd_decay=cosine. docs/optimizers.md says how
+to extend such a run. The WSD script of the blockwise LR paper's code has thirds, another shape than this.
+"""
+
+schedule = "wsd"
+wsd_decay = "linear"
+wsd_decay_iters = None  # a fifth of lr_decay_iters
