@@ -5,7 +5,7 @@ relative to the others' and its weight decay. `Optimizer.step` hands the groups 
 functions (options, state, step) in a class that only names them, and a row in `RULES`; an optimizer is a row in
 `OPTIMIZERS`.
 
-Rules get `bad`, a tensor that is 1 where the gradients are not finite (None: they are), and then leave parameters and
+Rules get `bad`, a boolean tensor, whether the gradients are not finite (None: they are), and then leave parameters and
 state as they are, on the device, without a host sync. State is made before the first step, so it is the same on all
 ranks, in every checkpoint, and on the meta device.
 
@@ -27,8 +27,13 @@ from torch.optim.sgd import sgd
 
 
 def unless(bad, new, old):
-    """`new`, or `old` on a bad step."""
-    return new if bad is None else torch.where(bad > 0, old, new)
+    """`new`, or `old` on a bad step. Averaging `old` with itself changes no bit of it."""
+    return new if bad is None else torch.where(bad, old, new)
+
+
+def good(bad):
+    """1 on a good step, 0 on a bad one: a factor for what is added."""
+    return 1.0 if bad is None else (~bad).float()
 
 
 class AdamW:
@@ -49,7 +54,7 @@ class AdamW:
             beta1, beta2 = group["betas"]
             numbers = dict(lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"])
             numbers |= dict(eps=group["eps"], amsgrad=False, maximize=False)
-            adamw(params, grads, m, v, [], steps, fused=True, found_inf=bad, **numbers)
+            adamw(params, grads, m, v, [], steps, fused=True, found_inf=None if bad is None else bad.float(), **numbers)
 
 
 class SGDW:
@@ -71,13 +76,13 @@ class SGDW:
             buffers = [s["momentum_buffer"] for s in states]
             if group["weight_decay"]:
                 shrink = 1 - group["lr"] * group["weight_decay"]
-                torch._foreach_mul_(params, shrink if bad is None else torch.where(bad > 0, 1.0, shrink))
+                torch._foreach_mul_(params, shrink if bad is None else torch.where(bad, 1.0, shrink))
             if group["dampening"]:
                 begun = [largest > 0 for largest in torch._foreach_norm(buffers, math.inf)]
                 grads = [g * (1 - group["dampening"] * b) for g, b in zip(grads, begun, strict=True)]
             numbers = dict(lr=group["lr"], momentum=group["momentum"], nesterov=group["nesterov"], dampening=0.0)
             numbers |= dict(weight_decay=0.0, maximize=False)  # torch's decay is coupled: added to the gradient
-            sgd(params, grads, buffers, fused=True, found_inf=bad, **numbers)
+            sgd(params, grads, buffers, fused=True, found_inf=None if bad is None else bad.float(), **numbers)
 
 
 class AdamMini:
@@ -102,21 +107,25 @@ class AdamMini:
 
     def step(work, bad):
         for group, params, grads, states in work:
-            (beta1, beta2), eps, lr = group["betas"], group["eps"], group["lr"]
+            (beta1, beta2), lr = group["betas"], group["lr"]
             m, v, steps = ([s[key] for s in states] for key in ("exp_avg", "block_sq", "step"))
-            blocks = [g.reshape(len(x), -1) for g, x in zip(grads, v, strict=True)]
-            squares = [torch.linalg.vector_norm(b, dim=1).square() / b.shape[1] for b in blocks]
-            good = 1.0 if bad is None else 1.0 - bad
-            grads = [unless(bad, g, x) for g, x in zip(grads, m, strict=True)]  # of itself and itself: no change
-            squares = [unless(bad, s, x) for s, x in zip(squares, v, strict=True)]
-            torch._foreach_add_(steps, good)
-            torch._foreach_lerp_(m, grads, 1 - beta1)
+            squares = []
+            for g, mean, square in zip(grads, m, v, strict=True):
+                mean.lerp_(unless(bad, g, mean), 1 - beta1)
+                g = g.reshape(len(square), -1)
+                squares.append(unless(bad, torch.linalg.vector_norm(g, dim=1).square() / g.shape[1], square))
             torch._foreach_lerp_(v, squares, 1 - beta2)
+            torch._foreach_add_(steps, good(bad))
+            t = torch.stack(steps).clamp(min=1)  # 0 if the first step was bad
+            sizes = torch._foreach_div(v, (1 - beta2**t).unbind())  # in the end η / ((1 − β₁ᵗ) (√v̂ + ε)), one a block
+            torch._foreach_sqrt_(sizes)
+            torch._foreach_add_(sizes, group["eps"])
+            torch._foreach_mul_(sizes, (1 - beta1**t).unbind())
+            torch._foreach_reciprocal_(sizes)
+            torch._foreach_mul_(sizes, lr * good(bad))
             if group["weight_decay"]:
-                torch._foreach_mul_(params, 1 - lr * group["weight_decay"] * good)
-            for p, mean, square, t in zip(params, m, v, steps, strict=True):
-                t = t.clamp(min=1)  # 0 if the first step was bad
-                size = lr * good / (1 - beta1**t) / ((square / (1 - beta2**t)).sqrt() + eps)  # (blocks,)
+                torch._foreach_mul_(params, 1 - lr * group["weight_decay"] * good(bad))
+            for p, mean, size in zip(params, m, sizes, strict=True):
                 p.view(len(size), -1).addcmul_(mean.view(len(size), -1), size[:, None], value=-1)
 
 
@@ -130,14 +139,15 @@ class Muon:
     depend on its argument's scale. Every matrix by itself: q, k, v, gate, up; a parameter of three dimensions is a
     stack of matrices. State: 4 bytes a parameter.
 
-    Under torchrun every rank orthogonalises its share of the matrices and sends it to the others; gradients are the
-    same everywhere already, and momentum is kept everywhere. So all ranks hold the same bits, whatever their number.
+    Under torchrun every rank orthogonalises its share of the matrices and sends it to the others, while the next ones
+    are computed; gradients are the same everywhere already, and momentum is kept everywhere. So all ranks hold the
+    same bits, whatever their number. Not compiled: it is products of matrices nearly all through.
     """
 
     def options(config, role, model):
         dtype = "bfloat16" if model.compute_dtype == torch.bfloat16 else "float32"
         numbers = dict(momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.muon_steps)
-        return numbers | dict(adjust_lr=config.muon_adjust_lr, ns_dtype=dtype, ns_compiled=False)
+        return numbers | dict(adjust_lr=config.muon_adjust_lr, ns_dtype=dtype)
 
     def state(p, group):
         if p.ndim < 2:
@@ -158,40 +168,45 @@ class Muon:
             for same in stacks.values():
                 mine = [item for owner, *item in same if owner == rank]
                 updates = ((some, Muon.update(group, some, bad)) for some in batches(mine))
-                if world > 1:
-                    arriving.append((group, same, *exchange(same, [u for _, u in updates], group["ns_dtype"], world)))
-                else:
+                if world == 1:
                     for some, update in updates:
                         Muon.apply(group, [p for p, _, _ in some], update, bad)
-        for group, same, received, _, arrival in arriving:
-            arrival.wait()
-            place = [0] * world
-            for owner, p, _, _ in same:
-                Muon.apply(group, [p], received[owner, place[owner], None], bad)
-                place[owner] += 1
+                    continue
+                arriving.append((group, same, *exchange(same, [u for _, u in updates], group["ns_dtype"], world)))
+                if len(arriving) > 1:  # two shapes under way at most, to bound the memory
+                    Muon.receive(*arriving.pop(0), bad)
+        for one in arriving:
+            Muon.receive(*one, bad)
+
+    def receive(group, same, received, sent, arrival, bad):
+        """Wait for the updates of one shape and apply them. `sent` is here to live until they have arrived."""
+        arrival.wait()
+        place = [0] * len(received)
+        for owner, p, _, _ in same:
+            Muon.apply(group, [p], received[owner, place[owner], None], bad)
+            place[owner] += 1
 
     def update(group, items, bad):
         """NS(u) of parameters of one shape, stacked, in the dtype of the iteration."""
         mu, dtype = group["momentum"], getattr(torch, group["ns_dtype"])
         u = [unless(bad, g.lerp(m, mu) if group["nesterov"] else m, m).to(dtype) for _, g, m in items]
         stack = torch.stack(u)
-        matrices, alone = stack.view(-1, *stack.shape[-2:]), one_at_a_time(stack.device)
-        iterate = compiled_newton_schulz() if group["ns_compiled"] else newton_schulz
-        return iterate(matrices, group["ns_steps"], triangular=alone).view_as(stack)
+        matrices = stack.view(-1, *stack.shape[-2:])
+        return newton_schulz(matrices, group["ns_steps"], triangular=one_at_a_time(matrices)).view_as(stack)
 
     def apply(group, params, updates, bad):
         rows, columns = params[0].shape[-2:]
         size = 0.2 * max(rows, columns) ** 0.5
         if group["adjust_lr"] == "original":
             size = max(1, rows / columns) ** 0.5
-        good = 1.0 if bad is None else 1.0 - bad
         if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"] * good)
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"] * good(bad))
         for p, u in zip(params, updates, strict=True):
-            p.add_(u if bad is None else u * good, alpha=-group["lr"] * size)
+            p.add_(u if bad is None else u * good(bad), alpha=-group["lr"] * size)
 
 
 NS = (3.4445, -4.7750, 2.0315)  # a, b, c
+BLOCK = 256  # rows of a triangular product computed at once; measured
 
 
 def newton_schulz(x, steps: int = 5, triangular: bool = False):
@@ -232,7 +247,7 @@ def symmetric(x, y, base=None, beta: float = 1.0, alpha: float = 1.0, triangular
     if not triangular:
         return torch.bmm(x, y) if base is None else torch.baddbmm(base, x, y, beta=beta, alpha=alpha)
     (S, m, k), out = x.shape, x.new_empty(len(x), x.shape[1], x.shape[1])
-    block = 256 if k < 2 * m else 128  # rows; measured
+    block = BLOCK if k < 2 * m else BLOCK // 2
     for s in range(S):
         for i in range(0, m, block):
             rows, columns = slice(i, i + block), slice(0, i + block)
@@ -245,16 +260,11 @@ def symmetric(x, y, base=None, beta: float = 1.0, alpha: float = 1.0, triangular
     return out
 
 
-@cache
-def compiled_newton_schulz():
-    return torch.compile(newton_schulz, dynamic=False, fullgraph=True)
-
-
-def one_at_a_time(device) -> bool:
-    """Whether matrices go through Newton-Schulz singly, by triangles: on a CPU, but for those with AMX, which gain more
-    from stacks."""
+def one_at_a_time(x) -> bool:
+    """Whether matrices like x (…, m, n) go through Newton-Schulz singly, by triangles: on a CPU, if there is more than
+    one block of rows; but not on those with AMX, which gain more from stacks."""
     amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    return device.type == "cpu" and not amx()
+    return x.device.type == "cpu" and min(x.shape[-2:]) > BLOCK and not amx()
 
 
 def batches(items: list) -> list:
@@ -262,19 +272,21 @@ def batches(items: list) -> list:
     if not items:
         return []
     p = items[0][0]
-    size = 1 if one_at_a_time(p.device) else max(1, 2**26 // p.numel())
+    size = 1 if one_at_a_time(p) else max(1, 2**26 // p.numel())
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
 @cache
 def share_out(shapes: tuple, world: int) -> list:
-    """The rank that orthogonalises each parameter: the costliest first, each to the rank with the least so far."""
+    """The rank that orthogonalises each parameter: the costliest first, each to the rank with the least so far.
+
+    Shapes of one cost in turn, not mixed: each is spread over all ranks, and `exchange` pads little."""
     costs = []
     for *stack, rows, columns in shapes:
         m, n = sorted((rows, columns))
         costs.append(math.prod(stack) * (2 * m * m * n + m**3))  # of a step of the iteration, in multiplications
     load, owners = [0] * world, [0] * len(shapes)
-    for i in sorted(range(len(shapes)), key=lambda i: -costs[i]):
+    for i in sorted(range(len(shapes)), key=lambda i: (-costs[i], shapes[i])):
         owners[i] = load.index(min(load))
         load[owners[i]] += costs[i]
     return owners
@@ -285,7 +297,7 @@ def exchange(same: list, updates: list, dtype: str, world: int) -> tuple:
     handle to wait for). All send as much as the rank that owns most, void at the end: any number of ranks will do."""
     owners, p = [owner for owner, *_ in same], same[0][1]
     most = max(owners.count(rank) for rank in range(world))
-    sent = torch.zeros(most, *p.shape, dtype=getattr(torch, dtype), device=p.device)
+    sent = torch.empty(most, *p.shape, dtype=getattr(torch, dtype), device=p.device)
     if updates:
         torch.cat(updates, out=sent[: sum(map(len, updates))])
     received = sent.new_empty(world, *sent.shape)
@@ -307,12 +319,6 @@ class Optimizer(torch.optim.Optimizer):
             for p in group["params"]:
                 self.state[p] = RULES[group["rule"]].state(p, group)
 
-    def compile(self) -> None:
-        """Let Muon's iteration be compiled where that pays: on a GPU. (On a CPU it is matrix products all through.)"""
-        for group in self.param_groups:
-            if "ns_compiled" in group:
-                group["ns_compiled"] = group["params"][0].is_cuda
-
     @torch.no_grad()
     def step(self, closure=None):
         """Update every parameter that has a gradient; the others, and their state, are left alone."""
@@ -322,8 +328,9 @@ class Optimizer(torch.optim.Optimizer):
             if params:
                 lists = group, params, [p.grad for p in params], [self.state[p] for p in params]
                 work.setdefault(group["rule"], []).append(lists)
+        bad = None if self.found_inf is None else self.found_inf > 0
         for rule, groups in work.items():
-            RULES[rule].step(groups, self.found_inf)
+            RULES[rule].step(groups, bad)
 
 
 # ---------------------------------------------------------------------------------------------- role → rule, LR, decay
@@ -332,8 +339,8 @@ MATRICES = ("emb", "pos", "head", "qk", "vo", "ffn")  # roles of these
 HIDDEN = ("qk", "vo", "ffn")
 DECAYED_GAINS = {"none": (), "all": ("gain_in", "gain_out"), "input": ("gain_in",), "output": ("gain_out",)}
 
-# Blockwise LR: a block's LR is ratio · learning_rate. The paper's ratios for AdamW, and for Adam-mini; 1 for norms
-# (with all scale vectors and scalars), learned positions and an untied head, as in the authors' code.
+# Blockwise LR: a block's LR is ratio · learning_rate. The paper's ratios for AdamW, and for Adam-mini; 1 for norms,
+# learned positions and an untied head, as in the authors' code. Other scale vectors and scalars go with norms [I].
 RATIOS = {"emb": 10.0, "qk": 8.0, "ffn": 6.0, "vo": 4.0, "norm": 1.0, "head": 1.0, "pos": 1.0}
 ADAM_MINI_RATIOS = RATIOS | {"emb": 4.0, "qk": 1.0, "ffn": 4.0}
 
@@ -391,8 +398,8 @@ def fill_defaults(config) -> None:
         if ratio * lr * decay >= 0.1:
             raise ValueError(
                 f"{prefix}learning_rate·{prefix}weight_decay{'·ratio' * (ratio != 1)} = {ratio * lr * decay:.3g} would "
-                f"shrink every matrix by {ratio * lr * decay:.0%} a step: lower {prefix}weight_decay ({name}'s default "
-                f"is {(ADAM if prefix else defaults)['weight_decay']:g})"
+                f"shrink every matrix by {ratio * lr * decay:.0%} a step: lower {prefix}weight_decay (the default is "
+                f"{(ADAM if prefix else defaults)['weight_decay']:g})"
             )
 
 
@@ -408,7 +415,9 @@ def _check_numbers(config):
     if config.muon_steps is not None and not 1 <= config.muon_steps <= 20:
         raise ValueError(f"muon_steps={config.muon_steps} must be between 1 and 20")
     if config.nesterov and (config.dampening or not config.momentum):
-        raise ValueError("nesterov needs momentum and no dampening: leave one of them out")
+        raise ValueError("nesterov needs momentum and no dampening: set nesterov=False, or change those")
+    if config.dampening and not config.momentum:
+        raise ValueError(f"dampening={config.dampening} has no effect without momentum: set one of them")
     if config.min_lr > config.learning_rate:
         raise ValueError(f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}: lower min_lr")
     decay = "adamw_weight_decay" if OPTIMIZERS[config.optimizer].rest else "weight_decay"  # of gains and scalars
@@ -448,21 +457,43 @@ def _check_blockwise(config, kind):
     for name, ratio in names.items():
         if getattr(config, name) is None:
             setattr(config, name, ratio)
-        if config.blockwise_min_lr == "shared" and getattr(config, name) * config.learning_rate < config.min_lr:
+        ends = config.schedule != "constant" and config.blockwise_min_lr == "shared"
+        if ends and getattr(config, name) * config.learning_rate < config.min_lr:
             raise ValueError(
                 f"{name}={getattr(config, name)} puts the peak below min_lr={config.min_lr}, which all blocks share: "
                 "lower min_lr, or set blockwise_min_lr=proportional"
             )
 
 
-def notes(config) -> list:
+def notes(config, model) -> list:
     """What is allowed but should be known: one line each, for the start of a run. After `fill_defaults`."""
-    if config.blockwise_lr and config.optimizer not in ("adamw", "adam_mini"):
+    name, found, roles = config.optimizer, [], set(model.roles().values())
+    if config.blockwise_lr and name not in ("adamw", "adam_mini"):
         ratios = ", ".join(f"{block} {getattr(config, f'lr_ratio_{block}'):g}" for block in RATIOS)
-        return [
-            f"blockwise_lr: the paper has ratios for adamw and adam_mini; for {config.optimizer} ours [I]: {ratios}"
-        ]
-    return []
+        found.append(
+            f"blockwise_lr: the paper has ratios for adamw and adam_mini; these for {name} are ours [I]: {ratios}"
+        )
+    idle = [
+        block
+        for block in ("head", "pos")
+        if block not in roles and getattr(config, f"lr_ratio_{block}") not in (None, 1)
+    ]
+    found += [f"lr_ratio_{block} has no effect: the model has no {block} of its own" for block in idle]
+    if config.decay_gains == "all" and not roles & {"gain_in", "gain_out"}:
+        found.append("decay_gains has no effect: the model has no gains")
+    if config.decay_scalars and not roles & {"scalar", "bias"}:
+        found.append("decay_scalars has no effect: the model has no learned scalars or biases")
+    if name == "msgdw" and (config.beta1, config.beta2) != (0.9, 0.95):
+        found.append("beta1 and beta2 have no effect on msgdw")
+    ends = config.min_lr != config.learning_rate / 10 or config.lr_decay_iters != config.max_iters
+    if config.schedule == "constant" and ends:
+        found.append("min_lr and lr_decay_iters have no effect with schedule=constant")
+    elif config.schedule != "constant" and config.lr_decay_iters < config.warmup_iters < config.max_iters:
+        found.append(
+            f"warm-up ({config.warmup_iters} steps) outlasts lr_decay_iters={config.lr_decay_iters}: the LR falls from "
+            "its peak to min_lr in one step"
+        )
+    return found
 
 
 def make_optimizer(model, config) -> Optimizer:
@@ -474,10 +505,10 @@ def make_optimizer(model, config) -> Optimizer:
     kind, roles, kinds = OPTIMIZERS[config.optimizer], model.roles(), model.module_kinds()
     decayed = MATRICES if config.decay_emb else tuple(role for role in MATRICES if role not in ("emb", "pos"))
     gains = DECAYED_GAINS[config.decay_gains]
-    if gains and not any(role in gains for role in roles.values()):
+    if config.decay_gains in ("input", "output") and not any(role in gains for role in roles.values()):
         raise ValueError(
-            f"decay_gains={config.decay_gains}, but the model has no such gains ({', '.join(gains)}): leave it out, or "
-            "choose another"
+            f"decay_gains={config.decay_gains}, but the model has no such gains ({', '.join(gains)}): set "
+            "decay_gains=none, or choose another"
         )
     decayed += gains + (("scalar", "bias") if config.decay_scalars else ())
     groups, trained = {}, {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -534,11 +565,10 @@ def load_optimizer(optimizer, saved: dict, step: int) -> None:
     try:
         names = [name for group in saved["param_groups"] for name in group["param_names"]]
         states = {names[i]: state for i, state in saved["state"].items()}
-        # a parameter that never had a gradient may lack a state, but some must have one after the first step
-        fits = sorted(names) == sorted(fresh) and bool(states or step == 0)
+        fits = sorted(names) == sorted(fresh) and (states.keys() == fresh.keys() or not states and step == 0)
         for name, state in states.items() if fits else ():
-            shapes = [{k: t.shape for k, t in s.items() if torch.is_tensor(t)} for s in (state, fresh[name])]
-            fits = fits and shapes[0] == shapes[1]
+            kinds = [{k: (t.shape, t.dtype) for k, t in s.items() if torch.is_tensor(t)} for s in (state, fresh[name])]
+            fits = fits and kinds[0] == kinds[1]
     except (KeyError, TypeError, AttributeError, IndexError):
         fits = False
     if not fits:

@@ -202,10 +202,10 @@ def describe_memory(model: GPT) -> list:
 def describe_rates(optimizer, config: TrainConfig) -> list:
     """LR of each group where its schedule turns: rows are groups, columns updates."""
     end, warmup = config.lr_decay_iters, config.warmup_iters
-    turns = {1, warmup, warmup + 1, (warmup + end) // 2, end}
+    turns = {1, warmup, warmup + 1, (warmup + end) // 2, end, config.max_iters}
     if config.schedule == "wsd":
         turns |= {end - config.wsd_decay_iters, end - config.wsd_decay_iters // 2}
-    turns = sorted(t for t in turns if 1 <= t <= max(end, 1))
+    turns = sorted(t for t in turns if 1 <= t <= max(config.max_iters, 1))
     rows = [("LR at update", *map(str, turns))]
     for group in optimizer.param_groups:
         rows.append((group["label"], *(f"{lr_at(t - 1, config, group):.3g}" for t in turns)))
@@ -288,7 +288,8 @@ def optimizer_main() -> int:
         model, config, _ = resolve(SCHEDULE_HELP)
         optimizer = make_optimizer(model, config)
         print(describe_groups(optimizer, model), "", *describe_rates(optimizer, config), sep="\n")
-        print(*(f"note: {note}" for note in notes(config)), sep="\n", end="")
+        for note in notes(config, model):
+            print(f"note: {note}")
         if plot:
             path = Path(config.out_dir) / "lr.png"
             draw_rates(optimizer, config, path)

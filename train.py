@@ -41,9 +41,8 @@ class TrainConfig:
     # --- optimizer ---
     optimizer: Literal["adamw", "msgdw", "muon", "adam_mini"] = "adamw"  # AdamW; momentum SGD with decoupled decay
     #   (DNT's mSGDW); Muon for the matrices of the blocks with AdamW for the rest; Adam-mini
-    learning_rate: float | None = (
-        None  # peak; None = the optimizer's default: msgdw 1.0, muon with original 0.02, else 6e-4
-    )
+    learning_rate: float | None = None  # peak; None = the optimizer's default: msgdw 1.0, muon with original 0.02,
+    #   the others 6e-4
     weight_decay: float | None = None  # decoupled, on matrices; None = the default: msgdw 1e-4, muon with original
     #   0.01, else 0.1
     decay_emb: bool = True  # decay for embeddings, of tokens (with a tied head: the head too) and positions
@@ -58,10 +57,9 @@ class TrainConfig:
     muon_adjust_lr: Literal["original", "match_rms_adamw"] | None = None  # muon: updates times √max(1, rows/columns),
     #   or times 0.2·√max(rows, columns), as large as AdamW's; None = match_rms_adamw
     muon_steps: int | None = None  # muon: steps of the Newton-Schulz iteration; None = 5
-    adamw_learning_rate: float | None = (
-        None  # muon: peak LR of the rest, on AdamW; None = learning_rate (original: 6e-4)
-    )
-    adamw_weight_decay: float | None = None  # muon: decay of the rest; None = weight_decay (original: 0.1)
+    adamw_learning_rate: float | None = None  # muon: peak LR of the rest, on AdamW; None = learning_rate, with
+    #   original 6e-4
+    adamw_weight_decay: float | None = None  # muon: decay of the rest; None = weight_decay, with original 0.1
     grad_clip: float = 1.0  # limit on the global gradient norm; 0 = off
     # --- schedule ---
     max_iters: int = 200_000  # optimizer steps
@@ -83,7 +81,8 @@ class TrainConfig:
     lr_ratio_pos: float | None = None  # learned positions; None = 1
     blockwise_start: Literal["start", "warmup_end"] = "start"  # ratios from the first step, or after warm-up
     blockwise_min_lr: Literal["shared", "proportional"] = "shared"  # all decay to min_lr, or each to ratio · min_lr
-    blockwise_decay: Literal["scaled", "unscaled"] = "scaled"  # LR times decay grows with the ratio, or does not
+    blockwise_decay: Literal["scaled", "unscaled"] = "scaled"  # LR times decay grows with the ratio, or weight_decay is
+    #   divided by it (exact while the LR is ratio times the base, so not near a shared min_lr)
     # --- evaluation, logging, checkpoints ---
     eval_interval: int = 1000  # steps between evaluations, each followed by a checkpoint
     eval_tokens: int = 1_000_000  # validation tokens read each time, the same every time; 0 = all
@@ -163,7 +162,8 @@ def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> 
         model, saved_meta = GPT.from_checkpoint(weights, dropout=flags.dropout), weights["meta"]
         print_changes("model of the checkpoint, not of the flags", asdict(flags), asdict(model.config), env)
         if checkpoint:
-            print_changes("changed on resume", checkpoint["train_config"], asdict(config), env)
+            used = {name: value for name, value in asdict(config).items() if value is not None}
+            print_changes("changed on resume", checkpoint["train_config"], used, env)
         env.print(f"weights: {out_dir if checkpoint else source}, step {weights['step']}")
     different = saved_meta and any(meta.get(k) != saved_meta.get(k) for k in ("tokenizer", "vocab_size", "chars"))
     if different or meta["vocab_size"] > model.config.vocab_size:
@@ -176,9 +176,9 @@ def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> 
 
 
 def print_changes(title: str, old: dict, new: dict, env: Env) -> None:
-    old = {
-        f.name: f.default for schema in (GPTConfig, TrainConfig) for f in fields(schema)
-    } | old  # of an older version
+    defaults = TrainConfig(optimizer=new.get("optimizer", "adamw"))
+    fill_defaults(defaults)
+    old = {f.name: f.default for f in fields(GPTConfig)} | asdict(defaults) | old  # what older versions did not have
     changes = [f"{k} {old[k]} → {new[k]}" for k in new if k in old and old[k] != new[k]]
     changes = [line for line in changes if line.split()[0] not in ("init_from", "overwrite", "out_dir", "vocab_size")]
     if changes:
@@ -249,12 +249,10 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
     env.print(f"compile {compiled} ({reason})")
     if config.warmup_iters >= config.max_iters and not config.eval_only:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
-    for note in raw_model.config.notes() + notes(config):
+    for note in raw_model.config.notes() + notes(config, raw_model):
         env.print(f"note: {note}")
     example = env.put(*data.val_batch(data.validation(1), micro))
     model = runtime.compile_model(raw_model, config, example, env) if compiled else raw_model
-    if model is not raw_model:
-        optimizer.compile()
     if config.eval_only:
         val_loss = evaluate(model, data, config, micro, env, stop)
         if val_loss is not None:

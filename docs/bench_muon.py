@@ -28,11 +28,11 @@ SETS = {
 }
 
 
-def ours(shapes, device, compiled=False):
+def ours(shapes, device):
     config = SimpleNamespace(momentum=0.95, nesterov=True, muon_steps=5, muon_adjust_lr="match_rms_adamw")
     model = SimpleNamespace(compute_dtype=torch.bfloat16)
     params = [torch.nn.Parameter(0.02 * torch.randn(shape, device=device)) for shape in shapes]
-    options = optim.Muon.options(config, "ffn", model) | dict(ns_compiled=compiled)
+    options = optim.Muon.options(config, "ffn", model)
     return Optimizer([dict(params=params, rule="muon", lr=1e-3, weight_decay=0.1, **options)]), params
 
 
@@ -61,7 +61,7 @@ def errors(shape, device) -> tuple:
         a = exact @ exact.T
         exact = NS[0] * exact + (NS[1] * a + NS[2] * a @ a) @ exact
     exact = exact if shape[0] <= shape[1] else exact.T
-    mine = newton_schulz(x.bfloat16()[None], triangular=one_at_a_time(x.device))[0]
+    mine = newton_schulz(x.bfloat16()[None], triangular=one_at_a_time(x))[0]
     other = _zeropower_via_newtonschulz(x, NS, 5, 1e-7)
     return tuple(((y.double() - exact).norm() / exact.norm()).item() for y in (mine, other))
 
@@ -71,12 +71,11 @@ def main():
     if device.type == "cpu" and os.getloadavg()[0] > 1:
         print(f"warning: the machine is busy (load {os.getloadavg()[0]:.1f}): the figures mean little")
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{name}, torch {torch.__version__}, {'one at a time' if one_at_a_time(device) else 'in stacks'}")
+    singly = one_at_a_time(torch.empty(D, D, device=device))
+    print(f"{name}, torch {torch.__version__}, matrices {'one at a time' if singly else 'in stacks'}")
     for title, shapes in SETS.items():
         torch.manual_seed(0)
         made = {"torch.optim.Muon": theirs(shapes, device), "ours": ours(shapes, device)}
-        if device.type == "cuda":
-            made["ours, compiled"] = ours(shapes, device, compiled=True)
         grads = [torch.randn(shape, device=device) for shape in shapes]
         for _, params in made.values():
             for p, g in zip(params, grads, strict=True):

@@ -96,7 +96,9 @@ def main():
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("validation loss at step 300, nats per byte")
     figure.tight_layout()
-    figure.savefig(ROOT / "docs" / "optimizers" / "lr_sweep.png", dpi=80)
+    picture = ROOT / "docs" / "optimizers" / "lr_sweep.png"
+    picture.parent.mkdir(exist_ok=True)
+    figure.savefig(picture, dpi=80)
 
     print("\n| optimizer | layout | loss at step 300 by LR, seed 1 (✗: diverged) |\n|---|---|---|")
     for optimizer, layout in product(OPTIMIZERS, LAYOUTS):
@@ -108,7 +110,7 @@ def main():
         print(f"| {optimizer} | {layout} | {', '.join(cells)} |")
     print("\n| optimizer | layout | best LR | loss at step 300, seeds 1, 2, 3 |\n|---|---|---|---|")
     for (optimizer, layout), (_, lr) in best.items():
-        ends = [f"{repeated[optimizer, layout, lr, seed][300]:.3f}" for seed in SEEDS]
+        ends = [f"{repeated[optimizer, layout, lr, seed].get(300, float('nan')):.3f}" for seed in SEEDS]
         print(f"| {optimizer} | {layout} | {lr:g} | {', '.join(ends)} |")
 
 

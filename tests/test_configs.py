@@ -125,7 +125,7 @@ def test_training_settings(name):
     assert (model.norm, model.embed_scale) == (norm, norm == "dyt")
     for gpus in (1, 2, 4) if c.batch_size == 300 else (1, 2, 4, 8):  # 300 is the paper's, and does not split over 8
         assert split_batch(c.batch_size, c.micro_batch_size, gpus)[0] == c.micro_batch_size
-    assert model.notes() == notes(c) == []
+    assert model.notes() == notes(c, build(model)) == []
 
 
 # t, and LR over peak: min(1 − (1 − t/w)², 0.1 + 0.45 (1 + cos(πt/T))), w = min(2000, T/20)
@@ -250,7 +250,7 @@ LINES = {
     | dict(adamw_learning_rate=6e-4, adamw_weight_decay=0.1),
     "optimizers/muon_dnt": MUON
     | dict(muon_adjust_lr="match_rms_adamw", learning_rate=1e-4, min_lr=1e-5, weight_decay=0.1)
-    | dict(adamw_learning_rate=6e-4, adamw_weight_decay=0.1),
+    | dict(adamw_learning_rate=6e-4),
     "optimizers/wsd": dict(schedule="wsd", wsd_decay="linear", wsd_decay_iters=None),
     "blockwise/adam_mini": MINI,
     "blockwise/adam_mini_blockwise": MINI
@@ -270,7 +270,7 @@ def test_overlays_differ_from_their_baseline_in_the_lines_meant(baseline):
         assert list(keys) == list(KEYS[baseline]), f"{name}: overlays of a family set the same lines, in the same order"
         assert {k: v for k, v in keys.items() if v != KEYS[baseline][k]} == changes, name
     varied = {k for changes in DIFFERENCES[baseline].values() for k in changes}
-    whole = ("dnt", "blockwise")  # these write all of it out: the norm, every ratio
+    whole = ("dnt", "blockwise", "decay")  # these write all of it out: the norm, every ratio, every rule
     assert family in whole or varied == KEYS[baseline].keys()
 
 
@@ -293,8 +293,8 @@ def test_families_are_complete():
 def test_overlays_build_train_and_print_no_notes(name):
     base = BASE[name.split("/")[0]]
     model, train = config(base, name)
-    assert model.notes() == notes(train) == []
-    build(model)
+    scalars = ["decay_scalars has no effect: the model has no learned scalars or biases"]  # of the decay files' base
+    assert (model.notes(), notes(train, build(model))) == ([], scalars if name == "decay/dyt" else [])
     model, train = config(base, name, **dict(flag.split("=") for flag in TINY))
     net = GPT(model)
     optimizer = make_optimizer(net, train)  # refuses decay on gains that are not there

@@ -1,4 +1,4 @@
-"""Blockwise LR whose ratios leave weight decay as it was. Put it after a config of any size.
+"""Blockwise LR with weight decay divided by the ratios. Put it after a config of any size.
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
         config/blockwise/decay_unscaled.py --out_dir=out/blockwise_llama_237m_decay_unscaled
@@ -6,7 +6,8 @@
         --out_dir=out/quick_blockwise_decay_unscaled
 
 A step shrinks a weight by LR times decay, so a ratio of 10 is also ten times the decay. Here decay is divided by the
-ratio: what remains of the gain is the LR's. An ablation of ours [I]; the paper has none.
+ratio, and LR times decay is the baseline's while the LR is ratio times the baseline's: all along, but for the last
+steps, when all LRs near the same min LR. An ablation of ours [I]; the paper has none.
 """
 
 blockwise_lr = True

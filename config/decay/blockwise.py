@@ -12,5 +12,6 @@ config/decay/nanogpt.py. The paper's text says that it follows nanoGPT, where ga
 """
 
 weight_decay = None  # AdamW 0.1, mSGDW 1e-4
+decay_emb = True
 decay_gains = "all"
 decay_scalars = False

@@ -12,5 +12,6 @@ without gains (norm=none) is refused: --decay_gains=none leaves its scalars.
 """
 
 weight_decay = None  # AdamW 0.1, mSGDW 1e-4
+decay_emb = True
 decay_gains = "all"
 decay_scalars = True  # α, β, the embedding's scalar, biases

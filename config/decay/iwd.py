@@ -12,5 +12,6 @@ LLaMA and QK-norm: config/scale_vectors/iwd.py.
 """
 
 weight_decay = None  # AdamW 0.1, mSGDW 1e-4
+decay_emb = True
 decay_gains = "input"
 decay_scalars = False

@@ -4,10 +4,11 @@
         --out_dir=out/dnt_small_decay_lns
     python train.py config/quickstart.py config/decay/lns.py --out_dir=out/quick_decay_lns
 
-Its sizes (config/lns/) have this already. After config/optimizers/muon_original.py or muon_dnt.py, which name a decay
-for what is on AdamW, that one has to go too, with adamw_weight_decay=0 on the command line.
+Its sizes (config/lns/) have this already. After config/optimizers/muon_original.py, which has a decay of its own for
+what is on AdamW, that one has to go too, with adamw_weight_decay=0 on the command line.
 """
 
 weight_decay = 0.0
+decay_emb = True
 decay_gains = "none"
 decay_scalars = False

@@ -11,5 +11,6 @@ The default here. These files say what decays; how much is the optimizer's defau
 """
 
 weight_decay = None  # AdamW 0.1, mSGDW 1e-4
+decay_emb = True
 decay_gains = "none"
 decay_scalars = False

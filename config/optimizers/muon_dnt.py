@@ -20,7 +20,6 @@ learning_rate = 1e-4
 min_lr = 1e-5  # the rest in proportion: 6e-5 [I]
 weight_decay = 0.1  # [I]
 adamw_learning_rate = 6e-4
-adamw_weight_decay = 0.1  # [I]
 muon_adjust_lr = "match_rms_adamw"  # [U]
 momentum = 0.95  # [I]
 nesterov = True
