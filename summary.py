@@ -239,7 +239,7 @@ def draw_rates(optimizer, config: TrainConfig, path: Path) -> None:
 
 
 def resolve(description: str) -> tuple:
-    """(model on the meta device, TrainConfig, a word on the vocabulary) of this command line."""
+    """(model, optimizer, both on the meta device, TrainConfig, a word on the vocabulary) of this command line."""
     (flags, config), _ = configure(GPTConfig, TrainConfig, description=description)
     config.check()
     fill_defaults(config)
@@ -251,12 +251,13 @@ def resolve(description: str) -> tuple:
             flags.vocab_size = 50257
             vocabulary = f"; GPT-2's, since dataset {config.dataset!r} is not prepared here"
     with torch.device("meta"):
-        return GPT(flags), config, vocabulary
+        model = GPT(flags)
+    return model, make_optimizer(model, config), config, vocabulary
 
 
 def main() -> int:
     try:
-        model, _, vocabulary = resolve(__doc__)
+        model, _, _, vocabulary = resolve(__doc__)
         c = model.config
         heads = f"{c.n_head} heads of {c.head_dim}" + (f", {c.n_kv_head} for k and v" if c.n_kv_head else "")
         print(f"{c.n_layer} blocks, {c.n_embd} wide, {heads}, FFN {c.hidden}, context {c.block_size}")
@@ -285,8 +286,7 @@ def optimizer_main() -> int:
     try:
         plot = "--plot" in sys.argv
         sys.argv = [argument for argument in sys.argv if argument != "--plot"]
-        model, config, _ = resolve(SCHEDULE_HELP)
-        optimizer = make_optimizer(model, config)
+        model, optimizer, config, _ = resolve(SCHEDULE_HELP)
         print(describe_groups(optimizer, model), "", *describe_rates(optimizer, config), sep="\n")
         for note in notes(config, model):
             print(f"note: {note}")

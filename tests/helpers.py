@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, pre_norm="attn", mid_norm="both", input_norm=True)
 TINY |= dict(qk_norm=True, batch_size=8, learning_rate=1e-2, warmup_iters=5, max_iters=20, eval_interval=10)
 TINY |= dict(eval_tokens=512, log_interval=1, device="cpu", dtype="float32", compile=False)
-LOGGED = ("tokens", "train_loss", "val_loss", "lr", "grad_norm", "skipped_steps")  # of a row: all but speed and memory
+MACHINE = ("tokens_per_s", "peak_mem_bytes", "mfu")  # of a row: what depends on the machine
 
 
 def make_dataset(folder: Path, alphabet: int = 50, seed: int = 0) -> Path:
@@ -139,7 +139,7 @@ def metrics(out_dir: Path) -> list:
 
 def logged(out_dir: Path) -> list:
     """One (step, values that do not depend on the machine) a row."""
-    return [(row["step"], {k: row[k] for k in LOGGED if k in row}) for row in metrics(out_dir)]
+    return [(row["step"], {k: v for k, v in row.items() if k not in ("step", *MACHINE)}) for row in metrics(out_dir)]
 
 
 def column(out_dir: Path, name: str) -> dict:

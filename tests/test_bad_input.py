@@ -262,12 +262,12 @@ def during(action, step=4):
     """Do `action` when the run (resumed at step 3) comes to `step`."""
 
     def spoil(w):
-        real = train.lr_at
+        real, done = train.lr_at, []
 
-        def lr_at(i, config):
-            if i == step:
-                action(w)
-            return real(i, config)
+        def lr_at(i, *args):
+            if i == step and not done:  # it is called for every group
+                done.append(action(w))
+            return real(i, *args)
 
         w.patch.setattr(train, "lr_at", lr_at)
 
@@ -346,6 +346,7 @@ def named_dataset(w):
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 NO_MPS = pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has mps")
 RESUME = "--init_from=resume --max_iters=6 --eval_interval=100 "
+MSGDW = "--optimizer=msgdw --weight_decay=0"
 PT = "run/*.pt"  # what a case that fails in the middle of a run must keep
 OTHER = [chr(ord("a") + i) for i in range(50)]  # another alphabet of 50
 
@@ -362,7 +363,10 @@ FLAGS = cases(
     ("a word for a float", "--dropout=low", ["dropout", "low", "float"]),
     ("nan", "--learning_rate=nan", ["learning_rate", "nan", "float"]),
     ("wrong norm", "--norm=layer_norm", ["norm", "layer_norm", "layernorm", "rmsnorm", "dyt"]),
-    ("wrong optimizer", "--optimizer=adam", ["optimizer", "adam", "adamw", "msgdw"]),
+    ("wrong optimizer", "--optimizer=adam", ["optimizer", "adamw", "msgdw", "muon", "adam_mini"]),
+    ("wrong schedule", "--schedule=wds", ["schedule", "wds", "cosine", "wsd", "linear", "constant", "dyt"]),
+    ("wrong convention", "--muon_adjust_lr=spectral", ["muon_adjust_lr", "original", "match_rms_adamw"]),
+    ("wrong form of decay", "--wsd_decay=exp", ["wsd_decay", "linear", "sqrt", "cosine"]),
     ("wrong dtype", "--dtype=float64", ["dtype", "float64", "bfloat16"]),
     ("no for a bool", "--bias=no", ["bias", "'no'", "True", "False"]),
     ("no value", "--n_layer", ["--n_layer=VALUE"]),
@@ -446,6 +450,40 @@ VALUES = cases(
     ("grad_clip", "--grad_clip=-1", ["grad_clip=-1"]),
     ("warmup", "--warmup_iters=-1", ["warmup_iters=-1"]),
     ("lr_decay_iters", "--lr_decay_iters=-1", ["lr_decay_iters=-1"]),
+    ("momentum for AdamW", "--momentum=0.9", ["momentum=0.9", "no effect on adamw", "msgdw or muon"]),
+    ("its default, for AdamW", "--dampening=0", ["dampening=0", "no effect on adamw", "choose msgdw"]),
+    ("nesterov for Adam-mini", "--optimizer=adam_mini --nesterov=False", ["nesterov", "no effect on adam_mini"]),
+    ("dampening for Muon", "--optimizer=muon --dampening=0.1", ["dampening=0.1", "no effect on muon"]),
+    ("Muon's steps for AdamW", "--muon_steps=5", ["muon_steps=5", "no effect on adamw", "choose muon"]),
+    ("a second LR for mSGDW", f"{MSGDW} --adamw_learning_rate=1e-3", ["adamw_learning_rate", "no effect on msgdw"]),
+    ("a second decay for AdamW", "--adamw_weight_decay=0.1", ["adamw_weight_decay", "no effect on adamw"]),
+    ("nesterov, dampening", f"{MSGDW} --nesterov=True --dampening=0.1", ["nesterov", "no dampening"]),
+    ("nesterov, no momentum", "--optimizer=muon --momentum=0", ["nesterov needs momentum"]),
+    ("dampening", f"{MSGDW} --dampening=1", ["dampening=1.0", "below 1"]),
+    ("no steps", "--optimizer=muon --muon_steps=0", ["muon_steps=0", "between 1 and 20"]),
+    ("many steps", "--optimizer=muon --muon_steps=21", ["muon_steps=21", "between 1 and 20"]),
+    ("negative second LR", "--optimizer=muon --adamw_learning_rate=-1", ["adamw_learning_rate=-1"]),
+    ("negative second decay", "--optimizer=muon --adamw_weight_decay=-1", ["adamw_weight_decay=-1"]),
+    (
+        "second LR times decay",
+        "--optimizer=muon --adamw_learning_rate=1 --adamw_weight_decay=0.5",
+        ["adamw_learning_rate·adamw_weight_decay = 0.5", "50%"],
+    ),
+    ("ratio, not blockwise", "--lr_ratio_qk=8", ["lr_ratio_qk", "needs blockwise_lr=True"]),
+    ("start, not blockwise", "--blockwise_start=warmup_end", ["blockwise_start", "needs blockwise_lr=True"]),
+    ("min_lr, not blockwise", "--blockwise_min_lr=proportional", ["blockwise_min_lr", "needs blockwise_lr=True"]),
+    ("decay, not blockwise", "--blockwise_decay=unscaled", ["blockwise_decay", "needs blockwise_lr=True"]),
+    ("negative ratio", "--blockwise_lr=True --lr_ratio_emb=-1", ["lr_ratio_emb=-1"]),
+    ("ratio below min_lr", "--blockwise_lr=True --lr_ratio_vo=0.01", ["lr_ratio_vo=0.01", "min_lr=0.001"]),
+    ("lr times decay times ratio", "--blockwise_lr=True --weight_decay=1", ["learning_rate·weight_decay·ratio = 0.1"]),
+    ("wsd's decay without wsd", "--wsd_decay=sqrt", ["wsd_decay", "needs schedule=wsd", "schedule=cosine"]),
+    ("wsd's steps without wsd", "--wsd_decay_iters=2", ["wsd_decay_iters", "needs schedule=wsd"]),
+    (
+        "wsd's steps in warm-up",
+        "--schedule=wsd --max_iters=20 --wsd_decay_iters=16",
+        ["wsd_decay_iters=16", "15 steps after warm-up", "lr_decay_iters=20, warmup_iters=5"],
+    ),
+    ("wsd's negative steps", "--schedule=wsd --wsd_decay_iters=-1", ["wsd_decay_iters=-1"]),
     # the run
     ("seed", "--seed=-1", ["seed=-1"]),
     ("max_iters", "--max_iters=-1", ["max_iters=-1"]),
@@ -525,6 +563,27 @@ def longer_context(c):
     c["model_config"]["block_size"], c["model"]["wpe.weight"] = 4000, torch.zeros(4000, 16)
 
 
+def renamed(rename):
+    """Every name the optimizer knows a parameter by, changed."""
+
+    def change(c):
+        for group in c["optimizer"]["param_groups"]:
+            group["param_names"] = [rename(name) for name in group["param_names"]]
+
+    return change
+
+
+def last_dropped(c):
+    """The optimizer of a model that had one parameter less."""
+    c["optimizer"]["param_groups"][-1]["param_names"].pop()
+    c["optimizer"]["state"].pop(c["optimizer"]["param_groups"][-1]["params"].pop())
+
+
+def momentum_alone(c):
+    """What mSGDW would have saved, in a checkpoint that says adamw."""
+    c["optimizer"]["state"] = {i: {"momentum_buffer": s["exp_avg"]} for i, s in c["optimizer"]["state"].items()}
+
+
 def checkpoint_rows():
     """Every mistake in a checkpoint's content, resumed and as a source of weights."""
     for name, words, change in (
@@ -552,6 +611,15 @@ def checkpoint_rows():
         ("empty optimizer state", ["optimizer"], put("optimizer", "state", {})),
         ("optimizer state of another shape", ["optimizer"], put("optimizer", "state", 0, "exp_avg", torch.zeros(3))),
         ("optimizer of other parameters", ["optimizer"], lambda c: c["optimizer"]["param_groups"].pop()),
+        ("optimizer of fewer parameters", ["optimizer"], last_dropped),
+        ("optimizer of renamed parameters", ["optimizer"], renamed(lambda n: f"model.{n}")),
+        ("optimizer of one parameter", ["optimizer"], renamed(lambda n: STATE)),
+        ("optimizer without names", ["optimizer"], lambda c: c["optimizer"]["param_groups"][0].pop("param_names")),
+        ("optimizer state without a tensor", ["optimizer"], lambda c: c["optimizer"]["state"][0].pop("exp_avg")),
+        ("optimizer state with one more", ["optimizer"], put("optimizer", "state", 0, "more", torch.zeros(3))),
+        ("optimizer state of another kind", ["optimizer"], momentum_alone),
+        ("optimizer state that is none", ["optimizer"], put("optimizer", "state", 0, 7)),
+        ("a list of optimizer states", ["optimizer"], put("optimizer", "state", [1, 2])),
         ("a word for the step", ["step"], put("step", "three")),
     ):
         # no further step: with a wrong shape, torch's fused AdamW would write beyond its memory
@@ -579,7 +647,6 @@ CHECKPOINT_CASES = cases(
     ("code in a pickle", R, ["last.pt"], evil(pickle.dump)),
     ("code in torch.save", R, ["last.pt"], evil(torch.save)),
     ("code in the weights' file", P, ["best.pt"], evil(torch.save)),
-    ("the other optimizer", f"{RESUME} --optimizer=msgdw --weight_decay=0", ["optimizer", "adamw", "msgdw"]),
     ("another vocabulary", R, ["300", "50", "vocabulary"], meta(lambda m: m.update(HUGE))),
     ("another vocabulary for weights", P, ["300", "50", "vocabulary"], meta(lambda m: m.update(HUGE))),
     ("another tokenizer", R, ["bytes", "chars", "dataset"], meta(put("tokenizer", "bytes"))),

@@ -138,7 +138,8 @@ def run(*argv):
 
 
 def test_the_command():
-    """DNT's 1.4B: its parameters, and the optimizer state of the paper's Table 2: 11.5 and 5.7 GB."""
+    """DNT's 1.4B: its parameters, and the optimizer state of the paper's Table 2: 11.5 and 5.7 GB. Muon has AdamW's
+    second moment for what is no matrix of the blocks; Adam-mini's one number a block is too little to show."""
     code, out, err = run("config/dnt_xl.py", "--lns=norm", "--vocab_size=50257")
     assert (code, err) == (0, "")
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
@@ -153,6 +154,8 @@ def test_the_command():
     assert f"{flops / 1e9:.3f} GFLOPs per token" in out
     sizes = {name: re.findall(r"([\d.]+) GB", " ".join(rows[name])) for name in OPTIMIZERS}
     assert sizes["adamw"] == ["5.75", "5.75", "11.50"] and sizes["msgdw"] == ["5.75", "5.75", "5.75"]
+    assert sizes["muon"] == ["5.75", "5.75", f"{(8 * total - 4 * 12 * d * d * layers) / 1e9:.2f}"]
+    assert sizes["adam_mini"] == ["5.75", "5.75", "5.75"] and list(sizes) == ["adamw", "msgdw", "muon", "adam_mini"]
     assert "note: lns has no effect here" in out and "block by block" in out
 
 
@@ -183,3 +186,97 @@ def test_a_reader_that_goes_away_is_no_error():
     command = f"{sys.executable} model.py --n_layer=64 --lns=norm --vocab_size=50 | head -n 1"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.startswith("64 blocks") and done.stderr == ""
+
+
+# ------------------------------------------------------------------------------------------- python optim.py CONFIG
+
+TRAINED = dict(SIZE, warmup_iters=5, max_iters=25, learning_rate=1e-2)
+
+
+def optim(capsys, *argv):
+    """`python optim.py ARGV` in this process: (exit code, stdout, stderr)."""
+    flags = [f"--{name}={value}" for name, value in TRAINED.items() if f"--{name}=" not in " ".join(argv)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["optim.py", *argv, *flags])
+        try:
+            code = summary.optimizer_main()
+        except SystemExit as e:
+            code = e.code
+    return code, *capsys.readouterr()
+
+
+# flags: the updates that are shown, and learning rates there, by hand. min_lr is 0.001.
+RATES = {
+    "cosine": ("", {"LR": (1, 5, 6, 15, 25), "emb": (2e-3, 1e-2, 9.94e-3, 5.5e-3, 1e-3)}),
+    "wsd": (
+        "--schedule=wsd --wsd_decay_iters=10",
+        {"LR": (1, 5, 6, 15, 20, 25), "ffn": (2e-3, 1e-2, 1e-2, 1e-2, 5.5e-3, 1e-3)},
+    ),
+    "blockwise": (
+        "--blockwise_lr=True --blockwise_start=warmup_end --schedule=constant",
+        {"emb": (2e-3, 1e-2, 0.1, 0.1, 0.1), "vo": (2e-3, 1e-2, 0.04, 0.04, 0.04)},
+    ),
+    "muon": (
+        "--optimizer=muon --adamw_learning_rate=5e-3 --schedule=linear",
+        {"qk": (2e-3, 1e-2, 9.55e-3, 5.5e-3, 1e-3), "pos": (1e-3, 5e-3, 4.77e-3, 2.75e-3, 5e-4)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_learning_rates_of_a_configuration(name, capsys):
+    flags, expected = RATES[name]
+    code, out, err = optim(capsys, *flags.split())
+    assert (code, err) == (0, "")
+    groups, rates = out.split("\n\n")
+    shown = {line.split()[0]: line.split() for line in rates.splitlines() if not line.startswith("note")}
+    roles = [line.split()[0] for line in groups.splitlines()[1:]]
+    assert list(shown) == ["LR", *roles] and set(roles) == {"emb", "pos", "qk", "vo", "ffn", "gain_in"}
+    for row, values in expected.items():
+        assert [float(x) for x in shown[row][-len(values) :]] == pytest.approx(values, rel=2e-3), row
+
+
+def test_learning_rates_drawn(tmp_path, capsys):
+    """The picture is all that is written; notes and the line about it are lines of their own."""
+    code, out, err = optim(capsys, "--plot", f"--out_dir={tmp_path}/new", "--optimizer=muon", "--blockwise_lr=True")
+    assert (code, err) == (0, "")
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["new", "new/lr.png"]
+    picture = (tmp_path / "new" / "lr.png").read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n" and len(picture) > 5000
+    *_, note, drawn = out.splitlines()
+    assert re.fullmatch("note: blockwise_lr: the paper has ratios for adamw and adam_mini.*pos 1", note)
+    assert drawn == f"drawn: {tmp_path}/new/lr.png" and out.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    "flags, code, words",
+    [
+        ("--schedule=wds", 2, "schedule"),
+        ("no_such_file.py", 2, "no_such_file.py"),
+        ("--plot=True", 2, "--plot"),
+        ("--wsd_decay=sqrt", 1, "error: wsd_decay needs schedule=wsd"),
+        ("--muon_steps=5", 1, "error: muon_steps=5 has no effect on adamw"),
+        ("--decay_gains=input --gain=none", 1, "error: decay_gains=input, but the model has no"),
+        ("--out_dir={tmp}/file/run", 1, "{tmp}/file"),
+    ],
+)
+def test_bad_input_of_the_plot_is_one_line(flags, code, words, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    argv = f"{flags} --plot" if "--out_dir" in flags else f"{flags} --plot --out_dir={{tmp}}"
+    found, _, err = optim(capsys, *argv.format(tmp=tmp_path).split())
+    assert found == code and words.format(tmp=tmp_path) in err and err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_plot_without_matplotlib(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = optim(capsys, "--plot", f"--out_dir={tmp_path}")
+    assert code == 1 and err == "error: --plot needs matplotlib: pip install matplotlib\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_optimizer_command():
+    command = [sys.executable, "optim.py", "config/dnt_small.py", "--optimizer=adam_mini", "--n_layer=1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^LR at update +1 +2000 +2001 +101000 +200000$", done.stdout, re.MULTILINE)

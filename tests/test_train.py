@@ -168,6 +168,31 @@ def test_a_run_stopped_twice_goes_on_exactly(whole, tmp_path, capsys):
     assert checkpoints(tmp_path / "run") == before
 
 
+FURTHER = {
+    "muon, dropout": dict(optimizer="muon", dropout=0.2, blockwise_lr=True, learning_rate=5e-3),
+    "muon, original": dict(optimizer="muon", muon_adjust_lr="original", nesterov=False, adamw_learning_rate=1e-2),
+    "adam_mini, dyt": dict(optimizer="adam_mini", schedule="dyt", micro_batch_size=4),
+    "msgdw, nesterov": dict(optimizer="msgdw", learning_rate=0.1, nesterov=True, schedule="linear"),
+    "msgdw, dampening": dict(optimizer="msgdw", learning_rate=0.5, dampening=0.5),
+    "adamw, blockwise, wsd": dict(blockwise_lr=True, learning_rate=2e-3, schedule="wsd", bias=True),
+}
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_every_optimizer_goes_on_exactly(name, dataset, tmp_path):
+    """Stopped by SIGTERM, then cut off by a crash between two checkpoints."""
+    config = dict(dataset=dataset, max_iters=40, save_interval=7, init_from="auto", **FURTHER[name])
+    assert run(out_dir=tmp_path / "whole", **config) == 0
+    losses = column(tmp_path / "whole", "train_loss")
+    assert losses[40] < losses[1] - 0.8
+    with at_row(some_step(2, 18), lambda: kill_me(signal.SIGTERM)):
+        assert run(out_dir=tmp_path / "run", **config) == 128 + signal.SIGTERM
+    with at_row(some_step(20, 39), crash), pytest.raises(Crash):
+        run(out_dir=tmp_path / "run", **config)
+    assert run(out_dir=tmp_path / "run", **config) == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
 @pytest.fixture(scope="module")
 def short(dataset, tmp_path_factory):
     """A tiny run of 30 steps without interruption, evaluated and saved every 10."""
@@ -540,7 +565,9 @@ def test_eval_only_writes_nothing(short, dataset, tmp_path, capsys):
 VICTIM = "blocks.1.mlp.f.up.weight"
 
 
-@pytest.mark.parametrize("optimizer, learning_rate", [("adamw", 1e-2), ("msgdw", 0.5)])
+@pytest.mark.parametrize(
+    "optimizer, learning_rate", [("adamw", 1e-2), ("msgdw", 0.5), ("muon", 1e-2), ("adam_mini", 1e-2)]
+)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_bad_gradient_is_skipped(value, optimizer, learning_rate, dataset, tmp_path):
     changed = []  # one entry a step: names of what it changed
@@ -568,8 +595,8 @@ def test_a_bad_gradient_is_skipped(value, optimizer, learning_rate, dataset, tmp
     last = load(tmp_path / "last.pt")
     assert last["skipped"] == 4
     assert all(t.isfinite().all() for t in tensors(last).values())
-    if optimizer == "adamw":
-        assert {s["step"].item() for s in last["optimizer"]["state"].values()} == {16.0}
+    steps = [s["step"].item() for s in last["optimizer"]["state"].values() if "step" in s]
+    assert set(steps) == (set() if optimizer == "msgdw" else {16.0})
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -882,20 +909,77 @@ def test_the_architecture_is_the_checkpoints(begun, short, dataset, capsys):
     assert json.loads((begun / "config.json").read_text())["model"]["n_layer"] == 2
 
 
-@pytest.mark.parametrize("old, new", [("adamw", "msgdw"), ("msgdw", "adamw")])
-def test_another_optimizer_on_resume(old, new, dataset, tmp_path, capsys):
-    """Refused in one line, or started with a fresh state and a message; never a traceback."""
-    config = dict(out_dir=tmp_path, dataset=dataset, learning_rate=1e-2)
+MUON = dict(optimizer="muon", momentum=0.8, nesterov=False, muon_steps=3, muon_adjust_lr="original")
+MUON |= dict(weight_decay=0.05, adamw_learning_rate=2e-3, adamw_weight_decay=0.2, min_lr=0.0)
+
+
+def test_muons_flags_win_on_resume(dataset, tmp_path, capsys):
+    config = dict(out_dir=tmp_path, dataset=dataset, lr_decay_iters=20)
+    assert run(**config, optimizer="muon", max_iters=3) == 0
+    groups, printed = [], capsys.readouterr()
+    with optimizers(lambda model, optimizer: groups.extend(optimizer.param_groups)):
+        assert run(**config | MUON, init_from="resume", max_iters=4) == 0
+    for group in groups:
+        muon = group["role"] in ("qk", "vo", "ffn")
+        expected = dict(momentum=0.8, nesterov=False, ns_steps=3, adjust_lr="original", lr=8e-3, weight_decay=0.05)
+        rest = dict(betas=(0.9, 0.95), lr=1.6e-3, weight_decay=0.2 if group["role"] in ("emb", "pos") else 0.0)
+        for key, value in (expected if muon else rest).items():
+            assert group[key] == pytest.approx(value), (group["role"], key)
+    printed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("changed on resume"))
+    expected = "weight_decay 0.1 → 0.05, momentum 0.95 → 0.8, nesterov True → False, muon_steps 5 → 3"
+    expected += ", muon_adjust_lr match_rms_adamw → original, adamw_learning_rate 0.01 → 0.002"
+    for change in [*expected.split(", "), "adamw_weight_decay 0.1 → 0.2", "min_lr 0.001 → 0.0", "max_iters 3 → 4"]:
+        assert change in printed
+    assert printed.count("→") == 9
+
+
+def test_the_optimizers_state_is_found_by_name(dataset, tmp_path):
+    """With ratios of 1, blockwise_lr on resume changes nothing but how parameters are grouped."""
+    ones = {f"lr_ratio_{block}": 1 for block in ("emb", "qk", "ffn", "vo", "norm", "head", "pos")}
+    config = dict(dataset=dataset, bias=True, norm="layernorm", schedule="constant", max_iters=20)
+    assert run(out_dir=tmp_path / "whole", **config) == 0
+    assert run(out_dir=tmp_path / "run", **config | dict(max_iters=10)) == 0
+    assert run(out_dir=tmp_path / "run", **config, init_from="resume", blockwise_lr=True, **ones) == 0
+    one, other = (load(tmp_path / name / "last.pt") for name in ("whole", "run"))
+    assert different(one["model"], other["model"]) == []
+    labels = [[group["label"] for group in checkpoint["optimizer"]["param_groups"]] for checkpoint in (one, other)]
+    assert set(labels[1]) - set(labels[0]) == {"bias_qk", "bias_vo", "bias_ffn"} and len(labels[0]) == 8
+
+
+SWITCHES = ["adamw msgdw", "msgdw adamw", "adamw muon", "muon adamw", "msgdw muon", "muon adam_mini", "adam_mini adamw"]
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_another_optimizer_on_resume(switch, dataset, tmp_path, capsys):
+    """It says so and starts with a fresh state: the next step is that of a new optimizer there."""
+    old, new = switch.split()
+    config = dict(out_dir=tmp_path, dataset=dataset, learning_rate=1e-2, weight_decay=0.1, lr_decay_iters=20)
     assert run(**config, optimizer=old, max_iters=5) == 0
+    before = load(tmp_path / "last.pt")
     capsys.readouterr()
-    before = checkpoints(tmp_path)
-    code = run(**config, optimizer=new, init_from="resume")
-    if code:
-        refusal(capsys, code, old, new)
-        assert checkpoints(tmp_path) == before
-    else:
-        assert f"optimizer {old} → {new}" in capsys.readouterr().out
-        assert column(tmp_path, "train_loss").keys() == set(range(1, 21))
+    assert run(**config, optimizer=new, init_from="resume", max_iters=6) == 0
+    assert f"optimizer {old} → {new}: its state starts fresh" in capsys.readouterr().out
+    after = load(tmp_path / "last.pt")
+
+    model = GPT(GPTConfig(**before["model_config"]))
+    model.load_state_dict(before["model"])
+    x, y = map(torch.from_numpy, train.Dataset(str(dataset), 32, 1337).batch(5, 8))
+    model(x, y)[1].backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    settings = train.TrainConfig(**after["train_config"])
+    optimizer = train.make_optimizer(model, settings)
+    optimizer.found_inf = torch.tensor(0.0)
+    for group in optimizer.param_groups:
+        group["lr"] = train.lr_at(5, settings, group)
+    optimizer.step()
+    assert different(after["model"], model.state_dict()) == []
+    assert different(after["optimizer"]["state"], optimizer.state_dict()["state"]) == []
+
+    assert run(**config, optimizer=new, init_from="resume", max_iters=8) == 0
+    assert "fresh" not in capsys.readouterr().out  # from now on its state goes on
+    assert list(column(tmp_path, "train_loss")) == list(range(1, 9))
+    steps = {s["step"].item() for s in load(tmp_path / "last.pt")["optimizer"]["state"].values() if "step" in s}
+    assert steps == (set() if new == "msgdw" else {3.0})
 
 
 OTHER_DATA = {
@@ -968,6 +1052,111 @@ def test_overwrite(begun, short, dataset, tmp_path):
     assert run(out_dir=begun, dataset=dataset, max_iters=30, overwrite=True) == 0
     assert_same_run(begun, short)
     assert load(begun / "best.pt")["step"] == load(short / "best.pt")["step"]
+
+
+# ---------------------------------------------------------------------------------------------- learning rates
+
+
+def cosine(q):
+    return 0.5 * (1 + math.cos(math.pi * q))
+
+
+# flags of steps 1 to 20, other flags of steps 21 to 30, learning rates by hand. Peak 0.01 at step 5, min_lr 0.001.
+EXTENDED = {
+    "cosine": ({}, {}, {10: 1e-3 + 9e-3 * cosine(1 / 3), 20: 1e-3, 21: 1e-3 + 9e-3 * cosine(16 / 25), 30: 1e-3}),
+    "linear": (dict(schedule="linear"), {}, {11: 6.4e-3, 20: 1e-3, 21: 1e-2 - 9e-3 * 16 / 25, 25: 2.8e-3, 30: 1e-3}),
+    "wsd": (dict(schedule="wsd"), {}, {16: 1e-2, 18: 5.5e-3, 20: 1e-3, 21: 1e-2, 24: 1e-2, 27: 5.5e-3, 30: 1e-3}),
+    "wsd, its decay as long": (
+        dict(schedule="wsd", wsd_decay="sqrt", wsd_decay_iters=4),
+        {},
+        {16: 1e-2, 17: 5.5e-3, 20: 1e-3, 21: 1e-2, 26: 1e-2, 27: 5.5e-3, 30: 1e-3},
+    ),
+    "constant, then wsd": (dict(schedule="constant"), dict(schedule="wsd"), {6: 1e-2, 24: 1e-2, 27: 5.5e-3, 30: 1e-3}),
+    "dyt": (dict(schedule="dyt"), {}, {2: 6.4e-3, 10: 5.5e-3, 20: 1e-3, 21: 1e-3 + 9e-3 * cosine(0.7), 30: 1e-3}),
+}
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_a_schedule_extended_on_resume(name, dataset, tmp_path, capsys):
+    """From there on it is the longer schedule, exactly."""
+    first, then, rates = EXTENDED[name]
+    config = dict(out_dir=tmp_path, dataset=dataset, **first)
+    assert run(**config, max_iters=20) == 0
+    capsys.readouterr()
+    assert run(**config | then, max_iters=30, init_from="resume") == 0
+    printed = capsys.readouterr().out
+    assert "lr_decay_iters 20 → 30" in printed
+    assert ("wsd_decay_iters 4 → 6" in printed) == (name == "wsd")
+    found = column(tmp_path, "lr")
+    assert {step: found[step] for step in rates} == pytest.approx(rates, rel=1e-12)
+    for role in ("emb", "pos", "qk", "vo", "ffn", "gain_in", "gain_out"):
+        assert column(tmp_path, f"lr_{role}") == found
+    settings = train.TrainConfig(**load(tmp_path / "last.pt")["train_config"])
+    assert all(found[step] == train.lr_at(step - 1, settings) for step in range(21, 31))
+
+
+# flags; learning rates by hand at steps 1, 5 (end of warm-up), 10 (half of the cosine) and 15 (its end)
+ORIGINAL = dict(optimizer="muon", muon_adjust_lr="original", adamw_learning_rate=4e-3, learning_rate=2e-2)
+BLOCKWISE = dict(blockwise_lr=True, learning_rate=2e-3)
+UNTIED = dict(tie_weights=False, bias=True, norm="layernorm")
+BY_ROLE = {
+    "adamw": (
+        dict(BLOCKWISE, **UNTIED),
+        {
+            "emb": (4e-3, 2e-2, 1.01e-2, 2e-4),
+            "qk bias_qk": (3.2e-3, 1.6e-2, 8.1e-3, 2e-4),
+            "ffn bias_ffn": (2.4e-3, 1.2e-2, 6.1e-3, 2e-4),
+            "vo bias_vo": (1.6e-3, 8e-3, 4.1e-3, 2e-4),
+            "pos head gain_in gain_out bias": (4e-4, 2e-3, 1.1e-3, 2e-4),
+        },
+    ),
+    "adamw, from the end of warm-up, to proportional floors": (
+        dict(BLOCKWISE, blockwise_start="warmup_end", blockwise_min_lr="proportional", lr_ratio_head=5),
+        {
+            "emb": (4e-4, 2e-3, 1.1e-2, 2e-3),
+            "qk": (4e-4, 2e-3, 8.8e-3, 1.6e-3),
+            "ffn": (4e-4, 2e-3, 6.6e-3, 1.2e-3),
+            "vo": (4e-4, 2e-3, 4.4e-3, 8e-4),
+            "pos gain_in gain_out": (4e-4, 2e-3, 1.1e-3, 2e-4),
+        },
+    ),
+    "adam_mini": (
+        dict(BLOCKWISE, optimizer="adam_mini", lr_ratio_norm=0.5),
+        {
+            "emb ffn vo": (1.6e-3, 8e-3, 4.1e-3, 2e-4),
+            "qk pos": (4e-4, 2e-3, 1.1e-3, 2e-4),
+            "gain_in gain_out": (2e-4, 1e-3, 6e-4, 2e-4),
+        },
+    ),
+    "muon": (
+        dict(ORIGINAL),
+        {"qk vo ffn": (4e-3, 2e-2, 1.1e-2, 2e-3), "emb pos gain_in gain_out": (8e-4, 4e-3, 2.2e-3, 4e-4)},
+    ),
+    "muon, blockwise": (
+        dict(ORIGINAL, blockwise_lr=True, lr_ratio_qk=2, lr_ratio_vo=1, lr_ratio_ffn=1, min_lr=0.0),
+        {
+            "emb": (8e-3, 4e-2, 2e-2, 0.0),
+            "qk": (8e-3, 4e-2, 2e-2, 0.0),
+            "vo ffn": (4e-3, 2e-2, 1e-2, 0.0),
+            "pos gain_in gain_out": (8e-4, 4e-3, 2e-3, 0.0),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_ROLE)
+def test_learning_rates_by_role(name, dataset, tmp_path):
+    """metrics.jsonl has one of each role, and that of learning_rate with a ratio of 1."""
+    flags, expected = BY_ROLE[name]
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=15, **flags) == 0
+    rows = metrics(tmp_path)
+    expected = {f"lr_{role}": rates for roles, rates in expected.items() for role in roles.split()}
+    assert {key for key in rows[5] if key.startswith("lr_")} == expected.keys()
+    for key, rates in expected.items():
+        assert [rows[step][key] for step in (1, 5, 10, 15)] == pytest.approx(rates, rel=1e-12, abs=1e-18), key
+    peak = flags["learning_rate"]
+    low = peak / 10 if "min_lr" not in flags else 0.0
+    assert [rows[step]["lr"] for step in (1, 5, 10, 15)] == pytest.approx([peak / 5, peak, (peak + low) / 2, low])
 
 
 # ------------------------------------------------------------------------------------------------ compile, dtypes

@@ -1,0 +1,398 @@
+"""Muon: the Newton-Schulz iteration against the plain one in float64 and torch's own; updates; how ranks share them."""
+
+import math
+import random
+
+import pytest
+import torch
+from torch.optim._muon import _zeropower_via_newtonschulz as torchs_iteration
+from torch.utils.flop_counter import FlopCounterMode
+
+import optim
+from model import GPT, GPTConfig
+from optim import Optimizer, fill_defaults, make_optimizer, newton_schulz, share_out
+from train import TrainConfig
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NS = (3.4445, -4.7750, 2.0315)  # Keller Jordan's, written out
+BAND = (0.68, 1.21)  # of singular values after five steps
+HIDDEN = ("qk", "vo", "ffn")
+STEPS = 20
+
+# SwiGLU and grouped queries: square, tall and wide matrices; biases, gains, scalars and a head of its own
+LAYOUT = dict(
+    n_layer=2, n_head=4, n_kv_head=1, n_embd=16, n_ff=40, block_size=8, vocab_size=31, mlp="swiglu", bias=True
+)
+LAYOUT |= dict(qk_norm=True, mid_norm="both", branch_scale="skipinit", tie_weights=False)
+
+
+# ---------------------------------------------------------------------------------------------------- Newton-Schulz
+
+
+def plain_iteration(x, steps):
+    """X ← aX + (bA + cA²)X, A = XXᵀ, from X/‖X‖_F, in float64, with nothing done to save work."""
+    a, b, c = NS
+    x = x.double() / x.double().norm().clamp(min=1e-7)
+    for _ in range(steps):
+        A = x @ x.T
+        x = a * x + (b * A + c * A @ A) @ x
+    return x
+
+
+def polynomial(s, steps):
+    """What the iteration makes of a singular value."""
+    for _ in range(steps):
+        s = NS[0] * s + NS[1] * s**3 + NS[2] * s**5
+    return s
+
+
+def matrix(kind, m, n, seed=0):
+    """A matrix in float64. `ill`: singular values from 1 down to 0.002 of ‖X‖_F; `rank`: the lower half are zero."""
+    g, k = torch.Generator().manual_seed(seed), min(m, n)
+    draw = [torch.randn(rows, columns, generator=g).double() for rows, columns in ((m, n), (m, k), (n, k))]
+    if kind == "random":
+        return draw[0]
+    u, v = (torch.linalg.qr(d)[0] for d in draw[1:])
+    s = torch.ones(k, dtype=torch.float64)
+    for _ in range(50):  # the norm depends on the smallest: a fixed point
+        s = torch.logspace(0, math.log10(0.00201 * s.norm()), k, dtype=torch.float64)
+    if kind == "rank":
+        s[(k + 1) // 2 :] = 0
+    return u * s @ v.T
+
+
+# square; a little wide or tall; at least twice as wide or tall, where two steps are one; vectors; more than a block
+SHAPES = [(24, 24), (24, 40), (40, 24), (24, 48), (24, 100), (100, 24), (1, 30), (30, 1), (1, 1), (300, 700)]
+SHAPES += [(300, 300)]
+
+
+def test_the_band_is_that_of_the_polynomial():
+    s = polynomial(torch.linspace(0.002, 1, 100_001, dtype=torch.float64), 5)
+    assert BAND[0] < s.min() < BAND[0] + 0.01 and BAND[1] - 0.01 < s.max() < BAND[1]
+
+
+@pytest.mark.parametrize("triangular", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["random", "ill", "rank"])
+def test_it_is_the_plain_iteration(kind, shape, triangular):
+    """In float64 and fp32 to their rounding; and singular values become what the polynomial makes of them."""
+    x = matrix(kind, *shape)
+    s = torch.linalg.svdvals(x) / x.norm()
+    for steps in (1, 2, 5):
+        for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 5e-5)):
+            y = newton_schulz(x[None].to(dtype), steps, triangular)
+            assert y.dtype == dtype and y.shape == (1, *shape)
+            torch.testing.assert_close(y[0].double(), plain_iteration(x.to(dtype), steps), rtol=0.0, atol=tolerance)
+        found = torch.linalg.svdvals(y[0].double())
+        torch.testing.assert_close(found, polynomial(s, steps).sort(descending=True)[0], rtol=0.0, atol=tolerance)
+    kept = s > 0.002
+    assert kept.all() or kind != "ill"
+    assert BAND[0] < found[: kept.sum()].min() and found.max() < BAND[1]
+
+
+@pytest.mark.parametrize("triangular", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["random", "ill", "rank"])
+def test_it_is_as_accurate_in_bf16_as_torchs(kind, shape, triangular):
+    """Error in Frobenius norm, relative to the plain iteration in float64 on the same bf16 numbers.
+
+    Rounding errors grow like singular values do, so that no bound on them alone says much: torch's are the measure.
+    For a single singular value, where two steps are one, a²+a(P+P₂)+P₂P loses four bits by cancellation; the iteration
+    does not converge in the band but wanders, so such an error stays: that is allowed, the band (widened by it) is not
+    left."""
+    x = matrix(kind, *shape).bfloat16()
+    vector = min(shape) == 1
+    for steps in (1, 2, 5):
+        y, want = newton_schulz(x[None], steps, triangular)[0], plain_iteration(x, steps)
+        theirs = torchs_iteration(x, NS, steps, 1e-7)
+        assert y.dtype == torch.bfloat16 and y.shape == shape
+        error, torchs_error = ((z.double() - want).norm() / want.norm() for z in (y, theirs))
+        assert error <= (0.25 if vector else 1.5 * torchs_error + 0.01), f"{steps} steps"
+    s, found = torch.linalg.svdvals(want), torch.linalg.svdvals(y.double())
+    assert found.max() < BAND[1] + 0.03
+    if kind == "random" and shape != (300, 300) or vector:  # no small singular values, which rounding blurs most
+        assert found.min() > s.min() - 0.03 - 0.2 * vector > 0.45
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(5, 5), (5, 7), (5, 20), (20, 5), (1, 9), (9, 1)], ids=str)
+@pytest.mark.parametrize("triangular", [False, True])
+def test_zeros_stay_zeros(shape, dtype, triangular):
+    """And leave their neighbours in a stack alone."""
+    x = torch.zeros(2, *shape, dtype=dtype)
+    x[1] = matrix("random", *shape)
+    y = newton_schulz(x, 5, triangular)
+    assert (y[0] == 0).all() and y.isfinite().all()
+    assert BAND[0] - 0.2 < torch.linalg.svdvals(y[1].double()).max() < BAND[1] + 0.03
+
+
+@pytest.mark.parametrize("triangular", [False, True])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.05)], ids=str)
+@pytest.mark.parametrize("shape", [(24, 24), (24, 60), (60, 24), (3, 4), (300, 310)], ids=str)
+def test_a_stack_is_its_matrices_one_by_one(shape, dtype, tolerance, triangular):
+    """Of sizes that differ by orders of magnitude: each has its own norm. The input stays as it is."""
+    x = torch.stack([matrix("random", *shape, seed=i) * 10.0 ** (2 * i - 2) for i in range(3)]).to(dtype)
+    before = x.clone()
+    y = newton_schulz(x, 5, triangular)
+    assert torch.equal(x, before)
+    for i in range(3):
+        one = newton_schulz(x[i : i + 1], 5)[0]
+        assert (y[i] - one).norm() <= tolerance * one.norm()
+
+
+def test_work():
+    """Tall matrices cost what wide ones do: 2m²n + m³ multiplications a step. The first two steps of a wide one have
+    two products of m × n where there were four, and five of m × m where there were two."""
+    m, n = 8, 48
+    pair = 2 * m * m * n - 3 * m**3
+    for shape, saved in (((m, n), pair), ((n, m), pair), ((m, m), 0)):
+        with FlopCounterMode(display=False) as counter:
+            newton_schulz(torch.ones(1, *shape), 5)
+        short, long = sorted(shape)
+        assert counter.get_total_flops() == 2 * (5 * (2 * short**2 * long + short**3) - saved), shape
+
+
+def test_scale_does_not_matter():
+    """Down to what fp32 can square, and to the 1e-7 that stands for zero."""
+    x = matrix("random", 12, 40).float()[None]
+    for scale in (1e-6, 1e6):
+        torch.testing.assert_close(newton_schulz(scale * x), newton_schulz(x), rtol=0.0, atol=2e-5)
+
+
+def test_it_compiles_into_one_graph():
+    """For each path: square, wide, tall."""
+    compiled = torch.compile(newton_schulz, dynamic=False, fullgraph=True, backend="aot_eager")
+    for shape in ((2, 8, 8), (2, 8, 20), (2, 20, 8)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(compiled(x, 5, triangular=False), newton_schulz(x, 5), rtol=0.0, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------- updates
+
+
+def settings(**changes):
+    config = TrainConfig(**dict(optimizer="muon", learning_rate=0.01, weight_decay=0.3) | changes)
+    fill_defaults(config)
+    return config
+
+
+def tiny(dtype=None, **flags):
+    """A model whose parameters are random numbers of size 1, with matrix products in `dtype`."""
+    model, g = GPT(GPTConfig(**LAYOUT | flags)), torch.Generator().manual_seed(1)
+    for p in model.parameters():
+        p.data.normal_(generator=g)
+    return model.set_compute_dtype(dtype)
+
+
+def drive(model, optimizer, steps=STEPS):
+    """Steps with random gradients and LRs that change; returns {name: [(gradient, LR)]}."""
+    g, past = torch.Generator().manual_seed(0), {name: [] for name, _ in model.named_parameters()}
+    for t in range(steps):
+        for i, group in enumerate(optimizer.param_groups):
+            group["lr"] = 0.01 * (1 + (t + i) % 4)
+            for name, p in zip(group["param_names"], group["params"], strict=True):
+                p.grad = torch.randn(p.shape, generator=g)
+                past[name].append((p.grad.clone(), group["lr"]))
+        optimizer.step()
+    return past
+
+
+def size_of(adjust, rows, columns):
+    """The factor of an update: methods' two conventions."""
+    return math.sqrt(max(1, rows / columns)) if adjust == "original" else 0.2 * math.sqrt(max(rows, columns))
+
+
+def with_torch(p, past, optimizer):
+    for grad, lr in past:
+        optimizer.param_groups[0]["lr"], p.grad = lr, grad.to(p.dtype)
+        optimizer.step()
+    return p.detach().double()
+
+
+@pytest.fixture(params=["single", "stacked"])
+def batching(request, monkeypatch):
+    """Matrices one by one by triangles, as most CPUs take large ones, and in stacks, as GPUs do."""
+    monkeypatch.setattr(optim, "one_at_a_time", lambda x: request.param == "single")
+
+
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("options", [dict(), dict(momentum=0.8, muon_steps=3)], ids=str)
+def test_it_is_torchs_muon_and_torchs_adamw(adjust, nesterov, options, batching):
+    """Hidden matrices by torch.optim.Muon, the rest by torch.optim.AdamW, decay on matrices.
+
+    Both iterations round to bf16, in another order where two steps are one. Their results then differ by 2 % or so in
+    Frobenius norm, and weights, relative to the way they went, by no more: 1 % here, 0 for square matrices."""
+    model = tiny(torch.bfloat16)
+    config = settings(muon_adjust_lr=adjust, nesterov=nesterov, adamw_weight_decay=0.2, beta1=0.8, **options)
+    optimizer, roles = make_optimizer(model, config), model.roles()
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    past = drive(model, optimizer)
+    for name, w in start.items():
+        p, ours = torch.nn.Parameter(w.clone()), model.get_parameter(name).detach().double()
+        if roles[name] in HIDDEN:
+            numbers = dict(momentum=options.get("momentum", 0.95), ns_steps=options.get("muon_steps", 5))
+            theirs = torch.optim.Muon([p], nesterov=nesterov, adjust_lr_fn=adjust, weight_decay=0.3, **numbers)
+            theirs = with_torch(p, past[name], theirs)
+            way = sum(lr for _, lr in past[name]) * size_of(adjust, *w.shape) * math.sqrt(min(w.shape))
+            assert (ours - theirs).norm() < 0.02 * way, name
+        else:
+            decay = 0.2 if roles[name] in ("emb", "head", "pos") else 0.0
+            p = torch.nn.Parameter(w.double())
+            theirs = torch.optim.AdamW([p], betas=(0.8, 0.95), eps=1e-8, weight_decay=decay)
+            torch.testing.assert_close(ours, with_torch(p, past[name], theirs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("heavy_ball", [True, False])
+def test_in_fp32_it_is_the_recurrence_in_float64(adjust, nesterov, heavy_ball, batching):
+    """m ← μ m + (1 − μ) g, or m ← μ m + g, which differs by a factor that the iteration does not see."""
+    model, mu = tiny(), 0.95
+    optimizer, roles = make_optimizer(model, settings(muon_adjust_lr=adjust, nesterov=nesterov)), model.roles()
+    start = {name: p.detach().double() for name, p in model.named_parameters() if roles[name] in HIDDEN}
+    past = drive(model, optimizer)
+    for name, w in start.items():
+        m, share = torch.zeros_like(w), 1.0 if heavy_ball else 1 - mu
+        for g, lr in past[name]:
+            m = mu * m + share * g.double()
+            u = mu * m + share * g.double() if nesterov else m
+            w = (1 - lr * 0.3) * w - lr * size_of(adjust, *w.shape) * plain_iteration(u, 5)
+        torch.testing.assert_close(model.get_parameter(name).detach().double(), w, rtol=0.0, atol=2e-5)
+        if not heavy_ball:
+            buffer = optimizer.state[model.get_parameter(name)]["momentum_buffer"]
+            torch.testing.assert_close(buffer.double(), m, rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("flags", [dict(), dict(tie_weights=True, sigma_reparam=True, gain="branch", gain_out="scale")])
+def test_it_gets_the_hidden_matrices_and_nothing_else(flags):
+    model = tiny(**flags)
+    optimizer = make_optimizer(model, settings())
+    rules = {n: g["rule"] for g in optimizer.param_groups for n in g["param_names"]}
+    want = {n for n, role in model.roles().items() if role in HIDDEN}
+    assert {n for n, rule in rules.items() if rule == "muon"} == want
+    assert {rule for n, rule in rules.items() if n not in want} == {"adamw"}
+    names = {f"attn.f.{part}" for part in "qkvo"} | {f"mlp.f.{part}" for part in ("gate", "up", "down")}
+    assert want == {f"blocks.{i}.{name}.weight" for i in range(2) for name in names}
+
+
+@pytest.mark.parametrize("dtype, slack", [(None, 0.0), (torch.bfloat16, 0.03)], ids=str)
+def test_every_matrix_is_orthogonalised_by_itself(dtype, slack, batching):
+    """q, k, v, gate and up too: each update has its own singular values in the band, which parts of one would not."""
+    model = tiny(dtype, n_kv_head=4)
+    optimizer, roles = make_optimizer(model, settings(weight_decay=0.0, muon_adjust_lr="original")), model.roles()
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    past = drive(model, optimizer, steps=1)
+    for name in (n for n in start if roles[n] in HIDDEN):
+        moved = (start[name] - model.get_parameter(name).detach()).double() / past[name][0][1]
+        s = torch.linalg.svdvals(moved / size_of("original", *moved.shape))
+        assert BAND[0] - slack < s.min() and s.max() < BAND[1] + slack, name
+
+
+@pytest.mark.parametrize(
+    "dtype, expected", [(None, "float32"), (torch.float16, "float32"), (torch.bfloat16, "bfloat16")]
+)
+def test_the_iteration_is_in_bf16_where_the_model_is(dtype, expected):
+    """fp16 has too little range."""
+    groups = make_optimizer(tiny(dtype), settings()).param_groups
+    assert {g["ns_dtype"] for g in groups if g["rule"] == "muon"} == {expected}
+
+
+def lone(p, **changes):
+    """An optimizer of one parameter."""
+    group = dict(params=[("p", p)], rule="muon", lr=0.1, weight_decay=0.2, momentum=0.9, nesterov=True, ns_steps=5)
+    group |= dict(adjust_lr="original", ns_dtype="float32")
+    return Optimizer([group | changes])
+
+
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+def test_three_dimensions_are_a_stack_of_matrices(adjust, batching):
+    g = torch.Generator().manual_seed(0)
+    start, grads = torch.randn(2, 3, 30, 8, generator=g)[0], torch.randn(4, 3, 30, 8, generator=g)
+    stack, parts = torch.nn.Parameter(start.clone()), [torch.nn.Parameter(w.clone()) for w in start]
+    optimizers = [lone(p, adjust_lr=adjust) for p in (stack, *parts)]
+    for step in grads:
+        for p, grad in zip((stack, *parts), (step, *step), strict=True):
+            p.grad = grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for i, part in enumerate(parts):
+        torch.testing.assert_close(stack[i], part, rtol=0.0, atol=1e-5)
+    assert (stack - start).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("amx", [False, True])
+def test_a_matrix_of_several_blocks(amx, monkeypatch):
+    """On the path that it takes here, and on that of a CPU with AMX: small matrices and those go in stacks."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
+    p, g = torch.nn.Parameter(torch.zeros(300, 700)), matrix("random", 300, 700)
+    assert optim.one_at_a_time(p) is not amx and not optim.one_at_a_time(p[:100])
+    assert not optim.one_at_a_time(p.to("meta"))
+    p.grad = g.float()
+    lone(p).step()
+    torch.testing.assert_close(p.detach().double(), -0.1 * plain_iteration(g, 5), rtol=0.0, atol=1e-6)
+
+
+def test_vectors_are_refused():
+    with pytest.raises(ValueError, match=r"Muon is for matrices, not for a tensor of shape \(7,\)"):
+        lone(torch.nn.Parameter(torch.zeros(7)))
+
+
+def test_what_is_stacked_is_bounded(monkeypatch):
+    """At most 64M entries at a time, but always one matrix; and every one once."""
+    monkeypatch.setattr(optim, "one_at_a_time", lambda x: False)
+    for rows, count in ((4096, 9), (2**14, 3), (64, 5)):
+        items = [(torch.empty(rows, rows, device="meta"), i) for i in range(count)]
+        found = optim.batches(items)
+        assert [i for some in found for _, i in some] == list(range(count))
+        assert all(len(some) == 1 or len(some) * rows**2 <= 2**26 for some in found)
+        assert len(found) == -(-count // max(1, 2**26 // rows**2))
+    assert optim.batches([]) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ ranks
+
+
+def cost(shape):
+    """Multiplications of a plain step: XXᵀ, its square, and the product with X; of every matrix of a stack."""
+    m, n = sorted(shape[-2:])
+    return math.prod(shape[:-2]) * (m * m * n + m * m * m + m * m * n)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 7, 8, 13, 100])
+def test_ranks_have_the_same_work_but_for_a_matrix(world):
+    rng = random.Random(world)
+    models = [[(768, 768)] * 48 + [(3072, 768), (768, 3072)] * 12, [(64, 64)], [(4, 96, 64)] + [(64, 96)] * 5]
+    models += [[(rng.randint(1, 300), rng.randint(1, 300)) for _ in range(rng.randint(1, 40))] for _ in range(20)]
+    for shapes in models:
+        owners = share_out(tuple(shapes), world)
+        assert len(owners) == len(shapes) and set(owners) <= set(range(world))
+        load = [sum(cost(s) for s, owner in zip(shapes, owners, strict=True) if owner == rank) for rank in range(world)]
+        mean, largest = sum(load) / world, max(map(cost, shapes))
+        assert all(abs(x - mean) <= largest for x in load)
+        if world >= len(shapes):  # more ranks than matrices: none has two
+            assert max(owners.count(rank) for rank in range(world)) == 1
+        assert share_out(tuple(shapes), world) == owners
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+def test_ranks_have_as_many_of_each_shape(world):
+    """Up and down cost the same and alternate; were they dealt out together, each rank would get one kind, and pad the
+    other when they are exchanged."""
+    shapes = ((64, 64),) * 48 + ((256, 64), (64, 256)) * 12
+    owners = share_out(shapes, world)
+    for shape in set(shapes):
+        counts = [sum(o == rank for o, s in zip(owners, shapes, strict=True) if s == shape) for rank in range(world)]
+        assert max(counts) - min(counts) <= 1, shape
+
+
+def test_the_costliest_go_first():
+    """Splits of which there is only one good one: a matrix of twice the size costs eight times as much."""
+    small, large, stack = (64, 64), (128, 128), (8, 64, 64)
+    for shapes in ([small] * 8 + [large], [large] + [small] * 8, [small] * 5 + [stack] + [small] * 3):
+        owners = share_out(tuple(shapes), 2)
+        alone = owners[[s != small for s in shapes].index(True)]
+        assert [owner != alone for owner in owners] == [s == small for s in shapes]
+    # thin ones are cheap: half the cost of a square is its third product
+    assert len(set(share_out((large, (128, 1), (128, 1), (128, 1)), 2)[1:])) == 1

@@ -1,0 +1,467 @@
+"""Settings of the optimizers (defaults, refusals, notes), schedules, and blockwise learning rates, by hand."""
+
+import math
+
+import pytest
+
+from model import GPT, GPTConfig
+from optim import OPTIMIZERS, fill_defaults, lr_at, make_optimizer, notes
+from train import TrainConfig
+
+NAMES = list(OPTIMIZERS)
+
+
+def settings(**changes):
+    config = TrainConfig(**changes)
+    fill_defaults(config)
+    return config
+
+
+# ---------------------------------------------------------------------------------------------------------- defaults
+
+MUON = dict(learning_rate=6e-4, weight_decay=0.1, momentum=0.95, nesterov=True, muon_steps=5)
+MUON |= dict(muon_adjust_lr="match_rms_adamw", adamw_learning_rate=6e-4, adamw_weight_decay=0.1)
+ORIGINAL = dict(muon_adjust_lr="original")
+
+
+@pytest.mark.parametrize(
+    "given, filled",
+    [
+        # the DNT paper's language models
+        (dict(optimizer="adamw"), dict(learning_rate=6e-4, weight_decay=0.1)),
+        (
+            dict(optimizer="msgdw"),
+            dict(learning_rate=1.0, weight_decay=1e-4, momentum=0.9, dampening=0.0, nesterov=False),
+        ),
+        (dict(optimizer="adam_mini"), dict(learning_rate=6e-4, weight_decay=0.1)),
+        (dict(optimizer="muon"), MUON),
+        # what is made as large as AdamW's takes its settings; the rest has the same
+        (
+            dict(optimizer="muon", learning_rate=1e-3, weight_decay=0.2),
+            MUON | dict(learning_rate=1e-3, weight_decay=0.2, adamw_learning_rate=1e-3, adamw_weight_decay=0.2),
+        ),
+        (dict(optimizer="muon", adamw_learning_rate=1e-3), MUON | dict(adamw_learning_rate=1e-3)),
+        (dict(optimizer="muon", adamw_weight_decay=0.0), MUON | dict(adamw_weight_decay=0.0)),
+        # Keller Jordan's: an LR that means something else, so that the rest keeps AdamW's
+        (dict(optimizer="muon", **ORIGINAL), MUON | ORIGINAL | dict(learning_rate=0.02, weight_decay=0.01)),
+        (
+            dict(optimizer="muon", learning_rate=0.01, weight_decay=0.05, **ORIGINAL),
+            MUON | ORIGINAL | dict(learning_rate=0.01, weight_decay=0.05),
+        ),
+    ],
+    ids=str,
+)
+def test_defaults(given, filled):
+    config = settings(**given)
+    assert {name: getattr(config, name) for name in filled} == filled
+    unused = {"momentum", "dampening", "nesterov", "muon_adjust_lr", "muon_steps"} | {"adamw_learning_rate"}
+    unused |= {"adamw_weight_decay", "wsd_decay", "wsd_decay_iters"}
+    assert all(getattr(config, name) is None for name in unused - filled.keys())
+    assert config.min_lr == pytest.approx(config.learning_rate / 10)
+    assert config.lr_decay_iters == config.max_iters == 200_000
+    again = TrainConfig(**vars(config))
+    fill_defaults(again)  # a configuration that is filled in already stays as it is
+    assert again == config
+
+
+def test_what_is_given_wins():
+    given = dict(optimizer="msgdw", learning_rate=0.5, weight_decay=0.0, momentum=0.5, dampening=0.2, nesterov=False)
+    given |= dict(min_lr=0.0, lr_decay_iters=7)
+    config = settings(**given)
+    assert {name: getattr(config, name) for name in given} == given
+
+
+def test_defaults_of_wsd():
+    """A line over the last fifth; less where warm-up leaves less."""
+    config = settings(schedule="wsd", max_iters=1000, warmup_iters=100)
+    assert (config.wsd_decay, config.wsd_decay_iters) == ("linear", 200)
+    assert settings(schedule="wsd", max_iters=1000, warmup_iters=900).wsd_decay_iters == 100
+    assert settings(schedule="wsd", max_iters=1000, warmup_iters=1500).wsd_decay_iters == 0
+    assert settings(schedule="wsd", wsd_decay="sqrt", wsd_decay_iters=0).wsd_decay_iters == 0
+
+
+BLOCKS = ("emb", "qk", "ffn", "vo", "norm", "head", "pos")
+
+
+def test_defaults_of_blockwise_lr():
+    """The paper's ratios for AdamW and for Adam-mini; for the others AdamW's, which is ours and said."""
+    paper = dict(zip(BLOCKS, (10, 8, 6, 4, 1, 1, 1), strict=True))
+    for name in NAMES:
+        config = settings(optimizer=name, blockwise_lr=True, **ORIGINAL if name == "muon" else {})
+        ratios = paper | dict(emb=4, qk=1, ffn=4) if name == "adam_mini" else paper
+        assert {block: getattr(config, f"lr_ratio_{block}") for block in BLOCKS} == ratios
+        said = notes(config, model())
+        assert len(said) == (name in ("msgdw", "muon"))
+        if said:
+            assert f"these for {name} are ours [I]: emb 10, qk 8, ffn 6, vo 4, norm 1, head 1, pos 1" in said[0]
+        assert notes(settings(optimizer=name), model()) == []
+    assert settings(blockwise_lr=True, lr_ratio_emb=6.0).lr_ratio_emb == 6.0
+    assert settings().lr_ratio_emb is None
+
+
+BARE = dict(gain="none", gain_out="none", gain_param="direct", branch_scale="none", sigma_reparam=False, bias=False)
+
+
+@pytest.mark.parametrize(
+    "changes, flags, words",
+    [
+        (dict(blockwise_lr=True, lr_ratio_head=2.0), dict(tie_weights=True), "lr_ratio_head has no effect"),
+        (dict(blockwise_lr=True, lr_ratio_pos=2.0), dict(pos="rope"), "lr_ratio_pos has no effect"),
+        (dict(decay_gains="all"), BARE, "decay_gains has no effect"),
+        (dict(decay_scalars=True), BARE, "decay_scalars has no effect"),
+        (dict(optimizer="msgdw", beta2=0.99), {}, "beta1 and beta2 have no effect on msgdw"),
+        (dict(schedule="constant", min_lr=0.0), {}, "min_lr and lr_decay_iters have no effect"),
+        (dict(schedule="constant", lr_decay_iters=9), {}, "min_lr and lr_decay_iters have no effect"),
+        (dict(lr_decay_iters=9, warmup_iters=10), {}, "warm-up (10 steps) outlasts lr_decay_iters=9"),
+    ],
+)
+def test_what_has_no_effect_here_is_said(changes, flags, words):
+    found = notes(settings(**changes), model(**flags))
+    assert len(found) == 1 and found[0].startswith(words)
+
+
+def test_what_has_an_effect_is_not():
+    for changes, flags in (
+        (dict(blockwise_lr=True, lr_ratio_head=2.0, lr_ratio_pos=2.0), {}),
+        (dict(blockwise_lr=True, lr_ratio_head=1.0, lr_ratio_pos=1.0), dict(tie_weights=True, pos="rope")),
+        (dict(decay_gains="all", decay_scalars=True), {}),
+        (dict(decay_gains="all"), dict(BARE, gain="shared")),
+        (dict(decay_scalars=True), dict(BARE, bias=True)),
+        (dict(schedule="constant"), {}),
+        (dict(schedule="constant", warmup_iters=10, lr_decay_iters=20, max_iters=20), {}),
+        (dict(optimizer="muon", beta2=0.99), {}),
+        (dict(lr_decay_iters=10, warmup_iters=10), {}),
+    ):
+        assert notes(settings(**changes), model(**flags)) == []
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+ADAMS = ("adamw", "adam_mini")
+NO_EFFECT = [(name, "momentum", 0.9, "msgdw or muon") for name in ADAMS]
+NO_EFFECT += [(name, "nesterov", False, "msgdw or muon") for name in ADAMS]
+NO_EFFECT += [(name, "dampening", 0.0, "msgdw") for name in (*ADAMS, "muon")]
+NO_EFFECT += [(name, "muon_adjust_lr", "original", "muon") for name in (*ADAMS, "msgdw")]
+NO_EFFECT += [(name, "muon_steps", 5, "muon") for name in (*ADAMS, "msgdw")]
+NO_EFFECT += [(name, "adamw_learning_rate", 1e-3, "muon") for name in (*ADAMS, "msgdw")]
+NO_EFFECT += [(name, "adamw_weight_decay", 0.1, "muon") for name in (*ADAMS, "msgdw")]
+
+
+@pytest.mark.parametrize("optimizer, knob, value, users", NO_EFFECT)
+def test_a_knob_without_effect_is_refused(optimizer, knob, value, users):
+    """Its default too: whoever writes it expects something of it."""
+    with pytest.raises(ValueError) as error:
+        settings(optimizer=optimizer, **{knob: value})
+    assert str(error.value) == f"{knob}={value} has no effect on {optimizer}: leave it out, or choose {users}"
+
+
+SGD, MU, WSD, BLOCKWISE = dict(optimizer="msgdw"), dict(optimizer="muon"), dict(schedule="wsd"), dict(blockwise_lr=True)
+REFUSED = [
+    (dict(learning_rate=-1.0), "learning_rate=-1.0 must not be negative"),
+    (dict(weight_decay=-0.1), "weight_decay=-0.1 must not be negative"),
+    (dict(min_lr=-1e-5), "min_lr=-1e-05 must not be negative"),
+    (dict(MU, adamw_learning_rate=-1.0), "adamw_learning_rate=-1.0 must not be negative"),
+    (dict(MU, adamw_weight_decay=-1.0), "adamw_weight_decay=-1.0 must not be negative"),
+    (dict(grad_clip=-1.0), "grad_clip=-1.0 must not be negative"),
+    (dict(warmup_iters=-1), "warmup_iters=-1 must not be negative"),
+    (dict(lr_decay_iters=-1), "lr_decay_iters=-1 must not be negative"),
+    (dict(BLOCKWISE, lr_ratio_vo=-4.0), "lr_ratio_vo=-4.0 must not be negative"),
+    (dict(beta1=1.0), "beta1=1.0 must be at least 0 and below 1"),
+    (dict(beta2=-0.1), "beta2=-0.1 must be at least 0 and below 1"),
+    (dict(SGD, momentum=1.0), "momentum=1.0 must be at least 0 and below 1"),
+    (dict(SGD, momentum=-0.1), "momentum=-0.1 must be at least 0 and below 1"),
+    (dict(SGD, dampening=1.0), "dampening=1.0 must be at least 0 and below 1"),
+    (dict(MU, muon_steps=0), "muon_steps=0 must be between 1 and 20"),
+    (dict(MU, muon_steps=21), "muon_steps=21 must be between 1 and 20"),
+    (dict(SGD, nesterov=True, dampening=0.1), "nesterov needs momentum and no dampening"),
+    (dict(SGD, nesterov=True, momentum=0.0), "nesterov needs momentum and no dampening"),
+    (dict(MU, momentum=0.0), "nesterov needs momentum and no dampening"),
+    (dict(SGD, dampening=0.1, momentum=0.0), "dampening=0.1 has no effect without momentum"),
+    (dict(min_lr=0.1), "min_lr=0.1 is above learning_rate=0.0006: lower min_lr"),
+    # gains and scalars are on AdamW under Muon
+    (dict(decay_gains="input", weight_decay=0.0), "decay_gains=input decays by weight_decay, which is 0: set that"),
+    (dict(SGD, decay_scalars=True, weight_decay=0.0), "decay_scalars=True decays by weight_decay, which is 0"),
+    (dict(MU, decay_gains="all", adamw_weight_decay=0.0), "decay_gains=all decays by adamw_weight_decay, which is 0"),
+    (dict(MU, decay_scalars=True, adamw_weight_decay=0.0), "decay_scalars=True decays by adamw_weight_decay, which is"),
+    # schedules
+    (dict(wsd_decay="sqrt"), "wsd_decay needs schedule=wsd, but schedule=cosine: leave it out"),
+    (dict(schedule="linear", wsd_decay_iters=0), "wsd_decay_iters needs schedule=wsd, but schedule=linear"),
+    (
+        dict(WSD, max_iters=100, warmup_iters=10, wsd_decay_iters=91),
+        "wsd_decay_iters=91 must lie between 0 and the 90 steps after warm-up (lr_decay_iters=100, warmup_iters=10)",
+    ),
+    (dict(WSD, wsd_decay_iters=-1), "wsd_decay_iters=-1 must lie between 0 and the 198000 steps after warm-up"),
+    (dict(WSD, max_iters=10, warmup_iters=20, wsd_decay_iters=1), "must lie between 0 and the 0 steps after warm-up"),
+    # blockwise
+    *[({f"lr_ratio_{b}": 2.0}, f"lr_ratio_{b}: needs blockwise_lr=True") for b in BLOCKS],
+    (dict(blockwise_start="warmup_end"), "blockwise_start: needs blockwise_lr=True"),
+    (dict(blockwise_min_lr="proportional"), "blockwise_min_lr: needs blockwise_lr=True"),
+    (
+        dict(blockwise_decay="unscaled", lr_ratio_emb=10.0, lr_ratio_pos=1.0),
+        "lr_ratio_emb, lr_ratio_pos, blockwise_decay: needs blockwise_lr=True",
+    ),
+    (
+        dict(BLOCKWISE, lr_ratio_norm=0.05, min_lr=1e-4),
+        "lr_ratio_norm=0.05 puts the peak below min_lr=0.0001, which all blocks share: lower min_lr, or set "
+        "blockwise_min_lr=proportional",
+    ),
+    # decay of a step
+    (
+        dict(learning_rate=1.0, weight_decay=0.1),
+        "learning_rate·weight_decay = 0.1 would shrink every matrix by 10% a step: lower weight_decay (the default is "
+        "0.1)",
+    ),
+    (dict(SGD, weight_decay=0.2), "lower weight_decay (the default is 0.0001)"),
+    (
+        dict(MU, weight_decay=6.0, adamw_weight_decay=0.1, learning_rate=0.02, muon_adjust_lr="original"),
+        "learning_rate·weight_decay = 0.12 would shrink every matrix by 12% a step: lower weight_decay (the default is "
+        "0.01)",
+    ),
+    (
+        dict(MU, adamw_learning_rate=2.0),
+        "adamw_learning_rate·adamw_weight_decay = 0.2 would shrink every matrix by 20% a step: lower adamw_",
+    ),
+    (dict(MU, **ORIGINAL, adamw_learning_rate=2.0), "lower adamw_weight_decay (the default is 0.1)"),
+    (
+        dict(BLOCKWISE, learning_rate=0.1, min_lr=0.0),
+        "learning_rate·weight_decay·ratio = 0.1 would shrink every matrix by 10% a step",
+    ),
+    (
+        dict(BLOCKWISE, learning_rate=0.1, lr_ratio_vo=100.0),
+        "learning_rate·weight_decay·ratio = 1 would shrink every matrix by 100% a step",
+    ),
+    (
+        dict(BLOCKWISE, learning_rate=1.0, blockwise_decay="unscaled"),
+        "learning_rate·weight_decay = 0.1 would shrink every matrix by 10% a step",
+    ),
+]
+
+
+@pytest.mark.parametrize("changes, words", REFUSED)
+def test_impossible_settings_are_refused(changes, words):
+    with pytest.raises(ValueError) as error:
+        settings(**changes)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_stands_just_beside_is_allowed():
+    for changes in (
+        dict(beta1=0.0, beta2=0.0, min_lr=6e-4, warmup_iters=0, lr_decay_iters=0, grad_clip=0.0),
+        dict(MU, muon_steps=1, nesterov=False, momentum=0.0),
+        dict(MU, muon_steps=20),
+        dict(SGD, dampening=0.99, momentum=0.1),
+        dict(SGD, dampening=0.0, momentum=0.0),
+        dict(WSD, max_iters=100, warmup_iters=10, wsd_decay_iters=90),
+        dict(BLOCKWISE, lr_ratio_norm=0.05, blockwise_min_lr="proportional"),
+        dict(BLOCKWISE, lr_ratio_norm=0.05, min_lr=2e-5),
+        dict(BLOCKWISE, lr_ratio_norm=0.05, schedule="constant"),  # never at the minimum
+        dict(BLOCKWISE, lr_ratio_norm=0.0, min_lr=0.0),
+        dict(BLOCKWISE, learning_rate=0.099),
+        dict(BLOCKWISE, learning_rate=0.9, blockwise_decay="unscaled"),
+        dict(learning_rate=0.0, decay_gains="all"),
+        dict(MU, weight_decay=0.0, adamw_weight_decay=0.1, decay_gains="input", decay_scalars=True),
+    ):
+        settings(**changes)
+
+
+# --------------------------------------------------------------------------------------------------------- schedules
+
+PLAIN = dict(learning_rate=1e-2, min_lr=1e-3, warmup_iters=10, max_iters=110)
+
+
+def rates(updates, group=None, **changes):
+    """LRs of these updates, counted from 1."""
+    config = settings(**PLAIN | changes)
+    return [lr_at(t - 1, config, group) for t in updates]
+
+
+# By hand: of peak 1e-2 and minimum 1e-3, with T − W = 100 steps between; W + 1 is a hundredth of the way.
+UPDATES = (1, 5, 10, 11, 60, 109, 110, 111, 5000)
+RISE = [1e-3, 5e-3, 1e-2]
+
+
+@pytest.mark.parametrize(
+    "changes, after",
+    [
+        (dict(schedule="cosine"), [1e-3 + 9e-3 * 0.5 * (1 + math.cos(0.01 * math.pi)), 5.5e-3,
+                                   1e-3 + 9e-3 * 0.5 * (1 + math.cos(0.99 * math.pi)), 1e-3, 1e-3, 1e-3]),
+        (dict(schedule="linear"), [1e-2 - 9e-5, 5.5e-3, 1e-3 + 9e-5, 1e-3, 1e-3, 1e-3]),
+        (dict(schedule="constant"), [1e-2] * 6),
+        (dict(schedule="wsd", wsd_decay_iters=40), [1e-2, 1e-2, 1e-3 + 9e-3 / 40, 1e-3, 1e-3, 1e-3]),
+        (dict(schedule="wsd", wsd_decay="sqrt", wsd_decay_iters=100),
+         [1e-3 + 9e-3 * 0.9, 1e-3 + 9e-3 * (1 - 0.5**0.5), 1e-3 + 9e-3 * (1 - 0.99**0.5), 1e-3, 1e-3, 1e-3]),
+        (dict(schedule="wsd", wsd_decay="cosine", wsd_decay_iters=100),
+         [1e-3 + 9e-3 * 0.5 * (1 + math.cos(0.01 * math.pi)), 5.5e-3,
+          1e-3 + 9e-3 * 0.5 * (1 + math.cos(0.99 * math.pi)), 1e-3, 1e-3, 1e-3]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_schedules(changes, after):
+    assert rates(UPDATES, **changes) == pytest.approx(RISE + after, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "form, values",  # 0, a quarter, a half and the whole of the last 40 steps
+    [
+        ("linear", (1, 0.75, 0.5, 0)),
+        ("sqrt", (1, 0.5, 1 - 0.5**0.5, 0)),
+        ("cosine", (1, 0.5 + 0.5**0.5 / 2, 0.5, 0)),
+    ],
+)
+def test_wsd_holds_and_decays_at_the_end(form, values):
+    want = [1e-3 + 9e-3 * v for v in values]
+    found = rates((70, 80, 90, 110), schedule="wsd", wsd_decay=form, wsd_decay_iters=40)
+    assert found == pytest.approx(want, rel=1e-12)
+    # the decay ends at lr_decay_iters, wherever the run does
+    found = rates((20, 30, 40, 60, 61), schedule="wsd", wsd_decay=form, wsd_decay_iters=40, lr_decay_iters=60)
+    assert found == pytest.approx([*want, 1e-3], rel=1e-12)
+
+
+def test_the_recipe_of_dyt():
+    """min( 1 − (1 − t/w)², 0.1 + 0.45 (1 + cos πt/T) ) times the peak, with the minimum at a tenth of it."""
+    for w, T in ((10, 110), (200, 4000), (50, 60)):
+        for t in (1, w // 2, w, w + 1, (w + T) // 2, T - 1, T):
+            rising = 1 - (1 - t / w) ** 2 if t < w else 1.0
+            want = 1e-2 * min(rising, 0.1 + 0.45 * (1 + math.cos(math.pi * t / T)))
+            found = rates([t], schedule="dyt", warmup_iters=w, max_iters=T)[0]
+            assert found == pytest.approx(want, rel=1e-12), (w, T, t)
+    assert rates((111, 5000), schedule="dyt") == pytest.approx([1e-3, 1e-3])
+    half = rates([55], schedule="dyt", min_lr=0.0)[0]
+    assert half == pytest.approx(5e-3)
+    assert rates([1], schedule="dyt", warmup_iters=0)[0] == pytest.approx(1e-2, rel=1e-3)  # the cosine at once
+
+
+def test_schedule_edges():
+    assert rates([1], warmup_iters=0)[0] < 1e-2  # without warm-up the cosine starts at once
+    assert rates([1], warmup_iters=1)[0] == 1e-2
+    assert rates([71], schedule="constant", lr_decay_iters=10)[0] == 1e-2
+    assert rates([5], schedule="constant", lr_decay_iters=10)[0] == pytest.approx(5e-3)
+    for schedule in ("cosine", "linear", "wsd"):  # decay over before warm-up ends: no crash
+        found = rates([20, 50, 51, 201], schedule=schedule, warmup_iters=50, lr_decay_iters=20)
+        assert found == pytest.approx([4e-3, 1e-2, 1e-3, 1e-3])
+    assert rates([1, 50], learning_rate=0.0, min_lr=None) == [0.0, 0.0]
+    assert rates([11, 50, 200], schedule="cosine", min_lr=1e-2) == [1e-2] * 3
+
+
+# --------------------------------------------------------------------------------------------------------- blockwise
+
+PAPER = dict(emb=10, qk=8, ffn=6, vo=4, gain_in=1, gain_out=1, head=1, pos=1)
+PAPER |= dict(bias_qk=8, bias_ffn=6, bias_vo=4, scalar_qk=8, scalar_ffn=6, scalar_vo=4, scalar=1, gain_dir=1)
+MINI = PAPER | dict(emb=4, qk=1, bias_qk=1, scalar_qk=1, ffn=4, bias_ffn=4, scalar_ffn=4)
+REST = ("emb", "pos", "head", "gain_in", "gain_out", "gain_dir", "scalar", "bias")  # of Muon, before "_"
+
+
+def model(**flags):
+    """Every kind of parameter: biases and σReparam's scalars, scalars of the stream, gains with directions."""
+    sizes = dict(n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=31, mid_norm="both", branch_scale="skipinit")
+    sizes |= dict(bias=True, sigma_reparam=True, tie_weights=False, gain_out="norm", gain_param="magdir")
+    return GPT(GPTConfig(**sizes | flags))
+
+
+def groups(network=None, **changes):
+    """{label: group} and the settings."""
+    config = settings(**PLAIN | dict(blockwise_lr=True) | changes)
+    return {g["label"]: g for g in make_optimizer(network or model(), config).param_groups}, config
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ratios_by_label(name):
+    """A bias and σReparam's scalar go with their matrix, all other scalars and gains with the norms; a tied head is
+    the embedding."""
+    found, _ = groups(optimizer=name)
+    ratios = MINI if name == "adam_mini" else PAPER
+    assert {label: g["lr_ratio"] for label, g in found.items()} == ratios
+    by_name = {n: label for label, g in found.items() for n in g["param_names"]}
+    assert by_name["blocks.0.attn.f.k.bias"] == "bias_qk" and by_name["blocks.0.attn.f.o.bias"] == "bias_vo"
+    assert by_name["blocks.0.mlp.f.up.sigma"] == "scalar_ffn" and by_name["blocks.0.mlp.mid.gain"] == "scalar"
+    assert by_name["head.weight"] == "head" and by_name["wte.weight"] == "emb" and by_name["wpe.weight"] == "pos"
+    tied, _ = groups(model(tie_weights=True), optimizer=name)
+    assert (
+        "head" not in tied and tied["emb"]["lr_ratio"] == ratios["emb"] and tied["emb"]["param_names"] == ["wte.weight"]
+    )
+    norms, _ = groups(model(norm="layernorm", sigma_reparam=False, branch_scale="none"), optimizer=name)
+    assert norms["bias"]["lr_ratio"] == 1 and "final_norm.bias" in norms["bias"]["param_names"]
+    dyt, _ = groups(model(norm="dyt", input_norm=True, embed_scale=True), optimizer=name)
+    names = dyt["scalar"]["param_names"]
+    assert {"final_norm.alpha", "embed_scale.gain"} < set(names) and dyt["scalar"]["lr_ratio"] == 1
+    plain, _ = groups(optimizer=name, blockwise_lr=False)
+    assert {g["lr_ratio"] for g in plain.values()} == {1.0}
+    assert plain.keys() == {label.split("_")[0] if label.startswith(("bias", "sca")) else label for label in ratios}
+
+
+def test_ratios_that_are_given():
+    changes = dict(lr_ratio_emb=2.0, lr_ratio_qk=3.0, lr_ratio_ffn=4.0, lr_ratio_vo=5.0, lr_ratio_norm=1.5)
+    found, _ = groups(**changes, lr_ratio_head=7.0, lr_ratio_pos=0.5)
+    want = dict(
+        emb=2, qk=3, bias_qk=3, ffn=4, scalar_ffn=4, vo=5, gain_in=1.5, gain_dir=1.5, scalar=1.5, head=7, pos=0.5
+    )
+    assert {label: found[label]["lr_ratio"] for label in want} == want
+
+
+# What is left of the way from the peak to the minimum at updates W + 1 = 11, 60, T = 110 and T + 1.
+LEFT = {
+    "cosine": (0.5 * (1 + math.cos(0.01 * math.pi)), 0.5, 0, 0),
+    "linear": (0.99, 0.5, 0, 0),
+    "constant": (1, 1, 1, 1),
+    "wsd linear": (1, 0.625, 0, 0),  # the last 80 steps, of which 30 are over
+    "wsd sqrt": (1, 1 - 0.375**0.5, 0, 0),
+    "wsd cosine": (1, 0.5 * (1 + math.cos(0.375 * math.pi)), 0, 0),
+}
+
+
+@pytest.mark.parametrize("min_lr", ["shared", "proportional"])
+@pytest.mark.parametrize("start", ["start", "warmup_end"])
+@pytest.mark.parametrize("schedule", LEFT)
+@pytest.mark.parametrize("name", NAMES)
+def test_blockwise_rates(name, schedule, start, min_lr):
+    """LR(t) = r·peak·t/W up to W, then from r·peak to the minimum; or up to W without r. The rest of Muon has its own
+    peak, and a minimum in proportion to it."""
+    changes = dict(optimizer=name, schedule=schedule.split()[0], blockwise_start=start, blockwise_min_lr=min_lr)
+    if schedule.startswith("wsd"):
+        changes |= dict(wsd_decay=schedule.split()[1], wsd_decay_iters=80)
+    found, config = groups(**changes, **dict(adamw_learning_rate=4e-3) if name == "muon" else {})
+    ratios = MINI if name == "adam_mini" else PAPER
+    assert found.keys() == ratios.keys()
+    for label, group in found.items():
+        r, base, floor = ratios[label], 1e-2, 1e-3
+        if name == "muon" and (label in REST or label.split("_")[0] in REST):
+            base, floor = 4e-3, 4e-4
+        first = base if start == "warmup_end" else r * base
+        floor *= r if min_lr == "proportional" else 1
+        want = [first / 10, first] + [floor + left * (r * base - floor) for left in LEFT[schedule]]
+        lrs = [lr_at(t - 1, config, group) for t in (1, 10, 11, 60, 110, 111)]
+        assert lrs == pytest.approx(want, rel=1e-12), label
+        assert group["base_lr"] == base
+    assert lr_at(59, config) == pytest.approx(1e-3 + LEFT[schedule][1] * 9e-3)  # without a group: ratio 1
+
+
+@pytest.mark.parametrize("min_lr", ["shared", "proportional"])
+@pytest.mark.parametrize("start", ["start", "warmup_end"])
+def test_blockwise_rates_under_the_recipe_of_dyt(start, min_lr):
+    found, config = groups(schedule="dyt", blockwise_start=start, blockwise_min_lr=min_lr)
+    for label, group in found.items():
+        r, floor = PAPER[label], 1e-3 * (PAPER[label] if min_lr == "proportional" else 1)
+        for t in (1, 5, 10, 11, 60, 110, 111):
+            peak = 1e-2 * (1 if start == "warmup_end" and t <= 10 else r)
+            rising = peak * (1 - (1 - min(t, 10) / 10) ** 2)
+            want = min(rising, floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * min(t, 110) / 110)))
+            assert lr_at(t - 1, config, group) == pytest.approx(want, rel=1e-12), (label, t)
+
+
+@pytest.mark.parametrize("decay", ["scaled", "unscaled"])
+@pytest.mark.parametrize("name", NAMES)
+def test_decay_of_a_step_grows_with_the_ratio_or_not(name, decay):
+    """LR times decay at the peak; Muon's rest has its own of both."""
+    rest = dict(adamw_learning_rate=4e-3, adamw_weight_decay=0.05) if name == "muon" else {}
+    found, config = groups(optimizer=name, weight_decay=0.02, blockwise_decay=decay, **rest)
+    ratios = MINI if name == "adam_mini" else PAPER
+    for label in ("emb", "pos", "head", "qk", "vo", "ffn"):
+        product = 4e-3 * 0.05 if rest and label in REST else 1e-2 * 0.02
+        want = product * (ratios[label] if decay == "scaled" else 1)
+        assert lr_at(9, config, found[label]) * found[label]["weight_decay"] == pytest.approx(want, rel=1e-12), label
+    assert all(g["weight_decay"] == 0 for label, g in found.items() if label.startswith(("gain", "bias", "scalar")))
+
+
+def test_a_ratio_of_zero_keeps_a_block_as_it_is():
+    found, config = groups(lr_ratio_emb=0.0, min_lr=0.0, blockwise_decay="unscaled")
+    assert {lr_at(t, config, found["emb"]) for t in (0, 9, 10, 59, 500)} == {0.0}
