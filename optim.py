@@ -216,24 +216,24 @@ def newton_schulz(x, steps: int = 5, triangular: bool = False):
     in [0.68, 1.21] where σ is at least 0.002 ‖x‖_F (exact arithmetic; bf16 blurs it) and falls to 0 with smaller σ. A
     matrix of zeros stays zero. Tall matrices are transposed, so that A is small.
 
-    Wide ones (n ≥ 2m) take their first two steps at once, from A alone, since products with X are the dear ones there:
+    Wide ones (n ≥ 2m ≥ 128) take two steps at once at first, from A alone, since products with X are the dear ones:
     X₂ = a²X + (a(P + P₂) + P₂P) X, where P = bA + cA², A₂ = a²A + (2aP + P²)A, P₂ = bA₂ + cA₂². All of these are
     symmetric and commute, and multiples of the identity are kept out of what is rounded. Later steps in pairs would
-    cost accuracy in bf16. `triangular`: see `symmetric`.
+    cost accuracy in bf16, as would vectors. `triangular`: see `symmetric`.
     """
     a, b, c = NS
     product = partial(symmetric, triangular=triangular)
     tall = x.shape[1] > x.shape[2]
     x = x.mT.contiguous() if tall else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    in_pairs, left = 2 if x.shape[2] >= 2 * x.shape[1] and steps > 1 else 0, steps
+    in_pairs, left = x.shape[2] >= 2 * x.shape[1] >= 128 and steps > 1, steps
     while left:
         A = product(x, x.mT)
         P, keep = product(A, A, A, b, c), a
         if in_pairs:
             A = product(product(P, P, P, 2 * a), A, A, a * a)
             P2 = product(A, A, A, b, c)
-            P, keep, in_pairs, left = product(P2, P, P + P2, a), a * a, 0, left - 1
+            P, keep, in_pairs, left = product(P2, P, P + P2, a), a * a, False, left - 1
         x = torch.baddbmm(x, P, x, beta=keep)
         left -= 1
     return x.mT if tall else x

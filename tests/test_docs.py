@@ -301,8 +301,8 @@ def test_output_on_the_optimizer_page_is_what_is_printed(tool, arguments, shown,
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [tool, *arguments.split()])
     if tool == "train.py":  # prints the groups, then wants data
-        model, config, _ = summary.resolve("")
-        printed = describe_groups(make_optimizer(model, config), model)
+        model, optimizer, _, _ = summary.resolve("")
+        printed = describe_groups(optimizer, model)
     else:
         assert {"optim.py": summary.optimizer_main, "model.py": summary.main}[tool]() == 0
         printed = capsys.readouterr().out

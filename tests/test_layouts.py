@@ -5,7 +5,6 @@ import math
 import re
 from collections import Counter
 from dataclasses import asdict, fields, replace
-from types import SimpleNamespace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -36,7 +35,8 @@ from test_model import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import GPT, ROLES, GPTConfig, KVCache, Linear, Residual
-from optim import make_optimizer
+from optim import fill_defaults, make_optimizer
+from train import TrainConfig
 
 BLOCK = r"blocks\.\d+\."
 S4_NET = dict(attn="pre mid", mlp="pre mid", qk_norm=True, input_norm=True)
@@ -1047,8 +1047,9 @@ START_FLAGS = st.sampled_from([{}, *(flags for flags, _ in SCHEMES.values())])
 
 
 def step_settings():
-    values = dict(optimizer="adamw", learning_rate=1e-2, weight_decay=0.1, beta1=0.9, beta2=0.95, decay_gains="none")
-    return SimpleNamespace(**values)
+    config = TrainConfig(learning_rate=1e-2)
+    fill_defaults(config)
+    return config
 
 
 def test_any_flags_are_refused_by_name_or_train_and_survive_a_checkpoint(one_thread):

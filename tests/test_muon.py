@@ -144,7 +144,7 @@ def test_a_stack_is_its_matrices_one_by_one(shape, dtype, tolerance, triangular)
 def test_work():
     """Tall matrices cost what wide ones do: 2m²n + m³ multiplications a step. The first two steps of a wide one have
     two products of m × n where there were four, and five of m × m where there were two."""
-    m, n = 8, 48
+    m, n = 64, 200
     pair = 2 * m * m * n - 3 * m**3
     for shape, saved in (((m, n), pair), ((n, m), pair), ((m, m), 0)):
         with FlopCounterMode(display=False) as counter:
