@@ -391,8 +391,8 @@ def fill_defaults(config) -> None:
     _check_numbers(config)
     _check_schedule(config)
     _check_blockwise(config, kind)
-    ratio = max((getattr(config, f"lr_ratio_{block}") for block in RATIOS), default=1) if config.blockwise_lr else 1
-    ratio = ratio if config.blockwise_decay == "scaled" else 1
+    scaled = config.blockwise_lr and config.blockwise_decay == "scaled"
+    ratio = max(getattr(config, f"lr_ratio_{block}") for block in RATIOS) if scaled else 1
     for prefix in ("", "adamw_") if kind.rest else ("",):
         lr, decay = getattr(config, f"{prefix}learning_rate"), getattr(config, f"{prefix}weight_decay")
         if ratio * lr * decay >= 0.1:
