@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -70,12 +71,14 @@ class Env:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def put(self, *arrays) -> tuple:
-        """NumPy arrays as tensors on the device, copied without waiting where it is a GPU."""
+    def pin(self, *arrays) -> tuple:
+        """NumPy arrays as tensors on the host, in pinned memory where the device is a GPU."""
         tensors = [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays]  # one layout: no recompilation
-        if self.device.type == "cuda":
-            return tuple(t.pin_memory().to(self.device, non_blocking=True) for t in tensors)
-        return tuple(t.to(self.device) for t in tensors)
+        return tuple(t.pin_memory() if self.device.type == "cuda" else t for t in tensors)
+
+    def put(self, *tensors) -> tuple:
+        """Tensors on the device; a copy from pinned memory to a GPU is only begun, and what follows there waits."""
+        return tuple(t.to(self.device, non_blocking=self.device.type == "cuda") for t in tensors)
 
     def sum(self, value: torch.Tensor) -> torch.Tensor:
         """Sum of `value` over ranks, in place. All ranks must call it."""
@@ -130,6 +133,22 @@ def peak_flops(device: torch.device, dtype: torch.dtype, override: float = 0.0) 
         return None
     words = set(re.split(r"[^A-Za-z0-9]+", torch.cuda.get_device_name(device)))
     return next((peak for key, peak in PEAK_FLOPS.items() if words >= set(key.split())), None)
+
+
+class Prefetch:
+    """fetch(step) of the step asked for, while a thread already works on the next one's.
+
+    What fetch raises, the caller gets when it asks for that step."""
+
+    def __init__(self, fetch):
+        self.fetch, self.pool, self.ahead = fetch, ThreadPoolExecutor(1), {}
+
+    def __call__(self, step: int):
+        result = self.ahead.pop(step, None) or self.pool.submit(self.fetch, step)
+        try:
+            return result.result()
+        finally:
+            self.ahead = {step + 1: self.pool.submit(self.fetch, step + 1)}
 
 
 def _env_int(name: str, default: int) -> int:

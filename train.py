@@ -21,7 +21,7 @@ from loader import Dataset, Tokenizer, load_meta
 from model import GPT, GPTConfig
 from optim import describe_groups, fill_defaults, load_optimizer, lr_at, make_optimizer, notes
 from rundir import Metrics
-from runtime import Env, Stop
+from runtime import Env, Prefetch, Stop
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
@@ -198,13 +198,41 @@ def evaluate(model, data: Dataset, config: TrainConfig, micro: int, env: Env, st
     for i in range(batches):  # as many on every rank
         x, y = data.val_batch(mine[i * micro : (i + 1) * micro], micro)
         count = int((y != -1).sum())
-        loss = model(*env.put(x, y))[1]
+        loss = model(*env.put(*env.pin(x, y)))[1]
         sums += torch.stack((loss * count, torch.full_like(loss, count)))
         if stopped := stop.agreed():
             break
     model.train()
     loss_sum, count = env.sum(sums).tolist()
     return None if stopped else loss_sum / count
+
+
+def training_step(model, raw_model, optimizer, scaler, x, y, micro: int, config, lap=lambda part: None) -> tuple:
+    """One optimizer step on the sequences x, y (rows, T) of this process, `micro` rows at a time; `model` is raw_model
+    as compiled and wrapped. Returns three tensors on the device, without waiting for it: the mean loss, the gradient
+    norm before clipping, and whether that is not finite, when nothing was changed. `lap` hears of each part done."""
+    loss, batches = torch.zeros((), device=x.device), list(zip(x.split(micro), y.split(micro), strict=True))
+    optimizer.zero_grad(set_to_none=True)
+    for i, (inputs, targets) in enumerate(batches):
+        with runtime.sync_gradients(model, i == len(batches) - 1):
+            micro_loss = model(inputs, targets)[1] / len(batches)
+            lap("forward")
+            scaler.scale(micro_loss).backward()
+            lap("backward")
+        loss += micro_loss.detach()
+    scaler.unscale_(optimizer)
+    parameters = [p for p in raw_model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    bad = ~norm.isfinite()
+    if config.grad_clip:  # a bad gradient is left as it is, to be named
+        torch.nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, norm.masked_fill(bad, 0.0))
+    lap("clip")
+    optimizer.found_inf = bad.float()  # a bad step changes neither parameters nor optimizer state
+    optimizer.step()
+    scaler.update()
+    raw_model.power_iteration()  # σReparam; else nothing
+    lap("optimizer")
+    return loss, norm, bad
 
 
 def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
@@ -251,7 +279,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
     for note in raw_model.config.notes() + notes(config, raw_model):
         env.print(f"note: {note}")
-    example = env.put(*data.val_batch(data.validation(1), micro))
+    example = env.put(*env.pin(*data.val_batch(data.validation(1), micro)))
     model = runtime.compile_model(raw_model, config, example, env) if compiled else raw_model
     if config.eval_only:
         val_loss = evaluate(model, data, config, micro, env, stop)
@@ -267,7 +295,8 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
         rows_until = step - bool(pending)  # the row of an interrupted evaluation is still to be written
         log = Metrics(out_dir, resumed, rows_until, configs, 8 * n, wandb)  # 8 bytes: at least weights and a momentum
         wandb_id = log.wandb_id
-    parameters = [p for p in raw_model.parameters() if p.requires_grad]
+    rows = slice(env.rank * micro * accumulation, (env.rank + 1) * micro * accumulation)  # of the batch, here
+    next_batch = Prefetch(lambda step: env.pin(*data.batch(step, config.batch_size, rows)))
     peak = runtime.peak_flops(env.device, env.dtype, config.peak_flops)
     # skipped steps: in all, in a row now, most in a row since the last look; counted without a host sync
     skipped = torch.tensor([skipped, 0.0, 0.0], device=env.device)
@@ -329,25 +358,8 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
         rates = {"lr": lr_at(step, config)}
         for group in optimizer.param_groups:
             group["lr"] = rates[f"lr_{group['label']}"] = lr_at(step, config, group)
-        share = micro * accumulation
-        x, y = env.put(*data.batch(step, config.batch_size, slice(env.rank * share, (env.rank + 1) * share)))
-        loss = torch.zeros((), device=env.device)
-        optimizer.zero_grad(set_to_none=True)
-        for i in range(accumulation):
-            rows = slice(i * micro, (i + 1) * micro)
-            with runtime.sync_gradients(step_model, i == accumulation - 1):
-                micro_loss = step_model(x[rows], y[rows])[1] / accumulation
-                scaler.scale(micro_loss).backward()
-            loss += micro_loss.detach()
-        scaler.unscale_(optimizer)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        bad = ~norm.isfinite()
-        if config.grad_clip:  # a bad gradient is left as it is, to be named
-            torch.nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, norm.masked_fill(bad, 0.0))
-        optimizer.found_inf = bad.float()  # a bad step changes neither parameters nor optimizer state
-        optimizer.step()
-        scaler.update()
-        raw_model.power_iteration()  # σReparam; else nothing
+        x, y = env.put(*next_batch(step))
+        loss, norm, bad = training_step(step_model, raw_model, optimizer, scaler, x, y, micro, config)
         streak = (skipped[1] + 1) * bad
         skipped = torch.stack((skipped[0] + bad, streak, torch.maximum(skipped[2], streak)))
         step, tokens = step + 1, tokens + step_tokens
