@@ -21,6 +21,8 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
 
@@ -33,6 +35,7 @@ ROLES = ("emb", "pos", "head", "qk", "vo", "ffn", "gain_in", "gain_out", "gain_d
 DYT_ALPHA = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
 
 LNS = Literal["off", "norm", "branch", "residual", "input"]
+LOGITS_BYTES = 2**30  # of logits that the loss may hold at a time
 SIGMA_INIT_ITERATIONS = 30  # of the power iteration, for σReparam's start
 
 
@@ -309,7 +312,7 @@ def ungrouped(x, groups):
 
 
 NORMALISE = {"none": lambda slot, x: x, "rmsnorm": rms_norm, "layernorm": layer_norm, "dyt": dyt}
-SQUASH = {"tanh": torch.tanh, "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
+SQUASH = {"tanh": lambda x: tanh(x), "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
 
 
 def _parameter(n: int):
@@ -498,18 +501,25 @@ def init_scale(config: GPTConfig, block: int, part: str) -> float:
 # ---------------------------------------------------------------------------------------------------------- modules
 
 
+def fold(weight, bias=None, dtype=None, columns=None, rows=None) -> tuple:
+    """Weight and bias of x ↦ rows · (W (columns · x) + b), in `dtype`: factors and cast are one pass over them."""
+    dtype = dtype or weight.dtype
+    weight = weight if columns is None else weight * columns
+    if rows is not None:
+        weight, bias = weight * rows[:, None], None if bias is None else bias * rows
+    return weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
 def linear(x, weight, bias=None, dtype=None, columns=None, rows=None):
     """rows · (W (columns · x) + b) in `dtype` (None: the weight's own); columns (n_in,), rows (n_out,) or floats.
 
-    The factors are multiplied into the weight, in the pass that casts it; but where one token at a time comes in, into
-    the activations, which are then the smaller."""
-    dtype, one = dtype or weight.dtype, x.shape[-2] == 1
-    if columns is not None:
-        x, weight = (x * columns, weight) if one else (x, weight * columns)
-    if rows is not None and not one:
-        weight, bias = weight * rows[:, None], None if bias is None else bias * rows
-    y = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
-    return (y * rows).to(dtype) if rows is not None and one else y
+    The factors are multiplied into the weight; but where one token at a time comes in, into the activations, which are
+    then the smaller."""
+    dtype = dtype or weight.dtype
+    if x.shape[-2] > 1:
+        return F.linear(x.to(dtype), *fold(weight, bias, dtype, columns, rows))
+    y = F.linear((x if columns is None else x * columns).to(dtype), *fold(weight, bias, dtype))
+    return y if rows is None else (y * rows).to(dtype)
 
 
 class Linear(nn.Linear):
@@ -532,13 +542,17 @@ class Linear(nn.Linear):
     def effective_weight(self):
         return self.weight
 
-    def forward(self, x, scale=None):
-        rows, columns = self.out.folded(), self.pre.folded()
+    def factors(self, scale=None) -> tuple:
+        """What `fold` and `linear` take: weight, bias, dtype, columns, rows."""
+        columns = self.pre.folded()
         if columns is None:
             columns = scale
         elif scale is not None:
             columns = columns * scale
-        y = linear(self.pre(x), self.effective_weight(), self.bias, self.compute_dtype, columns, rows)
+        return self.effective_weight(), self.bias, self.compute_dtype, columns, self.out.folded()
+
+    def forward(self, x, scale=None):
+        y = linear(self.pre(x), *self.factors(scale))
         return self.out(y).to(y.dtype)
 
     def init(self, std: float, generator: torch.Generator):
@@ -547,6 +561,19 @@ class Linear(nn.Linear):
             self.weight.copy_(drawn.normal_(0, std * self.init_scale, generator=generator))
         if self.bias is not None:
             self.bias.zero_()
+
+
+def together(matrices, x, scale=None) -> list:
+    """[m(x, scale) for m in matrices] in one product: x (B, T, n_in) is read once, and its gradient is one sum.
+
+    For matrices whose `pre` leaves x as it is (a gain to fold, or nothing)."""
+    if x.shape[-2] == 1:  # one token: the gains go to x, and each matrix may have its own
+        return [m(x, scale) for m in matrices]
+    weights, biases = zip(*(fold(*m.factors(scale)) for m in matrices), strict=True)
+    bias = None if biases[0] is None else torch.cat(biases)
+    y = F.linear(x.to(weights[0].dtype), torch.cat(weights), bias)
+    parts = y.split([len(w) for w in weights], dim=-1)
+    return [m.out(part).to(part.dtype) for m, part in zip(matrices, parts, strict=True)]
 
 
 class SigmaReparam(Linear):
@@ -656,9 +683,8 @@ class Attention(nn.Module):
 
     def forward(self, u, scale=None, rope=None, cache=None):
         B, T, C = u.shape
-        q, k, v = (
-            w(u, scale).view(B, T, -1, self.head_dim).transpose(1, 2) for w in (self.q, self.k, self.v)
-        )  # (B, H, T, hd)
+        q, k, v = together((self.q, self.k, self.v), u, scale)
+        q, k, v = (y.view(B, T, -1, self.head_dim).transpose(1, 2) for y in (q, k, v))  # (B, H, T, hd)
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
@@ -682,8 +708,21 @@ def qk_slot(config: GPTConfig) -> Slot:
     return Slot("rmsnorm", gain=gain, param=config.gain_param, eps=config.norm_eps)
 
 
+def tanh(x):
+    """tanh x; compiled, 2σ(2x) − 1, which is the same and far quicker on a CPU (x is fp32 here)."""
+    return 2 * torch.sigmoid(2 * x) - 1 if torch.compiler.is_compiling() else torch.tanh(x)
+
+
+def gelu(x):
+    """GPT-2's GELU, ½x (1 + tanh z) with z = √(2/π) (x + 0.044715 x³); compiled, x σ(2z), which is the same."""
+    if not torch.compiler.is_compiling():
+        return F.gelu(x, approximate="tanh")
+    y = upcast(x)
+    return (y * torch.sigmoid((8 / math.pi) ** 0.5 * (y + 0.044715 * y**3))).to(x.dtype)
+
+
 ACTIVATIONS = {
-    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": gelu,
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
 }
@@ -699,8 +738,10 @@ class MLP(nn.Module):
         self.act = ACTIVATIONS.get(config.mlp)
 
     def forward(self, u, scale=None):
-        h = self.up(u, scale)
-        return self.down(self.act(h) if self.gate is None else F.silu(self.gate(u, scale)) * h)
+        if self.gate is None:
+            return self.down(self.act(self.up(u, scale)))
+        gate, up = together((self.gate, self.up), u, scale)
+        return self.down(F.silu(gate) * up)
 
 
 class Residual(nn.Module):
@@ -731,10 +772,59 @@ class Block(nn.Module):
 # -------------------------------------------------------------------------------------------------------------- GPT
 
 
+class LinearCrossEntropy(torch.autograd.Function):
+    """Sum of the cross-entropy of logits x Wᵀ, with its gradients made on the way: a chunk of tokens at a time becomes
+    logits, their gradient (softmax − 1 at the target), and that gradient's products with W and x. Logits exist for one
+    chunk, in the dtype of the product; no chunk is computed twice.
+
+    x (N, C), weight (V, C), targets (N,), −1 = ignored → loss (), in nats, fp32 at least. The first `vocab_size` rows
+    of the weight count. The gradients are constants to autograd, so there is no second derivative: asking for one
+    raises RuntimeError. (That of `model(idx)[0]` and F.cross_entropy has one.)
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, targets, dtype, vocab_size, chunks, training):
+        w, total, dx = weight.to(dtype), x.new_zeros(()), []
+        dw = torch.zeros_like(weight) if training else None
+        for x_part, target in zip(x.to(dtype).chunk(chunks), targets.chunk(chunks), strict=True):
+            counts, index = (target != -1)[:, None], target.clamp(min=0)[:, None]
+            logits = upcast(x_part @ w.T)  # (n, V); changed in place from here on, so that there is one of them
+            logits[:, vocab_size:].fill_(-math.inf)
+            log_sum = logits.logsumexp(-1, keepdim=True)
+            total = total + ((log_sum - logits.gather(-1, index)) * counts).sum()
+            if training:
+                grad = logits.sub_(log_sum).exp_()
+                grad = grad.add_(torch.arange(len(w), device=x.device) == index, alpha=-1).mul_(counts).to(dtype)
+                dx.append(grad @ w)
+                dw = dw + grad.T @ x_part
+        if training:
+            ctx.save_for_backward(torch.cat(dx), dw)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        dx, dw = ctx.saved_tensors
+        return upcast(dx) * grad, dw * grad, None, None, None, None, None
+
+
+def linear_cross_entropy(x, weight, targets, dtype, vocab_size: int, chunks: int = 0):
+    """Mean cross-entropy in nats of logits x Wᵀ, computed in `dtype`, over the targets that are not −1; 0 if none is.
+
+    x (B, T, C), weight (V, C), targets (B, T); `chunks`: in how many the tokens are taken, 0 = so that the logits of
+    one take at most LOGITS_BYTES."""
+    n = targets.numel()
+    chunks = min(n, chunks or -(-n * len(weight) * dtype.itemsize // LOGITS_BYTES))
+    args = x.flatten(0, 1), weight, targets.flatten(), dtype, vocab_size, chunks, torch.is_grad_enabled()
+    return LinearCrossEntropy.apply(*args) / (targets != -1).sum().clamp(min=1)
+
+
 class GPT(nn.Module):
     """The language model. `model(idx)` → (logits, None); `model(idx, targets)` → (None, loss)."""
 
     compute_dtype = None
+    checkpointing = False  # keep only the stream between blocks for the backward pass, which computes the rest again
+    loss_chunks = 0  # in which the loss takes its tokens, to bound its memory; 0 = as many as LOGITS_BYTES asks for
 
     def __init__(self, config: GPTConfig, seed: int = 1337):
         """Raises ValueError for a config whose flags are wrong or contradict each other."""
@@ -812,14 +902,13 @@ class GPT(nn.Module):
         none does. The logits end at vocab_size: padding entries cannot be sampled and take no part in the loss.
         `cache` (one KVCache a block): idx continues the cached sequence; allowed are an empty cache or T = 1.
         """
-        x = self.stream(idx, cache)
-        x, scale = self.final_norm(x), self.final_norm.folded()
-        logits = linear(x, (self.head or self.wte).weight, dtype=self.compute_dtype, columns=scale)
-        logits = upcast(logits[..., : self.config.vocab_size])
+        x = self.final_norm(self.stream(idx, cache))
+        weight, scale, dtype = (self.head or self.wte).weight, self.final_norm.folded(), self.compute_dtype
+        vocab_size = self.config.vocab_size
         if targets is None:
-            return logits, None
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
-        return None, loss / (targets != -1).sum().clamp(min=1)
+            return upcast(linear(x, weight, dtype=dtype, columns=scale)[..., :vocab_size]), None
+        weight = weight if scale is None else weight * scale
+        return None, linear_cross_entropy(x, weight, targets, dtype or weight.dtype, vocab_size, self.loss_chunks)
 
     def stream(self, idx, cache=None):
         """The residual stream after the last block, before the final norm: idx (B, T) → (B, T, C), fp32."""
@@ -836,7 +925,10 @@ class GPT(nn.Module):
         rope = rotary(positions, c.head_dim, c.rope_theta) if c.pos == "rope" else None
         x = self.dropout(self.input_norm(self.embed_scale(x)))
         for i, block in enumerate(self.blocks):
-            x = block(x, rope, cache[i] if cache else None)
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, rope, use_reentrant=False)
+            else:
+                x = block(x, rope, cache[i] if cache else None)
         return x
 
     def set_compute_dtype(self, dtype: torch.dtype | None) -> "GPT":

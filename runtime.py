@@ -17,6 +17,7 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.attention import SDPBackend
 from torch.nn.parallel import DistributedDataParallel
 
 # Dense bf16/fp16 peak FLOP/s (vendors' data sheets) of devices whose name has all these words; first match wins.
@@ -165,6 +166,8 @@ def environment(device: str, dtype: str, timeout_s: int):
     distributed = "RANK" in os.environ and "MASTER_ADDR" in os.environ
     chosen, why = choose_device(device, local)
     if chosen.type == "cuda":
+        if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # less memory lost to fragments
         torch.cuda.set_device(chosen)  # first of all: what follows asks the current device
     compute, why_dtype = choose_dtype(dtype, chosen)
     env = Env(rank, world, chosen, compute, distributed)
@@ -206,6 +209,28 @@ def choose_compile(setting, device: torch.device, training_flops: float) -> tupl
     return minutes > 3, f"auto: about {minutes:.0f} min of eager work"
 
 
+def check_cuda_graphs(compiled: bool, accumulation: int, env: Env) -> None:
+    """ValueError where cuda_graphs cannot work: a replay overwrites the gradients of the one before."""
+    if env.device.type != "cuda" or not compiled or env.world_size > 1:
+        raise ValueError("cuda_graphs needs one CUDA GPU and compile=True: leave it out, or change --device, --compile")
+    if accumulation > 1:
+        raise ValueError(
+            f"cuda_graphs needs one micro batch a step, not {accumulation}: raise micro_batch_size to batch_size, or "
+            "leave it out"
+        )
+
+
+def attention_backend(config, env: Env) -> str:
+    """Which kernel scaled_dot_product_attention takes for a model of this GPTConfig: cudnn, flash, efficient, math."""
+    dtype = env.dtype if env.device.type != "cpu" or config.block_size >= 512 else torch.float32
+    q, k = (
+        torch.empty(1, heads, config.block_size, config.head_dim, dtype=dtype, device=env.device, requires_grad=True)
+        for heads in (config.n_head, config.n_kv_head or config.n_head)
+    )
+    choice = torch._fused_sdp_choice(q, k, k, is_causal=True, enable_gqa=q.shape != k.shape)
+    return f"{SDPBackend(choice).name.removesuffix('_ATTENTION').lower()}, {str(dtype).removeprefix('torch.')}"
+
+
 def compile_model(model, config, example: tuple, env: Env):
     """torch.compile(model), tried on one `example` micro batch (idx, targets), in evaluation and in training, so that
     nothing is left to compile, or to fail, during the run.
@@ -213,7 +238,7 @@ def compile_model(model, config, example: tuple, env: Env):
     With compile=auto a failure costs one warning and the model runs eagerly; with compile=True it ends the run."""
     t0 = time.time()
     try:
-        compiled = torch.compile(model, dynamic=False)
+        compiled = torch.compile(model, dynamic=False, mode="reduce-overhead" if config.cuda_graphs else None)
         model.eval()
         with torch.no_grad():
             compiled(*example)

@@ -5,6 +5,7 @@ torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py      # 8 G
 python train.py config/dnt_small.py --optimizer=msgdw --learning_rate=1.0  # any flag overrides
 """
 
+import gc
 import math
 import sys
 import time
@@ -96,6 +97,12 @@ class TrainConfig:
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix multiplications; weights are fp32
     compile: Literal["auto", True, False] = "auto"  # torch.compile; auto: on a GPU, on a CPU for runs of minutes
+    cuda_graphs: bool = False  # replay the compiled step as one CUDA graph: for tiny models, whose kernels are shorter
+    #   than their launches; one GPU, one micro batch a step
+    activation_checkpointing: bool = False  # keep only the stream between blocks and compute the rest again in the
+    #   backward pass: far less memory for about a third more work
+    loss_chunks: int = 0  # the loss takes its tokens in so many parts, to bound the memory of the logits; 0 = as many
+    #   as keep them to 1 GiB
     peak_flops: float = 0.0  # FLOP/s of one device, for MFU; 0 = by device name, or no MFU where it is unknown
     timeout_s: int = 1800  # seconds after which a process waiting for another gives up
 
@@ -104,7 +111,15 @@ class TrainConfig:
         for name in ("batch_size", "eval_interval", "log_interval", "max_skipped", "timeout_s"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("max_iters", "micro_batch_size", "eval_tokens", "save_interval", "peak_flops", "seed"):
+        for name in (
+            "max_iters",
+            "micro_batch_size",
+            "eval_tokens",
+            "save_interval",
+            "loss_chunks",
+            "peak_flops",
+            "seed",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         if not self.out_dir:
@@ -175,6 +190,12 @@ def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> 
     return model, checkpoint
 
 
+def prepare_model(model: GPT, config: TrainConfig, env: Env) -> GPT:
+    """`model` on its device, computing as configured."""
+    model.checkpointing, model.loss_chunks = config.activation_checkpointing, config.loss_chunks
+    return model.to(env.device).set_compute_dtype(env.dtype)
+
+
 def print_changes(title: str, old: dict, new: dict, env: Env) -> None:
     defaults = TrainConfig(optimizer=new.get("optimizer", "adamw"))
     fill_defaults(defaults)
@@ -213,6 +234,7 @@ def training_step(model, raw_model, optimizer, scaler, x, y, micro: int, config,
     norm before clipping, and whether that is not finite, when nothing was changed. `lap` hears of each part done."""
     loss, batches = torch.zeros((), device=x.device), list(zip(x.split(micro), y.split(micro), strict=True))
     optimizer.zero_grad(set_to_none=True)
+    torch.compiler.cudagraph_mark_step_begin()  # matters to cuda_graphs alone
     for i, (inputs, targets) in enumerate(batches):
         with runtime.sync_gradients(model, i == len(batches) - 1):
             micro_loss = model(inputs, targets)[1] / len(batches)
@@ -244,7 +266,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
     # the model, its optimizer, and where an earlier run stopped
     raw_model, checkpoint = start_model(config, flags, meta, env)
     data = Dataset(config.dataset, raw_model.config.block_size, config.seed, verify=False)
-    raw_model.to(env.device).set_compute_dtype(env.dtype)
+    prepare_model(raw_model, config, env)
     optimizer = make_optimizer(raw_model, config)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)  # of the loss, for fp16
     step, tokens, skipped, evaluated, saved, best_val_loss, wandb_id, pending = 0, 0, 0, -1, -1, math.inf, None, {}
@@ -272,9 +294,12 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
         f"{config.batch_size} × {data.block_size} = {step_tokens:,} tokens a step = {env.world_size} processes × "
         f"{accumulation} accumulation × {micro} sequences; {data.windows:,} windows an epoch"
     )
-    work = 0 if config.eval_only else step_flops * (config.max_iters - step) / env.world_size
+    # by the whole run's work, not what is left of it: a resumed run computes as it did before
+    work = 0 if config.eval_only else step_flops * config.max_iters / env.world_size
     compiled, reason = runtime.choose_compile(config.compile, env.device, work)
-    env.print(f"compile {compiled} ({reason})")
+    env.print(f"compile {compiled} ({reason}), attention {runtime.attention_backend(raw_model.config, env)}")
+    if config.cuda_graphs:
+        runtime.check_cuda_graphs(compiled, accumulation, env)
     if config.warmup_iters >= config.max_iters and not config.eval_only:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
     for note in raw_model.config.notes() + notes(config, raw_model):
@@ -301,6 +326,8 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
     # skipped steps: in all, in a row now, most in a row since the last look; counted without a host sync
     skipped = torch.tensor([skipped, 0.0, 0.0], device=env.device)
     loss = norm = rates = None  # of the step just made
+    gc.collect()
+    gc.freeze()  # what is alive now stays; the collector need not walk through it during the run
     timed, clock = step, time.perf_counter()
 
     while True:
@@ -364,6 +391,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
         skipped = torch.stack((skipped[0] + bad, streak, torch.maximum(skipped[2], streak)))
         step, tokens = step + 1, tokens + step_tokens
 
+    gc.unfreeze()
     if env.main:
         log.close()
         rundir.draw_loss(out_dir, out_dir.name)

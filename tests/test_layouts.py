@@ -372,9 +372,9 @@ def test_traced_whole_to_the_same_function(name):
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     after, after_grads = gradients(compiled, idx, targets)
-    assert torch.equal(after, loss)
-    for key, grad in grads.items():
-        assert torch.equal(after_grads["_orig_mod." + key], grad), key
+    assert error(after, loss) < 1e-12  # not equal bit by bit: GELU and tanh have another form there
+    for key, grad in grads.items():  # k's bias has a gradient of rounding alone: softmax cannot see it
+        assert (after_grads["_orig_mod." + key] - grad).abs().max() < 1e-12 * max(1.0, grad.abs().max()), key
 
 
 class Products(TorchDispatchMode):
