@@ -32,6 +32,7 @@ from configurator import configure
 from loader import Dataset, folder_of, load_meta
 from measure import (
     Laps,
+    busy_cores,
     clock,
     compilations,
     device_name,
@@ -56,9 +57,9 @@ class BenchConfig:
     # --- benchmark: what ---
     variant: Literal["none", "nanogpt", "nanogpt-eager", "nanogpt-bf16", "nanogpt-all"] = "none"  # time nanoGPT's step
     #   too: as it ships, not compiled, with bf16 on a CPU too, or all of them
-    sweep: Literal["none", "layouts", "norms", "optimizers", "micro_batch", "loss", "scaling"] = "none"  # instead of
-    #   the one step: every layout against Pre-LN; norms as bare layers and in the model; the optimizers; micro batches
-    #   1, 2, 4, …; ways to compute the loss; larger width, depth, context, micro batch
+    sweep: Literal["none", "layouts", "norms", "optimizers", "micro_batch", "loss", "compile", "scaling"] = "none"
+    #   instead of the one step: every layout against Pre-LN; norms as bare layers and in the model; the optimizers;
+    #   micro batches 1, 2, 4, …; ways to compute the loss, to compile; larger width, depth, context, micro batch
     data: Literal["dataset", "random"] = "dataset"  # random: tokens drawn at random, no dataset needed; the vocabulary
     #   is vocab_size, or GPT-2's 50257
     accumulation: int = 1  # micro batches in a timed step; 0 = all that batch_size asks for
@@ -67,8 +68,8 @@ class BenchConfig:
     warmup: int = 3  # untimed steps after the first, which compiles
     repeats: int = 5  # rounds; in each of them all variants have their turn
     steps: int = 10  # timed steps of a variant in a round, after an untimed one
-    max_load: float | None = None  # load average from which the machine counts as busy; None = 1, with a GPU half the
-    #   number of CPU cores
+    max_busy: float | None = None  # CPU cores that other processes may keep busy before the machine counts as busy;
+    #   None = 0.25, with a GPU half of all cores
     fail_if_busy: bool = False  # refuse to run on a busy machine, instead of a warning
     doublings: int = 3  # sweep=scaling: how often each size is doubled
     max_step_s: float = 30.0  # sweeps over sizes end before a step that would take longer, by extrapolation
@@ -301,12 +302,11 @@ def ceilings(setting: Setting, dtypes) -> dict:
 def check_load(setting: Setting) -> list:
     """Warnings about other work on the machine; ValueError with fail_if_busy."""
     bench, cuda, found = setting.bench, setting.env.device.type == "cuda", []
-    limit = bench.max_load
+    cores, limit = busy_cores(), bench.max_busy
     if limit is None:
-        limit = max(1.0, (os.cpu_count() or 1) / 2) if cuda else 1.0
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load > limit:
-        found.append(f"the machine is busy (load {load:.1f}, above max_load={limit:g}): the figures mean little")
+        limit = 0.5 * (os.cpu_count() or 1) if cuda else 0.25
+    if cores is not None and cores > limit:
+        found.append(f"other processes keep {cores:.1f} CPU cores busy (max_busy={limit:g}): the figures mean little")
     try:
         use = torch.cuda.utilization(setting.env.device) if cuda else 0
     except Exception:  # whatever the driver's library, which may be missing, raises
@@ -328,7 +328,6 @@ def header(setting: Setting) -> dict:
     facts = {"device": f"{s.env.device}, {device_name(s.env.device)}", "threads": torch.get_num_threads()}
     facts |= {"torch": torch.__version__, "attention": runtime.attention_backend(s.flags, s.env)}
     facts |= {"dtype": name, "compile": config.compile, "optimizer": config.optimizer, "data": s.bench.data}
-    facts["load"] = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
     whole = "the whole batch_size" if s.accumulation == s.whole else f"batch_size={config.batch_size} needs {s.whole}"
     facts["step"] = f"{s.micro} × {s.flags.block_size} tokens × {s.accumulation} accumulation ({whole})"
     return facts

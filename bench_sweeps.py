@@ -15,6 +15,7 @@ from measure import available_bytes, clock, gigabytes, held_bytes, ms, peak_byte
 from model import GPT, GPTConfig, Slot, linear_cross_entropy
 from optim import OPTIMIZERS, RATIOS
 from summary import table
+from train import prepare_model
 
 # Layouts on top of plain Pre-LN with RMSNorm. A function takes the model's flags.
 LAYOUTS = {
@@ -171,8 +172,7 @@ def norm_runs(norm, layer, net, model, stream, upstream, x, y) -> dict:
     def training():
         if not model.training:
             model.train()
-        model.zero_grad(set_to_none=True)
-        net(x, y)[1].backward()
+        forward_backward(net, model, x, y)
 
     runs = {("layer", "forward"): layer_forward, ("layer", "forward+backward"): layer_both}
     runs |= {("model", "inference"): inference, ("model", "training"): training}
@@ -302,7 +302,8 @@ def scaling(setting: Setting) -> dict:
             ceiling = ceilings(one, [one.env.dtype])[str(one.env.dtype).removeprefix("torch.")]["ffn"]
             expected = ceiling / variant.flops_per_token
             row = dict(axis=axis, value=changes[axis], tokens_per_s=variant.tokens_per_s, step_s=variant.seconds)
-            row |= dict(flops_per_token=variant.flops_per_token, ceiling_flops_per_s=ceiling)
+            row |= dict(parameters=variant.parameters, flops_per_token=variant.flops_per_token)
+            row |= dict(ceiling_flops_per_s=ceiling)
             row |= dict(expected_tokens_per_s=expected, of_expected=variant.tokens_per_s / expected)
             rows.append(row | dict(peak_mem_bytes=variant.memory, rounds_s=variant.rounds))
             line = (axis, str(changes[axis]), f"{variant.tokens_per_s:,.0f}", f"{expected:,.0f}")
@@ -312,6 +313,46 @@ def scaling(setting: Setting) -> dict:
             free(device)
     show(s, lines)
     return dict(scaling=rows)
+
+
+def per_block(model):
+    """Each block and the loss compiled by themselves, the rest eager."""
+    for block in model.blocks:
+        block.compile(dynamic=False)
+    return model
+
+
+COMPILERS = {  # the first is what train.py does
+    "whole model": partial(torch.compile, dynamic=False),
+    "per block": per_block,
+    "whole, C++ wrapper": partial(torch.compile, dynamic=False, options=dict(cpp_wrapper=True)),
+    "whole, max-autotune": partial(torch.compile, dynamic=False, mode="max-autotune-no-cudagraphs"),
+    "eager": lambda model: model,
+}
+
+
+def compilers(setting: Setting) -> dict:
+    """Ways to compile the model: forward and backward of one micro batch, and the seconds of the first."""
+    s, device, runs, first, rows = setting, setting.env.device, {}, {}, []
+    s.open()
+    x, y = s.env.put(*(t[: s.micro] for t in s.fetch(0)))
+    for name, compiled in COMPILERS.items():
+        model = prepare_model(GPT(s.flags, s.config.seed), s.config, s.env)
+        runs[name] = partial(forward_backward, compiled(model), model, x, y)
+        (first[name],) = seconds_of(runs[name], 1, device)
+    times = take_turns(runs, s)
+    lines = [("compiled", "ms, forward and backward", f"time of {next(iter(runs))}", "first, s")]
+    for name, t in times.items():
+        seconds, ratio = middle(t), middle(t) / middle(times[next(iter(runs))])
+        rows.append(dict(way=name, seconds=seconds, rounds_s=t, first_s=first[name]))
+        lines.append((name, ms(seconds), f"{ratio:.3f}", f"{first[name]:.1f}"))
+    show(s, lines)
+    return dict(compilers=rows)
+
+
+def forward_backward(call, model, x, y) -> None:
+    model.zero_grad(set_to_none=True)
+    call(x, y)[1].backward()
 
 
 # ------------------------------------------------------------------------------------------------------------ loss
@@ -444,4 +485,4 @@ def compile_times(setting: Setting) -> dict:
 
 
 MODES = dict(layouts=layouts, norms=norms, optimizers=optimizers, micro_batch=micro_batch, loss=loss, scaling=scaling)
-MODES |= dict(profile=profile, compile_times=compile_times)
+MODES |= dict(compile=compilers, profile=profile, compile_times=compile_times)

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import itertools
+import os
 import platform
 import statistics
 import sys
@@ -107,6 +108,25 @@ def peak_bytes(run, device: torch.device) -> int | None:
 def available_bytes() -> int | None:
     """Memory that processes can still have; None where that cannot be known."""
     return _line("/proc/meminfo", "MemAvailable:")
+
+
+def busy_cores(sample_s: float = 1.0) -> float | None:
+    """CPU cores that other processes keep busy, while this one sleeps for a moment; None where that cannot be known.
+
+    (The load average would still count what this machine did a minute ago.)"""
+
+    def spent():
+        with open("/proc/stat") as f:
+            ticks = [int(t) for t in f.readline().split()[1:9]]
+        return sum(ticks), ticks[3] + ticks[4]  # all, idle
+
+    try:
+        before = spent()
+        time.sleep(sample_s)
+        total, idle = (b - a for a, b in zip(before, spent(), strict=True))
+    except (OSError, ValueError, IndexError):
+        return None
+    return (1 - idle / total) * (os.cpu_count() or 1) if total else None
 
 
 def compilations() -> int:

@@ -1,0 +1,558 @@
+"""bench.py: what it times is train.py's step, its figures agree with each other, and bad input gets one line.
+
+No test asserts a time: where a figure is checked, the clock is a counter.
+"""
+
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import bench
+import bench_sweeps
+import measure
+import nanogpt
+import optim
+from configurator import read_file, undocumented
+from loader import Dataset
+from model import GPT, GPTConfig
+from runtime import Env
+from train import TrainConfig
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ROOT = Path(__file__).resolve().parent.parent
+SIZE = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=50)
+TINY = SIZE | dict(batch_size=4, data="random", device="cpu", dtype="float32", compile=False)
+TINY |= dict(repeats=2, steps=3, warmup=1)
+S1, S5 = (str(ROOT / "config" / "dnt" / f"{name}.py") for name in ("s1", "s5"))
+ENV = Env(0, 1, torch.device("cpu"), torch.float32, False)
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch):
+    monkeypatch.setattr(bench, "busy_cores", lambda: 0.0)  # which takes a second to find out
+
+
+def run(*words, **changes) -> int:
+    """bench.py in this process; the exit code. A change to None leaves the flag out."""
+    flags = [f"--{name}={value}" for name, value in (TINY | changes).items() if value is not None]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["bench.py", *map(str, words), *flags])
+        try:
+            return bench.main()
+        except SystemExit as e:
+            return e.code
+
+
+def results(tmp_path, *words, **changes) -> dict:
+    """What --json writes."""
+    path = tmp_path / "new" / "bench.json"
+    assert run(*words, json=path, **changes) == 0
+    return json.loads(path.read_text())
+
+
+def setting(**changes) -> bench.Setting:
+    values = TINY | changes
+    schemas = (GPTConfig, TrainConfig, bench.BenchConfig)
+    return bench.Setting(*(s(**{k: v for k, v in values.items() if k in s.__annotations__}) for s in schemas), ENV)
+
+
+@pytest.fixture
+def ticks(monkeypatch):
+    """A clock that goes on by one second each time somebody looks."""
+    monkeypatch.setattr(measure, "clock", itertools.count(0.0).__next__)
+
+
+# ------------------------------------------------------------------------------------------------------ what is timed
+
+
+@pytest.mark.parametrize(
+    "changes, rows, micro",
+    [({}, 4, 4), ({"micro_batch_size": 1}, 1, 1), ({"micro_batch_size": 1, "accumulation": 0}, 4, 1)],
+)
+def test_it_times_the_training_step_of_train_py(monkeypatch, tmp_path, changes, rows, micro):
+    calls, real = [], bench.training_step
+
+    def spy(model, raw_model, optimizer, scaler, x, y, micro, config, lap):
+        before = [p.clone() for p in raw_model.parameters()]
+        real(model, raw_model, optimizer, scaler, x, y, micro, config, lap)
+        moved = any(not torch.equal(a, b) for a, b in zip(before, raw_model.parameters(), strict=True))
+        calls.append((tuple(x.shape), micro, optimizer.param_groups[0]["lr"], moved))
+
+    monkeypatch.setattr(bench, "training_step", spy)
+    (row,) = results(tmp_path, **changes)["variants"]
+    assert len(calls) == 1 + 1 + 2 * (1 + 3) + 3  # the first, warm-up, rounds with an untimed one each, the parts
+    assert {call[:2] for call in calls} == {((rows, 16), micro)}
+    assert [call[2] for call in calls] == pytest.approx([6e-4 * (i + 1) / 2000 for i in range(len(calls))])  # warm-up
+    assert all(call[3] for call in calls)
+    assert row["step_tokens"] == rows * 16
+
+
+def test_random_batches(monkeypatch):
+    monkeypatch.setattr(bench, "load_meta", lambda *a, **k: pytest.fail("asked for a dataset"))
+    s = setting(vocab_size=0)
+    assert s.flags.vocab_size == 50257
+    s = setting()
+    x, y = s.fetch(7)
+    assert x.shape == y.shape == (4, 16) and x.dtype == torch.int64 and x.min() >= 0 and x.max() < 50
+    assert torch.equal(x[:, 1:], y[:, :-1]) and torch.equal(s.fetch(7)[0], x) and not torch.equal(s.fetch(8)[0], x)
+
+
+def test_batches_of_a_dataset(dataset, tmp_path):
+    s = setting(data="dataset", dataset=str(dataset), vocab_size=0)
+    s.open()
+    assert s.flags.vocab_size == 50
+    for got, want in zip(s.fetch(3), Dataset(str(dataset), 16).batch(3, 4), strict=True):
+        assert np.array_equal(got.numpy(), want)
+    found = results(tmp_path, data="dataset", dataset=dataset, vocab_size=None, variant="nanogpt-eager")
+    assert [v["name"] for v in found["variants"]] == ["nanogpt-eager", "ours"]
+    assert found["header"]["data"] == "dataset"
+
+
+# ---------------------------------------------------------------------------------------------------------- figures
+
+
+def test_every_figure_is_there_and_they_agree(tmp_path, capsys):
+    found = results(tmp_path, "--compare", S1, S5)
+    assert [v["name"] for v in found["variants"]] == ["s1", "s5"]
+    assert found["mode"] == "compare" and {"torch", "python"} <= found["versions"].keys() and "git_commit" in found
+    assert found["command"][0] == "bench.py"
+    ceiling = found["ceilings_flops_per_s"]["float32"]
+    assert ceiling["ffn"] > 0 and ceiling["head"] > 0
+    for v, path in zip(found["variants"], (S1, S5), strict=True):
+        every = sorted(itertools.chain(*v["rounds_s"]))
+        assert [len(steps) for steps in v["rounds_s"]] == [3, 3]
+        assert v["step_s"] == pytest.approx((every[2] + every[3]) / 2) and every[0] > 0
+        assert every[0] <= v["step_s_p10"] <= v["step_s"] <= v["step_s_p90"] <= every[-1]
+        assert v["tokens_per_s"] == pytest.approx(64 / v["step_s"])
+        flags = {k: value for k, (value, _) in read_file(path).items()}
+        model = GPT(GPTConfig(**SIZE, **flags))
+        assert v["flops_per_s"] == pytest.approx(model.flops_per_token() * v["tokens_per_s"])
+        assert v["of_ceiling"] == pytest.approx(v["flops_per_s"] / ceiling["ffn"])
+        assert v["parameters"] == model.num_params()
+        assert v["parts_s"].keys() == set(bench.PARTS) and all(t > 0 for t in v["parts_s"].values())
+        assert v["mfu"] is None and v["compile_s"] is None and v["recompilations"] == 0 and not v["compiled"]
+        assert v["ratio_min"] <= v["ratio"] <= v["ratio_max"] and v["reference"] == "s1"
+    assert found["variants"][0]["ratio"] == 1
+    out = capsys.readouterr().out
+    for word in ("tokens/s", "ms/step", "10%…90%", "MFU", "of ceiling", "memory", "compile s", "recompiled", "× s1"):
+        assert word in out, word
+    for word in ("data", "forward+loss", "backward", "clip", "optimizer", "sum", "ceiling, TFLOP/s", "n/a"):
+        assert word in out, word
+    for word in ("device", "threads", "torch", "attention", "dtype", "compile", "step"):
+        assert f"\n{word}: " in out, word
+    assert "4 × 16 tokens × 1 accumulation (the whole batch_size)" in out
+
+
+def test_mfu_where_the_peak_is_known(tmp_path):
+    (v,) = results(tmp_path, peak_flops=1e12)["variants"]
+    assert v["mfu"] == pytest.approx(v["flops_per_s"] / 1e12)
+
+
+def test_parts_of_a_step(ticks, tmp_path, capsys):
+    (v,) = results(tmp_path, micro_batch_size=2, accumulation=0)["variants"]
+    assert v["parts_s"] == dict(data=1, forward=2, backward=2, clip=1, optimizer=1)
+    assert v["rounds_s"] == [[1, 1, 1], [1, 1, 1]] and v["tokens_per_s"] == 64
+    assert "2 × 16 tokens × 2 accumulation (the whole batch_size)" in capsys.readouterr().out
+
+
+def test_ratios_are_of_tokens_per_second(ticks, tmp_path):
+    for name, size in (("a", 2), ("b", 8)):
+        (tmp_path / f"{name}.py").write_text(f"batch_size = {size}")
+    found = results(tmp_path, "--compare", tmp_path / "a.py", tmp_path / "b.py", batch_size=None)
+    assert [v["ratio"] for v in found["variants"]] == [1, 4]
+
+
+def test_a_ratio_pairs_the_rounds():
+    a, b = (bench.Variant(name, None, 10, 1, torch.float32, False, 1) for name in "ab")
+    a.rounds, b.rounds = [[1.0], [2.0], [4.0]], [[2.0], [1.0], [4.0]]
+    assert bench.ratio(b, a) == (1.0, 0.5, 2.0)
+
+
+def test_flags_win_over_compared_files(tmp_path):
+    found = results(tmp_path, "--compare", S1, S5, qk_norm=False, n_layer=1)
+    sizes = [GPT(GPTConfig(**SIZE | dict(n_layer=1), **flags)).num_params() for flags in FLAGS_OF_S1_AND_S5]
+    assert [v["parameters"] for v in found["variants"]] == sizes
+
+
+FLAGS_OF_S1_AND_S5 = (dict(), dict(pre_norm="attn", mid_norm="both", input_norm=True))  # with qk_norm=False
+
+
+def test_recompilations_are_counted(tmp_path, monkeypatch):
+    """A step whose shapes change is compiled anew, and that shows."""
+    f = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
+
+    def ours(name, setting, models=()):
+        return bench.Variant(name, lambda i, lap: f(torch.ones(i + 1)), 64, 1, torch.float32, True, 1, compile_s=0.0)
+
+    monkeypatch.setattr(bench, "ours", ours)
+    (v,) = results(tmp_path)["variants"]
+    assert v["recompilations"] == 2 * (1 + 3) + 3 and v["compile_s"] >= 0
+
+
+def test_peak_memory():
+    device, size = torch.device("cpu"), 100 * 2**20
+    held = measure.held_bytes(device)
+    peak = measure.peak_bytes(lambda: bytearray(os.urandom(1) * size), device)
+    if peak is None:
+        assert not os.access("/proc/self/clear_refs", os.W_OK)
+    else:
+        assert 0.9 * size < peak - held < 2 * size
+        assert measure.peak_bytes(lambda: None, device) - held < 0.5 * size  # it starts anew each time
+
+
+# ---------------------------------------------------------------------------------------------------- a busy machine
+
+
+def test_a_busy_machine(monkeypatch, capsys):
+    monkeypatch.setattr(bench, "busy_cores", lambda: 1.5)
+    assert run() == 0
+    assert capsys.readouterr().out.count("warning: other processes keep 1.5 CPU cores busy (max_busy=0.25)") == 2
+    assert run(max_busy=2) == 0
+    assert "warning" not in capsys.readouterr().out
+    assert run(fail_if_busy=True) == 1
+    said = capsys.readouterr()
+    assert "error: other processes keep 1.5 CPU cores busy" in said.err and "tokens/s" not in said.out
+
+
+def test_busy_cores(monkeypatch):
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        busy = measure.busy_cores()
+        other.kill()
+    assert busy is None or busy > 0.3  # its share, whatever else runs here
+    monkeypatch.setattr("builtins.open", lambda *_: (_ for _ in ()).throw(OSError()))
+    assert measure.busy_cores() is None
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+REFUSED = {
+    "sweep": (dict(sweep="layout"), 2, "--sweep cannot be 'layout'"),
+    "variant": (dict(variant="nano"), 2, "nanogpt-eager"),
+    "knob": (dict(stesp=3), 2, "did you mean --steps"),
+    "steps": (dict(steps=0), 1, "steps=0 must be at least 1"),
+    "no files": (["--compare"], 2, "--compare wants two files or more"),
+    "one file": (["--compare", S1], 2, "--compare wants two files or more"),
+    "missing file": (["--compare", S1, "nowhere.py"], 2, "cannot read config file 'nowhere.py'"),
+    "bad layout": (dict(deepnorm=True), 1, "set post_norm=both"),
+    "micro batch": (dict(micro_batch_size=3), 1, "use"),
+    "no dataset": (dict(data="dataset", dataset="nowhere"), 1, "or time on random tokens: --data=random"),
+    "two sweeps": (["--compare", S1, S5, "--sweep=norms"], 1, "--compare and --sweep are different benchmarks"),
+    "two modes": (["--profile", "--variant=nanogpt"], 1, "--profile and --variant are different benchmarks"),
+    "gpu": (dict(device="cuda:77"), 1, "cuda:77"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_gets_one_line(case, capsys):
+    given, code, words = REFUSED[case]
+    assert (run(**given) if isinstance(given, dict) else run(*given)) == code
+    said = capsys.readouterr()
+    assert words in said.err and said.err.startswith("error: ") and said.err.count("\n") == 1
+    assert "tokens/s" not in said.out
+
+
+def test_a_vocabulary_below_the_datasets(dataset, capsys):
+    assert run(data="dataset", dataset=dataset, vocab_size=10) == 1
+    assert "vocab_size=10 is below the 50 tokens" in capsys.readouterr().err
+
+
+def test_one_device_for_all(tmp_path, capsys):
+    for name in ("cpu", "cuda"):
+        (tmp_path / f"{name}.py").write_text(f"device = '{name}'")
+    assert run("--compare", tmp_path / "cpu.py", tmp_path / "cuda.py", device=None) == 1
+    assert "--compare needs one device, but the files have cpu, cuda" in capsys.readouterr().err
+
+
+def test_help(capsys):
+    assert run("--help") == 0
+    out = capsys.readouterr().out
+    assert "--compare config/" in out and "--sweep=none" in out and undocumented(bench.BenchConfig) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ sweeps
+
+
+def test_layouts_are_the_configs(tmp_path):
+    """The sweep's flags are those of the config files of the same scheme, but for initialisation."""
+    files = {f"S{i}": f"dnt/s{i}" for i in (2, 3, 4)} | {"pre_ln (S1)": "dnt/s1", "S5 (DNT)": "dnt/s5"}
+    files |= {name: f"lns/{name}" for name in ("lns", "post_ln", "mix_ln", "deepnorm", "sandwich", "layerscale")}
+    files |= {name: f"scale_vectors/{name}" for name in ("hg", "dp", "dnp", "or_magdir", "unified")}
+    files |= {"dyt": "dyt/dyt", "skipinit": "lns/skipinit", "sigma_reparam": "dyt/sigma_reparam"}
+    others = {"layernorm": dict(norm="layernorm"), "no norm": dict(norm="none")}
+    assert files.keys() | others.keys() == bench_sweeps.LAYOUTS.keys()
+    base = setting(n_layer=12, qk_norm=True, norm="layernorm", lns="norm").flags
+    for name, flags in bench_sweeps.LAYOUTS.items():
+        flags = {k: v(base) if callable(v) else v for k, v in flags.items()}
+        made = setting(n_layer=12, lns="norm", qk_norm=True).but(**bench_sweeps.plain(base) | flags)
+        made = vars(made.flags) | vars(made.config)
+        wanted = others.get(name) or {k: v for k, (v, _) in read_file(ROOT / "config" / f"{files[name]}.py").items()}
+        free = {"init", "residual_init", "norm_eps"}
+        assert {k: made[k] for k in wanted.keys() - free} == {k: wanted[k] for k in wanted.keys() - free}, name
+
+
+def test_sweep_layouts(tmp_path, monkeypatch, capsys):
+    few = {name: bench_sweeps.LAYOUTS[name] for name in ("pre_ln (S1)", "S5 (DNT)", "mix_ln", "unified")}
+    monkeypatch.setattr(bench_sweeps, "LAYOUTS", few | {"impossible": dict(deepnorm=True)})
+    rows = results(tmp_path, S5, sweep="layouts", norm="layernorm", mlp="swiglu")["layouts"]
+    assert [row["name"] for row in rows] == list(few)
+    size = SIZE | dict(mlp="swiglu")
+    expected = [GPT(GPTConfig(**size)).num_params()]  # S5 and the norm are gone, SwiGLU stays
+    assert [rows[0]["parameters"]] == expected and rows[0]["reference"] == "pre_ln"
+    out = capsys.readouterr().out
+    assert "time against Pre-LN" in out and "impossible: left out (deepnorm scales" in out
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """torch.compile without the compiler behind it: quick, and all else as it is."""
+
+    def compile_model(model, config, example, env):
+        compiled = torch.compile(model, backend="eager", dynamic=False)
+        compiled(*example)[1].backward()
+        return compiled
+
+    monkeypatch.setattr(bench.runtime, "compile_model", compile_model)
+    torch._dynamo.reset()
+
+
+def test_every_layout_is_compiled_however_many_there_are(traced, tmp_path, monkeypatch):
+    """One process, many networks: torch.compile gives up on code that it has to compile too often, silently."""
+    graphs = measure.counters["stats"]["unique_graphs"]
+    rows = results(tmp_path, sweep="layouts", compile=True, n_layer=1, repeats=1, steps=1)["layouts"]
+    assert [row["name"] for row in rows] == list(bench_sweeps.LAYOUTS)
+    assert all(row["compiled"] and row["recompilations"] == 0 for row in rows)
+    assert measure.counters["stats"]["unique_graphs"] - graphs > 8  # torch's limit; layouts alike share a graph
+
+
+def test_compile_times(traced, tmp_path, capsys):
+    found = results(tmp_path, compile_times=True, n_layer=1)
+    assert found["mode"] == "compile_times" and found["cold_s"] > 0 and found["warm_s"] > 0
+    assert "cold" in capsys.readouterr().out
+
+
+def test_sweep_norms(tmp_path, capsys):
+    rows = results(tmp_path, S5, sweep="norms", steps=2)["norms"]
+    keys = {(r["norm"], r["what"], r["passes"], r["way"]) for r in rows}
+    whats = (("layer", "forward"), ("layer", "forward+backward"), ("model", "inference"), ("model", "training"))
+    assert keys == {(n, *what, "eager") for n in ("layernorm", "rmsnorm", "dyt", "none") for what in whats}
+    assert all(len(r["rounds_s"]) == 2 and r["seconds"] >= 0 for r in rows)
+    assert "identity" in capsys.readouterr().out
+
+
+def test_sweep_optimizers(tmp_path, capsys):
+    found = results(tmp_path, sweep="optimizers", micro_batch_size=1, nesterov=None)["optimizers"]
+    assert [row["name"] for row in found] == list(optim.OPTIMIZERS)
+    for row in found:
+        config = TrainConfig(optimizer=row["name"])
+        optim.fill_defaults(config)
+        assert row["state_bytes"] == optim.state_bytes(GPT(GPTConfig(**SIZE)), config)
+        parts = row["parts_s"]  # one of the four micro batches of a step was timed
+        step = 4 * (parts["data"] + parts["forward"] + parts["backward"]) + parts["clip"] + parts["optimizer"]
+        assert row["share"] == pytest.approx(parts["optimizer"] / step) and row["optimizer_s"] == parts["optimizer"]
+    assert "share at batch_size=4" in capsys.readouterr().out
+
+
+def test_the_config_s_own_optimizer_keeps_its_values(tmp_path, monkeypatch):
+    seen, real = [], bench_sweeps.ours
+    monkeypatch.setattr(
+        bench_sweeps, "ours", lambda name, s, models: seen.append((name, vars(s.config))) or real(name, s, models)
+    )
+    results(tmp_path, sweep="optimizers", optimizer="msgdw", learning_rate=0.5, momentum=0.8)
+    values = {name: (config["learning_rate"], config["momentum"]) for name, config in seen}
+    assert values == dict(adamw=(6e-4, None), msgdw=(0.5, 0.8), muon=(6e-4, 0.95), adam_mini=(6e-4, None))
+
+
+def test_sweep_micro_batch(ticks, tmp_path, capsys):
+    found = results(tmp_path, sweep="micro_batch", batch_size=12)
+    assert [row["micro_batch_size"] for row in found["micro_batches"]] == [1, 2, 4, 12]
+    assert [row["tokens_per_s"] for row in found["micro_batches"]] == [16, 32, 64, 192]
+    assert found["fastest"] == 12 and found["ended_by"] == "batch_size"
+    assert "fastest that fits: --micro_batch_size=12" in capsys.readouterr().out
+
+
+def test_memory_ends_the_sweep(tmp_path, monkeypatch):
+    real = bench_sweeps.measured
+
+    def out_of_memory(setting, *args):
+        if setting.micro == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(setting, *args)
+
+    monkeypatch.setattr(bench_sweeps, "measured", out_of_memory)
+    found = results(tmp_path, sweep="micro_batch", batch_size=8)
+    assert [row["micro_batch_size"] for row in found["micro_batches"]] == [1, 2]
+    assert found["ended_by"] == "out of GPU memory"
+
+
+def test_limits_extrapolate(monkeypatch):
+    monkeypatch.setattr(bench_sweeps, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(bench_sweeps, "held_bytes", lambda device: 0)
+    limits = bench_sweeps.Limits(setting(max_step_s=10.0))
+    assert limits.refuse(1) == ""
+    limits.seen = [(1, 1.0, 300), (2, 2.0, 500)]
+    assert limits.refuse(4) == ""  # 900 bytes of 1000, and 4 s
+    assert "memory" not in limits.refuse(5) and "GB" in limits.refuse(5)  # 1100 bytes
+    limits.seen = [(1, 3.0, 300), (2, 6.0, 300)]
+    assert "12 s" in limits.refuse(4)
+
+
+def test_sweep_loss(tmp_path, capsys):
+    rows = results(tmp_path, sweep="loss", n_embd=16)["losses"]
+    names = [row["loss"] for row in rows]
+    assert names[:6] == ["naive", "1 chunks", "2 chunks", "4 chunks", "8 chunks", "16 chunks"]
+    assert hasattr(F, "linear_cross_entropy") == ("F.linear_cross_entropy" in names)
+    for row in rows:
+        assert row["loss_error"] < 1e-6 and 0 < row["gradient_error"] < 1e-5, row
+    assert "× naive" in capsys.readouterr().out
+
+
+def test_sweep_scaling(ticks, tmp_path):
+    rows = results(tmp_path, sweep="scaling", doublings=1, micro_batch_size=2)["scaling"]
+    sizes = dict(n_embd=32, n_layer=2, block_size=16, micro_batch_size=2)
+    assert [(r["axis"], r["value"]) for r in rows] == [(axis, n * k) for axis, n in sizes.items() for k in (1, 2)]
+    for r in rows:
+        wide = dict(n_embd=r["value"], n_head=2 * r["value"] // 32) if r["axis"] == "n_embd" else {}
+        shape = SIZE | ({r["axis"]: r["value"]} if r["axis"] in SIZE else {}) | wide
+        assert r["flops_per_token"] == GPT(GPTConfig(**shape)).flops_per_token()
+        assert r["expected_tokens_per_s"] == pytest.approx(r["ceiling_flops_per_s"] / r["flops_per_token"])
+        assert r["of_expected"] == pytest.approx(r["tokens_per_s"] / r["expected_tokens_per_s"])
+        rows_of_batch = r["value"] if r["axis"] == "micro_batch_size" else 2
+        assert r["tokens_per_s"] == rows_of_batch * shape["block_size"]
+
+
+def test_profile(tmp_path, capsys):
+    found = results(tmp_path, "--profile", out_dir=tmp_path / "out")
+    assert Path(found["trace"]) == tmp_path / "out" / "bench" / "trace.json"
+    names = {event.get("name") for event in json.loads(Path(found["trace"]).read_text())["traceEvents"]}
+    assert {"aten::mm", "aten::_fused_adamw_"} <= names
+    kernels = {k["name"]: k for k in found["kernels"]}
+    assert kernels["aten::_scaled_dot_product_flash_attention_for_cpu"]["calls"] == 2  # a step: one a block
+    assert math.isclose(sum(k["share"] for k in found["kernels"]), 1, rel_tol=1e-6)
+    assert "calls/step" in capsys.readouterr().out
+    assert run("--profile", trace=tmp_path / "here.json") == 0
+    assert json.loads((tmp_path / "here.json").read_text())["traceEvents"]
+
+
+# ----------------------------------------------------------------------------------------------------------- nanoGPT
+
+
+def nano(**changes):
+    torch.manual_seed(0)
+    model = nanogpt.NanoGPT(GPTConfig(**SIZE | dict(bias=True) | changes))
+    with torch.no_grad():
+        for p in model.parameters():  # nothing is zero or one by accident
+            p.add_(0.1 * torch.randn_like(p))
+    return model.double()
+
+
+def test_nanogpt_is_gpt2_with_the_exact_gelu():
+    """The same loss and gradients as `transformers` with the same weights."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model, sizes = nano(), dict(n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=50)
+    config = GPT2Config(**sizes, activation_function="gelu", resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    peer, renamed = GPT2LMHeadModel(config).double(), {}
+    for name, p in model.named_parameters():
+        name = name.replace("blocks", "h").replace("attn_c_proj", "attn.c_proj").replace("mlp_c_proj", "mlp.c_proj")
+        name = name.replace("c_attn", "attn.c_attn").replace("c_fc", "mlp.c_fc")
+        renamed[f"transformer.{name}"] = p
+    theirs = dict(peer.named_parameters())
+    assert theirs.keys() == renamed.keys()
+    turned = {name for name in theirs if ".h." in name and theirs[name].ndim == 2}  # stored as (in, out) there
+    with torch.no_grad():
+        for name, p in renamed.items():
+            theirs[name].copy_(p.T if name in turned else p)
+    x, y = torch.randint(50, (2, 3, 16))
+    y[0, :5] = -1  # ignored
+    loss = model(x, y)
+    want = F.cross_entropy(peer(x).logits.flatten(0, 1), y.flatten(), ignore_index=-1)
+    loss.backward(), want.backward()
+    assert loss.item() == pytest.approx(want.item(), rel=1e-12)
+    for name, p in renamed.items():
+        grad = theirs[name].grad
+        torch.testing.assert_close(p.grad, grad.T if name in turned else grad, rtol=1e-9, atol=1e-12)
+
+
+def test_nanogpt_without_biases_has_none_and_pads_gpt2_s_vocabulary():
+    model = nano(bias=False)
+    assert not [name for name, _ in model.named_parameters() if name.endswith("bias")]
+    with torch.device("meta"):
+        big = nanogpt.NanoGPT(GPTConfig(vocab_size=50257))
+        ours = GPT(GPTConfig(vocab_size=50257))
+    assert sum(p.numel() for p in big.parameters()) == 124_373_760  # nanoGPT prints 123.59M, without positions
+    assert big.flops_per_token == ours.flops_per_token()
+    with torch.device("meta"):
+        assert len(nanogpt.NanoGPT(GPTConfig(**SIZE | dict(vocab_size=65))).wte.weight) == 65
+
+
+def test_nanogpt_starts_as_published():
+    torch.manual_seed(0)
+    model = nanogpt.NanoGPT(GPTConfig(**SIZE | dict(n_embd=128, n_layer=8, bias=True)))
+    for name, p in model.named_parameters():
+        if p.ndim == 1:
+            assert torch.equal(p, torch.full_like(p, float("ln" in name and name.endswith("weight")))), name
+        else:
+            assert p.std().item() == pytest.approx(0.02 / 4 if "c_proj" in name else 0.02, rel=0.1), name
+
+
+def test_a_nanogpt_step_is_clipped_adamw_with_decay_on_matrices():
+    model, before = nano(), {}
+    x, y = torch.randint(50, (2, 3, 16))
+    loss = model(x, y)
+    loss.backward()
+    norm = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))
+    assert norm > 1
+    for name, p in model.named_parameters():
+        before[name] = p.detach().clone(), p.grad / (norm + 1e-6)
+        p.grad = None
+    parts, optimizer = [], nanogpt.make_optimizer(model, TrainConfig())
+    step = nanogpt.make_step(model, optimizer, lambda: (x, y), 2, False, lambda i: 1e-2, torch.device("cpu"))
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    step(0, parts.append)
+    assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
+    assert parts == ["forward", "data", "backward"] * 2 + ["clip", "optimizer"]
+    for name, p in model.named_parameters():
+        w, g = before[name]
+        decay = 0.1 if p.ndim >= 2 else 0.0
+        torch.testing.assert_close(p.data, w * (1 - 1e-2 * decay) - 1e-2 * g / (g.abs() + 1e-8), rtol=1e-7, atol=1e-9)
+        assert p.grad is None
+
+
+def test_nanogpt_s_batches(dataset):
+    raw = np.fromfile(dataset / "train.bin", "<u2").astype(np.int64)
+    torch.manual_seed(0)
+    get_batch = nanogpt.batches((dataset / "train.bin", np.dtype("<u2")), 5, 16, torch.device("cpu"))
+    x, y = get_batch()
+    assert x.shape == y.shape == (5, 16) and torch.equal(x[:, 1:], y[:, :-1])
+    text = raw.tobytes()
+    assert all(text.find(row.tobytes()) >= 0 for row in torch.cat((x, y[:, -1:]), 1).numpy())
+    assert not torch.equal(get_batch()[0], x)
+
+
+def test_nanogpt_beside_ours(tmp_path, capsys):
+    found = results(tmp_path, variant="nanogpt-eager", micro_batch_size=2, accumulation=0, dtype="bfloat16")["variants"]
+    assert [(v["name"], v["dtype"], v["reference"]) for v in found] == [
+        ("nanogpt-eager", "float32", "nanogpt-eager"),
+        ("ours", "bfloat16", "nanogpt-eager"),
+    ]
+    assert [v["step_tokens"] for v in found] == [64, 64]
+    assert found[0]["parts_s"].keys() == set(bench.PARTS) and all(t > 0 for t in found[0]["parts_s"].values())
+    assert "× nanogpt-eager (rounds)" in capsys.readouterr().out
+
+
+def test_the_kinds_of_nanogpt(monkeypatch):
+    made = []
+    monkeypatch.setattr(bench, "theirs", lambda kind, s: made.append(kind))
+    monkeypatch.setattr(bench, "ours", lambda name, s: made.append(name))
+    for make in bench.beside_nanogpt(setting(variant="nanogpt-all")):
+        make()
+    assert made == ["nanogpt", "nanogpt-eager", "nanogpt-bf16", "ours"]
