@@ -79,9 +79,14 @@ class BenchConfig:
 
     def check(self):
         """ValueError for values that no benchmark could mean."""
-        for name, least in dict(warmup=1, repeats=1, steps=1, accumulation=0, doublings=0).items():
+        for name, least in dict(warmup=1, repeats=1, steps=1, accumulation=0, doublings=0, max_step_s=0).items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        for name in ("json", "trace"):  # now, not when everything is measured
+            path = Path(getattr(self, name))
+            if path.is_dir() and getattr(self, name):
+                raise ValueError(f"{name}={path} is a folder: name a file")
+            path.parent.mkdir(parents=True, exist_ok=True)
 
 
 # -------------------------------------------------------------------------------------------------------- variants
@@ -258,8 +263,8 @@ def build(make, setting: Setting, start: int | None) -> Variant:
 def take_turns(runs: dict, setting: Setting, untimed: int = 1, steps: int = 0) -> dict:
     """{name: seconds of each timed call, a list a round}: in each round every function of `runs` has its turn."""
     bench, found = setting.bench, {name: [] for name in runs}
-    for _ in range(bench.repeats):
-        for name, run in runs.items():
+    for i in range(bench.repeats):
+        for name, run in list(runs.items())[:: -1 if i % 2 else 1]:  # there and back, so that no one is always last
             for _ in range(untimed):
                 run()  # its data, not another's, are in the caches now
             found[name].append(seconds_of(run, steps or bench.steps, setting.env.device))
@@ -288,9 +293,9 @@ def ratio(variant: Variant, reference: Variant) -> tuple:
 def ceilings(setting: Setting, dtypes) -> dict:
     """Median FLOP/s of plain products at the config's shapes: {dtype: {"ffn": …, "head": …}}.
 
-    ffn: tokens × d × 4d; head: tokens × d × vocabulary. One micro batch's tokens."""
+    ffn: tokens × d × 4d; head: tokens × d × vocabulary. One micro batch's tokens, up to 16384."""
     s, d, found = setting, setting.flags.n_embd, {}
-    n = s.micro * s.flags.block_size
+    n = min(s.micro * s.flags.block_size, 16384)  # more change nothing, and need memory
     for dtype in dict.fromkeys(dtypes):
         for part, width in (("ffn", 4 * d), ("head", s.flags.padded_vocab_size)):
             x, w = (torch.randn(rows, d, device=s.env.device).to(dtype) for rows in (n, width))
@@ -311,6 +316,7 @@ def check_load(setting: Setting) -> list:
         use = torch.cuda.utilization(setting.env.device) if cuda else 0
     except Exception:  # whatever the driver's library, which may be missing, raises
         use = 0
+        found.append("whether others use the GPU is unknown (pip install nvidia-ml-py)")
     if use > 10:
         found.append(f"the GPU is busy ({use}% used by others): the figures mean little")
     if found and bench.fail_if_busy:
@@ -385,6 +391,9 @@ def run_variants(makes: list, setting: Setting) -> dict:
     measure(variants, setting)
     ceiling = ceilings(setting, [*(v.dtype for v in variants), setting.env.dtype, torch.float32])
     rows = [figures(v, variants[0], setting, ceiling) for v in variants]
+    work = {f"{v.flops_per_token / 1e9:.3g} GFLOPs" for v in variants}
+    if max(v.flops_per_token for v in variants) > 1.01 * min(v.flops_per_token for v in variants):
+        setting.env.print(f"note: the variants differ in work per token ({', '.join(sorted(work))}): ratios say little")
     setting.env.print("\n".join([*describe(rows), "", *describe_ceilings(ceiling)]))
     return dict(variants=rows, ceilings_flops_per_s=ceiling)
 

@@ -204,6 +204,7 @@ def optimizers(setting: Setting) -> dict:
         part = v.parts["optimizer"]
         whole = s.whole / s.accumulation * (v.parts["forward"] + v.parts["backward"] + v.parts["data"])
         row = figures(v, variants[0], s, ceiling)
+        row.pop("peak_mem_bytes")  # they share their weights: the first one's would count, the others' not
         row |= dict(optimizer_s=part, share=part / (whole + v.parts["clip"] + part), state_bytes=states[v.name])
         rows.append(row)
         size = f"{states[v.name] / 1e6:,.1f} MB, {states[v.name] / v.parameters:.2f}/parameter"
@@ -248,8 +249,12 @@ def attempt(setting: Setting, name: str, size: float, limits: Limits, start):
         return None, why
     try:
         variant = measured(setting, name, start)
-    except torch.OutOfMemoryError:
-        return None, "out of GPU memory"
+    except (torch.OutOfMemoryError, MemoryError):
+        return None, "out of memory"
+    except (ValueError, RuntimeError) as e:  # say, a context longer than the dataset, or the CPU's allocator giving up
+        if isinstance(e, RuntimeError) and "allocate" not in str(e):
+            raise
+        return None, str(e).splitlines()[0]
     limits.seen.append((size, variant.seconds, variant.memory))
     return variant, ""
 
@@ -316,9 +321,10 @@ def scaling(setting: Setting) -> dict:
 
 
 def per_block(model):
-    """Each block and the loss compiled by themselves, the rest eager."""
+    """Each block, and the final norm with the loss, compiled by themselves."""
     for block in model.blocks:
         block.compile(dynamic=False)
+    model.loss = torch.compile(model.loss, dynamic=False)
     return model
 
 
@@ -404,10 +410,11 @@ def loss(setting: Setting) -> dict:
             run = runs[name] = partial(loss_run, call, x, weight, targets, dtype, c.vocab_size)
             try:
                 run()
+                x.grad = weight.grad = None  # they belong to what is measured
                 held = held_bytes(device)
                 peak = peak_bytes(run, device)
                 memory = None if None in (held, peak) else peak - held
-                found[name] = memory, *loss_error(f, *sample, dtype, c.vocab_size)
+                found[name] = memory, *loss_error(call, *sample, dtype, c.vocab_size)
             except (RuntimeError, NotImplementedError) as e:  # a path that this build of torch lacks
                 s.env.print(f"{name}, {way}: left out ({str(e).splitlines()[0][:90]})")
                 runs.pop(name)
@@ -444,15 +451,19 @@ def profile(setting: Setting) -> dict:
     if device.type == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=kinds) as profiler:
+        wait(device)
+        start = clock()
         for _ in range(PROFILED):
             variant.run()
         wait(device)
+        elapsed = clock() - start
     path = Path(setting.bench.trace or Path(setting.config.out_dir) / "bench" / "trace.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(path))
     events = profiler.key_averages()
     if device.type == "cuda":  # the kernels themselves; the calls that started them would count twice
-        events = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
+        cuda = torch.autograd.DeviceType.CUDA
+        events = [e for e in events if e.device_type == cuda and not e.is_user_annotation]
     cost = {e: (e.self_device_time_total if device.type == "cuda" else e.self_cpu_time_total) / 1e6 for e in events}
     total, rows = sum(cost.values()), []
     for e in sorted(cost, key=cost.get, reverse=True):
@@ -461,23 +472,26 @@ def profile(setting: Setting) -> dict:
     for r in rows[:TOP]:
         lines.append((r["name"][:70], f"{r['calls']:.0f}", ms(r["seconds"]), f"{r['share']:.1%}"))
     show(setting, lines)
+    idle = 1 - total / elapsed if device.type == "cuda" else None  # kernels of one stream do not overlap
+    if idle is not None:
+        setting.env.print(f"GPU idle {idle:.1%} of the time, under the profiler")
     setting.env.print(f"written: {path}")
-    return dict(kernels=rows, trace=str(path), steps=PROFILED)
+    return dict(kernels=rows, gpu_idle=idle, trace=str(path), steps=PROFILED)
 
 
 def compile_times(setting: Setting) -> dict:
-    """Seconds from the model to a finished first step, compiled: with an empty cache on disk, then with that filled."""
-    from torch._inductor.utils import fresh_cache
+    """Seconds of compiling and of the first step: with an empty cache on disk, then with that filled."""
+    from torch._inductor.utils import clear_caches, fresh_cache
 
     one, found = setting.but(compile=True), {}
+    at_start(one)
     with fresh_cache():
         for name in ("cold", "warm"):
             torch._dynamo.reset()
-            t0 = clock()
+            clear_caches()  # those in memory
             variant = ours(name, one)
-            built = clock() - t0
             (first,) = seconds_of(variant.run, 1, setting.env.device)
-            found[f"{name}_s"] = built + first
+            found[f"{name}_s"] = variant.compile_s + first
             del variant
             free(setting.env.device)
     setting.env.print("compiled and first step made: cold {cold_s:.1f} s, cache filled {warm_s:.1f} s".format(**found))

@@ -782,10 +782,10 @@ class LinearCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, weight, targets, dtype, vocab_size, chunks, training):
+    def forward(ctx, x, weight, targets, dtype, vocab_size, rows, training):
         w, total, dx = weight.to(dtype), x.new_zeros(()), []
         dw = torch.zeros_like(weight) if training else None
-        for x_part, target in zip(x.to(dtype).chunk(chunks), targets.chunk(chunks), strict=True):
+        for x_part, target in zip(x.to(dtype).split(rows), targets.split(rows), strict=True):
             counts, index = (target != -1)[:, None], target.clamp(min=0)[:, None]
             logits = upcast(x_part @ w.T)  # (n, V); changed in place from here on, so that there is one of them
             logits[:, vocab_size:].fill_(-math.inf)
@@ -811,14 +811,15 @@ class LinearCrossEntropy(torch.autograd.Function):
         return upcast(dx) * grad, dw * grad, None, None, None, None, None
 
 
-def linear_cross_entropy(x, weight, targets, dtype, vocab_size: int, chunks: int = 0):
+def linear_cross_entropy(x, weight, targets, dtype, vocab_size: int, chunks: int = 0) -> torch.Tensor:
     """Mean cross-entropy in nats of logits x Wᵀ, computed in `dtype`, over the targets that are not −1; 0 if none is.
 
     x (B, T, C), weight (V, C), targets (B, T); `chunks`: in how many the tokens are taken, 0 = so that the logits of
-    one take at most LOGITS_BYTES."""
+    one take about LOGITS_BYTES at most."""
     n = targets.numel()
-    chunks = min(n, chunks or -(-n * len(weight) * dtype.itemsize // LOGITS_BYTES))
-    args = x.flatten(0, 1), weight, targets.flatten(), dtype, vocab_size, chunks, torch.is_grad_enabled()
+    rows = -(-n // (chunks or -(-n * len(weight) * dtype.itemsize // LOGITS_BYTES)))
+    rows = rows if rows < 128 else -(-rows // 128) * 128  # matrix units like whole tiles
+    args = x.flatten(0, 1), weight, targets.flatten(), dtype, vocab_size, rows, torch.is_grad_enabled()
     return LinearCrossEntropy.apply(*args) / (targets != -1).sum().clamp(min=1)
 
 
@@ -905,13 +906,21 @@ class GPT(nn.Module):
         none does. The logits end at vocab_size: padding entries cannot be sampled and take no part in the loss.
         `cache` (one KVCache a block): idx continues the cached sequence; allowed are an empty cache or T = 1.
         """
-        x = self.final_norm(self.stream(idx, cache))
-        weight, scale, dtype = (self.head or self.wte).weight, self.final_norm.folded(), self.compute_dtype
-        vocab_size = self.config.vocab_size
-        if targets is None:
-            return upcast(linear(x, weight, dtype=dtype, columns=scale)[..., :vocab_size]), None
-        weight = weight if scale is None else weight * scale
-        return None, linear_cross_entropy(x, weight, targets, dtype or weight.dtype, vocab_size, self.loss_chunks)
+        x = self.stream(idx, cache)
+        return (self.logits(x), None) if targets is None else (None, self.loss(x, targets))
+
+    def logits(self, x):
+        """x (B, T, C), the stream after the last block → (B, T, vocab_size), fp32."""
+        weight, scale = (self.head or self.wte).weight, self.final_norm.folded()
+        logits = linear(self.final_norm(x), weight, dtype=self.compute_dtype, columns=scale)
+        return upcast(logits[..., : self.config.vocab_size])
+
+    def loss(self, x, targets):
+        """The mean cross-entropy of targets (B, T), −1 = ignored, under `logits(x)`, which it does not keep."""
+        weight, scale = (self.head or self.wte).weight, self.final_norm.folded()
+        weight, dtype = weight if scale is None else weight * scale, self.compute_dtype or weight.dtype
+        x, vocab_size = self.final_norm(x), self.config.vocab_size
+        return linear_cross_entropy(x, weight, targets, dtype, vocab_size, self.loss_chunks)
 
     def stream(self, idx, cache=None):
         """The residual stream after the last block, before the final norm: idx (B, T) → (B, T, C), fp32."""

@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """idx, targets (B, T) → loss, the mean cross-entropy over all targets but -1. GPT-2's vocabulary is padded."""
+    """idx, targets (B, T) → logits, and the mean cross-entropy over targets but -1. GPT-2's vocabulary is padded."""
 
     def __init__(self, flags):
         super().__init__()
@@ -60,7 +60,7 @@ class NanoGPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = self.lm_head(self.ln_f(x))
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1), ignore_index=-1)
+        return logits, F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1), ignore_index=-1)
 
 
 def make_optimizer(model, config):
@@ -101,7 +101,7 @@ def batches(tokens, rows: int, T: int, device):
 def make_step(model, optimizer, get_batch, accumulation: int, bf16: bool, lr_at, device):
     """step(i, lap): optimizer step i. `get_batch()` → x, y on the device, fetched while the GPU still computes."""
     autocast = torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
-    scaler, batch = torch.amp.GradScaler(device.type, enabled=False), [get_batch()]
+    scaler, batch, kept = torch.amp.GradScaler(device.type, enabled=False), [get_batch()], [None]
 
     def step(i: int, lap=lambda part: None) -> None:
         with its_settings(device):
@@ -109,7 +109,8 @@ def make_step(model, optimizer, get_batch, accumulation: int, bf16: bool, lr_at,
                 group["lr"] = lr_at(i)
             for _ in range(accumulation):
                 with autocast:
-                    loss = model(*batch[0]) / accumulation
+                    kept[0], loss = model(*batch[0])  # its loop, too, has the logits until the next forward
+                    loss = loss / accumulation
                 lap("forward")
                 batch[0] = get_batch()
                 lap("data")

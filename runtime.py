@@ -167,7 +167,7 @@ def environment(device: str, dtype: str, timeout_s: int):
     chosen, why = choose_device(device, local)
     if chosen.type == "cuda":
         if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
-            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # less memory lost to fragments
+            os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # less memory lost to fragments
         torch.cuda.set_device(chosen)  # first of all: what follows asks the current device
     compute, why_dtype = choose_dtype(dtype, chosen)
     env = Env(rank, world, chosen, compute, distributed)
@@ -222,12 +222,15 @@ def check_cuda_graphs(compiled: bool, accumulation: int, env: Env) -> None:
 
 def attention_backend(config, env: Env) -> str:
     """Which kernel scaled_dot_product_attention takes for a model of this GPTConfig: cudnn, flash, efficient, math."""
+    if env.device.type not in ("cpu", "cuda"):
+        return f"torch's choice for {env.device.type}"
     dtype = env.dtype if env.device.type != "cpu" or config.block_size >= 512 else torch.float32
     q, k = (
         torch.empty(1, heads, config.block_size, config.head_dim, dtype=dtype, device=env.device, requires_grad=True)
         for heads in (config.n_head, config.n_kv_head or config.n_head)
     )
-    choice = torch._fused_sdp_choice(q, k, k, is_causal=True, enable_gqa=q.shape != k.shape)
+    gqa = q.shape != k.shape
+    choice = torch._fused_sdp_choice(q, k, k, dropout_p=config.dropout, is_causal=True, enable_gqa=gqa)
     return f"{SDPBackend(choice).name.removesuffix('_ATTENTION').lower()}, {str(dtype).removeprefix('torch.')}"
 
 
@@ -246,8 +249,8 @@ def compile_model(model, config, example: tuple, env: Env):
         if not config.eval_only:
             compiled(*example)[1].backward()
     except Exception as e:  # whatever the compiler, or the compiler's compiler, raises
-        if isinstance(e, torch.OutOfMemoryError):
-            raise
+        if isinstance(e, torch.OutOfMemoryError) or "out of memory" in str(e).lower():  # eager would need more
+            raise torch.OutOfMemoryError(str(e)) from e
         reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
         if config.compile != "auto":
             raise ValueError(f"torch.compile failed ({reason}): use --compile=False") from e

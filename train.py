@@ -219,6 +219,8 @@ def evaluate(model, data: Dataset, config: TrainConfig, micro: int, env: Env, st
     for i in range(batches):  # as many on every rank
         x, y = data.val_batch(mine[i * micro : (i + 1) * micro], micro)
         count = int((y != -1).sum())
+        if config.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # or each batch would be recorded anew, as part of one long step
         loss = model(*env.put(*env.pin(x, y)))[1]
         sums += torch.stack((loss * count, torch.full_like(loss, count)))
         if stopped := stop.agreed():
@@ -234,7 +236,8 @@ def training_step(model, raw_model, optimizer, scaler, x, y, micro: int, config,
     norm before clipping, and whether that is not finite, when nothing was changed. `lap` hears of each part done."""
     loss, batches = torch.zeros((), device=x.device), list(zip(x.split(micro), y.split(micro), strict=True))
     optimizer.zero_grad(set_to_none=True)
-    torch.compiler.cudagraph_mark_step_begin()  # matters to cuda_graphs alone
+    if config.cuda_graphs:
+        torch.compiler.cudagraph_mark_step_begin()
     for i, (inputs, targets) in enumerate(batches):
         with runtime.sync_gradients(model, i == len(batches) - 1):
             micro_loss = model(inputs, targets)[1] / len(batches)

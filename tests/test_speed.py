@@ -339,10 +339,11 @@ def test_the_loss_needs_a_fraction_of_the_memory():
 
 
 def test_chunks_bound_the_logits(monkeypatch):
-    """By default as many as keep those of one to LOGITS_BYTES, else as many as asked for."""
-    x, weight, targets = torch.randn(2, 32, 1), torch.randn(128, 1), tokens(2, 32, vocab=128)
+    """By default as many as keep those of one to LOGITS_BYTES, else as many as asked for; from 128 rows on in tiles."""
+    weight = torch.randn(128, 1)
 
-    def rows(dtype, chunks):
+    def rows(dtype, chunks, n=32):
+        x, targets = torch.randn(2, n, 1), tokens(2, n, vocab=128)
         with Watch() as watch:
             functional(x, weight, targets, dtype, 128, chunks)
         return max(shape[0] for shape in watch.shapes if shape[1:] == (128,))
@@ -360,6 +361,8 @@ def test_chunks_bound_the_logits(monkeypatch):
     ):
         monkeypatch.setattr(model_module, "LOGITS_BYTES", limit)
         assert rows(dtype, chunks) == expected, (dtype, chunks, limit)
+    monkeypatch.setattr(model_module, "LOGITS_BYTES", 2**30)
+    assert [rows(torch.float32, chunks, n=250) for chunks in (1, 2, 3, 4)] == [500, 256, 256, 125]
 
 
 # --------------------------------------------------------------------------------------- 2. matrices in one product
