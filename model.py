@@ -799,6 +799,8 @@ class LinearCrossEntropy(torch.autograd.Function):
                     dw = dw + (grad.T @ (x_part * 2**-8)).to(dw.dtype) * 2**8
                 else:
                     dw = dw + grad.T @ x_part
+                del grad
+            del logits  # before the next chunk's are made
         if training:
             ctx.save_for_backward(torch.cat(dx), dw)
         return total
