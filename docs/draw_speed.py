@@ -35,14 +35,18 @@ def draw_scaling(rows: list, device: str, path: Path) -> None:
         points = [r for r in rows if r["axis"] == axis]
         value = [r["value"] for r in points]
         speed, memory = ([r[key] for r in points] for key in ("tokens_per_s", "peak_mem_bytes"))
+        if None in memory:
+            raise SystemExit(f"error: {path.stem}.json has no memory figures: measure on Linux or on a GPU")
         kept = [speed[0] * points[0]["flops_per_token"] / r["flops_per_token"] for r in points]
         column[0].plot(value, speed, "o-", label="measured")
         column[0].plot(value, kept, "k--", lw=1, label="by FLOPs per token")
         column[1].plot(value, [m / 1e9 for m in memory], "o-", label="measured")
         if len(points) > 1:
             column[1].plot(value, [m / 1e9 for m in expected_memory(points)], "k--", lw=1, label="expected")
-        column[0].set(title=f"{title} ({axis})", xscale="log", yscale="log")
-        column[1].set(xlabel=axis, yscale="log")
+        column[0].set(title=f"{title} ({axis})", xscale="log")
+        column[0].set(yscale="log") if max(speed) > 2 * min(speed) else column[0].set_ylim(bottom=0)
+        column[1].set_xlabel(axis)
+        column[1].set_ylim(bottom=0)
         column[1].set_xticks(value, [str(v) for v in value])
         column[1].minorticks_off()
     axes[0, 0].set_ylabel("tokens/s")
