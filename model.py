@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
@@ -314,6 +315,24 @@ NORMALISE = {"none": lambda slot, x: x, "rmsnorm": rms_norm, "layernorm": layer_
 SQUASH = {"tanh": lambda x: tanh(x), "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
 
 
+@torch.no_grad()
+def assign(p, whole):
+    """p ← whole, of the same shape. Of a sharded parameter (DTensor) every process keeps its part; no messages."""
+    if isinstance(p, DTensor):
+        whole = distribute_tensor(whole.to(p.dtype), p.device_mesh, p.placements, src_data_rank=None)
+    p.copy_(whole)
+
+
+def local(p):
+    """What this process has of p: of a sharded one (DTensor) its rows, which may be none."""
+    return p.to_local() if isinstance(p, DTensor) else p
+
+
+def whole(p):
+    """All of p; a sharded one (DTensor) is gathered, so that all processes must call this."""
+    return p.full_tensor() if isinstance(p, DTensor) else p
+
+
 def _parameter(n: int):
     """n entries, or None for 0. Scalars too have a dimension: FSDP2 cannot shard a tensor without."""
     return nn.Parameter(torch.empty(int(n))) if n else None
@@ -555,11 +574,15 @@ class Linear(nn.Linear):
         return self.out(y).to(y.dtype)
 
     def init(self, std: float, generator: torch.Generator):
-        if not self.weight.is_meta:
-            drawn = torch.empty(self.weight.shape, device="cpu")
-            self.weight.copy_(drawn.normal_(0, std * self.init_scale, generator=generator))
+        draw(self.weight, std * self.init_scale, generator)
         if self.bias is not None:
             self.bias.zero_()
+
+
+def draw(weight, std: float, generator: torch.Generator) -> None:
+    """Fill `weight`, unless it has no storage, from N(0, std²), drawn on the CPU and whole: the same everywhere."""
+    if not weight.is_meta:
+        assign(weight, torch.empty(weight.shape, device="cpu").normal_(0, std, generator=generator))
 
 
 def together(matrices, x, scale=None) -> list:
@@ -591,16 +614,17 @@ class SigmaReparam(Linear):
     @torch.no_grad()
     def power_iteration(self, n: int = 1):
         """Move u (n_out,) and v (n_in,) towards the singular vectors of the largest singular value of W."""
+        weight = whole(self.weight)
         for _ in range(n):
-            self.v.copy_(F.normalize(self.u @ self.weight, dim=0))
-            self.u.copy_(F.normalize(self.weight @ self.v, dim=0))
+            self.v.copy_(F.normalize(self.u @ weight, dim=0))
+            self.u.copy_(F.normalize(weight @ self.v, dim=0))
 
     def init(self, std: float, generator: torch.Generator):
         super().init(std, generator)
         if not self.weight.is_meta:  # γ = σ(W) at first, so that the matrix is W, as published
             self.u.fill_(1.0)  # not drawn: the weights of a seed are the same with and without σReparam
             self.power_iteration(SIGMA_INIT_ITERATIONS)
-            self.sigma.copy_(torch.dot(self.u, self.weight @ self.v))
+            assign(self.sigma, torch.dot(self.u, whole(self.weight) @ self.v)[None])
 
 
 def projection(config: GPTConfig, block: int, part: str) -> Linear:
@@ -638,8 +662,7 @@ class Embedding(nn.Embedding):
         pass  # GPT.init_weights sets every parameter
 
     def init(self, std: float, generator: torch.Generator):
-        if not self.weight.is_meta:
-            self.weight.copy_(torch.empty(self.weight.shape, device="cpu").normal_(0, std, generator=generator))
+        draw(self.weight, std, generator)
 
 
 def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> tuple:
@@ -1014,22 +1037,43 @@ class GPT(nn.Module):
         return idx
 
     @classmethod
+    def empty(cls, config: GPTConfig) -> "GPT":
+        """A model without storage, on the meta device: to count, to shard, or to move with `to_empty` and then fill."""
+        with torch.device("meta"):
+            return cls(config)
+
+    @classmethod
     def from_checkpoint(cls, checkpoint: dict, **overrides) -> "GPT":
-        """The model of a checkpoint, with its weights; `overrides`: fields that change no shape (dropout).
+        """The model of a checkpoint, with its weights, on the CPU; `overrides` and ValueError: see `shaped_like`."""
+        return cls.shaped_like(checkpoint, **overrides).to_empty(device="cpu").load_weights(checkpoint["model"])
+
+    @classmethod
+    def shaped_like(cls, checkpoint: dict, **overrides) -> "GPT":
+        """The model of a checkpoint, `empty`; `overrides`: fields that change no shape (dropout).
 
         Raises ValueError, naming the first field or tensor, where architecture and weights do not fit this code."""
         values, weights = {**checkpoint["model_config"], **overrides}, checkpoint["model"]
         unknown = values.keys() - {f.name for f in fields(GPTConfig)}
         if unknown:
             raise ValueError(f"the checkpoint's model_config has {sorted(map(str, unknown))}, unknown to this version")
-        model = cls(GPTConfig(**values))
+        config = GPTConfig(**values)
+        config.check()
+        fits = "the checkpoint's weights do not fit its model_config"
+        if config.n_layer > len(weights):  # before so many are built
+            raise ValueError(f"{fits}: {config.n_layer} blocks, but {len(weights)} tensors")
+        model = cls.empty(config)
         wanted = model.state_dict()
         for name in [*wanted, *weights]:
             a, b = (d[name].shape if torch.is_tensor(d.get(name)) else "absent" for d in (wanted, weights))
             if a != b:
-                raise ValueError(f"the checkpoint's weights do not fit its model_config: {name} is {b}, not {a}")
-        model.load_state_dict(weights)
+                raise ValueError(f"{fits}: {name} is {b}, not {a}")
         return model
+
+    def load_weights(self, weights: dict) -> "GPT":
+        """Copy whole tensors, as in a state dict, into a model that may be sharded."""
+        for name, t in self.state_dict().items():
+            assign(t, weights[name])
+        return self
 
     @classmethod
     def from_pretrained(cls, name: str, dropout: float = 0.0) -> "GPT":

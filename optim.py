@@ -6,8 +6,9 @@ functions (options, state, step) in a class that only names them, and a row in `
 `OPTIMIZERS`.
 
 Rules get `bad`, a boolean tensor, whether the gradients are not finite (None: they are), and then leave parameters and
-state as they are, on the device, without a host sync. State is made before the first step, so it is the same on all
-ranks, in every checkpoint, and on the meta device.
+state as they are, on the device, without a host sync. Under FSDP2 parameters, gradients and state are sharded by rows
+(DTensor): what goes entry by entry takes what is `local`, and where processes must meet, the rule says how. State is
+made before the first step, so it is the same on all ranks, in every checkpoint, and on the meta device.
 
 `python optim.py --plot CONFIG` draws the learning rate of each role. docs/optimizers.md has recipes and sources. Marks:
 [I] our inference or choice, [U] not published where we could read it.
@@ -20,10 +21,29 @@ from functools import cache, partial
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from model import assign, local
+
 # ------------------------------------------------------------------------------------------------------ update rules
+
+
+def shard_group(t):
+    """The processes that t's rows are spread over; None where t is whole."""
+    return t.device_mesh.get_group(t.device_mesh.ndim - 1) if isinstance(t, DTensor) else None
+
+
+def my_rows(n: int, group) -> range:
+    """Which of n rows this process has, where `group` shares them out: as many each, the last ones fewer or none."""
+    return shares(n, dist.get_world_size(group))[dist.get_rank(group)] if group else range(n)
+
+
+def shares(n: int, world: int) -> list:
+    """The rows of each process, as FSDP2 splits n of them."""
+    size = -(-n // world)
+    return [range(min(rank * size, n), min((rank + 1) * size, n)) for rank in range(world)]
 
 
 def unless(bad, new, old):
@@ -50,8 +70,8 @@ class AdamW:
 
     def step(work, bad):
         for group, params, grads, states in work:
-            m, v, steps = ([s[key] for s in states] for key in ("exp_avg", "exp_avg_sq", "step"))
-            beta1, beta2 = group["betas"]
+            m, v, steps = ([local(s[key]) for s in states] for key in ("exp_avg", "exp_avg_sq", "step"))
+            params, grads, (beta1, beta2) = list(map(local, params)), list(map(local, grads)), group["betas"]
             numbers = dict(lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"])
             numbers |= dict(eps=group["eps"], amsgrad=False, maximize=False)
             adamw(params, grads, m, v, [], steps, fused=True, found_inf=None if bad is None else bad.float(), **numbers)
@@ -73,12 +93,15 @@ class SGDW:
 
     def step(work, bad):
         for group, params, grads, states in work:
-            buffers = [s["momentum_buffer"] for s in states]
+            shards, buffers = shard_group(params[0]), [local(s["momentum_buffer"]) for s in states]
+            params, grads = list(map(local, params)), list(map(local, grads))
             if group["weight_decay"]:
                 shrink = 1 - group["lr"] * group["weight_decay"]
                 torch._foreach_mul_(params, shrink if bad is None else torch.where(bad, 1.0, shrink))
             if group["dampening"]:
-                begun = [largest > 0 for largest in torch._foreach_norm(buffers, math.inf)]
+                begun = torch.stack([buffer.any() for buffer in buffers]).float()
+                if shards:
+                    dist.all_reduce(begun, dist.ReduceOp.MAX, shards)
                 grads = [g * (1 - group["dampening"] * b) for g, b in zip(grads, begun, strict=True)]
             numbers = dict(lr=group["lr"], momentum=group["momentum"], nesterov=group["nesterov"], dampening=0.0)
             numbers |= dict(weight_decay=0.0, maximize=False)  # torch's decay is coupled: added to the gradient
@@ -108,13 +131,12 @@ class AdamMini:
     def step(work, bad):
         for group, params, grads, states in work:
             (beta1, beta2), lr = group["betas"], group["lr"]
-            m, v, steps = ([s[key] for s in states] for key in ("exp_avg", "block_sq", "step"))
-            squares = []
-            for g, mean, square in zip(grads, m, v, strict=True):
+            m, v, steps = ([local(s[key]) for s in states] for key in ("exp_avg", "block_sq", "step"))
+            shards, grads = shard_group(params[0]), list(map(local, grads))
+            for g, mean in zip(grads, m, strict=True):
                 mean.lerp_(unless(bad, g, mean), 1 - beta1)
-                g = g.reshape(len(square), -1)
-                squares.append(unless(bad, torch.linalg.vector_norm(g, dim=1).square() / g.shape[1], square))
-            torch._foreach_lerp_(v, squares, 1 - beta2)
+            squares = AdamMini.squares(params, grads, v, shards)
+            torch._foreach_lerp_(v, [unless(bad, a, b) for a, b in zip(squares, v, strict=True)], 1 - beta2)
             torch._foreach_add_(steps, good(bad))
             t = torch.stack(steps).clamp(min=1)  # 0 if the first step was bad
             sizes = torch._foreach_div(v, (1 - beta2**t).unbind())  # in the end η / ((1 − β₁ᵗ) (√v̂ + ε)), one a block
@@ -124,9 +146,32 @@ class AdamMini:
             torch._foreach_reciprocal_(sizes)
             torch._foreach_mul_(sizes, lr * good(bad))
             if group["weight_decay"]:
-                torch._foreach_mul_(params, 1 - lr * group["weight_decay"] * good(bad))
+                torch._foreach_mul_(list(map(local, params)), 1 - lr * group["weight_decay"] * good(bad))
             for p, mean, size in zip(params, m, sizes, strict=True):
-                p.view(len(size), -1).addcmul_(mean.view(len(size), -1), size[:, None], value=-1)
+                if shards:
+                    size = size[AdamMini.blocks(p, len(size), shards)]  # one a row
+                shape = len(size), p.numel() // (len(p) if shards else len(size))
+                local(p).view(shape).addcmul_(mean.view(shape), size[:, None], value=-1)
+
+    def squares(params, grads, v, shards):
+        """The mean of g² over each block, one tensor a parameter. Shards may cut through blocks: their sums are added
+        up over the processes, in one message."""
+        norm, sums = torch.linalg.vector_norm, []
+        if not shards:
+            blocks = [g.reshape(len(s), -1) for g, s in zip(grads, v, strict=True)]
+            return [norm(g, dim=1).square() / g.shape[1] for g in blocks]
+        for p, g, s in zip(params, grads, v, strict=True):
+            rows = norm(g.reshape(len(g), p.numel() // len(p)), dim=1).square()
+            sums.append(torch.zeros_like(s).index_add_(0, AdamMini.blocks(p, len(s), shards), rows))
+        flat = torch.cat(sums)
+        dist.all_reduce(flat, group=shards)
+        parts = flat.split([len(s) for s in v])
+        return [part * (len(part) / p.numel()) for part, p in zip(parts, params, strict=True)]
+
+    def blocks(p, n: int, shards):
+        """Which of the n blocks of p each row of this process is in."""
+        rows = my_rows(len(p), shards)
+        return torch.arange(rows.start, rows.stop, device=p.device) // (len(p) // n)
 
 
 class Muon:
@@ -139,9 +184,10 @@ class Muon:
     depend on its argument's scale. Every matrix by itself: q, k, v, gate, up; a parameter of three dimensions is a
     stack of matrices. State: 4 bytes a parameter.
 
-    Under torchrun every rank orthogonalises its share of the matrices and sends it to the others, while the next ones
-    are computed; gradients are the same everywhere already, and momentum is kept everywhere. So all ranks hold the
-    same bits, whatever their number. Not compiled: it is products of matrices nearly all through.
+    Under torchrun every rank orthogonalises its share of the matrices. Under DDP it sends it to the others, while the
+    next ones are computed; gradients are the same everywhere already, and momentum is kept everywhere. Under FSDP2 it
+    gets their rows from the others first, and sends rows back. So the bits are the same, whatever the number of ranks.
+    Not compiled: it is products of matrices nearly all through.
     """
 
     def options(config, role, model):
@@ -155,22 +201,26 @@ class Muon:
         return dict(momentum_buffer=torch.zeros_like(p))
 
     def step(work, bad):
+        shards = shard_group(work[0][1][0])
         together = dist.is_available() and dist.is_initialized()
-        rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        rank, world = (dist.get_rank(shards), dist.get_world_size(shards)) if together else (0, 1)
         owners = iter(share_out(tuple(tuple(p.shape) for _, params, _, _ in work for p in params), world))
         arriving = []
         for group, params, grads, states in work:
             stacks = {}  # shape: (owner, parameter, gradient, momentum) …
             for p, g, s in zip(params, grads, states, strict=True):
-                m = s["momentum_buffer"]
+                g, m = local(g), local(s["momentum_buffer"])
                 m.lerp_(unless(bad, g, m), 1 - group["momentum"])
                 stacks.setdefault(p.shape, []).append((next(owners), p, g, m))
             for same in stacks.values():
+                if shards:
+                    Muon.step_sharded(group, same, shards, bad)
+                    continue
                 mine = [item for owner, *item in same if owner == rank]
-                updates = ((some, Muon.update(group, some, bad)) for some in batches(mine))
+                updates = ((some, Muon.update(group, Muon.directions(group, some, bad))) for some in batches(mine))
                 if world == 1:
                     for some, update in updates:
-                        Muon.apply(group, [p for p, _, _ in some], update, bad)
+                        Muon.apply(group, some[0][0].shape, [p for p, _, _ in some], update, bad)
                     continue
                 arriving.append((group, same, *exchange(same, [u for _, u in updates], group["ns_dtype"], world)))
                 if len(arriving) > 1:  # two shapes under way at most, to bound the memory
@@ -183,19 +233,30 @@ class Muon:
         arrival.wait()
         place = [0] * len(received)
         for owner, p, _, _ in same:
-            Muon.apply(group, [p], received[owner, place[owner], None], bad)
+            Muon.apply(group, p.shape, [p], received[owner, place[owner], None], bad)
             place[owner] += 1
 
-    def update(group, items, bad):
-        """NS(u) of parameters of one shape, stacked, in the dtype of the iteration."""
+    def step_sharded(group, same, shards, bad):
+        """The rows of u go to the owners of the matrices, and the rows of the updates come back."""
+        u = Muon.directions(group, [item for _, *item in same], bad)
+        owned = rows_to_owners(same, u, shards)
+        updates = [Muon.update(group, [u for (u,) in some]) for some in batches([(u,) for u in owned])]
+        updates = rows_from_owners(same, torch.cat(updates) if updates else owned, shards)
+        Muon.apply(group, same[0][1].shape, [local(p) for _, p, _, _ in same], updates, bad)
+
+    def directions(group, items, bad):
+        """u of each (parameter, gradient, momentum), in the dtype of the iteration."""
         mu, dtype = group["momentum"], getattr(torch, group["ns_dtype"])
-        u = [unless(bad, g.lerp(m, mu) if group["nesterov"] else m, m).to(dtype) for _, g, m in items]
+        return [unless(bad, g.lerp(m, mu) if group["nesterov"] else m, m).to(dtype) for _, g, m in items]
+
+    def update(group, u):
+        """NS(u) of a list of tensors of one shape, stacked."""
         stack = torch.stack(u)
         matrices = stack.view(-1, *stack.shape[-2:])
         return newton_schulz(matrices, group["ns_steps"], triangular=one_at_a_time(matrices)).view_as(stack)
 
-    def apply(group, params, updates, bad):
-        rows, columns = params[0].shape[-2:]
+    def apply(group, shape, params, updates, bad):
+        rows, columns = shape[-2:]
         size = 0.2 * max(rows, columns) ** 0.5
         if group["adjust_lr"] == "original":
             size = max(1, rows / columns) ** 0.5
@@ -303,6 +364,40 @@ def exchange(same: list, updates: list, dtype: str, world: int) -> tuple:
     received = sent.new_empty(world, *sent.shape)
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
     return received, sent, gather(received.flatten(0, 1), sent, async_op=True)
+
+
+def rows_to_owners(same: list, u: list, shards) -> torch.Tensor:
+    """Give every process all rows of the matrices that it owns: u, its rows of each → (how many it owns, *shape)."""
+    shape, rows, counts, rank = shard_counts(same, shards)
+    size, mine = math.prod(shape[1:]), counts[rank]
+    sent = torch.cat([u[i].flatten() for i in by_owner(same)])
+    received, arriving = sent.new_empty(mine * shape[0] * size), [mine * r * size for r in rows]
+    dist.all_to_all_single(received, sent, arriving, [n * rows[rank] * size for n in counts], group=shards)
+    parts = [part.view(mine, r, *shape[1:]) for part, r in zip(received.split(arriving), rows, strict=True)]
+    return torch.cat(parts, dim=1)
+
+
+def rows_from_owners(same: list, updates, shards) -> list:
+    """The way back: updates (how many it owns, *shape) of every process → this one's rows of each of `same`."""
+    shape, rows, counts, rank = shard_counts(same, shards)
+    size, mine = math.prod(shape[1:]), counts[rank]
+    sent = torch.cat([part.flatten() for part in updates.split(rows, dim=1)])
+    received = sent.new_empty(len(same), rows[rank], *shape[1:])
+    arriving, leaving = [n * rows[rank] * size for n in counts], [mine * r * size for r in rows]
+    dist.all_to_all_single(received.view(-1), sent, arriving, leaving, group=shards)
+    place = {i: place for place, i in enumerate(by_owner(same))}
+    return [received[place[i]] for i in range(len(same))]
+
+
+def shard_counts(same: list, shards) -> tuple:
+    """(shape, rows of it at each process, how many of `same` each process owns, this process)."""
+    owners, shape, world = [owner for owner, *_ in same], same[0][1].shape, dist.get_world_size(shards)
+    counts = [owners.count(rank) for rank in range(world)]
+    return shape, [len(rows) for rows in shares(shape[0], world)], counts, dist.get_rank(shards)
+
+
+def by_owner(same: list) -> list:
+    return sorted(range(len(same)), key=lambda i: same[i][0])
 
 
 RULES = {"adamw": AdamW, "msgdw": SGDW, "adam_mini": AdamMini, "muon": Muon}
@@ -579,7 +674,7 @@ def load_optimizer(optimizer, saved: dict, step: int) -> None:
     for name, state in states.items():
         for key, value in state.items():
             if torch.is_tensor(value):
-                fresh[name][key].copy_(value)
+                assign(fresh[name][key], value)
             else:
                 fresh[name][key] = value
 

@@ -13,11 +13,15 @@ import subprocess
 import sys
 import time
 import warnings
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch
+
+from model import whole
 
 CHECKPOINT_FORMAT = "nanoDNT checkpoint 1"
 
@@ -31,7 +35,8 @@ def _twice(path: Path, change) -> None:
     for attempt in (1, 2):
         try:
             tmp.unlink(missing_ok=True)
-            return change(tmp)
+            change(tmp)
+            return sync_folder(path.parent)
         except (OSError, RuntimeError) as e:  # torch.save turns some I/O errors into RuntimeError
             with suppress(OSError):
                 tmp.unlink(missing_ok=True)
@@ -39,6 +44,16 @@ def _twice(path: Path, change) -> None:
                 reason = str(e).splitlines()[0] if str(e) else type(e).__name__
                 raise ValueError(f"cannot write {path} ({reason}); earlier files are intact") from e
             time.sleep(1)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring renames in `folder` to the disk, where the system lets a folder be opened (Windows does not)."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_file(path: Path, write) -> None:
@@ -69,10 +84,12 @@ def link_file(source: Path, target: Path) -> None:
     _twice(target, change)
 
 
-def save_checkpoint(out_dir: Path, state: dict, best: bool) -> None:
-    """Write last.pt, keeping the one before as prev.pt; with `best` the same file is best.pt too (a hard link).
+def save_checkpoint(out_dir: Path, state: dict, best: bool, keep: bool = False) -> None:
+    """Write last.pt, keeping the one before as prev.pt; with `best` the same file is best.pt too (a hard link), with
+    `keep` also step_N.pt, which no later save touches.
 
-    Checkpoints are never changed in place, so links are safe, and at every moment last.pt is whole.
+    Checkpoints are never changed in place, so links are safe, and at every moment last.pt is whole. The file is a zip
+    archive that holds a CRC-32 of each tensor and of the rest, which `load_checkpoint` verifies.
     ValueError for a state that is not finite, or a file that cannot be written: last.pt is untouched then."""
     tensors = dict(state["model"])
     tensors |= {f"optimizer state {i}.{k}": t for i, s in state["optimizer"]["state"].items() for k, t in s.items()}
@@ -88,30 +105,85 @@ def save_checkpoint(out_dir: Path, state: dict, best: bool) -> None:
         link_file(last, out_dir / "prev.pt")
     if best:
         link_file(new, out_dir / "best.pt")
+    if keep:
+        link_file(new, out_dir / f"step_{state['step']}.pt")
     _twice(last, lambda tmp: os.replace(new, last))
+
+
+def snapshot(value, keep: bool = True):
+    """Nested dicts and lists with their tensors copied whole to the CPU, or, where not `keep`, dropped.
+
+    Sharded tensors are gathered, so that all ranks must call this; one of them keeps what it gets."""
+    if isinstance(value, dict):
+        return {key: snapshot(part, keep) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(snapshot(part, keep) for part in value)
+    if not torch.is_tensor(value):
+        return value
+    value = whole(value.detach())
+    return value.to("cpu", copy=True) if keep else None
+
+
+class Saver:
+    """Writes checkpoints in a thread while training goes on, one at a time. What fails there is raised by the next
+    `check`, `save` or `finish`."""
+
+    def __init__(self, out_dir: Path):
+        self.out_dir, self.pool, self.writing = out_dir, ThreadPoolExecutor(1), None
+
+    def save(self, state: dict, best: bool, keep: bool) -> None:
+        """Begin `save_checkpoint` of a state that nobody changes any more."""
+        self.finish()
+        self.writing = self.pool.submit(save_checkpoint, self.out_dir, state, best, keep)
+
+    def check(self) -> None:
+        if self.writing and self.writing.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until the last one is on the disk."""
+        writing, self.writing = self.writing, None
+        if writing:
+            writing.result()
 
 
 # The latest, the one before, a new one that a kill kept from becoming the latest, and the best by validation loss.
 CHECKPOINT_FILES = ("last.pt", "prev.pt", "new.pt", "best.pt")
 
+
+def kept_checkpoints(out_dir: Path) -> list:
+    """The step_N.pt of `out_dir`."""
+    return [path for path in out_dir.glob("step_*.pt") if path.stem.removeprefix("step_").isdigit()]
+
+
 # What a checkpoint holds: tensors and plain values only.
 CHECKPOINT = {"model": dict, "optimizer": dict, "scaler": dict, "step": int, "tokens": int, "skipped": int}
 CHECKPOINT |= {"evaluated": int, "pending": dict, "best_val_loss": float, "wandb_id": (str, type(None)), "meta": dict}
-CHECKPOINT |= {"model_config": dict, "train_config": dict}
+CHECKPOINT |= {"model_config": dict, "train_config": dict, "recent": list, "shift": int, "rollbacks": int}
+ABSENT = {"recent": [], "shift": 0, "rollbacks": 0}  # from checkpoints of earlier versions
 
 
 def load_checkpoint(path) -> dict:
-    """A checkpoint on the CPU, without running code from it (`weights_only`). ValueError if it cannot be read."""
+    """A checkpoint on the CPU, without running code from it (`weights_only`). ValueError if it cannot be read, or if a
+    checksum says that it is not what was written.
+
+    The tensors are mapped, not read: processes of one machine share the memory, and load what they copy."""
     if not os.path.exists(path):
         raise ValueError(f"there is no checkpoint {path}")
     try:
+        with zipfile.ZipFile(path) as archive:
+            record = archive.testzip()
+        if record:
+            raise ValueError(f"checksum of {record}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old pickles, which are refused here anyway
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as e:  # a damaged file can raise nearly anything
-        raise ValueError(f"{path} cannot be read as a checkpoint, it is damaged or foreign ({type(e).__name__})") from e
+        reason = str(e) if str(e).startswith("checksum") else type(e).__name__
+        raise ValueError(f"{path} cannot be read as a checkpoint, it is damaged or foreign ({reason})") from e
     if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this project ({CHECKPOINT_FORMAT!r} expected)")
+    checkpoint = ABSENT | checkpoint
     wrong = [key for key, kind in CHECKPOINT.items() if not isinstance(checkpoint.get(key, ...), kind)]
     if wrong:
         raise ValueError(f"{path} is damaged: {', '.join(wrong)} missing or of a wrong type")
@@ -169,8 +241,8 @@ class Metrics:
         write_file(self.path, lambda f: f.writelines(json.dumps(row).encode() + b"\n" for row in rows))
         if resumed and resumed.name != "last.pt":
             link_file(resumed, out_dir / "last.pt")
-        for name in () if resumed else CHECKPOINT_FILES:
-            (out_dir / name).unlink(missing_ok=True)
+        for path in () if resumed else [*(out_dir / name for name in CHECKPOINT_FILES), *kept_checkpoints(out_dir)]:
+            path.unlink(missing_ok=True)
 
     def _start_wandb(self, project, run_id, configs):
         try:

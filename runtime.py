@@ -17,8 +17,12 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.attention import SDPBackend
 from torch.nn.parallel import DistributedDataParallel
+
+from model import local
 
 # Dense bf16/fp16 peak FLOP/s (vendors' data sheets) of devices whose name has all these words; first match wins.
 PEAK_FLOPS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200 NVL": 835e12, "H200": 989e12}
@@ -38,6 +42,7 @@ class Env:
     dtype: torch.dtype  # of the matrix multiplications
     distributed: bool
     control: object = None  # gloo group for messages between hosts that must not wait for a GPU
+    parallel: str = "none"  # none, ddp, fsdp: see `choose_parallel`
 
     @property
     def main(self) -> bool:
@@ -63,9 +68,15 @@ class Env:
         """Whether `value` is the same on every rank. All ranks must call it."""
         if not self.distributed:
             return True
-        extremes = torch.tensor([value, -value])
-        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self.control)
-        return extremes.sum().item() == 0
+        return self.least(value) == -self.least(-value)
+
+    def least(self, value: int) -> int:
+        """The smallest `value` of all ranks. All ranks must call it."""
+        if not self.distributed:
+            return value
+        value = torch.tensor(value)
+        dist.all_reduce(value, op=dist.ReduceOp.MIN, group=self.control)
+        return value.item()
 
     def synchronize(self) -> None:
         """Wait until the GPU has done what it was given."""
@@ -234,14 +245,27 @@ def attention_backend(config, env: Env) -> str:
     return f"{SDPBackend(choice).name.removesuffix('_ATTENTION').lower()}, {str(dtype).removeprefix('torch.')}"
 
 
+def compile_parts(model) -> None:
+    """Compile each block and the loss: what lies between is for FSDP, which gathers and frees a block's weights there.
+
+    The compiled functions stand in for the methods inside the modules' hooks, and leave all names as they are."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(model.blocks) + 8)
+    for block in model.blocks:  # those of one layout share their code; constants such as LNS's make another
+        block.forward = torch.compile(block.forward, dynamic=False)
+    model.loss = torch.compile(model.loss, dynamic=False)
+
+
 def compile_model(model, config, example: tuple, env: Env):
     """torch.compile(model), tried on one `example` micro batch (idx, targets), in evaluation and in training, so that
-    nothing is left to compile, or to fail, during the run.
+    nothing is left to compile, or to fail, during the run. Under FSDP the model itself, whose parts are compiled.
 
     With compile=auto a failure costs one warning and the model runs eagerly; with compile=True it ends the run."""
     t0 = time.time()
     try:
-        compiled = torch.compile(model, dynamic=False, mode="reduce-overhead" if config.cuda_graphs else None)
+        if env.parallel == "fsdp":
+            compile_parts(compiled := model)
+        else:
+            compiled = torch.compile(model, dynamic=False, mode="reduce-overhead" if config.cuda_graphs else None)
         model.eval()
         with torch.no_grad():
             compiled(*example)
@@ -255,6 +279,8 @@ def compile_model(model, config, example: tuple, env: Env):
         if config.compile != "auto":
             raise ValueError(f"torch.compile failed ({reason}): use --compile=False") from e
         env.print(f"warning: torch.compile failed ({reason}); running eagerly")
+        for part, method in [(model, "loss"), *((block, "forward") for block in model.blocks)]:
+            part.__dict__.pop(method, None)  # what compile_parts put there
         return model
     finally:
         model.train().zero_grad(set_to_none=True)
@@ -262,16 +288,58 @@ def compile_model(model, config, example: tuple, env: Env):
     return compiled
 
 
-def distribute(model, env: Env):
-    """The model as the training step calls it: under torchrun, wrapped in DistributedDataParallel."""
+# ------------------------------------------------------------------------------------------------ several processes
+
+FIXED_SHARE = 0.7  # of a GPU's memory, for weights, gradients and optimizer state; activations need the rest
+
+
+def choose_parallel(setting: str, env: Env, fixed_bytes: int) -> tuple:
+    """(none, ddp or fsdp, reason). `fixed_bytes`: what each process holds under DDP before the first activation.
+
+    ValueError for a setting that does not go with how the processes were started."""
+    if env.distributed and setting == "none" and env.world_size > 1:
+        raise ValueError(f"parallel=none, but torchrun started {env.world_size} processes: use --parallel=auto")
+    if not env.distributed and setting in ("ddp", "fsdp"):
+        raise ValueError(f"parallel={setting} needs torchrun: torchrun --standalone --nproc_per_node=N train.py …")
+    if setting == "fsdp" and env.dtype == torch.float16:
+        raise ValueError("parallel=fsdp has no loss scaling, which fp16 needs: use --dtype=bfloat16 or float32, or ddp")
+    if setting != "auto":
+        return setting, "as asked"
     if not env.distributed:
+        return "none", "auto: one process"
+    if env.device.type != "cuda" or env.dtype == torch.float16:
+        return "ddp", "auto"
+    total = torch.cuda.get_device_properties(env.device).total_memory
+    text = f"auto: weights, gradients and optimizer state take {fixed_bytes / 1e9:.1f} of {total / 1e9:.0f} GB"
+    return "fsdp" if fixed_bytes > FIXED_SHARE * total and env.world_size > 1 else "ddp", text
+
+
+def shard(model, shard_size: int, env: Env) -> None:
+    """FSDP2, in place: every process keeps its rows of each parameter; a block's are gathered while it is computed.
+
+    shard_size 0: over all processes. Less: so many hold one copy of the model, and the copies are kept the same (HSDP).
+    Gathered in fp32, since gains stay fp32 and the casts to bf16 are part of the blocks."""
+    size = shard_size or env.world_size
+    if env.world_size % size:
+        valid = ", ".join(str(n) for n in range(1, env.world_size + 1) if env.world_size % n == 0)
+        raise ValueError(f"fsdp_shard_size={size} does not divide the {env.world_size} processes: use one of {valid}")
+    shape, names = ((env.world_size // size, size), ("replicate", "shard")) if shard_size else ((size,), ("shard",))
+    mesh = init_device_mesh(env.device.type, shape, mesh_dim_names=names)
+    for part in (*model.blocks, model):  # the model's own: embeddings, final norm, head
+        fully_shard(part, mesh=mesh)
+
+
+def distribute(model, env: Env):
+    """The model as the training step calls it: under DDP wrapped; under FSDP it is already."""
+    if env.parallel != "ddp":
         return model
     ids = [env.device.index] if env.device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)  # all ranks compute the same ones
 
 
 def sync_gradients(model, last: bool):
-    """Context of one micro step: gradients are averaged over processes in the last one only."""
+    """Context of one micro step: DDP averages gradients over processes in the last one only. (FSDP does in each: to
+    wait would mean to hold all of them.)"""
     return nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()
 
 
@@ -339,13 +407,14 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def first_bad(model) -> str:
-    """Name of the first parameter that is not finite, or whose gradient is not."""
+def first_bad(model, env: Env) -> str:
+    """Name of the first parameter that is not finite, or whose gradient is not, on any rank. All ranks must call it."""
+    found = []
     for name, p in model.named_parameters():
-        for what, t in ((name, p), (f"the gradient of {name}", p.grad)):
-            if t is not None and not t.isfinite().all():
-                return what
-    return "none any more"
+        found += [(name, p), (f"the gradient of {name}", p.grad)]
+    bad = [i for i, (_, t) in enumerate(found) if t is not None and not local(t).isfinite().all()]
+    first = env.least(min(bad, default=len(found)))
+    return [*(name for name, _ in found), "none any more"][first]
 
 
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError)  # what `report` is for

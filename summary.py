@@ -250,8 +250,7 @@ def resolve(description: str) -> tuple:
         else:
             flags.vocab_size = 50257
             vocabulary = f"; GPT-2's, since dataset {config.dataset!r} is not prepared here"
-    with torch.device("meta"):
-        model = GPT(flags)
+    model = GPT.empty(flags)
     return model, make_optimizer(model, config), config, vocabulary
 
 

@@ -7,6 +7,7 @@ python train.py config/dnt_small.py --optimizer=msgdw --learning_rate=1.0  # any
 
 import gc
 import math
+import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass, fields
@@ -19,9 +20,9 @@ import rundir
 import runtime
 from configurator import configure, describe
 from loader import Dataset, Tokenizer, load_meta
-from model import GPT, GPTConfig
-from optim import describe_groups, fill_defaults, load_optimizer, lr_at, make_optimizer, notes
-from rundir import Metrics
+from model import GPT, GPTConfig, whole
+from optim import describe_groups, fill_defaults, load_optimizer, lr_at, make_optimizer, notes, state_bytes
+from rundir import Metrics, Saver, snapshot
 from runtime import Env, Prefetch, Stop
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -90,11 +91,21 @@ class TrainConfig:
     eval_only: bool = False  # evaluate once and exit
     log_interval: int = 10  # steps between rows of metrics.jsonl
     save_interval: int = 0  # steps between further checkpoints; 0 = only after evaluations
+    keep_every: int = 0  # steps between checkpoints that are kept for good, as step_N.pt; 0 = none
     max_skipped: int = 10  # end the run after this many steps in a row whose gradient is not finite (each is skipped)
+    loss_spike: float = 0.0  # go back to last.pt, and pass over the batches since, when a logged loss lies so many nats
+    #   above the median of the 20 before; 0 = never
+    max_rollbacks: int = 3  # end the run when that happens more often
     wandb_log: bool = False  # also log to Weights & Biases (WANDB_MODE=offline works)
     wandb_project: str = "nanodnt"  # its project; the run is named after out_dir
     # --- system ---
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
+    parallel: Literal["auto", "none", "ddp", "fsdp"] = (
+        "auto"  # under torchrun: ddp has the whole model on every device;
+    )
+    #   fsdp (FSDP2) shards weights, gradients and optimizer state; auto: fsdp where these fill most of a GPU, else ddp
+    fsdp_shard_size: int = 0  # fsdp: processes that one copy of the model is sharded over, such as those of one machine
+    #   (HSDP); 0 = all
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix multiplications; weights are fp32
     compile: Literal["auto", True, False] = "auto"  # torch.compile; auto: on a GPU, on a CPU for runs of minutes
     cuda_graphs: bool = False  # replay the compiled step as one CUDA graph: for tiny models, whose kernels are shorter
@@ -116,6 +127,10 @@ class TrainConfig:
             "micro_batch_size",
             "eval_tokens",
             "save_interval",
+            "keep_every",
+            "loss_spike",
+            "max_rollbacks",
+            "fsdp_shard_size",
             "loss_chunks",
             "peak_flops",
             "seed",
@@ -124,6 +139,18 @@ class TrainConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         if not self.out_dir:
             raise ValueError("out_dir is empty: name a folder")
+        if self.fsdp_shard_size and self.parallel != "fsdp":
+            raise ValueError(f"fsdp_shard_size={self.fsdp_shard_size} needs parallel=fsdp: set that, or leave it out")
+
+
+RECENT = 20  # logged losses that a spike is measured against, once there are a quarter of them
+
+
+class RollBack(Exception):
+    """The loss spiked at `step`: the run is to go on from its last checkpoint."""
+
+    def __init__(self, step: int, loss: float, usual: float):
+        self.step, self.loss, self.usual = step, loss, usual
 
 
 def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tuple:
@@ -145,7 +172,9 @@ def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tupl
 
 
 def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> tuple:
-    """(model, checkpoint to resume from or None), as init_from says. Prints what it took from where."""
+    """(empty model, weights or None: to be drawn, checkpoint to resume from or None), as init_from says.
+
+    Prints what it took from where."""
     out_dir, source = Path(config.out_dir), config.init_from
     checkpoint = rundir.load_latest(out_dir, env.print) if source in ("resume", "auto") else None
     if source == "resume" and checkpoint is None:
@@ -159,27 +188,32 @@ def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> 
             f"{out_dir} holds checkpoints of an earlier run: continue it with --init_from=resume, choose another "
             "--out_dir, or replace it with --overwrite=True"
         )
-    weights, saved_meta = checkpoint, None
+    weights = saved_meta = None
     if checkpoint is None and source in ("scratch", "auto"):
-        model = GPT(flags, config.seed)
+        model = GPT.empty(flags)
         if flags.admin:  # on the CPU and on the same few sequences everywhere, so that a seed means the same weights
-            data = Dataset(config.dataset, flags.block_size, config.seed, verify=False)
-            model.profile_admin(torch.from_numpy(data.batch(0, config.batch_size, slice(0, 8))[0]))
+            data, profiled = (
+                Dataset(config.dataset, flags.block_size, config.seed, verify=False),
+                GPT(flags, config.seed),
+            )
+            profiled.profile_admin(torch.from_numpy(data.batch(0, config.batch_size, slice(0, 8))[0]))
+            weights = profiled.state_dict()
             env.print("admin: profiled on the first sequences")
     elif checkpoint is None and source in GPT2:
-        model, saved_meta = GPT.from_pretrained(source, dropout=flags.dropout), Tokenizer.meta_for("gpt2")
+        pretrained, saved_meta = GPT.from_pretrained(source, dropout=flags.dropout), Tokenizer.meta_for("gpt2")
+        model, weights = GPT.empty(pretrained.config), pretrained.state_dict()
     else:
         if checkpoint is None and not Path(source).is_file():
             allowed = ", ".join(("scratch", "resume", "auto", *GPT2))
             raise ValueError(f"init_from={source!r} is neither a checkpoint file nor one of {allowed}")
-        weights = checkpoint or rundir.load_checkpoint(Path(source))
+        found = checkpoint or rundir.load_checkpoint(Path(source))
         # the architecture comes from the checkpoint alone; dropout has no parameters and may change
-        model, saved_meta = GPT.from_checkpoint(weights, dropout=flags.dropout), weights["meta"]
+        model, weights, saved_meta = GPT.shaped_like(found, dropout=flags.dropout), found["model"], found["meta"]
         print_changes("model of the checkpoint, not of the flags", asdict(flags), asdict(model.config), env)
         if checkpoint:
             used = {name: value for name, value in asdict(config).items() if value is not None}
             print_changes("changed on resume", checkpoint["train_config"], used, env)
-        env.print(f"weights: {out_dir if checkpoint else source}, step {weights['step']}")
+        env.print(f"weights: {out_dir if checkpoint else source}, step {found['step']}")
     different = saved_meta and any(meta.get(k) != saved_meta.get(k) for k in ("tokenizer", "vocab_size", "chars"))
     if different or meta["vocab_size"] > model.config.vocab_size:
         trained = f"{saved_meta['tokenizer']}, {saved_meta['vocab_size']}" if different else model.config.vocab_size
@@ -187,7 +221,22 @@ def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> 
             f"dataset {config.dataset!r} ({meta['tokenizer']}, {meta['vocab_size']} tokens) does not fit the model's "
             f"vocabulary ({trained} tokens): choose another dataset, or start from scratch"
         )
-    return model, checkpoint
+    return model, weights, checkpoint
+
+
+def place(model: GPT, weights: dict | None, config: TrainConfig, env: Env) -> None:
+    """Put an empty model on its device, sharded under fsdp, and fill it with `weights`, or from the seed."""
+    fixed = 12 * model.num_params() + state_bytes(model, config)  # fp32 weights and gradients, DDP's copy of these
+    env.parallel, reason = runtime.choose_parallel(config.parallel, env, fixed)
+    if env.parallel == "fsdp":
+        runtime.shard(model, config.fsdp_shard_size, env)
+    shards = f", shards of {config.fsdp_shard_size}" if config.fsdp_shard_size else ""
+    env.print(f"parallel {env.parallel} ({reason}), {env.world_size} processes{shards}")
+    model.to_empty(device=env.device)
+    if weights is None:
+        model.init_weights(config.seed)
+    else:
+        model.load_weights(weights)
 
 
 def prepare_model(model: GPT, config: TrainConfig, env: Env) -> GPT:
@@ -247,7 +296,7 @@ def training_step(model, raw_model, optimizer, scaler, x, y, micro: int, config,
         loss += micro_loss.detach()
     scaler.unscale_(optimizer)
     parameters = [p for p in raw_model.parameters() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters]))
     bad = ~norm.isfinite()
     if config.grad_clip:  # a bad gradient is left as it is, to be named
         torch.nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, norm.masked_fill(bad, 0.0))
@@ -260,19 +309,23 @@ def training_step(model, raw_model, optimizer, scaler, x, y, micro: int, config,
     return loss, norm, bad
 
 
-def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
-    """Train as configured and return the exit code. Every rank runs this and meets the same collectives."""
+def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: RollBack | None = None) -> int:
+    """Train as configured and return the exit code. Every rank runs this and meets the same collectives.
+
+    RollBack asks to be called again with it, to resume."""
     out_dir, meta = Path(config.out_dir), load_meta(config.dataset, verify=env.main)
     flags.vocab_size = flags.vocab_size or meta["vocab_size"]
     micro, accumulation = split_batch(config.batch_size, config.micro_batch_size, env.world_size)
 
     # the model, its optimizer, and where an earlier run stopped
-    raw_model, checkpoint = start_model(config, flags, meta, env)
+    raw_model, weights, checkpoint = start_model(config, flags, meta, env)
     data = Dataset(config.dataset, raw_model.config.block_size, config.seed, verify=False)
+    place(raw_model, weights, config, env)
     prepare_model(raw_model, config, env)
     optimizer = make_optimizer(raw_model, config)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)  # of the loss, for fp16
     step, tokens, skipped, evaluated, saved, best_val_loss, wandb_id, pending = 0, 0, 0, -1, -1, math.inf, None, {}
+    recent, shift, rollbacks = [], 0, 0  # logged losses; step s has batch s + shift
     if checkpoint:
         used = checkpoint["train_config"].get("optimizer", config.optimizer)
         if used == config.optimizer:
@@ -284,10 +337,17 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
         step = saved = checkpoint["step"]
         tokens, skipped, evaluated = checkpoint["tokens"], checkpoint["skipped"], checkpoint["evaluated"]
         best_val_loss, wandb_id, pending = (checkpoint[k] for k in ("best_val_loss", "wandb_id", "pending"))
-    resumed, checkpoint = checkpoint and checkpoint["path"], None  # frees its memory
+        recent, shift, rollbacks = (checkpoint[k] for k in ("recent", "shift", "rollbacks"))
+    resumed, checkpoint, weights = checkpoint and checkpoint["path"], None, None  # frees their memory
     if not env.same(step):
         raise ValueError(f"processes found different checkpoints: {out_dir} must be one folder that all of them see")
-
+    if back:
+        passed, rollbacks, saved = back.step - step, rollbacks + 1, -1  # and saved so
+        shift, event = shift + passed, dict(rolled_back_from=back.step, spike_loss=back.loss, usual_loss=back.usual)
+        env.print(
+            f"rolled back to step {step}: the loss spiked to {back.loss:.4f} at step {back.step}, usual are "
+            f"{back.usual:.4f}; the {passed} batches between are passed over ({rollbacks} of {config.max_rollbacks})"
+        )
     step_tokens = config.batch_size * data.block_size
     step_flops = step_tokens * raw_model.flops_per_token()
     env.print(describe_groups(optimizer, raw_model))
@@ -316,15 +376,17 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
         return stop.exit_code()
 
     step_model = runtime.distribute(model, env)  # here all ranks meet, so all have read what rank 0 may now replace
-    log = None
+    log, saver = None, Saver(out_dir)
     if env.main:
         configs = {"model": asdict(raw_model.config), "train": asdict(config)}
         wandb = (config.wandb_project, wandb_id) if config.wandb_log else None
         rows_until = step - bool(pending)  # the row of an interrupted evaluation is still to be written
         log = Metrics(out_dir, resumed, rows_until, configs, 8 * n, wandb)  # 8 bytes: at least weights and a momentum
         wandb_id = log.wandb_id
+        if back:
+            log.write({"step": step, "tokens": tokens, **event, "rollbacks": rollbacks})
     rows = slice(env.rank * micro * accumulation, (env.rank + 1) * micro * accumulation)  # of the batch, here
-    next_batch = Prefetch(lambda step: env.pin(*data.batch(step, config.batch_size, rows)))
+    next_batch = Prefetch(lambda step: env.pin(*data.batch(step + shift, config.batch_size, rows)))
     peak = runtime.peak_flops(env.device, env.dtype, config.peak_flops)
     # skipped steps: in all, in a row now, most in a row since the last look; counted without a host sync
     skipped = torch.tensor([skipped, 0.0, 0.0], device=env.device)
@@ -334,6 +396,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
     timed, clock = step, time.perf_counter()
 
     while True:
+        saver.check()
         row, pending, is_best, failure = {"step": step, "tokens": tokens} | pending, {}, False, None
         if loss is not None and (step % config.log_interval == 0 or step >= config.max_iters):
             values = torch.stack((env.sum(loss) / env.world_size, norm, *skipped)).tolist()  # the host waits only here
@@ -346,14 +409,28 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
             if values[4] >= config.max_skipped:  # the parameters are good, since every such step was skipped
                 failure = (
                     f"{int(values[4])} steps in a row, up to about step {step}, had a gradient that is not finite "
-                    f"(first bad tensor: {runtime.first_bad(raw_model)}). Nothing of them was kept; resume {out_dir} "
-                    "with a lower learning rate"
+                    f"(first bad tensor: {runtime.first_bad(raw_model, env)}). Nothing of them was kept; resume "
+                    f"{out_dir} with a lower learning rate"
                 )
+            usual = statistics.median(recent) if len(recent) >= RECENT // 4 else math.inf
+            if config.loss_spike and values[0] > usual + config.loss_spike:
+                saver.finish()
+                if rollbacks >= config.max_rollbacks:
+                    raise ValueError(
+                        f"the loss spiked to {values[0]:.4f} at step {step} (usual are {usual:.4f}), after {rollbacks} "
+                        f"roll-backs: resume {out_dir} with a lower learning rate, or raise max_rollbacks"
+                    )
+                if env.main:
+                    log.close()
+                env.agree(False)  # all wait for the checkpoint
+                raise RollBack(step, values[0], usual)
+            recent = [*recent, values[0]][-RECENT:]
 
         evaluating = (
             evaluated != step and (step % config.eval_interval == 0 or step >= config.max_iters) and not failure
         )
-        due = saved != step and config.save_interval and step % config.save_interval == 0
+        keep = bool(config.keep_every) and step % config.keep_every == 0
+        due = saved != step and (keep or back or (config.save_interval and step % config.save_interval == 0))
         if evaluating or due:
             env.synchronize()  # what the GPU still has to do belongs to the steps
         pause = time.perf_counter()
@@ -369,15 +446,17 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
             log.write(row)
         stopping = stop.agreed()
         if due or (evaluating and not pending) or (saved != step and (stopping or failure)):
-            saved = step
+            saved, back = step, None
+            tensors = snapshot({"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}, env.main)
             if env.main:
-                state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
-                state |= {"scaler": scaler.state_dict(), "step": step, "tokens": tokens, "evaluated": evaluated}
-                state |= {"skipped": int(skipped[0]), "pending": pending}
-                state |= {"best_val_loss": best_val_loss, "wandb_id": wandb_id, "meta": meta}
+                state = {"scaler": scaler.state_dict(), "step": step, "tokens": tokens, "evaluated": evaluated}
+                state |= {"skipped": int(skipped[0]), "pending": pending, "recent": recent, "shift": shift}
+                state |= {"rollbacks": rollbacks, "best_val_loss": best_val_loss, "wandb_id": wandb_id, "meta": meta}
                 state |= {"model_config": asdict(raw_model.config), "train_config": asdict(config)}
-                rundir.save_checkpoint(out_dir, state, is_best)
+                saver.save(tensors | state, is_best, keep)
+            del tensors
         if failure:
+            saver.finish()
             raise ValueError(failure)
         if stopping or step >= config.max_iters:
             break
@@ -395,6 +474,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> int:
         step, tokens = step + 1, tokens + step_tokens
 
     gc.unfreeze()
+    saver.finish()
     if env.main:
         log.close()
         rundir.draw_loss(out_dir, out_dir.name)
@@ -414,7 +494,12 @@ def main() -> int:
                 env.print(
                     f"note: learning_rate={config.learning_rate:g} is from {sources[1]}; does it suit this optimizer?"
                 )
-            return train(config, flags, env, stop)
+            back = None
+            while True:
+                try:
+                    return train(config, flags, env, stop, back)
+                except RollBack as e:
+                    back, config.init_from = e, "resume"
     except runtime.EXPECTED as e:
         return runtime.report(e)
 
