@@ -397,7 +397,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
 
     while True:
         saver.check()
-        row, pending, is_best, failure = {"step": step, "tokens": tokens} | pending, {}, False, None
+        row, pending, is_best, failure, spiked = {"step": step, "tokens": tokens} | pending, {}, False, None, False
         if loss is not None and (step % config.log_interval == 0 or step >= config.max_iters):
             values = torch.stack((env.sum(loss) / env.world_size, norm, *skipped)).tolist()  # the host waits only here
             seconds = (time.perf_counter() - clock) / (step - timed)
@@ -413,24 +413,22 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
                     f"{out_dir} with a lower learning rate"
                 )
             usual = statistics.median(recent) if len(recent) >= RECENT // 4 else math.inf
-            if config.loss_spike and values[0] > usual + config.loss_spike:
-                saver.finish()
-                if rollbacks >= config.max_rollbacks:
-                    raise ValueError(
-                        f"the loss spiked to {values[0]:.4f} at step {step} (usual are {usual:.4f}), after {rollbacks} "
-                        f"roll-backs: resume {out_dir} with a lower learning rate, or raise max_rollbacks"
-                    )
-                if env.main:
-                    log.close()
-                env.agree(False)  # all wait for the checkpoint
-                raise RollBack(step, values[0], usual)
-            recent = [*recent, values[0]][-RECENT:]
+            if spiked := bool(config.loss_spike) and usual + config.loss_spike < values[0] < math.inf:
+                failure = (
+                    f"the loss spiked to {values[0]:.4f} at step {step} (usual are {usual:.4f}), after {rollbacks} "
+                    f"roll-backs: resume {out_dir} with a lower learning rate, or raise max_rollbacks"
+                )
+            recent = [*recent, values[0]][-RECENT:] if math.isfinite(values[0]) else recent
 
         evaluating = (
             evaluated != step and (step % config.eval_interval == 0 or step >= config.max_iters) and not failure
         )
         keep = bool(config.keep_every) and step % config.keep_every == 0
-        due = saved != step and (keep or back or (config.save_interval and step % config.save_interval == 0))
+        due = (
+            saved != step
+            and not spiked
+            and (keep or back or (config.save_interval and step % config.save_interval == 0))
+        )
         if evaluating or due:
             env.synchronize()  # what the GPU still has to do belongs to the steps
         pause = time.perf_counter()
@@ -443,9 +441,16 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
                 best_val_loss = min(best_val_loss, val_loss)
                 env.print(f"step {step}: validation loss {val_loss:.4f}{' (best)' if is_best else ''}")
         if env.main and len(row) > 2 and not pending:
-            log.write(row)
+            log.write(row | ({"failure": failure} if failure else {}))
+        if spiked and rollbacks < config.max_rollbacks:
+            saver.finish()
+            if env.main:
+                log.close()
+            env.agree(False)  # all wait for the checkpoint
+            gc.unfreeze()
+            raise RollBack(step, values[0], usual)
         stopping = stop.agreed()
-        if due or (evaluating and not pending) or (saved != step and (stopping or failure)):
+        if due or (evaluating and not pending) or (saved != step and not spiked and (stopping or failure)):
             saved, back = step, None
             tensors = snapshot({"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}, env.main)
             if env.main:
@@ -499,7 +504,8 @@ def main() -> int:
                 try:
                     return train(config, flags, env, stop, back)
                 except RollBack as e:
-                    back, config.init_from = e, "resume"
+                    back, config.init_from = e.with_traceback(None), "resume"  # the traceback would keep the old model
+                gc.collect()
     except runtime.EXPECTED as e:
         return runtime.report(e)
 
