@@ -218,12 +218,13 @@ class Metrics:
     """A run directory's records, written by rank 0: config.json, metrics.jsonl, and wandb where it is on.
 
     Nothing in `out_dir` changes before everything that can be checked has been. A run resumed from the checkpoint
-    `resumed` goes on where that is: rows of metrics.jsonl after `step`, and a row cut short by a kill, are dropped, and
-    if it is not last.pt, it replaces that. A fresh run (None) removes the checkpoints that overwrite=True gave up.
+    `resumed` goes on where that is: rows of metrics.jsonl beyond `until` (step, roll-backs), and a row cut short by a
+    kill, are dropped, and if it is not last.pt, it replaces that. A fresh run (None) removes the checkpoints that
+    overwrite=True gave up.
     `wandb`: None, or (project, id of the run to go on with or None).
     """
 
-    def __init__(self, out_dir: Path, resumed: Path | None, step: int, configs: dict, needed_bytes: int, wandb=None):
+    def __init__(self, out_dir: Path, resumed: Path | None, until: tuple, configs: dict, needed_bytes: int, wandb=None):
         self.path, self.wandb, self.wandb_id = out_dir / "metrics.jsonl", None, wandb and wandb[1]
         try:
             out_dir.mkdir(parents=True, exist_ok=True)
@@ -233,7 +234,8 @@ class Metrics:
         if free < needed_bytes:
             need = f"{needed_bytes / 1e9:.2f} GB"
             raise ValueError(f"{out_dir} has {free / 1e9:.2f} GB free, a checkpoint needs {need}: make room")
-        rows = [row for row in read_metrics(out_dir) if row["step"] <= step] if resumed else []
+        rows = read_metrics(out_dir) if resumed else []
+        rows = [row for row in rows if row["step"] <= until[0] and row.get("rollbacks", 0) <= until[1]]
         if wandb:
             self._start_wandb(*wandb, configs)
         record = json.dumps({**configs, **run_record()}, indent=2)
@@ -288,7 +290,7 @@ def read_metrics(out_dir: Path) -> list:
             row = json.loads(line)
         except ValueError:
             row = None
-        if isinstance(row, dict) and type(row.get("step")) is int:
+        if isinstance(row, dict) and type(row.get("step")) is int is type(row.get("rollbacks", 0)):
             rows.append(row)
         elif number < len(lines):
             raise ValueError(f"{path}:{number} is not a metrics row: repair or remove the file")

@@ -2,6 +2,7 @@
 
 python model.py config/dnt_small.py
 python model.py config/dnt_small.py --lns=norm --residual_init=plain
+python model.py config/dnt_xl.py --plan --gpus=32 --gpu=h100     # memory on each GPU, largest micro batch, days, disk
 """
 
 import re
@@ -238,9 +239,10 @@ def draw_rates(optimizer, config: TrainConfig, path: Path) -> None:
     plt.close(figure)
 
 
-def resolve(description: str) -> tuple:
-    """(model, optimizer, both on the meta device, TrainConfig, a word on the vocabulary) of this command line."""
-    (flags, config), _ = configure(GPTConfig, TrainConfig, description=description)
+def resolve(description: str, *schemas) -> tuple:
+    """(model, optimizer, both on the meta device, TrainConfig, a word on the vocabulary) of this command line, and an
+    instance of each further schema."""
+    (flags, config, *others), _ = configure(GPTConfig, TrainConfig, *schemas, description=description)
     config.check()
     fill_defaults(config)
     vocabulary = ""
@@ -251,16 +253,24 @@ def resolve(description: str) -> tuple:
             flags.vocab_size = 50257
             vocabulary = f"; GPT-2's, since dataset {config.dataset!r} is not prepared here"
     model = GPT.empty(flags)
-    return model, make_optimizer(model, config), config, vocabulary
+    return model, make_optimizer(model, config), config, vocabulary, *others
 
 
 def main() -> int:
+    from plan import PlanConfig, describe_plan  # which takes its tables from here
+
     try:
-        model, _, _, vocabulary = resolve(__doc__)
+        plan = "--plan" in sys.argv
+        schemas = (PlanConfig,) if plan or {"--help", "-h"} & set(sys.argv) else ()
+        sys.argv = [argument for argument in sys.argv if argument != "--plan"]
+        model, _, config, vocabulary, *others = resolve(__doc__, *schemas)
         c = model.config
         heads = f"{c.n_head} heads of {c.head_dim}" + (f", {c.n_kv_head} for k and v" if c.n_kv_head else "")
         print(f"{c.n_layer} blocks, {c.n_embd} wide, {heads}, FFN {c.hidden}, context {c.block_size}")
         print(f"vocabulary {c.vocab_size}, padded to {c.padded_vocab_size}{vocabulary}\n")
+        if plan:
+            print(*describe_plan(model, config, *others), sep="\n", flush=True)
+            return 0
         print(*describe_network(model), *(f"note: {note}" for note in c.notes()), "", sep="\n")
         print(*describe_parameters(model), "", describe_flops(model), "", sep="\n")
         print(

@@ -380,8 +380,9 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
     if env.main:
         configs = {"model": asdict(raw_model.config), "train": asdict(config)}
         wandb = (config.wandb_project, wandb_id) if config.wandb_log else None
-        rows_until = step - bool(pending)  # the row of an interrupted evaluation is still to be written
-        log = Metrics(out_dir, resumed, rows_until, configs, 8 * n, wandb)  # 8 bytes: at least weights and a momentum
+        # the row of an interrupted evaluation is still to be written, and that of a roll-back which was not saved
+        until = step - bool(pending), rollbacks - bool(back)
+        log = Metrics(out_dir, resumed, until, configs, 8 * n, wandb)  # 8 bytes: at least weights and a momentum
         wandb_id = log.wandb_id
         if back:
             log.write({"step": step, "tokens": tokens, **event, "rollbacks": rollbacks})
