@@ -334,7 +334,8 @@ def distribute(model, env: Env):
     if env.parallel != "ddp":
         return model
     ids = [env.device.index] if env.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)  # all ranks compute the same ones
+    # all ranks compute the same buffers; gradients lie in the buckets that are sent, not beside them
+    return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 def sync_gradients(model, last: bool):

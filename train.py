@@ -226,7 +226,7 @@ def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> 
 
 def place(model: GPT, weights: dict | None, config: TrainConfig, env: Env) -> None:
     """Put an empty model on its device, sharded under fsdp, and fill it with `weights`, or from the seed."""
-    fixed = 12 * model.num_params() + state_bytes(model, config)  # fp32 weights and gradients, DDP's copy of these
+    fixed = 8 * model.num_params() + state_bytes(model, config)  # fp32 weights and gradients
     env.parallel, reason = runtime.choose_parallel(config.parallel, env, fixed)
     if env.parallel == "fsdp":
         runtime.shard(model, config.fsdp_shard_size, env)
