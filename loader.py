@@ -28,16 +28,13 @@ class Tokenizer:
     """
 
     def __init__(self, meta: dict):
+        check_tokenizer(meta, "meta.json, or the checkpoint's copy of it")
         self.kind, self.vocab_size, self.eot = (meta.get(k) for k in ("tokenizer", "vocab_size", "eot"))
         if self.kind == "chars":
-            if not meta.get("chars"):
-                raise ValueError("the tokenizer is chars, but meta.json (or the checkpoint's copy) lists no chars")
             self.chars = meta["chars"]
             self.ids = {c: i for i, c in enumerate(self.chars)}
         elif self.kind == "gpt2":
             self.bpe = _gpt2()
-        elif self.kind != "bytes":
-            raise ValueError(f"unknown tokenizer {self.kind!r} in meta.json: allowed are bytes, chars, gpt2")
 
     @staticmethod
     def meta_for(kind: str, chars: list | None = None) -> dict:
@@ -64,6 +61,22 @@ class Tokenizer:
         if self.kind == "bytes":
             return bytes(ids).decode("utf-8", errors="replace")
         return self.bpe.decode(ids) if self.kind == "gpt2" else "".join(self.chars[i] for i in ids)
+
+
+def check_tokenizer(meta: dict, where) -> None:
+    """ValueError unless `meta`, found in `where`, describes a tokenizer: its kind, vocabulary, end of text."""
+    kind, chars = meta.get("tokenizer"), meta.get("chars")
+    if kind not in ("bytes", "chars", "gpt2"):
+        raise ValueError(f"{where}: unknown tokenizer {kind!r}: allowed are bytes, chars, gpt2")
+    if kind == "chars":
+        listed = isinstance(chars, list) and chars and all(isinstance(c, str) and len(c) == 1 for c in chars)
+        if not listed or len(set(chars)) < len(chars):
+            raise ValueError(f"{where}: the tokenizer is chars, but chars is no list of different characters")
+    wanted = Tokenizer.meta_for(kind, chars)
+    found = {key: (type(meta.get(key)), meta.get(key)) for key in ("vocab_size", "eot")}
+    if found != {key: (type(wanted[key]), wanted[key]) for key in found}:
+        expected, said = (", ".join(f"{key}={d.get(key)}" for key in found) for d in (wanted, meta))
+        raise ValueError(f"{where}: tokenizer {kind!r} means {expected}, but there is {said}")
 
 
 def _gpt2():
@@ -108,14 +121,15 @@ def load_meta(name: str, verify: bool = True) -> dict:
         files = {split: folder / Path(part["file"]).name for split, part in parts.items()}
         ids = [_whole(part, "max_id") for part in parts.values()] + [0 if eot is None else _whole(meta, "eot")]
         hashes = {split: str(part["sha256"]) for split, part in parts.items()}
-        tokenizer = meta["tokenizer"]
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         problem = f"{type(e).__name__}: {e}".replace("\n", " ")
         raise ValueError(f"{folder / 'meta.json'} is damaged ({problem}): {again}") from None
-    if tokenizer not in ("bytes", "chars", "gpt2") or (tokenizer == "chars" and len(meta.get("chars", ())) != vocab):
-        raise ValueError(f"{folder / 'meta.json'}: tokenizer {tokenizer!r} does not fit {vocab} entries: {again}")
     if max(ids) >= vocab:
         raise ValueError(f"{folder / 'meta.json'}: token id {max(ids)} is beyond the vocabulary of {vocab}: {again}")
+    try:
+        check_tokenizer(meta, folder / "meta.json")
+    except ValueError as e:
+        raise ValueError(f"{e}: {again}") from None
     for split, path in files.items():
         size = path.stat().st_size if path.is_file() else None
         if size != sizes[split]:
@@ -156,14 +170,15 @@ class Dataset:
         self.meta = load_meta(name, verify)
         self.name, self.block_size, self.seed = name, block_size, seed
         self.dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
-        self.tokens = {split: part["tokens"] for split, part in self.meta["splits"].items()}
+        splits = {split: self.meta["splits"][split] for split in ("train", "val")}
+        self.tokens = {split: part["tokens"] for split, part in splits.items()}
         for split, tokens in self.tokens.items():
             if tokens < block_size + 1:
                 raise ValueError(
                     f"{split}.bin of {name!r} holds {tokens} tokens, too few for one window of block_size+1 = "
                     f"{block_size + 1}: lower --block_size or prepare more text"
                 )
-        paths = {split: folder_of(name) / Path(part["file"]).name for split, part in self.meta["splits"].items()}
+        paths = {split: folder_of(name) / Path(part["file"]).name for split, part in splits.items()}
         self.files = {split: open(path, "rb", buffering=0) for split, path in paths.items()}
         self.windows = max(1, (self.tokens["train"] - block_size) // block_size)  # per epoch
         self.shifts = min(block_size, self.tokens["train"] - self.windows * block_size)  # allowed window offsets

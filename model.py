@@ -35,6 +35,8 @@ ROLES = ("emb", "pos", "head", "qk", "vo", "ffn", "gain_in", "gain_out", "gain_d
 DYT_ALPHA = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
 
 LNS = Literal["off", "norm", "branch", "residual", "input"]
+# sizes: more is a slip of the pen, and would take minutes to be refused for want of memory
+MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_size=2**24, n_ff=2**24)
 LOGITS_BYTES = 2**30  # of logits that the loss may hold at a time
 SIGMA_INIT_ITERATIONS = 30  # of the power iteration, for σReparam's start
 
@@ -122,6 +124,10 @@ class GPTConfig:
         sizes = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
         small = [f"{name}={getattr(self, name)}" for name in sizes if getattr(self, name) < 1]
         _refuse(small, f"{', '.join(small)}: must be at least 1")
+        large = [f"{name}={getattr(self, name)}" for name in (*sizes, "n_ff") if getattr(self, name) > MOST[name]]
+        _refuse(
+            large, f"{', '.join(large)}: beyond what any model has ({MOST['n_layer']:,} blocks, {2**24:,} of others)"
+        )
         _refuse(self.n_kv_head < 0 or self.n_ff < 0, "n_kv_head and n_ff must not be negative (0 = the default)")
         d, heads, kv = self.n_embd, self.n_head, self.n_kv_head or self.n_head
         _refuse(d % heads, f"n_embd={d} must be a multiple of n_head={heads}")

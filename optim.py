@@ -137,7 +137,7 @@ class AdamMini:
                 mean.lerp_(unless(bad, g, mean), 1 - beta1)
             squares = AdamMini.squares(params, grads, v, shards)
             torch._foreach_lerp_(v, [unless(bad, a, b) for a, b in zip(squares, v, strict=True)], 1 - beta2)
-            torch._foreach_add_(steps, good(bad))
+            torch._foreach_add_(steps, 1.0 if bad is None else [good(bad)] * len(steps))  # a lone tensor is waited for
             t = torch.stack(steps).clamp(min=1)  # 0 if the first step was bad
             sizes = torch._foreach_div(v, (1 - beta2**t).unbind())  # in the end η / ((1 − β₁ᵗ) (√v̂ + ε)), one a block
             torch._foreach_sqrt_(sizes)

@@ -4,10 +4,12 @@ Files are written whole or not at all, and checkpoints are loaded without runnin
 ValueError with one clear line.
 """
 
+import errno
 import json
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +23,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+from loader import check_tokenizer
 from model import whole
 
 CHECKPOINT_FORMAT = "nanoDNT checkpoint 1"
@@ -28,32 +36,48 @@ CHECKPOINT_FORMAT = "nanoDNT checkpoint 1"
 # ------------------------------------------------------------------------------------------------------ checkpoints
 
 
-def _twice(path: Path, change) -> None:
-    """Do `change(tmp)`, which makes the temporary file `tmp` and renames it to `path`. One failure is retried; after a
-    second ValueError, with `path` as it was."""
-    tmp = path.with_name(path.name + ".tmp")
+def _twice(path: Path, act) -> None:
+    """Do `act()`. One failure is retried; after a second ValueError that `path` cannot be written."""
     for attempt in (1, 2):
         try:
-            tmp.unlink(missing_ok=True)
-            change(tmp)
-            return sync_folder(path.parent)
+            return act()
         except (OSError, RuntimeError) as e:  # torch.save turns some I/O errors into RuntimeError
-            with suppress(OSError):
-                tmp.unlink(missing_ok=True)
             if attempt == 2:
                 reason = str(e).splitlines()[0] if str(e) else type(e).__name__
                 raise ValueError(f"cannot write {path} ({reason}); earlier files are intact") from e
             time.sleep(1)
 
 
-def sync_folder(folder: Path) -> None:
-    """Bring renames in `folder` to the disk, where the system lets a folder be opened (Windows does not)."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
+def _replace(path: Path, change) -> None:
+    """Do `change(tmp)`, which makes the temporary file `tmp` and renames it to `path`, and bring that to the disk.
+    Retried like `_twice`; where it fails, `path` is as it was."""
+    tmp = path.with_name(path.name + ".tmp")
+
+    def act():
         try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            tmp.unlink(missing_ok=True)
+            change(tmp)
+        except BaseException:
+            with suppress(OSError):
+                tmp.unlink(missing_ok=True)
+            raise
+
+    _twice(path, act)
+    _twice(path, lambda: sync_folder(path.parent))
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring renames in `folder` to the disk, where the system has this (Windows and some network disks have not)."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(handle)
 
 
 def write_file(path: Path, write) -> None:
@@ -68,7 +92,7 @@ def write_file(path: Path, write) -> None:
             os.fsync(f.fileno())
         os.replace(tmp, path)
 
-    _twice(path, change)
+    _replace(path, change)
 
 
 def link_file(source: Path, target: Path) -> None:
@@ -81,7 +105,7 @@ def link_file(source: Path, target: Path) -> None:
             shutil.copyfile(source, tmp)
         os.replace(tmp, target)
 
-    _twice(target, change)
+    _replace(target, change)
 
 
 def save_checkpoint(out_dir: Path, state: dict, best: bool, keep: bool = False) -> None:
@@ -98,16 +122,20 @@ def save_checkpoint(out_dir: Path, state: dict, best: bool, keep: bool = False) 
     if not finite.all():
         name = list(tensors)[int(finite.logical_not().nonzero()[0])]
         raise ValueError(f"{name} is not finite at step {state['step']}: not saved; earlier checkpoints are intact")
-    checkpoint = {"format": CHECKPOINT_FORMAT, **state}
+    names = ["best.pt"] * best + [f"step_{state['step']}.pt"] * keep
+    checkpoint = {"format": CHECKPOINT_FORMAT, "names": names, **state}
+    write_file(out_dir / "new.pt", lambda f: torch.save(checkpoint, f))
+    name_checkpoint(out_dir, names)
+
+
+def name_checkpoint(out_dir: Path, names: list) -> None:
+    """Make new.pt the latest, and `names` too. A kill may come anywhere in here: the run that resumes does it again."""
     last, new = out_dir / "last.pt", out_dir / "new.pt"
-    write_file(new, lambda f: torch.save(checkpoint, f))
     if last.exists():
         link_file(last, out_dir / "prev.pt")
-    if best:
-        link_file(new, out_dir / "best.pt")
-    if keep:
-        link_file(new, out_dir / f"step_{state['step']}.pt")
-    _twice(last, lambda tmp: os.replace(new, last))
+    for name in names:
+        link_file(new, out_dir / name)
+    _replace(last, lambda tmp: os.replace(new, last))
 
 
 def snapshot(value, keep: bool = True):
@@ -146,9 +174,13 @@ class Saver:
         if writing:
             writing.result()
 
+    def close(self) -> None:
+        """Wait, whatever comes of it: for the end of a run that something else ended."""
+        self.pool.shutdown()
 
-# The latest, the one before, a new one that a kill kept from becoming the latest, and the best by validation loss.
-CHECKPOINT_FILES = ("last.pt", "prev.pt", "new.pt", "best.pt")
+
+# A new one that a kill kept from becoming the latest, the latest, the one before, and the best by validation loss.
+CHECKPOINT_FILES = ("new.pt", "last.pt", "prev.pt", "best.pt")
 
 
 def kept_checkpoints(out_dir: Path) -> list:
@@ -156,11 +188,59 @@ def kept_checkpoints(out_dir: Path) -> list:
     return [path for path in out_dir.glob("step_*.pt") if path.stem.removeprefix("step_").isdigit()]
 
 
+def is_count(value) -> bool:
+    return type(value) is int and 0 <= value < 2**48
+
+
+def is_number(value) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def is_tensor(value) -> bool:
+    """Whether it is an ordinary tensor of real numbers on the CPU: not sparse, nested, complex, without storage …"""
+    if not torch.is_tensor(value) or value.is_nested or value.layout != torch.strided:
+        return False
+    return value.device.type == "cpu" and not value.is_complex() and not value.is_quantized
+
+
+def is_plain(value) -> bool:
+    """Whether it is made of numbers, texts, None, dicts and lists alone."""
+    if isinstance(value, (dict, list, tuple)):
+        return all(is_plain(part) for part in (value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, (int, float, str))
+
+
+def is_row(value) -> bool:
+    """Whether it is a row of metrics.jsonl, as far as this project reads them."""
+    if not isinstance(value, dict) or not is_count(value.get("step")) or not is_count(value.get("tokens")):
+        return False
+    losses = [value[name] for name in ("train_loss", "val_loss") if value.get(name) is not None]
+    return is_count(value.get("rollbacks", 0)) and all(map(is_number, losses))
+
+
+def is_optimizer_state(value) -> bool:
+    states = value.get("state") if isinstance(value, dict) else None
+    if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):
+        return False
+    entries = [entry for state in states.values() for entry in state.values()]
+    return is_plain({**value, "state": None}) and all(is_tensor(entry) or is_plain(entry) for entry in entries)
+
+
 # What a checkpoint holds: tensors and plain values only.
-CHECKPOINT = {"model": dict, "optimizer": dict, "scaler": dict, "step": int, "tokens": int, "skipped": int}
-CHECKPOINT |= {"evaluated": int, "pending": dict, "best_val_loss": float, "wandb_id": (str, type(None)), "meta": dict}
-CHECKPOINT |= {"model_config": dict, "train_config": dict, "recent": list, "shift": int, "rollbacks": int}
-ABSENT = {"recent": [], "shift": 0, "rollbacks": 0}  # from checkpoints of earlier versions
+CHECKPOINT = {
+    "model": lambda v: isinstance(v, dict) and all(is_tensor(t) and t.is_floating_point() for t in v.values()),
+    "optimizer": is_optimizer_state,
+    "scaler": lambda v: isinstance(v, dict) and all(map(is_number, v.values())),
+    "evaluated": lambda v: is_count(v) or (type(v) is int and v == -1),
+    "pending": lambda v: v == {} or (is_row(v) and all(x is None or is_number(x) for x in v.values())),
+    "best_val_loss": lambda v: type(v) in (int, float) and not math.isnan(v),
+    "wandb_id": lambda v: v is None or isinstance(v, str),
+    "recent": lambda v: isinstance(v, list) and all(map(is_number, v)),
+    "names": lambda v: isinstance(v, list) and all(re.fullmatch(r"best\.pt|step_\d+\.pt", str(name)) for name in v),
+    **dict.fromkeys(("step", "tokens", "skipped", "shift", "rollbacks"), is_count),
+    **dict.fromkeys(("meta", "model_config", "train_config"), lambda v: isinstance(v, dict) and is_plain(v)),
+}
+ABSENT = {"names": [], "recent": [], "shift": 0, "rollbacks": 0}  # from checkpoints of earlier versions
 
 
 def load_checkpoint(path) -> dict:
@@ -172,29 +252,35 @@ def load_checkpoint(path) -> dict:
         raise ValueError(f"there is no checkpoint {path}")
     try:
         with zipfile.ZipFile(path) as archive:
-            record = archive.testzip()
-        if record:
-            raise ValueError(f"checksum of {record}")
+            names = archive.namelist()
+            if len(set(names)) < len(names) or any(record.compress_type for record in archive.infolist()):
+                raise ValueError("packed by another program")  # whose tensors torch would misread
+            if record := archive.testzip():
+                raise ValueError(f"checksum of {record}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old pickles, which are refused here anyway
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as e:  # a damaged file can raise nearly anything
-        reason = str(e) if str(e).startswith("checksum") else type(e).__name__
+        reason = str(e) if str(e).startswith(("checksum", "packed")) else type(e).__name__
         raise ValueError(f"{path} cannot be read as a checkpoint, it is damaged or foreign ({reason})") from e
     if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this project ({CHECKPOINT_FORMAT!r} expected)")
     checkpoint = ABSENT | checkpoint
-    wrong = [key for key, kind in CHECKPOINT.items() if not isinstance(checkpoint.get(key, ...), kind)]
+    wrong = [key for key, fits in CHECKPOINT.items() if not fits(checkpoint.get(key, ...))]
+    step, row = checkpoint.get("step"), checkpoint.get("pending")
+    if not wrong and (checkpoint["evaluated"] > step or row.get("step", step) != step):
+        wrong = ["evaluated or pending"]
     if wrong:
-        raise ValueError(f"{path} is damaged: {', '.join(wrong)} missing or of a wrong type")
+        raise ValueError(f"{path} is damaged: {', '.join(wrong)} missing or of a wrong kind")
+    check_tokenizer(checkpoint["meta"], path)
     prefix = "_orig_mod."  # left by code that saves a compiled model
     checkpoint["model"] = {str(name).removeprefix(prefix): p for name, p in checkpoint["model"].items()}
     return {**checkpoint, "path": Path(path)}
 
 
 def load_latest(out_dir: Path, say=print) -> dict | None:
-    """last.pt, or prev.pt (with a message) where last.pt cannot be read, or new.pt where a kill in the first save left
-    only that; None where there is none."""
+    """The latest checkpoint: last.pt, or new.pt where a kill came before that was renamed; where it cannot be read the
+    one before, with a message. None where there is none."""
     found = [out_dir / name for name in CHECKPOINT_FILES[:3] if (out_dir / name).exists()]
     problems = []
     for path in found:
@@ -212,6 +298,29 @@ def load_latest(out_dir: Path, say=print) -> dict | None:
 
 
 # ---------------------------------------------------------------------------------------------------------- records
+
+
+def lock(out_dir: Path):
+    """Keep other processes from writing to `out_dir` while the file returned is open, and the system knows locks.
+
+    ValueError if one does."""
+    if fcntl is None:
+        return None
+    file = open(out_dir / ".lock", "a+")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        file.seek(0)
+        raise ValueError(
+            f"{out_dir} is in use by another run ({file.read() or 'of an unknown process'}): end that first, or choose "
+            "another --out_dir"
+        ) from None
+    except OSError:  # a file system without locks
+        return file
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}")
+    file.flush()
+    return file
 
 
 class Metrics:
@@ -238,10 +347,13 @@ class Metrics:
         rows = [row for row in rows if row["step"] <= until[0] and row.get("rollbacks", 0) <= until[1]]
         if wandb:
             self._start_wandb(*wandb, configs)
+        self.lock = lock(out_dir)
         record = json.dumps({**configs, **run_record()}, indent=2)
         write_file(out_dir / "config.json", lambda f: f.write(record.encode()))
         write_file(self.path, lambda f: f.writelines(json.dumps(row).encode() + b"\n" for row in rows))
-        if resumed and resumed.name != "last.pt":
+        if resumed and resumed.name == "new.pt":
+            name_checkpoint(out_dir, load_checkpoint(resumed)["names"])
+        elif resumed and resumed.name != "last.pt":
             link_file(resumed, out_dir / "last.pt")
         for path in () if resumed else [*(out_dir / name for name in CHECKPOINT_FILES), *kept_checkpoints(out_dir)]:
             path.unlink(missing_ok=True)
@@ -263,17 +375,22 @@ class Metrics:
     def write(self, row: dict) -> None:
         """Append one row to metrics.jsonl. NaN and infinity, which JSON lacks, become null."""
         row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        try:
-            with open(self.path, "a", encoding="utf-8") as f:
-                f.write(json.dumps(row) + "\n")
-        except OSError as e:
-            raise ValueError(f"cannot write {self.path} ({e.strerror}); earlier files are intact") from e
+        size = self.path.stat().st_size if self.path.exists() else 0
+
+        def append():
+            with open(self.path, "ab") as f:
+                f.truncate(size)  # what an attempt that failed has left
+                f.write(json.dumps(row).encode() + b"\n")
+
+        _twice(self.path, append)
         if self.wandb:
             self.wandb.log(row, step=row["step"])
 
     def close(self) -> None:
         if self.wandb:
             self.wandb.finish()
+        if self.lock:
+            self.lock.close()
 
 
 def read_metrics(out_dir: Path) -> list:
@@ -288,9 +405,9 @@ def read_metrics(out_dir: Path) -> list:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
-        if isinstance(row, dict) and type(row.get("step")) is int is type(row.get("rollbacks", 0)):
+        if is_row(row):
             rows.append(row)
         elif number < len(lines):
             raise ValueError(f"{path}:{number} is not a metrics row: repair or remove the file")

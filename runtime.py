@@ -9,9 +9,11 @@ import shutil
 import signal
 import sys
 import time
+import traceback
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import numpy as np
@@ -43,6 +45,7 @@ class Env:
     distributed: bool
     control: object = None  # gloo group for messages between hosts that must not wait for a GPU
     parallel: str = "none"  # none, ddp, fsdp: see `choose_parallel`
+    closing: list = field(default_factory=list)  # functions to call before the processes part
 
     @property
     def main(self) -> bool:
@@ -77,6 +80,16 @@ class Env:
         value = torch.tensor(value)
         dist.all_reduce(value, op=dist.ReduceOp.MIN, group=self.control)
         return value.item()
+
+    def check_same(self, settings: dict) -> None:
+        """ValueError, naming what differs, unless `settings` are the same on every rank. All ranks must call it."""
+        if not self.distributed:
+            return
+        everyone = [None] * self.world_size
+        dist.all_gather_object(everyone, settings, group=self.control)
+        different = [name for name, value in everyone[0].items() if any(s[name] != value for s in everyone)]
+        if different:
+            raise ValueError(f"processes have different {', '.join(different)}: start all of them with one command")
 
     def synchronize(self) -> None:
         """Wait until the GPU has done what it was given."""
@@ -187,15 +200,49 @@ def environment(device: str, dtype: str, timeout_s: int):
         torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         if distributed:
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and _env_int("TORCHELASTIC_MAX_RESTARTS", 0):
+                env.print(
+                    "note: torchrun's restarts may fail to bring the processes together again: before torchrun, "
+                    "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+                )
             backend = "nccl" if chosen.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
             env.control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{torch.get_num_threads()} threads"
         env.print(f"device {chosen} ({name}; {why}), dtype {str(compute).removeprefix('torch.')} ({why_dtype})")
         yield env
+    except BaseException:
+        distributed = False  # others may be gone: to part would be to wait for them. `end_with` does without
+        raise
     finally:
+        for close in env.closing:
+            close()
         if distributed and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def among_others() -> bool:
+    """Whether torchrun started this process as one of several."""
+    return os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ
+
+
+def end_with(main) -> None:
+    """Run `main()` and end the process with its exit code; under torchrun, after an error, without freeing anything:
+    the process groups would wait for processes that are gone."""
+    code = 1
+    try:
+        code = main()
+    except KeyboardInterrupt as e:
+        code = report(e)
+    except BaseException:
+        if not among_others():
+            raise
+        traceback.print_exc()
+    if code and among_others():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 # ---------------------------------------------------------------------------------------------------------- compile
@@ -334,8 +381,9 @@ def distribute(model, env: Env):
     if env.parallel != "ddp":
         return model
     ids = [env.device.index] if env.device.type == "cuda" else None
-    # all ranks compute the same buffers; gradients lie in the buckets that are sent, not beside them
-    return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # about broadcast_buffers: all ranks compute the same ones
+        return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 def sync_gradients(model, last: bool):
@@ -348,13 +396,15 @@ def sync_gradients(model, last: bool):
 
 
 class Stop:
-    """SIGINT and SIGTERM ask the run to save and end. Without torchrun a second Ctrl-C ends it at once.
+    """SIGINT and SIGTERM ask the run to save and end, and so does torchrun's death, which its processes outlive.
+    Without torchrun a second Ctrl-C ends it at once.
 
     (torchrun sends the terminal's Ctrl-C on, so that every process gets it twice.)
     """
 
     def __init__(self, env: Env):
         self.env, self.signal, self.stopped = env, 0, False
+        self.agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
     def __enter__(self):
         self.previous = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -371,6 +421,8 @@ class Stop:
 
     def agreed(self) -> bool:
         """Whether any rank was asked to stop. All ranks must call it at the same point."""
+        if self.agent not in (None, os.getppid()):
+            self.signal = self.signal or signal.SIGTERM
         if not self.stopped and self.env.agree(bool(self.signal)):
             self.stopped = True
             self.env.print(f"{signal.Signals(self.signal or signal.SIGTERM).name}: saving, then exiting")
@@ -421,11 +473,16 @@ def first_bad(model, env: Env) -> str:
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError)  # what `report` is for
 
 
+KEPT = []  # errors, with all that was alive when they came: see `end_with`
+
+
 def report(error: BaseException) -> int:
     """Print a user's mistake, a machine's limit or an interruption as one line on stderr; the exit code.
 
     A RuntimeError that is none of these is a defect of the program, and raised again."""
     line = " ".join(str(error).split())
+    if among_others():
+        KEPT.append(error)
     if isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return 130
@@ -442,6 +499,6 @@ def report(error: BaseException) -> int:
         line = f"lost or never met the other processes ({line[:200]})"
     elif isinstance(error, RuntimeError):
         raise error
-    rank = f"[rank {os.environ['RANK']}] " if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ else ""
+    rank = f"[rank {os.environ['RANK']}] " if among_others() else ""
     print(f"{rank}error: {line}", file=sys.stderr)
     return 1

@@ -8,7 +8,6 @@ python train.py config/dnt_small.py --optimizer=msgdw --learning_rate=1.0  # any
 import gc
 import math
 import statistics
-import sys
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -226,7 +225,7 @@ def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> 
 
 def place(model: GPT, weights: dict | None, config: TrainConfig, env: Env) -> None:
     """Put an empty model on its device, sharded under fsdp, and fill it with `weights`, or from the seed."""
-    fixed = 8 * model.num_params() + state_bytes(model, config)  # fp32 weights and gradients
+    fixed = 12 * model.num_params() + state_bytes(model, config)  # fp32 weights, gradients, and what DDP sends of these
     env.parallel, reason = runtime.choose_parallel(config.parallel, env, fixed)
     if env.parallel == "fsdp":
         runtime.shard(model, config.fsdp_shard_size, env)
@@ -314,6 +313,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
 
     RollBack asks to be called again with it, to resume."""
     out_dir, meta = Path(config.out_dir), load_meta(config.dataset, verify=env.main)
+    env.check_same({"contents of the dataset": meta})
     flags.vocab_size = flags.vocab_size or meta["vocab_size"]
     micro, accumulation = split_batch(config.batch_size, config.micro_batch_size, env.world_size)
 
@@ -330,6 +330,8 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
         used = checkpoint["train_config"].get("optimizer", config.optimizer)
         if used == config.optimizer:
             load_optimizer(optimizer, checkpoint["optimizer"], checkpoint["step"])
+            for group in optimizer.param_groups if checkpoint["step"] else ():
+                group["lr"] = lr_at(checkpoint["step"] - 1, config, group)  # if no step follows, it is saved so
         else:
             env.print(f"optimizer {used} → {config.optimizer}: its state starts fresh")
         if checkpoint["scaler"]:  # empty after a run that needed none
@@ -377,6 +379,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
 
     step_model = runtime.distribute(model, env)  # here all ranks meet, so all have read what rank 0 may now replace
     log, saver = None, Saver(out_dir)
+    env.closing.append(saver.close)
     if env.main:
         configs = {"model": asdict(raw_model.config), "train": asdict(config)}
         wandb = (config.wandb_project, wandb_id) if config.wandb_log else None
@@ -491,9 +494,11 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
 def main() -> int:
     (flags, config), given = configure(GPTConfig, TrainConfig, description=__doc__)
     try:
-        config.check()
-        fill_defaults(config)
         with runtime.environment(config.device, config.dtype, config.timeout_s) as env, Stop(env) as stop:
+            config.check()  # in here, so that other processes hear of it at once
+            fill_defaults(config)
+            # the rest may be a machine's own; that the data are the same is seen when they have been read
+            env.check_same({**asdict(flags), **asdict(config), "dataset": None, "device": None})
             env.print(describe(flags, config, given=given))
             sources = [given.get(name, (None, ""))[1] for name in ("optimizer", "learning_rate")]
             if sources[0] == "command line" and sources[1] not in ("", "command line"):
@@ -512,4 +517,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runtime.end_with(main)

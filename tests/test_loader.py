@@ -15,8 +15,8 @@ from loader import Dataset, Tokenizer, load_meta, permutation, sha256
 def prepare(folder, train, val, vocab_size=1000, dtype="uint16", **changes):
     """Write a dataset folder by the contract of meta.json, independently of data/common.py."""
     folder.mkdir(parents=True, exist_ok=True)
-    meta = {"format": 1, "dataset": folder.name, "source": "test", "tokenizer": "gpt2", "vocab_size": vocab_size}
-    meta |= {"eot": None, "dtype": dtype, "splits": {}}
+    meta = {"format": 1, "dataset": folder.name, "source": "test", "tokenizer": "chars", "vocab_size": vocab_size}
+    meta |= {"chars": [chr(0x1_0000 + i) for i in range(vocab_size)], "eot": None, "dtype": dtype, "splits": {}}
     for split, tokens in (("train", train), ("val", val)):
         path = folder / f"{split}.bin"
         np.asarray(tokens).astype(np.dtype(dtype).newbyteorder("<")).tofile(path)

@@ -1255,7 +1255,7 @@ def test_the_run_directory(dataset, tmp_path, monkeypatch):
     argv += [f"--out_dir={out}", f"--dataset={dataset}", "--peak_flops=1e9"]
     monkeypatch.setattr(sys, "argv", argv)
     assert train.main() == 0
-    names = ["best.pt", "config.json", "last.pt", "loss.png", "metrics.jsonl", "prev.pt"]
+    names = [".lock", "best.pt", "config.json", "last.pt", "loss.png", "metrics.jsonl", "prev.pt"]
     assert sorted(path.name for path in out.iterdir()) == names
 
     rows = metrics(out)
