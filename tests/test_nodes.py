@@ -26,6 +26,7 @@ from helpers import (
     column,
     finish,
     load,
+    make_dataset,
     metrics,
     run,
     some_step,
@@ -179,7 +180,7 @@ def test_machines_come_and_go(dataset, tmp_path):
 def rank_of_two(rank, world, folder, mistake, config):
     """train.py as one of two processes without torchrun; leaves its exit code and what it said in `folder`."""
     torch.set_num_threads(1)
-    said, (clumsy, prepare, _) = StringIO(), MISTAKES.get(mistake, (None, None, None))
+    said, (clumsy, prepare, _) = StringIO(), (MISTAKES | DIFFERENT).get(mistake, (None, None, None))
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
         for name, value in dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, MASTER_ADDR="file").items():
             patch.setenv(name, str(value))
@@ -285,6 +286,42 @@ def test_what_is_wrong_for_one_process_ends_all(mistake, dataset, tmp_path):
     assert re.search(message.replace("[", r"\["), said[clumsy]), said[clumsy]
     assert f"[rank {1 - clumsy}] error: lost or never met the other processes" in said[1 - clumsy]
     assert "Timed out" not in said[1 - clumsy]
+
+
+def test_workers_that_torchrun_left_behind_save_and_end(dataset, tmp_path):
+    """SIGKILL to torchrun alone."""
+    process = launch(tmp_path / "a", *torchrun(2), dataset=dataset, max_iters=100_000, save_interval=0)
+    wait_for_row(process, tmp_path / "run", 5)
+    process.kill()
+    out, _ = process.communicate(timeout=60)  # the workers have its pipe: it closes when they end
+    gone(tmp_path / "a")
+    assert "SIGTERM: saving, then exiting" in out
+    assert load(tmp_path / "run" / "last.pt")["step"] == metrics(tmp_path / "run")[-1]["step"] > 4
+
+
+def another_flag(patch, config):
+    return dict(eval_interval=7, seed=3)
+
+
+def another_dataset(patch, config):
+    return dict(dataset=make_dataset(config["out_dir"].parent / "other", seed=1))
+
+
+DIFFERENT = {
+    "flags": (1, another_flag, "seed, eval_interval"),
+    "data": (1, another_dataset, "contents of the dataset"),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_processes_that_were_started_differently_say_so(what, dataset, tmp_path):
+    config = CONFIG | dict(out_dir=tmp_path / "run", dataset=dataset)
+    processes(2, rank_of_two, tmp_path, what, config)
+    for rank in (0, 1):
+        code, said = json.loads((tmp_path / f"{what}.{rank}.json").read_text())
+        assert code == 1 and said.count("error: ") == 1
+        assert f"[rank {rank}] error: processes have different {DIFFERENT[what][2]}: start all" in said
+    assert not (tmp_path / "run").exists()
 
 
 # --------------------------------------------------------------------------------------------------------- the page

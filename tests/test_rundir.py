@@ -1,11 +1,12 @@
 """Checkpoints: checksums, those that are kept, writing beside the training; and going back after a loss spike."""
 
+import errno
 import threading
 import zipfile
 
 import pytest
 import torch
-from helpers import assert_same_run, different, load, logged, metrics, run
+from helpers import assert_same_run, different, files, finish, load, logged, metrics, run, start, wait_for_row
 
 import loader
 import rundir
@@ -45,9 +46,9 @@ def test_one_changed_bit_in_any_record_is_found(short, tmp_path):
     content, copy = (short / "last.pt").read_bytes(), tmp_path / "copy.pt"
     found = records(short / "last.pt")
     assert len(found) > 50
-    for i, (name, start, size) in enumerate(found):
+    for i, (name, begin, size) in enumerate(found):
         changed = bytearray(content)
-        changed[start + (size * i // len(found))] ^= 1 << i % 8
+        changed[begin + (size * i // len(found))] ^= 1 << i % 8
         copy.write_bytes(changed)
         with pytest.raises(ValueError, match=f"copy.pt .* damaged or foreign .checksum of {name}"):
             rundir.load_checkpoint(copy)
@@ -103,6 +104,65 @@ def test_a_folder_is_synced_after_each_rename(dataset, tmp_path, monkeypatch):
     rundir.save_checkpoint(tmp_path, state, best=True)
     renames = [["file", "new.pt", "folder"], *([name, "folder"] for name in ("prev.pt", "best.pt", "last.pt"))]
     assert done == sum(renames, [])
+
+
+@pytest.mark.parametrize("names_too", [False, True])
+def test_a_save_that_a_kill_cut_short_is_finished(names_too, dataset, tmp_path):
+    """new.pt is whole, and nothing else of the save was done, or all but the last rename: no step is lost."""
+    whole, tmp_path = tmp_path / "whole", tmp_path / "run"
+    config = dict(dataset=dataset, keep_every=5, eval_interval=5)
+    assert run(**config, out_dir=whole) == 0
+    config["out_dir"] = tmp_path
+    assert run(**config, max_iters=15, lr_decay_iters=20) == 0
+    for name in ("prev.pt", "best.pt", "last.pt"):
+        (tmp_path / name).unlink()
+    (tmp_path / "step_10.pt").rename(tmp_path / "last.pt")
+    (tmp_path / "step_15.pt").rename(tmp_path / "new.pt")
+    if names_too:
+        (tmp_path / "prev.pt").hardlink_to(tmp_path / "last.pt")
+        (tmp_path / "best.pt").hardlink_to(tmp_path / "new.pt")
+    assert rundir.load_latest(tmp_path)["step"] == 15
+    assert run(**config, max_iters=15, lr_decay_iters=20, init_from="resume") == 0
+    steps = {path.name: load(path)["step"] for path in tmp_path.glob("*.pt")}
+    assert steps == {"last.pt": 15, "prev.pt": 10, "best.pt": 15, "step_0.pt": 0, "step_5.pt": 5, "step_15.pt": 15}
+    assert run(**config, init_from="resume") == 0
+    assert_same_run(tmp_path, whole)
+
+
+@pytest.mark.parametrize("code, ends", [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
+def test_a_folder_that_cannot_be_synced(code, ends, dataset, tmp_path, monkeypatch, capsys):
+    """Some network disks do not know it: that is no error. What fails once is tried again, for good ends the run."""
+    fsync, failed = rundir.os.fsync, []
+
+    def fail(handle):
+        if rundir.os.path.isdir(f"/proc/self/fd/{handle}") and (ends is None or len(failed) < limit):
+            failed.append(handle)
+            raise OSError(code, rundir.os.strerror(code))
+        fsync(handle)
+
+    monkeypatch.setattr(rundir.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(rundir.os, "fsync", fail)
+    for limit, expected in ((1, 0), (10**6, int(ends))):
+        failed.clear()
+        assert run(out_dir=tmp_path / str(limit), dataset=dataset, max_iters=2) == expected
+        assert failed
+    assert ("cannot write" in capsys.readouterr().err) == ends
+
+
+def test_a_run_directory_in_use_is_refused(dataset, tmp_path):
+    """By the same command and by another; when the first has ended, or was killed, it is free."""
+    config = dict(out_dir=tmp_path / "run", dataset=dataset)
+    first = start(**config, max_iters=100_000, eval_interval=100_000)
+    wait_for_row(first, tmp_path / "run", 3)
+    before = {name: digest for name, digest in files(tmp_path / "run").items() if name.endswith(".pt")}
+    for changes in (dict(init_from="auto"), dict(overwrite=True)):
+        _, err = finish(start(**config, **changes), 1)
+        assert "is in use by another run (process " in err and str(first.pid) in err and err.count("\n") == 1
+    assert {name: digest for name, digest in files(tmp_path / "run").items() if name.endswith(".pt")} == before
+    first.kill()
+    first.communicate()
+    assert run(**config, overwrite=True) == 0
+    assert run(**config, init_from="resume", max_iters=21) == 0
 
 
 # -------------------------------------------------------------------------------------------- beside the training
