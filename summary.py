@@ -275,7 +275,7 @@ def main() -> int:
         print(*describe_parameters(model), "", describe_flops(model), "", sep="\n")
         print(
             *describe_memory(model),
-            "activations come on top, and depend on micro_batch_size",
+            "activations come on top: --plan counts them",
             sep="\n",
             flush=True,
         )

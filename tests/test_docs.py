@@ -1,6 +1,7 @@
 """README, docs/optimizers.md, configs and Makefile say what the code does: commands start, tables hold, diffs apply."""
 
 import inspect
+import math
 import re
 import shlex
 import shutil
@@ -17,6 +18,7 @@ import summary
 from configurator import read_arguments, read_file, read_knobs
 from model import GPT, GPTConfig
 from optim import describe_groups, fill_defaults, make_optimizer
+from plan import PlanConfig
 from sample import SampleConfig
 from train import TrainConfig, split_batch
 
@@ -36,13 +38,21 @@ def load(*argv):
 def commands():
     """(tool, arguments, processes) of every command of ours in README, docs/optimizers.md, headers, Makefile."""
     pattern = r"(?:^|[\s&])(\S*python|torchrun [^\n]*?) ((?:train|sample|optim|model)\.py)([^\n`'|]*)"
-    pages = ["README.md", "Makefile", "docs/optimizers.md", "train.py", "optim.py", "summary.py", *CONFIGS]
+    pages = [
+        "README.md",
+        "Makefile",
+        "docs/optimizers.md",
+        "docs/scale.md",
+        "docs/reliability.md",
+        "docs/results/plan.md",
+    ]
+    pages += ["train.py", "optim.py", "summary.py", "plan.py", *CONFIGS]
     for path in [ROOT / page for page in pages]:
         text = path.read_text().replace("\\\n", " ")
         for launcher, tool, rest in re.findall(pattern, text):
             if "CONFIG" in rest:  # "python model.py CONFIG": any file
                 continue
-            processes = int((re.findall(r"nproc_per_node=(\d+)", launcher) or [1])[0])
+            processes = math.prod(map(int, re.findall(r"(?:nproc_per_node|nnodes)=(\d+)", launcher)))
             argv = shlex.split(rest, comments=True)
             yield pytest.param(tool, argv, processes, id=f"{path.name}:{tool}{rest.strip()[:60]}")
 
@@ -56,6 +66,10 @@ def test_every_command_would_start(tool, argv, processes, monkeypatch):
     if tool == "sample.py":
         assert read_arguments(argv, read_knobs(SampleConfig)).keys()
         return
+    if "--plan" in argv:
+        given = read_arguments([a for a in argv if a != "--plan"], read_knobs(GPTConfig, TrainConfig, PlanConfig))
+        assert PlanConfig(**{f.name: given[f.name][0] for f in fields(PlanConfig) if f.name in given}).check() is None
+        argv = [a for a in argv if a.partition("=")[0] not in ("--plan", *(f"--{f.name}" for f in fields(PlanConfig)))]
     flags, config = load(*argv)
     flags.vocab_size = 50257
     flags.check()
