@@ -21,6 +21,7 @@ from functools import cache, partial
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
@@ -162,7 +163,10 @@ class AdamMini:
             return [norm(g, dim=1).square() / g.shape[1] for g in blocks]
         for p, g, s in zip(params, grads, v, strict=True):
             rows = norm(g.reshape(len(g), p.numel() // len(p)), dim=1).square()
-            sums.append(torch.zeros_like(s).index_add_(0, AdamMini.blocks(p, len(s), shards), rows))
+            mine, block = my_rows(len(p), shards), len(p) // len(s)
+            before, after = mine.start % block, -mine.stop % block  # rows of this process's first and last block
+            part = F.pad(rows, (before, after)).view(-1, block).sum(1)  # in a fixed order, on a GPU too
+            sums.append(F.pad(part, (mine.start // block, len(s) - mine.start // block - len(part))))
         flat = torch.cat(sums)
         dist.all_reduce(flat, group=shards)
         parts = flat.split([len(s) for s in v])

@@ -183,9 +183,15 @@ class Saver:
 CHECKPOINT_FILES = ("new.pt", "last.pt", "prev.pt", "best.pt")
 
 
-def kept_checkpoints(out_dir: Path) -> list:
-    """The step_N.pt of `out_dir`."""
-    return [path for path in out_dir.glob("step_*.pt") if path.stem.removeprefix("step_").isdigit()]
+def fingerprint(out_dir: Path) -> dict:
+    """{name: what tells whether it was replaced} of the checkpoints in `out_dir`, step_N.pt included."""
+    found = {}
+    for path in Path(out_dir).glob("*.pt"):
+        if path.name in CHECKPOINT_FILES or re.fullmatch(r"step_\d+\.pt", path.name):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                found[path.name] = status.st_ino, status.st_mtime_ns, status.st_size
+    return found
 
 
 def is_count(value) -> bool:
@@ -317,9 +323,11 @@ def lock(out_dir: Path):
         ) from None
     except OSError:  # a file system without locks
         return file
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()}")
-    file.flush()
+    file.seek(0)
+    if file.read() != (me := f"process {os.getpid()} on {platform.node()}"):
+        file.truncate(0)
+        file.write(me)
+        file.flush()
     return file
 
 
@@ -329,11 +337,11 @@ class Metrics:
     Nothing in `out_dir` changes before everything that can be checked has been. A run resumed from the checkpoint
     `resumed` goes on where that is: rows of metrics.jsonl beyond `until` (step, roll-backs), and a row cut short by a
     kill, are dropped, and if it is not last.pt, it replaces that. A fresh run (None) removes the checkpoints that
-    overwrite=True gave up.
+    overwrite=True gave up. `seen`: the fingerprint of `out_dir` before anything of it was read.
     `wandb`: None, or (project, id of the run to go on with or None).
     """
 
-    def __init__(self, out_dir: Path, resumed: Path | None, until: tuple, configs: dict, needed_bytes: int, wandb=None):
+    def __init__(self, out_dir: Path, resumed: Path | None, until, configs: dict, needed_bytes: int, seen, wandb=None):
         self.path, self.wandb, self.wandb_id = out_dir / "metrics.jsonl", None, wandb and wandb[1]
         try:
             out_dir.mkdir(parents=True, exist_ok=True)
@@ -348,6 +356,8 @@ class Metrics:
         if wandb:
             self._start_wandb(*wandb, configs)
         self.lock = lock(out_dir)
+        if fingerprint(out_dir) != seen:
+            raise ValueError(f"another run has written to {out_dir} since this one began: start again")
         record = json.dumps({**configs, **run_record()}, indent=2)
         write_file(out_dir / "config.json", lambda f: f.write(record.encode()))
         write_file(self.path, lambda f: f.writelines(json.dumps(row).encode() + b"\n" for row in rows))
@@ -355,8 +365,8 @@ class Metrics:
             name_checkpoint(out_dir, load_checkpoint(resumed)["names"])
         elif resumed and resumed.name != "last.pt":
             link_file(resumed, out_dir / "last.pt")
-        for path in () if resumed else [*(out_dir / name for name in CHECKPOINT_FILES), *kept_checkpoints(out_dir)]:
-            path.unlink(missing_ok=True)
+        for name in () if resumed else fingerprint(out_dir):
+            (out_dir / name).unlink(missing_ok=True)
 
     def _start_wandb(self, project, run_id, configs):
         try:

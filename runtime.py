@@ -19,7 +19,7 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.attention import SDPBackend
 from torch.nn.parallel import DistributedDataParallel
@@ -43,6 +43,7 @@ class Env:
     device: torch.device
     dtype: torch.dtype  # of the matrix multiplications
     distributed: bool
+    timeout: timedelta | None = None  # after which a process waiting for another gives up
     control: object = None  # gloo group for messages between hosts that must not wait for a GPU
     parallel: str = "none"  # none, ddp, fsdp: see `choose_parallel`
     closing: list = field(default_factory=list)  # functions to call before the processes part
@@ -206,8 +207,9 @@ def environment(device: str, dtype: str, timeout_s: int):
                     "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
                 )
             backend = "nccl" if chosen.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-            env.control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            env.timeout = timedelta(seconds=timeout_s)
+            dist.init_process_group(backend, timeout=env.timeout)
+            env.control = dist.new_group(backend="gloo", timeout=env.timeout)
         name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{torch.get_num_threads()} threads"
         env.print(f"device {chosen} ({name}; {why}), dtype {str(compute).removeprefix('torch.')} ({why_dtype})")
         yield env
@@ -234,6 +236,8 @@ def end_with(main) -> None:
         code = main()
     except KeyboardInterrupt as e:
         code = report(e)
+    except SystemExit as e:  # of --help, or a mistake in the flags
+        code = e.code
     except BaseException:
         if not among_others():
             raise
@@ -306,7 +310,8 @@ def compile_model(model, config, example: tuple, env: Env):
     """torch.compile(model), tried on one `example` micro batch (idx, targets), in evaluation and in training, so that
     nothing is left to compile, or to fail, during the run. Under FSDP the model itself, whose parts are compiled.
 
-    With compile=auto a failure costs one warning and the model runs eagerly; with compile=True it ends the run."""
+    With compile=auto a failure costs one warning and the model runs eagerly, on all processes; with compile=True, or
+    under FSDP, it ends the run."""
     t0 = time.time()
     try:
         if env.parallel == "fsdp":
@@ -323,14 +328,14 @@ def compile_model(model, config, example: tuple, env: Env):
         if isinstance(e, torch.OutOfMemoryError) or "out of memory" in str(e).lower():  # eager would need more
             raise torch.OutOfMemoryError(str(e)) from e
         reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
-        if config.compile != "auto":
+        if config.compile != "auto" or env.parallel == "fsdp":  # whose other processes wait for this one's weights
             raise ValueError(f"torch.compile failed ({reason}): use --compile=False") from e
-        env.print(f"warning: torch.compile failed ({reason}); running eagerly")
-        for part, method in [(model, "loss"), *((block, "forward") for block in model.blocks)]:
-            part.__dict__.pop(method, None)  # what compile_parts put there
-        return model
+        compiled = model
+        print(f"warning: torch.compile failed ({reason}); running eagerly", flush=True)
     finally:
         model.train().zero_grad(set_to_none=True)
+    if env.agree(compiled is model) and env.parallel != "fsdp":
+        return model
     env.print(f"compiled in {time.time() - t0:.0f} s")
     return compiled
 
@@ -356,8 +361,8 @@ def choose_parallel(setting: str, env: Env, fixed_bytes: int) -> tuple:
         return "none", "auto: one process"
     if env.device.type != "cuda" or env.dtype == torch.float16:
         return "ddp", "auto"
-    total = torch.cuda.get_device_properties(env.device).total_memory
-    text = f"auto: weights, gradients and optimizer state take {fixed_bytes / 1e9:.1f} of {total / 1e9:.0f} GB"
+    total = env.least(torch.cuda.get_device_properties(env.device).total_memory)
+    text = f"auto: ddp's weights, gradients and optimizer state are {fixed_bytes / 1e9:.1f} of {total / 1e9:.0f} GB"
     return "fsdp" if fixed_bytes > FIXED_SHARE * total and env.world_size > 1 else "ddp", text
 
 
@@ -370,10 +375,20 @@ def shard(model, shard_size: int, env: Env) -> None:
     if env.world_size % size:
         valid = ", ".join(str(n) for n in range(1, env.world_size + 1) if env.world_size % n == 0)
         raise ValueError(f"fsdp_shard_size={size} does not divide the {env.world_size} processes: use one of {valid}")
-    shape, names = ((env.world_size // size, size), ("replicate", "shard")) if shard_size else ((size,), ("shard",))
-    mesh = init_device_mesh(env.device.type, shape, mesh_dim_names=names)
+    if shard_size:  # groups of our own, since those that init_device_mesh makes have torch's time-outs
+        ranks = torch.arange(env.world_size).view(-1, size)
+        groups = [my_group(rows, env) for rows in (ranks.T.tolist(), ranks.tolist())]
+        mesh = DeviceMesh.from_group(groups, env.device.type, ranks, mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh(env.device.type, (size,), mesh_dim_names=("shard",))
     for part in (*model.blocks, model):  # the model's own: embeddings, final norm, head
         fully_shard(part, mesh=mesh)
+
+
+def my_group(groups: list, env: Env):
+    """Of process groups of these ranks, all of which all processes make, the one that this process is in."""
+    made = [(ranks, dist.new_group(ranks, timeout=env.timeout)) for ranks in groups]
+    return next(group for ranks, group in made if env.rank in ranks)
 
 
 def distribute(model, env: Env):

@@ -99,9 +99,7 @@ class TrainConfig:
     wandb_project: str = "nanodnt"  # its project; the run is named after out_dir
     # --- system ---
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
-    parallel: Literal["auto", "none", "ddp", "fsdp"] = (
-        "auto"  # under torchrun: ddp has the whole model on every device;
-    )
+    parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"  # under torchrun: ddp has all of the model everywhere,
     #   fsdp (FSDP2) shards weights, gradients and optimizer state; auto: fsdp where these fill most of a GPU, else ddp
     fsdp_shard_size: int = 0  # fsdp: processes that one copy of the model is sharded over, such as those of one machine
     #   (HSDP); 0 = all
@@ -136,6 +134,11 @@ class TrainConfig:
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+        saves = [n for n in ("eval_interval", "save_interval", "keep_every") if getattr(self, n) % self.log_interval]
+        if self.loss_spike and saves:  # or a checkpoint could be of a loss that nobody has looked at
+            raise ValueError(
+                f"loss_spike needs {', '.join(saves)} to be a multiple of log_interval={self.log_interval}"
+            )
         if not self.out_dir:
             raise ValueError("out_dir is empty: name a folder")
         if self.fsdp_shard_size and self.parallel != "fsdp":
@@ -181,11 +184,11 @@ def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> 
             f"nothing to resume in {out_dir} (no last.pt or prev.pt): use --init_from=scratch or auto, another "
             "--out_dir, or --init_from=CHECKPOINT_FILE for a new run from its weights"
         )
-    earlier = any((out_dir / name).exists() for name in rundir.CHECKPOINT_FILES)
+    earlier = sorted(rundir.fingerprint(out_dir))
     if checkpoint is None and earlier and not config.overwrite and not config.eval_only:
         raise ValueError(
-            f"{out_dir} holds checkpoints of an earlier run: continue it with --init_from=resume, choose another "
-            "--out_dir, or replace it with --overwrite=True"
+            f"{out_dir} holds checkpoints of an earlier run ({', '.join(earlier[:4])}): continue it with "
+            "--init_from=resume, choose another --out_dir, or replace it with --overwrite=True"
         )
     weights = saved_meta = None
     if checkpoint is None and source in ("scratch", "auto"):
@@ -225,8 +228,9 @@ def start_model(config: TrainConfig, flags: GPTConfig, meta: dict, env: Env) -> 
 
 def place(model: GPT, weights: dict | None, config: TrainConfig, env: Env) -> None:
     """Put an empty model on its device, sharded under fsdp, and fill it with `weights`, or from the seed."""
-    fixed = 12 * model.num_params() + state_bytes(model, config)  # fp32 weights, gradients, and what DDP sends of these
+    fixed = 12 * model.num_params() + state_bytes(model, config)  # fp32 weights, gradients, and DDP's copy of these
     env.parallel, reason = runtime.choose_parallel(config.parallel, env, fixed)
+    env.check_same({"parallel": env.parallel, "dtype": env.dtype, "device": env.device.type})
     if env.parallel == "fsdp":
         runtime.shard(model, config.fsdp_shard_size, env)
     shards = f", shards of {config.fsdp_shard_size}" if config.fsdp_shard_size else ""
@@ -318,6 +322,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
     micro, accumulation = split_batch(config.batch_size, config.micro_batch_size, env.world_size)
 
     # the model, its optimizer, and where an earlier run stopped
+    seen = rundir.fingerprint(out_dir)
     raw_model, weights, checkpoint = start_model(config, flags, meta, env)
     data = Dataset(config.dataset, raw_model.config.block_size, config.seed, verify=False)
     place(raw_model, weights, config, env)
@@ -341,7 +346,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
         best_val_loss, wandb_id, pending = (checkpoint[k] for k in ("best_val_loss", "wandb_id", "pending"))
         recent, shift, rollbacks = (checkpoint[k] for k in ("recent", "shift", "rollbacks"))
     resumed, checkpoint, weights = checkpoint and checkpoint["path"], None, None  # frees their memory
-    if not env.same(step):
+    if not env.same(step):  # here all ranks meet, so that all have read what rank 0 may now replace
         raise ValueError(f"processes found different checkpoints: {out_dir} must be one folder that all of them see")
     if back:
         passed, rollbacks, saved = back.step - step, rollbacks + 1, -1  # and saved so
@@ -362,6 +367,8 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
     # by the whole run's work, not what is left of it: a resumed run computes as it did before
     work = 0 if config.eval_only else step_flops * config.max_iters / env.world_size
     compiled, reason = runtime.choose_compile(config.compile, env.device, work)
+    if env.agree(not compiled) and compiled:
+        compiled, reason = False, "auto: another process cannot"
     env.print(f"compile {compiled} ({reason}), attention {runtime.attention_backend(raw_model.config, env)}")
     if config.cuda_graphs:
         runtime.check_cuda_graphs(compiled, accumulation, env)
@@ -377,7 +384,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
             env.print(f"step {step}: validation loss {val_loss:.6f}")
         return stop.exit_code()
 
-    step_model = runtime.distribute(model, env)  # here all ranks meet, so all have read what rank 0 may now replace
+    step_model = runtime.distribute(model, env)
     log, saver = None, Saver(out_dir)
     env.closing.append(saver.close)
     if env.main:
@@ -385,7 +392,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
         wandb = (config.wandb_project, wandb_id) if config.wandb_log else None
         # the row of an interrupted evaluation is still to be written, and that of a roll-back which was not saved
         until = step - bool(pending), rollbacks - bool(back)
-        log = Metrics(out_dir, resumed, until, configs, 8 * n, wandb)  # 8 bytes: at least weights and a momentum
+        log = Metrics(out_dir, resumed, until, configs, 8 * n, seen, wandb)  # 8 bytes: at least weights, a momentum
         wandb_id = log.wandb_id
         if back:
             log.write({"step": step, "tokens": tokens, **event, "rollbacks": rollbacks})
@@ -456,6 +463,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
         stopping = stop.agreed()
         if due or (evaluating and not pending) or (saved != step and not spiked and (stopping or failure)):
             saved, back = step, None
+            saver.finish()  # before there is a second copy
             tensors = snapshot({"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}, env.main)
             if env.main:
                 state = {"scaler": scaler.state_dict(), "step": step, "tokens": tokens, "evaluated": evaluated}

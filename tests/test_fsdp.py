@@ -555,13 +555,14 @@ GB = 10**9
 )
 def test_choose_parallel(setting, device, dtype, world, fixed, chosen, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * GB))
+    monkeypatch.setattr(runtime.Env, "least", lambda self, value: value)  # all have the same GPU
     env = runtime.Env(0, max(world, 1), torch.device(device), dtype, distributed=world > 0)
     assert runtime.choose_parallel(setting, env, fixed)[0] == chosen
 
 
-@pytest.mark.parametrize("optimizer, size", [("adamw", 16), ("msgdw", 12)])
+@pytest.mark.parametrize("optimizer, size", [("adamw", 20), ("msgdw", 16)])
 def test_what_a_process_holds_is_counted(optimizer, size, monkeypatch):
-    """Bytes a parameter: weight, gradient, and one or two moments."""
+    """Bytes a parameter: weight, gradient, what DDP may hold of it beside, and one or two moments."""
     seen, config = [], train.TrainConfig(optimizer=optimizer)
     optim.fill_defaults(config)
     monkeypatch.setattr(runtime, "choose_parallel", lambda setting, env, fixed: seen.append(fixed) or ("none", ""))
@@ -569,6 +570,25 @@ def test_what_a_process_holds_is_counted(optimizer, size, monkeypatch):
     env = runtime.Env(0, 1, torch.device("cpu"), torch.float32, distributed=False)
     train.place(model, None, config, env)
     assert seen == [pytest.approx(size * model.num_params(), rel=0.03)]  # AdamW counts steps, for each tensor
+
+
+def time_outs(rank, world, folder):
+    limit = timedelta(seconds=77)
+    dist.init_process_group("gloo", timeout=limit, **meeting(rank, world, folder / "groups"))
+    env = runtime.Env(rank, world, torch.device("cpu"), torch.float32, distributed=True, timeout=limit)
+    runtime.shard(model := GPT.empty(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=31)), 2, env)
+    groups = model.wte.weight.device_mesh.get_all_groups()
+    found = [(g._get_backend(env.device).options._timeout, dist.get_process_group_ranks(g)) for g in groups]
+    torch.save([(limit.total_seconds(), ranks) for limit, ranks in found], folder / f"{rank}")
+    dist.destroy_process_group()
+
+
+def test_the_groups_of_hsdp_have_the_time_out_that_was_asked_for(tmp_path):
+    processes(4, time_outs, tmp_path)
+    found = [load(tmp_path / f"{rank}") for rank in range(4)]
+    assert found == [
+        [(77.0, [rank % 2, rank % 2 + 2]), (77.0, [rank // 2 * 2, rank // 2 * 2 + 1])] for rank in range(4)
+    ]
 
 
 # -------------------------------------------------------------------------------------------- optimizer steps on shards

@@ -149,6 +149,39 @@ def test_a_folder_that_cannot_be_synced(code, ends, dataset, tmp_path, monkeypat
     assert ("cannot write" in capsys.readouterr().err) == ends
 
 
+@pytest.mark.parametrize("flags", [dict(init_from="auto"), dict(init_from="scratch"), dict(init_from="step_5.pt")])
+def test_what_was_kept_is_not_removed_unasked(flags, dataset, tmp_path, capsys):
+    config = dict(out_dir=tmp_path, dataset=dataset)
+    assert run(**config, keep_every=5, max_iters=5) == 0
+    for name in ("last.pt", "prev.pt", "best.pt"):
+        (tmp_path / name).unlink()
+    if flags["init_from"].endswith(".pt"):
+        flags = dict(init_from=tmp_path / flags["init_from"])
+    before = files(tmp_path)
+    assert run(**config, **flags) == 1
+    assert "holds checkpoints of an earlier run (step_0.pt, step_5.pt)" in capsys.readouterr().err
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_another_has_overtaken_is_refused(begun, dataset, tmp_path, monkeypatch, capsys):
+    """Another run begins and ends while this one builds its model, before it has the lock."""
+    config, place = dict(out_dir=tmp_path, dataset=dataset, init_from="auto"), train.place
+    assert not begun or run(**config, max_iters=10) == 0
+
+    def overtaken(*args):
+        monkeypatch.setattr(train, "place", place)
+        assert run(**config) == 0
+        place(*args)
+
+    monkeypatch.setattr(train, "place", overtaken)
+    capsys.readouterr()
+    assert run(**config, max_iters=12) == 1
+    assert "another run has written to" in capsys.readouterr().err
+    assert load(tmp_path / "last.pt")["step"] == 20
+    assert run(**config, max_iters=22) == 0
+
+
 def test_a_run_directory_in_use_is_refused(dataset, tmp_path):
     """By the same command and by another; when the first has ended, or was killed, it is free."""
     config = dict(out_dir=tmp_path / "run", dataset=dataset)
@@ -304,6 +337,14 @@ def test_too_many_spikes_end_the_run_with_the_last_good_checkpoint(spoilt, datas
     last = load(tmp_path / "last.pt")
     assert (last["step"], last["shift"], last["rollbacks"]) == (20, 2, 1)
     assert metrics(tmp_path)[-1]["failure"].startswith("the loss spiked")
+
+
+def test_a_save_between_two_logged_steps_could_be_of_a_spike(dataset, tmp_path, capsys):
+    config = dict(out_dir=tmp_path / "run", dataset=dataset, loss_spike=1.0, log_interval=5)
+    assert run(**config, save_interval=7, keep_every=10) == 1
+    err = capsys.readouterr().err
+    assert err == "error: loss_spike needs save_interval to be a multiple of log_interval=5\n"
+    assert run(**config, save_interval=5) == 0
 
 
 def test_what_is_no_spike_changes_nothing(dataset, tmp_path, spoilt):
