@@ -389,7 +389,8 @@ class Metrics:
 
         def append():
             with open(self.path, "ab") as f:
-                f.truncate(size)  # what an attempt that failed has left
+                if f.tell() > size:
+                    f.truncate(size)  # what an attempt that failed has left
                 f.write(json.dumps(row).encode() + b"\n")
 
         _twice(self.path, append)

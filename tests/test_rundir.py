@@ -358,3 +358,21 @@ def test_without_the_flag_a_spike_is_trained_through(spoilt, dataset, tmp_path):
     spoilt(21)
     assert run(out_dir=tmp_path, dataset=dataset, **SPIKE | dict(loss_spike=0.0)) == 0
     assert max(row["train_loss"] for row in metrics(tmp_path) if row["step"] == 22) > 3
+
+
+def test_a_row_is_written_once_though_the_first_attempt_left_a_part(dataset, tmp_path, monkeypatch):
+    failed = []
+
+    def open_broken(path, mode="r", **kwargs):
+        file = open(path, mode, **kwargs)
+        if mode == "ab" and not failed:
+            failed.append(path)
+            file.write(b'{"step": ')
+            file.flush()
+            raise OSError(errno.EIO, "Input/output error")
+        return file
+
+    monkeypatch.setattr(rundir.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(rundir, "open", open_broken, raising=False)
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=3) == 0
+    assert failed and [row["step"] for row in metrics(tmp_path)] == [0, 1, 2, 3]
