@@ -12,6 +12,7 @@ import difflib
 import inspect
 import io
 import operator
+import os
 import sys
 import textwrap
 import tokenize
@@ -74,9 +75,15 @@ def configure(*schemas, argv=None, description="", positional="config"):
         given = read_arguments(argv, knobs, positional)
         instances = [s(**{f.name: given[f.name][0] for f in fields(s) if f.name in given}) for s in schemas]
     except ValueError as error:
-        print("error:", "".join(c if c.isprintable() else " " for c in str(error)), file=sys.stderr)
+        print(f"{rank_tag()}error:", "".join(c if c.isprintable() else " " for c in str(error)), file=sys.stderr)
         raise SystemExit(2) from None
     return instances, given
+
+
+def rank_tag() -> str:
+    """What stands before an error: "[rank 3] " in one of several processes that torchrun started, else nothing."""
+    rank = os.environ.get("RANK")
+    return f"[rank {rank}] " if rank is not None and os.environ.get("WORLD_SIZE", "1") != "1" else ""
 
 
 def describe(*instances, given=None):

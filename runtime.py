@@ -24,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.attention import SDPBackend
 from torch.nn.parallel import DistributedDataParallel
 
+from configurator import rank_tag
 from model import local
 
 # Dense bf16/fp16 peak FLOP/s (vendors' data sheets) of devices whose name has all these words; first match wins.
@@ -223,11 +224,6 @@ def environment(device: str, dtype: str, timeout_s: int):
             dist.destroy_process_group()
 
 
-def among_others() -> bool:
-    """Whether torchrun started this process as one of several."""
-    return os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ
-
-
 def end_with(main) -> None:
     """Run `main()` and end the process with its exit code; under torchrun, after an error, without freeing anything:
     the process groups would wait for processes that are gone."""
@@ -239,10 +235,10 @@ def end_with(main) -> None:
     except SystemExit as e:  # of --help, or a mistake in the flags
         code = e.code
     except BaseException:
-        if not among_others():
+        if not rank_tag():
             raise
         traceback.print_exc()
-    if code and among_others():
+    if code and rank_tag():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -496,7 +492,7 @@ def report(error: BaseException) -> int:
 
     A RuntimeError that is none of these is a defect of the program, and raised again."""
     line = " ".join(str(error).split())
-    if among_others():
+    if rank_tag():
         KEPT.append(error)
     if isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
@@ -514,6 +510,5 @@ def report(error: BaseException) -> int:
         line = f"lost or never met the other processes ({line[:200]})"
     elif isinstance(error, RuntimeError):
         raise error
-    rank = f"[rank {os.environ['RANK']}] " if among_others() else ""
-    print(f"{rank}error: {line}", file=sys.stderr)
+    print(f"{rank_tag()}error: {line}", file=sys.stderr)
     return 1

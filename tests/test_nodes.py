@@ -239,7 +239,7 @@ def test_a_wrong_flag_on_one_machine_ends_the_job(dataset, tmp_path):
     wrong = 'sys.argv += ["--optimiser=adamw"] * (rank == "1")'
     process = launch(tmp_path / "a", *torchrun(2), addition=wrong, dataset=dataset)
     _, err = finish(process, 1)
-    assert "error: unknown flag --optimiser (did you mean --optimizer?)" in err and "SystemExit" not in err
+    assert "[rank 1] error: unknown flag --optimiser (did you mean --optimizer?)" in err and "SystemExit" not in err
     assert "exitcode  : 2" in err
     assert "Timed out" not in err
     gone(tmp_path / "a")
