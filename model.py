@@ -21,7 +21,6 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
@@ -321,22 +320,29 @@ NORMALISE = {"none": lambda slot, x: x, "rmsnorm": rms_norm, "layernorm": layer_
 SQUASH = {"tanh": lambda x: tanh(x), "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
 
 
+def is_sharded(p) -> bool:
+    """Whether p is a DTensor, as FSDP2 makes them. (Its module is not imported here: half a second at every start.)"""
+    return hasattr(p, "device_mesh")
+
+
 @torch.no_grad()
 def assign(p, whole):
-    """p ← whole, of the same shape. Of a sharded parameter (DTensor) every process keeps its part; no messages."""
-    if isinstance(p, DTensor):
+    """p ← whole, of the same shape. Of a sharded parameter every process keeps its part; no messages."""
+    if is_sharded(p):
+        from torch.distributed.tensor import distribute_tensor
+
         whole = distribute_tensor(whole.to(p.dtype), p.device_mesh, p.placements, src_data_rank=None)
     p.copy_(whole)
 
 
 def local(p):
-    """What this process has of p: of a sharded one (DTensor) its rows, which may be none."""
-    return p.to_local() if isinstance(p, DTensor) else p
+    """What this process has of p: of a sharded one its rows, which may be none."""
+    return p.to_local() if is_sharded(p) else p
 
 
 def whole(p):
-    """All of p; a sharded one (DTensor) is gathered, so that all processes must call this."""
-    return p.full_tensor() if isinstance(p, DTensor) else p
+    """All of p; a sharded one is gathered, so that all processes must call this."""
+    return p.full_tensor() if is_sharded(p) else p
 
 
 def _parameter(n: int):

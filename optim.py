@@ -22,18 +22,17 @@ from functools import cache, partial
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from model import assign, local
+from model import assign, is_sharded, local
 
 # ------------------------------------------------------------------------------------------------------ update rules
 
 
 def shard_group(t):
     """The processes that t's rows are spread over; None where t is whole."""
-    return t.device_mesh.get_group(t.device_mesh.ndim - 1) if isinstance(t, DTensor) else None
+    return t.device_mesh.get_group(t.device_mesh.ndim - 1) if is_sharded(t) else None
 
 
 def my_rows(n: int, group) -> range:

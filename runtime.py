@@ -19,8 +19,6 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.attention import SDPBackend
 from torch.nn.parallel import DistributedDataParallel
 
@@ -367,6 +365,9 @@ def shard(model, shard_size: int, env: Env) -> None:
 
     shard_size 0: over all processes. Less: so many hold one copy of the model, and the copies are kept the same (HSDP).
     Gathered in fp32, since gains stay fp32 and the casts to bf16 are part of the blocks."""
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # half a second, for this alone
+    from torch.distributed.fsdp import fully_shard
+
     size = shard_size or env.world_size
     if env.world_size % size:
         valid = ", ".join(str(n) for n in range(1, env.world_size + 1) if env.world_size % n == 0)
