@@ -1,0 +1,191 @@
+"""docs/results/claims.md and its figures, from the results that reproduce.py has kept.
+
+python claims_report.py        # write the page again, from docs/results/claims/*.json
+"""
+
+import json
+import math
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import rundir
+from claims import CLAIMS, SCALES, limits
+
+COLORS = {"confirmed": "tab:green", "not confirmed": "tab:red", "inconclusive": "tab:gray"}
+UNITS = {"loss": "validation loss, nats a token", "rise": "nats", "state GB": "GB", "removal deep": "nats"}
+
+INTRO = """# The papers' claims, tested here
+
+Each claim is a row of [claims.py](../../claims.py): what a paper says, the runs that test it, the number that is looked
+at, and the values of it that confirm the claim. `reproduce.py` trains, measures, judges and writes this page:
+
+```bash
+python reproduce.py                       # all claims at scale tiny, on CPU cores; stop and start it as you like
+python reproduce.py --only=lns-loss,DyT   # some claims, or those of a paper
+python reproduce.py --scale=small         # one GPU; --scale=124m, --scale=paper: the papers' settings
+```
+
+**Verdicts.** A number is taken seed by seed: arms that are compared have the same data in the same order. Its mean over
+the seeds has a 95% interval (Student's t). *Confirmed*: the interval lies within the values that the claim asks for.
+*Not confirmed*: it lies outside, so that at this scale the contrary holds. *Inconclusive*: it crosses the limit; more
+seeds (`--seeds=5`) or a larger scale may tell. A claim of several numbers is confirmed if all of them are, and not
+confirmed if one is not. Of twenty numbers without any effect one gets a verdict by chance.
+
+**Learning rates.** Where an arm's is "searched", it is the best for the first seed on a grid of factors of two, reached
+by going downhill from a stated start until both neighbours are worse; the tables show what was tried. The first seed is
+among those reported: a small bias, which all arms with a search share. "Of X": the best of arm X is taken. A run that
+diverges, or ends worse than it began, counts as ln V, the loss of a model that knows nothing.
+
+Marks: [I] our inference or choice, not a paper's word; [U] not published where we could read it.
+
+**What small runs cannot show.** The papers' effects are of 0.01 to 0.1 nats after billions of tokens; at scale *tiny*
+models of 0.3M parameters see 0.2M bytes. An effect that needs depth, width or length is not there, and one that is
+there may be of another kind: a verdict holds for its scale alone.
+"""
+
+
+def number(x: float) -> str:
+    if not math.isfinite(x):
+        return "∞" if x > 0 else "−∞" if x < 0 else "?"
+    return f"{x:.4f}" if abs(x) < 100 else f"{x:.4g}"
+
+
+def signed(x: float) -> str:
+    return number(x) if not math.isfinite(x) or x < 0 else f"+{number(x)}"
+
+
+def load(results: Path) -> dict:
+    """{scale: {claim id: result}} of the scales that have some."""
+    found = {}
+    for scale in SCALES:
+        path = results / "claims" / f"{scale}.json"
+        if path.exists():
+            found[scale] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def table(head: list, rows: list) -> list:
+    lines = [head, ["---"] * len(head), *rows]
+    return [f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines] + [""]
+
+
+def overview(found: dict) -> list:
+    lines = ["## Overview", ""]
+    for paper, claims in groupby(CLAIMS, key=lambda claim: claim.paper):
+        rows = []
+        for claim in claims:
+            cells = []
+            for scale in found:
+                result = found[scale].get(claim.id)
+                verdicts = [row["verdict"] for row in result["rows"]] if result else []
+                yes = f" ({verdicts.count('confirmed')} of {len(verdicts)})" if len(verdicts) > 1 else ""
+                cells.append(f"[**{result['verdict']}**{yes}](#{scale}-{claim.id})" if result else "not run")
+            rows.append([f"`{claim.id}`", claim.statement, *cells])
+        lines += [f"### {paper}", "", *table(["claim", "what it says", *found], rows)]
+    return lines
+
+
+def rate(arm: dict) -> str:
+    if isinstance(arm["lr_of"], str):
+        return f"{arm['lr']:g}, of {arm['lr_of']}"
+    if not arm["tried"]:
+        return "the config's" if arm["lr"] is None else f"{arm['lr']:g}, given"
+    tried = ", ".join(
+        f"{float(lr):g}: {number(loss)}" for lr, loss in sorted(arm["tried"].items(), key=lambda t: float(t[0]))
+    )
+    return f"{arm['lr']:g}, searched ({tried})"
+
+
+def details(scale: str, claim, result: dict) -> list:
+    seeds = f"seeds 1 to {result['seeds']}"
+    lines = [f'<a id="{scale}-{claim.id}"></a>', "", f"### {claim.id}: {result['verdict']}", ""]
+    lines += [f"{claim.paper}: {claim.statement}. Published: {claim.published}.", ""]
+    lines += [claim.note, ""] if claim.note else []
+    rows = []
+    for row in result["rows"]:
+        exact = len(row["values"]) == 1
+        mean = (
+            number(row["mean"]) if exact else f"{signed(row['mean'])} ({signed(row['low'])} to {signed(row['high'])})"
+        )
+        values = "no seeds: counted" if exact else ", ".join(map(signed, row["values"]))
+        measure = "" if row["measure"] == "loss" else f", {row['measure']}"
+        rows.append([f"{row['says']}{measure}", mean, values, row["expect"], row["verdict"]])
+    lines += table(["number", "mean (95% interval)", seeds, "confirmed if", "verdict"], rows)
+    losses = {name: v for row in result["rows"] if row["measure"] == "loss" for name, v in row["parts"].items()}
+    rows = [
+        [name, f"`{arm['files'] or 'nothing'}`", rate(arm), ", ".join(map(number, losses.get(name, [])))]
+        for name, arm in result["arms"].items()
+    ]
+    lines += (
+        table(["arm", "after the base", "learning rate (loss of seed 1)", "validation loss by seed"], rows)
+        if rows
+        else []
+    )
+    return lines + [f"![{claim.id}](claims/{scale}-{claim.id}.png)", ""]
+
+
+def write(results: Path) -> Path:
+    """Write claims.md of what claims/*.json hold."""
+    found = load(results)
+    lines = [INTRO, *overview(found)]
+    for scale, by_id in found.items():
+        bases = "; ".join(f"{family}: `{files}`" for family, files in SCALES[scale].bases.items())
+        lines += [f"## Scale {scale}", "", f"{SCALES[scale].title}. Bases: {bases}.", ""]
+        made = sorted({(r["hardware"], r["torch"]) for r in by_id.values()})
+        lines += ["Measured on " + "; ".join(f"{hardware}, torch {version}" for hardware, version in made) + ".", ""]
+        for claim in CLAIMS:
+            if claim.id in by_id:
+                lines += details(scale, claim, by_id[claim.id])
+    text = "\n".join(lines).rstrip() + "\n"
+    path = results / "claims.md"
+    rundir.write_file(path, lambda f: f.write(text.encode()))
+    return path
+
+
+def draw(result: dict, path: Path) -> None:
+    """A panel for each measure of a claim, a line for each number: seeds, mean and interval, on what confirms it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in result["rows"] if any(map(math.isfinite, row["values"]))]
+    if not rows:
+        return
+    panels = [
+        (measure, [row for row in rows if row["measure"] == measure])
+        for measure in dict.fromkeys(r["measure"] for r in rows)
+    ]
+    heights = [len(some) + 0.9 for _, some in panels]
+    figure, axes = plt.subplots(
+        len(panels), 1, figsize=(9, 0.36 * sum(heights) + 0.5 * len(panels)), height_ratios=heights, squeeze=False
+    )
+    for axis, (measure, some) in zip(axes.flat, panels, strict=True):
+        for i, row in enumerate(some):
+            values, color = [v for v in row["values"] if math.isfinite(v)], COLORS[row["verdict"]]
+            if math.isfinite(row["low"]):
+                axis.plot([row["low"], row["high"]], [i, i], color=color, linewidth=2)
+            axis.plot(values, [i] * len(values), "o", color=color, markersize=4, alpha=0.6)
+            axis.plot(sum(values) / len(values), i, "|", color=color, markersize=14, markeredgewidth=2)
+        low, high = axis.get_xlim()
+        for i, row in enumerate(some):
+            least, most = (min(max(x, low), high) for x in limits(row["expect"]))
+            axis.fill_betweenx([i - 0.45, i + 0.45], least, most, color="tab:green", alpha=0.1, linewidth=0)
+        axis.set_xlim(low, high)
+        axis.set_ylim(len(some) - 0.5, -0.5)
+        axis.set_yticks(range(len(some)), [row["says"] for row in some])
+        axis.set_xlabel(UNITS.get(measure, measure))
+        axis.grid(axis="x", alpha=0.3)
+        axis.spines[["top", "right", "left"]].set_visible(False)
+    handles = [plt.Line2D([], [], color=color, linewidth=2, label=name) for name, color in COLORS.items()]
+    handles.append(plt.Rectangle((0, 0), 1, 1, color="tab:green", alpha=0.1, label="confirms"))
+    figure.legend(handles=handles, loc="upper right", ncols=4, frameon=False, fontsize=8)
+    figure.suptitle(result["id"], x=0.01, ha="left", fontsize=10)
+    figure.tight_layout()
+    rundir.write_file(path, lambda f: figure.savefig(f, format="png", dpi=100))
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    print(write(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/results")))

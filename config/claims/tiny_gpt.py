@@ -1,0 +1,27 @@
+"""The smallest ground for the papers' claims (`python reproduce.py`): a GPT of 0.3M parameters, half a minute on a core.
+
+    python train.py config/claims/tiny_gpt.py --out_dir=out/tiny_gpt
+    python train.py config/claims/tiny_gpt.py config/dnt/s5.py --out_dir=out/tiny_dnt
+
+Bytes of the Python standard library's source; 400 steps of 512 tokens, so it stays far from converged. Made for many
+runs side by side, one to a core: small enough for every claim with several seeds, too small for most of its effects.
+"""
+
+out_dir = "out/tiny_gpt"
+dataset = "pystdlib"
+
+n_layer = 6
+n_head = 2
+n_embd = 64
+block_size = 64
+
+batch_size = 8  # sequences a step
+max_iters = 400
+warmup_iters = 40
+learning_rate = 4e-3
+
+eval_interval = 100
+eval_tokens = 25_000
+log_interval = 20
+compile = False
+dtype = "float32"

@@ -1,0 +1,348 @@
+"""Test the papers' claims: train the runs that are missing, measure, judge, and write docs/results/claims.md.
+
+python reproduce.py                                    # every claim at the smallest scale, on CPU cores
+python reproduce.py --only=lns-loss,DyT                # some claims, or those of a paper
+python reproduce.py --scale=small --jobs=4             # on one GPU
+python reproduce.py --scale=124m --dry_run=True        # the commands that are missing, here for torchrun
+
+claims.py has the claims, as data. Kill it at any time and start it again: finished runs stay, an unfinished one goes on
+from its last checkpoint. An arm's learning rate is searched from a stated start along a stated grid, with the first
+seed, until both neighbours are worse; the best is then run with all seeds. A number is confirmed or refuted where the
+95% interval of its mean over seeds (Student's t) lies within or without the values that confirm it, else inconclusive.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+import claims_report
+import quantities
+import rundir
+import runtime
+from claims import ARMS, CLAIMS, SCALES, Arm, Claim, interval, together, verdict
+from configurator import configure
+from loader import load_meta
+from measure import device_name
+from model import GPTConfig
+from train import TrainConfig
+
+ROOT = Path(__file__).resolve().parent
+
+
+@dataclass
+class ReproduceConfig:
+    # --- what ---
+    only: str = ""  # ids of claims or names of papers, with commas between; empty = all
+    scale: Literal["tiny", "small", "124m", "paper"] = "tiny"  # CPU cores; one GPU; 0.12B; the papers' own
+    seeds: int = 3  # seeds of each number, from 1
+    dry_run: bool = False  # print the commands that are missing as far as they are known, and run nothing
+    judge_only: bool = False  # run nothing: judge the claims whose runs are all there
+    # --- how ---
+    jobs: int = 0  # runs at a time; 0 = one a CPU core, 4 on a GPU, 1 under torchrun
+    out: str = "out/reproduce"  # folder of the runs
+    results: str = "docs/results"  # where claims.md, and claims/ with numbers and figures, are written
+
+    def check(self):
+        """ValueError for values that mean nothing."""
+        if not 1 <= self.seeds <= 10:
+            raise ValueError(f"seeds={self.seeds} must be between 1 and 10")
+        if self.jobs < 0:
+            raise ValueError(f"jobs={self.jobs} must not be negative (0 = by the machine)")
+
+
+def chosen(only: str) -> list:
+    """The claims that `only` names, by id or paper. ValueError for a name that is neither."""
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    allowed = {claim.id for claim in CLAIMS} | {claim.paper for claim in CLAIMS}
+    if unknown := [name for name in names if name not in allowed]:
+        raise ValueError(f"only={unknown[0]} is neither a claim nor a paper: allowed are {', '.join(sorted(allowed))}")
+    return [claim for claim in CLAIMS if not names or claim.id in names or claim.paper in names]
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+class Run(NamedTuple):
+    """One training run: its folder, and what follows `train.py`."""
+
+    path: Path
+    args: tuple
+
+
+def command_of(*parts: str) -> tuple:
+    """(config files, {flag: value}) of texts in that order; a later flag replaces an earlier."""
+    files, flags = [], {}
+    for word in " ".join(parts).split():
+        name, equals, value = word.removeprefix("--").partition("=")
+        if equals:
+            flags[name] = value
+        else:
+            files.append(word)
+    return files, flags
+
+
+def resolved(args) -> tuple:
+    """(GPTConfig, TrainConfig) of a command line."""
+    (flags, config), _ = configure(GPTConfig, TrainConfig, argv=[str(ROOT / a) if a[0] != "-" else a for a in args])
+    return flags, config
+
+
+class Stopped(Exception):
+    """The user ended it; runs have saved."""
+
+
+class Runner:
+    """Trains runs, each once, `jobs` at a time, and remembers the learning rates found."""
+
+    def __init__(self, config: ReproduceConfig):
+        self.config, self.scale = config, SCALES[config.scale]
+        self.out = (ROOT / config.out / config.scale).resolve()
+        cuda = torch.cuda.is_available()
+        self.jobs = config.jobs or (1 if self.scale.distributed else 4 if cuda else os.cpu_count() or 1)
+        self.launcher = [sys.executable]
+        if self.scale.distributed and torch.cuda.device_count() > 1:
+            self.launcher += ["-m", "torch.distributed.run", "--standalone"]
+            self.launcher += [f"--nproc_per_node={torch.cuda.device_count()}"]
+        self.env = os.environ | ({} if cuda or self.jobs == 1 else {"OMP_NUM_THREADS": "1"})
+        self.guard, self.locks, self.children, self.stopping = threading.Lock(), {}, set(), False
+        self.missing, self.made, self.began = [], 0, time.perf_counter()
+        self.pool = ThreadPoolExecutor(self.jobs)
+
+    # -- what is to be run
+
+    def run(self, arm: Arm, lr: float | None, seed: int) -> Run:
+        files, flags = command_of(self.scale.bases[arm.family], arm.files)
+        if lr is not None:
+            flags |= {"learning_rate": f"{lr:g}", "min_lr": f"{lr / 10:g}"}
+        args = [*files, *(f"--{name}={value}" for name, value in flags.items()), f"--seed={seed}"]
+        if arm.keep:  # not in the name: the same run, watched
+            keep = [f"--keep_every={max(1, resolved(args)[1].max_iters // 10)}"]
+        digest = hashlib.sha256(" ".join(args).encode()).hexdigest()[:6]
+        words = [Path(f).stem for f in command_of(arm.files)[0]] or ["base"]
+        name = "-".join([arm.family, *words, *([f"lr{lr:g}"] if lr is not None else []), f"seed{seed}", digest])
+        return Run(self.out / name, tuple(args + keep if arm.keep else args))
+
+    def rates(self, arm: Arm) -> tuple:
+        """(learning rate of the arm, {rate tried: loss of the first seed}); the search trains what it needs."""
+        if isinstance(arm.lr, str):
+            return self.rates(ARMS[arm.lr])[0], {}
+        grid, start = self.scale.grids[arm.grid]
+        if arm.lr is not None or grid == (None,):
+            return arm.lr, {}
+        tried, i = {}, grid.index(start)
+        while True:
+            near = [j for j in (i, i - 1, i + 1) if 0 <= j < len(grid)]
+            for j in near:
+                if grid[j] not in tried:
+                    tried[grid[j]] = self.measured("loss", self.run(arm, grid[j], 1))
+            best = min(near, key=lambda j: tried[grid[j]])
+            if best == i:
+                return grid[i], tried
+            i = best
+
+    def values(self, name: str, measure: str) -> list:
+        """The measure of an arm, seed by seed; a number in place of an arm is itself."""
+        if re.fullmatch(r"[\d.]+", name):
+            return [float(name)]
+        if measure in quantities.OF_CONFIG:
+            return [quantities.OF_CONFIG[measure](*resolved(name.split()))]
+        arm = ARMS[name]
+        lr = self.rates(arm)[0]
+        return [self.measured(measure, self.run(arm, lr, seed)) for seed in range(1, self.config.seeds + 1)]
+
+    # -- running it
+
+    def finish(self, run: Run) -> None:
+        """Train `run` unless it is finished. Missing(…) under dry_run and judge_only."""
+        with self.guard:
+            lock = self.locks.setdefault(run.path, threading.Lock())
+        with lock:
+            done = run.path / "done.json"
+            if done.exists():
+                return
+            if self.config.dry_run or self.config.judge_only:
+                with self.guard:
+                    self.missing.append(run)
+                raise Missing(run)
+            began = time.perf_counter()
+            self.train(run)
+            outcome, seconds = self.outcome(run), time.perf_counter() - began
+            record = {"args": run.args, "outcome": outcome, "seconds": seconds}
+            rundir.write_file(done, lambda f: f.write(json.dumps(record, indent=1).encode()))
+            with self.guard:
+                self.made += 1
+                minutes = (time.perf_counter() - self.began) / 60
+                loss = quantities.loss(run.path)
+                print(f"{minutes:6.1f} min  run {self.made}: {run.path.name}  {outcome}, loss {loss:.4f}", flush=True)
+
+    def train(self, run: Run) -> None:
+        """train.py on `run`, from its last checkpoint if there is one, until it ends."""
+        run.path.mkdir(parents=True, exist_ok=True)
+        self.wait_for_lock(run.path)
+        command = [*self.launcher, str(ROOT / "train.py"), *run.args, "--init_from=auto", f"--out_dir={run.path}"]
+        with open(run.path / "train.log", "ab") as log:
+            with self.guard:
+                if self.stopping:
+                    raise Stopped
+                child = subprocess.Popen(
+                    command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env
+                )
+                self.children.add(child)
+            code = child.wait()
+        with self.guard:
+            self.children.remove(child)
+            if self.stopping:
+                raise Stopped
+        if code and self.outcome(run) != "diverged":
+            lines = (run.path / "train.log").read_text(errors="replace").splitlines()
+            raise ValueError(f"a run ended with exit code {code} ({(lines or [''])[-1]}): see {run.path / 'train.log'}")
+
+    def wait_for_lock(self, path: Path) -> None:
+        """Until no process trains in `path`: one that outlived a killed reproduce.py goes on, and is not disturbed."""
+        said = False
+        while not self.stopping:
+            try:
+                if file := rundir.lock(path):
+                    file.close()
+                return
+            except ValueError as e:
+                if not said:
+                    print(f"waiting: {e}".partition(":")[0], flush=True)
+                said = True
+                time.sleep(1)
+        raise Stopped
+
+    def outcome(self, run: Run) -> str:
+        rows = rundir.read_metrics(run.path)
+        return "diverged" if rows and "failure" in rows[-1] else "finished"
+
+    def stop(self, *_) -> None:
+        """End: runs save and leave."""
+        self.stopping = True
+        for child in list(self.children):
+            child.terminate()
+
+    def measured(self, measure: str, run: Run) -> float:
+        """A measure of a finished run, which is trained if it is not there; kept in its folder."""
+        self.finish(run)
+        return quantities.cached(measure, run.path)
+
+
+class Missing(Exception):
+    """A run that is not there, where none may be made."""
+
+
+# ----------------------------------------------------------------------------------------------- judging, recording
+
+
+def judge(claim: Claim, runner: Runner) -> dict:
+    """The claim's numbers and verdict, training what is missing."""
+    rows, arms = [], {}
+    for row in claim.rows:
+        terms = re.split(r" ([+-]) ", row.value)
+        signs = [1] + [1 if sign == "+" else -1 for sign in terms[1::2]]
+        parts = {name: runner.values(name, row.measure) for name in terms[::2]}
+        n = max(map(len, parts.values()))
+        columns = [v * (n // len(v)) for v in parts.values()]
+        values = [sum(s * x for s, x in zip(signs, column, strict=True)) for column in zip(*columns, strict=True)]
+        mean, low, high = interval(values)
+        rows.append(dict(says=row.says, measure=row.measure, value=row.value, expect=row.expect, values=values))
+        rows[-1] |= dict(parts=parts, mean=mean, low=low, high=high, verdict=verdict(low, high, row.expect))
+        for name in [name for name in parts if name in ARMS]:
+            lr, tried = runner.rates(ARMS[name])
+            arms[name] = dict(lr=lr, tried=tried, files=ARMS[name].files, lr_of=ARMS[name].lr)
+    return dict(id=claim.id, verdict=together([row["verdict"] for row in rows]), rows=rows, arms=arms)
+
+
+def arms_of(claim: Claim) -> list:
+    """The names of the arms that a claim's rows need."""
+    names = [name for row in claim.rows for name in re.split(r" [+-] ", row.value)]
+    return list(dict.fromkeys(name for name in names if name in ARMS))
+
+
+def train_all(claims: list, runner: Runner) -> dict:
+    """Begin the runs of all claims, arms that need another's learning rate last: {claim id: futures}."""
+
+    def work(name):
+        arm = ARMS[name]
+        lr = runner.rates(arm)[0]
+        for seed in range(1, runner.config.seeds + 1):
+            runner.finish(runner.run(arm, lr, seed))
+
+    names = list(dict.fromkeys(name for claim in claims for name in arms_of(claim)))
+    names.sort(key=lambda name: isinstance(ARMS[name].lr, str))
+    futures = {name: runner.pool.submit(work, name) for name in names}
+    return {claim.id: [futures[name] for name in arms_of(claim)] for claim in claims}
+
+
+def reproduce(claims: list, runner: Runner) -> int:
+    """Make, measure, judge, write, claim by claim; returns the exit code."""
+    config = runner.config
+    for name in ("SIGINT", "SIGTERM"):
+        signal.signal(getattr(signal, name), runner.stop)
+    if not (config.dry_run or config.judge_only):
+        for dataset in {resolved(command_of(base)[0])[1].dataset for base in runner.scale.bases.values()}:
+            load_meta(dataset)  # now, not in the first run
+    futures, results = train_all(claims, runner), Path(config.results)
+    try:
+        for claim in claims:
+            try:
+                for future in futures[claim.id]:
+                    future.result()
+                found = judge(claim, runner)
+            except Missing:
+                continue
+            if config.dry_run:
+                continue
+            record(found, runner, results)
+            print(f"{found['verdict']:>13}  {claim.id}: {claim.statement}", flush=True)
+    except (Stopped, KeyboardInterrupt):
+        print("stopped; the same command goes on from here", flush=True)
+        return 130
+    finally:
+        runner.stop()
+        runner.pool.shutdown(cancel_futures=True)
+    for run in dict.fromkeys(runner.missing) if config.dry_run else ():
+        print(shlex.join([*runner.launcher, "train.py", *run.args, "--init_from=auto", f"--out_dir={run.path}"]))
+    return 0
+
+
+def record(found: dict, runner: Runner, results: Path) -> None:
+    """Put a claim's result among those of its scale, draw it, and write claims.md anew."""
+    folder = results / "claims"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{runner.config.scale}.json"
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found |= dict(seeds=runner.config.seeds, hardware=device_name(torch.device(quantities.device())))
+    found |= dict(torch=torch.__version__, git_commit=rundir.run_record()["git_commit"])
+    kept[found["id"]] = found
+    rundir.write_file(path, lambda f: f.write(json.dumps(kept, indent=1).encode()))
+    claims_report.draw(found, folder / f"{runner.config.scale}-{found['id']}.png")
+    claims_report.write(results)
+
+
+def main() -> int:
+    (config,), _ = configure(ReproduceConfig, description=__doc__)
+    try:
+        config.check()
+        claims, runner = chosen(config.only), Runner(config)
+        return reproduce(claims, runner)
+    except runtime.EXPECTED as e:
+        return runtime.report(e)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
