@@ -273,7 +273,7 @@ CLAIMS = [
             Row("log10 Norm over VO at the end", "one LR", "> 0", "log10 sharpness norm/vo"),
             Row("share of the run after which the order stays", "one LR", "< 0.25", "onset of the order"),
         ],
-        "Arithmetic means. A quarter of the run as “early” is ours [I]; infinite where the end has another order.",
+        "Arithmetic means. A quarter of the run as “early” is ours [I]; 1 where the end has another order.",
     ),
     Claim(
         "blockwise-adamw",

@@ -4,7 +4,6 @@
 are small enough for a CPU; what is pooled over types, slots or halves of the network is our choice [I].
 """
 
-import inspect
 import json
 import math
 import statistics
@@ -130,8 +129,8 @@ def sharpness_ratio(a: str, b: str):
 
 
 def onset(path: Path) -> float:
-    """The share of the run from which on every checkpoint has the order; infinite where the last has it not."""
-    first = math.inf
+    """The share of the run from which on every checkpoint has the order; 1 where the last has it not."""
+    first = 1.0
     for step in reversed(steps(path)):
         s = sharpness(path, f"step_{step}.pt")
         if any(s[a] >= s[b] for a, b in zip(ORDER, ORDER[1:], strict=False)):
@@ -254,9 +253,9 @@ OF_CONFIG = {"state GB": state_gigabytes}  # of what needs no run
 
 
 def cached(measure: str, path: Path) -> float:
-    """A measure of a run, kept in its measures.json until the code that makes it changes."""
+    """A measure of a run, kept in its measures.json until this file or diagnostics.py changes."""
     file = path / "measures.json"
-    code = zlib.crc32(Path(diagnostics.__file__).read_bytes() + inspect.getsource(MEASURES[measure]).encode())
+    code = zlib.crc32(Path(diagnostics.__file__).read_bytes() + Path(__file__).read_bytes())
     kept = json.loads(file.read_text()) if file.exists() else {}
     if kept.get(measure, [None])[0] != code:
         kept[measure] = code, MEASURES[measure](path)
