@@ -1,6 +1,6 @@
 """docs/results/claims.md and its figures, from the results that reproduce.py has kept.
 
-python claims_report.py        # write the page again, from docs/results/claims/*.json
+python claims_report.py        # write the page again, from docs/results/claims/*.json, and print README's table
 """
 
 import json
@@ -84,6 +84,19 @@ def overview(found: dict) -> list:
             rows.append([f"`{claim.id}`", claim.statement, *cells])
         lines += [f"### {paper}", "", *table(["claim", "what it says", *found], rows)]
     return lines
+
+
+def summary(found: dict, scale: str) -> list:
+    """README's table: the claims of each paper by verdict, at one scale."""
+    rows = []
+    for paper, claims in groupby(CLAIMS, key=lambda claim: claim.paper):
+        cells = {verdict: [] for verdict in COLORS}
+        for claim in claims:
+            if claim.id in found[scale]:
+                link = f"[{claim.id}](docs/results/claims.md#{scale}-{claim.id})"
+                cells[found[scale][claim.id]["verdict"]].append(link)
+        rows.append([paper, *(", ".join(links) or "–" for links in cells.values())])
+    return table(["paper", *COLORS], rows)
 
 
 def rate(arm: dict) -> str:
@@ -188,4 +201,7 @@ def draw(result: dict, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(write(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/results")))
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/results")
+    print(write(folder))
+    for name in load(folder):
+        print(f"\n{name}:\n" + "\n".join(summary(load(folder), name)))

@@ -95,17 +95,23 @@ def watching(modules: dict, note):
 # --------------------------------------------------------------------------------------------------- gradients
 
 
+def target_shares(batches: list) -> list:
+    """The share that each of [(idx, targets), …] has in all targets that count. ValueError where none does."""
+    counts = [int((targets != -1).sum()) for _, targets in batches]
+    if not sum(counts):
+        raise ValueError("no target counts: give at least one other than -1")
+    return [count / sum(counts) for count in counts]
+
+
 def gradients(model: GPT, batches: list) -> dict:
     """{parameter name: gradient, fp32, on the CPU} of the mean loss over all targets of `batches`, [(idx, targets), …],
     before any clipping. ValueError where no target counts."""
     names, parameters = zip(*model.named_parameters(), strict=True)
-    counts = [int((targets != -1).sum()) for _, targets in batches]
-    if not sum(counts):
-        raise ValueError("no target counts: a gradient needs a batch with targets other than -1")
+    shares = target_shares(batches)
     total = [torch.zeros_like(p) for p in parameters]
-    for (idx, targets), count in zip(batches, counts, strict=True):
+    for (idx, targets), share in zip(batches, shares, strict=True):
         with torch.enable_grad():
-            loss = model(idx, targets)[1] * (count / sum(counts))
+            loss = model(idx, targets)[1] * share
         for t, g in zip(total, torch.autograd.grad(loss, parameters, materialize_grads=True), strict=True):
             t += g
     return {name: t.cpu() for name, t in zip(names, total, strict=True)}
@@ -117,7 +123,7 @@ def tail_statistics(g: torch.Tensor) -> dict:
     max_over_rms; kurtosis E g⁴ / (E g²)², Gaussian 3; p999_over_p50, quantiles of |g|; hill, the Hill estimate of the
     tail's index α, P(|g| > x) ~ x^−α, from the top 0.1 % (at least 10 entries): smaller = heavier; participation
     (Σg²)² / (n Σg⁴), the share of the entries that carry the energy, Gaussian 1/3."""
-    a = g.detach().abs().flatten().double().cpu().numpy()
+    a = g.detach().abs().flatten().cpu().double().numpy()
     n, largest = a.size, a.max(initial=0.0)
     nothing = dict.fromkeys(("max_over_rms", "kurtosis", "p999_over_p50", "hill", "participation"), math.nan)
     if not n or not 0 < largest < math.inf:
@@ -170,6 +176,8 @@ def sharpness(model: GPT, idx: torch.Tensor, draws: int, generator: torch.Genera
 
     Without bias for the diagonal of the Gauss-Newton matrix of the mean loss: labels so drawn make the gradients of
     different tokens independent with mean zero. The generator, of any device, decides the labels."""
+    if draws < 1:
+        raise ValueError(f"draws={draws} must be at least 1")
     names, parameters = zip(*model.named_parameters(), strict=True)
     total = [torch.zeros_like(p) for p in parameters]
     for _ in range(draws):
@@ -225,7 +233,7 @@ def sharpness_by_layer(model: GPT, h: dict) -> dict:
 def log10_density(values: torch.Tensor, bins: int) -> dict:
     """Density of log₁₀ of the positive entries of `values` over `bins` even bins: {"edges" (bins + 1, in log₁₀),
     "density" (per decade, integral 1)}, both empty where there are none (Blockwise LR Fig. 2)."""
-    logs = values.flatten().double().cpu()
+    logs = values.flatten().cpu().double()
     logs = logs[logs > 0].log10().numpy()
     if not len(logs):
         return {"edges": [], "density": []}
@@ -299,9 +307,10 @@ def removal_drop(model: GPT, batches: list) -> dict:
     block ℓ deleted]}. The other blocks keep their constants, such as LNS's 1/√ℓ (LNS)."""
 
     def mean_loss():
-        pairs = [(model(idx, targets)[1].item(), int((targets != -1).sum())) for idx, targets in batches]
-        return sum(loss * count for loss, count in pairs) / sum(count for _, count in pairs)
+        losses = [model(idx, targets)[1].item() for idx, targets in batches]
+        return sum(loss * share for loss, share in zip(losses, shares, strict=True))
 
+    shares = target_shares(batches)
     blocks, loss, drop = model.blocks, mean_loss(), []
     try:
         for i in range(len(blocks)):
@@ -380,7 +389,10 @@ def norm_scatter(model: GPT, idx: torch.Tensor, slot_name: str, n: int, generato
     {"x", "y", "token", "channel": at most n elements drawn without replacement: input, output before the affine part,
     number of the token in idx, channel; "amplitude", "slope", "r2": the least-squares y ≈ A tanh(a x) of these, a > 0;
     "linear_r2": of the line y ≈ c x; "token_rms_cv": standard deviation over mean of the RMS of all tokens' inputs}."""
-    slot, inputs = norm_slots(model)[slot_name], []
+    slots, inputs = norm_slots(model), []
+    if slot_name not in slots:
+        raise ValueError(f"{slot_name!r} is no norm of the residual path: there are {', '.join(slots) or 'none'}")
+    slot = slots[slot_name]
     with watching({slot_name: slot}, lambda name, args, output: inputs.append(upcast(args[0]))):
         final_stream(model, idx)
     x = inputs[0].flatten(0, 1)  # (tokens, C)

@@ -93,13 +93,17 @@ def rise(path: Path) -> float:
 
 
 @cache
-def gradient_tails(path: Path) -> list:
-    """Tail statistics of q, k, v, o, w1, w2, entries of all layers together, at the first checkpoint after warm-up."""
+def early_gradients(path: Path) -> dict:
+    """{q, k, v, o, w1, w2: gradient entries of all layers together}, at the first checkpoint after warm-up."""
     warmup = configs(path)[1].warmup_iters
     model = model_of(path, f"step_{next(step for step in steps(path) if step > warmup)}.pt")
     gradients, types = diagnostics.gradients(model, batches(path, TOKENS)), diagnostics.matrix_types(model)
-    pooled = {t: torch.cat([gradients[n].flatten() for n, u in types.items() if u == t]) for t in types.values()}
-    return [diagnostics.tail_statistics(g) for g in pooled.values()]
+    return {t: torch.cat([gradients[n].flatten() for n, u in types.items() if u == t]) for t in types.values()}
+
+
+@cache
+def gradient_tails(path: Path) -> list:
+    return [diagnostics.tail_statistics(g) for g in early_gradients(path).values()]
 
 
 def gradient_rms(path: Path) -> float:

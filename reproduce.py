@@ -57,8 +57,8 @@ class ReproduceConfig:
 
     def check(self):
         """ValueError for values that mean nothing."""
-        if not 1 <= self.seeds <= 10:
-            raise ValueError(f"seeds={self.seeds} must be between 1 and 10")
+        if not 2 <= self.seeds <= 10:
+            raise ValueError(f"seeds={self.seeds} must be between 2 and 10: one has no spread")
         if self.jobs < 0:
             raise ValueError(f"jobs={self.jobs} must not be negative (0 = by the machine)")
 
@@ -117,6 +117,8 @@ class Runner:
             self.launcher += ["-m", "torch.distributed.run", "--standalone"]
             self.launcher += [f"--nproc_per_node={torch.cuda.device_count()}"]
         self.env = os.environ | ({} if cuda or self.jobs == 1 else {"OMP_NUM_THREADS": "1"})
+        if "OMP_NUM_THREADS" in self.env:
+            torch.set_num_threads(int(self.env["OMP_NUM_THREADS"]))  # measuring goes on beside training
         self.guard, self.locks, self.children, self.stopping = threading.Lock(), {}, set(), False
         self.missing, self.made, self.began = [], 0, time.perf_counter()
         self.pool = ThreadPoolExecutor(self.jobs)
@@ -144,10 +146,11 @@ class Runner:
             return arm.lr, {}
         tried, i = {}, grid.index(start)
         while True:
-            near = [j for j in (i, i - 1, i + 1) if 0 <= j < len(grid)]
-            for j in near:
-                if grid[j] not in tried:
-                    tried[grid[j]] = self.measured("loss", self.run(arm, grid[j], 1))
+            near = [j for j in (i - 1, i, i + 1) if 0 <= j < len(grid)]  # of equals, such as diverged ones, the lowest
+            runs = {grid[j]: self.run(arm, grid[j], 1) for j in near if grid[j] not in tried}
+            for run in runs.values():
+                self.finish(run)  # all before the first is measured: dry_run knows them too
+            tried |= {lr: self.measured("loss", run) for lr, run in runs.items()}
             best = min(near, key=lambda j: tried[grid[j]])
             if best == i:
                 return grid[i], tried
@@ -165,18 +168,20 @@ class Runner:
 
     # -- running it
 
-    def finish(self, run: Run) -> None:
-        """Train `run` unless it is finished. Missing(…) under dry_run and judge_only."""
+    def lock_of(self, path: Path) -> threading.Lock:
         with self.guard:
-            lock = self.locks.setdefault(run.path, threading.Lock())
-        with lock:
+            return self.locks.setdefault(path, threading.Lock())
+
+    def finish(self, run: Run) -> None:
+        """Train `run` unless it is finished; under dry_run and judge_only note that it is missing."""
+        with self.lock_of(run.path):
             done = run.path / "done.json"
             if done.exists():
                 return
             if self.config.dry_run or self.config.judge_only:
                 with self.guard:
                     self.missing.append(run)
-                raise Missing(run)
+                return
             began = time.perf_counter()
             self.train(run)
             outcome, seconds = self.outcome(run), time.perf_counter() - began
@@ -201,6 +206,8 @@ class Runner:
                     command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env
                 )
                 self.children.add(child)
+                if self.stopping:  # meanwhile: `stop` has not seen it
+                    child.terminate()
             code = child.wait()
         with self.guard:
             self.children.remove(child)
@@ -220,7 +227,7 @@ class Runner:
                 return
             except ValueError as e:
                 if not said:
-                    print(f"waiting: {e}".partition(":")[0], flush=True)
+                    print(f"waiting: {str(e).partition(': end')[0]}", flush=True)
                 said = True
                 time.sleep(1)
         raise Stopped
@@ -236,9 +243,16 @@ class Runner:
             child.terminate()
 
     def measured(self, measure: str, run: Run) -> float:
-        """A measure of a finished run, which is trained if it is not there; kept in its folder."""
+        """A measure of a finished run, which is trained if it is not there; kept in its folder.
+
+        Missing under dry_run and judge_only, where it is not trained."""
         self.finish(run)
-        return quantities.cached(measure, run.path)
+        if not (run.path / "done.json").exists():
+            raise Missing
+        if self.stopping:
+            raise Stopped
+        with self.lock_of(run.path):  # several arms may ask at once
+            return quantities.cached(measure, run.path)
 
 
 class Missing(Exception):
@@ -294,9 +308,10 @@ def reproduce(claims: list, runner: Runner) -> int:
     for name in ("SIGINT", "SIGTERM"):
         signal.signal(getattr(signal, name), runner.stop)
     if not (config.dry_run or config.judge_only):
-        for dataset in {resolved(command_of(base)[0])[1].dataset for base in runner.scale.bases.values()}:
+        families = {ARMS[name].family for claim in claims for name in arms_of(claim)}
+        for dataset in {resolved(runner.scale.bases[family].split())[1].dataset for family in families}:
             load_meta(dataset)  # now, not in the first run
-    futures, results = train_all(claims, runner), Path(config.results)
+    futures, results, left = train_all(claims, runner), ROOT / config.results, 0
     try:
         for claim in claims:
             try:
@@ -304,6 +319,7 @@ def reproduce(claims: list, runner: Runner) -> int:
                     future.result()
                 found = judge(claim, runner)
             except Missing:
+                left += 1
                 continue
             if config.dry_run:
                 continue
@@ -315,6 +331,8 @@ def reproduce(claims: list, runner: Runner) -> int:
     finally:
         runner.stop()
         runner.pool.shutdown(cancel_futures=True)
+    if config.judge_only and left:
+        print(f"{left} of {len(claims)} claims are not judged: they lack runs")
     for run in dict.fromkeys(runner.missing) if config.dry_run else ():
         print(shlex.join([*runner.launcher, "train.py", *run.args, "--init_from=auto", f"--out_dir={run.path}"]))
     return 0

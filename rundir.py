@@ -216,6 +216,14 @@ def is_plain(value) -> bool:
     return value is None or isinstance(value, (int, float, str))
 
 
+def is_nested(value, depth: int) -> bool:
+    """Whether it is made of numbers and None alone, in dicts with texts for keys and lists, up to `depth` deep."""
+    if isinstance(value, (dict, list)):
+        keys, parts = (value, value.values()) if isinstance(value, dict) else ((), value)
+        return depth > 0 and all(isinstance(k, str) for k in keys) and all(is_nested(v, depth - 1) for v in parts)
+    return value is None or is_number(value)
+
+
 def is_row(value) -> bool:
     """Whether it is a row of metrics.jsonl, as far as this project reads them."""
     if not isinstance(value, dict) or not is_count(value.get("step")) or not is_count(value.get("tokens")):
@@ -238,7 +246,7 @@ CHECKPOINT = {
     "optimizer": is_optimizer_state,
     "scaler": lambda v: isinstance(v, dict) and all(map(is_number, v.values())),
     "evaluated": lambda v: is_count(v) or (type(v) is int and v == -1),
-    "pending": lambda v: v == {} or (is_row(v) and all(x is None or is_number(x) for x in v.values())),
+    "pending": lambda v: v == {} or (is_row(v) and is_nested(v, 4)),  # row["track"] has dicts of dicts of lists
     "best_val_loss": lambda v: type(v) in (int, float) and not math.isnan(v),
     "wandb_id": lambda v: v is None or isinstance(v, str),
     "recent": lambda v: isinstance(v, list) and all(map(is_number, v)),
@@ -384,7 +392,7 @@ class Metrics:
 
     def write(self, row: dict) -> None:
         """Append one row to metrics.jsonl. NaN and infinity, which JSON lacks, become null."""
-        row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        row = finite(row)
         size = self.path.stat().st_size if self.path.exists() else 0
 
         def append():
@@ -395,13 +403,30 @@ class Metrics:
 
         _twice(self.path, append)
         if self.wandb:
-            self.wandb.log(row, step=row["step"])
+            self.wandb.log(flat(row), step=row["step"])
 
     def close(self) -> None:
         if self.wandb:
             self.wandb.finish()
         if self.lock:
             self.lock.close()
+
+
+def finite(value):
+    """`value`, nested dicts and lists, with None for NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def flat(value, name: str = "") -> dict:
+    """{path, such as track/stream_var/0: value} of nested dicts and lists."""
+    if not isinstance(value, (dict, list)):
+        return {name: value}
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    return {k: v for key, part in parts for k, v in flat(part, f"{name}/{key}" if name else str(key)).items()}
 
 
 def read_metrics(out_dir: Path) -> list:

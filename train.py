@@ -23,6 +23,7 @@ from model import GPT, GPTConfig, whole
 from optim import describe_groups, fill_defaults, load_optimizer, lr_at, make_optimizer, notes, state_bytes
 from rundir import Metrics, Saver, snapshot
 from runtime import Env, Prefetch, Stop
+from tracking import Tracker
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
@@ -89,6 +90,7 @@ class TrainConfig:
     eval_tokens: int = 1_000_000  # validation tokens read each time, the same every time; 0 = all
     eval_only: bool = False  # evaluate once and exit
     log_interval: int = 10  # steps between rows of metrics.jsonl
+    track_interval: int = 100  # steps between rows that also tell of stream, logits, gradients, updates, gains; 0 = off
     save_interval: int = 0  # steps between further checkpoints; 0 = only after evaluations
     keep_every: int = 0  # steps between checkpoints that are kept for good, as step_N.pt; 0 = none
     max_skipped: int = 10  # end the run after this many steps in a row whose gradient is not finite (each is skipped)
@@ -123,6 +125,7 @@ class TrainConfig:
             "max_iters",
             "micro_batch_size",
             "eval_tokens",
+            "track_interval",
             "save_interval",
             "keep_every",
             "loss_spike",
@@ -385,6 +388,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
         return stop.exit_code()
 
     step_model = runtime.distribute(model, env)
+    tracker = Tracker(raw_model, optimizer, data, config, env) if config.track_interval else None
     log, saver = None, Saver(out_dir)
     env.closing.append(saver.close)
     if env.main:
@@ -401,7 +405,7 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
     peak = runtime.peak_flops(env.device, env.dtype, config.peak_flops)
     # skipped steps: in all, in a row now, most in a row since the last look; counted without a host sync
     skipped = torch.tensor([skipped, 0.0, 0.0], device=env.device)
-    loss = norm = rates = None  # of the step just made
+    loss = norm = bad = rates = None  # of the step just made
     gc.collect()
     gc.freeze()  # what is alive now stays; the collector need not walk through it during the run
     timed, clock = step, time.perf_counter()
@@ -440,13 +444,16 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
             and not spiked
             and (keep or back or (config.save_interval and step % config.save_interval == 0))
         )
-        if evaluating or due:
+        tracking = tracker and loss is not None and tracker.due(step)
+        if evaluating or due or tracking:
             env.synchronize()  # what the GPU still has to do belongs to the steps
         pause = time.perf_counter()
+        if tracking:  # before an evaluation, whose CUDA graph may have the gradients' memory
+            row["track"] = tracker.after(norm, bad)
         if evaluating:
             val_loss = evaluate(model, data, config, micro, env, stop)
             if val_loss is None:
-                pending = row  # interrupted: the run that resumes here evaluates, and logs the whole row
+                pending = rundir.finite(row)  # interrupted: the run that resumes here evaluates, and logs the whole row
             else:
                 evaluated, is_best, row["val_loss"] = step, val_loss < best_val_loss, val_loss
                 best_val_loss = min(best_val_loss, val_loss)
@@ -485,6 +492,8 @@ def train(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, back: Rol
         for group in optimizer.param_groups:
             group["lr"] = rates[f"lr_{group['label']}"] = lr_at(step, config, group)
         x, y = env.put(*next_batch(step))
+        if tracker and tracker.due(step + 1):
+            tracker.before()
         loss, norm, bad = training_step(step_model, raw_model, optimizer, scaler, x, y, micro, config)
         streak = (skipped[1] + 1) * bad
         skipped = torch.stack((skipped[0] + bad, streak, torch.maximum(skipped[2], streak)))

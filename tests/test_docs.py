@@ -15,16 +15,19 @@ import torch
 
 import optim
 import summary
+from analyze import AnalyzeConfig
 from configurator import read_arguments, read_file, read_knobs
 from model import GPT, GPTConfig
 from optim import describe_groups, fill_defaults, make_optimizer
 from plan import PlanConfig
+from reproduce import ReproduceConfig, chosen
 from sample import SampleConfig
 from train import TrainConfig, split_batch
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted(p.relative_to(ROOT) for p in (ROOT / "config").rglob("*.py"))
-SCHEMAS = {"train.py": (GPTConfig, TrainConfig), "sample.py": (SampleConfig,)}
+SCHEMAS = {"train.py": (GPTConfig, TrainConfig)}
+TOOLS = {"sample.py": SampleConfig, "analyze.py": AnalyzeConfig, "reproduce.py": ReproduceConfig}
 OPTIMIZERS_MD = (ROOT / "docs" / "optimizers.md").read_text()
 
 
@@ -37,20 +40,22 @@ def load(*argv):
 
 def commands():
     """(tool, arguments, processes) of every command of ours in README, docs/optimizers.md, headers, Makefile."""
-    pattern = r"(?:^|[\s&])(\S*python|torchrun [^\n]*?) ((?:train|sample|optim|model)\.py)([^\n`'|]*)"
+    pattern = r"(?:^|[\s&])(\S*python|torchrun [^\n]*?) ((?:train|sample|optim|model|analyze|reproduce)\.py)([^\n`'|]*)"
     pages = [
         "README.md",
         "Makefile",
         "docs/optimizers.md",
+        "docs/analysis.md",
         "docs/scale.md",
         "docs/reliability.md",
         "docs/results/plan.md",
+        "docs/results/claims.md",
     ]
-    pages += ["train.py", "optim.py", "summary.py", "plan.py", *CONFIGS]
+    pages += ["train.py", "optim.py", "summary.py", "plan.py", "analyze.py", "reproduce.py", *CONFIGS]
     for path in [ROOT / page for page in pages]:
         text = path.read_text().replace("\\\n", " ")
         for launcher, tool, rest in re.findall(pattern, text):
-            if "CONFIG" in rest:  # "python model.py CONFIG": any file
+            if "CONFIG" in rest or "RUN" in rest:  # "python model.py CONFIG": any file
                 continue
             processes = math.prod(map(int, re.findall(r"(?:nproc_per_node|nnodes)=(\d+)", launcher)))
             argv = shlex.split(rest, comments=True)
@@ -63,8 +68,13 @@ def test_every_command_would_start(tool, argv, processes, monkeypatch):
     monkeypatch.chdir(ROOT)
     # --help, --plot, and the README's own additions, which are tried below
     argv = [a for a in argv if not a.startswith(("--help", "--plot", "--skip_scale", "--optimizer=lion"))]
-    if tool == "sample.py":
-        assert read_arguments(argv, read_knobs(SampleConfig)).keys()
+    if tool in TOOLS:
+        given = read_arguments(argv, read_knobs(TOOLS[tool]), positional="run")
+        assert given.pop("run") or tool != "analyze.py"
+        config = TOOLS[tool](**{name: value for name, (value, _) in given.items()})
+        if tool != "analyze.py":  # which checks itself as it is made
+            config.check()
+        assert tool != "reproduce.py" or chosen(config.only)
         return
     if "--plan" in argv:
         given = read_arguments([a for a in argv if a != "--plan"], read_knobs(GPTConfig, TrainConfig, PlanConfig))
@@ -82,7 +92,7 @@ def test_the_commands_are_found():
     found = [(p.values[0], len(p.values[1])) for p in commands()]
     assert len([f for f in found if f[0] == "train.py"]) >= 2 * len(CONFIGS) and ("sample.py", 2) in found
     assert {p.values[2] for p in commands()} >= {1, 4, 8}  # processes
-    assert {tool for tool, _ in found} == {"train.py", "sample.py", "optim.py", "model.py"}
+    assert {tool for tool, _ in found} == {"train.py", "sample.py", "optim.py", "model.py", "analyze.py", "reproduce.py"}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=str)
@@ -169,8 +179,8 @@ def apply_readme_diffs(root):
 
 
 def test_the_readmes_fork_examples_work(tmp_path):
-    for name in ("model.py", "optim.py", "train.py", "loader.py", "rundir.py", "runtime.py", "configurator.py"):
-        shutil.copy(ROOT / name, tmp_path / name)
+    for name in "model optim train tracking loader rundir runtime configurator".split():
+        shutil.copy(ROOT / f"{name}.py", tmp_path)
     for name in ("tests", "docs", "config"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("README.md", "pyproject.toml"):

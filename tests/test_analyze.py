@@ -1,0 +1,223 @@
+"""analyze.py end to end, in this process, on tiny runs: files, numbers, what is left out, and what is refused."""
+
+import io
+import json
+import math
+import shutil
+import sys
+from contextlib import redirect_stdout
+
+import helpers
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+import analyze
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+APPLY = set(analyze.FIGURES) - {"alpha", "tracking"}  # to a DNT run without tracked rows
+SMALL = ("--tokens=256", "--draws=1", "--device=cpu")
+
+
+def call(*argv):
+    """The exit code of analyze.py for this command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["analyze.py", *map(str, argv)])
+        try:
+            return analyze.main()
+        except SystemExit as e:
+            return e.code
+
+
+def record(folder, name):
+    return json.loads((folder / f"{name}.json").read_text(), parse_constant=pytest.fail)  # no NaN in JSON
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three runs of 20 steps: a DNT that kept its checkpoints, HG with Mix-LN and rows to track, and DyT."""
+    folder = tmp_path_factory.mktemp("analyze")
+    data = helpers.make_dataset(folder / "data")
+    how = dict(dataset=data, track_interval=0)
+    assert helpers.run(**how, out_dir=folder / "dnt", keep_every=5) == 0
+    how |= dict(pre_norm="both", mid_norm="none", input_norm=False, qk_norm=False)
+    changes = dict(gain="branch", post_norm_blocks=1, tie_weights=False, mlp="swiglu", pos="rope", n_kv_head=1)
+    assert helpers.run(**how, **changes, out_dir=folder / "$hg$") == 0
+    assert helpers.run(**how, norm="dyt", out_dir=folder / "dyt", keep_every=20, max_iters=40) == 0
+    roles = {"qk": 0.5, "ffn": 2.0}
+    rows = helpers.metrics(folder / "$hg$")
+    for i, row in enumerate(rows):
+        row["track"] = {"grad_norm": roles, "grad_kurtosis": {"qk": None}, "update_ratio": roles, "weight_norm": roles}
+        row["track"] |= {"grad_norm": {"qk": float(i + 1)}}
+    (folder / "$hg$" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drawn(runs):
+    """(folder of the results, what was printed) of all figures of the DNT, which must stay as it was."""
+    before, said = helpers.files(runs / "dnt"), io.StringIO()
+    with redirect_stdout(said):
+        assert call(runs / "dnt", *SMALL, "--snapshots=3") == 0
+    after = helpers.files(runs / "dnt")
+    assert {name: after[name] for name in before} == before
+    return runs / "dnt" / "analysis", said.getvalue()
+
+
+def test_every_figure_of_one_run(drawn):
+    folder, said = drawn
+    assert {p.name for p in folder.iterdir()} == {f"{name}.{kind}" for name in APPLY for kind in ("png", "json")}
+    assert (
+        "alpha is left out: no DyT" in said and "tracking is left out" in said and "sharpness 3/3 checkpoints" in said
+    )
+    for name in APPLY:
+        image = imread(folder / f"{name}.png")  # (height, width, RGBA)
+        assert image.shape[1] >= 900 and image.shape[0] > 200 and len(np.unique(image)) > 10, name
+        found = record(folder, name)
+        assert found["figure"] == name and found["settings"]["seed"] == 1337 and list(found["runs"]) == ["dnt"]
+        steps = [(m["step"], m["checkpoint"]) for m in found["runs"]["dnt"]]
+        assert steps in ([(20, "last.pt")], [(0, "step_0.pt"), (10, "step_10.pt"), (20, "last.pt")]), name
+
+
+def test_numbers_of_a_run(runs, drawn):
+    last = {name: record(drawn[0], name)["runs"]["dnt"][-1] for name in APPLY}
+    weights = helpers.load(runs / "dnt" / "last.pt")["model"]
+
+    assert last["norms"]["types"]["emb"] == pytest.approx(weights["wte.weight"].norm().item(), rel=1e-4)
+    gain = weights["final_norm.gain"]
+    assert last["gains"]["slots"]["final_norm"]["max"] == pytest.approx(gain.max().item(), rel=1e-4)
+    assert last["gains"]["cosines"] == []
+    kinds = last["sharpness"]["types"]
+    assert kinds["emb"]["n"] == 50 * 32, "the padding of the vocabulary counts"
+    assert all(0 < found["geometric"] <= found["arithmetic"] for found in kinds.values())
+    assert last["sharpness"]["tokens"] == 256 and last["sharpness"]["draws"] == 1
+    assert [len(last["variance"][key]) for key in ("stream", "attn", "mlp")] == [3, 2, 2]
+    assert last["variance"]["stream"][0] == pytest.approx(1, rel=0.2)  # after the input norm
+    assert last["angular"]["distance"][0][0] == 0 and 0 < last["angular"]["distance"][0][2] < 1
+    assert last["gradients"]["types"]["w1"]["n"] == 2 * 4 * 32 * 32 and last["gradients"]["tokens"] == 256
+    logged = [row["val_loss"] for row in helpers.metrics(runs / "dnt") if "val_loss" in row]
+    assert last["removal"]["loss"] == pytest.approx(logged[-1], abs=0.05)  # of 256 of its 512 tokens
+    assert last["removal"]["drop"][0] > 0
+    assert len(last["jacobian"]["maps"]["attn"]) == 2 and len(last["jacobian"]["maps"]["mlp"][0]["map"]) == 32
+    assert last["scatter"]["slots"]["final_norm"]["linear_r2"] > 0.8
+    assert len(last["logits"]["layers"]) == 2
+
+
+def test_the_same_twice(runs, drawn):
+    names = {"sharpness", "scatter", "jacobian"}  # which draw random numbers
+    flags = (*SMALL, "--snapshots=3", f"--figures={','.join(names)}", f"--out={runs / 'again'}")
+    assert call(runs / "dnt", *flags) == 0
+    for name in names:
+        assert record(runs / "again", name)["runs"] == record(drawn[0], name)["runs"]
+
+
+def test_runs_side_by_side(runs, capsys):
+    out = runs / "both"
+    paths = (runs / "dnt", runs / "$hg$", runs / "dyt")
+    assert (
+        call(*paths, *SMALL, "--snapshots=2", "--figures=gradients,sharpness,alpha,gains,tracking", f"--out={out}") == 0
+    )
+    said = capsys.readouterr().out
+    assert "baseline" in said and "kurtosis" in said
+    assert "note: $hg$ has kept one checkpoint" in said
+    wanted = {"gradients", "sharpness", "alpha", "gains", "tracking", "loss"}
+    assert {p.stem for p in out.glob("*.png")} == wanted
+    assert (out / "report.html").read_text().count("data:image/png") == len(wanted)
+    assert list(record(out, "sharpness")["runs"]) == ["dnt", "$hg$", "dyt"]
+    assert set(record(out, "sharpness")["runs"]["$hg$"][-1]["types"]) == {"emb", "head", "qk", "vo", "ffn", "norm"}
+    assert list(record(out, "alpha")["runs"]) == ["dyt"]
+    assert [m["step"] for m in record(out, "alpha")["runs"]["dyt"]] == [0, 40]
+    assert -1 <= record(out, "alpha")["runs"]["dyt"][-1]["pearson_r"] <= 1
+    assert record(out, "alpha")["runs"]["dyt"][0]["pearson_r"] is None  # all α are the same at first
+    cosines = record(out, "gains")["runs"]["$hg$"][-1]["cosines"]
+    assert cosines[0]["qk"] is None and 0.9 < cosines[1]["qk"] <= 1  # Mix-LN's first block has no pre norm
+    tracked = record(out, "tracking")["runs"]["$hg$"][0]
+    assert tracked["steps"] == list(range(21))
+    assert tracked["grad_norm"][1] == {"qk": 2.0} and tracked["grad_kurtosis"][0] == {"qk": None}
+
+
+def test_a_checkpoint_and_a_page_of_one_run(runs):
+    assert call(runs / "dnt" / "step_5.pt", *SMALL, "--figures=norms", "--report=True", f"--out={runs / 'one'}") == 0
+    (found,) = record(runs / "one", "norms")["runs"].values()
+    assert [(m["step"], m["checkpoint"]) for m in found] == [(5, "step_5.pt")]
+    assert {p.name for p in (runs / "one").iterdir()} >= {"norms.png", "loss.png", "report.html"}
+
+
+def test_spread_is_even_and_keeps_the_ends():
+    assert analyze.spread([0, 1, 2], 3) == [0, 1, 2]
+    assert analyze.spread(list(range(11)), 3) == [0, 5, 10]
+    assert analyze.spread(list(range(100)), 6) == [0, 20, 40, 59, 79, 99]
+    assert analyze.spread(list(range(5)), 1) == [4]
+
+
+def test_json_has_no_nan():
+    assert analyze.plain({"a": [math.nan, (math.inf, 1.23456789)], "b": 3}) == {"a": [None, [None, 1.23457]], "b": 3}
+
+
+def bad(runs, capsys, *argv):
+    """(exit code, the one line on stderr) of a command line that is refused."""
+    capsys.readouterr()
+    code = call(*argv)
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and "Traceback" not in said, said
+    return code, said
+
+
+@pytest.mark.parametrize(
+    "flag, says",
+    [
+        ("--figures=sharpnes", "allowed are all, gradients, sharpness"),
+        ("--figures=", "allowed are all"),
+        ("--figures=all,nothing", "nothing"),
+        ("--tokens=0", "tokens=0 must be at least 1"),
+        ("--draws=0", "draws=0 must be at least 1"),
+        ("--snapshots=0", "snapshots=0"),
+        ("--seed=-1", "seed=-1"),
+        ("--figure=norms", "did you mean --figures"),
+    ],
+)
+def test_flags_that_mean_nothing(runs, capsys, flag, says):
+    code, said = bad(runs, capsys, runs / "dnt", flag)
+    assert code == 2 and says in said
+
+
+def test_runs_that_are_none(runs, capsys, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.pt").write_bytes(b"no checkpoint")
+    for argv, says in (
+        ((), "no run is named"),
+        ((tmp_path / "nowhere",), "there is no"),
+        ((tmp_path / "empty",), "neither last.pt nor step_N.pt"),
+        ((tmp_path / "file.pt",), "cannot be read as a checkpoint"),
+        ((runs / "dnt", runs / "dnt"), "given twice"),
+        ((runs / "dnt", "--dataset=nowhere"), "is not prepared"),
+        ((runs / "dnt", "--figures=alpha,tracking"), "nothing to draw: dnt: alpha is left out: no DyT"),
+        ((runs / "dnt", f"--out={tmp_path / 'file.pt'}"), "choose another --out"),
+        ((runs / "dnt", runs / "dyt", "--baseline=pre", f"--out={tmp_path}"), "baseline"),
+    ):
+        code, said = bad(runs, capsys, *argv, "--device=cpu")
+        assert code == 1 and says in said
+
+
+def test_a_dataset_of_another_alphabet(runs, capsys, tmp_path):
+    other = helpers.make_dataset(tmp_path / "other", alphabet=40)
+    code, said = bad(runs, capsys, runs / "dnt", f"--dataset={other}", "--device=cpu")
+    assert code == 1 and "chars, 40 tokens" in said and "choose another --dataset" in said
+
+
+def test_a_changed_text_is_noted(runs, capsys, tmp_path):
+    other = helpers.make_dataset(tmp_path / "other", seed=1)
+    assert call(runs / "dnt", *SMALL, "--figures=norms", f"--dataset={other}", f"--out={tmp_path / 'out'}") == 0
+    assert "is not the one of its training" in capsys.readouterr().out
+
+
+def test_only_what_was_kept_is_there(runs, tmp_path, capsys):
+    """Without last.pt the kept checkpoints are used; without both nothing is guessed."""
+    shutil.copytree(runs / "dnt", tmp_path / "run", ignore=shutil.ignore_patterns("last.pt", "analysis"))
+    assert call(tmp_path / "run", *SMALL, "--figures=norms") == 0
+    found = record(tmp_path / "run" / "analysis", "norms")["runs"]["run"]
+    assert [m["checkpoint"] for m in found] == [f"step_{n}.pt" for n in (0, 5, 10, 15, 20)]
+    for path in (tmp_path / "run").glob("step_*.pt"):
+        path.unlink()
+    code, said = bad(runs, capsys, tmp_path / "run")
+    assert code == 1 and "best.pt" in said
