@@ -496,17 +496,18 @@ def draw_gains(results):
             over_steps(row[1], measured, lambda m, s=slot: m["slots"][s]["std"] / m["slots"][s]["rms"], **how)
         row[0].set(xlabel="step", ylabel="RMS of the gain")
         row[1].set(xlabel="step", ylabel="spread: std / RMS")
-        handles, labels = row[0].get_legend_handles_labels()
+        cosines = measured[-1]["cosines"]
+        for pair, style in (("qk", "ko-"), ("qv", "ko--"), ("kv", "ko:")) if cosines else ():
+            for block in range(len(cosines)):
+                values = [m["cosines"][block][pair] for m in measured]
+                label = None if block else f"cosine of {pair[0]}, {pair[1]}"
+                row[2].plot([m["step"] for m in measured], values, style, alpha=0.6, label=label)
+                row[2].set(xlabel="step", ylabel="cosine of the gains of q, k, v")
+        if any_cosines and not cosines:
+            row[2].set_axis_off()
+        shown = [ax.get_legend_handles_labels() for ax in (row[0], *row[2:])]
+        handles, labels = (sum(parts, []) for parts in zip(*shown, strict=True))
         row[-1].legend(handles, labels, loc="center left", bbox_to_anchor=(1, 0.5))
-        if any_cosines:
-            row[2].set(xlabel="step", ylabel="cosine of gains")
-            for i, pair in enumerate(("qk", "qv", "kv") if measured[-1]["cosines"] else ()):
-                for block in range(len(measured[-1]["cosines"])):
-                    how = dict(color=f"C{i}", label=None if block else f"{pair[0]}, {pair[1]}", alpha=0.75)
-                    over_steps(row[2], measured, lambda m, b=block, p=pair: m["cosines"][b][p], **how)
-            if measured[-1]["cosines"]:  # beside the legend of the places, which would be replaced
-                row[2].add_artist(row[2].get_legend())
-                row[2].legend(handles=row[2].lines[:: len(measured[-1]["cosines"])])
     title_rows(axes, results)
     return figure
 

@@ -1,4 +1,4 @@
-"""The smallest ground for the papers' claims (`python reproduce.py`): a GPT of 0.3M parameters, half a minute on a core.
+"""A tiny ground for the papers' claims (`python reproduce.py`): a GPT of 0.3M parameters, half a minute of a core.
 
     python train.py config/claims/tiny_gpt.py --out_dir=out/tiny_gpt
     python train.py config/claims/tiny_gpt.py config/dnt/s5.py --out_dir=out/tiny_dnt

@@ -1,4 +1,4 @@
-"""The smallest ground for claims about LLaMA-like models (`python reproduce.py`): 0.3M parameters, half a minute on a core.
+"""A tiny ground for claims about LLaMA-like models (`python reproduce.py`): 0.3M parameters, half a minute.
 
     python train.py config/claims/tiny_llama.py --out_dir=out/tiny_llama
     python train.py config/claims/tiny_llama.py config/lns/lns.py --n_layer=12 --out_dir=out/tiny_lns
