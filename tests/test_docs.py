@@ -92,7 +92,7 @@ def test_the_commands_are_found():
     found = [(p.values[0], len(p.values[1])) for p in commands()]
     assert len([f for f in found if f[0] == "train.py"]) >= 2 * len(CONFIGS) and ("sample.py", 2) in found
     assert {p.values[2] for p in commands()} >= {1, 4, 8}  # processes
-    assert {tool for tool, _ in found} == {f"{name}.py" for name in "train sample optim model analyze reproduce".split()}
+    assert {tool for tool, _ in found} == {f"{t}.py" for t in "train sample optim model analyze reproduce".split()}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=str)
