@@ -240,11 +240,11 @@ def measure_tracking(run, model, tokens):
     rows = [row for row in rundir.read_metrics(run.folder) if isinstance(row.get("track"), dict)]
     if not rows:
         raise LeftOut("metrics.jsonl has no tracked rows (train.py --track_interval)")
-    keys = ("grad_norm", "grad_kurtosis", "update_ratio", "weight_norm")
-    return {
-        "steps": [row["step"] for row in rows],
-        **{key: [row["track"].get(key) or {} for row in rows] for key in keys},
-    }
+    tracks = [row["track"] for row in rows]
+    by_role = {key: [t.get(key) or {} for t in tracks] for key in ("grad_norm", "grad_kurtosis", "update_ratio")}
+    by_depth = {key: [t.get(key) or [] for t in tracks] for key in ("stream_var", "logit_max")}
+    spread = [{slot: most - least for slot, (_, least, most) in (t.get("gain") or {}).items()} for t in tracks]
+    return {"steps": [row["step"] for row in rows], **by_role, **by_depth, "gain_range": spread}
 
 
 # ------------------------------------------------------- drawing: {run name: [what was measured, by snapshot]} → figure
@@ -524,17 +524,36 @@ def draw_logits(results):
 
 
 def draw_tracking(results):
-    keys = {"grad_norm": "gradient norm", "grad_kurtosis": "gradient kurtosis", "update_ratio": "update / weight norm"}
-    figure, axes = panels(len(results), len(keys), 2.6, sharey="col")
-    for row, (*_, last) in zip(axes, results.values(), strict=True):
-        for ax, (key, title) in zip(row, keys.items(), strict=True):
+    by_role = {
+        "grad_norm": "gradient norm",
+        "grad_kurtosis": "gradient kurtosis",
+        "update_ratio": "update / weight norm",
+    }
+    by_depth = {"stream_var": "variance of the stream", "logit_max": "largest attention logit"}
+    figure, axes = panels(2 * len(results), 3, 2.4)
+    for (upper, lower), (name, (*_, last)) in zip(axes.reshape(-1, 2, 3), results.items(), strict=True):
+        for ax, (key, title) in zip(upper, by_role.items(), strict=True):
             for role in [role for role in ROLES if any(role in values for values in last[key])]:
                 values = [v.get(role) for v in last[key]]
                 values = [math.nan if v is None else v for v in values]
                 ax.plot(last["steps"], values, color=f"C{ROLES.index(role) % 10}", label=role)
-            ax.set(title=title, yscale="log", xlabel="step")
-        row[0].legend(ncols=2)
-    title_rows(axes, results)
+            ax.set(title=title, yscale="log")
+        for ax, (key, title) in zip(lower, by_depth.items(), strict=False):
+            depths = list(zip(*last[key], strict=True))
+            for depth, (values, color) in enumerate(zip(depths, shades(len(depths)), strict=True)):
+                values = [math.nan if v is None else v for v in values]
+                label = str(depth + (key == "logit_max")) if depth in (0, len(depths) - 1) else None
+                ax.plot(last["steps"], values, color=color, label=label)
+            ax.set(title=f"{title}, by block", yscale="log", xlabel="step")
+            if depths:
+                ax.legend()
+        for slot in last["gain_range"][-1]:
+            values = [found.get(slot, math.nan) for found in last["gain_range"]]
+            lower[2].plot(last["steps"], values, color="C7" if slot == "final_norm" else "C0", alpha=0.6)
+        lower[2].set(title="gains: largest − least, each slot", xlabel="step")
+        upper[0].legend(ncols=2)
+        upper[0].set_ylabel(name)
+        lower[0].set_ylabel(name)
     return figure
 
 

@@ -55,7 +55,7 @@ CAPTIONS = {
     "jacobian": ("Jacobian of residual sub-layers, averaged over tokens", "LNS, Fig. 7"),
     "gains": ("Scale vectors over training", "scale vectors, Fig. 4"),
     "logits": ("Largest attention logit of each block", ""),
-    "tracking": ("What the run recorded of itself: gradients and updates by role", ""),
+    "tracking": ("What the run recorded of itself: gradients and updates by role, stream, logits, gains", ""),
 }
 
 

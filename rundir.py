@@ -499,7 +499,7 @@ def draw_loss(out_dir: Path, title: str) -> Path | None:
         low, high = min(points), max(points)
         ax.set_ylim(low - 0.05 * (high - low) - 1e-3, high + 0.05 * (high - low) + 1e-3)
     per_step = next((f" ({r['tokens'] // r['step']:,} tokens each)" for r in rows[::-1] if r["step"]), "")
-    ax.set(xlabel=f"step{per_step}", ylabel="loss (nats per token)", title=title)
+    ax.set(xlabel=f"step{per_step}", ylabel="loss (nats per token)", title=title.replace("$", r"\$"))
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
     if train or val:

@@ -16,6 +16,7 @@ import analyze
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 APPLY = set(analyze.FIGURES) - {"alpha", "tracking"}  # to a DNT run without tracked rows
+HG = r"$\hg$"  # a run's name that must not be taken for mathematics
 SMALL = ("--tokens=256", "--draws=1", "--device=cpu")
 
 
@@ -42,14 +43,15 @@ def runs(tmp_path_factory):
     assert helpers.run(**how, out_dir=folder / "dnt", keep_every=5) == 0
     how |= dict(pre_norm="both", mid_norm="none", input_norm=False, qk_norm=False)
     changes = dict(gain="branch", post_norm_blocks=1, tie_weights=False, mlp="swiglu", pos="rope", n_kv_head=1)
-    assert helpers.run(**how, **changes, out_dir=folder / "$hg$") == 0
+    assert helpers.run(**how, **changes, out_dir=folder / "hg") == 0
     assert helpers.run(**how, norm="dyt", out_dir=folder / "dyt", keep_every=20, max_iters=40) == 0
+    (folder / "hg").rename(folder / HG)
     roles = {"qk": 0.5, "ffn": 2.0}
-    rows = helpers.metrics(folder / "$hg$")
+    rows = helpers.metrics(folder / HG)
     for i, row in enumerate(rows):
         row["track"] = {"grad_norm": roles, "grad_kurtosis": {"qk": None}, "update_ratio": roles, "weight_norm": roles}
         row["track"] |= {"grad_norm": {"qk": float(i + 1)}}
-    (folder / "$hg$" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / HG / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
@@ -113,25 +115,25 @@ def test_the_same_twice(runs, drawn):
 
 def test_runs_side_by_side(runs, capsys):
     out = runs / "both"
-    paths = (runs / "dnt", runs / "$hg$", runs / "dyt")
+    paths = (runs / "dnt", runs / HG, runs / "dyt")
     assert (
         call(*paths, *SMALL, "--snapshots=2", "--figures=gradients,sharpness,alpha,gains,tracking", f"--out={out}") == 0
     )
     said = capsys.readouterr().out
     assert "baseline" in said and "kurtosis" in said
-    assert "note: $hg$ has kept one checkpoint" in said
+    assert f"note: {HG} has kept one checkpoint" in said
     wanted = {"gradients", "sharpness", "alpha", "gains", "tracking", "loss"}
     assert {p.stem for p in out.glob("*.png")} == wanted
     assert (out / "report.html").read_text().count("data:image/png") == len(wanted)
-    assert list(record(out, "sharpness")["runs"]) == ["dnt", "$hg$", "dyt"]
-    assert set(record(out, "sharpness")["runs"]["$hg$"][-1]["types"]) == {"emb", "head", "qk", "vo", "ffn", "norm"}
+    assert list(record(out, "sharpness")["runs"]) == ["dnt", HG, "dyt"]
+    assert set(record(out, "sharpness")["runs"][HG][-1]["types"]) == {"emb", "head", "qk", "vo", "ffn", "norm"}
     assert list(record(out, "alpha")["runs"]) == ["dyt"]
     assert [m["step"] for m in record(out, "alpha")["runs"]["dyt"]] == [0, 40]
     assert -1 <= record(out, "alpha")["runs"]["dyt"][-1]["pearson_r"] <= 1
     assert record(out, "alpha")["runs"]["dyt"][0]["pearson_r"] is None  # all α are the same at first
-    cosines = record(out, "gains")["runs"]["$hg$"][-1]["cosines"]
+    cosines = record(out, "gains")["runs"][HG][-1]["cosines"]
     assert cosines[0]["qk"] is None and 0.9 < cosines[1]["qk"] <= 1  # Mix-LN's first block has no pre norm
-    tracked = record(out, "tracking")["runs"]["$hg$"][0]
+    tracked = record(out, "tracking")["runs"][HG][0]
     assert tracked["steps"] == list(range(21))
     assert tracked["grad_norm"][1] == {"qk": 2.0} and tracked["grad_kurtosis"][0] == {"qk": None}
 
