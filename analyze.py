@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -158,9 +159,9 @@ def measure_gradients(run, model, tokens):
 
 
 def measure_sharpness(run, model, tokens):
-    idx, vocab, types = run.batch(tokens)[0], model.config.vocab_size, d.block_types(model)
+    idx, types = run.batch(tokens)[0], d.block_types(model)
     h = d.sharpness(model, idx, run.config.draws, run.generator(run.device))
-    h = {name: t[:vocab] if types[name] in ("emb", "head") else t for name, t in h.items()}  # without the padding
+    h = d.without_padding(model, h)
     density = {
         kind: d.log10_density(torch.cat([t.flatten() for name, t in h.items() if types[name] == kind]), 60)
         for kind in dict.fromkeys(types.values())
@@ -243,7 +244,8 @@ def measure_tracking(run, model, tokens):
     tracks = [row["track"] for row in rows]
     by_role = {key: [t.get(key) or {} for t in tracks] for key in ("grad_norm", "grad_kurtosis", "update_ratio")}
     by_depth = {key: [t.get(key) or [] for t in tracks] for key in ("stream_var", "logit_max")}
-    spread = [{slot: most - least for slot, (_, least, most) in (t.get("gain") or {}).items()} for t in tracks]
+    gains = [(t.get("gain") or {}).items() for t in tracks]
+    spread = [{slot: g[2] - g[1] for slot, g in found if None not in g} for found in gains]
     return {"steps": [row["step"] for row in rows], **by_role, **by_depth, "gain_range": spread}
 
 
@@ -539,7 +541,7 @@ def draw_tracking(results):
                 ax.plot(last["steps"], values, color=f"C{ROLES.index(role) % 10}", label=role)
             ax.set(title=title, yscale="log")
         for ax, (key, title) in zip(lower, by_depth.items(), strict=False):
-            depths = list(zip(*last[key], strict=True))
+            depths = list(zip_longest(*last[key]))
             for depth, (values, color) in enumerate(zip(depths, shades(len(depths)), strict=True)):
                 values = [math.nan if v is None else v for v in values]
                 label = str(depth + (key == "logit_max")) if depth in (0, len(depths) - 1) else None
@@ -677,7 +679,10 @@ def analyze(paths: list, config: AnalyzeConfig) -> None:
     runs = [Run(path, name, config, device) for path, name in zip(paths, report.distinct_names(named), strict=True)]
     folder = output_folder(runs, config)
     compared, drawn = [], []
-    if config.report or len(runs) > 1:  # first: what is wrong with the records is found in no time
+    alone = len(runs) == 1 and not config.report
+    if alone and (config.baseline or config.smooth != AnalyzeConfig.smooth):
+        raise ValueError("baseline and smooth are for runs compared: name several, or add --report=True")
+    if not alone:  # first: what is wrong with the records is found in no time
         compared = report.load_runs(list(dict.fromkeys(run.folder for run in runs)))
         table = report.compare(compared, folder, config.baseline, config.smooth)["table"]
         print(report.terminal_text(table))

@@ -33,9 +33,11 @@ seeds (`--seeds=5`) or a larger scale may tell. A claim of several numbers is co
 confirmed if one is not. Of twenty numbers without any effect one gets a verdict by chance.
 
 **Learning rates.** Where an arm's is "searched", it is the best for the first seed on a grid of factors of two, reached
-by going downhill from a stated start until both neighbours are worse; the tables show what was tried. The first seed is
-among those reported: a small bias, which all arms with a search share. "Of X": the best of arm X is taken. A run that
-diverges, or ends worse than it began, counts as ln V, the loss of a model that knows nothing.
+by going downhill from a stated start until both neighbours are worse, or the grid ends; the tables show what was tried.
+The first seed is among those reported: a small bias, which all arms with a search share. "Of X": the best of arm X is
+taken, which favours X. Every searched or given LR ends at a tenth of itself, whatever the paper has [I]. A run that
+diverges, or ends worse than it began, counts as ln V, the loss of a model that knows nothing; where both sides of a
+number do, it is inconclusive.
 
 Marks: [I] our inference or choice, not a paper's word; [U] not published where we could read it.
 
@@ -61,7 +63,10 @@ def load(results: Path) -> dict:
     for scale in SCALES:
         path = results / "claims" / f"{scale}.json"
         if path.exists():
-            found[scale] = json.loads(path.read_text(encoding="utf-8"))
+            try:
+                found[scale] = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError:
+                raise ValueError(f"{path} is damaged: take it from git again, or remove it") from None
     return found
 
 
@@ -77,6 +82,9 @@ def overview(found: dict) -> list:
         for claim in claims:
             cells = []
             for scale in found:
+                if scale not in claim.scales:
+                    cells.append("–")
+                    continue
                 result = found[scale].get(claim.id)
                 verdicts = [row["verdict"] for row in result["rows"]] if result else []
                 yes = f" ({verdicts.count('confirmed')} of {len(verdicts)})" if len(verdicts) > 1 else ""
@@ -107,7 +115,8 @@ def rate(arm: dict) -> str:
     tried = ", ".join(
         f"{float(lr):g}: {number(loss)}" for lr, loss in sorted(arm["tried"].items(), key=lambda t: float(t[0]))
     )
-    return f"{arm['lr']:g}, searched ({tried})"
+    edge = ", the edge of the grid" if arm["edge"] else ""
+    return f"{arm['lr']:g}, searched{edge} ({tried})"
 
 
 def details(scale: str, claim, result: dict) -> list:
@@ -117,7 +126,7 @@ def details(scale: str, claim, result: dict) -> list:
     lines += [claim.note, ""] if claim.note else []
     rows = []
     for row in result["rows"]:
-        exact = len(row["values"]) == 1
+        exact = len(row["values"]) == 1 and math.isfinite(row["low"])
         mean = (
             number(row["mean"]) if exact else f"{signed(row['mean'])} ({signed(row['low'])} to {signed(row['high'])})"
         )
@@ -127,7 +136,12 @@ def details(scale: str, claim, result: dict) -> list:
     lines += table(["number", "mean (95% interval)", seeds, "confirmed if", "verdict"], rows)
     losses = {name: v for row in result["rows"] if row["measure"] == "loss" for name, v in row["parts"].items()}
     rows = [
-        [name, f"`{arm['files'] or 'nothing'}`", rate(arm), ", ".join(map(number, losses.get(name, [])))]
+        [
+            name,
+            f"`{arm['files'] or 'nothing'}`",
+            rate(arm),
+            ", ".join(map(number, losses.get(name, []))),
+        ]
         for name, arm in result["arms"].items()
     ]
     lines += (
@@ -200,8 +214,15 @@ def draw(result: dict, path: Path) -> None:
     plt.close(figure)
 
 
+def why_not(claim_id: str) -> str:
+    """Why a claim is not for every scale: its note."""
+    return next(claim.note for claim in CLAIMS if claim.id == claim_id)
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/results")
+    if not (folder / "claims").is_dir():
+        sys.exit(f"error: there is no {folder / 'claims'}: run reproduce.py")
     print(write(folder))
     for name in load(folder):
         print(f"\n{name}:\n" + "\n".join(summary(load(folder), name)))

@@ -42,6 +42,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from model import GPT, LOGITS_BYTES, MLP, Attention, KVCache, Slot, upcast
+from tracking import largest_logit
 
 MICRO_TOKENS = 4096  # tokens of one forward and backward pass in here: bounds memory
 MATRIX_TYPES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}
@@ -202,6 +203,12 @@ def sampled_labels(model: GPT, x: torch.Tensor, generator: torch.Generator) -> t
         p = model.logits(part).softmax(-1).flatten(0, 1).to(generator.device)
         labels.append(torch.multinomial(p, 1, generator=generator).view(part.shape[:2]))
     return torch.cat(labels).to(x.device)
+
+
+def without_padding(model: GPT, h: dict) -> dict:
+    """`h`, {parameter name: tensor}, without the rows that pad the vocabulary, which no token reaches."""
+    types, vocab = block_types(model), model.config.vocab_size
+    return {name: t[:vocab] if types[name] in ("emb", "head") and t.ndim > 1 else t for name, t in h.items()}
 
 
 def sharpness_by(h: dict, types: dict) -> dict:
@@ -470,11 +477,7 @@ class LargestLogit(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is F.scaled_dot_product_attention:
-            q, k = (upcast(x) for x in args[:2])  # (B, H, T, hd), (B, H_kv, T, hd)
-            k, largest = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1), 0.0
-            for a, b in zip(q, k, strict=True):  # a sequence at a time: (H, T, T) is enough to hold
-                largest = max(largest, (a @ b.mT).tril().abs().max().item())
-            self.found.append(largest / q.shape[-1] ** 0.5)
+            self.found.append(largest_logit(*(upcast(x) for x in args[:2])))
         return function(*args, **(kwargs or {}))
 
 
@@ -483,4 +486,4 @@ def logit_max(model: GPT, idx: torch.Tensor) -> list:
     """[L]: the largest |q·k| / √head_dim of each block, over heads and causal pairs, after QK-norm and RoPE."""
     with LargestLogit() as mode:
         model.stream(idx)
-    return mode.found
+    return torch.stack(mode.found).tolist()

@@ -15,13 +15,15 @@ import torch
 
 import diagnostics
 import rundir
+import runtime
 from loader import Dataset
 from model import GPT, GPTConfig, Slot
 from optim import fill_defaults, lr_at, state_bytes
 from train import TrainConfig
 
-TOKENS = 16384  # of the validation set, for gradients and losses
-PROBE = 2048  # for what needs less
+GRADIENT_TOKENS = 65536  # of the validation set
+LOSS_TOKENS = 16384
+PROBE_TOKENS = 2048  # for what needs less
 DRAWS = 8  # of labels, for sharpness
 SEED = 1  # of those draws
 
@@ -45,8 +47,8 @@ def steps(path: Path) -> list:
     return sorted(int(p.stem.removeprefix("step_")) for p in path.glob("step_*.pt"))
 
 
-def device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def device() -> torch.device:
+    return runtime.choose_device("auto")[0]
 
 
 def model_of(path: Path, name: str = "last.pt") -> GPT:
@@ -54,9 +56,10 @@ def model_of(path: Path, name: str = "last.pt") -> GPT:
     return GPT.from_checkpoint(rundir.load_checkpoint(path / name)).eval().to(device())
 
 
-def batches(path: Path, tokens: int, size: int = 16) -> list:
-    """[(inputs, targets)] of the first validation windows that an evaluation of so many tokens reads."""
+def batches(path: Path, tokens: int, size: int = 0) -> list:
+    """[(inputs, targets)] of the validation windows that an evaluation of so many tokens reads, `size` a batch."""
     model, config = configs(path)
+    size = size or max(1, diagnostics.MICRO_TOKENS // model.block_size)
     data = Dataset(config.dataset, model.block_size, config.seed, verify=False)
     starts = data.validation(tokens)
     pairs = [data.val_batch(starts[i : i + size], size) for i in range(0, len(starts), size)]
@@ -64,9 +67,9 @@ def batches(path: Path, tokens: int, size: int = 16) -> list:
 
 
 def probe(path: Path) -> torch.Tensor:
-    """Whole sequences (B, T) of about PROBE tokens."""
-    n = max(1, PROBE // configs(path)[0].block_size)
-    return batches(path, PROBE, n)[0][0]
+    """Whole sequences (B, T) of about PROBE_TOKENS tokens."""
+    n = max(1, PROBE_TOKENS // configs(path)[0].block_size)
+    return batches(path, PROBE_TOKENS, n)[0][0]
 
 
 # -------------------------------------------------------------------------------------------------------- the runs
@@ -96,8 +99,11 @@ def rise(path: Path) -> float:
 def early_gradients(path: Path) -> dict:
     """{q, k, v, o, w1, w2: gradient entries of all layers together}, at the first checkpoint after warm-up."""
     warmup = configs(path)[1].warmup_iters
-    model = model_of(path, f"step_{next(step for step in steps(path) if step > warmup)}.pt")
-    gradients, types = diagnostics.gradients(model, batches(path, TOKENS)), diagnostics.matrix_types(model)
+    early = next((step for step in steps(path) if step >= warmup), None)
+    if early is None:
+        raise ValueError(f"{path} has kept no checkpoint after its warm-up: remove it, to train it again")
+    model = model_of(path, f"step_{early}.pt")
+    gradients, types = diagnostics.gradients(model, batches(path, GRADIENT_TOKENS)), diagnostics.matrix_types(model)
     return {t: torch.cat([gradients[n].flatten() for n, u in types.items() if u == t]) for t in types.values()}
 
 
@@ -124,6 +130,7 @@ def sharpness(path: Path, name: str) -> dict:
     """{type: arithmetic mean of the sharpness} at a checkpoint."""
     model, generator = model_of(path, name), torch.Generator(device()).manual_seed(SEED)
     h = diagnostics.sharpness(model, probe(path), DRAWS, generator)
+    h = diagnostics.without_padding(model, h)
     by_type = diagnostics.sharpness_by(h, diagnostics.block_types(model))
     return {t: by_type[t]["arithmetic"] for t in ORDER}
 
@@ -132,12 +139,16 @@ def sharpness_ratio(a: str, b: str):
     return lambda path: math.log10(sharpness(path, "last.pt")[a] / sharpness(path, "last.pt")[b])
 
 
+def is_ordered(path: Path, step: int) -> bool:
+    s = sharpness(path, f"step_{step}.pt")
+    return all(s[a] < s[b] for a, b in zip(ORDER, ORDER[1:], strict=False))
+
+
 def onset(path: Path) -> float:
     """The share of the run from which on every checkpoint has the order; 1 where the last has it not."""
     first = 1.0
     for step in reversed(steps(path)):
-        s = sharpness(path, f"step_{step}.pt")
-        if any(s[a] >= s[b] for a, b in zip(ORDER, ORDER[1:], strict=False)):
+        if not is_ordered(path, step):
             break
         first = step / configs(path)[1].max_iters
     return first
@@ -191,7 +202,7 @@ def turns(path: Path) -> tuple:
 @cache
 def drops(path: Path) -> tuple:
     """Mean rise of the loss without one block: blocks of the shallower, the deeper half."""
-    return halves(diagnostics.removal_drop(model_of(path), batches(path, TOKENS))["drop"])
+    return halves(diagnostics.removal_drop(model_of(path), batches(path, LOSS_TOKENS))["drop"])
 
 
 # ------------------------------------------------------------------------------------------------------------- gains
@@ -233,6 +244,7 @@ MEASURES = {
     "log10 gradient kurtosis": gradient_kurtosis,
     **{f"log10 sharpness {a}/{b}": sharpness_ratio(a, b) for b, a in zip(ORDER, ORDER[1:], strict=False)},
     "onset of the order": onset,
+    "order at the start": lambda path: float(is_ordered(path, 0)),
     "tanh fit": tanh_r2,
     "tanh fit over linear": tanh_over_linear,
     "alpha and 1/std": alpha_correlation,

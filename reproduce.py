@@ -13,6 +13,7 @@ seed, until both neighbours are worse; the best is then run with all seeds. A nu
 
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -22,7 +23,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -37,9 +38,12 @@ from configurator import configure
 from loader import load_meta
 from measure import device_name
 from model import GPTConfig
+from optim import fill_defaults
 from train import TrainConfig
 
 ROOT = Path(__file__).resolve().parent
+# what a run may have otherwise than its command line says, without being another
+UNLIKE = ("vocab_size", "out_dir", "init_from", "overwrite", "keep_every", "track_interval")
 
 
 @dataclass
@@ -57,19 +61,22 @@ class ReproduceConfig:
 
     def check(self):
         """ValueError for values that mean nothing."""
-        if not 2 <= self.seeds <= 10:
-            raise ValueError(f"seeds={self.seeds} must be between 2 and 10: one has no spread")
+        if not 1 <= self.seeds <= 10:
+            raise ValueError(f"seeds={self.seeds} must be between 1 and 10")
         if self.jobs < 0:
             raise ValueError(f"jobs={self.jobs} must not be negative (0 = by the machine)")
 
 
-def chosen(only: str) -> list:
-    """The claims that `only` names, by id or paper. ValueError for a name that is neither."""
+def chosen(only: str, scale: str = "tiny") -> list:
+    """The claims that `only` names, by id or paper, and `scale` can test. ValueError for a name that is neither."""
     names = [name.strip() for name in only.split(",") if name.strip()]
     allowed = {claim.id for claim in CLAIMS} | {claim.paper for claim in CLAIMS}
     if unknown := [name for name in names if name not in allowed]:
         raise ValueError(f"only={unknown[0]} is neither a claim nor a paper: allowed are {', '.join(sorted(allowed))}")
-    return [claim for claim in CLAIMS if not names or claim.id in names or claim.paper in names]
+    named = [claim for claim in CLAIMS if not names or claim.id in names or claim.paper in names]
+    if names and (beyond := [claim.id for claim in named if claim.id in names and scale not in claim.scales]):
+        raise ValueError(f"{beyond[0]} is no claim for scale {scale}: {claims_report.why_not(beyond[0])}")
+    return [claim for claim in named if scale in claim.scales]
 
 
 # ------------------------------------------------------------------------------------------------------------- runs
@@ -126,7 +133,8 @@ class Runner:
     # -- what is to be run
 
     def run(self, arm: Arm, lr: float | None, seed: int) -> Run:
-        files, flags = command_of(self.scale.bases[arm.family], arm.files)
+        name = next((name for name, other in ARMS.items() if other is arm), None)
+        files, flags = command_of(self.scale.bases[arm.family], arm.files, self.scale.changes.get(name, ""))
         if lr is not None:
             flags |= {"learning_rate": f"{lr:g}", "min_lr": f"{lr / 10:g}"}
         args = [*files, *(f"--{name}={value}" for name, value in flags.items()), f"--seed={seed}"]
@@ -175,36 +183,69 @@ class Runner:
     def finish(self, run: Run) -> None:
         """Train `run` unless it is finished; under dry_run and judge_only note that it is missing."""
         with self.lock_of(run.path):
-            done = run.path / "done.json"
-            if done.exists():
+            if self.is_done(run):
                 return
             if self.config.dry_run or self.config.judge_only:
                 with self.guard:
                     self.missing.append(run)
                 return
-            began = time.perf_counter()
-            self.train(run)
-            outcome, seconds = self.outcome(run), time.perf_counter() - began
-            record = {"args": run.args, "outcome": outcome, "seconds": seconds}
-            rundir.write_file(done, lambda f: f.write(json.dumps(record, indent=1).encode()))
+            run.path.mkdir(parents=True, exist_ok=True)
+            with self.hold(run.path) as lock:
+                if self.is_done(run):  # by the process that held it
+                    return
+                began = time.perf_counter()
+                self.train(run, lock)
+                outcome, seconds = self.outcome(run), time.perf_counter() - began
+                record = {"args": run.args, "outcome": outcome, "seconds": seconds}
+                rundir.write_file(run.path / "done.json", lambda f: f.write(json.dumps(record, indent=1).encode()))
             with self.guard:
                 self.made += 1
                 minutes = (time.perf_counter() - self.began) / 60
                 loss = quantities.loss(run.path)
                 print(f"{minutes:6.1f} min  run {self.made}: {run.path.name}  {outcome}, loss {loss:.4f}", flush=True)
 
-    def train(self, run: Run) -> None:
+    def is_done(self, run: Run) -> bool:
+        """Whether it is finished. ValueError if that was with other settings than its files and flags have now."""
+        if not (run.path / "done.json").exists():
+            return False
+        flags, config = resolved(run.args)
+        fill_defaults(config)
+        made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+        made, wanted = {**made["model"], **made["train"]}, {**asdict(flags), **asdict(config)}
+        for name in UNLIKE:
+            made.pop(name, None)
+        changed = [f"{name} {value!r} → {wanted[name]!r}" for name, value in made.items() if wanted[name] != value]
+        if changed:
+            raise ValueError(f"{run.path} was trained with other settings ({', '.join(changed)}): remove it")
+        return True
+
+    def hold(self, path: Path):
+        """An open file that locks `path` for this process, and for the train.py that inherits it: one that outlives a
+        killed reproduce.py goes on, and the next one waits for it."""
+        file, said = open(path / ".reproduce", "w"), False
+        while rundir.fcntl:
+            try:
+                rundir.fcntl.flock(file, rundir.fcntl.LOCK_EX | rundir.fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not said:
+                    print(f"waiting: {path} is being trained by another process", flush=True)
+                said = True
+                if self.stopping:
+                    raise Stopped from None
+                time.sleep(1)
+        return file
+
+    def train(self, run: Run, lock) -> None:
         """train.py on `run`, from its last checkpoint if there is one, until it ends."""
-        run.path.mkdir(parents=True, exist_ok=True)
-        self.wait_for_lock(run.path)
         command = [*self.launcher, str(ROOT / "train.py"), *run.args, "--init_from=auto", f"--out_dir={run.path}"]
         with open(run.path / "train.log", "ab") as log:
+            how = dict(cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env)
+            how |= dict(pass_fds=(lock.fileno(),)) if rundir.fcntl else {}
             with self.guard:
                 if self.stopping:
                     raise Stopped
-                child = subprocess.Popen(
-                    command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env
-                )
+                child = subprocess.Popen(command, **how)
                 self.children.add(child)
                 if self.stopping:  # meanwhile: `stop` has not seen it
                     child.terminate()
@@ -216,21 +257,6 @@ class Runner:
         if code and self.outcome(run) != "diverged":
             lines = (run.path / "train.log").read_text(errors="replace").splitlines()
             raise ValueError(f"a run ended with exit code {code} ({(lines or [''])[-1]}): see {run.path / 'train.log'}")
-
-    def wait_for_lock(self, path: Path) -> None:
-        """Until no process trains in `path`: one that outlived a killed reproduce.py goes on, and is not disturbed."""
-        said = False
-        while not self.stopping:
-            try:
-                if file := rundir.lock(path):
-                    file.close()
-                return
-            except ValueError as e:
-                if not said:
-                    print(f"waiting: {str(e).partition(': end')[0]}", flush=True)
-                said = True
-                time.sleep(1)
-        raise Stopped
 
     def outcome(self, run: Run) -> str:
         rows = rundir.read_metrics(run.path)
@@ -273,11 +299,16 @@ def judge(claim: Claim, runner: Runner) -> dict:
         columns = [v * (n // len(v)) for v in parts.values()]
         values = [sum(s * x for s, x in zip(signs, column, strict=True)) for column in zip(*columns, strict=True)]
         mean, low, high = interval(values)
+        different = {v for column in columns for v in column}  # a single one: all diverged, and count as ln V
+        if (len(columns) > 1 and len(different) == 1) or (len(values) == 1 and set(parts) & set(ARMS)):  # or no spread
+            low, high = -math.inf, math.inf
         rows.append(dict(says=row.says, measure=row.measure, value=row.value, expect=row.expect, values=values))
         rows[-1] |= dict(parts=parts, mean=mean, low=low, high=high, verdict=verdict(low, high, row.expect))
         for name in [name for name in parts if name in ARMS]:
             lr, tried = runner.rates(ARMS[name])
             arms[name] = dict(lr=lr, tried=tried, files=ARMS[name].files, lr_of=ARMS[name].lr)
+            grid = runner.scale.grids[ARMS[name].grid][0]
+            arms[name]["edge"] = bool(tried) and lr in (grid[0], grid[-1])
     return dict(id=claim.id, verdict=together([row["verdict"] for row in rows]), rows=rows, arms=arms)
 
 
@@ -311,8 +342,10 @@ def reproduce(claims: list, runner: Runner) -> int:
         families = {ARMS[name].family for claim in claims for name in arms_of(claim)}
         for dataset in {resolved(runner.scale.bases[family].split())[1].dataset for family in families}:
             load_meta(dataset)  # now, not in the first run
-    futures, results, left = train_all(claims, runner), ROOT / config.results, 0
+    futures, results, left, failed = train_all(claims, runner), ROOT / config.results, 0, 0
     try:
+        for future in [f for some in futures.values() for f in some] if runner.scale.distributed else ():
+            future.exception()  # all GPUs are training: measure when that is over
         for claim in claims:
             try:
                 for future in futures[claim.id]:
@@ -320,6 +353,10 @@ def reproduce(claims: list, runner: Runner) -> int:
                 found = judge(claim, runner)
             except Missing:
                 left += 1
+                continue
+            except ValueError as e:  # others may go on
+                failed += 1
+                print(f"error: {claim.id}: {e}", file=sys.stderr, flush=True)
                 continue
             if config.dry_run:
                 continue
@@ -335,7 +372,7 @@ def reproduce(claims: list, runner: Runner) -> int:
         print(f"{left} of {len(claims)} claims are not judged: they lack runs")
     for run in dict.fromkeys(runner.missing) if config.dry_run else ():
         print(shlex.join([*runner.launcher, "train.py", *run.args, "--init_from=auto", f"--out_dir={run.path}"]))
-    return 0
+    return int(failed > 0)
 
 
 def record(found: dict, runner: Runner, results: Path) -> None:
@@ -343,8 +380,8 @@ def record(found: dict, runner: Runner, results: Path) -> None:
     folder = results / "claims"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{runner.config.scale}.json"
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    found |= dict(seeds=runner.config.seeds, hardware=device_name(torch.device(quantities.device())))
+    kept = claims_report.load(results).get(runner.config.scale, {})
+    found |= dict(seeds=runner.config.seeds, hardware=device_name(quantities.device()))
     found |= dict(torch=torch.__version__, git_commit=rundir.run_record()["git_commit"])
     kept[found["id"]] = found
     rundir.write_file(path, lambda f: f.write(json.dumps(kept, indent=1).encode()))
@@ -356,7 +393,7 @@ def main() -> int:
     (config,), _ = configure(ReproduceConfig, description=__doc__)
     try:
         config.check()
-        claims, runner = chosen(config.only), Runner(config)
+        claims, runner = chosen(config.only, config.scale), Runner(config)
         return reproduce(claims, runner)
     except runtime.EXPECTED as e:
         return runtime.report(e)

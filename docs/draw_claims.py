@@ -22,7 +22,7 @@ import diagnostics  # noqa: E402
 import quantities  # noqa: E402
 import rundir  # noqa: E402
 from claims import ARMS  # noqa: E402
-from reproduce import ReproduceConfig, Runner  # noqa: E402
+from reproduce import Missing, ReproduceConfig, Runner  # noqa: E402
 
 SEEDS = (1, 2, 3)
 CURVES = {  # figure: (title, arms)
@@ -163,4 +163,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Missing:
+        sys.exit("error: runs are missing: python reproduce.py")

@@ -3,6 +3,7 @@ made-up scale with tiny runs, that is killed, stopped and started again.
 
 Numbers that are expected are worked out by hand, or here from what the runs logged."""
 
+import fcntl
 import itertools
 import json
 import math
@@ -23,7 +24,6 @@ from helpers import ROOT, assert_same_run, column, finish, load, metrics, wait_f
 
 import quantities
 import reproduce
-import rundir
 from claims import ARMS, CLAIMS, SCALES, Arm, Claim, Row, Scale, interval, limits, together, verdict
 from model import GPT, GPTConfig
 from optim import fill_defaults
@@ -311,7 +311,8 @@ def test_learning_rates_that_are_given(tmp_path, monkeypatch):
     assert made.rates(Arm("dnt", grid="msgdw"))[0] == pytest.approx(0.025)  # its grid ends there
     paper = searching(tmp_path, monkeypatch, valley(8e-3), "paper")
     assert paper.rates(ARMS["S5 AdamW"]) == paper.rates(ARMS["Norm ×2"]) == (None, {})
-    assert flag(paper.run(ARMS["S5 AdamW"], None, 1), "learning_rate") is None  # the config's own
+    assert flag(paper.run(ARMS["S1 AdamW"], None, 1), "learning_rate") is None  # the config's own
+    assert flag(paper.run(ARMS["S5 AdamW"], None, 1), "learning_rate") == "6e-4"  # DNT's, at every size
 
 
 # -------------------------------------------------------------------------------------------------------------- runs
@@ -352,21 +353,18 @@ def test_arms_share_a_folder_only_where_their_commands_are_equal(scale, tmp_path
 
 
 def test_a_folder_in_use_is_waited_for(tmp_path, monkeypatch, capsys):
-    made, tries = runner(tmp_path), []
-
-    def lock(path):
-        tries.append(path)
-        if len(tries) < 3:
-            raise ValueError(f"{path} is in use by another run (process 7 on here): end that first, or choose another")
-
-    monkeypatch.setattr(rundir, "lock", lock)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    made.wait_for_lock(tmp_path)
-    assert tries == [tmp_path] * 3
-    assert capsys.readouterr().out == f"waiting: {tmp_path} is in use by another run (process 7 on here)\n"
-    made.stop()
-    with pytest.raises(reproduce.Stopped):
-        made.wait_for_lock(tmp_path)
+    made, other = runner(tmp_path), open(tmp_path / ".reproduce", "w")
+    fcntl.flock(other, fcntl.LOCK_EX)
+    naps = iter(range(3))
+    monkeypatch.setattr(time, "sleep", lambda seconds: next(naps) == 2 and other.close())
+    made.hold(tmp_path).close()
+    assert list(naps) == []
+    assert capsys.readouterr().out == f"waiting: {tmp_path} is being trained by another process\n"
+    with open(tmp_path / ".reproduce", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        made.stop()
+        with pytest.raises(reproduce.Stopped):
+            made.hold(tmp_path)
 
 
 # ---------------------------------------------------------------------------------------------------------- measures
@@ -545,7 +543,7 @@ def test_the_page_and_the_figures(whole):
     assert "`fails`" in text and "not run" in text and "A note." in text
     assert ", ".join(f"{a - b:.4f}" for a, b in zip(fast, slow, strict=True)) in text
     assert f"{slow[0]:.4f}, {slow[1]:.4f}" in text
-    assert f"0.01, searched (0.0001: {slow[0]:.4f}, 0.01: {fast[0]:.4f})" in text
+    assert f"0.01, searched, the edge of the grid (0.0001: {slow[0]:.4f}, 0.01: {fast[0]:.4f})" in text
     for line in text.splitlines():
         if line.startswith("|"):
             assert line.count("|") in (4, 5, 6), line  # a "|" in a text would break the table
@@ -575,7 +573,7 @@ def test_a_run_that_diverges_counts_as_knowing_nothing(base, tmp_path):
 def test_a_run_that_fails_is_one_line(base, tmp_path, capsys):
     assert call(base, tmp_path, "--only=fails") == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: a run ended with exit code 1 (error: micro_batch_size=3 does not divide")
+    assert line.startswith("error: fails: a run ended with exit code 1 (error: micro_batch_size=3 does not divide")
     (folder,) = (tmp_path / "out" / "tiny").iterdir()
     assert line.endswith(f"see {folder / 'train.log'}")
     assert not (folder / "done.json").exists()
@@ -682,7 +680,7 @@ def test_killed_and_stopped_it_goes_on_and_ends_the_same(whole, base, tmp_path):
         time.sleep(0.05)
     os.kill(child, signal.SIGCONT)
     finish(process, 0)
-    assert f"waiting: {run} is in use by another run (process {child}" in said.read_text()
+    assert f"waiting: {run} is being trained by another process" in said.read_text()
 
     resumed = [int(step) for step in re.findall(r"weights: .*, step (\d+)", (run / "train.log").read_text())]
     assert resumed[0] in (40, 48) and resumed[1:] == [saved, 160]  # of the last two that were saved before row 58
