@@ -452,6 +452,7 @@ def draw_removal(results):
             0.8 / len(results),
             label=f"{name}, full {last['loss']:.3f}",
         )
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set(xlabel="deleted block", ylabel="loss above the full model's, nats")
     ax.legend()
     return figure

@@ -1,6 +1,7 @@
 """README, docs/optimizers.md, configs and Makefile say what the code does: commands start, tables hold, diffs apply."""
 
 import inspect
+import json
 import math
 import re
 import shlex
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import claims_report
 import optim
 import summary
 from analyze import AnalyzeConfig
+from claims import CLAIMS
 from configurator import read_arguments, read_file, read_knobs
 from model import GPT, GPTConfig
 from optim import describe_groups, fill_defaults, make_optimizer
@@ -331,3 +334,17 @@ def test_output_on_the_optimizer_page_is_what_is_printed(tool, arguments, shown,
         assert {"optim.py": summary.optimizer_main, "model.py": summary.main}[tool]() == 0
         printed = capsys.readouterr().out
     assert shown.rstrip("\n") in printed
+
+
+def test_the_readmes_results_are_those_on_record():
+    table = claims_report.summary(claims_report.load(ROOT / "docs" / "results"), "tiny")
+    assert "\n".join(table) in (ROOT / "README.md").read_text()
+    record = json.loads((ROOT / "docs" / "results" / "claims" / "tiny.json").read_text())
+    assert set(record) == {claim.id for claim in CLAIMS if "tiny" in claim.scales}
+    rows = [row for claim in record.values() for row in claim["rows"] if row["measure"] != "state GB"]
+    assert all(len(row["values"]) >= 3 for row in rows)  # seeds
+
+
+def test_the_page_of_claims_is_that_of_its_record(tmp_path):
+    shutil.copytree(ROOT / "docs" / "results" / "claims", tmp_path / "claims")
+    assert claims_report.write(tmp_path).read_text() == (ROOT / "docs" / "results" / "claims.md").read_text()
