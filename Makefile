@@ -28,6 +28,7 @@ quickstart: install data/pystdlib/meta.json
 	@echo '  python sample.py --out_dir=out/quickstart --start="import os"             # your own prompt'
 	@echo '  python train.py config/quickstart.py config/dnt/s1.py --out_dir=out/s1 # the same without DNT: Pre-LN'
 	@echo '  python train.py config/quickstart.py --optimizer=msgdw --learning_rate=1.0 --out_dir=out/m # momentum SGD'
+	@echo '  python analyze.py out/quickstart                                       # look inside: every figure that applies'
 	@echo '  python train.py --help                                                 # every knob'
 
 test: install
