@@ -159,8 +159,12 @@ def write(results: Path) -> Path:
     for scale, by_id in found.items():
         bases = "; ".join(f"{family}: `{files}`" for family, files in SCALES[scale].bases.items())
         lines += [f"## Scale {scale}", "", f"{SCALES[scale].title}. Bases: {bases}.", ""]
-        made = sorted({(r["hardware"], r["torch"]) for r in by_id.values()})
-        lines += ["Measured on " + "; ".join(f"{hardware}, torch {version}" for hardware, version in made) + ".", ""]
+        made = {
+            (r["judged"], r["hardware"], f"torch {r['torch']}", f"commit {str(r['git_commit'])[:7]}")
+            for r in by_id.values()
+        }
+        how = "; ".join(map(", ".join, sorted(made)))
+        lines += [f"Judged {how}. The command: `python reproduce.py --scale={scale}`.", ""]
         for claim in CLAIMS:
             if claim.id in by_id:
                 lines += details(scale, claim, by_id[claim.id])

@@ -42,7 +42,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from model import GPT, LOGITS_BYTES, MLP, Attention, KVCache, Slot, upcast
-from tracking import largest_logit
+from tracking import largest_logit, variance
 
 MICRO_TOKENS = 4096  # tokens of one forward and backward pass in here: bounds memory
 MATRIX_TYPES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}
@@ -285,7 +285,7 @@ def stream_variance(model: GPT, idx: torch.Tensor) -> dict:
     def note(name, args, output):
         kind, block = name
         for x in (args[0], output) if (kind, block) == ("stream", 0) else (output,):
-            found[kind].append(upcast(x).var(-1, correction=0).mean().item())
+            found[kind].append(variance(x).item())
             if kind == "stream":
                 found["stream_global"].append(upcast(x).var(correction=0).item())
 

@@ -95,7 +95,6 @@ def rise(path: Path) -> float:
 # -------------------------------------------------------------------------------------------------------- gradients
 
 
-@cache
 def early_gradients(path: Path) -> dict:
     """{q, k, v, o, w1, w2: gradient entries of all layers together}, at the first checkpoint after warm-up."""
     warmup = configs(path)[1].warmup_iters

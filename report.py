@@ -26,7 +26,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from model import GPTConfig
-from rundir import is_count, is_number, read_metrics, write_file
+from rundir import is_count, is_number, read_metrics, smoothed, write_file
 from train import TrainConfig
 
 # what config.json must hold, to be one
@@ -280,14 +280,6 @@ def training_hours(rows: list) -> list | None:
             tokens, hours = knots[-1]
             knots.append((row["tokens"], hours + max(0, row["tokens"] - tokens) / rate / 3600))
     return np.interp([row["tokens"] for row in rows], *zip(*knots, strict=True)).tolist() if knots[1:] else None
-
-
-def smoothed(values: list, share: float) -> list:
-    """Means over a centred window of that `share` of the values, shorter at both ends."""
-    half, n = int(len(values) * share / 2), len(values)
-    sums = np.cumsum([0.0, *values])
-    low, high = np.maximum(np.arange(n) - half, 0), np.minimum(np.arange(n) + half + 1, n)
-    return ((sums[high] - sums[low]) / (high - low)).tolist()
 
 
 def draw_losses(runs: list, path: Path, smooth: float = 0.05) -> None:

@@ -7,8 +7,9 @@ python reproduce.py --scale=124m --dry_run=True        # the commands that are m
 
 claims.py has the claims, as data. Kill it at any time and start it again: finished runs stay, an unfinished one goes on
 from its last checkpoint. An arm's learning rate is searched from a stated start along a stated grid, with the first
-seed, until both neighbours are worse; the best is then run with all seeds. A number is confirmed or refuted where the
-95% interval of its mean over seeds (Student's t) lies within or without the values that confirm it, else inconclusive.
+seed, until both neighbours are worse or it ends; the best is run with all seeds. A number is confirmed or refuted where
+the 95% interval of its mean over seeds (Student's t) lies within or without the values that confirm it, else
+inconclusive.
 """
 
 import hashlib
@@ -74,7 +75,7 @@ def chosen(only: str, scale: str = "tiny") -> list:
     if unknown := [name for name in names if name not in allowed]:
         raise ValueError(f"only={unknown[0]} is neither a claim nor a paper: allowed are {', '.join(sorted(allowed))}")
     named = [claim for claim in CLAIMS if not names or claim.id in names or claim.paper in names]
-    if names and (beyond := [claim.id for claim in named if claim.id in names and scale not in claim.scales]):
+    if beyond := [claim.id for claim in named if claim.id in names and scale not in claim.scales]:
         raise ValueError(f"{beyond[0]} is no claim for scale {scale}: {claims_report.why_not(beyond[0])}")
     return [claim for claim in named if scale in claim.scales]
 
@@ -214,7 +215,7 @@ class Runner:
         made, wanted = {**made["model"], **made["train"]}, {**asdict(flags), **asdict(config)}
         for name in UNLIKE:
             made.pop(name, None)
-        changed = [f"{name} {value!r} → {wanted[name]!r}" for name, value in made.items() if wanted[name] != value]
+        changed = [f"{k} {v!r} → {wanted.get(k)!r}" for k, v in made.items() if wanted.get(k) != v]
         if changed:
             raise ValueError(f"{run.path} was trained with other settings ({', '.join(changed)}): remove it")
         return True
@@ -234,6 +235,8 @@ class Runner:
                 if self.stopping:
                     raise Stopped from None
                 time.sleep(1)
+            except OSError:  # a file system without locks
+                break
         return file
 
     def train(self, run: Run, lock) -> None:
@@ -381,8 +384,10 @@ def record(found: dict, runner: Runner, results: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{runner.config.scale}.json"
     kept = claims_report.load(results).get(runner.config.scale, {})
-    found |= dict(seeds=runner.config.seeds, hardware=device_name(quantities.device()))
-    found |= dict(torch=torch.__version__, git_commit=rundir.run_record()["git_commit"])
+    device, made = quantities.device(), rundir.run_record()
+    hardware = f"{os.cpu_count()} CPU cores, {device_name(device)}" if device.type == "cpu" else device_name(device)
+    found |= dict(seeds=runner.config.seeds, hardware=hardware, torch=torch.__version__)
+    found |= dict(git_commit=made["git_commit"], judged=made["started"][:10])
     kept[found["id"]] = found
     rundir.write_file(path, lambda f: f.write(json.dumps(kept, indent=1).encode()))
     claims_report.draw(found, folder / f"{runner.config.scale}-{found['id']}.png")

@@ -471,6 +471,14 @@ def run_record() -> dict:
     }
 
 
+def smoothed(values: list, share: float) -> list:
+    """Means over a window of that `share` of the values, shorter at both ends; centred, since a trailing one lags."""
+    half, n = int(len(values) * share / 2), len(values)
+    sums = np.cumsum([0.0, *values])
+    low, high = np.maximum(np.arange(n) - half, 0), np.minimum(np.arange(n) + half + 1, n)
+    return ((sums[high] - sums[low]) / (high - low)).tolist()
+
+
 def draw_loss(out_dir: Path, title: str) -> Path | None:
     """Draw loss.png from metrics.jsonl; None, with a message, where matplotlib is missing."""
     try:
@@ -486,11 +494,8 @@ def draw_loss(out_dir: Path, title: str) -> Path | None:
     fig, ax = plt.subplots(figsize=(6.4, 4), dpi=160)
     if train:
         steps, losses = zip(*train, strict=True)
-        half = len(losses) // 40  # a centred window of a twentieth of the run: a trailing one would lag behind
-        windows = [losses[max(0, i - half) : i + half + 1] for i in range(len(losses))]
         ax.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
-        smooth = [sum(w) / len(w) for w in windows]
-        ax.plot(steps, smooth, color="tab:blue", linewidth=1.6, label="training, smoothed")
+        ax.plot(steps, smoothed(losses, 0.05), color="tab:blue", linewidth=1.6, label="training, smoothed")
     if val:
         label = f"held-out, {val[-1][1]:.3f} at the end"
         ax.plot(*zip(*val, strict=True), "o-", color="tab:orange", markersize=3.5, linewidth=1.4, label=label)

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -594,6 +595,37 @@ def test_mistakes_are_one_line_before_anything_is_run(base, tmp_path, capsys):
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ") and words in line
     assert [path.name for path in tmp_path.iterdir()] == ["other.py"]
+
+
+def test_a_run_made_with_other_settings_is_not_taken_for_this_one(whole, base, tmp_path, capsys):
+    out = tmp_path / "out"
+    shutil.copytree(whole / "out", out)
+    before = base.read_text()
+    try:
+        base.write_text(before.replace("n_embd = 32", "n_embd = 64") + "grad_clip = 0.5\n")  # the same name and flags
+        assert call(base, tmp_path, "--only=one") == 1
+    finally:
+        base.write_text(before)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: one: {out / 'tiny'}") and "was trained with other settings (" in line
+    assert "n_embd 32 → 64" in line and "grad_clip 1.0 → 0.5" in line and line.endswith("remove it")
+
+
+@pytest.mark.parametrize(
+    "a, b, seeds, says",
+    [
+        ([5.5, 5.5], [5.5, 5.5], 2, "inconclusive"),  # both diverged: nothing is known of their order
+        ([5.5, 5.5], [2.0, 2.1], 2, "confirmed"),
+        ([2.0, 2.1], [5.5, 5.5], 2, "not confirmed"),
+        ([5.5], [2.0], 1, "inconclusive"),  # one seed has no spread
+    ],
+)
+def test_what_differences_may_say(a, b, seeds, says, tmp_path, monkeypatch):
+    measured = {"S4, AdamW 0.1": a, "S4 without QK, AdamW 0.1": b}
+    monkeypatch.setattr(Runner, "values", lambda self, name, measure: measured[name])
+    row = Row("worse", "S4, AdamW 0.1 - S4 without QK, AdamW 0.1", "> 0")
+    found = reproduce.judge(Claim("c", "p", "s", "n", [row]), runner(tmp_path, seeds=seeds))
+    assert found["verdict"] == found["rows"][0]["verdict"] == says
 
 
 def test_a_dry_run_prints_commands_and_writes_nothing(whole, base, tmp_path, capsys):
