@@ -1,10 +1,10 @@
-"""Config files and `--key=value` onto dataclasses, strictly.
+"""Reads config files and `--key=value` flags into dataclasses, and refuses what it does not know.
 
     python train.py config/dnt_small.py config/mine.py --learning_rate=1e-3
 
-Files apply from left to right; `--key=value` wins over them wherever it stands. A config file has Python's syntax but
-is data: parsed, never executed, one `name = expression` after another, where `_name` is a helper and not a key.
-A knob is a field of a dataclass: its annotation is the check, and the comment beside it is its text in `--help`.
+Files apply from left to right; a flag wins over every file, wherever it stands. A config file has Python's syntax but
+is data: it is parsed, never executed. It holds lines `name = expression`; a `_name` is a helper, not a key.
+A knob is a field of a dataclass: its annotation says what is allowed, the comment beside it is its text in `--help`.
 """
 
 import ast
@@ -24,7 +24,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-# Names a nanoGPT user may bring along that do not exist here, and what to do instead.
+# Flags of nanoGPT that do not exist here, and what to do instead.
 RENAMED = {
     "gradient_accumulation_steps": "derived: set batch_size, the sequences per optimizer step over all devices, "
     "and micro_batch_size, what one device holds at a time",
@@ -37,40 +37,40 @@ RENAMED = {
 ALLOWED = "name = expression of numbers, strings, True, False, None, names assigned above, + - * / // % **"
 ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 ARITHMETIC |= {ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow}
-LONGEST = 100_000  # characters of a config file
-LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
-SPELLED = {"True": True, "true": True, "1": True, "False": False, "false": False, "0": False}
-SPELLED |= {"None": None, "none": None}
+MAX_FILE_CHARS = 100_000  # of a config file
+MAX_NUMBER = {int: 2**63 - 1, float: sys.float_info.max}
+BROKEN_PIPE = 128 + 13  # the exit code that shells report for SIGPIPE
+WORDS = {"True": True, "true": True, "1": True, "False": False, "false": False, "0": False}
+WORDS |= {"None": None, "none": None}  # what these mean on the command line
 
 
 class ConfigError(ValueError):
-    """What the user wrote is refused; the message says where, why and what to write instead."""
+    """A mistake in the user's input. The message says where it is, what is wrong and what to write instead."""
 
 
 class Knob(NamedTuple):
     hint: Any  # the field's annotation
     default: Any
     section: str  # the title of the last `# --- title ---` line above it
-    help: str  # the comment beside it
+    help: str  # the comment beside the field
 
 
 def configure(*schemas, argv=None, description="", positional="config"):
-    """Read the command line onto one instance per dataclass; returns (instances, given).
+    """Read the command line into one instance of each dataclass in `schemas`; returns (instances, given).
 
-    `given` is what was set explicitly, name → (value, where), with where = "config/x.py:12" or "command line".
-    Arguments without dashes are config files. With another `positional`, say "run", they are not opened but listed:
+    `given` holds what was set explicitly: name → (value, where), with where = "config/x.py:12" or "command line".
+    Arguments without dashes are config files. With another `positional`, say "run", they are not read but listed:
     given["run"] = (["out/a", "out/b"], "command line").
 
     A mistake in the input, or a ValueError from a dataclass, becomes one line on stderr and exit code 2. `--help`
-    prints every knob and exits with 0. Schemas that clash or that no command line can express raise ValueError.
+    prints every knob and exits with 0. ValueError for a mistake in `schemas`: a name in two of them, say.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     knobs = read_knobs(*schemas)
     if positional in knobs:
         raise ValueError(f"positional={positional!r} is also the name of a field")
     if "--help" in argv or "-h" in argv:
-        print(_help(knobs, description, positional))
-        raise SystemExit(0)
+        raise SystemExit(_print_help(_help_text(knobs, description, positional)))
     try:
         given = read_arguments(argv, knobs, positional)
         instances = [s(**{f.name: given[f.name][0] for f in fields(s) if f.name in given}) for s in schemas]
@@ -80,14 +80,27 @@ def configure(*schemas, argv=None, description="", positional="config"):
     return instances, given
 
 
+def _print_help(text) -> int:
+    """Print to stdout; the exit code: 0, or 141 (and no message) where the reader has gone, as in `--help | head`."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # Python flushes stdout once more when it exits. Now that goes nowhere instead of failing again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return 0
+
+
 def rank_tag() -> str:
-    """What stands before an error: "[rank 3] " in one of several processes that torchrun started, else nothing."""
+    """What an error message begins with: "[rank 3] " in one of several processes under torchrun, else nothing."""
     rank = os.environ.get("RANK")
     return f"[rank {rank}] " if rank is not None and os.environ.get("WORLD_SIZE", "1") != "1" else ""
 
 
 def describe(*instances, given=None):
-    """The resolved configuration as text, three knobs a line by section; `*` marks what is not the default."""
+    """The resolved configuration as text: three knobs a line, by section. `*` marks what is not the default.
+
+    With `given`, which configure returned, further lines name the knobs that each file and the command line set."""
     knobs, lines = read_knobs(*map(type, instances)), []
     values = {f.name: getattr(x, f.name) for x in instances for f in fields(x)}
     width = max(map(len, knobs), default=0)
@@ -101,7 +114,7 @@ def describe(*instances, given=None):
 
 
 def undocumented(schema):
-    """Names of the fields of `schema` without a comment beside them, so without a text in `--help`."""
+    """Names of the fields of `schema` that have no comment beside them, and so no text in `--help`."""
     return [name for name, knob in read_knobs(schema).items() if not knob.help]
 
 
@@ -109,7 +122,7 @@ def undocumented(schema):
 
 
 def read_arguments(argv, knobs, positional="config"):
-    """What files and flags set: name → (value, where). ConfigError for the first thing that is wrong."""
+    """What the files and flags in `argv` set: name → (value, where). ConfigError for the first mistake."""
     given, flags, rest = {}, {}, []
     for arg in argv:
         name, equals, value = arg.lstrip("-").partition("=")
@@ -140,12 +153,14 @@ def read_arguments(argv, knobs, positional="config"):
 
 
 def read_file(path):
-    """The keys of a config file, name → (value, "path:line"), not yet checked against a schema. ConfigError."""
+    """The keys of a config file: name → (value, "path:line"). ConfigError where it is no config file.
+
+    The values are not yet checked against a schema."""
     try:
         with open(path, encoding="utf-8-sig") as file:
-            source = file.read(LONGEST)
-        if len(source) == LONGEST:
-            raise ValueError  # a data file given by mistake, say
+            source = file.read(MAX_FILE_CHARS)
+        if len(source) == MAX_FILE_CHARS:
+            raise ValueError  # too long: a data file given by mistake, say
         body = ast.parse(source, path).body
     except OSError as error:
         raise ConfigError(f"cannot read config file {path!r}: {error.strerror}") from None
@@ -167,13 +182,14 @@ def read_file(path):
                     raise ConfigError(f"not allowed; a config file holds only {ALLOWED}")
         except (ConfigError, ArithmeticError, RecursionError) as error:
             code = source.split("\n")[node.lineno - 1].strip()[:60]
-            reason = error.args[-1]  # an overflow's are (errno, text)
+            reason = error.args[-1]  # the args of an OverflowError are (errno, text)
             raise ConfigError(f"{path}:{node.lineno}: `{code}`: {reason}") from None
     return {name: (names[name], lines[name]) for name in names if not name.startswith("_")}
 
 
 def _evaluate(node, names):
-    """The value of an expression of constants, `names` and arithmetic; kept within a float's range, so never slow."""
+    """The value of an expression of constants, `names` and arithmetic. ConfigError for anything else, and for a number
+    beyond the range of a float: integers that long could take hours."""
     match node:
         case ast.Constant(value=None | bool() | int() | float() | str() as value):
             pass
@@ -187,7 +203,7 @@ def _evaluate(node, names):
             value = _apply(ARITHMETIC[type(op)], _evaluate(x, names), _evaluate(y, names))
         case _:
             raise ConfigError(f"not allowed; a config file holds only {ALLOWED}")
-    if type(value) in (int, float) and abs(value) > LARGEST[float]:
+    if type(value) in (int, float) and abs(value) > MAX_NUMBER[float]:
         raise ConfigError("the number is out of range")
     return value
 
@@ -196,7 +212,7 @@ def _apply(operation, *numbers):
     if not all(type(number) in (int, float) for number in numbers):
         raise ConfigError("arithmetic is for numbers only")
     if operation is operator.pow:
-        float(numbers[0]) ** numbers[1]  # overflows at once where 9**9**9 in integers would take hours
+        float(numbers[0]) ** numbers[1]  # overflows at once; 9**9**9 in integers would take hours
     return operation(*numbers)
 
 
@@ -204,7 +220,7 @@ def _apply(operation, *numbers):
 
 
 def _options(hint):
-    """What an annotation allows, types and constants: `int | None` is [int, None], `bool` is [True, False]."""
+    """The types and constants that an annotation allows: `int | None` is [int, None], `bool` is [True, False]."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     if get_origin(hint) in (Union, UnionType):
@@ -216,8 +232,8 @@ def _options(hint):
 
 
 def _readings(text):
-    """What a word on the command line can mean: "1" is a string, True, or 1; the knob decides."""
-    readings = [text, SPELLED[text]] if text in SPELLED else [text]
+    """What a word on the command line can mean, for the knob to choose from: "1" is the string, True or the number."""
+    readings = [text, WORDS[text]] if text in WORDS else [text]
     for number in (int, float):
         with suppress(ValueError):
             readings.append(number(text))
@@ -225,12 +241,12 @@ def _readings(text):
 
 
 def _checked(readings, knob, what):
-    """The first of `readings` that the knob allows, as it stores it. ConfigError beginning with `what`."""
-    # Strings first, types last: "none" is the string where that is a choice, else None, and only then any string.
+    """The first of `readings` that the knob allows, converted to its type. ConfigError beginning with `what`."""
+    # Strings first, types last: "none" is the string where that is a choice, else None, else a string like any other.
     for option in sorted(_options(knob.hint), key=lambda o: (isinstance(o, type), not isinstance(o, str))):
         for value in readings:
-            if option in LARGEST and type(value) in (int, float):
-                if abs(value) <= LARGEST[option] and (option is float or value == int(value)):  # neither nan nor inf
+            if option in MAX_NUMBER and type(value) in (int, float):
+                if abs(value) <= MAX_NUMBER[option] and (option is float or value == int(value)):  # no nan, no inf
                     return option(value)
             elif option is type(value) or (type(option) is type(value) and option == value):  # a bool is no int
                 return value
@@ -254,7 +270,8 @@ def _hint(name, knobs, dashes=""):
 
 
 def read_knobs(*schemas):
-    """name → Knob over all schemas. ValueError for a name in two of them, or a default that its type does not allow."""
+    """name → Knob for all fields of all schemas. ValueError for a name in two schemas, a type that no flag can express,
+    or a default that its type does not allow."""
     knobs = {}
     for schema in schemas:
         hints, comments = get_type_hints(schema), _comments(schema)
@@ -275,7 +292,7 @@ def _comments(schema):
         source = textwrap.dedent(inspect.getsource(schema))
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
         body = ast.parse(source).body[0].body
-    except Exception:  # no source, or edited since it was imported: then there is no help, but no reason to stop a run
+    except Exception:  # no source, or a source edited since the import: a run can do without help texts
         return {}
     comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
     named = [node for node in body if isinstance(node, ast.AnnAssign)]
@@ -291,7 +308,7 @@ def _comments(schema):
     return found
 
 
-def _help(knobs, description, positional):
+def _help_text(knobs, description, positional):
     usage = f"usage: {Path(sys.argv[0]).name} [{positional} ...] [--key=value ...]"
     files = "Config files apply from left to right; --key=value wins over them." if positional == "config" else ""
     blocks = [usage, description.strip(), files]

@@ -2,6 +2,7 @@
 
 python sample.py --out_dir=out/dnt_small --start="The"
 python sample.py --out_dir=out/dnt_small --start_file=prompt.txt --num_samples=3 --temperature=0.8 --top_p=0.95
+python sample.py --out_dir=out/dnt_small --start=FILE:prompt.txt                 # the same file, as nanoGPT has it
 echo "def main(" | python sample.py --out_dir=out/quickstart --start_file=-
 """
 
@@ -12,11 +13,13 @@ from typing import Literal
 
 import torch
 
-import rundir
-import runtime
 from configurator import configure
-from loader import Tokenizer
-from model import GPT
+from nanodnt.data import Tokenizer
+from nanodnt.generate import generate
+from nanodnt.run.checkpoints import load_checkpoint
+from nanodnt.run.environment import choose_device, choose_dtype
+from nanodnt.run.errors import EXPECTED, report_error
+from nanodnt.weights import model_from_checkpoint
 
 
 @dataclass
@@ -24,7 +27,7 @@ class SampleConfig:
     # --- what to sample from ---
     out_dir: str = "out/quickstart"  # a run directory
     checkpoint: str = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
-    start: str = ""  # the prompt; empty = a new document
+    start: str = ""  # the prompt; empty = a new document; FILE:prompt.txt = what this file holds
     start_file: str = ""  # a file that holds the prompt; - = standard input
     # --- how ---
     num_samples: int = 5  # samples, drawn in one batch
@@ -53,15 +56,19 @@ class SampleConfig:
 
 def read_prompt(config: SampleConfig) -> str:
     """The prompt's text, from the flag, a file or standard input (without a final newline)."""
-    if not config.start_file:
+    if config.start.startswith("FILE:"):
+        name, flag = config.start.removeprefix("FILE:"), f"start={config.start}"
+    elif config.start_file:
+        name, flag = config.start_file, f"start_file {config.start_file}"
+    else:
         return config.start
     try:
-        raw = sys.stdin.buffer.read() if config.start_file == "-" else Path(config.start_file).read_bytes()
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         return raw.decode("utf-8").removesuffix("\n")
     except OSError as e:
-        raise ValueError(f"cannot read start_file {config.start_file} ({e.strerror})") from None
+        raise ValueError(f"cannot read {flag} ({e.strerror})") from None
     except UnicodeDecodeError:
-        raise ValueError(f"start_file {config.start_file} is not UTF-8 text") from None
+        raise ValueError(f"{flag} is not UTF-8 text") from None
 
 
 def new_document(tokenizer: Tokenizer) -> list:
@@ -79,15 +86,15 @@ def main() -> int:
     try:
         config.check()
         text = read_prompt(config)
-        device, _ = runtime.choose_device(config.device)
-        dtype, _ = runtime.choose_dtype(config.dtype, device)
+        device, _ = choose_device(config.device)
+        dtype, _ = choose_dtype(config.dtype, device)
         path = Path(config.out_dir) / config.checkpoint
         if not path.exists():
             there = ", ".join(sorted(p.name for p in path.parent.glob("*.pt"))) or "none"
             raise ValueError(f"there is no checkpoint {path}; in {path.parent}: {there} (choose with --checkpoint)")
-        checkpoint = rundir.load_checkpoint(path)
+        checkpoint = load_checkpoint(path)
         tokenizer = Tokenizer(checkpoint["meta"])
-        model = GPT.from_checkpoint(checkpoint).eval()
+        model = model_from_checkpoint(checkpoint).eval()
         model.to(device).set_compute_dtype(dtype)
 
         prompt = tokenizer.encode(text) or new_document(tokenizer)
@@ -96,15 +103,15 @@ def main() -> int:
         how = dict(
             temperature=config.temperature, top_k=config.top_k or None, top_p=config.top_p if config.top_p < 1 else None
         )
-        out = model.generate(idx, config.max_new_tokens, **how, stop=tokenizer.eot, generator=generator)
+        out = generate(model, idx, config.max_new_tokens, **how, stop=tokenizer.eot, generator=generator)
         for row in out[:, len(prompt) :].tolist():
             if tokenizer.eot in row:
                 row = row[: row.index(tokenizer.eot)]
             print(text + tokenizer.decode(row))
             print("-" * 80)
         return 0
-    except runtime.EXPECTED as e:
-        return runtime.report(e)
+    except EXPECTED as e:
+        return report_error(e)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@
         --out_dir=out/dnt_xl_msgdw
 
 Prepare the data once: python data/openwebtext/prepare.py
-The paper: AdamW LR 6e-4, decay 0.1, betas 0.9 and 0.95; mSGDW LR 1.0, decay 1e-4, momentum 0.9; for both cosine to
-6e-5, 200K steps of 512 × 1024 tokens, clip 1.0, no dropout, bf16, OpenWebText. LR and decay left out below are those.
-Warm-up: 2000 steps in its text, 0 for mSGDW in its Table 5; 2000 is our choice for both [I]. Its "Xavier"
-initialisation is --init=xavier; N(0, 0.02) is our default [I].
-Validation loss there: AdamW 2.396, mSGDW 2.408 (GPT-2: 2.435 and 2.472).
+The paper: 200K steps of 512 × 1024 tokens of OpenWebText, cosine to 6e-5, clip 1.0, no dropout, bf16. AdamW: LR 6e-4,
+decay 0.1, betas 0.9 and 0.95. mSGDW: LR 1.0, decay 1e-4, momentum 0.9. This file does not set LR and decay, because
+these values are the defaults of the two optimizers.
+Warm-up: the paper's text says 2000 steps, its Table 5 says 0 for mSGDW; we take 2000 for both [I]. The initial
+weights are N(0, 0.02) [I]; the paper's "Xavier" is --init=xavier.
+Validation loss in the paper: AdamW 2.396, mSGDW 2.408 (GPT-2: 2.435 and 2.472).
 """
 
 out_dir = "out/dnt_xl"

@@ -5,10 +5,11 @@
         --out_dir=out/gpt2_small_msgdw
 
 Prepare the data once: python data/openwebtext/prepare.py
-The paper: AdamW LR 6e-4; mSGDW LR 1.0; betas 0.9 and 0.95; for both cosine to 6e-5, 200K steps of 480 × 1024
-tokens, clip 1.0, no dropout, bf16, OpenWebText. Decay is not stated for the baselines: DNT's here, 0.1 and 1e-4 [I].
-Norm: LayerNorm without bias, as nanoGPT has it; the paper does not say what its baseline uses [I].
-Validation loss there: AdamW 2.867, mSGDW 2.906.
+The paper: 200K steps of 480 × 1024 tokens of OpenWebText, cosine to 6e-5, clip 1.0, no dropout, bf16, betas 0.9 and
+0.95. AdamW: LR 6e-4. mSGDW: LR 1.0. It does not state the weight decay of its baselines: we take DNT's, 0.1 and 1e-4
+[I].
+Norm: LayerNorm without bias, as in nanoGPT; the paper does not say what its baseline uses [I].
+Validation loss in the paper: AdamW 2.867, mSGDW 2.906.
 """
 
 out_dir = "out/gpt2_small"

@@ -5,11 +5,13 @@
         --out_dir=out/gpt2_xl_msgdw
 
 Prepare the data once: python data/openwebtext/prepare.py
-The paper: AdamW LR 1.5e-4; mSGDW LR 1.0; betas 0.9 and 0.95; for both cosine to 6e-5, 200K steps of 512 × 1024
-tokens, clip 1.0, no dropout, bf16, OpenWebText. Decay is not stated for the baselines: DNT's here, 0.1 and 1e-4 [I].
-Its LRs differ by size where DNT keeps 6e-4 at all sizes: tune both before comparing.
-Norm: LayerNorm without bias, as nanoGPT has it; the paper does not say what its baseline uses [I].
-Validation loss there: AdamW 2.435, mSGDW 2.472.
+The paper: 200K steps of 512 × 1024 tokens of OpenWebText, cosine to 6e-5, clip 1.0, no dropout, bf16, betas 0.9 and
+0.95. AdamW: LR 1.5e-4. mSGDW: LR 1.0. It does not state the weight decay of its baselines: we take DNT's, 0.1 and
+1e-4 [I].
+The paper lowers the baseline's LR with its size, but keeps 6e-4 for DNT at all sizes: tune both before you compare
+them.
+Norm: LayerNorm without bias, as in nanoGPT; the paper does not say what its baseline uses [I].
+Validation loss in the paper: AdamW 2.435, mSGDW 2.472.
 """
 
 out_dir = "out/gpt2_xl"

@@ -1,4 +1,4 @@
-"""Adam-mini at one LR, the baseline of blockwise LR for it (arXiv 2502.19002). Put it after a config of any size.
+"""Adam-mini at one LR: the baseline of its blockwise LR (arXiv 2502.19002). Put it after a config of any size.
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
         config/blockwise/adam_mini.py --out_dir=out/blockwise_llama_237m_adam_mini
@@ -7,8 +7,8 @@
         --warmup_iters=600 --learning_rate=4.5e-4 --min_lr=2.25e-5 --out_dir=out/blockwise_llama_522m_minipile_mini
     python train.py config/quickstart.py config/blockwise/adam_mini.py --out_dir=out/quick_blockwise_adam_mini
 
-Adam-mini 1.1.0, whose path in the authors' code leaves norms without decay, where its AdamW decays them. We do
-not have the LRs of its runs [U]: AdamW's of the size here [I].
+Adam-mini 1.1.0. The authors' code does not decay norms under Adam-mini, though it does under AdamW. We do not have
+the LRs of its runs [U]: the LR stays that of the config before it, chosen for AdamW [I].
 """
 
 optimizer = "adam_mini"

@@ -9,11 +9,12 @@
     python train.py config/quickstart.py config/blockwise/blockwise.py --learning_rate=1e-3 --min_lr=5e-5 \
         --out_dir=out/quick_blockwise
 
-The LR of a block type is its ratio times learning_rate, from the first step on; all fall to the same min LR, as in the
-authors' code. The paper's text switches at the end of warm-up: config/blockwise/warmup_end.py. Decay per step is LR
-times decay, so it grows with the ratio: config/blockwise/decay_unscaled.py is without that.
-237M on OpenWebText, 50K steps (Table 1): 2.784, at one LR 2.834.
-For other optimizers than AdamW these ratios are an untested transfer [I].
+The LR of a block type is its ratio times learning_rate, from the first step on. All LRs fall to the same min LR, as
+in the authors' code. The paper's text turns the ratios on at the end of warm-up instead:
+config/blockwise/warmup_end.py. A step decays weights by LR times decay, which grows with the ratio:
+config/blockwise/decay_unscaled.py undoes that.
+Loss of 237M on OpenWebText after 50K steps (Table 1): 2.784, at one LR 2.834.
+For optimizers other than AdamW these ratios are untested [I].
 """
 
 blockwise_lr = True

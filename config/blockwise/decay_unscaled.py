@@ -5,9 +5,9 @@
     python train.py config/quickstart.py config/blockwise/decay_unscaled.py --learning_rate=1e-3 --min_lr=5e-5 \
         --out_dir=out/quick_blockwise_decay_unscaled
 
-A step shrinks a weight by LR times decay, so a ratio of 10 is also ten times the decay. Here decay is divided by the
-ratio, and LR times decay is the baseline's while the LR is ratio times the baseline's: all along, but for the last
-steps, when all LRs near the same min LR. An ablation of ours [I]; the paper has none.
+A step shrinks a weight by LR times decay, so a ratio of 10 also means ten times the decay. Here decay is divided by
+the ratio, so LR times decay is the same as at one LR, except in the last steps, where all LRs approach the same min
+LR. This ablation is ours [I]; the paper has none.
 """
 
 blockwise_lr = True

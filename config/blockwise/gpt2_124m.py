@@ -8,11 +8,13 @@
         --learning_rate=6e-4 --min_lr=3e-5 --out_dir=out/blockwise_gpt2_124m_minipile
 
 Prepare the data once: python data/openwebtext/prepare.py, and python data/minipile/prepare.py
-This is the paper's AdamW baseline, all at one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR to a twentieth. Its
-method, an LR for each block type, is config/blockwise/blockwise.py, put after it; its variants are beside that file.
-Gain of blockwise LR in loss and steps, from the plots in the authors' repository: OpenWebText 0.049, 1.99×. LayerNorm
-without bias, tied head and 1/√(2L) as in the authors' code. The peak LR for MiniPile is the same.
-Four GPUs for MiniPile: its batch of 300 does not split over eight.
+This is the paper's AdamW baseline, with one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR falling to a twentieth.
+For the paper's method, an LR for each block type, put config/blockwise/blockwise.py after it; variants are in the
+same folder.
+Loss gap and speed-up in steps of blockwise LR, read off plots in the authors' repository: OpenWebText 0.049 and
+1.99×.
+LayerNorm without bias, tied head and 1/√(2L) as in the authors' code. The peak LR for MiniPile is the same.
+MiniPile needs four GPUs: its batch of 300 does not split over eight.
 """
 
 out_dir = "out/blockwise_gpt2_124m"

@@ -5,8 +5,8 @@
     python train.py config/quickstart.py config/blockwise/head_10.py --tie_weights=False --learning_rate=1e-3 \
         --min_lr=5e-5 --out_dir=out/quick_blockwise_head_10
 
-The principle says nothing of an untied head, and the code leaves it at 1 (config/blockwise/blockwise.py): an ablation
-of ours [I]. A tied head has the embedding's ratio, there and here.
+The paper's principle does not cover an untied head, and its code leaves it at ratio 1
+(config/blockwise/blockwise.py). This ablation is ours [I]. A tied head has the embedding's ratio in both files.
 """
 
 blockwise_lr = True

@@ -8,12 +8,13 @@
         --learning_rate=4.5e-4 --min_lr=2.25e-5 --out_dir=out/blockwise_llama_522m_minipile
 
 Prepare the data once: python data/openwebtext/prepare.py, and python data/minipile/prepare.py
-This is the paper's AdamW baseline, all at one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR to a twentieth. Its
-method, an LR for each block type, is config/blockwise/blockwise.py, put after it; its variants are beside that file.
-Gain of blockwise LR in loss and steps, from the plots in the authors' repository: OpenWebText 0.052, 1.91×; MiniPile
-0.056, 2.25×.
+This is the paper's AdamW baseline, with one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR falling to a twentieth.
+For the paper's method, an LR for each block type, put config/blockwise/blockwise.py after it; variants are in the
+same folder.
+Loss gap and speed-up in steps of blockwise LR, read off plots in the authors' repository: OpenWebText 0.052 and
+1.91×; MiniPile 0.056 and 2.25×.
 Architecture as in the authors' code: 4d-wide SwiGLU, untied head, N(0, 0.02) without 1/√(2L).
-Four GPUs for MiniPile: its batch of 300 does not split over eight.
+MiniPile needs four GPUs: its batch of 300 does not split over eight.
 """
 
 out_dir = "out/blockwise_llama_522m"

@@ -7,10 +7,11 @@
         --out_dir=out/blockwise_llama_743m_100k
 
 Prepare the data once: python data/openwebtext/prepare.py
-This is the paper's AdamW baseline, all at one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR to a twentieth. Its
-method, an LR for each block type, is config/blockwise/blockwise.py, put after it; its variants are beside that file.
-Gain of blockwise LR in loss and steps, from the plots in the authors' repository: OpenWebText 0.052, 1.88×. The paper
-gives no peak LR for MiniPile at this size.
+This is the paper's AdamW baseline, with one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR falling to a twentieth.
+For the paper's method, an LR for each block type, put config/blockwise/blockwise.py after it; variants are in the
+same folder.
+Loss gap and speed-up in steps of blockwise LR, read off plots in the authors' repository: OpenWebText 0.052 and
+1.88×. The paper gives no peak LR for MiniPile at this size.
 Architecture as in the authors' code: 4d-wide SwiGLU, untied head, N(0, 0.02) without 1/√(2L).
 """
 

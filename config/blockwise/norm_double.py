@@ -1,12 +1,12 @@
-"""The norms' LR doubled, of Table 1 (arXiv 2502.19002). Put it after a config of any size.
+"""Twice the LR for norms, from Table 1 (arXiv 2502.19002). Put it after a config of any size.
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
         config/blockwise/norm_double.py --out_dir=out/blockwise_llama_237m_norm_double
     python train.py config/quickstart.py config/blockwise/norm_double.py --learning_rate=1e-3 --min_lr=5e-5 \
         --out_dir=out/quick_blockwise_norm_double
 
-237M on OpenWebText, 50K steps: 2.837, and 2.834 at one LR. We take all else to stay at one LR [I]: 2.837 is
-near that run and far from the 2.784 of all four ratios. Here the LR of all gains and scalars is doubled.
+Loss of 237M on OpenWebText after 50K steps: 2.837, and 2.834 at one LR. We assume that all else stays at one LR [I]:
+2.837 is near that run and far from the 2.784 of all four ratios. Here the LR of all gains and scalars is doubled.
 """
 
 blockwise_lr = True

@@ -5,8 +5,8 @@
     python train.py config/quickstart.py config/blockwise/tuned_6432.py --learning_rate=1e-3 --min_lr=5e-5 \
         --out_dir=out/quick_tuned_6432
 
-Embedding 6, query and key 4, FFN 3, value and output 2: one of the paper's two tuned sets beside 10, 8, 6, 4
-(config/blockwise/blockwise.py). We have no number for it [U].
+Embedding 6, query and key 4, FFN 3, value and output 2: one of the two tuned sets that the paper has beside 10, 8, 6,
+4 (config/blockwise/blockwise.py). We have no number for it [U].
 """
 
 blockwise_lr = True

@@ -5,8 +5,8 @@
     python train.py config/quickstart.py config/blockwise/tuned_8643.py --learning_rate=1e-3 --min_lr=5e-5 \
         --out_dir=out/quick_tuned_8643
 
-Embedding 8, query and key 6, FFN 4, value and output 3: one of the paper's two tuned sets beside 10, 8, 6, 4
-(config/blockwise/blockwise.py). We have no number for it [U].
+Embedding 8, query and key 6, FFN 4, value and output 3: one of the two tuned sets that the paper has beside 10, 8, 6,
+4 (config/blockwise/blockwise.py). We have no number for it [U].
 """
 
 blockwise_lr = True

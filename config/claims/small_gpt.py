@@ -1,10 +1,10 @@
-"""The ground for the papers' claims on one GPU (`python reproduce.py --scale=small`): a GPT of 6M parameters.
+"""The base model for claims on one GPU (`python reproduce.py --scale=small`): a GPT of 6M parameters.
 
     python train.py config/claims/small_gpt.py --out_dir=out/small_gpt
     python train.py config/claims/small_gpt.py config/dnt/s5.py --out_dir=out/small_dnt
 
-Bytes of the Python standard library's source; 1000 steps of 8192 tokens. Several runs share the GPU, none is compiled,
-so that starting one takes seconds. Its time on a GPU has not been measured.
+Bytes of the Python standard library's source; 1000 steps of 8192 tokens. Several runs share the GPU. None is
+compiled, so a run starts within seconds. Its time on a GPU has not been measured.
 """
 
 out_dir = "out/small_gpt"

@@ -1,9 +1,9 @@
-"""The ground for claims about LLaMA-like models on one GPU (`python reproduce.py --scale=small`): 6M parameters.
+"""The base model for claims about LLaMAs on one GPU (`python reproduce.py --scale=small`): 6M parameters.
 
     python train.py config/claims/small_llama.py --out_dir=out/small_llama
     python train.py config/claims/small_llama.py config/lns/lns.py --n_layer=16 --out_dir=out/small_lns
 
-As config/claims/small_gpt.py, but with RoPE, SwiGLU, an untied head, and no 1/√(2L) on the initial weights.
+Like config/claims/small_gpt.py, but with RoPE, SwiGLU, an untied head, and without 1/√(2L) on the initial weights.
 """
 
 out_dir = "out/small_llama"

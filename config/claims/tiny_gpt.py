@@ -1,10 +1,11 @@
-"""A tiny ground for the papers' claims (`python reproduce.py`): a GPT of 0.3M parameters, half a minute of a core.
+"""A tiny base model for the papers' claims (`python reproduce.py`): a GPT of 0.3M parameters, half a minute of a core.
 
     python train.py config/claims/tiny_gpt.py --out_dir=out/tiny_gpt
     python train.py config/claims/tiny_gpt.py config/dnt/s5.py --out_dir=out/tiny_dnt
 
-Bytes of the Python standard library's source; 400 steps of 512 tokens, so it stays far from converged. Made for many
-runs side by side, one to a core: small enough for every claim with several seeds, too small for most of its effects.
+Bytes of the Python standard library's source; 400 steps of 512 tokens, so it stays far from converged. Many runs go
+side by side, one on each core. The model is small enough to test every claim with several seeds, but too small to
+show most of the effects.
 """
 
 out_dir = "out/tiny_gpt"

@@ -1,9 +1,9 @@
-"""A tiny ground for claims about LLaMA-like models (`python reproduce.py`): 0.3M parameters, half a minute.
+"""A tiny base model for claims about LLaMA-like models (`python reproduce.py`): 0.3M parameters, half a minute.
 
     python train.py config/claims/tiny_llama.py --out_dir=out/tiny_llama
     python train.py config/claims/tiny_llama.py config/lns/lns.py --n_layer=12 --out_dir=out/tiny_lns
 
-As config/claims/tiny_gpt.py, but with RoPE, SwiGLU, an untied head, and no 1/√(2L) on the initial weights.
+Like config/claims/tiny_gpt.py, but with RoPE, SwiGLU, an untied head, and without 1/√(2L) on the initial weights.
 """
 
 out_dir = "out/tiny_llama"

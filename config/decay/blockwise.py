@@ -6,9 +6,10 @@
         --out_dir=out/lns_130m_decay_blockwise
     python train.py config/quickstart.py config/decay/blockwise.py --out_dir=out/quick_decay_blockwise
 
-The AdamW of its code decays every group by 0.1, norms included; its Adam-mini leaves norms out, which is
-config/decay/nanogpt.py. The paper's text says that it follows nanoGPT, where gains do not decay. Its sizes
-(config/blockwise/) have this already. A model without gains (norm=none) is refused: config/decay/nanogpt.py again.
+AdamW in the paper's code decays every group by 0.1, norms included. Its Adam-mini does not decay norms: for that, use
+config/decay/nanogpt.py. The paper's text says that it follows nanoGPT, where gains do not decay. The models in
+config/blockwise/ have this setting already. A model without gains (norm=none) is refused: use
+config/decay/nanogpt.py.
 """
 
 weight_decay = None  # AdamW 0.1, mSGDW 1e-4

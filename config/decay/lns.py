@@ -4,8 +4,8 @@
         --out_dir=out/dnt_small_decay_lns
     python train.py config/quickstart.py config/decay/lns.py --out_dir=out/quick_decay_lns
 
-Its sizes (config/lns/) have this already. After config/optimizers/muon_original.py, which has a decay of its own for
-what is on AdamW, that one has to go too, with adamw_weight_decay=0 on the command line.
+The models in config/lns/ have this setting already. config/optimizers/muon_original.py sets a second decay, for the
+parameters on AdamW: after that file, also set adamw_weight_decay=0 on the command line.
 """
 
 weight_decay = 0.0

@@ -6,8 +6,9 @@
         --out_dir=out/blockwise_llama_237m_decay_nanogpt
     python train.py config/quickstart.py config/decay/nanogpt.py --out_dir=out/quick_decay_nanogpt
 
-Also timm's and ConvNeXt's. The DNT paper builds on nanoGPT and timm and does not say: we take it to inherit this [I].
-The default here. These files say what decays; how much is the optimizer's default, so they go after its overlay.
+timm and ConvNeXt do the same. The DNT paper builds on nanoGPT and timm and does not say what decays: we assume this
+rule [I]. It is the default here. The files in config/decay/ say what decays; how much is the optimizer's default, so
+put them after the optimizer's file.
 """
 
 weight_decay = None  # AdamW 0.1, mSGDW 1e-4

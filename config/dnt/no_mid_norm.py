@@ -8,11 +8,11 @@
         --optimizer=msgdw --learning_rate=1.0 --warmup_iters=0 --out_dir=out/no_mid_norm_stress_msgdw
     python train.py config/quickstart.py config/dnt/no_mid_norm.py --out_dir=out/no_mid_norm
 
-The paper's stress run: oscillates from 10K to 30K steps. Ranking there: QK norm, then pre and mid norms, then the
-input norm. It names setting S5 as its start but lists two pre norms, as S4 has: S4 (config/dnt/s4.py) is our start
-[I]. "Adam, lr 0.3, no warmup" is hardly possible with a tied head, so we read it as a test over LRs without warm-up,
-its result the step of divergence [I]: 3e-3, 1e-2, 3e-2, 0.1, 0.3 for AdamW and 0.3, 1, 3 for mSGDW. The same lines as
-in S3.
+In the paper's stress run this model oscillates from 10K to 30K steps. The paper ranks the norms: QK norm first, then
+pre and mid norms, then the input norm. It says that it starts from S5, but lists two pre norms, as in S4: we start
+from S4 (config/dnt/s4.py) [I]. Its flags are those of S3.
+Its "Adam, lr 0.3, no warmup" can hardly train a model with a tied head. So we read it as a sweep of LRs without
+warm-up, whose result is the step of divergence [I]: 3e-3, 1e-2, 3e-2, 0.1, 0.3 for AdamW and 0.3, 1, 3 for mSGDW.
 """
 
 norm = "rmsnorm"

@@ -5,7 +5,8 @@
         --optimizer=msgdw --learning_rate=1.0 --out_dir=out/s1_msgdw
     python train.py config/quickstart.py config/dnt/s1.py --out_dir=out/s1
 
-RMSNorm like the other settings, for a controlled comparison [I]; the paper's Fig. 6: S1 and S2 worst at 124M.
+RMSNorm like the other settings, for a controlled comparison [I]. In the paper's Fig. 6, S1 and S2 are the worst at
+124M.
 """
 
 norm = "rmsnorm"

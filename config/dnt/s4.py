@@ -5,7 +5,8 @@
         --optimizer=msgdw --learning_rate=1.0 --out_dir=out/s4_msgdw
     python train.py config/quickstart.py config/dnt/s4.py --out_dir=out/s4
 
-The paper's Fig. 6 (mSGDW, 124M): about equal to S5, the best. Its leave-one-out study starts here [I].
+In the paper's Fig. 6 (mSGDW, 124M) it is about equal to S5; these two are the best. The leave-one-out study starts
+from S4 [I].
 """
 
 norm = "rmsnorm"

@@ -5,7 +5,8 @@
         --optimizer=msgdw --learning_rate=1.0 --out_dir=out/s5_msgdw
     python train.py config/quickstart.py config/dnt/s5.py --out_dir=out/s5
 
-S4 without the norm before the FFN. The paper's Fig. 6 (mSGDW, 124M): about equal to S4, the best.
+S4 without the norm before the FFN. In the paper's Fig. 6 (mSGDW, 124M) it is about equal to S4; these two are the
+best.
 """
 
 norm = "rmsnorm"

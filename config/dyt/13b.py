@@ -4,12 +4,13 @@
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/13b.py config/dyt/rmsnorm.py --out_dir=out/rmsnorm_13b
 
 Prepare the data once: python data/c4/prepare.py --shards=1024     # 0.17 trillion tokens; it checks the disk first
-The paper: The Pile, 200B tokens, 4M a step, 4096 a sequence; peak LR 3e-4, AdamW, betas 0.9 and 0.95, clip 1.0. In
-its code, and here: decay 0.1 on all parameters; LR min(1 - (1 - t/w)², 0.1 + 0.45 (1 + cos(πt/T))) of the peak, w =
-min(2000, T/20). T, which its README leaves open [U], is the number of steps [I]. Score and loss there:
-RMSNorm 0.529 and 1.53, DyT 0.529 and 1.54.
-Different here: C4 in GPT-2's vocabulary (of 32000 entries, as LLaMA's, it is a model of 13.02B). Matrices start at
-N(0, 0.02) without 1/√(2L) [I]. Weights, gradients, AdamW's state, unsharded: 16 bytes a parameter, 211 GB a GPU.
+The paper: The Pile, 200B tokens, 4M a step, 4096 a sequence; AdamW with peak LR 3e-4, betas 0.9 and 0.95, clip 1.0.
+Its code, and this file: decay 0.1 on all parameters; the LR is the peak times min(1 - (1 - t/w)², 0.1 + 0.45 (1 +
+cos(πt/T))), w = min(2000, T/20). The code's README does not set T [U]; we take the number of steps [I].
+Score and loss in the paper: RMSNorm 0.529 and 1.53, DyT 0.529 and 1.54.
+Different here: C4 in GPT-2's vocabulary (with LLaMA's, of 32000 tokens, the model has 13.02B parameters). Matrices
+start at N(0, 0.02) without 1/√(2L) [I]. Without sharding, weights, gradients and AdamW's state take 16 bytes a
+parameter: 211 GB on a GPU.
 """
 
 out_dir = "out/dyt_13b"

@@ -4,7 +4,8 @@
         --out_dir=out/dyt_small_beta
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/beta.py --out_dir=out/quick_beta
 
-The paper's definition and its vision models have β; its LLaMA code, like RMSNorm, has none. No number compares them.
+The paper's definition and its vision models have β; its LLaMA code has none, like RMSNorm. The paper has no number
+that compares them.
 """
 
 norm = "dyt"

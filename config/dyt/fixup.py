@@ -5,9 +5,10 @@
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/fixup.py \
         --residual_init=plain --out_dir=out/quick_fixup
 
-The paper's Table 10, ViT-B and ViT-L, LRs tuned: 77.2 and 78.1 (DyT 82.8 and 83.6). Fixup starts the classifier at
-zero, as an untied head does here, and is for ResNets: how it reads for q, k and SwiGLU is ours [I]. Language models
-of this kind are not in the paper: no scalar on the embedding here [I]; --embed_scale=True is DyT's.
+Accuracy in the paper's Table 10 (ViT-B and ViT-L, LRs tuned): 77.2 and 78.1 (DyT 82.8 and 83.6). Fixup was made for
+ResNets and starts the classifier at zero, as an untied head does here. What it means for q, k and SwiGLU is our
+choice [I]. The paper has no language models of this kind: no scalar on the embedding here [I]; --embed_scale=True
+adds DyT's.
 """
 
 norm = "none"

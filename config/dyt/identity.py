@@ -4,7 +4,8 @@
         --out_dir=out/dyt_small_identity
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/identity.py --out_dir=out/quick_identity
 
-The paper's ViT-S and ViT-B (Table 8), accuracy: 58.5 and 61.0, then both fail; tanh 80.3 and 82.5. Expect divergence.
+Accuracy of the paper's ViT-S and ViT-B (Table 8): 58.5 and 61.0, then both fail; with tanh 80.3 and 82.5. Expect
+divergence.
 """
 
 norm = "dyt"

@@ -6,7 +6,7 @@
         --dyt_squash=hardtanh --out_dir=out/dyt_small_no_alpha_hardtanh
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/no_alpha.py --out_dir=out/quick_no_alpha
 
-The paper's ViT-B (Table 9), accuracy without α for tanh, hardtanh and sigmoid: 81.1, 80.7, 80.7; with it (Table 8)
+Accuracy of the paper's ViT-B without α (Table 9), for tanh, hardtanh and sigmoid: 81.1, 80.7, 80.7; with α (Table 8)
 82.5, 82.2, 81.6. The other functions: --dyt_squash=hardtanh, --dyt_squash=sigmoid.
 """
 

@@ -5,8 +5,7 @@
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/no_embed_scale.py \
         --out_dir=out/quick_no_embed_scale
 
-The paper adds that scalar, √d at first, to its language models. A number for leaving it out: not published where we
-could read it [U].
+The paper adds that scalar, √d at first, to its language models. We found no published number for leaving it out [U].
 """
 
 norm = "dyt"

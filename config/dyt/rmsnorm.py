@@ -7,7 +7,7 @@
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/rmsnorm.py --out_dir=out/quick_rmsnorm
 
 Score and loss of the paper's LLaMA 7B, 13B, 34B, 70B: 0.513 and 1.59, 0.529 and 1.53, 0.536 and 1.50, 0.549 and 1.45.
-The eps of its norms is not published where we could read it [U]; 1e-6 is our default.
+We found no published eps of its norms [U]; 1e-6 is our default.
 """
 
 norm = "rmsnorm"

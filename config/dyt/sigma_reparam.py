@@ -7,9 +7,9 @@
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/sigma_reparam.py \
         --out_dir=out/quick_sigma_reparam
 
-The paper's Table 10, ViT-B and ViT-L, LRs tuned: 82.5 and 83.0 (DyT 82.8 and 83.6). Its authors' code makes norms
-optional; none is our choice [I], and --norm=rmsnorm keeps them. Language models of this kind are not in the paper: no
-scalar on the embedding here [I]; --embed_scale=True is DyT's.
+Accuracy in the paper's Table 10 (ViT-B and ViT-L, LRs tuned): 82.5 and 83.0 (DyT 82.8 and 83.6). In the code of
+σReparam's authors norms are optional: we leave them out [I], --norm=rmsnorm keeps them. The paper has no language
+models of this kind: no scalar on the embedding here [I]; --embed_scale=True adds DyT's.
 """
 
 norm = "none"

@@ -4,8 +4,8 @@
         --out_dir=out/dyt_small_sigmoid
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/sigmoid.py --out_dir=out/quick_sigmoid
 
-The paper's ViT-S and ViT-B (Table 8), accuracy: 79.6 and 81.6, tanh 80.3 and 82.5. Its output is not centred on 0,
-and there is no β.
+Accuracy of the paper's ViT-S and ViT-B (Table 8): 79.6 and 81.6, with tanh 80.3 and 82.5. Its output is not centred
+on 0, and there is no β.
 """
 
 norm = "dyt"

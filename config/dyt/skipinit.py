@@ -4,9 +4,9 @@
         --out_dir=out/dyt_small_skipinit
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/skipinit.py --out_dir=out/quick_skipinit
 
-The paper's Table 10, ViT-B and ViT-L, LRs tuned: 74.1 and 75.6 (DyT 82.8 and 83.6). The scalar starts at 0, as
-originally; the LNS paper's, with norms and from 1/√L: config/lns/skipinit.py. Language models of this kind are not in
-the paper: no scalar on the embedding here [I]; --embed_scale=True is DyT's.
+Accuracy in the paper's Table 10 (ViT-B and ViT-L, LRs tuned): 74.1 and 75.6 (DyT 82.8 and 83.6). The scalar starts at
+0, as in the original. The LNS paper's variant keeps the norms and starts at 1/√L: config/lns/skipinit.py. The paper
+has no language models of this kind: no scalar on the embedding here [I]; --embed_scale=True adds DyT's.
 """
 
 norm = "none"

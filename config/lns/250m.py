@@ -4,13 +4,14 @@
     torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/lns.py --out_dir=out/lns_250m_lns
 
 Prepare the data once: python data/c4/prepare.py --shards=32
-Shape, LR and steps are from the paper's text and scripts. Also from them: Adam with betas 0.9 and 0.999, no decay, no
-clipping, cosine to 10%, 512 × 256 tokens a step.
+From the paper's text and scripts: shape, LR, steps, Adam with betas 0.9 and 0.999, no decay, no clipping, cosine to
+10%, 512 × 256 tokens a step.
 Perplexity in the images of the authors' repository: Pre-LN 21.92, LNS 20.35, Post-LN 1409.79, DeepNorm 22.77, Mix-LN
-21.39. Its DeepNorm code has two errors (config/lns/deepnorm.py).
-Different here: GPT-2's vocabulary of 50257 instead of T5's of 32000, with which this model has 247.4M parameters;
-documents packed instead of padded to 256 tokens; weights in fp32 instead of bf16, where steps near a gain of 1 round
-away. So compare losses with our own baseline, not with the numbers above [I]. All other schemes: config/lns/.
+21.39. The DeepNorm code there has two errors (config/lns/deepnorm.py).
+Different here: GPT-2's vocabulary of 50257 instead of T5's of 32000 (with which this model has 247.4M parameters);
+documents packed instead of padded to 256 tokens; weights in fp32 instead of bf16, which rounds away small steps of a
+gain near 1. So compare losses with a baseline of your own, not with the numbers above [I]. The other schemes are in
+config/lns/.
 """
 
 out_dir = "out/lns_250m"

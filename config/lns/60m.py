@@ -4,12 +4,13 @@
     torchrun --standalone --nproc_per_node=8 train.py config/lns/60m.py config/lns/lns.py --out_dir=out/lns_60m_lns
 
 Prepare the data once: python data/c4/prepare.py --shards=8
-The paper trains OLMo models of 60M to 7B, of a shape not published where we could read it [U]; this is the public
-LLaMA-60M of GaLore, and LR, steps and warm-up are ours [I]. The other settings are those of the paper's 130M run.
-Its OLMo losses, points read off a figure: smallest model 3.67 with Pre-LN, 3.56 with LNS, after 20B tokens.
-Different here: GPT-2's vocabulary of 50257 instead of T5's of 32000, with which this model has 58.1M parameters;
-documents packed instead of padded to 256 tokens; weights in fp32 instead of bf16, where steps near a gain of 1 round
-away. So compare losses with our own baseline, not with the numbers above [I]. All other schemes: config/lns/.
+The paper trains OLMo models of 60M to 7B; we found no published shape of them [U]. This is the public LLaMA-60M of
+GaLore. LR, steps and warm-up are ours [I], the other settings are those of the paper's 130M run.
+The paper's losses of its smallest OLMo after 20B tokens, read off a figure: 3.67 with Pre-LN, 3.56 with LNS.
+Different here: GPT-2's vocabulary of 50257 instead of T5's of 32000 (with which this model has 58.1M parameters);
+documents packed instead of padded to 256 tokens; weights in fp32 instead of bf16, which rounds away small steps of a
+gain near 1. So compare losses with a baseline of your own, not with the numbers above [I]. The other schemes are in
+config/lns/.
 """
 
 out_dir = "out/lns_60m"

@@ -6,8 +6,8 @@
         --out_dir=out/lns_250m_group_ln
     python train.py config/quickstart.py config/dnt/s1.py config/lns/group_ln.py --out_dir=out/quick_group_ln
 
-The number of groups is not published where we could read it [U]; 32, the usual one of GroupNorm, is ours [I]. The LNS
-paper: worse than Pre-LN; its number is not published where we could read it either [U].
+We found no published number of groups [U]; we take 32, the usual one of GroupNorm [I]. The LNS paper finds Group-LN
+worse than Pre-LN; we found no published number for that either [U].
 """
 
 pre_norm = "both"

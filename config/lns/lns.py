@@ -11,11 +11,12 @@
         --out_dir=out/lns_learn --lns_learn=True
     python train.py config/quickstart.py config/dnt/s1.py config/lns/lns.py --out_dir=out/quick_lns
 
-Perplexity in the images of the authors' repository (130M, 250M, 350M, 1B): 25.76, 20.35, 18.20, 15.71; with 1/√(2L)
-on the initial weights too (--residual_init=gpt2), 25.80 and 20.79 at 130M and 250M: the paper removes that. After the
-residual sum it diverges there (1358.11). The other positions are not published where we could read it [U].
-In bf16, as the gains of those runs are, steps near 1 round away, so Pre-LN could hardly learn such gains [I]: see
---lns_learn=True, ours [I], where 1/√ℓ is the start value of the gain instead of a constant.
+Perplexity in the images of the authors' repository (130M, 250M, 350M, 1B): 25.76, 20.35, 18.20, 15.71. With 1/√(2L)
+on the initial weights too (--residual_init=gpt2), which the paper removes, it is 25.80 and 20.79 at 130M and 250M.
+With the factor after the residual sum, training diverges (1358.11). We found nothing published on the other positions
+[U].
+The gains of those runs are in bf16, which rounds away small steps near 1, so Pre-LN could hardly learn such gains
+itself [I]. Hence --lns_learn=True, ours [I]: 1/√ℓ is the start value of the gain instead of a constant.
 """
 
 pre_norm = "both"

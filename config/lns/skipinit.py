@@ -1,4 +1,4 @@
-"""SkipInit as the LNS paper has it: norms stay, and a learned scalar, 1/√L at first, is on every branch.
+"""SkipInit as in the LNS paper: norms stay, and every branch gets a learned scalar that starts at 1/√L.
 
     torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/skipinit.py \
         --out_dir=out/lns_130m_skipinit
@@ -7,7 +7,7 @@
     python train.py config/quickstart.py config/dnt/s1.py config/lns/skipinit.py --out_dir=out/quick_skipinit
 
 Put it after any Pre-LN config. Perplexity in the images of the authors' repository (130M, 250M): 27.41, 22.29. The
-paper says 1/√L, the code's path starts at 0.001: --branch_scale_init=0.001. Original SkipInit, without norms:
+paper says 1/√L, its code starts at 0.001: --branch_scale_init=0.001. The original SkipInit, without norms, is
 config/dyt/skipinit.py.
 """
 

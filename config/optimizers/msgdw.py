@@ -8,10 +8,12 @@
         --warmup_iters=0 --out_dir=out/dnt_small_msgdw_cold
     python train.py config/quickstart.py config/optimizers/msgdw.py --out_dir=out/quick_msgdw
 
-The paper's language models, DNT and GPT-2, all have these values, whatever their size. An LR of 1.0 goes with gradients
-of norm 1 at most, so clipping is on here too. Decay is not stated for the GPT-2 baselines: DNT's [I]. Warm-up is the
-size's: 2000 steps in the paper's text, 0 in its Table 5, as in the third line.
-Other models and batches than the paper's want their own LR: sweep it [I]. Its vision models have 0.5 and 0.1.
+All language models of the paper, DNT and GPT-2, have these values at every size. An LR of 1.0 suits gradients of norm
+1 at most, so clipping is on here too. The paper does not state the decay of its GPT-2 baselines: we take DNT's [I].
+Warm-up stays that of the config before it: the paper's text says 2000 steps, its Table 5 says 0, as in the third
+command.
+Other models and batches than the paper's need their own LR: sweep it [I]. The paper's vision models have LRs of 0.5
+and 0.1.
 """
 
 optimizer = "msgdw"

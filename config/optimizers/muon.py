@@ -6,9 +6,10 @@
         --out_dir=out/gpt2_large_muon
     python train.py config/quickstart.py config/optimizers/muon.py --out_dir=out/quick_muon
 
-LR, min LR and decay stay the size's, which are AdamW's: match_rms_adamw makes Muon's updates as large. That they then
-serve is our choice of a start [I]. The DNT paper's values: config/optimizers/muon_dnt.py, Keller Jordan's:
-config/optimizers/muon_original.py. The LR of embeddings, head and gains alone: --adamw_learning_rate=3e-4.
+LR, min LR and decay stay those of the config before it, chosen for AdamW: match_rms_adamw makes Muon's updates as
+large as AdamW's, so we start from the same values [I]. The DNT paper's values are in config/optimizers/muon_dnt.py,
+Keller Jordan's in config/optimizers/muon_original.py. To change the LR of embeddings, head and gains alone:
+--adamw_learning_rate=3e-4.
 """
 
 optimizer = "muon"

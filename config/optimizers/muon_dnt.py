@@ -8,11 +8,11 @@
         --muon_adjust_lr=original --out_dir=out/dnt_small_muon_dnt_original
     python train.py config/quickstart.py config/optimizers/muon_dnt.py --out_dir=out/quick_muon_dnt
 
-The paper: 1e-4 for matrices, 6e-4 with AdamW for the rest, 2000 steps of warm-up; GPT-2's validation loss rises after
-50K steps, DNT's stays smooth and beats DNT with AdamW. It swaps "2D" and "1D" in saying so. Size, scale of the updates,
-momentum, decay and min LR of these runs are not published where we could read it [U]: match_rms_adamw, 0.95, 0.1, and
-a tenth, so that the rest ends at the 6e-5 of its other runs, are ours [I]; the third line is the other scale. Embedding
-and head on AdamW are ours too [I].
+The paper: LR 1e-4 for matrices, 6e-4 with AdamW for the rest, 2000 steps of warm-up (its sentence swaps "2D" and
+"1D"). GPT-2's validation loss then rises after 50K steps; DNT's stays smooth and ends below DNT with AdamW.
+We found no published model size, scale of the updates, momentum, decay or min LR of these runs [U]. We take
+match_rms_adamw, 0.95, 0.1 and a tenth of the LR, so that the rest ends at the 6e-5 of the paper's other runs [I]; the
+third command has the other scale. Embedding and head on AdamW are our choice too [I].
 """
 
 optimizer = "muon"

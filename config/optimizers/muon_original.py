@@ -4,9 +4,9 @@
         --out_dir=out/dnt_small_muon_original
     python train.py config/quickstart.py config/optimizers/muon_original.py --out_dir=out/quick_muon_original
 
-LR 0.02 and decay 0.01 of the matrices are those of his examples, for this scale of the updates alone. The rest has the
-DNT paper's AdamW, 6e-4 and 0.1, and both go to a tenth: the rest to that paper's 6e-5 [I]. His Adam has an ε of 1e-10,
-ours 1e-8.
+The matrices have the LR 0.02 and the decay 0.01 of his examples, which suit only this scale of the updates. The rest
+has the AdamW of the DNT paper, LR 6e-4 and decay 0.1. Both LRs fall to a tenth, so the rest ends at that paper's 6e-5
+[I]. The ε of his Adam is 1e-10, ours is 1e-8.
 """
 
 optimizer = "muon"

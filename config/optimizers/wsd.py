@@ -6,9 +6,10 @@
         config/optimizers/wsd.py --out_dir=out/blockwise_llama_237m_lr_wsd
     python train.py config/quickstart.py config/optimizers/wsd.py --out_dir=out/quick_wsd
 
-A schedule, so it goes with any optimizer; peak and min LR stay the size's. A fifth and a line are our choice [I];
-another length: --wsd_decay_iters=10000, other forms: --wsd_decay=sqrt, --wsd_decay=cosine. docs/optimizers.md says how
-to extend such a run. The WSD script of the blockwise LR paper's code has thirds, another shape than this.
+It is a schedule, so it goes with any optimizer; peak and min LR stay those of the config before it. The decay is
+linear and takes a fifth of the run [I]; --wsd_decay_iters=10000 sets another length, --wsd_decay=sqrt or
+--wsd_decay=cosine another form. docs/optimizers.md says how to extend such a run. The WSD script in the code of the
+blockwise LR paper has another shape: it divides the run into thirds.
 """
 
 schedule = "wsd"

@@ -6,9 +6,9 @@
         config/scale_vectors/dp.py --gain=branch --out_dir=out/scale_vectors_120m_dp_hg
     python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/dp.py --out_dir=out/quick_dp
 
-diag(u) W diag(v), as secondary notes say; on which matrices is ours [I], and so is to keep one v a norm: the notes
-write one for each matrix, which is --gain=branch, the second line. What it gains alone is not published where we
-could read it [U].
+diag(u) W diag(v), according to secondary notes. Which matrices have it is our choice [I]. So is one v per norm [I]:
+the notes write one per matrix, which is --gain=branch, the second command.
+We found no published result of DP alone [U].
 """
 
 gain = "shared"

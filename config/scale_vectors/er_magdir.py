@@ -5,9 +5,9 @@
     python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/er_magdir.py \
         --out_dir=out/quick_er_magdir
 
-Whether the direction is exponentiated too is not published where we could read it [U]; the formula is ours [I].
-Decay, if it were on, would pull the magnitude to 1, not to 0. What it gains alone is not published where we could
-read it [U].
+We found nothing published on whether the direction is exponentiated too [U]; the formula is ours [I]. If weight decay
+were on, it would pull the magnitude to 1, not to 0.
+We found no published result of ER alone [U].
 """
 
 gain = "shared"

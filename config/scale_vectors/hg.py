@@ -4,8 +4,8 @@
         config/scale_vectors/hg.py --out_dir=out/scale_vectors_120m_hg
     python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/hg.py --out_dir=out/quick_hg
 
-As secondary notes from the paper say, gate and up included. What it gains alone is not published where we could read
-it [U].
+According to secondary notes on the paper, gate and up are included.
+We found no published result of HG alone [U].
 """
 
 gain = "branch"  # q, k, v, gate and up have one each

@@ -6,10 +6,11 @@
         config/scale_vectors/iwd.py --mid_norm=both --out_dir=out/scale_vectors_120m_iwd_mid
     python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/iwd.py --out_dir=out/quick_iwd
 
-All, input, output (config/scale_vectors/decay_all.py, iwd.py, decay_output.py) and none (qk_norm.py) differ in one
-line. Without QK-norm a LLaMA has scale vectors before linear maps only, so all and input would be the same and output
-empty: QK-norm is our choice [I]. The paper, from secondary notes, tests decay on Gemma-0.5B, with norms on branch
-outputs too: --mid_norm=both. Its numbers are not published where we could read it [U].
+Four files differ only in which scale vectors decay: all (config/scale_vectors/decay_all.py), input (iwd.py), output
+(decay_output.py), none (qk_norm.py). Without QK-norm a LLaMA has scale vectors before linear maps only: all and input
+would be the same, output would be empty. So we add QK-norm [I].
+According to secondary notes, the paper tests decay on Gemma-0.5B, which has norms on branch outputs too:
+--mid_norm=both. We found no published numbers [U].
 """
 
 gain = "shared"

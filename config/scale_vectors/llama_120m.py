@@ -7,12 +7,12 @@
         --n_head=14 --n_ff=4778 --micro_batch_size=6 --out_dir=out/scale_vectors_1b
 
 Prepare the data once: python data/openwebtext/prepare.py
-Shape, data, LR, batch and decay of the matrices are not published where we could read it [U]. What we know of its
-LLaMA-1B, 80,640 entries of scale vectors among 1,028,065,024 parameters, fits the third line exactly: a SwiGLU of
-⌊8d/3⌋, an untied head and GPT-2's vocabulary padded to 50304 [I]. Its heads, LR and steps are guesses. The same
-recipe at width 768 with 6 layers has 119.7M parameters: this model. Batch, LR and data are ours [I]. 100 tokens a
-parameter is where the paper, as read in secondary notes, finds the unified variant to save a factor of 1.22 to 1.25
-in compute.
+We found nothing published on shape, data, LR, batch and decay of the matrices [U]. We do know that the paper's
+LLaMA-1B has 80,640 entries of scale vectors among 1,028,065,024 parameters. The third command fits both numbers
+exactly: a SwiGLU of ⌊8d/3⌋, an untied head and GPT-2's vocabulary padded to 50304 [I]; its heads, LR and steps are
+guesses. The same recipe at width 768 with 6 layers has 119.7M parameters: this model.
+Batch, LR and data are ours [I]. It trains on 100 tokens a parameter: there, according to secondary notes, the unified
+variant saves a factor of 1.22 to 1.25 in compute.
 """
 
 out_dir = "out/scale_vectors_120m"

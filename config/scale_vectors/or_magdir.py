@@ -5,9 +5,9 @@
     python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/or_magdir.py \
         --out_dir=out/quick_or_magdir
 
-The paper, from secondary notes: a magnitude and a unit direction, which raises the magnitude's LR d times. The
-formula is ours [I], and has that factor. The direction never decays [I]. What it gains alone is not published where
-we could read it [U].
+According to secondary notes, the paper has a magnitude and a unit direction, which makes the magnitude's LR d times
+as large. The formula is ours [I], and has that factor. The direction never decays [I].
+We found no published result of OR alone [U].
 """
 
 gain = "shared"

@@ -4,8 +4,9 @@
         config/scale_vectors/qk_norm.py --out_dir=out/scale_vectors_120m_qk_norm
     python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/qk_norm.py --out_dir=out/quick_qk_norm
 
-Normalising the outputs of linear maps (DNP, unified) adds a norm on q and k: what that alone does is seen here [I].
-Also the ground for the study of decay, where scale vectors that no linear map follows are needed: those on q and k.
+DNP and the unified variant normalise the outputs of linear maps, so they add a norm on q and k. This file shows what
+that norm does alone [I]. It is also the base for the study of decay, which needs scale vectors that no linear map
+follows: those on q and k.
 """
 
 gain = "shared"

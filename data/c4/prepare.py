@@ -1,9 +1,9 @@
 """C4 (English) in GPT-2 BPE: the first --shards of its 1024 training files, and its own validation split.
 
 A shard is 356,317 documents or about 0.17 billion tokens, so the default of 16 makes about 2.7 billion. Each shard
-takes 0.33 GB to download (to the Hugging Face cache, which HF_HOME moves) and 0.75 GB in data/c4 while this runs, of
-which 0.35 stay; validation takes as much as one shard. So 16 shards need 5.6 GB and 12.8 GB of disk, which is checked
-first. A killed run, started again, continues: finished downloads and finished parts are kept.
+takes 0.33 GB to download (to the Hugging Face cache, which HF_HOME moves) and 0.75 GB in data/c4 while this runs;
+0.35 GB of these stay. Validation takes as much as one shard. So 16 shards need 5.6 GB and 12.8 GB of disk, which is
+checked first. Run it again after a kill: it continues with the finished downloads and parts.
 
     python data/c4/prepare.py --shards=16
 """
@@ -13,15 +13,15 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from data import common
-from loader import Tokenizer
+from nanodnt import prepare
+from nanodnt.data import Tokenizer
 
 REPO = "allenai/c4"
 REVISION = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
 
 
 def main(argv=None):
-    parser = common.parser(__doc__, "c4", REVISION)
+    parser = prepare.parser(__doc__, "c4", REVISION)
     parser.add_argument("--shards", type=int, default=16, help="training files, 1 to 1024 (default: %(default)s)")
     args = parser.parse_args(argv)
     if not 1 <= args.shards <= 1024:
@@ -29,14 +29,14 @@ def main(argv=None):
     patterns = [f"en/c4-train.{i:05d}-of-01024.json.gz" for i in range(args.shards)]
     patterns.append("en/c4-validation.*-of-00008.json.gz")
     units = args.shards + 1
-    commit, files = common.hub_files(REPO, args.revision, patterns, args.out_dir, 0.33 * units, 0.75 * units)
-    common.build(
+    commit, files = prepare.hub_files(REPO, args.revision, patterns, args.out_dir, 0.33 * units, 0.75 * units)
+    prepare.build(
         args.out_dir,
         f"{REPO} (en) at {commit}, {args.shards} of 1024 training files",
         Tokenizer.meta_for("gpt2"),
         {
-            "train": common.hub_texts("json", list(itertools.chain(*files[:-1]))),
-            "val": common.hub_texts("json", files[-1]),
+            "train": prepare.hub_texts("json", list(itertools.chain(*files[:-1]))),
+            "val": prepare.hub_texts("json", files[-1]),
         },
         name="c4",
         workers=args.workers,
@@ -45,4 +45,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.run(main)
+    prepare.run(main)

@@ -1,9 +1,10 @@
-"""Any text you have → data/NAME: plain text, .jsonl or .parquet, one file or a folder of them.
+"""Your own text → data/NAME: plain text, .jsonl or .parquet, one file or a folder of them.
 
-A document is a plain text file (.txt, .md, .py, any UTF-8), a line of a .jsonl file or a row of a .parquet file;
-folders are read recursively, but for hidden files and files that are not text. Documents end with end of text where the
-tokenizer has one (chars has none). About --val_fraction of them, chosen by a hash of their names, is held out for
-validation; of a single document, its end. Tokenizers: bytes (any text), chars (those that occur), gpt2 (BPE).
+A document is a plain text file (.txt, .md, .py, any UTF-8), a line of a .jsonl file or a row of a .parquet file.
+Folders are read recursively, without hidden files and files that are not text. End of text follows every document where
+the tokenizer has one (chars has none). About --val_fraction of the documents, chosen by a hash of their names, is held
+out for validation; of a single document, its end. Tokenizers: bytes (any text), chars (the characters that occur), gpt2
+(BPE).
 
     python data/local/prepare.py --input=notes.txt --tokenizer=chars --name=notes
     python data/local/prepare.py --input=corpus/ --tokenizer=gpt2 --name=corpus
@@ -17,14 +18,15 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from data import common
-from loader import DATA, Tokenizer
+from nanodnt import prepare
+from nanodnt.data import DATA, Tokenizer
 
 
 def documents(path: Path, key: str, skipped: list):
-    """Yield (name, text) of every document in `path`, a file or a folder, always in one order; empty ones are left out.
+    """Yield (name, text) of every document in `path`, a file or a folder, always in the same order, without empty ones.
 
-    ValueError for what cannot be read; but in a folder, plain files that are not UTF-8 go to the list `skipped`.
+    ValueError for a file that cannot be read; but in a folder, a plain text file that is not UTF-8 is skipped, and its
+    name is added to the list `skipped`.
     """
     files = {f.relative_to(path).as_posix(): f for f in path.rglob("*")} if path.is_dir() else {path.name: path}
     for name, file in sorted(files.items()):
@@ -52,7 +54,7 @@ def documents(path: Path, key: str, skipped: list):
 
 
 def records(file: Path, key: str):
-    """Yield the lines of a .jsonl file, or the rows of a .parquet file (of the column `key` alone if there is one)."""
+    """Yield the lines of a .jsonl file, or the rows of a .parquet file (only the column `key` if there is one)."""
     if file.suffix.lower() == ".jsonl":
         with open(file, encoding="utf-8-sig") as f:
             yield from (json.loads(line) if line.strip() else {key: ""} for line in f)
@@ -67,53 +69,70 @@ def records(file: Path, key: str):
             raise ValueError(f"{file} is not a parquet file or damaged ({str(e).splitlines()[0]})") from None
 
 
+def check_flags(args, out: Path) -> None:
+    """ValueError for flags that are wrong in themselves or do not fit what is on disk. No document is read yet."""
+    if not re.fullmatch(r"\w[\w.-]*", args.name, re.ASCII):
+        raise ValueError(f"--name={args.name!r}: use letters, digits and '_', after the first also '.' and '-'")
+    if (out / "prepare.py").exists():
+        raise ValueError(f"{out} is the source folder of another dataset: give another --name")
+    if not 0 < args.val_fraction < 1:
+        raise ValueError(f"--val_fraction={args.val_fraction} must be above 0 and below 1")
+    if not args.input.exists():
+        raise ValueError(f"--input={args.input} does not exist")
+    if out.resolve().is_relative_to(args.input.resolve()):
+        raise ValueError(f"{out} lies in --input={args.input} and would be read too: give another --out_dir")
+    if args.tokenizer != "chars":
+        Tokenizer(Tokenizer.meta_for(args.tokenizer))  # ValueError if its vocabulary is missing
+
+
+def scan(args) -> tuple:
+    """Read every document once: (score of each, number of characters, sorted alphabet if the tokenizer is chars).
+
+    Bad input is found here, before anything is written. ValueError for it, and where there is no text."""
+    scores, size, alphabet, skipped = [], 0, set(), []
+    for name, text in documents(args.input, args.text_key, skipped):
+        scores.append(prepare.score(name))
+        size += len(text)
+        alphabet.update(text if args.tokenizer == "chars" else "")
+    if skipped:
+        print(f"skipped {len(skipped)} files that are not UTF-8 text: {', '.join(skipped[:5])} ...", file=sys.stderr)
+    if not scores:
+        raise ValueError(f"--input={args.input} holds no text")
+    return scores, size, sorted(alphabet)
+
+
+def split_documents(args, scores: list) -> dict:
+    """{"train": texts, "val": texts}, which read the documents again. A single document is cut in two."""
+    if len(scores) == 1:
+        text = next(documents(args.input, args.text_key, []))[1]
+        cut = int(len(text) * (1 - args.val_fraction))
+        return {"train": [text[:cut]] * (cut > 0), "val": [text[cut:]]}
+    val = np.array(scores) < args.val_fraction
+    val[np.argmin(scores)], val[np.argmax(scores)] = True, False  # neither split is empty
+
+    def split(held_out):
+        texts = documents(args.input, args.text_key, [])
+        return (text for (_, text), is_val in zip(texts, val, strict=True) if is_val == held_out)
+
+    return {"train": split(False), "val": split(True)}
+
+
 def main(argv=None):
-    parser = common.parser(__doc__, "NAME")
+    parser = prepare.parser(__doc__, "NAME")
     parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
     parser.add_argument("--tokenizer", choices=["bytes", "chars", "gpt2"], required=True)
     parser.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
     parser.add_argument("--val_fraction", type=float, default=0.1, help="to hold out (default: 0.1)")
     parser.add_argument("--text_key", default="text", help="of .jsonl and .parquet (default: text)")
     args = parser.parse_args(argv)
-    path, name, out = args.input, args.name, DATA / args.name if args.out_dir == DATA / "NAME" else args.out_dir
-    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
-        raise ValueError(f"--name={name!r}: use letters, digits and '_', after the first also '.' and '-'")
-    if (out / "prepare.py").exists():
-        raise ValueError(f"{out} is the source folder of another dataset: give another --name")
-    if not 0 < args.val_fraction < 1:
-        raise ValueError(f"--val_fraction={args.val_fraction} must be above 0 and below 1")
-    if not path.exists():
-        raise ValueError(f"--input={path} does not exist")
-    if out.resolve().is_relative_to(path.resolve()):
-        raise ValueError(f"{out} lies in --input={path} and would be read too: give another --out_dir")
-    if args.tokenizer != "chars":
-        Tokenizer(Tokenizer.meta_for(args.tokenizer))  # is its vocabulary there?
-    # A first pass checks every document and decides which are held out, so that nothing is written for bad input.
-    scores, size, alphabet, skipped = [], 0, set(), []
-    for key, text in documents(path, args.text_key, skipped):
-        scores.append(common.score(key))
-        size += len(text)
-        alphabet.update(text if args.tokenizer == "chars" else "")
-    if skipped:
-        print(f"skipped {len(skipped)} files that are not UTF-8 text: {', '.join(skipped[:5])} ...", file=sys.stderr)
-    if not scores:
-        raise ValueError(f"--input={path} holds no text")
-    val = np.array(scores) < args.val_fraction
-    val[np.argmin(scores)], val[np.argmax(scores)] = True, False  # neither split is empty
-
-    def split(held_out):
-        return (t for (_, t), v in zip(documents(path, args.text_key, []), val, strict=True) if v == held_out)
-
-    splits = {"train": split(False), "val": split(True)}
-    if len(scores) == 1:
-        text = next(documents(path, args.text_key, []))[1]
-        cut = int(len(text) * (1 - args.val_fraction))
-        splits = {"train": [text[:cut]] * (cut > 0), "val": [text[cut:]]}
-    source = f"{path.resolve().name} ({len(scores):,} documents)"
-    workers = common.cpus() if size > 2 * common.PART_CHARS else 1  # starting processes takes a second
-    tokenizer = Tokenizer.meta_for(args.tokenizer, sorted(alphabet))
-    common.build(out, source, tokenizer, splits, name=name, workers=workers)
+    out = DATA / args.name if args.out_dir == DATA / "NAME" else args.out_dir
+    check_flags(args, out)
+    scores, size, alphabet = scan(args)
+    source = f"{args.input.resolve().name} ({len(scores):,} documents)"
+    workers = prepare.cpus() if size > 2 * prepare.PART_CHARS else 1  # starting processes takes a second
+    tokenizer = Tokenizer.meta_for(args.tokenizer, alphabet)
+    prepare.build(out, source, tokenizer, split_documents(args, scores), name=args.name, workers=workers)
 
 
 if __name__ == "__main__":
-    common.run(main)
+    prepare.run(main)

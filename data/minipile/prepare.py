@@ -1,8 +1,8 @@
 """MiniPile in GPT-2 BPE, with its own splits: 1,000,000 training and 500 validation documents.
 
 Needs 3.2 GB of disk for the download (to the Hugging Face cache, which HF_HOME moves) and 7 GB in data/minipile while
-it runs, of which about half stays; both are checked first. A killed run, started again, continues: finished downloads
-and finished parts are kept.
+it runs; about half of these stay. Both are checked first. Run it again after a kill: it continues with the finished
+downloads and parts.
 
     python data/minipile/prepare.py
 """
@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from data import common
-from loader import Tokenizer
+from nanodnt import prepare
+from nanodnt.data import Tokenizer
 
 REPO = "JeanKaddour/minipile"
 REVISION = "18ad1b0c701eaa0de03d3cecfdd769cbc70ffbd0"
@@ -20,19 +20,19 @@ PATTERNS = ["data/train-*.parquet", "data/validation-*.parquet"]
 
 
 def main(argv=None):
-    args = common.parser(__doc__, "minipile", REVISION).parse_args(argv)
-    commit, (train, val) = common.hub_files(REPO, args.revision, PATTERNS, args.out_dir, 3.2, 7)
-    common.build(
+    args = prepare.parser(__doc__, "minipile", REVISION).parse_args(argv)
+    commit, (train, val) = prepare.hub_files(REPO, args.revision, PATTERNS, args.out_dir, 3.2, 7)
+    prepare.build(
         args.out_dir,
         f"{REPO} at {commit}",
         Tokenizer.meta_for("gpt2"),
-        {"train": common.hub_texts("parquet", train), "val": common.hub_texts("parquet", val)},
+        {"train": prepare.hub_texts("parquet", train), "val": prepare.hub_texts("parquet", val)},
         name="minipile",
         workers=args.workers,
         resume=True,
-        totals={"train": common.parquet_rows(train), "val": common.parquet_rows(val)},
+        totals={"train": prepare.parquet_rows(train), "val": prepare.parquet_rows(val)},
     )
 
 
 if __name__ == "__main__":
-    common.run(main)
+    prepare.run(main)

@@ -1,8 +1,8 @@
 """OpenWebText in GPT-2 BPE, split as in nanoGPT (which reports 9,035,582,198 training and 4,434,897 validation tokens).
 
 8,013,769 documents in 80 parquet files. Needs 24.5 GB of disk for the download (to the Hugging Face cache, which
-HF_HOME moves) and 38 GB in data/openwebtext while it runs, of which 18 GB stay; both are checked first. A killed run,
-started again, continues: finished downloads and finished parts are kept. Tokenising takes one to two core-hours.
+HF_HOME moves) and 38 GB in data/openwebtext while it runs; 18 GB of these stay. Both are checked first. Run it again
+after a kill: it continues with the finished downloads and parts. Tokenising takes one to two core-hours.
 
     python data/openwebtext/prepare.py
 """
@@ -14,18 +14,19 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from data import common
-from loader import Tokenizer
+from nanodnt import prepare
+from nanodnt.data import Tokenizer
 
 REPO = "Skylion007/openwebtext"
-REVISION = "b4325f019c648b1641a1784748667e8b74e5e064"  # the commit that holds parquet files in place of the script
+REVISION = "b4325f019c648b1641a1784748667e8b74e5e064"  # the commit with parquet files instead of a script
 
 
 def nanogpt_split(texts, count: int, fraction: float = 0.0005, seed: int = 2357) -> tuple:
     """Training and validation texts as `datasets.train_test_split(test_size=fraction, seed=seed)` chooses them.
 
-    `texts` is any iterable of `count` texts, read once: use up the training texts first, the others are complete then.
-    Validation texts come in nanoGPT's order, training texts in their own (batches are drawn at random anyway).
+    `texts` is any iterable of `count` texts and is read once: the list of validation texts is complete only after all
+    training texts have been read. Validation texts are in nanoGPT's order, training texts in the order of `texts`
+    (batches are drawn at random anyway).
     """
     chosen = np.random.default_rng(seed).permutation(count)[: math.ceil(fraction * count)]
     place = {int(index): i for i, index in enumerate(chosen)}
@@ -42,11 +43,11 @@ def nanogpt_split(texts, count: int, fraction: float = 0.0005, seed: int = 2357)
 
 
 def main(argv=None):
-    args = common.parser(__doc__, "openwebtext", REVISION).parse_args(argv)
-    commit, (files,) = common.hub_files(REPO, args.revision, ["plain_text/train-*.parquet"], args.out_dir, 24.5, 38)
-    count = common.parquet_rows(files)
-    train, val = nanogpt_split(common.rows(common.hub_texts("parquet", files)), count)
-    common.build(
+    args = prepare.parser(__doc__, "openwebtext", REVISION).parse_args(argv)
+    commit, (files,) = prepare.hub_files(REPO, args.revision, ["plain_text/train-*.parquet"], args.out_dir, 24.5, 38)
+    count = prepare.parquet_rows(files)
+    train, val = nanogpt_split(prepare.rows(prepare.hub_texts("parquet", files)), count)
+    prepare.build(
         args.out_dir,
         f"{REPO} at {commit}, {count:,} documents",
         Tokenizer.meta_for("gpt2"),
@@ -59,4 +60,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.run(main)
+    prepare.run(main)

@@ -1,7 +1,7 @@
-"""The embedded default: source code of the Python standard library that runs this script, as bytes.
+"""The default dataset: source code of the standard library of the Python that runs this script, as bytes.
 
-Needs no network and no package but numpy, and takes seconds: about 10 million tokens of code and prose. Every file ends
-with end of text; whole files, chosen by a hash of their path, are held out for validation. The result depends on the
+Needs no network, no package but numpy, and only seconds: about 10 million tokens of code and prose. End of text follows
+every file. Whole files, chosen by a hash of their path, are held out for validation. The result depends on the
 library's own files, not on where Python is installed.
 
     python data/pystdlib/prepare.py
@@ -13,19 +13,19 @@ import sysconfig
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from data import common
-from loader import Tokenizer
+from nanodnt import prepare
+from nanodnt.data import Tokenizer
 
 VAL_FRACTION = 0.08  # of the files
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-# Written when Python is built, installed or packaged, so not the same everywhere.
+# Generated when Python is built, installed or packaged, so they differ between machines.
 SKIPPED_FILES = ("_sysconfigdata", "_sysconfig_vars", "sitecustomize", "usercustomize", "config-")
 
 
 def source_files(root: Path) -> dict:
-    """The library's modules under `root`: path relative to it, with slashes → text with \\n line ends, sorted by path.
+    """{path relative to `root`, with slashes: text with \\n line ends} of the library's modules, sorted by path.
 
-    Left out: installed packages, tests, files of the installation, and files that are not UTF-8.
+    Without installed packages, tests, files of the installation, and files that are not UTF-8.
     """
     texts = {}
     for path in root.rglob("*.py"):
@@ -39,7 +39,7 @@ def source_files(root: Path) -> dict:
 
 
 def main(argv=None):
-    args = common.parser(__doc__, "pystdlib").parse_args(argv)
+    args = prepare.parser(__doc__, "pystdlib").parse_args(argv)
     root = Path(sysconfig.get_paths()["stdlib"])
     texts = source_files(root)
     if len(texts) < 100:
@@ -47,8 +47,8 @@ def main(argv=None):
             f"only {len(texts)} source files of the standard library are in {root}: use a Python with its full library "
             "(not the embeddable zip), or prepare your own text with data/local/prepare.py"
         )
-    held_out = {name for name in texts if common.score(f"pystdlib/{name}") < VAL_FRACTION}
-    common.build(
+    held_out = {name for name in texts if prepare.score(f"pystdlib/{name}") < VAL_FRACTION}
+    prepare.build(
         args.out_dir,
         f"source of the standard library of Python {platform.python_version()} ({len(texts)} files)",
         Tokenizer.meta_for("bytes"),
@@ -62,4 +62,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.run(main)
+    prepare.run(main)

@@ -1,6 +1,6 @@
 """Tiny Shakespeare as characters, split as in nanoGPT: the first 90 % (1,003,854) to train on, the rest held out.
 
-Downloads 1.1 MB and checks it; the file stays in data/shakespeare_char/parts, so a second run needs no network.
+Downloads 1.1 MB and checks its sha256. The file stays in data/shakespeare_char/parts: a second run needs no network.
 
     python data/shakespeare_char/prepare.py
 """
@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from data import common
-from loader import Tokenizer
+from nanodnt import prepare
+from nanodnt.data import Tokenizer
 
 COMMIT = "6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e"
 URL = f"https://raw.githubusercontent.com/karpathy/char-rnn/{COMMIT}/data/tinyshakespeare/input.txt"
@@ -18,10 +18,10 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 def main(argv=None):
-    args = common.parser(__doc__, "shakespeare_char").parse_args(argv)
-    text = common.download(URL, args.out_dir / "parts" / "input.txt", SHA256).read_bytes().decode("utf-8")
+    args = prepare.parser(__doc__, "shakespeare_char").parse_args(argv)
+    text = prepare.download(URL, args.out_dir / "parts" / "input.txt", SHA256).read_bytes().decode("utf-8")
     cut = int(len(text) * 0.9)
-    common.build(
+    prepare.build(
         args.out_dir,
         URL,
         Tokenizer.meta_for("chars", sorted(set(text))),
@@ -31,4 +31,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.run(main)
+    prepare.run(main)

@@ -1,0 +1,134 @@
+"""Matrices: linear maps that take the gains beside them into their weight, and embeddings."""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from layers.sharding import assign, full_tensor
+from layers.slot import Slot
+
+SIGMA_INIT_ITERATIONS = 30  # of the power iteration, for σReparam's initial σ
+
+
+def fold(weight, bias=None, dtype=None, columns=None, rows=None) -> tuple:
+    """Weight and bias of x ↦ rows · (W (columns · x) + b), in `dtype`: factors and cast in one pass over the weight."""
+    dtype = dtype or weight.dtype
+    weight = weight if columns is None else weight * columns
+    if rows is not None:
+        weight, bias = weight * rows[:, None], None if bias is None else bias * rows
+    return weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def linear(x, weight, bias=None, dtype=None, columns=None, rows=None):
+    """rows · (W (columns · x) + b) in `dtype` (None: the weight's own); columns (n_in,), rows (n_out,) or floats.
+
+    The factors are multiplied into the weight. If x holds one token, they are multiplied into x and y, which are then
+    smaller than the weight."""
+    dtype = dtype or weight.dtype
+    if x.shape[-2] > 1:
+        return F.linear(x.to(dtype), *fold(weight, bias, dtype, columns, rows))
+    y = F.linear((x if columns is None else x * columns).to(dtype), *fold(weight, bias, dtype))
+    return y if rows is None else (y * rows).to(dtype)
+
+
+def draw(weight, std: float, generator: torch.Generator) -> None:
+    """Fill `weight` from N(0, std²); do nothing on the meta device. All entries are drawn, on the CPU, so that every
+    device and every sharding gets the same."""
+    if not weight.is_meta:
+        assign(weight, torch.empty(weight.shape, device="cpu").normal_(0, std, generator=generator))
+
+
+class Linear(nn.Linear):
+    """out( W pre(x) + b ), computed in `compute_dtype` (None: the weight's own); the weight itself stays fp32.
+
+    The casts are part of the graph: torch.compile fuses them, which costs less than autocast and loses no accuracy.
+    The gains of `pre` and `out`, and what a norm before this map folds (`scale`), enter the weight in the same pass.
+    """
+
+    compute_dtype = None
+
+    def __init__(self, n_in, n_out, role, bias=False, init_scale=1.0, pre=None, out=None):
+        super().__init__(n_in, n_out, bias)
+        self.init_scale, self.param_roles = init_scale, {"weight": role, "bias": "bias"}
+        self.pre, self.out = pre or Slot(), out or Slot()
+
+    def reset_parameters(self):
+        pass  # GPT.init_weights sets every parameter
+
+    def effective_weight(self):
+        """The matrix W before any gain is folded in."""
+        return self.weight
+
+    def factors(self, scale=None) -> tuple:
+        """Arguments of `fold` and `linear`: weight, bias, dtype, columns, rows."""
+        columns = self.pre.folded()
+        if columns is None:
+            columns = scale
+        elif scale is not None:
+            columns = columns * scale
+        return self.effective_weight(), self.bias, self.compute_dtype, columns, self.out.folded()
+
+    def forward(self, x, scale=None):
+        y = linear(self.pre(x), *self.factors(scale))
+        return self.out(y).to(y.dtype)
+
+    def init(self, std: float, generator: torch.Generator):
+        draw(self.weight, std * self.init_scale, generator)
+        if self.bias is not None:
+            self.bias.zero_()
+
+
+def fused_linear(matrices, x, scale=None) -> list:
+    """[m(x, scale) for m in matrices] as one product: x (B, T, n_in) is read once, and its gradient is one sum.
+
+    For matrices whose `pre` slot has no norm and no bias: it holds a gain to fold, or nothing."""
+    if x.shape[-2] == 1:  # one token: `linear` multiplies the gains into x, and each matrix may have its own
+        return [m(x, scale) for m in matrices]
+    weights, biases = zip(*(fold(*m.factors(scale)) for m in matrices), strict=True)
+    bias = None if biases[0] is None else torch.cat(biases)
+    y = F.linear(x.to(weights[0].dtype), torch.cat(weights), bias)
+    parts = y.split([len(w) for w in weights], dim=-1)
+    return [m.out(part).to(part.dtype) for m, part in zip(matrices, parts, strict=True)]
+
+
+class SigmaReparam(Linear):
+    """A matrix γ W/σ(W), with σ = uᵀWv. `power_iteration` turns u and v towards the first singular vectors."""
+
+    def __init__(self, n_in, n_out, *args, **kwargs):
+        super().__init__(n_in, n_out, *args, **kwargs)
+        self.sigma = nn.Parameter(torch.empty(1))
+        self.param_roles["sigma"] = "scalar"
+        self.register_buffer("u", torch.empty(n_out))
+        self.register_buffer("v", torch.empty(n_in))
+
+    def effective_weight(self):
+        return self.weight * (self.sigma / torch.dot(self.u, self.weight @ self.v))
+
+    @torch.no_grad()
+    def power_iteration(self, n: int = 1):
+        """Move u (n_out,) and v (n_in,) towards the singular vectors of the largest singular value of W."""
+        weight = full_tensor(self.weight)
+        for _ in range(n):
+            self.v.copy_(F.normalize(self.u @ weight, dim=0))
+            self.u.copy_(F.normalize(weight @ self.v, dim=0))
+
+    def init(self, std: float, generator: torch.Generator):
+        super().init(std, generator)
+        if not self.weight.is_meta:  # γ = σ(W) initially, so that the matrix is W, as published
+            self.u.fill_(1.0)  # not drawn: a seed gives the same weights with and without σReparam
+            self.power_iteration(SIGMA_INIT_ITERATIONS)
+            assign(self.sigma, torch.dot(self.u, full_tensor(self.weight) @ self.v)[None])
+
+
+class Embedding(nn.Embedding):
+    """A table (n, dim) of learned vectors."""
+
+    def __init__(self, n, dim, role):
+        super().__init__(n, dim)
+        self.param_roles = {"weight": role}
+
+    def reset_parameters(self):
+        pass  # GPT.init_weights sets every parameter
+
+    def init(self, std: float, generator: torch.Generator):
+        draw(self.weight, std, generator)

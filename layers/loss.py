@@ -1,0 +1,62 @@
+"""The loss: cross-entropy of a linear head, without keeping the logits."""
+
+import math
+
+import torch
+
+from layers.ops import upcast
+
+LOGITS_BYTES = 2**30  # of logits that the loss may hold at a time
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """Sum of the cross-entropy of logits x Wᵀ. The forward pass makes the gradients too: chunk by chunk, tokens become
+    logits, their gradient (softmax − 1 at the target), and that gradient's products with W and x. So logits exist for
+    one chunk at a time, in the dtype of the product, and no chunk is computed twice.
+
+    x (N, C), weight (V, C), targets (N,), −1 = ignored → loss (), in nats, fp32 at least. Only the first `vocab_size`
+    rows of the weight count. There is no second derivative: asking for one raises RuntimeError.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, targets, dtype, vocab_size, chunk_rows, training):
+        w, total, dx = weight.to(dtype), x.new_zeros(()), []
+        dw = torch.zeros_like(weight) if training else None
+        for x_chunk, target in zip(x.to(dtype).split(chunk_rows), targets.split(chunk_rows), strict=True):
+            counts, index = (target != -1)[:, None], target.clamp(min=0)[:, None]
+            logits = upcast(x_chunk @ w.T)  # (n, V); from here on changed in place, so that there is one copy
+            logits[:, vocab_size:].fill_(-math.inf)
+            log_sum = logits.logsumexp(-1, keepdim=True)
+            total = total + ((log_sum - logits.gather(-1, index)) * counts).sum()
+            if training:
+                grad = logits.sub_(log_sum).exp_()
+                grad = grad.add_(torch.arange(len(w), device=x.device) == index, alpha=-1).mul_(counts).to(dtype)
+                dx.append(grad @ w)
+                if dtype == torch.float16:  # this sum over tokens could overflow, and the loss scale comes after it
+                    dw = dw + (grad.T @ (x_chunk * 2**-8)).to(dw.dtype) * 2**8
+                else:
+                    dw = dw + grad.T @ x_chunk
+                del grad
+            del logits  # before the next chunk's are made
+        if training:
+            ctx.save_for_backward(torch.cat(dx), dw)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            raise RuntimeError("this loss has no second derivative: take that of F.cross_entropy over model(idx)[0]")
+        dx, dw = ctx.saved_tensors
+        return upcast(dx) * grad, dw * grad, None, None, None, None, None
+
+
+def linear_cross_entropy(x, weight, targets, dtype, vocab_size: int, chunks: int = 0) -> torch.Tensor:
+    """Mean cross-entropy in nats of logits x Wᵀ, computed in `dtype`, over the targets that are not −1; 0 if none is.
+
+    x (B, T, C), weight (V, C), targets (B, T). `chunks`: number of parts that the tokens are taken in; 0 = as many as
+    keep the logits of one to about LOGITS_BYTES."""
+    n = targets.numel()
+    rows = -(-n // (chunks or -(-n * len(weight) * dtype.itemsize // LOGITS_BYTES)))
+    rows = rows if rows < 128 else -(-rows // 128) * 128  # matrix units are fastest on whole tiles
+    args = x.flatten(0, 1), weight, targets.flatten(), dtype, vocab_size, rows, torch.is_grad_enabled()
+    return LinearCrossEntropy.apply(*args) / (targets != -1).sum().clamp(min=1)

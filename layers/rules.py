@@ -1,0 +1,167 @@
+"""What a GPTConfig refuses, and what is allowed but should be known. A table: one line a rule.
+
+A fork that adds a flag need not add a rule. Rules are read in order, and each may rely on those before it.
+"""
+
+import math
+from dataclasses import fields
+from itertools import chain
+from typing import Literal, get_args, get_origin, get_type_hints
+
+# More than this is a typing error, and would take minutes to fail for lack of memory.
+MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_size=2**24, n_ff=2**24)
+
+
+def check(config) -> None:
+    """ValueError, in one line that says what to change, for values that are wrong or contradict each other."""
+    for wrong, message in chain(values(config), sizes(config), norms(config), scales(config)):
+        if wrong:
+            raise ValueError(message)
+
+
+def values(c):
+    """(whether it is wrong, message) for each field's type and allowed values."""
+    for name, hint in get_type_hints(type(c)).items():
+        value, allowed = getattr(c, name), get_args(hint) or (hint,)  # of Literal and unions, or the type itself
+        if get_origin(hint) is Literal:
+            yield value not in allowed, f"{name}={value!r} is unknown: allowed are {', '.join(allowed)}"
+            continue
+        fits = type(value) in allowed or (float in allowed and type(value) is int)
+        yield not fits, f"{name}={value!r} must be of type {' or '.join(t.__name__ for t in allowed)}"
+        yield isinstance(value, float) and not math.isfinite(value), f"{name}={value} must be a finite number"
+
+
+def sizes(c):
+    """The same for sizes and plain numbers."""
+    names = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
+    small = [f"{name}={getattr(c, name)}" for name in names if getattr(c, name) < 1]
+    yield small, f"{', '.join(small)}: must be at least 1"
+    large = [f"{name}={getattr(c, name)}" for name in MOST if getattr(c, name) > MOST[name]]
+    limits = f"{MOST['n_layer']:,} blocks, {MOST['n_embd']:,} for other sizes"
+    yield large, f"{', '.join(large)}: larger than any model has ({limits})"
+    yield c.n_kv_head < 0 or c.n_ff < 0, "n_kv_head and n_ff must not be negative (0 = the default)"
+    d, heads, kv = c.n_embd, c.n_head, c.n_kv_head or c.n_head
+    yield d % heads, f"n_embd={d} must be a multiple of n_head={heads}"
+    yield heads % kv, f"n_head={heads} must be a multiple of n_kv_head={kv}"
+    rope = c.pos == "rope"
+    yield rope and c.head_dim % 2, f"pos=rope needs an even head size, but n_embd/n_head = {d}/{heads}"
+    yield not rope and c.rope_theta != 10000.0, "rope_theta needs pos=rope: set that, or leave rope_theta out"
+    yield c.rope_theta <= 0, f"rope_theta={c.rope_theta} must be positive"
+    yield not 0 <= c.dropout < 1, f"dropout={c.dropout} must be at least 0 and below 1"
+    yield c.norm_eps < 0, f"norm_eps={c.norm_eps} must not be negative"
+    yield c.init_std <= 0, f"init_std={c.init_std} must be positive"
+
+
+def norms(c):
+    """The same for norms and where they stand."""
+    positions = ("mid_norm", "post_norm", "input_norm", "post_norm_blocks")
+    placed = [f"{name}={getattr(c, name)}" for name in positions if getattr(c, name) not in ("none", False, 0)]
+    bare = c.norm == "none"
+    yield bare and placed, f"norm=none contradicts {', '.join(placed)}: leave that out, or choose a norm"
+    n, groups = c.post_norm_blocks, c.norm_groups
+    yield not 0 <= n <= c.n_layer, f"post_norm_blocks={n} must be between 0 and n_layer={c.n_layer}"
+    divides = groups >= 1 and c.n_embd % groups == 0
+    yield not divides, f"norm_groups={groups} must divide n_embd={c.n_embd} (1 = no groups)"
+    grouped = groups > 1 and c.norm not in ("rmsnorm", "layernorm")
+    yield grouped, f"norm_groups={groups} needs norm=rmsnorm or layernorm, but norm={c.norm}"
+    single = c.norm == "layernorm" and groups == c.n_embd
+    yield single, f"norm_groups={groups} leaves LayerNorm groups of one channel, which are always 0: lower norm_groups"
+    defaults = {f.name: f.default for f in fields(c) if f.name.startswith("dyt_")}
+    dyt = [name for name, default in defaults.items() if getattr(c, name) != default]
+    yield c.norm != "dyt" and dyt, f"{', '.join(dyt)}: needs norm=dyt, but norm={c.norm}"
+    for name in ("dyt_alpha_attn", "dyt_alpha_other"):
+        yield getattr(c, name) == 0, f"{name}=0 would make the slot constant: choose another α₀"
+    divided = c.embed_scale and c.input_norm and c.norm != "dyt"
+    yield divided, "embed_scale has no effect under input_norm, which divides it out again: leave one of them out"
+    twice = c.qk_norm and c.gain_out == "norm"
+    yield twice, "gain_out=norm already normalises each head of q and k: leave qk_norm out"
+
+
+def scales(c):
+    """The same for constants, learned scales and scale vectors."""
+    bare = [name for name in ("deepnorm", "admin") if getattr(c, name)] + ["gain=branch"] * (c.gain == "branch")
+    bare += [f"lns={c.lns}"] * (c.lns in ("norm", "input"))
+    yield c.norm == "none" and bare, f"{', '.join(bare)}: needs norms to act on, but norm=none: choose a norm"
+
+    pre = branches_with_pre_norm(c)
+    fewer = f" and post_norm_blocks below n_layer={c.n_layer}" * (c.post_norm_blocks == c.n_layer)
+    homeless = c.lns in ("norm", "input") and not [branch for branch in pre if c.lns_branches in ("both", branch)]
+    yield homeless, f"lns={c.lns} needs a pre norm to act on: set pre_norm=both{fewer}, or lns=branch or residual"
+    changed = [name for name, v in (("lns_power", 0.5), ("lns_branches", "both")) if getattr(c, name) != v]
+    yield c.lns == "off" and changed, f"{', '.join(changed)}: needs lns, for example lns=norm"
+    learned = c.lns_learn and (c.lns != "norm" or c.gain == "none")
+    yield learned, "lns_learn needs lns=norm and gains (gain=shared or branch), whose initial value it sets"
+
+    for name in ("deepnorm", "admin"):
+        wrong = getattr(c, name) and c.post_norm != "both"
+        yield wrong, f"{name} scales the stream before post norms: set post_norm=both (and pre_norm=none)"
+    yield c.deepnorm and c.admin, "deepnorm and admin both scale the stream: leave one of them out"
+    scale, start = c.branch_scale, c.branch_scale_init
+    alone = scale == "none" and start is not None
+    yield alone, "branch_scale_init needs branch_scale: set branch_scale=layerscale or skipinit"
+    yield c.fixup and c.norm != "none", f"fixup replaces the norms, but norm={c.norm}: set norm=none"
+    why = "it has its own multiplier on the branch, and matrices that start at zero"
+    for name, on in (("branch_scale", scale != "none"), ("sigma_reparam", c.sigma_reparam)):
+        yield c.fixup and on, f"fixup contradicts {name}: {why}"
+
+    wrong = c.gain == "branch" and not pre
+    yield wrong, f"gain=branch needs a pre norm, whose gains it separates: set pre_norm{fewer}"
+    for name, default in (("gain_out", "none"), ("gain_param", "direct")):
+        wrong = c.gain == "none" and getattr(c, name) != default
+        yield wrong, f"{name}={getattr(c, name)} contradicts gain=none: choose gain=shared or branch"
+    negative = c.gain_param == "expmagdir" and scale == "layerscale" and start is not None and start <= 0
+    yield negative, f"gain_param=expmagdir keeps gains positive, but branch_scale_init={start}: choose a positive one"
+    vectors = c.norm != "none" or c.qk_norm or c.gain_out != "none" or scale == "layerscale"
+    idle = c.gain_param != "direct" and not vectors
+    yield idle, f"gain_param={c.gain_param} has no scale vector to act on (norm={c.norm}): leave it out"
+
+
+def branches_with_pre_norm(c) -> list:
+    """The branches with a pre norm in some block. Mix-LN's first blocks have none, so the last block decides."""
+    return [branch for branch in ("attn", "mlp") if "pre" in c.norm_positions(c.n_layer, branch)]
+
+
+def notes(c) -> list:
+    """What is allowed but should be known: one line each, printed when a run starts."""
+    found = [*lns_notes(c)]
+    if (c.deepnorm or c.admin) and c.pre_norm != "none":
+        found.append(f"pre_norm={c.pre_norm} beside post norms: DeepNorm and Admin have pre_norm=none")
+    for name in ("deepnorm", "fixup"):
+        if getattr(c, name) and c.residual_init != "plain":
+            found.append(f"{name} has its own initialisation: residual_init={c.residual_init} is not used")
+    size = c.init_std * c.n_embd**0.5
+    if c.norm == "dyt" and c.init == "normal" and size < 0.5:
+        found.append(
+            f"dyt does not enlarge small signals, and init_std·√n_embd = {size:.2f} makes them small; the paper's "
+            f"models have 0.6 to 1.8 (std 0.02, 1024 to 8192 wide). init_std={c.n_embd**-0.5:.2g} gives 1 [I]"
+        )
+    return found
+
+
+def lns_notes(c):
+    """Where LNS's factor has no effect, or less than one would think: a later norm divides it out again."""
+    if c.lns == "off":
+        return
+    if c.residual_init != "plain":
+        yield (
+            f"lns with residual_init={c.residual_init}: the LNS paper removes such scaling of the initial weights; "
+            "residual_init=plain is its setting"
+        )
+    wanted = ["attn", "mlp"] if c.lns_branches == "both" else [c.lns_branches]
+    acts = [branch for branch in wanted if branch in branches_with_pre_norm(c)]
+    divided, added = [], c.bias or c.lns_learn  # a bias is not scaled; a learned factor is a gain: both remain
+    if c.lns == "norm" and not added:
+        if c.gain_out == "norm":
+            divided = acts
+        elif "attn" in acts and c.qk_norm and c.mid_norm in ("both", "attn") and c.norm != "dyt":
+            divided = ["attn"]
+    if divided and divided == acts:
+        yield "lns has no effect here: later norms (QK, mid, gain_out=norm) divide its factor out"
+    elif divided:
+        yield "lns has no effect on attention here: QK-norm and the mid norm divide its factor out"
+    elif c.lns in ("norm", "input") and acts != wanted:
+        yield f"lns={c.lns} acts on the {acts[0]} branch alone: the other has no pre norm"
+    if c.lns == "norm" and c.qk_norm and "attn" in acts and not (divided or added):
+        yield "lns acts on attention through v alone: QK-norm divides its factor out of q and k"
+    if c.lns == "input" and c.norm in ("rmsnorm", "layernorm"):
+        yield "lns=input does next to nothing here: the norm divides the factor out again"

@@ -1,0 +1,45 @@
+"""The few helpers for parameters that FSDP2 shards: DTensors, split by rows over processes."""
+
+import torch
+import torch.distributed as dist
+
+
+def is_sharded(p) -> bool:
+    """Whether p is a DTensor. (Importing its class would cost half a second at every start.)"""
+    return hasattr(p, "device_mesh")
+
+
+@torch.no_grad()
+def assign(p, full):
+    """p ← full, a tensor of p's full shape. Of a sharded p every process keeps its rows; nothing is sent."""
+    if is_sharded(p):
+        from torch.distributed.tensor import distribute_tensor
+
+        full = distribute_tensor(full.to(p.dtype), p.device_mesh, p.placements, src_data_rank=None)
+    p.copy_(full)
+
+
+def local_shard(p):
+    """The rows of a sharded p that this process holds, perhaps none; a p that is not sharded is returned as it is."""
+    return p.to_local() if is_sharded(p) else p
+
+
+def full_tensor(p):
+    """All of p. A sharded p is gathered, so all processes must call this."""
+    return p.full_tensor() if is_sharded(p) else p
+
+
+def shard_group(p):
+    """The process group that p's rows are split over; None where p is not sharded."""
+    return p.device_mesh.get_group(p.device_mesh.ndim - 1) if is_sharded(p) else None
+
+
+def shard_rows(n: int, group) -> range:
+    """Which of n rows this process holds when they are split over `group`; all n without a group."""
+    return row_ranges(n, dist.get_world_size(group))[dist.get_rank(group)] if group else range(n)
+
+
+def row_ranges(n: int, world_size: int) -> list:
+    """The rows of each process when FSDP2 splits n rows: ⌈n/world_size⌉ each, the last processes fewer or none."""
+    size = -(-n // world_size)
+    return [range(min(rank * size, n), min((rank + 1) * size, n)) for rank in range(world_size)]

@@ -1,0 +1,144 @@
+"""Slots: the places around and inside a branch where a norm, a gain or a constant may stand."""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from layers.ops import tanh, upcast
+
+
+def rms_norm(slot, x):
+    x = split_groups(upcast(x), slot.groups)
+    return merge_groups(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + slot.eps), slot.groups)
+
+
+def layer_norm(slot, x):
+    x = split_groups(upcast(x), slot.groups)
+    return merge_groups(F.layer_norm(x, x.shape[-1:], eps=slot.eps), slot.groups)
+
+
+def dyt(slot, x):
+    """squash(αx): with gain and bias γ · tanh(αx) + β (DyT)."""
+    return SQUASH[slot.squash](slot.alpha * upcast(x))
+
+
+def split_groups(x, groups):
+    return x if groups == 1 else x.unflatten(-1, (groups, -1))
+
+
+def merge_groups(x, groups):
+    return x if groups == 1 else x.flatten(-2)
+
+
+NORMALISE = {"none": lambda slot, x: x, "rmsnorm": rms_norm, "layernorm": layer_norm, "dyt": dyt}
+SQUASH = {"tanh": lambda x: tanh(x), "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
+
+
+def empty_parameter(n: int):
+    """n entries, or None for 0. A scalar has shape (1,): FSDP2 cannot shard a tensor without dimensions."""
+    return nn.Parameter(torch.empty(int(n))) if n else None
+
+
+class Slot(nn.Module):
+    """y = const · (gain · normalise(const_in · x) + bias), each part optional. x, y: (..., dim).
+
+    A norm computes in fp32 at least. The constants are Python floats: buffers would be lost in meta-device init and
+    broadcast by DDP.
+
+    norm      "none", "rmsnorm", "layernorm" (both over `groups` groups of channels), "dyt": squash(αx)
+    gain      number of entries of the gain, 0 = no gain; `init` is its initial value
+    role      of the gain: `gain_in` where a linear map follows, else `gain_out`; `scalar` for a single learned factor
+    param     how the gain is stored: itself (direct), β·α/rms(α) (magdir) or exp(b)·α/rms(α) (expmagdir); a scalar is
+              always direct
+    bias      number of entries of the bias, 0 = no bias
+    fold      leave const and gain to the neighbouring linear map, which takes them from `folded` and multiplies them
+              into its weight: that saves a pass over the activations
+    """
+
+    def __init__(
+        self,
+        norm="none",
+        *,
+        gain=0,
+        role="gain_out",
+        param="direct",
+        init=1.0,
+        bias=0,
+        fold=False,
+        const=1.0,
+        const_in=1.0,
+        eps=1e-6,
+        groups=1,
+        squash="tanh",
+        alpha=1.0,
+        learn_alpha=True,
+    ):
+        super().__init__()
+        self.norm, self.eps, self.groups, self.squash, self.normalise = norm, eps, groups, squash, NORMALISE[norm]
+        self.const, self.const_in, self.init_gain, self.init_alpha = const, const_in, init, alpha
+        self.param = param if gain and role != "scalar" else "direct"
+        self.fold, split = fold and not bias, self.param != "direct"
+        self.gain, self.direction = empty_parameter(0 if split else gain), empty_parameter(gain if split else 0)
+        self.magnitude = empty_parameter(split)
+        self.bias = empty_parameter(bias)
+        self.alpha = empty_parameter(1) if norm == "dyt" and learn_alpha else alpha
+        self.param_roles = {"gain": role, "magnitude": role, "direction": "gain_dir"}
+        self.param_roles |= {"bias": "bias", "alpha": "scalar"}
+
+    def forward(self, x):
+        x = self.normalise(self, x if self.const_in == 1.0 else self.const_in * x)
+        if self.fold:
+            return x
+        gain = self.gain_vector()
+        if gain is not None:
+            x = x * gain
+        if self.bias is not None:
+            x = x + self.bias
+        return x if self.const == 1.0 else self.const * x
+
+    def gain_vector(self):
+        """The gain by which the slot multiplies, (dim,) or (1,), or None."""
+        if self.direction is None:
+            return self.gain
+        unit = self.direction * torch.rsqrt(self.direction.square().mean())
+        return (self.magnitude.exp() if self.param == "expmagdir" else self.magnitude) * unit
+
+    def folded(self):
+        """const · gain, which a folding slot leaves to a weight: a vector, a float, or None for nothing."""
+        gain = self.gain_vector() if self.fold else None
+        if not self.fold or self.const == 1.0:
+            return gain
+        return self.const if gain is None else self.const * gain
+
+    @torch.no_grad()
+    def set_gain(self, value: float):
+        """Give every entry of the gain this value."""
+        if self.gain is not None:
+            self.gain.fill_(value)
+        elif self.direction is not None:
+            self.direction.fill_(1.0)
+            self.magnitude.fill_(math.log(value) if self.param == "expmagdir" else value)
+
+    @torch.no_grad()
+    def init(self):
+        """Give every parameter its initial value."""
+        self.set_gain(self.init_gain)
+        if self.bias is not None:
+            self.bias.zero_()
+        if isinstance(self.alpha, nn.Parameter):
+            self.alpha.fill_(self.init_alpha)
+
+    def extra_repr(self):
+        return self.norm if self.const == 1.0 else f"{self.const:.4g} · {self.norm}"
+
+
+class Slots(NamedTuple):
+    """The four slots of a residual sub-layer: x ← post( skip(x) + mid( f( pre(x) ) ) )."""
+
+    pre: Slot
+    mid: Slot
+    post: Slot
+    skip: Slot

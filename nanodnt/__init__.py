@@ -1,0 +1,1 @@
+"""The machinery: everything of a training run that is not the network."""

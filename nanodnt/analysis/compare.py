@@ -1,0 +1,334 @@
+"""Runs beside each other: where they end, what differs between them, and their losses in one figure.
+
+Nothing here is computed from weights: all is read from config.json and metrics.jsonl of the run directories.
+
+Speed-up is defined as in the figures of Blockwise LR (arXiv 2502.19002): the steps that a baseline with a longer
+schedule needs to reach a run's final validation loss, divided by the run's steps. Between two evaluations of the
+baseline we interpolate linearly [I]; beyond its last evaluation we do not extrapolate. The baseline is read in the
+middle of its schedule, where its learning rate has not decayed yet. This favours the run, in the published figures too.
+Datasets are compared by name, and tokenizers by the size of their vocabulary: config.json says no more about them.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.lines import Line2D
+
+from model import GPTConfig
+from nanodnt.checks import is_count, is_number
+from nanodnt.files import write_file
+from nanodnt.run.loss_curve import smoothed
+from nanodnt.run.metrics import read_metrics
+from nanodnt.settings import TrainConfig
+
+# what a valid config.json holds, and of which type
+RECORD = {"model": dict, "train": dict, "command": list, "versions": dict, "git_commit": (str, type(None))}
+DATA = (("train", "dataset"), ("model", "vocab_size"), ("model", "block_size"), ("train", "eval_tokens"))
+PATHS = ("out_dir", "overwrite", "wandb_log", "wandb_project")  # where a run's files go: not listed as differences
+DEFINITION = (
+    "Baseline needs: the first step at which the baseline's validation loss is as low as the run's final one, linear "
+    "between evaluations [I]. Speed-up: that step divided by the run's steps (Blockwise LR, arXiv 2502.19002, whose "
+    "baseline has a longer schedule; its learning rate has not decayed at that step, which favours the run)."
+)
+
+
+# -------------------------------------------------------------------------------------------------------- records
+
+
+@dataclass
+class RunRecord:
+    """What a run directory says about its run: a name that no other run of the comparison has, rows, configuration."""
+
+    name: str
+    path: Path
+    rows: list  # of metrics.jsonl, at least one
+    config: dict  # config.json: {"model", "train", "command", "versions", "git_commit", …}
+
+    @property
+    def evaluations(self) -> list:
+        """[(step, tokens, validation loss, None where it was not finite)]"""
+        return [(row["step"], row["tokens"], row["val_loss"]) for row in self.rows if "val_loss" in row]
+
+    @property
+    def max_iters(self) -> int:
+        return self.config["train"]["max_iters"]
+
+    def state(self) -> str:
+        """What is unusual about its end; "" for a run that finished."""
+        last, rollbacks = self.rows[-1], max(row.get("rollbacks", 0) for row in self.rows)
+        facts = [f"failed at step {last['step']}"] if "failure" in last else []
+        if not facts and last["step"] < self.max_iters:
+            facts = [f"at step {last['step']} of {self.max_iters}"]
+        facts += ["loss not finite"] * (bool(self.evaluations) and self.evaluations[-1][2] is None)
+        facts += ["never evaluated"] * (not self.evaluations)
+        return ", ".join(facts + ([f"{rollbacks} roll-backs"] if rollbacks else []))
+
+    def versions(self) -> dict:
+        """{package: version}, and the git commit, with the number of changed files."""
+        changed = len(self.config.get("git_changed_files") or [])
+        commit = (self.config["git_commit"] or "unknown")[:12] + (f", changed files: {changed}" if changed else "")
+        return {**self.config["versions"], "commit": commit}
+
+
+def load_records(paths) -> list:
+    """The run directories `paths` as `RunRecord`s. ValueError, one line, if one of them is not a run directory, is
+    damaged, or is given twice."""
+    paths = [Path(path) for path in paths]
+    named = zip(distinct_names(paths), paths, strict=True)
+    return [RunRecord(name, path, _load_rows(path), _load_config(path)) for name, path in named]
+
+
+def distinct_names(paths: list) -> list:
+    """Each folder's name, with as many parents in front as tell it apart from the others. ValueError for a folder that
+    is given twice."""
+    parts = [Path(os.path.abspath(path)).parts for path in paths]
+    names = [make_printable(p[-1]) for p in parts]
+    for n in range(2, 1 + max(map(len, parts), default=0)):
+        clash = [names.count(name) > 1 for name in names]
+        longer = [make_printable(Path(*p[-n:]).as_posix()) for p in parts]
+        names = [with_parent if c else name for name, with_parent, c in zip(names, longer, clash, strict=True)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{twice[0]} is given twice: name each run once")
+    return names
+
+
+def make_printable(text: str) -> str:
+    """`text` with "?" for line breaks and other control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _load_rows(path: Path) -> list:
+    if rows := read_metrics(path):
+        return rows
+    raise ValueError(f"{path} is not the directory of a run: it has no metrics.jsonl, or one without rows")
+
+
+def _load_config(path: Path) -> dict:
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        wrong = [key for key, kind in RECORD.items() if not isinstance(config[key], kind)]
+        if wrong or not is_count(config["train"]["max_iters"]):
+            raise ValueError(f"{', '.join(wrong) or 'max_iters'} of a wrong kind")
+        return config
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as e:
+        reason = f"{type(e).__name__}: {e}".replace("\n", " ")
+        raise ValueError(f"{file} is missing or damaged ({reason}): restore it, or leave this run out") from None
+
+
+# ------------------------------------------------------------------------------------------------ where the runs end
+
+
+def first_step_at(evaluations: list, loss: float | None) -> float | None:
+    """The first step at which a validation curve is down to `loss`, linear between evaluations; None if it never is,
+    or if `loss` is None. An evaluation that was not finite interrupts the curve."""
+    before = None
+    for step, _, value in evaluations if loss is not None else ():
+        if value is not None and value <= loss:
+            if before is None:
+                return float(step)
+            return before[0] + (step - before[0]) * (before[1] - loss) / (before[1] - value)
+        before = None if value is None else (step, value)
+    return None
+
+
+def find_baseline(runs: list, baseline: str) -> RunRecord:
+    """The run with this name or path; for "" the first. ValueError if there is none."""
+    named = {run.name: run for run in runs} | {os.path.abspath(run.path): run for run in runs}
+    found = named.get(baseline, named.get(os.path.abspath(baseline))) if baseline else runs[0]
+    if found is None:
+        allowed = ", ".join(run.name for run in runs)
+        raise ValueError(f"baseline={baseline!r} is none of the runs: choose one of {allowed}")
+    return found
+
+
+def final_loss_table(runs: list, baseline: str = "") -> dict:
+    """Where each run ends, compared with `baseline`: a run's name or path, "" for the first. ValueError for neither.
+
+    {"baseline": name, "baseline_steps" (to its last finite evaluation), "baseline_loss", "rows", "warnings": lines}. A
+    row: name; step, tokens and loss of the last evaluation; best loss; difference to the baseline's loss;
+    baseline_needs and speedup (module docstring); reaches_baseline, the step at which the run is first as low as the
+    baseline at its end; state. None stands for what does not exist or was never reached."""
+    base, rows = find_baseline(runs, baseline), []
+    ends = {run.name: (run.evaluations or [(run.rows[-1]["step"], run.rows[-1]["tokens"], None)])[-1] for run in runs}
+    goal = ends[base.name][2]
+    for run in runs:
+        (step, tokens, loss), other = ends[run.name], run is not base
+        best = min((value for _, _, value in run.evaluations if value is not None), default=None)
+        needs = first_step_at(base.evaluations, loss) if other else None
+        row = dict(name=run.name, step=step, tokens=tokens, loss=loss, best=best, state=run.state())
+        row |= dict(difference=loss - goal if other and None not in (loss, goal) else None, baseline_needs=needs)
+        row |= dict(speedup=needs / step if step and needs is not None else None)
+        rows.append(row | dict(reaches_baseline=first_step_at(run.evaluations, goal) if other else None))
+    last = max((step for step, _, value in base.evaluations if value is not None), default=None)
+    facts = {"baseline": base.name, "baseline_steps": last, "baseline_loss": goal}
+    return facts | {"rows": rows, "warnings": _find_warnings(runs, base, rows)}
+
+
+def _find_warnings(runs: list, base: RunRecord, rows: list) -> list:
+    """Lines on what makes the numbers of the table mean less than they seem to."""
+    lines = []
+    if different := _describe_disagreement(runs, base, DATA):
+        lines.append(f"losses are not comparable, they are not of the same text: {different}")
+    if different := _describe_disagreement(runs, base, [("train", "batch_size")]):
+        lines.append(f"a step is not the same number of tokens everywhere: {different}")
+    if len({row["tokens"] for row in rows}) > 1:
+        lines.append("the runs end after different numbers of tokens: the differences are not at equal training")
+    if any(run.max_iters >= base.max_iters for run in runs if run is not base):
+        longer = "published speed-ups read a longer one"
+        lines.append(f"the baseline's schedule ({base.max_iters:,} steps) is no longer than another run's: {longer}")
+    return lines
+
+
+def _describe_disagreement(runs: list, base: RunRecord, fields) -> str:
+    """Which of the fields, (section, name), differ from the baseline's, and in which runs; "" if none does."""
+    facts = []
+    for section, name in fields:
+        runs_by_value = {}
+        for run in runs:
+            runs_by_value.setdefault(format_value(run.config[section].get(name)), []).append(run.name)
+        usual = format_value(base.config[section].get(name))
+        others = [f"{value} ({', '.join(names)})" for value, names in runs_by_value.items() if value != usual]
+        facts += [f"{name} is {usual}, but {', '.join(others)}"] if others else []
+    return "; ".join(facts)
+
+
+HEADER = ("run", "steps", "tokens", "final loss", "best", "difference", "baseline needs", "speed-up")
+HEADER += ("reaches baseline", "state")
+
+
+def table_cells(table: dict) -> list:
+    """HEADER and the rows of `final_loss_table` as texts; for a single run without the columns on a baseline."""
+    lines = [list(HEADER)]
+    for row in table["rows"]:
+        is_base, loss, last = row["name"] == table["baseline"], row["loss"], table["baseline_steps"]
+        needs, reaches = row["baseline_needs"], row["reaches_baseline"]
+        never_needs = "–" if is_base or None in (loss, last) else f"> {last:,} steps, needs a longer baseline"
+        never_reaches = "–" if is_base or table["baseline_loss"] is None else f"not in {row['step']:,} steps"
+        line = [row["name"], f"{row['step']:,}", f"{row['tokens']:,}"]
+        line += ["–" if value is None else f"{value:.4f}" for value in (loss, row["best"])]
+        line += ["–" if row["difference"] is None else f"{row['difference']:+.4f}"]
+        line += [never_needs if needs is None else f"{needs:,.0f} steps"]
+        line += ["–" if row["speedup"] is None else f"{row['speedup']:.2f}×"]
+        line += [never_reaches if reaches is None else f"at {reaches:,.0f}"]
+        lines.append([*line, ", ".join(filter(None, ("baseline" * is_base, row["state"])))])
+    return lines if lines[2:] else [line[:5] + [line[-1].removeprefix("baseline").strip(", ")] for line in lines]
+
+
+def format_table(table: dict) -> str:
+    """`final_loss_table` as aligned lines for the terminal, its warnings below."""
+    columns = []
+    for i, column in enumerate(zip(*table_cells(table), strict=True)):
+        width, is_text = max(map(len, column)), i == 0 or column[0] == HEADER[-1]
+        columns.append([cell.ljust(width) if is_text else cell.rjust(width) for cell in column])
+    lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+    return "\n".join(lines + [f"warning: {line}" for line in table["warnings"]])
+
+
+# ---------------------------------------------------------------------------------------------------- what differs
+
+
+def format_value(value) -> str:
+    """A setting as text: strings as they are, but '' for the empty one."""
+    return value if isinstance(value, str) and value else repr(value)
+
+
+def find_differences(runs: list) -> list:
+    """[{"section": "model", "train" or "versions", "field", "default", "values": one per run}] of every field that is
+    not the same in all runs, all as text; "–" where a run does not have it. Fields that say where files go are left
+    out."""
+    found = []
+    for section, schema in (("model", GPTConfig), ("train", TrainConfig), ("versions", None)):
+        defaults = asdict(schema()) if schema else {}
+        settings = [run.config[section] if schema else run.versions() for run in runs]
+        for field in dict.fromkeys(name for setting in settings for name in setting):
+            values = [format_value(setting[field]) if field in setting else "–" for setting in settings]
+            if len(set(values)) > 1 and field not in PATHS:
+                default = format_value(defaults[field]) if field in defaults else "–"
+                found.append(dict(section=section, field=field, default=default, values=values))
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------- the losses
+
+
+def training_hours(rows: list) -> list | None:
+    """Hours of training up to each row, the sum of tokens / tokens_per_s; None if no row has a tokens_per_s.
+
+    Compilation, evaluation, saving, the time between two sessions, and rolled-back steps are not in it."""
+    knots = [(0, 0.0)]
+    for row in rows:
+        if is_number(rate := row.get("tokens_per_s")) and rate > 0:
+            tokens, hours = knots[-1]
+            knots.append((row["tokens"], hours + max(0, row["tokens"] - tokens) / rate / 3600))
+    return np.interp([row["tokens"] for row in rows], *zip(*knots, strict=True)).tolist() if knots[1:] else None
+
+
+def draw_losses(runs: list, path: Path, smooth: float = 0.05) -> None:
+    """The losses of the runs over each other, against steps, tokens and hours of training, as PNG to `path`.
+
+    The y axis is fitted to what comes after a twentieth of the longest run, as in a run's own loss.png."""
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), dpi=130, sharey=True, layout="constrained")
+    colors = plt.colormaps["tab10"].colors if len(runs) <= 10 else plt.colormaps["turbo"](np.linspace(0, 1, len(runs)))
+    handles, start = [], 0.05 * max(run.rows[-1]["step"] for run in runs)
+    for run, color in zip(runs, colors, strict=False):
+        _draw_run(axes, run, color, smooth)
+        handles.append(Line2D([], [], color=color, label=run.name if len(run.name) <= 60 else f"…{run.name[-59:]}"))
+    late = [row for run in runs for row in run.rows if row["step"] >= start]
+    points = [row[key] for row in late for key in ("train_loss", "val_loss") if row.get(key) is not None]
+    if points:
+        margin = 0.05 * (max(points) - min(points)) + 1e-3
+        axes[0].set_ylim(min(points) - margin, max(points) + margin)
+    names = ("step", "tokens", "hours of training (tokens / tokens per s;\nwithout evaluation and saving)")
+    for axis, name in zip(axes, names, strict=True):
+        axis.set_xlabel(name)
+        axis.locator_params(axis="x", nbins=6)
+        axis.grid(alpha=0.25, linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("loss (nats per token)")
+    kind = f"training, smoothed over {smooth:.0%} of the run" if smooth else "training"
+    style = [Line2D([], [], color="gray", label=kind), Line2D([], [], color="gray", linestyle="--", marker="o", ms=3.5)]
+    style[1].set_label("validation")
+    legend = figure.legend(handles=handles + style, loc="outside lower center", ncols=4, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a "$" in a run's name is a "$"
+    write_file(path, lambda f: figure.savefig(f, format="png"))
+    plt.close(figure)
+
+
+def _draw_run(axes, run: RunRecord, color, smooth: float) -> None:
+    """A run's curves on the axes for steps, tokens and hours; hours stay empty for a run without tokens_per_s."""
+    spans = [[row[key] for row in run.rows] for key in ("step", "tokens")] + [training_hours(run.rows)]
+    for axis, x in zip(axes, spans, strict=True):
+        for key in ("train_loss", "val_loss") if x else ():
+            there = [(at, row[key]) for at, row in zip(x, run.rows, strict=True) if row.get(key) is not None]
+            at, losses = zip(*there, strict=True) if there else ((), ())
+            if key == "val_loss":
+                axis.plot(at, losses, "o--", color=color, markersize=3.5, linewidth=1)
+                continue
+            axis.plot(at, losses, color=color, alpha=0.2, linewidth=0.8)
+            axis.plot(at, smoothed(losses, smooth), color=color, linewidth=1.6)
+
+
+def compare_runs(runs: list, out: Path, baseline: str = "", smooth: float = 0.05) -> dict:
+    """Draw loss.png and write compare.json in the folder `out`; returns what compare.json holds: {"definition",
+    "smooth", "table": of `final_loss_table`, "differences": of `find_differences`, "figure": "loss.png"}.
+
+    `smooth`: the window that training losses are averaged over, as a share of the run. ValueError for a `smooth`
+    outside [0, 1) and as in `final_loss_table`."""
+    if not 0 <= smooth < 1:
+        raise ValueError(f"smooth={smooth} must be at least 0 and below 1: it is a share of the run")
+    result = {"definition": DEFINITION, "smooth": smooth, "table": final_loss_table(runs, baseline)}
+    result |= {"differences": find_differences(runs), "figure": "loss.png"}
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    draw_losses(runs, out / "loss.png", smooth)
+    write_file(out / "compare.json", lambda f: f.write(json.dumps(result, indent=2).encode()))
+    return result

@@ -1,0 +1,213 @@
+"""Gradients and sharpness: the numbers behind DNT's Fig. 1 and the figures of Blockwise LR.
+
+    compute_gradients, tail_statistics, log_histogram        DNT (arXiv 2507.17501) Fig. 1
+    estimate_sharpness, average_by_type, average_by_block,
+      log10_density, parameter_norms                         Blockwise LR (2502.19002) eq. 4, Figs. 1–3, 6, 7, App. A.1
+
+What the papers leave open, and what we chose:
+
+* Gradients. Published: histograms of |g| for Wq, Wk, Wv, Wo, W1, W2 early in training. Batch, pooling over layers,
+  clipping and bins: [U]. Ours [I]: the gradient of the mean loss of a fixed batch, before clipping; the entries of all
+  layers are pooled; W1 = up and SwiGLU's gate, W2 = down. Absolute ranges mix scale with the shape of the tail, so
+  there are also statistics that do not depend on scale.
+* Sharpness. h = n g², with g the gradient of the mean loss on labels drawn from the model's own softmax. Its mean over
+  draws is the diagonal of the Gauss-Newton matrix. Published: n = B = 1024; whether sequences or tokens: [U]. Only the
+  number of tokens makes the estimate for a mean over tokens unbiased, so we take that [I]. For a block type the paper's
+  eq. 4 takes the arithmetic mean, its App. A.1 averages log h: both are here. With a single draw the mean of ln h is
+  too low by 1.27 (for Gaussian g), by the same amount for all types.
+"""
+
+import math
+
+import numpy as np
+import torch
+
+from layers.loss import LOGITS_BYTES
+from model import GPT, MLP, Attention
+
+MICRO_TOKENS = 4096  # tokens of one forward and backward pass in this package: bounds memory
+MATRIX_TYPES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}
+TAIL = 1000  # the Hill estimator's tail is the largest 1/1000 of the entries …
+TAIL_LEAST = 10  # … but at least this many
+
+
+# ------------------------------------------------------------------------------------------- types of parameters
+
+
+def matrix_types(model: GPT) -> dict:
+    """{name of a block's matrix: its type}, one of "q", "k", "v", "o", "w1" (up, and SwiGLU's gate), "w2" (down)."""
+    types = {}
+    for name, module in model.named_modules():
+        for part, kind in MATRIX_TYPES.items() if isinstance(module, (Attention, MLP)) else ():
+            if getattr(module, part, None) is not None:  # an MLP has no q, and a gate only under SwiGLU
+                types[f"{name}.{part}.weight"] = kind
+    return types
+
+
+def block_types(model: GPT) -> dict:
+    """{parameter name: block type} of Blockwise LR: "emb", "pos", "head", "qk", "vo", "ffn", "norm" (all others)."""
+    return model.module_kinds()
+
+
+# --------------------------------------------------------------------------------------------------- gradients
+
+
+def target_shares(batches: list) -> list:
+    """Each batch's share of all targets that are not ignored; batches: [(idx, targets), …]. ValueError if all are."""
+    counts = [int((targets != -1).sum()) for _, targets in batches]
+    if not sum(counts):
+        raise ValueError("every target is ignored (-1): give at least one that is not")
+    return [count / sum(counts) for count in counts]
+
+
+def compute_gradients(model: GPT, batches: list) -> dict:
+    """{parameter name: gradient, fp32, on the CPU} of the mean loss over all targets of `batches`, [(idx, targets), …],
+    before clipping. ValueError if all targets are ignored."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    shares = target_shares(batches)
+    total = [torch.zeros_like(p) for p in parameters]
+    for (idx, targets), share in zip(batches, shares, strict=True):
+        with torch.enable_grad():
+            loss = model(idx, targets)[1] * share
+        for t, g in zip(total, torch.autograd.grad(loss, parameters, materialize_grads=True), strict=True):
+            t += g
+    return {name: t.cpu() for name, t in zip(names, total, strict=True)}
+
+
+def tail_statistics(g: torch.Tensor) -> dict:
+    """How heavy the tail of the entries of g is. All but n and rms are independent of scale [I].
+
+    max_over_rms; kurtosis E g⁴ / (E g²)², Gaussian 3; p999_over_p50, quantiles of |g|; hill, the Hill estimate of the
+    tail's index α, P(|g| > x) ~ x^−α, from the top 0.1 % (at least 10 entries): smaller = heavier; participation
+    (Σg²)² / (n Σg⁴), the share of the entries that carry the energy, Gaussian 1/3."""
+    a = g.detach().abs().flatten().cpu().double().numpy()
+    n, largest = a.size, a.max(initial=0.0)
+    undefined = dict.fromkeys(("max_over_rms", "kurtosis", "p999_over_p50", "hill", "participation"), math.nan)
+    if not n or not 0 < largest < math.inf:
+        return {"n": n, "rms": float(largest), **undefined}
+    a = a / largest  # fourth powers of small gradients would be 0
+    square, fourth = np.square(a).mean(), np.square(np.square(a)).mean()
+    p50, p999 = np.quantile(a, (0.5, 0.999))
+    return {
+        "n": n,
+        "rms": float(largest * square**0.5),
+        "max_over_rms": float(square**-0.5),
+        "kurtosis": float(fourth / square**2),
+        "p999_over_p50": float(p999 / p50) if p50 else math.inf,
+        "hill": hill_index(a, max(TAIL_LEAST, n // TAIL)),
+        "participation": float(square**2 / fourth),
+    }
+
+
+def hill_index(a: np.ndarray, k: int) -> float:
+    """1 / mean of ln(aᵢ / aₖ₊₁) over the k largest entries of a ≥ 0; nan if fewer than k + 1 are positive."""
+    if len(a) <= k:
+        return math.nan
+    top = np.partition(a, len(a) - k - 1)[-k - 1 :]  # the k + 1 largest, the smallest of them first
+    if top[0] == 0:
+        return math.nan
+    mean = np.log(top[1:] / top[0]).mean()
+    return float(1 / mean) if mean else math.inf
+
+
+def log_histogram(g: torch.Tensor, bins: int, low: float, high: float) -> dict:
+    """Histogram of |g| over `bins` bins; their bins + 1 edges are evenly spaced in log from low to high > low > 0.
+
+    density: share of all entries per unit of |g|, so that Σ density · width = 1 − zeros − the share outside the bins.
+    ccdf: share of all entries at or above each edge. zeros: share of entries that are 0."""
+    a = np.sort(g.detach().abs().flatten().float().cpu().numpy())
+    edges = np.geomspace(low, high, bins + 1)
+    below = np.searchsorted(a, edges)  # entries below each edge
+    n = max(1, a.size)
+    density = np.diff(below) / n / np.diff(edges)
+    zeros = float((a == 0).sum() / n)
+    return {"edges": edges.tolist(), "density": density.tolist(), "ccdf": (1 - below / n).tolist(), "zeros": zeros}
+
+
+# --------------------------------------------------------------------------------------------------- sharpness
+
+
+def estimate_sharpness(model: GPT, idx: torch.Tensor, draws: int, generator: torch.Generator) -> dict:
+    """{parameter name: h, a CPU tensor of its shape}: the mean over `draws` of n g², with n = B·T tokens and g the
+    gradient of their mean loss on labels drawn from softmax(logits), at temperature 1 (Blockwise LR eq. 4).
+
+    An unbiased estimate of the diagonal of the mean loss's Gauss-Newton matrix: with such labels the gradients of
+    different tokens are independent and have mean zero. The labels depend on the generator alone, of any device."""
+    if draws < 1:
+        raise ValueError(f"draws={draws} must be at least 1")
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    total = [torch.zeros_like(p) for p in parameters]
+    for _ in range(draws):
+        sums = [torch.zeros_like(p) for p in parameters]  # over the tokens, of the gradients of their losses
+        for part in idx.split(max(1, MICRO_TOKENS // idx.shape[1])):
+            with torch.enable_grad():
+                x = model.stream(part)
+                loss = model.loss(x, sample_labels(model, x.detach(), generator)) * part.numel()
+            for s, g in zip(sums, torch.autograd.grad(loss, parameters, materialize_grads=True), strict=True):
+                s += g
+        for t, s in zip(total, sums, strict=True):
+            t += s.square() / (idx.numel() * draws)  # n (s/n)²
+    return {name: t.cpu() for name, t in zip(names, total, strict=True)}
+
+
+@torch.no_grad()
+def sample_labels(model: GPT, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """One label per token, (B, T), drawn from softmax(logits) of the stream x (B, T, C); few logits exist at a time."""
+    rows = max(1, LOGITS_BYTES // (8 * x.shape[1] * model.config.padded_vocab_size))
+    labels = []
+    for part in x.split(rows):
+        p = model.logits(part).softmax(-1).flatten(0, 1).to(generator.device)
+        labels.append(torch.multinomial(p, 1, generator=generator).view(part.shape[:2]))
+    return torch.cat(labels).to(x.device)
+
+
+def drop_padding_rows(model: GPT, h: dict) -> dict:
+    """`h`, {parameter name: tensor}, without the rows that pad the vocabulary: they belong to no token."""
+    types, vocab = block_types(model), model.config.vocab_size
+    return {name: t[:vocab] if types[name] in ("emb", "head") and t.ndim > 1 else t for name, t in h.items()}
+
+
+def average_by_type(h: dict, types: dict) -> dict:
+    """{type: {"arithmetic", "geometric": means over all entries of that type, "zero_fraction", "n"}}.
+
+    h: {name: tensor}, types: {name: type}. The geometric mean leaves out zeros: an untied embedding has them in the
+    rows of tokens that are not in the batch."""
+    found = {}
+    for kind in dict.fromkeys(types[name] for name in h):
+        values = torch.cat([t.flatten().double() for name, t in h.items() if types[name] == kind])
+        positive = values[values > 0]
+        geometric = positive.log().mean().exp().item() if len(positive) else math.nan
+        zeros = 1 - len(positive) / len(values)
+        found[kind] = dict(arithmetic=values.mean().item(), geometric=geometric, zero_fraction=zeros, n=len(values))
+    return found
+
+
+def average_by_block(model: GPT, h: dict) -> dict:
+    """{type: [arithmetic mean of h in each block]} for those of "qk", "vo", "ffn", "norm" that the blocks have; nan
+    for a block that lacks the type (Blockwise LR Fig. 7)."""
+    types, layers = block_types(model), []
+    for i, block in enumerate(model.blocks):
+        names = [f"blocks.{i}.{name}" for name, _ in block.named_parameters()]
+        layers.append(average_by_type({name: h[name] for name in names}, types))
+    kinds = [kind for kind in ("qk", "vo", "ffn", "norm") if any(kind in layer for layer in layers)]
+    return {kind: [layer.get(kind, {}).get("arithmetic", math.nan) for layer in layers] for kind in kinds}
+
+
+def log10_density(values: torch.Tensor, bins: int) -> dict:
+    """Density of log₁₀ of the positive entries of `values` over `bins` even bins: {"edges" (bins + 1, in log₁₀),
+    "density" (per decade, integral 1)}; both lists are empty if no entry is positive (Blockwise LR Fig. 2)."""
+    logs = values.flatten().cpu().double()
+    logs = logs[logs > 0].log10().numpy()
+    if not len(logs):
+        return {"edges": [], "density": []}
+    density, edges = np.histogram(logs, bins, density=True)
+    return {"edges": edges.tolist(), "density": density.tolist()}
+
+
+@torch.no_grad()
+def parameter_norms(model: GPT) -> dict:
+    """{block type: L2 norm of all its parameters as one vector} (Blockwise LR Fig. 6)."""
+    types, squares = block_types(model), {}
+    for name, p in model.named_parameters():
+        squares[types[name]] = squares.get(types[name], 0.0) + torch.linalg.vector_norm(p).item() ** 2
+    return {kind: square**0.5 for kind, square in squares.items()}

@@ -1,0 +1,1 @@
+"""Timing of the training step: what bench.py is made of."""

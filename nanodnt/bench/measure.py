@@ -1,0 +1,153 @@
+"""What the benchmarks measure with: a clock that waits for the device, memory, the load of the machine."""
+
+import ctypes
+import gc
+import itertools
+import os
+import statistics
+import sys
+import time
+
+import torch
+from torch._dynamo.utils import counters
+
+clock = time.perf_counter
+
+# ------------------------------------------------------------------------------------------------------------ time
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the accelerator has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def seconds_of(run, n: int, device: torch.device) -> list:
+    """Seconds of each of n calls. On CUDA the host waits only before the first and after the last call; the calls are
+    timed by the device's own events."""
+    wait_for(device)
+    if device.type == "cuda":
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
+        events[0].record()
+        for event in events[1:]:
+            run()
+            event.record()
+        wait_for(device)
+        return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
+    times = [clock()]
+    for _ in range(n):
+        run()
+        wait_for(device)
+        times.append(clock())
+    return [b - a for a, b in itertools.pairwise(times)]
+
+
+def median_seconds(run, device: torch.device, budget_s: float = 0.5, least: int = 5) -> float:
+    """Median seconds of a call, after two untimed ones: at least `least` calls, more within `budget_s`."""
+    run()
+    (once,) = seconds_of(run, 1, device)
+    return statistics.median(seconds_of(run, max(least, min(200, int(budget_s / max(once, 1e-9)))), device))
+
+
+def median_of_rounds(rounds: list) -> float:
+    """The (upper) median of all figures in a list of lists."""
+    return sorted(t for some in rounds for t in some)[sum(map(len, rounds)) // 2]
+
+
+class PhaseTimer:
+    """Called at the end of each phase with its name: waits for the device, and adds the seconds since the last call to
+    `seconds[phase]`."""
+
+    def __init__(self, device: torch.device, phases: tuple):
+        self.device, self.seconds = device, dict.fromkeys(phases, 0.0)
+        wait_for(device)
+        self.last = clock()
+
+    def __call__(self, phase: str) -> None:
+        wait_for(self.device)
+        now = clock()
+        self.seconds[phase], self.last = self.seconds[phase] + now - self.last, now
+
+
+def count_compilations() -> int:
+    """Pieces of code that torch.compile has worked on so far in this process."""
+    return counters["frames"]["total"]
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+
+def _read_bytes(path: str, name: str) -> int | None:
+    """The line `name` of a file in /proc, in bytes; None if there is none."""
+    try:
+        with open(path) as f:
+            return next(int(line.split()[1]) * 1024 for line in f if line.startswith(name))
+    except (OSError, StopIteration):
+        return None
+
+
+def free_memory(device: torch.device) -> None:
+    """Return unused memory to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def held_bytes(device: torch.device) -> int | None:
+    """Memory held now: allocated on a GPU, resident on a CPU; None where that is unknown."""
+    gc.collect()
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL(None).malloc_trim(0)  # returns free memory to the system
+        except (OSError, AttributeError):
+            pass  # not with this C library
+    return _read_bytes("/proc/self/status", "VmRSS:")
+
+
+def peak_bytes(run, device: torch.device) -> int | None:
+    """Peak memory during `run()`, with everything that the process holds; None where that is unknown."""
+    held = held_bytes(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif held is not None:
+        try:
+            with open("/proc/self/clear_refs", "w") as f:
+                f.write("5")  # resets the peak
+        except OSError:
+            held = None
+    run()
+    wait_for(device)
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return None if held is None else _read_bytes("/proc/self/status", "VmHWM:")
+
+
+def available_bytes() -> int | None:
+    """Memory that processes can still get; None where that is unknown."""
+    return _read_bytes("/proc/meminfo", "MemAvailable:")
+
+
+# ------------------------------------------------------------------------------------------------------------ load
+
+
+def busy_cores(sample_s: float = 1.0) -> float | None:
+    """CPU cores that other processes keep busy while this one sleeps for `sample_s`; None where that is unknown.
+
+    (The load average would still count the work of a minute ago.)"""
+
+    def read_ticks():
+        with open("/proc/stat") as f:
+            ticks = [int(t) for t in f.readline().split()[1:9]]
+        return sum(ticks), ticks[3] + ticks[4]  # all, idle
+
+    try:
+        before = read_ticks()
+        time.sleep(sample_s)
+        total, idle = (b - a for a, b in zip(before, read_ticks(), strict=True))
+    except (OSError, ValueError, IndexError):
+        return None
+    return (1 - idle / total) * (os.cpu_count() or 1) if total else None

@@ -1,0 +1,133 @@
+"""nanoGPT's training step, for comparison: the computation of nanoGPT's commit 3adf61e, written anew.
+
+There are three kinds: `nanogpt`, compiled, as published; `nanogpt-eager`, with compile=False; `nanogpt-bf16`, compiled,
+with bf16 autocast on a CPU too, where the published one is fp32. The model takes its sizes from the config (n_layer,
+n_head, n_embd, block_size, dropout, bias) and no other flag: Pre-LN, LayerNorm, GELU, a tied head.
+"""
+
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+KINDS = ("nanogpt", "nanogpt-eager", "nanogpt-bf16")
+
+
+class Block(nn.Module):
+    """Pre-LN: attention, then the FFN. x is (B, T, d)."""
+
+    def __init__(self, flags):
+        super().__init__()
+        d, bias, self.n_head, self.p = flags.n_embd, flags.bias, flags.n_head, flags.dropout
+        self.ln_1, self.ln_2 = nn.LayerNorm(d, bias=bias), nn.LayerNorm(d, bias=bias)
+        self.dropout = nn.Dropout(flags.dropout)
+        self.c_attn, self.attn_c_proj = nn.Linear(d, 3 * d, bias), nn.Linear(d, d, bias)  # q, k and v in one matrix
+        self.c_fc, self.mlp_c_proj = nn.Linear(d, 4 * d, bias), nn.Linear(4 * d, d, bias)
+
+    def attention(self, x):
+        B, T, d = x.shape
+        heads = (w.view(B, T, self.n_head, -1).transpose(1, 2) for w in self.c_attn(x).split(d, dim=2))
+        y = F.scaled_dot_product_attention(*heads, dropout_p=self.p if self.training else 0.0, is_causal=True)
+        return self.attn_c_proj(y.transpose(1, 2).contiguous().view(B, T, d))
+
+    def forward(self, x):
+        x = x + self.dropout(self.attention(self.ln_1(x)))
+        return x + self.dropout(self.mlp_c_proj(F.gelu(self.c_fc(self.ln_2(x)))))  # the GELU with erf
+
+
+class NanoGPT(nn.Module):
+    """idx, targets (B, T) → logits, and the mean cross-entropy over the targets that are not -1. GPT-2's vocabulary is
+    padded."""
+
+    def __init__(self, flags):
+        super().__init__()
+        d, layers, vocab = flags.n_embd, flags.n_layer, 50304 if flags.vocab_size == 50257 else flags.vocab_size
+        self.wte, self.wpe = nn.Embedding(vocab, d), nn.Embedding(flags.block_size, d)
+        self.dropout = nn.Dropout(flags.dropout)
+        self.blocks = nn.ModuleList(Block(flags) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(d, bias=flags.bias)
+        self.lm_head = nn.Linear(d, vocab, bias=False)
+        self.wte.weight = self.lm_head.weight
+        matrices = sum(p.numel() for p in self.blocks.parameters() if p.ndim > 1) + vocab * d
+        self.flops_per_token = 6 * matrices + 12 * layers * d * flags.block_size  # as GPT.flops_per_token
+        for name, p in self.named_parameters():
+            if p.ndim > 1:
+                nn.init.normal_(p, 0.0, 0.02 / (2 * layers) ** 0.5 if name.endswith("c_proj.weight") else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(self, idx, targets):
+        x = self.dropout(self.wte(idx) + self.wpe(torch.arange(idx.shape[1], device=idx.device)))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.lm_head(self.ln_f(x))
+        return logits, F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1), ignore_index=-1)
+
+
+def make_optimizer(model, config):
+    """AdamW with two groups: tensors of two or more dimensions decay by 0.1, the others do not decay."""
+    params = list(model.parameters())
+    groups = [dict(params=[p for p in params if (p.ndim >= 2) == (wd > 0)], weight_decay=wd) for wd in (0.1, 0.0)]
+    return torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), fused=True if params[0].is_cuda else None)
+
+
+@contextmanager
+def nanogpt_settings(device):
+    """torch's global settings as nanoGPT has them, while one of its steps runs."""
+    ours = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    precision = torch.get_float32_matmul_precision()
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("high" if device.type == "cuda" else precision)  # TF32
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(ours[0], warn_only=ours[1])
+        torch.set_float32_matmul_precision(precision)
+
+
+def make_get_batch(tokens, rows: int, T: int, device):
+    """get_batch() → inputs and targets (rows, T) on the device, windows drawn at random from `tokens`: an array, or
+    (path, dtype) of a file that is mapped again for each batch."""
+
+    def get_batch():
+        data = np.memmap(*tokens, mode="r") if isinstance(tokens, tuple) else tokens
+        windows = [data[i : i + T + 1].astype(np.int64) for i in torch.randint(len(data) - T, (rows,)).tolist()]
+        windows = torch.stack([torch.from_numpy(w) for w in windows])
+        x, y = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        return tuple(t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t for t in (x, y))
+
+    return get_batch
+
+
+def make_step(model, optimizer, get_batch, accumulation: int, bf16: bool, get_lr, device):
+    """step(i, on_phase_end): optimizer step i with learning rate get_lr(i).
+
+    `get_batch()` returns x, y on the device; it is called while the GPU still computes. Phases: forward, data,
+    backward, clip, optimizer."""
+    autocast = torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
+    scaler, batch, kept = torch.amp.GradScaler(device.type, enabled=False), [get_batch()], [None]
+
+    def step(i: int, on_phase_end=lambda phase: None) -> None:
+        with nanogpt_settings(device):
+            for group in optimizer.param_groups:
+                group["lr"] = get_lr(i)
+            for _ in range(accumulation):
+                with autocast:
+                    kept[0], loss = model(*batch[0])  # nanoGPT's loop, too, holds the logits until the next forward
+                    loss = loss / accumulation
+                on_phase_end("forward")
+                batch[0] = get_batch()
+                on_phase_end("data")
+                scaler.scale(loss).backward()
+                on_phase_end("backward")
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            on_phase_end("clip")
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            on_phase_end("optimizer")
+
+    return step

@@ -1,0 +1,135 @@
+"""Speed and memory against size: micro batches, width, depth, context."""
+
+from functools import partial
+
+import torch
+
+from nanodnt.bench.measure import available_bytes, free_memory, held_bytes
+from nanodnt.bench.settings import Setting
+from nanodnt.bench.tables import format_gb, format_ms, print_table
+from nanodnt.bench.timing import build, bytes_at_start, measure_ceilings, time_variants
+from nanodnt.bench.variants import Variant, our_variant
+
+
+class Limits:
+    """Whether a next size may be tried, extrapolated from the sizes so far: (size, step seconds, peak bytes)."""
+
+    def __init__(self, setting: Setting):
+        self.setting, self.seen = setting, []
+
+    def refuse(self, size: float) -> str:
+        """Why `size` must not be tried, or an empty string."""
+        if not self.seen:
+            return ""
+        (a, t_a, m_a), (b, t_b, m_b) = self.seen[-2:] if len(self.seen) > 1 else [(0, 0.0, None), self.seen[-1]]
+        t = t_b * max(size / b, (t_b / t_a) if t_a else 0)
+        if t > self.setting.bench.max_step_s:
+            return f"a step would take about {t:.0f} s, above max_step_s={self.setting.bench.max_step_s:g}"
+        free = available_bytes()
+        if self.setting.env.device.type != "cpu" or None in (m_a, m_b, free):
+            return ""
+        peak = m_b + max(0, (m_b - m_a) / (b - a)) * (size - b)
+        room = free + held_bytes(self.setting.env.device)
+        return f"it would take about {format_gb(peak)} of {format_gb(room)}" if peak > 0.9 * room else ""
+
+
+def time_alone(setting: Setting, name: str, start: int | None) -> Variant:
+    """One variant, built and timed by itself."""
+    variant = build(partial(our_variant, name, setting), setting, start)
+    time_variants([variant], setting)
+    return variant
+
+
+def try_size(setting: Setting, name: str, size: float, limits: Limits, start: int | None) -> tuple:
+    """(the variant, "") of one size of a sweep, or (None, why the sweep ends here)."""
+    reason = limits.refuse(size)
+    if reason:
+        return None, reason
+    try:
+        variant = time_alone(setting, name, start)
+    except (torch.OutOfMemoryError, MemoryError):
+        return None, "out of memory"
+    except (ValueError, RuntimeError) as e:  # a context longer than the dataset, or the CPU's allocator out of memory
+        if isinstance(e, RuntimeError) and "allocate" not in str(e):
+            raise
+        return None, str(e).splitlines()[0]
+    limits.seen.append((size, variant.seconds, variant.memory))
+    return variant, ""
+
+
+def time_micro_batches(setting: Setting) -> dict:
+    """Time micro batches that divide batch_size, each at least twice the one before, as long as they fit."""
+    batch, device, rows, limits = setting.config.batch_size, setting.env.device, [], Limits(setting)
+    start, size, reason = bytes_at_start(setting), 1, ""
+    lines = [("micro batch", "tokens/s", "ms/step", "memory")]
+    while size and not reason:
+        one = setting.replace(micro_batch_size=size, accumulation=1)
+        variant, reason = try_size(one, str(size), size, limits, start)
+        if variant:
+            row = dict(micro_batch_size=size, tokens_per_s=variant.tokens_per_s, step_s=variant.seconds)
+            rows.append(row | dict(peak_mem_bytes=variant.memory, rounds_s=variant.rounds))
+            line = (str(size), f"{variant.tokens_per_s:,.0f}", format_ms(variant.seconds), format_gb(variant.memory))
+            lines.append(line)
+            size = next((m for m in range(2 * size, batch + 1) if batch % m == 0), None)
+        del variant
+        free_memory(device)
+    print_table(setting, lines)
+    if reason:
+        setting.env.print(f"{size} not timed: {reason}")
+    best = max(rows, key=lambda row: row["tokens_per_s"])["micro_batch_size"] if rows else None
+    setting.env.print(f"fastest that fits: --micro_batch_size={best}")
+    return dict(micro_batches=rows, fastest=best, ended_by=reason or "batch_size")
+
+
+def time_sizes(setting: Setting) -> dict:
+    """Time a step while width, depth, context or micro batch is doubled and the others stay as they are. The expected
+    speed is the measured ceiling of matrix products over FLOPs per token."""
+    flags, rows = setting.flags, []
+    heads = {"n_head": flags.n_head, "n_kv_head": flags.n_kv_head}  # a wider model has more heads of the same size
+    axes = {
+        "n_embd": {"n_embd": flags.n_embd, "n_ff": flags.n_ff} | heads,
+        "n_layer": {"n_layer": flags.n_layer},
+        "block_size": {"block_size": flags.block_size},
+        "micro_batch_size": {"micro_batch_size": setting.micro, "batch_size": setting.micro},
+    }
+    start, fixed = bytes_at_start(setting), dict(micro_batch_size=setting.micro, batch_size=setting.micro)
+    lines = [("axis", "value", "tokens/s", "expected", "of expected", "ms/step", "memory", "FLOPs/token")]
+    for axis, sizes in axes.items():
+        limits = Limits(setting)
+        for k in range(setting.bench.doublings + 1):
+            changes = {name: value << k for name, value in sizes.items()}
+            one = setting.replace(accumulation=1, **fixed | changes)
+            variant, reason = try_size(one, axis, changes[axis], limits, start)
+            if not variant:
+                setting.env.print(f"{axis}={changes[axis]} not timed: {reason}")
+                break
+            row, line = size_row(variant, one, axis, changes[axis])
+            rows.append(row)
+            lines.append(line)
+            del variant
+            free_memory(setting.env.device)
+    print_table(setting, lines)
+    return dict(scaling=rows)
+
+
+def size_row(variant: Variant, setting: Setting, axis: str, value: int) -> tuple:
+    """(figures, cells of the table) of one size."""
+    dtype = setting.env.dtype
+    ceiling = measure_ceilings(setting, [dtype])[str(dtype).removeprefix("torch.")]["ffn"]
+    expected = ceiling / variant.flops_per_token
+    row = dict(
+        axis=axis,
+        value=value,
+        tokens_per_s=variant.tokens_per_s,
+        step_s=variant.seconds,
+        parameters=variant.parameters,
+        flops_per_token=variant.flops_per_token,
+        ceiling_flops_per_s=ceiling,
+        expected_tokens_per_s=expected,
+        of_expected=variant.tokens_per_s / expected,
+        peak_mem_bytes=variant.memory,
+        rounds_s=variant.rounds,
+    )
+    line = (axis, str(value), f"{variant.tokens_per_s:,.0f}", f"{expected:,.0f}", f"{row['of_expected']:.1%}")
+    line += (format_ms(variant.seconds), format_gb(variant.memory), f"{variant.flops_per_token:,}")
+    return row, line

@@ -1,0 +1,112 @@
+"""How variants are timed: built and warmed up, then in turns, so that a slow moment of the machine slows all alike."""
+
+import gc
+import os
+import statistics
+
+import torch
+
+from nanodnt.bench.measure import (
+    PhaseTimer,
+    busy_cores,
+    held_bytes,
+    median_seconds,
+    peak_bytes,
+    seconds_of,
+)
+from nanodnt.bench.settings import Setting
+from nanodnt.bench.variants import Variant
+
+PARTS = ("data", "forward", "backward", "clip", "optimizer")  # of a step; forward includes the loss
+CEILING_TOKENS = 16384  # of a plain product: more change nothing, and need memory
+
+
+def bytes_at_start(setting: Setting) -> int | None:
+    """Bytes that the process holds before anything is built, with the compiler loaded if it will be used."""
+    if setting.choose_compile(float("inf")):
+        import torch._inductor.compile_fx  # noqa: F401
+    gc.collect()
+    gc.freeze()  # as train.py does: the collector need not walk through what is alive now
+    return held_bytes(setting.env.device)
+
+
+def build(make, setting: Setting, start: int | None) -> Variant:
+    """The Variant that make() returns, compiled and warm, its memory measured. `start`: bytes_at_start."""
+    device = setting.env.device
+    held = held_bytes(device)
+    variant = make()
+    (first,) = seconds_of(variant.run, 1, device)
+    warm = []
+    peak = peak_bytes(lambda: warm.extend(seconds_of(variant.run, setting.bench.warmup, device)), device)
+    if variant.compile_s is not None:  # the first call may compile, too
+        variant.compile_s += max(0.0, first - statistics.median(warm))
+    variant.recompilations = 0
+    variant.memory = None if None in (peak, held, start) else peak - (held - start)
+    return variant
+
+
+def take_turns(runs: dict, setting: Setting, untimed: int = 1, steps: int = 0) -> dict:
+    """{name: seconds of each timed call, one list per round}. In each round every function of `runs` has its turn:
+    `untimed` calls, then `steps` timed ones (0 = as the flags say)."""
+    seconds = {name: [] for name in runs}
+    for i in range(setting.bench.repeats):
+        for name, run in list(runs.items())[:: -1 if i % 2 else 1]:  # every second round in reverse order
+            for _ in range(untimed):
+                run()  # fills the caches with its own data
+            seconds[name].append(seconds_of(run, steps or setting.bench.steps, setting.env.device))
+    return seconds
+
+
+def time_variants(variants: list, setting: Setting) -> None:
+    """Time whole steps, the variants taking turns; then the parts of their steps. Fills `rounds` and `parts`."""
+    seconds = take_turns({i: variant.run for i, variant in enumerate(variants)}, setting)
+    for i, variant in enumerate(variants):
+        variant.rounds, timers = seconds[i], []
+        for _ in range(setting.bench.steps):
+            timers.append(PhaseTimer(setting.env.device, PARTS))
+            variant.run(timers[-1])
+        variant.parts = {part: statistics.median(timer.seconds[part] for timer in timers) for part in PARTS}
+
+
+def speed_ratio(variant: Variant, reference: Variant) -> tuple:
+    """tokens/s over the reference's: (median of the rounds, least, largest)."""
+    pairs = zip(variant.rounds, reference.rounds, strict=True)
+    scale = variant.tokens / reference.tokens
+    ratios = sorted(scale * statistics.median(b) / statistics.median(a) for a, b in pairs)
+    return statistics.median(ratios), ratios[0], ratios[-1]
+
+
+def measure_ceilings(setting: Setting, dtypes) -> dict:
+    """Median FLOP/s of plain matrix products at the config's shapes: {dtype: {"ffn": …, "head": …}}.
+
+    ffn: tokens × d × 4d; head: tokens × d × vocabulary; the tokens are those of a micro batch, up to 16384."""
+    device, d, ceilings = setting.env.device, setting.flags.n_embd, {}
+    n = min(setting.micro * setting.flags.block_size, CEILING_TOKENS)
+    for dtype in dict.fromkeys(dtypes):
+        for part, width in (("ffn", 4 * d), ("head", setting.flags.padded_vocab_size)):
+            x, w = (torch.randn(rows, d, device=device).to(dtype) for rows in (n, width))
+            seconds = median_seconds(lambda x=x, w=w: x @ w.T, device)
+            ceilings.setdefault(str(dtype).removeprefix("torch."), {})[part] = 2 * n * d * width / seconds
+    return ceilings
+
+
+def check_load(setting: Setting) -> list:
+    """Warnings about other work on the machine; ValueError with fail_if_busy."""
+    bench, cuda, problems = setting.bench, setting.env.device.type == "cuda", []
+    cores, limit = busy_cores(), bench.max_busy
+    if limit is None:
+        limit = 0.5 * (os.cpu_count() or 1) if cuda else 0.25
+    if cores is not None and cores > limit:
+        problems.append(
+            f"other processes keep {cores:.1f} CPU cores busy (max_busy={limit:g}): the figures mean little"
+        )
+    try:
+        use = torch.cuda.utilization(setting.env.device) if cuda else 0
+    except Exception:  # any error of the driver's library, which may be missing
+        use = 0
+        problems.append("whether others use the GPU is unknown (pip install nvidia-ml-py)")
+    if use > 10:
+        problems.append(f"the GPU is busy ({use}% used by others): the figures mean little")
+    if problems and bench.fail_if_busy:
+        raise ValueError(f"{'; '.join(problems)}; wait, or leave fail_if_busy out")
+    return [f"warning: {problem}" for problem in problems]

@@ -1,0 +1,130 @@
+"""What can be timed: the training step of train.py, and nanoGPT's."""
+
+import itertools
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from model import GPT
+from nanodnt.bench import nanogpt
+from nanodnt.bench.measure import clock, count_compilations
+from nanodnt.bench.settings import Setting
+from nanodnt.data import Prefetch, folder_of
+from nanodnt.engine import prepare_model, training_step
+from nanodnt.optim import lr_at, make_optimizer
+from nanodnt.run.compilation import compile_model
+
+
+@dataclass
+class Variant:
+    """One training step to be timed, and what was measured of it."""
+
+    name: str
+    step: Callable  # step(i, on_phase_end): makes step i
+    tokens: int  # of a step
+    flops_per_token: int
+    dtype: torch.dtype
+    compiled: bool
+    parameters: int
+    compile_s: float | None = None
+    memory: int | None = None  # peak bytes, without what other variants hold
+    steps_done: int = 0
+    rounds: list = field(default_factory=list)  # seconds of each timed step, one list per round
+    parts: dict = field(default_factory=dict)  # median seconds of each of timing.PARTS
+    recompilations: int = 0  # since the warm-up
+    models: tuple = ()  # (plain, compiled), which other variants may share
+    optimizer: object = None
+
+    def run(self, on_phase_end=lambda phase: None) -> None:
+        """Make the next step."""
+        before = count_compilations()
+        self.step(self.steps_done, on_phase_end)
+        self.recompilations += count_compilations() - before
+        self.steps_done += 1
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step: the median over all rounds."""
+        return statistics.median(itertools.chain(*self.rounds))
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+def our_variant(name: str, setting: Setting, models: tuple = ()) -> Variant:
+    """The step of train.py. `models`: those of another variant, to train with another optimizer."""
+    env, config = setting.env, setting.config
+    setting.open_dataset()
+    raw_model = models[0] if models else GPT(setting.flags, config.seed)
+    prepare_model(raw_model, config, env)
+    optimizer = make_optimizer(raw_model, config)
+    scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
+    flops, start = raw_model.flops_per_token(), clock()
+    model = models[1] if models else raw_model
+    if setting.choose_compile(flops) and not models:
+        model = compile_model(raw_model, config, setting.first_micro_batch(), env)
+    compile_s, next_batch = clock() - start, Prefetch(setting.fetch_batch)
+
+    def step(i, on_phase_end):
+        torch.manual_seed(config.seed + i)
+        for group in optimizer.param_groups:
+            group["lr"] = lr_at(i, config, group)
+        x, y = env.put(*next_batch(i))
+        on_phase_end("data")
+        training_step(model, raw_model, optimizer, scaler, x, y, setting.micro, config, on_phase_end)
+
+    return Variant(
+        name,
+        step,
+        tokens=setting.sequences * setting.flags.block_size,
+        flops_per_token=flops,
+        dtype=env.dtype,
+        compiled=model is not raw_model,  # with compile=auto a failed compilation is no error
+        parameters=raw_model.num_params(),
+        compile_s=compile_s if model is not raw_model else None,
+        models=(raw_model, model),
+        optimizer=optimizer,
+    )
+
+
+def nanogpt_variant(kind: str, setting: Setting) -> Variant:
+    """The step of nanoGPT; `kind` is one of nanogpt.KINDS."""
+    device, context = setting.env.device, setting.flags.block_size
+    setting.open_dataset()
+    model = nanogpt.NanoGPT(setting.flags).to(device)
+    bf16, compiled = device.type == "cuda" or kind == "nanogpt-bf16", kind != "nanogpt-eager"
+    call = torch.compile(model) if compiled else model  # compiles at the first step
+    if setting.bench.data == "random":
+        n = max(1 << 20, 2 * context)
+        tokens = np.random.default_rng(0).integers(setting.flags.vocab_size, size=n, dtype=np.uint32)
+    else:
+        meta, folder = setting.dataset.meta, folder_of(setting.config.dataset)
+        tokens = folder / Path(meta["splits"]["train"]["file"]).name, np.dtype(meta["dtype"]).newbyteorder("<")
+    get_batch = nanogpt.make_get_batch(tokens, setting.micro, context, device)
+    optimizer = nanogpt.make_optimizer(model, setting.config)
+
+    def get_lr(i):
+        return lr_at(i, setting.config)
+
+    return Variant(
+        kind,
+        nanogpt.make_step(call, optimizer, get_batch, setting.accumulation, bf16, get_lr, device),
+        tokens=setting.sequences * context,
+        flops_per_token=model.flops_per_token,
+        dtype=torch.bfloat16 if bf16 else torch.float32,
+        compiled=compiled,
+        parameters=sum(p.numel() for p in model.parameters()),
+        compile_s=0.0 if compiled else None,
+        optimizer=optimizer,
+    )
+
+
+def forward_backward(call, model, x, y) -> None:
+    """Forward and backward of one micro batch; `call` is the model, maybe compiled."""
+    model.zero_grad(set_to_none=True)
+    call(x, y)[1].backward()

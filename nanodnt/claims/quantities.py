@@ -1,0 +1,290 @@
+"""The numbers that the papers' claims are judged by, each of one finished run.
+
+`MEASURES`: name → function of a run directory that returns a float. The definitions are those of nanodnt/analysis; the
+sizes below are small enough for a CPU. How types, slots or halves of the network are pooled is our choice [I].
+"""
+
+import json
+import math
+import statistics
+import zlib
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from layers.slot import Slot
+from model import GPT, GPTConfig
+from nanodnt.analysis import gradients, norms, streams
+from nanodnt.data import Dataset
+from nanodnt.files import write_file
+from nanodnt.optim import fill_defaults, lr_at, state_bytes
+from nanodnt.run.checkpoints import load_checkpoint
+from nanodnt.run.environment import choose_device
+from nanodnt.run.metrics import read_metrics
+from nanodnt.settings import TrainConfig
+from nanodnt.weights import model_from_checkpoint
+
+GRADIENT_TOKENS = 65536  # of the validation set
+LOSS_TOKENS = 16384
+PROBE_TOKENS = 2048  # for measures that need fewer
+DRAWS = 8  # of labels, for sharpness
+SEED = 1  # of those draws
+
+
+# ----------------------------------------------------------------------------------------- reading a run directory
+
+
+@cache
+def load_configs(path: Path) -> tuple:
+    """(GPTConfig, TrainConfig) of a run. Flags of an earlier version that no longer exist are dropped."""
+    record = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    train = {name: value for name, value in record["train"].items() if name in TrainConfig.__dataclass_fields__}
+    return GPTConfig(**record["model"]), TrainConfig(**train)
+
+
+def validation_losses(path: Path) -> list:
+    return [row["val_loss"] for row in read_metrics(path) if row.get("val_loss") is not None]
+
+
+def kept_steps(path: Path) -> list:
+    """The steps of the checkpoints step_N.pt."""
+    return sorted(int(p.stem.removeprefix("step_")) for p in path.glob("step_*.pt"))
+
+
+def measuring_device() -> torch.device:
+    return choose_device("auto")[0]
+
+
+def load_model(path: Path, name: str = "last.pt") -> GPT:
+    """The model of a checkpoint, in fp32 and eval mode."""
+    return model_from_checkpoint(load_checkpoint(path / name)).eval().to(measuring_device())
+
+
+def validation_batches(path: Path, tokens: int, size: int = 0) -> list:
+    """[(inputs, targets)] of the validation windows that an evaluation of that many tokens reads; `size` windows per
+    batch, 0 = as many as MICRO_TOKENS allows."""
+    model, config = load_configs(path)
+    size = size or max(1, gradients.MICRO_TOKENS // model.block_size)
+    data = Dataset(config.dataset, model.block_size, config.seed, verify=False)
+    starts, device = data.validation(tokens), measuring_device()
+    pairs = [data.val_batch(starts[i : i + size], size) for i in range(0, len(starts), size)]
+    return [(torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)) for x, y in pairs]
+
+
+def probe_batch(path: Path) -> torch.Tensor:
+    """Whole validation sequences (B, T) of about PROBE_TOKENS tokens."""
+    n = max(1, PROBE_TOKENS // load_configs(path)[0].block_size)
+    return validation_batches(path, PROBE_TOKENS, n)[0][0]
+
+
+# ------------------------------------------------------------------------------------------------------ the losses
+
+
+def ignorant_loss(path: Path) -> float:
+    """The loss of a model that knows nothing: ln of the vocabulary."""
+    return math.log(load_configs(path)[0].vocab_size)
+
+
+def final_loss(path: Path) -> float:
+    """The validation loss at the end, in nats; ln V for a run that diverged or ended worse than that."""
+    last = read_metrics(path)[-1]
+    value = None if "failure" in last else last.get("val_loss")
+    return ignorant_loss(path) if value is None else min(value, ignorant_loss(path))
+
+
+def loss_rise(path: Path) -> float:
+    """How far the validation loss at the end is above its lowest."""
+    return final_loss(path) - min([*validation_losses(path), final_loss(path)])
+
+
+# -------------------------------------------------------------------------------------------------------- gradients
+
+
+def early_gradients(path: Path) -> dict:
+    """{q, k, v, o, w1, w2: gradient entries of all layers in one tensor} at the first checkpoint after warm-up.
+    ValueError if none was kept."""
+    warmup = load_configs(path)[1].warmup_iters
+    early = next((step for step in kept_steps(path) if step >= warmup), None)
+    if early is None:
+        raise ValueError(f"{path} has kept no checkpoint after its warm-up: remove it, to train it again")
+    model = load_model(path, f"step_{early}.pt")
+    found = gradients.compute_gradients(model, validation_batches(path, GRADIENT_TOKENS))
+    types = gradients.matrix_types(model)
+    return {t: torch.cat([found[n].flatten() for n, u in types.items() if u == t]) for t in types.values()}
+
+
+@cache
+def gradient_tails(path: Path) -> list:
+    return [gradients.tail_statistics(g) for g in early_gradients(path).values()]
+
+
+def gradient_rms(path: Path) -> float:
+    return statistics.mean(math.log10(tail["rms"]) for tail in gradient_tails(path))
+
+
+def gradient_kurtosis(path: Path) -> float:
+    return statistics.mean(math.log10(tail["kurtosis"]) for tail in gradient_tails(path))
+
+
+# -------------------------------------------------------------------------------------------------------- sharpness
+
+ORDER = ("emb", "qk", "ffn", "vo", "norm")  # from the least sharp, as the paper claims
+
+
+@cache
+def sharpness(path: Path, name: str) -> dict:
+    """{block type: arithmetic mean of the sharpness} at a checkpoint."""
+    model, generator = load_model(path, name), torch.Generator(measuring_device()).manual_seed(SEED)
+    h = gradients.estimate_sharpness(model, probe_batch(path), DRAWS, generator)
+    h = gradients.drop_padding_rows(model, h)
+    by_type = gradients.average_by_type(h, gradients.block_types(model))
+    return {t: by_type[t]["arithmetic"] for t in ORDER}
+
+
+def sharpness_ratio(a: str, b: str):
+    """A measure: log10 of the sharpness of type a over that of type b, at the end."""
+    return lambda path: math.log10(sharpness(path, "last.pt")[a] / sharpness(path, "last.pt")[b])
+
+
+def is_ordered(path: Path, step: int) -> bool:
+    """Whether the sharpness at this step has the claimed order."""
+    s = sharpness(path, f"step_{step}.pt")
+    return all(s[a] < s[b] for a, b in zip(ORDER, ORDER[1:], strict=False))
+
+
+def order_onset(path: Path) -> float:
+    """The share of the run after which every checkpoint has the order; 1 if the last one does not."""
+    first = 1.0
+    for step in reversed(kept_steps(path)):
+        if not is_ordered(path, step):
+            break
+        first = step / load_configs(path)[1].max_iters
+    return first
+
+
+# -------------------------------------------------------------------------------------------------------------- DyT
+
+
+@cache
+def tanh_fits(path: Path) -> list:
+    model, x, generator = load_model(path), probe_batch(path), torch.Generator().manual_seed(SEED)
+    return [norms.norm_scatter(model, x, name, 4000, generator) for name in norms.norm_slots(model)]
+
+
+def tanh_r2(path: Path) -> float:
+    return statistics.mean(fit["r2"] for fit in tanh_fits(path))
+
+
+def tanh_over_linear(path: Path) -> float:
+    return statistics.mean(fit["r2"] - fit["linear_r2"] for fit in tanh_fits(path))
+
+
+def alpha_correlation(path: Path) -> float:
+    """Pearson's r of α and 1/std of the input, over the slots."""
+    slots = norms.dyt_alphas(load_model(path), probe_batch(path))
+    return statistics.correlation([s["alpha"] for s in slots], [s["inv_std"] for s in slots])
+
+
+# -------------------------------------------------------------------------------------------------------------- LNS
+
+
+def variance_growth(path: Path) -> float:
+    """log10 of the stream's variance after the last block over that after the first."""
+    v = streams.stream_variance(load_model(path), probe_batch(path))["stream"]
+    return math.log10(v[-1] / v[1])
+
+
+def mean_of_halves(values: list) -> tuple:
+    """(mean over the shallower half of the blocks, mean over the deeper half)."""
+    half = len(values) // 2
+    return statistics.mean(values[:half]), statistics.mean(values[-half:])
+
+
+@cache
+def block_angles(path: Path) -> tuple:
+    """Mean angular distance between a block's input and the next block's, in the shallower and in the deeper half."""
+    d = streams.angular_distance(streams.collect_streams(load_model(path), probe_batch(path)))
+    return mean_of_halves([d[i][i + 1] for i in range(len(d) - 1)])
+
+
+@cache
+def removal_losses(path: Path) -> tuple:
+    """Mean rise of the loss when one block is deleted, in the shallower and in the deeper half."""
+    return mean_of_halves(streams.removal_drop(load_model(path), validation_batches(path, LOSS_TOKENS))["drop"])
+
+
+# ------------------------------------------------------------------------------------------------------------ gains
+
+
+def share_of_ones(model: GPT) -> float:
+    """The share of all gain entries that are exactly 1."""
+    gains = [m.gain for m in model.modules() if isinstance(m, Slot) and m.gain is not None]
+    return sum((g == 1).sum().item() for g in gains) / sum(g.numel() for g in gains)
+
+
+def frozen_gains(path: Path) -> float:
+    """The share of gains that are exactly 1 at the end."""
+    return share_of_ones(load_model(path))
+
+
+def frozen_gains_in_bf16(path: Path) -> float:
+    """The same after training this run again with weights, gradients and AdamW's state in bf16 (pure-bf16 training)."""
+    config, train = load_configs(path)
+    fill_defaults(train)
+    model = GPT(config, train.seed).bfloat16().to(measuring_device())
+    data = Dataset(train.dataset, config.block_size, train.seed, verify=False)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(train.beta1, train.beta2), weight_decay=0.0)
+    for step in range(train.max_iters):
+        for group in optimizer.param_groups:
+            group["lr"] = lr_at(step, train)
+        x, y = (torch.from_numpy(a).to(measuring_device()) for a in data.batch(step, train.batch_size))
+        logits = model(x)[0]
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), train.grad_clip or math.inf)
+        optimizer.step()
+    return share_of_ones(model)
+
+
+MEASURES = {
+    "loss": final_loss,
+    "rise": loss_rise,
+    "log10 gradient RMS": gradient_rms,
+    "log10 gradient kurtosis": gradient_kurtosis,
+    **{f"log10 sharpness {a}/{b}": sharpness_ratio(a, b) for b, a in zip(ORDER, ORDER[1:], strict=False)},
+    "onset of the order": order_onset,
+    "order at the start": lambda path: float(is_ordered(path, 0)),
+    "tanh fit": tanh_r2,
+    "tanh fit over linear": tanh_over_linear,
+    "alpha and 1/std": alpha_correlation,
+    "log10 variance growth": variance_growth,
+    "angular ratio": lambda path: block_angles(path)[1] / block_angles(path)[0],
+    "angular deep": lambda path: block_angles(path)[1],
+    "removal ratio": lambda path: removal_losses(path)[1] / removal_losses(path)[0],
+    "removal deep": lambda path: removal_losses(path)[1],
+    "frozen gains": frozen_gains,
+    "frozen gains in bf16": frozen_gains_in_bf16,
+}
+
+
+def state_gigabytes(flags: GPTConfig, config: TrainConfig) -> float:
+    """GB of optimizer state for the model; its vocabulary is GPT-2's unless it is set."""
+    flags.vocab_size = flags.vocab_size or 50257
+    fill_defaults(config)
+    return state_bytes(GPT.empty(flags), config) / 1e9
+
+
+CONFIG_MEASURES = {"state GB": state_gigabytes}  # of a configuration alone: (GPTConfig, TrainConfig) → float
+CODE = [Path(module.__file__) for module in (gradients, streams, norms)] + [Path(__file__)]  # that defines measures
+
+
+def measure_cached(measure: str, path: Path) -> float:
+    """A measure of a run. It is kept in the run's measures.json and used until a file of CODE changes."""
+    file = path / "measures.json"
+    code = zlib.crc32(b"".join(source.read_bytes() for source in CODE))
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    if kept.get(measure, [None])[0] != code:
+        kept[measure] = code, MEASURES[measure](path)
+        write_file(file, lambda f: f.write(json.dumps(kept, indent=1).encode()))
+    return kept[measure][1]

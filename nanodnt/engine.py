@@ -1,0 +1,118 @@
+"""One optimizer step, one evaluation, and how a batch is split over processes and micro batches."""
+
+from typing import NamedTuple
+
+import torch
+
+from layers.sharding import full_tensor, local_shard
+from nanodnt.optim import lr_at
+from nanodnt.run.parallel import sync_gradients
+
+
+class StepResult(NamedTuple):
+    """What a training step returns: tensors on the device, which the host has not waited for."""
+
+    loss: torch.Tensor  # (), mean over this process's sequences, nats per token
+    grad_norm: torch.Tensor  # (), before clipping
+    found_inf: torch.Tensor  # (), bool: the gradient was not finite, and the step changed nothing
+
+
+def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tuple:
+    """(micro batch, accumulation steps) of one process; ValueError with the nearest valid values otherwise."""
+    sequences, rest = divmod(batch_size, world_size)
+    if rest:
+        low = sequences * world_size
+        near = f"{low} or {low + world_size}" if low else str(world_size)
+        raise ValueError(f"batch_size={batch_size} cannot be split over {world_size} processes: use {near}")
+    valid = [m for m in range(1, sequences + 1) if sequences % m == 0]
+    micro = micro_batch_size or max(m for m in valid if m <= 16)
+    if micro not in valid:
+        near = sorted(sorted(valid, key=lambda m: abs(m - micro))[:2])
+        raise ValueError(
+            f"micro_batch_size={micro} does not divide the {sequences} sequences of each process "
+            f"(batch_size={batch_size} over {world_size}): use {' or '.join(map(str, near))}"
+        )
+    return micro, sequences // micro
+
+
+def prepare_model(model, config, env):
+    """`model` on its device, computing as configured."""
+    model.checkpointing, model.loss_chunks = config.activation_checkpointing, config.loss_chunks
+    return model.to(env.device).set_compute_dtype(env.dtype)
+
+
+def set_learning_rates(optimizer, step: int, config) -> dict:
+    """Give every group its LR for the update after `step` steps. Returns {"lr": the base LR, "lr_LABEL": a group's}."""
+    rates = {"lr": lr_at(step, config)}
+    for group in optimizer.param_groups:
+        group["lr"] = rates[f"lr_{group['label']}"] = lr_at(step, config, group)
+    return rates
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed dropout as a function of (seed, step, rank): resuming needs no saved state of random number generators."""
+    torch.manual_seed(((seed * 1_000_003 + step) * 65_537 + rank) % 2**63)
+
+
+def training_step(
+    model, raw_model, optimizer, scaler, x, y, micro: int, config, on_phase_end=lambda phase: None
+) -> StepResult:
+    """One optimizer step on the sequences x, y (rows, T) of this process, `micro` rows at a time.
+
+    `model` is raw_model compiled and wrapped. `on_phase_end(phase)` is called after "forward" and "backward" of each
+    micro batch, "clip" and "optimizer"."""
+    loss, batches = torch.zeros((), device=x.device), list(zip(x.split(micro), y.split(micro), strict=True))
+    optimizer.zero_grad(set_to_none=True)
+    for i, (inputs, targets) in enumerate(batches):
+        with sync_gradients(model, i == len(batches) - 1):
+            micro_loss = model(inputs, targets)[1] / len(batches)
+            on_phase_end("forward")
+            scaler.scale(micro_loss).backward()
+            on_phase_end("backward")
+        loss += micro_loss.detach()
+    scaler.unscale_(optimizer)
+    parameters = [p for p in raw_model.parameters() if p.grad is not None]
+    norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in parameters]))
+    found_inf = ~norm.isfinite()
+    if config.grad_clip:  # a gradient that is not finite stays as it is: `first_bad_tensor` looks for it
+        torch.nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, norm.masked_fill(found_inf, 0.0))
+    on_phase_end("clip")
+    optimizer.found_inf = found_inf.float()  # then neither parameters nor optimizer state change
+    optimizer.step()
+    scaler.update()
+    raw_model.power_iteration()
+    on_phase_end("optimizer")
+    return StepResult(loss, norm, found_inf)
+
+
+@torch.no_grad()
+def evaluate(model, data, config, micro: int, env, stop) -> float | None:
+    """Mean loss in nats per token over the fixed validation windows, split over ranks; None if the run is stopped
+    meanwhile. All ranks must call it.
+
+    It is a sum of loss · tokens over a sum of tokens, so it depends on neither the batch size nor the rank count."""
+    starts = data.validation(config.eval_tokens)
+    own_starts, batches = starts[env.rank :: env.world_size], -(-len(starts) // (env.world_size * micro))
+    dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
+    sums, stopped = torch.zeros(2, device=env.device, dtype=dtype), False
+    model.eval()
+    for i in range(batches):  # the same number on every rank
+        x, y = data.val_batch(own_starts[i * micro : (i + 1) * micro], micro)
+        count = int((y != -1).sum())
+        loss = model(*env.put(*env.pin(x, y)))[1]
+        sums += torch.stack((loss * count, torch.full_like(loss, count)))
+        if stopped := stop.agreed():
+            break
+    model.train()
+    loss_sum, count = env.sum(sums).tolist()
+    return None if stopped else loss_sum / count
+
+
+def first_bad_tensor(model, env) -> str:
+    """Name of the first parameter that is not finite, or whose gradient is not, on any rank. All ranks must call it."""
+    tensors = []
+    for name, p in model.named_parameters():
+        tensors += [(name, p), (f"the gradient of {name}", p.grad)]
+    bad = [i for i, (_, t) in enumerate(tensors) if t is not None and not local_shard(t).isfinite().all()]
+    first = env.least(min(bad, default=len(tensors)))
+    return [*(name for name, _ in tensors), "none any more"][first]

@@ -1,0 +1,83 @@
+"""Files that are written completely or not at all. A write that fails is retried once, then it is a ValueError."""
+
+import errno
+import os
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_file(path: Path, write) -> None:
+    """Write a temporary file, fsync it, rename it to `path`: `path` is the old file or the complete new one.
+
+    `write(f)` gets the open binary file. ValueError if it fails twice."""
+
+    def write_and_rename(tmp):
+        with open(tmp, "wb") as f:
+            write(f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(tmp, path)
+
+    replace_file(path, write_and_rename)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source`, or a copy where the file system has no hard links.
+
+    ValueError if it fails twice."""
+
+    def link_and_rename(tmp):
+        try:
+            os.link(source, tmp)
+        except OSError:
+            shutil.copyfile(source, tmp)
+        os.replace(tmp, target)
+
+    replace_file(target, link_and_rename)
+
+
+def replace_file(path: Path, change) -> None:
+    """Call `change(tmp)`, which creates the temporary file `tmp` and renames it to `path`, then sync the folder.
+
+    Each part is retried once. If it fails again, `path` is unchanged, `tmp` is removed, and ValueError is raised."""
+    tmp = path.with_name(path.name + ".tmp")
+
+    def change_or_clean_up():
+        try:
+            tmp.unlink(missing_ok=True)
+            change(tmp)
+        except BaseException:
+            with suppress(OSError):
+                tmp.unlink(missing_ok=True)
+            raise
+
+    retry_once(path, change_or_clean_up)
+    retry_once(path, lambda: sync_folder(path.parent))
+
+
+def retry_once(path: Path, action) -> None:
+    """Call `action()`, a second time if it fails. ValueError, which names `path`, if that fails too."""
+    for attempt in (1, 2):
+        try:
+            return action()
+        except (OSError, RuntimeError) as e:  # torch.save turns some I/O errors into RuntimeError
+            if attempt == 2:
+                reason = str(e).splitlines()[0] if str(e) else type(e).__name__
+                raise ValueError(f"cannot write {path} ({reason}); earlier files are intact") from e
+            time.sleep(1)
+
+
+def sync_folder(folder: Path) -> None:
+    """fsync `folder`, so that renames in it reach the disk. Windows and some network disks cannot do this."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(handle)

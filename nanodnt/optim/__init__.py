@@ -1,0 +1,19 @@
+"""Optimizers and schedules. registry.py says how to add an optimizer; docs/optimizers.md has recipes and sources.
+
+Marks in this folder: [I] our inference or choice, [U] not published where we could read it.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from nanodnt.optim.defaults import fill_defaults, notes
+from nanodnt.optim.groups import describe_groups, make_optimizer, state_bytes
+from nanodnt.optim.optimizer import Optimizer, load_optimizer
+from nanodnt.optim.registry import OPTIMIZERS, RATIOS, RULES
+from nanodnt.optim.schedule import lr_at
+
+for file in iter_modules(__path__):  # every file that lies here, so that optimizers register themselves
+    import_module(f"{__name__}.{file.name}")
+
+__all__ = ["OPTIMIZERS", "RATIOS", "RULES", "Optimizer", "describe_groups", "fill_defaults", "load_optimizer", "lr_at"]
+__all__ += ["make_optimizer", "notes", "state_bytes"]

@@ -1,0 +1,146 @@
+"""Settings of optimizers and schedules: the defaults of what is None, and what is refused."""
+
+from nanodnt.optim.registry import OPTIMIZERS, RATIOS
+
+
+def fill_defaults(config) -> None:
+    """Fill in what is None. ValueError for values that are impossible, contradict each other or have no effect."""
+    name, entry = config.optimizer, OPTIMIZERS[config.optimizer]
+    defaults = entry.defaults | entry.defaults_for(config)
+    for knob in optimizer_knobs():
+        value = getattr(config, knob)
+        if value is None:
+            setattr(config, knob, defaults.get(knob))
+        elif knob not in defaults:
+            users = " or ".join(other for other, its in OPTIMIZERS.items() if knob in its.defaults)
+            raise ValueError(f"{knob}={value} has no effect on {name}: leave it out, or choose {users}")
+    for knob in ("learning_rate", "weight_decay") if entry.rest else ():
+        if getattr(config, f"{entry.rest}_{knob}") is None:
+            setattr(config, f"{entry.rest}_{knob}", getattr(config, knob))
+    if config.min_lr is None:
+        config.min_lr = config.learning_rate / 10
+    if config.lr_decay_iters is None:
+        config.lr_decay_iters = config.max_iters
+    check_ranges(config)
+    check_combinations(config, entry)
+    entry.check(config)
+    fill_schedule(config)
+    fill_ratios(config, entry)
+    check_shrinkage(config, entry, defaults)
+
+
+def optimizer_knobs() -> list:
+    """The knobs of all optimizers, each once: fields of TrainConfig whose default is None."""
+    return list(dict.fromkeys(knob for entry in OPTIMIZERS.values() for knob in entry.defaults))
+
+
+def check_ranges(config) -> None:
+    """ValueError for single values that are out of range."""
+    rates = [knob for knob in optimizer_knobs() if knob.endswith(("learning_rate", "weight_decay"))]
+    ratios = [f"lr_ratio_{block_type}" for block_type in RATIOS]
+    for name in (*rates, "min_lr", *ratios, "grad_clip", "warmup_iters", "lr_decay_iters"):
+        if (getattr(config, name) or 0) < 0:
+            raise ValueError(f"{name}={getattr(config, name)} must not be negative")
+    for name in ("beta1", "beta2", "momentum", "dampening"):
+        if not 0 <= (getattr(config, name) or 0) < 1:
+            raise ValueError(f"{name}={getattr(config, name)} must be at least 0 and below 1")
+
+
+def check_combinations(config, entry) -> None:
+    """ValueError for values that contradict each other, or of which one makes another useless."""
+    if config.nesterov and (config.dampening or not config.momentum):
+        raise ValueError("nesterov needs momentum and no dampening: set nesterov=False, or change those")
+    if config.dampening and not config.momentum:
+        raise ValueError(f"dampening={config.dampening} has no effect without momentum: set one of them")
+    if config.min_lr > config.learning_rate:
+        raise ValueError(f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}: lower min_lr")
+    decay = f"{entry.rest}_weight_decay" if entry.rest else "weight_decay"  # of gains and scalars
+    for name, off in (("decay_gains", "none"), ("decay_scalars", False)):
+        if getattr(config, name) != off and not getattr(config, decay):
+            raise ValueError(
+                f"{name}={getattr(config, name)} decays by {decay}, which is 0: set that, or leave {name} out"
+            )
+
+
+def fill_schedule(config) -> None:
+    """Fill in what schedule=wsd needs. ValueError if it does not fit, or if another schedule is given such knobs."""
+    if config.schedule != "wsd":
+        for name in ("wsd_decay", "wsd_decay_iters"):
+            if getattr(config, name) is not None:
+                raise ValueError(f"{name} needs schedule=wsd, but schedule={config.schedule}: leave it out")
+        return
+    config.wsd_decay = config.wsd_decay or "linear"
+    room = config.lr_decay_iters - config.warmup_iters
+    if config.wsd_decay_iters is None:
+        config.wsd_decay_iters = max(0, min(config.lr_decay_iters // 5, room))
+    if not 0 <= config.wsd_decay_iters <= max(room, 0):
+        raise ValueError(
+            f"wsd_decay_iters={config.wsd_decay_iters} must lie between 0 and the {max(room, 0)} steps after warm-up "
+            f"(lr_decay_iters={config.lr_decay_iters}, warmup_iters={config.warmup_iters})"
+        )
+
+
+def fill_ratios(config, entry) -> None:
+    """Fill in the ratios of blockwise_lr. ValueError if one puts a peak below min_lr, or if blockwise_lr is off but its
+    knobs are set."""
+    names = {f"lr_ratio_{block_type}": ratio for block_type, ratio in (entry.ratios or RATIOS).items()}
+    if not config.blockwise_lr:
+        given = [name for name in names if getattr(config, name) is not None]
+        usual = dict(blockwise_start="start", blockwise_min_lr="shared", blockwise_decay="scaled")
+        given += [name for name, value in usual.items() if getattr(config, name) != value]
+        if given:
+            raise ValueError(f"{', '.join(given)}: needs blockwise_lr=True")
+        return
+    for name, ratio in names.items():
+        if getattr(config, name) is None:
+            setattr(config, name, ratio)
+        falls_to_min_lr = config.schedule != "constant" and config.blockwise_min_lr == "shared"
+        if falls_to_min_lr and getattr(config, name) * config.learning_rate < config.min_lr:
+            raise ValueError(
+                f"{name}={getattr(config, name)} puts the peak below min_lr={config.min_lr}, which all blocks share: "
+                "lower min_lr, or set blockwise_min_lr=proportional"
+            )
+
+
+def check_shrinkage(config, entry, defaults: dict) -> None:
+    """ValueError if weight decay would shrink a matrix by a tenth or more in one step."""
+    scaled = config.blockwise_lr and config.blockwise_decay == "scaled"
+    ratio = max(getattr(config, f"lr_ratio_{block_type}") for block_type in RATIOS) if scaled else 1
+    usual = {"": defaults["weight_decay"]}
+    if entry.rest:
+        usual[f"{entry.rest}_"] = OPTIMIZERS[entry.rest].defaults["weight_decay"]
+    for prefix, default in usual.items():
+        shrinkage = ratio * getattr(config, f"{prefix}learning_rate") * getattr(config, f"{prefix}weight_decay")
+        if shrinkage >= 0.1:
+            raise ValueError(
+                f"{prefix}learning_rate·{prefix}weight_decay{'·ratio' * (ratio != 1)} = {shrinkage:.3g} would shrink "
+                f"every matrix by {shrinkage:.0%} a step: lower {prefix}weight_decay (the default is {default:g})"
+            )
+
+
+def notes(config, model) -> list:
+    """Notes for the start of a run, one line each: settings that are allowed, but have no effect or an unusual one.
+    After `fill_defaults`."""
+    name, entry, found, roles = config.optimizer, OPTIMIZERS[config.optimizer], [], set(model.roles().values())
+    if config.blockwise_lr and not entry.ratios:
+        published = " and ".join(other for other, its in OPTIMIZERS.items() if its.ratios)
+        ratios = ", ".join(f"{block_type} {getattr(config, f'lr_ratio_{block_type}'):g}" for block_type in RATIOS)
+        found.append(f"blockwise_lr: the paper has ratios for {published}; these for {name} are ours [I]: {ratios}")
+    for role in ("head", "pos"):
+        if role not in roles and getattr(config, f"lr_ratio_{role}") not in (None, 1):
+            found.append(f"lr_ratio_{role} has no effect: the model has no {role} of its own")
+    if config.decay_gains == "all" and not roles & {"gain_in", "gain_out"}:
+        found.append("decay_gains has no effect: the model has no gains")
+    if config.decay_scalars and not roles & {"scalar", "bias"}:
+        found.append("decay_scalars has no effect: the model has no learned scalars or biases")
+    if not entry.uses_betas and (config.beta1, config.beta2) != (0.9, 0.95):
+        found.append(f"beta1 and beta2 have no effect on {name}")
+    end_is_set = config.min_lr != config.learning_rate / 10 or config.lr_decay_iters != config.max_iters
+    if config.schedule == "constant" and end_is_set:
+        found.append("min_lr and lr_decay_iters have no effect with schedule=constant")
+    elif config.schedule != "constant" and config.lr_decay_iters < config.warmup_iters < config.max_iters:
+        found.append(
+            f"warm-up ({config.warmup_iters} steps) outlasts lr_decay_iters={config.lr_decay_iters}: the LR falls from "
+            "its peak to min_lr in one step"
+        )
+    return found

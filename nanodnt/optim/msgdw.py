@@ -1,0 +1,51 @@
+"""mSGDW: momentum SGD with decoupled weight decay (DNT, arXiv 2507.17501).
+
+    w ← w (1 − ηλ);   m ← g at first, then μ m + (1 − dampening) g;   w ← w − η m,  or − η (g + μ m) with Nesterov
+
+The order and the first step are those of timm's sgdw. State: 4 bytes a parameter. As long as all gradients of a tensor
+have been exactly zero, its next one still counts as the first (this matters to dampening only).
+Defaults: the paper's language models (Table 5).
+"""
+
+import torch
+import torch.distributed as dist
+from torch.optim.sgd import sgd
+
+from layers.sharding import local_shard, shard_group
+from nanodnt.optim.registry import register
+
+
+def options(config, role, model):
+    return dict(momentum=config.momentum, dampening=config.dampening, nesterov=config.nesterov)
+
+
+def state(p, group):
+    return dict(momentum_buffer=torch.zeros_like(p))
+
+
+def step(work, found_inf):
+    found_float = None if found_inf is None else found_inf.float()  # for the kernel
+    for group, params, grads, states in work:
+        shards, momenta = shard_group(params[0]), [local_shard(s["momentum_buffer"]) for s in states]
+        params, grads = list(map(local_shard, params)), list(map(local_shard, grads))
+        if group["weight_decay"]:
+            shrink = 1 - group["lr"] * group["weight_decay"]
+            torch._foreach_mul_(params, shrink if found_inf is None else torch.where(found_inf, 1.0, shrink))
+        if group["dampening"]:
+            started = has_started(momenta, shards)
+            grads = [g * (1 - group["dampening"] * s) for g, s in zip(grads, started, strict=True)]
+        numbers = dict(lr=group["lr"], momentum=group["momentum"], nesterov=group["nesterov"], dampening=0.0)
+        numbers |= dict(weight_decay=0.0, maximize=False)  # torch's decay is coupled: it is added to the gradient
+        sgd(params, grads, momenta, fused=True, found_inf=found_float, **numbers)
+
+
+def has_started(momenta: list, shards) -> torch.Tensor:
+    """(len(momenta),): 1 where a momentum is not all zeros, on any process of the group `shards`; else 0."""
+    started = torch.stack([m.any() for m in momenta]).float()
+    if shards:
+        dist.all_reduce(started, dist.ReduceOp.MAX, shards)
+    return started
+
+
+DEFAULTS = dict(learning_rate=1.0, weight_decay=1e-4, momentum=0.9, dampening=0.0, nesterov=False)
+register("msgdw", options, state, step, defaults=DEFAULTS, uses_betas=False)

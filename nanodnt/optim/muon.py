@@ -1,0 +1,149 @@
+"""Muon (Keller Jordan; as torch.optim.Muon): momentum whose matrices are orthogonalised. AdamW for the rest.
+
+    m ← μ m + (1 − μ) g;   u = μ m + (1 − μ) g with Nesterov, else m;   w ← w (1 − ηλ) − η s NS(u)
+
+NS is in newton_schulz.py. s = √max(1, rows/columns) with `original`, and 0.2 √max(rows, columns) with
+`match_rms_adamw`: then updates are as large as AdamW's, so AdamW's LR and decay can be used. With m ← μ m + g updates
+would be the same, because NS does not depend on the scale of u. Every matrix is orthogonalised by itself: q, k, v,
+gate, up. A parameter of three dimensions is a stack of matrices. State: 4 bytes a parameter.
+
+Under torchrun every rank orthogonalises the matrices that it owns: muon_messages.py has the messages. The bits are the
+same for any number of ranks. Nothing is compiled, because nearly all of the time goes into matrix products.
+
+Defaults: AdamW's LR and decay with `match_rms_adamw` [I] (the DNT paper has 1e-4 for the matrices, the scale of their
+updates unstated [U]); with `original` those of Keller Jordan's examples.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from layers.sharding import local_shard, shard_group
+from nanodnt.optim.muon_messages import (
+    assign_owners,
+    finish_exchange,
+    rows_from_owners,
+    rows_to_owners,
+    start_exchange,
+)
+from nanodnt.optim.newton_schulz import orthogonalize, split_into_stacks
+from nanodnt.optim.registry import if_finite, one_if_finite, register
+
+
+class Matrix(NamedTuple):
+    """A parameter under Muon, in one step. Under FSDP2 `p` is a DTensor, of the others this process has its rows."""
+
+    owner: int  # the rank that orthogonalises it
+    p: torch.Tensor
+    grad: torch.Tensor
+    momentum: torch.Tensor
+
+
+def options(config, role, model):
+    dtype = "bfloat16" if model.compute_dtype == torch.bfloat16 else "float32"
+    numbers = dict(momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.muon_steps)
+    return numbers | dict(adjust_lr=config.muon_adjust_lr, ns_dtype=dtype)
+
+
+def state(p, group):
+    if p.ndim < 2:
+        raise ValueError(f"Muon is for matrices, not for a tensor of shape {tuple(p.shape)}: give it another rule")
+    return dict(momentum_buffer=torch.zeros_like(p))
+
+
+def step(work, found_inf):
+    """One shape after the other: a process alone, or together with others under DDP or FSDP2."""
+    shards = shard_group(work[0][1][0])
+    distributed = dist.is_available() and dist.is_initialized()
+    rank, world_size = (dist.get_rank(shards), dist.get_world_size(shards)) if distributed else (0, 1)
+    exchanges = []  # under DDP, while the updates of the next shape are computed
+    for group, matrices in by_shape(work, world_size):
+        for x in matrices:
+            x.momentum.lerp_(if_finite(found_inf, x.grad, x.momentum), 1 - group["momentum"])
+        if shards:
+            step_sharded(group, matrices, shards, found_inf)
+        elif world_size == 1:
+            for stack in split_into_stacks(matrices, matrices[0].p):
+                apply_updates(group, stack, orthogonalize_stack(group, stack, found_inf), found_inf)
+        else:
+            exchanges.append((group, matrices, start_updates(group, matrices, rank, found_inf)))
+            if len(exchanges) > 1:  # at most two under way, to bound the memory
+                finish_updates(*exchanges.pop(0), found_inf)
+    for exchange in exchanges:
+        finish_updates(*exchange, found_inf)
+
+
+def by_shape(work, world_size: int):
+    """Yield (group, matrices of one shape) of each group and shape."""
+    owners = iter(assign_owners(tuple(tuple(p.shape) for _, params, _, _ in work for p in params), world_size))
+    for group, params, grads, states in work:
+        found = {}
+        for p, g, s in zip(params, grads, states, strict=True):
+            matrix = Matrix(next(owners), p, local_shard(g), local_shard(s["momentum_buffer"]))
+            found.setdefault(p.shape, []).append(matrix)
+        for matrices in found.values():
+            yield group, matrices
+
+
+def direction(group, x: Matrix, found_inf) -> torch.Tensor:
+    """u, in the dtype of the iteration."""
+    u = x.grad.lerp(x.momentum, group["momentum"]) if group["nesterov"] else x.momentum
+    return if_finite(found_inf, u, x.momentum).to(getattr(torch, group["ns_dtype"]))
+
+
+def orthogonalize_stack(group, matrices: list, found_inf) -> torch.Tensor:
+    """NS(u) of matrices that are whole on this process, as one stack."""
+    return orthogonalize(torch.stack([direction(group, x, found_inf) for x in matrices]), group["ns_steps"])
+
+
+def apply_updates(group, matrices: list, updates, found_inf) -> None:
+    """w ← w (1 − ηλ) − η s update, for this process's rows of every matrix."""
+    rows, columns = matrices[0].p.shape[-2:]
+    size = 0.2 * max(rows, columns) ** 0.5
+    if group["adjust_lr"] == "original":
+        size = max(1, rows / columns) ** 0.5
+    params = [local_shard(x.p) for x in matrices]
+    if group["weight_decay"]:
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"] * one_if_finite(found_inf))
+    for p, u in zip(params, updates, strict=True):
+        p.add_(u if found_inf is None else u * one_if_finite(found_inf), alpha=-group["lr"] * size)
+
+
+def start_updates(group, matrices: list, rank: int, found_inf):
+    """DDP: compute the updates of the matrices that this rank owns, and start to send them. Gradients and momenta are
+    the same everywhere already."""
+    owned = [x for x in matrices if x.owner == rank]
+    stacks = split_into_stacks(owned, matrices[0].p)
+    updates = [orthogonalize_stack(group, stack, found_inf) for stack in stacks]
+    return start_exchange([x.owner for x in matrices], updates, matrices[0].p, getattr(torch, group["ns_dtype"]))
+
+
+def finish_updates(group, matrices: list, exchange, found_inf) -> None:
+    apply_updates(group, matrices, finish_exchange(exchange), found_inf)
+
+
+def step_sharded(group, matrices: list, shards, found_inf) -> None:
+    """FSDP2: the rows of u are sent to the owners of the matrices, and rows of the updates come back."""
+    owners, p = [x.owner for x in matrices], matrices[0].p
+    owned = rows_to_owners(owners, [direction(group, x, found_inf) for x in matrices], p.shape, shards)
+    updates = [orthogonalize(stack, group["ns_steps"]) for stack in split_into_stacks(owned, p)]
+    rows = rows_from_owners(owners, torch.cat(updates) if updates else owned, p.shape, shards)
+    apply_updates(group, matrices, rows, found_inf)
+
+
+def defaults_for(config) -> dict:
+    """`original` has Keller Jordan's LR and decay, which mean another scale of updates; the rest then has AdamW's."""
+    if config.muon_adjust_lr != "original":
+        return {}
+    return dict(learning_rate=0.02, weight_decay=0.01, adamw_learning_rate=6e-4, adamw_weight_decay=0.1)
+
+
+def check(config) -> None:
+    if config.muon_steps is not None and not 1 <= config.muon_steps <= 20:
+        raise ValueError(f"muon_steps={config.muon_steps} must be between 1 and 20")
+
+
+DEFAULTS = dict(learning_rate=6e-4, weight_decay=0.1, momentum=0.95, nesterov=True, muon_steps=5)
+DEFAULTS |= dict(muon_adjust_lr="match_rms_adamw", adamw_learning_rate=None, adamw_weight_decay=None)  # Muon's own
+register("muon", options, state, step, defaults=DEFAULTS, defaults_for=defaults_for, rest="adamw", check=check)

@@ -1,0 +1,110 @@
+"""Muon's messages: which process orthogonalises which matrix, and how updates and rows get from process to process.
+
+All matrices of one exchange have the same shape. `owners` lists the rank of the owner of each: the process that
+orthogonalises it.
+"""
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from layers.sharding import row_ranges
+
+
+@cache
+def assign_owners(shapes: tuple, world_size: int) -> list:
+    """The rank that orthogonalises each parameter: the costliest first, each to the rank with the least work so far.
+
+    Shapes of equal cost are assigned one after the other. So each shape is spread over all ranks, and `start_exchange`
+    needs little padding."""
+    costs = []
+    for *stack, rows, columns in shapes:
+        m, n = sorted((rows, columns))
+        costs.append(math.prod(stack) * (2 * m * m * n + m**3))  # multiplications of one step of the iteration
+    work, owners = [0] * world_size, [0] * len(shapes)
+    for i in sorted(range(len(shapes)), key=lambda i: (-costs[i], shapes[i])):
+        owners[i] = work.index(min(work))
+        work[owners[i]] += costs[i]
+    return owners
+
+
+# ----------------------------------------------------------------------------------- DDP: all processes get all updates
+
+
+class Exchange(NamedTuple):
+    """An exchange that is under way."""
+
+    owners: list
+    received: torch.Tensor  # (world_size, n, *shape); n: the most matrices that one rank owns
+    sent: torch.Tensor  # (n, *shape); must stay alive until the exchange is finished
+    arrival: "dist.Work"
+
+
+def start_exchange(owners: list, updates: list, p, dtype: torch.dtype) -> Exchange:
+    """Start to send every process the updates of all matrices, which are shaped as p. `updates`: those of the matrices
+    that this process owns, as a list of stacks (…, *shape).
+
+    All processes send equally much, so ranks that own fewer matrices pad their message with uninitialised memory."""
+    world_size = dist.get_world_size()
+    most = max(owners.count(rank) for rank in range(world_size))
+    sent = torch.empty(most, *p.shape, dtype=dtype, device=p.device)
+    if updates:
+        torch.cat(updates, out=sent[: sum(map(len, updates))])
+    received = sent.new_empty(world_size, *sent.shape)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+    return Exchange(owners, received, sent, gather(received.flatten(0, 1), sent, async_op=True))
+
+
+def finish_exchange(exchange: Exchange) -> list:
+    """Wait until all updates have arrived. Returns the update of each matrix."""
+    exchange.arrival.wait()
+    counts, updates = [0] * len(exchange.received), []
+    for owner in exchange.owners:
+        updates.append(exchange.received[owner, counts[owner]])
+        counts[owner] += 1
+    return updates
+
+
+# ---------------------------------------------------------------------------------- FSDP: rows to the owners, and back
+
+
+def rows_to_owners(owners: list, rows: list, shape: tuple, shards) -> torch.Tensor:
+    """Give every process of the group `shards` the whole matrices that it owns. `rows`: this process's rows of each
+    matrix. Returns (number of matrices that it owns, *shape)."""
+    row_counts, owned_counts, rank = count_shards(owners, shape, shards)
+    row_size, owned = math.prod(shape[1:]), owned_counts[rank]
+    sent = torch.cat([rows[i].flatten() for i in by_owner(owners)])
+    received, arriving = sent.new_empty(owned * shape[0] * row_size), [owned * r * row_size for r in row_counts]
+    leaving = [n * row_counts[rank] * row_size for n in owned_counts]
+    dist.all_to_all_single(received, sent, arriving, leaving, group=shards)
+    parts = [part.view(owned, r, *shape[1:]) for part, r in zip(received.split(arriving), row_counts, strict=True)]
+    return torch.cat(parts, dim=1)
+
+
+def rows_from_owners(owners: list, updates, shape: tuple, shards) -> list:
+    """The reverse: from `updates` (number of matrices that it owns, *shape) of every process to a list with this
+    process's rows of the update of each matrix."""
+    row_counts, owned_counts, rank = count_shards(owners, shape, shards)
+    row_size, owned = math.prod(shape[1:]), owned_counts[rank]
+    sent = torch.cat([part.flatten() for part in updates.split(row_counts, dim=1)])
+    received = sent.new_empty(len(owners), row_counts[rank], *shape[1:])
+    arriving = [n * row_counts[rank] * row_size for n in owned_counts]
+    leaving = [owned * r * row_size for r in row_counts]
+    dist.all_to_all_single(received.view(-1), sent, arriving, leaving, group=shards)
+    position = {i: position for position, i in enumerate(by_owner(owners))}
+    return [received[position[i]] for i in range(len(owners))]
+
+
+def count_shards(owners: list, shape: tuple, shards) -> tuple:
+    """(rows of a matrix on each process, matrices that each process owns, this process's rank)."""
+    world_size = dist.get_world_size(shards)
+    owned_counts = [owners.count(rank) for rank in range(world_size)]
+    return [len(rows) for rows in row_ranges(shape[0], world_size)], owned_counts, dist.get_rank(shards)
+
+
+def by_owner(owners: list) -> list:
+    """The indices of the matrices, sorted by owner."""
+    return sorted(range(len(owners)), key=lambda i: owners[i])

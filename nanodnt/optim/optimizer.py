@@ -1,0 +1,66 @@
+"""The optimizer: parameter groups, each updated by the rule that it names. Its state, loaded and counted."""
+
+import torch
+
+from layers.sharding import assign
+from nanodnt.optim.registry import RULES
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Groups as `make_optimizer` makes them. The state of every parameter exists from the start."""
+
+    found_inf = None  # set by the training loop: a tensor, above 0 where the gradients of this step are not finite
+
+    def __init__(self, groups):
+        super().__init__(groups, dict(lr=0.0, weight_decay=0.0))
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p] = RULES[group["rule"]].state(p, group)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Update every parameter that has a gradient. Those without one keep their values and their state."""
+        work = {}
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                lists = group, params, [p.grad for p in params], [self.state[p] for p in params]
+                work.setdefault(group["rule"], []).append(lists)
+        found_inf = None if self.found_inf is None else self.found_inf > 0
+        for rule, groups in work.items():
+            RULES[rule].step(groups, found_inf)
+
+
+def load_optimizer(optimizer, saved: dict, step: int) -> None:
+    """Load the state dict that was saved after `step` steps, parameter by parameter. LR, betas and decay stay as they
+    are: the configuration sets them.
+
+    Raises ValueError, before anything is changed, if the state belongs to other parameters or another optimizer."""
+    fresh = {
+        name: optimizer.state[p]
+        for group in optimizer.param_groups
+        for name, p in zip(group["param_names"], group["params"], strict=True)
+    }
+    try:
+        names = [name for group in saved["param_groups"] for name in group["param_names"]]
+        states = {names[i]: state for i, state in saved["state"].items()}
+        fits = sorted(names) == sorted(fresh) and (states.keys() == fresh.keys() or not states and step == 0)
+        fits = fits and all(describe_tensors(state) == describe_tensors(fresh[name]) for name, state in states.items())
+    except (KeyError, TypeError, AttributeError, IndexError):
+        fits = False
+    if not fits:
+        raise ValueError(
+            "the checkpoint's optimizer state does not fit this optimizer on this model, it is damaged or belongs to "
+            "other parameters: --init_from=CHECKPOINT_FILE starts a new run from the weights alone"
+        )
+    for name, state in states.items():
+        for key, value in state.items():
+            if torch.is_tensor(value):
+                assign(fresh[name][key], value)
+            else:
+                fresh[name][key] = value
+
+
+def describe_tensors(state: dict) -> dict:
+    """{key: (shape, dtype)} of the tensors in a parameter's state."""
+    return {key: (t.shape, t.dtype) for key, t in state.items() if torch.is_tensor(t)}

@@ -1,0 +1,94 @@
+"""What a configuration comes to: equations, parameters, FLOPs, memory, learning rates. Nothing is trained.
+
+python model.py config/dnt_small.py
+python model.py config/dnt_small.py --lns=norm --residual_init=plain
+python model.py config/dnt_small.py --schedule=wsd --plot        # also draws the learning rates: OUT_DIR/lr.png
+python model.py config/dnt_xl.py --plan --gpus=32 --gpu=h100     # memory on each GPU, largest micro batch, days, disk
+python model.py config/dnt_xl.py --plan --gpus=32 --gpu=a800 --mfu=0.45 --optimizer=msgdw
+
+--plan and --plot are words without a value.
+"""
+
+import sys
+from pathlib import Path
+
+from configurator import configure
+from layers import rules
+from model import GPT, GPTConfig
+from nanodnt.data import folder_of, load_meta
+from nanodnt.optim import describe_groups, fill_defaults, make_optimizer, notes
+from nanodnt.plan.describe import (
+    describe_flops,
+    describe_memory,
+    describe_parameters,
+    describe_rates,
+    describe_size,
+    draw_rates,
+)
+from nanodnt.plan.equations import describe_network
+from nanodnt.plan.planning import PlanConfig, describe_plan
+from nanodnt.run.errors import EXPECTED, report_error
+from nanodnt.settings import TrainConfig
+
+
+def resolve(description: str, *schemas, argv=None) -> tuple:
+    """Read the command line: (model, optimizer, TrainConfig, a remark on the vocabulary), then an instance of each
+    further schema. Model and optimizer are on the meta device."""
+    (flags, config, *others), _ = configure(GPTConfig, TrainConfig, *schemas, argv=argv, description=description)
+    config.check()
+    fill_defaults(config)
+    vocabulary = ""
+    if not flags.vocab_size:
+        if (folder_of(config.dataset) / "meta.json").exists():
+            flags.vocab_size = load_meta(config.dataset, verify=False)["vocab_size"]
+        else:
+            flags.vocab_size = 50257
+            vocabulary = f"; GPT-2's, since dataset {config.dataset!r} is not prepared here"
+    model = GPT.empty(flags)
+    return model, make_optimizer(model, config), config, vocabulary, *others
+
+
+def describe_configuration(model, optimizer, config: TrainConfig) -> list:
+    """Lines: the network and its size, then what it is trained with."""
+    return [
+        *describe_network(model),
+        *(f"note: {note}" for note in rules.notes(model.config)),
+        "",
+        *describe_parameters(model),
+        "",
+        describe_flops(model),
+        "",
+        *describe_memory(model),
+        "activations come on top: --plan counts them",
+        "",
+        describe_groups(optimizer, model),
+        "",
+        *describe_rates(optimizer, config),
+        *(f"note: {note}" for note in notes(config, model)),
+    ]
+
+
+def main() -> int:
+    """`python model.py …`; returns the exit code."""
+    words, argv = {"--plan", "--plot"}, sys.argv[1:]
+    given = words & set(argv)
+    schemas = (PlanConfig,) if given & {"--plan"} or {"--help", "-h"} & set(argv) else ()
+    try:
+        argv = [argument for argument in argv if argument not in words]
+        model, optimizer, config, vocabulary, *others = resolve(__doc__, *schemas, argv=argv)
+        print(*describe_size(model, vocabulary), "", sep="\n")
+        if "--plan" in given:
+            print(*describe_plan(model, config, *others), sep="\n", flush=True)
+        else:
+            print(*describe_configuration(model, optimizer, config), sep="\n", flush=True)
+        if "--plot" in given:
+            path = Path(config.out_dir) / "lr.png"
+            draw_rates(optimizer, config, path)
+            print(f"drawn: {path}", flush=True)
+    except EXPECTED as e:
+        return report_error(e)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

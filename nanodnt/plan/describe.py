@@ -1,0 +1,93 @@
+"""A model and its optimizer as text: parameters by role, FLOPs, memory by optimizer, learning rates over the run."""
+
+from pathlib import Path
+
+from layers.roles import ROLES
+from model import GPT
+from nanodnt.files import write_file
+from nanodnt.optim import OPTIMIZERS, fill_defaults, lr_at, state_bytes
+from nanodnt.settings import TrainConfig
+from nanodnt.tables import table
+
+
+def describe_size(model: GPT, vocabulary: str = "") -> list:
+    """Two lines: the model's sizes, and its vocabulary, followed by the remark `vocabulary`."""
+    c = model.config
+    heads = f"{c.n_head} heads of {c.head_dim}" + (f", {c.n_kv_head} for k and v" if c.n_kv_head else "")
+    return [
+        f"{c.n_layer} blocks, {c.n_embd} wide, {heads}, FFN {c.hidden}, context {c.block_size}",
+        f"vocabulary {c.vocab_size}, padded to {c.padded_vocab_size}{vocabulary}",
+    ]
+
+
+def describe_parameters(model: GPT) -> list:
+    """A table: tensors, parameters and their share, by role."""
+    roles, rows, total = model.roles(), [("role", "tensors", "parameters", "share")], model.num_params()
+    for role in ROLES:
+        sizes = [p.numel() for name, p in model.named_parameters() if roles[name] == role]
+        if sizes:
+            rows.append((role, str(len(sizes)), f"{sum(sizes):,}", f"{sum(sizes) / total:.3%}"))
+    return table([*rows, ("all", str(len(roles)), f"{total:,}", "")])
+
+
+def describe_flops(model: GPT) -> str:
+    """A line: FLOPs per token, and the shares of blocks, head and attention."""
+    c, total = model.config, model.flops_per_token()
+    attention, head = 12 * c.n_layer * c.n_embd * c.block_size, 6 * c.padded_vocab_size * c.n_embd
+    blocks = total - attention - head
+    shares = f"blocks {blocks / total:.0%}, head {head / total:.0%}, attention {attention / total:.0%}"
+    return f"{total / 1e9:.3f} GFLOPs per token, forward and backward ({shares})"
+
+
+def describe_memory(model: GPT) -> list:
+    """A table: fp32 weights, gradients and state under each optimizer with its defaults.
+
+    The state is that of a real optimizer, built on this model, which may be on the meta device."""
+    weights, rows = 4 * model.num_params(), [("optimizer", "weights", "gradients", "state", "state, bytes/parameter")]
+    for name in OPTIMIZERS:
+        config = TrainConfig(optimizer=name)
+        fill_defaults(config)
+        state = state_bytes(model, config)
+        sizes = [f"{size / 1e9:.2f} GB" for size in (weights, weights, state)]
+        rows.append((name, *sizes, f"{state / model.num_params():.2f}"))
+    return table(rows)
+
+
+def describe_rates(optimizer, config: TrainConfig) -> list:
+    """A table: the learning rate of each group (rows) at the updates where its schedule turns (columns)."""
+    end, warmup = config.lr_decay_iters, config.warmup_iters
+    turns = {1, warmup, warmup + 1, (warmup + end) // 2, end, config.max_iters}
+    if config.schedule == "wsd":
+        turns |= {end - config.wsd_decay_iters, end - config.wsd_decay_iters // 2}
+    turns = sorted(t for t in turns if 1 <= t <= max(config.max_iters, 1))
+    rows = [("LR at update", *map(str, turns))]
+    for group in optimizer.param_groups:
+        rows.append((group["label"], *(f"{lr_at(t - 1, config, group):.3g}" for t in turns)))
+    return table(rows)
+
+
+def draw_rates(optimizer, config: TrainConfig, path: Path) -> None:
+    """Draw the learning rate of each group over all steps into the PNG file `path`. Groups with the same rates share
+    a line. ValueError without matplotlib."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise ValueError("--plot needs matplotlib: pip install matplotlib") from None
+    updates = sorted({1 + i * (config.max_iters - 1) // 1000 for i in range(1001)})
+    lines = {}
+    for group in optimizer.param_groups:
+        lines.setdefault(tuple(lr_at(t - 1, config, group) for t in updates), []).append(group["label"])
+    figure, axis = plt.subplots(figsize=(7.6, 4), dpi=160)
+    for rates, labels in sorted(lines.items(), key=lambda line: -max(line[0])):
+        axis.plot(updates, rates, label=", ".join(labels), linewidth=1.4)
+    axis.set(xlabel="update", ylabel="learning rate", title=f"{config.optimizer}, {config.schedule}")
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, lambda f: figure.savefig(f, format="png"))
+    plt.close(figure)

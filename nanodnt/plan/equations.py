@@ -1,0 +1,154 @@
+"""The network as equations, in text. Everything is read from the model that was built, nothing from its flags."""
+
+import re
+from itertools import groupby
+
+import torch
+
+from layers.linear import Linear, SigmaReparam
+from layers.slot import Slot
+from model import GPT, GPTConfig
+
+NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
+LEGEND = {  # symbol: its meaning; {} = its initial values
+    "γ": "learned vector, {} at first",
+    "λ": "learned vector, {} at first",
+    "ω": "learned vector, set by a profiling forward when training starts (Admin)",
+    "β·û": "learned magnitude β, {} at first; û = a/rms(a), a learned direction, all ones at first",
+    "exp(β)·û": "learned log-magnitude, exp(β) = {} at first; û = a/rms(a), a learned direction, all ones at first",
+    "s": "learned scalar, {} at first",
+    "b": "learned bias, {} at first",
+    "α": "learned scalar of DyT, {} at first",
+    "g": "learned scalar of σReparam, σ(W) at first; σ(W) = W's largest singular value, estimated",
+}
+CONSTANT = r"«([^»]*)»"  # equations mark their constants, so that blocks can be compared without them
+
+
+def symbol(slot: Slot) -> str | None:
+    """The symbol of the slot's gain, or None if it has no gain."""
+    if slot.direction is not None:
+        return "exp(β)·û" if slot.param == "expmagdir" else "β·û"
+    if slot.gain is None:
+        return None
+    return "s" if slot.param_roles["gain"] == "scalar" else "γ" if slot.init_gain == 1 else "λ"
+
+
+def equation(slot: Slot, x: str, is_sum: bool = False) -> str:
+    """The slot applied to `x`, as text. Every constant is marked, «0.7071», also those that are 1."""
+    x = x if is_sum else f"«{slot.const_in:.4g}»{x}"
+    if slot.norm == "dyt":
+        alpha = "α" if isinstance(slot.alpha, torch.nn.Parameter) else f"{slot.alpha:.4g}"
+        squash = "" if slot.squash == "identity" else slot.squash
+        x = f"{squash}({alpha} ({x}))" if is_sum else f"{squash}({alpha} {x})"
+    elif slot.norm != "none":
+        x = NORMS[slot.norm] + (f"[{slot.groups} groups]" if slot.groups > 1 else "") + f"({x})"
+    elif is_sum:
+        x = f"({x})"
+    if symbol(slot):
+        x = f"{symbol(slot)}·{x}"
+    if slot.bias is not None:
+        x = f"({x} + b)"
+    return f"«{slot.const:.4g}»{x}"
+
+
+def linear_equation(linear: Linear, name: str, x: str) -> str:
+    """out( W pre(x) + b ) as text; `name` is the matrix's symbol."""
+    y = (f"g·{name}/σ({name})" if isinstance(linear, SigmaReparam) else name) + f" {equation(linear.pre, x)}"
+    return equation(linear.out, y + " + b" * (linear.bias is not None), is_sum=linear.bias is not None)
+
+
+def block_equations(config: GPTConfig, block) -> list:
+    """The lines of one block, constants still marked."""
+    head, mlp = block.attn.f, block.mlp.f
+    rotated = (" per head" if config.qk_norm else "") + (", rotated (RoPE)" if config.pos == "rope" else "")
+    q = equation(head.q_norm, linear_equation(head.q, "Wq", "u")) + rotated
+    k = equation(head.k_norm, linear_equation(head.k, "Wk", "u")) + rotated
+    v = linear_equation(head.v, "Wv", "u")
+    scores = f"(softmax(q kᵀ/√{config.head_dim} + causal mask) v)"
+    up = linear_equation(mlp.up, "Wup", "u")
+    if mlp.gate is None:
+        hidden = f"{config.mlp}({up})"
+    else:
+        hidden = f"(silu({linear_equation(mlp.gate, 'Wgate', 'u')}) ⊙ {up})"
+    inside = {
+        "attention": [f"q = {q}", f"k = {k}", f"v = {v}", linear_equation(head.o, "Wo", scores)],
+        "ffn": [linear_equation(mlp.down, "Wdown", hidden)],
+    }
+    lines = []
+    for residual, (name, steps) in zip((block.attn, block.mlp), inside.items(), strict=True):
+        branch = equation(residual.mid, f"{name}({equation(residual.pre, 'x')})")
+        total = equation(residual.post, f"{equation(residual.skip, 'x').replace('γ', 'ω')} + {branch}", is_sum=True)
+        lines += [f"x ← {total}", *(f"    {step}" for step in steps[:-1]), f"    {name}(u) = {steps[-1]}"]
+    return lines
+
+
+def simplify(line: str) -> str:
+    """Leave out constants that are 1, and parentheses around the whole right side."""
+    line = re.sub(CONSTANT, lambda m: "" if m[1] == "1" else f"{m[1]}·", line)
+    line = re.sub(r"\(\(([^()]*)\)\)", r"(\1)", line)
+    return re.sub(r"^(x ← )\((.*)\)$", r"\1\2", line)
+
+
+def describe_blocks(config: GPTConfig, blocks) -> list:
+    """Lines for all blocks. Neighbours that differ only in constants are written once, with the constants listed."""
+    lines, numbered = [], [(i + 1, block_equations(config, block)) for i, block in enumerate(blocks)]
+    for _, group in groupby(numbered, key=lambda pair: [re.sub(CONSTANT, "«»", line) for line in pair[1]]):
+        numbers, versions = zip(*group, strict=True)
+        lines.append(f"block {numbers[0]}:" if len(numbers) == 1 else f"blocks {numbers[0]} to {numbers[-1]}:")
+        names = {}  # of constants that change from block to block: values → name
+        for same_line in zip(*versions, strict=True):
+            columns = list(zip(*(re.findall(CONSTANT, line) for line in same_line), strict=True))
+            for values in columns:
+                if len(set(values)) > 1:
+                    names.setdefault(values, f"c{len(names) + 1}")
+            constants = iter([names.get(values, values[0]) for values in columns])
+            lines.append("    " + simplify(re.sub(CONSTANT, lambda _, c=constants: f"«{next(c)}»", same_line[0])))
+        lines += [f"    {name} = {', '.join(values)}, block by block" for values, name in names.items()]
+    return lines
+
+
+def describe_network(model: GPT) -> list:
+    """The network from token ids to logits, one equation a line; then its symbols and its initial weights."""
+    x = "wte[token]" + (" + wpe[position]" if model.wpe is not None else "")
+    for slot in (model.embed_scale, model.input_norm):
+        if slot.norm != "none" or slot.gain is not None:
+            x = equation(slot, x, is_sum=" + " in x)
+    head = "Wte" if model.head is None else "Whead"
+    lines = [f"x ← {simplify(x)}", *describe_blocks(model.config, model.blocks)]
+    lines.append(simplify(f"logits = {head} {equation(model.final_norm, 'x')}"))
+    return [*lines, *describe_symbols(model), *describe_init(model)]
+
+
+def number_range(numbers) -> str:
+    """Numbers as text: the only one, or "smallest to largest"."""
+    numbers = sorted(set(numbers), key=float)
+    return " to ".join(f"{x:.4g}" for x in (numbers[0], numbers[-1])[: len(numbers)])
+
+
+def describe_symbols(model: GPT) -> list:
+    """A line for each kind of learned gain, scalar and bias, with its initial values."""
+    initial, admin = {}, [r.skip for block in model.blocks for r in (block.attn, block.mlp) if r.skip.gain is not None]
+    for module in model.modules():
+        if isinstance(module, Slot):
+            name = "ω" if any(module is slot for slot in admin) else symbol(module)
+            initial.setdefault(name, []).append(module.init_gain)
+            if isinstance(module.alpha, torch.nn.Parameter):
+                initial.setdefault("α", []).append(module.init_alpha)
+        if getattr(module, "bias", None) is not None:
+            initial.setdefault("b", []).append(0)
+        if isinstance(module, SigmaReparam):
+            initial.setdefault("g", []).append(1)
+    return [f"{name}: {text.format(number_range(initial[name]))}" for name, text in LEGEND.items() if name in initial]
+
+
+def describe_init(model: GPT) -> list:
+    """A line on the initial values of the matrices."""
+    factors, parts = {}, {}  # part of a block: its factors; factors as text: parts
+    for name, module in model.named_modules():
+        if isinstance(module, Linear) and module.init_scale != 1:
+            factors.setdefault(name.split(".")[-1], []).append(module.init_scale)
+    for part, scales in factors.items():
+        parts.setdefault(number_range(scales), []).append(part)
+    c = model.config
+    kind = f"N(0, {c.init_std:g}²)" if c.init == "normal" else f"Xavier normal, embeddings N(0, {c.init_std:g}²)"
+    return [f"initial weights: {kind}" + "".join(f"; W{', W'.join(p)} times {scale}" for scale, p in parts.items())]

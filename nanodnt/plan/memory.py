@@ -1,0 +1,183 @@
+"""Bytes that a training step needs, counted and not estimated by formula.
+
+The training step of nanodnt/engine.py runs on the meta device, where tensors have shapes but no contents. Every storage
+is counted from the operator that makes it until it is freed. So any layout, optimizer or loss is counted as it is.
+"""
+
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import NamedTuple
+from weakref import ref
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nanodnt.engine import training_step
+from nanodnt.plan.strategies import Strategy, total_bytes
+
+# Operators that hold a copy of their first argument while they run, which no dispatch mode can see. Of the operators
+# that a training step uses, this is the only one found.
+HIDDEN_COPY = (torch.ops.aten.logsumexp.default,)
+NEXT_PHASE = dict(forward="backward", backward="clip", clip="optimizer")
+
+
+class Memory(TorchDispatchMode):
+    """Counts the bytes of all storages that operators make while this mode is on, until they are freed.
+
+    `now` is their sum; `count_as_gradient` moves a storage from `now` to `gradients`. After each operator a row
+    (phase, gradients, now) is added to `rows`, unless `phase` is None. Storages that existed before, views and changes
+    in place add nothing.
+
+    `dry` is for meta tensors: operators that return nothing (the fused updates of lists of tensors) are skipped, and
+    reading a number gives 0. Neither could run on meta tensors, and neither makes a storage."""
+
+    def __init__(self, dry: bool = True):
+        super().__init__()
+        self.dry, self.storages, self.rows, self.phase = dry, {}, [], "forward"
+        self.now = self.gradients = self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        for tensor in tree_leaves((args, kwargs)):
+            self.register(tensor, is_new=False)
+        if self.dry and (not func._schema.returns or func is torch.ops.aten._local_scalar_dense.default):
+            return 0.0 if func._schema.returns else None
+        result = func(*args, **kwargs)
+        for tensor in tree_leaves(result):
+            self.register(tensor, is_new=True)
+        hidden = total_bytes(args[:1]) if func in HIDDEN_COPY else 0
+        self.peak = max(self.peak, self.now + hidden)
+        if self.phase:
+            self.rows.append((self.phase, self.gradients, self.now + hidden))
+        return result
+
+    def register(self, tensor, is_new: bool) -> None:
+        """Note a tensor's storage when it is first seen. It counts only if an operator has just made it."""
+        if not isinstance(tensor, torch.Tensor):
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.storages:
+            size = storage.nbytes() if is_new else 0
+            self.storages[key] = ref(storage, partial(self.forget, key)), size
+            self.now += size
+
+    def forget(self, key, _) -> None:
+        """Stop counting a storage that was freed."""
+        self.now -= self.storages.pop(key)[1]
+
+    def count_as_gradient(self, p) -> None:
+        """Count the storage of p.grad among the gradients from here on."""
+        key = p.grad.untyped_storage()._cdata
+        reference, size = self.storages[key]
+        self.storages[key] = reference, 0
+        self.now, self.gradients = self.now - size, self.gradients + size
+
+
+@contextmanager
+def fused_attention():
+    """Replace attention by the operator of a fused kernel. Like the kernels of GPUs it keeps q, k, v, the result and
+    one fp32 number a row; on meta tensors torch would take the plain formula and keep all scores."""
+    plain = F.scaled_dot_product_attention
+
+    def fused(q, k, v, dropout_p, is_causal, enable_gqa):
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout_p, is_causal)[0]
+
+    F.scaled_dot_product_attention = fused  # not a mode: modes are off while checkpointing computes a block again
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = plain
+
+
+def make_tokens(model, micro: int) -> torch.Tensor:
+    """A micro batch of token ids (micro, T), all zero, on the model's device."""
+    return torch.zeros(micro, model.config.block_size, dtype=torch.long, device=model.wte.weight.device)
+
+
+def trace(model, optimizer, config, micro: int, accumulation: int = 1) -> Memory:
+    """Run one training step and count it. Its phases are forward, backward, clip, optimizer. The loss has none, so it
+    leaves no rows: `loss_bytes` counts it."""
+    memory, x, compute_loss = Memory(dry=model.wte.weight.is_meta), make_tokens(model, micro * accumulation), model.loss
+
+    def enter_next_phase(phase):
+        memory.phase = NEXT_PHASE.get(phase)
+
+    def loss_without_rows(*args):
+        memory.phase = None
+        return compute_loss(*args)
+
+    hooks = [p.register_post_accumulate_grad_hook(memory.count_as_gradient) for p in model.parameters()]
+    model.loss = loss_without_rows
+    try:
+        with fused_attention(), memory:
+            scaler = torch.amp.GradScaler("cpu", enabled=False)
+            training_step(model, model, optimizer, scaler, x, x, micro, config, enter_next_phase)
+    finally:
+        del model.loss
+        optimizer.zero_grad(set_to_none=True)
+        for hook in hooks:
+            hook.remove()
+    return memory
+
+
+def loss_bytes(model, micro: int) -> int:
+    """Peak bytes of the loss of a micro batch, besides the residual stream that it is given."""
+    weight = model.wte.weight
+    x = torch.empty(micro, model.config.block_size, weight.shape[1], device=weight.device, requires_grad=True)
+    with Memory(dry=weight.is_meta) as memory:
+        model.loss(x, make_tokens(model, micro))
+    return memory.peak
+
+
+class Peak(NamedTuple):
+    """Bytes that one process holds at the moment when it holds the most."""
+
+    phase: str
+    weights: float
+    gradients: float
+    state: float
+    extra: float  # Strategy.extra of the phase
+    kept: float  # for the backward pass
+    rest: float  # everything else
+
+    @property
+    def total(self) -> float:
+        return sum(self[1:])
+
+
+class Timeline:
+    """Bytes of a training step, operator by operator, for any micro batch.
+
+    All bytes are linear in the micro batch, so steps of 2 and 3 sequences determine the rest (a single sequence would
+    take shortcuts). The exception is the loss, which works on chunks of tokens and is counted for each micro batch."""
+
+    def __init__(self, model, optimizer, config, checkpointing: bool):
+        self.model, model.checkpointing = model, checkpointing
+        two, three = (trace(model, optimizer, config, micro).rows for micro in (2, 3))
+        phases, gradients, other = zip(*two, strict=True)
+        self.before_loss, other = phases.index("backward") - 1, np.array(other, float)
+        self.phases, self.phase = np.unique([*phases, "loss", "reduction"], return_inverse=True)
+        self.gradients = np.array([*gradients, 0, max(gradients)]) / max(gradients)  # the share that exists by then
+        self.slope = np.array([row[-1] for row in three]) - other
+        self.start = other - 2 * self.slope
+
+    @cache  # noqa: B019
+    def other_bytes(self, micro: int) -> np.ndarray:
+        """Bytes besides weights, gradients and state: after each operator, then in the loss, then at the end."""
+        other = self.start + self.slope * micro
+        return np.append(other, (other[self.before_loss] + loss_bytes(self.model, micro), 0))
+
+    def peak(self, micro: int, accumulates: bool, strategy: Strategy) -> Peak:
+        """The moment when the most is held. `accumulates`: gradients of an earlier micro batch exist from the start."""
+        other = self.other_bytes(micro)
+        extra = np.array([strategy.extra.get(str(phase), 0) for phase in self.phases])[self.phase]
+        share = 1 if accumulates else 0 if strategy.in_buckets else self.gradients
+        gradients = strategy.gradients * share + 0 * other
+        i = (gradients + extra + other).argmax()
+        kept = min(other[self.before_loss], other[i])
+        phase = str(self.phases[self.phase[i]])
+        return Peak(phase, strategy.weights, gradients[i], strategy.state, extra[i], kept, other[i] - kept)

@@ -1,0 +1,157 @@
+"""What a run will need, before it is started: memory on each GPU, the largest micro batch, days, disk.
+
+Marks: [I] our inference or choice.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from nanodnt.engine import prepare_model, split_batch
+from nanodnt.optim import make_optimizer
+from nanodnt.plan.describe import describe_flops
+from nanodnt.plan.memory import Timeline
+from nanodnt.plan.strategies import Strategy, state_tensors, strategies, total_bytes
+from nanodnt.run.environment import Env
+from nanodnt.run.hardware import PEAK_FLOPS
+from nanodnt.tables import table
+
+# GB that tensors can have [I], and the name in PEAK_FLOPS. A GPU has 2 to 6 GB more (an H100 85, in GB of 10⁹ bytes),
+# which CUDA, NCCL, the kernels' workspaces and the allocator's gaps need.
+GPUS = {
+    "h100": (80, "H100"),
+    "h200": (141, "H200"),
+    "h800": (80, "H800"),
+    "gh200": (96, "GH200"),
+    "b200": (180, "B200"),
+    "a100": (80, "A100"),
+    "a100-40": (40, "A100"),
+    "a800": (80, "A800"),
+    "l40s": (46, "L40S"),
+    "4090": (24, "RTX 4090"),
+    "3090": (24, "RTX 3090"),
+    "v100": (32, "V100"),
+    "t4": (15, "T4"),
+}
+NO_BF16 = ("v100", "t4")  # here dtype=auto is fp16
+PARTS = (  # of the memory at its peak, in the order of the fields of Peak
+    "weights",
+    "gradients outside buckets",
+    "optimizer state",
+    "DDP's buckets, FSDP's gathered copies",
+    "kept for the backward",
+    "everything else then",
+)
+NOTES = (
+    "kept for the backward: activations, and the folded and cast weights; with torch.compile less, so an upper bound",
+    "not counted: CUDA, NCCL, workspaces of kernels, gaps between tensors",
+)
+CHECKPOINTS = 4  # on disk at a time: last, prev, best, and the next one while it is written
+
+
+@dataclass
+class PlanConfig:
+    # --- plan: only with --plan ---
+    gpus: int = 1  # GPUs in all, one process each
+    gpu: Literal[tuple(GPUS)] = "h100"  # their kind
+    gpu_mem_gb: float = 0.0  # GB (10⁹ bytes) that tensors can have on one GPU; 0 = by kind
+    mfu: float = 0.4  # model FLOP/s over peak FLOP/s that the run is assumed to reach [I]; train.py logs the real one
+
+    def check(self):
+        """ValueError for values that no machine could have."""
+        if self.gpus < 1:
+            raise ValueError(f"gpus={self.gpus} must be at least 1")
+        if self.gpu_mem_gb < 0:
+            raise ValueError(f"gpu_mem_gb={self.gpu_mem_gb:g} must not be negative (0 = by kind)")
+        if not 0 < self.mfu <= 1:
+            raise ValueError(f"mfu={self.mfu:g} must be above 0 and at most 1")
+
+    @property
+    def bytes(self) -> float:
+        """Bytes that tensors can have on one GPU."""
+        return 1e9 * (self.gpu_mem_gb or GPUS[self.gpu][0])
+
+
+def format_gb(n: float) -> str:
+    """Bytes as GB, without the unit."""
+    return f"{n / 1e9:.2f}"
+
+
+def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limit: float) -> int:
+    """The largest divisor of `share`, the sequences of one process, whose peak is within `limit` bytes; else 1."""
+    valid = [micro for micro in range(share, 0, -1) if share % micro == 0]
+    return next((micro for micro in valid if timeline.peak(micro, micro < share, strategy).total <= limit), 1)
+
+
+def describe_strategies(timelines: dict, choices: list, share: int, config, limit: float) -> list:
+    """A table: the memory of one process at its peak, with the largest micro batch that fits into `limit` bytes.
+
+    `timelines`: {whether with activation checkpointing: Timeline}; `choices`: strategies; `share`: sequences of one
+    process in a step."""
+    given = config.micro_batch_size if config.micro_batch_size and share % config.micro_batch_size == 0 else 0
+    first = ("GB", "micro_batch_size that fits", "accumulation", *PARTS, "peak", "phase of the peak")
+    columns = [first + ((f"peak with micro_batch_size={given}",) if given else ())]
+    for strategy in choices:
+        for checkpointing, timeline in timelines.items():
+            micro = largest_micro_batch(timeline, strategy, share, limit)
+            peak = timeline.peak(micro, micro < share, strategy)
+            column = [strategy.name + ", checkpointing" * checkpointing]
+            column += [str(micro) if peak.total <= limit else "none, 1 shown", str(share // micro)]
+            column += [*map(format_gb, peak[1:]), format_gb(peak.total), peak.phase]
+            if given:
+                column.append(format_gb(timeline.peak(given, given < share, strategy).total))
+            columns.append(column)
+    return table(list(zip(*columns, strict=True)))
+
+
+def describe_time(model, config, plan: PlanConfig, dtype) -> list:
+    """Lines: the work of the run, and its days at the assumed MFU."""
+    tokens = config.batch_size * model.config.block_size
+    flops = tokens * model.flops_per_token()
+    peak = config.peak_flops or (PEAK_FLOPS[GPUS[plan.gpu][1]] if dtype != torch.float32 else 0)
+    work = f"{config.max_iters:,} steps of {config.batch_size} × {model.config.block_size} = {tokens:,} tokens are "
+    work += f"{config.max_iters * tokens / 1e9:.4g}e9 tokens, {config.max_iters * flops:.3g} FLOPs"
+    if not peak:
+        return [work, "days: unknown, because the GPU's fp32 peak is unknown: give it with --peak_flops"]
+    speed = plan.mfu * peak * plan.gpus
+    days = config.max_iters * flops / speed / 86400
+    time = f"{days:.3g} days, {flops / speed:.3g} s a step, {speed / model.flops_per_token():,.0f} tokens/s at an "
+    time += f"assumed MFU of {plan.mfu:.0%} of {plan.gpus} × {peak / 1e12:.0f} TFLOP/s; with activation checkpointing "
+    return [work, time + "about 4/3 of the time"]
+
+
+def describe_disk(model, optimizer, config) -> str:
+    """A line: the size of one checkpoint, and of all that are on disk at a time."""
+    one = total_bytes(model.state_dict().values()) + total_bytes(state_tensors(optimizer))
+    kept = config.max_iters // config.keep_every if config.keep_every else 0
+    text = f"a checkpoint: {format_gb(one)} GB, and as much host memory on rank 0 while it is written; on disk up to "
+    text += f"{CHECKPOINTS} " + (f"and {kept} kept ones " if kept else "")
+    return text + f"at a time: {format_gb((CHECKPOINTS + kept) * one)} GB"
+
+
+def describe_plan(model, config, plan: PlanConfig) -> list:
+    """Lines for a model on the meta device. ValueError if the batch cannot be split over the GPUs, or the GPUs into
+    shards."""
+    plan.check()
+    half = torch.float16 if plan.gpu in NO_BF16 else torch.bfloat16
+    dtype = half if config.dtype == "auto" else getattr(torch, config.dtype)
+    prepare_model(model, config, Env(0, 1, torch.device("meta"), dtype, False))
+    optimizer = make_optimizer(model, config)  # after prepare_model, which sets the dtype of Muon's products
+    share = math.prod(split_batch(config.batch_size, 0, plan.gpus))
+    choices = strategies(model, optimizer, config, plan.gpus)
+    if dtype == torch.float16:  # FSDP has no loss scaling
+        choices = choices[:1]
+    timelines = {checkpointing: Timeline(model, optimizer, config, checkpointing) for checkpointing in (False, True)}
+    return [
+        f"{model.num_params():,} parameters, {config.optimizer}, products in {str(dtype).removeprefix('torch.')}",
+        describe_flops(model),
+        *describe_time(model, config, plan, dtype),
+        describe_disk(model, optimizer, config),
+        "",
+        f"memory of one of {plan.gpus} {plan.gpu}, {plan.bytes / 1e9:g} GB each for tensors, not compiled "
+        f"({share} sequences of a step each):",
+        *describe_strategies(timelines, choices, share, config, plan.bytes),
+        *NOTES,
+    ]

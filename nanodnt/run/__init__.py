@@ -1,0 +1,1 @@
+"""What a run needs around its loop: device, processes, compilation, stopping, and the files of the run directory."""

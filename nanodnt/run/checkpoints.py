@@ -1,0 +1,191 @@
+"""Checkpoints: written beside the training, never half, and loaded without running code from them.
+
+A checkpoint is a flat dict of tensors and plain values; what it must hold is in CHECKS and in `RunState`.
+"""
+
+import os
+import re
+import warnings
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from layers.sharding import full_tensor
+from nanodnt.checks import is_number, is_optimizer_state, is_plain, is_tensor
+from nanodnt.data import check_tokenizer
+from nanodnt.files import link_file, replace_file, write_file
+from nanodnt.state import RunState
+
+CHECKPOINT_FORMAT = "nanoDNT checkpoint 1"
+
+# In the order in which `load_latest` looks for them: written but not yet renamed when the run was killed, the latest,
+# the one before; then the best by validation loss.
+CHECKPOINT_FILES = ("new.pt", "last.pt", "prev.pt", "best.pt")
+
+# What a checkpoint holds besides the fields of RunState: {key: whether a value read from a file is valid}.
+CHECKS = {
+    "model": lambda v: isinstance(v, dict) and all(is_tensor(t) and t.is_floating_point() for t in v.values()),
+    "optimizer": is_optimizer_state,
+    "scaler": lambda v: isinstance(v, dict) and all(map(is_number, v.values())),
+    "names": lambda v: isinstance(v, list) and all(re.fullmatch(r"best\.pt|step_\d+\.pt", str(name)) for name in v),
+    **dict.fromkeys(("meta", "model_config", "train_config"), lambda v: isinstance(v, dict) and is_plain(v)),
+}
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+def save_checkpoint(out_dir: Path, checkpoint: dict, best: bool, keep: bool = False) -> None:
+    """Write last.pt, keeping the one before as prev.pt. With `best` the same file is best.pt too (a hard link), with
+    `keep` also step_N.pt, which no later save overwrites.
+
+    Checkpoints are never changed in place, so links are safe, and at every moment last.pt is complete. The file is a
+    zip archive with a CRC-32 of each tensor and of the rest, which `load_checkpoint` verifies.
+    ValueError for tensors that are not finite, or a file that cannot be written: last.pt is untouched then."""
+    tensors = dict(checkpoint["model"])
+    for i, state in checkpoint["optimizer"]["state"].items():
+        tensors |= {f"optimizer state {i}.{name}": t for name, t in state.items()}
+    tensors = {name: t for name, t in tensors.items() if torch.is_tensor(t)}
+    finite = torch.stack([t.isfinite().all().cpu() for t in tensors.values()])
+    if not finite.all():
+        name = list(tensors)[int(finite.logical_not().nonzero()[0])]
+        where = f"{name} is not finite at step {checkpoint['step']}"
+        raise ValueError(f"{where}: not saved; earlier checkpoints are intact")
+    names = ["best.pt"] * best + [f"step_{checkpoint['step']}.pt"] * keep
+    checkpoint = {"format": CHECKPOINT_FORMAT, "names": names, **checkpoint}
+    write_file(out_dir / "new.pt", lambda f: torch.save(checkpoint, f))
+    name_checkpoint(out_dir, names)
+
+
+def name_checkpoint(out_dir: Path, names: list) -> None:
+    """Make new.pt the latest checkpoint, known also by `names`. A kill may interrupt this anywhere: the resumed run
+    does it again."""
+    last, new = out_dir / "last.pt", out_dir / "new.pt"
+    if last.exists():
+        link_file(last, out_dir / "prev.pt")
+    for name in names:
+        link_file(new, out_dir / name)
+    replace_file(last, lambda tmp: os.replace(new, last))
+
+
+def snapshot(value, keep: bool = True):
+    """A copy of nested dicts and lists with all tensors as full tensors on the CPU, or None in their place without
+    `keep`.
+
+    Sharded tensors are gathered, so all ranks must call this; only one of them needs to keep the copy."""
+    if isinstance(value, dict):
+        return {key: snapshot(part, keep) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(snapshot(part, keep) for part in value)
+    if not torch.is_tensor(value):
+        return value
+    value = full_tensor(value.detach())
+    return value.to("cpu", copy=True) if keep else None
+
+
+class Saver:
+    """Writes checkpoints in a thread while training continues, one at a time. An error there is raised by the next
+    `check`, `save` or `finish`."""
+
+    def __init__(self, out_dir: Path):
+        self.out_dir, self.pool, self.writing = out_dir, ThreadPoolExecutor(1), None
+
+    def save(self, checkpoint: dict, best: bool, keep: bool) -> None:
+        """Begin `save_checkpoint`. From now on nobody else may change `checkpoint`."""
+        self.finish()
+        self.writing = self.pool.submit(save_checkpoint, self.out_dir, checkpoint, best, keep)
+
+    def check(self) -> None:
+        """Raise the error of a write that has ended; do not wait for one that has not."""
+        if self.writing and self.writing.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is on disk. Raises the error of its write."""
+        writing, self.writing = self.writing, None
+        if writing:
+            writing.result()
+
+    def close(self) -> None:
+        """Wait for the last write, and ignore its error: for a run that is ending with another error."""
+        self.pool.shutdown()
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def fingerprint(out_dir: Path) -> dict:
+    """{name: (inode, time, size)} of the checkpoints in `out_dir`, step_N.pt included; a replaced file has another."""
+    found = {}
+    for path in Path(out_dir).glob("*.pt"):
+        if path.name in CHECKPOINT_FILES or re.fullmatch(r"step_\d+\.pt", path.name):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                found[path.name] = status.st_ino, status.st_mtime_ns, status.st_size
+    return found
+
+
+def load_checkpoint(path) -> dict:
+    """A checkpoint on the CPU, with its "path", loaded without running code from it (`weights_only`). ValueError if it
+    cannot be read, if a checksum does not match, or if a value is missing or not valid.
+
+    The tensors are memory-mapped: processes of one machine share the memory, and copy only what they need."""
+    if not os.path.exists(path):
+        raise ValueError(f"there is no checkpoint {path}")
+    try:
+        verify_archive(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old pickles, which are refused here anyway
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as e:  # a damaged file can raise nearly anything
+        reason = str(e) if str(e).startswith(("checksum", "packed")) else type(e).__name__
+        raise ValueError(f"{path} cannot be read as a checkpoint, it is damaged or foreign ({reason})") from e
+    if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
+        raise ValueError(f"{path} is not a checkpoint of this project ({CHECKPOINT_FORMAT!r} expected)")
+    checkpoint = {"names": []} | RunState.optional() | checkpoint  # checkpoints of earlier versions lack these
+    if wrong := invalid_keys(checkpoint):
+        raise ValueError(f"{path} is damaged: {', '.join(wrong)} missing or of a wrong kind")
+    check_tokenizer(checkpoint["meta"], path)
+    prefix = "_orig_mod."  # left by code that saves a compiled model
+    checkpoint["model"] = {str(name).removeprefix(prefix): p for name, p in checkpoint["model"].items()}
+    return {**checkpoint, "path": Path(path)}
+
+
+def verify_archive(path) -> None:
+    """ValueError unless `path` is a zip archive as torch.save writes it, and all its checksums match."""
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        if len(set(names)) < len(names) or any(record.compress_type for record in archive.infolist()):
+            raise ValueError("packed by another program")  # torch would misread its tensors
+        if record := archive.testzip():
+            raise ValueError(f"checksum of {record}")
+
+
+def invalid_keys(checkpoint: dict) -> list:
+    """The keys whose values are missing or not valid."""
+    wrong = [key for key, is_valid in (CHECKS | RunState.checks()).items() if not is_valid(checkpoint.get(key, ...))]
+    step, row = checkpoint.get("step"), checkpoint.get("pending")
+    if not wrong and (checkpoint["evaluated"] > step or row.get("step", step) != step):
+        wrong = ["evaluated or pending"]
+    return wrong
+
+
+def load_latest(out_dir: Path, say=print) -> dict | None:
+    """The latest checkpoint: last.pt, or new.pt if a kill came before its renaming. If that cannot be read, the one
+    before, with a warning. None where there is no checkpoint; ValueError where none can be read."""
+    found = [out_dir / name for name in CHECKPOINT_FILES[:3] if (out_dir / name).exists()]
+    problems = []
+    for path in found:
+        try:
+            checkpoint = load_checkpoint(path)
+        except ValueError as e:
+            problems.append(str(e))
+            continue
+        if problems:
+            say(f"warning: {problems[0]}; going on from {path}, step {checkpoint['step']}")
+        return checkpoint
+    if problems:
+        raise ValueError("; ".join(problems) + ": nothing to resume from")
+    return None

@@ -1,0 +1,184 @@
+"""This process among all of them: device, precision, and what the processes do together.
+
+Every choice made here is printed with its reason. User mistakes raise ValueError with one clear line.
+"""
+
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+
+@dataclass
+class Env:
+    """This process among all of them, and what it computes on."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    dtype: torch.dtype  # of the matrix multiplications
+    distributed: bool
+    timeout: timedelta | None = None  # a process that has waited this long for another gives up
+    control: object = None  # gloo group for messages between hosts, which do not wait for a GPU
+    parallel: str = "none"  # none, ddp, fsdp: see `choose_parallel`
+    closing: list = field(default_factory=list)  # functions to call before the process group is destroyed
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def print(self, *args) -> None:
+        """Print on rank 0. If stdout is closed (the terminal is gone, or `| head`), the run continues silently."""
+        if self.main:
+            try:
+                print(*args, flush=True)
+            except OSError:
+                sys.stdout = open(os.devnull, "w")  # for the rest of the process
+
+    def agree(self, flag: bool) -> bool:
+        """True on every rank if `flag` is true on any. All ranks must call it."""
+        if not self.distributed:
+            return flag
+        value = torch.tensor(float(flag))
+        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.control)
+        return value.item() > 0
+
+    def same(self, value: int) -> bool:
+        """Whether `value` is the same on every rank. All ranks must call it."""
+        if not self.distributed:
+            return True
+        return self.least(value) == -self.least(-value)
+
+    def least(self, value: int) -> int:
+        """The smallest `value` of all ranks. All ranks must call it."""
+        if not self.distributed:
+            return value
+        value = torch.tensor(value)
+        dist.all_reduce(value, op=dist.ReduceOp.MIN, group=self.control)
+        return value.item()
+
+    def check_same(self, settings: dict) -> None:
+        """ValueError, naming what differs, unless `settings` are the same on every rank. All ranks must call it."""
+        if not self.distributed:
+            return
+        everyone = [None] * self.world_size
+        dist.all_gather_object(everyone, settings, group=self.control)
+        different = [name for name, value in everyone[0].items() if any(s[name] != value for s in everyone)]
+        if different:
+            raise ValueError(f"processes have different {', '.join(different)}: start all of them with one command")
+
+    def synchronize(self) -> None:
+        """Wait until the GPU has finished its work so far."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def pin(self, *arrays) -> tuple:
+        """NumPy arrays as tensors on the host, in pinned memory where the device is a GPU."""
+        tensors = [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays]  # one layout: no recompilation
+        return tuple(t.pin_memory() if self.device.type == "cuda" else t for t in tensors)
+
+    def put(self, *tensors) -> tuple:
+        """Tensors on the device. A copy from pinned memory to a GPU is asynchronous: the GPU waits for it, the host
+        does not."""
+        return tuple(t.to(self.device, non_blocking=self.device.type == "cuda") for t in tensors)
+
+    def sum(self, value: torch.Tensor) -> torch.Tensor:
+        """Sum of `value` over ranks, in place. All ranks must call it."""
+        if self.distributed:
+            dist.all_reduce(value)
+        return value
+
+
+def choose_device(name: str, local_rank: int = 0) -> tuple:
+    """(torch.device, reason) for `auto`, `cpu`, `cuda`, `cuda:N`, `mps`. ValueError where the machine lacks it."""
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    kind, reason = name.split(":")[0], "as asked"
+    if name == "auto":
+        kind = name = "cuda" if cuda else "mps" if mps else "cpu"
+        reason = "auto: found" if name != "cpu" else "auto: no GPU found"
+    if kind not in ("cpu", "cuda", "mps") or (":" in name and not name.removeprefix("cuda:").isdigit()):
+        raise ValueError(f"device={name!r} is unknown: allowed are auto, cpu, cuda, cuda:N, mps")
+    if not {"cpu": True, "cuda": cuda, "mps": mps}[kind]:
+        raise ValueError(f"device={name} was asked for, but this machine has none: use --device=auto or cpu")
+    index = int(name.split(":")[1]) if ":" in name else local_rank
+    if kind == "cuda" and index >= torch.cuda.device_count():
+        raise ValueError(
+            f"process {local_rank} wants cuda:{index}, but there are {torch.cuda.device_count()} GPUs: "
+            "lower --nproc_per_node, or choose another --device"
+        )
+    return torch.device(kind, index) if kind == "cuda" else torch.device(kind), reason
+
+
+def choose_dtype(name: str, device: torch.device) -> tuple:
+    """(torch.dtype, reason) of the matrix multiplications for `auto`, `float32`, `bfloat16`, `float16`.
+
+    auto is bf16 where the hardware has it (emulation does not count), else fp16 with loss scaling on a GPU, else fp32.
+    """
+    if name != "auto":
+        return getattr(torch, name), "as asked"
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.bfloat16, "auto: the GPU has it"
+        return torch.float16, "auto: the GPU has no bf16; losses are scaled"
+    if device.type == "cpu":
+        has = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+        has = has or getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+        return (torch.bfloat16, "auto: the CPU has it") if has else (torch.float32, "auto: the CPU has no bf16")
+    return torch.float32, f"auto on {device.type}"
+
+
+@contextmanager
+def environment(device: str, dtype: str, timeout_s: int):
+    """The Env of this process: device, precision and, under torchrun, the process group.
+
+    The group is destroyed at the end, but not after an exception: see `end_with`."""
+    rank, local_rank, world_size = _env_int("RANK", 0), _env_int("LOCAL_RANK", 0), _env_int("WORLD_SIZE", 1)
+    distributed = "RANK" in os.environ and "MASTER_ADDR" in os.environ
+    chosen, reason = choose_device(device, local_rank)
+    if chosen.type == "cuda":
+        if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+            os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # less memory lost to fragmentation
+        torch.cuda.set_device(chosen)  # before everything else that asks for the current device
+    compute, dtype_reason = choose_dtype(dtype, chosen)
+    env = Env(rank, world_size, chosen, compute, distributed)
+    if chosen.type == "cpu":  # free there, and compiled runs repeat bit by bit (no atomic additions in random order)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        if distributed:
+            _join_processes(env, timeout_s)
+        name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{torch.get_num_threads()} threads"
+        env.print(f"device {chosen} ({name}; {reason}), dtype {str(compute).removeprefix('torch.')} ({dtype_reason})")
+        yield env
+    except BaseException:
+        distributed = False  # other processes may be gone: destroying the group would wait for them
+        raise
+    finally:
+        for close in env.closing:
+            close()
+        if distributed and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _join_processes(env: Env, timeout_s: int) -> None:
+    """Make the process group that torchrun's environment variables describe, and `env.control`."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and _env_int("TORCHELASTIC_MAX_RESTARTS", 0):
+        env.print(
+            "note: after a restart by torchrun the processes may fail to find each other: before torchrun, "
+            "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+        )
+    env.timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group("nccl" if env.device.type == "cuda" else "gloo", timeout=env.timeout)
+    env.control = dist.new_group(backend="gloo", timeout=env.timeout)
+
+
+def _env_int(name: str, default: int) -> int:
+    try:
+        return int(os.environ.get(name, default))
+    except ValueError:
+        raise ValueError(f"{name}={os.environ[name]!r} in the environment is not a number: unset it") from None

@@ -1,0 +1,64 @@
+"""How a command ends: exit codes, and one line on stderr for errors that are not defects of the program."""
+
+import os
+import sys
+import traceback
+
+import torch
+import torch.distributed as dist
+
+from configurator import BROKEN_PIPE, rank_tag
+
+EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError)  # to be given to `report_error`
+
+KEPT = []  # errors, and through their tracebacks all objects that were alive: under torchrun nothing may be freed
+
+
+def report_error(error: BaseException) -> int:
+    """Print a user's mistake, a limit of the machine or an interruption as one line on stderr. Returns the exit code.
+
+    A RuntimeError that is none of these is a defect of the program, and is raised again."""
+    line = " ".join(str(error).split())
+    if rank_tag():
+        KEPT.append(error)
+    if isinstance(error, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        return 130
+    elif isinstance(error, BrokenPipeError):  # the reader of the output has gone, as in `… | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    elif isinstance(error, torch.OutOfMemoryError):
+        line = (
+            f"out of GPU memory: lower --micro_batch_size (accumulation makes up for it) or --num_samples ({line[:99]})"
+        )
+    elif isinstance(error, MemoryError) or "can't allocate memory" in line or "Storage size" in line:
+        line = "out of memory: choose a smaller model or a smaller --micro_batch_size"
+    elif isinstance(error, dist.DistError) or "gloo" in line:  # gloo's own errors are plain RuntimeErrors
+        line = f"lost or never met the other processes ({line[:200]})"
+    elif isinstance(error, RuntimeError):
+        raise error
+    print(f"{rank_tag()}error: {line}", file=sys.stderr)
+    return 1
+
+
+def end_with(main) -> None:
+    """Run `main()` and end the process with its exit code.
+
+    Under torchrun a process with an error exits at once and frees nothing: freeing the process groups would wait for
+    processes that are gone."""
+    code = 1
+    try:
+        code = main()
+    except KeyboardInterrupt as e:
+        code = report_error(e)
+    except SystemExit as e:  # of --help, or a mistake in the flags
+        code = e.code
+    except BaseException:
+        if not rank_tag():
+            raise
+        traceback.print_exc()
+    if code and rank_tag():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -1,0 +1,60 @@
+"""What this machine is and can do: device name, peak FLOP/s, peak memory, attention kernel."""
+
+import platform
+import re
+import sys
+
+import torch
+from torch.nn.attention import SDPBackend
+
+# Dense bf16/fp16 peak FLOP/s (vendors' data sheets) of devices whose name has all these words; first match wins.
+PEAK_FLOPS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200 NVL": 835e12, "H200": 989e12}
+PEAK_FLOPS |= {"H800": 989e12, "GH200": 989e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12}
+PEAK_FLOPS |= {"RTX 4090": 165e12, "RTX 3090": 71e12, "V100": 125e12, "T4": 65e12}
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype, override: float = 0.0) -> float | None:
+    """Peak FLOP/s of one device for MFU: the override, the table, or None where it is not known."""
+    if override:
+        return override
+    if device.type != "cuda" or dtype == torch.float32:
+        return None
+    words = set(re.split(r"[^A-Za-z0-9]+", torch.cuda.get_device_name(device)))
+    return next((peak for key, peak in PEAK_FLOPS.items() if words >= set(key.split())), None)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak memory of this process: allocated on a GPU, or resident on a CPU; 0 where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # not on this platform
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def device_name(device: torch.device) -> str:
+    """The product name of the GPU, or of the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo") as f:
+            return next(line.split(":")[1].strip() for line in f if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def attention_backend(config, env) -> str:
+    """The kernel and dtype that scaled_dot_product_attention uses for a model of this GPTConfig, such as
+    "flash, bfloat16"; kernels are cudnn, flash, efficient, math."""
+    if env.device.type not in ("cpu", "cuda"):
+        return f"torch's choice for {env.device.type}"
+    dtype = env.dtype if env.device.type != "cpu" or config.block_size >= 512 else torch.float32
+    q, k = (
+        torch.empty(1, heads, config.block_size, config.head_dim, dtype=dtype, device=env.device, requires_grad=True)
+        for heads in (config.n_head, config.n_kv_head or config.n_head)
+    )
+    gqa = q.shape != k.shape
+    choice = torch._fused_sdp_choice(q, k, k, dropout_p=config.dropout, is_causal=True, enable_gqa=gqa)
+    return f"{SDPBackend(choice).name.removesuffix('_ATTENTION').lower()}, {str(dtype).removeprefix('torch.')}"

@@ -1,0 +1,208 @@
+"""Measurements inside the network: row["track"] of metrics.jsonl, every `track_interval` steps.
+
+Of the weights after the step, by one forward pass (`probe`):
+
+    stream_var     [L + 1]  variance of the residual stream at the input of block 1 … L and of the final norm
+    branch_var     {"attn", "mlp"}: [L], of the branch outputs as they are added, after the mid slot
+    logit_max      [L]      largest |q·k|/√head_dim over heads and causal pairs, after QK-norm and RoPE
+    alpha inv_std  {slot}   of DyT: α, and 1/std over all elements of the slot's input
+    gain           {slot}   [rms, min, max] of a scale vector as it acts
+
+Of the step itself, over all parameters of a role:
+
+    grad_norm  grad_kurtosis  update_ratio  weight_norm   {role}
+
+Variances are over the channels of a token, mean over tokens. The probe reads the first validation sequences, the same
+each time, in evaluation mode and in the precision of training. grad_norm is before clipping. grad_kurtosis is
+E g⁴ / (E g²)², 3 for a Gaussian. update_ratio is ‖Δw‖/‖w‖ with w before the step. To bound memory it is measured on
+every n-th entry of each parameter, at most SAMPLE of them, so for larger parameters it is an estimate. If the gradient
+of the step is not finite, all of these but weight_norm are None.
+
+Tracking changes no bit of the run and draws no random number.
+"""
+
+import math
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from layers.ops import rotary, rotate, upcast
+from layers.sharding import local_shard, shard_group, shard_rows
+from layers.slot import Slot
+from model import GPT
+
+TOKENS = 4096  # of the probe, at most; but at least one sequence, and not more sequences than a step has
+SAMPLE = 2**16  # entries of a parameter, at most, on which its update is measured
+PIECE = 2**24  # entries of a gradient, and attention logits, that are worked on at once: bounds memory
+
+
+# ---------------------------------------------------------------------------------------------- one forward pass
+
+
+def variance(x):
+    """Variance over the channels of a token, mean over tokens: (..., C) → ()."""
+    return upcast(x).var(-1, correction=0).mean()
+
+
+def largest_logit(q, k):
+    """Largest |q·k|/√head_dim over heads and causal pairs: q (B, H, T, head_dim), k (B, H_kv, T, head_dim) → ()."""
+    B, H, T, head_dim = q.shape
+    q, k, largest = q.unflatten(1, (k.shape[1], -1)), k[:, :, None], q.new_zeros(())
+    rows = max(1, PIECE // (B * H * T))
+    for i in range(0, T, rows):
+        logits = q[..., i : i + rows, :] @ k[..., : i + rows, :].mT
+        largest = torch.maximum(largest, logits.tril_(i).abs_().max())
+    return largest / head_dim**0.5
+
+
+@torch.no_grad()
+def probe(model: GPT, idx: torch.Tensor) -> dict:
+    """stream_var, branch_var, logit_max, alpha, inv_std, gain of one forward pass of idx (B, T): tensors () on the
+    device, for `fetch_numbers`. All processes that share a sharded model must call this."""
+    c, slots = model.config, {name: m for name, m in model.named_modules() if isinstance(m, Slot)}
+    found = dict(stream_var=[], branch_var=dict(attn=[], mlp=[]), logit_max=[], alpha={}, inv_std={}, gain={})
+    rope = rotary(torch.arange(idx.shape[1], device=idx.device), c.head_dim, c.rope_theta) if c.pos == "rope" else None
+    hooks, queries, training = [], [], model.training
+
+    def note_stream_and_gains(prefixes, module, args):  # FSDP has gathered the parameters of this part by now
+        found["stream_var"].append(variance(args[0]))
+        for name, slot in slots.items():
+            gain = slot.gain_vector() if name.startswith(prefixes) else None
+            if gain is not None and gain.numel() > 1:
+                found["gain"][name] = [gain.square().mean().sqrt(), gain.min(), gain.max()]
+
+    def note_dyt(name, slot, args):
+        found["alpha"][name] = slot.alpha[0].clone() if torch.is_tensor(slot.alpha) else slot.alpha
+        found["inv_std"][name] = 1 / upcast(args[0]).std(correction=0)
+
+    def note_branch(branch, mid, args, y):
+        found["branch_var"][branch].append(variance(y))
+
+    def note_logits(attention, k_norm, args, k):
+        q, dtype = queries.pop(), attention.o.compute_dtype or attention.o.weight.dtype
+        pair = (q, k) if rope is None else (rotate(q, rope), rotate(k, rope))
+        found["logit_max"].append(largest_logit(*(upcast(x.to(dtype)) for x in pair)))
+
+    for i, block in enumerate(model.blocks):
+        hooks.append(block.attn.register_forward_pre_hook(partial(note_stream_and_gains, f"blocks.{i}.")))
+        hooks.append(block.attn.f.q_norm.register_forward_hook(lambda q_norm, args, q: queries.append(q)))
+        hooks.append(block.attn.f.k_norm.register_forward_hook(partial(note_logits, block.attn.f)))
+        for branch in ("attn", "mlp"):
+            hooks.append(getattr(block, branch).mid.register_forward_hook(partial(note_branch, branch)))
+    outside = tuple(name for name in slots if not name.startswith("blocks."))
+    hooks.append(model.final_norm.register_forward_pre_hook(partial(note_stream_and_gains, outside)))
+    hooks.append(model.final_norm.register_forward_hook(lambda norm, args, y: y[:, :1]))  # the logits are not needed
+    for name, slot in slots.items():
+        if slot.norm == "dyt":
+            hooks.append(slot.register_forward_pre_hook(partial(note_dyt, name)))
+    try:
+        with torch.compiler.set_stance("force_eager"):  # otherwise FSDP's compiled parts would recompile with the hooks
+            model.eval()(idx)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def fetch_numbers(tree, dtype=torch.float64):
+    """`tree`, nested dicts and lists, with its tensors () as floats of six digits. One transfer fetches all of them, in
+    `dtype`."""
+    tensors = []
+
+    def map_tensors(value, function):
+        if isinstance(value, dict):
+            return {key: map_tensors(part, function) for key, part in value.items()}
+        if isinstance(value, list):
+            return [map_tensors(part, function) for part in value]
+        return function(value) if torch.is_tensor(value) else value
+
+    map_tensors(tree, tensors.append)
+    values = iter(torch.stack([t.to(dtype) for t in tensors]).tolist())
+    return map_tensors(tree, lambda t: float(f"{next(values):.6g}"))
+
+
+# ---------------------------------------------------------------------------------------------------------- the step
+
+
+def power_sums(t, dtype) -> list:
+    """[Σ t², Σ t⁴] in `dtype`. The sums are taken over t / max |t|: fourth powers of small gradients would be 0."""
+    if not t.numel():
+        return [t.new_zeros((), dtype=dtype)] * 2
+    largest = torch.linalg.vector_norm(t, math.inf).clamp(min=torch.finfo(t.dtype).tiny)
+    square = fourth = 0.0
+    for piece in t.flatten().split(PIECE):
+        piece = (piece / largest).square_()
+        square, fourth = square + piece.sum(), fourth + piece.square_().sum()
+    return [square.to(dtype) * largest.to(dtype) ** 2, fourth.to(dtype) * largest.to(dtype) ** 4]
+
+
+def spacing(p) -> int:
+    """n: the sample of p is every n-th entry. n shares no factor with the row length, so all columns are sampled
+    equally often."""
+    n, columns = -(-p.numel() // SAMPLE), p.numel() // len(p)
+    while math.gcd(n, columns) > 1:
+        n += 1
+    return n
+
+
+def sample(p):
+    """A copy of every n-th entry of p, n = `spacing`: those in this process. However p is sharded, they are the same
+    ones in all."""
+    n, start = spacing(p), shard_rows(len(p), shard_group(p)).start * (p.numel() // len(p))
+    return local_shard(p.detach()).flatten()[-start % n :: n].clone()
+
+
+class Tracker:
+    """Makes row["track"] for the steps that are `due`. All processes must call all of its methods."""
+
+    def __init__(self, model: GPT, optimizer, data, config, env):
+        self.model, self.env, self.every, self.clip = model, env, config.track_interval, config.grad_clip
+        self.dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
+        self.roles, self.old = {}, {}  # {role: parameters}, {parameter: its sample before the step}
+        for group in optimizer.param_groups:  # not model.parameters(): FSDP may swap those for gathered ones
+            self.roles.setdefault(group["role"], []).extend(group["params"])
+        counts = [sum(p.numel() for p in params) for params in self.roles.values()]
+        self.counts = torch.tensor(counts, dtype=self.dtype, device=env.device)
+        starts = data.validation(config.eval_tokens)[: min(config.batch_size, max(1, TOKENS // data.block_size))]
+        (self.idx,) = env.put(*env.pin(data.val_batch(starts, len(starts))[0]))
+
+    def due(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def before(self) -> None:
+        """Must be called before a step that is due."""
+        self.old = {p: sample(p) for params in self.roles.values() for p in params}
+
+    def after(self, grad_norm, found_inf) -> dict:
+        """row["track"] of the step just made. Tensors (): the norm of its gradient before clipping, and whether that
+        is not finite. The host waits for the device once."""
+        return fetch_numbers(self.measure_step(grad_norm, found_inf) | probe(self.model, self.idx), self.dtype)
+
+    @torch.no_grad()
+    def measure_step(self, grad_norm, found_inf) -> dict:
+        """{name: {role: tensor ()}} for grad_norm, grad_kurtosis, update_ratio, weight_norm."""
+        sums = torch.stack([torch.stack([self.sums(p) for p in params]).sum(0) for params in self.roles.values()])
+        group = shard_group(next(iter(self.old)))
+        if group:  # under HSDP every copy of the model adds its own
+            sums = self.env.sum(sums) * (dist.get_world_size(group) / self.env.world_size)
+        square, fourth, weight, old, change = sums.unbind(1)
+        valid = torch.where(found_inf, math.nan, 1.0).to(self.dtype)  # NaN, in the row null, for a skipped step
+        clipped = (self.clip / (grad_norm + 1e-6)).clamp(max=1.0) if self.clip else 1.0  # p.grad was scaled by this
+        values = dict(
+            grad_norm=valid * square.sqrt() / clipped,
+            grad_kurtosis=valid * self.counts * fourth / square.square(),
+            update_ratio=valid * (change / old).sqrt(),
+            weight_norm=weight.sqrt(),
+        )
+        self.old = {}
+        return {name: dict(zip(self.roles, by_role.unbind(), strict=True)) for name, by_role in values.items()}
+
+    def sums(self, p):
+        """(5,): Σ g², Σ g⁴, Σ w², and, estimated from the sample, Σ w² before the step and Σ Δw². All are over the rows
+        of p that this process holds."""
+        old, n, gradient = self.old[p], spacing(p), torch.zeros_like(p) if p.grad is None else p.grad
+        weights = (local_shard(p.detach()), 1), (old, n), (sample(p) - old, n)
+        squares = [torch.linalg.vector_norm(w).to(self.dtype).square() * k for w, k in weights]
+        return torch.stack([*power_sums(local_shard(gradient), self.dtype), *squares])

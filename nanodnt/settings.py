@@ -1,0 +1,115 @@
+"""Every knob of a training run, with its meaning: these comments are the text of `python train.py --help`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nanodnt.optim import OPTIMIZERS
+
+
+@dataclass
+class TrainConfig:
+    # --- run ---
+    out_dir: str = "out/run"  # the run directory: config.json, metrics.jsonl, checkpoints, loss.png
+    init_from: str = "scratch"  # scratch, resume, auto (resume if there is something to resume), a checkpoint's path,
+    #   gpt2, gpt2-medium, gpt2-large, gpt2-xl
+    overwrite: bool = False  # let init_from=scratch replace the checkpoints of an earlier run in out_dir
+    seed: int = 1337  # of initialisation, data order and dropout, which have separate generators
+    # --- data ---
+    dataset: str = "pystdlib"  # a folder under data/ (or a path) made by its prepare.py
+    batch_size: int = 480  # sequences per optimizer step, over all devices
+    micro_batch_size: int = 0  # sequences one device holds at a time; 0 = the largest that divides its share, up to 16
+    # --- optimizer ---
+    optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # AdamW; Adam-mini; momentum SGD with decoupled decay (DNT's
+    #   mSGDW); Muon for the matrices of the blocks with AdamW for the rest
+    learning_rate: float | None = None  # peak; None = the optimizer's default: msgdw 1.0, muon with original 0.02,
+    #   the others 6e-4
+    weight_decay: float | None = None  # decoupled, on matrices; None = the default: msgdw 1e-4, muon with original
+    #   0.01, else 0.1
+    decay_emb: bool = True  # decay for embeddings, of tokens (with a tied head: the head too) and positions
+    decay_gains: Literal["none", "all", "input", "output"] = "none"  # scale vectors that get weight decay too: all,
+    #   those followed by a linear map (input: pre norms, final norm; IWD), or the others
+    decay_scalars: bool = False  # decay for learned scalars and biases (DyT's LLaMA code decays them)
+    beta1: float = 0.9  # AdamW, Adam-mini
+    beta2: float = 0.95  # AdamW, Adam-mini
+    momentum: float | None = None  # None = 0.9 for msgdw, 0.95 for muon
+    dampening: float | None = None  # msgdw: the gradient enters the momentum times 1 - dampening; None = 0
+    nesterov: bool | None = None  # None = False for msgdw, True for muon
+    muon_adjust_lr: Literal["original", "match_rms_adamw"] | None = None  # muon: updates times √max(1, rows/columns),
+    #   or times 0.2·√max(rows, columns), as large as AdamW's; None = match_rms_adamw
+    muon_steps: int | None = None  # muon: steps of the Newton-Schulz iteration; None = 5
+    adamw_learning_rate: float | None = None  # muon: peak LR of the rest, on AdamW; None = learning_rate, with
+    #   original 6e-4
+    adamw_weight_decay: float | None = None  # muon: decay of the rest; None = weight_decay, with original 0.1
+    grad_clip: float = 1.0  # limit on the global gradient norm; 0 = off
+    # --- schedule ---
+    max_iters: int = 200_000  # optimizer steps
+    schedule: Literal["cosine", "wsd", "linear", "constant", "dyt"] = "cosine"  # after warm-up; wsd: constant, then a
+    #   decay over the last wsd_decay_iters; dyt: the recipe of DyT's LLaMA runs, with its own warm-up
+    warmup_iters: int = 2000  # steps of warm-up
+    lr_decay_iters: int | None = None  # step at which min_lr is reached; None = max_iters
+    min_lr: float | None = None  # None = learning_rate / 10
+    wsd_decay: Literal["linear", "sqrt", "cosine"] | None = None  # wsd: form of the decay, sqrt is 1 - √; None = linear
+    wsd_decay_iters: int | None = None  # wsd: steps of the decay; None = a fifth of lr_decay_iters
+    # --- blockwise learning rates (arXiv 2502.19002) ---
+    blockwise_lr: bool = False  # LR of a block type = ratio · learning_rate
+    lr_ratio_emb: float | None = None  # token embedding, tied head included; None = the paper's, 10 (adam_mini 4)
+    lr_ratio_qk: float | None = None  # query and key; None = 8 (adam_mini 1)
+    lr_ratio_ffn: float | None = None  # None = 6 (adam_mini 4)
+    lr_ratio_vo: float | None = None  # value and output; None = 4
+    lr_ratio_norm: float | None = None  # norms, and all other scale vectors and scalars; None = 1
+    lr_ratio_head: float | None = None  # untied head; None = 1
+    lr_ratio_pos: float | None = None  # learned positions; None = 1
+    blockwise_start: Literal["start", "warmup_end"] = "start"  # ratios from the first step, or after warm-up
+    blockwise_min_lr: Literal["shared", "proportional"] = "shared"  # all decay to min_lr, or each to ratio · min_lr
+    blockwise_decay: Literal["scaled", "unscaled"] = "scaled"  # LR times decay grows with the ratio, or weight_decay is
+    #   divided by it (exact while the LR is ratio times the base, so not near a shared min_lr)
+    # --- evaluation, logging, checkpoints ---
+    eval_interval: int = 1000  # steps between evaluations, each followed by a checkpoint
+    eval_tokens: int = 1_000_000  # validation tokens read each time, the same every time; 0 = all
+    eval_only: bool = False  # evaluate once and exit
+    log_interval: int = 10  # steps between rows of metrics.jsonl
+    track_interval: int = 100  # steps between rows that also log the stream, attention logits, gradients, updates and
+    #   gains; 0 = off
+    save_interval: int = 0  # steps between further checkpoints; 0 = only after evaluations
+    keep_every: int = 0  # steps between checkpoints that are kept for good, as step_N.pt; 0 = none
+    max_skipped: int = 10  # end the run after this many steps in a row whose gradient is not finite (each is skipped)
+    loss_spike: float = 0.0  # go back to last.pt and skip the batches since, when a logged loss is this many nats
+    #   above the median of the 20 before it; 0 = never
+    max_rollbacks: int = 3  # end the run when that happens more often than this
+    wandb_log: bool = False  # also log to Weights & Biases (WANDB_MODE=offline works)
+    wandb_project: str = "nanodnt"  # its project; the run is named after out_dir
+    # --- system ---
+    device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
+    parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"  # under torchrun: ddp keeps the whole model on every
+    #   device, fsdp (FSDP2) shards weights, gradients and optimizer state; auto: fsdp if these fill most of a GPU
+    fsdp_shard_size: int = 0  # fsdp: number of processes that share one copy of the model, for example those of one
+    #   machine (HSDP); 0 = all
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix multiplications; weights are fp32
+    compile: Literal["auto", True, False] = "auto"  # torch.compile; auto: on a GPU, on a CPU for runs of minutes
+    activation_checkpointing: bool = False  # keep only the residual stream between blocks; the backward pass computes
+    #   the rest again: far less memory for about a third more work
+    loss_chunks: int = 0  # number of parts that the loss takes its tokens in, to bound the memory of the logits; 0 = as
+    #   many as keep them to 1 GiB
+    peak_flops: float = 0.0  # FLOP/s of one device, for MFU; 0 = by device name, or no MFU where it is unknown
+    timeout_s: int = 1800  # seconds after which a process waiting for another gives up
+
+    def check(self):
+        """ValueError for values that no run could mean."""
+        positive = ("batch_size", "eval_interval", "log_interval", "max_skipped", "timeout_s")
+        others = ("max_iters", "micro_batch_size", "eval_tokens", "track_interval", "save_interval", "keep_every")
+        others += ("loss_spike", "max_rollbacks", "fsdp_shard_size", "loss_chunks", "peak_flops", "seed")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in others:
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+        saves = [n for n in ("eval_interval", "save_interval", "keep_every") if getattr(self, n) % self.log_interval]
+        if self.loss_spike and saves:  # else a checkpoint could be saved after a spike that was not yet read
+            raise ValueError(
+                f"loss_spike needs {', '.join(saves)} to be a multiple of log_interval={self.log_interval}"
+            )
+        if not self.out_dir:
+            raise ValueError("out_dir is empty: name a folder")
+        if self.fsdp_shard_size and self.parallel != "fsdp":
+            raise ValueError(f"fsdp_shard_size={self.fsdp_shard_size} needs parallel=fsdp: set that, or leave it out")

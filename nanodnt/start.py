@@ -1,0 +1,182 @@
+"""The start of a run: where model, weights, optimizer state and progress come from, as `init_from` says."""
+
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import torch
+
+from layers import rules
+from model import GPT, GPTConfig
+from nanodnt.data import Dataset, Tokenizer
+from nanodnt.guard import RollBack
+from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
+from nanodnt.run.checkpoints import fingerprint, load_checkpoint, load_latest
+from nanodnt.run.compilation import choose_compile, compile_model
+from nanodnt.run.hardware import attention_backend
+from nanodnt.run.parallel import choose_parallel, shard_model
+from nanodnt.settings import TrainConfig
+from nanodnt.state import RunState
+from nanodnt.weights import empty_model_like, load_weights, model_from_gpt2, profile_admin
+
+GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+WHERE = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth printing
+
+
+def start_model(config, flags: GPTConfig, meta: dict, env) -> tuple:
+    """(empty model, weights or None: to be drawn, checkpoint to resume from or None), as init_from says.
+
+    Prints what it took from where. ValueError where there is nothing to resume, where checkpoints of another run would
+    be overwritten, or where weights, vocabulary and dataset do not fit each other."""
+    out_dir, source = Path(config.out_dir), config.init_from
+    checkpoint = load_latest(out_dir, env.print) if source in ("resume", "auto") else None
+    if checkpoint is None:
+        check_out_dir(config, out_dir)
+    weights = saved_meta = None
+    if checkpoint is None and source in ("scratch", "auto"):
+        model = GPT.empty(flags)
+        if flags.admin:
+            weights = admin_weights(config, flags)
+            env.print("admin: profiled on the first sequences")
+    elif checkpoint is None and source in GPT2:
+        pretrained, saved_meta = model_from_gpt2(source, dropout=flags.dropout), Tokenizer.meta_for("gpt2")
+        model, weights = GPT.empty(pretrained.config), pretrained.state_dict()
+    else:
+        if checkpoint is None and not Path(source).is_file():
+            allowed = ", ".join(("scratch", "resume", "auto", *GPT2))
+            raise ValueError(f"init_from={source!r} is neither a checkpoint file nor one of {allowed}")
+        found = checkpoint or load_checkpoint(Path(source))
+        # the architecture comes from the checkpoint alone; dropout has no parameters and may change
+        model, weights, saved_meta = empty_model_like(found, dropout=flags.dropout), found["model"], found["meta"]
+        print_changes("model of the checkpoint, not of the flags", asdict(flags), asdict(model.config), env)
+        if checkpoint:
+            used = {name: value for name, value in asdict(config).items() if value is not None}
+            print_changes("changed on resume", checkpoint["train_config"], used, env)
+        env.print(f"weights: {out_dir if checkpoint else source}, step {found['step']}")
+    check_vocabulary(config.dataset, meta, saved_meta, model)
+    return model, weights, checkpoint
+
+
+def check_out_dir(config, out_dir: Path) -> None:
+    """ValueError if a run was to be resumed, for there is none, or if a new one would overwrite another's."""
+    if config.init_from == "resume":
+        raise ValueError(
+            f"nothing to resume in {out_dir} (no last.pt or prev.pt): use --init_from=scratch or auto, another "
+            "--out_dir, or --init_from=CHECKPOINT_FILE for a new run from its weights"
+        )
+    earlier = sorted(fingerprint(out_dir))
+    if earlier and not config.overwrite and not config.eval_only:
+        raise ValueError(
+            f"{out_dir} holds checkpoints of an earlier run ({', '.join(earlier[:4])}): continue it with "
+            "--init_from=resume, choose another --out_dir, or replace it with --overwrite=True"
+        )
+
+
+def check_vocabulary(dataset: str, meta: dict, saved_meta: dict | None, model: GPT) -> None:
+    """ValueError unless the dataset's tokens (meta) are those that the model was trained on (saved_meta, if it was)."""
+    different = saved_meta and any(meta.get(k) != saved_meta.get(k) for k in ("tokenizer", "vocab_size", "chars"))
+    if different or meta["vocab_size"] > model.config.vocab_size:
+        trained = f"{saved_meta['tokenizer']}, {saved_meta['vocab_size']}" if different else model.config.vocab_size
+        raise ValueError(
+            f"dataset {dataset!r} ({meta['tokenizer']}, {meta['vocab_size']} tokens) does not fit the model's "
+            f"vocabulary ({trained} tokens): choose another dataset, or start from scratch"
+        )
+
+
+def admin_weights(config, flags: GPTConfig) -> dict:
+    """Fresh weights with Admin's ω set by profiling. On the CPU and the same few sequences everywhere, so that a seed
+    means the same weights."""
+    data = Dataset(config.dataset, flags.block_size, config.seed, verify=False)
+    model = GPT(flags, config.seed)
+    profile_admin(model, torch.from_numpy(data.batch(0, config.batch_size, slice(0, 8))[0]))
+    return model.state_dict()
+
+
+def materialize(model: GPT, weights: dict | None, config, env) -> None:
+    """Give an empty model storage on its device, sharded under fsdp, and fill it with `weights` or from the seed."""
+    fixed = 12 * model.num_params() + state_bytes(model, config)  # fp32 weights, gradients, and DDP's copy of these
+    env.parallel, reason = choose_parallel(config.parallel, env, fixed)
+    env.check_same({"parallel": env.parallel, "dtype": env.dtype, "device": env.device.type})
+    if env.parallel == "fsdp":
+        shard_model(model, config.fsdp_shard_size, env)
+    shards = f", shards of {config.fsdp_shard_size}" if config.fsdp_shard_size else ""
+    env.print(f"parallel {env.parallel} ({reason}), {env.world_size} processes{shards}")
+    model.to_empty(device=env.device)
+    if weights is None:
+        model.init_weights(config.seed)
+    else:
+        load_weights(model, weights)
+
+
+def print_changes(title: str, old: dict, new: dict, env) -> None:
+    """One line with the settings that differ; what older versions did not have counts as its default."""
+    defaults = TrainConfig(optimizer=new.get("optimizer", "adamw"))
+    fill_defaults(defaults)
+    old = {f.name: f.default for f in fields(GPTConfig)} | asdict(defaults) | old
+    changed = [k for k in new if k in old and old[k] != new[k] and k not in WHERE]
+    if changed:
+        env.print(f"{title}: {', '.join(f'{k} {old[k]} → {new[k]}' for k in changed)}")
+
+
+def restore(checkpoint: dict, optimizer, scaler, config, env) -> RunState:
+    """Load the optimizer's and the loss scaler's state from a checkpoint; returns how far the run was.
+
+    ValueError where the state does not fit this optimizer on this model."""
+    used = checkpoint["train_config"].get("optimizer", config.optimizer)
+    if used == config.optimizer:
+        load_optimizer(optimizer, checkpoint["optimizer"], checkpoint["step"])
+        for group in optimizer.param_groups if checkpoint["step"] else ():
+            group["lr"] = lr_at(checkpoint["step"] - 1, config, group)  # if no step follows, this is what is saved
+    else:
+        env.print(f"optimizer {used} → {config.optimizer}: its state starts fresh")
+    if checkpoint["scaler"]:  # empty after a run that needed none
+        scaler.load_state_dict(checkpoint["scaler"])
+    return RunState.of(checkpoint)
+
+
+def roll_back(state: RunState, spike: RollBack, config, env) -> dict:
+    """Let a state just restored skip the batches up to the spike. Returns the row of metrics.jsonl that tells of it."""
+    passed = spike.step - state.step
+    state.shift, state.rollbacks = state.shift + passed, state.rollbacks + 1
+    env.print(
+        f"rolled back to step {state.step}: the loss spiked to {spike.loss:.4f} at step {spike.step}, usual are "
+        f"{spike.usual:.4f}; the {passed} batches between are skipped ({state.rollbacks} of {config.max_rollbacks})"
+    )
+    event = dict(rolled_back_from=spike.step, spike_loss=spike.loss, usual_loss=spike.usual)
+    return {"step": state.step, "tokens": state.tokens, **event, "rollbacks": state.rollbacks}
+
+
+def describe_run(run) -> None:
+    """Print what is about to be trained: groups, parameters, batch, and what should be known."""
+    config, env, model = run.config, run.env, run.raw_model
+    env.print(describe_groups(run.optimizer, model))
+    counted = model.num_params(positions=False)
+    env.print(f"{model.num_params():,} parameters ({counted / 1e6:.1f}M without the position table)")
+    env.print(
+        f"{config.batch_size} × {run.data.block_size} = {run.step_tokens:,} tokens a step = {env.world_size} processes "
+        f"× {run.accumulation} accumulation × {run.micro} sequences; {run.data.windows:,} windows an epoch"
+    )
+    if config.warmup_iters >= config.max_iters and not config.eval_only:
+        env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
+    for note in rules.notes(model.config) + notes(config, model):
+        env.print(f"note: {note}")
+
+
+def compile_run(run) -> None:
+    """Compile the model if that is asked for, or worth it; print which, and why."""
+    config, env, data = run.config, run.env, run.data
+    # by the work of the whole run, not of what is left: a resumed run computes as it did before
+    work = 0 if config.eval_only else run.step_flops * config.max_iters / env.world_size
+    compiled, reason = choose_compile(config.compile, env.device, work)
+    if env.agree(not compiled) and compiled:
+        compiled, reason = False, "auto: another process cannot"
+    env.print(f"compile {compiled} ({reason}), attention {attention_backend(run.raw_model.config, env)}")
+    if compiled:
+        example = env.put(*env.pin(*data.val_batch(data.validation(1), run.micro)))
+        run.model = compile_model(run.raw_model, config, example, env)
+
+
+def warn_of_learning_rate(config, given: dict, env) -> None:
+    """A note where the optimizer is from the command line, but its learning rate from a file for another one."""
+    optimizer, rate = (given.get(name, (None, ""))[1] for name in ("optimizer", "learning_rate"))
+    if optimizer == "command line" and rate not in ("", "command line"):
+        env.print(f"note: learning_rate={config.learning_rate:g} is from {rate}; does it suit this optimizer?")
