@@ -4,8 +4,10 @@ Every residual sub-layer, attention or FFN, of every scheme is one equation,
 
     x ← post( skip(x) + mid( f( pre(x) ) ) )
 
-whose four slots are `Slot`s: y = const · gain · normalise(x), each part optional. `layout` reads the flags and returns
-the slots; `Residual` is the only code that touches the residual stream. A new scheme is a change in `layout`.
+where f is a branch: "attn", the attention, or "mlp", the FFN. The four slots are `Slot`s, y = const · (gain ·
+normalise(x) + bias), each part optional. `layout` reads the flags and returns the slots. `Residual` is the only code in
+a block that changes the residual stream. A new scheme is a change in `layout`.
+
 Inside f every matrix is again y = out( W pre(x) ) with two slots, which `projection` makes. docs/layouts.md has the
 schemes one by one; `python model.py CONFIG` prints what a configuration comes to.
 
@@ -15,7 +17,7 @@ inference or choice, [U] not published where we could read it.
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn as nn
@@ -34,8 +36,6 @@ VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 5030
 # DyT α₀ by width, for LLMs: (the norm before attention; the norm before the FFN and the final norm). Other slots take
 # the second value, and other widths that of the nearest in the table: our choices [I].
 DYT_ALPHA = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
-
-LNS = Literal["off", "norm", "branch", "residual", "input"]
 
 
 @dataclass
@@ -58,7 +58,7 @@ class GPTConfig:
     # --- norms: x ← post( skip(x) + mid( f( pre(x) ) ) ) ---
     norm: Literal["rmsnorm", "layernorm", "dyt", "none"] = "rmsnorm"  # function in every norm slot and the final norm
     norm_eps: float = 1e-6  # inside the root of RMSNorm and LayerNorm
-    norm_groups: int = 1  # statistics over n_embd/norm_groups channels at a time (Group-LN; defined so by us [I])
+    norm_groups: int = 1  # statistics over n_embd/norm_groups channels at a time (Group-LN; our definition [I])
     pre_norm: Literal["both", "attn", "mlp", "none"] = "both"  # branches with a norm on their input
     mid_norm: Literal["none", "both", "attn", "mlp"] = "none"  # branches with a norm on their output, before the sum
     post_norm: Literal["none", "both", "attn", "mlp"] = "none"  # branches with a norm on the residual sum (Post-LN)
@@ -73,7 +73,9 @@ class GPTConfig:
     dyt_bias: bool = False  # DyT's β; the paper's LLaMA code has none, its vision models do
     embed_scale: bool = False  # learned scalar on the embedding sum, √n_embd at first (DyT's language models)
     # --- constants and learned scales on branch and stream ---
-    lns: LNS = "off"  # LNS: 1/ℓ^lns_power on the pre norm's output (norm, the paper's), on the branch output (branch),
+    lns: Literal["off", "norm", "branch", "residual", "input"] = (
+        "off"  # LNS: 1/ℓ^lns_power on the pre norm's output (norm, the paper's), on the branch output (branch),
+    )
     #   on the residual sum (residual), or on the pre norm's input (input)
     lns_power: float = 0.5  # of the block number ℓ, from 1
     lns_branches: Literal["both", "attn", "mlp"] = "both"  # branches that have the factor
@@ -85,11 +87,14 @@ class GPTConfig:
     fixup: bool = False  # Fixup, in place of norms: scalar biases and multipliers, zero-initialised branch ends
     sigma_reparam: bool = False  # σReparam: every matrix in the blocks (no other [I]) is γ W/σ(W), γ a learned scalar
     # --- scale vectors ---
-    gain: Literal["shared", "none", "branch"] = "shared"  # a norm's, none, one each for q, k, v, gate, up (HG)
-    gain_out: Literal["none", "scale", "norm"] = "none"  # on the outputs of q, k, v, gate, up: a scale vector (DP),
-    #   or an RMSNorm with one (DNP): over each head of q and k, over all of v, gate, up [I]; the paper's grouping: [U]
-    gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"  # γ, β·α/rms(α) (OR), or exp(b)·α/rms(α) (ER): our
-    #   formulas for the paper's words [I]; whether ER exponentiates the direction too: [U]
+    gain: Literal["shared", "none", "branch"] = (
+        "shared"  # gains of the pre norms: one per norm, none at all, or one for
+    )
+    #   each of q, k, v, gate, up (the paper's HG)
+    gain_out: Literal["none", "scale", "norm"] = "none"  # after q, k, v, gate, up: a scale vector (the paper's
+    #   DP), or an RMSNorm with one (DNP), over each head of q and k, over all of v, gate, up [I]; its grouping: [U]
+    gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"  # γ, β·α/rms(α) (the paper's OR), or
+    #   exp(b)·α/rms(α) (ER): our formulas for its words [I]; whether ER exponentiates the direction too: [U]
     # --- initialisation ---
     init: Literal["normal", "xavier"] = "normal"  # matrices: N(0, init_std), or Xavier normal; embeddings: normal
     init_std: float = 0.02  # standard deviation of init=normal, and of the embeddings
@@ -112,11 +117,11 @@ class GPTConfig:
         """ValueError, in one line that says what to change, for values that are wrong or contradict each other."""
         rules.check(self)
 
-    def norm_positions(self, block: int, branch: str) -> set:
-        """Which of "pre", "mid", "post" carry a norm in `branch` ("attn" or "mlp") of block ℓ = `block`, from 1."""
+    def norm_positions(self, layer: int, branch: str) -> set:
+        """Which of "pre", "mid", "post" carry a norm in `branch` ("attn" or "mlp") of layer ℓ = `layer`, from 1."""
         if self.norm == "none":
             return set()
-        if block <= self.post_norm_blocks:  # Mix-LN
+        if layer <= self.post_norm_blocks:  # Mix-LN
             return {"post"}
         return {
             position for position in ("pre", "mid", "post") if getattr(self, f"{position}_norm") in ("both", branch)
@@ -126,34 +131,35 @@ class GPTConfig:
 # ----------------------------------------------------------------------------------------------- layout, projection
 
 
-def layout(config: GPTConfig, block: int, branch: str) -> Slots:
-    """The four slots of `branch` ("attn" or "mlp") in block ℓ = `block`, counted from 1: the whole block layout."""
-    c, d, norms = config, config.n_embd, config.norm_positions(block, branch)
-    factor = {position: lns_factor(c, block, branch) if c.lns == position else 1.0 for position in get_args(LNS)}
+def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
+    """The four slots of `branch` ("attn" or "mlp") in layer ℓ = `layer`, counted from 1: the whole block layout."""
+    c, d, norms = config, config.n_embd, config.norm_positions(layer, branch)
 
-    pre = dict(const_in=factor["input"])
-    pre["init" if c.lns_learn else "const"] = factor["norm"]
-    if c.gain == "branch":  # HG: the matrices that follow have the gains
-        pre["gain"] = 0
+    pre = dict(const_in=lns_factor(c, layer, branch, "input"))
+    lns = lns_factor(c, layer, branch, "norm")
+    pre |= dict(init=lns) if c.lns_learn else dict(const=lns)
+    if c.gain == "branch":  # each of the next matrices has its own gain instead: see `projection`
+        pre["n_gain"] = 0
 
     init = {"none": 1.0, "layerscale": layerscale_init(c.n_layer), "skipinit": c.n_layer**-0.5}[c.branch_scale]
-    mid = dict(const=factor["branch"], init=init if c.branch_scale_init is None else c.branch_scale_init)
-    if c.branch_scale == "layerscale":  # beside a mid norm: that norm's gain
-        mid["gain"] = d
-    elif c.branch_scale == "skipinit" or c.fixup:  # beside a mid norm: instead of that norm's gain [I]
-        mid |= dict(gain=1, role="scalar")
+    mid = dict(init=init if c.branch_scale_init is None else c.branch_scale_init)
+    mid["const"] = lns_factor(c, layer, branch, "branch")
+    if c.branch_scale == "layerscale":  # if there is a mid norm, LayerScale is its gain
+        mid["n_gain"] = d
+    elif c.branch_scale == "skipinit" or c.fixup:  # if there is a mid norm, this scalar replaces its gain [I]
+        mid |= dict(n_gain=1, role="scalar")
     if c.fixup:
-        mid["bias"] = 1
+        mid["n_bias"] = 1
 
-    post = dict(const=factor["residual"])
-    if block == c.n_layer and branch == "mlp":  # only the head follows, so this is the final norm's gain, not folded
-        post |= dict(role="gain_in", fold=False)
+    post = dict(const=lns_factor(c, layer, branch, "residual"))
+    if layer == c.n_layer and branch == "mlp":  # this is the final norm: its gain decays like one (gain_in), but the
+        post |= dict(role="gain_in", fold=False)  # next matrix is not in this block, so nothing is folded into it
 
-    skip = dict(const=(2 * c.n_layer) ** 0.25 if c.deepnorm else 1.0, gain=d if c.admin else 0)
+    skip = dict(const=(2 * c.n_layer) ** 0.25 if c.deepnorm else 1.0, n_gain=d if c.admin else 0)
     return Slots(
-        pre=norm_slot(c, "gain_in", branch, **pre) if "pre" in norms else Slot(bias=int(c.fixup)),
+        pre=norm_slot(c, "gain_in", branch, **pre) if "pre" in norms else Slot(n_bias=int(c.fixup)),
         mid=norm_slot(c, **mid) if "mid" in norms else Slot(param=c.gain_param, **mid),
-        post=norm_slot(c, **post) if "post" in norms else Slot(const=factor["residual"]),
+        post=norm_slot(c, **post) if "post" in norms else Slot(const=post["const"]),
         skip=Slot(**skip),
     )
 
@@ -166,8 +172,8 @@ def norm_slot(config: GPTConfig, role: str = "gain_out", branch: str = "", **cha
     kind = "attn" if branch == "attn" else "other"
     alpha = getattr(c, f"dyt_alpha_{kind}")
     bias = {"layernorm": c.bias, "dyt": c.dyt_bias}.get(c.norm, False)
-    gain = c.n_embd if c.norm != "none" and c.gain != "none" else 0
-    parts = dict(gain=gain, role=role, param=c.gain_param, bias=c.n_embd * bias, fold=role == "gain_in")
+    n_gain = c.n_embd if c.norm != "none" and c.gain != "none" else 0
+    parts = dict(n_gain=n_gain, role=role, param=c.gain_param, n_bias=c.n_embd * bias, fold=role == "gain_in")
     parts |= dict(eps=c.norm_eps, groups=c.norm_groups, squash=c.dyt_squash, learn_alpha=c.dyt_learn_alpha)
     return Slot(c.norm, **parts | {"alpha": table[kind] if alpha is None else alpha} | changes)
 
@@ -176,13 +182,14 @@ def qk_slot(config: GPTConfig) -> Slot:
     """QK-norm: RMSNorm over the channels of a head, one gain for all heads (DNT eq. 10). Without qk_norm: empty."""
     if not config.qk_norm:
         return Slot()
-    gain = config.head_dim if config.gain != "none" else 0
-    return Slot("rmsnorm", gain=gain, param=config.gain_param, eps=config.norm_eps)
+    n_gain = config.head_dim if config.gain != "none" else 0
+    return Slot("rmsnorm", n_gain=n_gain, param=config.gain_param, eps=config.norm_eps)
 
 
-def lns_factor(config: GPTConfig, block: int, branch: str) -> float:
-    """LNS's 1/ℓ^power in block ℓ = `block`, whichever position it has."""
-    return block**-config.lns_power if config.lns_branches in ("both", branch) else 1.0
+def lns_factor(config: GPTConfig, layer: int, branch: str, place: str) -> float:
+    """1/ℓ^lns_power, ℓ = `layer`, if lns is at this `place` and acts on this branch; else 1."""
+    applies = config.lns == place and config.lns_branches in ("both", branch)
+    return layer**-config.lns_power if applies else 1.0
 
 
 def layerscale_init(n_layer: int) -> float:
@@ -190,61 +197,64 @@ def layerscale_init(n_layer: int) -> float:
     return 0.1 if n_layer <= 18 else 1e-5 if n_layer <= 24 else 1e-6
 
 
-def projection(config: GPTConfig, block: int, part: str) -> Linear:
-    """Matrix `part` ("q", "k", "v", "o", "gate", "up" or "down") of block ℓ = `block`: its shape, role, slots, init."""
+def projection(config: GPTConfig, layer: int, part: str) -> Linear:
+    """Matrix `part` ("q", "k", "v", "o", "gate", "up" or "down") of layer ℓ = `layer`: its shape, role, slots, init."""
     c, d, kv, hidden = config, config.n_embd, config.head_dim * (config.n_kv_head or config.n_head), config.hidden
     n_in, n_out, role = {
         "q": (d, d, "qk"), "k": (d, kv, "qk"), "v": (d, kv, "vo"), "o": (d, d, "vo"),
         "gate": (d, hidden, "ffn"), "up": (d, hidden, "ffn"), "down": (hidden, d, "ffn"),
     }[part]  # fmt: skip
-    branch, ends_branch = "attn" if part in "qkvo" else "mlp", part in ("o", "down")
-    pre, out = {}, {}
+    branch = "attn" if part in ("q", "k", "v", "o") else "mlp"
+    ends_branch = part in ("o", "down")
+    pre, out = {}, {}  # slots of this matrix
     if not ends_branch:  # HG, DP, DNP
-        if c.gain == "branch" and "pre" in c.norm_positions(block, branch):
-            pre = dict(gain=n_in, role="gain_in", param=c.gain_param, fold=True)
+        if c.gain == "branch" and "pre" in c.norm_positions(layer, branch):
+            pre = dict(n_gain=n_in, role="gain_in", param=c.gain_param, fold=True)
             if c.lns_learn:
-                pre["init"] = lns_factor(c, block, branch)
+                pre["init"] = lns_factor(c, layer, branch, "norm")
         if c.gain_out != "none":
-            out = dict(gain=n_out, param=c.gain_param, fold=c.gain_out == "scale")
+            out = dict(n_gain=n_out, param=c.gain_param, fold=c.gain_out == "scale")
         if c.gain_out == "norm":  # per head for q and k: QK-norm with a gain for each channel; full for the others [I]
             out |= dict(norm="rmsnorm", eps=c.norm_eps, groups=n_out // c.head_dim if part in ("q", "k") else 1)
     if c.fixup and ends_branch:
-        pre = dict(bias=1)
+        pre = dict(n_bias=1)
     if c.fixup and part == ("gate" if c.mlp == "swiglu" else "up"):  # before the activation
-        out["bias"] = 1
+        out["n_bias"] = 1
     matrix = SigmaReparam if c.sigma_reparam else Linear
-    return matrix(n_in, n_out, role, c.bias, init_scale(c, block, part), Slot(**pre), Slot(**out))
+    return matrix(n_in, n_out, role, c.bias, init_scale(c, layer, part), Slot(**pre), Slot(**out))
 
 
-def init_scale(config: GPTConfig, block: int, part: str) -> float:
-    """Factor on the initial std of matrix `part` ("q" … "down") in block ℓ = `block`, from 1."""
-    layers, ends_branch = config.n_layer, part in ("o", "down")
+def init_scale(config: GPTConfig, layer: int, part: str) -> float:
+    """Factor on the initial std of matrix `part` ("q" … "down") in layer ℓ = `layer`, from 1."""
+    L, ends_branch = config.n_layer, part in ("o", "down")
     if config.deepnorm:  # (8L)^-¼ on v, o and the FFN, SwiGLU's gate included [I]
-        return 1.0 if part in ("q", "k") else (8 * layers) ** -0.25
+        return 1.0 if part in ("q", "k") else (8 * L) ** -0.25
     if config.fixup:  # M^(-1/(2m-2)) for M = 2L branches of m matrices, the last zero. m = 2 for v, plain q and k: [I]
         m = 3 if part in ("gate", "up") and config.mlp in ("swiglu", "relu2") else 2  # products count twice [I]
-        return 0.0 if ends_branch else 1.0 if part in ("q", "k") else (2 * layers) ** (-1 / (2 * m - 2))
+        return 0.0 if ends_branch else 1.0 if part in ("q", "k") else (2 * L) ** (-1 / (2 * m - 2))
     if not ends_branch:
         return 1.0
-    return {"gpt2": (2 * layers) ** -0.5, "plain": 1.0, "depth": (2 * block) ** -0.5}[config.residual_init]
+    return {"gpt2": (2 * L) ** -0.5, "plain": 1.0, "depth": (2 * layer) ** -0.5}[config.residual_init]
 
 
 # ---------------------------------------------------------------------------------------------------------- modules
 
 
 class Attention(nn.Module):
-    """Causal multi-head or grouped-query self-attention: (B, T, C) → (B, T, C)."""
+    """Causal multi-head or grouped-query self-attention: (B, T, C) → (B, T, C).
 
-    def __init__(self, config: GPTConfig, block: int):
+    `gain`: what the pre slot leaves to the first matrices, or None."""
+
+    def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
         self.head_dim, self.dropout = config.head_dim, config.dropout
         self.gqa = config.n_kv_head not in (0, config.n_head)
-        self.q, self.k, self.v, self.o = (projection(config, block, part) for part in "qkvo")
+        self.q, self.k, self.v, self.o = (projection(config, layer, part) for part in ("q", "k", "v", "o"))
         self.q_norm, self.k_norm = qk_slot(config), qk_slot(config)
 
-    def forward(self, u, scale=None, rope=None, cache=None):
+    def forward(self, u, gain=None, rope=None, cache=None):
         B, T, C = u.shape
-        q, k, v = fused_linear((self.q, self.k, self.v), u, scale)
+        q, k, v = fused_linear((self.q, self.k, self.v), u, gain)
         q, k, v = (y.view(B, T, -1, self.head_dim).transpose(1, 2) for y in (q, k, v))  # (B, H, T, head_dim)
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
@@ -262,18 +272,18 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """W2 act(W1 u), or with swiglu W2 (silu(Wg u) ⊙ W1 u): (B, T, C) → (B, T, C)."""
+    """W2 act(W1 u), or with swiglu W2 (silu(Wg u) ⊙ W1 u): (B, T, C) → (B, T, C). `gain`: as for Attention."""
 
-    def __init__(self, config: GPTConfig, block: int):
+    def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.gate = projection(config, block, "gate") if config.mlp == "swiglu" else None
-        self.up, self.down = projection(config, block, "up"), projection(config, block, "down")
+        self.gate = projection(config, layer, "gate") if config.mlp == "swiglu" else None
+        self.up, self.down = projection(config, layer, "up"), projection(config, layer, "down")
         self.act = ACTIVATIONS.get(config.mlp)
 
-    def forward(self, u, scale=None):
+    def forward(self, u, gain=None):
         if self.gate is None:
-            return self.down(self.act(self.up(u, scale)))
-        gate, up = fused_linear((self.gate, self.up), u, scale)
+            return self.down(self.act(self.up(u, gain)))
+        gate, up = fused_linear((self.gate, self.up), u, gain)
         return self.down(F.silu(gate) * up)
 
 
@@ -286,17 +296,18 @@ class Residual(nn.Module):
         self.pre, self.mid, self.post, self.skip = slots
 
     def forward(self, x, *args):
-        u, scale = self.pre(x), self.pre.folded()  # a pre norm's gain is multiplied into the matrices of f
-        return self.post(self.skip(x) + self.dropout(self.mid(self.f(u, scale, *args))))
+        u, gain = self.pre(x), self.pre.folded()  # a folding slot leaves its gain to the first matrices of f
+        y = self.mid(self.f(u, gain, *args))
+        return self.post(self.skip(x) + self.dropout(y))
 
 
 class Block(nn.Module):
     """One attention and one FFN sub-layer: (B, T, C) → (B, T, C)."""
 
-    def __init__(self, config: GPTConfig, block: int):
+    def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.attn = Residual(Attention(config, block), layout(config, block, "attn"), config.dropout)
-        self.mlp = Residual(MLP(config, block), layout(config, block, "mlp"), config.dropout)
+        self.attn = Residual(Attention(config, layer), layout(config, layer, "attn"), config.dropout)
+        self.mlp = Residual(MLP(config, layer), layout(config, layer, "mlp"), config.dropout)
 
     def forward(self, x, rope=None, cache=None):
         x = self.attn(x, rope, cache)
@@ -309,7 +320,7 @@ class GPT(nn.Module):
 
     compute_dtype = None  # of the matrix products; None: the parameters' own. See `set_compute_dtype`
     checkpointing = False  # keep only the stream between blocks; the backward pass computes the rest again
-    loss_chunks = 0  # parts that the loss takes its tokens in, to bound memory; 0 = by layers.loss.LOGITS_BYTES
+    loss_chunks = 0  # chunks that the loss splits the tokens into, to bound memory; 0 = by layers.loss.LOGITS_BYTES
 
     def __init__(self, config: GPTConfig, seed: int = 1337):
         """Raises ValueError for a config whose flags are wrong or contradict each other."""
@@ -319,11 +330,11 @@ class GPT(nn.Module):
         d, vocab, L = config.n_embd, config.padded_vocab_size, config.n_layer
         self.wte = Embedding(vocab, d, "emb")
         self.wpe = Embedding(config.block_size, d, "pos") if config.pos == "learned" else None
-        self.embed_scale = Slot(gain=1, role="scalar", init=d**0.5) if config.embed_scale else Slot()
+        self.embed_scale = Slot(n_gain=1, role="scalar", init=d**0.5) if config.embed_scale else Slot()
         self.input_norm = norm_slot(config) if config.input_norm else Slot()
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, block) for block in range(1, L + 1))
-        ends_in_norm = "post" in config.norm_positions(L, "mlp")  # the last post norm is the final norm then
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(1, L + 1))
+        ends_in_norm = "post" in config.norm_positions(L, "mlp")  # Post-LN: the last post norm is the final norm
         self.final_norm = Slot() if ends_in_norm else norm_slot(config, "gain_in")
         # Fixup starts the classifier at zero; a tied one is the embedding and cannot [I]
         self.head = None if config.tie_weights else Linear(d, vocab, "head", init_scale=0.0 if config.fixup else 1.0)
@@ -382,16 +393,17 @@ class GPT(nn.Module):
 
     def logits(self, x):
         """x (B, T, C), the stream after the last block → (B, T, vocab_size), fp32."""
-        weight, scale = (self.head or self.wte).weight, self.final_norm.folded()
-        logits = linear(self.final_norm(x), weight, dtype=self.compute_dtype, columns=scale)
+        weight, gain = (self.head or self.wte).weight, self.final_norm.folded()
+        logits = linear(self.final_norm(x), weight, dtype=self.compute_dtype, columns=gain)
         return upcast(logits[..., : self.config.vocab_size])
 
     def loss(self, x, targets):
         """Mean cross-entropy in nats of targets (B, T), −1 = ignored, under `logits(x)`, which are not kept."""
-        weight, scale = (self.head or self.wte).weight, self.final_norm.folded()
-        weight, dtype = weight if scale is None else weight * scale, self.compute_dtype or weight.dtype
-        x, vocab_size = self.final_norm(x), self.config.vocab_size
-        return linear_cross_entropy(x, weight, targets, dtype, vocab_size, self.loss_chunks)
+        weight, gain = (self.head or self.wte).weight, self.final_norm.folded()
+        if gain is not None:
+            weight = weight * gain
+        dtype, vocab_size = self.compute_dtype or weight.dtype, self.config.vocab_size
+        return linear_cross_entropy(self.final_norm(x), weight, targets, dtype, vocab_size, self.loss_chunks)
 
     def set_compute_dtype(self, dtype: torch.dtype | None) -> "GPT":
         """Multiply matrices in `dtype` (None: the parameters' own); parameters and residual stream stay as they are."""
@@ -418,9 +430,9 @@ class GPT(nn.Module):
             roles[full_name] = role
         return roles
 
-    def module_kinds(self) -> dict:
-        """{parameter name: role of the matrix in the same module (emb, pos, head, qk, vo, ffn), or "norm" without one}.
-        So a bias goes with its matrix, and so does σReparam's γ; all else goes with the norms."""
+    def block_types(self) -> dict:
+        """{parameter name: block type (emb, pos, head, qk, vo, ffn or norm)}. A bias, or σReparam's γ, has the type of
+        its matrix; gains and all else are "norm"."""
         return {
             full_name: getattr(module, "param_roles", {}).get("weight", "norm")
             for full_name, (module, _) in self._owners().items()
@@ -444,7 +456,7 @@ class GPT(nn.Module):
         return 6 * (matrices + c.padded_vocab_size * c.n_embd) + 12 * c.n_layer * c.n_embd * c.block_size
 
 
-if __name__ == "__main__":  # python model.py CONFIG describes the network; what describes it is on the floor above
+if __name__ == "__main__":  # python model.py CONFIG describes the network; the code for that is in nanodnt/plan/
     import runpy
 
     runpy.run_module("nanodnt.plan", run_name="__main__")

@@ -15,7 +15,7 @@ from configurator import configure, describe
 from model import GPT, GPTConfig
 from nanodnt.data import Dataset, Prefetch, load_meta
 from nanodnt.engine import evaluate, prepare_model, seed_step, set_learning_rates, split_batch, training_step
-from nanodnt.guard import RollBack, check_loss, check_skipped
+from nanodnt.guard import RollBack, check_skipped, record_loss
 from nanodnt.optim import Optimizer, fill_defaults, make_optimizer
 from nanodnt.run.checkpoints import Saver, fingerprint, snapshot
 from nanodnt.run.environment import Env, environment
@@ -68,20 +68,20 @@ class Run:
         return (interval > 0 and step % interval == 0) or (at_end and step >= self.config.max_iters)
 
 
-def set_up(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop) -> Run:
+def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -> Run:
     """Model, optimizer, data and progress of a run, new or resumed."""
     meta = load_meta(config.dataset, verify=env.main)
     env.check_same({"contents of the dataset": meta})
-    flags.vocab_size = flags.vocab_size or meta["vocab_size"]
+    model_config.vocab_size = model_config.vocab_size or meta["vocab_size"]
     micro, accumulation = split_batch(config.batch_size, config.micro_batch_size, env.world_size)
-    model, weights, checkpoint = start_model(config, flags, meta, env)
+    model, weights, checkpoint = start_model(config, model_config, meta, env)
     data = Dataset(config.dataset, model.config.block_size, config.seed, verify=False)
     materialize(model, weights, config, env)
     prepare_model(model, config, env)
     optimizer = make_optimizer(model, config)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
     state = restore(checkpoint, optimizer, scaler, config, env) if checkpoint else RunState()
-    if not env.same(state.step):  # all ranks meet here: all have read what rank 0 may now replace
+    if not env.same(state.step):  # also a barrier: all ranks have read the checkpoint, so rank 0 may replace it
         raise ValueError(f"processes found different checkpoints: {config.out_dir} must be a folder that all share")
     saved, path = (state.step, checkpoint["path"]) if checkpoint else (-1, None)
     return Run(config, env, stop, model, model, optimizer, scaler, data, meta, state, micro, accumulation, saved, path)
@@ -97,27 +97,29 @@ def open_records(run: Run, seen: dict, event: dict | None) -> None:
     if env.main:
         configs = {"model": asdict(run.raw_model.config), "train": asdict(config)}
         wandb = (config.wandb_project, state.wandb_id) if config.wandb_log else None
-        # the row of an interrupted evaluation is still to be written, and so is that of a roll-back
-        until = state.step - bool(state.pending), state.rollbacks - bool(event)
+        # rows of metrics.jsonl to keep; a pending row and the row of a roll-back are still to be written
+        last_step = state.step - 1 if state.pending else state.step
+        last_rollback = state.rollbacks - 1 if event else state.rollbacks
         needed_bytes = 8 * run.raw_model.num_params()  # weights and one momentum at least
-        run.log = Metrics(out_dir, run.resumed_from, until, configs, needed_bytes, seen, wandb)
+        run.log = Metrics(out_dir, run.resumed_from, (last_step, last_rollback), configs, needed_bytes, seen, wandb)
         state.wandb_id = run.log.wandb_id
         if event:
             run.log.write(event)
 
 
 def log_step(run: Run, row: dict, result, rates: dict) -> Exception | None:
-    """Put the step just made into `row` and on the console; the trouble that it is in, if any."""
-    reading, seconds = run.meter.read(result, run.state.step)  # the host waits for the device only here
+    """Log the step just made to `row` and the console. Returns the error that ends the run, if there is one."""
+    reading, seconds = run.meter.read(result, run.state.step)  # waits for the device, as few other lines do
     row |= run.meter.row(reading, rates, seconds)
     run.env.print(progress_line(row, run.config.max_iters, seconds))
     stuck = check_skipped(reading, run.state, run.raw_model, run.config, run.env)
-    return check_loss(reading.loss, run.state, run.config) or stuck
+    return record_loss(reading.loss, run.state, run.config) or stuck
 
 
 def evaluate_step(run: Run, row: dict) -> bool:
-    """Put the validation loss into `row`; whether it is the best so far. If the run is stopped meanwhile, the row stays
-    pending: the resumed run evaluates again, and writes all of it."""
+    """Add the validation loss to `row`. Returns whether it is the best so far.
+
+    If the run is stopped meanwhile, the row stays pending: the resumed run evaluates again, and writes it."""
     state, val_loss = run.state, evaluate(run.model, run.data, run.config, run.micro, run.env, run.stop)
     if val_loss is None:
         state.pending = finite(row)
@@ -154,30 +156,29 @@ def train(run: Run, save_first: bool = False) -> int:
 
     while True:
         run.saver.check()  # a write that failed ends the run here
-        row, trouble, is_best = state.open_row(), None, False
-        if result and run.is_due(config.log_interval, at_end=True):
-            trouble = log_step(run, row, result, rates)
-        spiked = isinstance(trouble, RollBack)
+        row, failure, is_best, trained = state.open_row(), None, False, result is not None
+        if trained and run.is_due(config.log_interval, at_end=True):
+            failure = log_step(run, row, result, rates)
+        spiked = isinstance(failure, RollBack)
 
-        evaluating = state.evaluated != state.step and run.is_due(config.eval_interval, at_end=True) and not trouble
-        saving = save_first or run.is_due(config.save_interval) or run.is_due(config.keep_every)
-        saving = saving and run.saved_step != state.step and not spiked
-        tracking = result and tracker and tracker.due(state.step)
-        with run.meter.paused(wait=bool(evaluating or saving or tracking)):
+        evaluating = state.evaluated != state.step and run.is_due(config.eval_interval, at_end=True) and not failure
+        save_due = save_first or run.is_due(config.save_interval) or run.is_due(config.keep_every)
+        may_save = run.saved_step != state.step and not spiked
+        tracking = trained and tracker is not None and tracker.due(state.step)
+        with run.meter.paused(wait=evaluating or (save_due and may_save) or tracking):
             if tracking:
                 row["track"] = tracker.after(result.grad_norm, result.found_inf)
             if evaluating:
                 is_best = evaluate_step(run, row)
-            if env.main and len(row) > 2 and not state.pending:
-                run.log.write(row | ({"failure": str(trouble)} if trouble else {}))
+            if env.main and row.keys() > {"step", "tokens"} and not state.pending:  # there is something to write
+                run.log.write(row | ({"failure": str(failure)} if failure else {}))
             if spiked and state.rollbacks < config.max_rollbacks:
                 break
             stopping = stop.agreed()
-            ending = run.saved_step != state.step and not spiked and (stopping or trouble)
-            if saving or ending or (evaluating and not state.pending):
+            if (may_save and (save_due or stopping or failure)) or (evaluating and not state.pending):
                 save(run, is_best)
                 save_first = False
-        if trouble or stopping or state.step >= config.max_iters:
+        if failure or stopping or state.step >= config.max_iters:
             break
 
         # one optimizer step
@@ -190,20 +191,20 @@ def train(run: Run, save_first: bool = False) -> int:
         run.meter.count(result.found_inf)
         state.advance(run.step_tokens)
 
-    return finish(run, trouble)
+    return finish(run, failure)
 
 
-def finish(run: Run, trouble: Exception | None) -> int:
-    """Bring everything to the disk. Returns the exit code, or raises the trouble that ended the loop."""
+def finish(run: Run, failure: Exception | None) -> int:
+    """Finish all writes. Returns the exit code, or raises the failure that ended the loop."""
     gc.unfreeze()
     run.saver.finish()
-    if isinstance(trouble, RollBack) and run.state.rollbacks < run.config.max_rollbacks:
+    if isinstance(failure, RollBack) and run.state.rollbacks < run.config.max_rollbacks:
         if run.env.main:
             run.log.close()
-        run.env.agree(False)  # all wait for the checkpoint
-        raise trouble
-    if trouble:
-        raise ValueError(str(trouble))
+        run.env.barrier()  # the others wait until rank 0 has written the checkpoint
+        raise failure
+    if failure:
+        raise ValueError(str(failure))
     if run.env.main:
         run.log.close()
         out_dir = Path(run.config.out_dir)
@@ -212,10 +213,10 @@ def finish(run: Run, trouble: Exception | None) -> int:
     return run.stop.exit_code()
 
 
-def run_once(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, spike: RollBack | None) -> int:
+def run_once(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop, spike: RollBack | None) -> int:
     """Set up, then train or only evaluate; the exit code. `spike`: what the run is to be rolled back for."""
     seen = fingerprint(config.out_dir)
-    run = set_up(config, flags, env, stop)
+    run = set_up(config, model_config, env, stop)
     event = roll_back(run.state, spike, config, env) if spike else None
     if event:
         run.saved_step = -1  # the roll-back itself is still to be saved
@@ -231,24 +232,22 @@ def run_once(config: TrainConfig, flags: GPTConfig, env: Env, stop: Stop, spike:
 
 
 def main() -> int:
-    (flags, config), given = configure(GPTConfig, TrainConfig, description=__doc__)
+    (model_config, config), given = configure(GPTConfig, TrainConfig, description=__doc__)
     try:
         with environment(config.device, config.dtype, config.timeout_s) as env, Stop(env) as stop:
-            config.check()  # in here, so that other processes hear of it at once
+            config.check()  # in here, so that torchrun stops the other processes at once
             fill_defaults(config)
-            # paths may be a machine's own; whether the data are the same is checked when they are read
-            env.check_same({**asdict(flags), **asdict(config), "dataset": None, "device": None})
-            env.print(describe(flags, config, given=given))
+            # dataset and device may differ between machines; the contents of the dataset are compared later
+            env.check_same({**asdict(model_config), **asdict(config), "dataset": None, "device": None})
+            env.print(describe(model_config, config, given=given))
             warn_of_learning_rate(config, given, env)
             spike = None
             while True:
                 try:
-                    return run_once(config, flags, env, stop, spike)
+                    return run_once(config, model_config, env, stop, spike)
                 except RollBack as e:
-                    spike, config.init_from = (
-                        e.with_traceback(None),
-                        "resume",
-                    )  # the traceback keeps the old model alive
+                    spike = e.with_traceback(None)  # a traceback would keep the old model alive
+                    config.init_from = "resume"
                 gc.collect()
     except EXPECTED as e:
         return report_error(e)

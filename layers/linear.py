@@ -42,7 +42,7 @@ class Linear(nn.Linear):
     """out( W pre(x) + b ), computed in `compute_dtype` (None: the weight's own); the weight itself stays fp32.
 
     The casts are part of the graph: torch.compile fuses them, which costs less than autocast and loses no accuracy.
-    The gains of `pre` and `out`, and what a norm before this map folds (`scale`), enter the weight in the same pass.
+    The gains of `pre` and `out`, and the `gain` left by a norm before this map, enter the weight in the same pass.
     """
 
     compute_dtype = None
@@ -59,17 +59,17 @@ class Linear(nn.Linear):
         """The matrix W before any gain is folded in."""
         return self.weight
 
-    def factors(self, scale=None) -> tuple:
+    def factors(self, gain=None) -> tuple:
         """Arguments of `fold` and `linear`: weight, bias, dtype, columns, rows."""
         columns = self.pre.folded()
         if columns is None:
-            columns = scale
-        elif scale is not None:
-            columns = columns * scale
+            columns = gain
+        elif gain is not None:
+            columns = columns * gain
         return self.effective_weight(), self.bias, self.compute_dtype, columns, self.out.folded()
 
-    def forward(self, x, scale=None):
-        y = linear(self.pre(x), *self.factors(scale))
+    def forward(self, x, gain=None):
+        y = linear(self.pre(x), *self.factors(gain))
         return self.out(y).to(y.dtype)
 
     def init(self, std: float, generator: torch.Generator):
@@ -78,13 +78,13 @@ class Linear(nn.Linear):
             self.bias.zero_()
 
 
-def fused_linear(matrices, x, scale=None) -> list:
-    """[m(x, scale) for m in matrices] as one product: x (B, T, n_in) is read once, and its gradient is one sum.
+def fused_linear(matrices, x, gain=None) -> list:
+    """[m(x, gain) for m in matrices] as one product: x (B, T, n_in) is read once, and its gradient is one sum.
 
     For matrices whose `pre` slot has no norm and no bias: it holds a gain to fold, or nothing."""
     if x.shape[-2] == 1:  # one token: `linear` multiplies the gains into x, and each matrix may have its own
-        return [m(x, scale) for m in matrices]
-    weights, biases = zip(*(fold(*m.factors(scale)) for m in matrices), strict=True)
+        return [m(x, gain) for m in matrices]
+    weights, biases = zip(*(fold(*m.factors(gain)) for m in matrices), strict=True)
     bias = None if biases[0] is None else torch.cat(biases)
     y = F.linear(x.to(weights[0].dtype), torch.cat(weights), bias)
     parts = y.split([len(w) for w in weights], dim=-1)

@@ -6,29 +6,29 @@ import torch
 
 from layers.ops import upcast
 
-LOGITS_BYTES = 2**30  # of logits that the loss may hold at a time
+LOGITS_BYTES = 2**30  # of the logits of one chunk, counted in the dtype of the product
 
 
 class LinearCrossEntropy(torch.autograd.Function):
     """Sum of the cross-entropy of logits x Wᵀ. The forward pass makes the gradients too: chunk by chunk, tokens become
     logits, their gradient (softmax − 1 at the target), and that gradient's products with W and x. So logits exist for
-    one chunk at a time, in the dtype of the product, and no chunk is computed twice.
+    one chunk at a time (uncompiled in fp32), and no chunk is computed twice.
 
     x (N, C), weight (V, C), targets (N,), −1 = ignored → loss (), in nats, fp32 at least. Only the first `vocab_size`
     rows of the weight count. There is no second derivative: asking for one raises RuntimeError.
     """
 
     @staticmethod
-    def forward(ctx, x, weight, targets, dtype, vocab_size, chunk_rows, training):
+    def forward(ctx, x, weight, targets, dtype, vocab_size, chunk_rows, with_grad):
         w, total, dx = weight.to(dtype), x.new_zeros(()), []
-        dw = torch.zeros_like(weight) if training else None
+        dw = torch.zeros_like(weight) if with_grad else None
         for x_chunk, target in zip(x.to(dtype).split(chunk_rows), targets.split(chunk_rows), strict=True):
             counts, index = (target != -1)[:, None], target.clamp(min=0)[:, None]
             logits = upcast(x_chunk @ w.T)  # (n, V); from here on changed in place, so that there is one copy
             logits[:, vocab_size:].fill_(-math.inf)
             log_sum = logits.logsumexp(-1, keepdim=True)
             total = total + ((log_sum - logits.gather(-1, index)) * counts).sum()
-            if training:
+            if with_grad:
                 grad = logits.sub_(log_sum).exp_()
                 grad = grad.add_(torch.arange(len(w), device=x.device) == index, alpha=-1).mul_(counts).to(dtype)
                 dx.append(grad @ w)
@@ -38,7 +38,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                     dw = dw + grad.T @ x_chunk
                 del grad
             del logits  # before the next chunk's are made
-        if training:
+        if with_grad:
             ctx.save_for_backward(torch.cat(dx), dw)
         return total
 
@@ -53,8 +53,8 @@ class LinearCrossEntropy(torch.autograd.Function):
 def linear_cross_entropy(x, weight, targets, dtype, vocab_size: int, chunks: int = 0) -> torch.Tensor:
     """Mean cross-entropy in nats of logits x Wᵀ, computed in `dtype`, over the targets that are not −1; 0 if none is.
 
-    x (B, T, C), weight (V, C), targets (B, T). `chunks`: number of parts that the tokens are taken in; 0 = as many as
-    keep the logits of one to about LOGITS_BYTES."""
+    x (B, T, C), weight (V, C), targets (B, T). `chunks`: number of chunks that the tokens are split into; 0 = as many
+    as keep the logits of one to about LOGITS_BYTES."""
     n = targets.numel()
     rows = -(-n // (chunks or -(-n * len(weight) * dtype.itemsize // LOGITS_BYTES)))
     rows = rows if rows < 128 else -(-rows // 128) * 128  # matrix units are fastest on whole tiles

@@ -1,6 +1,6 @@
-"""What a GPTConfig refuses, and what is allowed but should be known. A table: one line a rule.
+"""What a GPTConfig refuses, and what is allowed but should be known. A table: one line for each rule.
 
-A fork that adds a flag need not add a rule. Rules are read in order, and each may rely on those before it.
+A new flag does not need a rule. Rules are read in order, and each may rely on those before it.
 """
 
 import math
@@ -8,7 +8,7 @@ from dataclasses import fields
 from itertools import chain
 from typing import Literal, get_args, get_origin, get_type_hints
 
-# More than this is a typing error, and would take minutes to fail for lack of memory.
+# More than this is a typo, and would take minutes to fail for lack of memory.
 MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_size=2**24, n_ff=2**24)
 
 
@@ -56,8 +56,7 @@ def norms(c):
     """The same for norms and where they stand."""
     positions = ("mid_norm", "post_norm", "input_norm", "post_norm_blocks")
     placed = [f"{name}={getattr(c, name)}" for name in positions if getattr(c, name) not in ("none", False, 0)]
-    bare = c.norm == "none"
-    yield bare and placed, f"norm=none contradicts {', '.join(placed)}: leave that out, or choose a norm"
+    yield c.norm == "none" and placed, f"norm=none contradicts {', '.join(placed)}: leave that out, or choose a norm"
     n, groups = c.post_norm_blocks, c.norm_groups
     yield not 0 <= n <= c.n_layer, f"post_norm_blocks={n} must be between 0 and n_layer={c.n_layer}"
     divides = groups >= 1 and c.n_embd % groups == 0
@@ -79,14 +78,22 @@ def norms(c):
 
 def scales(c):
     """The same for constants, learned scales and scale vectors."""
-    bare = [name for name in ("deepnorm", "admin") if getattr(c, name)] + ["gain=branch"] * (c.gain == "branch")
-    bare += [f"lns={c.lns}"] * (c.lns in ("norm", "input"))
-    yield c.norm == "none" and bare, f"{', '.join(bare)}: needs norms to act on, but norm=none: choose a norm"
+    needy = [name for name in ("deepnorm", "admin") if getattr(c, name)]
+    if c.gain == "branch":
+        needy.append("gain=branch")
+    if c.lns in ("norm", "input"):
+        needy.append(f"lns={c.lns}")
+    yield c.norm == "none" and needy, f"{', '.join(needy)}: needs norms to act on, but norm=none: choose a norm"
 
     pre = branches_with_pre_norm(c)
     fewer = f" and post_norm_blocks below n_layer={c.n_layer}" * (c.post_norm_blocks == c.n_layer)
-    homeless = c.lns in ("norm", "input") and not [branch for branch in pre if c.lns_branches in ("both", branch)]
-    yield homeless, f"lns={c.lns} needs a pre norm to act on: set pre_norm=both{fewer}, or lns=branch or residual"
+    without_pre_norm = c.lns in ("norm", "input") and not [
+        branch for branch in pre if c.lns_branches in ("both", branch)
+    ]
+    yield (
+        without_pre_norm,
+        f"lns={c.lns} needs a pre norm to act on: set pre_norm=both{fewer}, or lns=branch or residual",
+    )
     changed = [name for name, v in (("lns_power", 0.5), ("lns_branches", "both")) if getattr(c, name) != v]
     yield c.lns == "off" and changed, f"{', '.join(changed)}: needs lns, for example lns=norm"
     learned = c.lns_learn and (c.lns != "norm" or c.gain == "none")
@@ -97,8 +104,8 @@ def scales(c):
         yield wrong, f"{name} scales the stream before post norms: set post_norm=both (and pre_norm=none)"
     yield c.deepnorm and c.admin, "deepnorm and admin both scale the stream: leave one of them out"
     scale, start = c.branch_scale, c.branch_scale_init
-    alone = scale == "none" and start is not None
-    yield alone, "branch_scale_init needs branch_scale: set branch_scale=layerscale or skipinit"
+    without_scale = scale == "none" and start is not None
+    yield without_scale, "branch_scale_init needs branch_scale: set branch_scale=layerscale or skipinit"
     yield c.fixup and c.norm != "none", f"fixup replaces the norms, but norm={c.norm}: set norm=none"
     why = "it has its own multiplier on the branch, and matrices that start at zero"
     for name, on in (("branch_scale", scale != "none"), ("sigma_reparam", c.sigma_reparam)):
@@ -112,8 +119,8 @@ def scales(c):
     negative = c.gain_param == "expmagdir" and scale == "layerscale" and start is not None and start <= 0
     yield negative, f"gain_param=expmagdir keeps gains positive, but branch_scale_init={start}: choose a positive one"
     vectors = c.norm != "none" or c.qk_norm or c.gain_out != "none" or scale == "layerscale"
-    idle = c.gain_param != "direct" and not vectors
-    yield idle, f"gain_param={c.gain_param} has no scale vector to act on (norm={c.norm}): leave it out"
+    without_vector = c.gain_param != "direct" and not vectors
+    yield without_vector, f"gain_param={c.gain_param} has no scale vector to act on (norm={c.norm}): leave it out"
 
 
 def branches_with_pre_norm(c) -> list:

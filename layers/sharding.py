@@ -11,7 +11,7 @@ def is_sharded(p) -> bool:
 
 @torch.no_grad()
 def assign(p, full):
-    """p ← full, a tensor of p's full shape. Of a sharded p every process keeps its rows; nothing is sent."""
+    """p ← full, a tensor of p's full shape. Every process keeps its rows of a sharded p; nothing is sent."""
     if is_sharded(p):
         from torch.distributed.tensor import distribute_tensor
 
@@ -31,6 +31,7 @@ def full_tensor(p):
 
 def shard_group(p):
     """The process group that p's rows are split over; None where p is not sharded."""
+    # the last dimension of the mesh is the one that shards; under HSDP there is another, of copies
     return p.device_mesh.get_group(p.device_mesh.ndim - 1) if is_sharded(p) else None
 
 

@@ -34,7 +34,7 @@ def merge_groups(x, groups):
 
 
 NORMALISE = {"none": lambda slot, x: x, "rmsnorm": rms_norm, "layernorm": layer_norm, "dyt": dyt}
-SQUASH = {"tanh": lambda x: tanh(x), "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
+SQUASH = {"tanh": tanh, "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
 
 
 def empty_parameter(n: int):
@@ -49,11 +49,12 @@ class Slot(nn.Module):
     broadcast by DDP.
 
     norm      "none", "rmsnorm", "layernorm" (both over `groups` groups of channels), "dyt": squash(αx)
-    gain      number of entries of the gain, 0 = no gain; `init` is its initial value
+    n_gain    number of learned gains: 0 (none), 1 (a scalar) or dim; `init` is their initial value
     role      of the gain: `gain_in` where a linear map follows, else `gain_out`; `scalar` for a single learned factor
     param     how the gain is stored: itself (direct), β·α/rms(α) (magdir) or exp(b)·α/rms(α) (expmagdir); a scalar is
               always direct
-    bias      number of entries of the bias, 0 = no bias
+    n_bias    number of learned biases: 0 (none), 1 or dim
+    const_in  differs from 1 for lns=input only
     fold      leave const and gain to the neighbouring linear map, which takes them from `folded` and multiplies them
               into its weight: that saves a pass over the activations
     """
@@ -62,11 +63,11 @@ class Slot(nn.Module):
         self,
         norm="none",
         *,
-        gain=0,
+        n_gain=0,
         role="gain_out",
         param="direct",
         init=1.0,
-        bias=0,
+        n_bias=0,
         fold=False,
         const=1.0,
         const_in=1.0,
@@ -77,19 +78,21 @@ class Slot(nn.Module):
         learn_alpha=True,
     ):
         super().__init__()
-        self.norm, self.eps, self.groups, self.squash, self.normalise = norm, eps, groups, squash, NORMALISE[norm]
+        self.norm, self.eps, self.groups, self.squash = norm, eps, groups, squash
         self.const, self.const_in, self.init_gain, self.init_alpha = const, const_in, init, alpha
-        self.param = param if gain and role != "scalar" else "direct"
-        self.fold, split = fold and not bias, self.param != "direct"
-        self.gain, self.direction = empty_parameter(0 if split else gain), empty_parameter(gain if split else 0)
-        self.magnitude = empty_parameter(split)
-        self.bias = empty_parameter(bias)
+        self.param = param if n_gain and role != "scalar" else "direct"
+        self.fold = fold and not n_bias
+        split = self.param != "direct"  # the gain is a magnitude times a direction
+        self.gain = empty_parameter(0 if split else n_gain)
+        self.direction = empty_parameter(n_gain if split else 0)
+        self.magnitude = empty_parameter(1 if split else 0)
+        self.bias = empty_parameter(n_bias)
         self.alpha = empty_parameter(1) if norm == "dyt" and learn_alpha else alpha
         self.param_roles = {"gain": role, "magnitude": role, "direction": "gain_dir"}
         self.param_roles |= {"bias": "bias", "alpha": "scalar"}
 
     def forward(self, x):
-        x = self.normalise(self, x if self.const_in == 1.0 else self.const_in * x)
+        x = NORMALISE[self.norm](self, x if self.const_in == 1.0 else self.const_in * x)
         if self.fold:
             return x
         gain = self.gain_vector()

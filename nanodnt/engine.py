@@ -74,10 +74,10 @@ def training_step(
     parameters = [p for p in raw_model.parameters() if p.grad is not None]
     norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in parameters]))
     found_inf = ~norm.isfinite()
-    if config.grad_clip:  # a gradient that is not finite stays as it is: `first_bad_tensor` looks for it
+    if config.grad_clip:  # norm 0 makes the factor 1: a bad gradient stays as it is, for `first_bad_tensor`
         torch.nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, norm.masked_fill(found_inf, 0.0))
     on_phase_end("clip")
-    optimizer.found_inf = found_inf.float()  # then neither parameters nor optimizer state change
+    optimizer.found_inf = found_inf  # such a step is skipped on the device; scaler.step would make the host wait
     optimizer.step()
     scaler.update()
     raw_model.power_iteration()
@@ -114,5 +114,5 @@ def first_bad_tensor(model, env) -> str:
     for name, p in model.named_parameters():
         tensors += [(name, p), (f"the gradient of {name}", p.grad)]
     bad = [i for i, (_, t) in enumerate(tensors) if t is not None and not local_shard(t).isfinite().all()]
-    first = env.least(min(bad, default=len(tensors)))
-    return [*(name for name, _ in tensors), "none any more"][first]
+    first = env.minimum(min(bad, default=len(tensors)))
+    return tensors[first][0] if first < len(tensors) else "none any more"

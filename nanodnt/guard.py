@@ -28,8 +28,8 @@ def check_skipped(reading, state, model, config, env) -> ValueError | None:
     )
 
 
-def check_loss(loss: float, state, config) -> RollBack | None:
-    """A RollBack if `loss` is more than loss_spike above the median of the recent ones, which it then joins."""
+def record_loss(loss: float, state, config) -> RollBack | None:
+    """Add `loss` to the recent ones. Returns a RollBack if it is more than loss_spike above their median."""
     recent = state.recent
     usual = statistics.median(recent) if len(recent) >= RECENT // 4 else math.inf
     if math.isfinite(loss):
@@ -37,7 +37,7 @@ def check_loss(loss: float, state, config) -> RollBack | None:
     if not config.loss_spike or not usual + config.loss_spike < loss < math.inf:
         return None
     message = (
-        f"the loss spiked to {loss:.4f} at step {state.step} (usual are {usual:.4f}), after {state.rollbacks} "
+        f"the loss spiked to {loss:.4f} at step {state.step} (usually {usual:.4f}), after {state.rollbacks} "
         f"roll-backs: resume {config.out_dir} with a lower learning rate, or raise max_rollbacks"
     )
     return RollBack(message, state.step, loss, usual)

@@ -21,16 +21,16 @@ class TrainConfig:
     # --- optimizer ---
     optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # AdamW; Adam-mini; momentum SGD with decoupled decay (DNT's
     #   mSGDW); Muon for the matrices of the blocks with AdamW for the rest
-    learning_rate: float | None = None  # peak; None = the optimizer's default: msgdw 1.0, muon with original 0.02,
-    #   the others 6e-4
-    weight_decay: float | None = None  # decoupled, on matrices; None = the default: msgdw 1e-4, muon with original
-    #   0.01, else 0.1
+    learning_rate: float | None = None  # peak; None = the optimizer's own default: adamw and adam_mini 6e-4, msgdw
+    #   1.0, muon 6e-4 or, with muon_adjust_lr=original, 0.02
+    weight_decay: float | None = None  # decoupled, on matrices; None = the optimizer's own default: adamw and
+    #   adam_mini 0.1, msgdw 1e-4, muon 0.1 or, with original, 0.01
     decay_emb: bool = True  # decay for embeddings, of tokens (with a tied head: the head too) and positions
     decay_gains: Literal["none", "all", "input", "output"] = "none"  # scale vectors that get weight decay too: all,
     #   those followed by a linear map (input: pre norms, final norm; IWD), or the others
     decay_scalars: bool = False  # decay for learned scalars and biases (DyT's LLaMA code decays them)
-    beta1: float = 0.9  # AdamW, Adam-mini
-    beta2: float = 0.95  # AdamW, Adam-mini
+    beta1: float = 0.9  # of running averages like Adam's: not for msgdw, nor for Muon's matrices
+    beta2: float = 0.95  # the same
     momentum: float | None = None  # None = 0.9 for msgdw, 0.95 for muon
     dampening: float | None = None  # msgdw: the gradient enters the momentum times 1 - dampening; None = 0
     nesterov: bool | None = None  # None = False for msgdw, True for muon
@@ -88,13 +88,15 @@ class TrainConfig:
     compile: Literal["auto", True, False] = "auto"  # torch.compile; auto: on a GPU, on a CPU for runs of minutes
     activation_checkpointing: bool = False  # keep only the residual stream between blocks; the backward pass computes
     #   the rest again: far less memory for about a third more work
-    loss_chunks: int = 0  # number of parts that the loss takes its tokens in, to bound the memory of the logits; 0 = as
-    #   many as keep them to 1 GiB
+    loss_chunks: int = (
+        0  # number of chunks that the loss splits a micro batch's tokens into, to bound the memory of the
+    )
+    #   logits; 0 = as many as keep them to 1 GiB
     peak_flops: float = 0.0  # FLOP/s of one device, for MFU; 0 = by device name, or no MFU where it is unknown
     timeout_s: int = 1800  # seconds after which a process waiting for another gives up
 
     def check(self):
-        """ValueError for values that no run could mean."""
+        """ValueError for values that make no sense."""
         positive = ("batch_size", "eval_interval", "log_interval", "max_skipped", "timeout_s")
         others = ("max_iters", "micro_batch_size", "eval_tokens", "track_interval", "save_interval", "keep_every")
         others += ("loss_spike", "max_rollbacks", "fsdp_shard_size", "loss_chunks", "peak_flops", "seed")

@@ -19,10 +19,10 @@ from nanodnt.state import RunState
 from nanodnt.weights import empty_model_like, load_weights, model_from_gpt2, profile_admin
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-WHERE = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth printing
+NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth a line
 
 
-def start_model(config, flags: GPTConfig, meta: dict, env) -> tuple:
+def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
     """(empty model, weights or None: to be drawn, checkpoint to resume from or None), as init_from says.
 
     Prints what it took from where. ValueError where there is nothing to resume, where checkpoints of another run would
@@ -33,12 +33,12 @@ def start_model(config, flags: GPTConfig, meta: dict, env) -> tuple:
         check_out_dir(config, out_dir)
     weights = saved_meta = None
     if checkpoint is None and source in ("scratch", "auto"):
-        model = GPT.empty(flags)
-        if flags.admin:
-            weights = admin_weights(config, flags)
+        model = GPT.empty(model_config)
+        if model_config.admin:
+            weights = admin_weights(config, model_config)
             env.print("admin: profiled on the first sequences")
     elif checkpoint is None and source in GPT2:
-        pretrained, saved_meta = model_from_gpt2(source, dropout=flags.dropout), Tokenizer.meta_for("gpt2")
+        pretrained, saved_meta = model_from_gpt2(source, dropout=model_config.dropout), Tokenizer.meta_for("gpt2")
         model, weights = GPT.empty(pretrained.config), pretrained.state_dict()
     else:
         if checkpoint is None and not Path(source).is_file():
@@ -46,18 +46,19 @@ def start_model(config, flags: GPTConfig, meta: dict, env) -> tuple:
             raise ValueError(f"init_from={source!r} is neither a checkpoint file nor one of {allowed}")
         found = checkpoint or load_checkpoint(Path(source))
         # the architecture comes from the checkpoint alone; dropout has no parameters and may change
-        model, weights, saved_meta = empty_model_like(found, dropout=flags.dropout), found["model"], found["meta"]
-        print_changes("model of the checkpoint, not of the flags", asdict(flags), asdict(model.config), env)
+        model = empty_model_like(found, dropout=model_config.dropout)
+        weights, saved_meta = found["model"], found["meta"]
+        print_changes("model of the checkpoint, not of the flags", asdict(model_config), asdict(model.config), env)
         if checkpoint:
-            used = {name: value for name, value in asdict(config).items() if value is not None}
-            print_changes("changed on resume", checkpoint["train_config"], used, env)
+            resolved = {name: value for name, value in asdict(config).items() if value is not None}
+            print_changes("changed on resume", checkpoint["train_config"], resolved, env)
         env.print(f"weights: {out_dir if checkpoint else source}, step {found['step']}")
     check_vocabulary(config.dataset, meta, saved_meta, model)
     return model, weights, checkpoint
 
 
 def check_out_dir(config, out_dir: Path) -> None:
-    """ValueError if a run was to be resumed, for there is none, or if a new one would overwrite another's."""
+    """ValueError if there is no run to resume, or if a new run would overwrite the checkpoints of another."""
     if config.init_from == "resume":
         raise ValueError(
             f"nothing to resume in {out_dir} (no last.pt or prev.pt): use --init_from=scratch or auto, another "
@@ -82,11 +83,11 @@ def check_vocabulary(dataset: str, meta: dict, saved_meta: dict | None, model: G
         )
 
 
-def admin_weights(config, flags: GPTConfig) -> dict:
+def admin_weights(config, model_config: GPTConfig) -> dict:
     """Fresh weights with Admin's ω set by profiling. On the CPU and the same few sequences everywhere, so that a seed
     means the same weights."""
-    data = Dataset(config.dataset, flags.block_size, config.seed, verify=False)
-    model = GPT(flags, config.seed)
+    data = Dataset(config.dataset, model_config.block_size, config.seed, verify=False)
+    model = GPT(model_config, config.seed)
     profile_admin(model, torch.from_numpy(data.batch(0, config.batch_size, slice(0, 8))[0]))
     return model.state_dict()
 
@@ -112,7 +113,7 @@ def print_changes(title: str, old: dict, new: dict, env) -> None:
     defaults = TrainConfig(optimizer=new.get("optimizer", "adamw"))
     fill_defaults(defaults)
     old = {f.name: f.default for f in fields(GPTConfig)} | asdict(defaults) | old
-    changed = [k for k in new if k in old and old[k] != new[k] and k not in WHERE]
+    changed = [k for k in new if k in old and old[k] != new[k] and k not in NOT_PRINTED]
     if changed:
         env.print(f"{title}: {', '.join(f'{k} {old[k]} → {new[k]}' for k in changed)}")
 
@@ -138,7 +139,7 @@ def roll_back(state: RunState, spike: RollBack, config, env) -> dict:
     passed = spike.step - state.step
     state.shift, state.rollbacks = state.shift + passed, state.rollbacks + 1
     env.print(
-        f"rolled back to step {state.step}: the loss spiked to {spike.loss:.4f} at step {spike.step}, usual are "
+        f"rolled back to step {state.step}: the loss spiked to {spike.loss:.4f} at step {spike.step}, usually "
         f"{spike.usual:.4f}; the {passed} batches between are skipped ({state.rollbacks} of {config.max_rollbacks})"
     )
     event = dict(rolled_back_from=spike.step, spike_loss=spike.loss, usual_loss=spike.usual)
@@ -167,7 +168,7 @@ def compile_run(run) -> None:
     # by the work of the whole run, not of what is left: a resumed run computes as it did before
     work = 0 if config.eval_only else run.step_flops * config.max_iters / env.world_size
     compiled, reason = choose_compile(config.compile, env.device, work)
-    if env.agree(not compiled) and compiled:
+    if env.any_rank(not compiled) and compiled:
         compiled, reason = False, "auto: another process cannot"
     env.print(f"compile {compiled} ({reason}), attention {attention_backend(run.raw_model.config, env)}")
     if compiled:

@@ -1,4 +1,4 @@
-"""How far a run is: what a checkpoint says of it besides tensors and configurations. Spelled here and nowhere else."""
+"""The progress of a run, as a checkpoint stores it beside tensors and configurations."""
 
 import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -19,7 +19,7 @@ class RunState:
     skipped: int = stored(is_count, default=0)  # steps whose gradient was not finite, which changed nothing
     evaluated: int = stored(
         lambda v: is_count(v) or (type(v) is int and v == -1), default=-1
-    )  # step of the last evaluation
+    )  # step of the last evaluation, -1 = none yet
     best_val_loss: float = stored(lambda v: type(v) in (int, float) and not math.isnan(v), default=math.inf)
     pending: dict = stored(  # the metrics row of an interrupted evaluation; row["track"] has dicts of dicts of lists
         lambda v: v == {} or (is_row(v) and is_nested(v, 4)), default_factory=dict

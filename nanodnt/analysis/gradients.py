@@ -46,7 +46,7 @@ def matrix_types(model: GPT) -> dict:
 
 def block_types(model: GPT) -> dict:
     """{parameter name: block type} of Blockwise LR: "emb", "pos", "head", "qk", "vo", "ffn", "norm" (all others)."""
-    return model.module_kinds()
+    return model.block_types()
 
 
 # --------------------------------------------------------------------------------------------------- gradients

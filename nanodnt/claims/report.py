@@ -1,6 +1,6 @@
 """docs/results/claims.md and its figures, from the results that reproduce.py has kept.
 
-python -m nanodnt.claims.report        # write the page again from docs/results/claims/*.json; print README's table
+python -m nanodnt.claims.report        # write claims.md again from claims/*.json; print the table of tiny.md
 """
 
 import json
@@ -116,14 +116,14 @@ def overview(found: dict) -> list:
     return lines
 
 
-def readme_table(found: dict, scale: str) -> list:
-    """The lines of README's table: the claims of each paper by verdict, at one scale."""
+def verdict_table(found: dict, scale: str) -> list:
+    """The lines of a table: the claims of each paper by verdict, at one scale, with links from docs/results."""
     rows = []
     for paper, claims in groupby(CLAIMS, key=lambda claim: claim.paper):
         cells = {verdict: [] for verdict in COLORS}
         for claim in claims:
             if claim.id in found[scale]:
-                link = f"[{claim.id}](docs/results/claims.md#{scale}-{claim.id})"
+                link = f"[{claim.id}](claims.md#{scale}-{claim.id})"
                 cells[found[scale][claim.id]["verdict"]].append(link)
         rows.append([paper, *(", ".join(links) or "–" for links in cells.values())])
     return markdown_table(["paper", *COLORS], rows)
@@ -228,4 +228,4 @@ if __name__ == "__main__":
         sys.exit(f"error: there is no {folder / 'claims'}: run reproduce.py")
     print(write_page(folder))
     for name in load_results(folder):
-        print(f"\n{name}:\n" + "\n".join(readme_table(load_results(folder), name)))
+        print(f"\n{name}:\n" + "\n".join(verdict_table(load_results(folder), name)))

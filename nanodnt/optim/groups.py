@@ -18,7 +18,7 @@ def make_optimizer(model, config) -> Optimizer:
     tables and metrics; `role`; `rule`; `base_lr`, the peak LR before it is multiplied by `lr_ratio`, the blockwise
     ratio. ValueError if decay_gains names gains that the model does not have, or if a rule does not fit a
     parameter."""
-    roles, block_types = model.roles(), model.module_kinds()
+    roles, block_types = model.roles(), model.block_types()
     decayed = decayed_roles(config, set(roles.values()))
     groups, trained = {}, {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, p in trained.items():

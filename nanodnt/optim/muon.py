@@ -32,7 +32,7 @@ from nanodnt.optim.registry import if_finite, one_if_finite, register
 
 
 class Matrix(NamedTuple):
-    """A parameter under Muon, in one step. Under FSDP2 `p` is a DTensor, of the others this process has its rows."""
+    """A parameter in one step. Under FSDP2 p is a DTensor; grad and momentum are this process's rows."""
 
     owner: int  # the rank that orthogonalises it
     p: torch.Tensor
@@ -53,11 +53,12 @@ def state(p, group):
 
 
 def step(work, found_inf):
-    """One shape after the other: a process alone, or together with others under DDP or FSDP2."""
-    shards = shard_group(work[0][1][0])
+    """Update all matrices of one shape, then those of the next: in one process, under DDP, or under FSDP2."""
+    _, params, _, _ = work[0]
+    shards = shard_group(params[0])  # None unless FSDP2
     distributed = dist.is_available() and dist.is_initialized()
     rank, world_size = (dist.get_rank(shards), dist.get_world_size(shards)) if distributed else (0, 1)
-    exchanges = []  # under DDP, while the updates of the next shape are computed
+    exchanges = []  # DDP: updates that are being sent while those of the next shape are computed
     for group, matrices in by_shape(work, world_size):
         for x in matrices:
             x.momentum.lerp_(if_finite(found_inf, x.grad, x.momentum), 1 - group["momentum"])
@@ -133,7 +134,7 @@ def step_sharded(group, matrices: list, shards, found_inf) -> None:
 
 
 def defaults_for(config) -> dict:
-    """`original` has Keller Jordan's LR and decay, which mean another scale of updates; the rest then has AdamW's."""
+    """With `original`: Keller Jordan's LR and decay, for another scale of updates, and AdamW's own for the rest."""
     if config.muon_adjust_lr != "original":
         return {}
     return dict(learning_rate=0.02, weight_decay=0.01, adamw_learning_rate=6e-4, adamw_weight_decay=0.1)

@@ -9,7 +9,7 @@ from nanodnt.optim.registry import RULES
 class Optimizer(torch.optim.Optimizer):
     """Groups as `make_optimizer` makes them. The state of every parameter exists from the start."""
 
-    found_inf = None  # set by the training loop: a tensor, above 0 where the gradients of this step are not finite
+    found_inf = None  # set by training_step: a tensor (), true if the gradients of this step are not finite
 
     def __init__(self, groups):
         super().__init__(groups, dict(lr=0.0, weight_decay=0.0))

@@ -62,14 +62,16 @@ def register(
     uses_betas: bool = True,
     check: Callable = lambda config: None,
 ) -> None:
-    """Make a rule known under `name`, and an optimizer that applies it to the hidden matrices.
+    """Register an update rule, and with it --optimizer=`name`. The rule updates every parameter or, if `rest` is given,
+    only the matrices inside the blocks.
 
     defaults: {knob: value where the configuration says None}. Its keys are the knobs that the optimizer understands:
         those of other optimizers are refused. learning_rate and weight_decay must be among them. A knob that is new is
         one more line in TrainConfig, with None as its default.
     defaults_for(config): those defaults that depend on other settings.
-    rest: the rule of all parameters but the hidden matrices, if that is another one. The knobs {rest}_learning_rate and
-        {rest}_weight_decay are then filled with the hidden matrices' values where they have no default.
+    rest: the name of the rule of all other parameters, if they need another one (muon: adamw). The knobs
+        {rest}_learning_rate and {rest}_weight_decay are then filled with the hidden matrices' values where they have
+        no default.
     ratios: blockwise LR ratios published for this optimizer; None: it gets RATIOS, and a run prints a note.
     uses_betas: whether beta1 and beta2 have an effect.
     check(config): ValueError for impossible values of knobs that no other optimizer has.
@@ -81,12 +83,13 @@ def register(
         raise ValueError(f"optimizer {name!r} needs a default for {' and '.join(missing)}")
     RULES[name] = Rule(options, state, step)
     OPTIMIZERS[name] = Entry(defaults, defaults_for, rest, ratios, uses_betas, check)
+    # the order of --help and of tables: adamw first, then by name
     for other in sorted(OPTIMIZERS, key=lambda other: (other != "adamw", other)):
         OPTIMIZERS[other] = OPTIMIZERS.pop(other)
 
 
 def if_finite(found_inf, new, old):
-    """`new`, or `old` where found_inf is true. Interpolating between `old` and `old` changes no bit of it."""
+    """`new`, or `old` where found_inf is true. So m.lerp_(if_finite(found_inf, g, m), …) then leaves m as it is."""
     return new if found_inf is None else torch.where(found_inf, old, new)
 
 

@@ -1,6 +1,6 @@
-"""Checkpoints: written beside the training, never half, and loaded without running code from them.
+"""Checkpoints: written in a background thread, complete or not at all, and loaded without running code from them.
 
-A checkpoint is a flat dict of tensors and plain values; what it must hold is in CHECKS and in `RunState`.
+A checkpoint is a flat dict of tensors and plain values. CHECKS and `RunState` say what it must hold.
 """
 
 import os

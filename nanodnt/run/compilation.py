@@ -67,7 +67,7 @@ def compile_model(model, config, example: tuple, env):
         print(f"warning: torch.compile failed ({reason}); running eagerly", flush=True)
     finally:
         model.train().zero_grad(set_to_none=True)
-    if env.agree(compiled is model) and env.parallel != "fsdp":
+    if env.any_rank(compiled is model) and env.parallel != "fsdp":
         return model
     env.print(f"compiled in {time.time() - t0:.0f} s")
     return compiled

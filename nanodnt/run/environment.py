@@ -1,4 +1,4 @@
-"""This process among all of them: device, precision, and what the processes do together.
+"""This process: its rank, device and precision, and what it settles with the other processes.
 
 Every choice made here is printed with its reason. User mistakes raise ValueError with one clear line.
 """
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 @dataclass
 class Env:
-    """This process among all of them, and what it computes on."""
+    """This process: its rank, and what it computes on."""
 
     rank: int
     world_size: int
@@ -40,7 +40,7 @@ class Env:
             except OSError:
                 sys.stdout = open(os.devnull, "w")  # for the rest of the process
 
-    def agree(self, flag: bool) -> bool:
+    def any_rank(self, flag: bool) -> bool:
         """True on every rank if `flag` is true on any. All ranks must call it."""
         if not self.distributed:
             return flag
@@ -52,9 +52,13 @@ class Env:
         """Whether `value` is the same on every rank. All ranks must call it."""
         if not self.distributed:
             return True
-        return self.least(value) == -self.least(-value)
+        return self.minimum(value) == -self.minimum(-value)
 
-    def least(self, value: int) -> int:
+    def barrier(self) -> None:
+        """Wait until all ranks are here. All ranks must call it."""
+        self.any_rank(False)
+
+    def minimum(self, value: int) -> int:
         """The smallest `value` of all ranks. All ranks must call it."""
         if not self.distributed:
             return value

@@ -1,4 +1,4 @@
-"""Speed, loss and skipped steps of a run, read from the device only at logged steps."""
+"""Speed, loss and skipped steps of a run, read from the device at logged steps and checkpoints only."""
 
 import time
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ class Reading(NamedTuple):
     loss: float  # mean over all processes, nats per token
     grad_norm: float
     skipped: float  # steps skipped in the whole run
-    streak: float  # steps being skipped in a row now
+    streak: float  # steps being skipped in a row now; not used on the host
     longest_streak: float  # since the last reading
 
 
@@ -40,7 +40,7 @@ class Meter:
 
     def read(self, result, step: int) -> tuple:
         """(Reading, seconds per step) since the last reading. Waits for the device. All ranks must call it."""
-        loss = self.env.sum(result.loss) / self.env.world_size
+        loss = self.env.sum(result.loss.clone()) / self.env.world_size
         reading = Reading(*torch.stack((loss, result.grad_norm, *self.counts)).tolist())
         seconds = (time.perf_counter() - self.clock) / (step - self.last_step)
         self.last_step, self.clock, self.counts[2] = step, time.perf_counter(), 0.0

@@ -29,20 +29,20 @@ class Metrics:
     All checks run before anything in `out_dir` is changed. They raise ValueError: no access, less than `needed_bytes`
     free, damaged metrics, wandb does not start, another run uses the folder or has changed it. Arguments:
 
-    resumed    the checkpoint that the run was resumed from. Rows of metrics.jsonl beyond `until` (step, roll-backs),
-               and a last row cut short by a kill, are dropped; and if it is not last.pt, it becomes last.pt.
-               None for a fresh run, which removes the checkpoints that overwrite=True has given up.
+    resumed    the checkpoint that the run was resumed from; if it is not last.pt, it becomes last.pt. None for a new
+               run: all checkpoints of an earlier run in `out_dir` are deleted (overwrite=True allowed it)
+    keep_until (step, roll-backs): rows of metrics.jsonl beyond these are dropped, and a last row cut short by a kill
     configs    goes into config.json
     seen       the fingerprint of `out_dir` before any file in it was read
     wandb      None, or (project, id of the wandb run to continue or None)
     """
 
-    def __init__(self, out_dir: Path, resumed: Path | None, until, configs: dict, needed_bytes: int, seen, wandb=None):
+    def __init__(self, out_dir: Path, resumed: Path | None, keep_until, configs: dict, needed_bytes, seen, wandb=None):
         self.path, self.wandb, self.wandb_id = out_dir / "metrics.jsonl", None, wandb and wandb[1]
         # checks
         check_space(out_dir, needed_bytes)
         rows = read_metrics(out_dir) if resumed else []
-        rows = [row for row in rows if row["step"] <= until[0] and row.get("rollbacks", 0) <= until[1]]
+        rows = [row for row in rows if row["step"] <= keep_until[0] and row.get("rollbacks", 0) <= keep_until[1]]
         if wandb:
             self._start_wandb(*wandb, configs)
         self.lock = lock_folder(out_dir)

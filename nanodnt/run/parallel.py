@@ -26,7 +26,7 @@ def choose_parallel(setting: str, env, fixed_bytes: int) -> tuple:
         return "none", "auto: one process"
     if env.device.type != "cuda" or env.dtype == torch.float16:
         return "ddp", "auto"
-    total = env.least(torch.cuda.get_device_properties(env.device).total_memory)
+    total = env.minimum(torch.cuda.get_device_properties(env.device).total_memory)
     text = f"auto: ddp's weights, gradients and optimizer state are {fixed_bytes / 1e9:.1f} of {total / 1e9:.0f} GB"
     return "fsdp" if fixed_bytes > FIXED_SHARE * total and env.world_size > 1 else "ddp", text
 

@@ -32,7 +32,7 @@ class Stop:
         """Whether any rank was asked to stop. All ranks must call it at the same point."""
         if self.agent not in (None, os.getppid()):
             self.signal = self.signal or signal.SIGTERM
-        if not self.stopped and self.env.agree(bool(self.signal)):
+        if not self.stopped and self.env.any_rank(bool(self.signal)):
             self.stopped = True
             self.env.print(f"{signal.Signals(self.signal or signal.SIGTERM).name}: saving, then exiting")
         return self.stopped

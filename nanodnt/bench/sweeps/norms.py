@@ -29,7 +29,7 @@ def time_norms(setting: Setting) -> dict:
     for mode in setting.compile_modes():
         runs = {}
         for norm in NORMS:
-            layer = Slot(norm, gain=d * (norm != "none"), bias=d * (bias and norm == "layernorm")).to(env.device)
+            layer = Slot(norm, n_gain=d * (norm != "none"), n_bias=d * (bias and norm == "layernorm")).to(env.device)
             layer.init()
             model = GPT(setting.replace(**plain_flags() | dict(norm=norm)).flags, setting.config.seed)
             model.to(env.device).set_compute_dtype(env.dtype)
