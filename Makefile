@@ -1,29 +1,35 @@
-# Two commands do everything: `make quickstart` and `make test`. Both set up .venv first (`make install`).
+# `make quickstart` and `make test` do everything, from nothing. Both set up .venv first (`make install`).
 
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: install quickstart test lint clean
+.PHONY: install install-dev quickstart test test-deep lint clean
 
 install: .venv/.installed
+install-dev: .venv/.installed-dev
 
-# torch first: its requirement is exact, so a build that is already at hand is kept
+# torch first: its pin is exact, so a build that is already there is kept.
 .venv/.installed: requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "error: Python 3.10 or newer is needed; point PYTHON at one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv .venv || { echo "error: $(PYTHON) has no venv module; on Debian: apt install python3-venv"; exit 1; }
-	$(BIN)/pip install --quiet --disable-pip-version-check $$(grep '^torch==' requirements.txt)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(PIP) $$(grep '^torch==' requirements.txt)
+	$(PIP) -r requirements.txt
+	@touch $@
+
+.venv/.installed-dev: requirements-dev.txt .venv/.installed
+	$(PIP) -r requirements.txt -r requirements-dev.txt
 	@touch $@
 
 data/pystdlib/meta.json: | install
 	$(BIN)/python data/pystdlib/prepare.py
 
-# Ctrl-C saves; the same command goes on from there.
+# Ctrl-C saves; the same command continues from there.
 quickstart: install data/pystdlib/meta.json
 	$(BIN)/python train.py config/quickstart.py --init_from=auto
 	$(BIN)/python sample.py --out_dir=out/quickstart --start="class " --num_samples=2 --max_new_tokens=400 --temperature=0.7
-	@echo 'Trained, sampled. The loss curve is out/quickstart/loss.png. Activate the environment, then try:'
+	@echo 'Trained and sampled. The loss curve is out/quickstart/loss.png. Activate the environment, then try:'
 	@echo '  . .venv/bin/activate'
 	@echo '  python sample.py --out_dir=out/quickstart --start="import os"             # your own prompt'
 	@echo '  python train.py config/quickstart.py config/dnt/s1.py --out_dir=out/s1 # the same without DNT: Pre-LN'
@@ -31,10 +37,16 @@ quickstart: install data/pystdlib/meta.json
 	@echo '  python analyze.py out/quickstart                                       # look inside: every figure that applies'
 	@echo '  python train.py --help                                                 # every knob'
 
-test: install
-	$(BIN)/python -m pytest
+# Tests of one process run side by side, tests of several processes alone. Both parts always run; the worse exit code
+# is the result.
+test-deep: DEEP = --deep
+test test-deep: install-dev
+	@one=0; several=0; \
+	$(BIN)/python -m pytest $(DEEP) -n auto --maxprocesses=8 --ignore=tests/distributed || one=$$?; \
+	$(BIN)/python -m pytest $(DEEP) tests/distributed || several=$$?; \
+	exit $$((one > several ? one : several))
 
-lint: install
+lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 

@@ -9,8 +9,7 @@ Its code, and this file: decay 0.1 on all parameters; the LR is the peak times m
 cos(πt/T))), w = min(2000, T/20). The code's README does not set T [U]; we take the number of steps [I].
 Score and loss in the paper: 0.536 and 1.50 for RMSNorm and for DyT.
 Different here: C4 in GPT-2's vocabulary (with LLaMA's, of 32000 tokens, the model has 33.74B parameters). Matrices
-start at N(0, 0.02) without 1/√(2L) [I]. Without sharding, weights, gradients and AdamW's state take 16 bytes a
-parameter: 545 GB on a GPU.
+start at N(0, 0.02) without 1/√(2L) [I]. Weights, gradients and AdamW's state: 16 bytes a parameter, 545 GB unsharded.
 """
 
 out_dir = "out/dyt_34b"

@@ -1,8 +1,8 @@
-"""Time a Muon step over the hidden matrices of the 124M model against torch.optim.Muon, in one run, turn by turn.
+"""Time a Muon step on the hidden matrices of the 124M model against torch.optim.Muon, the two in turn.
 
-    python docs/bench_muon.py            # a minute or two; on a GPU where there is one
+    python docs/scripts/bench_muon.py    # one to two minutes; on a GPU if there is one
 
-Two sets of matrices: the 72 that the model has (q, k, v, o, up, down), and the 48 of a GPT with q, k and v in one.
+Two sets of matrices: the 72 of this model (q, k, v, o, up, down), and the 48 of a GPT with q, k and v in one matrix.
 Prints medians and, for the accuracy, the relative error of one update to the same iteration in float64.
 """
 
@@ -15,15 +15,15 @@ from types import SimpleNamespace
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import optim
-from optim import NS, Optimizer, newton_schulz, one_at_a_time
+from nanodnt.optim import RULES, Optimizer
+from nanodnt.optim.newton_schulz import NS, newton_schulz, one_at_a_time
 
 ROUNDS = 7
 D, LAYERS = 768, 12
 SETS = {
-    "72 matrices, q, k, v apart": [(D, D)] * 4 * LAYERS + [(4 * D, D)] * LAYERS + [(D, 4 * D)] * LAYERS,
+    "72 matrices, q, k, v separate": [(D, D)] * 4 * LAYERS + [(4 * D, D)] * LAYERS + [(D, 4 * D)] * LAYERS,
     "48 matrices, qkv as one": [(3 * D, D), (D, D), (4 * D, D), (D, 4 * D)] * LAYERS,
 }
 
@@ -32,7 +32,7 @@ def ours(shapes, device):
     config = SimpleNamespace(momentum=0.95, nesterov=True, muon_steps=5, muon_adjust_lr="match_rms_adamw")
     model = SimpleNamespace(compute_dtype=torch.bfloat16)
     params = [torch.nn.Parameter(0.02 * torch.randn(shape, device=device)) for shape in shapes]
-    options = optim.Muon.options(config, "ffn", model)
+    options = RULES["muon"].options(config, "ffn", model)
     return Optimizer([dict(params=params, rule="muon", lr=1e-3, weight_decay=0.1, **options)]), params
 
 
@@ -51,7 +51,7 @@ def seconds(step, device) -> float:
 
 
 def errors(shape, device) -> tuple:
-    """Relative errors, ours and torch's, on one random matrix."""
+    """(our, torch's) relative error on one random matrix."""
     from torch.optim._muon import _zeropower_via_newtonschulz
 
     x = torch.randn(shape, device=device)
@@ -69,7 +69,7 @@ def errors(shape, device) -> tuple:
 def main():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and os.getloadavg()[0] > 1:
-        print(f"warning: the machine is busy (load {os.getloadavg()[0]:.1f}): the figures mean little")
+        print(f"warning: the machine is busy (load {os.getloadavg()[0]:.1f}), so the times are unreliable")
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     singly = one_at_a_time(torch.empty(D, D, device=device))
     print(f"{name}, torch {torch.__version__}, matrices {'one at a time' if singly else 'in stacks'}")

@@ -1,10 +1,10 @@
 """Train the layouts side by side on the embedded text, 300 steps each, and draw their loss curves.
 
-    python data/pystdlib/prepare.py && python docs/compare_layouts.py        # about an hour on 2 CPU cores
+    python data/pystdlib/prepare.py && python docs/scripts/compare_layouts.py        # about an hour on 2 CPU cores
 
-Runs that are finished in out/compare are not repeated, so it can be stopped and started again. Every arm has the same
-model size, data, seeds and learning rate; only the configs listed in ARMS differ. Writes docs/layouts/curves.png and
-prints the table of docs/layouts.md.
+Finished runs in out/compare are not repeated, so it can be stopped and started again. Every arm has the same model
+size, data, seeds and learning rate; only the configs listed in ARMS differ. Writes docs/layouts/curves.png and prints
+the table of docs/layouts.md.
 """
 
 import json
@@ -18,13 +18,13 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SIZE = "config/quickstart.py --n_layer=8 --n_embd=128 --n_head=4 --max_iters=300 --warmup_iters=30 --eval_interval=50"
 SIZE += " --log_interval=10 --compile=False"
 SEEDS = (1, 2, 3)
 
 # arm: what follows config/quickstart.py. S1 is Pre-LN with RMSNorm and shared gains, the baseline of all panels but
-# LNS's, whose initial weights are not scaled by 1/√(2L). DyT has no norm to bring small signals to size, and with
+# LNS's, whose initial weights are not scaled by 1/√(2L). DyT does not scale up small signals as a norm does, and with
 # matrices of std 0.02 they are small at width 128; 0.1 keeps std·√width near that of the paper's 4096-wide models.
 ARMS = {
     "S1: Pre-LN": "config/dnt/s1.py",
@@ -48,11 +48,11 @@ PANELS = {
 }
 
 
-def losses(arm: str, seed: int) -> dict:
+def find_losses(arm: str, seed: int) -> dict:
     """{step: validation loss} of a run, which is trained if it is not there."""
     out = ROOT / "out" / "compare" / f"{''.join(c if c.isalnum() else '_' for c in arm)}-{seed}"
     metrics = out / "metrics.jsonl"
-    if not (out / "loss.png").exists():  # drawn last
+    if not (out / "loss.png").exists():  # train.py draws it at the very end
         command = f"train.py {SIZE} {ARMS[arm]} --seed={seed} --init_from=auto --out_dir={out}"
         subprocess.run([sys.executable, *command.split()], cwd=ROOT, check=True)
     rows = map(json.loads, metrics.read_text().splitlines())
@@ -60,7 +60,7 @@ def losses(arm: str, seed: int) -> dict:
 
 
 def main():
-    curves = {arm: [losses(arm, seed) for seed in SEEDS] for arm in ARMS}
+    curves = {arm: [find_losses(arm, seed) for seed in SEEDS] for arm in ARMS}
     figure, axes = plt.subplots(1, len(PANELS), figsize=(15, 3.6), sharey=True)
     for axis, (title, arms) in zip(axes, PANELS.items(), strict=True):
         for arm in arms:

@@ -1,13 +1,13 @@
 """Train every optimizer on every layout in every way to parallelise, and compare each run with that of one process.
 
-    python data/pystdlib/prepare.py && python docs/compare_parallel.py        # about eight minutes on 2 CPU cores
-    python docs/compare_parallel.py --layouts=DNT,DyT                         # a part of it
+    python data/pystdlib/prepare.py && python docs/scripts/compare_parallel.py    # about eight minutes on 2 CPU cores
+    python docs/scripts/compare_parallel.py --layouts=DNT,DyT                     # a part of it
 
-30 steps of a tiny model, in fp32 on the CPU; processes talk over gloo. What one way has saved at step 15 is resumed in
-the next of WAYS, and compared with the run of one process that nothing interrupted: one such handover a case, and each
-of them by four or five optimizers. Runs that are finished in out/parallel are not repeated, so it can be stopped and
-started again; remove that folder after a change of the code. Prints the tables of docs/results/parallel.md. Exit code 1
-where a loss differs by more than 1e-4 of it.
+30 steps of a tiny model, in fp32 on the CPU; processes talk over gloo. The checkpoint that one way has saved at step 15
+is resumed in the next of WAYS, and compared with the run of one process without interruption. Each case has one such
+handover, and each handover four or five optimizers. Finished runs in out/parallel are not repeated, so the script can
+be stopped and started again; remove that folder after a change of the code. Prints the tables of
+docs/results/parallel.md. Exit code 1 where a loss differs by more than 1e-4 of it.
 """
 
 import io
@@ -27,15 +27,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import rundir
-import runtime
 import train
 from configurator import configure
-from loader import load_meta
+from nanodnt.data import load_meta
+from nanodnt.run.errors import EXPECTED, report_error
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "out" / "parallel"
 DATASET, STEPS, SAVED, LIMIT = "pystdlib", 30, 15, 1e-4
 SIZE = f"--dataset={DATASET} --n_layer=2 --n_head=2 --n_embd=32 --block_size=32 --batch_size=8 --eval_tokens=512"
@@ -60,7 +59,8 @@ LAYOUTS = {
     " --tie_weights=False",
     "DeepNorm": "config/dnt/s1.py config/lns/deepnorm.py",
 }
-# name: processes, flags. The second, the 8 sequences of a step in four parts, shows what another order of sums does.
+# {name: (processes, flags)}. The second takes the 8 sequences of a step in four parts: the effect of another order of
+# sums.
 WAYS = {
     "one process": (1, "--micro_batch_size=8"),
     "one, in parts": (1, "--micro_batch_size=2"),
@@ -72,15 +72,15 @@ WAYS = {
 }
 ONE, *OTHERS = WAYS
 CHAIN = list(zip(WAYS, [*OTHERS, ONE], strict=True))  # (saved in, resumed in)
-# Parameters without effect, so that their gradients are rounding errors, which Adam makes as large as any other: a bias
-# on k moves all scores of a query alike, and softmax divides that out; gain_out=norm divides out a factor before it.
+# Parameters without effect: their gradients are rounding errors, which Adam makes as large as other gradients. A bias
+# on k moves all scores of a query alike, which softmax divides out; gain_out=norm divides out a factor before it.
 NO_EFFECT = {"Pre-LN": "attn.f.k.bias", "unified": "pre.magnitude"}
 MEASURES = ("training loss", "validation loss", "gradient norm", "parameters", "optimizer state")
 
 
 @dataclass
 class Selection:
-    layouts: str = ",".join(LAYOUTS)  # which ones, between commas
+    layouts: str = ",".join(LAYOUTS)  # which ones, separated by commas
 
     def __post_init__(self):
         self.chosen = self.layouts.split(",")
@@ -92,19 +92,19 @@ class Selection:
 # -------------------------------------------------------------------------------------------------------------- runs
 
 
-def place(case: tuple, way: str, before: str | None = None) -> Path:
-    """The run directory of a (optimizer, layout) trained in one way, or gone on with in it from what `before` saved."""
+def folder_of(case: tuple, way: str, before: str | None = None) -> Path:
+    """The run directory of a case (optimizer, layout) in one way, from the start or from what `before` has saved."""
     names = " ".join(case), f"{before} to {way}" if before else way
     return OUT.joinpath(*("".join(c if c.isalnum() else "_" for c in name) for name in names))
 
 
 def prepare(case: tuple, way: str, before: str | None = None) -> tuple:
-    """(run directory, flags) of a run that is to begin anew, or from the checkpoint that another has kept."""
-    out, (optimizer, layout) = place(case, way, before), case
+    """(run directory, flags) of a run from the start, or from the checkpoint that `before` has kept."""
+    out, (optimizer, layout) = folder_of(case, way, before), case
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     if before:
-        shutil.copyfile(place(case, before) / f"step_{SAVED}.pt", out / "last.pt")
+        shutil.copyfile(folder_of(case, before) / f"step_{SAVED}.pt", out / "last.pt")
     flags = f"{SIZE} {LAYOUTS[layout]} {OPTIMIZERS[optimizer]} {WAYS[way][1]}".split()
     return out, [*flags, f"--out_dir={out}", f"--init_from={'resume' if before else 'scratch'}"]
 
@@ -112,35 +112,35 @@ def prepare(case: tuple, way: str, before: str | None = None) -> tuple:
 def train_all(rank: int, world: int, runs: list) -> None:
     """train.py on this process, one of `world`, for each (run directory, flags) in turn. RuntimeError if one fails."""
     torch.set_num_threads(1)
-    rundir.draw_loss = lambda *_: None
+    train.draw_loss = lambda *_: None
     begin, processes = dist.init_process_group, dict(rank=rank, world_size=world)
-    if world > 1:  # as torchrun sets them
+    if world > 1:  # as torchrun does
         os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="localhost")
-    for out, flags in runs:  # they meet at a file: a port may be taken still when the next run begins
+    for out, flags in runs:  # the processes meet in a file: a port may still be taken when the next run begins
         dist.init_process_group = partial(begin, init_method=f"file://{out}/meeting", **processes)
-        sys.argv, said = ["train.py", *flags], io.StringIO()
-        with redirect_stdout(said), redirect_stderr(said):
+        sys.argv, output = ["train.py", *flags], io.StringIO()
+        with redirect_stdout(output), redirect_stderr(output):
             code = train.main()
         if code:
-            raise RuntimeError(f"train.py {' '.join(flags)} ended with {code}: {said.getvalue()[-2000:]}")
+            raise RuntimeError(f"train.py {' '.join(flags)} ended with {code}: {output.getvalue()[-2000:]}")
         if rank == 0:
             (out / "done").touch()
 
 
 def handover(case: tuple) -> tuple:
-    """(saved in, resumed in): the part of the chain that falls to a case."""
+    """(saved in, resumed in): the part of the chain that a case makes."""
     return CHAIN[(list(OPTIMIZERS).index(case[0]) + list(LAYOUTS).index(case[1])) % len(CHAIN)]
 
 
 def train_missing(cases: list) -> None:
-    """Make the runs that are not there. All those in one way share their processes."""
+    """Make the missing runs. All runs in one way share their processes."""
     wanted = {way: [(case, way) for case in cases] for way in WAYS}
-    last = []  # resumed in the first way, from what the last has saved
+    last = []  # resumed in the first way, from what the last way has saved
     for case in cases:
         before, way = handover(case)
         (last if way == ONE else wanted[way]).append((case, way, before))
     for way, runs in [*wanted.items(), (ONE, last)]:
-        runs = [prepare(*run) for run in runs if not (place(*run) / "done").exists()]
+        runs = [prepare(*run) for run in runs if not (folder_of(*run) / "done").exists()]
         if runs:
             print(f"{way}: {len(runs)} runs", file=sys.stderr)
             world = WAYS[way][0]
@@ -157,7 +157,7 @@ def read(out: Path) -> dict:
 
 
 def tensors(path: Path, layout: str) -> tuple:
-    """({name: parameter}, {(name, key): tensor of its optimizer state}) of a checkpoint, where it has an effect."""
+    """({name: parameter}, {(name, key): tensor of its optimizer state}) of a checkpoint, without NO_EFFECT."""
     checkpoint = torch.load(path, weights_only=True)
     states = checkpoint["optimizer"]["state"]
     names = [name for group in checkpoint["optimizer"]["param_groups"] for name in group["param_names"]]
@@ -171,9 +171,9 @@ def relative(difference: float, scale: float) -> float:
 
 
 def compare(case: tuple, way: str, before: str | None = None) -> dict:
-    """{measure: the largest relative difference from the run of one process}: of losses and gradient norms over the
-    steps; of parameters next to how far they have come, and of optimizer state, by the norm of each tensor."""
-    out, one, layout = place(case, way, before), place(case, ONE), case[1]
+    """{measure: the largest relative difference from the run of one process}: of losses and gradient norms, over the
+    steps; of parameters, relative to how far they have come, and of optimizer state, by the norm of each tensor."""
+    out, one, layout = folder_of(case, way, before), folder_of(case, ONE), case[1]
     rows, expected = read(out), read(one)
     steps = range(SAVED + 1 if before else 1, STEPS + 1)
     if [step for step, row in rows.items() if "train_loss" in row] != list(steps):
@@ -192,7 +192,7 @@ def compare(case: tuple, way: str, before: str | None = None) -> dict:
 
 
 def table(head: list, rows: list) -> None:
-    """Print a table of Markdown; numbers with one digit."""
+    """Print a Markdown table; numbers with one digit."""
     print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for row in rows:
         print(f"| {' | '.join(cell if isinstance(cell, str) else f'{cell:.0e}' if cell else '0' for cell in row)} |")
@@ -202,13 +202,13 @@ def main() -> int:
     (selection,), _ = configure(Selection, description=__doc__)
     try:
         os.chdir(ROOT)
-        # what the processes begin with: to import it anew would take each longer than some of its runs
+        # imported before the fork: importing takes longer than some of the runs
         multiprocessing.get_context("forkserver").set_forkserver_preload(["torch._dynamo", "train"])
         load_meta(DATASET)
         cases = list(product(OPTIMIZERS, selection.chosen))
         train_missing(cases)
-    except runtime.EXPECTED as e:
-        return runtime.report(e)
+    except EXPECTED as e:
+        return report_error(e)
     found = {(way, case): compare(case, way) for way, case in product(OTHERS, cases)}
     passed = {case: compare(case, way, before) for case in cases for before, way in [handover(case)]}
 

@@ -1,9 +1,9 @@
-"""Draw the diagrams of docs/layouts.md from the model itself: every box is a slot, labelled with what it holds.
+"""Draw the diagrams of docs/layouts.md from the model itself: every box is a slot or a matrix, labelled with its parts.
 
-    python docs/draw_layouts.py [FOLDER]        # writes placement, depth, normfree and scale_vectors .png
+    python docs/scripts/draw_layouts.py [FOLDER]        # writes placement, depth, normfree and scale_vectors .png
 
-A scheme is a row of FAMILIES: its flags, and the block to look at if not BLOCK. The model is built on the meta device,
-so that nothing is computed, and read slot by slot; a new scheme is a new row.
+A scheme is a row of FAMILIES: its flags, and the block to draw if that is not BLOCK. The model is built on the meta
+device, where nothing is computed, and read slot by slot. A new scheme is a new row.
 """
 
 import sys
@@ -18,16 +18,18 @@ import torch
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from model import GPT, GPTConfig, SigmaReparam, Slot
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from layers.linear import SigmaReparam
+from layers.slot import Slot
+from model import GPT, GPTConfig
 
-BLOCK = 4  # the block drawn, of 12: 1/√ℓ is 0.5 there
+BLOCK = 4  # the block that is drawn, of 12: there 1/√ℓ is 0.5
 POST = dict(pre_norm="none", post_norm="both")
 S4 = dict(input_norm=True, qk_norm=True, mid_norm="both")
 PLAIN, GATED = dict(residual_init="plain"), dict(mlp="swiglu")
 HG = dict(GATED, gain="branch")
 
-# family: {title of the panel: flags of GPTConfig, and "block"}
+# family: {title of the panel: flags of GPTConfig, and perhaps "block"}
 FAMILIES = {
     "placement": {
         "S1 = Pre-LN": dict(),
@@ -71,19 +73,19 @@ FAMILIES = {
         "unified: HG + DNP + OR": dict(HG, gain_out="norm", gain_param="magdir"),
     },
 }
-COLUMNS = {"scale_vectors": 4}  # panels side by side; else 5
+COLUMNS = {"scale_vectors": 4}  # panels side by side; 5 where not given
 COLOURS = {"norm": "#cfe0f4", "gain": "#fbe0bd", "const": "#d3ead0", "matrix": "#ececec", "sigma": "#e3d8f0"}
 KEY = {"norm": "norm; /n: in n groups", "gain": "learned: γ vector, s scalar, b bias; (a): a at first"}
 KEY |= {"const": "constant", "matrix": "matrix; ×a: of its initial std", "sigma": "γ W/σ(W), γ scalar"}
 NORMS = {"rmsnorm": "RMS", "layernorm": "LN", "none": ""}
 INK, LINE = "#1d2733", "#5b6775"
 STREAM, LEFT, RIGHT = 0.17, 0.36, 0.94  # x of the stream, and the edges of the branch, in a panel of width 1
-ROW, SECOND, INCH = 0.9, 0.45, 0.255  # height of a row, more for a second line; inches of 1
-CHARACTERS = 170  # that fit side by side into a figure
+ROW, SECOND, INCH = 0.9, 0.45, 0.255  # height of a row, what a second line adds; inches per unit of height
+CHARACTERS = 170  # that fit side by side into a figure of full width
 
 
 def kind(part) -> str | None:
-    """The colour of a slot or matrix; None for a slot that does nothing."""
+    """The key in COLOURS of a slot or matrix; None for a slot that does nothing."""
     if not isinstance(part, Slot):
         return "sigma" if isinstance(part, SigmaReparam) else "matrix"
     learned, constant = gain(part) or part.bias is not None, part.const != 1.0 or part.const_in != 1.0
@@ -91,7 +93,7 @@ def kind(part) -> str | None:
 
 
 def gain(slot: Slot) -> str:
-    """γ for a vector, s for a scalar, the two parts of one in magnitude and direction; "" for none."""
+    """γ for a vector, s for a scalar, β·α̂ or eᵇ·α̂ for a vector of magnitude and direction; "" for no gain."""
     text = {"magdir": "β·α̂", "expmagdir": "eᵇ·α̂", "direct": ""}[slot.param]
     if slot.gain is not None:
         text = "s" if slot.param_roles["gain"] == "scalar" else "γ"
@@ -99,7 +101,7 @@ def gain(slot: Slot) -> str:
 
 
 def label(part) -> str:
-    """Of a slot: const · gain · norm(const_in · x) + b, without the parts that are not there. Of a matrix: its name."""
+    """A slot's parts as "const · gain · norm(const_in · x) + b", without those it does not have; a matrix's name."""
     if not isinstance(part, Slot):
         return part.label + (f" ×{part.init_scale:.2g}" if part.init_scale != 1.0 else "")
     norm = f"{part.squash}(αx)" if part.norm == "dyt" else NORMS[part.norm]
@@ -110,7 +112,7 @@ def label(part) -> str:
 
 
 def wrap(text: str, width: float, columns: int) -> str:
-    """`text` on two lines where it does not fit into a box of this width."""
+    """`text`, split into two lines if it does not fit into a box of this width."""
     if len(text) <= width * CHARACTERS / columns:
         return text
     cuts = [i for i, letter in enumerate(text) if letter in "· " and not text[i:].startswith(" b")]
@@ -119,7 +121,7 @@ def wrap(text: str, width: float, columns: int) -> str:
 
 
 def rows(model: GPT, block: int) -> list:
-    """A panel from the stream's beginning to its end, a row each: (what, the slots and matrices, or text, in it)."""
+    """The rows of a panel, from the embedding to the head: (what, its slots and matrices, or its text)."""
     for name, module in model.named_modules():
         module.label = name.split(".")[-1]
     found = [("stream", [model.embed_scale]), ("stream", [model.input_norm]), ("gap", "")]
@@ -137,7 +139,7 @@ def rows(model: GPT, block: int) -> list:
 
 
 def boxes(what: str, parts: list, columns: int) -> list:
-    """(x, width, text, kind) of everything in a row that does something."""
+    """(x, width, text, kind) of every slot and matrix of a row that does something."""
     if what not in ("stream", "branch", "sum"):
         return []
     middle, width = (STREAM, 0.32) if what != "branch" else ((LEFT + RIGHT) / 2, (RIGHT - LEFT - 0.03) / len(parts))
@@ -147,9 +149,9 @@ def boxes(what: str, parts: list, columns: int) -> list:
 
 
 def draw_panel(ax, panel: list, heights: list, columns: int):
-    """One scheme; `heights` of the rows are the same in all panels of a family, 0 for rows that none of them needs."""
+    """Draw one scheme. `heights` of the rows are the same in all panels of a family; 0 if no panel needs the row."""
     y, middle, line = 0.0, (LEFT + RIGHT) / 2, dict(color=LINE, linewidth=1.0, zorder=1)
-    said = dict(ha="center", va="center", fontsize=6.8, color=LINE, zorder=4)
+    annotation = dict(ha="center", va="center", fontsize=6.8, color=LINE, zorder=4)
     for (what, parts), height in zip(panel, heights, strict=True):
         centre = y + height / 2
         if what == "start":
@@ -159,33 +161,33 @@ def draw_panel(ax, panel: list, heights: list, columns: int):
         elif what == "end f":
             size = (RIGHT - LEFT, y - f_bottom + 0.1)
             ax.add_patch(Rectangle((LEFT, f_bottom), *size, fc="#f8f8f8", ec="#c4c9cf", lw=0.7))
-            ax.text(RIGHT + 0.04, (y + f_bottom) / 2, parts, rotation=90, **said)
+            ax.text(RIGHT + 0.04, (y + f_bottom) / 2, parts, rotation=90, **annotation)
         elif what == "text":
-            ax.text(middle, centre, parts, bbox=dict(fc="#f8f8f8", ec="none", pad=1.5), **said)
+            ax.text(middle, centre, parts, bbox=dict(fc="#f8f8f8", ec="none", pad=1.5), **annotation)
         elif what == "gap":  # the other blocks
             ax.plot([STREAM] * 2, [y + 0.1, y + 0.6], color="white", linewidth=3, zorder=2.5)
             ax.plot([STREAM] * 2, [y + 0.15, y + 0.6], ":", color=INK, linewidth=1.8, zorder=2.6)
         elif what == "sum":
             ax.plot([STREAM, middle, middle, STREAM], [bottom, bottom, centre, centre], **line)
             ax.plot(STREAM, centre, "o", ms=9, mfc="white", mec=LINE, mew=1, zorder=3)
-            ax.text(STREAM, centre - 0.02, "+", **said | dict(fontsize=9, color=INK))
+            ax.text(STREAM, centre - 0.02, "+", **annotation | dict(fontsize=9, color=INK))
             centre = (bottom + centre) / 2  # the skip's slot
         for x, width, text, colour in boxes(what, parts, columns):
             tall = 0.68 + SECOND * ("\n" in text)
             style = dict(fc=COLOURS[colour], ec=LINE, lw=0.7, zorder=3)
             ax.add_patch(Rectangle((x - width / 2, centre - tall / 2), width, tall, **style))
             style = dict(fontsize=7.4 if width > 0.2 else 6.4, color=INK, linespacing=1.05)
-            ax.text(x, centre - 0.03, text, **said | style)
+            ax.text(x, centre - 0.03, text, **annotation | style)
         y += height
     ax.plot([STREAM, STREAM], [-0.4, y + 0.1], color=INK, linewidth=1.8, zorder=2)
     ax.annotate("", (STREAM, y + 0.6), (STREAM, y), arrowprops=dict(arrowstyle="-|>", color=INK, lw=1.8))
-    ax.text(STREAM + 0.04, -0.25, "embedding", **said | dict(ha="left"))
-    ax.text(STREAM + 0.04, y + 0.35, "output head", **said | dict(ha="left"))
+    ax.text(STREAM + 0.04, -0.25, "embedding", **annotation | dict(ha="left"))
+    ax.text(STREAM + 0.04, y + 0.35, "output head", **annotation | dict(ha="left"))
     ax.set(xlim=(0, 1), ylim=(-0.5, y + 0.7))
 
 
 def draw(family: str, path: Path):
-    """The small multiples of one family as a PNG, on white."""
+    """Draw all panels of one family into a PNG."""
     panels, columns = {}, COLUMNS.get(family, 5)
     for title, flags in FAMILIES[family].items():
         with torch.device("meta"):
@@ -212,12 +214,12 @@ def draw(family: str, path: Path):
     fig.set_dpi(180)
     fig.canvas.draw()
     image = Image.fromarray(np.asarray(fig.canvas.buffer_rgba())).convert("RGB")
-    image.quantize(64).save(path, optimize=True)  # a small file
+    image.quantize(64).save(path, optimize=True)  # 64 colours: a small file
     plt.close(fig)
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "layouts"
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1] / "layouts"
     folder.mkdir(parents=True, exist_ok=True)
     for family in FAMILIES:
         draw(family, folder / f"{family}.png")

@@ -1,10 +1,10 @@
 """Draw the charts of docs/results/speed.md from the figures that bench.py wrote.
 
-    python docs/draw_speed.py docs/results/cpu      # a folder with scaling.json and layouts.json → *.png beside them
+    python docs/scripts/draw_speed.py docs/results/cpu    # a folder with scaling.json, layouts.json → *.png beside them
 
-scaling.png: tokens/s and peak memory against width, depth, context and micro batch. Dashed is what to expect: for
-speed, time as FLOPs per token grow; for memory, 16 bytes for each further parameter (weight, gradient, two moments)
-and activations in proportion, their share fitted to the second point.
+scaling.png: tokens/s and peak memory against width, depth, context and micro batch. Dashed lines are expectations. For
+speed: time grows with FLOPs per token. For memory: 16 bytes for each further parameter (weight, gradient, two moments),
+and activations that grow in proportion to the axis, with the slope fitted to the second point.
 layouts.png: time of a step against plain Pre-LN, with the range of the rounds.
 """
 
@@ -22,7 +22,7 @@ BYTES = 16  # of a parameter under AdamW: weight, gradient, two moments
 
 
 def expected_memory(rows: list) -> list:
-    """Bytes at each point: the first's, 16 for each parameter more, and the rest linear in the axis."""
+    """Bytes at each point: those of the first point, 16 for each further parameter, and a part linear in the axis."""
     value, memory, parameters = ([r[key] for r in rows] for key in ("value", "peak_mem_bytes", "parameters"))
     grown = [BYTES * (p - parameters[0]) for p in parameters]
     slope = (memory[1] - memory[0] - grown[1]) / (value[1] - value[0])
@@ -76,7 +76,8 @@ KEYS = ("ratio_max", "ratio_min")  # the fastest round is the lower end of the t
 def main() -> int:
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
         print(
-            "usage: python docs/draw_speed.py FOLDER     (with scaling.json, layouts.json of bench.py)", file=sys.stderr
+            "usage: python docs/scripts/draw_speed.py FOLDER     (with scaling.json, layouts.json of bench.py)",
+            file=sys.stderr,
         )
         return 2
     folder = Path(sys.argv[1])

@@ -1,10 +1,11 @@
 """Sweep the learning rate of each optimizer on Pre-LN and on DNT, on the embedded text, and draw loss against LR.
 
-    python data/pystdlib/prepare.py && python docs/sweep_lr.py        # about an hour on 2 CPU cores
+    python data/pystdlib/prepare.py && python docs/scripts/sweep_lr.py        # about an hour on 2 CPU cores
 
-Finished runs in out/sweep are not repeated, so it can be stopped and started again. Two runs at a time, a thread each.
-Writes docs/optimizers/lr_sweep.png and prints the tables of docs/optimizers.md. A run has diverged if it was given up
-for gradients that are not finite, or was at any evaluation worse than before training: such points are crosses.
+Finished runs in out/sweep are not repeated, so it can be stopped and started again. Two runs at a time, with one thread
+each. Writes docs/optimizers/lr_sweep.png and prints the tables of docs/optimizers.md. A run counts as diverged, and is
+drawn as a cross, if it was ended because of gradients that are not finite, or if any evaluation was worse than the one
+before training.
 """
 
 import json
@@ -20,7 +21,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SIZE = "config/quickstart.py --n_layer=4 --n_embd=128 --n_head=4 --max_iters=300 --warmup_iters=30 --eval_interval=50"
 SIZE += " --log_interval=10 --compile=False"
 LAYOUTS = {"Pre-LN (S1)": "config/dnt/s1.py", "DNT (S5)": "config/dnt/s5.py"}
@@ -36,7 +37,7 @@ OPTIMIZERS = {
 SEEDS = (1, 2, 3)  # the first for the whole grid, all at each optimizer's best LR
 
 
-def losses(optimizer: str, layout: str, lr: float, seed: int) -> dict:
+def find_losses(optimizer: str, layout: str, lr: float, seed: int) -> dict:
     """{step: validation loss} of a run, which is trained if it is not there."""
     name = "".join(c if c.isalnum() else "_" for c in f"{optimizer} {layout}")
     out = ROOT / "out" / "sweep" / f"{name}-{lr:g}-{seed}"
@@ -59,32 +60,34 @@ def losses(optimizer: str, layout: str, lr: float, seed: int) -> dict:
     return {row["step"]: row["val_loss"] for row in rows if row.get("val_loss") is not None}
 
 
-def diverged(curve: dict) -> bool:
+def has_diverged(curve: dict) -> bool:
+    """Whether a curve {step: loss} ends early or was ever above its start."""
     return 300 not in curve or max(curve.values()) > curve[0]
 
 
-def all_losses(runs: list) -> list:
+def find_all_losses(runs: list) -> list:
+    """`find_losses` of every run, two at a time."""
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda run: losses(*run), runs))
+        return list(pool.map(lambda run: find_losses(*run), runs))
 
 
 def main():
     grid = [(o, layout, lr, SEEDS[0]) for o, layout in product(OPTIMIZERS, LAYOUTS) for lr in OPTIMIZERS[o][1]]
-    curves = dict(zip(grid, all_losses(grid), strict=True))
+    curves = dict(zip(grid, find_all_losses(grid), strict=True))
     best = {}
     for optimizer, layout, lr, seed in grid:
         curve = curves[optimizer, layout, lr, seed]
-        if not diverged(curve):
+        if not has_diverged(curve):
             key = optimizer, layout
             best[key] = min(best.get(key, (curve[300], lr)), (curve[300], lr))
     again = [(o, layout, lr, seed) for (o, layout), (_, lr) in best.items() for seed in SEEDS]
-    repeated = dict(zip(again, all_losses(again), strict=True))
+    repeated = dict(zip(again, find_all_losses(again), strict=True))
 
     figure, axes = plt.subplots(1, len(OPTIMIZERS), figsize=(16, 3.6), sharey=True)
     for axis, (optimizer, (_, lrs)) in zip(axes, OPTIMIZERS.items(), strict=True):
         for layout, color in zip(LAYOUTS, ("tab:blue", "tab:orange"), strict=True):
             points = [(lr, curves[optimizer, layout, lr, SEEDS[0]]) for lr in lrs]
-            ends = [(lr, min(4.0, curve.get(300, 4.0)), diverged(curve)) for lr, curve in points]
+            ends = [(lr, min(4.0, curve.get(300, 4.0)), has_diverged(curve)) for lr, curve in points]
             axis.plot([lr for lr, _, _ in ends], [loss for _, loss, _ in ends], color=color, linewidth=1)
             for bad, marker in ((False, "o"), (True, "x")):
                 some = [(lr, loss) for lr, loss, d in ends if d == bad]
@@ -106,7 +109,7 @@ def main():
         for lr in OPTIMIZERS[optimizer][1]:
             curve = curves[optimizer, layout, lr, SEEDS[0]]
             cells.append(f"{lr:g}: {curve[300]:.3f}" if 300 in curve else f"{lr:g}: stopped")
-            cells[-1] += " ✗" * diverged(curve)
+            cells[-1] += " ✗" * has_diverged(curve)
         print(f"| {optimizer} | {layout} | {', '.join(cells)} |")
     print("\n| optimizer | layout | best LR | loss at step 300, seeds 1, 2, 3 |\n|---|---|---|---|")
     for (optimizer, layout), (_, lr) in best.items():

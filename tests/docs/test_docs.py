@@ -1,0 +1,306 @@
+"""The pages, the Makefile and the headers of configs say what the code does: commands start, links resolve, flags
+exist, outputs are what is printed, the README's changes apply."""
+
+import ast
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+import bench
+from configurator import read_knobs
+from model import GPT
+from nanodnt.claims import report
+from nanodnt.claims.judge import choose_claims
+from nanodnt.engine import split_batch
+from nanodnt.optim import describe_groups, fill_defaults, make_optimizer
+from nanodnt.plan.__main__ import main, resolve
+from nanodnt.plan.planning import PlanConfig
+from support.pages import (
+    CONFIGS,
+    FLAGS,
+    PAGES,
+    ROOT,
+    SCHEMAS,
+    WORDS,
+    anchors,
+    commands,
+    links,
+    load,
+    read_values,
+    rows_with,
+    shown_outputs,
+)
+from support.runs import TINY, make_dataset
+
+README = (ROOT / "README.md").read_text()
+NAMES = {page: page.relative_to(ROOT).as_posix() for page in PAGES}
+SOURCES = [ROOT / name for name in ("Makefile", *SCHEMAS, "nanodnt/plan/__main__.py")]
+COMMANDS = list(commands([*PAGES, *SOURCES, *(ROOT / path for path in CONFIGS)]))
+OUTPUTS = list(shown_outputs(PAGES))
+ADDED_BY_README = ("--skip_scale", "--optimizer=lion")  # tried by test_the_readmes_changes_work
+
+
+# ------------------------------------------------------------------------------------------------- README's own form
+
+
+def test_the_readme_is_short_and_in_order():
+    titles = ["Two commands", "The main job", "Layouts and optimizers", "Look inside", "Results", "Speed"]
+    titles += ["A run directory", "Change it", "Where more is written"]
+    assert README.count("\n") <= 220
+    assert re.findall(r"^## (.*)$", README, re.MULTILINE) == titles
+    assert max(map(len, README.splitlines())) <= 200
+
+
+def test_the_readmes_layouts_build():
+    found = [text for row in rows_with(README, "flags") for text in FLAGS.findall(row["flags"])]
+    assert len(found) >= 9 and "lns=norm residual_init=plain" in found
+    for text in found:
+        model, config = load(*(f"--{flag}" for flag in text.split()))
+        model.vocab_size = 64
+        fill_defaults(config)
+        make_optimizer(GPT.empty(model), config)
+
+
+def test_every_page_is_linked_from_the_readme_or_a_page():
+    linked = {(page.parent / target).resolve() for page in PAGES for target, _ in links(page.read_text())}
+    assert [NAMES[page] for page in PAGES[1:] if page not in linked] == []
+
+
+def test_the_readmes_results_are_those_of_the_optimizer_page():
+    page = (ROOT / "docs" / "optimizers.md").read_text()
+    best = {(row["optimizer"], row["layout"]): row for row in rows_with(page, "best LR")}
+    table = [row for row in rows_with(README, "optimizer") if "Pre-LN: best LR" in row]
+    assert len(table) == 5
+    for row in table:
+        cells = list(row.values())
+        for layout, lr, losses in (("Pre-LN (S1)", *cells[1:3]), ("DNT (S5)", *cells[3:5])):
+            wanted = best[row["optimizer"], layout]
+            assert (wanted["best LR"], wanted["loss at step 300, seeds 1, 2, 3"]) == (lr, losses)
+
+
+# -------------------------------------------------------------------------------------------- links, files, flags
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES.get)
+def test_links_resolve(page):
+    text = page.read_text()
+    missing = []
+    for target, anchor in links(text):
+        path = (page.parent / target).resolve() if target else page
+        there = path.exists() and (not anchor or anchor in anchors(path.read_text()))
+        missing += [f"{target}#{anchor}"] * (not there)
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES.get)
+def test_scripts_that_a_page_starts_exist(page):
+    started = re.findall(r"(?:python|torchrun [^\n]*?) ((?:\w+/)*\w+\.py)", page.read_text().replace("\\\n", " "))
+    own = ["check.py"]  # the page has it whole
+    assert [path for path in started if path not in own and not (ROOT / path).exists()] == []
+    modules = re.findall(r"python -m ([\w.]+)", page.read_text())
+    assert [name for name in modules if importlib.util.find_spec(name) is None] == []
+
+
+# Flags of other programs, and of data/*/prepare.py, soak.py and docs/scripts.
+FOREIGN = "standalone nproc_per_node nnodes max_restarts shutdown-timeout rdzv_backend rdzv_endpoint rdzv_id rdzv_conf"
+FOREIGN += " kill-on-bad-exit job-name ntasks-per-node gpus-per-node cpus-per-task time signal requeue open-mode output"
+FOREIGN += " nodes help key deep input name tokenizer shards kills seed minutes skip_scale"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES.get)
+def test_flags_that_a_page_names_exist(page):
+    known = {name for schemas in SCHEMAS.values() for name in read_knobs(*schemas)}
+    known |= {word[2:] for word in WORDS} | set(FOREIGN.split())
+    named = set(re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", page.read_text()))
+    assert named - known == set()
+
+
+def test_python_on_the_pages_imports_what_exists():
+    imported = []
+    for page in PAGES:
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            try:
+                tree = ast.parse(block)
+            except SyntaxError:  # what the quickstart's model has written
+                assert "class = self.get_read_caches()" in block
+                continue
+            imported += [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert len(imported) > 10
+    for node in imported:
+        module = importlib.import_module(node.module)
+        assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == [], node.module
+
+
+def test_messages_on_the_page_about_many_gpus_are_the_codes():
+    """Piece by piece, between the numbers; what stands in parentheses comes from torch."""
+    sources = "".join(path.read_text() for path in [*ROOT.glob("*.py"), *(ROOT / "nanodnt").rglob("*.py")])
+    sources = re.sub(r'"\s*\n\s*f?"', "", sources)  # literals that follow each other
+    page = (ROOT / "docs" / "scale.md").read_text()
+    messages = [m for row in rows_with(page, "message") for m in re.findall(r"`([^`]+)`", row["message"])]
+    pieces = [piece for m in messages if "exitcode" not in m for piece in re.split(r"\(.*|…|\d[\d, ]*", m)]
+    pieces = [piece for piece in pieces if len(piece.strip()) > 8]
+    assert len(pieces) >= 10
+    assert [piece for piece in pieces if piece.strip() not in sources] == []
+
+
+# ------------------------------------------------------------------------------------------------------- commands
+
+
+def check_training(argv, processes):
+    flags, config = load(*argv)
+    flags.vocab_size = 50257
+    flags.check()
+    config.check()
+    fill_defaults(config)
+    split_batch(config.batch_size, config.micro_batch_size, processes)
+
+
+def check_command(command, argv, processes):
+    """What the command checks before it reads data: files, flags, their values, the batch over the processes."""
+    argv = [a for a in argv if not a.startswith(("--help", "--plot", *ADDED_BY_README))]
+    if command == "train.py":
+        check_training(argv, processes)
+    elif command == "model.py":
+        (*_, plan), _ = read_values([a for a in argv if a != "--plan"], SCHEMAS[command])
+        plan.check()
+        assert "--plan" in argv or plan == PlanConfig()
+        names = {f"--{f.name}" for f in fields(PlanConfig)} | {"--plan"}
+        check_training([a for a in argv if a.partition("=")[0] not in names], 1)
+    elif command == "bench.py":
+        base, compared, profile = bench.split_words(argv)
+        for files in [[file] for file in compared or ()] or [[]]:
+            (*_, config), _ = read_values(base + files, SCHEMAS[command])
+            assert bench.choose_mode(config, compared, profile)
+    else:
+        (config,), given = read_values(argv, SCHEMAS[command], "run")
+        assert given["run"][0] or command != "analyze.py"
+        if command != "analyze.py":  # which checks itself as it is made
+            config.check()
+        assert command != "reproduce.py" or choose_claims(config.only, config.scale)
+
+
+def test_every_command_would_start(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    failed = []
+    for path, command, argv, processes in COMMANDS:
+        try:
+            check_command(command, argv, processes)
+        except (ValueError, AssertionError, SystemExit) as error:
+            failed.append(f"{path.relative_to(ROOT)}: {command} {' '.join(argv)}: {error!r}")
+    assert failed == []
+
+
+def test_the_commands_are_found():
+    found = [(command, len(argv)) for _, command, argv, _ in COMMANDS]
+    assert len([f for f in found if f[0] == "train.py"]) >= 2 * len(CONFIGS) and ("sample.py", 2) in found
+    assert {processes for *_, processes in COMMANDS} >= {1, 4, 8}
+    assert {command for command, _ in found} == set(SCHEMAS)
+    headers = {path for path, *_ in COMMANDS}
+    assert {ROOT / "Makefile", ROOT / "README.md", *(ROOT / path for path in CONFIGS)} <= headers
+
+
+# -------------------------------------------------------------------------------------------------------- outputs
+
+
+def test_the_outputs_are_found():
+    where = {(NAMES[path], command) for path, command, *_ in OUTPUTS}
+    assert {("README.md", "model.py"), ("docs/layouts.md", "model.py"), ("docs/optimizers.md", "train.py")} <= where
+    assert len(OUTPUTS) >= 7
+
+
+def cost_of(path, command, arguments, output):
+    """A plan of 48 blocks traces four training steps."""
+    marks = [pytest.mark.deep] if "--plan" in arguments else []
+    name = f"{NAMES[path]}: {command} {' '.join(arguments)}"
+    return pytest.param(command, tuple(arguments), output, marks=marks, id=name)
+
+
+@pytest.mark.parametrize("command, arguments, output", [cost_of(*shown) for shown in OUTPUTS])
+def test_output_on_a_page_is_what_is_printed(command, arguments, output, tmp_path, monkeypatch, capsys):
+    """Line by line and in order; a line "…" leaves some out, a line that ends so is cut."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("nanodnt.plan.__main__.folder_of", lambda name: tmp_path)  # as if no dataset were prepared
+    if command == "train.py":  # prints the groups, then needs data
+        model, optimizer, *_ = resolve("", argv=list(arguments))
+        printed = describe_groups(optimizer, model)
+    else:
+        monkeypatch.setattr(sys, "argv", [command, *arguments])
+        assert main() == 0
+        printed = capsys.readouterr().out
+    rest = (line.rstrip() for line in printed.splitlines())
+    for line in filter(None, map(str.rstrip, output.splitlines())):
+        start = line.removesuffix("…")
+        assert any(found == line or line != start and found.startswith(start) for found in rest), line
+
+
+# -------------------------------------------------------------------------------------------------------- results
+
+
+def test_the_verdicts_on_the_page_are_those_on_record():
+    table = report.verdict_table(report.load_results(ROOT / "docs" / "results"), "tiny")
+    page = (ROOT / "docs" / "results" / "tiny.md").read_text()
+    assert "\n".join(table) in page
+
+
+# ----------------------------------------------------------------------------------------------- the README's changes
+
+
+def apply_changes(root):
+    """Make the README's changes in the tree at `root`: each hunk of a diff begins with `--- FILE`, and a Python block
+    after a line that ends in "the whole of `FILE`:" is a new file."""
+    for block in re.findall(r"```diff\n(.*?)```", README, re.DOTALL):
+        for hunk in block.split("--- ")[1:]:
+            name, *lines = hunk.rstrip("\n").split("\n")
+            old = "\n".join(line[1:] for line in lines if line[0] in " -")
+            new = "\n".join(line[1:] for line in lines if line[0] in " +")
+            source = (root / name).read_text()
+            assert source.count(old) == 1, f"README: the hunk for {name} does not apply:\n{old}"
+            (root / name).write_text(source.replace(old, new))
+    new_files = re.findall(r"the whole of `([\w/]+\.py)`:\n\n```python\n(.*?)```", README, re.DOTALL)
+    assert [name for name, _ in new_files] == ["nanodnt/optim/lion.py"]
+    for name, source in new_files:
+        assert not (root / name).exists()
+        (root / name).write_text(source)
+
+
+@pytest.fixture(scope="module")
+def changed_tree(tmp_path_factory):
+    """A copy of the tree with the README's changes, and a dataset in it."""
+    root = tmp_path_factory.mktemp("changed") / "tree"
+    root.mkdir()
+    for name in ("layers", "nanodnt", "tests", "config", "docs"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
+    for path in [*ROOT.glob("*.py"), ROOT / "README.md", ROOT / "pyproject.toml"]:
+        shutil.copy(path, root)
+    apply_changes(root)
+    make_dataset(root / "data" / "walk")
+    return root
+
+
+def start(root, *argv):
+    return subprocess.run([sys.executable, *map(str, argv)], cwd=root, capture_output=True, text=True, timeout=300)
+
+
+def test_the_readmes_changes_work(changed_tree):
+    """One run with the new layout and the new optimizer."""
+    flags = TINY | dict(dataset=changed_tree / "data" / "walk", out_dir="out/run", skip_scale=0.9, optimizer="lion")
+    flags |= dict(learning_rate=3e-3, min_lr=3e-4, weight_decay=0.1, max_iters=40, eval_interval=20)
+    argv = ["train.py", *(f"--{name}={value}" for name, value in flags.items())]
+    run = start(changed_tree, *argv)
+    assert run.returncode == 0, run.stderr
+    losses = [float(x) for x in re.findall(r"validation loss ([\d.]+)", run.stdout)]
+    assert losses[-1] < losses[0] - 1 and "lion" in run.stdout
+
+
+def test_the_readmes_row_of_tests_passes(changed_tree):
+    """The new layout's row, and that its flag is on the page."""
+    pattern, name = re.search(r"^python -m pytest (\S+) -k (\w+)", README, re.MULTILINE).groups()
+    files = [*sorted(changed_tree.glob(pattern)), *sorted(changed_tree.glob("tests/docs/test_layout*.py"))]
+    run = start(changed_tree, "-m", "pytest", "-p", "no:cacheprovider", *files, "-k", f"{name} or on_the_page")
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert run.returncode == 0 and passed and int(passed[1]) >= 5, run.stdout + run.stderr
