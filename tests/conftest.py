@@ -1,11 +1,36 @@
-"""Fixtures that several test files use."""
+"""What all tests share: the two suites, one torch thread a worker, a small dataset."""
+
+import os
 
 import pytest
-import torch
 
-pytest.register_assert_rewrite("helpers")
 
-from helpers import make_dataset  # noqa: E402
+def pytest_addoption(parser):
+    parser.addoption("--deep", action="store_true", help="run only the deep tests, and hypothesis at full depth")
+
+
+def pytest_configure(config):
+    if config.getoption("--deep"):
+        os.environ["NANODNT_DEEP"] = "1"  # before support.depth is imported
+    if "PYTEST_XDIST_WORKER" in os.environ:  # workers run side by side, and so do the processes they start
+        os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def pytest_collection_modifyitems(config, items):
+    """Without --deep leave the deep tests out; with it, leave out what `make test` has already shown."""
+    deep = config.getoption("--deep")
+
+    def is_wanted(item):
+        depends_on_depth = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        return bool(item.get_closest_marker("deep")) == deep or (deep and depends_on_depth)
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
+    items[:] = [item for item in items if is_wanted(item)]
+
+
+pytest.register_assert_rewrite("support")
+
+from support.runs import make_dataset  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +41,9 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """One CPU thread, as the processes of helpers.py have: the same sums, and no waiting for cores others use."""
+    """One CPU thread, as the processes of support.runs have: the same sums, and no waiting for cores others use."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

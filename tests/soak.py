@@ -1,4 +1,4 @@
-"""Hundreds of faults of every kind, at random moments of tiny runs; exit code 1 where one of them did lasting harm.
+"""Hundreds of faults of every kind, at random moments of tiny runs. Exit code 1 if one of them did lasting harm.
 
 python tests/soak.py --kills=300 --seed=1      # the same seed is the same plan of faults
 """
@@ -14,25 +14,25 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import helpers
-from faults import COLUMNS, COMMANDS, KINDS, Fault, Trial, draw, suits
-
-import runtime
 from configurator import configure
+from nanodnt.run.errors import EXPECTED, report_error
+from support.faults import COMMANDS, KINDS, Fault, draw, suits
+from support.runs import make_dataset
+from support.trials import COLUMNS, Trial
 
-TOGETHER = 8  # faults of one trial
+FAULTS = 8  # of one trial
 UNDISTURBED = "then undisturbed, to the end"
 
 
 @dataclass
 class SoakConfig:
     kills: int = 300  # how many faults
-    seed: int = 0  # of the plan; 0 = by the time
-    minutes: float = 60.0  # begin no further trial after so many
+    seed: int = 0  # of the plan; 0 = from the clock
+    minutes: float = 60.0  # begin no further trial after this time
 
 
 def plan(kills: int, seed: int) -> list:
-    """(name of a command, faults) of every trial: `kills` faults in all, every kind in turn."""
+    """(name of a command, faults) of every trial: `kills` faults in all, of every kind in turn."""
     random, faults, trials = Random(seed), [], {name: [] for name in COMMANDS}
     while len(faults) < kills:
         deck = [kind for kind in KINDS for _ in range(int(KINDS[kind].weight))]
@@ -41,14 +41,14 @@ def plan(kills: int, seed: int) -> list:
     for kind in faults[:kills]:
         name = random.choice([name for name in COMMANDS if suits(kind, COMMANDS[name])])
         trials[name].append(draw(random, COMMANDS[name], [kind]))
-        if len(trials[name]) == TOGETHER:
+        if len(trials[name]) == FAULTS:
             done.append((name, trials.pop(name)))
             trials[name] = []
     return done + [(name, rest) for name, rest in trials.items() if rest]
 
 
 def strike(trial: Trial, fault: Fault) -> list:
-    """Outcomes of a fault: again, in a new run and earlier, where the run was over before it."""
+    """Outcomes of a fault. If the run ended before the fault struck, it is tried again, earlier in a new run."""
     outcomes = [trial.strike(fault)]
     while not outcomes[-1].struck and len(outcomes) < 4:
         fault = fault._replace(moment=0.7 * fault.moment)
@@ -57,7 +57,7 @@ def strike(trial: Trial, fault: Fault) -> list:
 
 
 def table(counts: dict) -> str:
-    """Kind of fault × (times, ended as it should, …) in Markdown."""
+    """A Markdown table: kind of fault × (times, ended as it should, …)."""
     head = ("fault", "times", "ended as it should", *COLUMNS[1:])
     lines = ["| " + " | ".join(head) + " |", "|---" + "|--:" * (len(head) - 1) + "|"]
     total = sum((c for kind, c in counts.items() if kind in KINDS), Counter())
@@ -68,13 +68,14 @@ def table(counts: dict) -> str:
 
 
 def soak(config: SoakConfig, folder: Path) -> int:
+    """Make the plan's trials in `folder`, and print what went wrong. Returns the exit code."""
     begun, todo, counts, failures, references = time.time(), plan(config.kills, config.seed), {}, 0, {}
-    dataset = helpers.make_dataset(folder / "walk")
+    dataset = make_dataset(folder / "walk")
     for name, command in COMMANDS.items():
         references[name] = Trial(folder / f"reference of {name}", command, dataset)
     for number, (name, faults) in enumerate(todo):
         if time.time() - begun > 60 * config.minutes:
-            print(f"time is over: {len(todo) - number} of {len(todo)} trials are not made")
+            print(f"time is over: {len(todo) - number} of {len(todo)} trials are left out")
             break
         trial = Trial(folder / str(number), COMMANDS[name], dataset, references[name])
         for fault in faults:
@@ -97,7 +98,7 @@ def soak(config: SoakConfig, folder: Path) -> int:
 
 
 def note(counter: Counter, wrong: tuple, what: str) -> int:
-    """Count what went wrong in its columns, once each, and print it; 1 if anything did."""
+    """Count what went wrong, once in each column, and print it. Returns 1 if anything did, else 0."""
     counter.update({column for column, _ in wrong})
     if wrong:
         print(f"FAILURE: {what}: {wrong}", flush=True)
@@ -111,8 +112,8 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="soak") as folder:
             return soak(config, Path(folder))
-    except runtime.EXPECTED as e:
-        return runtime.report(e)
+    except EXPECTED as e:
+        return report_error(e)
 
 
 if __name__ == "__main__":

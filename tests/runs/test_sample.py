@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +14,12 @@ import torch
 
 import sample
 import train
-from loader import Tokenizer
 from model import GPT, GPTConfig
+from nanodnt.data import Tokenizer
+from support.hostile import refusal
+from support.runs import ROOT
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.usefixtures("one_thread", "quick")
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen.\n" * 8
 TINY = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=8", "--batch_size=4", "--eval_interval=10"]
 TINY += ["--warmup_iters=1", "--learning_rate=1e-2", "--device=cpu", "--dtype=float32", "--compile=False"]
@@ -27,7 +27,7 @@ BYTES = Tokenizer.meta_for("bytes")
 
 
 def make_dataset(folder, tokenizer=BYTES, text=TEXT):
-    """A prepared dataset written from the description of the format, without data/common.py."""
+    """A prepared dataset written from the description of the format, without nanodnt/prepare.py."""
     folder.mkdir(parents=True)
     ids = Tokenizer(tokenizer).encode(text)
     splits = {}
@@ -87,13 +87,13 @@ def draw(run, capsys):
 @pytest.fixture
 def drawn(monkeypatch):
     """The token ids of every batch of samples, prompt included, as the model returned them."""
-    batches, generate = [], GPT.generate
+    batches, generate = [], sample.generate
 
     def recorded(*args, **how):
         batches.append(generate(*args, **how))
         return batches[-1]
 
-    monkeypatch.setattr(GPT, "generate", recorded)
+    monkeypatch.setattr(sample, "generate", recorded)
     return batches
 
 
@@ -141,8 +141,27 @@ def test_a_prompt_is_the_same_from_a_flag_a_file_and_stdin(draw, tmp_path, monke
     assert all(text.startswith(prompt) and len(text) > len(prompt) for text in from_flag)
     (tmp_path / "prompt.txt").write_bytes(prompt.encode() + b"\n")  # as an editor writes it, and echo
     assert draw(f"--start_file={tmp_path / 'prompt.txt'}") == from_flag
+    assert draw(f"--start=FILE:{tmp_path / 'prompt.txt'}") == from_flag  # nanoGPT's name for it
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompt.encode() + b"\n")))
     assert draw("--start_file=-") == from_flag
+
+
+def test_a_prompt_file_that_cannot_be_read(run, tmp_path, capsys):
+    (tmp_path / "latin1.txt").write_bytes("déjà".encode("latin-1"))
+    (tmp_path / "prompt.txt").write_text("a")
+    for name, problem in (
+        ("missing.txt", "No such file"),
+        ("", "directory"),
+        ("latin1.txt", "is not UTF-8 text"),
+        (".", "directory"),
+    ):
+        start = f"FILE:{tmp_path / name if name else ''}"
+        code = call(sample.main, f"--out_dir={run}", f"--start={start}")
+        refusal(capsys, code, f"start={start}", problem)
+    both = f"--start=FILE:{tmp_path / 'prompt.txt'}", f"--start_file={tmp_path / 'prompt.txt'}"
+    refusal(capsys, call(sample.main, f"--out_dir={run}", *both), "start and start_file", "keep one")
+    assert call(sample.main, "--help") == 0
+    assert "FILE:" in capsys.readouterr().out
 
 
 def test_the_prompt_conditions_the_text(run, draw, tmp_path):

@@ -1,32 +1,30 @@
-"""row["track"]: its numbers against ones taken by other means; it leaves the run alone; shards; what is not finite."""
+"""row["track"]: its numbers against ones computed by other means; it changes nothing in the run; what is not finite."""
 
 import json
 import math
-import os
 import signal
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_same_run, column, different, load, metrics, run, spoil_gradients
-from test_dist import processes
-from test_fsdp import left, play
 
-import rundir
-import runtime
-import tracking
 import train
 from model import GPT, GPTConfig
+from nanodnt import start
+from nanodnt.run import tracking
+from nanodnt.run.checkpoints import load_checkpoint
+from nanodnt.run.environment import Env
+from nanodnt.run.metrics import Metrics, read_metrics
+from nanodnt.weights import model_from_checkpoint
+from support.runs import assert_same_run, at_row, different, kill_me, load, metrics, run, spoil_gradients
+from support.tracked import PRE, UNIFIED, assert_close_numbers, leaves, tracks
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("quick", "one_thread")
 
-PRE = dict(pre_norm="both", mid_norm="none", input_norm=False)
 POST = dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=False)
-UNIFIED = dict(PRE, qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir")
 LAYOUTS = {
     "DNT": dict(),
     "LLaMA, LNS": dict(PRE, qk_norm=False, pos="rope", mlp="swiglu", tie_weights=False, lns="norm", n_kv_head=2),
@@ -41,44 +39,19 @@ ALWAYS = dict(track_interval=1, max_iters=6, lr_decay_iters=20, eval_interval=6)
 BY_STEP = ("grad_norm", "grad_kurtosis", "update_ratio")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rundir, "draw_loss", lambda *_: None)
-        yield
-
-
-def tracks(out_dir) -> dict:
-    return column(out_dir, "track")
-
-
-def leaves(value, path=()) -> dict:
-    """{path: number} of nested dicts and lists."""
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    return {path: value} if parts is None else {k: x for key, v in parts for k, x in leaves(v, (*path, key)).items()}
-
-
-def assert_close(got, expected, rel=2e-5):
-    """Nested numbers; None only where None is expected. They have six digits."""
-    got, expected = leaves(got), leaves(expected)
-    assert got.keys() == expected.keys()
-    for path, x in expected.items():
-        assert (x is None) == (got[path] is None) and (x is None or got[path] == pytest.approx(x, rel=rel, abs=1e-12))
-
-
-# ------------------------------------------------------------------------------------------------------ the forward
+# ------------------------------------------------------------------------------------------------ one forward pass
 
 
 def by_hand(model, idx) -> dict:
-    """What `probe` has, by the equation of a sub-layer, x ← post(skip(x) + mid(f(pre(x)))), step by step, with NumPy; q
-    and k are those that attention is asked with."""
-    asked, attention, c = [], F.scaled_dot_product_attention, model.config
+    """What `probe` measures, from the equation of a sub-layer, x ← post(skip(x) + mid(f(pre(x)))), with NumPy; q and k
+    are those that attention is called with."""
+    pairs, attention, c = [], F.scaled_dot_product_attention, model.config
 
     def note(q, k, v, **options):
-        asked.append([x.detach().double().numpy() for x in (q, k)])
+        pairs.append([x.detach().double().numpy() for x in (q, k)])
         return attention(q, k, v, **options)
 
-    def spread(x):
+    def spread(x):  # variance over channels, mean over tokens
         return float(x.double().numpy().var(-1).mean())
 
     x = model.wte(idx) + (0 if model.wpe is None else model.wpe(torch.arange(idx.shape[1])))
@@ -92,17 +65,17 @@ def by_hand(model, idx) -> dict:
         for i, block in enumerate(model.blocks):
             found["stream_var"].append(spread(x))
             for name, r, args in (("attn", block.attn, (rope,)), ("mlp", block.mlp, ())):
-                here = f"blocks.{i}.{name}"
-                inputs[f"{here}.pre"] = x
+                path = f"blocks.{i}.{name}"
+                inputs[f"{path}.pre"] = x
                 u = r.pre(x)
-                inputs[f"{here}.mid"] = r.f(u, r.pre.folded(), *args)
-                y = r.mid(inputs[f"{here}.mid"])
+                inputs[f"{path}.mid"] = r.f(u, r.pre.folded(), *args)
+                y = r.mid(inputs[f"{path}.mid"])
                 found["branch_var"][name].append(spread(y))
-                inputs[f"{here}.post"] = r.skip(x) + y
-                x = r.post(inputs[f"{here}.post"])
+                inputs[f"{path}.post"] = r.skip(x) + y
+                x = r.post(inputs[f"{path}.post"])
     inputs["final_norm"] = x
     found["stream_var"].append(spread(x))
-    for q, k in asked:
+    for q, k in pairs:
         k, largest = k.repeat(q.shape[1] // k.shape[1], axis=1), 0.0
         for t in range(q.shape[2]):  # a token sees itself and those before
             largest = max(largest, np.abs(np.einsum("bhd,bhsd->bhs", q[:, :, t], k[:, :, : t + 1])).max())
@@ -113,14 +86,14 @@ def by_hand(model, idx) -> dict:
     found["inv_std"] = {name: float(1 / inputs[name].double().numpy().std()) for name in dyt}
     found["gain"] = {}
     for name, slot in slots.items():
-        one = gain_by_hand(slot)
-        if one.size > 1:
-            found["gain"][name] = [float(np.sqrt((one**2).mean())), float(one.min()), float(one.max())]
+        gain = gain_by_hand(slot)
+        if gain.size > 1:
+            found["gain"][name] = [float(np.sqrt((gain**2).mean())), float(gain.min()), float(gain.max())]
     return found
 
 
 def gain_by_hand(slot) -> np.ndarray:
-    """The scale vector of a slot as its parameters have it: γ, or β·α/rms(α)."""
+    """The scale vector of a slot from its parameters: γ, or β·α/rms(α)."""
     if slot.direction is None:
         return np.ones(1) if slot.gain is None else slot.gain.double().numpy()
     direction = slot.direction.double().numpy()
@@ -128,7 +101,7 @@ def gain_by_hand(slot) -> np.ndarray:
 
 
 def model_of(flags, seed=3, **more) -> GPT:
-    """A model whose parameters have all moved away from where they start."""
+    """A model none of whose parameters has its initial value."""
     sizes = dict(n_layer=3, n_head=4, n_embd=32, block_size=16, vocab_size=50, mid_norm="both", pre_norm="attn")
     model = GPT(GPTConfig(**sizes | dict(input_norm=True, qk_norm=True) | flags | more))
     model.config.check()
@@ -140,31 +113,29 @@ def model_of(flags, seed=3, **more) -> GPT:
 
 
 @pytest.mark.parametrize("flags", LAYOUTS.values(), ids=LAYOUTS)
-def test_one_forward_has_what_the_equations_have(flags, monkeypatch):
-    model, idx = (
-        model_of(flags, dropout=0.5).eval(),
-        torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(1)),
-    )
+def test_the_probe_measures_what_the_equations_say(flags, monkeypatch):
+    model = model_of(flags, dropout=0.5).eval()
+    idx = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = by_hand(model, idx)
     state, shapes, logits = torch.get_rng_state(), [], GPT.logits
     monkeypatch.setattr(GPT, "logits", lambda self, x: shapes.append(y := logits(self, x)) or y)
-    found = tracking.numbers(tracking.probe(model.train(), idx))
-    assert_close(found, expected)
+    found = tracking.fetch_numbers(tracking.probe(model.train(), idx))
+    assert_close_numbers(found, expected)
     assert [len(found[name]) for name in ("stream_var", "logit_max")] == [4, 3]
     assert all(m.training and not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
-    assert torch.equal(torch.get_rng_state(), state) and shapes[0].shape == (3, 1, 50)  # of a token, not of 16
+    assert torch.equal(torch.get_rng_state(), state) and shapes[0].shape == (3, 1, 50)  # logits of one token, not of 16
     tracking.probe(model.eval(), idx)
     assert not any(m.training for m in model.modules())
 
 
 def test_logits_in_pieces(monkeypatch):
     q, k = (torch.randn(2, heads, 11, 4, generator=torch.Generator().manual_seed(heads)) for heads in (6, 3))
-    whole = tracking.largest_logit(q, k)
-    k[:, :, 10] *= 100  # the last token is seen by itself alone
+    at_once = tracking.largest_logit(q, k)
+    k[:, :, 10] *= 100  # only the last token itself sees it
     monkeypatch.setattr(tracking, "PIECE", 2 * 6 * 11 * 3)
     last = (q[:, :, 10] * k[:, :, 10].repeat_interleave(2, 1)).sum(-1).abs().max() / 2
-    assert tracking.largest_logit(q, k) == pytest.approx(last.item()) and last > 2 * whole
+    assert tracking.largest_logit(q, k) == pytest.approx(last.item()) and last > 2 * at_once
 
 
 # --------------------------------------------------------------------------------------------------------- the step
@@ -172,7 +143,8 @@ def test_logits_in_pieces(monkeypatch):
 
 @contextmanager
 def watched():
-    """Of each step of a run its gradients before clipping, and the weights before and after it, {name: array}."""
+    """A list that gets, for each step of a run, its gradients before clipping and the weights before and after it,
+    {name: array}, and the roles."""
     seen, step, total = [], train.training_step, torch.nn.utils.get_total_norm
 
     def note_step(model, raw_model, *args):
@@ -194,7 +166,8 @@ def watched():
         yield seen
 
 
-def of_a_step(gradients, old, new, roles) -> dict:
+def measure_by_hand(gradients, old, new, roles) -> dict:
+    """The tracked numbers of a step, from copies of its tensors."""
     found = {name: {} for name in (*BY_STEP, "weight_norm")}
     for role in dict.fromkeys(roles.values()):
         g, a, b = (np.concatenate([t.ravel() for n, t in d.items() if roles[n] == role]) for d in (gradients, old, new))
@@ -204,45 +177,49 @@ def of_a_step(gradients, old, new, roles) -> dict:
     return found
 
 
+def strip(rows: list) -> list:
+    """Rows of metrics.jsonl without what depends on the machine, and without "track"."""
+    left_out = ("tokens_per_s", "peak_mem_bytes", "track")
+    return [{k: v for k, v in row.items() if k not in left_out} for row in rows]
+
+
 STEPS = {
     "adamw, clipped": dict(grad_clip=0.01),
     "unified, accumulation": dict(UNIFIED, micro_batch_size=2, grad_clip=0.1, optimizer="adam_mini"),
-    "msgdw, biases, not clipped": dict(PRE, norm="layernorm", bias=True, optimizer="msgdw", grad_clip=0.0),
-    "muon, DyT": dict(PRE, norm="dyt", embed_scale=True, optimizer="muon", blockwise_lr=True, learning_rate=1e-3),
     "bfloat16": dict(dtype="bfloat16", dropout=0.3, activation_checkpointing=True),
     "float16": dict(dtype="float16"),
 }
+DEEP_STEPS = {
+    "msgdw, biases, not clipped": dict(PRE, norm="layernorm", bias=True, optimizer="msgdw", grad_clip=0.0),
+    "muon, DyT": dict(PRE, norm="dyt", embed_scale=True, optimizer="muon", blockwise_lr=True, learning_rate=1e-3),
+}
+CASES = [pytest.param(flags, id=name) for name, flags in STEPS.items()]
+CASES += [pytest.param(flags, id=name, marks=pytest.mark.deep) for name, flags in DEEP_STEPS.items()]
 
 
-@pytest.mark.parametrize("flags", STEPS.values(), ids=STEPS)
-def test_a_step_by_role_and_a_run_that_knows_nothing_of_it(flags, dataset, tmp_path, monkeypatch):
-    """Gradients, updates and weights as copies of the run's have them; and the same run without: the same bits."""
+@pytest.mark.parametrize("flags", CASES)
+def test_a_step_by_role_and_the_same_run_without_tracking(flags, dataset, tmp_path, monkeypatch):
+    """Tracked numbers are those of copies of the step's tensors. Without tracking the run has the same bits."""
     with watched() as seen:
         assert run(out_dir=tmp_path / "on", dataset=dataset, **ALWAYS, **flags) == 0
     rows = metrics(tmp_path / "on")
     assert [row["step"] for row in rows] == list(range(7)) and "track" not in rows[0]
     for row, step in zip(rows[1:], seen, strict=True):
-        expected = of_a_step(*step)
-        assert_close({name: row["track"][name] for name in expected}, expected)
+        expected = measure_by_hand(*step)
+        assert_close_numbers({name: row["track"][name] for name in expected}, expected)
         assert math.hypot(*row["track"]["grad_norm"].values()) == pytest.approx(row["grad_norm"], rel=1e-5)
 
     monkeypatch.setattr(train, "Tracker", None)  # calling it would be an error
     assert run(out_dir=tmp_path / "off", dataset=dataset, **ALWAYS | dict(track_interval=0), **flags) == 0
-    for row in rows:
-        row.pop("track", None)
-    machine = ("tokens_per_s", "peak_mem_bytes")
-    plain = [
-        [{k: v for k, v in row.items() if k not in machine} for row in rs] for rs in (rows, metrics(tmp_path / "off"))
-    ]
-    assert plain[0] == plain[1]
+    assert strip(rows) == strip(metrics(tmp_path / "off"))
     on, off = (load(tmp_path / name / "last.pt") for name in ("on", "off"))
     assert different(on["model"], off["model"]) == [] and different(on["optimizer"], off["optimizer"]) == []
 
 
 def test_the_probe_is_of_the_first_validation_sequences(dataset, tmp_path, monkeypatch):
     """As many as a step has, of at most 4096 tokens; the weights are those after the step, in the run's precision."""
-    asked, probe = [], tracking.probe
-    monkeypatch.setattr(tracking, "probe", lambda model, idx: asked.append(idx) or probe(model, idx))
+    read, probe = [], tracking.probe
+    monkeypatch.setattr(tracking, "probe", lambda model, idx: read.append(idx) or probe(model, idx))
     flags = dict(ALWAYS, dataset=dataset, max_iters=2, eval_interval=2, eval_tokens=512)
     assert run(out_dir=tmp_path / "a", **flags) == 0
     assert run(out_dir=tmp_path / "b", micro_batch_size=2, **flags) == 0
@@ -252,18 +229,18 @@ def test_the_probe_is_of_the_first_validation_sequences(dataset, tmp_path, monke
     tokens = np.fromfile(dataset / "val.bin", "<u2")
     every = (len(tokens) - 1) // 32
     windows = np.stack([tokens[32 * (i * every // 16) :][:32] for i in range(16)])  # evenly spaced
-    for idx, expected in zip(asked[::2], (windows[:8], windows[:8], windows[:2]), strict=False):
+    for idx, expected in zip(read[::2], (windows[:8], windows[:8], windows[:2]), strict=False):
         assert np.array_equal(idx, expected)
-    assert torch.equal(asked[0], asked[1]) and asked[6].shape == (1, 80)
-    model = GPT.from_checkpoint(rundir.load_checkpoint(tmp_path / "a" / "last.pt"))
+    assert torch.equal(read[0], read[1]) and read[6].shape == (1, 80)
+    model = model_from_checkpoint(load_checkpoint(tmp_path / "a" / "last.pt"))
     last = tracks(tmp_path / "a")[2]
     with torch.no_grad():
         expected = by_hand(model, torch.tensor(windows[:8].astype(np.int64)))
-    assert_close({name: last[name] for name in expected}, expected)
+    assert_close_numbers({name: last[name] for name in expected}, expected)
 
 
 def test_the_sample_of_a_large_parameter(monkeypatch):
-    """At most SAMPLE entries, from all columns alike; norms of what is known, estimated to what chance allows."""
+    """At most SAMPLE entries, as many from every column. A norm estimated from it is right to sampling error."""
     for shape in ((1000, 768), (768, 1000), (3, 70001), (65536,), (65537, 1), (2**17, 2)):
         p = torch.nn.Parameter(torch.arange(math.prod(shape), dtype=torch.float64).view(shape))
         entries = tracking.sample(p).long()
@@ -273,7 +250,7 @@ def test_the_sample_of_a_large_parameter(monkeypatch):
         assert counts.max() - counts.min() <= 1 and (counts.min() or p[0].numel() > 2**16)
     p = torch.nn.Parameter(torch.randn(1000, 768, generator=torch.Generator().manual_seed(0)))
     p.grad, old = torch.randn(1000, 768, generator=torch.Generator().manual_seed(1)), p.detach().clone()
-    model, env = model_of({}), runtime.Env(0, 1, torch.device("cpu"), torch.float32, False)
+    model, env = model_of({}), Env(0, 1, torch.device("cpu"), torch.float32, False)
     data = SimpleNamespace(
         block_size=16, validation=lambda n: np.zeros(1), val_batch=lambda *_: np.ones((2, 1, 16), int)
     )
@@ -287,7 +264,7 @@ def test_the_sample_of_a_large_parameter(monkeypatch):
     assert found["update_ratio"]["ffn"] == pytest.approx(((p - old).norm() / old.norm()).item(), rel=0.02)
     assert found["weight_norm"]["ffn"] == pytest.approx(p.norm().item(), rel=1e-5)
     assert found["grad_kurtosis"]["ffn"] == pytest.approx(3, rel=0.02)  # Gaussian
-    for size in (1e-12, 1e12):  # a kurtosis has no scale, whatever fp32 does to fourth powers
+    for size in (1e-12, 1e12):  # kurtosis does not depend on the scale, though fourth powers leave the range of fp32
         tracker.before()
         g = p.grad
         p.grad = g * size
@@ -319,44 +296,36 @@ def test_nothing_is_tracked_to_evaluate_or_with_a_negative_interval(dataset, tmp
     assert capsys.readouterr().err == "error: track_interval=-1 must not be negative\n"
 
 
-def test_interrupted_anywhere_it_is_the_uninterrupted_run(dataset, tmp_path, monkeypatch):
-    """Between two tracked steps; right before one; and in the evaluation of a tracked step whose gradient is bad, whose
-    row then waits in the checkpoint."""
+def test_an_interrupted_run_tracks_what_the_uninterrupted_one_does(dataset, tmp_path, monkeypatch):
+    """Between two tracked steps; right before one; and during the evaluation after a tracked step whose gradient is not
+    finite: its row then waits in the checkpoint."""
     config = dict(dataset=dataset, track_interval=2, max_iters=12, eval_interval=4)
     with spoil_gradients(math.inf, {7}, "wte.weight"):
-        assert run(out_dir=tmp_path / "whole", **config) == 0
+        assert run(out_dir=tmp_path / "uninterrupted", **config) == 0
         evaluate, stops = train.evaluate, [8]
 
         def stop_in(model, data, config, micro, env, stop):
             rows = metrics(tmp_path / "run")
             if rows and rows[-1]["step"] + 1 in stops:
                 stops.clear()
-                os.kill(os.getpid(), signal.SIGTERM)
+                kill_me(signal.SIGTERM)
             return evaluate(model, data, config, micro, env, stop)
 
         monkeypatch.setattr(train, "evaluate", stop_in)
-        write = rundir.Metrics.write
         for last in (3, 5):
-
-            def stop_at(self, row, last=last):
-                write(self, row)
-                if row["step"] == last:
-                    os.kill(os.getpid(), signal.SIGTERM)
-
-            monkeypatch.setattr(rundir.Metrics, "write", stop_at)
-            assert run(out_dir=tmp_path / "run", **config, init_from="auto") == 143
-        monkeypatch.setattr(rundir.Metrics, "write", write)
+            with at_row(last, lambda: kill_me(signal.SIGTERM)):
+                assert run(out_dir=tmp_path / "run", **config, init_from="auto") == 143
         assert run(out_dir=tmp_path / "run", **config, init_from="resume") == 143
         waiting = load(tmp_path / "run" / "last.pt")["pending"]
         assert waiting["step"] == 8 and waiting["grad_norm"] is None and waiting["track"]["stream_var"]
         assert run(out_dir=tmp_path / "run", **config, init_from="resume") == 0
     assert list(tracks(tmp_path / "run")) == [2, 4, 6, 8, 10, 12]
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    assert_same_run(tmp_path / "run", tmp_path / "uninterrupted")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_has_null(value, dataset, tmp_path):
-    """For all roles, since none of it was made; what the weights and the forward say stays."""
+    """For all roles, since the step was skipped. Numbers of the weights and of the forward pass are those of before."""
     with spoil_gradients(value, {2}, "blocks.0.mlp.f.up.weight"):
         assert run(out_dir=tmp_path, dataset=dataset, **ALWAYS | dict(max_iters=4, eval_interval=4)) == 0
     text = (tmp_path / "metrics.jsonl").read_text()
@@ -369,14 +338,14 @@ def test_a_step_that_is_not_finite_has_null(value, dataset, tmp_path):
 
 
 def test_rows_become_json_and_flat_for_wandb(tmp_path):
-    log, sent = rundir.Metrics.__new__(rundir.Metrics), []
+    log, sent = Metrics.__new__(Metrics), []
     log.path, log.wandb = tmp_path / "metrics.jsonl", SimpleNamespace(log=lambda row, step: sent.append((row, step)))
     track = {"stream_var": [1.0, math.inf], "grad_norm": {"qk": math.nan, "vo": 2.0}, "gain": {"a.b": [1.0, -math.inf]}}
     log.write({"step": 3, "tokens": 9, "mfu": math.nan, "track": track})
     clean = {"stream_var": [1.0, None], "grad_norm": {"qk": None, "vo": 2.0}, "gain": {"a.b": [1.0, None]}}
     text = log.path.read_text()
     assert json.loads(text) == {"step": 3, "tokens": 9, "mfu": None, "track": clean} and "NaN" not in text
-    assert rundir.read_metrics(tmp_path)[0]["track"] == clean
+    assert read_metrics(tmp_path)[0]["track"] == clean
     paths = {"step": 3, "tokens": 9, "mfu": None, "track/stream_var/0": 1.0, "track/stream_var/1": None}
     paths |= {"track/grad_norm/qk": None, "track/grad_norm/vo": 2.0, "track/gain/a.b/0": 1.0, "track/gain/a.b/1": None}
     assert sent == [(paths, 3)]
@@ -394,104 +363,49 @@ WAITING = {
 }
 
 
-@pytest.mark.parametrize("track, fits", WAITING.values(), ids=WAITING)
-def test_what_may_wait_in_a_checkpoint(track, fits, dataset, tmp_path):
-    assert run(out_dir=tmp_path, dataset=dataset, max_iters=1) == 0
-    content = load(tmp_path / "last.pt")
+@pytest.fixture(scope="module")
+def one_step(dataset, tmp_path_factory):
+    """The checkpoint of a run of one step."""
+    out = tmp_path_factory.mktemp("one_step")
+    assert run(out_dir=out, dataset=dataset, max_iters=1) == 0
+    return load(out / "last.pt")
+
+
+@pytest.mark.parametrize("track, valid", WAITING.values(), ids=WAITING)
+def test_rows_that_may_wait_in_a_checkpoint(track, valid, one_step, tmp_path):
     row = {"step": 1, "tokens": 256, "train_loss": 4.0, "mfu": None, "track": track}
-    torch.save({**content, "pending": row}, tmp_path / "other.pt")
-    if fits:
-        assert rundir.load_checkpoint(tmp_path / "other.pt")["pending"] == row
+    torch.save({**one_step, "pending": row}, tmp_path / "other.pt")
+    if valid:
+        assert load_checkpoint(tmp_path / "other.pt")["pending"] == row
     else:
         with pytest.raises(ValueError, match="pending missing or of a wrong kind"):
-            rundir.load_checkpoint(tmp_path / "other.pt")
+            load_checkpoint(tmp_path / "other.pt")
 
 
-# ------------------------------------------------------------------------------------------------ compiled; processes
+# --------------------------------------------------------------------------------------------------------- compiled
 
 
-def test_a_compiled_run_is_compiled_once(dataset, tmp_path, monkeypatch):
-    """Graphs of evaluation and of training, and no other; no graph break; the bits of the run without."""
+@pytest.mark.parametrize("compare", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_tracking_compiles_nothing(compare, dataset, tmp_path, monkeypatch):
+    """One graph for evaluation, one for training, no graph break; `compare`: the bits of the run without tracking."""
     torch._dynamo.reset()
-    compile_, compile_model, counters = torch.compile, runtime.compile_model, torch._dynamo.utils.counters
+    compile_, compile_model, counters = torch.compile, start.compile_model, torch._dynamo.utils.counters
     monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="eager", **options))
 
-    def tried(*args):
+    def compile_and_try(*args):
         with torch._dynamo.config.patch(error_on_recompile=False):  # the two graphs are of one function
             return compile_model(*args)
 
-    monkeypatch.setattr(runtime, "compile_model", tried)
+    monkeypatch.setattr(start, "compile_model", compile_and_try)
     flags = dict(ALWAYS, dataset=dataset, n_layer=1, dropout=0.1, compile=True, eval_interval=2)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for name, interval in (("on", 1), ("off", 0)):
+        for name, interval in (("on", 1), ("off", 0))[: 1 + compare]:
             torch._dynamo.reset()
             counters.clear()
             assert run(out_dir=tmp_path / name, **flags | dict(track_interval=interval)) == 0
             assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
     torch._dynamo.reset()
-    on, off = (load(tmp_path / name / "last.pt") for name in ("on", "off"))
-    assert len(tracks(tmp_path / "on")) == 6 and different(on["model"], off["model"]) == []
-
-
-SHARDED = {
-    "DNT, msgdw": dict(optimizer="msgdw", learning_rate=0.5, grad_clip=0.5),
-    "unified, DyT": dict(
-        UNIFIED, norm="dyt", mlp="swiglu", pos="rope", n_kv_head=1, tie_weights=False, optimizer="muon"
-    ),
-}
-HSDP = dict(parallel="fsdp", fsdp_shard_size=2, micro_batch_size=1)
-WAYS = {  # DNT's embedding has 64 rows, its gains of q and k 16; DyT's α has one row, so that three processes have none
-    "DNT, msgdw": {"ddp": dict(parallel="ddp"), "hsdp": HSDP},
-    "unified, DyT": {"fsdp": dict(parallel="fsdp")},
-}
-SHORT = dict(track_interval=2, max_iters=4, eval_interval=3)
-
-
-def spread_runs(rank, world, folder, dataset, ways):
-    for case, flags in SHARDED.items():
-        for way, how in ways[case].items():
-            few = [(tracking, "SAMPLE", 300)]  # so that matrices are sampled
-            play(rank, world, folder / f"{case}, {way}", patches=few, dataset=dataset, **SHORT | flags | how)
-
-
-def on_four(rank, world, folder, dataset):
-    """Then parts compiled, with and without tracking; leaves how many graphs that took."""
-    spread_runs(rank, world, folder, dataset, WAYS)
-    compile, graphs = (torch, "compile", partial(torch.compile, backend="eager")), []
-    flags = dict(n_layer=1, max_iters=2, eval_interval=1, compile=True, parallel="fsdp", dataset=dataset)
-    for interval in (0, 1):
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
-        play(rank, world, folder / f"compiled {interval}", patches=[compile], track_interval=interval, **flags)
-        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    torch.save(graphs, folder / f"graphs.{rank}")
-
-
-@pytest.fixture(scope="module")
-def spread(dataset, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("spread")
-    spread_runs(0, 1, folder, dataset, dict.fromkeys(SHARDED, {"one": {}}))
-    processes(4, on_four, folder, dataset)
-    return folder
-
-
-@pytest.mark.parametrize("case, way", [(case, way) for case, ways in WAYS.items() for way in ways])
-def test_four_processes_are_one(case, way, spread):
-    """Whoever has the rows: a sum of the parts, each counted once, of the same sample."""
-    left(spread / f"{case}, {way}", 4)
-    got, expected = tracks(spread / f"{case}, {way}"), tracks(spread / f"{case}, one")
-    assert list(got) == list(expected) == [2, 4]
-    assert_close(got, expected, rel=2e-3)
-    for name in ("stream_var", "grad_norm", "weight_norm"):
-        assert_close(got[2][name], expected[2][name], rel=2e-4)
-
-
-def test_compiled_parts_stay_compiled_and_the_same(spread):
-    for interval in (0, 1):
-        left(spread / f"compiled {interval}", 4)
-    for rank in range(4):
-        without, tracked = torch.load(spread / f"graphs.{rank}")
-        assert tracked == without > 0
-    assert list(tracks(spread / "compiled 1")) == [1, 2]
-    off, on = (load(spread / f"compiled {interval}" / "last.pt") for interval in (0, 1))
-    assert different(on["model"], off["model"]) == []
+    assert len(tracks(tmp_path / "on")) == 6
+    if compare:
+        on, off = (load(tmp_path / name / "last.pt") for name in ("on", "off"))
+        assert different(on["model"], off["model"]) == []

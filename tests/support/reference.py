@@ -1,7 +1,7 @@
-"""The layouts once more, straight from the papers' equations, in plain float64: what the model is held to.
+"""The layouts written a second time, straight from the papers' equations, in plain float64.
 
-Nothing here knows model.py: a network is a dict of weights by name, and a `Net` in which the test says by hand what
-stands where. Blocks, heads and places are loops, softmax and GELU are written out, no kernel is shared. Equation
+Nothing here imports model.py: a network is a dict of weights by name, and a `Net` in which the test says by hand which
+norm is where. Blocks, heads and tokens are loops, softmax and GELU are written out, no kernel is shared. Equation
 numbers are DNT's (arXiv 2507.17501). LNS is arXiv 2502.05795, DyT 2503.10622, scale vectors 2605.26895.
 """
 
@@ -18,10 +18,10 @@ class Net:
     kv_heads: int
     blocks: int
     eps: float
-    attn: str = ""  # places around attention that carry a norm, out of "pre mid post"
-    mlp: str = ""
-    final: bool = True  # a norm before the head (never after a block of Mix-LN's Post-LN kind)
-    kind: str = "rms"  # of all these norms: rms, layer, dyt
+    attn: str = ""  # norms around attention, some of "pre mid post"
+    mlp: str = ""  # norms around the FFN
+    final: bool = True  # a norm before the head (never after one of Mix-LN's Post-LN blocks)
+    kind: str = "rms"  # of all these norms: rms, layer or dyt
     groups: int = 1  # of channels, each with its own statistics
     squash: str = "tanh"  # DyT's function
     alpha: tuple = ()  # DyT's α where it is a constant: (before attention, elsewhere)
@@ -33,7 +33,7 @@ class Net:
     act: str = "gelu"
     tied: bool = True
     embed_scale: bool = False  # a scalar on the embedding sum
-    post_blocks: int = 0  # Mix-LN: so many blocks, the first, have post norms alone
+    post_blocks: int = 0  # Mix-LN: the number of first blocks that have post norms alone
     lns: str = ""  # where 1/l^power multiplies: norm (the pre norm's output), branch, residual, input (of the pre norm)
     power: float = 0.5
     lns_on: str = "attn mlp"
@@ -44,15 +44,15 @@ class Net:
     branch_gain: str = ""  # on the branch output: vector (LayerScale) or scalar (SkipInit)
     fixup: bool = False
     sigma: bool = False  # W → γ W / (uᵀ W v)
-    gains: str = "shared"  # one a norm; none; branch = one each for q, k, v, gate, up in place of the pre norm's
-    out: str = ""  # on the outputs of those matrices: scale (a vector), norm (RMSNorm, then a vector)
-    gain_kind: str = "direct"  # vectors as they are; magdir β·α/rms(α); expmagdir exp(β)·α/rms(α)
+    gains: str = "shared"  # one per norm; none; branch = one each for q, k, v, gate, up instead of the pre norm's
+    out: str = ""  # on the outputs of those matrices: scale (a vector) or norm (RMSNorm, then a vector)
+    gain_kind: str = "direct"  # direct: the vector itself; magdir β·α/rms(α); expmagdir exp(β)·α/rms(α)
 
 
 def forward(net: Net, weights: dict, idx, targets=None, seen=None):
-    """(logits, loss or None) of token ids idx (B, T). Every weight must be used: a leftover one raises.
+    """(logits, loss or None) of token ids idx (B, T). A weight that is not used raises AssertionError.
 
-    The list `seen` gets, for each sub-layer, the two terms of its residual sum."""
+    The two terms of each sub-layer's residual sum are appended to the list `seen`."""
     unused = set(weights)
 
     def take(name):
@@ -84,12 +84,12 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None):
             y = vector(name) * y
         return y + take(name + ".bias") if net.norm_bias else y
 
-    usual = "" if net.gains == "none" else "vector"  # gain of a norm
+    usual = "" if net.gains == "none" else "vector"  # the gain of a norm
 
-    def affine(name, x, places):
+    def affine(name, x, positions):
         part = name.split(".")[-1]
         reads = part in ("q", "k", "v", "gate", "up")
-        if net.gains == "branch" and reads and "pre" in places:
+        if net.gains == "branch" and reads and "pre" in positions:
             x = vector(name + ".pre") * x
         if net.fixup and not reads:
             x = x + take(name + ".pre.bias")
@@ -107,8 +107,8 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None):
             y = y + take(name + ".out.bias")
         return y
 
-    def attention(name, u, places):
-        q, k, v = (affine(f"{name}.{part}", u, places) for part in "qkv")
+    def attention(name, u, positions):
+        q, k, v = (affine(f"{name}.{part}", u, positions) for part in "qkv")
         d_h, T = q.shape[-1] // net.heads, u.shape[1]
         future = torch.ones(T, T).triu(1).bool()
         outputs = []
@@ -124,18 +124,18 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None):
                 q_h, k_h = rotated(q_h, net.theta), rotated(k_h, net.theta)
             scores = (q_h @ k_h.transpose(1, 2) / math.sqrt(d_h)).masked_fill(future, -math.inf)  # eq. 9
             outputs.append(softmax(scores) @ v_h)
-        return affine(name + ".o", torch.cat(outputs, dim=-1), places)
+        return affine(name + ".o", torch.cat(outputs, dim=-1), positions)
 
-    def ffn(name, u, places):
-        h = affine(name + ".up", u, places)
+    def ffn(name, u, positions):
+        h = affine(name + ".up", u, positions)
         if net.act == "swiglu":
-            g = affine(name + ".gate", u, places)
+            g = affine(name + ".gate", u, positions)
             h = g / (1 + torch.exp(-g)) * h
         elif net.act == "gelu":
             h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
         else:
             h = h * (h > 0) if net.act == "relu" else (h * (h > 0)) ** 2
-        return affine(name + ".down", h, places)
+        return affine(name + ".down", h, positions)
 
     x = take("wte.weight")[idx]
     if net.theta is None:
@@ -145,19 +145,19 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None):
     if net.input_norm:
         x = norm("input_norm", x, usual)
     for block, number in enumerate(net.numbers or range(1, net.blocks + 1)):
-        for branch, f, places in (("attn", attention, net.attn.split()), ("mlp", ffn, net.mlp.split())):
+        for branch, f, positions in (("attn", attention, net.attn.split()), ("mlp", ffn, net.mlp.split())):
             name = f"blocks.{block}.{branch}"
-            places = ["post"] if number <= net.post_blocks else places
+            positions = ["post"] if number <= net.post_blocks else positions
             factor = {net.lns: number**-net.power} if branch in net.lns_on.split() else {}
             u = x
-            if "pre" in places:
+            if "pre" in positions:
                 u = factor.get("input", 1) * u
                 u = norm(name + ".pre", u, "" if net.gains == "branch" else usual)
                 u = factor.get("norm", 1) * u
             elif net.fixup:
                 u = u + take(name + ".pre.bias")
-            y = f(name + ".f", u, places)
-            if "mid" in places:
+            y = f(name + ".f", u, positions)
+            if "mid" in positions:
                 y = norm(name + ".mid", y, net.branch_gain or usual)
             elif net.branch_gain == "vector":
                 y = vector(name + ".mid") * y
@@ -174,7 +174,7 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None):
             if seen is not None:
                 seen.append((x, y))
             x = x + y
-            x = norm(name + ".post", x, usual) if "post" in places else x
+            x = norm(name + ".post", x, usual) if "post" in positions else x
             x = factor.get("residual", 1) * x
     if net.final and net.post_blocks < net.blocks:
         x = norm("final_norm", x, usual)
@@ -185,8 +185,8 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None):
 
 
 def admin_omegas(net: Net, weights: dict, idx) -> dict:
-    """{name: ω} of Admin's sub-layers: ω₁ = 1, ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ) over all entries, with ω₁ … ωᵢ in place. One
-    whole forward for each sub-layer."""
+    """{name: ω} of Admin's sub-layers: ω₁ = 1, ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ) over all entries, with ω₁ … ωᵢ already set.
+    One full forward pass for each sub-layer."""
     weights, omega, found = dict(weights), 1.0, {}
     for i, name in enumerate(f"blocks.{b}.{f}.skip.gain" for b in range(net.blocks) for f in ("attn", "mlp")):
         found[name], weights[name], seen = omega, torch.full_like(weights[name], omega), []

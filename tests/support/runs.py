@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 # A DNT (S5) of two layers, a few milliseconds a step.
 TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, pre_norm="attn", mid_norm="both", input_norm=True)
@@ -24,7 +25,7 @@ MACHINE = ("tokens_per_s", "peak_mem_bytes", "mfu")  # of a row: what depends on
 
 
 def make_dataset(folder: Path, alphabet: int = 50, seed: int = 0) -> Path:
-    """A prepared dataset as loader.load_meta wants it: a random walk around `alphabet` characters, easy to learn."""
+    """A prepared dataset as nanodnt.data.load_meta wants it: a random walk on `alphabet` characters, easy to learn."""
     folder.mkdir(parents=True)
     rng, splits = np.random.default_rng(seed), {}
     for split, n in (("train", 20_000), ("val", 3_000)):
@@ -37,6 +38,12 @@ def make_dataset(folder: Path, alphabet: int = 50, seed: int = 0) -> Path:
     meta |= dict(chars=[chr(ord("A") + i) for i in range(alphabet)], dtype="uint16", splits=splits)
     (folder / "meta.json").write_text(json.dumps(meta))
     return folder
+
+
+def deep_but(cases, *fast) -> list:
+    """Parameters of a test: only the cases in `fast` belong to the fast suite, the others are marked deep."""
+    assert set(fast) <= set(cases)
+    return [pytest.param(case, marks=() if case in fast else pytest.mark.deep) for case in cases]
 
 
 # ------------------------------------------------------------------------------------------------------------- runs
@@ -56,35 +63,106 @@ def run(**changes) -> int:
         return train.main()
 
 
+def resume(out_dir: Path, dataset: Path, **changes) -> int:
+    """Continue a tiny run in this process, to step 30; the exit code."""
+    return run(**dict(dict(out_dir=out_dir, dataset=dataset, max_iters=30, init_from="resume"), **changes))
+
+
+@contextmanager
+def patched(owner, name: str, wrap):
+    """Replace owner.NAME by wrap(owner.NAME)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, wrap(getattr(owner, name)))
+        yield
+
+
+def optimizers(prepare):
+    """Call prepare(model, optimizer) when a run makes its optimizer. A context manager."""
+    import train
+
+    def wrap(make):
+        def make_and_prepare(model, config):
+            optimizer = make(model, config)
+            prepare(model, optimizer)
+            return optimizer
+
+        return make_and_prepare
+
+    return patched(train, "make_optimizer", wrap)
+
+
+def steps_noted(current: list):
+    """Keep current[0] at the step being made, counted from 0. A context manager."""
+    import train
+
+    def wrap(set_learning_rates):
+        def note_and_set(optimizer, step, config):
+            current[:] = [step]
+            return set_learning_rates(optimizer, step, config)
+
+        return note_and_set
+
+    return patched(train, "set_learning_rates", wrap)
+
+
+VICTIM = "blocks.1.mlp.f.up.weight"  # a parameter of a tiny run, to spoil
+
+
 @contextmanager
 def spoil_gradients(value: float, bad_steps, name: str):
     """Put `value` into the gradient of parameter `name` in the training steps `bad_steps`, counted from 0."""
-    import train
+    current = []
 
-    lr_at, make_optimizer, current = train.lr_at, train.make_optimizer, []
-
-    def lr_at_and_note(step, config, group=None):
-        current[:] = [step]
-        return lr_at(step, config, group)
-
-    def hook(grad):
+    def spoil(grad):
         if current[0] in bad_steps:
             grad = grad.clone()
             grad.view(-1)[-1] = value
         return grad
 
-    def make_and_hook(model, config):
-        dict(model.named_parameters())[name].register_hook(hook)
-        return make_optimizer(model, config)
+    def add_hook(model, optimizer):
+        dict(model.named_parameters())[name].register_hook(spoil)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "lr_at", lr_at_and_note)
-        patch.setattr(train, "make_optimizer", make_and_hook)
+    with steps_noted(current), optimizers(add_hook):
         yield
 
 
+# ---------------------------------------------------------------------------------------------------- interruptions
+
+
+class Crash(BaseException):
+    """Ends a run on the spot, as a power cut would: nothing is caught, nothing is saved."""
+
+
+def crash():
+    raise Crash
+
+
+def kill_me(*signals):
+    """Send signals to this process."""
+    for signum in signals:
+        os.kill(os.getpid(), signum)
+
+
+def at_row(step: int, action):
+    """Do `action()` right after the row of `step` is written to metrics.jsonl. A context manager."""
+    from nanodnt.run.metrics import Metrics
+
+    def wrap(write):
+        def write_then_act(self, row):
+            write(self, row)
+            if row["step"] == step:
+                action()
+
+        return write_then_act
+
+    return patched(Metrics, "write", wrap)
+
+
+# ------------------------------------------------------------------------------------------- runs in other processes
+
+
 def start(*launcher, script="train.py", cwd=ROOT, **changes) -> subprocess.Popen:
-    """train.py in a process (and process group) of its own. `launcher`: what stands between python and the script."""
+    """train.py in a process (and process group) of its own. `launcher`: the arguments between python and the script."""
     command = [sys.executable, *launcher, str(ROOT / script), *flags(**changes)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -92,15 +170,15 @@ def start(*launcher, script="train.py", cwd=ROOT, **changes) -> subprocess.Popen
 
 
 def give_up(process: subprocess.Popen, why: str) -> None:
-    """End a process that hangs, and fail. SIGTERM first: torchrun then ends its workers, which would outlive its kill
-    and keep the pipes open; it allows them 30 seconds."""
+    """End a process that hangs, and fail. SIGTERM first, so that torchrun ends its workers, for which it allows 30
+    seconds: they would outlive a killed torchrun and keep the pipes open."""
     process.terminate()
     try:
-        said = process.communicate(timeout=45)
+        output = process.communicate(timeout=45)
     except subprocess.TimeoutExpired:
         process.kill()
-        said = "and had to be killed"
-    pytest.fail(f"{why}: {said}")
+        output = "and had to be killed"
+    pytest.fail(f"{why}: {output}")
 
 
 def wait_for_row(process: subprocess.Popen, out_dir: Path, step: int, timeout_s: float = 120) -> None:
@@ -181,6 +259,17 @@ def assert_same_run(one: Path, other: Path) -> None:
     for name in ("step", "tokens", "skipped", "best_val_loss", "evaluated", "scaler"):
         assert a[name] == b[name], name
     assert logged(one) == logged(other)
+
+
+def evaluated(capsys) -> float:
+    """The validation loss that was printed (to six digits)."""
+    return float(re.search(r"validation loss (\S+)", capsys.readouterr().out)[1])
+
+
+def damage(path: Path, content: bytes = b"damaged") -> None:
+    """Replace a file. What else is the same file, as best.pt may be, stays as it is."""
+    path.unlink()
+    path.write_bytes(content)
 
 
 def files(out_dir: Path) -> dict:

@@ -7,15 +7,19 @@ import shutil
 import sys
 from contextlib import redirect_stdout
 
-import helpers
 import numpy as np
 import pytest
+import torch
 from matplotlib.image import imread
 
 import analyze
+from nanodnt.analysis.measures import CheckpointedRun, pick_evenly
+from nanodnt.analysis.pipeline import FIGURES, measure_runs, round_for_json
+from nanodnt.analysis.settings import FIGURE_NAMES, AnalyzeConfig
+from support import runs as tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-APPLY = set(analyze.FIGURES) - {"alpha", "tracking"}  # to a DNT run without tracked rows
+APPLY = set(FIGURE_NAMES) - {"alpha", "tracking"}  # to a DNT run without tracked rows
 HG = r"$\hg$"  # a run's name that must not be taken for mathematics
 SMALL = ("--tokens=256", "--draws=1", "--device=cpu")
 
@@ -38,16 +42,16 @@ def record(folder, name):
 def runs(tmp_path_factory):
     """Three runs of 20 steps: a DNT that kept its checkpoints, HG with Mix-LN and rows to track, and DyT."""
     folder = tmp_path_factory.mktemp("analyze")
-    data = helpers.make_dataset(folder / "data")
+    data = tiny.make_dataset(folder / "data")
     how = dict(dataset=data, track_interval=0)
-    assert helpers.run(**how, out_dir=folder / "dnt", keep_every=5) == 0
+    assert tiny.run(**how, out_dir=folder / "dnt", keep_every=5) == 0
     how |= dict(pre_norm="both", mid_norm="none", input_norm=False, qk_norm=False)
     changes = dict(gain="branch", post_norm_blocks=1, tie_weights=False, mlp="swiglu", pos="rope", n_kv_head=1)
-    assert helpers.run(**how, **changes, out_dir=folder / "hg") == 0
-    assert helpers.run(**how, norm="dyt", out_dir=folder / "dyt", keep_every=20, max_iters=40) == 0
+    assert tiny.run(**how, **changes, out_dir=folder / "hg") == 0
+    assert tiny.run(**how, norm="dyt", out_dir=folder / "dyt", keep_every=20, max_iters=40) == 0
     (folder / "hg").rename(folder / HG)
     roles = {"qk": 0.5, "ffn": 2.0}
-    rows = helpers.metrics(folder / HG)
+    rows = tiny.metrics(folder / HG)
     for i, row in enumerate(rows):
         row["track"] = {"grad_norm": roles, "grad_kurtosis": {"qk": None}, "update_ratio": roles, "weight_norm": roles}
         row["track"] |= {"grad_norm": {"qk": float(i + 1)}}
@@ -58,23 +62,26 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def drawn(runs):
     """(folder of the results, what was printed) of all figures of the DNT, which must stay as it was."""
-    before, said = helpers.files(runs / "dnt"), io.StringIO()
-    with redirect_stdout(said):
+    before, output = tiny.files(runs / "dnt"), io.StringIO()
+    with redirect_stdout(output):
         assert call(runs / "dnt", *SMALL, "--snapshots=3") == 0
-    after = helpers.files(runs / "dnt")
+    after = tiny.files(runs / "dnt")
     assert {name: after[name] for name in before} == before
-    return runs / "dnt" / "analysis", said.getvalue()
+    return runs / "dnt" / "analysis", output.getvalue()
+
+
+def test_every_figure_has_a_caption():
+    assert list(FIGURES) == FIGURE_NAMES
 
 
 def test_every_figure_of_one_run(drawn):
-    folder, said = drawn
+    folder, output = drawn
     assert {p.name for p in folder.iterdir()} == {f"{name}.{kind}" for name in APPLY for kind in ("png", "json")}
-    assert (
-        "alpha is left out: no DyT" in said and "tracking is left out" in said and "sharpness 3/3 checkpoints" in said
-    )
+    for words in ("alpha is left out: no DyT", "tracking is left out", "sharpness 3/3 checkpoints", "kurtosis"):
+        assert words in output
     for name in APPLY:
         image = imread(folder / f"{name}.png")  # (height, width, RGBA)
-        assert image.shape[1] >= 900 and image.shape[0] > 200 and len(np.unique(image)) > 10, name
+        assert image.shape[1] >= 900 and image.shape[0] > 200 and len(np.unique(image[::5, ::5])) > 10, name
         found = record(folder, name)
         assert found["figure"] == name and found["settings"]["seed"] == 1337 and list(found["runs"]) == ["dnt"]
         steps = [(m["step"], m["checkpoint"]) for m in found["runs"]["dnt"]]
@@ -83,7 +90,7 @@ def test_every_figure_of_one_run(drawn):
 
 def test_numbers_of_a_run(runs, drawn):
     last = {name: record(drawn[0], name)["runs"]["dnt"][-1] for name in APPLY}
-    weights = helpers.load(runs / "dnt" / "last.pt")["model"]
+    weights = tiny.load(runs / "dnt" / "last.pt")["model"]
 
     assert last["norms"]["types"]["emb"] == pytest.approx(weights["wte.weight"].norm().item(), rel=1e-4)
     gain = weights["final_norm.gain"]
@@ -97,7 +104,7 @@ def test_numbers_of_a_run(runs, drawn):
     assert last["variance"]["stream"][0] == pytest.approx(1, rel=0.2)  # after the input norm
     assert last["angular"]["distance"][0][0] == 0 and 0 < last["angular"]["distance"][0][2] < 1
     assert last["gradients"]["types"]["w1"]["n"] == 2 * 4 * 32 * 32 and last["gradients"]["tokens"] == 256
-    logged = [row["val_loss"] for row in helpers.metrics(runs / "dnt") if "val_loss" in row]
+    logged = [row["val_loss"] for row in tiny.metrics(runs / "dnt") if "val_loss" in row]
     assert last["removal"]["loss"] == pytest.approx(logged[-1], abs=0.05)  # of 256 of its 512 tokens
     assert last["removal"]["drop"][0] > 0
     assert len(last["jacobian"]["maps"]["attn"]) == 2 and len(last["jacobian"]["maps"]["mlp"][0]["map"]) == 32
@@ -105,28 +112,30 @@ def test_numbers_of_a_run(runs, drawn):
     assert len(last["logits"]["layers"]) == 2
 
 
-def test_the_same_twice(runs, drawn):
-    names = {"sharpness", "scatter", "jacobian"}  # which draw random numbers
-    flags = (*SMALL, "--snapshots=3", f"--figures={','.join(names)}", f"--out={runs / 'again'}")
-    assert call(runs / "dnt", *flags) == 0
-    for name in names:
-        assert record(runs / "again", name)["runs"] == record(drawn[0], name)["runs"]
+def test_the_same_numbers_twice(runs, drawn):
+    config = AnalyzeConfig(figures="sharpness,scatter,jacobian", tokens=256, draws=1, snapshots=3)  # these sample
+    run = CheckpointedRun(runs / "dnt", "dnt", config, torch.device("cpu"))
+    found = round_for_json(measure_runs([run], config.figure_names()))
+    assert list(found) == config.figure_names()
+    for name, again in found.items():
+        assert again == record(drawn[0], name)["runs"], name
 
 
-def test_runs_side_by_side(runs, capsys):
-    out = runs / "both"
+@pytest.mark.parametrize("names", ["alpha,gains,tracking", pytest.param("all", marks=pytest.mark.deep)])
+def test_runs_side_by_side(runs, capsys, tmp_path, names):
+    out = tmp_path / "out"
     paths = (runs / "dnt", runs / HG, runs / "dyt")
-    assert (
-        call(*paths, *SMALL, "--snapshots=2", "--figures=gradients,sharpness,alpha,gains,tracking", f"--out={out}") == 0
-    )
-    said = capsys.readouterr().out
-    assert "baseline" in said and "kurtosis" in said
-    assert f"note: {HG} has kept one checkpoint" in said
-    wanted = {"gradients", "sharpness", "alpha", "gains", "tracking", "loss"}
+    assert call(*paths, *SMALL, "--snapshots=2", f"--figures={names}", f"--out={out}") == 0
+    output = capsys.readouterr().out
+    assert "baseline" in output and ("kurtosis" in output) == (names == "all")
+    assert f"note: {HG} has kept one checkpoint" in output
+    wanted = {"loss", *(FIGURE_NAMES if names == "all" else names.split(","))}
     assert {p.stem for p in out.glob("*.png")} == wanted
     assert (out / "report.html").read_text().count("data:image/png") == len(wanted)
-    assert list(record(out, "sharpness")["runs"]) == ["dnt", HG, "dyt"]
-    assert set(record(out, "sharpness")["runs"][HG][-1]["types"]) == {"emb", "head", "qk", "vo", "ffn", "norm"}
+    assert list(record(out, "gains")["runs"]) == ["dnt", HG, "dyt"]
+    if names == "all":
+        types = set(record(out, "sharpness")["runs"][HG][-1]["types"])
+        assert types == {"emb", "head", "qk", "vo", "ffn", "norm"}
     assert list(record(out, "alpha")["runs"]) == ["dyt"]
     assert [m["step"] for m in record(out, "alpha")["runs"]["dyt"]] == [0, 40]
     assert -1 <= record(out, "alpha")["runs"]["dyt"][-1]["pearson_r"] <= 1
@@ -139,30 +148,30 @@ def test_runs_side_by_side(runs, capsys):
 
 
 def test_a_checkpoint_and_a_page_of_one_run(runs):
-    assert call(runs / "dnt" / "step_5.pt", *SMALL, "--figures=norms", "--report=True", f"--out={runs / 'one'}") == 0
-    (found,) = record(runs / "one", "norms")["runs"].values()
+    assert call(runs / "dnt" / "step_5.pt", *SMALL, "--figures=removal", "--report=True", f"--out={runs / 'one'}") == 0
+    (found,) = record(runs / "one", "removal")["runs"].values()
     assert [(m["step"], m["checkpoint"]) for m in found] == [(5, "step_5.pt")]
-    assert {p.name for p in (runs / "one").iterdir()} >= {"norms.png", "loss.png", "report.html"}
+    assert {p.name for p in (runs / "one").iterdir()} >= {"removal.png", "loss.png", "report.html"}
 
 
 def test_spread_is_even_and_keeps_the_ends():
-    assert analyze.spread([0, 1, 2], 3) == [0, 1, 2]
-    assert analyze.spread(list(range(11)), 3) == [0, 5, 10]
-    assert analyze.spread(list(range(100)), 6) == [0, 20, 40, 59, 79, 99]
-    assert analyze.spread(list(range(5)), 1) == [4]
+    assert pick_evenly([0, 1, 2], 3) == [0, 1, 2]
+    assert pick_evenly(list(range(11)), 3) == [0, 5, 10]
+    assert pick_evenly(list(range(100)), 6) == [0, 20, 40, 59, 79, 99]
+    assert pick_evenly(list(range(5)), 1) == [4]
 
 
 def test_json_has_no_nan():
-    assert analyze.plain({"a": [math.nan, (math.inf, 1.23456789)], "b": 3}) == {"a": [None, [None, 1.23457]], "b": 3}
+    assert round_for_json({"a": [math.nan, (math.inf, 1.23456789)], "b": 3}) == {"a": [None, [None, 1.23457]], "b": 3}
 
 
 def bad(runs, capsys, *argv):
     """(exit code, the one line on stderr) of a command line that is refused."""
     capsys.readouterr()
     code = call(*argv)
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1 and "Traceback" not in said, said
-    return code, said
+    output = capsys.readouterr().err
+    assert output.startswith("error: ") and output.count("\n") == 1 and "Traceback" not in output, output
+    return code, output
 
 
 @pytest.mark.parametrize(
@@ -179,8 +188,8 @@ def bad(runs, capsys, *argv):
     ],
 )
 def test_flags_that_mean_nothing(runs, capsys, flag, says):
-    code, said = bad(runs, capsys, runs / "dnt", flag)
-    assert code == 2 and says in said
+    code, output = bad(runs, capsys, runs / "dnt", flag)
+    assert code == 2 and says in output
 
 
 def test_runs_that_are_none(runs, capsys, tmp_path):
@@ -197,29 +206,29 @@ def test_runs_that_are_none(runs, capsys, tmp_path):
         ((runs / "dnt", f"--out={tmp_path / 'file.pt'}"), "choose another --out"),
         ((runs / "dnt", runs / "dyt", "--baseline=pre", f"--out={tmp_path}"), "baseline"),
     ):
-        code, said = bad(runs, capsys, *argv, "--device=cpu")
-        assert code == 1 and says in said
+        code, output = bad(runs, capsys, *argv, "--device=cpu")
+        assert code == 1 and says in output
 
 
 def test_a_dataset_of_another_alphabet(runs, capsys, tmp_path):
-    other = helpers.make_dataset(tmp_path / "other", alphabet=40)
-    code, said = bad(runs, capsys, runs / "dnt", f"--dataset={other}", "--device=cpu")
-    assert code == 1 and "chars, 40 tokens" in said and "choose another --dataset" in said
+    other = tiny.make_dataset(tmp_path / "other", alphabet=40)
+    code, output = bad(runs, capsys, runs / "dnt", f"--dataset={other}", "--device=cpu")
+    assert code == 1 and "chars, 40 tokens" in output and "choose another --dataset" in output
 
 
 def test_a_changed_text_is_noted(runs, capsys, tmp_path):
-    other = helpers.make_dataset(tmp_path / "other", seed=1)
-    assert call(runs / "dnt", *SMALL, "--figures=norms", f"--dataset={other}", f"--out={tmp_path / 'out'}") == 0
+    other = tiny.make_dataset(tmp_path / "other", seed=1)
+    assert call(runs / "dnt", *SMALL, "--figures=removal", f"--dataset={other}", f"--out={tmp_path / 'out'}") == 0
     assert "is not the one of its training" in capsys.readouterr().out
 
 
 def test_only_what_was_kept_is_there(runs, tmp_path, capsys):
-    """Without last.pt the kept checkpoints are used; without both nothing is guessed."""
+    """Without last.pt the kept checkpoints are used; without both there is an error."""
     shutil.copytree(runs / "dnt", tmp_path / "run", ignore=shutil.ignore_patterns("last.pt", "analysis"))
-    assert call(tmp_path / "run", *SMALL, "--figures=norms") == 0
-    found = record(tmp_path / "run" / "analysis", "norms")["runs"]["run"]
+    assert call(tmp_path / "run", *SMALL, "--figures=logits") == 0
+    found = record(tmp_path / "run" / "analysis", "logits")["runs"]["run"]
     assert [m["checkpoint"] for m in found] == [f"step_{n}.pt" for n in (0, 5, 10, 15, 20)]
     for path in (tmp_path / "run").glob("step_*.pt"):
         path.unlink()
-    code, said = bad(runs, capsys, tmp_path / "run")
-    assert code == 1 and "best.pt" in said
+    code, output = bad(runs, capsys, tmp_path / "run")
+    assert code == 1 and "best.pt" in output

@@ -1,4 +1,4 @@
-"""bench.py: what it times is train.py's step, its figures agree with each other, and bad input gets one line.
+"""bench.py: it times train.py's step, its figures agree with each other, and bad input gets one line.
 
 No test asserts a time: where a figure is checked, the clock is a counter.
 """
@@ -17,18 +17,19 @@ import torch
 import torch.nn.functional as F
 
 import bench
-import bench_sweeps
-import measure
-import nanogpt
-import optim
 from configurator import read_file, undocumented
-from loader import Dataset
 from model import GPT, GPTConfig
-from runtime import Env
-from train import TrainConfig
+from nanodnt import optim
+from nanodnt.bench import compare, measure, settings, timing, variants
+from nanodnt.bench.settings import BenchConfig, Setting
+from nanodnt.bench.sweeps import layouts, optimizers, sizes
+from nanodnt.bench.variants import Variant
+from nanodnt.data import Dataset
+from nanodnt.run.environment import Env
+from nanodnt.settings import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SIZE = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=50)
 TINY = SIZE | dict(batch_size=4, data="random", device="cpu", dtype="float32", compile=False)
 TINY |= dict(repeats=2, steps=3, warmup=1)
@@ -38,7 +39,7 @@ ENV = Env(0, 1, torch.device("cpu"), torch.float32, False)
 
 @pytest.fixture(autouse=True)
 def idle(monkeypatch):
-    monkeypatch.setattr(bench, "busy_cores", lambda: 0.0)  # which takes a second to find out
+    monkeypatch.setattr(timing, "busy_cores", lambda: 0.0)  # the real one takes a second
 
 
 def run(*words, **changes) -> int:
@@ -59,15 +60,15 @@ def results(tmp_path, *words, **changes) -> dict:
     return json.loads(path.read_text())
 
 
-def setting(**changes) -> bench.Setting:
+def make_setting(**changes) -> Setting:
     values = TINY | changes
-    schemas = (GPTConfig, TrainConfig, bench.BenchConfig)
-    return bench.Setting(*(s(**{k: v for k, v in values.items() if k in s.__annotations__}) for s in schemas), ENV)
+    schemas = (GPTConfig, TrainConfig, BenchConfig)
+    return Setting(*(s(**{k: v for k, v in values.items() if k in s.__annotations__}) for s in schemas), ENV)
 
 
 @pytest.fixture
 def ticks(monkeypatch):
-    """A clock that goes on by one second each time somebody looks."""
+    """A clock that advances by one second each time it is read."""
     monkeypatch.setattr(measure, "clock", itertools.count(0.0).__next__)
 
 
@@ -79,15 +80,15 @@ def ticks(monkeypatch):
     [({}, 4, 4), ({"micro_batch_size": 1}, 1, 1), ({"micro_batch_size": 1, "accumulation": 0}, 4, 1)],
 )
 def test_it_times_the_training_step_of_train_py(monkeypatch, tmp_path, changes, rows, micro):
-    calls, real = [], bench.training_step
+    calls, real = [], variants.training_step
 
-    def spy(model, raw_model, optimizer, scaler, x, y, micro, config, lap):
+    def spy(model, raw_model, optimizer, scaler, x, y, micro, config, on_phase_end):
         before = [p.clone() for p in raw_model.parameters()]
-        real(model, raw_model, optimizer, scaler, x, y, micro, config, lap)
+        real(model, raw_model, optimizer, scaler, x, y, micro, config, on_phase_end)
         moved = any(not torch.equal(a, b) for a, b in zip(before, raw_model.parameters(), strict=True))
         calls.append((tuple(x.shape), micro, optimizer.param_groups[0]["lr"], moved))
 
-    monkeypatch.setattr(bench, "training_step", spy)
+    monkeypatch.setattr(variants, "training_step", spy)
     (row,) = results(tmp_path, **changes)["variants"]
     assert len(calls) == 1 + 1 + 2 * (1 + 3) + 3  # the first, warm-up, rounds with an untimed one each, the parts
     assert {call[:2] for call in calls} == {((rows, 16), micro)}
@@ -97,20 +98,20 @@ def test_it_times_the_training_step_of_train_py(monkeypatch, tmp_path, changes, 
 
 
 def test_random_batches(monkeypatch):
-    monkeypatch.setattr(bench, "load_meta", lambda *a, **k: pytest.fail("asked for a dataset"))
-    s = setting(vocab_size=0)
-    assert s.flags.vocab_size == 50257
-    s = setting()
-    x, y = s.fetch(7)
+    monkeypatch.setattr(settings, "load_meta", lambda *a, **k: pytest.fail("asked for a dataset"))
+    assert make_setting(vocab_size=0).flags.vocab_size == 50257
+    setting = make_setting()
+    x, y = setting.fetch_batch(7)
     assert x.shape == y.shape == (4, 16) and x.dtype == torch.int64 and x.min() >= 0 and x.max() < 50
-    assert torch.equal(x[:, 1:], y[:, :-1]) and torch.equal(s.fetch(7)[0], x) and not torch.equal(s.fetch(8)[0], x)
+    assert torch.equal(x[:, 1:], y[:, :-1]) and torch.equal(setting.fetch_batch(7)[0], x)
+    assert not torch.equal(setting.fetch_batch(8)[0], x)
 
 
 def test_batches_of_a_dataset(dataset, tmp_path):
-    s = setting(data="dataset", dataset=str(dataset), vocab_size=0)
-    s.open()
-    assert s.flags.vocab_size == 50
-    for got, want in zip(s.fetch(3), Dataset(str(dataset), 16).batch(3, 4), strict=True):
+    setting = make_setting(data="dataset", dataset=str(dataset), vocab_size=0)
+    setting.open_dataset()
+    assert setting.flags.vocab_size == 50
+    for got, want in zip(setting.fetch_batch(3), Dataset(str(dataset), 16).batch(3, 4), strict=True):
         assert np.array_equal(got.numpy(), want)
     found = results(tmp_path, data="dataset", dataset=dataset, vocab_size=None, variant="nanogpt-eager")
     assert [v["name"] for v in found["variants"]] == ["nanogpt-eager", "ours"]
@@ -138,7 +139,7 @@ def test_every_figure_is_there_and_they_agree(tmp_path, capsys):
         assert v["flops_per_s"] == pytest.approx(model.flops_per_token() * v["tokens_per_s"])
         assert v["of_ceiling"] == pytest.approx(v["flops_per_s"] / ceiling["ffn"])
         assert v["parameters"] == model.num_params()
-        assert v["parts_s"].keys() == set(bench.PARTS) and all(t > 0 for t in v["parts_s"].values())
+        assert v["parts_s"].keys() == set(timing.PARTS) and all(t > 0 for t in v["parts_s"].values())
         assert v["mfu"] is None and v["compile_s"] is None and v["recompilations"] == 0 and not v["compiled"]
         assert v["ratio_min"] <= v["ratio"] <= v["ratio_max"] and v["reference"] == "s1"
     assert found["variants"][0]["ratio"] == 1
@@ -172,28 +173,28 @@ def test_ratios_are_of_tokens_per_second(ticks, tmp_path):
 
 
 def test_a_ratio_pairs_the_rounds():
-    a, b = (bench.Variant(name, None, 10, 1, torch.float32, False, 1) for name in "ab")
+    a, b = (Variant(name, None, 10, 1, torch.float32, False, 1) for name in "ab")
     a.rounds, b.rounds = [[1.0], [2.0], [4.0]], [[2.0], [1.0], [4.0]]
-    assert bench.ratio(b, a) == (1.0, 0.5, 2.0)
+    assert timing.speed_ratio(b, a) == (1.0, 0.5, 2.0)
 
 
 def test_flags_win_over_compared_files(tmp_path):
     found = results(tmp_path, "--compare", S1, S5, qk_norm=False, n_layer=1)
-    sizes = [GPT(GPTConfig(**SIZE | dict(n_layer=1), **flags)).num_params() for flags in FLAGS_OF_S1_AND_S5]
-    assert [v["parameters"] for v in found["variants"]] == sizes
+    wanted = [GPT(GPTConfig(**SIZE | dict(n_layer=1), **flags)).num_params() for flags in FLAGS_OF_S1_AND_S5]
+    assert [v["parameters"] for v in found["variants"]] == wanted
 
 
 FLAGS_OF_S1_AND_S5 = (dict(), dict(pre_norm="attn", mid_norm="both", input_norm=True))  # with qk_norm=False
 
 
 def test_recompilations_are_counted(tmp_path, monkeypatch):
-    """A step whose shapes change is compiled anew, and that shows."""
+    """A step whose shapes change is compiled again each time, and counted."""
     f = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
 
-    def ours(name, setting, models=()):
-        return bench.Variant(name, lambda i, lap: f(torch.ones(i + 1)), 64, 1, torch.float32, True, 1, compile_s=0.0)
+    def our_variant(name, setting, models=()):
+        return Variant(name, lambda i, on_phase_end: f(torch.ones(i + 1)), 64, 1, torch.float32, True, 1, compile_s=0.0)
 
-    monkeypatch.setattr(bench, "ours", ours)
+    monkeypatch.setattr(bench, "our_variant", our_variant)
     (v,) = results(tmp_path)["variants"]
     assert v["recompilations"] == 2 * (1 + 3) + 3 and v["compile_s"] >= 0
 
@@ -213,7 +214,7 @@ def test_peak_memory():
 
 
 def test_a_busy_machine(monkeypatch, capsys):
-    monkeypatch.setattr(bench, "busy_cores", lambda: 1.5)
+    monkeypatch.setattr(timing, "busy_cores", lambda: 1.5)
     assert run() == 0
     assert capsys.readouterr().out.count("warning: other processes keep 1.5 CPU cores busy (max_busy=0.25)") == 2
     assert run(max_busy=2) == 0
@@ -239,8 +240,8 @@ REFUSED = {
     "variant": (dict(variant="nano"), 2, "nanogpt-eager"),
     "knob": (dict(stesp=3), 2, "did you mean --steps"),
     "steps": (dict(steps=0), 1, "steps=0 must be at least 1"),
-    "no files": (["--compare"], 2, "--compare wants two files or more"),
-    "one file": (["--compare", S1], 2, "--compare wants two files or more"),
+    "no files": (["--compare"], 2, "--compare needs two files or more"),
+    "one file": (["--compare", S1], 2, "--compare needs two files or more"),
     "missing file": (["--compare", S1, "nowhere.py"], 2, "cannot read config file 'nowhere.py'"),
     "bad layout": (dict(deepnorm=True), 1, "set post_norm=both"),
     "micro batch": (dict(micro_batch_size=3), 1, "use"),
@@ -275,7 +276,7 @@ def test_one_device_for_all(tmp_path, capsys):
 def test_help(capsys):
     assert run("--help") == 0
     out = capsys.readouterr().out
-    assert "--compare config/" in out and "--sweep=none" in out and undocumented(bench.BenchConfig) == []
+    assert "--compare config/" in out and "--sweep=none" in out and undocumented(BenchConfig) == []
 
 
 # ------------------------------------------------------------------------------------------------------------ sweeps
@@ -288,11 +289,10 @@ def test_layouts_are_the_configs(tmp_path):
     files |= {name: f"scale_vectors/{name}" for name in ("hg", "dp", "dnp", "or_magdir", "unified")}
     files |= {"dyt": "dyt/dyt", "skipinit": "lns/skipinit", "sigma_reparam": "dyt/sigma_reparam"}
     others = {"layernorm": dict(norm="layernorm"), "no norm": dict(norm="none")}
-    assert files.keys() | others.keys() == bench_sweeps.LAYOUTS.keys()
-    base = setting(n_layer=12, qk_norm=True, norm="layernorm", lns="norm").flags
-    for name, flags in bench_sweeps.LAYOUTS.items():
-        flags = {k: v(base) if callable(v) else v for k, v in flags.items()}
-        made = setting(n_layer=12, lns="norm", qk_norm=True).but(**bench_sweeps.plain(base) | flags)
+    assert files.keys() | others.keys() == layouts.LAYOUTS.keys()
+    base = make_setting(n_layer=12, qk_norm=True, norm="layernorm", lns="norm")
+    for name in layouts.LAYOUTS:
+        made = base.replace(**layouts.plain_flags() | layouts.resolve_layout(name, base.flags))
         made = vars(made.flags) | vars(made.config)
         wanted = others.get(name) or {k: v for k, (v, _) in read_file(ROOT / "config" / f"{files[name]}.py").items()}
         free = {"init", "residual_init", "norm_eps"}
@@ -300,8 +300,8 @@ def test_layouts_are_the_configs(tmp_path):
 
 
 def test_sweep_layouts(tmp_path, monkeypatch, capsys):
-    few = {name: bench_sweeps.LAYOUTS[name] for name in ("pre_ln (S1)", "S5 (DNT)", "mix_ln", "unified")}
-    monkeypatch.setattr(bench_sweeps, "LAYOUTS", few | {"impossible": dict(deepnorm=True)})
+    few = {name: layouts.LAYOUTS[name] for name in ("pre_ln (S1)", "S5 (DNT)", "mix_ln", "unified")}
+    monkeypatch.setattr(layouts, "LAYOUTS", few | {"impossible": dict(deepnorm=True)})
     rows = results(tmp_path, S5, sweep="layouts", norm="layernorm", mlp="swiglu")["layouts"]
     assert [row["name"] for row in rows] == list(few)
     size = SIZE | dict(mlp="swiglu")
@@ -313,24 +313,30 @@ def test_sweep_layouts(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """torch.compile without the compiler behind it: quick, and all else as it is."""
+    """torch.compile without its backend, which is slow; everything else is real."""
 
     def compile_model(model, config, example, env):
         compiled = torch.compile(model, backend="eager", dynamic=False)
         compiled(*example)[1].backward()
         return compiled
 
-    monkeypatch.setattr(bench.runtime, "compile_model", compile_model)
+    monkeypatch.setattr(variants, "compile_model", compile_model)
     torch._dynamo.reset()
 
 
-def test_every_layout_is_compiled_however_many_there_are(traced, tmp_path, monkeypatch):
-    """One process, many networks: torch.compile gives up on code that it has to compile too often, silently."""
+@pytest.mark.parametrize("names", [["dyt", "post_ln"], pytest.param(None, marks=pytest.mark.deep)], ids=str)
+def test_every_layout_is_compiled_however_many_there_are(names, traced, tmp_path, monkeypatch):
+    """One process, many networks: torch silently stops compiling code that it has compiled up to a limit. That is 8;
+    with few layouts it is set to 1. `names`: None = all layouts."""
+    names, limit = names or list(layouts.LAYOUTS), 1 if names else 8
+    monkeypatch.setattr(layouts, "LAYOUTS", {name: layouts.LAYOUTS[name] for name in names})
+    for name in ("recompile_limit", "accumulated_recompile_limit"):
+        monkeypatch.setattr(torch._dynamo.config, name, limit)
     graphs = measure.counters["stats"]["unique_graphs"]
     rows = results(tmp_path, sweep="layouts", compile=True, n_layer=1, repeats=1, steps=1)["layouts"]
-    assert [row["name"] for row in rows] == list(bench_sweeps.LAYOUTS)
+    assert [row["name"] for row in rows] == names
     assert all(row["compiled"] and row["recompilations"] == 0 for row in rows)
-    assert measure.counters["stats"]["unique_graphs"] - graphs > 8  # torch's limit; layouts alike share a graph
+    assert measure.counters["stats"]["unique_graphs"] - graphs > limit  # some layouts share a graph
 
 
 def test_compile_times(traced, tmp_path, capsys):
@@ -362,10 +368,13 @@ def test_sweep_optimizers(tmp_path, capsys):
 
 
 def test_the_config_s_own_optimizer_keeps_its_values(tmp_path, monkeypatch):
-    seen, real = [], bench_sweeps.ours
-    monkeypatch.setattr(
-        bench_sweeps, "ours", lambda name, s, models: seen.append((name, vars(s.config))) or real(name, s, models)
-    )
+    seen, real = [], optimizers.our_variant
+
+    def spy(name, setting, models):
+        seen.append((name, vars(setting.config)))
+        return real(name, setting, models)
+
+    monkeypatch.setattr(optimizers, "our_variant", spy)
     results(tmp_path, sweep="optimizers", optimizer="msgdw", learning_rate=0.5, momentum=0.8)
     values = {name: (config["learning_rate"], config["momentum"]) for name, config in seen}
     assert values == dict(adamw=(6e-4, None), msgdw=(0.5, 0.8), muon=(6e-4, 0.95), adam_mini=(6e-4, None))
@@ -380,23 +389,23 @@ def test_sweep_micro_batch(ticks, tmp_path, capsys):
 
 
 def test_memory_ends_the_sweep(tmp_path, monkeypatch):
-    real = bench_sweeps.measured
+    real = sizes.time_alone
 
     def out_of_memory(setting, *args):
         if setting.micro == 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(setting, *args)
 
-    monkeypatch.setattr(bench_sweeps, "measured", out_of_memory)
+    monkeypatch.setattr(sizes, "time_alone", out_of_memory)
     found = results(tmp_path, sweep="micro_batch", batch_size=8)
     assert [row["micro_batch_size"] for row in found["micro_batches"]] == [1, 2]
     assert found["ended_by"] == "out of memory"
 
 
 def test_limits_extrapolate(monkeypatch):
-    monkeypatch.setattr(bench_sweeps, "available_bytes", lambda: 1000)
-    monkeypatch.setattr(bench_sweeps, "held_bytes", lambda device: 0)
-    limits = bench_sweeps.Limits(setting(max_step_s=10.0))
+    monkeypatch.setattr(sizes, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(sizes, "held_bytes", lambda device: 0)
+    limits = sizes.Limits(make_setting(max_step_s=10.0))
     assert limits.refuse(1) == ""
     limits.seen = [(1, 1.0, 300), (2, 2.0, 500)]
     assert limits.refuse(4) == ""  # 900 bytes of 1000, and 4 s
@@ -417,8 +426,8 @@ def test_sweep_loss(tmp_path, capsys):
 
 def test_sweep_scaling(ticks, tmp_path):
     rows = results(tmp_path, sweep="scaling", doublings=1, micro_batch_size=2)["scaling"]
-    sizes = dict(n_embd=32, n_layer=2, block_size=16, micro_batch_size=2)
-    assert [(r["axis"], r["value"]) for r in rows] == [(axis, n * k) for axis, n in sizes.items() for k in (1, 2)]
+    axes = dict(n_embd=32, n_layer=2, block_size=16, micro_batch_size=2)
+    assert [(r["axis"], r["value"]) for r in rows] == [(axis, n * k) for axis, n in axes.items() for k in (1, 2)]
     for r in rows:
         wide = dict(n_embd=r["value"], n_head=2 * r["value"] // 32) if r["axis"] == "n_embd" else {}
         shape = SIZE | ({r["axis"]: r["value"]} if r["axis"] in SIZE else {}) | wide
@@ -442,100 +451,7 @@ def test_profile(tmp_path, capsys):
     assert json.loads((tmp_path / "here.json").read_text())["traceEvents"]
 
 
-# ----------------------------------------------------------------------------------------------------------- nanoGPT
-
-
-def nano(**changes):
-    torch.manual_seed(0)
-    model = nanogpt.NanoGPT(GPTConfig(**SIZE | dict(bias=True) | changes))
-    with torch.no_grad():
-        for p in model.parameters():  # nothing is zero or one by accident
-            p.add_(0.1 * torch.randn_like(p))
-    return model.double()
-
-
-def test_nanogpt_is_gpt2_with_the_exact_gelu():
-    """The same loss and gradients as `transformers` with the same weights."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    model, sizes = nano(), dict(n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=50)
-    config = GPT2Config(**sizes, activation_function="gelu", resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
-    peer, renamed = GPT2LMHeadModel(config).double(), {}
-    for name, p in model.named_parameters():
-        name = name.replace("blocks", "h").replace("attn_c_proj", "attn.c_proj").replace("mlp_c_proj", "mlp.c_proj")
-        name = name.replace("c_attn", "attn.c_attn").replace("c_fc", "mlp.c_fc")
-        renamed[f"transformer.{name}"] = p
-    theirs = dict(peer.named_parameters())
-    assert theirs.keys() == renamed.keys()
-    turned = {name for name in theirs if ".h." in name and theirs[name].ndim == 2}  # stored as (in, out) there
-    with torch.no_grad():
-        for name, p in renamed.items():
-            theirs[name].copy_(p.T if name in turned else p)
-    x, y = torch.randint(50, (2, 3, 16))
-    y[0, :5] = -1  # ignored
-    loss = model(x, y)[1]
-    want = F.cross_entropy(peer(x).logits.flatten(0, 1), y.flatten(), ignore_index=-1)
-    loss.backward(), want.backward()
-    assert loss.item() == pytest.approx(want.item(), rel=1e-12)
-    for name, p in renamed.items():
-        grad = theirs[name].grad
-        torch.testing.assert_close(p.grad, grad.T if name in turned else grad, rtol=1e-9, atol=1e-12)
-
-
-def test_nanogpt_without_biases_has_none_and_pads_gpt2_s_vocabulary():
-    model = nano(bias=False)
-    assert not [name for name, _ in model.named_parameters() if name.endswith("bias")]
-    with torch.device("meta"):
-        big = nanogpt.NanoGPT(GPTConfig(vocab_size=50257))
-        ours = GPT(GPTConfig(vocab_size=50257))
-    assert sum(p.numel() for p in big.parameters()) == 124_373_760  # nanoGPT prints 123.59M, without positions
-    assert big.flops_per_token == ours.flops_per_token()
-    with torch.device("meta"):
-        assert len(nanogpt.NanoGPT(GPTConfig(**SIZE | dict(vocab_size=65))).wte.weight) == 65
-
-
-def test_nanogpt_starts_as_published():
-    torch.manual_seed(0)
-    model = nanogpt.NanoGPT(GPTConfig(**SIZE | dict(n_embd=128, n_layer=8, bias=True)))
-    for name, p in model.named_parameters():
-        if p.ndim == 1:
-            assert torch.equal(p, torch.full_like(p, float("ln" in name and name.endswith("weight")))), name
-        else:
-            assert p.std().item() == pytest.approx(0.02 / 4 if "c_proj" in name else 0.02, rel=0.1), name
-
-
-def test_a_nanogpt_step_is_clipped_adamw_with_decay_on_matrices():
-    model, before = nano(), {}
-    x, y = torch.randint(50, (2, 3, 16))
-    loss = model(x, y)[1]
-    loss.backward()
-    norm = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))
-    assert norm > 1
-    for name, p in model.named_parameters():
-        before[name] = p.detach().clone(), p.grad / (norm + 1e-6)
-        p.grad = None
-    parts, optimizer = [], nanogpt.make_optimizer(model, TrainConfig())
-    step = nanogpt.make_step(model, optimizer, lambda: (x, y), 2, False, lambda i: 1e-2, torch.device("cpu"))
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    step(0, parts.append)
-    assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
-    assert parts == ["forward", "data", "backward"] * 2 + ["clip", "optimizer"]
-    for name, p in model.named_parameters():
-        w, g = before[name]
-        decay = 0.1 if p.ndim >= 2 else 0.0
-        torch.testing.assert_close(p.data, w * (1 - 1e-2 * decay) - 1e-2 * g / (g.abs() + 1e-8), rtol=1e-7, atol=1e-9)
-        assert p.grad is None
-
-
-def test_nanogpt_s_batches(dataset):
-    raw = np.fromfile(dataset / "train.bin", "<u2").astype(np.int64)
-    torch.manual_seed(0)
-    get_batch = nanogpt.batches((dataset / "train.bin", np.dtype("<u2")), 5, 16, torch.device("cpu"))
-    x, y = get_batch()
-    assert x.shape == y.shape == (5, 16) and torch.equal(x[:, 1:], y[:, :-1])
-    text = raw.tobytes()
-    assert all(text.find(row.tobytes()) >= 0 for row in torch.cat((x, y[:, -1:]), 1).numpy())
-    assert not torch.equal(get_batch()[0], x)
+# ------------------------------------------------------------------------------------------ nanoGPT's step beside ours
 
 
 def test_nanogpt_beside_ours(tmp_path, capsys):
@@ -545,14 +461,14 @@ def test_nanogpt_beside_ours(tmp_path, capsys):
         ("ours", "bfloat16", "nanogpt-eager"),
     ]
     assert [v["step_tokens"] for v in found] == [64, 64]
-    assert found[0]["parts_s"].keys() == set(bench.PARTS) and all(t > 0 for t in found[0]["parts_s"].values())
+    assert found[0]["parts_s"].keys() == set(timing.PARTS) and all(t > 0 for t in found[0]["parts_s"].values())
     assert "× nanogpt-eager (rounds)" in capsys.readouterr().out
 
 
 def test_the_kinds_of_nanogpt(monkeypatch):
     made = []
-    monkeypatch.setattr(bench, "theirs", lambda kind, s: made.append(kind))
-    monkeypatch.setattr(bench, "ours", lambda name, s: made.append(name))
-    for make in bench.beside_nanogpt(setting(variant="nanogpt-all")):
+    monkeypatch.setattr(compare, "nanogpt_variant", lambda kind, setting: made.append(kind))
+    monkeypatch.setattr(compare, "our_variant", lambda name, setting: made.append(name))
+    for make in compare.variants_beside_nanogpt(make_setting(variant="nanogpt-all")):
         make()
     assert made == ["nanogpt", "nanogpt-eager", "nanogpt-bf16", "ours"]

@@ -1,14 +1,14 @@
-"""Settings of the optimizers (defaults, refusals, notes), schedules, and blockwise learning rates, by hand."""
+"""Settings of the optimizers (defaults, refusals, notes), schedules and blockwise learning rates, computed by hand."""
 
 import math
 
 import pytest
 
 from model import GPT, GPTConfig
-from optim import OPTIMIZERS, fill_defaults, lr_at, make_optimizer, notes
-from train import TrainConfig
+from nanodnt.optim import fill_defaults, lr_at, make_optimizer, notes
+from nanodnt.settings import TrainConfig
 
-NAMES = list(OPTIMIZERS)
+NAMES = ["adamw", "adam_mini", "msgdw", "muon"]
 
 
 def settings(**changes):
@@ -35,14 +35,14 @@ ORIGINAL = dict(muon_adjust_lr="original")
         ),
         (dict(optimizer="adam_mini"), dict(learning_rate=6e-4, weight_decay=0.1)),
         (dict(optimizer="muon"), MUON),
-        # what is made as large as AdamW's takes its settings; the rest has the same
+        # updates as large as AdamW's, so AdamW's settings; the rest has the same
         (
             dict(optimizer="muon", learning_rate=1e-3, weight_decay=0.2),
             MUON | dict(learning_rate=1e-3, weight_decay=0.2, adamw_learning_rate=1e-3, adamw_weight_decay=0.2),
         ),
         (dict(optimizer="muon", adamw_learning_rate=1e-3), MUON | dict(adamw_learning_rate=1e-3)),
         (dict(optimizer="muon", adamw_weight_decay=0.0), MUON | dict(adamw_weight_decay=0.0)),
-        # Keller Jordan's: an LR that means something else, so that the rest keeps AdamW's
+        # Keller Jordan's LR, for another scale of updates, so the rest has AdamW's
         (dict(optimizer="muon", **ORIGINAL), MUON | ORIGINAL | dict(learning_rate=0.02, weight_decay=0.01)),
         (
             dict(optimizer="muon", learning_rate=0.01, weight_decay=0.05, **ORIGINAL),
@@ -60,7 +60,7 @@ def test_defaults(given, filled):
     assert config.min_lr == pytest.approx(config.learning_rate / 10)
     assert config.lr_decay_iters == config.max_iters == 200_000
     again = TrainConfig(**vars(config))
-    fill_defaults(again)  # a configuration that is filled in already stays as it is
+    fill_defaults(again)  # does not change what is filled in already
     assert again == config
 
 
@@ -72,7 +72,7 @@ def test_what_is_given_wins():
 
 
 def test_defaults_of_wsd():
-    """A line over the last fifth; less where warm-up leaves less."""
+    """A linear decay over the last fifth; a shorter one if warm-up leaves less."""
     config = settings(schedule="wsd", max_iters=1000, warmup_iters=100)
     assert (config.wsd_decay, config.wsd_decay_iters) == ("linear", 200)
     assert settings(schedule="wsd", max_iters=1000, warmup_iters=900).wsd_decay_iters == 100
@@ -84,7 +84,7 @@ BLOCKS = ("emb", "qk", "ffn", "vo", "norm", "head", "pos")
 
 
 def test_defaults_of_blockwise_lr():
-    """The paper's ratios for AdamW and for Adam-mini; for the others AdamW's, which is ours and said."""
+    """The paper has ratios for AdamW and Adam-mini. The others get AdamW's, and a note says that this is ours."""
     paper = dict(zip(BLOCKS, (10, 8, 6, 4, 1, 1, 1), strict=True))
     for name in NAMES:
         config = settings(optimizer=name, blockwise_lr=True, **ORIGINAL if name == "muon" else {})
@@ -115,12 +115,12 @@ BARE = dict(gain="none", gain_out="none", gain_param="direct", branch_scale="non
         (dict(lr_decay_iters=9, warmup_iters=10), {}, "warm-up (10 steps) outlasts lr_decay_iters=9"),
     ],
 )
-def test_what_has_no_effect_here_is_said(changes, flags, words):
+def test_a_note_names_what_has_no_effect(changes, flags, words):
     found = notes(settings(**changes), model(**flags))
     assert len(found) == 1 and found[0].startswith(words)
 
 
-def test_what_has_an_effect_is_not():
+def test_no_note_for_what_has_an_effect():
     for changes, flags in (
         (dict(blockwise_lr=True, lr_ratio_head=2.0, lr_ratio_pos=2.0), {}),
         (dict(blockwise_lr=True, lr_ratio_head=1.0, lr_ratio_pos=1.0), dict(tie_weights=True, pos="rope")),
@@ -149,7 +149,7 @@ NO_EFFECT += [(name, "adamw_weight_decay", 0.1, "muon") for name in (*ADAMS, "ms
 
 @pytest.mark.parametrize("optimizer, knob, value, users", NO_EFFECT)
 def test_a_knob_without_effect_is_refused(optimizer, knob, value, users):
-    """Its default too: whoever writes it expects something of it."""
+    """Even at its default value: whoever sets it expects an effect."""
     with pytest.raises(ValueError) as error:
         settings(optimizer=optimizer, **{knob: value})
     assert str(error.value) == f"{knob}={value} has no effect on {optimizer}: leave it out, or choose {users}"
@@ -178,7 +178,7 @@ REFUSED = [
     (dict(MU, momentum=0.0), "nesterov needs momentum and no dampening"),
     (dict(SGD, dampening=0.1, momentum=0.0), "dampening=0.1 has no effect without momentum"),
     (dict(min_lr=0.1), "min_lr=0.1 is above learning_rate=0.0006: lower min_lr"),
-    # gains and scalars are on AdamW under Muon
+    # under Muon AdamW updates gains and scalars
     (dict(decay_gains="input", weight_decay=0.0), "decay_gains=input decays by weight_decay, which is 0: set that"),
     (dict(SGD, decay_scalars=True, weight_decay=0.0), "decay_scalars=True decays by weight_decay, which is 0"),
     (dict(MU, decay_gains="all", adamw_weight_decay=0.0), "decay_gains=all decays by adamw_weight_decay, which is 0"),
@@ -205,7 +205,7 @@ REFUSED = [
         "lr_ratio_norm=0.05 puts the peak below min_lr=0.0001, which all blocks share: lower min_lr, or set "
         "blockwise_min_lr=proportional",
     ),
-    # decay of a step
+    # decay in one step
     (
         dict(learning_rate=1.0, weight_decay=0.1),
         "learning_rate·weight_decay = 0.1 would shrink every matrix by 10% a step: lower weight_decay (the default is "
@@ -244,7 +244,7 @@ def test_impossible_settings_are_refused(changes, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_what_stands_just_beside_is_allowed():
+def test_values_at_the_limits_are_allowed():
     for changes in (
         dict(beta1=0.0, beta2=0.0, min_lr=6e-4, warmup_iters=0, lr_decay_iters=0, grad_clip=0.0),
         dict(MU, muon_steps=1, nesterov=False, momentum=0.0),
@@ -254,7 +254,7 @@ def test_what_stands_just_beside_is_allowed():
         dict(WSD, max_iters=100, warmup_iters=10, wsd_decay_iters=90),
         dict(BLOCKWISE, lr_ratio_norm=0.05, blockwise_min_lr="proportional"),
         dict(BLOCKWISE, lr_ratio_norm=0.05, min_lr=2e-5),
-        dict(BLOCKWISE, lr_ratio_norm=0.05, schedule="constant"),  # never at the minimum
+        dict(BLOCKWISE, lr_ratio_norm=0.05, schedule="constant"),  # never falls to min_lr
         dict(BLOCKWISE, lr_ratio_norm=0.0, min_lr=0.0),
         dict(BLOCKWISE, learning_rate=0.099),
         dict(BLOCKWISE, learning_rate=0.9, blockwise_decay="unscaled"),
@@ -275,7 +275,7 @@ def rates(updates, group=None, **changes):
     return [lr_at(t - 1, config, group) for t in updates]
 
 
-# By hand: of peak 1e-2 and minimum 1e-3, with T − W = 100 steps between; W + 1 is a hundredth of the way.
+# By hand: peak 1e-2, minimum 1e-3, T − W = 100 steps between them. Update W + 1 is a hundredth of the way.
 UPDATES = (1, 5, 10, 11, 60, 109, 110, 111, 5000)
 RISE = [1e-3, 5e-3, 1e-2]
 
@@ -301,7 +301,7 @@ def test_schedules(changes, after):
 
 
 @pytest.mark.parametrize(
-    "form, values",  # 0, a quarter, a half and the whole of the last 40 steps
+    "form, values",  # after 0, a quarter, a half and all of the last 40 steps
     [
         ("linear", (1, 0.75, 0.5, 0)),
         ("sqrt", (1, 0.5, 1 - 0.5**0.5, 0)),
@@ -312,7 +312,7 @@ def test_wsd_holds_and_decays_at_the_end(form, values):
     want = [1e-3 + 9e-3 * v for v in values]
     found = rates((70, 80, 90, 110), schedule="wsd", wsd_decay=form, wsd_decay_iters=40)
     assert found == pytest.approx(want, rel=1e-12)
-    # the decay ends at lr_decay_iters, wherever the run does
+    # the decay ends at lr_decay_iters, not at the end of the run
     found = rates((20, 30, 40, 60, 61), schedule="wsd", wsd_decay=form, wsd_decay_iters=40, lr_decay_iters=60)
     assert found == pytest.approx([*want, 1e-3], rel=1e-12)
 
@@ -328,7 +328,7 @@ def test_the_recipe_of_dyt():
     assert rates((111, 5000), schedule="dyt") == pytest.approx([1e-3, 1e-3])
     half = rates([55], schedule="dyt", min_lr=0.0)[0]
     assert half == pytest.approx(5e-3)
-    assert rates([1], schedule="dyt", warmup_iters=0)[0] == pytest.approx(1e-2, rel=1e-3)  # the cosine at once
+    assert rates([1], schedule="dyt", warmup_iters=0)[0] == pytest.approx(1e-2, rel=1e-3)  # the cosine starts at once
 
 
 def test_schedule_edges():
@@ -336,7 +336,7 @@ def test_schedule_edges():
     assert rates([1], warmup_iters=1)[0] == 1e-2
     assert rates([71], schedule="constant", lr_decay_iters=10)[0] == 1e-2
     assert rates([5], schedule="constant", lr_decay_iters=10)[0] == pytest.approx(5e-3)
-    for schedule in ("cosine", "linear", "wsd"):  # decay over before warm-up ends: no crash
+    for schedule in ("cosine", "linear", "wsd"):  # the decay ends before warm-up does: no crash
         found = rates([20, 50, 51, 201], schedule=schedule, warmup_iters=50, lr_decay_iters=20)
         assert found == pytest.approx([4e-3, 1e-2, 1e-3, 1e-3])
     assert rates([1, 50], learning_rate=0.0, min_lr=None) == [0.0, 0.0]
@@ -348,7 +348,16 @@ def test_schedule_edges():
 PAPER = dict(emb=10, qk=8, ffn=6, vo=4, gain_in=1, gain_out=1, head=1, pos=1)
 PAPER |= dict(bias_qk=8, bias_ffn=6, bias_vo=4, scalar_qk=8, scalar_ffn=6, scalar_vo=4, scalar=1, gain_dir=1)
 MINI = PAPER | dict(emb=4, qk=1, bias_qk=1, scalar_qk=1, ffn=4, bias_ffn=4, scalar_ffn=4)
-REST = ("emb", "pos", "head", "gain_in", "gain_out", "gain_dir", "scalar", "bias")  # of Muon, before "_"
+REST = (
+    "emb",
+    "pos",
+    "head",
+    "gain_in",
+    "gain_out",
+    "gain_dir",
+    "scalar",
+    "bias",
+)  # under Muon on AdamW
 
 
 def model(**flags):
@@ -398,12 +407,12 @@ def test_ratios_that_are_given():
     assert {label: found[label]["lr_ratio"] for label in want} == want
 
 
-# What is left of the way from the peak to the minimum at updates W + 1 = 11, 60, T = 110 and T + 1.
+# The part of the way from peak to minimum that is left at updates W + 1 = 11, 60, T = 110 and T + 1.
 LEFT = {
     "cosine": (0.5 * (1 + math.cos(0.01 * math.pi)), 0.5, 0, 0),
     "linear": (0.99, 0.5, 0, 0),
     "constant": (1, 1, 1, 1),
-    "wsd linear": (1, 0.625, 0, 0),  # the last 80 steps, of which 30 are over
+    "wsd linear": (1, 0.625, 0, 0),  # decays in the last 80 steps; 30 of them are over
     "wsd sqrt": (1, 1 - 0.375**0.5, 0, 0),
     "wsd cosine": (1, 0.5 * (1 + math.cos(0.375 * math.pi)), 0, 0),
 }
@@ -414,8 +423,8 @@ LEFT = {
 @pytest.mark.parametrize("schedule", LEFT)
 @pytest.mark.parametrize("name", NAMES)
 def test_blockwise_rates(name, schedule, start, min_lr):
-    """LR(t) = r·peak·t/W up to W, then from r·peak to the minimum; or up to W without r. The rest of Muon has its own
-    peak, and a minimum in proportion to it."""
+    """LR(t) = r·peak·t/W up to W (without r for warmup_end), then from r·peak to the minimum. The rest of Muon has its
+    own peak, and a minimum in proportion to it."""
     changes = dict(optimizer=name, schedule=schedule.split()[0], blockwise_start=start, blockwise_min_lr=min_lr)
     if schedule.startswith("wsd"):
         changes |= dict(wsd_decay=schedule.split()[1], wsd_decay_iters=80)
@@ -451,7 +460,7 @@ def test_blockwise_rates_under_the_recipe_of_dyt(start, min_lr):
 @pytest.mark.parametrize("decay", ["scaled", "unscaled"])
 @pytest.mark.parametrize("name", NAMES)
 def test_decay_of_a_step_grows_with_the_ratio_or_not(name, decay):
-    """LR times decay at the peak; Muon's rest has its own of both."""
+    """LR times decay at the peak. Muon's rest has its own LR and its own decay."""
     rest = dict(adamw_learning_rate=4e-3, adamw_weight_decay=0.05) if name == "muon" else {}
     found, config = groups(optimizer=name, weight_decay=0.02, blockwise_decay=decay, **rest)
     ratios = MINI if name == "adam_mini" else PAPER

@@ -1,0 +1,150 @@
+"""Ways to compute under FSDP; runs of two processes that go wrong together: bad gradients, spikes, wrong settings."""
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from model import GPT, GPTConfig
+from nanodnt.run.environment import Env
+from nanodnt.run.parallel import shard_model
+from support.parallel_runs import REFUSED
+from support.processes import SPOILT, TOLERANCES, assert_same_values, left, meeting, play, processes
+from support.runs import column, different, load, metrics, run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_recomputed_activations_change_nothing(two):
+    left(two / "recomputed", 2)
+    a, b = load(two / "recomputed" / "last.pt"), load(two / "short" / "last.pt")
+    assert different(a["model"], b["model"]) == []
+    assert different(a["optimizer"]["state"], b["optimizer"]["state"]) == []
+    assert column(two / "recomputed", "train_loss") == column(two / "short", "train_loss")
+
+
+def test_compiled(two):
+    """By dynamo alone, which is quick: on two processes, with hooks between the compiled parts."""
+    assert "compiled in" in left(two / "compiled", 2)[0]["output"]
+    for name in ("train_loss", "grad_norm"):
+        expected = {step: value for step, value in column(two / "short", name).items() if step <= 4}
+        assert column(two / "compiled", name) == pytest.approx(expected, rel=TOLERANCES[name], abs=0)
+    a, b = load(two / "compiled" / "last.pt")["model"], load(two / "short" / "last.pt")["model"]
+    assert a.keys() == b.keys()
+
+
+def inductor(rank, world, folder, dataset):
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    for name, compile in (("eager", False), ("inductor", True)):
+        flags = dict(dataset=dataset, n_layer=1, max_iters=4, parallel="fsdp", torchrun=True, compile=compile)
+        play(rank, world, folder / name, **flags)
+
+
+@pytest.mark.deep
+def test_compiled_by_inductor(dataset, tmp_path):
+    """One process under torchrun, to be quick: what is compiled is the same."""
+    processes(1, inductor, tmp_path, dataset)
+    assert "compiled in" in left(tmp_path / "inductor", 1)[0]["output"]
+    assert_same_values(tmp_path / "inductor", tmp_path / "eager")
+
+
+def test_bfloat16_leaves_gains_in_fp32(two):
+    """Gains of 0.1 (LayerScale's), which bf16 cannot represent: rounding them would change the first loss."""
+    out, one = two / "bf16, fsdp2", two / "bf16, one"
+    assert column(out, "train_loss")[1] == column(one, "train_loss")[1]
+    assert column(out, "train_loss") == pytest.approx(column(one, "train_loss"), rel=5e-3)
+    parts = left(out, 2)
+    assert "dtype bfloat16" in parts[0]["output"]
+    for part in parts:
+        assert part["gain"] == {torch.float32}
+        assert {kind for kinds in part["grads"].values() for kind in kinds} == {torch.float32}
+
+
+def time_outs(rank, world, folder):
+    limit = timedelta(seconds=77)
+    dist.init_process_group("gloo", timeout=limit, **meeting(rank, world, folder / "groups"))
+    env = Env(rank, world, torch.device("cpu"), torch.float32, distributed=True, timeout=limit)
+    shard_model(model := GPT.empty(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=31)), 2, env)
+    groups = model.wte.weight.device_mesh.get_all_groups()
+    found = [(g._get_backend(env.device).options._timeout, dist.get_process_group_ranks(g)) for g in groups]
+    torch.save([(limit.total_seconds(), ranks) for limit, ranks in found], folder / f"{rank}")
+    dist.destroy_process_group()
+
+
+def test_the_groups_of_hsdp_have_the_time_out_that_was_asked_for(tmp_path):
+    processes(4, time_outs, tmp_path)
+    found = [load(tmp_path / f"{rank}") for rank in range(4)]
+    assert found == [
+        [(77.0, [rank % 2, rank % 2 + 2]), (77.0, [rank // 2 * 2, rank // 2 * 2 + 1])] for rank in range(4)
+    ]
+
+
+# --------------------------------------------------------------------------------------------- what goes wrong together
+
+
+def test_too_many_bad_gradients(two):
+    """The first bad tensor has the same name, whichever process has it; the checkpoint is of the last good step."""
+    for bad in (0, 1):
+        out = two / f"bad rank {bad}"
+        for rank, part in enumerate(left(out, 2, code=1)):
+            (line,) = [line for line in part["output"].splitlines() if "error" in line]
+            assert line.startswith(f"[rank {rank}] error: 3 steps in a row, up to about step 6, had a gradient")
+            assert f"(first bad tensor: the gradient of {SPOILT})" in line
+            assert part["frozen"] == [4, 5, 6]
+        assert load(out / "last.pt")["skipped"] == 3
+
+
+def assert_rolled_back(folder, launch):
+    """Batch 16 has targets that no one could learn. The loss at step 17 shows it; the run goes on from step 15, without
+    the batches since."""
+    out = folder / f"spike, {launch}"
+    left(out, 2)
+    (row,) = [row for row in metrics(out) if "rolled_back_from" in row]
+    assert row["step"] == 15 and row["rolled_back_from"] == 17
+    assert_same_values(out, folder / "spike, one")
+    assert load(out / "last.pt")["shift"] == 2
+
+
+def test_fsdp_is_rolled_back_after_a_spike(two):
+    assert_rolled_back(two, "fsdp2")
+
+
+@pytest.mark.deep
+def test_ddp_is_rolled_back_after_a_spike(two_more):
+    assert_rolled_back(two_more, "ddp2")
+
+
+REFUSALS = {
+    "none": "parallel=none, but torchrun started 2 processes: use --parallel=auto",
+    "fp16": "parallel=fsdp has no loss scaling, which fp16 needs: use --dtype=bfloat16 or float32, or ddp",
+    "thirds": "fsdp_shard_size=3 does not divide the 2 processes: use one of 1, 2",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_under_torchrun(name, two):
+    for rank, part in enumerate(left(two / name, 2, code=1)):
+        errors = [line for line in part["output"].splitlines() if "rror" in line]
+        assert errors == [f"[rank {rank}] error: {REFUSALS[name]}"]
+        assert "Traceback" not in part["output"]
+    assert not (two / name).exists()
+
+
+NEEDS_TORCHRUN = "parallel={} needs torchrun: torchrun --standalone --nproc_per_node=N train.py …"
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (dict(parallel="fsdp"), NEEDS_TORCHRUN.format("fsdp")),
+        (dict(parallel="ddp"), NEEDS_TORCHRUN.format("ddp")),
+        (dict(fsdp_shard_size=2), "fsdp_shard_size=2 needs parallel=fsdp: set that, or leave it out"),
+        (dict(fsdp_shard_size=-1, parallel="fsdp"), "fsdp_shard_size=-1 must not be negative"),
+    ],
+)
+def test_refused_without_torchrun(flags, message, dataset, tmp_path, capsys):
+    assert run(dataset=dataset, out_dir=tmp_path / "run", **flags) == 1
+    assert capsys.readouterr().err == f"error: {message}\n"
+    assert not (tmp_path / "run").exists()

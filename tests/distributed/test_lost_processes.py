@@ -1,0 +1,186 @@
+"""Two processes of which one dies, hangs, is slow, or is set up wrongly: both end, each with one line that says why."""
+
+import errno
+import os
+import re
+import shutil
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import train
+from nanodnt.run.checkpoints import load_checkpoint
+from support.faults import COMMANDS, Fault
+from support.processes import FORKSERVER, left, play, processes
+from support.runs import load, make_dataset, metrics, run
+from support.trials import Trial, strike_all
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CONFIG = dict(max_iters=60, eval_interval=30, save_interval=9, micro_batch_size=2, init_from="auto")
+
+# ------------------------------------------------------------------------------------------------------- one is wrong
+
+
+def no_data(config):
+    return (), dict(dataset="/nowhere")
+
+
+def no_room(config):
+    return [(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))], {}
+
+
+def no_room_left(config):
+    sync = os.fsync
+
+    def full(file):
+        if (config["out"] / "prev.pt").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return sync(file)
+
+    return [(os, "fsync", full)], {}
+
+
+def another_flag(config):
+    return (), dict(eval_interval=7, seed=3)
+
+
+def another_dataset(config):
+    return (), dict(dataset=make_dataset(config["out"].parent / "other", seed=1))
+
+
+MISTAKES = {  # the process that makes it, the mistake (a function that returns patches and flags), its message
+    "no data": (1, no_data, "[rank 1] error: dataset '/nowhere' is not prepared"),
+    "a full disk": (0, no_room, "[rank 0] error: .* has 0.00 GB free, a checkpoint needs"),
+    "a disk that fills up": (0, no_room_left, "[rank 0] error: cannot write .*No space left on device"),
+}
+DIFFERENT = {"flags": (1, another_flag, "seed, eval_interval"), "data": (1, another_dataset, "contents of the dataset")}
+
+
+def make_mistake(rank, world, mistake, config):
+    wrong, prepare, _ = (MISTAKES | DIFFERENT)[mistake]
+    patches, flags = prepare(config) if rank == wrong else ((), {})
+    play(rank, world, patches=patches, last=True, **config | flags)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_is_wrong_for_one_process_ends_all(mistake, dataset, tmp_path):
+    """Each ends by itself, without torchrun and long before timeout_s: one says what is wrong, the other that it is
+    alone."""
+    processes(2, make_mistake, mistake, CONFIG | dict(out=tmp_path / "run", dataset=dataset))
+    wrong, _, message = MISTAKES[mistake]
+    outputs = [part["output"] for part in left(tmp_path / "run", 2, code=1)]
+    for output in outputs:
+        assert output.count("error: ") == 1 and "Traceback" not in output
+    assert re.search(message.replace("[", r"\["), outputs[wrong]), outputs[wrong]
+    assert f"[rank {1 - wrong}] error: lost or never met the other processes" in outputs[1 - wrong]
+    assert "Timed out" not in outputs[1 - wrong]
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_processes_that_were_started_differently_say_so(what, dataset, tmp_path):
+    processes(2, make_mistake, what, CONFIG | dict(out=tmp_path / "run", dataset=dataset))
+    for rank, part in enumerate(left(tmp_path / "run", 2, code=1)):
+        assert part["output"].count("error: ") == 1
+        assert f"[rank {rank}] error: processes have different {DIFFERENT[what][2]}: start all" in part["output"]
+    assert not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------------------------------------ one dies, or hangs
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault("two processes: SIGKILL to one", 0.5, 1)],
+        pytest.param(
+            [
+                Fault("two processes: SIGKILL to one", 0.5, 1),
+                Fault("two processes: SIGKILL to one", 0.5, 0),
+                Fault("SIGKILL, rename", 0.3, 0),
+                Fault("two processes: SIGTERM to one", 0.5, 1),
+            ],
+            marks=pytest.mark.deep,
+        ),
+    ],
+    ids=["one fault", "four faults"],
+)
+def test_one_of_two_processes_dies(faults, dataset, tmp_path):
+    """The other ends by itself, with one line. Both are started again and go on exactly."""
+    command = COMMANDS["two processes"]
+    reference = Trial(tmp_path / "reference", command, dataset)
+    for outcome in strike_all(Trial(tmp_path / "trial", command, dataset, reference), faults)[:3]:
+        codes = list(outcome.codes)
+        assert codes.pop(outcome.fault.rank) == -signal.SIGKILL and codes == [1], outcome
+
+
+def hang_in_step_12(rank, world, config):
+    """Rank 1 stops in its 13th step, as it would in the debugger."""
+    step, calls = train.training_step, iter(range(99))
+
+    def step_or_hang(*args):
+        if next(calls) == 12:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return step(*args)
+
+    play(rank, world, patches=[(train, "training_step", step_or_hang)] if rank == 1 else (), last=True, **config)
+
+
+def test_a_process_that_hangs_ends_the_other(dataset, tmp_path):
+    """It gives up after timeout_s, and says so."""
+    config = CONFIG | dict(out=tmp_path / "run", dataset=dataset, timeout_s=3)
+    started = [FORKSERVER.Process(target=hang_in_step_12, args=(rank, 2, config)) for rank in (0, 1)]
+    for process in started:
+        process.start()
+    try:
+        started[0].join(60)
+    finally:
+        started[1].kill()
+    found = torch.load(f"{tmp_path / 'run'}.rank0", weights_only=False)
+    assert found["code"] == 1
+    assert re.search(r"\[rank 0\] error: lost or never met the other processes \(.*Timed out", found["output"])
+    assert [row["step"] for row in metrics(tmp_path / "run")] == list(range(13))
+    assert load(tmp_path / "run" / "last.pt")["step"] == 9
+
+
+# --------------------------------------------------------------------------------------------------- shared folders
+
+
+def start_slowly(rank, world, out, dataset, weights):
+    """Rank 1 is slow to read the checkpoint whose folder the run overwrites."""
+
+    def load_slowly(path):
+        time.sleep(1.5 * rank)
+        return load_checkpoint(path)
+
+    config = dict(dataset=dataset, init_from=weights, overwrite=True, max_iters=3)
+    play(rank, world, out, patches=[("nanodnt.start.load_checkpoint", load_slowly)], **config)
+
+
+def test_overwriting_waits_until_every_rank_has_read(dataset, tmp_path):
+    """A new run in the folder of the run whose weights it starts from."""
+    assert run(out_dir=tmp_path / "run", dataset=dataset, max_iters=2) == 0
+    processes(2, start_slowly, tmp_path / "run", dataset, tmp_path / "run" / "best.pt")
+    left(tmp_path / "run", 2)
+    assert load(tmp_path / "run" / "last.pt")["step"] == 3
+
+
+def resume_in_own_folder(rank, world, folder, dataset):
+    os.chdir(folder / str(rank))
+    play(rank, world, "run", meet=folder / "meet", last=True, dataset=dataset, init_from="auto", max_iters=6)
+
+
+def test_processes_that_find_different_checkpoints_say_so(dataset, tmp_path):
+    """As on two machines without a shared folder: rank 1 finds nothing to resume."""
+    for rank in "01":
+        (tmp_path / rank).mkdir()
+    assert run(out_dir=tmp_path / "0" / "run", dataset=dataset, max_iters=3) == 0
+    processes(2, resume_in_own_folder, tmp_path, dataset)
+    for rank in (0, 1):
+        found = torch.load(tmp_path / str(rank) / f"run.rank{rank}", weights_only=False)
+        assert found["code"] == 1
+        assert "processes found different checkpoints" in found["output"]
+    assert load(tmp_path / "0" / "run" / "last.pt")["step"] == 3 and not (tmp_path / "1" / "run").exists()

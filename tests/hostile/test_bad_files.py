@@ -1,0 +1,320 @@
+"""What train.py says to a dataset, a checkpoint or a disk that is wrong: one line that names it, and nothing changed.
+
+Every case starts from a folder that holds an earlier run, its dataset, and a command line that works (see
+`test_the_command_lines_work_without_the_mistake`), and adds one mistake. The command line says --overwrite=True where a
+case does not set it: not even then may a mistake cost the earlier run.
+"""
+
+import errno
+import os
+import pickle
+import shutil
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import sample
+import train
+from support import runs
+from support.hostile import CHECKPOINTS, RESUME, WEIGHTS, cases, refuse, start
+from support.spoil import (
+    all_checkpoints,
+    checkpoint,
+    cut,
+    drop,
+    during,
+    evil,
+    file_size_limit,
+    full_disk,
+    little_space,
+    meta,
+    named_dataset,
+    no_links_and_full,
+    put,
+    saved,
+    token,
+    truncate,
+    unreadable,
+    write,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LONGER = f"{RESUME} --max_iters=6 --eval_interval=100"
+PT = "run/*.pt"  # what a case that fails in the middle of a run must keep
+OTHER = [chr(ord("a") + i) for i in range(50)]  # another alphabet of 50
+
+# -------------------------------------------------------------------------------------------------------------- data
+
+META = ["meta.json", "prepare"]
+HUGE = {"vocab_size": 300, "chars": [chr(256 + i) for i in range(300)]}
+BYTES = dict(tokenizer="bytes", vocab_size=257, eot=256)
+DATA = cases(
+    ("no such folder", "--dataset={tmp}/nothing", ["nothing", "is not prepared"]),
+    ("no name", "--dataset=", ["dataset", "is not prepared"]),
+    ("too long a name", f"--dataset={'x' * 300}", ["name too long"]),
+    ("a file", "--dataset={data}/train.bin", ["train.bin", "is not prepared"]),
+    ("says what to run", "--dataset=corpus", ["corpus", "is not prepared", "data/corpus/prepare.py"], named_dataset),
+    ("broken JSON", "", [*META, "damaged"], write("{data}/meta.json", '{"dtype": "uint16",')),
+    ("empty", "", [*META, "damaged"], write("{data}/meta.json", "")),
+    ("not an object", "", [*META, "damaged"], write("{data}/meta.json", "[1, 2]")),
+    ("not text", "", [*META, "damaged"], write("{data}/meta.json", bytes(range(256)))),
+    ("no splits", "", [*META, "splits"], meta(drop("splits"))),
+    ("no val", "", [*META, "val"], meta(lambda m: m["splits"].pop("val"))),
+    ("no dtype", "", [*META, "dtype"], meta(drop("dtype"))),
+    ("no tokenizer", "", [*META, "tokenizer"], meta(drop("tokenizer"))),
+    ("no hash", "", [*META, "sha256"], meta(lambda m: m["splits"]["train"].pop("sha256"))),
+    ("wrong dtype", "", [*META, "float32"], meta(put("dtype", "float32"))),
+    ("another dtype", "", ["train.bin", "bytes", "prepare"], meta(put("dtype", "uint32"))),
+    ("max_id", "", [*META, "60", "vocabulary of 50"], meta(put("splits", "val", "max_id", 60))),
+    ("end of text", "", [*META, "50", "vocabulary of 50"], meta(put("eot", 50))),
+    ("tokenizer", "", [*META, "sentencepiece"], meta(put("tokenizer", "sentencepiece"))),
+    ("short alphabet", "", [*META, "chars", "50"], meta(put("chars", ["a", "b"]))),
+    ("vocabulary as a string", "", ["meta.json", "vocab_size"], meta(put("vocab_size", "50"))),
+    ("tokens as a string", "", ["meta.json", "tokens"], meta(put("splits", "train", "tokens", "20000"))),
+    ("hash", "", ["val.bin", "sha256", "prepare"], meta(put("splits", "val", "sha256", "0" * 64))),
+    ("flipped bits", "", ["val.bin", "sha256"], write("{data}/val.bin", bytes(6000))),
+    ("cut file", "", ["train.bin", "1000", "40000"], write("{data}/train.bin", bytes(1000))),
+    ("missing file", "", ["val.bin", "missing", "prepare"], lambda w: (w.data / "val.bin").unlink()),
+    ("shorter than the context", "--block_size=4000", ["val.bin", "3000", "block_size"]),
+    ("id in val.bin", "", ["val.bin", "60", "vocabulary of 50"], token("val", 60)),
+    (
+        "id in train.bin, found in training",
+        LONGER,
+        ["train.bin", "60", "vocabulary of 50", "prepare"],
+        token("train", 60),
+        PT,
+    ),
+    ("cut during the run", LONGER, ["train.bin", "shorter", "prepare"], during(truncate("train")), PT),
+    ("val cut during the run", LONGER, ["val.bin", "shorter", "prepare"], during(truncate("val")), PT),
+    ("cannot be read during the run", LONGER, ["Input/output error"], during(unreadable), PT),
+)
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+NOT = ["last.pt", "not a checkpoint"]
+PLAIN = pickle.dumps({"step": 3})
+STATE = "blocks.0.attn.f.q.weight"
+
+
+def longer_context(c):
+    c["model_config"]["block_size"], c["model"]["wpe.weight"] = 4000, torch.zeros(4000, 16)
+
+
+def renamed(rename):
+    """Every name the optimizer knows a parameter by, changed."""
+
+    def change(c):
+        for group in c["optimizer"]["param_groups"]:
+            group["param_names"] = [rename(name) for name in group["param_names"]]
+
+    return change
+
+
+def last_dropped(c):
+    """The optimizer of a model that had one parameter less."""
+    c["optimizer"]["param_groups"][-1]["param_names"].pop()
+    c["optimizer"]["state"].pop(c["optimizer"]["param_groups"][-1]["params"].pop())
+
+
+def momentum_alone(c):
+    """What mSGDW would have saved, in a checkpoint that says adamw."""
+    c["optimizer"]["state"] = {i: {"momentum_buffer": s["exp_avg"]} for i, s in c["optimizer"]["state"].items()}
+
+
+def checkpoint_rows():
+    """Every mistake in a checkpoint's content, resumed and as a source of weights."""
+    for name, words, change in (
+        ("unknown field", ["swish"], put("model_config", "swish", 1)),
+        ("unknown norm", ["norm", "rms2"], put("model_config", "norm", "rms2")),
+        ("field of another type", ["n_layer"], put("model_config", "n_layer", "1")),
+        ("wider than its weights", ["wte.weight", "model_config"], put("model_config", "n_embd", 32)),
+        ("deeper than its weights", ["blocks.1", "model_config"], put("model_config", "n_layer", 2)),
+        ("a weight too few", [STATE], lambda c: c["model"].pop(STATE)),
+        ("weights that are none", ["model"], put("model", 7)),
+        ("no model", ["model"], drop("model")),
+        ("no model_config", ["model_config"], drop("model_config")),
+        ("no meta", ["meta"], drop("meta")),
+        ("no step", ["step"], drop("step")),
+        ("no format", ["not a checkpoint"], drop("format")),
+        ("another format", ["not a checkpoint"], put("format", "nanoDNT checkpoint 0")),
+        ("another alphabet", ["vocabulary", "dataset"], put("meta", "chars", OTHER)),
+    ):
+        for how, argv in (("resumed", RESUME), ("weights of", WEIGHTS)):
+            yield f"{how} {name}", argv, words, checkpoint(change)
+    for name, words, change in (
+        ("no optimizer", ["optimizer"], drop("optimizer")),
+        ("no scaler", ["scaler"], drop("scaler")),
+        ("no train_config", ["train_config"], drop("train_config")),
+        ("empty optimizer state", ["optimizer"], put("optimizer", "state", {})),
+        ("optimizer state of another shape", ["optimizer"], put("optimizer", "state", 0, "exp_avg", torch.zeros(3))),
+        ("optimizer of other parameters", ["optimizer"], lambda c: c["optimizer"]["param_groups"].pop()),
+        ("optimizer of fewer parameters", ["optimizer"], last_dropped),
+        ("optimizer of renamed parameters", ["optimizer"], renamed(lambda n: f"model.{n}")),
+        ("optimizer of one parameter", ["optimizer"], renamed(lambda n: STATE)),
+        ("optimizer without names", ["optimizer"], lambda c: c["optimizer"]["param_groups"][0].pop("param_names")),
+        ("optimizer state without a tensor", ["optimizer"], lambda c: c["optimizer"]["state"][0].pop("exp_avg")),
+        ("optimizer state with one more", ["optimizer"], put("optimizer", "state", 0, "more", torch.zeros(3))),
+        ("optimizer state of another kind", ["optimizer"], momentum_alone),
+        ("optimizer state that is none", ["optimizer"], put("optimizer", "state", 0, 7)),
+        ("a list of optimizer states", ["optimizer"], put("optimizer", "state", [1, 2])),
+        ("a word for the step", ["step"], put("step", "three")),
+    ):
+        # no further step: with a wrong shape, torch's fused AdamW would write beyond its memory
+        yield f"resumed {name}", RESUME, words, checkpoint(change)
+
+
+CHECKPOINT_CASES = cases(
+    ("scratch over a run", "--overwrite=False", ["earlier run", "--init_from=resume", "--overwrite=True"]),
+    ("weights over a run", f"{WEIGHTS} --overwrite=False", ["earlier run", "--init_from=resume", "--overwrite=True"]),
+    ("nothing there", f"{RESUME} --out_dir={{tmp}}/new", ["new", "nothing to resume"]),
+    ("no such start", "--init_from={tmp}/no.pt", ["no.pt", "scratch", "resume", "auto", "gpt2"]),
+    ("a folder for a start", "--init_from={run}", ["run", "scratch", "resume", "auto"]),
+    ("misspelt start", "--init_from=resum", ["resum", "resume"]),
+    ("all truncated", RESUME, ["last.pt", "prev.pt", "damaged"], cut(*CHECKPOINTS)),
+    ("auto, all truncated", "--init_from=auto", ["last.pt", "prev.pt", "damaged"], cut(*CHECKPOINTS)),
+    ("weights truncated", WEIGHTS, ["best.pt", "damaged"], cut("best.pt")),
+    ("empty files", RESUME, ["last.pt", "damaged"], all_checkpoints(b"")),
+    ("random bytes", RESUME, ["last.pt", "damaged"], all_checkpoints(np.random.default_rng(0).bytes(5000))),
+    ("text", RESUME, ["last.pt", "damaged"], all_checkpoints("not a checkpoint\n" * 100)),
+    ("a folder", RESUME, ["last.pt"], all_checkpoints(None)),
+    ("a plain pickle", RESUME, ["last.pt"], all_checkpoints(PLAIN)),
+    ("somebody's state dict", RESUME, NOT, saved({"w": torch.ones(3)})),
+    ("a tensor", RESUME, NOT, saved(torch.ones(3))),
+    ("a list", RESUME, NOT, saved([1, 2])),
+    ("code in a pickle", RESUME, ["last.pt"], evil(pickle.dump)),
+    ("code in torch.save", RESUME, ["last.pt"], evil(torch.save)),
+    ("code in the weights' file", WEIGHTS, ["best.pt"], evil(torch.save)),
+    ("another vocabulary", RESUME, ["300", "50", "vocabulary"], meta(lambda m: m.update(HUGE))),
+    ("another vocabulary for weights", WEIGHTS, ["300", "50", "vocabulary"], meta(lambda m: m.update(HUGE))),
+    ("another tokenizer", RESUME, ["bytes", "chars", "dataset"], meta(lambda m: m.update(BYTES))),
+    ("a longer context than the data", WEIGHTS, ["val.bin", "3000", "block_size"], checkpoint(longer_context)),
+    (
+        "broken metrics",
+        RESUME,
+        ["metrics.jsonl:2"],
+        write("{run}/metrics.jsonl", '{"step": 1, "tokens": 64}\n{"st\n{"step": 3}\n'),
+    ),
+    ("binary metrics", RESUME, ["metrics.jsonl"], write("{run}/metrics.jsonl", b"\xff\xfe\n" * 3)),
+    ("metrics are a folder", RESUME, ["metrics.jsonl"], write("{run}/metrics.jsonl", None)),
+    *checkpoint_rows(),
+)
+
+# ----------------------------------------------------------------------------------------------------------- writing
+
+OUT = cases(
+    ("a file", "--out_dir={data}/meta.json", ["meta.json", "--out_dir"]),
+    ("below a file", "--out_dir={data}/meta.json/run", ["meta.json/run", "--out_dir"]),
+    ("below a file, resumed", f"{RESUME} --out_dir={{data}}/meta.json/run", ["meta.json/run"]),
+    ("a device", "--out_dir=/dev/full", ["/dev/full", "--out_dir"]),
+    ("an empty name", "--out_dir=", ["out_dir"]),
+    ("too long a name", f"--out_dir={'x' * 300}", ["name too long"]),
+    ("too long a name, resumed", f"{RESUME} --out_dir={'x' * 300}", ["name too long"]),
+    ("not for writing", "--out_dir=/proc/nanodnt", ["/proc/nanodnt", "--out_dir"]),
+    (
+        "no permission",
+        "--out_dir={tmp}/closed/run",
+        ["closed/run"],
+        lambda w: (w.tmp / "closed").mkdir(mode=0o500),
+        pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere"),
+    ),
+    ("full disk at the start", RESUME, ["config.json", "No space left", "intact"], full_disk()),
+    ("full disk, overwriting", "", ["config.json", "No space left", "intact"], full_disk()),
+    ("full disk at a checkpoint", LONGER, ["No space left", "intact"], full_disk(10_000), PT),
+    ("limit on file size", LONGER, ["File too large", "intact"], file_size_limit, PT),
+    ("no links, full disk", LONGER, ["No space left"], no_links_and_full, "run/last.pt"),
+    ("no room at the start", "", ["0.00 GB free", "make room"], little_space),
+    (
+        "metrics full",
+        LONGER,
+        ["metrics.jsonl", "No space left", "intact"],
+        during(lambda w: [(w.run / "metrics.jsonl").unlink(), (w.run / "metrics.jsonl").symlink_to("/dev/full")]),
+        PT,
+    ),
+    (
+        "run directory removed",
+        LONGER,
+        ["metrics.jsonl", "No such file"],
+        during(lambda w: shutil.rmtree(w.run)),
+        "data/*",
+    ),
+)
+
+
+@DATA
+def test_data(world, case):
+    refuse(world, train, case)
+
+
+@CHECKPOINT_CASES
+def test_checkpoints(world, case):
+    refuse(world, train, case)
+
+
+@OUT
+def test_run_directory(world, case):
+    refuse(world, train, case)
+
+
+# ------------------------------------------------------------------------------------------- what must not be refused
+
+
+@pytest.mark.parametrize(
+    "program, argv",
+    [(train, ""), (train, RESUME), (train, "--init_from=auto"), (train, WEIGHTS), (train, LONGER), (sample, "")],
+    ids=["train", "resume", "auto", "weights", "longer", "sample"],
+)
+def test_the_command_lines_work_without_the_mistake(world, program, argv):
+    code, _, err = start(world, program, argv)
+    assert (code, err) == (0, "")
+
+
+def test_evil_checkpoints_are_evil(world):
+    """The code in the cases above does run where a checkpoint is loaded without care."""
+    for save, load in ((pickle.dump, pickle.load), (torch.save, lambda f: torch.load(f, weights_only=False))):
+        evil(save)(world)
+        with open(world.run / "last.pt", "rb") as f:
+            load(f)
+        (world.tmp / "pwned").rmdir()
+
+
+@pytest.mark.parametrize("init_from", ["resume", "auto"])
+@pytest.mark.parametrize("spoil", [cut("last.pt"), lambda w: (w.run / "last.pt").unlink()], ids=["damaged", "missing"])
+def test_prev_replaces_a_bad_last(world, init_from, spoil):
+    """Resumed from step 2 instead of 3, the run ends as it did."""
+    expected = runs.load(world.run / "last.pt")
+    spoil(world)
+    had_last = (world.run / "last.pt").exists()
+    code, out, err = start(world, train, f"--init_from={init_from}")
+    assert (code, err) == (0, "") and "step 2" in out
+    assert ("warning: " in out and "prev.pt" in out) == had_last
+    again = runs.load(world.run / "last.pt")
+    assert again["step"] == 3 and runs.different(expected["model"], again["model"]) == []
+
+
+def test_data_removed_during_the_run(world):
+    """An open file outlives its name: the run goes on with the same batches."""
+    assert start(world, train, LONGER).code == 0
+    expected = runs.load(world.run / "last.pt")
+    during(lambda w: shutil.rmtree(w.data))(world)
+    assert start(world, train, "--max_iters=6").code == 0
+    again = runs.load(world.run / "last.pt")
+    assert again["step"] == 6 and runs.different(expected["model"], again["model"]) == []
+
+
+def test_a_full_disk_costs_one_attempt(world, monkeypatch):
+    """One failure is retried, and leaves nothing behind."""
+    real, calls = os.fsync, []
+
+    def fsync(fd):
+        calls.append(fd)
+        if len(calls) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(time, "sleep", lambda s: None)
+    assert start(world, train, LONGER).code == 0
+    assert runs.load(world.run / "last.pt")["step"] == 6
+    assert not list(world.run.glob("*.tmp"))

@@ -1,0 +1,312 @@
+"""Damaged and hostile text, drawn by hypothesis: meta.json, config files, command lines, metrics.jsonl. Each is read as
+it was meant or refused in one line; no code in it runs, and a refusal leaves an earlier run as it was."""
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sample
+import train
+from model import GPTConfig
+from nanodnt.data import Dataset, Tokenizer
+from nanodnt.plan.__main__ import main as plan
+from nanodnt.run.loss_curve import draw_loss
+from nanodnt.settings import TrainConfig
+from support import runs
+from support.hostile import (
+    SAMPLE,
+    TRAIN,
+    assert_one_line,
+    call,
+    copy,
+    files,
+    holders,
+    rebuilt,
+    refused_as_none,
+    resume,
+    works_or_is_refused,
+)
+from support.hypotheses import JSON, drawn
+
+pytestmark = pytest.mark.usefixtures("one_thread", "quick")
+
+# ------------------------------------------------------------------------------------------------------- meta.json
+
+
+def changed_json(draw, tree):
+    """The text of a JSON tree, changed in its values, its keys or its letters."""
+    tree = rebuilt(tree)
+    for _ in range(draw(st.integers(0, 2))):
+        holder = draw(st.sampled_from([h for h in holders(tree) if h]))
+        key = draw(st.sampled_from(list(holder) if isinstance(holder, dict) else range(min(3, len(holder)))))
+        match draw(st.sampled_from(["value", "value", "near", "drop", "rename", "path"])):
+            case "value":
+                holder[key] = draw(JSON)
+            case "near" if type(holder[key]) is int:
+                value = holder[key]
+                holder[key] = draw(st.sampled_from([value - 1, value + 1, float(value), -value]))
+            case "near" if isinstance(holder[key], str):
+                names = ["uint32", "uint16", "bytes", "gpt2", "chars", "val.bin", "train.bin"]
+                holder[key] = draw(st.sampled_from(names))
+            case "path":
+                paths = ["../../x", "/etc/passwd", "..", ".", "", "a\0b", "meta.json", "C:\\x"]
+                holder[key] = draw(st.sampled_from(paths))
+            case "rename" if isinstance(holder, dict):
+                holder[draw(st.text(max_size=5))] = holder.pop(key)
+            case _:
+                del holder[key]
+        if not tree:
+            break
+    text = json.dumps(tree, indent=draw(st.sampled_from([None, 2])), ensure_ascii=draw(st.booleans()))
+    match draw(st.sampled_from(["whole"] * 4 + ["cut", "twice", "deep", "letters", "encoding"])):
+        case "cut":
+            text = text[: draw(st.integers(0, len(text)))]
+        case "twice":  # every key a second time, with another value: the last one counts
+            text = text.replace("{", '{"tokens": 1, "vocab_size": 2, "dtype": "uint32", ', draw(st.integers(1, 3)))
+        case "deep":
+            depth = draw(st.sampled_from([100, 2000, 100_000]))
+            text = text.replace("null", "[" * depth + "]" * depth, 1)
+        case "letters":
+            at = draw(st.integers(0, len(text)))
+            text = text[:at] + draw(st.text(max_size=3)) + text[at + draw(st.integers(0, 3)) :]
+        case "encoding":
+            return text.encode(draw(st.sampled_from(["utf-8-sig", "utf-16", "utf-32", "cp037"])), "replace")
+    return text.encode("utf-8", "surrogatepass")
+
+
+def dataset_of(folder):
+    """The Dataset of a folder, or None where it is refused, naming the file or the folder."""
+
+    def open_and_name(folder):
+        try:
+            return Dataset(str(folder), 16)
+        except ValueError as e:
+            assert "meta.json" in str(e) or str(folder) in str(e)
+            raise
+
+    return refused_as_none(open_and_name, folder)
+
+
+@drawn(fast=50, deep=450)
+@given(data=st.data())
+def test_meta_json(earlier, scratch, data):
+    """A meta.json that is accepted gives the same tokens as before, and a tokenizer for as many."""
+    folder = scratch / "data"
+    if not folder.exists():
+        shutil.copytree(earlier.data, folder)
+    meta = json.loads((earlier.data / "meta.json").read_text())
+    (folder / "meta.json").write_bytes(changed_json(data.draw, meta))
+    found = dataset_of(folder)
+    if found is not None:
+        whole = Dataset(str(earlier.data), 16)
+        assert np.array_equal(found.batch(0, 4), whole.batch(0, 4))
+        assert np.array_equal(found.val_batch(found.validation(128), 8), whole.val_batch(whole.validation(128), 8))
+        tokenizer = Tokenizer(found.meta)
+        assert tokenizer.vocab_size == {"chars": 50, "bytes": 257, "gpt2": 50257}[tokenizer.kind]
+        assert tokenizer.eot is None or 0 <= tokenizer.eot < tokenizer.vocab_size
+        text = tokenizer.decode(range(tokenizer.vocab_size))
+        if tokenizer.kind == "chars":
+            assert tokenizer.encode(text) == list(range(50))
+
+
+@drawn(fast=5, deep=45)
+@given(data=st.data())
+def test_a_run_on_another_meta_json(earlier, data):
+    with copy(earlier) as world:
+        meta = json.loads((world.data / "meta.json").read_text())
+        (world.data / "meta.json").write_bytes(changed_json(data.draw, meta))
+        resume(world, init_from=data.draw(st.sampled_from(["resume", "scratch"])), overwrite=True, max_iters=4)
+
+
+# --------------------------------------------------------------------------------------- config files, command lines
+
+CONFIGS = sorted(path.relative_to(runs.ROOT) for path in (runs.ROOT / "config").rglob("*.py"))
+HOSTILE = [  # run as a program, each makes the file `marker`
+    "open('marker', 'w')",
+    "__import__('os').mkdir('marker')",
+    "import os; os.mkdir('marker')",
+    "exec(\"open('marker', 'w')\")",
+    "n_layer = open('marker', 'w').fileno()",
+    "n_layer = [open('marker', 'w') for _ in (1,)][0]",
+    "n_layer = (lambda: open('marker', 'w'))()",
+    "n_layer: open('marker', 'w') = 1",
+    "n_layer = 1 if open('marker', 'w') else 2",
+    "out_dir = f\"{open('marker', 'w')}\"",
+    "out_dir = 'a' + f\"{open('marker', 'w')}\"",
+    "class A: open('marker', 'w')",
+    "def f(x=open('marker', 'w')): pass",
+    "@open('marker', 'w').close\ndef f(): pass",
+    "with open('marker', 'w'): pass",
+    "assert open('marker', 'w')",
+    "for _ in [open('marker', 'w')]: n_layer = 1",
+    "(n_layer := open('marker', 'w'))",
+    "from pathlib import Path; Path('marker').touch()",
+]
+ODD = [
+    "n_layers = 3",
+    "n_layer = '3'",
+    "n_layer = [3]",
+    "n_layer = 3 3",
+    "x",
+    "= 3",
+    "\tn_layer = 3",
+    "\ufeffn_layer = 3",
+]
+ODD += ["n_layer = 9**9**9", "n_layer = 1e999", "n_layer = 1/0", "n_layer = '\0'", "\0", "n_layer = " + "9" * 5000]
+ODD += ["n_layer = " + "(" * 300 + ")" * 300, "n_layer = " + "-" * 50_000 + "1", "# " + "x" * 200_000, "n_layer = 0x10"]
+ODD += ["\ufeffn_layer = 3", "n_layer = True", "n_layer = None", "seed = 1_000", "dropout = 1j", "norm = 'rmsnormm'"]
+ODD += ["out_dir = 'a\\nb'", "out_dir = b'x'"]
+ENCODINGS = ["utf-8", "utf-8", "utf-8-sig", "utf-16", "utf-16-le", "latin-1", "cp037"]
+
+
+@st.composite
+def config_text(draw):
+    """A config file of the project with lines added, cut, doubled or spoilt, in some encoding."""
+    lines = (runs.ROOT / draw(st.sampled_from(CONFIGS))).read_text(encoding="utf-8").splitlines()
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(lines)))
+        new = draw(st.one_of(st.sampled_from(HOSTILE), st.sampled_from(ODD), st.text(max_size=20)))
+        match draw(st.sampled_from(["insert", "insert", "replace", "join", "cut", "twice", "indent"])):
+            case "insert":
+                lines.insert(at, new)
+            case "replace":
+                lines[at : at + 1] = [new]
+            case "join":
+                between = draw(st.sampled_from(["; ", " + ", " = ", "\\\n"]))
+                lines[at : at + 1] = [line + between + new for line in lines[at : at + 1]]
+            case "cut":
+                lines[at:] = [line[: draw(st.integers(0, len(line)))] for line in lines[at : at + 1]]
+            case "twice":
+                lines[at:at] = lines[at : at + 2]
+            case "indent":
+                lines[at : at + 1] = [" " + line for line in lines[at : at + 1]]
+    text = draw(st.sampled_from(["\n", "\n", "\r\n", "\r"])).join(lines)
+    return text.encode(draw(st.sampled_from(ENCODINGS)), "replace")
+
+
+@drawn(fast=33, deep=300)
+@given(text=config_text())
+def test_config_files(scratch, text):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(scratch)
+        Path("config.py").write_bytes(text)
+        outcome = call(plan, "config.py", n_layer=1, vocab_size=300, dataset="none")
+        assert not Path("marker").exists()
+    if works_or_is_refused(0, 0, outcome):
+        assert "1 blocks" in outcome.out
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_the_hostile_lines_are_hostile(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(Exception):
+        exec(compile(text, "control", "exec"), {})
+    assert Path("marker").exists()
+
+
+FLAGS = sorted(GPTConfig.__dataclass_fields__ | TrainConfig.__dataclass_fields__)
+WORDS = st.one_of(
+    st.sampled_from(
+        ["", "=", "none", "None", "True", "nan", "inf", "-inf", "1e400", "0x1", "1_0", " 1", "１", "-1", "0", "1", "3"]
+    ),
+    st.sampled_from(
+        ["$(touch marker)", "`touch marker`", "__import__('os').mkdir('marker')", "../../x", "\0", "\n", "\x1b[31m"]
+    ),
+    st.integers(-10, 300).map(str),
+    st.floats().map(str),
+    st.text(max_size=10),
+)
+
+
+@drawn(fast=33, deep=300)
+@given(
+    given_=st.lists(st.tuples(st.sampled_from(["--", "--", "--", "-", ""]), st.sampled_from(FLAGS), WORDS), max_size=4),
+    loose=st.lists(st.one_of(WORDS, WORDS.map(lambda w: f"--{w}")), max_size=1),
+)
+def test_command_lines(scratch, given_, loose):
+    flags = [f"{dashes}{name}={value}" for dashes, name, value in given_]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(scratch)
+        outcome = call(plan, *flags, *loose)
+        assert not Path("marker").exists()
+    works_or_is_refused(0, 0, outcome)
+
+
+@pytest.mark.parametrize("name", ["n_embd", "n_head", "n_ff", "block_size", "vocab_size"])
+@pytest.mark.parametrize("size", [10**12, 2**62, 2**63 - 1, 2**63])
+def test_sizes_that_no_machine_has(name, size):
+    flags = dict(n_layer=1, vocab_size=300) | {name: size}
+    outcome = call(plan, **flags)
+    assert outcome.code in (0, 1, 2) and (outcome.code == 0) == (outcome.err == ""), outcome
+    assert outcome.code == 0 or outcome.err.startswith("error: ")
+    assert_one_line(outcome.err or "fits")
+
+
+@drawn(fast=6, deep=60)
+@given(
+    program=st.sampled_from([train, sample]),
+    given_=st.lists(st.tuples(st.sampled_from(FLAGS + list(SAMPLE)), WORDS), min_size=1, max_size=2),
+)
+def test_command_lines_of_runs(earlier, program, given_):
+    """One or two more flags on a command line that works. Values that ask for long or large runs are not drawn."""
+    flags = TRAIN | dict(init_from="resume", max_iters=4) if program is train else SAMPLE
+    known = {*FLAGS} if program is train else {*SAMPLE}
+    with copy(earlier) as world:
+        flags = flags | dict(out_dir="run") | (dict(dataset="data") if program is train else {})
+        known = known - {"device", "compile", "wandb_log"}
+        flags |= {name: value for name, value in given_ if name in known}
+        before = files(world.run)
+        outcome = call(program.main, **flags)
+        works_or_is_refused(before, files(world.run), outcome)
+
+
+# --------------------------------------------------------------------------------------------------- metrics.jsonl
+
+
+def changed_lines(draw, text):
+    lines = text.splitlines()
+    for _ in range(draw(st.integers(1, 2))):
+        at = draw(st.integers(0, len(lines) - 1))
+        match draw(st.sampled_from(["row", "row", "json", "cut", "drop", "twice", "swap", "letters", "deep", "long"])):
+            case "row":
+                row = json.loads(text.splitlines()[draw(st.integers(0, 3))])
+                row[draw(st.sampled_from(["step", "tokens", "train_loss", "val_loss", *row, "more"]))] = draw(JSON)
+                lines[at] = json.dumps(row, ensure_ascii=draw(st.booleans()))
+            case "json":
+                lines[at] = json.dumps(draw(JSON))
+            case "cut":
+                lines[at] = lines[at][: draw(st.integers(0, len(lines[at])))]
+            case "drop" if len(lines) > 1:
+                del lines[at]
+            case "twice":
+                lines.insert(at, lines[at])
+            case "letters":
+                lines[at] = lines[at][:5] + draw(st.text(max_size=4)) + lines[at][5:]
+            case "deep":
+                lines[at] = '{"step": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
+            case "long":
+                lines[at] = '{"step": ' + "1" * draw(st.sampled_from([30, 5000])) + "}"
+            case _:
+                lines.reverse()
+    raw = "\n".join(lines).encode("utf-8", "surrogatepass")
+    raw += draw(st.sampled_from([b"\n", b"", b"\0", b"\xff", b"\r\n"]))
+    return draw(st.sampled_from([b"", b"", b"", b"\xef\xbb\xbf", b"\n"])) + raw
+
+
+@drawn(fast=5, deep=45)
+@given(data=st.data())
+def test_metrics_before_a_resume(earlier, data):
+    """Valid rows are kept, whatever else they say, and the run reaches its end, where it draws them."""
+    with copy(earlier) as world:
+        path = world.run / "metrics.jsonl"
+        path.write_bytes(changed_lines(data.draw, path.read_text()))
+        if resume(world, max_iters=4):
+            rows = runs.metrics(world.run)
+            assert rows[-1]["step"] == 4 and all(type(row["step"]) is int for row in rows)
+            draw_loss(world.run, "a run")

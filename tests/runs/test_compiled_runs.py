@@ -1,0 +1,72 @@
+"""torch.compile in runs: the same run, to rounding; exact resuming; what happens where it fails."""
+
+import pytest
+import torch
+
+from support.hostile import refusal
+from support.runs import assert_same_run, column, different, load, run
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+ONE_LAYER = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=4, max_iters=5)
+
+
+@pytest.mark.deep  # inductor takes a minute; test_tracking.py and test_knobs.py compile with dynamo alone
+def test_compiled_is_eager(dataset, tmp_path, capsys):
+    for compiled in (False, True):
+        assert run(out_dir=tmp_path / str(compiled), dataset=dataset, compile=compiled, **ONE_LAYER) == 0
+    assert "compiled in" in capsys.readouterr().out
+    for name in ("train_loss", "val_loss", "grad_norm"):
+        expected, got = (column(tmp_path / str(compiled), name) for compiled in (False, True))
+        assert got == pytest.approx(expected, rel=1e-4 if name == "grad_norm" else 1e-5), name
+    eager, compiled = (load(tmp_path / str(compiled) / "last.pt") for compiled in (False, True))
+    assert eager["model"].keys() == compiled["model"].keys()  # the raw module is saved
+    assert different(eager["model"], compiled["model"])  # it was compiled
+
+
+@pytest.mark.deep
+def test_a_compiled_run_goes_on_exactly(dataset, tmp_path):
+    """On two threads, where a backward pass that adds with atomics would differ from run to run."""
+    config = dict(
+        dataset=dataset, compile=True, n_layer=1, n_embd=64, batch_size=16, eval_interval=6, lr_decay_iters=12
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for out, iters, source in (("whole", 12, "scratch"), ("halves", 6, "scratch"), ("halves", 12, "resume")):
+            torch._dynamo.reset()
+            assert run(out_dir=tmp_path / out, max_iters=iters, init_from=source, **config) == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert_same_run(tmp_path / "whole", tmp_path / "halves")
+
+
+def break_compiler(patch, early):
+    def compile(model, **_):
+        if early:
+            raise RuntimeError("no compiler here\nat all")
+
+        def call(*_):
+            raise RuntimeError("no compiler here\nat all")
+
+        return call
+
+    patch.setattr(torch, "compile", compile)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["in torch.compile", "in the first call"])
+def test_compile_auto_falls_back(early, short, dataset, tmp_path, monkeypatch, capsys):
+    break_compiler(monkeypatch, early)
+    monkeypatch.setattr("nanodnt.start.choose_compile", lambda *_: (True, "auto"))
+    assert run(out_dir=tmp_path, dataset=dataset, compile="auto", max_iters=30) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert len(warnings) == 1 and "no compiler here" in warnings[0] and "eagerly" in warnings[0]
+    assert_same_run(tmp_path, short)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["in torch.compile", "in the first call"])
+def test_compile_true_does_not(early, dataset, tmp_path, monkeypatch, capsys):
+    break_compiler(monkeypatch, early)
+    code = run(out_dir=tmp_path / "out", dataset=dataset, compile=True)
+    refusal(capsys, code, "torch.compile failed (no compiler here)", "--compile=False")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,142 @@
+"""Speed and memory in complete runs: batches read ahead, activation_checkpointing, loss_chunks, compile."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import model as model_module
+import nanodnt.start as start_module
+import train
+from model import GPT, GPTConfig
+from nanodnt.run.compilation import compile_model
+from nanodnt.run.environment import Env
+from support.hostile import refusal
+from support.models import batch, build
+from support.operators import fresh_compiler
+from support.runs import assert_same_run, column, run
+
+pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+
+
+def test_a_run_reads_the_batches_it_would_read_directly(dataset, tmp_path, monkeypatch):
+    config = dict(dataset=dataset, max_iters=12, micro_batch_size=4, dropout=0.1)
+    assert run(out_dir=tmp_path / "ahead", **config) == 0
+    used = []
+
+    def direct(fetch):
+        def call(step):
+            used.append(step)
+            return fetch(step)
+
+        return call
+
+    monkeypatch.setattr(train, "Prefetch", direct)
+    assert run(out_dir=tmp_path / "direct", **config) == 0
+    assert used == list(range(12))
+    assert_same_run(tmp_path / "ahead", tmp_path / "direct")
+
+
+def test_an_error_in_reading_ahead_ends_the_run_in_one_line(dataset, tmp_path, monkeypatch, capsys):
+    batch = train.Dataset.batch
+
+    def fail(self, step, *args):
+        if step == 5:
+            raise OSError("the disk is gone")
+        return batch(self, step, *args)
+
+    monkeypatch.setattr(train.Dataset, "batch", fail)
+    code = run(dataset=dataset, out_dir=tmp_path, max_iters=12)
+    refusal(capsys, code, "the disk is gone")
+    assert list(column(tmp_path, "train_loss")) == [1, 2, 3, 4, 5]
+
+
+@pytest.fixture(scope="module")
+def base(dataset, tmp_path_factory):
+    """(flags, run directory) of 10 plain steps."""
+    config, out = dict(dataset=dataset, max_iters=10, micro_batch_size=4, dropout=0.2), tmp_path_factory.mktemp("base")
+    assert run(out_dir=out, **config) == 0
+    return config, out
+
+
+def test_activation_checkpointing_is_the_same_run(base, tmp_path, monkeypatch):
+    calls, checkpoint = [], model_module.checkpoint
+
+    def note(*args, **kwargs):
+        calls.append(args)
+        return checkpoint(*args, **kwargs)
+
+    monkeypatch.setattr(model_module, "checkpoint", note)
+    assert run(out_dir=tmp_path, activation_checkpointing=True, **base[0]) == 0
+    assert len(calls) == 10 * 2 * 2  # steps, micro batches, blocks
+    assert_same_run(tmp_path, base[1])
+
+
+def test_loss_chunks_is_the_same_run_but_for_rounding(base, tmp_path, monkeypatch):
+    asked, fused = set(), model_module.linear_cross_entropy
+
+    def note(x, weight, targets, dtype, vocab_size, chunks):
+        asked.add(chunks)
+        return fused(x, weight, targets, dtype, vocab_size, chunks)
+
+    monkeypatch.setattr(model_module, "linear_cross_entropy", note)
+    assert run(out_dir=tmp_path, loss_chunks=3, **base[0]) == 0
+    assert asked == {3}
+    for name in ("train_loss", "val_loss", "grad_norm"):
+        assert column(tmp_path, name) == pytest.approx(column(base[1], name), rel=1e-4)
+
+
+def test_negative_loss_chunks_are_refused(dataset, tmp_path, capsys):
+    code = run(dataset=dataset, out_dir=tmp_path / "run", loss_chunks=-1)
+    refusal(capsys, code, "loss_chunks=-1", "must not be negative")
+    assert not (tmp_path / "run").exists()
+
+
+def test_compiling_leaves_no_gradients_behind(monkeypatch):
+    """The gradients of the micro batch on which compile_model tries the model must not reach the first step."""
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    model, env = build(dict(), dtype=torch.float32), Env(0, 1, torch.device("cpu"), torch.float32, False)
+    config = SimpleNamespace(compile=True, eval_only=False)
+    assert compile_model(model, config, batch(), env) is model
+    assert all(p.grad is None for p in model.parameters()) and model.training
+
+
+def test_a_resumed_run_compiles_as_an_uninterrupted_one(dataset, tmp_path, monkeypatch):
+    asked = []
+
+    def note(setting, device, training_flops):
+        asked.append((setting, device, training_flops))
+        return False, "a test"
+
+    monkeypatch.setattr(start_module, "choose_compile", note)
+    config = dict(dataset=dataset, out_dir=tmp_path, compile="auto", lr_decay_iters=20, batch_size=8, block_size=32)
+    assert run(**config, max_iters=20, overwrite=True) == 0
+    assert run(**config, max_iters=10, overwrite=True) == 0
+    assert run(**config, max_iters=20, init_from="resume") == 0
+    full, half, resumed = asked
+    assert full == resumed and full[2] == 2 * half[2]
+    model = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=50))
+    assert full[2] == pytest.approx(20 * 8 * 32 * model.flops_per_token())
+    assert run(**config, eval_only=True, init_from="resume") == 0
+    assert asked[3][2] == 0
+
+
+@fresh_compiler()
+def test_nothing_is_left_to_compile_in_a_run(base, tmp_path, monkeypatch):
+    """The two graphs, for evaluation and training, are compiled before the first step. The run needs no others."""
+    compile_, compile_original, counts = torch.compile, start_module.compile_model, []
+    graphs = torch._dynamo.utils.counters["stats"]
+    monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="aot_eager", **options))
+
+    def note(*args):
+        with torch._dynamo.config.patch(error_on_recompile=False):
+            compiled = compile_original(*args)
+        counts.append(graphs["unique_graphs"])
+        return compiled
+
+    monkeypatch.setattr(start_module, "compile_model", note)
+    graphs.clear()
+    assert run(out_dir=tmp_path, **base[0] | dict(compile=True)) == 0
+    assert counts == [2] and graphs["unique_graphs"] == 2
+    for name in ("train_loss", "val_loss"):
+        assert column(tmp_path, name) == pytest.approx(column(base[1], name), rel=1e-4)

@@ -1,0 +1,106 @@
+"""Layouts in complete runs: what train.py does for them, and that a resumed run is exactly the uninterrupted one."""
+
+import re
+
+import pytest
+import torch
+
+from model import GPT, GPTConfig
+from nanodnt.data import Dataset
+from nanodnt.weights import model_from_checkpoint, profile_admin
+from support.models import spread
+from support.runs import assert_same_run, load, run
+
+pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+POST = dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=False)
+RUNS = {
+    "LNS, Mix-LN": dict(lns="norm", residual_init="plain", post_norm_blocks=1, pre_norm="both"),
+    "unified": dict(qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir", decay_gains="input"),
+    "DyT": dict(norm="dyt", mid_norm="none", pre_norm="both", input_norm=False, embed_scale=True, dyt_bias=True),
+    "sigmaReparam": dict(sigma_reparam=True),
+    "Admin": dict(POST, admin=True),
+    "Fixup": dict(norm="none", fixup=True, mid_norm="none", input_norm=False, mlp="swiglu", tie_weights=False),
+}
+
+
+@pytest.mark.parametrize("name", spread(RUNS, fast=("unified", "sigmaReparam")))
+def test_a_run_learns_and_resumes_exactly(name, dataset, tmp_path):
+    flags = dict(RUNS[name], dataset=dataset, learning_rate=3e-3, min_lr=3e-4)
+    full, parts = tmp_path / "full", tmp_path / "parts"
+    assert run(**flags, out_dir=full) == 0
+    assert run(**flags, out_dir=parts, max_iters=7, lr_decay_iters=20) == 0
+    assert run(**flags, out_dir=parts, init_from="resume") == 0
+    a, b = load(full / "last.pt"), load(parts / "last.pt")
+    for key in a["model"]:
+        assert torch.equal(a["model"][key], b["model"][key]), key
+    losses = [float(x) for x in re.findall(r'"val_loss": ([\d.]+)', (full / "metrics.jsonl").read_text())]
+    assert losses[-1] < losses[0] - 0.005  # Fixup starts slowly: all branches and the head are zero
+    model = model_from_checkpoint(a)
+    assert model(torch.zeros(1, 4, dtype=torch.int64))[0].isfinite().all()
+
+
+def test_admin_is_profiled_on_the_first_sequences(dataset, tmp_path, capsys):
+    """Only in fresh runs: a run that resumes, or starts from weights, keeps the ω it has."""
+    flags = dict(
+        RUNS["Admin"], dataset=dataset, out_dir=tmp_path / "a", learning_rate=1e-9, min_lr=1e-9, weight_decay=0
+    )
+    assert run(**flags, max_iters=1) == 0
+    assert "admin: profiled on the first sequences" in capsys.readouterr().out
+    trained = load(tmp_path / "a" / "last.pt")
+    model = GPT(GPTConfig(**trained["model_config"]), seed=1337)
+    assert all((block.attn.skip.gain == 1).all() for block in model.blocks)
+    idx = Dataset(str(dataset), 32, 1337).batch(0, 8)[0]
+    profile_admin(model, torch.from_numpy(idx))
+    for name, value in model.state_dict().items():
+        if "skip" in name:
+            assert torch.allclose(trained["model"][name], value, rtol=1e-4), name
+    assert model.blocks[0].attn.skip.gain[0] == 1 and model.blocks[1].mlp.skip.gain[0] != 1
+
+    assert run(**flags, max_iters=2, init_from="resume") == 0
+    assert "profiled on" not in capsys.readouterr().out
+    assert run(**flags | dict(out_dir=tmp_path / "b", init_from=tmp_path / "a" / "last.pt"), max_iters=1) == 0
+    assert "profiled on" not in capsys.readouterr().out
+
+
+def test_micro_batches_only_split_the_work_of_the_power_iteration(dataset, tmp_path):
+    """σReparam moves u and v once a step, whatever the accumulation."""
+    for micro in (8, 2):
+        flags = dict(sigma_reparam=True, micro_batch_size=micro, out_dir=tmp_path / str(micro))
+        assert run(**flags, dataset=dataset, max_iters=6) == 0
+    a, b = (load(tmp_path / micro / "last.pt")["model"] for micro in ("8", "2"))
+    moved = GPT(GPTConfig(**load(tmp_path / "8" / "last.pt")["model_config"]), seed=1337).state_dict()
+    for name in a:
+        assert torch.allclose(a[name], b[name], rtol=1e-3, atol=1e-4), name
+        if name.endswith((".u", ".v")):
+            assert not torch.equal(a[name], moved[name]), name
+
+
+def test_notes_are_printed(dataset, tmp_path, capsys):
+    flags = dict(dataset=dataset, max_iters=1, lns="norm", pre_norm="both", mid_norm="none", qk_norm=False)
+    assert run(**flags, out_dir=tmp_path / "a") == 0
+    assert "note: lns with residual_init=gpt2: the LNS paper removes such scaling" in capsys.readouterr().out
+    assert run(**flags, out_dir=tmp_path / "b", residual_init="plain") == 0
+    assert "note: lns" not in capsys.readouterr().out
+
+
+def test_the_same_run_twice(dataset, tmp_path):
+    for name in ("a", "b"):
+        assert run(**RUNS["unified"], dataset=dataset, out_dir=tmp_path / name, max_iters=5) == 0
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_checkpoint_from_before_a_flag_existed(dataset, tmp_path, capsys):
+    """It gets the flag's default, and what changes on resume is printed."""
+    flags = dict(dataset=dataset, out_dir=tmp_path)
+    assert run(**flags, max_iters=3) == 0
+    state = load(tmp_path / "last.pt")
+    del state["train_config"]["decay_gains"]
+    for name in ("lns", "gain_param", "sigma_reparam", "dyt_squash"):
+        del state["model_config"][name]
+    torch.save(state, tmp_path / "last.pt")
+    capsys.readouterr()
+    assert run(**flags, max_iters=6, init_from="resume", decay_gains="input") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"changed on resume: .*decay_gains none → input", out)
+    assert re.search(r"gain_in +.* 0\.1$", out, re.M) and re.search(r"gain_out +.* 0$", out, re.M)
+    assert load(tmp_path / "last.pt")["step"] == 6

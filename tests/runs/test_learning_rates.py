@@ -1,0 +1,113 @@
+"""Learning rates in the loop: schedules extended on resume, and the rates of every role, against numbers by hand."""
+
+import math
+
+import pytest
+
+from nanodnt.optim import lr_at
+from nanodnt.settings import TrainConfig
+from support.runs import column, load, metrics, run
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+def cosine(q):
+    return 0.5 * (1 + math.cos(math.pi * q))
+
+
+# {name: (flags of steps 1 to 20, flags of steps 21 to 30, learning rates by hand)}. Peak 0.01 at step 5, min_lr 0.001.
+EXTENDED = {
+    "cosine": ({}, {}, {10: 1e-3 + 9e-3 * cosine(1 / 3), 20: 1e-3, 21: 1e-3 + 9e-3 * cosine(16 / 25), 30: 1e-3}),
+    "linear": (dict(schedule="linear"), {}, {11: 6.4e-3, 20: 1e-3, 21: 1e-2 - 9e-3 * 16 / 25, 25: 2.8e-3, 30: 1e-3}),
+    "wsd": (dict(schedule="wsd"), {}, {16: 1e-2, 18: 5.5e-3, 20: 1e-3, 21: 1e-2, 24: 1e-2, 27: 5.5e-3, 30: 1e-3}),
+    "wsd, its decay as long": (
+        dict(schedule="wsd", wsd_decay="sqrt", wsd_decay_iters=4),
+        {},
+        {16: 1e-2, 17: 5.5e-3, 20: 1e-3, 21: 1e-2, 26: 1e-2, 27: 5.5e-3, 30: 1e-3},
+    ),
+    "constant, then wsd": (dict(schedule="constant"), dict(schedule="wsd"), {6: 1e-2, 24: 1e-2, 27: 5.5e-3, 30: 1e-3}),
+    "dyt": (dict(schedule="dyt"), {}, {2: 6.4e-3, 10: 5.5e-3, 20: 1e-3, 21: 1e-3 + 9e-3 * cosine(0.7), 30: 1e-3}),
+}
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_a_schedule_extended_on_resume(name, dataset, tmp_path, capsys):
+    """From there on it is the longer schedule, exactly."""
+    first, then, rates = EXTENDED[name]
+    config = dict(out_dir=tmp_path, dataset=dataset, **first)
+    assert run(**config, max_iters=20) == 0
+    capsys.readouterr()
+    assert run(**config | then, max_iters=30, init_from="resume") == 0
+    printed = capsys.readouterr().out
+    assert "lr_decay_iters 20 → 30" in printed
+    assert ("wsd_decay_iters 4 → 6" in printed) == (name == "wsd")
+    found = column(tmp_path, "lr")
+    assert {step: found[step] for step in rates} == pytest.approx(rates, rel=1e-12)
+    for role in ("emb", "pos", "qk", "vo", "ffn", "gain_in", "gain_out"):
+        assert column(tmp_path, f"lr_{role}") == found
+    settings = TrainConfig(**load(tmp_path / "last.pt")["train_config"])
+    assert all(found[step] == lr_at(step - 1, settings) for step in range(21, 31))
+
+
+ORIGINAL = dict(optimizer="muon", muon_adjust_lr="original", adamw_learning_rate=4e-3, learning_rate=2e-2)
+BLOCKWISE = dict(blockwise_lr=True, learning_rate=2e-3)
+UNTIED = dict(tie_weights=False, bias=True, norm="layernorm")
+# {name: (flags, {roles: learning rates by hand})}; at steps 1, 5 (end of warm-up), 10 (half of the cosine), 15 (end)
+BY_ROLE = {
+    "adamw": (
+        dict(BLOCKWISE, **UNTIED),
+        {
+            "emb": (4e-3, 2e-2, 1.01e-2, 2e-4),
+            "qk bias_qk": (3.2e-3, 1.6e-2, 8.1e-3, 2e-4),
+            "ffn bias_ffn": (2.4e-3, 1.2e-2, 6.1e-3, 2e-4),
+            "vo bias_vo": (1.6e-3, 8e-3, 4.1e-3, 2e-4),
+            "pos head gain_in gain_out bias": (4e-4, 2e-3, 1.1e-3, 2e-4),
+        },
+    ),
+    "adamw, from the end of warm-up, to proportional floors": (
+        dict(BLOCKWISE, blockwise_start="warmup_end", blockwise_min_lr="proportional", lr_ratio_head=5),
+        {
+            "emb": (4e-4, 2e-3, 1.1e-2, 2e-3),
+            "qk": (4e-4, 2e-3, 8.8e-3, 1.6e-3),
+            "ffn": (4e-4, 2e-3, 6.6e-3, 1.2e-3),
+            "vo": (4e-4, 2e-3, 4.4e-3, 8e-4),
+            "pos gain_in gain_out": (4e-4, 2e-3, 1.1e-3, 2e-4),
+        },
+    ),
+    "adam_mini": (
+        dict(BLOCKWISE, optimizer="adam_mini", lr_ratio_norm=0.5),
+        {
+            "emb ffn vo": (1.6e-3, 8e-3, 4.1e-3, 2e-4),
+            "qk pos": (4e-4, 2e-3, 1.1e-3, 2e-4),
+            "gain_in gain_out": (2e-4, 1e-3, 6e-4, 2e-4),
+        },
+    ),
+    "muon": (
+        dict(ORIGINAL),
+        {"qk vo ffn": (4e-3, 2e-2, 1.1e-2, 2e-3), "emb pos gain_in gain_out": (8e-4, 4e-3, 2.2e-3, 4e-4)},
+    ),
+    "muon, blockwise": (
+        dict(ORIGINAL, blockwise_lr=True, lr_ratio_qk=2, lr_ratio_vo=1, lr_ratio_ffn=1, min_lr=0.0),
+        {
+            "emb": (8e-3, 4e-2, 2e-2, 0.0),
+            "qk": (8e-3, 4e-2, 2e-2, 0.0),
+            "vo ffn": (4e-3, 2e-2, 1e-2, 0.0),
+            "pos gain_in gain_out": (8e-4, 4e-3, 2e-3, 0.0),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_ROLE)
+def test_learning_rates_by_role(name, dataset, tmp_path):
+    """metrics.jsonl has one of each role, and that of learning_rate with a ratio of 1."""
+    flags, expected = BY_ROLE[name]
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=15, **flags) == 0
+    rows = metrics(tmp_path)
+    expected = {f"lr_{role}": rates for roles, rates in expected.items() for role in roles.split()}
+    assert {key for key in rows[5] if key.startswith("lr_")} == expected.keys()
+    for key, rates in expected.items():
+        assert [rows[step][key] for step in (1, 5, 10, 15)] == pytest.approx(rates, rel=1e-12, abs=1e-18), key
+    peak = flags["learning_rate"]
+    low = peak / 10 if "min_lr" not in flags else 0.0
+    assert [rows[step]["lr"] for step in (1, 5, 10, 15)] == pytest.approx([peak / 5, peak, (peak + low) / 2, low])

@@ -1,0 +1,207 @@
+"""The training loop on tiny runs: what it logs and records, what its numbers mean, and what must not change them."""
+
+import json
+import math
+import re
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import train
+from model import GPT, GPTConfig
+from nanodnt.data import Dataset
+from nanodnt.run.loss_curve import draw_loss
+from nanodnt.run.metrics import run_record
+from support.runs import (
+    ROOT,
+    TINY,
+    VICTIM,
+    assert_same_run,
+    at_row,
+    column,
+    different,
+    evaluated,
+    files,
+    kill_me,
+    load,
+    metrics,
+    run,
+    spoil_gradients,
+)
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+# ------------------------------------------------------------------------------------ what must not change training
+
+UNRELATED = {
+    "eval_interval": dict(eval_interval=7),
+    "log_interval": dict(log_interval=7),
+    "eval_tokens": dict(eval_tokens=0),
+    "save_interval": dict(save_interval=3),
+    "peak_flops, max_skipped": dict(peak_flops=1e12, max_skipped=2),
+}
+
+
+def training(out):
+    return {row["step"]: [row[k] for k in ("train_loss", "lr", "grad_norm")] for row in metrics(out) if "lr" in row}
+
+
+@pytest.fixture(scope="module")
+def with_dropout(dataset, tmp_path_factory):
+    """A run whose steps draw random numbers."""
+    out = tmp_path_factory.mktemp("dropout")
+    assert run(out_dir=out, dataset=dataset, dropout=0.3) == 0
+    return out
+
+
+@pytest.mark.parametrize("name", UNRELATED)
+def test_evaluation_and_logging_leave_training_alone(name, with_dropout, dataset, tmp_path):
+    assert run(out_dir=tmp_path, dataset=dataset, dropout=0.3, **UNRELATED[name]) == 0
+    expected, got = training(with_dropout), training(tmp_path)
+    assert got == {step: expected[step] for step in got}
+    assert list(got) == ([7, 14, 20] if name == "log_interval" else list(range(1, 21)))
+    assert different(load(tmp_path / "last.pt")["model"], load(with_dropout / "last.pt")["model"]) == []
+
+
+def test_wandb_leaves_training_alone(with_dropout, dataset, tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    for name, value in dict(MODE="offline", DIR=tmp_path, SILENT="true", CACHE_DIR=tmp_path, DATA_DIR=tmp_path).items():
+        monkeypatch.setenv(f"WANDB_{name}", str(value))
+    config = dict(out_dir=tmp_path / "run", dataset=dataset, dropout=0.3, wandb_log=True)
+    with at_row(12, lambda: kill_me(signal.SIGTERM)):
+        assert run(**config) == 143
+    wandb_id = load(tmp_path / "run" / "last.pt")["wandb_id"]
+    assert run(**config, init_from="resume") == 0
+    assert_same_run(tmp_path / "run", with_dropout)
+    assert load(tmp_path / "run" / "last.pt")["wandb_id"] == wandb_id
+    assert len(list(tmp_path.rglob(f"run-{wandb_id}.wandb"))) == 2  # one file for each start, of the same wandb run
+
+
+def test_micro_batches_only_split_the_work(dataset, tmp_path):
+    for micro in (8, 4, 2):
+        assert run(out_dir=tmp_path / str(micro), dataset=dataset, micro_batch_size=micro, max_iters=15) == 0
+    for name in ("train_loss", "val_loss", "grad_norm"):
+        expected = column(tmp_path / "8", name)
+        for micro in (4, 2):
+            got = column(tmp_path / str(micro), name)
+            assert got == pytest.approx(expected, rel=2e-4 if name == "grad_norm" else 2e-5), (micro, name)
+            assert got != expected  # it was split
+
+
+# ------------------------------------------------------------------------------------------- what the numbers mean
+
+
+def test_logged_losses_are_those_of_the_data(short, dataset):
+    """val_loss is the mean over the validation windows of the model that is saved, train_loss over the step's batch."""
+    checkpoint = load(short / "last.pt")
+    model = GPT(GPTConfig(**checkpoint["model_config"]))
+    model.load_state_dict(checkpoint["model"])
+    tokens = torch.from_numpy(np.fromfile(dataset / "val.bin", "<u2").astype(np.int64))
+    windows = 2999 // 32  # 93; of them 512 // 32 = 16, evenly spaced
+    starts = [i * windows // 16 * 32 for i in range(16)]
+    x = torch.stack([tokens[s : s + 32] for s in starts])
+    y = torch.stack([tokens[s + 1 : s + 33] for s in starts])
+    with torch.no_grad():
+        expected = F.cross_entropy(model(x)[0].flatten(0, 1).double(), y.flatten()).item()
+    assert column(short, "val_loss")[30] == pytest.approx(expected, rel=1e-6)
+
+    model, data = GPT(GPTConfig(**checkpoint["model_config"]), seed=1337), Dataset(str(dataset), 32, 1337)
+    x, y = map(torch.from_numpy, data.batch(0, 8))
+    loss = F.cross_entropy(model(x)[0].flatten(0, 1), y.flatten())
+    loss.backward()
+    norm = math.sqrt(sum(p.grad.double().square().sum().item() for p in model.parameters()))
+    assert column(short, "train_loss")[1] == pytest.approx(loss.item(), rel=1e-6)
+    assert column(short, "grad_norm")[1] == pytest.approx(norm, rel=1e-5)
+    assert column(short, "lr") | {1: 0.002, 5: 0.01, 30: 0.001} == column(short, "lr")
+    assert column(short, "tokens") == {step: step * 8 * 32 for step in range(31)}
+
+
+def test_all_validation_windows(short, dataset, tmp_path, capsys):
+    """93 windows in batches of 8: the last batch is not full, and counts with the tokens that it has."""
+    checkpoint = load(short / "best.pt")
+    model = GPT(GPTConfig(**checkpoint["model_config"]))
+    model.load_state_dict(checkpoint["model"])
+    tokens = torch.from_numpy(np.fromfile(dataset / "val.bin", "<u2").astype(np.int64))
+    x, y = tokens[: 93 * 32].view(93, 32), tokens[1 : 93 * 32 + 1].view(93, 32)
+    with torch.no_grad():
+        expected = F.cross_entropy(model(x)[0].flatten(0, 1).double(), y.flatten()).item()
+    for micro in (8, 4):
+        config = dict(init_from=short / "best.pt", eval_tokens=0, eval_only=True, micro_batch_size=micro)
+        assert run(out_dir=tmp_path / "none", dataset=dataset, **config) == 0
+        assert evaluated(capsys) == pytest.approx(expected, abs=1.5e-6)
+
+
+def test_eval_only_writes_nothing(short, dataset, tmp_path, capsys):
+    before = files(short)
+    assert run(out_dir=short, dataset=dataset, init_from="resume", eval_only=True) == 0
+    assert evaluated(capsys) == pytest.approx(column(short, "val_loss")[30], abs=6e-7)
+    assert files(short) == before
+    assert run(out_dir=tmp_path / "none", dataset=dataset, init_from=short / "prev.pt", eval_only=True) == 0
+    assert evaluated(capsys) == pytest.approx(column(short, "val_loss")[20], abs=6e-7)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -------------------------------------------------------------------------------------------------------- records
+
+FIELDS = dict(step=int, tokens=int, train_loss=float, val_loss=float, lr=float, grad_norm=float, tokens_per_s=float)
+FIELDS |= dict(peak_mem_bytes=int, skipped_steps=int)
+
+
+def test_the_run_directory(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "draw_loss", draw_loss)
+    monkeypatch.setattr("nanodnt.run.metrics.run_record", run_record)
+    out = tmp_path / "new" / "run"
+    config = tmp_path / "config.py"
+    config.write_text("warmup_iters = 3\nmax_iters = 12\n")
+    given = {k: v for k, v in TINY.items() if k not in ("warmup_iters", "max_iters")}
+    argv = ["train.py", str(config), *(f"--{k}={v}" for k, v in given.items())]
+    argv += [f"--out_dir={out}", f"--dataset={dataset}", "--peak_flops=1e9"]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert train.main() == 0
+    names = [".lock", "best.pt", "config.json", "last.pt", "loss.png", "metrics.jsonl", "prev.pt"]
+    assert sorted(path.name for path in out.iterdir()) == names
+
+    rows = metrics(out)
+    for row in rows[1:]:
+        wanted = {k: t for k, t in FIELDS.items() if k != "val_loss" or row["step"] in (10, 12)}
+        assert {k: type(row[k]) for k in wanted} == wanted
+        assert row["mfu"] > 0 and row["tokens_per_s"] > 0 and row["peak_mem_bytes"] > 50e6
+        flops = row["mfu"] * 1e9 / row["tokens_per_s"]  # a token: 6 per matrix weight and head, 12·L·d·T for attention
+        assert flops == pytest.approx(6 * (2 * 12 * 32 * 32 + 64 * 32) + 12 * 2 * 32 * 32)
+
+    record = json.loads((out / "config.json").read_text())
+    train_config, model_config = record["train"], record["model"]
+    assert (train_config["warmup_iters"], train_config["max_iters"], train_config["lr_decay_iters"]) == (3, 12, 12)
+    assert (train_config["weight_decay"], train_config["min_lr"]) == (0.1, 0.001)  # resolved, not None
+    assert (model_config["n_embd"], model_config["vocab_size"], model_config["qk_norm"]) == (32, 50, True)
+    assert record["command"] == argv
+    assert record["versions"]["torch"] == torch.__version__ and record["versions"]["python"] in sys.version
+    head = Path(ROOT / ".git")
+    if head.exists():
+        assert re.fullmatch("[0-9a-f]{40}", record["git_commit"])
+    assert (out / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert len((out / "loss.png").read_bytes()) > 5000
+
+
+def test_infinity_is_valid_json(dataset, tmp_path):
+    with spoil_gradients(math.nan, {2}, VICTIM):
+        assert run(out_dir=tmp_path, dataset=dataset, max_iters=4) == 0
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    rows = [json.loads(s, parse_constant=refuse) for s in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("grad_norm", 0) is None for row in rows] == [False, False, False, True, False]
+
+
+def test_without_matplotlib_a_run_still_ends_well(dataset, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "draw_loss", draw_loss)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=2) == 0
+    assert "matplotlib is not installed" in capsys.readouterr().out
+    assert load(tmp_path / "last.pt")["step"] == 2

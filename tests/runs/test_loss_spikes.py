@@ -1,0 +1,133 @@
+"""Loss spikes: the run goes back to its last checkpoint and skips the batches since."""
+
+import io
+from contextlib import contextmanager, redirect_stdout
+
+import pytest
+import torch
+
+from nanodnt.data import Dataset
+from nanodnt.run.metrics import Metrics
+from support.runs import assert_same_run, different, load, logged, metrics, optimizers, run
+
+pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+
+SPIKE = dict(max_iters=40, eval_interval=20, save_interval=6, loss_spike=0.5)
+
+
+@contextmanager
+def spoiling():
+    """Gives spoil_after(*steps), which spoils the weights after these steps, counted over all runs from then on. It
+    returns a list that gets the steps whose batches these runs read."""
+    read, batch, made = [], Dataset.batch, {"steps": 0, "bad": ()}
+
+    def spoil(model):
+        made["steps"] += 1
+        if made["steps"] in made["bad"]:
+            with torch.no_grad():
+                model.wte.weight.add_(torch.randn(model.wte.weight.shape, generator=torch.Generator().manual_seed(1)))
+
+    def note(self, step, *args):
+        read.append(step)
+        return batch(self, step, *args)
+
+    def spoil_after(*steps):
+        made.update(steps=0, bad=steps)
+        read.clear()
+        return read
+
+    with optimizers(lambda model, optimizer: optimizer.register_step_post_hook(lambda *_: spoil(model))):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Dataset, "batch", note)
+            yield spoil_after
+
+
+@pytest.fixture
+def spoil_after():
+    with spoiling() as spoil_after:
+        yield spoil_after
+
+
+@pytest.fixture(scope="module")
+def rolled_back(dataset, tmp_path_factory, one_thread):
+    """(run directory, output, steps whose batches were read) of a run whose weights are spoilt after step 21: the loss
+    of step 22 shows it, and the last checkpoint is of step 20."""
+    out_dir, output = tmp_path_factory.mktemp("rolled_back"), io.StringIO()
+    with spoiling() as spoil_after, redirect_stdout(output):
+        read = spoil_after(21)
+        assert run(out_dir=out_dir, dataset=dataset, **SPIKE) == 0
+    return out_dir, output.getvalue(), read
+
+
+def test_a_spike_rolls_back_and_skips_the_batches_since(rolled_back, dataset, tmp_path, monkeypatch):
+    out_dir, output, read = rolled_back
+    assert "rolled back to step 20: the loss spiked to" in output and "at step 22" in output
+    assert "the 2 batches between are skipped (1 of 3)" in output
+    assert sorted(set(read)) == list(range(43)) and read.count(24) == 1  # one is read ahead
+    rows = metrics(out_dir)
+    (event,) = [row for row in rows if "rolled_back_from" in row]
+    assert (event["step"], event["rolled_back_from"], event["rollbacks"]) == (20, 22, 1)
+    assert event["spike_loss"] > event["usual_loss"] + 0.5
+    assert [row["step"] for row in rows if row is not event] == list(range(41))
+    assert max(row["train_loss"] for row in rows if "train_loss" in row and row["step"] > 5) < event["spike_loss"]
+    last = load(out_dir / "last.pt")
+    assert (last["shift"], last["rollbacks"]) == (2, 1)
+
+    batch = Dataset.batch  # the same by hand: from step 20 on the batches of 2 steps later
+    monkeypatch.setattr(Dataset, "batch", lambda self, s, *args: batch(self, s + 2 * (s >= 20), *args))
+    assert run(out_dir=tmp_path, dataset=dataset, **SPIKE) == 0
+    by_hand = load(tmp_path / "last.pt")
+    assert different(last["model"], by_hand["model"]) == [] and last["recent"] == by_hand["recent"]
+    without = [row for row in logged(out_dir) if "rolled_back_from" not in row[1]]
+    assert without == logged(tmp_path)
+
+
+@pytest.mark.parametrize("crash_at", [20, 21, 30])
+def test_a_rolled_back_run_goes_on_exactly(crash_at, spoil_after, rolled_back, dataset, tmp_path, monkeypatch):
+    """Killed right after the roll-back (it is logged, but nothing is saved), one step later, or much later."""
+    config = dict(out_dir=tmp_path, dataset=dataset, **SPIKE)
+    spoil_after(21, *([23] if crash_at == 20 else []))  # then the roll-back was not saved: it happens again
+    write, rows = Metrics.write, []
+
+    def write_and_die(self, row):
+        write(self, row)
+        rows.append(row["step"])
+        if 22 in rows and row["step"] == crash_at:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Metrics, "write", write_and_die)
+        assert run(**config) == 130
+    assert run(**config, init_from="resume") == 0
+    assert_same_run(tmp_path, rolled_back[0])
+
+
+def test_too_many_spikes_end_the_run_with_the_last_good_checkpoint(spoil_after, dataset, tmp_path, capsys):
+    spoil_after(21, 24)  # 22 steps, back to 20, two more
+    config = dict(out_dir=tmp_path, dataset=dataset, **SPIKE)
+    assert run(**config, max_rollbacks=1) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: the loss spiked to ") and "after 1 roll-backs" in err and err.count("\n") == 1
+    last = load(tmp_path / "last.pt")
+    assert (last["step"], last["shift"], last["rollbacks"]) == (20, 2, 1)
+    assert metrics(tmp_path)[-1]["failure"].startswith("the loss spiked")
+
+
+def test_a_save_between_two_logged_steps_could_be_of_a_spike(dataset, tmp_path, capsys):
+    config = dict(out_dir=tmp_path / "run", dataset=dataset, loss_spike=1.0, log_interval=5)
+    assert run(**config, save_interval=7, keep_every=10) == 1
+    err = capsys.readouterr().err
+    assert err == "error: loss_spike needs save_interval to be a multiple of log_interval=5\n"
+    assert run(**config, save_interval=5) == 0
+
+
+def test_what_is_no_spike_changes_nothing(dataset, tmp_path):
+    for name, spike in (("with", 0.5), ("without", 0.0)):
+        assert run(out_dir=tmp_path / name, dataset=dataset, **SPIKE | dict(loss_spike=spike, max_iters=24)) == 0
+    assert_same_run(tmp_path / "with", tmp_path / "without")
+
+
+def test_without_the_flag_a_spike_is_trained_through(spoil_after, dataset, tmp_path):
+    spoil_after(21)
+    assert run(out_dir=tmp_path, dataset=dataset, **SPIKE | dict(loss_spike=0.0, max_iters=24)) == 0
+    assert max(row["train_loss"] for row in metrics(tmp_path) if row["step"] == 22) > 3

@@ -1,0 +1,225 @@
+"""What a resumed run takes from the checkpoint and what from its flags; runs that start from other runs' weights."""
+
+import json
+
+import pytest
+import torch
+
+from model import GPT, GPTConfig
+from nanodnt.data import Dataset
+from nanodnt.optim import lr_at, make_optimizer
+from nanodnt.settings import TrainConfig
+from support.hostile import refusal
+from support.runs import (
+    Crash,
+    assert_same_run,
+    at_row,
+    checkpoints,
+    column,
+    crash,
+    damage,
+    different,
+    files,
+    load,
+    logged,
+    make_dataset,
+    optimizers,
+    resume,
+    run,
+)
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+def test_training_flags_win_on_resume(begun, dataset, capsys):
+    changes = dict(learning_rate=5e-3, min_lr=4e-3, weight_decay=0.05, beta1=0.8, beta2=0.9, schedule="constant")
+    groups, seen = [], load(begun / "last.pt")["optimizer"]["state"][0]["exp_avg"].clone()
+    states = []
+
+    def prepare(model, optimizer):
+        def before(*_):
+            groups.append([dict(g, params=None) for g in optimizer.param_groups])
+            states.append(optimizer.state_dict()["state"][0]["exp_avg"].clone())
+
+        optimizer.register_step_pre_hook(before)
+
+    with optimizers(prepare):
+        assert resume(begun, dataset, **changes) == 0
+    assert torch.equal(states[0], seen)  # the state itself is the checkpoint's
+    for group in groups[0]:
+        assert group["lr"] == 5e-3 and group["betas"] == (0.8, 0.9), group["role"]
+        assert group["weight_decay"] == (0.05 if group["role"] in ("emb", "pos", "qk", "vo", "ffn") else 0), group
+    assert {column(begun, "lr")[step] for step in range(21, 31)} == {5e-3}
+    printed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("changed on resume"))
+    expected = "learning_rate 0.01 → 0.005, min_lr 0.001 → 0.004, weight_decay 0.1 → 0.05, beta1 0.9 → 0.8"
+    for change in [*expected.split(", "), "beta2 0.95 → 0.9", "schedule cosine → constant", "max_iters 20 → 30"]:
+        assert change in printed
+    assert printed.count("→") == 7
+
+
+def test_nothing_changed_nothing_printed(begun, dataset, capsys):
+    assert resume(begun, dataset, max_iters=20, lr_decay_iters=30) == 0
+    out = capsys.readouterr().out
+    assert f"weights: {begun}, step 20" in out
+    assert "→" not in out
+
+
+def test_the_architecture_is_the_checkpoints(begun, short, dataset, capsys):
+    assert resume(begun, dataset, n_layer=3, mid_norm="none", qk_norm=False, block_size=16) == 0
+    lines = capsys.readouterr().out.splitlines()
+    printed = next(line for line in lines if line.startswith("model of the checkpoint"))
+    for change in ("n_layer 3 → 2", "mid_norm none → both", "qk_norm False → True", "block_size 16 → 32"):
+        assert change in printed
+    assert printed.count("→") == 4
+    assert_same_run(begun, short)
+    assert json.loads((begun / "config.json").read_text())["model"]["n_layer"] == 2
+
+
+MUON = dict(optimizer="muon", momentum=0.8, nesterov=False, muon_steps=3, muon_adjust_lr="original")
+MUON |= dict(weight_decay=0.05, adamw_learning_rate=2e-3, adamw_weight_decay=0.2, min_lr=0.0)
+
+
+def test_muons_flags_win_on_resume(dataset, tmp_path, capsys):
+    config = dict(out_dir=tmp_path, dataset=dataset, lr_decay_iters=20)
+    assert run(**config, optimizer="muon", max_iters=3) == 0
+    groups, printed = [], capsys.readouterr()
+    with optimizers(lambda model, optimizer: groups.extend(optimizer.param_groups)):
+        assert run(**config | MUON, init_from="resume", max_iters=4) == 0
+    for group in groups:
+        muon = group["role"] in ("qk", "vo", "ffn")
+        expected = dict(momentum=0.8, nesterov=False, ns_steps=3, adjust_lr="original", lr=8e-3, weight_decay=0.05)
+        rest = dict(betas=(0.9, 0.95), lr=1.6e-3, weight_decay=0.2 if group["role"] in ("emb", "pos") else 0.0)
+        for key, value in (expected if muon else rest).items():
+            assert group[key] == pytest.approx(value), (group["role"], key)
+    printed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("changed on resume"))
+    expected = "weight_decay 0.1 → 0.05, momentum 0.95 → 0.8, nesterov True → False, muon_steps 5 → 3"
+    expected += ", muon_adjust_lr match_rms_adamw → original, adamw_learning_rate 0.01 → 0.002"
+    for change in [*expected.split(", "), "adamw_weight_decay 0.1 → 0.2", "min_lr 0.001 → 0.0", "max_iters 3 → 4"]:
+        assert change in printed
+    assert printed.count("→") == 9
+
+
+def test_the_optimizers_state_is_found_by_name(dataset, tmp_path):
+    """With ratios of 1, blockwise_lr on resume changes nothing but how parameters are grouped."""
+    ones = {f"lr_ratio_{block}": 1 for block in ("emb", "qk", "ffn", "vo", "norm", "head", "pos")}
+    config = dict(dataset=dataset, bias=True, norm="layernorm", schedule="constant", max_iters=20)
+    assert run(out_dir=tmp_path / "whole", **config) == 0
+    assert run(out_dir=tmp_path / "run", **config | dict(max_iters=10)) == 0
+    assert run(out_dir=tmp_path / "run", **config, init_from="resume", blockwise_lr=True, **ones) == 0
+    one, other = (load(tmp_path / name / "last.pt") for name in ("whole", "run"))
+    assert different(one["model"], other["model"]) == []
+    labels = [[group["label"] for group in checkpoint["optimizer"]["param_groups"]] for checkpoint in (one, other)]
+    assert set(labels[1]) - set(labels[0]) == {"bias_qk", "bias_vo", "bias_ffn"} and len(labels[0]) == 8
+
+
+SWITCHES = ["adamw msgdw", "msgdw adamw", "adamw muon", "muon adamw", "msgdw muon", "muon adam_mini", "adam_mini adamw"]
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_another_optimizer_on_resume(switch, dataset, tmp_path, capsys):
+    """It says so and starts with a fresh state: the next step is a new optimizer's."""
+    old, new = switch.split()
+    config = dict(out_dir=tmp_path, dataset=dataset, learning_rate=1e-2, weight_decay=0.1, lr_decay_iters=20)
+    assert run(**config, optimizer=old, max_iters=5) == 0
+    before = load(tmp_path / "last.pt")
+    capsys.readouterr()
+    assert run(**config, optimizer=new, init_from="resume", max_iters=6) == 0
+    assert f"optimizer {old} → {new}: its state starts fresh" in capsys.readouterr().out
+    after = load(tmp_path / "last.pt")
+
+    model = GPT(GPTConfig(**before["model_config"]))
+    model.load_state_dict(before["model"])
+    x, y = map(torch.from_numpy, Dataset(str(dataset), 32, 1337).batch(5, 8))
+    model(x, y)[1].backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    settings = TrainConfig(**after["train_config"])
+    optimizer = make_optimizer(model, settings)
+    optimizer.found_inf = torch.tensor(0.0)
+    for group in optimizer.param_groups:
+        group["lr"] = lr_at(5, settings, group)
+    optimizer.step()
+    assert different(after["model"], model.state_dict()) == []
+    assert different(after["optimizer"]["state"], optimizer.state_dict()["state"]) == []
+
+    assert run(**config, optimizer=new, init_from="resume", max_iters=8) == 0
+    assert "fresh" not in capsys.readouterr().out  # now its state is resumed
+    assert list(column(tmp_path, "train_loss")) == list(range(1, 9))
+    steps = {s["step"].item() for s in load(tmp_path / "last.pt")["optimizer"]["state"].values() if "step" in s}
+    assert steps == (set() if new == "msgdw" else {3.0})
+
+
+# ------------------------------------------------------------------------------------------------- other datasets
+
+OTHER_DATA = {
+    "a larger alphabet": dict(alphabet=60),
+    "a smaller alphabet": dict(alphabet=40),
+}
+
+
+@pytest.mark.parametrize("source", ["resume", "auto", "last.pt"])
+@pytest.mark.parametrize("name", OTHER_DATA)
+def test_another_vocabulary_is_refused(name, source, begun, tmp_path, capsys):
+    other, before = make_dataset(tmp_path / "other", **OTHER_DATA[name]), files(begun)
+    out = tmp_path / "out" if source == "last.pt" else begun
+    source = begun / source if source == "last.pt" else source
+    code = run(out_dir=out, dataset=other, init_from=source, max_iters=30)
+    refusal(capsys, code, other, OTHER_DATA[name]["alphabet"], "50 tokens", "vocabulary")
+    assert files(begun) == before
+
+
+def test_another_alphabet_of_the_same_size_is_refused(begun, tmp_path, capsys):
+    other = make_dataset(tmp_path / "other")
+    meta = json.loads((other / "meta.json").read_text())
+    meta["chars"] = [chr(ord(c) + 300) for c in meta["chars"]]
+    (other / "meta.json").write_text(json.dumps(meta))
+    refusal(capsys, resume(begun, other), other, "vocabulary")
+
+
+def test_another_dataset_of_the_same_vocabulary_is_fine(begun, tmp_path, capsys):
+    other = make_dataset(tmp_path / "other", seed=1)
+    assert resume(begun, other) == 0
+    assert "dataset " in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("changed"))
+
+
+# ---------------------------------------------------------------------------------- new runs from earlier ones
+
+
+def test_a_new_run_from_a_checkpoints_weights(short, dataset, tmp_path):
+    """Step 0, fresh optimizer: the very run that starts with those parameters."""
+    assert run(out_dir=tmp_path / "a", dataset=dataset, init_from=short / "best.pt", n_layer=7) == 0
+    trained = load(short / "best.pt")
+    rows = logged(tmp_path / "a")
+    assert [step for step, _ in rows] == list(range(21))
+    assert rows[0][1] == {"tokens": 0, "val_loss": column(short, "val_loss")[trained["step"]]}
+    assert column(tmp_path / "a", "lr")[1] == 0.002
+    last = load(tmp_path / "a" / "last.pt")
+    assert (last["step"], last["tokens"]) == (20, 20 * 8 * 32)
+    assert last["model_config"] == trained["model_config"]
+    assert {s["step"].item() for s in last["optimizer"]["state"].values()} == {20.0}
+    assert different(load(tmp_path / "a" / "last.pt")["model"], trained["model"])
+
+
+def test_dropout_may_change(short, dataset, tmp_path):
+    assert run(out_dir=tmp_path, dataset=dataset, init_from=short / "last.pt", dropout=0.4, max_iters=3) == 0
+    assert load(tmp_path / "last.pt")["model_config"]["dropout"] == 0.4
+
+
+@pytest.mark.parametrize("kept", ["last.pt", "prev.pt", "best.pt"])
+def test_scratch_does_not_overwrite(kept, begun, dataset, capsys):
+    for path in begun.glob("*.pt"):
+        if path.name != kept:
+            path.unlink()
+    before = files(begun)
+    refusal(capsys, run(out_dir=begun, dataset=dataset), begun, "--init_from=resume", "--overwrite=True")
+    assert files(begun) == before
+
+
+def test_overwrite(begun, short, dataset, tmp_path):
+    (begun / "metrics.jsonl").write_text('{"step": 1000, "train_loss": 0.0}\nnot even a row\n')
+    damage(begun / "best.pt")
+    with at_row(0, crash), pytest.raises(Crash):
+        run(out_dir=begun, dataset=dataset, max_iters=30, overwrite=True)
+    assert checkpoints(begun) == {}  # so that no checkpoint of the earlier run is taken for the new one's
+    assert run(out_dir=begun, dataset=dataset, max_iters=30, overwrite=True) == 0
+    assert_same_run(begun, short)
+    assert load(begun / "best.pt")["step"] == load(short / "best.pt")["step"]

@@ -1,0 +1,303 @@
+"""Interrupted runs go on exactly: stopped, killed or crashed anywhere, they end with the bits of a run that was not."""
+
+import os
+import random
+import signal
+import sys
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+import pytest
+
+import train
+from model import GPT
+from nanodnt.run import checkpoints as checkpoints_module
+from nanodnt.run.metrics import Metrics
+from support.runs import (
+    Crash,
+    assert_same_run,
+    at_row,
+    checkpoints,
+    column,
+    crash,
+    deep_but,
+    different,
+    finish,
+    kill_me,
+    load,
+    logged,
+    metrics,
+    resume,
+    run,
+    some_step,
+    start,
+    wait_for_row,
+)
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+# --------------------------------------------------------------------------------------------- kills and signals
+
+SHORT = dict(max_iters=45, eval_interval=15, save_interval=7)
+LONG = dict(max_iters=200, eval_interval=40, save_interval=7)
+ADAMW = dict(dropout=0.2, micro_batch_size=4)
+MSGDW = dict(optimizer="msgdw", learning_rate=0.5)
+EXACT = [pytest.param(SHORT | ADAMW, id="adamw"), pytest.param(LONG | ADAMW, id="adamw, long", marks=pytest.mark.deep)]
+EXACT += [pytest.param(LONG | MSGDW, id="msgdw, long", marks=pytest.mark.deep)]
+
+
+@pytest.fixture(scope="module", params=EXACT)
+def reference(request, dataset, quick, tmp_path_factory):
+    """(flags, run directory) of a run without interruption."""
+    config, out = dict(request.param, dataset=dataset), tmp_path_factory.mktemp("reference")
+    assert run(out_dir=out, **config) == 0
+    return config, out
+
+
+def test_a_run_logs_every_step_once(reference):
+    config, out = reference
+    last, interval = config["max_iters"], config["eval_interval"]
+    assert [row["step"] for row in metrics(out)] == list(range(last + 1))
+    assert list(column(out, "train_loss")) == list(range(1, last + 1))
+    assert list(column(out, "val_loss")) == list(range(0, last + 1, interval))
+    losses = list(column(out, "train_loss").values())
+    assert len(set(losses)) > 0.95 * last and losses[-1] < losses[0] - 1  # it learns
+
+
+def test_a_killed_run_goes_on_exactly(reference, tmp_path):
+    config, undisturbed = reference
+    process = start(out_dir=tmp_path, **config)
+    wait_for_row(process, tmp_path, some_step(4, config["max_iters"] // 3))
+    process.kill()
+    finish(process, -signal.SIGKILL)
+    assert load(tmp_path / "last.pt")["step"] < config["max_iters"]
+    assert run(out_dir=tmp_path, init_from="resume", **config) == 0
+    assert_same_run(tmp_path, undisturbed)
+
+
+def test_a_run_stopped_twice_goes_on_exactly(reference, tmp_path, capsys):
+    config, undisturbed = dict(reference[0], out_dir=tmp_path / "run", init_from="auto"), reference[1]
+    first, second = sorted(random.sample(range(2, config["max_iters"] - 1), 2))
+    print(f"drawn: steps {first} and {second}")
+    with at_row(first, lambda: kill_me(signal.SIGTERM)):
+        assert run(**config) == 128 + signal.SIGTERM  # auto starts where there is nothing to resume
+    assert load(tmp_path / "run" / "last.pt")["step"] == first
+    assert "SIGTERM" in capsys.readouterr().out
+    with at_row(second, lambda: kill_me(signal.SIGINT)):
+        assert run(**config) == 128 + signal.SIGINT
+    assert load(tmp_path / "run" / "last.pt")["step"] == second
+    assert run(**config) == 0
+    assert_same_run(tmp_path / "run", undisturbed)
+    before = checkpoints(tmp_path / "run")
+    assert run(**config) == 0  # a finished run has nothing left to do
+    assert logged(tmp_path / "run") == logged(undisturbed)
+    assert checkpoints(tmp_path / "run") == before
+
+
+FURTHER = {
+    "muon, dropout": dict(optimizer="muon", dropout=0.2, blockwise_lr=True, learning_rate=5e-3),
+    "muon, original": dict(optimizer="muon", muon_adjust_lr="original", nesterov=False, adamw_learning_rate=1e-2),
+    "adam_mini, dyt": dict(optimizer="adam_mini", schedule="dyt", micro_batch_size=4),
+    "msgdw, nesterov": dict(optimizer="msgdw", learning_rate=0.1, nesterov=True, schedule="linear"),
+    "msgdw, dampening": dict(optimizer="msgdw", learning_rate=0.5, dampening=0.5),
+    "adamw, blockwise, wsd": dict(blockwise_lr=True, learning_rate=2e-3, schedule="wsd", bias=True),
+}
+
+
+FAST = ("muon, dropout", "adam_mini, dyt", "msgdw, dampening")
+
+
+@pytest.mark.parametrize("name", deep_but(FURTHER, *FAST))
+def test_every_optimizer_goes_on_exactly(name, dataset, tmp_path):
+    """Stopped by SIGTERM, then ended by a crash between two checkpoints."""
+    config = dict(dataset=dataset, max_iters=24, save_interval=5, init_from="auto", **FURTHER[name])
+    assert run(out_dir=tmp_path / "whole", **config) == 0
+    losses = column(tmp_path / "whole", "train_loss")
+    assert losses[24] < losses[1] - 0.5
+    with at_row(some_step(2, 10), lambda: kill_me(signal.SIGTERM)):
+        assert run(out_dir=tmp_path / "run", **config) == 128 + signal.SIGTERM
+    with at_row(some_step(12, 23), crash), pytest.raises(Crash):
+        run(out_dir=tmp_path / "run", **config)
+    assert run(out_dir=tmp_path / "run", **config) == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_max_iters_can_be_extended(begun, short, dataset, capsys):
+    assert resume(begun, dataset) == 0
+    assert "max_iters 20 → 30" in capsys.readouterr().out
+    assert_same_run(begun, short)
+
+
+# ------------------------------------------------------------------------------------------------- bad moments
+
+
+def stop_in_evaluation(patch):
+    """SIGTERM during the second evaluation, at step 10."""
+    evaluate, calls = train.evaluate, []
+
+    def evaluate_and_stop(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            kill_me(signal.SIGTERM)
+        return evaluate(*args)
+
+    patch.setattr(train, "evaluate", evaluate_and_stop)
+
+
+def stop_in_forward(patch):
+    """SIGTERM in the middle of a training step."""
+    forward, calls = GPT.forward, []
+
+    def forward_and_stop(self, *args, **kwargs):
+        calls.append(self.training)
+        if sum(calls) == 14:
+            kill_me(signal.SIGTERM)
+        return forward(self, *args, **kwargs)
+
+    patch.setattr(GPT, "forward", forward_and_stop)
+
+
+def crash_before_the_second_checkpoint(patch):
+    """A crash while the only checkpoint is of step 0."""
+    write = Metrics.write
+    patch.setattr(Metrics, "write", lambda self, row: write(self, row) if row["step"] < 5 else crash())
+
+
+def crash_after_the_row(patch):
+    """A crash between the row of an evaluated step and its checkpoint."""
+    save = checkpoints_module.save_checkpoint
+    patch.setattr(checkpoints_module, "save_checkpoint", lambda *a: save(*a) if a[1]["step"] < 20 else crash())
+
+
+def crash_between_renames(patch):
+    """A crash when prev.pt is replaced and last.pt not yet."""
+    replace, calls = os.replace, []
+
+    def replace_or_crash(source, target):
+        calls.append(Path(target).name)
+        if calls.count("last.pt") == 3:
+            crash()
+        replace(source, target)
+
+    patch.setattr(os, "replace", replace_or_crash)
+
+
+def crash_in_a_row(patch):
+    """A crash when half of a row is on disk."""
+    write = Metrics.write
+
+    def write_half(self, row):
+        if row["step"] < 17:
+            return write(self, row)
+        with open(self.path, "a") as file:
+            file.write('{"step": 17, "tok')
+        crash()
+
+    patch.setattr(Metrics, "write", write_half)
+
+
+INTERRUPTIONS = [stop_in_evaluation, stop_in_forward, crash_before_the_second_checkpoint, crash_after_the_row]
+INTERRUPTIONS += [crash_between_renames, crash_in_a_row]
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTIONS)
+def test_interrupted_at_a_bad_moment(interrupt, short, dataset, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt(patch)
+        with pytest.raises(Crash) if "crash" in interrupt.__name__ else nullcontext():
+            assert run(out_dir=tmp_path, dataset=dataset, max_iters=30) == 128 + signal.SIGTERM
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=30, init_from="resume") == 0
+    assert_same_run(tmp_path, short)
+
+
+def test_an_evaluation_repeated_on_resume_may_be_the_best(dataset, tmp_path):
+    config, stop_at = dict(out_dir=tmp_path, dataset=dataset, max_iters=30), [10]
+    losses = {0: 5.0, 10: 1.0, 20: 4.0, 30: 4.0}
+
+    def evaluate(model, data, config, micro, env, stop):
+        step = 10 * len(seen)
+        if step in stop_at:
+            stop_at.clear()
+            kill_me(signal.SIGTERM)
+            assert stop.agreed()
+            return None
+        seen.append(step)
+        return losses[step]
+
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "evaluate", evaluate)
+        assert run(**config) == 128 + signal.SIGTERM
+        assert load(tmp_path / "best.pt")["step"] == 0 and load(tmp_path / "last.pt")["step"] == 10
+        for _ in range(2):  # the second time nothing is left to do
+            assert run(**config, init_from="resume") == 0
+    assert seen == [0, 10, 20, 30]
+    assert load(tmp_path / "best.pt")["step"] == 10 and load(tmp_path / "last.pt")["best_val_loss"] == 1.0
+    rows = metrics(tmp_path)
+    assert [row["step"] for row in rows] == list(range(31))
+    assert {row["step"]: row["val_loss"] for row in rows if "val_loss" in row} == losses
+
+
+def test_resuming_after_an_interrupted_evaluation_with_another_interval(dataset, tmp_path):
+    config = dict(out_dir=tmp_path, dataset=dataset, max_iters=30)
+    with pytest.MonkeyPatch.context() as patch:
+        stop_in_evaluation(patch)
+        assert run(**config) == 128 + signal.SIGTERM
+    assert run(**config | dict(eval_interval=15), init_from="resume") == 0
+    rows = metrics(tmp_path)
+    assert [row["step"] for row in rows] == list(range(31))
+    assert [row["step"] for row in rows if "val_loss" in row] == [0, 15, 30]
+
+
+def test_a_kill_in_the_first_save(dataset, tmp_path):
+    """All that exists is the new file, which is not yet last.pt."""
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=4) == 0
+    expected = load(tmp_path / "last.pt")["model"]
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=2, lr_decay_iters=4, overwrite=True) == 0
+    os.replace(tmp_path / "last.pt", tmp_path / "new.pt")
+    (tmp_path / "prev.pt").unlink()
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=4, init_from="auto") == 0
+    assert different(load(tmp_path / "last.pt")["model"], expected) == []
+
+
+def test_overwrite_removes_only_the_runs_own_checkpoints(dataset, tmp_path):
+    tmp_path.joinpath("kept_by_hand.pt").touch()
+    for _ in range(2):
+        assert run(out_dir=tmp_path, dataset=dataset, max_iters=2, overwrite=True) == 0
+    assert tmp_path.joinpath("kept_by_hand.pt").exists()
+
+
+# ------------------------------------------------------------------------------------------------------- Ctrl-C
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(dataset, tmp_path, capsys):
+    with at_row(7, lambda: kill_me(signal.SIGINT, signal.SIGINT)):
+        assert run(out_dir=tmp_path, dataset=dataset) == 130
+    assert load(tmp_path / "last.pt")["step"] == 0
+    assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # restored
+
+
+def test_ctrl_c_saves_although_stdout_is_closed(dataset, tmp_path, monkeypatch):
+    """Ctrl-C in `python train.py | tee log` also ends tee."""
+    end, other_end = os.pipe()
+    with open(other_end, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with at_row(9, lambda: (os.close(end), kill_me(signal.SIGINT))):
+            assert run(out_dir=tmp_path, dataset=dataset) == 130
+        monkeypatch.undo()
+        with suppress(BrokenPipeError):
+            stdout.close()
+    assert load(tmp_path / "last.pt")["step"] == 9
+
+
+@pytest.mark.deep
+def test_ctrl_c_saves_although_nobody_reads_stdout_of_the_process(dataset, tmp_path):
+    process = start(out_dir=tmp_path, dataset=dataset, max_iters=10**6, lr_decay_iters=30, eval_interval=10**6)
+    wait_for_row(process, tmp_path, 9)
+    process.stdout.close()
+    process.send_signal(signal.SIGINT)
+    err = process.stderr.read()
+    assert process.wait() == 130, err
+    assert "Traceback" not in err
+    assert load(tmp_path / "last.pt")["step"] == metrics(tmp_path)[-1]["step"] >= 9

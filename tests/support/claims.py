@@ -1,0 +1,125 @@
+"""reproduce.py on a made-up scale with tiny runs, and a runner for the real scales."""
+
+import signal
+import sys
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nanodnt.claims import runner
+from nanodnt.claims.claims import ARMS, CLAIMS, SCALES, Arm, Claim, Row, Scale
+from nanodnt.claims.runner import ReproduceConfig, Runner
+
+STEPS = 80  # of a made-up run
+TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, batch_size=8, warmup_iters=5, max_iters=STEPS)
+TINY |= dict(eval_interval=20, eval_tokens=512, log_interval=1, device="cpu", dtype="float32", compile=False)
+NO_NORM = "--norm=none --pre_norm=none --weight_decay=0"  # a network that a large step makes infinite
+MADE_UP_ARMS = {
+    "fast": Arm("f", lr=1e-2, keep=True),
+    "slow": Arm("f", lr=1e-4),
+    "found": Arm("f", grid="two"),
+    "wrong": Arm("f", "--micro_batch_size=3", lr=1e-2),
+    "broken": Arm("f", NO_NORM, lr=1e15),
+}
+MADE_UP = [
+    Claim("learns", "A", "Fast is better", "ours", [Row("fast minus slow", "fast - slow", "< 0")]),
+    Claim("one", "A", "Fast learns", "ours", [Row("of 3.9", "fast - 3.9", "< 0"), Row("up", "fast", "< 9", "rise")]),
+    Claim("search", "B", "The search finds it", "ours", [Row("found | it", "found - fast", "within 0.01")], "A note."),
+    Claim("fails", "B", "A run fails", "ours", [Row("wrong", "wrong", "< 9")]),
+]
+
+
+def make_runner(folder: Path, scale="tiny", **changes) -> Runner:
+    """A Runner whose runs and results are in `folder`."""
+    return Runner(ReproduceConfig(scale=scale, out=str(folder / "out"), results=str(folder / "results"), **changes))
+
+
+def flag(run, name: str):
+    """The value of a flag in the run's command, as text; None without."""
+    found = [arg.partition("=")[2] for arg in run.args if arg.startswith(f"--{name}=")]
+    assert len(found) < 2
+    return found[0] if found else None
+
+
+def write_base(path: Path, dataset, **changes) -> Path:
+    """The config file of the made-up family."""
+    path.write_text("".join(f"{k} = {v!r}\n" for k, v in (TINY | {"dataset": str(dataset)} | changes).items()))
+    return path
+
+
+def invent(base) -> None:
+    """Put the made-up scale, arms and claims in place of the real ones."""
+    SCALES["tiny"] = Scale("a test", {"f": str(base)}, {"adamw": ((None,), None), "two": ((1e-4, 1e-2), 1e-4)})
+    ARMS.clear()
+    ARMS.update(MADE_UP_ARMS)
+    CLAIMS[:] = MADE_UP
+
+
+@contextmanager
+def invented(base):
+    """`invent`, and afterwards the real ones again, with the signal handlers as they were."""
+    kept = dict(SCALES), dict(ARMS), list(CLAIMS)
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        invent(base)
+        yield
+    finally:
+        for real, was in zip((SCALES, ARMS), kept[:2], strict=True):
+            real.clear()
+            real.update(was)
+        CLAIMS[:] = kept[2]
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+
+
+def call(base, folder: Path, *flags) -> int:
+    """The exit code of reproduce.py, in this process, with the made-up claims."""
+    import reproduce
+
+    argv = ["reproduce.py", f"--out={folder / 'out'}", f"--results={folder / 'results'}", *flags]
+    argv += [] if any(flag.startswith("--jobs") for flag in flags) else ["--jobs=1"]
+    with invented(base), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setattr(sys, "argv", argv)
+        try:
+            return reproduce.main()
+        except SystemExit as e:
+            return e.code
+
+
+class SameThread:
+    """An executor that does its work at once, in this thread."""
+
+    def __init__(self, workers):
+        pass
+
+    def submit(self, function, *args) -> Future:
+        future = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as e:
+            future.set_exception(e)
+        return future
+
+    def shutdown(self, **how) -> None:
+        pass
+
+
+def train_here(self, run, lock) -> None:
+    """Runner.train without a process of its own, for runs that finish or diverge."""
+    import train
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["train.py", *run.args, "--init_from=auto", f"--out_dir={run.path}"])
+        assert train.main() == 0 or self.outcome(run) == "diverged"
+
+
+@contextmanager
+def in_process():
+    """Inside, runs are trained in this process and thread: quicker, since torch is imported already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "ThreadPoolExecutor", SameThread)
+        patch.setattr(Runner, "train", train_here)
+        yield

@@ -1,0 +1,377 @@
+"""Small models for tests: flag tables of every layout, builders with random weights, comparisons.
+
+`LAYOUTS` and `SCHEMES` give each layout twice: as flags of GPTConfig, and as support.reference.Net, which the test
+author wrote from the papers' equations.
+"""
+
+import inspect
+from dataclasses import replace
+
+import pytest
+import torch
+
+from layers import rules
+from model import GPT, GPTConfig
+from support.reference import Net
+
+BLOCK = r"blocks\.\d+\."  # of a parameter name
+SIZE = dict(
+    n_head=4, n_embd=16, block_size=9, vocab_size=50, norm_eps=1e-2
+)  # eps is large, so that a wrong position shows
+NET = Net(vocab=50, heads=4, kv_heads=4, blocks=1, eps=1e-2)
+PRE = dict(attn="pre", mlp="pre")
+S4 = dict(input_norm=True, qk_norm=True, mid_norm="both")
+S5 = dict(S4, pre_norm="attn")
+POST = dict(pre_norm="none", post_norm="both")
+LLAMA = dict(pos="rope", rope_theta=500.0, n_kv_head=2, mlp="swiglu", n_ff=24, tie_weights=False)
+LLAMA_NET = dict(theta=500.0, kv_heads=2, act="swiglu", tied=False)
+S4_NET = dict(attn="pre mid", mlp="pre mid", qk_norm=True, input_norm=True)
+S5_NET = dict(S4_NET, mlp="mid")
+POST_NET = dict(attn="post", mlp="post", final=False)
+LAYERNORM, LAYERNORM_NET = dict(norm="layernorm", bias=True), dict(kind="layer", norm_bias=True, linear_bias=True)
+NONE, FIXUP = dict(norm="none"), dict(norm="none", fixup=True)
+UNIFIED = dict(gain="branch", gain_out="norm", gain_param="magdir")
+UNIFIED_NET = dict(gains="branch", out="norm", gain_kind="magdir")
+MANY_GAINS = dict(S4, **LAYERNORM, gain="branch", gain_out="scale")
+DYT_CONSTANT = dict(norm="dyt", dyt_learn_alpha=False, dyt_alpha_attn=0.7, dyt_alpha_other=0.4)
+
+# name: (flags of GPTConfig, the same network as a support.reference.Net): placements and parts.
+LAYOUTS = {
+    "S1": (dict(), PRE),
+    "S2": (dict(qk_norm=True), dict(PRE, qk_norm=True)),
+    "S3": (dict(qk_norm=True, input_norm=True), dict(PRE, qk_norm=True, input_norm=True)),
+    "S4": (S4, dict(attn="pre mid", mlp="pre mid", qk_norm=True, input_norm=True)),
+    "S5": (S5, dict(attn="pre mid", mlp="mid", qk_norm=True, input_norm=True)),
+    "input norm": (dict(input_norm=True), dict(PRE, input_norm=True)),
+    "pre-LN, bias": (dict(norm="layernorm", bias=True), dict(PRE, kind="layer", norm_bias=True, linear_bias=True)),
+    "pre-LN, no bias": (dict(norm="layernorm"), dict(PRE, kind="layer")),
+    "rmsnorm, bias": (dict(bias=True), dict(PRE, linear_bias=True)),
+    "post-LN": (dict(POST, norm="layernorm"), dict(attn="post", mlp="post", final=False, kind="layer")),
+    "post-LN, bias": (
+        dict(POST, norm="layernorm", bias=True),
+        dict(attn="post", mlp="post", final=False, kind="layer", norm_bias=True, linear_bias=True),
+    ),
+    "sandwich": (dict(mid_norm="both"), dict(attn="pre mid", mlp="pre mid")),
+    "dyt": (dict(norm="dyt"), dict(PRE, kind="dyt")),
+    "dyt, beta": (dict(norm="dyt", dyt_bias=True), dict(PRE, kind="dyt", norm_bias=True)),
+    "dyt, linear bias": (dict(norm="dyt", bias=True), dict(PRE, kind="dyt", linear_bias=True)),
+    "dyt, S5": (
+        dict(S5, norm="dyt", dyt_bias=True),
+        dict(attn="pre mid", mlp="mid", qk_norm=True, input_norm=True, kind="dyt", norm_bias=True),
+    ),
+    "dyt, post": (dict(POST, norm="dyt"), dict(attn="post", mlp="post", final=False, kind="dyt")),
+    "no norm": (dict(norm="none"), dict(final=False)),
+    "no norm but qk": (dict(norm="none", qk_norm=True), dict(final=False, qk_norm=True)),
+    "rope": (dict(pos="rope"), dict(PRE, theta=10000.0)),
+    "rope, bias, untied": (
+        dict(pos="rope", bias=True, tie_weights=False),
+        dict(PRE, theta=10000.0, linear_bias=True, tied=False),
+    ),
+    "gqa": (dict(n_kv_head=2), dict(PRE, kv_heads=2)),
+    "mqa, qk norm": (dict(n_kv_head=1, qk_norm=True), dict(PRE, kv_heads=1, qk_norm=True)),
+    "relu, n_ff": (dict(mlp="relu", n_ff=24), dict(PRE, act="relu")),
+    "relu2": (dict(mlp="relu2"), dict(PRE, act="relu2")),
+    "swiglu, bias": (dict(mlp="swiglu", bias=True), dict(PRE, act="swiglu", linear_bias=True)),
+    "untied": (dict(tie_weights=False), dict(PRE, tied=False)),
+    "llama": (LLAMA, dict(PRE, **LLAMA_NET)),
+    "llama, S5": (
+        dict(LLAMA, **S5),
+        dict(attn="pre mid", mlp="mid", qk_norm=True, input_norm=True, **LLAMA_NET),
+    ),
+}
+
+# The same for the published schemes. Net derives the final norm of Mix-LN and the numbers of the blocks itself.
+SCHEMES = {
+    "LNS": (dict(lns="norm"), dict(PRE, lns="norm")),
+    "LNS, bias": (dict(LAYERNORM, lns="norm"), dict(PRE, **LAYERNORM_NET, lns="norm")),
+    "LNS 1/l, ffn, llama": (
+        dict(LLAMA, lns="norm", lns_power=1.0, lns_branches="mlp"),
+        dict(PRE, **LLAMA_NET, lns="norm", power=1.0, lns_on="mlp"),
+    ),
+    "LNS on S5": (dict(S5, lns="norm", lns_branches="attn"), dict(S5_NET, lns="norm", lns_on="attn")),
+    "LNS branch": (dict(lns="branch", lns_power=0.25), dict(PRE, lns="branch", power=0.25)),
+    "LNS branch, mid": (dict(S5, lns="branch", mlp="swiglu"), dict(S5_NET, lns="branch", act="swiglu")),
+    "LNS residual": (dict(lns="residual"), dict(PRE, lns="residual")),
+    "LNS residual, post": (
+        dict(POST, lns="residual", lns_branches="mlp", norm="layernorm", bias=True),
+        dict(POST_NET, lns="residual", lns_on="mlp", **LAYERNORM_NET),
+    ),
+    "LNS input": (dict(lns="input", norm="layernorm"), dict(PRE, lns="input", kind="layer")),
+    "LNS input, DyT": (dict(norm="dyt", lns="input"), dict(PRE, kind="dyt", lns="input")),
+    "LNS learned": (dict(lns="norm", lns_learn=True), PRE),
+    "LNS no norm": (dict(NONE, lns="branch"), dict(final=False, lns="branch")),
+    "Mix-LN": (dict(post_norm_blocks=1), dict(PRE, post_blocks=1)),
+    "Mix-LN, S5, LNS": (
+        dict(S5, post_norm_blocks=1, lns="norm", pos="rope"),
+        dict(S5_NET, post_blocks=1, lns="norm", theta=10000.0),
+    ),
+    "Mix-LN, LNS residual": (
+        dict(LAYERNORM, mid_norm="mlp", post_norm_blocks=2, lns="residual"),
+        dict(attn="pre", mlp="pre mid", **LAYERNORM_NET, post_blocks=2, lns="residual"),
+    ),
+    "DeepNorm": (dict(POST, deepnorm=True), dict(POST_NET, deepnorm=True)),
+    "DeepNorm, bias": (dict(POST, **LAYERNORM, deepnorm=True), dict(POST_NET, **LAYERNORM_NET, deepnorm=True)),
+    "DeepNorm, llama, QK": (
+        dict(POST, **LLAMA, deepnorm=True, qk_norm=True),
+        dict(POST_NET, **LLAMA_NET, deepnorm=True, qk_norm=True),
+    ),
+    "Admin": (dict(POST, admin=True), dict(POST_NET, admin=True)),
+    "Admin, OR, LNS branch": (
+        dict(POST, admin=True, gain_param="magdir", lns="branch", n_kv_head=2),
+        dict(POST_NET, admin=True, gain_kind="magdir", lns="branch", kv_heads=2),
+    ),
+    "LayerScale": (dict(branch_scale="layerscale"), dict(PRE, branch_gain="vector")),
+    "LayerScale, S4": (dict(S4, branch_scale="layerscale"), dict(S4_NET, branch_gain="vector")),
+    "LayerScale, ER, one mid": (
+        dict(mid_norm="mlp", branch_scale="layerscale", gain_param="expmagdir"),
+        dict(attn="pre", mlp="pre mid", branch_gain="vector", gain_kind="expmagdir"),
+    ),
+    "LayerScale, no gains": (
+        dict(S4, branch_scale="layerscale", gain="none"),
+        dict(S4_NET, branch_gain="vector", gains="none"),
+    ),
+    "SkipInit": (dict(branch_scale="skipinit"), dict(PRE, branch_gain="scalar")),
+    "SkipInit, no norm": (dict(NONE, branch_scale="skipinit"), dict(final=False, branch_gain="scalar")),
+    "SkipInit, mid, bias, OR": (
+        dict(LAYERNORM, mid_norm="attn", branch_scale="skipinit", gain_param="magdir"),
+        dict(attn="pre mid", mlp="pre", branch_gain="scalar", gain_kind="magdir", **LAYERNORM_NET),
+    ),
+    "Group-LN": (dict(LAYERNORM, norm_groups=4), dict(PRE, **LAYERNORM_NET, groups=4)),
+    "Group-RMS, S5": (dict(S5, norm_groups=2), dict(S5_NET, groups=2)),
+    "Group-RMS, post": (dict(POST, norm_groups=8), dict(POST_NET, groups=8)),
+    "Fixup": (FIXUP, dict(final=False, fixup=True)),
+    "Fixup, llama, bias": (
+        dict(FIXUP, **LLAMA, bias=True, lns="branch"),
+        dict(LLAMA_NET, final=False, fixup=True, linear_bias=True, lns="branch"),
+    ),
+    "Fixup, QK, DP, bias": (
+        dict(FIXUP, qk_norm=True, gain_out="scale", bias=True),
+        dict(final=False, fixup=True, qk_norm=True, out="scale", linear_bias=True),
+    ),
+    "Fixup, DNP": (dict(FIXUP, gain_out="norm"), dict(final=False, fixup=True, out="norm")),
+    "sigmaReparam": (dict(sigma_reparam=True), dict(PRE, sigma=True)),
+    "sigmaReparam, no norm, llama": (
+        dict(NONE, **LLAMA, bias=True, sigma_reparam=True),
+        dict(LLAMA_NET, final=False, linear_bias=True, sigma=True),
+    ),
+    "sigmaReparam, HG, DP": (
+        dict(sigma_reparam=True, gain="branch", gain_out="scale", bias=True),
+        dict(PRE, sigma=True, gains="branch", out="scale", linear_bias=True),
+    ),
+    "DyT, embed scale": (dict(norm="dyt", embed_scale=True), dict(PRE, kind="dyt", embed_scale=True)),
+    "DyT, embed scale, input norm": (
+        dict(norm="dyt", embed_scale=True, input_norm=True),
+        dict(PRE, kind="dyt", embed_scale=True, input_norm=True),
+    ),
+    "embed scale, no norm, rope": (
+        dict(NONE, embed_scale=True, pos="rope"),
+        dict(final=False, embed_scale=True, theta=10000.0),
+    ),
+    "DyT hardtanh, constant alpha": (
+        dict(DYT_CONSTANT, dyt_squash="hardtanh", dyt_bias=True),
+        dict(PRE, kind="dyt", squash="hardtanh", alpha=(0.7, 0.4), norm_bias=True),
+    ),
+    "DyT sigmoid, S4": (
+        dict(S4, norm="dyt", dyt_squash="sigmoid"),
+        dict(S4_NET, kind="dyt", squash="sigmoid"),
+    ),
+    "DyT identity, S5, LNS": (
+        dict(S5, **DYT_CONSTANT, dyt_squash="identity", lns="norm"),
+        dict(S5_NET, kind="dyt", squash="identity", alpha=(0.7, 0.4), lns="norm"),
+    ),
+    "no gains": (dict(S4, gain="none"), dict(S4_NET, gains="none")),
+    "no gains, bias": (dict(LAYERNORM, gain="none", lns="norm"), dict(PRE, **LAYERNORM_NET, gains="none", lns="norm")),
+    "no gains, DyT": (
+        dict(POST, norm="dyt", gain="none", dyt_bias=True),
+        dict(POST_NET, kind="dyt", gains="none", norm_bias=True),
+    ),
+    "HG": (dict(gain="branch"), dict(PRE, gains="branch")),
+    "HG, bias, LNS": (
+        dict(LAYERNORM, gain="branch", lns="norm", mlp="swiglu"),
+        dict(PRE, **LAYERNORM_NET, gains="branch", lns="norm", act="swiglu"),
+    ),
+    "HG, S5, llama": (dict(S5, **LLAMA, gain="branch"), dict(S5_NET, **LLAMA_NET, gains="branch")),
+    "HG, Mix-LN, LNS learned": (
+        dict(gain="branch", post_norm_blocks=1, lns="norm", lns_learn=True),
+        dict(PRE, gains="branch", post_blocks=1),
+    ),
+    "HG, DyT": (
+        dict(norm="dyt", dyt_bias=True, gain="branch", n_kv_head=2),
+        dict(PRE, kind="dyt", norm_bias=True, gains="branch", kv_heads=2),
+    ),
+    "DP": (dict(gain_out="scale"), dict(PRE, out="scale")),
+    "DP, llama, bias": (
+        dict(LLAMA, bias=True, gain_out="scale", qk_norm=True),
+        dict(PRE, **LLAMA_NET, linear_bias=True, out="scale", qk_norm=True),
+    ),
+    "DP, no norm": (
+        dict(NONE, gain_out="scale", gain_param="magdir"),
+        dict(final=False, out="scale", gain_kind="magdir"),
+    ),
+    "DNP": (dict(gain_out="norm"), dict(PRE, out="norm")),
+    "DNP, llama, LayerNorm, bias": (
+        dict(LLAMA, **LAYERNORM, gain_out="norm"),
+        dict(PRE, **LLAMA_NET, **LAYERNORM_NET, out="norm"),
+    ),
+    "DNP, S5 without QK": (
+        dict(S5, qk_norm=False, gain_out="norm"),
+        dict(S5_NET, qk_norm=False, out="norm"),
+    ),
+    "OR, S4": (dict(S4, gain_param="magdir"), dict(S4_NET, gain_kind="magdir")),
+    "ER, bias": (
+        dict(LAYERNORM, gain_param="expmagdir", post_norm="attn"),
+        dict(attn="pre post", mlp="pre", **LAYERNORM_NET, gain_kind="expmagdir"),
+    ),
+    "unified": (UNIFIED, dict(PRE, **UNIFIED_NET)),
+    "unified, llama, LNS": (dict(UNIFIED, **LLAMA, lns="norm"), dict(PRE, **UNIFIED_NET, **LLAMA_NET, lns="norm")),
+    "much at once": (
+        dict(LLAMA, mid_norm="both", input_norm=True, bias=True, norm_groups=2, post_norm_blocks=1)
+        | dict(lns="norm", lns_power=0.3, branch_scale="layerscale", sigma_reparam=True)
+        | dict(gain="branch", gain_out="scale", gain_param="expmagdir"),
+        dict(LLAMA_NET, attn="pre mid", mlp="pre mid", input_norm=True, linear_bias=True, groups=2, post_blocks=1)
+        | dict(lns="norm", power=0.3, branch_gain="vector", sigma=True)
+        | dict(gains="branch", out="scale", gain_kind="expmagdir"),
+    ),
+}
+ALL = LAYOUTS | SCHEMES
+each_scheme = pytest.mark.parametrize("name", ALL)
+# One or two schemes of every family, for checks that are too slow to run on all in the fast suite.
+REPRESENTATIVES = ("S5", "post-LN, bias", "dyt, S5", "no norm but qk", "llama, S5", "relu2", "LNS", "LNS branch, mid")
+REPRESENTATIVES += (
+    "Mix-LN, S5, LNS",
+    "DeepNorm",
+    "Admin",
+    "LayerScale",
+    "SkipInit, no norm",
+    "Group-LN",
+    "Fixup, llama, bias",
+)
+REPRESENTATIVES += ("sigmaReparam, HG, DP", "HG, bias, LNS", "DNP", "ER, bias", "unified", "much at once")
+
+
+def spread(names, fast) -> list:
+    """`names` as pytest parameters. Those in `fast` run in the fast suite; the others are deep."""
+    assert set(fast) <= set(names), set(fast) - set(names)
+    return [pytest.param(name, marks=() if name in fast else pytest.mark.deep) for name in names]
+
+
+def network(name, n_layer, **changes):
+    """(flags that fit this depth, Net) of a scheme."""
+    flags, net = ALL[name]
+    if "post_norm_blocks" in flags:
+        flags = dict(flags, post_norm_blocks=min(flags["post_norm_blocks"], n_layer))
+    return flags, replace(NET, blocks=n_layer, **net | changes)
+
+
+def depth_of(name) -> int:
+    """The smallest depth at which every part of the scheme acts: both kinds of blocks, and a factor other than 1."""
+    return 3 if ALL[name][0].get("post_norm_blocks", 0) > 1 else 2
+
+
+# --------------------------------------------------------------------------------------------------------- builders
+
+
+@torch.no_grad()
+def perturb(model, seed=0):
+    """Random weights away from their init: no gain is 1 and no bias 0, so that an ignored one shows."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, p in model.named_parameters():
+        noise = torch.empty(p.shape).normal_(generator=generator)
+        if name.endswith((".gain", ".magnitude", ".direction", ".alpha", ".sigma")):
+            p.copy_(1 + 0.3 * noise)
+        elif name.endswith(".bias"):
+            p.copy_(0.3 * noise)
+        else:  # a matrix keeps the size of its input; embeddings are of size 1
+            p.copy_(noise if name.startswith("w") else noise * p.shape[1] ** -0.5)
+    model.power_iteration()  # σReparam's u and v belong to these matrices
+    return model
+
+
+def build(flags, n_layer=2, dtype=torch.float64):
+    """A small model with random weights, in eval mode."""
+    return perturb(GPT(GPTConfig(**{**SIZE, "n_layer": n_layer, **flags}))).to(dtype).eval()
+
+
+def fresh(flags, n_layer=3):
+    """A small float64 model with its initial weights, but the embedding so large that eps does not matter."""
+    model = GPT(GPTConfig(**{**SIZE, "n_layer": n_layer, **flags})).double()
+    with torch.no_grad():
+        model.wte.weight.mul_(50)
+    return model
+
+
+@torch.no_grad()
+def copied(flags, weights, n_layer=3):
+    """A model with these weights; they must be complete."""
+    model = build(flags, n_layer)
+    model.load_state_dict(weights)
+    return model
+
+
+def tokens(*shape, vocab=50, seed=1):
+    """Random token ids."""
+    return torch.randint(vocab, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def batch(T=7):
+    """idx and targets (2, T); two targets are ignored."""
+    idx, targets = tokens(2, T), tokens(2, T, seed=2)
+    targets[0, 3] = targets[1, 0] = -1
+    return idx, targets
+
+
+# ------------------------------------------------------------------------------------------------------ comparisons
+
+
+def error(ours, theirs, floor=1e-9):
+    """Largest difference, relative to the largest entry of `theirs` (or to `floor`, if that is all zeros)."""
+    assert ours.shape == theirs.shape
+    return ((ours.double() - theirs.double()).abs().max() / theirs.abs().max().clamp(min=floor)).item()
+
+
+def floats(model):
+    """{name: float64 copy} of every parameter and buffer."""
+    return {name: t.detach().double().clone() for name, t in model.state_dict().items()}
+
+
+def gradients(model, *args):
+    """(loss, {parameter name: gradient}) of model(idx, targets)."""
+    model.zero_grad(set_to_none=True)
+    loss = model(*args)[1]
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def scale_matrices(flags, factors):
+    """Relative change of the logits when the matrices named in `factors` are multiplied by them in every block."""
+    model, idx = build(dict(flags, norm_eps=1e-14)), batch()[0]
+    before = model(idx)[0]
+    with torch.no_grad():
+        for block in model.blocks:
+            for name, factor in factors.items():
+                block.get_submodule(name).weight.mul_(factor)
+    return error(model(idx)[0], before)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def rule_lines(*groups) -> dict:
+    """{(function, line number): line} of every rule in these functions of layers.rules."""
+    lines_of = {}
+    for group in groups:
+        lines, first = inspect.getsourcelines(group)
+        found = {(group.__name__, number): line for number, line in enumerate(lines, first) if " yield " in line}
+        assert found, group
+        lines_of |= found
+    return lines_of
+
+
+def refusing_line(config) -> tuple:
+    """(function of layers.rules, line number) of the rule that refuses config."""
+    for group in (rules.values, rules.sizes, rules.norms, rules.scales):
+        found = group(config)
+        for wrong, _ in found:
+            if wrong:
+                return group.__name__, found.gi_frame.f_lineno
+    raise AssertionError(f"nothing refuses {config}")

@@ -1,0 +1,116 @@
+"""Optimizers for tests: settings, small models with random parameters and gradients, steps with changing LRs."""
+
+import re
+from contextlib import contextmanager
+
+import torch
+
+from model import GPT, GPTConfig
+from nanodnt.optim import OPTIMIZERS, RULES, fill_defaults
+from nanodnt.settings import TrainConfig
+from support.runs import ROOT, bits
+
+DECAYED = {"emb", "pos", "head", "qk", "vo", "ffn"}  # matrices; written out, not imported
+STEPS = 20
+
+# DNT with biases and a head of its own; and a layout with every other kind of parameter, whose k and v have fewer heads
+DNT = dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True, bias=True, tie_weights=False)
+ALL = dict(pos="rope", mlp="swiglu", n_kv_head=1, bias=True, sigma_reparam=True, branch_scale="skipinit")
+ALL |= dict(embed_scale=True, mid_norm="both", gain="branch", gain_out="norm", gain_param="magdir")
+LAYOUTS = {"dnt": DNT, "tied": dict(DNT, tie_weights=True), "all": ALL}
+
+# Every rule with every option that changes its path through the code. One that a fork adds is tested by its defaults.
+VARIANTS = {
+    "adamw": dict(optimizer="adamw"),
+    "msgdw": dict(optimizer="msgdw"),
+    "msgdw_dampening": dict(optimizer="msgdw", dampening=0.3),
+    "msgdw_nesterov": dict(optimizer="msgdw", nesterov=True),
+    "muon": dict(optimizer="muon"),
+    "muon_original": dict(optimizer="muon", muon_adjust_lr="original", nesterov=False),
+    "adam_mini": dict(optimizer="adam_mini"),
+}
+OURS = tuple(dict.fromkeys(v["optimizer"] for v in VARIANTS.values()))  # whose results tests know by hand
+VARIANTS |= {name: dict(optimizer=name) for name in OPTIMIZERS if name not in OURS}
+NAMES = list(OPTIMIZERS)
+
+
+def settings(**changes):
+    """The training settings with these changes, filled in. LR and decay suit every optimizer, and show in few steps."""
+    config = TrainConfig(**dict(learning_rate=0.01, weight_decay=0.3) | changes)
+    fill_defaults(config)
+    return config
+
+
+def tiny(**flags):
+    """A DNT, or another layout, of one block, whose parameters are all random numbers of size 1."""
+    sizes = dict(n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=31)
+    model, g = GPT(GPTConfig(**sizes | (flags or DNT))), torch.Generator().manual_seed(1)
+    for p in model.parameters():
+        p.data.normal_(generator=g)
+    return model
+
+
+def gradients(model, steps, seed=0):
+    """[{name: gradient} of each step], in float64. Those of some roles are so small that Adam's ε matters."""
+    g, small = torch.Generator().manual_seed(seed), ("gain_out", "bias", "pos", "vo")
+    scale = {name: 1e-8 if role in small else 1.0 for name, role in model.roles().items()}
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    return [{n: scale[n] * torch.randn(s, generator=g).double() for n, s in shapes.items()} for _ in range(steps)]
+
+
+def drive(model, optimizer, steps, found_inf=None):
+    """A step for each {name: gradient} of `steps`, with LRs that change. Returns {name: [the LR of each step]}."""
+    rates = {name: [] for name, _ in model.named_parameters()}
+    for t, grads in enumerate(steps):
+        for name, p in model.named_parameters():
+            p.grad = None if grads[name] is None else grads[name].to(p.dtype)
+        for i, group in enumerate(optimizer.param_groups):
+            group["lr"] = 0.01 * (1 + (t + i) % 4)
+            for name in group["param_names"]:
+                rates[name].append(group["lr"])
+        optimizer.found_inf = found_inf
+        optimizer.step()
+    return rates
+
+
+def values(model):
+    """{name: a copy of the parameter in float64}."""
+    return {name: p.detach().double().clone() for name, p in model.named_parameters()}
+
+
+def assert_parameters(model, want, tolerance):
+    for name, p in model.named_parameters():
+        message = lambda text, name=name: f"{name}: {text}"  # noqa: E731
+        torch.testing.assert_close(p.detach().double(), want[name], rtol=tolerance, atol=tolerance, msg=message)
+
+
+def everything(model, optimizer):
+    """Parameters and state, bit by bit."""
+    return bits([dict(model.named_parameters()), optimizer.state_dict()["state"]])
+
+
+def blocks_of(role, rows, head_dim):
+    """The slices along the rows that share a second moment, as in Adam-mini 1.1.0."""
+    if role == "qk":
+        return [slice(i, i + head_dim) for i in range(0, rows, head_dim)]
+    return [slice(i, i + 1) for i in range(rows)] if role in DECAYED else [slice(None)]
+
+
+def lion_source():
+    """The README's example of a new optimizer: the whole of nanodnt/optim/lion.py."""
+    (source,) = re.findall(
+        r"the whole of `nanodnt/optim/lion\.py`:\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    return source
+
+
+@contextmanager
+def registered(source):
+    """Run the source of an optimizer's file; at the end forget what it has registered."""
+    before = set(OPTIMIZERS)
+    try:
+        exec(compile(source, "nanodnt/optim/lion.py", "exec"), {})
+        yield
+    finally:
+        for name in OPTIMIZERS.keys() - before:
+            del OPTIMIZERS[name], RULES[name]

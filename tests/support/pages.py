@@ -1,0 +1,88 @@
+"""What the documentation says, as data: its pages, tables, flags and commands, and a command line's configuration."""
+
+import math
+import re
+import shlex
+from pathlib import Path
+
+from configurator import read_arguments, read_knobs
+from model import GPTConfig
+from nanodnt.analysis.settings import AnalyzeConfig
+from nanodnt.bench.settings import BenchConfig
+from nanodnt.claims.runner import ReproduceConfig
+from nanodnt.plan.planning import PlanConfig
+from nanodnt.settings import TrainConfig
+from sample import SampleConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CONFIGS = sorted(path.relative_to(ROOT) for path in (ROOT / "config").rglob("*.py"))
+FLAGS = re.compile(r"`(\w+=[^\s`]+(?: \w+=[^\s`]+)*)`")  # `a=b c=d` in backticks
+SCHEMAS = {
+    "train.py": (GPTConfig, TrainConfig),
+    "model.py": (GPTConfig, TrainConfig, PlanConfig),
+    "bench.py": (GPTConfig, TrainConfig, BenchConfig),
+    "sample.py": (SampleConfig,),
+    "analyze.py": (AnalyzeConfig,),
+    "reproduce.py": (ReproduceConfig,),
+}
+WORDS = {"--plan", "--plot", "--profile", "--compare"}  # of model.py and bench.py, without a value
+
+
+def read_values(argv: list, schemas: tuple, positional: str = "config") -> tuple:
+    """(an instance of each schema, {name: (value, where)}) of a command line; ValueError as the command itself."""
+    given = read_arguments(list(argv), read_knobs(*schemas), positional)
+    values = {name: value for name, (value, _) in given.items()}
+    return [s(**{f: values[f] for f in s.__dataclass_fields__ if f in values}) for s in schemas], given
+
+
+def load(*argv) -> list:
+    """[GPTConfig, TrainConfig] of a command line of train.py, its defaults not filled in."""
+    return read_values(argv, SCHEMAS["train.py"])[0]
+
+
+def tables(text: str):
+    """Every table of a page, as a list of rows {column's title: cell}."""
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        cells = [row.strip().strip("|").split("|") for row in block.splitlines()]
+        titles, line, *rows = [[cell.strip() for cell in row] for row in cells]
+        assert all(set(cell) <= set("-: ") for cell in line), f"no table: {titles}"
+        assert {len(row) for row in rows} == {len(titles)}, f"a row of another length under {titles}"
+        yield [dict(zip(titles, row, strict=True)) for row in rows]
+
+
+def rows_with(text: str, title: str) -> list:
+    """The rows of all tables of a page that have a column of this title."""
+    return [row for rows in tables(text) for row in rows if title in row]
+
+
+def commands(paths: list):
+    """(path, command, arguments, number of processes) of every command line of ours in these files."""
+    pattern = r"(?:^|[\s&`(])(\S*python|torchrun [^\n]*?) (\w+\.py)([^\n`'|)]*)"
+    for path in paths:
+        for launcher, command, rest in re.findall(pattern, path.read_text().replace("\\\n", " ")):
+            placeholder = re.search(r"CONFIG|RUN|…", rest)  # "python model.py CONFIG": any file
+            if command in SCHEMAS and not placeholder:
+                processes = math.prod(map(int, re.findall(r"(?:nproc_per_node|nnodes)=(\d+)", launcher)))
+                yield path, command, shlex.split(rest, comments=True), processes
+
+
+def shown_outputs(paths: list):
+    """(path, command, arguments, output) of every block that begins with `$ python COMMAND ARGUMENTS`."""
+    for path in paths:
+        pattern = r"```\n\$ python (\w+\.py) ([^\n]*)\n(.*?)```"
+        for command, arguments, output in re.findall(pattern, path.read_text(), re.DOTALL):
+            yield path, command, arguments.split(), output
+
+
+def links(text: str) -> list:
+    """(target, anchor or "") of every link and image of a page that stays in the repository."""
+    found = re.findall(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)", text)
+    return [(target, anchor) for target, anchor in found if "://" not in target]
+
+
+def anchors(text: str) -> set:
+    """The anchors of a page's headings, as GitHub makes them, and those that it sets itself."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    found = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return found | set(re.findall(r'<a (?:id|name)="([^"]+)"', text))

@@ -1,0 +1,74 @@
+"""The prepare scripts as modules, a stand-in for GPT-2's vocabulary, and what a prepared folder holds."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+from nanodnt import data, prepare
+from nanodnt.data import Tokenizer
+from support.runs import ROOT
+
+
+def load_script(name):
+    """The module data/NAME/prepare.py."""
+    spec = importlib.util.spec_from_file_location(f"prepare_{name}", ROOT / "data" / name / "prepare.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class FakeBPE:
+    """Stands in for GPT-2's BPE, whose vocabulary is a download: one token per UTF-8 byte, ids 1000 to 1255."""
+
+    def encode_ordinary(self, text):
+        return [1000 + b for b in text.encode()]
+
+    def decode(self, ids):
+        return bytes(i - 1000 for i in ids).decode()
+
+
+def use_fake_bpe(monkeypatch):
+    """Make FakeBPE the tokenizer gpt2."""
+    monkeypatch.setattr(data, "_gpt2", FakeBPE)
+    monkeypatch.setattr(prepare, "_tokenizer", prepare._tokenizer.__wrapped__)  # which keeps no tokenizer
+
+
+def note_parts(monkeypatch) -> list:
+    """A list that gets the name of every part that is written from now on."""
+    written, write_part = [], prepare._write_part
+
+    def note(path, *rest):
+        written.append(path.name)
+        write_part(path, *rest)
+
+    monkeypatch.setattr(prepare, "_write_part", note)
+    return written
+
+
+def ids_of(folder, split):
+    """The token ids in a .bin file."""
+    meta = json.loads((folder / "meta.json").read_text())
+    return np.fromfile(folder / f"{split}.bin", np.dtype(meta["dtype"]).newbyteorder("<"))
+
+
+def documents_of(folder, split):
+    """The texts in a .bin file, cut at end of text."""
+    tokenizer = Tokenizer(json.loads((folder / "meta.json").read_text()))
+    ids = ids_of(folder, split)
+    assert ids[-1] == tokenizer.eot
+    return [tokenizer.decode(part[:-1]) for part in np.split(ids, np.flatnonzero(ids == tokenizer.eot) + 1)[:-1]]
+
+
+def contents(folder):
+    """{path: bytes} of all files in a folder."""
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+def error_of(main, *argv):
+    """The line that a script ends with; it must be an error, and one line."""
+    with pytest.raises(SystemExit) as e:
+        prepare.run(lambda: main(list(argv)))
+    assert isinstance(e.value.code, str) and e.value.code.startswith("error: ") and "\n" not in e.value.code
+    return e.value.code

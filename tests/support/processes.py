@@ -1,0 +1,188 @@
+"""Runs on several processes for tests: forked from one that has imported torch, they talk over gloo.
+
+`processes` starts them, `play` is train.py on one of them, `left` reads what each has left. `torchrun` is the launcher.
+"""
+
+import io
+import multiprocessing
+import os
+import signal
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from functools import partial
+from itertools import count
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.tensor import DTensor
+
+from layers.sharding import local_shard
+from support.runs import column, run
+
+FORKSERVER = multiprocessing.get_context("forkserver")
+# Imported once, before the fork: every process would otherwise take longer for this than for its part of a test.
+PRELOAD = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "pytest", "train"]
+FORKSERVER.set_forkserver_preload(PRELOAD)
+
+
+def torchrun(processes: int) -> tuple:
+    """The launcher for `support.runs.start`."""
+    return "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"
+
+
+def processes(world: int, function, *args) -> None:
+    """function(rank, world, *args) on each of `world` processes; what one of them raises is raised here."""
+    mp.start_processes(function, (world, *args), nprocs=world, start_method="forkserver")
+
+
+def meeting(rank: int, world: int, path) -> dict:
+    """Arguments of init_process_group: the processes find each other in a file, a new one each time. (A port might
+    still be taken when the next run begins.)"""
+    return dict(init_method=f"file://{path}.meeting", rank=rank, world_size=world)
+
+
+# --------------------------------------------------------------------------------------------------------- the same run
+
+TOLERANCES = dict(train_loss=2e-5, val_loss=2e-5, grad_norm=2e-4, lr=0, tokens=0, skipped_steps=0)
+
+
+def assert_same_values(got, expected, **tolerances) -> None:
+    """metrics.jsonl of two run directories is the same, to rounding. `tolerances`: other than TOLERANCES."""
+    for name, rel in (TOLERANCES | tolerances).items():
+        assert column(got, name) == pytest.approx(column(expected, name), rel=rel, abs=0), name
+
+
+def assert_close(got: dict, expected: dict, rel: float, start: dict | None = None) -> None:
+    """The difference is small next to the tensor, or next to its distance from where it started."""
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        scale = (tensor - start[name] if start else tensor).norm()
+        assert (got[name] - tensor).norm() <= rel * scale, (name, (got[name] - tensor).norm() / scale)
+
+
+# ------------------------------------------------------------------------------------------------------- one process
+
+RUN = dict(batch_size=12, block_size=16, max_iters=20, lr_decay_iters=20, eval_interval=20, eval_tokens=15 * 16)
+RUN |= dict(timeout_s=60)
+SPOILT = "blocks.1.mlp.f.up.weight"  # the parameter in whose gradient `Watch` puts a NaN
+turn = count()  # of the runs of this process: all processes make the same
+
+
+def shards(params) -> dict:
+    """A copy of what this process has of each parameter."""
+    return {name: local_shard(p.detach()).clone() for name, p in params}
+
+
+class Watch:
+    """A run's model and optimizer as one process sees them. `spoils(step)`: whether to make the last entry of its part
+    of a gradient NaN in that step, from 1, after DDP has averaged. `stop_in`: the step after which the process sends
+    itself SIGTERM."""
+
+    def __init__(self, patch, spoils, stop_in: int):
+        import nanodnt.start
+        import train
+
+        self.spoils, self.stop_in, self.step, self.seen = spoils, stop_in, 0, {"frozen": [], "gain": set()}
+        self.make, self.norm = train.make_optimizer, torch.nn.utils.get_total_norm
+        self.shard = nanodnt.start.shard_model
+        patch.setattr(train, "make_optimizer", self.make_optimizer)
+        patch.setattr(torch.nn.utils, "get_total_norm", self.get_total_norm)
+        patch.setattr(nanodnt.start, "shard_model", self.shard_model)
+
+    def shard_model(self, model, *args):
+        self.seen["meta"] = [p.is_meta for p in model.parameters()]
+        self.shard(model, *args)
+        self.seen["meta"] += [p.is_meta for p in model.parameters()]
+
+    def make_optimizer(self, model, config):
+        """The optimizer of the run; notes where the run starts."""
+        self.model, self.optimizer = model, self.make(model, config)
+        self.seen["start"] = shards(model.named_parameters())
+        self.seen["bytes"] = {name: local_shard(p).untyped_storage().nbytes() for name, p in model.named_parameters()}
+        self.seen["sharded"] = {name for name, p in model.named_parameters() if isinstance(p, DTensor)}
+        self.seen["state_sizes"] = [t.numel() for t in self.state()]
+        self.optimizer.register_step_pre_hook(self.before)
+        self.optimizer.register_step_post_hook(self.after)
+        if model.final_norm.gain is not None:
+            model.final_norm.register_forward_pre_hook(lambda slot, x: self.seen["gain"].add(slot.gain.dtype))
+        return self.optimizer
+
+    def get_total_norm(self, grads):
+        self.step += 1
+        named = dict(self.model.named_parameters())
+        if self.spoils(self.step):
+            local_shard(named[SPOILT].grad).view(-1)[-1] = torch.nan
+        self.seen["grads"] = {name: (p.dtype, p.grad.dtype) for name, p in named.items()}
+        return self.norm(grads)
+
+    def before(self, *_):
+        self.old = [*shards(self.model.named_parameters()).values(), *map(torch.clone, self.state())]
+
+    def after(self, *_):
+        new = [*shards(self.model.named_parameters()).values(), *self.state()]
+        if all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(self.old, new, strict=True)):
+            self.seen["frozen"].append(self.step)
+        if self.step == self.stop_in:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def state(self) -> list:
+        return [local_shard(t) for state in self.optimizer.state.values() for t in state.values()]
+
+
+def play(
+    rank,
+    world,
+    out,
+    spoils=lambda step: False,
+    stop_in=0,
+    torchrun=None,
+    patches=(),
+    within=None,
+    meet=None,
+    last=False,
+    **config,
+) -> None:
+    """train.py with the flags of RUN and `config` on this process, one of `world`. Leaves exit code, output, and what
+    `Watch` saw in a file next to `out`.
+
+    spoils     see `Watch`
+    stop_in    the step after which the last process sends itself SIGTERM
+    torchrun   whether to set torchrun's environment variables; None: for more than one process
+    patches    arguments of setattr
+    within     a context manager for the run
+    meet       a path for the file where the processes meet, if not next to `out`
+    last       whether this process makes no further run: then an error may leave the process group as it is
+    """
+    torch.set_num_threads(1)
+    output, torchrun = io.StringIO(), world > 1 if torchrun is None else torchrun
+    with within or nullcontext(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.draw_loss", lambda *_: None)
+        for args in patches:
+            patch.setattr(*args)
+        watch = Watch(patch, spoils, stop_in if rank == world - 1 else 0)
+        if torchrun:
+            for name, value in dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, MASTER_ADDR="file").items():
+                patch.setenv(name, str(value))
+            where = meeting(rank, world, f"{meet or out}.{world}.{next(turn)}")
+            patch.setattr(dist, "init_process_group", partial(dist.init_process_group, **where))
+        with redirect_stdout(output), redirect_stderr(output):
+            code = run(out_dir=out, **RUN | config)
+    if dist.is_initialized() and not last:  # after an error
+        dist.destroy_process_group()
+    found = dict(watch.seen, code=code, output=output.getvalue())
+    if "start" in found:
+        found["end"] = shards(watch.model.named_parameters())
+    torch.save(found, f"{out}.rank{rank}")
+
+
+def left(out, world: int, code: int = 0) -> list:
+    """What each process left of a run that was to end with this exit code."""
+    found = [torch.load(f"{out}.rank{rank}", weights_only=False) for rank in range(world)]
+    assert [f["code"] for f in found] == [code] * world, found[0]["output"][-3000:]
+    return found
+
+
+def join_rows(parts: list) -> dict:
+    """Full parameters from the rows that each process has, in the order of the processes."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

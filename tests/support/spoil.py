@@ -1,0 +1,219 @@
+"""Ways to spoil a World (see support.hostile): its dataset, its checkpoints, the machine.
+
+Most functions here return a function that is called with the World before the program starts."""
+
+import errno
+import hashlib
+import json
+import os
+import resource
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nanodnt import data, engine
+from support import runs
+from support.hostile import CHECKPOINTS
+
+
+def write(name, content):
+    """Write a file: text, bytes, or None for a folder."""
+
+    def spoil(w):
+        path = Path(name.format(tmp=w.tmp, run=w.run, data=w.data))
+        if path.is_file():
+            path.unlink()  # checkpoints are hard links of one another
+        if content is None:
+            path.mkdir()
+        else:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return spoil
+
+
+def meta(change):
+    """Change meta.json: `change` gets its content."""
+
+    def spoil(w):
+        content = json.loads((w.data / "meta.json").read_text())
+        change(content)
+        (w.data / "meta.json").write_text(json.dumps(content))
+
+    return spoil
+
+
+def put(*path_and_value):
+    """put("a", "b", 1) → a change that sets x["a"]["b"] = 1."""
+    *path, last, value = path_and_value
+
+    def change(x):
+        for key in path:
+            x = x[key]
+        x[last] = value
+
+    return change
+
+
+def drop(key):
+    return lambda x: x.pop(key)
+
+
+def token(split, value):
+    """Set every eighth token of a split to `value`, with a hash that fits."""
+
+    def spoil(w):
+        ids = np.fromfile(w.data / f"{split}.bin", "<u2")
+        ids[::8] = value
+        ids.tofile(w.data / f"{split}.bin")
+        meta(put("splits", split, "sha256", hashlib.sha256(ids.tobytes()).hexdigest()))(w)
+
+    return spoil
+
+
+def checkpoint(change, names=CHECKPOINTS):
+    """Change checkpoints: `change` gets the content."""
+
+    def spoil(w):
+        for name in names:
+            content = runs.load(w.run / name)
+            (w.run / name).unlink()
+            change(content)
+            torch.save(content, w.run / name)
+
+    return spoil
+
+
+def all_checkpoints(content):
+    return lambda w: [write(f"{{run}}/{name}", content)(w) for name in CHECKPOINTS]
+
+
+def saved(content):
+    """Checkpoints that hold something else, saved by torch."""
+    return lambda w: [torch.save(content, w.run / name) for name in CHECKPOINTS]
+
+
+def cut(*names):
+    """Truncate files of the run to half of their size."""
+
+    def spoil(w):
+        for name in names:
+            raw = (w.run / name).read_bytes()
+            write(f"{{run}}/{name}", raw[: len(raw) // 2])(w)
+
+    return spoil
+
+
+class Evil:
+    """Unpickled without care, it makes a folder."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def evil(save):
+    def spoil(w):
+        for name in CHECKPOINTS:
+            with open(w.run / name, "wb") as f:
+                save(Evil(w.tmp / "pwned"), f)
+
+    return spoil
+
+
+def environ(**values):
+    return lambda w: [w.patch.setenv(name, value) for name, value in values.items()]
+
+
+def missing_package(name):
+    return lambda w: w.patch.setitem(sys.modules, name, None)
+
+
+def during(action, step=4):
+    """Do `action` when the run (resumed at step 3) comes to `step`."""
+
+    def spoil(w):
+        real, done = engine.lr_at, []
+
+        def lr_at(i, *args):
+            if i == step and not done:  # it is called for every group
+                done.append(action(w))
+            return real(i, *args)
+
+        w.patch.setattr(engine, "lr_at", lr_at)
+
+    return spoil
+
+
+def truncate(split):
+    return lambda w: os.truncate(w.data / f"{split}.bin", 10)
+
+
+def unreadable(w):
+    def read(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    w.patch.setattr(data.Dataset, "_read", read)
+
+
+def full_disk(larger_than=-1):
+    """No room for files above this size, which shows at fsync as it does on a network file system."""
+
+    def spoil(w):
+        real = os.fsync
+
+        def fsync(fd):
+            if os.fstat(fd).st_size > larger_than:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(fd)
+
+        w.patch.setattr(os, "fsync", fsync)
+        w.patch.setattr(time, "sleep", lambda s: None)  # before the second attempt
+
+    return spoil
+
+
+def file_size_limit(w):
+    """The kernel itself refuses to write more than 10 kB to a file; a checkpoint has more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    w.later.callback(resource.setrlimit, resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    w.patch.setattr(time, "sleep", lambda s: None)
+
+
+def no_links_and_full(w):
+    def refuse(code):
+        def call(*_):
+            raise OSError(code, os.strerror(code))
+
+        return call
+
+    w.patch.setattr(os, "link", refuse(errno.EPERM))  # as FAT and some network file systems do
+    for name in ("copyfile", "copyfileobj", "copy", "copy2"):
+        w.patch.setattr(shutil, name, refuse(errno.ENOSPC))
+
+
+def little_space(w):
+    w.patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000))
+
+
+def broken_compiler(w):
+    def broken(model, **_):
+        def call(*_):
+            raise RuntimeError("no compiler\nand more lines")
+
+        return call
+
+    w.patch.setattr(torch, "compile", broken)
+
+
+def named_dataset(w):
+    """data/corpus, with its prepare.py, but not prepared."""
+    (w.tmp / "corpus").mkdir()
+    (w.tmp / "corpus" / "prepare.py").touch()
+    w.patch.setattr(data, "DATA", w.tmp)

@@ -1,0 +1,72 @@
+"""Activation checkpointing: no bit of the result changes, and only the stream between blocks is kept."""
+
+import pytest
+import torch
+
+import model as model_module
+from nanodnt.generate import KVCache, generate
+from support.models import LLAMA, S5, batch, build, error, gradients, tokens
+from support.operators import saved_for_backward
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def with_and_without(model, f) -> tuple:
+    """f() with and without checkpointed blocks, with the same random numbers."""
+    results = []
+    for model.checkpointing in (True, False):
+        torch.manual_seed(11)
+        results.append(f())
+    return results
+
+
+@pytest.mark.parametrize(
+    "flags", (dict(), LLAMA, dict(S5, dropout=0.3), dict(LLAMA, dropout=0.3, sigma_reparam=True)), ids=str
+)
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
+def test_checkpointing_changes_no_bit(flags, dtype):
+    model, (idx, targets) = build(flags, dtype=torch.float32).train().set_compute_dtype(dtype), batch()
+    ours, plain = with_and_without(model, lambda: gradients(model, idx, targets))
+    assert torch.equal(ours[0], plain[0])
+    assert [name for name, grad in ours[1].items() if not torch.equal(grad, plain[1][name])] == []
+    sizes = with_and_without(model, lambda: saved_for_backward(lambda: model(idx, targets)))
+    assert 2 * sum(sizes[0]) < sum(sizes[1]) and len(sizes[0]) < len(sizes[1])
+
+
+def test_checkpointing_keeps_one_stream_a_block():
+    idx, targets = batch()
+    kept = []
+    for layers in (2, 5):
+        model = build(dict(), n_layer=layers)
+        model.checkpointing = True
+        kept.append(sum(saved_for_backward(lambda model=model: model(idx, targets))))
+    assert kept[1] - kept[0] == 3 * 2 * 7 * 16
+
+
+def test_checkpointing_has_no_effect_without_gradients(monkeypatch):
+    model, (idx, targets) = build(LLAMA), batch()
+    evaluated = with_and_without(model, lambda: model(idx, targets)[1].detach())  # in eval mode, with gradients on
+    assert torch.equal(*evaluated)
+
+    def forbidden(*args, **kwargs):
+        raise AssertionError("checkpointed without need")
+
+    monkeypatch.setattr(model_module, "checkpoint", forbidden)
+    with torch.no_grad():
+        assert torch.equal(*with_and_without(model, lambda: model(idx, targets)[1]))
+        assert torch.equal(*with_and_without(model, lambda: model.train()(idx)[0]))
+    assert torch.equal(*with_and_without(model, lambda: generate(model.eval(), idx, 6, temperature=0)))
+
+
+def test_checkpointing_leaves_the_cache_alone():
+    """Even if gradients are on."""
+    model, idx = build(LLAMA), tokens(2, 7)
+
+    def by_steps():
+        cache = [KVCache() for _ in model.blocks]
+        logits = [model(part, cache=cache)[0] for part in (idx[:, :4], idx[:, 4:5], idx[:, 5:6])]
+        return torch.cat(logits, 1).detach()
+
+    ours, plain = with_and_without(model, by_steps)
+    assert error(plain, model(idx)[0][:, :6]) < 1e-11
+    assert error(ours, plain) < 1e-11

@@ -1,0 +1,162 @@
+"""torch.compile: one graph without a break, the same loss and gradients as without it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from layers.ops import gelu, tanh
+from model import GPT, GPTConfig
+from nanodnt.optim import fill_defaults, make_optimizer
+from nanodnt.settings import TrainConfig
+from support.models import LAYOUTS, LLAMA, POST, S4, S5, SIZE, UNIFIED, batch, build, error, gradients, spread
+from support.operators import IGNORED, assert_same_gradients, batch_ignoring, fresh_compiler, standing_for
+
+
+@pytest.mark.parametrize("backend", ("eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.deep)))
+@fresh_compiler()
+def test_compiled_activations_are_the_same_functions(backend):
+    """Against float64, in value and gradient, relative to the larger of 1 and the value.
+
+    Compiled tanh is a difference of numbers near 1: its error may be 2e-7, whatever the size of x, so 2e-7/|x| of a
+    small tanh x."""
+    powers = 10.0 ** torch.arange(-10, 12.5, 0.5)
+    x = torch.cat((torch.linspace(-30, 30, 6001), powers, -powers, torch.zeros(1)))
+
+    def both(x, gelu=gelu, tanh=tanh):
+        return gelu(x), tanh(x)
+
+    def torchs(x):
+        return both(x, lambda x: F.gelu(x, approximate="tanh"), torch.tanh)
+
+    def values(f, x):
+        x, found = x.clone().requires_grad_(), []
+        for i in range(2):
+            y = f(x)[i]
+            found += [y.detach().double(), torch.autograd.grad(y.sum(), x)[0].double()]
+        return found
+
+    exact = values(torchs, x.double())
+    ours = values(torch.compile(both, backend=backend, fullgraph=True, dynamic=False), x)
+    for y, wanted, bound in zip(ours, exact, (5e-7, 4e-6, 3e-7, 6e-7), strict=True):
+        assert y.isfinite().all()
+        assert ((y - wanted).abs() / wanted.abs().clamp(min=1)).max() < bound, backend
+    y, _, z, _ = ours
+    for end, gelu_end, tanh_end in ((x >= 15, x.double(), 1.0), (x <= -15, torch.zeros(()), -1.0)):
+        assert (y == gelu_end)[end].all() and (z == tanh_end)[end].all()
+    small = (x.abs() < 0.1) & (x != 0)
+    assert ((y - exact[0]).abs() / exact[0].abs())[small].max() < 3e-7
+    assert ((z - exact[2]).abs() * x.abs() / exact[2].abs())[small].max() < 2e-7
+    for y, wanted in zip(values(both, x), values(torchs, x), strict=True):
+        assert torch.equal(y, wanted)  # not compiled: torch's own
+
+
+@fresh_compiler()
+def test_compiled_gelu_of_bf16_is_rounded_once():
+    x = torch.linspace(-8, 8, 4001).bfloat16()
+    y = torch.compile(gelu, backend="aot_eager", fullgraph=True)(x)
+    assert y.dtype == torch.bfloat16
+    assert error(y, F.gelu(x.double(), approximate="tanh")) < 2**-9
+
+
+COMPILED = {
+    "Pre-LN": dict(norm="layernorm", bias=True),
+    "DNT": dict(S5, pos="rope"),
+    "LNS": dict(LLAMA, lns="norm"),
+    "DyT": dict(norm="dyt", sigma_reparam=True),
+    "unified": UNIFIED,
+}
+
+
+def filled(**settings) -> TrainConfig:
+    config = TrainConfig(**settings)
+    fill_defaults(config)
+    return config
+
+
+def assert_compiled_is_eager(model, backend, tolerance, steps=3):
+    """Loss and gradients, with other ignored targets each time, of one graph that is compiled once, whatever weights
+    and learning rate."""
+    torch._dynamo.utils.counters.clear()
+    compiled = standing_for(model, torch.compile(model, backend=backend, fullgraph=True, dynamic=False))
+    optimizer = make_optimizer(model, filled())
+    for step, positions in zip(range(steps), IGNORED.values(), strict=False):
+        idx, targets = batch_ignoring(positions)
+        assert_same_gradients(gradients(compiled, idx, targets), gradients(model, idx, targets), tolerance)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 / (1 + step)
+        optimizer.step()
+        model.power_iteration()
+    nothing = torch.full((2, 7), -1)
+    loss, grads = gradients(compiled, idx, nothing)
+    assert loss == 0 and not any(grad.count_nonzero() for grad in grads.values())
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.parametrize("name", spread(COMPILED, fast=("unified",)))
+@fresh_compiler()
+def test_the_compiled_model_is_one_graph_and_the_same(name):
+    model = build(COMPILED[name], n_layer=1).train()
+    model.loss_chunks = 2
+    assert_compiled_is_eager(model, "aot_eager", 1e-10)
+
+
+@fresh_compiler()
+def test_the_compiled_checkpointed_model_is_the_same():
+    model = build(LLAMA).train()
+    model.checkpointing = True
+    assert_compiled_is_eager(model, "aot_eager", 1e-10, steps=2)
+
+
+@pytest.mark.deep  # the fast suite has tests/runs/test_compiled_runs.py: a whole run, compiled by inductor
+@pytest.mark.parametrize("dtype, tolerance", ((None, 5e-6), (torch.bfloat16, 0.01)), ids=str)
+@fresh_compiler()
+def test_the_model_that_inductor_compiles_is_the_same(dtype, tolerance):
+    """A fused loss that goes wrong when compiled has been seen with ignored targets."""
+    flags = dict(n_layer=1, mlp="gelu", **S4) if dtype is None else dict(n_layer=1, norm="dyt", tie_weights=False)
+    model = GPT(GPTConfig(**SIZE | flags)).set_compute_dtype(dtype)
+    model.loss_chunks = 2
+    assert_compiled_is_eager(model, "inductor", tolerance)
+
+
+INDUCED = {
+    "LNS, Mix-LN": dict(lns="norm", post_norm_blocks=1, n_layer=2),
+    "unified": dict(UNIFIED, mlp="swiglu"),
+    "DyT": dict(norm="dyt", embed_scale=True),
+    "DeepNorm": dict(POST, deepnorm=True),
+    "sigmaReparam": dict(sigma_reparam=True),
+}
+
+
+@pytest.mark.deep
+def test_inductor_compiles_the_same_function():
+    """Five schemes in one compilation, which is slow. All that depends on the scheme is in the trace, which
+    test_layout_properties compares for each."""
+    models = [build(dict(n_layer=1) | flags, dtype=torch.float32) for flags in INDUCED.values()]
+    idx, targets = batch()
+    eager = [gradients(model, idx, targets) for model in models]
+    torch._dynamo.reset()
+    for model in models:
+        model.zero_grad(set_to_none=True)
+    losses = torch.compile(lambda: [model(idx, targets)[1] for model in models], fullgraph=True)()
+    sum(losses).backward()
+    for model, name, compiled, (loss, grads) in zip(models, INDUCED, losses, eager, strict=True):
+        assert error(compiled, loss) < 1e-5, name
+        for key, p in model.named_parameters():
+            assert error(p.grad, grads[key], floor=1e-3) < 1e-4, (name, key)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "name", ("S1", "S5", "pre-LN, bias", "post-LN", "sandwich", "dyt, S5", "no norm but qk", "llama, S5")
+)
+def test_compiles_without_a_graph_break_to_the_same_function(name):
+    model, (idx, targets) = build(LAYOUTS[name][0], n_layer=1), batch()
+    loss, grads = gradients(model, idx, targets)
+    torch._dynamo.reset()
+    model.zero_grad(set_to_none=True)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(idx, targets)[1]
+    compiled.backward()
+    assert error(compiled, loss) < 1e-12
+    for name, p in model.named_parameters():
+        assert error(p.grad, grads[name], floor=1e-5) < 1e-9, name

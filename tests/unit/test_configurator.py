@@ -1,0 +1,432 @@
+"""configurator.py: which flags it accepts, which it refuses and in which words; --help and the description of a run."""
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from configurator import RENAMED, configure, describe, read_knobs, undocumented
+from support.schemas import Model, Train, load, refused, write_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """Writes a config file into the working directory, which is empty; returns its name."""
+    monkeypatch.chdir(tmp_path)
+    return write_config
+
+
+# ---------------------------------------------------------------------------------------------------- accepted values
+
+
+@pytest.mark.parametrize(
+    "flag, expected",
+    [
+        ("n_layer=3", 3),
+        ("n_layer=-3", -3),
+        ("n_layer=1e2", 100),
+        ("n_layer=4.0", 4),
+        ("n_layer=1", 1),
+        ("seed=9007199254740993", 9007199254740993),  # 2**53 + 1: no detour through float
+        ("seed=9223372036854775807", 2**63 - 1),
+        ("dropout=1", 1.0),
+        ("dropout=.5", 0.5),
+        ("learning_rate=6e-4", 6e-4),
+        ("learning_rate=0", 0.0),
+        ("learning_rate=None", None),
+        ("learning_rate=none", None),
+        ("lr_decay_iters=5e3", 5000),
+        ("lr_decay_iters=None", None),
+        *[(f"bias={text}", True) for text in ("True", "true", "1")],
+        *[(f"bias={text}", False) for text in ("False", "false", "0")],
+        ("norm=none", "none"),
+        ("norm=rmsnorm", "rmsnorm"),
+        ("compile=auto", "auto"),
+        ("compile=1", True),
+        ("compile=false", False),
+        ("level=2", 2),
+        ("either=none", "none"),
+        ("either=None", None),
+        ("either=2", 2.0),
+        ("out_dir=a b=c/'d'", "a b=c/'d'"),
+        ("out_dir=1", "1"),
+        ("out_dir=none", "none"),
+        ("out_dir=True", "True"),
+        ("start=", ""),
+        ("note=", ""),
+        ("note=none", None),
+        ("note=1", "1"),
+        ("start=--help me", "--help me"),
+    ],
+)
+def test_flag_values(flag, expected):
+    name = flag.partition("=")[0]
+    values, where = load("--" + flag)
+    assert values[name] == expected and type(values[name]) is type(expected)
+    assert where == {name: (expected, "command line")}
+
+
+def test_precedence(config):
+    """Files from left to right; a flag wins over every file, wherever it stands."""
+    a, b = config("n_layer = 1\nn_head = 1\nseed = 1\n", "a.py"), config("\nn_head = 2\nseed = 2", "b.py")
+    expected = {"n_layer": (1, "a.py:1"), "n_head": (2, "b.py:2"), "seed": (3, "command line")}
+    for argv in (["--seed=3", a, b], [a, "--seed=3", b], [a, b, "--seed=3"]):
+        values, where = load(*argv)
+        assert where == expected
+        assert {name: values[name] for name in expected} == {name: value for name, (value, _) in expected.items()}
+    assert load(b, a)[1]["n_head"] == (1, "a.py:2")
+    assert load("--n_layer=12")[1] == {"n_layer": (12, "command line")}  # given, though it is the default
+
+
+def test_argv_of_the_process(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--n_layer=3"])
+    (model, train), _ = configure(Model, Train)
+    assert model == Model(n_layer=3) and train == Train()
+
+
+# ----------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--n_layr=3"], "unknown flag --n_layr (did you mean --n_layer?)"),
+        (["--n-layer=3"], "unknown flag --n-layer (did you mean --n_layer?)"),
+        (["--N_LAYER=3"], "unknown flag --N_LAYER (did you mean --n_layer?)"),
+        (["--zzz=3"], "unknown flag --zzz (--help lists them all)"),
+        (["--zzz"], "unknown flag --zzz (--help lists them all)"),
+        (["--"], "unknown flag -- (--help lists them all)"),
+        (["--size=3"], "unknown flag --size (--help lists them all)"),
+        (["--decay_lr=False"], "unknown flag --decay_lr (set schedule=constant)"),
+        (["--n_layer", "3"], "--n_layer has no value: write --n_layer=VALUE (int)"),
+        (["--compile"], "--compile has no value: write --compile=VALUE (auto | True | False)"),
+        (["-n_layer=3"], "-n_layer=3: write --n_layer=3"),
+        (["---n_layer=3"], "---n_layer=3: write --n_layer=3"),
+        (["n_layer=3"], "n_layer=3: write --n_layer=3"),
+        (["-v"], "-v: write --v=VALUE"),
+        (["--seed=1", "--seed=1"], "--seed is given twice, as '1' and '1': keep one"),
+        (["--n_layer=abc"], "command line: --n_layer cannot be 'abc': it takes int"),
+        (["--n_layer=1.5"], "command line: --n_layer cannot be '1.5': it takes int"),
+        (["--n_layer="], "command line: --n_layer cannot be '': it takes int"),
+        (["--n_layer=True"], "command line: --n_layer cannot be 'True': it takes int"),
+        (["--n_layer=None"], "command line: --n_layer cannot be 'None': it takes int"),
+        (["--n_layer=2**3"], "command line: --n_layer cannot be '2**3': it takes int"),
+        (["--n_layer=inf"], "command line: --n_layer cannot be 'inf': it takes int"),
+        (["--n_layer=1e19"], "command line: --n_layer cannot be '1e19': it takes int"),
+        (["--seed=9223372036854775808"], "command line: --seed cannot be '9223372036854775808': it takes int"),
+        (["--dropout=nan"], "command line: --dropout cannot be 'nan': it takes float"),
+        (["--dropout=-inf"], "command line: --dropout cannot be '-inf': it takes float"),
+        (["--dropout=1e999"], "command line: --dropout cannot be '1e999': it takes float"),
+        (["--dropout=" + "9" * 309], f"command line: --dropout cannot be '{'9' * 309}': it takes float"),
+        (["--dropout="], "command line: --dropout cannot be '': it takes float"),
+        (["--dropout=false"], "command line: --dropout cannot be 'false': it takes float"),
+        (["--learning_rate=fast"], "command line: --learning_rate cannot be 'fast': it takes float | None"),
+        (["--learning_rate="], "command line: --learning_rate cannot be '': it takes float | None"),
+        (["--bias=no"], "command line: --bias cannot be 'no': it takes True | False"),
+        (["--bias=TRUE"], "command line: --bias cannot be 'TRUE': it takes True | False"),
+        (["--bias=1.0"], "command line: --bias cannot be '1.0': it takes True | False"),
+        (["--bias="], "command line: --bias cannot be '': it takes True | False"),
+        (["--norm=RMSNorm"], "command line: --norm cannot be 'RMSNorm': it takes rmsnorm | none"),
+        (["--norm=None"], "command line: --norm cannot be 'None': it takes rmsnorm | none"),
+        (["--compile=maybe"], "command line: --compile cannot be 'maybe': it takes auto | True | False"),
+        (["--level=3"], "command line: --level cannot be '3': it takes 1 | 2"),
+        (["missing.py"], "cannot read config file 'missing.py': No such file or directory"),
+        ([""], "cannot read config file '': No such file or directory"),
+        (["."], "cannot read config file '.': Is a directory"),
+        (["--no\nsuch=1"], "unknown flag --no such (--help lists them all)"),  # one line, whatever was typed
+        (["--n\x1b[31m=1"], "unknown flag --n [31m (--help lists them all)"),
+        (["--n_layer=\r\u2028"], r"command line: --n_layer cannot be '\r\u2028': it takes int"),
+    ],
+    ids=lambda x: str(x)[:40],
+)
+def test_refused_command_lines(capsys, config, argv, message):
+    assert refused(capsys, *argv) == message
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_names_of_nanogpt(capsys, config, name):
+    """Each says what to do instead, on the command line and in a file; a schema that has the name simply has it."""
+    assert refused(capsys, f"--{name}=1") == f"unknown flag --{name} ({RENAMED[name]})"
+    assert refused(capsys, config(f"\n{name} = 1")) == f"c.py:2: unknown key {name} ({RENAMED[name]})"
+    schema = dataclass(type("Own", (), {"__annotations__": {name: "int"}, name: 0, "__module__": __name__}))
+    assert configure(schema, argv=[f"--{name}=1"])[1] == {name: (1, "command line")}
+
+
+def test_value_error_of_a_dataclass(capsys):
+    """Contradictory knobs, found by the dataclass itself, are refused in the same way."""
+
+    @dataclass
+    class Checked:
+        n_embd: int = 8  # width
+
+        def __post_init__(self):
+            if self.n_embd % 2:
+                raise ValueError(f"n_embd={self.n_embd} must be even:\nuse 8")
+
+    assert configure(Checked, argv=["--n_embd=6"])[0] == [Checked(6)]
+    with pytest.raises(SystemExit) as stop:
+        configure(Checked, argv=["--n_embd=7"])
+    assert stop.value.code == 2 and capsys.readouterr().err == "error: n_embd=7 must be even: use 8\n"
+
+
+# ---------------------------------------------------------------------------------------- schemas and other arguments
+
+
+def test_positionals_of_a_tool():
+    (model,), where = configure(Model, argv=["out/b", "--n_layer=3", "out/a"], positional="run")
+    assert model.n_layer == 3
+    assert where == {"run": (["out/b", "out/a"], "command line"), "n_layer": (3, "command line")}
+    assert describe(model, given=where).endswith("\ncommand line sets n_layer")
+    assert configure(Model, argv=[], positional="run")[1] == {"run": ([], "command line")}
+    with pytest.raises(ValueError, match="positional='n_layer'"):
+        configure(Model, argv=[], positional="n_layer")
+
+
+def test_fields_that_are_no_knobs():
+    @dataclass
+    class Derived:
+        n_layer: int = 2  # blocks
+        half: int = field(init=False, default=0)  # computed
+
+        def __post_init__(self):
+            self.half = self.n_layer // 2
+
+    (x,), _ = configure(Derived, argv=["--n_layer=8"])
+    assert (x.n_layer, x.half) == (8, 4)
+    with pytest.raises(SystemExit):
+        configure(Derived, argv=["--half=1"])
+
+
+@dataclass
+class Clash:
+    seed: int = 0  # in Train as well
+
+
+@dataclass
+class ListField:
+    sizes: list[int] = field(default_factory=list)  # no flag can say it
+
+
+@dataclass
+class Required:
+    path: str  # has no default
+
+
+@dataclass
+class WrongDefault:
+    rate: float = None  # should be float | None
+
+
+@dataclass
+class WrongChoice:
+    norm: Literal["a", "b"] = "c"  # not among them
+
+
+@pytest.mark.parametrize(
+    "schemas, message",
+    [
+        ((Train, Clash), "Clash.seed: another schema"),
+        ((Train, Train), "Train.learning_rate: another schema"),
+        ((ListField,), r"a knob cannot be list\[int\]"),
+        ((Required,), "default of Required.path"),
+        ((WrongDefault,), "default of WrongDefault.rate cannot be None: it takes float"),
+        ((WrongChoice,), "default of WrongChoice.norm cannot be 'c': it takes a | b"),
+    ],
+)
+def test_errors_of_the_programmer_are_raised(schemas, message):
+    with pytest.raises(ValueError, match=message):
+        configure(*schemas, argv=[])
+
+
+# ------------------------------------------------------------------------------------------------- help and description
+
+
+def test_comments_and_sections():
+    knobs = read_knobs(Model, Train)
+    assert list(knobs) == [*vars(Model()), *vars(Train())]
+    sections = {}
+    for name, knob in knobs.items():
+        sections.setdefault(knob.section, []).append(name)
+    assert sections == {
+        "size": ["n_layer", "n_head"],
+        "parts": ["dropout", "bias", "norm"],
+        "optimizer": ["learning_rate", "seed", "lr_decay_iters"],
+        "output": ["out_dir", "start", "note", "compile", "level", "either"],
+    }
+    continued = 'peak LR; None = the optimizer\'s default and this line continues it; a "#" stays: C#'
+    assert knobs["learning_rate"].help == continued
+    assert knobs["seed"].help == "of everything"
+    assert knobs["out_dir"].help == "run directory # with a second hash"
+    assert knobs["norm"].help == "function in a norm slot"  # without the method's comments below it
+
+
+# fmt: off
+@dataclass
+class Bare:
+    """No sections."""
+
+    with_text: int = 1  # it has one
+    without: str = "# this is no comment"
+    empty: int = 1  #
+    long: Literal["a", "b"] = (  # in brackets
+        "a"
+    )  # and after them
+    dedented: int = 1  # first
+                       # second
+    # third
+    last: int = 1
+# fmt: on
+
+
+def test_undocumented():
+    assert undocumented(Bare) == ["without", "empty", "last"]
+    knobs = read_knobs(Bare)
+    assert {knob.section for knob in knobs.values()} == {"Bare"}
+    assert knobs["long"].help == "in brackets and after them" and knobs["dedented"].help == "first second third"
+
+
+def test_schema_without_source(capsys):
+    """Typed at a prompt, say: everything works but the comments."""
+    space = {"__name__": __name__, "dataclass": dataclass}
+    exec("@dataclass\nclass Typed:\n    n: int = 1  # comment", space)
+    assert configure(space["Typed"], argv=["--n=2"])[0][0].n == 2
+    assert undocumented(space["Typed"]) == ["n"] and "* n 2" in describe(space["Typed"](2))
+    with pytest.raises(SystemExit):
+        configure(space["Typed"], argv=["-h"])
+    assert "--n=1" in capsys.readouterr().out
+
+
+def test_every_knob_of_every_program_is_documented():
+    """Finds the schemas by reading the programs: every dataclass whose name ends in Config."""
+    schemas = []
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("nanodnt/**/*.py")]:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Config") and node.decorator_list:
+                module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+                schemas.append(getattr(importlib.import_module(module), node.name))
+    names = {schema.__name__ for schema in schemas}
+    assert names >= {f"{name}Config" for name in ("GPT", "Train", "Sample", "Bench", "Plan", "Analyze", "Reproduce")}
+    assert {schema.__name__: undocumented(schema) for schema in schemas if undocumented(schema)} == {}
+
+
+PROGRAM = '''"""Train it.
+
+More about it."""
+from dataclasses import dataclass
+from typing import Literal
+from configurator import configure, describe
+
+@dataclass
+class Config:
+    # --- first section ------
+    n_layer: int = 12  # blocks
+    learning_rate: float | None = None  # peak LR; None = the default of the optimizer, which is something else for
+                                        # each of them and therefore takes surprisingly well-considered words
+    # --- second section ---
+    compile: Literal["auto", True, False] = "auto"  # torch.compile the model
+    a_knob_with_quite_a_long_name: str = "out/and_a_long_value"  # where
+
+(config,), given = configure(Config, description=__doc__)
+print(describe(config, given=given))
+'''
+HELP = """\
+usage: program.py [config ...] [--key=value ...]
+
+Train it.
+
+More about it.
+
+Config files apply from left to right; --key=value wins over them.
+
+first section
+  --n_layer=12                  blocks [int]
+  --learning_rate=None          peak LR; None = the default of the optimizer, which is something
+                                else for each of them and therefore takes surprisingly
+                                well-considered words [float | None]
+
+second section
+  --compile=auto                torch.compile the model [auto | True | False]
+  --a_knob_with_quite_a_long_name=out/and_a_long_value
+                                where [str]
+"""
+DESCRIPTION = """\
+first section
+* n_layer                       100       learning_rate                 None
+second section
+* compile                       True      a_knob_with_quite_a_long_name out/and_a_long_value
+(* = not the default)
+small.py sets compile, a_knob_with_quite_a_long_name
+command line sets n_layer
+"""
+
+
+ENV = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "PYTHONDONTWRITEBYTECODE": "1"}
+ENV.pop("PYTHONUNBUFFERED", None)
+
+
+def test_as_a_program(config):
+    config(PROGRAM, "program.py")
+    config("compile = True\nn_layer = 3\na_knob_with_quite_a_long_name = 'out/and_a_long_value'\n", "small.py")
+
+    def run(*argv):
+        command = [sys.executable, "program.py", *argv]
+        done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    assert run("--help") == run("missing.py", "-h", "--n_layr=1") == (0, HELP, "")
+    code, out, err = run("small.py", "--n_layer=100")
+    assert (code, out, err) == (0, DESCRIPTION, "")
+    assert run("--n_layr=1") == (2, "", "error: unknown flag --n_layr (did you mean --n_layer?)\n")
+
+
+def help_without_reader(command):
+    """(exit code, stderr) of `command --help | true`, where `true` has ended before the first word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as pipe:
+        argv = [sys.executable, command, "--help"]
+        done = subprocess.run(argv, env=ENV, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=120)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("why", ["", "and why " * 10_000], ids=["fits the buffer", "longer"])
+def test_help_that_nobody_reads(config, why):
+    """The exit code that shells report for SIGPIPE, and no traceback: neither from print nor from the flush at exit."""
+    config(PROGRAM.replace("# where", f"# where {why}"), "program.py")
+    assert help_without_reader("program.py") == (141, "")
+
+
+COMMANDS = [pytest.param(name, marks=pytest.mark.deep) for name in ("sample", "bench", "analyze", "reproduce", "model")]
+
+
+@pytest.mark.parametrize("name", ["train", *COMMANDS])
+def test_help_of_the_commands_that_nobody_reads(name):
+    assert help_without_reader(ROOT / f"{name}.py") == (141, "")
+
+
+def test_import_is_instant():
+    code = "import sys, configurator; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
+def test_description(config):
+    instances, where = configure(Model, Train, argv=[config("n_layer = 3\nseed = 1337"), "--start=a\tb", "--note="])
+    lines = describe(*instances, given=where).splitlines()
+    assert [line for line in lines if line.isalpha()] == ["size", "parts", "optimizer", "output"]
+    cells = [cell for line in lines for cell in (line[0:39], line[40:79], line[80:119])]
+    marked = [cell.rstrip().split(maxsplit=2)[1:] for cell in cells if cell.startswith("* ")]
+    assert marked == [["n_layer", "3"], ["start", r"'a\tb'"], ["note", "''"]]  # seed is given, but is the default
+    assert lines[-2:] == ["c.py sets n_layer, seed", "command line sets start, note"]
+    assert describe(*instances).splitlines()[-1] == "(* = not the default)"
+    instances[0].n_layer, instances[1].compile = 12, True  # a value resolved after the start is shown as it is now
+    text = describe(*instances)
+    assert "* compile" in text and "* n_layer" not in text

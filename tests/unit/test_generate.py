@@ -1,0 +1,171 @@
+"""Sampling: the KV cache, `generate` compared with a plain loop, and which tokens are drawn, and how often."""
+
+import pytest
+import torch
+
+from nanodnt.generate import KVCache, generate, sample_token
+from support import reference
+from support.models import LLAMA, POST, S5, batch, build, error, spread, tokens
+
+cached_layouts = pytest.mark.parametrize(
+    "flags",
+    (dict(), dict(pos="rope"), dict(n_kv_head=2), LLAMA, S5, dict(LLAMA, **S5), dict(POST, pos="rope")),
+    ids=("learned", "rope", "gqa", "llama", "S5", "llama S5", "post rope"),
+)
+
+
+@cached_layouts
+@pytest.mark.parametrize("prefill", (1, 5))
+def test_cached_logits_equal_the_full_forward(flags, prefill):
+    model, idx = build(flags), tokens(2, 9)
+    cache = [KVCache() for _ in model.blocks]
+    parts = [model(idx[:, :prefill], cache=cache)[0]]
+    parts += [model(idx[:, t : t + 1], cache=cache)[0] for t in range(prefill, 9)]
+    assert len(cache[0]) == 9
+    assert error(torch.cat(parts, dim=1), model(idx)[0]) < 1e-12
+    with pytest.raises(ValueError, match="10 tokens does not fit block_size=9"):
+        model(idx[:, :1], cache=cache)
+
+
+def plain_loop(model, idx, n, temperature=0.0, generator=None):
+    """Sampling without a cache. Past block_size (9) a window restarts at the last 4 tokens and grows again."""
+    start = 0
+    for _ in range(n):
+        if idx.shape[1] - start > 9:
+            start = idx.shape[1] - 4
+        logits = model(idx[:, start:])[0][:, -1]
+        if temperature == 0:
+            new = logits.max(-1, keepdim=True).indices
+        else:
+            new = torch.multinomial(reference.softmax(logits / temperature), 1, generator=generator)
+        idx = torch.cat((idx, new), dim=1)
+    return idx
+
+
+# tokens of the prompt, tokens to generate; block_size is 9
+LENGTHS = ((1, 8), (4, 6), (3, 20), (9, 7), (12, 8))
+
+
+@cached_layouts
+@pytest.mark.parametrize("lengths", spread(LENGTHS, fast=((3, 20), (12, 8))), ids=str)
+def test_generate_equals_a_plain_loop(flags, lengths):
+    prompt, new = lengths
+    model, idx = build(flags), tokens(3, prompt)
+    out = generate(model, idx, new, temperature=0)
+    assert torch.equal(out, plain_loop(model, idx, new))
+    seeded = [torch.Generator().manual_seed(4) for _ in range(2)]
+    out = generate(model, idx, new, temperature=1.3, generator=seeded[0])
+    assert torch.equal(out, plain_loop(model, idx, new, 1.3, seeded[1]))
+    assert out.shape == (3, prompt + new) and torch.equal(out[:, :prompt], idx)
+
+
+def test_generate_stops_row_by_row():
+    model, idx = build(dict(vocab_size=4)), tokens(4, 2, vocab=4)
+
+    def run(n, stop=None):
+        return generate(model, idx, n, 5.0, stop=stop, generator=torch.Generator().manual_seed(0))
+
+    for stop in (0, 3):
+        expected, ends = run(30), []
+        for row in expected:
+            hits = (row[2:] == stop).nonzero()
+            assert len(hits)
+            ends.append(2 + hits[0].item() + 1)
+            row[ends[-1] :] = stop
+        assert len(set(ends)) > 1  # rows end at different positions, and a stop token in a prompt ends none
+        assert torch.equal(run(30, stop), expected[:, : max(ends)])
+        short = max(ends) - 2 - 1  # cut off before the last row ends
+        assert torch.equal(run(short, stop), expected[:, : 2 + short])
+
+
+@pytest.mark.parametrize("tied", (True, False))
+def test_padding_tokens_are_never_sampled(tied):
+    """Even if their rows of the output table would give them by far the largest logits."""
+    model = build(dict(tie_weights=tied))
+    table = (model.wte if tied else model.head).weight
+    assert table.shape == (64, 16)
+    with torch.no_grad():
+        table[50:57], table[57:] = 1e4, -1e4  # whatever the sign of the stream's sum, some padding token wins
+    for prompt in (tokens(64, 2), tokens(64, 12)):
+        for options in (dict(temperature=0), dict(), dict(temperature=100.0), dict(top_k=60), dict(top_p=0.999)):
+            out = generate(model, prompt, 3, generator=torch.Generator().manual_seed(0), **options)
+            assert out.max() < 50, options
+
+
+def drawn(p, n=4000, **options):
+    """The set of tokens drawn from probabilities p in n tries, row by row."""
+    logits = torch.tensor(p).log().repeat(n, 1)
+    out = sample_token(logits, generator=torch.Generator().manual_seed(0), **options)
+    assert out.shape == (n, 1)
+    return set(out.flatten().tolist())
+
+
+@pytest.mark.parametrize(
+    "options, support",
+    (
+        (dict(), {0, 1, 2, 3}),
+        (dict(temperature=0), {1}),
+        (dict(temperature=0, top_k=3, top_p=0.9), {1}),
+        (dict(temperature=0.02), {1}),
+        (dict(top_k=1), {1}),
+        (dict(top_k=2), {1, 3}),
+        (dict(top_k=3), {0, 1, 3}),
+        (dict(top_k=4), {0, 1, 2, 3}),
+        (dict(top_k=99), {0, 1, 2, 3}),
+        (dict(top_p=1.0), {0, 1, 2, 3}),
+        (dict(top_p=0.91), {0, 1, 2, 3}),
+        (dict(top_p=0.89), {0, 1, 3}),
+        (dict(top_p=0.76), {0, 1, 3}),
+        (dict(top_p=0.74), {1, 3}),
+        (dict(top_p=0.51), {1, 3}),
+        (dict(top_p=0.49), {1}),
+        (dict(top_p=0.0), {1}),
+        (dict(top_k=2, top_p=0.6), {1}),  # of the two that top_k leaves, token 1 has p = 2/3
+        (dict(top_k=2, top_p=0.7), {1, 3}),
+        (dict(top_p=0.51, temperature=0.5), {1}),  # probabilities squared: .25 of .345
+    ),
+    ids=str,
+)
+def test_sampling_support(options, support):
+    assert drawn([0.15, 0.5, 0.1, 0.25], **options) == support
+
+
+def test_sampling_treats_rows_apart():
+    logits = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.05, 0.05, 0.9]]).log().repeat(500, 1)
+    for options, expected in ((dict(top_k=2), [{0, 1}, {1, 2}]), (dict(top_p=0.6), [{0, 1}, {1, 2}, {2}])):
+        out = sample_token(logits, generator=torch.Generator().manual_seed(0), **options).view(500, 3)
+        assert [set(column.tolist()) for column in out.T][: len(expected)] == expected
+
+
+@pytest.mark.parametrize(
+    "options, p",
+    (
+        (dict(), (0.64, 0.32, 0.04)),
+        (dict(temperature=0.5), (0.64**2, 0.32**2, 0.04**2)),
+        (dict(temperature=2.0), (0.8, 0.32**0.5, 0.2)),
+        (dict(top_k=2), (0.64, 0.32, 0)),
+        (dict(top_p=0.9), (0.64, 0.32, 0)),
+    ),
+    ids=str,
+)
+def test_sampling_frequencies(options, p):
+    n, expected = 20000, torch.tensor(p) / sum(p)
+    logits = torch.tensor([0.64, 0.32, 0.04]).log().repeat(n, 1)
+    out = sample_token(logits, generator=torch.Generator().manual_seed(0), **options)
+    counts = out.flatten().bincount(minlength=3)
+    assert ((counts - n * expected).abs() <= 5 * (n * expected * (1 - expected)).sqrt()).all()
+
+
+def test_the_cache_holds_the_compute_dtype():
+    model = build(dict(S5, pos="rope"), dtype=torch.float32).set_compute_dtype(torch.bfloat16)  # rotated in fp32
+    cache = [KVCache() for _ in model.blocks]
+    model(batch()[0], cache=cache)
+    assert {x.dtype for layer in cache for x in (layer.k, layer.v)} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("flags", (dict(), dict(pos="rope")), ids=("learned", "rope"))
+def test_a_sequence_longer_than_the_block_is_refused(flags):
+    model = build(flags)
+    assert model(tokens(1, 9))[0].shape == (1, 9, 50)
+    with pytest.raises(ValueError, match="10 tokens does not fit block_size=9"):
+        model(tokens(1, 10))

@@ -1,0 +1,230 @@
+"""The shape of the code: four floors, arrows that only point down, no circles, files that can be read in one sitting.
+
+    commands → nanodnt/ and configurator.py → model.py → layers/
+
+Every check gets the sources as data, so that `test_the_checks_can_fail` can give them a made-up tree with the mistakes.
+"""
+
+import ast
+import os
+import sys
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = {"train.py", "sample.py", "bench.py", "analyze.py", "reproduce.py"}
+IN_ROOT = COMMANDS | {"model.py", "configurator.py"}
+TABLES = {"nanodnt/claims/claims.py"}  # data, one entry after another: may be longer than code
+MAX_LINES = {"model.py": 500, "train.py": 260}
+MAX_CODE_LINES, MAX_TEST_LINES, MAX_FUNCTION_LINES, MAX_LOOP_LINES = 450, 600, 80, 60
+
+
+def read_sources(root: Path) -> dict:
+    """{path: source} of every Python file below `root` but configs, docs and what is hidden or installed there."""
+    found = {}
+    for folder, folders, names in os.walk(root):
+        left_out = {name for name in folders if name.startswith(".") or (Path(folder) / name / "pyvenv.cfg").exists()}
+        left_out |= {"config", "docs", "out"} if Path(folder) == root else {"__pycache__"}
+        folders[:] = set(folders) - left_out
+        for path in (Path(folder) / name for name in names if name.endswith(".py")):
+            found[path.relative_to(root).as_posix()] = path.read_text(encoding="utf-8")
+    return found
+
+
+def split_tests(sources: dict) -> tuple:
+    """(the code, the tests), both {path: source}."""
+    tests = {path: source for path, source in sources.items() if path.startswith("tests/")}
+    return {path: source for path, source in sources.items() if path not in tests}, tests
+
+
+parse = cache(ast.parse)
+
+
+def imported_names(source: str) -> set:
+    """The modules that a file imports, in functions too: absolute names, and ".x" for a relative import. The x of
+    `from m import x` may be a module, so both m and m.x are in it."""
+    names = set()
+    for node in ast.walk(parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            names |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def import_graph(code: dict) -> dict:
+    """{path: paths of the project's files that it imports}."""
+    modules = {path[:-3].removesuffix("/__init__").replace("/", "."): path for path in code}
+    return {
+        path: {modules[name] for name in imported_names(source) if name in modules} - {path}
+        for path, source in code.items()
+    }
+
+
+def floor(path: str) -> int:
+    if path.startswith("layers/"):
+        return 1
+    if path in ("model.py", "vision.py"):
+        return 2
+    return 3 if path.startswith("nanodnt/") or path == "configurator.py" else 4
+
+
+def upward_arrows(graph: dict) -> list:
+    return [f"{a} → {b}" for a in graph for b in sorted(graph[a]) if floor(b) > floor(a)]
+
+
+def imported_commands(graph: dict) -> list:
+    return [f"{a} → {b}" for a in graph for b in sorted(graph[a]) if floor(b) == 4]
+
+
+def circle(graph: dict) -> list:
+    """One import circle, if there is any."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def folder_graph(graph: dict) -> dict:
+    """The same arrows between nanodnt's parts: a folder, or a file that lies in no folder."""
+
+    def part(path):
+        return "/".join(path.split("/")[:2]) if path.startswith("nanodnt/") else path
+
+    parts = {part(path): set() for path in graph}
+    for path, imported in graph.items():
+        parts[part(path)] |= {part(other) for other in imported} - {part(path)}
+    return parts
+
+
+def foreign_imports(source: str, allowed: set) -> set:
+    return {name.split(".")[0] for name in imported_names(source)} - allowed - sys.stdlib_module_names
+
+
+def long_functions(code: dict) -> list:
+    found = []
+    for path, source in code.items():
+        for node in ast.walk(parse(source)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                lines = node.end_lineno - node.lineno + 1
+                found += [f"{path}:{node.lineno} {node.name}: {lines} lines"] * (lines > MAX_FUNCTION_LINES)
+    return found
+
+
+def loop_lines(source: str) -> list:
+    """The length of each `while` loop."""
+    return [node.end_lineno - node.lineno + 1 for node in ast.walk(parse(source)) if isinstance(node, ast.While)]
+
+
+def long_files(sources: dict, most: int) -> list:
+    lines = {path: source.count("\n") for path, source in sources.items() if path not in TABLES}
+    return [f"{path}: {count} lines" for path, count in lines.items() if count > MAX_LINES.get(path, most)]
+
+
+def importers_of_tests(tests: dict) -> list:
+    stems = {Path(path).stem for path in tests if Path(path).name.startswith("test_")}
+    return [p for p, source in tests.items() if stems & {w for n in imported_names(source) for w in n.split(".")}]
+
+
+# ------------------------------------------------------------------------------------------------------ this tree
+
+SOURCES = read_sources(ROOT)
+CODE, TESTS = split_tests(SOURCES)
+GRAPH = import_graph(CODE)
+
+
+def test_arrows_point_down():
+    assert upward_arrows(GRAPH) == []
+    assert imported_commands(GRAPH) == []
+    assert [path for path in SOURCES for name in imported_names(SOURCES[path]) if name.startswith(".")] == []
+
+
+def test_no_import_circles():
+    assert circle(GRAPH) == []
+    assert circle(folder_graph(GRAPH)) == []
+
+
+def test_what_lies_in_the_root():
+    assert {path for path in CODE if "/" not in path} == IN_ROOT
+    assert {path.split("/")[0] for path in CODE if "/" in path} == {"layers", "nanodnt", "data"}
+
+
+def test_what_the_network_imports():
+    """model.py and layers/ can be copied: torch is all they need. configurator.py needs nothing at all."""
+    network = {p: foreign_imports(source, {"torch", "layers"}) for p, source in CODE.items() if floor(p) <= 2}
+    assert {path: names for path, names in network.items() if names} == {}
+    assert foreign_imports(CODE["configurator.py"], set()) == set()
+
+
+def test_lengths():
+    assert CODE.keys() >= TABLES | MAX_LINES.keys()
+    assert long_files(CODE, MAX_CODE_LINES) == []
+    assert long_files(TESTS, MAX_TEST_LINES) == []
+    assert long_functions(CODE) == []
+    assert loop_lines(CODE["train.py"]) and max(loop_lines(CODE["train.py"])) <= MAX_LOOP_LINES
+
+
+def test_no_test_imports_a_test():
+    assert importers_of_tests(TESTS) == []
+
+
+# ------------------------------------------------------------------------------------------------- a made-up tree
+
+GOOD = {
+    "train.py": "from nanodnt.run import saving\nimport model\nwhile True:\n    break\n",
+    "model.py": "import torch\nimport math\nfrom layers.ops import gelu\n",
+    "layers/ops.py": "import torch\n",
+    "nanodnt/run/__init__.py": "",
+    "nanodnt/run/saving.py": "def save():\n    from nanodnt import files\n",
+    "nanodnt/files.py": "from configurator import configure\n",
+    "configurator.py": "import ast\n",
+    "tests/test_a.py": "from support.runs import run\nimport train\n",
+    "tests/support/runs.py": "",
+}
+
+
+def checks(sources: dict) -> dict:
+    """What each check finds in made-up sources; {} where all is well."""
+    code, tests = split_tests(sources)
+    graph = import_graph(code)
+    found = {
+        "upward": upward_arrows(graph),
+        "commands": imported_commands(graph),
+        "circle": circle(graph),
+        "folder circle": circle(folder_graph(graph)),
+        "foreign": foreign_imports(code["model.py"], {"torch", "layers"}),
+        "functions": long_functions(code),
+        "files": long_files(code, MAX_CODE_LINES),
+        "tests": importers_of_tests(tests),
+    }
+    return {name: what for name, what in found.items() if what}
+
+
+def test_the_checks_can_fail(tmp_path):
+    assert checks(GOOD) == {}
+    up = checks(GOOD | {"layers/ops.py": "def f():\n    from nanodnt import files\n"})
+    assert up == {"upward": ["layers/ops.py → nanodnt/files.py"]}
+    command = checks(GOOD | {"nanodnt/files.py": "from train import main\n"})
+    assert command["upward"] == command["commands"] == ["nanodnt/files.py → train.py"] and "circle" in command
+    between = checks(GOOD | {"nanodnt/files.py": "import nanodnt.run.saving as s\n"})
+    assert set(between) == {"circle", "folder circle"}
+    assert set(between["circle"]) == {"nanodnt/files.py", "nanodnt/run/saving.py"}
+    parts = {"nanodnt/files.py": "import nanodnt.run.paths\n", "nanodnt/run/paths.py": ""}  # no circle of files
+    assert set(checks(GOOD | parts)) == {"folder circle"}
+    assert checks(GOOD | {"model.py": "import torch\nimport numpy.linalg\n"}) == {"foreign": {"numpy"}}
+    long = "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES
+    assert checks(GOOD | {"nanodnt/x.py": long}) == {"functions": ["nanodnt/x.py:1 f: 81 lines"]}
+    assert checks(GOOD | {"train.py": "\n" * 261, "nanodnt/x.py": "\n" * 451}) == {
+        "files": ["train.py: 261 lines", "nanodnt/x.py: 451 lines"]
+    }
+    for line in ("from test_a import x", "import tests.test_a", "from tests import test_a"):
+        assert checks(GOOD | {"tests/test_b.py": line}) == {"tests": ["tests/test_b.py"]}
+    assert loop_lines("while 1:\n    if 1:\n        break\n") == [3]
+    for path, source in GOOD.items() | {(".venv/x.py", ""), ("config/c.py", ""), ("venv/x.py", "")}:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(source)
+    (tmp_path / "venv" / "pyvenv.cfg").touch()
+    assert read_sources(tmp_path) == GOOD

@@ -1,0 +1,270 @@
+"""Initialisation: standard deviations, initial values of gains and scalars, seeds; and parameter counts."""
+
+import math
+import re
+from collections import Counter
+
+import pytest
+import torch
+
+from model import GPT, GPTConfig
+from support.models import FIXUP, LLAMA, MANY_GAINS, POST, S4, S5, SIZE, batch, build, error, gradients, tokens
+
+WIDE = dict(n_layer=3, n_head=4, n_embd=192, block_size=256, vocab_size=640, pos="learned", tie_weights=False)
+GPT2_FACTOR, DEPTH_FACTORS = [6**-0.5] * 3, [2**-0.5, 4**-0.5, 6**-0.5]  # 1/√(2L), 1/√(2ℓ)
+XAVIER = {"attn": (2 / (192 + 192)) ** 0.5, "mlp": (2 / (192 + 768)) ** 0.5}
+
+
+@pytest.mark.parametrize(
+    "flags, attn, mlp, table, factors",
+    (
+        (dict(), 0.02, 0.02, 0.02, GPT2_FACTOR),
+        (dict(residual_init="plain", init_std=0.05), 0.05, 0.05, 0.05, [1.0] * 3),
+        (dict(residual_init="depth"), 0.02, 0.02, 0.02, DEPTH_FACTORS),
+        (dict(init="xavier", residual_init="plain"), XAVIER["attn"], XAVIER["mlp"], 0.02, [1.0] * 3),
+        (dict(init="xavier", mlp="swiglu"), XAVIER["attn"], XAVIER["mlp"], 0.02, GPT2_FACTOR),
+        (dict(init="xavier", residual_init="depth"), XAVIER["attn"], XAVIER["mlp"], 0.02, DEPTH_FACTORS),
+    ),
+    ids=("gpt2", "plain", "depth", "xavier", "xavier gpt2", "xavier depth"),
+)
+def test_initial_standard_deviations(flags, attn, mlp, table, factors):
+    """`attn`, `mlp`, `table`: std of attention, FFN, and embeddings with the head; `factors` on o and down by block."""
+    model = GPT(GPTConfig(**WIDE, **flags))
+    expected = {"wte.weight": table, "wpe.weight": table, "head.weight": table}
+    for i, factor in enumerate(factors):
+        expected |= {f"blocks.{i}.attn.f.{part}.weight": attn for part in "qkv"}
+        expected |= {f"blocks.{i}.mlp.f.{part}.weight": mlp for part in ("gate", "up")}
+        expected |= {f"blocks.{i}.attn.f.o.weight": attn * factor, f"blocks.{i}.mlp.f.down.weight": mlp * factor}
+    matrices = {name: p for name, p in model.named_parameters() if p.ndim == 2}
+    for name, p in matrices.items():
+        n, z = p.numel(), p / expected[name]
+        assert abs(z.mean()) < 5 / n**0.5, name
+        assert abs(z.std() - 1) < 5 / (2 * n) ** 0.5, name
+        assert abs((z**4).mean() - 3) < 5 * (96 / n) ** 0.5, name  # a normal distribution, not a uniform one
+    corners = [p[0, 0].item() for p in matrices.values()]
+    assert len(set(corners)) == len(corners)  # no two matrices start alike
+
+
+def test_gains_start_at_one_biases_at_zero():
+    for norm in ("layernorm", "dyt"):
+        model = GPT(GPTConfig(**SIZE, n_layer=2, norm=norm, bias=True, **S4))
+        kinds = {"gain": 1.0, "bias": 0.0, "alpha": 1.0}
+        vectors = {name: p for name, p in model.named_parameters() if p.ndim == 1}
+        assert {name.rsplit(".")[-1] for name in vectors} == (kinds.keys() if norm == "dyt" else {"gain", "bias"})
+        for name, p in vectors.items():
+            assert (p == kinds[name.rsplit(".")[-1]]).all(), name
+
+
+DYT_TABLE = {
+    1024: (1, 1),
+    2048: (1, 0.5),
+    4096: (0.8, 0.2),
+    5120: (0.6, 0.15),
+    8192: (0.2, 0.05),
+}  # the paper's, by width
+
+
+@pytest.mark.parametrize(
+    "width, flags, attention, other",
+    [(width, dict(), *alphas) for width, alphas in DYT_TABLE.items()]
+    + [(256, dict(), 1, 1), (768, dict(), 1, 1), (16384, dict(), 0.2, 0.05)]
+    + [(4096, dict(dyt_alpha_attn=0.7), 0.7, 0.2), (4096, dict(dyt_alpha_other=0.3), 0.8, 0.3)],
+)
+def test_dyt_alpha_by_width(width, flags, attention, other):
+    positions = dict(norm="dyt", mid_norm="both", post_norm="attn", input_norm=True)
+    with torch.device("meta"):
+        model = GPT(GPTConfig(n_layer=1, n_head=8, n_embd=width, vocab_size=64, **positions, **flags))
+    block = model.blocks[0]
+    others = (model.input_norm, block.attn.mid, block.attn.post, block.mlp.pre, block.mlp.mid, model.final_norm)
+    assert block.attn.pre.init_alpha == attention
+    assert [slot.init_alpha for slot in others] == [other] * 6
+
+
+def test_dyt_alpha_reaches_the_parameter():
+    model = GPT(GPTConfig(**SIZE, n_layer=1, norm="dyt", dyt_alpha_attn=0.75, dyt_alpha_other=0.25))
+    alphas = {name: p for name, p in model.named_parameters() if name.endswith("alpha")}
+    assert {p.shape for p in alphas.values()} == {(1,)}
+    assert {name: p.item() for name, p in alphas.items()} == {
+        "blocks.0.attn.pre.alpha": 0.75,
+        "blocks.0.mlp.pre.alpha": 0.25,
+        "final_norm.alpha": 0.25,
+    }
+
+
+def test_a_seed_means_the_same_weights_whatever_the_global_generator_does():
+    config = GPTConfig(**SIZE, n_layer=2, **LLAMA)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    model = GPT(config, seed=5)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    again, other = GPT(config, seed=5), GPT(config, seed=6)
+    for (name, p), q, r in zip(model.named_parameters(), again.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q), name
+        assert torch.equal(p, r) == (p.ndim == 1), name
+    other.init_weights(5)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "L, alpha, beta", ((1, 1.18921, 0.59460), (12, 2.21336, 0.31947), (24, 2.63215, 0.26864), (32, 2.82843, 0.25))
+)
+def test_deepnorm_constants(L, alpha, beta):
+    flags = dict(n_layer=L, n_head=2, n_embd=8, block_size=4, vocab_size=9, **POST, mlp="swiglu")
+    deepnorm, plain = GPT(GPTConfig(**flags, deepnorm=True)), GPT(GPTConfig(**flags, residual_init="plain"))
+    x = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    for block, other in zip(deepnorm.blocks, plain.blocks, strict=True):
+        for residual, same in ((block.attn, other.attn), (block.mlp, other.mlp)):
+            assert error(residual.skip(x) / x, torch.full_like(x, alpha)) < 1e-5
+            for part, matrix in residual.f.named_children():
+                if hasattr(matrix, "weight"):
+                    ratio = matrix.weight / same.f.get_submodule(part).weight  # the same random numbers
+                    assert error(ratio, torch.full_like(ratio, 1.0 if part in "qk" else beta)) < 1e-4, part
+
+
+M = 6**-0.5  # Fixup: (2L)^(-1/2) at L = 3 with two matrices in a branch; SwiGLU's gate and up each get its root
+BETA = 24**-0.25  # DeepNorm: (8L)^(-1/4)
+XAVIER_ATTN, XAVIER_FFN = (2 / (192 + 192)) ** 0.5, (2 / (192 + 768)) ** 0.5
+
+
+@pytest.mark.parametrize(
+    "flags, q, v, o, up, down, head",
+    (
+        (dict(POST, deepnorm=True), 0.02, *[0.02 * BETA] * 4, 0.02),
+        (dict(POST, deepnorm=True, init_std=0.1), 0.1, *[0.1 * BETA] * 4, 0.1),
+        (
+            dict(POST, deepnorm=True, init="xavier", residual_init="depth"),
+            *(XAVIER_ATTN, *[XAVIER_ATTN * BETA] * 2, *[XAVIER_FFN * BETA] * 2, 0.02),
+        ),
+        (FIXUP, 0.02, 0.02 * M, 0, 0.02 * M**0.5, 0, 0),
+        (dict(FIXUP, residual_init="plain"), 0.02, 0.02 * M, 0, 0.02 * M**0.5, 0, 0),
+        (dict(FIXUP, init="xavier"), XAVIER_ATTN, XAVIER_ATTN * M, 0, XAVIER_FFN * M**0.5, 0, 0),
+        (
+            dict(sigma_reparam=True),
+            0.02,
+            0.02,
+            0.02 * M,
+            0.02,
+            0.02 * M,
+            0.02,
+        ),  # std of the matrix W; 1/√(2L) from residual_init=gpt2
+        (dict(lns="norm", residual_init="plain", post_norm_blocks=1), *[0.02] * 6),
+    ),
+    ids=str,
+)
+def test_initial_standard_deviations_of_the_schemes(flags, q, v, o, up, down, head):
+    model = GPT(GPTConfig(**{**WIDE, "mlp": "swiglu", "n_ff": 768, **flags}))
+    wanted = dict(q=q, k=q, v=v, o=o, gate=up, up=up, down=down, head=head)
+    wanted |= dict(wte=flags.get("init_std", 0.02), wpe=flags.get("init_std", 0.02))
+    matrices = {key: p for key, p in model.named_parameters() if p.ndim == 2}
+    assert len(matrices) == 3 + 3 * 7
+    for key, p in matrices.items():
+        std = wanted[key.split(".")[-2]]
+        assert abs(p.mean()) <= 5 * std / p.numel() ** 0.5, key
+        assert abs(p.square().mean() ** 0.5 - std) <= 5 * std / (2 * p.numel()) ** 0.5, key
+
+
+@pytest.mark.parametrize("mlp", ("gelu", "relu", "relu2", "swiglu"))
+def test_fixup_keeps_a_steps_effect_on_the_function_by_depth(mlp):
+    """The last matrix of an FFN is zero at first, and its input shrinks as 1/√(2L). So one step of all 2L branches
+    moves the output equally far at any depth, whatever the activation."""
+    read = []
+    for n_layer in (2, 32):
+        config = GPTConfig(**{**SIZE, "n_embd": 64, "n_layer": n_layer, **FIXUP, "mlp": mlp, "init_std": 0.125})
+        model = GPT(config)
+        model.blocks[0].mlp.f.down.register_forward_hook(lambda _, args, out: read.append(args[0].square().mean()))
+        model(tokens(4, 9))
+    assert 11 < read[0] / read[1] < 24  # (32/2)^(2/2) = 16; GELU is not quite homogeneous
+
+
+START = {"gain": 1.0, "magnitude": 1.0, "direction": 1.0, "bias": 0.0, "alpha": 1.0}
+
+
+@pytest.mark.parametrize(
+    "flags, changed",
+    [(dict(branch_scale="layerscale", n_layer=n), {"mid.gain": 0.1}) for n in (1, 18)]
+    + [(dict(branch_scale="layerscale", n_layer=n), {"mid.gain": 1e-5}) for n in (19, 24)]
+    + [(dict(branch_scale="layerscale", n_layer=25), {"mid.gain": 1e-6})]
+    + [
+        (
+            dict(branch_scale="layerscale", mid_norm="attn", gain_param="expmagdir"),
+            {"magnitude": 0.0, "mid.magnitude": math.log(0.1)},
+        ),
+        (dict(branch_scale="layerscale", branch_scale_init=0.25, gain_param="magdir"), {"mid.magnitude": 0.25}),
+        (dict(branch_scale="skipinit", n_layer=16), {"mid.gain": 0.25}),
+        (dict(branch_scale="skipinit", n_layer=4, mid_norm="both"), {"mid.gain": 0.5}),
+        (dict(branch_scale="skipinit", branch_scale_init=0.0, norm="none"), {"mid.gain": 0.0}),
+        (dict(norm="dyt", embed_scale=True, dyt_bias=True), {"embed_scale.gain": 4.0}),
+        (dict(lns="norm", lns_learn=True, n_layer=4), {"3.attn.pre.gain": 0.5, "3.mlp.pre.gain": 0.5}),
+        (
+            dict(lns="norm", lns_learn=True, n_layer=4, gain="branch"),
+            {r"3.attn.f.[qkv].pre.gain": 0.5, "3.mlp.f.up.pre.gain": 0.5},
+        ),
+        (dict(gain="branch", gain_out="norm", gain_param="expmagdir", bias=True), {"magnitude": 0.0}),
+        (dict(MANY_GAINS, gain_param="magdir"), {}),
+        (dict(FIXUP, mlp="swiglu"), {}),
+        (dict(POST, admin=True), {}),
+    ],
+    ids=str,
+)
+def test_start_values_of_vectors_and_scalars(flags, changed):
+    model, wrong = GPT(GPTConfig(**{**SIZE, "n_layer": 2, **flags})), []
+    lns = re.compile(r"blocks\.(\d+)\..*pre\.gain") if flags.get("lns_learn") else None
+    hits = Counter()
+    for key, p in model.named_parameters():
+        if p.ndim == 1:
+            value = START[key.split(".")[-1]]
+            if lns and lns.fullmatch(key):
+                value = (int(lns.fullmatch(key)[1]) + 1) ** -0.5
+            for pattern, other in changed.items():
+                if re.search(pattern + "$", key):
+                    value, hits[pattern] = other, hits[pattern] + 1
+            if not torch.allclose(p, torch.tensor(value), rtol=1e-6, atol=0):
+                wrong.append((key, p[0].item(), value))
+    assert not wrong and hits.keys() == changed.keys()
+
+
+@pytest.mark.parametrize("flags", (dict(), dict(LLAMA), dict(bias=True, qk_norm=True, gain_out="scale")), ids=str)
+def test_fixup_starts_as_the_identity(flags):
+    idx, targets = batch()
+    flags = dict(FIXUP, **flags)
+    model, x = GPT(GPTConfig(**{**SIZE, "n_layer": 2, **flags, "tie_weights": False})), torch.randn(2, 7, 16)
+    assert abs(model(idx, targets)[1].item() - math.log(50)) < 1e-6
+    rope = None if "pos" not in flags else (torch.ones(7, 2), torch.zeros(7, 2))
+    for block in model.blocks:
+        assert torch.equal(block(x, rope), x)
+    loss, grads = gradients(model, idx, targets)
+    assert grads["head.weight"].any()
+    model = GPT(GPTConfig(**{**SIZE, "n_layer": 2, **flags, "tie_weights": True}))
+    assert gradients(model, idx, targets)[1]["blocks.0.mlp.f.down.weight"].any()  # the branches can start to learn
+
+
+@pytest.mark.parametrize(
+    "d, heads, depth, millions",  # the DNT paper's V shapes with GPT-2's vocabulary
+    (
+        (768, 12, 12, 123.6),
+        (1280, 20, 36, 772.2),
+        (1536, 24, 48, 1436.2),
+        (1024, 16, 24, None),
+        (1280, 16, 32, None),
+    ),
+)
+def test_counts_of_the_dnt_models(d, heads, depth, millions):
+    config = GPTConfig(n_layer=depth, n_head=heads, n_embd=d, vocab_size=50257, **S5)
+    with torch.device("meta"):
+        model = GPT(config)
+    matrices, table, gains = 12 * d**2 * depth, 50304 * d, depth * (3 * d + 2 * d // heads) + 2 * d
+    assert model.num_params(positions=False) == matrices + table + gains
+    assert model.num_params() == matrices + table + gains + 1024 * d
+    assert model.flops_per_token() == 6 * (matrices + table) + 12 * depth * d * 1024
+    if millions:
+        assert round((matrices + table) / 1e6, 1) == millions
+
+
+def test_counts_of_a_llama():
+    d, kv, hidden, vocab, L, T = 16, 8, 24, 64, 2, 9
+    model = build(dict(LLAMA, bias=True))
+    matrices = L * (2 * d * d + 2 * kv * d + 3 * d * hidden)
+    biases, gains = L * (2 * d + 2 * kv + 2 * hidden + d), (2 * L + 1) * d
+    assert model.num_params() == model.num_params(positions=False) == matrices + 2 * vocab * d + biases + gains
+    assert model.flops_per_token() == 6 * (matrices + vocab * d) + 12 * L * d * T

@@ -1,0 +1,201 @@
+"""Parts of the model: matrices fused into one product, folded gains, σReparam, compute dtype, dropout."""
+
+import pytest
+import torch
+
+from layers.linear import fused_linear
+from support import reference
+from support.models import LLAMA, UNIFIED, batch, build, copied, error, fresh, tokens
+from support.operators import Watch
+
+FUSED = {
+    "shared": dict(),
+    "no gains": dict(gain="none"),
+    "LNS, bias": dict(bias=True, lns="norm"),
+    "HG": dict(gain="branch"),
+    "HG, ER, LNS": dict(gain="branch", gain_param="expmagdir", lns="norm"),
+    "DP": dict(gain_out="scale", bias=True),
+    "DP, OR": dict(gain_out="scale", gain_param="magdir"),
+    "DNP": dict(gain_out="norm"),
+    "unified, bias": dict(UNIFIED, bias=True),
+    "sigmaReparam": dict(sigma_reparam=True, bias=True, gain="branch"),
+    "DyT": dict(norm="dyt"),
+    "Fixup": dict(norm="none", fixup=True),
+}
+
+
+@pytest.mark.parametrize("flags", FUSED.values(), ids=FUSED)
+def test_one_product_is_the_separate_ones(flags):
+    """Also for one token at a time, where the gains multiply the activations instead of the weights."""
+    model = build(dict(flags, n_kv_head=2, mlp="swiglu", n_ff=24))  # q, k and v differ in size
+    generator = torch.Generator().manual_seed(5)
+    for branch, names in (("attn", "q k v"), ("mlp", "gate up")):
+        residual = getattr(model.blocks[1], branch)
+        matrices = [getattr(residual.f, name) for name in names.split()]
+        x = torch.randn(2, 7, 16, generator=generator, dtype=torch.float64, requires_grad=True)
+        parameters = [x, *{id(p): p for m in (residual.pre, *matrices) for p in m.parameters()}.values()]
+
+        def outputs(f, x=x, residual=residual):
+            u, scale = residual.pre(x), residual.pre.folded()
+            return f(u, scale)
+
+        fused = outputs(lambda u, scale, ms=matrices: fused_linear(ms, u, scale))
+        separate = outputs(lambda u, scale, ms=matrices: [m(u, scale) for m in ms])
+        single = outputs(
+            lambda u, scale, ms=matrices: zip(*(fused_linear(ms, t, scale) for t in u.split(1, 1)), strict=True)
+        )
+        single = [torch.cat(tokens, 1) for tokens in single]
+        noise = [torch.randn(y.shape, generator=generator, dtype=torch.float64) for y in separate]
+        assert len({y.shape for y in separate}) == 1 + (branch == "attn")
+        wanted = torch.autograd.grad(sum((y * n).sum() for y, n in zip(separate, noise, strict=True)), parameters)
+        for ys in (fused, single):
+            for y, expected in zip(ys, separate, strict=True):
+                torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-11)
+            grads = torch.autograd.grad(sum((y * n).sum() for y, n in zip(ys, noise, strict=True)), parameters)
+            for grad, expected in zip(grads, wanted, strict=True):
+                assert expected.count_nonzero()
+                torch.testing.assert_close(grad, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_q_k_v_and_gate_up_are_one_product_each():
+    model, idx = build(LLAMA, n_layer=1), tokens(2, 7)
+    with Watch() as watch, torch.no_grad():
+        model(idx)
+    assert watch.calls["mm"] + watch.calls["addmm"] == 5, watch.calls  # q k v, o, gate up, down, head
+
+
+@pytest.mark.parametrize("flags", (dict(), dict(gain_out="norm", bias=True)), ids=str)
+def test_one_product_has_the_compute_dtype(flags):
+    model = build(dict(flags, n_kv_head=2), dtype=torch.float32).set_compute_dtype(torch.bfloat16)
+    f, x = model.blocks[0].attn.f, torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0))
+    for m, y in zip((f.q, f.k, f.v), fused_linear((f.q, f.k, f.v), x), strict=True):
+        assert y.dtype == torch.bfloat16
+        assert error(y, m(x)) < 2**-7
+
+
+def test_gains_before_a_matrix_are_multiplied_into_it_not_into_activations():
+    x = torch.randn(2, 7, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for flags in (dict(lns="norm"), dict(gain="branch", lns="norm"), dict(gain_param="magdir")):
+        model = build(flags, 2)
+        for slot in (model.blocks[1].attn.pre, model.blocks[1].mlp.pre, model.final_norm):
+            assert error(slot(x), reference.rms(x, 1e-2)) < 1e-12
+    model = build(dict(gain="branch", gain_out="scale", bias=True), 1)
+    matrix, seen = model.blocks[0].attn.f.v, []
+    expected = matrix.out.gain * ((matrix.pre.gain * x) @ matrix.weight.T + matrix.bias)
+
+    class Products(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function in (torch.Tensor.mul, torch.Tensor.__rmul__, torch.mul, torch.Tensor.__mul__):
+                seen.append(max(a.ndim for a in args if torch.is_tensor(a)))
+            return function(*args, **kwargs or {})
+
+    with Products():
+        assert error(matrix(x), expected) < 1e-12
+    assert seen.count(2) == 2 and 3 not in seen  # two passes over the weight, none over x or the output
+
+
+def test_power_iteration_finds_the_spectral_norm():
+    model, idx = build(dict(sigma_reparam=True), 1), batch()[0]
+    matrices = {key: p for key, p in model.named_parameters() if p.ndim == 2 and ".f." in key}
+    distances = []
+    for _ in range(200):
+        model.power_iteration()
+        weights = model.state_dict()
+        ratios = []
+        for key, w in matrices.items():
+            u, v = (weights[key.replace("weight", side)] for side in "uv")
+            assert abs(u.norm() - 1) < 1e-12 and abs(v.norm() - 1) < 1e-12
+            ratios.append((u @ w @ v / torch.linalg.matrix_norm(w, 2)).item())
+        distances.append(1 - min(ratios))
+    assert distances[0] > 1e-3 and -1e-12 < distances[-1] < 1e-4 and len(matrices) == 6
+    assert all(b <= a + 1e-12 for a, b in zip(distances, distances[1:], strict=False))
+
+    model = fresh(dict(sigma_reparam=True), 2)
+    for module in model.modules():  # γ starts as σ(W), so the matrix is W
+        if getattr(module, "sigma", None) is not None:
+            assert error(module.sigma, torch.linalg.matrix_norm(module.weight, 2).view(1)) < 0.05
+    plain = {key: t for key, t in model.state_dict().items() if key.split(".")[-1] not in ("sigma", "u", "v")}
+    assert error(copied(dict(), plain, 2)(idx)[0], model(idx)[0]) < 1e-6
+    plain = build(dict(), 1)
+    before = {key: t.clone() for key, t in plain.state_dict().items()}
+    plain.power_iteration()
+    assert all(torch.equal(t, before[key]) for key, t in plain.state_dict().items())
+
+
+# ------------------------------------------------------------------------------------------------------ compute dtype
+
+
+@pytest.mark.parametrize("norm, normalise", (("rmsnorm", reference.rms), ("layernorm", reference.standardise)))
+def test_norms_of_bf16_numbers_are_computed_in_fp32(norm, normalise):
+    model, seen = build(dict(norm=norm, mid_norm="both", qk_norm=True), dtype=torch.float32), []
+    block = model.set_compute_dtype(torch.bfloat16).blocks[0]
+    for slot in (block.attn.mid, block.mlp.mid, block.attn.f.q_norm, block.attn.f.k_norm):
+        slot.register_forward_hook(lambda *call: seen.append(call))
+    model(batch()[0])
+    assert len(seen) == 4
+    for slot, (x,), out in seen:
+        assert x.dtype == torch.bfloat16 and out.dtype == torch.float32
+        function = normalise if x.shape[-1] == 16 else reference.rms  # q and k always have RMSNorm
+        assert error(out, slot.gain * function(x.double(), 1e-2)) < 1e-6
+
+
+def test_no_compute_dtype_means_the_parameters_own():
+    model, idx = build(dict()), batch()[0]
+    before = model(idx)[0]
+    after = model.set_compute_dtype(torch.bfloat16).set_compute_dtype(None)(idx)[0]
+    assert after.dtype == torch.float64 and torch.equal(after, before)
+
+
+def test_the_head_computes_in_the_compute_dtype():
+    for tied in (True, False):
+        model, idx = build(dict(norm="none", tie_weights=tied), dtype=torch.float32), batch()[0]
+        kept = []
+        model.blocks[-1].register_forward_hook(lambda _, args, out: kept.append(out))  # noqa: B023
+        logits = model.set_compute_dtype(torch.bfloat16)(idx)[0]
+        table = (model.wte if tied else model.head).weight
+        assert torch.equal(logits, logits.bfloat16().float())
+        assert error(logits, kept.pop() @ table[:50].T) < 0.02
+
+
+# ------------------------------------------------------------------------------------------------------------ dropout
+
+
+def test_dropout_acts_in_training_only():
+    idx, plain = batch()[0], build(dict())
+    model = build(dict(dropout=0.3))
+    assert torch.equal(model(idx)[0], plain(idx)[0]) and torch.equal(model(idx)[0], model(idx)[0])
+    torch.manual_seed(0)
+    first, second = model.train()(idx)[0], model(idx)[0]
+    assert error(first, second) > 1e-2
+    torch.manual_seed(0)
+    assert torch.equal(model(idx)[0], first)
+    assert torch.equal(plain.train()(idx)[0], plain(idx)[0])
+
+
+@pytest.mark.parametrize("site", ("embedding", "attention weights", "attention branch", "ffn branch"))
+def test_each_dropout_site_acts_alone(site):
+    model, idx = build(dict(dropout=0.5), n_layer=1).train(), batch()[0]
+    block, undropped = model.blocks[0], build(dict(), n_layer=1)(idx)[0]
+    modules = {"embedding": model, "attention branch": block.attn, "ffn branch": block.mlp}
+    for name, module in modules.items():
+        module.dropout.p = 0.5 if name == site else 0.0
+    block.attn.f.dropout = 0.5 if site == "attention weights" else 0.0
+    torch.manual_seed(0)
+    assert error(model(idx)[0], undropped) > 1e-2
+    # with every site off no dropout is left, so there are only these four
+    for module in modules.values():
+        module.dropout.p = 0.0
+    block.attn.f.dropout = 0.0
+    assert torch.equal(model(idx)[0], undropped)
+
+
+def test_branch_dropout_comes_after_the_mid_norm():
+    """x + dropout(mid(f(x))): at p = 0.5 each entry of the normalised branch output is either 0 or doubled."""
+    torch.manual_seed(0)
+    model, x = build(dict(dropout=0.5, mid_norm="both")), torch.randn(2, 7, 16, dtype=torch.float64)
+    for branch in (model.blocks[0].attn, model.blocks[0].mlp):
+        full = branch(x) - x
+        branch.dropout.train()
+        kept = branch(x) - x
+        assert ((kept.abs() < 1e-12) | ((kept - 2 * full).abs() < 1e-12)).all()
+        assert 0.3 < (kept.abs() < 1e-12).double().mean() < 0.7

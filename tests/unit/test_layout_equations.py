@@ -1,0 +1,94 @@
+"""Every layout against its equations, which support/reference.py computes in plain float64."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from support import reference
+from support.models import (
+    ALL,
+    LAYOUTS,
+    NET,
+    REPRESENTATIVES,
+    batch,
+    build,
+    depth_of,
+    each_scheme,
+    error,
+    floats,
+    gradients,
+    network,
+    spread,
+)
+
+
+def compare_with_equations(flags, net, dtype, tolerance):
+    model, (idx, targets) = build(flags, net.blocks, dtype), batch()
+    logits, loss = reference.forward(net, floats(model), idx, targets)
+    ours, none = model(idx)
+    assert none is None and ours.dtype == dtype and ours.shape == (2, 7, 50)
+    assert error(ours, logits) < tolerance
+    none, ours = model(idx, targets)
+    assert none is None and ours.shape == ()
+    assert error(ours, loss) < tolerance
+
+
+BRANCHES = {"both": ("attn", "mlp"), "attn": ("attn",), "mlp": ("mlp",), "none": ()}
+
+
+@pytest.mark.parametrize("kind, net_kind", (("rmsnorm", "rms"), pytest.param("dyt", "dyt", marks=pytest.mark.deep)))
+def test_every_norm_position_is_the_equation(kind, net_kind):
+    for choice in itertools.product(BRANCHES, repeat=3):
+        flags = dict(zip(("pre_norm", "mid_norm", "post_norm"), choice, strict=True))
+        placed = dict(zip(("pre", "mid", "post"), (BRANCHES[c] for c in choice), strict=True))
+        attn, mlp = (" ".join(p for p, branches in placed.items() if b in branches) for b in ("attn", "mlp"))
+        net = dict(attn=attn, mlp=mlp, final="mlp" not in placed["post"], kind=net_kind)
+        compare_with_equations(dict(flags, norm=kind), replace(NET, **net), torch.float64, 1e-10)
+
+
+@each_scheme
+def test_forward_is_the_equation(name):
+    compare_scheme(name, 3)
+
+
+@pytest.mark.deep
+@each_scheme
+def test_forward_of_one_block_is_the_equation(name):
+    compare_scheme(name, 1)
+
+
+def compare_scheme(name, n_layer):
+    flags, net = network(name, n_layer)
+    if flags.get("post_norm_blocks") == n_layer and (flags.get("gain") == "branch" or flags.get("lns") == "norm"):
+        net = replace(net, blocks=2)  # refused where no block has a pre norm
+    # the rotary angles are fp32 whatever the model is
+    compare_with_equations(flags, net, torch.float64, 1e-6 if net.theta else 1e-10)
+    compare_with_equations(flags, net, torch.float32, 1e-5)
+
+
+@pytest.mark.parametrize("name", spread(ALL, fast=REPRESENTATIVES))
+def test_gradients_are_the_equations_gradients(name):
+    flags, net = network(name, depth_of(name))
+    rope_tolerance = 1e-5 if name in LAYOUTS else 5e-5  # the rotary angles are fp32
+    model, (idx, targets) = build(flags, depth_of(name)), batch()
+    weights, parameters = floats(model), dict(model.named_parameters())
+    for key in parameters:
+        weights[key].requires_grad_()
+    reference.forward(net, weights, idx, targets)[1].backward()
+    for key, grad in gradients(model, idx, targets)[1].items():
+        # a key bias has gradient 0 (softmax ignores it) unless a norm or a rotation follows: hence the floor
+        assert error(grad, weights[key].grad, floor=1e-5) < (rope_tolerance if net.theta else 1e-9), key
+
+
+def test_a_removed_block_leaves_the_others_their_numbers():
+    for name in ("LNS", "LNS branch, mid", "LNS residual", "HG, bias, LNS", "Mix-LN, S5, LNS", "DeepNorm"):
+        flags, net = network(name, 3)
+        model, idx = build(flags, 3), batch()[0]
+        del model.blocks[1]
+        expected = reference.forward(replace(net, numbers=(1, 3)), floats(model), idx)[0]
+        assert error(model(idx)[0], expected) < 1e-6, name
+        if "lns" in flags:
+            renumbered = reference.forward(replace(net, numbers=(1, 2)), floats(model), idx)[0]
+            assert error(model(idx)[0], renumbered) > 1e-4, name

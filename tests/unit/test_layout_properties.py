@@ -1,0 +1,244 @@
+"""What holds for every layout: causality, a gradient and a role for every parameter, checkpoints, the cache, bf16."""
+
+import math
+import re
+from dataclasses import asdict
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from layers.linear import Linear
+from layers.roles import ROLES
+from model import GPT, GPTConfig, Residual
+from nanodnt.generate import KVCache
+from nanodnt.weights import model_from_checkpoint
+from support.models import (
+    ALL,
+    BLOCK,
+    LAYOUTS,
+    REPRESENTATIVES,
+    SCHEMES,
+    SIZE,
+    batch,
+    build,
+    depth_of,
+    each_scheme,
+    error,
+    gradients,
+    spread,
+    tokens,
+)
+
+mostly_deep = pytest.mark.parametrize("name", spread(ALL, fast=REPRESENTATIVES))
+
+
+@each_scheme
+def test_causality(name):
+    model, idx = build(ALL[name][0], depth_of(name)), batch()[0]
+    before, least = model(idx)[0], 1e-6 if name in LAYOUTS else 1e-7
+    for t in (1, 4, 6):
+        changed = idx.clone()
+        changed[:, t] = (changed[:, t] + 7) % 50
+        after = model(changed)[0]
+        assert error(after[:, :t], before[:, :t]) < 1e-12
+        assert ((after - before).abs().amax(-1)[:, t:] > least).all()  # and the future does depend on it
+
+
+@each_scheme
+def test_every_parameter_gets_a_gradient(name):
+    flags, least = ALL[name][0], 1e-6 if name in LAYOUTS else 1e-7
+    model, (idx, targets) = build(flags, 3), batch()
+    shift_shows = flags.get("qk_norm") or flags.get("pos") == "rope" or flags.get("gain_out") == "norm"
+    for key, grad in gradients(model, idx, targets)[1].items():
+        if key.endswith("attn.f.k.bias") and not shift_shows:
+            assert grad.abs().max() < 1e-12, key  # adds the same to all scores of a query: softmax does not see it
+        else:
+            assert grad.isfinite().all() and grad.abs().max() > least, key
+
+
+# ------------------------------------------------------------------------------------------------------------- roles
+
+VECTOR = r"\.(gain|magnitude)"
+SCALARS = r".*\.(alpha|sigma)|embed_scale\.gain"
+BRANCH_GAIN = BLOCK + r"(attn|mlp)\.mid\.gain"  # a vector, except for SkipInit and Fixup
+ROLE_TABLE = {
+    r"wte\.weight": "emb",
+    r"wpe\.weight": "pos",
+    r"head\.weight": "head",
+    BLOCK + r"attn\.f\.[qk]\.weight": "qk",
+    BLOCK + r"attn\.f\.[vo]\.weight": "vo",
+    BLOCK + r"mlp\.f\.(gate|up|down)\.weight": "ffn",
+    "(" + BLOCK + r"(attn|mlp)\.(pre|f\.([qkv]|gate|up)\.pre)|final_norm)" + VECTOR: "gain_in",
+    BLOCK + r"(attn|mlp)\.(post|mid|f\.([qkv]|gate|up)\.out|f\.[qk]_norm)" + VECTOR: "gain_out",
+    BLOCK + r"(attn|mlp)\.skip\.gain|input_norm" + VECTOR: "gain_out",
+    r".*\.direction": "gain_dir",
+    SCALARS: "scalar",
+    r".*\.bias": "bias",
+}
+
+
+def empty(flags, n_layer):
+    return GPT.empty(GPTConfig(**{**SIZE, "n_layer": n_layer, **flags}))
+
+
+@each_scheme
+def test_roles_are_the_table(name):
+    flags = ALL[name][0]
+    model = empty(flags, depth_of(name))
+    roles, shapes = model.roles(), {key: p.shape for key, p in model.named_parameters()}
+    assert list(roles) == list(shapes)
+    scalar_branch = flags.get("branch_scale") == "skipinit" or "fixup" in flags
+    for key, role in roles.items():
+        expected = [r for pattern, r in ROLE_TABLE.items() if re.fullmatch(pattern, key)]
+        if re.fullmatch(rf"blocks\.{depth_of(name) - 1}\.mlp\.post" + VECTOR, key):  # the final norm: the head follows
+            expected = ["gain_in"]
+        if scalar_branch and re.fullmatch(BRANCH_GAIN, key):
+            expected = ["scalar"]
+        assert [role] == expected, key
+        assert shapes[key] == (1,) or role != "scalar", key
+        assert shapes[key] != (), key
+
+
+def test_a_vector_of_one_entry_is_a_vector():
+    one = dict(n_head=16, qk_norm=True, gain_out="scale", n_kv_head=1, gain_param="magdir")
+    roles = GPT(GPTConfig(**{**SIZE, **one}, n_layer=1)).roles()
+    for part in ("q_norm", "k_norm", "k.out", "v.out"):
+        assert roles[f"blocks.0.attn.f.{part}.direction"] == "gain_dir"
+        assert roles[f"blocks.0.attn.f.{part}.magnitude"] == "gain_out"
+
+
+def test_all_roles_exist():
+    assert {role for flags, _ in ALL.values() for role in empty(flags, 2).roles().values()} == set(ROLES)
+
+
+def test_a_parameter_without_a_role_raises():
+    model = build(dict())
+    model.blocks[1].extra = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"blocks\.1\.extra\.weight .*param_roles"):
+        model.roles()
+
+
+# --------------------------------------------------------------------------------- checkpoints, cache, trace, precision
+
+
+@mostly_deep
+def test_a_checkpoint_and_a_construction_on_the_meta_device_lose_nothing(name):
+    flags, n, idx = ALL[name][0], depth_of(name), batch()[0]
+    model = build(flags, n, torch.float32)
+    checkpoint = dict(model_config=asdict(model.config), model={k: t.clone() for k, t in model.state_dict().items()})
+    copy = model_from_checkpoint(checkpoint)
+    assert torch.equal(copy.eval()(idx)[0], model(idx)[0])
+    for key, t in copy.state_dict().items():
+        assert torch.equal(t, checkpoint["model"][key]), key
+
+    model = empty(flags, n)
+    assert all(p.is_meta for p in model.parameters()) and bool(list(model.buffers())) == model.config.sigma_reparam
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for t in (*model.parameters(), *model.buffers()):
+            t.fill_(math.nan)
+    model.init_weights(3)
+    direct = GPT(model.config, seed=3)
+    for (key, a), b in zip(model.state_dict().items(), direct.state_dict().values(), strict=True):
+        assert torch.equal(a, b), key
+    assert torch.equal(model(idx)[0], direct(idx)[0])
+
+
+@mostly_deep
+def test_cached_logits_equal_the_full_forward(name):
+    model, idx = build(ALL[name][0], depth_of(name)), tokens(2, 9)
+    full = model(idx)[0]
+    for prefill in (1, 4):
+        cache = [KVCache() for _ in model.blocks]
+        parts = [model(idx[:, :prefill], cache=cache)[0]]
+        parts += [model(idx[:, t : t + 1], cache=cache)[0] for t in range(prefill, 9)]
+        assert error(torch.cat(parts, dim=1), full) < 1e-12
+
+
+@pytest.mark.parametrize("name", spread(ALL, fast=("S5", "Mix-LN, S5, LNS", "much at once")))
+def test_the_traced_model_is_one_graph_and_the_same_function(name):
+    model, (idx, targets) = build(ALL[name][0], depth_of(name)), batch()
+    loss, grads = gradients(model, idx, targets)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    after, after_grads = gradients(compiled, idx, targets)
+    assert error(after, loss) < 1e-12  # not equal bit by bit: GELU and tanh have another form there
+    for key, grad in grads.items():  # k's bias has a gradient of rounding alone: softmax cannot see it
+        assert (after_grads["_orig_mod." + key] - grad).abs().max() < 1e-12 * max(1.0, grad.abs().max()), key
+
+
+class Products(TorchDispatchMode):
+    """Records the dtypes of all matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm):
+            self.dtypes |= {t.dtype for t in args}
+        return function(*args, **kwargs or {})
+
+
+@mostly_deep
+def test_bf16_compute_multiplies_bf16_and_keeps_the_stream_in_fp32(name):
+    model, (idx, targets) = build(ALL[name][0], depth_of(name), torch.float32), batch()
+    if name in SCHEMES:  # logits of a usual size, where bf16 is not too coarse for a softmax
+        with torch.no_grad():
+            (model.head or model.wte).weight.mul_(0.1)
+    logits, (loss, grads) = model(idx)[0], gradients(model, idx, targets)
+    stream, outputs = [], []
+    for module in model.modules():
+        if isinstance(module, Residual):
+            module.register_forward_hook(lambda _, args, out: stream.extend((args[0].dtype, out.dtype)))
+        elif isinstance(module, Linear) and module is not model.head:
+            module.register_forward_hook(lambda _, args, out: outputs.append(out.dtype))
+    assert model.set_compute_dtype(torch.bfloat16) is model
+    with Products() as products:
+        half, half_grads = gradients(model, idx, targets)
+    assert products.dtypes == set(outputs) == {torch.bfloat16}
+    assert stream == [torch.float32] * (4 * len(model.blocks))
+    assert half.dtype == model(idx)[0].dtype == torch.float32
+    assert {p.dtype for p in model.parameters()} == {g.dtype for g in half_grads.values()} == {torch.float32}
+    assert 0 < error(half, loss) < 0.02
+    total, half_total = (torch.cat([g.flatten() for g in some.values()]) for some in (grads, half_grads))
+    assert 0 < (half_total - total).norm() / total.norm() < (0.1 if name in LAYOUTS else 0.2)
+    cache = [KVCache() for _ in model.blocks]
+    model(idx[:, :3], cache=cache)
+    assert {x.dtype for layer in cache for x in (layer.k, layer.v)} == {torch.bfloat16}
+    model.set_compute_dtype(None)
+    assert torch.equal(model(idx)[0], logits)
+    assert torch.equal(model(idx, targets)[1], loss)
+
+
+# ------------------------------------------------------------------------------------------------------------- folding
+
+
+@mostly_deep
+def test_folding_gains_by_hand_changes_nothing(name):
+    """Gains before a matrix multiply its columns, gains after it its rows. Where a bias or σReparam stands between
+    them, they stay."""
+    flags = ALL[name][0]
+    model, idx = build(dict(flags, tie_weights=False, gain_param="direct"), depth_of(name)), batch()[0]
+    before = model(idx)[0]
+    with torch.no_grad():
+        pairs = [(model.final_norm, model.head)]
+        for block in model.blocks:
+            for branch in (block.attn, block.mlp):
+                for part, matrix in branch.f.named_children():
+                    if part not in ("q", "k", "v", "gate", "up") or flags.get("sigma_reparam"):
+                        continue
+                    pairs += [(branch.pre, matrix), (matrix.pre, matrix)]
+                    if matrix.out.gain is not None and matrix.out.norm == "none":
+                        matrix.weight.mul_(matrix.out.gain[:, None])
+                        if matrix.bias is not None:
+                            matrix.bias.mul_(matrix.out.gain)
+                        matrix.out.gain.fill_(1)
+        for slot, matrix in pairs:
+            if slot.gain is not None and slot.bias is None:
+                matrix.weight.mul_(slot.gain)
+        for slot, _ in pairs:
+            if slot.gain is not None and slot.bias is None:
+                slot.gain.fill_(1)
+    assert error(model(idx)[0], before) < 1e-12

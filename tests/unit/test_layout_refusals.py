@@ -1,0 +1,336 @@
+"""Flags: what is refused, and by which message; what is allowed with a note; and that all else builds and trains."""
+
+import io
+import math
+import re
+from collections import Counter
+from dataclasses import asdict, fields
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from layers import rules
+from model import GPT, GPTConfig
+from nanodnt.optim import fill_defaults, make_optimizer
+from nanodnt.settings import TrainConfig
+from nanodnt.weights import model_from_checkpoint, profile_admin
+from support.depth import examples
+from support.models import FIXUP, NONE, POST, S5, SCHEMES, refusing_line, rule_lines, tokens
+
+TINY = dict(n_layer=2, n_head=2, n_embd=8, block_size=6, vocab_size=17)
+SMALL = dict(n_layer=1, n_head=4, n_embd=16, block_size=8, vocab_size=50)
+
+# flags on top of SMALL, and words of the message that refuses them
+BAD_VALUES = (
+    (dict(norm="rms"), "norm 'rms' rmsnorm layernorm dyt none"),
+    (dict(pre_norm="ffn"), "pre_norm 'ffn' both attn mlp none"),
+    (dict(mid_norm=True), "mid_norm True both attn mlp none"),
+    (dict(post_norm="Both"), "post_norm 'Both' both attn mlp none"),
+    (dict(pos="alibi"), "pos 'alibi' learned rope"),
+    (dict(mlp="silu"), "mlp 'silu' gelu relu relu2 swiglu"),
+    (dict(init="kaiming"), "init 'kaiming' normal xavier"),
+    (dict(residual_init="gpt3"), "residual_init 'gpt3' gpt2 plain depth"),
+    (dict(dyt_alpha_attn=0.5), "dyt_alpha_attn norm=dyt rmsnorm"),
+    (dict(dyt_alpha_other=0.5, norm="layernorm"), "dyt_alpha_other norm=dyt layernorm"),
+    (dict(dyt_alpha_attn=0.0), "dyt_alpha_attn norm=dyt"),
+    (dict(dyt_bias=True), "dyt_bias norm=dyt"),
+    (dict(dyt_bias=True, dyt_alpha_attn=1.0), "dyt_bias dyt_alpha_attn norm=dyt"),
+    (dict(norm="none", mid_norm="both"), "norm=none mid_norm"),
+    (dict(norm="none", post_norm="mlp"), "norm=none post_norm"),
+    (dict(norm="none", input_norm=True), "norm=none input_norm"),
+    (dict(pos="rope", n_embd=12), "pos=rope even 12/4"),
+    (dict(rope_theta=500.0), "rope_theta pos=rope"),
+    (dict(rope_theta=-1.0, pos="rope"), "rope_theta positive"),
+    (dict(n_embd=18), "n_embd=18 n_head=4"),
+    (dict(n_kv_head=3), "n_head=4 n_kv_head=3"),
+    (dict(n_kv_head=8), "n_head=4 n_kv_head=8"),
+    (dict(n_kv_head=-1), "n_kv_head negative"),
+    (dict(n_ff=-4), "n_ff negative"),
+    (dict(vocab_size=0), "vocab_size=0 at least 1"),
+    (dict(n_layer=0), "n_layer=0 at least 1"),
+    (dict(n_head=0), "n_head=0 at least 1"),
+    (dict(n_embd=-16), "n_embd=-16 at least 1"),
+    (dict(block_size=0), "block_size=0 at least 1"),
+    (dict(n_layer=-1, block_size=-2), "n_layer=-1 block_size=-2"),
+    (dict(n_layer=10_001), "n_layer=10001 10,000 blocks"),
+    (dict(n_ff=2**24 + 1, vocab_size=10**9), "vocab_size=1000000000 n_ff=16777217 16,777,216"),
+    (dict(dropout=1.0), "dropout=1.0 below 1"),
+    (dict(dropout=-0.1), "dropout=-0.1 at least 0"),
+    (dict(norm_eps=-1e-6), "norm_eps negative"),
+    (dict(init_std=0.0), "init_std positive"),
+    (dict(n_layer="2"), "n_layer='2' int"),
+    (dict(n_embd=16.0), "n_embd=16.0 int"),
+    (dict(n_head=True), "n_head=True int"),
+    (dict(bias=1), "bias=1 bool"),
+    (dict(input_norm="False"), "input_norm='False' bool"),
+    (dict(dropout="0.1"), "dropout='0.1' float"),
+    (dict(norm="dyt", dyt_alpha_other="0.5"), "dyt_alpha_other='0.5' float"),
+)
+# the same, on top of TINY
+BAD_LAYOUTS = (
+    (dict(lns="pre"), "lns 'pre' off norm branch residual input"),
+    (dict(gain="hg"), "gain 'hg' shared none branch"),
+    (dict(gain_out="dp"), "gain_out 'dp' none scale norm"),
+    (dict(gain_param="or"), "gain_param 'or' direct magdir expmagdir"),
+    (dict(branch_scale="rezero"), "branch_scale 'rezero' none layerscale skipinit"),
+    (dict(norm="dyt", dyt_squash="erf"), "dyt_squash 'erf' tanh hardtanh sigmoid identity"),
+    (dict(lns="norm", lns_power=math.inf), "lns_power finite"),
+    (dict(lns="norm", lns_power="1"), "lns_power='1' float"),
+    (dict(norm="none", post_norm_blocks=1), "norm=none post_norm_blocks=1"),
+    (dict(norm="none", mid_norm="attn", input_norm=True), "norm=none mid_norm=attn input_norm=True"),
+    (dict(post_norm_blocks=-1), "post_norm_blocks=-1 between 0 and n_layer=2"),
+    (dict(post_norm_blocks=3), "post_norm_blocks=3 between 0 and n_layer=2"),
+    (dict(norm_groups=0), "norm_groups=0 n_embd=8"),
+    (dict(norm_groups=3), "norm_groups=3 n_embd=8"),
+    (dict(norm_groups=-2), "norm_groups=-2 n_embd=8"),
+    (dict(norm_groups=2, norm="dyt"), "norm_groups=2 norm=rmsnorm layernorm norm=dyt"),
+    (dict(norm_groups=2, norm="none"), "norm_groups=2 norm=rmsnorm layernorm norm=none"),
+    (dict(dyt_squash="sigmoid"), "dyt_squash norm=dyt norm=rmsnorm"),
+    (dict(dyt_learn_alpha=False, dyt_bias=True, norm="none"), "dyt_learn_alpha dyt_bias norm=dyt norm=none"),
+    (dict(norm="dyt", dyt_alpha_attn=0.0), "dyt_alpha_attn=0"),
+    (dict(norm="dyt", dyt_alpha_other=0), "dyt_alpha_other=0"),
+    (dict(embed_scale=True, input_norm=True), "embed_scale input_norm"),
+    (dict(qk_norm=True, gain_out="norm"), "gain_out=norm qk_norm"),
+    (dict(lns="norm", pre_norm="none"), "lns=norm pre_norm"),
+    (dict(lns="input", pre_norm="none"), "lns=input pre_norm"),
+    (dict(lns="norm", norm="none"), "lns=norm norm=none"),
+    (dict(pre_norm="none", admin=True, norm="none"), "admin norm=none"),
+    (dict(deepnorm=True, norm="none"), "deepnorm norm=none"),
+    (dict(norm="layernorm", norm_groups=8), "norm_groups=8 LayerNorm lower"),
+    (dict(lns="norm", pre_norm="attn", lns_branches="mlp"), "lns=norm pre_norm"),
+    (dict(lns="input", pre_norm="mlp", lns_branches="attn"), "lns=input pre_norm"),
+    (dict(lns="norm", post_norm_blocks=2), "lns=norm pre_norm"),
+    (dict(lns_power=1.0), "lns_power lns=norm"),
+    (dict(lns_branches="attn"), "lns_branches lns=norm"),
+    (dict(lns_branches="attn", lns_power=0.0), "lns_power lns_branches lns=norm"),
+    (dict(lns_learn=True), "lns_learn lns=norm"),
+    (dict(lns_learn=True, lns="branch"), "lns_learn lns=norm"),
+    (dict(lns_learn=True, lns="norm", gain="none"), "lns_learn gain=shared"),
+    (dict(deepnorm=True), "deepnorm post_norm=both"),
+    (dict(deepnorm=True, post_norm="attn"), "deepnorm post_norm=both"),
+    (dict(deepnorm=True, post_norm_blocks=2), "deepnorm post_norm=both"),
+    (dict(admin=True), "admin post_norm=both"),
+    (dict(admin=True, post_norm="mlp"), "admin post_norm=both"),
+    (dict(POST, admin=True, deepnorm=True), "deepnorm admin"),
+    (dict(branch_scale_init=0.1), "branch_scale_init branch_scale=layerscale skipinit"),
+    (dict(fixup=True), "fixup norm=rmsnorm norm=none"),
+    (dict(fixup=True, norm="dyt"), "fixup norm=dyt norm=none"),
+    (dict(FIXUP, branch_scale="skipinit"), "fixup branch_scale"),
+    (dict(FIXUP, branch_scale="layerscale"), "fixup branch_scale"),
+    (dict(FIXUP, sigma_reparam=True), "fixup sigma_reparam"),
+    (dict(gain="branch", pre_norm="none"), "gain=branch pre_norm"),
+    (dict(gain="branch", norm="none"), "gain=branch norm=none"),
+    (dict(gain="branch", post_norm_blocks=2), "gain=branch pre_norm"),
+    (dict(post_norm_blocks=2, lns="norm"), "lns=norm pre_norm=both post_norm_blocks n_layer=2"),
+    (dict(post_norm_blocks=2, gain="branch"), "gain=branch pre_norm post_norm_blocks n_layer=2"),
+    (dict(gain="none", gain_out="scale"), "gain_out=scale gain=none"),
+    (dict(gain="none", gain_out="norm"), "gain_out=norm gain=none"),
+    (dict(gain="none", gain_param="magdir"), "gain_param=magdir gain=none"),
+    (
+        dict(branch_scale="layerscale", branch_scale_init=0.0, gain_param="expmagdir"),
+        "gain_param=expmagdir branch_scale_init=0.0 positive",
+    ),
+    (
+        dict(branch_scale="layerscale", branch_scale_init=-1, gain_param="expmagdir"),
+        "gain_param=expmagdir branch_scale_init=-1 positive",
+    ),
+    (dict(NONE, gain_param="magdir"), "gain_param=magdir norm=none"),
+    (dict(NONE, gain_param="expmagdir", branch_scale="skipinit"), "gain_param=expmagdir norm=none"),
+)
+REFUSED = [(SMALL | flags, words) for flags, words in BAD_VALUES]
+REFUSED += [(TINY | flags, words) for flags, words in BAD_LAYOUTS]
+
+
+def name_of(value):
+    """A short test id: the flags that are not sizes of SMALL or TINY."""
+    if not isinstance(value, dict):
+        return ""
+    usual = SMALL if value["n_layer"] == 1 else TINY
+    return ",".join(f"{k}={v}" for k, v in value.items() if usual.get(k) != v)
+
+
+@pytest.mark.parametrize("flags, words", REFUSED, ids=name_of)
+def test_bad_flags_are_refused_in_one_line_that_names_them(flags, words):
+    with pytest.raises(ValueError) as caught:
+        GPT.empty(GPTConfig(**flags))
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words.split():
+        assert word in message, message
+
+
+def test_every_rule_refuses_something():
+    """So that a rule that is lost, or turned around, makes a test fail."""
+    reached = {refusing_line(GPTConfig(**flags)) for flags, _ in REFUSED}
+    assert rule_lines(rules.values, rules.sizes, rules.norms, rules.scales).keys() - reached == set()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    (
+        dict(NONE, gain_param="magdir", qk_norm=True),
+        dict(NONE, gain_param="magdir", gain_out="scale"),
+        dict(NONE, gain_param="expmagdir", branch_scale="layerscale"),
+        dict(branch_scale="skipinit", branch_scale_init=-1.0, gain_param="expmagdir"),
+        dict(branch_scale="layerscale", branch_scale_init=-1.0, gain_param="magdir"),
+        dict(lns="residual", pre_norm="none", lns_branches="attn"),
+        dict(lns="branch", norm="none"),
+        dict(post_norm_blocks=2, lns="branch"),
+        dict(lns="norm", pre_norm="attn", lns_branches="attn", lns_power=-1),
+        dict(post_norm="both", deepnorm=True),
+        dict(gain="none", branch_scale="layerscale"),
+        dict(embed_scale=True, norm="none"),
+        dict(embed_scale=True, norm="dyt", input_norm=True),  # γ tanh(α s x) keeps s
+        dict(norm_groups=8),
+    ),
+    ids=str,
+)
+def test_near_misses_are_allowed(flags):
+    GPT(GPTConfig(**TINY | flags))
+
+
+PLAIN = dict(residual_init="plain")
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    (
+        (dict(), []),
+        (dict(S5, gain="branch", gain_param="magdir"), []),
+        (dict(PLAIN, lns="norm"), []),
+        (dict(PLAIN, lns="branch", qk_norm=True, mid_norm="both"), []),
+        (dict(PLAIN, **POST, deepnorm=True), []),
+        (dict(PLAIN, **POST, admin=True), []),
+        (dict(PLAIN, **FIXUP), []),
+        (dict(lns="norm"), ["lns residual_init=gpt2 residual_init=plain"]),
+        (dict(lns="branch", residual_init="depth"), ["lns residual_init=depth residual_init=plain"]),
+        (dict(PLAIN, lns="norm", pre_norm="attn"), ["lns=norm attn alone"]),
+        (dict(PLAIN, lns="input", pre_norm="mlp", norm="dyt", init_std=0.2), ["lns=input mlp alone"]),
+        (dict(PLAIN, lns="norm", pre_norm="attn", lns_branches="attn"), []),
+        (dict(PLAIN, lns="norm", qk_norm=True), ["lns attention v alone QK-norm"]),
+        (dict(PLAIN, lns="norm", qk_norm=True, mid_norm="mlp"), ["lns attention v alone QK-norm"]),
+        (dict(PLAIN, lns="norm", qk_norm=True, lns_branches="mlp"), []),
+        (dict(PLAIN, lns="norm", qk_norm=True, mid_norm="both"), ["lns no effect attention QK-norm mid norm"]),
+        (dict(PLAIN, lns="norm", qk_norm=True, mid_norm="attn", norm="dyt", init_std=0.2), ["lns attention v alone"]),
+        (dict(PLAIN, lns="input"), ["lns=input next to nothing"]),
+        (dict(PLAIN, lns="input", norm="dyt", init="xavier"), []),
+        (dict(norm="dyt"), ["dyt init_std·√n_embd = 0.06 init_std=0.35"]),  # 8 wide
+        (dict(norm="dyt", n_embd=768), []),
+        (dict(PLAIN, post_norm="both", deepnorm=True), ["pre_norm=both DeepNorm pre_norm=none"]),
+        (dict(PLAIN, post_norm="both", pre_norm="mlp", admin=True), ["pre_norm=mlp Admin pre_norm=none"]),
+        (dict(POST, deepnorm=True), ["deepnorm residual_init=gpt2 not used"]),
+        (dict(FIXUP, residual_init="depth"), ["fixup residual_init=depth not used"]),
+        (dict(S5, lns="norm"), ["residual_init=gpt2", "lns no effect here QK mid"]),
+        (dict(PLAIN, lns="norm", lns_learn=True, qk_norm=True, mid_norm="both"), []),  # other steps, if the same start
+        (dict(PLAIN, lns="norm", gain_out="norm"), ["lns no effect gain_out=norm"]),
+        (dict(PLAIN, lns="norm", gain_out="norm", lns_branches="mlp"), ["lns no effect gain_out=norm"]),
+        (dict(PLAIN, lns="norm", gain_out="norm", bias=True), []),  # a bias keeps its size beside the factor
+        (dict(PLAIN, lns="norm", qk_norm=True, mid_norm="both", bias=True), []),
+    ),
+    ids=str,
+)
+def test_notes_say_what_should_be_known(flags, words):
+    config = GPTConfig(**TINY | flags)
+    config.check()
+    notes = rules.notes(config)
+    assert len(notes) == len(words), notes
+    for note, wanted in zip(notes, words, strict=True):
+        assert "\n" not in note
+        for word in wanted.split():
+            assert word in note, note
+
+
+def test_whole_numbers_are_floats_too():
+    GPT(GPTConfig(**SMALL, dropout=0, norm="dyt", dyt_alpha_attn=1, dyt_alpha_other=None))
+
+
+# --------------------------------------------------------------------------------------------------------- any flags
+
+# Every number a flag may be given in the property below, right or wrong.
+NUMBERS = dict(n_layer=(1, 3), n_head=(1, 4), n_embd=(4, 12), block_size=(5, 9), vocab_size=(1, 65), rope_theta=(7.0,))
+NUMBERS |= dict(n_kv_head=(1, 2, 3), n_ff=(1, 12), dropout=(0.3,), norm_eps=(1e-2,), norm_groups=(2, 3, 4, 8))
+NUMBERS |= dict(post_norm_blocks=(1, 2, 3), dyt_alpha_attn=(0.0, 0.4), dyt_alpha_other=(0.3, -1.0), init_std=(0.5,))
+NUMBERS |= dict(lns_power=(0.0, 1.0, -0.5), branch_scale_init=(0.0, 0.2, -0.1))
+
+
+def choices(name, hint):
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return (False, True) if hint is bool else NUMBERS.get(name, (0.5,) if hint is float else (2,))
+
+
+DEFAULTS = {f.name: f.default for f in fields(GPTConfig)} | TINY
+CHOICES = {name: choices(name, hint) for name, hint in get_type_hints(GPTConfig).items()}
+CHOICES = {name: [v for v in values if v != DEFAULTS[name]] for name, values in CHOICES.items()}
+SOME_FLAGS = st.lists(st.sampled_from(sorted(CHOICES)), max_size=4, unique=True).flatmap(
+    lambda names: st.fixed_dictionaries({name: st.sampled_from(CHOICES[name]) for name in names})
+)
+# start from a scheme, so that flags that need each other are drawn together
+START_FLAGS = st.sampled_from([{}, *(flags for flags, _ in SCHEMES.values())])
+
+
+ANY_FLAGS = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+
+
+def step_settings():
+    config = TrainConfig(learning_rate=1e-2)
+    fill_defaults(config)
+    return config
+
+
+@settings(max_examples=examples(fast=60, deep=600), **ANY_FLAGS)
+@given(START_FLAGS, SOME_FLAGS)
+def test_any_flags_are_refused_by_name_or_train_and_survive_a_checkpoint(one_thread, scheme, some):
+    config = GPTConfig(**{**TINY, **scheme, **some})
+    try:
+        model = GPT(config)
+    except ValueError as e:
+        event("refused")
+        named = [name for name in {**scheme, **some} if re.search(rf"\b{name}\b", str(e))]
+        assert named and "\n" not in str(e), str(e)
+        return
+    event("accepted")
+    assert all(isinstance(note, str) for note in rules.notes(config))
+    T = config.block_size
+    idx, targets = tokens(2, T, vocab=config.vocab_size), tokens(2, T, vocab=config.vocab_size, seed=2)
+    profile_admin(model, idx)
+    optimizer = make_optimizer(model.train(), step_settings())
+    for _ in range(2):
+        loss = model(idx, targets)[1]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        model.power_iteration()
+        assert loss.isfinite()
+    assert all(t.isfinite().all() for t in model.state_dict().values())
+    file = io.BytesIO()
+    torch.save(dict(model_config=asdict(config), model=model.state_dict()), file)
+    file.seek(0)
+    copy = model_from_checkpoint(torch.load(file, weights_only=True)).eval()
+    for (key, a), b in zip(copy.state_dict().items(), model.state_dict().values(), strict=True):
+        assert torch.equal(a, b), key
+    assert torch.equal(copy(idx)[0], model.eval()(idx)[0])
+
+
+@pytest.mark.deep
+def test_the_drawn_flags_are_refused_and_accepted_and_use_every_flag():
+    outcomes, used = Counter(), Counter()
+
+    @settings(max_examples=600, **ANY_FLAGS)
+    @given(START_FLAGS, SOME_FLAGS)
+    def count(scheme, some):
+        flags = {**TINY, **scheme, **some}
+        try:
+            GPTConfig(**flags).check()
+        except ValueError:
+            outcomes["refused"] += 1
+            return
+        outcomes["accepted"] += 1
+        used.update(name for name in flags if flags[name] != DEFAULTS[name])
+
+    count()
+    assert min(outcomes["refused"], outcomes["accepted"]) > 100, outcomes
+    assert used.keys() == CHOICES.keys(), CHOICES.keys() - used.keys()

@@ -1,0 +1,314 @@
+"""The loss that keeps no logits, compared with torch's cross-entropy over all logits; its precision and its memory."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from layers import loss as loss_module
+from layers.loss import linear_cross_entropy
+from model import GPT, GPTConfig
+from nanodnt.generate import generate
+from support import reference
+from support.depth import examples
+from support.models import LLAMA, POST, S5, SIZE, UNIFIED, batch, build, error, gradients, tokens
+from support.operators import (
+    IGNORED,
+    Watch,
+    assert_same_gradients,
+    batch_ignoring,
+    fresh_compiler,
+    plain_loss,
+    saved_for_backward,
+    with_plain_loss,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NETS = {
+    "tied": dict(),
+    "untied, bias": dict(tie_weights=False, bias=True, norm="layernorm"),
+    "llama": LLAMA,
+    "DNT, LNS, OR": dict(S5, lns="norm", gain_param="magdir"),
+    "no final norm": dict(POST, bias=True, norm="layernorm"),
+    "unified": UNIFIED,
+    "DyT": dict(norm="dyt", dyt_bias=True),
+    "no padding": dict(vocab_size=64),
+}
+
+
+@pytest.mark.parametrize("flags", NETS.values(), ids=NETS)
+def test_loss_and_gradients_are_those_of_the_logits(flags):
+    model = build(flags)
+    for positions in IGNORED.values():
+        idx, targets = batch_ignoring(positions)
+        expected = gradients(with_plain_loss(model), idx, targets)
+        for chunks in (0, 1, 2, 3, 100):
+            model.loss_chunks = chunks
+            assert_same_gradients(gradients(model, idx, targets), expected, 1e-11)
+
+
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("chunks", (1, 3))
+def test_without_targets_that_count_loss_and_gradients_are_zero(chunks, dtype):
+    model, idx = build(dict(tie_weights=False), dtype=torch.float32).set_compute_dtype(dtype), tokens(2, 7)
+    model.loss_chunks = chunks
+    loss, grads = gradients(model, idx, torch.full((2, 7), -1))
+    assert loss == 0
+    assert [name for name, grad in grads.items() if grad.count_nonzero()] == []
+
+
+def test_gradients_scale_and_add_up_as_others_do():
+    """Times a factor (accumulation, fp16's loss scale), in two backward passes, and through a function of the loss."""
+    model, (idx, targets) = build(dict()), batch()
+    loss, once = gradients(with_plain_loss(model), idx, targets)
+    for f, factor in ((lambda x: 0.25 * x, 0.25), (lambda x: x * 65536, 65536), (lambda x: x.square(), 2 * loss)):
+        model.zero_grad()
+        f(model(idx, targets)[1]).backward()
+        ours = {name: p.grad / factor for name, p in model.named_parameters()}
+        assert_same_gradients((loss, ours), (loss, once), 1e-11)
+        f(model(idx, targets)[1]).backward()
+        ours = {name: p.grad / (2 * factor) for name, p in model.named_parameters()}
+        assert_same_gradients((loss, ours), (loss, once), 1e-11)
+
+
+def functional(x, weight, targets, dtype, vocab_size, chunks=0):
+    """(loss, gradient of x, gradient of weight) by linear_cross_entropy."""
+    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    loss = linear_cross_entropy(x, weight, targets, dtype, vocab_size, chunks)
+    return loss.detach(), *torch.autograd.grad(loss, (x, weight))
+
+
+def functional_plain(x, weight, targets, dtype, vocab_size):
+    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    logits = F.linear(x.to(dtype), weight.to(dtype))[..., :vocab_size]
+    loss = plain_loss(logits if dtype == torch.float64 else logits.float(), targets)
+    return loss.detach(), *torch.autograd.grad(loss, (x, weight))
+
+
+@settings(max_examples=examples(fast=25, deep=150), deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_any_shape_is_the_cross_entropy(data):
+    b, t, c, vocab_size, padding, chunks = (
+        data.draw(st.integers(*ends)) for ends in ((1, 4), (1, 6), (1, 9), (1, 70), (0, 5), (0, 30))
+    )
+    targets = data.draw(st.lists(st.integers(-1, vocab_size - 1), min_size=b * t, max_size=b * t))
+    targets = torch.tensor(targets).view(b, t)
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    x = torch.randn(b, t, c, generator=generator, dtype=torch.float64)
+    weight = torch.randn(vocab_size + padding, c, generator=generator, dtype=torch.float64)
+    ours = functional(x, weight, targets, torch.float64, vocab_size, chunks)
+    theirs = functional_plain(x, weight, targets, torch.float64, vocab_size)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
+    assert not ours[2][vocab_size:].count_nonzero()
+
+
+def some_logits(dtype, size=1.5):
+    """x (4, 64, 32), weight (256, 32), both numbers of `dtype`, and targets below 200, a fifth of them ignored."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 64, 32, generator=generator).to(dtype).float()
+    weight = (torch.randn(256, 32, generator=generator) * size / 32**0.5).to(dtype).float()
+    targets = torch.randint(200, (4, 64), generator=generator)
+    return x, weight, targets.masked_fill(torch.rand(4, 64, generator=generator) < 0.2, -1)
+
+
+@pytest.mark.parametrize("chunks", (1, 3, 256))
+@pytest.mark.parametrize(
+    "dtype, loss_bound, grad_bound",  # 1.5 times the measured errors; those of gradients are the rounding of the dtype
+    ((torch.float32, 5e-6, 5e-7), (torch.bfloat16, 2e-4, 3.5e-3), (torch.float16, 3e-5, 4.5e-4)),
+    ids=str,
+)
+def test_low_precision_costs_no_more_than_rounding_the_logits(dtype, loss_bound, grad_bound, chunks):
+    """Compared with float64 on the same rounded input. Torch's loss in this dtype has no smaller error."""
+    x, weight, targets = some_logits(dtype)
+    exact = functional_plain(x.double(), weight.double(), targets, torch.float64, 200)
+    ours = functional(x, weight, targets, dtype, 200, chunks)
+    theirs = functional_plain(x, weight, targets, dtype, 200)
+    assert [t.dtype for t in ours] == [torch.float32] * 3
+    assert abs(ours[0] - exact[0]) < loss_bound
+    for a, b, c in zip(ours[1:], theirs[1:], exact[1:], strict=True):
+        assert (a - c).norm() / c.norm() < grad_bound
+        assert (a - c).norm() < 1.1 * (b - c).norm() + 1e-7 * c.norm()
+
+
+@pytest.mark.parametrize("dtype, bound", ((torch.bfloat16, 0.05), (torch.float16, 0.008)), ids=str)
+def test_gradients_of_a_half_precision_model_are_close_to_fp32(dtype, bound):
+    """fp16 with its loss scaled by 65536, as at the start of a run."""
+    model, (idx, targets) = GPT(GPTConfig(**SIZE, n_layer=2)), batch()
+    model.loss_chunks = 3
+    loss, expected = gradients(model, idx, targets)
+    model.set_compute_dtype(dtype).zero_grad()
+    scaled = model(idx, targets)[1] * 65536
+    scaled.backward()
+    assert error(scaled.detach() / 65536, loss) < bound / 4
+    for name, p in model.named_parameters():
+        assert p.grad.isfinite().all(), name
+        assert (p.grad / 65536 - expected[name]).norm() < bound * expected[name].norm(), name
+
+
+def test_fp16_gradients_of_many_equal_targets_are_finite():
+    """The gradient is summed over tokens before it is divided by their number. That sum must not leave the range of
+    fp16: the loss scale cannot undo an overflow."""
+    x, weight = torch.full((64, 1024, 8), 2.0), torch.zeros(128, 8)
+    targets = tokens(64, 1024, vocab=65).masked_fill_(tokens(64, 1024, vocab=10, seed=2) < 7, 1)
+    _, dx, dw = functional(x, weight, targets, torch.float16, 65)
+    exact = functional_plain(x, weight, targets, torch.float32, 65)[2]
+    assert dx.isfinite().all() and dw.isfinite().all()
+    assert error(dw, exact) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
+def test_large_logits_do_not_overflow(dtype):
+    x, weight, targets = some_logits(dtype)
+    x = (x * 3e3).to(dtype).float()
+    exact = functional_plain(x.double(), weight.double(), targets, torch.float64, 200)
+    assert (x.flatten(0, 1) @ weight.T).abs().max() > 1e4
+    loss, dx, dw = functional(x, weight, targets, dtype, 200, 2)
+    assert error(loss, exact[0]) < 1e-3
+    for a, b in ((dx, exact[1]), (dw, exact[2])):
+        assert a.isfinite().all()
+        assert (a - b).norm() < 0.1 * b.norm()  # a softmax of such logits is 0 or 1, and rounding decides near ties
+
+
+def test_a_second_derivative_raises():
+    """A wrong one would go unnoticed. It raises for the loss alone, and with blocks before it that do have one."""
+    model, (idx, targets) = build(dict(n_layer=1)), batch()
+    parameters = list(model.parameters())
+    with sdpa_kernel(SDPBackend.MATH):
+        first = torch.autograd.grad(plain_loss(model(idx)[0], targets), parameters, create_graph=True)
+        assert torch.autograd.grad(sum(g.square().sum() for g in first), parameters)
+        with pytest.raises(RuntimeError):
+            first = torch.autograd.grad(model(idx, targets)[1], parameters, create_graph=True)
+            torch.autograd.grad(sum(g.square().sum() for g in first), parameters)
+    x, weight = torch.randn(1, 3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    with pytest.raises(RuntimeError):
+        loss = linear_cross_entropy(x, weight, torch.tensor([[1, 2, 0]]), torch.float32, 5)
+        first = torch.autograd.grad(loss, (x, weight), create_graph=True)
+        torch.autograd.grad(first[0].sum(), weight)
+
+
+def test_padding_rows_get_no_gradient_in_any_dtype():
+    for dtype in (None, torch.bfloat16):
+        model, (idx, targets) = build(dict(tie_weights=False), dtype=torch.float32).set_compute_dtype(dtype), batch()
+        for chunks in (1, 4):
+            model.loss_chunks = chunks
+            _, grads = gradients(model, idx, targets)
+            for name in ("head.weight", "wte.weight"):
+                assert grads[name].shape == (64, 16)
+                assert not grads[name][50:].count_nonzero() and grads[name][:50].count_nonzero()
+
+
+@pytest.mark.parametrize("tied", (True, False))
+def test_padding_has_no_influence(tied):
+    model, (idx, targets) = build(dict(tie_weights=tied)), batch()
+    table = model.wte.weight if tied else model.head.weight
+    assert table.shape == (64, 16)
+    logits, (loss, grads) = model(idx)[0], gradients(model, idx, targets)
+    with torch.no_grad():
+        model.wte.weight[50:] = table[50:] = 1e4
+    assert torch.equal(model(idx)[0], logits)
+    after, after_grads = gradients(model, idx, targets)
+    assert torch.equal(after, loss)
+    for name, grad in grads.items():
+        assert torch.equal(after_grads[name], grad), name
+    for name in ("wte.weight",) if tied else ("wte.weight", "head.weight"):
+        assert not grads[name][50:].any() and grads[name][:50].any()
+    for temperature in (0, 1.0, 100.0):
+        out = generate(model, tokens(64, 2), 3, temperature, generator=torch.Generator().manual_seed(0))
+        assert out.max() < 50
+
+
+@pytest.mark.parametrize("vocab, padded", ((1, 64), (64, 64), (65, 128), (50257, 50304)))
+def test_vocabulary_is_padded_to_64(vocab, padded):
+    assert GPTConfig(vocab_size=vocab).padded_vocab_size == padded
+
+
+def test_loss_is_the_mean_over_the_targets_that_count():
+    model, (idx, _) = build(dict()), batch()
+    log_p = torch.log(reference.softmax(model(idx)[0]))
+    targets = torch.full((2, 7), -1)
+    targets[0, 2], targets[1, 6], targets[1, 5] = 4, 0, 49
+    expected = -(log_p[0, 2, 4] + log_p[1, 6, 0] + log_p[1, 5, 49]) / 3
+    assert error(model(idx, targets)[1], expected) < 1e-12
+
+
+def test_all_targets_ignored_is_a_zero_loss():
+    loss, grads = gradients(build(dict()), batch()[0], torch.full((2, 7), -1))
+    assert loss == 0
+    assert all(torch.equal(grad, torch.zeros_like(grad)) for grad in grads.values())
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+
+WIDE = dict(vocab_size=250, block_size=48)  # 2 × 48 tokens × 256 logits: larger than any other tensor of the model
+
+
+def test_no_logits_are_kept_for_the_backward_pass():
+    model, (idx, targets) = build(WIDE), (tokens(2, 48), tokens(2, 48, seed=2))
+    assert max(saved_for_backward(lambda: with_plain_loss(model)(idx, targets))) >= 2 * 48 * 250
+    for chunks in (1, 3):
+        model.loss_chunks = chunks
+        assert max(saved_for_backward(lambda: model(idx, targets))) < 2 * 48 * 250 / chunks
+
+
+@fresh_compiler()
+def test_no_logits_leave_the_compiled_forward():
+    model, (idx, targets), outputs = build(WIDE), (tokens(2, 48), tokens(2, 48, seed=2)), []
+
+    def note(graph, example):
+        outputs.extend(node.meta["val"].numel() for node in graph.graph.output_node().args[0])
+        return graph
+
+    partition = dict(partition_fn=min_cut_rematerialization_partition)  # as inductor's
+    backend = aot_autograd(fw_compiler=note, bw_compiler=lambda graph, example: graph, **partition)
+    torch.compile(model, backend=backend, dynamic=False)(idx, targets)
+    assert 0 < max(outputs) < 2 * 48 * 250
+
+
+def test_the_loss_needs_a_fraction_of_the_memory():
+    x, weight, targets = torch.randn(8, 128, 32), torch.randn(4096, 32), tokens(8, 128, vocab=4096)
+    with Watch() as unchunked:
+        functional_plain(x, weight, targets, torch.float32, 4096)
+    with Watch() as chunked:
+        functional(x, weight, targets, torch.float32, 4096, 4)
+    assert unchunked.peak > 2 * x.shape[0] * x.shape[1] * 4096 * 4  # logits and their gradient: the watch sees them
+    assert 4 * chunked.peak < unchunked.peak
+    with Watch() as evaluation, torch.no_grad():
+        linear_cross_entropy(x, weight, targets, torch.float32, 4096, 4)
+    assert evaluation.peak < chunked.peak
+    assert [w.calls["mm"] for w in (chunked, evaluation)] == [
+        3 * 4,
+        4,
+    ]  # nothing is computed twice, and evaluation makes no gradients
+
+
+def test_chunks_bound_the_logits(monkeypatch):
+    """By default so many chunks that the logits of one fit LOGITS_BYTES, else as many as asked for. From 128 rows on,
+    a chunk is a multiple of 128 rows."""
+    weight = torch.randn(128, 1)
+
+    def rows(dtype, chunks, n=32):
+        x, targets = torch.randn(2, n, 1), tokens(2, n, vocab=128)
+        with Watch() as watch:
+            functional(x, weight, targets, dtype, 128, chunks)
+        return max(shape[0] for shape in watch.shapes if shape[1:] == (128,))
+
+    for dtype, chunks, limit, expected in (
+        (torch.float32, 0, 2**30, 64),
+        (torch.float32, 0, 64 * 128 * 4, 64),
+        (torch.float32, 0, 64 * 128 * 4 - 1, 32),
+        (torch.bfloat16, 0, 64 * 128 * 2, 64),
+        (torch.bfloat16, 0, 10 * 128 * 2, 10),
+        (torch.bfloat16, 0, 1, 1),
+        (torch.float32, 4, 2**30, 16),
+        (torch.float32, 3, 1, 22),
+        (torch.float32, 1000, 2**30, 1),
+    ):
+        monkeypatch.setattr(loss_module, "LOGITS_BYTES", limit)
+        assert rows(dtype, chunks) == expected, (dtype, chunks, limit)
+    monkeypatch.setattr(loss_module, "LOGITS_BYTES", 2**30)
+    assert [rows(torch.float32, chunks, n=250) for chunks in (1, 2, 3, 4)] == [500, 256, 256, 125]

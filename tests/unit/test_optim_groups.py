@@ -1,0 +1,403 @@
+"""Parameter groups: which parameter gets which rule, LR and decay. Optimizer state, its size, and loading it."""
+
+import io
+import re
+from functools import cache
+
+import pytest
+import torch
+
+from configurator import configure
+from model import GPT, GPTConfig
+from nanodnt.optim import describe_groups, load_optimizer, make_optimizer, state_bytes
+from nanodnt.settings import TrainConfig
+from support.optimizers import (
+    ALL,
+    DECAYED,
+    DNT,
+    LAYOUTS,
+    NAMES,
+    OURS,
+    VARIANTS,
+    blocks_of,
+    drive,
+    everything,
+    gradients,
+    settings,
+    tiny,
+)
+from support.runs import ROOT, bits, different
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# ------------------------------------------------------------------------------------------------------------ groups
+
+
+def table(text):
+    """{label: (tensors, parameters, optimizer, peak LR, decay)} of describe_groups' table."""
+    header, *lines = text.splitlines()
+    assert header.split() == ["role", "tensors", "parameters", "optimizer", "peak", "LR", "decay"]
+    rows = {}
+    for line in lines:
+        label, tensors, count, *rest = line.split()
+        rows[label] = (int(tensors), int(count.replace(",", "")), *rest[:1], *map(float, rest[1:]))
+    assert len(rows) == len(lines)
+    return rows
+
+
+@pytest.mark.parametrize("blockwise", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_groups_hold_every_parameter_once_and_the_table_says_so(name, layout, blockwise):
+    model = tiny(**LAYOUTS[layout])
+    optimizer = make_optimizer(model, settings(optimizer=name, blockwise_lr=blockwise))
+    names = {id(p): n for n, p in model.named_parameters()}
+    grouped = [names[id(p)] for g in optimizer.param_groups for p in g["params"]]
+    assert sorted(grouped) == sorted(names.values())
+    assert grouped == [n for g in optimizer.param_groups for n in g["param_names"]]
+    assert all(model.roles()[n] == g["role"] for g in optimizer.param_groups for n in g["param_names"])
+    rows = table(describe_groups(optimizer, model))
+    assert sum(row[1] for row in rows.values()) == model.num_params()
+    assert sum(row[0] for row in rows.values()) == len(names)
+    if layout != "all":  # width 16, 8 positions, FFN of 64
+        assert rows["qk"][:2] == rows["vo"][:2] == (2, 512) and rows["ffn"][:2] == (2, 2048)
+        assert rows["pos"][:2] == (1, 128) and ("head" in rows) == (layout == "dnt")
+
+
+def test_the_table_names_rule_peak_and_decay():
+    changes = dict(optimizer="muon", learning_rate=0.02, weight_decay=0.2, adamw_learning_rate=0.003)
+    model, changes = tiny(), changes | dict(adamw_weight_decay=0.4, blockwise_lr=True)
+    rows = table(describe_groups(make_optimizer(model, settings(**changes))))
+    assert rows["qk"] == (2, 512, "muon", 0.16, 0.2)
+    assert rows["emb"] == (1, 64 * 16, "adamw", 0.03, 0.4)
+    assert rows["bias_ffn"] == (2, 64 + 16, "adamw", 0.018, 0.0)
+    assert rows["gain_in"] == (2, 32, "adamw", 0.003, 0.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_frozen_parameters_and_those_without_gradient_are_left_alone(name):
+    """Parameters that are frozen before the optimizer is made are in no group. Those that are frozen later, or not used
+    in a step, get no decay, and their state does not change."""
+    model = tiny()
+    model.wpe.weight.requires_grad_(False)
+    optimizer = make_optimizer(model, settings(optimizer=name))
+    assert "pos" not in {g["role"] for g in optimizer.param_groups} and model.wpe.weight not in optimizer.state
+    rows = table(describe_groups(optimizer, model))
+    assert rows["(frozen)"] == (1, 128) and sum(row[1] for row in rows.values()) == model.num_params()
+    assert "(frozen)" not in describe_groups(optimizer)
+    grads = gradients(model, 2)
+    unused = ["wpe.weight", "blocks.0.attn.f.v.weight", "head.weight", "blocks.0.attn.f.q.bias", "final_norm.gain"]
+    drive(model, optimizer, grads[:1])
+
+    def now():
+        return {n: bits([p, optimizer.state.get(p, {})]) for n, p in model.named_parameters()}
+
+    before = now()
+    drive(model, optimizer, [grads[1] | dict.fromkeys(unused)])
+    assert sorted(n for n, b in now().items() if b == before[n]) == sorted(unused)
+
+
+# ------------------------------------------------------------------------------------------------------------- decay
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decay_hits_exactly_the_decayed_roles(name):
+    """With zero gradients only decay can move a weight."""
+    model = tiny()
+    optimizer, roles = make_optimizer(model, settings(optimizer=name, weight_decay=0.5)), model.roles()
+    for p in model.parameters():
+        p.data.fill_(2.0)
+        p.grad = torch.zeros_like(p)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    optimizer.step()
+    assert set(roles.values()) >= DECAYED | {"gain_in", "gain_out", "bias"}
+    for n, p in model.named_parameters():
+        expected = 2.0 * (1 - 0.1 * 0.5) if roles[n] in DECAYED else 2.0
+        torch.testing.assert_close(p.data, torch.full_like(p, expected), msg=f"{n} ({roles[n]})")
+
+
+@cache
+def unchanged(*flags):
+    """A model that tests only look at."""
+    return tiny(**dict(flags))
+
+
+def decays(flags, **changes):
+    """{parameter name: weight decay} of the groups."""
+    model = unchanged(*flags.items())
+    groups = make_optimizer(model, settings(**dict(weight_decay=0.1) | changes)).param_groups
+    return {name: g["weight_decay"] for g in groups for name in g["param_names"]}
+
+
+ROLE_DECAY = [
+    (dict(), {}),
+    (dict(decay_emb=False), dict(emb=0, pos=0)),
+    (dict(decay_gains="all"), dict(gain_in=0.1, gain_out=0.1)),
+    (dict(decay_gains="input"), dict(gain_in=0.1)),
+    (dict(decay_gains="output"), dict(gain_out=0.1)),
+    (dict(decay_scalars=True), dict(scalar=0.1, bias=0.1)),
+    (dict(decay_emb=False, decay_gains="all", decay_scalars=True),
+     dict(emb=0, pos=0, gain_in=0.1, gain_out=0.1, scalar=0.1, bias=0.1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("blockwise", [False, True])
+@pytest.mark.parametrize("changes, moved", ROLE_DECAY, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_decay_of_every_role(name, changes, moved, blockwise):
+    """By default only matrices decay, under every optimizer; directions never do. Muon's rest has its own decay."""
+    want = {role: 0.1 if role in DECAYED else 0.0 for role in (*DECAYED, "gain_in", "gain_out")}
+    want |= dict(scalar=0.0, bias=0.0, gain_dir=0.0) | moved
+    rest = dict(adamw_weight_decay=0.02) if name == "muon" else {}
+    seen = set()
+    for flags in (DNT, ALL, dict(DNT, tie_weights=True)):
+        roles = unchanged(*flags.items()).roles()
+        for n, decay in decays(flags, optimizer=name, blockwise_lr=blockwise, **changes, **rest).items():
+            part = 0.2 if rest and roles[n] not in ("qk", "vo", "ffn") else 1.0
+            assert decay == pytest.approx(want[roles[n]] * part), n
+        seen |= set(roles.values())
+    assert seen == want.keys()
+
+
+GAINS_IN = r"blocks\.0\.(attn|mlp)\.pre\.gain|final_norm\.gain"
+GAINS_OUT = r"blocks\.0\.(attn|mlp)\.mid\.gain|input_norm\.gain|blocks\.0\.attn\.f\.[qk]_norm\.gain"
+
+
+@pytest.mark.parametrize(
+    "choice, pattern", [("none", "-"), ("all", f"{GAINS_IN}|{GAINS_OUT}"), ("input", GAINS_IN), ("output", GAINS_OUT)]
+)
+def test_decay_gains_by_name(choice, pattern):
+    """Pre norms and the final norm are followed by a linear map; mid, input and QK norms are not."""
+    found = decays(dict(DNT, pre_norm="both"), decay_gains=choice)
+    for name, decay in found.items():
+        matrix = name.endswith("weight")
+        assert decay == (0.1 if matrix or re.fullmatch(pattern, name) else 0.0), name
+    assert sum(n.endswith(".gain") for n in found) == 8
+
+
+def test_decay_gains_of_magnitude_and_direction():
+    """IWD under OR: the magnitudes of the inputs decay; directions never do, nor do scalars."""
+    flags = dict(DNT, qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir", branch_scale="skipinit")
+    for choice in ("input", "all"):
+        found = decays(dict(flags, pre_norm="both"), decay_gains=choice)
+        assert {d for n, d in found.items() if n.endswith(("direction", "mid.gain", "bias"))} == {0.0}
+        inputs = {d for n, d in found.items() if re.search(r"[qkv]\.pre\.magnitude|up\.pre\.mag|final_norm\.mag", n)}
+        outputs = {d for n, d in found.items() if re.search(r"[qkv]\.out\.magnitude|input_norm\.magnitude", n)}
+        assert inputs == {0.1} and outputs == ({0.1} if choice == "all" else {0.0})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decay_gains_without_such_gains_is_refused(name):
+    bare = dict(gain="none"), dict(norm="none", pre_norm="none", mid_norm="none", input_norm=False, qk_norm=False)
+    for flags in bare:
+        for choice, role in (("input", "gain_in"), ("output", "gain_out")):
+            with pytest.raises(ValueError, match=rf"decay_gains={choice}, but the model has no such gains \({role}\)"):
+                decays(DNT | flags, optimizer=name, decay_gains=choice)
+        decays(DNT | flags, optimizer=name, decay_gains="all")  # all means none here
+
+
+# ------------------------------------------------------------------------------------------------------------- state
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", OURS)
+def test_state_bytes_by_hand_and_without_storage(name, layout):
+    config, real = settings(optimizer=name), tiny(**LAYOUTS[layout])
+    with torch.device("meta"):
+        meta = GPT(real.config)
+    sizes = {n: (role, real.get_parameter(n)) for n, role in real.roles().items()}
+    want = 0
+    for role, p in sizes.values():
+        if name == "msgdw" or (name == "muon" and role in ("qk", "vo", "ffn")):
+            want += 4 * p.numel()  # a momentum
+        elif name == "adam_mini":  # a momentum, a number a block, a count of steps
+            want += 4 * p.numel() + 4 * len(blocks_of(role, len(p), head_dim=8)) + 4
+        else:  # two moments, a count of steps
+            want += 8 * p.numel() + 4
+    assert state_bytes(meta, config) == state_bytes(real, config) == want
+
+
+def test_state_of_dnts_largest_model():
+    """The DNT paper has 11.5 GB for AdamW and 5.7 GB for mSGDW at 1.4B parameters. It leaves the positions out."""
+    argv = [str(ROOT / "config" / "dnt_xl.py"), "--vocab_size=50257"]
+    (flags, _), _ = configure(GPTConfig, TrainConfig, argv=argv)
+    with torch.device("meta"):
+        model = GPT(flags)
+    size = {name: state_bytes(model, settings(optimizer=name)) for name in OURS}
+    d, layers, vocab = 1536, 48, 50304
+    assert f"{(size['adamw'] - 8 * 1024 * d) / 1e9:.1f}" == "11.5"
+    assert f"{(size['msgdw'] - 4 * 1024 * d) / 1e9:.1f}" == "5.7"
+    hidden = 12 * d * d * layers
+    # embedding, positions, input and final norm; in each block one pre and two mid norms, two gains as long as a head
+    rest, rest_tensors = (vocab + 1024) * d + 2 * d + layers * (3 * d + 2 * 64), 4 + 5 * layers
+    n, tensors = hidden + rest, rest_tensors + 6 * layers
+    assert size["msgdw"] == 4 * n and size["adamw"] == 8 * n + 4 * tensors
+    assert size["muon"] == 4 * hidden + 8 * rest + 4 * rest_tensors
+    # tokens, positions; in each block the rows of v, o, up, down, 24 heads of q and k, five gains; two gains outside
+    blocks = vocab + 1024 + layers * (d + d + 4 * d + d + 2 * 24 + 5) + 2
+    assert size["adam_mini"] == 4 * n + 4 * blocks + 4 * tensors
+
+
+# ----------------------------------------------------------------------------------------------------------- loading
+
+
+def through_a_file(value):
+    """`value`, saved and loaded like a checkpoint."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_training_continues_bit_by_bit_after_loading():
+    for variant, changes in VARIANTS.items():
+        config, models = settings(**changes), (tiny(), tiny())
+        first, second = (make_optimizer(model, config) for model in models)
+        grads = gradients(models[0], 6)
+        drive(models[0], first, grads[:3])
+        saved = through_a_file(dict(model=models[0].state_dict(), optimizer=first.state_dict()))
+        before = bits(saved)
+        models[1].load_state_dict(saved["model"])
+        load_optimizer(second, saved["optimizer"], step=3)
+        for model, optimizer in zip(models, (first, second), strict=True):
+            drive(model, optimizer, grads[3:])
+        assert everything(models[0], first) == everything(models[1], second), variant
+        assert bits(saved) == before, "the optimizer works on the loaded tensors themselves"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_configuration_wins_over_a_loaded_state(name):
+    first, second = (make_optimizer(tiny(), settings(optimizer=name, weight_decay=d)) for d in (0.1, 0.3))
+    for group in first.param_groups:
+        group["lr"] = 0.7
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+    first.step()
+    second.param_groups[0]["lr"] = 0.2
+    before = [{k: v for k, v in g.items() if k != "params"} for g in second.param_groups]
+    load_optimizer(second, through_a_file(first.state_dict()), 1)
+    assert [{k: v for k, v in g.items() if k != "params"} for g in second.param_groups] == before
+    assert second.param_groups[0]["lr"] == 0.2 and second.param_groups[0]["weight_decay"] == 0.3
+    assert different(first.state_dict()["state"], second.state_dict()["state"]) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_is_loaded_by_name_into_other_groups(name):
+    """Under blockwise LRs biases and scalars have groups of their own. Their state still finds its parameter."""
+    model, other = tiny(**ALL), tiny(**ALL)
+    first = make_optimizer(model, settings(optimizer=name))
+    second = make_optimizer(other, settings(optimizer=name, blockwise_lr=True))
+    assert len(second.param_groups) > len(first.param_groups)
+    drive(model, first, gradients(model, 2))
+    load_optimizer(second, through_a_file(first.state_dict()), step=2)
+    for (n, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert different(first.state[p], second.state[q]) == [], n
+    back = make_optimizer(model, settings(optimizer=name))
+    load_optimizer(back, through_a_file(second.state_dict()), step=2)
+    assert different(back.state_dict()["state"], first.state_dict()["state"]) == []
+
+
+def test_state_that_is_no_tensor():
+    """The optimizer of a fork may have such state: it is saved and loaded too."""
+    first, second = (make_optimizer(tiny(), settings(optimizer="msgdw")) for _ in range(2))
+    state = first.state_dict()
+    for i, s in state["state"].items():
+        s["momentum_buffer"] += i
+        s["count"] = 7
+    load_optimizer(second, state, step=3)
+    loaded = second.state_dict()["state"]
+    assert loaded[2]["count"] == 7 and (loaded[2]["momentum_buffer"] == 2).all()
+
+
+def last(saved):
+    """The state of the last parameter. All others stay intact."""
+    return saved["state"][max(saved["state"])]
+
+
+def drop_key(saved):
+    last(saved).popitem()
+
+
+def add_key(saved):
+    last(saved)["another"] = torch.zeros(3)
+
+
+def reshape(saved):
+    key = [k for k in last(saved) if k != "step"][0]
+    last(saved)[key] = torch.zeros(3, 5)
+
+
+def other_dtype(saved):
+    key = [k for k in last(saved) if k != "step"][0]
+    last(saved)[key] = last(saved)[key].double()
+
+
+def lose(saved):
+    saved["state"].popitem()
+
+
+def numbers(saved):
+    key = [k for k in last(saved) if k != "step"][0]
+    last(saved)[key] = 0.0
+
+
+def rename(saved):
+    saved["param_groups"][-1]["param_names"][-1] = "something.else"
+
+
+def twice(saved):
+    group = saved["param_groups"][-1]
+    group["param_names"] = group["param_names"] + group["param_names"][-1:]
+
+
+def no_names(saved):
+    del saved["param_groups"][-1]["param_names"]
+
+
+def beyond(saved):
+    saved["state"][999] = saved["state"].pop(0)
+
+
+def no_dict(saved):
+    saved["state"][max(saved["state"])] = None
+
+
+def empty(saved):
+    saved["state"] = {}
+
+
+DAMAGE = [drop_key, add_key, reshape, other_dtype, numbers, lose, rename, twice, no_names, beyond, no_dict, empty]
+DAMAGE += [lambda s: s.pop("state"), lambda s: s.pop("param_groups"), lambda s: s["param_groups"].pop(), dict.clear]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_that_does_not_fit_is_refused_before_anything_changes(name):
+    config, model, other = settings(optimizer=name), tiny(), tiny()
+    source, target = make_optimizer(model, config), make_optimizer(other, config)
+    drive(model, source, gradients(model, 2))
+    drive(other, target, gradients(model, 1, seed=5))
+    saved = [through_a_file(source.state_dict()) for _ in DAMAGE]
+    for damage, state in zip(DAMAGE, saved, strict=True):
+        damage(state)
+    saved += [None, [], {"state": [], "param_groups": []}]
+    saved += [make_optimizer(tiny(**ALL), config).state_dict()]
+    saved += [make_optimizer(tiny(**dict(DNT, qk_norm=False)), config).state_dict()]
+    saved += [make_optimizer(tiny(), settings(optimizer=n)).state_dict() for n in NAMES if n != name]
+    before = everything(other, target)
+    for i, state in enumerate(saved):
+        with pytest.raises(
+            ValueError, match="does not fit this optimizer on this model.*other parameters: --init_from"
+        ):
+            load_optimizer(target, state, step=2)
+            pytest.fail(f"number {i} was loaded")
+        assert everything(other, target) == before
+    load_optimizer(target, through_a_file(source.state_dict()), step=2)
+
+
+def test_a_state_from_before_the_first_step_may_be_empty():
+    model = tiny()
+    optimizer = make_optimizer(model, settings())
+    before = everything(model, optimizer)
+    load_optimizer(optimizer, optimizer.state_dict() | dict(state={}), step=0)
+    assert everything(model, optimizer) == before

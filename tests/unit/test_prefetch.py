@@ -1,0 +1,66 @@
+"""Prefetch: batches read ahead in a thread arrive with their step, and so do its errors."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from nanodnt.data import Prefetch
+
+
+def test_prefetch_gives_the_step_asked_for():
+    steps = [0, 1, 2, 2, 2, 7, 3, 4, 100, 0, 1]
+    ahead = Prefetch(lambda step: ("batch", step))
+    assert [ahead(step) for step in steps] == [("batch", step) for step in steps]
+
+
+def test_prefetch_reads_each_batch_once():
+    fetched, tenth = [], threading.Event()
+
+    def fetch(step):
+        fetched.append(step)
+        if step == 10:
+            tenth.set()
+        return np.full(3, step)  # without a truth value
+
+    ahead = Prefetch(fetch)
+    for step in range(10):
+        assert (ahead(step) == step).all()
+    assert tenth.wait(30)
+    assert fetched == list(range(11))
+
+
+def test_prefetch_works_while_the_step_is_made():
+    """When the batch of `step` is there, fetch(step + 1) has begun in another thread, and the caller does not wait."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def fetch(step):
+        if step == 4:
+            begun.set()
+            assert may_end.wait(30)
+        return step, threading.get_ident()
+
+    ahead = Prefetch(fetch)
+    step, thread = ahead(3)
+    assert step == 3 and thread != threading.get_ident()
+    assert begun.wait(30)
+    may_end.set()
+    assert ahead(4)[0] == 4
+
+
+def test_what_fetch_raises_arrives_with_its_step():
+    errors = {3: OSError("the disk is gone"), 6: ValueError("bad token")}
+
+    def fetch(step):
+        if step in errors:
+            raise errors[step]
+        return step
+
+    ahead = Prefetch(fetch)
+    assert [ahead(step) for step in range(3)] == [0, 1, 2]
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is gone"):
+            ahead(3)
+    assert [ahead(4), ahead(5), ahead(7)] == [4, 5, 7]  # the error of 6 is dropped: no one asked for 6
+    del errors[3]
+    assert ahead(3) == 3

@@ -1,0 +1,218 @@
+"""Datasets that are downloaded: splits, restarts, and what a missing network, package or disk gets told."""
+
+import hashlib
+import io
+import json
+import random
+import sys
+import urllib.error
+
+import pytest
+
+from nanodnt import prepare
+from nanodnt.data import load_meta
+from support.prepared import contents, documents_of, error_of, ids_of, load_script, note_parts, use_fake_bpe
+
+shakespeare, openwebtext, minipile, c4 = map(load_script, ("shakespeare_char", "openwebtext", "minipile", "c4"))
+CHECK_DISK = prepare.check_disk
+PLAY = "First Citizen:\nBefore we proceed any further, hear me speak.\n" * 7
+
+
+def test_shakespeare_is_downloaded_checked_and_split_as_in_nanogpt(tmp_path, monkeypatch):
+    (tmp_path / "input.txt").write_text(PLAY)
+    out, checksum = tmp_path / "out", hashlib.sha256(PLAY.encode()).hexdigest()
+    monkeypatch.setattr(shakespeare, "URL", (tmp_path / "input.txt").as_uri())
+    monkeypatch.setattr(shakespeare, "SHA256", checksum)
+    shakespeare.main([f"--out_dir={out}"])
+    ids = {c: i for i, c in enumerate(sorted(set(PLAY)))}
+    cut = int(len(PLAY) * 0.9)
+    assert ids_of(out, "train").tolist() == [ids[c] for c in PLAY[:cut]]
+    assert ids_of(out, "val").tolist() == [ids[c] for c in PLAY[cut:]]
+    assert load_meta(str(out))["source"] == (tmp_path / "input.txt").as_uri()
+
+    (tmp_path / "input.txt").write_text("changed")
+    before = contents(out)
+    shakespeare.main([f"--out_dir={out}"])  # what was downloaded is still there
+    assert contents(out) == before
+    (out / "parts" / "input.txt").write_text("damaged")
+    line = error_of(shakespeare.main, f"--out_dir={out}")
+    assert hashlib.sha256(b"changed").hexdigest() in line and checksum in line
+    assert not (out / "parts" / "input.txt.partial").exists()
+    assert (out / "train.bin").read_bytes() == before["train.bin"] and load_meta(str(out))
+    (tmp_path / "input.txt").unlink()
+    assert "could not download" in error_of(shakespeare.main, f"--out_dir={out}")
+
+
+def test_a_broken_download_continues(tmp_path, monkeypatch):
+    raw, asked = PLAY.encode(), []
+
+    class Answer(io.BytesIO):
+        def __init__(self, start, stop, status):
+            super().__init__(raw[start:stop])
+            self.status, self.headers = status, {"Content-Length": str(len(raw) - start)}
+
+    def urlopen(request, timeout):
+        asked.append(request.get_header("Range"))
+        if asked[-1] == "bytes=999-":
+            raise urllib.error.HTTPError(request.full_url, 416, "Range Not Satisfiable", {}, None)
+        if (tmp_path / "again").exists():
+            return Answer(0, None, 200)
+        return Answer(100, None, 206) if asked[-1] == "bytes=100-" else Answer(0, 100, 200)
+
+    monkeypatch.setattr(prepare.urllib.request, "urlopen", urlopen)
+    arguments = ("http://example.invalid/x", tmp_path / "x", hashlib.sha256(raw).hexdigest())
+    with pytest.raises(ValueError, match=f"broke off at 100 of {len(raw)} bytes"):
+        prepare.download(*arguments)
+    assert prepare.download(*arguments).read_bytes() == raw
+    assert asked == [None, "bytes=100-"] and not (tmp_path / "x.partial").exists()
+
+    (tmp_path / "again").touch()
+    (tmp_path / "x").rename(tmp_path / "x.partial")
+    (tmp_path / "x.partial").write_bytes(b"r" * 999)  # rubbish, longer than the file
+    assert prepare.download(*arguments).read_bytes() == raw and asked[2:] == ["bytes=999-", None]
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A Hub of three small datasets, as its cache looks after a download; returns name → file → texts."""
+    import gzip
+
+    import huggingface_hub
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    random.seed(1)
+    names = {
+        "openwebtext": [f"plain_text/train-{i:05d}-of-00003.parquet" for i in range(3)],
+        "minipile": ["data/train-00000-of-00002-ab.parquet", "data/train-00001-of-00002-cd.parquet"]
+        + ["data/validation-00000-of-00001-ef.parquet", "data/test-00000-of-00001-01.parquet"],
+        "c4": [f"en/c4-train.{i:05d}-of-01024.json.gz" for i in range(3)]
+        + [f"en/c4-validation.{i:05d}-of-00008.json.gz" for i in range(8)],
+    }
+    made = {}
+    for dataset, files in names.items():
+        made[dataset] = {}
+        for name in files:
+            count = 900 if dataset == "openwebtext" else 5
+            texts = made[dataset][name] = [f"{name} {i} {random.random()} ü\n" for i in range(count)]
+            rows = [{"text": t, "url": "u", "timestamp": "2019-04-25T12:57:54Z"} for t in texts]
+            path = tmp_path / "blobs" / dataset / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if name.endswith(".gz"):
+                path.write_bytes(gzip.compress("".join(json.dumps(r) + "\n" for r in rows).encode()))
+            else:
+                parquet.write_table(pa.Table.from_pylist(rows), path)
+            blob = path.rename(path.with_name(hashlib.sha256(path.read_bytes()).hexdigest()))
+            link = tmp_path / "hub" / dataset / COMMIT / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(blob)
+
+    def snapshot_download(repo, repo_type, revision, allow_patterns):
+        assert repo_type == "dataset" and "*" not in revision
+        return str(tmp_path / "hub" / repo.split("/")[1] / COMMIT)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(prepare, "check_disk", lambda needs: None)
+    use_fake_bpe(monkeypatch)
+    monkeypatch.setattr(prepare, "PART_CHARS", 20000)
+    return made
+
+
+def prepared(script, out, *flags):
+    script.main([f"--out_dir={out}", "--workers=1", *flags])
+    meta = load_meta(str(out))
+    assert meta["tokenizer"] == "gpt2" and COMMIT in meta["source"] and not (out / "parts").exists()
+    return documents_of(out, "train"), documents_of(out, "val")
+
+
+def test_openwebtext_is_split_as_in_nanogpt(hub, tmp_path):
+    import datasets
+
+    texts = [t for file in hub["openwebtext"].values() for t in file]
+    split = datasets.Dataset.from_dict({"text": texts}).train_test_split(test_size=0.0005, seed=2357, shuffle=True)
+    train, val = prepared(openwebtext, tmp_path / "owt")
+    assert len(val) == 2 and val == list(split["test"]["text"])
+    assert sorted(train) == sorted(split["train"]["text"]) and train == [t for t in texts if t not in val]
+
+
+def test_minipile_and_c4_keep_their_splits(hub, tmp_path):
+    files = hub["minipile"]
+    train, val = prepared(minipile, tmp_path / "m")
+    assert [t for name in list(files)[:2] for t in files[name]] == train and val == files[list(files)[2]]
+    files = hub["c4"]
+    train, val = prepared(c4, tmp_path / "c", "--shards=2")
+    assert [t for name in list(files)[:2] for t in files[name]] == train
+    assert [t for name in list(files)[3:] for t in files[name]] == val
+    assert "2 of 1024" in load_meta(str(tmp_path / "c"))["source"]
+
+
+def test_a_killed_hub_dataset_is_continued(hub, tmp_path, monkeypatch):
+    prepared(openwebtext, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        written = note_parts(patch)
+        write_part = prepare._write_part
+
+        def die_at_the_fourth(*part):
+            if len(written) == 3:
+                raise KeyboardInterrupt
+            write_part(*part)
+
+        patch.setattr(prepare, "_write_part", die_at_the_fourth)
+        with pytest.raises(KeyboardInterrupt):
+            prepared(openwebtext, tmp_path / "again")
+    resumed = note_parts(monkeypatch)
+    prepared(openwebtext, tmp_path / "again")
+    written += resumed
+    assert len(written) == len(set(written)) > 4  # no part was made twice
+    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("script", [openwebtext, minipile, c4])
+def test_no_network_no_package_no_room(script, hub, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    def fails(*args, **kwargs):
+        raise ConnectionError("name resolution failed\nand more")
+
+    out = f"--out_dir={tmp_path / 'out'}"
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface_hub, "snapshot_download", fails)
+        line = error_of(script.main, out)
+        assert "could not download" in line and script.REVISION in line and "name resolution failed" in line
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "datasets", None)
+        assert "the package datasets is missing: pip install" in error_of(script.main, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "check_disk", CHECK_DISK)
+        patch.setattr(prepare.shutil, "disk_usage", lambda path: type("", (), {"free": 5_000_000_000}))
+        assert "has 5.0 GB free, and this needs" in error_of(script.main, out)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_incomplete_or_damaged_hub_download(hub, tmp_path):
+    folder = tmp_path / "hub" / "minipile" / COMMIT / "data"
+    first, second = sorted(folder.glob("train-*"))
+    with open(second.resolve(), "ab") as f:
+        f.write(b"x")
+    assert f"{second.name} was damaged" in error_of(minipile.main, f"--out_dir={tmp_path / 'out'}")
+    assert first.exists() and not second.exists()  # a dangling link: the next run downloads it again
+    second.unlink()
+    assert "gave only 1 of the files data/train-*" in error_of(minipile.main, f"--out_dir={tmp_path / 'out'}")
+    assert "gave only 0 of the files en/c4-train.00003" in error_of(c4.main, f"--out_dir={tmp_path}", "--shards=4")
+
+
+def test_disk_space_counts_what_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare.shutil, "disk_usage", lambda path: type("", (), {"free": 100}))
+    prepare.check_disk({tmp_path / "not/there": 60, tmp_path: 40})
+    prepare.check_disk({tmp_path: 100, tmp_path / "finished": -1000})
+    for needs in ({tmp_path / "not/there": 60, tmp_path: 41}, {tmp_path: 101, tmp_path / "finished": -1000}):
+        with pytest.raises(ValueError, match="needs"):
+            prepare.check_disk(needs)
+    assert prepare._size(tmp_path) == 0
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/b").write_bytes(b"12345")
+    assert prepare._size(tmp_path) == 5 and prepare._size(tmp_path / "none") == 0

@@ -1,0 +1,105 @@
+"""One training step: it waits for no device and reports its phases in order. Arrays on a device, and attention."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model import GPT, GPTConfig
+from nanodnt.engine import training_step
+from nanodnt.optim import fill_defaults, make_optimizer
+from nanodnt.run.environment import Env
+from nanodnt.run.hardware import attention_backend
+from nanodnt.settings import TrainConfig
+from support.models import LLAMA, S5, SIZE, error, gradients, tokens
+from support.operators import NoWaiting, Watch, with_plain_loss
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = Env(0, 1, torch.device("cpu"), torch.float32, False)
+
+
+def test_arrays_arrive_as_they_are_in_one_layout():
+    array = np.arange(24).reshape(4, 6)
+    for a in (array, array[:, 1:4], array[::2], array.T):
+        (there,) = CPU.put(*CPU.pin(a))
+        assert there.is_contiguous() and there.dtype == torch.int64 and np.array_equal(there.numpy(), a)
+
+
+@pytest.mark.parametrize("flags", (dict(), dict(n_kv_head=2), dict(block_size=512)), ids=str)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_the_attention_that_is_named_is_the_one_that_runs(flags, dtype):
+    config = GPTConfig(**SIZE | dict(n_layer=1) | flags)
+    backend, named = attention_backend(config, Env(0, 1, torch.device("cpu"), dtype, False)).split(", ")
+    model, seen = GPT(config).set_compute_dtype(dtype), []
+    attention = F.scaled_dot_product_attention
+
+    def note(q, k, v, **kwargs):
+        seen.append(str(q.dtype).removeprefix("torch."))
+        return attention(q, k, v, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, Watch() as watch:
+        patch.setattr(F, "scaled_dot_product_attention", note)
+        model(tokens(2, config.block_size), tokens(2, config.block_size))
+    assert seen == [named]
+    assert [backend] == ["flash" if watch.calls["_scaled_dot_product_flash_attention_for_cpu"] else "math"]
+
+
+def filled(**settings) -> TrainConfig:
+    config = TrainConfig(**settings)
+    fill_defaults(config)
+    return config
+
+
+def step_parts(flags, optimizer, fp16=False, **settings):
+    """(model, optimizer, scaler, config) of a tiny run."""
+    config = filled(optimizer=optimizer, **settings)
+    model = GPT(GPTConfig(**SIZE | dict(n_layer=1) | flags)).set_compute_dtype(torch.float16 if fp16 else None).train()
+    made = make_optimizer(model, config)
+    for group in made.param_groups:
+        group["lr"] = 1e-2
+    return model, made, torch.amp.GradScaler("cpu", enabled=fp16, init_scale=1024), config
+
+
+@pytest.mark.parametrize("grad_clip", (1.0, pytest.param(0.0, marks=pytest.mark.deep)))
+@pytest.mark.parametrize(
+    "optimizer, flags",
+    (("adamw", dict()), ("msgdw", S5), ("muon", dict(sigma_reparam=True, dropout=0.1)), ("adam_mini", LLAMA)),
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("fp16", (False, True), ids=("fp32", "fp16"))
+def test_a_step_waits_for_nothing(optimizer, flags, grad_clip, fp16):
+    model, made, scaler, config = step_parts(flags, optimizer, fp16, grad_clip=grad_clip)
+    x, y = tokens(6, 9), tokens(6, 9, seed=2)
+    y[0, :4] = -1
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with NoWaiting() as watch:
+        for _ in range(2):
+            loss, norm, found_inf = training_step(model, model, made, scaler, x, y, 2, config)
+    assert watch.calls and not found_inf and loss.isfinite() and norm > 0
+    assert [name for name, p in model.named_parameters() if torch.equal(p, before[name])] == []
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), NoWaiting():
+        loss.item()
+
+
+def test_a_step_tells_of_its_phases_in_order():
+    model, made, scaler, config = step_parts(dict(), "adamw", grad_clip=1e-3)
+    seen, state = [], {}
+    x, y = tokens(6, 9), tokens(6, 9, seed=2)
+
+    def note(phase):
+        grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        seen.append(phase)
+        state[len(seen), phase] = bool(grads) and torch.nn.utils.get_total_norm(grads).item()
+
+    weights = [p.detach().clone() for p in model.parameters()]
+    loss, norm, _ = training_step(model, model, made, scaler, x, y, 2, config, note)
+    assert seen == ["forward", "backward"] * 3 + ["clip", "optimizer"]
+    assert state[1, "forward"] is False and state[2, "backward"] > 0  # the gradients of the step before are gone
+    assert state[6, "backward"] == pytest.approx(norm.item(), rel=1e-5)
+    assert state[7, "clip"] == pytest.approx(1e-3, rel=1e-3)
+    with torch.no_grad():
+        for p, old in zip(model.parameters(), weights, strict=True):
+            p.copy_(old)
+    expected, grads = gradients(with_plain_loss(model), x, y)
+    assert error(loss, expected) < 1e-6
+    assert error(norm, torch.nn.utils.get_total_norm(grads.values())) < 1e-5
