@@ -42,7 +42,7 @@ quickstart: install data/pystdlib/meta.json
 test-deep: DEEP = --deep
 test test-deep: install-dev
 	@one=0; several=0; \
-	$(BIN)/python -m pytest $(DEEP) -n auto --maxprocesses=8 --ignore=tests/distributed || one=$$?; \
+	$(BIN)/python -m pytest $(DEEP) -n auto --maxprocesses=8 --dist=loadfile --ignore=tests/distributed || one=$$?; \
 	$(BIN)/python -m pytest $(DEEP) tests/distributed || several=$$?; \
 	exit $$((one > several ? one : several))
 

@@ -297,8 +297,7 @@ class Residual(nn.Module):
 
     def forward(self, x, *args):
         u, gain = self.pre(x), self.pre.folded()  # a folding slot leaves its gain to the first matrices of f
-        y = self.mid(self.f(u, gain, *args))
-        return self.post(self.skip(x) + self.dropout(y))
+        return self.post(self.skip(x) + self.dropout(self.mid(self.f(u, gain, *args))))
 
 
 class Block(nn.Module):

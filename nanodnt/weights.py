@@ -119,6 +119,7 @@ def profile_admin(model: GPT, idx) -> None:
     def compute_next_omega(mid, args, y):
         state["omega"] = (state["stream"] + upcast(y).var(correction=0).item()) ** 0.5
 
+    # Residual.forward computes skip(x) before mid(f(…)), so a sub-layer's stream variance is there when mid ends
     hooks, training = [], [module for module in model.modules() if module.training]
     for residual in (r for block in model.blocks for r in (block.attn, block.mlp)):
         hooks.append(residual.skip.register_forward_pre_hook(set_omega))

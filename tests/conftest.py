@@ -2,6 +2,9 @@
 
 import os
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers run side by side, and so do the processes that they start
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+
 import pytest
 
 
@@ -12,8 +15,6 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.getoption("--deep"):
         os.environ["NANODNT_DEEP"] = "1"  # before support.depth is imported
-    if "PYTEST_XDIST_WORKER" in os.environ:  # workers run side by side, and so do the processes they start
-        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_collection_modifyitems(config, items):

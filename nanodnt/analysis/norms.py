@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from layers.ops import upcast
-from layers.slot import Slot
+from layers.slot import NORMALISE, Slot
 from model import GPT
 from nanodnt.analysis.streams import watch_outputs
 
@@ -71,7 +71,7 @@ def norm_scatter(model: GPT, idx: torch.Tensor, slot_name: str, n: int, generato
     with watch_outputs({slot_name: slot}, lambda name, args, output: inputs.append(upcast(args[0]))):
         run_to_final_norm(model, idx)
     x = inputs[0].flatten(0, 1)  # (tokens, C)
-    y = slot.normalise(slot, x if slot.const_in == 1.0 else slot.const_in * x)
+    y = NORMALISE[slot.norm](slot, x if slot.const_in == 1.0 else slot.const_in * x)
     chosen = torch.randperm(x.numel(), generator=generator, device=generator.device)[:n].sort().values.to(x.device)
     rms, xs, ys = x.square().mean(-1).sqrt(), x.flatten()[chosen].cpu(), y.flatten()[chosen].cpu()
     return {

@@ -98,10 +98,16 @@ def test_a_flipped_bit_is_found_or_harmless(bits, first_20, tmp_path):
 DAMAGES = ["last.pt, a bit flipped", "last.pt truncated", "last.pt, 4096 bytes zeroed"]
 
 
-@pytest.mark.parametrize("kinds", [DAMAGES[:1], pytest.param(DAMAGES, marks=pytest.mark.deep)], ids=["one", "all"])
-def test_a_damaged_last_goes_on_from_prev(kinds, trial):
+@pytest.mark.parametrize(
+    "name, kinds",
+    [
+        pytest.param("adamw, dropout", DAMAGES[:1], id="one"),
+        pytest.param("msgdw, skipped steps", DAMAGES, id="all", marks=pytest.mark.deep),
+    ],
+)
+def test_a_damaged_last_goes_on_from_prev(name, kinds, trial):
     """A bit flipped in the middle of a tensor, a truncated file, a page of zeros: in place, as by a bad disk."""
-    victim = trial("msgdw, skipped steps")
+    victim = trial(name)
     for kind in kinds:
         assert victim.strike(Fault("SIGTERM, forward", 0.3)).codes == (143,)
         prev = load(victim.out / "prev.pt")["step"]
