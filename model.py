@@ -73,32 +73,29 @@ class GPTConfig:
     dyt_bias: bool = False  # DyT's β; the paper's LLaMA code has none, its vision models do
     embed_scale: bool = False  # learned scalar on the embedding sum, √n_embd at first (DyT's language models)
     # --- constants and learned scales on branch and stream ---
-    lns: Literal["off", "norm", "branch", "residual", "input"] = (
-        "off"  # LNS: 1/ℓ^lns_power on the pre norm's output (norm, the paper's), on the branch output (branch),
-    )
-    #   on the residual sum (residual), or on the pre norm's input (input)
+    lns: Literal["off", "norm", "branch", "residual", "input"] = "off"  # LNS: 1/ℓ^lns_power multiplies the pre norm's
+    #   output (norm, the paper's) or input (input), the branch output (branch), or the residual sum (residual)
     lns_power: float = 0.5  # of the block number ℓ, from 1
     lns_branches: Literal["both", "attn", "mlp"] = "both"  # branches that have the factor
-    lns_learn: bool = False  # lns=norm as the start value of the pre norm's gains, not a constant [I]
+    lns_learn: bool = False  # with lns=norm: the factor is the initial value of the pre norm's gains, no constant [I]
     deepnorm: bool = False  # stream × (2L)^¼ before each post norm, and DeepNorm's initialisation
     admin: bool = False  # stream × a learned vector before each post norm, set by a profiling forward at the start
     branch_scale: Literal["none", "layerscale", "skipinit"] = "none"  # learned vector, or scalar, on the branch output
-    branch_scale_init: float | None = None  # None = LayerScale's by depth, 1/√L for SkipInit
-    fixup: bool = False  # Fixup, in place of norms: scalar biases and multipliers, zero-initialised branch ends
-    sigma_reparam: bool = False  # σReparam: every matrix in the blocks (no other [I]) is γ W/σ(W), γ a learned scalar
+    branch_scale_init: float | None = None  # initial value; None = LayerScale's by depth, SkipInit's 1/√L
+    fixup: bool = False  # Fixup, with norm=none: scalar biases and multipliers; the last matrix of a branch starts at 0
+    sigma_reparam: bool = False  # σReparam: the matrices in the blocks, and only those [I], are γ W/σ(W), γ learned
     # --- scale vectors ---
-    gain: Literal["shared", "none", "branch"] = (
-        "shared"  # gains of the pre norms: one per norm, none at all, or one for
-    )
-    #   each of q, k, v, gate, up (the paper's HG)
-    gain_out: Literal["none", "scale", "norm"] = "none"  # after q, k, v, gate, up: a scale vector (the paper's
-    #   DP), or an RMSNorm with one (DNP), over each head of q and k, over all of v, gate, up [I]; its grouping: [U]
-    gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"  # γ, β·α/rms(α) (the paper's OR), or
-    #   exp(b)·α/rms(α) (ER): our formulas for its words [I]; whether ER exponentiates the direction too: [U]
+    gain: Literal["shared", "none", "branch"] = "shared"  # gains: one for each norm, none at all, or, of pre norms, one
+    #   for each of q, k, v, gate, up (the paper's HG)
+    gain_out: Literal["none", "scale", "norm"] = "none"  # after q, k, v, gate, up: a scale vector (the paper's DP), or
+    #   an RMSNorm with one (DNP), over each head of q and k, over all of v, gate, up [I]; the paper's grouping: [U]
+    gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"  # γ, β·α/rms(α) (OR), or exp(b)·α/rms(α) (ER): the
+    #   paper has these in words, the formulas are ours [I]; whether ER exponentiates the direction too: [U]
     # --- initialisation ---
     init: Literal["normal", "xavier"] = "normal"  # matrices: N(0, init_std), or Xavier normal; embeddings: normal
     init_std: float = 0.02  # standard deviation of init=normal, and of the embeddings
-    residual_init: Literal["gpt2", "plain", "depth"] = "gpt2"  # branch outputs times 1/√(2L), 1, or 1/√(2ℓ)
+    residual_init: Literal["gpt2", "plain", "depth"] = "gpt2"  # factor on the std of a branch's last matrix (o, down):
+    #   1/√(2L), 1, or 1/√(2ℓ)
 
     @property
     def head_dim(self) -> int:
@@ -137,7 +134,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
 
     pre = dict(const_in=lns_factor(c, layer, branch, "input"))
     lns = lns_factor(c, layer, branch, "norm")
-    pre |= dict(init=lns) if c.lns_learn else dict(const=lns)
+    pre |= dict(init=lns) if c.lns_learn else dict(const=lns)  # where the gain starts, or a constant
     if c.gain == "branch":  # each of the next matrices has its own gain instead: see `projection`
         pre["n_gain"] = 0
 
@@ -152,8 +149,9 @@ def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
         mid["n_bias"] = 1
 
     post = dict(const=lns_factor(c, layer, branch, "residual"))
-    if layer == c.n_layer and branch == "mlp":  # this is the final norm: its gain decays like one (gain_in), but the
-        post |= dict(role="gain_in", fold=False)  # next matrix is not in this block, so nothing is folded into it
+    if layer == c.n_layer and branch == "mlp":
+        # the last post norm is the final norm and its gain has that role, but no matrix follows to fold it into
+        post |= dict(role="gain_in", fold=False)
 
     skip = dict(const=(2 * c.n_layer) ** 0.25 if c.deepnorm else 1.0, n_gain=d if c.admin else 0)
     return Slots(
@@ -168,14 +166,14 @@ def norm_slot(config: GPTConfig, role: str = "gain_out", branch: str = "", **cha
     """A slot of size n_embd with the configured norm; `branch="attn"` gives DyT its α₀ before attention."""
     c = config
     width = min(DYT_ALPHA, key=lambda d: abs(math.log(d / c.n_embd)))  # nearest listed width: our choice [I]
-    table = dict(zip(("attn", "other"), DYT_ALPHA[width], strict=True))
-    kind = "attn" if branch == "attn" else "other"
-    alpha = getattr(c, f"dyt_alpha_{kind}")
+    alpha = c.dyt_alpha_attn if branch == "attn" else c.dyt_alpha_other
+    if alpha is None:
+        alpha = DYT_ALPHA[width][0 if branch == "attn" else 1]
     bias = {"layernorm": c.bias, "dyt": c.dyt_bias}.get(c.norm, False)
     n_gain = c.n_embd if c.norm != "none" and c.gain != "none" else 0
     parts = dict(n_gain=n_gain, role=role, param=c.gain_param, n_bias=c.n_embd * bias, fold=role == "gain_in")
     parts |= dict(eps=c.norm_eps, groups=c.norm_groups, squash=c.dyt_squash, learn_alpha=c.dyt_learn_alpha)
-    return Slot(c.norm, **parts | {"alpha": table[kind] if alpha is None else alpha} | changes)
+    return Slot(c.norm, **parts | dict(alpha=alpha) | changes)
 
 
 def qk_slot(config: GPTConfig) -> Slot:
@@ -186,9 +184,9 @@ def qk_slot(config: GPTConfig) -> Slot:
     return Slot("rmsnorm", n_gain=n_gain, param=config.gain_param, eps=config.norm_eps)
 
 
-def lns_factor(config: GPTConfig, layer: int, branch: str, place: str) -> float:
-    """1/ℓ^lns_power, ℓ = `layer`, if lns is at this `place` and acts on this branch; else 1."""
-    applies = config.lns == place and config.lns_branches in ("both", branch)
+def lns_factor(config: GPTConfig, layer: int, branch: str, where: str) -> float:
+    """1/ℓ^lns_power, ℓ = `layer`, if lns=`where` and this branch has the factor; else 1."""
+    applies = config.lns == where and config.lns_branches in ("both", branch)
     return layer**-config.lns_power if applies else 1.0
 
 
@@ -214,7 +212,7 @@ def projection(config: GPTConfig, layer: int, part: str) -> Linear:
                 pre["init"] = lns_factor(c, layer, branch, "norm")
         if c.gain_out != "none":
             out = dict(n_gain=n_out, param=c.gain_param, fold=c.gain_out == "scale")
-        if c.gain_out == "norm":  # per head for q and k: QK-norm with a gain for each channel; full for the others [I]
+        if c.gain_out == "norm":  # over each head of q and k, with a gain for each channel; over all of v, gate, up [I]
             out |= dict(norm="rmsnorm", eps=c.norm_eps, groups=n_out // c.head_dim if part in ("q", "k") else 1)
     if c.fixup and ends_branch:
         pre = dict(n_bias=1)
@@ -229,8 +227,9 @@ def init_scale(config: GPTConfig, layer: int, part: str) -> float:
     L, ends_branch = config.n_layer, part in ("o", "down")
     if config.deepnorm:  # (8L)^-¼ on v, o and the FFN, SwiGLU's gate included [I]
         return 1.0 if part in ("q", "k") else (8 * L) ** -0.25
-    if config.fixup:  # M^(-1/(2m-2)) for M = 2L branches of m matrices, the last zero. m = 2 for v, plain q and k: [I]
-        m = 3 if part in ("gate", "up") and config.mlp in ("swiglu", "relu2") else 2  # products count twice [I]
+    if config.fixup:  # std × M^(-1/(2m-2)) for M = 2L branches of m matrices, of which the last starts at 0.
+        # Attention counts as v and o, m = 2; q and k are not scaled; a product of two linear maps counts as two [I]
+        m = 3 if part in ("gate", "up") and config.mlp in ("swiglu", "relu2") else 2
         return 0.0 if ends_branch else 1.0 if part in ("q", "k") else (2 * L) ** (-1 / (2 * m - 2))
     if not ends_branch:
         return 1.0
@@ -335,7 +334,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(1, L + 1))
         ends_in_norm = "post" in config.norm_positions(L, "mlp")  # Post-LN: the last post norm is the final norm
         self.final_norm = Slot() if ends_in_norm else norm_slot(config, "gain_in")
-        # Fixup starts the classifier at zero; a tied one is the embedding and cannot [I]
+        # Fixup starts the output head at zero; a tied head is the embedding and cannot [I]
         self.head = None if config.tie_weights else Linear(d, vocab, "head", init_scale=0.0 if config.fixup else 1.0)
         self.init_weights(seed)
 
@@ -364,7 +363,7 @@ class GPT(nn.Module):
 
         With targets (B, T), −1 = ignored → (None, loss): cross-entropy in nats, mean over the targets that count, 0 if
         none does. The logits end at vocab_size: padding entries cannot be sampled and take no part in the loss.
-        `cache` (one KVCache a block): idx continues the cached sequence. The cache must be empty, or T = 1.
+        `cache`, a list with one KVCache per block: idx continues the cached sequence. It must be empty, or T = 1.
         """
         x = self.stream(idx, cache)
         return (self.logits(x), None) if targets is None else (None, self.loss(x, targets))
@@ -397,7 +396,7 @@ class GPT(nn.Module):
         return upcast(logits[..., : self.config.vocab_size])
 
     def loss(self, x, targets):
-        """Mean cross-entropy in nats of targets (B, T), −1 = ignored, under `logits(x)`, which are not kept."""
+        """Mean cross-entropy in nats of targets (B, T), −1 = ignored, for `logits(x)`, which are never kept whole."""
         weight, gain = (self.head or self.wte).weight, self.final_norm.folded()
         if gain is not None:
             weight = weight * gain

@@ -10,9 +10,9 @@ LOGITS_BYTES = 2**30  # of the logits of one chunk, counted in the dtype of the 
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Sum of the cross-entropy of logits x Wᵀ. The forward pass makes the gradients too: chunk by chunk, tokens become
-    logits, their gradient (softmax − 1 at the target), and that gradient's products with W and x. So logits exist for
-    one chunk at a time (uncompiled in fp32), and no chunk is computed twice.
+    """Sum of the cross-entropy of logits x Wᵀ. The forward pass makes the gradients too. For each chunk of tokens it
+    computes the logits, the gradient with respect to them (softmax, minus 1 at the target), and from it the chunk's
+    part of the gradients of x and W. So logits exist for one chunk at a time (uncompiled in fp32), and none is made twice.
 
     x (N, C), weight (V, C), targets (N,), −1 = ignored → loss (), in nats, fp32 at least. Only the first `vocab_size`
     rows of the weight count. There is no second derivative: asking for one raises RuntimeError.
@@ -56,7 +56,8 @@ def linear_cross_entropy(x, weight, targets, dtype, vocab_size: int, chunks: int
     x (B, T, C), weight (V, C), targets (B, T). `chunks`: number of chunks that the tokens are split into; 0 = as many
     as keep the logits of one to about LOGITS_BYTES."""
     n = targets.numel()
-    rows = -(-n // (chunks or -(-n * len(weight) * dtype.itemsize // LOGITS_BYTES)))
+    all_bytes = n * len(weight) * dtype.itemsize  # of all logits
+    rows = -(-n // (chunks or -(-all_bytes // LOGITS_BYTES)))
     rows = rows if rows < 128 else -(-rows // 128) * 128  # matrix units are fastest on whole tiles
     args = x.flatten(0, 1), weight, targets.flatten(), dtype, vocab_size, rows, torch.is_grad_enabled()
     return LinearCrossEntropy.apply(*args) / (targets != -1).sum().clamp(min=1)

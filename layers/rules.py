@@ -20,9 +20,12 @@ def check(config) -> None:
 
 
 def values(c):
-    """(whether it is wrong, message) for each field's type and allowed values."""
+    """(true if wrong, message) for each field's type and allowed values."""
     for name, hint in get_type_hints(type(c)).items():
-        value, allowed = getattr(c, name), get_args(hint) or (hint,)  # of Literal and unions, or the type itself
+        value, allowed = (
+            getattr(c, name),
+            get_args(hint) or (hint,),
+        )  # a Literal's values, a union's types, or the type itself
         if get_origin(hint) is Literal:
             yield value not in allowed, f"{name}={value!r} is unknown: allowed are {', '.join(allowed)}"
             continue
@@ -32,7 +35,7 @@ def values(c):
 
 
 def sizes(c):
-    """The same for sizes and plain numbers."""
+    """(true if wrong, message) for sizes and plain numbers."""
     names = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
     small = [f"{name}={getattr(c, name)}" for name in names if getattr(c, name) < 1]
     yield small, f"{', '.join(small)}: must be at least 1"
@@ -53,7 +56,7 @@ def sizes(c):
 
 
 def norms(c):
-    """The same for norms and where they stand."""
+    """(true if wrong, message) for norms and where they stand."""
     positions = ("mid_norm", "post_norm", "input_norm", "post_norm_blocks")
     placed = [f"{name}={getattr(c, name)}" for name in positions if getattr(c, name) not in ("none", False, 0)]
     yield c.norm == "none" and placed, f"norm=none contradicts {', '.join(placed)}: leave that out, or choose a norm"
@@ -77,7 +80,7 @@ def norms(c):
 
 
 def scales(c):
-    """The same for constants, learned scales and scale vectors."""
+    """(true if wrong, message) for constants, learned scales and scale vectors."""
     needy = [name for name in ("deepnorm", "admin") if getattr(c, name)]
     if c.gain == "branch":
         needy.append("gain=branch")
@@ -155,20 +158,20 @@ def lns_notes(c):
             "residual_init=plain is its setting"
         )
     wanted = ["attn", "mlp"] if c.lns_branches == "both" else [c.lns_branches]
-    acts = [branch for branch in wanted if branch in branches_with_pre_norm(c)]
-    divided, added = [], c.bias or c.lns_learn  # a bias is not scaled; a learned factor is a gain: both remain
-    if c.lns == "norm" and not added:
+    with_pre_norm = [branch for branch in wanted if branch in branches_with_pre_norm(c)]
+    divided, remains = [], c.bias or c.lns_learn  # a bias is not scaled; a learned factor is a gain: both remain
+    if c.lns == "norm" and not remains:
         if c.gain_out == "norm":
-            divided = acts
-        elif "attn" in acts and c.qk_norm and c.mid_norm in ("both", "attn") and c.norm != "dyt":
+            divided = with_pre_norm
+        elif "attn" in with_pre_norm and c.qk_norm and c.mid_norm in ("both", "attn") and c.norm != "dyt":
             divided = ["attn"]
-    if divided and divided == acts:
+    if divided and divided == with_pre_norm:
         yield "lns has no effect here: later norms (QK, mid, gain_out=norm) divide its factor out"
     elif divided:
         yield "lns has no effect on attention here: QK-norm and the mid norm divide its factor out"
-    elif c.lns in ("norm", "input") and acts != wanted:
-        yield f"lns={c.lns} acts on the {acts[0]} branch alone: the other has no pre norm"
-    if c.lns == "norm" and c.qk_norm and "attn" in acts and not (divided or added):
+    elif c.lns in ("norm", "input") and with_pre_norm != wanted:
+        yield f"lns={c.lns} acts on the {with_pre_norm[0]} branch alone: the other has no pre norm"
+    if c.lns == "norm" and c.qk_norm and "attn" in with_pre_norm and not (divided or remains):
         yield "lns acts on attention through v alone: QK-norm divides its factor out of q and k"
     if c.lns == "input" and c.norm in ("rmsnorm", "layernorm"):
         yield "lns=input does next to nothing here: the norm divides the factor out again"

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 from layers.ops import tanh, upcast
 
+# Norms are functions of (slot, x), x: (…, dim).
+
 
 def rms_norm(slot, x):
     x = split_groups(upcast(x), slot.groups)
@@ -81,7 +83,7 @@ class Slot(nn.Module):
         self.norm, self.eps, self.groups, self.squash = norm, eps, groups, squash
         self.const, self.const_in, self.init_gain, self.init_alpha = const, const_in, init, alpha
         self.param = param if n_gain and role != "scalar" else "direct"
-        self.fold = fold and not n_bias
+        self.fold = fold and not n_bias  # a bias comes after the gain, so the gain cannot move to the next matrix
         split = self.param != "direct"  # the gain is a magnitude times a direction
         self.gain = empty_parameter(0 if split else n_gain)
         self.direction = empty_parameter(n_gain if split else 0)
@@ -111,8 +113,10 @@ class Slot(nn.Module):
 
     def folded(self):
         """const · gain, which a folding slot leaves to a weight: a vector, a float, or None for nothing."""
-        gain = self.gain_vector() if self.fold else None
-        if not self.fold or self.const == 1.0:
+        if not self.fold:
+            return None
+        gain = self.gain_vector()
+        if self.const == 1.0:
             return gain
         return self.const if gain is None else self.const * gain
 

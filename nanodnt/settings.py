@@ -88,10 +88,8 @@ class TrainConfig:
     compile: Literal["auto", True, False] = "auto"  # torch.compile; auto: on a GPU, on a CPU for runs of minutes
     activation_checkpointing: bool = False  # keep only the residual stream between blocks; the backward pass computes
     #   the rest again: far less memory for about a third more work
-    loss_chunks: int = (
-        0  # number of chunks that the loss splits a micro batch's tokens into, to bound the memory of the
-    )
-    #   logits; 0 = as many as keep them to 1 GiB
+    loss_chunks: int = 0  # number of chunks that the loss splits the tokens of a micro batch into, to bound the memory
+    #   of the logits; 0 = as many as keep them to 1 GiB
     peak_flops: float = 0.0  # FLOP/s of one device, for MFU; 0 = by device name, or no MFU where it is unknown
     timeout_s: int = 1800  # seconds after which a process waiting for another gives up
 

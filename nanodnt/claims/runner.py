@@ -86,9 +86,13 @@ def split_command(*parts: str) -> tuple:
     return files, flags
 
 
+PARSING = threading.Lock()  # Python 3.11's ast.parse fails at random when several threads call it at once
+
+
 def resolve_configs(args) -> tuple:
     """(GPTConfig, TrainConfig) of a command line."""
-    (flags, config), _ = configure(GPTConfig, TrainConfig, argv=[str(ROOT / a) if a[0] != "-" else a for a in args])
+    with PARSING:
+        (flags, config), _ = configure(GPTConfig, TrainConfig, argv=[str(ROOT / a) if a[0] != "-" else a for a in args])
     return flags, config
 
 

@@ -131,13 +131,13 @@ def test_max_iters_can_be_extended(begun, short, dataset, capsys):
 # ------------------------------------------------------------------------------------------------- bad moments
 
 
-def stop_in_evaluation(patch):
-    """SIGTERM during the second evaluation, at step 10."""
+def stop_in_evaluation(patch, number=2):
+    """SIGTERM during an evaluation: the second is at step 10."""
     evaluate, calls = train.evaluate, []
 
     def evaluate_and_stop(*args):
         calls.append(args)
-        if len(calls) == 2:
+        if len(calls) == number:
             kill_me(signal.SIGTERM)
         return evaluate(*args)
 
@@ -210,6 +210,16 @@ def test_interrupted_at_a_bad_moment(interrupt, short, dataset, tmp_path):
     assert_same_run(tmp_path, short)
 
 
+def test_interrupted_in_the_last_evaluation(first_20, dataset, tmp_path):
+    """The resumed run evaluates and saves without another step. Learning rates are still those of the last step."""
+    config = dict(out_dir=tmp_path, dataset=dataset, max_iters=20, lr_decay_iters=30)
+    with pytest.MonkeyPatch.context() as patch:
+        stop_in_evaluation(patch, number=3)
+        assert run(**config) == 128 + signal.SIGTERM
+    assert run(**config, init_from="resume") == 0
+    assert_same_run(tmp_path, first_20)
+
+
 def test_an_evaluation_repeated_on_resume_may_be_the_best(dataset, tmp_path):
     config, stop_at = dict(out_dir=tmp_path, dataset=dataset, max_iters=30), [10]
     losses = {0: 5.0, 10: 1.0, 20: 4.0, 30: 4.0}
@@ -271,11 +281,12 @@ def test_overwrite_removes_only_the_runs_own_checkpoints(dataset, tmp_path):
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(dataset, tmp_path, capsys):
+    handler = signal.getsignal(signal.SIGINT)
     with at_row(7, lambda: kill_me(signal.SIGINT, signal.SIGINT)):
         assert run(out_dir=tmp_path, dataset=dataset) == 130
     assert load(tmp_path / "last.pt")["step"] == 0
     assert capsys.readouterr().err == "interrupted\n"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # restored
+    assert signal.getsignal(signal.SIGINT) is handler  # restored
 
 
 def test_ctrl_c_saves_although_stdout_is_closed(dataset, tmp_path, monkeypatch):

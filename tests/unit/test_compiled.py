@@ -101,6 +101,7 @@ def test_the_compiled_model_is_one_graph_and_the_same(name):
     assert_compiled_is_eager(model, "aot_eager", 1e-10)
 
 
+@pytest.mark.deep
 @fresh_compiler()
 def test_the_compiled_checkpointed_model_is_the_same():
     model = build(LLAMA).train()

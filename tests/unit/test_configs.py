@@ -447,6 +447,7 @@ def test_gains_under_muon_decay_by_the_decay_of_the_rest():
         config("dnt_small", "optimizers/muon", adamw_weight_decay=0.0, **flags)
 
 
+@pytest.mark.deep
 def test_optimizer_and_blockwise_overlays_start_after_every_size():
     over = [name for name in OVERLAYS if name.split("/")[0] in ("optimizers", "blockwise", "decay")]
     sizes = [*EXPERIMENTS, *SIZES_OF_DNT, "quickstart", "shakespeare_char"]

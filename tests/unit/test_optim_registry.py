@@ -169,6 +169,7 @@ for name, *argv in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.deep  # the fast suite runs README's example, which is the same file
 def test_the_file_alone_is_enough(tmp_path, dataset):
     """In a copy of the code with this one file more, the commands know Lion: --help, the tables of model.py, training,
     which is the same uninterrupted and resumed. All in one process, because its start takes the longest."""

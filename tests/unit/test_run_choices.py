@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model import GPT, GPTConfig
-from nanodnt.engine import split_batch
+from nanodnt.engine import seed_step, split_batch
 from nanodnt.optim import fill_defaults
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import peak_flops
@@ -42,6 +42,17 @@ def test_under_torchrun_a_second_ctrl_c_is_the_first():
         except KeyboardInterrupt:  # it would end pytest
             pytest.fail("the run was cut off")
         assert stop.signal == signal.SIGINT
+
+
+def test_dropout_depends_on_seed_step_and_rank_alone():
+    def draw(*place):
+        seed_step(*place)
+        return tuple(torch.rand(4).tolist())
+
+    places = [(seed, step, rank) for seed in (1, 2) for step in (0, 1, 7) for rank in (0, 1, 2)]
+    drawn = [draw(*place) for place in places]
+    assert len(set(drawn)) == len(places)
+    assert [draw(*place) for place in places[::-1]] == drawn[::-1]
 
 
 SPLITS = [  # batch, micro (0 = choose), processes → (micro, accumulation)
