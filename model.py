@@ -120,12 +120,8 @@ class GPTConfig:
             return set()
         if layer <= self.post_norm_blocks:  # Mix-LN
             return {"post"}
-        return {
-            position for position in ("pre", "mid", "post") if getattr(self, f"{position}_norm") in ("both", branch)
-        }
-
-
-# ----------------------------------------------------------------------------------------------- layout, projection
+        flags = dict(pre=self.pre_norm, mid=self.mid_norm, post=self.post_norm)
+        return {position for position, branches in flags.items() if branches in ("both", branch)}
 
 
 def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
@@ -236,13 +232,8 @@ def init_scale(config: GPTConfig, layer: int, part: str) -> float:
     return {"gpt2": (2 * L) ** -0.5, "plain": 1.0, "depth": (2 * layer) ** -0.5}[config.residual_init]
 
 
-# ---------------------------------------------------------------------------------------------------------- modules
-
-
 class Attention(nn.Module):
-    """Causal multi-head or grouped-query self-attention: (B, T, C) → (B, T, C).
-
-    `gain`: what the pre slot leaves to the first matrices, or None."""
+    """Causal multi-head or grouped-query attention, (B, T, C) → (B, T, C). `gain`: left by the pre slot, or None."""
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
@@ -422,9 +413,8 @@ class GPT(nn.Module):
         for full_name, (module, name) in self._owners().items():
             role = getattr(module, "param_roles", {}).get(name)
             if role not in ROLES:
-                raise ValueError(
-                    f"parameter {full_name} has role {role}: give its module param_roles = {{'{name}': role}}"
-                )
+                fix = f"give its module param_roles = {{'{name}': role}}"
+                raise ValueError(f"parameter {full_name} has role {role}: {fix}")
             roles[full_name] = role
         return roles
 

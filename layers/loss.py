@@ -12,7 +12,7 @@ LOGITS_BYTES = 2**30  # of the logits of one chunk, counted in the dtype of the 
 class LinearCrossEntropy(torch.autograd.Function):
     """Sum of the cross-entropy of logits x Wᵀ. The forward pass makes the gradients too. For each chunk of tokens it
     computes the logits, the gradient with respect to them (softmax, minus 1 at the target), and from it the chunk's
-    part of the gradients of x and W. So logits exist for one chunk at a time (uncompiled in fp32), and none is made twice.
+    part of the gradients of x and W. So logits exist for one chunk at a time (in fp32 if not compiled), none twice.
 
     x (N, C), weight (V, C), targets (N,), −1 = ignored → loss (), in nats, fp32 at least. Only the first `vocab_size`
     rows of the weight count. There is no second derivative: asking for one raises RuntimeError.
