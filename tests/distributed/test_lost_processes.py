@@ -153,7 +153,7 @@ def start_slowly(rank, world, out, dataset, weights):
     """Rank 1 is slow to read the checkpoint whose folder the run overwrites."""
 
     def load_slowly(path):
-        time.sleep(1.5 * rank)
+        time.sleep(0.7 * rank)
         return load_checkpoint(path)
 
     config = dict(dataset=dataset, init_from=weights, overwrite=True, max_iters=3)

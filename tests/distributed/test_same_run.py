@@ -104,8 +104,9 @@ def test_ddp_with_a_bad_gradient_on_one_process(two):
     assert losses[20] < losses[1] - 0.5  # it learns
 
 
-def test_clipping_is_at_work(one):
-    norms = [n for n in column(one / "msgdw, DNT, one", "grad_norm").values() if n is not None]
+@pytest.mark.deep
+def test_clipping_is_at_work(two_more):
+    norms = [n for n in column(two_more / "msgdw, DNT, one", "grad_norm").values() if n is not None]
     assert sum(n > CASES["msgdw, DNT"]["grad_clip"] for n in norms) > 6
 
 
@@ -126,30 +127,33 @@ def test_processes_without_a_row(three):
     assert_one_process_has_all(three, "blockwise, sigmaReparam", "blocks.0.attn.f.q.sigma", 3)
 
 
-def assert_sharded(folder, world):
-    """Parameters are sharded before they have storage; optimizer state is as large as the parameters' shards."""
-    single = left(folder / "msgdw, DNT, one", 1)[0]
+def assert_sharded(folder, case, world):
+    """Parameters are sharded before they have storage, and so is the optimizer's state but for its counters."""
+    single, parts = left(folder / f"{case}, one", 1)[0], left(folder / f"{case}, fsdp{world}", world)
     n = sum(p.numel() for p in single["start"].values())
-    parts = left(folder / f"msgdw, DNT, fsdp{world}", world)
     for part in parts:
         assert part["meta"] and all(part["meta"])
         assert part["sharded"] == single["start"].keys()
-        held = sum(p.numel() for p in part["start"].values())
-        assert held == pytest.approx(n / world, rel=0.01)
-        assert sum(part["bytes"].values()) == 4 * held
-        assert sum(part["state_sizes"]) == held  # momentum
+        held = {name: p.numel() for name, p in part["start"].items()}
+        assert sum(held.values()) == pytest.approx(n / world, rel=0.01)
+        assert part["bytes"] == {name: 4 * max(1, size) for name, size in held.items()}  # padded to a row
     assert sum(p.numel() for part in parts for p in part["start"].values()) == n
+    for full, *held in zip(single["state_sizes"], *(part["state_sizes"] for part in parts), strict=True):
+        assert sum(held) == full or held == [1] * world  # AdamW counts steps, of each parameter
 
 
 def test_each_process_holds_its_shards_only(two):
-    assert_sharded(two, 2)
-    single, ddp = left(two / "msgdw, DNT, one", 1)[0], left(two / "msgdw, DNT, ddp2", 2)[1]
+    case = "blockwise, sigmaReparam"
+    assert_sharded(two, case, 2)
+    single, ddp = left(two / f"{case}, one", 1)[0], left(two / f"{case}, ddp2", 2)[1]
     assert not ddp["sharded"] and sum(ddp["bytes"].values()) == 4 * sum(p.numel() for p in single["start"].values())
 
 
 @pytest.mark.deep
-def test_each_of_four_processes_holds_its_shards_only(four):
-    assert_sharded(four, 4)
+def test_each_of_two_or_four_processes_holds_its_shards_only(four):
+    for world in (2, 4):
+        assert_sharded(four, "msgdw, DNT", world)
+        assert_sharded(four, "muon, unified", world)
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
@@ -202,7 +206,7 @@ def test_stopped_and_resumed(two):
 
 @pytest.mark.parametrize("name", ["from a file", "gpt2"])
 def test_begun_from_weights(name, two):
-    weights = load(two / "msgdw, DNT, one" / "best.pt")["model"] if name == "from a file" else None
+    weights = load(two / "muon, unified, one" / "last.pt")["model"] if name == "from a file" else None
     weights = weights or like_gpt2().state_dict()
     start = join_rows([part["start"] for part in left(two / f"{name}, fsdp2", 2)])
     assert different(start, weights) == []
@@ -213,5 +217,5 @@ def test_eval_only(two):
     """Exits with the loss that the run of the checkpoint had logged."""
     output = left(two / "eval_only, fsdp2", 2)[0]["output"]
     loss = float(re.search(r"step 0: validation loss ([\d.]+)", output)[1])
-    assert loss == pytest.approx(column(two / "msgdw, DNT, one", "val_loss")[20], rel=2e-6)
+    assert loss == pytest.approx(column(two / "muon, unified, one", "val_loss")[20], rel=2e-6)
     assert not (two / "eval_only, fsdp2").exists()

@@ -30,7 +30,7 @@ CASES = {  # DNT (S5) where nothing else is said
     "adam_mini, Admin": dict(POST, admin=True, optimizer="adam_mini"),
     "adamw, unified, sigmaReparam": dict(UNIFIED, sigma_reparam=True, micro_batch_size=2),
 }
-FAST = ["blockwise, sigmaReparam", "msgdw, DNT", "muon, unified"]  # the cases of the fast suite
+FAST = ["blockwise, sigmaReparam", "muon, unified"]  # the cases of the fast suite
 DEEP = [case for case in CASES if case not in FAST]
 ON_THREE, ON_FOUR = ["blockwise, sigmaReparam", "nesterov, DyT"], ["msgdw, DNT", "muon, unified"]
 BAD = 8  # in this step of each of these runs, the gradient is not finite
@@ -92,7 +92,7 @@ def make_others(rank, world, folder, launch, dataset, **config):
     config = dict(config, dataset=dataset)
     bf16 = dict(dtype="bfloat16", branch_scale="layerscale", max_iters=6, micro_batch_size=6)
     play(rank, world, folder / f"bf16, {launch}", **bf16 | config)
-    begun = dict(init_from=folder / "msgdw, DNT, one" / "last.pt", max_iters=4)
+    begun = dict(init_from=folder / "muon, unified, one" / "last.pt", max_iters=4)
     play(rank, world, folder / f"from a file, {launch}", **begun | config)
     play(rank, world, folder / f"eval_only, {launch}", eval_only=True, **begun | config)
     meta = load_meta(str(dataset))
@@ -117,7 +117,9 @@ def make_stopped(rank, world, folder, dataset):
         shutil.copy(folder / "stopped" / "last.pt", folder / "stopped.pt")
     go(folder / "stopped", init_from="resume", **SHORT)
     compile = (torch, "compile", partial(torch.compile, backend="eager"))
-    go(folder / "compiled", patches=[compile], **SHORT | dict(compile=True, max_iters=4))
+    small = SHORT | dict(n_layer=1, max_iters=2)
+    go(folder / "eager", **small)
+    go(folder / "compiled", patches=[compile], **small | dict(compile=True))
 
 
 def make_failures(rank, world, folder, dataset):
