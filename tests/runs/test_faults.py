@@ -170,8 +170,7 @@ def test_killed_around_a_roll_back(trial):
 
 @pytest.mark.deep
 def test_a_short_soak():
-    """soak.py's own plan of faults of every kind, on one process and two, with torchrun and without."""
-    seed = time.time_ns() % 10**6 + 1
-    argv = [sys.executable, ROOT / "tests" / "soak.py", "--kills=30", f"--seed={seed}", "--minutes=8"]
+    """One plan of soak.py: faults of every kind, on one process and two, with torchrun and without."""
+    argv = [sys.executable, ROOT / "tests" / "soak.py", "--kills=30", "--seed=974644", "--minutes=8"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

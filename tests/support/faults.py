@@ -240,6 +240,7 @@ def break_writes(mode: str, number: int, always: bool, act) -> None:
 
 def make_read_only(out: Path) -> None:
     """Nothing in `out` can be written any more, as on a file system that is mounted read-only."""
+    out.mkdir(exist_ok=True)  # validation batches are read before the run makes it
     out.chmod(0o555)
     if os.geteuid() == 0:  # root may write anywhere
         os.seteuid(NOBODY)

@@ -123,7 +123,8 @@ class Trial:
         FORKSERVER.Process(target=int).start()  # the server first
         begun, self.startup_s = time.monotonic(), 0.0
         started = self.start(None)
-        while not (self.out / "metrics.jsonl").exists() and started[0].is_alive():
+        while not (self.out / "metrics.jsonl").exists() and ended(started[0], 0) is None:
+            assert time.monotonic() < begun + LIMIT_S, f"the run does not begin: {self.output()}"
             time.sleep(0.001)
         self.startup_s = time.monotonic() - begun
         codes = [ended(p, begun + 4 * LIMIT_S) for p in started]
@@ -234,8 +235,8 @@ class Trial:
 
     def wait_for_tmp(self, started: list, times: int) -> None:
         """Return when a temporary file has been seen so many times in the run directory, or when the run has ended."""
-        seen = 0
-        while seen < times and started[0].is_alive():
+        seen, deadline = 0, time.monotonic() + LIMIT_S
+        while seen < times and started[0].is_alive() and time.monotonic() < deadline:
             with suppress(FileNotFoundError):
                 seen += any(name.endswith(".tmp") for name in os.listdir(self.out))
             time.sleep(0.0002)
