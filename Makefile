@@ -37,14 +37,10 @@ quickstart: install data/pystdlib/meta.json
 	@echo '  python analyze.py out/quickstart                                       # look inside: every figure that applies'
 	@echo '  python train.py --help                                                 # every knob'
 
-# Tests of one process run side by side, tests of several processes alone. Both parts always run; the worse exit code
-# is the result.
+# No reordering: tests/distributed/ comes first, because its runs take longest.
 test-deep: DEEP = --deep
 test test-deep: install-dev
-	@one=0; several=0; \
-	$(BIN)/python -m pytest $(DEEP) -n auto --maxprocesses=8 --dist=loadfile --ignore=tests/distributed || one=$$?; \
-	$(BIN)/python -m pytest $(DEEP) tests/distributed || several=$$?; \
-	exit $$((one > several ? one : several))
+	@$(BIN)/python -m pytest $(DEEP) -n auto --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder
 
 lint: install-dev
 	$(BIN)/ruff check .

@@ -17,6 +17,12 @@ def pytest_configure(config):
         os.environ["NANODNT_DEEP"] = "1"  # before support.depth is imported
 
 
+def pytest_itemcollected(item):
+    """One worker makes all tests of a file, and all that look at the runs of tests/distributed/."""
+    group = "parallel runs" if "one" in item.fixturenames else item.path.name
+    item.add_marker(pytest.mark.xdist_group(group))
+
+
 def pytest_collection_modifyitems(config, items):
     """Without --deep leave the deep tests out; with it, leave out what `make test` has already shown."""
     deep = config.getoption("--deep")

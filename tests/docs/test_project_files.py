@@ -51,35 +51,20 @@ def test_what_the_code_imports_is_pinned():
     assert list(run)[0] == "torch" and run["torch"] == ["2.13.0"]
 
 
-def run_make(tmp_path, target, codes):
-    """`make target` with a python that writes its arguments down and exits with `codes`, one after the other."""
-    calls = tmp_path / "calls"
-    for i, code in enumerate(codes, 1):
-        (tmp_path / f"code{i}").write_text(str(code))
+@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+@pytest.mark.parametrize("target, flag", [("test", ""), ("test-deep", " --deep")])
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_suite_is_one_call_of_pytest(target, flag, code, tmp_path):
+    """With a python that writes its arguments down and exits with `code`."""
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexit $(cat {tmp_path}/code$(wc -l < {calls}))\n')
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexit {code}\n')
     python.chmod(0o755)
     argv = ["make", "-C", ROOT, f"BIN={tmp_path}", "-o", ".venv/.installed", "-o", ".venv/.installed-dev", target]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     result = subprocess.run(argv, capture_output=True, text=True, env=environment)
-    error = re.search(r"\*\*\*.* Error (\d+)", result.stderr)
-    assert (result.returncode == 0) == (error is None)
-    return int(error[1]) if error else 0, calls.read_text().splitlines()
-
-
-@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
-@pytest.mark.parametrize("codes, worse", [((0, 0), 0), ((1, 0), 1), ((0, 3), 3), ((2, 1), 2), ((1, 2), 2)])
-def test_both_parts_of_the_tests_run_and_the_worse_exit_code_counts(codes, worse, tmp_path):
-    code, calls = run_make(tmp_path, "test", codes)
-    assert code == worse
-    first = "-m pytest -n auto --maxprocesses=8 --dist=loadfile --ignore=tests/distributed"
-    assert calls == [first, "-m pytest tests/distributed"]
-
-
-@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
-def test_the_deep_suite_is_the_same_with_a_flag(tmp_path):
-    code, calls = run_make(tmp_path, "test-deep", (0, 1))
-    assert code == 1 and [call.split()[2] for call in calls] == ["--deep", "--deep"] and "distributed" in calls[1]
+    assert bool(result.returncode) == code
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == [f"-m pytest{flag} -n auto --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder"]
 
 
 @pytest.mark.parametrize("failing", ["", "lint", "test", "test-deep"])

@@ -121,6 +121,7 @@ def test_a_resumed_run_compiles_as_an_uninterrupted_one(dataset, tmp_path, monke
     assert asked[3][2] == 0
 
 
+@pytest.mark.deep
 @fresh_compiler()
 def test_nothing_is_left_to_compile_in_a_run(base, tmp_path, monkeypatch):
     """The two graphs, for evaluation and training, are compiled before the first step. The run needs no others."""

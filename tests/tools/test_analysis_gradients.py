@@ -223,6 +223,7 @@ def test_sharpness_is_the_mean_over_draws_of_a_generator(sharp):
     assert abs(sum(h.double().sum() for h in one.values()) - total.mean()) < 4 * spread < total.mean()
 
 
+@pytest.mark.deep
 def test_sharpness_of_many_tokens(sharp):
     """The same sequences 600 times over: more tokens than one pass takes, and still the same mean loss."""
     h = gradients.estimate_sharpness(sharp.model, sharp.idx.repeat(600, 1), 60, torch.Generator().manual_seed(2))

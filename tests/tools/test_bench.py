@@ -324,7 +324,8 @@ def traced(monkeypatch):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("names", [["dyt", "post_ln"], pytest.param(None, marks=pytest.mark.deep)], ids=str)
+@pytest.mark.deep
+@pytest.mark.parametrize("names", [["dyt", "post_ln"], None], ids=str)
 def test_every_layout_is_compiled_however_many_there_are(names, traced, tmp_path, monkeypatch):
     """One process, many networks: torch silently stops compiling code that it has compiled up to a limit. That is 8;
     with few layouts it is set to 1. `names`: None = all layouts."""

@@ -227,6 +227,7 @@ def assert_finished_as(undisturbed: Path, folder: Path, steps: int) -> None:
     assert not list(folder.rglob("*.tmp"))
 
 
+@pytest.mark.deep
 def test_stopped_it_goes_on_and_ends_the_same(whole, base, tmp_path):
     undisturbed = one_run(whole, "0.01", 1)
     run = tmp_path / "out" / "tiny" / undisturbed.name

@@ -255,6 +255,7 @@ def test_no_logits_are_kept_for_the_backward_pass():
         assert max(saved_for_backward(lambda: model(idx, targets))) < 2 * 48 * 250 / chunks
 
 
+@pytest.mark.deep
 @fresh_compiler()
 def test_no_logits_leave_the_compiled_forward():
     model, (idx, targets), outputs = build(WIDE), (tokens(2, 48), tokens(2, 48, seed=2)), []
