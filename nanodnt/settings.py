@@ -5,6 +5,8 @@ from typing import Literal
 
 from nanodnt.optim import OPTIMIZERS
 
+MAX_BATCH = 2**20  # sequences: more is a slip of the keyboard, and would be counted and drawn for hours
+
 
 @dataclass
 class TrainConfig:
@@ -104,6 +106,8 @@ class TrainConfig:
         for name in others:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+        if self.batch_size > MAX_BATCH:
+            raise ValueError(f"batch_size={self.batch_size} must be at most {MAX_BATCH}: it counts sequences")
         saves = [n for n in ("eval_interval", "save_interval", "keep_every") if getattr(self, n) % self.log_interval]
         if self.loss_spike and saves:  # else a checkpoint could be saved after a spike that was not yet read
             raise ValueError(

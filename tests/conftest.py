@@ -5,7 +5,12 @@ import os
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers run side by side, and so do the processes that they start
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
+import hypothesis
 import pytest
+
+# The same examples each time; `pytest --hypothesis-profile=default` draws new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser):

@@ -113,6 +113,7 @@ VALUES = cases(
     ("micro above batch", "--batch_size=4 --micro_batch_size=8", ["micro_batch_size=8", "batch_size=4", "2 or 4"]),
     ("no batch", "--batch_size=0", ["batch_size=0"]),
     ("negative batch", "--batch_size=-4", ["batch_size=-4"]),
+    ("too large a batch", f"--batch_size={2**60}", [f"batch_size={2**60}", "at most 1048576"]),
     ("negative micro batch", "--micro_batch_size=-1", ["micro_batch_size=-1"]),
     ("batch over ranks", "", ["batch_size=4", "3 processes", "3 or 6"], environ(WORLD_SIZE="3", RANK="0")),
     ("few over many ranks", "", ["batch_size=4", "8 processes", "use 8"], environ(WORLD_SIZE="8", RANK="0")),
