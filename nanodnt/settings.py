@@ -5,7 +5,7 @@ from typing import Literal
 
 from nanodnt.optim import OPTIMIZERS
 
-MAX_BATCH = 2**20  # sequences: more is a slip of the keyboard, and would be counted and drawn for hours
+MAX_BATCH = 2**20  # sequences; a larger number is a typing error, and its batches would not fit into memory
 
 
 @dataclass
