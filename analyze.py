@@ -12,6 +12,8 @@ What changes over training is read from the checkpoints that a run kept (train.p
 import sys
 from pathlib import Path
 
+import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+
 from configurator import configure
 from nanodnt.analysis.pipeline import analyze
 from nanodnt.analysis.settings import AnalyzeConfig

@@ -1,10 +1,12 @@
-"""Time a configuration's training step: the one train.py makes, on this machine.
+"""Time a configuration's training step, the one train.py makes, on this machine; or check it.
 
 python bench.py config/dnt_small.py                                            # tokens/s, ms, MFU, memory
 python bench.py config/dnt_small.py --variant=nanogpt                          # beside nanoGPT's step
 python bench.py config/gpt2_small.py --compare config/dnt/s1.py config/dnt/s5.py   # any files, such as layouts
 python bench.py config/dnt_small.py --sweep=layouts                            # norms, optimizers, micro_batch, loss, …
 python bench.py config/dnt_small.py --profile                                  # a trace, and the costliest kernels
+python bench.py config/gpt2_small.py --verify=precision --data=random          # is the arithmetic right on this device?
+python bench.py --report                                                       # all of it on a GPU: out/report/gpu.md
 
 Files before --compare are the base. Each file after it is a variant of that base; the first one is the reference.
 Variants take turns in one process, so a machine that slows down slows all of them alike: trust the ratios.
@@ -15,11 +17,16 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+
 import torch
 
 from configurator import configure
 from model import GPTConfig
+from nanodnt.bench.checks import CHECKS
+from nanodnt.bench.checks.verdict import describe_checks, failures
 from nanodnt.bench.compare import compare_variants, variants_beside_nanogpt
+from nanodnt.bench.report.runner import make_report
 from nanodnt.bench.settings import BenchConfig, Setting
 from nanodnt.bench.sweeps import MODES
 from nanodnt.bench.tables import header
@@ -31,15 +38,20 @@ from nanodnt.run.errors import EXPECTED, report_error
 from nanodnt.run.metrics import run_record
 from nanodnt.settings import TrainConfig
 
+REPORT = {"report", "report_minutes", "report_size", "device"}  # the only flags that go with --report
+
 
 def split_words(argv: list) -> tuple:
-    """(arguments of the base, files of --compare or None, whether --profile is given). Those two take no `=`."""
+    """(arguments of the base, files of --compare or None, whether --profile is given). Those two take no `=`, and
+    --report needs none."""
     rest, compared, profile = [], None, False
     for arg in argv:
         if arg == "--compare":
             compared = []
         elif arg == "--profile":
             profile = True
+        elif arg == "--report":
+            rest.append("--report=out/report")
         elif compared is not None and not arg.startswith("-"):
             compared.append(arg)
         else:
@@ -51,22 +63,29 @@ def split_words(argv: list) -> tuple:
 
 
 def read_settings(base: list, compared: list | None) -> tuple:
-    """([(GPTConfig, TrainConfig, BenchConfig) of the base or of each compared file], their names)."""
+    """([(GPTConfig, TrainConfig, BenchConfig) of the base or of each compared file], their names). ValueError for flags
+    and files beside --report."""
     schemas, files = (GPTConfig, TrainConfig, BenchConfig), compared or [None]
     # flags win over files wherever they stand, so the file can come last
-    found = [configure(*schemas, argv=base + ([file] if file else []), description=__doc__)[0] for file in files]
+    read = [configure(*schemas, argv=base + ([file] if file else []), description=__doc__) for file in files]
+    others = sorted(read[0][1].keys() - REPORT)
+    if read[0][0][-1].report and (others or compared):
+        raise ValueError(f"--report has configurations of its own: leave out {', '.join(others) or '--compare'}")
     names = [Path(file).stem if file else "ours" for file in files]
-    return found, names if len(set(names)) == len(names) else files
+    return [settings for settings, _ in read], names if len(set(names)) == len(names) else files
 
 
 def choose_mode(bench: BenchConfig, compared: list | None, profile: bool) -> str:
-    """What to do: step, compare, a value of --variant, or a name in MODES. ValueError if more than one is given."""
+    """What to do: step, compare, report, a value of --variant, a name in MODES or CHECKS. ValueError if more than one
+    is given."""
     modes = {
         "--compare": "compare" if compared else None,
         "--profile": "profile" if profile else None,
         "--compile_times": "compile_times" if bench.compile_times else None,
         "--variant": bench.variant if bench.variant != "none" else None,
         "--sweep": bench.sweep if bench.sweep != "none" else None,
+        "--verify": bench.verify if bench.verify != "none" else None,
+        "--report": "report" if bench.report else None,
     }
     given = {flag: mode for flag, mode in modes.items() if mode}
     if len(given) > 1:
@@ -78,6 +97,10 @@ def measure(mode: str, settings: list, names: list) -> dict:
     """Do what `mode` says and print it; returns the figures for --json."""
     if mode in MODES:
         return MODES[mode](settings[0])
+    if mode in CHECKS:
+        result = CHECKS[mode](settings[0])
+        settings[0].env.print("\n".join(describe_checks(result)))
+        return result
     if mode in ("step", "compare"):
         makes = [partial(our_variant, name, setting) for name, setting in zip(names, settings, strict=True)]
     else:
@@ -86,12 +109,14 @@ def measure(mode: str, settings: list, names: list) -> dict:
 
 
 def run(argv: list) -> int:
-    """Time what the arguments say; returns the exit code."""
+    """Do what the arguments say; returns the exit code: 1 if a check has failed."""
     base, compared, profile = split_words(argv)
     found, names = read_settings(base, compared)
     _, config, bench = found[0]
     mode = choose_mode(bench, compared, profile)
     bench.check()
+    if mode == "report":
+        return make_report(bench.report, bench.report_size, bench.report_minutes, config.device)
     devices = {other.device for _, other, _ in found}
     if len(devices) > 1:
         raise ValueError(f"--compare needs one device, but the files have {', '.join(sorted(devices))}")
@@ -110,7 +135,7 @@ def run(argv: list) -> int:
             Path(bench.json).parent.mkdir(parents=True, exist_ok=True)
             write_file(Path(bench.json), lambda f: f.write(json.dumps(result, indent=1).encode()))
             env.print(f"written: {bench.json}")
-    return 0
+    return 1 if failures(result) else 0
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from layers import rules
 from layers.linear import Embedding, Linear, SigmaReparam, fused_linear, linear
 from layers.loss import linear_cross_entropy
-from layers.ops import ACTIVATIONS, rotary, rotate, upcast
+from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, stored, upcast
 from layers.roles import ROLES
 from layers.slot import Slot, Slots
 
@@ -130,7 +130,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
 
     pre = dict(const_in=lns_factor(c, layer, branch, "input"))
     lns = lns_factor(c, layer, branch, "norm")
-    pre |= dict(init=lns) if c.lns_learn else dict(const=lns)  # where the gain starts, or a constant
+    pre |= dict(init=lns or 1.0) if c.lns_learn else dict(const=lns)  # where the gain starts, or a constant
     if c.gain == "branch":  # each of the next matrices has its own gain instead: see `projection`
         pre["n_gain"] = 0
 
@@ -149,7 +149,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
         # the last post norm is the final norm and its gain has that role, but no matrix follows to fold it into
         post |= dict(role="gain_in", fold=False)
 
-    skip = dict(const=(2 * c.n_layer) ** 0.25 if c.deepnorm else 1.0, n_gain=d if c.admin else 0)
+    skip = dict(const=(2 * c.n_layer) ** 0.25 if c.deepnorm else None, n_gain=d if c.admin else 0)
     return Slots(
         pre=norm_slot(c, "gain_in", branch, **pre) if "pre" in norms else Slot(n_bias=int(c.fixup)),
         mid=norm_slot(c, **mid) if "mid" in norms else Slot(param=c.gain_param, **mid),
@@ -180,10 +180,10 @@ def qk_slot(config: GPTConfig) -> Slot:
     return Slot("rmsnorm", n_gain=n_gain, param=config.gain_param, eps=config.norm_eps)
 
 
-def lns_factor(config: GPTConfig, layer: int, branch: str, where: str) -> float:
-    """1/ℓ^lns_power, ℓ = `layer`, if lns=`where` and this branch has the factor; else 1."""
+def lns_factor(config: GPTConfig, layer: int, branch: str, where: str) -> float | None:
+    """1/ℓ^lns_power, ℓ = `layer`, if lns=`where` and this branch has the factor; else None."""
     applies = config.lns == where and config.lns_branches in ("both", branch)
-    return layer**-config.lns_power if applies else 1.0
+    return layer**-config.lns_power if applies else None
 
 
 def layerscale_init(n_layer: int) -> float:
@@ -205,7 +205,7 @@ def projection(config: GPTConfig, layer: int, part: str) -> Linear:
         if c.gain == "branch" and "pre" in c.norm_positions(layer, branch):
             pre = dict(n_gain=n_in, role="gain_in", param=c.gain_param, fold=True)
             if c.lns_learn:
-                pre["init"] = lns_factor(c, layer, branch, "norm")
+                pre["init"] = lns_factor(c, layer, branch, "norm") or 1.0
         if c.gain_out != "none":
             out = dict(n_gain=n_out, param=c.gain_param, fold=c.gain_out == "scale")
         if c.gain_out == "norm":  # over each head of q and k, with a gain for each channel; over all of v, gate, up [I]
@@ -244,20 +244,19 @@ class Attention(nn.Module):
 
     def forward(self, u, gain=None, rope=None, cache=None):
         B, T, C = u.shape
-        q, k, v = fused_linear((self.q, self.k, self.v), u, gain)
-        q, k, v = (y.view(B, T, -1, self.head_dim).transpose(1, 2) for y in (q, k, v))  # (B, H, T, head_dim)
+        q, k, v = (m(u, gain).view(B, T, -1, self.head_dim) for m in (self.q, self.k, self.v))
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
-        dtype = self.o.compute_dtype or self.o.weight.dtype
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)  # the norms and the rotation are fp32
+        q, k, v = (y.to(v.dtype).transpose(1, 2) for y in (q, k, v))  # (B, H, T, head_dim); norms and rotation: fp32
+        mask = None
         if cache is not None:
-            k, v = cache.extend(k, v)
+            k, v, mask = cache.extend(k, v)
         if T < 512 and q.device.type == "cpu":  # the CPU's half-precision attention is many times slower at short T
             q, k, v = upcast(q), upcast(k), upcast(v)
         p = self.dropout if self.training else 0.0
         # one new token sees the whole cache; a full sequence is causal
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=T > 1, enable_gqa=self.gqa)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=T > 1, enable_gqa=self.gqa)
         return self.o(y.transpose(1, 2).reshape(B, T, C))
 
 
@@ -278,7 +277,9 @@ class MLP(nn.Module):
 
 
 class Residual(nn.Module):
-    """x ← post( skip(x) + mid( f( pre(x) ) ) ). The stream x (B, T, C) stays in fp32 whatever f computes in."""
+    """x ← post( skip(x) + mid( f( pre(x) ) ) ). The stream x (B, T, C) is summed in fp32 whatever f computes in."""
+
+    stream_dtype = None  # in which the sum is passed on; None: as it is. See `GPT.set_stream_dtype`
 
     def __init__(self, f: nn.Module, slots: Slots, dropout: float = 0.0):
         super().__init__()
@@ -286,8 +287,10 @@ class Residual(nn.Module):
         self.pre, self.mid, self.post, self.skip = slots
 
     def forward(self, x, *args):
+        x = x if self.pre.norm == "none" else stored(x)  # a norm reads it more than once
         u, gain = self.pre(x), self.pre.folded()  # a folding slot leaves its gain to the first matrices of f
-        return self.post(self.skip(x) + self.dropout(self.mid(self.f(u, gain, *args))))
+        x = add(self.skip(x), self.dropout(self.mid(self.f(u, gain, *args))), self.stream_dtype)
+        return rounded(self.post(x), self.stream_dtype)
 
 
 class Block(nn.Module):
@@ -308,6 +311,7 @@ class GPT(nn.Module):
     """The language model. `model(idx)` → (logits, None); `model(idx, targets)` → (None, loss)."""
 
     compute_dtype = None  # of the matrix products; None: the parameters' own. See `set_compute_dtype`
+    stream_dtype = None  # of the residual stream; None: fp32. See `set_stream_dtype`
     checkpointing = False  # keep only the stream between blocks; the backward pass computes the rest again
     loss_chunks = 0  # chunks that the loss splits the tokens into, to bound memory; 0 = by layers.loss.LOGITS_BYTES
 
@@ -324,7 +328,7 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(1, L + 1))
         ends_in_norm = "post" in config.norm_positions(L, "mlp")  # Post-LN: the last post norm is the final norm
-        self.final_norm = Slot() if ends_in_norm else norm_slot(config, "gain_in")
+        self.final_norm = Slot() if ends_in_norm else norm_slot(config, "gain_in", fold=False)
         # Fixup starts the output head at zero; a tied head is the embedding and cannot [I]
         self.head = None if config.tie_weights else Linear(d, vocab, "head", init_scale=0.0 if config.fixup else 1.0)
         self.init_weights(seed)
@@ -360,19 +364,20 @@ class GPT(nn.Module):
         return (self.logits(x), None) if targets is None else (None, self.loss(x, targets))
 
     def stream(self, idx, cache=None):
-        """The residual stream after the last block, before the final norm: idx (B, T) → (B, T, C), fp32."""
-        T, start = idx.shape[1], len(cache[0]) if cache else 0
-        if start + T > self.config.block_size:
-            raise ValueError(f"a sequence of {start + T} tokens does not fit block_size={self.config.block_size}")
-        if start and T > 1:
-            raise ValueError(f"{T} tokens after a cache of {start}: continue a cache one token at a time")
-        positions = torch.arange(start, start + T, device=idx.device)
+        """The residual stream after the last block, before the final norm: idx (B, T) → (B, T, C)."""
+        T, start = idx.shape[1], cache[0].length if cache else 0
+        if not torch.is_tensor(start):  # a tensor: one compiled step, see StaticKVCache
+            if start + T > self.config.block_size:
+                raise ValueError(f"a sequence of {start + T} tokens does not fit block_size={self.config.block_size}")
+            if start and T > 1:
+                raise ValueError(f"{T} tokens after a cache of {start}: continue a cache one token at a time")
+        positions = start + torch.arange(T, device=idx.device)
         x = self.wte(idx)  # (B, T, C)
         if self.wpe is not None:
             x = x + self.wpe(positions)
         c = self.config
         rope = rotary(positions, c.head_dim, c.rope_theta) if c.pos == "rope" else None
-        x = self.dropout(self.input_norm(self.embed_scale(x)))
+        x = rounded(self.dropout(self.input_norm(self.embed_scale(x))), self.stream_dtype)
         for i, block in enumerate(self.blocks):
             if self.checkpointing and cache is None and torch.is_grad_enabled():
                 x = checkpoint(block, x, rope, use_reentrant=False)
@@ -382,15 +387,12 @@ class GPT(nn.Module):
 
     def logits(self, x):
         """x (B, T, C), the stream after the last block → (B, T, vocab_size), fp32."""
-        weight, gain = (self.head or self.wte).weight, self.final_norm.folded()
-        logits = linear(self.final_norm(x), weight, dtype=self.compute_dtype, columns=gain)
+        logits = linear(self.final_norm(x), (self.head or self.wte).weight, dtype=self.compute_dtype)
         return upcast(logits[..., : self.config.vocab_size])
 
     def loss(self, x, targets):
         """Mean cross-entropy in nats of targets (B, T), −1 = ignored, for `logits(x)`, which are never kept whole."""
-        weight, gain = (self.head or self.wte).weight, self.final_norm.folded()
-        if gain is not None:
-            weight = weight * gain
+        weight = (self.head or self.wte).weight
         dtype, vocab_size = self.compute_dtype or weight.dtype, self.config.vocab_size
         return linear_cross_entropy(self.final_norm(x), weight, targets, dtype, vocab_size, self.loss_chunks)
 
@@ -399,6 +401,13 @@ class GPT(nn.Module):
         for module in self.modules():
             if hasattr(module, "compute_dtype"):
                 module.compute_dtype = dtype
+        return self
+
+    def set_stream_dtype(self, dtype: torch.dtype | None) -> "GPT":
+        """Pass the residual stream from sub-layer to sub-layer in `dtype` (None: fp32, the papers'); sums stay fp32."""
+        for module in self.modules():
+            if hasattr(module, "stream_dtype"):
+                module.stream_dtype = dtype
         return self
 
     def power_iteration(self) -> None:

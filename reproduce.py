@@ -14,6 +14,8 @@ claim asks for, not confirmed if it lies outside, and otherwise inconclusive.
 
 import sys
 
+import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+
 from configurator import configure
 from nanodnt.claims.judge import choose_claims, reproduce
 from nanodnt.claims.runner import ReproduceConfig, Runner

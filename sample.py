@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+
 import torch
 
 from configurator import configure
 from nanodnt.data import Tokenizer
-from nanodnt.generate import generate
+from nanodnt.generate import compile_step, generate
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.errors import EXPECTED, report_error
@@ -38,6 +40,7 @@ class SampleConfig:
     seed: int = 1337  # of the draws
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix multiplications
+    compile: bool = False  # torch.compile the steps of one token: slow at first, pays for many tokens
 
     def check(self):
         """ValueError for values that mean nothing."""
@@ -103,7 +106,15 @@ def main() -> int:
         how = dict(
             temperature=config.temperature, top_k=config.top_k or None, top_p=config.top_p if config.top_p < 1 else None
         )
-        out = generate(model, idx, config.max_new_tokens, **how, stop=tokenizer.eot, generator=generator)
+        how |= dict(stop=tokenizer.eot, generator=generator, step=compile_step() if config.compile else None)
+        try:
+            out = generate(model, idx, config.max_new_tokens, **how)
+        except RuntimeError as e:
+            if not config.compile or isinstance(e, torch.OutOfMemoryError):
+                raise
+            raise ValueError(
+                f"torch.compile failed ({str(e).strip().splitlines()[0][:200]}): use --compile=False"
+            ) from e
         for row in out[:, len(prompt) :].tolist():
             if tokenizer.eot in row:
                 row = row[: row.index(tokenizer.eot)]

@@ -9,14 +9,17 @@ import gc
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+
 import torch
 
 from configurator import configure, describe
 from model import GPT, GPTConfig
 from nanodnt.data import Dataset, Prefetch, load_meta
-from nanodnt.engine import evaluate, prepare_model, seed_step, set_learning_rates, split_batch, training_step
+from nanodnt.engine import evaluate, prepare_model, seed_step, set_learning_rates, training_step
 from nanodnt.guard import RollBack, check_skipped, record_loss
 from nanodnt.optim import Optimizer, fill_defaults, make_optimizer
+from nanodnt.plan.micro_batch import choose_micro_batch
 from nanodnt.run.checkpoints import Saver, fingerprint, snapshot
 from nanodnt.run.environment import Env, environment
 from nanodnt.run.errors import EXPECTED, end_with, report_error
@@ -73,11 +76,11 @@ def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -
     meta = load_meta(config.dataset, verify=env.main)
     env.check_same({"contents of the dataset": meta})
     model_config.vocab_size = model_config.vocab_size or meta["vocab_size"]
-    micro, accumulation = split_batch(config.batch_size, config.micro_batch_size, env.world_size)
     model, weights, checkpoint = start_model(config, model_config, meta, env)
     data = Dataset(config.dataset, model.config.block_size, config.seed, verify=False)
     materialize(model, weights, config, env)
     prepare_model(model, config, env)
+    micro, accumulation = choose_micro_batch(model.config, config, env)
     optimizer = make_optimizer(model, config)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
     state = restore(checkpoint, optimizer, scaler, config, env) if checkpoint else RunState()

@@ -4,9 +4,10 @@ import math
 
 import torch
 
-from layers.ops import upcast
+from layers.ops import stored, upcast
 
-LOGITS_BYTES = 2**30  # of the logits of one chunk, counted in the dtype of the product
+LOGITS_BYTES = 2**30  # of the logits of one chunk on a CPU, counted in the dtype of the product
+MAX_LOGITS = 2**31 - 1  # entries of one chunk elsewhere: a GPU is fastest with few chunks, and with 32-bit indices
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -20,24 +21,28 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, targets, dtype, vocab_size, chunk_rows, with_grad):
-        w, total, dx = weight.to(dtype), x.new_zeros(()), []
-        dw = torch.zeros_like(weight) if with_grad else None
+        w, total, dx, dw = weight.to(dtype), x.new_zeros(()), [], None
         for x_chunk, target in zip(x.to(dtype).split(chunk_rows), targets.split(chunk_rows), strict=True):
             counts, index = (target != -1)[:, None], target.clamp(min=0)[:, None]
             logits = upcast(x_chunk @ w.T)  # (n, V); from here on changed in place, so that there is one copy
             logits[:, vocab_size:].fill_(-math.inf)
-            log_sum = logits.logsumexp(-1, keepdim=True)
-            total = total + ((log_sum - logits.gather(-1, index)) * counts).sum()
+            # inductor finds maximum and sum in one pass: the form of these lines is what it looks for
+            logits.sub_(logits.amax(-1, keepdim=True))
+            at_target = stored(logits.gather(-1, index))  # in the same kernel
+            exps = logits.exp_()
+            sums = exps.sum(-1, keepdim=True)
+            total = total + ((sums.log() - at_target) * counts).sum()
             if with_grad:
-                grad = logits.sub_(log_sum).exp_()
+                grad = exps.div_(sums)
                 grad = grad.add_(torch.arange(len(w), device=x.device) == index, alpha=-1).mul_(counts).to(dtype)
                 dx.append(grad @ w)
-                if dtype == torch.float16:  # this sum over tokens could overflow, and the loss scale comes after it
-                    dw = dw + (grad.T @ (x_chunk * 2**-8)).to(dw.dtype) * 2**8
+                if dtype == torch.float16:  # the sum over tokens could overflow, and the loss scale comes after it
+                    part = upcast(grad.T @ (x_chunk * 2**-8)) * 2**8
                 else:
-                    dw = dw + grad.T @ x_chunk
+                    part = grad.T @ x_chunk
+                dw = part if dw is None else upcast(dw) + part
                 del grad
-            del logits  # before the next chunk's are made
+            del logits, exps  # before the next chunk's are made
         if with_grad:
             ctx.save_for_backward(torch.cat(dx), dw)
         return total
@@ -47,17 +52,17 @@ class LinearCrossEntropy(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("this loss has no second derivative: take that of F.cross_entropy over model(idx)[0]")
         dx, dw = ctx.saved_tensors
-        return upcast(dx) * grad, dw * grad, None, None, None, None, None
+        return upcast(dx) * grad, upcast(dw) * grad, None, None, None, None, None
 
 
 def linear_cross_entropy(x, weight, targets, dtype, vocab_size: int, chunks: int = 0) -> torch.Tensor:
     """Mean cross-entropy in nats of logits x Wᵀ, computed in `dtype`, over the targets that are not −1; 0 if none is.
 
     x (B, T, C), weight (V, C), targets (B, T). `chunks`: number of chunks that the tokens are split into; 0 = as many
-    as keep the logits of one to about LOGITS_BYTES."""
+    as keep the logits of one to about LOGITS_BYTES, on a GPU to MAX_LOGITS."""
     n = targets.numel()
-    all_bytes = n * len(weight) * dtype.itemsize  # of all logits
-    rows = -(-n // (chunks or -(-all_bytes // LOGITS_BYTES)))
+    limit = LOGITS_BYTES // dtype.itemsize if x.device.type == "cpu" else MAX_LOGITS
+    rows = -(-n // (chunks or -(-n * len(weight) // max(1, limit))))
     rows = rows if rows < 128 else -(-rows // 128) * 128  # matrix units are fastest on whole tiles
     args = x.flatten(0, 1), weight, targets.flatten(), dtype, vocab_size, rows, torch.is_grad_enabled()
     return LinearCrossEntropy.apply(*args) / (targets != -1).sum().clamp(min=1)

@@ -1,6 +1,7 @@
-"""Functions of tensors without parameters: precision, activations, rotary positions."""
+"""Functions of tensors without parameters: precision, memory, activations, rotary positions."""
 
 import math
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,59 @@ import torch.nn.functional as F
 def upcast(x: torch.Tensor) -> torch.Tensor:
     """fp32 for half-precision tensors; fp32 and fp64 stay as they are."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def stored(x):
+    """x. Compiled, it is written to memory here, once.
+
+    Inductor would rather compute a sum, or a cosine, again in each kernel that reads it: a residual stream from up to
+    seven branch outputs, the rotary angles in every layer."""
+    return _store(x) if torch.compiler.is_compiling() else x
+
+
+@torch.library.custom_op("nanodnt::store", mutates_args=())
+def _store(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()  # only for compilers other than inductor
+
+
+@_store.register_fake
+def _(x):
+    inductor = sys.modules.get("torch._inductor.lowering")  # slow to import, and there if inductor asks
+    if inductor and _store._opoverload not in inductor.lowerings:
+        inductor.register_lowering(_store._opoverload, type_promotion_kind=None)(_realize)
+    return torch.empty_like(x)
+
+
+# half-precision gradients too: inductor would leave their rounding out, and keep fp32
+_store.register_autograd(lambda ctx, grad: grad if grad.dtype == upcast(grad).dtype else _store(grad))
+
+
+def _realize(x):
+    x.realize()
+    return x
+
+
+def rounded(x, dtype: torch.dtype | None):
+    """x in `dtype` (None: as it is). Its gradient is rounded too."""
+    return x if dtype is None else stored(x.to(dtype))
+
+
+def add(x, y, dtype: torch.dtype | None):
+    """x + y, summed in fp32 at least, in `dtype` (None: as it is)."""
+    return x + y if dtype is None else Sum.apply(x, y, dtype)
+
+
+class Sum(torch.autograd.Function):
+    """`add` whose gradient stays in `dtype`: autograd's would be cast to fp32 and back, and be kept twice."""
+
+    @staticmethod
+    def forward(ctx, x, y, dtype):
+        ctx.dtypes = x.dtype, y.dtype
+        return (upcast(x) + y).to(dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return *(grad.to(dtype) for dtype in ctx.dtypes), None
 
 
 def tanh(x):
@@ -21,7 +75,7 @@ def gelu(x):
     if not torch.compiler.is_compiling():
         return F.gelu(x, approximate="tanh")
     y = upcast(x)
-    return (y * torch.sigmoid((8 / math.pi) ** 0.5 * (y + 0.044715 * y**3))).to(x.dtype)
+    return (y * torch.sigmoid((8 / math.pi) ** 0.5 * y * (1 + 0.044715 * (y * y)))).to(x.dtype)
 
 
 ACTIVATIONS = {
@@ -32,14 +86,14 @@ ACTIVATIONS = {
 
 
 def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> tuple:
-    """cos and sin of the rotary angles, each (T, head_dim/2), fp32. Computed, not stored: no buffer can get lost."""
+    """cos and sin of the rotary angles, each (T, 1, head_dim/2), fp32. Computed, not stored: no buffer can get lost."""
     frequency = theta ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
     angle = positions[:, None] * frequency
-    return angle.cos(), angle.sin()
+    return stored(angle.cos()[:, None]), stored(angle.sin()[:, None])
 
 
 def rotate(x, rope):
-    """Rotate channel i against channel i + head_dim/2 (LLaMA's convention). x: (B, H, T, head_dim)."""
+    """Rotate channel i against channel i + head_dim/2 (LLaMA's convention). x: (B, T, H, head_dim)."""
     cos, sin = rope
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

@@ -9,17 +9,57 @@ import torch.nn.functional as F
 
 from layers.ops import tanh, upcast
 
+
+class Normalise(torch.autograd.Function):
+    """(y, s): y = s (x − μ) over the last dimension, in `dtype`, and s = 1/√(mean((x − μ)²) + eps), (…, 1); μ is the
+    mean of x if `centre`, else 0. It computes in fp32 at least.
+
+    The backward pass works from y, which the next matrix keeps anyway, so x need not be kept. For n channels
+
+        ∂x = s (∂y − [mean(∂y)] − y · mean(y · ∂y)) − ∂s · s² y / n
+
+    s is returned so that this can be differentiated again; otherwise there is no ∂s."""
+
+    @staticmethod
+    def forward(ctx, x, eps, centre, dtype):
+        x = upcast(x)
+        if centre:
+            x = x - x.mean(-1, keepdim=True)
+        s = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        y = (x * s).to(dtype)
+        ctx.save_for_backward(y, s)
+        ctx.set_materialize_grads(False)
+        if torch.compiler.is_compiling():
+            ctx.mark_non_differentiable(s)  # compiled code has no second derivative, and would add zeros
+        ctx.centre = centre
+        return y, s
+
+    @staticmethod
+    def backward(ctx, dy, ds):
+        y, s = ctx.saved_tensors
+        y = upcast(y)
+        dy = torch.zeros_like(y) if dy is None else upcast(dy)
+        dx = dy - y * (dy * y).mean(-1, keepdim=True)
+        if ctx.centre:
+            dx = dx - dy.mean(-1, keepdim=True)
+        dx = s * dx
+        if ds is not None:
+            dx = dx - ds * s.square() * y / y.shape[-1]
+        return dx, None, None, None
+
+
 # Norms are functions of (slot, x), x: (…, dim).
 
 
-def rms_norm(slot, x):
-    x = split_groups(upcast(x), slot.groups)
-    return merge_groups(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + slot.eps), slot.groups)
+def rms_norm(slot, x, centre=False):
+    groups = x if slot.groups == 1 else x.unflatten(-1, (slot.groups, -1))
+    # what goes into a matrix as it is, is rounded for the product here, and kept like that
+    dtype = slot.compute_dtype if slot.fold and slot.compute_dtype else upcast(x).dtype
+    return Normalise.apply(groups, slot.eps, centre, dtype)[0].view_as(x)
 
 
 def layer_norm(slot, x):
-    x = split_groups(upcast(x), slot.groups)
-    return merge_groups(F.layer_norm(x, x.shape[-1:], eps=slot.eps), slot.groups)
+    return rms_norm(slot, x, centre=True)
 
 
 def dyt(slot, x):
@@ -27,16 +67,13 @@ def dyt(slot, x):
     return SQUASH[slot.squash](slot.alpha * upcast(x))
 
 
-def split_groups(x, groups):
-    return x if groups == 1 else x.unflatten(-1, (groups, -1))
-
-
-def merge_groups(x, groups):
-    return x if groups == 1 else x.flatten(-2)
-
-
 NORMALISE = {"none": lambda slot, x: x, "rmsnorm": rms_norm, "layernorm": layer_norm, "dyt": dyt}
 SQUASH = {"tanh": tanh, "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
+
+
+def factor(value: float):
+    """`value` as a tensor () on the CPU."""
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
 def empty_parameter(n: int):
@@ -47,8 +84,9 @@ def empty_parameter(n: int):
 class Slot(nn.Module):
     """y = const · (gain · normalise(const_in · x) + bias), each part optional. x, y: (..., dim).
 
-    A norm computes in fp32 at least. The constants are Python floats: buffers would be lost in meta-device init and
-    broadcast by DDP.
+    A norm computes in fp32 at least. `forward` takes the constants from tensors () on the CPU, which every device can
+    multiply by. For Python floats torch.compile would compile each block anew; buffers would be lost in meta-device
+    init and broadcast by DDP.
 
     norm      "none", "rmsnorm", "layernorm" (both over `groups` groups of channels), "dyt": squash(αx)
     n_gain    number of learned gains: 0 (none), 1 (a scalar) or dim; `init` is their initial value
@@ -56,10 +94,12 @@ class Slot(nn.Module):
     param     how the gain is stored: itself (direct), β·α/rms(α) (magdir) or exp(b)·α/rms(α) (expmagdir); a scalar is
               always direct
     n_bias    number of learned biases: 0 (none), 1 or dim
-    const_in  differs from 1 for lns=input only
+    const_in  for lns=input only; None for none, as const: a factor of 1 is one too
     fold      leave const and gain to the neighbouring linear map, which takes them from `folded` and multiplies them
               into its weight: that saves a pass over the activations
     """
+
+    compute_dtype = None  # of the matrices; see GPT.set_compute_dtype
 
     def __init__(
         self,
@@ -71,8 +111,8 @@ class Slot(nn.Module):
         init=1.0,
         n_bias=0,
         fold=False,
-        const=1.0,
-        const_in=1.0,
+        const=None,
+        const_in=None,
         eps=1e-6,
         groups=1,
         squash="tanh",
@@ -81,7 +121,9 @@ class Slot(nn.Module):
     ):
         super().__init__()
         self.norm, self.eps, self.groups, self.squash = norm, eps, groups, squash
-        self.const, self.const_in, self.init_gain, self.init_alpha = const, const_in, init, alpha
+        self.const, self.const_in = (1.0 if c is None else c for c in (const, const_in))
+        self.factor, self.factor_in = (None if c is None else factor(c) for c in (const, const_in))
+        self.init_gain, self.init_alpha = init, alpha
         self.param = param if n_gain and role != "scalar" else "direct"
         self.fold = fold and not n_bias  # a bias comes after the gain, so the gain cannot move to the next matrix
         split = self.param != "direct"  # the gain is a magnitude times a direction
@@ -94,7 +136,7 @@ class Slot(nn.Module):
         self.param_roles |= {"bias": "bias", "alpha": "scalar"}
 
     def forward(self, x):
-        x = NORMALISE[self.norm](self, x if self.const_in == 1.0 else self.const_in * x)
+        x = NORMALISE[self.norm](self, x if self.factor_in is None else self.factor_in * x)
         if self.fold:
             return x
         gain = self.gain_vector()
@@ -102,7 +144,7 @@ class Slot(nn.Module):
             x = x * gain
         if self.bias is not None:
             x = x + self.bias
-        return x if self.const == 1.0 else self.const * x
+        return x if self.factor is None else self.factor * x
 
     def gain_vector(self):
         """The gain by which the slot multiplies, (dim,) or (1,), or None."""
@@ -112,13 +154,13 @@ class Slot(nn.Module):
         return (self.magnitude.exp() if self.param == "expmagdir" else self.magnitude) * unit
 
     def folded(self):
-        """const · gain, which a folding slot leaves to a weight: a vector, a float, or None for nothing."""
+        """const · gain, which a folding slot leaves to a weight: a vector, a tensor (), or None for nothing."""
         if not self.fold:
             return None
         gain = self.gain_vector()
-        if self.const == 1.0:
+        if self.factor is None:
             return gain
-        return self.const if gain is None else self.const * gain
+        return self.factor if gain is None else self.factor * gain
 
     @torch.no_grad()
     def set_gain(self, value: float):

@@ -18,7 +18,8 @@ class StepResult(NamedTuple):
 
 
 def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tuple:
-    """(micro batch, accumulation steps) of one process; ValueError with the nearest valid values otherwise."""
+    """(micro batch, accumulation steps) of one process; micro_batch_size=0 is the largest up to 16. ValueError with the
+    nearest valid values if the batch cannot be split so."""
     sequences, rest = divmod(batch_size, world_size)
     if rest:
         low = sequences * world_size
@@ -38,6 +39,7 @@ def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tupl
 def prepare_model(model, config, env):
     """`model` on its device, computing as configured."""
     model.checkpointing, model.loss_chunks = config.activation_checkpointing, config.loss_chunks
+    model.set_stream_dtype(torch.bfloat16 if config.stream_dtype == "bfloat16" else None)
     return model.to(env.device).set_compute_dtype(env.dtype)
 
 
@@ -71,13 +73,14 @@ def training_step(
             on_phase_end("backward")
         loss += micro_loss.detach()
     scaler.unscale_(optimizer)
-    parameters = [p for p in raw_model.parameters() if p.grad is not None]
-    norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in parameters]))
+    gradients = [p.grad for p in raw_model.parameters() if p.grad is not None]
+    norm = full_tensor(torch.nn.utils.get_total_norm(gradients))
     found_inf = ~norm.isfinite()
-    if config.grad_clip:  # norm 0 makes the factor 1: a bad gradient stays as it is, for `first_bad_tensor`
-        torch.nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, norm.masked_fill(found_inf, 0.0))
-    on_phase_end("clip")
     optimizer.found_inf = found_inf  # such a step is skipped on the device; scaler.step would make the host wait
+    # the optimizer clips while it reads the gradients; bad ones stay as they are, for `first_bad_tensor`
+    clips = ((norm + 1e-6) / config.grad_clip).clamp(min=1.0).masked_fill(found_inf, 1.0) if config.grad_clip else None
+    optimizer.grad_scale = clips
+    on_phase_end("clip")
     optimizer.step()
     scaler.update()
     raw_model.power_iteration()

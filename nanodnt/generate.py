@@ -1,29 +1,75 @@
 """Sampling tokens from a model: `generate` with a cache of keys and values, `sample_token` for one draw."""
 
 import math
+from contextlib import nullcontext
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model import GPT
 
 
 class KVCache:
-    """Keys and values of one layer for the tokens seen so far, each (B, H_kv, T, head_dim)."""
+    """Keys and values of one layer for the tokens seen so far: the first `length` positions of the buffers `k` and `v`,
+    (B, H_kv, size, head_dim), which are made when the first tokens come."""
 
-    def __init__(self):
-        self.k = self.v = None
-
-    def __len__(self):
-        return 0 if self.k is None else self.k.shape[2]
+    def __init__(self, size: int):
+        self.size, self.length, self.k, self.v = size, 0, None, None
 
     def extend(self, k, v):
-        """Append k and v, each (B, H_kv, T_new, head_dim); returns all keys and all values."""
-        self.k, self.v = (k, v) if self.k is None else (torch.cat((self.k, k), 2), torch.cat((self.v, v), 2))
-        return self.k, self.v
+        """Append k and v, each (B, H_kv, T, head_dim). Returns (all keys, all values, None: no mask)."""
+        self.make_buffers(k)
+        start, self.length = self.length, self.length + k.shape[2]
+        self.k[:, :, start : self.length], self.v[:, :, start : self.length] = k, v
+        return (self.k[:, :, : self.length], self.v[:, :, : self.length], None) if start else (k, v, None)
+
+    def make_buffers(self, k):
+        """Buffers for keys and values like k (B, H_kv, T, head_dim), unless there are some."""
+        if self.k is None:  # zeros: what is masked has weight 0, but 0 · NaN is NaN
+            self.k, self.v = (k.new_zeros(*k.shape[:2], self.size, k.shape[3]) for _ in range(2))
+
+
+class StaticKVCache(KVCache):
+    """The same for compiled code: `length` is a tensor (), which all layers share and the caller sets before each step,
+    and one new token gets the whole buffers with a mask. So one graph serves all lengths."""
+
+    def __init__(self, size: int, length: torch.Tensor):
+        super().__init__(size)
+        self.length = length
+
+    def extend(self, k, v):
+        """Append one token, or all tokens of an empty cache. Returns (keys, values, mask (1, size) or None)."""
+        T = k.shape[2]
+        self.make_buffers(k)
+        positions = self.length + torch.arange(T, device=k.device)
+        self.k.index_copy_(2, positions, k)
+        self.v.index_copy_(2, positions, v)
+        if T > 1:
+            return k, v, None
+        return self.k, self.v, (torch.arange(self.size, device=k.device) <= self.length)[None]
+
+
+def last_logits(model: GPT, idx, cache):
+    """Logits (B, V) of the token after idx (B, T), which continues the cached sequence."""
+    return model(idx, cache=cache)[0][:, -1]
+
+
+def compile_step(backend: str = "inductor"):
+    """`last_logits` compiled, for `generate`. It compiles at the first token, once for each shape of the cache."""
+    return torch.compile(last_logits, backend=backend, fullgraph=True, dynamic=False)
+
+
+def attention_kernels(device: torch.device):
+    """Context for the attention of growing sequences. cuDNN, torch's choice on an H100, builds a plan for each new
+    length, so for each token: Flash or the memory-efficient kernel are used instead."""
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(kernels) if device.type == "cuda" else nullcontext()
 
 
 @torch.no_grad()
-def generate(model: GPT, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, stop=None, generator=None):
+def generate(
+    model: GPT, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, stop=None, generator=None, step=None
+):
     """Continue each row of idx, (B, T) token ids with T ≥ 1; returns (B, T + new), new ≤ max_new_tokens.
 
     temperature   0 takes the most likely token
@@ -31,24 +77,30 @@ def generate(model: GPT, idx, max_new_tokens, temperature=1.0, top_k=None, top_p
     top_p         sample among the fewest most likely tokens whose probabilities sum to at least top_p
     stop          a token id: a row that has produced it repeats it, and generation ends when all rows have
     generator     the torch.Generator to draw from; None = torch's global one
+    step          what `compile_step` returns, to compile the steps of one token; None = eager
 
     A sequence that outgrows block_size continues from its last block_size/2 tokens. In training mode dropout is on:
     call `model.eval()` first.
     """
-    limit, cache, new = model.config.block_size, None, idx
+    limit = model.config.block_size
+    size, length = min(limit, idx.shape[1] + max_new_tokens), torch.zeros((), dtype=torch.long, device=idx.device)
+    cached, new = limit, None  # as if the cache were full: start with the prompt
     done = torch.zeros(len(idx), dtype=torch.bool, device=idx.device)
-    for _ in range(max_new_tokens):
-        if cache is None or len(cache[0]) + new.shape[1] > limit:
-            cache = [KVCache() for _ in model.blocks]
-            new = idx if idx.shape[1] <= limit else idx[:, -max(1, limit // 2) :]
-        logits = model(new, cache=cache)[0][:, -1]  # (B, V)
-        new = sample_token(logits, temperature, top_k, top_p, generator)
-        if stop is not None:
-            new = new.masked_fill(done[:, None], stop)
-            done |= new[:, 0] == stop
-        idx = torch.cat((idx, new), dim=1)
-        if stop is not None and done.all():
-            break
+    with attention_kernels(idx.device):
+        for _ in range(max_new_tokens):
+            run, tokens = step or last_logits, new
+            if cached == limit:  # eager, since every prompt has another length
+                cached, cache = 0, [StaticKVCache(size, length) if step else KVCache(size) for _ in model.blocks]
+                run, tokens = last_logits, idx if idx.shape[1] <= limit else idx[:, -max(1, limit // 2) :]
+            length.fill_(cached)
+            logits, cached = run(model, tokens, cache), cached + tokens.shape[1]
+            new = sample_token(logits, temperature, top_k, top_p, generator)
+            if stop is not None:
+                new = new.masked_fill(done[:, None], stop)
+                done |= new[:, 0] == stop
+            idx = torch.cat((idx, new), dim=1)
+            if stop is not None and done.all():
+                break
     return idx
 
 

@@ -19,7 +19,8 @@ class TrainConfig:
     # --- data ---
     dataset: str = "pystdlib"  # a folder under data/ (or a path) made by its prepare.py
     batch_size: int = 480  # sequences per optimizer step, over all devices
-    micro_batch_size: int = 0  # sequences one device holds at a time; 0 = the largest that divides its share, up to 16
+    micro_batch_size: int = 0  # sequences one device holds at a time; 0 = the largest divisor of its share that fits
+    #   into a GPU's memory by the count of --plan; on a CPU, and in bench.py, the largest up to 16
     # --- optimizer ---
     optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # AdamW; Adam-mini; momentum SGD with decoupled decay (DNT's
     #   mSGDW); Muon for the matrices of the blocks with AdamW for the rest
@@ -86,8 +87,13 @@ class TrainConfig:
     #   device, fsdp (FSDP2) shards weights, gradients and optimizer state; auto: fsdp if these fill most of a GPU
     fsdp_shard_size: int = 0  # fsdp: number of processes that share one copy of the model, for example those of one
     #   machine (HSDP); 0 = all
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix multiplications; weights are fp32
-    compile: Literal["auto", True, False] = "auto"  # torch.compile; auto: on a GPU, on a CPU for runs of minutes
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix products; weights are fp32.
+    #   float32 is TF32 on GPUs that have it, unless NVIDIA_TF32_OVERRIDE=0 is in the environment
+    stream_dtype: Literal["float32", "bfloat16"] = "float32"  # of the residual stream between sub-layers, whose sums
+    #   are fp32 either way; bfloat16 halves its memory traffic on a GPU, but rounds each sum
+    compile: Literal["auto", True, False, "blocks"] = "auto"  # torch.compile; auto: on a GPU, on a CPU for runs of
+    #   minutes. One graph of the whole model; of each block by itself under DDP and FSDP, with blocks, and where auto
+    #   meets 36 layers or more
     activation_checkpointing: bool = False  # keep only the residual stream between blocks; the backward pass computes
     #   the rest again: far less memory for about a third more work
     loss_chunks: int = 0  # number of chunks that the loss splits the tokens of a micro batch into, to bound the memory

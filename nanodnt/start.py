@@ -8,12 +8,13 @@ import torch
 from layers import rules
 from model import GPT, GPTConfig
 from nanodnt.data import Dataset, Tokenizer
+from nanodnt.engine import split_batch
 from nanodnt.guard import RollBack
 from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, load_latest
 from nanodnt.run.compilation import choose_compile, compile_model
 from nanodnt.run.hardware import attention_backend
-from nanodnt.run.parallel import choose_parallel, shard_model
+from nanodnt.run.parallel import choose_kept, choose_parallel, shard_model
 from nanodnt.settings import TrainConfig
 from nanodnt.state import RunState
 from nanodnt.weights import empty_model_like, load_weights, model_from_gpt2, profile_admin
@@ -26,7 +27,8 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
     """(empty model, weights or None: to be drawn, checkpoint to resume from or None), as init_from says.
 
     Prints what it took from where. ValueError where there is nothing to resume, where checkpoints of another run would
-    be overwritten, or where weights, vocabulary and dataset do not fit each other."""
+    be overwritten, where weights, vocabulary and dataset do not fit each other, or where the batch cannot be split."""
+    split_batch(config.batch_size, config.micro_batch_size, env.world_size)
     out_dir, source = Path(config.out_dir), config.init_from
     checkpoint = load_latest(out_dir, env.print) if source in ("resume", "auto") else None
     if checkpoint is None:
@@ -97,10 +99,12 @@ def materialize(model: GPT, weights: dict | None, config, env) -> None:
     fixed = 12 * model.num_params() + state_bytes(model, config)  # fp32 weights, gradients, and DDP's copy of these
     env.parallel, reason = choose_parallel(config.parallel, env, fixed)
     env.check_same({"parallel": env.parallel, "dtype": env.dtype, "device": env.device.type})
+    how = f", shards of {config.fsdp_shard_size}" if config.fsdp_shard_size else ""
     if env.parallel == "fsdp":
-        shard_model(model, config.fsdp_shard_size, env)
-    shards = f", shards of {config.fsdp_shard_size}" if config.fsdp_shard_size else ""
-    env.print(f"parallel {env.parallel} ({reason}), {env.world_size} processes{shards}")
+        keep, text = choose_kept(model, config.fsdp_shard_size, env, fixed)
+        shard_model(model, config.fsdp_shard_size, env, keep)
+        how += f", {text}"
+    env.print(f"parallel {env.parallel} ({reason}), {env.world_size} processes{how}")
     model.to_empty(device=env.device)
     if weights is None:
         model.init_weights(config.seed)

@@ -133,11 +133,11 @@ def residual_jacobian(model: GPT, idx: torch.Tensor, positions: list, block: int
     for sequence, t in zip(x, map(int, positions), strict=True):
         context = ()
         if branch != "mlp":  # the FFN looks at no other token
-            cache, part = KVCache(), lambda low, high: rope and tuple(angle[low:high] for angle in rope)
+            cache, part = KVCache(t + 1), lambda low, high: rope and tuple(angle[low:high] for angle in rope)
             if t:
                 with torch.no_grad():
                     module(sequence[None, :t], part(0, t), cache)
-                cache.k, cache.v = (kv.expand(len(channels), -1, -1, -1) for kv in (cache.k, cache.v))
+                cache.k, cache.v = (kv.repeat(len(channels), 1, 1, 1) for kv in (cache.k, cache.v))
             context = part(t, t + 1), cache
         with torch.enable_grad():
             copies = sequence[t].expand(len(channels), 1, -1).clone().requires_grad_()  # (C, 1, C)

@@ -14,16 +14,27 @@ from nanodnt.run.compilation import choose_compile
 from nanodnt.run.environment import Env, choose_dtype
 from nanodnt.settings import TrainConfig
 
+LEAST = dict(warmup=1, repeats=1, steps=1, accumulation=0, first_micro_batch=1, doublings=0, max_step_s=0)
+LEAST |= dict(report_minutes=0)  # the least value of each number
+
 
 @dataclass
 class BenchConfig:
     # --- benchmark: what ---
     variant: Literal["none", "nanogpt", "nanogpt-eager", "nanogpt-bf16", "nanogpt-all"] = "none"  # also time nanoGPT's
     #   step: as published, not compiled, with bf16 on a CPU too, or all of them
-    sweep: Literal["none", "layouts", "norms", "optimizers", "micro_batch", "loss", "compile", "scaling"] = "none"
-    #   instead of the one step: every layout against Pre-LN; norms as bare layers and in the model; the optimizers;
-    #   micro batches 1, 2, 4, …; implementations of the loss; uses of torch.compile; larger width, depth, context,
-    #   micro batch
+    sweep: Literal["none", "layouts", "norms", "stream", "optimizers", "micro_batch", "loss", "compile", "scaling"] = (
+        "none"  # instead of the one step: every layout against Pre-LN; norms as bare layers and in the model; the
+    )
+    #   residual stream in fp32 and bf16; the optimizers; micro batches 1, 2, 4, …; implementations of the loss; uses of
+    #   torch.compile; larger width, depth, context, micro batch
+    verify: Literal["none", "precision", "compiled", "updates", "resume", "devices", "sampling"] = "none"  # is the
+    #   arithmetic right on this device? Loss and gradients against float64; compiled against eager code; each
+    #   optimizer's updates against float64; a run killed and resumed; a checkpoint moved to the CPU and back; samples
+    report: str = ""  # a folder for gpu.md and gpu.json: every check and measurement of a GPU, one after the other.
+    #   --report alone means --report=out/report. Given again, it goes on with what is missing there or has failed
+    report_minutes: float = 25.0  # begin nothing there that would not be finished by then; name what was left out
+    report_size: Literal["gpu", "toy"] = "gpu"  # toy: every part with a tiny model, to try it on a CPU
     data: Literal["dataset", "random"] = "dataset"  # random: tokens drawn at random, no dataset needed; the vocabulary
     #   is vocab_size, or GPT-2's 50257
     accumulation: int = 1  # micro batches in a timed step; 0 = all that batch_size asks for
@@ -35,6 +46,7 @@ class BenchConfig:
     max_busy: float | None = None  # CPU cores that other processes may keep busy before the machine counts as busy;
     #   None = 0.25, with a GPU half of all cores
     fail_if_busy: bool = False  # refuse to run on a busy machine, instead of a warning
+    first_micro_batch: int = 1  # sweep=micro_batch: the first of them
     doublings: int = 3  # sweep=scaling: how often each size is doubled
     max_step_s: float = 30.0  # sweeps over sizes end before a step that would take longer, by extrapolation
     # --- benchmark: output ---
@@ -44,7 +56,7 @@ class BenchConfig:
     def check(self):
         """ValueError for values that no benchmark can have. Makes the folders of the output files, so that a bad path
         is refused before anything is measured."""
-        for name, least in dict(warmup=1, repeats=1, steps=1, accumulation=0, doublings=0, max_step_s=0).items():
+        for name, least in LEAST.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         for name in ("json", "trace"):
@@ -72,6 +84,7 @@ class Setting:
         fill_defaults(self.config)
         self.flags.vocab_size = self._choose_vocab_size()
         self.env = replace(self.env, dtype=choose_dtype(self.config.dtype, self.env.device)[0])
+        # not the largest that fits: variants are compared at one micro batch, and share the memory
         self.micro, self.full_accumulation = split_batch(self.config.batch_size, self.config.micro_batch_size, 1)
         self.accumulation = self.bench.accumulation or self.full_accumulation
         self.sequences = self.micro * self.accumulation

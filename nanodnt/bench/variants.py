@@ -16,7 +16,7 @@ from nanodnt.bench.settings import Setting
 from nanodnt.data import Prefetch, folder_of
 from nanodnt.engine import prepare_model, training_step
 from nanodnt.optim import lr_at, make_optimizer
-from nanodnt.run.compilation import compile_model
+from nanodnt.run.compilation import compile_model, is_compiled
 
 
 @dataclass
@@ -60,6 +60,7 @@ def our_variant(name: str, setting: Setting, models: tuple = ()) -> Variant:
     """The step of train.py. `models`: those of another variant, to train with another optimizer."""
     env, config = setting.env, setting.config
     setting.open_dataset()
+    env.set_matmul_precision()
     raw_model = models[0] if models else GPT(setting.flags, config.seed)
     prepare_model(raw_model, config, env)
     optimizer = make_optimizer(raw_model, config)
@@ -71,6 +72,7 @@ def our_variant(name: str, setting: Setting, models: tuple = ()) -> Variant:
     compile_s, next_batch = clock() - start, Prefetch(setting.fetch_batch)
 
     def step(i, on_phase_end):
+        env.set_matmul_precision()  # of this variant: others may have another dtype
         torch.manual_seed(config.seed + i)
         for group in optimizer.param_groups:
             group["lr"] = lr_at(i, config, group)
@@ -84,9 +86,9 @@ def our_variant(name: str, setting: Setting, models: tuple = ()) -> Variant:
         tokens=setting.sequences * setting.flags.block_size,
         flops_per_token=flops,
         dtype=env.dtype,
-        compiled=model is not raw_model,  # with compile=auto a failed compilation is no error
+        compiled=is_compiled(model),  # with compile=auto a failed compilation is no error
         parameters=raw_model.num_params(),
-        compile_s=compile_s if model is not raw_model else None,
+        compile_s=compile_s if is_compiled(model) else None,
         models=(raw_model, model),
         optimizer=optimizer,
     )

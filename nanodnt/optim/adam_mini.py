@@ -9,11 +9,10 @@ State: 4 bytes a parameter and 4 a block. Defaults: AdamW's, as its authors reco
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from layers.roles import MATRICES
 from layers.sharding import local_shard, shard_group, shard_rows
-from nanodnt.optim.registry import RATIOS, if_finite, one_if_finite, register
+from nanodnt.optim.registry import RATIOS, average_gradients, if_finite, one_if_finite, register
 
 
 def options(config, role, model):
@@ -29,64 +28,69 @@ def state(p, group):
     return dict(step=torch.zeros((), device=p.device), exp_avg=torch.zeros_like(p), block_sq=v)
 
 
-def step(work, found_inf):
+def step(work, grad_scale, found_inf):
+    taken = one_if_finite(found_inf)
     for group, params, grads, states in work:
         beta1, beta2 = group["betas"]
-        shards, grads = shard_group(params[0]), list(map(local_shard, grads))
-        m, v, steps = ([local_shard(s[key]) for s in states] for key in ("exp_avg", "block_sq", "step"))
-        for g, mean in zip(grads, m, strict=True):
-            mean.lerp_(if_finite(found_inf, g, mean), 1 - beta1)
-        squares = zip(mean_squares(params, grads, v, shards), v, strict=True)
-        torch._foreach_lerp_(v, [if_finite(found_inf, new, old) for new, old in squares], 1 - beta2)
+        m, v, steps = ([s[key] for s in states] for key in ("exp_avg", "block_sq", "step"))
+        average_gradients(params, grads, m, beta1, grad_scale, found_inf)
+        averages, counts = torch.cat(v), list(map(len, v))  # of all blocks of the group, one after the other
+        averages.lerp_(if_finite(found_inf, mean_squares(group, params, grads, counts), averages), 1 - beta2)
+        torch._foreach_copy_(v, averages.split(counts))
         # a list, because a single tensor would make the host wait for it
-        torch._foreach_add_(steps, 1.0 if found_inf is None else [one_if_finite(found_inf)] * len(steps))
+        torch._foreach_add_(steps, taken if found_inf is None else [taken] * len(steps))
         if group["weight_decay"]:
-            shrink = 1 - group["lr"] * group["weight_decay"] * one_if_finite(found_inf)
+            shrink = 1 - group["lr"] * group["weight_decay"] * taken
             torch._foreach_mul_(list(map(local_shard, params)), shrink)
-        for p, mean, size in zip(params, m, step_sizes(group, v, steps, found_inf), strict=True):
-            if shards:
-                size = size[block_numbers(p, len(size), shards)]  # one for each row of this process
-            shape = len(size), p.numel() // (len(p) if shards else len(size))
-            local_shard(p).view(shape).addcmul_(mean.view(shape), size[:, None], value=-1)
+        t = torch.cat([s.expand(n) for s, n in zip(steps, counts, strict=True)]).clamp(min=1)  # 0: none was finite yet
+        sizes = averages.div_(1 - beta2**t).sqrt_().add_(group["eps"]).mul_(1 - beta1**t).reciprocal_()
+        subtract(group, params, m, sizes.mul_(group["lr"] * taken))
 
 
-def step_sizes(group, v: list, steps: list, found_inf) -> list:
-    """η / ((1 − β₁ᵗ) (√v̂ + ε)) of each block, shaped as v; 0 where found_inf is true."""
-    beta1, beta2 = group["betas"]
-    t = torch.stack(steps).clamp(min=1)  # 0 if no step had finite gradients so far
-    sizes = torch._foreach_div(v, (1 - beta2**t).unbind())
-    torch._foreach_sqrt_(sizes)
-    torch._foreach_add_(sizes, group["eps"])
-    torch._foreach_mul_(sizes, (1 - beta1**t).unbind())
-    torch._foreach_reciprocal_(sizes)
-    torch._foreach_mul_(sizes, group["lr"] * one_if_finite(found_inf))
-    return sizes
+def mean_squares(group, params: list, grads: list, counts: list) -> torch.Tensor:
+    """(number of blocks,): the mean of g² over each block, for all parameters one after the other. `counts`: the blocks
+    of each. Under FSDP2 processes add up their parts, in one message."""
+    rows, shards, grads = group["block_rows"], shard_group(params[0]), list(map(local_shard, grads))
+    if rows:
+        matrices = [as_matrix(p, g) for p, g in zip(params, grads, strict=True)]
+        norms = [torch.linalg.vector_norm(g, dim=1) for g in matrices]
+    else:
+        norms = torch._foreach_norm(grads)
+    if rows and shards:  # of all rows, since a block may lie on several processes; 0 for those of other processes
+        own, norms = norms, grads[0].new_zeros(sum(map(len, params))).split([len(p) for p in params])
+        torch._foreach_copy_([part[own_rows(p)] for p, part in zip(params, norms, strict=True)], own)
+    squares = torch.cat(norms).square() if rows else torch.stack(norms).square()
+    if shards:
+        dist.all_reduce(squares, group=shards)
+    squares = squares.view(-1, rows or 1).sum(1)
+    torch._foreach_div_(list(squares.split(counts)), [p.numel() / n for p, n in zip(params, counts, strict=True)])
+    return squares
 
 
-def mean_squares(params: list, grads: list, v: list, shards) -> list:
-    """The mean of g² over each block, shaped as v. Under FSDP2 the border between two processes may lie inside a block,
-    so they add their sums up, in one message for all parameters."""
-    norm, sums = torch.linalg.vector_norm, []
-    if not shards:
-        blocks = [g.reshape(len(s), -1) for g, s in zip(grads, v, strict=True)]
-        return [norm(g, dim=1).square() / g.shape[1] for g in blocks]
-    for p, g, s in zip(params, grads, v, strict=True):
-        row_sums = norm(g.reshape(len(g), p.numel() // len(p)), dim=1).square()
-        own, block = shard_rows(len(p), shards), len(p) // len(s)
-        before, after = own.start % block, -own.stop % block  # rows on other processes, of this one's outer blocks
-        block_sums = F.pad(row_sums, (before, after)).view(-1, block).sum(1)  # in a fixed order, on a GPU too
-        first = own.start // block
-        sums.append(F.pad(block_sums, (first, len(s) - first - len(block_sums))))
-    all_sums = torch.cat(sums)
-    dist.all_reduce(all_sums, group=shards)
-    parts = all_sums.split([len(s) for s in v])
-    return [part * (len(part) / p.numel()) for part, p in zip(parts, params, strict=True)]
+def subtract(group, params: list, m: list, sizes) -> None:
+    """w ← w − size · m, with the size of the block, of `sizes` (number of blocks,)."""
+    rows, own, m = group["block_rows"], list(map(local_shard, params)), list(map(local_shard, m))
+    if rows:  # one operator for each matrix: those on lists of tensors would need sizes written out for each entry
+        of_rows = sizes.repeat_interleave(rows).split([len(p) for p in params])
+        for p, w, mean, size in zip(params, own, m, of_rows, strict=True):
+            as_matrix(p, w).addcmul_(as_matrix(p, mean), size[own_rows(p)][:, None], value=-1)
+    else:
+        counts = [mean.numel() for mean in m]
+        steps = torch.cat([size.expand(n) for size, n in zip(sizes.unbind(), counts, strict=True)])
+        steps.mul_(torch.cat([mean.flatten() for mean in m]))
+        parts = [part.view_as(w) for part, w in zip(steps.split(counts), own, strict=True)]
+        torch._foreach_sub_(own, parts)
 
 
-def block_numbers(p, n: int, shards) -> torch.Tensor:
-    """(rows of this process,): which of the n blocks of p each of them belongs to."""
-    rows = shard_rows(len(p), shards)
-    return torch.arange(rows.start, rows.stop, device=p.device) // (len(p) // n)
+def as_matrix(p, t) -> torch.Tensor:
+    """t, this process's part of p, as a matrix with p's rows."""
+    return t.view(len(t), p.numel() // len(p))
+
+
+def own_rows(p) -> slice:
+    """The rows of p that this process holds."""
+    rows = shard_rows(len(p), shard_group(p))
+    return slice(rows.start, rows.stop)
 
 
 PAPER_RATIOS = RATIOS | {"emb": 4.0, "qk": 1.0, "ffn": 4.0}  # arXiv 2502.19002

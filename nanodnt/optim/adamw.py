@@ -10,7 +10,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from layers.sharding import local_shard
-from nanodnt.optim.registry import RATIOS, register
+from nanodnt.optim.registry import RATIOS, for_kernel, register
 
 
 def options(config, role, model):
@@ -21,14 +21,13 @@ def state(p, group):
     return dict(step=torch.zeros((), device=p.device), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
 
 
-def step(work, found_inf):
-    found_inf = None if found_inf is None else found_inf.float()  # the kernel reads a float
+def step(work, grad_scale, found_inf):
+    constant = dict(amsgrad=False, maximize=False) | for_kernel(grad_scale, found_inf)
     for group, params, grads, states in work:
         m, v, steps = ([local_shard(s[key]) for s in states] for key in ("exp_avg", "exp_avg_sq", "step"))
         params, grads, (beta1, beta2) = list(map(local_shard, params)), list(map(local_shard, grads)), group["betas"]
         numbers = dict(lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"])
-        numbers |= dict(amsgrad=False, maximize=False)
-        adamw(params, grads, m, v, [], steps, fused=True, found_inf=found_inf, **numbers)
+        adamw(params, grads, m, v, [], steps, **numbers, **constant)
 
 
 register("adamw", options, state, step, defaults=dict(learning_rate=6e-4, weight_decay=0.1), ratios=RATIOS)

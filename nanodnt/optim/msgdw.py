@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.optim.sgd import sgd
 
 from layers.sharding import local_shard, shard_group
-from nanodnt.optim.registry import register
+from nanodnt.optim.registry import NO_DECAY, divide_gradients, for_kernel, register
 
 
 def options(config, role, model):
@@ -23,25 +23,25 @@ def state(p, group):
     return dict(momentum_buffer=torch.zeros_like(p))
 
 
-def step(work, found_inf):
-    found_float = None if found_inf is None else found_inf.float()  # for the kernel
+def step(work, grad_scale, found_inf):
     for group, params, grads, states in work:
         shards, momenta = shard_group(params[0]), [local_shard(s["momentum_buffer"]) for s in states]
         params, grads = list(map(local_shard, params)), list(map(local_shard, grads))
         if group["weight_decay"]:
             shrink = 1 - group["lr"] * group["weight_decay"]
             torch._foreach_mul_(params, shrink if found_inf is None else torch.where(found_inf, 1.0, shrink))
-        if group["dampening"]:
-            started = has_started(momenta, shards)
-            grads = [g * (1 - group["dampening"] * s) for g, s in zip(grads, started, strict=True)]
+        kernel = for_kernel(None if group["dampening"] else grad_scale, found_inf)
+        if group["dampening"]:  # then the kernel gets copies
+            divide_gradients(grads, grad_scale)
+            shares = 1 - group["dampening"] * has_started(momenta, shards)
+            grads = [g * share for g, share in zip(grads, shares, strict=True)]
         numbers = dict(lr=group["lr"], momentum=group["momentum"], nesterov=group["nesterov"], dampening=0.0)
-        numbers |= dict(weight_decay=0.0, maximize=False)  # torch's decay is coupled: it is added to the gradient
-        sgd(params, grads, momenta, fused=True, found_inf=found_float, **numbers)
+        sgd(params, grads, momenta, **numbers, **NO_DECAY, **kernel)
 
 
 def has_started(momenta: list, shards) -> torch.Tensor:
     """(len(momenta),): 1 where a momentum is not all zeros, on any process of the group `shards`; else 0."""
-    started = torch.stack([m.any() for m in momenta]).float()
+    started = (torch.stack(torch._foreach_norm(momenta, 1)) > 0).float()
     if shards:
         dist.all_reduce(started, dist.ReduceOp.MAX, shards)
     return started

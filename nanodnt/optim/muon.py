@@ -8,7 +8,8 @@ would be the same, because NS does not depend on the scale of u. Every matrix is
 gate, up. A parameter of three dimensions is a stack of matrices. State: 4 bytes a parameter.
 
 Under torchrun every rank orthogonalises the matrices that it owns: muon_messages.py has the messages. The bits are the
-same for any number of ranks. Nothing is compiled, because nearly all of the time goes into matrix products.
+same for any number of ranks; under FSDP2 on a CPU, if rows have a multiple of 16 entries. Nothing is compiled, because
+nearly all of the time goes into matrix products. Everything else works on lists of tensors, in few kernels.
 
 Defaults: AdamW's LR and decay with `match_rms_adamw` [I] (the DNT paper has 1e-4 for the matrices, the scale of their
 updates unstated [U]); with `original` those of Keller Jordan's examples.
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.optim.sgd import sgd
 
 from layers.sharding import local_shard, shard_group
 from nanodnt.optim.muon_messages import (
@@ -27,8 +29,8 @@ from nanodnt.optim.muon_messages import (
     rows_to_owners,
     start_exchange,
 )
-from nanodnt.optim.newton_schulz import orthogonalize, split_into_stacks
-from nanodnt.optim.registry import if_finite, one_if_finite, register
+from nanodnt.optim.newton_schulz import orthogonalize, split_into_stacks, stack_as
+from nanodnt.optim.registry import average_gradients, for_kernel, register
 
 
 class Matrix(NamedTuple):
@@ -52,23 +54,24 @@ def state(p, group):
     return dict(momentum_buffer=torch.zeros_like(p))
 
 
-def step(work, found_inf):
+def step(work, grad_scale, found_inf):
     """Update all matrices of one shape, then those of the next: in one process, under DDP, or under FSDP2."""
     _, params, _, _ = work[0]
     shards = shard_group(params[0])  # None unless FSDP2
     distributed = dist.is_available() and dist.is_initialized()
     rank, world_size = (dist.get_rank(shards), dist.get_world_size(shards)) if distributed else (0, 1)
+    for group, params, grads, states in work:
+        momenta = [s["momentum_buffer"] for s in states]
+        average_gradients(params, grads, momenta, group["momentum"], grad_scale, found_inf)
     exchanges = []  # DDP: updates that are being sent while those of the next shape are computed
     for group, matrices in by_shape(work, world_size):
-        for x in matrices:
-            x.momentum.lerp_(if_finite(found_inf, x.grad, x.momentum), 1 - group["momentum"])
         if shards:
             step_sharded(group, matrices, shards, found_inf)
         elif world_size == 1:
-            for stack in split_into_stacks(matrices, matrices[0].p):
-                apply_updates(group, stack, orthogonalize_stack(group, stack, found_inf), found_inf)
+            for part in split_into_stacks(matrices, matrices[0].p):
+                apply_updates(group, part, orthogonalize(directions(group, part), group["ns_steps"]), found_inf)
         else:
-            exchanges.append((group, matrices, start_updates(group, matrices, rank, found_inf)))
+            exchanges.append((group, matrices, start_updates(group, matrices, rank)))
             if len(exchanges) > 1:  # at most two under way, to bound the memory
                 finish_updates(*exchanges.pop(0), found_inf)
     for exchange in exchanges:
@@ -87,36 +90,34 @@ def by_shape(work, world_size: int):
             yield group, matrices
 
 
-def direction(group, x: Matrix, found_inf) -> torch.Tensor:
-    """u, in the dtype of the iteration."""
-    u = x.grad.lerp(x.momentum, group["momentum"]) if group["nesterov"] else x.momentum
-    return if_finite(found_inf, u, x.momentum).to(getattr(torch, group["ns_dtype"]))
-
-
-def orthogonalize_stack(group, matrices: list, found_inf) -> torch.Tensor:
-    """NS(u) of matrices that are whole on this process, as one stack."""
-    return orthogonalize(torch.stack([direction(group, x, found_inf) for x in matrices]), group["ns_steps"])
+def directions(group, matrices: list) -> torch.Tensor:
+    """u of each matrix, or this process's rows of it, as one stack in the dtype of the iteration."""
+    momenta = [x.momentum for x in matrices]
+    u = torch._foreach_lerp([x.grad for x in matrices], momenta, group["momentum"]) if group["nesterov"] else momenta
+    return stack_as(getattr(torch, group["ns_dtype"]), u)
 
 
 def apply_updates(group, matrices: list, updates, found_inf) -> None:
-    """w ← w (1 − ηλ) − η s update, for this process's rows of every matrix."""
-    rows, columns = matrices[0].p.shape[-2:]
+    """w ← w (1 − ηλ) − η s update, for this process's rows of every matrix. Where found_inf is true, updates may hold
+    anything."""
+    (rows, columns), dtype = matrices[0].p.shape[-2:], matrices[0].p.dtype
     size = 0.2 * max(rows, columns) ** 0.5
     if group["adjust_lr"] == "original":
         size = max(1, rows / columns) ** 0.5
-    params = [local_shard(x.p) for x in matrices]
-    if group["weight_decay"]:
-        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"] * one_if_finite(found_inf))
-    for p, u in zip(params, updates, strict=True):
-        p.add_(u if found_inf is None else u * one_if_finite(found_inf), alpha=-group["lr"] * size)
+    # torch's SGD without momentum: w − ηs (update + (λ/s) w)
+    numbers = dict(lr=group["lr"] * size, weight_decay=group["weight_decay"] / size, maximize=False)
+    numbers |= dict(momentum=0.0, dampening=0.0, nesterov=False) | for_kernel(None, found_inf)
+    for part in split_into_stacks(list(zip(matrices, updates, strict=True)), matrices[0].p):
+        params, steps = [local_shard(x.p) for x, _ in part], stack_as(dtype, [update for _, update in part])
+        sgd(params, list(steps), [None] * len(params), **numbers)
 
 
-def start_updates(group, matrices: list, rank: int, found_inf):
+def start_updates(group, matrices: list, rank: int):
     """DDP: compute the updates of the matrices that this rank owns, and start to send them. Gradients and momenta are
     the same everywhere already."""
     owned = [x for x in matrices if x.owner == rank]
     stacks = split_into_stacks(owned, matrices[0].p)
-    updates = [orthogonalize_stack(group, stack, found_inf) for stack in stacks]
+    updates = [orthogonalize(directions(group, part), group["ns_steps"]) for part in stacks]
     return start_exchange([x.owner for x in matrices], updates, matrices[0].p, getattr(torch, group["ns_dtype"]))
 
 
@@ -127,7 +128,7 @@ def finish_updates(group, matrices: list, exchange, found_inf) -> None:
 def step_sharded(group, matrices: list, shards, found_inf) -> None:
     """FSDP2: the rows of u are sent to the owners of the matrices, and rows of the updates come back."""
     owners, p = [x.owner for x in matrices], matrices[0].p
-    owned = rows_to_owners(owners, [direction(group, x, found_inf) for x in matrices], p.shape, shards)
+    owned = rows_to_owners(owners, directions(group, matrices), p.shape, shards)
     updates = [orthogonalize(stack, group["ns_steps"]) for stack in split_into_stacks(owned, p)]
     rows = rows_from_owners(owners, torch.cat(updates) if updates else owned, p.shape, shards)
     apply_updates(group, matrices, rows, found_inf)

@@ -71,7 +71,7 @@ def finish_exchange(exchange: Exchange) -> list:
 # ---------------------------------------------------------------------------------- FSDP: rows to the owners, and back
 
 
-def rows_to_owners(owners: list, rows: list, shape: tuple, shards) -> torch.Tensor:
+def rows_to_owners(owners: list, rows, shape: tuple, shards) -> torch.Tensor:
     """Give every process of the group `shards` the whole matrices that it owns. `rows`: this process's rows of each
     matrix. Returns (number of matrices that it owns, *shape)."""
     row_counts, owned_counts, rank = count_shards(owners, shape, shards)

@@ -76,6 +76,13 @@ def split_into_stacks(items, p) -> list:
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
+def stack_as(dtype: torch.dtype, tensors) -> torch.Tensor:
+    """`tensors`, all of one shape, as a stack (S, …) of this dtype: copied and cast in one pass."""
+    stack = torch.empty(len(tensors), *tensors[0].shape, dtype=dtype, device=tensors[0].device)
+    torch._foreach_copy_(list(stack), list(tensors))
+    return stack
+
+
 def orthogonalize(stack, steps: int):
     """Newton-Schulz on each matrix of a stack (…, m, n); the same shape."""
     matrices = stack.view(-1, *stack.shape[-2:])

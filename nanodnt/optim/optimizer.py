@@ -9,7 +9,9 @@ from nanodnt.optim.registry import RULES
 class Optimizer(torch.optim.Optimizer):
     """Groups as `make_optimizer` makes them. The state of every parameter exists from the start."""
 
-    found_inf = None  # set by training_step: a tensor (), true if the gradients of this step are not finite
+    # Set by training_step, as tensors (), for rules to follow: see registry.py.
+    grad_scale = None  # what the gradients of this step are to be divided by
+    found_inf = None  # whether they are not finite: not 0 if so
 
     def __init__(self, groups):
         super().__init__(groups, dict(lr=0.0, weight_decay=0.0))
@@ -28,7 +30,7 @@ class Optimizer(torch.optim.Optimizer):
                 work.setdefault(group["rule"], []).append(lists)
         found_inf = None if self.found_inf is None else self.found_inf > 0
         for rule, groups in work.items():
-            RULES[rule].step(groups, found_inf)
+            RULES[rule].step(groups, self.grad_scale, found_inf)
 
 
 def load_optimizer(optimizer, saved: dict, step: int) -> None:

@@ -6,11 +6,16 @@ Its rule, which updates parameters, is three functions:
     options(config, role, model)  a dict: further entries of the parameter group of this role, constant during a run
     state(p, group)               a dict: the state of parameter p before the first step. It exists from the start, so
                                   it is the same on all ranks and in every checkpoint. p may be on the meta device.
-    step(work, found_inf)         update parameters and state in place. `work` is a list with one (group, params, grads,
+    step(work, grad_scale, found_inf)
+                                  update parameters and state in place. `work` is a list with one (group, params, grads,
                                   states) for each group of this rule; the last three are lists of equal length.
 
+`grad_scale` clips: first of all `step` divides the gradients by it, in place. torch's fused kernels do so in the pass
+that updates the parameters (`for_kernel`); a rule without them calls `divide_gradients`. It is a tensor (), at least 1,
+or None where nothing is to be divided. Nothing else may change the gradients.
+
 Where the bool tensor `found_inf` is true, a gradient is not finite, and `step` must change nothing: on the device,
-because reading it would make the host wait. None means that all gradients are finite. `step` must not change gradients.
+because reading it would make the host wait. `grad_scale` is 1 then. None means that all gradients are finite.
 
 Under FSDP2 parameters, gradients and state are DTensors, which are split by rows. A rule of entry-by-entry operations
 works on them as it is; on each one's `layers.sharding.local_shard` it is faster. Other rules have to exchange messages.
@@ -20,10 +25,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.optim.sgd import sgd
+
+from layers.sharding import local_shard
 
 # Blockwise LR: the LR of a block type is ratio · learning_rate. The paper's ratios for AdamW; 1 for norms, learned
 # positions and an untied head, as in its authors' code. Other scale vectors and scalars go with the norms [I].
 RATIOS = {"emb": 10.0, "qk": 8.0, "ffn": 6.0, "vo": 4.0, "norm": 1.0, "head": 1.0, "pos": 1.0}
+NO_DECAY = dict(weight_decay=0.0, maximize=False)  # for torch's SGD, whose decay is added to the gradient
 
 
 class Rule(NamedTuple):
@@ -86,6 +95,26 @@ def register(
     # the order of --help and of tables: adamw first, then by name
     for other in sorted(OPTIMIZERS, key=lambda other: (other != "adamw", other)):
         OPTIMIZERS[other] = OPTIMIZERS.pop(other)
+
+
+def divide_gradients(grads: list, grad_scale) -> None:
+    """g ← g / grad_scale."""
+    if grad_scale is not None:
+        torch._foreach_div_(list(map(local_shard, grads)), grad_scale)
+
+
+def for_kernel(grad_scale, found_inf) -> dict:
+    """The arguments of torch's fused kernels that make them follow both. They read fp32 numbers."""
+    numbers = dict(grad_scale=grad_scale, found_inf=found_inf)
+    return dict(fused=True, **{key: None if number is None else number.float() for key, number in numbers.items()})
+
+
+def average_gradients(params: list, grads: list, averages: list, beta: float, grad_scale, found_inf) -> None:
+    """g ← g / grad_scale;  m ← β m + (1 − β) g. One pass over all tensors, which leaves m as it is where found_inf is
+    true: torch's fused SGD at an LR of 0, so `params` do not change."""
+    params, grads, averages = (list(map(local_shard, tensors)) for tensors in (params, grads, averages))
+    numbers = dict(lr=0.0, momentum=beta or 1e-300, dampening=beta, nesterov=False)  # at 0 it would not keep m
+    sgd(params, grads, averages, **numbers, **NO_DECAY, **for_kernel(grad_scale, found_inf))
 
 
 def if_finite(found_inf, new, old):

@@ -11,6 +11,7 @@ from weakref import ref
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -83,7 +84,7 @@ def fused_attention():
     one fp32 number a row; on meta tensors torch would take the plain formula and keep all scores."""
     plain = F.scaled_dot_product_attention
 
-    def fused(q, k, v, dropout_p, is_causal, enable_gqa):
+    def fused(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, enable_gqa=False):
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout_p, is_causal)[0]
 
     F.scaled_dot_product_attention = fused  # not a mode: modes are off while checkpointing computes a block again
@@ -91,6 +92,16 @@ def fused_attention():
         yield
     finally:
         F.scaled_dot_product_attention = plain
+
+
+@contextmanager
+def alone():
+    """Let the optimizer take this for a run of one process, so that what is counted sends no messages."""
+    known, dist.is_initialized = dist.is_initialized, lambda: False
+    try:
+        yield
+    finally:
+        dist.is_initialized = known
 
 
 def make_tokens(model, micro: int) -> torch.Tensor:
@@ -113,7 +124,7 @@ def trace(model, optimizer, config, micro: int, accumulation: int = 1) -> Memory
     hooks = [p.register_post_accumulate_grad_hook(memory.count_as_gradient) for p in model.parameters()]
     model.loss = loss_without_rows
     try:
-        with fused_attention(), memory:
+        with fused_attention(), alone(), memory:
             scaler = torch.amp.GradScaler("cpu", enabled=False)
             training_step(model, model, optimizer, scaler, x, x, micro, config, enter_next_phase)
     finally:
@@ -174,7 +185,8 @@ class Timeline:
     def peak(self, micro: int, accumulates: bool, strategy: Strategy) -> Peak:
         """The moment when the most is held. `accumulates`: gradients of an earlier micro batch exist from the start."""
         other = self.other_bytes(micro)
-        extra = np.array([strategy.extra.get(str(phase), 0) for phase in self.phases])[self.phase]
+        more = (strategy.extra, strategy.accumulated) if accumulates else (strategy.extra,)
+        extra = np.array([sum(part.get(str(phase), 0) for part in more) for phase in self.phases])[self.phase]
         share = 1 if accumulates else 0 if strategy.in_buckets else self.gradients
         gradients = strategy.gradients * share + 0 * other
         i = (gradients + extra + other).argmax()

@@ -13,7 +13,8 @@ from nanodnt.engine import prepare_model, split_batch
 from nanodnt.optim import make_optimizer
 from nanodnt.plan.describe import describe_flops
 from nanodnt.plan.memory import Timeline
-from nanodnt.plan.strategies import Strategy, state_tensors, strategies, total_bytes
+from nanodnt.plan.micro_batch import largest_micro_batch
+from nanodnt.plan.strategies import state_tensors, strategies, total_bytes
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS
 from nanodnt.tables import table
@@ -79,12 +80,6 @@ def format_gb(n: float) -> str:
     return f"{n / 1e9:.2f}"
 
 
-def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limit: float) -> int:
-    """The largest divisor of `share`, the sequences of one process, whose peak is within `limit` bytes; else 1."""
-    valid = [micro for micro in range(share, 0, -1) if share % micro == 0]
-    return next((micro for micro in valid if timeline.peak(micro, micro < share, strategy).total <= limit), 1)
-
-
 def describe_strategies(timelines: dict, choices: list, share: int, config, limit: float) -> list:
     """A table: the memory of one process at its peak, with the largest micro batch that fits into `limit` bytes.
 
@@ -140,7 +135,7 @@ def describe_plan(model, config, plan: PlanConfig) -> list:
     prepare_model(model, config, Env(0, 1, torch.device("meta"), dtype, False))
     optimizer = make_optimizer(model, config)  # after prepare_model, which sets the dtype of Muon's products
     share = math.prod(split_batch(config.batch_size, 0, plan.gpus))
-    choices = strategies(model, optimizer, config, plan.gpus)
+    choices = strategies(model, optimizer, config, plan.gpus, plan.bytes)
     if dtype == torch.float16:  # FSDP has no loss scaling
         choices = choices[:1]
     timelines = {checkpointing: Timeline(model, optimizer, config, checkpointing) for checkpointing in (False, True)}
@@ -153,5 +148,6 @@ def describe_plan(model, config, plan: PlanConfig) -> list:
         f"memory of one of {plan.gpus} {plan.gpu}, {plan.bytes / 1e9:g} GB each for tensors, not compiled "
         f"({share} sequences of a step each):",
         *describe_strategies(timelines, choices, share, config, plan.bytes),
+        *(strategy.note for strategy in choices if strategy.note),
         *NOTES,
     ]

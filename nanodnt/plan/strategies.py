@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from nanodnt.run.parallel import gathered_dtype, is_kept
+
 
 class Strategy(NamedTuple):
     """What one process holds, in bytes, besides what a micro batch adds."""
@@ -15,7 +17,9 @@ class Strategy(NamedTuple):
     gradients: int
     state: int
     extra: dict = {}  # further bytes by phase; the phase "reduction" is the end of FSDP's backward pass
+    accumulated: dict = {}  # more than that if an earlier micro batch has left gradients, by phase
     in_buckets: bool = False  # DDP: `extra` has the last micro batch's gradients; `gradients` are of earlier ones
+    note: str = ""  # a line for the reader
 
 
 def total_bytes(tensors) -> int:
@@ -47,32 +51,46 @@ def message_bytes(optimizer, gpus: int) -> int:
     return sum(sorted(sizes)[-2:])
 
 
-def strategies(model, optimizer, config, gpus: int) -> list:
-    """The strategies for this number of GPUs: one GPU alone, or DDP and FSDP. ValueError if fsdp_shard_size does not
-    divide `gpus`."""
+def make_strategy(parallel: str, model, optimizer, config, gpus: int, limit: float = math.inf) -> Strategy:
+    """What one of `gpus` processes holds under `parallel`: none, ddp or fsdp; each GPU has `limit` bytes. ValueError if
+    fsdp_shard_size does not divide `gpus`."""
     parameters, state, buffers = list(model.parameters()), state_tensors(optimizer), total_bytes(model.buffers())
     weights, state_size = total_bytes(parameters), total_bytes(state)
-    if gpus == 1:
-        return [Strategy("one GPU", weights + buffers, weights, state_size)]
+    if parallel == "none":
+        return Strategy("one GPU", weights + buffers, weights, state_size)
+    if parallel == "ddp":
+        buckets = dict.fromkeys(("forward", "loss", "backward", "clip", "optimizer"), weights)
+        buckets["optimizer"] += message_bytes(optimizer, gpus)
+        return Strategy("DDP", weights + buffers, weights, state_size, buckets, in_buckets=True)
     n = config.fsdp_shard_size or gpus
     if gpus % n:
         raise ValueError(f"fsdp_shard_size={n} does not divide gpus={gpus}: choose a divisor")
-    buckets = dict.fromkeys(("forward", "loss", "backward", "clip", "optimizer"), weights)
-    buckets["optimizer"] += message_bytes(optimizer, gpus)
     shard = shard_bytes(parameters, n)
-    return [
-        Strategy("DDP", weights + buffers, weights, state_size, buckets, in_buckets=True),
-        Strategy("FSDP", shard + buffers, shard, shard_bytes(state, n), gathered_copies(model)),
-    ]
+    keep, text = is_kept(model, model.compute_dtype or torch.float32, 3 * weights + state_size, n, limit)
+    kept = dict.fromkeys(("forward", "loss", "backward"), weights) if keep else {}
+    sharded = shard + buffers, shard, shard_bytes(state, n), gathered_copies(model, keep), kept
+    return Strategy("FSDP", *sharded, note=f"FSDP: {text}")
 
 
-def gathered_copies(model) -> dict:
+def strategies(model, optimizer, config, gpus: int, limit: float = math.inf) -> list:
+    """The strategies for this number of GPUs with `limit` bytes each: one GPU alone, or DDP and FSDP."""
+    kinds = ("none",) if gpus == 1 else ("ddp", "fsdp")
+    return [make_strategy(kind, model, optimizer, config, gpus, limit) for kind in kinds]
+
+
+def gathered_copies(model, keep: bool) -> dict:
     """Bytes by phase of the full weights and gradients that FSDP2 holds for a while: an upper bound [I].
 
-    The root group is everything but the blocks. It is gathered from the start of a step to its end, then its gradients
-    are reduced. Blocks are gathered one after the other: a process holds the weights of one block, and those of the
-    next one twice, gathered and copied out. In the backward pass it also holds the gradients of that block, and those
-    of the block before, which are being reduced."""
-    block = max(total_bytes(block.parameters()) for block in model.blocks)
-    root = total_bytes(model.parameters()) - sum(total_bytes(block.parameters()) for block in model.blocks)
-    return dict(forward=root + 3 * block, loss=root + 2 * block, backward=root + 5 * block, reduction=3 * root)
+    The root group is everything but the blocks' matrices. It is gathered from the start of a step to its end, then its
+    gradients are reduced. Blocks are gathered one after the other. Unless all are kept (`keep`), a process holds the
+    matrices of one block, and those of the next one twice, gathered and copied out. In the backward pass it also holds
+    the gradients of that block, and in fp32 those of the block before, which are being reduced."""
+    itemsize = gathered_dtype(model, model.compute_dtype or torch.float32).itemsize
+    counts = [sum(p.numel() for p in block.parameters() if p.ndim == 2) for block in model.blocks]
+    root, block, reduced = total_bytes(model.parameters()) - 4 * sum(counts), itemsize * max(counts), 4 * max(counts)
+    if keep:
+        held = root + itemsize * sum(counts)
+        phases = dict(forward=held + 2 * block, loss=held + block, backward=held + block + reduced)
+    else:
+        phases = dict(forward=root + 3 * block, loss=root + 2 * block, backward=root + 4 * block + reduced)
+    return phases | dict(reduction=3 * root)

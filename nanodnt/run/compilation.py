@@ -1,4 +1,4 @@
-"""torch.compile: whether it pays, and compiling everything before the run begins."""
+"""torch.compile: whether it pays, as one graph or in parts, and compiling everything before the run begins."""
 
 import os
 import shutil
@@ -6,14 +6,16 @@ import time
 
 import torch
 
+DEEP = 36  # blocks from which auto compiles them one by one: our choice, for a graph grows with the number of blocks
+
 
 def choose_compile(setting, device: torch.device, training_flops: float) -> tuple:
-    """(bool, reason) for `auto`, True, False.
+    """(bool, reason) for `auto`, True, False, `blocks`.
 
     A cold compile takes about a minute. auto compiles on a GPU; on a CPU only where there is a compiler, and where the
     whole run (`training_flops`, those of this process) would take several minutes."""
     if setting != "auto":
-        return setting, "as asked"
+        return bool(setting), "as asked"
     if device.type == "cuda":
         try:
             import triton  # noqa: F401
@@ -28,27 +30,51 @@ def choose_compile(setting, device: torch.device, training_flops: float) -> tupl
     return minutes > 3, f"auto: about {minutes:.0f} min of eager work"
 
 
-def compile_parts(model) -> None:
-    """Compile each block and the loss, in place. The code between them stays eager: there FSDP gathers and frees the
-    weights of a block.
+def choose_blocks(setting, n_layer: int, env) -> tuple:
+    """(bool, reason): whether to compile each block by itself, and not the whole model as one graph."""
+    if env.parallel == "ddp" and env.world_size > 1:
+        return True, "so that gradients leave during the backward pass"
+    if env.parallel == "fsdp":
+        return True, "between which FSDP gathers weights and reduces gradients"
+    if setting == "auto":
+        return n_layer >= DEEP, f"auto: {n_layer} layers"
+    return setting == "blocks", "as asked"
 
-    The compiled functions replace the methods inside the modules' hooks, so all parameter names stay as they are."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(model.blocks) + 8)
-    for block in model.blocks:  # blocks of one layout share their code; constants such as LNS's need code of their own
+
+def compile_parts(model):
+    """Compile each block and the loss, in place; returns the model. The code between them stays eager.
+
+    Blocks of one kind share a graph. The compiled functions replace the methods inside the modules' hooks, so all
+    parameter names stay as they are."""
+    for block in model.blocks:
         block.forward = torch.compile(block.forward, dynamic=False)
     model.loss = torch.compile(model.loss, dynamic=False)
+    return model
+
+
+def undo_parts(model) -> None:
+    """Make a model whose parts were compiled eager again."""
+    for module, name in [(block, "forward") for block in model.blocks] + [(model, "loss")]:
+        vars(module).pop(name, None)
+
+
+def is_compiled(model) -> bool:
+    """Whether this model, as `compile_model` returned it, is compiled: whole or in parts."""
+    return hasattr(model, "_orig_mod") or "loss" in vars(model)
 
 
 def compile_model(model, config, example: tuple, env):
-    """torch.compile(model), tried on one `example` micro batch (idx, targets) in evaluation and in training mode, so
-    that nothing compiles, or fails to, during the run. Under FSDP: the model itself, with compiled parts.
+    """The model compiled, whole or in parts (then in place), and tried on one `example` micro batch (idx, targets) in
+    evaluation and in training mode, so that nothing compiles, or fails to, during the run.
 
-    If it fails with compile=auto, there is one warning and the model runs eagerly, on all processes. With compile=True,
-    or under FSDP, it is a ValueError. All ranks must call this."""
-    t0 = time.time()
+    If it fails with compile=auto, there is one warning and the model runs eagerly, on all processes. With another
+    setting, or under FSDP, it is a ValueError. All ranks must call this."""
+    t0, failed = time.time(), False
+    blocks, why = choose_blocks(config.compile, len(model.blocks), env)
+    env.print(f"compiling {'each block and the loss by themselves' if blocks else 'the model as one graph'} ({why})")
     try:
-        if env.parallel == "fsdp":
-            compile_parts(compiled := model)
+        if blocks:
+            compiled = compile_parts(model)
         else:
             compiled = torch.compile(model, dynamic=False)
         model.eval()
@@ -63,11 +89,12 @@ def compile_model(model, config, example: tuple, env):
         reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
         if config.compile != "auto" or env.parallel == "fsdp":  # FSDP's other processes wait for this one's weights
             raise ValueError(f"torch.compile failed ({reason}): use --compile=False") from e
-        compiled = model
+        failed = True
         print(f"warning: torch.compile failed ({reason}); running eagerly", flush=True)
     finally:
         model.train().zero_grad(set_to_none=True)
-    if env.any_rank(compiled is model) and env.parallel != "fsdp":
+    if env.any_rank(failed):
+        undo_parts(model)
         return model
     env.print(f"compiled in {time.time() - t0:.0f} s")
     return compiled

@@ -76,6 +76,16 @@ class Env:
         if different:
             raise ValueError(f"processes have different {', '.join(different)}: start all of them with one command")
 
+    def set_matmul_precision(self) -> bool:
+        """Let an Ampere or newer GPU multiply fp32 matrices in TF32 where float32 is the run's dtype, and only there:
+        what a bf16 run computes in fp32 stays fp32. NVIDIA_TF32_OVERRIDE=0 forbids it. Returns whether it is on."""
+        tf32 = self.device.type == "cuda" and self.dtype == torch.float32
+        tf32 = tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+        tf32 = tf32 and torch.cuda.get_device_capability(self.device) >= (8, 0)
+        # not the newer fp32_precision: after that torch refuses to answer what this function has set
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        return tf32
+
     def synchronize(self) -> None:
         """Wait until the GPU has finished its work so far."""
         if self.device.type == "cuda":
@@ -145,8 +155,6 @@ def environment(device: str, dtype: str, timeout_s: int):
     distributed = "RANK" in os.environ and "MASTER_ADDR" in os.environ
     chosen, reason = choose_device(device, local_rank)
     if chosen.type == "cuda":
-        if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
-            os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # less memory lost to fragmentation
         torch.cuda.set_device(chosen)  # before everything else that asks for the current device
     compute, dtype_reason = choose_dtype(dtype, chosen)
     env = Env(rank, world_size, chosen, compute, distributed)
@@ -155,8 +163,9 @@ def environment(device: str, dtype: str, timeout_s: int):
         torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         if distributed:
-            _join_processes(env, timeout_s)
+            join_processes(env, timeout_s)
         name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{torch.get_num_threads()} threads"
+        dtype_reason += "; products in TF32" if env.set_matmul_precision() else ""
         env.print(f"device {chosen} ({name}; {reason}), dtype {str(compute).removeprefix('torch.')} ({dtype_reason})")
         yield env
     except BaseException:
@@ -169,7 +178,7 @@ def environment(device: str, dtype: str, timeout_s: int):
             dist.destroy_process_group()
 
 
-def _join_processes(env: Env, timeout_s: int) -> None:
+def join_processes(env: Env, timeout_s: int) -> None:
     """Make the process group that torchrun's environment variables describe, and `env.control`."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and _env_int("TORCHELASTIC_MAX_RESTARTS", 0):
         env.print(
@@ -177,7 +186,9 @@ def _join_processes(env: Env, timeout_s: int) -> None:
             "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
         )
     env.timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group("nccl" if env.device.type == "cuda" else "gloo", timeout=env.timeout)
+    cuda = env.device.type == "cuda"
+    # device_id: NCCL connects now, and not in the first step; a barrier or a new group need not guess the device
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=env.timeout, device_id=env.device if cuda else None)
     env.control = dist.new_group(backend="gloo", timeout=env.timeout)
 
 

@@ -12,6 +12,8 @@ PEAK_FLOPS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200 NVL
 PEAK_FLOPS |= {"H800": 989e12, "GH200": 989e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12}
 PEAK_FLOPS |= {"RTX 4090": 165e12, "RTX 3090": 71e12, "V100": 125e12, "T4": 65e12}
 
+RESERVE = 0.05  # of a GPU's memory, for NCCL, workspaces of kernels and gaps between tensors [I]
+
 
 def peak_flops(device: torch.device, dtype: torch.dtype, override: float = 0.0) -> float | None:
     """Peak FLOP/s of one device for MFU: the override, the table, or None where it is not known."""
@@ -32,6 +34,18 @@ def peak_memory_bytes(device: torch.device) -> int:
     except ImportError:  # not on this platform
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """All memory of a GPU."""
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+def available_bytes(device: torch.device) -> int:
+    """Bytes that the tensors of this process can have on a GPU: what it holds, and what is free, less a reserve. Memory
+    of other processes, of the CUDA context and of the driver is not free."""
+    free, total = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - int(RESERVE * total)
 
 
 def device_name(device: torch.device) -> str:

@@ -1,13 +1,18 @@
 """Several processes: DDP keeps the whole model in each, FSDP2 shards it."""
 
 import warnings
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-FIXED_SHARE = 0.7  # of a GPU's memory, for weights, gradients and optimizer state; activations need the rest
+from nanodnt.run.hardware import memory_bytes
+
+# Shares of a GPU's memory, our choices; activations need the rest.
+FIXED_SHARE = 0.7  # for DDP's weights, gradients and optimizer state
+KEPT_SHARE = 0.5  # for what FSDP holds if it keeps full weights and gradients during a step
 
 
 def choose_parallel(setting: str, env, fixed_bytes: int) -> tuple:
@@ -26,19 +31,42 @@ def choose_parallel(setting: str, env, fixed_bytes: int) -> tuple:
         return "none", "auto: one process"
     if env.device.type != "cuda" or env.dtype == torch.float16:
         return "ddp", "auto"
-    total = env.minimum(torch.cuda.get_device_properties(env.device).total_memory)
+    total = env.minimum(memory_bytes(env.device))
     text = f"auto: ddp's weights, gradients and optimizer state are {fixed_bytes / 1e9:.1f} of {total / 1e9:.0f} GB"
     return "fsdp" if fixed_bytes > FIXED_SHARE * total and env.world_size > 1 else "ddp", text
 
 
-def shard_model(model, shard_size: int, env) -> None:
-    """FSDP2, in place: every process keeps some rows of each parameter; those of a block are gathered while it runs.
+def is_kept(model, dtype: torch.dtype, fixed_bytes: int, shard_size: int, total: float) -> tuple:
+    """(bool, text): whether FSDP over `shard_size` processes keeps all weights and all gradients during a step. It does
+    where these, as gathered and in fp32, and its shards leave enough of a GPU with `total` bytes. `dtype`: of the
+    matrix products; `fixed_bytes`: as for `choose_parallel`."""
+    n = model.num_params()
+    held = (gathered_dtype(model, dtype).itemsize + 4) * n + (fixed_bytes - 4 * n) // shard_size
+    keep = held <= KEPT_SHARE * total
+    times = "once a step" if keep else "by blocks in every micro batch"
+    return keep, f"gathered and reduced {times}: to keep all takes {held / 1e9:.1f} of {total / 1e9:.0f} GB"
+
+
+def choose_kept(model, shard_size: int, env, fixed_bytes: int) -> tuple:
+    """(bool, text): `is_kept` for this run; True on a CPU. All ranks must call it."""
+    if env.device.type != "cuda":
+        return True, "gathered and reduced once a step: not a GPU"
+    total = env.minimum(memory_bytes(env.device))
+    return is_kept(model, env.dtype, fixed_bytes, shard_size or env.world_size, total)
+
+
+def shard_model(model, shard_size: int, env, keep: bool) -> None:
+    """FSDP2, in place: every process keeps some rows of each parameter.
 
     shard_size 0: one copy of the model over all processes. Otherwise shard_size processes hold one copy, and the
-    copies are kept equal (HSDP). ValueError if it does not divide the number of processes. Weights are gathered in
-    fp32, since gains stay fp32 and the casts to bf16 are part of the blocks."""
+    copies are kept equal (HSDP). ValueError if it does not divide the number of processes.
+
+    The matrices of a block are gathered when it runs, in the dtype in which they are multiplied; their gradients are
+    reduced in fp32. All other parameters (gains, biases, scalars, embeddings, head) are gathered in fp32, for the whole
+    step. `keep`: a step gathers each weight once, and reduces each gradient once. Otherwise a block's weights are
+    gathered for its forward and again for its backward pass, and its gradients are reduced in every micro batch."""
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # half a second, needed only here
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     size = shard_size or env.world_size
     if env.world_size % size:
@@ -50,8 +78,32 @@ def shard_model(model, shard_size: int, env) -> None:
         mesh = DeviceMesh.from_group(groups, env.device.type, ranks, mesh_dim_names=("replicate", "shard"))
     else:
         mesh = init_device_mesh(env.device.type, (size,), mesh_dim_names=("shard",))
-    for part in (*model.blocks, model):  # `model` stands for the rest: embeddings, final norm, head
-        fully_shard(part, mesh=mesh)
+    dtype = gathered_dtype(model, env.dtype)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    matrices = {p for p in model.blocks.parameters() if p.ndim == 2}
+    fully_shard(model, mesh=mesh, ignored_params=matrices)  # before the blocks, so that it gets their gains
+    for block in model.blocks:
+        others = {p for p in block.parameters() if p not in matrices}
+        fully_shard(block, mesh=mesh, ignored_params=others, mp_policy=policy, reshard_after_forward=not keep)
+    if keep:
+        model.no_sync = partial(_accumulate, model)
+
+
+def gathered_dtype(model, compute_dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which FSDP gathers the matrices of the blocks. σReparam takes σ from the fp32 weight."""
+    return torch.float32 if model.config.sigma_reparam else compute_dtype
+
+
+@contextmanager
+def _accumulate(model):
+    """What no_sync is to DDP: weights stay gathered, and gradients are added up in this process."""
+    model.set_requires_gradient_sync(False)
+    model.set_reshard_after_backward(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+        model.set_reshard_after_backward(True)
 
 
 def _new_groups(groups: list, env):
@@ -71,6 +123,6 @@ def distribute(model, env):
 
 
 def sync_gradients(model, last: bool):
-    """Context of one micro batch. DDP averages gradients over processes only in the `last` one. FSDP does it in each:
-    otherwise every process would hold all gradients."""
+    """Context of one micro batch. DDP, and FSDP that keeps full gradients, average them over processes only in the
+    `last` one."""
     return nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()

@@ -82,7 +82,7 @@ def probe(model: GPT, idx: torch.Tensor) -> dict:
     def note_logits(attention, k_norm, args, k):
         q, dtype = queries.pop(), attention.o.compute_dtype or attention.o.weight.dtype
         pair = (q, k) if rope is None else (rotate(q, rope), rotate(k, rope))
-        found["logit_max"].append(largest_logit(*(upcast(x.to(dtype)) for x in pair)))
+        found["logit_max"].append(largest_logit(*(upcast(x.to(dtype)).transpose(1, 2) for x in pair)))
 
     for i, block in enumerate(model.blocks):
         hooks.append(block.attn.register_forward_pre_hook(partial(note_stream_and_gains, f"blocks.{i}.")))

@@ -38,6 +38,7 @@ def lion_steps(rank, world, folder):
             for group in optimizer.param_groups:
                 group["lr"] = 0.01
             optimizer.found_inf = torch.tensor(float(step == 2))
+            optimizer.grad_scale = torch.tensor(1.0 if step == 2 else 1.0 + step)
             optimizer.step()
     held = sum(local_shard(state["m"]).numel() for state in optimizer.state.values())
     torch.save([[full_tensor(p).detach() for p in model.parameters()], held], folder / f"{world}.{rank}")

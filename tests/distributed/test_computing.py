@@ -65,7 +65,9 @@ def time_outs(rank, world, folder):
     limit = timedelta(seconds=77)
     dist.init_process_group("gloo", timeout=limit, **meeting(rank, world, folder / "groups"))
     env = Env(rank, world, torch.device("cpu"), torch.float32, distributed=True, timeout=limit)
-    shard_model(model := GPT.empty(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=31)), 2, env)
+    shard_model(
+        model := GPT.empty(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=31)), 2, env, keep=True
+    )
     groups = model.wte.weight.device_mesh.get_all_groups()
     found = [(g._get_backend(env.device).options._timeout, dist.get_process_group_ranks(g)) for g in groups]
     torch.save([(limit.total_seconds(), ranks) for limit, ranks in found], folder / f"{rank}")

@@ -54,12 +54,16 @@ def break_compiler(patch, early):
     patch.setattr(torch, "compile", compile)
 
 
-@pytest.mark.parametrize("early", [True, False], ids=["in torch.compile", "in the first call"])
-def test_compile_auto_falls_back(early, short, dataset, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("early, deep", [(True, 99), (False, 99), (False, 1)], ids=["early", "late", "blocks"])
+def test_compile_auto_falls_back(early, deep, short, dataset, tmp_path, monkeypatch, capsys):
+    """In torch.compile or in the first call; with one graph, or with one for each block."""
     break_compiler(monkeypatch, early)
+    monkeypatch.setattr("nanodnt.run.compilation.DEEP", deep)
     monkeypatch.setattr("nanodnt.start.choose_compile", lambda *_: (True, "auto"))
     assert run(out_dir=tmp_path, dataset=dataset, compile="auto", max_iters=30) == 0
-    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    out = capsys.readouterr().out
+    assert ("compiling each block and the loss by themselves (auto: 2 layers)" in out) == (deep == 1)
+    warnings = [line for line in out.splitlines() if "warning" in line]
     assert len(warnings) == 1 and "no compiler here" in warnings[0] and "eagerly" in warnings[0]
     assert_same_run(tmp_path, short)
 

@@ -122,9 +122,11 @@ def test_a_resumed_run_compiles_as_an_uninterrupted_one(dataset, tmp_path, monke
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("how, number", [(True, 2), ("blocks", 4)])
 @fresh_compiler()
-def test_nothing_is_left_to_compile_in_a_run(base, tmp_path, monkeypatch):
-    """The two graphs, for evaluation and training, are compiled before the first step. The run needs no others."""
+def test_nothing_is_left_to_compile_in_a_run(how, number, base, tmp_path, monkeypatch):
+    """The graphs, for evaluation and for training, are compiled before the first step: of the whole model, or of the
+    loss and one that all blocks share. The run needs no others."""
     compile_, compile_original, counts = torch.compile, start_module.compile_model, []
     graphs = torch._dynamo.utils.counters["stats"]
     monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="aot_eager", **options))
@@ -137,7 +139,7 @@ def test_nothing_is_left_to_compile_in_a_run(base, tmp_path, monkeypatch):
 
     monkeypatch.setattr(start_module, "compile_model", note)
     graphs.clear()
-    assert run(out_dir=tmp_path, **base[0] | dict(compile=True)) == 0
-    assert counts == [2] and graphs["unique_graphs"] == 2
+    assert run(out_dir=tmp_path, **base[0] | dict(compile=how)) == 0
+    assert counts == [number] and graphs["unique_graphs"] == number
     for name in ("train_loss", "val_loss"):
         assert column(tmp_path, name) == pytest.approx(column(base[1], name), rel=1e-4)

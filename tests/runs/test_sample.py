@@ -207,6 +207,20 @@ def test_greedy_is_deterministic(draw):
     assert draw(*same, "--temperature=1.0", "--top_k=0") != greedy
 
 
+def test_compiled_steps_draw_the_same_text(draw, monkeypatch, run, capsys):
+    hot = ["--start=It", "--temperature=1.5", "--top_k=0"]
+    plain, steps, compile_step = draw(*hot), [], sample.compile_step
+    monkeypatch.setattr(sample, "compile_step", lambda: steps.append(compile_step("eager")) or steps[-1])
+    assert draw(*hot, "--compile=True") == plain and len(steps) == 1
+
+    def broken(*args):
+        raise RuntimeError("no compiler found\nat line 1")
+
+    monkeypatch.setattr(sample, "compile_step", lambda: broken)
+    code = call(sample.main, f"--out_dir={run}", "--device=cpu", "--start=It", "--compile=True")
+    refusal(capsys, code, "torch.compile failed (no compiler found)", "use --compile=False")
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_as_many_samples_and_tokens_as_asked(run, draw, tmp_path, n):
     out = chain(run, tmp_path / "chain", {"a": "a"})

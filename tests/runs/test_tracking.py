@@ -58,7 +58,7 @@ def by_hand(model, idx) -> dict:
     inputs = {"input_norm": (x := model.embed_scale(x))}
     x = model.input_norm(x)
     angles = np.arange(idx.shape[1])[:, None] * c.rope_theta ** (-np.arange(0, c.head_dim, 2) / c.head_dim)
-    rope = [torch.tensor(f(angles)).float() for f in (np.cos, np.sin)] if c.pos == "rope" else None
+    rope = [torch.tensor(f(angles)).float()[:, None] for f in (np.cos, np.sin)] if c.pos == "rope" else None
     found = {"stream_var": [], "branch_var": {"attn": [], "mlp": []}, "logit_max": []}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "scaled_dot_product_attention", note)

@@ -58,8 +58,9 @@ def gradients(model, steps, seed=0):
     return [{n: scale[n] * torch.randn(s, generator=g).double() for n, s in shapes.items()} for _ in range(steps)]
 
 
-def drive(model, optimizer, steps, found_inf=None):
+def drive(model, optimizer, steps, found_inf=None, grad_scale=None):
     """A step for each {name: gradient} of `steps`, with LRs that change. Returns {name: [the LR of each step]}."""
+    optimizer.found_inf, optimizer.grad_scale = found_inf, grad_scale
     rates = {name: [] for name, _ in model.named_parameters()}
     for t, grads in enumerate(steps):
         for name, p in model.named_parameters():
@@ -68,7 +69,6 @@ def drive(model, optimizer, steps, found_inf=None):
             group["lr"] = 0.01 * (1 + (t + i) % 4)
             for name in group["param_names"]:
                 rates[name].append(group["lr"])
-        optimizer.found_inf = found_inf
         optimizer.step()
     return rates
 

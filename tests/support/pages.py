@@ -26,7 +26,7 @@ SCHEMAS = {
     "analyze.py": (AnalyzeConfig,),
     "reproduce.py": (ReproduceConfig,),
 }
-WORDS = {"--plan", "--plot", "--profile", "--compare"}  # of model.py and bench.py, without a value
+WORDS = {"--plan", "--plot", "--profile", "--compare", "--report"}  # of model.py and bench.py, without a value
 
 
 def read_values(argv: list, schemas: tuple, positional: str = "config") -> tuple:

@@ -108,8 +108,10 @@ def make_chain(rank, world, folder, name, cases, until, **config):
 
 
 def make_stopped(rank, world, folder, dataset):
-    """A short FSDP run; the same stopped and resumed, with activation checkpointing, and compiled."""
-    go = partial(play, rank, world, dataset=dataset)
+    """A short FSDP run, that gathers and reduces in every micro batch; the same stopped and resumed, with activation
+    checkpointing, and compiled."""
+    by_blocks = ("nanodnt.start.choose_kept", lambda *_: (False, "by blocks, as asked by a test"))
+    go = partial(play, rank, world, dataset=dataset, patches=[by_blocks])
     go(folder / "short", **SHORT)
     go(folder / "recomputed", activation_checkpointing=True, **SHORT)
     go(folder / "stopped", stop_in=5, **SHORT)
@@ -119,7 +121,7 @@ def make_stopped(rank, world, folder, dataset):
     compile = (torch, "compile", partial(torch.compile, backend="eager"))
     small = SHORT | dict(n_layer=1, max_iters=2)
     go(folder / "eager", **small)
-    go(folder / "compiled", patches=[compile], **small | dict(compile=True))
+    go(folder / "compiled", patches=[by_blocks, compile], **small | dict(compile=True))
 
 
 def make_failures(rank, world, folder, dataset):

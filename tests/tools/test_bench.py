@@ -311,6 +311,11 @@ def test_sweep_layouts(tmp_path, monkeypatch, capsys):
     assert "time against Pre-LN" in out and "impossible: left out (deepnorm scales" in out
 
 
+def test_sweep_stream(tmp_path):
+    rows = results(tmp_path, S5, sweep="stream")["variants"]
+    assert [row["name"] for row in rows] == ["float32 stream", "bfloat16 stream"]
+
+
 @pytest.fixture
 def traced(monkeypatch):
     """torch.compile without its backend, which is slow; everything else is real."""

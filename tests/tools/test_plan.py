@@ -14,10 +14,11 @@ from nanodnt.engine import prepare_model, training_step
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.plan.__main__ import main
 from nanodnt.plan.memory import Memory, Timeline, fused_attention, trace
-from nanodnt.plan.planning import GPUS, NO_BF16, PARTS, PlanConfig, describe_disk, describe_time, largest_micro_batch
+from nanodnt.plan.micro_batch import choose_micro_batch, largest_micro_batch
+from nanodnt.plan.planning import GPUS, NO_BF16, PARTS, PlanConfig, describe_disk, describe_time
 from nanodnt.plan.strategies import Strategy, message_bytes, shard_bytes, state_tensors, strategies, total_bytes
 from nanodnt.run.environment import Env
-from nanodnt.run.hardware import PEAK_FLOPS
+from nanodnt.run.hardware import PEAK_FLOPS, available_bytes
 from nanodnt.run.parallel import distribute
 from nanodnt.settings import TrainConfig
 
@@ -121,7 +122,7 @@ FAST |= {("DNP, magnitudes, chunks", 1)}
 @pytest.mark.parametrize("name, accumulation", cases(LAYOUTS, (1, 2), fast=FAST))
 def test_a_step_takes_what_was_predicted(name, accumulation, tmp_path):
     """Bytes counted on the meta device against the allocator of a real step on the CPU. Not predicted is what kernels
-    allocate inside: a few percent."""
+    allocate inside: up to a tenth, at this size."""
     flags, changes = LAYOUTS[name]
     model, optimizer, config = build(flags, changes)
     timeline = Timeline(model, optimizer, config, config.activation_checkpointing)
@@ -133,7 +134,7 @@ def test_a_step_takes_what_was_predicted(name, accumulation, tmp_path):
         lambda: training_step(model, model, optimizer, scaler, x, x, 8, config), tmp_path / "trace.json"
     )
     print(f"predicted {predicted / measured:.3f} of the measured")
-    assert 0.93 < predicted / measured < 1.03
+    assert 0.9 < predicted / measured < 1.03
 
 
 LINEAR = ("DNT, msgdw", "GPT-2, checkpointing", "Pre-LN, Muon")
@@ -173,6 +174,48 @@ def test_the_largest_micro_batch_is_the_largest_that_fits():
     )
 
 
+@pytest.mark.parametrize("parallel, processes", [("none", 1), ("ddp", 1), ("fsdp", 4)])
+def test_a_gpu_s_micro_batch_is_the_largest_that_fits(parallel, processes, monkeypatch, capsys):
+    """Of made-up memory, against a search through all micro batches by the count of --plan's table."""
+    model, optimizer, config = build(dict(n_layer=1), dict(batch_size=24 * processes), dtype=torch.bfloat16)
+    column = {"none": (1, 0), "ddp": (2, 0), "fsdp": (4, 1)}[parallel]  # DDP of one process has buckets, too
+    strategy, valid = strategies(model, optimizer, config, column[0])[column[1]], (1, 2, 3, 4, 6, 8, 12, 24)
+    timeline = Timeline(model, optimizer, config, False)
+    peaks = {micro: timeline.peak(micro, micro < 24, strategy).total for micro in valid}
+    monkeypatch.setattr(Env, "minimum", lambda self, value: value)  # all have the same GPU
+    monkeypatch.setattr("nanodnt.plan.micro_batch.memory_bytes", lambda device: 10**12)  # FSDP keeps full weights
+    env = Env(0, processes, torch.device("cuda"), torch.bfloat16, processes > 1, parallel=parallel)
+    for memory in (peaks[6], peaks[6] - 1, peaks[1] - 1):
+        monkeypatch.setattr("nanodnt.plan.micro_batch.available_bytes", lambda device, memory=memory: memory)
+        fits = max((micro for micro in valid if peaks[micro] <= memory), default=1)
+        assert choose_micro_batch(model.config, config, env) == (fits, 24 // fits)
+        (line,) = capsys.readouterr().out.splitlines()
+        assert line.startswith(f"micro_batch_size {fits} (auto: ") and f"{peaks[fits] / 1e9:.1f} GB counted" in line
+        assert ("none fits" in line) == ("--activation_checkpointing=True" in line) == (memory < peaks[1])
+    config.micro_batch_size = 3
+    assert choose_micro_batch(model.config, config, env) == (3, 8)  # as asked
+    config.micro_batch_size = 0
+    env.device = torch.device("cpu")
+    assert choose_micro_batch(model.config, config, env) == (12, 2)  # the largest up to 16
+    assert capsys.readouterr().out == ""
+
+
+def test_a_gpu_s_memory_is_what_is_free_or_ours(monkeypatch):
+    """Of 80 GB others hold 10 and CUDA 1; our tensors hold 9, the reserve is 4."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * 10**9, 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 9 * 10**9)
+    assert available_bytes(torch.device("cuda", 0)) == 65 * 10**9
+
+
+def test_counting_sends_no_messages(alone, monkeypatch):
+    """A run counts while its process group exists, and Muon would send updates in it."""
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
+    monkeypatch.setattr("nanodnt.optim.muon.start_updates", None)
+    model, optimizer, config = build({}, dict(optimizer="muon"))
+    Timeline(model, optimizer, config, False)
+    assert dist.is_initialized()
+
+
 def test_shards_are_rows_rounded_up():
     """10 rows of 3 over 4 processes: 3, 3, 3, 1 rows. A vector of 1 is on one process, a scalar on all."""
     tensors = [torch.empty(10, 3), torch.empty(1), torch.empty(())]
@@ -188,20 +231,33 @@ def test_strategies_by_hand():
     ddp, fsdp = strategies(model, optimizer, config, 4)
     assert ddp[1:4] == (4 * n, 4 * n, 8 * n + steps) and set(ddp.extra.values()) == {4 * n}
     d = 64
-    block = 12 * d * d + 2 * d  # matrices, two norms
-    root = 512 * d + 64 * d + d
+    block = 12 * d * d  # its matrices
+    root = 512 * d + 64 * d + 5 * d  # embeddings, norms
     assert n == 2 * block + root
     assert fsdp[1:4] == (n, n, 2 * n + steps)  # every tensor has a multiple of 4 rows
-    assert fsdp.extra == dict(
-        forward=4 * (root + 3 * block),
-        loss=4 * (root + 2 * block),
-        backward=4 * (root + 5 * block),
-        reduction=4 * 3 * root,
-    )
+    kept = dict(forward=4 * (root + 4 * block), loss=4 * (root + 3 * block), backward=4 * (root + 4 * block))
+    assert fsdp.extra == kept | dict(reduction=4 * 3 * root)
+    assert fsdp.accumulated == dict.fromkeys(("forward", "loss", "backward"), 4 * n)
     (alone,) = strategies(model, optimizer, config, 1)
-    assert alone[1:] == (4 * n, 4 * n, 8 * n + steps, {}, False)
+    assert alone[1:] == (4 * n, 4 * n, 8 * n + steps, {}, {}, False, "")
     config.fsdp_shard_size = 2
     assert strategies(model, optimizer, config, 4)[1].weights == 2 * n
+
+
+def test_fsdp_keeps_all_where_it_takes_half_of_a_gpu():
+    """In bf16: full weights and gradients are 2 + 4 bytes per parameter, shards over 4 processes 16 / 4."""
+    model, optimizer, config = build(dict(n_layer=2), {}, dtype=torch.bfloat16)
+    n, d = model.num_params(), 64
+    steps = 4 * len(list(model.parameters()))
+    half = 6 * n + (16 * n + steps) // 4
+    kept, by_blocks = (strategies(model, optimizer, config, 4, limit)[1] for limit in (2 * half, 2 * half - 2))
+    block, root = 12 * d * d, 512 * d + 64 * d + 5 * d
+    assert kept.extra["backward"] == 4 * root + 2 * 2 * block + (2 + 4) * block and "once a step" in kept.note
+    assert by_blocks.extra["backward"] == 4 * root + (3 * 2 + 2 + 4) * block and "by blocks" in by_blocks.note
+    assert by_blocks.accumulated == {}
+    timeline = Timeline(model, optimizer, config, False)
+    once, twice = (timeline.peak(2, accumulates, kept) for accumulates in (False, True))
+    assert twice.phase == once.phase == "loss" and twice.extra == once.extra + 4 * n
 
 
 def test_messages_of_muon():

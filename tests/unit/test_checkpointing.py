@@ -63,7 +63,7 @@ def test_checkpointing_leaves_the_cache_alone():
     model, idx = build(LLAMA), tokens(2, 7)
 
     def by_steps():
-        cache = [KVCache() for _ in model.blocks]
+        cache = [KVCache(9) for _ in model.blocks]
         logits = [model(part, cache=cache)[0] for part in (idx[:, :4], idx[:, 4:5], idx[:, 5:6])]
         return torch.cat(logits, 1).detach()
 

@@ -1,12 +1,16 @@
 """torch.compile: one graph without a break, the same loss and gradients as without it."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from layers.ops import gelu, tanh
 from model import GPT, GPTConfig
+from nanodnt.bench.sweeps import layouts
 from nanodnt.optim import fill_defaults, make_optimizer
+from nanodnt.run.compilation import compile_parts
 from nanodnt.settings import TrainConfig
 from support.models import LAYOUTS, LLAMA, POST, S4, S5, SIZE, UNIFIED, batch, build, error, gradients, spread
 from support.operators import IGNORED, assert_same_gradients, batch_ignoring, fresh_compiler, standing_for
@@ -161,3 +165,24 @@ def test_compiles_without_a_graph_break_to_the_same_function(name):
     assert error(compiled, loss) < 1e-12
     for name, p in model.named_parameters():
         assert error(p.grad, grads[name], floor=1e-5) < 1e-9, name
+
+
+BRANCHES = {f"lns={where}": dict(lns=where, residual_init="plain") for where in ("branch", "residual", "input")}
+ALL_LAYOUTS = {name: layouts.resolve_layout(name, GPTConfig(**SIZE | dict(n_layer=4))) for name in layouts.LAYOUTS}
+ALL_LAYOUTS |= BRANCHES | {"lns_learn": dict(lns="norm", lns_learn=True), "fixup": dict(norm="none", fixup=True)}
+DEPTH = 4  # Mix-LN's first block, and the last one of Post-LN, are kinds of their own
+KINDS = {"mix_ln": 2, "post_ln": 1, "deepnorm": 1}
+
+
+@pytest.mark.parametrize("name", spread(tuple(ALL_LAYOUTS), fast=("lns", "mix_ln", "S5 (DNT)")))
+def test_blocks_of_one_kind_share_a_graph(name, monkeypatch):
+    """Also where a constant differs from block to block, as LNS's factor does."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    flags = ALL_LAYOUTS[name]
+    model = compile_parts(build({k: v for k, v in flags.items() if k != "decay_gains"}, n_layer=DEPTH).train())
+    torch._dynamo.utils.counters.clear()
+    for _ in range(2):
+        model(*batch())[1].backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == KINDS.get(name, 1) + 1  # and the loss
+    torch._dynamo.reset()

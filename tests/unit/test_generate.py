@@ -3,9 +3,12 @@
 import pytest
 import torch
 
-from nanodnt.generate import KVCache, generate, sample_token
+from nanodnt.generate import KVCache, attention_kernels, compile_step, generate, last_logits, sample_token
 from support import reference
 from support.models import LLAMA, POST, S5, batch, build, error, spread, tokens
+from support.operators import fresh_compiler
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 cached_layouts = pytest.mark.parametrize(
     "flags",
@@ -18,10 +21,10 @@ cached_layouts = pytest.mark.parametrize(
 @pytest.mark.parametrize("prefill", (1, 5))
 def test_cached_logits_equal_the_full_forward(flags, prefill):
     model, idx = build(flags), tokens(2, 9)
-    cache = [KVCache() for _ in model.blocks]
+    cache = [KVCache(9) for _ in model.blocks]
     parts = [model(idx[:, :prefill], cache=cache)[0]]
     parts += [model(idx[:, t : t + 1], cache=cache)[0] for t in range(prefill, 9)]
-    assert len(cache[0]) == 9
+    assert cache[0].length == 9
     assert error(torch.cat(parts, dim=1), model(idx)[0]) < 1e-12
     with pytest.raises(ValueError, match="10 tokens does not fit block_size=9"):
         model(idx[:, :1], cache=cache)
@@ -57,6 +60,70 @@ def test_generate_equals_a_plain_loop(flags, lengths):
     out = generate(model, idx, new, temperature=1.3, generator=seeded[0])
     assert torch.equal(out, plain_loop(model, idx, new, 1.3, seeded[1]))
     assert out.shape == (3, prompt + new) and torch.equal(out[:, :prompt], idx)
+
+
+class GrowingCache:
+    """Keys and values, concatenated anew for each token."""
+
+    def __init__(self):
+        self.k = self.v = None
+        self.length = 0
+
+    def extend(self, k, v):
+        self.k, self.v = (k, v) if self.k is None else (torch.cat((self.k, k), 2), torch.cat((self.v, v), 2))
+        self.length = self.k.shape[2]
+        return self.k, self.v, None
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("flags", (dict(), dict(LLAMA, **S5)), ids=("learned", "llama S5"))
+def test_writing_in_place_changes_no_bit(flags, dtype):
+    model = build(dict(flags, block_size=40), dtype=torch.float32).set_compute_dtype(dtype)
+    for prompt in (1, 6):
+        idx, caches = (
+            tokens(2, prompt),
+            [[make() for _ in model.blocks] for make in (GrowingCache, lambda: KVCache(40))],
+        )
+        for _ in range(30):
+            growing, ours = (last_logits(model, idx, cache) for cache in caches)
+            assert torch.equal(growing, ours)
+            idx = ours.argmax(-1, keepdim=True)
+
+
+COMPILED = {
+    "learned": dict(),
+    "rope, gqa, QK-norm": dict(S5, pos="rope", n_kv_head=2),
+    "llama, DyT": dict(LLAMA, norm="dyt"),
+    "LNS": dict(LLAMA, lns="norm"),
+}
+
+
+COMPILING = [(name, "eager") for name in COMPILED] + [("rope, gqa, QK-norm", "inductor")]
+
+
+@pytest.mark.parametrize("case", spread(COMPILING, fast=COMPILING[1:2]), ids=str)
+def test_a_compiled_step_is_one_graph_for_all_lengths(case):
+    """The same tokens as without a compiler, greedy and drawn, also past block_size; error_on_recompile is on."""
+    torch._dynamo.utils.counters.clear()
+    name, backend = case
+    model, idx, long = build(dict(COMPILED[name], block_size=60)), tokens(2, 5), tokens(2, 70)
+    with fresh_compiler():
+        step = compile_step(backend)
+        for prompt, new, options in ((idx, 58, dict(temperature=0)), (long, 10, dict(temperature=1.3, top_k=20))):
+            seeded = [torch.Generator().manual_seed(4) for _ in range(2)]
+            plain = generate(model, prompt, new, generator=seeded[0], **options)
+            assert torch.equal(generate(model, prompt, new, generator=seeded[1], step=step, **options), plain)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_gpu_s_cached_attention_is_not_cudnn_s():
+    enabled = torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.flash_sdp_enabled
+    before = [f() for f in enabled]
+    with attention_kernels(torch.device("cuda")):
+        assert [f() for f in enabled] == [False, True]
+    with attention_kernels(torch.device("cpu")):
+        assert [f() for f in enabled] == before
+    assert before == [f() for f in enabled] == [True, True]
 
 
 def test_generate_stops_row_by_row():
@@ -158,7 +225,7 @@ def test_sampling_frequencies(options, p):
 
 def test_the_cache_holds_the_compute_dtype():
     model = build(dict(S5, pos="rope"), dtype=torch.float32).set_compute_dtype(torch.bfloat16)  # rotated in fp32
-    cache = [KVCache() for _ in model.blocks]
+    cache = [KVCache(9) for _ in model.blocks]
     model(batch()[0], cache=cache)
     assert {x.dtype for layer in cache for x in (layer.k, layer.v)} == {torch.bfloat16}
 

@@ -230,7 +230,7 @@ def test_fixup_starts_as_the_identity(flags):
     flags = dict(FIXUP, **flags)
     model, x = GPT(GPTConfig(**{**SIZE, "n_layer": 2, **flags, "tie_weights": False})), torch.randn(2, 7, 16)
     assert abs(model(idx, targets)[1].item() - math.log(50)) < 1e-6
-    rope = None if "pos" not in flags else (torch.ones(7, 2), torch.zeros(7, 2))
+    rope = None if "pos" not in flags else (torch.ones(7, 1, 2), torch.zeros(7, 1, 2))
     for block in model.blocks:
         assert torch.equal(block(x, rope), x)
     loss, grads = gradients(model, idx, targets)

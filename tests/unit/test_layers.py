@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from layers.linear import fused_linear
+from layers.slot import Normalise
 from support import reference
 from support.models import LLAMA, UNIFIED, batch, build, copied, error, fresh, tokens
 from support.operators import Watch
@@ -57,18 +58,18 @@ def test_one_product_is_the_separate_ones(flags):
                 torch.testing.assert_close(grad, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_q_k_v_and_gate_up_are_one_product_each():
+def test_gate_and_up_are_one_product():
     model, idx = build(LLAMA, n_layer=1), tokens(2, 7)
     with Watch() as watch, torch.no_grad():
         model(idx)
-    assert watch.calls["mm"] + watch.calls["addmm"] == 5, watch.calls  # q k v, o, gate up, down, head
+    assert watch.calls["mm"] + watch.calls["addmm"] == 7, watch.calls  # q, k, v, o, gate up, down, head
 
 
 @pytest.mark.parametrize("flags", (dict(), dict(gain_out="norm", bias=True)), ids=str)
 def test_one_product_has_the_compute_dtype(flags):
-    model = build(dict(flags, n_kv_head=2), dtype=torch.float32).set_compute_dtype(torch.bfloat16)
-    f, x = model.blocks[0].attn.f, torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0))
-    for m, y in zip((f.q, f.k, f.v), fused_linear((f.q, f.k, f.v), x), strict=True):
+    model = build(dict(flags, mlp="swiglu"), dtype=torch.float32).set_compute_dtype(torch.bfloat16)
+    f, x = model.blocks[0].mlp.f, torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0))
+    for m, y in zip((f.gate, f.up), fused_linear((f.gate, f.up), x), strict=True):
         assert y.dtype == torch.bfloat16
         assert error(y, m(x)) < 2**-7
 
@@ -77,7 +78,7 @@ def test_gains_before_a_matrix_are_multiplied_into_it_not_into_activations():
     x = torch.randn(2, 7, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for flags in (dict(lns="norm"), dict(gain="branch", lns="norm"), dict(gain_param="magdir")):
         model = build(flags, 2)
-        for slot in (model.blocks[1].attn.pre, model.blocks[1].mlp.pre, model.final_norm):
+        for slot in (model.blocks[1].attn.pre, model.blocks[1].mlp.pre):
             assert error(slot(x), reference.rms(x, 1e-2)) < 1e-12
     model = build(dict(gain="branch", gain_out="scale", bias=True), 1)
     matrix, seen = model.blocks[0].attn.f.v, []
@@ -199,3 +200,17 @@ def test_branch_dropout_comes_after_the_mid_norm():
         kept = branch(x) - x
         assert ((kept.abs() < 1e-12) | ((kept - 2 * full).abs() < 1e-12)).all()
         assert 0.3 < (kept.abs() < 1e-12).double().mean() < 0.7
+
+
+@pytest.mark.parametrize("centre", (False, True))
+def test_a_norm_can_be_differentiated_twice(centre):
+    """Its backward pass is written by hand, from its output: gradients and their gradients, by finite differences."""
+    x = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+    def norm(x):
+        return Normalise.apply(x, 1e-2, centre, torch.float64)[0]
+
+    expected = reference.standardise(x, 1e-2) if centre else reference.rms(x, 1e-2)
+    assert error(norm(x), expected) < 1e-12
+    assert torch.autograd.gradcheck(norm, x)
+    assert torch.autograd.gradgradcheck(norm, x)

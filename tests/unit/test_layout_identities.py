@@ -101,7 +101,7 @@ def test_dnp_on_queries_and_keys_starts_as_qk_norm():
 @pytest.mark.parametrize("kind", ("magdir", "expmagdir"))
 def test_magnitude_and_direction_precondition_as_claimed(kind):
     """With J the Jacobian of γ(magnitude, direction) at γ = 1: J Jᵀ is d along the direction and 1 orthogonal to it."""
-    slot, d = fresh(dict(gain_param=kind)).final_norm, 16
+    slot, d = fresh(dict(gain_param=kind)).blocks[0].attn.pre, 16
     assert torch.equal(slot.folded(), torch.ones(d, dtype=torch.float64))
     rows = [torch.autograd.grad(g, (slot.magnitude, slot.direction), retain_graph=True) for g in slot.folded()]
     jacobian = torch.stack([torch.cat(row) for row in rows])  # (d, 1 + d)

@@ -150,7 +150,7 @@ def test_cached_logits_equal_the_full_forward(name):
     model, idx = build(ALL[name][0], depth_of(name)), tokens(2, 9)
     full = model(idx)[0]
     for prefill in (1, 4):
-        cache = [KVCache() for _ in model.blocks]
+        cache = [KVCache(9) for _ in model.blocks]
         parts = [model(idx[:, :prefill], cache=cache)[0]]
         parts += [model(idx[:, t : t + 1], cache=cache)[0] for t in range(prefill, 9)]
         assert error(torch.cat(parts, dim=1), full) < 1e-12
@@ -204,7 +204,7 @@ def test_bf16_compute_multiplies_bf16_and_keeps_the_stream_in_fp32(name):
     assert 0 < error(half, loss) < 0.02
     total, half_total = (torch.cat([g.flatten() for g in some.values()]) for some in (grads, half_grads))
     assert 0 < (half_total - total).norm() / total.norm() < (0.1 if name in LAYOUTS else 0.2)
-    cache = [KVCache() for _ in model.blocks]
+    cache = [KVCache(9) for _ in model.blocks]
     model(idx[:, :3], cache=cache)
     assert {x.dtype for layer in cache for x in (layer.k, layer.v)} == {torch.bfloat16}
     model.set_compute_dtype(None)

@@ -1,4 +1,5 @@
-"""Update rules against their recurrences in float64 and torch's own optimizers; steps whose gradients are not finite.
+"""Update rules against their recurrences in float64 and torch's own optimizers; steps whose gradients are not finite;
+clipping; how many kernels a step takes.
 
 Groups, decay, state and loading are in test_optim_groups.py, settings and schedules in test_schedules.py, Muon in
 test_muon.py.
@@ -8,12 +9,16 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from model import GPT, GPTConfig
 from nanodnt.optim import make_optimizer
 from support.optimizers import (
     ALL,
     DECAYED,
+    DNT,
     LAYOUTS,
+    OURS,
     STEPS,
     VARIANTS,
     assert_parameters,
@@ -126,6 +131,19 @@ def test_adam_mini_is_its_definition(layout):
         torch.testing.assert_close(optimizer.state[p]["block_sq"].double(), moments[name], rtol=1e-5, atol=0.0)
 
 
+@pytest.mark.parametrize(
+    "changes", [dict(optimizer="adam_mini", beta1=0.0), dict(optimizer="muon", momentum=0.0, nesterov=False)], ids=str
+)
+def test_without_momentum_the_average_is_the_last_gradient(changes):
+    model = tiny()
+    optimizer, grads = make_optimizer(model, settings(**changes)), gradients(model, 3)
+    drive(model, optimizer, grads)
+    for group in optimizer.param_groups:
+        key = dict(adam_mini="exp_avg", muon="momentum_buffer").get(group["rule"])
+        for name, p in zip(group["param_names"], group["params"], strict=True) if key else ():
+            assert torch.equal(optimizer.state[p][key], grads[-1][name].float()), name
+
+
 def test_adam_mini_refuses_a_head_that_does_not_divide_the_rows():
     model = tiny()
     f = model.blocks[0].attn.f
@@ -181,13 +199,73 @@ def test_found_inf_of_zero_is_the_same_as_none(variant):
         torch.testing.assert_close(w, runs[1][0][name], rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("found_inf", [None, 0.0, 1.0])
+@pytest.mark.parametrize("found_inf, grad_scale", [(None, None), (0.0, 1.0), (0.0, 1.7), (1.0, 1.0)])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_gradients_stay_as_they_are(variant, found_inf):
-    """After the step a run looks for the first gradient that is not finite."""
+def test_gradients_are_divided_by_grad_scale_and_stay_as_they_are_otherwise(variant, found_inf, grad_scale):
+    """After the step a run looks for the first gradient that is not finite, and tracking looks at all of them."""
     model = tiny()
     optimizer, grads = make_optimizer(model, settings(**VARIANTS[variant])), gradients(model, 2)
-    found_inf = found_inf if found_inf is None else torch.tensor(found_inf)
+    numbers = [None if number is None else torch.tensor(number) for number in (found_inf, grad_scale)]
     for step in grads:
-        drive(model, optimizer, [step], found_inf)
-        assert all(torch.equal(p.grad, step[name].float()) for name, p in model.named_parameters())
+        drive(model, optimizer, [step], *numbers)
+        for name, p in model.named_parameters():
+            assert torch.equal(p.grad, step[name].float() / (grad_scale or 1.0)), name
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_grad_scale_is_the_same_as_smaller_gradients(variant):
+    """Bit by bit: a step on gradients and a scale is a step on the gradients divided by it."""
+    runs, scale = [], torch.tensor(1.7)
+    for divided in (False, True):
+        model = tiny()
+        optimizer, grads = make_optimizer(model, settings(**VARIANTS[variant])), gradients(model, 3)
+        if divided:
+            grads = [{name: g.float() / scale for name, g in step.items()} for step in grads]
+        drive(model, optimizer, grads, torch.tensor(0.0), torch.tensor(1.0) if divided else scale)
+        runs.append(everything(model, optimizer))
+    assert runs[0] == runs[1]
+
+
+# -------------------------------------------------------------------------------------------- kernels of a step
+
+
+class Kernels(TorchDispatchMode):
+    """Counts the kernels that a GPU would start: operators, without views. One on lists of tensors counts as one, or as
+    one for each tensor where its lists differ in shape or, but for copies, in dtype: then torch takes them singly."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        lists = [a for a in args if isinstance(a, (list, tuple)) and a and torch.is_tensor(a[0])]
+        name, tensors = func.overloadpacket.__name__, zip(*lists, strict=False)
+        of_shapes = all(len({t.shape for t in same}) == 1 for same in tensors)
+        of_dtypes = len({t.dtype for ts in lists for t in ts}) <= 1 or name == "_foreach_copy_"
+        singly = name.startswith("_foreach_") and not (of_shapes and of_dtypes)
+        self.count += 0 if func.is_view else len(lists[0]) if singly else 1
+        return func(*args, **kwargs or {})
+
+
+def count_kernels(n_layer, changes) -> tuple:
+    """(kernels of an optimizer step that clips, number of matrices, number of parameters) of a model with so many
+    layers."""
+    model = GPT(GPTConfig(n_layer=n_layer, n_head=2, n_embd=16, block_size=8, vocab_size=31, **DNT))
+    model.set_compute_dtype(torch.bfloat16)
+    optimizer = make_optimizer(model, settings(**changes))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.found_inf, optimizer.grad_scale = torch.tensor(False), torch.tensor(1.7)
+    with Kernels() as kernels:
+        optimizer.step()
+    return kernels.count, len([p for p in model.parameters() if p.ndim == 2]), len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("variant", [name for name, changes in VARIANTS.items() if changes["optimizer"] in OURS])
+def test_deeper_models_take_no_more_kernels(variant):
+    """But Adam-mini, for each matrix one for the norms of its rows and one for its update; and dampening, which copies
+    each gradient."""
+    (few, *small), (many, *large) = (count_kernels(n_layer, VARIANTS[variant]) for n_layer in (2, 5))
+    matrices, parameters = (b - a for a, b in zip(small, large, strict=True))
+    assert (matrices, parameters) == (3 * 6, 3 * 17)
+    assert many - few == dict(adam_mini=2 * matrices, msgdw_dampening=parameters).get(variant, 0)

@@ -1,22 +1,27 @@
 """Decisions that need no run: how a batch is split, peak FLOP/s by name, which parallelism, what a signal asks for."""
 
+import os
 import re
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from model import GPT, GPTConfig
 from nanodnt.engine import seed_step, split_batch
 from nanodnt.optim import fill_defaults
-from nanodnt.run.environment import Env
+from nanodnt.run.compilation import choose_blocks, choose_compile
+from nanodnt.run.environment import Env, join_processes
 from nanodnt.run.hardware import peak_flops
-from nanodnt.run.parallel import choose_parallel
+from nanodnt.run.parallel import choose_kept, choose_parallel
 from nanodnt.run.stopping import Stop
 from nanodnt.settings import TrainConfig
 from nanodnt.start import materialize
-from support.runs import kill_me
+from support.runs import ROOT, kill_me
 
 
 @pytest.mark.parametrize(
@@ -111,6 +116,40 @@ def test_choose_parallel(setting, device, dtype, world, fixed, chosen, monkeypat
     assert choose_parallel(setting, env, fixed)[0] == chosen
 
 
+@pytest.mark.parametrize("device, gb, kept", [("cuda", 2.001, True), ("cuda", 1.999, False), ("cpu", 0, True)])
+def test_fsdp_keeps_weights_and_gradients_where_they_take_half_of_a_gpu(device, gb, kept, monkeypatch):
+    """1e8 parameters over 4 processes: 6 bytes of bf16 weights and of gradients, (20 - 4) / 4 of shards: 1 GB."""
+    memory = SimpleNamespace(total_memory=gb * GB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    monkeypatch.setattr(Env, "minimum", lambda self, value: value)
+    env = Env(0, 8, torch.device(device), torch.bfloat16, distributed=True)
+    model = SimpleNamespace(num_params=lambda: 10**8, config=GPTConfig())
+    found, text = choose_kept(model, 4, env, 20 * 10**8)
+    assert found == kept and ("once a step" if kept else "by blocks") in text
+
+
+@pytest.mark.parametrize(
+    "setting, n_layer, parallel, world, blocks",
+    [
+        ("auto", 35, "none", 1, False),
+        ("auto", 36, "none", 1, True),
+        (True, 48, "none", 1, False),
+        ("blocks", 2, "none", 1, True),
+        ("auto", 12, "ddp", 2, True),
+        (True, 12, "ddp", 2, True),
+        (True, 12, "ddp", 1, False),  # no other process to send gradients to
+        (True, 12, "fsdp", 1, True),
+    ],
+)
+def test_what_is_compiled_by_blocks(setting, n_layer, parallel, world, blocks):
+    env = Env(0, world, torch.device("cuda"), torch.bfloat16, distributed=parallel != "none", parallel=parallel)
+    assert choose_blocks(setting, n_layer, env)[0] == blocks
+
+
+def test_blocks_asks_for_compilation():
+    assert choose_compile("blocks", torch.device("cpu"), 0) == (True, "as asked")
+
+
 @pytest.mark.parametrize("optimizer, size", [("adamw", 20), ("msgdw", 16)])
 def test_what_a_process_holds_is_counted(optimizer, size, monkeypatch):
     """Bytes a parameter: weight, gradient, DDP's copy of the gradient, and one or two moments."""
@@ -121,3 +160,75 @@ def test_what_a_process_holds_is_counted(optimizer, size, monkeypatch):
     env = Env(0, 1, torch.device("cpu"), torch.float32, distributed=False)
     materialize(model, None, config, env)
     assert seen == [pytest.approx(size * model.num_params(), rel=0.03)]  # AdamW counts steps, for each tensor
+
+
+TF32 = [  # device, dtype, compute capability, environment → whether fp32 matrices are multiplied in TF32
+    (("cuda", torch.float32, (9, 0), {}), True),
+    (("cuda", torch.float32, (8, 0), {"NVIDIA_TF32_OVERRIDE": "1"}), True),
+    (("cuda", torch.float32, (8, 0), {"NVIDIA_TF32_OVERRIDE": "0"}), False),
+    (("cuda", torch.float32, (7, 5), {}), False),  # a T4 has none
+    (("cuda", torch.bfloat16, (9, 0), {}), False),
+    (("cpu", torch.float32, None, {}), False),
+]
+
+
+@pytest.mark.parametrize("case, expected", TF32)
+def test_tf32_is_for_runs_in_fp32(case, expected, monkeypatch):
+    device, dtype, capability, variables = case
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    try:
+        torch.set_float32_matmul_precision("highest" if expected else "high")
+        assert Env(0, 1, torch.device(device), dtype, False).set_matmul_precision() is expected
+        # all of torch's names for it agree; some raise an error where they do not
+        assert torch.get_float32_matmul_precision() == ("high" if expected else "highest")
+        assert torch.backends.cuda.matmul.allow_tf32 is expected
+        assert (torch.backends.cuda.matmul.fp32_precision == "tf32") is expected
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    "device, expected",
+    [("cpu", ("gloo", None)), ("cuda:1", ("nccl", torch.device("cuda", 1)))],
+)
+def test_nccl_is_told_its_gpu(device, expected, monkeypatch):
+    """And messages between hosts go over gloo."""
+    calls = []
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **given: calls.append((backend, given)))
+    monkeypatch.setattr(dist, "new_group", lambda **given: given)
+    env = Env(0, 2, torch.device(device), torch.float32, distributed=True)
+    join_processes(env, 60)
+    ((backend, given),) = calls
+    assert (backend, given["device_id"], given["timeout"].seconds) == (*expected, 60)
+    assert env.control["backend"] == "gloo"
+
+
+SHOW = """
+import os, sys
+
+class Finder:
+    def find_spec(name, path, target=None):
+        if name == "torch":
+            print([os.environ.get(f"PYTORCH_{kind}ALLOC_CONF") for kind in ("", "CUDA_")], flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Finder)
+__import__(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "sample", "bench", "analyze", "reproduce"])
+def test_torch_is_imported_with_the_allocator_s_settings(command):
+    """It reads them at that moment, and a user's own win."""
+    for name, value, expected in (
+        ("PYTORCH_OTHER", "", ["expandable_segments:True", None]),
+        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64", ["max_split_size_mb:64", None]),
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:native", [None, "backend:native"]),
+    ):
+        clean = {key: x for key, x in os.environ.items() if not key.endswith("ALLOC_CONF")}
+        call = [sys.executable, "-c", SHOW, command]
+        done = subprocess.run(call, env=clean | {name: value}, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert (done.stdout, done.stderr) == (f"{expected}\n", "")

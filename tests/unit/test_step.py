@@ -81,6 +81,39 @@ def test_a_step_waits_for_nothing(optimizer, flags, grad_clip, fp16):
         loss.item()
 
 
+OPTIMIZERS = ("adamw", "msgdw", "muon", "adam_mini")
+
+
+def three_steps(optimizer, grad_clip, at_clip=lambda model: None):
+    """Parameters, the last gradients, and the norms. at_clip(model) is called when the norm is known."""
+    model, made, scaler, config = step_parts(S5, optimizer, grad_clip=grad_clip)
+    norms = []
+    for seed in range(3):
+        x, y = tokens(4, 9, seed=seed), tokens(4, 9, seed=seed + 9)
+        result = training_step(model, model, made, scaler, x, y, 2, config, lambda n: n == "clip" and at_clip(model))
+        norms.append(result.grad_norm.item())
+    return [p.detach() for p in model.parameters()], [p.grad for p in model.parameters()], norms
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_clips_as_torch_does(optimizer):
+    """Parameters and gradients are those of torch's clip_grad_norm_. Norms are before clipping."""
+    clip = 0.5
+    params, grads, norms = three_steps(optimizer, clip)
+    expected = three_steps(optimizer, 0.0, lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), clip))
+    assert min(norms) > clip and norms == pytest.approx(expected[2], rel=1e-5)
+    for found, wanted in zip(params + grads, expected[0] + expected[1], strict=True):
+        assert error(found, wanted, floor=1e-3) < 1e-5
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_limit_that_is_not_reached_changes_no_bit(optimizer):
+    """grad_clip above the norm, and none: the same parameters, gradients and norms."""
+    (params, grads, norms), expected = three_steps(optimizer, 100.0), three_steps(optimizer, 0.0)
+    assert norms == expected[2] and max(norms) < 100
+    assert all(torch.equal(a, b) for a, b in zip(params + grads, expected[0] + expected[1], strict=True))
+
+
 def test_a_step_tells_of_its_phases_in_order():
     model, made, scaler, config = step_parts(dict(), "adamw", grad_clip=1e-3)
     seen, state = [], {}
@@ -96,7 +129,8 @@ def test_a_step_tells_of_its_phases_in_order():
     assert seen == ["forward", "backward"] * 3 + ["clip", "optimizer"]
     assert state[1, "forward"] is False and state[2, "backward"] > 0  # the gradients of the step before are gone
     assert state[6, "backward"] == pytest.approx(norm.item(), rel=1e-5)
-    assert state[7, "clip"] == pytest.approx(1e-3, rel=1e-3)
+    assert state[7, "clip"] == state[6, "backward"]  # the optimizer clips
+    assert state[8, "optimizer"] == pytest.approx(1e-3, rel=1e-3)
     with torch.no_grad():
         for p, old in zip(model.parameters(), weights, strict=True):
             p.copy_(old)

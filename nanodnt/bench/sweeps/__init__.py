@@ -9,10 +9,12 @@ from nanodnt.bench.sweeps.norms import time_norms
 from nanodnt.bench.sweeps.optimizers import time_optimizers
 from nanodnt.bench.sweeps.profile import profile_steps
 from nanodnt.bench.sweeps.sizes import time_micro_batches, time_sizes
+from nanodnt.bench.sweeps.streams import time_streams
 
 MODES = {
     "layouts": time_layouts,
     "norms": time_norms,
+    "stream": time_streams,
     "optimizers": time_optimizers,
     "micro_batch": time_micro_batches,
     "loss": time_losses,

@@ -11,19 +11,11 @@ from nanodnt.bench.tables import format_ms, print_table
 from nanodnt.bench.timing import bytes_at_start, take_turns
 from nanodnt.bench.variants import forward_backward, our_variant
 from nanodnt.engine import prepare_model
-
-
-def compile_per_block(model):
-    """Compile each block, and the final norm with the loss, separately."""
-    for block in model.blocks:
-        block.compile(dynamic=False)
-    model.loss = torch.compile(model.loss, dynamic=False)
-    return model
-
+from nanodnt.run.compilation import compile_parts
 
 COMPILERS = {  # the first is what train.py does
     "whole model": partial(torch.compile, dynamic=False),
-    "per block": compile_per_block,
+    "per block": compile_parts,
     "whole, C++ wrapper": partial(torch.compile, dynamic=False, options=dict(cpp_wrapper=True)),
     "whole, max-autotune": partial(torch.compile, dynamic=False, mode="max-autotune-no-cudagraphs"),
     "eager": lambda model: model,
@@ -66,6 +58,10 @@ def time_compilation(setting: Setting) -> dict:
             seconds[f"{name}_s"] = variant.compile_s + first
             del variant
             free_memory(setting.env.device)
-    text = "compiled and first step made: cold {cold_s:.1f} s, cache filled {warm_s:.1f} s"
-    setting.env.print(text.format(**seconds))
+    setting.env.print(*describe_compilation(seconds))
     return seconds
+
+
+def describe_compilation(seconds: dict) -> list:
+    """The line of `time_compilation`."""
+    return ["compiled and first step made: cold {cold_s:.1f} s, cache filled {warm_s:.1f} s".format(**seconds)]

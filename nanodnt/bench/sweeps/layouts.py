@@ -5,9 +5,10 @@ from functools import partial
 from model import GPTConfig
 from nanodnt.bench.measure import free_memory
 from nanodnt.bench.settings import Setting
-from nanodnt.bench.tables import figures, format_gb, format_ms, print_table
+from nanodnt.bench.tables import figures, format_gb, format_ms
 from nanodnt.bench.timing import build, bytes_at_start, measure_ceilings, time_variants
 from nanodnt.bench.variants import our_variant
+from nanodnt.tables import table
 
 # Layouts as changes to plain Pre-LN with RMSNorm. A function takes the model's flags.
 LAYOUTS = {
@@ -67,11 +68,15 @@ def time_layouts(setting: Setting) -> dict:
         setting.env.print(f"{name}: {format_ms(variant.seconds)} ms, {1 / rows[-1]['ratio'] - 1:+.1%}")
         del variant, layout
         free_memory(device)
+    setting.env.print("\n".join(["", *describe_layouts(rows)]))
+    return dict(layouts=rows, ceilings_flops_per_s=ceilings)
+
+
+def describe_layouts(rows: list) -> list:
+    """A table of the layouts."""
     lines = [("layout", "ms/step", "tokens/s", "time against Pre-LN (rounds)", "memory")]
     for r in rows:
         price = "{:+.1%} ({:+.1%}…{:+.1%})".format(*(1 / r[key] - 1 for key in ("ratio", "ratio_max", "ratio_min")))
         line = (r["name"], format_ms(r["step_s"]), f"{r['tokens_per_s']:,.0f}", price, format_gb(r["peak_mem_bytes"]))
         lines.append(line)
-    setting.env.print()
-    print_table(setting, lines)
-    return dict(layouts=rows, ceilings_flops_per_s=ceilings)
+    return table(lines)

@@ -5,10 +5,11 @@ from functools import partial
 import torch
 
 from nanodnt.bench.settings import Setting
-from nanodnt.bench.tables import figures, format_ms, print_table
+from nanodnt.bench.tables import figures, format_ms
 from nanodnt.bench.timing import build, bytes_at_start, measure_ceilings, time_variants
 from nanodnt.bench.variants import our_variant
 from nanodnt.optim import OPTIMIZERS, RATIOS
+from nanodnt.tables import table
 
 
 def other_optimizer(setting: Setting, name: str) -> Setting:
@@ -29,8 +30,6 @@ def time_optimizers(setting: Setting) -> dict:
         models = variants[-1].models
     time_variants(variants, setting)
     ceilings = measure_ceilings(setting, [setting.env.dtype])
-    batch_size = setting.config.batch_size
-    lines = [("optimizer", "optimizer ms", "step ms", f"share at batch_size={batch_size}", "state", "× adamw")]
     rows = []
     for v in variants:
         part = v.parts["optimizer"]
@@ -41,8 +40,17 @@ def time_optimizers(setting: Setting) -> dict:
         row = figures(v, variants[0], setting, ceilings)
         row.pop("peak_mem_bytes")  # would count the shared weights only for the first one
         rows.append(row | dict(optimizer_s=part, share=part / iteration, state_bytes=state_bytes))
-        size = f"{state_bytes / 1e6:,.1f} MB, {state_bytes / v.parameters:.2f}/parameter"
-        line = (v.name, format_ms(part), format_ms(v.seconds), f"{part / iteration:.1%}", size, f"{row['ratio']:.3f}")
-        lines.append(line)
-    print_table(setting, lines)
-    return dict(optimizers=rows, ceilings_flops_per_s=ceilings)
+    found = dict(optimizers=rows, batch_size=setting.config.batch_size, ceilings_flops_per_s=ceilings)
+    setting.env.print("\n".join(describe_optimizers(found)))
+    return found
+
+
+def describe_optimizers(found: dict) -> list:
+    """A table of the optimizers."""
+    head = ("optimizer", "optimizer ms", "step ms", f"share at batch_size={found['batch_size']}", "state", "× adamw")
+    lines = [head]
+    for r in found["optimizers"]:
+        line = (r["name"], format_ms(r["optimizer_s"]), format_ms(r["step_s"]), f"{r['share']:.1%}")
+        size = f"{r['state_bytes'] / 1e6:,.1f} MB, {r['state_bytes'] / r['parameters']:.2f}/parameter"
+        lines.append((*line, size, f"{r['ratio']:.3f}"))
+    return table(lines)

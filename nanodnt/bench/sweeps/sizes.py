@@ -1,14 +1,23 @@
 """Speed and memory against size: micro batches, width, depth, context."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 
+from model import GPT
 from nanodnt.bench.measure import available_bytes, free_memory, held_bytes
 from nanodnt.bench.settings import Setting
-from nanodnt.bench.tables import format_gb, format_ms, print_table
+from nanodnt.bench.tables import format_gb, format_ms, format_or_na, print_table
 from nanodnt.bench.timing import build, bytes_at_start, measure_ceilings, time_variants
 from nanodnt.bench.variants import Variant, our_variant
+from nanodnt.engine import prepare_model
+from nanodnt.optim import make_optimizer
+from nanodnt.plan.memory import Timeline
+from nanodnt.plan.strategies import strategies
+from nanodnt.run.hardware import peak_flops
+from nanodnt.tables import table
 
 
 class Limits:
@@ -25,12 +34,20 @@ class Limits:
         t = t_b * max(size / b, (t_b / t_a) if t_a else 0)
         if t > self.setting.bench.max_step_s:
             return f"a step would take about {t:.0f} s, above max_step_s={self.setting.bench.max_step_s:g}"
-        free = available_bytes()
-        if self.setting.env.device.type != "cpu" or None in (m_a, m_b, free):
+        room = self.room()
+        if None in (m_a, m_b, room):
             return ""
         peak = m_b + max(0, (m_b - m_a) / (b - a)) * (size - b)
-        room = free + held_bytes(self.setting.env.device)
-        return f"it would take about {format_gb(peak)} of {format_gb(room)}" if peak > 0.9 * room else ""
+        return f"it would take about {format_gb(peak)} of {format_gb(room)}" if peak > room else ""
+
+    def room(self) -> float | None:
+        """Bytes that this process may come to hold; None where that is unknown. An allocation that fails on a GPU does
+        no harm, one on a CPU may: a tenth is left."""
+        device = self.setting.env.device
+        if device.type == "cuda":
+            return torch.cuda.get_device_properties(device).total_memory
+        free = available_bytes() if device.type == "cpu" else None
+        return None if free is None else 0.9 * (free + held_bytes(device))
 
 
 def time_alone(setting: Setting, name: str, start: int | None) -> Variant:
@@ -57,28 +74,50 @@ def try_size(setting: Setting, name: str, size: float, limits: Limits, start: in
     return variant, ""
 
 
+def plan_memory(setting: Setting) -> Callable:
+    """f(micro batch) → peak bytes of a step, as `model.py --plan` counts them: not compiled."""
+    model, meta = GPT.empty(setting.flags), replace(setting.env, device=torch.device("meta"))
+    optimizer = make_optimizer(prepare_model(model, setting.config, meta), setting.config)
+    timeline = Timeline(model, optimizer, setting.config, setting.config.activation_checkpointing)
+    (strategy,) = strategies(model, optimizer, setting.config, gpus=1)
+    return lambda micro: timeline.peak(micro, False, strategy).total
+
+
 def time_micro_batches(setting: Setting) -> dict:
     """Time micro batches that divide batch_size, each at least twice the one before, as long as they fit."""
-    batch, device, rows, limits = setting.config.batch_size, setting.env.device, [], Limits(setting)
-    start, size, reason = bytes_at_start(setting), 1, ""
-    lines = [("micro batch", "tokens/s", "ms/step", "memory")]
+    batch, env, rows, limits = setting.config.batch_size, setting.env, [], Limits(setting)
+    first = setting.bench.first_micro_batch
+    start, size, reason, planned = bytes_at_start(setting), first, "", plan_memory(setting)
+    if batch % first:
+        raise ValueError(f"first_micro_batch={first} does not divide batch_size={batch}: change one of them")
     while size and not reason:
         one = setting.replace(micro_batch_size=size, accumulation=1)
         variant, reason = try_size(one, str(size), size, limits, start)
         if variant:
-            row = dict(micro_batch_size=size, tokens_per_s=variant.tokens_per_s, step_s=variant.seconds)
-            rows.append(row | dict(peak_mem_bytes=variant.memory, rounds_s=variant.rounds))
-            line = (str(size), f"{variant.tokens_per_s:,.0f}", format_ms(variant.seconds), format_gb(variant.memory))
-            lines.append(line)
+            peak = peak_flops(env.device, variant.dtype, setting.config.peak_flops)
+            mfu = variant.flops_per_token * variant.tokens_per_s / peak if peak else None
+            row = dict(micro_batch_size=size, tokens_per_s=variant.tokens_per_s, step_s=variant.seconds, mfu=mfu)
+            row |= dict(peak_mem_bytes=variant.memory, planned_bytes=planned(size), compile_s=variant.compile_s)
+            rows.append(row | dict(rounds_s=variant.rounds))
             size = next((m for m in range(2 * size, batch + 1) if batch % m == 0), None)
         del variant
-        free_memory(device)
-    print_table(setting, lines)
-    if reason:
-        setting.env.print(f"{size} not timed: {reason}")
+        free_memory(env.device)
     best = max(rows, key=lambda row: row["tokens_per_s"])["micro_batch_size"] if rows else None
-    setting.env.print(f"fastest that fits: --micro_batch_size={best}")
-    return dict(micro_batches=rows, fastest=best, ended_by=reason or "batch_size")
+    found = dict(micro_batches=rows, fastest=best, not_timed=size, ended_by=reason or "batch_size")
+    env.print("\n".join(describe_micro_batches(found)))
+    return found
+
+
+def describe_micro_batches(found: dict) -> list:
+    """A table of the micro batches; what ended the sweep; the fastest."""
+    lines = [("micro batch", "tokens/s", "MFU", "ms/step", "memory", "--plan, eager", "memory/plan")]
+    for r in found["micro_batches"]:
+        line = (str(r["micro_batch_size"]), f"{r['tokens_per_s']:,.0f}", format_or_na(r["mfu"], "{:.1%}".format))
+        line += (format_ms(r["step_s"]), format_gb(r["peak_mem_bytes"]), format_gb(r["planned_bytes"]))
+        share = None if r["peak_mem_bytes"] is None else r["peak_mem_bytes"] / r["planned_bytes"]
+        lines.append((*line, format_or_na(share, "{:.3f}".format)))
+    ended = [f"{found['not_timed']} not timed: {found['ended_by']}"] if found["not_timed"] else []
+    return [*table(lines), *ended, f"fastest that fits: --micro_batch_size={found['fastest']}"]
 
 
 def time_sizes(setting: Setting) -> dict:

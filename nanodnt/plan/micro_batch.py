@@ -1,0 +1,44 @@
+"""The micro batch of a run: on a GPU the largest whose memory, as counted, fits."""
+
+from dataclasses import replace
+
+import torch
+
+from model import GPT, GPTConfig
+from nanodnt.engine import prepare_model, split_batch
+from nanodnt.optim import make_optimizer
+from nanodnt.plan.memory import Timeline
+from nanodnt.plan.strategies import Strategy, make_strategy
+from nanodnt.run.hardware import available_bytes, memory_bytes
+
+
+def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limit: float) -> int:
+    """The largest divisor of `share`, the sequences of one process, whose peak is within `limit` bytes; else 1."""
+    valid = [micro for micro in range(share, 0, -1) if share % micro == 0]
+    return next((micro for micro in valid if timeline.peak(micro, micro < share, strategy).total <= limit), 1)
+
+
+def choose_micro_batch(flags: GPTConfig, config, env) -> tuple:
+    """(micro batch, accumulation steps) of one process, as `split_batch`. On a GPU micro_batch_size=0 is the largest
+    that fits, and is printed. All ranks must call this, with `env.parallel` set.
+
+    The count is that of `--plan`, of the eager step. Compiled steps take less, so for them it is an upper bound. If not
+    even one sequence fits, it is 1 all the same."""
+    micro, accumulation = split_batch(config.batch_size, config.micro_batch_size, env.world_size)
+    if config.micro_batch_size or env.device.type != "cuda":
+        return micro, accumulation
+    share, limit = micro * accumulation, env.minimum(available_bytes(env.device))  # so all ranks choose the same
+    model = GPT.empty(flags)
+    prepare_model(model, config, replace(env, device=torch.device("meta")))
+    optimizer = make_optimizer(model, config)
+    total = env.minimum(memory_bytes(env.device))  # by which FSDP chose what to keep
+    held = make_strategy(env.parallel, model, optimizer, config, env.world_size, total)
+    timeline = Timeline(model, optimizer, config, config.activation_checkpointing)
+    micro = largest_micro_batch(timeline, held, share, limit)
+    peak = timeline.peak(micro, micro < share, held).total
+    text = f"micro_batch_size {micro} (auto: {{}}; {peak / 1e9:.1f} GB counted, not compiled, of {limit / 1e9:.1f} GB)"
+    text = text.format("the largest that fits" if peak <= limit else "none fits, memory may run out")
+    env.print(
+        text + ("" if peak <= limit else "; try --activation_checkpointing=True, or --parallel=fsdp on more GPUs")
+    )
+    return micro, share // micro

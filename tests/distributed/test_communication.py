@@ -1,0 +1,216 @@
+"""What two processes send in a step, and when: DDP's buckets during the backward pass; FSDP each weight and gradient
+once. Gradients are those of one process."""
+
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from layers.sharding import full_tensor
+from model import GPT, GPTConfig
+from nanodnt.engine import prepare_model, sync_gradients
+from nanodnt.run import parallel
+from nanodnt.run.compilation import compile_model
+from nanodnt.run.environment import Env
+from nanodnt.settings import TrainConfig
+from nanodnt.weights import load_weights
+from support.processes import assert_close, meeting, processes
+from support.runs import load
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DNT = dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True)
+SIZE = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=50)
+ROWS = 6  # of each process in a step
+CONFIG = TrainConfig(compile=True)
+
+
+def start(rank, world, path, dtype=torch.float32, kind="ddp") -> Env:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", **meeting(rank, world, path))
+    return Env(rank, world, torch.device("cpu"), dtype, distributed=True, parallel=kind)
+
+
+def make_model(flags) -> GPT:
+    """Gains and biases are as after some training: a gain of 1 would round nothing."""
+    model, random = GPT(GPTConfig(**SIZE | flags)), torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim == 1:
+                p += 0.3 * torch.randn(p.shape, generator=random)
+    return model
+
+
+def rows_of(rank: int) -> tuple:
+    tokens = torch.randint(50, (ROWS, 17), generator=torch.Generator().manual_seed(rank))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def make_gradients(model, call, rows, micro: int) -> tuple:
+    """(losses, gradients) of the rows, `micro` at a time, as training_step makes them."""
+    model.zero_grad(set_to_none=True)
+    batches, losses = list(zip(*(t.split(micro) for t in rows), strict=True)), []
+    for i, batch in enumerate(batches):
+        with sync_gradients(call, i == len(batches) - 1):
+            losses.append(call(*batch)[1])
+            (losses[-1] / len(batches)).backward()
+    return torch.stack(losses).detach(), {name: full_tensor(p.grad).clone() for name, p in model.named_parameters()}
+
+
+def alone(flags, world: int, micro: int, dtype=torch.float32) -> tuple:
+    """({rank: losses}, gradients) of all processes' rows, made in one process."""
+    model = prepare_model(make_model(flags), CONFIG, Env(0, 1, torch.device("cpu"), dtype, False))
+    made = [make_gradients(model, model, rows_of(rank), micro) for rank in range(world)]
+    sums = {name: sum(grads[name] for _, grads in made) / world for name in made[0][1]}
+    return {rank: losses for rank, (losses, _) in enumerate(made)}, sums
+
+
+class Note(TorchDispatchMode):
+    """Notes every matrix product, and every message of FSDP: (kind, dtype, entries)."""
+
+    MESSAGES = {"_allgather_base_": "gather", "_reduce_scatter_base_": "reduce"}
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("mm", "addmm"):
+            self.found.append("product")
+        if name in self.MESSAGES:
+            self.found.append((self.MESSAGES[name], args[1].dtype, max(args[0].numel(), args[1].numel())))
+        return func(*args, **kwargs or {})
+
+
+# ---------------------------------------------------------------------------------------------------------------- DDP
+
+
+def ddp_compiled(rank, world, folder):
+    """As compile_run and train do it, with small buckets; leaves gradients, and in which order things happened."""
+    env, found, graphs = start(rank, world, folder / "ddp"), {}, torch._dynamo.utils.counters["stats"]
+    model = prepare_model(make_model(DNT), CONFIG, env)
+    with pytest.MonkeyPatch.context() as patch:
+        # a backward graph, as inductor has, but quickly made
+        patch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+        patch.setattr(
+            parallel, "DistributedDataParallel", partial(parallel.DistributedDataParallel, bucket_cap_mb=0.02)
+        )
+        compiled = compile_model(model, CONFIG, rows_of(0), env)
+        call = parallel.distribute(compiled, env)
+    found["graphs"] = graphs["unique_graphs"]
+    note = Note()
+
+    def send(state, bucket):
+        note.found.append("bucket")
+        return dist.all_reduce(bucket.buffer() / world, async_op=True).get_future().then(lambda f: f.value()[0])
+
+    call.register_comm_hook(None, send)
+    found["once"] = make_gradients(model, call, rows_of(rank), ROWS)
+    model.zero_grad(set_to_none=True)
+    loss = call(*rows_of(rank))[1]
+    note.found.clear()  # after one step DDP has arranged its buckets
+    with note:
+        loss.backward()
+    found["order"] = list(note.found)
+    model.checkpointing = True
+    found["recomputed"] = make_gradients(model, call, rows_of(rank), ROWS)
+    found["more graphs"] = graphs["unique_graphs"] - found["graphs"]
+    torch.save(found, folder / f"{rank}")
+    dist.destroy_process_group()
+
+
+def test_buckets_leave_during_the_backward_pass(tmp_path):
+    """If the model were one graph, all matrix products would come before the first bucket."""
+    processes(2, ddp_compiled, tmp_path)
+    losses, expected = alone(DNT, 2, ROWS)
+    for rank in range(2):
+        found = load(tmp_path / f"{rank}")
+        order = found["order"]
+        products = order.count("product")
+        assert products > 12 and order.count("bucket") > 2
+        assert order[order.index("bucket") :].count("product") > products / 3
+        for way in ("once", "recomputed"):
+            assert found[way][0] == pytest.approx(losses[rank], rel=1e-5)
+            assert_close(found[way][1], expected, 1e-5)
+        assert found["graphs"] > 0 and found["more graphs"] == 0
+
+
+# --------------------------------------------------------------------------------------------------------------- FSDP
+
+PRE = dict(bias=True, norm="layernorm", gain="none")
+WAYS = {  # layout, dtype, whether weights and gradients are kept during a step, relative error of gradients
+    "fp32": (DNT, torch.float32, True, 1e-5),
+    "bf16": (DNT, torch.bfloat16, True, 0.03),  # where a gain is folded into a weight, the weight is rounded twice
+    "bf16, by blocks": (PRE, torch.bfloat16, False, 1e-5),  # no gain is folded: the same products as in one process
+    "bf16, sigmaReparam": (dict(sigma_reparam=True), torch.bfloat16, True, 1e-5),  # its weights are gathered in fp32
+}
+MICRO = 2  # so there are three micro batches
+
+
+def fsdp_steps(rank, world, folder):
+    for way, (flags, dtype, keep, _) in WAYS.items():
+        env = start(rank, world, folder / way, dtype, "fsdp")
+        model = GPT.empty(GPTConfig(**SIZE | flags))
+        parallel.shard_model(model, 0, env, keep)
+        load_weights(model.to_empty(device="cpu"), make_model(flags).state_dict())
+        prepare_model(model, CONFIG, env)
+        make_gradients(model, model, rows_of(rank), MICRO)
+        with Note() as note:
+            made = make_gradients(model, model, rows_of(rank), MICRO)
+            messages = Counter(message for message in note.found if message != "product")
+        torch.save((made, messages), folder / f"{way}.{rank}")
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharded")
+    processes(2, fsdp_steps, folder)
+    return folder
+
+
+def messages_of(flags, dtype, keep: bool) -> dict:
+    """{(kind, dtype, entries): how many} of a step of three micro batches. Rows are padded to an even number."""
+    model = GPT.empty(GPTConfig(**SIZE | flags))
+    sizes = {name: -(-len(p) // 2) * 2 * p[0].numel() for name, p in model.named_parameters()}
+    block = sum(sizes[name] for name, p in model.named_parameters() if name.startswith("blocks.0.") and p.ndim == 2)
+    rest, matrices = sum(sizes.values()) - 2 * block, torch.float32 if "sigma_reparam" in flags else dtype
+    steps = 1 if keep else 3
+    return {
+        ("gather", matrices, block): 2 if keep else 2 * 2 * 3,  # of two blocks; for the backward pass again
+        ("gather", torch.float32, rest): steps,
+        ("reduce", torch.float32, block): 2 * steps,
+        ("reduce", torch.float32, rest): steps,
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_fsdp_sends_what_a_step_needs(way, sharded):
+    """In bf16 what is multiplied in bf16. Kept: each weight and each gradient once, however many micro batches."""
+    flags, dtype, keep, error = WAYS[way]
+    losses, expected = alone(flags, 2, MICRO, dtype)
+    for rank in range(2):
+        (found, gradients), messages = torch.load(sharded / f"{way}.{rank}", weights_only=False)
+        assert messages == messages_of(flags, dtype, keep)
+        assert found == pytest.approx(losses[rank], rel=error / 10)
+        assert {grad.dtype for grad in gradients.values()} == {torch.float32}
+        assert_close(gradients, expected, error)
+
+
+def relative_error(gradients: dict, expected: dict) -> float:
+    """The error of all gradients, each relative to its norm: root of the mean square."""
+    squares = [((gradients[name] - g).norm() / g.norm()).square() for name, g in expected.items()]
+    return torch.stack(squares).mean().sqrt().item()
+
+
+def test_rounding_a_weight_twice_costs_no_accuracy(sharded):
+    """Against fp32, gradients under FSDP are off by as much as those of one process that multiplies in bf16."""
+    (_, gradients), _ = torch.load(sharded / "bf16.0", weights_only=False)
+    (_, exact), (_, plain) = (alone(DNT, 2, MICRO, dtype) for dtype in (torch.float32, torch.bfloat16))
+    error, usual = relative_error(gradients, exact), relative_error(plain, exact)
+    print(f"FSDP {error:.2e}, one process {usual:.2e}")
+    assert 0.8 * usual < error < 1.2 * usual

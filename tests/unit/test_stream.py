@@ -1,0 +1,95 @@
+"""The residual stream: its dtype, what is stored of it, and what is kept for the backward pass."""
+
+import pytest
+import torch
+from torch._inductor.utils import run_and_get_code
+
+from layers import ops
+from nanodnt.engine import prepare_model
+from nanodnt.run.environment import Env
+from nanodnt.settings import TrainConfig
+from support.models import LAYOUTS, LLAMA, POST, S5, batch, build, error, gradients, spread
+from support.operators import assert_same_gradients, fresh_compiler, saved_for_backward
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BF16 = torch.bfloat16
+
+
+def with_stream(flags, dtype, n_layer=2):
+    return build(flags, n_layer=n_layer, dtype=torch.float32).train().set_stream_dtype(dtype)
+
+
+@pytest.mark.parametrize("name", spread(LAYOUTS, fast=("S5", "post-LN, bias", "llama, S5", "dyt, S5")))
+def test_a_bf16_stream_is_the_same_function_but_for_rounding(name):
+    exact, model = (with_stream(LAYOUTS[name][0], dtype) for dtype in (None, BF16))
+    idx, targets = batch()
+    assert exact.stream(idx).dtype == torch.float32
+    assert model.stream(idx).dtype == BF16
+    seen = []
+    for block in model.blocks:
+        for part in (block.attn, block.mlp):
+            part.register_forward_hook(lambda part, args, x: seen.extend((args[0].dtype, x.dtype)))
+    (loss, grads), (wanted, wanted_grads) = gradients(model, idx, targets), gradients(exact, idx, targets)
+    assert set(seen) == {BF16}
+    assert error(loss, wanted) < 0.01
+    assert {grad.dtype for grad in grads.values()} == {torch.float32}
+    matrices = [name for name, grad in wanted_grads.items() if grad.ndim == 2]
+    assert max(error(grads[name], wanted_grads[name]) for name in matrices) < 0.1
+    assert any((grads[name] - wanted_grads[name]).count_nonzero() for name in matrices)  # it was rounded
+
+
+def test_sums_on_a_bf16_stream_are_fp32():
+    """1 + 1/512 + 1/512 in bf16 steps of 1/128: each sum is rounded once, from fp32 operands."""
+    x, y = torch.tensor([1.0]).to(BF16), torch.tensor([3 / 512])
+    assert ops.add(x, y, BF16).item() == 1 + 1 / 128
+    assert ops.add(x, y, None).item() == 1 + 3 / 512
+    x, y = x.requires_grad_(), y.requires_grad_()
+    ops.add(x, y, BF16).backward(torch.tensor([3.0], dtype=BF16))
+    assert (x.grad.dtype, y.grad.dtype, x.grad.item(), y.grad.item()) == (BF16, torch.float32, 3.0, 3.0)
+
+
+def test_the_flag_sets_it():
+    env = Env(0, 1, torch.device("cpu"), torch.float32, False)
+    for value, dtype in (("float32", None), ("bfloat16", BF16), ("float32", None)):
+        model = prepare_model(with_stream(S5, BF16), TrainConfig(stream_dtype=value), env)
+        assert model.stream_dtype == model.blocks[1].mlp.stream_dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", spread((None, BF16), fast=(BF16,)), ids=str)
+@fresh_compiler()
+def test_compiled_it_is_the_same(dtype):
+    """The operator that stores is known to other compilers than inductor, and to autograd."""
+    model = with_stream(dict(S5, pos="rope"), dtype, n_layer=1)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
+    idx, targets = batch()
+    loss = compiled(idx, targets)[1]
+    grads = dict(zip(dict(model.named_parameters()), torch.autograd.grad(loss, model.parameters()), strict=True))
+    assert_same_gradients((loss.detach(), grads), gradients(model, idx, targets), 1e-5 if dtype is None else 0.02)
+
+
+@pytest.mark.parametrize("flags", (dict(), dict(norm="layernorm")), ids=str)
+def test_a_pre_norm_keeps_no_fp32_copy(flags):
+    """In bf16 what goes into a product is kept once, as the product has it, and of the norm one number a token."""
+    model, (idx, targets) = with_stream(flags, None, n_layer=1).set_compute_dtype(BF16), batch()
+    slot, x = model.blocks[0].attn.pre, torch.randn(2, 7, 16, requires_grad=True)
+    assert saved_for_backward(lambda: slot(x)) == [x.numel(), 2 * 7]
+    assert slot(x).dtype == BF16
+    assert model(idx, targets)[1].isfinite()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("flags", (dict(LLAMA), dict(S5), dict(POST)), ids=str)
+@fresh_compiler()
+def test_inductor_computes_the_rotary_angles_once(flags):
+    """Whatever the number of layers, in value and in code."""
+    torch._inductor.config.force_disable_caches = True
+    codes = {}
+    for n_layer in (1, 3):
+        torch._dynamo.reset()
+        model, (idx, targets) = with_stream(flags, None, n_layer), batch()
+        compiled = torch.compile(model, fullgraph=True, dynamic=False)
+        (_, loss), code = run_and_get_code(lambda compiled=compiled, at=(idx, targets): compiled(*at))
+        assert error(loss, model(idx, targets)[1]) < 1e-5
+        codes[n_layer] = sum(text.count(".cos()") + text.count(".sin()") for text in code)
+    torch._inductor.config.force_disable_caches = False
+    assert codes[1] == codes[3] and (codes[1] > 0) == ("pos" in flags)
