@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from layers import rules
-from layers.linear import Embedding, Linear, SigmaReparam, fused_linear, linear
+from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear, linear
 from layers.loss import linear_cross_entropy
 from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, stored, upcast
 from layers.roles import ROLES
@@ -360,11 +360,14 @@ class GPT(nn.Module):
         none does. The logits end at vocab_size: padding entries cannot be sampled and take no part in the loss.
         `cache`, a list with one KVCache per block: idx continues the cached sequence. It must be empty, or T = 1.
         """
-        x = self.stream(idx, cache)
-        return (self.logits(x), None) if targets is None else (None, self.loss(x, targets))
+        if targets is None:
+            return self.logits(self.stream(idx, cache)), None
+        rows, head = (None, None) if self.head else Lookup.apply(self.wte.weight, idx)
+        return None, self.loss(self.stream(idx, cache, rows), targets, head)
 
-    def stream(self, idx, cache=None):
-        """The residual stream after the last block, before the final norm: idx (B, T) → (B, T, C)."""
+    def stream(self, idx, cache=None, rows=None):
+        """The residual stream after the last block, before the final norm: idx (B, T) → (B, T, C). `rows`: the tokens'
+        embeddings (B, T, C), if they are looked up already."""
         T, start = idx.shape[1], cache[0].length if cache else 0
         if not torch.is_tensor(start):  # a tensor: one compiled step, see StaticKVCache
             if start + T > self.config.block_size:
@@ -372,7 +375,7 @@ class GPT(nn.Module):
             if start and T > 1:
                 raise ValueError(f"{T} tokens after a cache of {start}: continue a cache one token at a time")
         positions = start + torch.arange(T, device=idx.device)
-        x = self.wte(idx)  # (B, T, C)
+        x = self.wte(idx) if rows is None else rows
         if self.wpe is not None:
             x = x + self.wpe(positions)
         c = self.config
@@ -390,9 +393,10 @@ class GPT(nn.Module):
         logits = linear(self.final_norm(x), (self.head or self.wte).weight, dtype=self.compute_dtype)
         return upcast(logits[..., : self.config.vocab_size])
 
-    def loss(self, x, targets):
-        """Mean cross-entropy in nats of targets (B, T), −1 = ignored, for `logits(x)`, which are never kept whole."""
-        weight = (self.head or self.wte).weight
+    def loss(self, x, targets, weight=None):
+        """Mean cross-entropy in nats of targets (B, T), −1 = ignored, for `logits(x)`, which are never kept whole.
+        `weight` (V, C): the head's, or the table of a `Lookup`."""
+        weight = (self.head or self.wte).weight if weight is None else weight
         dtype, vocab_size = self.compute_dtype or weight.dtype, self.config.vocab_size
         return linear_cross_entropy(self.final_norm(x), weight, targets, dtype, vocab_size, self.loss_chunks)
 

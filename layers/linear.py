@@ -19,6 +19,24 @@ def fold(weight, bias=None, dtype=None, columns=None, rows=None) -> tuple:
     return weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
+class Product(torch.autograd.Function):
+    """x Wᵀ in the dtype of x, bf16 or fp16: x (…, n_in), W (n_out, n_in) in fp32.
+
+    The weight's gradient leaves the matrix units in fp32, in which they sum: rounding it, and a pass to cast it back,
+    are saved. For compiled code on CUDA, which alone has such a product; without a second derivative."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        weight = weight.to(x.dtype)
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        return dy @ weight, torch.mm(dy.flatten(0, -2).T, x.flatten(0, -2), out_dtype=torch.float32)
+
+
 def linear(x, weight, bias=None, dtype=None, columns=None, rows=None):
     """rows · (W (columns · x) + b) in `dtype` (None: the weight's own); columns (n_in,), rows (n_out,) or floats.
 
@@ -26,6 +44,9 @@ def linear(x, weight, bias=None, dtype=None, columns=None, rows=None):
     smaller than the weight."""
     dtype = dtype or weight.dtype
     if x.shape[-2] > 1:
+        factors = [f for f in (columns, rows, bias) if f is not None]
+        if torch.compiler.is_compiling() and weight.is_cuda and dtype.itemsize < weight.dtype.itemsize and not factors:
+            return Product.apply(x.to(dtype), weight)
         return F.linear(x.to(dtype), *fold(weight, bias, dtype, columns, rows))
     y = F.linear((x if columns is None else x * columns).to(dtype), *fold(weight, bias, dtype))
     return y if rows is None else (y * rows).to(dtype)
@@ -118,6 +139,22 @@ class SigmaReparam(Linear):
             self.u.fill_(1.0)  # not drawn: a seed gives the same weights with and without σReparam
             self.power_iteration(SIGMA_INIT_ITERATIONS)
             assign(self.sigma, torch.dot(self.u, full_tensor(self.weight) @ self.v)[None])
+
+
+class Lookup(torch.autograd.Function):
+    """(rows, table): the rows idx (B, T) of a table (n, dim), and the table itself, for its use as the output head.
+
+    The gradient of the rows is added into that of the head. Autograd by itself would add it into a table of zeros, and
+    then add the two tables."""
+
+    @staticmethod
+    def forward(ctx, table, idx):
+        ctx.save_for_backward(idx)
+        return F.embedding(idx, table), table.view_as(table)
+
+    @staticmethod
+    def backward(ctx, d_rows, d_table):
+        return d_table.index_put(ctx.saved_tensors, d_rows, accumulate=True), None
 
 
 class Embedding(nn.Embedding):

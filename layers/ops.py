@@ -33,8 +33,7 @@ def _(x):
     return torch.empty_like(x)
 
 
-# half-precision gradients too: inductor would leave their rounding out, and keep fp32
-_store.register_autograd(lambda ctx, grad: grad if grad.dtype == upcast(grad).dtype else _store(grad))
+_store.register_autograd(lambda ctx, grad: grad)
 
 
 def _realize(x):
@@ -43,7 +42,7 @@ def _realize(x):
 
 
 def rounded(x, dtype: torch.dtype | None):
-    """x in `dtype` (None: as it is). Its gradient is rounded too."""
+    """x in `dtype` (None: as it is)."""
     return x if dtype is None else stored(x.to(dtype))
 
 

@@ -43,7 +43,7 @@ class Normalise(torch.autograd.Function):
         if ctx.centre:
             dx = dx - dy.mean(-1, keepdim=True)
         dx = s * dx
-        if ds is not None:
+        if ds is not None and not torch.compiler.is_compiling():
             dx = dx - ds * s.square() * y / y.shape[-1]
         return dx, None, None, None
 

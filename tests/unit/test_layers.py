@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from layers.linear import fused_linear
+from layers.linear import Lookup, Product, fused_linear
 from layers.slot import Normalise
 from support import reference
 from support.models import LLAMA, UNIFIED, batch, build, copied, error, fresh, tokens
@@ -214,3 +214,35 @@ def test_a_norm_can_be_differentiated_twice(centre):
     assert error(norm(x), expected) < 1e-12
     assert torch.autograd.gradcheck(norm, x)
     assert torch.autograd.gradgradcheck(norm, x)
+
+
+def test_a_product_whose_weight_gradient_is_not_rounded(monkeypatch):
+    """What compiled code on CUDA runs, with its one operator that a CPU lacks written out."""
+    monkeypatch.setattr(torch, "mm", lambda a, b, *, out_dtype: a.to(out_dtype) @ b.to(out_dtype))
+    generator = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn(2, 7, n, generator=generator).bfloat16() for n in (16, 24))
+    x, weight = x.requires_grad_(), torch.randn(24, 16, generator=generator).requires_grad_()
+    y = Product.apply(x, weight)
+    dx, dw = torch.autograd.grad(y, (x, weight), dy)
+    exact = [t.detach().double() for t in (x, weight.bfloat16(), dy)]
+    assert (y.dtype, dx.dtype, dw.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
+    assert error(y, exact[0] @ exact[1].T) < 2**-7
+    assert error(dx, exact[2] @ exact[1]) < 2**-7
+    assert error(dw, exact[2].flatten(0, 1).T @ exact[0].flatten(0, 1)) < 1e-6  # bf16 would be 1e-3 off
+
+
+def test_a_table_looked_up_and_multiplied_by_has_one_gradient():
+    """By finite differences; a token that occurs twice counts twice, and either use may be missing."""
+    table = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    idx = torch.tensor([[0, 3, 3], [4, 0, 3]])
+    for use in (lambda rows, head: (rows @ head.T).tanh(), lambda rows, head: rows.exp(), lambda rows, head: head**2):
+        assert torch.autograd.gradcheck(lambda t, use=use: use(*Lookup.apply(t, idx)), table)
+        assert torch.autograd.gradgradcheck(lambda t, use=use: use(*Lookup.apply(t, idx)), table)
+
+
+def test_the_gradient_of_a_tied_table_is_made_once():
+    """Autograd alone would fill a table with zeros for the rows, and add the head's to it."""
+    model, (idx, targets) = build(dict(pos="rope")), batch()
+    with Watch() as watch:
+        model(idx, targets)[1].backward()
+    assert not watch.calls["embedding_dense_backward"] and watch.calls["index_put"] == 1, watch.calls
