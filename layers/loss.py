@@ -10,6 +10,13 @@ LOGITS_BYTES = 2**30  # of the logits of one chunk on a CPU, counted in the dtyp
 MAX_LOGITS = 2**31 - 1  # entries of one chunk elsewhere: a GPU is fastest with few chunks, and with 32-bit indices
 
 
+def minus_one_hot_(x, index):
+    """x (n, V) minus 1 at index (n, 1) of each row, in place."""
+    if torch.compiler.is_compiling():  # then a part of the kernel that computes x
+        return x.add_(torch.arange(x.shape[-1], device=x.device) == index, alpha=-1)
+    return x.scatter_add_(-1, index, x.new_full(index.shape, -1))
+
+
 class LinearCrossEntropy(torch.autograd.Function):
     """Sum of the cross-entropy of logits x Wᵀ. The forward pass makes the gradients too. For each chunk of tokens it
     computes the logits, the gradient with respect to them (softmax, minus 1 at the target), and from it the chunk's
@@ -33,8 +40,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             sums = exps.sum(-1, keepdim=True)
             total = total + ((sums.log() - at_target) * counts).sum()
             if with_grad:
-                grad = exps.div_(sums)
-                grad = grad.add_(torch.arange(len(w), device=x.device) == index, alpha=-1).mul_(counts).to(dtype)
+                grad = minus_one_hot_(exps.div_(sums), index).mul_(counts).to(dtype)
                 dx.append(grad @ w)
                 if dtype == torch.float16:  # the sum over tokens could overflow, and the loss scale comes after it
                     part = upcast(grad.T @ (x_chunk * 2**-8)) * 2**8

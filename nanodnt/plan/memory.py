@@ -17,11 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nanodnt.engine import training_step
-from nanodnt.plan.strategies import Strategy, total_bytes
+from nanodnt.plan.strategies import Strategy
 
-# Operators that hold a copy of their first argument while they run, which no dispatch mode can see. Of the operators
-# that a training step uses, this is the only one found.
-HIDDEN_COPY = (torch.ops.aten.logsumexp.default,)
 NEXT_PHASE = dict(forward="backward", backward="clip", clip="optimizer")
 
 
@@ -49,10 +46,9 @@ class Memory(TorchDispatchMode):
         result = func(*args, **kwargs)
         for tensor in tree_leaves(result):
             self.register(tensor, is_new=True)
-        hidden = total_bytes(args[:1]) if func in HIDDEN_COPY else 0
-        self.peak = max(self.peak, self.now + hidden)
+        self.peak = max(self.peak, self.now)
         if self.phase:
-            self.rows.append((self.phase, self.gradients, self.now + hidden))
+            self.rows.append((self.phase, self.gradients, self.now))
         return result
 
     def register(self, tensor, is_new: bool) -> None:
@@ -110,14 +106,15 @@ def make_tokens(model, micro: int) -> torch.Tensor:
 
 
 def trace(model, optimizer, config, micro: int, accumulation: int = 1) -> Memory:
-    """Run one training step and count it. Its phases are forward, backward, clip, optimizer. The loss has none, so it
-    leaves no rows: `loss_bytes` counts it."""
+    """Run one training step and count it. Its phases are forward, backward, clip, optimizer. The last row of the first
+    is what the loss finds. The loss has no phase, so it leaves no rows: `loss_bytes` counts it."""
     memory, x, compute_loss = Memory(dry=model.wte.weight.is_meta), make_tokens(model, micro * accumulation), model.loss
 
     def enter_next_phase(phase):
         memory.phase = NEXT_PHASE.get(phase)
 
     def loss_without_rows(*args):
+        memory.rows.append((memory.phase, memory.gradients, memory.now))
         memory.phase = None
         return compute_loss(*args)
 

@@ -121,8 +121,7 @@ FAST |= {("DNP, magnitudes, chunks", 1)}
 
 @pytest.mark.parametrize("name, accumulation", cases(LAYOUTS, (1, 2), fast=FAST))
 def test_a_step_takes_what_was_predicted(name, accumulation, tmp_path):
-    """Bytes counted on the meta device against the allocator of a real step on the CPU. Not predicted is what kernels
-    allocate inside: up to a tenth, at this size."""
+    """Bytes counted on the meta device against the allocator of a real step on the CPU."""
     flags, changes = LAYOUTS[name]
     model, optimizer, config = build(flags, changes)
     timeline = Timeline(model, optimizer, config, config.activation_checkpointing)
@@ -134,7 +133,7 @@ def test_a_step_takes_what_was_predicted(name, accumulation, tmp_path):
         lambda: training_step(model, model, optimizer, scaler, x, x, 8, config), tmp_path / "trace.json"
     )
     print(f"predicted {predicted / measured:.3f} of the measured")
-    assert 0.9 < predicted / measured < 1.03
+    assert 0.98 < predicted / measured < 1.02
 
 
 LINEAR = ("DNT, msgdw", "GPT-2, checkpointing", "Pre-LN, Muon")
