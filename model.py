@@ -286,8 +286,12 @@ class Residual(nn.Module):
         self.f, self.dropout = f, nn.Dropout(dropout)
         self.pre, self.mid, self.post, self.skip = slots
 
+    def store(self, x):
+        """x, to be given to this sub-layer: compiled, it is written to memory first if a norm reads it, more than once.
+        Not a part of `forward`: there x may be the input of a graph, which is in memory, and would be copied."""
+        return x if self.pre.norm == "none" else stored(x)
+
     def forward(self, x, *args):
-        x = x if self.pre.norm == "none" else stored(x)  # a norm reads it more than once
         u, gain = self.pre(x), self.pre.folded()  # a folding slot leaves its gain to the first matrices of f
         x = add(self.skip(x), self.dropout(self.mid(self.f(u, gain, *args))), self.stream_dtype)
         return rounded(self.post(x), self.stream_dtype)
@@ -303,7 +307,7 @@ class Block(nn.Module):
 
     def forward(self, x, rope=None, cache=None):
         x = self.attn(x, rope, cache)
-        x = self.mlp(x)
+        x = self.mlp(self.mlp.store(x))
         return x
 
 
@@ -313,7 +317,7 @@ class GPT(nn.Module):
     compute_dtype = None  # of the matrix products; None: the parameters' own. See `set_compute_dtype`
     stream_dtype = None  # of the residual stream; None: fp32. See `set_stream_dtype`
     checkpointing = False  # keep only the stream between blocks; the backward pass computes the rest again
-    loss_chunks = 0  # chunks that the loss splits the tokens into, to bound memory; 0 = by layers.loss.LOGITS_BYTES
+    loss_chunks = 0  # chunks that the loss splits the tokens into, to bound memory; 0 = by the limits of layers/loss.py
 
     def __init__(self, config: GPTConfig, seed: int = 1337):
         """Raises ValueError for a config whose flags are wrong or contradict each other."""
@@ -382,6 +386,7 @@ class GPT(nn.Module):
         rope = rotary(positions, c.head_dim, c.rope_theta) if c.pos == "rope" else None
         x = rounded(self.dropout(self.input_norm(self.embed_scale(x))), self.stream_dtype)
         for i, block in enumerate(self.blocks):
+            x = block.attn.store(x)
             if self.checkpointing and cache is None and torch.is_grad_enabled():
                 x = checkpoint(block, x, rope, use_reentrant=False)
             else:

@@ -112,9 +112,8 @@ def main() -> int:
         except RuntimeError as e:
             if not config.compile or isinstance(e, torch.OutOfMemoryError):
                 raise
-            raise ValueError(
-                f"torch.compile failed ({str(e).strip().splitlines()[0][:200]}): use --compile=False"
-            ) from e
+            reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
+            raise ValueError(f"torch.compile failed ({reason}): use --compile=False") from e
         for row in out[:, len(prompt) :].tolist():
             if tokenizer.eot in row:
                 row = row[: row.index(tokenizer.eot)]

@@ -38,7 +38,7 @@ class Product(torch.autograd.Function):
 
 
 def linear(x, weight, bias=None, dtype=None, columns=None, rows=None):
-    """rows · (W (columns · x) + b) in `dtype` (None: the weight's own); columns (n_in,), rows (n_out,) or floats.
+    """rows · (W (columns · x) + b) in `dtype` (None: the weight's own); columns (n_in,), rows (n_out,) or tensors ().
 
     The factors are multiplied into the weight. If x holds one token, they are multiplied into x and y, which are then
     smaller than the weight."""

@@ -6,8 +6,8 @@ import torch
 
 from layers.ops import stored, upcast
 
-LOGITS_BYTES = 2**30  # of the logits of one chunk on a CPU, counted in the dtype of the product
-MAX_LOGITS = 2**31 - 1  # entries of one chunk elsewhere: a GPU is fastest with few chunks, and with 32-bit indices
+LOGITS_BYTES = 2**30  # of the logits of one chunk, counted in the dtype of the product, but
+MAX_LOGITS = 2**31 - 1  # entries on a GPU, which is fastest with few chunks, and with 32-bit indices
 
 
 def minus_one_hot_(x, index):
@@ -67,8 +67,10 @@ def linear_cross_entropy(x, weight, targets, dtype, vocab_size: int, chunks: int
     x (B, T, C), weight (V, C), targets (B, T). `chunks`: number of chunks that the tokens are split into; 0 = as many
     as keep the logits of one to about LOGITS_BYTES, on a GPU to MAX_LOGITS."""
     n = targets.numel()
-    limit = LOGITS_BYTES // dtype.itemsize if x.device.type == "cpu" else MAX_LOGITS
-    rows = -(-n // (chunks or -(-n * len(weight) // max(1, limit))))
+    limit = MAX_LOGITS if x.device.type in ("cuda", "meta") else LOGITS_BYTES // dtype.itemsize
+    most = max(1, limit // len(weight))
+    most = most if most < 128 else most // 128 * 128
+    rows = -(-n // (chunks or -(-n // most)))
     rows = rows if rows < 128 else -(-rows // 128) * 128  # matrix units are fastest on whole tiles
     args = x.flatten(0, 1), weight, targets.flatten(), dtype, vocab_size, rows, torch.is_grad_enabled()
     return LinearCrossEntropy.apply(*args) / (targets != -1).sum().clamp(min=1)

@@ -29,14 +29,15 @@ def _store(x: torch.Tensor) -> torch.Tensor:
 def _(x):
     inductor = sys.modules.get("torch._inductor.lowering")  # slow to import, and there if inductor asks
     if inductor and _store._opoverload not in inductor.lowerings:
-        inductor.register_lowering(_store._opoverload, type_promotion_kind=None)(_realize)
+        copy = inductor.lowerings[torch.ops.aten.clone.default]
+        inductor.register_lowering(_store._opoverload, type_promotion_kind=None)(lambda x: _written(copy(x)))
     return torch.empty_like(x)
 
 
 _store.register_autograd(lambda ctx, grad: grad)
 
 
-def _realize(x):
+def _written(x):
     x.realize()
     return x
 

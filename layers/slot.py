@@ -94,7 +94,8 @@ class Slot(nn.Module):
     param     how the gain is stored: itself (direct), β·α/rms(α) (magdir) or exp(b)·α/rms(α) (expmagdir); a scalar is
               always direct
     n_bias    number of learned biases: 0 (none), 1 or dim
-    const_in  for lns=input only; None for none, as const: a factor of 1 is one too
+    const     a factor, or None; a factor of 1 is one too
+    const_in  the same, on the input; for lns=input only
     fold      leave const and gain to the neighbouring linear map, which takes them from `folded` and multiplies them
               into its weight: that saves a pass over the activations
     """

@@ -97,7 +97,7 @@ class TrainConfig:
     activation_checkpointing: bool = False  # keep only the residual stream between blocks; the backward pass computes
     #   the rest again: far less memory for about a third more work
     loss_chunks: int = 0  # number of chunks that the loss splits the tokens of a micro batch into, to bound the memory
-    #   of the logits; 0 = as many as keep them to 1 GiB
+    #   of the logits; 0 = as many as keep them to 1 GiB, on a GPU to 2³¹ − 1 entries
     peak_flops: float = 0.0  # FLOP/s of one device, for MFU; 0 = by device name, or no MFU where it is unknown
     timeout_s: int = 1800  # seconds after which a process waiting for another gives up
 

@@ -106,8 +106,8 @@ def make_tokens(model, micro: int) -> torch.Tensor:
 
 
 def trace(model, optimizer, config, micro: int, accumulation: int = 1) -> Memory:
-    """Run one training step and count it. Its phases are forward, backward, clip, optimizer. The last row of the first
-    is what the loss finds. The loss has no phase, so it leaves no rows: `loss_bytes` counts it."""
+    """Run one training step and count it. Its phases are forward, backward, clip, optimizer. The last forward row is
+    what is held when the loss begins. The loss has no phase, so it leaves no rows: `loss_bytes` counts it."""
     memory, x, compute_loss = Memory(dry=model.wte.weight.is_meta), make_tokens(model, micro * accumulation), model.loss
 
     def enter_next_phase(phase):

@@ -67,8 +67,8 @@ def make_strategy(parallel: str, model, optimizer, config, gpus: int, limit: flo
         raise ValueError(f"fsdp_shard_size={n} does not divide gpus={gpus}: choose a divisor")
     shard = shard_bytes(parameters, n)
     keep, text = is_kept(model, model.compute_dtype or torch.float32, 3 * weights + state_size, n, limit)
-    kept = dict.fromkeys(("forward", "loss", "backward"), weights) if keep else {}
-    sharded = shard + buffers, shard, shard_bytes(state, n), gathered_copies(model, keep), kept
+    accumulated = dict.fromkeys(("forward", "loss", "backward"), weights if keep else root_bytes(model))
+    sharded = shard + buffers, shard, shard_bytes(state, n), gathered_copies(model, keep), accumulated
     return Strategy("FSDP", *sharded, note=f"FSDP: {text}")
 
 
@@ -78,16 +78,21 @@ def strategies(model, optimizer, config, gpus: int, limit: float = math.inf) -> 
     return [make_strategy(kind, model, optimizer, config, gpus, limit) for kind in kinds]
 
 
+def root_bytes(model) -> int:
+    """The size of FSDP2's root group: everything but the matrices of the blocks."""
+    return total_bytes(model.parameters()) - total_bytes(p for p in model.blocks.parameters() if p.ndim == 2)
+
+
 def gathered_copies(model, keep: bool) -> dict:
     """Bytes by phase of the full weights and gradients that FSDP2 holds for a while: an upper bound [I].
 
-    The root group is everything but the blocks' matrices. It is gathered from the start of a step to its end, then its
-    gradients are reduced. Blocks are gathered one after the other. Unless all are kept (`keep`), a process holds the
-    matrices of one block, and those of the next one twice, gathered and copied out. In the backward pass it also holds
-    the gradients of that block, and in fp32 those of the block before, which are being reduced."""
+    The root group is gathered from the start of a step to its end, then its gradients are reduced. Blocks are gathered
+    one after the other. Unless all are kept (`keep`), a process holds the matrices of one block, and those of the next
+    one twice, gathered and copied out. In the backward pass it also holds the gradients of that block, and in fp32
+    those of the block before, which are being reduced."""
     itemsize = gathered_dtype(model, model.compute_dtype or torch.float32).itemsize
     counts = [sum(p.numel() for p in block.parameters() if p.ndim == 2) for block in model.blocks]
-    root, block, reduced = total_bytes(model.parameters()) - 4 * sum(counts), itemsize * max(counts), 4 * max(counts)
+    root, block, reduced = root_bytes(model), itemsize * max(counts), 4 * max(counts)
     if keep:
         held = root + itemsize * sum(counts)
         phases = dict(forward=held + 2 * block, loss=held + block, backward=held + block + reduced)

@@ -82,7 +82,7 @@ class Env:
         tf32 = self.device.type == "cuda" and self.dtype == torch.float32
         tf32 = tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
         tf32 = tf32 and torch.cuda.get_device_capability(self.device) >= (8, 0)
-        # not the newer fp32_precision: after that torch refuses to answer what this function has set
+        # not by fp32_precision: after that get_float32_matmul_precision raises
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         return tf32
 

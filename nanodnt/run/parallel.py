@@ -62,9 +62,9 @@ def shard_model(model, shard_size: int, env, keep: bool) -> None:
     copies are kept equal (HSDP). ValueError if it does not divide the number of processes.
 
     The matrices of a block are gathered when it runs, in the dtype in which they are multiplied; their gradients are
-    reduced in fp32. All other parameters (gains, biases, scalars, embeddings, head) are gathered in fp32, for the whole
-    step. `keep`: a step gathers each weight once, and reduces each gradient once. Otherwise a block's weights are
-    gathered for its forward and again for its backward pass, and its gradients are reduced in every micro batch."""
+    reduced in fp32. All other parameters (gains, biases, scalars, embeddings, head) are gathered in fp32. A step
+    gathers each weight once and reduces each gradient once. Without `keep`, the matrices of the blocks are gathered for
+    the forward and again for the backward pass of each micro batch, and their gradients are reduced in each."""
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # half a second, needed only here
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -85,8 +85,7 @@ def shard_model(model, shard_size: int, env, keep: bool) -> None:
     for block in model.blocks:
         others = {p for p in block.parameters() if p not in matrices}
         fully_shard(block, mesh=mesh, ignored_params=others, mp_policy=policy, reshard_after_forward=not keep)
-    if keep:
-        model.no_sync = partial(_accumulate, model)
+    model.no_sync = partial(_accumulate, model, keep)
 
 
 def gathered_dtype(model, compute_dtype: torch.dtype) -> torch.dtype:
@@ -95,15 +94,16 @@ def gathered_dtype(model, compute_dtype: torch.dtype) -> torch.dtype:
 
 
 @contextmanager
-def _accumulate(model):
-    """What no_sync is to DDP: weights stay gathered, and gradients are added up in this process."""
-    model.set_requires_gradient_sync(False)
-    model.set_reshard_after_backward(False)
+def _accumulate(model, blocks: bool):
+    """What no_sync is to DDP: weights stay gathered, and gradients are added up in this process. `blocks`: those of the
+    blocks' matrices too."""
+    model.set_requires_gradient_sync(False, recurse=blocks)
+    model.set_reshard_after_backward(False, recurse=blocks)
     try:
         yield
     finally:
-        model.set_requires_gradient_sync(True)
-        model.set_reshard_after_backward(True)
+        model.set_requires_gradient_sync(True, recurse=blocks)
+        model.set_reshard_after_backward(True, recurse=blocks)
 
 
 def _new_groups(groups: list, env):
@@ -123,6 +123,5 @@ def distribute(model, env):
 
 
 def sync_gradients(model, last: bool):
-    """Context of one micro batch. DDP, and FSDP that keeps full gradients, average them over processes only in the
-    `last` one."""
+    """Context of one micro batch. DDP and FSDP average the gradients that they keep only in the `last` one."""
     return nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()

@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from nanodnt.bench import timing, variants
 from nanodnt.bench.checks import CHECKS, numerics, runs
 from nanodnt.bench.checks.verdict import describe_checks, verdict
 from nanodnt.bench.report import page, runner
+from nanodnt.bench.report.page import ERROR, LEFT_OUT, NO_TIME
 from nanodnt.bench.report.sections import SECTIONS, arguments
 from nanodnt.bench.settings import BenchConfig, Setting
 from nanodnt.optim import RULES
@@ -76,6 +78,7 @@ def here():
         patch.setattr(timing, "busy_cores", lambda: 0.0)  # the real one takes a second
         for module in (numerics, variants):
             patch.setattr(module, "compile_model", trace)
+        patch.setattr(runs, "compile_step", partial(runs.compile_step, backend="eager"))
         patch.setattr(train, "draw_loss", lambda *args: None)
         patch.setattr(numerics, "LAYOUTS", {name: numerics.LAYOUTS[name] for name in ("LNS, RoPE, SwiGLU",)})
         yield
@@ -309,6 +312,25 @@ def test_what_does_not_fit_into_the_time_is_named_and_comes_first_next_time(tmp_
     assert sum(section.seconds for section in SECTIONS) <= 25 * 60
 
 
+def test_a_failure_stays_on_record_if_there_is_no_time_to_repeat_it(tmp_path, monkeypatch):
+    stub(monkeypatch, lambda words, log: 1)
+    assert report(tmp_path) == 1
+    before = load(tmp_path)["sections"]
+    assert report(tmp_path, "--report_minutes=0") == 1
+    assert load(tmp_path)["sections"] == before and ERROR in {s["status"] for s in before.values()}
+
+
+def test_the_end_of_the_time_is_no_failure_but_that_of_patience_is(tmp_path, monkeypatch):
+    stub(monkeypatch, lambda words, log: None)
+    assert report(tmp_path) == 0
+    assert {s["status"] for s in load(tmp_path)["sections"].values()} == {LEFT_OUT}
+    monkeypatch.setattr(runner, "PATIENCE", -60)
+    monkeypatch.setattr(runner, "choose_device", lambda device: (torch.device("cuda"), ""))
+    monkeypatch.setattr(runner, "device_name", lambda device: "a GPU")
+    assert call(bench.main, "bench.py", [f"--report={tmp_path / 'gpu'}"]) == 1
+    assert {s["status"] for s in load(tmp_path / "gpu")["sections"].values()} == {NO_TIME}
+
+
 def test_another_measurement_under_the_same_name_is_made_anew(tmp_path, monkeypatch):
     stub(monkeypatch, lambda words, log: write_result(words))
     assert report(tmp_path) == 0
@@ -357,6 +379,23 @@ def test_an_optimizer_that_takes_an_infinite_gradient_fails(monkeypatch):
     rule = RULES["msgdw"]
     monkeypatch.setitem(RULES, "msgdw", rule._replace(step=lambda work, *others: rule.step(work, *others[:-1], None)))
     assert failed(numerics.check_updates(toy("updates"))) == ["msgdw: tensors changed by an infinite gradient"]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_optimizer_that_does_not_clip_fails(name, monkeypatch):
+    rule = RULES[name]
+    monkeypatch.setitem(RULES, name, rule._replace(step=lambda work, scale, inf: rule.step(work, None, inf)))
+    assert f"{name}: 3 updates" in failed(numerics.check_updates(toy("updates")))
+
+
+def test_a_nan_is_the_worst_error():
+    zero, nan = torch.zeros(2), torch.full((2,), torch.nan)
+    ones = {name: torch.ones(2) for name in "abc"}
+    assert numerics.worst_role(dict(a=ones["a"], b=zero, c=zero), ones) == (1.0, "b")
+    error, role = numerics.worst_role(dict(a=zero, b=nan, c=zero), ones)
+    assert role == "b" and not verdict("", error, 9)["passed"]
+    difference = runs.largest_difference({1: 3.0, 2: float("nan"), 3: 1.0}, {1: 1.0, 2: 1.0, 3: 1.0})
+    assert not verdict("", difference, 9)["passed"]
 
 
 def test_an_optimizer_with_another_update_fails(monkeypatch):
@@ -415,7 +454,8 @@ def test_a_wrong_cache_fails_the_samples(monkeypatch):
 
     monkeypatch.setattr(runs, "generate", generate)
     result = runs.check_sampling(toy("sampling"))
-    assert failed(result) == ["on cpu with a cache and without"]
+    ways = ("with a cache and without", "compiled, with a cache, and without")
+    assert failed(result) == [f"on cpu {way}" for way in ways]
     assert result["checks"][-1]["note"] == "the same up to token 40"
 
 

@@ -313,3 +313,15 @@ def test_chunks_bound_the_logits(monkeypatch):
         assert rows(dtype, chunks) == expected, (dtype, chunks, limit)
     monkeypatch.setattr(loss_module, "LOGITS_BYTES", 2**30)
     assert [rows(torch.float32, chunks, n=250) for chunks in (1, 2, 3, 4)] == [500, 256, 256, 125]
+    monkeypatch.setattr(loss_module, "LOGITS_BYTES", 300 * 128 * 4)  # rounding to whole tiles stays below the limit
+    assert rows(torch.float32, 0, n=140) == 256
+
+
+@pytest.mark.parametrize("vocab, sequences", ((50304, 32), (50304, 125), (50304, 375), (128256, 49), (151936, 69)))
+def test_a_gpu_never_has_2_to_the_31_logits(vocab, sequences):
+    """Tensors without storage are chunked as on a GPU. 32 × 1024 tokens with GPT-2's vocabulary are one chunk."""
+    weight, x = torch.empty(vocab, 2, device="meta"), torch.empty(sequences, 1024, 2, device="meta")
+    with Watch() as watch:
+        functional(x, weight, torch.zeros(sequences, 1024, dtype=torch.long, device="meta"), torch.bfloat16, vocab, 0)
+    rows = max(shape[0] for shape in watch.shapes if shape[1:] == (vocab,))
+    assert rows * vocab < 2**31 and (rows == 32 * 1024) == (sequences == 32)

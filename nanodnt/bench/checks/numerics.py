@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from model import GPT
-from nanodnt.bench.checks.verdict import verdict
+from nanodnt.bench.checks.verdict import verdict, worst
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.sweeps.layouts import plain_flags, resolve_layout
 from nanodnt.bench.sweeps.optimizers import other_optimizer
@@ -28,7 +28,8 @@ ALLOWED_UPDATE = 2e-4  # in fp32: the weights' own rounding, next to small updat
 LIMITS = (
     "at least 3 times what 4 blocks of 768 channels were found to need on a CPU, whose code is tested with equations"
 )
-STEPS = 3  # of each optimizer
+SCALES = (1.0, 4.0, 2.0)  # of the gradients of each step, by which the optimizer divides, as it does to clip them
+STEPS = len(SCALES)  # of each optimizer
 
 
 @contextmanager
@@ -69,7 +70,7 @@ def loss_and_gradients(call, model, batch: tuple) -> tuple:
 def worst_role(found: dict, wanted: dict) -> tuple:
     """(largest |found − wanted| / |wanted|, its role) of two {role: vector}."""
     errors = {role: ((found[role] - want).norm() / want.norm()).item() for role, want in wanted.items()}
-    return max((error, role) for role, error in errors.items())
+    return worst(errors)
 
 
 def compare(name: str, found: tuple, wanted: tuple, allowed: tuple) -> list:
@@ -118,14 +119,16 @@ def check_compiled(setting: Setting) -> dict:
     return dict(checks=lines, why=f"relative to eager code in the same dtype, both rounded; {LIMITS}")
 
 
-def optimizer_steps(model, config, gradients: list) -> tuple:
-    """Give a model's optimizer these gradients, {name: fp32 tensor on the CPU} a step. Returns (the optimizer, the sum
-    of all updates by role)."""
+def optimizer_steps(model, config, gradients: list, scales=None) -> tuple:
+    """Give a model's optimizer these gradients, {name: fp32 tensor on the CPU} a step; with `scales` multiplied by one
+    number a step, by which the optimizer is to divide. Returns (the optimizer, the sum of all updates by role)."""
     optimizer, parameters = make_optimizer(model, config), dict(model.named_parameters())
     before = {name: p.detach().clone() for name, p in parameters.items()}
-    for step in gradients:
+    for i, step in enumerate(gradients):
         for name, p in parameters.items():
-            p.grad = step[name].to(p, copy=True)
+            p.grad = step[name].to(p, copy=True) * (scales[i] if scales else 1)
+        if scales:
+            optimizer.grad_scale = torch.tensor(scales[i], device=next(iter(parameters.values())).device)
         for group in optimizer.param_groups:
             group["lr"] = lr_at(config.warmup_iters, config, group)  # the highest
         optimizer.step()
@@ -145,8 +148,8 @@ def skipped_step(model, optimizer) -> int:
 
 
 def check_updates(setting: Setting) -> dict:
-    """The updates of each optimizer's kernels on the device, against the same rule in float64 on the CPU; and that a
-    step with an infinite gradient changes nothing."""
+    """The updates of each optimizer's kernels on the device, which divide the gradients by a factor, against the same
+    rule in float64 on the CPU; and that a step with an infinite gradient changes nothing."""
     lines, env, generator = [], setting.env, torch.Generator().manual_seed(setting.config.seed)
     build = partial(GPT, setting.flags, setting.config.seed)
     names = {name: p.shape for name, p in build().named_parameters()}
@@ -157,7 +160,7 @@ def check_updates(setting: Setting) -> dict:
         _, wanted = optimizer_steps(exact, config, gradients)
         model = prepare_model(build(), config, env)
         with exact_products():
-            optimizer, found = optimizer_steps(model, config, gradients)
+            optimizer, found = optimizer_steps(model, config, gradients, SCALES)
         error, role = worst_role(found, wanted)
         rounded = name == "muon" and env.dtype == torch.bfloat16  # the products of its Newton-Schulz iteration
         allowed = ALLOWED[torch.bfloat16][1] if rounded else ALLOWED_UPDATE

@@ -18,10 +18,10 @@ import torch
 
 from model import GPTConfig
 from nanodnt import prepare
-from nanodnt.bench.checks.verdict import verdict
+from nanodnt.bench.checks.verdict import verdict, worst
 from nanodnt.bench.settings import Setting
 from nanodnt.data import Tokenizer
-from nanodnt.generate import generate
+from nanodnt.generate import compile_step, generate
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
@@ -34,8 +34,12 @@ NEW_TOKENS = 64
 
 
 def run_script(script: str, words: list) -> str:
-    """What a command of this project prints. ValueError, with its last line, if it fails."""
-    done = subprocess.run([sys.executable, str(ROOT / script), *words], capture_output=True, text=True, timeout=WAIT_S)
+    """What a command of this project prints. ValueError, with its last line, if it fails or takes too long."""
+    words = [sys.executable, str(ROOT / script), *words]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{script} took longer than {WAIT_S} s, too long for a check") from None
     if done.returncode:
         raise ValueError(f"{script} ended with exit code {done.returncode}: {last_line(done.stderr)}")
     return done.stdout
@@ -123,7 +127,7 @@ def largest_difference(found: dict, wanted: dict) -> float:
     """The largest relative difference of two {step: value}; infinite if they are not of the same steps."""
     if found.keys() != wanted.keys() or not wanted:
         return float("inf")
-    return max(abs(found[step] - wanted[step]) / abs(wanted[step]) for step in wanted)
+    return worst({step: abs(found[step] - wanted[step]) / abs(wanted[step]) for step in wanted})[0]
 
 
 def distance(a: dict, b: dict) -> float:
@@ -135,7 +139,7 @@ def distance(a: dict, b: dict) -> float:
         return {name: t.double() for name, t in (checkpoint["model"] | named).items()}
 
     a, b = tensors(a), tensors(b)
-    return max(((a[name] - t).norm() / t.norm().clamp(min=1e-30)).item() for name, t in b.items())
+    return worst({name: ((a[name] - t).norm() / t.norm().clamp(min=1e-30)).item() for name, t in b.items()})[0]
 
 
 def check_resume(setting: Setting) -> dict:
@@ -190,7 +194,7 @@ def check_devices(setting: Setting) -> dict:
 
 def check_sampling(setting: Setting) -> dict:
     """The most likely continuation, by a model trained here: of sample.py on this device and on the CPU, and of
-    `generate` here with and without its cache."""
+    `generate` here with its cache, eager and compiled, and without one."""
     with temporary_runs(setting) as runs:
         runs.train("run")
         checkpoint, words = runs.checkpoint("run"), [f"--out_dir={runs.path('run')}", "--checkpoint=last.pt"]
@@ -201,11 +205,15 @@ def check_sampling(setting: Setting) -> dict:
     tokens = [tokenizer.encode(text.rsplit("\n" + "-" * 80, 1)[0]) for text in texts]
     model = model_from_checkpoint(checkpoint).eval().to(setting.env.device)
     prompt = torch.tensor([tokenizer.encode(PROMPT)], device=setting.env.device)
-    cached = generate(model, prompt, NEW_TOKENS, temperature=0, stop=tokenizer.eot)[0].tolist()
+    cached, compiled = (
+        generate(model, prompt, NEW_TOKENS, temperature=0, stop=tokenizer.eot, step=step)[0].tolist()
+        for step in (None, compile_step())
+    )
     whole = without_cache(model, prompt, NEW_TOKENS, tokenizer.eot)
     lines = [
         compare_texts(f"sample.py on {runs.device} and on the CPU", *tokens, exact),
         compare_texts(f"on {runs.device} with a cache and without", cached, whole, exact),
+        compare_texts(f"on {runs.device} compiled, with a cache, and without", compiled, whole, exact),
     ]
     why = (
         "the difference of two logits, in float64 on the CPU: where texts part, rounding must decide between two tokens"

@@ -38,7 +38,7 @@ def make_page(report: dict) -> str:
     sections = report["sections"]
     lines = [f"# {report['device']}: checks and speed", "", *describe_state(report), INTRO, ""]
     facts = {name: report[name] for name in ("device", "driver", "torch", "cuda", "python")}
-    commits = sorted({s["git_commit"] or "unknown" for s in sections.values() if s["status"] != NOT_RUN})
+    commits = sorted({describe_commit(s) for s in sections.values() if s["status"] not in (NOT_RUN, LEFT_OUT)})
     facts |= {
         "git commit": ", ".join(commits) or "none",
         "begun": report["started"],

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import math
 import os
 import platform
 import shlex
@@ -23,7 +24,7 @@ from nanodnt.run.hardware import device_name
 from nanodnt.run.metrics import run_record
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE = 3  # a section of a GPU that takes so many times as long as planned, and a minute, is ended
+PATIENCE = 3  # a section of a GPU is ended after so many times its planned seconds, and a minute
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1  # from Linux's sys/prctl.h
 
@@ -51,14 +52,17 @@ def make_report(folder: str, size: str, minutes: float, device: str) -> int:
         for number, section in enumerate(waiting, 1):
             left = end - time.monotonic()
             title = f"[{number}/{len(waiting)}] {section.title}, planned {section.seconds} s, {left / 60:.1f} min left"
-            if left < section.seconds:
-                report["sections"][section.name] |= dict(status=LEFT_OUT, message="no time was left", result=None)
-                say(f"{title}: left out")
-            else:
+            found, patience = None, PATIENCE * section.seconds + 60 if size == "gpu" else math.inf
+            if left >= section.seconds:
                 say(title)
-                limit = min(left, PATIENCE * section.seconds + 60) if size == "gpu" else left
-                report["sections"][section.name] |= run_section(section, size, device, limit)
-                say("\n".join(tell(report["sections"][section.name])))
+                found = run_section(section, size, device, min(left, patience))
+            if found and (found["status"] != NO_TIME or left >= patience):
+                report["sections"][section.name] |= found
+                say("\n".join(tell(found)))
+            else:  # an earlier failure stays on record
+                if report["sections"][section.name]["status"] == NOT_RUN:
+                    report["sections"][section.name] |= dict(status=LEFT_OUT, message="no time was left")
+                say(f"{title}: left out")
             write(folder, report)
     finally:
         signal.signal(signal.SIGTERM, previous)

@@ -55,7 +55,7 @@ SECTIONS = [
         TOY_RUN,
     ),
     Section(
-        *("sampling", 35, "Sampling here and on the CPU, with a cache and without", "config/quickstart.py"),
+        *("sampling", 45, "Sampling here and on the CPU, with a cache and without", "config/quickstart.py"),
         dict(verify="sampling", **RUN),
         TOY_RUN,
     ),
@@ -100,7 +100,7 @@ SECTIONS = [
         TOY_SWEEP,
     ),
     Section(
-        *("layouts", 120, "Layouts against Pre-LN, 124M"),
+        *("layouts", 110, "Layouts against Pre-LN, 124M"),
         f"{SMALL} config/dnt/s1.py --compare config/dnt/s1.py config/dnt/s5.py config/lns/lns.py config/dyt/dyt.py "
         "config/scale_vectors/unified.py",
         dict(**ONE, steps=5),

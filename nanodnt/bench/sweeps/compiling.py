@@ -11,9 +11,9 @@ from nanodnt.bench.tables import format_ms, print_table
 from nanodnt.bench.timing import bytes_at_start, take_turns
 from nanodnt.bench.variants import forward_backward, our_variant
 from nanodnt.engine import prepare_model
-from nanodnt.run.compilation import compile_parts
+from nanodnt.run.compilation import choose_blocks, compile_parts
 
-COMPILERS = {  # the first is what train.py does
+COMPILERS = {  # the first is what train.py does with one process and fewer than DEEP blocks
     "whole model": partial(torch.compile, dynamic=False),
     "per block": compile_parts,
     "whole, C++ wrapper": partial(torch.compile, dynamic=False, options=dict(cpp_wrapper=True)),
@@ -47,7 +47,8 @@ def time_compilation(setting: Setting) -> dict:
     """Seconds of compiling and of the first step: with an empty cache on disk, then with that cache filled."""
     from torch._inductor.utils import clear_caches, fresh_cache
 
-    compiled, seconds = setting.replace(compile=True), {}
+    blocks, _ = choose_blocks(setting.config.compile, setting.flags.n_layer, setting.env)
+    compiled, seconds = setting.replace(compile="blocks" if blocks else True), {}
     bytes_at_start(compiled)  # loads the compiler
     with fresh_cache():
         for name in ("cold", "warm"):
