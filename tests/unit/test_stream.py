@@ -95,3 +95,11 @@ def test_inductor_computes_the_rotary_angles_once(flags):
         codes[n_layer] = sum(len(re.findall(r"\b(cos|sin)\(", text)) for text in code)
     torch._inductor.config.force_disable_caches = False
     assert codes[1] == codes[3] and (codes[1] > 0) == ("pos" in flags)
+
+
+@fresh_compiler()
+def test_what_is_stored_has_memory_of_its_own():
+    """A backward graph may overwrite what its forward graph has kept: that must not be the caller's tensor."""
+    x = torch.randn(4, 8)
+    y, z = torch.compile(lambda x: (ops.stored(x), ops.stored(x + 1)), dynamic=False)(x)
+    assert y.data_ptr() != x.data_ptr() and torch.equal(y, x) and torch.equal(z, x + 1)

@@ -1,0 +1,80 @@
+"""When DDP's buckets leave: by three ways to compile a model for it, on two processes over gloo.
+
+    python docs/scripts/compare_ddp.py    # about three minutes on 2 CPU cores
+
+6 blocks, 256 wide, 8 sequences of 128 tokens, buckets of 2 MB, fp32. "Whole, then wrapped": one graph, which DDP wraps.
+"DDPOptimizer": DDP is wrapped around the eager model and compiled, so that dynamo splits the graph at the buckets.
+"Parts": blocks and loss compiled by themselves, as train.py does. Prints the tables of docs/scale.md: for each way when
+the first, the median and the last bucket left, in percent of the backward pass, and its milliseconds.
+"""
+
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from model import GPT, GPTConfig
+from nanodnt.run.compilation import compile_parts
+
+SIZE = dict(n_layer=6, n_head=4, n_embd=256, block_size=128, vocab_size=4096)
+WORLD, ROWS, STEPS, BUCKET_MB = 2, 8, 15, 2
+wrap = partial(DistributedDataParallel, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True, broadcast_buffers=False)
+compiled = partial(torch.compile, dynamic=False)
+WAYS = {
+    "whole, then wrapped": lambda model: wrap(compiled(model)),
+    "DDPOptimizer": lambda model: compiled(wrap(model)),
+    "parts": lambda model: wrap(compile_parts(model)),
+}
+
+
+def measure(rank: int, path: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=WORLD)
+    tokens = torch.randint(SIZE["vocab_size"], (ROWS, SIZE["block_size"]))
+    for name, way in WAYS.items():
+        torch._dynamo.reset()
+        model, left = GPT(GPTConfig(**SIZE)), []
+        call = way(model)
+
+        def send(state, bucket, left=left):
+            left.append(time.perf_counter())
+            sent = dist.all_reduce(bucket.buffer() / WORLD, async_op=True)
+            return sent.get_future().then(lambda done: done.value()[0])
+
+        ddp = call if isinstance(call, DistributedDataParallel) else call._orig_mod
+        ddp.register_comm_hook(None, send)
+        shares, seconds = [], []
+        for step in range(STEPS):
+            loss = call(tokens, tokens)[1]
+            dist.barrier()
+            left.clear()
+            begun = time.perf_counter()
+            loss.backward()
+            took = time.perf_counter() - begun
+            model.zero_grad(set_to_none=True)
+            if step >= 5:  # compiled, and DDP has arranged its buckets
+                seconds.append(took)
+                shares.append([(t - begun) / took for t in left])
+        first, middle, last = (statistics.median(map(f, shares)) for f in (min, statistics.median, max))
+        if rank == 0:
+            print(
+                f"| {name} | {len(shares[0])} | {first:.0%}, {middle:.0%}, {last:.0%} | "
+                f"{1e3 * statistics.median(seconds):.0f} ({1e3 * min(seconds):.0f} to {1e3 * max(seconds):.0f}) |",
+                flush=True,
+            )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    print("| compiled | buckets | first, median, last leaves at | backward, ms |\n|---|---|---|---|")
+    with TemporaryDirectory() as folder:
+        mp.spawn(measure, (f"{folder}/meeting",), WORLD)
