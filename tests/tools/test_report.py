@@ -28,7 +28,7 @@ from nanodnt.bench import timing, variants
 from nanodnt.bench.checks import CHECKS, numerics, runs
 from nanodnt.bench.checks.verdict import describe_checks, verdict
 from nanodnt.bench.report import page, runner
-from nanodnt.bench.report.page import ERROR, LEFT_OUT, NO_TIME
+from nanodnt.bench.report.page import ERROR
 from nanodnt.bench.report.sections import SECTIONS, arguments
 from nanodnt.bench.settings import BenchConfig, Setting
 from nanodnt.optim import RULES
@@ -243,9 +243,15 @@ def test_a_section_that_ends_with_an_error(line, status, code, tmp_path, monkeyp
 
 
 def test_a_section_that_takes_too_long_is_ended(tmp_path, monkeypatch):
+    """That is a failure; the end of the report's own time is not."""
     stub(monkeypatch, lambda words, log: None if "--seed=0" in words else write_result(words))
-    assert report(tmp_path) == 1
-    assert f"{BY_NAME['precision'].title} (out of time)" in (tmp_path / "gpu.md").read_text()
+    assert report(tmp_path) == 0
+    assert f"{BY_NAME['precision'].title} (left out)" in (tmp_path / "gpu.md").read_text()
+    monkeypatch.setattr(runner, "PATIENCE", -60)  # so the time of a section has passed before it begins
+    monkeypatch.setattr(runner, "choose_device", lambda device: (torch.device("cuda"), ""))
+    monkeypatch.setattr(runner, "device_name", lambda device: "a GPU")
+    assert call(bench.main, "bench.py", [f"--report={tmp_path / 'gpu'}"]) == 1
+    assert f"{BY_NAME['precision'].title} (out of time)" in (tmp_path / "gpu" / "gpu.md").read_text()
 
 
 def test_launch_ends_what_takes_too_long(tmp_path, monkeypatch):
@@ -320,17 +326,6 @@ def test_a_failure_stays_on_record_if_there_is_no_time_to_repeat_it(tmp_path, mo
     assert load(tmp_path)["sections"] == before and ERROR in {s["status"] for s in before.values()}
 
 
-def test_the_end_of_the_time_is_no_failure_but_that_of_patience_is(tmp_path, monkeypatch):
-    stub(monkeypatch, lambda words, log: None)
-    assert report(tmp_path) == 0
-    assert {s["status"] for s in load(tmp_path)["sections"].values()} == {LEFT_OUT}
-    monkeypatch.setattr(runner, "PATIENCE", -60)
-    monkeypatch.setattr(runner, "choose_device", lambda device: (torch.device("cuda"), ""))
-    monkeypatch.setattr(runner, "device_name", lambda device: "a GPU")
-    assert call(bench.main, "bench.py", [f"--report={tmp_path / 'gpu'}"]) == 1
-    assert {s["status"] for s in load(tmp_path / "gpu")["sections"].values()} == {NO_TIME}
-
-
 def test_another_measurement_under_the_same_name_is_made_anew(tmp_path, monkeypatch):
     stub(monkeypatch, lambda words, log: write_result(words))
     assert report(tmp_path) == 0
@@ -385,7 +380,7 @@ def test_an_optimizer_that_takes_an_infinite_gradient_fails(monkeypatch):
 def test_an_optimizer_that_does_not_clip_fails(name, monkeypatch):
     rule = RULES[name]
     monkeypatch.setitem(RULES, name, rule._replace(step=lambda work, scale, inf: rule.step(work, None, inf)))
-    assert f"{name}: 3 updates" in failed(numerics.check_updates(toy("updates")))
+    assert any(line.startswith(f"{name}: 3 updates") for line in failed(numerics.check_updates(toy("updates"))))
 
 
 def test_a_nan_is_the_worst_error():
