@@ -44,8 +44,8 @@ def linear(x, weight, bias=None, dtype=None, columns=None, rows=None):
     smaller than the weight."""
     dtype = dtype or weight.dtype
     if x.shape[-2] > 1:
-        factors = [f for f in (columns, rows, bias) if f is not None]
-        if torch.compiler.is_compiling() and weight.is_cuda and dtype.itemsize < weight.dtype.itemsize and not factors:
+        is_plain = columns is None and rows is None and bias is None
+        if is_plain and torch.compiler.is_compiling() and weight.is_cuda and dtype.itemsize < weight.dtype.itemsize:
             return Product.apply(x.to(dtype), weight)
         return F.linear(x.to(dtype), *fold(weight, bias, dtype, columns, rows))
     y = F.linear((x if columns is None else x * columns).to(dtype), *fold(weight, bias, dtype))

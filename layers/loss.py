@@ -6,8 +6,9 @@ import torch
 
 from layers.ops import stored, upcast
 
-LOGITS_BYTES = 2**30  # of the logits of one chunk, counted in the dtype of the product, but
-MAX_LOGITS = 2**31 - 1  # entries on a GPU, which is fastest with few chunks, and with 32-bit indices
+# The most logits of one chunk. A GPU is fastest with few chunks, but with 32-bit indices.
+LOGITS_BYTES = 2**30  # on a CPU, in bytes of the product's dtype
+MAX_LOGITS = 2**31 - 1  # on a GPU, in entries
 
 
 def minus_one_hot_(x, index):

@@ -36,9 +36,10 @@ def choose_micro_batch(flags: GPTConfig, config, env) -> tuple:
     timeline = Timeline(model, optimizer, config, config.activation_checkpointing)
     micro = largest_micro_batch(timeline, held, share, limit)
     peak = timeline.peak(micro, micro < share, held).total
-    text = f"micro_batch_size {micro} (auto: {{}}; {peak / 1e9:.1f} GB counted, not compiled, of {limit / 1e9:.1f} GB)"
-    text = text.format("the largest that fits" if peak <= limit else "none fits, memory may run out")
-    env.print(
-        text + ("" if peak <= limit else "; try --activation_checkpointing=True, or --parallel=fsdp on more GPUs")
-    )
+    why, advice = "the largest that fits", ""
+    if peak > limit:
+        why = "none fits, memory may run out"
+        advice = "; try --activation_checkpointing=True, or --parallel=fsdp on more GPUs"
+    counted = f"{peak / 1e9:.1f} GB counted, not compiled, of {limit / 1e9:.1f} GB"
+    env.print(f"micro_batch_size {micro} (auto: {why}; {counted}){advice}")
     return micro, share // micro
