@@ -40,7 +40,7 @@ quickstart: install data/pystdlib/meta.json
 # No reordering: tests/distributed/ comes first, because its runs take longest.
 test-deep: DEEP = --deep
 test test-deep: install-dev
-	@$(BIN)/python -m pytest $(DEEP) -n auto --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder
+	@$(BIN)/python -m pytest $(DEEP) -n auto --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder --max-worker-restart=0
 
 lint: install-dev
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ Prints the table of docs/scale.md, for each way: when the first, the median and 
 backward pass; its milliseconds; and the seconds of the first two steps, which compile.
 """
 
+import gc
 import statistics
 import sys
 import time
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -38,6 +40,19 @@ WAYS = {
 }
 
 
+class Buckets(TorchDispatchMode):
+    """Notes when each bucket leaves."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ == "allreduce_":
+            self.left.append(time.perf_counter())
+        return func(*args, **kwargs or {})
+
+
 def tried(model, batch):
     """The model, compiled now: what DDP wraps is not split any more."""
     model(*batch)[1].backward()
@@ -51,30 +66,22 @@ def measure(rank: int, path: str) -> None:
     tokens = torch.randint(SIZE["vocab_size"], (ROWS, SIZE["block_size"]))
     for name, way in WAYS.items():
         torch._dynamo.reset()
-        model, left, started = GPT(GPTConfig(**SIZE)), [], time.perf_counter()
+        model, started = GPT(GPTConfig(**SIZE)), time.perf_counter()
         call = way(model, (tokens, tokens))
-
-        def send(state, bucket, left=left):
-            left.append(time.perf_counter())
-            sent = dist.all_reduce(bucket.buffer() / WORLD, async_op=True)
-            return sent.get_future().then(lambda done: done.value()[0])
-
-        ddp = call if isinstance(call, DistributedDataParallel) else call._orig_mod
-        ddp.register_comm_hook(None, send)
         shares, seconds = [], []
         for step in range(STEPS):
             if step == 2:
                 compile_s = time.perf_counter() - started
             loss = call(tokens, tokens)[1]
             dist.barrier()
-            left.clear()
             begun = time.perf_counter()
-            loss.backward()
+            with Buckets() as buckets:
+                loss.backward()
             took = time.perf_counter() - begun
             model.zero_grad(set_to_none=True)
             if step >= 5:  # compiled, and DDP has arranged its buckets
                 seconds.append(took)
-                shares.append([(t - begun) / took for t in left])
+                shares.append([(t - begun) / took for t in buckets.left])
         first, middle, last = (statistics.median(map(f, shares)) for f in (min, statistics.median, max))
         if rank == 0:
             print(
@@ -83,6 +90,8 @@ def measure(rank: int, path: str) -> None:
                 f"{compile_s:.0f} |",
                 flush=True,
             )
+    del call, loss
+    gc.collect()  # DDP before its group: the last owner of a group holds the GIL, for which gloo may wait
     dist.destroy_process_group()
 
 

@@ -1,6 +1,7 @@
 """What two processes send in a step, and when: DDP's buckets during the backward pass; FSDP each weight and gradient
 once. Gradients are those of one process."""
 
+import gc
 from collections import Counter
 from functools import partial
 
@@ -69,7 +70,7 @@ def alone(flags, world: int, micro: int, dtype=torch.float32) -> tuple:
 
 
 class Note(TorchDispatchMode):
-    """Notes every matrix product, and every message of FSDP: (kind, dtype, entries)."""
+    """Notes every matrix product, every bucket of DDP, and every message of FSDP: (kind, dtype, entries)."""
 
     MESSAGES = {"_allgather_base_": "gather", "_reduce_scatter_base_": "reduce"}
 
@@ -81,6 +82,8 @@ class Note(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name in ("mm", "addmm"):
             self.found.append("product")
+        if name == "allreduce_":
+            self.found.append("bucket")
         if name in self.MESSAGES:
             self.found.append((self.MESSAGES[name], args[1].dtype, max(args[0].numel(), args[1].numel())))
         return func(*args, **kwargs or {})
@@ -90,8 +93,16 @@ class Note(TorchDispatchMode):
 
 
 def ddp_compiled(rank, world, folder):
-    """As compile_run and train do it, with small buckets; leaves gradients, and in which order things happened."""
-    env, found, graphs = start(rank, world, folder / "ddp"), {}, torch._dynamo.utils.counters["stats"]
+    """Leaves what `ddp_steps` finds."""
+    env = start(rank, world, folder / "ddp")
+    torch.save(ddp_steps(rank, env), folder / f"{rank}")
+    gc.collect()  # DDP before its group, as in a run
+    dist.destroy_process_group()
+
+
+def ddp_steps(rank, env) -> dict:
+    """As compile_run and train do it, with small buckets: gradients, and in which order things happened."""
+    found, graphs = {}, torch._dynamo.utils.counters["stats"]
     model = prepare_model(make_model(DNT), CONFIG, env)
     with pytest.MonkeyPatch.context() as patch:
         # a backward graph, as inductor has, but quickly made
@@ -102,25 +113,16 @@ def ddp_compiled(rank, world, folder):
         compiled = compile_model(model, CONFIG, rows_of(0), env)
         call = parallel.distribute(compiled, env)
     found["graphs"] = graphs["unique_graphs"]
-    note = Note()
-
-    def send(state, bucket):
-        note.found.append("bucket")
-        return dist.all_reduce(bucket.buffer() / world, async_op=True).get_future().then(lambda f: f.value()[0])
-
-    call.register_comm_hook(None, send)
     found["once"] = make_gradients(model, call, rows_of(rank), ROWS)
     model.zero_grad(set_to_none=True)
     loss = call(*rows_of(rank))[1]
-    note.found.clear()  # after one step DDP has arranged its buckets
-    with note:
+    with Note() as note:  # after one step DDP has arranged its buckets
         loss.backward()
     found["order"] = list(note.found)
     model.checkpointing = True
     found["recomputed"] = make_gradients(model, call, rows_of(rank), ROWS)
     found["more graphs"] = graphs["unique_graphs"] - found["graphs"]
-    torch.save(found, folder / f"{rank}")
-    dist.destroy_process_group()
+    return found
 
 
 def test_buckets_leave_during_the_backward_pass(tmp_path):

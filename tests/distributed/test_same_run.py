@@ -42,6 +42,7 @@ def assert_same_case(folder, case, launch, world):
     assert column(got, "skipped_steps")[20] == 1 and column(got, "grad_norm")[BAD] is None
     parts, (start,) = left(got, world), left(expected, 1)
     assert [part["frozen"] for part in parts] == [[BAD]] * world
+    assert [part["DDP outlives its group"] for part in parts] == [False] * world  # else the process may never end
     a, b = load(got / "last.pt"), load(expected / "last.pt")
     assert_same_ends(case, a, b, start["start"])
     return parts, a, b

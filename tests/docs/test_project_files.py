@@ -64,7 +64,9 @@ def test_a_suite_is_one_call_of_pytest(target, flag, code, tmp_path):
     result = subprocess.run(argv, capture_output=True, text=True, env=environment)
     assert bool(result.returncode) == code
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls == [f"-m pytest{flag} -n auto --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder"]
+    assert calls == [
+        f"-m pytest{flag} -n auto --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder --max-worker-restart=0"
+    ]
 
 
 @pytest.mark.parametrize("failing", ["", "lint", "test", "test-deep"])

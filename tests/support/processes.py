@@ -3,10 +3,13 @@
 `processes` starts them, `play` is train.py on one of them, `left` reads what each has left. `torchrun` is the launcher.
 """
 
+import faulthandler
+import gc
 import io
 import multiprocessing
 import os
 import signal
+import weakref
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
 from itertools import count
@@ -24,6 +27,7 @@ FORKSERVER = multiprocessing.get_context("forkserver")
 # Imported once, before the fork: every process would otherwise take longer for this than for its part of a test.
 PRELOAD = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "pytest", "train"]
 FORKSERVER.set_forkserver_preload(PRELOAD)
+LIMIT_S = 600  # for a process that takes two minutes at most
 
 
 def torchrun(processes: int) -> tuple:
@@ -32,8 +36,14 @@ def torchrun(processes: int) -> tuple:
 
 
 def processes(world: int, function, *args) -> None:
-    """function(rank, world, *args) on each of `world` processes; what one of them raises is raised here."""
-    mp.start_processes(function, (world, *args), nprocs=world, start_method="forkserver")
+    """function(rank, world, *args) on each of `world` processes; what one of them raises is raised here. One that hangs
+    says where, and ends with an error."""
+    mp.start_processes(within_limit, (function, world, *args), nprocs=world, start_method="forkserver")
+
+
+def within_limit(rank: int, function, *args) -> None:
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)  # until the process ends: its last act may hang, too
+    function(rank, *args)
 
 
 def meeting(rank: int, world: int, path) -> dict:
@@ -85,15 +95,27 @@ class Watch:
 
         self.spoils, self.stop_in, self.step, self.seen = spoils, stop_in, 0, {"frozen": [], "gain": set()}
         self.make, self.norm = train.make_optimizer, torch.nn.utils.get_total_norm
-        self.shard = nanodnt.start.shard_model
+        self.shard, self.wrap, self.wrapped = nanodnt.start.shard_model, train.distribute, None
         patch.setattr(train, "make_optimizer", self.make_optimizer)
         patch.setattr(torch.nn.utils, "get_total_norm", self.get_total_norm)
         patch.setattr(nanodnt.start, "shard_model", self.shard_model)
+        patch.setattr(train, "distribute", self.distribute)
+        self.destroy = dist.destroy_process_group
+        patch.setattr(dist, "destroy_process_group", self.destroy_process_group)
 
     def shard_model(self, model, *args):
         self.seen["meta"] = [p.is_meta for p in model.parameters()]
         self.shard(model, *args)
         self.seen["meta"] += [p.is_meta for p in model.parameters()]
+
+    def distribute(self, model, env):
+        call = self.wrap(model, env)
+        self.wrapped = weakref.ref(call) if call is not model else None
+        return call
+
+    def destroy_process_group(self):
+        self.seen["DDP outlives its group"] = bool(self.wrapped and self.wrapped())
+        self.destroy()
 
     def make_optimizer(self, model, config):
         """The optimizer of the run; notes where the run starts."""
@@ -155,6 +177,7 @@ def play(
     last       whether this process makes no further run: then an error may leave the process group as it is
     """
     torch.set_num_threads(1)
+    gc.disable()  # by itself it would free at any time what a run has to free
     output, torchrun = io.StringIO(), world > 1 if torchrun is None else torchrun
     with within or nullcontext(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("train.draw_loss", lambda *_: None)
