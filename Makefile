@@ -37,7 +37,8 @@ quickstart: install data/pystdlib/meta.json
 	@echo '  python analyze.py out/quickstart                                       # look inside: every figure that applies'
 	@echo '  python train.py --help                                                 # every knob'
 
-# No reordering: tests/distributed/ comes first, because its runs take longest.
+# No reordering: tests/distributed/ comes first, because its runs take longest. A worker that dies is not replaced:
+# the next one would make the same test.
 test-deep: DEEP = --deep
 test test-deep: install-dev
 	@$(BIN)/python -m pytest $(DEEP) -n auto --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder --max-worker-restart=0

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import weakref
-from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
 from itertools import count
 
@@ -82,6 +82,16 @@ turn = count()  # of the runs of this process: all processes make the same
 def shards(params) -> dict:
     """A copy of what this process has of each parameter."""
     return {name: local_shard(p.detach()).clone() for name, p in params}
+
+
+@contextmanager
+def without_collector():
+    """Python's garbage collector would free at some moment what a run has to free by itself."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class Watch:
@@ -177,9 +187,8 @@ def play(
     last       whether this process makes no further run: then an error may leave the process group as it is
     """
     torch.set_num_threads(1)
-    gc.disable()  # by itself it would free at any time what a run has to free
     output, torchrun = io.StringIO(), world > 1 if torchrun is None else torchrun
-    with within or nullcontext(), pytest.MonkeyPatch.context() as patch:
+    with within or nullcontext(), without_collector(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("train.draw_loss", lambda *_: None)
         for args in patches:
             patch.setattr(*args)
