@@ -1,15 +1,15 @@
 """Test the papers' claims: train the runs that are missing, measure, judge, and write docs/results/claims.md.
 
-python reproduce.py                                    # every claim at the smallest scale, on CPU cores
-python reproduce.py --only=lns-loss,DyT                # some claims, or those of a paper
+python reproduce.py                                    # every claim at scale mini: hours on CPU cores
+python reproduce.py --only=lns-loss,DyT,robustness     # some claims, those of a paper, the figure on robustness
+python reproduce.py --judge_only=True                  # no run: verdicts, page and figures from the committed record
 python reproduce.py --scale=small --jobs=4             # on one GPU
 python reproduce.py --scale=124m --dry_run=True        # the commands that are missing, here for torchrun
 
-The claims are data: nanodnt/claims/claims.py. Kill it at any time and start it again: finished runs stay, and an
-unfinished one goes on from its last checkpoint. An arm's learning rate is searched with the first seed, from a stated
-start along a stated grid, until both neighbours are worse or the grid ends; the best one is run with all seeds. Each
-number has a 95% interval over the seeds (Student's t). It is confirmed if the interval lies inside the values that the
-claim asks for, not confirmed if it lies outside, and otherwise inconclusive.
+The claims are data: nanodnt/claims/claims.py, and arms.py for the runs. Kill it at any time and start it again:
+finished runs stay, and an unfinished one goes on from its last checkpoint. Learning rates are tuned with seed 0, on a
+grid of factors of two that grows until the best rate lies inside; numbers are reported with the seeds 1 to --seeds.
+What is measured goes to docs/results/claims/SCALE.json, and everything else is derived from that file.
 """
 
 import sys
@@ -17,8 +17,8 @@ import sys
 import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
-from nanodnt.claims.judge import choose_claims, reproduce
-from nanodnt.claims.runner import ReproduceConfig, Runner
+from nanodnt.claims.experiment import Experiment, ReproduceConfig, choose_claims
+from nanodnt.claims.reproduce import reproduce
 from nanodnt.run.errors import EXPECTED, report_error
 
 
@@ -26,8 +26,7 @@ def main() -> int:
     (config,), _ = configure(ReproduceConfig, description=__doc__)
     try:
         config.check()
-        claims, runner = choose_claims(config.only, config.scale), Runner(config)
-        return reproduce(claims, runner)
+        return reproduce(*choose_claims(config.only), Experiment(config))
     except EXPECTED as e:
         return report_error(e)
 

@@ -7,6 +7,7 @@ calls, so there is no loader state to save.
     python -m nanodnt.data pystdlib      # check a prepared dataset against its checksums and print its meta.json
 """
 
+import base64
 import hashlib
 import json
 import math
@@ -22,12 +23,16 @@ HASHED_AT_START = 1 << 30  # files up to this many bytes are hashed at every sta
 
 # ---------------------------------------------------------------------------------------------------- tokenizers
 
+END_OF_TEXT = {"bytes": 256, "gpt2": 50256, "gpt2_4096": 4095}  # the last id of their vocabularies
+TOKENIZERS = (*END_OF_TEXT, "chars")
+GPT2_4096 = DATA / "gpt2_4096.txt"  # its tokens in the order of their ids, a line each, in base64
+
 
 class Tokenizer:
     """Text ↔ token ids, built from a dataset's meta.json (or the copy of it in a checkpoint).
 
     `bytes`: UTF-8 bytes, and end of text is 256. `chars`: the characters of one corpus, without end of text.
-    `gpt2`: GPT-2's BPE.
+    `gpt2`: GPT-2's BPE. `gpt2_4096`: its first 4,095 tokens, and end of text is 4095; it needs no download.
     """
 
     def __init__(self, meta: dict):
@@ -36,22 +41,22 @@ class Tokenizer:
         if self.kind == "chars":
             self.chars = meta["chars"]
             self.ids = {c: i for i, c in enumerate(self.chars)}
-        elif self.kind == "gpt2":
-            self.bpe = _gpt2()
+        elif self.kind != "bytes":
+            self.bpe = _gpt2() if self.kind == "gpt2" else _gpt2_4096()
 
     @staticmethod
     def meta_for(kind: str, chars: list | None = None) -> dict:
         """The part of meta.json that describes a tokenizer; `chars` is the sorted alphabet for kind `chars`."""
         if kind == "chars":
             return {"tokenizer": kind, "vocab_size": len(chars), "eot": None, "chars": list(chars)}
-        eot = {"bytes": 256, "gpt2": 50256}[kind]
+        eot = END_OF_TEXT[kind]
         return {"tokenizer": kind, "vocab_size": eot + 1, "eot": eot}
 
     def encode(self, text: str) -> list:
         """Token ids of `text`, without end of text. ValueError for a character outside a `chars` vocabulary."""
         if self.kind == "bytes":
             return list(text.encode("utf-8"))
-        if self.kind == "gpt2":
+        if self.kind != "chars":
             return self.bpe.encode_ordinary(text)
         unknown = sorted(c for c in set(text) if c not in self.ids)
         if unknown:
@@ -63,14 +68,14 @@ class Tokenizer:
         ids = [i for i in map(int, ids) if 0 <= i < self.vocab_size and i != self.eot]
         if self.kind == "bytes":
             return bytes(ids).decode("utf-8", errors="replace")
-        return self.bpe.decode(ids) if self.kind == "gpt2" else "".join(self.chars[i] for i in ids)
+        return "".join(self.chars[i] for i in ids) if self.kind == "chars" else self.bpe.decode(ids)
 
 
 def check_tokenizer(meta: dict, where) -> None:
     """ValueError unless `meta`, found in `where`, describes a tokenizer: its kind, vocabulary, end of text."""
     kind, chars = meta.get("tokenizer"), meta.get("chars")
-    if kind not in ("bytes", "chars", "gpt2"):
-        raise ValueError(f"{where}: unknown tokenizer {kind!r}: allowed are bytes, chars, gpt2")
+    if kind not in TOKENIZERS:
+        raise ValueError(f"{where}: unknown tokenizer {kind!r}: allowed are {', '.join(TOKENIZERS)}")
     if kind == "chars":
         listed = isinstance(chars, list) and chars and all(isinstance(c, str) and len(c) == 1 for c in chars)
         if not listed or len(set(chars)) < len(chars):
@@ -82,13 +87,25 @@ def check_tokenizer(meta: dict, where) -> None:
         raise ValueError(f"{where}: tokenizer {kind!r} has {right}, but found {wrong}")
 
 
-def _gpt2():
+def _import_tiktoken():
     try:
         import tiktoken
-
-        return tiktoken.get_encoding("gpt2")
+        import tiktoken_ext.openai_public  # GPT-2's rule for splitting text into words
     except ImportError:
-        raise ValueError("the gpt2 tokenizer needs tiktoken: pip install tiktoken") from None
+        raise ValueError("GPT-2's tokenizers need tiktoken: pip install tiktoken") from None
+    return tiktoken, tiktoken_ext.openai_public.r50k_pat_str
+
+
+def _gpt2_4096():
+    tiktoken, word = _import_tiktoken()
+    ranks = {base64.b64decode(line): i for i, line in enumerate(GPT2_4096.read_text().split())}
+    return tiktoken.Encoding("gpt2_4096", pat_str=word, mergeable_ranks=ranks, special_tokens={})
+
+
+def _gpt2():
+    tiktoken, _ = _import_tiktoken()
+    try:
+        return tiktoken.get_encoding("gpt2")
     except Exception as e:  # tiktoken downloads two files once, and raises whatever its HTTP client raises
         raise ValueError(
             f"GPT-2's vocabulary could not be fetched ({type(e).__name__}); connect once, or point TIKTOKEN_CACHE_DIR "
@@ -104,6 +121,16 @@ def folder_of(name: str) -> Path:
     return Path(name) if not (DATA / name).is_dir() and (Path(name) / "meta.json").is_file() else DATA / name
 
 
+def _advise(name: str) -> str:
+    """How to prepare the dataset `name`."""
+    for kind in ("", *(f"_{kind}" for kind in TOKENIZERS)):
+        script = DATA / name.removesuffix(kind) / "prepare.py"
+        if name.endswith(kind) and script.exists():
+            flag = f" --tokenizer={kind[1:]}" if kind else ""
+            return f"run `python data/{script.parent.name}/prepare.py{flag}`"
+    return "prepare it again"
+
+
 def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_AT_START) -> dict:
     """Read and check `data/<name>/meta.json` (`name` may also be the path of a prepared folder).
 
@@ -112,7 +139,7 @@ def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_A
     """
     folder = folder_of(name)
     path = folder / "meta.json"
-    advice = f"run `python data/{name}/prepare.py`" if (folder / "prepare.py").exists() else "prepare it again"
+    advice = _advise(name)
     if not path.is_file():
         ready = sorted(p.parent.name for p in DATA.glob("*/meta.json"))
         raise ValueError(f"dataset {name!r} is not prepared (no {path}): {advice}; prepared: {ready}")

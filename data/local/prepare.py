@@ -4,7 +4,7 @@ A document is a plain text file (.txt, .md, .py, any UTF-8), a line of a .jsonl 
 Folders are read recursively, without hidden files and files that are not text. End of text follows every document where
 the tokenizer has one (chars has none). About --val_fraction of the documents, chosen by a hash of their names, is held
 out for validation; of a single document, its end. Tokenizers: bytes (any text), chars (the characters that occur), gpt2
-(BPE).
+(BPE), gpt2_4096 (its first 4,095 tokens, for small models; needs no download).
 
     python data/local/prepare.py --input=notes.txt --tokenizer=chars --name=notes
     python data/local/prepare.py --input=corpus/ --tokenizer=gpt2 --name=corpus
@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt import prepare
-from nanodnt.data import DATA, Tokenizer
+from nanodnt.data import DATA, TOKENIZERS, Tokenizer
 
 
 def documents(path: Path, key: str, skipped: list):
@@ -120,7 +120,7 @@ def split_documents(args, scores: list) -> dict:
 def main(argv=None):
     parser = prepare.parser(__doc__, "NAME")
     parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
-    parser.add_argument("--tokenizer", choices=["bytes", "chars", "gpt2"], required=True)
+    parser.add_argument("--tokenizer", choices=TOKENIZERS, required=True)
     parser.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
     parser.add_argument("--val_fraction", type=float, default=0.1, help="to hold out (default: 0.1)")
     parser.add_argument("--text_key", default="text", help="of .jsonl and .parquet (default: text)")

@@ -1,10 +1,12 @@
 """The default dataset: source code of the standard library of the Python that runs this script, as bytes.
 
-Needs no network, no package but numpy, and only seconds: about 10 million tokens of code and prose. End of text follows
+Needs no network, no package but numpy, and only seconds: about 10 million tokens of code and prose. With
+--tokenizer=gpt2_4096, in data/pystdlib_gpt2_4096, these are 7 million tokens of 4,096 different ones. End of text follows
 every file. Whole files, chosen by a hash of their path, are held out for validation. The result depends on the
 library's own files, not on where Python is installed.
 
     python data/pystdlib/prepare.py
+    python data/pystdlib/prepare.py --tokenizer=gpt2_4096
 """
 
 import platform
@@ -14,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt import prepare
-from nanodnt.data import Tokenizer
+from nanodnt.data import DATA, Tokenizer
 
 VAL_FRACTION = 0.08  # of the files
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -39,7 +41,11 @@ def source_files(root: Path) -> dict:
 
 
 def main(argv=None):
-    args = prepare.parser(__doc__, "pystdlib").parse_args(argv)
+    parser = prepare.parser(__doc__, "pystdlib")
+    parser.add_argument("--tokenizer", choices=("bytes", "gpt2_4096"), default="bytes", help="default: %(default)s")
+    args = parser.parse_args(argv)
+    name = "pystdlib" if args.tokenizer == "bytes" else f"pystdlib_{args.tokenizer}"
+    out_dir = DATA / name if args.out_dir == DATA / "pystdlib" else args.out_dir
     root = Path(sysconfig.get_paths()["stdlib"])
     texts = source_files(root)
     if len(texts) < 100:
@@ -49,15 +55,15 @@ def main(argv=None):
         )
     held_out = {name for name in texts if prepare.score(f"pystdlib/{name}") < VAL_FRACTION}
     prepare.build(
-        args.out_dir,
+        out_dir,
         f"source of the standard library of Python {platform.python_version()} ({len(texts)} files)",
-        Tokenizer.meta_for("bytes"),
+        Tokenizer.meta_for(args.tokenizer),
         {
             "train": [text for name, text in texts.items() if name not in held_out],
             "val": [text for name, text in texts.items() if name in held_out],
         },
-        name="pystdlib",
-        train="python train.py config/quickstart.py",
+        name=name,
+        train=f"python train.py config/quickstart.py --dataset={name}",
     )
 
 

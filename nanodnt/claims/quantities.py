@@ -1,13 +1,13 @@
 """The numbers that the papers' claims are judged by, each of one finished run.
 
-`MEASURES`: name → function of a run directory that returns a float. The definitions are those of nanodnt/analysis; the
-sizes below are small enough for a CPU. How types, slots or halves of the network are pooled is our choice [I].
+`MEASURES`: name → function of the directory of a run that did not diverge, which returns a float. The definitions are
+those of nanodnt/analysis; the sizes below are small enough for a CPU. How types, slots or halves of the network are
+pooled is our choice [I].
 """
 
 import json
 import math
 import statistics
-import zlib
 from functools import cache
 from pathlib import Path
 
@@ -17,17 +17,16 @@ from layers.slot import Slot
 from model import GPT, GPTConfig
 from nanodnt.analysis import gradients, norms, streams
 from nanodnt.data import Dataset
-from nanodnt.files import write_file
 from nanodnt.optim import fill_defaults, lr_at, state_bytes
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.environment import choose_device
-from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import model_from_checkpoint
 
 GRADIENT_TOKENS = 65536  # of the validation set
 LOSS_TOKENS = 16384
 PROBE_TOKENS = 2048  # for measures that need fewer
+SCATTER_POINTS = 100_000  # elements of a norm's input
 DRAWS = 8  # of labels, for sharpness
 SEED = 1  # of those draws
 
@@ -41,10 +40,6 @@ def load_configs(path: Path) -> tuple:
     record = json.loads((path / "config.json").read_text(encoding="utf-8"))
     train = {name: value for name, value in record["train"].items() if name in TrainConfig.__dataclass_fields__}
     return GPTConfig(**record["model"]), TrainConfig(**train)
-
-
-def validation_losses(path: Path) -> list:
-    return [row["val_loss"] for row in read_metrics(path) if row.get("val_loss") is not None]
 
 
 def kept_steps(path: Path) -> list:
@@ -76,26 +71,6 @@ def probe_batch(path: Path) -> torch.Tensor:
     """Whole validation sequences (B, T) of about PROBE_TOKENS tokens."""
     n = max(1, PROBE_TOKENS // load_configs(path)[0].block_size)
     return validation_batches(path, PROBE_TOKENS, n)[0][0]
-
-
-# ------------------------------------------------------------------------------------------------------ the losses
-
-
-def ignorant_loss(path: Path) -> float:
-    """The loss of a model that knows nothing: ln of the vocabulary."""
-    return math.log(load_configs(path)[0].vocab_size)
-
-
-def final_loss(path: Path) -> float:
-    """The validation loss at the end, in nats; ln V for a run that diverged or ended worse than that."""
-    last = read_metrics(path)[-1]
-    value = None if "failure" in last else last.get("val_loss")
-    return ignorant_loss(path) if value is None else min(value, ignorant_loss(path))
-
-
-def loss_rise(path: Path) -> float:
-    """How far the validation loss at the end is above its lowest."""
-    return final_loss(path) - min([*validation_losses(path), final_loss(path)])
 
 
 # -------------------------------------------------------------------------------------------------------- gradients
@@ -166,18 +141,17 @@ def order_onset(path: Path) -> float:
 # -------------------------------------------------------------------------------------------------------------- DyT
 
 
-@cache
-def tanh_fits(path: Path) -> list:
+def tail_slope(path: Path) -> float:
+    """How a norm's output y grows with its input x where x is largest: the least-squares slope of log |y| on log |x|
+    over the 1% largest |x|, mean over the norms. 1 for a straight line, less for an S-shape."""
     model, x, generator = load_model(path), probe_batch(path), torch.Generator().manual_seed(SEED)
-    return [norms.norm_scatter(model, x, name, 4000, generator) for name in norms.norm_slots(model)]
-
-
-def tanh_r2(path: Path) -> float:
-    return statistics.mean(fit["r2"] for fit in tanh_fits(path))
-
-
-def tanh_over_linear(path: Path) -> float:
-    return statistics.mean(fit["r2"] - fit["linear_r2"] for fit in tanh_fits(path))
+    slopes = []
+    for name in norms.norm_slots(model):
+        points = norms.norm_scatter(model, x, name, SCATTER_POINTS, generator)
+        size, out = (torch.tensor(points[key]).abs() for key in ("x", "y"))
+        largest = size.topk(len(size) // 100).indices
+        slopes.append(statistics.linear_regression(size[largest].log().tolist(), out[largest].log().tolist()).slope)
+    return statistics.mean(slopes)
 
 
 def alpha_correlation(path: Path) -> float:
@@ -248,15 +222,13 @@ def frozen_gains_in_bf16(path: Path) -> float:
 
 
 MEASURES = {
-    "loss": final_loss,
-    "rise": loss_rise,
     "log10 gradient RMS": gradient_rms,
     "log10 gradient kurtosis": gradient_kurtosis,
     **{f"log10 sharpness {a}/{b}": sharpness_ratio(a, b) for b, a in zip(ORDER, ORDER[1:], strict=False)},
+    "log10 sharpness norm/emb": sharpness_ratio("norm", "emb"),
     "onset of the order": order_onset,
     "order at the start": lambda path: float(is_ordered(path, 0)),
-    "tanh fit": tanh_r2,
-    "tanh fit over linear": tanh_over_linear,
+    "tail slope": tail_slope,
     "alpha and 1/std": alpha_correlation,
     "log10 variance growth": variance_growth,
     "angular ratio": lambda path: block_angles(path)[1] / block_angles(path)[0],
@@ -276,15 +248,3 @@ def state_gigabytes(flags: GPTConfig, config: TrainConfig) -> float:
 
 
 CONFIG_MEASURES = {"state GB": state_gigabytes}  # of a configuration alone: (GPTConfig, TrainConfig) → float
-CODE = [Path(module.__file__) for module in (gradients, streams, norms)] + [Path(__file__)]  # that defines measures
-
-
-def measure_cached(measure: str, path: Path) -> float:
-    """A measure of a run. It is kept in the run's measures.json and used until a file of CODE changes."""
-    file = path / "measures.json"
-    code = zlib.crc32(b"".join(source.read_bytes() for source in CODE))
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    if kept.get(measure, [None])[0] != code:
-        kept[measure] = code, MEASURES[measure](path)
-        write_file(file, lambda f: f.write(json.dumps(kept, indent=1).encode()))
-    return kept[measure][1]

@@ -14,12 +14,12 @@ import pytest
 import bench
 from configurator import read_knobs
 from model import GPT
-from nanodnt.claims import report
-from nanodnt.claims.judge import choose_claims
+from nanodnt.claims.experiment import choose_claims
 from nanodnt.engine import split_batch
 from nanodnt.optim import describe_groups, fill_defaults, make_optimizer
 from nanodnt.plan.__main__ import main, resolve
 from nanodnt.plan.planning import PlanConfig
+from nanodnt.sweep.grid import SweepConfig, list_points, split_arguments
 from support.pages import (
     CONFIGS,
     FLAGS,
@@ -176,12 +176,17 @@ def check_command(command, argv, processes):
         for files in [[file] for file in compared or ()] or [[]]:
             (*_, config), _ = read_values(base + files, SCHEMAS[command])
             assert bench.choose_mode(config, compared, profile)
+    elif command == "sweep.py":
+        own, files, lists = split_arguments(argv)
+        (config,), _ = read_values(own, (SweepConfig,))
+        config.check()
+        assert list_points(config, files, lists | {"dataset": ["pystdlib"]}, ROOT / "out")
     else:
         (config,), given = read_values(argv, SCHEMAS[command], "run")
         assert given["run"][0] or command != "analyze.py"
         if command != "analyze.py":  # which checks itself as it is made
             config.check()
-        assert command != "reproduce.py" or choose_claims(config.only, config.scale)
+        assert command != "reproduce.py" or choose_claims(config.only)
 
 
 def test_every_command_would_start(monkeypatch):
@@ -236,15 +241,6 @@ def test_output_on_a_page_is_what_is_printed(command, arguments, output, tmp_pat
     for line in filter(None, map(str.rstrip, output.splitlines())):
         start = line.removesuffix("…")
         assert any(found == line or line != start and found.startswith(start) for found in rest), line
-
-
-# -------------------------------------------------------------------------------------------------------- results
-
-
-def test_the_verdicts_on_the_page_are_those_on_record():
-    table = report.verdict_table(report.load_results(ROOT / "docs" / "results"), "tiny")
-    page = (ROOT / "docs" / "results" / "tiny.md").read_text()
-    assert "\n".join(table) in page
 
 
 # ----------------------------------------------------------------------------------------------- the README's changes

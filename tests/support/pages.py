@@ -9,7 +9,7 @@ from configurator import read_arguments, read_knobs
 from model import GPTConfig
 from nanodnt.analysis.settings import AnalyzeConfig
 from nanodnt.bench.settings import BenchConfig
-from nanodnt.claims.runner import ReproduceConfig
+from nanodnt.claims.experiment import ReproduceConfig
 from nanodnt.plan.planning import PlanConfig
 from nanodnt.settings import TrainConfig
 from sample import SampleConfig
@@ -25,6 +25,7 @@ SCHEMAS = {
     "sample.py": (SampleConfig,),
     "analyze.py": (AnalyzeConfig,),
     "reproduce.py": (ReproduceConfig,),
+    "sweep.py": (GPTConfig, TrainConfig),
 }
 WORDS = {"--plan", "--plot", "--profile", "--compare", "--report"}  # of model.py and bench.py, without a value
 

@@ -12,17 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 import reproduce
-from nanodnt.claims import quantities
-from nanodnt.claims.claims import ARMS
-from nanodnt.claims.runner import Runner
-from support.claims import STEPS, call, flag, in_process, invented, make_runner, write_base
+from nanodnt.claims.arms import ARMS
+from nanodnt.sweep.runner import Runner
+from support.claims import STEPS, call, in_process, invented, make_experiment, write_base
 from support.runs import ROOT, assert_same_run, column, finish, load, metrics, wait_for_row
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,11 +34,20 @@ def base(dataset, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(base, tmp_path_factory):
-    """All claims but the one that fails, with two seeds: four runs, trained in this process."""
+    """All claims but the one that fails, with two seeds, trained in this process."""
     folder = tmp_path_factory.mktemp("whole")
     with in_process():
-        assert call(base, folder, "--only=learns,one,search", "--seeds=2") == 0
+        assert call(base, folder, "--only=A,tunes,C", "--seeds=2") == 0
     return folder
+
+
+def record(folder: Path) -> dict:
+    return json.loads((folder / "results" / "claims" / "mini.json").read_text())
+
+
+def one_run(folder: Path, lr: str, seed: int) -> Path:
+    (path,) = (folder / "out" / "mini").glob(f"base-learning_rate{lr}-seed{seed}-*")
+    return path
 
 
 def final(folder: Path, lr: str) -> list:
@@ -48,82 +55,100 @@ def final(folder: Path, lr: str) -> list:
     return [column(one_run(folder, lr, seed), "val_loss")[STEPS] for seed in (1, 2)]
 
 
-def one_run(folder: Path, lr: str, seed: int) -> Path:
-    (path,) = (folder / "out" / "tiny").glob(f"f-base-lr{lr}-seed{seed}-*")
-    return path
+def judged(base, folder: Path) -> dict:
+    """The verdicts on the made-up claims, from the record in `folder`."""
+    from nanodnt.claims.claims import CLAIMS
+    from nanodnt.claims.judge import judge
+
+    with invented(base):
+        made = make_experiment(folder, seeds=2, judge_only=True)
+        return judge(CLAIMS, made)
 
 
-def test_the_results_are_what_the_runs_say(whole):
-    assert len(list((whole / "out" / "tiny").iterdir())) == 4  # "found" shares those of the two others
-    fast, slow = final(whole, "0.01"), final(whole, "0.0001")
-    found = json.loads((whole / "results" / "claims" / "tiny.json").read_text())
-    assert set(found) == {"learns", "one", "search"}
-    (row,) = found["learns"]["rows"]
-    differences = [fast[0] - slow[0], fast[1] - slow[1]]
-    assert row["values"] == pytest.approx(differences, abs=1e-12)
-    assert row["parts"] == {"fast": fast, "slow": slow}
-    mean, half = sum(differences) / 2, 12.706 * abs(differences[0] - differences[1]) / 2  # t of one degree of freedom
-    assert (row["mean"], row["low"], row["high"]) == pytest.approx((mean, mean - half, mean + half), abs=1e-9)
-    word = "confirmed" if mean + half < 0 else "inconclusive"
-    assert row["verdict"] == found["learns"]["verdict"] == word
-    assert mean < -0.1  # or the test has shown nothing
-    assert found["one"]["rows"][0]["values"] == pytest.approx([fast[0] - 3.9, fast[1] - 3.9], abs=1e-12)
-    assert found["search"]["rows"][0]["values"] == [0.0, 0.0]
-    assert found["search"]["verdict"] == "confirmed"
-    arm = found["search"]["arms"]["found"]
-    assert (arm["lr"], arm["tried"]) == (0.01, {"0.0001": slow[0], "0.01": fast[0]})
-    assert (found["learns"]["seeds"], found["learns"]["torch"]) == (2, torch.__version__)
+def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, base):
+    fast, slow, found = final(whole, "0.01"), final(whole, "0.0001"), judged(base, whole)
+    assert set(found) == {"learns", "tunes", "breaks"}
+    values = found["learns"]["primary"]["values"]
+    assert values == pytest.approx([fast[0] - slow[0], fast[1] - slow[1]], abs=1e-12)
+    assert found["learns"]["sides"][0]["values"] == slow
+    assert found["breaks"]["primary"]["values"] == [math.inf, math.inf]
+    assert (found["breaks"]["class"], found["breaks"]["why"]) == ("direction only", "2 of 2 seeds diverged")
+    kept = record(whole)
+    for name, run in kept.items():
+        path = whole / "out" / "mini" / name
+        loss = metrics(path)[-1].get("val_loss")
+        assert run["measures"]["loss"] == (None if run["outcome"] == "diverged" else loss)
+        assert run["machine"]["torch"] == torch.__version__ and run["seconds"] >= 0
+        assert f"--seed={name.split('seed')[1][0]}" in run["args"]
     steps = {f"step_{n}.pt" for n in range(0, STEPS + 1, STEPS // 10)}
     assert {p.name for p in one_run(whole, "0.01", 2).glob("step_*")} == steps
     assert not list(one_run(whole, "0.0001", 2).glob("step_*"))
 
 
-def test_the_page_and_the_figures(whole):
-    fast, slow = final(whole, "0.01"), final(whole, "0.0001")
-    found = json.loads((whole / "results" / "claims" / "tiny.json").read_text())
+def test_the_best_rate_and_setting_are_of_the_tuning_seed(whole, base):
+    with invented(base):
+        tuned = make_experiment(whole, seeds=2, judge_only=True).tune("tuned")
+    losses = {lr: column(one_run(whole, f"{lr:g}", 0), "val_loss")[STEPS] for lr in tuned.tried}
+    assert tuned.tried == losses and tuned.lr == min(losses, key=losses.get)
+    assert min(losses) < tuned.lr < max(losses)
+    chosen = [run for run in record(whole).values() if "--beta2=0.5" in run["args"]]
+    assert [run["measures"]["loss"] for run in chosen if "--seed=0" in run["args"]] == [tuned.variants["--beta2=0.5"]]
+    better = tuned.variants["--beta2=0.5"] < tuned.variants[""]
+    assert (tuned.files == "--beta2=0.5") == better and len(chosen) == (3 if better else 1)
+
+
+def test_the_page_and_the_figures(whole, base):
+    fast, slow, found = final(whole, "0.01"), final(whole, "0.0001"), judged(base, whole)
     text = (whole / "results" / "claims.md").read_text()
-    for claim, says in (("learns", "Fast is better"), ("one", "Fast learns"), ("search", "The search finds it")):
-        png = whole / "results" / "claims" / f"tiny-{claim}.png"
-        assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-        assert f"![{claim}](claims/tiny-{claim}.png)" in text and says in text
-        assert f"### {claim}: {found[claim]['verdict']}" in text
-        assert f"(#tiny-{claim})" in text and f'<a id="tiny-{claim}"></a>' in text
-    assert "`fails`" in text and "not run" in text and "A note." in text
-    assert ", ".join(f"{a - b:.4f}" for a, b in zip(fast, slow, strict=True)) in text
-    assert f"{slow[0]:.4f}, {slow[1]:.4f}" in text
-    assert f"0.01, searched, the edge of the grid (0.0001: {slow[0]:.4f}, 0.01: {fast[0]:.4f})" in text
-    for line in text.splitlines():
-        if line.startswith("|"):
-            assert line.count("|") in (4, 5, 6), line  # a "|" in a text would break the table
+    assert (whole / "results" / "claims" / "mini.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    for name, row in found.items():
+        assert f"<summary><b>{'A' if name == 'learns' else 'B' if name == 'tunes' else 'C'}: {name} is so</b>" in text
+        assert f"**{row['class']}**" in text and f'<a id="{name}"></a>' in text
+    assert "Not run yet: fails." in text and "A note." in text and "diverged with 2 of 2 seeds" in text
+    assert "slow / alone" in text
+    assert ", ".join(f"{a - b:+.3f}" for a, b in zip(fast, slow, strict=True)).replace("-", "−") in text
+    assert f"| {slow[0]:.3f}, {slow[1]:.3f} |" in text and "| 0.0001, given |" in text
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({line.count("|") for line in block.splitlines()}) == 1, block  # a "|" in a text would break it
 
 
 def test_started_again_it_trains_nothing(whole, base, monkeypatch):
     page = (whole / "results" / "claims.md").read_text()
     kept = {path: path.stat().st_mtime_ns for path in (whole / "out").rglob("*") if path.is_file()}
-    monkeypatch.setattr(Runner, "train", lambda self, run, lock: pytest.fail(f"trains {run.path}"))
-    for function in ("loss", "rise"):
-        monkeypatch.setitem(quantities.MEASURES, function, lambda path: pytest.fail(f"measures {path}"))
-    assert call(base, whole, "--only=learns,one,search", "--seeds=2") == 0
+    monkeypatch.setattr(Runner, "finish", lambda self, run: pytest.fail(f"trains {run.path}"))
+    assert call(base, whole, "--only=A,tunes,C", "--seeds=2") == 0
     assert kept == {path: path.stat().st_mtime_ns for path in (whole / "out").rglob("*") if path.is_file()}
     assert (whole / "results" / "claims.md").read_text() == page
 
 
-@pytest.mark.parametrize("where", [in_process, pytest.param(nullcontext, marks=pytest.mark.deep)])
-def test_a_run_that_diverges_counts_as_knowing_nothing(base, tmp_path, where):
-    with invented(base), where():
-        made = make_runner(tmp_path, jobs=1)
-        run = made.training_run(ARMS["broken"], 1e15, 1)
-        assert made.measure("loss", run) == pytest.approx(math.log(50))
-    assert "failure" in metrics(run.path)[-1] and metrics(run.path)[-1]["step"] < STEPS
-    done = json.loads((run.path / "done.json").read_text())
-    assert (done["outcome"], done["args"]) == ("diverged", list(run.args))
+def test_judging_alone_needs_the_record_and_nothing_else(whole, base, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Runner, "finish", lambda self, run: pytest.fail(f"trains {run.path}"))
+    (tmp_path / "results" / "claims").mkdir(parents=True)
+    shutil.copy(whole / "results" / "claims" / "mini.json", tmp_path / "results" / "claims")
+    assert call(base, tmp_path, "--judge_only=True", "--seeds=2") == 0
+    assert (tmp_path / "results" / "claims.md").read_text() == (whole / "results" / "claims.md").read_text()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_diverges_has_no_loss(whole):
+    run = next(name for name, run in record(whole).items() if run["outcome"] == "diverged")
+    path = whole / "out" / "mini" / run
+    assert "failure" in metrics(path)[-1] and metrics(path)[-1]["step"] < STEPS
+    assert json.loads((path / "done.json").read_text())["outcome"] == "diverged"
+
+
+@pytest.mark.deep
+def test_a_run_that_diverges_in_a_process_of_its_own(base, tmp_path):
+    with invented(base):
+        made = make_experiment(tmp_path, jobs=1)
+        assert made.measure("loss", made.reported("broken", 1)) is None
 
 
 def test_a_run_that_fails_is_one_line(base, tmp_path, capsys):
-    assert call(base, tmp_path, "--only=fails") == 1
+    assert call(base, tmp_path, "--only=fails", "--seeds=1") == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: fails: a run ended with exit code 1 (error: micro_batch_size=3 does not divide")
-    (folder,) = (tmp_path / "out" / "tiny").iterdir()
+    assert line.startswith("error: wrong: a run ended with exit code 1 (error: micro_batch_size=3 does not divide")
+    (folder,) = (tmp_path / "out" / "mini").iterdir()
     assert line.endswith(f"see {folder / 'train.log'}")
     assert not (folder / "done.json").exists()
 
@@ -132,12 +157,12 @@ def test_mistakes_are_one_line_before_anything_is_run(base, tmp_path, capsys):
     other = tmp_path / "other.py"
     other.write_text(base.read_text().replace("walk", "gone"))
     for flags, words, code in (
-        (["--only=learns,nothing"], "only=nothing is neither a claim nor a paper: allowed are A, B, fails, learns", 1),
+        (["--only=learns,nothing"], "only=nothing is neither a claim nor a paper: allowed are A, B, C, breaks", 1),
         (["--seeds=0"], "seeds=0 must be between 1 and 10", 1),
         (["--seeds=11"], "seeds=11 must be between 1 and 10", 1),
         (["--jobs=-1"], "jobs=-1 must not be negative", 1),
         (["--scale=large"], "--scale cannot be 'large'", 2),
-        ([], "gone", 1),  # the dataset
+        (["--only=A"], "gone", 1),  # the dataset
     ):
         assert call(other, tmp_path, *flags) == code
         (line,) = capsys.readouterr().err.splitlines()
@@ -151,43 +176,46 @@ def test_a_run_made_with_other_settings_is_not_taken_for_this_one(whole, base, t
     before = base.read_text()
     try:
         base.write_text(before.replace("n_embd = 32", "n_embd = 64") + "grad_clip = 0.5\n")  # the same name and flags
-        assert call(base, tmp_path, "--only=one") == 1
+        assert call(base, tmp_path, "--only=learns", "--seeds=1") == 1
+        line = capsys.readouterr().err.splitlines()[0]
+        assert line.startswith(f"error: fast: {out / 'mini'}") and "was trained with other settings (" in line
+        assert "n_embd 32 → 64" in line and "grad_clip 1.0 → 0.5" in line and line.endswith("remove it")
+        assert call(base, whole, "--judge_only=True", "--seeds=2") == 1  # nor is what is recorded
+        assert "was recorded with other settings" in capsys.readouterr().err
     finally:
         base.write_text(before)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: one: {out / 'tiny'}") and "was trained with other settings (" in line
-    assert "n_embd 32 → 64" in line and "grad_clip 1.0 → 0.5" in line and line.endswith("remove it")
 
 
 def test_a_dry_run_prints_commands_and_writes_nothing(whole, base, tmp_path, capsys):
-    assert call(base, tmp_path, "--only=A,search", "--seeds=2", "--dry_run=True") == 0
+    assert call(base, tmp_path, "--only=A,tunes", "--seeds=2", "--dry_run=True") == 0
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     with invented(base):
-        made = make_runner(tmp_path)
-        wanted = {made.training_run(ARMS["fast"], lr, seed) for lr in (1e-4, 1e-2) for seed in (1, 2)}
-    commands = {tuple(line[line.index("train.py") + 1 : -2]) for line in lines}
-    assert commands >= {run.args for run in wanted if flag(run, "learning_rate") == "0.01"}
+        made = make_experiment(tmp_path)
+        wanted = [made.run_of(name, ARMS[name].lr, seed) for name in ("fast", "slow") for seed in (1, 2)]
+        wanted += [made.run_of("tuned", lr, 0) for lr in (1e-2, 2e-2, 4e-2)]
+    assert {tuple(line[2:-2]) for line in lines} == {run.args for run in wanted}
     assert {line[-1] for line in lines} == {f"--out_dir={run.path}" for run in wanted}
-    assert all(line[-2] == "--init_from=auto" for line in lines)
+    assert all(line[:2] == ["python", "train.py"] and line[-2] == "--init_from=auto" for line in lines)
     assert not list(tmp_path.iterdir())
-    assert call(base, whole, "--only=learns,one,search", "--seeds=2", "--dry_run=True") == 0  # all is there
+    assert call(base, whole, "--only=A,tunes,C", "--seeds=2", "--dry_run=True") == 0  # all is there
     assert capsys.readouterr().out == ""
 
 
-def test_judging_alone_trains_nothing(whole, base, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Runner, "train", lambda self, run, lock: pytest.fail(f"trains {run.path}"))
-    assert call(base, tmp_path, "--judge_only=True") == 0
-    assert not list(tmp_path.iterdir())
-    capsys.readouterr()
-    again = ["--judge_only=True", "--seeds=2", f"--results={tmp_path / 'again'}"]
-    argv = ["reproduce.py", f"--out={whole / 'out'}", *again]
-    with invented(base):
-        monkeypatch.setattr(sys, "argv", argv)
+@pytest.mark.deep
+def test_the_smoke_test(dataset, tmp_path, monkeypatch):
+    """Scale tiny: every claim's runs and measures, and a page without verdicts."""
+    from nanodnt.claims.arms import SCALES
+    from nanodnt.claims.claims import CLAIMS
+
+    for name, files in SCALES["tiny"].bases.items():
+        monkeypatch.setitem(SCALES["tiny"].bases, name, files.replace("pystdlib", str(dataset)))
+    argv = ["reproduce.py", "--scale=tiny", "--seeds=1", f"--out={tmp_path / 'out'}", f"--results={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", argv)
+    with in_process():
         assert reproduce.main() == 0
-    assert "fails" not in capsys.readouterr().out
-    one, other = (json.loads((f / "claims" / "tiny.json").read_text()) for f in (whole / "results", tmp_path / "again"))
-    assert set(one) == set(other) == {"learns", "one", "search"}
-    assert [one[claim]["rows"] for claim in one] == [other[claim]["rows"] for claim in one]
+    text = (tmp_path / "claims-tiny.md").read_text()
+    assert text.count("**not judged**") == len(CLAIMS) and "Not run yet" not in text
+    assert not [word for word in ("reproduced", "contradicted") if f"**{word}" in text.split("## How it")[0]]
 
 
 # ---------------------------------------------------------------------------------------------------- kills and stops
@@ -204,7 +232,7 @@ sys.exit(reproduce.main())
 
 def begin(base, folder: Path) -> subprocess.Popen:
     """reproduce.py on the first seed of "fast", in a process group of its own; its output goes to folder/output."""
-    flags = ["--only=one", "--seeds=1", "--jobs=1", f"--out={folder / 'out'}", f"--results={folder / 'results'}"]
+    flags = ["--only=learns", "--seeds=1", "--jobs=1", f"--out={folder / 'out'}", f"--results={folder / 'results'}"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     command = [sys.executable, "-c", DRIVER, str(base), *flags]
     with open(folder / "output", "wb") as output:
@@ -218,19 +246,18 @@ def resumed_steps(run: Path) -> list:
 
 
 def assert_finished_as(undisturbed: Path, folder: Path, steps: int) -> None:
-    """reproduce.py in `folder` made the same run, judged by it, and left nothing half-written."""
-    run = folder / "out" / "tiny" / undisturbed.name
+    """reproduce.py in `folder` made the same run, recorded it, and left nothing half-written."""
+    run = folder / "out" / "mini" / undisturbed.name
     assert json.loads((run / "done.json").read_text())["outcome"] == "finished"
     assert_same_run(run, undisturbed)
-    (row, _) = json.loads((folder / "results" / "claims" / "tiny.json").read_text())["one"]["rows"]
-    assert row["parts"]["fast"] == [column(undisturbed, "val_loss")[steps]]
+    assert record(folder)[run.name]["measures"] == {"loss": column(undisturbed, "val_loss")[steps]}
     assert not list(folder.rglob("*.tmp"))
 
 
 @pytest.mark.deep
 def test_stopped_it_goes_on_and_ends_the_same(whole, base, tmp_path):
     undisturbed = one_run(whole, "0.01", 1)
-    run = tmp_path / "out" / "tiny" / undisturbed.name
+    run = tmp_path / "out" / "mini" / undisturbed.name
 
     process = begin(base, tmp_path)
     wait_for_row(process, run, STEPS // 4)
@@ -241,7 +268,7 @@ def test_stopped_it_goes_on_and_ends_the_same(whole, base, tmp_path):
     saved = load(run / "last.pt")["step"]
     assert STEPS // 4 <= saved < STEPS
 
-    assert call(base, tmp_path, "--only=one", "--seeds=1") == 0
+    assert call(base, tmp_path, "--only=learns", "--seeds=1") == 0
     assert resumed_steps(run) == [saved]
     assert_finished_as(undisturbed, tmp_path, STEPS)
 
@@ -250,10 +277,10 @@ def test_stopped_it_goes_on_and_ends_the_same(whole, base, tmp_path):
 def test_killed_and_stopped_it_goes_on_and_ends_the_same(dataset, tmp_path):
     base = write_base(tmp_path / "base.py", dataset, max_iters=160)
     with in_process():
-        assert call(base, tmp_path / "undisturbed", "--only=one", "--seeds=1") == 0
+        assert call(base, tmp_path / "undisturbed", "--only=learns", "--seeds=1") == 0
     undisturbed = one_run(tmp_path / "undisturbed", "0.01", 1)
     folder = tmp_path / "disturbed"
-    run, output = folder / "out" / "tiny" / undisturbed.name, folder / "output"
+    run, output = folder / "out" / "mini" / undisturbed.name, folder / "output"
     folder.mkdir()
 
     process = begin(base, folder)  # both killed

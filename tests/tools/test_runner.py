@@ -1,7 +1,6 @@
-"""The runs behind the claims: the search for a learning rate, the folder of a run, and what is measured of it."""
+"""The runs behind sweeps and claims: folders and locks, the tuning of learning rates, the record, and measures."""
 
 import fcntl
-import itertools
 import json
 import math
 import time
@@ -12,10 +11,13 @@ import torch
 
 from model import GPT, GPTConfig
 from nanodnt.claims import quantities
-from nanodnt.claims.claims import ARMS, SCALES, Arm
-from nanodnt.claims.runner import Runner, Stopped
+from nanodnt.claims.arms import ARMS, Arm
+from nanodnt.claims.claims import Number
+from nanodnt.claims.experiment import Experiment, MissingRun
+from nanodnt.claims.record import Record
 from nanodnt.settings import TrainConfig
-from support.claims import flag, make_runner
+from nanodnt.sweep.runner import Runner, Stopped, read_outcome
+from support.claims import flag, make_experiment
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -23,13 +25,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # ---------------------------------------------------------------------------------------------------- learning rates
 
 
-def searching(tmp_path, monkeypatch, loss, scale="tiny") -> Runner:
-    """A runner whose runs have the loss `loss(learning rate)`, at once."""
-    made = make_runner(tmp_path, scale)
-    monkeypatch.setattr(made, "finish", lambda run: None)
+def searching(tmp_path, monkeypatch, loss, scale="mini") -> Experiment:
+    """An experiment whose runs with the tuning seed have the loss `loss(learning rate)`, at once."""
+    made = make_experiment(tmp_path, scale)
 
     def measured(measure, run):
-        assert measure == "loss" and flag(run, "seed") == "1"
+        assert measure == "loss" and flag(run, "seed") == "0"
         return loss(float(flag(run, "learning_rate")))
 
     monkeypatch.setattr(made, "measure", measured)
@@ -40,116 +41,180 @@ def valley(best: float):
     return lambda lr: math.log2(lr / best) ** 2
 
 
-# At scale tiny AdamW's grid is 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64 · 1e-3, and the search begins with 4e-3.
+# At scale mini the middle of AdamW's grid is 4e-3.
 @pytest.mark.parametrize(
     "loss, best, tried",
     [
-        (valley(4e-3), 4e-3, {2, 4, 8}),
-        (valley(1.7e-3), 2e-3, {1, 2, 4, 8}),
-        (valley(1.6e-2), 1.6e-2, {2, 4, 8, 16, 32}),
-        (valley(1.0), 6.4e-2, {2, 4, 8, 16, 32, 64}),  # at the upper edge
-        (valley(1e-6), 2.5e-4, {0.25, 0.5, 1, 2, 4, 8}),  # at the lower
-        (lambda lr: math.log(256), 2.5e-4, {0.25, 0.5, 1, 2, 4, 8}),  # all diverged: the smallest
-        (lambda lr: valley(5e-4)(lr) if lr < 1e-3 else 9.0, 5e-4, {0.25, 0.5, 1, 2, 4, 8}),  # down from a plateau
+        (valley(4e-3), 4, {1, 2, 4, 8, 16}),
+        (valley(1.7e-3), 2, {1, 2, 4, 8, 16}),
+        (valley(1.6e-2), 16, {1, 2, 4, 8, 16, 32}),  # grows until the best lies inside
+        (valley(5e-4), 0.5, {0.25, 0.5, 1, 2, 4, 8, 16}),
+        (valley(1.0), 256, {1, 2, 4, 8, 16, 32, 64, 128, 256}),  # but not for ever
+        (lambda lr: None, 0.0625, {4 * 2.0**k for k in range(-6, 3)}),  # all diverged: the lowest
+        (lambda lr: valley(1e-3)(lr) if lr < 3e-3 else None, 1, {0.5, 1, 2, 4, 8, 16}),
     ],
 )
-def test_the_search_goes_downhill_and_no_further(loss, best, tried, tmp_path, monkeypatch):
-    found, losses = searching(tmp_path, monkeypatch, loss).search_rate(Arm("dnt"))
-    assert found == pytest.approx(best)
-    assert sorted(losses) == pytest.approx(sorted(lr * 1e-3 for lr in tried))
-    assert all(losses[lr] == loss(lr) for lr in losses)
+def test_the_grid_grows_until_the_best_rate_lies_inside(loss, best, tried, tmp_path, monkeypatch):
+    found = searching(tmp_path, monkeypatch, loss).tune("S1 AdamW")
+    assert found.lr == pytest.approx(best * 1e-3) and found.files == ARMS["S1 AdamW"].files
+    assert list(found.tried) == pytest.approx(sorted(lr * 1e-3 for lr in tried))
+    assert all(found.tried[lr] == loss(lr) for lr in found.tried)
 
 
-def test_learning_rates_that_are_given(tmp_path, monkeypatch):
+def test_rates_that_are_given_or_of_another_arm(tmp_path, monkeypatch):
     made = searching(tmp_path, monkeypatch, valley(8e-3))
-    assert made.search_rate(Arm("dnt", lr=0.1)) == (0.1, {})
-    assert made.search_rate(ARMS["Norm ×2"]) == (pytest.approx(8e-3), {})  # that of "one LR"
-    assert made.search_rate(Arm("dnt", grid="msgdw"))[0] == pytest.approx(0.025)  # its grid ends there
+    assert made.tune("S4, stress AdamW")[::2] == (0.06, {})
+    assert made.tune("all blocks")[::2] == (pytest.approx(8e-3), {})  # that of S1
+    assert made.tune("S1 AdamW ×8").lr == pytest.approx(64e-3)
+    assert made.tune("all blocks").files == ARMS["all blocks"].files
     paper = searching(tmp_path, monkeypatch, valley(8e-3), "paper")
-    assert paper.search_rate(ARMS["S5 AdamW"]) == paper.search_rate(ARMS["Norm ×2"]) == (None, {})
-    assert flag(paper.training_run(ARMS["S1 AdamW"], None, 1), "learning_rate") is None  # the config's own
-    assert flag(paper.training_run(ARMS["S5 AdamW"], None, 1), "learning_rate") == "6e-4"  # DNT's, at every size
+    assert paper.tune("S5 AdamW").lr is paper.tune("all blocks").lr is paper.tune("S5 AdamW ×8").lr is None
+    assert flag(paper.run_of("S1 AdamW", None, 1), "learning_rate") is None  # the config's own
+    assert flag(paper.run_of("S5 AdamW", None, 1), "learning_rate") == "0.0006"  # DNT's, at every size
+    smoke = searching(tmp_path, monkeypatch, lambda lr: pytest.fail("tunes"), "tiny")
+    assert smoke.tune("S1 AdamW").lr == 4e-3
+
+
+def test_the_best_of_several_settings_is_taken_at_the_best_rate(tmp_path, monkeypatch):
+    made = make_experiment(tmp_path)
+    losses = {None: 2.0, "0.5": 2.1, "2": 1.9, "4": None}
+
+    def measured(measure, run):
+        return losses[flag(run, "dyt_alpha_attn")] + valley(4e-3)(float(flag(run, "learning_rate")))
+
+    def diverging(measure, run):
+        return None if flag(run, "dyt_alpha_attn") == "4" else measured(measure, run)
+
+    monkeypatch.setattr(made, "measure", diverging)
+    found = made.tune("DyT")
+    assert found.files == f"{ARMS['DyT'].files} --dyt_alpha_attn=2 --dyt_alpha_other=2" and found.lr == 4e-3
+    assert list(found.variants.values()) == [2.0, 2.1, 1.9, None]
+    assert flag(made.reported("DyT", 3), "dyt_alpha_other") == "2"
+    assert flag(made.reported("DyT, α₀ of the paper", 1), "dyt_alpha_other") is None
 
 
 # -------------------------------------------------------------------------------------------------------------- runs
 
 
-def test_the_folder_is_of_the_command_but_not_of_what_is_kept(tmp_path):
-    made = make_runner(tmp_path)
-    run, kept = (made.training_run(Arm("dnt", "config/dnt/s5.py", keep=keep), 1e-3, 2) for keep in (False, True))
-    assert run.path == kept.path and run.path.parent == tmp_path / "out" / "tiny"
-    assert kept.args == (*run.args, "--keep_every=40")  # ten of 400 steps
-    assert run.args[:2] == ("config/claims/tiny_gpt.py", "config/dnt/s5.py")
+def test_the_folder_is_of_the_command_but_not_of_what_is_kept(tmp_path, monkeypatch):
+    made = make_experiment(tmp_path)
+    run = made.run_of("S1 AdamW", 1e-3, 2)  # which keeps checkpoints
+    monkeypatch.setitem(ARMS, "S1 AdamW", ARMS["S1 AdamW"]._replace(keep=False))
+    plain = made.run_of("S1 AdamW", 1e-3, 2)
+    assert run.path == plain.path and run.path.parent == tmp_path / "out" / "mini"
+    assert run.args == (*plain.args, "--keep_every=30")  # ten of 300 steps
     assert (flag(run, "learning_rate"), flag(run, "min_lr"), flag(run, "seed")) == ("0.001", "0.0001", "2")
-    others = [
-        made.training_run(Arm("dnt", "config/dnt/s4.py"), 1e-3, 2),
-        made.training_run(Arm("dnt", "config/dnt/s5.py"), 2e-3, 2),
-        made.training_run(Arm("dnt", "config/dnt/s5.py"), 1e-3, 3),
-        made.training_run(Arm("dnt", "config/dnt/s5.py --weight_decay=0.2"), 1e-3, 2),
-        made.training_run(Arm("lns", "config/dnt/s5.py"), 1e-3, 2),
-    ]
-    assert len({run.path, *(other.path for other in others)}) == 6
+    others = [made.run_of("S2 AdamW", 1e-3, 2), made.run_of("S1 AdamW", 2e-3, 2), made.run_of("S1 AdamW", 1e-3, 3)]
+    others.append(made.run_of("S1 AdamW", 1e-3, 2, "config/dnt/s1.py --weight_decay=0.2"))
+    assert len({run.path, *(other.path for other in others)}) == 5
 
 
-def test_later_flags_replace_earlier_ones(tmp_path):
-    made = make_runner(tmp_path)  # whose DyT family has --init_std=0.125
-    assert flag(made.training_run(Arm("dyt"), 1e-3, 1), "init_std") == "0.125"
-    assert flag(made.training_run(Arm("dyt", "--init_std=0.5 --init_std=0.25"), 1e-3, 1), "init_std") == "0.25"
-    assert flag(made.training_run(Arm("dyt", "--learning_rate=7"), 1e-3, 1), "learning_rate") == "0.001"
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_arms_share_a_folder_only_where_their_commands_are_equal(scale, tmp_path):
-    made, commands = make_runner(tmp_path, scale), {}
-    for arm, lr, seed in itertools.product(ARMS.values(), (1e-3, 2e-3), (1, 2)):
-        run = made.training_run(arm, lr, seed)
-        args = tuple(arg for arg in run.args if not arg.startswith("--keep_every"))
-        assert commands.setdefault(run.path, args) == args
-    assert len(set(commands.values())) == len(commands)
+def test_later_flags_replace_earlier_ones(tmp_path, monkeypatch):
+    made = make_experiment(tmp_path)
+    assert flag(made.run_of("shared", 1e-3, 1, "--beta2=0.5 --beta2=0.25"), "beta2") == "0.25"
+    assert flag(made.run_of("Pre-LN", 1e-3, 1), "beta2") == "0.999"  # the family's
+    assert flag(made.run_of("Pre-LN", 1e-3, 1, "--beta2=0.9"), "beta2") == "0.9"
+    assert flag(made.run_of("shared", 1e-3, 1, "--learning_rate=7"), "learning_rate") == "0.001"
 
 
 def test_a_folder_in_use_is_waited_for(tmp_path, monkeypatch, capsys):
-    made, other = make_runner(tmp_path), open(tmp_path / ".reproduce", "w")
+    made, other = Runner(1), open(tmp_path / ".runner", "w")
     fcntl.flock(other, fcntl.LOCK_EX)
     naps = iter(range(3))
     monkeypatch.setattr(time, "sleep", lambda seconds: next(naps) == 2 and other.close())
     made.lock_folder(tmp_path).close()
     assert list(naps) == []
     assert capsys.readouterr().out == f"waiting: {tmp_path} is being trained by another process\n"
-    with open(tmp_path / ".reproduce", "w") as other:
+    with open(tmp_path / ".runner", "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         made.stop()
         with pytest.raises(Stopped):
             made.lock_folder(tmp_path)
 
 
-# ---------------------------------------------------------------------------------------------------------- measures
+def test_without_leave_to_train_a_missing_run_is_noted(tmp_path):
+    made = make_experiment(tmp_path, dry_run=True)
+    with pytest.raises(MissingRun):
+        made.tune("S1 AdamW")
+    rates = {flag(run, "learning_rate") for run in made.missing.values()}
+    assert rates == {"0.001", "0.002", "0.004", "0.008", "0.016"}  # the whole grid
+    assert not list(tmp_path.iterdir())
 
 
 def left(folder: Path, *rows: dict) -> Path:
-    """A run directory with these rows, of a model with 50 tokens: it begins with a loss of ln 50 = 3.912."""
+    """A run directory with these rows."""
     folder.mkdir()
     lines = [json.dumps({"step": 10 * i, "tokens": 0} | row) for i, row in enumerate(rows)]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "config.json").write_text(json.dumps({"model": {"vocab_size": 50}, "train": {}}))
+    (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
     return folder
 
 
-def test_loss_and_rise_by_hand(tmp_path):
-    falling = left(tmp_path / "a", {"val_loss": 3.9}, {"train_loss": 1.0}, {"val_loss": 3.0})
-    assert (quantities.final_loss(falling), quantities.loss_rise(falling)) == (3.0, 0.0)
-    rising = left(tmp_path / "b", {"val_loss": 3.9}, {"val_loss": 3.0}, {"val_loss": 3.25})
-    assert (quantities.final_loss(rising), quantities.loss_rise(rising)) == (3.25, 0.25)
+def test_outcomes(tmp_path):
+    first = {"val_loss": 3.9}
+    good = left(tmp_path / "a", first, {"train_loss": 1.0}, {"val_loss": 3.0})
+    assert read_outcome(good) == ("finished", 3.0)
+    assert read_outcome(left(tmp_path / "b", first, {"val_loss": 3.9})) == ("finished", 3.9)
     for name, last in {
         "failed": {"train_loss": None, "failure": "10 steps in a row"},
         "failed at an evaluation": {"val_loss": 2.0, "failure": "10 steps in a row"},
         "not finite": {"val_loss": None},
-        "worse than at first": {"val_loss": 1e9},
+        "worse than at first": {"val_loss": 3.91},
     }.items():
-        path = left(tmp_path / name, {"val_loss": 3.9}, {"val_loss": 3.5}, last)
-        assert quantities.final_loss(path) == pytest.approx(3.9120, abs=1e-4), name
-        rise = 0.4120 + (1.5 if "evaluation" in name else 0)
-        assert quantities.loss_rise(path) == pytest.approx(rise, abs=1e-4), name
+        assert read_outcome(left(tmp_path / name, first, {"val_loss": 3.5}, last)) == ("diverged", None), name
+    assert read_outcome(left(tmp_path / "nothing")) == ("diverged", None)
+
+
+# ------------------------------------------------------------------------------------------------------------ record
+
+
+def test_the_record_keeps_what_is_measured(tmp_path):
+    made = make_experiment(tmp_path)
+    run, other = made.run_of("S1 AdamW", 1e-3, 1), made.run_of("S5 AdamW", 1e-3, 1)
+    made.record.add(run, "loss", 3.0, outcome="finished", seconds=60)
+    made.record.add(run, "tail slope", 0.5)
+    made.record.add(other, "loss", None, outcome="diverged", seconds=6)
+    again = Record(made.record.path)
+    assert again.measures(run) == {"loss": 3.0, "tail slope": 0.5} and again.measures(other) == {"loss": None}
+    assert again.measures(made.run_of("S5 AdamW", 1e-3, 2)) == {}
+    assert again.runs[run.path.name]["args"] == list(run.args) and again.runs[run.path.name]["seconds"] == 60
+    made.record.path.write_text("{")
+    with pytest.raises(ValueError, match="mini.json is damaged: restore it from git"):
+        Record(made.record.path)
+
+
+def test_a_record_of_other_settings_is_refused(tmp_path, monkeypatch):
+    base = tmp_path / "base.py"
+    base.write_text("n_layer = 2\n")
+    monkeypatch.setitem(ARMS, "made up", Arm("f", lr=1e-3))
+    made = make_experiment(tmp_path)
+    made.scale.bases["f"] = str(base)
+    try:
+        run = made.run_of("made up", 1e-3, 1)
+        made.record.add(run, "loss", 3.0)
+        base.write_text("n_layer = 2\ndropout = 0.0\n")  # the default, so nothing else
+        assert Record(made.record.path).measures(run) == {"loss": 3.0}
+        base.write_text("n_layer = 3\n")
+        with pytest.raises(ValueError, match="was recorded with other settings than its config files have now"):
+            Record(made.record.path).measures(run)
+    finally:
+        del made.scale.bases["f"]
+
+
+def test_values_by_seed(tmp_path, monkeypatch):
+    made = make_experiment(tmp_path, seeds=3)
+    losses = {"S1": [3.0, 3.1, None], "S5": [2.5, None, None]}
+    monkeypatch.setattr(made, "reported", lambda name, seed: (name[:2], seed))
+    monkeypatch.setattr(made, "measure", lambda measure, run: losses[run[0]][run[1] - 1])
+    values = made.values(Number("", "S5 AdamW - S1 AdamW"))
+    assert values[:2] == [-0.5, math.inf] and math.isnan(values[2])  # DNT diverged; both did
+    assert made.values(Number("", "S1 AdamW - S5 AdamW"))[:2] == [0.5, -math.inf]
+    assert len(made.values(Number("", "S2 AdamW - S1 AdamW".replace("S2", "S5")))) == 3
+    assert len(made.values(Number("", "Emb - S1 AdamW".replace("Emb", "S1 Muon ×4")))) == 2  # those that both have
+    other = made.values(Number("", "S5 AdamW", measure="tail slope"))
+    assert other[0] == 2.5 and all(map(math.isnan, other[1:]))
+
+
+# ---------------------------------------------------------------------------------------------------------- measures
 
 
 def test_flags_of_an_earlier_version_are_dropped(tmp_path):
@@ -167,21 +232,12 @@ def test_share_of_ones_by_hand():
     assert quantities.share_of_ones(model) == 18 / 24
 
 
-def test_a_measure_is_kept_until_code_changes(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setitem(quantities.MEASURES, "loss", lambda path: calls.append("loss") or 1.5)
-    monkeypatch.setitem(quantities.MEASURES, "rise", lambda path: calls.append("rise") or 0.5)
-    for _ in range(2):
-        assert (quantities.measure_cached("loss", tmp_path), quantities.measure_cached("rise", tmp_path)) == (1.5, 0.5)
-    assert calls == ["loss", "rise"]
-    files = list(quantities.CODE)
-    assert {file.name for file in files} == {"gradients.py", "streams.py", "norms.py", "quantities.py"}
-    for i, file in enumerate(files):
-        edited = tmp_path / file.name
-        edited.write_text(file.read_text() + "\n# edited\n")
-        monkeypatch.setattr(quantities, "CODE", [*files[:i], edited, *files[i + 1 :]])
-        calls.clear()
-        for _ in range(2):
-            assert quantities.measure_cached("loss", tmp_path) == 1.5
-        assert calls == ["loss"], file.name
-    assert json.loads((tmp_path / "measures.json").read_text())["loss"][1] == 1.5
+@pytest.mark.parametrize("squash, slope", [(lambda x: 2 * x, 1.0), (lambda x: x.sign() * x.abs().sqrt(), 0.5)])
+def test_the_slope_of_the_tail_by_hand(squash, slope, monkeypatch):
+    x = torch.randn(20_000, generator=torch.Generator().manual_seed(1))
+    points = {"x": x.tolist(), "y": squash(x).tolist()}
+    monkeypatch.setattr(quantities, "load_model", lambda path: None)
+    monkeypatch.setattr(quantities, "probe_batch", lambda path: None)
+    monkeypatch.setattr(quantities.norms, "norm_slots", lambda model: ["a", "b"])
+    monkeypatch.setattr(quantities.norms, "norm_scatter", lambda *args: points)
+    assert quantities.tail_slope(Path()) == pytest.approx(slope, abs=1e-5)

@@ -1,0 +1,218 @@
+"""The runs that test the claims, as data: scales, and arms. Marks: [I] our inference or choice.
+
+An `Arm` is a configuration: config files and flags that follow the base of its family. The scale chooses the bases.
+"""
+
+from typing import NamedTuple
+
+TUNING_SEED = 0  # learning rates are tuned with this seed, and nothing is reported with it
+
+
+class Scale(NamedTuple):
+    title: str
+    bases: dict  # family: config files and flags that come first
+    rates: dict  # optimizer: the middle of the grid of learning rates; None: the config's own rate, without tuning
+    smoke: bool = False  # a test of the machinery: one rate, no verdicts
+    distributed: bool = False  # torchrun over all GPUs, one run at a time
+    changes: dict = {}  # arm: config files and flags added to its own at this scale
+
+
+class Arm(NamedTuple):
+    family: str  # of Scale.bases
+    files: str = ""  # config files and flags
+    rate: str = "adamw"  # of Scale.rates
+    of: str = ""  # take the best learning rate of this arm, without tuning
+    times: float = 1.0  # multiply it by this
+    lr: float | None = None  # a given learning rate, without tuning
+    tries: tuple = ()  # further files or flags, one of which is chosen with the tuning seed, after the rate
+    points: int = 5  # of the grid of learning rates
+    keep: bool = False  # keep ten checkpoints, for what is measured over training
+
+
+def join(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+GPT = "config/claims/mini_gpt.py config/init/xavier.py"
+LLAMA = "config/claims/mini_llama.py"
+LNS = "--beta2=0.999 --grad_clip=0 --weight_decay=0"  # as in the LNS paper
+SMOKE = "--n_layer=4 --n_embd=32 --n_head=2 --block_size=32 --batch_size=4 --max_iters=20 --warmup_iters=2"
+SMOKE += " --eval_interval=10 --eval_tokens=512 --dtype=float32 --dataset=pystdlib"
+SMALL = "--n_embd=256 --block_size=256 --batch_size=32 --max_iters=1000 --warmup_iters=100 --eval_interval=200"
+SMALL += " --init_std=0.035 --eval_tokens=500000 --dtype=auto"
+RATES = {"adamw": 4e-3, "adam_mini": 4e-3, "blockwise": 1e-3, "muon": 8e-3, "msgdw": 0.25}
+
+SCALES = {
+    "tiny": Scale(
+        "a smoke test of 20 steps",
+        bases={
+            "gpt": f"{GPT} {SMOKE}",
+            "llama": f"{LLAMA} {SMOKE} --n_ff=64",
+            "deep": f"{LLAMA} {LNS} {SMOKE} --n_ff=64",
+        },
+        rates=RATES,
+        smoke=True,
+    ),
+    "mini": Scale(
+        "2M parameters (3M for LNS, 16 blocks), 0.6M tokens of Python source; CPU cores",
+        bases={"gpt": GPT, "llama": LLAMA, "deep": f"{LLAMA} --n_layer=16 {LNS}"},
+        rates=RATES,
+    ),
+    "small": Scale(
+        "8M parameters, 8M tokens of Python source; one GPU",
+        bases={
+            "gpt": f"{GPT} {SMALL}",
+            "llama": f"{LLAMA} {SMALL} --n_ff=688",
+            "deep": f"{LLAMA} {SMALL} --n_ff=688 --n_layer=16 {LNS}",
+        },
+        rates={"adamw": 2e-3, "adam_mini": 2e-3, "blockwise": 5e-4, "muon": 4e-3, "msgdw": 0.5},
+    ),
+    "124m": Scale(
+        "0.12B parameters, the papers' recipes, but each arm's rate from a grid around theirs [I]; GPUs",
+        bases={
+            "gpt": "config/gpt2_small.py config/init/xavier.py",
+            "llama": "config/scale_vectors/llama_120m.py",
+            "deep": "config/lns/130m.py",
+        },
+        rates={"adamw": 6e-4, "adam_mini": 6e-4, "blockwise": 6e-4, "muon": 1e-4, "msgdw": 1.0},
+        distributed=True,
+        changes=dict.fromkeys(("S1 Muon", "S5 Muon"), "config/optimizers/muon_dnt.py"),
+    ),
+    "paper": Scale(
+        "the papers' largest language models within a node's reach, at their own rates; GPUs",
+        bases={
+            "gpt": "config/gpt2_xl.py config/init/xavier.py",
+            "llama": "config/scale_vectors/llama_120m.py",
+            "deep": "config/lns/1b.py",
+        },
+        rates=dict.fromkeys(("adamw", "adam_mini", "blockwise", "muon", "msgdw")),
+        distributed=True,
+        changes={
+            **dict.fromkeys(("S1 Muon", "S5 Muon"), "config/optimizers/muon_dnt.py"),
+            "S5 AdamW": "--learning_rate=6e-4 --min_lr=6e-5",  # the baseline's is 1.5e-4
+        },
+    ),
+}
+
+# optimizer: (config files, of Scale.rates)
+OPTIMIZERS = {
+    "AdamW": ("", "adamw"),
+    "mSGDW": ("config/optimizers/msgdw.py", "msgdw"),
+    "Muon": ("config/optimizers/muon.py", "muon"),
+    "Adam-mini": ("config/optimizers/adam_mini.py", "adam_mini"),
+}
+# layout on the GPT: config files and flags. S1 is Pre-LN; LNS needs the initial weights without 1/√(2L).
+LAYOUTS = {
+    **{f"S{i}": f"config/dnt/s{i}.py" for i in range(1, 6)},
+    "LNS": "--lns=norm --residual_init=plain",
+    "DyT": "config/dyt/dyt.py",
+    "unified": "config/scale_vectors/unified.py",
+}
+HEADLINES = {f"S{i} mSGDW" for i in range(1, 6)} | {f"{s} {o}" for s in ("S1", "S5") for o in ("AdamW", "Muon")}
+FACTORS = (4, 8, 16)  # of the best learning rate, for robustness
+LEFT_OUT = {"QK": "no_qk_norm", "pre": "no_pre_norm", "mid": "no_mid_norm", "input": "no_input_norm"}
+# What may decide how far momentum SGD is behind AdamW: {what: ({value: flags, "" for the base's}, is AdamW varied too)}
+STUDY = {
+    "batch, sequences": ({"4": "--batch_size=4", "16": "", "32": "--batch_size=32"}, True),
+    "steps": (
+        {"150": "--max_iters=150 --warmup_iters=15", "300": "", "600": "--max_iters=600 --warmup_iters=60"},
+        True,
+    ),
+    "initialisation": ({"GPT-2's": "config/init/gpt2.py", "width": "config/init/width_128.py", "Xavier": ""}, True),
+    "embedding's std": ({"0.02": "", "1": "config/init/xavier_unit.py"}, True),
+    "warm-up, steps": ({"0": "--warmup_iters=0", "30": ""}, True),
+    "clipping at": ({"0.1": "--grad_clip=0.1", "1": "", "never": "--grad_clip=0"}, False),
+    "momentum": ({"0.8": "--momentum=0.8", "0.9": "", "0.95": "--momentum=0.95", "0.98": "--momentum=0.98"}, False),
+}
+STRESS = {"AdamW": ("", 0.06), "mSGDW": (OPTIMIZERS["mSGDW"][0], 2.0)}  # a high rate, without warm-up
+
+
+def study_arm(layout: str, optimizer: str, what: str, value: str) -> str:
+    """The name of an arm of `STUDY`: with the base's value, and for AdamW where it is not varied, the plain arm."""
+    values, both = STUDY[what]
+    plain = not values[value] or (optimizer == "AdamW" and not both)
+    return f"{layout} {optimizer}" + ("" if plain else f", {what} {value}")
+
+
+ARMS = {
+    # every layout under every optimizer, and at multiples of its best rate
+    **{
+        f"{layout} {name}": Arm(
+            "gpt",
+            join(files, optimizer),
+            rate,
+            points=5 if f"{layout} {name}" in HEADLINES else 3,
+            keep=f"{layout} {name}" in ("S1 AdamW", "S5 AdamW"),
+        )
+        for name, (optimizer, rate) in OPTIMIZERS.items()
+        for layout, files in LAYOUTS.items()
+    },
+    **{
+        f"{layout} {name} ×{k}": Arm("gpt", join(files, optimizer), of=f"{layout} {name}", times=k)
+        for name, (optimizer, _) in OPTIMIZERS.items()
+        for layout, files in LAYOUTS.items()
+        for k in FACTORS
+    },
+    # momentum SGD against AdamW, S1 and S5
+    **{
+        study_arm(layout, name, what, value): Arm(
+            "gpt", join(f"config/dnt/{layout.lower()}.py", optimizer, flags), rate, points=3
+        )
+        for what, (values, both) in STUDY.items()
+        for value, flags in values.items()
+        for layout in ("S1", "S5")
+        for name, (optimizer, rate) in OPTIMIZERS.items()
+        if flags and (name == "mSGDW" or (name == "AdamW" and both))
+    },
+    # DNT: norms left out of S4, under stress
+    **{
+        f"{name}, stress {optimizer}": Arm("gpt", join(f"config/dnt/{file}.py", flags, "--warmup_iters=0"), lr=lr)
+        for optimizer, (flags, lr) in STRESS.items()
+        for name, file in {"S4": "s4", **{f"S4 without {k}": v for k, v in LEFT_OUT.items()}}.items()
+    },
+    # blockwise learning rates, on S1
+    "all blocks": Arm("gpt", "config/dnt/s1.py config/blockwise/blockwise.py", of="S1 AdamW"),
+    "all blocks, tuned": Arm("gpt", "config/dnt/s1.py config/blockwise/blockwise.py", "blockwise"),
+    "Emb": Arm("gpt", "config/dnt/s1.py config/blockwise/emb.py", of="S1 AdamW"),
+    "Emb, FFN": Arm("gpt", "config/dnt/s1.py config/blockwise/emb_ffn.py", of="S1 AdamW"),
+    "Norm ×2": Arm("gpt", "config/dnt/s1.py config/blockwise/norm_double.py", of="S1 AdamW"),
+    "Adam-mini, blocks": Arm("gpt", "config/dnt/s1.py config/blockwise/adam_mini_blockwise.py", of="S1 Adam-mini"),
+    # scale vectors
+    "shared": Arm("llama", "config/scale_vectors/shared.py"),
+    "none": Arm("llama", "config/scale_vectors/none.py"),
+    "none, rate of shared": Arm("llama", "config/scale_vectors/none.py", of="shared"),
+    "QK-norm": Arm("llama", "config/scale_vectors/qk_norm.py"),
+    "unified": Arm("llama", "config/scale_vectors/unified.py"),
+    "HG": Arm("llama", "config/scale_vectors/hg.py", of="shared"),
+    "DP": Arm("llama", "config/scale_vectors/dp.py", of="shared"),
+    "OR": Arm("llama", "config/scale_vectors/or_magdir.py", of="shared"),
+    "ER": Arm("llama", "config/scale_vectors/er_magdir.py", of="shared"),
+    "DNP": Arm("llama", "config/scale_vectors/dnp.py", of="QK-norm"),
+    "decay all": Arm("llama", "config/scale_vectors/decay_all.py", of="QK-norm"),
+    "decay output": Arm("llama", "config/scale_vectors/decay_output.py", of="QK-norm"),
+    "IWD": Arm("llama", "config/scale_vectors/iwd.py", of="QK-norm"),
+    # DyT, against "shared": RMSNorm
+    "DyT": Arm(
+        "llama",
+        "config/dyt/dyt.py",
+        tries=tuple(f"--dyt_alpha_attn={a:g} --dyt_alpha_other={a:g}" for a in (0.5, 2.0, 4.0)),
+    ),
+    "DyT, α₀ of the paper": Arm("llama", "config/dyt/dyt.py", of="DyT"),
+    "hardtanh": Arm("llama", "config/dyt/hardtanh.py", of="DyT"),
+    "sigmoid": Arm("llama", "config/dyt/sigmoid.py", of="DyT"),
+    "identity": Arm("llama", "config/dyt/identity.py", of="DyT"),
+    "tanh, no α": Arm("llama", "config/dyt/no_alpha.py", of="DyT"),
+    "hardtanh, no α": Arm("llama", "config/dyt/no_alpha.py --dyt_squash=hardtanh", of="DyT"),
+    "sigmoid, no α": Arm("llama", "config/dyt/no_alpha.py --dyt_squash=sigmoid", of="DyT"),
+    "no embedding scalar": Arm("llama", "config/dyt/no_embed_scale.py", of="DyT"),
+    # LNS
+    "Pre-LN": Arm("deep", "config/lns/pre_ln.py"),
+    "scaled init": Arm("deep", "config/lns/scaled_init.py"),
+    "LNS": Arm("deep", "config/lns/lns.py"),
+    "LNS, rate of Pre-LN": Arm("deep", "config/lns/lns.py", of="Pre-LN"),
+    "on the branch": Arm("deep", "config/lns/lns.py --lns=branch", of="LNS"),
+    "after the residual sum": Arm("deep", "config/lns/lns.py --lns=residual", of="LNS"),
+    "before the norm": Arm("deep", "config/lns/lns.py --lns=input", of="LNS"),
+    "attention only": Arm("deep", "config/lns/lns.py --lns_branches=attn", of="LNS"),
+    "FFN only": Arm("deep", "config/lns/lns.py --lns_branches=mlp", of="LNS"),
+}

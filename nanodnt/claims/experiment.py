@@ -1,0 +1,183 @@
+"""The claims' runs at one scale: which they are, how learning rates are tuned, and what was measured of them."""
+
+import json
+import math
+import re
+from copy import copy
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from nanodnt.claims import quantities
+from nanodnt.claims.arms import ARMS, SCALES, TUNING_SEED
+from nanodnt.claims.claims import CLAIMS
+from nanodnt.claims.record import Record
+from nanodnt.sweep.results import describe_machine
+from nanodnt.sweep.runner import ROOT, Runner, Stopped, TrainingRun, make_run, read_outcome, split_command
+
+SIDE_SEEDS = 2  # of arms that no primary number needs
+EXTRAS = ("robustness", "momentum-sgd")  # what `only` can name beside claims and papers
+MOST_DOUBLINGS = 6  # of the grid's middle, up or down
+
+
+@dataclass
+class ReproduceConfig:
+    # --- what ---
+    only: str = ""  # ids of claims, names of papers, robustness, momentum-sgd, separated by commas; empty = all
+    scale: Literal[tuple(SCALES)] = "mini"  # tiny: a smoke test; mini: CPU cores; small: one GPU; 124m, paper: more
+    seeds: int = 4  # seeds of each primary number, from 1; learning rates are tuned with seed 0
+    dry_run: bool = False  # print the commands that are missing, as far as they are known, and run nothing
+    judge_only: bool = False  # run nothing: judge what is recorded
+    # --- how ---
+    jobs: int = 0  # runs at a time; 0 = one per CPU core, 4 on a GPU, 1 under torchrun
+    out: str = "out/reproduce"  # folder of the runs
+    results: str = "docs/results"  # where claims.md, and claims/ with the record and figures, are written
+
+    def check(self):
+        """ValueError for values that make no sense."""
+        if not 1 <= self.seeds <= 10:
+            raise ValueError(f"seeds={self.seeds} must be between 1 and 10")
+        if self.jobs < 0:
+            raise ValueError(f"jobs={self.jobs} must not be negative (0 = chosen for the machine)")
+
+
+class MissingRun(Exception):
+    """A run is not recorded, and may not be trained."""
+
+
+class Tuned(NamedTuple):
+    """An arm's settings, and the losses of the tuning seed that chose them: None where the run diverged."""
+
+    lr: float | None  # None: the config's own
+    files: str
+    tried: dict  # learning rate: loss
+    variants: dict = {}  # further files or flags: loss
+
+
+def split_value(value: str) -> list:
+    """[(sign, arm)] of "A - B + C". ValueError for an arm that does not exist."""
+    words = re.split(r" ([+-]) ", value)
+    if unknown := [name for name in words[::2] if name not in ARMS]:
+        raise ValueError(f"there is no arm {unknown[0]!r}")
+    return list(zip([1] + [1 if sign == "+" else -1 for sign in words[1::2]], words[::2], strict=True))
+
+
+def choose_claims(only: str) -> tuple:
+    """(claims, extras) that `only` names by id or paper; all of them if it is empty. ValueError for another name."""
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    allowed = {claim.id for claim in CLAIMS} | {claim.paper for claim in CLAIMS} | set(EXTRAS)
+    if unknown := [name for name in names if name not in allowed]:
+        raise ValueError(f"only={unknown[0]} is neither a claim nor a paper: allowed are {', '.join(sorted(allowed))}")
+    claims = [claim for claim in CLAIMS if not names or claim.id in names or claim.paper in names]
+    return claims, [name for name in EXTRAS if not names or name in names]
+
+
+class Experiment:
+    """Claims at a scale: finds each number in the record; where it is not there, trains and measures."""
+
+    def __init__(self, config: ReproduceConfig):
+        self.config, self.scale = config, SCALES[config.scale]
+        self.record = Record(ROOT / config.results / "claims" / f"{config.scale}.json")
+        self.out = (ROOT / config.out / config.scale).resolve()
+        self.may_train, self.missing = not (config.dry_run or config.judge_only), {}
+        self.runner = Runner(config.jobs, self.scale.distributed)
+        self.machine = describe_machine()
+
+    def reading(self) -> "Experiment":
+        """The same, for reading: without leave to train, beside one that trains."""
+        other = copy(self)
+        other.may_train, other.missing = False, {}
+        return other
+
+    # -- which runs there are
+
+    def run_of(self, name: str, lr: float | None, seed: int, files: str | None = None) -> TrainingRun:
+        """The run of an arm with this learning rate (None: its config's own), seed, and files (None: the arm's)."""
+        arm = ARMS[name]
+        files = arm.files if files is None else files
+        paths, flags = split_command(self.scale.bases[arm.family], files, self.scale.changes.get(name, ""))
+        if lr is not None:
+            flags |= {"learning_rate": lr, "min_lr": lr / 10}
+        return make_run(self.out, paths, flags | {"seed": seed}, keep=10 * arm.keep)
+
+    def tune(self, name: str) -> Tuned:
+        """An arm's learning rate and files. The grid has factors of two around a stated middle; while its best rate is
+        at an edge, it grows by one beyond. Trains what it needs. MissingRun if it may not."""
+        arm = ARMS[name]
+        middle = self.scale.rates[arm.rate]
+        if arm.of:
+            lr = self.tune(arm.of).lr
+            return Tuned(lr and lr * arm.times, arm.files, {})
+        if arm.lr is not None or middle is None or self.scale.smoke:
+            return Tuned(middle if arm.lr is None else arm.lr, arm.files, {})
+        low, high, tried = -(arm.points // 2), arm.points // 2, {}
+        while True:
+            steps = [k for k in range(low, high + 1) if k not in tried]
+            runs = {k: self.run_of(name, middle * 2.0**k, TUNING_SEED) for k in steps}
+            self.require(runs.values())
+            tried |= {k: self.measure("loss", run) for k, run in runs.items()}
+            best = lowest(dict(sorted(tried.items())))
+            if best == low > -MOST_DOUBLINGS:
+                low -= 1
+            elif best == high < MOST_DOUBLINGS:
+                high += 1
+            else:
+                break
+        lr, variants = middle * 2.0**best, {"": tried[best]}
+        for more in arm.tries:
+            run = self.run_of(name, lr, TUNING_SEED, f"{arm.files} {more}")
+            variants[more] = self.measure("loss", run)
+        tried = {middle * 2.0**k: tried[k] for k in sorted(tried)}
+        return Tuned(lr, f"{arm.files} {lowest(variants)}".strip(), tried, variants if arm.tries else {})
+
+    def seeds_of(self, name: str) -> list:
+        """The seeds that an arm is reported with. The tuning seed is never among them."""
+        deciding = {arm for claim in CLAIMS for _, arm in split_value(claim.primary.value)}
+        return list(range(1, (self.config.seeds if name in deciding else min(SIDE_SEEDS, self.config.seeds)) + 1))
+
+    def reported(self, name: str, seed: int) -> TrainingRun:
+        """The run of an arm, as it was tuned, with a seed that is reported."""
+        tuned = self.tune(name)
+        return self.run_of(name, tuned.lr, seed, tuned.files)
+
+    def values(self, number) -> list:
+        """A `Number` seed by seed, of the seeds that all its arms have. Infinite where the loss of one side diverged;
+        nan where both did, or where another measure has no value. MissingRun if it is not recorded and may not be."""
+        parts = split_value(number.value)
+        seeds = min((self.seeds_of(name) for _, name in parts), key=len)
+        return [sum(self.part(number.measure, sign, name, seed) for sign, name in parts) for seed in seeds]
+
+    def part(self, measure: str, sign: int, name: str, seed: int) -> float:
+        value = self.measure(measure, self.reported(name, seed))
+        return sign * value if value is not None else sign * math.inf if measure == "loss" else math.nan
+
+    # -- training and measuring them
+
+    def measure(self, measure: str, run: TrainingRun) -> float | None:
+        """A measure of a run: recorded, or trained, measured and recorded now. None if the run diverged."""
+        known = self.record.measures(run)
+        if measure in known:
+            return known[measure]
+        self.require([run], measure)
+        self.runner.finish(run)
+        if self.runner.stopping:
+            raise Stopped
+        with self.runner.thread_lock(run.path):  # several arms may ask at once
+            if measure not in self.record.measures(run):
+                outcome, loss = read_outcome(run.path)
+                if measure != "loss" and outcome != "diverged":
+                    loss = quantities.MEASURES[measure](run.path)
+                seconds = json.loads((run.path / "done.json").read_text())["seconds"]
+                self.record.add(run, measure, loss, outcome=outcome, seconds=round(seconds), machine=self.machine)
+            return self.record.measures(run)[measure]
+
+    def require(self, runs, measure: str = "loss") -> None:
+        """Without leave to train, note those of the runs whose measure is not recorded; MissingRun if there are any."""
+        missing = [run for run in runs if not self.may_train and measure not in self.record.measures(run)]
+        self.missing |= {run.path: run for run in missing}
+        if missing:
+            raise MissingRun
+
+
+def lowest(losses: dict):
+    """The key of the lowest loss, the first of several; a run that diverged, None, is the highest."""
+    return min(losses, key=lambda key: math.inf if losses[key] is None else losses[key])

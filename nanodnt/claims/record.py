@@ -1,0 +1,66 @@
+"""The record of a scale's runs: docs/results/claims/SCALE.json. Every verdict and figure is derived from it alone.
+
+{run's name: {"args", "settings", "outcome", "seconds", "measures": {measure: value or null}, "machine"}}. A run's name
+ends with a digest of its command; "settings" is one of its resolved configuration.
+"""
+
+import json
+import threading
+import zlib
+from dataclasses import fields
+from pathlib import Path
+
+from nanodnt.files import write_file
+from nanodnt.optim import fill_defaults
+from nanodnt.sweep.runner import IGNORED_FIELDS, TrainingRun, resolve_configs
+
+
+def digest_settings(run: TrainingRun) -> str:
+    """A checksum of the run's settings that are not the default; so a new flag with a default changes nothing."""
+    found = {}
+    for part in resolve_configs(run.args):
+        if hasattr(part, "learning_rate"):
+            fill_defaults(part)
+        found |= {f.name: getattr(part, f.name) for f in fields(part) if getattr(part, f.name) != f.default}
+    kept = {name: value for name, value in sorted(found.items()) if name not in IGNORED_FIELDS}
+    return f"{zlib.crc32(json.dumps(kept).encode()):08x}"
+
+
+class Record:
+    """Runs and what was measured of them, kept in one file that is written after each change. Threads may share it."""
+
+    def __init__(self, path: Path):
+        """ValueError if the file is damaged."""
+        self.path, self.guard, self.checked = path, threading.Lock(), set()
+        try:
+            self.runs = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        except ValueError:
+            raise ValueError(f"{path} is damaged: restore it from git, or remove it") from None
+
+    def measures(self, run: TrainingRun) -> dict:
+        """{measure: value, None for a run that diverged} of what is known. ValueError if the run was recorded with
+        other settings than its command has now."""
+        found = self.runs.get(run.path.name)
+        if found is None:
+            return {}
+        if run.path.name not in self.checked:
+            if found["settings"] != digest_settings(run):
+                raise ValueError(
+                    f"{self.path}: {run.path.name} was recorded with other settings than its config files have now: "
+                    "undo their change, or remove the entry and its folder to train it again"
+                )
+            self.checked.add(run.path.name)
+        return found["measures"]
+
+    def add(self, run: TrainingRun, measure: str, value: float | None, **about) -> None:
+        """Note a measure, and what else is known about the run, and write the file."""
+        with self.guard:
+            entry = self.runs.setdefault(run.path.name, {"args": list(run.args), "measures": {}})
+            entry |= about | {"settings": digest_settings(run)}
+            entry["measures"][measure] = value
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            ordered = {name: self.runs[name] for name in sorted(self.runs)}
+            text = (
+                "{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(run)}" for name, run in ordered.items()) + "\n}\n"
+            )
+            write_file(self.path, lambda f: f.write(text.encode()))

@@ -1,0 +1,126 @@
+"""How far momentum SGD is behind AdamW under Pre-LN and under DNT, against what may decide it: momentum_sgd.md."""
+
+import statistics
+from contextlib import suppress
+from pathlib import Path
+
+from nanodnt.claims.arms import STUDY, study_arm
+from nanodnt.claims.claims import Number
+from nanodnt.claims.experiment import Experiment, MissingRun
+from nanodnt.claims.texts import describe_runs, format_interval, loss_text, markdown_table
+from nanodnt.files import write_file
+from nanodnt.sweep.figure import new_figure, save_figure
+from nanodnt.sweep.runner import ROOT
+
+LAYOUTS = {"S1": "Pre-LN (S1)", "S5": "DNT (S5)"}
+
+INTRO = """# Does DNT close momentum SGD's gap to AdamW?
+
+In the DNT paper, at 124M and 200K steps, momentum SGD (mSGDW) ends 0.039 nats behind AdamW on a Pre-LN GPT-2 and
+0.014 ahead of it on DNT (Table 1). Here the gap, the loss under mSGDW minus the loss under AdamW, is measured for both
+layouts while one thing is varied at a time. Every arm is at its own best learning rate, tuned with seed 0 on a grid of
+factors of two; the losses are of other seeds.
+
+{machine}
+
+![The gap against what is varied](claims/{scale}-momentum.png)
+
+Bands are the range over the seeds. Clipping and momentum are varied under mSGDW alone: AdamW has no such momentum, and
+hardly depends on the clipping of gradients whose scale it divides out [I].
+"""
+
+
+def gap_number(layout: str, what: str, value: str) -> Number:
+    """The gap of a layout with one thing varied."""
+    sgd, adam = (study_arm(layout, optimizer, what, value) for optimizer in ("mSGDW", "AdamW"))
+    return Number(f"{layout}, {what} {value}", f"{sgd} - {adam}")
+
+
+def find_gaps(experiment: Experiment) -> dict:
+    """{what: {layout: {value: gaps by seed}}} of what is recorded."""
+    found = {}
+    for what, (values, _) in STUDY.items():
+        for layout in LAYOUTS:
+            for value in values:
+                with suppress(MissingRun):
+                    gaps = experiment.values(gap_number(layout, what, value))
+                    found.setdefault(what, {}).setdefault(layout, {})[value] = gaps
+    return found
+
+
+def draw_gaps(found: dict, path: Path) -> None:
+    figure, axes = new_figure(len(found), 2.6, 3.4)
+    for axis, (what, layouts) in zip(axes, found.items(), strict=True):
+        places = {value: i for i, value in enumerate(STUDY[what][0])}
+        for layout, gaps in layouts.items():
+            x = [places[value] for value in gaps]
+            axis.plot(x, [statistics.mean(g) for g in gaps.values()], "o-", label=LAYOUTS[layout])
+            axis.fill_between(x, *([end(g) for g in gaps.values()] for end in (min, max)), alpha=0.2, linewidth=0)
+        axis.axhline(0, color="0.5", linewidth=0.8)
+        axis.set_xticks(list(places.values()), list(places))
+        axis.set_xlabel(what)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("loss under mSGDW minus under AdamW, nats")
+    axes[0].legend(frameon=False, fontsize=8)
+    save_figure(figure, path)
+
+
+def summarise(found: dict) -> list:
+    """A sentence on each layout's smallest gap, and one on what DNT takes off it."""
+    lines = []
+    every = {
+        layout: {
+            (what, value): statistics.mean(gaps[layout][value])
+            for what, gaps in found.items()
+            if layout in gaps
+            for value in gaps[layout]
+        }
+        for layout in LAYOUTS
+    }
+    for layout, gaps in every.items():
+        if gaps:
+            what, value = min(gaps, key=gaps.get)
+            lines.append(f"{LAYOUTS[layout]}: the smallest gap is {gaps[what, value]:+.3f}, with {what} {value}.")
+    shared = [every["S5"][key] - every["S1"][key] for key in every["S1"] if key in every["S5"]]
+    if shared:
+        less = sum(change < 0 for change in shared)
+        lines.append(
+            f"DNT's gap is the smaller one in {less} of {len(shared)} settings; "
+            f"the change is {min(shared):+.3f} to {max(shared):+.3f} nats."
+        )
+    return [*lines, ""]
+
+
+def study_rows(found: dict, experiment: Experiment) -> list:
+    rows = []
+    for what, layouts in found.items():
+        for value in STUDY[what][0]:
+            cells = []
+            for layout in LAYOUTS:
+                gaps = layouts.get(layout, {}).get(value)
+                cells.append("–" if gaps is None else format_interval(gaps))
+                for optimizer in ("AdamW", "mSGDW"):
+                    name = study_arm(layout, optimizer, what, value)
+                    tuned = experiment.tune(name) if gaps is not None else None
+                    cells.append(f"{tuned.lr:g}: {loss_text(tuned.tried.get(tuned.lr))}" if tuned else "–")
+            rows.append([what, value, *cells])
+    return rows
+
+
+def write_study(experiment: Experiment) -> Path | None:
+    """Write momentum_sgd.md and its figure, from what is recorded; None if nothing is."""
+    found = find_gaps(experiment)
+    if not found:
+        return None
+    folder, scale = ROOT / experiment.config.results, experiment.config.scale
+    draw_gaps(found, folder / "claims" / f"{scale}-momentum.png")
+    lines = [INTRO.format(machine=describe_runs(experiment), scale=scale), *summarise(found)]
+    head = ["varied", "value"]
+    for layout in LAYOUTS:
+        head += [f"{layout}: gap", "AdamW: best rate, loss", "mSGDW: best rate, loss"]
+    lines += ["Gaps with 95% intervals; rates and losses of the tuning seed.", ""]
+    lines += markdown_table(head, study_rows(found, experiment))
+    path = folder / ("momentum_sgd.md" if scale == "mini" else f"momentum_sgd-{scale}.md")
+    write_file(path, lambda f: f.write(("\n".join(lines).rstrip() + "\n").encode()))
+    return path

@@ -1,0 +1,253 @@
+"""Training runs, each made once by train.py, `jobs` at a time, and found again later. sweep.py and reproduce.py use it.
+
+A run's folder is named after its command. done.json in it says that the run is finished; an unfinished run goes on from
+its last checkpoint. Threads and processes may ask for the same run: a lock lets one of them train it.
+"""
+
+import hashlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+from configurator import configure
+from model import GPTConfig
+from nanodnt.files import write_file
+from nanodnt.optim import fill_defaults
+from nanodnt.run.metrics import read_metrics
+from nanodnt.settings import TrainConfig
+
+ROOT = Path(__file__).resolve().parents[2]  # of the repository
+# fields of config.json that may differ from the command line's without making it another run
+IGNORED_FIELDS = ("vocab_size", "out_dir", "init_from", "overwrite", "keep_every", "track_interval")
+
+
+class TrainingRun(NamedTuple):
+    """One training run: its folder, and the arguments of train.py that make it."""
+
+    path: Path
+    args: tuple
+
+
+class Stopped(Exception):
+    """The user ended the command; the runs have saved."""
+
+
+# ------------------------------------------------------------------------------------------------------ command lines
+
+
+def split_command(*parts: str) -> tuple:
+    """(config files, {flag: value}) of texts in this order; a later flag replaces an earlier one."""
+    files, flags = [], {}
+    for word in " ".join(parts).split():
+        name, equals, value = word.removeprefix("--").partition("=")
+        if equals:
+            flags[name] = value
+        else:
+            files.append(word)
+    return files, flags
+
+
+def make_run(folder: Path, files: list, flags: dict, keep: int = 0) -> TrainingRun:
+    """The run of `train.py FILES --FLAG=VALUE …` in `folder`. Its command decides which run it is, but not `keep`, the
+    number of checkpoints to keep over the run."""
+    flags = {name: _plain(value) for name, value in sorted(flags.items())}
+    args = [*files, *(f"--{name}={value}" for name, value in flags.items())]
+    digest = hashlib.sha256(" ".join(args).encode()).hexdigest()[:6]
+    words = [Path(name).stem for name in files[1:] or files] or ["base"]
+    words += [f"{name}{value}" for name, value in flags.items() if name != "min_lr"]
+    if keep:
+        args += [f"--keep_every={max(1, resolve_configs(args)[1].max_iters // keep)}"]
+    return TrainingRun(folder / f"{'-'.join(words).replace('/', '_')[:100]}-{digest}", tuple(args))
+
+
+def _plain(value) -> str:
+    """A flag's value as text; a number always in the same form, so that 1e-3 and 0.001 are one run."""
+    try:
+        return f"{float(value):.12g}"
+    except ValueError:
+        return str(value)
+
+
+PARSING = threading.Lock()  # Python 3.11's ast.parse fails at random when several threads call it at once
+
+
+def resolve_configs(args) -> tuple:
+    """(GPTConfig, TrainConfig) of a command line."""
+    with PARSING:
+        paths = [str(ROOT / arg) if arg[0] != "-" else arg for arg in args]
+        (flags, config), _ = configure(GPTConfig, TrainConfig, argv=paths)
+    return flags, config
+
+
+# --------------------------------------------------------------------------------------------------------- one's result
+
+
+def read_outcome(path: Path) -> tuple:
+    """("finished" or "diverged", validation loss at the end or None) of a run directory.
+
+    A run has diverged if it was ended because its gradients were not finite, or if it ends worse than it began."""
+    rows = read_metrics(path)
+    losses = [row["val_loss"] for row in rows if "val_loss" in row]
+    if not rows or "failure" in rows[-1] or not losses or losses[-1] is None or losses[-1] > losses[0]:
+        return "diverged", None
+    return "finished", losses[-1]
+
+
+# ------------------------------------------------------------------------------------------------------- all the runs
+
+
+class Runner:
+    """Trains runs, each once, `jobs` at a time.
+
+    jobs          0: one per CPU core, four on a GPU, one under torchrun
+    distributed   each run is on all GPUs, by torchrun
+    expected      an attribute: how many runs will be trained, for the progress line
+    """
+
+    def __init__(self, jobs: int = 0, distributed: bool = False):
+        cuda = torch.cuda.is_available()
+        self.jobs = jobs or (1 if distributed else 4 if cuda else os.cpu_count() or 1)
+        self.launcher = [sys.executable]
+        if distributed and torch.cuda.device_count() > 1:
+            self.launcher += ["-m", "torch.distributed.run", "--standalone"]
+            self.launcher += [f"--nproc_per_node={torch.cuda.device_count()}"]
+        self.env = os.environ | ({} if cuda or self.jobs == 1 else {"OMP_NUM_THREADS": "1"})
+        if "OMP_NUM_THREADS" in self.env:
+            torch.set_num_threads(int(self.env["OMP_NUM_THREADS"]))  # this process measures while others train
+        self.guard, self.locks, self.children, self.stopping = threading.Lock(), {}, set(), False
+        self.expected, self.seconds, self.began = 0, [], time.perf_counter()
+        self.pool = ThreadPoolExecutor(self.jobs)
+
+    # -- all of them
+
+    def __enter__(self):
+        """Until the end of the `with`, Ctrl-C and SIGTERM end the runs, which save."""
+        self.handlers = {s: signal.signal(s, self.stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+        self.pool.shutdown(cancel_futures=True)
+        for name, handler in self.handlers.items():
+            signal.signal(name, handler)
+
+    def stop(self, *_) -> None:
+        """End: ask the runs to save and leave. Also a signal handler."""
+        self.stopping = True
+        for child in list(self.children):
+            child.terminate()
+
+    def command(self, run: TrainingRun) -> str:
+        """The command that makes the run, to be typed in the repository."""
+        path = os.path.relpath(run.path, ROOT) if run.path.is_relative_to(ROOT) else run.path
+        launcher = ["python" if word == sys.executable else word for word in self.launcher]
+        return shlex.join([*launcher, "train.py", *run.args, "--init_from=auto", f"--out_dir={path}"])
+
+    # -- one of them
+
+    def finish(self, run: TrainingRun) -> None:
+        """Train `run` unless it is finished. ValueError if it fails; Stopped."""
+        with self.thread_lock(run.path):
+            if self.is_finished(run):
+                return
+            run.path.mkdir(parents=True, exist_ok=True)
+            with self.lock_folder(run.path) as lock:
+                if self.is_finished(run):  # the process that held the lock has finished it
+                    return
+                began = time.perf_counter()
+                self.train(run, lock)
+                outcome, loss = read_outcome(run.path)
+                record = {"args": run.args, "outcome": outcome, "seconds": time.perf_counter() - began}
+                write_file(run.path / "done.json", lambda f: f.write(json.dumps(record, indent=1).encode()))
+            with self.guard:
+                self.seconds.append(record["seconds"])
+                result = outcome if loss is None else f"loss {loss:.4f}"
+                print(f"{self.progress()}  {run.path.name}  {result}", flush=True)
+
+    def progress(self) -> str:
+        """Minutes since the start, runs made, runs still expected, and when they will be there."""
+        minutes, left = (time.perf_counter() - self.began) / 60, self.expected - len(self.seconds)
+        text = f"{minutes:6.1f} min  {len(self.seconds)} done"
+        if left > 0:
+            per_run = sum(self.seconds) / len(self.seconds) / 60
+            text += f", {left} left, about {per_run * left / min(self.jobs, left):.0f} min"
+        return text
+
+    def thread_lock(self, path: Path) -> threading.Lock:
+        """The lock between the threads of this process for a run's folder."""
+        with self.guard:
+            return self.locks.setdefault(path, threading.Lock())
+
+    def is_finished(self, run: TrainingRun) -> bool:
+        """Whether the run is finished. ValueError if it was trained with other settings than its command has now."""
+        if not (run.path / "done.json").exists():
+            return False
+        flags, config = resolve_configs(run.args)
+        fill_defaults(config)
+        made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+        made, wanted = {**made["model"], **made["train"]}, {**asdict(flags), **asdict(config)}
+        names = [name for name in made if name in wanted and name not in IGNORED_FIELDS]
+        changed = [f"{name} {made[name]!r} → {wanted[name]!r}" for name in names if made[name] != wanted[name]]
+        if changed:
+            raise ValueError(f"{run.path} was trained with other settings ({', '.join(changed)}): remove it")
+        return True
+
+    def lock_folder(self, path: Path):
+        """An open file that locks `path` for this process and for the train.py that inherits it.
+
+        So a train.py that outlives a killed command keeps the lock, and the next command waits for it."""
+        file, announced = open(path / ".runner", "w"), False
+        while fcntl:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not announced:
+                    print(f"waiting: {path} is being trained by another process", flush=True)
+                announced = True
+                if self.stopping:
+                    raise Stopped from None
+                time.sleep(1)
+            except OSError:  # a file system without locks
+                break
+        return file
+
+    def train(self, run: TrainingRun, lock) -> None:
+        """Start train.py on `run`, from its last checkpoint if there is one, and wait until it ends. ValueError if it
+        fails, but not if the run diverged."""
+        command = [*self.launcher, str(ROOT / "train.py"), *run.args, "--init_from=auto", f"--out_dir={run.path}"]
+        with open(run.path / "train.log", "ab") as log:
+            how = dict(cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env)
+            how |= dict(pass_fds=(lock.fileno(),)) if fcntl else {}
+            with self.guard:
+                if self.stopping:
+                    raise Stopped
+                child = subprocess.Popen(command, **how)
+                self.children.add(child)
+                if self.stopping:  # `stop` was called in between and has not seen this child
+                    child.terminate()
+            code = child.wait()
+        with self.guard:
+            self.children.remove(child)
+            if self.stopping:
+                raise Stopped
+        rows = read_metrics(run.path)
+        if code and not (rows and "failure" in rows[-1]):
+            lines = (run.path / "train.log").read_text(errors="replace").splitlines()
+            raise ValueError(f"a run ended with exit code {code} ({(lines or [''])[-1]}): see {run.path / 'train.log'}")

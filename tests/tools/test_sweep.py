@@ -1,0 +1,227 @@
+"""`sweep.py`: which runs a command line means, what is refused, its table and figure, and a kill in the middle."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+import sweep
+from nanodnt.sweep.grid import SweepConfig, list_points, split_arguments
+from nanodnt.sweep.results import collect, find_axis, find_best, summary_rows
+from nanodnt.sweep.runner import Runner, make_run
+from support.claims import in_process, write_base
+from support.runs import ROOT, assert_same_run, column, finish, wait_for_row
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def base(dataset, tmp_path_factory):
+    """A config file of a tiny model, 20 steps."""
+    return write_base(tmp_path_factory.mktemp("sweep") / "base.py", dataset, max_iters=20)
+
+
+def points_of(*argv, folder=ROOT / "out") -> list:
+    own, files, lists = split_arguments(list(argv))
+    config = SweepConfig(**{arg[2:].partition("=")[0]: arg.partition("=")[2] for arg in own})
+    return list_points(config, files, lists, folder)
+
+
+def call(*argv) -> int:
+    """The exit code of sweep.py, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["sweep.py", *map(str, argv)])
+        try:
+            return sweep.main()
+        except SystemExit as e:
+            return e.code
+
+
+# ------------------------------------------------------------------------------------------------- the command line
+
+
+def test_every_combination_once_in_order(base):
+    flags = ["--files=config/dnt/s1.py,config/dnt/s5.py+config/optimizers/msgdw.py", "--learning_rate=1e-3,0.02"]
+    points = points_of(str(base), *flags, "--beta2=0.9", "--weight_decay=0,1e-4", "--seeds=2")
+    assert len(points) == 2 * 2 * 2 * 2 == len({point.run.path for point in points})
+    assert [point.seed for point in points[:4]] == [1, 2, 1, 2]
+    last = points[-1]
+    assert last.run.args[:3] == (str(base), "config/dnt/s5.py", "config/optimizers/msgdw.py")
+    values = dict(arg[2:].split("=") for arg in last.run.args[3:])
+    rates = dict(learning_rate="0.02", min_lr="0.002")  # a tenth
+    assert values == rates | dict(beta2="0.9", weight_decay="0.0001", seed="2")
+    assert last.flags == {"learning_rate": "0.02", "weight_decay": "1e-4"}
+
+
+def test_seeds_are_a_number_or_a_list():
+    for text, seeds in (("3", [1, 2, 3]), ("0,5", [0, 5]), ("7,", [7]), ("1", [1])):
+        assert SweepConfig(seeds=text).list_seeds() == seeds
+    for text in ("0", "", ",", "a", "-1", "1,1", "1.5", "101"):
+        with pytest.raises(ValueError, match="seeds="):
+            SweepConfig(seeds=text).check()
+
+
+def test_min_lr_that_is_given_stays_and_is_free_without_a_sweep_of_rates(base):
+    (one, two) = points_of(str(base), "--learning_rate=1e-3,1e-2", "--min_lr=1e-4")
+    assert {arg for arg in one.run.args if "min_lr" in arg} == {"--min_lr=0.0001"} <= set(two.run.args)
+    (only,) = points_of(str(base), "--learning_rate=1e-3")
+    assert not [arg for arg in only.run.args if "min_lr" in arg]
+
+
+def test_a_number_written_in_two_ways_is_one_run(tmp_path):
+    a, b, c = (make_run(tmp_path, ["x.py"], {"learning_rate": lr, "seed": 1}) for lr in ("1e-3", 0.001, "1.1e-3"))
+    assert a == b and a.path != c.path
+    assert make_run(tmp_path, ["x.py"], {"seed": 1, "learning_rate": "1e-3"}) == a  # nor does the order count
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--seed=1"], "--seed is set for each run by the sweep: use --seeds instead"),
+        (["--out_dir=x"], "--out_dir is set for each run by the sweep: use --out instead"),
+        (["--learning_rate=1e-3", "--learning_rate=2e-3"], "--learning_rate is given twice"),
+        (["--learning_rate=1e-3,1e-3"], "--learning_rate=1e-3,1e-3: values must differ and not be empty"),
+        (["--learning_rate=1e-3,,2e-3"], "values must differ and not be empty"),
+        (["--learning_rate=1e-3,fast"], "--learning_rate=fast is not a number"),
+        (["--files=config/dnt/s1.py,config/dnt/s1.py"], "files must differ"),
+        (["--files=config/dnt/s9.py"], "cannot read config file"),
+        (["--leraning_rate=1e-3,2e-3"], "unknown flag --leraning_rate (--help lists them all)"),
+        (["--n_head=2,3"], "n_embd=32"),
+        (["--optimizer=adamw,sgd"], "--optimizer cannot be 'sgd'"),
+        (["--seeds=none"], "seeds=none must be a number n"),
+        (["--jobs=-1"], "jobs=-1 must not be negative"),
+        (["--dataset=gone"], "dataset 'gone' is not prepared"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_run(argv, words, base, tmp_path, capsys):
+    assert call(base, f"--out={tmp_path / 'out'}", *argv) in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "error:" in line and words in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_printed_commands_are_those_of_the_runs(base, tmp_path, capsys):
+    flags = ["--learning_rate=1e-3,1e-2", "--seeds=2", f"--out={tmp_path}"]
+    assert call(base, *flags, "--print=True") == 0
+    lines = capsys.readouterr().out.splitlines()
+    points = points_of(str(base), *flags, folder=tmp_path)
+    wanted = [["python", "train.py", *p.run.args, "--init_from=auto", f"--out_dir={p.run.path}"] for p in points]
+    assert list(map(shlex.split, lines)) == wanted
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------------------------------- results
+
+
+def row(x, seed, loss):
+    return dict(x=x, seed=seed, loss=loss, outcome="diverged" if loss is None else "finished", run="r")
+
+
+def test_the_best_is_the_lowest_mean_where_no_seed_diverged():
+    rows = [row(1.0, 1, 3.0), row(1.0, 2, 2.0), row(2.0, 1, 2.2), row(2.0, 2, 2.4), row(4.0, 1, 1.0), row(4.0, 2, None)]
+    assert find_best(rows) == (2.0, [2.2, 2.4])
+    assert find_best([*rows, row(8.0, 1, 0.5)]) == (2.0, [2.2, 2.4])  # of which one seed is missing
+    assert find_best([row(4.0, 1, None)]) is None and find_best([]) is None
+    lines = summary_rows({"axis": "learning_rate", "curves": {"a": rows, "b": []}})
+    assert lines[0] == ["", "best learning_rate", "loss", "lowest to highest", "diverged", "1", "2", "4"]
+    assert lines[1] == ["a", "2", "2.3000", "2.2000 to 2.4000", "1 of 6", "2.5000", "2.3000", "diverged"]
+    assert lines[2] == ["b", "–", "–", "–", "0 of 0", "–", "–", "–"]
+
+
+def test_the_axis_is_the_learning_rate_or_the_first_number(base):
+    assert find_axis(points_of(str(base), "--beta2=0.9,0.99", "--learning_rate=1e-3,1e-2")) == "learning_rate"
+    assert find_axis(points_of(str(base), "--norm=rmsnorm,none", "--beta2=0.9,0.99")) == "beta2"
+    assert find_axis(points_of(str(base), "--norm=rmsnorm,layernorm")) is None
+    assert find_axis(points_of(str(base), "--files=config/dnt/s1.py,config/dnt/s5.py")) is None
+
+
+@pytest.fixture(scope="module")
+def swept(base, tmp_path_factory):
+    """A sweep in this process: two rates, one of which ruins a model without norms."""
+    folder = tmp_path_factory.mktemp("swept")
+    with in_process():
+        flags = ["--norm=none", "--pre_norm=none", "--weight_decay=0", "--learning_rate=1e-3,1e15", "--seeds=2"]
+        assert call(base, *flags, f"--out={folder}") == 0
+    return folder, flags
+
+
+def test_table_json_and_figure(swept):
+    folder, _ = swept
+    found = json.loads((folder / "sweep.json").read_text())
+    (curve,) = found["curves"].values()
+    assert [r["outcome"] for r in curve] == ["finished"] * 2 + ["diverged"] * 2
+    losses = [column(folder / r["run"], "val_loss")[20] for r in curve[:2]]
+    assert [r["loss"] for r in curve] == [*losses, None, None]
+    assert {"hardware", "torch", "git_commit", "date", "command"} <= set(found)
+    table = (folder / "sweep.md").read_text()
+    assert f"{statistics.mean(losses):.4f} | {min(losses):.4f} to {max(losses):.4f} | 2 of 4" in table
+    assert "| diverged |" in table.splitlines()[-1]
+    assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_started_again_it_trains_nothing(swept, base, monkeypatch):
+    folder, flags = swept
+    monkeypatch.setattr(Runner, "train", lambda self, run, lock: pytest.fail(f"trains {run.path}"))
+    before = json.loads((folder / "sweep.json").read_text())["curves"]
+    assert call(base, *flags, f"--out={folder}") == 0
+    assert json.loads((folder / "sweep.json").read_text())["curves"] == before
+
+
+def test_a_run_that_fails_is_reported_and_the_others_go_on(base, tmp_path, monkeypatch, capsys):
+    train = Runner.train
+
+    def fail_once(self, run, lock):
+        if "beta20.9-" in run.path.name:
+            raise ValueError("a run ended with exit code 1 (made up)")
+        train(self, run, lock)
+
+    with in_process():
+        train = Runner.train
+        monkeypatch.setattr(Runner, "train", fail_once)
+        assert call(base, "--beta2=0.9,0.99", f"--out={tmp_path}") == 1
+    assert "made up" in capsys.readouterr().err
+    (curve,) = json.loads((tmp_path / "sweep.json").read_text())["curves"].values()
+    assert [r["x"] for r in curve] == [0.99]
+
+
+def test_progress_says_what_is_left(base, tmp_path, capsys):
+    with in_process():
+        assert call(base, "--learning_rate=1e-3,1e-2", f"--out={tmp_path}") == 0
+    first, second = (line for line in capsys.readouterr().out.splitlines() if " done" in line and "min" in line)
+    assert re.match(
+        r" +\d+\.\d min  1 done, 1 left, about \d+ min  base-learning_rate0\.001-seed1-\w{6}  loss \d", first
+    )
+    assert " 2 done  base-" in second
+
+
+@pytest.mark.deep
+def test_killed_in_the_middle_it_goes_on_and_ends_the_same(dataset, tmp_path):
+    base = write_base(tmp_path / "base.py", dataset, max_iters=120)
+    flags = [str(base), "--learning_rate=1e-3,1e-2", "--jobs=1"]
+    with in_process():
+        assert call(*flags, f"--out={tmp_path / 'undisturbed'}") == 0
+    command = [sys.executable, str(ROOT / "sweep.py"), *flags, f"--out={tmp_path / 'disturbed'}"]
+    how = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    how |= dict(env=os.environ | {"OMP_NUM_THREADS": "1"})
+    runs = [tmp_path / "undisturbed" / point.run.path.name for point in points_of(*flags[:2])]
+    process = subprocess.Popen(command, **how)
+    wait_for_row(process, tmp_path / "disturbed" / runs[0].name, 60)
+    os.killpg(process.pid, signal.SIGKILL)
+    finish(process, -signal.SIGKILL)
+    process = subprocess.Popen(command, **how)
+    finish(process, 0)
+    for run in runs:
+        assert_same_run(tmp_path / "disturbed" / run.name, run)
+    one, other = (json.loads((tmp_path / f / "sweep.json").read_text())["curves"] for f in ("undisturbed", "disturbed"))
+    assert one == other
+
+
+def test_collect_has_only_finished_runs(base, tmp_path):
+    points = points_of(str(base), "--learning_rate=1e-3,1e-2", folder=tmp_path)
+    assert collect(points) == {"axis": "learning_rate", "curves": {"the config": []}}
