@@ -11,8 +11,18 @@ from nanodnt.claims import quantities
 from nanodnt.claims.arms import ARMS, SCALES, TUNING_SEED
 from nanodnt.claims.claims import CLAIMS
 from nanodnt.claims.record import Record
+from nanodnt.optim import fill_defaults
 from nanodnt.sweep.results import describe_machine
-from nanodnt.sweep.runner import ROOT, Runner, Stopped, TrainingRun, make_run, read_outcome, split_command
+from nanodnt.sweep.runner import (
+    ROOT,
+    Runner,
+    Stopped,
+    TrainingRun,
+    make_run,
+    read_outcome,
+    resolve_configs,
+    split_command,
+)
 
 SIDE_SEEDS = 2  # of arms that no primary number needs
 EXTRAS = ("robustness", "momentum-sgd")  # what `only` can name beside claims and papers
@@ -106,7 +116,9 @@ class Experiment:
         middle = self.scale.rates[arm.rate]
         if arm.of:
             lr = self.tune(arm.of).lr
-            return Tuned(lr and lr * arm.times, arm.files, {})
+            if arm.times != 1:
+                lr = (self.own_rate(arm.of) if lr is None else lr) * arm.times
+            return Tuned(lr, arm.files, {})
         if arm.lr is not None or middle is None or self.scale.smoke:
             return Tuned(middle if arm.lr is None else arm.lr, arm.files, {})
         low, high, tried = -(arm.points // 2), arm.points // 2, {}
@@ -128,6 +140,12 @@ class Experiment:
             variants[more] = self.measure("loss", run)
         tried = {middle * 2.0**k: tried[k] for k in sorted(tried)}
         return Tuned(lr, f"{arm.files} {lowest(variants)}".strip(), tried, variants if arm.tries else {})
+
+    def own_rate(self, name: str) -> float:
+        """The learning rate that an arm's config files set."""
+        config = resolve_configs(self.run_of(name, None, TUNING_SEED).args)[1]
+        fill_defaults(config)
+        return config.learning_rate
 
     def seeds_of(self, name: str) -> list:
         """The seeds that an arm is reported with. The tuning seed is never among them."""

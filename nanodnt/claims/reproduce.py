@@ -14,25 +14,37 @@ from nanodnt.sweep.runner import Stopped, resolve_configs, split_command
 
 def list_needs(claims: list, extras: list, experiment: Experiment) -> dict:
     """{arm: {measures of its reported seeds}} of all that the claims and extras need, in the order in which it is
-    trained: what claims are judged by, their other numbers, the rest. A set is empty for arms that only need to be
-    tuned, or are only run with the tuning seed."""
-    needs = {}
-    numbers = [claim.primary for claim in claims] + [number for claim in claims for number in claim.sides]
-    for number in numbers:
-        for _, name in split_value(number.value):
-            needs.setdefault(name, set()).add(number.measure)
-    if "robustness" in extras and not experiment.scale.smoke:
-        for optimizer, layouts in ROBUSTNESS.items():
-            for layout in layouts:
-                for name in curve_arms(layout, optimizer):
-                    needs.setdefault(name, set())
-    if "momentum-sgd" in extras and not experiment.scale.smoke:
-        for what, (values, _) in STUDY.items():
-            for value in values:
-                for layout in LAYOUTS:
-                    for _, name in split_value(gap_number(layout, what, value).value):
-                        needs.setdefault(name, set()).add("loss")
-    return dict(sorted(needs.items(), key=lambda item: bool(ARMS[item[0]].of)))  # those last that need another's rate
+    trained: what claims are judged by, their other numbers, robustness, the study of momentum SGD; in each group those
+    last that need another arm's rate. A set is empty for arms that are only run with the tuning seed."""
+    smoke, needs, groups = experiment.scale.smoke, {}, []
+    groups.append([claim.primary for claim in claims])
+    groups.append([number for claim in claims for number in claim.sides])
+    groups.append(
+        [
+            name
+            for optimizer, layouts in ROBUSTNESS.items()
+            for layout in layouts
+            for name in curve_arms(layout, optimizer)
+            if "robustness" in extras and not smoke
+        ]
+    )
+    groups.append(
+        [
+            gap_number(layout, what, value)
+            for what, (values, _) in STUDY.items()
+            for value in values
+            for layout in LAYOUTS
+            if "momentum-sgd" in extras and not smoke
+        ]
+    )
+    for group in groups:
+        found = {}
+        for part in group:
+            for name in [part] if isinstance(part, str) else [arm for _, arm in split_value(part.value)]:
+                found.setdefault(name, set()).update(() if isinstance(part, str) else (part.measure,))
+        for name in sorted(found, key=lambda name: bool(ARMS[name].of)):
+            needs.setdefault(name, set()).update(found[name])
+    return needs
 
 
 def curve_arms(layout: str, optimizer: str) -> list:

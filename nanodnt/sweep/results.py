@@ -42,13 +42,19 @@ def find_axis(points: list) -> str | None:
     return "learning_rate" if "learning_rate" in names else names[0] if names else None
 
 
+def name_files(points: list) -> dict:
+    """{a choice of --files: its name}: the files' names without folders, where these differ."""
+    choices = {point.files: "+".join(Path(part).stem for part in point.files.split("+")) for point in points}
+    return choices if len(set(choices.values())) == len(choices) else {choice: choice for choice in choices}
+
+
 def collect(points: list) -> dict:
     """What sweep.json holds: {"axis": flag or None, "curves": {name: [{x, seed, outcome, loss, run}]}} of the runs that
     are finished. A curve's name is its files and its values of the other flags."""
-    axis, curves = find_axis(points), {}
+    axis, curves, titles = find_axis(points), {}, name_files(points)
     for point in points:
         others = [f"{name}={value}" for name, value in point.flags.items() if name != axis]
-        name = " ".join(([point.files] if point.files else []) + others) or BASE
+        name = " ".join(filter(None, [titles[point.files], *others])) or BASE
         rows = curves.setdefault(name, [])
         if (point.run.path / "done.json").exists():
             outcome, loss = read_outcome(point.run.path)

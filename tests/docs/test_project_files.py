@@ -13,6 +13,7 @@ import pytest
 from support.pages import ROOT
 
 BY_OTHERS = {"PIL": "matplotlib", "pyarrow": "datasets", "huggingface_hub": "datasets", "regex": "tiktoken"}
+BY_OTHERS |= {"tiktoken_ext": "tiktoken"}
 OPTIONAL = {"wandb", "transformers", "triton"}  # in a `try`: a message says what to install; triton comes with torch
 
 

@@ -59,7 +59,7 @@ def rows_with(text: str, title: str) -> list:
 
 def commands(paths: list):
     """(path, command, arguments, number of processes) of every command line of ours in these files."""
-    pattern = r"(?:^|[\s&`(])(\S*python|torchrun [^\n]*?) (\w+\.py)([^\n`'|)]*)"
+    pattern = r"(?:^|[\s&`(])(\S*python|torchrun [^\n]*?) (\w+\.py)([^\n`'|)>]*)"
     for path in paths:
         for launcher, command, rest in re.findall(pattern, path.read_text().replace("\\\n", " ")):
             placeholder = re.search(r"CONFIG|RUN|…", rest)  # "python model.py CONFIG": any file

@@ -68,7 +68,8 @@ def test_rates_that_are_given_or_of_another_arm(tmp_path, monkeypatch):
     assert made.tune("S1 AdamW ×8").lr == pytest.approx(64e-3)
     assert made.tune("all blocks").files == ARMS["all blocks"].files
     paper = searching(tmp_path, monkeypatch, valley(8e-3), "paper")
-    assert paper.tune("S5 AdamW").lr is paper.tune("all blocks").lr is paper.tune("S5 AdamW ×8").lr is None
+    assert paper.tune("S5 AdamW").lr is paper.tune("all blocks").lr is None
+    assert paper.tune("S5 AdamW ×8").lr == pytest.approx(8 * 6e-4)
     assert flag(paper.run_of("S1 AdamW", None, 1), "learning_rate") is None  # the config's own
     assert flag(paper.run_of("S5 AdamW", None, 1), "learning_rate") == "0.0006"  # DNT's, at every size
     smoke = searching(tmp_path, monkeypatch, lambda lr: pytest.fail("tunes"), "tiny")

@@ -141,6 +141,21 @@ def test_the_axis_is_the_learning_rate_or_the_first_number(base):
     assert find_axis(points_of(str(base), "--files=config/dnt/s1.py,config/dnt/s5.py")) is None
 
 
+def test_curves_are_named_after_files_and_flags(base):
+    def names(*flags):
+        return list(collect(points_of(str(base), *flags))["curves"])
+
+    assert names("--files=config/dnt/s1.py,config/dnt/s5.py+config/optimizers/msgdw.py") == ["s1", "s5+msgdw"]
+    assert names("--files=config/dnt/s1.py,", "--beta2=0.9,0.99", "--norm=none,dyt") == [
+        "s1 norm=none",
+        "s1 norm=dyt",
+        "norm=none",
+        "norm=dyt",
+    ]
+    same = "config/optimizers/adam_mini.py,config/blockwise/adam_mini.py"
+    assert names(f"--files={same}") == same.split(",")
+
+
 @pytest.fixture(scope="module")
 def swept(base, tmp_path_factory):
     """A sweep in this process: two rates, one of which ruins a model without norms."""

@@ -1,0 +1,106 @@
+"""gpt2_4096, the first tokens of GPT-2's vocabulary, against a plain byte pair encoding written from its definition."""
+
+import base64
+import sys
+
+import pytest
+import regex
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanodnt import data
+from nanodnt.data import DATA, GPT2_4096, Tokenizer, load_meta
+from support.prepared import ids_of, load_script
+
+TOKENS = [base64.b64decode(line) for line in GPT2_4096.read_text().split()]
+RANK = {token: i for i, token in enumerate(TOKENS)}
+WORD = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")  # GPT-2's
+
+
+def encode_plainly(text: str) -> list:
+    """Join the neighbours whose joint token has the lowest id, word by word, until none can be joined."""
+    found = []
+    for word in WORD.findall(text):
+        parts = [bytes([b]) for b in word.encode()]
+        while pairs := [
+            (RANK[a + b], i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in RANK
+        ]:
+            _, i = min(pairs)
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        found += [RANK[part] for part in parts]
+    return found
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer(Tokenizer.meta_for("gpt2_4096"))
+
+
+def test_the_vocabulary_is_a_byte_pair_encoding():
+    assert len(TOKENS) == len(RANK) == 4095
+    assert sorted(TOKENS[:256]) == [bytes([b]) for b in range(256)]
+    for i, token in enumerate(TOKENS[256:], 256):  # each joins two earlier ones
+        assert any(RANK.get(token[:k], i) < i and RANK.get(token[k:], i) < i for k in range(1, len(token))), token
+    assert [TOKENS[i] for i in (256, 257, 258, 262, 286)] == [b" t", b" a", b"he", b" the", b" of"]  # GPT-2's own ids
+
+
+def test_meta(tokenizer):
+    meta = Tokenizer.meta_for("gpt2_4096")
+    assert meta == {"tokenizer": "gpt2_4096", "vocab_size": 4096, "eot": 4095}
+    with pytest.raises(ValueError, match="tokenizer 'gpt2_4096' has vocab_size=4096"):
+        Tokenizer(meta | {"vocab_size": 4095})
+
+
+@pytest.mark.parametrize("text", ["", "The theorem, of course.", "def f(x):\n    return  x[0]\n", "naïve ☃ 日本"])
+def test_known_texts(tokenizer, text):
+    assert tokenizer.encode(text) == encode_plainly(text) and tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode([*tokenizer.encode(text), 4095, 5000]) == text  # end of text, and beyond the vocabulary
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=60) | st.text(alphabet="the in'sll \n09", max_size=60))
+def test_any_text(text):
+    tokenizer = Tokenizer(Tokenizer.meta_for("gpt2_4096"))
+    ids = tokenizer.encode(text)
+    assert ids == encode_plainly(text) and tokenizer.decode(ids) == text
+
+
+def test_the_standard_library_in_these_tokens(tmp_path, monkeypatch, tokenizer):
+    script, root = load_script("pystdlib"), tmp_path / "lib"
+    root.mkdir()
+    for i in range(120):
+        (root / f"module{i}.py").write_text(f'"""The module number {i}."""\nx = {i}\n')
+    monkeypatch.setattr(script.sysconfig, "get_paths", lambda: {"stdlib": str(root)})
+    script.main(["--tokenizer=gpt2_4096", f"--out_dir={tmp_path / 'out'}"])
+    ids = ids_of(tmp_path / "out", "train").tolist()
+    text = tokenizer.decode(ids)
+    assert ids.count(4095) == text.count("The module number") > 100 and "x = 17\n" in text
+
+
+def test_its_folder_is_beside_the_bytes(monkeypatch, tmp_path):
+    script, made = load_script("pystdlib"), []
+    monkeypatch.setattr(script.prepare, "build", lambda out_dir, *args, **how: made.append((out_dir, how["name"])))
+    for argv in ([], ["--tokenizer=gpt2_4096"], ["--tokenizer=gpt2_4096", f"--out_dir={tmp_path}"]):
+        script.main(argv)
+    both = DATA / "pystdlib", DATA / "pystdlib_gpt2_4096"
+    assert made == [(both[0], "pystdlib"), (both[1], both[1].name), (tmp_path, both[1].name)]
+
+
+def test_what_is_not_prepared_names_its_command(monkeypatch, tmp_path):
+    (tmp_path / "pystdlib").mkdir()
+    (tmp_path / "pystdlib" / "prepare.py").touch()
+    monkeypatch.setattr(data, "DATA", tmp_path)
+    for name, advice in (
+        ("pystdlib", "run `python data/pystdlib/prepare.py`;"),
+        ("pystdlib_gpt2_4096", "run `python data/pystdlib/prepare.py --tokenizer=gpt2_4096`;"),
+        ("mine_gpt2_4096", "prepare it again;"),
+    ):
+        with pytest.raises(ValueError) as error:
+            load_meta(name)
+        assert advice in str(error.value)
+
+
+def test_without_tiktoken(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    for kind in ("gpt2", "gpt2_4096"):
+        with pytest.raises(ValueError, match="GPT-2's tokenizers need tiktoken: pip install tiktoken"):
+            Tokenizer(Tokenizer.meta_for(kind))
