@@ -8,8 +8,8 @@ Prepare the data once: python data/openwebtext/prepare.py
 The paper: 200K steps of 512 × 1024 tokens of OpenWebText, cosine to 6e-5, clip 1.0, no dropout, bf16. AdamW: LR 6e-4,
 decay 0.1, betas 0.9 and 0.95. mSGDW: LR 1.0, decay 1e-4, momentum 0.9. This file does not set LR and decay, because
 these values are the defaults of the two optimizers.
-Warm-up: the paper's text says 2000 steps, its Table 5 says 0 for mSGDW; we take 2000 for both [I]. The initial
-weights are N(0, 0.02) [I]; the paper's "Xavier" is --init=xavier.
+Warm-up: the paper's text says 2000 steps, its Table 5 says 0 for mSGDW; we take 2000 for both [I]. Initial weights:
+"Xavier", as the paper says; that no matrix has 1/√(2L), and that embeddings are N(0, 0.02), is ours [I].
 Validation loss in the paper: AdamW 2.481, mSGDW 2.503 (GPT-2: 2.492 and 2.544).
 """
 
@@ -26,6 +26,8 @@ pre_norm = "attn"
 mid_norm = "both"
 input_norm = True
 qk_norm = True
+init = "xavier"
+residual_init = "plain"
 
 batch_size = 512  # sequences a step, over all GPUs
 micro_batch_size = 16  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it

@@ -11,6 +11,7 @@ n_head = 6
 n_embd = 192
 block_size = 128
 pos = "rope"
+init_std = 0.02 * (768 / n_embd) ** 0.5  # 0.02 belongs to width 768: docs/results/init.md
 
 # DNT, setting S5
 pre_norm = "attn"

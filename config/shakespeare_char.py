@@ -18,6 +18,7 @@ n_head = 6
 n_embd = 384
 block_size = 256
 dropout = 0.2
+init_std = 0.02 * (768 / n_embd) ** 0.5  # 0.02 belongs to width 768: docs/results/init.md
 
 # DNT, setting S5
 pre_norm = "attn"

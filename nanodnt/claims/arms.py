@@ -26,6 +26,7 @@ class Arm(NamedTuple):
     lr: float | None = None  # a given learning rate, without tuning
     tries: tuple = ()  # further files or flags, one of which is chosen with the tuning seed, after the rate
     points: int = 5  # of the grid of learning rates
+    init: str = ""  # a file of config/init/ in place of the base's
     keep: bool = False  # keep ten checkpoints, for what is measured over training
 
 
@@ -33,7 +34,7 @@ def join(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-GPT = "config/claims/mini_gpt.py config/init/xavier.py"
+GPT = "config/claims/mini_gpt.py config/init/width_128.py"
 LLAMA = "config/claims/mini_llama.py"
 LNS = "--beta2=0.999 --grad_clip=0 --weight_decay=0"  # as in the LNS paper
 SMOKE = "--n_layer=4 --n_embd=32 --n_head=2 --block_size=32 --batch_size=4 --max_iters=20 --warmup_iters=2"
@@ -118,8 +119,16 @@ STUDY = {
         {"150": "--max_iters=150 --warmup_iters=15", "300": "", "600": "--max_iters=600 --warmup_iters=60"},
         True,
     ),
-    "initialisation": ({"GPT-2's": "config/init/gpt2.py", "width": "config/init/width_128.py", "Xavier": ""}, True),
-    "embedding's std": ({"0.02": "", "1": "config/init/xavier_unit.py"}, True),
+    "initial weights": (
+        {
+            "0.02": "config/init/gpt2.py",
+            "0.049": "",
+            "Xavier, 0.02": "config/init/xavier.py",
+            "Xavier, 0.049": "config/init/xavier_128.py",
+            "Xavier, 1": "config/init/xavier_unit.py",
+        },
+        True,
+    ),  # the number is the embedding's std; without Xavier also the matrices'
     "warm-up, steps": ({"0": "--warmup_iters=0", "30": ""}, True),
     "clipping at": ({"0.1": "--grad_clip=0.1", "1": "", "never": "--grad_clip=0"}, False),
     "momentum": ({"0.8": "--momentum=0.8", "0.9": "", "0.95": "--momentum=0.95", "0.98": "--momentum=0.98"}, False),
@@ -156,7 +165,11 @@ ARMS = {
     # momentum SGD against AdamW, S1 and S5
     **{
         study_arm(layout, name, what, value): Arm(
-            "gpt", join(f"config/dnt/{layout.lower()}.py", optimizer, flags), rate, points=3
+            "gpt",
+            join(f"config/dnt/{layout.lower()}.py", optimizer, "" if flags.startswith("config/init/") else flags),
+            rate,
+            points=3,
+            init=flags if flags.startswith("config/init/") else "",
         )
         for what, (values, both) in STUDY.items()
         for value, flags in values.items()

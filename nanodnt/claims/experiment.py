@@ -105,6 +105,8 @@ class Experiment:
         arm = ARMS[name]
         files = arm.files if files is None else files
         paths, flags = split_command(self.scale.bases[arm.family], files, self.scale.changes.get(name, ""))
+        if arm.init:
+            paths = [arm.init if path.startswith("config/init/") else path for path in paths]
         if lr is not None:
             flags |= {"learning_rate": lr, "min_lr": lr / 10}
         return make_run(self.out, paths, flags | {"seed": seed}, keep=10 * arm.keep)

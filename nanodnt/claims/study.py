@@ -25,8 +25,9 @@ factors of two; the losses are of other seeds.
 
 ![The gap against what is varied](claims/{scale}-momentum.png)
 
-Bands are the range over the seeds. Clipping and momentum are varied under mSGDW alone: AdamW has no such momentum, and
-hardly depends on the clipping of gradients whose scale it divides out [I].
+Bands are the range over the seeds. The initial weights are named after the std of the embedding, and without Xavier
+also of the matrices. Clipping and momentum are varied under mSGDW alone: AdamW has no such momentum, and hardly depends
+on the clipping of gradients whose scale it divides out [I].
 """
 
 

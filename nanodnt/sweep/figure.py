@@ -48,7 +48,8 @@ def draw_curves(axis, curves: dict, xlabel: str, ylabel: str = "validation loss,
         axis.set_xticks(xs, [f"{x:g}" for x in xs], rotation=45)
         axis.minorticks_off()
     axis.set(xlabel=xlabel, ylabel=ylabel)
-    axis.plot([], [], "kx", label="diverged")
+    if any(None in losses for points in curves.values() for losses in points.values()):
+        axis.plot([], [], "kx", label="diverged")
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)

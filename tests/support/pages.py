@@ -12,6 +12,7 @@ from nanodnt.bench.settings import BenchConfig
 from nanodnt.claims.experiment import ReproduceConfig
 from nanodnt.plan.planning import PlanConfig
 from nanodnt.settings import TrainConfig
+from nanodnt.sweep.grid import SweepConfig
 from sample import SampleConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +26,7 @@ SCHEMAS = {
     "sample.py": (SampleConfig,),
     "analyze.py": (AnalyzeConfig,),
     "reproduce.py": (ReproduceConfig,),
-    "sweep.py": (GPTConfig, TrainConfig),
+    "sweep.py": (GPTConfig, TrainConfig, SweepConfig),
 }
 WORDS = {"--plan", "--plot", "--profile", "--compare", "--report"}  # of model.py and bench.py, without a value
 
