@@ -123,12 +123,9 @@ def folder_of(name: str) -> Path:
 
 def _advise(name: str) -> str:
     """How to prepare the dataset `name`."""
-    for kind in ("", *(f"_{kind}" for kind in TOKENIZERS)):
-        script = DATA / name.removesuffix(kind) / "prepare.py"
-        if name.endswith(kind) and script.exists():
-            flag = f" --tokenizer={kind[1:]}" if kind else ""
-            return f"run `python data/{script.parent.name}/prepare.py{flag}`"
-    return "prepare it again"
+    if name == "pystdlib_gpt2_4096":
+        return "run `python data/pystdlib/prepare.py --tokenizer=gpt2_4096`"
+    return f"run `python data/{name}/prepare.py`" if (DATA / name / "prepare.py").exists() else "prepare it again"
 
 
 def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_AT_START) -> dict:

@@ -187,7 +187,7 @@ class Experiment:
                 if measure != "loss" and outcome != "diverged":
                     loss = quantities.MEASURES[measure](run.path)
                 seconds = json.loads((run.path / "done.json").read_text())["seconds"]
-                self.record.add(run, measure, loss, outcome=outcome, seconds=round(seconds), machine=self.machine)
+                self.record.add(run, measure, loss, outcome=outcome, seconds=round(seconds or 0), machine=self.machine)
             return self.record.measures(run)[measure]
 
     def require(self, runs, measure: str = "loss") -> None:

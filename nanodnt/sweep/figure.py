@@ -33,15 +33,17 @@ def draw_curves(axis, curves: dict, xlabel: str, ylabel: str = "validation loss,
     ends = [loss for points in curves.values() for losses in points.values() for loss in losses if loss is not None]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     top = high + 0.06 * (high - low or 1.0)
+    marks = "os^vD"  # after ten colours
     for i, (name, points) in enumerate(curves.items()):
         finished = {x: [loss for loss in losses if loss is not None] for x, losses in points.items()}
         finished = {x: losses for x, losses in finished.items() if losses}
         means = [statistics.mean(losses) for losses in finished.values()]
-        (line,) = axis.plot(list(finished), means, "o-", markersize=4, linewidth=1.5, label=name, color=f"C{i}")
+        how = dict(color=f"C{i % 10}", marker=marks[i // 10 % len(marks)])
+        (line,) = axis.plot(list(finished), means, "-", markersize=4, linewidth=1.5, label=name, **how)
         lowest, highest = ([end(losses) for losses in finished.values()] for end in (min, max))
         axis.fill_between(list(finished), lowest, highest, color=line.get_color(), alpha=0.2, linewidth=0)
         diverged = [x for x, losses in points.items() if None in losses]
-        axis.plot(diverged, [top] * len(diverged), "x", color=line.get_color(), markersize=8 + 2 * i, zorder=3)
+        axis.plot(diverged, [top] * len(diverged), "x", color=line.get_color(), markersize=8, zorder=3)
     xs = sorted({x for points in curves.values() for x in points})
     if len(xs) > 1 and xs[0] > 0 and xs[-1] / xs[0] > 3:
         axis.set_xscale("log", base=2 if all(math.log2(x / xs[0]).is_integer() for x in xs) else 10)

@@ -12,7 +12,7 @@ from nanodnt.run.environment import choose_device
 from nanodnt.run.hardware import device_name
 from nanodnt.run.metrics import run_record
 from nanodnt.sweep.figure import draw_curves, new_figure, save_figure
-from nanodnt.sweep.runner import read_outcome
+from nanodnt.sweep.runner import read_origin, read_outcome
 from nanodnt.tables import table
 
 BASE = "the config"  # the name of a curve without choices
@@ -48,19 +48,22 @@ def name_files(points: list) -> dict:
     return choices if len(set(choices.values())) == len(choices) else {choice: choice for choice in choices}
 
 
-def collect(points: list) -> dict:
-    """What sweep.json holds: {"axis": flag or None, "curves": {name: [{x, seed, outcome, loss, run}]}} of the runs that
-    are finished. A curve's name is its files and its values of the other flags."""
+def collect(points: list, finished: list) -> dict:
+    """What sweep.json holds: {"axis": flag or None, "curves": {name: [{x, seed, outcome, loss, run, …}]}} of the points
+    that are finished, "seeds": how many there should be, "missing": the names of the other runs. A curve's name is its
+    files and its values of the other flags."""
     axis, curves, titles = find_axis(points), {}, name_files(points)
     for point in points:
         others = [f"{name}={value}" for name, value in point.flags.items() if name != axis]
         name = " ".join(filter(None, [titles[point.files], *others])) or BASE
         rows = curves.setdefault(name, [])
-        if (point.run.path / "done.json").exists():
+        if point in finished:
             outcome, loss = read_outcome(point.run.path)
             x = float(point.flags[axis]) if axis else None
-            rows.append(dict(x=x, seed=point.seed, outcome=outcome, loss=loss, run=point.run.path.name))
-    return {"axis": axis, "curves": curves}
+            row = dict(x=x, seed=point.seed, outcome=outcome, loss=loss, run=point.run.path.name)
+            rows.append(row | read_origin(point.run.path))
+    missing = [point.run.path.name for point in points if point not in finished]
+    return {"axis": axis, "seeds": len({point.seed for point in points}), "missing": missing, "curves": curves}
 
 
 def by_x(rows: list) -> dict:
@@ -87,30 +90,35 @@ def summary_rows(found: dict) -> list:
     head = ["", *([f"best {found['axis']}"] if xs else []), "loss", "lowest to highest", "diverged"]
     lines = [head + [f"{x:g}" for x in xs]]
     for name, rows in found["curves"].items():
-        best, diverged = find_best(rows), sum(row["outcome"] == "diverged" for row in rows)
-        cells = [name, *([f"{best[0]:g}" if best else "–"] if xs else [])]
-        cells += (
-            [f"{statistics.mean(best[1]):.4f}", f"{min(best[1]):.4f} to {max(best[1]):.4f}"] if best else ["–", "–"]
-        )
-        cells.append(f"{diverged} of {len(rows)}")
-        for x in xs:
-            losses = by_x(rows).get(x)
-            whole = losses and None not in losses
-            cells.append(f"{statistics.mean(losses):.4f}" if whole else "diverged" if losses else "–")
-        lines.append(cells)
+        best, losses = find_best(rows), by_x(rows)
+        cells = [f"{best[0]:g}" if best else "–"] if xs else []
+        cells += [mean_text(best[1] if best else [], found["seeds"])]
+        cells += [f"{min(best[1]):.4f} to {max(best[1]):.4f}" if best else "–"]
+        cells += [f"{sum(row['outcome'] == 'diverged' for row in rows)} of {len(rows)}"]
+        lines.append([name, *cells, *(mean_text(losses.get(x, []), found["seeds"]) for x in xs)])
     return lines
 
 
-def write_results(points: list, folder: Path, command: list) -> list:
-    """Write sweep.json, sweep.md and sweep.png to `folder`; returns the table's lines for the console."""
-    found = {"command": command, **describe_machine(), **collect(points)}
+def mean_text(losses: list, seeds: int) -> str:
+    """The mean of some seeds' losses; says so if one of them diverged, or if there are fewer than `seeds`."""
+    if not losses or None in losses:
+        return "diverged" if losses else "–"
+    part = f" ({len(losses)} of {seeds} seeds)" if len(losses) < seeds else ""
+    return f"{statistics.mean(losses):.4f}{part}"
+
+
+def write_results(points: list, finished: list, folder: Path, command: list) -> list:
+    """Write sweep.json, sweep.md and, where a number is swept, sweep.png to `folder`; returns the table's lines for the
+    console, and a last one that names the files."""
+    found = {"command": command, "hardware": describe_machine()["hardware"], **collect(points, finished)}
     write_file(folder / "sweep.json", lambda f: f.write(json.dumps(found, indent=1).encode()))
     rows = summary_rows(found)
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
     write_file(folder / "sweep.md", lambda f: f.write(text.encode()))
+    (folder / "sweep.png").unlink(missing_ok=True)
     if found["axis"]:
         figure, (axis,) = new_figure(1)
         draw_curves(axis, {name: by_x(rows) for name, rows in found["curves"].items()}, found["axis"])
         save_figure(figure, folder / "sweep.png")
-    return table(rows)
+    return [*table(rows), f"{folder}: {', '.join(sorted(path.name for path in folder.glob('sweep.*')))}"]

@@ -79,7 +79,8 @@ def make_run(folder: Path, files: list, flags: dict, keep: int = 0) -> TrainingR
 def _plain(value) -> str:
     """A flag's value as text; a number always in the same form, so that 1e-3 and 0.001 are one run."""
     try:
-        return f"{float(value):.12g}"
+        text = f"{float(value):.12g}"
+        return text if float(text) == float(value) else str(value)
     except ValueError:
         return str(value)
 
@@ -90,7 +91,7 @@ PARSING = threading.Lock()  # Python 3.11's ast.parse fails at random when sever
 def resolve_configs(args) -> tuple:
     """(GPTConfig, TrainConfig) of a command line."""
     with PARSING:
-        paths = [str(ROOT / arg) if arg[0] != "-" else arg for arg in args]
+        paths = [arg if arg.startswith("-") else str(ROOT / arg) for arg in args]
         (flags, config), _ = configure(GPTConfig, TrainConfig, argv=paths)
     return flags, config
 
@@ -109,30 +110,67 @@ def read_outcome(path: Path) -> tuple:
     return "finished", losses[-1]
 
 
+def read_origin(path: Path) -> dict:
+    """torch's version, commit and day of a run directory's training."""
+    record = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    return dict(torch=record["versions"]["torch"], git_commit=record["git_commit"], date=record["started"][:10])
+
+
+def has_ended(path: Path, max_iters: int) -> bool:
+    """Whether a run directory holds a run that reached its end and saved there, or that was given up."""
+    rows, last = read_metrics(path), path / "last.pt"
+    if not rows or "failure" in rows[-1]:
+        return bool(rows)
+    evaluated = rows[-1]["step"] == max_iters and "val_loss" in rows[-1]
+    return evaluated and last.exists() and last.stat().st_mtime >= (path / "metrics.jsonl").stat().st_mtime
+
+
+def mark_finished(run: TrainingRun, seconds: float | None) -> tuple:
+    """Write done.json of a run that took `seconds` (None: not known); returns `read_outcome`."""
+    outcome = read_outcome(run.path)
+    record = {"args": run.args, "outcome": outcome[0], "seconds": seconds}
+    write_file(run.path / "done.json", lambda f: f.write(json.dumps(record, indent=1).encode()))
+    return outcome
+
+
 # ------------------------------------------------------------------------------------------------------- all the runs
+
+
+def cpus() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def visible_gpus() -> list:
+    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    if not torch.cuda.is_available():
+        return []
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return named or [str(i) for i in range(torch.cuda.device_count())]
 
 
 class Runner:
     """Trains runs, each once, `jobs` at a time.
 
-    jobs          0: one per CPU core, four on a GPU, one under torchrun
+    jobs          0: one per CPU core, or one per GPU; one under torchrun
     distributed   each run is on all GPUs, by torchrun
     expected      an attribute: how many runs will be trained, for the progress line
     """
 
     def __init__(self, jobs: int = 0, distributed: bool = False):
-        cuda = torch.cuda.is_available()
-        self.jobs = jobs or (1 if distributed else 4 if cuda else os.cpu_count() or 1)
+        self.gpus = [] if distributed else visible_gpus()
+        self.jobs = jobs or (1 if distributed else len(self.gpus) or cpus())
         self.launcher = [sys.executable]
         if distributed and torch.cuda.device_count() > 1:
             self.launcher += ["-m", "torch.distributed.run", "--standalone"]
             self.launcher += [f"--nproc_per_node={torch.cuda.device_count()}"]
-        self.env = os.environ | ({} if cuda or self.jobs == 1 else {"OMP_NUM_THREADS": "1"})
+        one_thread = {"OMP_NUM_THREADS": "1"} if self.jobs > 1 and not torch.cuda.is_available() else {}
+        self.env = one_thread | os.environ
         if "OMP_NUM_THREADS" in self.env:
             torch.set_num_threads(int(self.env["OMP_NUM_THREADS"]))  # this process measures while others train
         self.guard, self.locks, self.children, self.stopping = threading.Lock(), {}, set(), False
         self.expected, self.seconds, self.began = 0, [], time.perf_counter()
-        self.pool = ThreadPoolExecutor(self.jobs)
+        self.pool, self.slots = ThreadPoolExecutor(self.jobs), list(range(self.jobs))
 
     # -- all of them
 
@@ -172,11 +210,10 @@ class Runner:
                     return
                 began = time.perf_counter()
                 self.train(run, lock)
-                outcome, loss = read_outcome(run.path)
-                record = {"args": run.args, "outcome": outcome, "seconds": time.perf_counter() - began}
-                write_file(run.path / "done.json", lambda f: f.write(json.dumps(record, indent=1).encode()))
+                seconds = time.perf_counter() - began
+                outcome, loss = mark_finished(run, seconds)
             with self.guard:
-                self.seconds.append(record["seconds"])
+                self.seconds.append(seconds)
                 result = outcome if loss is None else f"loss {loss:.4f}"
                 print(f"{self.progress()}  {run.path.name}  {result}", flush=True)
 
@@ -195,18 +232,24 @@ class Runner:
             return self.locks.setdefault(path, threading.Lock())
 
     def is_finished(self, run: TrainingRun) -> bool:
-        """Whether the run is finished. ValueError if it was trained with other settings than its command has now."""
-        if not (run.path / "done.json").exists():
+        """Whether the run is finished, here or by its command somewhere else. ValueError if it was begun with other
+        settings than its command has now."""
+        if not (run.path / "config.json").exists():
             return False
         flags, config = resolve_configs(run.args)
         fill_defaults(config)
-        made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
-        made, wanted = {**made["model"], **made["train"]}, {**asdict(flags), **asdict(config)}
+        try:
+            made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+            made, wanted = {**made["model"], **made["train"]}, {**asdict(flags), **asdict(config)}
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{run.path / 'config.json'} is damaged: remove {run.path}") from None
         names = [name for name in made if name in wanted and name not in IGNORED_FIELDS]
         changed = [f"{name} {made[name]!r} → {wanted[name]!r}" for name in names if made[name] != wanted[name]]
         if changed:
             raise ValueError(f"{run.path} was trained with other settings ({', '.join(changed)}): remove it")
-        return True
+        if not (run.path / "done.json").exists() and has_ended(run.path, config.max_iters):
+            mark_finished(run, None)
+        return (run.path / "done.json").exists()
 
     def lock_folder(self, path: Path):
         """An open file that locks `path` for this process and for the train.py that inherits it.
@@ -238,6 +281,9 @@ class Runner:
             with self.guard:
                 if self.stopping:
                     raise Stopped
+                slot = self.slots.pop(0)
+                if len(self.gpus) > 1:
+                    how["env"] = self.env | {"CUDA_VISIBLE_DEVICES": self.gpus[slot % len(self.gpus)]}
                 child = subprocess.Popen(command, **how)
                 self.children.add(child)
                 if self.stopping:  # `stop` was called in between and has not seen this child
@@ -245,6 +291,7 @@ class Runner:
             code = child.wait()
         with self.guard:
             self.children.remove(child)
+            self.slots.append(slot)
             if self.stopping:
                 raise Stopped
         rows = read_metrics(run.path)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -62,16 +63,37 @@ def test_every_combination_once_in_order(base):
 def test_seeds_are_a_number_or_a_list():
     for text, seeds in (("3", [1, 2, 3]), ("0,5", [0, 5]), ("7,", [7]), ("1", [1])):
         assert SweepConfig(seeds=text).list_seeds() == seeds
-    for text in ("0", "", ",", "a", "-1", "1,1", "1.5", "101"):
+    for text in ("0", "", ",", "a", "-1", "1,1", "1,01", "1.5", "101"):
         with pytest.raises(ValueError, match="seeds="):
             SweepConfig(seeds=text).check()
 
 
-def test_min_lr_that_is_given_stays_and_is_free_without_a_sweep_of_rates(base):
+def test_min_lr_is_a_tenth_of_a_given_rate_unless_it_is_given(base):
     (one, two) = points_of(str(base), "--learning_rate=1e-3,1e-2", "--min_lr=1e-4")
     assert {arg for arg in one.run.args if "min_lr" in arg} == {"--min_lr=0.0001"} <= set(two.run.args)
     (only,) = points_of(str(base), "--learning_rate=1e-3")
-    assert not [arg for arg in only.run.args if "min_lr" in arg]
+    assert only.run == points_of(str(base), "--learning_rate=1e-3,1e-2")[0].run  # one more rate is the same schedule
+    (other,) = points_of(str(base), "--beta2=0.9")
+    assert not [arg for arg in other.run.args if "min_lr" in arg]
+
+
+def test_files_are_found_from_the_current_folder(base, tmp_path, monkeypatch):
+    (tmp_path / "config").mkdir()
+    mine = tmp_path / "config" / "mine.py"
+    mine.write_text(base.read_text())
+    monkeypatch.chdir(tmp_path)
+    (point,) = points_of("config/mine.py", "--files=config/dnt/s1.py")
+    assert point.run.args[:2] == (str(mine), "config/dnt/s1.py")  # of the repository, where it is not here
+    monkeypatch.chdir(ROOT / "config")
+    assert points_of(str(base), "--files=dnt/s1.py")[0].run.args[1] == "config/dnt/s1.py"
+    (tmp_path / "config" / "quickstart.py").write_text("n_layer = 2\n")
+    monkeypatch.chdir(tmp_path)
+    assert points_of("config/quickstart.py", str(base))[0].run.args[0] == str(tmp_path / "config" / "quickstart.py")
+
+
+def test_an_empty_choice_is_none(base):
+    without, with_file = points_of(str(base), "--files=,config/dnt/s5.py")
+    assert without.run.args[0] == str(base) and without.files == "" and with_file.files == "config/dnt/s5.py"
 
 
 def test_a_number_written_in_two_ways_is_one_run(tmp_path):
@@ -83,15 +105,26 @@ def test_a_number_written_in_two_ways_is_one_run(tmp_path):
 @pytest.mark.parametrize(
     "argv, words",
     [
+        ([""], "there is no config file ''"),
+        (["learning_rate=1e-3,1e-2"], "learning_rate=1e-3,1e-2: write --learning_rate=1e-3,1e-2"),
+        (["-beta2=0.9"], "-beta2=0.9: write --beta2=0.9"),
+        (["--learning_rate"], "--learning_rate has no value: write --learning_rate=VALUE"),
+        (["--init_from=auto"], "--init_from is set for each run by the sweep: leave it out"),
         (["--seed=1"], "--seed is set for each run by the sweep: use --seeds instead"),
         (["--out_dir=x"], "--out_dir is set for each run by the sweep: use --out instead"),
         (["--learning_rate=1e-3", "--learning_rate=2e-3"], "--learning_rate is given twice"),
         (["--learning_rate=1e-3,1e-3"], "--learning_rate=1e-3,1e-3: values must differ and not be empty"),
         (["--learning_rate=1e-3,,2e-3"], "values must differ and not be empty"),
         (["--learning_rate=1e-3,fast"], "--learning_rate=fast is not a number"),
-        (["--files=config/dnt/s1.py,config/dnt/s1.py"], "files must differ"),
-        (["--files=config/dnt/s9.py"], "cannot read config file"),
-        (["--leraning_rate=1e-3,2e-3"], "unknown flag --leraning_rate (--help lists them all)"),
+        (["--learning_rate=1e-3,0.001"], "have the same settings: leave one out"),
+        (["--bias=True,1"], "have the same settings: leave one out"),
+        (["--files=config/dnt/s1.py,config/dnt/s1.py"], "have the same settings: leave one out"),
+        (["--files=config/dnt/s9.py"], "there is no config file 'config/dnt/s9.py'"),
+        (["--files=config/dnt/s1.py+"], "there is no config file ''"),
+        (["--leraning_rate=1e-3,2e-3"], "unknown flag --leraning_rate (did you mean --learning_rate?)"),
+        (["--micro_batch_size=3,4"], "micro_batch_size=3 does not divide"),
+        (["--seeds=1337"], "1 to 100 are possible; for the one seed 1337 write --seeds=1337,"),
+        (["--print=True", "--collect=True"], "print and collect do not go together"),
         (["--n_head=2,3"], "n_embd=32"),
         (["--optimizer=adamw,sgd"], "--optimizer cannot be 'sgd'"),
         (["--seeds=none"], "seeds=none must be a number n"),
@@ -128,10 +161,12 @@ def test_the_best_is_the_lowest_mean_where_no_seed_diverged():
     assert find_best(rows) == (2.0, [2.2, 2.4])
     assert find_best([*rows, row(8.0, 1, 0.5)]) == (2.0, [2.2, 2.4])  # of which one seed is missing
     assert find_best([row(4.0, 1, None)]) is None and find_best([]) is None
-    lines = summary_rows({"axis": "learning_rate", "curves": {"a": rows, "b": []}})
+    lines = summary_rows({"axis": "learning_rate", "seeds": 2, "curves": {"a": rows, "b": []}})
     assert lines[0] == ["", "best learning_rate", "loss", "lowest to highest", "diverged", "1", "2", "4"]
     assert lines[1] == ["a", "2", "2.3000", "2.2000 to 2.4000", "1 of 6", "2.5000", "2.3000", "diverged"]
     assert lines[2] == ["b", "–", "–", "–", "0 of 0", "–", "–", "–"]
+    lines = summary_rows({"axis": "learning_rate", "seeds": 3, "curves": {"a": rows[:1]}})  # stopped early
+    assert lines[1] == ["a", "1", "3.0000 (1 of 3 seeds)", "3.0000 to 3.0000", "0 of 1", "3.0000 (1 of 3 seeds)"]
 
 
 def test_the_axis_is_the_learning_rate_or_the_first_number(base):
@@ -143,7 +178,7 @@ def test_the_axis_is_the_learning_rate_or_the_first_number(base):
 
 def test_curves_are_named_after_files_and_flags(base):
     def names(*flags):
-        return list(collect(points_of(str(base), *flags))["curves"])
+        return list(collect(points_of(str(base), *flags), [])["curves"])
 
     assert names("--files=config/dnt/s1.py,config/dnt/s5.py+config/optimizers/msgdw.py") == ["s1", "s5+msgdw"]
     assert names("--files=config/dnt/s1.py,", "--beta2=0.9,0.99", "--norm=none,dyt") == [
@@ -152,8 +187,11 @@ def test_curves_are_named_after_files_and_flags(base):
         "norm=none",
         "norm=dyt",
     ]
-    same = "config/optimizers/adam_mini.py,config/blockwise/adam_mini.py"
-    assert names(f"--files={same}") == same.split(",")
+    same = (
+        "config/dyt/rmsnorm.py,config/dyt/identity.py",
+        "config/lns/pre_ln.py,config/lns/skipinit.py,config/dyt/skipinit.py",
+    )
+    assert names(f"--files={same[1]}") == same[1].split(",") and names(f"--files={same[0]}") == ["rmsnorm", "identity"]
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +211,8 @@ def test_table_json_and_figure(swept):
     assert [r["outcome"] for r in curve] == ["finished"] * 2 + ["diverged"] * 2
     losses = [column(folder / r["run"], "val_loss")[20] for r in curve[:2]]
     assert [r["loss"] for r in curve] == [*losses, None, None]
-    assert {"hardware", "torch", "git_commit", "date", "command"} <= set(found)
+    assert {"torch", "git_commit", "date"} <= set(curve[0]) and {"hardware", "command"} <= set(found)
+    assert found["missing"] == []
     table = (folder / "sweep.md").read_text()
     assert f"{statistics.mean(losses):.4f} | {min(losses):.4f} to {max(losses):.4f} | 2 of 4" in table
     assert "| diverged |" in table.splitlines()[-1]
@@ -201,8 +240,47 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(base, tmp_path, monke
         monkeypatch.setattr(Runner, "train", fail_once)
         assert call(base, "--beta2=0.9,0.99", f"--out={tmp_path}") == 1
     assert "made up" in capsys.readouterr().err
-    (curve,) = json.loads((tmp_path / "sweep.json").read_text())["curves"].values()
-    assert [r["x"] for r in curve] == [0.99]
+    found = json.loads((tmp_path / "sweep.json").read_text())
+    (curve,) = found["curves"].values()
+    assert [r["x"] for r in curve] == [0.99] and ["beta20.9-" in name for name in found["missing"]] == [True]
+
+
+def test_a_run_that_is_refused_is_not_in_the_table(swept, base, tmp_path, capsys):
+    folder, flags = swept
+    shutil.copytree(folder, tmp_path / "copy")
+    first = next(path for path in (tmp_path / "copy").iterdir() if "0.001" in path.name and "seed1" in path.name)
+    record = json.loads((first / "config.json").read_text())
+    record["train"]["max_iters"] = 5
+    (first / "config.json").write_text(json.dumps(record))
+    second = next(path for path in (tmp_path / "copy").iterdir() if "0.001" in path.name and "seed2" in path.name)
+    (second / "config.json").write_text("{}")
+    assert call(base, *flags, f"--out={tmp_path / 'copy'}") == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and any("was trained with other settings (max_iters 5 → 20): remove it" in l for l in lines)
+    assert any(f"{second / 'config.json'} is damaged: remove {second}" in line for line in lines)
+    found = json.loads((tmp_path / "copy" / "sweep.json").read_text())
+    assert {r["outcome"] for rows in found["curves"].values() for r in rows} == {"diverged"}
+    assert set(found["missing"]) == {first.name, second.name}
+
+
+def test_runs_made_by_their_printed_commands_are_collected(base, tmp_path, monkeypatch, capsys):
+    import train
+
+    flags = ["--learning_rate=1e-3,1e-2", f"--out={tmp_path}"]
+    done, missing = points_of(str(base), *flags, folder=tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", *done.run.args, "--init_from=auto", f"--out_dir={done.run.path}"])
+    assert train.main() == 0
+    capsys.readouterr()
+    monkeypatch.setattr(Runner, "train", lambda self, run, lock: pytest.fail(f"trains {run.path}"))
+    assert call(base, *flags, "--collect=True") == 0
+    assert f"not finished: {missing.run.path.name}" in capsys.readouterr().out
+    found = json.loads((tmp_path / "sweep.json").read_text())
+    (curve,) = found["curves"].values()
+    assert [r["loss"] for r in curve] == [column(done.run.path, "val_loss")[20]]
+    assert found["missing"] == [missing.run.path.name]
+    os.utime(done.run.path / "last.pt", (1, 1))  # as if it had been killed before it saved
+    (done.run.path / "done.json").unlink()
+    assert not Runner(1).is_finished(done.run)
 
 
 def test_progress_says_what_is_left(base, tmp_path, capsys):
@@ -238,5 +316,7 @@ def test_killed_in_the_middle_it_goes_on_and_ends_the_same(dataset, tmp_path):
 
 
 def test_collect_has_only_finished_runs(base, tmp_path):
-    points = points_of(str(base), "--learning_rate=1e-3,1e-2", folder=tmp_path)
-    assert collect(points) == {"axis": "learning_rate", "curves": {"the config": []}}
+    points = points_of(str(base), "--learning_rate=1e-3,1e-2", "--seeds=2", folder=tmp_path)
+    names = [point.run.path.name for point in points]
+    empty = {"axis": "learning_rate", "seeds": 2, "missing": names, "curves": {"the config": []}}
+    assert collect(points, []) == empty

@@ -93,6 +93,7 @@ def test_what_is_not_prepared_names_its_command(monkeypatch, tmp_path):
         ("pystdlib", "run `python data/pystdlib/prepare.py`;"),
         ("pystdlib_gpt2_4096", "run `python data/pystdlib/prepare.py --tokenizer=gpt2_4096`;"),
         ("mine_gpt2_4096", "prepare it again;"),
+        ("pystdlib_gpt2", "prepare it again;"),
     ):
         with pytest.raises(ValueError) as error:
             load_meta(name)
