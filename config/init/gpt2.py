@@ -1,4 +1,4 @@
-"""GPT-2's initial weights: N(0, 0.02), and 1/√(2L) on the last matrix of each branch. Put it after a config of any size.
+"""GPT-2's initial weights: N(0, 0.02), and 1/√(2L) on the last matrix of a branch. Put it after a config of any size.
 
     python train.py config/quickstart.py config/init/gpt2.py --out_dir=out/init_gpt2
 

@@ -2,7 +2,7 @@
 
     python train.py config/claims/mini_gpt.py config/init/width_128.py --out_dir=out/init_width
 
-The scaling is ours [I]. For another width change the first line. Measured: docs/results/init.md.
+The scaling is ours [I]. For another width change `_width`. Measured: docs/results/init.md.
 """
 
 _width = 128

@@ -1,4 +1,4 @@
-"""The DNT paper's "Xavier": Xavier normal for matrices, no 1/√(2L). Put it after a config of any size.
+"""Xavier normal for matrices, as the DNT paper says; no 1/√(2L) [I]. Put it after a config of any size.
 
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_small.py config/init/xavier.py --out_dir=out/xavier
     python train.py config/quickstart.py config/init/xavier.py --out_dir=out/init_xavier

@@ -2,7 +2,7 @@
 
     python train.py config/claims/mini_gpt.py config/init/xavier_128.py config/dnt/s5.py --out_dir=out/init_xavier
 
-For another width change the first line. Measured: docs/results/init.md.
+For another width change `_width`. Measured: docs/results/init.md.
 """
 
 _width = 128

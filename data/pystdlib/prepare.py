@@ -1,7 +1,7 @@
 """The default dataset: source code of the standard library of the Python that runs this script, as bytes.
 
 Needs no network, no package but numpy, and only seconds: about 10 million tokens of code and prose. With
---tokenizer=gpt2_4096, in data/pystdlib_gpt2_4096, these are 7 million tokens of 4,096 different ones. End of text follows
+--tokenizer=gpt2_4096, which needs tiktoken, it is 7 million tokens in data/pystdlib_gpt2_4096. End of text follows
 every file. Whole files, chosen by a hash of their path, are held out for validation. The result depends on the
 library's own files, not on where Python is installed.
 

@@ -5,7 +5,9 @@ An `Arm` is a configuration: config files and flags that follow the base of its 
 
 from typing import NamedTuple
 
-TUNING_SEED = 0  # learning rates are tuned with this seed, and nothing is reported with it
+TUNING_SEED = 0  # learning rates are tuned with this seed, and no number is reported with it
+INIT_SEEDS = (0, 5)  # of docs/results/init.md, by which the initial weights are chosen
+SEEDS = (1, 2, 3, 4, 6, 7, 8, 9)  # that numbers are reported with
 
 
 class Scale(NamedTuple):
@@ -14,7 +16,7 @@ class Scale(NamedTuple):
     rates: dict  # optimizer: the middle of the grid of learning rates; None: the config's own rate, without tuning
     smoke: bool = False  # a test of the machinery: one rate, no verdicts
     distributed: bool = False  # torchrun over all GPUs, one run at a time
-    changes: dict = {}  # arm: config files and flags added to its own at this scale
+    changes: dict = {}  # an arm, or a key of `rates`: config files and flags added at this scale
 
 
 class Arm(NamedTuple):
@@ -77,7 +79,7 @@ SCALES = {
         },
         rates={"adamw": 6e-4, "adam_mini": 6e-4, "blockwise": 6e-4, "muon": 1e-4, "msgdw": 1.0},
         distributed=True,
-        changes=dict.fromkeys(("S1 Muon", "S5 Muon"), "config/optimizers/muon_dnt.py"),
+        changes={"muon": "config/optimizers/muon_dnt.py"},
     ),
     "paper": Scale(
         "the papers' largest language models within a node's reach, at their own rates; GPUs",
@@ -89,7 +91,7 @@ SCALES = {
         rates=dict.fromkeys(("adamw", "adam_mini", "blockwise", "muon", "msgdw")),
         distributed=True,
         changes={
-            **dict.fromkeys(("S1 Muon", "S5 Muon"), "config/optimizers/muon_dnt.py"),
+            "muon": "config/optimizers/muon_dnt.py",
             "S5 AdamW": "--learning_rate=6e-4 --min_lr=6e-5",  # the baseline's is 1.5e-4
         },
     ),
@@ -151,15 +153,17 @@ ARMS = {
             join(files, optimizer),
             rate,
             points=5 if f"{layout} {name}" in HEADLINES else 3,
-            keep=f"{layout} {name}" in ("S1 AdamW", "S5 AdamW"),
+            keep=f"{layout} {name}" in ("S1 AdamW", "S5 AdamW"),  # for the gradients after warm-up
         )
         for name, (optimizer, rate) in OPTIMIZERS.items()
         for layout, files in LAYOUTS.items()
+        if name in ("AdamW", "mSGDW") or layout not in ("S2", "S3", "S4")
     },
     **{
-        f"{layout} {name} ×{k}": Arm("gpt", join(files, optimizer), of=f"{layout} {name}", times=k)
-        for name, (optimizer, _) in OPTIMIZERS.items()
+        f"{layout} {name} ×{k}": Arm("gpt", join(files, optimizer), rate, of=f"{layout} {name}", times=k)
+        for name, (optimizer, rate) in OPTIMIZERS.items()
         for layout, files in LAYOUTS.items()
+        if name in ("AdamW", "mSGDW") or layout not in ("S2", "S3", "S4")
         for k in FACTORS
     },
     # momentum SGD against AdamW, S1 and S5
@@ -191,7 +195,7 @@ ARMS = {
     "Norm ×2": Arm("gpt", "config/dnt/s1.py config/blockwise/norm_double.py", of="S1 AdamW"),
     "Adam-mini, blocks": Arm("gpt", "config/dnt/s1.py config/blockwise/adam_mini_blockwise.py", of="S1 Adam-mini"),
     # scale vectors
-    "shared": Arm("llama", "config/scale_vectors/shared.py"),
+    "shared": Arm("llama", "config/scale_vectors/shared.py", keep=True),
     "none": Arm("llama", "config/scale_vectors/none.py"),
     "none, rate of shared": Arm("llama", "config/scale_vectors/none.py", of="shared"),
     "QK-norm": Arm("llama", "config/scale_vectors/qk_norm.py"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from nanodnt.claims import quantities
-from nanodnt.claims.arms import ARMS, SCALES, TUNING_SEED
+from nanodnt.claims.arms import ARMS, SCALES, SEEDS, TUNING_SEED
 from nanodnt.claims.claims import CLAIMS
 from nanodnt.claims.record import Record
 from nanodnt.optim import fill_defaults
@@ -19,6 +19,7 @@ from nanodnt.sweep.runner import (
     Stopped,
     TrainingRun,
     make_run,
+    read_origin,
     read_outcome,
     resolve_configs,
     split_command,
@@ -34,18 +35,18 @@ class ReproduceConfig:
     # --- what ---
     only: str = ""  # ids of claims, names of papers, robustness, momentum-sgd, separated by commas; empty = all
     scale: Literal[tuple(SCALES)] = "mini"  # tiny: a smoke test; mini: CPU cores; small: one GPU; 124m, paper: more
-    seeds: int = 4  # seeds of each primary number, from 1; learning rates are tuned with seed 0
+    seeds: int = 8  # of 1, 2, 3, 4, 6, 7, 8, 9, for each number that decides; learning rates are tuned with seed 0
     dry_run: bool = False  # print the commands that are missing, as far as they are known, and run nothing
     judge_only: bool = False  # run nothing: judge what is recorded
     # --- how ---
-    jobs: int = 0  # runs at a time; 0 = one per CPU core, 4 on a GPU, 1 under torchrun
+    jobs: int = 0  # runs at a time; 0 = one per CPU core, or one per GPU; 1 under torchrun
     out: str = "out/reproduce"  # folder of the runs
     results: str = "docs/results"  # where claims.md, and claims/ with the record and figures, are written
 
     def check(self):
         """ValueError for values that make no sense."""
-        if not 1 <= self.seeds <= 10:
-            raise ValueError(f"seeds={self.seeds} must be between 1 and 10")
+        if not 1 <= self.seeds <= len(SEEDS):
+            raise ValueError(f"seeds={self.seeds} must be between 1 and {len(SEEDS)}")
         if self.jobs < 0:
             raise ValueError(f"jobs={self.jobs} must not be negative (0 = chosen for the machine)")
 
@@ -104,7 +105,8 @@ class Experiment:
         """The run of an arm with this learning rate (None: its config's own), seed, and files (None: the arm's)."""
         arm = ARMS[name]
         files = arm.files if files is None else files
-        paths, flags = split_command(self.scale.bases[arm.family], files, self.scale.changes.get(name, ""))
+        changes = (self.scale.changes.get(key, "") for key in (arm.rate, arm.of or name))
+        paths, flags = split_command(self.scale.bases[arm.family], files, *changes)
         if arm.init:
             paths = [arm.init if path.startswith("config/init/") else path for path in paths]
         if lr is not None:
@@ -150,9 +152,9 @@ class Experiment:
         return config.learning_rate
 
     def seeds_of(self, name: str) -> list:
-        """The seeds that an arm is reported with. The tuning seed is never among them."""
+        """The seeds that an arm is reported with: those of SEEDS, of which no choice was made by."""
         deciding = {arm for claim in CLAIMS for _, arm in split_value(claim.primary.value)}
-        return list(range(1, (self.config.seeds if name in deciding else min(SIDE_SEEDS, self.config.seeds)) + 1))
+        return list(SEEDS[: self.config.seeds if name in deciding else min(SIDE_SEEDS, self.config.seeds)])
 
     def reported(self, name: str, seed: int) -> TrainingRun:
         """The run of an arm, as it was tuned, with a seed that is reported."""
@@ -160,15 +162,20 @@ class Experiment:
         return self.run_of(name, tuned.lr, seed, tuned.files)
 
     def values(self, number) -> list:
-        """A `Number` seed by seed, of the seeds that all its arms have. Infinite where the loss of one side diverged;
-        nan where both did, or where another measure has no value. MissingRun if it is not recorded and may not be."""
-        parts = split_value(number.value)
-        seeds = min((self.seeds_of(name) for _, name in parts), key=len)
-        return [sum(self.part(number.measure, sign, name, seed) for sign, name in parts) for seed in seeds]
+        """A `Number` seed by seed, of the seeds that all its arms have. MissingRun if one is not recorded.
 
-    def part(self, measure: str, sign: int, name: str, seed: int) -> float:
-        value = self.measure(measure, self.reported(name, seed))
-        return sign * value if value is not None else sign * math.inf if measure == "loss" else math.nan
+        Infinite where the loss of one side diverged: of two arms, or of one at a multiple of its best rate; nan where
+        another arm diverged, or both sides did."""
+        parts = split_value(number.value)
+        seeds, values = min((self.seeds_of(name) for _, name in parts), key=len), []
+        for seed in seeds:
+            terms = []
+            for sign, name in parts:
+                value = self.measure(number.measure, self.reported(name, seed))
+                tells = number.measure == "loss" and (len(parts) == 2 or ARMS[name].times != 1)
+                terms.append(sign * (value if value is not None else math.inf if tells else math.nan))
+            values.append(sum(terms))
+        return values
 
     # -- training and measuring them
 
@@ -187,7 +194,8 @@ class Experiment:
                 if measure != "loss" and outcome != "diverged":
                     loss = quantities.MEASURES[measure](run.path)
                 seconds = json.loads((run.path / "done.json").read_text())["seconds"]
-                self.record.add(run, measure, loss, outcome=outcome, seconds=round(seconds or 0), machine=self.machine)
+                origin = {"hardware": self.machine["hardware"], **read_origin(run.path)}
+                self.record.add(run, measure, loss, outcome=outcome, seconds=round(seconds or 0), machine=origin)
             return self.record.measures(run)[measure]
 
     def require(self, runs, measure: str = "loss") -> None:

@@ -13,7 +13,7 @@ COLORS[NOT_JUDGED] = "silver"
 WIDEST = 12.0  # the figure's edge, in smallest effects of interest
 
 
-def draw_forest(found: dict, path: Path) -> None:
+def draw_forest(found: dict, scale: str, path: Path) -> None:
     """Draw every judged claim, grouped by class: our interval, and the paper's value as a diamond. An effect is divided
     by its smallest effect of interest, and the paper's sign points to the right."""
     ordered = [c for name in COLORS for c in CLAIMS if c.id in found and found[c.id]["class"] == name]
@@ -21,7 +21,8 @@ def draw_forest(found: dict, path: Path) -> None:
     axis.axvspan(-1, 1, color="0.93", linewidth=0)
     axis.axvline(0, color="0.5", linewidth=0.8)
     for i, claim in enumerate(ordered):
-        row, toward = found[claim.id], (-1 if claim.expect == "below" else 1) / claim.smallest
+        published, smallest = claim.effect(scale)
+        row, toward = found[claim.id], (-1 if claim.expect == "below" else 1) / smallest
         color = COLORS[row["class"]]
         values = [toward * v for v in row["primary"]["values"]]
         if not all(map(math.isfinite, values)):
@@ -30,8 +31,8 @@ def draw_forest(found: dict, path: Path) -> None:
             mean, low, high = interval(values) if len(values) > 1 else (values[0],) * 3
             axis.plot([max(low, -WIDEST), min(high, WIDEST)], [i, i], color=color, linewidth=2.5)
             axis.plot(min(max(mean, -WIDEST), WIDEST), i, "o", color=color, markersize=7)
-        if claim.primary.published is not None:
-            axis.plot(toward * claim.primary.published, i, "D", color="black", markersize=5, fillstyle="none")
+        if published is not None:
+            axis.plot(toward * published, i, "D", color="black", markersize=5, fillstyle="none")
     axis.set_yticks(range(len(ordered)), [f"{c.id}: {found[c.id]['class']}" for c in ordered])
     axis.set_ylim(len(ordered) - 0.4, -0.6)
     axis.set_xlim(-WIDEST - 0.5, WIDEST + 0.5)

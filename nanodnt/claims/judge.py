@@ -2,13 +2,14 @@
 
 Classes:
 reproduced         the sign is the paper's, and the interval meets half to twice the published value; for a claim of
-                   equality: within ± the smallest effect of interest
+                   equality: the interval lies within ± the smallest effect of interest
 direction only     the sign is the paper's, but the size is not, or none is published
-no effect          the interval lies within ± the smallest effect of interest, at a scale whose regime can show one
-contradicted here  the sign is not the paper's, at a scale whose regime can show the effect
-undecided          none of these: the interval is too wide, or the regime cannot show the effect
+no effect          the interval lies within ± the smallest effect of interest
+contradicted here  the sign is not the paper's; for a claim of equality: the interval lies outside ± the smallest effect
+undecided          none of these, or the scale's regime cannot show the effect
 
-A sign counts if its p value is below 0.05 after Holm's correction over the primary numbers of all claims.
+A sign, and an equality, count if their p value is below 0.05 after Holm's correction over the primary numbers of all
+claims. The interval alone says what lies within or outside of ± the smallest effect of interest.
 """
 
 import math
@@ -16,7 +17,7 @@ import math
 from nanodnt.claims.claims import CLAIMS, COUNTED, Claim, Number
 from nanodnt.claims.experiment import Experiment, MissingRun
 from nanodnt.claims.quantities import CONFIG_MEASURES
-from nanodnt.claims.statistics import holm, interval, p_differs, p_equal
+from nanodnt.claims.statistics import holm, interval, p_differs, p_diverged, p_equal
 from nanodnt.sweep.runner import resolve_configs
 
 CLASSES = ("reproduced", "direction only", "no effect", "contradicted here", "undecided")
@@ -24,48 +25,57 @@ NOT_JUDGED = "not judged"  # at a scale that only tests the machinery
 LEVEL = 0.05
 
 
-def p_value(values: list, claim: Claim) -> float | None:
-    """The p value of a primary number's values; None if it has none: fewer than two, or a run diverged."""
-    if len(values) < 2 or not all(map(math.isfinite, values)):
+def all_diverged(values: list) -> bool:
+    """Whether all runs of one side diverged, and none of the other."""
+    return all(map(math.isinf, values)) and len(set(values)) == 1
+
+
+def p_value(values: list, claim: Claim, smallest: float) -> float | None:
+    """The p value of a primary number's values; None if it has none: fewer than two, or some diverged."""
+    if len(values) < 2:
         return None
-    return p_equal(values, claim.smallest) if claim.expect == "equal" else p_differs(values)
-
-
-def classify(values: list, claim: Claim, adequate: bool, p: float | None) -> tuple:
-    """(class, why) of a claim with these values of its primary number by seed, and Holm's p value."""
-    opposite = ("contradicted here", "") if adequate else ("undecided", "the regime cannot show the effect")
+    if all_diverged(values):
+        return p_diverged(len(values))
     if not all(map(math.isfinite, values)):
-        return classify_diverged(values, claim, opposite)
+        return None
+    return p_equal(values, smallest) if claim.expect == "equal" else p_differs(values)
+
+
+def classify(values: list, claim: Claim, scale: str, p: float | None) -> tuple:
+    """(class, why) of a claim with these values of its primary number by seed, and Holm's p value."""
+    if scale not in claim.adequate:
+        return "undecided", f"cannot show at this scale, needs {claim.adequate[0]}"
     if p is None:
-        return "undecided", "one seed has no interval"
+        diverged = sum(not math.isfinite(v) for v in values)
+        return "undecided", f"{diverged} of {len(values)} seeds diverged" if diverged else "one seed has no interval"
     toward = -1 if claim.expect == "below" else 1  # so that the paper's sign is +
+    published, small = claim.effect(scale)
+    if all_diverged(values):
+        right = claim.expect != "equal" and toward * values[0] > 0
+        why = f"{len(values)} of {len(values)} seeds diverged"
+        return ("undecided" if p >= LEVEL else "direction only" if right else "contradicted here"), why
     mean, low, high = interval([toward * value for value in values])
-    small, published = claim.smallest, claim.primary.published and toward * claim.primary.published
+    inside = -small <= low and high <= small
     if claim.expect == "equal":
-        if p < LEVEL:
+        if inside and p < LEVEL:
             return "reproduced", ""
-        return opposite if low >= small or high <= -small else ("undecided", too_wide(low, high, small))
-    if -small <= low and high <= small:
-        return ("no effect", "") if adequate else ("undecided", "the regime cannot show the effect")
-    if p < LEVEL and mean > 0:
-        fits = published is not None and low <= 2 * published and high >= published / 2
-        size = "no size is published" if published is None else "the size differs"
-        return ("reproduced", "") if fits else ("direction only", size)
-    return opposite if p < LEVEL else ("undecided", too_wide(low, high, small))
+        return (
+            ("contradicted here", "") if low >= small or high <= -small else ("undecided", doubt(p, low, high, small))
+        )
+    if inside:
+        return "no effect", ""
+    if p >= LEVEL:
+        return "undecided", doubt(p, low, high, small)
+    if mean < 0:
+        return "contradicted here", ""
+    if published is None:
+        return "direction only", "no size is published"
+    published *= toward
+    return ("reproduced", "") if low <= 2 * published and high >= published / 2 else ("direction only", "another size")
 
 
-def too_wide(low: float, high: float, small: float) -> str:
-    return f"too wide: ± {(high - low) / 2:.2g} around the mean, the smallest effect of interest is {small:.2g}"
-
-
-def classify_diverged(values: list, claim: Claim, opposite: tuple) -> tuple:
-    """The same where runs diverged: an infinite value says that only one side did, nan that both did."""
-    count = f"{sum(not math.isfinite(v) for v in values)} of {len(values)} seeds diverged"
-    if any(map(math.isnan, values)) or len({v > 0 for v in values}) > 1:
-        return "undecided", count
-    if claim.expect == "equal" or (values[0] > 0) != (claim.expect == "above"):
-        return opposite[0], count
-    return "direction only", count
+def doubt(p: float, low: float, high: float, small: float) -> str:
+    return f"p = {p:.2g} after Holm's correction; ± {(high - low) / 2:.2g} around the mean, {small:.2g} would matter"
 
 
 def judge(claims: list, experiment: Experiment) -> dict:
@@ -76,14 +86,13 @@ def judge(claims: list, experiment: Experiment) -> dict:
         if primary := find_row(claim.primary, experiment):
             sides = [row for number in claim.sides if (row := find_row(number, experiment))]
             found[claim.id] = dict(primary=primary, sides=sides)
-    by_id = {claim.id: claim for claim in CLAIMS}
-    p_values = {name: p_value(row["primary"]["values"], by_id[name]) for name, row in found.items()}
-    adjusted = holm({name: p for name, p in p_values.items() if p is not None})
+    by_id, scale = {claim.id: claim for claim in CLAIMS}, experiment.config.scale
+    values = {name: row["primary"]["values"] for name, row in found.items()}
+    p_values = {name: p_value(values[name], by_id[name], by_id[name].effect(scale)[1]) for name in found}
+    adjusted = holm({name: p for name, p in p_values.items() if p is not None}, len(CLAIMS))
     for name, row in found.items():
-        claim = by_id[name]
         row["p"] = adjusted.get(name)
-        adequate = experiment.config.scale in claim.adequate
-        row["class"], row["why"] = classify(row["primary"]["values"], claim, adequate, row["p"])
+        row["class"], row["why"] = classify(values[name], by_id[name], scale, row["p"])
         if experiment.scale.smoke:
             row["class"], row["why"] = NOT_JUDGED, ""
     return found

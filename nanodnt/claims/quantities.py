@@ -13,11 +13,10 @@ from pathlib import Path
 
 import torch
 
-from layers.slot import Slot
 from model import GPT, GPTConfig
 from nanodnt.analysis import gradients, norms, streams
 from nanodnt.data import Dataset
-from nanodnt.optim import fill_defaults, lr_at, state_bytes
+from nanodnt.optim import fill_defaults, state_bytes
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.environment import choose_device
 from nanodnt.settings import TrainConfig
@@ -188,39 +187,6 @@ def removal_losses(path: Path) -> tuple:
     return mean_of_halves(streams.removal_drop(load_model(path), validation_batches(path, LOSS_TOKENS))["drop"])
 
 
-# ------------------------------------------------------------------------------------------------------------ gains
-
-
-def share_of_ones(model: GPT) -> float:
-    """The share of all gain entries that are exactly 1."""
-    gains = [m.gain for m in model.modules() if isinstance(m, Slot) and m.gain is not None]
-    return sum((g == 1).sum().item() for g in gains) / sum(g.numel() for g in gains)
-
-
-def frozen_gains(path: Path) -> float:
-    """The share of gains that are exactly 1 at the end."""
-    return share_of_ones(load_model(path))
-
-
-def frozen_gains_in_bf16(path: Path) -> float:
-    """The same after training this run again with weights, gradients and AdamW's state in bf16 (pure-bf16 training)."""
-    config, train = load_configs(path)
-    fill_defaults(train)
-    model = GPT(config, train.seed).bfloat16().to(measuring_device())
-    data = Dataset(train.dataset, config.block_size, train.seed, verify=False)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(train.beta1, train.beta2), weight_decay=0.0)
-    for step in range(train.max_iters):
-        for group in optimizer.param_groups:
-            group["lr"] = lr_at(step, train)
-        x, y = (torch.from_numpy(a).to(measuring_device()) for a in data.batch(step, train.batch_size))
-        logits = model(x)[0]
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), train.grad_clip or math.inf)
-        optimizer.step()
-    return share_of_ones(model)
-
-
 MEASURES = {
     "log10 gradient RMS": gradient_rms,
     "log10 gradient kurtosis": gradient_kurtosis,
@@ -235,8 +201,6 @@ MEASURES = {
     "angular deep": lambda path: block_angles(path)[1],
     "removal ratio": lambda path: removal_losses(path)[1] / removal_losses(path)[0],
     "removal deep": lambda path: removal_losses(path)[1],
-    "frozen gains": frozen_gains,
-    "frozen gains in bf16": frozen_gains_in_bf16,
 }
 
 

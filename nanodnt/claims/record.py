@@ -10,6 +10,11 @@ import zlib
 from dataclasses import fields
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 from nanodnt.files import write_file
 from nanodnt.optim import fill_defaults
 from nanodnt.sweep.runner import IGNORED_FIELDS, TrainingRun, resolve_configs
@@ -26,16 +31,25 @@ def digest_settings(run: TrainingRun) -> str:
     return f"{zlib.crc32(json.dumps(kept).encode()):08x}"
 
 
+ENTRY = {"args", "settings", "outcome", "seconds", "measures", "machine"}
+
+
 class Record:
     """Runs and what was measured of them, kept in one file that is written after each change. Threads may share it."""
 
     def __init__(self, path: Path):
         """ValueError if the file is damaged."""
         self.path, self.guard, self.checked = path, threading.Lock(), set()
+        self.runs = self._read()
+
+    def _read(self) -> dict:
         try:
-            self.runs = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        except ValueError:
-            raise ValueError(f"{path} is damaged: restore it from git, or remove it") from None
+            runs = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
+            if all(ENTRY <= run.keys() for run in runs.values()):
+                return runs
+        except (ValueError, AttributeError):
+            pass
+        raise ValueError(f"{self.path} is damaged: restore it from git, or remove it")
 
     def measures(self, run: TrainingRun) -> dict:
         """{measure: value, None for a run that diverged} of what is known. ValueError if the run was recorded with
@@ -53,14 +67,17 @@ class Record:
         return found["measures"]
 
     def add(self, run: TrainingRun, measure: str, value: float | None, **about) -> None:
-        """Note a measure, and what else is known about the run, and write the file."""
-        with self.guard:
-            entry = self.runs.setdefault(run.path.name, {"args": list(run.args), "measures": {}})
-            entry |= about | {"settings": digest_settings(run)}
-            entry["measures"][measure] = value
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            ordered = {name: self.runs[name] for name in sorted(self.runs)}
-            text = (
-                "{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(run)}" for name, run in ordered.items()) + "\n}\n"
-            )
+        """Note a measure, and `about`: outcome, seconds and machine of the run; write the file. What another process
+        has recorded meanwhile is kept."""
+        about |= {"args": list(run.args), "settings": digest_settings(run)}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.guard, open(self.path.with_name(f".{self.path.name}.lock"), "w") as lock:
+            if fcntl:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            runs = self._read()
+            known = runs.get(run.path.name, {"measures": {}})
+            runs[run.path.name] = known | about | {"measures": known["measures"] | {measure: value}}
+            lines = [f"{json.dumps(name)}: {json.dumps(runs[name], ensure_ascii=False)}" for name in sorted(runs)]
+            text = "{\n" + ",\n".join(lines) + "\n}\n"
             write_file(self.path, lambda f: f.write(text.encode()))
+            self.runs = runs  # another thread sees the old dictionary or the new one

@@ -34,7 +34,7 @@ def list_needs(claims: list, extras: list, experiment: Experiment) -> dict:
             for what, (values, _) in STUDY.items()
             for value in values
             for layout in LAYOUTS
-            if "momentum-sgd" in extras and not smoke
+            if "momentum-sgd" in extras and experiment.config.scale == "mini"  # its values are those of mini
         ]
     )
     for group in groups:
@@ -62,7 +62,7 @@ def train_arm(name: str, measures: set, experiment: Experiment) -> None:
     for run in curve:
         experiment.measure("loss", run)
     for run in runs:
-        for measure in sorted(measures, key="loss".__ne__):
+        for measure in ["loss", *sorted(measures - {"loss"})]:
             experiment.measure(measure, run)
 
 
@@ -91,7 +91,7 @@ def reproduce(claims: list, extras: list, experiment: Experiment) -> int:
                 except Stopped:
                     print("stopped; the same command goes on from here", flush=True)
                     return 130
-                except ValueError as e:  # the other arms go on
+                except (ValueError, OSError, ArithmeticError) as e:  # the other arms go on
                     failed += 1
                     print(f"error: {futures[future]}: {e}", file=sys.stderr, flush=True)
             if experiment.record.runs and not config.dry_run and not runner.stopping:

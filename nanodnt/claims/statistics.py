@@ -49,11 +49,16 @@ def p_equal(values: list, margin: float) -> float:
     return max(tail_above(values, -margin), tail_above([-v for v in values], -margin))
 
 
-def holm(p_values: dict) -> dict:
-    """Holm's correction: the adjusted p value of each test, such that the chance of any false one below 0.05 is at most
-    5% over all of them."""
+def p_diverged(n: int) -> float:
+    """The two-sided p value of "all n runs of one side diverge, and none of the other's n": they could be exchanged."""
+    return 2 / math.comb(2 * n, n)
+
+
+def holm(p_values: dict, total: int) -> dict:
+    """Holm's correction over `total` tests, of which these are the ones made so far: the adjusted p value of each, such
+    that the chance of any false one below 0.05 is at most 5% over all of them."""
     adjusted, largest = {}, 0.0
     for i, name in enumerate(sorted(p_values, key=p_values.get)):
-        largest = max(largest, min(1.0, (len(p_values) - i) * p_values[name]))
+        largest = max(largest, min(1.0, (total - i) * p_values[name]))
         adjusted[name] = largest
     return adjusted

@@ -1,5 +1,6 @@
 """How far momentum SGD is behind AdamW under Pre-LN and under DNT, against what may decide it: momentum_sgd.md."""
 
+import math
 import statistics
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +23,6 @@ layouts while one thing is varied at a time. Every arm is at its own best learni
 factors of two; the losses are of other seeds.
 
 {machine}
-
-![The gap against what is varied](claims/{scale}-momentum.png)
 
 Bands are the range over the seeds. The initial weights are named after the std of the embedding, and without Xavier
 also of the matrices. Clipping and momentum are varied under mSGDW alone: AdamW has no such momentum, and hardly depends
@@ -68,27 +67,25 @@ def draw_gaps(found: dict, path: Path) -> None:
 
 
 def summarise(found: dict) -> list:
-    """A sentence on each layout's smallest gap, and one on what DNT takes off it."""
+    """A sentence on each layout's smallest gap, and one on what DNT changes; nothing below two settings. Each setting
+    counts once, though the base's value stands under each thing varied."""
+    gaps = {layout: {} for layout in LAYOUTS}
+    for what, layouts in found.items():
+        for layout, values in layouts.items():
+            for value, by_seed in values.items():
+                if all(map(math.isfinite, by_seed)):
+                    name = gap_number(layout, what, value).value.replace(layout, "")
+                    gaps[layout][name] = (statistics.mean(by_seed), f"{what} {value}")
     lines = []
-    every = {
-        layout: {
-            (what, value): statistics.mean(gaps[layout][value])
-            for what, gaps in found.items()
-            if layout in gaps
-            for value in gaps[layout]
-        }
-        for layout in LAYOUTS
-    }
-    for layout, gaps in every.items():
-        if gaps:
-            what, value = min(gaps, key=gaps.get)
-            lines.append(f"{LAYOUTS[layout]}: the smallest gap is {gaps[what, value]:+.3f}, with {what} {value}.")
-    shared = [every["S5"][key] - every["S1"][key] for key in every["S1"] if key in every["S5"]]
-    if shared:
-        less = sum(change < 0 for change in shared)
+    for layout, settings in gaps.items():
+        if len(settings) > 1:
+            gap, setting = min(settings.values())
+            lines.append(f"{LAYOUTS[layout]}: the smallest gap is {gap:+.3f}, with {setting}.")
+    changes = [gaps["S5"][name][0] - gaps["S1"][name][0] for name in gaps["S1"] if name in gaps["S5"]]
+    if len(changes) > 1:
         lines.append(
-            f"DNT's gap is the smaller one in {less} of {len(shared)} settings; "
-            f"the change is {min(shared):+.3f} to {max(shared):+.3f} nats."
+            f"DNT's gap is the smaller one in {sum(change < 0 for change in changes)} of {len(changes)} settings; "
+            f"the change is {min(changes):+.3f} to {max(changes):+.3f} nats."
         )
     return [*lines, ""]
 
@@ -109,19 +106,17 @@ def study_rows(found: dict, experiment: Experiment) -> list:
     return rows
 
 
-def write_study(experiment: Experiment) -> Path | None:
-    """Write momentum_sgd.md and its figure, from what is recorded; None if nothing is."""
+def write_study(experiment: Experiment) -> None:
+    """Write momentum_sgd.md and its figure, from what is recorded."""
     found = find_gaps(experiment)
-    if not found:
-        return None
     folder, scale = ROOT / experiment.config.results, experiment.config.scale
-    draw_gaps(found, folder / "claims" / f"{scale}-momentum.png")
-    lines = [INTRO.format(machine=describe_runs(experiment), scale=scale), *summarise(found)]
+    lines = [INTRO.format(machine=describe_runs(experiment))]
+    if found:
+        draw_gaps(found, folder / "claims" / f"{scale}-momentum.png")
+        lines += [f"![The gap against what is varied](claims/{scale}-momentum.png)", "", *summarise(found)]
     head = ["varied", "value"]
     for layout in LAYOUTS:
         head += [f"{layout}: gap", "AdamW: best rate, loss", "mSGDW: best rate, loss"]
     lines += ["Gaps with 95% intervals; rates and losses of the tuning seed.", ""]
-    lines += markdown_table(head, study_rows(found, experiment))
-    path = folder / ("momentum_sgd.md" if scale == "mini" else f"momentum_sgd-{scale}.md")
-    write_file(path, lambda f: f.write(("\n".join(lines).rstrip() + "\n").encode()))
-    return path
+    lines += markdown_table(head, study_rows(found, experiment)) if found else ["Not run yet.", ""]
+    write_file(folder / "momentum_sgd.md", lambda f: f.write(("\n".join(lines).rstrip() + "\n").encode()))

@@ -7,7 +7,7 @@ from nanodnt.claims.statistics import interval
 
 
 def format_number(x: float | None) -> str:
-    """Four significant figures with a sign; "diverged" where one side diverged, "–" for nothing."""
+    """Three decimals with a sign; "diverged" where one side diverged, "–" for nothing."""
     if x is None or math.isnan(x):
         return "–"
     return "diverged" if math.isinf(x) else f"{x:+.3f}".replace("-", "−")
@@ -29,8 +29,8 @@ def markdown_table(head: list, rows: list) -> list:
     return [f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines] + [""]
 
 
-def loss_text(loss: float | None) -> str:
-    return "diverged" if loss is None else f"{loss:.3f}"
+def loss_text(loss: float | None | str) -> str:
+    return loss if isinstance(loss, str) else "diverged" if loss is None else f"{loss:.3f}"
 
 
 def describe_runs(experiment) -> str:
@@ -41,8 +41,9 @@ def describe_runs(experiment) -> str:
     days = sorted({run["machine"]["date"] for run in runs})
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     hours = sum(run["seconds"] for run in runs) / 3600
+    seeds = sorted({int(word.removeprefix("--seed=")) for run in runs for word in run["args"] if "--seed=" in word})
     scale = experiment.scale
     return (
         f"Scale *{experiment.config.scale}*: {scale.title}. {len(runs)} runs, {hours:.1f} hours of one run at a time; "
-        f"seeds 1 to {experiment.config.seeds}; {where}; {span}."
+        f"seeds {', '.join(map(str, seeds))}; {where}; {span}."
     )

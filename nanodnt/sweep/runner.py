@@ -102,10 +102,13 @@ def resolve_configs(args) -> tuple:
 def read_outcome(path: Path) -> tuple:
     """("finished" or "diverged", validation loss at the end or None) of a run directory.
 
-    A run has diverged if it was ended because its gradients were not finite, or if it ends worse than it began."""
+    A run has diverged if it was ended because its gradients were not finite, or if it ends worse than it began.
+    ValueError without any validation loss."""
     rows = read_metrics(path)
     losses = [row["val_loss"] for row in rows if "val_loss" in row]
-    if not rows or "failure" in rows[-1] or not losses or losses[-1] is None or losses[-1] > losses[0]:
+    if not losses:
+        raise ValueError(f"{path / 'metrics.jsonl'} has no validation loss: remove {path}")
+    if "failure" in rows[-1] or losses[-1] is None or losses[-1] > losses[0]:
         return "diverged", None
     return "finished", losses[-1]
 

@@ -9,7 +9,18 @@ from dataclasses import asdict
 import pytest
 
 from nanodnt.claims import quantities, report
-from nanodnt.claims.arms import ARMS, FACTORS, LAYOUTS, OPTIMIZERS, SCALES, STUDY, TUNING_SEED, study_arm
+from nanodnt.claims.arms import (
+    ARMS,
+    FACTORS,
+    INIT_SEEDS,
+    LAYOUTS,
+    OPTIMIZERS,
+    SCALES,
+    SEEDS,
+    STUDY,
+    TUNING_SEED,
+    study_arm,
+)
 from nanodnt.claims.claims import CLAIMS, COUNTED, ROBUSTNESS
 from nanodnt.claims.experiment import split_value
 from nanodnt.claims.judge import count_all
@@ -72,13 +83,15 @@ def test_every_arm_is_looked_at(tmp_path):
     assert set(list_needs(CLAIMS, ["robustness", "momentum-sgd"], made)) == set(ARMS)
 
 
-def test_robustness_has_every_layout_under_every_optimizer():
+def test_robustness_has_the_layouts_under_every_optimizer():
     assert set(ROBUSTNESS) == set(OPTIMIZERS) == {"AdamW", "mSGDW", "Muon", "Adam-mini"}
-    assert all(set(layouts) == set(LAYOUTS) for layouts in ROBUSTNESS.values())
     assert FACTORS == (4, 8, 16)
-    for optimizer, layout, factor in itertools.product(OPTIMIZERS, LAYOUTS, FACTORS):
-        arm = ARMS[f"{layout} {optimizer} ×{factor}"]
-        assert (arm.of, arm.times) == (f"{layout} {optimizer}", factor)
+    for optimizer, layouts in ROBUSTNESS.items():
+        left_out = set() if optimizer in ("AdamW", "mSGDW") else {"S2", "S3", "S4"}
+        assert set(layouts) == set(LAYOUTS) - left_out
+        for layout, factor in itertools.product(layouts, FACTORS):
+            arm = ARMS[f"{layout} {optimizer} ×{factor}"]
+            assert (arm.of, arm.times) == (f"{layout} {optimizer}", factor)
 
 
 def test_what_is_counted():
@@ -128,7 +141,7 @@ MEANING = {
     "S4 mSGDW": dict(pre_norm="both", mid_norm="both", input_norm=True, qk_norm=True, optimizer="msgdw"),
     "S5 AdamW": dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True, optimizer="adamw"),
     "S5 Muon": dict(pre_norm="attn", optimizer="muon"),
-    "S3 Adam-mini ×16": dict(input_norm=True, mid_norm="none", optimizer="adam_mini"),
+    "S3 mSGDW ×16": dict(input_norm=True, mid_norm="none", optimizer="msgdw"),
     "LNS AdamW": dict(lns="norm", residual_init="plain", pre_norm="both", qk_norm=False),
     "DyT Muon": dict(norm="dyt", embed_scale=True, optimizer="muon"),
     "unified mSGDW": dict(gain="branch", gain_out="norm", gain_param="magdir", optimizer="msgdw"),
@@ -188,12 +201,13 @@ def test_the_study_varies_one_thing():
 # --------------------------------------------------------------------------------------------------------- seeds
 
 
-def test_the_tuning_seed_is_never_reported(tmp_path):
-    for seeds in (1, 2, 4, 10):
+def test_no_number_is_reported_with_a_seed_that_chose_something(tmp_path):
+    assert TUNING_SEED in INIT_SEEDS and len(set(SEEDS)) == len(SEEDS) == 8
+    for seeds in (1, 2, 4, 8):
         made = make_experiment(tmp_path, seeds=seeds)
         for name in ARMS:
             reported = made.seeds_of(name)
-            assert TUNING_SEED not in reported and reported == list(range(1, len(reported) + 1))
+            assert not set(reported) & {TUNING_SEED, *INIT_SEEDS} and reported == list(SEEDS[: len(reported)])
             assert len(reported) in (seeds, min(2, seeds))
         for claim in CLAIMS:  # what decides has all seeds
             assert all(len(made.seeds_of(name)) == seeds for _, name in split_value(claim.primary.value))
@@ -232,7 +246,6 @@ def test_no_figure_on_claims_is_typed_into_the_readme(on_record):
 def test_what_readme_says_follows_the_record(on_record):
     made, _ = on_record
     readme, found = (ROOT / "README.md").read_text(), report.judge(CLAIMS, made.reading())
-    name = next(iter(found))
-    values = found[name]["primary"]["values"]
-    found[name]["primary"]["values"] = [v + 1 for v in values]
+    for row in found.values():
+        row["primary"]["values"] = [v + 1 for v in row["primary"]["values"]]
     assert report.fill_readme(readme, found, made) != readme

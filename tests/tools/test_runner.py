@@ -4,16 +4,17 @@ import fcntl
 import json
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from model import GPT, GPTConfig
+from model import GPTConfig
 from nanodnt.claims import quantities
 from nanodnt.claims.arms import ARMS, Arm
 from nanodnt.claims.claims import Number
-from nanodnt.claims.experiment import Experiment, MissingRun
+from nanodnt.claims.experiment import Experiment, MissingRun, Tuned
 from nanodnt.claims.record import Record
 from nanodnt.settings import TrainConfig
 from nanodnt.sweep.runner import Runner, Stopped, read_outcome
@@ -162,7 +163,8 @@ def test_outcomes(tmp_path):
         "worse than at first": {"val_loss": 3.91},
     }.items():
         assert read_outcome(left(tmp_path / name, first, {"val_loss": 3.5}, last)) == ("diverged", None), name
-    assert read_outcome(left(tmp_path / "nothing")) == ("diverged", None)
+    with pytest.raises(ValueError, match=r"metrics.jsonl has no validation loss: remove "):
+        read_outcome(left(tmp_path / "nothing"))
 
 
 # ------------------------------------------------------------------------------------------------------------ record
@@ -171,16 +173,32 @@ def test_outcomes(tmp_path):
 def test_the_record_keeps_what_is_measured(tmp_path):
     made = make_experiment(tmp_path)
     run, other = made.run_of("S1 AdamW", 1e-3, 1), made.run_of("S5 AdamW", 1e-3, 1)
-    made.record.add(run, "loss", 3.0, outcome="finished", seconds=60)
-    made.record.add(run, "tail slope", 0.5)
-    made.record.add(other, "loss", None, outcome="diverged", seconds=6)
+    about = dict(outcome="finished", seconds=60, machine={})
+    made.record.add(run, "loss", 3.0, **about)
+    make_experiment(tmp_path).record.add(run, "tail slope", 0.5, **about)  # another process
+    made.record.add(other, "loss", None, **about | {"outcome": "diverged"})
     again = Record(made.record.path)
     assert again.measures(run) == {"loss": 3.0, "tail slope": 0.5} and again.measures(other) == {"loss": None}
     assert again.measures(made.run_of("S5 AdamW", 1e-3, 2)) == {}
     assert again.runs[run.path.name]["args"] == list(run.args) and again.runs[run.path.name]["seconds"] == 60
-    made.record.path.write_text("{")
-    with pytest.raises(ValueError, match="mini.json is damaged: restore it from git"):
-        Record(made.record.path)
+    for damaged in ("{", "[]", '{"a": 1}', '{"a": {"args": []}}'):
+        made.record.path.write_text(damaged)
+        with pytest.raises(ValueError, match="mini.json is damaged: restore it from git"):
+            Record(made.record.path)
+
+
+def test_threads_share_a_record(tmp_path):
+    made = make_experiment(tmp_path)
+    runs = [made.run_of("S1 AdamW", 1e-3 * i, 1) for i in range(1, 13)]
+    about = dict(outcome="finished", seconds=60, machine={})
+
+    def add(run):
+        made.record.add(run, "loss", 3.0, **about)
+        assert all(set(entry) >= {"settings", "machine", "measures"} for entry in made.record.runs.values())
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, runs))
+    assert set(Record(made.record.path).runs) == {run.path.name for run in runs}
 
 
 def test_a_record_of_other_settings_is_refused(tmp_path, monkeypatch):
@@ -191,7 +209,7 @@ def test_a_record_of_other_settings_is_refused(tmp_path, monkeypatch):
     made.scale.bases["f"] = str(base)
     try:
         run = made.run_of("made up", 1e-3, 1)
-        made.record.add(run, "loss", 3.0)
+        made.record.add(run, "loss", 3.0, outcome="finished", seconds=1, machine={})
         base.write_text("n_layer = 2\ndropout = 0.0\n")  # the default, so nothing else
         assert Record(made.record.path).measures(run) == {"loss": 3.0}
         base.write_text("n_layer = 3\n")
@@ -209,8 +227,18 @@ def test_values_by_seed(tmp_path, monkeypatch):
     values = made.values(Number("", "S5 AdamW - S1 AdamW"))
     assert values[:2] == [-0.5, math.inf] and math.isnan(values[2])  # DNT diverged; both did
     assert made.values(Number("", "S1 AdamW - S5 AdamW"))[:2] == [0.5, -math.inf]
-    assert len(made.values(Number("", "S2 AdamW - S1 AdamW".replace("S2", "S5")))) == 3
-    assert len(made.values(Number("", "Emb - S1 AdamW".replace("Emb", "S1 Muon ×4")))) == 2  # those that both have
+    assert len(made.values(Number("", "S1 Muon ×4 - S1 AdamW"))) == 2  # those that both have
+    four = "S5 AdamW ×8 - S5 AdamW - S1 AdamW ×8 + S1 AdamW"
+    assert all(map(math.isnan, made.values(Number("", four))[1:]))  # S5 diverged at its own best rate
+    losses.update({"S1": [3.0, 3.0, 3.0], "S5": [2.5, 2.5, 2.5]})
+    high = {"S1": None, "S5": 2.75}
+    monkeypatch.setattr(made, "reported", lambda name, seed: (name[:2], seed, "×" in name))
+    monkeypatch.setattr(made, "measure", lambda measure, run: high[run[0]] if run[2] else losses[run[0]][run[1] - 1])
+    assert made.values(Number("", four)) == [-math.inf] * 3  # S1 diverged, but only at eight times its rate
+    monkeypatch.undo()
+    made = make_experiment(tmp_path, seeds=3)
+    monkeypatch.setattr(made, "measure", lambda measure, run: None if flag(run, "seed") != "1" else 2.5)
+    monkeypatch.setattr(made, "tune", lambda name: Tuned(1e-3, ARMS[name].files, {}))
     other = made.values(Number("", "S5 AdamW", measure="tail slope"))
     assert other[0] == 2.5 and all(map(math.isnan, other[1:]))
 
@@ -222,15 +250,6 @@ def test_flags_of_an_earlier_version_are_dropped(tmp_path):
     record = {"model": {"n_embd": 8}, "train": {"seed": 3, "cuda_graphs": False}}
     (tmp_path / "config.json").write_text(json.dumps(record))
     assert quantities.load_configs(tmp_path) == (GPTConfig(n_embd=8), TrainConfig(seed=3))
-
-
-def test_share_of_ones_by_hand():
-    model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=4, vocab_size=10), 1)
-    assert quantities.share_of_ones(model) == 1.0  # two pre norms and the final one, 8 gains each
-    with torch.no_grad():
-        model.final_norm.gain[:5] = 1.0078125  # the next above 1 in bf16
-        model.blocks[0].mlp.pre.gain[0] = 0.0
-    assert quantities.share_of_ones(model) == 18 / 24
 
 
 @pytest.mark.parametrize("squash, slope", [(lambda x: 2 * x, 1.0), (lambda x: x.sign() * x.abs().sqrt(), 0.5)])

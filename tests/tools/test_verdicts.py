@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from nanodnt.claims.judge import CLASSES, classify, p_value
-from nanodnt.claims.statistics import T95, holm, interval, p_differs, p_equal, upper_tail
+from nanodnt.claims.judge import classify, p_value
+from nanodnt.claims.statistics import T95, holm, interval, p_differs, p_diverged, p_equal, upper_tail
 from support.claims import claim
 
 inf, nan = math.inf, math.nan
@@ -46,13 +46,18 @@ def test_p_values_by_hand():
     assert p_equal([0.5, 0.5], 0.5) == p_differs([0.0, 0.0]) == 1.0
 
 
+def test_all_of_one_side_diverged():
+    assert p_diverged(2) == pytest.approx(2 / 6)  # 6 ways to choose 2 of 4 runs, of which 2 are as extreme
+    assert p_diverged(4) == pytest.approx(2 / 70) and p_diverged(8) == pytest.approx(2 / 12870)
+
+
 def test_holm_s_correction_of_a_known_case():
     # 0.005 · 4, 0.01 · 3, 0.03 · 2, and 0.04 · 1, which may not be below the one before it
-    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
-        {"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06}
-    )
-    assert holm({"a": 0.9, "b": 0.6}) == {"b": 1.0, "a": 1.0}
-    assert holm({}) == {}
+    found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}, 4)
+    assert found == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})
+    assert holm({"a": 0.9, "b": 0.6}, 2) == {"b": 1.0, "a": 1.0}
+    assert holm({"a": 0.01, "b": 0.02}, 12) == pytest.approx({"a": 0.12, "b": 0.22})  # ten are still to come
+    assert holm({}, 3) == {}
 
 
 # A claim of -0.5 whose smallest effect of interest is 0.25. Four values m ± d in turns have the mean m and an interval
@@ -63,11 +68,11 @@ def around(mean: float, half: float) -> list:
     return [mean - d, mean + d, mean - d, mean + d]
 
 
-def verdict(values, expect="below", published=-0.5, adequate=True, others=0) -> str:
+def verdict(values, expect="below", published=-0.5, scale="mini", others=0) -> str:
     """The class of a claim among `others` claims without any effect."""
     made = claim("c", "fast - slow", expect, published)
-    p = p_value(values, made)
-    return classify(values, made, adequate, p if p is None else min(1.0, p * (1 + others)))[0]
+    p = p_value(values, made, 0.25)
+    return classify(values, made, scale, p if p is None else min(1.0, p * (1 + others)))[0]
 
 
 @pytest.mark.parametrize(
@@ -93,8 +98,7 @@ def verdict(values, expect="below", published=-0.5, adequate=True, others=0) -> 
 def test_a_claim_of_a_lower_loss(mean, half, word):
     assert verdict(around(mean, half)) == word
     assert verdict([-v for v in around(mean, half)], "above", 0.5) == word  # the mirror image
-    inadequate = "undecided" if word in ("no effect", "contradicted here") else word
-    assert verdict(around(mean, half), adequate=False) == inadequate
+    assert verdict(around(mean, half), scale="small") == "undecided"  # which is not among those that can show it
 
 
 def test_without_a_published_size_the_sign_is_all_there_is():
@@ -104,20 +108,25 @@ def test_without_a_published_size_the_sign_is_all_there_is():
 
 
 @pytest.mark.parametrize(
-    "mean, half, word, inadequate",
+    "mean, half, word",
     [
-        (0.0, 0.2, "reproduced", "reproduced"),
-        (0.1, 0.14, "reproduced", "reproduced"),
-        (0.2, 0.1, "undecided", "undecided"),
-        (0.0, 0.5, "undecided", "undecided"),
-        (0.4, 0.14, "contradicted here", "undecided"),
-        (-0.4, 0.14, "contradicted here", "undecided"),
-        (0.4, 0.16, "undecided", "undecided"),  # down to 0.24
+        (0.0, 0.2, "reproduced"),
+        (0.1, 0.14, "reproduced"),
+        (0.1, 0.16, "undecided"),  # up to 0.26
+        (0.2, 0.1, "undecided"),
+        (0.0, 0.5, "undecided"),
+        (0.4, 0.14, "contradicted here"),
+        (-0.4, 0.14, "contradicted here"),
+        (0.4, 0.16, "undecided"),  # down to 0.24
     ],
 )
-def test_a_claim_of_equality(mean, half, word, inadequate):
+def test_a_claim_of_equality(mean, half, word):
     assert verdict(around(mean, half), "equal", 0.0) == word
-    assert verdict(around(mean, half), "equal", 0.0, adequate=False) == inadequate
+    assert verdict(around(mean, half), "equal", 0.0, "small") == "undecided"
+
+
+def test_equality_too_is_corrected_for_other_claims():
+    assert [verdict(around(0.0, 0.2), "equal", 0.0, others=n) for n in (0, 11)] == ["reproduced", "undecided"]
 
 
 def test_other_claims_make_a_sign_harder_to_believe():
@@ -126,30 +135,42 @@ def test_other_claims_make_a_sign_harder_to_believe():
 
 
 @pytest.mark.parametrize(
-    "values, expect, adequate, word",
+    "values, expect, word",
     [
-        ([-inf, -inf], "below", True, "direction only"),  # the other side diverged with every seed
-        ([-inf, -0.3], "below", True, "direction only"),
-        ([-inf, -0.3], "below", False, "direction only"),
-        ([-inf, 0.3], "below", True, "undecided"),
-        ([inf, inf], "below", True, "contradicted here"),
-        ([inf, 0.3], "below", False, "undecided"),
-        ([inf, inf], "above", True, "direction only"),
-        ([inf, inf], "equal", True, "contradicted here"),
-        ([-inf, -inf], "equal", False, "undecided"),
-        ([nan, -inf], "below", True, "undecided"),  # both sides diverged with one seed
-        ([nan, nan], "equal", True, "undecided"),
+        ([-inf] * 4, "below", "direction only"),  # the other side diverged with every seed
+        ([inf] * 4, "below", "contradicted here"),
+        ([inf] * 4, "above", "direction only"),
+        ([inf] * 4, "equal", "contradicted here"),
+        ([-inf] * 3, "below", "undecided"),  # 2 of 20 orders are as extreme: p = 0.1
+        ([-inf, -0.3, -0.3, -0.3], "below", "undecided"),  # with some seeds only
+        ([inf, 0.001, 0.001, 0.001], "below", "undecided"),
+        ([nan, -inf, -inf, -inf], "below", "undecided"),  # both sides with one seed
+        ([nan] * 4, "equal", "undecided"),
+        ([inf], "below", "undecided"),
+        ([-inf], "above", "undecided"),
+        ([nan], "below", "undecided"),
     ],
 )
-def test_diverged_is_a_word(values, expect, adequate, word):
-    assert verdict(values, expect, 0.0 if expect == "equal" else -0.5, adequate) == word
-    assert p_value(values, claim("c", "fast", expect)) is None  # so it is not among Holm's
+def test_diverged_is_a_word(values, expect, word):
+    assert verdict(values, expect, 0.0 if expect == "equal" else -0.5) == word
+    assert verdict(values, expect, 0.0 if expect == "equal" else -0.5, "small") == "undecided"
+
+
+def test_why_a_claim_is_undecided():
+    made = claim("c", "fast - slow")
+    assert classify([nan, -0.1], made, "mini", None) == ("undecided", "1 of 2 seeds diverged")
+    assert classify([-0.1], made, "mini", None) == ("undecided", "one seed has no interval")
+    assert classify([-0.1] * 4, made, "tiny", 0.001) == ("undecided", "cannot show at this scale, needs mini")
+    why = classify(around(-0.3, 0.1), made, "mini", 0.095)[1]
+    assert why == "p = 0.095 after Holm's correction; ± 0.1 around the mean, 0.25 would matter"
 
 
 def test_one_seed_decides_nothing():
     assert verdict([-0.5]) == "undecided"
 
 
-def test_every_class_was_reached():
-    found = {verdict(around(m, h)) for m, h in ((-0.5, 0.1), (-2, 0.1), (0, 0.1), (1, 0.1), (0, 1))}
-    assert found == set(CLASSES)
+def test_the_published_value_may_be_another_at_scale_paper():
+    made = claim("c", "fast - slow")._replace(at_paper=-2.0, adequate=("mini", "paper"))
+    values = around(-0.8, 0.1)
+    assert [classify(values, made, scale, 0.001)[0] for scale in ("mini", "paper")] == ["reproduced", "no effect"]
+    assert made.effect("mini") == (-0.5, 0.25) and made.effect("paper") == (-2.0, 1.0)
