@@ -3,6 +3,7 @@
 The page opens with a forest plot and a table of a row a claim; everything else is folded below.
 """
 
+import textwrap
 from collections import Counter
 from pathlib import Path
 
@@ -131,6 +132,8 @@ def claim_section(claim: Claim, row: dict, experiment: Experiment) -> list:
 
 def robustness_section(experiment: Experiment) -> list:
     """The figure and the table of what too high a rate costs."""
+    if experiment.scale.smoke:
+        return []
     lines, scale = ["## What too high a learning rate costs", ""], experiment.config.scale
     rises = {optimizer: find_rises(optimizer, layouts, experiment) for optimizer, layouts in ROBUSTNESS.items()}
     rows = [[optimizer, layout, *cells] for optimizer, found in rises.items() for layout, cells in found.items()]
@@ -205,7 +208,8 @@ def fill_readme(readme: str, found: dict, experiment: Experiment) -> str:
     total = ", ".join(f"{counts[name]} {name}" for name in CLASSES if counts[name])
     figure = any(find_rises(optimizer, layouts, experiment) for optimizer, layouts in ROBUSTNESS.items())
     image = "![What too high a learning rate costs](docs/results/claims/mini-robustness.png)"
-    lines = [MARKS[0], *([image, ""] if figure else []), describe_runs(experiment), ""]
+    about = textwrap.fill(describe_runs(experiment), 130)
+    lines = [MARKS[0], *([image, ""] if figure else []), about, ""]
     if found:
         lines += [*markdown_table(HEAD, rows[:README_ROWS]), f"Of {len(CLAIMS)} claims: {total}.", ""]
     else:

@@ -71,18 +71,6 @@ def test_every_page_is_linked_from_the_readme_or_a_page():
     assert [NAMES[page] for page in PAGES[1:] if page not in linked] == []
 
 
-def test_the_readmes_results_are_those_of_the_optimizer_page():
-    page = (ROOT / "docs" / "optimizers.md").read_text()
-    best = {(row["optimizer"], row["layout"]): row for row in rows_with(page, "best LR")}
-    table = [row for row in rows_with(README, "optimizer") if "Pre-LN: best LR" in row]
-    assert len(table) == 5
-    for row in table:
-        cells = list(row.values())
-        for layout, lr, losses in (("Pre-LN (S1)", *cells[1:3]), ("DNT (S5)", *cells[3:5])):
-            wanted = best[row["optimizer"], layout]
-            assert (wanted["best LR"], wanted["loss at step 300, seeds 1, 2, 3"]) == (lr, losses)
-
-
 # -------------------------------------------------------------------------------------------- links, files, flags
 
 
@@ -127,7 +115,7 @@ def test_python_on_the_pages_imports_what_exists():
             try:
                 tree = ast.parse(block)
             except SyntaxError:  # what the quickstart's model has written
-                assert "class = self.get_read_caches()" in block
+                assert "class with arguments address be a keyword" in block
                 continue
             imported += [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert len(imported) > 10

@@ -27,7 +27,7 @@ EXPERIMENTS = [name for name in FILES if "n_layer" in KEYS[name]]
 OVERLAYS = [name for name in FILES if name not in EXPERIMENTS]
 SIZES_OF_DNT = ["dnt_small", "dnt_large", "dnt_xl", "gpt2_small", "gpt2_large", "gpt2_xl"]
 BASE = {"lns": "lns/130m", "dyt": "dyt/small", "scale_vectors": "scale_vectors/llama_120m", "dnt": "dnt_small"}
-BASE |= {"blockwise": "blockwise/llama_237m", "optimizers": "dnt_small", "decay": "dnt_small"}
+BASE |= {"blockwise": "blockwise/llama_237m", "optimizers": "dnt_small", "decay": "dnt_small", "init": "gpt2_small"}
 # as small as the flags allow: 32 groups of 2 channels, 3 Post-LN blocks of 4
 TINY = "n_layer=4 n_head=2 n_embd=64 n_ff=96 block_size=8 vocab_size=64".split()
 
@@ -238,6 +238,12 @@ DIFFERENCES = {
         "dyt": dict(decay_gains="all", decay_scalars=True),
         "lns": dict(weight_decay=0.0),
         "iwd": dict(decay_gains="input"),
+    },
+    "init/gpt2": {
+        "width_128": dict(init_std=0.02 * 6**0.5),
+        "xavier": dict(init="xavier", residual_init="plain"),
+        "xavier_128": dict(init="xavier", residual_init="plain", init_std=0.02 * 6**0.5),
+        "xavier_unit": dict(init="xavier", residual_init="plain", init_std=1.0),
     },
 }
 # Overlays without a baseline, for most knobs of an optimizer are refused by the others: every line of each.
