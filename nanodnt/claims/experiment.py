@@ -35,7 +35,7 @@ class ReproduceConfig:
     # --- what ---
     only: str = ""  # ids of claims, names of papers, robustness, momentum-sgd, separated by commas; empty = all
     scale: Literal[tuple(SCALES)] = "mini"  # tiny: a smoke test; mini: CPU cores; small: one GPU; 124m, paper: more
-    seeds: int = 8  # of 1, 2, 3, 4, 6, 7, 8, 9, for each number that decides; learning rates are tuned with seed 0
+    seeds: int = 8  # of 1, 2, 3, 4, 6, 7, 8, 9, for each number that can decide; learning rates are tuned with seed 0
     dry_run: bool = False  # print the commands that are missing, as far as they are known, and run nothing
     judge_only: bool = False  # run nothing: judge what is recorded
     # --- how ---
@@ -153,8 +153,12 @@ class Experiment:
 
     def seeds_of(self, name: str) -> list:
         """The seeds that an arm is reported with: those of SEEDS, of which no choice was made by."""
-        deciding = {arm for claim in CLAIMS for _, arm in split_value(claim.primary.value)}
-        return list(SEEDS[: self.config.seeds if name in deciding else min(SIDE_SEEDS, self.config.seeds)])
+        n = min(SIDE_SEEDS, self.config.seeds)
+        for claim in CLAIMS:
+            if name in [arm for _, arm in split_value(claim.primary.value)]:
+                whole = self.config.scale in claim.adequate and not claim.few_seeds
+                n = max(n, self.config.seeds if whole else (self.config.seeds + 1) // 2)
+        return list(SEEDS[:n])
 
     def reported(self, name: str, seed: int) -> TrainingRun:
         """The run of an arm, as it was tuned, with a seed that is reported."""

@@ -147,11 +147,9 @@ MEANING = {
     "LNS AdamW": dict(lns="norm", residual_init="plain", pre_norm="both", qk_norm=False),
     "DyT Muon": dict(norm="dyt", embed_scale=True, optimizer="muon"),
     "unified mSGDW": dict(gain="branch", gain_out="norm", gain_param="magdir", optimizer="msgdw"),
-    "S4, stress mSGDW": dict(qk_norm=True, optimizer="msgdw", warmup_iters=0),
-    "S4 without QK, stress mSGDW": dict(pre_norm="both", mid_norm="both", input_norm=True, qk_norm=False),
-    "S4 without pre, stress AdamW": dict(pre_norm="none", mid_norm="both", input_norm=True, qk_norm=True),
-    "S4 without mid, stress AdamW": dict(pre_norm="both", mid_norm="none", input_norm=True, warmup_iters=0),
-    "S4 without input, stress AdamW": dict(pre_norm="both", mid_norm="both", input_norm=False, qk_norm=True),
+    "S4 without pre, stress": dict(pre_norm="none", mid_norm="both", input_norm=True, qk_norm=True),
+    "S4 without mid, stress": dict(pre_norm="both", mid_norm="none", input_norm=True, warmup_iters=0),
+    "S4 without input, stress": dict(pre_norm="both", mid_norm="both", input_norm=False, qk_norm=True),
     "all blocks": dict(lr_ratio_emb=10, lr_ratio_qk=8, lr_ratio_ffn=6, lr_ratio_vo=4, lr_ratio_norm=1),
     "Emb": dict(lr_ratio_emb=10, lr_ratio_qk=1, lr_ratio_ffn=1, lr_ratio_vo=1, lr_ratio_norm=1),
     "Emb, FFN": dict(lr_ratio_emb=10, lr_ratio_qk=1, lr_ratio_ffn=6, lr_ratio_vo=1, lr_ratio_norm=1),
@@ -165,7 +163,6 @@ MEANING = {
     "scaled init": dict(lns="off", residual_init="gpt2"),
     "LNS": dict(lns="norm", lns_power=0.5, lns_branches="both", residual_init="plain", n_layer=16, beta2=0.999),
     "before the norm": dict(lns="input"),
-    "FFN only": dict(lns="norm", lns_branches="mlp"),
     "none": dict(gain="none"),
     "HG": dict(gain="branch", gain_out="none", gain_param="direct"),
     "DNP": dict(gain_out="norm"),
@@ -210,9 +207,11 @@ def test_no_number_is_reported_with_a_seed_that_chose_something(tmp_path):
         for name in ARMS:
             reported = made.seeds_of(name)
             assert not set(reported) & {TUNING_SEED, *INIT_SEEDS} and reported == list(SEEDS[: len(reported)])
-            assert len(reported) in (seeds, min(2, seeds))
-        for claim in CLAIMS:  # what decides has all seeds
-            assert all(len(made.seeds_of(name)) == seeds for _, name in split_value(claim.primary.value))
+            assert len(reported) in (seeds, (seeds + 1) // 2, min(2, seeds))
+        for claim in CLAIMS:  # what can decide has all seeds
+            whole = "mini" in claim.adequate and not claim.few_seeds
+            enough = seeds if whole else (seeds + 1) // 2
+            assert all(len(made.seeds_of(name)) >= enough for _, name in split_value(claim.primary.value))
 
 
 # -------------------------------------------------------------------------------------------------- what is on record
