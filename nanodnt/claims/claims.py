@@ -128,8 +128,8 @@ CLAIMS = [
                 for name in LEFT_OUT
             ),
         ),
-        "Our reading of App. F [I]; so is 0.05 nats. App. F leaves out norms under “Adam, lr 0.3” without warm-up, from "
-        "a model with two pre norms: from S4 [I]. Adam at 0.3 is implausible, so we take a lower rate [I].",
+        "Our reading of App. F [I]; so is 0.05 nats. App. F leaves out norms under “Adam, lr 0.3” without warm-up, "
+        "from a model with two pre norms: from S4 [I]. Adam at 0.3 is implausible, so we take a lower rate [I].",
     ),
     Claim(
         "dnt-muon",
