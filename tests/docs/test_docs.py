@@ -3,6 +3,7 @@ exist, outputs are what is printed, the README's changes apply."""
 
 import ast
 import importlib
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -229,6 +230,22 @@ def test_output_on_a_page_is_what_is_printed(command, arguments, output, tmp_pat
     for line in filter(None, map(str.rstrip, output.splitlines())):
         start = line.removesuffix("…")
         assert any(found == line or line != start and found.startswith(start) for found in rest), line
+
+
+# -------------------------------------------------------------------------------------------------------- results
+
+
+def test_the_tables_on_initial_weights_are_those_of_the_sweeps():
+    spec = importlib.util.spec_from_file_location("draw_init", ROOT / "docs" / "scripts" / "draw_init.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = (ROOT / "docs" / "results" / "init.md").read_text()
+    assert script.fill_page(page) == page
+    for name in script.SWEEPS:
+        assert (
+            f"<!-- {name} -->" in page
+            and script.fill_page(page.replace(f"<!-- {name} -->\n", f"<!-- {name} -->\n|")) == page
+        )
 
 
 # ----------------------------------------------------------------------------------------------- the README's changes
