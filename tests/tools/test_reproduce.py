@@ -178,8 +178,8 @@ def test_a_run_made_with_other_settings_is_not_taken_for_this_one(whole, base, t
     try:
         base.write_text(before.replace("n_embd = 32", "n_embd = 64") + "grad_clip = 0.5\n")  # the same name and flags
         assert call(base, tmp_path, "--only=learns", "--seeds=1") == 1
-        line = capsys.readouterr().err.splitlines()[0]
-        assert line.startswith(f"error: fast: {out / 'mini'}") and "was trained with other settings (" in line
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: fast: ")]
+        assert str(out / "mini") in line and "was trained with other settings (" in line
         assert "n_embd 32 → 64" in line and "grad_clip 1.0 → 0.5" in line and line.endswith("remove it")
         assert call(base, whole, "--judge_only=True", "--seeds=2") == 1  # nor is what is recorded
         assert "was recorded with other settings" in capsys.readouterr().err
