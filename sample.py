@@ -16,12 +16,10 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 import torch
 
 from configurator import configure
-from nanodnt.data import Tokenizer
 from nanodnt.generate import compile_step, generate
-from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.errors import EXPECTED, report_error
-from nanodnt.weights import model_from_checkpoint
+from nanodnt.trained import load_trained
 
 
 @dataclass
@@ -74,16 +72,6 @@ def read_prompt(config: SampleConfig) -> str:
         raise ValueError(f"{flag} is not UTF-8 text") from None
 
 
-def new_document(tokenizer: Tokenizer) -> list:
-    """The token ids that stand before a text: end of text, or a newline for tokenizers without it."""
-    if tokenizer.eot is not None:
-        return [tokenizer.eot]
-    try:
-        return tokenizer.encode("\n")
-    except ValueError:
-        raise ValueError("this alphabet has neither end of text nor newline to begin after: set --start") from None
-
-
 def main() -> int:
     (config,), _ = configure(SampleConfig, description=__doc__)
     try:
@@ -91,16 +79,9 @@ def main() -> int:
         text = read_prompt(config)
         device, _ = choose_device(config.device)
         dtype, _ = choose_dtype(config.dtype, device)
-        path = Path(config.out_dir) / config.checkpoint
-        if not path.exists():
-            there = ", ".join(sorted(p.name for p in path.parent.glob("*.pt"))) or "none"
-            raise ValueError(f"there is no checkpoint {path}; in {path.parent}: {there} (choose with --checkpoint)")
-        checkpoint = load_checkpoint(path)
-        tokenizer = Tokenizer(checkpoint["meta"])
-        model = model_from_checkpoint(checkpoint).eval()
-        model.to(device).set_compute_dtype(dtype)
-
-        prompt = tokenizer.encode(text) or new_document(tokenizer)
+        trained = load_trained(config.out_dir, config.checkpoint)
+        model, tokenizer = trained.model.to(device).set_compute_dtype(dtype), trained.tokenizer
+        prompt = [*tokenizer.start, *tokenizer.encode(text)] if text else tokenizer.new_document()
         idx = torch.tensor([prompt] * config.num_samples, device=device)
         generator = torch.Generator(device).manual_seed(config.seed)
         how = dict(
@@ -117,7 +98,8 @@ def main() -> int:
         for row in out[:, len(prompt) :].tolist():
             if tokenizer.eot in row:
                 row = row[: row.index(tokenizer.eot)]
-            print(text + tokenizer.decode(row))
+            # the new tokens' text is read after the prompt's: some tokenizers drop a text's first space
+            print(text + tokenizer.decode(prompt + row)[len(tokenizer.decode(prompt)) :])
             print("-" * 80)
         return 0
     except EXPECTED as e:

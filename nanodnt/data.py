@@ -1,4 +1,4 @@
-"""Data as a function of the step: batches, validation windows, tokenizers.
+"""Data as a function of the step: batches, validation windows.
 
 `Dataset.batch(step)` depends on (dataset, block_size, seed, batch_size, step) and on nothing else: not on the number of
 processes, the micro batch, the evaluation settings, or whether the run was resumed. Nothing is remembered between
@@ -7,7 +7,6 @@ calls, so there is no loader state to save.
     python -m nanodnt.data pystdlib      # check a prepared dataset against its checksums and print its meta.json
 """
 
-import base64
 import hashlib
 import json
 import math
@@ -17,100 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+from nanodnt.tokenizer import DATA, check_tokenizer
+
 HASHED_AT_START = 1 << 30  # files up to this many bytes are hashed at every start (about a second)
-
-
-# ---------------------------------------------------------------------------------------------------- tokenizers
-
-END_OF_TEXT = {"bytes": 256, "gpt2": 50256, "gpt2_4096": 4095}  # the last id of their vocabularies
-TOKENIZERS = (*END_OF_TEXT, "chars")
-GPT2_4096 = DATA / "gpt2_4096.txt"  # its tokens by id, a line each, in base64; from OpenAI's GPT-2 (MIT licence)
-
-
-class Tokenizer:
-    """Text ↔ token ids, built from a dataset's meta.json (or the copy of it in a checkpoint).
-
-    `bytes`: UTF-8 bytes, and end of text is 256. `chars`: the characters of one corpus, without end of text.
-    `gpt2`: GPT-2's BPE. `gpt2_4096`: its first 4,095 tokens, and end of text is 4095; it needs no download.
-    """
-
-    def __init__(self, meta: dict):
-        check_tokenizer(meta, "meta.json, or the checkpoint's copy of it")
-        self.kind, self.vocab_size, self.eot = (meta.get(k) for k in ("tokenizer", "vocab_size", "eot"))
-        if self.kind == "chars":
-            self.chars = meta["chars"]
-            self.ids = {c: i for i, c in enumerate(self.chars)}
-        elif self.kind != "bytes":
-            self.bpe = _gpt2() if self.kind == "gpt2" else _gpt2_4096()
-
-    @staticmethod
-    def meta_for(kind: str, chars: list | None = None) -> dict:
-        """The part of meta.json that describes a tokenizer; `chars` is the sorted alphabet for kind `chars`."""
-        if kind == "chars":
-            return {"tokenizer": kind, "vocab_size": len(chars), "eot": None, "chars": list(chars)}
-        eot = END_OF_TEXT[kind]
-        return {"tokenizer": kind, "vocab_size": eot + 1, "eot": eot}
-
-    def encode(self, text: str) -> list:
-        """Token ids of `text`, without end of text. ValueError for a character outside a `chars` vocabulary."""
-        if self.kind == "bytes":
-            return list(text.encode("utf-8"))
-        if self.kind != "chars":
-            return self.bpe.encode_ordinary(text)
-        unknown = sorted(c for c in set(text) if c not in self.ids)
-        if unknown:
-            raise ValueError(f"characters {unknown[:8]} are not in this dataset's alphabet of {len(self.chars)}")
-        return [self.ids[c] for c in text]
-
-    def decode(self, ids) -> str:
-        """Text of token ids. End of text and ids beyond the vocabulary are dropped; invalid UTF-8 becomes U+FFFD."""
-        ids = [i for i in map(int, ids) if 0 <= i < self.vocab_size and i != self.eot]
-        if self.kind == "bytes":
-            return bytes(ids).decode("utf-8", errors="replace")
-        return "".join(self.chars[i] for i in ids) if self.kind == "chars" else self.bpe.decode(ids)
-
-
-def check_tokenizer(meta: dict, where) -> None:
-    """ValueError unless `meta`, found in `where`, describes a tokenizer: its kind, vocabulary, end of text."""
-    kind, chars = meta.get("tokenizer"), meta.get("chars")
-    if kind not in TOKENIZERS:
-        raise ValueError(f"{where}: unknown tokenizer {kind!r}: allowed are {', '.join(TOKENIZERS)}")
-    if kind == "chars":
-        listed = isinstance(chars, list) and chars and all(isinstance(c, str) and len(c) == 1 for c in chars)
-        if not listed or len(set(chars)) < len(chars):
-            raise ValueError(f"{where}: the tokenizer is chars, but chars is not a list of different characters")
-    expected = Tokenizer.meta_for(kind, chars)
-    found = {key: (type(meta.get(key)), meta.get(key)) for key in ("vocab_size", "eot")}
-    if found != {key: (type(expected[key]), expected[key]) for key in found}:
-        right, wrong = (", ".join(f"{key}={d.get(key)}" for key in found) for d in (expected, meta))
-        raise ValueError(f"{where}: tokenizer {kind!r} has {right}, but found {wrong}")
-
-
-def _import_tiktoken():
-    try:
-        import tiktoken
-        import tiktoken_ext.openai_public  # GPT-2's rule for splitting text into words
-    except ImportError:
-        raise ValueError("GPT-2's tokenizers need tiktoken: pip install tiktoken") from None
-    return tiktoken, tiktoken_ext.openai_public.r50k_pat_str
-
-
-def _gpt2_4096():
-    tiktoken, word = _import_tiktoken()
-    ranks = {base64.b64decode(line): i for i, line in enumerate(GPT2_4096.read_text().split())}
-    return tiktoken.Encoding("gpt2_4096", pat_str=word, mergeable_ranks=ranks, special_tokens={})
-
-
-def _gpt2():
-    tiktoken, _ = _import_tiktoken()
-    try:
-        return tiktoken.get_encoding("gpt2")
-    except Exception as e:  # tiktoken downloads two files once, and raises whatever its HTTP client raises
-        raise ValueError(
-            f"GPT-2's vocabulary could not be fetched ({type(e).__name__}); connect once, or point TIKTOKEN_CACHE_DIR "
-            "to a folder that holds it"
-        ) from None
 
 
 # -------------------------------------------------------------------------------------------------------- meta.json
@@ -308,7 +216,7 @@ def main(argv: list) -> None:
         meta = load_meta(argv[0], max_hashed_bytes=math.inf)
     except (ValueError, OSError) as e:
         sys.exit(f"error: {e}")
-    meta.pop("chars", None)
+    meta = {key: value for key, value in meta.items() if key not in ("chars", "json")}  # long
     print(json.dumps(meta, indent=2))
     print("all checksums match")
 

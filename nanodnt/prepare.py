@@ -25,8 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from nanodnt.data import DATA, Tokenizer, sha256
+from nanodnt.data import sha256
 from nanodnt.files import write_file
+from nanodnt.tokenizer import DATA, Tokenizer
 
 try:
     from tqdm import tqdm

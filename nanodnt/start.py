@@ -7,7 +7,7 @@ import torch
 
 from layers import rules
 from model import GPT, GPTConfig
-from nanodnt.data import Dataset, Tokenizer
+from nanodnt.data import Dataset
 from nanodnt.engine import split_batch
 from nanodnt.guard import RollBack
 from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
@@ -17,6 +17,7 @@ from nanodnt.run.hardware import attention_backend
 from nanodnt.run.parallel import choose_kept, choose_parallel, shard_model
 from nanodnt.settings import TrainConfig
 from nanodnt.state import RunState
+from nanodnt.tokenizer import Tokenizer, same_tokenizer
 from nanodnt.weights import empty_model_like, load_weights, model_from_gpt2, profile_admin
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -76,7 +77,7 @@ def check_out_dir(config, out_dir: Path) -> None:
 
 def check_vocabulary(dataset: str, meta: dict, saved_meta: dict | None, model: GPT) -> None:
     """ValueError unless the dataset's tokens (meta) are those that the model was trained on (saved_meta, if it was)."""
-    different = saved_meta and any(meta.get(k) != saved_meta.get(k) for k in ("tokenizer", "vocab_size", "chars"))
+    different = saved_meta and not same_tokenizer(meta, saved_meta)
     if different or meta["vocab_size"] > model.config.vocab_size:
         trained = f"{saved_meta['tokenizer']}, {saved_meta['vocab_size']}" if different else model.config.vocab_size
         raise ValueError(

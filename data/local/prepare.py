@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt import prepare
-from nanodnt.data import DATA, TOKENIZERS, Tokenizer
+from nanodnt.tokenizer import DATA, KINDS, Tokenizer
 
 
 def documents(path: Path, key: str, skipped: list):
@@ -120,7 +120,7 @@ def split_documents(args, scores: list) -> dict:
 def main(argv=None):
     parser = prepare.parser(__doc__, "NAME")
     parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
-    parser.add_argument("--tokenizer", choices=TOKENIZERS, required=True)
+    parser.add_argument("--tokenizer", choices=KINDS, required=True)
     parser.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
     parser.add_argument("--val_fraction", type=float, default=0.1, help="to hold out (default: 0.1)")
     parser.add_argument("--text_key", default="text", help="of .jsonl and .parquet (default: text)")

@@ -15,9 +15,9 @@ import torch
 
 from layers.sharding import full_tensor
 from nanodnt.checks import is_number, is_optimizer_state, is_plain, is_tensor
-from nanodnt.data import check_tokenizer
 from nanodnt.files import link_file, replace_file, write_file
 from nanodnt.state import RunState
+from nanodnt.tokenizer import check_tokenizer
 
 CHECKPOINT_FORMAT = "nanoDNT checkpoint 1"
 

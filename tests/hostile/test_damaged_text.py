@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 import sample
 import train
 from model import GPTConfig
-from nanodnt.data import Dataset, Tokenizer
+from nanodnt.data import Dataset
 from nanodnt.plan.__main__ import main as plan
 from nanodnt.run.loss_curve import draw_loss
 from nanodnt.settings import TrainConfig
+from nanodnt.tokenizer import Tokenizer
 from support import runs
 from support.hostile import (
     SAMPLE,

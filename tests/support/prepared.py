@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from nanodnt import data, prepare
-from nanodnt.data import Tokenizer
+from nanodnt import prepare, tokenizer
+from nanodnt.tokenizer import Tokenizer
 from support.runs import ROOT
 
 
@@ -31,7 +31,7 @@ class FakeBPE:
 
 def use_fake_bpe(monkeypatch):
     """Make FakeBPE the tokenizer gpt2."""
-    monkeypatch.setattr(data, "_gpt2", FakeBPE)
+    monkeypatch.setattr(tokenizer, "_gpt2", FakeBPE)
     monkeypatch.setattr(prepare, "_tokenizer", prepare._tokenizer.__wrapped__)  # which keeps no tokenizer
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanodnt.data import Dataset, Tokenizer, load_meta, permutation, sha256
+from nanodnt.data import Dataset, load_meta, permutation, sha256
+from nanodnt.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanodnt import data, prepare
-from nanodnt.data import Dataset, Tokenizer, load_meta
+from nanodnt.data import Dataset, load_meta
+from nanodnt.tokenizer import Tokenizer
 from support.depth import examples
 from support.prepared import contents, documents_of, error_of, ids_of, load_script, note_parts, use_fake_bpe
 from support.runs import ROOT

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanodnt import data
-from nanodnt.data import DATA, GPT2_4096, Tokenizer, load_meta
+from nanodnt.data import load_meta
+from nanodnt.tokenizer import DATA, GPT2_4096, Tokenizer
 from support.prepared import ids_of, load_script
 
 TOKENS = [base64.b64decode(line) for line in GPT2_4096.read_text().split()]

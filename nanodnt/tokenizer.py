@@ -1,0 +1,171 @@
+"""Tokenizers: text ↔ token ids, as the meta.json of a dataset, or the copy of it in a checkpoint, describes them."""
+
+import base64
+from pathlib import Path
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+END_OF_TEXT = {"bytes": 256, "gpt2": 50256, "gpt2_4096": 4095}  # the last id of their vocabularies
+KINDS = (*END_OF_TEXT, "chars", "json")
+GPT2_4096 = DATA / "gpt2_4096.txt"  # its tokens by id, a line each, in base64; from OpenAI's GPT-2 (MIT licence)
+
+
+class Tokenizer:
+    """Text ↔ token ids, built from a dataset's meta.json (or the copy of it in a checkpoint).
+
+    `bytes`: UTF-8 bytes, and end of text is 256. `chars`: the characters of one corpus, without end of text.
+    `gpt2`: GPT-2's BPE. `gpt2_4096`: its first 4,095 tokens, and end of text is 4095; it needs no download.
+    `json`: any other, described by a tokenizer.json, which the library `tokenizers` runs.
+    `start` lists the ids that stand before every text (LLaMA's <s>); only `json` has any.
+    """
+
+    def __init__(self, meta: dict):
+        check_tokenizer(meta, "meta.json, or the checkpoint's copy of it")
+        self.kind, self.vocab_size, self.eot = (meta.get(k) for k in ("tokenizer", "vocab_size", "eot"))
+        self.start = []
+        if self.kind == "chars":
+            self.chars = meta["chars"]
+            self.ids = {c: i for i, c in enumerate(self.chars)}
+        elif self.kind == "json":
+            self.json = parse_json(meta["json"])
+            self.start = start_of(self.json)
+        elif self.kind != "bytes":
+            self.bpe = _gpt2() if self.kind == "gpt2" else _gpt2_4096()
+
+    @staticmethod
+    def meta_for(kind: str, chars: list | None = None) -> dict:
+        """The part of meta.json that describes a tokenizer; `chars` is the sorted alphabet for kind `chars`.
+
+        For kind `json`: `json_meta`."""
+        if kind == "chars":
+            return {"tokenizer": kind, "vocab_size": len(chars), "eot": None, "chars": list(chars)}
+        eot = END_OF_TEXT[kind]
+        return {"tokenizer": kind, "vocab_size": eot + 1, "eot": eot}
+
+    def encode(self, text: str) -> list:
+        """Token ids of `text`, without `start` and end of text. A special token's name in it is ordinary text.
+
+        ValueError for a character outside a `chars` vocabulary."""
+        if self.kind == "bytes":
+            return list(text.encode("utf-8"))
+        if self.kind == "json":
+            return self.json.encode(text, add_special_tokens=False).ids
+        if self.kind != "chars":
+            return self.bpe.encode_ordinary(text)
+        unknown = sorted(c for c in set(text) if c not in self.ids)
+        if unknown:
+            raise ValueError(f"characters {unknown[:8]} are not in this dataset's alphabet of {len(self.chars)}")
+        return [self.ids[c] for c in text]
+
+    def new_document(self) -> list:
+        """The ids that a model has seen before a text: `start`, else end of text, else (`chars`) a newline."""
+        if self.start:
+            return self.start
+        if self.eot is not None:
+            return [self.eot]
+        try:
+            return self.encode("\n")
+        except ValueError:
+            raise ValueError("this alphabet has neither end of text nor newline to begin after: set --start") from None
+
+    def decode(self, ids) -> str:
+        """Text of token ids. End of text and ids beyond the vocabulary are dropped; invalid UTF-8 becomes U+FFFD."""
+        ids = [i for i in map(int, ids) if 0 <= i < self.vocab_size and i != self.eot]
+        if self.kind == "bytes":
+            return bytes(ids).decode("utf-8", errors="replace")
+        if self.kind == "json":
+            return self.json.decode(ids, skip_special_tokens=True)
+        return "".join(self.chars[i] for i in ids) if self.kind == "chars" else self.bpe.decode(ids)
+
+
+def check_tokenizer(meta: dict, where) -> None:
+    """ValueError unless `meta`, found in `where`, describes a tokenizer: its kind, vocabulary, end of text."""
+    kind, chars = meta.get("tokenizer"), meta.get("chars")
+    if kind not in KINDS:
+        raise ValueError(f"{where}: unknown tokenizer {kind!r}: allowed are {', '.join(KINDS)}")
+    if kind == "json":
+        size, eot = meta.get("vocab_size"), meta.get("eot")
+        wrong = type(size) is not int or size < 1 or not isinstance(meta.get("json"), str)
+        if wrong or not (eot is None or type(eot) is int and 0 <= eot < size):
+            raise ValueError(f"{where}: the tokenizer is json, but vocab_size, eot or json is missing or not valid")
+        return
+    if kind == "chars":
+        listed = isinstance(chars, list) and chars and all(isinstance(c, str) and len(c) == 1 for c in chars)
+        if not listed or len(set(chars)) < len(chars):
+            raise ValueError(f"{where}: the tokenizer is chars, but chars is not a list of different characters")
+    expected = Tokenizer.meta_for(kind, chars)
+    found = {key: (type(meta.get(key)), meta.get(key)) for key in ("vocab_size", "eot")}
+    if found != {key: (type(expected[key]), expected[key]) for key in found}:
+        right, wrong = (", ".join(f"{key}={d.get(key)}" for key in found) for d in (expected, meta))
+        raise ValueError(f"{where}: tokenizer {kind!r} has {right}, but found {wrong}")
+
+
+def same_tokenizer(a: dict, b: dict) -> bool:
+    """Whether two metas describe the same tokenizer."""
+    return all(a.get(key) == b.get(key) for key in ("tokenizer", "vocab_size", "eot", "chars", "json"))
+
+
+# ------------------------------------------------------------------------------------------------- a tokenizer.json
+
+
+def parse_json(text: str):
+    """The `tokenizers.Tokenizer` that a tokenizer.json's text describes. ValueError where it describes none."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise ValueError("this tokenizer needs the package tokenizers: pip install tokenizers") from None
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+    except Exception as e:  # the library raises plain Exception
+        raise ValueError(f"the tokenizer.json is damaged, or from a newer version of tokenizers ({e})") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True  # text cannot produce them
+    return tokenizer
+
+
+def json_meta(text: str, eot: str | None) -> dict:
+    """The part of meta.json for a tokenizer.json with this text; `eot` is the name of its end-of-text token."""
+    tokenizer = parse_json(text)
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    if eot is not None and eot not in ids:
+        raise ValueError(f"end of text, {eot!r}, is not among the tokens of tokenizer.json")
+    return {"tokenizer": "json", "vocab_size": max(ids.values()) + 1, "eot": ids.get(eot), "json": text}
+
+
+def start_of(tokenizer) -> list:
+    """The special ids that a `tokenizers.Tokenizer` puts before every text."""
+    whole, first = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False).ids[:1]
+    return whole.ids[: whole.ids.index(first[0])] if first and first[0] in whole.ids else []
+
+
+# ------------------------------------------------------------------------------------------------------ GPT-2's BPE
+
+
+def _import_tiktoken():
+    try:
+        import tiktoken
+        import tiktoken_ext.openai_public  # GPT-2's rule for splitting text into words
+    except ImportError:
+        raise ValueError("GPT-2's tokenizers need tiktoken: pip install tiktoken") from None
+    return tiktoken, tiktoken_ext.openai_public.r50k_pat_str
+
+
+def gpt2_4096_ranks() -> dict:
+    """{token's bytes: id} of gpt2_4096, without end of text."""
+    return {base64.b64decode(line): i for i, line in enumerate(GPT2_4096.read_text().split())}
+
+
+def _gpt2_4096():
+    tiktoken, word = _import_tiktoken()
+    return tiktoken.Encoding("gpt2_4096", pat_str=word, mergeable_ranks=gpt2_4096_ranks(), special_tokens={})
+
+
+def _gpt2():
+    tiktoken, _ = _import_tiktoken()
+    try:
+        return tiktoken.get_encoding("gpt2")
+    except Exception as e:  # tiktoken downloads two files once, and raises whatever its HTTP client raises
+        raise ValueError(
+            f"GPT-2's vocabulary could not be fetched ({type(e).__name__}); connect once, or point TIKTOKEN_CACHE_DIR "
+            "to a folder that holds it"
+        ) from None
