@@ -50,6 +50,7 @@ class GPTConfig:
     pos: Literal["learned", "rope"] = "learned"  # positions: a learned table on the embedding, or rotary on q and k
     rope_theta: float = 10000.0  # base of the rotary frequencies
     n_kv_head: int = 0  # heads of k and v (grouped-query attention); 0 = n_head
+    head_size: int = 0  # channels of a head; 0 = n_embd/n_head
     mlp: Literal["gelu", "relu", "relu2", "swiglu"] = "gelu"  # FFN; gelu is the tanh form of GPT-2
     n_ff: int = 0  # hidden width of the FFN; 0 = 4·n_embd
     tie_weights: bool = True  # the output head is the token embedding
@@ -99,7 +100,7 @@ class GPTConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.n_embd // self.n_head
+        return self.head_size or self.n_embd // self.n_head
 
     @property
     def hidden(self) -> int:
@@ -193,9 +194,10 @@ def layerscale_init(n_layer: int) -> float:
 
 def projection(config: GPTConfig, layer: int, part: str) -> Linear:
     """Matrix `part` ("q", "k", "v", "o", "gate", "up" or "down") of layer ℓ = `layer`: its shape, role, slots, init."""
-    c, d, kv, hidden = config, config.n_embd, config.head_dim * (config.n_kv_head or config.n_head), config.hidden
+    c, d, hidden = config, config.n_embd, config.hidden
+    heads, kv = c.n_head * c.head_dim, (c.n_kv_head or c.n_head) * c.head_dim
     n_in, n_out, role = {
-        "q": (d, d, "qk"), "k": (d, kv, "qk"), "v": (d, kv, "vo"), "o": (d, d, "vo"),
+        "q": (d, heads, "qk"), "k": (d, kv, "qk"), "v": (d, kv, "vo"), "o": (heads, d, "vo"),
         "gate": (d, hidden, "ffn"), "up": (d, hidden, "ffn"), "down": (hidden, d, "ffn"),
     }[part]  # fmt: skip
     branch = "attn" if part in ("q", "k", "v", "o") else "mlp"
@@ -243,7 +245,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = qk_slot(config), qk_slot(config)
 
     def forward(self, u, gain=None, rope=None, cache=None):
-        B, T, C = u.shape
+        B, T, _ = u.shape
         q, k, v = (m(u, gain).view(B, T, -1, self.head_dim) for m in (self.q, self.k, self.v))
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
@@ -257,7 +259,7 @@ class Attention(nn.Module):
         p = self.dropout if self.training else 0.0
         # one new token sees the whole cache; a full sequence is causal
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=T > 1, enable_gqa=self.gqa)
-        return self.o(y.transpose(1, 2).reshape(B, T, C))
+        return self.o(y.transpose(1, 2).reshape(B, T, -1))
 
 
 class MLP(nn.Module):
@@ -455,11 +457,11 @@ class GPT(nn.Module):
         return n if positions or self.wpe is None else n - self.wpe.weight.numel()
 
     def flops_per_token(self) -> int:
-        """Training FLOPs per token: 6 per matrix parameter (head included, embedding look-up not), plus 12·L·d·T for
-        attention (PaLM, app. B: no credit for causality)."""
+        """Training FLOPs per token: 6 per matrix parameter (head included, embedding look-up not), plus 12·L·T times
+        the channels of all heads for attention (PaLM, app. B: no credit for causality)."""
         c, roles = self.config, self.roles()
         matrices = sum(p.numel() for n, p in self.named_parameters() if roles[n] in ("qk", "vo", "ffn"))
-        return 6 * (matrices + c.padded_vocab_size * c.n_embd) + 12 * c.n_layer * c.n_embd * c.block_size
+        return 6 * (matrices + c.padded_vocab_size * c.n_embd) + 12 * c.n_layer * c.n_head * c.head_dim * c.block_size
 
 
 if __name__ == "__main__":  # python model.py CONFIG describes the network; the code for that is in nanodnt/plan/

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Literal, get_args, get_origin, get_type_hints
 
 # More than this is a typo, and would take minutes to fail for lack of memory.
-MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_size=2**24, n_ff=2**24)
+MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_size=2**24, n_ff=2**24, head_size=2**24)
 
 
 def check(config) -> None:
@@ -42,12 +42,14 @@ def sizes(c):
     large = [f"{name}={getattr(c, name)}" for name in MOST if getattr(c, name) > MOST[name]]
     limits = f"{MOST['n_layer']:,} blocks, {MOST['n_embd']:,} for other sizes"
     yield large, f"{', '.join(large)}: larger than any model has ({limits})"
-    yield c.n_kv_head < 0 or c.n_ff < 0, "n_kv_head and n_ff must not be negative (0 = the default)"
+    negative = min(c.n_kv_head, c.n_ff, c.head_size) < 0
+    yield negative, "n_kv_head, n_ff and head_size must not be negative (0 = the default)"
     d, heads, kv = c.n_embd, c.n_head, c.n_kv_head or c.n_head
-    yield d % heads, f"n_embd={d} must be a multiple of n_head={heads}"
+    whole = c.head_size or d % heads == 0
+    yield not whole, f"n_embd={d} must be a multiple of n_head={heads}, unless head_size is given"
     yield heads % kv, f"n_head={heads} must be a multiple of n_kv_head={kv}"
     rope = c.pos == "rope"
-    yield rope and c.head_dim % 2, f"pos=rope needs an even head size, but n_embd/n_head = {d}/{heads}"
+    yield rope and c.head_dim % 2, f"pos=rope needs an even head size, but it is {c.head_dim}: change n_embd, n_head or head_size"
     yield not rope and c.rope_theta != 10000.0, "rope_theta needs pos=rope: set that, or leave rope_theta out"
     yield c.rope_theta <= 0, f"rope_theta={c.rope_theta} must be positive"
     yield not 0 <= c.dropout < 1, f"dropout={c.dropout} must be at least 0 and below 1"

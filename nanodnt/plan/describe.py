@@ -33,7 +33,7 @@ def describe_parameters(model: GPT) -> list:
 def describe_flops(model: GPT) -> str:
     """A line: FLOPs per token, and the shares of blocks, head and attention."""
     c, total = model.config, model.flops_per_token()
-    attention, head = 12 * c.n_layer * c.n_embd * c.block_size, 6 * c.padded_vocab_size * c.n_embd
+    attention, head = 12 * c.n_layer * c.n_head * c.head_dim * c.block_size, 6 * c.padded_vocab_size * c.n_embd
     blocks = total - attention - head
     shares = f"blocks {blocks / total:.0%}, head {head / total:.0%}, attention {attention / total:.0%}"
     return f"{total / 1e9:.3f} GFLOPs per token, forward and backward ({shares})"

@@ -69,6 +69,10 @@ LAYOUTS = {
     ),
     "gqa": (dict(n_kv_head=2), dict(PRE, kv_heads=2)),
     "mqa, qk norm": (dict(n_kv_head=1, qk_norm=True), dict(PRE, kv_heads=1, qk_norm=True)),
+    "head size": (
+        dict(head_size=6, pos="rope", n_kv_head=2, qk_norm=True),
+        dict(PRE, theta=10000.0, kv_heads=2, qk_norm=True),
+    ),
     "relu, n_ff": (dict(mlp="relu", n_ff=24), dict(PRE, act="relu")),
     "relu2": (dict(mlp="relu2"), dict(PRE, act="relu2")),
     "swiglu, bias": (dict(mlp="swiglu", bias=True), dict(PRE, act="swiglu", linear_bias=True)),

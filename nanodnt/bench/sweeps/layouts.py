@@ -36,7 +36,7 @@ LAYOUTS = {
 }
 # Flags that keep the config's value in every layout.
 SIZES = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "pos", "rope_theta", "n_kv_head", "mlp", "n_ff")
-SIZES += ("tie_weights", "bias", "dropout", "norm_eps", "init_std")
+SIZES += ("head_size", "tie_weights", "bias", "dropout", "norm_eps", "init_std")
 
 
 def plain_flags() -> dict:
