@@ -68,22 +68,34 @@ def attention_kernels(device: torch.device):
 
 @torch.no_grad()
 def generate(
-    model: GPT, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, stop=None, generator=None, step=None
+    model: GPT,
+    idx,
+    max_new_tokens,
+    temperature=1.0,
+    top_k=None,
+    top_p=None,
+    stop=None,
+    generator=None,
+    step=None,
+    ended=None,
 ):
     """Continue each row of idx, (B, T) token ids with T ≥ 1; returns (B, T + new), new ≤ max_new_tokens.
 
     temperature   0 takes the most likely token
     top_k         sample among the k most likely tokens only
     top_p         sample among the fewest most likely tokens whose probabilities sum to at least top_p
-    stop          a token id: a row that has produced it repeats it, and generation ends when all rows have
+    stop          a token id: a row that has produced it repeats it; generation ends when all rows are done
     generator     the torch.Generator to draw from; None = torch's global one
     step          what `compile_step` returns, to compile the steps of one token; None = eager
+    ended         a function of the new tokens so far, (B, new) → (B,) bool: further rows that are done. Such a row
+                  goes on with `stop`, or, where there is none, as if it were not done
 
     A sequence that outgrows block_size continues from its last block_size/2 tokens. In training mode dropout is on:
     call `model.eval()` first.
     """
     limit = model.config.block_size
-    size, length = min(limit, idx.shape[1] + max_new_tokens), torch.zeros((), dtype=torch.long, device=idx.device)
+    prompt = idx.shape[1]
+    size, length = min(limit, prompt + max_new_tokens), torch.zeros((), dtype=torch.long, device=idx.device)
     cached, new = limit, None  # as if the cache were full: start with the prompt
     done = torch.zeros(len(idx), dtype=torch.bool, device=idx.device)
     with attention_kernels(idx.device):
@@ -99,7 +111,9 @@ def generate(
                 new = new.masked_fill(done[:, None], stop)
                 done |= new[:, 0] == stop
             idx = torch.cat((idx, new), dim=1)
-            if stop is not None and done.all():
+            if ended is not None:
+                done |= ended(idx[:, prompt:])
+            if (stop is not None or ended is not None) and done.all():
                 break
     return idx
 
