@@ -3,6 +3,7 @@
 python sample.py --out_dir=out/dnt_small --start="The"
 python sample.py --out_dir=out/dnt_small --start_file=prompt.txt --num_samples=3 --temperature=0.8 --top_p=0.95
 python sample.py --out_dir=out/dnt_small --start=FILE:prompt.txt                 # the same file, as nanoGPT has it
+python sample.py --init_from=gpt2 --start="The"                                 # weights of Hugging Face
 echo "def main(" | python sample.py --out_dir=out/quickstart --start_file=-
 """
 
@@ -29,6 +30,7 @@ class SampleConfig:
     checkpoint: str = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
     start: str = ""  # the prompt; empty = a new document; FILE:prompt.txt = what this file holds
     start_file: str = ""  # a file that holds the prompt; - = standard input
+    init_from: str = ""  # instead of a run: a folder or a name of Hugging Face, or gpt2, gpt2-medium, …
     # --- how ---
     num_samples: int = 5  # samples, drawn in one batch
     max_new_tokens: int = 500  # longest continuation, in tokens; end of text ends a sample earlier
@@ -79,7 +81,7 @@ def main() -> int:
         text = read_prompt(config)
         device, _ = choose_device(config.device)
         dtype, _ = choose_dtype(config.dtype, device)
-        trained = load_trained(config.out_dir, config.checkpoint)
+        trained = load_trained(config.out_dir, config.checkpoint, config.init_from)
         model, tokenizer = trained.model.to(device).set_compute_dtype(dtype), trained.tokenizer
         prompt = [*tokenizer.start, *tokenizer.encode(text)] if text else tokenizer.new_document()
         idx = torch.tensor([prompt] * config.num_samples, device=device)

@@ -49,7 +49,8 @@ def sizes(c):
     yield not whole, f"n_embd={d} must be a multiple of n_head={heads}, unless head_size is given"
     yield heads % kv, f"n_head={heads} must be a multiple of n_kv_head={kv}"
     rope = c.pos == "rope"
-    yield rope and c.head_dim % 2, f"pos=rope needs an even head size, but it is {c.head_dim}: change n_embd, n_head or head_size"
+    odd = rope and c.head_dim % 2
+    yield odd, f"pos=rope needs an even head size, but it is {c.head_dim}: change n_embd, n_head or head_size"
     yield not rope and c.rope_theta != 10000.0, "rope_theta needs pos=rope: set that, or leave rope_theta out"
     yield c.rope_theta <= 0, f"rope_theta={c.rope_theta} must be positive"
     yield not 0 <= c.dropout < 1, f"dropout={c.dropout} must be at least 0 and below 1"

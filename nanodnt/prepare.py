@@ -155,11 +155,13 @@ def _print_summary(meta, out_dir, train):
 
 
 def encode(tokenizer: Tokenizer, text: str, ends: bool = True) -> np.ndarray:
-    """Token ids of a text, (tokens,) uint32, with end of text if the document `ends` here and the tokenizer has one."""
+    """Token ids of a text, (tokens,) uint32, with end of text if the document `ends` here and the tokenizer has one.
+
+    A tokenizer.json's own start (LLaMA's <s>) stands before the text, which is then a whole document."""
     if tokenizer.kind == "bytes":
         ids = np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint32)
     else:
-        ids = np.array(tokenizer.encode(text), np.uint32)
+        ids = np.array([*tokenizer.start, *tokenizer.encode(text)], np.uint32)
     return np.append(ids, np.uint32(tokenizer.eot)) if ends and tokenizer.eot is not None else ids
 
 
@@ -167,7 +169,7 @@ def _tokenise(parts, split, texts, tokenizer, dtype, pool, ahead, total):
     """Write parts/<split>-NNNNNN.bin, except those that exist already; returns the paths of all, in order."""
     paths, pending = [], deque()
     bar = tqdm(total=total, desc=split, unit=" documents", disable=None)  # None: shown only on a terminal
-    for documents, pieces in _jobs(texts):
+    for documents, pieces in _jobs(texts, whole=json.loads(tokenizer)["tokenizer"] == "json"):
         path = parts / f"{split}-{len(paths):06d}.bin"
         paths.append(path)
         if path.exists():
@@ -191,11 +193,12 @@ def _wait(pending, bar):
     bar.update(documents)
 
 
-def _jobs(texts):
-    """Group documents into parts: yields (number of documents that end in the part, [(text, a document ends here)])."""
+def _jobs(texts, whole=False):
+    """Group documents into parts: yields (number of documents that end in the part, [(text, a document ends here)]).
+    `whole`: documents are never cut."""
     documents, size, pieces = 0, 0, []
     for text in rows(texts):
-        for piece, ends in _pieces(text):
+        for piece, ends in [(text, True)] if whole else _pieces(text):
             pieces.append((piece, ends))
             documents, size = documents + ends, size + len(piece)
             if size >= PART_CHARS:

@@ -13,7 +13,7 @@ class TrainConfig:
     # --- run ---
     out_dir: str = "out/run"  # the run directory: config.json, metrics.jsonl, checkpoints, loss.png
     init_from: str = "scratch"  # scratch, resume, auto (resume if there is something to resume), a checkpoint's path,
-    #   gpt2, gpt2-medium, gpt2-large, gpt2-xl
+    #   or weights of Hugging Face: a folder, OWNER/MODEL, gpt2, gpt2-medium, gpt2-large, gpt2-xl
     overwrite: bool = False  # let init_from=scratch replace the checkpoints of an earlier run in out_dir
     seed: int = 1337  # of initialisation, data order and dropout, which have separate generators
     # --- data ---

@@ -10,6 +10,8 @@ from model import GPT, GPTConfig
 from nanodnt.data import Dataset
 from nanodnt.engine import split_batch
 from nanodnt.guard import RollBack
+from nanodnt.huggingface.hub import NAMES, is_pretrained
+from nanodnt.huggingface.read import read_pretrained
 from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, load_latest
 from nanodnt.run.compilation import choose_compile, compile_model
@@ -17,10 +19,9 @@ from nanodnt.run.hardware import attention_backend
 from nanodnt.run.parallel import choose_kept, choose_parallel, shard_model
 from nanodnt.settings import TrainConfig
 from nanodnt.state import RunState
-from nanodnt.tokenizer import Tokenizer, same_tokenizer
-from nanodnt.weights import empty_model_like, load_weights, model_from_gpt2, profile_admin
+from nanodnt.tokenizer import same_tokenizer
+from nanodnt.weights import empty_model_like, load_weights, profile_admin
 
-GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth a line
 
 
@@ -40,13 +41,20 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
         if model_config.admin:
             weights = admin_weights(config, model_config)
             env.print("admin: profiled on the first sequences")
-    elif checkpoint is None and source in GPT2:
-        pretrained, saved_meta = model_from_gpt2(source, dropout=model_config.dropout), Tokenizer.meta_for("gpt2")
-        model, weights = GPT.empty(pretrained.config), pretrained.state_dict()
+    elif checkpoint is None and is_pretrained(source):
+        found = read_pretrained(source, model_config.block_size, model_config.dropout)
+        model, weights, saved_meta = GPT.empty(found.config), found.weights, found.meta
+        print_changes("model of the weights, not of the flags", asdict(model_config), asdict(model.config), env)
+        env.print(f"weights: {source}")
+        if not saved_meta:
+            env.print(f"note: {source} has no tokenizer.json; its tokens are taken to be those of {config.dataset}")
     else:
         if checkpoint is None and not Path(source).is_file():
-            allowed = ", ".join(("scratch", "resume", "auto", *GPT2))
-            raise ValueError(f"init_from={source!r} is neither a checkpoint file nor one of {allowed}")
+            allowed = ", ".join(("scratch", "resume", "auto", *NAMES))
+            raise ValueError(
+                f"init_from={source!r} is neither a checkpoint file, nor a folder or a name (OWNER/MODEL) of Hugging "
+                f"Face, nor one of {allowed}"
+            )
         found = checkpoint or load_checkpoint(Path(source))
         # the architecture comes from the checkpoint alone; dropout has no parameters and may change
         model = empty_model_like(found, dropout=model_config.dropout)
@@ -82,7 +90,8 @@ def check_vocabulary(dataset: str, meta: dict, saved_meta: dict | None, model: G
         trained = f"{saved_meta['tokenizer']}, {saved_meta['vocab_size']}" if different else model.config.vocab_size
         raise ValueError(
             f"dataset {dataset!r} ({meta['tokenizer']}, {meta['vocab_size']} tokens) does not fit the model's "
-            f"vocabulary ({trained} tokens): choose another dataset, or start from scratch"
+            f"vocabulary ({trained} tokens): choose another dataset, prepare one with the model's tokenizer "
+            "(data/local/prepare.py --tokenizer=FOLDER), or start from scratch"
         )
 
 

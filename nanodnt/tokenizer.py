@@ -109,10 +109,8 @@ def same_tokenizer(a: dict, b: dict) -> bool:
 
 def parse_json(text: str):
     """The `tokenizers.Tokenizer` that a tokenizer.json's text describes. ValueError where it describes none."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise ValueError("this tokenizer needs the package tokenizers: pip install tokenizers") from None
+    import tokenizers
+
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
     except Exception as e:  # the library raises plain Exception
@@ -150,14 +148,17 @@ def _import_tiktoken():
     return tiktoken, tiktoken_ext.openai_public.r50k_pat_str
 
 
-def gpt2_4096_ranks() -> dict:
-    """{token's bytes: id} of gpt2_4096, without end of text."""
-    return {base64.b64decode(line): i for i, line in enumerate(GPT2_4096.read_text().split())}
+def bpe_ranks(kind: str) -> dict:
+    """{token's bytes: id} of gpt2 or gpt2_4096, without end of text."""
+    if kind == "gpt2_4096":
+        return {base64.b64decode(line): i for i, line in enumerate(GPT2_4096.read_text().split())}
+    bpe = _gpt2()
+    return {bpe.decode_single_token_bytes(i): i for i in range(END_OF_TEXT[kind])}
 
 
 def _gpt2_4096():
     tiktoken, word = _import_tiktoken()
-    return tiktoken.Encoding("gpt2_4096", pat_str=word, mergeable_ranks=gpt2_4096_ranks(), special_tokens={})
+    return tiktoken.Encoding("gpt2_4096", pat_str=word, mergeable_ranks=bpe_ranks("gpt2_4096"), special_tokens={})
 
 
 def _gpt2():

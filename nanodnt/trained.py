@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model import GPT
+from nanodnt.huggingface.read import read_pretrained
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.tokenizer import Tokenizer
-from nanodnt.weights import model_from_checkpoint
+from nanodnt.weights import load_weights, model_from_checkpoint
 
 
 @dataclass
@@ -16,14 +17,17 @@ class Trained:
     model: GPT
     tokenizer: Tokenizer
     meta: dict  # of the tokenizer: tokenizer, vocab_size, eot and what else its kind has
-    source: str  # where it is from: a checkpoint's path
-    step: int  # optimizer steps it has made
+    source: str  # where it is from: a checkpoint's path, or a folder or name of Hugging Face
+    step: int  # optimizer steps it has made; 0 where that is not known
 
 
-def load_trained(out_dir: str, checkpoint: str) -> Trained:
-    """What the file `checkpoint` in the run directory `out_dir` holds.
+def load_trained(out_dir: str, checkpoint: str, init_from: str = "") -> Trained:
+    """What the file `checkpoint` in the run directory `out_dir` holds; or with `init_from`, a folder or name of Hugging
+    Face, what that holds.
 
     ValueError, in one line, where there is none, or where it is damaged."""
+    if init_from:
+        return load_pretrained(init_from)
     path = Path(out_dir) / checkpoint
     if not path.exists():
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.pt"))) or "none"
@@ -31,3 +35,13 @@ def load_trained(out_dir: str, checkpoint: str) -> Trained:
     found = load_checkpoint(path)
     model = model_from_checkpoint(found).eval()
     return Trained(model, Tokenizer(found["meta"]), found["meta"], str(path), found["step"])
+
+
+def load_pretrained(name: str) -> Trained:
+    """The model and tokenizer of a folder or name of Hugging Face. ValueError where there is no tokenizer."""
+    found = read_pretrained(name)
+    if found.meta is None:
+        raise ValueError(f"{name} has no tokenizer.json, which is needed to read and write text")
+    model = GPT.empty(found.config).to_empty(device="cpu")
+    load_weights(model, found.weights)
+    return Trained(model.eval(), Tokenizer(found.meta), found.meta, name, 0)

@@ -4,10 +4,12 @@ A document is a plain text file (.txt, .md, .py, any UTF-8), a line of a .jsonl 
 Folders are read recursively, without hidden files and files that are not text. End of text follows every document where
 the tokenizer has one (chars has none). About --val_fraction of the documents, chosen by a hash of their names, is held
 out for validation; of a single document, its end. Tokenizers: bytes (any text), chars (the characters that occur), gpt2
-(BPE), gpt2_4096 (its first 4,095 tokens, for small models; needs no download).
+(BPE), gpt2_4096 (its first 4,095 tokens, for small models; needs no download), or a model's of Hugging Face: a folder
+with a tokenizer.json, or OWNER/MODEL.
 
     python data/local/prepare.py --input=notes.txt --tokenizer=chars --name=notes
     python data/local/prepare.py --input=corpus/ --tokenizer=gpt2 --name=corpus
+    python data/local/prepare.py --input=corpus/ --tokenizer=models/smollm --name=corpus_smollm
 """
 
 import json
@@ -19,7 +21,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt import prepare
-from nanodnt.tokenizer import DATA, KINDS, Tokenizer
+from nanodnt.huggingface.hub import fetch, is_pretrained
+from nanodnt.huggingface.tokenizer_files import read_tokenizer
+from nanodnt.tokenizer import DATA, END_OF_TEXT, Tokenizer
 
 
 def documents(path: Path, key: str, skipped: list):
@@ -69,8 +73,10 @@ def records(file: Path, key: str):
             raise ValueError(f"{file} is not a parquet file or damaged ({str(e).splitlines()[0]})") from None
 
 
-def check_flags(args, out: Path) -> None:
-    """ValueError for flags that are wrong in themselves or do not fit what is on disk. No document is read yet."""
+def check_flags(args, out: Path) -> dict | None:
+    """The meta of the tokenizer, None for chars, whose alphabet is not known yet.
+
+    ValueError for flags that are wrong in themselves or do not fit what is on disk. No document is read yet."""
     if not re.fullmatch(r"\w[\w.-]*", args.name, re.ASCII):
         raise ValueError(f"--name={args.name!r}: use letters, digits and '_', after the first also '.' and '-'")
     if (out / "prepare.py").exists():
@@ -81,8 +87,22 @@ def check_flags(args, out: Path) -> None:
         raise ValueError(f"--input={args.input} does not exist")
     if out.resolve().is_relative_to(args.input.resolve()):
         raise ValueError(f"{out} lies in --input={args.input} and would be read too: give another --out_dir")
-    if args.tokenizer != "chars":
-        Tokenizer(Tokenizer.meta_for(args.tokenizer))  # ValueError if its vocabulary is missing
+    if args.tokenizer == "chars":
+        return None
+    meta = Tokenizer.meta_for(args.tokenizer) if args.tokenizer in END_OF_TEXT else fetch_tokenizer(args.tokenizer)
+    Tokenizer(meta)  # ValueError if its vocabulary is missing
+    return meta
+
+
+def fetch_tokenizer(name: str) -> dict:
+    """The meta of the tokenizer of a folder or name of Hugging Face. ValueError where there is none."""
+    if not is_pretrained(name):
+        kinds = ", ".join((*END_OF_TEXT, "chars"))
+        raise ValueError(f"--tokenizer={name} is neither one of {kinds}, nor a folder, nor OWNER/MODEL on the Hub")
+    meta = read_tokenizer(fetch(name, ["tokenizer*.json", "*.jinja"]))
+    if meta is None:
+        raise ValueError(f"--tokenizer={name} has no tokenizer.json")
+    return meta
 
 
 def scan(args) -> tuple:
@@ -120,17 +140,17 @@ def split_documents(args, scores: list) -> dict:
 def main(argv=None):
     parser = prepare.parser(__doc__, "NAME")
     parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
-    parser.add_argument("--tokenizer", choices=KINDS, required=True)
+    parser.add_argument("--tokenizer", required=True, help="bytes, chars, gpt2, gpt2_4096, a folder or OWNER/MODEL")
     parser.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
     parser.add_argument("--val_fraction", type=float, default=0.1, help="to hold out (default: 0.1)")
     parser.add_argument("--text_key", default="text", help="of .jsonl and .parquet (default: text)")
     args = parser.parse_args(argv)
     out = DATA / args.name if args.out_dir == DATA / "NAME" else args.out_dir
-    check_flags(args, out)
+    tokenizer = check_flags(args, out)
     scores, size, alphabet = scan(args)
     source = f"{args.input.resolve().name} ({len(scores):,} documents)"
     workers = prepare.cpus() if size > 2 * prepare.PART_CHARS else 1  # starting processes takes a second
-    tokenizer = Tokenizer.meta_for(args.tokenizer, alphabet)
+    tokenizer = tokenizer or Tokenizer.meta_for("chars", alphabet)
     prepare.build(out, source, tokenizer, split_documents(args, scores), name=args.name, workers=workers)
 
 

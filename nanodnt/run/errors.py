@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 from configurator import BROKEN_PIPE, rank_tag
 
-EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError)  # to be given to `report_error`
+# To be given to `report_error`.
+EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError, ModuleNotFoundError)
 
 KEPT = []  # errors, and through their tracebacks all objects that were alive: under torchrun nothing may be freed
 
@@ -33,6 +34,8 @@ def report_error(error: BaseException) -> int:
         )
     elif isinstance(error, MemoryError) or "can't allocate memory" in line or "Storage size" in line:
         line = "out of memory: choose a smaller model or a smaller --micro_batch_size"
+    elif isinstance(error, ModuleNotFoundError):
+        line = f"the package {error.name} is missing: pip install -r requirements.txt"
     elif isinstance(error, dist.DistError) or "gloo" in line:  # gloo's own errors are plain RuntimeErrors
         line = f"lost or never met the other processes ({line[:200]})"
     elif isinstance(error, RuntimeError):

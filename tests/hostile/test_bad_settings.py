@@ -188,7 +188,7 @@ VALUES = cases(
     ("no mps", "--device=mps", ["device=mps", "cpu"], NO_MPS),
     ("no compiler", "--compile=True", ["torch.compile", "no compiler", "--compile=False"], broken_compiler),
     ("no wandb", "--wandb_log=True", ["wandb_log", "pip install wandb"], missing_package("wandb")),
-    ("no transformers", "--init_from=gpt2", ["gpt2", "pip install transformers"], missing_package("transformers")),
+    ("no hub", "--init_from=gpt2", ["huggingface_hub", "requirements.txt"], missing_package("huggingface_hub")),
 )
 
 

@@ -5,12 +5,12 @@ A run's folder is named "CASE, LAUNCH"; launches are one, ddp2, fsdp2, fsdp3, fs
 
 import shutil
 from functools import partial
-from types import SimpleNamespace
 
 import torch
 
 from model import GPT, GPTConfig
 from nanodnt.data import Dataset, load_meta
+from nanodnt.huggingface.read import Pretrained
 from support.processes import play
 from support.runs import spoil_gradients
 
@@ -81,10 +81,11 @@ def make_spike(rank, world, folder, launch, **config):
     play(rank, world, folder / f"spike, {launch}", patches=[patch], **SPIKE | config)
 
 
-def like_gpt2(name="gpt2", dropout=0.0):
+def like_gpt2(meta):
     """In the place of OpenAI's weights: GPT-2's layout, small."""
     sizes = dict(n_layer=1, n_head=2, n_embd=32, block_size=16, vocab_size=50)
-    return GPT(GPTConfig(**sizes, norm="layernorm", bias=True, dropout=dropout), seed=5)
+    config = GPTConfig(**sizes, norm="layernorm", bias=True)
+    return lambda name, block_size, dropout: Pretrained(config, GPT(config, seed=5).state_dict(), meta, name)
 
 
 def make_others(rank, world, folder, launch, dataset, **config):
@@ -95,9 +96,7 @@ def make_others(rank, world, folder, launch, dataset, **config):
     begun = dict(init_from=folder / "muon, unified, one" / "last.pt", max_iters=4)
     play(rank, world, folder / f"from a file, {launch}", **begun | config)
     play(rank, world, folder / f"eval_only, {launch}", eval_only=True, **begun | config)
-    meta = load_meta(str(dataset))
-    patches = [("nanodnt.start.model_from_gpt2", like_gpt2)]
-    patches += [("nanodnt.start.Tokenizer", SimpleNamespace(meta_for=lambda name: meta))]
+    patches = [("nanodnt.start.read_pretrained", like_gpt2(load_meta(str(dataset))))]
     play(rank, world, folder / f"gpt2, {launch}", patches=patches, init_from="gpt2", **config | dict(max_iters=4))
 
 

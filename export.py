@@ -1,0 +1,51 @@
+"""A trained model for `transformers`: safetensors, config.json, tokenizer files.
+
+python export.py --out_dir=out/quickstart --to=exported/quickstart
+python export.py --out_dir=out/llama --checkpoint=last.pt --to=exported/llama --target=llama --dtype=bfloat16
+
+A layout that GPT-2, LLaMA or Qwen3 can compute becomes that architecture; constants and gains that it lacks, LNS's for
+one, are multiplied into the weights. Every other layout takes its own code along: load it with trust_remote_code=True.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+
+import torch
+
+from configurator import configure
+from nanodnt.huggingface.write import write_pretrained
+from nanodnt.run.errors import EXPECTED, report_error
+from nanodnt.trained import load_trained
+
+
+@dataclass
+class ExportConfig:
+    out_dir: str = "out/quickstart"  # a run directory
+    checkpoint: str = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
+    to: str = ""  # the folder to write, which must not exist
+    target: Literal["auto", "gpt2", "llama", "qwen3", "nanodnt"] = "auto"  # the architecture; auto = the first of
+    #   transformers' own that computes the same, else nanodnt: the network's own code
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the weights in the files
+
+
+def main() -> int:
+    (config,), _ = configure(ExportConfig, description=__doc__)
+    try:
+        if not config.to:
+            raise ValueError("--to=FOLDER is needed: the folder to write, which must not exist")
+        trained = load_trained(config.out_dir, config.checkpoint)
+        kind = write_pretrained(trained, Path(config.to), config.target, getattr(torch, config.dtype))
+        code = ", trust_remote_code=True" if kind == "nanodnt" else ""
+        print(f"{trained.source}, step {trained.step}, as {kind} in {config.dtype}: {config.to}")
+        print(f'next: transformers.AutoModelForCausalLM.from_pretrained("{config.to}"{code})')
+        return 0
+    except EXPECTED as e:
+        return report_error(e)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

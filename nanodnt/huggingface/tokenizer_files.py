@@ -1,0 +1,131 @@
+"""Tokenizers as the files of Hugging Face, tokenizer.json and tokenizer_config.json, and back.
+
+Ours are written so that the library `tokenizers` gives the same ids. Read again, they are recognised as ours.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+from nanodnt.tokenizer import Tokenizer, bpe_ranks, json_meta
+
+EOT = "<|endoftext|>"
+CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+# `identity` of GPT-2's own tokenizer.json, so that recognising it needs no copy of the vocabulary.
+GPT2_IDENTITY = "f84a9cea3da43bcdd38667d874d9115fedf1d3ab66bb3114fceae524632378f1"
+
+
+# ------------------------------------------------------------------------------------------------------------ writing
+
+
+def tokenizer_files(meta: dict, block_size: int) -> dict:
+    """{file name: text} of the tokenizer that `meta` describes, for a model with this context."""
+    if meta["tokenizer"] == "json":
+        text, config = meta["json"], CONFIG | meta.get("json_config", {})
+    else:
+        text, config = make_json(meta), dict(CONFIG)
+        if meta["eot"] is not None:
+            config |= dict.fromkeys(("bos_token", "eos_token"), EOT)
+    config["model_max_length"] = block_size
+    return {"tokenizer.json": text, "tokenizer_config.json": json.dumps(config, indent=2, ensure_ascii=False)}
+
+
+def make_json(meta: dict) -> str:
+    """The text of a tokenizer.json for a tokenizer of ours."""
+    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Json
+
+    if meta["tokenizer"] == "chars":
+        made = Json(models.WordLevel({c: i for i, c in enumerate(meta["chars"])}))
+        made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        made.decoder = decoders.Fuse()
+        return made.to_str()
+    byte = byte_characters()
+    ranks = {bytes([b]): b for b in range(256)} if meta["tokenizer"] == "bytes" else bpe_ranks(meta["tokenizer"])
+    name = {token: "".join(byte[b] for b in token) for token in ranks}
+    pairs = [(name[a], name[b]) for a, b in find_merges(ranks)]
+    made = Json(models.BPE({name[token]: i for token, i in ranks.items()} | {EOT: meta["eot"]}, pairs))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=meta["tokenizer"] != "bytes")
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(EOT, special=True, normalized=False)])
+    return made.to_str()
+
+
+def byte_characters() -> list:
+    """The 256 characters that stand for bytes in a byte-level tokenizer.json: a printable byte is itself, the n-th of
+    the others is character 256 + n (GPT-2's code)."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
+    others = iter(range(256, 512))
+    return [chr(b if b in printable else next(others)) for b in range(256)]
+
+
+def find_merges(ranks: dict) -> list:
+    """The pairs (bytes, bytes) whose merging makes each token of {bytes: rank}, in the order of the ranks.
+
+    A token's pair is what merging its own bytes, lowest rank first, leaves before the last step."""
+    pairs = []
+    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        parts = [bytes([b]) for b in token]
+        while len(parts) > 2:
+            joint = [ranks.get(a + b, rank) for a, b in zip(parts, parts[1:], strict=False)]
+            i = joint.index(min(joint))
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        pairs += [tuple(parts)] * (len(parts) == 2)
+    return pairs
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+
+
+def read_tokenizer(folder: Path) -> dict | None:
+    """The part of meta.json for the tokenizer of a folder of Hugging Face; None where the folder has none.
+
+    ValueError where a file is damaged."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+        config = read_json(folder / "tokenizer_config.json")
+        template = folder / "chat_template.jinja"
+        if template.is_file():
+            config["chat_template"] = template.read_text(encoding="utf-8")
+        eot = config.get("eos_token")
+        meta = json_meta(text, eot.get("content") if isinstance(eot, dict) else eot)
+        return recognise(json.loads(text)) or meta | {"json_config": config}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as e:
+        raise ValueError(f"the tokenizer in {folder} cannot be read ({str(e)[:200] or type(e).__name__})") from None
+
+
+def read_json(path: Path) -> dict:
+    """The dict in a JSON file; {} where there is no file."""
+    if not path.is_file():
+        return {}
+    value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
+    return value
+
+
+def recognise(found: dict) -> dict | None:
+    """The meta of our own tokenizer that a parsed tokenizer.json is, or None."""
+    vocab = found["model"].get("vocab")
+    if not isinstance(vocab, dict):
+        return None
+    if len(vocab) == 50257:
+        return Tokenizer.meta_for("gpt2") if identity(found) == GPT2_IDENTITY else None
+    chars = sorted(vocab, key=vocab.get)
+    metas = [Tokenizer.meta_for("bytes"), Tokenizer.meta_for("gpt2_4096")]
+    metas += [Tokenizer.meta_for("chars", chars)] * all(len(c) == 1 for c in chars)
+    same = (m for m in metas if m["vocab_size"] == len(vocab) and identity(json.loads(make_json(m))) == identity(found))
+    return next(same, None)
+
+
+def identity(found: dict) -> str:
+    """A hash of what decides the ids of a tokenizer.json: tokens, merges, how text is prepared and split."""
+    model, split = found["model"], found.get("pre_tokenizer") or {}
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or ()]
+    kind = split.get("type"), split.get("pattern"), split.get("add_prefix_space"), split.get("use_regex", True)
+    added = sorted([token["content"], token["id"]] for token in found.get("added_tokens") or ())
+    parts = [sorted(model["vocab"].items()), merges, kind, added, found.get("normalizer"), model.get("dropout")]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

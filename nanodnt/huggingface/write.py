@@ -1,0 +1,72 @@
+"""A trained model as a folder that `transformers` loads: safetensors, config.json, tokenizer files."""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+
+from model import GPT
+from nanodnt.huggingface.carry import carried_files, network_config
+from nanodnt.huggingface.families import FAMILIES, config_to_theirs, tensors_to_theirs
+from nanodnt.huggingface.plain import NotPlain, plain_model
+from nanodnt.huggingface.tokenizer_files import tokenizer_files
+from nanodnt.trained import Trained
+
+TARGETS = ("auto", *FAMILIES, "nanodnt")
+MAX_SHARD_SIZE = "5GB"
+
+
+def write_pretrained(trained: Trained, folder: Path, target: str = "auto", dtype: torch.dtype = torch.float32) -> str:
+    """Write `trained` to the new folder `folder`, complete or not at all. Returns the architecture.
+
+    target "auto" takes an architecture of `transformers` where one computes the same, else "nanodnt", the network's own
+    code. ValueError where the folder exists, or where the layout has a part that `target` lacks."""
+    if folder.exists() or folder.is_symlink():
+        raise ValueError(f"{folder} exists already: choose another --to, or remove it")
+    kind, config, tensors = convert(trained.model, target)
+    meta = trained.meta
+    files = tokenizer_files(meta, trained.model.config.block_size)
+    ids = dict(bos_token_id=(trained.tokenizer.start or [meta["eot"]])[0], eos_token_id=meta["eot"])
+    if kind == "nanodnt":
+        config = network_config(trained.model.config, meta["eot"], trained.tokenizer.start)
+        files |= carried_files()
+    config |= ids | {"dtype": str(dtype).removeprefix("torch.")}
+    files |= {"config.json": json.dumps(config, indent=2), "generation_config.json": json.dumps(ids, indent=2)}
+    tensors = {name: t.to(dtype) for name, t in tensors.items()}
+    partial = folder.with_name(folder.name + ".partial")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        save_tensors(tensors, partial)
+        for name, text in files.items():
+            (partial / name).write_text(text, encoding="utf-8")
+        partial.rename(folder)
+    except OSError as e:
+        raise ValueError(f"cannot write {folder} ({e.strerror or e}): nothing was written") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return kind
+
+
+def convert(model: GPT, target: str) -> tuple:
+    """(architecture, its config.json, its tensors) of a model; for "nanodnt" config.json is still to be made."""
+    reasons = []
+    for kind in FAMILIES if target == "auto" else {target} & FAMILIES.keys():
+        try:
+            config, weights = plain_model(model, kind)
+        except NotPlain as e:
+            reasons.append(str(e))
+            continue
+        return kind, config_to_theirs(config, kind), tensors_to_theirs(weights, config, kind)
+    if target not in ("auto", "nanodnt"):
+        raise ValueError(f"--target={target} cannot hold this layout: {reasons[0]}; use --target=auto or nanodnt")
+    return "nanodnt", {}, {f"network.{name}": t for name, t in model.state_dict().items()}
+
+
+def save_tensors(tensors: dict, folder: Path) -> None:
+    """model.safetensors, or several files and their index."""
+    from huggingface_hub import save_torch_state_dict
+
+    save_torch_state_dict({name: t.contiguous() for name, t in tensors.items()}, folder, max_shard_size=MAX_SHARD_SIZE)

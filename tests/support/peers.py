@@ -1,0 +1,46 @@
+"""Models of `transformers` with random weights, and their folders: what imports and exports are compared with."""
+
+import json
+from pathlib import Path
+
+import torch
+
+SIZES = dict(vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, max_position_embeddings=32)
+SIZES |= dict(num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-2, bos_token_id=None, eos_token_id=None)
+GPT2_SIZES = dict(vocab_size=50, n_positions=32, n_embd=16, n_layer=2, n_head=4, layer_norm_epsilon=1e-2)
+GPT2_SIZES |= dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None)
+
+# name: (their class, their settings), one of every part that we can take.
+PEERS = {
+    "GPT-2": ("GPT2", dict()),
+    "GPT-2, relu, n_inner, untied": ("GPT2", dict(activation_function="relu", n_inner=24, tie_word_embeddings=False)),
+    "LLaMA": ("Llama", dict(tie_word_embeddings=False)),
+    "SmolLM": ("Llama", dict(tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5))),
+    "LLaMA, biases, heads": ("Llama", dict(attention_bias=True, mlp_bias=True, head_dim=6, num_key_value_heads=4)),
+    "Qwen3": ("Qwen3", dict(head_dim=6, tie_word_embeddings=True)),
+    "Qwen3, untied": ("Qwen3", dict(head_dim=4, tie_word_embeddings=False, num_key_value_heads=1)),
+}
+
+
+@torch.no_grad()
+def make_peer(name: str, seed: int = 3, **changes):
+    """A model of `transformers` with random weights: no gain is 1 and no bias 0, so that an ignored one shows."""
+    import transformers
+
+    kind, settings = PEERS[name]
+    sizes = GPT2_SIZES if kind == "GPT2" else SIZES
+    config = getattr(transformers, f"{kind}Config")(**sizes | settings | changes)
+    architecture = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+    peer, generator = getattr(transformers, architecture)(config), torch.Generator().manual_seed(seed)
+    for key, p in peer.named_parameters():
+        is_gain = p.ndim == 1 and key.endswith("weight")
+        noise = torch.empty(p.shape).normal_(generator=generator)
+        p.copy_(1 + 0.3 * noise if is_gain else 0.3 * noise)
+    return peer.eval()
+
+
+def edit_config(folder: Path, **changes) -> None:
+    """Change keys of a folder's config.json; None removes one."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))

@@ -1,0 +1,296 @@
+"""Exports: an architecture of `transformers` that computes the same, where there is one; tokenizers; the command."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import export
+from model import GPT
+from nanodnt.generate import generate
+from nanodnt.huggingface import write
+from nanodnt.huggingface.read import read_pretrained
+from nanodnt.huggingface.tokenizer_files import read_tokenizer, tokenizer_files
+from nanodnt.huggingface.write import write_pretrained
+from nanodnt.run.checkpoints import load_checkpoint
+from nanodnt.tokenizer import Tokenizer, json_meta
+from nanodnt.trained import Trained, load_trained
+from nanodnt.weights import load_weights
+from support.models import ALL, LAYERNORM, LLAMA, S5, batch, build, error
+from support.runs import make_dataset, run
+
+CHARS = Tokenizer.meta_for("chars", [chr(ord("A") + i) for i in range(50)])
+QWEN3 = LLAMA | dict(qk_norm=True, head_size=6)
+# name: (flags, the architecture). What a target has no place for is multiplied into the weights.
+EXPORTS = {
+    "GPT-2": (LAYERNORM, "gpt2"),
+    "GPT-2 without biases, relu, untied": (dict(norm="layernorm", mlp="relu", tie_weights=False), "gpt2"),
+    "GPT-2, LNS, no gains": (LAYERNORM | dict(lns="norm", gain="none"), "gpt2"),
+    "GPT-2, LNS learned, LayerScale": (LAYERNORM | dict(lns="norm", lns_learn=True, branch_scale="layerscale"), "gpt2"),
+    "LLaMA": (LLAMA, "llama"),
+    "SmolLM": (LLAMA | dict(tie_weights=True), "llama"),
+    "LLaMA, LNS": (LLAMA | dict(lns="norm", lns_power=0.7), "llama"),
+    "LLaMA, LNS on the branch": (LLAMA | dict(lns="branch", bias=True), "llama"),
+    "LLaMA, HG and DP as magnitude and direction": (
+        LLAMA | dict(gain="branch", gain_out="scale", gain_param="magdir", bias=True),
+        "llama",
+    ),
+    "LLaMA, SkipInit, sigmaReparam, embedding's scale": (
+        LLAMA | dict(branch_scale="skipinit", sigma_reparam=True, embed_scale=True),
+        "llama",
+    ),
+    "Qwen3": (QWEN3, "qwen3"),
+    "Qwen3, LNS, ER": (QWEN3 | dict(lns="norm", gain_param="expmagdir", tie_weights=True), "qwen3"),
+}
+# name: (flags, target, words of the refusal)
+UNFIT = {
+    "S5 as LLaMA": (LLAMA | S5, "llama", "llama qk_norm=True"),
+    "mid norms": (LLAMA | dict(mid_norm="both"), "llama", "mid_norm"),
+    "input norm": (LLAMA | dict(input_norm=True), "llama", "input_norm"),
+    "post norms": (LLAMA | dict(post_norm="both"), "llama", "post_norm"),
+    "no pre norm in the FFN": (LLAMA | dict(pre_norm="attn"), "llama", "blocks.0.mlp.pre pre_norm"),
+    "Mix-LN": (LLAMA | dict(post_norm_blocks=1), "llama", "post_norm"),
+    "DeepNorm": (LLAMA | dict(deepnorm=True, pre_norm="none", post_norm="both"), "llama", "post_norm"),
+    "LNS on the stream": (LLAMA | dict(lns="residual"), "llama", "lns=residual"),
+    "LNS before the norm": (LLAMA | dict(lns="input"), "llama", "lns=input"),
+    "DNP": (LLAMA | dict(gain_out="norm"), "llama", "gain_out=norm"),
+    "DyT": (LLAMA | dict(norm="dyt"), "llama", "norm=dyt"),
+    "Group-LN": (LLAMA | dict(norm_groups=2), "llama", "norm_groups=2"),
+    "a tied embedding's scale": (LLAMA | dict(tie_weights=True, embed_scale=True), "llama", "embed_scale tie_weights"),
+    "LLaMA as GPT-2": (LLAMA, "gpt2", "norm=rmsnorm pos=rope mlp=swiglu n_kv_head=2"),
+    "GPT-2 as LLaMA": (LAYERNORM, "llama", "norm=layernorm pos=learned mlp=gelu"),
+    "no QK-norm": (LLAMA, "qwen3", "qk_norm=False"),
+    "biases": (QWEN3 | dict(bias=True), "qwen3", "bias=True"),
+}
+
+
+def trained(layout, meta=CHARS):
+    model = build(dict(layout, vocab_size=meta["vocab_size"]), dtype=torch.float32)
+    return Trained(model, Tokenizer(meta), meta, "a test", 1)
+
+
+def load(folder):
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_transformers_computes_the_same(name, tmp_path):
+    layout, kind = EXPORTS[name]
+    ours, idx = trained(layout), batch()[0]
+    assert write_pretrained(ours, tmp_path / "it") == kind
+    theirs = load(tmp_path / "it")
+    assert error(theirs(idx).logits, ours.model(idx)[0]) < 1e-5
+    new = ours.model.config.block_size - 4
+    expected = generate(ours.model, idx[:, :4], new, temperature=0)
+    assert torch.equal(theirs.generate(idx[:, :4], max_new_tokens=new, do_sample=False, pad_token_id=0), expected)
+
+    back = read_pretrained(str(tmp_path / "it"))  # and back
+    model = GPT.empty(back.config).to_empty(device="cpu")
+    load_weights(model, back.weights)
+    assert error(model.eval()(idx)[0], ours.model(idx)[0]) < 1e-5 and back.meta == CHARS
+    assert write_pretrained(Trained(model, ours.tokenizer, CHARS, "", 0), tmp_path / "again") == kind
+    assert (tmp_path / "again" / "config.json").read_text() == (tmp_path / "it" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_a_target_lacks_is_named(name, tmp_path):
+    layout, target, words = UNFIT[name]
+    ours = trained(layout)
+    with pytest.raises(ValueError) as caught:
+        write_pretrained(ours, tmp_path / "it", target)
+    message = str(caught.value)
+    assert message.startswith(f"--target={target} cannot hold this layout: ") and "\n" not in message
+    assert [word for word in words.split() if word not in message] == [], message
+    assert not list(tmp_path.iterdir())
+
+
+def test_auto_never_changes_the_function(tmp_path):
+    """Of every scheme of the tests: what auto writes as an architecture of `transformers` is the same function."""
+    kinds = {}
+    for name, (layout, _) in ALL.items():
+        model, idx = build(layout, dtype=torch.float32), batch()[0]
+        kind, config, _ = write.convert(model, "auto")
+        kinds.setdefault(kind, []).append(name)
+        if kind != "nanodnt":
+            write_pretrained(Trained(model, Tokenizer(CHARS), CHARS, "", 0), tmp_path / str(len(kinds[kind])) / kind)
+            theirs = load(tmp_path / str(len(kinds[kind])) / kind)
+            assert error(theirs(idx).logits, model(idx)[0]) < 1e-5, name
+    assert kinds["gpt2"] == ["pre-LN, bias", "pre-LN, no bias", "LNS, bias", "no gains, bias"]
+    assert kinds["llama"] == ["llama", "LNS 1/l, ffn, llama"] and len(kinds["nanodnt"]) > 50
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision(dtype, tmp_path):
+    ours = trained(LLAMA)
+    write_pretrained(ours, tmp_path / "it", dtype=dtype)
+    theirs = load(tmp_path / "it")
+    assert theirs.dtype == dtype and json.loads((tmp_path / "it" / "config.json").read_text())["dtype"] in str(dtype)
+    idx = batch()[0]
+    assert 1e-4 < error(theirs.float()(idx).logits, ours.model(idx)[0]) < 0.1  # rounded, and not more
+
+
+def test_large_models_are_several_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "MAX_SHARD_SIZE", "8KB")
+    ours, idx = trained(LLAMA), batch()[0]
+    write_pretrained(ours, tmp_path / "it")
+    assert len(list((tmp_path / "it").glob("*.safetensors"))) > 1
+    assert (load(tmp_path / "it")(idx).logits - ours.model(idx)[0]).abs().max() < 1e-5
+
+
+# ---------------------------------------------------------------------------------------------------------- tokenizers
+
+TEXT = "def f(x):\n    return  'naïve ☃'  # 日本\n\n\tThe end, isn't it?"
+
+
+def metas():
+    import tokenizers
+    from tokenizers import models, normalizers, processors
+
+    bpe = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate(["<s>", "</s>", "▁", *"abcdef"])}, []))
+    bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    bpe.add_special_tokens(["<s>", "</s>"])
+    bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    bpe.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.Fuse(), tokenizers.decoders.Strip(" ", 1, 0)]
+    )
+    llama = json_meta(bpe.to_str(), "</s>") | {"json_config": {"bos_token": "<s>", "eos_token": "</s>", "x": [1]}}
+    return {
+        "bytes": (Tokenizer.meta_for("bytes"), TEXT),
+        "chars": (Tokenizer.meta_for("chars", sorted(set(TEXT))), TEXT),
+        "gpt2_4096": (Tokenizer.meta_for("gpt2_4096"), TEXT),
+        "like LLaMA's": (llama, "abc fed  a"),
+    }
+
+
+@pytest.mark.parametrize("name", ["bytes", "chars", "gpt2_4096", "like LLaMA's"])
+def test_auto_tokenizer_gives_the_same_ids(name, tmp_path):
+    import transformers
+
+    meta, text = metas()[name]
+    for file, content in tokenizer_files(meta, 99).items():
+        (tmp_path / file).write_text(content, encoding="utf-8")
+    ours, theirs = Tokenizer(meta), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = theirs(text)["input_ids"]
+    assert ids == [*ours.start, *ours.encode(text)] and (name == "like LLaMA's") == (ours.start == [0])
+    assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids) == text
+    assert theirs.eos_token_id == meta["eot"] and theirs.model_max_length == 99
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert read_tokenizer(tmp_path) == meta | ({"json_config": config} if "json" in meta else {})
+    assert "json" not in meta or config.items() >= meta["json_config"].items()
+
+
+def test_special_names_in_a_text_are_text():
+    ours = Tokenizer(metas()["like LLaMA's"][0])
+    assert 1 not in ours.encode("a</s>b") and ours.decode([0, 3, 1]) == "a"
+
+
+# --------------------------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A run directory of a DNT."""
+    folder = tmp_path_factory.mktemp("export")
+    dataset = make_dataset(folder / "data")
+    assert run(out_dir=folder / "run", dataset=dataset, max_iters=10) == 0
+    return folder / "run"
+
+
+def call(monkeypatch, *argv) -> int:
+    monkeypatch.setattr(sys, "argv", ["export.py", *map(str, argv)])
+    return export.main()
+
+
+def test_the_command(begun, tmp_path, monkeypatch, capsys):
+    to = tmp_path / "a" / "b"
+    assert call(monkeypatch, f"--out_dir={begun}", f"--to={to}") == 0
+    out = capsys.readouterr().out
+    assert f"best.pt, step 10, as nanodnt in float32: {to}" in out and "trust_remote_code=True" in out
+    names = {path.name for path in to.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "model.py"}
+    found = load_trained("", "", init_from=str(to))
+    saved = load_checkpoint(begun / "best.pt")
+    assert all(torch.equal(t, saved["model"][name]) for name, t in found.model.state_dict().items())
+    assert found.meta["chars"] == saved["meta"]["chars"] and found.model.config.mid_norm == "both"
+
+
+def test_bad_input_is_one_line_and_nothing_is_written(begun, tmp_path, monkeypatch, capsys):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    cases = {
+        f"--out_dir={begun}": "--to=FOLDER is needed",
+        f"--out_dir={begun} --to={tmp_path / 'there'}": "there exists already",
+        f"--out_dir={begun} --to={tmp_path / 'file'}": "file exists already",
+        f"--out_dir={begun} --to={tmp_path / 'file' / 'x'}": "cannot write",
+        f"--out_dir={begun} --to={tmp_path / 'x'} --target=llama": "--target=llama cannot hold this layout",
+        f"--out_dir={tmp_path} --to={tmp_path / 'x'}": "there is no checkpoint",
+        f"--out_dir={begun} --to={tmp_path / 'x'} --checkpoint=first.pt": "best.pt, last.pt",
+    }
+    for argv, words in cases.items():
+        assert call(monkeypatch, *argv.split()) == 1, argv
+        err = capsys.readouterr().err
+        assert err.startswith("error: ") and err.count("\n") == 1 and words in err, err
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_failed_write_leaves_nothing(begun, tmp_path, monkeypatch, capsys):
+    def fail(tensors, folder):
+        (folder / "model.safetensors").touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(write, "save_tensors", fail)
+    assert call(monkeypatch, f"--out_dir={begun}", f"--to={tmp_path / 'x'}") == 1
+    assert "No space left on device" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------- there, trained, and back again
+
+
+def test_a_folder_is_trained_sampled_and_exported(tmp_path, monkeypatch, capsys):
+    import sample
+    from support.peers import make_peer
+
+    peer, idx = make_peer("LLaMA", bos_token_id=None), batch()[0]
+    peer.save_pretrained(tmp_path / "theirs")
+    for file, text in tokenizer_files(CHARS, 32).items():
+        (tmp_path / "theirs" / file).write_text(text)
+    dataset = make_dataset(tmp_path / "data")
+    config = dict(dataset=dataset, out_dir=tmp_path / "run", init_from=tmp_path / "theirs", block_size=16)
+    still = config | dict(out_dir=tmp_path / "still", max_iters=1, learning_rate=1e-12, min_lr=1e-12)
+    assert run(**still) == 0
+    same = load_trained(str(tmp_path / "still"), "last.pt").model
+    assert error(same(idx)[0], peer(idx).logits) < 1e-5
+    assert run(**config) == 0
+    out = capsys.readouterr().out
+    assert f"weights: {tmp_path / 'theirs'}" in out and "block_size" in out
+    end = load_trained(str(tmp_path / "run"), "last.pt")
+    assert end.model.config.block_size == 16 and end.step == 20
+    monkeypatch.setattr(sys, "argv", ["sample.py", f"--out_dir={tmp_path / 'run'}", "--start=AB", "--max_new_tokens=9"])
+    assert sample.main() == 0 and capsys.readouterr().out.startswith("AB")
+    assert call(monkeypatch, f"--out_dir={tmp_path / 'run'}", f"--to={tmp_path / 'ours'}") == 0
+    theirs = load(tmp_path / "ours")
+    assert (theirs(idx).logits - end.model(idx)[0]).abs().max() < 1e-5
+    assert error(theirs(idx).logits, peer(idx).logits) > 1e-2  # it has learned something
+
+
+def test_another_tokenizer_is_refused(tmp_path, capsys):
+    from support.peers import make_peer
+
+    make_peer("LLaMA").save_pretrained(tmp_path / "theirs")
+    dataset = make_dataset(tmp_path / "data", alphabet=40)
+    config = dict(dataset=dataset, out_dir=tmp_path / "run", init_from=tmp_path / "theirs", block_size=16, max_iters=1)
+    for file, text in tokenizer_files(CHARS, 32).items():
+        (tmp_path / "theirs" / file).write_text(text)
+    assert run(**config) == 1
+    err = capsys.readouterr().err
+    assert (
+        "does not fit" in err and "data/local/prepare.py --tokenizer=FOLDER" in err and not (tmp_path / "run").exists()
+    )
+    for file in tokenizer_files(CHARS, 32):
+        (tmp_path / "theirs" / file).unlink()
+    assert run(**config) == 0
+    assert "has no tokenizer.json; its tokens are taken to be those of" in capsys.readouterr().out
