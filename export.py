@@ -31,12 +31,16 @@ class ExportConfig:
     #   transformers' own that computes the same, else nanodnt: the network's own code
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the weights in the files
 
+    def check(self) -> None:
+        """ValueError where no folder is named."""
+        if not self.to:
+            raise ValueError("--to=FOLDER is needed: the folder to write, which must not exist")
+
 
 def main() -> int:
     (config,), _ = configure(ExportConfig, description=__doc__)
     try:
-        if not config.to:
-            raise ValueError("--to=FOLDER is needed: the folder to write, which must not exist")
+        config.check()
         trained = load_trained(config.out_dir, config.checkpoint)
         kind = write_pretrained(trained, Path(config.to), config.target, getattr(torch, config.dtype))
         code = ", trust_remote_code=True" if kind == "nanodnt" else ""

@@ -208,7 +208,7 @@ def test_stopped_and_resumed(two):
 @pytest.mark.parametrize("name", ["from a file", "gpt2"])
 def test_begun_from_weights(name, two):
     weights = load(two / "muon, unified, one" / "last.pt")["model"] if name == "from a file" else None
-    weights = weights or like_gpt2().state_dict()
+    weights = weights or like_gpt2(None)("gpt2", 0, 0).weights
     start = join_rows([part["start"] for part in left(two / f"{name}, fsdp2", 2)])
     assert different(start, weights) == []
     assert_same_values(two / f"{name}, fsdp2", two / f"{name}, one")

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from configurator import read_arguments, read_knobs
+from export import ExportConfig
 from model import GPTConfig
 from nanodnt.analysis.settings import AnalyzeConfig
 from nanodnt.bench.settings import BenchConfig
@@ -26,6 +27,7 @@ SCHEMAS = {
     "sample.py": (SampleConfig,),
     "analyze.py": (AnalyzeConfig,),
     "reproduce.py": (ReproduceConfig,),
+    "export.py": (ExportConfig,),
     "sweep.py": (GPTConfig, TrainConfig, SweepConfig),
 }
 WORDS = {"--plan", "--plot", "--profile", "--compare", "--report"}  # of model.py and bench.py, without a value
