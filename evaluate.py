@@ -1,0 +1,79 @@
+"""Trained models evaluated: on any text, and on the tasks of lm-evaluation-harness.
+
+python evaluate.py --out_dir=out/dnt_small --tasks=text --input=README.md     # nats per token, bits per byte
+python evaluate.py --out_dir=out/dnt_small --tasks=text --input=openwebtext   # a prepared dataset's validation split
+python evaluate.py --out_dir=out/dnt_small --tasks=hellaswag,arc_easy         # needs `make install-eval`, and a network
+python evaluate.py --out_dir=out/dnt_small,out/lns_350m --tasks=dyt15         # the DyT paper's 15 tasks, two runs
+torchrun --standalone --nproc_per_node=8 evaluate.py --out_dir=out/dnt_small --tasks=text,dyt15
+python evaluate.py --out_dir=out/dnt_small,out/lns_350m                       # what was found before, side by side
+
+Results are added to evaluation.json in the run directory; a task that is evaluated again is replaced.
+"""
+
+from dataclasses import asdict
+
+import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
+
+from configurator import configure
+from nanodnt.evaluation.harness import load_tasks, run_tasks
+from nanodnt.evaluation.results import compare_results, read_results, write_results
+from nanodnt.evaluation.settings import EvaluateConfig
+from nanodnt.evaluation.text import open_text, score_text
+from nanodnt.run.environment import environment
+from nanodnt.run.errors import EXPECTED, end_with, report_error
+from nanodnt.run.metrics import run_record
+from nanodnt.trained import load_trained
+
+
+def evaluate_runs(config: EvaluateConfig, env) -> list:
+    """Evaluate every run on every task, and write what is found. Returns the lines of a table with the runs side by
+    side; all ranks must call it."""
+    folders, names = config.folders(), config.task_names()
+    # everything that can be wrong is looked at before the work begins
+    for folder in folders:
+        read_results(folder)
+    runs = {folder: load_trained(folder, config.checkpoint) for folder in folders}
+    texts = {}
+    if "text" in names:
+        texts = {folder: open_text(config.input, config.overlap, run, env.main) for folder, run in runs.items()}
+    in_harness = [name for name in names if name != "text"]
+    tasks = load_tasks(in_harness, config, env) if in_harness else []
+    about = dict(checkpoint=config.checkpoint, device=str(env.device), dtype=str(env.dtype).removeprefix("torch."))
+    record = run_record()
+    about |= dict(processes=env.world_size, batch_size=config.batch_size, date=record["started"])
+    about |= {key: record[key] for key in ("command", "versions", "git_commit")}
+    shown, evaluated = {}, set()
+    for folder in folders:
+        run = runs.pop(folder)
+        env.print(f"evaluating {run.source}, step {run.step}")
+        model, found = run.model.to(env.device).set_compute_dtype(env.dtype), {}
+        if text := texts.get(folder):
+            found[f"text {config.input}"] = text.entry(score_text(model, text, config.batch_size, env))
+        if tasks:
+            found |= run_tasks(tasks, model, run.tokenizer, config, env)
+        if env.main:
+            evaluated |= found.keys()
+            shown[folder] = write_results(folder, {t: entry | about | {"step": run.step} for t, entry in found.items()})
+    return compare_results(shown, evaluated)
+
+
+def main() -> int:
+    (config,), _ = configure(EvaluateConfig, description=__doc__)
+    try:
+        config.check()
+        if not config.task_names():
+            found = {folder: read_results(folder) for folder in config.folders()}
+            if missing := [folder for folder, tasks in found.items() if not tasks]:
+                raise ValueError(f"nothing was evaluated yet in {', '.join(missing)}: name tasks, as in --tasks=dyt15")
+            print("\n".join(compare_results(found)))
+            return 0
+        with environment(config.device, config.dtype, config.timeout_s) as env:
+            env.check_same({**asdict(config), "device": None})
+            env.print("\n".join(evaluate_runs(config, env)))
+        return 0
+    except EXPECTED as e:
+        return report_error(e)
+
+
+if __name__ == "__main__":
+    end_with(main)

@@ -1,0 +1,1 @@
+"""Trained models evaluated (`evaluate.py`): any text, the tasks of lm-evaluation-harness, runs side by side."""

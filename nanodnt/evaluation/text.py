@@ -1,0 +1,135 @@
+"""How well a model predicts a text: nats per token, bits per byte, perplexity."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from nanodnt.data import Dataset, folder_of
+from nanodnt.engine import evaluate
+from nanodnt.tokenizer import Tokenizer, same_tokenizer
+from nanodnt.trained import Trained
+
+
+class FileWindows:
+    """A tokenized text in windows, with the methods of `Dataset` that `evaluate` calls.
+
+    ids (1 + N,) is what stands before the text, one token, and its N tokens. Each of them is a target exactly once: of
+    every window but the first, the first `overlap` inputs are only context."""
+
+    def __init__(self, ids: np.ndarray, block_size: int, overlap: int):
+        self.ids, self.block_size, self.overlap = ids, block_size, overlap
+
+    def validation(self, eval_tokens: int = 0) -> np.ndarray:
+        """Where each window begins in `ids`."""
+        stride = self.block_size - self.overlap
+        after_first = max(0, len(self.ids) - 1 - self.block_size)
+        return np.arange(1 + -(-after_first // stride), dtype=np.int64) * stride
+
+    def val_batch(self, starts: np.ndarray, size: int) -> tuple:
+        """The windows at `starts`: inputs and targets, int64 arrays (size, T); targets that do not count are -1."""
+        x, y = np.zeros((size, self.block_size), np.int64), np.full((size, self.block_size), -1, np.int64)
+        for row, start in enumerate(starts.tolist()):
+            window = self.ids[start : start + self.block_size + 1]
+            known = self.overlap if start else 0
+            x[row, : len(window) - 1], y[row, known : len(window) - 1] = window[:-1], window[1 + known :]
+        return x, y
+
+
+@dataclass
+class Text:
+    """A text, ready to be scored by one model."""
+
+    windows: FileWindows | Dataset
+    n_tokens: int  # that are scored
+    n_bytes: int  # of their text in UTF-8
+    sha256: str  # of the file; of a prepared dataset: of its val.bin
+
+    def entry(self, metrics: dict) -> dict:
+        """What evaluation.json holds of these metrics, {name: value}."""
+        settings = dict(overlap=getattr(self.windows, "overlap", 0), sha256=self.sha256)
+        metrics = {name: {"value": value, "stderr": None} for name, value in metrics.items()}
+        return dict(metrics=metrics, settings=settings, tokens=self.n_tokens, bytes=self.n_bytes)
+
+
+def open_text(name: str, overlap: int, trained: Trained, verify: bool = True) -> Text:
+    """The text file, or the prepared dataset, `name`, for the model `trained`. `verify`: check a dataset's checksums.
+
+    ValueError where it is missing, empty or not UTF-8, and for a dataset of another tokenizer."""
+    block_size = trained.model.config.block_size
+    if overlap >= block_size:
+        raise ValueError(f"overlap={overlap} must be below {trained.source}'s block_size={block_size}")
+    if not Path(name).is_file() and folder_of(name).is_dir():
+        return open_dataset(name, overlap, trained, verify)
+    try:
+        raw = Path(name).read_bytes()
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise ValueError(f"input {name} is not UTF-8 text (byte {e.start} is not)") from None
+    except OSError as e:
+        raise ValueError(f"cannot read input {name} ({e.strerror}): name a text file or a prepared dataset") from None
+    if not text:
+        raise ValueError(f"input {name} is empty: nothing to score")
+    first = before_text(trained.tokenizer)
+    ids = np.array([first, *trained.tokenizer.encode(text)], dtype=np.int64)
+    windows = FileWindows(ids, block_size, overlap)
+    return Text(windows, len(ids) - 1, len(raw), hashlib.sha256(raw).hexdigest())
+
+
+def before_text(tokenizer: Tokenizer) -> int:
+    """The token that a model reads before the first of a text. ValueError where its alphabet has none."""
+    try:
+        return tokenizer.new_document()[-1]
+    except ValueError:
+        raise ValueError(
+            "this model's alphabet has neither end of text nor newline, so nothing can stand before a text: "
+            "it can be evaluated on prepared datasets only"
+        ) from None
+
+
+def open_dataset(name: str, overlap: int, trained: Trained, verify: bool) -> Text:
+    """The validation windows of a prepared dataset: those of training with eval_tokens=0."""
+    if overlap:
+        raise ValueError(f"overlap={overlap} is for text files: {name} is read in the windows of training")
+    data = Dataset(name, trained.model.config.block_size, verify=verify)
+    if not same_tokenizer(data.meta, trained.meta):
+        theirs, ours = ((meta["tokenizer"], meta["vocab_size"]) for meta in (data.meta, trained.meta))
+        raise ValueError(
+            f"dataset {name} has another tokenizer ({theirs[0]}, {theirs[1]} tokens) than {trained.source} "
+            f"({ours[0]}, {ours[1]} tokens): prepare it with the model's, or name a text file"
+        )
+    # the windows follow each other, so their targets are one stretch of the file
+    targets = np.concatenate([data.val_batch(start[None], 1)[1][0] for start in data.validation()])
+    return Text(data, targets.size, count_bytes(trained.tokenizer, targets), data.meta["splits"]["val"]["sha256"])
+
+
+def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
+    """Bytes of the text of `ids` in UTF-8. End of text has none."""
+    eot = tokenizer.eot
+    if tokenizer.kind == "json":  # its tokens are no bytes: some decoders join, or drop, spaces
+        documents = np.split(ids, np.flatnonzero(ids == eot) + 1) if eot is not None else [ids]
+        return sum(len(tokenizer.decode(document).encode("utf-8")) for document in documents)
+    if tokenizer.kind == "bytes":
+        n_bytes = [1] * tokenizer.vocab_size
+    elif tokenizer.kind == "chars":
+        n_bytes = [len(char.encode("utf-8")) for char in tokenizer.chars]
+    else:  # a token may be part of a character
+        one = tokenizer.bpe.decode_single_token_bytes
+        n_bytes = [0 if i == eot else len(one(i)) for i in range(tokenizer.vocab_size)]
+    counts = np.bincount(ids, minlength=tokenizer.vocab_size)
+    return sum(int(n) * b for i, (n, b) in enumerate(zip(counts, n_bytes, strict=True)) if i != eot)
+
+
+def score_text(model, text: Text, batch_size: int, env) -> dict:
+    """{metric: value} of a text, split over the processes. All ranks must call it."""
+    go_on = SimpleNamespace(agreed=lambda: False)  # nobody asks it to stop and save
+    nats = evaluate(model, text.windows, SimpleNamespace(eval_tokens=0), batch_size, env, go_on)
+    model.eval()
+    return {
+        "nats_per_token": nats,
+        "bits_per_byte": nats * text.n_tokens / math.log(2) / text.n_bytes if text.n_bytes else math.nan,
+        "perplexity": math.exp(nats) if nats < 700 else math.inf,
+    }
