@@ -4,10 +4,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: install install-dev quickstart test test-deep lint clean
+.PHONY: install install-dev install-eval quickstart test test-deep lint clean
 
 install: .venv/.installed
 install-dev: .venv/.installed-dev
+install-eval: .venv/.installed-eval
 
 # torch first: its pin is exact, so a build that is already there is kept.
 .venv/.installed: requirements.txt
@@ -20,6 +21,11 @@ install-dev: .venv/.installed-dev
 
 .venv/.installed-dev: requirements-dev.txt .venv/.installed
 	$(PIP) -r requirements.txt -r requirements-dev.txt
+	@touch $@
+
+# lm-evaluation-harness, for evaluate.py. With requirements.txt, so that no pin moves.
+.venv/.installed-eval: requirements-eval.txt .venv/.installed
+	$(PIP) -r requirements.txt -r requirements-eval.txt
 	@touch $@
 
 data/pystdlib/meta.json: | install
