@@ -4,7 +4,7 @@ python evaluate.py --out_dir=out/dnt_small --tasks=text --input=README.md     # 
 python evaluate.py --out_dir=out/dnt_small --tasks=text --input=openwebtext   # a prepared dataset's validation split
 python evaluate.py --out_dir=out/dnt_small --tasks=hellaswag,arc_easy         # needs `make install-eval`, and a network
 python evaluate.py --out_dir=out/dnt_small,out/lns_350m --tasks=dyt15         # the DyT paper's 15 tasks, two runs
-torchrun --standalone --nproc_per_node=8 evaluate.py --out_dir=out/dnt_small --tasks=text,dyt15
+torchrun --standalone --nproc_per_node=8 evaluate.py --out_dir=out/dnt_small --tasks=hellaswag,text --input=README.md
 python evaluate.py --out_dir=out/dnt_small,out/lns_350m                       # what was found before, side by side
 
 Results are added to evaluation.json in the run directory; a task that is evaluated again is replaced.

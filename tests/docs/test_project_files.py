@@ -12,8 +12,8 @@ import pytest
 
 from support.pages import ROOT
 
-BY_OTHERS = {"PIL": "matplotlib", "pyarrow": "datasets", "huggingface_hub": "datasets", "regex": "tiktoken"}
-BY_OTHERS |= {"tiktoken_ext": "tiktoken"}
+BY_OTHERS = {"PIL": "matplotlib", "pyarrow": "datasets", "regex": "tiktoken"}
+BY_OTHERS |= {"tiktoken_ext": "tiktoken", "lm_eval": "lm-eval"}
 OPTIONAL = {"wandb", "transformers", "triton"}  # in a `try`: a message says what to install; triton comes with torch
 
 
@@ -43,12 +43,13 @@ def python_files(*folders):
 
 
 def test_what_the_code_imports_is_pinned():
-    run, develop = pinned("requirements.txt"), pinned("requirements-dev.txt")
+    run, develop, evaluation = (pinned(f"requirements{name}.txt") for name in ("", "-dev", "-eval"))
     code = imported([*ROOT.glob("*.py"), *python_files("layers", "nanodnt", "data", "docs")])
-    assert code - OPTIONAL <= set(run) and set(run) <= code
+    assert code - OPTIONAL - set(evaluation) <= set(run) and set(run) <= code
     tests = imported(python_files("tests"))
-    assert tests <= set(run) | set(develop)
-    assert not set(run) & set(develop)
+    assert tests <= set(run) | set(develop) | set(evaluation)
+    assert not set(run) & {*develop, *evaluation}
+    assert {name: develop[name] for name in develop if name in evaluation}.items() <= evaluation.items()
     assert list(run)[0] == "torch" and run["torch"] == ["2.13.0"]
 
 
@@ -70,7 +71,7 @@ def test_a_suite_is_one_call_of_pytest(target, flag, code, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("failing", ["", "lint", "test", "test-deep"])
+@pytest.mark.parametrize("failing", ["", "install-eval", "lint", "test", "test-deep"])
 def test_ci_runs_everything_and_fails_if_one_part_does(failing, tmp_path):
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
@@ -79,8 +80,8 @@ def test_ci_runs_everything_and_fails_if_one_part_does(failing, tmp_path):
     environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     result = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, env=environment)
     assert result.returncode == bool(failing)
-    assert (tmp_path / "calls").read_text().split() == ["lint", "test", "test-deep"]
-    assert result.stdout.splitlines()[-3:] == ["7 passed in 1.5s"] * 3
+    assert (tmp_path / "calls").read_text().split() == ["install-eval", "lint", "test", "test-deep"]
+    assert result.stdout.splitlines()[-4:] == ["7 passed in 1.5s"] * 4
 
 
 def test_the_citation_names_the_five_papers():

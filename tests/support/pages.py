@@ -11,6 +11,7 @@ from model import GPTConfig
 from nanodnt.analysis.settings import AnalyzeConfig
 from nanodnt.bench.settings import BenchConfig
 from nanodnt.claims.experiment import ReproduceConfig
+from nanodnt.evaluation.settings import EvaluateConfig
 from nanodnt.plan.planning import PlanConfig
 from nanodnt.settings import TrainConfig
 from nanodnt.sweep.grid import SweepConfig
@@ -28,6 +29,7 @@ SCHEMAS = {
     "analyze.py": (AnalyzeConfig,),
     "reproduce.py": (ReproduceConfig,),
     "export.py": (ExportConfig,),
+    "evaluate.py": (EvaluateConfig,),
     "sweep.py": (GPTConfig, TrainConfig, SweepConfig),
 }
 WORDS = {"--plan", "--plot", "--profile", "--compare", "--report"}  # of model.py and bench.py, without a value

@@ -404,7 +404,7 @@ def test_help_that_nobody_reads(config, why):
     assert help_without_reader("program.py") == (141, "")
 
 
-COMMANDS = ("sample", "export", "bench", "analyze", "sweep", "reproduce", "model")
+COMMANDS = ("sample", "export", "evaluate", "bench", "analyze", "sweep", "reproduce", "model")
 COMMANDS = [pytest.param(name, marks=pytest.mark.deep) for name in COMMANDS]
 
 

@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = {"train.py", "sample.py", "bench.py", "analyze.py", "sweep.py", "reproduce.py", "export.py"}
+COMMANDS = {"train.py", "sample.py", "bench.py", "analyze.py", "sweep.py", "reproduce.py", "export.py", "evaluate.py"}
 IN_ROOT = COMMANDS | {"model.py", "configurator.py"}
 TABLES = {"nanodnt/claims/claims.py"}  # data, one entry after another: may be longer than code
 MAX_LINES = {"model.py": 500, "train.py": 260}

@@ -220,7 +220,7 @@ __import__(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("command", ["train", "sample", "bench", "analyze", "reproduce", "sweep", "export"])
+@pytest.mark.parametrize("command", ["train", "sample", "bench", "analyze", "reproduce", "sweep", "export", "evaluate"])
 def test_torch_is_imported_with_the_allocator_s_settings(command):
     """It reads them at that moment, and a user's own win."""
     for name, value, expected in (
