@@ -1,4 +1,4 @@
-"""The README's Lion, an optimizer that nothing else knows, on parameters that FSDP2 shards."""
+"""The docs' Lion, an optimizer that nothing else knows, on parameters that FSDP2 shards."""
 
 from datetime import timedelta
 from math import inf

@@ -252,8 +252,8 @@ def test_the_tables_on_initial_weights_are_those_of_the_sweeps():
 
 
 def apply_changes(root):
-    """Make the README's changes in the tree at `root`: each hunk of a diff begins with `--- FILE`, and a Python block
-    after a line that ends in "the whole of `FILE`:" is a new file."""
+    """Make the README's changes in the tree at `root`: each hunk of a diff begins with `--- FILE`. In docs/optimizers.md
+    a Python block after a line that ends in "the whole of `FILE`:" is a new file."""
     for block in re.findall(r"```diff\n(.*?)```", README, re.DOTALL):
         for hunk in block.split("--- ")[1:]:
             name, *lines = hunk.rstrip("\n").split("\n")
@@ -262,7 +262,8 @@ def apply_changes(root):
             source = (root / name).read_text()
             assert source.count(old) == 1, f"README: the hunk for {name} does not apply:\n{old}"
             (root / name).write_text(source.replace(old, new))
-    new_files = re.findall(r"the whole of `([\w/]+\.py)`:\n\n```python\n(.*?)```", README, re.DOTALL)
+    optimizers = (ROOT / "docs" / "optimizers.md").read_text()
+    new_files = re.findall(r"the whole of `([\w/]+\.py)`:\n\n```python\n(.*?)```", optimizers, re.DOTALL)
     assert [name for name, _ in new_files] == ["nanodnt/optim/lion.py"]
     for name, source in new_files:
         assert not (root / name).exists()

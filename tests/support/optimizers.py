@@ -97,9 +97,9 @@ def blocks_of(role, rows, head_dim):
 
 
 def lion_source():
-    """The README's example of a new optimizer: the whole of nanodnt/optim/lion.py."""
+    """The docs' example of a new optimizer: the whole of nanodnt/optim/lion.py."""
     (source,) = re.findall(
-        r"the whole of `nanodnt/optim/lion\.py`:\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+        r"the whole of `nanodnt/optim/lion\.py`:\n\n```python\n(.*?)```", (ROOT / "docs/optimizers.md").read_text(), re.DOTALL
     )
     return source
 

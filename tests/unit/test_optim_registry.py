@@ -1,4 +1,4 @@
-"""A new optimizer is one new file: the README's Lion is registered, and works in every way that ours do.
+"""A new optimizer is one new file: the docs' Lion is registered, and works in every way that ours do.
 
 tests/docs/test_docs.py puts the file into a copy of the tree and trains with it from the command line;
 tests/distributed/test_added_optimizer.py trains it on shards.
