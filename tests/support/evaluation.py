@@ -1,0 +1,160 @@
+"""evaluate.py for tests: tiny runs on bytes, the command in this process or on several, a folder of harness tasks.
+
+The command is loaded under another name: `evaluate` is also a package, which tasks of the harness import."""
+
+import hashlib
+import importlib.util
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from nanodnt.tokenizer import Tokenizer
+from support.processes import meeting
+from support.runs import ROOT, run
+
+TEXT = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. π ≈ 3,14159; 🙂\n"
+EOT = 256
+
+
+def load_command():
+    """evaluate.py as a module."""
+    spec = importlib.util.spec_from_file_location("evaluate_command", ROOT / "evaluate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def call(*argv, **flags) -> int:
+    """The exit code of evaluate.py in this process."""
+    flags = dict(device="cpu", dtype="float32") | flags
+    command = load_command()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["evaluate.py", *argv, *(f"--{key}={value}" for key, value in flags.items())])
+        try:
+            return command.main()
+        except SystemExit as e:
+            return e.code
+
+
+def read(folder) -> dict:
+    """{task: entry} of a run's evaluation.json, read without the code under test."""
+    return json.loads((Path(folder) / "evaluation.json").read_text(encoding="utf-8"))["tasks"]
+
+
+def values(folder, task) -> dict:
+    """{metric: value} of a task in a run's evaluation.json."""
+    return {name: found["value"] for name, found in read(folder)[task]["metrics"].items()}
+
+
+def make_byte_dataset(folder: Path) -> Path:
+    """A prepared dataset of bytes, documents with end of text between them."""
+    folder.mkdir(parents=True)
+    documents = [[*TEXT[i % 60 :].encode(), EOT] for i in range(40)]
+    splits = {}
+    for split, parts in (("train", documents), ("val", documents[:9])):
+        raw = np.concatenate(parts).astype("<u2").tobytes()
+        (folder / f"{split}.bin").write_bytes(raw)
+        splits[split] = dict(file=f"{split}.bin", tokens=len(raw) // 2, max_id=EOT)
+        splits[split]["sha256"] = hashlib.sha256(raw).hexdigest()
+    meta = dict(format=1, dataset=folder.name, source="a test", **Tokenizer.meta_for("bytes"), dtype="uint16")
+    (folder / "meta.json").write_text(json.dumps(meta | dict(splits=splits)))
+    return folder
+
+
+def make_runs(folder: Path) -> Path:
+    """A folder with a dataset of bytes, `data`, two runs trained on it, `a` and `b`, and a text, text.txt."""
+    data = make_byte_dataset(folder / "data")
+    for name, seed in (("a", 1), ("b", 2)):
+        assert run(out_dir=folder / name, dataset=data, seed=seed, max_iters=12, eval_interval=6, eval_tokens=0) == 0
+    (folder / "text.txt").write_text(TEXT * 3, encoding="utf-8", newline="")
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------ several processes
+
+
+def on_processes(rank: int, world: int, folder: Path, commands: list) -> None:
+    """evaluate.py on this process, one of `world` under torchrun, with each of the command lines {flag: value}."""
+    torch.set_num_threads(1)
+    for turn, flags in enumerate(commands):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, MASTER_ADDR="file").items():
+                patch.setenv(name, str(value))
+            where = meeting(rank, world, folder / f"evaluation.{turn}")
+            patch.setattr(dist, "init_process_group", partial(dist.init_process_group, **where))
+            assert call(**flags) == 0
+
+
+# ----------------------------------------------------------------------------------------------- tasks of the harness
+
+CHOICES = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{{{context}}}}"
+doc_to_choice: choices
+doc_to_target: label
+metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
+"""
+ROLLING = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+output_type: loglikelihood_rolling
+test_split: test
+doc_to_text: ""
+doc_to_target: "{{{{text}}}}"
+metric_list: [{{metric: word_perplexity}}, {{metric: byte_perplexity}}, {{metric: bits_per_byte}}]
+"""
+GENERATING = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+output_type: generate_until
+test_split: test
+doc_to_text: "{{{{context}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: {until}, max_gen_toks: 12, do_sample: false}}
+metric_list: [{{metric: exact_match}}]
+"""
+
+
+def write_tasks(folder: Path, until=("e", "\n")) -> Path:
+    """A folder with tasks of every kind of request: local_choices, local_rolling, local_texts. Some contexts and texts
+    are longer than 32 tokens, the model's block_size."""
+    folder.mkdir(parents=True)
+    contexts = ["Question: why? Answer:", TEXT[:20], TEXT[:70], "x", TEXT, "Trailing spaces  ", "1 2 3 4 5 6", "zz top"]
+    answers = [[" yes", " no"], ["a", "b", "abc"], [" π", "\n"], ["y", " y", "yy"], ["!", "?"]]
+    choices = [
+        dict(context=context, choices=answers[i % 5], label=i % 2) for i, context in enumerate([*contexts, "", ""])
+    ]
+    rolling = [dict(text=text) for text in (TEXT, "short", TEXT[:32], TEXT[:33], TEXT * 2, "a b c d")]
+    texts = [dict(context=context, answer=" yes") for context in contexts]
+    until = json.dumps(list(until))
+    for name, yaml, documents in (
+        ("local_choices", CHOICES, choices),
+        ("local_rolling", ROLLING, rolling),
+        ("local_texts", GENERATING, texts),
+    ):
+        file = folder / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(document) + "\n" for document in documents))
+        (folder / f"{name}.yaml").write_text(yaml.format(name=name, file=file, until=until).lstrip())
+    return folder
+
+
+def keep_caches(patch, folder: Path) -> None:
+    """Data of tasks is cached in `folder`, and the hub is not asked."""
+    import datasets
+    import huggingface_hub
+
+    patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+    patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
