@@ -1,0 +1,86 @@
+"""docs/use.md, from the first command to the last, in a copy of the tree with a small run in the quickstart's place."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from support.runs import ROOT, TINY
+
+PAGE = (ROOT / "docs" / "use.md").read_text()
+BLOCKS = re.findall(r"```(bash network|bash|python|)\n(.*?)```", PAGE, re.DOTALL)
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("use page")]  # a minute; one after the other
+
+
+def lines_of(kind: str) -> list:
+    return [line for found, block in BLOCKS if found == kind for line in block.splitlines() if line]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the tree with a run of a small DNT in out/quickstart, on bytes of the README."""
+    root = tmp_path_factory.mktemp("use") / "tree"
+    root.mkdir()
+    for name in ("layers", "nanodnt", "config", "docs", "data"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.png", "*.bin", "meta.json")
+        shutil.copytree(ROOT / name, root / name, ignore=ignored)
+    for path in [*ROOT.glob("*.py"), ROOT / "README.md", ROOT / "requirements.txt"]:
+        shutil.copy(path, root)
+    call(root, "python data/local/prepare.py --input=README.md --tokenizer=bytes --name=readme")
+    flags = TINY | dict(dataset="readme", out_dir="out/quickstart", block_size=64)
+    call(root, f"python train.py {' '.join(f'--{name}={value}' for name, value in flags.items())}")
+    return root
+
+
+def call(root, line, code=0, **environment):
+    """Run a command line of the page there; its stdout, or its stderr where it must fail."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_CURRENT_TEST")}
+    env |= dict(HF_HOME=str(root / "cache"), PATH=f"{os.path.dirname(sys.executable)}:{env['PATH']}", **environment)
+    argv = line if isinstance(line, list) else ["bash", "-c", line]
+    run = subprocess.run(argv, cwd=root, env=env, capture_output=True, text=True, timeout=300)
+    assert run.returncode == code, f"{line}\n{run.stdout}\n{run.stderr}"
+    return run.stderr if code else run.stdout
+
+
+def test_the_page_from_beginning_to_end(tree):
+    printed = {}
+    for kind, block in BLOCKS:
+        for line in block.splitlines() if kind == "bash" else []:
+            printed[line] = call(tree, line)
+        if kind == "python":
+            printed[block] = call(tree, [sys.executable, "-c", block])
+        if kind == "":
+            command, *shown = block.splitlines()
+            assert call(tree, command.removeprefix("$ "), code=1).splitlines() == shown
+    commands = list(printed)
+    assert len(commands) == 11
+    assert "as nanodnt in float32: exported/quickstart" in printed[commands[0]]
+    assert "import " in printed[commands[1]] and "LlamaConfig" in commands[2]
+    assert "vocabulary 257" in printed[commands[3]] and "bytes tokenizer" in printed[commands[3]]
+    assert "weights: models/llama" in printed[commands[4]] and printed[commands[5]].startswith("The")
+    assert "as llama in float32: exported/llama" in printed[commands[6]]
+    for text in ("text README.md", "text docs/runs.md", "text docs_llama", "bits_per_byte"):
+        assert text in printed[commands[-1]], printed[commands[-1]]
+
+
+@pytest.mark.parametrize("line", lines_of("bash network"))
+def test_what_needs_a_network_says_so(line, tree):
+    """Without one: one line, and an exit code."""
+    (tree / "corpus").mkdir(exist_ok=True)
+    (tree / "corpus" / "text.txt").write_text("a text\n" * 50)
+    if "lm_eval" in sys.modules or "evaluate.py" in line and "--init_from" not in line:
+        pytest.importorskip("lm_eval", reason="needs `make install-eval`")
+    if line.startswith("python train.py"):
+        shutil.copytree(tree / "data" / "readme", tree / "data" / "corpus_smollm", dirs_exist_ok=True)
+    err = call(tree, line, code=1, HF_HUB_OFFLINE="1")
+    messages = [text for text in err.splitlines() if "error: " in text]
+    assert messages and all("Traceback" not in text for text in err.splitlines()), err
+    assert any(word in messages[0] for word in ("network", "connect", "fetched")), err
+
+
+def test_every_block_is_run():
+    assert {kind for kind, _ in BLOCKS} == {"bash", "bash network", "python", ""}
+    assert PAGE.count("```") == 2 * len(BLOCKS) and len(lines_of("bash network")) == 7
