@@ -24,11 +24,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from layers import rules
 from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear, linear
 from layers.loss import linear_cross_entropy
 from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, stored, upcast
 from layers.roles import ROLES
+from layers.rules import check as check_config
 from layers.slot import Slot, Slots
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
@@ -113,7 +113,7 @@ class GPTConfig:
 
     def check(self) -> None:
         """ValueError, in one line that says what to change, for values that are wrong or contradict each other."""
-        rules.check(self)
+        check_config(self)
 
     def norm_positions(self, layer: int, branch: str) -> set:
         """Which of "pre", "mid", "post" carry a norm in `branch` ("attn" or "mlp") of layer ℓ = `layer`, from 1."""

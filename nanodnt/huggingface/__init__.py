@@ -1,0 +1,1 @@
+"""Models out to Hugging Face folders and in from them."""
