@@ -16,18 +16,25 @@ UNREACHABLE = "connect once, or point HF_HOME at a folder that has it (HF_DATASE
 ANSWER_S = 10  # how long the Hugging Face hub may take to answer
 
 
+class Installed:
+    """Finds the package `evaluate`, which lm_eval and its tasks import, outside of the repository.
+
+    Our command has its name. Where Python looks in the root first, as under `python evaluate.py`, they would get the
+    command. (To import the package at once would do, too, but it takes seconds, and few tasks need it.)"""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        outside = [folder for folder in sys.path if Path(folder).resolve() != ROOT]
+        return PathFinder.find_spec(name, outside) if name == "evaluate" else None
+
+
 def import_harness() -> None:
     """Make lm_eval importable. ValueError where it is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
         raise ValueError("every task but text needs lm-evaluation-harness: make install-eval")
-    # Tasks of lm_eval import a package that is called evaluate, like our command. Where Python looks in the root first,
-    # as under `python evaluate.py`, they would get the command. So the package takes the name before; it is read only
-    # if a task uses it, since that takes seconds.
-    if not hasattr(sys.modules.get("evaluate"), "__path__"):
-        spec = PathFinder.find_spec("evaluate", [p for p in sys.path if Path(p).resolve() != ROOT])
-        spec.loader = importlib.util.LazyLoader(spec.loader)
-        sys.modules["evaluate"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["evaluate"])
+    if Installed not in sys.meta_path:
+        sys.meta_path.insert(0, Installed)
+        sys.modules.pop("evaluate", None)
     for name in ("lm_eval", "datasets", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -124,6 +131,7 @@ def run_tasks(tasks: list, model, tokenizer, config, env) -> dict:
     """{task: {"metrics": …, "settings": …, …}}, on the first process; {} on the others. `model` is on env's device.
     All ranks must call it."""
     from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
 
     from nanodnt.evaluation.adapter import Adapter
 
@@ -132,7 +140,8 @@ def run_tasks(tasks: list, model, tokenizer, config, env) -> dict:
     how = dict(num_fewshot=config.num_fewshot, limit=config.limit or None, gen_kwargs=config.gen_kwargs or None)
     how |= dict(numpy_random_seed=config.seed, torch_random_seed=config.seed, fewshot_random_seed=config.seed)
     with quiet():
-        found = simple_evaluate(lm, tasks=tasks, log_samples=False, **how)
+        manager = TaskManager(include_defaults=False)  # tasks are loaded: the list need not be read again
+        found = simple_evaluate(lm, tasks=tasks, task_manager=manager, log_samples=False, **how)
     if found is None:
         return {}
     settings = dict(num_fewshot=config.num_fewshot, limit=config.limit, gen_kwargs=config.gen_kwargs, seed=config.seed)
