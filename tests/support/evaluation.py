@@ -102,6 +102,7 @@ test_split: test
 doc_to_text: "{{{{context}}}}"
 doc_to_choice: choices
 doc_to_target: label
+target_delimiter: ""
 metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
 """
 ROLLING = """
@@ -127,26 +128,25 @@ metric_list: [{{metric: exact_match}}]
 """
 
 
-def write_tasks(folder: Path, until=("e", "\n")) -> Path:
+CONTEXTS = ["Question: why? Answer:", TEXT[:20], TEXT[:70], "x", TEXT, "Trailing spaces  ", "1 2 3 4 5 6", "zz top"]
+
+
+def write_tasks(folder: Path, until=("e", "\n"), choices=(), texts=()) -> Path:
     """A folder with tasks of every kind of request: local_choices, local_rolling, local_texts. Some contexts and texts
-    are longer than 32 tokens, the model's block_size."""
+    are longer than 32 tokens, the model's block_size. `choices`, `texts`: further documents."""
     folder.mkdir(parents=True)
-    contexts = ["Question: why? Answer:", TEXT[:20], TEXT[:70], "x", TEXT, "Trailing spaces  ", "1 2 3 4 5 6", "zz top"]
     answers = [[" yes", " no"], ["a", "b", "abc"], [" π", "\n"], ["y", " y", "yy"], ["!", "?"]]
-    choices = [
-        dict(context=context, choices=answers[i % 5], label=i % 2) for i, context in enumerate([*contexts, "", ""])
-    ]
+    made = [dict(context=c, choices=answers[i % 5], label=i % 2) for i, c in enumerate([*CONTEXTS, "", ""])]
     rolling = [dict(text=text) for text in (TEXT, "short", TEXT[:32], TEXT[:33], TEXT * 2, "a b c d")]
-    texts = [dict(context=context, answer=" yes") for context in contexts]
-    until = json.dumps(list(until))
+    asked = [dict(context=context, answer=" yes") for context in CONTEXTS]
     for name, yaml, documents in (
-        ("local_choices", CHOICES, choices),
+        ("local_choices", CHOICES, [*made, *choices]),
         ("local_rolling", ROLLING, rolling),
-        ("local_texts", GENERATING, texts),
+        ("local_texts", GENERATING, [*asked, *texts]),
     ):
         file = folder / f"{name}.jsonl"
         file.write_text("".join(json.dumps(document) + "\n" for document in documents))
-        (folder / f"{name}.yaml").write_text(yaml.format(name=name, file=file, until=until).lstrip())
+        (folder / f"{name}.yaml").write_text(yaml.format(name=name, file=file, until=json.dumps(list(until))).lstrip())
     return folder
 
 
