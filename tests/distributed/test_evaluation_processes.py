@@ -1,0 +1,59 @@
+"""evaluate.py on two processes finds what it finds on one, for texts and for the harness's tasks."""
+
+import importlib.util
+
+import pytest
+
+from support.evaluation import call, keep_caches, make_runs, on_processes, read, write_tasks
+from support.processes import processes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TASKS = ["local_choices", "local_rolling", "local_texts"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_runs(tmp_path_factory.mktemp("processes"))
+
+
+def on_one_and_two(folder, run: str, commands: list) -> dict:
+    """{task: (its entry on one process, on two)}."""
+    commands = [dict(command, out_dir=folder / run, batch_size=2) for command in commands]
+    for command in commands:
+        assert call(**command) == 0
+    one = read(folder / run)
+    (folder / run / "evaluation.json").unlink()
+    processes(2, on_processes, folder / run, commands)
+    two = read(folder / run)
+    assert one.keys() == two.keys()
+    return {task: (one[task], two[task]) for task in one}
+
+
+def assert_same(one, two):
+    assert (one["processes"], two["processes"]) == (1, 2)
+    assert one["metrics"].keys() == two["metrics"].keys() != set()
+    for name, value in one["metrics"].items():
+        assert two["metrics"][name] == pytest.approx(value, rel=1e-6), name
+
+
+def test_texts(folder):
+    commands = [dict(tasks="text", input=folder / "data"), dict(tasks="text", input=folder / "text.txt", overlap=5)]
+    found = on_one_and_two(folder, "a", commands)
+    assert len(found) == 2
+    for one, two in found.values():
+        assert_same(one, two)
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(not importlib.util.find_spec("lm_eval"), reason="lm_eval is not installed: make install-eval")
+def test_tasks_of_the_harness(folder, monkeypatch):
+    """Of 5 documents, 3 are the first process's."""
+    keep_caches(monkeypatch, folder)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # for the other processes
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
+    tasks = write_tasks(folder / "tasks")
+    found = on_one_and_two(folder, "b", [dict(tasks=",".join(TASKS), task_folder=tasks, limit=5)])
+    assert list(found) == TASKS
+    for one, two in found.values():
+        assert_same(one, two)
+        assert one["documents"] == two["documents"] == 5
