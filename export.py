@@ -30,6 +30,7 @@ class ExportConfig:
     target: Literal["auto", "gpt2", "llama", "qwen3", "nanodnt"] = "auto"  # the architecture; auto = the first of
     #   transformers' own that computes the same, else nanodnt: the network's own code
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the weights in the files
+    compare: bool = True  # where transformers is installed: load the folder, and compare its logits with the model's
 
     def check(self) -> None:
         """ValueError where no folder is named."""
@@ -42,9 +43,13 @@ def main() -> int:
     try:
         config.check()
         trained = load_trained(config.out_dir, config.checkpoint)
-        kind = write_pretrained(trained, Path(config.to), config.target, getattr(torch, config.dtype))
+        how = dict(target=config.target, dtype=getattr(torch, config.dtype), check=config.compare)
+        kind, checked = write_pretrained(trained.model, trained.meta, Path(config.to), **how)
+        seen = "transformers computes the same" if checked else "not compared"
+        if config.compare and not checked:
+            seen += ": transformers is not installed"
         code = ", trust_remote_code=True" if kind == "nanodnt" else ""
-        print(f"{trained.source}, step {trained.step}, as {kind} in {config.dtype}: {config.to}")
+        print(f"{trained.source}, step {trained.step}, as {kind} in {config.dtype}: {config.to} ({seen})")
         print(f'next: transformers.AutoModelForCausalLM.from_pretrained("{config.to}"{code})')
         return 0
     except EXPECTED as e:

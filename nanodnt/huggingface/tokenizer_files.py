@@ -11,6 +11,7 @@ from nanodnt.tokenizer import Tokenizer, bpe_ranks, json_meta
 
 EOT = "<|endoftext|>"
 CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+CONFIG |= {"model_input_names": ["input_ids", "attention_mask"], "padding_side": "left"}  # left: to generate
 # `identity` of GPT-2's own tokenizer.json, so that recognising it needs no copy of the vocabulary.
 GPT2_IDENTITY = "f84a9cea3da43bcdd38667d874d9115fedf1d3ab66bb3114fceae524632378f1"
 

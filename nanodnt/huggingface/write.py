@@ -11,43 +11,62 @@ from nanodnt.huggingface.carry import carried_files, network_config
 from nanodnt.huggingface.families import FAMILIES, config_to_theirs, tensors_to_theirs
 from nanodnt.huggingface.plain import NotPlain, plain_model
 from nanodnt.huggingface.tokenizer_files import tokenizer_files
-from nanodnt.trained import Trained
+from nanodnt.huggingface.verify import TOLERANCES, difference
+from nanodnt.tokenizer import Tokenizer
 
 TARGETS = ("auto", *FAMILIES, "nanodnt")
 MAX_SHARD_SIZE = "5GB"
 
 
-def write_pretrained(trained: Trained, folder: Path, target: str = "auto", dtype: torch.dtype = torch.float32) -> str:
-    """Write `trained` to the new folder `folder`, complete or not at all. Returns the architecture.
+def write_pretrained(
+    model: GPT, meta: dict, folder: Path, target: str = "auto", dtype: torch.dtype = torch.float32, check: bool = True
+) -> tuple:
+    """Write `model`, on the CPU in fp32 and eval mode, and the tokenizer that `meta` describes, to the new folder
+    `folder`, complete or not at all. Returns (architecture, whether `transformers` was seen to compute the same).
 
     target "auto" takes an architecture of `transformers` where one computes the same, else "nanodnt", the network's own
-    code. ValueError where the folder exists, or where the layout has a part that `target` lacks."""
+    code. `check`: load the folder with `transformers`, where that is installed, and compare.
+    ValueError where the folder exists, where the layout has a part that `target` lacks, or where the check fails."""
     if folder.exists() or folder.is_symlink():
         raise ValueError(f"{folder} exists already: choose another --to, or remove it")
-    kind, config, tensors = convert(trained.model, target)
-    meta = trained.meta
-    files = tokenizer_files(meta, trained.model.config.block_size)
-    ids = dict(bos_token_id=(trained.tokenizer.start or [meta["eot"]])[0], eos_token_id=meta["eot"])
+    kind, config, tensors = convert(model, target)
+    start, eot = Tokenizer(meta).start, meta["eot"]
+    ids = dict(bos_token_id=start[0] if start else eot, eos_token_id=eot)
+    files = tokenizer_files(meta, model.config.block_size)
     if kind == "nanodnt":
-        config = network_config(trained.model.config, meta["eot"], trained.tokenizer.start)
+        config = network_config(model.config, eot, start)
         files |= carried_files()
     config |= ids | {"dtype": str(dtype).removeprefix("torch.")}
     files |= {"config.json": json.dumps(config, indent=2), "generation_config.json": json.dumps(ids, indent=2)}
-    tensors = {name: t.to(dtype) for name, t in tensors.items()}
     partial = folder.with_name(folder.name + ".partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        save_tensors(tensors, partial)
+        save_tensors({name: t.to(dtype) for name, t in tensors.items()}, partial)
         for name, text in files.items():
             (partial / name).write_text(text, encoding="utf-8")
+        checked = check and verify(partial, model, kind, dtype)
         partial.rename(folder)
     except OSError as e:
         raise ValueError(f"cannot write {folder} ({e.strerror or e}): nothing was written") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return kind
+    return kind, checked
+
+
+def verify(folder: Path, model: GPT, kind: str, dtype: torch.dtype) -> bool:
+    """Whether the folder was compared with the model; False without `transformers`. ValueError where they differ."""
+    try:
+        found = difference(folder, model)
+    except ImportError:
+        return False
+    if not found <= TOLERANCES[dtype]:
+        raise ValueError(
+            f"transformers computes something else from the export as {kind} (logits differ by {found:.1e} of the "
+            "largest): was the network's code changed? Nothing was written; try --target=nanodnt"
+        )
+    return True
 
 
 def convert(model: GPT, target: str) -> tuple:

@@ -252,8 +252,8 @@ def test_the_tables_on_initial_weights_are_those_of_the_sweeps():
 
 
 def apply_changes(root):
-    """Make the README's changes in the tree at `root`: each hunk of a diff begins with `--- FILE`. In docs/optimizers.md
-    a Python block after a line that ends in "the whole of `FILE`:" is a new file."""
+    """Make the README's changes in the tree at `root`: each hunk of a diff begins with `--- FILE`. A Python block of
+    docs/optimizers.md after a line that ends in "the whole of `FILE`:" is a new file."""
     for block in re.findall(r"```diff\n(.*?)```", README, re.DOTALL):
         for hunk in block.split("--- ")[1:]:
             name, *lines = hunk.rstrip("\n").split("\n")

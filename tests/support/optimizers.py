@@ -98,9 +98,8 @@ def blocks_of(role, rows, head_dim):
 
 def lion_source():
     """The docs' example of a new optimizer: the whole of nanodnt/optim/lion.py."""
-    (source,) = re.findall(
-        r"the whole of `nanodnt/optim/lion\.py`:\n\n```python\n(.*?)```", (ROOT / "docs/optimizers.md").read_text(), re.DOTALL
-    )
+    page = (ROOT / "docs" / "optimizers.md").read_text()
+    (source,) = re.findall(r"the whole of `nanodnt/optim/lion\.py`:\n\n```python\n(.*?)```", page, re.DOTALL)
     return source
 
 

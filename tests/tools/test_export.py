@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from nanodnt.huggingface.tokenizer_files import read_tokenizer, tokenizer_files
 from nanodnt.huggingface.write import write_pretrained
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.tokenizer import Tokenizer, json_meta
-from nanodnt.trained import Trained, load_trained
+from nanodnt.trained import load_trained
 from nanodnt.weights import load_weights
 from support.models import ALL, LAYERNORM, LLAMA, S5, batch, build, error
 from support.runs import make_dataset, run
@@ -65,9 +66,9 @@ UNFIT = {
 }
 
 
-def trained(layout, meta=CHARS):
-    model = build(dict(layout, vocab_size=meta["vocab_size"]), dtype=torch.float32)
-    return Trained(model, Tokenizer(meta), meta, "a test", 1)
+def write_it(model, folder, **how) -> str:
+    """Export a model of 50 characters, without the comparison that an export makes itself; the architecture."""
+    return write_pretrained(model, CHARS, folder, **dict(check=False) | how)[0]
 
 
 def load(folder):
@@ -79,28 +80,28 @@ def load(folder):
 @pytest.mark.parametrize("name", EXPORTS)
 def test_transformers_computes_the_same(name, tmp_path):
     layout, kind = EXPORTS[name]
-    ours, idx = trained(layout), batch()[0]
-    assert write_pretrained(ours, tmp_path / "it") == kind
+    ours, idx = build(layout, dtype=torch.float32), batch()[0]
+    assert write_it(ours, tmp_path / "it") == kind
     theirs = load(tmp_path / "it")
-    assert error(theirs(idx).logits, ours.model(idx)[0]) < 1e-5
-    new = ours.model.config.block_size - 4
-    expected = generate(ours.model, idx[:, :4], new, temperature=0)
+    assert error(theirs(idx).logits, ours(idx)[0]) < 1e-5
+    new = ours.config.block_size - 4
+    expected = generate(ours, idx[:, :4], new, temperature=0)
     assert torch.equal(theirs.generate(idx[:, :4], max_new_tokens=new, do_sample=False, pad_token_id=0), expected)
 
     back = read_pretrained(str(tmp_path / "it"))  # and back
     model = GPT.empty(back.config).to_empty(device="cpu")
     load_weights(model, back.weights)
-    assert error(model.eval()(idx)[0], ours.model(idx)[0]) < 1e-5 and back.meta == CHARS
-    assert write_pretrained(Trained(model, ours.tokenizer, CHARS, "", 0), tmp_path / "again") == kind
+    assert error(model.eval()(idx)[0], ours(idx)[0]) < 1e-5 and back.meta == CHARS
+    assert write_it(model, tmp_path / "again") == kind
     assert (tmp_path / "again" / "config.json").read_text() == (tmp_path / "it" / "config.json").read_text()
 
 
 @pytest.mark.parametrize("name", UNFIT)
 def test_what_a_target_lacks_is_named(name, tmp_path):
     layout, target, words = UNFIT[name]
-    ours = trained(layout)
+    ours = build(layout, dtype=torch.float32)
     with pytest.raises(ValueError) as caught:
-        write_pretrained(ours, tmp_path / "it", target)
+        write_it(ours, tmp_path / "it", target=target)
     message = str(caught.value)
     assert message.startswith(f"--target={target} cannot hold this layout: ") and "\n" not in message
     assert [word for word in words.split() if word not in message] == [], message
@@ -115,7 +116,7 @@ def test_auto_never_changes_the_function(tmp_path):
         kind, config, _ = write.convert(model, "auto")
         kinds.setdefault(kind, []).append(name)
         if kind != "nanodnt":
-            write_pretrained(Trained(model, Tokenizer(CHARS), CHARS, "", 0), tmp_path / str(len(kinds[kind])) / kind)
+            write_it(model, tmp_path / str(len(kinds[kind])) / kind)
             theirs = load(tmp_path / str(len(kinds[kind])) / kind)
             assert error(theirs(idx).logits, model(idx)[0]) < 1e-5, name
     assert kinds["gpt2"] == ["pre-LN, bias", "pre-LN, no bias", "LNS, bias", "no gains, bias"]
@@ -124,20 +125,20 @@ def test_auto_never_changes_the_function(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision(dtype, tmp_path):
-    ours = trained(LLAMA)
-    write_pretrained(ours, tmp_path / "it", dtype=dtype)
+    ours = build(LLAMA, dtype=torch.float32)
+    write_it(ours, tmp_path / "it", dtype=dtype, check=True)
     theirs = load(tmp_path / "it")
     assert theirs.dtype == dtype and json.loads((tmp_path / "it" / "config.json").read_text())["dtype"] in str(dtype)
     idx = batch()[0]
-    assert 1e-4 < error(theirs.float()(idx).logits, ours.model(idx)[0]) < 0.1  # rounded, and not more
+    assert 1e-4 < error(theirs.float()(idx).logits, ours(idx)[0]) < 0.1  # rounded, and not more
 
 
 def test_large_models_are_several_files(tmp_path, monkeypatch):
     monkeypatch.setattr(write, "MAX_SHARD_SIZE", "8KB")
-    ours, idx = trained(LLAMA), batch()[0]
-    write_pretrained(ours, tmp_path / "it")
+    ours, idx = build(LLAMA, dtype=torch.float32), batch()[0]
+    write_it(ours, tmp_path / "it")
     assert len(list((tmp_path / "it").glob("*.safetensors"))) > 1
-    assert (load(tmp_path / "it")(idx).logits - ours.model(idx)[0]).abs().max() < 1e-5
+    assert (load(tmp_path / "it")(idx).logits - ours(idx)[0]).abs().max() < 1e-5
 
 
 # ---------------------------------------------------------------------------------------------------------- tokenizers
@@ -208,7 +209,8 @@ def test_the_command(begun, tmp_path, monkeypatch, capsys):
     to = tmp_path / "a" / "b"
     assert call(monkeypatch, f"--out_dir={begun}", f"--to={to}") == 0
     out = capsys.readouterr().out
-    assert f"best.pt, step 10, as nanodnt in float32: {to}" in out and "trust_remote_code=True" in out
+    assert f"best.pt, step 10, as nanodnt in float32: {to} (transformers computes the same)" in out
+    assert "trust_remote_code=True" in out
     names = {path.name for path in to.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "model.py"}
     found = load_trained("", "", init_from=str(to))
@@ -235,6 +237,32 @@ def test_bad_input_is_one_line_and_nothing_is_written(begun, tmp_path, monkeypat
         err = capsys.readouterr().err
         assert err.startswith("error: ") and err.count("\n") == 1 and words in err, err
         assert sorted(tmp_path.rglob("*")) == before
+
+
+def change_the_network(monkeypatch):
+    """Attention of another width of the softmax, as a fork might change it: no export can see that in the slots."""
+    import model
+
+    attend = model.F.scaled_dot_product_attention
+    other = SimpleNamespace(**vars(model.F))
+    other.scaled_dot_product_attention = lambda q, *args, **how: attend(q * 1.5, *args, **how)
+    monkeypatch.setattr(model, "F", other)
+
+
+def test_a_changed_network_is_not_exported_as_another(tmp_path, monkeypatch):
+    ours = build(LLAMA, dtype=torch.float32)
+    change_the_network(monkeypatch)
+    with pytest.raises(ValueError, match="transformers computes something else from the export as llama"):
+        write_it(ours, tmp_path / "it", check=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_transformers_nothing_is_compared(begun, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert call(monkeypatch, f"--out_dir={begun}", f"--to={tmp_path / 'x'}") == 0
+    assert "(not compared: transformers is not installed)" in capsys.readouterr().out
+    assert call(monkeypatch, f"--out_dir={begun}", f"--to={tmp_path / 'y'}", "--compare=False") == 0
+    assert "(not compared)" in capsys.readouterr().out
 
 
 def test_a_failed_write_leaves_nothing(begun, tmp_path, monkeypatch, capsys):

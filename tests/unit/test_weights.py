@@ -1,6 +1,5 @@
 """Weights: parity with `transformers`' GPT-2 and LLaMA, checkpoints into models, and Admin's profiled start values."""
 
-import sys
 from dataclasses import asdict, replace
 
 import pytest
@@ -8,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from model import GPT, GPTConfig
-from nanodnt.weights import load_gpt2, model_from_checkpoint, model_from_gpt2, profile_admin
+from nanodnt.huggingface.families import tensors_from_theirs
+from nanodnt.weights import load_weights, model_from_checkpoint, profile_admin
 from support import reference
 from support.models import (
     LAYERNORM_NET,
@@ -61,7 +61,8 @@ def test_gpt2_equals_transformers():
     peer, (idx, targets) = peer_gpt2(), batch()
     config = GPTConfig(**{**SIZE, "norm_eps": 1e-5}, n_layer=2, norm="layernorm", bias=True)
     model = GPT(config)
-    load_gpt2(model, peer.state_dict())
+    theirs = {name.removeprefix("transformer."): t for name, t in peer.state_dict().items() if name != "lm_head.weight"}
+    load_weights(model, tensors_from_theirs(theirs, config, "gpt2"))
     assert error(model(idx)[0], peer(idx).logits) < 1e-5
 
     grads, theirs = peer_gradients(peer, idx, targets), {}
@@ -104,47 +105,6 @@ def test_llama_equals_transformers():
     assert error(model(idx)[0], peer(idx).logits) < 1e-5
     grads = peer_gradients(peer, idx, targets)
     compare_gradients(gradients(model, idx, targets)[1], {ours: grads[name] for ours, name in names.items()})
-
-
-def test_model_from_gpt2_reads_a_saved_folder(tmp_path):
-    peer, idx = peer_gpt2(layer_norm_epsilon=1e-3), batch()[0]
-    peer.save_pretrained(tmp_path)
-    model = model_from_gpt2(str(tmp_path), dropout=0.25)
-    assert model.config.dropout == 0.25 and model.config.vocab_size == 50
-    assert error(model.eval()(idx)[0], peer(idx).logits) < 1e-5
-
-
-@pytest.mark.parametrize(
-    "flags",
-    (
-        dict(n_inner=24),
-        dict(activation_function="relu"),
-        dict(scale_attn_weights=False),
-        dict(scale_attn_by_inverse_layer_idx=True),
-        dict(tie_word_embeddings=False),
-    ),
-    ids=lambda flags: next(iter(flags)),
-)
-def test_model_from_gpt2_copies_or_refuses_a_variant_of_gpt2(tmp_path, flags):
-    """A local folder may hold any GPT2LMHeadModel. A variant that GPTConfig cannot express must be refused, not loaded
-    as another function."""
-    peer, idx = peer_gpt2(**flags), batch()[0]
-    peer.save_pretrained(tmp_path)
-    try:
-        model = model_from_gpt2(str(tmp_path))
-    except ValueError as e:
-        assert next(iter(flags)) in str(e)
-    else:
-        assert error(model(idx)[0], peer(idx).logits) < 1e-5
-
-
-def test_model_from_gpt2_says_what_is_missing(tmp_path, monkeypatch):
-    missing = str(tmp_path / "no-such-model")
-    with pytest.raises(ValueError, match=r"no-such-model could not be fetched \(.+\): check the name and the network"):
-        model_from_gpt2(missing)
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ValueError, match="pip install transformers"):
-        model_from_gpt2(missing)
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints
