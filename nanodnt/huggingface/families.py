@@ -71,6 +71,8 @@ class Family(NamedTuple):
 
 
 LLAMA_DEFAULTS = dict(tie_word_embeddings=False, rms_norm_eps=1e-6, initializer_range=0.02, hidden_act="silu")
+LLAMA_DEFAULTS |= dict(num_key_value_heads=None, head_dim=None)
+QWEN3_DEFAULTS = LLAMA_DEFAULTS | dict(head_dim=128)
 GPT2_DEFAULTS = dict(tie_word_embeddings=True, layer_norm_epsilon=1e-5, initializer_range=0.02, n_inner=None)
 FAMILIES = {
     "gpt2": Family(
@@ -78,7 +80,7 @@ FAMILIES = {
     ),
     "llama": Family("LlamaForCausalLM", "model.", LLAMA_FLAGS, LLAMA_SIZES, LLAMA_DEFAULTS, LLAMA_MODULES),
     "qwen3": Family(
-        "Qwen3ForCausalLM", "model.", LLAMA_FLAGS | dict(qk_norm=True), LLAMA_SIZES, LLAMA_DEFAULTS, QWEN3_MODULES
+        "Qwen3ForCausalLM", "model.", LLAMA_FLAGS | dict(qk_norm=True), LLAMA_SIZES, QWEN3_DEFAULTS, QWEN3_MODULES
     ),
 }
 
@@ -98,11 +100,11 @@ NEUTRAL = dict(
 
 def missing_parts(theirs: dict) -> list:
     """What a config.json (`theirs`) asks for that our model lacks, each as "key=value"."""
-    found = [f"{key}={theirs[key]}" for key, values in NEUTRAL.items() if theirs.get(key) not in values]
+    found = [f"{key}={theirs[key]!s:.40}" for key, values in NEUTRAL.items() if theirs.get(key) not in values]
     if theirs.get("sliding_window") and theirs.get("use_sliding_window", True):
         found.append(f"sliding_window={theirs['sliding_window']}")
     other = sorted(set(theirs.get("layer_types") or ()) - {"full_attention"})
-    found += [f"layer_types with {name}" for name in other if "sliding_window" not in "".join(found)]
+    found += [f"layer_types with {name}" for name in other]
     kind = rope_of(theirs)[1]
     return found + [f"RoPE of type {kind}"] * (kind != "default")
 
@@ -124,9 +126,7 @@ def config_from_theirs(theirs: dict) -> GPTConfig:
         raise ValueError(f"model_type={kind!r} is not one of {', '.join(FAMILIES)}, nanodnt")
     family = FAMILIES[kind]
     theirs = family.defaults | theirs
-    absent = [
-        key for key in family.sizes.values() if key not in theirs and key not in ("num_key_value_heads", "head_dim")
-    ]
+    absent = [key for key in family.sizes.values() if key not in theirs]
     if absent:
         raise ValueError(f"its config.json lacks {', '.join(absent)}")
     flags = family.flags | {ours: theirs[key] for ours, key in family.sizes.items() if theirs.get(key) is not None}

@@ -39,7 +39,10 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> Pre
             config.check()
             weights = {name.removeprefix("network."): t for name, t in read_tensors(folder).items()}
         else:
-            config = config_from_theirs(theirs)
+            try:
+                config = config_from_theirs(theirs)
+            except (TypeError, AttributeError) as e:  # a value of another kind than any version writes
+                raise ValueError(f"its config.json is damaged ({e})") from None
             prefix = FAMILIES[theirs["model_type"]].prefix
             tensors = {name.removeprefix(prefix): t for name, t in read_tensors(folder).items()}
             if config.tie_weights:

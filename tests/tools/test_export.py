@@ -29,6 +29,7 @@ EXPORTS = {
     "GPT-2 without biases, relu, untied": (dict(norm="layernorm", mlp="relu", tie_weights=False), "gpt2"),
     "GPT-2, LNS, no gains": (LAYERNORM | dict(lns="norm", gain="none"), "gpt2"),
     "GPT-2, LNS learned, LayerScale": (LAYERNORM | dict(lns="norm", lns_learn=True, branch_scale="layerscale"), "gpt2"),
+    "GPT-2, relu2": (LAYERNORM | dict(mlp="relu2", n_ff=24), "gpt2"),
     "LLaMA": (LLAMA, "llama"),
     "SmolLM": (LLAMA | dict(tie_weights=True), "llama"),
     "LLaMA, LNS": (LLAMA | dict(lns="norm", lns_power=0.7), "llama"),

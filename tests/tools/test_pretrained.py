@@ -103,6 +103,8 @@ LACKING = {
     "another activation": (dict(hidden_act="gelu"), "hidden_act=gelu silu"),
     "no size": (dict(hidden_size=None), "config.json lacks hidden_size"),
     "a size of the wrong type": (dict(num_hidden_layers="two"), "n_layer='two'"),
+    "RoPE of the wrong type": (dict(rope_parameters="fast"), "config.json is damaged"),
+    "layers of the wrong type": (dict(layer_types=3), "config.json is damaged"),
     "another width": (dict(intermediate_size=32), "gate_proj [24, 16]"),
     "fewer blocks": (dict(num_hidden_layers=1), "layers.1 unknown"),
     "more blocks": (dict(num_hidden_layers=3), "layers.2 missing"),
