@@ -146,16 +146,11 @@ class Adapter(TemplateLM):
         n_new, sampling = how.pop("max_gen_toks"), {name: how.pop(name, None) for name in SAMPLING}
         if how := {name: value for name, value in how.items() if value != NEUTRAL.get(name)}:
             raise ValueError(f"{', '.join(how)}: unknown settings of generation; allowed are {', '.join(SAMPLING)}")
-        temperature = sampling["temperature"] if sampling["do_sample"] else 0
-        n_prompt, eot = len(prompts[0]), self.tokens.eot
-
-        def text_of(ids) -> str:
-            ids = ids[: ids.index(eot)] if eot in ids else ids
-            return self.tokens.decode(ids)
+        temperature = sampling["temperature"] or 0 if sampling["do_sample"] else 0
 
         def ended(new):
-            found = [any(string in text_of(ids) for string in until if string) for ids in new.tolist()]
-            return torch.tensor(found, device=new.device)
+            texts = map(self.tokens.decode, new.tolist())
+            return torch.tensor([any(end in text for end in until if end) for text in texts], device=new.device)
 
         out = generate(
             self.model,
@@ -164,11 +159,12 @@ class Adapter(TemplateLM):
             temperature=temperature,
             top_k=sampling["top_k"] or None,
             top_p=sampling["top_p"],
-            stop=eot,
+            stop=self.tokens.eot,
             generator=self.generator,
             ended=ended,
         )
-        return [postprocess_generated_text(text_of(ids), until, None) for ids in out[:, n_prompt:].tolist()]
+        texts = map(self.tokens.decode, out[:, len(prompts[0]) :].tolist())  # without end of text
+        return [postprocess_generated_text(text, until, None) for text in texts]
 
     # ------------------------------------------------------------------------------------------------ other processes
 

@@ -253,6 +253,25 @@ def texts(ours, seed=1, **gen_kwargs) -> list:
     return lm.generate_until([SimpleNamespace(args=(context, given)) for context in CONTEXTS])
 
 
+def test_generation_ends_with_its_last_row(ours, monkeypatch):
+    """Not with max_gen_toks, where every text has come to a string of `until`."""
+    from nanodnt.evaluation import adapter
+
+    lengths, generate = [], adapter.generate
+
+    def note(model, idx, *args, **how):
+        out = generate(model, idx, *args, **how)
+        lengths.append(out.shape[1] - idx.shape[1])
+        return out
+
+    monkeypatch.setattr(adapter, "generate", note)
+    ends = sorted({text[2] for text in texts(ours)})  # its third character, of each
+    assert max(lengths) == 12
+    lengths.clear()
+    assert max(map(len, texts(ours, until=ends))) <= 2
+    assert max(lengths) < 12
+
+
 def test_settings_of_generation(ours):
     """Drawn from the seed, or greedy; as long as asked for; what is unknown is refused."""
     greedy, drawn = texts(ours), dict(do_sample=True, temperature=3.0)
@@ -260,7 +279,7 @@ def test_settings_of_generation(ours):
     assert texts(ours, **drawn) != texts(ours, seed=2, **drawn)
     assert texts(ours, top_k=1, **drawn) == texts(ours, top_p=1e-6, **drawn) == greedy
     assert texts(ours, temperature=3.0) == greedy  # do_sample=False wins
-    assert texts(ours, num_beams=1) == greedy
+    assert texts(ours, num_beams=1) == texts(ours, do_sample=True) == greedy
     for name in ("max_gen_toks", "max_new_tokens"):
         short = texts(ours, **{"max_gen_toks": None, name: 1})
         assert {len(text) for text in short} == {1}
