@@ -5,6 +5,7 @@ python evaluate.py --out_dir=out/dnt_small --tasks=text --input=openwebtext   # 
 python evaluate.py --out_dir=out/dnt_small --tasks=hellaswag,arc_easy         # needs `make install-eval`, and a network
 python evaluate.py --out_dir=out/dnt_small,out/lns_350m --tasks=dyt15         # the DyT paper's 15 tasks, two runs
 torchrun --standalone --nproc_per_node=8 evaluate.py --out_dir=out/dnt_small --tasks=hellaswag,text --input=README.md
+python evaluate.py --init_from=gpt2 --out_dir=out/gpt2_openai --tasks=dyt15   # a model of Hugging Face
 python evaluate.py --out_dir=out/dnt_small,out/lns_350m                       # what was found before, side by side
 
 Results are added to evaluation.json in the run directory; a task that is evaluated again is replaced.
@@ -32,13 +33,17 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
     # everything that can be wrong is looked at before the work begins
     for folder in folders:
         read_results(folder)
-    runs = {folder: load_trained(folder, config.checkpoint) for folder in folders}
+    runs = {folder: load_trained(folder, config.checkpoint, config.init_from) for folder in folders}
     texts = {}
     if "text" in names:
         texts = {folder: open_text(config.input, config.overlap, run, env.main) for folder, run in runs.items()}
     in_harness = [name for name in names if name != "text"]
     tasks = load_tasks(in_harness, config, env) if in_harness else []
-    about = dict(checkpoint=config.checkpoint, device=str(env.device), dtype=str(env.dtype).removeprefix("torch."))
+    about = dict(
+        checkpoint=config.init_from or config.checkpoint,
+        device=str(env.device),
+        dtype=str(env.dtype).removeprefix("torch."),
+    )
     record = run_record()
     about |= dict(processes=env.world_size, batch_size=config.batch_size, date=record["started"])
     about |= {key: record[key] for key in ("command", "versions", "git_commit")}

@@ -46,6 +46,7 @@ def write_results(folder: str, new: dict) -> dict:
     Returns {task: entry} of all that it now holds."""
     tasks = read_results(folder) | finite(new)
     content = json.dumps({"tasks": tasks, "means": suite_means(tasks)}, indent=1, ensure_ascii=False)
+    Path(folder).mkdir(parents=True, exist_ok=True)
     write_file(Path(folder) / FILE, lambda f: f.write(content.encode("utf-8")))
     return tasks
 

@@ -1,6 +1,7 @@
 """The knobs of `evaluate.py`, and the lists of tasks that have a name."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 DYT15 = "anli_r1 anli_r2 anli_r3 arc_challenge arc_easy boolq hellaswag openbookqa piqa record rte"
@@ -18,6 +19,7 @@ class EvaluateConfig:
     # --- what to evaluate ---
     out_dir: str = "out/quickstart"  # a run directory, or several with commas between, to be shown side by side
     checkpoint: str = "best.pt"  # a checkpoint in each: best.pt, last.pt, prev.pt
+    init_from: str = ""  # instead of a run: a folder or a name of Hugging Face; out_dir is then where results go
     tasks: str = ""  # text, tasks of lm-evaluation-harness, dyt15 (the DyT paper's 15), with commas between; empty =
     #   evaluate nothing, show what was evaluated before
     # --- the task text ---
@@ -50,6 +52,10 @@ class EvaluateConfig:
         ):
             if not ok:
                 raise ValueError(f"{name}={getattr(self, name)} must be {allowed}")
+        if self.init_from and len(self.folders()) > 1:
+            raise ValueError(f"init_from is one model, so out_dir={self.out_dir} must be one folder, for its results")
+        if self.init_from and any(Path(self.folders()[0]).glob("*.pt")):
+            raise ValueError(f"{self.out_dir} holds a run of its own: name another --out_dir for results of init_from")
         text = "text" in self.task_names()
         if text and not self.input:
             raise ValueError("the task text needs --input=FILE, a text file or a prepared dataset")
