@@ -39,13 +39,9 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
         texts = {folder: open_text(config.input, config.overlap, run, env.main) for folder, run in runs.items()}
     in_harness = [name for name in names if name != "text"]
     tasks = load_tasks(in_harness, config, env) if in_harness else []
-    about = dict(
-        checkpoint=config.init_from or config.checkpoint,
-        device=str(env.device),
-        dtype=str(env.dtype).removeprefix("torch."),
-    )
     record = run_record()
-    about |= dict(processes=env.world_size, batch_size=config.batch_size, date=record["started"])
+    about = dict(checkpoint=config.init_from or config.checkpoint, device=str(env.device), processes=env.world_size)
+    about |= dict(dtype=str(env.dtype).removeprefix("torch."), batch_size=config.batch_size, date=record["started"])
     about |= {key: record[key] for key in ("command", "versions", "git_commit")}
     shown, evaluated = {}, set()
     for folder in folders:
