@@ -214,6 +214,7 @@ def test_the_command(begun, tmp_path, monkeypatch, capsys):
     assert "trust_remote_code=True" in out
     names = {path.name for path in to.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "model.py"}
+    assert len({path.stat().st_mode for path in to.iterdir()}) == 1  # as readable as other files
     found = load_trained("", "", init_from=str(to))
     saved = load_checkpoint(begun / "best.pt")
     assert all(torch.equal(t, saved["model"][name]) for name, t in found.model.state_dict().items())
