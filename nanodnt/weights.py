@@ -1,4 +1,4 @@
-"""Weights into models: from a checkpoint of ours, from OpenAI's GPT-2, and Admin's profiled start values."""
+"""Weights into models: from a checkpoint, and Admin's profiled start values."""
 
 from dataclasses import fields
 
@@ -6,7 +6,6 @@ import torch
 
 from layers.ops import upcast
 from layers.sharding import assign
-from layers.slot import Slot
 from model import GPT, GPTConfig
 
 
@@ -43,58 +42,6 @@ def load_weights(model: GPT, weights: dict) -> None:
     """Copy the full tensors of a state dict into a model, which may be sharded."""
     for name, t in model.state_dict().items():
         assign(t, weights[name])
-
-
-# ----------------------------------------------------------------------------------------------------- OpenAI's GPT-2
-
-
-def model_from_gpt2(name: str, dropout: float = 0.0) -> GPT:
-    """GPT-2 through `transformers`: `gpt2`, `gpt2-medium`, `gpt2-large`, `gpt2-xl`, or a local folder.
-
-    Raises ValueError if `transformers` is missing, the weights cannot be fetched, or the model is a variant of GPT-2
-    that GPTConfig has no flags for."""
-    try:
-        from transformers import GPT2LMHeadModel
-
-        theirs = GPT2LMHeadModel.from_pretrained(name)
-    except ImportError:
-        raise ValueError(f"init_from={name} needs transformers: pip install transformers") from None
-    except Exception as e:
-        raise ValueError(f"{name} could not be fetched ({type(e).__name__}): check the name and the network") from None
-    c = theirs.config
-    usual = dict(activation_function="gelu_new", scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-    usual |= dict(tie_word_embeddings=True)
-    unusual = [key for key, value in usual.items() if getattr(c, key) != value]
-    if unusual:
-        raise ValueError(f"{name} is a variant of GPT-2 that this model has no flags for: {', '.join(unusual)}")
-    sizes = dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd, block_size=c.n_positions, n_ff=c.n_inner or 0)
-    parts = dict(vocab_size=c.vocab_size, norm="layernorm", norm_eps=c.layer_norm_epsilon, bias=True)
-    model = GPT(GPTConfig(**sizes, **parts, dropout=dropout))
-    load_gpt2(model, theirs.state_dict())
-    return model
-
-
-@torch.no_grad()
-def load_gpt2(model: GPT, weights: dict) -> None:
-    """Copy the state dict of a `transformers` GPT2LMHeadModel of the same shape into `model`."""
-    # their matrices are (in, out), ours (out, in)
-    theirs = {name.removeprefix("transformer."): w.T if w.ndim == 2 else w for name, w in weights.items()}
-    names = {"attn.pre": "ln_1", "attn.f.o": "attn.c_proj", "mlp.pre": "ln_2"}
-    names |= {"mlp.f.up": "mlp.c_fc", "mlp.f.down": "mlp.c_proj"}
-    source = {"final_norm": "ln_f"}  # our module: their module
-    for i in range(model.config.n_layer):
-        source |= {f"blocks.{i}.{ours}": f"h.{i}.{name}" for ours, name in names.items()}
-        for j, part in enumerate("qkv"):  # one matrix there, three here
-            source[f"blocks.{i}.attn.f.{part}"] = f"h.{i}.qkv{j}"
-            for kind in ("weight", "bias"):
-                theirs[f"h.{i}.qkv{j}.{kind}"] = theirs[f"h.{i}.attn.c_attn.{kind}"].chunk(3)[j]
-    for ours, name in source.items():
-        module = model.get_submodule(ours)
-        (module.gain if isinstance(module, Slot) else module.weight).copy_(theirs[f"{name}.weight"])
-        module.bias.copy_(theirs[f"{name}.bias"])
-    for name in ("wte", "wpe"):
-        table = theirs[f"{name}.weight"].T
-        model.get_submodule(name).weight[: len(table)].copy_(table)  # the other rows are padding
 
 
 # --------------------------------------------------------------------------------------------------------------- Admin
