@@ -50,8 +50,8 @@ ADDED_BY_README = ("--skip_scale", "--optimizer=lion")  # tried by test_the_read
 
 
 def test_the_readme_is_short_and_in_order():
-    titles = ["Two commands", "The main job", "Layouts and optimizers", "Look inside", "Results", "Speed"]
-    titles += ["A run directory", "Change it", "Where more is written"]
+    titles = ["Two commands", "The main job", "Layouts and optimizers", "Look inside", "Use it elsewhere"]
+    titles += ["Results", "Speed", "A run directory", "Change it", "Where more is written"]
     assert README.count("\n") <= 220
     assert re.findall(r"^## (.*)$", README, re.MULTILINE) == titles
     assert max(map(len, README.splitlines())) <= 200

@@ -19,6 +19,7 @@ from nanodnt.tokenizer import Tokenizer, json_meta
 from nanodnt.trained import load_trained
 from nanodnt.weights import load_weights
 from support.models import ALL, LAYERNORM, LLAMA, S5, batch, build, error
+from support.prepared import needs_gpt2
 from support.runs import make_dataset, run
 
 CHARS = Tokenizer.meta_for("chars", [chr(ord("A") + i) for i in range(50)])
@@ -163,11 +164,14 @@ def metas():
         "bytes": (Tokenizer.meta_for("bytes"), TEXT),
         "chars": (Tokenizer.meta_for("chars", sorted(set(TEXT))), TEXT),
         "gpt2_4096": (Tokenizer.meta_for("gpt2_4096"), TEXT),
+        "gpt2": (Tokenizer.meta_for("gpt2"), TEXT),
         "like LLaMA's": (llama, "abc fed  a"),
     }
 
 
-@pytest.mark.parametrize("name", ["bytes", "chars", "gpt2_4096", "like LLaMA's"])
+@pytest.mark.parametrize(
+    "name", ["bytes", "chars", "gpt2_4096", pytest.param("gpt2", marks=needs_gpt2), "like LLaMA's"]
+)
 def test_auto_tokenizer_gives_the_same_ids(name, tmp_path):
     import transformers
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from nanodnt import data, prepare
 from nanodnt.data import Dataset, load_meta
 from nanodnt.tokenizer import Tokenizer
 from support.depth import examples
-from support.prepared import contents, documents_of, error_of, ids_of, load_script, note_parts, use_fake_bpe
+from support.prepared import contents, documents_of, error_of, ids_of, load_script, needs_gpt2, note_parts, use_fake_bpe
 from support.runs import ROOT
 
 local, pystdlib = map(load_script, ("local", "pystdlib"))
@@ -176,15 +175,7 @@ def test_local_reads_files_and_folders(part, expected, home, tmp_path, capsys, m
     assert contents(home / "x") == made  # whatever order the file system lists them in
 
 
-def gpt2_is_here():
-    # Where tiktoken looks before it downloads; the names are sha1 of the two addresses.
-    folder = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
-    folder = Path(folder or Path(tempfile.gettempdir()) / "data-gym-cache")
-    names = ("6d1cbeee0f20b3d9449abfede4726ed8212e3aee", "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6")
-    return all((folder / name).is_file() for name in names)
-
-
-@pytest.mark.skipif(not gpt2_is_here(), reason="GPT-2's vocabulary is not in tiktoken's cache")
+@needs_gpt2
 def test_real_gpt2_tokens(tmp_path, monkeypatch):
     import tiktoken
 
