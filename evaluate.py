@@ -16,7 +16,7 @@ from dataclasses import asdict
 import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
-from nanodnt.evaluation.harness import load_tasks, run_tasks
+from nanodnt.evaluation.harness import load_tasks, run_task
 from nanodnt.evaluation.results import compare_results, read_results, write_results
 from nanodnt.evaluation.settings import EvaluateConfig
 from nanodnt.evaluation.text import open_text, score_text
@@ -44,17 +44,24 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
     about |= dict(dtype=str(env.dtype).removeprefix("torch."), batch_size=config.batch_size, date=record["started"])
     about |= {key: record[key] for key in ("command", "versions", "git_commit")}
     shown, evaluated = {}, set()
+
+    def record_results(folder: str, run, found: dict) -> None:
+        """Write what a task has found at once: a later one may fail."""
+        for entry in found.values():
+            entry["settings"]["dtype"] = about["dtype"]
+        if env.main:
+            evaluated.update(found)
+            shown[folder] = write_results(folder, {t: entry | about | {"step": run.step} for t, entry in found.items()})
+
     for folder in folders:
         run = runs.pop(folder)
         env.print(f"evaluating {run.source}, step {run.step}")
-        model, found = run.model.to(env.device).set_compute_dtype(env.dtype), {}
+        model = run.model.to(env.device).set_compute_dtype(env.dtype)
         if text := texts.get(folder):
-            found[f"text {config.input}"] = text.entry(score_text(model, text, config.batch_size, env))
-        if tasks:
-            found |= run_tasks(tasks, model, run.tokenizer, config, env)
-        if env.main:
-            evaluated |= found.keys()
-            shown[folder] = write_results(folder, {t: entry | about | {"step": run.step} for t, entry in found.items()})
+            metrics = score_text(model, text, config.batch_size, env)
+            record_results(folder, run, {f"text {config.input}": text.entry(metrics)})
+        for name, task in tasks:
+            record_results(folder, run, run_task(name, task, model, run.tokenizer, config, env))
     return compare_results(shown, evaluated)
 
 

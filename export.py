@@ -7,6 +7,7 @@ A layout that GPT-2, LLaMA or Qwen3 can compute becomes that architecture; const
 one, are multiplied into the weights. Every other layout takes its own code along: load it with trust_remote_code=True.
 """
 
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class ExportConfig:
 
 def main() -> int:
     (config,), _ = configure(ExportConfig, description=__doc__)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # removes what is half written
     try:
         config.check()
         trained = load_trained(config.out_dir, config.checkpoint)

@@ -30,7 +30,7 @@ class SampleConfig:
     checkpoint: str = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
     start: str = ""  # the prompt; empty = a new document; FILE:prompt.txt = what this file holds
     start_file: str = ""  # a file that holds the prompt; - = standard input
-    init_from: str = ""  # instead of a run: a folder or a name of Hugging Face, or gpt2, gpt2-medium, …
+    init_from: str = ""  # instead of a run's checkpoint: a folder of Hugging Face, OWNER/MODEL, gpt2, gpt2-medium, …
     # --- how ---
     num_samples: int = 5  # samples, drawn in one batch
     max_new_tokens: int = 500  # longest continuation, in tokens; end of text ends a sample earlier

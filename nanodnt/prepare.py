@@ -151,6 +151,8 @@ def _print_summary(meta, out_dir, train):
     size = sum((out_dir / part["file"]).stat().st_size for part in meta["splits"].values())
     dataset = out_dir.name if out_dir.resolve().parent == DATA else out_dir.resolve()
     print(f"{meta['dataset']}: {counts}; {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}")
+    if meta["tokenizer"] == "json" and meta["eot"] is None:
+        print("note: this tokenizer names no end of text (eos_token), so nothing stands between documents")
     print(f"{size:,} bytes in {out_dir}\nnext: {train or f'python train.py --dataset={dataset}'}")
 
 

@@ -1,6 +1,8 @@
 """Tokenizers: text ↔ token ids, as the meta.json of a dataset, or the copy of it in a checkpoint, describes them."""
 
 import base64
+import hashlib
+import json
 from pathlib import Path
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -15,19 +17,21 @@ class Tokenizer:
     `bytes`: UTF-8 bytes, and end of text is 256. `chars`: the characters of one corpus, without end of text.
     `gpt2`: GPT-2's BPE. `gpt2_4096`: its first 4,095 tokens, and end of text is 4095; it needs no download.
     `json`: any other, described by a tokenizer.json, which the library `tokenizers` runs.
-    `start` lists the ids that stand before every text (LLaMA's <s>); only `json` has any.
+    `start` lists the ids that stand before every text (LLaMA's <s>); only `json` has any. `bos` is the id that begins a
+    text where none stands before it: the tokenizer's own, else end of text.
     """
 
     def __init__(self, meta: dict):
         check_tokenizer(meta, "meta.json, or the checkpoint's copy of it")
         self.kind, self.vocab_size, self.eot = (meta.get(k) for k in ("tokenizer", "vocab_size", "eot"))
-        self.start = []
+        self.start, self.bos = [], meta.get("bos", self.eot)
         if self.kind == "chars":
             self.chars = meta["chars"]
             self.ids = {c: i for i, c in enumerate(self.chars)}
         elif self.kind == "json":
             self.json = parse_json(meta["json"])
             self.start = start_of(self.json)
+            self.bos = self.start[-1] if self.start else self.eot if self.bos is None else self.bos
         elif self.kind != "bytes":
             self.bpe = _gpt2() if self.kind == "gpt2" else _gpt2_4096()
 
@@ -48,7 +52,10 @@ class Tokenizer:
         if self.kind == "bytes":
             return list(text.encode("utf-8"))
         if self.kind == "json":
-            return self.json.encode(text, add_special_tokens=False).ids
+            try:
+                return self.json.encode(text, add_special_tokens=False).ids
+            except Exception as e:  # the library raises plain Exception
+                raise ValueError(f"the tokenizer cannot encode this text ({e})") from None
         if self.kind != "chars":
             return self.bpe.encode_ordinary(text)
         unknown = sorted(c for c in set(text) if c not in self.ids)
@@ -57,11 +64,9 @@ class Tokenizer:
         return [self.ids[c] for c in text]
 
     def new_document(self) -> list:
-        """The ids that a model has seen before a text: `start`, else end of text, else (`chars`) a newline."""
-        if self.start:
-            return self.start
-        if self.eot is not None:
-            return [self.eot]
+        """The ids that a model has seen before a text: `start`, else `bos`, else (`chars`) a newline."""
+        if self.start or self.bos is not None:
+            return self.start or [self.bos]
         try:
             return self.encode("\n")
         except ValueError:
@@ -83,10 +88,12 @@ def check_tokenizer(meta: dict, where) -> None:
     if kind not in KINDS:
         raise ValueError(f"{where}: unknown tokenizer {kind!r}: allowed are {', '.join(KINDS)}")
     if kind == "json":
-        size, eot = meta.get("vocab_size"), meta.get("eot")
+        size, ids = meta.get("vocab_size"), [meta.get(name) for name in ("eot", "bos")]
         wrong = type(size) is not int or size < 1 or not isinstance(meta.get("json"), str)
-        if wrong or not (eot is None or type(eot) is int and 0 <= eot < size):
-            raise ValueError(f"{where}: the tokenizer is json, but vocab_size, eot or json is missing or not valid")
+        if wrong or not all(i is None or type(i) is int and 0 <= i < size for i in ids):
+            raise ValueError(
+                f"{where}: the tokenizer is json, but vocab_size, eot, bos or json is missing or not valid"
+            )
         return
     if kind == "chars":
         listed = isinstance(chars, list) and chars and all(isinstance(c, str) and len(c) == 1 for c in chars)
@@ -100,11 +107,42 @@ def check_tokenizer(meta: dict, where) -> None:
 
 
 def same_tokenizer(a: dict, b: dict) -> bool:
-    """Whether two metas describe the same tokenizer."""
-    return all(a.get(key) == b.get(key) for key in ("tokenizer", "vocab_size", "eot", "chars", "json"))
+    """Whether two metas describe tokenizers with the same ids and the same end of text."""
+    if any(a.get(key) != b.get(key) for key in ("vocab_size", "eot", "chars")):
+        return False
+    return a.get("json") == b.get("json") if a["tokenizer"] == b["tokenizer"] != "json" else key_of(a) == key_of(b)
+
+
+def key_of(meta: dict):
+    """What is equal for tokenizers that give the same ids. A tokenizer.json may be GPT-2's."""
+    if meta["tokenizer"] == "json":
+        found = identity(meta["json"])
+        return found, *start_of(parse_json(meta["json"]))
+    return (GPT2_IDENTITY,) if meta["tokenizer"] == "gpt2" else (meta["tokenizer"],)
 
 
 # ------------------------------------------------------------------------------------------------- a tokenizer.json
+
+# `identity` of GPT-2's own tokenizer.json, so that recognising it needs no copy of the vocabulary.
+GPT2_IDENTITY = "23877de23abf03ddb10135458a7467d2e6bcb02b8b64e1eb4fa76e867194f171"
+
+
+def identity(text: str) -> str:
+    """A hash of what decides the ids of a text in a tokenizer.json: tokens, merges, how a text is prepared and split.
+
+    Versions of the library write the same in several ways, and settings for batches (padding, truncation) too."""
+    found = json.loads(text)
+    model, split = dict(found["model"]), dict(found.get("pre_tokenizer") or {})
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.pop("merges", None) or ()]
+    vocab = model.pop("vocab")
+    vocab = sorted(vocab.items()) if isinstance(vocab, dict) else vocab
+    rules = {name: value for name, value in model.items() if value and name != "type"}
+    split.pop("trim_offsets", None)
+    if split.get("type") == "ByteLevel":
+        split.setdefault("use_regex", True)
+    added = sorted([token["content"], token["id"]] for token in found.get("added_tokens") or ())
+    parts = [vocab, merges, rules, split, added, found.get("normalizer")]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def parse_json(text: str):
@@ -121,19 +159,28 @@ def parse_json(text: str):
     return tokenizer
 
 
-def json_meta(text: str, eot: str | None) -> dict:
-    """The part of meta.json for a tokenizer.json with this text; `eot` is the name of its end-of-text token."""
-    tokenizer = parse_json(text)
-    ids = tokenizer.get_vocab(with_added_tokens=True)
-    if eot is not None and eot not in ids:
-        raise ValueError(f"end of text, {eot!r}, is not among the tokens of tokenizer.json")
-    return {"tokenizer": "json", "vocab_size": max(ids.values()) + 1, "eot": ids.get(eot), "json": text}
+def json_meta(text: str, eot: str | None, bos: str | None = None) -> dict:
+    """The part of meta.json for a tokenizer.json with this text; `eot` and `bos` are the names of the tokens that end
+    and begin a text."""
+    ids = parse_json(text).get_vocab(with_added_tokens=True)
+    for name in (eot, bos):
+        if name is not None and name not in ids:
+            raise ValueError(f"{name!r} ends or begins a text, but is not among the tokens of tokenizer.json")
+    size = max(ids.values()) + 1
+    return {"tokenizer": "json", "vocab_size": size, "eot": ids.get(eot), "bos": ids.get(bos), "json": text}
 
 
 def start_of(tokenizer) -> list:
     """The special ids that a `tokenizers.Tokenizer` puts before every text."""
-    whole, first = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False).ids[:1]
-    return whole.ids[: whole.ids.index(first[0])] if first and first[0] in whole.ids else []
+    for text in ("a", "1", " ", "\n"):  # one that it can encode
+        try:
+            whole, alone = (tokenizer.encode(text, add_special_tokens=special).ids for special in (True, False))
+        except Exception:  # a character without an id, and no token for those
+            continue
+        for i in range(len(whole)) if alone else ():
+            if whole[i : i + len(alone)] == alone:
+                return whole[:i]
+    return []
 
 
 # ------------------------------------------------------------------------------------------------------ GPT-2's BPE

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model import GPT
+from nanodnt.huggingface.hub import is_pretrained
 from nanodnt.huggingface.read import read_pretrained
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.tokenizer import Tokenizer
@@ -39,6 +40,11 @@ def load_trained(out_dir: str, checkpoint: str, init_from: str = "") -> Trained:
 
 def load_pretrained(name: str) -> Trained:
     """The model and tokenizer of a folder or name of Hugging Face. ValueError where there is no tokenizer."""
+    if not is_pretrained(name):
+        raise ValueError(
+            f"init_from={name} is neither a folder nor a name (OWNER/MODEL) of Hugging Face; checkpoints are named by "
+            "--out_dir and --checkpoint"
+        )
     found = read_pretrained(name)
     if found.meta is None:
         raise ValueError(f"{name} has no tokenizer.json, which is needed to read and write text")

@@ -5,7 +5,7 @@ Folders are read recursively, without hidden files and files that are not text. 
 the tokenizer has one (chars has none). About --val_fraction of the documents, chosen by a hash of their names, is held
 out for validation; of a single document, its end. Tokenizers: bytes (any text), chars (the characters that occur), gpt2
 (BPE), gpt2_4096 (its first 4,095 tokens, for small models; needs no download), or a model's of Hugging Face: a folder
-with a tokenizer.json, or OWNER/MODEL.
+with a tokenizer.json, or OWNER/MODEL. Such a tokenizer reads a document whole: split files of gigabytes first.
 
     python data/local/prepare.py --input=notes.txt --tokenizer=chars --name=notes
     python data/local/prepare.py --input=corpus/ --tokenizer=gpt2 --name=corpus
@@ -99,7 +99,7 @@ def fetch_tokenizer(name: str) -> dict:
     if not is_pretrained(name):
         kinds = ", ".join((*END_OF_TEXT, "chars"))
         raise ValueError(f"--tokenizer={name} is neither one of {kinds}, nor a folder, nor OWNER/MODEL on the Hub")
-    meta = read_tokenizer(fetch(name, ["tokenizer*.json", "*.jinja"]))
+    meta = read_tokenizer(fetch(name, ["*.json", "*.jinja"]))
     if meta is None:
         raise ValueError(f"--tokenizer={name} has no tokenizer.json")
     return meta

@@ -32,7 +32,7 @@ class Adapter(TemplateLM):
         self.max_length = model.config.block_size
         self.first = before_text(tokenizer)
         self.generator = torch.Generator(env.device).manual_seed(seed)
-        self.stderr = sys.stderr  # which is closed to the harness
+        self.stderr = sys.stderr  # for our bars: `quiet` redirects sys.stderr while the harness runs
 
     # -------------------------------------------------------------------------------------------------------- tokens
 

@@ -11,6 +11,8 @@ from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 ROOT = Path(__file__).resolve().parents[2]
 UNREACHABLE = "connect once, or point HF_HOME at a folder that has it (HF_DATASETS_OFFLINE=1: look only there)"
 ANSWER_S = 10  # how long the Hugging Face hub may take to answer
@@ -68,7 +70,7 @@ def go_offline_if_cut_off(env) -> None:
 
 
 @contextmanager
-def errors_in_one_line(name: str):
+def errors_in_one_line(name: str, failed: str = "could not be loaded"):
     """What the harness, a task's code or its data may raise, as a ValueError that names the task."""
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -77,11 +79,11 @@ def errors_in_one_line(name: str):
     except (ConnectionError, HfHubHTTPError) as e:
         reason = " ".join(str(e).split())[:200]
         raise ValueError(f"task {name}: its data could not be fetched ({reason}): {UNREACHABLE}") from e
-    except MemoryError:
+    except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as e:  # a task's YAML file, its code and its data can raise anything
         reason = " ".join(str(e).split())[:200]
-        raise ValueError(f"task {name} could not be loaded ({type(e).__name__}: {reason})") from e
+        raise ValueError(f"task {name} {failed} ({type(e).__name__}: {reason})") from e
 
 
 def find_tasks(names: list, folder: str):
@@ -105,7 +107,7 @@ def find_tasks(names: list, folder: str):
 
 
 def load_tasks(names: list, config, env) -> list:
-    """The harness's objects for the tasks, groups and tags `names`, with their data."""
+    """[(name, the harness's object)] of the tasks and groups `names`, and of the tasks of the tags, with their data."""
     import_harness()
     env.print("reading the list of tasks")
     manager, found = find_tasks(names, config.task_folder), []
@@ -117,7 +119,7 @@ def load_tasks(names: list, config, env) -> list:
         with errors_in_one_line(name), quiet():
             loaded = manager.load([name])
         group = loaded["groups"].get(name)
-        found += [group] if group else loaded["tasks"].values()
+        found += [(name, group)] if group else loaded["tasks"].items()
         for task in loaded["tasks"].values():
             documents = min(config.limit or len(task.eval_docs), len(task.eval_docs))
             if documents < env.world_size:
@@ -127,9 +129,9 @@ def load_tasks(names: list, config, env) -> list:
     return found
 
 
-def run_tasks(tasks: list, model, tokenizer, config, env) -> dict:
-    """{task: {"metrics": …, "settings": …, …}}, on the first process; {} on the others. `model` is on env's device.
-    All ranks must call it."""
+def run_task(name: str, task, model, tokenizer, config, env) -> dict:
+    """{task: {"metrics": …, "settings": …, …}} of a task, or of those in a group, on the first process; {} on the
+    others. `model` is on env's device. All ranks must call it."""
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -139,9 +141,9 @@ def run_tasks(tasks: list, model, tokenizer, config, env) -> dict:
     lm = Adapter(model, tokenizer, env, config.batch_size, config.seed)
     how = dict(num_fewshot=config.num_fewshot, limit=config.limit or None, gen_kwargs=config.gen_kwargs or None)
     how |= dict(numpy_random_seed=config.seed, torch_random_seed=config.seed, fewshot_random_seed=config.seed)
-    with quiet():
+    with errors_in_one_line(name, "failed"), quiet():
         manager = TaskManager(include_defaults=False)  # tasks are loaded: the list need not be read again
-        found = simple_evaluate(lm, tasks=tasks, task_manager=manager, log_samples=False, **how)
+        found = simple_evaluate(lm, tasks=[task], task_manager=manager, log_samples=False, **how)
     if found is None:
         return {}
     settings = dict(num_fewshot=config.num_fewshot, limit=config.limit, gen_kwargs=config.gen_kwargs, seed=config.seed)

@@ -29,9 +29,7 @@ class EvaluateConfig:
     num_fewshot: int | None = None  # examples in the prompt; None = as each task has it, mostly 0
     limit: int = 0  # only the first documents of each task; 0 = all
     task_folder: str = ""  # a folder with YAML files of your own tasks
-    gen_kwargs: str = (
-        ""  # settings of generation, instead of the tasks': do_sample=True,temperature=0.7,max_gen_toks=64
-    )
+    gen_kwargs: str = ""  # settings of generation, instead of the tasks': temperature=0.7,do_sample=True
     seed: int = 1234  # of the choice of few-shot examples, and of sampled text
     # --- how ---
     batch_size: int = 16  # sequences of one forward pass, on each process; changes no result but by rounding

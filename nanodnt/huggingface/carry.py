@@ -70,8 +70,8 @@ def lies_below(root: Path, module: str) -> bool:
     return not top or (root / f"{top}.py").exists() or (root / top / "__init__.py").exists()
 
 
-def network_config(config: GPTConfig, eot: int | None, start: list) -> dict:
-    """The content of config.json. `eot`: the id of end of text; `start`: the ids that stand before every text."""
+def network_config(config: GPTConfig) -> dict:
+    """The content of config.json, without the ids of special tokens and the dtype of the weights."""
     return {
         "architectures": ["NanoDNTForCausalLM"],
         "auto_map": {
@@ -90,7 +90,4 @@ def network_config(config: GPTConfig, eot: int | None, start: list) -> dict:
         "num_key_value_heads": config.n_kv_head or config.n_head,
         "head_dim": config.head_dim,
         "tie_word_embeddings": False,  # a tied head is not stored: `transformers` has nothing to tie
-        "bos_token_id": start[0] if start else eot,
-        "eos_token_id": eot,
-        "dtype": "float32",
     }

@@ -59,7 +59,7 @@ GPT2_MODULES = {
 
 class Family(NamedTuple):
     """One architecture: `flags` are the GPTConfig fields that it fixes, `sizes` {our field: their key} those that it
-    leaves open, `defaults` what a config.json means that lacks a key, `modules` the names of the tensors."""
+    leaves open, `defaults` the values of keys that a config.json leaves out, `modules` the names of the tensors."""
 
     architecture: str
     prefix: str  # of all their tensors but the head's
@@ -71,7 +71,7 @@ class Family(NamedTuple):
 
 
 LLAMA_DEFAULTS = dict(tie_word_embeddings=False, rms_norm_eps=1e-6, initializer_range=0.02, hidden_act="silu")
-LLAMA_DEFAULTS |= dict(num_key_value_heads=None, head_dim=None)
+OPTIONAL = ("num_key_value_heads", "head_dim", "n_inner")  # keys that may be null: then they follow from the others
 QWEN3_DEFAULTS = LLAMA_DEFAULTS | dict(head_dim=128)
 GPT2_DEFAULTS = dict(tie_word_embeddings=True, layer_norm_epsilon=1e-5, initializer_range=0.02, n_inner=None)
 FAMILIES = {
@@ -105,16 +105,16 @@ def missing_parts(theirs: dict) -> list:
         found.append(f"sliding_window={theirs['sliding_window']}")
     other = sorted(set(theirs.get("layer_types") or ()) - {"full_attention"})
     found += [f"layer_types with {name}" for name in other]
-    kind = rope_of(theirs)[1]
-    return found + [f"RoPE of type {kind}"] * (kind != "default")
+    rope = rope_of(theirs)
+    kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
+    rope = {name: value for name, value in rope.items() if name not in ("type", "rope_theta") and value is not None}
+    return found + [f"RoPE of type {kind} {rope or ''}".strip()] * (kind != "default" or bool(rope))
 
 
-def rope_of(theirs: dict) -> tuple:
-    """(base of the frequencies, type) of a config.json, in the form of any version of `transformers`."""
-    rope = theirs.get("rope_parameters") or {}
-    scaling = theirs.get("rope_scaling") or {}
-    kind = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
-    return float(rope.get("rope_theta") or theirs.get("rope_theta") or 10000.0), kind
+def rope_of(theirs: dict) -> dict:
+    """The settings of RoPE in a config.json, in the form of any version of `transformers`: a scaling given in the old
+    form wins."""
+    return {**(theirs.get("rope_parameters") or {}), **(theirs.get("rope_scaling") or {})}
 
 
 def config_from_theirs(theirs: dict) -> GPTConfig:
@@ -126,7 +126,7 @@ def config_from_theirs(theirs: dict) -> GPTConfig:
         raise ValueError(f"model_type={kind!r} is not one of {', '.join(FAMILIES)}, nanodnt")
     family = FAMILIES[kind]
     theirs = family.defaults | theirs
-    absent = [key for key in family.sizes.values() if key not in theirs]
+    absent = [key for key in family.sizes.values() if theirs.get(key) is None and key not in OPTIONAL]
     if absent:
         raise ValueError(f"its config.json lacks {', '.join(absent)}")
     flags = family.flags | {ours: theirs[key] for ours, key in family.sizes.items() if theirs.get(key) is not None}
@@ -138,7 +138,8 @@ def config_from_theirs(theirs: dict) -> GPTConfig:
             )
     else:
         biases = {name: bool(theirs.get(name)) for name in ("attention_bias", "mlp_bias")}
-        flags |= dict(rope_theta=rope_of(theirs)[0], bias=all(biases.values()))
+        theta = rope_of(theirs).get("rope_theta") or theirs.get("rope_theta") or 10000.0
+        flags |= dict(rope_theta=float(theta), bias=all(biases.values()))
         if theirs["hidden_act"] not in ("silu", "swish"):
             raise ValueError(f"hidden_act={theirs['hidden_act']} is not silu")
         if len(set(biases.values())) > 1:
@@ -147,7 +148,7 @@ def config_from_theirs(theirs: dict) -> GPTConfig:
             )
     config = GPTConfig(**flags)
     config.check()
-    if config.head_size == config.n_embd // config.n_head:
+    if config.head_size * config.n_head == config.n_embd:
         config.head_size = 0
     if config.n_kv_head == config.n_head:
         config.n_kv_head = 0
@@ -173,7 +174,7 @@ def config_to_theirs(config: GPTConfig, kind: str) -> dict:
 
 
 def tensor_names(config: GPTConfig, kind: str) -> dict:
-    """{their tensor: ([our tensors], whether theirs is transposed)} of a plain model of architecture `kind`."""
+    """{name of their tensor: (names of our tensors, whether theirs is the transpose)} of a plain model of `kind`."""
     family, ours = FAMILIES[kind], GPT.empty(config).state_dict()
     found = {}
     for their_module, our_modules in family.modules.items():

@@ -8,8 +8,14 @@ NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # known without an own
 
 def is_pretrained(name: str) -> bool:
     """Whether `name` means a folder, or a model on the Hub, OWNER/MODEL, and not a checkpoint of ours."""
+    if name in NAMES:
+        return True
+    path = Path(name)
+    if not name or path.is_dir():
+        return bool(name)
+    # a mistyped path is not looked for on the Hub
     on_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name, re.ASCII) and not name.endswith(".pt")
-    return name in NAMES or (name != "" and Path(name).is_dir()) or bool(on_hub and not Path(name).parent.exists())
+    return bool(on_hub) and not path.parent.exists()
 
 
 def fetch(name: str, patterns=("*.json", "*.safetensors", "*.jinja")) -> Path:

@@ -7,7 +7,14 @@ the copies: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 from dataclasses import asdict
 
 import torch
-from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import (
+    DynamicCache,
+    GenerationMixin,
+    PretrainedConfig,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import logging
 
@@ -47,6 +54,16 @@ class LayerCache:
     def extend(self, k, v):
         """Append k and v, each (B, H_kv, T, head_dim). Returns (all keys, all values, None: no mask)."""
         return *self.cache.update(k, v, self.layer), None
+
+
+class EndOfContext(StoppingCriteria):
+    """Ends a batch when its longest row has `size` tokens, without those that attention_mask (B, T) says are padding."""
+
+    def __init__(self, size: int, attention_mask=None):
+        self.longest = size + (0 if attention_mask is None else int(attention_mask.eq(0).sum(1).min()))
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.longest, device=input_ids.device)
 
 
 class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
@@ -166,6 +183,13 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
         x = stream.new_zeros(*keep.shape, stream.shape[-1])
         x[keep] = stream[filled]
         return x
+
+    def generate(self, inputs=None, **kwargs):
+        """As in `transformers`; texts end where the longest fills the context."""
+        given = kwargs.pop("stopping_criteria", None) or []
+        full = EndOfContext(self.config.max_position_embeddings, kwargs.get("attention_mask"))
+        ends = StoppingCriteriaList([full, *given])
+        return super().generate(inputs, stopping_criteria=ends, **kwargs)
 
     def prepare_inputs_for_generation(
         self,

@@ -16,22 +16,21 @@ class NotPlain(ValueError):
     """The layout has a part that a plain Pre-LN model lacks. The message names it."""
 
 
-def choose_family(config: GPTConfig) -> str | None:
-    """The architecture that `config`'s norm, positions, FFN and heads fit, or None."""
-    return next((kind for kind in FAMILIES if not misfits(config, kind)), None)
-
-
 def misfits(config: GPTConfig, kind: str) -> list:
-    """The settings of `config`, as "flag=value", that architecture `kind` does not have whatever the weights are."""
-    flags = {name: FAMILIES[kind].flags[name] for name in ("norm", "pos")}
-    flags |= dict(qk_norm=kind == "qwen3", norm_groups=1)
-    wrong = [f"{name}={getattr(config, name)}" for name, value in flags.items() if getattr(config, name) != value]
-    fits = config.mlp in ACTIVATIONS.values() if kind == "gpt2" else config.mlp == "swiglu"
-    wrong += [f"mlp={config.mlp}"] * (not fits)
+    """The settings of `config` that architecture `kind` does not have, whatever the weights are, each with the value it
+    has there: "qk_norm=True (False there)"."""
+    wanted = {name: FAMILIES[kind].flags[name] for name in ("norm", "pos", "pre_norm")}
+    wanted |= dict(qk_norm=kind == "qwen3", norm_groups=1, post_norm_blocks=0)
+    wanted |= dict(mid_norm="none", post_norm="none", input_norm=False, mlp=config.mlp if kind == "gpt2" else "swiglu")
     if kind == "gpt2":
-        wrong += [f"n_kv_head={config.n_kv_head}"] * (config.n_kv_head not in (0, config.n_head))
-        wrong += [f"head_size={config.head_size}"] * (config.head_dim * config.n_head != config.n_embd)
-    return wrong + ["bias=True"] * (kind == "qwen3" and config.bias)
+        n_kv_head, head_size = (getattr(config, name) for name in ("n_kv_head", "head_size"))
+        wanted |= dict(n_kv_head=n_kv_head if n_kv_head == config.n_head else 0)
+        wanted |= dict(head_size=head_size if config.head_dim * config.n_head == config.n_embd else 0)
+        wanted |= dict(mlp=config.mlp if config.mlp in ACTIVATIONS.values() else "gelu")
+    if kind == "qwen3":
+        wanted["bias"] = False
+    values = ((name, getattr(config, name), value) for name, value in wanted.items())
+    return [f"{name}={found} ({value} there)" for name, found, value in values if found != value]
 
 
 @torch.no_grad()
@@ -40,7 +39,7 @@ def plain_model(model: GPT, kind: str) -> tuple:
     names. NotPlain, which says what does not fit, where there is none."""
     wrong = misfits(model.config, kind)
     if wrong:
-        raise NotPlain(f"{kind} has no {', '.join(wrong)}")
+        raise NotPlain(", ".join(wrong))
     c = model.config
     sizes = (
         "n_layer n_head n_embd block_size vocab_size pos rope_theta n_kv_head head_size mlp n_ff tie_weights".split()

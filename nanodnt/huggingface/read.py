@@ -2,13 +2,14 @@
 
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from model import GPTConfig
 from nanodnt.huggingface.families import FAMILIES, config_from_theirs, tensors_from_theirs
 from nanodnt.huggingface.hub import fetch
 from nanodnt.huggingface.tokenizer_files import read_json, read_tokenizer
+from nanodnt.weights import empty_model_like
 
 UNUSED = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # constants that old versions saved
 
@@ -20,7 +21,6 @@ class Pretrained:
     config: GPTConfig
     weights: dict
     meta: dict | None  # of the tokenizer; None: the folder has none
-    source: str
 
 
 def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> Pretrained:
@@ -32,12 +32,10 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> Pre
     try:
         theirs = read_config(folder)
         if theirs.get("model_type") == "nanodnt":
-            known = {f.name for f in fields(GPTConfig)}
-            if not isinstance(theirs.get("network"), dict) or not theirs["network"].keys() <= known:
-                raise ValueError("its config.json has no network of this version")
-            config = GPTConfig(**theirs["network"])
-            config.check()
+            if not isinstance(theirs.get("network"), dict):
+                raise ValueError("its config.json has no network")
             weights = {name.removeprefix("network."): t for name, t in read_tensors(folder).items()}
+            config = empty_model_like(dict(model_config=theirs["network"], model=weights)).config
         else:
             try:
                 config = config_from_theirs(theirs)
@@ -58,7 +56,7 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> Pre
         config.block_size = block_size
         if "wpe.weight" in weights:
             weights["wpe.weight"] = weights["wpe.weight"][:block_size]
-    return Pretrained(config, weights, meta, name)
+    return Pretrained(config, weights, meta)
 
 
 def read_config(folder: Path) -> dict:
@@ -87,7 +85,8 @@ def read_tensors(folder: Path) -> dict:
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{index.name} is damaged") from None
     elif not single.is_file():
-        raise ValueError("it has no model.safetensors")
+        hint = ": its .bin files are not read; load and save it once with transformers" * any(folder.glob("*.bin"))
+        raise ValueError(f"it has no model.safetensors{hint}")
     found = {}
     for file in files:
         if not file.is_file():

@@ -3,17 +3,17 @@
 Ours are written so that the library `tokenizers` gives the same ids. Read again, they are recognised as ours.
 """
 
-import hashlib
 import json
 from pathlib import Path
 
-from nanodnt.tokenizer import Tokenizer, bpe_ranks, json_meta
+from nanodnt.tokenizer import Tokenizer, bpe_ranks, identity, json_meta, parse_json, start_of
 
 EOT = "<|endoftext|>"
 CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+# What is kept of a tokenizer_config.json that was read. Not its class: some classes of `transformers` change what
+# tokenizer.json says, which is what we go by.
+KEPT = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "chat_template")
 CONFIG |= {"model_input_names": ["input_ids", "attention_mask"], "padding_side": "left"}  # left: to generate
-# `identity` of GPT-2's own tokenizer.json, so that recognising it needs no copy of the vocabulary.
-GPT2_IDENTITY = "f84a9cea3da43bcdd38667d874d9115fedf1d3ab66bb3114fceae524632378f1"
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
@@ -22,7 +22,8 @@ GPT2_IDENTITY = "f84a9cea3da43bcdd38667d874d9115fedf1d3ab66bb3114fceae524632378f
 def tokenizer_files(meta: dict, block_size: int) -> dict:
     """{file name: text} of the tokenizer that `meta` describes, for a model with this context."""
     if meta["tokenizer"] == "json":
-        text, config = meta["json"], CONFIG | meta.get("json_config", {})
+        known = meta.get("json_config", {})
+        text, config = meta["json"], CONFIG | {k: v for k, v in known.items() if k.endswith("_token") or k in KEPT}
     else:
         text, config = make_json(meta), dict(CONFIG)
         if meta["eot"] is not None:
@@ -91,11 +92,21 @@ def read_tokenizer(folder: Path) -> dict | None:
         template = folder / "chat_template.jinja"
         if template.is_file():
             config["chat_template"] = template.read_text(encoding="utf-8")
-        eot = config.get("eos_token")
-        meta = json_meta(text, eot.get("content") if isinstance(eot, dict) else eot)
-        return recognise(json.loads(text)) or meta | {"json_config": config}
+        meta = json_meta(text, *(special_token(folder, text, config, name) for name in ("eos", "bos")))
+        return recognise(text, meta) or meta | {"json_config": config}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as e:
         raise ValueError(f"the tokenizer in {folder} cannot be read ({str(e)[:200] or type(e).__name__})") from None
+
+
+def special_token(folder: Path, text: str, config: dict, name: str) -> str | None:
+    """The token "eos" or "bos" of a folder: in tokenizer_config.json (`config`), in special_tokens_map.json, or by its
+    id in config.json; of several ids the first."""
+    found = config.get(f"{name}_token") or read_json(folder / "special_tokens_map.json").get(f"{name}_token")
+    if found is None and f"{name}_token" not in config:
+        number = read_json(folder / "config.json").get(f"{name}_token_id")
+        number = number[0] if isinstance(number, list) and number else number
+        found = parse_json(text).id_to_token(number) if isinstance(number, int) else None
+    return found.get("content") if isinstance(found, dict) else found
 
 
 def read_json(path: Path) -> dict:
@@ -108,25 +119,17 @@ def read_json(path: Path) -> dict:
     return value
 
 
-def recognise(found: dict) -> dict | None:
-    """The meta of our own tokenizer that a parsed tokenizer.json is, or None."""
-    vocab = found["model"].get("vocab")
-    if not isinstance(vocab, dict):
+def recognise(text: str, meta: dict) -> dict | None:
+    """The meta of the tokenizer of ours, other than gpt2, that a tokenizer.json with this text is; or None. `meta`
+    describes it as it is. (GPT-2's stays as it is: for ours a vocabulary would have to be downloaded.)"""
+    vocab = json.loads(text)["model"].get("vocab")
+    if not isinstance(vocab, dict) or start_of(parse_json(text)):
         return None
-    if len(vocab) == 50257:
-        return Tokenizer.meta_for("gpt2") if identity(found) == GPT2_IDENTITY else None
     chars = sorted(vocab, key=vocab.get)
     metas = [Tokenizer.meta_for("bytes"), Tokenizer.meta_for("gpt2_4096")]
     metas += [Tokenizer.meta_for("chars", chars)] * all(len(c) == 1 for c in chars)
-    same = (m for m in metas if m["vocab_size"] == len(vocab) and identity(json.loads(make_json(m))) == identity(found))
-    return next(same, None)
-
-
-def identity(found: dict) -> str:
-    """A hash of what decides the ids of a tokenizer.json: tokens, merges, how text is prepared and split."""
-    model, split = found["model"], found.get("pre_tokenizer") or {}
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or ()]
-    kind = split.get("type"), split.get("pattern"), split.get("add_prefix_space"), split.get("use_regex", True)
-    added = sorted([token["content"], token["id"]] for token in found.get("added_tokens") or ())
-    parts = [sorted(model["vocab"].items()), merges, kind, added, found.get("normalizer"), model.get("dropout")]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    for own in metas:
+        if own["vocab_size"] == len(vocab) and meta["eot"] in (None, own["eot"]):
+            if identity(make_json(own)) == identity(text):
+                return own
+    return None

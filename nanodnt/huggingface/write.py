@@ -2,19 +2,20 @@
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from model import GPT
 from nanodnt.huggingface.carry import carried_files, network_config
 from nanodnt.huggingface.families import FAMILIES, config_to_theirs, tensors_to_theirs
 from nanodnt.huggingface.plain import NotPlain, plain_model
 from nanodnt.huggingface.tokenizer_files import tokenizer_files
-from nanodnt.huggingface.verify import TOLERANCES, difference
+from nanodnt.huggingface.verify import compare_with_transformers
 from nanodnt.tokenizer import Tokenizer
 
-TARGETS = ("auto", *FAMILIES, "nanodnt")
 MAX_SHARD_SIZE = "5GB"
 
 
@@ -30,45 +31,30 @@ def write_pretrained(
     if folder.exists() or folder.is_symlink():
         raise ValueError(f"{folder} exists already: choose another --to, or remove it")
     kind, config, tensors = convert(model, target)
-    start, eot = Tokenizer(meta).start, meta["eot"]
-    ids = dict(bos_token_id=start[0] if start else eot, eos_token_id=eot)
+    tokenizer = Tokenizer(meta)
+    ids = dict(bos_token_id=tokenizer.bos, eos_token_id=tokenizer.eot)
     files = tokenizer_files(meta, model.config.block_size)
     if kind == "nanodnt":
-        config = network_config(model.config, eot, start)
+        config = network_config(model.config)
         files |= carried_files()
     config |= ids | {"dtype": str(dtype).removeprefix("torch.")}
     files |= {"config.json": json.dumps(config, indent=2), "generation_config.json": json.dumps(ids, indent=2)}
-    partial = folder.with_name(folder.name + ".partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        save_tensors({name: t.to(dtype) for name, t in tensors.items()}, partial)
-        for name, text in files.items():
-            (partial / name).write_text(text, encoding="utf-8")
-        for path in partial.glob("*.safetensors"):
-            shutil.copymode(partial / "config.json", path)  # the library lets nobody else read them
-        checked = check and verify(partial, model, kind, dtype)
-        partial.rename(folder)
-    except OSError as e:
-        raise ValueError(f"cannot write {folder} ({e.strerror or e}): nothing was written") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+            partial = Path(temporary) / folder.name
+            partial.mkdir()
+            save_tensors({name: t.to(dtype) for name, t in tensors.items()}, partial)
+            for name, text in files.items():
+                (partial / name).write_text(text, encoding="utf-8")
+            for path in partial.glob("*.safetensors"):
+                shutil.copymode(partial / "config.json", path)  # the library lets nobody else read them
+            checked = check and compare_with_transformers(partial, model, kind, dtype)
+            partial.rename(folder)
+    except (OSError, SafetensorError) as e:
+        reason = getattr(e, "strerror", None) or e
+        raise ValueError(f"cannot write {folder} ({reason}): nothing was written") from None
     return kind, checked
-
-
-def verify(folder: Path, model: GPT, kind: str, dtype: torch.dtype) -> bool:
-    """Whether the folder was compared with the model; False without `transformers`. ValueError where they differ."""
-    try:
-        found = difference(folder, model)
-    except ImportError:
-        return False
-    if not found <= TOLERANCES[dtype]:
-        raise ValueError(
-            f"transformers computes something else from the export as {kind} (logits differ by {found:.1e} of the "
-            "largest): was the network's code changed? Nothing was written; try --target=nanodnt"
-        )
-    return True
 
 
 def convert(model: GPT, target: str) -> tuple:

@@ -12,6 +12,8 @@ from configurator import BROKEN_PIPE, rank_tag
 # To be given to `report_error`.
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError, ModuleNotFoundError)
 
+WANTED = ("safetensors", "tokenizers", "huggingface_hub", "tiktoken")  # packages of requirements.txt that few runs need
+
 KEPT = []  # errors, and through their tracebacks all objects that were alive: under torchrun nothing may be freed
 
 
@@ -34,6 +36,8 @@ def report_error(error: BaseException) -> int:
         )
     elif isinstance(error, MemoryError) or "can't allocate memory" in line or "Storage size" in line:
         line = "out of memory: choose a smaller model or a smaller --micro_batch_size"
+    elif isinstance(error, ModuleNotFoundError) and error.name not in WANTED:
+        raise error
     elif isinstance(error, ModuleNotFoundError):
         line = f"the package {error.name} is missing: pip install -r requirements.txt"
     elif isinstance(error, dist.DistError) or "gloo" in line:  # gloo's own errors are plain RuntimeErrors

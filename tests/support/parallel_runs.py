@@ -85,7 +85,7 @@ def like_gpt2(meta):
     """In the place of OpenAI's weights: GPT-2's layout, small."""
     sizes = dict(n_layer=1, n_head=2, n_embd=32, block_size=16, vocab_size=50)
     config = GPTConfig(**sizes, norm="layernorm", bias=True)
-    return lambda name, block_size, dropout: Pretrained(config, GPT(config, seed=5).state_dict(), meta, name)
+    return lambda name, block_size, dropout: Pretrained(config, GPT(config, seed=5).state_dict(), meta)
 
 
 def make_others(rank, world, folder, launch, dataset, **config):

@@ -46,7 +46,8 @@ def export(folder, model, eot=None, start=()):
     folder.mkdir(parents=True)
     for name, text in CARRIED.items():
         (folder / name).write_text(text, encoding="utf-8")
-    (folder / "config.json").write_text(json.dumps(network_config(model.config, eot, list(start))))
+    ids = dict(bos_token_id=start[0] if start else eot, eos_token_id=eot, dtype="float32")
+    (folder / "config.json").write_text(json.dumps(network_config(model.config) | ids))
     weights = {f"network.{name}": t.contiguous() for name, t in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
@@ -300,6 +301,21 @@ def test_our_own_network_still_compiles(tmp_path):
 # ------------------------------------------------------------------------------------------------------- refusals
 
 
+def test_a_text_ends_with_the_context(tmp_path):
+    """Of 9 tokens, when the longest row has them; with beams, and with the caller's own criteria, too."""
+    ours, theirs = pair(tmp_path, LEARNED)
+    idx = tokens(2, 4)
+    expected = generate(ours, idx, 5, temperature=0)
+    assert torch.equal(greedy(theirs, idx, new=99), expected)
+    assert greedy(theirs, idx, new=99, num_beams=3).shape == (2, 9)
+    assert greedy(theirs, idx, new=99, stopping_criteria=[lambda ids, *_, **__: ids.shape[1] >= 6]).shape == (2, 6)
+    ids, mask = (torch.nn.functional.pad(part, (2, 0)) for part in left_padded(ROWS, 5))
+    out = greedy(theirs, ids, new=99, attention_mask=mask, pad_token_id=49)
+    assert out.shape == (3, 11)  # the longest has 9 tokens
+    for row, prompt in zip(out, ROWS, strict=True):
+        assert torch.equal(row[7 - len(prompt) :], generate(ours, prompt[None], 4, temperature=0)[0])
+
+
 def test_what_is_refused(tmp_path):
     _, theirs = pair(tmp_path, LEARNED)
     idx, ones = tokens(2, 4), torch.ones(2, 4, dtype=torch.long)
@@ -336,7 +352,7 @@ def test_what_is_refused(tmp_path):
     assert theirs(idx, position_ids=None, output_hidden_states=False).logits.shape == (2, 4, 50)
 
     with pytest.raises(ValueError, match="a sequence of 10 tokens does not fit block_size=9"):
-        greedy(theirs, idx, new=7)
+        greedy(theirs, tokens(2, 10))
     with pytest.raises(ValueError, match="pad on the left"):
         greedy(theirs, idx, attention_mask=padded.flip(1))
     with pytest.raises(ValueError, match="the cache holds 4 tokens, the input 2"):

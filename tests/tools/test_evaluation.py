@@ -209,7 +209,7 @@ BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "wrong results": (dict(out_dir="TMP/wrong"), "TMP/wrong/evaluation.json is damaged (wic)"),
     "init_from, two folders": (dict(out_dir="TMP/a,TMP/b", init_from="gpt2"), "init_from is one model, so out_dir"),
     "init_from, a run": (dict(init_from="gpt2"), "TMP/a holds a run of its own: name another --out_dir"),
-    "init_from, nothing": (dict(out_dir="TMP/new", init_from="TMP/none"), "TMP/none is no folder"),
+    "init_from, nothing": (dict(out_dir="TMP/new", init_from="TMP/none"), "init_from=TMP/none is neither a folder"),
     "nothing to show": (dict(tasks="", input=""), "nothing was evaluated yet in TMP/a"),
 }
 

@@ -1,6 +1,9 @@
 """Exports: an architecture of `transformers` that computes the same, where there is one; tokenizers; the command."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -12,15 +15,15 @@ from model import GPT
 from nanodnt.generate import generate
 from nanodnt.huggingface import write
 from nanodnt.huggingface.read import read_pretrained
-from nanodnt.huggingface.tokenizer_files import read_tokenizer, tokenizer_files
+from nanodnt.huggingface.tokenizer_files import make_json, read_tokenizer, tokenizer_files
 from nanodnt.huggingface.write import write_pretrained
 from nanodnt.run.checkpoints import load_checkpoint
-from nanodnt.tokenizer import Tokenizer, json_meta
+from nanodnt.tokenizer import Tokenizer, json_meta, same_tokenizer
 from nanodnt.trained import load_trained
 from nanodnt.weights import load_weights
 from support.models import ALL, LAYERNORM, LLAMA, S5, batch, build, error
 from support.prepared import needs_gpt2
-from support.runs import make_dataset, run
+from support.runs import ROOT, make_dataset, run
 
 CHARS = Tokenizer.meta_for("chars", [chr(ord("A") + i) for i in range(50)])
 QWEN3 = LLAMA | dict(qk_norm=True, head_size=6)
@@ -30,6 +33,7 @@ EXPORTS = {
     "GPT-2 without biases, relu, untied": (dict(norm="layernorm", mlp="relu", tie_weights=False), "gpt2"),
     "GPT-2, LNS, no gains": (LAYERNORM | dict(lns="norm", gain="none"), "gpt2"),
     "GPT-2, LNS learned, LayerScale": (LAYERNORM | dict(lns="norm", lns_learn=True, branch_scale="layerscale"), "gpt2"),
+    "GPT-2, an untied embedding's scale": (LAYERNORM | dict(embed_scale=True, tie_weights=False), "gpt2"),
     "GPT-2, relu2": (LAYERNORM | dict(mlp="relu2", n_ff=24), "gpt2"),
     "LLaMA": (LLAMA, "llama"),
     "SmolLM": (LLAMA | dict(tie_weights=True), "llama"),
@@ -48,11 +52,11 @@ EXPORTS = {
 }
 # name: (flags, target, words of the refusal)
 UNFIT = {
-    "S5 as LLaMA": (LLAMA | S5, "llama", "llama qk_norm=True"),
+    "S5 as LLaMA": (LLAMA | S5, "llama", "qk_norm=True False"),
     "mid norms": (LLAMA | dict(mid_norm="both"), "llama", "mid_norm"),
     "input norm": (LLAMA | dict(input_norm=True), "llama", "input_norm"),
     "post norms": (LLAMA | dict(post_norm="both"), "llama", "post_norm"),
-    "no pre norm in the FFN": (LLAMA | dict(pre_norm="attn"), "llama", "blocks.0.mlp.pre pre_norm"),
+    "no pre norm in the FFN": (LLAMA | dict(pre_norm="attn"), "llama", "pre_norm=attn both"),
     "Mix-LN": (LLAMA | dict(post_norm_blocks=1), "llama", "post_norm"),
     "DeepNorm": (LLAMA | dict(deepnorm=True, pre_norm="none", post_norm="both"), "llama", "post_norm"),
     "LNS on the stream": (LLAMA | dict(lns="residual"), "llama", "lns=residual"),
@@ -159,7 +163,8 @@ def metas():
     bpe.decoder = tokenizers.decoders.Sequence(
         [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.Fuse(), tokenizers.decoders.Strip(" ", 1, 0)]
     )
-    llama = json_meta(bpe.to_str(), "</s>") | {"json_config": {"bos_token": "<s>", "eos_token": "</s>", "x": [1]}}
+    config = {"bos_token": "<s>", "eos_token": "</s>", "x": [1], "tokenizer_class": "LlamaTokenizer"}
+    llama = json_meta(bpe.to_str(), "</s>", "<s>") | {"json_config": config}
     return {
         "bytes": (Tokenizer.meta_for("bytes"), TEXT),
         "chars": (Tokenizer.meta_for("chars", sorted(set(TEXT))), TEXT),
@@ -184,8 +189,91 @@ def test_auto_tokenizer_gives_the_same_ids(name, tmp_path):
     assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids) == text
     assert theirs.eos_token_id == meta["eot"] and theirs.model_max_length == 99
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert read_tokenizer(tmp_path) == meta | ({"json_config": config} if "json" in meta else {})
-    assert "json" not in meta or config.items() >= meta["json_config"].items()
+    back = read_tokenizer(tmp_path)
+    assert same_tokenizer(back, meta) and Tokenizer(back).encode(text) == ours.encode(text)
+    assert back["tokenizer"] == ("json" if name == "gpt2" else meta["tokenizer"])
+    assert name == "gpt2" or back == meta | ({"json_config": config} if "json" in meta else {})
+    kept = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    assert "json" not in meta or (config.items() >= kept.items() and "x" not in config)
+
+
+def save_tokenizer(meta, folder, block_size=32):
+    for file, text in tokenizer_files(meta, block_size).items():
+        (folder / file).write_text(text, encoding="utf-8")
+
+
+def test_the_same_tokenizer():
+    """By what it does: transformers saves padding and truncation with it, and writes merges in two ways."""
+    import tokenizers
+
+    for meta in (metas()["like LLaMA's"][0], json_meta(make_json(Tokenizer.meta_for("gpt2_4096")), None)):
+        used = tokenizers.Tokenizer.from_str(meta["json"])
+        used.enable_padding(pad_id=1)
+        used.enable_truncation(9)
+        found = json.loads(used.to_str())
+        found["model"]["merges"] = [
+            pair if isinstance(pair, str) else " ".join(pair) for pair in found["model"]["merges"]
+        ]
+        assert same_tokenizer(meta, meta | {"json": json.dumps(found)})
+        assert not same_tokenizer(meta, meta | {"eot": 2}) and not same_tokenizer(meta, Tokenizer.meta_for("bytes"))
+        for change in (
+            dict(normalizer={"type": "Lowercase"}),
+            dict(pre_tokenizer=None if found["pre_tokenizer"] else {"type": "Whitespace"}),
+        ):
+            assert not same_tokenizer(meta, meta | {"json": json.dumps(found | change)}), change
+    llama = metas()["like LLaMA's"][0]
+    bare = json.dumps(json.loads(llama["json"]) | {"post_processor": None})
+    assert not same_tokenizer(llama, llama | {"json": bare})  # no <s> before a text
+    assert same_tokenizer(CHARS, CHARS | {"source": "elsewhere"}) and not same_tokenizer(CHARS, metas()["chars"][0])
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "special_tokens_map.json", "config.json", "nowhere"])
+def test_where_the_end_of_text_is_named(where, tmp_path):
+    meta = metas()["like LLaMA's"][0]
+    save_tokenizer(meta, tmp_path)
+    named = {"eos_token": {"content": "</s>"}, "bos_token": "<s>"}
+    named = {"eos_token_id": [1, 5], "bos_token_id": 0} if where == "config.json" else named
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    if where != "nowhere":
+        (tmp_path / where).write_text(json.dumps(named))
+    found = read_tokenizer(tmp_path)
+    assert (found["eot"], found["bos"]) == ((None, None) if where == "nowhere" else (1, 0))
+
+
+def test_a_tokenizer_of_ours_with_a_start_is_another(tmp_path):
+    """As some make it of GPT-2's: end of text before every text."""
+    import tokenizers
+
+    made = tokenizers.Tokenizer.from_str(make_json(Tokenizer.meta_for("gpt2_4096")))
+    template = tokenizers.processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 4095)]
+    )
+    made.post_processor = template
+    save_tokenizer(Tokenizer.meta_for("gpt2_4096"), tmp_path)
+    (tmp_path / "tokenizer.json").write_text(made.to_str())
+    found = read_tokenizer(tmp_path)
+    assert found["tokenizer"] == "json" and Tokenizer(found).start == [4095] == Tokenizer(found).new_document()
+
+
+def test_a_text_begins_with_the_declared_token():
+    """Where the template has none: for an empty prompt, and in evaluations, as in transformers' harness."""
+    meta = metas()["like LLaMA's"][0]
+    meta |= {"json": json.dumps(json.loads(meta["json"]) | {"post_processor": None})}
+    assert Tokenizer(meta).start == [] and Tokenizer(meta).new_document() == [0]
+    assert Tokenizer(meta | {"bos": None}).new_document() == [1] == [Tokenizer(meta | {"bos": None}).bos]
+    with pytest.raises(ValueError, match="eot, bos"):
+        Tokenizer(meta | {"bos": 999})
+
+
+def test_a_text_without_ids_is_one_line():
+    import tokenizers
+
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"word": 0}))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    meta = json_meta(made.to_str(), None)
+    assert Tokenizer(meta).encode("word word") == [0, 0]
+    with pytest.raises(ValueError, match="the tokenizer cannot encode this text"):
+        Tokenizer(meta).encode("another")
 
 
 def test_special_names_in_a_text_are_text():
@@ -271,6 +359,69 @@ def test_without_transformers_nothing_is_compared(begun, tmp_path, monkeypatch, 
     assert "(not compared)" in capsys.readouterr().out
 
 
+def test_a_full_disk_is_one_line(begun, tmp_path):
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); import export; "
+    code += f"sys.argv = ['export.py', '--out_dir={begun}', '--to={tmp_path / 'x'}', '--compare=False']; "
+    argv = [sys.executable, "-c", code + "sys.exit(export.main())"]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1 and done.stderr.startswith("error: cannot write") and done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_sigterm_leaves_nothing(begun, tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "save_tensors", lambda tensors, folder: os.kill(os.getpid(), signal.SIGTERM))
+    kept = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            call(monkeypatch, f"--out_dir={begun}", f"--to={tmp_path / 'x'}")
+    finally:
+        signal.signal(signal.SIGTERM, kept)
+    assert stopped.value.code == 143 and not list(tmp_path.iterdir())
+
+
+def test_what_lies_beside_stays(begun, tmp_path, monkeypatch):
+    """And transformers' own copies of code, in the user's home, do not grow."""
+    from transformers import dynamic_module_utils
+
+    (tmp_path / "x.partial").mkdir()
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
+    path = list(sys.path)
+    assert call(monkeypatch, f"--out_dir={begun}", f"--to={tmp_path / 'x'}") == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x", "x.partial"] and sys.path == path
+
+
+def test_transformers_that_cannot_load(begun, tmp_path, monkeypatch, capsys):
+    import transformers
+
+    def fail(*args, **how):
+        raise OSError("no such model\nat all")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
+    assert call(monkeypatch, f"--out_dir={begun}", f"--to={tmp_path / 'x'}") == 1
+    err = capsys.readouterr().err
+    assert "transformers cannot load the export as nanodnt (OSError: no such model), nothing was written" in err
+    assert "--compare=False" in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "LLaMA, LNS", "Qwen3", "DNT"])
+def test_a_pipeline_writes_what_we_write(name, tmp_path, monkeypatch):
+    import transformers
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
+    layout, meta = EXPORTS[name][0] if name in EXPORTS else S5, Tokenizer.meta_for("gpt2_4096")
+    ours = build(layout | dict(vocab_size=4096, block_size=32), dtype=torch.float32)
+    write_pretrained(ours, meta, tmp_path / "it", check=False)
+    writer = transformers.pipeline("text-generation", model=str(tmp_path / "it"), trust_remote_code=True)
+    tokenizer, prompt = Tokenizer(meta), "The end of"
+    idx = torch.tensor([tokenizer.encode(prompt)])
+    expected = generate(ours, idx, 12, temperature=0, stop=4095)[0].tolist()
+    how = dict(max_new_tokens=12, do_sample=False, clean_up_tokenization_spaces=False)
+    assert writer(prompt, **how)[0]["generated_text"] == tokenizer.decode(expected)
+    several = writer([prompt, "It"], batch_size=1, **how)
+    assert several[0][0]["generated_text"] == tokenizer.decode(expected)
+
+
 def test_a_failed_write_leaves_nothing(begun, tmp_path, monkeypatch, capsys):
     def fail(tensors, folder):
         (folder / "model.safetensors").touch()
@@ -309,6 +460,58 @@ def test_a_folder_is_trained_sampled_and_exported(tmp_path, monkeypatch, capsys)
     theirs = load(tmp_path / "ours")
     assert (theirs(idx).logits - end.model(idx)[0]).abs().max() < 1e-5
     assert error(theirs(idx).logits, peer(idx).logits) > 1e-2  # it has learned something
+
+
+def test_a_tokenizer_of_theirs(tmp_path, monkeypatch, capsys):
+    """A LLaMA with a tokenizer like LLaMA's: data with <s> and </s>, trained on, sampled from, exported with it."""
+    import sample
+    from support.peers import make_peer
+    from support.prepared import ids_of, load_script
+
+    meta, text = metas()["like LLaMA's"]
+    make_peer("LLaMA", vocab_size=meta["vocab_size"]).save_pretrained(tmp_path / "theirs")
+    save_tokenizer(meta, tmp_path / "theirs")
+    (tmp_path / "texts").mkdir()
+    for i in range(40):
+        (tmp_path / "texts" / f"{i}.txt").write_text(f"{text} {'abc' * i}")
+    local = load_script("local")
+    monkeypatch.setattr(local.prepare, "PIECE_CHARS", 20)  # documents are not cut all the same
+    argv = [f"--input={tmp_path / 'texts'}", f"--tokenizer={tmp_path / 'theirs'}", "--name=x"]
+    local.main([*argv, f"--out_dir={tmp_path / 'data'}"])
+    theirs = transformers_tokenizer(tmp_path / "theirs")
+    documents = [theirs(f"{text} {'abc' * i}")["input_ids"] + [1] for i in range(40)]
+    ids = [*ids_of(tmp_path / "data", "train").tolist(), *ids_of(tmp_path / "data", "val").tolist()]
+    cuts = [i + 1 for i, token in enumerate(ids) if token == 1]
+    found = [ids[a:b] for a, b in zip([0, *cuts], cuts, strict=False)]
+    assert sorted(found) == sorted(documents) and all(document[0] == 0 for document in found)
+
+    config = dict(dataset=tmp_path / "data", out_dir=tmp_path / "run", init_from=tmp_path / "theirs", block_size=16)
+    assert run(**config) == 0
+    prompts, draw = [], sample.generate
+
+    def note(model, idx, *args, **how):
+        prompts.append(idx[0].tolist())
+        return draw(model, idx, *args, **how)
+
+    monkeypatch.setattr(sample, "generate", note)
+    for flag in ("--start=abc", "--start="):
+        monkeypatch.setattr(sys, "argv", ["sample.py", f"--out_dir={tmp_path / 'run'}", flag, "--max_new_tokens=3"])
+        assert sample.main() == 0
+    assert prompts == [theirs("abc")["input_ids"], [0]] and capsys.readouterr().out.count("abc") >= 5
+    assert call(monkeypatch, f"--out_dir={tmp_path / 'run'}", f"--to={tmp_path / 'ours'}") == 0
+    again = transformers_tokenizer(tmp_path / "ours")
+    assert again(text)["input_ids"] == theirs(text)["input_ids"] and again.eos_token_id == 1
+    assert load(tmp_path / "ours").config.bos_token_id == 0
+    argv[1] = "--tokenizer=theirs"
+    assert local.is_pretrained("theirs") is False
+    with pytest.raises(ValueError, match="--tokenizer=theirs is neither one of bytes, gpt2, gpt2_4096, chars, nor a"):
+        local.main(argv)
+
+
+def transformers_tokenizer(folder):
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def test_another_tokenizer_is_refused(tmp_path, capsys):

@@ -121,7 +121,7 @@ def environment(**changes) -> Env:
 
 def load(folder, *names):
     config = EvaluateConfig(task_folder=str(folder))
-    return harness.load_tasks(list(names), config, environment())
+    return [task for _, task in harness.load_tasks(list(names), config, environment())]
 
 
 def evaluate(lm, tasks, **how) -> dict:

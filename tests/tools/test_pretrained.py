@@ -9,12 +9,14 @@ from safetensors.torch import load_file, save_file
 
 from model import GPT
 from nanodnt.generate import generate
+from nanodnt.huggingface import families
 from nanodnt.huggingface.hub import NAMES, is_pretrained
 from nanodnt.huggingface.read import read_pretrained
 from nanodnt.huggingface.tokenizer_files import tokenizer_files
+from nanodnt.huggingface.write import write_pretrained
 from nanodnt.tokenizer import Tokenizer
 from nanodnt.weights import load_weights
-from support.models import batch, error
+from support.models import S5, batch, build, error
 from support.peers import PEERS, edit_config, make_peer
 
 
@@ -95,6 +97,16 @@ LACKING = {
     "attention softcap": (dict(model_type="gemma2", attn_logit_softcapping=50.0), "attn_logit_softcapping=50.0"),
     "scaled RoPE": (dict(rope_parameters=dict(rope_type="llama3", rope_theta=1e4, factor=8.0)), "RoPE llama3"),
     "old scaled RoPE": (dict(rope_parameters=None, rope_scaling=dict(type="linear", factor=2.0)), "RoPE linear"),
+    "scaled RoPE beside the new form": (
+        dict(rope_scaling=dict(rope_type="yarn", factor=4.0)),
+        "RoPE yarn",
+    ),
+    "scaled RoPE by its old key": (
+        dict(rope_parameters=dict(rope_theta=1e4, type="linear", factor=8.0)),
+        "RoPE linear",
+    ),
+    "RoPE for each kind of layer": (dict(rope_parameters=dict(full_attention=dict(rope_type="yarn"))), "RoPE"),
+    "a size that is null": (dict(num_attention_heads="null"), "lacks num_attention_heads"),
     "partial RoPE": (dict(partial_rotary_factor=0.5), "partial_rotary_factor=0.5"),
     "experts": (dict(num_local_experts=8), "num_local_experts=8"),
     "quantized": (dict(quantization_config=dict(bits=4)), "quantization_config"),
@@ -116,6 +128,9 @@ LACKING = {
 def test_a_model_with_other_parts_is_refused(case, llama):
     changes, words = LACKING[case]
     edit_config(llama, **changes)
+    if "null" in changes.values():
+        path = llama / "config.json"
+        path.write_text(path.read_text().replace('"null"', "null"))
     with pytest.raises(ValueError) as caught:
         load(llama)
     message = str(caught.value)
@@ -123,12 +138,22 @@ def test_a_model_with_other_parts_is_refused(case, llama):
     assert [word for word in words.split() if word not in message] == [], message
 
 
-@pytest.mark.parametrize("flag", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])
-def test_a_variant_of_gpt2_is_refused(flag, folders, tmp_path):
+@pytest.mark.parametrize("key", families.NEUTRAL)
+def test_each_part_that_we_lack_is_refused(key, folders, tmp_path):
     folder = shutil.copytree(folders["GPT-2"], tmp_path / "variant")
-    edit_config(folder, **{flag: True})
-    with pytest.raises(ValueError, match=f"parts that this model lacks: {flag}=True"):
+    value = False if key == "scale_attn_weights" else 0.5
+    edit_config(folder, **{key: value})
+    with pytest.raises(ValueError, match=f"parts that this model lacks: {key}={value}"):
         load(folder)
+
+
+def test_heads(folders):
+    """Qwen3's are 128 wide where it does not say, and a remainder of n_embd/n_head is no default."""
+    theirs = json.loads((folders["Qwen3"] / "config.json").read_text())
+    del theirs["head_dim"]
+    assert families.config_from_theirs(theirs).head_size == 128
+    assert families.config_from_theirs(theirs | dict(hidden_size=18, head_dim=4)).head_size == 4
+    assert families.config_from_theirs(theirs | dict(hidden_size=16, head_dim=4)).head_size == 0
 
 
 def change(name, edit):
@@ -152,6 +177,10 @@ def cut(folder):
 NORM = "model.norm.weight"
 DAMAGE = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
+    "old weights": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        "no model.safetensors: its .bin files are not read",
+    ),
     "cut off": (cut, "model.safetensors is damaged"),
     "no safetensors": (write("model.safetensors", "hello"), "model.safetensors is damaged"),
     "not finite": (change(NORM, lambda t: t / 0), f"{NORM} finite"),
@@ -172,7 +201,7 @@ DAMAGE = {
     "a run directory": (lambda folder: (write("config.json", "{}")(folder), write("last.pt", "")(folder)), "last.pt"),
     "a network of another version": (
         write("config.json", '{"model_type": "nanodnt", "network": {"x": 1}}'),
-        "no network of this version",
+        "model_config has ['x'], unknown to this version",
     ),
 }
 
@@ -186,6 +215,24 @@ def test_damage_is_refused_in_one_line(case, llama):
     message = str(caught.value)
     assert "\n" not in message and message.startswith(f"{llama} cannot be used: ")
     assert [word for word in words.split() if word not in message] == [], message
+
+
+def test_damage_to_an_export_of_ours(tmp_path):
+    """Every tensor is there, has its shape, and no other is."""
+    folder = tmp_path / "ours"
+    write_pretrained(
+        build(S5, dtype=torch.float32), Tokenizer.meta_for("chars", list(map(chr, range(65, 115)))), folder
+    )
+    good, name = load_file(folder / "model.safetensors"), "network.blocks.0.attn.f.q.weight"
+    assert load(folder).config.mid_norm == "both"
+    for tensors in (
+        {k: t for k, t in good.items() if k != name},
+        good | {name: good[name][:1]},
+        good | {"x": good[name].clone()},
+    ):
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(ValueError, match=r"ours cannot be used: .*(f.q.weight|x) is"):
+            load(folder)
 
 
 def test_a_larger_tokenizer_is_refused(llama):
