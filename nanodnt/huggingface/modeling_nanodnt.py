@@ -57,7 +57,7 @@ class LayerCache:
 
 
 class EndOfContext(StoppingCriteria):
-    """Ends a batch when its longest row has `size` tokens, without those that attention_mask (B, T) says are padding."""
+    """Ends a batch when its longest row has `size` tokens, padding (attention_mask (B, T) is 0) not counted."""
 
     def __init__(self, size: int, attention_mask=None):
         self.longest = size + (0 if attention_mask is None else int(attention_mask.eq(0).sum(1).min()))

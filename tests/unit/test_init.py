@@ -268,3 +268,12 @@ def test_counts_of_a_llama():
     biases, gains = L * (2 * d + 2 * kv + 2 * hidden + d), (2 * L + 1) * d
     assert model.num_params() == model.num_params(positions=False) == matrices + 2 * vocab * d + biases + gains
     assert model.flops_per_token() == 6 * (matrices + vocab * d) + 12 * L * d * T
+
+
+def test_counts_with_wide_heads():
+    """Qwen3-0.6B's heads are together wider than the stream: here 4 heads of 6, 2 of k and v, 16 channels."""
+    d, heads, kv, hidden, vocab, L, T = 16, 24, 12, 24, 64, 2, 9
+    model = build(dict(LLAMA, qk_norm=True, head_size=6))
+    matrices = L * (2 * d * heads + 2 * d * kv + 3 * d * hidden)
+    assert model.num_params() == matrices + 2 * vocab * d + (2 * L + 1) * d + 2 * L * 6
+    assert model.flops_per_token() == 6 * (matrices + vocab * d) + 12 * L * heads * T
