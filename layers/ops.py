@@ -17,24 +17,24 @@ def stored(x):
 
     Inductor would rather compute a sum, or a cosine, again in each kernel that reads it: a residual stream from up to
     seven branch outputs, the rotary angles in every layer."""
-    return _store(x) if torch.compiler.is_compiling() else x
+    return torch.ops.nanodnt.store(x) if torch.compiler.is_compiling() else x
 
 
-@torch.library.custom_op("nanodnt::store", mutates_args=())
-def _store(x: torch.Tensor) -> torch.Tensor:
-    return x.clone()  # only for compilers other than inductor
+if not hasattr(torch.ops.nanodnt, "store"):  # a copy of this file, from an exported folder, uses the operator as it is
 
+    @torch.library.custom_op("nanodnt::store", mutates_args=())
+    def _store(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()  # only for compilers other than inductor
 
-@_store.register_fake
-def _(x):
-    inductor = sys.modules.get("torch._inductor.lowering")  # slow to import, and there if inductor asks
-    if inductor and _store._opoverload not in inductor.lowerings:
-        copy = inductor.lowerings[torch.ops.aten.clone.default]
-        inductor.register_lowering(_store._opoverload, type_promotion_kind=None)(lambda x: _written(copy(x)))
-    return torch.empty_like(x)
+    @_store.register_fake
+    def _(x):
+        inductor = sys.modules.get("torch._inductor.lowering")  # slow to import, and there if inductor asks
+        if inductor and _store._opoverload not in inductor.lowerings:
+            copy = inductor.lowerings[torch.ops.aten.clone.default]
+            inductor.register_lowering(_store._opoverload, type_promotion_kind=None)(lambda x: _written(copy(x)))
+        return torch.empty_like(x)
 
-
-_store.register_autograd(lambda ctx, grad: grad)
+    _store.register_autograd(lambda ctx, grad: grad)
 
 
 def _written(x):

@@ -19,17 +19,20 @@ class NotPlain(ValueError):
 def misfits(config: GPTConfig, kind: str) -> list:
     """The settings of `config` that architecture `kind` does not have, whatever the weights are, each with the value it
     has there: "qk_norm=True (False there)"."""
-    wanted = {name: FAMILIES[kind].flags[name] for name in ("norm", "pos", "pre_norm")}
-    wanted |= dict(qk_norm=kind == "qwen3", norm_groups=1, post_norm_blocks=0)
-    wanted |= dict(mid_norm="none", post_norm="none", input_norm=False, mlp=config.mlp if kind == "gpt2" else "swiglu")
-    if kind == "gpt2":
-        n_kv_head, head_size = (getattr(config, name) for name in ("n_kv_head", "head_size"))
-        wanted |= dict(n_kv_head=n_kv_head if n_kv_head == config.n_head else 0)
-        wanted |= dict(head_size=head_size if config.head_dim * config.n_head == config.n_embd else 0)
-        wanted |= dict(mlp=config.mlp if config.mlp in ACTIVATIONS.values() else "gelu")
+    c, wanted = config, {name: FAMILIES[kind].flags[name] for name in ("norm", "pos", "pre_norm")}
+    wanted |= dict(mid_norm="none", post_norm="none", post_norm_blocks=0, input_norm=False)
+    wanted |= dict(qk_norm=kind == "qwen3", norm_groups=1)
+    if kind != "gpt2":
+        wanted["mlp"] = "swiglu"
+    elif c.mlp not in ACTIVATIONS.values():
+        wanted["mlp"] = "gelu"
+    if kind == "gpt2" and c.n_kv_head != c.n_head:
+        wanted["n_kv_head"] = 0
+    if kind == "gpt2" and c.head_dim * c.n_head != c.n_embd:
+        wanted["head_size"] = 0
     if kind == "qwen3":
         wanted["bias"] = False
-    values = ((name, getattr(config, name), value) for name, value in wanted.items())
+    values = ((name, getattr(c, name), value) for name, value in wanted.items())
     return [f"{name}={found} ({value} there)" for name, found, value in values if found != value]
 
 
@@ -41,10 +44,8 @@ def plain_model(model: GPT, kind: str) -> tuple:
     if wrong:
         raise NotPlain(", ".join(wrong))
     c = model.config
-    sizes = (
-        "n_layer n_head n_embd block_size vocab_size pos rope_theta n_kv_head head_size mlp n_ff tie_weights".split()
-    )
-    flags = FAMILIES[kind].flags | {name: getattr(c, name) for name in (*sizes, "norm_eps", "init_std")}
+    sizes = "n_layer n_head n_embd block_size vocab_size pos rope_theta n_kv_head head_size mlp n_ff tie_weights"
+    flags = FAMILIES[kind].flags | {name: getattr(c, name) for name in f"{sizes} norm_eps init_std".split()}
     config = GPTConfig(**flags | dict(bias=c.bias or kind == "gpt2"))
     parts = [embeddings(model), norm(model.final_norm, "final_norm", c.norm)]
     for i, block in enumerate(model.blocks):

@@ -24,6 +24,9 @@ def tokenizer_files(meta: dict, block_size: int) -> dict:
     if meta["tokenizer"] == "json":
         known = meta.get("json_config", {})
         text, config = meta["json"], CONFIG | {k: v for k, v in known.items() if k.endswith("_token") or k in KEPT}
+        for name, number in (("eos_token", meta["eot"]), ("bos_token", meta.get("bos"))):
+            if number is not None:  # it may have been named in another file
+                config[name] = parse_json(text).id_to_token(number)
     else:
         text, config = make_json(meta), dict(CONFIG)
         if meta["eot"] is not None:

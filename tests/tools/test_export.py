@@ -238,6 +238,8 @@ def test_where_the_end_of_text_is_named(where, tmp_path):
         (tmp_path / where).write_text(json.dumps(named))
     found = read_tokenizer(tmp_path)
     assert (found["eot"], found["bos"]) == ((None, None) if where == "nowhere" else (1, 0))
+    again = json.loads(tokenizer_files(found, 9)["tokenizer_config.json"])
+    assert [again.get("eos_token"), again.get("bos_token")] == ([None] * 2 if where == "nowhere" else ["</s>", "<s>"])
 
 
 def test_a_tokenizer_of_ours_with_a_start_is_another(tmp_path):
