@@ -110,14 +110,16 @@ def same_tokenizer(a: dict, b: dict) -> bool:
     """Whether two metas describe tokenizers with the same ids and the same end of text."""
     if any(a.get(key) != b.get(key) for key in ("vocab_size", "eot", "chars")):
         return False
-    return a.get("json") == b.get("json") if a["tokenizer"] == b["tokenizer"] != "json" else key_of(a) == key_of(b)
+    if a["tokenizer"] == b["tokenizer"] and a.get("json") == b.get("json"):
+        return True  # without reading megabytes of JSON
+    return key_of(a) == key_of(b)
 
 
-def key_of(meta: dict):
+def key_of(meta: dict) -> tuple:
     """What is equal for tokenizers that give the same ids. A tokenizer.json may be GPT-2's."""
     if meta["tokenizer"] == "json":
-        found = identity(meta["json"])
-        return found, *start_of(parse_json(meta["json"]))
+        start = start_of(parse_json(meta["json"]))
+        return identity(meta["json"]), *start
     return (GPT2_IDENTITY,) if meta["tokenizer"] == "gpt2" else (meta["tokenizer"],)
 
 

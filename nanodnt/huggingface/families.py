@@ -107,7 +107,8 @@ def missing_parts(theirs: dict) -> list:
     found += [f"layer_types with {name}" for name in other]
     rope = rope_of(theirs)
     kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
-    rope = {name: value for name, value in rope.items() if name not in ("type", "rope_theta") and value is not None}
+    neutral = {"rope_theta": rope.get("rope_theta"), "type": rope.get("type"), "partial_rotary_factor": 1.0}
+    rope = {name: value for name, value in rope.items() if value is not None and neutral.get(name) != value}
     return found + [f"RoPE of type {kind} {rope or ''}".strip()] * (kind != "default" or bool(rope))
 
 

@@ -19,7 +19,7 @@ def is_pretrained(name: str) -> bool:
 
 
 def fetch(name: str, patterns=("*.json", "*.safetensors", "*.jinja")) -> Path:
-    """The folder `name`, or that of the files `patterns` of the Hub's model of that name, downloaded once."""
+    """The folder `name`; where there is none, one with the files `patterns` of the Hub's model, downloaded once."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import snapshot_download

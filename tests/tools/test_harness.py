@@ -16,7 +16,7 @@ from nanodnt.evaluation import harness
 from nanodnt.evaluation.settings import EvaluateConfig
 from nanodnt.huggingface.write import write_pretrained
 from nanodnt.run.environment import Env
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.tokenizer import Tokenizer, json_meta
 from support.evaluation import CONTEXTS, ROLLING, TEXT, call, keep_caches, make_runs, read, values, write_tasks
 from support.runs import ROOT, files
 
@@ -266,6 +266,22 @@ def test_generation_ends_with_its_last_row(ours, monkeypatch):
     lengths.clear()
     assert max(map(len, texts(ours, until=ends))) <= 2
     assert max(lengths) < 12
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_texts_begin_as_the_tokenizer_says(ours, template):
+    """With <s> where its template has it; a text without context follows the <s> that it names in any case."""
+    import tokenizers
+
+    from nanodnt.evaluation.adapter import Adapter
+
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({"<s>": 0, "</s>": 1, "a": 2, "b": 3}, []))
+    made.add_special_tokens(["<s>", "</s>"])
+    if template:
+        made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    lm = Adapter(ours[0], Tokenizer(json_meta(made.to_str(), "</s>", "<s>")), environment(), 1, seed=1)
+    assert lm.tok_encode("ab") == [0] * template + [2, 3] and lm.tok_encode("ab", add_special_tokens=False) == [2, 3]
+    assert (lm.prefix_token_id, lm.eot_token_id) == (0, 1)
 
 
 def test_settings_of_generation(ours):
