@@ -474,14 +474,15 @@ def test_a_tokenizer_of_theirs(tmp_path, monkeypatch, capsys):
     make_peer("LLaMA", vocab_size=meta["vocab_size"]).save_pretrained(tmp_path / "theirs")
     save_tokenizer(meta, tmp_path / "theirs")
     (tmp_path / "texts").mkdir()
+    lines = "abc\nabc fed\n"  # where texts of other tokenizers are cut
     for i in range(40):
-        (tmp_path / "texts" / f"{i}.txt").write_text(f"{text} {'abc' * i}")
+        (tmp_path / "texts" / f"{i}.txt").write_text(f"{text} {lines * i}")
     local = load_script("local")
     monkeypatch.setattr(local.prepare, "PIECE_CHARS", 20)  # documents are not cut all the same
     argv = [f"--input={tmp_path / 'texts'}", f"--tokenizer={tmp_path / 'theirs'}", "--name=x"]
     local.main([*argv, f"--out_dir={tmp_path / 'data'}"])
     theirs = transformers_tokenizer(tmp_path / "theirs")
-    documents = [theirs(f"{text} {'abc' * i}")["input_ids"] + [1] for i in range(40)]
+    documents = [theirs(f"{text} {lines * i}")["input_ids"] + [1] for i in range(40)]
     ids = [*ids_of(tmp_path / "data", "train").tolist(), *ids_of(tmp_path / "data", "val").tolist()]
     cuts = [i + 1 for i, token in enumerate(ids) if token == 1]
     found = [ids[a:b] for a, b in zip([0, *cuts], cuts, strict=False)]
