@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from nanodnt import data, engine
+from nanodnt.data import meta as data_meta
 from support import runs
 from support.hostile import CHECKPOINTS
 
@@ -216,4 +217,4 @@ def named_dataset(w):
     """data/corpus, with its prepare.py, but not prepared."""
     (w.tmp / "corpus").mkdir()
     (w.tmp / "corpus" / "prepare.py").touch()
-    w.patch.setattr(data, "DATA", w.tmp)
+    w.patch.setattr(data_meta, "DATA", w.tmp)

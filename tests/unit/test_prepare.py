@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanodnt import data, prepare
+from nanodnt import prepare
 from nanodnt.data import Dataset, load_meta
+from nanodnt.data import meta as data
 from nanodnt.tokenizer import Tokenizer
 from support.depth import examples
 from support.prepared import contents, documents_of, error_of, ids_of, load_script, needs_gpt2, note_parts, use_fake_bpe

@@ -8,8 +8,8 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanodnt import data
 from nanodnt.data import load_meta
+from nanodnt.data import meta as data
 from nanodnt.tokenizer import DATA, GPT2_4096, Tokenizer
 from support.prepared import ids_of, load_script
 

@@ -1,0 +1,15 @@
+"""Data as a function of the step: batches, validation windows.
+
+`Dataset.batch(step)` depends on (dataset, block_size, seed, batch_size, step) and on nothing else: not on the number of
+processes, the micro batch, the evaluation settings, or whether the run was resumed. Nothing is remembered between
+calls, so there is no loader state to save.
+
+    python -m nanodnt.data pystdlib      # check a prepared dataset against its checksums and print its meta.json
+"""
+
+from nanodnt.data.meta import folder_of, load_meta, sha256
+from nanodnt.data.order import permutation
+from nanodnt.data.prefetch import Prefetch
+from nanodnt.data.windows import Dataset
+
+__all__ = ["Dataset", "Prefetch", "folder_of", "load_meta", "permutation", "sha256"]

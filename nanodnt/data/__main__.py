@@ -1,0 +1,23 @@
+"""Check a prepared dataset against its checksums and print its meta.json: python -m nanodnt.data pystdlib"""
+
+import json
+import math
+import sys
+
+from nanodnt.data.meta import load_meta
+
+
+def main(argv: list) -> None:
+    if len(argv) != 1 or argv[0].startswith("-"):
+        sys.exit("usage: python -m nanodnt.data DATASET     (a folder under data/, or the path of a prepared folder)")
+    try:
+        meta = load_meta(argv[0], max_hashed_bytes=math.inf)
+    except (ValueError, OSError) as e:
+        sys.exit(f"error: {e}")
+    meta = {key: value for key, value in meta.items() if key not in ("chars", "json")}  # long
+    print(json.dumps(meta, indent=2))
+    print("all checksums match")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
