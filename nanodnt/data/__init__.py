@@ -1,15 +1,28 @@
-"""Data as a function of the step: batches, validation windows.
+"""Data as a function of the step: batches, validation rows.
 
-`Dataset.batch(step)` depends on (dataset, block_size, seed, batch_size, step) and on nothing else: not on the number of
-processes, the micro batch, the evaluation settings, or whether the run was resumed. Nothing is remembered between
-calls, so there is no loader state to save.
+`open_dataset(...).batch(step)` depends on (dataset, block_size, seed, batch_size, step) and on nothing else: not on the
+number of processes, the micro batch, the evaluation settings, or whether the run was resumed. Nothing is remembered
+between calls, so there is no loader state to save. `Dataset` reads a text as windows, `Examples` reads whole examples.
 
     python -m nanodnt.data pystdlib      # check a prepared dataset against its checksums and print its meta.json
 """
 
+from nanodnt.data.examples import Examples
 from nanodnt.data.meta import folder_of, load_meta, sha256
 from nanodnt.data.order import permutation
 from nanodnt.data.prefetch import Prefetch
 from nanodnt.data.windows import Dataset
 
-__all__ = ["Dataset", "Prefetch", "folder_of", "load_meta", "permutation", "sha256"]
+__all__ = ["Dataset", "Examples", "Prefetch", "folder_of", "load_meta", "open_dataset", "permutation", "sha256"]
+
+
+def open_dataset(name: str, block_size: int, seed: int = 1337, verify: bool = True, doc_mask: bool = False):
+    """The prepared dataset `name` as a `Dataset` or as `Examples`, whichever it holds.
+
+    With `doc_mask` batches also have positions, which begin at 0 in each document or example. ValueError, one line,
+    where the dataset is not prepared or damaged, or does not fit block_size or doc_mask."""
+    kinds = {kind.kind: kind for kind in (Dataset, Examples)}
+    kind = load_meta(name, verify).get("kind", "text")
+    if kind not in kinds:
+        raise ValueError(f"dataset {name!r} is of an unknown kind {kind!r}: allowed are {', '.join(kinds)}")
+    return kinds[kind](name, block_size, seed, verify=False, doc_mask=doc_mask)  # verified above

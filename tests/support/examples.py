@@ -1,0 +1,95 @@
+"""Made datasets of examples, and of texts in documents: written by the contract of meta.json alone."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from nanodnt.tokenizer import Tokenizer, json_meta
+
+TEMPLATE = {"system": "{system}\n", "turn": "{prompt}\n{response}"}
+
+
+def write(folder: Path, tokenizer: dict, splits: dict, **more) -> Path:
+    """A prepared folder. `splits`: {split: (ids, its further entries in meta.json)}."""
+    folder.mkdir(parents=True, exist_ok=True)
+    meta = {
+        "format": 1,
+        "dataset": folder.name,
+        "source": "a test",
+        **tokenizer,
+        "dtype": "uint16",
+        "splits": {},
+    } | more
+    for split, (ids, entries) in splits.items():
+        ids = np.array(ids)
+        part = put(folder / f"{split}.bin", ids.astype("<u2").tobytes())
+        meta["splits"][split] = part | {"tokens": len(ids), "max_id": int(ids.max())} | entries
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+def put(path: Path, raw: bytes) -> dict:
+    """Write a file; its entry in meta.json."""
+    path.write_bytes(raw)
+    return {"file": path.name, "sha256": hashlib.sha256(raw).hexdigest()}
+
+
+def write_examples(folder: Path, tokenizer: dict | None = None, **splits) -> Path:
+    """A prepared dataset of examples. Each of `splits` is a list of examples (ids, marks); `tokenizer`: the part of
+    meta.json that describes it, or None for bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {}
+    for split, examples in splits.items():
+        ids, marks = ([value for example in examples for value in example[i]] for i in (0, 1))
+        entry = put(folder / f"{split}.marks", bytes(marks))
+        parts[split] = ids, {"marks": entry, "examples": len(examples)}
+    return write(folder, tokenizer or Tokenizer.meta_for("bytes"), parts, kind="examples", template=TEMPLATE)
+
+
+def example(*turns, begin=256, eot=256) -> tuple:
+    """(ids, marks) of an example: turns are (prompt, response), texts of ASCII characters or lists of ids."""
+    ids, marks = [begin], [2]
+    for prompt, response in turns:
+        prompt, response = (list(x.encode()) if isinstance(x, str) else list(x) for x in (prompt, response))
+        ids += [*prompt, *response, eot]
+        marks += [0] * len(prompt) + [1] * (len(response) + 1)
+    return ids, marks
+
+
+def random_example(rng, tokens: int, eot=256) -> tuple:
+    """An example of exactly `tokens` (2 or more) tokens, with one to three turns where they fit."""
+    ends = {tokens - 1, *rng.integers(1, tokens, rng.integers(0, 3)).tolist()}  # where answers end
+    ids, marks, start = [eot], [2], 1
+    for end in sorted(ends):
+        answer = int(rng.integers(0, end - start + 1))  # its tokens, without end of text
+        ids += [*rng.integers(97, 123, end - start).tolist(), eot]
+        marks += [0] * (end - start - answer) + [1] * (answer + 1)
+        start = end + 1
+    return ids, marks
+
+
+def random_examples(seed: int, n: int, low: int = 2, high: int = 17) -> list:
+    """n examples of `low` to `high` tokens."""
+    rng = np.random.default_rng(seed)
+    return [random_example(rng, int(rng.integers(low, high + 1))) for _ in range(n)]
+
+
+def shouts(seed: int, n: int, letters: int = 6) -> list:
+    """n examples that are easy to learn: the answer is the prompt's word in capitals."""
+    rng = np.random.default_rng(seed)
+    words = ("".join(map(chr, rng.integers(97, 103, rng.integers(1, letters + 1)))) for _ in range(n))
+    return [example((f"{word}\n", word.upper())) for word in words]
+
+
+def starting_tokenizer(start: bool = True) -> dict:
+    """A tokenizer.json of letters with `start` [0, 1], unless start=False, and end of text 2."""
+    vocab = {token: i for i, token in enumerate(["<s>", "<a>", "</s>", *map(chr, range(97, 123))])}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    made.add_special_tokens(["<s>", "<a>", "</s>"])
+    if start:
+        special = [("<s>", 0), ("<a>", 1)]
+        made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> <a> $A", special_tokens=special)
+    return json_meta(made.to_str(), "</s>")

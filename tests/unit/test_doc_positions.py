@@ -1,0 +1,91 @@
+"""Positions of a text's tokens in their documents, against a loop over the whole file."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanodnt.data import Dataset, open_dataset
+from nanodnt.data.windows import document_positions
+from nanodnt.tokenizer import Tokenizer
+from support import examples as made
+
+T = 8
+
+
+def positions_plainly(ids, opening):
+    """Position of each token of a window in its document, token by token."""
+    positions, at = [], 0
+    for i, token in enumerate(ids):
+        at = 0 if i == 0 or token == opening else at + 1
+        positions.append(at)
+    return positions
+
+
+def documents(seed, n, before, after):
+    """A text of n documents of 1 to 29 letters, with these ids before and after each."""
+    rng = np.random.default_rng(seed)
+    return [i for _ in range(n) for i in (*before, *rng.integers(3, 28, rng.integers(1, 30)).tolist(), *after)]
+
+
+KINDS = {  # tokenizer, what stands before and after a document, what opens one
+    "end of text": (Tokenizer.meta_for("bytes"), [], [256], 256),
+    "start": (made.starting_tokenizer(), [0, 1], [2], 0),
+    "json without a start": (made.starting_tokenizer(start=False), [], [2], 2),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def text(request, tmp_path_factory):
+    tokenizer, before, after, opening = KINDS[request.param]
+    splits = {split: (documents(seed, 40, before, after), {}) for split, seed in (("train", 0), ("val", 1))}
+    return made.write(tmp_path_factory.mktemp("text"), tokenizer, splits), opening
+
+
+def check(batch, opening):
+    x, _, positions = batch
+    assert positions.dtype == np.int64 and positions.shape == x.shape
+    assert positions.tolist() == [positions_plainly(row, opening) for row in x.tolist()]
+    return positions
+
+
+def test_windows_have_positions(text):
+    folder, opening = text
+    data = Dataset(folder, T, doc_mask=True)
+    positions = check(data.batch(0, data.windows), opening)
+    assert (positions[:, 0] == 0).all()  # though most windows begin inside a document
+    assert (positions[:, 1:] == 0).any(0).all() and (data.batch(0, data.windows)[0][:, 0] != opening).any()
+    check(data.val_batch(data.validation(), len(data.validation())), opening)
+
+
+def test_the_rest_of_a_batch_is_the_same(text):
+    folder, _ = text
+    data, plain = Dataset(folder, T, seed=4, doc_mask=True), open_dataset(folder, T, seed=4)
+    for got, expected in ((data.batch(3, 5), plain.batch(3, 5)), (data.val_batch(plain.validation(), 90),) * 2):
+        assert len(got) == 3 and all((a == b).all() for a, b in zip(got, expected, strict=False))
+    x, y, positions = data.val_batch(data.validation(2 * T), 5)
+    assert (y[2:] == -1).all() and (positions[2:] == np.arange(T)).all()
+    assert len(plain.batch(0, 2)) == len(plain.val_batch(plain.validation(), 90)) == 2
+    assert len(data.batch(0, 6, slice(2, 4))[2]) == 2
+
+
+def test_known_windows():
+    x = np.array([[5, 256, 6, 7, 256, 256, 8], [256, 5, 6, 7, 8, 9, 256], [5, 6, 7, 8, 9, 5, 6]])
+    expected = [[0, 0, 1, 2, 0, 0, 1], [0, 1, 2, 3, 4, 5, 0], [0, 1, 2, 3, 4, 5, 6]]
+    assert document_positions(x, 256).tolist() == expected
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=5))
+def test_any_windows(ids):
+    assert document_positions(np.array(ids), 2).tolist() == [positions_plainly(row, 2) for row in ids]
+
+
+def test_in_words_and_numbers(text):
+    data = Dataset(text[0], T, doc_mask=True)
+    assert data.describe() == f"{data.windows} windows an epoch" and data.counted(3, 5) == 0
+
+
+def test_characters_have_no_documents(dataset):
+    with pytest.raises(ValueError, match="doc_mask=True needs documents.*chars.*no end of text") as error:
+        open_dataset(str(dataset), T, doc_mask=True)
+    assert "\n" not in str(error.value) and open_dataset(str(dataset), T).doc_mask is False

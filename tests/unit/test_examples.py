@@ -1,0 +1,299 @@
+"""Examples packed into rows: targets, positions and order against plain Python that reads the files token by token."""
+
+import json
+import os
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanodnt.data import Dataset, Examples, open_dataset
+from nanodnt.data.packing import pack
+from nanodnt.tokenizer import Tokenizer
+from support import examples as made
+from support.depth import examples as count
+
+EOT, T = 256, 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    examples = dict(train=made.random_examples(0, 90), val=made.random_examples(1, 31))
+    return made.write_examples(tmp_path_factory.mktemp("examples") / "d", **examples)
+
+
+def tokens_of(folder, split):
+    """[[(id, mark) …] of each example], read byte by byte."""
+    raw, marks = ((folder / f"{split}.{kind}").read_bytes() for kind in ("bin", "marks"))
+    found = []
+    for i, mark in enumerate(marks):
+        if mark == 2:
+            found.append([])
+        found[-1].append((raw[2 * i] + 256 * raw[2 * i + 1], mark))
+    return found
+
+
+def fullness_plainly(sizes, room):
+    """How much each row holds, sorted, after best-fit decreasing, which looks at all rows each time. Which one of
+    equally full rows is taken makes no difference to this."""
+    rows = []
+    for size in sorted(sizes, reverse=True):
+        fitting = [row for row in rows if row + size <= room]
+        if fitting:
+            rows.remove(max(fitting))
+        rows.append(max(fitting, default=0) + size)
+    return sorted(rows)
+
+
+def row_plainly(examples, block_size):
+    """Inputs, targets and positions of a row of examples, token by token."""
+    x, y, positions = [], [], []
+    for tokens in examples:
+        for i in range(len(tokens) - 1):
+            (next_id, next_mark) = tokens[i + 1]
+            x.append(tokens[i][0])
+            y.append(next_id if next_mark == 1 else -1)
+            positions.append(i)
+    padding = block_size - len(x)
+    return x + [EOT] * padding, y + [-1] * padding, positions + list(range(padding))
+
+
+def split_plainly(x, y, positions):
+    """The examples of a row: [(its inputs, its targets)], cut where positions begin anew. Without the padding."""
+    cuts = [i for i, p in enumerate(positions) if p == 0] + [len(x)]
+    parts = [(tuple(x[a:b]), tuple(y[a:b])) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [part for part in parts if set(part[1]) != {-1}]  # every example has an answer
+
+
+def pairs_of(tokens):
+    """An example as `split_plainly` returns it."""
+    x, y, _ = row_plainly([tokens], len(tokens) - 1)
+    return tuple(x), tuple(y)
+
+
+def check_rows(batch, examples, block_size):
+    """Every row is a row of whole examples, and all rows together hold `examples`, each once."""
+    rows, known, seen = [], {pairs_of(tokens): tokens for tokens in examples}, Counter()
+    for x, y, positions in zip(*(values.tolist() for values in batch), strict=True):
+        parts = split_plainly(x, y, positions)
+        expected = row_plainly([known[part] for part in parts], block_size)
+        assert (x, y, positions) == expected
+        seen.update(parts)
+        rows.append(sum(len(part[0]) for part in parts))
+    assert seen == Counter(map(pairs_of, examples))
+    assert sorted(rows) == fullness_plainly([len(tokens) - 1 for tokens in examples], block_size)
+
+
+def test_an_epoch_is_every_example_once_in_whole_rows_token_by_token(folder):
+    data, examples = Examples(folder, T, doc_mask=True), tokens_of(folder, "train")
+    batch = data.batch(0, data.windows)
+    assert len(examples) == 90 and all(values.dtype == np.int64 for values in batch)
+    check_rows(batch, examples, T)
+    x, y = Examples(folder, T).batch(0, data.windows)  # without doc_mask: the same, without positions
+    assert (x == batch[0]).all() and (y == batch[1]).all()
+
+
+def test_the_validation_split_is_packed_too(folder):
+    data, examples = Examples(folder, T, doc_mask=True), tokens_of(folder, "val")
+    everything = data.validation()
+    check_rows(data.val_batch(everything, len(everything)), examples, T)
+    assert data.validation(4 * T).tolist() == [i * len(everything) // 4 for i in range(4)]
+    assert data.validation(1).tolist() == [0] and len(data.validation(10**9)) == len(everything)
+    some = data.val_batch(everything[[3, 1]], 5)
+    for values, whole in zip(some, data.val_batch(everything, len(everything)), strict=True):
+        assert values.shape == (5, T) and (values[:2] == whole[[3, 1]]).all()
+    assert (some[1][2:] == -1).all() and (some[2][2:] == np.arange(T)).all()
+    assert len(Examples(folder, T).val_batch(everything[:0], 2)) == 2
+
+
+def test_a_known_row(tmp_path):
+    examples = [made.example(("ab", "c"), ("d", "ef")), made.example(("x", "y"))]
+    data = Examples(made.write_examples(tmp_path / "d", train=examples, val=examples), 16, doc_mask=True)
+    x, y, positions = (values.tolist() for values in data.batch(0, 1))
+    a, b, c, d, e, f, x_, y_ = b"abcdefxy"
+    assert x == [[EOT, a, b, c, EOT, d, e, f, EOT, x_, y_, EOT, EOT, EOT, EOT, EOT]]
+    assert y == [[-1, -1, c, EOT, -1, e, f, EOT, -1, y_, EOT, -1, -1, -1, -1, -1]]
+    assert positions == [[0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 0, 1, 2, 3, 4]]
+    assert data.describe() == "2 examples in 1 rows an epoch, 69% filled, 64% of the tokens count in the loss"
+    assert data.counted(0, 1) == 7 and data.counted(3, 4) == 28
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(12, 20))
+@settings(max_examples=count(100, 2000), deadline=None)
+def test_packing_is_best_fit_decreasing(sizes, room):
+    rows = pack(np.array(sizes), room)
+    assert set(rows.tolist()) == set(range(max(rows) + 1))
+    held = [sum(size for size, r in zip(sizes, rows, strict=True) if r == row) for row in range(max(rows) + 1)]
+    assert max(held) <= room and sorted(held) == fullness_plainly(sizes, room)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 60), st.integers(2, 20))
+@settings(max_examples=count(15, 300), deadline=None)
+def test_any_examples(tmp_path_factory, seed, n, high):
+    examples = made.random_examples(seed, n, high=high)
+    folder = made.write_examples(tmp_path_factory.mktemp("any"), train=examples, val=examples[:1])
+    data = Examples(folder, 20, doc_mask=True)
+    batch = data.batch(1, data.windows)
+    check_rows(batch, tokens_of(folder, "train"), 20)
+    assert data.counted(1, data.windows) == (batch[1] != -1).sum()
+
+
+def test_rows_are_well_filled():
+    sizes = np.random.default_rng(0).integers(50, 301, 170_000)  # a search through all rows would take hours
+    rows = pack(sizes, 1024)
+    assert sizes.sum() / (1024 * (rows.max() + 1)) > 0.99
+
+
+def test_a_batch_depends_on_dataset_seed_and_step_alone(folder):
+    a, b = (Examples(folder, T, seed=1) for _ in range(2))
+    for step in (5, 0, 77, 5):  # in any order, with anything in between
+        b.batch(step + 1, 4)
+        b.val_batch(b.validation(), 40)
+        b.counted(step + 2, 3)
+        assert all((one == other).all() for one, other in zip(a.batch(step, 6), b.batch(step, 6), strict=True))
+    assert (a.batch(5, 6)[0] != Examples(folder, T, seed=2).batch(5, 6)[0]).any()
+    assert (a.batch(5, 6)[0] != a.batch(6, 6)[0]).any()
+
+
+def test_ranks_and_micro_batches_are_slices_of_one_batch(folder):
+    data = Examples(folder, T, doc_mask=True)
+    whole = data.batch(9, 12)
+    for parts in (2, 3, 4, 6, 12):
+        n = 12 // parts
+        split = [data.batch(9, 12, slice(i * n, (i + 1) * n)) for i in range(parts)]
+        for values, pieces in zip(whole, zip(*split, strict=True), strict=True):
+            assert (np.concatenate(pieces) == values).all()
+
+
+def test_epochs_hold_the_same_rows_in_another_order(folder):
+    data = Examples(folder, T)
+    epochs = [[row.tobytes() for row in data.batch(epoch, data.windows)[0]] for epoch in range(6)]
+    assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1 and len({tuple(epoch) for epoch in epochs}) == 6
+    x, _ = data.batch(0, 2 * data.windows + 3)  # a batch larger than an epoch
+    assert [row.tobytes() for row in x] == epochs[0] + epochs[1] + epochs[2][:3]
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 200])
+def test_counted_is_the_number_of_targets_in_the_batch(folder, batch_size):
+    data = Examples(folder, T)
+    for step in (0, 1, 7, 40):
+        counted = data.counted(step, batch_size)
+        assert type(counted) is int and counted == (data.batch(step, batch_size)[1] != -1).sum()
+
+
+def test_only_the_room_for_the_longest_is_needed(tmp_path):
+    examples = made.random_examples(3, 20, high=30) + made.random_examples(4, 3, low=40, high=40)
+    folder = made.write_examples(tmp_path / "d", train=examples, val=made.random_examples(5, 9, low=36, high=36))
+    assert Examples(folder, 39).windows >= 3
+    with pytest.raises(ValueError) as error:
+        Examples(folder, 34)
+    assert str(error.value) == (
+        f"examples of {folder!r} are longer than block_size+1 = 35 tokens (3 of 23 in train and 9 of 9 in val; the "
+        "longest has 40): raise --block_size to 39, or prepare it again with --max_tokens=34, which leaves them out"
+    )
+    with pytest.raises(ValueError, match=r"\(3 of 23 in train; the longest has 40\)"):
+        Examples(folder, 35)
+
+
+def test_a_tokenizer_with_a_start(tmp_path):
+    examples = [made.example(([5], [6, 7]), begin=0, eot=2), made.example(([8, 9], [10]), begin=0, eot=2)]
+    folder = made.write_examples(tmp_path / "d", made.starting_tokenizer(), train=examples, val=examples)
+    x, y, positions = Examples(folder, 9, doc_mask=True).batch(0, 1)
+    assert x.tolist() == [[0, 5, 6, 7, 0, 8, 9, 10, 2]] and positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 0]]
+    assert y.tolist() == [[-1, 6, 7, 2, -1, -1, 10, 2, -1]]
+
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+
+
+def change_marks(change, cut=None):
+    """Change train.marks, with a hash that fits: `change` gets its values."""
+
+    def apply(folder):
+        marks = bytearray((folder / "train.marks").read_bytes())
+        change(marks)
+        meta = json.loads((folder / "meta.json").read_text())
+        meta["splits"]["train"]["marks"] = made.put(folder / "train.marks", bytes(marks[:cut]))
+        (folder / "meta.json").write_text(json.dumps(meta))
+
+    return apply
+
+
+def fill(begin, end, value):
+    def change(marks):
+        marks[begin:end] = bytes([value]) * len(marks[begin:end])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (change_marks(fill(0, 0, 0), cut=-1), "train.marks"),
+        (change_marks(fill(0, None, 0)), "no token as the first"),
+        (change_marks(fill(0, 1, 0)), "does not mark the first token"),
+        (change_marks(fill(0, 1, 3)), "the mark 3, and marks are 0, 1 or 2"),
+        (change_marks(fill(3, 4, 255)), "the mark 255"),
+        (change_marks(fill(4, 5, 2)), "marks 5 examples where meta.json says 4"),
+        (change_marks(fill(1, 5, 0)), "marks no answer in 1 examples"),
+        (lambda folder: os.truncate(folder / "train.bin", 10), "train.bin has 10 bytes"),
+    ],
+)
+def test_damaged_marks_are_refused_in_one_line(tmp_path, damage, words):
+    examples = [made.example(("ab", "c"))] * 4  # five tokens each
+    folder = made.write_examples(tmp_path / "d", train=examples, val=examples)
+    assert Examples(folder, 8).windows == 2
+    damage(folder)
+    for verify in (True, False):
+        with pytest.raises(ValueError, match=words) as error:
+            Examples(folder, 8, verify=verify)
+        assert "\n" not in str(error.value) and "prepare" in str(error.value)
+
+
+@pytest.mark.parametrize("file", ["train.bin", "train.marks"])
+def test_a_file_cut_short_is_noticed_while_reading(tmp_path, file):
+    examples = [made.example(("ab", "c"))] * 4
+    folder = made.write_examples(tmp_path / "d", train=examples, val=examples)
+    data = Examples(folder, 8)
+    os.truncate(folder / file, 2)
+    with pytest.raises(ValueError, match=f"{file} became shorter during the run"):
+        data.batch(0, 2)
+
+
+def test_ids_beyond_the_vocabulary_are_noticed_while_reading(tmp_path):
+    examples = [made.example(([5, 6], [300]))]
+    folder = made.write_examples(tmp_path / "d", train=examples, val=examples)
+    meta = json.loads((folder / "meta.json").read_text())
+    for part in meta["splits"].values():
+        part["max_id"] = 256
+    (folder / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match=r"train.bin holds token id 300, beyond the vocabulary of 257"):
+        Examples(folder, 8).batch(0, 1)
+
+
+def test_each_kind_of_dataset_is_opened_as_what_it_is(folder, dataset, tmp_path):
+    assert type(open_dataset(folder, T)) is Examples and type(open_dataset(dataset, T)) is Dataset
+    opened = open_dataset(folder, T, seed=5, doc_mask=True)
+    assert opened.meta["kind"] == "examples" and opened.name == folder and opened.block_size == T
+    assert (opened.batch(2, 3)[2] == Examples(folder, T, seed=5, doc_mask=True).batch(2, 3)[2]).all()
+    with pytest.raises(ValueError, match="is of kind examples, and this reads text"):
+        Dataset(folder, T)
+    with pytest.raises(ValueError, match="is of kind text, and this reads examples"):
+        Examples(dataset, T)
+    ids = list(range(100))
+    odd = made.write(tmp_path / "odd", Tokenizer.meta_for("bytes"), dict(train=(ids, {}), val=(ids, {})), kind="images")
+    with pytest.raises(ValueError, match="kind.*images") as error:
+        open_dataset(odd, T)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="is not prepared"):
+        open_dataset("no_such_dataset", T)
+
+
+def test_a_damaged_file_is_seen_at_opening_unless_verify_is_off(tmp_path):
+    folder = made.write_examples(tmp_path / "d", train=[made.example(("ab", "c"))], val=[made.example(("a", "b"))])
+    (folder / "train.bin").write_bytes(b"\1\0" + (folder / "train.bin").read_bytes()[2:])
+    with pytest.raises(ValueError, match="sha256"):
+        open_dataset(folder, 8)
+    assert open_dataset(folder, 8, verify=False).windows == 1
