@@ -129,6 +129,14 @@ def test_packing_is_best_fit_decreasing(sizes, room):
     assert max(held) <= room and sorted(held) == fullness_plainly(sizes, room)
 
 
+def test_equal_examples_are_taken_in_the_order_of_the_file(tmp_path):
+    assert pack(np.array([3, 5] * 50), 8).tolist() == [row for i in range(50) for row in (49 - i, i)]
+    examples = [made.example(([i], [i] * (1 + i % 5))) for i in range(250)]
+    data = Examples(made.write_examples(tmp_path / "d", train=examples, val=examples), 16, doc_mask=True)
+    for x, _, positions in zip(*data.batch(0, data.windows), strict=True):
+        assert (np.diff(x[positions == 1]) > 0).all()  # within a row too; of padding it is 256
+
+
 @given(st.integers(0, 10**6), st.integers(1, 60), st.integers(2, 20))
 @settings(max_examples=count(15, 300), deadline=None)
 def test_any_examples(tmp_path_factory, seed, n, high):
