@@ -2,6 +2,7 @@
 
 A prepared dataset is a folder with train.bin and val.bin (token ids, little-endian uint16 or uint32, nothing else) and
 meta.json, which describes them and is written last: a folder without it is not prepared. nanodnt.data reads them.
+A dataset of examples has marks besides, and is written by nanodnt/conversations/build.py.
 """
 
 import argparse
@@ -98,24 +99,36 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=Fa
 
     ValueError if a split is empty; then an earlier dataset in `out_dir` is unchanged.
     """
-    out_dir = Path(out_dir)
+    out_dir, dtype = Path(out_dir), id_dtype(tokenizer)
+    with staging(out_dir, json.dumps([source, tokenizer, PART_CHARS, PIECE_CHARS]), resume) as parts:
+        found = _build_splits(parts, splits, tokenizer, dtype, workers, totals or {})
+        meta = {"format": 1, "dataset": name or out_dir.resolve().name, "source": source, **tokenizer}
+        meta |= {"dtype": dtype.name, "splits": found}
+        publish(parts, out_dir, meta)
+    _print_summary(meta, out_dir, train)
+    return meta
+
+
+def id_dtype(tokenizer: dict) -> np.dtype:
+    """The dtype of the ids of a `Tokenizer.meta_for(...)` on disk."""
+    return np.dtype("<u2" if tokenizer["vocab_size"] <= 1 << 16 else "<u4")
+
+
+@contextlib.contextmanager
+def staging(out_dir: Path, plan: str, resume: bool = False):
+    """The folder `out_dir`/parts, for files that `publish` moves. Afterwards it is gone, also where the block fails.
+
+    With `resume` it stays then, and the files are there again for the next block with the same `plan`."""
     if out_dir.exists() and not out_dir.is_dir():
         raise ValueError(f"{out_dir} is a file: give another --out_dir")
-    dtype = np.dtype("<u2" if tokenizer["vocab_size"] <= 1 << 16 else "<u4")
-    parts, plan = out_dir / "parts", json.dumps([source, tokenizer, PART_CHARS, PIECE_CHARS])
+    parts = out_dir / "parts"
     new = [folder for folder in (parts, out_dir) if not folder.exists()]
     parts.mkdir(parents=True, exist_ok=True)
     if not (resume and (parts / "plan.json").is_file() and (parts / "plan.json").read_text("utf-8") == plan):
         _clear(parts)  # parts of another text or tokenizer
-        _write(parts / "plan.json", plan.encode())
+        write(parts / "plan.json", plan.encode())
     try:
-        found = _build_splits(parts, splits, tokenizer, dtype, workers, totals or {})
-        meta = {"format": 1, "dataset": name or out_dir.resolve().name, "source": source, **tokenizer}
-        meta |= {"dtype": dtype.name, "splits": found}
-        _write(parts / "meta.json", json.dumps(meta, indent=1).encode())
-        (out_dir / "meta.json").unlink(missing_ok=True)  # from here until the last file the folder is "not prepared"
-        for file in ("train.bin", "val.bin", "meta.json"):
-            os.replace(parts / file, out_dir / file)
+        yield parts
     except BaseException:
         if not resume:
             _clear(parts)
@@ -126,8 +139,17 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=Fa
     _clear(parts)
     with contextlib.suppress(OSError):
         parts.rmdir()
-    _print_summary(meta, out_dir, train)
-    return meta
+
+
+def publish(parts: Path, out_dir: Path, meta: dict) -> None:
+    """Make the files in `parts` that `meta` names, and `meta`, the dataset in `out_dir`."""
+    files = [entry["file"] for part in meta["splits"].values() for entry in (part, part.get("marks")) if entry]
+    write(parts / "meta.json", json.dumps(meta, indent=1).encode())
+    (out_dir / "meta.json").unlink(missing_ok=True)  # from here until the last file the folder is "not prepared"
+    for file in {"train.marks", "val.marks"} - set(files):
+        (out_dir / file).unlink(missing_ok=True)  # of examples that were here
+    for file in (*files, "meta.json"):
+        os.replace(parts / file, out_dir / file)
 
 
 def _build_splits(parts, splits, tokenizer, dtype, workers, totals):
@@ -148,12 +170,16 @@ def _build_splits(parts, splits, tokenizer, dtype, workers, totals):
 
 def _print_summary(meta, out_dir, train):
     counts = ", ".join(f"{split} {part['tokens']:,} tokens" for split, part in meta["splits"].items())
-    size = sum((out_dir / part["file"]).stat().st_size for part in meta["splits"].values())
-    dataset = out_dir.name if out_dir.resolve().parent == DATA else out_dir.resolve()
     print(f"{meta['dataset']}: {counts}; {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}")
     if meta["tokenizer"] == "json" and meta["eot"] is None:
         print("note: this tokenizer names no end of text (eos_token), so nothing stands between documents")
-    print(f"{size:,} bytes in {out_dir}\nnext: {train or f'python train.py --dataset={dataset}'}")
+    size = sum((out_dir / part["file"]).stat().st_size for part in meta["splits"].values())
+    print(f"{size:,} bytes in {out_dir}\nnext: {train or f'python train.py {dataset_flag(out_dir)}'}")
+
+
+def dataset_flag(out_dir: Path) -> str:
+    """The flag of train.py for the dataset in this folder."""
+    return f"--dataset={out_dir.name if out_dir.resolve().parent == DATA else out_dir.resolve()}"
 
 
 def encode(tokenizer: Tokenizer, text: str, ends: bool = True) -> np.ndarray:
@@ -234,7 +260,7 @@ def _tokenizer(meta):
 
 def _write_part(path, pieces, tokenizer, dtype):
     ids = [encode(_tokenizer(tokenizer), text, ends) for text, ends in pieces]
-    _write(path, np.concatenate(ids).astype(dtype).tobytes())
+    write(path, np.concatenate(ids).astype(dtype).tobytes())
 
 
 def _start_worker():
@@ -258,13 +284,14 @@ def _join(paths, target, dtype):
     return {"tokens": tokens, "max_id": max_id, "sha256": digest.hexdigest()}
 
 
-def _write(path, raw):
+def write(path: Path, raw: bytes) -> None:
+    """Make `raw` the file `path`, which is complete or not there."""
     write_file(path, lambda f: f.write(raw))
 
 
 def _clear(parts):
     """Remove what `build` writes to `parts`, but nothing else: a download may be there."""
-    for pattern in ("train*.bin*", "val*.bin*", "meta.json*", "plan.json*"):
+    for pattern in ("train*.bin*", "val*.bin*", "*.marks*", "meta.json*", "plan.json*"):
         for path in parts.glob(pattern):
             path.unlink()
 
@@ -272,12 +299,12 @@ def _clear(parts):
 # ------------------------------------------------------------------------------------------------------ downloads
 
 
-def download(url: str, path: Path, checksum: str) -> Path:
+def download(url: str, path: Path, checksum: str | None, digest=sha256) -> Path:
     """Download `url` to `path`, unless it is there, with a progress bar. An interrupted download continues.
 
-    ValueError if the network fails, or if the file's sha256 is not `checksum` (then the download is removed).
+    ValueError if the network fails, or if digest(path) is not `checksum` (then the download is removed); None: any is.
     """
-    if path.exists() and sha256(path) == checksum:
+    if path.exists() and checksum in (None, digest(path)):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
@@ -297,13 +324,13 @@ def download(url: str, path: Path, checksum: str) -> Path:
     except (OSError, http.client.HTTPException) as e:  # URLError, HTTPError, timeouts, resets
         if getattr(e, "code", None) == 416:  # the server has no more to send, but the file is not right: start again
             partial.unlink()
-            return download(url, path, checksum)
+            return download(url, path, checksum, digest)
         raise ValueError(f"could not download {url} ({getattr(e, 'reason', None) or e}): {hint}") from None
     if have < size:
         raise ValueError(f"the download of {url} broke off at {have:,} of {size:,} bytes: run again to continue")
-    if (found := sha256(partial)) != checksum:
+    if checksum not in (None, found := digest(partial)):
         partial.unlink()
-        raise ValueError(f"{url} has sha256 {found} instead of {checksum} (damaged or changed): {hint}")
+        raise ValueError(f"{url} has {digest.__name__} {found} instead of {checksum} (damaged or changed): {hint}")
     os.replace(partial, path)
     return path
 

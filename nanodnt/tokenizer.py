@@ -18,19 +18,21 @@ class Tokenizer:
     `gpt2`: GPT-2's BPE. `gpt2_4096`: its first 4,095 tokens, and end of text is 4095; it needs no download.
     `json`: any other, described by a tokenizer.json, which the library `tokenizers` runs.
     `start` lists the ids that stand before every text (LLaMA's <s>); only `json` has any. `bos` is the id that begins a
-    text where none stands before it: the tokenizer's own, else end of text.
+    text where none stands before it: the tokenizer's own, else end of text. `added` are the tokens, {name: id}, that a
+    tokenizer.json adds to its model's, special ones and others.
     """
 
     def __init__(self, meta: dict):
         check_tokenizer(meta, "meta.json, or the checkpoint's copy of it")
         self.kind, self.vocab_size, self.eot = (meta.get(k) for k in ("tokenizer", "vocab_size", "eot"))
-        self.start, self.bos = [], meta.get("bos", self.eot)
+        self.start, self.bos, self.added = [], meta.get("bos", self.eot), {}
         if self.kind == "chars":
             self.chars = meta["chars"]
             self.ids = {c: i for i, c in enumerate(self.chars)}
         elif self.kind == "json":
             self.json = parse_json(meta["json"])
             self.start = start_of(self.json)
+            self.added = {token.content: i for i, token in self.json.get_added_tokens_decoder().items()}
             self.bos = self.start[-1] if self.start else self.eot if self.bos is None else self.bos
         elif self.kind != "bytes":
             self.bpe = _gpt2() if self.kind == "gpt2" else _gpt2_4096()

@@ -12,18 +12,13 @@ with a tokenizer.json, or OWNER/MODEL. Such a tokenizer reads a document whole: 
     python data/local/prepare.py --input=corpus/ --tokenizer=models/smollm --name=corpus_smollm
 """
 
-import json
 import re
 import sys
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt import prepare
-from nanodnt.huggingface.hub import fetch, is_pretrained
-from nanodnt.huggingface.tokenizer_files import read_tokenizer
-from nanodnt.tokenizer import DATA, END_OF_TEXT, Tokenizer
+from nanodnt import inputs, prepare
+from nanodnt.tokenizer import DATA, Tokenizer
 
 
 def documents(path: Path, key: str, skipped: list):
@@ -32,13 +27,9 @@ def documents(path: Path, key: str, skipped: list):
     ValueError for a file that cannot be read; but in a folder, a plain text file that is not UTF-8 is skipped, and its
     name is added to the list `skipped`.
     """
-    files = {f.relative_to(path).as_posix(): f for f in path.rglob("*")} if path.is_dir() else {path.name: path}
-    for name, file in sorted(files.items()):
-        if not file.is_file() or (path.is_dir() and re.search(r"(^|/)\.", name)):
-            continue
-        number, structured = 0, file.suffix.lower() in (".jsonl", ".parquet")
-        try:
-            for number, record in enumerate(records(file, key) if structured else [], 1):
+    for name, file in inputs.visible_files(path):
+        if file.suffix.lower() in (".jsonl", ".parquet"):
+            for number, record in inputs.records(file, key):
                 text = record.get(key) if isinstance(record, dict) else None
                 if not isinstance(text, str) or re.search("[\ud800-\udfff]", text):
                     start = repr(record)[:60]
@@ -47,62 +38,22 @@ def documents(path: Path, key: str, skipped: list):
                     )
                 if text:
                     yield f"{name}, {number}", text
-            if not structured and (text := file.read_text(encoding="utf-8-sig")):  # -sig: without a byte order mark
-                yield name, text
-        except json.JSONDecodeError:
-            raise ValueError(f"{file}, line {number + 1} is not JSON: one object a line is needed") from None
-        except UnicodeDecodeError as e:
-            if structured or not path.is_dir():
-                raise ValueError(f"{file} is not UTF-8 text (byte {e.start}): convert it first") from None
-            skipped.append(name)
-
-
-def records(file: Path, key: str):
-    """Yield the lines of a .jsonl file, or the rows of a .parquet file (only the column `key` if there is one)."""
-    if file.suffix.lower() == ".jsonl":
-        with open(file, encoding="utf-8-sig") as f:
-            yield from (json.loads(line) if line.strip() else {key: ""} for line in f)
-    else:
-        from pyarrow import ArrowException, parquet
-
+            continue
         try:
-            table = parquet.ParquetFile(file)
-            for batch in table.iter_batches(columns=[key] if key in table.schema_arrow.names else None):
-                yield from batch.to_pylist()
-        except ArrowException as e:
-            raise ValueError(f"{file} is not a parquet file or damaged ({str(e).splitlines()[0]})") from None
+            if text := file.read_text(encoding="utf-8-sig"):  # -sig: without a byte order mark
+                yield name, text
+        except UnicodeDecodeError as e:
+            if not path.is_dir():
+                raise inputs.not_utf8(file, e) from None
+            skipped.append(name)
 
 
 def check_flags(args, out: Path) -> dict | None:
     """The meta of the tokenizer, None for chars, whose alphabet is not known yet.
 
     ValueError for flags that are wrong in themselves or do not fit what is on disk. No document is read yet."""
-    if not re.fullmatch(r"\w[\w.-]*", args.name, re.ASCII):
-        raise ValueError(f"--name={args.name!r}: use letters, digits and '_', after the first also '.' and '-'")
-    if (out / "prepare.py").exists():
-        raise ValueError(f"{out} is the source folder of another dataset: give another --name")
-    if not 0 < args.val_fraction < 1:
-        raise ValueError(f"--val_fraction={args.val_fraction} must be above 0 and below 1")
-    if not args.input.exists():
-        raise ValueError(f"--input={args.input} does not exist")
-    if out.resolve().is_relative_to(args.input.resolve()):
-        raise ValueError(f"{out} lies in --input={args.input} and would be read too: give another --out_dir")
-    if args.tokenizer == "chars":
-        return None
-    meta = Tokenizer.meta_for(args.tokenizer) if args.tokenizer in END_OF_TEXT else fetch_tokenizer(args.tokenizer)
-    Tokenizer(meta)  # ValueError if its vocabulary is missing
-    return meta
-
-
-def fetch_tokenizer(name: str) -> dict:
-    """The meta of the tokenizer of a folder or name of Hugging Face. ValueError where there is none."""
-    if not is_pretrained(name):
-        kinds = ", ".join((*END_OF_TEXT, "chars"))
-        raise ValueError(f"--tokenizer={name} is neither one of {kinds}, nor a folder, nor OWNER/MODEL on the Hub")
-    meta = read_tokenizer(fetch(name, ["*.json", "*.jinja"]))
-    if meta is None:
-        raise ValueError(f"--tokenizer={name} has no tokenizer.json")
-    return meta
+    inputs.check_place(args, out)
+    return None if args.tokenizer == "chars" else inputs.find_tokenizer(args.tokenizer, others=("chars",))
 
 
 def scan(args) -> tuple:
@@ -127,8 +78,7 @@ def split_documents(args, scores: list) -> dict:
         text = next(documents(args.input, args.text_key, []))[1]
         cut = int(len(text) * (1 - args.val_fraction))
         return {"train": [text[:cut]] * (cut > 0), "val": [text[cut:]]}
-    val = np.array(scores) < args.val_fraction
-    val[np.argmin(scores)], val[np.argmax(scores)] = True, False  # neither split is empty
+    val = inputs.hold_out(scores, args.val_fraction)
 
     def split(held_out):
         texts = documents(args.input, args.text_key, [])

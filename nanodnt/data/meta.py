@@ -6,6 +6,7 @@ from pathlib import Path
 
 from nanodnt.tokenizer import DATA, check_tokenizer
 
+KINDS = ("text", "examples")  # of datasets; a meta.json that names none is of a text
 HASHED_AT_START = 1 << 30  # files up to this many bytes are hashed at every start (about a second)
 
 
@@ -24,8 +25,8 @@ def _advise(name: str) -> str:
 def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_AT_START) -> dict:
     """Read and check `data/<name>/meta.json` (`name` may also be the path of a prepared folder).
 
-    Sizes, dtype and vocabulary are always checked; with `verify` also the sha256 of every file up to max_hashed_bytes.
-    Raises ValueError with one line that says what is wrong and what to do.
+    Kind, sizes, dtype and vocabulary are always checked; with `verify` also the sha256 of every file of at most
+    max_hashed_bytes. Raises ValueError with one line that says what is wrong and what to do.
     """
     folder = folder_of(name)
     path = folder / "meta.json"
@@ -35,30 +36,47 @@ def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_A
         raise ValueError(f"dataset {name!r} is not prepared (no {path}): {advice}; prepared: {ready}")
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
-        itemsize = {"uint16": 2, "uint32": 4}[meta["dtype"]]
-        vocab, eot = _read_int(meta, "vocab_size"), meta["eot"]
-        parts = {split: meta["splits"][split] for split in ("train", "val")}
-        sizes = {split: _read_int(part, "tokens") * itemsize for split, part in parts.items()}
-        files = {split: folder / Path(part["file"]).name for split, part in parts.items()}
-        ids = [_read_int(part, "max_id") for part in parts.values()] + [0 if eot is None else _read_int(meta, "eot")]
-        hashes = {split: str(part["sha256"]) for split, part in parts.items()}
+        kind = meta.get("kind", "text")
+        ids, files = _read_entries(meta, folder) if kind in KINDS else ([], [])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         problem = f"{type(e).__name__}: {e}".replace("\n", " ")
         raise ValueError(f"{path} is damaged ({problem}): {advice}") from None
-    if max(ids) >= vocab:
-        raise ValueError(f"{path}: token id {max(ids)} is beyond the vocabulary of {vocab}: {advice}")
+    if kind not in KINDS:
+        raise ValueError(
+            f"{path} was prepared by a newer version (kind {str(kind)[:20]!r} is none of {', '.join(KINDS)}): use that "
+            f"version, or {advice}"
+        )
+    if max(ids) >= meta["vocab_size"]:
+        raise ValueError(f"{path}: token id {max(ids)} is beyond the vocabulary of {meta['vocab_size']}: {advice}")
     try:
         check_tokenizer(meta, path)
     except ValueError as e:
         raise ValueError(f"{e}: {advice}") from None
-    for split, file in files.items():
+    for file, expected, digest in files:
         size = file.stat().st_size if file.is_file() else None
-        if size != sizes[split]:
-            problem = "is missing" if size is None else f"has {size} bytes where meta.json says {sizes[split]}"
+        if size != expected:
+            problem = "is missing" if size is None else f"has {size} bytes where meta.json says {expected}"
             raise ValueError(f"{file} {problem}: {advice}")
-        if verify and size <= max_hashed_bytes and sha256(file) != hashes[split]:
+        if verify and size <= max_hashed_bytes and sha256(file) != digest:
             raise ValueError(f"{file} does not match the sha256 in meta.json (damaged or replaced): {advice}")
     return meta
+
+
+def _read_entries(meta, folder):
+    """The ids that must be in the vocabulary, and [(file, bytes, sha256)]. KeyError and others where it is damaged."""
+    itemsize, examples = {"uint16": 2, "uint32": 4}[meta["dtype"]], meta.get("kind") == "examples"
+    _read_int(meta, "vocab_size")
+    ids, files = [0 if meta["eot"] is None and not examples else _read_int(meta, "eot")], []
+    for part in (meta["splits"][split] for split in ("train", "val")):
+        ids.append(_read_int(part, "max_id"))
+        entries = [(part, itemsize)]
+        if examples:
+            _read_int(part, "examples")
+            entries.append((part["marks"], 1))
+        for entry, size in entries:
+            file = folder / Path(entry["file"]).name
+            files.append((file, _read_int(part, "tokens") * size, str(entry["sha256"])))
+    return ids, files
 
 
 def _read_int(values: dict, key: str) -> int:

@@ -1,0 +1,68 @@
+"""Commonsense170K (Hu et al. 2023, "LLM-Adapters", arXiv 2304.01933), which the LNS paper fine-tunes on (sec. 5.2).
+
+Downloads from github.com/AGI-Edgerunners/LLM-Adapters, at one commit, the training set of 170 thousand questions and
+answers, and the test sets of its eight tasks, BoolQ, PIQA, SIQA, HellaSwag, WinoGrande, ARC easy and challenge, and
+OpenBookQA. They stay in data/commonsense170k/raw, the test sets as raw/test/NAME.json: a second run needs no network.
+The training set is checked against its git blob id. Of the test sets we know none: only the commit in their address
+pins them, and that they can be read.
+
+Records have "instruction", "input", "output"; how they become tokens is in `python data/sft/prepare.py --help`. About
+120 of them, chosen by a hash of their numbers, are held out for validation (120 is LLM-Adapters' own number in its
+examples). The default template, alpaca, has the words of LLM-Adapters' own prompt, but not its indented lines.
+
+The repository's licence, Apache-2.0, is for its code. The eight datasets have licences of their own: look them up
+before you use the data.
+
+    python data/commonsense170k/prepare.py --tokenizer=models/llama --max_tokens=256
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from nanodnt import prepare
+from nanodnt.conversations import build
+from nanodnt.conversations.records import conversations
+from nanodnt.tokenizer import DATA
+
+COMMIT = "fe675038fb60d61b3fc03d98673d6d11d2bef4f9"
+URL = f"https://raw.githubusercontent.com/AGI-Edgerunners/LLM-Adapters/{COMMIT}"
+TRAIN, BLOB = "ft-training_set/commonsense_170k.json", "529e426b33d4cdb1d0c4a275a1a7245ad081fd91"
+TASKS = ("boolq", "piqa", "social_i_qa", "hellaswag", "winogrande", "ARC-Easy", "ARC-Challenge", "openbookqa")
+HELD_OUT = 120  # examples, about
+
+
+def git_blob(path: Path) -> str:
+    """The id that git gives to a file's content."""
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with open(path, "rb") as f:
+        while piece := f.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def main(argv=None):
+    parser = prepare.parser(__doc__, "commonsense170k")
+    build.add_flags(parser, template="alpaca", tokenizer=dict(required=True))
+    args = parser.parse_args(argv)
+    build.check_flags(args)
+    raw = DATA / "commonsense170k" / "raw"
+    train = prepare.download(f"{URL}/{TRAIN}", raw / "commonsense_170k.json", BLOB, git_blob)
+    for task in TASKS:
+        test = prepare.download(f"{URL}/dataset/{task}/test.json", raw / "test" / f"{task}.json", None)
+        print(f"{test}: {sum(1 for _ in conversations(test)):,} questions")
+    found = list(conversations(train))
+    build.build_examples(
+        args.out_dir,
+        f"{URL}/{TRAIN}",
+        args,
+        found,
+        name="commonsense170k",
+        val_fraction=HELD_OUT / len(found),
+        train="python train.py config/sft/example.py",
+    )
+
+
+if __name__ == "__main__":
+    prepare.run(main)

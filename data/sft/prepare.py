@@ -1,0 +1,98 @@
+r"""Your own examples for fine-tuning → data/NAME: prompts and responses, or whole conversations.
+
+--input is a .jsonl file (a record a line), a .json file (one array of records), a .parquet file (a record a row), or a
+folder, which is read recursively, without hidden and other files. A record has one of these forms, known by its keys:
+
+    {"prompt": "…", "response": "…"}                     other names: --prompt_key, --response_key
+    {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}, …]}
+    {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}, …]}
+    {"instruction": "…", "input": "…", "output": "…"}    the prompt is the instruction and, where "input" is there and
+                                                         not empty, a blank line and the input
+
+Other keys are ignored. Messages may begin with one of role (or from) "system"; an empty one is left out. Then user and
+assistant alternate, and the assistant has the last word. No text may be blank. What does not fit is refused with its
+file, line and beginning, and nothing is written.
+
+An example is what the model reads of a record: begin, turn, end of text, newline, turn, end of text, … The loss counts
+the assistant's messages and the end of text after each, nothing else. Begin is the tokenizer's own start of a text
+(<s>), else end of text; a newline stands only between turns. A turn is written by --template:
+
+    chat (the default)   User: {prompt}\nAssistant:\n{response}
+    alpaca               Below is an instruction that describes a task. Write a response that appropriately completes
+                         the request.\n\n### Instruction:\n{prompt}\n\n### Response:\n{response}
+    chatml               <|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n{response}
+    plain                {prompt}{response}
+    your own             a text with the places {prompt} and, at its end, {response}:
+                         --template='Q: {prompt}\nA:\n{response}'
+
+\n is a newline, also where you type it as backslash and n. Let answers begin after a newline: they are tokenised by
+themselves, and after a space most tokenizers have other tokens for words. A system message stands in front of the first
+turn: "System: {system}\n" in chat, "<|im_start|>system\n{system}<|im_end|>\n" in chatml, --system_template in your own.
+Under a template without such a text a system message is refused.
+
+Where a tokenizer.json has tokens for names in the template, such as <|im_start|>, they become these tokens; the same
+names in a record stay text. (In chatml an answer ends with the tokenizer's end of text: Qwen's own form where that is
+<|im_end|>; a system message is not made up where there is none.)
+
+About --val_fraction of the examples, chosen by a hash of file and line, are held out for validation; or all examples of
+--val_input, and none of --input. Training refuses examples of more than block_size + 1 tokens: --max_tokens=BLOCK_SIZE
+leaves them out and says which. Tokenizers: bytes, gpt2, gpt2_4096 (needs no download), or that of a model of Hugging
+Face: a folder with a tokenizer.json, or OWNER/MODEL. Fine-tuning needs the tokenizer of the run it starts from.
+
+    python data/sft/prepare.py --input=faq.jsonl --tokenizer=gpt2_4096 --name=faq
+    python data/sft/prepare.py --input=chats/ --tokenizer=models/qwen --template=chatml --name=chats --max_tokens=1024
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from nanodnt import inputs, prepare
+from nanodnt.conversations import build
+from nanodnt.conversations.records import conversations
+from nanodnt.tokenizer import DATA
+
+
+def check_inputs(args, out: Path) -> None:
+    """ValueError for a name, a place or inputs that are wrong in themselves or do not fit what is on disk."""
+    inputs.check_place(args, out)
+    if args.val_input is not None:
+        inputs.check_input("val_input", args.val_input, out)
+        train, val = args.input.resolve(), args.val_input.resolve()
+        if val.is_relative_to(train) or train.is_relative_to(val):
+            raise ValueError(f"--val_input={args.val_input} and --input={args.input} overlap: hold out other files")
+
+
+def main(argv=None):
+    parser = prepare.parser(__doc__, "NAME")
+    parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
+    parser.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
+    build.add_flags(parser, template="chat", tokenizer=dict(required=True))
+    parser.add_argument("--val_input", type=Path, help="a file or a folder to hold out (default: a part of --input)")
+    parser.add_argument("--val_fraction", type=float, default=0.05, help="of --input to hold out (default: 0.05)")
+    parser.add_argument("--prompt_key", default="prompt", help="of a record's prompt (default: prompt)")
+    parser.add_argument("--response_key", default="response", help="of a record's response (default: response)")
+    args = parser.parse_args(argv)
+    out = DATA / args.name if args.out_dir == DATA / "NAME" else args.out_dir
+    check_inputs(args, out)
+    skipped = []
+
+    def read(path):
+        return path and conversations(path, args.prompt_key, args.response_key, skipped)
+
+    build.build_examples(
+        out,
+        args.input.resolve().name,
+        args,
+        read(args.input),
+        read(args.val_input),
+        name=args.name,
+        val_fraction=args.val_fraction,
+        train="python train.py config/sft/example.py",
+    )
+    if skipped:
+        print(f"skipped {len(skipped)} files of other kinds: {', '.join(skipped[:5])} ...", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    prepare.run(main)

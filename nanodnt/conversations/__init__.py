@@ -1,0 +1,1 @@
+"""Conversations: their templates, the files they are read from, and the datasets of examples made of them."""

@@ -1,0 +1,195 @@
+r"""Templates: how the messages of a conversation become token ids, and which of these are an answer's.
+
+A conversation is a list of messages {"role": "system" | "user" | "assistant", "content": text}: a user's and an
+assistant's in turn, in front of them at most one of the system. A template has two texts with places for the contents:
+
+    turn     a prompt and its response, as in "User: {prompt}\nAssistant:\n{response}"; it ends with {response}
+    system   stands in front of the first turn where there is a system message, as in "System: {system}\n";
+             where it is "", conversations with a system message are refused
+
+The whole conversation is: begin, [system], turn, end of text, newline, turn, end of text, newline, turn, end of text.
+Begin is the tokenizer's own start of a text (LLaMA's <s>), else end of text. The newline stands only between turns.
+
+What stands before an answer is tokenised as one text, and the answer by itself: so its tokens are known exactly, the
+same in training and in a chat. After a newline they are what most tokenizers make of the whole text, too; after a space
+they are not, because the space belongs to the next word's token. Where a template names tokens that a tokenizer.json
+adds to its model's, such as <|im_start|>, they become these tokens. A content never does.
+"""
+
+import re
+from dataclasses import dataclass
+
+from nanodnt.data.examples import ANSWER, BEGIN
+
+PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")  # other braces are text
+AFTER = {None: ("system", "user"), "system": ("user",), "user": ("assistant",), "assistant": ("user",)}
+CALLED = {"system": "system message", "user": "prompt", "assistant": "response"}
+
+
+@dataclass(frozen=True)
+class Template:
+    """The two texts of a template. ValueError, one line, for one that lacks a place or has others."""
+
+    system: str
+    turn: str
+
+    def __post_init__(self):
+        _check_places(self.turn, ("prompt", "response"))
+        if not self.turn.endswith("{response}"):
+            raise ValueError(f"the template {self.turn!r} must end with {{response}}: end of text follows an answer")
+        _check_places(self.system, ("system",) if self.system != "" else ())
+
+
+def _check_places(text, allowed):
+    if not isinstance(text, str):
+        raise ValueError(f"a template is text, not {text!r}")
+    found = PLACE.findall(text)
+    for name in found:
+        if name not in allowed:
+            places = " and ".join(f"{{{place}}}" for place in allowed)
+            raise ValueError(f"the template {text!r} has the place {{{name}}}: allowed is {places}")
+    for name in allowed:
+        if found.count(name) != 1:
+            count = "no" if name not in found else "more than one"
+            raise ValueError(f"the template {text!r} has {count} place {{{name}}}: it must stand there once")
+
+
+ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+TEMPLATES = {
+    "chat": Template("System: {system}\n", "User: {prompt}\nAssistant:\n{response}"),
+    "alpaca": Template("", ALPACA + "\n\n### Instruction:\n{prompt}\n\n### Response:\n{response}"),
+    "chatml": Template(
+        "<|im_start|>system\n{system}<|im_end|>\n",
+        "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n{response}",
+    ),
+    "plain": Template("", "{prompt}{response}"),
+}
+
+
+def make_template(turn: str, system: str | None = None) -> Template:
+    r"""The template that `turn` names, or whose text it is; `system` replaces the text for a system message.
+
+    In a text, backslash and n is a newline: so it is typed on a command line. ValueError for one without the places."""
+    known = TEMPLATES.get(turn)
+    if known is None and not PLACE.search(turn):
+        raise ValueError(
+            f"template {turn!r} is none of {', '.join(TEMPLATES)}, nor a text with {{prompt}}, {{response}}"
+        )
+    texts = [known.system if known else "", known.turn if known else turn.replace("\\n", "\n")]
+    if system is not None:
+        texts[0] = system.replace("\\n", "\n")
+    return Template(*texts)
+
+
+def template_of(meta: dict) -> Template | None:
+    """The template in the meta of a dataset or a checkpoint; None where there is none. ValueError if it is damaged."""
+    found = meta.get("template")
+    if found is None:
+        return None
+    if not isinstance(found, dict) or found.keys() != {"system", "turn"}:
+        raise ValueError(f"the template {str(found)[:60]!r} of this dataset or checkpoint is damaged: prepare it again")
+    return Template(**found)
+
+
+def check_messages(messages: list, where: str, last: str | None = None) -> None:
+    """ValueError, one line that begins with `where`, unless `messages` are a conversation: their roles in order, their
+    contents text that is not blank, and the last of the role `last` if one is given."""
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"{where}: there are no messages")
+    before = None
+    for number, message in enumerate(messages, 1):
+        role, content = (message.get(key) if isinstance(message, dict) else None for key in ("role", "content"))
+        if role not in tuple(CALLED):
+            raise ValueError(f"{where}: the role of message {number} is {role!r}: allowed are {', '.join(CALLED)}")
+        if role not in AFTER[before]:
+            due = " or ".join(AFTER[before])
+            raise ValueError(
+                f"{where}: message {number} is of the {role}, where one of the {due} is due: after at most one system "
+                "message, user and assistant alternate"
+            )
+        if not isinstance(content, str) or re.search("[\ud800-\udfff]", content):
+            raise ValueError(f"{where}: the {CALLED[role]} (message {number}) is not UTF-8 text")
+        if not content.strip():
+            raise ValueError(f"{where}: the {CALLED[role]} (message {number}) is empty or only white space")
+        before = role
+    if last and before != last:
+        raise ValueError(f"{where}: the last message is of the {before}, and must be of the {last}")
+
+
+# ----------------------------------------------------------------------------------------------------------- token ids
+
+
+def encode_conversation(tokenizer, template: Template, messages: list) -> tuple:
+    """(ids, marks) of a conversation that ends with an assistant's message: two lists of the same length.
+
+    Marks are 2 for the first token, 1 for the tokens of answers and the end of text after each, else 0. ValueError, one
+    line, for messages that are no such conversation, and where tokenizer or template do not fit them."""
+    return _encode_messages(tokenizer, template, messages, last="assistant")
+
+
+def encode_prompt(tokenizer, template: Template, messages: list) -> list:
+    """Token ids that a model reads before its next answer; `messages` end with a user's.
+
+    `encode_conversation` of the same messages and an answer begins with them. They begin with those of the messages
+    without the last. ValueError as there."""
+    return _encode_messages(tokenizer, template, messages, last="user")[0]
+
+
+def _encode_messages(tokenizer, template, messages, last):
+    check_messages(messages, "the conversation", last)
+    if tokenizer.eot is None:
+        raise ValueError("this tokenizer has no end of text, with which every answer ends: choose another --tokenizer")
+    text = template.system + template.turn
+    named = {name: i for name, i in tokenizer.added.items() if name in text and name.strip()}  # "  " is text
+    ids = list(tokenizer.start or [tokenizer.bos])
+    marks = [BEGIN] + [0] * (len(ids) - 1)
+    head, waiting = template.turn.removesuffix("{response}"), []
+    for number, message in enumerate(messages, 1):
+        role, content = message["role"], message["content"]
+        if role == "assistant":
+            prompt = _encode_pieces(tokenizer, waiting, named)
+            answer = _encode_pieces(tokenizer, [(content, False)], named)
+            if not answer:
+                raise ValueError(f"this tokenizer makes no token of the response (message {number})")
+            ids += [*prompt, *answer, tokenizer.eot]
+            marks += [0] * len(prompt) + [ANSWER] * (len(answer) + 1)
+            waiting = [("\n", True)]
+        elif role == "system" and not template.system:
+            raise ValueError(
+                "a system message, and this template has no text for one: give --system_template, or a template with "
+                "one (chat, chatml)"
+            )
+        else:
+            waiting += _fill(template.system if role == "system" else head, content)
+    return (ids, marks) if last == "assistant" else (ids + _encode_pieces(tokenizer, waiting, named), marks)
+
+
+def _fill(text, content):
+    """The text of a template with its one place filled, in pieces: [(text, whether it is the template's own)]."""
+    before, _, after = PLACE.split(text)
+    return [(before, True), (content, False), (after, True)]
+
+
+def _encode_pieces(tokenizer, pieces, named):
+    """Token ids of pieces as `_fill` returns them. The template's own become the tokens `named`, {name: id}, where they
+    name them; between these all is one ordinary text."""
+    names = "|".join(re.escape(name) for name in sorted(named, key=len, reverse=True))
+    parts = [""]  # text, id, text, id, text
+    for text, own in pieces:
+        cut = re.split(f"({names})", text) if own and names else [text]
+        parts[-1] += cut[0]
+        for name, after in zip(cut[1::2], cut[2::2], strict=True):
+            parts += [named[name], after]
+    ids = []
+    for part in parts:
+        ids += [part] if isinstance(part, int) else _encode_text(tokenizer, part, named)
+    return ids
+
+
+def _encode_text(tokenizer, text, named):
+    ids = tokenizer.encode(text) if text else []
+    special = {tokenizer.eot, tokenizer.bos, *tokenizer.start, *named.values()}
+    if not special.isdisjoint(ids):  # a few vocabularies have such names as words of text
+        name = tokenizer.json.id_to_token(next(i for i in ids if i in special))
+        raise ValueError(f"this tokenizer reads {name!r} in a text as its special token: take it out of the messages")
+    return ids

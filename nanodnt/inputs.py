@@ -1,0 +1,112 @@
+"""What a user names to prepare a dataset from: files, their records, a tokenizer, a place to write to. Shared by the
+scripts data/local/prepare.py and data/sft/prepare.py."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+
+from nanodnt.huggingface.hub import fetch, is_pretrained
+from nanodnt.huggingface.tokenizer_files import read_tokenizer
+from nanodnt.tokenizer import END_OF_TEXT, Tokenizer
+
+
+def check_place(args, out: Path) -> None:
+    """ValueError for a --name, --val_fraction or --input that is wrong in itself, or where `out` cannot be written."""
+    if not re.fullmatch(r"\w[\w.-]*", args.name, re.ASCII):
+        raise ValueError(f"--name={args.name!r}: use letters, digits and '_', after the first also '.' and '-'")
+    if (out / "prepare.py").exists():
+        raise ValueError(f"{out} is the source folder of another dataset: give another --name")
+    if not 0 < args.val_fraction < 1:
+        raise ValueError(f"--val_fraction={args.val_fraction} must be above 0 and below 1")
+    check_input("input", args.input, out)
+
+
+def check_input(flag: str, path: Path, out: Path) -> None:
+    """ValueError unless `path`, which the flag names, is there and does not hold `out`."""
+    if not path.exists():
+        raise ValueError(f"--{flag}={path} does not exist")
+    if out.resolve().is_relative_to(path.resolve()):
+        raise ValueError(f"{out} lies in --{flag}={path} and would be read too: give another --out_dir")
+
+
+def find_tokenizer(name: str, others: tuple = ()) -> dict:
+    """The meta of the tokenizer that --tokenizer names: bytes, gpt2, gpt2_4096, a folder or OWNER/MODEL.
+
+    ValueError where there is none, or its vocabulary is missing; `others` are names that are allowed too."""
+    if name in END_OF_TEXT:
+        meta = Tokenizer.meta_for(name)
+    elif not is_pretrained(name):
+        kinds = ", ".join((*END_OF_TEXT, *others))
+        raise ValueError(f"--tokenizer={name} is neither one of {kinds}, nor a folder, nor OWNER/MODEL on the Hub")
+    else:
+        meta = read_tokenizer(fetch(name, ["*.json", "*.jinja"]))
+    if meta is None:
+        raise ValueError(f"--tokenizer={name} has no tokenizer.json")
+    Tokenizer(meta)  # ValueError if its vocabulary is missing
+    return meta
+
+
+def visible_files(path: Path):
+    """Yield (name, file) of `path`, or of the files below it in the order of their names, without hidden ones."""
+    files = {f.relative_to(path).as_posix(): f for f in path.rglob("*")} if path.is_dir() else {path.name: path}
+    for name, file in sorted(files.items()):
+        if file.is_file() and not (path.is_dir() and re.search(r"(^|/)\.", name)):
+            yield name, file
+
+
+def records(file: Path, key: str | None = None):
+    """Yield (number from 1, record) of a file: the lines of a .jsonl but blank ones, the elements of the array in a
+    .json, or the rows of a .parquet (only the column `key` if there is one). ValueError if it cannot be read."""
+    kind, number = file.suffix.lower(), 0
+    try:
+        if kind == ".jsonl":
+            with open(file, encoding="utf-8-sig") as f:  # -sig: without a byte order mark
+                for number, line in enumerate(f, 1):
+                    if line.strip():
+                        yield number, json.loads(line)
+        else:
+            yield from enumerate(_read_array(file) if kind == ".json" else _read_rows(file, key), 1)
+    except UnicodeDecodeError as e:
+        raise not_utf8(file, e) from None
+    except (json.JSONDecodeError, RecursionError) as e:
+        if kind == ".jsonl":
+            raise ValueError(f"{file}, line {number} is not JSON: one object a line is needed") from None
+        raise ValueError(f"{file} is not JSON ({e}): one array is needed") from None
+
+
+def place(file: Path, number: int) -> str:
+    """Where the record `number` of a file is, for a message."""
+    return f"{file}, {'line' if file.suffix.lower() == '.jsonl' else 'record'} {number}"
+
+
+def not_utf8(file: Path, error: UnicodeDecodeError) -> ValueError:
+    """The error for a file that is not UTF-8."""
+    return ValueError(f"{file} is not UTF-8 text (byte {error.start}): convert it first")
+
+
+def _read_array(file):
+    found = json.loads(file.read_text(encoding="utf-8-sig"))
+    if not isinstance(found, list):
+        raise ValueError(f"{file} holds no array of records: write [ … ], or one object a line into a .jsonl file")
+    return found
+
+
+def _read_rows(file, key):
+    from pyarrow import ArrowException, parquet
+
+    try:
+        table = parquet.ParquetFile(file)
+        for batch in table.iter_batches(columns=[key] if key in table.schema_arrow.names else None):
+            yield from batch.to_pylist()
+    except ArrowException as e:
+        raise ValueError(f"{file} is not a parquet file or damaged ({str(e).splitlines()[0]})") from None
+
+
+def hold_out(scores: list, fraction: float) -> np.ndarray:
+    """Which of two documents or more are held out, (documents,) bool: those with a score below the fraction, at least
+    one, and not all."""
+    val = np.array(scores) < fraction
+    val[np.argmin(scores)], val[np.argmax(scores)] = True, False  # neither split is empty
+    return val
