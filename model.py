@@ -24,6 +24,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from layers.attention import attend, document_blocks, visible_keys
 from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear, linear
 from layers.loss import linear_cross_entropy
 from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, stored, upcast
@@ -240,25 +241,19 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
         self.head_dim, self.dropout = config.head_dim, config.dropout
-        self.gqa = config.n_kv_head not in (0, config.n_head)
         self.q, self.k, self.v, self.o = (projection(config, layer, part) for part in ("q", "k", "v", "o"))
         self.q_norm, self.k_norm = qk_slot(config), qk_slot(config)
 
-    def forward(self, u, gain=None, rope=None, cache=None):
+    def forward(self, u, gain=None, rope=None, cache=None, mask=None):
         B, T, _ = u.shape
         q, k, v = (m(u, gain).view(B, T, -1, self.head_dim) for m in (self.q, self.k, self.v))
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
         q, k, v = (y.to(v.dtype).transpose(1, 2) for y in (q, k, v))  # (B, H, T, head_dim); norms and rotation: fp32
-        mask = None
         if cache is not None:
-            k, v, mask = cache.extend(k, v)
-        if T < 512 and q.device.type == "cpu":  # the CPU's half-precision attention is many times slower at short T
-            q, k, v = upcast(q), upcast(k), upcast(v)
-        p = self.dropout if self.training else 0.0
-        # one new token sees the whole cache; a full sequence is causal
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=T > 1, enable_gqa=self.gqa)
+            k, v = cache.extend(k, v)
+        y = attend(q, k, v, mask, self.dropout if self.training else 0.0)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -307,8 +302,8 @@ class Block(nn.Module):
         self.attn = Residual(Attention(config, layer), layout(config, layer, "attn"), config.dropout)
         self.mlp = Residual(MLP(config, layer), layout(config, layer, "mlp"), config.dropout)
 
-    def forward(self, x, rope=None, cache=None):
-        x = self.attn(x, rope, cache)
+    def forward(self, x, rope=None, cache=None, mask=None):
+        x = self.attn(x, rope, cache, mask)
         x = self.mlp(self.mlp.store(x))
         return x
 
@@ -318,6 +313,7 @@ class GPT(nn.Module):
 
     compute_dtype = None  # of the matrix products; None: the parameters' own. See `set_compute_dtype`
     stream_dtype = None  # of the residual stream; None: fp32. See `set_stream_dtype`
+    flex_attention = False  # keep documents apart with FlexAttention, for compiled code on a GPU; else with a mask
     checkpointing = False  # keep only the stream between blocks; the backward pass computes the rest again
     loss_chunks = 0  # chunks that the loss splits the tokens into, to bound memory; 0 = by the limits of layers/loss.py
 
@@ -359,28 +355,27 @@ class GPT(nn.Module):
                     std = (2 / sum(module.weight.shape)) ** 0.5
                 module.init(std, generator)
 
-    def forward(self, idx, targets=None, cache=None):
+    def forward(self, idx, targets=None, positions=None, cache=None):
         """idx (B, T) token ids, T ≤ block_size → (logits (B, T, vocab_size), None).
 
         With targets (B, T), −1 = ignored → (None, loss): cross-entropy in nats, mean over the targets that count, 0 if
         none does. The logits end at vocab_size: padding entries cannot be sampled and take no part in the loss.
-        `cache`, a list with one KVCache per block: idx continues the cached sequence. It must be empty, or T = 1.
+        `positions` (B, T): they restart at 0 where a document begins, and attention stays within the documents. None:
+        each row is one document. `cache`, a list with one KVCache per block: idx continues the cached sequence.
         """
         if targets is None:
-            return self.logits(self.stream(idx, cache)), None
+            return self.logits(self.stream(idx, positions, cache)), None
         rows, head = (None, None) if self.head else Lookup.apply(self.wte.weight, idx)
-        return None, self.loss(self.stream(idx, cache, rows), targets, head)
+        return None, self.loss(self.stream(idx, positions, cache, rows), targets, head)
 
-    def stream(self, idx, cache=None, rows=None):
+    def stream(self, idx, positions=None, cache=None, rows=None):
         """The residual stream after the last block, before the final norm: idx (B, T) → (B, T, C). `rows`: the tokens'
         embeddings (B, T, C), if they are looked up already."""
         T, start = idx.shape[1], cache[0].length if cache else 0
-        if not torch.is_tensor(start):  # a tensor: one compiled step, see StaticKVCache
-            if start + T > self.config.block_size:
-                raise ValueError(f"a sequence of {start + T} tokens does not fit block_size={self.config.block_size}")
-            if start and T > 1:
-                raise ValueError(f"{T} tokens after a cache of {start}: continue a cache one token at a time")
-        positions = start + torch.arange(T, device=idx.device)
+        if not torch.is_tensor(start) and start + T > self.config.block_size:  # a tensor: see StaticKVCache
+            raise ValueError(f"a sequence of {start + T} tokens does not fit block_size={self.config.block_size}")
+        places = start + torch.arange(T, device=idx.device)
+        mask, positions = self.mask(places, positions, cache), places if positions is None else positions
         x = self.wte(idx) if rows is None else rows
         if self.wpe is not None:
             x = x + self.wpe(positions)
@@ -390,10 +385,22 @@ class GPT(nn.Module):
         for i, block in enumerate(self.blocks):
             x = block.attn.store(x)
             if self.checkpointing and cache is None and torch.is_grad_enabled():
-                x = checkpoint(block, x, rope, use_reentrant=False)
+                x = checkpoint(block, x, rope, None, mask, use_reentrant=False)
             else:
-                x = block(x, rope, cache[i] if cache else None)
+                x = block(x, rope, cache[i] if cache else None, mask)
         return x
+
+    def mask(self, places, positions, cache):
+        """The mask for `attend`, or None where that is right without: places (T,) in the row or cache, positions (B, T)
+        or None."""
+        if cache is None and positions is not None and self.flex_attention:
+            return document_blocks(positions)
+        T, start = len(places), cache[0].length if cache else 0
+        whole = torch.is_tensor(start) and T == 1  # a StaticKVCache gives its whole buffers to one new token
+        n_keys = cache[0].size if whole else T if torch.is_tensor(start) else start + T
+        if positions is None and (n_keys == T or (T == 1 and not whole)):
+            return None
+        return visible_keys(places, positions, n_keys)
 
     def logits(self, x):
         """x (B, T, C), the stream after the last block → (B, T, vocab_size), fp32."""

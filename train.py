@@ -15,7 +15,7 @@ import torch
 
 from configurator import configure, describe
 from model import GPT, GPTConfig
-from nanodnt.data import Dataset, Prefetch, load_meta
+from nanodnt.data import Dataset, Prefetch, load_meta, open_dataset
 from nanodnt.engine import evaluate, prepare_model, seed_step, set_learning_rates, training_step
 from nanodnt.guard import RollBack, check_skipped, record_loss
 from nanodnt.optim import Optimizer, fill_defaults, make_optimizer
@@ -77,7 +77,7 @@ def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -
     env.check_same({"contents of the dataset": meta})
     model_config.vocab_size = model_config.vocab_size or meta["vocab_size"]
     model, weights, checkpoint = start_model(config, model_config, meta, env)
-    data = Dataset(config.dataset, model.config.block_size, config.seed, verify=False)
+    data = open_dataset(config.dataset, model.config.block_size, config.seed, verify=False, doc_mask=config.doc_mask)
     materialize(model, weights, config, env)
     prepare_model(model, config, env)
     micro, accumulation = choose_micro_batch(model.config, config, env)
@@ -163,7 +163,6 @@ def train(run: Run, save_first: bool = False) -> int:
         if trained and run.is_due(config.log_interval, at_end=True):
             failure = log_step(run, row, result, rates)
         spiked = isinstance(failure, RollBack)
-
         evaluating = state.evaluated != state.step and run.is_due(config.eval_interval, at_end=True) and not failure
         save_due = save_first or run.is_due(config.save_interval) or run.is_due(config.keep_every)
         may_save = run.saved_step != state.step and not spiked
@@ -186,11 +185,12 @@ def train(run: Run, save_first: bool = False) -> int:
 
         # one optimizer step
         seed_step(config.seed, state.step, env.rank)
-        rates = set_learning_rates(run.optimizer, state.step, config)
-        x, y = env.put(*next_batch(state.step))
+        rates, batch = set_learning_rates(run.optimizer, state.step, config), env.put(*next_batch(state.step))
         if tracker and tracker.due(state.step + 1):
             tracker.before()
-        result = training_step(step_model, run.raw_model, run.optimizer, run.scaler, x, y, run.micro, config)
+        counted = run.data.counted(state.step + state.shift, config.batch_size) / env.world_size
+        parts = step_model, run.raw_model, run.optimizer, run.scaler
+        result = training_step(*parts, batch, run.micro, config, counted=counted)
         run.meter.count(result.found_inf)
         state.advance(run.step_tokens)
 

@@ -86,10 +86,11 @@ ACTIVATIONS = {
 
 
 def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> tuple:
-    """cos and sin of the rotary angles, each (T, 1, head_dim/2), fp32. Computed, not stored: no buffer can get lost."""
+    """cos and sin of the rotary angles of positions (T,) or (B, T), each (…, T, 1, head_dim/2), fp32. Computed, not
+    stored: no buffer can get lost."""
     frequency = theta ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
-    angle = positions[:, None] * frequency
-    return stored(angle.cos()[:, None]), stored(angle.sin()[:, None])
+    angle = (positions[..., None] * frequency).unsqueeze(-2)
+    return stored(angle.cos()), stored(angle.sin())
 
 
 def rotate(x, rope):

@@ -57,17 +57,20 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 
 def training_step(
-    model, raw_model, optimizer, scaler, x, y, micro: int, config, on_phase_end=lambda phase: None
+    model, raw_model, optimizer, scaler, batch, micro: int, config, on_phase_end=lambda phase: None, counted=0.0
 ) -> StepResult:
-    """One optimizer step on the sequences x, y (rows, T) of this process, `micro` rows at a time.
+    """One optimizer step on this process's part of a batch, (inputs, targets), or (inputs, targets, positions), each
+    (rows, T), `micro` rows at a time.
 
     `model` is raw_model compiled and wrapped. `on_phase_end(phase)` is called after "forward" and "backward" of each
-    micro batch, "clip" and "optimizer"."""
-    loss, batches = torch.zeros((), device=x.device), list(zip(x.split(micro), y.split(micro), strict=True))
+    micro batch, "clip" and "optimizer". `counted`: how many targets of the whole batch are not −1, divided by the
+    number of processes, so that the loss is their mean however the batch is split; 0: all are."""
+    loss, parts = torch.zeros((), device=batch[0].device), list(zip(*(t.split(micro) for t in batch), strict=True))
     optimizer.zero_grad(set_to_none=True)
-    for i, (inputs, targets) in enumerate(batches):
-        with sync_gradients(model, i == len(batches) - 1):
-            micro_loss = model(inputs, targets)[1] / len(batches)
+    for i, part in enumerate(parts):
+        with sync_gradients(model, i == len(parts) - 1):
+            pieces = counted / (part[1] != -1).sum() if counted else len(parts)
+            micro_loss = model(*part)[1] / pieces
             on_phase_end("forward")
             scaler.scale(micro_loss).backward()
             on_phase_end("backward")
@@ -100,9 +103,9 @@ def evaluate(model, data, config, micro: int, env, stop) -> float | None:
     sums, stopped = torch.zeros(2, device=env.device, dtype=dtype), False
     model.eval()
     for i in range(batches):  # the same number on every rank
-        x, y = data.val_batch(own_starts[i * micro : (i + 1) * micro], micro)
-        count = int((y != -1).sum())
-        loss = model(*env.put(*env.pin(x, y)))[1]
+        batch = data.val_batch(own_starts[i * micro : (i + 1) * micro], micro)
+        count = int((batch[1] != -1).sum())
+        loss = model(*env.put(*env.pin(*batch)))[1]
         sums += torch.stack((loss * count, torch.full_like(loss, count)))
         if stopped := stop.agreed():
             break

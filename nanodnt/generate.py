@@ -17,11 +17,11 @@ class KVCache:
         self.size, self.length, self.k, self.v = size, 0, None, None
 
     def extend(self, k, v):
-        """Append k and v, each (B, H_kv, T, head_dim). Returns (all keys, all values, None: no mask)."""
+        """Append k and v, each (B, H_kv, T, head_dim). Returns (all keys, all values)."""
         self.make_buffers(k)
         start, self.length = self.length, self.length + k.shape[2]
         self.k[:, :, start : self.length], self.v[:, :, start : self.length] = k, v
-        return (self.k[:, :, : self.length], self.v[:, :, : self.length], None) if start else (k, v, None)
+        return (self.k[:, :, : self.length], self.v[:, :, : self.length]) if start else (k, v)
 
     def make_buffers(self, k):
         """Buffers for keys and values like k (B, H_kv, T, head_dim), unless there are some."""
@@ -31,22 +31,20 @@ class KVCache:
 
 class StaticKVCache(KVCache):
     """The same for compiled code: `length` is a tensor (), which all layers share and the caller sets before each step,
-    and one new token gets the whole buffers with a mask. So one graph serves all lengths."""
+    and one new token gets the whole buffers, of which it sees a part. So one graph serves all lengths."""
 
     def __init__(self, size: int, length: torch.Tensor):
         super().__init__(size)
         self.length = length
 
     def extend(self, k, v):
-        """Append one token, or all tokens of an empty cache. Returns (keys, values, mask (1, size) or None)."""
+        """Append one token, or all tokens of an empty cache. Returns (keys, values)."""
         T = k.shape[2]
         self.make_buffers(k)
         positions = self.length + torch.arange(T, device=k.device)
         self.k.index_copy_(2, positions, k)
         self.v.index_copy_(2, positions, v)
-        if T > 1:
-            return k, v, None
-        return self.k, self.v, (torch.arange(self.size, device=k.device) <= self.length)[None]
+        return (k, v) if T > 1 else (self.k, self.v)
 
 
 def last_logits(model: GPT, idx, cache):
@@ -78,6 +76,7 @@ def generate(
     generator=None,
     step=None,
     ended=None,
+    cache=None,
 ):
     """Continue each row of idx, (B, T) token ids with T ≥ 1; returns (B, T + new), new ≤ max_new_tokens.
 
@@ -89,6 +88,8 @@ def generate(
     step          what `compile_step` returns, to compile the steps of one token; None = eager
     ended         a function of the new tokens so far, (B, new) → (B,) bool: further rows that are done. Such a row
                   goes on with `stop`, or, where there is none, as if it were not done
+    cache         a KVCache per block, of size block_size, that holds the first tokens of idx, but not all; it is left
+                  with all tokens but the last. idx and the new tokens must fit it. None: `generate` makes its own
 
     A sequence that outgrows block_size continues from its last block_size/2 tokens. In training mode dropout is on:
     call `model.eval()` first.
@@ -96,7 +97,8 @@ def generate(
     limit = model.config.block_size
     prompt = idx.shape[1]
     size, length = min(limit, prompt + max_new_tokens), torch.zeros((), dtype=torch.long, device=idx.device)
-    cached, new = limit, None  # as if the cache were full: start with the prompt
+    new = None if cache is None else idx[:, cache[0].length :]
+    cached = limit if cache is None else cache[0].length  # as if a cache were full: start with the prompt
     done = torch.zeros(len(idx), dtype=torch.bool, device=idx.device)
     with attention_kernels(idx.device):
         for _ in range(max_new_tokens):

@@ -18,6 +18,7 @@ class TrainConfig:
     seed: int = 1337  # of initialisation, data order and dropout, which have separate generators
     # --- data ---
     dataset: str = "pystdlib"  # a folder under data/ (or a path) made by its prepare.py
+    doc_mask: bool = False  # keep documents apart: attention stays within each, and positions restart at its start
     batch_size: int = 480  # sequences per optimizer step, over all devices
     micro_batch_size: int = 0  # sequences one device holds at a time; 0 = the largest divisor of its share that fits
     #   into a GPU's memory by the count of --plan; on a CPU, and in bench.py, the largest up to 16

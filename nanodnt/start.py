@@ -7,14 +7,14 @@ import torch
 
 from layers import rules
 from model import GPT, GPTConfig
-from nanodnt.data import Dataset
+from nanodnt.data import open_dataset
 from nanodnt.engine import split_batch
 from nanodnt.guard import RollBack
 from nanodnt.huggingface.hub import NAMES, is_pretrained
 from nanodnt.huggingface.read import read_pretrained
 from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, load_latest
-from nanodnt.run.compilation import choose_compile, compile_model
+from nanodnt.run.compilation import can_use_flex, choose_compile, compile_model
 from nanodnt.run.hardware import attention_backend
 from nanodnt.run.parallel import choose_kept, choose_parallel, shard_model
 from nanodnt.settings import TrainConfig
@@ -98,7 +98,7 @@ def check_vocabulary(dataset: str, meta: dict, saved_meta: dict | None, model: G
 def admin_weights(config, model_config: GPTConfig) -> dict:
     """Fresh weights with Admin's ω set by profiling. On the CPU and the same few sequences everywhere, so that a seed
     means the same weights."""
-    data = Dataset(config.dataset, model_config.block_size, config.seed, verify=False)
+    data = open_dataset(config.dataset, model_config.block_size, config.seed, verify=False)
     model = GPT(model_config, config.seed)
     profile_admin(model, torch.from_numpy(data.batch(0, config.batch_size, slice(0, 8))[0]))
     return model.state_dict()
@@ -168,7 +168,7 @@ def describe_run(run) -> None:
     env.print(f"{model.num_params():,} parameters ({counted / 1e6:.1f}M without the position table)")
     env.print(
         f"{config.batch_size} × {run.data.block_size} = {run.step_tokens:,} tokens a step = {env.world_size} processes "
-        f"× {run.accumulation} accumulation × {run.micro} sequences; {run.data.windows:,} windows an epoch"
+        f"× {run.accumulation} accumulation × {run.micro} sequences; {run.data.describe()}"
     )
     if config.warmup_iters >= config.max_iters and not config.eval_only:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
@@ -184,7 +184,9 @@ def compile_run(run) -> None:
     compiled, reason = choose_compile(config.compile, env.device, work)
     if env.any_rank(not compiled) and compiled:
         compiled, reason = False, "auto: another process cannot"
-    env.print(f"compile {compiled} ({reason}), attention {attention_backend(run.raw_model.config, env)}")
+    model, masked = run.raw_model.config, config.doc_mask
+    kernel = "flex" if compiled and can_use_flex(model, config, env) else attention_backend(model, env, masked)
+    env.print(f"compile {compiled} ({reason}), attention {kernel}")
     if compiled:
         example = env.put(*env.pin(*data.val_batch(data.validation(1), run.micro)))
         run.model = compile_model(run.raw_model, config, example, env)

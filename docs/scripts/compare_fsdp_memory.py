@@ -79,7 +79,7 @@ def measured(flags, config, dtype, micro: int, accumulation: int, keep: bool) ->
         optimizer.zero_grad(set_to_none=True)
         with Storages([*model.parameters(), *state_tensors(optimizer)]) as found:
             scaler = torch.amp.GradScaler("cpu", enabled=False)
-            training_step(model, model, optimizer, scaler, tokens, tokens, micro, config)
+            training_step(model, model, optimizer, scaler, (tokens, tokens), micro, config)
     return found.peak
 
 

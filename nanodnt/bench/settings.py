@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from model import GPTConfig
-from nanodnt.data import Dataset, load_meta
+from nanodnt.data import load_meta, open_dataset
 from nanodnt.engine import split_batch
 from nanodnt.optim import fill_defaults
 from nanodnt.run.compilation import choose_compile
@@ -81,6 +81,8 @@ class Setting:
     def __post_init__(self):
         """Choose dtype, vocabulary and batch. ValueError for a missing dataset, unless data=random."""
         self.config.check()
+        if self.config.doc_mask and self.bench.data == "random":
+            raise ValueError("doc_mask=True needs documents, and random tokens have none: leave one of them out")
         fill_defaults(self.config)
         self.flags.vocab_size = self._choose_vocab_size()
         self.env = replace(self.env, dtype=choose_dtype(self.config.dtype, self.env.device)[0])
@@ -114,10 +116,11 @@ class Setting:
     def open_dataset(self) -> None:
         """Open the dataset, if there is one; `fetch_batch` needs it."""
         if self.bench.data == "dataset":
-            self.dataset = Dataset(self.config.dataset, self.flags.block_size, self.config.seed, verify=False)
+            name, block_size, seed = self.config.dataset, self.flags.block_size, self.config.seed
+            self.dataset = open_dataset(name, block_size, seed, verify=False, doc_mask=self.config.doc_mask)
 
     def fetch_batch(self, step: int) -> tuple:
-        """Inputs and targets (sequences, T) of a step, on the host."""
+        """Inputs and targets (sequences, T) of a step, on the host; with doc_mask, positions too."""
         if self.bench.data == "random":
             size = (self.sequences, self.flags.block_size + 1)
             tokens = np.random.default_rng(step).integers(self.flags.vocab_size, size=size)

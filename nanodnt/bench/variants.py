@@ -76,9 +76,9 @@ def our_variant(name: str, setting: Setting, models: tuple = ()) -> Variant:
         torch.manual_seed(config.seed + i)
         for group in optimizer.param_groups:
             group["lr"] = lr_at(i, config, group)
-        x, y = env.put(*next_batch(i))
+        batch = env.put(*next_batch(i))
         on_phase_end("data")
-        training_step(model, raw_model, optimizer, scaler, x, y, setting.micro, config, on_phase_end)
+        training_step(model, raw_model, optimizer, scaler, batch, setting.micro, config, on_phase_end)
 
     return Variant(
         name,
@@ -126,7 +126,7 @@ def nanogpt_variant(kind: str, setting: Setting) -> Variant:
     )
 
 
-def forward_backward(call, model, x, y) -> None:
+def forward_backward(call, model, *batch) -> None:
     """Forward and backward of one micro batch; `call` is the model, maybe compiled."""
     model.zero_grad(set_to_none=True)
-    call(x, y)[1].backward()
+    call(*batch)[1].backward()

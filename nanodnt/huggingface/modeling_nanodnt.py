@@ -52,8 +52,8 @@ class LayerCache:
         return self.cache.get_seq_length(self.layer)
 
     def extend(self, k, v):
-        """Append k and v, each (B, H_kv, T, head_dim). Returns (all keys, all values, None: no mask)."""
-        return *self.cache.update(k, v, self.layer), None
+        """Append k and v, each (B, H_kv, T, head_dim). Returns (all keys, all values)."""
+        return self.cache.update(k, v, self.layer)
 
 
 class EndOfContext(StoppingCriteria):
@@ -169,8 +169,7 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
         if cache is None:
             return self.network.stream(input_ids)
         layers = [LayerCache(cache, i) for i in range(len(self.network.blocks))]
-        size = input_ids.shape[1] if layers[0].length == 0 else 1  # GPT continues a cache one token at a time
-        return torch.cat([self.network.stream(part, layers) for part in input_ids.split(size, dim=1)], dim=1)
+        return self.network.stream(input_ids, cache=layers)
 
     def _padded_stream(self, input_ids, keep):
         """The same for rows with padding, without a cache: each row is moved to the left, where its positions are those

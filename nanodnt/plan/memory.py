@@ -123,7 +123,7 @@ def trace(model, optimizer, config, micro: int, accumulation: int = 1) -> Memory
     try:
         with fused_attention(), alone(), memory:
             scaler = torch.amp.GradScaler("cpu", enabled=False)
-            training_step(model, model, optimizer, scaler, x, x, micro, config, enter_next_phase)
+            training_step(model, model, optimizer, scaler, (x, x), micro, config, enter_next_phase)
     finally:
         del model.loss
         optimizer.zero_grad(set_to_none=True)

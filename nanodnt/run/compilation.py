@@ -58,6 +58,11 @@ def undo_parts(model) -> None:
         vars(module).pop(name, None)
 
 
+def can_use_flex(model_config, config, env) -> bool:
+    """Whether compiled code keeps documents apart with FlexAttention, which has no dropout, and trains on GPUs only."""
+    return config.doc_mask and env.device.type == "cuda" and not model_config.dropout
+
+
 def is_compiled(model) -> bool:
     """Whether this model, as `compile_model` returned it, is compiled: whole or in parts."""
     return hasattr(model, "_orig_mod") or "loss" in vars(model)
@@ -70,6 +75,7 @@ def compile_model(model, config, example: tuple, env):
     If it fails with compile=auto, there is one warning and the model runs eagerly, on all processes. With another
     setting, or under FSDP, it is a ValueError. All ranks must call this."""
     t0, failed = time.time(), False
+    model.flex_attention = can_use_flex(model.config, config, env)
     blocks, why = choose_blocks(config.compile, len(model.blocks), env)
     env.print(f"compiling {'each block and the loss by themselves' if blocks else 'the model as one graph'} ({why})")
     try:
@@ -95,6 +101,7 @@ def compile_model(model, config, example: tuple, env):
         model.train().zero_grad(set_to_none=True)
     if env.any_rank(failed):
         undo_parts(model)
+        model.flex_attention = False  # eager, it would keep all attention weights
         return model
     env.print(f"compiled in {time.time() - t0:.0f} s")
     return compiled

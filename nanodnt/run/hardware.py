@@ -59,9 +59,9 @@ def device_name(device: torch.device) -> str:
         return platform.processor() or platform.machine()
 
 
-def attention_backend(config, env) -> str:
-    """The kernel and dtype that scaled_dot_product_attention uses for a model of this GPTConfig, such as
-    "flash, bfloat16"; kernels are cudnn, flash, efficient, math."""
+def attention_backend(config, env, masked: bool = False) -> str:
+    """The kernel and dtype that scaled_dot_product_attention uses for a model of this GPTConfig, `masked` or causal,
+    such as "flash, bfloat16"; kernels are cudnn, flash, efficient, math."""
     if env.device.type not in ("cpu", "cuda"):
         return f"torch's choice for {env.device.type}"
     dtype = env.dtype if env.device.type != "cpu" or config.block_size >= 512 else torch.float32
@@ -70,5 +70,8 @@ def attention_backend(config, env) -> str:
         for heads in (config.n_head, config.n_kv_head or config.n_head)
     )
     gqa = q.shape != k.shape
-    choice = torch._fused_sdp_choice(q, k, k, dropout_p=config.dropout, is_causal=True, enable_gqa=gqa)
-    return f"{SDPBackend(choice).name.removesuffix('_ATTENTION').lower()}, {str(dtype).removeprefix('torch.')}"
+    T = config.block_size
+    mask = torch.ones(1, 1, T, T, dtype=torch.bool, device=env.device) if masked else None
+    how = dict(attn_mask=mask, dropout_p=config.dropout, is_causal=not masked, enable_gqa=gqa)
+    kernel = SDPBackend(torch._fused_sdp_choice(q, k, k, **how)).name.removesuffix("_ATTENTION").lower()
+    return f"{kernel}{' with a mask of documents' * masked}, {str(dtype).removeprefix('torch.')}"

@@ -27,6 +27,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from layers.attention import visible_keys
 from layers.ops import rotary, rotate, upcast
 from layers.sharding import local_shard, shard_group, shard_rows
 from layers.slot import Slot
@@ -45,24 +46,28 @@ def variance(x):
     return upcast(x).var(-1, correction=0).mean()
 
 
-def largest_logit(q, k):
-    """Largest |q·k|/√head_dim over heads and causal pairs: q (B, H, T, head_dim), k (B, H_kv, T, head_dim) → ()."""
+def largest_logit(q, k, positions=None):
+    """Largest |q·k|/√head_dim over heads and pairs of a query and a key that it sees: q (B, H, T, head_dim), k
+    (B, H_kv, T, head_dim) → (). `positions` (B, T) as the network got them, None: one document a row."""
     B, H, T, head_dim = q.shape
     q, k, largest = q.unflatten(1, (k.shape[1], -1)), k[:, :, None], q.new_zeros(())
-    rows = max(1, PIECE // (B * H * T))
+    rows, places = max(1, PIECE // (B * H * T)), torch.arange(T, device=q.device)
     for i in range(0, T, rows):
-        logits = q[..., i : i + rows, :] @ k[..., : i + rows, :].mT
-        largest = torch.maximum(largest, logits.tril_(i).abs_().max())
+        logits = q[..., i : i + rows, :] @ k[..., : i + rows, :].mT  # (B, H_kv, H / H_kv, queries, keys)
+        part = None if positions is None else positions[:, i : i + rows]
+        seen = visible_keys(places[i : i + rows], part, logits.shape[-1])[:, :, None]
+        largest = torch.maximum(largest, logits.mul_(seen).abs_().max())
     return largest / head_dim**0.5
 
 
 @torch.no_grad()
-def probe(model: GPT, idx: torch.Tensor) -> dict:
-    """stream_var, branch_var, logit_max, alpha, inv_std, gain of one forward pass of idx (B, T): tensors () on the
-    device, for `fetch_numbers`. All processes that share a sharded model must call this."""
+def probe(model: GPT, idx: torch.Tensor, positions: torch.Tensor | None = None) -> dict:
+    """stream_var, branch_var, logit_max, alpha, inv_std, gain of one forward pass of idx and positions (B, T): tensors
+    () on the device, for `fetch_numbers`. All processes that share a sharded model must call this."""
     c, slots = model.config, {name: m for name, m in model.named_modules() if isinstance(m, Slot)}
     found = dict(stream_var=[], branch_var=dict(attn=[], mlp=[]), logit_max=[], alpha={}, inv_std={}, gain={})
-    rope = rotary(torch.arange(idx.shape[1], device=idx.device), c.head_dim, c.rope_theta) if c.pos == "rope" else None
+    places = torch.arange(idx.shape[1], device=idx.device) if positions is None else positions
+    rope = rotary(places, c.head_dim, c.rope_theta) if c.pos == "rope" else None
     hooks, queries, training = [], [], model.training
 
     def note_stream_and_gains(prefixes, module, args):  # FSDP has gathered the parameters of this part by now
@@ -82,7 +87,7 @@ def probe(model: GPT, idx: torch.Tensor) -> dict:
     def note_logits(attention, k_norm, args, k):
         q, dtype = queries.pop(), attention.o.compute_dtype or attention.o.weight.dtype
         pair = (q, k) if rope is None else (rotate(q, rope), rotate(k, rope))
-        found["logit_max"].append(largest_logit(*(upcast(x.to(dtype)).transpose(1, 2) for x in pair)))
+        found["logit_max"].append(largest_logit(*(upcast(x.to(dtype)).transpose(1, 2) for x in pair), positions))
 
     for i, block in enumerate(model.blocks):
         hooks.append(block.attn.register_forward_pre_hook(partial(note_stream_and_gains, f"blocks.{i}.")))
@@ -98,7 +103,7 @@ def probe(model: GPT, idx: torch.Tensor) -> dict:
             hooks.append(slot.register_forward_pre_hook(partial(note_dyt, name)))
     try:
         with torch.compiler.set_stance("force_eager"):  # otherwise FSDP's compiled parts would recompile with the hooks
-            model.eval()(idx)
+            model.eval()(idx, positions=positions)
     finally:
         model.train(training)
         for hook in hooks:
@@ -166,7 +171,8 @@ class Tracker:
         counts = [sum(p.numel() for p in params) for params in self.roles.values()]
         self.counts = torch.tensor(counts, dtype=self.dtype, device=env.device)
         starts = data.validation(config.eval_tokens)[: min(config.batch_size, max(1, TOKENS // data.block_size))]
-        (self.idx,) = env.put(*env.pin(data.val_batch(starts, len(starts))[0]))
+        idx, _, *positions = env.put(*env.pin(*data.val_batch(starts, len(starts))))
+        self.sequences = idx, *positions
 
     def due(self, step: int) -> bool:
         return step % self.every == 0
@@ -178,7 +184,7 @@ class Tracker:
     def after(self, grad_norm, found_inf) -> dict:
         """row["track"] of the step just made. Tensors (): the norm of its gradient before clipping, and whether that
         is not finite. The host waits for the device once."""
-        return fetch_numbers(self.measure_step(grad_norm, found_inf) | probe(self.model, self.idx), self.dtype)
+        return fetch_numbers(self.measure_step(grad_norm, found_inf) | probe(self.model, *self.sequences), self.dtype)
 
     @torch.no_grad()
     def measure_step(self, grad_norm, found_inf) -> dict:

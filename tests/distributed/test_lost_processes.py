@@ -121,10 +121,10 @@ def hang_in_step_12(rank, world, config):
     """Rank 1 stops in its 13th step, as it would in the debugger."""
     step, calls = train.training_step, iter(range(99))
 
-    def step_or_hang(*args):
+    def step_or_hang(*args, **how):
         if next(calls) == 12:
             os.kill(os.getpid(), signal.SIGSTOP)
-        return step(*args)
+        return step(*args, **how)
 
     play(rank, world, patches=[(train, "training_step", step_or_hang)] if rank == 1 else (), last=True, **config)
 

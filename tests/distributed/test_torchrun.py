@@ -194,10 +194,10 @@ def test_a_killed_process_is_replaced(dataset, tmp_path):
 STOPPED = """
 step = train.training_step
 calls = iter(range(99))
-def step_or_hang(*args):
+def step_or_hang(*args, **how):
     if rank == "1" and next(calls) == 12:
         os.kill(os.getpid(), signal.SIGSTOP)
-    return step(*args)
+    return step(*args, **how)
 train.training_step = step_or_hang
 """
 

@@ -147,7 +147,7 @@ def watched():
     {name: array}, and the roles."""
     seen, step, total = [], train.training_step, torch.nn.utils.get_total_norm
 
-    def note_step(model, raw_model, *args):
+    def note_step(model, raw_model, *args, **how):
         def copy(tensors):
             return {n: t.detach().double().numpy().copy() for n, t in zip(raw_model.roles(), tensors, strict=True)}
 
@@ -157,7 +157,7 @@ def watched():
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.nn.utils, "get_total_norm", note_norm)
-            made = step(model, raw_model, *args)
+            made = step(model, raw_model, *args, **how)
         seen[-1] += [copy(raw_model.parameters()), raw_model.roles()]
         return made
 

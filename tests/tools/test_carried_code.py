@@ -387,7 +387,7 @@ def test_missing_weights(tmp_path):
 def test_carried_files():
     """The network's code, in flat files with relative imports, and else as it is here."""
     files = carried_files()
-    reached = {"linear", "loss", "ops", "roles", "rules", "sharding", "slot"}
+    reached = {"attention", "linear", "loss", "ops", "roles", "rules", "sharding", "slot"}
     assert set(files) == {"modeling_nanodnt.py", "model.py", *(f"layers_{name}.py" for name in reached)}
     for name, text in files.items():
         path = {"modeling_nanodnt.py": f"{START.replace('.', '/')}.py"}.get(name, name.replace("layers_", "layers/"))

@@ -130,7 +130,7 @@ def test_a_step_takes_what_was_predicted(name, accumulation, tmp_path):
     x = torch.randint(500, (8 * accumulation, 64), generator=torch.Generator().manual_seed(0))
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     measured = profiled_peak(
-        lambda: training_step(model, model, optimizer, scaler, x, x, 8, config), tmp_path / "trace.json"
+        lambda: training_step(model, model, optimizer, scaler, (x, x), 8, config), tmp_path / "trace.json"
     )
     print(f"predicted {predicted / measured:.3f} of the measured")
     assert 0.98 < predicted / measured < 1.02
@@ -288,9 +288,9 @@ def test_ddp_takes_what_was_predicted(context, accumulation, alone):
     with Memory(dry=False) as memory:
         wrapped = distribute(model, alone)
         assert memory.now == pytest.approx(total_bytes(model.parameters()), rel=0.01)
-        training_step(wrapped, model, optimizer, scaler, x, x, 4, config)
+        training_step(wrapped, model, optimizer, scaler, (x, x), 4, config)
         memory.peak = 0
-        training_step(wrapped, model, optimizer, scaler, x, x, 4, config)  # DDP may rearrange its buckets after one
+        training_step(wrapped, model, optimizer, scaler, (x, x), 4, config)  # DDP may rearrange its buckets after one
     assert 0.98 < predicted.total / memory.peak < 1.05
 
 

@@ -72,7 +72,7 @@ class GrowingCache:
     def extend(self, k, v):
         self.k, self.v = (k, v) if self.k is None else (torch.cat((self.k, k), 2), torch.cat((self.v, v), 2))
         self.length = self.k.shape[2]
-        return self.k, self.v, None
+        return self.k, self.v
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
