@@ -104,8 +104,8 @@ def check_messages(messages: list, where: str, last: str | None = None) -> None:
         if role not in AFTER[before]:
             due = " or ".join(AFTER[before])
             raise ValueError(
-                f"{where}: message {number} is of the {role}, where one of the {due} is due: after at most one system "
-                "message, user and assistant alternate"
+                f"{where}: message {number} has the role {role}, where {due} is due: after at most one system message, "
+                "user and assistant alternate"
             )
         if not isinstance(content, str) or re.search("[\ud800-\udfff]", content):
             raise ValueError(f"{where}: the {CALLED[role]} (message {number}) is not UTF-8 text")
@@ -113,7 +113,7 @@ def check_messages(messages: list, where: str, last: str | None = None) -> None:
             raise ValueError(f"{where}: the {CALLED[role]} (message {number}) is empty or only white space")
         before = role
     if last and before != last:
-        raise ValueError(f"{where}: the last message is of the {before}, and must be of the {last}")
+        raise ValueError(f"{where}: the last message has the role {before}, where {last} is due")
 
 
 # ----------------------------------------------------------------------------------------------------------- token ids
