@@ -176,10 +176,10 @@ def test_a_vocabulary_with_a_special_name_as_a_word():
             encode_conversation(tokenizer, template, chat(*contents))
 
 
-def test_white_space_that_is_a_token_is_text():
-    tokenizer = chatml_tokenizer("  ", "<x>")
+def test_of_several_names_the_longest_counts_and_white_space_is_text():
+    tokenizer = chatml_tokenizer("  ", "<x", "<x>")  # 259, 260, 261
     ids, _ = encode_conversation(tokenizer, make_template("<x>  {prompt}\\n{response}"), chat("a  b", "c  d"))
-    assert ids == [END, 260, 259, *b"a", 259, *b"b\nc", 259, *b"d", END]
+    assert ids == [END, 261, 259, *b"a", 259, *b"b\nc", 259, *b"d", END]
 
 
 # --------------------------------------------------------------------------------------------------------- templates
