@@ -31,12 +31,12 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
     Prints what it took from where. ValueError where there is nothing to resume, where checkpoints of another run would
     be overwritten, where weights, vocabulary and dataset do not fit each other, or where the batch cannot be split."""
     split_batch(config.batch_size, config.micro_batch_size, env.world_size)
-    out_dir, source = Path(config.out_dir), config.init_from
-    checkpoint = load_latest(out_dir, env.print) if source in ("resume", "auto") else None
+    out_dir, (resumes, source) = Path(config.out_dir), read_init_from(config.init_from)
+    checkpoint = load_latest(out_dir, env.print) if resumes else None
     if checkpoint is None:
         check_out_dir(config, out_dir)
     weights = saved_meta = None
-    if checkpoint is None and source in ("scratch", "auto"):
+    if checkpoint is None and source == "scratch":
         model = GPT.empty(model_config)
         if model_config.admin:
             weights = admin_weights(config, model_config)
@@ -50,10 +50,10 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
             env.print(f"note: {source} has no tokenizer.json; its tokens are taken to be those of {config.dataset}")
     else:
         if checkpoint is None and not Path(source).is_file():
-            allowed = ", ".join(("scratch", "resume", "auto", *NAMES))
+            allowed = ", ".join(("scratch", "resume", "auto", "auto:SOURCE", *NAMES))
             raise ValueError(
-                f"init_from={source!r} is neither a checkpoint file, nor a folder or a name (OWNER/MODEL) of Hugging "
-                f"Face, nor one of {allowed}"
+                f"init_from={config.init_from!r} names neither a run directory or a checkpoint file, nor a folder or a "
+                f"name (OWNER/MODEL) of Hugging Face, nor is it one of {allowed}"
             )
         found = checkpoint or load_checkpoint(Path(source))
         # the architecture comes from the checkpoint alone; dropout has no parameters and may change
@@ -66,6 +66,15 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
         env.print(f"weights: {out_dir if checkpoint else source}, step {found['step']}")
     check_vocabulary(config.dataset, meta, saved_meta, model)
     return model, weights, checkpoint
+
+
+def read_init_from(setting: str) -> tuple:
+    """(whether to resume if there is something to resume, what to start from otherwise). A run directory is replaced by
+    the path of its best.pt, or else of its last.pt."""
+    first, _, rest = setting.partition(":")
+    source = (rest or "scratch") if first == "auto" else setting
+    checkpoints = [path for name in ("best.pt", "last.pt") if source and (path := Path(source) / name).is_file()]
+    return first == "auto" or setting == "resume", str(checkpoints[0]) if checkpoints else source
 
 
 def check_out_dir(config, out_dir: Path) -> None:

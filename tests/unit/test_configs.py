@@ -28,6 +28,7 @@ OVERLAYS = [name for name in FILES if name not in EXPERIMENTS]
 SIZES_OF_DNT = ["dnt_small", "dnt_large", "dnt_xl", "gpt2_small", "gpt2_large", "gpt2_xl"]
 BASE = {"lns": "lns/130m", "dyt": "dyt/small", "scale_vectors": "scale_vectors/llama_120m", "dnt": "dnt_small"}
 BASE |= {"blockwise": "blockwise/llama_237m", "optimizers": "dnt_small", "decay": "dnt_small", "init": "gpt2_small"}
+BASE |= {"sft": "lns/250m"}  # the model of the run that a fine-tuning starts from
 # as small as the flags allow: 32 groups of 2 channels, 3 Post-LN blocks of 4
 TINY = "n_layer=4 n_head=2 n_embd=64 n_ff=96 block_size=8 vocab_size=64".split()
 
@@ -470,7 +471,7 @@ def test_flags_named_in_headers_exist_with_values_that_go_with_the_file():
     checked = 0
     for name, path in FILES.items():
         header = ast.get_docstring(ast.parse(path.read_text())).replace("\\\n", " ")
-        prose = [line for line in header.split("\n") if "train.py" not in line and "prepare.py" not in line]
+        prose = [line for line in header.split("\n") if not re.search(r"\w\.py ", line)]
         files = [name] if name in EXPERIMENTS else [BASE[name.split("/")[0]], name]
         for flag, value in re.findall(r"--(\w+)=([\w.+-]*\w)", "\n".join(prose)):
             model, train = config(*files, **{flag: value})
