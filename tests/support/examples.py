@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +94,10 @@ def starting_tokenizer(start: bool = True) -> dict:
         special = [("<s>", 0), ("<a>", 1)]
         made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> <a> $A", special_tokens=special)
     return json_meta(made.to_str(), "</s>")
+
+
+def documents(positions):
+    """Yield (row, slice) of each document of rows with these positions (rows, T): one begins at each 0."""
+    for row, values in enumerate(positions.tolist()):
+        starts = [i for i, position in enumerate(values) if position == 0]
+        yield from ((row, slice(a, b)) for a, b in pairwise([*starts, len(values)]))

@@ -1,0 +1,506 @@
+"""Documents kept apart in the network: a row of several equals each of them alone, whatever computes it."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from layers.attention import attend, document_blocks, visible_keys
+from nanodnt.generate import KVCache, StaticKVCache, generate
+from nanodnt.run import tracking
+from nanodnt.run.compilation import compile_parts
+from support.depth import examples as count
+from support.examples import documents
+from support.models import ALL, LLAMA, POST, S5, build, depth_of, error, gradients, network, spread, tokens
+from support.operators import assert_same_gradients, fresh_compiler, saved_for_backward, standing_for
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROWS = ((7, 1, 12), (20,), (1, 1, 2, 3, 5, 8))  # tokens of the documents of each row
+OTHER_ROWS = ((19, 1), (4, 9, 7), (10, 10))
+T = 20
+
+
+def positions_of(rows):
+    """Positions (rows, T) of rows of documents with these numbers of tokens."""
+    return torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in rows])
+
+
+def batch_of(rows, seed=1):
+    """idx, targets, positions. Targets that count are few in some documents, and none in a row's last but one."""
+    positions = positions_of(rows)
+    idx, targets = tokens(*positions.shape, seed=seed), tokens(*positions.shape, seed=seed + 100)
+    targets[torch.rand(targets.shape, generator=torch.Generator().manual_seed(seed)) < 0.4] = -1
+    for row, lengths in enumerate(rows):
+        targets[row, sum(lengths[:-2]) : sum(lengths[:-1])] = -1
+    return idx, targets, positions
+
+
+def by_documents(model, idx, targets, positions):
+    """(logits (B, T, V), mean loss over the targets that count, {parameter: gradient}), each document by itself."""
+    model.zero_grad(set_to_none=True)
+    pieces, total = [], 0.0
+    for row, part in documents(positions):
+        logits = model(idx[row : row + 1, part])[0]
+        pieces.append(logits.detach())
+        total = total + F.cross_entropy(logits[0], targets[row, part], ignore_index=-1, reduction="sum")
+    loss = total / (targets != -1).sum()
+    loss.backward()
+    logits = torch.cat(pieces, 1).view(*idx.shape, -1)
+    return logits, loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def assert_apart(model, batch, tolerance, of_gradients=None):
+    """Logits, loss and gradients of a batch are those of its documents, and not those of whole rows."""
+    idx, targets, positions = batch
+    logits, *expected = by_documents(model, *batch)
+    assert error(model(idx, positions=positions)[0], logits) < tolerance
+    assert_same_gradients(gradients(model, *batch), expected, of_gradients or 10 * tolerance)
+    assert error(model(idx)[0], logits) > 0.01
+
+
+SOME = ("S1", "rope", "mqa, qk norm", "S5", "llama, S5", "post-LN, bias", "dyt, S5", "Mix-LN, S5, LNS", "much at once")
+
+
+@pytest.mark.parametrize("name", spread(tuple(ALL), fast=SOME))
+def test_a_row_of_documents_is_each_alone(name):
+    flags = dict(network(name, depth_of(name))[0], block_size=T)
+    assert_apart(build(flags, depth_of(name)), batch_of(ROWS), 1e-11)
+    assert_apart(build(flags, depth_of(name), torch.float32), batch_of(ROWS), 1e-5, 1e-3)
+
+
+@pytest.mark.parametrize("dtype, tolerance", ((torch.float64, 1e-11), (torch.float32, 1e-5)), ids=str)
+def test_long_rows(dtype, tolerance):
+    """Of 512 tokens and more: on a CPU attention computes these in the dtype of the products."""
+    model = build(dict(LLAMA, **S5, block_size=520), 1, dtype)
+    assert_apart(model, batch_of(((300, 220), (515, 5))), tolerance, 1e-4 if dtype == torch.float32 else None)
+
+
+@pytest.mark.parametrize("rows", (ROWS, ((300, 220), (515, 5))), ids=("20", "520"))
+def test_bf16_is_as_near_as_that_of_one_document(rows):
+    flags, batch = dict(LLAMA, **S5, block_size=520), batch_of(rows)
+    exact, model = build(flags, 1), build(flags, 1, torch.float32).set_compute_dtype(torch.bfloat16)
+    wanted, *_ = by_documents(exact, *batch)
+    alone, _, alone_gradients = by_documents(model, *batch)
+    usual = error(alone, wanted)
+    assert 1e-3 < usual < 0.05
+    assert error(model(batch[0], positions=batch[2])[0], wanted) < 1.5 * usual
+    expected = gradients(exact, *batch)[1]
+    for name, gradient in gradients(model, *batch)[1].items():
+        far = error(alone_gradients[name], expected[name])
+        assert error(gradient, expected[name]) < max(2 * far, 0.02), name
+
+
+# --------------------------------------------------------------------------------------- the ways to train
+
+
+@pytest.mark.parametrize("flags", (LLAMA, dict(S5, dropout=0.3)), ids=("llama", "S5, dropout"))
+def test_checkpointing_changes_no_bit(flags):
+    model, batch = build(dict(flags, block_size=T), dtype=torch.float32).train(), batch_of(ROWS)
+    found, kept = [], []
+    for model.checkpointing in (True, False):
+        torch.manual_seed(3)
+        found.append(gradients(model, *batch))
+        kept.append(sum(saved_for_backward(lambda: model(*batch))))
+    assert torch.equal(found[0][0], found[1][0]) and 2 * kept[0] < kept[1]
+    assert [name for name, g in found[0][1].items() if not torch.equal(g, found[1][1][name])] == []
+    if not model.config.dropout:
+        assert_same_gradients(found[0], by_documents(model, *batch)[1:], 1e-4)
+
+
+BACKENDS = spread(("eager", "aot_eager", "inductor"), fast=("eager",))
+
+
+def assert_compiled(model, call, graphs, tolerance):
+    """`call`, compiled code of `model`, has the gradients of single documents, with `graphs` graphs for all rows."""
+    torch._dynamo.utils.counters.clear()
+    for rows in (ROWS, OTHER_ROWS, ((T,),) * 3):
+        batch = batch_of(rows, seed=len(rows[0]))
+        assert_same_gradients(gradients(call, *batch), by_documents(model, *batch)[1:], tolerance)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("checkpointing", (False, pytest.param(True, marks=pytest.mark.deep)))
+@fresh_compiler()
+def test_compiled_as_one_graph(backend, checkpointing):
+    induced = backend == "inductor"
+    model = build(dict(LLAMA, **S5, block_size=T), 1, torch.float32 if induced else torch.float64).train()
+    model.checkpointing = checkpointing
+    compiled = standing_for(model, torch.compile(model, backend=backend, fullgraph=True, dynamic=False))
+    assert_compiled(model, compiled, 1, 1e-4 if induced else 1e-10)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("checkpointing", (False, pytest.param(True, marks=pytest.mark.deep)))
+@fresh_compiler()
+def test_compiled_by_blocks(backend, checkpointing, monkeypatch):
+    """Blocks of one kind share a graph, whose input the mask is."""
+    induced = backend == "inductor"
+    model, plain = (
+        build(dict(S5, n_kv_head=2, block_size=T), 2, torch.float32 if induced else torch.float64) for _ in "ab"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=not checkpointing))
+        compile_parts(model.train()).checkpointing = checkpointing
+    assert_compiled(plain, model, 2, 1e-4 if induced else 1e-10)
+
+
+# ------------------------------------------------------------------------------------------ nothing leaks
+
+
+def cut(draw, total):
+    """Lengths, 1 or more, that sum to `total`."""
+    ends = sorted({*draw(st.lists(st.integers(1, total - 1), max_size=6)), total})
+    return [b - a for a, b in zip([0, *ends], ends, strict=False)]
+
+
+@st.composite
+def rows_of_documents(draw, total=T, n=2):
+    return [cut(draw, total) for _ in range(n)]
+
+
+NETWORKS = {
+    name: build(dict(flags, block_size=T), dtype=torch.float32)
+    for name, flags in {"learned, tied": dict(norm="dyt"), "llama, S5": dict(LLAMA, **S5)}.items()
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@given(st.data(), rows_of_documents())
+@settings(max_examples=count(15, 400), deadline=None)
+def test_no_document_reads_another(name, data, rows):
+    """Logits of all others keep their bits when one document's tokens change; and so do the gradients, which at its
+    tokens are 0, where the targets of the others alone count."""
+    model, (idx, targets, positions) = NETWORKS[name], batch_of(rows)
+    row, part = data.draw(st.sampled_from(list(documents(positions))))
+    changed, here = idx.clone(), torch.zeros_like(idx, dtype=torch.bool)
+    here[row, part] = True
+    changed[here] = (changed[here] + 1 + tokens(int(here.sum()), vocab=49, seed=9)) % 50
+    targets = tokens(*idx.shape, seed=5).masked_fill(here, -1)
+    logits, grads, at_tokens = [], [], []
+    hook = model.wte.register_forward_hook(lambda module, args, x: at_tokens.append(x) or x.retain_grad())
+    for tried in (idx, changed):
+        logits.append(model(tried, positions=positions)[0].detach())
+        model.zero_grad(set_to_none=True)
+        out = model(tried, positions=positions)[0]
+        F.cross_entropy(out.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum").backward()
+        grads.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+        assert not at_tokens[-1].grad[here].any() and at_tokens[-1].grad[~here].any()
+    hook.remove()
+    assert torch.equal(logits[0][~here], logits[1][~here]) and not torch.equal(logits[0][here], logits[1][here])
+    assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
+
+
+def test_dropout_leaks_nothing():
+    """With the same random numbers, in training mode."""
+    model, (idx, _, positions) = build(dict(LLAMA, block_size=T, dropout=0.4)).train(), batch_of(ROWS)
+    other, found = idx.clone(), []
+    other[:, 8:] = (other[:, 8:] + 1) % 50
+    for tried in (idx, other):
+        torch.manual_seed(0)
+        found.append(model(tried, positions=positions)[0])
+    assert torch.equal(found[0][0, :8], found[1][0, :8]) and torch.equal(found[0][2, :7], found[1][2, :7])
+    assert not torch.equal(found[0][1, 8:], found[1][1, 8:])
+
+
+@pytest.mark.parametrize("flags", (dict(), LLAMA), ids=("learned", "llama"))
+def test_padding_and_order_change_nothing(flags):
+    """Rows with padding behind them, of any tokens, and rows with the documents in another order."""
+    model, (idx, targets, positions) = build(dict(flags, block_size=T)), batch_of(((6, 9), (15,)))
+    expected = gradients(model, idx, targets, positions)
+    for seed in (1, 2):
+        padding = tokens(2, 5, seed=seed), torch.full((2, 5), -1), torch.arange(5).expand(2, 5)
+        padded = (torch.cat(pair, 1) for pair in zip((idx, targets, positions), padding, strict=True))
+        assert_same_gradients(gradients(model, *padded), expected, 1e-11)
+    turned = (torch.cat((t[:, 6:], t[:, :6]), 1) for t in (idx[:1], targets[:1], positions[:1]))
+    assert_same_gradients(gradients(model, *turned), gradients(model, idx[:1], targets[:1], positions[:1]), 1e-11)
+
+
+@pytest.mark.parametrize("flags", (dict(), LLAMA), ids=("learned", "llama"))
+def test_positions_of_one_document_are_none(flags):
+    model, (idx, targets, positions) = build(dict(flags, block_size=T), dtype=torch.float32), batch_of(((T,),) * 2)
+    assert_same_gradients(gradients(model, idx, targets, positions), gradients(model, idx, targets), 1e-5)
+    assert model.mask(torch.arange(T), None, None) is None  # which the fast causal kernels need
+
+
+# ------------------------------------------------------------------------------------------------- the mask itself
+
+
+def mask_plainly(positions):
+    """(B, T, T) bool, pair by pair."""
+    B, T = positions.shape
+    mask = torch.zeros(B, T, T, dtype=torch.bool)
+    for row, part in documents(positions):
+        for q in range(part.start, part.stop):
+            mask[row, q, part.start : q + 1] = True
+    return mask
+
+
+@given(rows_of_documents())
+@settings(max_examples=count(30, 300), deadline=None)
+def test_what_a_query_sees(rows):
+    positions = positions_of(rows)
+    mask = mask_plainly(positions)
+    assert torch.equal(visible_keys(torch.arange(T), positions, T)[:, 0], mask)
+    for start, end, size in ((0, 7, 7), (7, 12, 12), (19, 20, 20), (7, 12, 30)):  # of a cache, or of its buffers
+        wide = F.pad(mask[:, start:end, :size], (0, max(0, size - T)))
+        assert torch.equal(visible_keys(torch.arange(start, end), positions[:, start:end], size)[:, 0], wide)
+    assert torch.equal(visible_keys(torch.arange(3, 6), None, 8)[0, 0], torch.ones(3, 8).tril(3).bool())
+
+
+def tiles(blocks, name):
+    """(B, tiles of queries, tiles of keys) bool: those that a BlockMask lists under `name`, kv or full_kv."""
+    numbers, indices = getattr(blocks, f"{name}_num_blocks")[:, 0], getattr(blocks, f"{name}_indices")[:, 0]
+    listed = torch.arange(indices.shape[-1]) < numbers[..., None]
+    return torch.zeros(indices.shape, dtype=torch.bool).scatter_(-1, indices.long(), listed)
+
+
+def as_mask(blocks, T):
+    """The mask (B, T, T) that the tiles of a BlockMask come to: full ones see all, of partial ones a rule decides."""
+    q, k = torch.arange(T)[:, None], torch.arange(T)
+    rule = torch.stack([blocks.mask_mod(b, 0, q, k) for b in range(blocks.shape[0])])
+    full, partial_ = (
+        tiles(blocks, name).repeat_interleave(128, 1).repeat_interleave(128, 2)[:, :T, :T] for name in ("full_kv", "kv")
+    )
+    return full | (partial_ & rule)
+
+
+def random_positions(T, begins, seed=0):
+    """Positions (rows, T) where a document begins at each token with a row's probability of `begins`."""
+    index = torch.arange(T)
+    begin = torch.rand(len(begins), T, generator=torch.Generator().manual_seed(seed)) < torch.tensor(begins)[:, None]
+    return index - torch.where(begin, index, 0).cummax(1).values
+
+
+eager_flex = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+BEGINS = (0.0, 0.003, 0.03, 0.5, 1.0)  # one document, … , of one token each
+LISTS = [f"{side}_{what}" for side in ("kv", "q", "full_kv", "full_q") for what in ("num_blocks", "indices")]
+
+
+@pytest.mark.parametrize("T", spread((100, 128, 256, 300, 384, 511, 640, 1025), fast=(100, 300, 384)))
+def test_blocks_are_torchs(T):
+    """Tiles, which torch finds by asking for every pair; and where all are whole, also which ones need no mask."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    positions = random_positions(T, BEGINS, seed=T)
+    begin, blocks = torch.arange(T) - positions, document_blocks(positions)
+    assert torch.equal(as_mask(blocks, T), mask_plainly(positions))
+    torchs = create_block_mask(lambda b, h, q, k: (k <= q) & (k >= begin[b, q]), len(BEGINS), None, T, T, device="cpu")
+    assert blocks.shape == torchs.shape == (len(BEGINS), 1, T, T)
+    assert torch.equal(blocks.to_dense(), torchs.to_dense())
+    assert not (tiles(blocks, "kv") & tiles(blocks, "full_kv")).any()
+    if T % 128 == 0:
+        assert [name for name in LISTS if not torch.equal(getattr(blocks, name), getattr(torchs, name))] == []
+
+
+def test_blocks_of_documents_that_end_with_a_tile():
+    positions = positions_of(((128, 128, 256, 128), (127, 129, 255, 129), (129, 127, 257, 127), (1, 384, 255)))
+    blocks = document_blocks(positions)
+    assert torch.equal(as_mask(blocks, 640), mask_plainly(positions))
+    expected = [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
+    assert blocks.to_dense()[0, 0].tolist() == expected
+    assert tiles(blocks, "full_kv")[0].int().tolist() == [[0] * 5, [0] * 5, [0] * 5, [0, 0, 1, 0, 0], [0] * 5]
+
+
+@eager_flex
+@pytest.mark.parametrize("kv_heads", spread((4, 2, 1), fast=(2,)))
+def test_flex_attention_is_attention(kv_heads):
+    """On a CPU, without gradients."""
+    positions = random_positions(300, BEGINS)
+    q, k, v = (torch.randn(5, heads, 300, 16, dtype=torch.float64) for heads in (4, kv_heads, kv_heads))
+    with torch.no_grad():
+        plain = attend(q, k, v, visible_keys(torch.arange(300), positions, 300))
+        assert error(attend(q, k, v, document_blocks(positions)), plain) < 1e-12
+
+
+@eager_flex
+def test_a_network_with_flex_attention():
+    model, positions = build(dict(LLAMA, block_size=130), 1), random_positions(130, BEGINS[1:])
+    idx = tokens(4, 130)
+    with torch.no_grad():
+        expected = model(idx, positions=positions)[0]
+        model.flex_attention = True
+        assert not torch.is_tensor(model.mask(torch.arange(130), positions, None))
+        assert error(model(idx, positions=positions)[0], expected) < 1e-12
+        assert model.mask(torch.arange(130), None, None) is None
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("T, kv_heads", ((512, 4), (512, 2), (300, 2)))
+@fresh_compiler()
+def test_compiled_flex_attention_reads_these_tiles(T, kv_heads):
+    """The compiled kernel, which the CPU has for the forward pass, skips tiles; the eager one does not."""
+    positions = random_positions(T, BEGINS, seed=7)
+    q, k, v = (torch.randn(5, heads, T, 32) for heads in (4, kv_heads, kv_heads))
+    with torch.no_grad():
+        compiled = torch.compile(lambda q, k, v, mask: attend(q, k, v, mask), dynamic=False)
+        plain = attend(q, k, v, visible_keys(torch.arange(T), positions, T))
+        assert error(compiled(q, k, v, document_blocks(positions)), plain) < 1e-5
+
+
+@pytest.mark.deep
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+@pytest.mark.parametrize("T, by_blocks, checkpointing", ((512, False, False), (300, False, True), (300, True, False)))
+def test_training_with_flex_attention_on_a_gpu(T, by_blocks, checkpointing):
+    """Compiled, as train.py does it: gradients of the plain mask on the CPU in float64."""
+    torch._dynamo.reset()
+    flags = dict(LLAMA, **S5, n_embd=128, block_size=T)
+    exact, model = build(flags), build(flags, dtype=torch.float32).cuda().train()
+    model.flex_attention, model.checkpointing = True, checkpointing
+    call = compile_parts(model) if by_blocks else standing_for(model, torch.compile(model, dynamic=False))
+    for seed in (1, 2):
+        positions = random_positions(T, BEGINS[:4], seed)
+        batch = tokens(4, T, seed=seed), tokens(4, T, seed=seed + 5), positions
+        loss, found = gradients(call, *(t.cuda() for t in batch))
+        assert_same_gradients((loss.cpu(), {k: g.cpu() for k, g in found.items()}), gradients(exact, *batch), 2e-3)
+
+
+# -------------------------------------------------------------------------------------------------- with a cache
+
+CACHED = {
+    "learned": dict(),
+    "llama, S5": dict(LLAMA, **S5),
+    "rope": dict(pos="rope"),
+    "gqa, post": dict(POST, n_kv_head=2),
+    "dyt": dict(norm="dyt"),
+}
+cached_layouts = pytest.mark.parametrize("name", spread(tuple(CACHED), fast=("learned", "llama, S5")))
+PARTS = ((9, *[1] * 11), (3, 5, 1, 9, 2), (1, 19), (18, 2), (20,))  # tokens that come together
+
+
+def cached(name, size=T):
+    """(model, empty cache): it has room for `size` tokens."""
+    model = build(dict(CACHED[name], block_size=size))
+    return model, [KVCache(size) for _ in model.blocks]
+
+
+def in_parts(model, cache, idx, positions, parts):
+    """Logits of idx (B, T), of which `parts` tokens are given at a time."""
+    pieces = [idx.split(parts, 1), [None] * len(parts) if positions is None else positions.split(parts, 1)]
+    return torch.cat([model(x, positions=p, cache=cache)[0] for x, p in zip(*pieces, strict=True)], 1)
+
+
+@cached_layouts
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_documents_in_a_cache(name, parts):
+    """Rows whose documents begin at other tokens; and rows of one document, with positions and without."""
+    idx, _, positions = batch_of(ROWS)
+    for places in (positions, positions_of(((T,),) * 3), None):
+        model, cache = cached(name)
+        assert error(in_parts(model, cache, idx, places, parts), model(idx, positions=places)[0]) < 1e-11
+        assert [layer.length for layer in cache] == [T] * len(model.blocks)
+    assert error(model(idx)[0], model(idx, positions=positions)[0]) > 0.01
+
+
+@cached_layouts
+def test_without_positions_all_that_is_cached_is_one_document(name):
+    """As if the tokens' places had been given."""
+    idx, _, positions = batch_of(ROWS)
+    for parts in ((6, *[1] * 6), (6, 6), (6, 2, 1, 3)):
+        model, cache = cached(name)
+        start = in_parts(model, cache, idx[:, :8], positions[:, :8], (8,))
+        end = in_parts(model, cache, idx[:, 8:], None, parts)
+        whole = torch.cat((positions[:, :8], torch.arange(8, T).expand(3, -1)), 1)
+        assert error(torch.cat((start, end), 1), model(idx, positions=whole)[0]) < 1e-11
+
+
+STATIC = [(name, compiled, apart) for name in CACHED for compiled in (False, True) for apart in (True, False)]
+
+
+@pytest.mark.parametrize("case", spread(STATIC, fast=(("learned", False, True), ("llama, S5", True, True))), ids=str)
+@fresh_compiler()
+def test_documents_in_a_static_cache(case):
+    """It has room for more tokens than come, and holds anything there. Compiled, there is one graph."""
+    (name, compiled, apart), (idx, _, positions) = case, batch_of(ROWS)
+    model, length = build(dict(CACHED[name], block_size=30)), torch.zeros((), dtype=torch.long)
+    cache = [StaticKVCache(30, length) for _ in model.blocks]
+    step = torch.compile(model, backend="eager", fullgraph=True, dynamic=False) if compiled else model
+    torch._dynamo.utils.counters.clear()
+    with torch.no_grad():
+        found = [model(idx[:, :6], positions=positions[:, :6] if apart else None, cache=cache)[0]]
+        for layer in cache:
+            layer.k[:, :, 6:], layer.v[:, :, 6:] = 100.0, -100.0
+        for t in range(6, T):
+            length.fill_(t)
+            found.append(step(idx[:, [t]], positions=positions[:, [t]] if apart else None, cache=cache)[0])
+        assert error(torch.cat(found, 1), model(idx, positions=positions if apart else None)[0]) < 1e-11
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
+
+
+@cached_layouts
+@pytest.mark.parametrize("options", (dict(temperature=0), dict(temperature=1.5, top_k=20)), ids=str)
+@pytest.mark.parametrize("rows", (1, 3))
+def test_a_conversation_goes_on_in_its_cache(name, options, rows):
+    """Turn by turn the tokens that the whole conversation gives without a cache; also where an answer ends early."""
+    for stops in (False, True):
+        model, cache = cached(name, size=40)
+        talk, drawn = tokens(rows, 4), [torch.Generator().manual_seed(6) for _ in range(2)]
+        stop = int(generate(model, talk, 3, generator=drawn[0].clone_state(), **options)[0, -1]) if stops else None
+        for turn, (said, new) in enumerate(((0, 6), (5, 1), (1, 7), (3, 13))):  # the last tokens fill the model
+            talk = torch.cat((talk, tokens(rows, said, seed=turn)), 1)
+            expected = generate(model, talk, new, generator=drawn[0], stop=stop, **options)
+            talk = generate(model, talk, new, generator=drawn[1], stop=stop, cache=cache, **options)
+            assert torch.equal(talk, expected)
+            assert [layer.length for layer in cache] == [talk.shape[1] - 1] * len(model.blocks)
+        assert talk.shape[1] < 40 if stops and rows == 1 else stops or talk.shape[1] == 40
+
+
+@cached_layouts
+def test_what_does_not_fit_is_refused_in_a_line_and_changes_nothing(name):
+    model, cache = cached(name, size=9)
+    idx, _, positions = (t[:, :12] for t in batch_of(ROWS))
+    talk = generate(model, idx[:, :4], 3, temperature=0, cache=cache)
+    kept = [(layer.length, layer.k.clone(), layer.v.clone()) for layer in cache]
+    for wrong in (
+        lambda: model(idx[:, :4], cache=cache),
+        lambda: model(idx[:, :4], positions=positions[:, :4], cache=cache),
+        lambda: model(idx[:, :10], positions=positions[:, :10]),
+        lambda: generate(model, torch.cat((talk, idx[:, :3]), 1), 2, cache=cache),
+    ):
+        with pytest.raises(ValueError, match="a sequence of 10 tokens does not fit block_size=9$"):
+            wrong()
+    for layer, (length, k, v) in zip(cache, kept, strict=True):
+        assert layer.length == length == 6 and torch.equal(layer.k, k) and torch.equal(layer.v, v)
+
+
+# -------------------------------------------------------------------------------------------------- what is tracked
+
+
+def largest_plainly(q, k, positions):
+    """Largest |q·k|/√head_dim of a query and a key of its document up to itself, in a loop over queries."""
+    k, largest = k.repeat_interleave(q.shape[1] // k.shape[1], 1), 0.0
+    for row, part in documents(positions):
+        for i in range(part.start, part.stop):
+            seen = k[row, :, part.start : i + 1] @ q[row, :, i, :, None]
+            largest = max(largest, seen.abs().max().item())
+    return largest / q.shape[-1] ** 0.5
+
+
+@pytest.mark.parametrize("piece", (tracking.PIECE, 150))
+def test_the_largest_logit_is_one_that_is_computed(piece, monkeypatch):
+    """Also where a pair that does not see each other would have a larger one, and in pieces of few queries."""
+    monkeypatch.setattr(tracking, "PIECE", piece)
+    positions = positions_of(ROWS)
+    q, k = torch.randn(3, 4, T, 8, dtype=torch.float64), torch.randn(3, 2, T, 8, dtype=torch.float64)
+    q[0, :, 7:9], k[0, :, :7] = 30, 30  # queries of the second and third document, keys of the first
+    k[2, :, 12:] = 50  # of the last document, which no other sees
+    expected = largest_plainly(q, k, positions)
+    assert tracking.largest_logit(q, k, positions).item() == pytest.approx(expected, rel=1e-12)
+    assert tracking.largest_logit(q, k).item() > 5 * expected
+
+
+@pytest.mark.parametrize("flags", (dict(norm="layernorm"), dict(LLAMA, **S5)), ids=("learned", "llama, S5"))
+def test_a_probe_is_that_of_the_documents(flags):
+    model, (idx, _, positions) = build(dict(flags, block_size=T)), batch_of(ROWS)
+    alone = [tracking.probe(model, idx[row : row + 1, part])["logit_max"] for row, part in documents(positions)]
+    expected = torch.tensor(alone, dtype=torch.float64).amax(0)
+    found, unmasked = tracking.probe(model, idx, positions), tracking.probe(model, idx)
+    assert error(torch.stack(found["logit_max"]), expected) < 1e-12
+    assert error(torch.stack(unmasked["logit_max"]), expected) > 1e-3
+    assert found["stream_var"][1] != unmasked["stream_var"][1]
