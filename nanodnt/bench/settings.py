@@ -8,12 +8,14 @@ import numpy as np
 
 from model import GPTConfig
 from nanodnt.data import load_meta, open_dataset
+from nanodnt.data.windows import document_positions
 from nanodnt.engine import split_batch
 from nanodnt.optim import fill_defaults
 from nanodnt.run.compilation import choose_compile
 from nanodnt.run.environment import Env, choose_dtype
 from nanodnt.settings import TrainConfig
 
+RANDOM_DOCUMENT = 256  # tokens of a random document, on average
 LEAST = dict(warmup=1, repeats=1, steps=1, accumulation=0, first_micro_batch=1, doublings=0, max_step_s=0)
 LEAST |= dict(report_minutes=0)  # the least value of each number
 
@@ -36,7 +38,7 @@ class BenchConfig:
     report_minutes: float = 25.0  # begin nothing there that would not be finished by then; name what was left out
     report_size: Literal["gpu", "toy"] = "gpu"  # toy: every part with a tiny model, to try it on a CPU
     data: Literal["dataset", "random"] = "dataset"  # random: tokens drawn at random, no dataset needed; the vocabulary
-    #   is vocab_size, or GPT-2's 50257
+    #   is vocab_size, or GPT-2's 50257; with doc_mask in documents of 256 tokens on average
     accumulation: int = 1  # micro batches in a timed step; 0 = all that batch_size asks for
     compile_times: bool = False  # also the seconds of a compilation with an empty cache, and with that cache filled
     # --- benchmark: how ---
@@ -81,8 +83,6 @@ class Setting:
     def __post_init__(self):
         """Choose dtype, vocabulary and batch. ValueError for a missing dataset, unless data=random."""
         self.config.check()
-        if self.config.doc_mask and self.bench.data == "random":
-            raise ValueError("doc_mask=True needs documents, and random tokens have none: leave one of them out")
         fill_defaults(self.config)
         self.flags.vocab_size = self._choose_vocab_size()
         self.env = replace(self.env, dtype=choose_dtype(self.config.dtype, self.env.device)[0])
@@ -122,9 +122,13 @@ class Setting:
     def fetch_batch(self, step: int) -> tuple:
         """Inputs and targets (sequences, T) of a step, on the host; with doc_mask, positions too."""
         if self.bench.data == "random":
-            size = (self.sequences, self.flags.block_size + 1)
-            tokens = np.random.default_rng(step).integers(self.flags.vocab_size, size=size)
-            return self.env.pin(tokens[:, :-1], tokens[:, 1:])
+            size, random = (self.sequences, self.flags.block_size + 1), np.random.default_rng(step)
+            tokens = random.integers(self.flags.vocab_size, size=size)
+            batch = tokens[:, :-1], tokens[:, 1:]
+            if self.config.doc_mask:
+                opens = random.random(batch[0].shape) < 1 / RANDOM_DOCUMENT
+                batch += (document_positions(opens, True),)
+            return self.env.pin(*batch)
         return self.env.pin(*self.dataset.batch(step, self.sequences))
 
     def first_micro_batch(self) -> tuple:

@@ -25,18 +25,23 @@ TOY_SWEEP = dict(first_micro_batch=1, micro_batch_size=1, batch_size=2)
 
 SECTIONS = [
     Section(
-        *("precision", 60, "Loss and gradients against float64", SMALL),
+        *("precision", 50, "Loss and gradients against float64", SMALL),
         dict(verify="precision", n_layer=4, block_size=512, batch_size=2, micro_batch_size=2),
         dict(TOY_ONE, n_layer=1),
     ),
     Section(
-        *("compiled_bf16", 60, "Compiled against eager code, bf16", SMALL),
+        *("compiled_bf16", 50, "Compiled against eager code, bf16", SMALL),
         dict(verify="compiled", n_layer=2, batch_size=4, micro_batch_size=4, dtype="bfloat16"),
         dict(TOY_ONE, n_layer=1, compile=True),
     ),
     Section(
-        *("compiled_fp32", 60, "Compiled against eager code, fp32", SMALL),
+        *("compiled_fp32", 50, "Compiled against eager code, fp32", SMALL),
         dict(verify="compiled", n_layer=2, batch_size=4, micro_batch_size=4, dtype="float32"),
+        dict(TOY_ONE, n_layer=1, compile=True),
+    ),
+    Section(
+        *("compiled_documents", 30, "Compiled against eager code, documents kept apart, bf16", SMALL),
+        dict(verify="compiled", n_layer=2, batch_size=4, micro_batch_size=4, dtype="bfloat16", doc_mask=True),
         dict(TOY_ONE, n_layer=1, compile=True),
     ),
     Section(
