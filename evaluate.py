@@ -1,7 +1,8 @@
-"""Trained models evaluated: on any text, and on the tasks of lm-evaluation-harness.
+"""Trained models evaluated: on any text, on answers, and on the tasks of lm-evaluation-harness.
 
 python evaluate.py --out_dir=out/dnt_small --tasks=text --input=README.md     # nats per token, bits per byte
 python evaluate.py --out_dir=out/dnt_small --tasks=text --input=openwebtext   # a prepared dataset's validation split
+python evaluate.py --out_dir=out/sft --tasks=answers --input=faq.jsonl        # nats per token of answers, exact match
 python evaluate.py --out_dir=out/dnt_small --tasks=hellaswag,arc_easy         # needs `make install-eval`, and a network
 python evaluate.py --out_dir=out/dnt_small,out/lns_350m --tasks=dyt15         # the DyT paper's 15 tasks, two runs
 torchrun --standalone --nproc_per_node=8 evaluate.py --out_dir=out/dnt_small --tasks=hellaswag,text --input=README.md
@@ -16,6 +17,7 @@ from dataclasses import asdict
 import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
+from nanodnt.evaluation.answers import describe_counts, list_inputs, mean_entry, open_answers, score_answers
 from nanodnt.evaluation.harness import load_tasks, run_task
 from nanodnt.evaluation.results import compare_results, read_results, write_results
 from nanodnt.evaluation.settings import EvaluateConfig
@@ -33,11 +35,14 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
     # everything that can be wrong is looked at before the work begins
     for folder in folders:
         read_results(folder)
+    inputs = list_inputs(config.input) if "answers" in names else []
     runs = {folder: load_trained(folder, config.checkpoint, config.init_from) for folder in folders}
     texts = {}
     if "text" in names:
         texts = {folder: open_text(config.input, config.overlap, run, env.main) for folder, run in runs.items()}
-    in_harness = [name for name in names if name != "text"]
+    asked = {folder: open_answers(inputs, config, run, env) for folder, run in runs.items()} if inputs else {}
+    env.check_same({"contents of the input": [(one.name, one.sha256) for one in sum(asked.values(), [])]})
+    in_harness = [name for name in names if name not in ("text", "answers")]
     tasks = load_tasks(in_harness, config, env) if in_harness else []
     record = run_record()
     about = dict(checkpoint=config.init_from or config.checkpoint, device=str(env.device), processes=env.world_size)
@@ -60,6 +65,14 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
         if text := texts.get(folder):
             metrics = score_text(model, text, config.batch_size, env)
             record_results(folder, run, {f"text {config.input}": text.entry(metrics)})
+        entries = {}
+        for answers in asked.pop(folder, ()):
+            entry = score_answers(model, answers, config.max_answer_tokens, config.batch_size, env)
+            env.print(f"{answers.name}: {describe_counts(entry)}")
+            entries[f"answers {answers.name}"] = entry
+            record_results(folder, run, {f"answers {answers.name}": entry})
+        if mean := mean_entry(entries):
+            record_results(folder, run, {f"answers, mean of {len(entries)}": mean})
         for name, task in tasks:
             record_results(folder, run, run_task(name, task, model, run.tokenizer, config, env))
     return compare_results(shown, evaluated)

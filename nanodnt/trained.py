@@ -20,6 +20,7 @@ class Trained:
     meta: dict  # of the tokenizer: tokenizer, vocab_size, eot and what else its kind has
     source: str  # where it is from: a checkpoint's path, or a folder or name of Hugging Face
     step: int  # optimizer steps it has made; 0 where that is not known
+    doc_mask: bool = False  # whether documents were kept apart in training; False where that is not known
 
 
 def load_trained(out_dir: str, checkpoint: str, init_from: str = "") -> Trained:
@@ -35,7 +36,8 @@ def load_trained(out_dir: str, checkpoint: str, init_from: str = "") -> Trained:
         raise ValueError(f"there is no checkpoint {path}; in {path.parent}: {there} (choose with --checkpoint)")
     found = load_checkpoint(path)
     model = model_from_checkpoint(found).eval()
-    return Trained(model, Tokenizer(found["meta"]), found["meta"], str(path), found["step"])
+    doc_mask = found["train_config"].get("doc_mask") is True  # checkpoints of earlier versions lack it
+    return Trained(model, Tokenizer(found["meta"]), found["meta"], str(path), found["step"], doc_mask)
 
 
 def load_pretrained(name: str) -> Trained:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from nanodnt.evaluation.settings import SUITES
+
 ROOT = Path(__file__).resolve().parents[2]
 UNREACHABLE = "connect once, or point HF_HOME at a folder that has it (HF_DATASETS_OFFLINE=1: look only there)"
 ANSWER_S = 10  # how long the Hugging Face hub may take to answer
@@ -33,7 +35,7 @@ class Installed:
 def import_harness() -> None:
     """Make lm_eval importable. ValueError where it is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError("every task but text needs lm-evaluation-harness: make install-eval")
+        raise ValueError("every task but text and answers needs lm-evaluation-harness: make install-eval")
     if Installed not in sys.meta_path:
         sys.meta_path.insert(0, Installed)
         sys.modules.pop("evaluate", None)
@@ -100,7 +102,7 @@ def find_tasks(names: list, folder: str):
         manager = TaskManager(include_path=folder or None)
     for name in names:
         if name not in manager.all_tasks:
-            near = difflib.get_close_matches(name, [*manager.all_tasks, "text", "dyt15"], n=1)
+            near = difflib.get_close_matches(name, [*manager.all_tasks, "text", "answers", *SUITES], n=1)
             hint = f"did you mean {near[0]}?" if near else "lm-evaluation-harness lists them: lm_eval ls tasks"
             raise ValueError(f"there is no task {name!r}: {hint}")
     return manager

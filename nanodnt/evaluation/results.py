@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
-from nanodnt.evaluation.settings import SUITES
+from nanodnt.evaluation.settings import HOW, SUITES, EvaluateConfig
 from nanodnt.files import write_file
 from nanodnt.run.metrics import finite
 from nanodnt.tables import table
@@ -62,10 +62,8 @@ def suite_means(tasks: dict) -> dict:
             continue
         values = [tasks[task]["metrics"].get(metric, {}).get("value") for task, metric in metrics.items()]
         if None not in values:
-            how = "the paper does not say which metric of each task it takes [U]; ours: acc, and f1 for record [I]"
-            means[suite] = dict(
-                mean=sum(values) / len(values), metrics=metrics, how=how, settings=entries[0]["settings"]
-            )
+            mean, settings = sum(values) / len(values), entries[0]["settings"]
+            means[suite] = dict(mean=mean, metrics=metrics, how=HOW[suite], settings=settings)
     return means
 
 
@@ -102,6 +100,9 @@ def describe(task: str, settings: dict) -> str:
     shots, limit, overlap = (settings.get(name) for name in ("num_fewshot", "limit", "overlap"))
     parts = [task, f"{shots}-shot" if shots is not None else "", f"first {limit}" if limit else ""]
     parts += [f"overlap {overlap}" if overlap else "", settings.get("gen_kwargs") or ""]
+    parts.append("documents apart" if settings.get("doc_mask") else "")
+    if (longest := settings.get("max_answer_tokens", default := EvaluateConfig.max_answer_tokens)) != default:
+        parts.append(f"answers of up to {longest} tokens" if longest else "answers of any length")
     return ", ".join(filter(None, parts))
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from nanodnt.data import Dataset, folder_of
+from nanodnt.data import Dataset, folder_of, load_meta
 from nanodnt.engine import evaluate
 from nanodnt.tokenizer import Tokenizer, same_tokenizer
 from nanodnt.trained import Trained
@@ -51,6 +51,8 @@ class Text:
     def entry(self, metrics: dict) -> dict:
         """What evaluation.json holds of these metrics, {name: value}."""
         settings = dict(overlap=getattr(self.windows, "overlap", 0), sha256=self.sha256)
+        if getattr(self.windows, "doc_mask", False):
+            settings["doc_mask"] = True
         metrics = {name: {"value": value, "stderr": None} for name, value in metrics.items()}
         return dict(metrics=metrics, settings=settings, tokens=self.n_tokens, bytes=self.n_bytes)
 
@@ -63,7 +65,7 @@ def open_text(name: str, overlap: int, trained: Trained, verify: bool = True) ->
     if overlap >= block_size:
         raise ValueError(f"overlap={overlap} must be below {trained.source}'s block_size={block_size}")
     if not Path(name).is_file() and folder_of(name).is_dir():
-        return open_dataset(name, overlap, trained, verify)
+        return open_windows(name, overlap, trained, verify)
     try:
         raw = Path(name).read_bytes()
         text = raw.decode("utf-8")
@@ -90,20 +92,28 @@ def before_text(tokenizer: Tokenizer) -> int:
         ) from None
 
 
-def open_dataset(name: str, overlap: int, trained: Trained, verify: bool) -> Text:
-    """The validation windows of a prepared dataset: those of training with eval_tokens=0."""
+def open_windows(name: str, overlap: int, trained: Trained, verify: bool) -> Text:
+    """The validation windows of a prepared dataset: those of training with eval_tokens=0, and with its doc_mask."""
     if overlap:
         raise ValueError(f"overlap={overlap} is for text files: {name} is read in the windows of training")
-    data = Dataset(name, trained.model.config.block_size, verify=verify)
-    if not same_tokenizer(data.meta, trained.meta):
-        theirs, ours = ((meta["tokenizer"], meta["vocab_size"]) for meta in (data.meta, trained.meta))
-        raise ValueError(
-            f"dataset {name} has another tokenizer ({theirs[0]}, {theirs[1]} tokens) than {trained.source} "
-            f"({ours[0]}, {ours[1]} tokens): prepare it with the model's, or name a text file"
-        )
+    meta = load_meta(name, verify)
+    if meta.get("kind") == "examples":
+        raise ValueError(f"dataset {name} holds examples, whose answers are evaluated: use --tasks=answers")
+    require_same_tokenizer(name, meta, trained, "a text file")
+    data = Dataset(name, trained.model.config.block_size, verify=False, doc_mask=trained.doc_mask)
     # the windows follow each other, so their targets are one stretch of the file
     targets = np.concatenate([data.val_batch(start[None], 1)[1][0] for start in data.validation()])
-    return Text(data, targets.size, count_bytes(trained.tokenizer, targets), data.meta["splits"]["val"]["sha256"])
+    return Text(data, targets.size, count_bytes(trained.tokenizer, targets), meta["splits"]["val"]["sha256"])
+
+
+def require_same_tokenizer(name: str, meta: dict, trained: Trained, other: str) -> None:
+    """ValueError unless the dataset `name` with this meta has the model's tokenizer; `other`: what to name instead."""
+    if not same_tokenizer(meta, trained.meta):
+        theirs, ours = ((found["tokenizer"], found["vocab_size"]) for found in (meta, trained.meta))
+        raise ValueError(
+            f"dataset {name} has another tokenizer ({theirs[0]}, {theirs[1]} tokens) than {trained.source} "
+            f"({ours[0]}, {ours[1]} tokens): prepare it with the model's, or name {other}"
+        )
 
 
 def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:

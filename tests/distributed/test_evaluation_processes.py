@@ -1,6 +1,7 @@
-"""evaluate.py on two processes finds what it finds on one, for texts and for the harness's tasks."""
+"""evaluate.py on two processes finds what it finds on one, for texts, answers and the harness's tasks."""
 
 import importlib.util
+import json
 
 import pytest
 
@@ -19,6 +20,7 @@ def folder(tmp_path_factory):
 def on_one_and_two(folder, run: str, commands: list) -> dict:
     """{task: (its entry on one process, on two)}."""
     commands = [dict(command, out_dir=folder / run, batch_size=2) for command in commands]
+    (folder / run / "evaluation.json").unlink(missing_ok=True)
     for command in commands:
         assert call(**command) == 0
     one = read(folder / run)
@@ -40,6 +42,18 @@ def test_texts(folder):
     commands = [dict(tasks="text", input=folder / "data"), dict(tasks="text", input=folder / "text.txt", overlap=5)]
     found = on_one_and_two(folder, "a", commands)
     assert len(found) == 2
+    for one, two in found.values():
+        assert_same(one, two)
+
+
+def test_answers(folder):
+    """Of two files with five and one conversations: a process may have none."""
+    for name, n in (("five", 5), ("one", 1)):
+        records = [dict(prompt=f"{i} π?", response=i % 3 * "Zwölf " + "!") for i in range(n)]
+        (folder / "records").mkdir(exist_ok=True)
+        (folder / "records" / f"{name}.json").write_text(json.dumps(records))
+    found = on_one_and_two(folder, "a", [dict(tasks="answers", input=folder / "records", template="plain")])
+    assert len(found) == 3
     for one, two in found.values():
         assert_same(one, two)
 

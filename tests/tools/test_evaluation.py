@@ -15,7 +15,7 @@ from nanodnt.evaluation.text import FileWindows, count_bytes
 from nanodnt.tokenizer import Tokenizer, json_meta
 from nanodnt.trained import load_trained
 from support.evaluation import EOT, TEXT, call, make_runs, read, values
-from support.runs import column, files
+from support.runs import column, files, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 T = 32  # block_size of the runs
@@ -95,6 +95,23 @@ def test_a_dataset_has_training_s_loss(runs):
     assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-9)
 
 
+def test_a_dataset_is_read_with_training_s_doc_mask(runs):
+    """Its number is val_loss again; a file is one document whatever the run was trained with."""
+    data, file, out = runs / "data", runs / "text.txt", runs / "apart"
+    assert run(out_dir=out, dataset=data, doc_mask=True, max_iters=12, eval_interval=6, eval_tokens=0) == 0
+    for folder in (runs / "a", out):
+        assert call(out_dir=folder, tasks="text", input=data, checkpoint="last.pt", batch_size=5) == 0
+        assert call(out_dir=folder, tasks="text", input=file, checkpoint="last.pt") == 0
+        found = values(folder, f"text {data}")["nats_per_token"]
+        assert found == pytest.approx(column(folder, "val_loss")[12], rel=1e-6)
+        nats = plain_loop(load_trained(folder, "last.pt").model, [EOT, *file.read_bytes()], 0)
+        assert values(folder, f"text {file}")["nats_per_token"] == pytest.approx(nats / file.stat().st_size, rel=1e-6)
+    assert load_trained(out, "last.pt").doc_mask and not load_trained(runs / "a", "last.pt").doc_mask
+    rows = compare_results({folder: read(folder) for folder in (runs / "a", out)})
+    assert sum(f"text {data}, documents apart" in row for row in rows) == 3  # rows of their own
+    assert sum(f"text {file}  " in row and "-" not in row.split() for row in rows) == 3
+
+
 def json_tokenizer() -> dict:
     """The meta of a tokenizer.json: pairs of bytes, so that tokens cut characters in two."""
     from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
@@ -171,6 +188,18 @@ def test_the_mean_of_the_paper_s_15_tasks():
         assert suite_means(changed) == {} and "mean" not in "".join(compare_results({"a": changed}))
 
 
+def test_the_mean_of_eight_tasks_after_fine_tuning():
+    names = "boolq piqa social_iqa hellaswag winogrande arc_easy arc_challenge openbookqa".split()
+    assert EvaluateConfig(tasks="commonsense8").task_names() == names
+    tasks = {task: entry_of(i / 10) for i, task in enumerate(names)} | {"rte": entry_of(1.0)}
+    means = suite_means(tasks)
+    assert means.keys() == {"commonsense8"} and means["commonsense8"]["mean"] == pytest.approx(0.35)
+    assert "acc [I]" in means["commonsense8"]["how"] and "record" not in means["commonsense8"]["how"]
+    assert compare_results({"a": tasks})[-1].startswith("commonsense8  mean of 8 [I]")
+    of_both = suite_means(tasks | {task: entry_of(0.5, metric) for task, metric in SUITES["dyt15"].items()})
+    assert of_both.keys() == {"dyt15", "commonsense8"} and "f1 for record" in of_both["dyt15"]["how"]
+
+
 def test_other_settings_have_a_row_of_their_own():
     runs = {"a": {"wic": entry_of(0.5)}, "b": {"wic": entry_of(0.75, limit=10, num_fewshot=5)}}
     _, one, other = compare_results(runs)
@@ -195,7 +224,7 @@ BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "no such checkpoint": (dict(checkpoint="third.pt"), "there is no checkpoint TMP/a/third.pt; in TMP/a: best.pt,"),
     "second run missing": (dict(out_dir="TMP/a,TMP/none"), "there is no checkpoint TMP/none/best.pt"),
     "no input": (dict(input=""), "the task text needs --input=FILE"),
-    "input without text": (dict(tasks="wic"), "input and overlap belong to the task text"),
+    "input without text": (dict(tasks="wic"), "input belongs to the tasks text and answers: add one"),
     "missing file": (dict(input="TMP/no.txt"), "cannot read input TMP/no.txt (No such file or directory)"),
     "empty file": (dict(input="TMP/empty.txt"), "input TMP/empty.txt is empty"),
     "not UTF-8": (dict(input="TMP/latin.txt"), "input TMP/latin.txt is not UTF-8 text (byte 2 is not)"),
@@ -234,8 +263,6 @@ def test_bad_input_is_refused_in_one_line(name, runs, dataset, capsys):
 
 def test_an_alphabet_that_has_nothing_to_begin_with(made, dataset, tmp_path, capsys):
     """Such a model can be evaluated on datasets only."""
-    from support.runs import run
-
     assert run(out_dir=tmp_path / "c", dataset=dataset, max_iters=2, eval_interval=2, eval_tokens=0) == 0
     assert call(out_dir=tmp_path / "c", tasks="text", input=made / "text.txt") == 1
     assert "neither end of text nor newline" in capsys.readouterr().err
@@ -251,5 +278,7 @@ def test_without_the_harness(runs, capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "lm_eval" else find(name, *a))
     assert call(out_dir=runs / "a", tasks="text,wic", input=runs / "text.txt") == 1
-    assert capsys.readouterr().err == "error: every task but text needs lm-evaluation-harness: make install-eval\n"
+    assert capsys.readouterr().err == (
+        "error: every task but text and answers needs lm-evaluation-harness: make install-eval\n"
+    )
     assert not (runs / "a" / "evaluation.json").exists()
