@@ -1,10 +1,15 @@
-"""Text from a checkpoint.
+"""Text from a checkpoint, or a conversation with it.
 
 python sample.py --out_dir=out/dnt_small --start="The"
 python sample.py --out_dir=out/dnt_small --start_file=prompt.txt --num_samples=3 --temperature=0.8 --top_p=0.95
 python sample.py --out_dir=out/dnt_small --start=FILE:prompt.txt                 # the same file, as nanoGPT has it
 python sample.py --init_from=gpt2 --start="The"                                 # weights of Hugging Face
 echo "def main(" | python sample.py --out_dir=out/quickstart --start_file=-
+
+python sample.py --out_dir=out/sft --chat=True                                  # or --chat: talk; Ctrl-D ends it
+python sample.py --out_dir=out/sft --chat=True --system="Be brief." < prompts.txt > answers.txt
+
+In a chat each line of standard input is a prompt. The template is the one of the data that the model was fine-tuned on.
 """
 
 import sys
@@ -17,10 +22,14 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 import torch
 
 from configurator import configure
+from nanodnt.conversations.chat import Chat, talk
+from nanodnt.conversations.template import TEMPLATES, make_template, template_of
 from nanodnt.generate import compile_step, generate
 from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.errors import EXPECTED, report_error
-from nanodnt.trained import load_trained
+from nanodnt.trained import Trained, load_trained
+
+NOT_IN_CHAT = dict(start="", start_file="", num_samples=1, compile=False)  # what a chat can only be given as
 
 
 @dataclass
@@ -31,9 +40,13 @@ class SampleConfig:
     start: str = ""  # the prompt; empty = a new document; FILE:prompt.txt = what this file holds
     start_file: str = ""  # a file that holds the prompt; - = standard input
     init_from: str = ""  # instead of a run's checkpoint: a folder of Hugging Face, OWNER/MODEL, gpt2, gpt2-medium, …
+    # --- a conversation ---
+    chat: bool = False  # answer the lines of standard input, one after another; --chat alone means --chat=True
+    template: str = ""  # chat, alpaca, chatml, plain, or a text with {prompt} and {response}; empty = the checkpoint's
+    system: str = ""  # a system message, which stands before the first prompt
     # --- how ---
     num_samples: int = 5  # samples, drawn in one batch
-    max_new_tokens: int = 500  # longest continuation, in tokens; end of text ends a sample earlier
+    max_new_tokens: int = 500  # longest continuation, or answer, in tokens; end of text ends it earlier
     temperature: float = 0.8  # divides the logits; 0 = always the most likely token
     top_k: int = 200  # only the k most likely tokens; 0 = off
     top_p: float = 1.0  # only the most likely tokens that together reach this probability; 1 = off
@@ -42,8 +55,8 @@ class SampleConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix multiplications
     compile: bool = False  # torch.compile the steps of one token: slow at first, pays for many tokens
 
-    def check(self):
-        """ValueError for values that mean nothing."""
+    def check(self, given=()):
+        """ValueError for values that mean nothing. `given` has the names of the flags that were set."""
         for name, ok, allowed in (
             ("num_samples", self.num_samples >= 1, "at least 1"),
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
@@ -55,6 +68,33 @@ class SampleConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be {allowed}")
         if self.start and self.start_file:
             raise ValueError("start and start_file both give a prompt: keep one")
+        for name, allowed in NOT_IN_CHAT.items() if self.chat else ():
+            if name in given and getattr(self, name) != allowed:
+                raise ValueError(f"{name} is not for a chat, which answers line by line: leave out --chat or --{name}")
+        if (self.template or self.system) and not self.chat:
+            raise ValueError("template and system are for a chat: add --chat, or leave them out")
+
+
+def main() -> int:
+    argv = ["--chat=True" if word == "--chat" else word for word in sys.argv[1:]]
+    (config,), given = configure(SampleConfig, argv=argv, description=__doc__)
+    try:
+        config.check(given)
+        text = read_prompt(config)
+        device, _ = choose_device(config.device)
+        dtype, _ = choose_dtype(config.dtype, device)
+        trained = load_trained(config.out_dir, config.checkpoint, config.init_from)
+        trained.model.to(device).set_compute_dtype(dtype)
+        how = dict(temperature=config.temperature, top_k=config.top_k or None)
+        how |= dict(top_p=config.top_p if config.top_p < 1 else None)
+        how |= dict(generator=torch.Generator(device).manual_seed(config.seed))
+        if config.chat:
+            talk(start_chat(config, trained, how))
+        else:
+            draw_samples(config, trained, text, how)
+        return 0
+    except EXPECTED as e:
+        return report_error(e)
 
 
 def read_prompt(config: SampleConfig) -> str:
@@ -74,38 +114,39 @@ def read_prompt(config: SampleConfig) -> str:
         raise ValueError(f"{flag} is not UTF-8 text") from None
 
 
-def main() -> int:
-    (config,), _ = configure(SampleConfig, description=__doc__)
+def draw_samples(config: SampleConfig, trained: Trained, text: str, how: dict) -> None:
+    """Print samples that continue `text`."""
+    tokenizer = trained.tokenizer
+    prompt = [*tokenizer.start, *tokenizer.encode(text)] if text else tokenizer.new_document()
+    idx = torch.tensor([prompt] * config.num_samples, device=how["generator"].device)
+    how = how | dict(stop=tokenizer.eot, step=compile_step() if config.compile else None)
     try:
-        config.check()
-        text = read_prompt(config)
-        device, _ = choose_device(config.device)
-        dtype, _ = choose_dtype(config.dtype, device)
-        trained = load_trained(config.out_dir, config.checkpoint, config.init_from)
-        model, tokenizer = trained.model.to(device).set_compute_dtype(dtype), trained.tokenizer
-        prompt = [*tokenizer.start, *tokenizer.encode(text)] if text else tokenizer.new_document()
-        idx = torch.tensor([prompt] * config.num_samples, device=device)
-        generator = torch.Generator(device).manual_seed(config.seed)
-        how = dict(
-            temperature=config.temperature, top_k=config.top_k or None, top_p=config.top_p if config.top_p < 1 else None
+        out = generate(trained.model, idx, config.max_new_tokens, **how)
+    except RuntimeError as e:
+        if not config.compile or isinstance(e, torch.OutOfMemoryError):
+            raise
+        reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
+        raise ValueError(f"torch.compile failed ({reason}): use --compile=False") from e
+    for row in out[:, len(prompt) :].tolist():
+        if tokenizer.eot in row:
+            row = row[: row.index(tokenizer.eot)]
+        # the new tokens' text is read after the prompt's: some tokenizers drop a text's first space
+        print(text + tokenizer.decode(prompt + row)[len(tokenizer.decode(prompt)) :])
+        print("-" * 80)
+
+
+def start_chat(config: SampleConfig, trained: Trained, how: dict) -> Chat:
+    """A conversation by the flag's template, or else the checkpoint's. ValueError, one line, if there is none."""
+    own = template_of(trained.meta)
+    if own is None and not config.template:
+        raise ValueError(
+            f"{trained.source} has no template, since it was not fine-tuned on conversations (data/sft/prepare.py): "
+            f"give --template={'|'.join(TEMPLATES)}, or your own text"
         )
-        how |= dict(stop=tokenizer.eot, generator=generator, step=compile_step() if config.compile else None)
-        try:
-            out = generate(model, idx, config.max_new_tokens, **how)
-        except RuntimeError as e:
-            if not config.compile or isinstance(e, torch.OutOfMemoryError):
-                raise
-            reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
-            raise ValueError(f"torch.compile failed ({reason}): use --compile=False") from e
-        for row in out[:, len(prompt) :].tolist():
-            if tokenizer.eot in row:
-                row = row[: row.index(tokenizer.eot)]
-            # the new tokens' text is read after the prompt's: some tokenizers drop a text's first space
-            print(text + tokenizer.decode(prompt + row)[len(tokenizer.decode(prompt)) :])
-            print("-" * 80)
-        return 0
-    except EXPECTED as e:
-        return report_error(e)
+    template = make_template(config.template) if config.template else own
+    if own not in (None, template):
+        print("note: --template is used; the checkpoint was fine-tuned with another", file=sys.stderr)
+    return Chat(trained.model, trained.tokenizer, template, config.system, config.max_new_tokens, **how)
 
 
 if __name__ == "__main__":

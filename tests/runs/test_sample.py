@@ -300,6 +300,76 @@ def test_training_leaves_what_sampling_reads(run, draw):
     assert [len(draw(f"--checkpoint={name}")) for name in ("best.pt", "last.pt", "prev.pt")] == [2, 2, 2]
 
 
+# ------------------------------------------------------------------------------------------------------------ --chat
+
+TALK = BYTES | {"template": {"system": "{system};", "turn": "{prompt}={response}"}}
+SAYS = {"=": "b", "b": "c", "c": [""]}  # every answer is "bc"
+
+
+@pytest.fixture
+def chat(run, tmp_path, capsys, monkeypatch):
+    """chat(raw bytes of standard input, flags) → (exit code, stdout, stderr), of the model that answers "bc"."""
+
+    def chat(raw, *flags, tokenizer=TALK, follows=SAYS):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+        out = chain(run, tmp_path / "chat", follows, tokenizer)
+        capsys.readouterr()
+        code = call(sample.main, f"--out_dir={out}", "--device=cpu", "--dtype=float32", "--temperature=0", *flags)
+        return code, *capsys.readouterr()
+
+    return chat
+
+
+def test_a_conversation(chat):
+    assert chat(b"hi\n\n", "--chat") == (0, "bc\n", "")
+    assert chat(b"", "--chat=True") == (0, "", "")
+    code, out, err = chat(b"hi\nxy\na long prompt\nz", "--chat", "--system=s", "--num_samples=1", "--compile=False")
+    assert (code, out) == (0, "bc\nbc\nbc\n")
+    outgrew, left_out, again = err.splitlines()
+    assert outgrew == again == "note: the conversation outgrew block_size=8: its oldest turn is dropped"
+    assert left_out.startswith("left out: this prompt makes 17 tokens with its template and system message")
+
+
+def test_the_template_of_a_chat(chat):
+    other = "--template={prompt}a{response}"  # after a comes nothing that the model knows
+    code, out, err = chat(b"hi\n", "--chat", other, "--max_new_tokens=3")
+    assert code == 0 and out != "bc\n" and "note: --template is used; the checkpoint was fine-tuned with another" in err
+    assert chat(b"hi\n", "--chat", "--template={prompt}={response}", tokenizer=BYTES) == (0, "bc\n", "")
+    code, out, err = chat(b"hi\n", "--chat", tokenizer=BYTES)
+    assert (code, out) == (1, "") and err.count("\n") == 1
+    assert "best.pt has no template" in err and "--template=chat|alpaca|chatml|plain" in err
+    code, _, err = chat(b"hi\n", "--chat", tokenizer=TALK | {"template": 5})
+    assert code == 1 and "damaged" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ("--chat --start=It", "start is not for a chat"),
+        ("--chat --start_file=-", "start_file is not for a chat"),
+        ("--chat --num_samples=2", "leave out --chat or --num_samples"),
+        ("--chat --compile=True", "compile is not for a chat"),
+        ("--system=s", "template and system are for a chat: add --chat"),
+        ("--template=chat", "template and system are for a chat: add --chat"),
+        ("--chat --template=unknown", "is none of chat, alpaca, chatml, plain"),
+        ("--chat --template=alpaca --system=s", "no text for a system message: leave --system out"),
+    ],
+)
+def test_what_a_chat_refuses(chat, flags, words):
+    code, out, err = chat(b"hi\n", *flags.split())
+    notes, error = err.splitlines()[:-1], err.splitlines()[-1]
+    assert (code, out) == (1, "") and error.startswith("error: ") and words in error
+    assert all(note.startswith("note: ") for note in notes)
+
+
+def test_a_chat_that_cannot_be(chat):
+    chars = Tokenizer.meta_for("chars", ["=", "b", "c"])
+    code, _, err = chat(b"b\n", "--chat", "--template=plain", tokenizer=chars, follows={"=": "b", "b": "c"})
+    assert code == 1 and err.count("\n") == 1 and "(chars) has no end of text" in err
+    code, out, err = chat(b"hi\nd\xe9j\xe0\n", "--chat")
+    assert (code, out, err) == (1, "bc\n", "error: line 2 of standard input is not UTF-8 text\n")
+
+
 def test_as_a_program_with_the_prompt_piped_in(run, draw):
     argv = [f"--out_dir={run}", "--device=cpu", "--dtype=float32", "--max_new_tokens=24", "--num_samples=2"]
     command = [sys.executable, ROOT / "sample.py", *argv, "--start_file=-"]
