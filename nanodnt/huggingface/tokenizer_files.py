@@ -1,6 +1,7 @@
 """Tokenizers as the files of Hugging Face, tokenizer.json and tokenizer_config.json, and back.
 
-Ours are written so that the library `tokenizers` gives the same ids. Read again, they are recognised as ours.
+Ours are written so that the library `tokenizers` gives the same ids. Read again, they are recognised as ours. A
+template of conversations goes along twice: in Jinja, for `transformers`, and as it is.
 """
 
 import json
@@ -13,6 +14,7 @@ CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_s
 # What is kept of a tokenizer_config.json that was read. Not its class: some classes of `transformers` change what
 # tokenizer.json says, which is what we go by.
 KEPT = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "chat_template")
+OWN_TEMPLATE = "nanodnt_template"  # the key under which our own template stands there, beside its Jinja
 CONFIG |= {"model_input_names": ["input_ids", "attention_mask"], "padding_side": "left"}  # left: to generate
 
 
@@ -31,8 +33,65 @@ def tokenizer_files(meta: dict, block_size: int) -> dict:
         text, config = make_json(meta), dict(CONFIG)
         if meta["eot"] is not None:
             config |= dict.fromkeys(("bos_token", "eos_token"), EOT)
+    if meta.get("template") is not None:
+        config |= {"chat_template": chat_template(meta), OWN_TEMPLATE: meta["template"]}
     config["model_max_length"] = block_size
     return {"tokenizer.json": text, "tokenizer_config.json": json.dumps(config, indent=2, ensure_ascii=False)}
+
+
+def chat_template(meta: dict) -> str:
+    """The template of conversations in `meta` as Jinja, for `apply_chat_template`: the text of what `encode_prompt` and
+    `encode_conversation` make of messages, special tokens by name. After a user's message the text up to the place of
+    the answer always follows, with and without add_generation_prompt.
+
+    `transformers` tokenises that text as one. The ids of a first prompt are ours. Later ones are ours where no token
+    spans an answer and the text before it: after a newline mostly so, after a space not. And names of special tokens in
+    a message become these tokens, which in ours they never do. ValueError where the template is damaged."""
+    system, turn = _texts(meta)
+    begin = end = EOT
+    if meta["tokenizer"] == "json":
+        tokenizer = Tokenizer(meta)
+        begin = "".join(map(tokenizer.json.id_to_token, tokenizer.start or [tokenizer.bos]))
+        end = tokenizer.json.id_to_token(tokenizer.eot)
+    first = _refuse("this model knows no system message")
+    if system:
+        before, after = system.split("{system}")
+        first = _jinja(before, "messages[0]", after)
+    before, after = turn.removesuffix("{response}").split("{prompt}")
+    return (
+        _jinja(begin)
+        + "{% set turns = messages %}{% if messages[0]['role'] == 'system' %}{% set turns = messages[1:] %}"
+        + first
+        + "{% endif %}{% for message in turns %}{% if message['role'] != ['user', 'assistant'][loop.index0 % 2] %}"
+        + _refuse("after at most one system message, user and assistant alternate")
+        + "{% elif message['role'] == 'assistant' %}"
+        + _jinja("", "message", end)
+        + "{% else %}{% if not loop.first %}"
+        + _jinja("\n")
+        + "{% endif %}"
+        + _jinja(before, "message", after)
+        + "{% endif %}{% endfor %}"
+    )
+
+
+def _texts(meta):
+    """The system's and the turn's text of a template, checked as far as they are used here."""
+    found = meta["template"] if isinstance(meta["template"], dict) else {}
+    system, turn = (found.get(key) for key in ("system", "turn"))
+    places = isinstance(turn, str) and turn.count("{prompt}") == 1
+    if not places or not isinstance(system, str) or system.count("{system}") != bool(system) or meta["eot"] is None:
+        raise ValueError(f"the template {str(meta['template'])[:60]!r} of this checkpoint is damaged")
+    return system, turn
+
+
+def _jinja(before: str, message: str = "", after: str = "") -> str:
+    """Jinja that prints the text before, a message's content, and the text after it."""
+    parts = [repr(before)] * bool(before) + [f"{message}['content']"] * bool(message) + [repr(after)] * bool(after)
+    return "{{ " + " + ".join(parts) + " }}"  # a string in Jinja has Python's escapes
+
+
+def _refuse(reason: str) -> str:
+    return f"{{{{ raise_exception({reason!r}) }}}}"
 
 
 def make_json(meta: dict) -> str:
@@ -83,7 +142,8 @@ def find_merges(ranks: dict) -> list:
 
 
 def read_tokenizer(folder: Path) -> dict | None:
-    """The part of meta.json for the tokenizer of a folder of Hugging Face; None where the folder has none.
+    """The part of meta.json for the tokenizer of a folder of Hugging Face; None where the folder has none. An export of
+    ours can have a template of conversations, too.
 
     ValueError where a file is damaged."""
     path = folder / "tokenizer.json"
@@ -96,7 +156,9 @@ def read_tokenizer(folder: Path) -> dict | None:
         if template.is_file():
             config["chat_template"] = template.read_text(encoding="utf-8")
         meta = json_meta(text, *(special_token(folder, text, config, name) for name in ("eos", "bos")))
-        return recognise(text, meta) or meta | {"json_config": config}
+        own = config.pop(OWN_TEMPLATE, None)
+        meta = recognise(text, meta) or meta | {"json_config": config}
+        return meta | ({} if own is None else {"template": own})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as e:
         raise ValueError(f"the tokenizer in {folder} cannot be read ({str(e)[:200] or type(e).__name__})") from None
 
