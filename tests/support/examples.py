@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers
+import torch
 
 from nanodnt.tokenizer import Tokenizer, json_meta
 
@@ -101,3 +102,37 @@ def documents(positions):
     for row, values in enumerate(positions.tolist()):
         starts = [i for i, position in enumerate(values) if position == 0]
         yield from ((row, slice(a, b)) for a, b in pairwise([*starts, len(values)]))
+
+
+def uneven_examples(seed: int, n: int, low: int = 4, high: int = 33) -> list:
+    """n examples of `low` to `high` tokens, in turn with an answer of one token or two and with nothing but an answer:
+    rows of them have very different numbers of targets that count."""
+    rng, found = np.random.default_rng(seed), []
+    for i in range(n):
+        letters = int(rng.integers(low - 2, high - 1))  # with begin and end of text they are an example
+        ids = np.cumsum(rng.choice([1, 2, 5], letters)) % 26 + 97
+        answer = min(i % 4 // 2, letters) if i % 2 else letters
+        found.append(example((ids[: letters - answer].tolist(), ids[letters - answer :].tolist())))
+    return found
+
+
+UNEVEN = dict(train=uneven_examples(0, 150), val=uneven_examples(1, 30))  # no two are the same
+
+
+def write_documents(folder: Path) -> Path:
+    """A prepared text in bytes: documents of 2 to 24 letters, each with end of text behind it."""
+    splits = {}
+    for split, seed, n in (("train", 0, 300), ("val", 1, 40)):
+        documents = (ids[1:] for ids, _ in uneven_examples(seed, n, high=26))
+        splits[split] = [token for ids in documents for token in ids], {}
+    return write(folder, Tokenizer.meta_for("bytes"), splits)
+
+
+def mean_loss(model, documents) -> float:
+    """Mean cross-entropy in nats over the counted tokens of documents (ids, marks), each read by itself, one by one.
+    A token counts where its mark is 1."""
+    losses = []
+    for ids, marks in documents:
+        logits = model(torch.tensor([ids[:-1]]))[0][0].double().log_softmax(-1)
+        losses += [-logits[i - 1, ids[i]].item() for i in range(1, len(ids)) if marks[i] == 1]
+    return sum(losses) / len(losses)
