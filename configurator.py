@@ -5,6 +5,7 @@
 Files apply from left to right; a flag wins over every file, wherever it stands. A config file has Python's syntax but
 is data: it is parsed, never executed. It holds lines `name = expression`; a `_name` is a helper, not a key.
 A knob is a field of a dataclass: its annotation says what is allowed, the comment beside it is its text in `--help`.
+For a bool, `--key` alone means `--key=True`.
 """
 
 import ast
@@ -133,12 +134,12 @@ def read_arguments(argv, knobs, positional="config"):
             raise ConfigError(f"{arg}: write --{name or 'key'}={value or 'VALUE'}")
         elif name not in knobs:
             raise ConfigError(f"unknown flag --{name} ({_hint(name, knobs, '--')})")
-        elif not equals:
+        elif not equals and knobs[name].hint is not bool:
             raise ConfigError(f"--{name} has no value: write --{name}=VALUE ({_expected(knobs[name])})")
         elif name in flags:
             raise ConfigError(f"--{name} is given twice, as {flags[name]!r} and {value!r}: keep one")
         else:
-            flags[name] = value
+            flags[name] = value if equals else "True"
     if positional != "config":
         given[positional], rest = (rest, "command line"), []
     for path in rest:

@@ -6,8 +6,8 @@ python sample.py --out_dir=out/dnt_small --start=FILE:prompt.txt                
 python sample.py --init_from=gpt2 --start="The"                                 # weights of Hugging Face
 echo "def main(" | python sample.py --out_dir=out/quickstart --start_file=-
 
-python sample.py --out_dir=out/sft --chat=True                                  # or --chat: talk; Ctrl-D ends it
-python sample.py --out_dir=out/sft --chat=True --system="Be brief." < prompts.txt > answers.txt
+python sample.py --out_dir=out/sft --chat                                       # talk; Ctrl-D ends it
+python sample.py --out_dir=out/sft --chat --system="Be brief." < prompts.txt > answers.txt
 
 In a chat each line of standard input is a prompt. The template is the one of the data that the model was fine-tuned on.
 """
@@ -41,7 +41,7 @@ class SampleConfig:
     start_file: str = ""  # a file that holds the prompt; - = standard input
     init_from: str = ""  # instead of a run's checkpoint: a folder of Hugging Face, OWNER/MODEL, gpt2, gpt2-medium, …
     # --- a conversation ---
-    chat: bool = False  # answer the lines of standard input, one after another; --chat alone means --chat=True
+    chat: bool = False  # answer the lines of standard input, one after another
     template: str = ""  # chat, alpaca, chatml, plain, or a text with {prompt} and {response}; empty = the checkpoint's
     system: str = ""  # a system message, which stands before the first prompt
     # --- how ---
@@ -76,8 +76,7 @@ class SampleConfig:
 
 
 def main() -> int:
-    argv = ["--chat=True" if word == "--chat" else word for word in sys.argv[1:]]
-    (config,), given = configure(SampleConfig, argv=argv, description=__doc__)
+    (config,), given = configure(SampleConfig, description=__doc__)
     try:
         config.check(given)
         text = read_prompt(config)

@@ -45,7 +45,7 @@ def find_tokenizer(name: str, others: tuple = ()) -> dict:
     if meta is None:
         raise ValueError(f"--tokenizer={name} has no tokenizer.json")
     Tokenizer(meta)  # ValueError if its vocabulary is missing
-    return meta
+    return {key: value for key, value in meta.items() if key != "template"}  # that one is of other data
 
 
 def visible_files(path: Path):

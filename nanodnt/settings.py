@@ -12,9 +12,9 @@ MAX_BATCH = 2**20  # sequences; a larger number is a typing error, and its batch
 class TrainConfig:
     # --- run ---
     out_dir: str = "out/run"  # the run directory: config.json, metrics.jsonl, checkpoints, loss.png
-    init_from: str = "scratch"  # scratch, resume, auto (resume if there is something to resume), or weights to start from:
-    #   a run directory (its best.pt), a checkpoint's path, or of Hugging Face: a folder, OWNER/MODEL, gpt2, gpt2-medium,
-    #   gpt2-large, gpt2-xl; auto:SOURCE resumes, or starts from any of these
+    init_from: str = "scratch"  # scratch, resume, auto (resume if there is something to resume), or weights to start
+    #   from: a run directory (its best.pt), a checkpoint's path, or those of Hugging Face: a folder, OWNER/MODEL, gpt2,
+    #   gpt2-medium, gpt2-large, gpt2-xl; auto:SOURCE resumes, or starts from any of these
     overwrite: bool = False  # let init_from=scratch replace the checkpoints of an earlier run in out_dir
     seed: int = 1337  # of initialisation, data order and dropout, which have separate generators
     # --- data ---

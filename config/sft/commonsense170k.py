@@ -2,12 +2,10 @@
 
     python data/commonsense170k/prepare.py --tokenizer=gpt2 --max_tokens=256
     torchrun --standalone --nproc_per_node=8 train.py config/sft/commonsense170k.py
-    torchrun --standalone --nproc_per_node=8 train.py config/sft/commonsense170k.py \\
-        --init_from=auto:out/lns_250m_lns --out_dir=out/commonsense_250m_lns
-    python evaluate.py --out_dir=out/commonsense_250m,out/commonsense_250m_lns \\
-        --tasks=answers --input=data/commonsense170k/raw/test
+    python evaluate.py --out_dir=out/commonsense_250m --tasks=answers --input=data/commonsense170k/raw/test
 
-The first starts from config/lns/250m.py, the second from the same with config/lns/lns.py: train these before.
+It starts from config/lns/250m.py, which must be trained before. For LNS train that with config/lns/lns.py, and add here
+--init_from=auto:out/lns_250m_lns --out_dir=out/commonsense_250m_lns.
 From the paper: all weights are trained, on this data, and the eight tasks are reported; LNS is 1.80% above Mix-LN on
 average at 250M. Its learning rate, batch, epochs and context are those of Mix-LN's paper, which we could not read [U].
 Here [I]: three epochs of about 16 examples a step, at most 256 tokens each, as this data is commonly used; packed, so a

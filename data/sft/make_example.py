@@ -24,7 +24,7 @@ TASKS = {
 
 def make_word(draw: random.Random) -> str:
     """Two or three syllables, such as "tomaki"."""
-    return "".join(draw.choice("bcdfghklmnprstvwz") + draw.choice("aeiou") for _ in range(draw.randint(2, 3)))
+    return "".join(draw.choice("bcdfghjklmnpqrstvwxyz") + draw.choice("aeiou") for _ in range(draw.randint(2, 3)))
 
 
 def make_record(draw: random.Random) -> dict:

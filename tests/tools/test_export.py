@@ -12,6 +12,7 @@ import torch
 
 import export
 from model import GPT
+from nanodnt import inputs
 from nanodnt.generate import generate
 from nanodnt.huggingface import write
 from nanodnt.huggingface.read import read_pretrained
@@ -337,12 +338,12 @@ def test_bad_input_is_one_line_and_nothing_is_written(begun, tmp_path, monkeypat
 
 def change_the_network(monkeypatch):
     """Attention of another width of the softmax, as a fork might change it: no export can see that in the slots."""
-    import model
+    from layers import attention
 
-    attend = model.F.scaled_dot_product_attention
-    other = SimpleNamespace(**vars(model.F))
+    attend = attention.F.scaled_dot_product_attention
+    other = SimpleNamespace(**vars(attention.F))
     other.scaled_dot_product_attention = lambda q, *args, **how: attend(q * 1.5, *args, **how)
-    monkeypatch.setattr(model, "F", other)
+    monkeypatch.setattr(attention, "F", other)
 
 
 def test_a_changed_network_is_not_exported_as_another(tmp_path, monkeypatch):
@@ -506,7 +507,7 @@ def test_a_tokenizer_of_theirs(tmp_path, monkeypatch, capsys):
     assert again(text)["input_ids"] == theirs(text)["input_ids"] and again.eos_token_id == 1
     assert load(tmp_path / "ours").config.bos_token_id == 0
     argv[1] = "--tokenizer=theirs"
-    assert local.is_pretrained("theirs") is False
+    assert inputs.is_pretrained("theirs") is False
     with pytest.raises(ValueError, match="--tokenizer=theirs is neither one of bytes, gpt2, gpt2_4096, chars, nor a"):
         local.main(argv)
 
