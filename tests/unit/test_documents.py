@@ -111,7 +111,7 @@ def test_checkpointing_changes_no_bit(flags):
         assert_same_gradients(found[0], by_documents(model, *batch)[1:], 1e-4)
 
 
-BACKENDS = spread(("eager", "aot_eager", "inductor"), fast=("eager",))
+BACKENDS = ("eager", "aot_eager", "inductor")
 
 
 def assert_compiled(model, call, graphs, tolerance):
@@ -124,8 +124,9 @@ def assert_compiled(model, call, graphs, tolerance):
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+@pytest.mark.deep  # the fast suite has the next test
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("checkpointing", (False, pytest.param(True, marks=pytest.mark.deep)))
+@pytest.mark.parametrize("checkpointing", (False, True))
 @fresh_compiler()
 def test_compiled_as_one_graph(backend, checkpointing):
     induced = backend == "inductor"
@@ -135,7 +136,7 @@ def test_compiled_as_one_graph(backend, checkpointing):
     assert_compiled(model, compiled, 1, 1e-4 if induced else 1e-10)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", spread(BACKENDS, fast=("eager",)))
 @pytest.mark.parametrize("checkpointing", (False, pytest.param(True, marks=pytest.mark.deep)))
 @fresh_compiler()
 def test_compiled_by_blocks(backend, checkpointing, monkeypatch):
@@ -172,7 +173,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 @given(st.data(), rows_of_documents())
-@settings(max_examples=count(15, 400), deadline=None)
+@settings(max_examples=count(10, 400), deadline=None)
 def test_no_document_reads_another(name, data, rows):
     """Logits of all others keep their bits when one document's tokens change; and so do the gradients, which at its
     tokens are 0, where the targets of the others alone count."""
