@@ -345,6 +345,24 @@ def test_compiled_flex_attention_reads_these_tiles(T, kv_heads):
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("by_blocks", (False, True), ids=("whole", "blocks"))
+@fresh_compiler()
+def test_flex_attention_is_traced_once(by_blocks, monkeypatch):
+    """For all documents, though each batch has a rule of its own; and blocks share a graph."""
+    model, plain = (build(dict(LLAMA, block_size=200)) for _ in "ab")
+    model.flex_attention = True
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
+        call = compile_parts(model) if by_blocks else torch.compile(model, dynamic=False)
+    torch._dynamo.utils.counters.clear()
+    with torch.no_grad():
+        for seed in (1, 2, 3):
+            idx, positions = tokens(5, 200, seed=seed), random_positions(200, BEGINS, seed)
+            assert error(call(idx, positions=positions)[0], plain(idx, positions=positions)[0]) < 1e-12
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.deep
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 @pytest.mark.parametrize("T, by_blocks, checkpointing", ((512, False, False), (300, False, True), (300, True, False)))
@@ -490,10 +508,10 @@ def test_the_largest_logit_is_one_that_is_computed(piece, monkeypatch):
     positions = positions_of(ROWS)
     q, k = torch.randn(3, 4, T, 8, dtype=torch.float64), torch.randn(3, 2, T, 8, dtype=torch.float64)
     q[0, :, 7:9], k[0, :, :7] = 30, 30  # queries of the second and third document, keys of the first
-    k[2, :, 12:] = 50  # of the last document, which no other sees
+    q[1, :, 15], k[1, :, 4] = 20, 20  # of one document: the largest that is computed
     expected = largest_plainly(q, k, positions)
     assert tracking.largest_logit(q, k, positions).item() == pytest.approx(expected, rel=1e-12)
-    assert tracking.largest_logit(q, k).item() > 5 * expected
+    assert tracking.largest_logit(q, k).item() > 2 * expected
 
 
 @pytest.mark.parametrize("flags", (dict(norm="layernorm"), dict(LLAMA, **S5)), ids=("learned", "llama, S5"))
