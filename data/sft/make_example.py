@@ -1,7 +1,7 @@
 """Write example.jsonl, 6,000 made conversations about words: small tasks that a small model learns in minutes.
 
-The words are syllables drawn at random, so the held-out ones have not been seen in training: what is learned is the
-task. A third are conversations of two turns, whose second answer is in the first prompt.
+The words are syllables drawn at random, so most of the held-out ones have not been seen in training: what is learned is
+the task. A third are conversations of two turns, whose second answer is in the first prompt.
 
     python data/sft/make_example.py
     python data/sft/prepare.py --input=data/sft/example.jsonl --tokenizer=bytes --name=sft_example

@@ -1,14 +1,13 @@
 """docs/use.md, from the first command to the last, in a copy of the tree with a small run in the quickstart's place."""
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 
 import pytest
 
 from support.runs import ROOT
+from support.trees import call, copy_tree
 
 PAGE = (ROOT / "docs" / "use.md").read_text()
 BLOCKS = re.findall(r"```(bash network|bash|python|)\n(.*?)```", PAGE, re.DOTALL)
@@ -22,28 +21,12 @@ def lines_of(kind: str) -> list:
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """A copy of the tree with a run of a small DNT in out/quickstart, on bytes of the README."""
-    root = tmp_path_factory.mktemp("use") / "tree"
-    root.mkdir()
-    for name in ("layers", "nanodnt", "config", "docs", "data"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.png", "*.bin", "meta.json")
-        shutil.copytree(ROOT / name, root / name, ignore=ignored)
-    for path in [*ROOT.glob("*.py"), ROOT / "README.md", ROOT / "requirements.txt"]:
-        shutil.copy(path, root)
+    root = copy_tree(tmp_path_factory.mktemp("use") / "tree")
     call(root, "python data/local/prepare.py --input=README.md --tokenizer=bytes --name=readme")
     small = dict(n_layer=2, n_head=2, n_embd=32, block_size=64, batch_size=8, max_iters=20, warmup_iters=5)
     small |= dict(eval_interval=20, eval_tokens=512, compile=False, device="cpu", dataset="readme")
     call(root, f"python train.py config/quickstart.py {' '.join(f'--{name}={value}' for name, value in small.items())}")
     return root
-
-
-def call(root, line, code=0, **environment):
-    """Run a command line of the page there; its stdout, or its stderr where it must fail."""
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_CURRENT_TEST")}
-    env |= dict(HF_HOME=str(root / "cache"), PATH=f"{os.path.dirname(sys.executable)}:{env['PATH']}", **environment)
-    argv = line if isinstance(line, list) else ["bash", "-c", line]
-    run = subprocess.run(argv, cwd=root, env=env, capture_output=True, text=True, timeout=300)
-    assert run.returncode == code, f"{line}\n{run.stdout}\n{run.stderr}"
-    return run.stderr if code else run.stdout
 
 
 def test_the_page_from_beginning_to_end(tree):

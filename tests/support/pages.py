@@ -50,7 +50,7 @@ def load(*argv) -> list:
 def tables(text: str):
     """Every table of a page, as a list of rows {column's title: cell}."""
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
-        cells = [row.strip().strip("|").split("|") for row in block.splitlines()]
+        cells = [re.split(r"(?<!\\)\|", row.strip().strip("|")) for row in block.splitlines()]
         titles, line, *rows = [[cell.strip() for cell in row] for row in cells]
         assert all(set(cell) <= set("-: ") for cell in line), f"no table: {titles}"
         assert {len(row) for row in rows} == {len(titles)}, f"a row of another length under {titles}"
