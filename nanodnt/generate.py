@@ -17,7 +17,11 @@ class KVCache:
         self.size, self.length, self.k, self.v = size, 0, None, None
 
     def extend(self, k, v):
-        """Append k and v, each (B, H_kv, T, head_dim). Returns (all keys, all values)."""
+        """Append k and v, each (B, H_kv, T, head_dim). Returns (all keys, all values).
+
+        ValueError if they do not fit."""
+        if self.length + k.shape[2] > self.size:
+            raise ValueError(f"a cache of {self.size} tokens that holds {self.length} has no room for {k.shape[2]}")
         self.make_buffers(k)
         start, self.length = self.length, self.length + k.shape[2]
         self.k[:, :, start : self.length], self.v[:, :, start : self.length] = k, v
@@ -89,13 +93,19 @@ def generate(
     ended         a function of the new tokens so far, (B, new) → (B,) bool: further rows that are done. Such a row
                   goes on with `stop`, or, where there is none, as if it were not done
     cache         a KVCache per block, of size block_size, that holds the first tokens of idx, but not all; it is left
-                  with all tokens but the last. idx and the new tokens must fit it. None: `generate` makes its own
+                  with all tokens but the last. They must fit it, and step is None. None: `generate` makes its own
 
     A sequence that outgrows block_size continues from its last block_size/2 tokens. In training mode dropout is on:
     call `model.eval()` first.
     """
-    limit = model.config.block_size
-    prompt = idx.shape[1]
+    limit, prompt = model.config.block_size, idx.shape[1]
+    if cache is not None:
+        fits = cache[0].length < prompt and prompt + max_new_tokens - 1 <= cache[0].size
+        if step is not None or not fits:
+            raise ValueError(
+                f"a cache with {cache[0].length} of at most {cache[0].size} tokens cannot be continued to {prompt} "
+                f"tokens and {max_new_tokens} new ones, or step is given, which has caches of its own"
+            )
     size, length = min(limit, prompt + max_new_tokens), torch.zeros((), dtype=torch.long, device=idx.device)
     new = None if cache is None else idx[:, cache[0].length :]
     cached = limit if cache is None else cache[0].length  # as if a cache were full: start with the prompt

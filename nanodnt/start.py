@@ -107,9 +107,10 @@ def check_vocabulary(dataset: str, meta: dict, saved_meta: dict | None, model: G
 def admin_weights(config, model_config: GPTConfig) -> dict:
     """Fresh weights with Admin's ω set by profiling. On the CPU and the same few sequences everywhere, so that a seed
     means the same weights."""
-    data = open_dataset(config.dataset, model_config.block_size, config.seed, verify=False)
+    data = open_dataset(config.dataset, model_config.block_size, config.seed, verify=False, doc_mask=config.doc_mask)
     model = GPT(model_config, config.seed)
-    profile_admin(model, torch.from_numpy(data.batch(0, config.batch_size, slice(0, 8))[0]))
+    idx, _, *positions = map(torch.from_numpy, data.batch(0, config.batch_size, slice(0, 8)))
+    profile_admin(model, idx, *positions)
     return model.state_dict()
 
 

@@ -48,8 +48,9 @@ def load_weights(model: GPT, weights: dict) -> None:
 
 
 @torch.no_grad()
-def profile_admin(model: GPT, idx) -> None:
-    """Give Admin's ω of each sub-layer its start value, from one forward pass of idx (B, T). Without `admin`: nothing.
+def profile_admin(model: GPT, idx, positions=None) -> None:
+    """Give Admin's ω of each sub-layer its start value, from one forward pass of idx and positions (B, T). Without
+    `admin`: nothing.
 
     With the sub-layers in their order, ω₁ = 1 and ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), variances over all elements. Each ωᵢ is
     set before sub-layer i runs. Meant for fresh weights."""
@@ -73,7 +74,7 @@ def profile_admin(model: GPT, idx) -> None:
         hooks.append(residual.skip.register_forward_hook(note_stream_variance))
         hooks.append(residual.mid.register_forward_hook(compute_next_omega))
     try:
-        model.eval().stream(idx)
+        model.eval().stream(idx, positions)
     finally:
         for module in training:
             module.training = True

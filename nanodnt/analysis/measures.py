@@ -10,7 +10,7 @@ import torch
 
 from nanodnt.analysis import gradients, norms, streams
 from nanodnt.analysis.settings import AnalyzeConfig
-from nanodnt.data import Dataset
+from nanodnt.data import open_dataset
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.metrics import read_metrics
 from nanodnt.weights import model_from_checkpoint
@@ -36,7 +36,7 @@ class CheckpointedRun:
         checkpoint = load_checkpoint(kept[-1])
         self.block_size, trained_on = checkpoint["model_config"]["block_size"], checkpoint["meta"]
         dataset = config.dataset or checkpoint["train_config"]["dataset"]
-        self.data, vocabulary = Dataset(dataset, self.block_size), ("tokenizer", "vocab_size", "chars")
+        self.data, vocabulary = open_dataset(dataset, self.block_size), ("tokenizer", "vocab_size", "chars")
         if any(self.data.meta.get(key) != trained_on.get(key) for key in vocabulary):
             here, there = (f"{meta['tokenizer']}, {meta['vocab_size']} tokens" for meta in (self.data.meta, trained_on))
             raise ValueError(
@@ -44,6 +44,8 @@ class CheckpointedRun:
             )
         if self.data.meta["splits"]["val"] != trained_on.get("splits", {}).get("val"):
             print(f"note: {name}: the validation text of {dataset!r} is not the one of its training")
+        if checkpoint["train_config"].get("doc_mask"):
+            print(f"note: {name} was trained with doc_mask; here the documents of a row see each other")
         if len(kept) == 1 and path.is_dir():
             print(f"note: {name} has kept one checkpoint, so nothing is over training: train with --keep_every=N")
 

@@ -15,7 +15,7 @@ import torch
 
 from model import GPT, GPTConfig
 from nanodnt.analysis import gradients, norms, streams
-from nanodnt.data import Dataset
+from nanodnt.data import open_dataset
 from nanodnt.optim import fill_defaults, state_bytes
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.environment import choose_device
@@ -60,7 +60,7 @@ def validation_batches(path: Path, tokens: int, size: int = 0) -> list:
     batch, 0 = as many as MICRO_TOKENS allows."""
     model, config = load_configs(path)
     size = size or max(1, gradients.MICRO_TOKENS // model.block_size)
-    data = Dataset(config.dataset, model.block_size, config.seed, verify=False)
+    data = open_dataset(config.dataset, model.block_size, config.seed, verify=False)
     starts, device = data.validation(tokens), measuring_device()
     pairs = [data.val_batch(starts[i : i + size], size) for i in range(0, len(starts), size)]
     return [(torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)) for x, y in pairs]

@@ -59,8 +59,10 @@ def undo_parts(model) -> None:
 
 
 def can_use_flex(model_config, config, env) -> bool:
-    """Whether compiled code keeps documents apart with FlexAttention, which has no dropout, and trains on GPUs only."""
-    return config.doc_mask and env.device.type == "cuda" and not model_config.dropout
+    """Whether compiled code keeps documents apart with FlexAttention: it has no dropout, needs heads of at least 16
+    channels, and trains on GPUs only."""
+    possible = env.device.type == "cuda" and not model_config.dropout and model_config.head_dim >= 16
+    return config.doc_mask and possible
 
 
 def is_compiled(model) -> bool:

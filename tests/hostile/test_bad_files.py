@@ -170,7 +170,11 @@ CHECKPOINT_CASES = cases(
     ("weights over a run", f"{WEIGHTS} --overwrite=False", ["earlier run", "--init_from=resume", "--overwrite=True"]),
     ("nothing there", f"{RESUME} --out_dir={{tmp}}/new", ["new", "nothing to resume"]),
     ("no such start", "--init_from={tmp}/no.pt", ["no.pt", "scratch", "resume", "auto", "gpt2"]),
-    ("a folder for a start", "--init_from={run}", ["run directory", "best.pt"]),
+    (
+        "no run to start from",
+        "--init_from=auto:{tmp}/none --out_dir={tmp}/new",
+        ["auto:", "none", "run directory", "auto:SOURCE"],
+    ),
     ("no file in a folder", "--init_from={run}/model", ["run/model", "scratch", "resume", "auto", "OWNER/MODEL"]),
     ("misspelt start", "--init_from=resum", ["resum", "resume"]),
     ("all truncated", RESUME, ["last.pt", "prev.pt", "damaged"], cut(*CHECKPOINTS)),

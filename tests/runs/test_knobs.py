@@ -96,7 +96,7 @@ def test_compiling_leaves_no_gradients_behind(monkeypatch):
     """The gradients of the micro batch on which compile_model tries the model must not reach the first step."""
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
     model, env = build(dict(), dtype=torch.float32), Env(0, 1, torch.device("cpu"), torch.float32, False)
-    config = SimpleNamespace(compile=True, eval_only=False)
+    config = SimpleNamespace(compile=True, eval_only=False, doc_mask=False)
     assert compile_model(model, config, batch(), env) is model
     assert all(p.grad is None for p in model.parameters()) and model.training
 

@@ -1,6 +1,7 @@
 """What a resumed run takes from the checkpoint and what from its flags; runs that start from other runs' weights."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -197,6 +198,21 @@ def test_a_new_run_from_a_checkpoints_weights(short, dataset, tmp_path):
     assert last["model_config"] == trained["model_config"]
     assert {s["step"].item() for s in last["optimizer"]["state"].values()} == {20.0}
     assert different(load(tmp_path / "a" / "last.pt")["model"], trained["model"])
+
+
+def test_a_run_directory_is_its_best_checkpoint(short, dataset, tmp_path, capsys):
+    """Alone, or after "auto:", with which the same command goes on."""
+    assert run(out_dir=tmp_path / "a", dataset=dataset, init_from=short / "best.pt", max_iters=6) == 0
+    assert run(out_dir=tmp_path / "b", dataset=dataset, init_from=short, max_iters=6) == 0
+    for iters in (3, 6):
+        assert run(out_dir=tmp_path / "c", dataset=dataset, init_from=f"auto:{short}", max_iters=iters) == 0
+    assert not different(load(tmp_path / "a" / "last.pt")["model"], load(tmp_path / "b" / "last.pt")["model"])
+    assert load(tmp_path / "c" / "last.pt")["step"] == 6
+    assert f"weights: {tmp_path / 'c'}, step 3" in capsys.readouterr().out
+    (tmp_path / "old").mkdir()
+    shutil.copy(short / "prev.pt", tmp_path / "old" / "last.pt")  # a run that has not been evaluated
+    assert run(out_dir=tmp_path / "d", dataset=dataset, init_from=tmp_path / "old", max_iters=1) == 0
+    assert f"weights: {tmp_path / 'old' / 'last.pt'}, step" in capsys.readouterr().out
 
 
 def test_dropout_may_change(short, dataset, tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layers.attention import attend, document_blocks, visible_keys
-from nanodnt.generate import KVCache, StaticKVCache, generate
+from nanodnt.generate import KVCache, StaticKVCache, compile_step, generate
 from nanodnt.run import tracking
 from nanodnt.run.compilation import compile_parts
 from support.depth import examples as count
@@ -481,8 +481,12 @@ def test_what_does_not_fit_is_refused_in_a_line_and_changes_nothing(name):
         lambda: model(idx[:, :4], positions=positions[:, :4], cache=cache),
         lambda: model(idx[:, :10], positions=positions[:, :10]),
         lambda: generate(model, torch.cat((talk, idx[:, :3]), 1), 2, cache=cache),
+        lambda: generate(model, talk[:, :6], 1, cache=cache),
+        lambda: generate(model, talk, 1, cache=cache, step=compile_step("eager")),
+        lambda: model(idx[:, :3], cache=[KVCache(2) for _ in model.blocks]),
     ):
-        with pytest.raises(ValueError, match="a sequence of 10 tokens does not fit block_size=9$"):
+        why = "a sequence of 10 tokens does not fit block_size=9$|cannot be continued to|has no room for 3$"
+        with pytest.raises(ValueError, match=why):
             wrong()
     for layer, (length, k, v) in zip(cache, kept, strict=True):
         assert layer.length == length == 6 and torch.equal(layer.k, k) and torch.equal(layer.v, v)
