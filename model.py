@@ -24,7 +24,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from layers.attention import attend, document_blocks, visible_keys
+from layers.attention import additive, attend, document_blocks, visible_keys
 from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear, linear
 from layers.loss import linear_cross_entropy
 from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, stored, upcast
@@ -400,7 +400,7 @@ class GPT(nn.Module):
         n_keys = cache[0].size if whole else T if torch.is_tensor(start) else start + T
         if positions is None and (n_keys == T or (T == 1 and not whole)):
             return None
-        return visible_keys(places, positions, n_keys)
+        return additive(visible_keys(places, positions, n_keys), self.compute_dtype or self.wte.weight.dtype)
 
     def logits(self, x):
         """x (B, T, C), the stream after the last block → (B, T, vocab_size), fp32."""

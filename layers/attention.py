@@ -23,6 +23,13 @@ def visible_keys(places, positions, n_keys: int):
     return mask[:, None]
 
 
+def additive(mask, dtype: torch.dtype):
+    """A bool mask as numbers that are added to the logits: 0 where it is True, else −∞.
+
+    SDPA would make them itself, but anew in each layer, and autograd would keep all of these copies."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
+
+
 def document_blocks(positions):
     """The same for whole rows, positions (B, T), as FlexAttention's BlockMask: it skips tiles that nothing sees."""
     from torch.nn.attention.flex_attention import BlockMask  # half a second to import
@@ -51,15 +58,21 @@ def document_blocks(positions):
 def attend(q, k, v, mask=None, dropout: float = 0.0):
     """Softmax attention: q (B, H, T, head_dim), k and v (B, H_kv, S, head_dim) → (B, H, T, head_dim).
 
-    mask   bool (B or 1, 1, T, S), True = visible; or a BlockMask, which needs a GPU and no dropout, and is fast only
-           when compiled; None: causal, and a single query sees all keys"""
+    mask   (B or 1, 1, T, S), as `visible_keys` or `additive` makes it; or a BlockMask, which needs a GPU, is fast only
+           when compiled, and knows no dropout: ValueError; None: causal, and a single query sees all keys"""
     grouped = q.shape[1] != k.shape[1]
     if mask is not None and not torch.is_tensor(mask):
         from torch.nn.attention.flex_attention import flex_attention
 
+        if dropout:
+            raise ValueError("FlexAttention has no dropout: set flex_attention = False on the model")
         return flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped)
     if q.shape[2] < 512 and q.device.type == "cpu":  # the CPU's half-precision attention is many times slower there
         q, k, v = upcast(q), upcast(k), upcast(v)
+    if grouped and mask is not None and q.device.type == "cuda":  # the kernels with a mask have no grouped heads there
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(q.dtype)
     causal = mask is None and q.shape[2] > 1
     how = dict(attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=grouped)
     return F.scaled_dot_product_attention(q, k, v, **how)

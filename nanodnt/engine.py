@@ -12,7 +12,7 @@ from nanodnt.run.parallel import sync_gradients
 class StepResult(NamedTuple):
     """What a training step returns: tensors on the device, which the host has not waited for."""
 
-    loss: torch.Tensor  # (), mean over this process's sequences, nats per token
+    loss: torch.Tensor  # (), nats per token; its mean over the processes is the loss of the step
     grad_norm: torch.Tensor  # (), before clipping
     found_inf: torch.Tensor  # (), bool: the gradient was not finite, and the step changed nothing
 

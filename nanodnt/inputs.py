@@ -59,21 +59,17 @@ def visible_files(path: Path):
 def records(file: Path, key: str | None = None):
     """Yield (number from 1, record) of a file: the lines of a .jsonl but blank ones, the elements of the array in a
     .json, or the rows of a .parquet (only the column `key` if there is one). ValueError if it cannot be read."""
-    kind, number = file.suffix.lower(), 0
+    kind = file.suffix.lower()
     try:
         if kind == ".jsonl":
             with open(file, encoding="utf-8-sig") as f:  # -sig: without a byte order mark
                 for number, line in enumerate(f, 1):
                     if line.strip():
-                        yield number, json.loads(line)
+                        yield number, _parse(line, f"{file}, line {number}", "one object a line is needed")
         else:
             yield from enumerate(_read_array(file) if kind == ".json" else _read_rows(file, key), 1)
     except UnicodeDecodeError as e:
         raise not_utf8(file, e) from None
-    except (json.JSONDecodeError, RecursionError) as e:
-        if kind == ".jsonl":
-            raise ValueError(f"{file}, line {number} is not JSON: one object a line is needed") from None
-        raise ValueError(f"{file} is not JSON ({e}): one array is needed") from None
 
 
 def place(file: Path, number: int) -> str:
@@ -86,8 +82,15 @@ def not_utf8(file: Path, error: UnicodeDecodeError) -> ValueError:
     return ValueError(f"{file} is not UTF-8 text (byte {error.start}): convert it first")
 
 
+def _parse(text, where, needed):
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"{where} is not JSON ({e}): {needed}") from None
+
+
 def _read_array(file):
-    found = json.loads(file.read_text(encoding="utf-8-sig"))
+    found = _parse(file.read_text(encoding="utf-8-sig"), file, "one array is needed")
     if not isinstance(found, list):
         raise ValueError(f"{file} holds no array of records: write [ … ], or one object a line into a .jsonl file")
     return found

@@ -35,6 +35,8 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
     checkpoint = load_latest(out_dir, env.print) if resumes else None
     if checkpoint is None:
         check_out_dir(config, out_dir)
+    elif config.init_from != "resume" and source != "scratch":
+        check_dataset(config, checkpoint, out_dir)
     weights = saved_meta = None
     if checkpoint is None and source == "scratch":
         model = GPT.empty(model_config)
@@ -72,9 +74,19 @@ def read_init_from(setting: str) -> tuple:
     """(whether to resume if there is something to resume, what to start from otherwise). A run directory is replaced by
     the path of its best.pt, or else of its last.pt."""
     first, _, rest = setting.partition(":")
-    source = (rest or "scratch") if first == "auto" else setting
+    source = setting if first != "auto" else "scratch" if setting == "auto" else rest
     checkpoints = [path for name in ("best.pt", "last.pt") if source and (path := Path(source) / name).is_file()]
     return first == "auto" or setting == "resume", str(checkpoints[0]) if checkpoints else source
+
+
+def check_dataset(config, checkpoint: dict, out_dir: Path) -> None:
+    """ValueError if auto:SOURCE would continue a run on another dataset: it was meant to start one from SOURCE."""
+    before = checkpoint["train_config"]["dataset"]
+    if before != config.dataset:
+        raise ValueError(
+            f"{out_dir} holds a run on the dataset {before}, and this one is on {config.dataset}: give another "
+            "--out_dir, or continue that run with --init_from=resume"
+        )
 
 
 def check_out_dir(config, out_dir: Path) -> None:

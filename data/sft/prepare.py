@@ -15,7 +15,7 @@ file, line and beginning, and nothing is written.
 
 An example is what the model reads of a record: begin, turn, end of text, newline, turn, end of text, … The loss counts
 the assistant's messages and the end of text after each, nothing else. Begin is the tokenizer's own start of a text
-(<s>), else end of text; a newline stands only between turns. A turn is written by --template:
+(<s>), else its bos, else end of text; a newline stands only between turns. A turn is written by --template:
 
     chat (the default)   User: {prompt}\nAssistant:\n{response}
     alpaca               Below is an instruction that describes a task. Write a response that appropriately completes
@@ -88,7 +88,7 @@ def main(argv=None):
         read(args.val_input),
         name=args.name,
         val_fraction=args.val_fraction,
-        train="python train.py config/sft/example.py",
+        train=f"python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/{out.resolve().name}",
     )
     if skipped:
         print(f"skipped {len(skipped)} files of other kinds: {', '.join(skipped[:5])} ...", file=sys.stderr)

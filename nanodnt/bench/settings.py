@@ -83,6 +83,8 @@ class Setting:
     def __post_init__(self):
         """Choose dtype, vocabulary and batch. ValueError for a missing dataset, unless data=random."""
         self.config.check()
+        if self.config.doc_mask and self.bench.variant != "none":
+            raise ValueError("nanoGPT does not keep documents apart: leave out doc_mask, or the variant")
         fill_defaults(self.config)
         self.flags.vocab_size = self._choose_vocab_size()
         self.env = replace(self.env, dtype=choose_dtype(self.config.dtype, self.env.device)[0])

@@ -141,7 +141,8 @@ def _print_summary(meta, tokenizer, template, out_dir, train):
     )
     print(f"template {known}: turn {template.turn!r}, system {template.system!r}")
     if "<|im_end|>" in template.turn and tokenizer.added.get("<|im_end|>") != tokenizer.eot:
-        print("note: answers end with this tokenizer's end of text, which is not <|im_end|>")
+        end = "answers end with this tokenizer's end of text, which is not <|im_end|>"
+        print(f"note: {end}: another template may fit better")
     files = [out_dir / entry["file"] for part in parts for entry in (part, part["marks"])]
     print(f"{sum(f.stat().st_size for f in files):,} bytes in {out_dir}")
     print(f"next: {train} {prepare.dataset_flag(out_dir)}")

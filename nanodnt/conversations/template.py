@@ -8,12 +8,13 @@ assistant's in turn, in front of them at most one of the system. A template has 
              where it is "", conversations with a system message are refused
 
 The whole conversation is: begin, [system], turn, end of text, newline, turn, end of text, newline, turn, end of text.
-Begin is the tokenizer's own start of a text (LLaMA's <s>), else end of text. The newline stands only between turns.
+Begin is the tokenizer's own start of a text (LLaMA's <s>), else its bos, else end of text. The newline stands only
+between turns.
 
 What stands before an answer is tokenised as one text, and the answer by itself: so its tokens are known exactly, the
 same in training and in a chat. After a newline they are what most tokenizers make of the whole text, too; after a space
 they are not, because the space belongs to the next word's token. Where a template names tokens that a tokenizer.json
-adds to its model's, such as <|im_start|>, they become these tokens. A content never does.
+adds to its model's, such as <|im_start|>, they become these tokens. A content never becomes a special token.
 """
 
 import re
@@ -108,7 +109,7 @@ def check_messages(messages: list, where: str, last: str | None = None) -> None:
                 "user and assistant alternate"
             )
         if not isinstance(content, str) or re.search("[\ud800-\udfff]", content):
-            raise ValueError(f"{where}: the {CALLED[role]} (message {number}) is not UTF-8 text")
+            raise ValueError(f"{where}: the {CALLED[role]} (message {number}) is not text in UTF-8")
         if not content.strip():
             raise ValueError(f"{where}: the {CALLED[role]} (message {number}) is empty or only white space")
         before = role

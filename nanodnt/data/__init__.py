@@ -22,7 +22,5 @@ def open_dataset(name: str, block_size: int, seed: int = 1337, verify: bool = Tr
     With `doc_mask` batches also have positions, which begin at 0 in each document or example. ValueError, one line,
     where the dataset is not prepared or damaged, or does not fit block_size or doc_mask."""
     kinds = {kind.kind: kind for kind in (Dataset, Examples)}
-    kind = load_meta(name, verify).get("kind", "text")
-    if kind not in kinds:
-        raise ValueError(f"dataset {name!r} is of an unknown kind {kind!r}: allowed are {', '.join(kinds)}")
-    return kinds[kind](name, block_size, seed, verify=False, doc_mask=doc_mask)  # verified above
+    kind = kinds[load_meta(name, verify).get("kind", "text")]
+    return kind(name, block_size, seed, verify=False, doc_mask=doc_mask)  # verified above

@@ -71,7 +71,7 @@ def attention_backend(config, env, masked: bool = False) -> str:
     )
     gqa = q.shape != k.shape
     T = config.block_size
-    mask = torch.ones(1, 1, T, T, dtype=torch.bool, device=env.device) if masked else None
+    mask = torch.ones(1, 1, 1, 1, dtype=dtype, device=env.device).expand(1, 1, T, T) if masked else None
     how = dict(attn_mask=mask, dropout_p=config.dropout, is_causal=not masked, enable_gqa=gqa)
     kernel = SDPBackend(torch._fused_sdp_choice(q, k, k, **how)).name.removesuffix("_ATTENTION").lower()
     return f"{kernel}{' with a mask of documents' * masked}, {str(dtype).removeprefix('torch.')}"

@@ -12,11 +12,11 @@ Of the step itself, over all parameters of a role:
 
     grad_norm  grad_kurtosis  update_ratio  weight_norm   {role}
 
-Variances are over the channels of a token, mean over tokens. The probe reads the first validation sequences, the same
-each time, in evaluation mode and in the precision of training. grad_norm is before clipping. grad_kurtosis is
-E g⁴ / (E g²)², 3 for a Gaussian. update_ratio is ‖Δw‖/‖w‖ with w before the step. To bound memory it is measured on
-every n-th entry of each parameter, at most SAMPLE of them, so for larger parameters it is an estimate. If the gradient
-of the step is not finite, all of these but weight_norm are None.
+Variances are over the channels of a token, mean over tokens, padding included. The probe reads the first validation
+sequences, the same each time, in evaluation mode and in the precision of training. grad_norm is before clipping.
+grad_kurtosis is E g⁴ / (E g²)², 3 for a Gaussian. update_ratio is ‖Δw‖/‖w‖ with w before the step. To bound memory it is
+measured on every n-th entry of each parameter, at most SAMPLE of them, so for larger parameters it is an estimate. If
+the gradient of the step is not finite, all of these but weight_norm are None.
 
 Tracking changes no bit of the run and draws no random number.
 """
@@ -68,7 +68,7 @@ def probe(model: GPT, idx: torch.Tensor, positions: torch.Tensor | None = None) 
     found = dict(stream_var=[], branch_var=dict(attn=[], mlp=[]), logit_max=[], alpha={}, inv_std={}, gain={})
     places = torch.arange(idx.shape[1], device=idx.device) if positions is None else positions
     rope = rotary(places, c.head_dim, c.rope_theta) if c.pos == "rope" else None
-    hooks, queries, training = [], [], model.training
+    hooks, queries, training, flex = [], [], model.training, model.flex_attention
 
     def note_stream_and_gains(prefixes, module, args):  # FSDP has gathered the parameters of this part by now
         found["stream_var"].append(variance(args[0]))
@@ -103,9 +103,11 @@ def probe(model: GPT, idx: torch.Tensor, positions: torch.Tensor | None = None) 
             hooks.append(slot.register_forward_pre_hook(partial(note_dyt, name)))
     try:
         with torch.compiler.set_stance("force_eager"):  # otherwise FSDP's compiled parts would recompile with the hooks
+            model.flex_attention = False  # eager, it would keep all attention weights
             model.eval()(idx, positions=positions)
     finally:
         model.train(training)
+        model.flex_attention = flex
         for hook in hooks:
             hook.remove()
     return found

@@ -209,6 +209,10 @@ def test_a_run_directory_is_its_best_checkpoint(short, dataset, tmp_path, capsys
     assert not different(load(tmp_path / "a" / "last.pt")["model"], load(tmp_path / "b" / "last.pt")["model"])
     assert load(tmp_path / "c" / "last.pt")["step"] == 6
     assert f"weights: {tmp_path / 'c'}, step 3" in capsys.readouterr().out
+    shutil.copytree(dataset, tmp_path / "other")
+    refused = dict(out_dir=tmp_path / "c", dataset=tmp_path / "other", init_from=f"auto:{short}")
+    refusal(capsys, run(**refused), tmp_path / "c", "holds a run on the dataset", "--init_from=resume")
+    refusal(capsys, run(out_dir=tmp_path / "e", dataset=dataset, init_from="auto:"), "init_from='auto:'", "auto:SOURCE")
     (tmp_path / "old").mkdir()
     shutil.copy(short / "prev.pt", tmp_path / "old" / "last.pt")  # a run that has not been evaluated
     assert run(out_dir=tmp_path / "d", dataset=dataset, init_from=tmp_path / "old", max_iters=1) == 0

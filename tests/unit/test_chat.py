@@ -210,7 +210,7 @@ def test_a_prompt_without_room_for_an_answer(reads):
     before = chat.ids
     with pytest.raises(ValueError, match=r"makes 16 tokens with its template and system message, and block_size=16"):
         chat.ask("12345678")
-    for text, words in (("a\ud800", "is not UTF-8 text"), (" ", "empty")):
+    for text, words in (("a\ud800", "is not text in UTF-8"), (" ", "empty")):
         with pytest.raises(ValueError, match=words):
             chat.ask(text)
     assert chat.ids == before and len(chat.turns) == 1

@@ -1,6 +1,7 @@
 """Documents kept apart in the network: a row of several equals each of them alone, whatever computes it."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layers.attention import attend, document_blocks, visible_keys
+from model import GPTConfig
 from nanodnt.generate import KVCache, StaticKVCache, compile_step, generate
-from nanodnt.run import tracking
-from nanodnt.run.compilation import compile_parts
+from nanodnt.run import compilation, tracking
+from nanodnt.run.compilation import can_use_flex, compile_parts
+from nanodnt.run.environment import Env
 from support.depth import examples as count
 from support.examples import documents
 from support.models import ALL, LLAMA, POST, S5, build, depth_of, error, gradients, network, spread, tokens
@@ -527,3 +530,28 @@ def test_a_probe_is_that_of_the_documents(flags):
     assert error(torch.stack(found["logit_max"]), expected) < 1e-12
     assert error(torch.stack(unmasked["logit_max"]), expected) > 1e-3
     assert found["stream_var"][1] != unmasked["stream_var"][1]
+
+
+def test_where_flex_attention_is_used():
+    """For doc_mask on a GPU; not with dropout, which it has not, nor with heads of fewer than 16 channels."""
+    gpu, cpu = (SimpleNamespace(device=torch.device(name)) for name in ("cuda", "cpu"))
+    masked, plain = (SimpleNamespace(doc_mask=value) for value in (True, False))
+    wide, narrow, drops = (GPTConfig(n_embd=d, n_head=4, dropout=p) for d, p in ((64, 0.0), (60, 0.0), (64, 0.1)))
+    cases = [(wide, masked, gpu), (wide, masked, cpu), (wide, plain, gpu), (narrow, masked, gpu), (drops, masked, gpu)]
+    assert [can_use_flex(*case) for case in cases] == [True, False, False, False, False]
+    blocks = document_blocks(torch.arange(9)[None])
+    with pytest.raises(ValueError, match="FlexAttention has no dropout"):
+        attend(*torch.randn(3, 1, 4, 9, 16), blocks, dropout=0.1)
+
+
+def test_a_compilation_that_fails_and_the_tracker_do_without_flex_attention(monkeypatch):
+    """Eager, it would keep all attention weights."""
+    env, model = Env(0, 1, torch.device("cpu"), torch.float32, False), build(dict(block_size=T), dtype=torch.float32)
+    monkeypatch.setattr(compilation, "can_use_flex", lambda *args: True)
+    monkeypatch.setattr(torch, "compile", lambda *args, **how: 1 / 0)
+    config = SimpleNamespace(compile="auto", eval_only=False, doc_mask=True)
+    idx, _, positions = batch_of(ROWS)
+    assert compilation.compile_model(model, config, (idx, idx, positions), env) is model and not model.flex_attention
+    expected, model.flex_attention = tracking.probe(model, idx, positions), True
+    monkeypatch.setattr("model.document_blocks", lambda positions: 1 / 0)
+    assert str(tracking.probe(model, idx, positions)) == str(expected) and model.flex_attention

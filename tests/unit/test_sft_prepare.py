@@ -98,7 +98,7 @@ def test_a_dataset_of_examples(home, tmp_path, capsys):
         f"train {len(train)} examples",
         f"{answers / tokens:.1%} of the tokens count in the loss; the longest example has {longest}",
         r"template chat: turn 'User: {prompt}\nAssistant:\n{response}', system 'System: {system}\n'",
-        "next: python train.py config/sft/example.py --dataset=mine\n",
+        "next: python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/mine --dataset=mine\n",
     ):
         assert words in said
 
@@ -355,7 +355,7 @@ BAD = [
     ({"input": "text.jsonl"}, "but found 'a'"),
     ({"input": "empty.jsonl"}, "line 1: the response (message 2) is empty or only white space in {'prompt': 'a'"),
     ({"input": "blank.json"}, "blank.json, record 1: the prompt (message 1) is empty"),
-    ({"input": "null.jsonl"}, "the response (message 2) is not UTF-8 text"),
+    ({"input": "null.jsonl"}, "the response (message 2) is not text in UTF-8"),
     ({"input": "input.jsonl"}, "line 1: instruction and output cannot be read in {'instruction': 'a', 'input': 3"),
     ({"input": "task.jsonl"}, "the prompt (message 1) is empty"),
     ({"input": "roles.jsonl"}, "line 1: message 2 has the role user, where assistant is due"),
@@ -366,7 +366,7 @@ BAD = [
         {"input": "system.jsonl", "template": "alpaca"},
         "system.jsonl, line 1: a system message, and this template has no",
     ),
-    ({"input": "half.jsonl"}, "the prompt (message 1) is not UTF-8 text"),
+    ({"input": "half.jsonl"}, "the prompt (message 1) is not text in UTF-8"),
     ({"input": "cut.jsonl"}, "cut.jsonl, line 2 is not JSON"),
     ({"input": "cut.json"}, "cut.json is not JSON (Expecting property name"),
     ({"input": "object.json"}, "object.json holds no array of records"),
