@@ -14,9 +14,9 @@ Of the step itself, over all parameters of a role:
 
 Variances are over the channels of a token, mean over tokens, padding included. The probe reads the first validation
 sequences, the same each time, in evaluation mode and in the precision of training. grad_norm is before clipping.
-grad_kurtosis is E g⁴ / (E g²)², 3 for a Gaussian. update_ratio is ‖Δw‖/‖w‖ with w before the step. To bound memory it is
-measured on every n-th entry of each parameter, at most SAMPLE of them, so for larger parameters it is an estimate. If
-the gradient of the step is not finite, all of these but weight_norm are None.
+grad_kurtosis is E g⁴ / (E g²)², 3 for a Gaussian. update_ratio is ‖Δw‖/‖w‖ with w before the step. To bound memory it
+is measured on every n-th entry of each parameter, at most SAMPLE of them, so for larger parameters it is an estimate.
+If the gradient of the step is not finite, all of these but weight_norm are None.
 
 Tracking changes no bit of the run and draws no random number.
 """
