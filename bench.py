@@ -126,7 +126,8 @@ def run(argv: list) -> int:
         torch._dynamo.config.recompile_limit = 10_000  # every variant is another network to the same code
         torch._dynamo.config.accumulated_recompile_limit = 10_000
         settings = [Setting(*one, env) for one in found]
-        record, warnings, facts = run_record(), check_load(settings[0]), header(settings[0])
+        record, facts = run_record(), header(settings[0])
+        warnings = check_load(settings[0]) + config.source_notes()
         env.print("\n".join(warnings + [f"{name}: {fact}" for name, fact in facts.items()] + [""]))
         result = record | dict(header=facts, warnings=warnings, mode=mode) | measure(mode, settings, names)
         for warning in warnings:

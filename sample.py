@@ -43,6 +43,7 @@ class SampleConfig:
     # --- a conversation ---
     chat: bool = False  # answer the lines of standard input, one after another
     template: str = ""  # chat, alpaca, chatml, plain, or a text with {prompt} and {response}; empty = the checkpoint's
+    system_template: str = ""  # with a template of your own: a text with {system} for a system message
     system: str = ""  # a system message, which stands before the first prompt
     # --- how ---
     num_samples: int = 5  # samples, drawn in one batch
@@ -71,6 +72,8 @@ class SampleConfig:
         for name, allowed in NOT_IN_CHAT.items() if self.chat else ():
             if name in given and getattr(self, name) != allowed:
                 raise ValueError(f"{name} is not for a chat, which answers line by line: leave out --chat or --{name}")
+        if self.system_template and not self.template:
+            raise ValueError("system_template goes with a template of your own: add --template")
         if (self.template or self.system) and not self.chat:
             raise ValueError("template and system are for a chat: add --chat, or leave them out")
 
@@ -142,7 +145,7 @@ def start_chat(config: SampleConfig, trained: Trained, how: dict) -> Chat:
             f"{trained.source} has no template, since it was not fine-tuned on conversations (data/sft/prepare.py): "
             f"give --template={'|'.join(TEMPLATES)}, or your own text"
         )
-    template = make_template(config.template) if config.template else own
+    template = make_template(config.template, config.system_template or None) if config.template else own
     if own not in (None, template):
         print("note: --template is used; the checkpoint was fine-tuned with another", file=sys.stderr)
     return Chat(trained.model, trained.tokenizer, template, config.system, config.max_new_tokens, **how)

@@ -103,6 +103,12 @@ class TrainConfig:
     peak_flops: float = 0.0  # FLOP/s of one device, for MFU; 0 = by device name, or no MFU where it is unknown
     timeout_s: int = 1800  # seconds after which a process waiting for another gives up
 
+    def source_notes(self) -> list:
+        """A line for commands that only look at the network of the flags, where a run would load another."""
+        if self.init_from in ("scratch", "resume", "auto"):
+            return []
+        return [f"note: this is the network of the flags; a run takes the one of init_from={self.init_from}"]
+
     def check(self):
         """ValueError for values that make no sense."""
         positive = ("batch_size", "eval_interval", "log_interval", "max_skipped", "timeout_s")

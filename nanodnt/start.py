@@ -35,8 +35,13 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
     checkpoint = load_latest(out_dir, env.print) if resumes else None
     if checkpoint is None:
         check_out_dir(config, out_dir)
-    elif config.init_from != "resume" and source != "scratch":
-        check_dataset(config, checkpoint, out_dir)
+    elif change := data_change(config.dataset, meta, checkpoint):
+        if source not in ("resume", "scratch"):
+            raise ValueError(
+                f"{out_dir} holds a run on {change}: give another --out_dir to start one from {source}, or continue "
+                "that run with --init_from=resume"
+            )
+        env.print(f"note: the run goes on, but was on {change}")
     weights = saved_meta = None
     if checkpoint is None and source == "scratch":
         model = GPT.empty(model_config)
@@ -79,14 +84,13 @@ def read_init_from(setting: str) -> tuple:
     return first == "auto" or setting == "resume", str(checkpoints[0]) if checkpoints else source
 
 
-def check_dataset(config, checkpoint: dict, out_dir: Path) -> None:
-    """ValueError if auto:SOURCE would continue a run on another dataset: it was meant to start one from SOURCE."""
+def data_change(dataset: str, meta: dict, checkpoint: dict) -> str:
+    """What a checkpoint was trained on, if that is not this dataset with this content; else ""."""
     before = checkpoint["train_config"]["dataset"]
-    if before != config.dataset:
-        raise ValueError(
-            f"{out_dir} holds a run on the dataset {before}, and this one is on {config.dataset}: give another "
-            "--out_dir, or continue that run with --init_from=resume"
-        )
+    if before != dataset:
+        return f"the dataset {before}, not {dataset}"
+    contents = [[found.get(key) for key in ("splits", "template")] for found in (meta, checkpoint["meta"])]
+    return "" if contents[0] == contents[1] else f"another content of the dataset {dataset}, prepared again since"
 
 
 def check_out_dir(config, out_dir: Path) -> None:

@@ -36,8 +36,8 @@ names in a record stay text. (In chatml an answer ends with the tokenizer's end 
 
 About --val_fraction of the examples, chosen by a hash of file and line, are held out for validation; or all examples of
 --val_input, and none of --input. Training refuses examples of more than block_size + 1 tokens: --max_tokens=BLOCK_SIZE
-leaves them out and says which. Tokenizers: bytes, gpt2, gpt2_4096 (needs no download), or that of a model of Hugging
-Face: a folder with a tokenizer.json, or OWNER/MODEL. Fine-tuning needs the tokenizer of the run it starts from.
+leaves them out and names the first five. Tokenizers: bytes, gpt2, gpt2_4096 (needs no download), or that of a model of
+Hugging Face: a folder with a tokenizer.json, or OWNER/MODEL. Fine-tuning needs the tokenizer of the run it starts from.
 
     python data/sft/prepare.py --input=faq.jsonl --tokenizer=gpt2_4096 --name=faq
     python data/sft/prepare.py --input=chats/ --tokenizer=models/qwen --template=chatml --name=chats --max_tokens=1024

@@ -136,9 +136,8 @@ def _print_summary(meta, tokenizer, template, out_dir, train):
     longest = max(p["longest"] for p in parts)
     known = next((name for name, t in TEMPLATES.items() if t == template), "your own")
     print(f"{meta['dataset']}: {'; '.join(counts)}; {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}")
-    print(
-        f"{share:.1%} of the tokens count in the loss; the longest example has {longest:,} (block_size {longest - 1:,})"
-    )
+    print(f"{share:.1%} of the tokens count in the loss")
+    print(f"the longest example, of {longest:,} tokens, needs block_size {longest - 1:,}")
     print(f"template {known}: turn {template.turn!r}, system {template.system!r}")
     if "<|im_end|>" in template.turn and tokenizer.added.get("<|im_end|>") != tokenizer.eot:
         end = "answers end with this tokenizer's end of text, which is not <|im_end|>"

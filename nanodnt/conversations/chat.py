@@ -47,8 +47,9 @@ class Chat:
         self.max_new_tokens, self.how = max_new_tokens, how
         self.system = [{"role": "system", "content": system}] if system else []
         self.turns, self.cache, self.notes = [], None, []
-        if system:
-            self._encode(system, first=True)  # ValueError where it cannot be encoded
+        shortest = len(self._encode("a", first=True)) if system else 0  # ValueError where it cannot be encoded
+        if shortest >= model.config.block_size:
+            raise ValueError(f"the system message leaves no room in block_size={model.config.block_size}: shorten it")
 
     @property
     def ids(self) -> list:
@@ -148,6 +149,7 @@ def talk(chat: Chat) -> None:
             chat.ask(text)
         except ValueError as e:
             print(f"left out: {e}", file=sys.stderr)
+            print(end="" if sys.stdin.isatty() else "\n", flush=True)  # in a pipe, the nth line stays the nth answer
             continue
         try:
             for piece in chat.answer():

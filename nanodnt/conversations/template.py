@@ -109,7 +109,8 @@ def check_messages(messages: list, where: str, last: str | None = None) -> None:
                 "user and assistant alternate"
             )
         if not isinstance(content, str) or re.search("[\ud800-\udfff]", content):
-            raise ValueError(f"{where}: the {CALLED[role]} (message {number}) is not text in UTF-8")
+            kind = "not text in UTF-8" if isinstance(content, str) else f"of type {type(content).__name__}, not text"
+            raise ValueError(f"{where}: the {CALLED[role]} (message {number}) is {kind}")
         if not content.strip():
             raise ValueError(f"{where}: the {CALLED[role]} (message {number}) is empty or only white space")
         before = role

@@ -110,6 +110,6 @@ def check_lengths(lengths: dict, block_size: int, name: str) -> None:
         longest = max(n.max() for n in lengths.values())
         raise ValueError(
             f"examples of {name!r} are longer than block_size+1 = {block_size + 1} tokens ({counts}; the longest has "
-            f"{longest:,}): raise --block_size to {longest - 1}, or prepare it again with --max_tokens={block_size}, "
-            "which leaves them out"
+            f"{longest:,}): prepare it again with --max_tokens={block_size}, which leaves them out, or raise "
+            f"--block_size to {longest - 1} (not with init_from: a trained model keeps its own)"
         )

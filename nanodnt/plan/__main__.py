@@ -76,7 +76,7 @@ def main() -> int:
     try:
         argv = [argument for argument in argv if argument not in words]
         model, optimizer, config, vocabulary, *others = resolve(__doc__, *schemas, argv=argv)
-        print(*describe_size(model, vocabulary), "", sep="\n")
+        print(*describe_size(model, vocabulary), *config.source_notes(), "", sep="\n")
         if "--plan" in given:
             print(*describe_plan(model, config, *others), sep="\n", flush=True)
         else:

@@ -50,6 +50,6 @@ def test_the_ten_minutes(tmp_path):
     assert "done at step 100" in call(root, trained + short)
     assert "done at step 101" in call(root, trained + short.replace("=100", "=101"))  # auto: it goes on
     assert "exact_match counts 416 with at most 32 tokens" in call(root, evaluated)
-    assert call(root, chat + " --max_new_tokens=12").count("\n") >= 3
+    assert call(root, chat + " --max_new_tokens=12").count("\n") >= 2
     refused = call(root, "python train.py config/sft/example.py --init_from=auto:nowhere --out_dir=out/x", code=1)
     assert "init_from='auto:nowhere' names neither a run directory" in refused

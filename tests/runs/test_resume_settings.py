@@ -212,6 +212,8 @@ def test_a_run_directory_is_its_best_checkpoint(short, dataset, tmp_path, capsys
     shutil.copytree(dataset, tmp_path / "other")
     refused = dict(out_dir=tmp_path / "c", dataset=tmp_path / "other", init_from=f"auto:{short}")
     refusal(capsys, run(**refused), tmp_path / "c", "holds a run on the dataset", "--init_from=resume")
+    assert run(**refused | dict(init_from="resume", max_iters=7)) == 0
+    assert "note: the run goes on, but was on the dataset" in capsys.readouterr().out
     refusal(capsys, run(out_dir=tmp_path / "e", dataset=dataset, init_from="auto:"), "init_from='auto:'", "auto:SOURCE")
     (tmp_path / "old").mkdir()
     shutil.copy(short / "prev.pt", tmp_path / "old" / "last.pt")  # a run that has not been evaluated

@@ -324,10 +324,20 @@ def test_a_conversation(chat):
     assert chat(b"hi\n\n", "--chat") == (0, "bc\n", "")
     assert chat(b"", "--chat=True") == (0, "", "")
     code, out, err = chat(b"hi\nxy\na long prompt\nz", "--chat", "--system=s", "--num_samples=1", "--compile=False")
-    assert (code, out) == (0, "bc\nbc\nbc\n")
+    assert (code, out) == (0, "bc\nbc\n\nbc\n")
     outgrew, left_out, again = err.splitlines()
     assert outgrew == again == "note: the conversation outgrew block_size=8: its oldest turn is dropped"
     assert left_out.startswith("left out: this prompt makes 17 tokens with its template and system message")
+
+
+def test_a_template_of_your_own_with_a_system_message(chat):
+    own = ["--template={prompt}=={response}", "--system_template={system}", "--system=s"]
+    code, out, err = chat(b"x\n", "--chat", *own)
+    assert (code, out, err) == (0, "bc\n", "note: --template is used; the checkpoint was fine-tuned with another\n")
+    code, _, err = chat(b"x\n", "--chat", *own[1:])
+    assert code == 1 and "system_template goes with a template of your own: add --template" in err
+    code, _, err = chat(b"x\n", "--chat", "--system=a long system message")
+    assert code == 1 and "the system message leaves no room in block_size=8: shorten it" in err
 
 
 def test_the_template_of_a_chat(chat):

@@ -363,7 +363,7 @@ def test_talk_from_a_pipe(monkeypatch, capsys, script):
     script("One.", "Two", "three…")
     talk(Chat(bytes_model(20), BYTES, QUESTION, max_new_tokens=5))
     out, err = capsys.readouterr()
-    assert out == "One.\nTwo\nthree\n"
+    assert out == "One.\n\nTwo\nthree\n"
     left_out, *notes = err.splitlines()
     assert left_out.startswith("left out: this prompt makes 32 tokens with its template, and block_size=20 must hold")
     assert notes == [

@@ -199,7 +199,8 @@ def test_only_the_room_for_the_longest_is_needed(tmp_path):
         Examples(folder, 34)
     assert str(error.value) == (
         f"examples of {folder!r} are longer than block_size+1 = 35 tokens (3 of 23 in train and 9 of 9 in val; the "
-        "longest has 40): raise --block_size to 39, or prepare it again with --max_tokens=34, which leaves them out"
+        "longest has 40): prepare it again with --max_tokens=34, which leaves them out, or raise --block_size to 39 "
+        "(not with init_from: a trained model keeps its own)"
     )
     with pytest.raises(ValueError, match=r"\(3 of 23 in train; the longest has 40\)"):
         Examples(folder, 35)

@@ -96,7 +96,7 @@ def test_a_dataset_of_examples(home, tmp_path, capsys):
     assert set(contents(folder)) == {"train.bin", "train.marks", "val.bin", "val.marks", "meta.json"}
     for words in (
         f"train {len(train)} examples",
-        f"{answers / tokens:.1%} of the tokens count in the loss; the longest example has {longest}",
+        f"{answers / tokens:.1%} of the tokens count in the loss\nthe longest example, of {longest} tokens, needs",
         r"template chat: turn 'User: {prompt}\nAssistant:\n{response}', system 'System: {system}\n'",
         "next: python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/mine --dataset=mine\n",
     ):
@@ -355,7 +355,7 @@ BAD = [
     ({"input": "text.jsonl"}, "but found 'a'"),
     ({"input": "empty.jsonl"}, "line 1: the response (message 2) is empty or only white space in {'prompt': 'a'"),
     ({"input": "blank.json"}, "blank.json, record 1: the prompt (message 1) is empty"),
-    ({"input": "null.jsonl"}, "the response (message 2) is not text in UTF-8"),
+    ({"input": "null.jsonl"}, "the response (message 2) is of type NoneType, not text"),
     ({"input": "input.jsonl"}, "line 1: instruction and output cannot be read in {'instruction': 'a', 'input': 3"),
     ({"input": "task.jsonl"}, "the prompt (message 1) is empty"),
     ({"input": "roles.jsonl"}, "line 1: message 2 has the role user, where assistant is due"),

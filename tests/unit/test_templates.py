@@ -268,9 +268,9 @@ def of(*roles):
         (chat("a", ""), "the response (message 2) is empty or only white space"),
         (chat(" \n", "b"), "the prompt (message 1) is empty or only white space"),
         (chat("a", "b", system="\t"), "the system message (message 1) is empty"),
-        (chat("a", None), "the response (message 2) is not text in UTF-8"),
+        (chat("a", None), "the response (message 2) is of type NoneType, not text"),
         (chat("a\ud800", "b"), "the prompt (message 1) is not text in UTF-8"),
-        (chat("a", [{"type": "text", "text": "b"}]), "the response (message 2) is not text in UTF-8"),
+        (chat("a", [{"type": "text", "text": "b"}]), "the response (message 2) is of type list, not text"),
     ],
 )
 def test_messages_that_are_no_conversation(messages, words):
