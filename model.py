@@ -17,6 +17,7 @@ inference or choice, [U] not published where we could read it.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -27,8 +28,10 @@ from torch.utils.checkpoint import checkpoint
 from layers.attention import additive, attend, document_blocks, visible_keys
 from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear, linear
 from layers.loss import linear_cross_entropy
+from layers.moe import Router, Routes, grouped
+from layers.network import Network
 from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, stored, upcast
-from layers.roles import ROLES
+from layers.roles import HIDDEN
 from layers.rules import check as check_config
 from layers.slot import Slot, Slots
 
@@ -57,6 +60,17 @@ class GPTConfig:
     tie_weights: bool = True  # the output head is the token embedding
     bias: bool = False  # biases in linear layers, and in LayerNorm
     dropout: float = 0.0  # on the embedding, the attention weights and the branch outputs
+    # --- mixture of experts ---
+    n_expert: int = 0  # experts of each block, FFNs of width n_ff, beside a router; 0 = one dense FFN
+    n_expert_active: int = 2  # experts that each token goes to
+    n_expert_shared: int = 0  # further experts that every token goes to, as one FFN of n_expert_shared · n_ff
+    router: Literal["softmax", "sigmoid"] = "softmax"  # scores of the experts
+    router_norm: bool = True  # the scores of a token's experts, its weights, are divided by their sum
+    router_scale: float = 1.0  # factor on these weights
+    balance: Literal["loss", "bias", "none"] = (
+        "loss"  # even load: by a loss of its own, or by a bias on the choice that
+    )
+    #   is raised for experts with little load
     # --- norms: x ← post( skip(x) + mid( f( pre(x) ) ) ) ---
     norm: Literal["rmsnorm", "layernorm", "dyt", "none"] = "rmsnorm"  # function in every norm slot and the final norm
     norm_eps: float = 1e-6  # inside the root of RMSNorm and LayerNorm
@@ -193,9 +207,10 @@ def layerscale_init(n_layer: int) -> float:
     return 0.1 if n_layer <= 18 else 1e-5 if n_layer <= 24 else 1e-6
 
 
-def projection(config: GPTConfig, layer: int, part: str) -> Linear:
-    """Matrix `part` ("q", "k", "v", "o", "gate", "up" or "down") of layer ℓ = `layer`: its shape, role, slots, init."""
-    c, d, hidden = config, config.n_embd, config.hidden
+def projection(config: GPTConfig, layer: int, part: str, experts: int = 0, shared: int = 1) -> Linear:
+    """Matrix `part` ("q", "k", "v", "o", "gate", "up" or "down") of layer ℓ = `layer`: its shape, role, slots, init.
+    `experts`: a stack of so many; `shared`: an FFN so many times as wide."""
+    c, d, hidden = config, config.n_embd, config.hidden * shared
     heads, kv = c.n_head * c.head_dim, (c.n_kv_head or c.n_head) * c.head_dim
     n_in, n_out, role = {
         "q": (d, heads, "qk"), "k": (d, kv, "qk"), "v": (d, kv, "vo"), "o": (heads, d, "vo"),
@@ -205,10 +220,7 @@ def projection(config: GPTConfig, layer: int, part: str) -> Linear:
     ends_branch = part in ("o", "down")
     pre, out = {}, {}  # slots of this matrix
     if not ends_branch:  # HG, DP, DNP
-        if c.gain == "branch" and "pre" in c.norm_positions(layer, branch):
-            pre = dict(n_gain=n_in, role="gain_in", param=c.gain_param, fold=True)
-            if c.lns_learn:
-                pre["init"] = lns_factor(c, layer, branch, "norm") or 1.0
+        pre = own_gain(c, layer, branch)
         if c.gain_out != "none":
             out = dict(n_gain=n_out, param=c.gain_param, fold=c.gain_out == "scale")
         if c.gain_out == "norm":  # over each head of q and k, with a gain for each channel; over all of v, gate, up [I]
@@ -217,8 +229,17 @@ def projection(config: GPTConfig, layer: int, part: str) -> Linear:
         pre = dict(n_bias=1)
     if c.fixup and part == ("gate" if c.mlp == "swiglu" else "up"):  # before the activation
         out["n_bias"] = 1
-    matrix = SigmaReparam if c.sigma_reparam else Linear
+    matrix = SigmaReparam if c.sigma_reparam else partial(Linear, stack=experts)
     return matrix(n_in, n_out, role, c.bias, init_scale(c, layer, part), Slot(**pre), Slot(**out))
+
+
+def own_gain(config: GPTConfig, layer: int, branch: str) -> dict:
+    """HG: the slot of a matrix that has its own gain in place of the pre norm's. {}: it has none."""
+    c = config
+    if c.gain != "branch" or "pre" not in c.norm_positions(layer, branch):
+        return {}
+    init = lns_factor(c, layer, branch, "norm") if c.lns_learn else None
+    return dict(n_gain=c.n_embd, role="gain_in", param=c.gain_param, fold=True, init=init or 1.0)
 
 
 def init_scale(config: GPTConfig, layer: int, part: str) -> float:
@@ -258,19 +279,41 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """W2 act(W1 u), or with swiglu W2 (silu(Wg u) ⊙ W1 u): (B, T, C) → (B, T, C). `gain`: as for Attention."""
+    """W2 act(W1 u), or with swiglu W2 (silu(Wg u) ⊙ W1 u): (…, C) → (…, C). `gain`: as for Attention. `size`: the
+    `experts` or `shared` of `projection`; a stack of experts needs the `product` that sends each row to its own."""
+
+    def __init__(self, config: GPTConfig, layer: int, **size):
+        super().__init__()
+        self.gate = projection(config, layer, "gate", **size) if config.mlp == "swiglu" else None
+        self.up, self.down = (projection(config, layer, part, **size) for part in ("up", "down"))
+        self.act = ACTIVATIONS.get(config.mlp)
+
+    def forward(self, u, gain=None, product=F.linear):
+        if self.gate is None:
+            return self.down(self.act(self.up(u, gain, product)), product=product)
+        gate, up = fused_linear((self.gate, self.up), u, gain, product)
+        return self.down(F.silu(gate) * up, product=product)
+
+
+class MoE(nn.Module):
+    """Σ wₑ expertₑ(u) over the k experts of a token, plus the shared one: (B, T, C) → (B, T, C). `gain`: as for
+    Attention; router and shared expert take it too."""
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.gate = projection(config, layer, "gate") if config.mlp == "swiglu" else None
-        self.up, self.down = projection(config, layer, "up"), projection(config, layer, "down")
-        self.act = ACTIVATIONS.get(config.mlp)
+        c = config
+        how = dict(score=c.router, normalise=c.router_norm, scale=c.router_scale, balance=c.balance)
+        pre = Slot(**own_gain(c, layer, "mlp"))
+        self.router = Router(c.n_embd, c.n_expert, c.n_expert_active, **how, pre=pre)
+        self.experts = MLP(c, layer, experts=c.n_expert)
+        self.shared = MLP(c, layer, shared=c.n_expert_shared) if c.n_expert_shared else None
 
     def forward(self, u, gain=None):
-        if self.gate is None:
-            return self.down(self.act(self.up(u, gain)))
-        gate, up = fused_linear((self.gate, self.up), u, gain)
-        return self.down(F.silu(gate) * up)
+        weights, experts = self.router(u, gain)
+        routes = Routes.of(experts, self.router.out_features)
+        y = self.experts(routes.send(u), gain, partial(grouped, routes=routes))
+        y = routes.bring_back(y, weights)
+        return y if self.shared is None else y + self.shared(u, gain)
 
 
 class Residual(nn.Module):
@@ -300,7 +343,8 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
         self.attn = Residual(Attention(config, layer), layout(config, layer, "attn"), config.dropout)
-        self.mlp = Residual(MLP(config, layer), layout(config, layer, "mlp"), config.dropout)
+        ffn = MoE if config.n_expert else MLP
+        self.mlp = Residual(ffn(config, layer), layout(config, layer, "mlp"), config.dropout)
 
     def forward(self, x, rope=None, cache=None, mask=None):
         x = self.attn(x, rope, cache, mask)
@@ -308,11 +352,9 @@ class Block(nn.Module):
         return x
 
 
-class GPT(nn.Module):
+class GPT(Network):
     """The language model. `model(idx)` → (logits, None); `model(idx, targets)` → (None, loss)."""
 
-    compute_dtype = None  # of the matrix products; None: the parameters' own. See `set_compute_dtype`
-    stream_dtype = None  # of the residual stream; None: fp32. See `set_stream_dtype`
     flex_attention = False  # keep documents apart with FlexAttention, for compiled code on a GPU; else with a mask
     checkpointing = False  # keep only the stream between blocks; the backward pass computes the rest again
     loss_chunks = 0  # chunks that the loss splits the tokens into, to bound memory; 0 = by the limits of layers/loss.py
@@ -352,7 +394,7 @@ class GPT(nn.Module):
             elif isinstance(module, (Linear, Embedding)):
                 std = self.config.init_std
                 if isinstance(module, Linear) and module is not self.head and self.config.init == "xavier":
-                    std = (2 / sum(module.weight.shape)) ** 0.5
+                    std = (2 / sum(module.weight.shape[-2:])) ** 0.5
                 module.init(std, generator)
 
     def forward(self, idx, targets=None, positions=None, cache=None):
@@ -414,60 +456,27 @@ class GPT(nn.Module):
         dtype, vocab_size = self.compute_dtype or weight.dtype, self.config.vocab_size
         return linear_cross_entropy(self.final_norm(x), weight, targets, dtype, vocab_size, self.loss_chunks)
 
-    def set_compute_dtype(self, dtype: torch.dtype | None) -> "GPT":
-        """Multiply matrices in `dtype` (None: the parameters' own); parameters and residual stream stay as they are."""
-        for module in self.modules():
-            if hasattr(module, "compute_dtype"):
-                module.compute_dtype = dtype
-        return self
-
-    def set_stream_dtype(self, dtype: torch.dtype | None) -> "GPT":
-        """Pass the residual stream from sub-layer to sub-layer in `dtype` (None: fp32, the papers'); sums stay fp32."""
-        for module in self.modules():
-            if hasattr(module, "stream_dtype"):
-                module.stream_dtype = dtype
-        return self
-
-    def power_iteration(self) -> None:
-        """One step of σReparam's power iteration in every matrix that has it. Call it after every optimizer step."""
-        for module in self.modules() if self.config.sigma_reparam else ():
-            if isinstance(module, SigmaReparam):
-                module.power_iteration()
-
-    def roles(self) -> dict:
-        """{parameter name: role}, each parameter exactly once, in the order of `named_parameters`."""
-        roles = {}
-        for full_name, (module, name) in self._owners().items():
-            role = getattr(module, "param_roles", {}).get(name)
-            if role not in ROLES:
-                fix = f"give its module param_roles = {{'{name}': role}}"
-                raise ValueError(f"parameter {full_name} has role {role}: {fix}")
-            roles[full_name] = role
-        return roles
-
-    def block_types(self) -> dict:
-        """{parameter name: block type (emb, pos, head, qk, vo, ffn or norm)}. A bias, or σReparam's γ, has the type of
-        its matrix; gains and all else are "norm"."""
-        return {
-            full_name: getattr(module, "param_roles", {}).get("weight", "norm")
-            for full_name, (module, _) in self._owners().items()
+    def active_numel(self) -> dict:
+        """{parameter name: number of its entries that a token meets}: of a stack of experts those of its own."""
+        c = self.config
+        stacks = [m for m in self.modules() if isinstance(m, Linear) and m.stack]
+        stacked = {id(p) for m in stacks for p in m.parameters(recurse=False)}
+        parts = {
+            name: (c.n_expert_active, c.n_expert) if id(p) in stacked else (1, 1) for name, p in self.named_parameters()
         }
+        return {name: p.numel() * parts[name][0] // parts[name][1] for name, p in self.named_parameters()}
 
-    def _owners(self) -> dict:
-        """{parameter name: (module, its name there)}."""
-        owner = {id(p): (m, name) for m in self.modules() for name, p in m.named_parameters(recurse=False)}
-        return {full_name: owner[id(p)] for full_name, p in self.named_parameters()}
-
-    def num_params(self, positions: bool = True) -> int:
-        """Number of parameters; with `positions=False` without the learned position table, as GPT-2's are counted."""
-        n = sum(p.numel() for p in self.parameters())
+    def num_params(self, positions: bool = True, active: bool = False) -> int:
+        """Number of parameters, or of those that a token meets; with `positions=False` without the learned position
+        table, as GPT-2's are counted."""
+        n = sum(self.active_numel().values()) if active else sum(p.numel() for p in self.parameters())
         return n if positions or self.wpe is None else n - self.wpe.weight.numel()
 
     def flops_per_token(self) -> int:
-        """Training FLOPs per token: 6 per matrix parameter (head included, embedding look-up not), plus 12·L·T times
-        the channels of all heads for attention (PaLM, app. B: no credit for causality)."""
+        """Training FLOPs per token: 6 per matrix parameter that it meets (head included, embedding look-up not), plus
+        12·L·T times the channels of all heads for attention (PaLM, app. B: no credit for causality)."""
         c, roles = self.config, self.roles()
-        matrices = sum(p.numel() for n, p in self.named_parameters() if roles[n] in ("qk", "vo", "ffn"))
+        matrices = sum(n for name, n in self.active_numel().items() if roles[name] in (*HIDDEN, "router"))
         return 6 * (matrices + c.padded_vocab_size * c.n_embd) + 12 * c.n_layer * c.n_head * c.head_dim * c.block_size
 
 

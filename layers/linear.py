@@ -11,7 +11,9 @@ SIGMA_INIT_ITERATIONS = 30  # of the power iteration, for σReparam's initial σ
 
 
 def fold(weight, bias=None, dtype=None, columns=None, rows=None) -> tuple:
-    """Weight and bias of x ↦ rows · (W (columns · x) + b), in `dtype`: factors and cast in one pass over the weight."""
+    """Weight and bias of x ↦ rows · (W (columns · x) + b), in `dtype`: factors and cast in one pass over the weight.
+
+    A stack of matrices (E, n_out, n_in), with biases (E, n_out), has the same factors for all."""
     dtype = dtype or weight.dtype
     weight = weight if columns is None else weight * columns
     if rows is not None:
@@ -37,18 +39,18 @@ class Product(torch.autograd.Function):
         return dy @ weight, torch.mm(dy.flatten(0, -2).T, x.flatten(0, -2), out_dtype=torch.float32)
 
 
-def linear(x, weight, bias=None, dtype=None, columns=None, rows=None):
+def linear(x, weight, bias=None, dtype=None, columns=None, rows=None, product=F.linear):
     """rows · (W (columns · x) + b) in `dtype` (None: the weight's own); columns (n_in,), rows (n_out,) or tensors ().
 
     The factors are multiplied into the weight. If x holds one token, they are multiplied into x and y, which are then
-    smaller than the weight."""
+    smaller than the weight. `product(x, weight, bias)` multiplies; a stack of matrices needs another than F.linear."""
     dtype = dtype or weight.dtype
     if x.shape[-2] > 1:
-        is_plain = columns is None and rows is None and bias is None
+        is_plain = columns is None and rows is None and bias is None and product is F.linear
         if is_plain and torch.compiler.is_compiling() and weight.is_cuda and dtype.itemsize < weight.dtype.itemsize:
             return Product.apply(x.to(dtype), weight)
-        return F.linear(x.to(dtype), *fold(weight, bias, dtype, columns, rows))
-    y = F.linear((x if columns is None else x * columns).to(dtype), *fold(weight, bias, dtype))
+        return product(x.to(dtype), *fold(weight, bias, dtype, columns, rows))
+    y = product((x if columns is None else x * columns).to(dtype), *fold(weight, bias, dtype))
     return y if rows is None else (y * rows).to(dtype)
 
 
@@ -64,12 +66,18 @@ class Linear(nn.Linear):
 
     The casts are part of the graph: torch.compile fuses them, which costs less than autocast and loses no accuracy.
     The gains of `pre` and `out`, and the `gain` left by a norm before this map, enter the weight in the same pass.
+    With `stack` it is that many matrices (stack, n_out, n_in) with the same slots, and `forward` is given a `product`
+    that knows which row of x goes to which.
     """
 
     compute_dtype = None
 
-    def __init__(self, n_in, n_out, role, bias=False, init_scale=1.0, pre=None, out=None):
+    def __init__(self, n_in, n_out, role, bias=False, init_scale=1.0, pre=None, out=None, stack=0):
         super().__init__(n_in, n_out, bias)
+        self.stack = stack
+        if stack:
+            self.weight = nn.Parameter(self.weight.new_empty(stack, n_out, n_in))
+            self.bias = nn.Parameter(self.weight.new_empty(stack, n_out)) if bias else None
         self.init_scale, self.param_roles = init_scale, {"weight": role, "bias": "bias"}
         self.pre, self.out = pre or Slot(), out or Slot()
 
@@ -89,8 +97,8 @@ class Linear(nn.Linear):
             columns = columns * gain
         return self.effective_weight(), self.bias, self.compute_dtype, columns, self.out.folded()
 
-    def forward(self, x, gain=None):
-        y = linear(self.pre(x), *self.factors(gain))
+    def forward(self, x, gain=None, product=F.linear):
+        y = linear(self.pre(x), *self.factors(gain), product)
         return self.out(y).to(y.dtype)
 
     def init(self, std: float, generator: torch.Generator):
@@ -99,16 +107,16 @@ class Linear(nn.Linear):
             self.bias.zero_()
 
 
-def fused_linear(matrices, x, gain=None) -> list:
-    """[m(x, gain) for m in matrices] as one product: x (B, T, n_in) is read once, and its gradient is one sum.
+def fused_linear(matrices, x, gain=None, product=F.linear) -> list:
+    """[m(x, gain, product) for m in matrices] as one product: x (…, n_in) is read once, and its gradient is one sum.
 
     For matrices whose `pre` slot has no norm and no bias: it holds a gain to fold, or nothing."""
     if x.shape[-2] == 1:  # one token: `linear` multiplies the gains into x, and each matrix may have its own
-        return [m(x, gain) for m in matrices]
+        return [m(x, gain, product) for m in matrices]
     weights, biases = zip(*(fold(*m.factors(gain)) for m in matrices), strict=True)
-    bias = None if biases[0] is None else torch.cat(biases)
-    y = F.linear(x.to(weights[0].dtype), torch.cat(weights), bias)
-    parts = y.split([len(w) for w in weights], dim=-1)
+    bias = None if biases[0] is None else torch.cat(biases, -1)
+    y = product(x.to(weights[0].dtype), torch.cat(weights, -2), bias)
+    parts = y.split([w.shape[-2] for w in weights], dim=-1)
     return [m.out(part).to(part.dtype) for m, part in zip(matrices, parts, strict=True)]
 
 

@@ -10,11 +10,12 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 # More than this is a typo, and would take minutes to fail for lack of memory.
 MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_size=2**24, n_ff=2**24, head_size=2**24)
+MOST |= dict(n_expert=2**16, n_expert_shared=2**16)
 
 
 def check(config) -> None:
     """ValueError, in one line that says what to change, for values that are wrong or contradict each other."""
-    for wrong, message in chain(values(config), sizes(config), norms(config), scales(config)):
+    for wrong, message in chain(values(config), sizes(config), experts(config), norms(config), scales(config)):
         if wrong:
             raise ValueError(message)
 
@@ -56,6 +57,23 @@ def sizes(c):
     yield not 0 <= c.dropout < 1, f"dropout={c.dropout} must be at least 0 and below 1"
     yield c.norm_eps < 0, f"norm_eps={c.norm_eps} must not be negative"
     yield c.init_std <= 0, f"init_std={c.init_std} must be positive"
+
+
+def experts(c):
+    """(true if wrong, message) for mixtures of experts."""
+    E, k = c.n_expert, c.n_expert_active
+    names = ("n_expert_active", "n_expert_shared", "router", "router_norm", "router_scale", "balance")
+    defaults = {f.name: f.default for f in fields(c)}
+    given = [f"{name}={getattr(c, name)}" for name in names if getattr(c, name) != defaults[name]]
+    yield min(E, c.n_expert_shared) < 0, "n_expert and n_expert_shared must not be negative (0 = none)"
+    yield E == 0 and given, f"{', '.join(given)}: needs experts, set n_expert (8, for example), or leave it out"
+    yield E and k < 1, f"n_expert_active={k} must be at least 1"
+    yield E and k > E, f"n_expert_active={k} is more than n_expert={E}: lower it to {E} or less, or raise n_expert"
+    yield c.router_scale <= 0, f"router_scale={c.router_scale} must be positive"
+    yield (
+        E and c.sigma_reparam,
+        "sigma_reparam is for single matrices, not for stacks of experts: leave one of them out",
+    )
 
 
 def norms(c):

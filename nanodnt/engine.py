@@ -36,11 +36,27 @@ def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tupl
     return micro, sequences // micro
 
 
+def check_penalties(model_config, config) -> None:
+    """ValueError where a setting of the balance of experts has nothing to act on."""
+    for name, balance in (("balance_coef", "loss"), ("balance_rate", "bias"), ("z_coef", model_config.balance)):
+        value = getattr(config, name)
+        if value == type(config).__dataclass_fields__[name].default:
+            continue
+        if not model_config.n_expert:
+            raise ValueError(f"{name}={value} needs experts: set n_expert (8, for example), or leave {name} out")
+        if model_config.balance != balance:
+            raise ValueError(f"{name}={value} needs balance={balance}, but balance={model_config.balance}: change one")
+
+
 def prepare_model(model, config, env):
-    """`model` on its device, computing as configured."""
+    """`model` on its device, computing as configured. ValueError for settings of experts that it does not have."""
+    check_penalties(model.config, config)
+    model.set_penalties(config.balance_coef, config.z_coef)
     model.checkpointing, model.loss_chunks = config.activation_checkpointing, config.loss_chunks
     model.set_stream_dtype(torch.bfloat16 if config.stream_dtype == "bfloat16" else None)
-    return model.to(env.device).set_compute_dtype(env.dtype)
+    model.to(env.device).set_compute_dtype(env.dtype)
+    model.set_penalty_unit(torch.ones((), device=env.device))  # compiled code takes it for granted
+    return model
 
 
 def set_learning_rates(optimizer, step: int, config) -> dict:
@@ -66,6 +82,7 @@ def training_step(
     micro batch, "clip" and "optimizer". `counted`: how many targets of the whole batch are not −1, divided by the
     number of processes, so that the loss is their mean however the batch is split; 0: all are."""
     loss, parts = torch.zeros((), device=batch[0].device), list(zip(*(t.split(micro) for t in batch), strict=True))
+    raw_model.set_penalty_unit(scaler.scale(torch.ones_like(loss)) / len(parts))
     optimizer.zero_grad(set_to_none=True)
     for i, part in enumerate(parts):
         with sync_gradients(model, i == len(parts) - 1):
@@ -76,8 +93,7 @@ def training_step(
             on_phase_end("backward")
         loss += micro_loss.detach()
     scaler.unscale_(optimizer)
-    gradients = [p.grad for p in raw_model.parameters() if p.grad is not None]
-    norm = full_tensor(torch.nn.utils.get_total_norm(gradients))
+    norm = full_tensor(torch.nn.utils.get_total_norm(optimizer.gradients()))
     found_inf = ~norm.isfinite()
     optimizer.found_inf = found_inf  # such a step is skipped on the device; scaler.step would make the host wait
     # the optimizer clips while it reads the gradients; bad ones stay as they are, for `first_bad_tensor`

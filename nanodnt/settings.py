@@ -46,6 +46,9 @@ class TrainConfig:
     #   original 6e-4
     adamw_weight_decay: float | None = None  # muon: decay of the rest; None = weight_decay, with original 0.1
     grad_clip: float = 1.0  # limit on the global gradient norm; 0 = off
+    balance_coef: float = 0.01  # experts with balance=loss: times the loss of uneven load, which is minimised too
+    balance_rate: float = 0.001  # experts with balance=bias: step of the biases, constant over the run
+    z_coef: float = 0.0  # experts: times the routers' z-loss, which keeps their logits small (ST-MoE has 0.001)
     # --- schedule ---
     max_iters: int = 200_000  # optimizer steps
     schedule: Literal["cosine", "wsd", "linear", "constant", "dyt"] = "cosine"  # after warm-up; wsd: constant, then a
@@ -64,6 +67,7 @@ class TrainConfig:
     lr_ratio_norm: float | None = None  # norms, and all other scale vectors and scalars; None = 1
     lr_ratio_head: float | None = None  # untied head; None = 1
     lr_ratio_pos: float | None = None  # learned positions; None = 1
+    lr_ratio_router: float | None = None  # routers of experts; None = 1
     blockwise_start: Literal["start", "warmup_end"] = "start"  # ratios from the first step, or after warm-up
     blockwise_min_lr: Literal["shared", "proportional"] = "shared"  # all decay to min_lr, or each to ratio · min_lr
     blockwise_decay: Literal["scaled", "unscaled"] = "scaled"  # LR times decay grows with the ratio, or weight_decay is
@@ -114,6 +118,7 @@ class TrainConfig:
         positive = ("batch_size", "eval_interval", "log_interval", "max_skipped", "timeout_s")
         others = ("max_iters", "micro_batch_size", "eval_tokens", "track_interval", "save_interval", "keep_every")
         others += ("loss_spike", "max_rollbacks", "fsdp_shard_size", "loss_chunks", "peak_flops", "seed")
+        others += ("balance_coef", "balance_rate", "z_coef")
         for name in positive:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")

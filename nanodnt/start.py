@@ -198,6 +198,12 @@ def describe_run(run) -> None:
     )
     if config.warmup_iters >= config.max_iters and not config.eval_only:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
+    experts, shards = model.config.n_expert, config.fsdp_shard_size or env.world_size
+    if env.parallel == "fsdp" and experts % shards:
+        env.print(
+            f"note: {experts} experts do not divide evenly over {shards} processes: some hold {-(-experts // shards)}, "
+            f"others fewer; with n_expert a multiple of {shards} all hold the same"
+        )
     for note in rules.notes(model.config) + notes(config, model):
         env.print(f"note: {note}")
 

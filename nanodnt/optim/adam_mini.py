@@ -3,7 +3,8 @@
     w ← w (1 − ηλ);   m ← β₁ m + (1 − β₁) g;   v ← β₂ v + (1 − β₂) mean(g² over the block);   w ← w − η m̂ / (√v̂ + ε)
 
 m̂ and v̂ are m / (1 − β₁ᵗ) and v / (1 − β₂ᵗ); ε = 1e-8. Blocks: the rows of one head for q and k; each row (an output
-neuron, a token) for the other matrices and the embeddings, learned positions too [I]; the whole tensor for all else.
+neuron, a token) for the other matrices and the embeddings, and for learned positions, routers and every expert [I]; the
+whole tensor for all else.
 State: 4 bytes a parameter and 4 a block. Defaults: AdamW's, as its authors recommend.
 """
 
@@ -21,10 +22,11 @@ def options(config, role, model):
 
 
 def state(p, group):
-    rows = group["block_rows"] or len(p)
-    if len(p) % rows:
-        raise ValueError(f"Adam-mini: a tensor of {len(p)} rows does not divide into blocks of {rows}")
-    v = torch.zeros(len(p) // rows, dtype=p.dtype, device=p.device)
+    n = row_count(p)
+    rows = group["block_rows"] or n
+    if n % rows:
+        raise ValueError(f"Adam-mini: a tensor of {n} rows does not divide into blocks of {rows}")
+    v = torch.zeros(n // rows, dtype=p.dtype, device=p.device)
     return dict(step=torch.zeros((), device=p.device), exp_avg=torch.zeros_like(p), block_sq=v)
 
 
@@ -57,7 +59,7 @@ def mean_squares(group, params: list, grads: list, counts: list) -> torch.Tensor
     else:
         norms = torch._foreach_norm(grads)
     if rows and shards:  # of all rows, since a block may lie on several processes; 0 for those of other processes
-        own, norms = norms, grads[0].new_zeros(sum(map(len, params))).split([len(p) for p in params])
+        own, norms = norms, grads[0].new_zeros(sum(map(row_count, params))).split(list(map(row_count, params)))
         torch._foreach_copy_([part[own_rows(p)] for p, part in zip(params, norms, strict=True)], own)
     squares = torch.cat(norms).square() if rows else torch.stack(norms).square()
     if shards:
@@ -71,7 +73,7 @@ def subtract(group, params: list, m: list, sizes) -> None:
     """w ← w − size · m, with the size of the block, of `sizes` (number of blocks,)."""
     rows, own, m = group["block_rows"], list(map(local_shard, params)), list(map(local_shard, m))
     if rows:  # one operator for each matrix: those on lists of tensors would need sizes written out for each entry
-        of_rows = sizes.repeat_interleave(rows).split([len(p) for p in params])
+        of_rows = sizes.repeat_interleave(rows).split(list(map(row_count, params)))
         for p, w, mean, size in zip(params, own, m, of_rows, strict=True):
             as_matrix(p, w).addcmul_(as_matrix(p, mean), size[own_rows(p)][:, None], value=-1)
     else:
@@ -82,15 +84,20 @@ def subtract(group, params: list, m: list, sizes) -> None:
         torch._foreach_sub_(own, parts)
 
 
+def row_count(p) -> int:
+    """The rows of a matrix, or of all matrices of a stack; of other tensors the entries."""
+    return p.shape[:-1].numel() if p.ndim > 1 else len(p)
+
+
 def as_matrix(p, t) -> torch.Tensor:
     """t, this process's part of p, as a matrix with p's rows."""
-    return t.view(len(t), p.numel() // len(p))
+    return t.view(-1, p.numel() // row_count(p))
 
 
 def own_rows(p) -> slice:
     """The rows of p that this process holds."""
-    rows = shard_rows(len(p), shard_group(p))
-    return slice(rows.start, rows.stop)
+    rows, each = shard_rows(len(p), shard_group(p)), row_count(p) // len(p)
+    return slice(rows.start * each, rows.stop * each)
 
 
 PAPER_RATIOS = RATIOS | {"emb": 4.0, "qk": 1.0, "ffn": 4.0}  # arXiv 2502.19002

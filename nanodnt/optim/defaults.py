@@ -126,7 +126,7 @@ def notes(config, model) -> list:
         published = " and ".join(other for other, its in OPTIMIZERS.items() if its.ratios)
         ratios = ", ".join(f"{block_type} {getattr(config, f'lr_ratio_{block_type}'):g}" for block_type in RATIOS)
         found.append(f"blockwise_lr: the paper has ratios for {published}; these for {name} are ours [I]: {ratios}")
-    for role in ("head", "pos"):
+    for role in ("head", "pos", "router"):
         if role not in roles and getattr(config, f"lr_ratio_{role}") not in (None, 1):
             found.append(f"lr_ratio_{role} has no effect: the model has no {role} of its own")
     if config.decay_gains == "all" and not roles & {"gain_in", "gain_out"}:

@@ -46,6 +46,9 @@ def decayed_roles(config, roles: set) -> tuple:
 def make_group(config, model, role: str, block_type: str, decayed: tuple) -> dict:
     """The group, still without parameters, of those with this role that belong to a block type."""
     rest = OPTIMIZERS[config.optimizer].rest
+    if role == "balance":
+        group = dict(params=[], role=role, label=role, rule=role, weight_decay=0.0, lr_ratio=1.0)
+        return group | dict(base_lr=config.balance_rate, **RULES[role].options(config, role, model))
     rule, prefix = (config.optimizer, "") if role in HIDDEN or not rest else (rest, f"{rest}_")
     label, ratio = role, getattr(config, f"lr_ratio_{block_type}") if config.blockwise_lr else 1.0
     if config.blockwise_lr and role in ("bias", "scalar") and block_type != "norm":

@@ -126,9 +126,13 @@ def finish_updates(group, matrices: list, exchange, found_inf) -> None:
 
 
 def step_sharded(group, matrices: list, shards, found_inf) -> None:
-    """FSDP2: the rows of u are sent to the owners of the matrices, and rows of the updates come back."""
-    owners, p = [x.owner for x in matrices], matrices[0].p
-    owned = rows_to_owners(owners, directions(group, matrices), p.shape, shards)
+    """FSDP2: the rows of u are sent to the owners of the matrices, and rows of the updates come back. A row of a stack
+    is a whole matrix, and stays."""
+    owners, p, u = [x.owner for x in matrices], matrices[0].p, directions(group, matrices)
+    if p.ndim > 2:
+        updates = [orthogonalize(stack, group["ns_steps"]) for stack in split_into_stacks(u, p)]
+        return apply_updates(group, matrices, torch.cat(updates), found_inf)
+    owned = rows_to_owners(owners, u, p.shape, shards)
     updates = [orthogonalize(stack, group["ns_steps"]) for stack in split_into_stacks(owned, p)]
     rows = rows_from_owners(owners, torch.cat(updates) if updates else owned, p.shape, shards)
     apply_updates(group, matrices, rows, found_inf)

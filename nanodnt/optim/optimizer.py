@@ -19,6 +19,11 @@ class Optimizer(torch.optim.Optimizer):
             for p in group["params"]:
                 self.state[p] = RULES[group["rule"]].state(p, group)
 
+    def gradients(self) -> list:
+        """The gradients that are a derivative of the loss: all but the loads that the balance rule is given."""
+        params = [p for group in self.param_groups if group["rule"] != "balance" for p in group["params"]]
+        return [p.grad for p in params if p.grad is not None]
+
     @torch.no_grad()
     def step(self, closure=None):
         """Update every parameter that has a gradient. Those without one keep their values and their state."""

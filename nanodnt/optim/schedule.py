@@ -12,8 +12,9 @@ DECAYS = {  # from 1 at q = 0 to 0 at q = 1
 def lr_at(step: int, config, group: dict | None = None) -> float:
     """The LR of update t = `step` + 1 for a parameter group; without one, for base_lr = learning_rate and ratio 1.
 
-    The group's peak is base_lr · lr_ratio. Warm-up: peak · t/W for t ≤ W = warmup_iters, so the first LR is not zero;
-    with blockwise_start=warmup_end it rises to base_lr instead. After it, with T = lr_decay_iters:
+    A `constant` group keeps base_lr. The peak of others is base_lr · lr_ratio. Warm-up: peak · t/W for t ≤ W =
+    warmup_iters, so the first LR is not zero; with blockwise_start=warmup_end it rises to base_lr instead. After it,
+    with T = lr_decay_iters:
 
         cosine, linear   down to min_lr from W to T
         wsd              peak until T − wsd_decay_iters, then down to min_lr at T
@@ -23,6 +24,8 @@ def lr_at(step: int, config, group: dict | None = None) -> float:
     blockwise_min_lr=proportional by lr_ratio too.
 
     `dyt` is the recipe of DyT's LLaMA runs: the smaller of peak · (1 − (1 − t/W)²) and a cosine from 0 to T."""
+    if group and group.get("constant"):
+        return group["base_lr"]
     base, ratio = (group["base_lr"], group["lr_ratio"]) if group else (config.learning_rate, 1.0)
     t, warmup, end = step + 1, config.warmup_iters, config.lr_decay_iters
     peak = base * ratio

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from nanodnt.run.parallel import gathered_dtype, is_kept
+from nanodnt.run.parallel import block_matrices, gathered_dtype, is_kept
 
 
 class Strategy(NamedTuple):
@@ -80,7 +80,7 @@ def strategies(model, optimizer, config, gpus: int, limit: float = math.inf) -> 
 
 def root_bytes(model) -> int:
     """The size of FSDP2's root group: everything but the matrices of the blocks."""
-    return total_bytes(model.parameters()) - total_bytes(p for p in model.blocks.parameters() if p.ndim == 2)
+    return total_bytes(model.parameters()) - total_bytes(block_matrices(model))
 
 
 def gathered_copies(model, keep: bool) -> dict:
@@ -91,7 +91,7 @@ def gathered_copies(model, keep: bool) -> dict:
     one twice, gathered and copied out. In the backward pass it also holds the gradients of that block, and in fp32
     those of the block before, which are being reduced."""
     itemsize = gathered_dtype(model, model.compute_dtype or torch.float32).itemsize
-    counts = [sum(p.numel() for p in block.parameters() if p.ndim == 2) for block in model.blocks]
+    counts = [sum(p.numel() for p in block_matrices(block)) for block in model.blocks]
     root, block, reduced = root_bytes(model), itemsize * max(counts), 4 * max(counts)
     if keep:
         held = root + itemsize * sum(counts)

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from layers.linear import Linear
+from layers.roles import HIDDEN
 from nanodnt.run.hardware import memory_bytes
 
 # Shares of a GPU's memory, our choices; activations need the rest.
@@ -80,12 +82,18 @@ def shard_model(model, shard_size: int, env, keep: bool) -> None:
         mesh = init_device_mesh(env.device.type, (size,), mesh_dim_names=("shard",))
     dtype = gathered_dtype(model, env.dtype)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    matrices = {p for p in model.blocks.parameters() if p.ndim == 2}
+    matrices = set(block_matrices(model))
     fully_shard(model, mesh=mesh, ignored_params=matrices)  # before the blocks, so that it gets their gains
     for block in model.blocks:
         others = {p for p in block.parameters() if p not in matrices}
         fully_shard(block, mesh=mesh, ignored_params=others, mp_policy=policy, reshard_after_forward=not keep)
     model.no_sync = partial(_accumulate, model, keep)
+
+
+def block_matrices(module) -> list:
+    """The matrices of attention and FFN in a model or a block, experts included; routers are none of them."""
+    linears = [m for m in module.modules() if isinstance(m, Linear)]
+    return [m.weight for m in linears if m.param_roles["weight"] in HIDDEN]
 
 
 def gathered_dtype(model, compute_dtype: torch.dtype) -> torch.dtype:

@@ -7,6 +7,9 @@ Of the weights after the step, by one forward pass (`probe`):
     logit_max      [L]      largest |q·k|/√head_dim over heads and causal pairs, after QK-norm and RoPE
     alpha inv_std  {slot}   of DyT: α, and 1/std over all elements of the slot's input
     gain           {slot}   [rms, min, max] of a scale vector as it acts
+    load           [L][E]   of mixtures of experts: share of the tokens' choices that each expert gets
+    router_entropy [L]      the same: of a token's scores, normalised to sum 1, in nats, mean over tokens
+    dropped        [L]      the same: choices that reach no expert; 0, since there is no capacity to exceed
 
 Of the step itself, over all parameters of a role:
 
@@ -69,6 +72,8 @@ def probe(model: GPT, idx: torch.Tensor, positions: torch.Tensor | None = None) 
     places = torch.arange(idx.shape[1], device=idx.device) if positions is None else positions
     rope = rotary(places, c.head_dim, c.rope_theta) if c.pos == "rope" else None
     hooks, queries, training, flex = [], [], model.training, model.flex_attention
+    if c.n_expert:
+        found |= dict(load=[], router_entropy=[], dropped=[])
 
     def note_stream_and_gains(prefixes, module, args):  # FSDP has gathered the parameters of this part by now
         found["stream_var"].append(variance(args[0]))
@@ -89,7 +94,21 @@ def probe(model: GPT, idx: torch.Tensor, positions: torch.Tensor | None = None) 
         pair = (q, k) if rope is None else (rotate(q, rope), rotate(k, rope))
         found["logit_max"].append(largest_logit(*(upcast(x.to(dtype)).transpose(1, 2) for x in pair), positions))
 
+    def note_entropy(router, args, y):
+        scores = router.scores(router.logits(*args))
+        scores = scores / scores.sum(-1, keepdim=True)
+        found["router_entropy"].append(torch.special.entr(scores).sum(-1).mean())
+
+    def note_load(experts, args):  # what their product is given
+        rows, _, product = args
+        ends = product.keywords["routes"].ends
+        found["load"].append(list(torch.diff(ends, prepend=ends.new_zeros(1)) / len(rows)))
+        found["dropped"].append(len(rows) - ends[-1])
+
     for i, block in enumerate(model.blocks):
+        if c.n_expert:
+            hooks.append(block.mlp.f.router.register_forward_hook(note_entropy))
+            hooks.append(block.mlp.f.experts.register_forward_pre_hook(note_load))
         hooks.append(block.attn.register_forward_pre_hook(partial(note_stream_and_gains, f"blocks.{i}.")))
         hooks.append(block.attn.f.q_norm.register_forward_hook(lambda q_norm, args, q: queries.append(q)))
         hooks.append(block.attn.f.k_norm.register_forward_hook(partial(note_logits, block.attn.f)))
@@ -168,7 +187,8 @@ class Tracker:
         self.model, self.env, self.every, self.clip = model, env, config.track_interval, config.grad_clip
         self.dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
         self.roles, self.old = {}, {}  # {role: parameters}, {parameter: its sample before the step}
-        for group in optimizer.param_groups:  # not model.parameters(): FSDP may swap those for gathered ones
+        followed = [group for group in optimizer.param_groups if group["rule"] != "balance"]  # no loss has its gradient
+        for group in followed:  # not model.parameters(): FSDP may swap those for gathered ones
             self.roles.setdefault(group["role"], []).extend(group["params"])
         counts = [sum(p.numel() for p in params) for params in self.roles.values()]
         self.counts = torch.tensor(counts, dtype=self.dtype, device=env.device)

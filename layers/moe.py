@@ -1,0 +1,220 @@
+"""Mixture of experts: the router, where each token goes, and one product of all experts. No token is dropped.
+
+B·T = N tokens go to k of E experts each. The N·k pairs of a token and an expert are sorted by expert, so the tokens of
+an expert are neighbouring rows; `Routes` holds the order. How many there are differs from expert to expert and from
+step to step, but no shape depends on it, and the host reads it only where there is no grouped product.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from layers.linear import Linear, linear
+
+# ---------------------------------------------------------------------------------------------- one product a stack
+
+
+def grouped(x, weight, bias, routes):
+    """Rows of x times the matrix of their expert: x (N·k, n_in), weight (E, n_out, n_in), bias (E, n_out) or None →
+    (N·k, n_out). The rows of expert e end at `routes.ends[e]`."""
+    if has_grouped_product(x, weight):
+        y = F.grouped_mm(x, weight.mT, offs=routes.ends)
+    elif torch.compiler.is_compiling():
+        y = torch.ops.nanodnt.grouped(x, weight, routes.ends)
+    else:
+        return loop(x, weight, bias, routes.ends)
+    if bias is None:
+        return y
+    experts = torch.searchsorted(routes.ends, torch.arange(len(x), device=x.device), right=True)
+    # a product, since the gradient of bias[experts] would be summed in no fixed order
+    return y + F.one_hot(experts, len(bias)).to(bias.dtype) @ bias
+
+
+def has_grouped_product(x, weight) -> bool:
+    """Whether torch multiplies such groups in one kernel. It wants rows of a multiple of 16 bytes."""
+    aligned = all(n * weight.element_size() % 16 == 0 for n in weight.shape[1:])
+    return x.device.type in ("cuda", "meta") and weight.dtype.itemsize <= 4 and aligned
+
+
+def loop(x, weight, bias, ends):
+    """`grouped`, expert by expert."""
+    biases = [None] * len(weight) if bias is None else bias.unbind()
+    parts = zip(x.split(sizes(ends)), weight.unbind(), biases, strict=True)
+    return torch.cat([F.linear(part, w, b) for part, w, b in parts])
+
+
+def sizes(ends) -> list:
+    """The number of rows of each expert. The host waits for the device."""
+    return torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
+
+
+if not hasattr(
+    torch.ops.nanodnt, "grouped"
+):  # a copy of this file, from an exported folder, uses the operators as they are
+
+    @torch.library.custom_op("nanodnt::grouped", mutates_args=())
+    def _grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """`loop` as an operator: compiled code cannot look inside, and stays one graph."""
+        return loop(x, weight, None, ends)
+
+    @torch.library.custom_op("nanodnt::grouped_outer", mutates_args=())
+    def _grouped_outer(dy: torch.Tensor, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """Gradient of the weight: dy (N·k, n_out), x (N·k, n_in) → (E, n_out, n_in)."""
+        parts = zip(dy.split(sizes(ends)), x.split(sizes(ends)), strict=True)
+        return torch.stack([a.T @ b for a, b in parts])
+
+    def _grouped_backward(ctx, dy):
+        x, weight, ends = ctx.saved_tensors
+        dy = dy.contiguous()
+        return torch.ops.nanodnt.grouped(dy, weight.mT, ends), torch.ops.nanodnt.grouped_outer(dy, x, ends), None
+
+    _grouped.register_fake(lambda x, weight, ends: x.new_empty(len(x), weight.shape[1]))
+    _grouped_outer.register_fake(lambda dy, x, ends: x.new_empty(len(ends), dy.shape[1], x.shape[1]))
+    _grouped.register_autograd(
+        _grouped_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+    )
+
+
+# -------------------------------------------------------------------------------------------------- to and from experts
+
+
+class Gather(torch.autograd.Function):
+    """x[index] for x (n, C) and index (m,). The gradient is gathered too, so its sums have a fixed order: `places`
+    (n, r) are the r places of m where each row of x has gone."""
+
+    @staticmethod
+    def forward(ctx, x, index, places):
+        ctx.save_for_backward(places)
+        return x[index]
+
+    @staticmethod
+    def backward(ctx, dy):
+        (places,) = ctx.saved_tensors
+        return dy[places].sum(1), None, None
+
+
+class Routes(NamedTuple):
+    """Where N tokens go, each to k of E experts."""
+
+    order: torch.Tensor  # (N·k,) numbers of pairs, token · k + choice, sorted by expert
+    places: torch.Tensor  # (N, k) where each pair stands in that order
+    ends: torch.Tensor  # (E,) int32, where the pairs of each expert end in it
+
+    @classmethod
+    def of(cls, experts, n_expert: int) -> "Routes":
+        """The routes of `experts` (..., k), the experts that each token goes to."""
+        order = experts.flatten().argsort(stable=True)
+        places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        ends = count(experts.flatten(), n_expert).cumsum(0).int()
+        return cls(order, places.view(-1, experts.shape[-1]), ends)
+
+    def send(self, u):
+        """u (..., C), the tokens → (N·k, C), a copy for each of their experts, sorted by expert."""
+        return Gather.apply(u.flatten(0, -2), self.order // self.places.shape[1], self.places)
+
+    def bring_back(self, y, weights):
+        """y (N·k, C) as `send` sorts, weights (..., k) → (..., C), the weighted sum over a token's experts, in the
+        dtype of y."""
+        y = Gather.apply(y, self.places.flatten(), self.order[:, None]).unflatten(0, weights.shape)
+        return (weights[..., None] * y).sum(-2).to(y.dtype)
+
+
+def count(experts, n_expert: int):
+    """How often each expert is chosen: experts (..., m) → (..., E), int64."""
+    return (experts[..., None] == torch.arange(n_expert, device=experts.device)).sum(-2)
+
+
+# -------------------------------------------------------------------------------------------------------------- router
+
+
+def balance_loss(scores, experts):
+    """E Σₑ fₑ Pₑ, mean over the sequences: fₑ is the share of a sequence's choices that expert e gets, Pₑ its mean
+    score, scores summing to 1. It is 1 where either is even, and at most E. scores (B, T, E), experts (B, T, k) → ().
+
+    Switch Transformer (arXiv 2101.03961) eq. 4 within each sequence, as in DeepSeek-V3 (2412.19437) eq. 17 to 20: so it
+    does not depend on how a batch is split."""
+    chosen = experts.flatten(1)
+    shares = count(chosen, scores.shape[-1]) / chosen.shape[1]
+    means = (scores / scores.sum(-1, keepdim=True)).mean(1)
+    return scores.shape[-1] * (shares * means).sum(-1).mean()
+
+
+def z_loss(logits):
+    """Mean of (log Σₑ exp logitₑ)² over the tokens (ST-MoE, arXiv 2202.08906, eq. 5): logits (B, T, E) → ()."""
+    return logits.logsumexp(-1).square().mean()
+
+
+class Penalise(torch.autograd.Function):
+    """x as it is, with `penalty` () times `unit` () added to what is minimised. The loss that a model returns stays the
+    cross-entropy."""
+
+    @staticmethod
+    def forward(ctx, x, penalty, unit):
+        ctx.save_for_backward(unit)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dx):
+        return dx, *ctx.saved_tensors, None
+
+
+class Router(Linear):
+    """The experts of each token, and their weights: u (B, T, C) → (weights (B, T, k), experts (B, T, k)).
+
+    Logits W u are computed in fp32 at least, and scored by softmax or sigmoid. The k highest scores are the weights;
+    `normalise` divides them by their sum, then they are multiplied by `scale`.
+
+    balance   "loss": `balance_loss` times `balance_coef` is minimised too. "bias": a bias is added to the scores where
+              the k are chosen, and nowhere else. Its gradient is made here: the excess load of each expert, which
+              the rule nanodnt/optim/balance.py follows (Wang et al., arXiv 2408.15664). "none": neither
+
+    In evaluation mode nothing but the cross-entropy has a gradient."""
+
+    balance_coef, z_coef = 0.01, 0.0  # of what is minimised besides the cross-entropy; see Network.set_penalties
+    unit = None  # (), what 1 nat of a micro batch's loss counts in the gradient; None: 1. See Network.set_penalty_unit
+
+    def __init__(self, n_in, n_expert, active, score="softmax", normalise=True, scale=1.0, balance="loss", pre=None):
+        super().__init__(n_in, n_expert, "router", pre=pre)
+        self.active, self.score, self.normalise, self.scale, self.balance = active, score, normalise, scale, balance
+        self.choice_bias = nn.Parameter(torch.empty(n_expert)) if balance == "bias" else None
+        self.param_roles["choice_bias"] = "balance"
+
+    def logits(self, u, gain=None):
+        """u (B, T, C) → (B, T, E), fp32 at least."""
+        weight, _, _, columns, _ = self.factors(gain)
+        return linear(self.pre(u), weight, columns=columns)
+
+    def scores(self, logits):
+        return logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
+
+    def forward(self, u, gain=None):
+        logits = self.logits(u, gain)
+        scores = self.scores(logits)
+        ranked = scores if self.choice_bias is None else scores + self.choice_bias
+        experts = ranked.topk(self.active, dim=-1).indices
+        weights = scores.gather(-1, experts)
+        if self.training:
+            weights = self.penalise(weights, logits, scores, experts)
+        if self.normalise:
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
+        return weights * self.scale, experts
+
+    def penalise(self, weights, logits, scores, experts):
+        """The weights, through which everything else that is minimised gets its gradient."""
+        penalty = logits.new_zeros(())
+        if self.balance == "loss" and self.balance_coef:
+            penalty = penalty + self.balance_coef * balance_loss(scores, experts)
+        if self.z_coef:
+            penalty = penalty + self.z_coef * z_loss(logits)
+        if self.choice_bias is not None:  # its gradient is the load above the mean, in choices
+            excess = count(experts.flatten(), scores.shape[-1]) - experts.numel() / scores.shape[-1]
+            penalty = penalty + (excess * self.choice_bias).sum()
+        unit = penalty.new_ones(()) if self.unit is None else self.unit.to(penalty.dtype)
+        return Penalise.apply(weights, penalty, unit)
+
+    def init(self, std: float, generator: torch.Generator):
+        super().init(std, generator)
+        if self.choice_bias is not None:
+            self.choice_bias.zero_()
