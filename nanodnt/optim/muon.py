@@ -5,9 +5,10 @@
 NS is in newton_schulz.py. s = √max(1, rows/columns) with `original`, and 0.2 √max(rows, columns) with
 `match_rms_adamw`: then updates are as large as AdamW's, so AdamW's LR and decay can be used. With m ← μ m + g updates
 would be the same, because NS does not depend on the scale of u. Every matrix is orthogonalised by itself: q, k, v,
-gate, up. A parameter of three dimensions is a stack of matrices. State: 4 bytes a parameter.
+gate, up. A parameter of three dimensions is a stack of matrices: experts. State: 4 bytes a parameter.
 
-Under torchrun every rank orthogonalises the matrices that it owns: muon_messages.py has the messages. The bits are the
+Under torchrun every rank orthogonalises the matrices that it owns: muon_messages.py has the messages. Of a stack, which
+FSDP2 shards by matrices, each rank takes those that it holds. The bits are the
 same for any number of ranks; under FSDP2 on a CPU, if rows have a multiple of 16 entries. Nothing is compiled, because
 nearly all of the time goes into matrix products. Everything else works on lists of tensors, in few kernels.
 
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.sgd import sgd
 
-from layers.sharding import local_shard, shard_group
+from layers.sharding import is_sharded, local_shard, shard_group
 from nanodnt.optim.muon_messages import (
     assign_owners,
     finish_exchange,
@@ -80,7 +81,10 @@ def step(work, grad_scale, found_inf):
 
 def by_shape(work, world_size: int):
     """Yield (group, matrices of one shape) of each group and shape."""
-    owners = iter(assign_owners(tuple(tuple(p.shape) for _, params, _, _ in work for p in params), world_size))
+    params = [p for _, params, _, _ in work for p in params]
+    # the matrices of a sharded stack stay where they are: no work for its owner
+    shapes = tuple((0, *p.shape[1:]) if p.ndim > 2 and is_sharded(p) else tuple(p.shape) for p in params)
+    owners = iter(assign_owners(shapes, world_size))
     for group, params, grads, states in work:
         found = {}
         for p, g, s in zip(params, grads, states, strict=True):
