@@ -31,7 +31,7 @@ from nanodnt.bench.report import page, runner
 from nanodnt.bench.report.page import ERROR
 from nanodnt.bench.report.sections import SECTIONS, arguments
 from nanodnt.bench.settings import BenchConfig, Setting
-from nanodnt.optim import RULES
+from nanodnt.optim import OPTIMIZERS, RULES
 from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
 from support.runs import ROOT
@@ -376,7 +376,7 @@ def test_an_optimizer_that_takes_an_infinite_gradient_fails(monkeypatch):
     assert failed(numerics.check_updates(toy("updates"))) == ["msgdw: tensors changed by an infinite gradient"]
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_that_does_not_clip_fails(name, monkeypatch):
     rule = RULES[name]
     monkeypatch.setitem(RULES, name, rule._replace(step=lambda work, scale, inf: rule.step(work, None, inf)))

@@ -109,7 +109,8 @@ def test_a_vector_of_one_entry_is_a_vector():
 
 
 def test_all_roles_exist():
-    assert {role for flags, _ in ALL.values() for role in empty(flags, 2).roles().values()} == set(ROLES)
+    schemes = [flags for flags, _ in ALL.values()] + [dict(n_expert=2, balance="bias")]
+    assert {role for flags in schemes for role in empty(flags, 2).roles().values()} == set(ROLES)
 
 
 def test_a_parameter_without_a_role_raises():

@@ -256,6 +256,7 @@ NUMBERS = dict(n_layer=(1, 3), n_head=(1, 4), n_embd=(4, 12), block_size=(5, 9),
 NUMBERS |= dict(n_kv_head=(1, 2, 3), n_ff=(1, 12), dropout=(0.3,), norm_eps=(1e-2,), norm_groups=(2, 3, 4, 8))
 NUMBERS |= dict(post_norm_blocks=(1, 2, 3), dyt_alpha_attn=(0.0, 0.4), dyt_alpha_other=(0.3, -1.0), init_std=(0.5,))
 NUMBERS |= dict(lns_power=(0.0, 1.0, -0.5), branch_scale_init=(0.0, 0.2, -0.1))
+NUMBERS |= dict(n_expert=(1, 3, 4), n_expert_active=(1, 3), n_expert_shared=(1, 2), router_scale=(2.5, 0.0))
 
 
 def choices(name, hint):
@@ -271,7 +272,8 @@ SOME_FLAGS = st.lists(st.sampled_from(sorted(CHOICES)), max_size=4, unique=True)
     lambda names: st.fixed_dictionaries({name: st.sampled_from(CHOICES[name]) for name in names})
 )
 # start from a scheme, so that flags that need each other are drawn together
-START_FLAGS = st.sampled_from([{}, *(flags for flags, _ in SCHEMES.values())])
+EXPERTS = dict(n_expert=4, n_expert_shared=1, balance="bias", router="sigmoid", router_norm=False, router_scale=2.5)
+START_FLAGS = st.sampled_from([{}, *(flags for flags, _ in SCHEMES.values()), dict(n_expert=3), EXPERTS])
 
 
 ANY_FLAGS = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
