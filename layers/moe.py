@@ -136,7 +136,7 @@ def balance_loss(scores, experts):
     Switch Transformer (arXiv 2101.03961) eq. 4 within each sequence, as in DeepSeek-V3 (2412.19437) eq. 17 to 20: so it
     does not depend on how a batch is split."""
     chosen = experts.flatten(1)
-    shares = count(chosen, scores.shape[-1]) / chosen.shape[1]
+    shares = count(chosen, scores.shape[-1]).to(scores.dtype) / chosen.shape[1]
     means = (scores / scores.sum(-1, keepdim=True)).mean(1)
     return scores.shape[-1] * (shares * means).sum(-1).mean()
 
@@ -208,11 +208,11 @@ class Router(Linear):
             penalty = penalty + self.balance_coef * balance_loss(scores, experts)
         if self.z_coef:
             penalty = penalty + self.z_coef * z_loss(logits)
-        if self.choice_bias is not None:  # its gradient is the load above the mean, in choices
-            excess = count(experts.flatten(), scores.shape[-1]) - experts.numel() / scores.shape[-1]
-            penalty = penalty + (excess * self.choice_bias).sum()
-        unit = penalty.new_ones(()) if self.unit is None else self.unit.to(penalty.dtype)
-        return Penalise.apply(weights, penalty, unit)
+        if self.choice_bias is not None:  # its gradient is E times the load above the mean: whole numbers, exact sums
+            E = scores.shape[-1]
+            excess = E * count(experts.flatten(), E) - experts.numel()
+            weights = Penalise.apply(weights, (excess * self.choice_bias).sum(), one)
+        return Penalise.apply(weights, penalty, one if self.unit is None else self.unit.to(penalty.dtype))
 
     def init(self, std: float, generator: torch.Generator):
         super().init(std, generator)
