@@ -208,6 +208,7 @@ class Router(Linear):
             penalty = penalty + self.balance_coef * balance_loss(scores, experts)
         if self.z_coef:
             penalty = penalty + self.z_coef * z_loss(logits)
+        one = penalty.new_ones(())
         if self.choice_bias is not None:  # its gradient is E times the load above the mean: whole numbers, exact sums
             E = scores.shape[-1]
             excess = E * count(experts.flatten(), E) - experts.numel()
