@@ -3,8 +3,9 @@
 python export.py --out_dir=out/quickstart --to=exported/quickstart
 python export.py --out_dir=out/llama --checkpoint=last.pt --to=exported/llama --target=llama --dtype=bfloat16
 
-A layout that GPT-2, LLaMA or Qwen3 can compute becomes that architecture; constants and gains that it lacks, LNS's for
-one, are multiplied into the weights. Every other layout takes its own code along: load it with trust_remote_code=True.
+A layout that GPT-2, LLaMA, Qwen3, Mixtral or Qwen3-MoE can compute becomes that architecture; constants and gains that
+it lacks, LNS's for one, are multiplied into the weights. Every other layout takes its own code along: load it with
+trust_remote_code=True.
 """
 
 import signal
@@ -28,8 +29,8 @@ class ExportConfig:
     out_dir: str = "out/quickstart"  # a run directory
     checkpoint: str = "best.pt"  # a checkpoint in it: best.pt, last.pt, prev.pt
     to: str = ""  # the folder to write, which must not exist
-    target: Literal["auto", "gpt2", "llama", "qwen3", "nanodnt"] = "auto"  # the architecture; auto = the first of
-    #   transformers' own that computes the same, else nanodnt: the network's own code
+    target: Literal["auto", "gpt2", "llama", "qwen3", "mixtral", "qwen3_moe", "nanodnt"] = "auto"  # the architecture;
+    #   auto = the first of transformers' own that computes the same, else nanodnt: the network's own code
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the weights in the files
     compare: bool = True  # where transformers is installed: load the folder, and compare its logits with the model's
 

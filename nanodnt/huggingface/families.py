@@ -1,4 +1,5 @@
-"""Architectures of `transformers` that a GPT can be: GPT-2, LLaMA, Qwen3. One table, read in both directions.
+"""Architectures of `transformers` that a GPT can be: GPT-2, LLaMA, Qwen3, Mixtral, Qwen3-MoE. One table, read in both
+directions.
 
 A family is Pre-LN with one kind of norm, position and FFN. Its configuration and tensors are ours under other names.
 """
@@ -12,19 +13,24 @@ from model import GPT, GPTConfig
 COMMON = dict(pre_norm="both", residual_init="plain")
 GPT2_FLAGS = COMMON | dict(norm="layernorm", pos="learned", bias=True, residual_init="gpt2")
 LLAMA_FLAGS = COMMON | dict(norm="rmsnorm", pos="rope", mlp="swiglu")
+QWEN3_FLAGS = LLAMA_FLAGS | dict(qk_norm=True, bias=False)
+MIXTRAL_FLAGS = LLAMA_FLAGS | dict(bias=False, router_norm=True)
 
 LLAMA_SIZES = dict(
     n_layer="num_hidden_layers", n_head="num_attention_heads", n_kv_head="num_key_value_heads", n_embd="hidden_size",
     head_size="head_dim", n_ff="intermediate_size", block_size="max_position_embeddings", vocab_size="vocab_size",
     norm_eps="rms_norm_eps", tie_weights="tie_word_embeddings", init_std="initializer_range",
 )  # fmt: skip
+MIXTRAL_SIZES = LLAMA_SIZES | dict(n_expert="num_local_experts", n_expert_active="num_experts_per_tok")
+QWEN3_MOE_SIZES = MIXTRAL_SIZES | dict(n_ff="moe_intermediate_size", router_norm="norm_topk_prob")
 GPT2_SIZES = dict(
     n_layer="n_layer", n_head="n_head", n_embd="n_embd", n_ff="n_inner", block_size="n_positions",
     vocab_size="vocab_size", norm_eps="layer_norm_epsilon", tie_weights="tie_word_embeddings",
     init_std="initializer_range",
 )  # fmt: skip
 
-# {their module: ours}. Of several of ours, theirs has the rows one after the other. "{}" is the block's number from 0.
+# {their module: ours}. Of several of ours, theirs has the rows one after the other. "{}" is the block's number from 0,
+# a second one in theirs the expert's: each expert has a matrix of its own there, and ours is the stack of them.
 LLAMA_MODULES = {
     "embed_tokens": ("wte",),
     "layers.{}.input_layernorm": ("blocks.{}.attn.pre",),
@@ -42,6 +48,19 @@ LLAMA_MODULES = {
 QWEN3_MODULES = LLAMA_MODULES | {
     "layers.{}.self_attn.q_norm": ("blocks.{}.attn.f.q_norm",),
     "layers.{}.self_attn.k_norm": ("blocks.{}.attn.f.k_norm",),
+}
+DENSE = tuple(f"layers.{{}}.mlp.{part}_proj" for part in ("gate", "up", "down"))
+MIXTRAL_MODULES = {theirs: ours for theirs, ours in LLAMA_MODULES.items() if theirs not in DENSE} | {
+    "layers.{}.block_sparse_moe.gate": ("blocks.{}.mlp.f.router",),
+    "layers.{}.block_sparse_moe.experts.{}.w1": ("blocks.{}.mlp.f.experts.gate",),
+    "layers.{}.block_sparse_moe.experts.{}.w3": ("blocks.{}.mlp.f.experts.up",),
+    "layers.{}.block_sparse_moe.experts.{}.w2": ("blocks.{}.mlp.f.experts.down",),
+}
+QWEN3_MOE_MODULES = {theirs: ours for theirs, ours in QWEN3_MODULES.items() if theirs not in DENSE} | {
+    "layers.{}.mlp.gate": ("blocks.{}.mlp.f.router",),
+    "layers.{}.mlp.experts.{}.gate_proj": ("blocks.{}.mlp.f.experts.gate",),
+    "layers.{}.mlp.experts.{}.up_proj": ("blocks.{}.mlp.f.experts.up",),
+    "layers.{}.mlp.experts.{}.down_proj": ("blocks.{}.mlp.f.experts.down",),
 }
 GPT2_MODULES = {
     "wte": ("wte",),
@@ -73,25 +92,32 @@ class Family(NamedTuple):
 LLAMA_DEFAULTS = dict(tie_word_embeddings=False, rms_norm_eps=1e-6, initializer_range=0.02, hidden_act="silu")
 OPTIONAL = ("num_key_value_heads", "head_dim", "n_inner")  # keys that may be null: then they follow from the others
 QWEN3_DEFAULTS = LLAMA_DEFAULTS | dict(head_dim=128)
+MIXTRAL_DEFAULTS = LLAMA_DEFAULTS | dict(rms_norm_eps=1e-5, rope_theta=1e6)
+QWEN3_MOE_DEFAULTS = LLAMA_DEFAULTS | dict(norm_topk_prob=False)
 GPT2_DEFAULTS = dict(tie_word_embeddings=True, layer_norm_epsilon=1e-5, initializer_range=0.02, n_inner=None)
 FAMILIES = {
     "gpt2": Family(
         "GPT2LMHeadModel", "transformer.", GPT2_FLAGS, GPT2_SIZES, GPT2_DEFAULTS, GPT2_MODULES, transposed=True
     ),
     "llama": Family("LlamaForCausalLM", "model.", LLAMA_FLAGS, LLAMA_SIZES, LLAMA_DEFAULTS, LLAMA_MODULES),
-    "qwen3": Family(
-        "Qwen3ForCausalLM", "model.", LLAMA_FLAGS | dict(qk_norm=True), LLAMA_SIZES, QWEN3_DEFAULTS, QWEN3_MODULES
+    "qwen3": Family("Qwen3ForCausalLM", "model.", QWEN3_FLAGS, LLAMA_SIZES, QWEN3_DEFAULTS, QWEN3_MODULES),
+    "mixtral": Family("MixtralForCausalLM", "model.", MIXTRAL_FLAGS, MIXTRAL_SIZES, MIXTRAL_DEFAULTS, MIXTRAL_MODULES),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM", "model.", QWEN3_FLAGS, QWEN3_MOE_SIZES, QWEN3_MOE_DEFAULTS, QWEN3_MOE_MODULES
     ),
 }
+SAME_KEYS = {"num_local_experts": "num_experts"}  # {key: its name in version 4's Qwen3-MoE}; both are written
 
 ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu", "relu2": "relu2"}  # GPT-2's, ours
 
-# {their key: the values with which it changes nothing}. With another value it is a part that our model lacks.
+# {their key: the values with which it changes nothing}. With another value it is a part that our model lacks, if the
+# family does not have the key among its sizes.
 NEUTRAL = dict(
     attn_logit_softcapping=(None,), final_logit_softcapping=(None,), partial_rotary_factor=(None, 1.0),
     quantization_config=(None,), add_cross_attention=(None, False), scale_attn_weights=(None, True),
     scale_attn_by_inverse_layer_idx=(None, False), attention_multiplier=(None, 1.0), logit_scaling=(None, 1.0),
     embedding_multiplier=(None, 1.0), residual_multiplier=(None, 1.0), num_experts=(None,), num_local_experts=(None,),
+    decoder_sparse_step=(None, 1), mlp_only_layers=(None, []),
 )  # fmt: skip
 
 
@@ -100,7 +126,10 @@ NEUTRAL = dict(
 
 def missing_parts(theirs: dict) -> list:
     """What a config.json (`theirs`) asks for that our model lacks, each as "key=value"."""
-    found = [f"{key}={theirs[key]!s:.40}" for key, values in NEUTRAL.items() if theirs.get(key) not in values]
+    sizes = FAMILIES[theirs["model_type"]].sizes.values() if theirs.get("model_type") in FAMILIES else ()
+    known = {*sizes, *(SAME_KEYS.get(key) for key in sizes)}
+    values = {key: theirs.get(key) for key in NEUTRAL if key not in known}
+    found = [f"{key}={value!s:.40}" for key, value in values.items() if value not in NEUTRAL[key]]
     if theirs.get("sliding_window") and theirs.get("use_sliding_window", True):
         found.append(f"sliding_window={theirs['sliding_window']}")
     other = sorted(set(theirs.get("layer_types") or ()) - {"full_attention"})
@@ -126,7 +155,7 @@ def config_from_theirs(theirs: dict) -> GPTConfig:
     if kind not in FAMILIES:
         raise ValueError(f"model_type={kind!r} is not one of {', '.join(FAMILIES)}, nanodnt")
     family = FAMILIES[kind]
-    theirs = family.defaults | theirs
+    theirs = family.defaults | {key: theirs[other] for key, other in SAME_KEYS.items() if other in theirs} | theirs
     absent = [key for key in family.sizes.values() if theirs.get(key) is None and key not in OPTIONAL]
     if absent:
         raise ValueError(f"its config.json lacks {', '.join(absent)}")
@@ -167,25 +196,43 @@ def config_to_theirs(config: GPTConfig, kind: str) -> dict:
         return values | drop | dict(n_inner=config.hidden, activation_function=names[config.mlp])
     rope = dict(rope_theta=config.rope_theta, rope_parameters=dict(rope_type="default", rope_theta=config.rope_theta))
     values |= rope | dict(hidden_act="silu", attention_bias=config.bias, mlp_bias=config.bias)
-    n_kv_head = config.n_kv_head or config.n_head
-    return values | dict(num_key_value_heads=n_kv_head, head_dim=config.head_dim, intermediate_size=config.hidden)
+    values |= {other: values[key] for key, other in SAME_KEYS.items() if key in values}
+    values |= dict(num_key_value_heads=config.n_kv_head or config.n_head, head_dim=config.head_dim)
+    return values | {"intermediate_size": config.hidden, family.sizes["n_ff"]: config.hidden}
 
 
 # ------------------------------------------------------------------------------------------------------------ tensors
 
 
-def tensor_names(config: GPTConfig, kind: str) -> dict:
-    """{name of their tensor: (names of our tensors, whether theirs is the transpose)} of a plain model of `kind`."""
-    family, ours = FAMILIES[kind], GPT.empty(config).state_dict()
-    found = {}
+class Match(NamedTuple):
+    """Names of the same tensors: one of theirs has the rows of all of `ours` one after the other, or one of ours is the
+    stack of all of `theirs`."""
+
+    theirs: list
+    ours: list
+    transposed: bool  # theirs are
+
+    def shapes(self, wanted: dict, config: GPTConfig) -> list:
+        """The shapes of the parts that each of `theirs` has, from our state dict."""
+        if self.theirs[0] in ("embed_tokens.weight", "wte.weight", "lm_head.weight"):
+            return [torch.Size((config.vocab_size, config.n_embd))]
+        return [wanted[name].shape[-2:] for name in self.ours]  # of a stack that of one matrix
+
+
+def matches(config: GPTConfig, kind: str) -> list:
+    """The tensors of a plain model of `kind`, as `Match`es."""
+    family, ours, found = FAMILIES[kind], GPT.empty(config).state_dict(), []
     for their_module, our_modules in family.modules.items():
-        for i in range(config.n_layer if "{}" in their_module else 1):
-            theirs, names = their_module.format(i), [name.format(i) for name in our_modules]
+        numbers = their_module.count("{}")
+        for i in range(config.n_layer if numbers else 1):
+            theirs = [their_module.format(i, e) for e in range(config.n_expert if numbers == 2 else 1)]
+            names = [name.format(i) for name in our_modules]
             for part in ("weight", "bias"):
                 own = "gain" if part == "weight" and f"{names[0]}.gain" in ours else part
                 if f"{names[0]}.{own}" in ours:
                     transposed = family.transposed and part == "weight" and ".f." in names[0]
-                    found[f"{theirs}.{part}"] = [f"{name}.{own}" for name in names], transposed
+                    both = [f"{name}.{part}" for name in theirs], [f"{name}.{own}" for name in names]
+                    found.append(Match(*both, transposed))
     return found
 
 
@@ -193,20 +240,23 @@ def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
     """Our state dict from theirs, {name without the family's prefix: tensor}. Padding rows of the vocabulary are zero.
 
     ValueError, which names the tensor, where one is missing, of another shape, or not known."""
-    wanted, names, found = GPT.empty(config).state_dict(), tensor_names(config, kind), {}
-    for theirs, (ours, transposed) in names.items():
-        if theirs not in tensors:
-            raise ValueError(f"the tensor {theirs} is missing")
-        tensor = tensors[theirs].T if transposed else tensors[theirs]
-        shapes = [wanted[name].shape for name in ours]
-        if theirs in ("embed_tokens.weight", "wte.weight", "lm_head.weight"):
-            shapes = [torch.Size((config.vocab_size, config.n_embd))]
-        if tensor.shape != torch.Size((sum(s[0] for s in shapes), *shapes[0][1:])):
-            raise ValueError(f"the tensor {theirs} is {list(tensors[theirs].shape)}, which config.json does not allow")
-        for name, part in zip(ours, tensor.split([s[0] for s in shapes]), strict=True):
+    wanted, table, found = GPT.empty(config).state_dict(), matches(config, kind), {}
+    for match in table:
+        shapes, parts = match.shapes(wanted, config), []
+        for theirs in match.theirs:
+            if theirs not in tensors:
+                raise ValueError(f"the tensor {theirs} is missing")
+            parts.append(tensors[theirs].T if match.transposed else tensors[theirs])
+            if parts[-1].shape != torch.Size((sum(s[0] for s in shapes), *shapes[0][1:])):
+                shape = list(tensors[theirs].shape)
+                raise ValueError(f"the tensor {theirs} is {shape}, which config.json does not allow")
+        if wanted[match.ours[0]].ndim == 3:
+            found[match.ours[0]] = torch.stack(parts)
+            continue
+        for name, part in zip(match.ours, parts[0].split([s[0] for s in shapes]), strict=True):
             rows = len(wanted[name]) - len(part)
             found[name] = torch.cat((part, part.new_zeros(rows, part.shape[1]))) if rows else part
-    if extra := sorted(tensors.keys() - names.keys()):
+    if extra := sorted(tensors.keys() - {name for match in table for name in match.theirs}):
         raise ValueError(f"the tensor {extra[0]} is unknown")
     return found
 
@@ -214,10 +264,12 @@ def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
 def tensors_to_theirs(weights: dict, config: GPTConfig, kind: str) -> dict:
     """Their tensors, with the family's prefix, from our state dict of a plain model; without padding rows."""
     prefix, found = FAMILIES[kind].prefix, {}
-    for theirs, (ours, transposed) in tensor_names(config, kind).items():
-        tensor = torch.cat([weights[name] for name in ours])
-        if ours[0] in ("wte.weight", "head.weight"):
+    for match in matches(config, kind):
+        tensor = torch.cat([weights[name] for name in match.ours])
+        if match.ours[0] in ("wte.weight", "head.weight"):
             tensor = tensor[: config.vocab_size].clone()
-        name = theirs if theirs.startswith("lm_head") else prefix + theirs
-        found[name] = (tensor.T if transposed else tensor).contiguous()
+        parts = [t.clone() for t in tensor] if tensor.ndim == 3 else [tensor]  # files hold no views
+        for theirs, part in zip(match.theirs, parts, strict=True):
+            name = theirs if theirs.startswith("lm_head") else prefix + theirs
+            found[name] = (part.T if match.transposed else part).contiguous()
     return found

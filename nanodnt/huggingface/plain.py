@@ -1,7 +1,8 @@
 """A GPT as a plain Pre-LN model, with every factor that can be moved into a neighbouring matrix or norm moved there.
 
 `transformers` knows pre norms with one gain each, and nothing else. LNS's constants, the gains of q, k, v, gate and up,
-magnitude times direction, LayerScale, σReparam and an embedding's scale can all be written like that, exactly.
+magnitude times direction, LayerScale, σReparam and an embedding's scale can all be written like that, exactly. So can
+those of a router and of stacks of experts, whose matrices share them.
 """
 
 import torch
@@ -16,22 +17,26 @@ class NotPlain(ValueError):
     """The layout has a part that a plain Pre-LN model lacks. The message names it."""
 
 
+# What no architecture has unless its flags say so. In this order refusals name them.
+PLAIN = dict(norm="rmsnorm", pos="rope", pre_norm="both", mid_norm="none", post_norm="none", post_norm_blocks=0)
+PLAIN |= dict(input_norm=False, qk_norm=False, norm_groups=1)
+PLAIN |= dict(n_expert=0, n_expert_shared=0, router="softmax", router_scale=1.0)
+
+
 def misfits(config: GPTConfig, kind: str) -> list:
     """The settings of `config` that architecture `kind` does not have, whatever the weights are, each with the value it
     has there: "qk_norm=True (False there)"."""
-    c, wanted = config, {name: FAMILIES[kind].flags[name] for name in ("norm", "pos", "pre_norm")}
-    wanted |= dict(mid_norm="none", post_norm="none", post_norm_blocks=0, input_norm=False)
-    wanted |= dict(qk_norm=kind == "qwen3", norm_groups=1)
-    if kind != "gpt2":
-        wanted["mlp"] = "swiglu"
-    elif c.mlp not in ACTIVATIONS.values():
-        wanted["mlp"] = "gelu"
-    if kind == "gpt2" and c.n_kv_head != c.n_head:
-        wanted["n_kv_head"] = 0
-    if kind == "gpt2" and c.head_dim * c.n_head != c.n_embd:
-        wanted["head_size"] = 0
-    if kind == "qwen3":
-        wanted["bias"] = False
+    c, family = config, FAMILIES[kind]
+    wanted = PLAIN | family.flags
+    del wanted["residual_init"]  # of fresh weights only
+    if kind == "gpt2":
+        del wanted["bias"]  # its biases may be 0
+        wanted |= {} if c.mlp in ACTIVATIONS.values() else dict(mlp="gelu")
+        wanted |= {} if c.n_kv_head == c.n_head else dict(n_kv_head=0)
+        wanted |= {} if c.head_dim * c.n_head == c.n_embd else dict(head_size=0)
+    if "n_expert" in family.sizes:
+        wanted |= dict(n_expert=c.n_expert or "some")
+        wanted |= dict(balance="loss") if c.balance == "bias" else {}  # that bias is a part of the choice
     values = ((name, getattr(c, name), value) for name, value in wanted.items())
     return [f"{name}={found} ({value} there)" for name, found, value in values if found != value]
 
@@ -45,7 +50,8 @@ def plain_model(model: GPT, kind: str) -> tuple:
         raise NotPlain(", ".join(wrong))
     c = model.config
     sizes = "n_layer n_head n_embd block_size vocab_size pos rope_theta n_kv_head head_size mlp n_ff tie_weights"
-    flags = FAMILIES[kind].flags | {name: getattr(c, name) for name in f"{sizes} norm_eps init_std".split()}
+    sizes += " n_expert n_expert_active router_norm norm_eps init_std"
+    flags = FAMILIES[kind].flags | {name: getattr(c, name) for name in sizes.split()}
     config = GPTConfig(**flags | dict(bias=c.bias or kind == "gpt2"))
     parts = [embeddings(model), norm(model.final_norm, "final_norm", c.norm)]
     for i, block in enumerate(model.blocks):
@@ -78,21 +84,22 @@ def sublayer(residual, where: str, kind: str) -> dict:
         if torch.is_tensor(factor) or factor != 1.0 or bias is not None:
             raise NotPlain(f"a factor {what} has no place there")
     found = norm(residual.pre, f"{where}.pre", kind)
-    for name, module in residual.f.named_children():
+    for name, module in residual.f.named_modules():
         if isinstance(module, Linear):
             weight, bias = folded_matrix(module)
-            if name in ("o", "down"):  # the branch ends here
+            if name.split(".")[-1] in ("o", "down"):  # the branch ends here
                 weight, bias = weight * column(scale), None if bias is None else bias * scale
                 bias = bias if shift is None else shift if bias is None else bias + shift
             found[f"{where}.f.{name}.weight"] = weight
             found |= {} if bias is None else {f"{where}.f.{name}.bias": bias}
-        elif isinstance(module, Slot) and module.norm != "none":  # QK-norm
+        elif isinstance(module, Slot) and module.norm != "none":  # QK-norm: of a matrix's own norm we know by now
             found |= norm(module, f"{where}.f.{name}", "rmsnorm")
     return found
 
 
 def folded_matrix(matrix: Linear) -> tuple:
-    """(weight, bias or None) of a matrix with its slots' factors: x ↦ rows · (W (columns · x) + b)."""
+    """(weight, bias or None) of a matrix, or of each of a stack, with its slots' factors: x ↦ rows · (W (columns · x) +
+    b)."""
     columns, before = affine(matrix.pre, "a norm before a matrix")
     rows, after = affine(matrix.out, "a norm on the outputs of q, k, v, gate, up (gain_out=norm)")
     if before is not None or after is not None:

@@ -9,6 +9,7 @@ SIZES = dict(vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_lay
 SIZES |= dict(num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-2, bos_token_id=None, eos_token_id=None)
 GPT2_SIZES = dict(vocab_size=50, n_positions=32, n_embd=16, n_layer=2, n_head=4, layer_norm_epsilon=1e-2)
 GPT2_SIZES |= dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None)
+EXPERTS = dict(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=8)
 
 # name: (their class, their settings), one of every part that we can take.
 PEERS = {
@@ -19,6 +20,10 @@ PEERS = {
     "LLaMA, biases, heads": ("Llama", dict(attention_bias=True, mlp_bias=True, head_dim=6, num_key_value_heads=4)),
     "Qwen3": ("Qwen3", dict(head_dim=6, tie_word_embeddings=True)),
     "Qwen3, untied": ("Qwen3", dict(head_dim=4, tie_word_embeddings=False, num_key_value_heads=1)),
+    "Mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
+    "Mixtral, heads, one expert": ("Mixtral", dict(num_local_experts=3, num_experts_per_tok=1, head_dim=6)),
+    "Qwen3-MoE": ("Qwen3Moe", dict(EXPERTS, head_dim=6, norm_topk_prob=True)),
+    "Qwen3-MoE, raw weights, tied": ("Qwen3Moe", dict(EXPERTS, norm_topk_prob=False, tie_word_embeddings=True)),
 }
 
 

@@ -50,6 +50,17 @@ EXPORTS = {
     ),
     "Qwen3": (QWEN3, "qwen3"),
     "Qwen3, LNS, ER": (QWEN3 | dict(lns="norm", gain_param="expmagdir", tie_weights=True), "qwen3"),
+    "Mixtral": (LLAMA | dict(n_expert=4), "mixtral"),
+    "Mixtral, LNS, HG and DP as magnitude and direction": (
+        LLAMA | dict(n_expert=3, lns="norm", gain="branch", gain_out="scale", gain_param="magdir"),
+        "mixtral",
+    ),
+    "Mixtral, LayerScale, one expert": (
+        LLAMA | dict(n_expert=2, n_expert_active=1, branch_scale="layerscale", balance="none"),
+        "mixtral",
+    ),
+    "Qwen3-MoE": (QWEN3 | dict(n_expert=5, n_expert_active=3), "qwen3_moe"),
+    "Qwen3-MoE, HG, raw weights": (QWEN3 | dict(n_expert=4, gain="branch", router_norm=False), "qwen3_moe"),
 }
 # name: (flags, target, words of the refusal)
 UNFIT = {
@@ -70,6 +81,27 @@ UNFIT = {
     "GPT-2 as LLaMA": (LAYERNORM, "llama", "norm=layernorm pos=learned mlp=gelu"),
     "no QK-norm": (LLAMA, "qwen3", "qk_norm=False"),
     "biases": (QWEN3 | dict(bias=True), "qwen3", "bias=True"),
+    "experts as LLaMA": (LLAMA | dict(n_expert=4), "llama", "n_expert=4 (0 there)"),
+    "experts as Qwen3": (QWEN3 | dict(n_expert=4), "qwen3", "n_expert=4 (0 there)"),
+    "experts as GPT-2": (LAYERNORM | dict(n_expert=4), "gpt2", "n_expert=4 (0 there)"),
+    "dense as Mixtral": (LLAMA, "mixtral", "n_expert=0 (some there)"),
+    "dense as Qwen3-MoE": (QWEN3, "qwen3_moe", "n_expert=0 (some there)"),
+    "shared experts": (LLAMA | dict(n_expert=4, n_expert_shared=1), "mixtral", "n_expert_shared=1 (0 there)"),
+    "other scores": (LLAMA | dict(n_expert=4, router="sigmoid"), "mixtral", "router=sigmoid (softmax there)"),
+    "scaled weights of experts": (
+        LLAMA | dict(n_expert=4, router_scale=2.5),
+        "mixtral",
+        "router_scale=2.5 (1.0 there)",
+    ),
+    "raw weights of experts": (
+        LLAMA | dict(n_expert=4, router_norm=False),
+        "mixtral",
+        "router_norm=False (True there)",
+    ),
+    "a bias on the choice": (LLAMA | dict(n_expert=4, balance="bias"), "mixtral", "balance=bias (loss there)"),
+    "experts with biases": (LLAMA | dict(n_expert=4, bias=True), "mixtral", "bias=True (False there)"),
+    "QK-norm as Mixtral": (QWEN3 | dict(n_expert=4), "mixtral", "qk_norm=True (False there)"),
+    "DNP on experts": (LLAMA | dict(n_expert=4, gain_out="norm"), "mixtral", "gain_out=norm"),
 }
 
 

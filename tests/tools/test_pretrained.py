@@ -109,6 +109,17 @@ LACKING = {
     "a size that is null": (dict(num_attention_heads="null"), "lacks num_attention_heads"),
     "partial RoPE": (dict(partial_rotary_factor=0.5), "partial_rotary_factor=0.5"),
     "experts": (dict(num_local_experts=8), "num_local_experts=8"),
+    "some dense blocks": (dict(model_type="qwen3_moe", decoder_sparse_step=2), "decoder_sparse_step=2"),
+    "listed dense blocks": (dict(model_type="qwen3_moe", mlp_only_layers=[0]), "mlp_only_layers=[0]"),
+    "experts without a number": (dict(model_type="mixtral", num_experts_per_tok=2), "lacks num_local_experts"),
+    "more active than there are": (
+        dict(model_type="mixtral", num_local_experts=2, num_experts_per_tok=3),
+        "n_expert_active=3 more than n_expert=2",
+    ),
+    "no expert's tensors": (
+        dict(model_type="mixtral", num_local_experts=2, num_experts_per_tok=1),
+        "layers.0.block_sparse_moe.gate.weight is missing",
+    ),
     "quantized": (dict(quantization_config=dict(bits=4)), "quantization_config"),
     "another family": (dict(model_type="mamba"), "model_type='mamba' gpt2 llama qwen3"),
     "half of the biases": (dict(attention_bias=True), "attention_bias=True mlp_bias=False"),
