@@ -33,20 +33,23 @@ def grouped(x, weight, bias, routes):
 
 
 def has_grouped_product(x, weight) -> bool:
-    """Whether torch multiplies such groups in one kernel. It wants rows of a multiple of 16 bytes."""
+    """Whether torch multiplies such groups in one kernel: bf16, and rows of a multiple of 16 bytes."""
     aligned = all(n * weight.element_size() % 16 == 0 for n in weight.shape[1:])
-    return x.device.type in ("cuda", "meta") and weight.dtype.itemsize <= 4 and aligned
+    return x.device.type in ("cuda", "meta") and weight.dtype == torch.bfloat16 and aligned
 
 
 def loop(x, weight, bias, ends):
     """`grouped`, expert by expert."""
     biases = [None] * len(weight) if bias is None else bias.unbind()
-    parts = zip(x.split(sizes(ends)), weight.unbind(), biases, strict=True)
+    parts = zip(x.split(sizes(ends, len(x))), weight.unbind(), biases, strict=True)
     return torch.cat([F.linear(part, w, b) for part, w, b in parts])
 
 
-def sizes(ends) -> list:
-    """The number of rows of each expert. The host waits for the device."""
+def sizes(ends, rows: int) -> list:
+    """The number of rows of each expert, of `rows` in all. The host waits for the device. On the meta device, which
+    holds no numbers, the first expert gets all: however they are split, they take the same memory."""
+    if ends.is_meta:
+        return [rows] + [0] * (len(ends) - 1)
     return torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
 
 
@@ -62,7 +65,7 @@ if not hasattr(
     @torch.library.custom_op("nanodnt::grouped_outer", mutates_args=())
     def _grouped_outer(dy: torch.Tensor, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         """Gradient of the weight: dy (N·k, n_out), x (N·k, n_in) → (E, n_out, n_in)."""
-        parts = zip(dy.split(sizes(ends)), x.split(sizes(ends)), strict=True)
+        parts = zip(dy.split(sizes(ends, len(x))), x.split(sizes(ends, len(x))), strict=True)
         return torch.stack([a.T @ b for a, b in parts])
 
     def _grouped_backward(ctx, dy):

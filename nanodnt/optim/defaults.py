@@ -124,7 +124,8 @@ def notes(config, model) -> list:
     name, entry, found, roles = config.optimizer, OPTIMIZERS[config.optimizer], [], set(model.roles().values())
     if config.blockwise_lr and not entry.ratios:
         published = " and ".join(other for other, its in OPTIMIZERS.items() if its.ratios)
-        ratios = ", ".join(f"{block_type} {getattr(config, f'lr_ratio_{block_type}'):g}" for block_type in RATIOS)
+        listed = [block_type for block_type in RATIOS if block_type != "router" or "router" in roles]
+        ratios = ", ".join(f"{block_type} {getattr(config, f'lr_ratio_{block_type}'):g}" for block_type in listed)
         found.append(f"blockwise_lr: the paper has ratios for {published}; these for {name} are ours [I]: {ratios}")
     for role in ("head", "pos", "router"):
         if role not in roles and getattr(config, f"lr_ratio_{role}") not in (None, 1):

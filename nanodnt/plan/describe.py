@@ -14,20 +14,28 @@ def describe_size(model: GPT, vocabulary: str = "") -> list:
     """Two lines: the model's sizes, and its vocabulary, followed by the remark `vocabulary`."""
     c = model.config
     heads = f"{c.n_head} heads of {c.head_dim}" + (f", {c.n_kv_head} for k and v" if c.n_kv_head else "")
+    ffn = f"FFN {c.hidden}"
+    if c.n_expert:
+        shared = f", {c.n_expert_shared} shared" if c.n_expert_shared else ""
+        ffn = f"{c.n_expert} experts of FFN {c.hidden} ({c.n_expert_active} active{shared})"
     return [
-        f"{c.n_layer} blocks, {c.n_embd} wide, {heads}, FFN {c.hidden}, context {c.block_size}",
+        f"{c.n_layer} blocks, {c.n_embd} wide, {heads}, {ffn}, context {c.block_size}",
         f"vocabulary {c.vocab_size}, padded to {c.padded_vocab_size}{vocabulary}",
     ]
 
 
 def describe_parameters(model: GPT) -> list:
-    """A table: tensors, parameters and their share, by role."""
-    roles, rows, total = model.roles(), [("role", "tensors", "parameters", "share")], model.num_params()
+    """A table: tensors, parameters and their share, by role; with experts also those that are active, which a token
+    meets."""
+    roles, active, total = model.roles(), model.active_numel(), model.num_params()
+    rows = [("role", "tensors", "parameters", "share", "active")]
     for role in ROLES:
-        sizes = [p.numel() for name, p in model.named_parameters() if roles[name] == role]
-        if sizes:
-            rows.append((role, str(len(sizes)), f"{sum(sizes):,}", f"{sum(sizes) / total:.3%}"))
-    return table([*rows, ("all", str(len(roles)), f"{total:,}", "")])
+        numbers = [(p.numel(), active[name]) for name, p in model.named_parameters() if roles[name] == role]
+        if numbers:
+            n, met = map(sum, zip(*numbers, strict=True))
+            rows.append((role, str(len(numbers)), f"{n:,}", f"{n / total:.3%}", f"{met:,}"))
+    rows.append(("all", str(len(roles)), f"{total:,}", "", f"{sum(active.values()):,}"))
+    return table(rows if model.config.n_expert else [row[:-1] for row in rows])
 
 
 def describe_flops(model: GPT) -> str:
@@ -36,7 +44,8 @@ def describe_flops(model: GPT) -> str:
     attention, head = 12 * c.n_layer * c.n_head * c.head_dim * c.block_size, 6 * c.padded_vocab_size * c.n_embd
     blocks = total - attention - head
     shares = f"blocks {blocks / total:.0%}, head {head / total:.0%}, attention {attention / total:.0%}"
-    return f"{total / 1e9:.3f} GFLOPs per token, forward and backward ({shares})"
+    counted = ", counting active parameters" if c.n_expert else ""
+    return f"{total / 1e9:.3f} GFLOPs per token, forward and backward{counted} ({shares})"
 
 
 def describe_memory(model: GPT) -> list:

@@ -7,7 +7,7 @@ import torch
 
 from layers.linear import Linear, SigmaReparam
 from layers.slot import Slot
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, MoE
 
 NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 LEGEND = {  # symbol: its meaning; {} = its initial values
@@ -18,6 +18,7 @@ LEGEND = {  # symbol: its meaning; {} = its initial values
     "exp(β)·û": "learned log-magnitude, exp(β) = {} at first; û = a/rms(a), a learned direction, all ones at first",
     "s": "learned scalar, {} at first",
     "b": "learned bias, {} at first",
+    "bₑ": "bias on the choice of experts, {} at first; no loss trains it, it follows the experts' load",
     "α": "learned scalar of DyT, {} at first",
     "g": "learned scalar of σReparam, σ(W) at first; σ(W) = W's largest singular value, estimated",
 }
@@ -57,6 +58,32 @@ def linear_equation(linear: Linear, name: str, x: str) -> str:
     return equation(linear.out, y + " + b" * (linear.bias is not None), is_sum=linear.bias is not None)
 
 
+def mlp_equation(config: GPTConfig, mlp, e: str = "") -> str:
+    """An FFN of u as text; `e` marks its matrices as those of one expert."""
+    hidden = linear_equation(mlp.up, f"Wup{e}", "u")
+    if mlp.gate is None:
+        hidden = f"{config.mlp}({hidden})"
+    else:
+        hidden = f"(silu({linear_equation(mlp.gate, f'Wgate{e}', 'u')}) ⊙ {hidden})"
+    return linear_equation(mlp.down, f"Wdown{e}", hidden)
+
+
+def mixture_equations(config: GPTConfig, moe: MoE) -> list:
+    """The lines of a mixture of experts, the last without its left side."""
+    router, n = moe.router, moe.router.out_features
+    chosen_by = "rₑ + bₑ" if router.choice_bias is not None else "rₑ"
+    share = "rₑ / Σ r over S" if router.normalise else "rₑ"
+    lines = [
+        f"r = {router.score}({linear_equation(router, 'Wrouter', 'u')})",
+        f"S = the {router.active} of {n} experts with the largest {chosen_by}",
+        f"wₑ = «{router.scale:.4g}»{share}",
+        f"expertₑ(u) = {mlp_equation(config, moe.experts, 'ₑ')}",
+    ]
+    if moe.shared is not None:
+        lines.append(f"shared(u) = {mlp_equation(config, moe.shared)}")
+    return [*lines, "Σ wₑ expertₑ(u) over S" + " + shared(u)" * (moe.shared is not None)]
+
+
 def block_equations(config: GPTConfig, block) -> list:
     """The lines of one block, constants still marked."""
     head, mlp = block.attn.f, block.mlp.f
@@ -65,14 +92,9 @@ def block_equations(config: GPTConfig, block) -> list:
     k = equation(head.k_norm, linear_equation(head.k, "Wk", "u")) + rotated
     v = linear_equation(head.v, "Wv", "u")
     scores = f"(softmax(q kᵀ/√{config.head_dim} + causal mask) v)"
-    up = linear_equation(mlp.up, "Wup", "u")
-    if mlp.gate is None:
-        hidden = f"{config.mlp}({up})"
-    else:
-        hidden = f"(silu({linear_equation(mlp.gate, 'Wgate', 'u')}) ⊙ {up})"
     inside = {
         "attention": [f"q = {q}", f"k = {k}", f"v = {v}", linear_equation(head.o, "Wo", scores)],
-        "ffn": [linear_equation(mlp.down, "Wdown", hidden)],
+        "ffn": mixture_equations(config, mlp) if isinstance(mlp, MoE) else [mlp_equation(config, mlp)],
     }
     lines = []
     for residual, (name, steps) in zip((block.attn, block.mlp), inside.items(), strict=True):
@@ -136,6 +158,8 @@ def describe_symbols(model: GPT) -> list:
                 initial.setdefault("α", []).append(module.init_alpha)
         if getattr(module, "bias", None) is not None:
             initial.setdefault("b", []).append(0)
+        if getattr(module, "choice_bias", None) is not None:
+            initial.setdefault("bₑ", []).append(0)
         if isinstance(module, SigmaReparam):
             initial.setdefault("g", []).append(1)
     return [f"{name}: {text.format(number_range(initial[name]))}" for name, text in LEGEND.items() if name in initial]

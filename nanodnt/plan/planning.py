@@ -139,8 +139,11 @@ def describe_plan(model, config, plan: PlanConfig) -> list:
     if dtype == torch.float16:  # FSDP has no loss scaling
         choices = choices[:1]
     timelines = {checkpointing: Timeline(model, optimizer, config, checkpointing) for checkpointing in (False, True)}
+    size = f"{model.num_params():,} parameters"
+    if model.config.n_expert:
+        size += f", {model.num_params(active=True):,} of them active"
     return [
-        f"{model.num_params():,} parameters, {config.optimizer}, products in {str(dtype).removeprefix('torch.')}",
+        f"{size}, {config.optimizer}, products in {str(dtype).removeprefix('torch.')}",
         describe_flops(model),
         *describe_time(model, config, plan, dtype),
         describe_disk(model, optimizer, config),

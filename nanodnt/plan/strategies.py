@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from nanodnt.run.parallel import block_matrices, gathered_dtype, is_kept
+from nanodnt.run.parallel import block_matrices, gathered_dtype, is_kept, padded_numel
 
 
 class Strategy(NamedTuple):
@@ -68,7 +68,10 @@ def make_strategy(parallel: str, model, optimizer, config, gpus: int, limit: flo
     shard = shard_bytes(parameters, n)
     keep, text = is_kept(model, model.compute_dtype or torch.float32, 3 * weights + state_size, n, limit)
     accumulated = dict.fromkeys(("forward", "loss", "backward"), weights if keep else root_bytes(model))
-    sharded = shard + buffers, shard, shard_bytes(state, n), gathered_copies(model, keep), accumulated
+    experts = model.config.n_expert
+    if experts % n:
+        text += f"; {experts} experts over {n} processes: gathered, they take the memory of {-(-experts // n) * n}"
+    sharded = shard + buffers, shard, shard_bytes(state, n), gathered_copies(model, keep, n), accumulated
     return Strategy("FSDP", *sharded, note=f"FSDP: {text}")
 
 
@@ -83,15 +86,15 @@ def root_bytes(model) -> int:
     return total_bytes(model.parameters()) - total_bytes(block_matrices(model))
 
 
-def gathered_copies(model, keep: bool) -> dict:
+def gathered_copies(model, keep: bool, n: int) -> dict:
     """Bytes by phase of the full weights and gradients that FSDP2 holds for a while: an upper bound [I].
 
     The root group is gathered from the start of a step to its end, then its gradients are reduced. Blocks are gathered
     one after the other. Unless all are kept (`keep`), a process holds the matrices of one block, and those of the next
     one twice, gathered and copied out. In the backward pass it also holds the gradients of that block, and in fp32
-    those of the block before, which are being reduced."""
+    those of the block before, which are being reduced. Copies are as large as the n shards together: `padded_numel`."""
     itemsize = gathered_dtype(model, model.compute_dtype or torch.float32).itemsize
-    counts = [sum(p.numel() for p in block_matrices(block)) for block in model.blocks]
+    counts = [padded_numel(block_matrices(block), n) for block in model.blocks]
     root, block, reduced = root_bytes(model), itemsize * max(counts), 4 * max(counts)
     if keep:
         held = root + itemsize * sum(counts)

@@ -42,8 +42,9 @@ def is_kept(model, dtype: torch.dtype, fixed_bytes: int, shard_size: int, total:
     """(bool, text): whether FSDP over `shard_size` processes keeps all weights and all gradients during a step. It does
     where these, as gathered and in fp32, and its shards leave enough of a GPU with `total` bytes. `dtype`: of the
     matrix products; `fixed_bytes`: as for `choose_parallel`."""
-    n = model.num_params()
-    held = (gathered_dtype(model, dtype).itemsize + 4) * n + (fixed_bytes - 4 * n) // shard_size
+    n, padded = model.num_params(), padded_numel(model.parameters(), shard_size)
+    shards = (fixed_bytes - 4 * n) * padded // (n * shard_size)
+    held = gathered_dtype(model, dtype).itemsize * padded + 4 * n + shards
     keep = held <= KEPT_SHARE * total
     times = "once a step" if keep else "by blocks in every micro batch"
     return keep, f"gathered and reduced {times}: to keep all takes {held / 1e9:.1f} of {total / 1e9:.0f} GB"
@@ -88,6 +89,12 @@ def shard_model(model, shard_size: int, env, keep: bool) -> None:
         others = {p for p in block.parameters() if p not in matrices}
         fully_shard(block, mesh=mesh, ignored_params=others, mp_policy=policy, reshard_after_forward=not keep)
     model.no_sync = partial(_accumulate, model, keep)
+
+
+def padded_numel(params, n: int) -> int:
+    """The entries that FSDP2 gathers from n processes, which all send ⌈rows/n⌉ rows of each parameter: more than the
+    parameter has where there are fewer rows, or experts of a stack, than processes."""
+    return sum(-(-len(p) // n) * n * p.shape[1:].numel() for p in params)
 
 
 def block_matrices(module) -> list:

@@ -119,6 +119,38 @@ EQUATIONS = {
         "β·û: learned magnitude β, 0.01 to 1 at first; û = a/rms(a), a learned direction, all ones at first",
         "initial weights: N(0, 0.02²)",
     ),
+    "experts": (
+        dict(n_expert=8),
+        "x ← x + ffn(γ·RMSNorm(x))",
+        "r = softmax(Wrouter u)",
+        "S = the 2 of 8 experts with the largest rₑ",
+        "wₑ = rₑ / Σ r over S",
+        "expertₑ(u) = Wdownₑ gelu(Wupₑ u)",
+        "ffn(u) = Σ wₑ expertₑ(u) over S",
+        "logits = Wte γ·RMSNorm(x)",
+        "γ: learned vector, 1 at first",
+        "initial weights: N(0, 0.02²); Wo, Wdown times 0.4082",
+    ),
+    "experts, unified, shared, even by a bias": (
+        dict(n_expert=8, n_expert_active=3, n_expert_shared=2, router="sigmoid", router_scale=2.5, balance="bias")
+        | dict(gain="branch", gain_out="scale", mlp="swiglu", mid_norm="mlp"),
+        "x ← x + γ·RMSNorm(ffn(RMSNorm(x)))",
+        "r = sigmoid(Wrouter γ·u)",
+        "S = the 3 of 8 experts with the largest rₑ + bₑ",
+        "wₑ = 2.5·rₑ / Σ r over S",
+        "expertₑ(u) = Wdownₑ (silu(γ·Wgateₑ γ·u) ⊙ γ·Wupₑ γ·u)",
+        "shared(u) = Wdown (silu(γ·Wgate γ·u) ⊙ γ·Wup γ·u)",
+        "ffn(u) = Σ wₑ expertₑ(u) over S + shared(u)",
+        "bₑ: bias on the choice of experts, 0 at first; no loss trains it, it follows the experts' load",
+    ),
+    "experts, weights as scored, biases": (
+        dict(n_expert=4, n_expert_active=1, router_norm=False, bias=True, norm="layernorm"),
+        "x ← x + ffn((γ·LayerNorm(x) + b))",
+        "S = the 1 of 4 experts with the largest rₑ",
+        "wₑ = rₑ",
+        "expertₑ(u) = (Wdownₑ gelu(Wupₑ u + b) + b)",
+        "b: learned bias, 0 at first",
+    ),
     "Group-LN": (dict(norm_groups=4), "x ← x + attention(γ·RMSNorm[4 groups](x))"),
 }
 
@@ -177,6 +209,31 @@ def test_a_large_model(run):
     assert sizes["adam_mini"] == ["5.75", "5.75", "5.75"]
     assert set(sizes) == {"adamw", "msgdw", "muon", "adam_mini"}
     assert "note: lns has no effect here" in out and "block by block" in out
+
+
+def test_a_mixture_of_experts(run):
+    """Sizes, and parameters in all and active, by hand: of 8 experts a token meets 2 and the shared ones, which are one
+    FFN of twice the width."""
+    flags = dict(SIZE, n_expert=8, n_expert_shared=2, n_ff=24, mlp="swiglu", gain="branch", balance="bias", bias=True)
+    code, out, err = run(*(f"--{name}={value}" for name, value in flags.items()))
+    assert (code, err) == (0, "")
+    assert out.startswith("3 blocks, 16 wide, 2 heads of 8, 8 experts of FFN 24 (2 active, 2 shared), context 8\n")
+    table = [line.split() for line in out.split("\n\n")[2].splitlines()]
+    assert table[0] == ["role", "tensors", "parameters", "share", "active"]
+    numbers = {row[0]: [int(row[i].replace(",", "")) for i in (1, 2, -1)] for row in table[1:]}
+    d, width, layers = 16, 24, 3
+    assert numbers["ffn"] == [3 * 6, layers * 3 * d * width * (8 + 2), layers * 3 * d * width * (2 + 2)]
+    assert numbers["router"] == [3, layers * 8 * d, layers * 8 * d] and numbers["balance"] == [3, 3 * 8, 3 * 8]
+    assert numbers["gain_in"] == [3 * 8 + 1] + 2 * [(layers * 8 + 1) * d]  # q, k, v, router, gate and up twice
+    attention, experts, shared = 4 * d, 2 * width + d, 2 * 2 * width + d
+    biases = [layers * (attention + 8 * experts + shared), layers * (attention + 2 * experts + shared)]
+    assert numbers["bias"][1:] == biases
+    model = GPT.empty(GPTConfig(**flags))
+    assert numbers["all"][1:] == [model.num_params(), model.num_params(active=True)]
+    assert [sum(column) for column in zip(*numbers.values(), strict=True)] == [2 * n for n in numbers["all"]]
+    active = sum(numbers[role][2] for role in ("qk", "vo", "ffn", "router")) + 64 * d
+    assert f"{(6 * active + 12 * layers * d * 8) / 1e9:.3f} GFLOPs per token, forward and backward, counting" in out
+    assert "active" not in run("--n_layer=1")[1]
 
 
 @pytest.mark.parametrize(
@@ -273,6 +330,7 @@ def test_learning_rates_drawn(tmp_path, run_small):
     assert picture[:8] == b"\x89PNG\r\n\x1a\n" and len(picture) > 5000
     *_, note, drawn = out.splitlines()
     assert re.fullmatch("note: blockwise_lr: the paper has ratios for adamw and adam_mini.*pos 1", note)
+    assert "head 1, pos 1, router 1\n" in run_small("--optimizer=muon", "--blockwise_lr=True", "--n_expert=4")[1]
     assert drawn == f"drawn: {tmp_path}/new/lr.png" and out.endswith("\n")
 
 

@@ -38,6 +38,13 @@ LAYOUTS = {
     ),
     "sigmaReparam": (dict(sigma_reparam=True), dict(activation_checkpointing=True)),
     "Fixup": (dict(norm="none", fixup=True), {}),
+    # in bf16 the first is no case for torch's grouped product, since a row of 100 is no multiple of 16 bytes
+    "experts, biases, Muon": (
+        LLAMA | dict(n_expert=4, n_expert_shared=1, n_ff=100, bias=True, router="sigmoid", balance="bias"),
+        dict(optimizer="muon"),
+    ),
+    "experts, HG": (dict(n_expert=16, n_expert_active=3, n_ff=64, gain="branch", gain_out="scale"), {}),
+    "experts, checkpointing": (dict(n_expert=4), dict(activation_checkpointing=True, z_coef=1e-3)),
 }
 
 
@@ -116,7 +123,7 @@ def cases(*names, fast: set):
 
 
 FAST = {("DNT, msgdw", 1), ("DyT LLaMA, grouped queries", 2), ("Pre-LN, Muon", 2), ("GPT-2, checkpointing", 1)}
-FAST |= {("DNP, magnitudes, chunks", 1)}
+FAST |= {("DNP, magnitudes, chunks", 1), ("experts, biases, Muon", 2), ("experts, checkpointing", 1)}
 
 
 @pytest.mark.parametrize("name, accumulation", cases(LAYOUTS, (1, 2), fast=FAST))
@@ -137,9 +144,11 @@ def test_a_step_takes_what_was_predicted(name, accumulation, tmp_path):
 
 
 LINEAR = ("DNT, msgdw", "GPT-2, checkpointing", "Pre-LN, Muon")
+LINEAR += ("experts, biases, Muon", "experts, HG", "experts, checkpointing")
+FAST_LINEAR = {(LINEAR[0], 16), (LINEAR[1], 5), (LINEAR[3], 5), (LINEAR[4], 16)}
 
 
-@pytest.mark.parametrize("name, micro", cases(LINEAR, (5, 16), fast={(LINEAR[0], 16), (LINEAR[1], 5)}))
+@pytest.mark.parametrize("name, micro", cases(LINEAR, (5, 16), fast=FAST_LINEAR))
 def test_two_micro_batches_determine_all_others(name, micro):
     """Predicted peaks of other micro batches, with and without accumulation, are those of the traced step."""
     flags, changes = LAYOUTS[name]
@@ -259,11 +268,34 @@ def test_fsdp_keeps_all_where_it_takes_half_of_a_gpu():
     assert twice.phase == once.phase == "loss" and twice.extra == once.extra + 4 * n
 
 
+def test_shards_of_experts():
+    """6 experts over 4 processes: the largest shard is 2 experts, and 4 · 2 are gathered. A block: 4 d² in attention,
+    8 d² an expert."""
+    model, optimizer, config = build(dict(n_layer=2, n_expert=6), {}, dtype=torch.bfloat16)
+    d, steps = 64, 4 * len(list(model.parameters()))
+    root = 512 * d + 64 * d + 5 * d + 2 * 6 * d  # embeddings, norms, routers
+    attention, expert, router = 2 * 4 * d * d, 2 * 8 * d * d, 2 * 6 * d
+    assert model.num_params() == root + attention + 6 * expert
+    shard = (root - router + attention) // 4 + 2 * expert + 2 * 2 * d  # a router has 6 rows, too
+    padded, n = root - router + attention + 8 * expert + 2 * 8 * d, model.num_params()
+    held = 2 * padded + 4 * n + (16 * n + steps) * padded // (4 * n)
+    kept, by_blocks = (strategies(model, optimizer, config, 4, limit)[1] for limit in (2 * held, 2 * held - 2))
+    assert kept[1:4] == (4 * shard, 4 * shard, 8 * shard + steps)
+    assert kept.extra["forward"] == 4 * root + 2 * (attention + 8 * expert) + 2 * 2 * (attention + 8 * expert) // 2
+    assert by_blocks.extra["forward"] == 4 * root + 3 * 2 * (attention + 8 * expert) // 2
+    assert by_blocks.note.endswith("; 6 experts over 4 processes: gathered, they take the memory of 8")
+    model, optimizer, config = build(dict(n_layer=2, n_expert=8), dict(fsdp_shard_size=4))
+    fsdp = strategies(model, optimizer, config, 8)[1]
+    assert fsdp.note.endswith(" GB") and fsdp.weights == 4 * model.num_params() // 4
+
+
 def test_messages_of_muon():
     """Two blocks over 4 processes, bf16: of each shape a process sends one matrix (maybe padding) and receives 4."""
     model, optimizer, _ = build(dict(n_layer=2), dict(optimizer="muon"), dtype=torch.bfloat16)
     assert message_bytes(optimizer, 4) == 2 * 2 * (4 + 1) * 256 * 64  # up, down
     assert message_bytes(build({}, {})[1], 4) == 0
+    experts = build(dict(n_layer=2, n_expert=4, n_ff=32), dict(optimizer="muon"))[1]  # fp32; a stack goes as one
+    assert message_bytes(experts, 4) == 2 * 4 * (4 + 1) * 4 * 32 * 64
 
 
 @pytest.fixture
@@ -303,6 +335,9 @@ def test_days_by_hand():
     work, time = describe_time(model, config, PlanConfig(gpus=2, mfu=0.5), torch.bfloat16)
     assert "1,000 steps of 8 × 64 = 512 tokens" in work and f"{512_000 / 1e9:.4g}e9 tokens" in work
     assert time.startswith(f"{1000 * seconds / 86400:.3g} days, {seconds:.3g} s a step, {1e12 / flops:,.0f} tokens/s")
+    active = 6 * (3 * (4 + 2 * 8) * d * d + 3 * 8 * d + 512 * d) + 12 * 3 * d * 64  # 2 of 8 experts, and the routers
+    (work, _) = describe_time(build(dict(n_expert=8), {})[0], config, PlanConfig(), torch.bfloat16)
+    assert work.endswith(f", {512_000 * active:.3g} FLOPs")
     config.peak_flops = 0.0
     assert "4 × 989 TFLOP/s" in describe_time(model, config, PlanConfig(gpus=4), torch.bfloat16)[1]
     assert "--peak_flops" in describe_time(model, config, PlanConfig(), torch.float32)[1]
@@ -354,6 +389,17 @@ def test_the_command(monkeypatch, capsys):
     code, out, _ = command(monkeypatch, capsys, "--plan", "--gpu=t4", "--gpu_mem_gb=0.002")
     assert rows(out)["GB"] == ["one GPU", "one GPU, checkpointing"] and "float16" in out
     assert rows(out)["micro_batch_size that fits"][0] == "none, 1 shown"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_command_with_experts(dtype, monkeypatch, capsys):
+    flags = ("--n_expert=8", "--n_expert_shared=1", "--bias=True", "--n_ff=100", f"--dtype={dtype}")
+    code, out, err = command(monkeypatch, capsys, "--plan", "--gpus=2", *flags)
+    model = GPT.empty(GPTConfig(**SIZE, n_expert=8, n_expert_shared=1, bias=True, n_ff=100))
+    n, active = model.num_params(), model.num_params(active=True)
+    assert (code, err) == (0, "") and f"{n:,} parameters, {active:,} of them active, adamw, products in {dtype}" in out
+    assert "8 experts of FFN 100 (2 active, 1 shared)" in out and "counting active parameters" in out
+    assert "of them active" not in command(monkeypatch, capsys, "--plan")[1]
 
 
 def test_parts_add_up_to_the_peak(monkeypatch, capsys):
