@@ -26,14 +26,15 @@ n_expert = 8
 n_expert_active = 2
 n_ff = 128  # of one expert
 
-batch_size = 16
+batch_size = 8
 max_iters = 400
 warmup_iters = 40
 learning_rate = 4e-3
 min_lr = 4e-4
 
-eval_interval = 200
-eval_tokens = 200_000
+eval_interval = 400
+eval_tokens = 100_000
 log_interval = 10
 track_interval = 20
 compile = False
+dtype = "float32"  # on a CPU the groups of an expert are too small for bf16 to be faster

@@ -21,7 +21,7 @@ from support.models import spread
 from support.pages import ROOT, load
 
 FILES = {str(p.relative_to(ROOT / "config"))[:-3]: p for p in sorted((ROOT / "config").glob("*/*.py"))}
-FILES = {name: path for name, path in FILES.items() if not name.startswith("claims/")}  # these are not a paper's
+FILES = {name: path for name, path in FILES.items() if name != "moe/small" and not name.startswith("claims/")}  # ours
 KEYS = {name: {k: v for k, (v, _) in read_file(path).items()} for name, path in FILES.items()}
 EXPERIMENTS = [name for name in FILES if "n_layer" in KEYS[name]]
 OVERLAYS = [name for name in FILES if name not in EXPERIMENTS]
@@ -51,7 +51,8 @@ def build(model):
 
 # d, heads, kv heads, depth, d_ff, the paper's vocabulary, and millions of parameters with it: LNS 32000 (T5),
 # blockwise LR 50304, DyT 32000 (LLaMA's). GPT-2 is counted without its position table, as usual.
-# The shape of lns/60m is not published: it is the public LLaMA-60M's. That of scale_vectors/llama_120m is our choice.
+# The shape of lns/60m is not published: it is the public LLaMA-60M's. Those of scale_vectors/llama_120m and of
+# moe/scale_vectors_05b are our choice.
 SIZES = {
     "lns/60m": (512, 8, 0, 8, 1376, 32000, 58.1),
     "lns/130m": (768, 12, 0, 12, 2048, 32000, 134.1),
@@ -70,12 +71,14 @@ SIZES = {
     "blockwise/llama_743m": (1664, 26, 0, 13, 6656, 50304, 743.4),
     "blockwise/llama_1175m": (2048, 32, 4, 22, 5632, 50304, 1175.0),
     "scale_vectors/llama_120m": (768, 12, 0, 6, 2048, 50304, 119.7),
+    "moe/scale_vectors_05b": (1024, 16, 0, 10, 1472, 50304, 506.8),
 }
 # What the papers' names say, in millions of parameters.
 NAMED = {"lns/130m": 130, "lns/250m": 250, "lns/350m": 350, "dyt/7b": 6700, "dyt/13b": 13000, "dyt/34b": 34000}
 NAMED |= {"dyt/70b": 70000, "blockwise/gpt2_124m": 124, "blockwise/llama_134m": 134, "blockwise/llama_237m": 237}
 NAMED |= {"blockwise/llama_522m": 522, "blockwise/llama_743m": 743, "blockwise/llama_1175m": 1175}
-NAMED |= {"scale_vectors/llama_120m": 120}  # not lns/60m (58) and lns/1b (1339): their names are too round
+NAMED |= {"scale_vectors/llama_120m": 120, "moe/scale_vectors_05b": 500}
+# not lns/60m (58) and lns/1b (1339): their names are too round
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -109,6 +112,7 @@ SETTINGS = {
     "blockwise/llama_743m": (6e-4, 3e-5, 50_000, 1000, 480, 1024, *GAINS),
     "blockwise/llama_1175m": (4e-4, 2e-5, 50_000, 1000, 480, 1024, *GAINS),
     "scale_vectors/llama_120m": (1e-3, 1e-4, 24_400, 1000, 480, 1024, *ADAMW),
+    "moe/scale_vectors_05b": (8e-4, 8e-5, 48_000, 1000, 480, 1024, *ADAMW),
 }
 
 
@@ -155,6 +159,16 @@ def test_scale_vectors_1b_is_the_papers_by_its_two_published_counts():
     model = build(config("scale_vectors/llama_120m", **flags)[0])
     gains = sum(p.numel() for name, p in model.named_parameters() if model.roles()[name].startswith("gain"))
     assert (gains, model.num_params()) == (80_640, 1_028_065_024)
+
+
+def test_the_mixture_of_0_5b_has_the_experts_of_its_header():
+    model, train = config("moe/scale_vectors_05b")
+    experts = (model.n_expert, model.n_expert_active, model.n_expert_shared, model.router, model.balance)
+    assert experts == (8, 2, 0, "softmax", "loss")
+    net = build(model)
+    active = net.num_params(active=True)
+    assert (round(net.num_params() / 1e6), round(active / 1e6)) == (507, 236)
+    assert train.max_iters * train.batch_size * model.block_size / active == pytest.approx(100, rel=0.01)
 
 
 # DyT's α₀ for LLMs: width, before attention, elsewhere (the FFN norm and the final norm)
