@@ -41,7 +41,7 @@ def sizes(c):
     small = [f"{name}={getattr(c, name)}" for name in names if getattr(c, name) < 1]
     yield small, f"{', '.join(small)}: must be at least 1"
     large = [f"{name}={getattr(c, name)}" for name in MOST if getattr(c, name) > MOST[name]]
-    limits = f"{MOST['n_layer']:,} blocks, {MOST['n_embd']:,} for other sizes"
+    limits = f"{MOST['n_layer']:,} blocks, {MOST['n_expert']:,} experts, {MOST['n_embd']:,} for other sizes"
     yield large, f"{', '.join(large)}: larger than any model has ({limits})"
     negative = min(c.n_kv_head, c.n_ff, c.head_size) < 0
     yield negative, "n_kv_head, n_ff and head_size must not be negative (0 = the default)"
@@ -68,7 +68,7 @@ def experts(c):
     yield min(E, c.n_expert_shared) < 0, "n_expert and n_expert_shared must not be negative (0 = none)"
     yield E == 0 and given, f"{', '.join(given)}: needs experts, set n_expert (8, for example), or leave it out"
     yield E and k < 1, f"n_expert_active={k} must be at least 1"
-    yield E and k > E, f"n_expert_active={k} is more than n_expert={E}: lower it to {E} or less, or raise n_expert"
+    yield E and k > E, f"n_expert_active={k} is more than n_expert={E}: use at most {E}, or raise n_expert"
     yield c.router_scale <= 0, f"router_scale={c.router_scale} must be positive"
     yield (
         E and c.sigma_reparam,

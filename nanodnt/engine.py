@@ -36,21 +36,8 @@ def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tupl
     return micro, sequences // micro
 
 
-def check_penalties(model_config, config) -> None:
-    """ValueError where a setting of the balance of experts has nothing to act on."""
-    for name, balance in (("balance_coef", "loss"), ("balance_rate", "bias"), ("z_coef", model_config.balance)):
-        value = getattr(config, name)
-        if value == type(config).__dataclass_fields__[name].default:
-            continue
-        if not model_config.n_expert:
-            raise ValueError(f"{name}={value} needs experts: set n_expert (8, for example), or leave {name} out")
-        if model_config.balance != balance:
-            raise ValueError(f"{name}={value} needs balance={balance}, but balance={model_config.balance}: change one")
-
-
 def prepare_model(model, config, env):
-    """`model` on its device, computing as configured. ValueError for settings of experts that it does not have."""
-    check_penalties(model.config, config)
+    """`model` on its device, computing as configured."""
     model.set_penalties(config.balance_coef, config.z_coef)
     model.checkpointing, model.loss_chunks = config.activation_checkpointing, config.loss_chunks
     model.set_stream_dtype(torch.bfloat16 if config.stream_dtype == "bfloat16" else None)

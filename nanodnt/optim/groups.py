@@ -16,8 +16,9 @@ def make_optimizer(model, config) -> Optimizer:
 
     A group has torch's entries (params, param_names, lr, weight_decay), its rule's options, and: `label`, its name in
     tables and metrics; `role`; `rule`; `base_lr`, the peak LR before it is multiplied by `lr_ratio`, the blockwise
-    ratio. ValueError if decay_gains names gains that the model does not have, or if a rule does not fit a
-    parameter."""
+    ratio. ValueError if decay_gains names gains that the model does not have, if settings of experts have none to act
+    on, or if a rule does not fit a parameter."""
+    check_penalties(model.config, config)
     roles, block_types = model.roles(), model.block_types()
     decayed = decayed_roles(config, set(roles.values()))
     groups, trained = {}, {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -29,6 +30,18 @@ def make_optimizer(model, config) -> Optimizer:
     if sorted(grouped) != sorted(trained):
         raise ValueError(f"groups do not hold every parameter once: {sorted(set(grouped) ^ set(trained))}")
     return optimizer
+
+
+def check_penalties(model_config, config) -> None:
+    """ValueError where a setting of the balance of experts has nothing to act on."""
+    for name, balance in (("balance_coef", "loss"), ("balance_rate", "bias"), ("z_coef", model_config.balance)):
+        value = getattr(config, name)
+        if value == type(config).__dataclass_fields__[name].default:
+            continue
+        if not model_config.n_expert:
+            raise ValueError(f"{name}={value} needs experts: set n_expert (8, for example), or leave {name} out")
+        if model_config.balance != balance:
+            raise ValueError(f"{name}={value} needs balance={balance}, but balance={model_config.balance}: change one")
 
 
 def decayed_roles(config, roles: set) -> tuple:

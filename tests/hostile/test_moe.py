@@ -1,0 +1,192 @@
+"""What train.py, model.py, bench.py and sample.py say to settings of experts that are wrong, and to damaged checkpoints
+of a mixture of experts: one line that names the mistake, and nothing changed."""
+
+import shutil
+
+import pytest
+import torch
+
+import bench
+import sample
+import train
+from nanodnt.plan import __main__ as plan
+from support import runs
+from support.hostile import RESUME, TRAIN, assert_refused, call, cases, files, refuse, start
+from support.spoil import checkpoint, put
+
+pytestmark = pytest.mark.usefixtures("one_thread", "quick")
+FOUR = "--n_expert=4"
+BIAS = f"{FOUR} --balance=bias"
+
+SETTINGS = cases(
+    ("more active than there are", f"{FOUR} --n_expert_active=5", ["n_expert_active=5", "n_expert=4", "use at most 4"]),
+    ("one expert, two active", "--n_expert=1", ["n_expert_active=2", "n_expert=1", "use at most 1"]),
+    ("none active", f"{FOUR} --n_expert_active=0", ["n_expert_active=0", "at least 1"]),
+    ("fewer than none active", f"{FOUR} --n_expert_active=-1", ["n_expert_active=-1", "at least 1"]),
+    ("fewer than none", "--n_expert=-1", ["n_expert", "must not be negative", "0 = none"]),
+    ("fewer than none shared", f"{FOUR} --n_expert_shared=-1", ["n_expert_shared", "must not be negative"]),
+    ("active, without experts", "--n_expert_active=1", ["n_expert_active=1", "needs experts", "set n_expert"]),
+    ("shared, without experts", "--n_expert_shared=1", ["n_expert_shared=1", "needs experts"]),
+    ("router, without experts", "--router=sigmoid", ["router=sigmoid", "needs experts"]),
+    ("router_norm, without experts", "--router_norm=False", ["router_norm=False", "needs experts"]),
+    ("router_scale, without experts", "--router_scale=2", ["router_scale=2.0", "needs experts"]),
+    ("balance, without experts", "--balance=bias", ["balance=bias", "needs experts"]),
+    ("two flags", "--balance=none --router=sigmoid", ["router=sigmoid, balance=none", "needs experts"]),
+    ("balance_coef, without experts", "--balance_coef=0.5", ["balance_coef=0.5 needs experts", "leave balance_coef"]),
+    ("balance_rate, without experts", "--balance_rate=0.5", ["balance_rate=0.5 needs experts"]),
+    ("z_coef, without experts", "--z_coef=0.1", ["z_coef=0.1 needs experts"]),
+    ("balance_coef of a bias", f"{BIAS} --balance_coef=0.5", ["balance_coef=0.5 needs balance=loss", "balance=bias"]),
+    ("balance_coef of nothing", f"{FOUR} --balance=none --balance_coef=0.5", ["balance=loss", "balance=none"]),
+    ("balance_rate of a loss", f"{FOUR} --balance_rate=0.5", ["balance_rate=0.5 needs balance=bias", "balance=loss"]),
+    ("balance_rate of nothing", f"{FOUR} --balance=none --balance_rate=0.5", ["balance=bias", "balance=none"]),
+    ("negative balance_coef", f"{FOUR} --balance_coef=-1", ["balance_coef=-1.0", "must not be negative"]),
+    ("negative balance_rate", f"{BIAS} --balance_rate=-1", ["balance_rate=-1.0", "must not be negative"]),
+    ("negative z_coef", f"{FOUR} --z_coef=-1", ["z_coef=-1.0", "must not be negative"]),
+    ("balance_coef nan", f"{FOUR} --balance_coef=nan", ["balance_coef", "nan", "float"]),
+    ("z_coef inf", f"{FOUR} --z_coef=inf", ["z_coef", "inf", "float"]),
+    ("router_scale 0", f"{FOUR} --router_scale=0", ["router_scale=0.0", "positive"]),
+    ("negative router_scale", f"{FOUR} --router_scale=-1", ["router_scale=-1.0", "positive"]),
+    ("router_scale nan", f"{FOUR} --router_scale=nan", ["router_scale", "nan", "float"]),
+    ("sigmaReparam", f"{FOUR} --sigma_reparam=True --qk_norm=False", ["sigma_reparam", "stacks of experts"]),
+    ("router's ratio, not blockwise", f"{FOUR} --lr_ratio_router=2", ["lr_ratio_router", "blockwise_lr=True"]),
+    (
+        "negative ratio",
+        f"{FOUR} --blockwise_lr=True --lr_ratio_router=-1 --learning_rate=1e-3",
+        ["lr_ratio_router=-1.0", "must not be negative"],
+    ),
+    ("very many", f"--n_expert={10**6}", ["n_expert=1000000", "larger than any model has", "65,536 experts"]),
+    ("very many shared", f"{FOUR} --n_expert_shared={10**6}", ["n_expert_shared=1000000", "65,536 experts"]),
+    ("very many active", f"{FOUR} --n_expert_active={10**9}", ["n_expert_active=1000000000", "n_expert=4"]),
+    ("more weights than memory", "--n_expert=60000 --n_ff=65536", ["memory"]),
+    ("a word", "--n_expert=eight", ["n_expert", "eight", "int"]),
+    ("a fraction", "--n_expert=2.5", ["n_expert", "2.5", "int"]),
+    ("all active, in a word", f"{FOUR} --n_expert_active=all", ["n_expert_active", "all", "int"]),
+    ("unknown router", f"{FOUR} --router=top2", ["router", "top2", "softmax", "sigmoid"]),
+    ("unknown balance", f"{FOUR} --balance=aux", ["balance", "aux", "loss", "bias", "none"]),
+    ("a rate for router_norm", f"{FOUR} --router_norm=0.5", ["router_norm", "0.5", "True", "False"]),
+    ("another project's name", "--num_experts=8", ["--num_experts", "--n_expert?"]),
+)
+
+
+@SETTINGS
+def test_settings(world, case):
+    refuse(world, train, case)
+
+
+WRONG = {  # what only model and training settings together can tell
+    "balance_coef, without experts": (["--balance_coef=0.5"], "balance_coef=0.5 needs experts"),
+    "z_coef, without experts": (["--z_coef=0.5"], "z_coef=0.5 needs experts"),
+    "balance_rate of a loss": (["--n_expert=4", "--balance_rate=0.5"], "balance_rate=0.5 needs balance=bias"),
+    "balance_coef of a bias": (["--n_expert=4", "--balance=bias", "--balance_coef=0.5"], "needs balance=loss"),
+    "two of one": (["--n_expert=1"], "n_expert_active=2 is more than n_expert=1"),
+}
+PROGRAMS = {"model.py": (plan, []), "model.py --plan": (plan, ["--plan"]), "bench.py": (bench, ["--data=random"])}
+SIZE = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=16", "--vocab_size=50", "--batch_size=4"]
+PAIRS = [("bench.py", next(iter(WRONG)))] + [(name, mistake) for name in [*PROGRAMS][:2] for mistake in WRONG]
+
+
+@pytest.mark.parametrize("program, mistake", PAIRS)
+def test_other_programs_refuse_as_train_does(program, mistake, world):
+    module, words = PROGRAMS[program]
+    argv, message = WRONG[mistake]
+    before = files(world.tmp)
+    flags = [*SIZE, *argv, *words, f"--dataset={world.data}", "--device=cpu", "--dtype=float32"]
+    assert_refused(call(module.main, *flags), [message])
+    assert files(world.tmp) == before
+
+
+def test_a_ratio_without_a_router_is_noted(world):
+    outcome = start(world, train, "--blockwise_lr=True --lr_ratio_router=2 --learning_rate=1e-3")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "note: lr_ratio_router has no effect: the model has no router of its own\n" in outcome.out
+
+
+def test_a_dense_run_stays_dense_when_resumed_with_experts(world):
+    """The architecture comes from the checkpoint, and a line says so; a penalty then has nothing to act on."""
+    assert_refused(start(world, train, f"{RESUME} {FOUR} --z_coef=0.1"), ["z_coef=0.1 needs experts"])
+    outcome = start(world, train, f"{RESUME} {FOUR} --n_expert_active=1 --max_iters=4")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "model of the checkpoint, not of the flags: n_expert 4 → 0, n_expert_active 1 → 2\n" in outcome.out
+    assert runs.load(world.run / "last.pt")["model_config"]["n_expert"] == 0
+
+
+# --------------------------------------------------------------------------------------------- damaged checkpoints
+
+MLP = "blocks.0.mlp.f."
+
+
+@pytest.fixture(scope="module")
+def trained(earlier, quick, tmp_path_factory):
+    """The folder of a run of a mixture of experts. Read only."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    flags = dict(n_expert=4, n_expert_shared=1, balance="bias", n_ff=8, mlp="swiglu")
+    assert runs.run(**TRAIN | flags, out_dir=out, dataset=earlier.data) == 0
+    return out
+
+
+@pytest.fixture
+def experts(world, trained):
+    """The World, with a copy of that run in the place of its own."""
+    shutil.rmtree(world.run)
+    shutil.copytree(trained, world.run)
+    return world
+
+
+def weight(name, change):
+    """Change a tensor of all checkpoints."""
+    return checkpoint(lambda c: c["model"].update({MLP + name: change(c["model"][MLP + name])}))
+
+
+def without(name):
+    return checkpoint(lambda c: c["model"].pop(MLP + name))
+
+
+def forget_a_choice(c):
+    """The state of a parameter fewer."""
+    c["optimizer"]["param_groups"] = [g for g in c["optimizer"]["param_groups"] if g["label"] != "balance"]
+
+
+def model_setting(name, value):
+    return checkpoint(put("model_config", name, value))
+
+
+BOTH = cases(  # refused by train.py and sample.py
+    ("an expert fewer", "", ["experts.up.weight", "model_config"], weight("experts.up.weight", lambda w: w[:3])),
+    ("no stack", "", ["experts.up.weight", "model_config"], weight("experts.up.weight", lambda w: w.flatten(0, 1))),
+    ("a router of five", "", ["router.weight"], weight("router.weight", lambda w: torch.cat((w, w[:1])))),
+    ("biases of three", "", ["router.choice_bias"], weight("router.choice_bias", lambda b: b[1:])),
+    ("no router", "", ["router.weight is absent"], without("router.weight")),
+    ("no biases", "", ["router.choice_bias is absent"], without("router.choice_bias")),
+    ("no shared expert", "", ["shared.up.weight is absent"], without("shared.up.weight")),
+    ("other experts", "", ["router.weight", "model_config"], model_setting("n_expert", 8)),
+    ("dense", "", ["n_expert_shared=1, balance=bias: needs experts"], model_setting("n_expert", 0)),
+    ("very many", "", ["n_expert=1000000000", "larger"], model_setting("n_expert", 10**9)),
+    ("nan experts", "", ["n_expert=nan", "int"], model_setting("n_expert", float("nan"))),
+    ("a word for experts", "", ["n_expert='4'", "int"], model_setting("n_expert", "4")),
+    ("more active", "", ["n_expert_active=5"], model_setting("n_expert_active", 5)),
+    ("a broken factor", "", ["router_scale=0"], model_setting("router_scale", 0)),
+    ("unknown router", "", ["router='top2'"], model_setting("router", "top2")),
+    ("unknown balance", "", ["balance=['bias']", "unknown"], model_setting("balance", ["bias"])),
+    ("no biases wanted", "", ["router.choice_bias", "absent"], model_setting("balance", "loss")),
+)
+STATE = cases(
+    ("a group fewer", RESUME, ["optimizer state does not fit"], checkpoint(forget_a_choice)),
+    (
+        "a bias that is not finite",
+        f"{RESUME} --max_iters=4",
+        ["router.choice_bias is not finite at step 4: not saved"],
+        weight("router.choice_bias", lambda b: b * torch.nan),
+        "**/*.pt",
+    ),
+)
+
+
+@BOTH
+def test_damaged_experts(experts, case):
+    refuse(experts, train, case._replace(argv=RESUME))
+    refuse(experts, sample, case._replace(spoil=None))
+
+
+@STATE
+def test_damaged_state(experts, case):
+    refuse(experts, train, case)
