@@ -187,7 +187,7 @@ class Tracker:
         self.model, self.env, self.every, self.clip = model, env, config.track_interval, config.grad_clip
         self.dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
         self.roles, self.old = {}, {}  # {role: parameters}, {parameter: its sample before the step}
-        followed = [group for group in optimizer.param_groups if group["rule"] != "balance"]  # no loss has its gradient
+        followed = [group for group in optimizer.param_groups if group["role"] != "balance"]  # no loss has its gradient
         for group in followed:  # not model.parameters(): FSDP may swap those for gathered ones
             self.roles.setdefault(group["role"], []).extend(group["params"])
         counts = [sum(p.numel() for p in params) for params in self.roles.values()]

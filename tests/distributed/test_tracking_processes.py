@@ -17,11 +17,13 @@ SHARDED = {
     "unified, DyT": dict(
         UNIFIED, norm="dyt", mlp="swiglu", pos="rope", n_kv_head=1, tie_weights=False, optimizer="muon"
     ),
+    "experts": dict(n_expert=6, n_expert_shared=1, balance="bias", balance_rate=0.01, gain="branch", optimizer="muon"),
 }
 HSDP = dict(parallel="fsdp", fsdp_shard_size=2, micro_batch_size=1)
 LAUNCHES = {  # the embedding has 64 rows; a gain of q or k has 16; α of DyT has 1, so three processes have none of it
     "DNT, msgdw": {"ddp": dict(parallel="ddp"), "hsdp": HSDP},
     "unified, DyT": {"fsdp": dict(parallel="fsdp")},
+    "experts": {"fsdp": dict(parallel="fsdp"), "ddp": dict(parallel="ddp", micro_batch_size=1)},
 }
 SHORT = dict(track_interval=2, max_iters=4, eval_interval=3)
 

@@ -34,6 +34,8 @@ LAYOUTS = {
     "DeepNorm": dict(POST, deepnorm=True, norm="layernorm", bias=True),
     "Fixup": dict(PRE, norm="none", qk_norm=False, fixup=True, residual_init="plain"),
     "LayerScale": dict(PRE, branch_scale="layerscale", sigma_reparam=True),
+    "experts": dict(PRE, n_expert=6, n_expert_shared=1, mlp="swiglu", balance="bias"),
+    "experts, HG": dict(UNIFIED, n_expert=4, n_expert_active=3, router="sigmoid", router_norm=False),
 }
 ALWAYS = dict(track_interval=1, max_iters=6, lr_decay_iters=20, eval_interval=6)
 BY_STEP = ("grad_norm", "grad_kurtosis", "update_ratio")
@@ -60,6 +62,7 @@ def by_hand(model, idx) -> dict:
     angles = np.arange(idx.shape[1])[:, None] * c.rope_theta ** (-np.arange(0, c.head_dim, 2) / c.head_dim)
     rope = [torch.tensor(f(angles)).float()[:, None] for f in (np.cos, np.sin)] if c.pos == "rope" else None
     found = {"stream_var": [], "branch_var": {"attn": [], "mlp": []}, "logit_max": []}
+    found |= {name: [] for name in ("load", "router_entropy", "dropped") if c.n_expert}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "scaled_dot_product_attention", note)
         for i, block in enumerate(model.blocks):
@@ -68,6 +71,10 @@ def by_hand(model, idx) -> dict:
                 path = f"blocks.{i}.{name}"
                 inputs[f"{path}.pre"] = x
                 u = r.pre(x)
+                if c.n_expert and name == "mlp":
+                    load, entropy = routing_by_hand(r.f.router, u.double().numpy(), r.pre, c)
+                    for key, value in (("load", load), ("router_entropy", entropy), ("dropped", 0.0)):
+                        found[key].append(value)
                 inputs[f"{path}.mid"] = r.f(u, r.pre.folded(), *args)
                 y = r.mid(inputs[f"{path}.mid"])
                 found["branch_var"][name].append(spread(y))
@@ -90,6 +97,20 @@ def by_hand(model, idx) -> dict:
         if gain.size > 1:
             found["gain"][name] = [float(np.sqrt((gain**2).mean())), float(gain.min()), float(gain.max())]
     return found
+
+
+def routing_by_hand(router, u, pre, config) -> tuple:
+    """(each expert's share of the choices, mean entropy of the scores) for u (B, T, C), token by token."""
+    gain = gain_by_hand(pre) * gain_by_hand(router.pre)
+    bias = np.zeros(len(router.weight)) if router.choice_bias is None else router.choice_bias.double().numpy()
+    chosen, entropies = np.zeros(len(bias)), []
+    for token in u.reshape(-1, u.shape[-1]):
+        scores = np.exp(router.weight.double().numpy() @ (gain * token))
+        scores = scores / (1 + scores) if config.router == "sigmoid" else scores / scores.sum()
+        chosen[np.argsort(scores + bias)[-config.n_expert_active :]] += 1
+        shares = scores / scores.sum()
+        entropies.append(-(shares * np.log(shares)).sum())
+    return (chosen / chosen.sum()).tolist(), float(np.mean(entropies))
 
 
 def gain_by_hand(slot) -> np.ndarray:
@@ -123,6 +144,7 @@ def test_the_probe_measures_what_the_equations_say(flags, monkeypatch):
     found = tracking.fetch_numbers(tracking.probe(model.train(), idx))
     assert_close_numbers(found, expected)
     assert [len(found[name]) for name in ("stream_var", "logit_max")] == [4, 3]
+    assert flags.get("n_expert") is None or sum(found["load"][0]) == pytest.approx(1)
     assert all(m.training and not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     assert torch.equal(torch.get_rng_state(), state) and shapes[0].shape == (3, 1, 50)  # logits of one token, not of 16
     tracking.probe(model.eval(), idx)
@@ -152,7 +174,7 @@ def watched():
             return {n: t.detach().double().numpy().copy() for n, t in zip(raw_model.roles(), tensors, strict=True)}
 
         def note_norm(grads):
-            seen.append([copy(grads), copy(raw_model.parameters())])
+            seen.append([copy([p.grad for p in raw_model.parameters()]), copy(raw_model.parameters())])
             return total(grads)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -169,7 +191,7 @@ def watched():
 def measure_by_hand(gradients, old, new, roles) -> dict:
     """The tracked numbers of a step, from copies of its tensors."""
     found = {name: {} for name in (*BY_STEP, "weight_norm")}
-    for role in dict.fromkeys(roles.values()):
+    for role in dict.fromkeys(role for role in roles.values() if role != "balance"):  # of no loss
         g, a, b = (np.concatenate([t.ravel() for n, t in d.items() if roles[n] == role]) for d in (gradients, old, new))
         found["grad_norm"][role], found["weight_norm"][role] = np.sqrt((g**2).sum()), np.sqrt((b**2).sum())
         found["grad_kurtosis"][role] = (g**4).mean() / (g**2).mean() ** 2 if g.any() else None
@@ -188,9 +210,11 @@ STEPS = {
     "unified, accumulation": dict(UNIFIED, micro_batch_size=2, grad_clip=0.1, optimizer="adam_mini"),
     "bfloat16": dict(dtype="bfloat16", dropout=0.3, activation_checkpointing=True),
     "float16": dict(dtype="float16"),
+    "experts, bfloat16": dict(n_expert=3, n_expert_shared=1, z_coef=0.01, dtype="bfloat16"),
 }
 DEEP_STEPS = {
     "msgdw, biases, not clipped": dict(PRE, norm="layernorm", bias=True, optimizer="msgdw", grad_clip=0.0),
+    "experts, muon": dict(n_expert=4, balance="bias", optimizer="muon", learning_rate=1e-3, grad_clip=0.1),
     "muon, DyT": dict(PRE, norm="dyt", embed_scale=True, optimizer="muon", blockwise_lr=True, learning_rate=1e-3),
 }
 CASES = [pytest.param(flags, id=name) for name, flags in STEPS.items()]
@@ -341,17 +365,21 @@ def test_rows_become_json_and_flat_for_wandb(tmp_path):
     log, sent = Metrics.__new__(Metrics), []
     log.path, log.wandb = tmp_path / "metrics.jsonl", SimpleNamespace(log=lambda row, step: sent.append((row, step)))
     track = {"stream_var": [1.0, math.inf], "grad_norm": {"qk": math.nan, "vo": 2.0}, "gain": {"a.b": [1.0, -math.inf]}}
+    track |= {"load": [[0.25, 0.75]], "router_entropy": [0.5]}
     log.write({"step": 3, "tokens": 9, "mfu": math.nan, "track": track})
     clean = {"stream_var": [1.0, None], "grad_norm": {"qk": None, "vo": 2.0}, "gain": {"a.b": [1.0, None]}}
+    clean |= {"load": [[0.25, 0.75]], "router_entropy": [0.5]}
     text = log.path.read_text()
     assert json.loads(text) == {"step": 3, "tokens": 9, "mfu": None, "track": clean} and "NaN" not in text
     assert read_metrics(tmp_path)[0]["track"] == clean
     paths = {"step": 3, "tokens": 9, "mfu": None, "track/stream_var/0": 1.0, "track/stream_var/1": None}
+    paths |= {"track/load/0/0": 0.25, "track/load/0/1": 0.75, "track/router_entropy/0": 0.5}
     paths |= {"track/grad_norm/qk": None, "track/grad_norm/vo": 2.0, "track/gain/a.b/0": 1.0, "track/gain/a.b/1": None}
     assert sent == [(paths, 3)]
 
 
 TRACK = {"stream_var": [1.0, None], "branch_var": {"attn": [1.0]}, "gain": {"final_norm": [1, 0.5, 2.0]}}
+TRACK |= {"load": [[0.25, 0.75]], "router_entropy": [0.5], "dropped": [0.0]}
 WAITING = {
     "a row": (TRACK, True),
     "nothing": ({}, True),
@@ -385,8 +413,16 @@ def test_rows_that_may_wait_in_a_checkpoint(track, valid, one_step, tmp_path):
 # --------------------------------------------------------------------------------------------------------- compiled
 
 
-@pytest.mark.parametrize("compare", [False, pytest.param(True, marks=pytest.mark.deep)])
-def test_tracking_compiles_nothing(compare, dataset, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "compare, layout",
+    [
+        (False, dict()),
+        pytest.param(True, dict(), marks=pytest.mark.deep),
+        pytest.param(True, dict(n_expert=4, n_expert_shared=1, balance="bias"), marks=pytest.mark.deep),
+    ],
+    ids=str,
+)
+def test_tracking_compiles_nothing(compare, layout, dataset, tmp_path, monkeypatch):
     """One graph for evaluation, one for training, no graph break; `compare`: the bits of the run without tracking."""
     torch._dynamo.reset()
     compile_, compile_model, counters = torch.compile, start.compile_model, torch._dynamo.utils.counters
@@ -397,7 +433,7 @@ def test_tracking_compiles_nothing(compare, dataset, tmp_path, monkeypatch):
             return compile_model(*args)
 
     monkeypatch.setattr(start, "compile_model", compile_and_try)
-    flags = dict(ALWAYS, dataset=dataset, n_layer=1, dropout=0.1, compile=True, eval_interval=2)
+    flags = dict(ALWAYS, dataset=dataset, n_layer=1, dropout=0.1, compile=True, eval_interval=2, **layout)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for name, interval in (("on", 1), ("off", 0))[: 1 + compare]:
             torch._dynamo.reset()
