@@ -67,7 +67,14 @@ class EndOfContext(StoppingCriteria):
 
 
 class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
-    """GPT with the methods of a `transformers` model. Parameters have GPT's names after "network."."""
+    """GPT with the methods of a `transformers` model. Parameters have GPT's names after "network.".
+
+    With experts, routers are trained for more than the loss, in training mode: `network.set_penalties(balance_coef,
+    z_coef)` says how much, 0.01 and 0 unless called. `loss` stays the cross-entropy, and the penalties enter the
+    gradient, as `loss.backward()` needs them. Where num_items_in_batch is given, as by Trainer, they count as much as
+    this call's labels do. A loop that multiplies the loss by something (fp16's scale, 1/steps) has to tell
+    `network.set_penalty_unit` that factor, and to compute the loss from the logits: labels set the unit anew. Padding
+    counts as load. The biases of balance=bias stay as they are: `transformers` does not know their rule."""
 
     config_class = NanoDNTConfig
     supports_gradient_checkpointing = True
@@ -110,6 +117,9 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep   how many logits, counted from the end, or their positions; 0 = all
         """
         self._refuse(input_ids, labels, logits_to_keep, kwargs)
+        if labels is not None:
+            items = kwargs.get("num_items_in_batch")
+            self.network.set_penalty_unit(None if items is None else labels[:, 1:].ne(-100).sum() / items)
         cache = past_key_values
         if cache is None and (not self.training if use_cache is None else use_cache):
             cache = DynamicCache()
@@ -182,6 +192,13 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
         x = stream.new_zeros(*keep.shape, stream.shape[-1])
         x[keep] = stream[filled]
         return x
+
+    def train(self, mode: bool = True):
+        """As in torch. `from_pretrained`, which calls it last, has replaced the parameters by trainable ones."""
+        for router in self.network.routers().values():
+            if router.choice_bias is not None:  # its gradient is a count, which would be all of the gradient's norm
+                router.choice_bias.requires_grad_(False)
+        return super().train(mode)
 
     def generate(self, inputs=None, **kwargs):
         """As in `transformers`; texts end where the longest fills the context."""

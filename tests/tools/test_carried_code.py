@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -21,7 +22,8 @@ from support.models import ALL, LLAMA, POST, REPRESENTATIVES, S5, SIZE, build, e
 pytestmark = pytest.mark.usefixtures("one_thread")
 LEARNED = dict(POST, norm="layernorm", bias=True, deepnorm=True)
 ROTARY = dict(LLAMA, **S5, lns="norm")
-BOTH = pytest.mark.parametrize("flags", [LEARNED, ROTARY], ids=["learned positions", "rotary"])
+EXPERTS = dict(LLAMA, gain="branch", n_expert=4, n_expert_shared=1, router="sigmoid", balance="bias")
+EACH = pytest.mark.parametrize("flags", [LEARNED, ROTARY, EXPERTS], ids=["learned positions", "rotary", "experts"])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,11 +84,10 @@ ROWS = [tokens(n, seed=n) for n in (2, 5, 3)]
 # ------------------------------------------------------------------------------------------------- the same network
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, "experts"])
 @torch.no_grad()
 def test_every_layout(name, tmp_path):
-    flags, _ = network(name, 2)
-    ours, theirs = pair(tmp_path, flags)
+    ours, theirs = pair(tmp_path, EXPERTS if name == "experts" else network(name, 2)[0])
     idx = tokens(2, 7)
     logits = ours(idx)[0]
     output = theirs(idx, labels=idx)
@@ -140,7 +141,7 @@ def test_folder_alone(tmp_path):
 # ----------------------------------------------------------------------------------------------------- generation
 
 
-@BOTH
+@EACH
 def test_padded_batch_generates_what_its_rows_do(flags, tmp_path):
     ours, theirs = pair(tmp_path, flags)
     ids, mask = left_padded(ROWS, 5)
@@ -159,7 +160,7 @@ def test_padding_takes_no_room(tmp_path):
     assert error(theirs(ids, attention_mask=mask).logits[2, -3:], ours(ROWS[2][None])[0][0]) < 1e-5
 
 
-@BOTH
+@EACH
 def test_beams_with_and_without_a_cache(flags, tmp_path):
     _, theirs = pair(tmp_path, flags)
     idx = tokens(2, 3)
@@ -168,7 +169,7 @@ def test_beams_with_and_without_a_cache(flags, tmp_path):
     assert not torch.equal(with_cache, greedy(theirs, idx, new=6))  # beams find other sequences, so they were reordered
 
 
-@BOTH
+@EACH
 def test_continuing_a_cache(flags, tmp_path):
     """By one token and by several, with logits of all of them or of the last."""
     ours, theirs = pair(tmp_path, flags)
@@ -211,7 +212,7 @@ def test_end_of_text_ends_generation(tmp_path):
 # ---------------------------------------------------------------------------------------- training, saving, loading
 
 
-@BOTH
+@EACH
 def test_training(flags, tmp_path):
     """Our loss and gradients, whatever the padding; dropout is on; checkpointing changes nothing."""
     ours, theirs = pair(tmp_path, flags)
@@ -232,7 +233,10 @@ def test_training(flags, tmp_path):
         output.loss.backward()
         assert output.past_key_values is None and error(output.loss, expected) < 1e-6
         for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-            assert error(q.grad, p.grad, floor=1e-3) < 1e-4, name
+            if p.grad is None:
+                assert name.endswith("choice_bias") and q.grad is None
+            else:
+                assert error(q.grad, p.grad, floor=1e-3) < 1e-4, name
     summed = theirs(ids, attention_mask=mask, labels=labels, num_items_in_batch=16).loss  # as Trainer accumulates
     assert error(summed, expected * 8 / 16) < 1e-6
     right = theirs(idx, attention_mask=mask.flip(1), labels=idx.masked_fill(mask.flip(1) == 0, -100)).loss
@@ -243,11 +247,40 @@ def test_training(flags, tmp_path):
     assert torch.equal(dropping.eval()(ids).logits, dropping(ids).logits)
 
 
-@pytest.mark.parametrize("name", spread(REPRESENTATIVES, ("Admin", "sigmaReparam, HG, DP")))
+def test_penalties_of_routers(tmp_path):
+    """Their gradient is that of training here, whole or in parts of which Trainer knows the sum; the loss is without.
+    Biases on the choice are no parameters to train, however the model was made."""
+    ours, theirs = pair(tmp_path, dict(LLAMA, n_expert=4))
+    idx = tokens(4, 7)
+    targets = torch.nn.functional.pad(idx[:, 1:], (0, 1), value=-1)  # the last token is routed, too
+    ours.train().set_penalties(0.5, 0.1)
+    theirs.train().network.set_penalties(0.5, 0.1)
+    loss = ours(idx, targets)[1]
+    loss.backward()
+    wanted = {name: p.grad for name, p in ours.named_parameters()}
+    plain = torch.autograd.grad(ours.eval()(idx, targets)[1], ours.blocks[0].mlp.f.router.weight)[0]
+    assert error(plain, wanted["blocks.0.mlp.f.router.weight"]) > 0.1
+    for parts, items in ((1, None), (2, 24), (2, torch.tensor(24)), (1, None)):
+        theirs.zero_grad()
+        found = 0.0
+        for rows in idx.chunk(parts):
+            part = theirs(rows, labels=rows, num_items_in_batch=items).loss
+            part.backward()
+            found += part.item()
+        assert error(torch.tensor(found), loss) < 1e-6
+        for name, p in theirs.network.named_parameters():
+            assert error(p.grad, wanted[name], floor=1e-3) < 1e-4, (name, parts)
+
+    ours, loaded = pair(tmp_path / "bias", EXPERTS)
+    for model in (loaded, type(loaded)(loaded.config).train()):
+        frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+        assert frozen == {f"network.blocks.{i}.mlp.f.router.choice_bias" for i in range(2)}
+
+
+@pytest.mark.parametrize("name", [*spread(REPRESENTATIVES, ("Admin", "sigmaReparam, HG, DP")), "experts"])
 def test_saved_again(name, tmp_path):
     """What `transformers` writes loads again, code included, and has the same content."""
-    flags, _ = network(name, 2)
-    ours, theirs = pair(tmp_path, flags)
+    ours, theirs = pair(tmp_path, EXPERTS if name == "experts" else network(name, 2)[0])
     theirs.save_pretrained(tmp_path / "saved")
     for file, text in CARRIED.items():
         assert (tmp_path / "saved" / file).read_text(encoding="utf-8") == text
@@ -287,11 +320,14 @@ def test_new_model(tmp_path):
 
 
 @pytest.mark.deep
-def test_our_own_network_still_compiles(tmp_path):
-    """The copy registers layers/ops.py's operator again, under the same name."""
-    ours, theirs = pair(tmp_path, ROTARY)
+@pytest.mark.parametrize("flags", [ROTARY, EXPERTS], ids=["rotary", "experts"])
+def test_our_own_network_still_compiles(flags, tmp_path):
+    """The copy uses the operators of layers/ops.py and layers/moe.py, which have the same names; so does a second."""
+    ours, theirs = pair(tmp_path, flags)
+    second = load(shutil.copytree(tmp_path / "exported", tmp_path / "second"))
+    assert type(second) is not type(theirs)
     idx = tokens(2, 7)
-    for network_ in (ours, theirs.network):
+    for network_ in (ours, theirs.network, second.network):
         compiled = torch.compile(network_, backend="aot_eager")
         loss = compiled(idx[:, :-1], idx[:, 1:])[1]
         assert error(loss, ours(idx[:, :-1], idx[:, 1:])[1]) < 1e-5
@@ -387,7 +423,7 @@ def test_missing_weights(tmp_path):
 def test_carried_files():
     """The network's code, in flat files with relative imports, and else as it is here."""
     files = carried_files()
-    reached = {"attention", "linear", "loss", "ops", "roles", "rules", "sharding", "slot"}
+    reached = {"attention", "linear", "loss", "moe", "network", "ops", "roles", "rules", "sharding", "slot"}
     assert set(files) == {"modeling_nanodnt.py", "model.py", *(f"layers_{name}.py" for name in reached)}
     for name, text in files.items():
         path = {"modeling_nanodnt.py": f"{START.replace('.', '/')}.py"}.get(name, name.replace("layers_", "layers/"))
