@@ -160,6 +160,11 @@ def notes(c) -> list:
     for name in ("deepnorm", "fixup"):
         if getattr(c, name) and c.residual_init != "plain":
             found.append(f"{name} has its own initialisation: residual_init={c.residual_init} is not used")
+    if c.n_expert > 1 and c.n_expert_active == 1 and c.router_norm:
+        found.append(
+            "router_norm=True makes the weight of a token's one expert 1, so the loss does not train the router: "
+            "router_norm=False is Switch's setting"
+        )
     size = c.init_std * c.n_embd**0.5
     if c.norm == "dyt" and c.init == "normal" and size < 0.5:
         found.append(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from configurator import read_file, read_knobs
+from layers.roles import ROLES
 from model import GPT
 from nanodnt.optim import OPTIMIZERS, RULES, defaults, fill_defaults, groups, make_optimizer
 from nanodnt.settings import TrainConfig
@@ -71,7 +72,8 @@ def test_every_flag_of_optimizers_and_schedules_is_on_the_page():
 
 def test_every_optimizer_has_a_row_with_its_defaults():
     rows = {row["`optimizer`"]: row for row in rows_with(PAGE, "defaults: LR, decay")}
-    assert set(rows) == {f"`{name}`" for name in OPTIMIZERS} == {f"`{name}`" for name in RULES}
+    assert set(rows) == {f"`{name}`" for name in OPTIMIZERS}
+    assert RULES.keys() - OPTIMIZERS.keys() == {"balance"}  # a role's own rule, under every optimizer
     for name, entry in OPTIMIZERS.items():
         if not entry.defaults_for(TrainConfig(optimizer=name)):
             cell = rows[f"`{name}`"]["defaults: LR, decay"].partition(";")[0].rpartition(":")[2]
@@ -79,6 +81,11 @@ def test_every_optimizer_has_a_row_with_its_defaults():
                 entry.defaults["learning_rate"],
                 entry.defaults["weight_decay"],
             ]
+
+
+def test_every_role_has_a_row():
+    rows = [row for row in rows_with(PAGE, "role") if "blockwise ratio" in row]
+    assert sorted(role for row in rows for role in re.findall(r"`(\w+)`", row["role"])) == sorted(ROLES)
 
 
 def test_every_overlay_is_on_the_page():
