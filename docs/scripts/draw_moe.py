@@ -29,8 +29,8 @@ SWEEPS = {
     "balance": {f"balance={name}": f"balance={name}" for name in ("none", "loss", "bias")},
     "dense": {"the config": "n_ff=256"},
     "dense_all": {"the config": "n_ff=1024"},
-    "gains": {"qk_norm": "shared", "unified": "unified"},
-    "gains_none": {"the config": "none"},
+    "gains": {"unified": "unified"},
+    "gains_none": {"the config": "`gain=none`"},
 }
 DENSE = {"n_ff=256": "dense, `n_ff=256`: equal active parameters", "n_ff=1024": "dense, `n_ff=1024`: equal parameters"}
 
@@ -109,8 +109,9 @@ def table_of_balance() -> list:
 
 
 def table_of_gains() -> list:
-    rows = [["`gain`", "validation loss"]]
-    for name, runs in (load("gains") | load("gains_none")).items():
+    rows = [["scale vectors", "validation loss, nats per byte"]]
+    usual = {"`gain=shared`": runs for name, runs in load("balance").items() if name == "balance=loss"}
+    for name, runs in (usual | load("gains") | load("gains_none")).items():
         rows.append([name, spread(losses(runs))])
     return rows
 
