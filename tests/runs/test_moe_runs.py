@@ -1,0 +1,273 @@
+"""Runs of mixtures of experts: resumed exactly, bad steps skipped, rolled back, tracked, fine-tuned, sampled from."""
+
+import json
+import math
+import signal
+
+import pytest
+import torch
+
+import evaluate
+import sample
+from nanodnt.run.checkpoints import load_checkpoint
+from nanodnt.weights import model_from_checkpoint
+from support.faults import Command, Fault
+from support.hostile import call
+from support.runs import (
+    Crash,
+    assert_same_run,
+    at_row,
+    bits,
+    column,
+    crash,
+    deep_but,
+    different,
+    evaluated,
+    kill_me,
+    load,
+    logged,
+    metrics,
+    optimizers,
+    patched,
+    run,
+    some_step,
+    spoil_gradients,
+)
+from support.trials import Trial, strike_all
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+EXPERTS = dict(n_expert=4, n_ff=16, mlp="swiglu")
+BIAS = dict(EXPERTS, balance="bias", balance_rate=0.01)
+KINDS = {
+    "bias, muon": dict(BIAS, optimizer="muon", n_expert_shared=1, router="sigmoid", dropout=0.1),
+    "loss, adamw": dict(EXPERTS, balance_coef=0.1, z_coef=0.01, micro_batch_size=4, dropout=0.2),
+    "bias, adam_mini": dict(BIAS, optimizer="adam_mini", micro_batch_size=2, gain="branch", mid_norm="none"),
+    "none, msgdw": dict(EXPERTS, balance="none", optimizer="msgdw", learning_rate=0.5, n_expert_active=1),
+    "loss, blockwise": dict(EXPERTS, blockwise_lr=True, lr_ratio_router=2, learning_rate=2e-3, bias=True),
+}
+KINDS["bias, adam_mini"] |= dict(pre_norm="both")
+
+
+def biases(checkpoint: dict) -> dict:
+    return {name: t for name, t in checkpoint["model"].items() if name.endswith("choice_bias")}
+
+
+# ------------------------------------------------------------------------------------------------- exact resuming
+
+
+@pytest.mark.parametrize("kind", deep_but(KINDS, "bias, muon", "loss, adamw"))
+def test_goes_on_exactly(kind, dataset, tmp_path):
+    """Stopped by SIGTERM, then ended by a crash between two checkpoints."""
+    config = dict(dataset=dataset, max_iters=16, save_interval=5, init_from="auto", **KINDS[kind])
+    assert run(out_dir=tmp_path / "whole", **config) == 0
+    losses = column(tmp_path / "whole", "train_loss")
+    assert losses[16] < losses[1] - 0.4  # it learns
+    with at_row(some_step(2, 7), lambda: kill_me(signal.SIGTERM)):
+        assert run(out_dir=tmp_path / "run", **config) == 128 + signal.SIGTERM
+    with at_row(some_step(9, 15), crash), pytest.raises(Crash):
+        run(out_dir=tmp_path / "run", **config)
+    assert run(out_dir=tmp_path / "run", **config) == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+KILLS = ["SIGKILL, forward", "SIGKILL, update", "SIGKILL, checkpoint", "SIGKILL, rename", "SIGINT twice, checkpoint"]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["bias, muon", "loss, adamw"])
+def test_killed_anywhere(name, dataset, tmp_path):
+    command = Command(KINDS[name])
+    reference = Trial(tmp_path / "reference", command, dataset)
+    strike_all(Trial(tmp_path / "trial", command, dataset, reference), [Fault(kind, 0.4) for kind in KILLS])
+
+
+@pytest.mark.deep
+def test_two_processes_killed_anywhere(dataset, tmp_path):
+    command = Command(KINDS["bias, muon"] | dict(parallel="fsdp", n_expert=3), processes=2)
+    reference = Trial(tmp_path / "reference", command, dataset)
+    faults = [Fault("two processes: SIGKILL to one", 0.5), Fault("SIGTERM, forward", 0.5, rank=1)]
+    strike_all(Trial(tmp_path / "trial", command, dataset, reference), faults)
+
+
+def test_settings_of_balance_may_change_on_resume(dataset, tmp_path, capsys):
+    """They are printed, and they act; the balance itself is a part of the architecture."""
+    for name, change, line in (
+        ("loss", dict(balance_coef=0.5, z_coef=0.1), "balance_coef 0.01 → 0.5, z_coef 0.0 → 0.1"),
+        ("bias", dict(balance_rate=0.25), "balance_rate 0.001 → 0.25"),
+    ):
+        config = dict(out_dir=tmp_path / name, dataset=dataset, balance=name, lr_decay_iters=4, **EXPERTS)
+        assert run(**config, max_iters=3) == 0
+        before = load(tmp_path / name / "last.pt")
+        assert run(**config | change, max_iters=4, init_from="resume") == 0
+        assert f"changed on resume: {line}, max_iters 3 → 4\n" in capsys.readouterr().out
+    after = biases(load(tmp_path / name / "last.pt"))
+    moves = [v for name, b in biases(before).items() for v in (after[name] - b).tolist()]
+    assert {round(v, 6) for v in moves} <= {-0.25, 0.0, 0.25} and any(moves)
+    config |= dict(balance="loss", n_expert=8)
+    assert run(**config, max_iters=5, init_from="resume") == 0
+    assert "model of the checkpoint, not of the flags: n_expert 8 → 4, balance loss → bias\n" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------- what goes wrong
+
+
+def test_a_bad_gradient_leaves_the_biases_alone(dataset, tmp_path):
+    """Their own numbers are finite: they follow the load, which a skipped step does not train for."""
+    seen = []  # (biases, loads above the mean) of each step
+
+    def watch(model, optimizer):
+        named = [(n, p) for n, p in model.named_parameters() if n.endswith("choice_bias")]
+
+        def note(*_):
+            seen.append((bits(dict(named)), [p.grad.clone() for _, p in named]))
+
+        optimizer.register_step_pre_hook(note)
+        optimizer.register_step_post_hook(note)
+
+    bad = {2, 3, 6}
+    with optimizers(watch), spoil_gradients(math.nan, bad, "blocks.1.mlp.f.experts.down.weight"):
+        assert run(out_dir=tmp_path, dataset=dataset, max_iters=8, **BIAS) == 0
+    kept = [before[0] == after[0] for before, after in zip(seen[::2], seen[1::2], strict=True)]
+    assert [step for step, same in enumerate(kept) if same] == sorted(bad)
+    assert all(g.isfinite().all() and g.any() for _, loads in seen for g in loads)
+    assert column(tmp_path, "skipped_steps")[8] == 3
+
+
+def test_a_spike_rolls_the_biases_back_too(dataset, tmp_path):
+    """After the roll-back the run is the one that skipped these batches by itself."""
+    spike = dict(max_iters=30, eval_interval=30, save_interval=10, loss_spike=0.5, dataset=dataset, **BIAS)
+
+    def wrap(batch):
+        def tampered(self, step, *args):
+            x, y = batch(self, step, *args)
+            return x, (y + 7) % 50 if step == 23 else y
+
+        return tampered
+
+    def shift(batch):
+        return lambda self, step, *args: batch(self, step + 4 * (step >= 20), *args)
+
+    from nanodnt.data import Dataset
+
+    with patched(Dataset, "batch", wrap):
+        assert run(out_dir=tmp_path / "run", **spike) == 0
+    (event,) = [row for row in metrics(tmp_path / "run") if "rolled_back_from" in row]
+    assert (event["step"], event["rolled_back_from"]) == (20, 24)
+    with patched(Dataset, "batch", shift):
+        assert run(out_dir=tmp_path / "by hand", **spike) == 0
+    one, other = (load(tmp_path / name / "last.pt") for name in ("run", "by hand"))
+    assert different(one["model"], other["model"]) == [] and biases(one)
+    assert different(one["optimizer"]["state"], other["optimizer"]["state"]) == []
+
+
+def test_fp16_with_loss_scaling(dataset, tmp_path):
+    """An overflow halves the scale; the biases move by the load, not by its scale."""
+    config = dict(dataset=dataset, **BIAS, max_iters=10)
+    with spoil_gradients(math.inf, {3}, "blocks.1.mlp.f.experts.down.weight"):
+        assert run(out_dir=tmp_path / "fp16", dtype="float16", **config) == 0
+    last = load(tmp_path / "fp16" / "last.pt")
+    assert last["scaler"]["scale"] == 2.0**15 and column(tmp_path / "fp16", "skipped_steps")[10] == 1
+    moved = torch.cat([*biases(last).values()]) / 0.01
+    assert torch.allclose(moved, moved.round(), atol=1e-3) and 0 < moved.abs().max() <= 9
+
+
+# ---------------------------------------------------------------------------------------------- it changes nothing
+
+
+def test_tracking_changes_no_bit(dataset, tmp_path):
+    config = dict(dataset=dataset, max_iters=6, eval_interval=6, **KINDS["bias, muon"])
+    for name, interval in (("with", 2), ("without", 0)):
+        assert run(out_dir=tmp_path / name, track_interval=interval, **config) == 0
+    with_rows, without = tmp_path / "with", tmp_path / "without"
+    assert different(load(with_rows / "last.pt")["model"], load(without / "last.pt")["model"]) == []
+    rows = column(with_rows, "track")
+    assert [*rows] == [2, 4, 6] and all(len(row["load"]) == 2 and row["dropped"] == [0, 0] for row in rows.values())
+    bare = [(step, {k: v for k, v in row.items() if k != "track"}) for step, row in logged(with_rows)]
+    assert bare == logged(without)
+
+
+def test_activation_checkpointing_changes_no_bit(dataset, tmp_path):
+    for kind in ("bias, muon", "loss, adamw"):
+        outs = [tmp_path / f"{kind} {checkpointing}" for checkpointing in (False, True)]
+        for out in outs:
+            config = dict(dataset=dataset, max_iters=4, eval_interval=4, **KINDS[kind])
+            assert run(out_dir=out, activation_checkpointing=out == outs[1], **config) == 0
+        assert different(*(load(out / "last.pt")["model"] for out in outs)) == []
+
+
+# -------------------------------------------------------------------------------------------------- what is trained
+
+
+@pytest.fixture(scope="module")
+def trained(dataset, quick, tmp_path_factory):
+    """A run of 40 steps. Read only."""
+    out = tmp_path_factory.mktemp("trained")
+    assert run(out_dir=out, dataset=dataset, max_iters=40, eval_interval=20, n_expert_shared=1, **BIAS) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def model(trained):
+    return model_from_checkpoint(load_checkpoint(trained / "best.pt")).eval()
+
+
+def continued(model, prompt: str, n: int) -> str:
+    """The most likely continuation, each token from a forward pass of all before it."""
+    idx = torch.tensor([[ord(c) - ord("A") for c in prompt]])
+    with torch.no_grad():
+        for _ in range(n):
+            idx = torch.cat((idx, model(idx)[0][:, -1:].argmax(-1)), 1)
+    return "".join(chr(ord("A") + i) for i in idx[0].tolist())
+
+
+SAMPLE = dict(device="cpu", dtype="float32", max_new_tokens=24, num_samples=2, temperature=0, start="ABDE")
+
+
+def samples(out_dir, **flags) -> list:
+    code, out, err = call(sample.main, **SAMPLE | dict(out_dir=out_dir) | flags)
+    assert (code, err) == (0, "")
+    return out.split("\n" + "-" * 80 + "\n")[:-1]
+
+
+def test_sampling_with_the_cache_is_sampling_without(trained, model):
+    text = continued(model, "ABDE", 24)
+    assert samples(trained) == [text] * 2 and len(set(text)) > 3
+
+
+@pytest.mark.deep  # dynamo and inductor take their time
+def test_compiled_steps_draw_the_same_text(trained, monkeypatch):
+    hot = dict(temperature=1.5, top_k=0, num_samples=5, max_new_tokens=40)  # beyond block_size: the cache starts anew
+    plain, steps, compile_step = samples(trained, **hot), [], sample.compile_step
+    with monkeypatch.context() as patch:
+        patch.setattr(sample, "compile_step", lambda: steps.append(compile_step("eager")) or steps[-1])
+        assert samples(trained, **hot, compile=True) == plain and len(steps) == 1
+    assert samples(trained, compile=True) == samples(trained)
+
+
+def test_evaluation(trained, model, dataset, capsys):
+    """evaluate.py and --eval_only see the loss that training saw; a model in evaluation has no penalties."""
+    assert run(out_dir=trained, dataset=dataset, init_from="resume", eval_only=True, max_iters=40, **BIAS) == 0
+    assert evaluated(capsys) == pytest.approx(column(trained, "val_loss")[40], rel=1e-6)
+    flags = dict(out_dir=trained, tasks="text", input=dataset, device="cpu", dtype="float32", checkpoint="last.pt")
+    code, out, err = call(evaluate.main, **flags)
+    assert (code, err) == (0, "") and f"text {dataset}" in out
+    (entry,) = json.loads((trained / "evaluation.json").read_text())["tasks"].values()
+    whole = run(out_dir=trained, dataset=dataset, init_from="resume", eval_only=True, eval_tokens=0, max_iters=40)
+    assert whole == 0
+    assert entry["metrics"]["nats_per_token"]["value"] == pytest.approx(evaluated(capsys), rel=1e-6)
+
+
+def test_fine_tuning_from_a_run(trained, dataset, tmp_path, capsys):
+    """Weights and biases of the choice are taken over; the flags of the run may leave out that it has experts."""
+    for source in (trained, trained / "last.pt", f"auto:{trained}"):
+        assert run(out_dir=tmp_path / "tuned", dataset=dataset, init_from=source, max_iters=0, overwrite=True) == 0
+        printed = capsys.readouterr().out
+        name = "last" if str(source).endswith("last.pt") else "best"
+        start = load(trained / f"{name}.pt")["model"]
+        assert "model of the checkpoint, not of the flags:" in printed and "n_expert 0 → 4" in printed
+        assert different(load(tmp_path / "tuned" / "last.pt")["model"], start) == []
+    config = dict(out_dir=tmp_path / "tuned", dataset=dataset, init_from=f"auto:{trained}", balance_rate=0.1)
+    assert run(**config, max_iters=2) == 0  # resumes what it finds
+    moved = [t - start[name] for name, t in biases(load(tmp_path / "tuned" / "last.pt")).items()]
+    assert any((move.abs() > 0.05).any() for move in moved)
