@@ -283,10 +283,10 @@ def perturb(model, seed=0):
         noise = torch.empty(p.shape).normal_(generator=generator)
         if name.endswith((".gain", ".magnitude", ".direction", ".alpha", ".sigma")):
             p.copy_(1 + 0.3 * noise)
-        elif name.endswith(".bias"):
+        elif name.endswith("bias"):
             p.copy_(0.3 * noise)
         else:  # a matrix keeps the size of its input; embeddings are of size 1
-            p.copy_(noise if name.startswith("w") else noise * p.shape[1] ** -0.5)
+            p.copy_(noise if name.startswith("w") else noise * p.shape[-1] ** -0.5)
     model.power_iteration()  # σReparam's u and v belong to these matrices
     return model
 

@@ -47,12 +47,20 @@ class Net:
     gains: str = "shared"  # one per norm; none; branch = one each for q, k, v, gate, up instead of the pre norm's
     out: str = ""  # on the outputs of those matrices: scale (a vector) or norm (RMSNorm, then a vector)
     gain_kind: str = "direct"  # direct: the vector itself; magdir β·α/rms(α); expmagdir exp(β)·α/rms(α)
+    experts: int = 0  # FFNs of a mixture; 0 = one dense FFN
+    active: int = 2  # experts of a token
+    shared: bool = False  # an FFN beside them that every token goes to
+    score: str = "softmax"  # or sigmoid, of the router's logits
+    normalised: bool = True  # the weights of a token's experts sum to 1
+    weight_scale: float = 1.0  # on these weights
+    choice_bias: bool = False  # a vector on the scores, for the choice alone
 
 
-def forward(net: Net, weights: dict, idx, targets=None, seen=None):
+def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
     """(logits, loss or None) of token ids idx (B, T). A weight that is not used raises AssertionError.
 
-    The two terms of each sub-layer's residual sum are appended to the list `seen`."""
+    The two terms of each sub-layer's residual sum are appended to the list `seen`; of each mixture of experts
+    (logits (B, T, E), scores (B, T, E), [[the experts of a token] of a row]) to `routed`."""
     unused = set(weights)
 
     def take(name):
@@ -86,7 +94,7 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None):
 
     usual = "" if net.gains == "none" else "vector"  # the gain of a norm
 
-    def affine(name, x, positions):
+    def affine(name, x, positions, expert=None):
         part = name.split(".")[-1]
         reads = part in ("q", "k", "v", "gate", "up")
         if net.gains == "branch" and reads and "pre" in positions:
@@ -96,8 +104,11 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None):
         w = take(name + ".weight")
         if net.sigma:
             w = take(name + ".sigma") * w / (take(name + ".u") @ w @ take(name + ".v"))
+        b = take(name + ".bias") if net.linear_bias else None
+        if expert is not None:
+            w, b = w[expert], None if b is None else b[expert]
         y = x @ w.T
-        y = y + take(name + ".bias") if net.linear_bias else y
+        y = y if b is None else y + b
         if reads and net.out:
             if net.out == "norm":
                 heads = {"q": net.heads, "k": net.kv_heads}.get(part, 1)
@@ -126,16 +137,35 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None):
             outputs.append(softmax(scores) @ v_h)
         return affine(name + ".o", torch.cat(outputs, dim=-1), positions)
 
-    def ffn(name, u, positions):
-        h = affine(name + ".up", u, positions)
+    def ffn(name, u, positions, expert=None):
+        h = affine(name + ".up", u, positions, expert)
         if net.act == "swiglu":
-            g = affine(name + ".gate", u, positions)
+            g = affine(name + ".gate", u, positions, expert)
             h = g / (1 + torch.exp(-g)) * h
         elif net.act == "gelu":
             h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
         else:
             h = h * (h > 0) if net.act == "relu" else (h * (h > 0)) ** 2
-        return affine(name + ".down", h, positions)
+        return affine(name + ".down", h, positions, expert)
+
+    def mixture(name, u, positions):
+        read = vector(name + ".router.pre") * u if net.gains == "branch" and "pre" in positions else u
+        z = read @ take(name + ".router.weight").T
+        scores = softmax(z) if net.score == "softmax" else 1 / (1 + torch.exp(-z))
+        ranked = (scores + take(name + ".router.choice_bias") if net.choice_bias else scores).tolist()
+        chosen, rows = [], []
+        for row, ranks in enumerate(ranked):
+            chosen.append([sorted(range(net.experts), key=lambda e, r=r: -r[e])[: net.active] for r in ranks])
+            outputs = []
+            for t, experts in enumerate(chosen[row]):
+                total = sum(scores[row, t, e] for e in experts) if net.normalised else 1
+                terms = [scores[row, t, e] / total * ffn(name + ".experts", u[row, t], positions, e) for e in experts]
+                outputs.append(net.weight_scale * sum(terms))
+            rows.append(torch.stack(outputs))
+        if routed is not None:
+            routed.append((z, scores, chosen))
+        y = torch.stack(rows)
+        return y + ffn(name + ".shared", u, positions) if net.shared else y
 
     x = take("wte.weight")[idx]
     if net.theta is None:
@@ -145,7 +175,8 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None):
     if net.input_norm:
         x = norm("input_norm", x, usual)
     for block, number in enumerate(net.numbers or range(1, net.blocks + 1)):
-        for branch, f, positions in (("attn", attention, net.attn.split()), ("mlp", ffn, net.mlp.split())):
+        f_mlp = mixture if net.experts else ffn
+        for branch, f, positions in (("attn", attention, net.attn.split()), ("mlp", f_mlp, net.mlp.split())):
             name = f"blocks.{block}.{branch}"
             positions = ["post"] if number <= net.post_blocks else positions
             factor = {net.lns: number**-net.power} if branch in net.lns_on.split() else {}

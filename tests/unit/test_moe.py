@@ -1,0 +1,520 @@
+"""Mixtures of experts against the equations in float64 (support/reference.py, support/moe.py), and against what they
+must equal: a dense FFN, themselves in another order, in parts, cached, compiled."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from layers import moe
+from layers.moe import Router, Routes, balance_loss, z_loss
+from model import GPT, GPTConfig
+from nanodnt.generate import KVCache, generate
+from support import reference
+from support.models import (
+    ALL,
+    LLAMA,
+    REPRESENTATIVES,
+    S4,
+    SIZE,
+    UNIFIED,
+    batch,
+    build,
+    depth_of,
+    error,
+    floats,
+    network,
+    spread,
+    tokens,
+)
+from support.moe import (
+    MIXTURES,
+    backward,
+    batch_of,
+    difference,
+    excess,
+    minimised,
+    mixture,
+    take_step,
+)
+from support.operators import NoWaiting, fresh_compiler
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+each_mixture = pytest.mark.parametrize("name", MIXTURES)
+TIGHT = 1e-10
+
+
+# ------------------------------------------------------------------------------------------------------- the equations
+
+
+@each_mixture
+def test_logits_and_loss_are_the_equations(name):
+    """In both modes: what is minimised besides never shows in a loss."""
+    model, net = mixture(name)
+    idx, targets = batch()
+    logits, loss = reference.forward(net, floats(model), idx, targets)
+    model.set_penalties(0.7, 0.3)
+    for training in (False, True):
+        model.train(training)
+        assert error(model(idx)[0], logits) < TIGHT
+        assert error(model(idx, targets)[1], loss) < TIGHT
+
+
+@pytest.mark.parametrize("coefs", spread([(0.7, 0.3), (0.7, 0.0), (0.0, 0.3), (0.0, 0.0)], [(0.7, 0.3)]), ids=str)
+@each_mixture
+def test_gradients_are_those_of_all_that_is_minimised(name, coefs):
+    """Of every parameter, to 1e-10 of the largest entry: in training mode of cross-entropy + coef · balance + z_coef ·
+    z, summed over the blocks; in evaluation mode of the cross-entropy. The gradient of the biases on the choice is the
+    load above the mean, times the number of experts."""
+    (model, net), (coef, z_coef) = mixture(name), coefs
+    idx, targets = batch()
+    model.set_penalties(coef, z_coef).train()
+    loss, wanted, chosen = minimised(model, net, idx, targets, coef * (model.config.balance == "loss"), z_coef)
+    for block, choices in enumerate(chosen if net.choice_bias else ()):
+        load = net.experts * torch.tensor(excess(choices, net.experts), dtype=torch.float64)
+        wanted[f"blocks.{block}.mlp.f.router.choice_bias"] = load
+    found, grads = backward(model, idx, targets)
+    assert error(found, loss) < TIGHT
+    assert difference(grads, wanted) < TIGHT
+    evaluated, grads = backward(model.eval(), idx, targets)
+    assert torch.equal(evaluated, found)
+    assert difference(grads, minimised(model, net, idx, targets)[1]) < TIGHT
+
+
+@pytest.mark.parametrize("ignored", (False, True), ids=("all count", "some ignored"))
+@pytest.mark.parametrize("name", spread(MIXTURES, ("sigmoid, shared, bias, llama", "sigmoid, not normalised, unified")))
+def test_a_step_is_the_same_in_any_micro_batches(name, ignored):
+    """4 sequences as 4, 2 or 1 micro batches: the gradients of the whole batch. `ignored`: targets of which the rows
+    have uneven numbers, as examples have; their tokens still count as load."""
+    idx, targets = batch_of(4, T=5)
+    if ignored:
+        targets[0, 1:], targets[1, :3], targets[3, 4] = -1, -1, -1
+    counted, tolerance = (float((targets != -1).sum()), 1e-6) if ignored else (0.0, TIGHT)  # shares are fp32
+    for micro in (1, 2, 4):
+        model, net = mixture(name, 1)
+        coefs = dict(balance_coef=0.7) if model.config.balance == "loss" else {}
+        data = dict(data=(idx, targets), counted=counted, z_coef=0.3, **coefs)
+        result, grads, _ = take_step(model, micro, **data)
+        loss, wanted, chosen = minimised(model, net, idx, targets, coefs.get("balance_coef", 0.0), 0.3)
+        if net.choice_bias:
+            load = net.experts * torch.tensor(excess(chosen[0], net.experts), dtype=torch.float64)
+            wanted["blocks.0.mlp.f.router.choice_bias"] = load
+        assert error(result.loss, loss) < 1e-6  # the sum of a step is fp32
+        assert difference(grads, wanted) < tolerance
+
+
+def test_a_third_of_a_batch_counts_a_third():
+    """Micro batches whose number is no power of 2: fp32 knows a third to 1e-8."""
+    data = dict(rows=6, balance_coef=0.7, z_coef=0.3)
+    (_, thirds, _), (_, whole, _) = (take_step(mixture("softmax")[0], micro, **data) for micro in (2, 6))
+    assert difference(thirds, whole) < 1e-7
+
+
+@pytest.mark.parametrize("name", ("softmax", "sigmoid, shared, bias, llama"))
+def test_a_loss_scale_changes_no_bit(name):
+    data = dict(z_coef=0.3) | (dict(balance_coef=0.7) if name == "softmax" else {})
+    results = [take_step(mixture(name, dtype=torch.float32)[0], 2, scale=scale, **data) for scale in (None, 2.0**12)]
+    (plain, grads, _), (scaled, scaled_grads, _) = results
+    assert torch.equal(plain.grad_norm, scaled.grad_norm) and torch.equal(plain.loss, scaled.loss)
+    for key, grad in grads.items():  # of the biases on the choice only the sign counts
+        assert torch.equal(*(g.sign() if key.endswith("choice_bias") else g for g in (grad, scaled_grads[key]))), key
+
+
+def test_a_model_outside_a_run_has_the_defaults():
+    """A balance loss of 0.01 and no z-loss, as train.py's settings say."""
+    model, net = mixture("softmax", 1)
+    idx, targets = batch()
+    assert difference(backward(model.train(), idx, targets)[1], minimised(model, net, idx, targets, 0.01)[1]) < TIGHT
+
+
+# -------------------------------------------------------------------------------------------------------------- losses
+
+
+def test_the_balance_loss_by_hand():
+    """Two sequences of two tokens, three experts, two of them each."""
+    rows = [[[0.6, 0.3, 0.1], [0.2, 0.5, 0.3]], [[0.5, 0.4, 0.1], [0.3, 0.6, 0.1]]]
+    scores = torch.tensor(rows, dtype=torch.float64)
+    experts = torch.tensor([[[0, 1], [1, 2]], [[0, 1], [1, 0]]])
+    first = 1 / 4 * 0.4 + 2 / 4 * 0.4 + 1 / 4 * 0.2
+    second = 2 / 4 * 0.4 + 2 / 4 * 0.5
+    assert balance_loss(scores, experts).item() == pytest.approx(3 * (first + second) / 2, rel=1e-14)
+    assert balance_loss(5 * scores, experts).item() == pytest.approx(3 * (first + second) / 2, rel=1e-14)
+
+
+def test_the_balance_loss_is_1_where_either_is_even_and_the_most_where_one_gets_all():
+    E, g = 4, torch.Generator().manual_seed(0)
+    scores = torch.rand(3, 8, E, generator=g, dtype=torch.float64)
+    even = torch.arange(24).view(3, 8, 1) % E
+    assert balance_loss(scores, even).item() == pytest.approx(1, rel=1e-14)
+    assert balance_loss(torch.full_like(scores, 0.3), torch.zeros_like(even)).item() == pytest.approx(1, rel=1e-14)
+    one = F.one_hot(torch.full((3, 8), 2), E).double()
+    assert balance_loss(one, torch.full_like(even, 2)).item() == E
+    assert 1 < balance_loss(scores.softmax(-1), scores.topk(2).indices).item() < E
+
+
+def test_the_z_loss_by_hand():
+    logits = torch.tensor([[[0.0, 0.0], [1.0, 2.0]]]).double()
+    wanted = (math.log(2) ** 2 + math.log(math.e + math.e**2) ** 2) / 2
+    assert z_loss(logits).item() == pytest.approx(wanted, rel=1e-14)
+
+
+# -------------------------------------------------------------------------------------------------- what it must equal
+
+ONE = dict(n_expert=1, n_expert_active=1)
+DENSE = {
+    "gelu": dict(),
+    "relu2, bias": dict(mlp="relu2", bias=True),
+    "swiglu, bias": dict(mlp="swiglu", bias=True, n_ff=24),
+    "HG": dict(gain="branch", mlp="swiglu"),
+    "DP": dict(gain_out="scale", bias=True),
+    "DNP": dict(gain_out="norm"),
+    "OR": dict(UNIFIED, mlp="swiglu"),
+    "ER": dict(UNIFIED, gain_param="expmagdir", bias=True),
+    "fixup": dict(norm="none", fixup=True, mlp="swiglu"),
+    "dyt": dict(norm="dyt", dyt_bias=True),
+    "S4": S4,
+    "lns": dict(lns="norm", norm="layernorm", bias=True),
+    "lns learned, HG": dict(lns="norm", lns_learn=True, gain="branch"),
+}
+
+
+@torch.no_grad()
+def alike(flags, dtype=torch.float32, **mixed):
+    """(a dense model, a mixture whose experts all are its FFN), in training mode, {a name there: the same here}."""
+    dense, model = build(flags, dtype=dtype), build(flags | mixed, dtype=dtype)
+    theirs, names = dict(model.named_parameters()), {}
+    for name, p in dense.named_parameters():
+        names[name] = name.replace(".mlp.f.", ".mlp.f.experts.")
+        theirs[names[name]].copy_(p)  # a stack gets it for each expert
+    return dense.train(), model.train(), names
+
+
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("name", DENSE)
+def test_one_expert_of_one_is_the_dense_ffn_bit_by_bit(name, dtype):
+    """Logits, loss and all gradients, in training mode, with the balance loss on. The router gets none."""
+    routing = dict(balance="bias") if name == "S4" else dict(router_norm=False) if name == "dyt" else {}
+    dense, model, names = alike(DENSE[name], n_expert=1, n_expert_active=1, **routing)
+    idx, targets = batch()
+    for either in (dense, model):
+        either.set_compute_dtype(dtype)
+    assert torch.equal(dense(idx)[0], model(idx)[0])
+    loss, wanted = backward(dense, idx, targets)
+    found, grads = backward(model.set_penalties(0.7, 0.0), idx, targets)
+    assert torch.equal(loss, found)
+    for key, grad in wanted.items():
+        there = grads.pop(names[key])
+        assert torch.equal(grad, there.view_as(grad)), key
+    assert len(grads) >= 2 and all(".router." in key for key in grads)
+    assert not any(grad.count_nonzero() for grad in grads.values())
+
+
+@pytest.mark.parametrize("routing", (dict(), dict(router="sigmoid", balance="bias")), ids=str)
+@pytest.mark.parametrize("name", spread(DENSE, ("swiglu, bias", "OR")))
+def test_equal_experts_that_are_all_active_are_the_dense_ffn(name, routing):
+    """The experts' gradients sum to the dense one's, each getting its token's weight of it."""
+    dense, model, names = alike(DENSE[name], torch.float64, n_expert=3, n_expert_active=3, **routing)
+    idx, targets = batch()
+    assert error(model(idx)[0], dense(idx)[0]) < 1e-12
+    (loss, wanted), (found, grads) = backward(dense, idx, targets), backward(model.eval(), idx, targets)
+    assert error(found, loss) < 1e-12
+    there = {
+        key: grads[name].sum(0) if grads[name].ndim > wanted[key].ndim else grads[name] for key, name in names.items()
+    }
+    assert difference(there, wanted) < 1e-11
+    router = grads["blocks.0.mlp.f.router.weight"]
+    assert router.abs().max() < 1e-11  # which expert a token goes to makes no difference
+
+
+@each_mixture
+def test_the_order_of_the_experts_is_of_no_importance(name):
+    model, _ = mixture(name)
+    idx, targets = batch()
+    model.set_penalties(0.7, 0.3).train()
+    (loss, grads), logits = backward(model, idx, targets), model(idx)[0]
+    E = model.config.n_expert
+    order = torch.randperm(E, generator=torch.Generator().manual_seed(3))
+    assert not torch.equal(order, torch.arange(E))
+    per_expert = [key for key in grads if ".router." in key and ".pre." not in key]
+    per_expert += [
+        key
+        for key, p in model.named_parameters()
+        if ".experts." in key and key.endswith((".weight", "down.bias", "gate.bias", "up.bias"))
+    ]
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            if key in per_expert:
+                p.copy_(p[order])
+    assert error(model(idx)[0], logits) < 1e-12
+    found, permuted = backward(model, idx, targets)
+    assert error(found, loss) < 1e-12
+    assert difference(permuted, {key: g[order] if key in per_expert else g for key, g in grads.items()}) < 1e-11
+
+
+# -------------------------------------------------------------------------------------------------- where tokens go
+
+
+def route(scores, k, **how):
+    """Weights and experts that a router gives to tokens with these logits (T, E)."""
+    E = scores.shape[-1]
+    router = Router(E, E, k, **how).double()
+    with torch.no_grad():
+        router.weight.copy_(torch.eye(E))
+        if router.choice_bias is not None:
+            router.choice_bias.zero_()
+    return router, *router(scores.double()[None])
+
+
+@pytest.mark.parametrize("k", (1, 2, 4))
+def test_every_token_reaches_k_different_experts(k):
+    """Also where all scores are equal, and where all choose alike."""
+    g = torch.Generator().manual_seed(0)
+    for logits in (
+        torch.randn(9, 4, generator=g),
+        torch.zeros(9, 4),
+        torch.tensor([[3.0, 9.0, 1.0, 2.0]]).expand(9, 4),
+    ):
+        for how in (dict(), dict(score="sigmoid", balance="bias"), dict(normalise=False)):
+            _, weights, experts = route(logits, k, **how)
+            assert weights.shape == experts.shape == (1, 9, k) and (weights > 0).all()
+            assert (experts.sort(-1).values.diff(dim=-1) > 0).all()
+            if how.get("normalise", True):
+                torch.testing.assert_close(weights.sum(-1), torch.ones(1, 9).double())
+
+
+def test_routes_are_a_stable_order_and_its_inverse():
+    """Sorted by expert; within an expert in the order of the tokens."""
+    experts = torch.stack([torch.randperm(5, generator=torch.Generator().manual_seed(i))[:2] for i in range(12)]).view(
+        3, 4, 2
+    )
+    experts[experts == 3] = 4
+    experts[..., 1][experts[..., 0] == experts[..., 1]] = 0
+    routes, flat = Routes.of(experts, 5), experts.flatten().tolist()
+    assert routes.order.tolist() == sorted(range(24), key=lambda pair: (flat[pair], pair))
+    assert routes.places.shape == (12, 2) and routes.order[routes.places.flatten()].tolist() == list(range(24))
+    assert routes.ends.dtype == torch.int32 and routes.ends.tolist() == [sum(e <= x for e in flat) for x in range(5)]
+    u, weights = torch.randn(3, 4, 6, dtype=torch.float64), torch.rand(3, 4, 2, dtype=torch.float64)
+    sent = routes.send(u)
+    assert all(
+        torch.equal(row, u.view(12, 6)[pair // 2]) for row, pair in zip(sent, routes.order.tolist(), strict=True)
+    )
+    torch.testing.assert_close(routes.bring_back(sent, weights), weights.sum(-1, keepdim=True) * u)
+    inputs = sent.clone().requires_grad_(), weights.requires_grad_()
+    for f, args in ((routes.send, (u.requires_grad_(),)), (routes.bring_back, inputs)):
+        assert torch.autograd.gradcheck(f, args) and torch.autograd.gradgradcheck(f, args)
+
+
+def test_experts_that_nobody_chooses_get_no_gradient_and_cost_no_token():
+    """A bias sends all tokens to experts 1 and 2 of 4."""
+    model, net = mixture("softmax, shared, bias, HG, DP")
+    idx, targets = batch()
+    with torch.no_grad():
+        for router in model.routers().values():
+            router.choice_bias.copy_(torch.tensor([0.0, 9.0, 9.0, 0.0]))
+    loss, wanted, chosen = minimised(model, net, idx, targets)
+    assert {e for rows in chosen for row in rows for experts in row for e in experts} == {1, 2}
+    found, grads = backward(model, idx, targets)
+    assert error(found, loss) < TIGHT and difference(grads, wanted) < TIGHT
+    for key in (f"blocks.{block}.mlp.f.experts.{part}.weight" for block in (0, 1) for part in ("up", "down")):
+        assert grads[key].flatten(1).abs().amax(1).gt(0).tolist() == [False, True, True, False]
+
+
+ENDS = {
+    "even": [4, 8, 12],
+    "first empty": [0, 5, 12],
+    "middle empty": [7, 7, 12],
+    "last empty": [3, 12, 12],
+    "one": [0, 12, 12],
+}
+
+
+@pytest.mark.parametrize("way", ("loop", "operator", "grouped_mm"))
+@pytest.mark.parametrize("bias", (False, True), ids=("", "bias"))
+@pytest.mark.parametrize("name", ENDS)
+def test_each_way_to_multiply_is_the_matrices_one_by_one(name, bias, way, monkeypatch):
+    """In value and gradient; `grouped_mm` as on a GPU, by torch's own for a CPU."""
+    dtype, tolerance = (torch.float32, 1e-5) if way == "grouped_mm" else (torch.float64, 1e-12)
+    g = torch.Generator().manual_seed(0)
+    x, w, b, dy = (torch.randn(*shape, generator=g).to(dtype) for shape in ((12, 8), (3, 16, 8), (3, 16), (12, 16)))
+    inputs = [t.requires_grad_() for t in ((x, w, b) if bias else (x, w))]
+    ends = torch.tensor(ENDS[name], dtype=torch.int32)
+    monkeypatch.setattr(moe, "has_grouped_product", lambda *_: way == "grouped_mm")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: way == "operator")
+    y = moe.grouped(x, w, b if bias else None, Routes(None, None, ends))
+    grads = torch.autograd.grad(y, inputs, dy)
+    starts, rows = [0, *ENDS[name]], []
+    for e in range(3):
+        for row in range(starts[e], starts[e + 1]):
+            rows.append(w[e] @ x[row] + (b[e] if bias else 0))
+    wanted = torch.stack(rows)
+    for ours, theirs in zip((y, *grads), (wanted, *torch.autograd.grad(wanted, inputs, dy)), strict=True):
+        assert ours.dtype == dtype and error(ours, theirs) < tolerance
+
+
+@pytest.mark.parametrize("name", ("sigmoid, shared, bias, llama", "not normalised, biases, S5"))
+def test_the_whole_model_by_grouped_products_is_the_same(name, monkeypatch):
+    model, _ = mixture(name, dtype=torch.float32)
+    idx, targets = batch()
+    model.set_penalties(0.7, 0.3).train()
+    loss, grads = backward(model, idx, targets)
+    monkeypatch.setattr(moe, "has_grouped_product", lambda *_: True)
+    found, ours = backward(model, idx, targets)
+    assert error(found, loss) < 1e-5 and difference(ours, grads) < 1e-5
+
+
+@pytest.mark.deep
+def test_the_operators_are_sound():
+    """Fake tensors, schema and gradients, as torch checks operators."""
+    x, w = torch.randn(12, 8, requires_grad=True), torch.randn(3, 16, 8, requires_grad=True)
+    ends = torch.tensor([4, 4, 12], dtype=torch.int32)
+    torch.library.opcheck(torch.ops.nanodnt.grouped.default, (x, w, ends, torch.randn(3, 16, requires_grad=True)))
+    torch.library.opcheck(torch.ops.nanodnt.grouped.default, (x, w.detach().mT.contiguous().mT, ends, None))
+    torch.library.opcheck(torch.ops.nanodnt.grouped_outer.default, (torch.randn(12, 16), x.detach(), ends))
+
+
+def test_router_logits_are_fp32_where_all_else_is_bf16():
+    model = mixture("softmax, shared, bias, HG, DP", dtype=torch.float32)[0].set_compute_dtype(torch.bfloat16)
+    seen = []
+    for router in model.routers().values():
+        logits = router.logits
+
+        def spy(u, gain, router=router, logits=logits):
+            seen.append((u, logits(u, gain), router.weight * router.pre.gain))
+            return seen[-1][1]
+
+        router.logits = spy
+        router.register_forward_hook(lambda _, args, out: seen.append(out[0].dtype))
+    model(tokens(2, 7))
+    assert seen[1] == seen[3] == torch.float32
+    for u, z, weight in seen[::2]:
+        assert u.dtype == torch.bfloat16 and z.dtype == torch.float32  # pre norms round what only matrices read
+        assert error(z, u.double() @ weight.double().T) < 1e-6
+
+
+# ------------------------------------------------------------------------------------------------ sampling, compilation
+
+
+@pytest.mark.parametrize("rows", (1, 2))
+@each_mixture
+def test_cached_logits_equal_the_full_forward(name, rows):
+    model, idx = mixture(name)[0], tokens(rows, 9)
+    full = model(idx)[0]
+    for prefill in (1, 4):
+        cache = [KVCache(9) for _ in model.blocks]
+        parts = [model(idx[:, :prefill], cache=cache)[0]]
+        parts += [model(idx[:, t : t + 1], cache=cache)[0] for t in range(prefill, 9)]
+        assert error(torch.cat(parts, 1), full) < 1e-12
+
+
+def test_generated_tokens_are_the_most_likely_ones():
+    model, idx = mixture("sigmoid, shared, bias, llama")[0], tokens(2, 3)
+    text = generate(model, idx, 5, temperature=0)
+    assert text.shape == (2, 8) and torch.equal(text[:, 3:], model(text)[0][:, 2:-1].argmax(-1))
+
+
+COMPILED = {
+    "much": dict(LLAMA, gain="branch", gain_out="scale", bias=True, n_expert=3, n_expert_shared=1, balance="bias"),
+    "softmax": dict(n_expert=4),
+    "sigmoid": dict(S4, n_expert=4, router="sigmoid", n_expert_active=1, router_norm=False),
+}
+
+
+@pytest.mark.parametrize(
+    "name, backend, checkpointing",
+    [
+        ("much", "aot_eager", True),
+        *(
+            pytest.param(name, backend, checkpointing, marks=pytest.mark.deep)
+            for name in COMPILED
+            for backend in ("aot_eager", "inductor")
+            for checkpointing in (False, True)
+        ),
+    ],
+)
+@fresh_compiler()
+def test_compiled_steps_are_the_eager_ones_and_one_graph(name, backend, checkpointing):
+    """Gradients, with other tokens and so other loads in every micro batch and step, and other weights."""
+    dtype, tolerance = (torch.float64, 1e-10) if backend == "aot_eager" else (torch.float32, 2e-5)
+    models = [build(COMPILED[name], n_layer=1, dtype=dtype).train() for _ in range(2)]
+    models[0].checkpointing = checkpointing
+    compiled = torch.compile(models[0], backend=backend, fullgraph=True, dynamic=False)
+    torch._dynamo.utils.counters.clear()
+    z = (
+        dict(z_coef=0.3, balance_coef=0.7)
+        if models[0].config.balance == "loss"
+        else dict(z_coef=0.3, balance_rate=0.02)
+    )
+    for step in range(3):
+        data = batch_of(4, seed=step + 5)
+        (_, grads, _), (_, wanted, _) = (
+            take_step(model, 2, data=data, lr=1e-2, run=run, **z)
+            for model, run in zip(models, (compiled, models[1]), strict=True)
+        )
+        assert difference(grads, wanted) < tolerance
+        models[1].load_state_dict(models[0].state_dict())
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_checkpointing_changes_no_bit():
+    model = build(COMPILED["much"], dtype=torch.float32).set_compute_dtype(torch.bfloat16).train()
+    idx, targets = batch()
+    results = []
+    for model.checkpointing in (False, True):
+        results.append(backward(model, idx, targets))
+    (loss, grads), (found, ours) = results
+    assert torch.equal(loss, found) and all(torch.equal(grad, ours[key]) for key, grad in grads.items())
+
+
+# --------------------------------------------------------------------------------------------------------- any layout
+
+
+def mixed(name):
+    """The flags of a scheme with experts; `router` and `balance` alternate with the names."""
+    flags, odd = ALL[name][0], len(name) % 2
+    return dict(
+        flags,
+        n_expert=3,
+        n_expert_shared=odd,
+        router="sigmoid" if odd else "softmax",
+        balance="bias" if odd else "loss",
+    )
+
+
+@pytest.mark.parametrize("name", spread(ALL, REPRESENTATIVES))
+def test_experts_in_every_layout(name):
+    """They are the equation, keep causality, and train; σReparam is for single matrices and refused."""
+    flags, n_layer = mixed(name), depth_of(name)
+    if flags.get("sigma_reparam"):
+        with pytest.raises(ValueError, match="sigma_reparam is for single matrices"):
+            GPT(GPTConfig(**SIZE | dict(n_layer=n_layer) | flags))
+        return
+    parts = dict(experts=3, shared=bool(flags["n_expert_shared"]), score=flags["router"])
+    net = network(name, n_layer, **parts, choice_bias=flags["balance"] == "bias")[1]
+    model, (idx, targets) = build(flags, n_layer), batch()
+    loss, wanted, _ = minimised(model, net, idx, targets)
+    found, grads = backward(model, idx, targets)
+    tolerance = 1e-4 if net.theta else TIGHT  # rotary angles are fp32
+    assert error(found, loss) < tolerance and difference(grads, wanted) < tolerance
+    before = model(idx)[0]
+    for t in (2, 5):
+        changed = idx.clone()
+        changed[:, t] = (changed[:, t] + 7) % 50
+        after = model(changed)[0]
+        assert error(after[:, :t], before[:, :t]) < 1e-12
+        assert ((after - before).abs().amax(-1)[:, t:] > 1e-7).all()
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    result, _, _ = take_step(model, 2, lr=1e-2)
+    assert result.loss.isfinite() and not result.found_inf
+    still = [key for key, p in model.named_parameters() if torch.equal(p, before[key])]
+    assert [key for key in still if not key.endswith("choice_bias")] == []  # a bias stays where the load is even
+
+
+def test_a_step_waits_for_nothing_but_the_loop():
+    """Where the product of all experts is one operator, nothing in a step reads the device."""
+    model = mixture("sigmoid, shared, bias, llama", dtype=torch.float32)[0]
+    with pytest.MonkeyPatch.context() as patch, NoWaiting() as watch:
+        patch.setattr(moe, "has_grouped_product", lambda *_: True)
+        take_step(model, 2, z_coef=0.1)
+    assert watch.calls
