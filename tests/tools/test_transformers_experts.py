@@ -21,6 +21,7 @@ from nanodnt.weights import load_weights
 from support.models import batch, error, gradients
 from support.peers import edit_config, make_peer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CHARS = Tokenizer.meta_for("chars", [chr(ord("A") + i) for i in range(50)])
 
 
