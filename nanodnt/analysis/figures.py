@@ -11,14 +11,15 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.colors import SymLogNorm
+from matplotlib.colors import LogNorm, SymLogNorm
 from matplotlib.ticker import MaxNLocator
 
 from layers.roles import ROLES
 from nanodnt.analysis.measures import pick_evenly
 
 MATRICES = {"q": "$W_Q$", "k": "$W_K$", "v": "$W_V$", "o": "$W_O$", "w1": "$W_1$ (up, gate)", "w2": "$W_2$ (down)"}
-COLORS = {"emb": "C0", "pos": "C4", "head": "C5", "qk": "C1", "ffn": "C2", "vo": "C3", "norm": "C7"}  # by block type
+COLORS = {"emb": "C0", "pos": "C4", "head": "C5", "qk": "C1", "ffn": "C2", "router": "C6", "vo": "C3", "norm": "C7"}
+LOAD_COLORS = LogNorm(0.25, 4)  # of an expert's load over the mean
 BRANCHES = {"attn": "attention", "mlp": "FFN"}
 JACOBIAN_LABELS = {"deviation": "‖J−I‖/√C", "off_diagonal": "off-diagonal share"}
 STYLE = {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8, "figure.titlesize": 10, "axes.grid": True}
@@ -330,6 +331,46 @@ def draw_tracking(results):
         upper[0].set_ylabel(name)
         lower[0].set_ylabel(name)
     return figure
+
+
+def draw_experts(results):
+    figure, axes = make_panels(2 * len(results), 3, 2.4)
+    for (upper, lower), (name, (*_, last)) in zip(axes.reshape(-1, 2, 3), results.items(), strict=True):
+        steps, experts = last["steps"], last["experts"]
+        for ax, (block, load) in zip(upper, last["load"].items(), strict=False):
+            values = np.maximum(np.array(load, float).T, 1e-9)  # a load of 0 has a color: the lowest
+            rows = np.arange(experts + 1) + 0.5
+            image = ax.pcolormesh(cell_edges(steps), rows, values, norm=LOAD_COLORS, cmap="RdBu_r")
+            ax.grid(False)
+            ax.set(title=f"load / mean, block {block}", ylabel="expert", xlabel="step")
+            ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+        for ax in upper[len(last["load"]) :]:
+            ax.set_visible(False)
+        bar = figure.colorbar(image, ax=upper, extend="both", ticks=(0.25, 0.5, 1, 2, 4), format="%g", pad=0.01)
+        bar.ax.minorticks_off()
+        lines = ("largest", "largest load / mean", 1, "even"), ("smallest", "smallest load / mean", 1, "even")
+        lines += (("entropy", "entropy of the scores, nats", math.log(experts), f"ln {experts}"),)
+        for ax, (key, title, limit, label) in zip(lower, lines, strict=True):
+            depths = list(zip_longest(*last[key]))
+            for depth, (values, color) in enumerate(zip(depths, dark_to_light(len(depths)), strict=True), 1):
+                ax.plot(steps, nan_for_none(values), ".-", color=color, label=f"block {depth}")
+            ax.axhline(limit, color="k", linestyle=":", linewidth=1, label=label)
+            ax.set(title=title, xlabel="step")
+            ax.set_ylim(bottom=0)
+            handles, labels = ax.get_legend_handles_labels()  # a line for each block, then the limit
+            chosen = sorted({0, len(depths) - 1, len(depths)}) if ax is lower[0] else [-1]
+            ax.legend([handles[i] for i in chosen], [labels[i] for i in chosen])
+        lower[0].set_ylabel(name)
+    label_rows(axes[::2], results)
+    return figure
+
+
+def cell_edges(steps: list) -> list:
+    """The borders of one cell for each step, half-way to the next."""
+    if len(steps) == 1:
+        return [steps[0] - 0.5, steps[0] + 0.5]
+    between = [(a + b) / 2 for a, b in zip(steps, steps[1:], strict=False)]
+    return [2 * steps[0] - between[0], *between, 2 * steps[-1] - between[-1]]
 
 
 def nan_for_none(values) -> list:

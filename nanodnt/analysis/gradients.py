@@ -8,8 +8,8 @@ What the papers leave open, and what we chose:
 
 * Gradients. Published: histograms of |g| for Wq, Wk, Wv, Wo, W1, W2 early in training. Batch, pooling over layers,
   clipping and bins: [U]. Ours [I]: the gradient of the mean loss of a fixed batch, before clipping; the entries of all
-  layers are pooled; W1 = up and SwiGLU's gate, W2 = down. Absolute ranges mix scale with the shape of the tail, so
-  there are also statistics that do not depend on scale.
+  layers, and experts, are pooled; W1 = up and SwiGLU's gate, W2 = down. Absolute ranges mix scale with the shape of the
+  tail, so there are also statistics that do not depend on scale.
 * Sharpness. h = n g², with g the gradient of the mean loss on labels drawn from the model's own softmax. Its mean over
   draws is the diagonal of the Gauss-Newton matrix. Published: n = B = 1024; whether sequences or tokens: [U]. Only the
   number of tokens makes the estimate for a mean over tokens unbiased, so we take that [I]. For a block type the paper's
@@ -45,8 +45,15 @@ def matrix_types(model: GPT) -> dict:
 
 
 def block_types(model: GPT) -> dict:
-    """{parameter name: block type} of Blockwise LR: "emb", "pos", "head", "qk", "vo", "ffn", "norm" (all others)."""
+    """{parameter name: block type} of Blockwise LR: "emb", "pos", "head", "qk", "vo", "ffn", "norm" (all others); of
+    mixtures of experts also "router" [I]."""
     return model.block_types()
+
+
+def trained_parameters(model: GPT) -> dict:
+    """{name: parameter} of those with a gradient: all but the biases on the choice of experts, which no loss trains."""
+    roles = model.roles()
+    return {name: p for name, p in model.named_parameters() if roles[name] != "balance"}
 
 
 # --------------------------------------------------------------------------------------------------- gradients
@@ -63,7 +70,7 @@ def target_shares(batches: list) -> list:
 def compute_gradients(model: GPT, batches: list) -> dict:
     """{parameter name: gradient, fp32, on the CPU} of the mean loss over all targets of `batches`, [(idx, targets), …],
     before clipping. ValueError if all targets are ignored."""
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    names, parameters = zip(*trained_parameters(model).items(), strict=True)
     shares = target_shares(batches)
     total = [torch.zeros_like(p) for p in parameters]
     for (idx, targets), share in zip(batches, shares, strict=True):
@@ -135,7 +142,7 @@ def estimate_sharpness(model: GPT, idx: torch.Tensor, draws: int, generator: tor
     different tokens are independent and have mean zero. The labels depend on the generator alone, of any device."""
     if draws < 1:
         raise ValueError(f"draws={draws} must be at least 1")
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    names, parameters = zip(*trained_parameters(model).items(), strict=True)
     total = [torch.zeros_like(p) for p in parameters]
     for _ in range(draws):
         sums = [torch.zeros_like(p) for p in parameters]  # over the tokens, of the gradients of their losses
@@ -183,13 +190,13 @@ def average_by_type(h: dict, types: dict) -> dict:
 
 
 def average_by_block(model: GPT, h: dict) -> dict:
-    """{type: [arithmetic mean of h in each block]} for those of "qk", "vo", "ffn", "norm" that the blocks have; nan
-    for a block that lacks the type (Blockwise LR Fig. 7)."""
+    """{type: [arithmetic mean of h in each block]} for those of "qk", "vo", "ffn", "router", "norm" that the blocks
+    have; nan for a block that lacks the type (Blockwise LR Fig. 7)."""
     types, layers = block_types(model), []
     for i, block in enumerate(model.blocks):
-        names = [f"blocks.{i}.{name}" for name, _ in block.named_parameters()]
-        layers.append(average_by_type({name: h[name] for name in names}, types))
-    kinds = [kind for kind in ("qk", "vo", "ffn", "norm") if any(kind in layer for layer in layers)]
+        names = {f"blocks.{i}.{name}" for name, _ in block.named_parameters()}
+        layers.append(average_by_type({name: t for name, t in h.items() if name in names}, types))
+    kinds = [kind for kind in ("qk", "vo", "ffn", "router", "norm") if any(kind in layer for layer in layers)]
     return {kind: [layer.get(kind, {}).get("arithmetic", math.nan) for layer in layers] for kind in kinds}
 
 
@@ -206,8 +213,8 @@ def log10_density(values: torch.Tensor, bins: int) -> dict:
 
 @torch.no_grad()
 def parameter_norms(model: GPT) -> dict:
-    """{block type: L2 norm of all its parameters as one vector} (Blockwise LR Fig. 6)."""
+    """{block type: L2 norm of all its trained parameters as one vector} (Blockwise LR Fig. 6)."""
     types, squares = block_types(model), {}
-    for name, p in model.named_parameters():
+    for name, p in trained_parameters(model).items():
         squares[types[name]] = squares.get(types[name], 0.0) + torch.linalg.vector_norm(p).item() ** 2
     return {kind: square**0.5 for kind, square in squares.items()}

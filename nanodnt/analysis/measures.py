@@ -113,7 +113,7 @@ def measure_sharpness(run, model, tokens):
     h = gradients.drop_padding_rows(model, h)
     density = {
         kind: gradients.log10_density(torch.cat([t.flatten() for name, t in h.items() if types[name] == kind]), 60)
-        for kind in dict.fromkeys(types.values())
+        for kind in dict.fromkeys(types[name] for name in h)
     }
     averages = {"types": gradients.average_by_type(h, types), "layers": gradients.average_by_block(model, h)}
     return {"tokens": idx.numel(), "draws": draws, **averages, "log10_density": density}
@@ -186,10 +186,33 @@ def measure_logits(run, model, tokens):
     return {"tokens": run.token_count(tokens), "layers": streams.largest_logits(model, run.batch(tokens)[0])}
 
 
-def measure_tracking(run, model, tokens):
+def read_tracked_rows(run) -> list:
+    """The rows of metrics.jsonl with a "track"; NotApplicable if there is none."""
     rows = [row for row in read_metrics(run.folder) if isinstance(row.get("track"), dict)]
     if not rows:
         raise NotApplicable("metrics.jsonl has no tracked rows (train.py --track_interval)")
+    return rows
+
+
+def measure_experts(run, model, tokens):
+    if not model.config.n_expert:
+        raise NotApplicable("no mixture of experts")
+    tracks = {row["step"]: row["track"] for row in read_tracked_rows(run) if row["track"].get("load")}
+    if not tracks:
+        raise NotApplicable("no tracked row has the load of experts")
+    load = np.array([track["load"] for track in tracks.values()], float) * model.config.n_expert  # (rows, L, E); mean 1
+    return {
+        "steps": list(tracks),
+        "experts": model.config.n_expert,
+        "load": {block + 1: load[:, block].tolist() for block in pick_evenly(list(range(load.shape[1])), 3)},
+        "largest": load.max(-1).tolist(),
+        "smallest": load.min(-1).tolist(),
+        "entropy": [track.get("router_entropy") or [] for track in tracks.values()],
+    }
+
+
+def measure_tracking(run, model, tokens):
+    rows = read_tracked_rows(run)
     tracks = [row["track"] for row in rows]
     by_role = {key: [t.get(key) or {} for t in tracks] for key in ("grad_norm", "grad_kurtosis", "update_ratio")}
     by_depth = {key: [t.get(key) or [] for t in tracks] for key in ("stream_var", "logit_max")}

@@ -40,6 +40,7 @@ FIGURES = {
     "jacobian": Figure(measures.measure_jacobian, figures.draw_jacobian, False, JACOBIAN_TOKENS),
     "gains": Figure(measures.measure_gains, figures.draw_gains, True),
     "logits": Figure(measures.measure_logits, figures.draw_logits, True, 8192),
+    "experts": Figure(measures.measure_experts, figures.draw_experts, False),
     "tracking": Figure(measures.measure_tracking, figures.draw_tracking, False),
 }
 TAILS = ("rms", "kurtosis", "max_over_rms", "p999_over_p50", "hill", "participation")  # printed for the gradients

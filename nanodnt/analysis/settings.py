@@ -16,6 +16,7 @@ CAPTIONS = {
     "jacobian": ("Jacobian of residual sub-layers, averaged over tokens", "LNS, Fig. 7"),
     "gains": ("Scale vectors over training", "scale vectors, Fig. 4"),
     "logits": ("Largest attention logit of each block", ""),
+    "experts": ("Load of experts and entropy of the router's scores, as logged while training", ""),
     "tracking": ("What the run logged about itself: gradients and updates by role, stream, logits, gains", ""),
 }
 FIGURE_NAMES = [name for name in CAPTIONS if name != "loss"]  # --figures takes these; loss.png compares runs
@@ -25,7 +26,7 @@ FIGURE_NAMES = [name for name in CAPTIONS if name != "loss"]  # --figures takes 
 class AnalyzeConfig:
     # --- what to draw ---
     figures: str = "all"  # all, or a comma list of gradients, sharpness, norms, alpha, scatter, variance, angular,
-    #   removal, jacobian, gains, logits, tracking
+    #   removal, jacobian, gains, logits, experts, tracking
     out: str = ""  # folder for the results; empty = RUN/analysis, for several runs out/analysis
     report: bool = False  # for a single run too, put its losses and all figures on one page, report.html
     baseline: str = ""  # name of the run that the others are compared with; empty = the first

@@ -22,6 +22,7 @@ from support.models import (
     floats,
     tokens,
 )
+from support.moe import MIXTURES
 
 # name: (flags, the same network for support.reference): together every norm placement, constant and kind of gain.
 NETS = {
@@ -36,6 +37,8 @@ NETS = {
         dict(PRE, **LLAMA_NET, post_blocks=1, gains="branch"),
     ),
     "DyT, embed scale": SCHEMES["DyT, embed scale"],
+    "experts": MIXTURES["sigmoid, shared, bias, llama"],
+    "experts, HG, DP": MIXTURES["softmax, shared, bias, HG, DP"],
 }
 
 
@@ -71,6 +74,7 @@ def type_by_name(name, matrices):
         types = dict(q="q", k="k", v="v", o="o", up="w1", gate="w1", down="w2")
         return types.get(part) if last == "weight" else None
     types = dict(wte="emb", wpe="pos", head="head", q="qk", k="qk", v="vo", o="vo", up="ffn", gate="ffn", down="ffn")
+    types["router"] = "router"
     return types.get(part, "norm")
 
 

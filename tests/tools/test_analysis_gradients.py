@@ -11,6 +11,7 @@ from nanodnt.analysis import gradients
 from support import reference
 from support.analysis import close, type_by_name
 from support.models import ALL, LLAMA, NET, PRE, S4, S5, S5_NET, build, error, floats, tokens
+from support.moe import MIXTURES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -18,9 +19,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # -------------------------------------------------------------------------------------------------------- types by name
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, *MIXTURES])
 def test_types_cover_every_parameter(name):
-    model = build(ALL[name][0])
+    model = build((ALL | MIXTURES)[name][0])
     names = [n for n, _ in model.named_parameters()]
     wanted = {n: type_by_name(n, matrices=True) for n in names}
     assert gradients.matrix_types(model) == {n: t for n, t in wanted.items() if t}
@@ -38,12 +39,27 @@ def test_parameter_norms():
     assert all(math.isclose(norms[kind], squares[kind] ** 0.5, rel_tol=1e-5) for kind in norms)
 
 
+def test_the_bias_on_the_choice_of_experts_is_left_out():
+    """No loss trains it: its zeros would lower the router's sharpness, and it is no part of the router's norm."""
+    model = build(dict(n_expert=4, balance="bias"), dtype=torch.float32)
+    router = torch.cat([block.mlp.f.router.weight.flatten() for block in model.blocks])
+    assert close(gradients.parameter_norms(model)["router"], router.norm().item())
+    h = gradients.estimate_sharpness(model, tokens(2, 7), 2, torch.Generator().manual_seed(0))
+    grads = gradients.compute_gradients(model, [(tokens(2, 7), tokens(2, 7, seed=2))])
+    names = [name for name, _ in model.named_parameters() if not name.endswith("choice_bias")]
+    assert list(h) == list(grads) == names and len(names) == len(list(model.parameters())) - 2
+    found = gradients.average_by_type(h, gradients.block_types(model))["router"]
+    assert found["n"] == router.numel() and found["zero_fraction"] == 0
+    assert list(gradients.average_by_block(model, h)) == ["qk", "vo", "ffn", "router", "norm"]
+
+
 # ------------------------------------------------------------------------------------------------------- gradient tails
 
 
-def test_gradients_are_of_the_mean_over_all_targets():
+@pytest.mark.parametrize("flags, words", [(S5, S5_NET), MIXTURES["softmax"]], ids=["S5", "experts"])
+def test_gradients_are_of_the_mean_over_all_targets(flags, words):
     """Batches of different size with different numbers of ignored targets, one with none that counts."""
-    model, net = build(S5, dtype=torch.float32), replace(NET, blocks=2, **S5_NET)
+    model, net = build(flags, dtype=torch.float32), replace(NET, blocks=2, **words)
     batches = []
     for i, (rows, ignored) in enumerate(((2, 3), (1, 0), (2, 9), (1, 7))):
         targets = tokens(rows, 7, seed=10 + i)
@@ -114,6 +130,7 @@ SMALL = dict(n_head=2, n_embd=8, block_size=4, vocab_size=5)
 SHARP = {
     "S5, untied": (dict(S5, tie_weights=False), dict(S5_NET, tied=False)),
     "HG, rope, tied": (dict(gain="branch", pos="rope"), dict(PRE, gains="branch", theta=10000.0)),
+    "experts": MIXTURES["softmax"],
 }
 
 

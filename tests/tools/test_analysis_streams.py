@@ -82,6 +82,7 @@ CUT = {  # name: (flags, the whole network of 3 blocks, what differs in the netw
     "LNS": (*NETS["LNS"], dict()),
     "LNS residual": (*SCHEMES["LNS residual"], dict()),
     "S5": (*NETS["DNT S5"], dict()),
+    "experts": (*NETS["experts"], dict()),
     "DeepNorm": (*SCHEMES["DeepNorm"], dict(deepnorm=False, skip=6**0.25)),  # its factor is that of the whole depth
 }
 
@@ -132,6 +133,7 @@ def sublayers(model, idx):
 
 
 JACOBIAN = {"Pre-LN": dict(), "S5, llama": dict(LLAMA, **S5), "Post-LN": POST, "DyT, LNS": dict(norm="dyt", lns="norm")}
+JACOBIAN |= {"experts": NETS["experts"][0]}
 
 
 @pytest.mark.parametrize("name", JACOBIAN)
@@ -215,7 +217,11 @@ def test_logit_max_is_that_of_the_equations(name, monkeypatch):
 
 def test_nothing_is_left_behind():
     """No parameter, gradient, hook, mode, or random state is another one afterwards."""
-    model, idx, generator = build(dict(LLAMA, norm="dyt"), dtype=torch.float32), tokens(2, 7), torch.Generator()
+    model, idx, generator = (
+        build(dict(LLAMA, norm="dyt", n_expert=4, balance="bias"), dtype=torch.float32),
+        tokens(2, 7),
+        torch.Generator(),
+    )
     targets, batches = tokens(2, 7, seed=2), two_batches()
     before, state = {n: t.clone() for n, t in model.state_dict().items()}, torch.get_rng_state()
     gradients.compute_gradients(model, batches)

@@ -6,6 +6,7 @@ import math
 import shutil
 import sys
 from contextlib import redirect_stdout
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,13 +14,13 @@ import torch
 from matplotlib.image import imread
 
 import analyze
-from nanodnt.analysis.measures import CheckpointedRun, pick_evenly
-from nanodnt.analysis.pipeline import FIGURES, measure_runs, round_for_json
+from nanodnt.analysis.measures import CheckpointedRun, NotApplicable, pick_evenly
+from nanodnt.analysis.pipeline import FIGURES, measure_runs, round_for_json, write_figure
 from nanodnt.analysis.settings import FIGURE_NAMES, AnalyzeConfig
 from support import runs as tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-APPLY = set(FIGURE_NAMES) - {"alpha", "tracking"}  # to a DNT run without tracked rows
+APPLY = set(FIGURE_NAMES) - {"alpha", "experts", "tracking"}  # to a DNT run without tracked rows
 HG = r"$\hg$"  # a run's name that must not be taken for mathematics
 SMALL = ("--tokens=256", "--draws=1", "--device=cpu")
 
@@ -40,7 +41,7 @@ def record(folder, name):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Three runs of 20 steps: a DNT that kept its checkpoints, HG with Mix-LN and rows to track, and DyT."""
+    """Four runs: a DNT that kept its checkpoints, HG with Mix-LN and rows to track, DyT, and a mixture of experts."""
     folder = tmp_path_factory.mktemp("analyze")
     data = tiny.make_dataset(folder / "data")
     how = dict(dataset=data, track_interval=0)
@@ -49,6 +50,8 @@ def runs(tmp_path_factory):
     changes = dict(gain="branch", post_norm_blocks=1, tie_weights=False, mlp="swiglu", pos="rope", n_kv_head=1)
     assert tiny.run(**how, **changes, out_dir=folder / "hg") == 0
     assert tiny.run(**how, norm="dyt", out_dir=folder / "dyt", keep_every=20, max_iters=40) == 0
+    experts = dict(n_expert=5, n_expert_shared=1, balance="bias", track_interval=4, keep_every=10)
+    assert tiny.run(**how | experts, out_dir=folder / "moe") == 0
     (folder / "hg").rename(folder / HG)
     roles = {"qk": 0.5, "ffn": 2.0}
     rows = tiny.metrics(folder / HG)
@@ -77,6 +80,7 @@ def test_every_figure_has_a_caption():
 def test_every_figure_of_one_run(drawn):
     folder, output = drawn
     assert {p.name for p in folder.iterdir()} == {f"{name}.{kind}" for name in APPLY for kind in ("png", "json")}
+    assert "experts is left out: no mixture of experts" in output
     for words in ("alpha is left out: no DyT", "tracking is left out", "sharpness 3/3 checkpoints", "kurtosis"):
         assert words in output
     for name in APPLY:
@@ -129,7 +133,7 @@ def test_runs_side_by_side(runs, capsys, tmp_path, names):
     output = capsys.readouterr().out
     assert "baseline" in output and ("kurtosis" in output) == (names == "all")
     assert f"note: {HG} has kept one checkpoint" in output
-    wanted = {"loss", *(FIGURE_NAMES if names == "all" else names.split(","))}
+    wanted = {"loss", *(APPLY | {"alpha", "tracking"} if names == "all" else names.split(","))}
     assert {p.stem for p in out.glob("*.png")} == wanted
     assert (out / "report.html").read_text().count("data:image/png") == len(wanted)
     assert list(record(out, "gains")["runs"]) == ["dnt", HG, "dyt"]
@@ -145,6 +149,51 @@ def test_runs_side_by_side(runs, capsys, tmp_path, names):
     tracked = record(out, "tracking")["runs"][HG][0]
     assert tracked["steps"] == list(range(21))
     assert tracked["grad_norm"][1] == {"qk": 2.0} and tracked["grad_kurtosis"][0] == {"qk": None}
+
+
+@pytest.mark.parametrize("names", ["experts,norms,gradients", pytest.param("all", marks=pytest.mark.deep)])
+def test_a_mixture_of_experts(runs, tmp_path, names):
+    """The load of experts is drawn as it was logged; other figures know the router, and the experts as FFNs."""
+    assert call(runs / "moe", *SMALL, "--snapshots=2", f"--figures={names}", f"--out={tmp_path}") == 0
+    assert {p.stem for p in tmp_path.glob("*.png")} == (
+        set(FIGURE_NAMES) - {"alpha"} if names == "all" else set(names.split(","))
+    )
+    (found,) = record(tmp_path, "experts")["runs"]["moe"]
+    rows = {row["step"]: row["track"] for row in tiny.metrics(runs / "moe") if "track" in row}
+    assert found["steps"] == list(rows) == [4, 8, 12, 16, 20] and found["experts"] == 5
+    for i, track in enumerate(rows.values()):
+        assert found["entropy"][i] == track["router_entropy"] and len(track["load"]) == 2
+        for block, load in enumerate(track["load"]):
+            assert found["load"][str(block + 1)][i] == pytest.approx([5 * x for x in load], rel=1e-4)
+            assert sum(load) == pytest.approx(1, rel=1e-4)
+            extremes = [found[name][i][block] for name in ("largest", "smallest")]
+            assert extremes == pytest.approx([5 * max(load), 5 * min(load)], rel=1e-4)
+    weights = tiny.load(runs / "moe" / "last.pt")["model"]
+    router = torch.cat([weights[f"blocks.{i}.mlp.f.router.weight"] for i in range(2)]).norm().item()
+    assert record(tmp_path, "norms")["runs"]["moe"][-1]["types"]["router"] == pytest.approx(router, rel=1e-4)
+    types = record(tmp_path, "gradients")["runs"]["moe"][-1]["types"]
+    assert types["w1"]["n"] == types["w2"]["n"] == 2 * (5 + 1) * 4 * 32 * 32
+    if names == "all":
+        assert "router" in record(tmp_path, "sharpness")["runs"]["moe"][-1]["types"]
+
+
+@pytest.mark.parametrize("blocks, experts, rows", [(1, 8, 1), (5, 64, 40)])
+def test_the_figure_of_experts_at_any_size(blocks, experts, rows, tmp_path):
+    """A single row, an expert without a token, steps that are not evenly spaced, and a load that is not finite."""
+    load = np.random.default_rng(0).dirichlet(np.full(experts, 0.3), (rows, blocks))
+    load[0, 0, 0], load[-1, -1, -1] = 0, math.nan
+    tracks = [{"load": (x / np.nansum(x)).tolist(), "router_entropy": [1.0] * blocks} for x in load]
+    lines = [{"step": 10 * (i + (i > 7)), "tokens": i, "track": track} for i, track in enumerate(tracks)]
+    text = "".join(json.dumps(line).replace("NaN", "null") + "\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    run, model = SimpleNamespace(folder=tmp_path), SimpleNamespace(config=SimpleNamespace(n_expert=experts))
+    found = FIGURES["experts"].measure(run, model, 0)
+    assert list(found["load"]) == [1, 3, 5][:blocks] and np.isnan(found["largest"][-1][-1])
+    write_figure("experts", {"a": [found], "b$": [found]}, AnalyzeConfig(), tmp_path)
+    assert imread(tmp_path / "experts.png").shape[0] > 1000
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "tokens": 0, "track": {"logit_max": [1.0]}}\n')
+    with pytest.raises(NotApplicable, match="no tracked row has the load"):
+        FIGURES["experts"].measure(run, model, 0)
 
 
 def test_a_checkpoint_and_a_page_of_one_run(runs):
