@@ -12,6 +12,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from layers.linear import Linear, linear
+from layers.ops import stored
 
 # ---------------------------------------------------------------------------------------------- one product a stack
 
@@ -19,12 +20,9 @@ from layers.linear import Linear, linear
 def grouped(x, weight, bias, routes):
     """Rows of x times the matrix of their expert: x (N·k, n_in), weight (E, n_out, n_in), bias (E, n_out) or None →
     (N·k, n_out). The rows of expert e end at `routes.ends[e]`."""
-    if has_grouped_product(x, weight):
-        y = F.grouped_mm(x, weight.mT, offs=routes.ends)
-    elif torch.compiler.is_compiling():
-        y = torch.ops.nanodnt.grouped(x, weight, routes.ends)
-    else:
-        return loop(x, weight, bias, routes.ends)
+    if not has_grouped_product(x, weight):
+        return torch.ops.nanodnt.grouped(x, weight, routes.ends, bias)
+    y = Grouped.apply(x, stored(weight), routes.ends)
     if bias is None:
         return y
     experts = torch.searchsorted(routes.ends, torch.arange(len(x), device=x.device), right=True)
@@ -38,45 +36,70 @@ def has_grouped_product(x, weight) -> bool:
     return x.device.type in ("cuda", "meta") and weight.dtype == torch.bfloat16 and aligned
 
 
-def loop(x, weight, bias, ends):
-    """`grouped`, expert by expert."""
-    biases = [None] * len(weight) if bias is None else bias.unbind()
-    parts = zip(x.split(sizes(ends, len(x))), weight.unbind(), biases, strict=True)
-    return torch.cat([F.linear(part, w, b) for part, w, b in parts])
+class Grouped(torch.autograd.Function):
+    """`grouped` by torch's kernel, without a bias and a second derivative.
+
+    Such a kernel may leave unwritten what it has no rows for: an expert that no token goes to gets the gradient 0 here.
+    (torch's own formula gives it numbers of no meaning on a B200: pytorch issue 172439.)"""
+
+    @staticmethod
+    def forward(ctx, x, weight, ends):
+        ctx.save_for_backward(x, weight, ends)
+        return F.grouped_mm(x, weight.mT, offs=ends)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight, ends = ctx.saved_tensors
+        dy = dy.contiguous()  # the kernel takes no strides of 0
+        is_empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
+        d_weight = F.grouped_mm(dy.mT, x, offs=ends).masked_fill(is_empty[:, None, None], 0)
+        return F.grouped_mm(dy, weight, offs=ends), d_weight, None
 
 
-def sizes(ends, rows: int) -> list:
-    """The number of rows of each expert, of `rows` in all. The host waits for the device. On the meta device, which
-    holds no numbers, the first expert gets all: however they are split, they take the same memory."""
-    if ends.is_meta:
-        return [rows] + [0] * (len(ends) - 1)
-    return torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
+def split(ends, *tensors):
+    """An iterator over the experts: the rows of each tensor (N·k, …) that are an expert's. The host waits for the
+    device."""
+    sizes = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
+    return zip(*(t.split(sizes) for t in tensors), strict=True)
 
 
-if not hasattr(
-    torch.ops.nanodnt, "grouped"
-):  # a copy of this file, from an exported folder, uses the operators as they are
+# a copy of this file, from an exported folder, uses the operators as they are
+if not hasattr(torch.ops.nanodnt, "grouped"):
 
     @torch.library.custom_op("nanodnt::grouped", mutates_args=())
-    def _grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        """`loop` as an operator: compiled code cannot look inside, and stays one graph."""
-        return loop(x, weight, None, ends)
+    def _grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """`grouped`, expert by expert. An operator, so that compiled code stays one graph."""
+        y = x.new_empty(len(x), weight.shape[1])
+        for e, (rows, out) in enumerate(split(ends, x, y)):
+            if bias is None:
+                torch.mm(rows, weight[e].T, out=out)
+            else:
+                torch.addmm(bias[e], rows, weight[e].T, out=out)
+        return y
 
     @torch.library.custom_op("nanodnt::grouped_outer", mutates_args=())
     def _grouped_outer(dy: torch.Tensor, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         """Gradient of the weight: dy (N·k, n_out), x (N·k, n_in) → (E, n_out, n_in)."""
-        parts = zip(dy.split(sizes(ends, len(x))), x.split(sizes(ends, len(x))), strict=True)
-        return torch.stack([a.T @ b for a, b in parts])
+        d_weight = x.new_empty(len(ends), dy.shape[1], x.shape[1])
+        for e, (d_out, rows) in enumerate(split(ends, dy, x)):
+            torch.mm(d_out.T, rows, out=d_weight[e])
+        return d_weight
+
+    @torch.library.custom_op("nanodnt::grouped_sum", mutates_args=())
+    def _grouped_sum(dy: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """Gradient of the bias: dy (N·k, n_out) → (E, n_out)."""
+        return torch.stack([rows.sum(0) for (rows,) in split(ends, dy)])
 
     def _grouped_backward(ctx, dy):
-        x, weight, ends = ctx.saved_tensors
-        dy = dy.contiguous()
-        return torch.ops.nanodnt.grouped(dy, weight.mT, ends), torch.ops.nanodnt.grouped_outer(dy, x, ends), None
+        (x, weight, ends), dy, ops = ctx.saved_tensors, dy.contiguous(), torch.ops.nanodnt
+        d_bias = ops.grouped_sum(dy, ends) if ctx.needs_input_grad[3] else None
+        return ops.grouped(dy, weight.mT, ends, None), ops.grouped_outer(dy, x, ends), None, d_bias
 
-    _grouped.register_fake(lambda x, weight, ends: x.new_empty(len(x), weight.shape[1]))
+    _grouped.register_fake(lambda x, weight, ends, bias: x.new_empty(len(x), weight.shape[1]))
     _grouped_outer.register_fake(lambda dy, x, ends: x.new_empty(len(ends), dy.shape[1], x.shape[1]))
+    _grouped_sum.register_fake(lambda dy, ends: dy.new_empty(len(ends), dy.shape[1]))
     _grouped.register_autograd(
-        _grouped_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+        _grouped_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:3])
     )
 
 
@@ -108,7 +131,7 @@ class Routes(NamedTuple):
     @classmethod
     def of(cls, experts, n_expert: int) -> "Routes":
         """The routes of `experts` (..., k), the experts that each token goes to."""
-        order = experts.flatten().argsort(stable=True)
+        order = experts.flatten().to(torch.int16).argsort(stable=True)  # a GPU sorts by bytes, and 2 are enough
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         ends = count(experts.flatten(), n_expert).cumsum(0).int()
         return cls(order, places.view(-1, experts.shape[-1]), ends)
