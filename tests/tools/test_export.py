@@ -470,11 +470,12 @@ def test_a_failed_write_leaves_nothing(begun, tmp_path, monkeypatch, capsys):
 # ------------------------------------------------------------------------------------- there, trained, and back again
 
 
-def test_a_folder_is_trained_sampled_and_exported(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("name", ["LLaMA", "Qwen3-MoE"])
+def test_a_folder_is_trained_sampled_and_exported(name, tmp_path, monkeypatch, capsys):
     import sample
     from support.peers import make_peer
 
-    peer, idx = make_peer("LLaMA", bos_token_id=None), batch()[0]
+    peer, idx = make_peer(name), batch()[0]
     peer.save_pretrained(tmp_path / "theirs")
     for file, text in tokenizer_files(CHARS, 32).items():
         (tmp_path / "theirs" / file).write_text(text)
