@@ -29,9 +29,11 @@ from nanodnt.run.parallel import shard_model
 from nanodnt.settings import TrainConfig
 
 WORLD, SIZE = 16, dict(n_layer=4, n_head=4, n_embd=128, block_size=32)
-MODELS = {  # vocabulary, micro batch, activation checkpointing
-    "vocabulary 64, micro batch 8": (64, 8, False),
-    "vocabulary 2000, micro batch 4, activation checkpointing": (2000, 4, True),
+MODELS = {  # flags, micro batch, activation checkpointing
+    "vocabulary 64, micro batch 8": (dict(vocab_size=64), 8, False),
+    "vocabulary 2000, micro batch 4, activation checkpointing": (dict(vocab_size=2000), 4, True),
+    "16 experts, vocabulary 64, micro batch 8": (dict(n_expert=16, n_ff=128, vocab_size=64), 8, False),
+    "6 experts, vocabulary 64, micro batch 8": (dict(n_expert=6, n_ff=128, vocab_size=64), 8, False),
 }
 STEPS = {"fp32": (torch.float32, 1), "bf16": (torch.bfloat16, 1), "bf16, two micro batches": (torch.bfloat16, 2)}
 
@@ -87,8 +89,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
     print("| | all kept: predicted | measured | ratio | by blocks: predicted | measured | ratio |\n|" + "---|" * 7)
-    for name, (vocab, micro, checkpointing) in MODELS.items():
-        flags, config = GPTConfig(**SIZE, vocab_size=vocab), TrainConfig(activation_checkpointing=checkpointing)
+    for name, (changes, micro, checkpointing) in MODELS.items():
+        flags, config = GPTConfig(**SIZE, **changes), TrainConfig(activation_checkpointing=checkpointing)
         fill_defaults(config)
         for step, (dtype, accumulation) in STEPS.items():
             cells = [f"{name}, {step}"]

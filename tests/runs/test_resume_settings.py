@@ -113,6 +113,24 @@ def test_the_optimizers_state_is_found_by_name(dataset, tmp_path):
     assert set(labels[1]) - set(labels[0]) == {"bias_qk", "bias_vo", "bias_ffn"} and len(labels[0]) == 8
 
 
+def test_a_checkpoint_from_before_there_were_experts(begun, dataset, tmp_path, capsys):
+    """It goes on with the same bits, and nothing counts as changed."""
+    shutil.copytree(begun, tmp_path / "older")
+    saved = load(begun / "last.pt")
+    for part in ("model_config", "train_config"):
+        words = ("expert", "router", "balance", "z_coef")
+        kept = {name: value for name, value in saved[part].items() if not any(word in name for word in words)}
+        assert len(saved[part]) - len(kept) == {"model_config": 7, "train_config": 4}[part]
+        saved[part] = kept
+    torch.save(saved, tmp_path / "older" / "last.pt")
+    assert resume(begun, dataset) == 0
+    capsys.readouterr()
+    assert resume(tmp_path / "older", dataset) == 0
+    printed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("changed on resume"))
+    assert printed == "changed on resume: max_iters 20 → 30"
+    assert_same_run(tmp_path / "older", begun)
+
+
 SWITCHES = ["adamw msgdw", "msgdw adamw", "adamw muon", "muon adamw", "msgdw muon", "muon adam_mini", "adam_mini adamw"]
 
 

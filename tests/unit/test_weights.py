@@ -110,17 +110,32 @@ def test_llama_equals_transformers():
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def test_a_model_survives_a_checkpoint():
-    model = build(dict(LLAMA, norm="dyt", dyt_alpha_attn=0.3), dtype=torch.float32)
+EXPERTS = dict(n_expert=4, n_expert_shared=1, router="sigmoid", balance="bias")
+
+
+@pytest.mark.parametrize("flags", [dict(norm="dyt", dyt_alpha_attn=0.3), EXPERTS], ids=["DyT", "experts"])
+def test_a_model_survives_a_checkpoint(flags):
+    model = build(dict(LLAMA, **flags), dtype=torch.float32)
     checkpoint = dict(model_config=asdict(model.config), model=model.state_dict())
     copy = model_from_checkpoint(checkpoint, dropout=0.5)
     assert copy.config == replace(model.config, dropout=0.5)
     assert torch.equal(copy.eval()(batch()[0])[0], model(batch()[0])[0])
 
 
+def test_a_checkpoint_without_the_flags_of_experts_is_dense():
+    """One that an earlier version has written."""
+    model = build(dict(), dtype=torch.float32)
+    new = ("expert", "router", "balance")
+    flags = {name: value for name, value in asdict(model.config).items() if not any(word in name for word in new)}
+    assert len(flags) == len(asdict(model.config)) - 7
+    copy = model_from_checkpoint(dict(model_config=flags, model=model.state_dict()))
+    assert copy.config == model.config and torch.equal(copy.eval()(batch()[0])[0], model(batch()[0])[0])
+
+
 @pytest.mark.parametrize(
     "flags, weights, words",
     (
+        (dict(n_expert=4), dict(), "mlp.f.router.weight absent"),
         (dict(no_such_flag=1), dict(), "no_such_flag"),
         (dict(norm="rms"), dict(), "norm 'rms'"),
         (dict(n_layer=3), dict(), "blocks.2 absent"),
