@@ -33,7 +33,7 @@ CASES = {
     "loss, msgdw": dict(optimizer="msgdw", learning_rate=0.5, z_coef=0.01, balance_coef=0.1),
     "bias, adam_mini": dict(BIAS, optimizer="adam_mini", bias=True, norm="layernorm"),
     "bias, muon, HG": dict(BIAS, optimizer="muon", gain="branch", gain_out="scale", mid_norm="none", pre_norm="both"),
-    "two experts": dict(BIAS, n_expert=2, n_expert_active=1, blockwise_lr=True, learning_rate=1e-3),
+    "two experts": dict(BIAS, n_expert=2, n_expert_active=1, router_norm=False, blockwise_lr=True, learning_rate=1e-3),
     "one expert": dict(n_expert=1, n_expert_active=1, mlp="gelu"),
     "recomputed": dict(BIAS, activation_checkpointing=True),
     "kept": BIAS,
@@ -41,7 +41,8 @@ CASES = {
 }
 FAST = ["bias, adamw", "loss, muon"]
 DEEP = [case for case in CASES if case not in FAST]
-ON_THREE = ["loss, muon", "bias, adamw", "two experts", "bias, muon, HG", "one expert"]
+# A third of a whole number is rounded: a load that is even may move its bias on three processes. It is not even here.
+ON_THREE = ["loss, muon", "bias, adamw", "two experts", "one expert"]
 CHAIN = SHAPE | CASES["bias, adamw"] | dict(micro_batch_size=3, track_interval=0)
 EXAMPLES = dict(SHAPE, block_size=32, doc_mask=True, eval_tokens=0, batch_size=12)
 EXAMPLES |= dict(BIAS, z_coef=0.01)
@@ -110,14 +111,13 @@ def more(single, dataset):
 
 
 @pytest.fixture(scope="module")
-def many(single, dataset):
-    """Runs on three and on four processes."""
-    play_cases(0, 1, single, [case for case in ON_THREE if case not in FAST], dict(one={}), dataset)
+def many(more, dataset):
+    """The same folder with runs on three and on four processes."""
     small = {launch: how | dict(micro_batch_size=2) for launch, how in LAUNCHES.items()}
-    processes(3, play_cases, single, ON_THREE, small, dataset)
+    processes(3, play_cases, more, ON_THREE, small, dataset)
     hsdp = dict(hsdp=dict(parallel="fsdp", fsdp_shard_size=2, micro_batch_size=1))
-    processes(4, play_cases, single, ON_THREE, hsdp, dataset)
-    return single
+    processes(4, play_cases, more, ON_THREE, hsdp, dataset)
+    return more
 
 
 # --------------------------------------------------------------------------------------------- as on one process

@@ -224,25 +224,35 @@ def continued(model, prompt: str, n: int) -> str:
 SAMPLE = dict(device="cpu", dtype="float32", max_new_tokens=24, num_samples=2, temperature=0, start="ABDE")
 
 
-def samples(out_dir, **flags) -> list:
-    code, out, err = call(sample.main, **SAMPLE | dict(out_dir=out_dir) | flags)
-    assert (code, err) == (0, "")
-    return out.split("\n" + "-" * 80 + "\n")[:-1]
+@pytest.fixture
+def samples(trained, capsys, monkeypatch):
+    """samples(flags) → the printed samples, prompt included."""
+
+    def samples(**flags):
+        argv = SAMPLE | dict(out_dir=trained) | flags
+        monkeypatch.setattr("sys.argv", ["sample.py", *(f"--{name}={value}" for name, value in argv.items())])
+        capsys.readouterr()
+        assert sample.main() == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        return out.split("\n" + "-" * 80 + "\n")[:-1]
+
+    return samples
 
 
-def test_sampling_with_the_cache_is_sampling_without(trained, model):
+def test_sampling_with_the_cache_is_sampling_without(samples, model):
     text = continued(model, "ABDE", 24)
-    assert samples(trained) == [text] * 2 and len(set(text)) > 3
+    assert samples() == [text] * 2 and len(set(text)) > 3
 
 
 @pytest.mark.deep  # dynamo and inductor take their time
-def test_compiled_steps_draw_the_same_text(trained, monkeypatch):
+def test_compiled_steps_draw_the_same_text(samples, monkeypatch):
     hot = dict(temperature=1.5, top_k=0, num_samples=5, max_new_tokens=40)  # beyond block_size: the cache starts anew
-    plain, steps, compile_step = samples(trained, **hot), [], sample.compile_step
+    plain, steps, compile_step = samples(**hot), [], sample.compile_step
     with monkeypatch.context() as patch:
         patch.setattr(sample, "compile_step", lambda: steps.append(compile_step("eager")) or steps[-1])
-        assert samples(trained, **hot, compile=True) == plain and len(steps) == 1
-    assert samples(trained, compile=True) == samples(trained)
+        assert samples(**hot, compile=True) == plain and len(steps) == 1
+    assert samples(compile=True) == samples()
 
 
 def test_evaluation(trained, model, dataset, capsys):
