@@ -393,13 +393,14 @@ def test_the_command(monkeypatch, capsys):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_command_with_experts(dtype, monkeypatch, capsys):
-    flags = ("--n_expert=8", "--n_expert_shared=1", "--bias=True", "--n_ff=100", f"--dtype={dtype}")
+    size = SIZE | dict(n_layer=1, n_expert=8, n_expert_shared=1, bias=True, n_ff=100)
+    flags = [f"--{name}={value}" for name, value in (size | dict(dtype=dtype)).items()]
     code, out, err = command(monkeypatch, capsys, "--plan", "--gpus=2", *flags)
-    model = GPT.empty(GPTConfig(**SIZE, n_expert=8, n_expert_shared=1, bias=True, n_ff=100))
+    model = GPT.empty(GPTConfig(**size))
     n, active = model.num_params(), model.num_params(active=True)
     assert (code, err) == (0, "") and f"{n:,} parameters, {active:,} of them active, adamw, products in {dtype}" in out
     assert "8 experts of FFN 100 (2 active, 1 shared)" in out and "counting active parameters" in out
-    assert "of them active" not in command(monkeypatch, capsys, "--plan")[1]
+    assert "of them active" not in command(monkeypatch, capsys, "--plan", "--n_layer=1")[1]
 
 
 def test_parts_add_up_to_the_peak(monkeypatch, capsys):
