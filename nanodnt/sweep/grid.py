@@ -10,7 +10,7 @@ from configurator import read_knobs
 from model import GPT, GPTConfig
 from nanodnt.data import folder_of, load_meta
 from nanodnt.engine import split_batch
-from nanodnt.optim import fill_defaults
+from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
 from nanodnt.sweep.runner import ROOT, TrainingRun, make_run, resolve_configs
 
@@ -158,7 +158,7 @@ def check_trainable(run: TrainingRun) -> tuple:
         config.check()
         fill_defaults(config)
         flags.vocab_size = flags.vocab_size or load_meta(config.dataset, verify=False)["vocab_size"]
-        GPT.empty(flags)
+        make_optimizer(GPT.empty(flags), config)
         split_batch(config.batch_size, config.micro_batch_size, 1)
     except ValueError as e:
         raise ValueError(f"{run.path.name}: {e}") from None
