@@ -129,6 +129,18 @@ def test_a_model_outside_a_run_has_the_defaults():
     assert difference(backward(model.train(), idx, targets)[1], minimised(model, net, idx, targets, 0.01)[1]) < TIGHT
 
 
+def test_initial_values():
+    """Each expert is drawn by itself, with a dense FFN's size; routers as other matrices; no bias on the choice."""
+    flags = SIZE | dict(n_layer=2, n_embd=64, n_expert=4, balance="bias", init_std=0.3)
+    for init, up, router in (("normal", 0.3, 0.3), ("xavier", (2 / (64 + 256)) ** 0.5, (2 / (64 + 4)) ** 0.5)):
+        moe = GPT(GPTConfig(**flags, init=init)).blocks[1].mlp.f
+        assert not moe.router.choice_bias.count_nonzero()
+        assert error(moe.router.weight.std(), torch.tensor(router)) < 0.2
+        for part, size in ((moe.experts.up, up), (moe.experts.down, up * 4**-0.5)):  # down: 1/√(2·2)
+            assert error(part.weight.flatten(1).std(1), torch.full((4,), size)) < 0.03
+            assert part.weight.flatten(1).corrcoef().fill_diagonal_(0).abs().max() < 0.05
+
+
 def test_sizes_of_the_parts():
     """n_ff is the width of one expert; the shared experts are one FFN of their total width."""
     model, _ = mixture("not normalised, biases, S5", 1)
@@ -316,6 +328,14 @@ def test_routes_are_a_stable_order_and_its_inverse():
         assert torch.autograd.gradcheck(f, args) and torch.autograd.gradgradcheck(f, args)
 
 
+def test_the_weighted_sum_is_rounded_once():
+    g = torch.Generator().manual_seed(0)
+    weights, y = torch.rand(1, 64, 3, generator=g), torch.randn(192, 8, generator=g).bfloat16()
+    routes = Routes.of(torch.arange(3).expand(1, 64, 3), 3)
+    wanted = (weights[..., None] * y.float()[routes.places].unflatten(0, (1, 64))).sum(-2).bfloat16()
+    assert torch.equal(routes.bring_back(y, weights), wanted)
+
+
 def test_experts_that_nobody_chooses_get_no_gradient_and_cost_no_token():
     """A bias sends all tokens to experts 1 and 2 of 4."""
     model, net = mixture("softmax, shared, bias, HG, DP")
@@ -336,6 +356,7 @@ ENDS = {
     "first empty": [0, 5, 12],
     "middle empty": [7, 7, 12],
     "last empty": [3, 12, 12],
+    "one row": [5, 6, 12],
     "one": [0, 12, 12],
 }
 
