@@ -110,7 +110,7 @@ def table_of_balance() -> list:
 
 def table_of_gains() -> list:
     rows = [["scale vectors", "validation loss, nats per byte"]]
-    usual = {"`gain=shared`": runs for name, runs in load("balance").items() if name == "balance=loss"}
+    usual = {"`gain=shared`": load("balance")["balance=loss"]}
     for name, runs in (usual | load("gains") | load("gains_none")).items():
         rows.append([name, spread(losses(runs))])
     return rows
