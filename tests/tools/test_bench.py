@@ -311,6 +311,35 @@ def test_sweep_layouts(tmp_path, monkeypatch, capsys):
     assert "time against Pre-LN" in out and "impossible: left out (deepnorm scales" in out
 
 
+def test_sweep_experts(tmp_path, capsys):
+    """Beside the dense model of as many active parameters: whatever only experts have is left out there."""
+    flags = dict(n_expert=4, n_ff=16, n_expert_shared=1, balance="bias", z_coef=0.1, micro_batch_size=2)
+    dense, experts = results(tmp_path, sweep="experts", **flags)["variants"]
+    assert (dense["name"], experts["name"], experts["reference"]) == ("dense", "experts", "dense")
+    size = SIZE | dict(n_ff=16 * 3)
+    assert dense["parameters"] == GPT(GPTConfig(**size)).num_params() < experts["parameters"]
+    work = [row["flops_per_s"] / row["tokens_per_s"] for row in (dense, experts)]
+    assert work[1] - work[0] == pytest.approx(6 * 2 * 4 * 32)  # the routers' alone: what counts is active
+    assert "× dense (rounds)" in capsys.readouterr().out
+
+
+EXPERTS = dict(n_expert=4, n_ff=16, micro_batch_size=2, repeats=1, steps=1)
+
+
+@pytest.mark.parametrize("mode", ["norms", "optimizers", "stream", "scaling", "micro_batch"])
+def test_experts_in_every_sweep(mode, tmp_path):
+    results(tmp_path, sweep=mode, doublings=0, nesterov=None, **EXPERTS)
+
+
+def test_experts_in_the_layouts(tmp_path, monkeypatch, capsys):
+    names = ("pre_ln (S1)", "sigma_reparam", "unified")
+    monkeypatch.setattr(layouts, "LAYOUTS", {name: layouts.LAYOUTS[name] for name in names})
+    rows = results(tmp_path, sweep="layouts", balance="bias", **EXPERTS)["layouts"]
+    assert [row["name"] for row in rows] == ["pre_ln (S1)", "unified"]
+    assert rows[0]["parameters"] == GPT(GPTConfig(**SIZE, n_expert=4, n_ff=16, balance="bias")).num_params()
+    assert "sigma_reparam: left out (sigma_reparam is for single matrices" in capsys.readouterr().out
+
+
 def test_sweep_stream(tmp_path):
     rows = results(tmp_path, S5, sweep="stream")["variants"]
     assert [row["name"] for row in rows] == ["float32 stream", "bfloat16 stream"]

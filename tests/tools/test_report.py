@@ -25,7 +25,7 @@ import train
 from configurator import configure
 from model import GPTConfig
 from nanodnt.bench import timing, variants
-from nanodnt.bench.checks import CHECKS, numerics, runs
+from nanodnt.bench.checks import CHECKS, numerics, products, runs
 from nanodnt.bench.checks.verdict import describe_checks, verdict
 from nanodnt.bench.report import page, runner
 from nanodnt.bench.report.page import ERROR
@@ -76,7 +76,7 @@ def here():
         patch.setattr(runner, "launch", launch_here)
         patch.setattr(runs, "run_script", run_script_here)
         patch.setattr(timing, "busy_cores", lambda: 0.0)  # the real one takes a second
-        for module in (numerics, variants):
+        for module in (numerics, products, variants):
             patch.setattr(module, "compile_model", trace)
         patch.setattr(runs, "compile_step", partial(runs.compile_step, backend="eager"))
         patch.setattr(train, "draw_loss", lambda *args: None)
@@ -408,7 +408,8 @@ def lose_momentum(path: Path) -> None:
     """Zero the first moments in a checkpoint."""
     checkpoint = torch.load(path, weights_only=True)
     for state in checkpoint["optimizer"]["state"].values():
-        state["exp_avg"].zero_()
+        if "exp_avg" in state:  # the routers' biases have none
+            state["exp_avg"].zero_()
     path.unlink()
     torch.save(checkpoint, path)
 

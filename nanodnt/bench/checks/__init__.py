@@ -4,11 +4,13 @@ Each function takes the configuration's Setting and returns {"checks": figures a
 from} for --json. `describe_checks` prints that."""
 
 from nanodnt.bench.checks.numerics import check_compiled, check_precision, check_updates
+from nanodnt.bench.checks.products import check_products
 from nanodnt.bench.checks.runs import check_devices, check_resume, check_sampling
 
 CHECKS = {
     "precision": check_precision,
     "compiled": check_compiled,
+    "products": check_products,
     "updates": check_updates,
     "resume": check_resume,
     "devices": check_devices,

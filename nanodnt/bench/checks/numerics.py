@@ -21,6 +21,8 @@ LAYOUTS = {  # names in bench.py's sweep of layouts, and further flags
     "DyT": ("dyt", {}),
     "LNS, RoPE, SwiGLU": ("lns", dict(pos="rope", mlp="swiglu")),
     "Post-LN": ("post_ln", {}),
+    # all are active: in bf16 another choice, for its rounding alone, would be another function
+    "experts": ("pre_ln (S1)", dict(n_expert=4, n_expert_active=4, n_ff=256, mlp="swiglu")),
 }
 # Allowed relative errors (loss, gradients of a role) of a few blocks. One rounding: at most 2⁻²⁴ in fp32, 2⁻⁸ in bf16.
 ALLOWED = {torch.float32: (1e-6, 1e-5), torch.bfloat16: (5e-4, 0.04)}

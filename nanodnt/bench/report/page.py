@@ -25,6 +25,7 @@ def describe_steps(result: dict) -> list:
 DESCRIBE = dict.fromkeys(CHECKS, describe_checks) | {
     "compare": describe_steps,
     "nanogpt": describe_steps,
+    "experts": describe_steps,
     "nanogpt-eager": describe_steps,
     "micro_batch": describe_micro_batches,
     "norms": lambda result: describe_norms(result["norms"]),

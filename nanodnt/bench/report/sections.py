@@ -19,6 +19,7 @@ TOY = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64, compile
 SMALL, DNT = "config/gpt2_small.py", "config/dnt_small.py"
 ONE = dict(batch_size=32, micro_batch_size=32)  # what the 124M models are compared with
 TOY_ONE = dict(batch_size=4, micro_batch_size=4)
+MIXTURE = dict(n_expert=8, n_ff=1536, mlp="swiglu")  # a token meets as many parameters as in gelu's n_ff = 4608
 RUN = dict(max_iters=120, warmup_iters=10, compile=False, track_interval=0)  # of train.py
 TOY_RUN = dict(block_size=32, vocab_size=0, batch_size=4, max_iters=30, warmup_iters=2)
 TOY_SWEEP = dict(first_micro_batch=1, micro_batch_size=1, batch_size=2)
@@ -45,14 +46,19 @@ SECTIONS = [
         dict(TOY_ONE, n_layer=1, compile=True),
     ),
     Section(
+        *("products", 40, "Experts: their product, and 124M models of them, against float64", SMALL),
+        dict(MIXTURE, verify="products", n_layer=4, block_size=512, batch_size=2, micro_batch_size=2),
+        dict(TOY_ONE, n_layer=1, n_ff=32),
+    ),
+    Section(
         *("updates", 20, "Optimizers against float64", DNT),
         dict(verify="updates", n_layer=2),
         dict(n_layer=1),
     ),
     Section(
-        *("resume", 50, "A run killed by SIGKILL and resumed", "config/quickstart.py"),
-        dict(verify="resume", **RUN),
-        TOY_RUN,
+        *("resume", 50, "A run of experts killed by SIGKILL and resumed", "config/quickstart.py"),
+        dict(verify="resume", n_expert=4, n_ff=384, balance="bias", **RUN),
+        dict(TOY_RUN, n_ff=32),
     ),
     Section(
         *("devices", 45, "A checkpoint of the CPU continued here, and back", "config/quickstart.py"),
@@ -75,11 +81,6 @@ SECTIONS = [
         dict(TOY_ONE, variant="nanogpt-eager"),
     ),
     Section(
-        *("nanogpt_stream", 60, "124M GPT-2 beside nanoGPT, stream in bf16", SMALL),
-        dict(variant="nanogpt", stream_dtype="bfloat16", **ONE, steps=5),
-        dict(TOY_ONE, variant="nanogpt-eager"),
-    ),
-    Section(
         *("nanogpt_dnt_stream", 60, "124M DNT beside nanoGPT, stream in bf16", DNT),
         dict(variant="nanogpt", stream_dtype="bfloat16", **ONE, steps=5),
         dict(TOY_ONE, variant="nanogpt-eager"),
@@ -90,8 +91,8 @@ SECTIONS = [
         TOY_SWEEP,
     ),
     Section(
-        *("124m_dnt", 110, "124M DNT by micro batch", DNT),
-        dict(sweep="micro_batch", first_micro_batch=16, micro_batch_size=16, batch_size=128, repeats=3, steps=5),
+        *("124m_dnt", 90, "124M DNT by micro batch", DNT),
+        dict(sweep="micro_batch", first_micro_batch=32, micro_batch_size=32, batch_size=128, repeats=3, steps=5),
         TOY_SWEEP,
     ),
     Section(
@@ -105,11 +106,16 @@ SECTIONS = [
         TOY_SWEEP,
     ),
     Section(
-        *("layouts", 110, "Layouts against Pre-LN, 124M"),
-        f"{SMALL} config/dnt/s1.py --compare config/dnt/s1.py config/dnt/s5.py config/lns/lns.py config/dyt/dyt.py "
+        *("layouts", 90, "Layouts against Pre-LN, 124M"),
+        f"{SMALL} config/dnt/s1.py --compare config/dnt/s1.py config/dnt/s5.py config/dyt/dyt.py "
         "config/scale_vectors/unified.py",
         dict(**ONE, steps=5),
         TOY_ONE,
+    ),
+    Section(
+        *("experts", 60, "2 of 8 experts beside the dense model of as many active parameters, 124M", DNT),
+        dict(MIXTURE, sweep="experts", **ONE, steps=5),
+        dict(TOY_ONE, n_ff=32),
     ),
     Section(
         *("norms", 80, "Norms as layers, and in 2 blocks of LLaMA 7B (DyT's Table 7)", "config/dyt/7b.py"),

@@ -3,6 +3,7 @@
 Each function takes the configuration's Setting, prints a table, and returns its figures for --json."""
 
 from nanodnt.bench.sweeps.compiling import time_compilation, time_compilers
+from nanodnt.bench.sweeps.experts import time_experts
 from nanodnt.bench.sweeps.layouts import time_layouts
 from nanodnt.bench.sweeps.losses import time_losses
 from nanodnt.bench.sweeps.norms import time_norms
@@ -13,6 +14,7 @@ from nanodnt.bench.sweeps.streams import time_streams
 
 MODES = {
     "layouts": time_layouts,
+    "experts": time_experts,
     "norms": time_norms,
     "stream": time_streams,
     "optimizers": time_optimizers,

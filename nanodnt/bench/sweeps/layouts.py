@@ -37,6 +37,8 @@ LAYOUTS = {
 # Flags that keep the config's value in every layout.
 SIZES = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "pos", "rope_theta", "n_kv_head", "mlp", "n_ff")
 SIZES += ("head_size", "tie_weights", "bias", "dropout", "norm_eps", "init_std")
+EXPERTS = ("n_expert", "n_expert_active", "n_expert_shared", "router", "router_norm", "router_scale", "balance")
+SIZES += EXPERTS
 
 
 def plain_flags() -> dict:
