@@ -150,9 +150,9 @@ def test_another_optimizer_on_resume(switch, dataset, tmp_path, capsys):
     model.load_state_dict(before["model"])
     x, y = map(torch.from_numpy, Dataset(str(dataset), 32, 1337).batch(5, 8))
     model(x, y)[1].backward()
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
     settings = TrainConfig(**after["train_config"])
     optimizer = make_optimizer(model, settings)
+    norm = torch.nn.utils.get_total_norm(optimizer.gradients())  # in the run's order, which decides the last bit
     optimizer.found_inf, optimizer.grad_scale = torch.tensor(0.0), (norm + 1e-6).clamp(min=1.0)
     for group in optimizer.param_groups:
         group["lr"] = lr_at(5, settings, group)
