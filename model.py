@@ -56,7 +56,7 @@ class GPTConfig:
     n_kv_head: int = 0  # heads of k and v (grouped-query attention); 0 = n_head
     head_size: int = 0  # channels of a head; 0 = n_embd/n_head
     mlp: Literal["gelu", "relu", "relu2", "swiglu"] = "gelu"  # FFN; gelu is the tanh form of GPT-2
-    n_ff: int = 0  # hidden width of the FFN; 0 = 4·n_embd
+    n_ff: int = 0  # hidden width of the FFN, or of one expert; 0 = 4·n_embd
     tie_weights: bool = True  # the output head is the token embedding
     bias: bool = False  # biases in linear layers, and in LayerNorm
     dropout: float = 0.0  # on the embedding, the attention weights and the branch outputs
@@ -65,12 +65,10 @@ class GPTConfig:
     n_expert_active: int = 2  # experts that each token goes to
     n_expert_shared: int = 0  # further experts that every token goes to, as one FFN of n_expert_shared · n_ff
     router: Literal["softmax", "sigmoid"] = "softmax"  # scores of the experts
-    router_norm: bool = True  # the scores of a token's experts, its weights, are divided by their sum
+    router_norm: bool = True  # the scores of the experts that a token goes to are divided by their sum
     router_scale: float = 1.0  # factor on these weights
-    balance: Literal["loss", "bias", "none"] = (
-        "loss"  # even load: by a loss of its own, or by a bias on the choice that
-    )
-    #   is raised for experts with little load
+    balance: Literal["loss", "bias", "none"] = "loss"  # even load: by a loss of its own, or by biases on the choice,
+    #   raised for experts with little load; none: not at all
     # --- norms: x ← post( skip(x) + mid( f( pre(x) ) ) ) ---
     norm: Literal["rmsnorm", "layernorm", "dyt", "none"] = "rmsnorm"  # function in every norm slot and the final norm
     norm_eps: float = 1e-6  # inside the root of RMSNorm and LayerNorm

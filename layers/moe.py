@@ -157,7 +157,7 @@ def count(experts, n_expert: int):
 
 def balance_loss(scores, experts):
     """E Σₑ fₑ Pₑ, mean over the sequences: fₑ is the share of a sequence's choices that expert e gets, Pₑ its mean
-    score, scores summing to 1. It is 1 where either is even, and at most E. scores (B, T, E), experts (B, T, k) → ().
+    score, scores summing to 1. It is 1 where either is even, and at most E/k. scores (B, T, E), experts (B, T, k) → ().
 
     Switch Transformer (arXiv 2101.03961) eq. 4 within each sequence, as in DeepSeek-V3 (2412.19437) eq. 17 to 20: so it
     does not depend on how a batch is split."""

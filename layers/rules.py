@@ -10,7 +10,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 # More than this is a typo, and would take minutes to fail for lack of memory.
 MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_size=2**24, n_ff=2**24, head_size=2**24)
-MOST |= dict(n_expert=2**16, n_expert_shared=2**16)
+MOST |= dict(n_expert=2**15, n_expert_shared=2**15)  # Routes sorts experts as int16
 
 
 def check(config) -> None:
@@ -23,10 +23,8 @@ def check(config) -> None:
 def values(c):
     """(true if wrong, message) for each field's type and allowed values."""
     for name, hint in get_type_hints(type(c)).items():
-        value, allowed = (
-            getattr(c, name),
-            get_args(hint) or (hint,),
-        )  # a Literal's values, a union's types, or the type itself
+        value = getattr(c, name)
+        allowed = get_args(hint) or (hint,)  # a Literal's values, a union's types, or the type itself
         if get_origin(hint) is Literal:
             yield value not in allowed, f"{name}={value!r} is unknown: allowed are {', '.join(allowed)}"
             continue
@@ -68,12 +66,10 @@ def experts(c):
     yield min(E, c.n_expert_shared) < 0, "n_expert and n_expert_shared must not be negative (0 = none)"
     yield E == 0 and given, f"{', '.join(given)}: needs experts, set n_expert (8, for example), or leave it out"
     yield E and k < 1, f"n_expert_active={k} must be at least 1"
-    yield E and k > E, f"n_expert_active={k} is more than n_expert={E}: use at most {E}, or raise n_expert"
+    yield E and k > E, f"n_expert_active={k} is more than n_expert={E}: set it to at most {E}, or raise n_expert"
     yield c.router_scale <= 0, f"router_scale={c.router_scale} must be positive"
-    yield (
-        E and c.sigma_reparam,
-        "sigma_reparam is for single matrices, not for stacks of experts: leave one of them out",
-    )
+    both = E and c.sigma_reparam
+    yield both, "sigma_reparam is for single matrices, not for stacks of experts: leave one of them out"
 
 
 def norms(c):

@@ -25,7 +25,7 @@ class TrainConfig:
     #   into a GPU's memory by the count of --plan; on a CPU, and in bench.py, the largest up to 16
     # --- optimizer ---
     optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # AdamW; Adam-mini; momentum SGD with decoupled decay (DNT's
-    #   mSGDW); Muon for the matrices of the blocks with AdamW for the rest
+    #   mSGDW); Muon for the matrices of the blocks (but routers) with AdamW for the rest
     learning_rate: float | None = None  # peak; None = the optimizer's own default: adamw and adam_mini 6e-4, msgdw
     #   1.0, muon 6e-4 or, with muon_adjust_lr=original, 0.02
     weight_decay: float | None = None  # decoupled, on matrices; None = the optimizer's own default: adamw and
@@ -46,9 +46,9 @@ class TrainConfig:
     #   original 6e-4
     adamw_weight_decay: float | None = None  # muon: decay of the rest; None = weight_decay, with original 0.1
     grad_clip: float = 1.0  # limit on the global gradient norm; 0 = off
-    balance_coef: float = 0.01  # experts with balance=loss: times the loss of uneven load, which is minimised too
+    balance_coef: float = 0.01  # experts with balance=loss: weight of the balance loss, which is minimised too
     balance_rate: float = 0.001  # experts with balance=bias: step of the biases, constant over the run
-    z_coef: float = 0.0  # experts: times the routers' z-loss, which keeps their logits small (ST-MoE has 0.001)
+    z_coef: float = 0.0  # experts: weight of the z-loss, which keeps the routers' logits small (ST-MoE has 0.001)
     # --- schedule ---
     max_iters: int = 200_000  # optimizer steps
     schedule: Literal["cosine", "wsd", "linear", "constant", "dyt"] = "cosine"  # after warm-up; wsd: constant, then a

@@ -20,7 +20,7 @@ from nanodnt.run.parallel import choose_kept, choose_parallel, shard_model
 from nanodnt.settings import TrainConfig
 from nanodnt.state import RunState
 from nanodnt.tokenizer import same_tokenizer
-from nanodnt.weights import empty_model_like, load_weights, profile_admin
+from nanodnt.weights import empty_model_like, load_weights, profile_admin, with_balance
 
 NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth a line
 
@@ -50,7 +50,8 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
             env.print("admin: profiled on the first sequences")
     elif checkpoint is None and is_pretrained(source):
         found = read_pretrained(source, model_config.block_size, model_config.dropout)
-        model, weights, saved_meta = GPT.empty(found.config), found.weights, found.meta
+        model, weights = with_balance(GPT.empty(found.config), found.weights, model_config.balance)
+        saved_meta = found.meta
         print_changes("model of the weights, not of the flags", asdict(model_config), asdict(model.config), env)
         env.print(f"weights: {source}")
         if not saved_meta:
@@ -64,8 +65,10 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
             )
         found = checkpoint or load_checkpoint(Path(source))
         # the architecture comes from the checkpoint alone; dropout has no parameters and may change
-        model = empty_model_like(found, dropout=model_config.dropout)
-        weights, saved_meta = found["model"], found["meta"]
+        model, weights = empty_model_like(found, dropout=model_config.dropout), found["model"]
+        if not checkpoint:
+            model, weights = with_balance(model, weights, model_config.balance)
+        saved_meta = found["meta"]
         print_changes("model of the checkpoint, not of the flags", asdict(model_config), asdict(model.config), env)
         if checkpoint:
             resolved = {name: value for name, value in asdict(config).items() if value is not None}
@@ -202,7 +205,7 @@ def describe_run(run) -> None:
     if env.parallel == "fsdp" and experts % shards:
         env.print(
             f"note: {experts} experts do not divide evenly over {shards} processes: some hold {-(-experts // shards)}, "
-            f"others fewer; with n_expert a multiple of {shards} all hold the same"
+            f"others fewer or none; with n_expert a multiple of {shards} all hold the same"
         )
     for note in rules.notes(model.config) + notes(config, model):
         env.print(f"note: {note}")

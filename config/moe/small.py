@@ -3,7 +3,7 @@
     python data/pystdlib/prepare.py && python train.py config/moe/small.py
     python train.py config/moe/small.py --balance=bias --out_dir=out/moe_small_bias
     python train.py config/moe/small.py --balance=none --out_dir=out/moe_small_none
-    python train.py config/moe/small.py --n_expert=0 --n_ff=256 --out_dir=out/moe_small_dense
+    python train.py config/moe/small.py --n_expert=0 --n_ff=256 --learning_rate=4e-3 --min_lr=4e-4 --out_dir=out/dense
 
 Each token goes to 2 of 8 experts. The last command is the dense model with as many parameters as a token meets here,
 but for the router. Shape, LR and length are ours [I]. Measured: docs/results/moe.md. It is not compiled, since that
@@ -29,8 +29,8 @@ n_ff = 128  # of one expert
 batch_size = 8
 max_iters = 400
 warmup_iters = 40
-learning_rate = 4e-3
-min_lr = 4e-4
+learning_rate = 2e-3
+min_lr = 2e-4
 
 eval_interval = 400
 eval_tokens = 100_000

@@ -335,6 +335,7 @@ def draw_tracking(results):
 
 def draw_experts(results):
     figure, axes = make_panels(2 * len(results), 3, 2.4)
+    most = max(np.nanmax(np.array(last["largest"], float)) for *_, last in results.values())
     for (upper, lower), (name, (*_, last)) in zip(axes.reshape(-1, 2, 3), results.items(), strict=True):
         steps, experts = last["steps"], last["experts"]
         for ax, (block, load) in zip(upper, last["load"].items(), strict=False):
@@ -358,8 +359,10 @@ def draw_experts(results):
             ax.set(title=title, xlabel="step")
             ax.set_ylim(bottom=0)
             handles, labels = ax.get_legend_handles_labels()  # a line for each block, then the limit
-            chosen = sorted({0, len(depths) - 1, len(depths)}) if ax is lower[0] else [-1]
-            ax.legend([handles[i] for i in chosen], [labels[i] for i in chosen])
+            few = range(len(depths)) if len(depths) <= 6 else (0, len(depths) - 1)
+            chosen = [*few, -1] if ax is lower[0] else [-1]
+            ax.legend([handles[i] for i in chosen], [labels[i] for i in chosen], fontsize="x-small", loc="best")
+        lower[0].set_ylim(0, 1.05 * most)  # one scale for all runs
         lower[0].set_ylabel(name)
     label_rows(axes[::2], results)
     return figure

@@ -46,8 +46,7 @@ class CheckpointedRun:
             print(f"note: {name}: the validation text of {dataset!r} is not the one of its training")
         if checkpoint["train_config"].get("doc_mask"):
             print(f"note: {name} was trained with doc_mask; here the documents of a row see each other")
-        if len(kept) == 1 and path.is_dir():
-            print(f"note: {name} has kept one checkpoint, so nothing is over training: train with --keep_every=N")
+        self.has_kept_one = len(kept) == 1 and path.is_dir()
 
     def load(self, path: Path) -> tuple:
         """(model in eval mode, fp32, on the device; step)."""

@@ -53,6 +53,8 @@ def measure_runs(runs: list, names: list) -> dict:
     results, reasons = {name: {} for name in names}, []
     for run in runs:
         left = list(names)
+        if run.has_kept_one and any(FIGURES[name].over_training for name in names):
+            print(f"note: {run.name} has kept one checkpoint, so nothing is over training: train with --keep_every=N")
         for i, path in enumerate(run.snapshots, 1):
             model, step = run.load(path)
             for name in [n for n in left if FIGURES[n].over_training or i == len(run.snapshots)]:

@@ -41,7 +41,10 @@ def check_penalties(model_config, config) -> None:
         if not model_config.n_expert:
             raise ValueError(f"{name}={value} needs experts: set n_expert (8, for example), or leave {name} out")
         if model_config.balance != balance:
-            raise ValueError(f"{name}={value} needs balance={balance}, but balance={model_config.balance}: change one")
+            raise ValueError(
+                f"{name}={value} needs balance={balance}, but the model has balance={model_config.balance}: "
+                f"leave {name} out, or change balance"
+            )
 
 
 def decayed_roles(config, roles: set) -> tuple:

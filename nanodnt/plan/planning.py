@@ -114,7 +114,10 @@ def describe_time(model, config, plan: PlanConfig, dtype) -> list:
     days = config.max_iters * flops / speed / 86400
     time = f"{days:.3g} days, {flops / speed:.3g} s a step, {speed / model.flops_per_token():,.0f} tokens/s at an "
     time += f"assumed MFU of {plan.mfu:.0%} of {plan.gpus} × {peak / 1e12:.0f} TFLOP/s; with activation checkpointing "
-    return [work, time + "about 4/3 of the time"]
+    lines = [work, time + "about 4/3 of the time"]
+    if model.config.n_expert:
+        lines.append("many small experts reach less than a dense model of as many active parameters: set --mfu lower")
+    return lines
 
 
 def describe_disk(model, optimizer, config) -> str:

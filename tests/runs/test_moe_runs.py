@@ -281,3 +281,30 @@ def test_fine_tuning_from_a_run(trained, dataset, tmp_path, capsys):
     assert run(**config, max_iters=2) == 0  # resumes what it finds
     moved = [t - start[name] for name, t in biases(load(tmp_path / "tuned" / "last.pt")).items()]
     assert any((move.abs() > 0.05).any() for move in moved)
+
+
+@pytest.mark.parametrize(
+    "old, new, found", [("none", "bias", "bias"), ("loss", "none", "none"), ("bias", "loss", "bias")]
+)
+def test_a_new_run_from_weights_chooses_its_balance(old, new, found, dataset, tmp_path, capsys):
+    """Biases start at 0. Weights that have biases keep them, and a line says so. Resuming changes no balance."""
+    rate = dict(balance_rate=0.01) if found == "bias" else {}
+    assert run(out_dir=tmp_path / "old", dataset=dataset, max_iters=3, **EXPERTS, balance=old) == 0
+    flags = dict(out_dir=tmp_path / "new", dataset=dataset, init_from=tmp_path / "old" / "last.pt")
+    capsys.readouterr()
+    assert run(**flags, max_iters=0, **EXPERTS, balance=new, **rate) == 0
+    assert (f"balance {new} → {found}" in capsys.readouterr().out) == (new != found)
+    before, start = load(tmp_path / "old" / "last.pt"), load(tmp_path / "new" / "last.pt")
+    assert start["model_config"] == before["model_config"] | dict(balance=found)
+    assert {name: t for name, t in start["model"].items() if name not in before["model"]}.keys() == (
+        biases(start).keys() - biases(before).keys()
+    )
+    assert len(biases(start)) == (2 if found == "bias" else 0)
+    assert different({name: start["model"][name] for name in before["model"]}, before["model"]) == []
+    if old != "bias":
+        assert not any(t.any() for t in biases(start).values())
+    assert run(**flags | dict(init_from="resume"), max_iters=2, **EXPERTS, balance=old, **rate) == 0
+    after = load(tmp_path / "new" / "last.pt")
+    assert after["model_config"] == start["model_config"]
+    if found == "bias":
+        assert different(biases(after), biases(start))

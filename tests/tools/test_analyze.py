@@ -151,6 +151,11 @@ def test_runs_side_by_side(runs, capsys, tmp_path, names):
     assert tracked["grad_norm"][1] == {"qk": 2.0} and tracked["grad_kurtosis"][0] == {"qk": None}
 
 
+def test_one_checkpoint_is_no_news_to_a_figure_that_reads_the_metrics(runs, capsys, tmp_path):
+    assert call(runs / HG, *SMALL, "--figures=tracking", f"--out={tmp_path}") == 0
+    assert "note:" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("names", ["experts,norms,gradients", pytest.param("all", marks=pytest.mark.deep)])
 def test_a_mixture_of_experts(runs, tmp_path, names):
     """The load of experts is drawn as it was logged; other figures know the router, and the experts as FFNs."""
