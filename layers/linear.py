@@ -39,13 +39,18 @@ class Product(torch.autograd.Function):
         return dy @ weight, torch.mm(dy.flatten(0, -2).T, x.flatten(0, -2), out_dtype=torch.float32)
 
 
+def few(x, weight) -> bool:
+    """Whether x (…, rows, n_in) has one row, or for a stack of matrices at most one for each."""
+    return x.shape[-2] <= (1 if weight.ndim == 2 else len(weight))
+
+
 def linear(x, weight, bias=None, dtype=None, columns=None, rows=None, product=F.linear):
     """rows · (W (columns · x) + b) in `dtype` (None: the weight's own); columns (n_in,), rows (n_out,) or tensors ().
 
-    The factors are multiplied into the weight. If x holds one token, they are multiplied into x and y, which are then
+    The factors are multiplied into the weight. If x has `few` rows, they are multiplied into x and y, which are then
     smaller than the weight. `product(x, weight, bias)` multiplies; a stack of matrices needs another than F.linear."""
     dtype = dtype or weight.dtype
-    if x.shape[-2] > 1:
+    if not few(x, weight):
         is_plain = columns is None and rows is None and bias is None and product is F.linear
         if is_plain and torch.compiler.is_compiling() and weight.is_cuda and dtype.itemsize < weight.dtype.itemsize:
             return Product.apply(x.to(dtype), weight)
@@ -111,7 +116,7 @@ def fused_linear(matrices, x, gain=None, product=F.linear) -> list:
     """[m(x, gain, product) for m in matrices] as one product: x (…, n_in) is read once, and its gradient is one sum.
 
     For matrices whose `pre` slot has no norm and no bias: it holds a gain to fold, or nothing."""
-    if x.shape[-2] == 1:  # one token: `linear` multiplies the gains into x, and each matrix may have its own
+    if few(x, matrices[0].weight):  # `linear` multiplies the gains into x, and each matrix may have its own
         return [m(x, gain, product) for m in matrices]
     weights, biases = zip(*(fold(*m.factors(gain)) for m in matrices), strict=True)
     bias = None if biases[0] is None else torch.cat(biases, -1)

@@ -12,7 +12,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from layers.linear import Linear, linear
-from layers.ops import stored
+from layers.ops import stored, upcast
 
 # ---------------------------------------------------------------------------------------------- one product a stack
 
@@ -31,7 +31,8 @@ def grouped(x, weight, bias, routes):
 
 
 def has_grouped_product(x, weight) -> bool:
-    """Whether torch multiplies such groups in one kernel: bf16, and rows of a multiple of 16 bytes."""
+    """Whether torch has this product: bf16, and rows of a multiple of 16 bytes. It is one kernel on H100, H200 and
+    B200; on other GPUs torch has a loop of its own, in which the host waits."""
     aligned = all(n * weight.element_size() % 16 == 0 for n in weight.shape[1:])
     return x.device.type in ("cuda", "meta") and weight.dtype == torch.bfloat16 and aligned
 
@@ -95,11 +96,25 @@ if not hasattr(torch.ops.nanodnt, "grouped"):
         d_bias = ops.grouped_sum(dy, ends) if ctx.needs_input_grad[3] else None
         return ops.grouped(dy, weight.mT, ends, None), ops.grouped_outer(dy, x, ends), None, d_bias
 
+    def _outer_backward(ctx, d_weight):
+        (dy, x, ends), ops = ctx.saved_tensors, torch.ops.nanodnt
+        return ops.grouped(x, d_weight, ends, None), ops.grouped(dy, d_weight.mT, ends, None), None
+
+    def _sum_backward(ctx, d_bias):
+        (ends,) = ctx.saved_tensors
+        return d_bias.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)), 0), None
+
     _grouped.register_fake(lambda x, weight, ends, bias: x.new_empty(len(x), weight.shape[1]))
     _grouped_outer.register_fake(lambda dy, x, ends: x.new_empty(len(ends), dy.shape[1], x.shape[1]))
     _grouped_sum.register_fake(lambda dy, ends: dy.new_empty(len(ends), dy.shape[1]))
     _grouped.register_autograd(
         _grouped_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:3])
+    )
+    _grouped_outer.register_autograd(
+        _outer_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+    )
+    _grouped_sum.register_autograd(
+        _sum_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1])
     )
 
 
@@ -210,7 +225,7 @@ class Router(Linear):
     def logits(self, u, gain=None):
         """u (B, T, C) → (B, T, E), fp32 at least."""
         weight, _, _, columns, _ = self.factors(gain)
-        return linear(self.pre(u), weight, columns=columns)
+        return linear(self.pre(u), upcast(weight), columns=columns)  # of a model cast to bf16 too
 
     def scores(self, logits):
         return logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
@@ -235,7 +250,9 @@ class Router(Linear):
         if self.z_coef:
             penalty = penalty + self.z_coef * z_loss(logits)
         one = penalty.new_ones(())
-        if self.choice_bias is not None:  # its gradient is E times the load above the mean: whole numbers, exact sums
+        if (
+            self.choice_bias is not None
+        ):  # its gradient is E times the load above the mean: whole numbers, so micro batches add up exactly
             E = scores.shape[-1]
             excess = E * count(experts.flatten(), E) - experts.numel()
             weights = Penalise.apply(weights, (excess * self.choice_bias).sum(), one)

@@ -41,8 +41,9 @@ class Network(nn.Module):
 
     def set_penalty_unit(self, unit) -> None:
         """How much 1 nat of a micro batch's loss counts in the gradient, a tensor (): penalties count as much."""
-        for router in self.routers().values() if self.config.n_expert else ():
-            router.unit = unit
+        if self.config.n_expert:  # else no step need look for routers
+            for router in self.routers().values():
+                router.unit = unit
 
     def power_iteration(self) -> None:
         """One step of σReparam's power iteration in every matrix that has it. Call it after every optimizer step."""

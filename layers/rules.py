@@ -63,7 +63,8 @@ def experts(c):
     names = ("n_expert_active", "n_expert_shared", "router", "router_norm", "router_scale", "balance")
     defaults = {f.name: f.default for f in fields(c)}
     given = [f"{name}={getattr(c, name)}" for name in names if getattr(c, name) != defaults[name]]
-    yield min(E, c.n_expert_shared) < 0, "n_expert and n_expert_shared must not be negative (0 = none)"
+    negative = [f"{name}={getattr(c, name)}" for name in ("n_expert", "n_expert_shared") if getattr(c, name) < 0]
+    yield negative, f"{', '.join(negative)}: must not be negative (0 = none)"
     yield E == 0 and given, f"{', '.join(given)}: needs experts, set n_expert (8, for example), or leave it out"
     yield E and k < 1, f"n_expert_active={k} must be at least 1"
     yield E and k > E, f"n_expert_active={k} is more than n_expert={E}: set it to at most {E}, or raise n_expert"

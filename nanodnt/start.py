@@ -1,6 +1,6 @@
 """The start of a run: where model, weights, optimizer state and progress come from, as `init_from` says."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from nanodnt.run.parallel import choose_kept, choose_parallel, shard_model
 from nanodnt.settings import TrainConfig
 from nanodnt.state import RunState
 from nanodnt.tokenizer import same_tokenizer
-from nanodnt.weights import empty_model_like, load_weights, profile_admin, with_balance
+from nanodnt.weights import empty_model_like, load_weights, profile_admin
 
 NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth a line
 
@@ -50,7 +50,7 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
             env.print("admin: profiled on the first sequences")
     elif checkpoint is None and is_pretrained(source):
         found = read_pretrained(source, model_config.block_size, model_config.dropout)
-        model, weights = with_balance(GPT.empty(found.config), found.weights, model_config.balance)
+        model, weights = choose_balance(GPT.empty(found.config), found.weights, model_config, env)
         saved_meta = found.meta
         print_changes("model of the weights, not of the flags", asdict(model_config), asdict(model.config), env)
         env.print(f"weights: {source}")
@@ -67,7 +67,7 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
         # the architecture comes from the checkpoint alone; dropout has no parameters and may change
         model, weights = empty_model_like(found, dropout=model_config.dropout), found["model"]
         if not checkpoint:
-            model, weights = with_balance(model, weights, model_config.balance)
+            model, weights = choose_balance(model, weights, model_config, env)
         saved_meta = found["meta"]
         print_changes("model of the checkpoint, not of the flags", asdict(model_config), asdict(model.config), env)
         if checkpoint:
@@ -76,6 +76,18 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
         env.print(f"weights: {out_dir if checkpoint else source}, step {found['step']}")
     check_vocabulary(config.dataset, meta, saved_meta, model)
     return model, weights, checkpoint
+
+
+def choose_balance(model: GPT, weights: dict, flags: GPTConfig, env) -> tuple:
+    """(empty model, weights) of a new run, whose experts are balanced as its flags say, not as the weights' run had it.
+    Biases start at 0. Weights with biases keep them, because without them the choice would be another."""
+    old, new = model.config.balance, flags.balance
+    if not model.config.n_expert or old in (new, "bias"):
+        return model, weights
+    env.print(f"balance of experts: {old} in the run of the weights, {new} in this one")
+    model = GPT.empty(replace(model.config, balance=new))
+    biases = {name: torch.zeros(t.shape) for name, t in model.state_dict().items() if name not in weights}
+    return model, weights | biases
 
 
 def read_init_from(setting: str) -> tuple:

@@ -1,6 +1,6 @@
 """Weights into models: from a checkpoint, and Admin's profiled start values."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import torch
 
@@ -36,16 +36,6 @@ def empty_model_like(checkpoint: dict, **overrides) -> GPT:
         if needed != found:
             raise ValueError(f"{mismatch}: {name} is {found}, not {needed}")
     return model
-
-
-def with_balance(model: GPT, weights: dict, balance: str) -> tuple:
-    """(empty model, weights) of a new run: its experts are balanced as the run asks, not as the weights once were. The
-    biases of balance=bias start at 0. Weights that have such biases keep them: without them the choice is another."""
-    if not model.config.n_expert or model.config.balance in (balance, "bias"):
-        return model, weights
-    model = GPT.empty(replace(model.config, balance=balance))
-    biases = {name: torch.zeros(t.shape) for name, t in model.state_dict().items() if name not in weights}
-    return model, weights | biases
 
 
 def load_weights(model: GPT, weights: dict) -> None:

@@ -36,7 +36,7 @@ def check_penalties(model_config, config) -> None:
     """ValueError where a setting of the balance of experts has nothing to act on."""
     for name, balance in (("balance_coef", "loss"), ("balance_rate", "bias"), ("z_coef", model_config.balance)):
         value = getattr(config, name)
-        if value == type(config).__dataclass_fields__[name].default:
+        if value in (type(config).__dataclass_fields__[name].default, 0):
             continue
         if not model_config.n_expert:
             raise ValueError(f"{name}={value} needs experts: set n_expert (8, for example), or leave {name} out")

@@ -8,9 +8,9 @@ would be the same, because NS does not depend on the scale of u. Every matrix is
 gate, up. A parameter of three dimensions is a stack of matrices: experts. State: 4 bytes a parameter.
 
 Under torchrun every rank orthogonalises the matrices that it owns: muon_messages.py has the messages. Of a stack, which
-FSDP2 shards by matrices, each rank takes those that it holds. The bits are the
-same for any number of ranks; under FSDP2 on a CPU, if rows have a multiple of 16 entries. Nothing is compiled, because
-nearly all of the time goes into matrix products. Everything else works on lists of tensors, in few kernels.
+FSDP2 shards by matrices, each rank takes those that it holds. The bits are the same for any number of ranks; under
+FSDP2 on a CPU, if rows have a multiple of 16 entries. Nothing is compiled, because nearly all of the time goes into
+matrix products. Everything else works on lists of tensors, in few kernels.
 
 Defaults: AdamW's LR and decay with `match_rms_adamw` [I] (the DNT paper has 1e-4 for the matrices, the scale of their
 updates unstated [U]); with `original` those of Keller Jordan's examples.
@@ -82,7 +82,7 @@ def step(work, grad_scale, found_inf):
 def by_shape(work, world_size: int):
     """Yield (group, matrices of one shape) of each group and shape."""
     params = [p for _, params, _, _ in work for p in params]
-    # the matrices of a sharded stack stay where they are: no work for its owner
+    # a sharded stack has an owner like the others, with none of its matrices to work on: they stay where they are
     shapes = tuple((0, *p.shape[1:]) if p.ndim > 2 and is_sharded(p) else tuple(p.shape) for p in params)
     owners = iter(assign_owners(shapes, world_size))
     for group, params, grads, states in work:

@@ -84,6 +84,8 @@ def stack_as(dtype: torch.dtype, tensors) -> torch.Tensor:
 
 
 def orthogonalize(stack, steps: int):
-    """Newton-Schulz on each matrix of a stack (…, m, n); the same shape."""
-    matrices = stack.view(-1, *stack.shape[-2:])
-    return newton_schulz(matrices, steps, triangular=one_at_a_time(matrices)).view_as(stack)
+    """Newton-Schulz on each matrix of a stack (…, m, n), at most STACK_ENTRIES at a time; the same shape."""
+    matrices, triangular = stack.view(-1, *stack.shape[-2:]), one_at_a_time(stack)
+    parts = matrices.split(max(1, STACK_ENTRIES // matrices.shape[1:].numel()))
+    done = [newton_schulz(part, steps, triangular=triangular) for part in parts]
+    return (done[0] if len(done) == 1 else torch.cat(done)).view_as(stack)

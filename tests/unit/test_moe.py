@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from layers import moe
 from layers.moe import Router, Routes, balance_loss, z_loss
+from layers.rules import MOST
 from model import GPT, GPTConfig
 from nanodnt.generate import KVCache, generate
 from support import reference
@@ -306,6 +307,13 @@ def test_every_token_reaches_k_different_experts(k):
                 torch.testing.assert_close(weights.sum(-1), torch.ones(1, 9).double())
 
 
+def test_scores_near_0_are_normalised_and_scores_of_0_are_no_nan():
+    logits = torch.tensor([[-30.0, -31.0, -40.0], [-800.0, -800.0, -800.0]])
+    _, weights, _ = route(logits, 2, score="sigmoid")
+    assert weights[0, 0].tolist() == pytest.approx([1 / (1 + math.exp(-1)), 1 / (1 + math.e)])
+    assert weights[0, 1].tolist() == [0, 0]
+
+
 def test_routes_are_a_stable_order_and_its_inverse():
     """Sorted by expert; within an expert in the order of the tokens."""
     experts = torch.stack([torch.randperm(5, generator=torch.Generator().manual_seed(i))[:2] for i in range(12)]).view(
@@ -326,6 +334,11 @@ def test_routes_are_a_stable_order_and_its_inverse():
     inputs = sent.clone().requires_grad_(), weights.requires_grad_()
     for f, args in ((routes.send, (u.requires_grad_(),)), (routes.bring_back, inputs)):
         assert torch.autograd.gradcheck(f, args) and torch.autograd.gradgradcheck(f, args)
+
+
+@pytest.mark.parametrize("E", (2, 200, MOST["n_expert"]))
+def test_routes_of_as_many_experts_as_are_allowed(E):
+    assert Routes.of(torch.tensor([[[0, E - 1], [0, E - 1], [E - 1, 0]]]), E).order.tolist() == [0, 2, 5, 1, 3, 4]
 
 
 def test_the_weighted_sum_is_rounded_once():
@@ -410,17 +423,39 @@ def test_the_operators_are_sound():
     ends = torch.tensor([4, 4, 12], dtype=torch.int32)
     torch.library.opcheck(torch.ops.nanodnt.grouped.default, (x, w, ends, torch.randn(3, 16, requires_grad=True)))
     torch.library.opcheck(torch.ops.nanodnt.grouped.default, (x, w.detach().mT.contiguous().mT, ends, None))
-    torch.library.opcheck(torch.ops.nanodnt.grouped_outer.default, (torch.randn(12, 16), x.detach(), ends))
+    dy = torch.randn(12, 16, requires_grad=True)
+    torch.library.opcheck(torch.ops.nanodnt.grouped_outer.default, (dy, x, ends))
+    torch.library.opcheck(torch.ops.nanodnt.grouped_sum.default, (dy, ends))
 
 
-def test_router_logits_are_fp32_where_all_else_is_bf16():
+@pytest.mark.parametrize("biases", (False, True), ids=("", "biases"))
+def test_second_derivatives_of_the_loop(biases):
+    g, ends = torch.Generator().manual_seed(0), torch.tensor([2, 2, 5], dtype=torch.int32)
+    x, weight, bias = (torch.randn(s, generator=g).double().requires_grad_() for s in ((5, 3), (3, 2, 3), (3, 2)))
+    inputs = x, weight, ends, bias if biases else None
+    assert torch.autograd.gradgradcheck(torch.ops.nanodnt.grouped, inputs)
+
+
+def test_no_gradient_comes_to_the_kernel_with_strides_of_0(monkeypatch):
+    def product(a, b, offs, grouped_mm=F.grouped_mm):
+        assert 0 not in (*a.stride(), *b.stride())
+        return grouped_mm(a, b, offs=offs)
+
+    monkeypatch.setattr(F, "grouped_mm", product)
+    x, weight = torch.ones(4, 8, requires_grad=True), torch.ones(2, 8, 8, requires_grad=True)
+    moe.Grouped.apply(x, weight, torch.tensor([3, 4], dtype=torch.int32)).sum().backward()
+    assert x.grad.eq(8).all() and weight.grad[:, 0, 0].tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("cast", (False, True), ids=("computing in bf16", "cast to bf16"))
+def test_router_logits_are_fp32_where_all_else_is_bf16(cast):
     model = mixture("softmax, shared, bias, HG, DP", dtype=torch.float32)[0].set_compute_dtype(torch.bfloat16)
-    seen = []
+    model, seen = model.bfloat16() if cast else model, []
     for router in model.routers().values():
         logits = router.logits
 
         def spy(u, gain, router=router, logits=logits):
-            seen.append((u, logits(u, gain), router.weight * router.pre.gain))
+            seen.append((u, logits(u, gain), router.weight.float() * router.pre.gain.float()))
             return seen[-1][1]
 
         router.logits = spy

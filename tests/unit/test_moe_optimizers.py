@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from layers.moe import Router
-from nanodnt.optim import Optimizer, lr_at, make_optimizer
+from nanodnt.optim import Optimizer, lr_at, make_optimizer, newton_schulz
 from support import reference
 from support.models import error
 from support.moe import batch_of, excess, mixture, take_step
@@ -213,6 +213,22 @@ def test_muon_on_a_stack_is_muon_on_each_matrix(shape, changes):
         for optimizer in optimizers:
             optimizer.step()
     assert torch.equal(stack, torch.stack(single))
+
+
+def test_a_stack_beyond_the_bound_is_orthogonalised_in_parts(monkeypatch):
+    sizes, iterate = [], newton_schulz.newton_schulz
+
+    def note(x, *args, **how):
+        sizes.append(len(x))
+        return iterate(x, *args, **how)
+
+    stack = torch.randn(5, 6, 4, generator=torch.Generator().manual_seed(0))
+    whole = newton_schulz.orthogonalize(stack, 5)
+    monkeypatch.setattr(newton_schulz, "newton_schulz", note)
+    for bound, parts in ((2 * 24, [2, 2, 1]), (7, [1] * 5), (5 * 24, [5])):
+        monkeypatch.setattr(newton_schulz, "STACK_ENTRIES", bound)
+        assert torch.equal(newton_schulz.orthogonalize(stack, 5), whole) and sizes == parts
+        sizes.clear()
 
 
 # ------------------------------------------------------------------------------------------------- biases on the choice
