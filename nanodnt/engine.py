@@ -42,9 +42,8 @@ def prepare_model(model, config, env):
     model.checkpointing, model.loss_chunks = config.activation_checkpointing, config.loss_chunks
     model.set_stream_dtype(torch.bfloat16 if config.stream_dtype == "bfloat16" else None)
     model.to(env.device).set_compute_dtype(env.dtype)
-    model.set_penalty_unit(
-        torch.ones((), device=env.device)
-    )  # compiled code is traced before the first step, and with None it would be other code
+    # a tensor before the first step too: code compiled with None would be other code
+    model.set_penalty_unit(torch.ones((), device=env.device))
     return model
 
 
