@@ -335,7 +335,7 @@ def draw_tracking(results):
 
 def draw_experts(results):
     figure, axes = make_panels(2 * len(results), 3, 2.4)
-    most = max(np.nanmax(np.array(last["largest"], float)) for *_, last in results.values())
+    most = np.nanmax([1, *(load for *_, last in results.values() for row in last["largest"] for load in row)])
     for (upper, lower), (name, (*_, last)) in zip(axes.reshape(-1, 2, 3), results.items(), strict=True):
         steps, experts = last["steps"], last["experts"]
         for ax, (block, load) in zip(upper, last["load"].items(), strict=False):

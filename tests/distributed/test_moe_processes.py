@@ -193,8 +193,8 @@ def note(folder, case, world) -> list:
 def test_experts_that_do_not_divide_are_noted(pair):
     assert held(pair, "bias, adamw", 2) == [2, 1]
     assert note(pair, "bias, adamw", 2) == [
-        "3 experts do not divide evenly over 2 processes: some hold 2, others fewer; with n_expert a multiple of 2 all "
-        "hold the same"
+        "3 experts do not divide evenly over 2 processes: some hold 2, others fewer or none; with n_expert a multiple "
+        "of 2 all hold the same"
     ]
     assert "experts do not divide" not in left(pair / "bias, adamw, ddp2", 2)[0]["output"]
 

@@ -60,7 +60,7 @@ def folder(tmp_path_factory):
     ]
     data = made.write_examples(folder / "data", train=train, val=list(map(encode, CHATS)))
     write_records(folder / "chats.jsonl", [dict(messages=messages(turns)) for turns in CHATS])
-    how = dict(block_size=T, batch_size=16, max_iters=60, eval_interval=60, eval_tokens=0, log_interval=60)
+    how = dict(block_size=T, batch_size=16, max_iters=120, eval_interval=120, eval_tokens=0, log_interval=120)
     for name, doc_mask in (("apart", True), ("together", False)):
         assert run(out_dir=folder / name, dataset=data, doc_mask=doc_mask, track_interval=0, **how) == 0
     texts = make_byte_dataset(folder / "texts")
@@ -133,7 +133,7 @@ def test_nats_against_a_plain_count(name, runs):
     found = values(runs / name, f"answers {runs / 'data'}")["nats_per_answer_token"]
     assert found == pytest.approx(nats / n, rel=1e-5)
     assert read(runs / name)[f"answers {runs / 'data'}"]["answer_tokens"] == n
-    loss = column(runs / name, "val_loss")[60]
+    loss = column(runs / name, "val_loss")[120]
     assert found == pytest.approx(loss, rel=1e-5) if name == "apart" else abs(found - loss) > 1e-3 * loss
 
 

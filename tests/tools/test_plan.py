@@ -336,8 +336,8 @@ def test_days_by_hand():
     assert "1,000 steps of 8 × 64 = 512 tokens" in work and f"{512_000 / 1e9:.4g}e9 tokens" in work
     assert time.startswith(f"{1000 * seconds / 86400:.3g} days, {seconds:.3g} s a step, {1e12 / flops:,.0f} tokens/s")
     active = 6 * (3 * (4 + 2 * 8) * d * d + 3 * 8 * d + 512 * d) + 12 * 3 * d * 64  # 2 of 8 experts, and the routers
-    (work, _) = describe_time(build(dict(n_expert=8), {})[0], config, PlanConfig(), torch.bfloat16)
-    assert work.endswith(f", {512_000 * active:.3g} FLOPs")
+    work, _, note = describe_time(build(dict(n_expert=8), {})[0], config, PlanConfig(), torch.bfloat16)
+    assert work.endswith(f", {512_000 * active:.3g} FLOPs") and note.endswith("set --mfu lower")
     config.peak_flops = 0.0
     assert "4 × 989 TFLOP/s" in describe_time(model, config, PlanConfig(gpus=4), torch.bfloat16)[1]
     assert "--peak_flops" in describe_time(model, config, PlanConfig(), torch.float32)[1]
