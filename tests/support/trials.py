@@ -29,7 +29,8 @@ from support.faults import COMMANDS, DAMAGES, EVAL, KINDS, LONG, SAVE, STEPS, Co
 from support.processes import FORKSERVER, torchrun
 from support.runs import MACHINE, ROOT, assert_same_run, different, flags, load
 
-LIMIT_S = 60  # a process that has not ended by then hangs
+# A process that has not ended by then hangs. Where another dies just as they connect, gloo waits 5 times timeout_s.
+LIMIT_S = 6 * LONG["timeout_s"]
 
 
 # --------------------------------------------------------------------------------------------------- from outside
