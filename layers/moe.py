@@ -250,9 +250,8 @@ class Router(Linear):
         if self.z_coef:
             penalty = penalty + self.z_coef * z_loss(logits)
         one = penalty.new_ones(())
-        if (
-            self.choice_bias is not None
-        ):  # its gradient is E times the load above the mean: whole numbers, so micro batches add up exactly
+        if self.choice_bias is not None:
+            # its gradient is E times the load above the mean: whole numbers, which micro batches add up exactly
             E = scores.shape[-1]
             excess = E * count(experts.flatten(), E) - experts.numel()
             weights = Penalise.apply(weights, (excess * self.choice_bias).sum(), one)

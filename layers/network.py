@@ -41,7 +41,7 @@ class Network(nn.Module):
 
     def set_penalty_unit(self, unit) -> None:
         """How much 1 nat of a micro batch's loss counts in the gradient, a tensor (): penalties count as much."""
-        if self.config.n_expert:  # else no step need look for routers
+        if self.config.n_expert:  # called in every step: a dense model is not searched for routers
             for router in self.routers().values():
                 router.unit = unit
 

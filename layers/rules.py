@@ -12,6 +12,9 @@ from typing import Literal, get_args, get_origin, get_type_hints
 MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_size=2**24, n_ff=2**24, head_size=2**24)
 MOST |= dict(n_expert=2**15, n_expert_shared=2**15)  # Routes sorts experts as int16
 
+# The flags that only a mixture of experts has, besides n_expert.
+OF_EXPERTS = ("n_expert_active", "n_expert_shared", "router", "router_norm", "router_scale", "balance")
+
 
 def check(config) -> None:
     """ValueError, in one line that says what to change, for values that are wrong or contradict each other."""
@@ -60,9 +63,8 @@ def sizes(c):
 def experts(c):
     """(true if wrong, message) for mixtures of experts."""
     E, k = c.n_expert, c.n_expert_active
-    names = ("n_expert_active", "n_expert_shared", "router", "router_norm", "router_scale", "balance")
     defaults = {f.name: f.default for f in fields(c)}
-    given = [f"{name}={getattr(c, name)}" for name in names if getattr(c, name) != defaults[name]]
+    given = [f"{name}={getattr(c, name)}" for name in OF_EXPERTS if getattr(c, name) != defaults[name]]
     negative = [f"{name}={getattr(c, name)}" for name in ("n_expert", "n_expert_shared") if getattr(c, name) < 0]
     yield negative, f"{', '.join(negative)}: must not be negative (0 = none)"
     yield E == 0 and given, f"{', '.join(given)}: needs experts, set n_expert (8, for example), or leave it out"

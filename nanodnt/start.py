@@ -85,9 +85,9 @@ def choose_balance(model: GPT, weights: dict, flags: GPTConfig, env) -> tuple:
     if not model.config.n_expert or old in (new, "bias"):
         return model, weights
     env.print(f"balance of experts: {old} in the run of the weights, {new} in this one")
-    model = GPT.empty(replace(model.config, balance=new))
-    biases = {name: torch.zeros(t.shape) for name, t in model.state_dict().items() if name not in weights}
-    return model, weights | biases
+    balanced = GPT.empty(replace(model.config, balance=new))
+    biases = balanced.state_dict().keys() - model.state_dict().keys()
+    return balanced, weights | {name: torch.zeros(model.config.n_expert) for name in biases}
 
 
 def read_init_from(setting: str) -> tuple:

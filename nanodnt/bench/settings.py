@@ -30,11 +30,10 @@ class BenchConfig:
     ] = "none"  # instead of the one step: every layout against Pre-LN; experts beside the dense model of as many active
     #   parameters; norms as bare layers and in the model; the residual stream in fp32 and bf16; the optimizers; micro
     #   batches 1, 2, 4, …; ways to compute the loss; uses of torch.compile; larger width, depth, context, micro batch
-    verify: Literal["none", "precision", "compiled", "products", "updates", "resume", "devices", "sampling"] = (
-        "none"  # is the arithmetic right on this device? Loss and gradients against float64; compiled against eager
-    )
-    #   code; the product of all experts against float64; each optimizer's updates against float64; a run killed and
-    #   resumed; a checkpoint moved to the CPU and back; samples
+    verify: Literal["none", "precision", "compiled", "products", "updates", "resume", "devices", "sampling"] = "none"
+    #   is the arithmetic right on this device? Loss and gradients against float64; compiled against eager code; the
+    #   product of all experts against float64; each optimizer's updates against float64; a run killed and resumed; a
+    #   checkpoint moved to the CPU and back; samples
     report: str = ""  # a folder for gpu.md and gpu.json: every check and measurement of a GPU, one after the other.
     #   --report alone means --report=out/report. Given again, it goes on with what is missing there or has failed
     report_minutes: float = 25.0  # begin nothing there that would not be finished by then; name what was left out

@@ -95,6 +95,13 @@ def test_other_programs_refuse_as_train_does(program, mistake, world):
     assert files(world.tmp) == before
 
 
+def test_a_weight_of_0_asks_for_nothing(world):
+    """The balance loss may be turned off where there is none."""
+    for flags in (BIAS, f"{FOUR} --balance=none", ""):
+        outcome = start(world, train, f"{flags} --balance_coef=0 --overwrite=True")
+        assert (outcome.code, outcome.err) == (0, "")
+
+
 def test_a_ratio_without_a_router_is_noted(world):
     outcome = start(world, train, "--blockwise_lr=True --lr_ratio_router=2 --learning_rate=1e-3")
     assert (outcome.code, outcome.err) == (0, "")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import evaluate
+import export
 import sample
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.weights import model_from_checkpoint
@@ -297,14 +298,22 @@ def test_fine_tuning_from_a_run(trained, dataset, tmp_path, capsys):
 @pytest.mark.parametrize(
     "old, new, found", [("none", "bias", "bias"), ("loss", "none", "none"), ("bias", "loss", "bias")]
 )
-def test_a_new_run_from_weights_chooses_its_balance(old, new, found, dataset, tmp_path, capsys):
-    """Biases start at 0. Weights that have biases keep them, and a line says so. Resuming changes no balance."""
+@pytest.mark.parametrize("source", ("checkpoint", "folder"))
+def test_a_new_run_from_weights_chooses_its_balance(old, new, found, source, dataset, tmp_path, capsys):
+    """Biases start at 0. Weights that have biases keep them. A line says which it is. Resuming changes no balance."""
     rate = dict(balance_rate=0.01) if found == "bias" else {}
     assert run(out_dir=tmp_path / "old", dataset=dataset, max_iters=3, **EXPERTS, balance=old) == 0
     flags = dict(out_dir=tmp_path / "new", dataset=dataset, init_from=tmp_path / "old" / "last.pt")
+    if source == "folder":  # of Hugging Face
+        flags["init_from"] = tmp_path / "exported"
+        export_flags = dict(out_dir=tmp_path / "old", checkpoint="last.pt", to=flags["init_from"], compare=False)
+        assert call(export.main, **export_flags).code == 0
     capsys.readouterr()
     assert run(**flags, max_iters=0, **EXPERTS, balance=new, **rate) == 0
-    assert (f"balance {new} → {found}" in capsys.readouterr().out) == (new != found)
+    printed = capsys.readouterr().out
+    assert (f"balance {new} → {found}" in printed) == (new != found)
+    changed = f"balance of experts: {old} in the run of the weights, {new} in this one\n"
+    assert (changed in printed) == ("balance of experts:" in printed) == (old != found)
     before, start = load(tmp_path / "old" / "last.pt"), load(tmp_path / "new" / "last.pt")
     assert start["model_config"] == before["model_config"] | dict(balance=found)
     assert {name: t for name, t in start["model"].items() if name not in before["model"]}.keys() == (

@@ -2,10 +2,10 @@
 
 from functools import partial
 
+from layers.rules import OF_EXPERTS
 from model import GPTConfig
 from nanodnt.bench.compare import compare_variants
 from nanodnt.bench.settings import Setting
-from nanodnt.bench.sweeps.layouts import EXPERTS
 from nanodnt.bench.variants import our_variant
 from nanodnt.settings import TrainConfig
 
@@ -17,7 +17,9 @@ def dense_setting(setting: Setting) -> Setting:
     flags = setting.flags
     if not flags.n_expert:
         raise ValueError("sweep=experts times a mixture of experts beside a dense model: set n_expert, 8 for example")
-    plain = {name: getattr(GPTConfig, name) for name in EXPERTS} | {k: getattr(TrainConfig, k) for k in PENALTIES}
+    plain = {name: getattr(GPTConfig, name) for name in ("n_expert", *OF_EXPERTS)} | {
+        k: getattr(TrainConfig, k) for k in PENALTIES
+    }
     return setting.replace(**plain, n_ff=flags.hidden * (flags.n_expert_active + flags.n_expert_shared))
 
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from layers.rules import OF_EXPERTS
 from model import GPTConfig
 from nanodnt.bench.measure import free_memory
 from nanodnt.bench.settings import Setting
@@ -37,8 +38,7 @@ LAYOUTS = {
 # Flags that keep the config's value in every layout.
 SIZES = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "pos", "rope_theta", "n_kv_head", "mlp", "n_ff")
 SIZES += ("head_size", "tie_weights", "bias", "dropout", "norm_eps", "init_std")
-EXPERTS = ("n_expert", "n_expert_active", "n_expert_shared", "router", "router_norm", "router_scale", "balance")
-SIZES += EXPERTS
+SIZES += ("n_expert", *OF_EXPERTS)
 
 
 def plain_flags() -> dict:
