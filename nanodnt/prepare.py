@@ -40,6 +40,7 @@ except ImportError:
 
 PART_CHARS = 1 << 23  # characters of a part: workers tokenise one at a time, and a restart keeps the finished ones
 PIECE_CHARS = 1 << 20  # longer documents are tokenised in pieces, to bound memory and to use every core
+BESIDE = (".marks", "_offsets.bin", "_labels.bin")  # what a split of examples or images has beside SPLIT.bin
 # GPT-2's pre-tokenizer always cuts around a lone newline between visible characters, so cutting there changes no token.
 PIECE_END = re.compile(r"(?<=\S\n)(?=\S)")
 
@@ -143,11 +144,12 @@ def staging(out_dir: Path, plan: str, resume: bool = False):
 
 def publish(parts: Path, out_dir: Path, meta: dict) -> None:
     """Make the files in `parts` that `meta` names, and `meta`, the dataset in `out_dir`."""
-    files = [entry["file"] for part in meta["splits"].values() for entry in (part, part.get("marks")) if entry]
+    entries = [e for part in meta["splits"].values() for e in (part, *part.values()) if isinstance(e, dict)]
+    files = [entry["file"] for entry in entries]
     write(parts / "meta.json", json.dumps(meta, indent=1).encode())
     (out_dir / "meta.json").unlink(missing_ok=True)  # from here until the last file the folder is "not prepared"
-    for file in {"train.marks", "val.marks"} - set(files):
-        (out_dir / file).unlink(missing_ok=True)  # of examples that were here
+    for file in {f"{split}{end}" for split in meta["splits"] for end in BESIDE} - set(files):
+        (out_dir / file).unlink(missing_ok=True)  # of examples or images that were here
     for file in (*files, "meta.json"):
         os.replace(parts / file, out_dir / file)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nanodnt.data.packing import pack
-from nanodnt.data.prepared import Prepared
+from nanodnt.data.prepared import Tokens
 
 ANSWER, BEGIN = 1, 2  # marks of a token: it counts in the loss as a target; it is the first of an example
 
@@ -25,7 +25,7 @@ class Rows:
         yield from zip(self.starts[part].tolist(), self.lengths[part].tolist(), strict=True)
 
 
-class Examples(Prepared):
+class Examples(Tokens):
     """A prepared dataset of examples: rows of `block_size` inputs hold whole examples, and padding.
 
     An example of n tokens gives n - 1 inputs and their targets, which are -1 unless they belong to an answer. Which

@@ -2,11 +2,14 @@
 
 import hashlib
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from nanodnt.tokenizer import DATA, check_tokenizer
 
-KINDS = ("text", "examples")  # of datasets; a meta.json that names none is of a text
+MAX_CLASSES = 1 << 16  # of images: labels are uint16
 HASHED_AT_START = 1 << 30  # files up to this many bytes are hashed at every start (about a second)
 
 
@@ -25,8 +28,8 @@ def _advise(name: str) -> str:
 def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_AT_START) -> dict:
     """Read and check `data/<name>/meta.json` (`name` may also be the path of a prepared folder).
 
-    Kind, sizes, dtype and vocabulary are always checked; with `verify` also the sha256 of every file of at most
-    max_hashed_bytes. Raises ValueError with one line that says what is wrong and what to do.
+    Kind, sizes, dtype and vocabulary or classes are always checked; with `verify` also the sha256 of every file of at
+    most max_hashed_bytes. Raises ValueError with one line that says what is wrong and what to do.
     """
     folder = folder_of(name)
     path = folder / "meta.json"
@@ -37,7 +40,9 @@ def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_A
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         kind = meta.get("kind", "text")
-        ids, files = _read_entries(meta, folder) if kind in KINDS else ([], [])
+        if kind in KINDS:
+            entries = [e for split in ("train", "val") for e in KINDS[kind].entries(meta, meta["splits"][split])]
+            files = [(folder / Path(entry["file"]).name, size, str(entry["sha256"])) for entry, size in entries]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         problem = f"{type(e).__name__}: {e}".replace("\n", " ")
         raise ValueError(f"{path} is damaged ({problem}): {advice}") from None
@@ -46,10 +51,8 @@ def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_A
             f"{path} was prepared by a newer version (kind {str(kind)[:20]!r} is none of {', '.join(KINDS)}): use that "
             f"version, or {advice}"
         )
-    if max(ids) >= meta["vocab_size"]:
-        raise ValueError(f"{path}: token id {max(ids)} is beyond the vocabulary of {meta['vocab_size']}: {advice}")
     try:
-        check_tokenizer(meta, path)
+        KINDS[kind].check(meta, path)
     except ValueError as e:
         raise ValueError(f"{e}: {advice}") from None
     for file, expected, digest in files:
@@ -62,21 +65,60 @@ def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_A
     return meta
 
 
-def _read_entries(meta, folder):
-    """The ids that must be in the vocabulary, and [(file, bytes, sha256)]. KeyError and others where it is damaged."""
-    itemsize, examples = {"uint16": 2, "uint32": 4}[meta["dtype"]], meta.get("kind") == "examples"
-    _read_int(meta, "vocab_size")
-    ids, files = [0 if meta["eot"] is None and not examples else _read_int(meta, "eot")], []
-    for part in (meta["splits"][split] for split in ("train", "val")):
-        ids.append(_read_int(part, "max_id"))
-        entries = [(part, itemsize)]
-        if examples:
-            _read_int(part, "examples")
-            entries.append((part["marks"], 1))
-        for entry, size in entries:
-            file = folder / Path(entry["file"]).name
-            files.append((file, _read_int(part, "tokens") * size, str(entry["sha256"])))
-    return ids, files
+# ------------------------------------------------------------------------------------------------ kinds of datasets
+
+# What a split's entry in meta.json names, [(entry with file and sha256, bytes of the file)]. KeyError and others where
+# meta.json is damaged.
+
+
+def _text_entries(meta, part):
+    _read_int(meta, "vocab_size"), _read_int(part, "max_id")
+    if meta["eot"] is not None:
+        _read_int(meta, "eot")
+    return [(part, _read_int(part, "tokens") * {"uint16": 2, "uint32": 4}[meta["dtype"]])]
+
+
+def _example_entries(meta, part):
+    _read_int(meta, "eot"), _read_int(part, "examples")
+    return [*_text_entries(meta, part), (part["marks"], part["tokens"])]
+
+
+def _image_entries(meta, part):
+    side, channels, n = meta["image_size"], _read_int(meta, "channels"), _read_int(part, "images")
+    right = {
+        "image_size": side is None or type(side) is int and side > 0,
+        "channels": channels in (1, 3),
+        "classes": type(meta["classes"]) is list and 1 <= len(meta["classes"]) <= MAX_CLASSES,
+        "mean": len(meta["mean"]) == channels and all(map(math.isfinite, meta["mean"])),
+        "std": len(meta["std"]) == channels and all(0 < value < math.inf for value in meta["std"]),
+        "images": n > 0,
+    }
+    if not all(right.values()):
+        name = next(name for name, is_right in right.items() if not is_right)
+        raise ValueError(f"{name} is {str((part | meta)[name])[:80]}")
+    return [(part, _read_int(part, "bytes")), (part["offsets"], 8 * (n + 1)), (part["labels"], 2 * n)]
+
+
+def _check_vocabulary(meta, path):
+    """ValueError unless the ids that occur, and end of text, are in the vocabulary of a tokenizer we know."""
+    ids = [meta["eot"] or 0, *(meta["splits"][split]["max_id"] for split in ("train", "val"))]
+    if max(ids) >= meta["vocab_size"]:
+        raise ValueError(f"{path}: token id {max(ids)} is beyond the vocabulary of {meta['vocab_size']}")
+    check_tokenizer(meta, path)
+
+
+class Kind(NamedTuple):
+    """A kind of dataset: which files a split has, and what must fit together in its meta.json."""
+
+    entries: Callable  # (meta, a split's entry) → [(entry with file and sha256, bytes)]
+    check: Callable  # (meta, path of meta.json), ValueError
+
+
+KINDS = {  # a meta.json that names none is of a text
+    "text": Kind(_text_entries, _check_vocabulary),
+    "examples": Kind(_example_entries, _check_vocabulary),
+    "images": Kind(_image_entries, lambda meta, path: None),  # its entries are all that must be right
+}
 
 
 def _read_int(values: dict, key: str) -> int:

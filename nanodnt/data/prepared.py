@@ -1,4 +1,5 @@
-"""What every kind of dataset shares: token ids from files, the order of an epoch, evenly spaced validation rows."""
+"""What every kind of dataset shares: files, the order of an epoch, evenly spaced validation rows; and what texts and
+examples share: rows of token ids."""
 
 from pathlib import Path
 
@@ -9,35 +10,70 @@ from nanodnt.data.order import mix, permutation
 
 
 class Prepared:
-    """A prepared dataset of the kind `kind`, read as rows of `block_size` inputs and their targets.
+    """A prepared dataset of the kind `kind`, a row of which is `block_size` tokens for the network.
 
-    A kind says how many rows there are, `windows` to train on in an epoch and `val_windows`, and how `_rows` reads
-    them. Files are read, not mapped, so resident memory does not grow however long the run.
+    A kind says how many rows there are, `windows` to train on in an epoch and `val_windows`. Files are read, not
+    mapped, so resident memory does not grow however long the run.
     """
 
     kind: str  # as meta.json spells it
     windows: int
     val_windows: int
 
-    def __init__(self, name: str, block_size: int, seed: int = 1337, verify: bool = True, doc_mask: bool = False):
+    def __init__(self, name: str, block_size: int, seed: int = 1337, verify: bool = True):
         self.meta = load_meta(name, verify)
         if (kind := self.meta.get("kind", "text")) != self.kind:
             raise ValueError(f"dataset {name!r} is of kind {kind}, and this reads {self.kind}: choose another dataset")
-        self.name, self.block_size, self.seed, self.doc_mask = name, block_size, seed, doc_mask
-        self.dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
+        self.name, self.block_size, self.seed = name, block_size, seed
         self.splits = {split: self.meta["splits"][split] for split in ("train", "val")}
         self.files = {split: self._open(part["file"]) for split, part in self.splits.items()}
-
-    def batch(self, step: int, batch_size: int, rows: slice = slice(None)) -> tuple:
-        """Rows `rows` of the batch of `step` (from 0): inputs, targets and, with doc_mask, each input's position in its
-        document; int64 arrays (rows, T). Targets of -1 do not count in the loss."""
-        return self._rows("train", self._draw(step, batch_size, rows))
 
     def validation(self, eval_tokens: int = 0) -> np.ndarray:
         """The validation rows, as `val_batch` takes them: evenly spaced, at most `eval_tokens` (0 = all)."""
         available = self.val_windows
         wanted = min(available, max(1, eval_tokens // self.block_size)) if eval_tokens else available
         return np.arange(wanted, dtype=np.int64) * available // wanted
+
+    def _draw(self, step, batch_size, rows=slice(None)):
+        """What the rows `rows` of the batch of `step` are read from: without replacement within an epoch."""
+        index = step * batch_size + np.arange(batch_size, dtype=np.int64)[rows]
+        epoch, position = np.divmod(index, self.windows)
+        chosen = np.empty_like(index)
+        for e in np.unique(epoch):
+            key = mix(mix(self.seed) + int(e))
+            chosen[epoch == e] = self._place(permutation(position[epoch == e], self.windows, key), key)
+        return chosen
+
+    def _place(self, windows, key):
+        """What these windows of the epoch with this key are read from."""
+        return windows
+
+    def _open(self, file):
+        return open(folder_of(self.name) / Path(file).name, "rb", buffering=0)
+
+    def _read_values(self, file, dtype, start, n):
+        file.seek(start * dtype.itemsize)
+        raw = file.read(n * dtype.itemsize)
+        self._check_length(file, raw, n * dtype.itemsize)
+        return np.frombuffer(raw, dtype)
+
+    def _check_length(self, file, raw, expected):
+        if len(raw) != expected:
+            raise ValueError(f"{file.name} became shorter during the run; prepare {self.name!r} again")
+
+
+class Tokens(Prepared):
+    """A prepared dataset of token ids, read as rows of `block_size` inputs and their targets. `_rows` reads them."""
+
+    def __init__(self, name: str, block_size: int, seed: int = 1337, verify: bool = True, doc_mask: bool = False):
+        super().__init__(name, block_size, seed, verify)
+        self.doc_mask = doc_mask
+        self.dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
+
+    def batch(self, step: int, batch_size: int, rows: slice = slice(None)) -> tuple:
+        """Rows `rows` of the batch of `step` (from 0): inputs, targets and, with doc_mask, each input's position in its
+        document; int64 arrays (rows, T). Targets of -1 do not count in the loss."""
+        return self._rows("train", self._draw(step, batch_size, rows))
 
     def val_batch(self, chosen: np.ndarray, size: int) -> tuple:
         """Some rows of `validation`, as in `batch`, int64 arrays (size, T). Further rows have targets -1, so that every
@@ -49,23 +85,6 @@ class Prepared:
                 whole[: len(chosen)] = part
         return batch
 
-    def _draw(self, step, batch_size, rows=slice(None)):
-        """What `_rows` takes for the rows `rows` of the batch of `step`: without replacement within an epoch."""
-        index = step * batch_size + np.arange(batch_size, dtype=np.int64)[rows]
-        epoch, position = np.divmod(index, self.windows)
-        chosen = np.empty_like(index)
-        for e in np.unique(epoch):
-            key = mix(mix(self.seed) + int(e))
-            chosen[epoch == e] = self._place(permutation(position[epoch == e], self.windows, key), key)
-        return chosen
-
-    def _place(self, windows, key):
-        """What `_rows` takes for these windows of the epoch with this key."""
-        return windows
-
-    def _open(self, file):
-        return open(folder_of(self.name) / Path(file).name, "rb", buffering=0)
-
     def _read(self, split, start, n):
         """n token ids of a split from its token `start` on, int64."""
         ids = self._read_values(self.files[split], self.dtype, start, n).astype(np.int64)
@@ -75,10 +94,3 @@ class Prepared:
                 f"{self.meta['vocab_size']} in its meta.json; prepare {self.name!r} again"
             )
         return ids
-
-    def _read_values(self, file, dtype, start, n):
-        file.seek(start * dtype.itemsize)
-        raw = file.read(n * dtype.itemsize)
-        if len(raw) != n * dtype.itemsize:
-            raise ValueError(f"{file.name} became shorter during the run; prepare {self.name!r} again")
-        return np.frombuffer(raw, dtype)

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from nanodnt.data.prepared import Prepared
+from nanodnt.data.prepared import Tokens
 from nanodnt.tokenizer import parse_json, start_of
 
 
-class Dataset(Prepared):
+class Dataset(Tokens):
     """A prepared text cut into windows of `block_size` + 1 tokens.
 
     Training windows of one epoch do not overlap and are drawn in a pseudorandom order without replacement. Every epoch

@@ -1,0 +1,187 @@
+"""Batches of images with labels: decoded and augmented by threads, and still a function of the step."""
+
+import io
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from nanodnt.data.augment import NONE, Augment, fit
+from nanodnt.data.order import mix
+from nanodnt.data.prepared import Prepared
+
+MODES = {1: "L", 3: "RGB"}  # Pillow's names for 8-bit gray and colour, by channels
+WIDE = ("I", "F")  # Pillow's modes with more than 8 bits begin so: converting them would cut values off
+FORMATS = ("PNG", "JPEG")
+PIXELS, MIXING = 0, 1  # what a random number is for: each has a generator of its own
+
+
+class Images(Prepared):
+    """A prepared dataset of images, read as float32 (rows, C, S, S) with their labels.
+
+    In every epoch each image comes once, in another order. What is drawn at random for an image (crop, flip, ...)
+    depends on the seed, the step and its index in the whole batch alone: so a batch is the same for any number of
+    `workers` (threads; 0 = the cores that this process may use), processes, and resumed or not.
+
+    `image_size` is S; `block_size` is the tokens that the network makes of an image, with which tokens are counted.
+    ValueError, one line, where the dataset has images of one size and it is not S, or its files do not fit together.
+    """
+
+    kind = "images"
+
+    def __init__(
+        self,
+        name: str,
+        block_size: int,
+        seed: int = 1337,
+        verify: bool = True,
+        *,
+        image_size: int,
+        augment: Augment | None = None,
+        workers: int = 0,
+    ):
+        super().__init__(name, block_size, seed, verify)
+        self.channels, self.size, self.augment = self.meta["channels"], image_size, augment or NONE
+        self.augment.check()
+        check_size(image_size, self.meta["image_size"], self.augment, name)
+        self.offsets = {split: self._read_offsets(split) for split in self.splits}
+        self.labels = {split: self._read_labels(split) for split in self.splits}
+        self.windows, self.val_windows = (len(self.labels[split]) for split in ("train", "val"))
+        shape = (self.channels, 1, 1)
+        self.mean, self.std = (np.reshape(self.meta[key], shape).astype(np.float32) for key in ("mean", "std"))
+        fill = tuple(round(255 * value) for value in self.meta["mean"])  # what rotations and shifts bring in
+        self.fill = fill if self.channels == 3 else fill[0]
+        self.workers = workers or threads()
+        self.pool = ThreadPoolExecutor(self.workers, thread_name_prefix="images")
+
+    def describe(self) -> str:
+        """What an epoch is, in words."""
+        return f"{self.windows:,} images an epoch, of {len(self.meta['classes']):,} classes"
+
+    def counted(self, step: int, batch_size: int) -> int:
+        """0: all targets of all batches count in the loss."""
+        return 0
+
+    def batch(self, step: int, batch_size: int, rows: slice = slice(None)) -> tuple:
+        """Rows `rows` of the batch of `step` (from 0): images float32 (rows, C, S, S), normalised by the dataset's mean
+        and standard deviation, and labels int64 (rows,).
+
+        With mixup or cutmix an image is mixed with its neighbour in the whole batch, also if another process has that.
+        Then there are also other labels int64 (rows,), the neighbours', and share float32 (rows,), that of the image's
+        own label."""
+        index = np.arange(batch_size, dtype=np.int64)[rows]
+        if not self.augment.mixes:
+            return self._decode("train", self._draw(step, batch_size, rows), self._generators(step, index))
+        partner = np.where((index ^ 1) < batch_size, index ^ 1, index)
+        needed, at = np.unique(np.concatenate([index, partner]), return_inverse=True)
+        chosen = self._draw(step, batch_size)[needed]
+        images, labels = self._decode("train", chosen, self._generators(step, needed))
+        own, other = at[: len(index)], at[len(index) :]
+        mixed, share = images[own], np.ones(len(index), np.float32)
+        for row, i in enumerate(index.tolist()):
+            if own[row] != other[row]:
+                share[row] = self.augment.mix(mixed[row], images[other[row]], self._generator(step, i, MIXING))
+        return mixed, labels[own], labels[other], share
+
+    def val_batch(self, chosen: np.ndarray, size: int) -> tuple:
+        """Some rows of `validation`, never augmented, with the parts of `batch` and `size` rows. Further rows are zeros
+        with label -1, so that every evaluation batch has one shape."""
+        images = np.zeros((size, self.channels, self.size, self.size), np.float32)
+        labels = np.full(size, -1, np.int64)
+        images[: len(chosen)], labels[: len(chosen)] = self._decode("val", chosen, [None] * len(chosen))
+        return (images, labels, labels, np.ones(size, np.float32)) if self.augment.mixes else (images, labels)
+
+    def _generator(self, step, index, purpose):
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence([mix(self.seed), step, index, purpose])))
+
+    def _generators(self, step, index):
+        """One for each image; or None for it where nothing is drawn."""
+        changes = self.augment.changes
+        return [self._generator(step, i, PIXELS) if changes else None for i in index.tolist()]
+
+    def _decode(self, split, chosen, generators):
+        """Images float32 (n, C, S, S) and labels int64 (n,) of a split, augmented where there is a generator."""
+        images = np.empty((len(chosen), self.channels, self.size, self.size), np.float32)
+
+        def work(part):
+            for row in range(*part.indices(len(chosen))):
+                image = self._image(split, int(chosen[row]))
+                if generators[row] is None:
+                    image = fit(image, self.size)
+                else:
+                    image = self.augment.change(image, self.size, self.fill, generators[row])
+                pixels = np.asarray(image, np.float32).reshape(self.size, self.size, self.channels)
+                images[row] = (pixels.transpose(2, 0, 1) / 255 - self.mean) / self.std
+
+        # Several parts a thread, since images take unequal time; not one an image, since handing over takes time too.
+        length = -(-len(chosen) // (4 * self.workers)) or 1
+        list(self.pool.map(work, [slice(start, start + length) for start in range(0, len(chosen), length)]))
+        return images, self.labels[split][chosen]
+
+    def _image(self, split, number):
+        start, end = self.offsets[split][number : number + 2].tolist()
+        file = self.files[split]
+        raw = os.pread(file.fileno(), end - start, start)  # not seek and read: threads share the file
+        self._check_length(file, raw, end - start)
+        try:
+            return open_image(raw, self.channels, self.meta["image_size"])
+        except ValueError as e:
+            raise ValueError(f"image {number:,} of {file.name} {e}: prepare {self.name!r} again") from None
+
+    def _read_offsets(self, split):
+        """Where the images of a split begin in its file, and where the last one ends: int64 (n + 1,)."""
+        part = self.splits[split]
+        with self._open(part["offsets"]["file"]) as file:
+            offsets = self._read_values(file, np.dtype("<u8"), 0, part["images"] + 1)
+        if offsets[0] or offsets[-1] != part["bytes"] or (offsets[1:] <= offsets[:-1]).any():
+            raise ValueError(f"{file.name} does not ascend from 0 to {part['bytes']:,}: prepare {self.name!r} again")
+        return offsets.astype(np.int64)
+
+    def _read_labels(self, split):
+        part, classes = self.splits[split], len(self.meta["classes"])
+        with self._open(part["labels"]["file"]) as file:
+            labels = self._read_values(file, np.dtype("<u2"), 0, part["images"]).astype(np.int64)
+        if labels.max() >= classes:
+            raise ValueError(
+                f"{file.name} holds label {labels.max()}, and there are {classes:,} classes (from 0): prepare "
+                f"{self.name!r} again"
+            )
+        return labels
+
+
+def open_image(raw: bytes, channels: int, side: int | None):
+    """The Pillow image that PNG or JPEG bytes hold, in mode L (1 channel) or RGB (3).
+
+    With a `side` it must have this width, height and mode; without one it is converted to the mode. ValueError, to be
+    read after the name of the image, where it cannot be decoded or does not fit."""
+    from PIL import Image
+
+    mode = MODES[channels]
+    try:
+        image = Image.open(io.BytesIO(raw), formats=FORMATS)
+        size = image.size
+        if side is None or size == (side, side):  # else it is refused below, and not worth decoding
+            image.load()
+    except Exception as e:  # Pillow raises many kinds; among them one for an image that is a decompression bomb
+        raise ValueError(f"cannot be decoded ({type(e).__name__}: {str(e)[:100]})".replace("\n", " ")) from None
+    if side is not None and size != (side, side):
+        raise ValueError(f"has {size[0]} × {size[1]} pixels instead of {side} × {side}")
+    if side is not None and image.mode != mode or image.mode.startswith(WIDE):
+        raise ValueError(f"is of mode {image.mode} instead of {mode} (channels={channels}, of 8 bits)")
+    return image.convert(mode)
+
+
+def check_size(image_size: int, side: int | None, augment: Augment, name: str) -> None:
+    """ValueError unless images of the dataset `name`, which have this `side` or None, can become `image_size`."""
+    if side not in (None, image_size):
+        raise ValueError(f"image_size={image_size}, and images of {name!r} are {side} × {side}: set image_size={side}")
+    if image_size < 1:
+        raise ValueError(f"image_size={image_size}, and images of {name!r} have several sizes: set it to 1 or more")
+    if augment.crop_padding >= image_size:
+        raise ValueError(f"crop_padding={augment.crop_padding} must be below image_size={image_size}")
+
+
+def threads() -> int:
+    """Cores that this process may use, shared with the other processes of its machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
