@@ -2,7 +2,8 @@
 
 Operations, ranges, noise and the chance of each to be left out are those of timm's `rand-m9-mstd0.5-inc1`, whose
 strength grows with the magnitude ("inc"). [I] The DNT paper writes "RandAug (9, 0.5)" and no more. Rotations, shears
-and shifts are bicubic, where timm also draws between that and bilinear.
+and shifts are bicubic, where timm also draws between that and bilinear; and posterize leaves one bit at least, where
+timm takes that too at magnitude 10.
 """
 
 import numpy as np
@@ -14,38 +15,56 @@ LARGEST = 10  # magnitude
 CUBIC = Image.Resampling.BICUBIC
 
 
-def _affine(image, matrix, fill):
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, CUBIC, fillcolor=fill)
+def _plain(change):
+    return lambda image, level, sign, fill: change(image)
 
 
 def _enhance(kind):
     return lambda image, level, sign, fill: kind(image).enhance(max(0.1, 1 + sign * 0.9 * level))
 
 
-def _brighten_dark(image, amount):
-    return image.point([i + amount if i < 128 else i for i in range(256)] * len(image.getbands()))
+def _posterize(image, level, sign, fill):
+    return ImageOps.posterize(image, max(1, 4 - int(4 * level)))
+
+
+def _solarize(image, level, sign, fill):
+    return ImageOps.solarize(image, 256 - int(256 * level))
+
+
+def _solarize_add(image, level, sign, fill):
+    return image.point([i + int(110 * level) if i < 128 else i for i in range(256)] * len(image.getbands()))
+
+
+def _rotate(image, level, sign, fill):
+    return image.rotate(sign * 30 * level, CUBIC, fillcolor=fill)
+
+
+def _affine(matrix):
+    """`matrix(v, width, height)` says where the pixel (x, y) comes from: a·x + b·y + c, d·x + e·y + f. v: -1 to 1."""
+
+    def operation(image, level, sign, fill):
+        values = matrix(sign * level, *image.size)
+        return image.transform(image.size, Image.Transform.AFFINE, values, CUBIC, fillcolor=fill)
+
+    return operation
 
 
 OPERATIONS = {  # name: f(image, level from 0 to 1, sign of -1 or 1, colour that comes in from outside)
-    "auto_contrast": lambda image, level, sign, fill: ImageOps.autocontrast(image),
-    "equalize": lambda image, level, sign, fill: ImageOps.equalize(image),
-    "invert": lambda image, level, sign, fill: ImageOps.invert(image),
-    "posterize": lambda image, level, sign, fill: ImageOps.posterize(image, 4 - int(4 * level)),  # to so many bits
-    "solarize": lambda image, level, sign, fill: ImageOps.solarize(image, 256 - int(256 * level)),
-    "solarize_add": lambda image, level, sign, fill: _brighten_dark(image, int(110 * level)),
+    "auto_contrast": _plain(ImageOps.autocontrast),
+    "equalize": _plain(ImageOps.equalize),
+    "invert": _plain(ImageOps.invert),
+    "posterize": _posterize,
+    "solarize": _solarize,
+    "solarize_add": _solarize_add,
     "color": _enhance(ImageEnhance.Color),
     "contrast": _enhance(ImageEnhance.Contrast),
     "brightness": _enhance(ImageEnhance.Brightness),
     "sharpness": _enhance(ImageEnhance.Sharpness),
-    "rotate": lambda image, level, sign, fill: image.rotate(sign * 30 * level, CUBIC, fillcolor=fill),  # degrees
-    "shear_x": lambda image, level, sign, fill: _affine(image, (1, sign * 0.3 * level, 0, 0, 1, 0), fill),
-    "shear_y": lambda image, level, sign, fill: _affine(image, (1, 0, 0, sign * 0.3 * level, 1, 0), fill),
-    "shift_x": lambda image, level, sign, fill: _affine(
-        image, (1, 0, sign * 0.45 * level * image.width, 0, 1, 0), fill
-    ),
-    "shift_y": lambda image, level, sign, fill: _affine(
-        image, (1, 0, 0, 0, 1, sign * 0.45 * level * image.height), fill
-    ),
+    "rotate": _rotate,
+    "shear_x": _affine(lambda v, width, height: (1, 0.3 * v, 0, 0, 1, 0)),
+    "shear_y": _affine(lambda v, width, height: (1, 0, 0, 0.3 * v, 1, 0)),
+    "shift_x": _affine(lambda v, width, height: (1, 0, 0.45 * v * width, 0, 1, 0)),
+    "shift_y": _affine(lambda v, width, height: (1, 0, 0, 0, 1, 0.45 * v * height)),
 }
 NAMES = tuple(OPERATIONS)
 
@@ -54,6 +73,6 @@ def rand_augment(image, magnitude: float, std: float, fill, rng: np.random.Gener
     """`image` after two operations, drawn with replacement, each with a magnitude from N(magnitude, std), 0 to 10."""
     for _ in range(COUNT):
         name, left_out = NAMES[rng.integers(len(NAMES))], rng.random() >= CHANCE
-        level, sign = np.clip(rng.normal(magnitude, std), 0, LARGEST) / LARGEST, rng.choice((-1, 1))
-        image = image if left_out else OPERATIONS[name](image, float(level), int(sign), fill)
+        level, sign = rng.normal(magnitude, std) / LARGEST, 2 * int(rng.integers(2)) - 1
+        image = image if left_out else OPERATIONS[name](image, min(1, max(0, level)), sign, fill)
     return image
