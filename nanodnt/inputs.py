@@ -1,5 +1,5 @@
 """What a user names to prepare a dataset from: files, their records, a tokenizer, a place to write to. Shared by the
-scripts data/local/prepare.py and data/sft/prepare.py."""
+scripts prepare.py of data/local, data/sft and data/local_images."""
 
 import json
 import re
@@ -14,13 +14,18 @@ from nanodnt.tokenizer import END_OF_TEXT, Tokenizer
 
 def check_place(args, out: Path) -> None:
     """ValueError for a --name, --val_fraction or --input that is wrong in itself, or where `out` cannot be written."""
-    if not re.fullmatch(r"\w[\w.-]*", args.name, re.ASCII):
-        raise ValueError(f"--name={args.name!r}: use letters, digits and '_', after the first also '.' and '-'")
-    if (out / "prepare.py").exists():
-        raise ValueError(f"{out} is the source folder of another dataset: give another --name")
+    check_name(args.name, out)
     if not 0 < args.val_fraction < 1:
         raise ValueError(f"--val_fraction={args.val_fraction} must be above 0 and below 1")
     check_input("input", args.input, out)
+
+
+def check_name(name: str, out: Path) -> None:
+    """ValueError for a --name of a dataset that cannot be one, or where a prepare script's folder would be its own."""
+    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+        raise ValueError(f"--name={name!r}: use letters, digits and '_', after the first also '.' and '-'")
+    if (out / "prepare.py").exists():
+        raise ValueError(f"{out} is the source folder of another dataset: give another --name")
 
 
 def check_input(flag: str, path: Path, out: Path) -> None:

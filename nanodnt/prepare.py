@@ -337,21 +337,32 @@ def download(url: str, path: Path, checksum: str | None, digest=sha256) -> Path:
     return path
 
 
-def hub_files(repo: str, revision: str, patterns: list, out_dir: Path, download_gb: float, work_gb: float) -> tuple:
+def hub_files(
+    repo: str,
+    revision: str,
+    patterns: list,
+    out_dir: Path,
+    download_gb: float,
+    work_gb: float,
+    tokenizer: str | None = "gpt2",
+    hint: str = "check the network and --revision",
+) -> tuple:
     """Download the files of a Hugging Face Hub dataset that match `patterns`.
 
     Returns (commit hash, [sorted paths per pattern]). The files go to the Hub's cache (HF_HOME moves it), where
     finished ones are found again. `download_gb` must be free there and `work_gb` in `out_dir`, less what is there
-    already. ValueError if they are not, if the network fails, or if a file does not have the Hub's sha256.
+    already. ValueError if they are not, if the network fails (with `hint`), if a file does not have the Hub's sha256,
+    or if the `tokenizer` that comes after the download cannot be had.
     """
     import datasets  # noqa: F401  (needed after the download: if it is missing, fail before)
     from huggingface_hub import constants, snapshot_download
 
-    Tokenizer(Tokenizer.meta_for("gpt2"))  # needed after the download too
+    if tokenizer:
+        Tokenizer(Tokenizer.meta_for(tokenizer))  # needed after the download too
     cache = Path(constants.HF_HUB_CACHE)
     here = _size(cache / f"datasets--{repo.replace('/', '--')}" / "blobs")
     check_disk({cache: download_gb * 1e9 - here, out_dir: work_gb * 1e9 - _size(out_dir / "parts")})
-    hint = "check the network and --revision, then run again (finished files are kept)"
+    hint += ", then run again (finished files are kept)"
     try:
         folder = Path(snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=patterns))
     except Exception as e:  # the HTTP client and the Hub's client raise many kinds

@@ -6,11 +6,13 @@ says where each begins, and where the last one ends (little-endian uint64); trai
 """
 
 import hashlib
+import io
 import json
 import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,8 +50,8 @@ def build(
     for an empty split; then an earlier dataset in `out_dir` is unchanged.
     """
     out_dir, classes = Path(out_dir), [str(name) for name in classes]
-    if not 1 <= len(classes) <= MAX_CLASSES:
-        raise ValueError(f"there are {len(classes):,} classes, and 1 to {MAX_CLASSES:,} can be stored")
+    if not 2 <= len(classes) <= MAX_CLASSES:
+        raise ValueError(f"there are {len(classes):,} classes ({classes[:1]} ...), and 2 to {MAX_CLASSES:,} are needed")
     with prepare.staging(out_dir, json.dumps([source, len(classes)])) as parts:
         found = {}
         for split, images in splits.items():
@@ -116,21 +118,19 @@ def _write_split(parts, split, images, total):
 def _measure(parts, n, image_size, channels):
     """Mean and standard deviation of each channel, of values from 0 to 1, over evenly spaced training images."""
     offsets = np.fromfile(parts / "train_offsets.bin", "<u8").tolist()
-    count, sums, squares = 0, np.zeros(channels, np.int64), np.zeros(channels, np.int64)
+    counts = np.zeros((channels, 256), np.int64)  # how often each value occurs: exact, and small for any image
     with open(parts / "train.bin", "rb") as f:
         for i in range(min(n, MEASURED)):
             number = i * n // min(n, MEASURED)
             f.seek(offsets[number])
             image = open_image(f.read(offsets[number + 1] - offsets[number]), channels, image_size)
-            pixels = np.asarray(image, np.int64).reshape(-1, channels)
-            count += len(pixels)
-            sums += pixels.sum(0)
-            squares += (pixels**2).sum(0)
-    mean = sums / count
-    std = np.sqrt(squares / count - mean**2)
-    if not (std > 0).all():
+            counts += np.reshape(image.histogram(), counts.shape)
+    shares, values = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
+    mean = shares @ values
+    std = np.sqrt(np.maximum(shares @ values**2 - mean**2, 0))
+    if (std < 1e-6).any():
         raise ValueError("all training images have one and the same value in a channel: there is nothing to learn")
-    return [round(value / 255, 6) for value in mean.tolist()], [round(value / 255, 6) for value in std.tolist()]
+    return [round(value, 6) for value in mean.tolist()], [round(value, 6) for value in std.tolist()]
 
 
 def _print_summary(meta, out_dir, train):
@@ -146,10 +146,80 @@ def _print_summary(meta, out_dir, train):
 
 def encode_png(pixels: np.ndarray) -> bytes:
     """PNG of uint8 pixels (height, width), gray, or (height, width, 3)."""
-    import io
-
     from PIL import Image
 
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format="PNG")
     return file.getvalue()
+
+
+# ---------------------------------------------------------------------------------------------- the Hugging Face Hub
+
+
+class HubImages(NamedTuple):
+    """A dataset of images on the Hugging Face Hub, as parquet files with a column of images and one of classes."""
+
+    name: str  # of the prepared dataset
+    repo: str
+    revision: str  # commit
+    patterns: list  # of the files to train on, and of those held out
+    columns: tuple  # of images and of labels
+    image_size: int | None
+    licence: str
+    gb: float  # to download, and to write
+    hint: str = "check the network and --revision"
+
+
+def build_from_hub(source: HubImages, doc: str, argv: list | None = None) -> None:
+    """A prepare script: `doc` is its --help. ValueError as in `build` and in `prepare.hub_files`."""
+    flags = prepare.parser(doc, source.name)
+    flags.add_argument(
+        "--revision", default=source.revision, help="commit or branch to download (default: %(default)s)"
+    )
+    args = flags.parse_args(argv)
+    place = (source.repo, args.revision, source.patterns, args.out_dir, source.gb, source.gb)
+    commit, groups = prepare.hub_files(*place, tokenizer=None, hint=source.hint)
+    files = dict(zip(("train", "val"), groups, strict=True))
+    classes, images = {}, {}
+    for split in files:
+        classes[split], images[split] = hub_images(files[split], *source.columns)
+    check_classes(classes["train"], classes["val"])
+    build(
+        args.out_dir,
+        f"{source.repo} at {commit}",
+        source.licence,
+        classes["train"],
+        images,
+        image_size=source.image_size,
+        channels=3,
+        name=source.name,
+        totals={split: prepare.parquet_rows(files[split]) for split in files},
+    )
+
+
+def hub_images(files: list, image: str, label: str) -> tuple:
+    """The names of the classes, and an iterable of (where it is from, encoded bytes, label), of parquet files with
+    these columns. ValueError where they do not have them."""
+    import datasets
+
+    data = datasets.load_dataset("parquet", data_files=[str(f) for f in files], split="train", streaming=True)
+    kinds = {name: type(feature).__name__ for name, feature in (data.features or {}).items()}
+    if (kinds.get(image), kinds.get(label)) != ("Image", "ClassLabel"):
+        raise ValueError(
+            f"{files[0].name} needs a column {image!r} of images and a column {label!r} of classes, and has {kinds}: "
+            "check --revision"
+        )
+    rows = data.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))  # the bytes as they are
+    name = files[0].name.split("-")[0]
+    return data.features[label].names, (
+        (f"image {i:,} of {name}", row[image]["bytes"] or b"", -1 if row[label] is None else row[label])
+        for i, row in enumerate(rows)
+    )
+
+
+def check_classes(train: list, val: list) -> None:
+    """ValueError unless both splits have the same classes."""
+    different = sorted(set(train) ^ set(val))
+    if different or train != val:
+        names = ", ".join(map(repr, different[:5])) or "their order"
+        raise ValueError(f"the classes of train and val differ: {names}")

@@ -14,6 +14,7 @@ from nanodnt.data.images import Images
 from nanodnt.data.meta import folder_of, load_meta, sha256
 from nanodnt.data.order import permutation
 from nanodnt.data.prefetch import Prefetch
+from nanodnt.data.prepared import Prepared
 from nanodnt.data.windows import Dataset
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Examples",
     "Images",
     "Prefetch",
+    "Prepared",
     "folder_of",
     "load_meta",
     "open_dataset",

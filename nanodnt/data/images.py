@@ -52,6 +52,10 @@ class Images(Prepared):
         fill = tuple(round(255 * value) for value in self.meta["mean"])  # what rotations and shifts bring in
         self.fill = fill if self.channels == 3 else fill[0]
         self.workers = workers or threads()
+        try:
+            import PIL.Image  # noqa: F401  (threads need it later: if it is missing, fail here)
+        except ImportError:
+            raise ValueError("images need Pillow: pip install -r requirements.txt") from None
         self.pool = ThreadPoolExecutor(self.workers, thread_name_prefix="images")
 
     def describe(self) -> str:

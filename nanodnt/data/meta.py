@@ -88,7 +88,7 @@ def _image_entries(meta, part):
     right = {
         "image_size": side is None or type(side) is int and side > 0,
         "channels": channels in (1, 3),
-        "classes": type(meta["classes"]) is list and 1 <= len(meta["classes"]) <= MAX_CLASSES,
+        "classes": type(meta["classes"]) is list and 2 <= len(meta["classes"]) <= MAX_CLASSES,
         "mean": len(meta["mean"]) == channels and all(map(math.isfinite, meta["mean"])),
         "std": len(meta["std"]) == channels and all(0 < value < math.inf for value in meta["std"]),
         "images": n > 0,

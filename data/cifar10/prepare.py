@@ -1,0 +1,34 @@
+"""CIFAR-10: 10 classes, 50,000 images to train on and the 10,000 of its test set for validation.
+
+Colour images of 32 × 32 pixels from the Hugging Face Hub (uoft-cs/cifar10), 0.15 GB. They go to the Hugging Face cache,
+which HF_HOME moves, where they are found again, and as much to data/cifar10. The authors state no licence; they ask for
+a citation: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
+
+    python data/cifar10/prepare.py
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from nanodnt import prepare
+from nanodnt.prepare_images import HubImages, build_from_hub
+
+SOURCE = HubImages(
+    name="cifar10",
+    repo="uoft-cs/cifar10",
+    revision="0b2714987fa478483af9968de7c934580d0bb9a2",
+    patterns=["plain_text/train-*.parquet", "plain_text/test-*.parquet"],
+    columns=("img", "label"),
+    image_size=32,
+    licence="none stated; cite Krizhevsky 2009",
+    gb=0.15,
+)
+
+
+def main(argv=None):
+    build_from_hub(SOURCE, __doc__, argv)
+
+
+if __name__ == "__main__":
+    prepare.run(main)

@@ -1,0 +1,34 @@
+"""CIFAR-100: 100 classes (its fine labels), 50,000 images to train on and the 10,000 of its test set for validation.
+
+Colour images of 32 × 32 pixels from the Hugging Face Hub (uoft-cs/cifar100), 0.15 GB. They go to the Hugging Face
+cache, which HF_HOME moves, where they are found again, and as much to data/cifar100. The authors state no licence; they
+ask for a citation: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
+
+    python data/cifar100/prepare.py
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from nanodnt import prepare
+from nanodnt.prepare_images import HubImages, build_from_hub
+
+SOURCE = HubImages(
+    name="cifar100",
+    repo="uoft-cs/cifar100",
+    revision="aadb3af77e9048adbea6b47c21a81e47dd092ae5",
+    patterns=["cifar100/train-*.parquet", "cifar100/test-*.parquet"],
+    columns=("img", "fine_label"),
+    image_size=32,
+    licence="none stated; cite Krizhevsky 2009",
+    gb=0.15,
+)
+
+
+def main(argv=None):
+    build_from_hub(SOURCE, __doc__, argv)
+
+
+if __name__ == "__main__":
+    prepare.run(main)

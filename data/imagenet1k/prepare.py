@@ -1,0 +1,39 @@
+"""ImageNet-1k (ILSVRC 2012): 1,281,167 images to train on, 50,000 for validation, 1,000 classes.
+
+For non-commercial research and education only. Accept its terms at https://huggingface.co/datasets/ILSVRC/imagenet-1k
+and log in with `hf auth login` before. Then this downloads 154 GB to the Hugging Face cache, which HF_HOME moves, and
+writes as much to data/imagenet1k; both are checked first. Run it again after a kill: finished downloads are kept.
+
+The JPEG files stay as they are. They have several sizes, and some are gray or CMYK: reading makes RGB of them. Each is
+decoded once here, on all cores, to see that it can be.
+
+    python data/imagenet1k/prepare.py
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from nanodnt import prepare
+from nanodnt.prepare_images import HubImages, build_from_hub
+
+SOURCE = HubImages(
+    name="imagenet1k",
+    repo="ILSVRC/imagenet-1k",
+    revision="49e2ee26f3810fb5a7536bbf732a7b07389a47b5",
+    patterns=["data/train-*.parquet", "data/validation-*.parquet"],
+    columns=("image", "label"),
+    image_size=None,
+    licence="non-commercial research and education only: https://image-net.org/download",
+    gb=154,
+    hint="accept the terms at https://huggingface.co/datasets/ILSVRC/imagenet-1k and log in with `hf auth login`, "
+    "check the network and --revision",
+)
+
+
+def main(argv=None):
+    build_from_hub(SOURCE, __doc__, argv)
+
+
+if __name__ == "__main__":
+    prepare.run(main)
