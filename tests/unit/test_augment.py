@@ -1,0 +1,255 @@
+"""Random changes of images, against numpy and against the distributions that they are drawn from."""
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nanodnt.data import Augment, augment
+from nanodnt.data import rand_augment as module
+from nanodnt.data.rand_augment import OPERATIONS, rand_augment
+from support.images import noise
+
+GRAY, COLOUR = Image.fromarray(noise(20, 30)), Image.fromarray(noise(20, 30, 3))
+
+
+def generator(seed=0):
+    return np.random.default_rng(seed)
+
+
+def pixels(image):
+    return np.asarray(image).astype(int)
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        (dict(crop_area=0), "crop_area=0 must be above 0"),
+        (dict(crop_area=1.1), "crop_area=1.1"),
+        (dict(crop_area=float("nan")), "crop_area=nan"),
+        (dict(crop_padding=-1), "crop_padding=-1"),
+        (dict(rand_augment=10.5), "rand_augment=10.5 must be 0, which is off, or a magnitude of at most 10"),
+        (dict(rand_augment=-1), "rand_augment=-1"),
+        (dict(rand_augment_std=-1), "rand_augment_std=-1"),
+        (dict(rand_augment_std=float("inf")), "rand_augment_std=inf"),
+        (dict(mixup=-0.1), "mixup=-0.1"),
+        (dict(cutmix=float("inf")), "cutmix=inf"),
+        (dict(crop_area=0.5, crop_padding=2), "two kinds of crops: set crop_area=1 or crop_padding=0"),
+    ],
+)
+def test_values_out_of_range(values, words):
+    Augment().check()
+    with pytest.raises(ValueError) as error:
+        Augment(**values).check()
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_of_reads_a_config_and_flags_say_what_is_on():
+    values = dict(crop_area=0.08, crop_padding=0, flip=True, rand_augment=9.0, mixup=0.8, cutmix=0.0)
+    found = Augment.of(types.SimpleNamespace(**values, rand_augment_std=0.7, dataset="x"))
+    assert dataclasses.asdict(found) == values | {"rand_augment_std": 0.7}
+    assert found.flags() == ["--crop_area=0.08", "--flip=True", "--rand_augment=9.0", "--mixup=0.8"]
+    assert Augment(rand_augment_std=1).flags() == [] and not Augment().changes and not Augment().mixes
+    for on in (dict(crop_area=0.9), dict(crop_padding=1), dict(flip=True), dict(rand_augment=1)):
+        assert Augment(**on).changes and not Augment(**on).mixes
+    assert Augment(mixup=0.1).mixes and Augment(cutmix=0.1).mixes and not Augment(mixup=1, cutmix=1).changes
+
+
+# --------------------------------------------------------------------------------------------------- crops and flips
+
+
+def boxes(monkeypatch, image, least, count):
+    """The parts that `count` crops take: (count, 4) left, top, right, bottom."""
+    found = []
+    monkeypatch.setattr(augment, "_resize", lambda image, side, box: found.append(box))
+    rng = generator()
+    for _ in range(count):
+        augment.crop(image, 8, least, rng)
+    return np.array(found)
+
+
+def test_crops_have_areas_and_aspects_of_their_distributions(monkeypatch):
+    found = boxes(monkeypatch, Image.new("L", (1000, 1000)), 0.1, 4000)
+    width, height = found[:, 2] - found[:, 0], found[:, 3] - found[:, 1]
+    assert found.min() >= 0 and found.max() <= 1000
+    area, aspect = width * height / 1e6, np.log(width / height)
+    assert 0.099 < area.min() < 0.11 and np.abs(aspect).max() < np.log(4 / 3) + 0.01
+    small = area < 0.5  # all of these fit into the image, so none is drawn again
+    for values, low, high in ((area[small], 0.1, 0.5), (aspect[small], -np.log(4 / 3), np.log(4 / 3))):
+        share = np.sort((values - low) / (high - low))
+        assert np.abs(share - np.linspace(0, 1, len(share))).max() < 1.95 / len(share) ** 0.5  # Kolmogorov, p = 0.001
+    left = found[small, 0] / (1000 - width[small])
+    assert abs(left.mean() - 0.5) < 0.03 and left.min() < 0.01 and left.max() > 0.99
+
+
+def test_a_crop_that_never_fits_is_the_middle(monkeypatch):
+    wide, high = (boxes(monkeypatch, Image.new("L", size), 0.9, 3) for size in ((90, 9), (9, 90)))
+    np.testing.assert_allclose(wide, [[39, 0, 51, 9]] * 3)
+    np.testing.assert_allclose(high, [[0, 39, 9, 51]] * 3)
+
+
+def test_a_crop_is_that_part_resized():
+    image = Image.fromarray(np.add.outer(np.arange(100), np.zeros(100, int)).astype(np.uint8))
+    found = pixels(augment.crop(image, 50, 0.25, generator(3)))
+    assert found.shape == (50, 50) and (np.diff(found, axis=0) >= 0).all() and (found == found[:, :1]).all()
+    assert 40 < found[-1, 0] - found[0, 0] < 100
+    assert augment.crop(COLOUR, 7, 0.5, generator()).size == (7, 7)
+
+
+def test_padding_moves_and_brings_in_black():
+    image, rng, seen = Image.fromarray(noise(6, 6) // 2 + 100), generator(), set()
+    for _ in range(300):
+        found = pixels(Augment(crop_padding=2).change(image, 6, 0, rng))
+        for dy, dx in ((dy, dx) for dy in range(5) for dx in range(5)):
+            if (np.pad(pixels(image), 2)[dy : dy + 6, dx : dx + 6] == found).all():
+                seen.add((dy, dx))
+                break
+        else:
+            raise AssertionError("not the image, moved")
+    assert len(seen) == 25
+
+
+def test_every_second_image_is_flipped():
+    image, rng = Image.fromarray(noise(6, 6, 3)), generator()
+    found = [pixels(Augment(flip=True).change(image, 6, 0, rng)) for _ in range(400)]
+    flipped = [(image_ == pixels(image)[:, ::-1]).all() for image_ in found]
+    assert 160 < sum(flipped) < 240  # 4 sigma
+    assert all(f or (image_ == pixels(image)).all() for f, image_ in zip(flipped, found, strict=True))
+
+
+def test_an_image_of_another_size_is_fitted_where_nothing_crops_it():
+    found = Augment(flip=True).change(COLOUR, 8, 0, generator(1))
+    assert found.size == (8, 8)
+    assert augment.fit(COLOUR.crop((0, 0, 8, 8)), 8).size == (8, 8)
+    whole = Image.new("L", (1, 100_000), 7)
+    assert augment.fit(whole, 4).getextrema() == (7, 7) and augment.crop(whole, 4, 0.1, generator()).size == (4, 4)
+
+
+# ------------------------------------------------------------------------------------------------------- RandAugment
+
+
+@pytest.mark.parametrize("image", [GRAY, COLOUR], ids=["gray", "colour"])
+def test_operations_against_numpy(image):
+    x = pixels(image)
+
+    def run(name, level, sign=1):
+        found = OPERATIONS[name](image, level, sign, 9 if image.mode == "L" else (9, 9, 9))
+        assert found.mode == image.mode and found.size == image.size
+        return pixels(found)
+
+    assert (run("invert", 0.3) == 255 - x).all()
+    assert (run("solarize", 0.5) == np.where(x < 128, x, 255 - x)).all() and (run("solarize", 1) == 255 - x).all()
+    assert (run("solarize_add", 1) == np.where(x < 128, x + 110, x)).all()
+    assert (run("posterize", 0.5) == x // 64 * 64).all() and (run("posterize", 1) == x // 128 * 128).all()
+    low, high = x.min((0, 1)), x.max((0, 1))
+    assert np.abs(run("auto_contrast", 0) - (x - low) * 255 / (high - low)).max() <= 1
+    assert np.abs(run("brightness", 1, -1) - x * 0.1).max() <= 1
+    assert np.abs(run("brightness", 0.5) - np.minimum(x * 1.45, 255)).max() <= 1
+    assert run("contrast", 1, -1).std() == pytest.approx(0.1 * x.std(), rel=0.3)
+    assert run("sharpness", 1).std() > x.std() > run("sharpness", 1, -1).std()
+    dark = Image.fromarray(noise(60, 60, *x.shape[2:]) // 8)
+    assert 0.9 < pixels(OPERATIONS["equalize"](dark, 0, 1, 0)).std() / (256 / 12**0.5) < 1.1  # of even values
+    moved = run("shift_x", 1 / 0.45 / 10)  # a tenth of 30 pixels
+    assert (moved[:, :26] == x[:, 3:29]).all() and (moved[:, 28:] == 9).all()
+    moved = run("shift_y", 1 / 0.45 / 10, -1)
+    assert (moved[4:] == x[2:18]).all() and (moved[:1] == 9).all()
+
+
+def test_colour_only_changes_colours():
+    assert (pixels(OPERATIONS["color"](GRAY, 0.9, -1, 0)) == pixels(GRAY)).all()
+    gray, wild = (pixels(OPERATIONS["color"](COLOUR, 1, sign, 0)).std(-1).mean() for sign in (-1, 1))
+    assert gray < 0.2 * pixels(COLOUR).std(-1).mean() < 0.2 * wild
+
+
+def test_shears_and_rotations():
+    ramp = Image.fromarray(np.tile(np.arange(41, dtype=np.uint8) * 5, (41, 1)))
+    sheared = pixels(OPERATIONS["shear_x"](ramp, 1, 1, 0))
+    slope = np.diff(sheared[5:20, 15]) / 5  # pixels a row
+    assert abs(slope.mean() - 0.3) < 0.06
+    assert (pixels(OPERATIONS["shear_y"](ramp, 1, 1, 0))[20, 5:30] == pixels(ramp)[20, 5:30]).all()
+    rotated = pixels(OPERATIONS["rotate"](ramp, 1, 1, 0))[18:23, 18:23]
+    expected = np.cos(np.pi / 6), np.sin(np.pi / 6)
+    found = np.diff(rotated, axis=1).mean() / 5, np.abs(np.diff(rotated, axis=0).mean()) / 5
+    np.testing.assert_allclose(found, expected, atol=0.06)
+
+
+@pytest.mark.parametrize("image", [GRAY, COLOUR], ids=["gray", "colour"])
+def test_magnitude_0_changes_nothing_where_a_magnitude_counts(image):
+    fill = 0 if image.mode == "L" else (0, 0, 0)
+    same = {n for n, f in OPERATIONS.items() if (pixels(f(image, 0, 1, fill)) == pixels(image)).all()}
+    always = {"auto_contrast", "equalize", "invert", "posterize"}  # change something at any magnitude
+    assert same - always == set(OPERATIONS) - always and "invert" not in same
+    for name, function in OPERATIONS.items():
+        for level in (0, 0.05, 0.5, 0.95, 1):
+            for sign in (-1, 1):
+                found = function(image, level, sign, fill)
+                assert (found.mode, found.size) == (image.mode, image.size), name
+
+
+def test_two_operations_each_with_its_magnitude(monkeypatch):
+    seen = []
+    for name in OPERATIONS:
+        monkeypatch.setitem(
+            module.OPERATIONS, name, lambda image, *rest, name=name: seen.append((name, *rest)) or image
+        )
+    rng = generator()
+    for _ in range(3000):
+        assert rand_augment(GRAY, 9, 0.5, 7, rng) is GRAY
+    names, levels, signs, fills = zip(*seen, strict=True)
+    assert 2850 < len(seen) < 3150 and set(fills) == {7}  # half of 6,000, 4 sigma
+    counts = [names.count(name) for name in OPERATIONS]
+    assert len(counts) == 15 and 140 < min(counts) and max(counts) < 260  # 200 each, 4 sigma
+    levels = np.array(levels)
+    assert levels.max() == 1 and (levels == 1).mean() == pytest.approx(0.0228, abs=0.012)  # beyond 2 sigma
+    assert np.median(levels) == pytest.approx(0.9, abs=0.005) and abs(np.mean(signs)) < 0.08
+    assert levels[levels < 0.9].std() == pytest.approx(0.05 * (1 - 2 / np.pi) ** 0.5, rel=0.1)  # half a normal
+    seen.clear()
+    rand_augment(GRAY, 0, 10, 7, rng)
+    rand_augment(GRAY, 3, 0, 7, generator(2))
+    assert all(0 <= level <= 1 for _, level, _, _ in seen)
+
+
+# ------------------------------------------------------------------------------------------------- mixup and cutmix
+
+
+def draw(settings, count=4000, side=16):
+    """The shares of `count` mixed images, zeros into which ones are mixed, and the means of what comes out."""
+    rng, shares, means = generator(), [], []
+    for _ in range(count):
+        image = np.zeros((1, side, side), np.float32)
+        shares.append(settings.mix(image, np.ones_like(image), rng))
+        means.append(image.mean())
+    return np.array(shares), np.array(means)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.8, 1.0, 5.0])
+def test_mixups_shares_are_of_the_beta_distribution(alpha):
+    share, mean = draw(Augment(mixup=alpha))
+    np.testing.assert_allclose(1 - mean, share, atol=1e-5)
+    variance = 1 / (4 * (2 * alpha + 1))
+    assert abs(share.mean() - 0.5) < 4 * (variance / 4000) ** 0.5
+    assert share.var() == pytest.approx(variance, rel=0.12)
+
+
+def test_cutmixs_share_is_the_area_that_is_left():
+    share, mean = draw(Augment(cutmix=1.0))
+    np.testing.assert_allclose(1 - mean, share, atol=1e-6)
+    assert 0.5 < share.mean() < 0.75  # without the border 1/2; it cuts boxes
+    assert set(np.round(share * 256)) == set((share * 256).tolist())  # whole pixels
+
+
+def test_both_have_every_second_image():
+    share, _ = draw(Augment(mixup=5.0, cutmix=1.0))
+    assert 0.44 < (share * 256 == np.round(share * 256)).mean() < 0.56
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1e-2, 1e3, 1e6])
+def test_extreme_alphas_give_shares(alpha):
+    for settings in (Augment(mixup=alpha), Augment(cutmix=alpha)):
+        share, mean = draw(settings, 50)
+        assert ((share >= 0) & (share <= 1)).all() and np.isfinite(mean).all()

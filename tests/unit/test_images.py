@@ -1,0 +1,242 @@
+"""Images as a function of the step: the digits, batches by threads and processes, mixing, validation, refusals."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nanodnt.data import Augment, Images, open_dataset
+from nanodnt.data.images import threads
+from support.images import encode, noise, write_dataset
+from support.prepared import load_script
+
+ALL = Augment(crop_area=0.3, flip=True, rand_augment=9, mixup=0.8, cutmix=1.0)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """The prepared digits."""
+    out = tmp_path_factory.mktemp("data") / "digits"
+    load_script("digits").main([f"--out_dir={out}"])
+    return str(out)
+
+
+@pytest.fixture(scope="module")
+def colour(tmp_path_factory):
+    """23 training images of 12 × 12 and 7 to validate on."""
+    train, val = ([encode(noise(12, 12, 3, seed=s + i)) for i in range(n)] for s, n in ((0, 23), (100, 7)))
+    return write_dataset(tmp_path_factory.mktemp("data") / "colour", train, val, image_size=12, channels=3)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Images of several sizes, kinds and modes."""
+    shapes = [(30, 40, 3), (40, 30), (24, 24, 3), (57, 23, 4), (9, 31)]
+    train = [encode(noise(*shape, seed=i)) for i, shape in enumerate(shapes)]
+    ramp = np.add.outer(np.arange(60), np.arange(80))
+    val = [encode(ramp), encode(np.stack([ramp] * 3, -1), "JPEG"), encode(ramp.T)]
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    return write_dataset(folder, train, val, image_size=None, channels=3)
+
+
+def epoch(data, batch_size=8):
+    """All batches of the first epoch as one."""
+    steps = range(-(-data.windows // batch_size))
+    parts = zip(*(data.batch(step, batch_size) for step in steps), strict=True)
+    return [np.concatenate(part)[: data.windows] for part in parts]
+
+
+def rows_of(images):
+    return sorted(image.tobytes() for image in images)
+
+
+# ------------------------------------------------------------------------------------------------- what is in a batch
+
+
+def test_digits_are_those_of_scikit_learn(digits):
+    from sklearn.datasets import load_digits
+
+    expected, data = load_digits(), Images(digits, 16, image_size=8)
+    held_out = np.arange(1797) % 5 == 0
+    assert (data.windows, data.val_windows, data.meta["classes"]) == (1437, 360, [str(i) for i in range(10)])
+    pixels = expected.images * 15 / 255
+    mean, std = pixels[~held_out].mean(), pixels[~held_out].std()
+    assert data.meta["mean"] == [round(mean, 6)] and data.meta["std"] == [round(std, 6)]
+    reference = ((pixels - mean) / std).astype(np.float32)[:, None]
+    images, labels = data.val_batch(data.validation(), 360)
+    np.testing.assert_allclose(images, reference[held_out], atol=1e-5)
+    assert (labels == expected.target[held_out]).all()
+    images, labels = epoch(data, 64)
+    order = {image.round(2).tobytes(): label for image, label in zip(images, labels, strict=True)}
+    assert len(order) == 1437
+    for image, label in zip(reference[~held_out], expected.target[~held_out], strict=True):
+        assert order[image.round(2).tobytes()] == label
+    assert "1,437 images an epoch, of 10 classes" in data.describe()
+
+
+def test_an_epoch_is_every_image_once_and_the_next_has_another_order(colour):
+    data = Images(colour, 9, image_size=12)
+    images, labels = epoch(data, 1)
+    reference = np.stack([noise(12, 12, 3, seed=i) for i in range(23)]).transpose(0, 3, 1, 2) / 255
+    reference = (reference - np.reshape([0.25, 0.5, 0.75], (3, 1, 1))) / np.reshape([0.5, 0.25, 0.125], (3, 1, 1))
+    place = [np.abs(reference - image).max((1, 2, 3)).argmin() for image in images]
+    assert sorted(place) == list(range(23)) and place != list(range(23))
+    np.testing.assert_allclose(images, reference[place], atol=1e-5)
+    assert images.dtype == np.float32 and labels.dtype == np.int64 and labels.tolist() == [i % 4 for i in place]
+    second = np.concatenate([data.batch(23 + i, 1)[0] for i in range(23)])
+    assert rows_of(second) == rows_of(images) and (second != images).any()
+    assert data.batch(0, 60)[0].shape == (60, 3, 12, 12)  # more than two epochs
+
+
+def test_tokens_are_those_of_the_network(colour):
+    data = Images(colour, 10, image_size=12)
+    assert data.block_size == 10 and data.counted(3, 8) == 0
+    assert data.validation().tolist() == list(range(7)) and data.validation(39).tolist() == [0, 2, 4]
+    assert data.validation(1).tolist() == [0]
+
+
+# ------------------------------------------------------------------------- batches are functions of seed, step, index
+
+
+@pytest.mark.parametrize("augment", [None, Augment(crop_padding=3), ALL, Augment(mixup=1), Augment(cutmix=1)])
+def test_a_batch_is_the_same_for_any_workers_and_any_slices(colour, augment):
+    data = [Images(colour, 9, image_size=12, augment=augment, workers=n) for n in (1, 2, 5)]
+    for step in (7, 0, 7, 123_456_789_012):
+        whole = data[0].batch(step, 10)
+        for other in data[1:]:
+            other.batch(step + 1, 4)  # with anything in between
+            assert all((a == b).all() for a, b in zip(whole, other.batch(step, 10), strict=True))
+        for n in (1, 2, 5):  # rows that do not begin at even indices: neighbours in another slice
+            split = [data[1].batch(step, 10, slice(i, i + n)) for i in range(0, 10, n)]
+            for part, parts in zip(whole, zip(*split, strict=True), strict=True):
+                assert (part == np.concatenate(parts)).all()
+
+
+def test_a_batch_depends_on_seed_and_step(colour):
+    a, b = (Images(colour, 9, seed=seed, image_size=12, augment=ALL) for seed in (1, 2))
+    assert (a.batch(0, 8)[0] != b.batch(0, 8)[0]).any() and (a.batch(0, 8)[3] != a.batch(1, 8)[3]).all()
+    share = Images(colour, 9, image_size=12, augment=Augment(mixup=1)).batch(0, 23)[3]
+    assert len(set(share.tolist())) == 23  # each index draws for itself
+    assert Images(colour, 9, seed=-3, image_size=12, augment=ALL).batch(0, 4)[0].shape == (4, 3, 12, 12)
+
+
+def test_an_image_gets_something_else_in_every_epoch(colour):
+    data = Images(colour, 9, image_size=12, augment=Augment(crop_padding=3))
+    whole = {image.tobytes() for i in range(6) for image in data.batch(i, 23)[0]}
+    assert len(whole) > 5 * 23
+
+
+def test_threads_may_read_at_the_same_time(photos, colour):
+    data = Images(colour, 9, image_size=12, augment=ALL, workers=3)
+    alone = [data.batch(step, 6) for step in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda step: data.batch(step, 6), range(12)))
+    for a, b in zip(alone, together, strict=True):
+        assert all((x == y).all() for x, y in zip(a, b, strict=True))
+
+
+def test_processes_of_a_machine_share_its_cores(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    alone = threads()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert threads() == max(1, alone // 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "10000")
+    assert threads() == 1
+
+
+# ------------------------------------------------------------------------------------------------------------ mixing
+
+
+def test_mixup_is_a_weighted_mean_of_neighbours(colour):
+    plain, labels = Images(colour, 9, image_size=12).batch(3, 7)
+    images, own, other, share = Images(colour, 9, image_size=12, augment=Augment(mixup=0.8)).batch(3, 7)
+    neighbour = [1, 0, 3, 2, 5, 4, 6]
+    assert share.dtype == np.float32 and share[6] == 1 and ((share[:6] > 0) & (share[:6] < 1)).all()
+    assert (own == labels).all() and (other == labels[neighbour]).all()
+    weight = share[:, None, None, None]
+    np.testing.assert_allclose(images, weight * plain + (1 - weight) * plain[neighbour], atol=1e-5)
+
+
+def test_cutmix_puts_a_box_of_the_neighbour(colour):
+    plain, labels = Images(colour, 9, image_size=12).batch(3, 23)
+    images, own, other, share = Images(colour, 9, image_size=12, augment=Augment(cutmix=1.0)).batch(3, 23)
+    neighbour = [i ^ 1 for i in range(22)] + [22]
+    assert (own == labels).all() and (other == labels[neighbour]).all()
+    for i in range(23):
+        kept, pasted = ((images[i] == source[i]).all(0) for source in (plain, plain[neighbour]))
+        assert (kept | pasted).all() and kept.mean() == pytest.approx(share[i])
+        rows, columns = np.nonzero(~kept)
+        if len(rows):  # a box
+            assert (np.ptp(rows) + 1) * (np.ptp(columns) + 1) == len(rows)
+
+
+# -------------------------------------------------------------------------------------------------------- validation
+
+
+def test_validation_is_never_augmented_and_padded_to_one_shape(colour):
+    plain, augmented = (Images(colour, 9, image_size=12, augment=a) for a in (None, ALL))
+    chosen = plain.validation(40)
+    images, labels = plain.val_batch(chosen, 6)
+    assert images.shape == (6, 3, 12, 12) and labels.tolist() == [0, 1, 3, 1, -1, -1] and not images[4:].any()
+    parts = augmented.val_batch(chosen, 6)
+    assert (parts[0] == images).all() and (parts[1] == labels).all() and (parts[2] == labels).all()
+    assert parts[3].tolist() == [1] * 6 and parts[3].dtype == np.float32
+    empty = augmented.val_batch(chosen[:0], 3)
+    assert empty[1].tolist() == [-1] * 3 and not empty[0].any()
+
+
+def test_images_of_several_sizes_are_cut_in_the_middle(photos):
+    data = Images(photos, 9, image_size=28)
+    images, _ = data.val_batch(data.validation(), 3)
+    ramp = Image.fromarray(np.add.outer(np.arange(60), np.arange(80)).astype(np.uint8))
+    small = np.asarray(ramp.resize((round(32 * 80 / 60), 32), Image.Resampling.BICUBIC), float)  # 28 / 0.875 = 32
+    top, left = 2, (small.shape[1] - 28) / 2
+    middle = (
+        small[top : top + 28, int(left) : int(left) + 28] + small[top : top + 28, round(left + 0.1) :][:, :28]
+    ) / 2
+    for image in (images[0], images[1], images[2].transpose(0, 2, 1)):
+        values = 255 * (image * np.reshape([0.5, 0.25, 0.125], (3, 1, 1)) + np.reshape([0.25, 0.5, 0.75], (3, 1, 1)))
+        assert np.abs(values - middle).max() < 4  # the values rise by 2.5 a pixel; JPEG adds 1 or 2
+
+
+@pytest.mark.parametrize("augment", [None, ALL])
+def test_images_of_every_mode_become_those_of_the_dataset(photos, augment):
+    images = Images(photos, 9, image_size=16, augment=augment).batch(0, 5)[0]
+    assert images.shape == (5, 3, 16, 16) and np.isfinite(images).all() and torch.from_numpy(images).std() > 0.1
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (dict(image_size=16), "image_size=16, and images of .* are 12 × 12: set image_size=12"),
+        (dict(image_size=12, augment=Augment(crop_padding=12)), "crop_padding=12 must be below image_size=12"),
+        (dict(image_size=12, augment=Augment(mixup=-1)), "mixup=-1"),
+        (dict(image_size=12, doc_mask=True), "doc_mask=True is for texts"),
+    ],
+)
+def test_what_does_not_fit_the_images(colour, arguments, words):
+    with pytest.raises(ValueError, match=words) as error:
+        open_dataset(colour, 9, **arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_a_text_gets_no_augmentation(tmp_path):
+    from support.runs import make_dataset
+
+    name = str(make_dataset(tmp_path / "text"))
+    images = dict(image_size=0, workers=2)
+    assert open_dataset(name, 8, **images, augment=Augment(rand_augment_std=1)).kind == "text"  # no augmentation
+    with pytest.raises(ValueError, match=r"holds a text, .* --flip=True --mixup=0.5$"):
+        open_dataset(name, 8, **images, augment=Augment(flip=True, mixup=0.5))
+    with pytest.raises(ValueError, match="kind text, and this reads images"):
+        Images(name, 8, image_size=8)
+
+
+def test_several_sizes_need_an_image_size(photos):
+    with pytest.raises(ValueError, match="have several sizes: set it"):
+        Images(photos, 9, image_size=0)
