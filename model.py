@@ -31,7 +31,6 @@ from layers.loss import linear_cross_entropy
 from layers.moe import Router, Routes, grouped
 from layers.network import Network
 from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, stored, upcast
-from layers.roles import HIDDEN
 from layers.rules import check as check_config
 from layers.slot import Slot, Slots
 
@@ -55,11 +54,14 @@ class GPTConfig:
     rope_theta: float = 10000.0  # base of the rotary frequencies
     n_kv_head: int = 0  # heads of k and v (grouped-query attention); 0 = n_head
     head_size: int = 0  # channels of a head; 0 = n_embd/n_head
-    mlp: Literal["gelu", "relu", "relu2", "swiglu"] = "gelu"  # FFN; gelu is the tanh form of GPT-2
+    mlp: Literal["gelu", "gelu_erf", "relu", "relu2", "swiglu"] = "gelu"  # FFN; gelu is the tanh form of GPT-2,
+    #   gelu_erf the exact one of ViT
     n_ff: int = 0  # hidden width of the FFN, or of one expert; 0 = 4·n_embd
     tie_weights: bool = True  # the output head is the token embedding
     bias: bool = False  # biases in linear layers, and in LayerNorm
     dropout: float = 0.0  # on the embedding, the attention weights and the branch outputs
+    drop_path: float = 0.0  # stochastic depth: probability that a sequence, or image, skips a branch of the last block;
+    #   0 in the first block, linear between
     # --- mixture of experts ---
     n_expert: int = 0  # experts of each block, FFNs of width n_ff, beside a router; 0 = one dense FFN
     n_expert_active: int = 2  # experts that each token goes to
@@ -69,6 +71,12 @@ class GPTConfig:
     router_scale: float = 1.0  # factor on these weights
     balance: Literal["loss", "bias", "none"] = "loss"  # even load: by a loss of its own, or by biases on the choice,
     #   raised for experts with little load; none: not at all
+    # --- images (vision.py): a ViT, whose patches take the place of tokens, without the causal mask ---
+    patch_size: int = 0  # pixels of a patch's side; 0 = text, a GPT
+    image_size: int = 0  # pixels of an image's side; 0 = the dataset's
+    channels: int = 0  # of a pixel; 0 = the dataset's
+    n_class: int = 0  # classes; 0 = the dataset's
+    pool: Literal["cls", "mean"] = "cls"  # what the head reads: a class token, or the mean over patches
     # --- norms: x ← post( skip(x) + mid( f( pre(x) ) ) ) ---
     norm: Literal["rmsnorm", "layernorm", "dyt", "none"] = "rmsnorm"  # function in every norm slot and the final norm
     norm_eps: float = 1e-6  # inside the root of RMSNorm and LayerNorm
@@ -106,7 +114,8 @@ class GPTConfig:
     gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"  # γ, β·α/rms(α) (OR), or exp(b)·α/rms(α) (ER): the
     #   paper has these in words, the formulas are ours [I]; whether ER exponentiates the direction too: [U]
     # --- initialisation ---
-    init: Literal["normal", "xavier"] = "normal"  # matrices: N(0, init_std), or Xavier normal; embeddings: normal
+    init: Literal["normal", "xavier", "xavier_cut"] = "normal"  # matrices: N(0, init_std), Xavier normal, or the same
+    #   cut off at 2σ; embeddings and output head: normal
     init_std: float = 0.02  # standard deviation of init=normal, and of the embeddings
     residual_init: Literal["gpt2", "plain", "depth"] = "gpt2"  # factor on the std of a branch's last matrix (o, down):
     #   1/√(2L), 1, or 1/√(2ℓ)
@@ -119,6 +128,16 @@ class GPTConfig:
     def hidden(self) -> int:
         """Hidden width of the FFN."""
         return self.n_ff or 4 * self.n_embd
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only what stands before it; patches see each other."""
+        return not self.patch_size
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of an image: its patches, and the class token."""
+        return (self.image_size // self.patch_size) ** 2 + (self.pool == "cls")
 
     @property
     def padded_vocab_size(self) -> int:
@@ -151,6 +170,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
     init = {"none": 1.0, "layerscale": layerscale_init(c.n_layer), "skipinit": c.n_layer**-0.5}[c.branch_scale]
     mid = dict(init=init if c.branch_scale_init is None else c.branch_scale_init)
     mid["const"] = lns_factor(c, layer, branch, "branch")
+    mid["drop"] = c.drop_path * (layer - 1) / max(1, c.n_layer - 1) if c.drop_path else None
     if c.branch_scale == "layerscale":  # if there is a mid norm, LayerScale is its gain
         mid["n_gain"] = d
     elif c.branch_scale == "skipinit" or c.fixup:  # if there is a mid norm, this scalar replaces its gain [I]
@@ -255,11 +275,11 @@ def init_scale(config: GPTConfig, layer: int, part: str) -> float:
 
 
 class Attention(nn.Module):
-    """Causal multi-head or grouped-query attention, (B, T, C) → (B, T, C). `gain`: left by the pre slot, or None."""
+    """Multi-head or grouped-query attention, causal for text, (B, T, C) → (B, T, C). `gain`: the pre slot's, if any."""
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.head_dim, self.dropout = config.head_dim, config.dropout
+        self.head_dim, self.dropout, self.causal = config.head_dim, config.dropout, config.causal
         self.q, self.k, self.v, self.o = (projection(config, layer, part) for part in ("q", "k", "v", "o"))
         self.q_norm, self.k_norm = qk_slot(config), qk_slot(config)
 
@@ -272,7 +292,7 @@ class Attention(nn.Module):
         q, k, v = (y.to(v.dtype).transpose(1, 2) for y in (q, k, v))  # (B, H, T, head_dim); norms and rotation: fp32
         if cache is not None:
             k, v = cache.extend(k, v)
-        y = attend(q, k, v, mask, self.dropout if self.training else 0.0)
+        y = attend(q, k, v, mask, self.dropout if self.training else 0.0, self.causal)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -317,7 +337,7 @@ class MoE(nn.Module):
 class Residual(nn.Module):
     """x ← post( skip(x) + mid( f( pre(x) ) ) ). The stream x (B, T, C) is summed in fp32 whatever f computes in."""
 
-    stream_dtype = None  # in which the sum is passed on; None: as it is. See `GPT.set_stream_dtype`
+    stream_dtype = None  # in which the sum is passed on; None: as it is. See `Network.set_stream_dtype`
 
     def __init__(self, f: nn.Module, slots: Slots, dropout: float = 0.0):
         super().__init__()
@@ -350,50 +370,53 @@ class Block(nn.Module):
         return x
 
 
-class GPT(Network):
-    """The language model. `model(idx)` → (logits, None); `model(idx, targets)` → (None, loss)."""
+class Transformer(Network):
+    """What `GPT` below and `ViT` in vision.py share: from an embedding sum to the final norm."""
 
-    flex_attention = False  # keep documents apart with FlexAttention, for compiled code on a GPU; else with a mask
     checkpointing = False  # keep only the stream between blocks; the backward pass computes the rest again
     loss_chunks = 0  # chunks that the loss splits the tokens into, to bound memory; 0 = by the limits of layers/loss.py
+    flex_attention = False  # keep documents apart with FlexAttention, for compiled code on a GPU; else with a mask
 
-    def __init__(self, config: GPTConfig, seed: int = 1337):
+    def __init__(self, config: GPTConfig):
         """Raises ValueError for a config whose flags are wrong or contradict each other."""
         super().__init__()
         config.check()
         self.config = config
-        d, vocab, L = config.n_embd, config.padded_vocab_size, config.n_layer
+
+    def add_blocks(self) -> None:
+        """Make all that stands between embedding and head. Initial weights are drawn in the order of the modules."""
+        c, L = self.config, self.config.n_layer
+        self.embed_scale = Slot(n_gain=1, role="scalar", init=c.n_embd**0.5) if c.embed_scale else Slot()
+        self.input_norm = norm_slot(c) if c.input_norm else Slot()
+        self.dropout = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(1, L + 1))
+        ends_in_norm = "post" in c.norm_positions(L, "mlp")  # Post-LN: the last post norm is the final norm
+        self.final_norm = Slot() if ends_in_norm else norm_slot(c, "gain_in", fold=False)
+
+    def through_blocks(self, x, rope=None, cache=None, mask=None):
+        """The residual stream after the last block, before the final norm; x (B, T, C): the embedding sum."""
+        x = rounded(self.dropout(self.input_norm(self.embed_scale(x))), self.stream_dtype)
+        for i, block in enumerate(self.blocks):
+            x = block.attn.store(x)
+            if self.checkpointing and cache is None and torch.is_grad_enabled():
+                x = checkpoint(block, x, rope, None, mask, use_reentrant=False)
+            else:
+                x = block(x, rope, cache[i] if cache else None, mask)
+        return x
+
+
+class GPT(Transformer):
+    """The language model. `model(idx)` → (logits, None); `model(idx, targets)` → (None, loss)."""
+
+    def __init__(self, config: GPTConfig, seed: int = 1337):
+        super().__init__(config)
+        d, vocab = config.n_embd, config.padded_vocab_size
         self.wte = Embedding(vocab, d, "emb")
         self.wpe = Embedding(config.block_size, d, "pos") if config.pos == "learned" else None
-        self.embed_scale = Slot(n_gain=1, role="scalar", init=d**0.5) if config.embed_scale else Slot()
-        self.input_norm = norm_slot(config) if config.input_norm else Slot()
-        self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(1, L + 1))
-        ends_in_norm = "post" in config.norm_positions(L, "mlp")  # Post-LN: the last post norm is the final norm
-        self.final_norm = Slot() if ends_in_norm else norm_slot(config, "gain_in", fold=False)
+        self.add_blocks()
         # Fixup starts the output head at zero; a tied head is the embedding and cannot [I]
         self.head = None if config.tie_weights else Linear(d, vocab, "head", init_scale=0.0 if config.fixup else 1.0)
         self.init_weights(seed)
-
-    @classmethod
-    def empty(cls, config: GPTConfig) -> "GPT":
-        """A model without storage, on the meta device: to count, to shard, or to move with `to_empty` and then fill."""
-        with torch.device("meta"):
-            return cls(config)
-
-    @torch.no_grad()
-    def init_weights(self, seed: int = 1337) -> None:
-        """Set every parameter. Drawn on the CPU from a generator of its own: a seed means the same weights on every
-        device, whatever else draws random numbers."""
-        generator = torch.Generator().manual_seed(seed)
-        for module in self.modules():
-            if isinstance(module, Slot):
-                module.init()
-            elif isinstance(module, (Linear, Embedding)):
-                std = self.config.init_std
-                if isinstance(module, Linear) and module is not self.head and self.config.init == "xavier":
-                    std = (2 / sum(module.weight.shape[-2:])) ** 0.5
-                module.init(std, generator)
 
     def forward(self, idx, targets=None, positions=None, cache=None):
         """idx (B, T) token ids, T ≤ block_size → (logits (B, T, vocab_size), None).
@@ -421,14 +444,7 @@ class GPT(Network):
             x = x + self.wpe(positions)
         c = self.config
         rope = rotary(positions, c.head_dim, c.rope_theta) if c.pos == "rope" else None
-        x = rounded(self.dropout(self.input_norm(self.embed_scale(x))), self.stream_dtype)
-        for i, block in enumerate(self.blocks):
-            x = block.attn.store(x)
-            if self.checkpointing and cache is None and torch.is_grad_enabled():
-                x = checkpoint(block, x, rope, None, mask, use_reentrant=False)
-            else:
-                x = block(x, rope, cache[i] if cache else None, mask)
-        return x
+        return self.through_blocks(x, rope, cache, mask)
 
     def mask(self, places, positions, cache):
         """The mask for `attend`, or None where that is right without: places (T,) in the row or cache, positions (B, T)
@@ -454,28 +470,21 @@ class GPT(Network):
         dtype, vocab_size = self.compute_dtype or weight.dtype, self.config.vocab_size
         return linear_cross_entropy(self.final_norm(x), weight, targets, dtype, vocab_size, self.loss_chunks)
 
-    def active_numel(self) -> dict:
-        """{parameter name: number of its entries that a token meets}: of a stack of experts those of its own."""
-        c = self.config
-        stacks = [m for m in self.modules() if isinstance(m, Linear) and m.stack]
-        stacked = {id(p) for m in stacks for p in m.parameters(recurse=False)}
-        parts = {
-            name: (c.n_expert_active, c.n_expert) if id(p) in stacked else (1, 1) for name, p in self.named_parameters()
-        }
-        return {name: p.numel() * parts[name][0] // parts[name][1] for name, p in self.named_parameters()}
+    @staticmethod
+    def inputs(idx, targets, *positions) -> tuple:
+        """What `stream` takes of a batch."""
+        return idx, *positions
 
-    def num_params(self, positions: bool = True, active: bool = False) -> int:
-        """Number of parameters, or of those that a token meets; with `positions=False` without the learned position
-        table, as GPT-2's are counted."""
-        n = sum(self.active_numel().values()) if active else sum(p.numel() for p in self.parameters())
-        return n if positions or self.wpe is None else n - self.wpe.weight.numel()
+    def example(self, rows: int) -> tuple:
+        """A batch of zeros on the model's device: token ids and targets (rows, T)."""
+        idx = torch.zeros(rows, self.config.block_size, dtype=torch.long, device=self.wte.weight.device)
+        return idx, idx
 
     def flops_per_token(self) -> int:
         """Training FLOPs per token: 6 per matrix parameter that it meets (head included, embedding look-up not), plus
         12·L·T times the channels of all heads for attention (PaLM, app. B: no credit for causality)."""
-        c, roles = self.config, self.roles()
-        matrices = sum(n for name, n in self.active_numel().items() if roles[name] in (*HIDDEN, "router"))
-        return 6 * (matrices + c.padded_vocab_size * c.n_embd) + 12 * c.n_layer * c.n_head * c.head_dim * c.block_size
+        c = self.config
+        return 6 * (self.active_matrices() + c.padded_vocab_size * c.n_embd) + self.attention_flops()
 
 
 if __name__ == "__main__":  # python model.py CONFIG describes the network; the code for that is in nanodnt/plan/

@@ -1,4 +1,4 @@
-"""Train a GPT.
+"""Train a GPT or, on images, a ViT.
 
 python train.py config/quickstart.py                                       # CPU or one GPU
 torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py      # 8 GPUs
@@ -14,10 +14,11 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 import torch
 
 from configurator import configure, describe
-from model import GPT, GPTConfig
-from nanodnt.data import Dataset, Prefetch, load_meta, open_dataset
+from model import GPTConfig, Transformer
+from nanodnt.data import Prefetch, Prepared, load_meta
 from nanodnt.engine import evaluate, prepare_model, seed_step, set_learning_rates, training_step
 from nanodnt.guard import RollBack, check_skipped, record_loss
+from nanodnt.networks import open_data
 from nanodnt.optim import Optimizer, fill_defaults, make_optimizer
 from nanodnt.plan.micro_batch import choose_micro_batch
 from nanodnt.run.checkpoints import Saver, fingerprint, snapshot
@@ -25,7 +26,7 @@ from nanodnt.run.environment import Env, environment
 from nanodnt.run.errors import EXPECTED, end_with, report_error
 from nanodnt.run.loss_curve import draw_loss
 from nanodnt.run.meter import Meter
-from nanodnt.run.metrics import Metrics, finite, progress_line
+from nanodnt.run.metrics import Metrics, finite, progress_line, validation_line
 from nanodnt.run.parallel import distribute
 from nanodnt.run.stopping import Stop
 from nanodnt.run.tracking import Tracker
@@ -41,11 +42,11 @@ class Run:
     config: TrainConfig
     env: Env
     stop: Stop
-    raw_model: GPT  # what checkpoints hold
-    model: GPT  # the same, compiled: what is evaluated
+    raw_model: Transformer  # what checkpoints hold
+    model: Transformer  # the same, compiled: what is evaluated
     optimizer: Optimizer
     scaler: torch.amp.GradScaler  # of the loss, for fp16
-    data: Dataset
+    data: Prepared
     meta: dict  # of the dataset
     state: RunState
     micro: int  # sequences of one micro batch
@@ -75,9 +76,8 @@ def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -
     """Model, optimizer, data and progress of a run, new or resumed."""
     meta = load_meta(config.dataset, verify=env.main)
     env.check_same({"contents of the dataset": meta})
-    model_config.vocab_size = model_config.vocab_size or meta["vocab_size"]
     model, weights, checkpoint = start_model(config, model_config, meta, env)
-    data = open_dataset(config.dataset, model.config.block_size, config.seed, verify=False, doc_mask=config.doc_mask)
+    data = open_data(config, model.config)
     materialize(model, weights, config, env)
     prepare_model(model, config, env)
     micro, accumulation = choose_micro_batch(model.config, config, env)
@@ -120,16 +120,17 @@ def log_step(run: Run, row: dict, result, rates: dict) -> Exception | None:
 
 
 def evaluate_step(run: Run, row: dict) -> bool:
-    """Add the validation loss to `row`. Returns whether it is the best so far.
+    """Add what the validation gives to `row`. Returns whether it is the best so far.
 
     If the run is stopped meanwhile, the row stays pending: the resumed run evaluates again, and writes it."""
-    state, val_loss = run.state, evaluate(run.model, run.data, run.config, run.micro, run.env, run.stop)
-    if val_loss is None:
+    state, scores = run.state, evaluate(run.model, run.data, run.config, run.micro, run.env, run.stop)
+    if scores is None:
         state.pending = finite(row)
         return False
-    is_best = val_loss < state.best_val_loss
-    state.evaluated, state.best_val_loss, row["val_loss"] = state.step, min(state.best_val_loss, val_loss), val_loss
-    run.env.print(f"step {state.step}: validation loss {val_loss:.4f}{' (best)' if is_best else ''}")
+    is_best = scores["val_loss"] < state.best_val_loss
+    state.evaluated, state.best_val_loss = state.step, min(state.best_val_loss, scores["val_loss"])
+    row |= scores
+    run.env.print(f"step {state.step}: {validation_line(scores)}{' (best)' if is_best else ''}")
     return is_best
 
 
@@ -226,9 +227,8 @@ def run_once(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop,
     describe_run(run)
     compile_run(run)
     if config.eval_only:
-        val_loss = evaluate(run.model, run.data, config, run.micro, env, stop)
-        if val_loss is not None:
-            env.print(f"step {run.state.step}: validation loss {val_loss:.6f}")
+        if scores := evaluate(run.model, run.data, config, run.micro, env, stop):
+            env.print(f"step {run.state.step}: {validation_line(scores, digits=6)}")
         return stop.exit_code()
     open_records(run, seen, event)
     return train(run, save_first=bool(event))

@@ -1,4 +1,4 @@
-"""Attention: which keys a query sees, and the kernel that multiplies. Causal, with a cache, and within documents.
+"""Attention: which keys a query sees, and the kernel that multiplies. Causal, with a cache, within documents, or all.
 
 Documents are given by `positions` (B, T), which restart at 0 where a document begins: token i of a row belongs to the
 document that begins at i − positions[i], and sees the keys from there up to itself.
@@ -55,11 +55,12 @@ def document_blocks(positions):
     )
 
 
-def attend(q, k, v, mask=None, dropout: float = 0.0):
+def attend(q, k, v, mask=None, dropout: float = 0.0, causal: bool = True):
     """Softmax attention: q (B, H, T, head_dim), k and v (B, H_kv, S, head_dim) → (B, H, T, head_dim).
 
     mask   (B or 1, 1, T, S), as `visible_keys` or `additive` makes it; or a BlockMask, which needs a GPU, is fast only
-           when compiled, and knows no dropout: ValueError; None: causal, and a single query sees all keys"""
+           when compiled, and knows no dropout: ValueError; None: all keys, or for several queries those that `causal`
+           leaves"""
     grouped = q.shape[1] != k.shape[1]
     if mask is not None and not torch.is_tensor(mask):
         from torch.nn.attention.flex_attention import flex_attention
@@ -73,6 +74,6 @@ def attend(q, k, v, mask=None, dropout: float = 0.0):
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
-    causal = mask is None and q.shape[2] > 1
+    causal = causal and mask is None and q.shape[2] > 1
     how = dict(attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=grouped)
     return F.scaled_dot_product_attention(q, k, v, **how)

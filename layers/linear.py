@@ -59,11 +59,17 @@ def linear(x, weight, bias=None, dtype=None, columns=None, rows=None, product=F.
     return y if rows is None else (y * rows).to(dtype)
 
 
-def draw(weight, std: float, generator: torch.Generator) -> None:
-    """Fill `weight` from N(0, std²); do nothing on the meta device. All entries are drawn, on the CPU, so that every
-    device and every sharding gets the same."""
-    if not weight.is_meta:
-        assign(weight, torch.empty(weight.shape, device="cpu").normal_(0, std, generator=generator))
+def draw(weight, std: float, generator: torch.Generator, cut: float | None = None) -> None:
+    """Fill `weight` from N(0, std²), cut off at ± `cut` · std; do nothing on the meta device. All entries are drawn, on
+    the CPU, so that every device and every sharding gets the same."""
+    if weight.is_meta:
+        return
+    drawn = torch.empty(weight.shape, device="cpu")
+    if cut is None:
+        drawn.normal_(0, std, generator=generator)
+    else:
+        nn.init.trunc_normal_(drawn, 0, std, -cut * std, cut * std, generator)
+    assign(weight, drawn)
 
 
 class Linear(nn.Linear):
@@ -87,7 +93,7 @@ class Linear(nn.Linear):
         self.pre, self.out = pre or Slot(), out or Slot()
 
     def reset_parameters(self):
-        pass  # GPT.init_weights sets every parameter
+        pass  # Network.init_weights sets every parameter
 
     def effective_weight(self):
         """The matrix W before any gain is folded in."""
@@ -106,8 +112,8 @@ class Linear(nn.Linear):
         y = linear(self.pre(x), *self.factors(gain), product)
         return self.out(y).to(y.dtype)
 
-    def init(self, std: float, generator: torch.Generator):
-        draw(self.weight, std * self.init_scale, generator)
+    def init(self, std: float, generator: torch.Generator, cut: float | None = None):
+        draw(self.weight, std * self.init_scale, generator, cut)
         if self.bias is not None:
             self.bias.zero_()
 
@@ -146,8 +152,8 @@ class SigmaReparam(Linear):
             self.v.copy_(F.normalize(self.u @ weight, dim=0))
             self.u.copy_(F.normalize(weight @ self.v, dim=0))
 
-    def init(self, std: float, generator: torch.Generator):
-        super().init(std, generator)
+    def init(self, std: float, generator: torch.Generator, cut: float | None = None):
+        super().init(std, generator, cut)
         if not self.weight.is_meta:  # γ = σ(W) initially, so that the matrix is W, as published
             self.u.fill_(1.0)  # not drawn: a seed gives the same weights with and without σReparam
             self.power_iteration(SIGMA_INIT_ITERATIONS)
@@ -178,7 +184,7 @@ class Embedding(nn.Embedding):
         self.param_roles = {"weight": role}
 
     def reset_parameters(self):
-        pass  # GPT.init_weights sets every parameter
+        pass  # Network.init_weights sets every parameter
 
     def init(self, std: float, generator: torch.Generator):
         draw(self.weight, std, generator)

@@ -257,7 +257,7 @@ class Router(Linear):
             weights = Penalise.apply(weights, (excess * self.choice_bias).sum(), one)
         return Penalise.apply(weights, penalty, one if self.unit is None else self.unit.to(penalty.dtype))
 
-    def init(self, std: float, generator: torch.Generator):
-        super().init(std, generator)
+    def init(self, std: float, generator: torch.Generator, cut: float | None = None):
+        super().init(std, generator, cut)
         if self.choice_bias is not None:
             self.choice_bias.zero_()

@@ -1,11 +1,13 @@
-"""What a network of such parts knows of itself: the role of each parameter, and what all its modules are told."""
+"""What a network of such parts knows of itself: initial weights, roles and numbers of its parameters, and what all its
+modules are told."""
 
 import torch
 import torch.nn as nn
 
-from layers.linear import SigmaReparam
+from layers.linear import Embedding, Linear, SigmaReparam
 from layers.moe import Router
-from layers.roles import ROLES
+from layers.roles import HIDDEN, ROLES
+from layers.slot import Slot
 
 
 class Network(nn.Module):
@@ -28,6 +30,26 @@ class Network(nn.Module):
             if hasattr(module, "stream_dtype"):
                 module.stream_dtype = dtype
         return self
+
+    @classmethod
+    def empty(cls, config) -> "Network":
+        """A model without storage, on the meta device: to count, to shard, or to move with `to_empty` and then fill."""
+        with torch.device("meta"):
+            return cls(config)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int = 1337) -> None:
+        """Set every parameter. Drawn on the CPU from a generator of its own: a seed means the same weights on every
+        device, whatever else draws random numbers."""
+        generator, c = torch.Generator().manual_seed(seed), self.config
+        for module in self.modules():
+            if isinstance(module, Slot):
+                module.init()
+            elif isinstance(module, Linear) and module is not self.head and c.init != "normal":
+                std = (2 / sum(module.weight.shape[-2:])) ** 0.5
+                module.init(std, generator, 2.0 if c.init == "xavier_cut" else None)
+            elif isinstance(module, (Linear, Embedding)):
+                module.init(c.init_std, generator)
 
     def routers(self) -> dict:
         """{name: Router}, in the order of the blocks."""
@@ -63,8 +85,8 @@ class Network(nn.Module):
         return roles
 
     def block_types(self) -> dict:
-        """{parameter name: block type (emb, pos, head, qk, vo, ffn, router or norm)}. A bias, or σReparam's γ, has the
-        type of its matrix; gains and all else are "norm"."""
+        """{parameter name: block type (emb, patch, pos, head, qk, vo, ffn, router or norm)}. A bias, or σReparam's γ,
+        has the type of its matrix; gains and all else are "norm"."""
         return {
             full_name: getattr(module, "param_roles", {}).get("weight", "norm")
             for full_name, (module, _) in self._owners().items()
@@ -74,3 +96,29 @@ class Network(nn.Module):
         """{parameter name: (module, its name there)}."""
         owner = {id(p): (m, name) for m in self.modules() for name, p in m.named_parameters(recurse=False)}
         return {full_name: owner[id(p)] for full_name, p in self.named_parameters()}
+
+    def active_numel(self) -> dict:
+        """{parameter name: number of its entries that a token meets}: of a stack of experts those of its own."""
+        c = self.config
+        stacks = [m for m in self.modules() if isinstance(m, Linear) and m.stack]
+        stacked = {id(p) for m in stacks for p in m.parameters(recurse=False)}
+        parts = {
+            name: (c.n_expert_active, c.n_expert) if id(p) in stacked else (1, 1) for name, p in self.named_parameters()
+        }
+        return {name: p.numel() * parts[name][0] // parts[name][1] for name, p in self.named_parameters()}
+
+    def active_matrices(self) -> int:
+        """Number of entries of the blocks' matrices, routers included, that a token meets."""
+        roles = self.roles()
+        return sum(n for name, n in self.active_numel().items() if roles[name] in (*HIDDEN, "router"))
+
+    def attention_flops(self) -> int:
+        """Training FLOPs per token of scores and weighted sums: 12·L·T times the channels of all heads."""
+        c = self.config
+        return 12 * c.n_layer * c.n_head * c.head_dim * c.block_size
+
+    def num_params(self, positions: bool = True, active: bool = False) -> int:
+        """Number of parameters, or of those that a token meets; with `positions=False` without the learned position
+        table, as GPT-2's are counted."""
+        n = sum(self.active_numel().values()) if active else sum(p.numel() for p in self.parameters())
+        return n if positions or self.wpe is None else n - self.wpe.weight.numel()

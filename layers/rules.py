@@ -10,7 +10,12 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 # More than this is a typo, and would take minutes to fail for lack of memory.
 MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_size=2**24, n_ff=2**24, head_size=2**24)
+MOST |= dict(patch_size=2**16, image_size=2**16, channels=2**16, n_class=2**24)
 MOST |= dict(n_expert=2**15, n_expert_shared=2**15)  # Routes sorts experts as int16
+
+# The flags that only images have, besides patch_size, and those that only text has.
+OF_IMAGES = ("image_size", "channels", "n_class", "pool")
+OF_TEXT = ("pos", "rope_theta", "vocab_size")
 
 # The flags that only a mixture of experts has, besides n_expert.
 OF_EXPERTS = ("n_expert_active", "n_expert_shared", "router", "router_norm", "router_scale", "balance")
@@ -18,7 +23,7 @@ OF_EXPERTS = ("n_expert_active", "n_expert_shared", "router", "router_norm", "ro
 
 def check(config) -> None:
     """ValueError, in one line that says what to change, for values that are wrong or contradict each other."""
-    for wrong, message in chain(values(config), sizes(config), experts(config), norms(config), scales(config)):
+    for wrong, message in chain(*(rules(config) for rules in (values, images, sizes, experts, norms, scales))):
         if wrong:
             raise ValueError(message)
 
@@ -38,7 +43,8 @@ def values(c):
 
 def sizes(c):
     """(true if wrong, message) for sizes and plain numbers."""
-    names = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
+    names = ("n_layer", "n_head", "n_embd", "block_size")
+    names += ("image_size", "channels", "n_class") if c.patch_size else ("vocab_size",)
     small = [f"{name}={getattr(c, name)}" for name in names if getattr(c, name) < 1]
     yield small, f"{', '.join(small)}: must be at least 1"
     large = [f"{name}={getattr(c, name)}" for name in MOST if getattr(c, name) > MOST[name]]
@@ -56,15 +62,34 @@ def sizes(c):
     yield not rope and c.rope_theta != 10000.0, "rope_theta needs pos=rope: set that, or leave rope_theta out"
     yield c.rope_theta <= 0, f"rope_theta={c.rope_theta} must be positive"
     yield not 0 <= c.dropout < 1, f"dropout={c.dropout} must be at least 0 and below 1"
+    yield not 0 <= c.drop_path < 1, f"drop_path={c.drop_path} must be at least 0 and below 1"
     yield c.norm_eps < 0, f"norm_eps={c.norm_eps} must not be negative"
     yield c.init_std <= 0, f"init_std={c.init_std} must be positive"
+
+
+def images(c):
+    """(true if wrong, message) for images."""
+    yield c.patch_size < 0, f"patch_size={c.patch_size} must not be negative (0 = text)"
+    kind, others, fix = ("images", OF_TEXT, "") if c.patch_size else ("text", OF_IMAGES, "set patch_size, or ")
+    given = changed(c, others)
+    yield given, f"{', '.join(given)}: patch_size={c.patch_size} makes this a model of {kind}: {fix}leave it out"
+    rest = c.patch_size and c.image_size % c.patch_size
+    yield rest, f"image_size={c.image_size} must be a multiple of patch_size={c.patch_size}"
+    tokens = c.patch_size and c.image_size and c.image_tokens
+    wrong = tokens and c.block_size != tokens
+    yield wrong, f"block_size={c.block_size}: an image of {c.image_size} pixels has {tokens} tokens: leave it out"
+
+
+def changed(c, names) -> list:
+    """NAME=VALUE of those of these flags that are not the default."""
+    defaults = {f.name: f.default for f in fields(c)}
+    return [f"{name}={getattr(c, name)}" for name in names if getattr(c, name) != defaults[name]]
 
 
 def experts(c):
     """(true if wrong, message) for mixtures of experts."""
     E, k = c.n_expert, c.n_expert_active
-    defaults = {f.name: f.default for f in fields(c)}
-    given = [f"{name}={getattr(c, name)}" for name in OF_EXPERTS if getattr(c, name) != defaults[name]]
+    given = changed(c, OF_EXPERTS)
     negative = [f"{name}={getattr(c, name)}" for name in ("n_expert", "n_expert_shared") if getattr(c, name) < 0]
     yield negative, f"{', '.join(negative)}: must not be negative (0 = none)"
     yield E == 0 and given, f"{', '.join(given)}: needs experts, set n_expert (8, for example), or leave it out"

@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from layers.ops import tanh, upcast
+from layers.ops import drop_samples, tanh, upcast
 
 
 class Normalise(torch.autograd.Function):
@@ -82,7 +82,7 @@ def empty_parameter(n: int):
 
 
 class Slot(nn.Module):
-    """y = const · (gain · normalise(const_in · x) + bias), each part optional. x, y: (..., dim).
+    """y = drop( const · (gain · normalise(const_in · x) + bias) ), each part optional. x, y: (..., dim).
 
     A norm computes in fp32 at least. `forward` takes the constants from tensors () on the CPU, which every device can
     multiply by. For Python floats torch.compile would compile each block anew; buffers would be lost in meta-device
@@ -96,6 +96,7 @@ class Slot(nn.Module):
     n_bias    number of learned biases: 0 (none), 1 or dim
     const     a factor, or None; a factor of 1 is one too
     const_in  the same, on the input; for lns=input only
+    drop      rate of stochastic depth: in training y of a whole sample is 0 with this probability; None: off
     fold      leave const and gain to the neighbouring linear map, which takes them from `folded` and multiplies them
               into its weight: that saves a pass over the activations
     """
@@ -114,6 +115,7 @@ class Slot(nn.Module):
         fold=False,
         const=None,
         const_in=None,
+        drop=None,
         eps=1e-6,
         groups=1,
         squash="tanh",
@@ -123,7 +125,7 @@ class Slot(nn.Module):
         super().__init__()
         self.norm, self.eps, self.groups, self.squash = norm, eps, groups, squash
         self.const, self.const_in = (1.0 if c is None else c for c in (const, const_in))
-        self.factor, self.factor_in = (None if c is None else factor(c) for c in (const, const_in))
+        self.factor, self.factor_in, self.drop = (None if c is None else factor(c) for c in (const, const_in, drop))
         self.init_gain, self.init_alpha = init, alpha
         self.param = param if n_gain and role != "scalar" else "direct"
         self.fold = fold and not n_bias  # a bias comes after the gain, so the gain cannot move to the next matrix
@@ -145,7 +147,8 @@ class Slot(nn.Module):
             x = x * gain
         if self.bias is not None:
             x = x + self.bias
-        return x if self.factor is None else self.factor * x
+        x = x if self.factor is None else self.factor * x
+        return x if self.drop is None or not self.training else drop_samples(x, self.drop)
 
     def gain_vector(self):
         """The gain by which the slot multiplies, (dim,) or (1,), or None."""
@@ -182,7 +185,8 @@ class Slot(nn.Module):
             self.alpha.fill_(self.init_alpha)
 
     def extra_repr(self):
-        return self.norm if self.const == 1.0 else f"{self.const:.4g} · {self.norm}"
+        drop = "" if self.drop is None else f", dropped with probability {self.drop:.3g}"
+        return (self.norm if self.const == 1.0 else f"{self.const:.4g} · {self.norm}") + drop
 
 
 class Slots(NamedTuple):

@@ -44,6 +44,7 @@ def prepare_model(model, config, env):
     model.to(env.device).set_compute_dtype(env.dtype)
     # a tensor before the first step too: code compiled with None would be other code
     model.set_penalty_unit(torch.ones((), device=env.device))
+    model.label_smoothing = config.label_smoothing
     return model
 
 
@@ -96,26 +97,35 @@ def training_step(
 
 
 @torch.no_grad()
-def evaluate(model, data, config, micro: int, env, stop) -> float | None:
-    """Mean loss in nats per token over the fixed validation windows, split over ranks; None if the run is stopped
+def evaluate(model, data, config, micro: int, env, stop) -> dict | None:
+    """{"val_loss": mean loss in nats per token, or image} over the fixed validation rows, split over ranks; of images
+    also val_top1 and val_top5, the shares whose class is the first, or among the first five. None if the run is stopped
     meanwhile. All ranks must call it.
 
-    It is a sum of loss · tokens over a sum of tokens, so it depends on neither the batch size nor the rank count."""
+    They are sums over all rows, divided by a sum of counts, so they depend on neither the batch size nor the rank
+    count."""
     starts = data.validation(config.eval_tokens)
     own_starts, batches = starts[env.rank :: env.world_size], -(-len(starts) // (env.world_size * micro))
     dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
-    sums, stopped = torch.zeros(2, device=env.device, dtype=dtype), False
+    sums, stopped = torch.zeros(4, device=env.device, dtype=dtype), False
     model.eval()
     for i in range(batches):  # the same number on every rank
-        batch = data.val_batch(own_starts[i * micro : (i + 1) * micro], micro)
-        count = int((batch[1] != -1).sum())
-        loss = model(*env.put(*env.pin(*batch)))[1]
-        sums += torch.stack((loss * count, torch.full_like(loss, count)))
+        batch = env.put(*env.pin(*data.val_batch(own_starts[i * micro : (i + 1) * micro], micro)))
+        logits, loss = model(*batch)
+        count = (batch[1] != -1).sum()
+        hits = [0 * count] * 2 if logits is None else [in_first(k, logits, batch[1]) for k in (1, 5)]
+        sums += torch.stack((loss.to(dtype) * count, count, *hits))
         if stopped := stop.agreed():
             break
     model.train()
-    loss_sum, count = env.sum(sums).tolist()
-    return None if stopped else loss_sum / count
+    loss_sum, count, *hits = env.sum(sums).tolist()
+    shares = {} if logits is None else dict(val_top1=hits[0] / count, val_top5=hits[1] / count)
+    return None if stopped else dict(val_loss=loss_sum / count) | shares
+
+
+def in_first(k: int, logits, targets) -> torch.Tensor:
+    """(): how many targets (B,), −1 = ignored, are among the `k` largest of logits (B, n_class)."""
+    return (logits.topk(min(k, logits.shape[1])).indices == targets[:, None]).sum()
 
 
 def first_bad_tensor(model, env) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from nanodnt.data.augment import Augment
 from nanodnt.optim import OPTIMIZERS
 
 MAX_BATCH = 2**20  # sequences; a larger number is a typing error, and its batches would not fit into memory
@@ -23,6 +24,17 @@ class TrainConfig:
     batch_size: int = 480  # sequences per optimizer step, over all devices
     micro_batch_size: int = 0  # sequences one device holds at a time; 0 = the largest divisor of its share that fits
     #   into a GPU's memory by the count of --plan; on a CPU, and in bench.py, the largest up to 16
+    # --- images ---
+    label_smoothing: float = 0.0  # share of each target that training spreads over all classes
+    crop_area: float = 1.0  # training images are random parts of at least this share of the area, resized (ImageNet:
+    #   0.08); 1 = whole images
+    crop_padding: int = 0  # training images are moved by up to this many pixels, black comes in (CIFAR: 4)
+    flip: bool = False  # mirror every second training image, left to right
+    rand_augment: float = 0.0  # RandAugment: magnitude, up to 10, of two random operations on an image; 0 = off
+    rand_augment_std: float = 0.5  # standard deviation of the magnitude
+    mixup: float = 0.0  # α: an image is the sum of two, with weights from Beta(α, α); 0 = off
+    cutmix: float = 0.0  # α: a box of an image, its share of the area from Beta(α, α), is that of another; 0 = off
+    data_workers: int = 0  # threads of a process that decode and augment images; 0 = one a core
     # --- optimizer ---
     optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # AdamW; Adam-mini; momentum SGD with decoupled decay (DNT's
     #   mSGDW); Muon for the matrices of the blocks (but routers) with AdamW for the rest
@@ -30,7 +42,7 @@ class TrainConfig:
     #   1.0, muon 6e-4 or, with muon_adjust_lr=original, 0.02
     weight_decay: float | None = None  # decoupled, on matrices; None = the optimizer's own default: adamw and
     #   adam_mini 0.1, msgdw 1e-4, muon 0.1 or, with original, 0.01
-    decay_emb: bool = True  # decay for embeddings, of tokens (with a tied head: the head too) and positions
+    decay_emb: bool = True  # decay for embeddings: of tokens (with a tied head: the head too), positions, class token
     decay_gains: Literal["none", "all", "input", "output"] = "none"  # scale vectors that get weight decay too: all,
     #   those followed by a linear map (input: pre norms, final norm; IWD), or the others
     decay_scalars: bool = False  # decay for learned scalars and biases (DyT's LLaMA code decays them)
@@ -68,6 +80,7 @@ class TrainConfig:
     lr_ratio_head: float | None = None  # untied head; None = 1
     lr_ratio_pos: float | None = None  # learned positions; None = 1
     lr_ratio_router: float | None = None  # routers of experts; None = 1
+    lr_ratio_patch: float | None = None  # matrix of an image's patches; None = 1
     blockwise_start: Literal["start", "warmup_end"] = "start"  # ratios from the first step, or after warm-up
     blockwise_min_lr: Literal["shared", "proportional"] = "shared"  # all decay to min_lr, or each to ratio · min_lr
     blockwise_decay: Literal["scaled", "unscaled"] = "scaled"  # LR times decay grows with the ratio, or weight_decay is
@@ -118,7 +131,7 @@ class TrainConfig:
         positive = ("batch_size", "eval_interval", "log_interval", "max_skipped", "timeout_s")
         others = ("max_iters", "micro_batch_size", "eval_tokens", "track_interval", "save_interval", "keep_every")
         others += ("loss_spike", "max_rollbacks", "fsdp_shard_size", "loss_chunks", "peak_flops", "seed")
-        others += ("balance_coef", "balance_rate", "z_coef")
+        others += ("balance_coef", "balance_rate", "z_coef", "data_workers")
         for name in positive:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
@@ -132,6 +145,9 @@ class TrainConfig:
             raise ValueError(
                 f"loss_spike needs {', '.join(saves)} to be a multiple of log_interval={self.log_interval}"
             )
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1")
+        Augment.of(self).check()
         if not self.out_dir:
             raise ValueError("out_dir is empty: name a folder")
         if self.fsdp_shard_size and self.parallel != "fsdp":

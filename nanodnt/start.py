@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 from layers import rules
-from model import GPT, GPTConfig
-from nanodnt.data import open_dataset
+from model import GPT, GPTConfig, Transformer
 from nanodnt.engine import split_batch
 from nanodnt.guard import RollBack
 from nanodnt.huggingface.hub import NAMES, is_pretrained
 from nanodnt.huggingface.read import read_pretrained
+from nanodnt.networks import fit, kind_of, kind_of_data, network, open_data
 from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, load_latest
 from nanodnt.run.compilation import can_use_flex, choose_compile, compile_model
@@ -43,8 +43,11 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
             )
         env.print(f"note: the run goes on, but was on {change}")
     weights = saved_meta = None
-    if checkpoint is None and source == "scratch":
-        model = GPT.empty(model_config)
+    fresh = checkpoint is None and source == "scratch"
+    if fresh or kind_of(model_config) == kind_of_data(meta):
+        fit(model_config, meta, config.dataset)
+    if fresh:
+        model = network(model_config).empty(model_config)
         if model_config.admin:
             weights = admin_weights(config, model_config)
             env.print("admin: profiled on the first sequences")
@@ -74,18 +77,18 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
             resolved = {name: value for name, value in asdict(config).items() if value is not None}
             print_changes("changed on resume", checkpoint["train_config"], resolved, env)
         env.print(f"weights: {out_dir if checkpoint else source}, step {found['step']}")
-    check_vocabulary(config.dataset, meta, saved_meta, model)
+    check_data(config.dataset, meta, saved_meta, model)
     return model, weights, checkpoint
 
 
-def choose_balance(model: GPT, weights: dict, flags: GPTConfig, env) -> tuple:
+def choose_balance(model: Transformer, weights: dict, flags: GPTConfig, env) -> tuple:
     """(empty model, weights) of a new run, whose experts are balanced as its flags say, not as the weights' run had it.
     Biases start at 0. Weights with biases keep them, because without them the choice would be another."""
     old, new = model.config.balance, flags.balance
     if not model.config.n_expert or old in (new, "bias"):
         return model, weights
     env.print(f"balance of experts: {old} in the run of the weights, {new} in this one")
-    balanced = GPT.empty(replace(model.config, balance=new))
+    balanced = type(model).empty(replace(model.config, balance=new))
     biases = balanced.state_dict().keys() - model.state_dict().keys()
     return balanced, weights | {name: torch.zeros(model.config.n_expert) for name in biases}
 
@@ -123,11 +126,23 @@ def check_out_dir(config, out_dir: Path) -> None:
         )
 
 
-def check_vocabulary(dataset: str, meta: dict, saved_meta: dict | None, model: GPT) -> None:
-    """ValueError unless the dataset's tokens (meta) are those that the model was trained on (saved_meta, if it was)."""
+def check_data(dataset: str, meta: dict, saved_meta: dict | None, model: Transformer) -> None:
+    """ValueError unless the dataset (meta) means what the model was trained on (saved_meta, if it was): the same
+    tokens, or the same classes of images of the same size."""
+    c, fix = model.config, "choose another dataset, or start from scratch"
+    if kind_of(c) != kind_of_data(meta):
+        raise ValueError(f"dataset {dataset!r} is of {kind_of_data(meta)}, but the model reads {kind_of(c)}: {fix}")
+    if c.patch_size:
+        sizes = meta["image_size"] or c.image_size, meta["channels"], len(meta["classes"])
+        wanted = c.image_size, c.channels, c.n_class
+        if sizes != wanted or (saved_meta and saved_meta["classes"] != meta["classes"]):
+            here, there = ("size {}, channels {}, classes {}".format(*numbers) for numbers in (sizes, wanted))
+            named = " of other names" * (sizes == wanted)
+            raise ValueError(f"the images of {dataset!r} ({here}{named}) do not fit the model ({there}): {fix}")
+        return
     different = saved_meta and not same_tokenizer(meta, saved_meta)
-    if different or meta["vocab_size"] > model.config.vocab_size:
-        trained = f"{saved_meta['tokenizer']}, {saved_meta['vocab_size']}" if different else model.config.vocab_size
+    if different or meta["vocab_size"] > c.vocab_size:
+        trained = f"{saved_meta['tokenizer']}, {saved_meta['vocab_size']}" if different else c.vocab_size
         raise ValueError(
             f"dataset {dataset!r} ({meta['tokenizer']}, {meta['vocab_size']} tokens) does not fit the model's "
             f"vocabulary ({trained} tokens): choose another dataset, prepare one with the model's tokenizer "
@@ -138,14 +153,13 @@ def check_vocabulary(dataset: str, meta: dict, saved_meta: dict | None, model: G
 def admin_weights(config, model_config: GPTConfig) -> dict:
     """Fresh weights with Admin's ω set by profiling. On the CPU and the same few sequences everywhere, so that a seed
     means the same weights."""
-    data = open_dataset(config.dataset, model_config.block_size, config.seed, verify=False, doc_mask=config.doc_mask)
-    model = GPT(model_config, config.seed)
-    idx, _, *positions = map(torch.from_numpy, data.batch(0, config.batch_size, slice(0, 8)))
-    profile_admin(model, idx, *positions)
+    model = network(model_config)(model_config, config.seed)
+    batch = open_data(config, model_config).batch(0, config.batch_size, slice(0, 8))
+    profile_admin(model, *model.inputs(*map(torch.from_numpy, batch)))
     return model.state_dict()
 
 
-def materialize(model: GPT, weights: dict | None, config, env) -> None:
+def materialize(model: Transformer, weights: dict | None, config, env) -> None:
     """Give an empty model storage on its device, sharded under fsdp, and fill it with `weights` or from the seed."""
     fixed = 12 * model.num_params() + state_bytes(model, config)  # fp32 weights, gradients, and DDP's copy of these
     env.parallel, reason = choose_parallel(config.parallel, env, fixed)
@@ -205,11 +219,11 @@ def describe_run(run) -> None:
     """Print what is about to be trained: groups, parameters, batch, and what should be known."""
     config, env, model = run.config, run.env, run.raw_model
     env.print(describe_groups(run.optimizer, model))
-    counted = model.num_params(positions=False)
+    counted, rows = model.num_params(positions=False), "images" if model.config.patch_size else "sequences"
     env.print(f"{model.num_params():,} parameters ({counted / 1e6:.1f}M without the position table)")
     env.print(
         f"{config.batch_size} × {run.data.block_size} = {run.step_tokens:,} tokens a step = {env.world_size} processes "
-        f"× {run.accumulation} accumulation × {run.micro} sequences; {run.data.describe()}"
+        f"× {run.accumulation} accumulation × {run.micro} {rows}; {run.data.describe()}"
     )
     if config.warmup_iters >= config.max_iters and not config.eval_only:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")

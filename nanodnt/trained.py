@@ -27,7 +27,7 @@ def load_trained(out_dir: str, checkpoint: str, init_from: str = "") -> Trained:
     """What the file `checkpoint` in the run directory `out_dir` holds; or with `init_from`, a folder or name of Hugging
     Face, what that holds.
 
-    ValueError, in one line, where there is none, or where it is damaged."""
+    ValueError, in one line, where there is none, where it is damaged, or of images."""
     if init_from:
         return load_pretrained(init_from)
     path = Path(out_dir) / checkpoint
@@ -35,6 +35,8 @@ def load_trained(out_dir: str, checkpoint: str, init_from: str = "") -> Trained:
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.pt"))) or "none"
         raise ValueError(f"there is no checkpoint {path}; in {path.parent}: {there} (choose with --checkpoint)")
     found = load_checkpoint(path)
+    if found["model_config"].get("patch_size"):
+        raise ValueError(f"{path} is a model of images, which neither reads nor writes text: choose one of text")
     model = model_from_checkpoint(found).eval()
     doc_mask = found["train_config"].get("doc_mask") is True  # checkpoints of earlier versions lack it
     return Trained(model, Tokenizer(found["meta"]), found["meta"], str(path), found["step"], doc_mask)

@@ -6,18 +6,19 @@ import torch
 
 from layers.ops import upcast
 from layers.sharding import assign
-from model import GPT, GPTConfig
+from model import GPTConfig, Transformer
+from nanodnt.networks import network
 
 
-def model_from_checkpoint(checkpoint: dict, **overrides) -> GPT:
+def model_from_checkpoint(checkpoint: dict, **overrides) -> Transformer:
     """The model of a checkpoint, with its weights, on the CPU. Overrides and errors are `empty_model_like`'s."""
     model = empty_model_like(checkpoint, **overrides).to_empty(device="cpu")
     load_weights(model, checkpoint["model"])
     return model
 
 
-def empty_model_like(checkpoint: dict, **overrides) -> GPT:
-    """The model of a checkpoint without storage (`GPT.empty`). `overrides` are config fields that change no shape.
+def empty_model_like(checkpoint: dict, **overrides) -> Transformer:
+    """The model of a checkpoint without storage (`Network.empty`). `overrides` are config fields that change no shape.
 
     Raises ValueError if config or weights do not fit this code; the message names the first wrong field or tensor."""
     values, weights = {**checkpoint["model_config"], **overrides}, checkpoint["model"]
@@ -29,7 +30,7 @@ def empty_model_like(checkpoint: dict, **overrides) -> GPT:
     mismatch = "the checkpoint's weights do not fit its model_config"
     if config.n_layer > len(weights):  # checked before a damaged config makes us build millions of blocks
         raise ValueError(f"{mismatch}: {config.n_layer} blocks, but {len(weights)} tensors")
-    model = GPT.empty(config)
+    model = network(config).empty(config)
     wanted = model.state_dict()
     for name in [*wanted, *weights]:
         needed, found = (t.shape if torch.is_tensor(t) else "absent" for t in (wanted.get(name), weights.get(name)))
@@ -38,7 +39,7 @@ def empty_model_like(checkpoint: dict, **overrides) -> GPT:
     return model
 
 
-def load_weights(model: GPT, weights: dict) -> None:
+def load_weights(model: Transformer, weights: dict) -> None:
     """Copy the full tensors of a state dict into a model, which may be sharded."""
     for name, t in model.state_dict().items():
         assign(t, weights[name])
@@ -48,8 +49,8 @@ def load_weights(model: GPT, weights: dict) -> None:
 
 
 @torch.no_grad()
-def profile_admin(model: GPT, idx, positions=None) -> None:
-    """Give Admin's ω of each sub-layer its start value, from one forward pass of idx and positions (B, T). Without
+def profile_admin(model: Transformer, *inputs) -> None:
+    """Give Admin's ω of each sub-layer its start value, from one forward pass of what `stream` takes. Without
     `admin`: nothing.
 
     With the sub-layers in their order, ω₁ = 1 and ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), variances over all elements. Each ωᵢ is
@@ -74,7 +75,7 @@ def profile_admin(model: GPT, idx, positions=None) -> None:
         hooks.append(residual.skip.register_forward_hook(note_stream_variance))
         hooks.append(residual.mid.register_forward_hook(compute_next_omega))
     try:
-        model.eval().stream(idx, positions)
+        model.eval().stream(*inputs)
     finally:
         for module in training:
             module.training = True

@@ -19,6 +19,7 @@ from nanodnt.analysis.measures import pick_evenly
 
 MATRICES = {"q": "$W_Q$", "k": "$W_K$", "v": "$W_V$", "o": "$W_O$", "w1": "$W_1$ (up, gate)", "w2": "$W_2$ (down)"}
 COLORS = {"emb": "C0", "pos": "C4", "head": "C5", "qk": "C1", "ffn": "C2", "router": "C6", "vo": "C3", "norm": "C7"}
+COLORS |= {"patch": "C8"}
 LOAD_COLORS = LogNorm(0.25, 4)  # of an expert's load over the mean
 BRANCHES = {"attn": "attention", "mlp": "FFN"}
 JACOBIAN_LABELS = {"deviation": "‖J−I‖/√C", "off_diagonal": "off-diagonal share"}

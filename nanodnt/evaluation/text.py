@@ -136,7 +136,7 @@ def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
 def score_text(model, text: Text, batch_size: int, env) -> dict:
     """{metric: value} of a text, split over the processes. All ranks must call it."""
     go_on = SimpleNamespace(agreed=lambda: False)  # nobody asks it to stop and save
-    nats = evaluate(model, text.windows, SimpleNamespace(eval_tokens=0), batch_size, env, go_on)
+    nats = evaluate(model, text.windows, SimpleNamespace(eval_tokens=0), batch_size, env, go_on)["val_loss"]
     model.eval()
     return {
         "nats_per_token": nats,

@@ -108,7 +108,8 @@ FAMILIES = {
 }
 SAME_KEYS = {"num_local_experts": "num_experts"}  # {key: its name in version 4's Qwen3-MoE}; both are written
 
-ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu", "relu2": "relu2"}  # GPT-2's, ours
+ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf"}  # GPT-2's, ours
+ACTIVATIONS |= {"relu": "relu", "relu2": "relu2"}
 
 # {their key: the values with which it changes nothing}. With another value it is a part that our model lacks, if the
 # family does not have the key among its sizes.

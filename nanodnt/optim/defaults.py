@@ -124,10 +124,10 @@ def notes(config, model) -> list:
     name, entry, found, roles = config.optimizer, OPTIMIZERS[config.optimizer], [], set(model.roles().values())
     if config.blockwise_lr and not entry.ratios:
         published = " and ".join(other for other, its in OPTIMIZERS.items() if its.ratios)
-        listed = [block_type for block_type in RATIOS if block_type != "router" or "router" in roles]
+        listed = [block_type for block_type in RATIOS if block_type not in ("router", "patch") or block_type in roles]
         ratios = ", ".join(f"{block_type} {getattr(config, f'lr_ratio_{block_type}'):g}" for block_type in listed)
         found.append(f"blockwise_lr: the paper has ratios for {published}; these for {name} are ours [I]: {ratios}")
-    for role in ("head", "pos", "router"):
+    for role in ("head", "pos", "router", "patch"):
         if role not in roles and getattr(config, f"lr_ratio_{role}") not in (None, 1):
             found.append(f"lr_ratio_{role} has no effect: the model has no {role} of its own")
     if config.decay_gains == "all" and not roles & {"gain_in", "gain_out"}:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from configurator import configure
 from layers import rules
-from model import GPT, GPTConfig
+from model import GPTConfig
 from nanodnt.data import folder_of, load_meta
+from nanodnt.networks import fit, network, stand_in
 from nanodnt.optim import describe_groups, fill_defaults, make_optimizer, notes
 from nanodnt.plan.describe import (
     describe_flops,
@@ -32,20 +33,19 @@ from nanodnt.settings import TrainConfig
 
 
 def resolve(description: str, *schemas, argv=None) -> tuple:
-    """Read the command line: (model, optimizer, TrainConfig, a remark on the vocabulary), then an instance of each
+    """Read the command line: (model, optimizer, TrainConfig, a remark on the data), then an instance of each
     further schema. Model and optimizer are on the meta device."""
     (flags, config, *others), _ = configure(GPTConfig, TrainConfig, *schemas, argv=argv, description=description)
     config.check()
     fill_defaults(config)
-    vocabulary = ""
-    if not flags.vocab_size:
-        if (folder_of(config.dataset) / "meta.json").exists():
-            flags.vocab_size = load_meta(config.dataset, verify=False)["vocab_size"]
-        else:
-            flags.vocab_size = 50257
-            vocabulary = f"; GPT-2's, since dataset {config.dataset!r} is not prepared here"
-    model = GPT.empty(flags)
-    return model, make_optimizer(model, config), config, vocabulary, *others
+    if (folder_of(config.dataset) / "meta.json").exists():
+        meta, source = load_meta(config.dataset, verify=False), ""
+    else:
+        meta, source = stand_in(flags)
+    fit(flags, meta, config.dataset)
+    remark = source and f"; {source}, since dataset {config.dataset!r} is not prepared here"
+    model = network(flags).empty(flags)
+    return model, make_optimizer(model, config), config, remark, *others
 
 
 def describe_configuration(model, optimizer, config: TrainConfig) -> list:
@@ -75,8 +75,8 @@ def main() -> int:
     schemas = (PlanConfig,) if given & {"--plan"} or {"--help", "-h"} & set(argv) else ()
     try:
         argv = [argument for argument in argv if argument not in words]
-        model, optimizer, config, vocabulary, *others = resolve(__doc__, *schemas, argv=argv)
-        print(*describe_size(model, vocabulary), *config.source_notes(), "", sep="\n")
+        model, optimizer, config, remark, *others = resolve(__doc__, *schemas, argv=argv)
+        print(*describe_size(model, remark), *config.source_notes(), "", sep="\n")
         if "--plan" in given:
             print(*describe_plan(model, config, *others), sep="\n", flush=True)
         else:

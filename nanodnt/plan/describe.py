@@ -3,28 +3,30 @@
 from pathlib import Path
 
 from layers.roles import ROLES
-from model import GPT
+from model import Transformer
 from nanodnt.files import write_file
 from nanodnt.optim import OPTIMIZERS, fill_defaults, lr_at, state_bytes
 from nanodnt.settings import TrainConfig
 from nanodnt.tables import table
 
 
-def describe_size(model: GPT, vocabulary: str = "") -> list:
-    """Two lines: the model's sizes, and its vocabulary, followed by the remark `vocabulary`."""
+def describe_size(model: Transformer, remark: str = "") -> list:
+    """Two lines: the model's sizes, and its vocabulary or images, followed by the `remark`."""
     c = model.config
     heads = f"{c.n_head} heads of {c.head_dim}" + (f", {c.n_kv_head} for k and v" if c.n_kv_head else "")
     ffn = f"FFN {c.hidden}"
     if c.n_expert:
         shared = f", {c.n_expert_shared} shared" if c.n_expert_shared else ""
         ffn = f"{c.n_expert} experts of FFN {c.hidden} ({c.n_expert_active} active{shared})"
-    return [
-        f"{c.n_layer} blocks, {c.n_embd} wide, {heads}, {ffn}, context {c.block_size}",
-        f"vocabulary {c.vocab_size}, padded to {c.padded_vocab_size}{vocabulary}",
-    ]
+    rows, data = f"context {c.block_size}", f"vocabulary {c.vocab_size}, padded to {c.padded_vocab_size}"
+    if c.patch_size:
+        rows = f"{c.block_size} tokens an image"
+        data = f"images of {c.image_size} × {c.image_size} pixels, {c.channels} channels, patches of {c.patch_size} × "
+        data += f"{c.patch_size}, {c.n_class} classes"
+    return [f"{c.n_layer} blocks, {c.n_embd} wide, {heads}, {ffn}, {rows}", data + remark]
 
 
-def describe_parameters(model: GPT) -> list:
+def describe_parameters(model: Transformer) -> list:
     """A table: tensors, parameters and their share, by role; with experts also those that are active, which a token
     meets."""
     roles, active, total = model.roles(), model.active_numel(), model.num_params()
@@ -38,17 +40,17 @@ def describe_parameters(model: GPT) -> list:
     return table(rows if model.config.n_expert else [row[:-1] for row in rows])
 
 
-def describe_flops(model: GPT) -> str:
+def describe_flops(model: Transformer) -> str:
     """A line: FLOPs per token, and the shares of blocks, head and attention."""
     c, total = model.config, model.flops_per_token()
-    attention, head = 12 * c.n_layer * c.n_head * c.head_dim * c.block_size, 6 * c.padded_vocab_size * c.n_embd
-    blocks = total - attention - head
-    shares = f"blocks {blocks / total:.0%}, head {head / total:.0%}, attention {attention / total:.0%}"
+    attention, blocks = model.attention_flops(), 6 * model.active_matrices()
+    ends, name = total - attention - blocks, "patches and head" if c.patch_size else "head"
+    shares = f"blocks {blocks / total:.0%}, {name} {ends / total:.0%}, attention {attention / total:.0%}"
     counted = ", counting active parameters" if c.n_expert else ""
     return f"{total / 1e9:.3f} GFLOPs per token, forward and backward{counted} ({shares})"
 
 
-def describe_memory(model: GPT) -> list:
+def describe_memory(model: Transformer) -> list:
     """A table: fp32 weights, gradients and state under each optimizer with its defaults.
 
     The state is that of a real optimizer, built on this model, which may be on the meta device."""

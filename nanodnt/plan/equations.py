@@ -7,7 +7,7 @@ import torch
 
 from layers.linear import Linear, SigmaReparam
 from layers.slot import Slot
-from model import GPT, GPTConfig, MoE
+from model import GPTConfig, MoE, Transformer
 
 NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 LEGEND = {  # symbol: its meaning; {} = its initial values
@@ -91,7 +91,7 @@ def block_equations(config: GPTConfig, block) -> list:
     q = equation(head.q_norm, linear_equation(head.q, "Wq", "u")) + rotated
     k = equation(head.k_norm, linear_equation(head.k, "Wk", "u")) + rotated
     v = linear_equation(head.v, "Wv", "u")
-    scores = f"(softmax(q kᵀ/√{config.head_dim} + causal mask) v)"
+    scores = f"(softmax(q kᵀ/√{config.head_dim}{' + causal mask' * config.causal}) v)"
     inside = {
         "attention": [f"q = {q}", f"k = {k}", f"v = {v}", linear_equation(head.o, "Wo", scores)],
         "ffn": mixture_equations(config, mlp) if isinstance(mlp, MoE) else [mlp_equation(config, mlp)],
@@ -129,15 +129,31 @@ def describe_blocks(config: GPTConfig, blocks) -> list:
     return lines
 
 
-def describe_network(model: GPT) -> list:
-    """The network from token ids to logits, one equation a line; then its symbols and its initial weights."""
-    x = "wte[token]" + (" + wpe[position]" if model.wpe is not None else "")
+def embedding_equation(model: Transformer) -> str:
+    """What the stream begins with, before embed_scale and input_norm."""
+    if not model.config.patch_size:
+        return "wte[token]" + (" + wpe[position]" if model.wpe is not None else "")
+    patch = linear_equation(model.patch, "Wpatch", "patch")
+    return (patch if model.cls is None else f"[class token; {patch}]") + " + wpe[position]"
+
+
+def head_equation(model: Transformer) -> str:
+    """The logits of the stream x."""
+    x = equation(model.final_norm, "x")
+    if not model.config.patch_size:
+        return f"logits = {'Wte' if model.head is None else 'Whead'} {x}"
+    pooled = f"mean over patches of {x}" if model.cls is None else f"class token of {x}"
+    return f"logits = {linear_equation(model.head, 'Whead', f'({pooled})')}"
+
+
+def describe_network(model: Transformer) -> list:
+    """The network from token ids, or patches, to logits, an equation a line; then its symbols and initial weights."""
+    x = embedding_equation(model)
     for slot in (model.embed_scale, model.input_norm):
         if slot.norm != "none" or slot.gain is not None:
             x = equation(slot, x, is_sum=" + " in x)
-    head = "Wte" if model.head is None else "Whead"
     lines = [f"x ← {simplify(x)}", *describe_blocks(model.config, model.blocks)]
-    lines.append(simplify(f"logits = {head} {equation(model.final_norm, 'x')}"))
+    lines.append(simplify(head_equation(model)))
     return [*lines, *describe_symbols(model), *describe_init(model)]
 
 
@@ -147,7 +163,7 @@ def number_range(numbers) -> str:
     return " to ".join(f"{x:.4g}" for x in (numbers[0], numbers[-1])[: len(numbers)])
 
 
-def describe_symbols(model: GPT) -> list:
+def describe_symbols(model: Transformer) -> list:
     """A line for each kind of learned gain, scalar and bias, with its initial values."""
     initial, admin = {}, [r.skip for block in model.blocks for r in (block.attn, block.mlp) if r.skip.gain is not None]
     for module in model.modules():
@@ -165,7 +181,7 @@ def describe_symbols(model: GPT) -> list:
     return [f"{name}: {text.format(number_range(initial[name]))}" for name, text in LEGEND.items() if name in initial]
 
 
-def describe_init(model: GPT) -> list:
+def describe_init(model: Transformer) -> list:
     """A line on the initial values of the matrices."""
     factors, parts = {}, {}  # part of a block: its factors; factors as text: parts
     for name, module in model.named_modules():
@@ -174,5 +190,6 @@ def describe_init(model: GPT) -> list:
     for part, scales in factors.items():
         parts.setdefault(number_range(scales), []).append(part)
     c = model.config
-    kind = f"N(0, {c.init_std:g}²)" if c.init == "normal" else f"Xavier normal, embeddings N(0, {c.init_std:g}²)"
+    cut = " cut off at 2σ" if c.init == "xavier_cut" else ""
+    kind = f"N(0, {c.init_std:g}²)" if c.init == "normal" else f"Xavier normal{cut}, embeddings N(0, {c.init_std:g}²)"
     return [f"initial weights: {kind}" + "".join(f"; W{', W'.join(p)} times {scale}" for scale, p in parts.items())]

@@ -100,15 +100,11 @@ def alone():
         dist.is_initialized = known
 
 
-def make_tokens(model, micro: int) -> torch.Tensor:
-    """A micro batch of token ids (micro, T), all zero, on the model's device."""
-    return torch.zeros(micro, model.config.block_size, dtype=torch.long, device=model.wte.weight.device)
-
-
 def trace(model, optimizer, config, micro: int, accumulation: int = 1) -> Memory:
     """Run one training step and count it. Its phases are forward, backward, clip, optimizer. The last forward row is
     what is held when the loss begins. The loss has no phase, so it leaves no rows: `loss_bytes` counts it."""
-    memory, x, compute_loss = Memory(dry=model.wte.weight.is_meta), make_tokens(model, micro * accumulation), model.loss
+    batch, compute_loss = model.example(micro * accumulation), model.loss
+    memory = Memory(dry=batch[0].is_meta)
 
     def enter_next_phase(phase):
         memory.phase = NEXT_PHASE.get(phase)
@@ -123,7 +119,7 @@ def trace(model, optimizer, config, micro: int, accumulation: int = 1) -> Memory
     try:
         with fused_attention(), alone(), memory:
             scaler = torch.amp.GradScaler("cpu", enabled=False)
-            training_step(model, model, optimizer, scaler, (x, x), micro, config, enter_next_phase)
+            training_step(model, model, optimizer, scaler, batch, micro, config, enter_next_phase)
     finally:
         del model.loss
         optimizer.zero_grad(set_to_none=True)
@@ -134,10 +130,10 @@ def trace(model, optimizer, config, micro: int, accumulation: int = 1) -> Memory
 
 def loss_bytes(model, micro: int) -> int:
     """Peak bytes of the loss of a micro batch, besides the residual stream that it is given."""
-    weight = model.wte.weight
-    x = torch.empty(micro, model.config.block_size, weight.shape[1], device=weight.device, requires_grad=True)
-    with Memory(dry=weight.is_meta) as memory:
-        model.loss(x, make_tokens(model, micro))
+    c, (_, targets) = model.config, model.example(micro)
+    x = torch.empty(micro, c.block_size, c.n_embd, device=targets.device, requires_grad=True)
+    with Memory(dry=x.is_meta) as memory:
+        model.loss(x, targets)
     return memory.peak
 
 

@@ -60,8 +60,8 @@ def device_name(device: torch.device) -> str:
 
 
 def attention_backend(config, env, masked: bool = False) -> str:
-    """The kernel and dtype that scaled_dot_product_attention uses for a model of this GPTConfig, `masked` or causal,
-    such as "flash, bfloat16"; kernels are cudnn, flash, efficient, math."""
+    """The kernel and dtype that scaled_dot_product_attention uses for a model of this GPTConfig, such as
+    "flash, bfloat16"; kernels are cudnn, flash, efficient, math. `masked`: with a mask of documents."""
     if env.device.type not in ("cpu", "cuda"):
         return f"torch's choice for {env.device.type}"
     dtype = env.dtype if env.device.type != "cpu" or config.block_size >= 512 else torch.float32
@@ -72,6 +72,6 @@ def attention_backend(config, env, masked: bool = False) -> str:
     gqa = q.shape != k.shape
     T = config.block_size
     mask = torch.ones(1, 1, 1, 1, dtype=dtype, device=env.device).expand(1, 1, T, T) if masked else None
-    how = dict(attn_mask=mask, dropout_p=config.dropout, is_causal=not masked, enable_gqa=gqa)
+    how = dict(attn_mask=mask, dropout_p=config.dropout, is_causal=config.causal and not masked, enable_gqa=gqa)
     kernel = SDPBackend(torch._fused_sdp_choice(q, k, k, **how)).name.removesuffix("_ATTENTION").lower()
     return f"{kernel}{' with a mask of documents' * masked}, {str(dtype).removeprefix('torch.')}"

@@ -180,6 +180,12 @@ def read_metrics(out_dir: Path) -> list:
     return rows
 
 
+def validation_line(scores: dict, digits: int = 4) -> str:
+    """The console's words for what `evaluate` returns."""
+    shares = [f", top-{k} {scores[f'val_top{k}']:.2%}" for k in (1, 5) if f"val_top{k}" in scores]
+    return f"validation loss {scores['val_loss']:.{digits}f}" + "".join(shares)
+
+
 def progress_line(row: dict, max_iters: int, seconds: float) -> str:
     """The console's line for a metrics row; `seconds` per step."""
     left = int(seconds * (max_iters - row["step"]))

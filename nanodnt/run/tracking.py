@@ -16,10 +16,10 @@ Of the step itself, over all parameters of a role:
     grad_norm  grad_kurtosis  update_ratio  weight_norm   {role}
 
 Variances are over the channels of a token, mean over tokens, padding included. The probe reads the first validation
-sequences, the same each time, in evaluation mode and in the precision of training. grad_norm is before clipping.
-grad_kurtosis is E g⁴ / (E g²)², 3 for a Gaussian. update_ratio is ‖Δw‖/‖w‖ with w before the step. To bound memory it
-is measured on every n-th entry of each parameter, at most SAMPLE of them, so for larger parameters it is an estimate.
-If the gradient of the step is not finite, all of these but weight_norm are None.
+sequences, or images, the same each time, in evaluation mode and in the precision of training. grad_norm is before
+clipping. grad_kurtosis is E g⁴ / (E g²)², 3 for a Gaussian. update_ratio is ‖Δw‖/‖w‖ with w before the step. To bound
+memory it is measured on every n-th entry of each parameter, at most SAMPLE of them, so for larger parameters it is an
+estimate. If the gradient of the step is not finite, all of these but weight_norm are None.
 
 Tracking changes no bit of the run and draws no random number.
 """
@@ -34,7 +34,7 @@ from layers.attention import visible_keys
 from layers.ops import rotary, rotate, upcast
 from layers.sharding import local_shard, shard_group, shard_rows
 from layers.slot import Slot
-from model import GPT
+from model import Transformer
 
 TOKENS = 4096  # of the probe, at most; but at least one sequence, and not more sequences than a step has
 SAMPLE = 2**16  # entries of a parameter, at most, on which its update is measured
@@ -49,28 +49,32 @@ def variance(x):
     return upcast(x).var(-1, correction=0).mean()
 
 
-def largest_logit(q, k, positions=None):
+def largest_logit(q, k, positions=None, causal=True):
     """Largest |q·k|/√head_dim over heads and pairs of a query and a key that it sees: q (B, H, T, head_dim), k
-    (B, H_kv, T, head_dim) → (). `positions` (B, T) as the network got them, None: one document a row."""
+    (B, H_kv, T, head_dim) → (). `positions` (B, T) as the network got them, None: one document a row. Not `causal`: all
+    see all."""
     B, H, T, head_dim = q.shape
     q, k, largest = q.unflatten(1, (k.shape[1], -1)), k[:, :, None], q.new_zeros(())
     rows, places = max(1, PIECE // (B * H * T)), torch.arange(T, device=q.device)
     for i in range(0, T, rows):
         logits = q[..., i : i + rows, :] @ k[..., : i + rows, :].mT  # (B, H_kv, H / H_kv, queries, keys)
         part = None if positions is None else positions[:, i : i + rows]
-        seen = visible_keys(places[i : i + rows], part, logits.shape[-1])[:, :, None]
-        largest = torch.maximum(largest, logits.mul_(seen).abs_().max())
+        if causal:
+            logits *= visible_keys(places[i : i + rows], part, logits.shape[-1])[:, :, None]
+        largest = torch.maximum(largest, logits.abs_().max())
     return largest / head_dim**0.5
 
 
 @torch.no_grad()
-def probe(model: GPT, idx: torch.Tensor, positions: torch.Tensor | None = None) -> dict:
-    """stream_var, branch_var, logit_max, alpha, inv_std, gain of one forward pass of idx and positions (B, T): tensors
+def probe(model: Transformer, *inputs) -> dict:
+    """stream_var, branch_var, logit_max, alpha, inv_std, gain of one forward pass of what `stream` takes: tensors
     () on the device, for `fetch_numbers`. All processes that share a sharded model must call this."""
     c, slots = model.config, {name: m for name, m in model.named_modules() if isinstance(m, Slot)}
     found = dict(stream_var=[], branch_var=dict(attn=[], mlp=[]), logit_max=[], alpha={}, inv_std={}, gain={})
-    places = torch.arange(idx.shape[1], device=idx.device) if positions is None else positions
-    rope = rotary(places, c.head_dim, c.rope_theta) if c.pos == "rope" else None
+    positions, rope = inputs[1] if len(inputs) == 2 else None, None
+    if c.pos == "rope":
+        places = torch.arange(inputs[0].shape[1], device=inputs[0].device) if positions is None else positions
+        rope = rotary(places, c.head_dim, c.rope_theta)
     hooks, queries, training, flex = [], [], model.training, model.flex_attention
     if c.n_expert:
         found |= dict(load=[], router_entropy=[], dropped=[])
@@ -92,7 +96,8 @@ def probe(model: GPT, idx: torch.Tensor, positions: torch.Tensor | None = None) 
     def note_logits(attention, k_norm, args, k):
         q, dtype = queries.pop(), attention.o.compute_dtype or attention.o.weight.dtype
         pair = (q, k) if rope is None else (rotate(q, rope), rotate(k, rope))
-        found["logit_max"].append(largest_logit(*(upcast(x.to(dtype)).transpose(1, 2) for x in pair), positions))
+        q, k = (upcast(x.to(dtype)).transpose(1, 2) for x in pair)
+        found["logit_max"].append(largest_logit(q, k, positions, c.causal))
 
     def note_entropy(router, args, y):
         scores = router.scores(router.logits(*args))
@@ -123,7 +128,7 @@ def probe(model: GPT, idx: torch.Tensor, positions: torch.Tensor | None = None) 
     try:
         with torch.compiler.set_stance("force_eager"):  # otherwise FSDP's compiled parts would recompile with the hooks
             model.flex_attention = False  # eager, it would keep all attention weights
-            model.eval()(idx, positions=positions)
+            model.eval()(inputs[0], None, *inputs[1:])
     finally:
         model.train(training)
         model.flex_attention = flex
@@ -183,7 +188,7 @@ def sample(p):
 class Tracker:
     """Makes row["track"] for the steps that are `due`. All processes must call all of its methods."""
 
-    def __init__(self, model: GPT, optimizer, data, config, env):
+    def __init__(self, model: Transformer, optimizer, data, config, env):
         self.model, self.env, self.every, self.clip = model, env, config.track_interval, config.grad_clip
         self.dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
         self.roles, self.old = {}, {}  # {role: parameters}, {parameter: its sample before the step}
@@ -193,8 +198,7 @@ class Tracker:
         counts = [sum(p.numel() for p in params) for params in self.roles.values()]
         self.counts = torch.tensor(counts, dtype=self.dtype, device=env.device)
         starts = data.validation(config.eval_tokens)[: min(config.batch_size, max(1, TOKENS // data.block_size))]
-        idx, _, *positions = env.put(*env.pin(*data.val_batch(starts, len(starts))))
-        self.sequences = idx, *positions
+        self.inputs = model.inputs(*env.put(*env.pin(*data.val_batch(starts, len(starts)))))
 
     def due(self, step: int) -> bool:
         return step % self.every == 0
@@ -206,7 +210,7 @@ class Tracker:
     def after(self, grad_norm, found_inf) -> dict:
         """row["track"] of the step just made. Tensors (): the norm of its gradient before clipping, and whether that
         is not finite. The host waits for the device once."""
-        return fetch_numbers(self.measure_step(grad_norm, found_inf) | probe(self.model, *self.sequences), self.dtype)
+        return fetch_numbers(self.measure_step(grad_norm, found_inf) | probe(self.model, *self.inputs), self.dtype)
 
     @torch.no_grad()
     def measure_step(self, grad_norm, found_inf) -> dict:

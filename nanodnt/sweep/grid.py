@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from configurator import read_knobs
-from model import GPT, GPTConfig
+from model import GPTConfig
 from nanodnt.data import folder_of, load_meta
 from nanodnt.engine import split_batch
+from nanodnt.networks import fit, network
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
 from nanodnt.sweep.runner import ROOT, TrainingRun, make_run, resolve_configs
@@ -157,8 +158,8 @@ def check_trainable(run: TrainingRun) -> tuple:
     try:
         config.check()
         fill_defaults(config)
-        flags.vocab_size = flags.vocab_size or load_meta(config.dataset, verify=False)["vocab_size"]
-        make_optimizer(GPT.empty(flags), config)
+        fit(flags, load_meta(config.dataset, verify=False), config.dataset)
+        make_optimizer(network(flags).empty(flags), config)
         split_batch(config.batch_size, config.micro_batch_size, 1)
     except ValueError as e:
         raise ValueError(f"{run.path.name}: {e}") from None

@@ -18,6 +18,7 @@ BLOCK = r"blocks\.\d+\."  # of a parameter name
 SIZE = dict(
     n_head=4, n_embd=16, block_size=9, vocab_size=50, norm_eps=1e-2
 )  # eps is large, so that a wrong position shows
+IMAGES = dict(n_head=4, n_embd=16, patch_size=2, image_size=4, channels=3, n_class=7, block_size=5)
 NET = Net(vocab=50, heads=4, kv_heads=4, blocks=1, eps=1e-2)
 PRE = dict(attn="pre", mlp="pre")
 S4 = dict(input_norm=True, qk_norm=True, mid_norm="both")

@@ -16,6 +16,7 @@ from nanodnt.weights import model_from_checkpoint
 from support.models import (
     ALL,
     BLOCK,
+    IMAGES,
     LAYOUTS,
     REPRESENTATIVES,
     SCHEMES,
@@ -29,6 +30,7 @@ from support.models import (
     spread,
     tokens,
 )
+from vision import ViT
 
 mostly_deep = pytest.mark.parametrize("name", spread(ALL, fast=REPRESENTATIVES))
 
@@ -110,7 +112,8 @@ def test_a_vector_of_one_entry_is_a_vector():
 
 def test_all_roles_exist():
     schemes = [flags for flags, _ in ALL.values()] + [dict(n_expert=2, balance="bias")]
-    assert {role for flags in schemes for role in empty(flags, 2).roles().values()} == set(ROLES)
+    networks = [*(empty(flags, 2) for flags in schemes), ViT.empty(GPTConfig(**IMAGES))]
+    assert {role for network in networks for role in network.roles().values()} == set(ROLES)
 
 
 def test_a_parameter_without_a_role_raises():

@@ -61,6 +61,7 @@ BAD_VALUES = (
     (dict(n_ff=2**24 + 1, vocab_size=10**9), "vocab_size=1000000000 n_ff=16777217 16,777,216"),
     (dict(dropout=1.0), "dropout=1.0 below 1"),
     (dict(dropout=-0.1), "dropout=-0.1 at least 0"),
+    (dict(drop_path=1.0), "drop_path=1.0 below 1"),
     (dict(norm_eps=-1e-6), "norm_eps negative"),
     (dict(init_std=0.0), "init_std positive"),
     (dict(n_layer="2"), "n_layer='2' int"),
