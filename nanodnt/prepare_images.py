@@ -51,7 +51,9 @@ def build(
     """
     out_dir, classes = Path(out_dir), [str(name) for name in classes]
     if not 2 <= len(classes) <= MAX_CLASSES:
-        raise ValueError(f"there are {len(classes):,} classes ({classes[:1]} ...), and 2 to {MAX_CLASSES:,} are needed")
+        found = ", ".join(map(repr, classes[:3])) + f" and others, {len(classes):,}" * (len(classes) > 3)
+        found = f"the classes are {found}" if found else "there are no classes"
+        raise ValueError(f"{found}, and 2 to {MAX_CLASSES:,} are needed")
     with prepare.staging(out_dir, json.dumps([source, len(classes)])) as parts:
         found = {}
         for split, images in splits.items():
@@ -73,7 +75,7 @@ def _checked(images, classes, image_size, channels):
         try:
             open_image(raw, channels, image_size)
         except ValueError as e:
-            raise ValueError(f"{where} {e}") from None
+            raise ValueError(f"{where} {e}: repair it or leave it out") from None
         if not 0 <= label < classes:
             raise ValueError(f"{where} has label {label}, and there are {classes:,} classes (from 0)")
         return raw, label
@@ -212,7 +214,7 @@ def hub_images(files: list, image: str, label: str) -> tuple:
     rows = data.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))  # the bytes as they are
     name = files[0].name.split("-")[0]
     return data.features[label].names, (
-        (f"image {i:,} of {name}", row[image]["bytes"] or b"", -1 if row[label] is None else row[label])
+        (f"image {i:,} of {name}", (row[image] or {}).get("bytes") or b"", -1 if row[label] is None else row[label])
         for i, row in enumerate(rows)
     )
 

@@ -1,0 +1,388 @@
+"""Images to datasets: the Hub's parquet files, folders of images, and what bad images get told."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nanodnt import prepare, prepare_images
+from nanodnt.data import Images, load_meta
+from nanodnt.data import meta as data
+from support.images import encode, noise
+from support.prepared import contents, error_of, load_script
+from support.runs import ROOT
+
+cifar10, cifar100, imagenet1k, local, digits = map(
+    load_script, ("cifar10", "cifar100", "imagenet1k", "local_images", "digits")
+)
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CHECK_DISK = prepare.check_disk
+
+
+def images_of(folder, split) -> list:
+    """[(encoded bytes, label)] of a prepared folder, read by its contract."""
+    meta = json.loads((folder / "meta.json").read_text())
+    raw = (folder / meta["splits"][split]["file"]).read_bytes()
+    offsets = np.fromfile(folder / meta["splits"][split]["offsets"]["file"], "<u8").tolist()
+    labels = np.fromfile(folder / meta["splits"][split]["labels"]["file"], "<u2").tolist()
+    parts = [raw[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    return list(zip(parts, labels, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------- the Hub's datasets
+
+
+def make_parquet(path: Path, columns: dict, classes: dict):
+    """A parquet file as the Hub has them; `classes` are {column of labels: names}."""
+    import datasets
+
+    kinds = {name: datasets.ClassLabel(names=names) for name, names in classes.items()}
+    features = datasets.Features({name: kinds.get(name, datasets.Image()) for name in columns})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(path)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A Hub of three small datasets; returns {name: {split: [(encoded bytes, label)]}}."""
+    import huggingface_hub
+
+    small = [encode(noise(32, 32, 3, seed=i)) for i in range(9)]
+    photos = [encode(noise(40 + i, 50, 3, seed=i), "JPEG") for i in range(6)] + [encode(noise(30, 33), "JPEG")]
+    cmyk = tmp_path / "cmyk.jpg"
+    Image.fromarray(noise(20, 25, 4), mode="CMYK").save(cmyk)
+    photos.append(cmyk.read_bytes())
+    ten, hundred, many = ([f"kind {i}" for i in range(n)] for n in (10, 100, 1000))
+    made = {}
+    for name, repo, column, classes, images, files in (
+        ("cifar10", "uoft-cs/cifar10", "label", ten, small, ("plain_text/train-00000-of-00001.parquet",) * 2),
+        ("cifar100", "uoft-cs/cifar100", "fine_label", hundred, small, ("cifar100/train-00000-of-00001.parquet",) * 2),
+        ("imagenet1k", "ILSVRC/imagenet-1k", "label", many, photos, ("data/train-00000-of-00001.parquet",) * 2),
+    ):
+        held_out = files[1].replace("train", "validation" if name == "imagenet1k" else "test")
+        labels = [(i * 7 + 3) % len(classes) for i in range(len(images))]
+        image = "image" if name == "imagenet1k" else "img"
+        splits = {"train": slice(0, 6), "val": slice(6, None)}
+        for part, file in (("train", files[0]), ("val", held_out)):
+            columns = {image: [{"bytes": raw, "path": None} for raw in images[splits[part]]]}
+            columns[column], kinds = labels[splits[part]], {column: classes}
+            if name == "cifar100":
+                columns["coarse_label"], kinds["coarse_label"] = [0] * len(labels[splits[part]]), ["a", "b"]
+            make_parquet(tmp_path / "hub" / repo / COMMIT / file, columns, kinds)
+        pairs = list(zip(images, labels, strict=True))
+        made[name] = {part: pairs[where] for part, where in splits.items()}
+
+    def snapshot_download(repo, repo_type, revision, allow_patterns):
+        assert repo_type == "dataset" and "*" not in revision
+        return str(tmp_path / "hub" / repo / COMMIT)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(prepare, "check_disk", lambda needs: None)
+    return made
+
+
+@pytest.mark.parametrize("script", [cifar10, cifar100, imagenet1k], ids=lambda script: script.SOURCE.name)
+def test_images_of_the_hub_are_kept_byte_for_byte(script, hub, tmp_path, capsys):
+    name, out = script.SOURCE.name, tmp_path / "out"
+    script.main([f"--out_dir={out}"])
+    meta = load_meta(str(out))
+    assert {split: images_of(out, split) for split in ("train", "val")} == hub[name]
+    assert meta["dataset"] == name and COMMIT in meta["source"] and script.SOURCE.licence == meta["licence"]
+    assert len(meta["classes"]) == {"cifar10": 10, "cifar100": 100, "imagenet1k": 1000}[name]
+    assert meta["image_size"] == (None if name == "imagenet1k" else 32) and not (out / "parts").exists()
+    assert "train 6 images" in capsys.readouterr().out
+    size = meta["image_size"] or 24
+    images, labels = Images(str(out), 9, image_size=size).val_batch(np.arange(2), 2)
+    assert images.shape == (2, 3, size, size) and labels.tolist() == [label for _, label in hub[name]["val"][:2]]
+
+
+@pytest.mark.parametrize("script", [cifar10, imagenet1k], ids=lambda script: script.SOURCE.name)
+def test_no_network_no_package_no_room_no_permission(script, hub, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    def fails(*args, **kwargs):
+        raise ConnectionError("403 Client Error: you are not in the authorized list\nand more")
+
+    out = f"--out_dir={tmp_path / 'out'}"
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface_hub, "snapshot_download", fails)
+        line = error_of(script.main, out)
+        assert "could not download" in line and script.SOURCE.revision in line and "403 Client Error" in line
+        assert ("accept the terms at https://huggingface.co" in line) == (script is imagenet1k)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "datasets", None)
+        assert "the package datasets is missing: pip install" in error_of(script.main, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "check_disk", CHECK_DISK)
+        patch.setattr(prepare.shutil, "disk_usage", lambda path: type("", (), {"free": 10_000_000}))
+        assert "has 0.0 GB free, and this needs" in error_of(script.main, out)
+    assert not (tmp_path / "out").exists()
+
+
+TEN = {"label": [f"kind {i}" for i in range(10)]}
+PIXELS = {"bytes": encode(noise(32, 32, 3)), "path": None}
+
+
+@pytest.mark.parametrize(
+    "columns, classes, words",
+    [
+        ({"image": [PIXELS], "label": [0]}, TEN, "needs a column 'img' of images and a column 'label' of classes"),
+        (
+            {"img": [PIXELS], "label": [0]},
+            {"label": ["a", "b"]},
+            "the classes of train and val differ: 'a', 'b', 'kind 0'",
+        ),
+        (
+            {"img": [PIXELS], "label": [0]},
+            {"label": TEN["label"][::-1]},
+            "the classes of train and val differ: their order",
+        ),
+        ({"img": [None], "label": [0]}, TEN, "image 0 of test cannot be decoded"),
+        (
+            {"img": [PIXELS, {"bytes": b"x" * 50, "path": None}], "label": [0, 1]},
+            TEN,
+            "image 1 of test cannot be decoded",
+        ),
+        (
+            {"img": [{"bytes": encode(noise(31, 31, 3)), "path": None}], "label": [0]},
+            TEN,
+            "31 × 31 pixels instead of 32",
+        ),
+        ({"img": [PIXELS], "label": [None]}, TEN, "image 0 of test has label -1, and there are 10 classes"),
+    ],
+)
+def test_bad_files_of_the_hub(columns, classes, words, hub, tmp_path):
+    make_parquet(tmp_path / "hub/uoft-cs/cifar10" / COMMIT / "plain_text/test-00000-of-00001.parquet", columns, classes)
+    assert words in error_of(cifar10.main, f"--out_dir={tmp_path / 'out'}")
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------------------------------------- folders of images
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty data/ folder for the scripts to write to."""
+    for module in (prepare, local, data):
+        monkeypatch.setattr(module, "DATA", tmp_path / "data")
+    return tmp_path / "data"
+
+
+def write_folder(folder, shape=(9, 9, 3), per_class=4):
+    """FOLDER/CLASS/... of two classes; returns {class: bytes of its images}."""
+    made = {}
+    for c, name in enumerate(("cat", "dog")):
+        (folder / name / "deep").mkdir(parents=True)
+        for i in range(per_class):
+            path = folder / name / ("deep" if i == 1 else ".") / f"{i}.{'jpg' if i % 2 else 'PNG'}"
+            path.write_bytes(encode(noise(*shape, seed=10 * c + i), "JPEG" if i % 2 else "PNG"))
+            made.setdefault(name, []).append(path.read_bytes())
+    (folder / "cat" / "notes.txt").write_text("skipped")
+    (folder / ".hidden").mkdir()
+    (folder / ".hidden" / "x.png").write_bytes(b"skipped")
+    return made
+
+
+def test_a_folder_with_train_and_val(home, tmp_path, capsys):
+    made = {split: write_folder(tmp_path / "pets" / split) for split in ("train", "val")}
+    local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--image_size=9", "--licence=mine"])
+    out = capsys.readouterr()
+    assert "next: python train.py --dataset=pets" in out.out and "skipped 1 files" in out.err
+    meta = load_meta("pets")
+    assert (meta["classes"], meta["image_size"], meta["licence"]) == (["cat", "dog"], 9, "mine")
+    for split in made:
+        expected = sorted((raw, i) for i, name in enumerate(("cat", "dog")) for raw in made[split][name])
+        assert sorted(images_of(home / "pets", split)) == expected
+
+
+def test_a_share_is_held_out_by_a_hash_of_names(home, tmp_path, monkeypatch):
+    made = write_folder(tmp_path / "pets", per_class=30)
+    local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--val_share=0.3"])
+    train, val = (images_of(home / "pets", split) for split in ("train", "val"))
+    assert sorted(train + val) == sorted((raw, i) for i, name in enumerate(made) for raw in made[name])
+    assert 9 <= len(val) <= 27 and load_meta("pets")["image_size"] is None
+    before, rglob = contents(home / "pets"), Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(rglob(self, pattern))))
+    local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--val_share=0.3"])
+    assert contents(home / "pets") == before  # whatever order the file system lists them in
+
+
+def test_mean_and_deviation_are_of_all_pixels_of_training_images(home, tmp_path, monkeypatch):
+    for split in ("train", "val"):
+        write_folder(tmp_path / "pets" / split, shape=(9, 14, 3) if split == "train" else (5, 5, 3))
+    flags = [f"--folder={tmp_path / 'pets'}", "--name=pets"]
+    local.main(flags)
+    pixels = [np.asarray(Image.open(f)) / 255 for f in (tmp_path / "pets/train").rglob("*.[Pj]*[Gg]")]
+    pixels = np.concatenate([p.reshape(-1, 3) for p in pixels])
+    assert len(pixels) == 8 * 9 * 14
+    np.testing.assert_allclose(load_meta("pets")["mean"], pixels.mean(0), atol=1e-6)
+    np.testing.assert_allclose(load_meta("pets")["std"], pixels.std(0), atol=1e-6)
+    monkeypatch.setattr(prepare_images, "MEASURED", 2)  # the first and the fifth of 8
+    local.main(flags)
+    chosen = [images_of(home / "pets", "train")[i][0] for i in (0, 4)]
+    (tmp_path / "a").write_bytes(chosen[0]), (tmp_path / "b").write_bytes(chosen[1])
+    pixels = np.concatenate([np.asarray(Image.open(tmp_path / n)).reshape(-1, 3) / 255 for n in "ab"])
+    np.testing.assert_allclose(load_meta("pets")["mean"], pixels.mean(0), atol=1e-6)
+
+
+def test_gray_is_asked_for(home, tmp_path):
+    write_folder(tmp_path / "pets")
+    local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--channels=1"])
+    assert load_meta("pets")["channels"] == 1 == len(load_meta("pets")["mean"])
+    assert Images("pets", 9, image_size=6).batch(0, 3)[0].shape == (3, 1, 6, 6)
+
+
+def test_another_kind_of_dataset_in_the_same_folder_is_replaced_whole(tmp_path):
+    digits.main([f"--out_dir={tmp_path}"])
+    assert len(contents(tmp_path)) == 7
+    from nanodnt.tokenizer import Tokenizer
+
+    prepare.build(tmp_path, "test", Tokenizer.meta_for("bytes"), {"train": ["one"], "val": ["two"]})
+    assert set(contents(tmp_path)) == {"train.bin", "val.bin", "meta.json"} and load_meta(str(tmp_path))
+    digits.main([f"--out_dir={tmp_path}"])
+    assert len(contents(tmp_path)) == 7 and load_meta(str(tmp_path))["kind"] == "images"
+
+
+def test_more_images_than_wait_for_their_check_stay_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_images, "AHEAD", 3)
+    images = [("", encode(noise(4, 4, seed=i)), i % 2) for i in range(20)]
+    size = dict(image_size=4, channels=1)
+    prepare_images.build(tmp_path, "test", "none", ["a", "b"], {"train": images, "val": images[:1]}, **size)
+    assert images_of(tmp_path, "train") == [image[1:] for image in images]
+
+
+# -------------------------------------------------------------------------------------------------------- bad input
+
+
+def replace_image(pixels=None, raw=None, split="train"):
+    """Make the last image of FOLDER/train something else."""
+
+    def spoil(folder):
+        path = folder / split / "dog" / "2.PNG"
+        path.write_bytes(raw if raw is not None else encode(pixels))
+
+    return spoil
+
+
+def bomb(folder):
+    """A PNG whose header promises 20,000 × 20,000 pixels."""
+    import struct
+    import zlib
+
+    path = folder / "train" / "dog" / "2.PNG"
+    header = b"IHDR" + struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0)
+    raw = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    path.write_bytes(raw + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT")))
+
+
+def wide(folder):
+    Image.fromarray(np.full((9, 9), 1000, np.uint16)).save(folder / "train" / "dog" / "2.PNG")
+
+
+def cut(folder):
+    path = folder / "train" / "dog" / "deep" / "1.jpg"
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def one_colour(folder):
+    for path in (folder / "train").rglob("*.[Pj]*[Gg]"):
+        path.write_bytes(encode(np.zeros((9, 9, 3))))
+
+
+BAD = [
+    ("", replace_image(noise(9, 8, 3)), "2.PNG has 8 × 9 pixels instead of 9 × 9"),
+    ("", replace_image(noise(9, 9)), "2.PNG is of mode L instead of RGB (channels=3"),
+    ("", replace_image(raw=b"no image"), "2.PNG cannot be decoded"),
+    ("", replace_image(raw=b""), "2.PNG cannot be decoded"),
+    ("", replace_image(raw=b"GIF89a" + bytes(50), split="val"), "val/dog/2.PNG cannot be decoded"),
+    ("", cut, "1.jpg cannot be decoded (OSError: "),
+    ("", bomb, "cannot be decoded (DecompressionBombError"),
+    ("", lambda f: (f / "val" / "dog").rename(f / "val" / "cow"), "classes of train and val differ: 'cow', 'dog'"),
+    ("", lambda f: shutil.rmtree(f / "val" / "dog"), "the classes of train and val differ: 'dog'"),
+    ("", lambda f: shutil.rmtree(f / "train") or (f / "train").mkdir(), "train holds no images (.png, .jpg, .jpeg)"),
+    (
+        "",
+        lambda f: [shutil.rmtree(f / s / "dog") for s in ("train", "val")],
+        "the classes are 'cat', and 2 to 65,536 are needed",
+    ),
+    ("", lambda f: shutil.rmtree(f / "val"), "the classes are 'train', and 2"),
+    ("", lambda f: (f / "val" / "dog" / "0.PNG").rename(f / "val" / "0.png"), "0.png lies in no class"),
+    ("", one_colour, "one and the same value in a channel"),
+    ("--image_size=", wide, "2.PNG is of mode I;16 instead of RGB"),
+    ("--image_size=0", None, "--image_size=0 must be 1 or more"),
+    ("--val_share=0.1", None, "has train and val, so leave out --val_share"),
+    ("--val_share=1", None, "--val_share=1.0 must be above 0 and below 1"),
+    ("--val_share=nan", None, "--val_share=nan must be"),
+    ("--name=../x", None, "use letters"),
+    ("--name=digits", None, "digits is the source folder of another dataset"),
+    ("--folder=missing", None, "--folder=missing does not exist"),
+]
+
+
+@pytest.mark.parametrize("flag, spoil, words", BAD, ids=[words[:40] for _, _, words in BAD])
+def test_bad_images_are_one_line_and_leave_no_trace(flag, spoil, words, home, tmp_path):
+    folder = tmp_path / "in"
+    for split in ("train", "val"):
+        write_folder(folder / split)
+    flags = {"folder": folder, "name": "mine", "image_size": 9}
+    local.main([f"--{key}={value}" for key, value in flags.items()])
+    (home / "digits").mkdir()
+    (home / "digits" / "prepare.py").touch()
+    if spoil:
+        spoil(folder)
+    key, _, value = flag[2:].partition("=")
+    flags = {k: v for k, v in (flags | {key: value}).items() if v != ""}
+    before = contents(tmp_path)
+    assert words in error_of(local.main, *(f"--{k}={v}" for k, v in flags.items()))
+    assert contents(tmp_path) == before and load_meta("mine")
+    if key != "name":
+        error_of(local.main, *(f"--{k}={v}" for k, v in (flags | {"name": "new"}).items()))
+    assert not any(p.name in ("new", "parts") for p in tmp_path.rglob("*"))
+
+
+def test_labels_and_classes_that_cannot_be(tmp_path):
+    image = encode(noise(4, 4))
+
+    def build(classes, label):
+        splits = {"train": [("image 7", image, label)], "val": [("", image, 0)]}
+        prepare_images.build(tmp_path / "out", "test", "none", classes, splits, image_size=4, channels=1)
+
+    with pytest.raises(ValueError, match="there is no image for val.bin"):
+        splits = {"train": [("", image, 0)], "val": []}
+        prepare_images.build(tmp_path / "out", "test", "none", ["a", "b"], splits, image_size=4, channels=1)
+    for label in (2, -1):
+        with pytest.raises(ValueError, match=f"^image 7 has label {label}, and there are 2 classes"):
+            build(["a", "b"], label)
+    for classes, words in (([], "there are no classes"), (["a"], "the classes are 'a'"), (range(65_537), "65,537")):
+        with pytest.raises(ValueError, match=f"{words}.* 2 to 65,536 are needed"):
+            build(classes, 0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_most_classes(tmp_path):
+    image = encode(noise(4, 4))
+    splits = {"train": [("", image, 65_535)], "val": [("", image, 0)]}
+    prepare_images.build(tmp_path, "test", "none", range(65_536), splits, image_size=4, channels=1)
+    assert Images(str(tmp_path), 4, image_size=4).batch(0, 2)[1].tolist() == [65_535] * 2
+
+
+def test_a_script_ends_with_a_line_and_exit_code_1():
+    command = [sys.executable, "data/local_images/prepare.py", "--folder=/missing", "--name=x"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == "error: --folder=/missing does not exist\n"
+
+
+def test_checksums_are_of_the_files(tmp_path):
+    digits.main([f"--out_dir={tmp_path}"])
+    for part in load_meta(str(tmp_path))["splits"].values():
+        for entry in (part, part["offsets"], part["labels"]):
+            assert hashlib.sha256((tmp_path / entry["file"]).read_bytes()).hexdigest() == entry["sha256"]
