@@ -12,7 +12,7 @@ import pytest
 
 from support.pages import ROOT
 
-BY_OTHERS = {"PIL": "matplotlib", "pyarrow": "datasets", "regex": "tiktoken"}
+BY_OTHERS = {"PIL": "pillow", "sklearn": "scikit-learn", "pyarrow": "datasets", "regex": "tiktoken"}
 BY_OTHERS |= {"tiktoken_ext": "tiktoken", "lm_eval": "lm-eval"}
 OPTIONAL = {"wandb", "transformers", "triton"}  # in a `try`: a message says what to install; triton comes with torch
 
