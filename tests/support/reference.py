@@ -54,6 +54,7 @@ class Net:
     normalised: bool = True  # the weights of a token's experts sum to 1
     weight_scale: float = 1.0  # on these weights
     choice_bias: bool = False  # a vector on the scores, for the choice alone
+    causal: bool = True  # False: every token sees every token
 
 
 def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
@@ -121,7 +122,7 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
     def attention(name, u, positions):
         q, k, v = (affine(f"{name}.{part}", u, positions) for part in "qkv")
         d_h, T = q.shape[-1] // net.heads, u.shape[1]
-        future = torch.ones(T, T).triu(1).bool()
+        future = torch.full((T, T), float(net.causal)).triu(1).bool()
         outputs = []
         for head in range(net.heads):
             group = head // (net.heads // net.kv_heads)  # consecutive query heads share a key/value head
@@ -144,6 +145,8 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
             h = g / (1 + torch.exp(-g)) * h
         elif net.act == "gelu":
             h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+        elif net.act == "gelu_erf":
+            h = 0.5 * h * (1 + torch.erf(h / math.sqrt(2)))
         else:
             h = h * (h > 0) if net.act == "relu" else (h * (h > 0)) ** 2
         return affine(name + ".down", h, positions, expert)
