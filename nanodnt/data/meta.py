@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -84,18 +83,8 @@ def _example_entries(meta, part):
 
 
 def _image_entries(meta, part):
-    side, channels, n = meta["image_size"], _read_int(meta, "channels"), _read_int(part, "images")
-    right = {
-        "image_size": side is None or type(side) is int and side > 0,
-        "channels": channels in (1, 3),
-        "classes": type(meta["classes"]) is list and 2 <= len(meta["classes"]) <= MAX_CLASSES,
-        "mean": len(meta["mean"]) == channels and all(map(math.isfinite, meta["mean"])),
-        "std": len(meta["std"]) == channels and all(0 < value < math.inf for value in meta["std"]),
-        "images": n > 0,
-    }
-    if not all(right.values()):
-        name = next(name for name, is_right in right.items() if not is_right)
-        raise ValueError(f"{name} is {str((part | meta)[name])[:80]}")
+    if (n := _read_int(part, "images")) < 1:
+        raise ValueError(f"images is {n}")
     return [(part, _read_int(part, "bytes")), (part["offsets"], 8 * (n + 1)), (part["labels"], 2 * n)]
 
 
@@ -105,6 +94,26 @@ def _check_vocabulary(meta, path):
     if max(ids) >= meta["vocab_size"]:
         raise ValueError(f"{path}: token id {max(ids)} is beyond the vocabulary of {meta['vocab_size']}")
     check_tokenizer(meta, path)
+
+
+def _check_images(meta, path):
+    """ValueError unless sizes, classes, mean and standard deviation can be those of images."""
+    side, channels, classes = meta.get("image_size", 0), meta.get("channels"), meta.get("classes")
+    right = {
+        "image_size": side is None or type(side) is int and side > 0,
+        "channels": type(channels) is int and channels in (1, 3),
+        "classes": type(classes) is list and 2 <= len(classes) <= MAX_CLASSES and all(type(c) is str for c in classes),
+        "mean": _are_numbers(meta.get("mean"), channels, -1e6),
+        "std": _are_numbers(meta.get("std"), channels, 0),
+    }
+    for name in right:
+        if not right[name]:
+            raise ValueError(f"{path}: {name} is {repr(meta.get(name))[:80]}, which no dataset of images has")
+
+
+def _are_numbers(values, count, above):
+    numbers = type(values) is list and len(values) == count and all(type(v) in (int, float) for v in values)
+    return numbers and all(above < v < 1e6 for v in values)
 
 
 class Kind(NamedTuple):
@@ -117,7 +126,7 @@ class Kind(NamedTuple):
 KINDS = {  # a meta.json that names none is of a text
     "text": Kind(_text_entries, _check_vocabulary),
     "examples": Kind(_example_entries, _check_vocabulary),
-    "images": Kind(_image_entries, lambda meta, path: None),  # its entries are all that must be right
+    "images": Kind(_image_entries, _check_images),
 }
 
 

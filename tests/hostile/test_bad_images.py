@@ -1,0 +1,165 @@
+"""What train.py says to images that are wrong: one line that names them, and nothing changed.
+
+Every case starts from a folder that holds an earlier run on images, and a command line that works, and adds one
+mistake."""
+
+import errno
+import os
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+import train
+from nanodnt import data
+from nanodnt.data import sha256
+from support import runs
+from support.hostile import RESUME, TRAIN, World, cases, refuse, start
+from support.images import change_meta, encode, noise, write_dataset, write_split
+from support.spoil import drop, during, meta, missing_package, put, truncate, write
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+IMAGES = dict(patch_size=4, block_size=5, eval_tokens=20)
+LONGER = f"{RESUME} --max_iters=6 --eval_interval=100"  # reads every training image
+PT = "run/*.pt"
+GRAY = [encode(noise(8, 8, seed=i)) for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory):
+    """A World of images that nobody may change: spoil a copy."""
+    tmp = tmp_path_factory.mktemp("images")
+    folder = tmp / "data"
+    write_dataset(folder, GRAY[:8], GRAY[8:])
+    assert runs.run(**TRAIN | IMAGES, out_dir=tmp / "run", dataset=folder) == 0
+    return World(tmp, tmp / "run", folder)
+
+
+def with_flags(case):
+    given = {word.lstrip("-").partition("=")[0] for word in case.argv.split()}
+    flags = " ".join(f"--{name}={value}" for name, value in IMAGES.items() if name not in given)
+    return case._replace(argv=f"{case.argv} {flags}")
+
+
+def image(raw, split="train", number=7):
+    """Put these bytes in place of one image, with checksums and all that fit."""
+
+    def spoil(w):
+        images = list(GRAY[:8] if split == "train" else GRAY[8:])
+        images[number] = raw
+        entry = write_split(w.data, split, images, np.arange(len(images)) % 4)
+        change_meta(w.data, put("splits", split, entry))
+
+    return spoil
+
+
+def values(name, change):
+    """Change the numbers in SPLIT_offsets.bin or SPLIT_labels.bin, with a checksum that fits."""
+
+    def spoil(w):
+        split, _, kind = name.partition("_")
+        path = w.data / f"{name}.bin"
+        numbers = np.fromfile(path, {"offsets": "<u8", "labels": "<u2"}[kind])
+        change(numbers)
+        numbers.tofile(path)
+        change_meta(w.data, put("splits", split, kind, "sha256", sha256(path)))
+
+    return spoil
+
+
+def bomb():
+    """A PNG whose header promises 20,000 × 20,000 pixels."""
+
+    def chunk(name, body):
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+
+
+def unreadable(w):
+    def pread(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    w.patch.setattr(os, "pread", pread)
+
+
+def text(w):
+    runs.make_dataset(w.tmp / "text")
+
+
+def put_at(index, value):
+    def change(numbers):
+        numbers[index] = value
+
+    return change
+
+
+META = ["meta.json", "prepare"]
+BAD = cases(
+    ("no classes", "", [*META, "classes"], meta(drop("classes"))),
+    ("one class", "", [*META, "classes is ['a']"], meta(put("classes", ["a"]))),
+    ("classes as text", "", [*META, "classes"], meta(put("classes", "abcd"))),
+    ("size as text", "", [*META, "image_size is '8'"], meta(put("image_size", "8"))),
+    ("no size", "", [*META, "image_size"], meta(drop("image_size"))),
+    ("size 0", "", [*META, "image_size is 0"], meta(put("image_size", 0))),
+    ("two channels", "", [*META, "channels is 2"], meta(put("channels", 2))),
+    ("mean of three", "", [*META, "mean is [0"], meta(put("mean", [0, 0, 0]))),
+    ("mean not finite", "", [*META, "mean is [nan]"], meta(put("mean", [float("nan")]))),
+    ("std of 0", "", [*META, "std is [0]"], meta(put("std", [0]))),
+    ("std as text", "", META, meta(put("std", ["1"]))),
+    ("no images", "", [*META, "images is 0"], meta(put("splits", "val", "images", 0))),
+    ("images as text", "", [*META, "images is '8'"], meta(put("splits", "train", "images", "8"))),
+    ("no offsets", "", [*META, "offsets"], meta(lambda m: m["splits"]["train"].pop("offsets"))),
+    ("no labels' hash", "", [*META, "sha256"], meta(lambda m: m["splits"]["val"]["labels"].pop("sha256"))),
+    ("more images", "", ["train_offsets.bin", "72", "80", "prepare"], meta(put("splits", "train", "images", 9))),
+    ("another kind", "", ["meta.json", "newer version", "videos"], meta(put("kind", "videos"))),
+    ("hash", "", ["val.bin", "sha256", "prepare"], meta(put("splits", "val", "sha256", "0" * 64))),
+    ("hash of labels", "", ["val_labels.bin", "sha256"], meta(put("splits", "val", "labels", "sha256", "0" * 64))),
+    ("cut file", "", ["train.bin", "100", "prepare"], write("{data}/train.bin", bytes(100))),
+    ("cut labels", "", ["train_labels.bin", "3 bytes"], write("{data}/train_labels.bin", bytes(3))),
+    ("missing file", "", ["val_labels.bin", "missing"], lambda w: (w.data / "val_labels.bin").unlink()),
+    ("label", "", ["train_labels.bin", "label 4", "4 classes", "prepare"], values("train_labels", put_at(3, 4))),
+    ("label of val", "", ["val_labels.bin", "label 65535"], values("val_labels", put_at(0, 65_535))),
+    ("offsets descend", "", ["train_offsets.bin", "ascend"], values("train_offsets", put_at(2, 1))),
+    ("an offset beyond 2⁶³", "", ["train_offsets.bin", "ascend"], values("train_offsets", put_at(2, 1 << 63))),
+    ("offsets begin late", "", ["val_offsets.bin", "ascend"], values("val_offsets", put_at(0, 1))),
+    ("offsets end late", "", ["val_offsets.bin", "ascend"], values("val_offsets", put_at(-1, 1 << 40))),
+    ("another size", "--image_size=16", ["image_size=16", "8"]),
+    ("padding", "--crop_padding=8", ["crop_padding=8", "image_size=8"]),
+    ("document mask", "--doc_mask=True", ["doc_mask"]),
+    ("a text", "--dataset={tmp}/text", ["patch_size=4", "text"], text),
+    ("images for a GPT", "--patch_size=0", ["images", "patch_size"]),
+    ("no Pillow", "", ["Pillow", "pip install"], missing_package("PIL")),
+    # What only reading an image shows, in a run that goes on with the earlier one, whose checkpoints must stay.
+    ("not an image", LONGER, ["image 7", "train.bin", "cannot be decoded"], image(b"no image"), PT),
+    ("another format", LONGER, ["image 7", "cannot be decoded"], image(b"GIF89a" + bytes(40)), PT),
+    ("a cut image", LONGER, ["image 7", "cannot be decoded"], image(GRAY[7][:-40]), PT),
+    ("a flipped bit", LONGER, ["image 7", "cannot be decoded"], image(GRAY[7][:60] + b"\xff" + GRAY[7][61:]), PT),
+    ("size", LONGER, ["image 7", "8 × 9 pixels instead of 8 × 8", "prepare"], image(encode(noise(9, 8))), PT),
+    ("channels", LONGER, ["image 7", "mode RGB instead of L", "channels=1"], image(encode(noise(8, 8, 3))), PT),
+    ("a bomb", LONGER, ["image 7", "cannot be decoded", "Bomb"], image(bomb()), PT),
+    ("in val", LONGER, ["image 3", "val.bin", "cannot be decoded"], image(b"no image", "val", 3), PT),
+    ("cut during the run", LONGER, ["train.bin", "shorter", "prepare"], during(truncate("train")), PT),
+    ("cannot be read", LONGER, ["Input/output error"], during(unreadable), PT),
+)
+
+
+@BAD
+def test_bad_images(world, case):
+    refuse(world, train, with_flags(case))
+
+
+def test_the_command_line_works_without_the_mistake(world):
+    case = with_flags(BAD.args[1][0].values[0]._replace(argv=LONGER))
+    assert start(world, train, case.argv).code == 0
+
+
+def test_big_photos_of_a_dataset_of_several_sizes(tmp_path):
+    """Images of extreme shapes take little memory: only what is wanted of them is resized."""
+    shapes = [(1, 50_000, 3), (50_000, 1, 3), (1, 1, 3), (2, 3, 3)]
+    name = write_dataset(tmp_path, [encode(noise(*s)) for s in shapes], [GRAY[0]], channels=3, image_size=None)
+    for augment in (None, data.Augment(crop_area=0.08, rand_augment=9, flip=True)):
+        images = data.Images(name, 5, image_size=8, augment=augment).batch(0, 4)[0]
+        assert images.shape == (4, 3, 8, 8) and np.isfinite(images).all()
