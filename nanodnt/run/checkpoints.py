@@ -147,10 +147,19 @@ def load_checkpoint(path) -> dict:
     checkpoint = {"names": []} | RunState.optional() | checkpoint  # checkpoints of earlier versions lack these
     if wrong := invalid_keys(checkpoint):
         raise ValueError(f"{path} is damaged: {', '.join(wrong)} missing or of a wrong kind")
-    check_tokenizer(checkpoint["meta"], path)
+    check_meta(checkpoint["meta"], path)
     prefix = "_orig_mod."  # left by code that saves a compiled model
     checkpoint["model"] = {str(name).removeprefix(prefix): p for name, p in checkpoint["model"].items()}
     return {**checkpoint, "path": Path(path)}
+
+
+def check_meta(meta: dict, path) -> None:
+    """ValueError unless the checkpoint's copy of a meta.json describes what the model reads: a tokenizer, or the
+    classes of images."""
+    if meta.get("kind") != "images":
+        check_tokenizer(meta, path)
+    elif not isinstance(meta.get("classes"), list):
+        raise ValueError(f"{path} is damaged: its images have no list of classes")
 
 
 def verify_archive(path) -> None:
