@@ -1,0 +1,245 @@
+"""Every layout of the language model as a ViT: the equations, patches that see each other, and a loss that falls."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanodnt.engine import seed_step, set_learning_rates, training_step
+from nanodnt.optim import fill_defaults, make_optimizer
+from nanodnt.settings import TrainConfig
+from nanodnt.weights import profile_admin
+from support import models
+from support.hypotheses import drawn
+from support.models import ALL, NET, depth_of, each_scheme, error, floats, gradients, spread
+from support.moe import MIXTURES
+from support.vision import PATCHES, POOLS, build, config_of, equation, labels, pictures, plain_loss, scheme
+from vision import ViT
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+EXPERTS = dict(n_expert=4, n_ff=12, mlp="swiglu")
+# name: flags that only images have, or that are new with them
+OWN = {
+    "exact gelu": (dict(mlp="gelu_erf", bias=True, norm="layernorm"), dict(act="gelu_erf", kind="layer")),
+    "V-DNT": (dict(models.S5, mlp="gelu_erf", bias=True), dict(models.S5_NET, act="gelu_erf")),
+}
+
+
+def alternate(names) -> list:
+    """(name, pool): each name with one pool in the fast suite, in turn, and with the other in the deep one."""
+    pairs = []
+    for i, name in enumerate(names):
+        fast, deep = POOLS[i % 2], POOLS[1 - i % 2]
+        pairs += [pytest.param(name, fast), pytest.param(name, deep, marks=pytest.mark.deep)]
+    return pairs
+
+
+# ---------------------------------------------------------------------------------------------------- the equations
+
+
+def compare(flags, net, pool, n_layer):
+    model, images = build(flags, n_layer), pictures()
+    logits = equation(net, floats(model), images, 2, pool)
+    assert error(model(images)[0], logits) < 1e-10
+    single = build(flags, n_layer, torch.float32)
+    assert error(single(images.float())[0], logits) < 1e-5
+
+
+@pytest.mark.parametrize("name, pool", alternate(ALL))
+def test_forward_is_the_equation(name, pool):
+    flags, net = scheme(name, pool)
+    compare(flags, net, pool, depth_of(name))
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("name", OWN)
+def test_forward_of_images_own_flags_is_the_equation(name, pool):
+    flags, net = OWN[name]
+    net = replace(scheme("S1", pool)[1], blocks=2, norm_bias=net.get("kind") == "layer", linear_bias=True, **net)
+    compare(dict(flags, pool=pool), net, pool, 2)
+
+
+@pytest.mark.parametrize("name, pool", alternate(MIXTURES))
+def test_experts_are_the_equation(name, pool):
+    """Each patch goes to experts of its own."""
+    flags, parts = MIXTURES[name]
+    images_have = dict(vocab=7, theta=None, tied=False, causal=False)
+    compare(dict(flags, pool=pool), replace(NET, blocks=2, **parts | images_have), pool, 2)
+
+
+@pytest.mark.parametrize("name, pool", [(name, POOLS[i % 2]) for i, name in enumerate(("S5", "post-LN, bias", "LNS"))])
+@pytest.mark.parametrize("smoothing", (0.0, 0.1))
+def test_gradients_are_the_equations_gradients(name, pool, smoothing):
+    check_gradients(name, pool, smoothing)
+
+
+@pytest.mark.deep
+@each_scheme
+def test_gradients_of_every_layout_are_the_equations_gradients(name):
+    for pool in POOLS:
+        check_gradients(name, pool, 0.1)
+
+
+def check_gradients(name, pool, smoothing):
+    flags, net = scheme(name, pool)
+    model, images, targets = build(flags, depth_of(name)).train(), pictures(3), torch.tensor([2, -1, 6])
+    model.label_smoothing = smoothing
+    weights, parameters = floats(model), dict(model.named_parameters())
+    for key in parameters:
+        weights[key].requires_grad_()
+    loss = plain_loss(equation(net, weights, images, 2, pool), targets, smoothing)
+    loss.backward()
+    ours, grads = gradients(model, images, targets)
+    assert error(ours, loss) < 1e-10
+    for key, grad in grads.items():
+        assert error(grad, weights[key].grad, floor=1e-5) < 1e-9, key
+
+
+# ----------------------------------------------------------------------------------------- each patch sees each other
+
+
+def variants(images):
+    """(1 + PATCHES, …): an image, and it again with another patch changed each time."""
+    changed = images.repeat(1 + PATCHES, 1, 1, 1)
+    for patch in range(PATCHES):
+        top, left = 2 * (patch // 3), 2 * (patch % 3)
+        changed[1 + patch, :, top : top + 2, left : left + 2] += pictures(1, 3, 2, seed=patch)[0]
+    return changed
+
+
+def assert_sees_all(flags, n_layer):
+    model, seen = build(flags, n_layer), []
+    model.blocks[-1].attn.register_forward_hook(lambda _, args, out: seen.append(out))  # the FFN sees one token
+    logits = model(variants(pictures(1)))[0]
+    for whole in (logits[:, None], seen[0]):
+        moved = (whole[1:] - whole[:1]).abs().amax(-1)  # (patches, tokens)
+        assert (moved > 1e-7 * whole.abs().max()).all(), moved
+
+
+@pytest.mark.parametrize("name, pool", alternate(ALL))
+def test_every_token_depends_on_every_patch(name, pool):
+    """The logits, and each token's stream in the last block; while the GPT of the same flags stays causal."""
+    flags, n = ALL[name][0], depth_of(name)
+    assert_sees_all(dict(flags, pool=pool), n)
+    gpt, idx = models.build(flags, n), models.tokens(1, 7)
+    later = idx.repeat(2, 1)
+    later[1, 4:] = (later[1, 4:] + 7) % 50
+    one, other = gpt(later)[0]
+    assert error(one[:4], other[:4]) < 1e-12 and error(one[4:], other[4:]) > 1e-7
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_every_token_depends_on_every_patch_with_experts(pool):
+    assert_sees_all(dict(EXPERTS, n_expert_shared=1, pool=pool), 2)
+
+
+def shuffled(model, images, order):
+    """(images, positions) with the patches in another order, and their positions along with them."""
+    grid = images.unflatten(3, (3, 2)).unflatten(2, (3, 2)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)[:, order]
+    back = grid.unflatten(1, (3, 3)).permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+    first = model.config.block_size - PATCHES  # a class token has the first position
+    rows = torch.cat((torch.arange(first), first + torch.tensor(order)))
+    return back, model.wpe.weight.detach()[rows]
+
+
+@given(st.sampled_from(sorted(ALL)), st.sampled_from(POOLS), st.permutations(range(PATCHES)))
+@drawn(12, 300)
+def test_patches_have_no_order_but_their_positions(name, pool, order):
+    """Patches that change places with their positions leave the logits as they are; without these, they do not."""
+    model, images = build(dict(ALL[name][0], pool=pool), depth_of(name)), pictures()
+    before = model(images)[0]
+    moved, positions = shuffled(model, images, list(order))
+    if list(order) != sorted(order):
+        assert error(model(moved)[0], before) > 1e-7
+    with torch.no_grad():
+        model.wpe.weight.copy_(positions)
+    assert error(model(moved)[0], before) < 1e-10
+
+
+@each_scheme
+def test_every_parameter_gets_a_gradient_and_a_role(name):
+    flags = ALL[name][0]
+    model = build(dict(flags, pool="cls"), depth_of(name))
+    roles = model.roles()
+    assert [roles[key] for key in ("patch.weight", "cls.weight", "wpe.weight", "head.weight")] == [
+        *("patch", "pos", "pos", "head")
+    ]
+    shift_shows = flags.get("qk_norm") or flags.get("gain_out") == "norm"
+    for key, grad in gradients(model, pictures(4), labels(4))[1].items():
+        if key.endswith("attn.f.k.bias") and not shift_shows:
+            assert grad.abs().max() < 1e-12, key  # adds the same to all scores of a query: softmax does not see it
+        else:
+            assert grad.isfinite().all() and grad.abs().max() > 1e-7, key
+
+
+# ------------------------------------------------------------------------------------------------------- it is trained
+
+
+def losses(flags, n_layer=2, steps=12, **settings) -> list:
+    """The losses of some steps on one small batch, as train.py makes them."""
+    config = TrainConfig(**dict(learning_rate=1e-2, warmup_iters=1, max_iters=steps) | settings)
+    fill_defaults(config)
+    model = ViT(config_of(dict(norm_eps=1e-6, init_std=0.1) | flags, n_layer)).train()
+    batch = pictures(8, dtype=torch.float32), labels(8)
+    if model.config.admin:
+        profile_admin(model, batch[0])
+    model.label_smoothing = config.label_smoothing
+    optimizer, scaler = make_optimizer(model, config), torch.amp.GradScaler("cpu", enabled=False)
+    found = []
+    for step in range(steps):
+        seed_step(0, step, 0)
+        set_learning_rates(optimizer, step, config)
+        result = training_step(model, model, optimizer, scaler, batch, 4, config)
+        assert not result.found_inf
+        found.append(result.loss.item())
+    return found
+
+
+FAST = ("S5", "LNS", "dyt, S5", "Admin", "Fixup, llama, bias", "sigmaReparam, HG, DP", "unified", "LayerScale")
+
+
+@pytest.mark.parametrize("name", spread(ALL, fast=FAST))
+def test_every_layout_learns(name):
+    found = losses(dict(ALL[name][0], pool=POOLS[len(name) % 2]), depth_of(name))
+    assert found[-1] < found[0] - 0.05, found
+
+
+OPTIMIZERS = {
+    "adamw": dict(),
+    "adam_mini": dict(optimizer="adam_mini"),
+    "msgdw": dict(optimizer="msgdw", learning_rate=0.3),
+    "muon": dict(optimizer="muon"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_trains(name):
+    flags = dict(models.S5, mlp="gelu_erf", bias=True, init="xavier_cut", drop_path=0.1)
+    found = losses(flags, **OPTIMIZERS[name], label_smoothing=0.1)
+    assert found[-1] < found[0] - 0.2, found
+
+
+@pytest.mark.parametrize("name", ("adamw", "adam_mini", "muon"))
+def test_blockwise_rates_know_patches(name):
+    """The group of patches has the ratio of its own; positions and the class token have theirs."""
+    settings = dict(blockwise_lr=True, lr_ratio_patch=3.0, lr_ratio_pos=0.5, learning_rate=1e-3, warmup_iters=1)
+    config = TrainConfig(**OPTIMIZERS[name] | settings)
+    fill_defaults(config)
+    model = ViT(config_of(dict(models.S5, bias=True)))
+    optimizer = make_optimizer(model, config)
+    set_learning_rates(optimizer, 1, config)
+    rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    expected = {"patch.weight": 3, "patch.bias": 3, "cls.weight": 0.5, "wpe.weight": 0.5, "head.weight": 1}
+    for key, ratio in expected.items():
+        assert rate[id(model.get_parameter(key))] == pytest.approx(ratio * 1e-3), key
+    found = losses(dict(models.S5, bias=True), blockwise_lr=True, learning_rate=1e-3, optimizer=name)
+    assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize("balance", ("loss", "bias"))
+def test_experts_of_patches_learn(balance):
+    found = losses(dict(EXPERTS, balance=balance, n_expert_shared=1, drop_path=0.2, pool="mean"), 3)
+    assert found[-1] < found[0] - 0.2, found
