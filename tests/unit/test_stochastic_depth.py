@@ -1,0 +1,235 @@
+"""Stochastic depth: rates by block, whole samples, an expectation that stays, and no trace where it is off."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from layers.ops import drop_samples
+from layers.slot import Slot
+from model import GPT, GPTConfig, Residual
+from nanodnt.run.compilation import compile_parts
+from support import models, vision
+from support.hypotheses import drawn
+from support.models import S5, SIZE, error, gradients
+from support.operators import assert_same_gradients, fresh_compiler, standing_for
+from support.runs import deep_but
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KINDS = {"text": models, "images": vision}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def batch(kind, n=2, dtype=torch.float64):
+    """(inputs, targets) of n samples."""
+    if kind == "images":
+        return vision.pictures(n, dtype=dtype), vision.labels(n)
+    return models.tokens(n, 7), models.tokens(n, 7, seed=2)
+
+
+def mids(model) -> dict:
+    """{name: mid slot} of all branches."""
+    return {name: m.mid for name, m in model.named_modules() if isinstance(m, Residual)}
+
+
+@given(st.integers(1, 12), st.floats(0.001, 0.99))
+@drawn(15, 100)
+def test_rates_are_linear_from_0_in_the_first_block(n_layer, rate):
+    config = GPTConfig(**{**SIZE, "n_layer": n_layer, "drop_path": rate})
+    for i, block in enumerate(GPT.empty(config).blocks):
+        expected = rate * i / max(1, n_layer - 1)
+        for residual in (block.attn, block.mlp):
+            assert residual.mid.drop == pytest.approx(expected, rel=1e-12) and residual.mid.drop.device.type == "cpu"
+            others = (residual.pre, residual.post, residual.skip)
+            assert all(slot.drop is None for slot in others)
+    slots = [m for m in GPT.empty(config).modules() if isinstance(m, Slot) and m.drop is not None]
+    assert len(slots) == 2 * n_layer  # nowhere else
+
+
+@pytest.mark.parametrize("rate", (0.0, 0.1, 0.5, 0.9))
+def test_how_many_are_dropped_and_the_mean_that_stays(rate):
+    """n draws: the share dropped, and the mean, within five standard errors."""
+    n = 40_000
+    torch.manual_seed(7)
+    x = torch.randn(n, 3, dtype=torch.float64) + 2
+    y = drop_samples(x, torch.tensor(rate, dtype=torch.float64))
+    gone = (y == 0).all(1)
+    assert torch.equal((y == 0).any(1), gone)  # a sample goes as a whole
+    assert abs(gone.double().mean() - rate) <= 5 * (rate * (1 - rate) / n) ** 0.5
+    assert error(y[~gone], x[~gone] / (1 - rate)) < 1e-12
+    per_entry = (rate / (1 - rate) * x.square().mean(0) + 1) ** 0.5  # at most, of y − 2
+    assert ((y.mean(0) - x.mean(0)).abs() <= 5 * per_entry / n**0.5).all()
+
+
+@each_kind
+def test_blocks_drop_at_their_rates(kind):
+    """Counted in a network of three blocks: none in the first, each branch by itself, and samples independently."""
+    model = KINDS[kind].build(dict(S5, drop_path=0.6), n_layer=3).train()
+    gone = {name: [] for name in mids(model)}
+    for name, mid in mids(model).items():
+        mid.register_forward_hook(lambda _, args, y, name=name: gone[name].append((y == 0).flatten(1).all(1)))
+    torch.manual_seed(3)
+    n = 0
+    with torch.no_grad():
+        for _ in range(40):
+            model(*batch(kind, 20))
+            n += 20
+    gone = {name: torch.cat(found).double() for name, found in gone.items()}
+    for name, found in gone.items():
+        rate = 0.3 * int(name.split(".")[1])
+        assert abs(found.mean() - rate) <= 4.5 * (rate * (1 - rate) / n) ** 0.5, name
+    drawn_at_random = torch.stack([gone[name] for name in gone if not name.startswith("blocks.0")])
+    assert (torch.corrcoef(drawn_at_random) - torch.eye(4)).abs().max() < 4.5 / n**0.5
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "flags", (dict(), S5, dict(branch_scale="layerscale", bias=True)), ids=("S1", "S5", "LayerScale")
+)
+def test_a_dropped_branch_adds_exactly_nothing(kind, flags):
+    """The stream behind it is the stream before it, bit by bit; a kept one is divided by 1 − rate."""
+    model = KINDS[kind].build(dict(flags, drop_path=0.5), n_layer=2).train()
+    inside = {}
+
+    def note(name, residual, args, out):
+        inside[name] = (args[0], out)
+
+    for name, residual in model.named_modules():
+        if isinstance(residual, Residual):
+            residual.register_forward_hook(partial(note, name))
+    seen = set()
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model(*batch(kind, 4))
+        for name in ("blocks.1.attn", "blocks.1.mlp"):
+            before, after = inside[name]
+            residual = model.get_submodule(name).eval()
+            branch = residual(before) - before
+            residual.train()
+            inside[name] = (before, after)
+            for row in range(4):
+                is_gone = torch.equal(after[row], before[row])
+                seen.add(is_gone)
+                assert is_gone or error(after[row] - before[row], 2 * branch[row]) < 1e-10
+    assert seen == {True, False}
+
+
+@each_kind
+def test_a_dropped_branch_has_no_gradient(kind):
+    """Where a branch is dropped for all samples, its parameters have a gradient of exactly 0; otherwise not."""
+    model, keeps = KINDS[kind].build(dict(S5, drop_path=0.5), n_layer=2).train(), []
+    for branch in ("attn", "mlp"):
+        mids(model)[f"blocks.1.{branch}"].register_forward_hook(lambda _, args, y: keeps.append(bool(y.any())))
+    found = set()
+    for seed in range(12):
+        torch.manual_seed(seed)
+        keeps.clear()
+        grads = gradients(model, *batch(kind, 1))[1]
+        found.add(tuple(keeps))
+        for branch, is_kept in zip(("attn", "mlp"), keeps, strict=True):
+            in_branch = {name: bool(grad.any()) for name, grad in grads.items() if f"blocks.1.{branch}." in name}
+            assert len(in_branch) >= 3 and set(in_branch.values()) == {is_kept}
+    assert len(found) == 4
+
+
+@each_kind
+def test_the_gradient_of_a_dropped_sample_goes_straight_through(kind):
+    """Where both branches of a block are dropped for a sample, and nowhere else, the block is the identity for it."""
+    block = KINDS[kind].build(dict(drop_path=0.5), n_layer=2).train().blocks[1]
+    x = torch.randn(40, 5, 16, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(1)
+    y = block(x)
+    weights = torch.randn_like(y)
+    (grad,) = torch.autograd.grad((weights * y).sum(), x)
+    passed = [torch.equal(y[i], x[i]) for i in range(40)]
+    assert passed == [torch.equal(grad[i], weights[i]) for i in range(40)] and 2 <= sum(passed) <= 20
+
+
+@each_kind
+def test_off_in_evaluation_and_where_the_rate_is_0(kind):
+    """The bits of a network without it; training with the rate 0 draws no random number."""
+    inputs, targets = batch(kind)
+    plain, dropping = (KINDS[kind].build(dict(S5, **f), 3) for f in (dict(), dict(drop_path=0.7)))
+    assert torch.equal(dropping(inputs)[0], plain(inputs)[0])
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    assert torch.equal(dropping(inputs)[0], plain(inputs)[0]) and torch.equal(torch.get_rng_state(), state)
+    plain.train()(inputs, targets)
+    assert torch.equal(torch.get_rng_state(), state)
+    dropping.train()(inputs, targets)
+    assert not torch.equal(torch.get_rng_state(), state)
+    assert all(mid.drop is None for mid in mids(plain).values())
+
+
+def test_it_adds_nothing_to_a_checkpoint():
+    flags = {**SIZE, "n_layer": 3}
+    plain, dropping = GPT(GPTConfig(**flags)), GPT(GPTConfig(**flags, drop_path=0.5))
+    assert list(plain.state_dict()) == list(dropping.state_dict())
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.state_dict().values(), dropping.state_dict().values(), strict=True)
+    )
+    assert dict(dropping.named_buffers()) == {}
+
+
+@each_kind
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
+def test_recomputation_drops_the_same(kind, dtype):
+    """Under activation checkpointing, beside dropout: no bit of loss and gradients changes."""
+    model = KINDS[kind].build(dict(S5, drop_path=0.5, dropout=0.2), 3, torch.float32).train().set_compute_dtype(dtype)
+    parts, found = batch(kind, 4, torch.float32), []
+    for model.checkpointing in (True, False):
+        torch.manual_seed(11)
+        found.append(gradients(model, *parts))
+    assert torch.equal(found[0][0], found[1][0])
+    assert [name for name, grad in found[0][1].items() if not torch.equal(grad, found[1][1][name])] == []
+    torch.manual_seed(12)
+    assert not torch.equal(gradients(model, *parts)[0], found[0][0])
+
+
+@pytest.mark.parametrize("kind", deep_but(KINDS, "images"))
+def test_blocks_share_a_graph_whatever_their_rates(kind, monkeypatch):
+    """Compiled one by one, blocks of four rates are one graph; the drops are those of eager code."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    model, parts = KINDS[kind].build(dict(S5, drop_path=0.6), 4).train(), batch(kind, 4)
+    torch.manual_seed(4)
+    eager = gradients(model, *parts)
+    compile_parts(model)
+    torch._dynamo.utils.counters.clear()
+    for _ in range(2):
+        torch.manual_seed(4)
+        assert_same_gradients(gradients(model, *parts), eager, 1e-10)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # and the loss
+    torch._dynamo.reset()
+
+
+@pytest.mark.deep
+@each_kind
+@fresh_compiler()
+def test_one_graph_of_the_whole_model(kind):
+    """Without a break; recomputed by the compiler, drops stay those of the forward pass (a gradient that fits)."""
+    model, parts = KINDS[kind].build(dict(S5, drop_path=0.6), 2).train(), batch(kind, 4)
+    compiled = standing_for(model, torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False))
+    for seed in range(3):
+        torch.manual_seed(seed)
+        ours = gradients(compiled, *parts)
+        torch.manual_seed(seed)
+        assert_same_gradients(ours, gradients(model, *parts), 1e-9)
+
+
+@pytest.mark.deep
+@each_kind
+@fresh_compiler()
+def test_inductors_drops_are_drops(kind):
+    """Inductor draws other numbers: over many steps the losses have the same mean, and without a seed they differ."""
+    model, parts = KINDS[kind].build(dict(S5, drop_path=0.6), 3, torch.float32).train(), batch(kind, 16, torch.float32)
+    compiled = torch.compile(model, dynamic=False)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found = [torch.stack([f(*parts)[1] for _ in range(300)]) for f in (compiled, model)]
+    means, stds = ([f(x).item() for x in found] for f in (torch.mean, torch.std))
+    assert abs(means[0] - means[1]) < 5 * max(stds) * (2 / 300) ** 0.5
+    assert stds[0] == pytest.approx(stds[1], rel=0.3) and stds[0] > 0
