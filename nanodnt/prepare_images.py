@@ -44,7 +44,7 @@ def build(
     image_size  width and height of all images, whose mode is then L (1 channel) or RGB (3); None: they have several
                 sizes, and are converted when they are read
     totals      {split: number of images}, for the progress bar
-    train       the command to print at the end
+    train       the command to print at the end, if it is a special one
 
     Every image is decoded once. ValueError for one that cannot be or does not fit, for a label that no class has, and
     for an empty split; then an earlier dataset in `out_dir` is unchanged.
@@ -143,7 +143,14 @@ def _print_summary(meta, out_dir, train):
     print(f"{meta['dataset']}: {counts}; {side}, {color}, {len(meta['classes']):,} classes; licence: {meta['licence']}")
     files = [out_dir / e["file"] for part in parts for e in (part, part["offsets"], part["labels"])]
     print(f"{sum(f.stat().st_size for f in files):,} bytes in {out_dir}")
-    print(f"next: {train or f'python train.py {prepare.dataset_flag(out_dir)}'}")
+    print(f"next: {train or f'python train.py {prepare.dataset_flag(out_dir)} {_patches(meta)}'}")
+
+
+def _patches(meta):
+    """Flags of train.py that fit the images; the configs in config/vdnt say more."""
+    if (side := meta["image_size"]) is None:
+        return "--image_size=224 --patch_size=16"
+    return f"--patch_size={next(patch for patch in range(min(16, max(1, side // 7)), 0, -1) if side % patch == 0)}"
 
 
 def encode_png(pixels: np.ndarray) -> bytes:

@@ -47,8 +47,8 @@ class Images(Prepared):
         self.offsets = {split: self._read_offsets(split) for split in self.splits}
         self.labels = {split: self._read_labels(split) for split in self.splits}
         self.windows, self.val_windows = (len(self.labels[split]) for split in ("train", "val"))
-        shape = (self.channels, 1, 1)
-        self.mean, self.std = (np.reshape(self.meta[key], shape).astype(np.float32) for key in ("mean", "std"))
+        mean, std = (np.reshape(self.meta[key], (self.channels, 1, 1)) for key in ("mean", "std"))
+        self.scale, self.shift = (1 / (255 * std)).astype(np.float32), (mean / std).astype(np.float32)
         fill = tuple(round(255 * value) for value in self.meta["mean"])  # what rotations and shifts bring in
         self.fill = fill if self.channels == 3 else fill[0]
         self.workers = workers or threads()
@@ -82,9 +82,13 @@ class Images(Prepared):
         images, labels = self._decode("train", chosen, self._generators(step, needed))
         own, other = at[: len(index)], at[len(index) :]
         mixed, share = images[own], np.ones(len(index), np.float32)
-        for row, i in enumerate(index.tolist()):
+
+        def mix_one(row):
             if own[row] != other[row]:
-                share[row] = self.augment.mix(mixed[row], images[other[row]], self._generator(step, i, MIXING))
+                rng = self._generator(step, int(index[row]), MIXING)
+                share[row] = self.augment.mix(mixed[row], images[other[row]], rng)
+
+        self._for_each(len(index), mix_one)
         return mixed, labels[own], labels[other], share
 
     def val_batch(self, chosen: np.ndarray, size: int) -> tuple:
@@ -107,20 +111,29 @@ class Images(Prepared):
         """Images float32 (n, C, S, S) and labels int64 (n,) of a split, augmented where there is a generator."""
         images = np.empty((len(chosen), self.channels, self.size, self.size), np.float32)
 
-        def work(part):
-            for row in range(*part.indices(len(chosen))):
-                image = self._image(split, int(chosen[row]))
-                if generators[row] is None:
-                    image = fit(image, self.size)
-                else:
-                    image = self.augment.change(image, self.size, self.fill, generators[row])
-                pixels = np.asarray(image, np.float32).reshape(self.size, self.size, self.channels)
-                images[row] = (pixels.transpose(2, 0, 1) / 255 - self.mean) / self.std
+        def read(row):
+            image = self._image(split, int(chosen[row]))
+            if generators[row] is None:
+                image = fit(image, self.size)
+            else:
+                image = self.augment.change(image, self.size, self.fill, generators[row])
+            pixels = np.asarray(image).reshape(self.size, self.size, self.channels).transpose(2, 0, 1)
+            np.multiply(pixels, self.scale, out=images[row])
+            images[row] -= self.shift  # (pixels / 255 - mean) / std
+
+        self._for_each(len(chosen), read)
+        return images, self.labels[split][chosen]
+
+    def _for_each(self, count, work):
+        """work(row) for each row, by all threads. An exception in it is raised here."""
+
+        def work_on(part):
+            for row in range(*part.indices(count)):
+                work(row)
 
         # Several parts a thread, since images take unequal time; not one an image, since handing over takes time too.
-        length = -(-len(chosen) // (4 * self.workers)) or 1
-        list(self.pool.map(work, [slice(start, start + length) for start in range(0, len(chosen), length)]))
-        return images, self.labels[split][chosen]
+        length = -(-count // (4 * self.workers)) or 1
+        list(self.pool.map(work_on, [slice(start, start + length) for start in range(0, count, length)]))
 
     def _image(self, split, number):
         start, end = self.offsets[split][number : number + 2].tolist()

@@ -39,13 +39,13 @@ def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_A
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         kind = meta.get("kind", "text")
-        if kind in KINDS:
+        if known := kind in list(KINDS):  # a list: it may be anything, even what no dict can look up
             entries = [e for split in ("train", "val") for e in KINDS[kind].entries(meta, meta["splits"][split])]
             files = [(folder / Path(entry["file"]).name, size, str(entry["sha256"])) for entry, size in entries]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         problem = f"{type(e).__name__}: {e}".replace("\n", " ")
         raise ValueError(f"{path} is damaged ({problem}): {advice}") from None
-    if kind not in KINDS:
+    if not known:
         raise ValueError(
             f"{path} was prepared by a newer version (kind {str(kind)[:20]!r} is none of {', '.join(KINDS)}): use that "
             f"version, or {advice}"

@@ -292,8 +292,8 @@ def test_each_kind_of_dataset_is_opened_as_what_it_is(folder, dataset, tmp_path)
     with pytest.raises(ValueError, match="is of kind text, and this reads examples"):
         Examples(dataset, T)
     ids = list(range(100))
-    odd = made.write(tmp_path / "odd", Tokenizer.meta_for("bytes"), dict(train=(ids, {}), val=(ids, {})), kind="images")
-    with pytest.raises(ValueError, match="kind.*images") as error:
+    odd = made.write(tmp_path / "odd", Tokenizer.meta_for("bytes"), dict(train=(ids, {}), val=(ids, {})), kind="videos")
+    with pytest.raises(ValueError, match="kind.*videos") as error:
         open_dataset(odd, T)
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="is not prepared"):

@@ -98,7 +98,9 @@ def test_images_of_the_hub_are_kept_byte_for_byte(script, hub, tmp_path, capsys)
     assert meta["dataset"] == name and COMMIT in meta["source"] and script.SOURCE.licence == meta["licence"]
     assert len(meta["classes"]) == {"cifar10": 10, "cifar100": 100, "imagenet1k": 1000}[name]
     assert meta["image_size"] == (None if name == "imagenet1k" else 32) and not (out / "parts").exists()
-    assert "train 6 images" in capsys.readouterr().out
+    patches = "--image_size=224 --patch_size=16" if name == "imagenet1k" else "--patch_size=4"
+    said = capsys.readouterr().out
+    assert "train 6 images" in said and f"next: python train.py --dataset={out} {patches}\n" in said
     size = meta["image_size"] or 24
     images, labels = Images(str(out), 9, image_size=size).val_batch(np.arange(2), 2)
     assert images.shape == (2, 3, size, size) and labels.tolist() == [label for _, label in hub[name]["val"][:2]]
@@ -195,7 +197,7 @@ def test_a_folder_with_train_and_val(home, tmp_path, capsys):
     made = {split: write_folder(tmp_path / "pets" / split) for split in ("train", "val")}
     local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--image_size=9", "--licence=mine"])
     out = capsys.readouterr()
-    assert "next: python train.py --dataset=pets" in out.out and "skipped 1 files" in out.err
+    assert "next: python train.py --dataset=pets --patch_size=1\n" in out.out and "skipped 1 files" in out.err
     meta = load_meta("pets")
     assert (meta["classes"], meta["image_size"], meta["licence"]) == (["cat", "dog"], 9, "mine")
     for split in made:

@@ -296,8 +296,8 @@ def flip_mark(folder):
         (edit(lambda m: m["splits"]["val"].update(file="train.bin")), "train.bin has"),
         (edit(lambda m: m.update(eot=None)), "is damaged"),
         (
-            edit(lambda m: m.update(kind="images")),
-            "was prepared by a newer version (kind 'images' is none of text, examples)",
+            edit(lambda m: m.update(kind="videos")),
+            "was prepared by a newer version (kind 'videos' is none of text, examples, images)",
         ),
         (edit(lambda m: m.update(kind=["\n"], splits={})), "was prepared by a newer version"),
         (edit(lambda m: m.update(kind=None)), "was prepared by a newer version"),
