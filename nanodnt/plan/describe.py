@@ -21,8 +21,8 @@ def describe_size(model: Transformer, remark: str = "") -> list:
     rows, data = f"context {c.block_size}", f"vocabulary {c.vocab_size}, padded to {c.padded_vocab_size}"
     if c.patch_size:
         rows = f"{c.block_size} tokens an image"
-        data = f"images of {c.image_size} × {c.image_size} pixels, {c.channels} channels, patches of {c.patch_size} × "
-        data += f"{c.patch_size}, {c.n_class} classes"
+        data = f"images of {c.image_size} × {c.image_size} pixels, {c.channels} channel{'s' * (c.channels > 1)}, "
+        data += f"patches of {c.patch_size} × {c.patch_size}, {c.n_class} classes"
     return [f"{c.n_layer} blocks, {c.n_embd} wide, {heads}, {ffn}, {rows}", data + remark]
 
 
@@ -41,13 +41,14 @@ def describe_parameters(model: Transformer) -> list:
 
 
 def describe_flops(model: Transformer) -> str:
-    """A line: FLOPs per token, and the shares of blocks, head and attention."""
+    """A line: FLOPs per token, of images also per image, and the shares of blocks, head and attention."""
     c, total = model.config, model.flops_per_token()
     attention, blocks = model.attention_flops(), 6 * model.active_matrices()
     ends, name = total - attention - blocks, "patches and head" if c.patch_size else "head"
     shares = f"blocks {blocks / total:.0%}, {name} {ends / total:.0%}, attention {attention / total:.0%}"
     counted = ", counting active parameters" if c.n_expert else ""
-    return f"{total / 1e9:.3f} GFLOPs per token, forward and backward{counted} ({shares})"
+    image = f", {total * c.block_size / 1e9:.4g} per image" if c.patch_size else ""
+    return f"{total / 1e9:.3f} GFLOPs per token{image}, forward and backward{counted} ({shares})"
 
 
 def describe_memory(model: Transformer) -> list:

@@ -146,7 +146,7 @@ class Peak(NamedTuple):
     state: float
     extra: float  # Strategy.extra of the phase
     kept: float  # for the backward pass
-    rest: float  # everything else
+    rest: float  # everything else, the step's batch too
 
     @property
     def total(self) -> float:
@@ -156,8 +156,8 @@ class Peak(NamedTuple):
 class Timeline:
     """Bytes of a training step, operator by operator, for any micro batch.
 
-    All bytes are linear in the micro batch, so steps of 2 and 3 sequences determine the rest (a single sequence would
-    take shortcuts). The exception is the loss, which works on chunks of tokens and is counted for each micro batch."""
+    All bytes are linear in the micro batch, so steps of 2 and 3 rows determine the rest (a single row would take
+    shortcuts). The exception is the loss, which works on chunks of tokens and is counted for each micro batch."""
 
     def __init__(self, model, optimizer, config, checkpointing: bool):
         self.model, model.checkpointing = model, checkpointing
@@ -185,4 +185,6 @@ class Timeline:
         i = (gradients + extra + other).argmax()
         kept = min(other[self.before_loss], other[i])
         phase = str(self.phases[self.phase[i]])
-        return Peak(phase, strategy.weights, gradients[i], strategy.state, extra[i], kept, other[i] - kept)
+        return Peak(
+            phase, strategy.weights, gradients[i], strategy.state, extra[i], kept, other[i] - kept + strategy.batch
+        )

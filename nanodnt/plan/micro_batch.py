@@ -14,7 +14,7 @@ from nanodnt.run.hardware import available_bytes, memory_bytes
 
 
 def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limit: float) -> int:
-    """The largest divisor of `share`, the sequences of one process, whose peak is within `limit` bytes; else 1."""
+    """The largest divisor of `share`, the rows of one process, whose peak is within `limit` bytes; else 1."""
     valid = [micro for micro in range(share, 0, -1) if share % micro == 0]
     return next((micro for micro in valid if timeline.peak(micro, micro < share, strategy).total <= limit), 1)
 
@@ -24,7 +24,7 @@ def choose_micro_batch(flags: GPTConfig, config, env) -> tuple:
     that fits, and is printed. All ranks must call this, with `env.parallel` set.
 
     The count is that of `--plan`, of the eager step. Compiled steps take less, so for them it is an upper bound. If not
-    even one sequence fits, it is 1 all the same."""
+    even one row fits, it is 1 all the same."""
     micro, accumulation = split_batch(config.batch_size, config.micro_batch_size, env.world_size)
     if config.micro_batch_size or env.device.type != "cuda":
         return micro, accumulation

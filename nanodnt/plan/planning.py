@@ -83,8 +83,8 @@ def format_gb(n: float) -> str:
 def describe_strategies(timelines: dict, choices: list, share: int, config, limit: float) -> list:
     """A table: the memory of one process at its peak, with the largest micro batch that fits into `limit` bytes.
 
-    `timelines`: {whether with activation checkpointing: Timeline}; `choices`: strategies; `share`: sequences of one
-    process in a step."""
+    `timelines`: {whether with activation checkpointing: Timeline}; `choices`: strategies; `share`: sequences, or
+    images, of one process in a step."""
     given = config.micro_batch_size if config.micro_batch_size and share % config.micro_batch_size == 0 else 0
     first = ("GB", "micro_batch_size that fits", "accumulation", *PARTS, "peak", "phase of the peak")
     columns = [first + ((f"peak with micro_batch_size={given}",) if given else ())]
@@ -103,18 +103,21 @@ def describe_strategies(timelines: dict, choices: list, share: int, config, limi
 
 def describe_time(model, config, plan: PlanConfig, dtype) -> list:
     """Lines: the work of the run, and its days at the assumed MFU."""
-    tokens = config.batch_size * model.config.block_size
+    rows, context, images = config.batch_size, model.config.block_size, bool(model.config.patch_size)
+    tokens = rows * context
     flops = tokens * model.flops_per_token()
     peak = config.peak_flops or (PEAK_FLOPS[GPUS[plan.gpu][1]] if dtype != torch.float32 else 0)
-    work = f"{config.max_iters:,} steps of {config.batch_size} × {model.config.block_size} = {tokens:,} tokens are "
+    work = f"{config.max_iters:,} steps of {rows}{' images' * images} × {context} = {tokens:,} tokens are "
+    work += f"{config.max_iters * rows:,} images, " * images
     work += f"{config.max_iters * tokens / 1e9:.4g}e9 tokens, {config.max_iters * flops:.3g} FLOPs"
     if not peak:
         return [work, "days: unknown, because the GPU's fp32 peak is unknown: give it with --peak_flops"]
     speed = plan.mfu * peak * plan.gpus
     days = config.max_iters * flops / speed / 86400
-    time = f"{days:.3g} days, {flops / speed:.3g} s a step, {speed / model.flops_per_token():,.0f} tokens/s at an "
-    time += f"assumed MFU of {plan.mfu:.0%} of {plan.gpus} × {peak / 1e12:.0f} TFLOP/s; with activation checkpointing "
-    lines = [work, time + "about 4/3 of the time"]
+    time = f"{days:.3g} days, {flops / speed:.3g} s a step, {speed / model.flops_per_token():,.0f} tokens/s"
+    time += f", {rows * speed / flops:,.0f} images/s" * images
+    time += f" at an assumed MFU of {plan.mfu:.0%} of {plan.gpus} × {peak / 1e12:.0f} TFLOP/s; with activation "
+    lines = [work, time + "checkpointing about 4/3 of the time"]
     if model.config.n_expert:
         lines.append("many small experts reach less than a dense model of as many active parameters: set --mfu lower")
     return lines
@@ -152,7 +155,7 @@ def describe_plan(model, config, plan: PlanConfig) -> list:
         describe_disk(model, optimizer, config),
         "",
         f"memory of one of {plan.gpus} {plan.gpu}, {plan.bytes / 1e9:g} GB each for tensors, not compiled "
-        f"({share} sequences of a step each):",
+        f"({share} {'images' if model.config.patch_size else 'sequences'} of a step each):",
         *describe_strategies(timelines, choices, share, config, plan.bytes),
         *(strategy.note for strategy in choices if strategy.note),
         *NOTES,

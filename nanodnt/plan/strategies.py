@@ -18,6 +18,7 @@ class Strategy(NamedTuple):
     state: int
     extra: dict = {}  # further bytes by phase; the phase "reduction" is the end of FSDP's backward pass
     accumulated: dict = {}  # more than that if an earlier micro batch has left gradients, by phase
+    batch: int = 0  # the step's inputs and targets, on the device from its start
     in_buckets: bool = False  # DDP: `extra` has the last micro batch's gradients; `gradients` are of earlier ones
     note: str = ""  # a line for the reader
 
@@ -38,6 +39,11 @@ def state_tensors(optimizer) -> list:
     return [t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
 
 
+def batch_bytes(model, rows: int) -> int:
+    """The size of the inputs and targets of `rows` sequences, or images."""
+    return rows * total_bytes(model.example(1))
+
+
 def message_bytes(optimizer, gpus: int) -> int:
     """The size of Muon's messages under DDP: for the two largest shapes of matrices, the updates that a process sends
     and those that it receives. Other optimizers send none."""
@@ -56,12 +62,13 @@ def make_strategy(parallel: str, model, optimizer, config, gpus: int, limit: flo
     fsdp_shard_size does not divide `gpus`."""
     parameters, state, buffers = list(model.parameters()), state_tensors(optimizer), total_bytes(model.buffers())
     weights, state_size = total_bytes(parameters), total_bytes(state)
+    batch = batch_bytes(model, config.batch_size // gpus)
     if parallel == "none":
-        return Strategy("one GPU", weights + buffers, weights, state_size)
+        return Strategy("one GPU", weights + buffers, weights, state_size, batch=batch)
     if parallel == "ddp":
         buckets = dict.fromkeys(("forward", "loss", "backward", "clip", "optimizer"), weights)
         buckets["optimizer"] += message_bytes(optimizer, gpus)
-        return Strategy("DDP", weights + buffers, weights, state_size, buckets, in_buckets=True)
+        return Strategy("DDP", weights + buffers, weights, state_size, buckets, batch=batch, in_buckets=True)
     n = config.fsdp_shard_size or gpus
     if gpus % n:
         raise ValueError(f"fsdp_shard_size={n} does not divide gpus={gpus}: choose a divisor")
@@ -72,7 +79,7 @@ def make_strategy(parallel: str, model, optimizer, config, gpus: int, limit: flo
     if experts % n:
         text += f"; {experts} experts over {n} processes: gathered, they take the memory of {-(-experts // n) * n}"
     sharded = shard + buffers, shard, shard_bytes(state, n), gathered_copies(model, keep, n), accumulated
-    return Strategy("FSDP", *sharded, note=f"FSDP: {text}")
+    return Strategy("FSDP", *sharded, batch=batch, note=f"FSDP: {text}")
 
 
 def strategies(model, optimizer, config, gpus: int, limit: float = math.inf) -> list:

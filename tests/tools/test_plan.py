@@ -1,7 +1,6 @@
 """`python model.py CONFIG --plan`: bytes as counted by hand and by torch's profiler; fits, days and shards by hand."""
 
 import itertools
-import json
 import sys
 
 import pytest
@@ -16,11 +15,20 @@ from nanodnt.plan.__main__ import main
 from nanodnt.plan.memory import Memory, Timeline, fused_attention, trace
 from nanodnt.plan.micro_batch import choose_micro_batch, largest_micro_batch
 from nanodnt.plan.planning import GPUS, NO_BF16, PARTS, PlanConfig, describe_disk, describe_time
-from nanodnt.plan.strategies import Strategy, message_bytes, shard_bytes, state_tensors, strategies, total_bytes
+from nanodnt.plan.strategies import (
+    Strategy,
+    batch_bytes,
+    message_bytes,
+    shard_bytes,
+    state_tensors,
+    strategies,
+    total_bytes,
+)
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS, available_bytes
 from nanodnt.run.parallel import distribute
 from nanodnt.settings import TrainConfig
+from support.profiles import profiled_peak
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = dict(n_layer=3, n_head=2, n_embd=64, block_size=64, vocab_size=500)
@@ -104,19 +112,6 @@ def test_attention_has_no_scores():
     assert F.scaled_dot_product_attention is plain
 
 
-def profiled_peak(run, path) -> int:
-    """Peak of the bytes that torch's allocator has given out during run(), by torch's profiler."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        run()
-    profile.export_chrome_trace(str(path))
-    events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("name") == "[memory]"]
-    now = peak = 0
-    for event in sorted(events, key=lambda e: e["ts"]):
-        now += event["args"]["Bytes"]
-        peak = max(peak, now)
-    return peak
-
-
 def cases(*names, fast: set):
     """pytest's parameters: every combination of `names`' values; those that are not in `fast` are deep."""
     return [pytest.param(*case, marks=() if case in fast else pytest.mark.deep) for case in itertools.product(*names)]
@@ -188,6 +183,7 @@ def test_a_gpu_s_micro_batch_is_the_largest_that_fits(parallel, processes, monke
     model, optimizer, config = build(dict(n_layer=1), dict(batch_size=24 * processes), dtype=torch.bfloat16)
     column = {"none": (1, 0), "ddp": (2, 0), "fsdp": (4, 1)}[parallel]  # DDP of one process has buckets, too
     strategy, valid = strategies(model, optimizer, config, column[0])[column[1]], (1, 2, 3, 4, 6, 8, 12, 24)
+    strategy = strategy._replace(batch=batch_bytes(model, 24))  # of a process, whose number the column is not of
     timeline = Timeline(model, optimizer, config, False)
     peaks = {micro: timeline.peak(micro, micro < 24, strategy).total for micro in valid}
     monkeypatch.setattr(Env, "minimum", lambda self, value: value)  # all have the same GPU
@@ -247,7 +243,7 @@ def test_strategies_by_hand():
     assert fsdp.extra == kept | dict(reduction=4 * 3 * root)
     assert fsdp.accumulated == dict.fromkeys(("forward", "loss", "backward"), 4 * n)
     (alone,) = strategies(model, optimizer, config, 1)
-    assert alone[1:] == (4 * n, 4 * n, 8 * n + steps, {}, {}, False, "")
+    assert alone[1:] == (4 * n, 4 * n, 8 * n + steps, {}, {}, 480 * 64 * 16, False, "")
     config.fsdp_shard_size = 2
     assert strategies(model, optimizer, config, 4)[1].weights == 2 * n
 
