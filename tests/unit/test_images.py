@@ -1,5 +1,7 @@
 """Images as a function of the step: the digits, batches by threads and processes, mixing, validation, refusals."""
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,6 +13,7 @@ from nanodnt.data import Augment, Images, open_dataset
 from nanodnt.data.images import threads
 from support.images import encode, noise, write_dataset
 from support.prepared import load_script
+from support.runs import ROOT, make_dataset
 
 ALL = Augment(crop_area=0.3, flip=True, rand_augment=9, mixup=0.8, cutmix=1.0)
 
@@ -210,6 +213,13 @@ def test_images_of_every_mode_become_those_of_the_dataset(photos, augment):
 # ---------------------------------------------------------------------------------------------------------- refusals
 
 
+def test_texts_need_no_pillow_and_images_no_torch():
+    code = "import sys; sys.modules[{!r}] = None; from nanodnt import data, {}"
+    for package, module in (("PIL", "settings"), ("torch", "prepare_images")):
+        done = subprocess.run([sys.executable, "-c", code.format(package, module)], cwd=ROOT, capture_output=True)
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -226,8 +236,6 @@ def test_what_does_not_fit_the_images(colour, arguments, words):
 
 
 def test_a_text_gets_no_augmentation(tmp_path):
-    from support.runs import make_dataset
-
     name = str(make_dataset(tmp_path / "text"))
     images = dict(image_size=0, workers=2)
     assert open_dataset(name, 8, **images, augment=Augment(rand_augment_std=1)).kind == "text"  # no augmentation

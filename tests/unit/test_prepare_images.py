@@ -15,6 +15,7 @@ from PIL import Image
 from nanodnt import prepare, prepare_images
 from nanodnt.data import Images, load_meta
 from nanodnt.data import meta as data
+from nanodnt.data.__main__ import main as check_dataset
 from support.images import encode, noise
 from support.prepared import contents, error_of, load_script
 from support.runs import ROOT
@@ -101,6 +102,9 @@ def test_images_of_the_hub_are_kept_byte_for_byte(script, hub, tmp_path, capsys)
     patches = "--image_size=224 --patch_size=16" if name == "imagenet1k" else "--patch_size=4"
     said = capsys.readouterr().out
     assert "train 6 images" in said and f"next: python train.py --dataset={out} {patches}\n" in said
+    check_dataset([str(out)])
+    said = capsys.readouterr().out
+    assert "all checksums match" in said and ("kind 7" in said) == (name != "imagenet1k")  # 1,000 would be too many
     size = meta["image_size"] or 24
     images, labels = Images(str(out), 9, image_size=size).val_batch(np.arange(2), 2)
     assert images.shape == (2, 3, size, size) and labels.tolist() == [label for _, label in hub[name]["val"][:2]]
