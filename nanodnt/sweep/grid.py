@@ -10,7 +10,7 @@ from configurator import read_knobs
 from model import GPTConfig
 from nanodnt.data import folder_of, load_meta
 from nanodnt.engine import split_batch
-from nanodnt.networks import fit, network
+from nanodnt.networks import fit, network, stand_in
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
 from nanodnt.sweep.runner import ROOT, TrainingRun, make_run, resolve_configs
@@ -158,7 +158,8 @@ def check_trainable(run: TrainingRun) -> tuple:
     try:
         config.check()
         fill_defaults(config)
-        fit(flags, load_meta(config.dataset, verify=False), config.dataset)
+        meta, left_open = stand_in(flags)
+        fit(flags, load_meta(config.dataset, verify=False) if left_open else meta, config.dataset)
         make_optimizer(network(flags).empty(flags), config)
         split_batch(config.batch_size, config.micro_batch_size, 1)
     except ValueError as e:

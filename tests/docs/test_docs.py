@@ -17,6 +17,7 @@ from configurator import read_knobs
 from model import GPT
 from nanodnt.claims.experiment import choose_claims
 from nanodnt.engine import split_batch
+from nanodnt.networks import fit, stand_in
 from nanodnt.optim import describe_groups, fill_defaults, make_optimizer
 from nanodnt.plan.__main__ import main, resolve
 from nanodnt.plan.planning import PlanConfig
@@ -143,7 +144,7 @@ def test_messages_on_the_page_about_many_gpus_are_the_codes():
 
 def check_training(argv, processes):
     flags, config = load(*argv)
-    flags.vocab_size = 50257
+    fit(flags, stand_in(flags)[0], config.dataset)
     flags.check()
     config.check()
     fill_defaults(config)
@@ -176,7 +177,7 @@ def check_command(command, argv, processes):
         assert given["run"][0] or command != "analyze.py"
         if command != "analyze.py":  # which checks itself as it is made
             config.check()
-        assert command != "reproduce.py" or choose_claims(config.only)
+        assert command != "reproduce.py" or choose_claims(config.only, config.scale)
 
 
 def test_every_command_would_start(monkeypatch):

@@ -21,7 +21,8 @@ from support.models import spread
 from support.pages import ROOT, load
 
 FILES = {str(p.relative_to(ROOT / "config"))[:-3]: p for p in sorted((ROOT / "config").glob("*/*.py"))}
-FILES = {name: path for name, path in FILES.items() if name != "moe/small" and not name.startswith("claims/")}  # ours
+OTHERS = r"moe/small$|claims/|vdnt/|.*/vit_"  # ours; and images: test_configs_images.py
+FILES = {name: path for name, path in FILES.items() if not re.match(OTHERS, name)}
 KEYS = {name: {k: v for k, (v, _) in read_file(path).items()} for name, path in FILES.items()}
 EXPERIMENTS = [name for name in FILES if "n_layer" in KEYS[name]]
 OVERLAYS = [name for name in FILES if name not in EXPERIMENTS]

@@ -1,0 +1,20 @@
+"""mSGDW with the values of V-DNT-Large (arXiv 2507.17501). Put it after a config of images.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/vdnt/large.py config/vdnt/large_msgdw.py \
+        --out_dir=out/vdnt_large_msgdw
+    torchrun --standalone --nproc_per_node=8 train.py config/vdnt/large.py config/vdnt/vit.py \
+        config/vdnt/large_msgdw.py --out_dir=out/vit_large_msgdw
+
+The paper does not state LR and decay of its ViT baseline under mSGDW: we take DNT's [I]. Without clipping, unlike its
+language models. Another batch or model needs its own LR: sweep it [I].
+"""
+
+optimizer = "msgdw"
+learning_rate = 0.5
+min_lr = 1e-8
+weight_decay = 2e-4
+momentum = 0.9
+dampening = 0.0
+nesterov = False
+grad_clip = 0.0
+beta2 = 0.95  # the default: it is AdamW's

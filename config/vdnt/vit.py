@@ -1,0 +1,17 @@
+"""The ViT of the DNT paper's baselines: Pre-LN with LayerNorm. Put it after config/vdnt/large.py or huge.py.
+
+    torchrun --standalone --nproc_per_node=8 train.py config/vdnt/large.py config/vdnt/vit.py --out_dir=out/vit_large
+    torchrun --standalone --nproc_per_node=8 train.py config/vdnt/huge.py config/vdnt/vit.py --out_dir=out/vit_huge
+    python train.py config/vdnt/digits.py config/vdnt/vit.py --out_dir=out/digits_vit
+
+Top-1 of ViT-Large and Huge in the paper: AdamW 81.7 and 80.8, mSGDW 78.2 and 73.5. LayerNorm with an eps of 1e-6 is
+that of timm's ViT [I]. For a comparison with RMSNorm everywhere: config/dnt/s1.py.
+"""
+
+norm = "layernorm"
+norm_eps = 1e-6
+pre_norm = "both"
+mid_norm = "none"
+post_norm = "none"
+input_norm = False
+qk_norm = False

@@ -1,0 +1,288 @@
+"""Runs on images: resumed exactly, by any number of threads, tracked, compiled, in bf16; and they learn digits."""
+
+import math
+import re
+import signal
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nanodnt.data import Images
+from nanodnt.weights import model_from_checkpoint
+from support.models import error
+from support.reference import Net
+from support.runs import (
+    Crash,
+    assert_same_run,
+    at_row,
+    bits,
+    column,
+    crash,
+    deep_but,
+    different,
+    finish,
+    kill_me,
+    load,
+    logged,
+    metrics,
+    run,
+    some_step,
+    start,
+    wait_for_row,
+)
+from support.vision import AUGMENTED, TINY, equation, make_digits
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+RANDOM = dict(AUGMENTED, drop_path=0.3, dropout=0.1)
+PRE = dict(pre_norm="both", mid_norm="none", input_norm=False)
+KINDS = {
+    "adamw": dict(RANDOM, micro_batch_size=8),
+    "muon, mean": dict(RANDOM, optimizer="muon", pool="mean", blockwise_lr=True, lr_ratio_patch=2, lr_ratio_head=1),
+    "adam_mini, experts": dict(RANDOM, optimizer="adam_mini", n_expert=3, n_ff=16, balance="bias", mlp="swiglu"),
+    "msgdw, DyT": dict(RANDOM, **PRE, norm="dyt", dyt_bias=True, optimizer="msgdw", learning_rate=0.1),
+    "recomputed, LayerScale": dict(RANDOM, **PRE, branch_scale="layerscale", activation_checkpointing=True),
+    "CIFAR's crops": dict(RANDOM, crop_area=1, crop_padding=2, cutmix=0),
+}
+KINDS["msgdw, DyT"] |= dict(qk_norm=False)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """240 digits to train on, and 50 to validate. Read only."""
+    return make_digits(tmp_path_factory.mktemp("data") / "digits")
+
+
+def train(out, digits, **changes):
+    assert run(**TINY | dict(out_dir=out, dataset=digits) | changes) == 0
+
+
+# ------------------------------------------------------------------------------------------------- exact resuming
+
+
+@pytest.mark.parametrize("kind", deep_but(KINDS, "adamw", "muon, mean"))
+def test_goes_on_exactly(kind, digits, tmp_path):
+    """With all that is random. Stopped by SIGTERM, then ended by a crash between two checkpoints."""
+    config = TINY | dict(dataset=digits, max_iters=18, save_interval=5, init_from="auto", eval_interval=9) | KINDS[kind]
+    assert run(out_dir=tmp_path / "whole", **config) == 0
+    with at_row(some_step(2, 8), lambda: kill_me(signal.SIGTERM)):
+        assert run(out_dir=tmp_path / "run", **config) == 128 + signal.SIGTERM
+    with at_row(some_step(10, 17), crash), pytest.raises(Crash):
+        run(out_dir=tmp_path / "run", **config)
+    assert run(out_dir=tmp_path / "run", **config) == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    rows = [row for row in metrics(tmp_path / "run") if "val_loss" in row]
+    assert [row["step"] for row in rows] == [0, 9, 18]
+    for row in rows:  # of 50 images
+        assert 0 <= row["val_top1"] <= row["val_top5"] <= 1
+        assert all(50 * row[name] == pytest.approx(round(50 * row[name])) for name in ("val_top1", "val_top5"))
+
+
+@pytest.mark.deep
+def test_a_killed_run_goes_on_exactly(digits, tmp_path):
+    config = TINY | dict(dataset=digits, max_iters=200, eval_interval=40, save_interval=7) | KINDS["adamw"]
+    assert run(out_dir=tmp_path / "whole", **config) == 0
+    process = start(out_dir=tmp_path / "run", **config)
+    wait_for_row(process, tmp_path / "run", some_step(8, 80))
+    process.kill()
+    finish(process, -signal.SIGKILL)
+    assert load(tmp_path / "run" / "last.pt")["step"] < 200
+    assert run(out_dir=tmp_path / "run", init_from="resume", **config) == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_any_number_of_threads_is_the_same_run(digits, tmp_path):
+    for workers in (1, 3, 0):
+        train(tmp_path / str(workers), digits, max_iters=6, data_workers=workers, **RANDOM)
+    for workers in (3, 0):
+        assert_same_run(tmp_path / str(workers), tmp_path / "1")
+
+
+def test_each_random_change_changes_the_run(digits, tmp_path):
+    """Each setting acts, from the first step on, on the training alone."""
+    train(tmp_path / "none", digits, max_iters=1)
+    parts = dict(AUGMENTED, crop_padding=2, drop_path=0.5) | dict(dropout=0.3)
+    for name, value in parts.items():
+        train(tmp_path / name, digits, max_iters=1, seed=1337, **{name: value})
+        assert column(tmp_path / name, "train_loss") != column(tmp_path / "none", "train_loss"), name
+        for score in ("val_loss", "val_top1", "val_top5"):
+            assert column(tmp_path / name, score)[0] == column(tmp_path / "none", score)[0], (name, score)
+
+
+def test_settings_of_images_may_change_on_resume(digits, tmp_path, capsys):
+    train(tmp_path, digits, max_iters=2, lr_decay_iters=4)
+    train(tmp_path, digits, max_iters=3, lr_decay_iters=4, label_smoothing=0.2, flip=True, init_from="resume")
+    assert "changed on resume: label_smoothing 0.0 → 0.2, flip False → True, max_iters 2 → 3" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------------ learning
+
+
+def test_it_learns_digits(digits, tmp_path, capsys):
+    """Of ten classes, from 240 images; the best checkpoint evaluates to what was logged."""
+    config = dict(max_iters=150, eval_interval=50, drop_path=0.1, label_smoothing=0.1, crop_padding=1, warmup_iters=20)
+    train(tmp_path, digits, **config, learning_rate=5e-3)
+    losses, top1 = (column(tmp_path, name) for name in ("train_loss", "val_top1"))
+    assert losses[150] < losses[1] - 1 and top1[150] > 0.6 > 0.25 > top1[0]
+    assert column(tmp_path, "val_top5")[150] > 0.9
+    capsys.readouterr()
+    train(tmp_path / "other", digits, eval_only=True, init_from=tmp_path)
+    step = load(tmp_path / "best.pt")["step"]
+    loss, first, five = (column(tmp_path, f"val_{name}")[step] for name in ("loss", "top1", "top5"))
+    line = re.search(r"validation loss (\S+), top-1 (\S+)%, top-5 (\S+)%", capsys.readouterr().out)
+    assert [float(x) for x in line.groups()] == pytest.approx([loss, 100 * first, 100 * five], abs=1e-4)
+
+
+def test_validation_is_that_of_the_equations(digits, tmp_path):
+    """The model of a checkpoint on the validation split: `val_loss`, top-1 and top-5 from the float64 equations."""
+    train(tmp_path, digits, max_iters=8, eval_interval=8, pool="mean", **RANDOM)
+    found = load(tmp_path / "last.pt")
+    model = model_from_checkpoint(found)
+    parts = dict(attn="pre mid", mlp="mid", qk_norm=True, input_norm=True, linear_bias=True, act="gelu_erf")
+    net = Net(vocab=10, heads=2, kv_heads=2, blocks=2, eps=1e-6, tied=False, causal=False, **parts)
+    data = Images(digits, 16, image_size=8)
+    images, targets = (torch.from_numpy(part) for part in data.val_batch(data.validation(), 50))
+    weights = {name: t.double() for name, t in found["model"].items()}
+    logits = equation(net, weights, images.double(), 2, "mean")
+    assert error(model.eval()(images)[0], logits) < 1e-5
+    row = metrics(tmp_path)[-1]
+    assert row["val_loss"] == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-5)
+    order = logits.argsort(1, descending=True)
+    for k in (1, 5):
+        assert row[f"val_top{k}"] == pytest.approx((order[:, :k] == targets[:, None]).any(1).double().mean().item())
+
+
+def test_a_new_run_from_weights(digits, tmp_path, capsys):
+    """Fine-tuning: the network is the checkpoint's, whatever the flags say."""
+    train(tmp_path / "first", digits, max_iters=3, pool="mean")
+    train(tmp_path / "second", digits, max_iters=2, init_from=tmp_path / "first")
+    first, second = (column(tmp_path / name, "val_loss") for name in ("first", "second"))
+    best = min(first.values())
+    assert second[0] == best
+    assert "pool cls → mean" in capsys.readouterr().out
+    assert "cls.weight" not in load(tmp_path / "second" / "last.pt")["model"]
+
+
+# ------------------------------------------------------------------------------------------ precision and compilers
+
+
+def test_bf16_is_close_to_fp32(digits, tmp_path):
+    for dtype in ("float32", "bfloat16"):
+        train(tmp_path / dtype, digits, max_iters=10, dtype=dtype, label_smoothing=0.1)
+    ours, exact = (column(tmp_path / dtype, "train_loss") for dtype in ("bfloat16", "float32"))
+    assert ours == pytest.approx(exact, rel=0.03) and ours != exact
+    assert {t.dtype for t in load(tmp_path / "bfloat16" / "last.pt")["model"].values()} == {torch.float32}
+
+
+def compare_compiled(digits, tmp_path, **changes):
+    small = dict(n_layer=1, max_iters=4, eval_interval=4, batch_size=8, **AUGMENTED)
+    for compiled in (False, changes.pop("compile")):
+        train(tmp_path / str(bool(compiled)), digits, compile=compiled, **small | changes)
+    for name in ("train_loss", "val_loss", "grad_norm"):
+        expected, got = (column(tmp_path / name_, name) for name_ in ("False", "True"))
+        assert got == pytest.approx(expected, rel=1e-4 if name == "grad_norm" else 1e-5), name
+    eager, compiled = (load(tmp_path / name / "last.pt")["model"] for name in ("False", "True"))
+    assert eager.keys() == compiled.keys()
+    assert [*column(tmp_path / "True", "val_top5").values()] == [*column(tmp_path / "False", "val_top5").values()]
+
+
+@pytest.mark.parametrize("setting", deep_but((True, "blocks"), "blocks"))
+def test_traced_is_eager(setting, digits, tmp_path, monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    compare_compiled(digits, tmp_path, compile=setting)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("setting", (True, "blocks"))
+def test_compiled_is_eager(setting, digits, tmp_path):
+    torch._dynamo.reset()
+    compare_compiled(digits, tmp_path, compile=setting)
+
+
+@pytest.mark.deep
+def test_a_compiled_run_that_drops_goes_on_exactly(digits, tmp_path):
+    config = dict(compile=True, lr_decay_iters=8, eval_interval=4, n_layer=1, **RANDOM)
+    for out, iters, source in (("whole", 8, "scratch"), ("halves", 4, "scratch"), ("halves", 8, "resume")):
+        torch._dynamo.reset()
+        train(tmp_path / out, digits, max_iters=iters, init_from=source, **config)
+    assert_same_run(tmp_path / "whole", tmp_path / "halves")
+
+
+# ------------------------------------------------------------------------------------------------------- tracking
+
+
+def test_tracked_numbers(digits, tmp_path, monkeypatch):
+    """Variances of stream and branches, and the largest logit of all pairs: patches see later ones too."""
+    config = dict(PRE, qk_norm=False, norm="dyt", dyt_alpha_attn=0.7, n_kv_head=1)
+    train(tmp_path, digits, max_iters=4, track_interval=2, **RANDOM | config)
+    assert [*column(tmp_path, "track")] == [2, 4]
+    track, found = column(tmp_path, "track")[4], load(tmp_path / "last.pt")
+    model, data = model_from_checkpoint(found).eval(), Images(digits, 17, image_size=8)
+    streams, branches, logits = [], dict(attn=[], mlp=[]), []
+    attend = F.scaled_dot_product_attention
+
+    def note_logits(q, k, v, **how):
+        assert not how["is_causal"] and how["attn_mask"] is None
+        scores = (q @ k.repeat_interleave(2, 1).mT).abs() / math.sqrt(q.shape[-1])
+        logits.append((scores.max().item(), scores.tril().max().item()))
+        return attend(q, k, v, **how)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", note_logits)
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, args: streams.append(args[0]))
+        for name in branches:
+            mid = getattr(block, name).mid
+            mid.register_forward_hook(lambda _, args, y, name=name: branches[name].append(y))
+    with torch.no_grad():
+        images = torch.from_numpy(data.val_batch(data.validation()[:16], 16)[0])
+        streams.append(model.stream(images))
+
+    def variances(tensors):
+        return [((t - t.mean(-1, keepdim=True)) ** 2).mean().item() for t in tensors]
+
+    assert track["stream_var"] == pytest.approx(variances(streams), rel=1e-4) and len(streams) == 3
+    for name, outputs in branches.items():
+        assert track["branch_var"][name] == pytest.approx(variances(outputs), rel=1e-4)
+    assert track["logit_max"] == pytest.approx([whole for whole, _ in logits], rel=1e-4)
+    assert any(causal < whole for whole, causal in logits)
+    alphas = {name: t.item() for name, t in found["model"].items() if name.endswith(".alpha")}
+    assert {f"{name}.alpha": a for name, a in track["alpha"].items()} == pytest.approx(alphas, rel=1e-5)
+    assert track["alpha"]["blocks.0.attn.pre"] == pytest.approx(0.7, abs=0.1) and len(alphas) == 5
+    roles = {"patch", "pos", "qk", "vo", "ffn", "head", "gain_in", "bias", "scalar"}
+    for name in ("grad_norm", "grad_kurtosis", "update_ratio", "weight_norm"):
+        assert track[name].keys() == roles and all(math.isfinite(x) and x > 0 for x in track[name].values())
+
+
+def test_tracking_changes_no_bit(digits, tmp_path):
+    for name, interval in (("with", 2), ("without", 0)):
+        train(tmp_path / name, digits, max_iters=4, track_interval=interval, **RANDOM)
+    with_rows, without = tmp_path / "with", tmp_path / "without"
+    assert different(load(with_rows / "last.pt")["model"], load(without / "last.pt")["model"]) == []
+    bare = [(step, {k: v for k, v in row.items() if k != "track"}) for step, row in logged(with_rows)]
+    assert bare == logged(without)
+
+
+def test_blockwise_rates_are_logged(digits, tmp_path):
+    """The ratio of the patches' matrix, and of positions with the class token, is that of the flags."""
+    ratios = dict(lr_ratio_patch=3.0, lr_ratio_pos=0.5)
+    train(tmp_path, digits, max_iters=6, blockwise_lr=True, learning_rate=1e-3, warmup_iters=1, **ratios)
+    row = metrics(tmp_path)[1]
+    assert row["lr_patch"] / row["lr"] == pytest.approx(3) and row["lr_pos"] / row["lr"] == pytest.approx(0.5)
+
+
+# ------------------------------------------------------------------------------------------------------- text runs
+
+
+def test_stochastic_depth_of_text_goes_on_exactly(dataset, tmp_path):
+    config = dict(dataset=dataset, drop_path=0.4, n_layer=3, max_iters=12, save_interval=4, init_from="auto")
+    assert run(out_dir=tmp_path / "whole", **config) == 0
+    with at_row(some_step(2, 10), lambda: kill_me(signal.SIGTERM)):
+        assert run(out_dir=tmp_path / "run", **config) == 128 + signal.SIGTERM
+    assert run(out_dir=tmp_path / "run", **config) == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    assert run(out_dir=tmp_path / "plain", **config | dict(drop_path=0.0)) == 0
+    assert column(tmp_path / "plain", "val_loss")[0] == column(tmp_path / "whole", "val_loss")[0]
+    assert bits(load(tmp_path / "plain" / "last.pt")["model"]) != bits(load(tmp_path / "whole" / "last.pt")["model"])
