@@ -14,10 +14,9 @@ import pytest
 
 import bench
 from configurator import read_knobs
-from model import GPT
 from nanodnt.claims.experiment import choose_claims
 from nanodnt.engine import split_batch
-from nanodnt.networks import fit, stand_in
+from nanodnt.networks import fit, network, stand_in
 from nanodnt.optim import describe_groups, fill_defaults, make_optimizer
 from nanodnt.plan.__main__ import main, resolve
 from nanodnt.plan.planning import PlanConfig
@@ -63,9 +62,9 @@ def test_the_readmes_layouts_build():
     assert len(found) >= 9 and "lns=norm residual_init=plain" in found
     for text in found:
         model, config = load(*(f"--{flag}" for flag in text.split()))
-        model.vocab_size = 64
+        fit(model, stand_in(model)[0], config.dataset)
         fill_defaults(config)
-        make_optimizer(GPT.empty(model), config)
+        make_optimizer(network(model).empty(model), config)
 
 
 def test_every_page_is_linked_from_the_readme_or_a_page():
@@ -100,7 +99,7 @@ def test_scripts_that_a_page_starts_exist(page):
 FOREIGN = "standalone nproc_per_node nnodes max_restarts shutdown-timeout rdzv_backend rdzv_endpoint rdzv_id rdzv_conf"
 FOREIGN += " kill-on-bad-exit job-name ntasks-per-node gpus-per-node cpus-per-task time signal requeue open-mode output"
 FOREIGN += " nodes help key deep input name tokenizer shards kills seed minutes skip_scale array wrap"
-FOREIGN += " max_tokens prompt_key response_key system_template"
+FOREIGN += " max_tokens prompt_key response_key system_template folder"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES.get)

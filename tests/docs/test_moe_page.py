@@ -46,7 +46,7 @@ def test_one_active_expert_whose_weight_is_always_1_is_noted():
 
 def test_every_flag_is_on_the_page_with_its_default():
     names = [f.name for f in fields(GPTConfig)]
-    names = ["n_ff", *names[names.index("n_expert") : names.index("norm")], *BALANCE]
+    names = ["n_ff", *names[names.index("n_expert") : names.index("patch_size")], *BALANCE]
     defaults = {f.name: f.default for schema in (GPTConfig, TrainConfig) for f in fields(schema)}
     rows = {row["flag"]: row["default"] for row in rows_with(PAGE, "default")}
     assert rows == {f"`{name}`": f"`{defaults[name]}`" for name in names}

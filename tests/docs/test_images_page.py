@@ -1,0 +1,66 @@
+"""docs/images.md says what the code does: its flags build or are refused, its configs and numbers are those there."""
+
+import re
+from dataclasses import fields
+
+import pytest
+
+from configurator import read_file
+from layers import rules
+from model import GPTConfig
+from nanodnt.data.augment import Augment
+from nanodnt.settings import TrainConfig
+from support.models import rule_lines
+from support.pages import CONFIGS, FLAGS, ROOT, load, rows_with
+
+PAGE = (ROOT / "docs" / "images.md").read_text()
+REFUSED = [text for row in rows_with(PAGE, "refused flags") for text in FLAGS.findall(row["refused flags"])]
+
+
+def test_every_flag_is_on_the_page_with_its_default():
+    names = [f.name for f in fields(GPTConfig)]
+    names = [*names[names.index("patch_size") : names.index("norm")], "drop_path", "mlp", "init"]
+    of_training = ["label_smoothing", *(f.name for f in fields(Augment)), "data_workers", "lr_ratio_patch"]
+    for title, wanted, schema in (("model", names, GPTConfig), ("training", of_training, TrainConfig)):
+        rows = {row[f"flag of {'the ' * (title == 'model')}{title}"]: row["default"] for row in rows_of(title)}
+        defaults = {f.name: f.default for f in fields(schema)}
+        assert rows == {f"`{name}`": f"`{defaults[name]}`" for name in wanted}
+
+
+def rows_of(title):
+    return rows_with(PAGE, "flag of the model" if title == "model" else "flag of training")
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_refused_flags_are_refused(text):
+    with pytest.raises(ValueError) as caught:
+        load(*(f"--{flag}" for flag in text.split()))[0].check()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_every_refusal_of_images_is_in_the_table():
+    reached = set()
+    for text in REFUSED:
+        found = rules.images(load(*(f"--{flag}" for flag in text.split()))[0])
+        reached |= {("images", found.gi_frame.f_lineno) for wrong, _ in found if wrong}
+    assert rule_lines(rules.images).keys() - reached == set()
+
+
+def test_every_config_of_images_is_on_the_page():
+    linked = {
+        str((ROOT / "docs" / target).resolve().relative_to(ROOT)) for target in re.findall(r"\]\((\S+\.py)\)", PAGE)
+    }
+    vision = {str(path) for path in CONFIGS if "patch_size" in read_file(ROOT / path)}
+    overlays = {str(path) for path in CONFIGS if path.parent.name == "vdnt"} | {"config/dyt/vit_dyt.py"}
+    shown = linked | set(re.findall(r"config/[\w/]+\.py", PAGE))
+    assert {path for path in vision | overlays if not path.startswith("config/claims")} <= shown
+
+
+def test_the_page_and_the_configs_give_the_same_numbers_of_the_papers():
+    """Table 1 of DNT; and what the headers of config/vdnt/ say of it."""
+    rows = {row["ImageNet-1k, top-1"]: row for row in rows_with(PAGE, "ImageNet-1k, top-1")}
+    for size, column in (("large", "ViT-L"), ("huge", "ViT-H")):
+        text = " ".join((ROOT / f"config/vdnt/{size}.py").read_text().split())
+        ours = [rows["DNT"][f"{column}, {optimizer}"] for optimizer in ("AdamW", "mSGDW")]
+        theirs = [rows["baseline"][f"{column}, {optimizer}"] for optimizer in ("AdamW", "mSGDW")]
+        assert f"AdamW {ours[0]}, mSGDW {ours[1]} (ViT-{size.title()}: {theirs[0]} and {theirs[1]})" in text
