@@ -62,7 +62,7 @@ def train(out, digits, **changes):
 # ------------------------------------------------------------------------------------------------- exact resuming
 
 
-@pytest.mark.parametrize("kind", deep_but(KINDS, "adamw", "muon, mean"))
+@pytest.mark.parametrize("kind", deep_but(KINDS, "adamw"))
 def test_goes_on_exactly(kind, digits, tmp_path):
     """With all that is random. Stopped by SIGTERM, then ended by a crash between two checkpoints."""
     config = TINY | dict(dataset=digits, max_iters=18, save_interval=5, init_from="auto", eval_interval=9) | KINDS[kind]
@@ -105,7 +105,7 @@ def test_each_random_change_changes_the_run(digits, tmp_path):
     train(tmp_path / "none", digits, max_iters=1)
     parts = dict(AUGMENTED, crop_padding=2, drop_path=0.5) | dict(dropout=0.3)
     for name, value in parts.items():
-        train(tmp_path / name, digits, max_iters=1, seed=1337, **{name: value})
+        train(tmp_path / name, digits, max_iters=1, **{name: value})
         assert column(tmp_path / name, "train_loss") != column(tmp_path / "none", "train_loss"), name
         for score in ("val_loss", "val_top1", "val_top5"):
             assert column(tmp_path / name, score)[0] == column(tmp_path / "none", score)[0], (name, score)
@@ -122,11 +122,11 @@ def test_settings_of_images_may_change_on_resume(digits, tmp_path, capsys):
 
 def test_it_learns_digits(digits, tmp_path, capsys):
     """Of ten classes, from 240 images; the best checkpoint evaluates to what was logged."""
-    config = dict(max_iters=150, eval_interval=50, drop_path=0.1, label_smoothing=0.1, crop_padding=1, warmup_iters=20)
-    train(tmp_path, digits, **config, learning_rate=5e-3)
+    config = dict(max_iters=120, eval_interval=60, drop_path=0.1, label_smoothing=0.1, pool="mean")
+    train(tmp_path, digits, **config, optimizer="muon", learning_rate=1e-2)
     losses, top1 = (column(tmp_path, name) for name in ("train_loss", "val_top1"))
-    assert losses[150] < losses[1] - 1 and top1[150] > 0.6 > 0.25 > top1[0]
-    assert column(tmp_path, "val_top5")[150] > 0.9
+    assert losses[120] < losses[1] - 1 and top1[120] > 0.6 > 0.25 > top1[0]
+    assert column(tmp_path, "val_top5")[120] > 0.9
     capsys.readouterr()
     train(tmp_path / "other", digits, eval_only=True, init_from=tmp_path)
     step = load(tmp_path / "best.pt")["step"]
@@ -188,7 +188,8 @@ def compare_compiled(digits, tmp_path, **changes):
     assert [*column(tmp_path / "True", "val_top5").values()] == [*column(tmp_path / "False", "val_top5").values()]
 
 
-@pytest.mark.parametrize("setting", deep_but((True, "blocks"), "blocks"))
+@pytest.mark.deep
+@pytest.mark.parametrize("setting", (True, "blocks"))
 def test_traced_is_eager(setting, digits, tmp_path, monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
