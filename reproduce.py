@@ -3,6 +3,7 @@
 python reproduce.py                                    # every claim at scale mini: hours on CPU cores
 python reproduce.py --only=lns-loss,DyT,robustness     # some claims, those of a paper, the figure on robustness
 python reproduce.py --judge_only=True                  # no run: verdicts, page and figures from the committed record
+python reproduce.py --scale=digits                     # the claims about images, on handwritten digits: an hour
 python reproduce.py --scale=small --jobs=4             # on one GPU
 python reproduce.py --scale=124m --dry_run=True        # the commands that are missing, here for torchrun
 
@@ -26,7 +27,7 @@ def main() -> int:
     (config,), _ = configure(ReproduceConfig, description=__doc__)
     try:
         config.check()
-        return reproduce(*choose_claims(config.only), Experiment(config))
+        return reproduce(*choose_claims(config.only, config.scale), Experiment(config))
     except EXPECTED as e:
         return report_error(e)
 

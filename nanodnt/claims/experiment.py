@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from nanodnt.claims import quantities
 from nanodnt.claims.arms import ARMS, SCALES, SEEDS, TUNING_SEED
-from nanodnt.claims.claims import CLAIMS
+from nanodnt.claims.claims import CLAIMS, ROBUSTNESS
 from nanodnt.claims.record import Record
 from nanodnt.optim import fill_defaults
 from nanodnt.sweep.results import describe_machine
@@ -25,7 +25,6 @@ from nanodnt.sweep.runner import (
     split_command,
 )
 
-SIDE_SEEDS = 2  # of arms that no primary number needs
 EXTRAS = ("robustness", "momentum-sgd")  # what `only` can name beside claims and papers
 MOST_DOUBLINGS = 6  # of the grid's middle, up or down
 
@@ -34,7 +33,8 @@ MOST_DOUBLINGS = 6  # of the grid's middle, up or down
 class ReproduceConfig:
     # --- what ---
     only: str = ""  # ids of claims, names of papers, robustness, momentum-sgd, separated by commas; empty = all
-    scale: Literal[tuple(SCALES)] = "mini"  # tiny: a smoke test; mini: CPU cores; small: one GPU; 124m, paper: more
+    scale: Literal[tuple(SCALES)] = "mini"  # tiny: a smoke test; mini: CPU cores; digits: images, CPU cores; small:
+    #   one GPU; 124m, paper: more
     seeds: int = 8  # of 1, 2, 3, 4, 6, 7, 8, 9, for each number that can decide; learning rates are tuned with seed 0
     dry_run: bool = False  # print the commands that are missing, as far as they are known, and run nothing
     judge_only: bool = False  # run nothing: judge what is recorded
@@ -72,13 +72,24 @@ def split_value(value: str) -> list:
     return list(zip([1] + [1 if sign == "+" else -1 for sign in words[1::2]], words[::2], strict=True))
 
 
-def choose_claims(only: str) -> tuple:
-    """(claims, extras) that `only` names by id or paper; all of them if it is empty. ValueError for another name."""
-    names = [name.strip() for name in only.split(",") if name.strip()]
-    allowed = {claim.id for claim in CLAIMS} | {claim.paper for claim in CLAIMS} | set(EXTRAS)
+def claims_at(scale: str) -> list:
+    """The claims of a scale: those whose arms it has the bases of."""
+
+    def arms_of(claim):
+        return [name for number in (claim.primary, *claim.sides) for _, name in split_value(number.value)]
+
+    return [claim for claim in CLAIMS if all(ARMS[name].family in SCALES[scale].bases for name in arms_of(claim))]
+
+
+def choose_claims(only: str, scale: str = "mini") -> tuple:
+    """(claims, extras) of a scale that `only` names by id or paper; all of them if it is empty. ValueError for another
+    name."""
+    names, claims = [name.strip() for name in only.split(",") if name.strip()], claims_at(scale)
+    allowed = {claim.id for claim in claims} | {claim.paper for claim in claims} | set(EXTRAS)
     if unknown := [name for name in names if name not in allowed]:
-        raise ValueError(f"only={unknown[0]} is neither a claim nor a paper: allowed are {', '.join(sorted(allowed))}")
-    claims = [claim for claim in CLAIMS if not names or claim.id in names or claim.paper in names]
+        allowed = ", ".join(sorted(allowed))
+        raise ValueError(f"only={unknown[0]} is neither a claim nor a paper of scale {scale}: allowed are {allowed}")
+    claims = [claim for claim in claims if not names or claim.id in names or claim.paper in names]
     return claims, [name for name in EXTRAS if not names or name in names]
 
 
@@ -86,7 +97,8 @@ class Experiment:
     """Claims at a scale: finds each number in the record; where it is not there, trains and measures."""
 
     def __init__(self, config: ReproduceConfig):
-        self.config, self.scale = config, SCALES[config.scale]
+        self.config, self.scale, self.claims = config, SCALES[config.scale], claims_at(config.scale)
+        self.robustness = ROBUSTNESS if "gpt" in self.scale.bases else {}  # its arms are GPTs
         self.record = Record(ROOT / config.results / "claims" / f"{config.scale}.json")
         self.out = (ROOT / config.out / config.scale).resolve()
         self.may_train, self.missing = not (config.dry_run or config.judge_only), {}
@@ -153,8 +165,8 @@ class Experiment:
 
     def seeds_of(self, name: str) -> list:
         """The seeds that an arm is reported with: those of SEEDS, of which no choice was made by."""
-        n = min(SIDE_SEEDS, self.config.seeds)
-        for claim in CLAIMS:
+        n = min(self.scale.side_seeds, self.config.seeds)
+        for claim in self.claims:
             if name in [arm for _, arm in split_value(claim.primary.value)]:
                 whole = self.config.scale in claim.adequate and not claim.few_seeds
                 n = max(n, self.config.seeds if whole else (self.config.seeds + 1) // 2)

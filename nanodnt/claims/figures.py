@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+from nanodnt.claims.arms import SCALES
 from nanodnt.claims.claims import CLAIMS
 from nanodnt.claims.judge import CLASSES, NOT_JUDGED
 from nanodnt.claims.statistics import interval
@@ -22,7 +23,7 @@ def draw_forest(found: dict, scale: str, path: Path) -> None:
     axis.axvline(0, color="0.5", linewidth=0.8)
     for i, claim in enumerate(ordered):
         published, smallest = claim.effect(scale)
-        row, toward = found[claim.id], (-1 if claim.expect == "below" else 1) / smallest
+        row, toward = found[claim.id], claim.toward() / smallest
         color = COLORS[row["class"]]
         values = [toward * v for v in row["primary"]["values"]]
         if not all(map(math.isfinite, values)):
@@ -33,7 +34,8 @@ def draw_forest(found: dict, scale: str, path: Path) -> None:
             axis.plot(min(max(mean, -WIDEST), WIDEST), i, "o", color=color, markersize=7)
         if published is not None:
             axis.plot(toward * published, i, "D", color="black", markersize=5, fillstyle="none")
-    axis.set_yticks(range(len(ordered)), [f"{c.id}: {found[c.id]['class']}" for c in ordered])
+    on = f" {SCALES[scale].on}" if SCALES[scale].on else ""
+    axis.set_yticks(range(len(ordered)), [f"{c.id}: {found[c.id]['class']}{on}" for c in ordered])
     axis.set_ylim(len(ordered) - 0.4, -0.6)
     axis.set_xlim(-WIDEST - 0.5, WIDEST + 0.5)
     axis.set_xlabel("effect / smallest effect of interest; the paper's sign is to the right")

@@ -2,22 +2,24 @@
 
 Classes:
 reproduced         the sign is the paper's, and the interval meets half to twice the published value; for a claim of
-                   equality: the interval lies within ± the smallest effect of interest
+                   equality: the interval lies within ± the smallest effect of interest; for a claim of "not above":
+                   it lies below + the smallest effect
 direction only     the sign is the paper's, but the size is not, or none is published
 no effect          the interval lies within ± the smallest effect of interest
-contradicted here  the sign is not the paper's; for a claim of equality: the interval lies outside ± the smallest effect
+contradicted here  the sign is not the paper's; for a claim of equality: the interval lies outside ± the smallest
+                   effect; for one of "not above": above it
 undecided          none of these, or the scale's regime cannot show the effect
 
-A sign, and an equality, count if their p value is below 0.05 after Holm's correction over the primary numbers of all
-claims. The interval alone says what lies within or outside of ± the smallest effect of interest.
+A sign, an equality and a "not above" count if their p value is below 0.05 after Holm's correction over the primary
+numbers of all claims of the scale. The interval alone says what lies within or outside of ± the smallest effect.
 """
 
 import math
 
-from nanodnt.claims.claims import CLAIMS, COUNTED, Claim, Number
+from nanodnt.claims.claims import COUNTED, Claim, Number
 from nanodnt.claims.experiment import Experiment, MissingRun
 from nanodnt.claims.quantities import CONFIG_MEASURES
-from nanodnt.claims.statistics import holm, interval, p_differs, p_diverged, p_equal
+from nanodnt.claims.statistics import holm, interval, p_differs, p_diverged, p_equal, tail_above
 from nanodnt.sweep.runner import resolve_configs
 
 CLASSES = ("reproduced", "direction only", "no effect", "contradicted here", "undecided")
@@ -38,6 +40,8 @@ def p_value(values: list, claim: Claim, smallest: float) -> float | None:
         return p_diverged(len(values))
     if not all(map(math.isfinite, values)):
         return None
+    if claim.expect == "not above":
+        return tail_above([-v for v in values], -smallest)
     return p_equal(values, smallest) if claim.expect == "equal" else p_differs(values)
 
 
@@ -48,7 +52,7 @@ def classify(values: list, claim: Claim, scale: str, p: float | None) -> tuple:
     if p is None:
         diverged = sum(not math.isfinite(v) for v in values)
         return "undecided", f"{diverged} of {len(values)} seeds diverged" if diverged else "one seed has no interval"
-    toward = -1 if claim.expect == "below" else 1  # so that the paper's sign is +
+    toward = claim.toward()
     published, small = claim.effect(scale)
     if all_diverged(values):
         right = claim.expect != "equal" and toward * values[0] > 0
@@ -56,12 +60,12 @@ def classify(values: list, claim: Claim, scale: str, p: float | None) -> tuple:
         return ("undecided" if p >= LEVEL else "direction only" if right else "contradicted here"), why
     mean, low, high = interval([toward * value for value in values])
     inside = -small <= low and high <= small
-    if claim.expect == "equal":
-        if inside and p < LEVEL:
+    if claim.expect in ("equal", "not above"):
+        one_sided = claim.expect == "not above"
+        if p < LEVEL and (-small <= low if one_sided else inside):
             return "reproduced", ""
-        return (
-            ("contradicted here", "") if low >= small or high <= -small else ("undecided", doubt(p, low, high, small))
-        )
+        outside = high <= -small or (low >= small and not one_sided)
+        return ("contradicted here", "") if outside else ("undecided", doubt(p, low, high, small))
     if inside:
         return "no effect", ""
     if p >= LEVEL:
@@ -86,10 +90,10 @@ def judge(claims: list, experiment: Experiment) -> dict:
         if primary := find_row(claim.primary, experiment):
             sides = [row for number in claim.sides if (row := find_row(number, experiment))]
             found[claim.id] = dict(primary=primary, sides=sides)
-    by_id, scale = {claim.id: claim for claim in CLAIMS}, experiment.config.scale
+    by_id, scale = {claim.id: claim for claim in experiment.claims}, experiment.config.scale
     values = {name: row["primary"]["values"] for name, row in found.items()}
     p_values = {name: p_value(values[name], by_id[name], by_id[name].effect(scale)[1]) for name in found}
-    adjusted = holm({name: p for name, p in p_values.items() if p is not None}, len(CLAIMS))
+    adjusted = holm({name: p for name, p in p_values.items() if p is not None}, len(experiment.claims))
     for name, row in found.items():
         row["p"] = adjusted.get(name)
         row["class"], row["why"] = classify(values[name], by_id[name], scale, row["p"])

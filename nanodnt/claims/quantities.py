@@ -19,6 +19,7 @@ from nanodnt.data import open_dataset
 from nanodnt.optim import fill_defaults, state_bytes
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.environment import choose_device
+from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import model_from_checkpoint
 
@@ -187,7 +188,19 @@ def removal_losses(path: Path) -> tuple:
     return mean_of_halves(streams.removal_drop(load_model(path), validation_batches(path, LOSS_TOKENS))["drop"])
 
 
+# ----------------------------------------------------------------------------------------------------------- images
+
+
+def top1(path: Path) -> float:
+    """Top-1 at the end, in percent of the validation images. ValueError for a run on text."""
+    shares = [row["val_top1"] for row in read_metrics(path) if "val_top1" in row]
+    if not shares:
+        raise ValueError(f"{path / 'metrics.jsonl'} has no top-1, which only images have")
+    return 100 * shares[-1]
+
+
 MEASURES = {
+    "top-1": top1,
     "log10 gradient RMS": gradient_rms,
     "log10 gradient kurtosis": gradient_kurtosis,
     **{f"log10 sharpness {a}/{b}": sharpness_ratio(a, b) for b, a in zip(ORDER, ORDER[1:], strict=False)},

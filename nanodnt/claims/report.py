@@ -1,4 +1,4 @@
-"""docs/results/claims.md, its figures and README's summary, all from the record of a scale.
+"""docs/results/claims.md (claims_SCALE.md but for mini), its figures and README's summary, all from a scale's record.
 
 The page opens with a forest plot and a table of a row a claim; everything else is folded below.
 """
@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from nanodnt.claims.arms import ARMS, TUNING_SEED
-from nanodnt.claims.claims import CLAIMS, ROBUSTNESS, Claim
+from nanodnt.claims.claims import Claim
 from nanodnt.claims.experiment import Experiment, split_value
 from nanodnt.claims.figures import draw_forest, draw_robustness
 from nanodnt.claims.judge import CLASSES, NOT_JUDGED, count_all, judge
@@ -29,7 +29,7 @@ Each claim was written down before its runs, in [claims.py](../../nanodnt/claims
 the smallest effect of interest (half of the published one, where there is one), and whether this scale can show it. A
 number is computed seed by seed; compared runs see the same data in the same order. Brackets are 95% intervals over the
 seeds (Student's t). Marks: [I] our inference or choice, not a paper's word; [U] not published where we could read it.
-"""
+{note}"""
 
 FOREST = """![Ours beside the papers'](claims/{scale}.png)
 
@@ -39,18 +39,19 @@ In the figure an effect is divided by its smallest effect of interest, and the p
 METHOD = """## How it is decided
 
 - **reproduced**: the paper's sign, and the interval meets half to twice the published value. For a claim of equality:
-  the interval lies within ± the smallest effect of interest.
+  the interval lies within ± the smallest effect of interest; for one of “not above”: below + the smallest effect.
 - **direction only**: the paper's sign, but another size, or no published size.
 - **no effect**: the interval lies within ± the smallest effect of interest.
-- **contradicted here**: the other sign. For a claim of equality: the interval lies outside ± the smallest effect.
+- **contradicted here**: the other sign. For a claim of equality: the interval lies outside ± the smallest effect; for
+  one of “not above”: above it.
 - **undecided**: none of these, or the scale's regime cannot show the effect.
 
-A sign, and an equality, count if their p value is below 0.05 after Holm's correction over the primary numbers of all
-claims. Other numbers are shown and decide nothing. Learning rates are tuned with seed {tuning}, on a grid of factors of
-two that grows until the best rate lies inside, or six doublings from the middle; the claims' numbers are of other
-seeds. A learning rate decays to a tenth of itself, in all arms [I]; with blockwise rates all blocks end at a tenth of
-the base rate. A run has diverged if it was ended because its gradients were not finite, or if it ends worse than it
-began.
+A sign, an equality and a “not above” count if their p value is below 0.05 after Holm's correction over the primary
+numbers of all claims. Other numbers are shown and decide nothing. Learning rates are tuned with seed {tuning}, on a
+grid of factors of two that grows until the best rate lies inside, or six doublings from the middle; the claims' numbers
+are of other seeds. A learning rate decays to a tenth of itself, in all arms [I]; with blockwise rates all blocks end at
+a tenth of the base rate. A run has diverged if it was ended because its gradients were not finite, or if it ends worse
+than it began.
 
 ```bash
 python reproduce.py --scale={scale}                        # trains what is missing; stop and start it as you like
@@ -66,15 +67,21 @@ def verdict_rows(found: dict, experiment: Experiment) -> list:
     """A row a claim, grouped by class: paper, claim, published, ours, class."""
     rows = []
     for name in (*CLASSES, NOT_JUDGED):
-        for claim in CLAIMS:
+        for claim in experiment.claims:
             if claim.id in found and found[claim.id]["class"] == name:
                 row = found[claim.id]
                 ours = format_interval(row["primary"]["values"])
                 effect = claim.effect(experiment.config.scale)[0]
-                published = "equal" if claim.expect == "equal" else format_number(effect)
+                published = claim.expect if claim.expect in ("equal", "not above") else format_number(effect)
                 why = f" ({row['why']})" if row["why"] else ""
-                rows.append([claim.paper, claim.statement, published, ours, f"**{name}**{why}"])
+                verdict = f"**{verdict_text(name, experiment)}**{why}"
+                rows.append([claim.paper, claim.statement, published, ours, verdict])
     return rows
+
+
+def verdict_text(name: str, experiment: Experiment) -> str:
+    """A class, with the data that it was found on where that is another kind than the papers'."""
+    return " ".join(filter(None, (name, experiment.scale.on)))
 
 
 HEAD = ["paper", "claim", "paper's", "ours (95% interval)", "verdict"]
@@ -95,7 +102,8 @@ def rate_text(name: str, experiment: Experiment) -> str:
 def claim_section(claim: Claim, row: dict, experiment: Experiment) -> list:
     """The folded lines on a claim: what decides, further numbers, arms with rates and losses by seed."""
     lines = [f'<a id="{claim.id}"></a>', "<details>"]
-    lines += [f"<summary><b>{claim.paper}: {claim.statement}</b>: {row['class']}</summary>", ""]
+    verdict = verdict_text(row["class"], experiment)
+    lines += [f"<summary><b>{claim.paper}: {claim.statement}</b>: {verdict}</summary>", ""]
     scale = experiment.config.scale
     regime = "can show the effect" if scale in claim.adequate else "cannot show it"
     lines += [f"Published: {claim.published}.", ""]
@@ -132,10 +140,11 @@ def claim_section(claim: Claim, row: dict, experiment: Experiment) -> list:
 
 def robustness_section(experiment: Experiment) -> list:
     """The figure and the table of what too high a rate costs."""
-    if experiment.scale.smoke:
+    if experiment.scale.smoke or not experiment.robustness:
         return []
     lines, scale = ["## What too high a learning rate costs", ""], experiment.config.scale
-    rises = {optimizer: find_rises(optimizer, layouts, experiment) for optimizer, layouts in ROBUSTNESS.items()}
+    compared = experiment.robustness.items()
+    rises = {optimizer: find_rises(optimizer, layouts, experiment) for optimizer, layouts in compared}
     rows = [[optimizer, layout, *cells] for optimizer, found in rises.items() for layout, cells in found.items()]
     if not rows:
         return [*lines, "Not run yet.", ""]
@@ -150,7 +159,10 @@ def robustness_section(experiment: Experiment) -> list:
     return lines + markdown_table(head, rows)
 
 
-def counted_section() -> list:
+def counted_section(experiment: Experiment) -> list:
+    """What is arithmetic, all of it about language models."""
+    if "gpt" not in experiment.scale.bases:
+        return []
     rows = [[what, f"{ours:.2f}", f"{published:g}", where] for what, ours, published, where in count_all()]
     return ["## Counted, not measured", "", *markdown_table(["what", "counted", "paper's", "where"], rows)]
 
@@ -158,23 +170,25 @@ def counted_section() -> list:
 def render_page(found: dict, experiment: Experiment) -> str:
     """The page's text."""
     scale = experiment.config.scale
-    lines = [INTRO.format(machine=describe_runs(experiment))]
+    note = experiment.scale.note
+    note = f"\n{textwrap.fill(note, 120, break_on_hyphens=False)}\n" if note else ""
+    lines = [INTRO.format(machine=describe_runs(experiment), note=note)]
     if found:
         lines += [FOREST.format(scale=scale), *markdown_table(HEAD, verdict_rows(found, experiment))]
-    missing = [claim.id for claim in CLAIMS if claim.id not in found]
+    missing = [claim.id for claim in experiment.claims if claim.id not in found]
     lines += [f"Not run yet: {', '.join(missing)}.", ""] if missing else []
-    lines += robustness_section(experiment) + counted_section()
+    lines += robustness_section(experiment) + counted_section(experiment)
     lines += [METHOD.format(scale=scale, tuning=TUNING_SEED), "## Each claim", ""]
     bases = "; ".join(f"{family}: `{files}`" for family, files in experiment.scale.bases.items())
     lines += [f"An arm's files and flags follow the base of its family. {bases}.", ""]
-    for claim in CLAIMS:
+    for claim in experiment.claims:
         if claim.id in found:
             lines += claim_section(claim, found[claim.id], experiment)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def page_name(scale: str) -> str:
-    return "claims.md" if scale == "mini" else f"claims-{scale}.md"
+    return "claims.md" if scale == "mini" else f"claims_{scale}.md"
 
 
 def write_page(experiment: Experiment) -> Path:
@@ -182,10 +196,11 @@ def write_page(experiment: Experiment) -> Path:
     folder, scale = ROOT / experiment.config.results, experiment.config.scale
     (folder / "claims").mkdir(parents=True, exist_ok=True)
     experiment = experiment.reading()
-    found = judge(CLAIMS, experiment)
+    found = judge(experiment.claims, experiment)
     if found:
         draw_forest(found, scale, folder / "claims" / f"{scale}.png")
-    curves = {optimizer: find_curves(optimizer, layouts, experiment) for optimizer, layouts in ROBUSTNESS.items()}
+    compared = experiment.robustness.items()
+    curves = {optimizer: find_curves(optimizer, layouts, experiment) for optimizer, layouts in compared}
     if any(curves.values()):
         draw_robustness(curves, folder / "claims" / f"{scale}-robustness.png")
     if scale == "mini":
@@ -206,12 +221,12 @@ def fill_readme(readme: str, found: dict, experiment: Experiment) -> str:
         return readme
     rows, counts = verdict_rows(found, experiment), Counter(row["class"] for row in found.values())
     total = ", ".join(f"{counts[name]} {name}" for name in CLASSES if counts[name])
-    figure = any(find_rises(optimizer, layouts, experiment) for optimizer, layouts in ROBUSTNESS.items())
+    figure = any(find_rises(optimizer, layouts, experiment) for optimizer, layouts in experiment.robustness.items())
     image = "![What too high a learning rate costs](docs/results/claims/mini-robustness.png)"
     about = textwrap.fill(describe_runs(experiment), 130)
     lines = [MARKS[0], *([image, ""] if figure else []), about, ""]
     if found:
-        lines += [*markdown_table(HEAD, rows[:README_ROWS]), f"Of {len(CLAIMS)} claims: {total}.", ""]
+        lines += [*markdown_table(HEAD, rows[:README_ROWS]), f"Of {len(experiment.claims)} claims: {total}.", ""]
     else:
         lines += ["No claim is judged yet.", ""]
     return before + "\n".join(lines) + rest[rest.index(MARKS[1]) :]

@@ -4,7 +4,6 @@ import sys
 from concurrent.futures import FIRST_COMPLETED, wait
 
 from nanodnt.claims.arms import ARMS, STUDY, TUNING_SEED
-from nanodnt.claims.claims import ROBUSTNESS
 from nanodnt.claims.experiment import Experiment, MissingRun, split_value
 from nanodnt.claims.report import write_page
 from nanodnt.claims.study import LAYOUTS, gap_number
@@ -22,7 +21,7 @@ def list_needs(claims: list, extras: list, experiment: Experiment) -> dict:
     groups.append(
         [
             name
-            for optimizer, layouts in ROBUSTNESS.items()
+            for optimizer, layouts in experiment.robustness.items()
             for layout in layouts
             for name in curve_arms(layout, optimizer)
             if "robustness" in extras and not smoke

@@ -11,6 +11,7 @@ from nanodnt.claims.figures import draw_forest, draw_robustness
 from nanodnt.claims.judge import judge
 from nanodnt.claims.report import HEAD, README_ROWS, render_page, verdict_rows
 from nanodnt.claims.robustness import find_curves, find_rises
+from nanodnt.claims.statistics import holm, p_differs, tail_above
 from nanodnt.claims.study import draw_gaps, find_gaps, summarise
 from support.claims import flag, make_experiment
 
@@ -45,12 +46,57 @@ def test_verdicts_are_corrected_for_all_claims(tmp_path, monkeypatch):
         better = 0.05 + 3 * NOISE[seed] if has(run, "s5.py") and seed else 0.0
         return valley(run, 8e-3, 3.0) - better
 
-    found = judge(CLAIMS, invent_losses(tmp_path, monkeypatch, loss))
+    made = invent_losses(tmp_path, monkeypatch, loss)
+    found = judge(made.claims, made)
     assert set(found) == {"dnt-muon"}
     row = found["dnt-muon"]
-    raw = row["p"] / len(CLAIMS)
+    raw = row["p"] / 12
     assert 0.004 < raw < 0.05 < row["p"] and row["class"] == "undecided"
     assert row["why"].startswith(f"p = {row['p']:.2g} after Holm's correction")
+
+
+def test_claims_about_images_are_judged_by_themselves_and_marked(tmp_path, monkeypatch):
+    """S5 is lower by 0.05 and DyT higher by 0.005: as pages and figure say it, on digits, and without a size."""
+    at_best = {
+        "s1.py": (0.02, 0.25),
+        "s5.py": (0.02, 0.20),
+        "vit_dyt.py": (2e-3, 0.255),
+        "vit_layernorm.py": (2e-3, 0.25),
+    }
+
+    def loss(run):
+        if flag(run, "dyt_squash"):
+            return None  # diverges
+        for file, (best, floor) in at_best.items():
+            if has(run, file):
+                return valley(run, best, floor) + NOISE[int(flag(run, "seed"))] / (4 if has(run, "s5.py") else 8)
+        raise MissingRun
+
+    made = invent_losses(tmp_path, monkeypatch, loss, scale="digits")
+    made.record.runs = {}
+    monkeypatch.setattr("nanodnt.claims.report.describe_runs", lambda experiment: "")
+    found = judge(made.claims, made)
+    assert {name: row["class"] for name, row in found.items()} == {
+        "vdnt-sgd": "direction only",
+        "dyt-vit": "reproduced",
+    }
+    raw = {"vdnt-sgd": p_differs, "dyt-vit": lambda values: tail_above([-v for v in values], -0.02)}
+    p = {name: raw[name](row["primary"]["values"]) for name, row in found.items()}
+    adjusted = {name: row["p"] for name, row in found.items()}
+    assert adjusted == pytest.approx(holm(p, 2))  # of two claims, not of fourteen
+    assert adjusted != pytest.approx(holm(p, len(CLAIMS)))
+    text = render_page(found, made)
+    assert "**This is not ImageNet.**" in text and "(claims.md)" in text
+    assert "**direction only on digits** (no size is published)" in text and "**reproduced on digits**" in text
+    assert (
+        text.count("</b>: direction only on digits</summary>")
+        == text.count("</b>: reproduced on digits</summary>")
+        == 1
+    )
+    assert "Counted" not in text and "too high a learning rate" not in text  # those are about GPTs
+    assert [row[2] for row in verdict_rows(found, made)] == ["not above", "–"]
+    draw_forest(found, "digits", tmp_path / "f.png")
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_too_high_a_rate_costs(tmp_path, monkeypatch):
@@ -111,7 +157,7 @@ def test_the_page_goes_on_where_something_is_missing(tmp_path, monkeypatch):
 
     made = invent_losses(tmp_path, monkeypatch, loss)
     made.record.runs = {}
-    found = judge(CLAIMS, made)
+    found = judge(made.claims, made)
     row = found["gains-removal"]
     assert row["class"] == "reproduced" and row["sides"] == []
     monkeypatch.setattr("nanodnt.claims.report.describe_runs", lambda experiment: "")

@@ -24,14 +24,16 @@ from nanodnt.claims.arms import (
     study_arm,
 )
 from nanodnt.claims.claims import CLAIMS, COUNTED, ROBUSTNESS
-from nanodnt.claims.experiment import split_value
+from nanodnt.claims.experiment import choose_claims, claims_at, split_value
 from nanodnt.claims.judge import count_all
 from nanodnt.claims.reproduce import list_needs
 from nanodnt.claims.study import gap_number
+from nanodnt.networks import fit, stand_in
 from nanodnt.optim import fill_defaults
 from nanodnt.sweep.runner import resolve_configs
 from support.claims import make_experiment
 from support.runs import ROOT
+from vision import ViT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,7 +45,9 @@ NUMBERS = [(claim, number) for claim in CLAIMS for number in (claim.primary, *cl
 
 def test_claims_are_well_formed():
     ids = [claim.id for claim in CLAIMS]
-    assert len(set(ids)) == len(ids) <= 12  # rows of the page's table
+    assert len(set(ids)) == len(ids)
+    for scale in SCALES:
+        assert len(claims_at(scale)) == (2 if scale == "digits" else 12)  # rows of the page's table
     assert {claim.paper for claim in CLAIMS} == {"DNT", "Blockwise LR", "DyT", "LNS", "scale vectors"}
     for claim, number in NUMBERS:
         assert number.measure in {"loss", *quantities.MEASURES}, claim.id
@@ -80,9 +84,34 @@ def test_the_published_values_are_the_papers():
         assert found[name] == pytest.approx(value, abs=1e-3), name
 
 
+def arms_at(scale: str) -> dict:
+    """The arms that a scale has the bases of."""
+    return {name: arm for name, arm in ARMS.items() if arm.family in SCALES[scale].bases}
+
+
+def test_claims_about_images_are_a_scale_s_own():
+    images = [claim.id for claim in claims_at("digits")]
+    assert images == ["vdnt-sgd", "dyt-vit"] and not set(images) & {claim.id for claim in claims_at("mini")}
+    for claim in claims_at(
+        "digits"
+    ):  # as what they are: no size of ImageNet's is compared, and no other scale can show it
+        assert claim.primary.published is None and claim.adequate == ("digits",) and "ImageNet" in claim.published
+    assert SCALES["digits"].on == "on digits" and "not ImageNet" in SCALES["digits"].note
+    assert [claim.id for claim in choose_claims("DyT", "digits")[0]] == ["dyt-vit"]
+    with pytest.raises(
+        ValueError, match="only=dnt-sgd is neither a claim nor a paper of scale digits: allowed are DNT, "
+    ):
+        choose_claims("dnt-sgd", "digits")
+
+
 def test_every_arm_is_looked_at(tmp_path):
-    made = make_experiment(tmp_path, judge_only=True)
-    assert set(list_needs(CLAIMS, ["robustness", "momentum-sgd"], made)) == set(ARMS)
+    found = set()
+    for scale in ("mini", "digits"):
+        made = make_experiment(tmp_path, scale, judge_only=True)
+        needs = set(list_needs(*choose_claims("", scale), made))
+        assert needs == set(arms_at(scale))
+        found |= needs
+    assert found == set(ARMS)
 
 
 def test_robustness_has_the_layouts_under_every_optimizer():
@@ -107,7 +136,7 @@ def test_what_is_counted():
 def resolved(run) -> tuple:
     """(GPTConfig, TrainConfig) as train.py would have them, checked as it checks them."""
     model, train = resolve_configs(run.args)
-    model.vocab_size = 50257
+    fit(model, stand_in(model)[0], train.dataset)
     model.check()
     train.check()
     fill_defaults(train)
@@ -117,11 +146,13 @@ def resolved(run) -> tuple:
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_arm_is_a_configuration_and_those_compared_differ(scale, tmp_path):
     made, configs = make_experiment(tmp_path, scale), {}
-    for i, (name, arm) in enumerate(ARMS.items()):
+    for i, (name, arm) in enumerate(arms_at(scale).items()):
         own = scale == "paper" and arm.lr is None and arm.times == 1
         lr = None if own else 1e-3 if arm.of == "" else 2e-3 + i * 1e-6
         configs[name] = [asdict(config) for config in resolved(made.run_of(name, lr, 1))]
     for claim, number in NUMBERS:
+        if claim not in made.claims:
+            continue
         for (_, a), (_, b) in itertools.combinations(split_value(number.value), 2):
             tuned = ARMS[a].tries or ARMS[b].tries  # then they differ in what is chosen
             assert tuned or configs[a] != configs[b], f"{claim.id}: {a} and {b} are the same"
@@ -130,7 +161,7 @@ def test_every_arm_is_a_configuration_and_those_compared_differ(scale, tmp_path)
 @pytest.mark.parametrize("scale", SCALES)
 def test_arms_share_a_folder_only_where_their_commands_are_equal(scale, tmp_path):
     made, commands = make_experiment(tmp_path, scale), {}
-    for name, lr, seed in itertools.product(ARMS, (1e-3, 2e-3), (1, 2)):
+    for name, lr, seed in itertools.product(arms_at(scale), (1e-3, 2e-3), (1, 2)):
         run = made.run_of(name, lr, seed)
         args = tuple(arg for arg in run.args if not arg.startswith("--keep_every"))
         assert commands.setdefault(run.path, args) == args
@@ -168,24 +199,48 @@ MEANING = {
     "DNP": dict(gain_out="norm"),
     "IWD": dict(qk_norm=True, decay_gains="input"),
     "unified": dict(gain="branch", gain_out="norm", gain_param="magdir", decay_gains="input"),
+    "ViT S1 mSGDW": dict(patch_size=2, pre_norm="both", mid_norm="none", input_norm=False, qk_norm=False, grad_clip=0),
+    "ViT S5 mSGDW": dict(
+        pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True, optimizer="msgdw", momentum=0.9
+    )
+    | dict(weight_decay=2e-4, grad_clip=0, norm="rmsnorm"),
+    "ViT LayerNorm": dict(norm="layernorm", pre_norm="both", mid_norm="none", qk_norm=False, optimizer="adamw"),
+    "ViT DyT": dict(norm="dyt", dyt_alpha_attn=0.5, dyt_alpha_other=0.5, dyt_bias=True, embed_scale=False),
+    "ViT identity": dict(norm="dyt", dyt_squash="identity", dyt_bias=True),
     "S1 AdamW, batch, sequences 4": dict(batch_size=4, optimizer="adamw"),
     "S5 mSGDW, momentum 0.95": dict(momentum=0.95, pre_norm="attn", optimizer="msgdw"),
 }
 
 
+def scale_of(name: str) -> str:
+    return "digits" if ARMS[name].family == "vit" else "mini"
+
+
 @pytest.mark.parametrize("name", MEANING)
 def test_arms_are_what_they_are_called(name, tmp_path):
-    model, train = resolved(make_experiment(tmp_path).run_of(name, 1e-3, 1))
+    model, train = resolved(make_experiment(tmp_path, scale_of(name)).run_of(name, 1e-3, 1))
     found = asdict(model) | asdict(train)
     assert {key: found[key] for key in MEANING[name]} == MEANING[name]
     assert (train.learning_rate, train.min_lr, train.seed) == (1e-3, 1e-4, 1)
-    assert (train.max_iters, train.warmup_iters) in ((300, 30), (300, 0))  # warm-up: a tenth
+    assert (train.max_iters, train.warmup_iters) in ((300, 30), (300, 0), (400, 40))  # warm-up: a tenth
 
 
 def test_the_regime_of_mini(tmp_path):
     model, train = resolve_configs(make_experiment(tmp_path).run_of("S1 AdamW", 1e-3, 1).args)
     assert (model.n_layer, model.n_embd, model.block_size) == (8, 128, 128)
     assert train.dataset == "pystdlib_gpt2_4096" and train.eval_tokens >= 200_000
+
+
+def test_the_regime_of_digits(tmp_path):
+    made = make_experiment(tmp_path, "digits")
+    model, train = resolve_configs(made.run_of("ViT S5 mSGDW", 1e-3, 1).args)
+    fit(model, {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, train.dataset)
+    assert train.dataset == "digits" and model.image_tokens == 17
+    assert train.eval_tokens == 0 and train.eval_interval == train.max_iters  # all images, at the end
+    assert 0.25e6 < ViT(model).num_params() < 0.35e6 and "0.3M" in made.scale.title
+    assert f"{train.max_iters * train.batch_size / 1437:.0f} passes over 1,437" in made.scale.title
+    assert len(made.seeds_of("ViT S5 mSGDW")) == len(made.seeds_of("ViT DyT")) == 8
+    assert len(made.seeds_of("ViT S3 mSGDW")) == len(made.seeds_of("ViT identity")) == 4
 
 
 def test_the_study_varies_one_thing():
@@ -202,14 +257,14 @@ def test_the_study_varies_one_thing():
 
 def test_no_number_is_reported_with_a_seed_that_chose_something(tmp_path):
     assert TUNING_SEED in INIT_SEEDS and len(set(SEEDS)) == len(SEEDS) == 8
-    for seeds in (1, 2, 4, 8):
-        made = make_experiment(tmp_path, seeds=seeds)
-        for name in ARMS:
+    for seeds, scale in itertools.product((1, 2, 4, 8), ("mini", "digits")):
+        made = make_experiment(tmp_path, scale, seeds=seeds)
+        for name in arms_at(scale):
             reported = made.seeds_of(name)
             assert not set(reported) & {TUNING_SEED, *INIT_SEEDS} and reported == list(SEEDS[: len(reported)])
-            assert len(reported) in (seeds, (seeds + 1) // 2, min(2, seeds))
-        for claim in CLAIMS:  # what can decide has all seeds
-            whole = "mini" in claim.adequate and not claim.few_seeds
+            assert len(reported) in (seeds, (seeds + 1) // 2, min(made.scale.side_seeds, seeds))
+        for claim in made.claims:  # what can decide has all seeds
+            whole = scale in claim.adequate and not claim.few_seeds
             enough = seeds if whole else (seeds + 1) // 2
             assert all(len(made.seeds_of(name)) >= enough for _, name in split_value(claim.primary.value))
 
@@ -219,10 +274,11 @@ def test_no_number_is_reported_with_a_seed_that_chose_something(tmp_path):
 
 @pytest.fixture(scope="module")
 def on_record(tmp_path_factory):
-    """An Experiment on a copy of the committed record of scale mini, and its folder."""
+    """An Experiment on a copy of the committed record of scale mini, and its folder, which has that of digits too."""
     folder = tmp_path_factory.mktemp("record")
     (folder / "results" / "claims").mkdir(parents=True)
-    shutil.copy(ROOT / "docs" / "results" / "claims" / "mini.json", folder / "results" / "claims")
+    for scale in ("mini",):
+        shutil.copy(ROOT / "docs" / "results" / "claims" / f"{scale}.json", folder / "results" / "claims")
     return make_experiment(folder, judge_only=True), folder / "results"
 
 
@@ -237,7 +293,7 @@ def test_no_figure_on_claims_is_typed_into_the_readme(on_record):
     """What README says between its marks is written from the record, and outside of them it has no loss."""
     made, _ = on_record
     readme = (ROOT / "README.md").read_text()
-    found = report.judge(CLAIMS, made.reading())
+    found = report.judge(made.claims, made.reading())
     assert report.fill_readme(readme, found, made) == readme
     before, _, rest = readme.partition(report.MARKS[0])
     results = before.split("## Results")[1] + rest.partition(report.MARKS[1])[2].split("\n## ")[0]
@@ -250,5 +306,5 @@ def test_what_readme_says_follows_the_record(on_record):
     fewer = made.reading()
     fewer.record = copy.copy(made.record)
     fewer.record.runs = dict(list(made.record.runs.items())[1:])
-    assert report.fill_readme(readme, report.judge(CLAIMS, fewer), fewer) != readme
+    assert report.fill_readme(readme, report.judge(fewer.claims, fewer), fewer) != readme
     assert report.fill_readme(readme.replace(report.MARKS[1], ""), {}, fewer) == readme.replace(report.MARKS[1], "")

@@ -57,12 +57,11 @@ def final(folder: Path, lr: str) -> list:
 
 def judged(base, folder: Path) -> dict:
     """The verdicts on the made-up claims, from the record in `folder`."""
-    from nanodnt.claims.claims import CLAIMS
     from nanodnt.claims.judge import judge
 
     with invented(base):
         made = make_experiment(folder, seeds=2, judge_only=True)
-        return judge(CLAIMS, made)
+        return judge(made.claims, made)
 
 
 def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, base):
@@ -158,7 +157,11 @@ def test_mistakes_are_one_line_before_anything_is_run(base, tmp_path, capsys):
     other = tmp_path / "other.py"
     other.write_text(base.read_text().replace("walk", "gone"))
     for flags, words, code in (
-        (["--only=learns,nothing"], "only=nothing is neither a claim nor a paper: allowed are A, B, C, breaks", 1),
+        (
+            ["--only=learns,nothing"],
+            "only=nothing is neither a claim nor a paper of scale mini: allowed are A, B, C, breaks",
+            1,
+        ),
         (["--seeds=0"], "seeds=0 must be between 1 and 8", 1),
         (["--seeds=9"], "seeds=9 must be between 1 and 8", 1),
         (["--jobs=-1"], "jobs=-1 must not be negative", 1),
@@ -206,7 +209,7 @@ def test_a_dry_run_prints_commands_and_writes_nothing(whole, base, tmp_path, cap
 def test_the_smoke_test(dataset, tmp_path, monkeypatch):
     """Scale tiny: every claim's runs and measures, and a page without verdicts."""
     from nanodnt.claims.arms import SCALES
-    from nanodnt.claims.claims import CLAIMS
+    from nanodnt.claims.experiment import claims_at
 
     for name, files in SCALES["tiny"].bases.items():
         monkeypatch.setitem(SCALES["tiny"].bases, name, files.replace("pystdlib", str(dataset)))
@@ -214,8 +217,8 @@ def test_the_smoke_test(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", argv)
     with in_process():
         assert reproduce.main() == 0
-    text = (tmp_path / "claims-tiny.md").read_text()
-    assert text.count("**not judged**") == len(CLAIMS) and "Not run yet" not in text
+    text = (tmp_path / "claims_tiny.md").read_text()
+    assert text.count("**not judged**") == len(claims_at("tiny")) and "Not run yet" not in text
     assert not [word for word in ("reproduced", "contradicted") if f"**{word}" in text.split("## How it")[0]]
 
 

@@ -125,6 +125,32 @@ def test_a_claim_of_equality(mean, half, word):
     assert verdict(around(mean, half), "equal", 0.0, "small") == "undecided"
 
 
+@pytest.mark.parametrize(
+    "mean, half, word",
+    [
+        (0.0, 0.2, "reproduced"),
+        (0.1, 0.14, "reproduced"),
+        (0.1, 0.16, "undecided"),  # up to 0.26
+        (-0.9, 0.1, "reproduced"),  # far better is no objection
+        (-0.4, 0.64, "reproduced"),
+        (-0.4, 0.66, "undecided"),
+        (0.4, 0.14, "contradicted here"),
+        (0.4, 0.16, "undecided"),  # down to 0.24
+    ],
+)
+def test_a_claim_of_not_above(mean, half, word):
+    assert verdict(around(mean, half), "not above", None) == word
+    assert verdict(around(mean, half), "not above", None, scale="small") == "undecided"
+
+
+def test_the_p_value_of_not_above():
+    values = around(0.0, 0.2)  # its interval ends at 0.2 where one side has 2.5%
+    made = claim("c", "fast - slow", "not above", None)
+    assert p_value(values, made, 0.2) == pytest.approx(0.025, rel=2e-3)
+    assert p_value([v - 5 for v in values], made, 0.2) < 1e-4
+    assert verdict(values, "not above", None, others=40) == "undecided"
+
+
 def test_equality_too_is_corrected_for_other_claims():
     assert [verdict(around(0.0, 0.2), "equal", 0.0, others=n) for n in (0, 11)] == ["reproduced", "undecided"]
 
