@@ -61,6 +61,14 @@ def fit(config: GPTConfig, meta: dict, dataset: str) -> None:
         config.block_size = config.image_tokens
 
 
+def left_to_dataset(config: GPTConfig) -> list:
+    """The fields that `fit` will fill in."""
+    if not config.patch_size:
+        return [] if config.vocab_size else ["vocab_size"]
+    tokens = ["block_size"] if config.block_size == GPTConfig.block_size else []
+    return tokens + [name for name in ("image_size", "channels", "n_class") if not getattr(config, name)]
+
+
 def open_data(config, model_config: GPTConfig):
     """The dataset of a TrainConfig, cut into what the model reads at once. Its files are not verified again.
 

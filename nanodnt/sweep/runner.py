@@ -28,6 +28,7 @@ except ImportError:  # Windows
 from configurator import configure
 from model import GPTConfig
 from nanodnt.files import write_file
+from nanodnt.networks import left_to_dataset
 from nanodnt.optim import fill_defaults
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
@@ -246,7 +247,8 @@ class Runner:
             made, wanted = {**made["model"], **made["train"]}, {**asdict(flags), **asdict(config)}
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{run.path / 'config.json'} is damaged: remove {run.path}") from None
-        names = [name for name in made if name in wanted and name not in IGNORED_FIELDS]
+        ignored = {*IGNORED_FIELDS, *left_to_dataset(flags)}
+        names = [name for name in made if name in wanted and name not in ignored]
         changed = [f"{name} {made[name]!r} → {wanted[name]!r}" for name in names if made[name] != wanted[name]]
         if changed:
             raise ValueError(f"{run.path} was trained with other settings ({', '.join(changed)}): remove it")

@@ -22,6 +22,7 @@ from nanodnt.claims.arms import ARMS
 from nanodnt.sweep.runner import Runner
 from support.claims import STEPS, call, in_process, invented, make_experiment, write_base
 from support.runs import ROOT, assert_same_run, column, finish, load, metrics, wait_for_row
+from support.vision import make_digits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -220,6 +221,34 @@ def test_the_smoke_test(dataset, tmp_path, monkeypatch):
     text = (tmp_path / "claims_tiny.md").read_text()
     assert text.count("**not judged**") == len(claims_at("tiny")) and "Not run yet" not in text
     assert not [word for word in ("reproduced", "contradicted") if f"**{word}" in text.split("## How it")[0]]
+
+
+@pytest.mark.deep
+def test_the_claims_about_images(tmp_path, monkeypatch):
+    """Scale digits in runs of five steps, without tuning: every claim's runs, losses and top-1, as they were logged."""
+    from nanodnt.claims.arms import SCALES
+
+    folder = make_digits(tmp_path / "digits")
+    short = f"--dataset={folder} --n_layer=2 --n_embd=16 --n_head=2 --max_iters=5 --warmup_iters=1 --eval_interval=5"
+    scale = SCALES["digits"]
+    quick = scale._replace(bases={"vit": f"{scale.bases['vit']} {short}"}, smoke=True, side_seeds=1)
+    monkeypatch.setitem(SCALES, "digits", quick)
+    argv = ["reproduce.py", "--scale=digits", "--seeds=1", f"--out={tmp_path / 'out'}", f"--results={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", argv)
+    with in_process():
+        assert reproduce.main() == 0
+    text = (tmp_path / "claims_digits.md").read_text()
+    assert text.count("**not judged on digits**") == 2 and "Not run yet" not in text
+    runs = json.loads((tmp_path / "claims" / "digits.json").read_text())
+    assert len(runs) == 8  # S1 to S5, LayerNorm, DyT, identity
+    compared = 0
+    for name, run in runs.items():
+        last = metrics(tmp_path / "out" / "digits" / name)[-1]
+        expected = {"loss": last["val_loss"], "top-1": 100 * last["val_top1"]}
+        if run["outcome"] == "finished":
+            assert run["measures"] == {key: expected[key] for key in run["measures"]}
+            compared += "top-1" in run["measures"]
+    assert compared >= 4
 
 
 # ---------------------------------------------------------------------------------------------------- kills and stops

@@ -5,6 +5,7 @@ import json
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from nanodnt.claims.arms import ARMS, Arm
 from nanodnt.claims.claims import Number
 from nanodnt.claims.experiment import Experiment, MissingRun, Tuned
 from nanodnt.claims.record import Record
+from nanodnt.networks import fit
+from nanodnt.optim import fill_defaults
 from nanodnt.settings import TrainConfig
-from nanodnt.sweep.runner import Runner, Stopped, read_outcome
+from nanodnt.sweep.runner import Runner, Stopped, read_outcome, resolve_configs
 from support.claims import flag, make_experiment
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -109,6 +112,30 @@ def test_the_folder_is_of_the_command_but_not_of_what_is_kept(tmp_path, monkeypa
     others = [made.run_of("S2 AdamW", 1e-3, 2), made.run_of("S1 AdamW", 2e-3, 2), made.run_of("S1 AdamW", 1e-3, 3)]
     others.append(made.run_of("S1 AdamW", 1e-3, 2, "config/dnt/s1.py --weight_decay=0.2"))
     assert len({run.path, *(other.path for other in others)}) == 5
+
+
+def test_what_the_dataset_says_of_images_is_no_other_setting(tmp_path):
+    """config.json of a run has its images' size, channels and classes, which the command leaves to the dataset."""
+
+    def finished(run) -> bool:
+        """As train.py leaves it, with digits."""
+        config = resolve_configs(run.args)
+        fill_defaults(config[1])
+        fit(config[0], {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, "digits")
+        run.path.mkdir(parents=True)
+        record = dict(zip(("model", "train"), map(asdict, config), strict=True))
+        (run.path / "config.json").write_text(json.dumps(record))
+        (run.path / "done.json").write_text("{}")
+        return Runner(1).is_finished(run)
+
+    made = make_experiment(tmp_path, "digits")
+    run = made.run_of("ViT DyT", 1e-3, 1)
+    assert finished(run)
+    for word in ("image_size=16", "channels=3", "n_class=20", "block_size=5", "n_layer=3"):
+        with pytest.raises(ValueError, match=rf"trained with other settings \({word.partition('=')[0]} "):
+            Runner(1).is_finished(run._replace(args=(*run.args, f"--{word}")))
+    given = run._replace(path=tmp_path / "given", args=(*run.args, "--image_size=8", "--n_class=10"))
+    assert finished(given)
 
 
 def test_later_flags_replace_earlier_ones(tmp_path, monkeypatch):
