@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanodnt.data import Images
+from nanodnt.data import Augment, Images
+from nanodnt.settings import TrainConfig
 from nanodnt.weights import model_from_checkpoint
 from support.models import error
 from support.reference import Net
@@ -163,6 +164,24 @@ def test_a_new_run_from_weights(digits, tmp_path, capsys):
     assert second[0] == best
     assert "pool cls → mean" in capsys.readouterr().out
     assert "cls.weight" not in load(tmp_path / "second" / "last.pt")["model"]
+
+
+def test_admin_is_profiled_on_images(digits, tmp_path, capsys):
+    """ω₁ = 1 and ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), before the first step, on the first images as training sees them."""
+    flags = dict(PRE, pre_norm="none", post_norm="both", norm="layernorm", admin=True)
+    train(tmp_path, digits, max_iters=0, **AUGMENTED | flags, drop_path=0.3)
+    assert "admin: profiled on the first sequences" in capsys.readouterr().out
+    weights = {name: t.double() for name, t in load(tmp_path / "last.pt")["model"].items()}
+    parts = dict(attn="post", mlp="post", final=False, kind="layer", norm_bias=True, linear_bias=True, qk_norm=True)
+    net = Net(10, 2, 2, 2, 1e-6, **parts, act="gelu_erf", tied=False, causal=False, admin=True)
+    augment = Augment.of(TrainConfig(**AUGMENTED))
+    images = Images(digits, 17, image_size=8, augment=augment).batch(0, 16, slice(0, 8))[0]
+    terms = []
+    equation(net, weights, torch.from_numpy(images).double(), 2, "cls", terms)
+    expected = [1.0] + [sum(((t - t.mean()) ** 2).mean() for t in pair).sqrt().item() for pair in terms[:-1]]
+    for i, omega in enumerate(expected):
+        found = weights[f"blocks.{i // 2}.{('attn', 'mlp')[i % 2]}.skip.gain"]
+        assert found.numpy() == pytest.approx(omega, rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------------ precision and compilers
