@@ -225,11 +225,11 @@ def test_the_smoke_test(dataset, tmp_path, monkeypatch):
 
 @pytest.mark.deep
 def test_the_claims_about_images(tmp_path, monkeypatch):
-    """Scale digits in runs of five steps, without tuning: every claim's runs, losses and top-1, as they were logged."""
+    """Scale digits in runs of twenty steps, without tuning: every claim's runs, losses and top-1, as they were logged."""
     from nanodnt.claims.arms import SCALES
 
     folder = make_digits(tmp_path / "digits")
-    short = f"--dataset={folder} --n_layer=2 --n_embd=16 --n_head=2 --max_iters=5 --warmup_iters=1 --eval_interval=5"
+    short = f"--dataset={folder} --n_layer=2 --n_embd=32 --n_head=2 --max_iters=20 --warmup_iters=2 --eval_interval=20"
     scale = SCALES["digits"]
     quick = scale._replace(bases={"vit": f"{scale.bases['vit']} {short}"}, smoke=True, side_seeds=1)
     monkeypatch.setitem(SCALES, "digits", quick)
@@ -241,14 +241,12 @@ def test_the_claims_about_images(tmp_path, monkeypatch):
     assert text.count("**not judged on digits**") == 2 and "Not run yet" not in text
     runs = json.loads((tmp_path / "claims" / "digits.json").read_text())
     assert len(runs) == 8  # S1 to S5, LayerNorm, DyT, identity
-    compared = 0
-    for name, run in runs.items():
-        last = metrics(tmp_path / "out" / "digits" / name)[-1]
-        expected = {"loss": last["val_loss"], "top-1": 100 * last["val_top1"]}
-        if run["outcome"] == "finished":
-            assert run["measures"] == {key: expected[key] for key in run["measures"]}
-            compared += "top-1" in run["measures"]
-    assert compared >= 4
+    top1 = {name: run["measures"]["top-1"] for name, run in runs.items() if "top-1" in run["measures"]}
+    assert {name.split("-")[0] for name in top1} == {"s1", "s5", "vit_dyt", "vit_layernorm"}
+    for name, value in top1.items():
+        diverged, last = runs[name]["outcome"] == "diverged", metrics(tmp_path / "out" / "digits" / name)[-1]
+        assert value == (None if diverged else 100 * last["val_top1"])
+    assert any(top1.values())
 
 
 # ---------------------------------------------------------------------------------------------------- kills and stops
