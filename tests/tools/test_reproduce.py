@@ -225,7 +225,7 @@ def test_the_smoke_test(dataset, tmp_path, monkeypatch):
 
 @pytest.mark.deep
 def test_the_claims_about_images(tmp_path, monkeypatch):
-    """Scale digits in runs of twenty steps, without tuning: every claim's runs, losses and top-1, as they were logged."""
+    """Scale digits in runs of twenty steps, without tuning: every claim's runs, and top-1 as it was logged."""
     from nanodnt.claims.arms import SCALES
 
     folder = make_digits(tmp_path / "digits")

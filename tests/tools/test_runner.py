@@ -194,6 +194,13 @@ def test_outcomes(tmp_path):
         read_outcome(left(tmp_path / "nothing"))
 
 
+def test_top1_is_the_last_one_in_percent(tmp_path):
+    rows = {"val_loss": 2.3, "val_top1": 0.125}, {"val_loss": 0.2, "val_top1": 0.9375}, {"train_loss": 0.6}
+    assert quantities.top1(left(tmp_path / "images", *rows)) == 93.75
+    with pytest.raises(ValueError, match="metrics.jsonl has no top-1, which only images have"):
+        quantities.top1(left(tmp_path / "text", {"val_loss": 3.9}))
+
+
 # ------------------------------------------------------------------------------------------------------------ record
 
 
