@@ -13,7 +13,7 @@ from nanodnt.settings import TrainConfig
 from nanodnt.weights import profile_admin
 from support import models
 from support.hypotheses import drawn
-from support.models import ALL, NET, depth_of, each_scheme, error, floats, gradients, spread
+from support.models import ALL, NET, REPRESENTATIVES, depth_of, each_scheme, error, floats, gradients, spread
 from support.moe import MIXTURES
 from support.vision import PATCHES, POOLS, build, config_of, equation, labels, pictures, plain_loss, scheme
 from vision import ViT
@@ -28,12 +28,13 @@ OWN = {
 }
 
 
-def alternate(names) -> list:
-    """(name, pool): each name with one pool in the fast suite, in turn, and with the other in the deep one."""
+def alternate(names, fast=None) -> list:
+    """(name, pool): each name, or those in `fast`, with one pool in the fast suite, in turn; the rest is deep."""
     pairs = []
     for i, name in enumerate(names):
-        fast, deep = POOLS[i % 2], POOLS[1 - i % 2]
-        pairs += [pytest.param(name, fast), pytest.param(name, deep, marks=pytest.mark.deep)]
+        marks = () if fast is None or name in fast else pytest.mark.deep
+        pairs += [pytest.param(name, POOLS[i % 2], marks=marks)]
+        pairs += [pytest.param(name, POOLS[1 - i % 2], marks=pytest.mark.deep)]
     return pairs
 
 
@@ -119,7 +120,7 @@ def assert_sees_all(flags, n_layer):
         assert (moved > 1e-7 * whole.abs().max()).all(), moved
 
 
-@pytest.mark.parametrize("name, pool", alternate(ALL))
+@pytest.mark.parametrize("name, pool", alternate(ALL, fast=REPRESENTATIVES))
 def test_every_token_depends_on_every_patch(name, pool):
     """The logits, and each token's stream in the last block; while the GPT of the same flags stays causal."""
     flags, n = ALL[name][0], depth_of(name)
@@ -159,7 +160,7 @@ def test_patches_have_no_order_but_their_positions(name, pool, order):
     assert error(model(moved)[0], before) < 1e-10
 
 
-@each_scheme
+@pytest.mark.parametrize("name", spread(ALL, fast=REPRESENTATIVES))
 def test_every_parameter_gets_a_gradient_and_a_role(name):
     flags = ALL[name][0]
     model = build(dict(flags, pool="cls"), depth_of(name))
