@@ -1,21 +1,25 @@
 """What a benchmark measures and how: the flags of bench.py, and a configuration made ready to be timed."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from model import GPTConfig
-from nanodnt.data import load_meta, open_dataset
+from nanodnt.data import Augment, load_meta
 from nanodnt.data.windows import document_positions
 from nanodnt.engine import split_batch
+from nanodnt.networks import fit, network, open_data, stand_in
 from nanodnt.optim import fill_defaults
 from nanodnt.run.compilation import choose_compile
 from nanodnt.run.environment import Env, choose_dtype
 from nanodnt.settings import TrainConfig
 
 RANDOM_DOCUMENT = 256  # tokens of a random document, on average
+OF_TEXT = dict(variant=("nanogpt", "nanogpt-eager", "nanogpt-bf16", "nanogpt-all"), sweep=("loss",))
+OF_TEXT |= dict(verify=("sampling",))  # benchmarks that images do not have
 LEAST = dict(warmup=1, repeats=1, steps=1, accumulation=0, first_micro_batch=1, doublings=0, max_step_s=0)
 LEAST |= dict(report_minutes=0)  # the least value of each number
 
@@ -39,7 +43,8 @@ class BenchConfig:
     report_minutes: float = 25.0  # begin nothing there that would not be finished by then; name what was left out
     report_size: Literal["gpu", "toy"] = "gpu"  # toy: every part with a tiny model, to try it on a CPU
     data: Literal["dataset", "random"] = "dataset"  # random: tokens drawn at random, no dataset needed; the vocabulary
-    #   is vocab_size, or GPT-2's 50257; with doc_mask in documents of 256 tokens on average
+    #   is vocab_size, or GPT-2's 50257; with doc_mask in documents of 256 tokens on average. With patch_size: random
+    #   images, of ImageNet's size unless it is given, the same ones in every step, and random labels
     accumulation: int = 1  # micro batches in a timed step; 0 = all that batch_size asks for
     compile_times: bool = False  # also the seconds of a compilation with an empty cache, and with that cache filled
     # --- benchmark: how ---
@@ -73,8 +78,8 @@ class BenchConfig:
 class Setting:
     """A configuration to be timed, its defaults filled in. The batch of a timed step:
 
-    `micro` sequences at a time, `accumulation` of these, `sequences` in all. `full_accumulation` is what the whole
-    batch_size would need."""
+    `micro` sequences, or images, at a time, `accumulation` of these, `sequences` in all. `full_accumulation` is what
+    the whole batch_size would need."""
 
     flags: GPTConfig
     config: TrainConfig
@@ -82,33 +87,45 @@ class Setting:
     env: Env
 
     def __post_init__(self):
-        """Choose dtype, vocabulary and batch. ValueError for a missing dataset, unless data=random."""
+        """Choose dtype, vocabulary or images, and batch. ValueError for a missing dataset, unless data=random, and for
+        what is not for a model of images."""
         self.config.check()
         if self.config.doc_mask and self.bench.variant != "none":
             raise ValueError("nanoGPT does not keep documents apart: leave out doc_mask, or the variant")
         fill_defaults(self.config)
-        self.flags.vocab_size = self._choose_vocab_size()
+        self._refuse_text()
+        self._fit()
         self.env = replace(self.env, dtype=choose_dtype(self.config.dtype, self.env.device)[0])
         # not the largest that fits: variants are compared at one micro batch, and share the memory
         self.micro, self.full_accumulation = split_batch(self.config.batch_size, self.config.micro_batch_size, 1)
         self.accumulation = self.bench.accumulation or self.full_accumulation
         self.sequences = self.micro * self.accumulation
 
-    def _choose_vocab_size(self) -> int:
-        """vocab_size of the flags, or the dataset's, or for random tokens GPT-2's."""
-        given = self.flags.vocab_size
+    def _refuse_text(self) -> None:
+        """ValueError for what is of text, where the model is of images."""
+        bench, patch = self.bench, self.flags.patch_size
+        given = [f"{name}={getattr(bench, name)}" for name in OF_TEXT if getattr(bench, name) in OF_TEXT[name]]
+        given += ["doc_mask=True"] * self.config.doc_mask
+        if patch and given:
+            raise ValueError(f"{given[0]} is for text, and patch_size={patch} is for images: leave one of them out")
+
+    def _fit(self) -> None:
+        """Fill in the vocabulary, or size, channels and classes of images: the flags', or the dataset's, or for random
+        data GPT-2's or ImageNet's."""
         if self.bench.data == "random":
-            return given or 50257
+            fit(self.flags, stand_in(self.flags)[0], "random")
+            return
         try:
-            vocab_size = load_meta(self.config.dataset, verify=False)["vocab_size"]
+            meta = load_meta(self.config.dataset, verify=False)
         except ValueError as e:
-            raise ValueError(f"{e}; or time on random tokens: --data=random") from None
-        if given and vocab_size > given:
+            what = "images" if self.flags.patch_size else "tokens"
+            raise ValueError(f"{e}; or time on random {what}: --data=random") from None
+        fit(self.flags, meta, self.config.dataset)
+        if meta.get("vocab_size", 0) > self.flags.vocab_size:
             raise ValueError(
-                f"vocab_size={given} is below the {vocab_size} tokens of {self.config.dataset!r}: "
-                "leave it out, or use --data=random"
+                f"vocab_size={self.flags.vocab_size} is below the {meta['vocab_size']} tokens of "
+                f"{self.config.dataset!r}: leave it out, or use --data=random"
             )
-        return given or vocab_size
 
     def replace(self, **changes) -> "Setting":
         """A copy with other flags, of any of the three dataclasses."""
@@ -116,14 +133,20 @@ class Setting:
         values = [{k: v for k, v in changes.items() if hasattr(part, k)} for part in parts]
         return Setting(*(replace(part, **v) for part, v in zip(parts, values, strict=True)), self.env)
 
+    def new_model(self):
+        """The network with fresh weights, on the CPU."""
+        return network(self.flags)(self.flags, self.config.seed)
+
     def open_dataset(self) -> None:
         """Open the dataset, if there is one; `fetch_batch` needs it."""
         if self.bench.data == "dataset":
-            name, block_size, seed = self.config.dataset, self.flags.block_size, self.config.seed
-            self.dataset = open_dataset(name, block_size, seed, verify=False, doc_mask=self.config.doc_mask)
+            self.dataset = open_data(self.config, self.flags)
 
     def fetch_batch(self, step: int) -> tuple:
-        """Inputs and targets (sequences, T) of a step, on the host; with doc_mask, positions too."""
+        """The batch of a step, on the host: inputs and targets (sequences, T), with doc_mask positions too; or images
+        (sequences, C, S, S) and labels (sequences,), with mixup or cutmix other labels and shares too."""
+        if self.bench.data == "random" and self.flags.patch_size:
+            return self.env.pin(*self.random_images(step))
         if self.bench.data == "random":
             size, random = (self.sequences, self.flags.block_size + 1), np.random.default_rng(step)
             tokens = random.integers(self.flags.vocab_size, size=size)
@@ -134,8 +157,16 @@ class Setting:
             return self.env.pin(*batch)
         return self.env.pin(*self.dataset.batch(step, self.sequences))
 
+    def random_images(self, step: int) -> tuple:
+        """Images, the same in every step since drawing them takes long, and labels of this step."""
+        c, random = self.flags, np.random.default_rng(step)
+        images = normal_numbers(self.sequences, c.channels, c.image_size, c.image_size)
+        labels, others = random.integers(c.n_class, size=(2, self.sequences))
+        mixed = (others, random.random(self.sequences, np.float32)) if Augment.of(self.config).mixes else ()
+        return images, labels, *mixed
+
     def first_micro_batch(self) -> tuple:
-        """Inputs and targets (micro, T) of the first micro batch of the first step, on the device."""
+        """The first micro batch of the first step, on the device."""
         return self.env.put(*(t[: self.micro] for t in self.fetch_batch(0)))
 
     def choose_compile(self, flops_per_token: float) -> bool:
@@ -146,3 +177,9 @@ class Setting:
     def compile_modes(self) -> tuple:
         """How to time a piece of code: eager, and compiled unless that is off or impossible."""
         return ("eager", "compiled") if self.choose_compile(float("inf")) else ("eager",)
+
+
+@lru_cache(maxsize=1)
+def normal_numbers(*shape: int) -> np.ndarray:
+    """Random normal numbers of this shape, float32, always the same."""
+    return np.random.default_rng(0).standard_normal(shape, np.float32)

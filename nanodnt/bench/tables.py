@@ -11,6 +11,8 @@ from nanodnt.bench.variants import Variant
 from nanodnt.run.hardware import attention_backend, device_name, peak_flops
 from nanodnt.tables import table
 
+SPEEDS = ("tokens/s", "images/s")
+
 
 def format_ms(seconds: float) -> str:
     """Seconds as milliseconds, without the unit."""
@@ -37,6 +39,7 @@ def header(setting: Setting) -> dict:
     flags, config, env = setting.flags, setting.config, setting.env
     full = setting.full_accumulation
     batch = "the whole batch_size" if setting.accumulation == full else f"batch_size={config.batch_size} needs {full}"
+    rows = f"{setting.micro} {'images of' if flags.patch_size else '×'} {flags.block_size} tokens"
     return {
         "device": f"{env.device}, {device_name(env.device)}",
         "threads": torch.get_num_threads(),
@@ -46,7 +49,7 @@ def header(setting: Setting) -> dict:
         "compile": config.compile,
         "optimizer": config.optimizer,
         "data": setting.bench.data,
-        "step": f"{setting.micro} × {flags.block_size} tokens × {setting.accumulation} accumulation ({batch})",
+        "step": f"{rows} × {setting.accumulation} accumulation ({batch})",
     }
 
 
@@ -64,6 +67,7 @@ def figures(variant: Variant, reference: Variant, setting: Setting, ceilings: di
         parameters=v.parameters,
         step_tokens=v.tokens,
         tokens_per_s=v.tokens_per_s,
+        images_per_s=v.images_per_s,
         step_s=v.seconds,
         step_s_p10=low,
         step_s_p90=high,
@@ -82,13 +86,20 @@ def figures(variant: Variant, reference: Variant, setting: Setting, ceilings: di
     )
 
 
+def describe_speed(row: dict) -> tuple:
+    """Cells: tokens/s, and of images also images/s."""
+    images = row.get("images_per_s")
+    return (f"{row['tokens_per_s']:,.0f}", *([] if images is None else [f"{images:,.0f}"]))
+
+
 def describe_variants(rows: list) -> list:
     """The figures of all variants as two tables: whole steps, and their parts."""
     reference, several = rows[0]["reference"], len(rows) > 1
-    head = ("", "tokens/s", "ms/step", "10%…90%", "MFU", "of ceiling", "memory", "compile s", "recompiled")
+    head = ("", *SPEEDS[: len(describe_speed(rows[0]))], "ms/step", "10%…90%", "MFU")
+    head += ("of ceiling", "memory", "compile s", "recompiled")
     lines = [(*head, f"× {reference} (rounds)") if several else head]
     for r in rows:
-        line = [r["name"], f"{r['tokens_per_s']:,.0f}", format_ms(r["step_s"])]
+        line = [r["name"], *describe_speed(r), format_ms(r["step_s"])]
         line += [f"{format_ms(r['step_s_p10'])}…{format_ms(r['step_s_p90'])}", format_or_na(r["mfu"], "{:.1%}".format)]
         line += [f"{r['of_ceiling']:.1%}", format_gb(r["peak_mem_bytes"])]
         line += [format_or_na(r["compile_s"], "{:.1f}".format), str(r["recompilations"])]
@@ -106,7 +117,5 @@ def describe_ceilings(ceilings: dict) -> str:
     texts = []
     for dtype, parts in ceilings.items():
         texts.append(f"{dtype}: " + ", ".join(f"{part} {x / 1e12:.3g}" for part, x in parts.items()))
-    return (
-        "ceiling, TFLOP/s of plain products (ffn: tokens × d × 4d, for “of ceiling”; head: tokens × d × vocabulary): "
-        + "; ".join(texts)
-    )
+    head = "; head: tokens × d × vocabulary" * ("head" in next(iter(ceilings.values())))
+    return f"ceiling, TFLOP/s of plain products (ffn: tokens × d × 4d, for “of ceiling”{head}): " + "; ".join(texts)

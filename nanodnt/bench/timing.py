@@ -79,11 +79,13 @@ def speed_ratio(variant: Variant, reference: Variant) -> tuple:
 def measure_ceilings(setting: Setting, dtypes) -> dict:
     """Median FLOP/s of plain matrix products at the config's shapes: {dtype: {"ffn": …, "head": …}}.
 
-    ffn: tokens × d × 4d; head: tokens × d × vocabulary; the tokens are those of a micro batch, up to 16384."""
+    ffn: tokens × d × 4d; head, of text alone: tokens × d × vocabulary; the tokens are those of a micro batch, up to
+    16384."""
     device, d, ceilings = setting.env.device, setting.flags.n_embd, {}
     n = min(setting.micro * setting.flags.block_size, CEILING_TOKENS)
+    widths = dict(ffn=4 * d) | ({} if setting.flags.patch_size else dict(head=setting.flags.padded_vocab_size))
     for dtype in dict.fromkeys(dtypes):
-        for part, width in (("ffn", 4 * d), ("head", setting.flags.padded_vocab_size)):
+        for part, width in widths.items():
             x, w = (torch.randn(rows, d, device=device).to(dtype) for rows in (n, width))
             seconds = median_seconds(lambda x=x, w=w: x @ w.T, device)
             ceilings.setdefault(str(dtype).removeprefix("torch."), {})[part] = 2 * n * d * width / seconds

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model import GPT
 from nanodnt.bench import nanogpt
 from nanodnt.bench.measure import clock, count_compilations
 from nanodnt.bench.settings import Setting
@@ -30,6 +29,7 @@ class Variant:
     dtype: torch.dtype
     compiled: bool
     parameters: int
+    images: int = 0  # of a step; 0 = it is of text
     compile_s: float | None = None
     memory: int | None = None  # peak bytes, without what other variants hold
     steps_done: int = 0
@@ -55,13 +55,17 @@ class Variant:
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds
 
+    @property
+    def images_per_s(self) -> float | None:
+        return self.images / self.seconds if self.images else None
+
 
 def our_variant(name: str, setting: Setting, models: tuple = ()) -> Variant:
     """The step of train.py. `models`: those of another variant, to train with another optimizer."""
     env, config = setting.env, setting.config
     setting.open_dataset()
     env.set_matmul_precision()
-    raw_model = models[0] if models else GPT(setting.flags, config.seed)
+    raw_model = models[0] if models else setting.new_model()
     prepare_model(raw_model, config, env)
     optimizer = make_optimizer(raw_model, config)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
@@ -84,6 +88,7 @@ def our_variant(name: str, setting: Setting, models: tuple = ()) -> Variant:
         name,
         step,
         tokens=setting.sequences * setting.flags.block_size,
+        images=setting.sequences if setting.flags.patch_size else 0,
         flops_per_token=flops,
         dtype=env.dtype,
         compiled=is_compiled(model),  # with compile=auto a failed compilation is no error

@@ -5,7 +5,6 @@ from functools import partial
 
 import torch
 
-from model import GPT
 from nanodnt.bench.checks.verdict import verdict, worst
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.sweeps.layouts import plain_flags, resolve_layout
@@ -26,6 +25,8 @@ LAYOUTS = {  # names in bench.py's sweep of layouts, and further flags
 }
 # Allowed relative errors (loss, gradients of a role) of a few blocks. One rounding: at most 2⁻²⁴ in fp32, 2⁻⁸ in bf16.
 ALLOWED = {torch.float32: (1e-6, 1e-5), torch.bfloat16: (5e-4, 0.04)}
+OF_FEW = 20  # times more for the loss of images, a mean of so few that their rounding hardly evens out
+NOT_DRAWN = dict(dropout=0.0, drop_path=0.0)  # devices would draw other random numbers
 ALLOWED_UPDATE = 2e-4  # in fp32: the weights' own rounding, next to small updates of gains near 1
 LIMITS = (
     "at least 3 times what 4 blocks of 768 channels were found to need on a CPU, whose code is tested with equations"
@@ -47,10 +48,18 @@ def exact_products():
 
 def layout_settings(setting: Setting) -> dict:
     """{name: the setting with that layout}."""
-    base = setting.replace(**plain_flags())
-    return {
-        name: base.replace(**resolve_layout(layout, base.flags) | others) for name, (layout, others) in LAYOUTS.items()
-    }
+    base, found = setting.replace(**plain_flags() | NOT_DRAWN), {}
+    for name, (layout, others) in LAYOUTS.items():
+        if base.flags.patch_size and "pos" in others:  # images have learned positions
+            name, others = name.replace("RoPE, ", ""), {k: v for k, v in others.items() if k != "pos"}
+        found[name] = base.replace(**resolve_layout(layout, base.flags) | others)
+    return found
+
+
+def allowed_errors(setting: Setting, dtype: torch.dtype) -> tuple:
+    """The allowed errors (loss, gradients of a role) of products in `dtype`."""
+    loss, gradients = ALLOWED.get(dtype, ALLOWED[torch.bfloat16])
+    return loss * (OF_FEW if setting.flags.patch_size else 1), gradients
 
 
 def by_role(model, tensors: dict) -> dict:
@@ -67,6 +76,14 @@ def loss_and_gradients(call, model, batch: tuple) -> tuple:
     loss = call(*batch)[1]
     loss.backward()
     return loss.item(), by_role(model, {name: p.grad for name, p in model.named_parameters()})
+
+
+def exact_loss_and_gradients(setting: Setting, batch: tuple) -> tuple:
+    """`loss_and_gradients` of fresh weights in float64 on the CPU."""
+    model = setting.new_model().double()
+    model.label_smoothing = setting.config.label_smoothing
+    batch = tuple(t.cpu().double() if t.is_floating_point() else t.cpu() for t in batch)
+    return loss_and_gradients(model, model, batch)
 
 
 def worst_role(found: dict, wanted: dict) -> tuple:
@@ -90,14 +107,14 @@ def check_precision(setting: Setting) -> dict:
     lines, env = [], setting.env
     setting.open_dataset()
     for name, one in layout_settings(setting).items():
-        model, batch = GPT(one.flags, one.config.seed), setting.first_micro_batch()
-        wanted = loss_and_gradients(model.double(), model, tuple(t.cpu() for t in batch))
-        model = prepare_model(GPT(one.flags, one.config.seed), one.config, env)
-        for dtype, allowed in ALLOWED.items():
+        batch = setting.first_micro_batch()
+        wanted, model = exact_loss_and_gradients(one, batch), prepare_model(one.new_model(), one.config, env)
+        for dtype in ALLOWED:
             model.set_compute_dtype(dtype)
             with exact_products():
                 found = loss_and_gradients(model, model, batch)
-            lines += compare(f"{name}, {str(dtype).removeprefix('torch.')}", found, wanted, allowed)
+            title = f"{name}, {str(dtype).removeprefix('torch.')}"
+            lines += compare(title, found, wanted, allowed_errors(setting, dtype))
     return dict(checks=lines, why=f"relative to float64; {LIMITS}")
 
 
@@ -109,10 +126,10 @@ def check_compiled(setting: Setting) -> dict:
         raise ValueError(f"verify=compiled needs a compiler, and compile={setting.config.compile} leaves it out")
     if setting.config.compile == "auto":
         setting = setting.replace(compile=True)  # what fails to compile is an error
-    allowed = ALLOWED.get(env.dtype, ALLOWED[torch.bfloat16])
+    allowed = allowed_errors(setting, env.dtype)
     setting.open_dataset()
     for name, one in layout_settings(setting).items():
-        model, batch = prepare_model(GPT(one.flags, one.config.seed), one.config, env), setting.first_micro_batch()
+        model, batch = prepare_model(one.new_model(), one.config, env), setting.first_micro_batch()
         with exact_products():
             wanted = loss_and_gradients(model, model, batch)
             compiled = compile_model(model, one.config, batch, env)
@@ -153,14 +170,13 @@ def check_updates(setting: Setting) -> dict:
     """The updates of each optimizer's kernels on the device, which divide the gradients by a factor, against the same
     rule in float64 on the CPU; and that a step with an infinite gradient changes nothing."""
     lines, env, generator = [], setting.env, torch.Generator().manual_seed(setting.config.seed)
-    build = partial(GPT, setting.flags, setting.config.seed)
-    names = {name: p.shape for name, p in build().named_parameters()}
+    names = {name: p.shape for name, p in setting.new_model().named_parameters()}
     draw = partial(torch.randn, generator=generator)
     gradients = [{name: 1e-3 * draw(shape) for name, shape in names.items()} for _ in range(STEPS)]
     for name in OPTIMIZERS:
-        config, exact = other_optimizer(setting, name).config, build().double()
+        config, exact = other_optimizer(setting, name).config, setting.new_model().double()
         _, wanted = optimizer_steps(exact, config, gradients)
-        model = prepare_model(build(), config, env)
+        model = prepare_model(setting.new_model(), config, env)
         with exact_products():
             optimizer, found = optimizer_steps(model, config, gradients, SCALES)
         error, role = worst_role(found, wanted)

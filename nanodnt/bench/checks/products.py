@@ -3,8 +3,15 @@
 import torch
 
 from layers.moe import Routes, grouped
-from model import GPT
-from nanodnt.bench.checks.numerics import ALLOWED, LIMITS, compare, exact_products, loss_and_gradients
+from nanodnt.bench.checks.numerics import (
+    LIMITS,
+    NOT_DRAWN,
+    allowed_errors,
+    compare,
+    exact_loss_and_gradients,
+    exact_products,
+    loss_and_gradients,
+)
 from nanodnt.bench.checks.verdict import verdict, worst
 from nanodnt.bench.settings import Setting
 from nanodnt.engine import prepare_model
@@ -77,14 +84,14 @@ def check_products(setting: Setting) -> dict:
     if not setting.flags.n_expert:
         raise ValueError("verify=products checks a mixture of experts: set n_expert, 8 for example")
     lines, env, config = compare_products(setting), setting.env, setting.config
+    setting = setting.replace(**NOT_DRAWN)
     setting.open_dataset()
-    batch, model = setting.first_micro_batch(), GPT(setting.flags, config.seed)
-    wanted = loss_and_gradients(model.double(), model, tuple(t.cpu() for t in batch))
-    model = prepare_model(GPT(setting.flags, config.seed), config, env).set_compute_dtype(torch.float32)
+    batch = setting.first_micro_batch()
+    wanted = exact_loss_and_gradients(setting, batch)
+    model = prepare_model(setting.new_model(), config, env).set_compute_dtype(torch.float32)
     with exact_products():
         for way in setting.compile_modes():
             call = compile_model(model, config, batch, env) if way == "compiled" else model
-            lines += compare(
-                f"model, float32, {way}", loss_and_gradients(call, model, batch), wanted, ALLOWED[torch.float32]
-            )
+            found, allowed = loss_and_gradients(call, model, batch), allowed_errors(setting, torch.float32)
+            lines += compare(f"model, float32, {way}", found, wanted, allowed)
     return dict(checks=lines, why=f"relative to float64; of models {LIMITS}")

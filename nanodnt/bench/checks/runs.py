@@ -1,7 +1,8 @@
 """Whole runs on this device: killed and resumed, moved between CPU and device, sampled from.
 
 train.py and sample.py are started as a user starts them, in processes of their own. The text is this project's own
-source, prepared in a temporary folder; the configuration is bench.py's."""
+source, prepared in a temporary folder; images are those of the configuration's dataset. The configuration is
+bench.py's."""
 
 import shutil
 import signal
@@ -57,11 +58,17 @@ class Runs:
         self.steps = setting.config.max_iters // 3 * 3
         if not 6 <= self.steps <= 10_000:
             raise ValueError(f"max_iters={setting.config.max_iters} must be between 6 and 10000 to verify whole runs")
+        if setting.flags.patch_size:
+            if setting.bench.data == "random":
+                raise ValueError(f"verify={setting.bench.verify} trains on a dataset's images: leave out data=random")
+            self.data = setting.config.dataset
+            return
+        self.data = folder / "text"
         files = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ("layers", "nanodnt"))
         texts = [path.read_text(encoding="utf-8") for path in files]
         with redirect_stdout(StringIO()):
             splits = {"train": texts[:-8], "val": texts[-8:]}
-            prepare.build(folder / "text", "this project's source", Tokenizer.meta_for("bytes"), splits)
+            prepare.build(self.data, "this project's source", Tokenizer.meta_for("bytes"), splits)
 
     def path(self, name: str) -> Path:
         return self.folder / name
@@ -71,7 +78,7 @@ class Runs:
         given = {**asdict(self.setting.flags), **asdict(self.setting.config)}
         plain = {**asdict(GPTConfig()), **asdict(TrainConfig())}
         flags = {k: v for k, v in given.items() if v != plain[k] and v is not None and k != "vocab_size"}
-        flags |= dict(dataset=self.path("text"), out_dir=self.path(name), device=self.device, dtype="float32")
+        flags |= dict(dataset=self.data, out_dir=self.path(name), device=self.device, dtype="float32")
         flags |= dict(max_iters=self.steps, lr_decay_iters=self.steps, eval_interval=self.steps // 3, log_interval=1)
         flags |= dict(eval_tokens=4 * self.setting.flags.block_size, keep_every=self.steps // 3)
         return [f"--{key}={value}" for key, value in {**flags, **changes}.items()]

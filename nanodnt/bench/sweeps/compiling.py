@@ -4,7 +4,6 @@ from functools import partial
 
 import torch
 
-from model import GPT
 from nanodnt.bench.measure import free_memory, median_of_rounds, seconds_of
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.tables import format_ms, print_table
@@ -28,7 +27,7 @@ def time_compilers(setting: Setting) -> dict:
     setting.open_dataset()
     batch = setting.first_micro_batch()
     for name, compile_model in COMPILERS.items():
-        model = prepare_model(GPT(setting.flags, setting.config.seed), setting.config, setting.env)
+        model = prepare_model(setting.new_model(), setting.config, setting.env)
         runs[name] = partial(forward_backward, compile_model(model), model, *batch)
         (first_s[name],) = seconds_of(runs[name], 1, device)
     times = take_turns(runs, setting)

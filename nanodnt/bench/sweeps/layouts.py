@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from layers.rules import OF_EXPERTS
+from layers.rules import OF_EXPERTS, OF_IMAGES
 from model import GPTConfig
 from nanodnt.bench.measure import free_memory
 from nanodnt.bench.settings import Setting
-from nanodnt.bench.tables import figures, format_gb, format_ms
+from nanodnt.bench.tables import SPEEDS, describe_speed, figures, format_gb, format_ms
 from nanodnt.bench.timing import build, bytes_at_start, measure_ceilings, time_variants
 from nanodnt.bench.variants import our_variant
 from nanodnt.tables import table
@@ -37,8 +37,8 @@ LAYOUTS = {
 }
 # Flags that keep the config's value in every layout.
 SIZES = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "pos", "rope_theta", "n_kv_head", "mlp", "n_ff")
-SIZES += ("head_size", "tie_weights", "bias", "dropout", "norm_eps", "init_std")
-SIZES += ("n_expert", *OF_EXPERTS)
+SIZES += ("head_size", "tie_weights", "bias", "dropout", "drop_path", "norm_eps", "init_std")
+SIZES += ("n_expert", *OF_EXPERTS, "patch_size", *OF_IMAGES)
 
 
 def plain_flags() -> dict:
@@ -76,9 +76,9 @@ def time_layouts(setting: Setting) -> dict:
 
 def describe_layouts(rows: list) -> list:
     """A table of the layouts."""
-    lines = [("layout", "ms/step", "tokens/s", "time against Pre-LN (rounds)", "memory")]
+    speeds = SPEEDS[: len(describe_speed(rows[0]))] if rows else SPEEDS[:1]
+    lines = [("layout", "ms/step", *speeds, "time against Pre-LN (rounds)", "memory")]
     for r in rows:
         price = "{:+.1%} ({:+.1%}…{:+.1%})".format(*(1 / r[key] - 1 for key in ("ratio", "ratio_max", "ratio_min")))
-        line = (r["name"], format_ms(r["step_s"]), f"{r['tokens_per_s']:,.0f}", price, format_gb(r["peak_mem_bytes"]))
-        lines.append(line)
+        lines.append((r["name"], format_ms(r["step_s"]), *describe_speed(r), price, format_gb(r["peak_mem_bytes"])))
     return table(lines)

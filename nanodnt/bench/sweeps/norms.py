@@ -3,7 +3,6 @@
 import torch
 
 from layers.slot import Slot
-from model import GPT
 from nanodnt.bench.measure import free_memory, median_of_rounds
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.sweeps.layouts import plain_flags
@@ -31,7 +30,7 @@ def time_norms(setting: Setting) -> dict:
         for norm in NORMS:
             layer = Slot(norm, n_gain=d * (norm != "none"), n_bias=d * (bias and norm == "layernorm")).to(env.device)
             layer.init()
-            model = GPT(setting.replace(**plain_flags() | dict(norm=norm)).flags, setting.config.seed)
+            model = setting.replace(**plain_flags() | dict(norm=norm)).new_model()
             model.to(env.device).set_compute_dtype(env.dtype)
             call_layer, call_model = layer, model
             if mode == "compiled":

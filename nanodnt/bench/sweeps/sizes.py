@@ -6,16 +6,16 @@ from functools import partial
 
 import torch
 
-from model import GPT
 from nanodnt.bench.measure import available_bytes, free_memory, held_bytes
 from nanodnt.bench.settings import Setting
-from nanodnt.bench.tables import format_gb, format_ms, format_or_na, print_table
+from nanodnt.bench.tables import SPEEDS, describe_speed, format_gb, format_ms, format_or_na, print_table
 from nanodnt.bench.timing import build, bytes_at_start, measure_ceilings, time_variants
 from nanodnt.bench.variants import Variant, our_variant
 from nanodnt.engine import prepare_model
+from nanodnt.networks import network
 from nanodnt.optim import make_optimizer
 from nanodnt.plan.memory import Timeline
-from nanodnt.plan.strategies import strategies
+from nanodnt.plan.strategies import batch_bytes, strategies
 from nanodnt.run.hardware import peak_flops
 from nanodnt.tables import table
 
@@ -76,11 +76,15 @@ def try_size(setting: Setting, name: str, size: float, limits: Limits, start: in
 
 def plan_memory(setting: Setting) -> Callable:
     """f(micro batch) → peak bytes of a step, as `model.py --plan` counts them: not compiled."""
-    model, meta = GPT.empty(setting.flags), replace(setting.env, device=torch.device("meta"))
+    model, meta = network(setting.flags).empty(setting.flags), replace(setting.env, device=torch.device("meta"))
     optimizer = make_optimizer(prepare_model(model, setting.config, meta), setting.config)
     timeline = Timeline(model, optimizer, setting.config, setting.config.activation_checkpointing)
     (strategy,) = strategies(model, optimizer, setting.config, gpus=1)
-    return lambda micro: timeline.peak(micro, False, strategy).total
+
+    def planned(micro):  # the timed step is of one micro batch
+        return timeline.peak(micro, False, strategy._replace(batch=batch_bytes(model, micro))).total
+
+    return planned
 
 
 def time_micro_batches(setting: Setting) -> dict:
@@ -97,6 +101,7 @@ def time_micro_batches(setting: Setting) -> dict:
             peak = peak_flops(env.device, variant.dtype, setting.config.peak_flops)
             mfu = variant.flops_per_token * variant.tokens_per_s / peak if peak else None
             row = dict(micro_batch_size=size, tokens_per_s=variant.tokens_per_s, step_s=variant.seconds, mfu=mfu)
+            row |= dict(images_per_s=variant.images_per_s)
             row |= dict(peak_mem_bytes=variant.memory, planned_bytes=planned(size), compile_s=variant.compile_s)
             rows.append(row | dict(rounds_s=variant.rounds))
             size = next((m for m in range(2 * size, batch + 1) if batch % m == 0), None)
@@ -110,9 +115,11 @@ def time_micro_batches(setting: Setting) -> dict:
 
 def describe_micro_batches(found: dict) -> list:
     """A table of the micro batches; what ended the sweep; the fastest."""
-    lines = [("micro batch", "tokens/s", "MFU", "ms/step", "memory", "--plan, eager", "memory/plan")]
-    for r in found["micro_batches"]:
-        line = (str(r["micro_batch_size"]), f"{r['tokens_per_s']:,.0f}", format_or_na(r["mfu"], "{:.1%}".format))
+    rows = found["micro_batches"]
+    speeds = SPEEDS[: len(describe_speed(rows[0]))] if rows else SPEEDS[:1]
+    lines = [("micro batch", *speeds, "MFU", "ms/step", "memory", "--plan, eager", "memory/plan")]
+    for r in rows:
+        line = (str(r["micro_batch_size"]), *describe_speed(r), format_or_na(r["mfu"], "{:.1%}".format))
         line += (format_ms(r["step_s"]), format_gb(r["peak_mem_bytes"]), format_gb(r["planned_bytes"]))
         share = None if r["peak_mem_bytes"] is None else r["peak_mem_bytes"] / r["planned_bytes"]
         lines.append((*line, format_or_na(share, "{:.3f}".format)))
@@ -121,8 +128,8 @@ def describe_micro_batches(found: dict) -> list:
 
 
 def time_sizes(setting: Setting) -> dict:
-    """Time a step while width, depth, context or micro batch is doubled and the others stay as they are. The expected
-    speed is the measured ceiling of matrix products over FLOPs per token."""
+    """Time a step while width, depth, context (not of images) or micro batch is doubled and the others stay as they
+    are. The expected speed is the measured ceiling of matrix products over FLOPs per token."""
     flags, rows = setting.flags, []
     heads = {"n_head": flags.n_head, "n_kv_head": flags.n_kv_head}  # a wider model has more heads of the same size
     axes = {
@@ -131,6 +138,8 @@ def time_sizes(setting: Setting) -> dict:
         "block_size": {"block_size": flags.block_size},
         "micro_batch_size": {"micro_batch_size": setting.micro, "batch_size": setting.micro},
     }
+    if flags.patch_size:
+        del axes["block_size"]
     start, fixed = bytes_at_start(setting), dict(micro_batch_size=setting.micro, batch_size=setting.micro)
     lines = [("axis", "value", "tokens/s", "expected", "of expected", "ms/step", "memory", "FLOPs/token")]
     for axis, sizes in axes.items():

@@ -1,0 +1,168 @@
+"""bench.py on images: its batches, tables and checks; what is of text alone is refused in one line."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import bench
+from model import GPTConfig
+from nanodnt.bench import timing
+from nanodnt.bench.checks.numerics import LAYOUTS, layout_settings
+from nanodnt.bench.settings import OF_TEXT, BenchConfig, Setting
+from nanodnt.run.environment import Env
+from nanodnt.settings import TrainConfig
+from support.images import encode, noise, write_dataset
+from support.runs import deep_but
+from vision import ViT
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TINY = dict(n_layer=2, n_head=2, n_embd=32, patch_size=4, image_size=8, channels=1, n_class=4, drop_path=0.2)
+TINY |= dict(batch_size=4, label_smoothing=0.1, data="random", device="cpu", dtype="float32", compile=False)
+TINY |= dict(repeats=1, steps=1, warmup=1)
+ENV = Env(0, 1, torch.device("cpu"), torch.float32, False)
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch):
+    monkeypatch.setattr(timing, "busy_cores", lambda: 0.0)  # the real one takes a second
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    train, val = ([encode(pixels) for pixels in noise(n, 8, 8, seed=n)] for n in (40, 12))
+    return write_dataset(tmp_path_factory.mktemp("data") / "noise", train, val)
+
+
+def run(**changes) -> int:
+    """bench.py in this process; the exit code."""
+    flags = [f"--{name}={value}" for name, value in (TINY | changes).items()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["bench.py", *flags])
+        return bench.main()
+
+
+def make_setting(**changes) -> Setting:
+    values = TINY | changes
+    schemas = (GPTConfig, TrainConfig, BenchConfig)
+    return Setting(*(s(**{k: v for k, v in values.items() if k in s.__annotations__}) for s in schemas), ENV)
+
+
+def test_random_images():
+    setting = make_setting()
+    images, labels = setting.fetch_batch(7)
+    assert images.shape == (4, 1, 8, 8) and images.dtype == torch.float32 and 0.5 < images.std() < 1.5
+    assert labels.shape == (4,) and labels.dtype == torch.int64 and set(labels.tolist()) <= set(range(4))
+    assert torch.equal(setting.fetch_batch(7)[1], labels) and torch.equal(setting.fetch_batch(8)[0], images)
+    assert len({tuple(setting.fetch_batch(step)[1].tolist()) for step in range(8)}) > 1
+    *_, others, share = make_setting(mixup=0.2).fetch_batch(7)
+    assert others.dtype == torch.int64 and share.dtype == torch.float32 and 0 <= share.min() <= share.max() <= 1
+
+
+def test_random_images_are_imagenets():
+    flags = make_setting(image_size=0, channels=0, n_class=0, patch_size=16).flags
+    assert (flags.image_size, flags.channels, flags.n_class, flags.block_size) == (224, 3, 1000, 197)
+
+
+def test_images_of_a_dataset(data):
+    """They are those of the dataset, and decide size, channels and classes."""
+    setting = make_setting(data="dataset", dataset=data, image_size=0, channels=0, n_class=0, crop_padding=1)
+    assert (setting.flags.image_size, setting.flags.n_class, setting.flags.block_size) == (8, 4, 5)
+    setting.open_dataset()
+    for found, wanted in zip(setting.fetch_batch(3), setting.dataset.batch(3, 4), strict=True):
+        assert torch.equal(found, torch.from_numpy(wanted))
+    assert isinstance(setting.new_model(), ViT)
+
+
+@pytest.mark.parametrize("changes", [{}, dict(mixup=0.2, accumulation=0, micro_batch_size=2)])
+def test_the_step_is_timed(changes, tmp_path, capsys):
+    assert run(json=tmp_path / "bench.json", **changes) == 0
+    found = json.loads((tmp_path / "bench.json").read_text())
+    (row,) = found["variants"]
+    assert row["step_tokens"] == 20 and row["images_per_s"] == pytest.approx(row["tokens_per_s"] / 5)
+    micro, parts = (2, 2) if changes else (4, 1)
+    assert found["header"]["step"] == f"{micro} images of 5 tokens × {parts} accumulation (the whole batch_size)"
+    assert found["ceilings_flops_per_s"]["float32"].keys() == {"ffn"}
+    text = capsys.readouterr().out
+    assert "tokens/s  images/s" in text and "vocabulary" not in text
+
+
+@pytest.mark.deep
+def test_the_step_is_timed_compiled(tmp_path):
+    assert run(json=tmp_path / "bench.json", compile=True) == 0
+    (row,) = json.loads((tmp_path / "bench.json").read_text())["variants"]
+    assert row["compiled"] and row["recompilations"] == 0
+
+
+SWEEPS = ("layouts", "norms", "stream", "optimizers", "micro_batch", "scaling")
+
+
+@pytest.mark.parametrize("sweep", deep_but(SWEEPS, "norms", "micro_batch", "scaling"))
+def test_sweeps(sweep, tmp_path):
+    assert run(sweep=sweep, doublings=1, json=tmp_path / "bench.json") == 0
+    found = json.loads((tmp_path / "bench.json").read_text())
+    if sweep == "scaling":
+        assert {row["axis"] for row in found["scaling"]} == {"n_embd", "n_layer", "micro_batch_size"}
+    if sweep == "micro_batch":
+        sizes = [row["micro_batch_size"] for row in found["micro_batches"]]
+        assert sizes == [1, 2, 4] and all(row["images_per_s"] for row in found["micro_batches"])
+    if sweep == "layouts":
+        assert len(found["layouts"]) == 21
+
+
+def test_experts_beside_a_dense_vit(tmp_path):
+    assert run(sweep="experts", n_expert=4, json=tmp_path / "bench.json") == 0
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert [row["name"] for row in found["variants"]] == ["dense", "experts"]
+
+
+@pytest.mark.parametrize("check", ["precision", "updates", "products"])
+def test_checks(check, tmp_path):
+    assert run(verify=check, json=tmp_path / "bench.json", n_layer=1, n_expert=4 * (check == "products")) == 0
+    assert json.loads((tmp_path / "bench.json").read_text())["checks"]
+
+
+def test_checks_draw_nothing():
+    settings = layout_settings(make_setting(dropout=0.1))
+    assert len(settings) == len(LAYOUTS) and "LNS, SwiGLU" in settings
+    for setting in settings.values():
+        assert (setting.flags.patch_size, setting.flags.drop_path, setting.flags.dropout) == (4, 0, 0)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("check", ["resume", "devices"])
+def test_whole_runs(check, data, tmp_path):
+    how = dict(
+        data="dataset", dataset=data, max_iters=60, warmup_iters=2, track_interval=0, json=tmp_path / "bench.json"
+    )
+    assert run(verify=check, **how) == 0
+
+
+REFUSED = {f"{name}={value}": {name: value} for name, values in OF_TEXT.items() for value in values}
+REFUSED |= {"doc_mask=True": dict(doc_mask=True)}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_of_text_is_refused(case, capsys):
+    assert run(**REFUSED[case]) == 1
+    said = capsys.readouterr()
+    wanted = "is for text, and patch_size=4 is for images: leave one of them out"
+    if case != "doc_mask=True" or "nanoGPT" not in said.err:
+        assert said.err == f"error: {case} {wanted}\n"
+    assert "tokens/s" not in said.out
+
+
+OTHERS = {
+    "text": (dict(data="dataset"), "patch_size=4 is for images, but dataset"),
+    "nowhere": (dict(data="dataset", dataset="nowhere"), "or time on random images: --data=random"),
+    "runs of random images": (dict(verify="resume", max_iters=60), "trains on a dataset's images"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_refusals(case, dataset, capsys):
+    changes, words = OTHERS[case]
+    assert run(**dict(dataset=dataset) | changes) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and words in said and said.count("\n") == 1
