@@ -73,10 +73,10 @@ def open_data(config, model_config: GPTConfig):
     """The dataset of a TrainConfig, cut into what the model reads at once. Its files are not verified again.
 
     ValueError, one line, for settings that are for a dataset of another kind."""
-    if config.label_smoothing and kind_of(model_config) == "text":
-        raise ValueError(
-            f"label_smoothing={config.label_smoothing} is for images, and the model reads text: leave it out"
-        )
+    read = kind_of(model_config)
+    for name, kind in (("label_smoothing", "images"), ("loss_chunks", "text")):
+        if getattr(config, name) and kind != read:
+            raise ValueError(f"{name}={getattr(config, name)} is for {kind}, and the model reads {read}: leave it out")
     images = dict(image_size=model_config.image_size, augment=Augment.of(config), workers=config.data_workers)
     how = dict(verify=False, doc_mask=config.doc_mask)
     return open_dataset(config.dataset, model_config.block_size, config.seed, **how, **images)

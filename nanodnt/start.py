@@ -50,7 +50,7 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
         model = network(model_config).empty(model_config)
         if model_config.admin:
             weights = admin_weights(config, model_config)
-            env.print("admin: profiled on the first sequences")
+            env.print("admin: profiled on the first batch")
     elif checkpoint is None and is_pretrained(source):
         found = read_pretrained(source, model_config.block_size, model_config.dropout)
         model, weights = choose_balance(GPT.empty(found.config), found.weights, model_config, env)
@@ -67,8 +67,9 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
                 f"name (OWNER/MODEL) of Hugging Face, nor is it one of {allowed}"
             )
         found = checkpoint or load_checkpoint(Path(source))
-        # the architecture comes from the checkpoint alone; dropout has no parameters and may change
-        model, weights = empty_model_like(found, dropout=model_config.dropout), found["model"]
+        # the architecture comes from the checkpoint alone; what has no parameters may change
+        may_change = {name: getattr(model_config, name) for name in ("dropout", "drop_path")}
+        model, weights = empty_model_like(found, **may_change), found["model"]
         if not checkpoint:
             model, weights = choose_balance(model, weights, model_config, env)
         saved_meta = found["meta"]

@@ -74,6 +74,7 @@ MIXED_UP = cases(  # text and images
     ("n_class, text", "--n_class=10", ["n_class=10", "patch_size=0"]),
     ("pool, text", "--pool=mean", ["pool=mean", "patch_size=0"]),
     ("label_smoothing, text", "--label_smoothing=0.1", ["label_smoothing=0.1 is for images", "reads text", "leave it"]),
+    ("loss_chunks, images", IMAGES + " --loss_chunks=2", ["loss_chunks=2 is for text", "reads images", "leave it"]),
     ("crop_area, text", "--crop_area=0.5", ["holds a text", "--crop_area=0.5"]),
     ("crop_padding, text", "--crop_padding=1", ["holds a text", "--crop_padding=1"]),
     ("flip, text", "--flip=True", ["holds a text", "--flip=True"]),

@@ -45,7 +45,7 @@ def test_admin_is_profiled_on_the_first_sequences(dataset, tmp_path, capsys):
         RUNS["Admin"], dataset=dataset, out_dir=tmp_path / "a", learning_rate=1e-9, min_lr=1e-9, weight_decay=0
     )
     assert run(**flags, max_iters=1) == 0
-    assert "admin: profiled on the first sequences" in capsys.readouterr().out
+    assert "admin: profiled on the first batch" in capsys.readouterr().out
     trained = load(tmp_path / "a" / "last.pt")
     model = GPT(GPTConfig(**trained["model_config"]), seed=1337)
     assert all((block.attn.skip.gain == 1).all() for block in model.blocks)

@@ -156,21 +156,23 @@ def test_validation_is_that_of_the_equations(digits, tmp_path):
 
 
 def test_a_new_run_from_weights(digits, tmp_path, capsys):
-    """Fine-tuning: the network is the checkpoint's, whatever the flags say."""
-    train(tmp_path / "first", digits, max_iters=3, pool="mean")
-    train(tmp_path / "second", digits, max_iters=2, init_from=tmp_path / "first")
+    """Fine-tuning: the network is the checkpoint's, whatever the flags say, but for dropout and stochastic depth."""
+    train(tmp_path / "first", digits, max_iters=3, pool="mean", drop_path=0.1)
+    train(tmp_path / "second", digits, max_iters=2, init_from=tmp_path / "first", drop_path=0.5, dropout=0.1)
     first, second = (column(tmp_path / name, "val_loss") for name in ("first", "second"))
     best = min(first.values())
     assert second[0] == best
     assert "pool cls → mean" in capsys.readouterr().out
-    assert "cls.weight" not in load(tmp_path / "second" / "last.pt")["model"]
+    saved = load(tmp_path / "second" / "last.pt")
+    assert "cls.weight" not in saved["model"]
+    assert (saved["model_config"]["drop_path"], saved["model_config"]["dropout"]) == (0.5, 0.1)
 
 
 def test_admin_is_profiled_on_images(digits, tmp_path, capsys):
     """ω₁ = 1 and ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), before the first step, on the first images as training sees them."""
     flags = dict(PRE, pre_norm="none", post_norm="both", norm="layernorm", admin=True)
     train(tmp_path, digits, max_iters=0, **AUGMENTED | flags, drop_path=0.3)
-    assert "admin: profiled on the first sequences" in capsys.readouterr().out
+    assert "admin: profiled on the first batch" in capsys.readouterr().out
     weights = {name: t.double() for name, t in load(tmp_path / "last.pt")["model"].items()}
     parts = dict(attn="post", mlp="post", final=False, kind="layer", norm_bias=True, linear_bias=True, qk_norm=True)
     net = Net(10, 2, 2, 2, 1e-6, **parts, act="gelu_erf", tied=False, causal=False, admin=True)
