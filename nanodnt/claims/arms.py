@@ -131,6 +131,7 @@ LAYOUTS = {
 HEADLINES = {f"S{i} mSGDW" for i in range(1, 6)} | {f"{s} {o}" for s in ("S1", "S5") for o in ("AdamW", "Muon")}
 FACTORS = (4, 8, 16)  # of the best learning rate, for robustness
 VISION_SGD = "config/optimizers/msgdw.py --grad_clip=0 --weight_decay=2e-4"  # V-DNT-Large's
+LONG = "--max_iters=1600 --warmup_iters=160 --eval_interval=1600"  # four times a run of VIT
 LEFT_OUT = {"QK": "no_qk_norm", "pre": "no_pre_norm", "mid": "no_mid_norm", "input": "no_input_norm"}
 # What may decide how far momentum SGD is behind AdamW: {what: ({value: flags, "" for the base's}, is AdamW varied too)}
 STUDY = {
@@ -252,4 +253,6 @@ ARMS = {
     "ViT LayerNorm": Arm("vit", "config/dyt/vit_layernorm.py"),
     "ViT DyT": Arm("vit", "config/dyt/vit_dyt.py"),
     "ViT identity": Arm("vit", "config/dyt/vit_dyt.py --dyt_squash=identity", of="ViT DyT"),
+    "ViT LayerNorm, long": Arm("vit", f"config/dyt/vit_layernorm.py {LONG}", of="ViT LayerNorm"),
+    "ViT DyT, long": Arm("vit", f"config/dyt/vit_dyt.py {LONG}", of="ViT DyT"),
 }

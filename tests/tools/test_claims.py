@@ -207,6 +207,7 @@ MEANING = {
     "ViT LayerNorm": dict(norm="layernorm", pre_norm="both", mid_norm="none", qk_norm=False, optimizer="adamw"),
     "ViT DyT": dict(norm="dyt", dyt_alpha_attn=0.5, dyt_alpha_other=0.5, dyt_bias=True, embed_scale=False),
     "ViT identity": dict(norm="dyt", dyt_squash="identity", dyt_bias=True),
+    "ViT DyT, long": dict(norm="dyt", dyt_bias=True, eval_interval=1600),
     "S1 AdamW, batch, sequences 4": dict(batch_size=4, optimizer="adamw"),
     "S5 mSGDW, momentum 0.95": dict(momentum=0.95, pre_norm="attn", optimizer="msgdw"),
 }
@@ -222,7 +223,7 @@ def test_arms_are_what_they_are_called(name, tmp_path):
     found = asdict(model) | asdict(train)
     assert {key: found[key] for key in MEANING[name]} == MEANING[name]
     assert (train.learning_rate, train.min_lr, train.seed) == (1e-3, 1e-4, 1)
-    assert (train.max_iters, train.warmup_iters) in ((300, 30), (300, 0), (400, 40))  # warm-up: a tenth
+    assert (train.max_iters, train.warmup_iters) in ((300, 30), (300, 0), (400, 40), (1600, 160))  # warm-up: a tenth
 
 
 def test_the_regime_of_mini(tmp_path):
@@ -237,6 +238,7 @@ def test_the_regime_of_digits(tmp_path):
     fit(model, {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, train.dataset)
     assert train.dataset == "digits" and model.image_tokens == 17
     assert train.eval_tokens == 0 and train.eval_interval == train.max_iters  # all images, at the end
+    assert resolved(made.run_of("ViT DyT, long", 1e-3, 1))[1].max_iters == 4 * train.max_iters
     assert 0.25e6 < ViT(model).num_params() < 0.35e6 and "0.3M" in made.scale.title
     assert f"{train.max_iters * train.batch_size / 1437:.0f} passes over 1,437" in made.scale.title
     assert len(made.seeds_of("ViT S5 mSGDW")) == len(made.seeds_of("ViT DyT")) == 8
