@@ -6,13 +6,15 @@ from typing import NamedTuple
 
 import torch
 
+from nanodnt.data import load_meta
+from nanodnt.networks import kind_of_data
 from nanodnt.run.hardware import peak_flops, peak_memory_bytes
 
 
 class Reading(NamedTuple):
     """What the host fetches at a logged step."""
 
-    loss: float  # mean over all processes, nats per token
+    loss: float  # mean over all processes, nats per token, or image
     grad_norm: float
     skipped: float  # steps skipped in the whole run
     streak: float  # steps being skipped in a row now; not used on the host
@@ -27,6 +29,8 @@ class Meter:
         self.peak = peak_flops(env.device, env.dtype, config.peak_flops)
         self.counts = torch.tensor([state.skipped, 0.0, 0.0], device=env.device)  # skipped, streak, longest_streak
         self.last_step, self.clock = state.step, time.perf_counter()
+        images = kind_of_data(load_meta(config.dataset, verify=False)) == "images"
+        self.step_images = config.batch_size if images else 0
 
     def count(self, found_inf) -> None:
         """Note whether the step just made was skipped."""
@@ -50,6 +54,7 @@ class Meter:
         """The logged step's fields of metrics.jsonl."""
         row = {"train_loss": reading.loss, **rates, "grad_norm": reading.grad_norm}
         row |= {"skipped_steps": int(reading.skipped), "tokens_per_s": self.step_tokens / seconds}
+        row |= {"images_per_s": self.step_images / seconds} if self.step_images else {}
         row |= {"peak_mem_bytes": peak_memory_bytes(self.env.device), "mfu": None}
         if self.peak:
             row["mfu"] = self.step_flops / seconds / (self.peak * self.env.world_size)

@@ -192,10 +192,11 @@ def progress_line(row: dict, max_iters: int, seconds: float) -> str:
     eta = f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
     mfu = f"  mfu {row['mfu']:.1%}" if row["mfu"] else ""
     skipped = f"  skipped {row['skipped_steps']}" if row["skipped_steps"] else ""
+    images = f"  {row['images_per_s']:,.0f} images/s" if "images_per_s" in row else ""
     return (
         f"step {row['step']}/{max_iters}  loss {row['train_loss']:.4f}  lr {row['lr']:.2e}  "
         f"norm {row['grad_norm']:.2f}  {seconds * 1e3:.0f} ms  {row['tokens_per_s']:,.0f} tokens/s"
-        f"{mfu}{skipped}  eta {eta}"
+        f"{images}{mfu}{skipped}  eta {eta}"
     )
 
 

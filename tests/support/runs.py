@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, pre_norm="attn", mid_norm="both", input_norm=True)
 TINY |= dict(qk_norm=True, batch_size=8, learning_rate=1e-2, warmup_iters=5, max_iters=20, eval_interval=10)
 TINY |= dict(eval_tokens=512, log_interval=1, device="cpu", dtype="float32", compile=False)
-MACHINE = ("tokens_per_s", "peak_mem_bytes", "mfu")  # of a row: what depends on the machine
+MACHINE = ("tokens_per_s", "images_per_s", "peak_mem_bytes", "mfu")  # of a row: what depends on the machine
 
 
 def make_dataset(folder: Path, alphabet: int = 50, seed: int = 0) -> Path:
