@@ -8,14 +8,15 @@ pooled is our choice [I].
 import json
 import math
 import statistics
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from model import GPT, GPTConfig
+from model import GPTConfig, Transformer
 from nanodnt.analysis import gradients, norms, streams
-from nanodnt.data import open_dataset
+from nanodnt.networks import fit, network, open_data, stand_in
 from nanodnt.optim import fill_defaults, state_bytes
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.environment import choose_device
@@ -51,24 +52,24 @@ def measuring_device() -> torch.device:
     return choose_device("auto")[0]
 
 
-def load_model(path: Path, name: str = "last.pt") -> GPT:
+def load_model(path: Path, name: str = "last.pt") -> Transformer:
     """The model of a checkpoint, in fp32 and eval mode."""
     return model_from_checkpoint(load_checkpoint(path / name)).eval().to(measuring_device())
 
 
 def validation_batches(path: Path, tokens: int, size: int = 0) -> list:
-    """[(inputs, targets)] of the validation windows that an evaluation of that many tokens reads; `size` windows per
-    batch, 0 = as many as MICRO_TOKENS allows."""
+    """[(inputs, targets)] of the validation windows, or images, that an evaluation of that many tokens reads; `size` of
+    them per batch, 0 = as many as MICRO_TOKENS allows."""
     model, config = load_configs(path)
     size = size or max(1, gradients.MICRO_TOKENS // model.block_size)
-    data = open_dataset(config.dataset, model.block_size, config.seed, verify=False)
+    data = open_data(replace(config, doc_mask=False), model)
     starts, device = data.validation(tokens), measuring_device()
-    pairs = [data.val_batch(starts[i : i + size], size) for i in range(0, len(starts), size)]
-    return [(torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)) for x, y in pairs]
+    batches = [data.val_batch(starts[i : i + size], size) for i in range(0, len(starts), size)]
+    return [tuple(torch.from_numpy(part).to(device) for part in batch[:2]) for batch in batches]
 
 
 def probe_batch(path: Path) -> torch.Tensor:
-    """Whole validation sequences (B, T) of about PROBE_TOKENS tokens."""
+    """Whole validation sequences (B, T), or images, of about PROBE_TOKENS tokens."""
     n = max(1, PROBE_TOKENS // load_configs(path)[0].block_size)
     return validation_batches(path, PROBE_TOKENS, n)[0][0]
 
@@ -218,10 +219,10 @@ MEASURES = {
 
 
 def state_gigabytes(flags: GPTConfig, config: TrainConfig) -> float:
-    """GB of optimizer state for the model; its vocabulary is GPT-2's unless it is set."""
-    flags.vocab_size = flags.vocab_size or 50257
+    """GB of optimizer state for the model; its vocabulary is GPT-2's, and its images ImageNet's, unless set."""
+    fit(flags, stand_in(flags)[0], config.dataset)
     fill_defaults(config)
-    return state_bytes(GPT.empty(flags), config) / 1e9
+    return state_bytes(network(flags).empty(flags), config) / 1e9
 
 
 CONFIG_MEASURES = {"state GB": state_gigabytes}  # of a configuration alone: (GPTConfig, TrainConfig) → float
