@@ -12,7 +12,7 @@ from nanodnt.run.environment import choose_device
 from nanodnt.run.hardware import device_name
 from nanodnt.run.metrics import run_record
 from nanodnt.sweep.figure import draw_curves, new_figure, save_figure
-from nanodnt.sweep.runner import read_origin, read_outcome
+from nanodnt.sweep.runner import read_origin, read_outcome, resolve_configs
 from nanodnt.tables import table
 
 BASE = "the config"  # the name of a curve without choices
@@ -119,6 +119,8 @@ def write_results(points: list, finished: list, folder: Path, command: list) -> 
     (folder / "sweep.png").unlink(missing_ok=True)
     if found["axis"]:
         figure, (axis,) = new_figure(1)
-        draw_curves(axis, {name: by_x(rows) for name, rows in found["curves"].items()}, found["axis"])
+        losses = {name: by_x(rows) for name, rows in found["curves"].items()}
+        unit = "image" if all(resolve_configs(point.run.args)[0].patch_size for point in points) else "token"
+        draw_curves(axis, losses, found["axis"], f"validation loss, nats per {unit}")
         save_figure(figure, folder / "sweep.png")
     return [*table(rows), f"{folder}: {', '.join(sorted(path.name for path in folder.glob('sweep.*')))}"]
