@@ -31,6 +31,7 @@ from nanodnt.settings import TrainConfig
 # what a valid config.json holds, and of which type
 RECORD = {"model": dict, "train": dict, "command": list, "versions": dict, "git_commit": (str, type(None))}
 DATA = (("train", "dataset"), ("model", "vocab_size"), ("model", "block_size"), ("train", "eval_tokens"))
+DATA_OF_IMAGES = (("train", "dataset"), ("train", "eval_tokens"))  # a loss is of an image, however many tokens it has
 PATHS = ("out_dir", "overwrite", "wandb_log", "wandb_project")  # where a run's files go: not listed as differences
 DEFINITION = (
     "Baseline needs: the first step at which the baseline's validation loss is as low as the run's final one, linear "
@@ -55,6 +56,16 @@ class RunRecord:
     def evaluations(self) -> list:
         """[(step, tokens, validation loss, None where it was not finite)]"""
         return [(row["step"], row["tokens"], row["val_loss"]) for row in self.rows if "val_loss" in row]
+
+    @property
+    def top1(self) -> float | None:
+        """Top-1 of the last evaluation, of images."""
+        return next((row.get("val_top1") for row in reversed(self.rows) if "val_loss" in row), None)
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of an image; 0 for a run on text."""
+        return self.config["model"]["block_size"] if self.config["model"].get("patch_size") else 0
 
     @property
     def max_iters(self) -> int:
@@ -126,6 +137,17 @@ def _load_config(path: Path) -> dict:
 # ------------------------------------------------------------------------------------------------ where the runs end
 
 
+def data_unit(runs: list) -> str:
+    """What the runs' data is counted in, and what a loss is the mean of: "image" where all are on images, else
+    "token"."""
+    return "image" if all(run.image_tokens for run in runs) else "token"
+
+
+def count_data(run: RunRecord, tokens: int, unit: str) -> int:
+    """So many tokens of a run in this unit."""
+    return tokens // run.image_tokens if unit == "image" else tokens
+
+
 def first_step_at(evaluations: list, loss: float | None) -> float | None:
     """The first step at which a validation curve is down to `loss`, linear between evaluations; None if it never is,
     or if `loss` is None. An evaluation that was not finite interrupts the curve."""
@@ -152,8 +174,9 @@ def find_baseline(runs: list, baseline: str) -> RunRecord:
 def final_loss_table(runs: list, baseline: str = "") -> dict:
     """Where each run ends, compared with `baseline`: a run's name or path, "" for the first. ValueError for neither.
 
-    {"baseline": name, "baseline_steps" (to its last finite evaluation), "baseline_loss", "rows", "warnings": lines}. A
-    row: name; step, tokens and loss of the last evaluation; best loss; difference to the baseline's loss;
+    {"baseline": name, "baseline_steps" (to its last finite evaluation), "baseline_loss", "unit": of `data_unit`,
+    "rows", "warnings": lines}. A row: name; step, tokens, images (None for text), loss and top1 (None for text) of the
+    last evaluation; best loss; difference to the baseline's loss;
     baseline_needs and speedup (module docstring); reaches_baseline, the step at which the run is first as low as the
     baseline at its end; state. None stands for what does not exist or was never reached."""
     base, rows = find_baseline(runs, baseline), []
@@ -163,24 +186,28 @@ def final_loss_table(runs: list, baseline: str = "") -> dict:
         (step, tokens, loss), other = ends[run.name], run is not base
         best = min((value for _, _, value in run.evaluations if value is not None), default=None)
         needs = first_step_at(base.evaluations, loss) if other else None
-        row = dict(name=run.name, step=step, tokens=tokens, loss=loss, best=best, state=run.state())
+        row = dict(name=run.name, step=step, tokens=tokens, loss=loss, best=best, top1=run.top1, state=run.state())
+        row["images"] = tokens // run.image_tokens if run.image_tokens else None
         row |= dict(difference=loss - goal if other and None not in (loss, goal) else None, baseline_needs=needs)
         row |= dict(speedup=needs / step if step and needs is not None else None)
         rows.append(row | dict(reaches_baseline=first_step_at(run.evaluations, goal) if other else None))
     last = max((step for step, _, value in base.evaluations if value is not None), default=None)
-    facts = {"baseline": base.name, "baseline_steps": last, "baseline_loss": goal}
+    facts = {"baseline": base.name, "baseline_steps": last, "baseline_loss": goal, "unit": data_unit(runs)}
     return facts | {"rows": rows, "warnings": _find_warnings(runs, base, rows)}
 
 
 def _find_warnings(runs: list, base: RunRecord, rows: list) -> list:
     """Lines on what makes the numbers of the table mean less than they seem to."""
-    lines = []
-    if different := _describe_disagreement(runs, base, DATA):
-        lines.append(f"losses are not comparable, they are not of the same text: {different}")
+    lines, unit = [], data_unit(runs)
+    data, fields = ("text", DATA) if unit == "token" else ("images", DATA_OF_IMAGES)
+    if unit == "image" and any(run.config["train"].get("eval_tokens") for run in runs):
+        fields += (("model", "block_size"),)  # the same number of tokens is not the same images
+    if different := _describe_disagreement(runs, base, fields):
+        lines.append(f"losses are not comparable, they are not of the same {data}: {different}")
     if different := _describe_disagreement(runs, base, [("train", "batch_size")]):
-        lines.append(f"a step is not the same number of tokens everywhere: {different}")
-    if len({row["tokens"] for row in rows}) > 1:
-        lines.append("the runs end after different numbers of tokens: the differences are not at equal training")
+        lines.append(f"a step is not the same number of {unit}s everywhere: {different}")
+    if len({row[f"{unit}s"] for row in rows}) > 1:
+        lines.append(f"the runs end after different numbers of {unit}s: the differences are not at equal training")
     if any(run.max_iters >= base.max_iters for run in runs if run is not base):
         longer = "published speed-ups read a longer one"
         lines.append(f"the baseline's schedule ({base.max_iters:,} steps) is no longer than another run's: {longer}")
@@ -201,25 +228,31 @@ def _describe_disagreement(runs: list, base: RunRecord, fields) -> str:
 
 
 HEADER = ("run", "steps", "tokens", "final loss", "best", "difference", "baseline needs", "speed-up")
-HEADER += ("reaches baseline", "state")
+HEADER += ("reaches baseline", "state")  # of images also top-1, before the last
 
 
 def table_cells(table: dict) -> list:
-    """HEADER and the rows of `final_loss_table` as texts; for a single run without the columns on a baseline."""
-    lines = [list(HEADER)]
+    """HEADER and the rows of `final_loss_table` as texts, of images with top-1; for a single run without the columns on
+    a baseline."""
+    images, top1 = table["unit"] == "image", any(row["top1"] is not None for row in table["rows"])
+    lines = [["images" if images and name == "tokens" else name for name in HEADER]]
+    lines[0][-1:] = ["top-1"] * top1 + [HEADER[-1]]
     for row in table["rows"]:
         is_base, loss, last = row["name"] == table["baseline"], row["loss"], table["baseline_steps"]
         needs, reaches = row["baseline_needs"], row["reaches_baseline"]
         never_needs = "–" if is_base or None in (loss, last) else f"> {last:,} steps, needs a longer baseline"
         never_reaches = "–" if is_base or table["baseline_loss"] is None else f"not in {row['step']:,} steps"
-        line = [row["name"], f"{row['step']:,}", f"{row['tokens']:,}"]
+        line = [row["name"], f"{row['step']:,}", f"{row['images' if images else 'tokens']:,}"]
         line += ["–" if value is None else f"{value:.4f}" for value in (loss, row["best"])]
         line += ["–" if row["difference"] is None else f"{row['difference']:+.4f}"]
         line += [never_needs if needs is None else f"{needs:,.0f} steps"]
         line += ["–" if row["speedup"] is None else f"{row['speedup']:.2f}×"]
         line += [never_reaches if reaches is None else f"at {reaches:,.0f}"]
+        line += ["–" if row["top1"] is None else f"{row['top1']:.2%}"] * top1
         lines.append([*line, ", ".join(filter(None, ("baseline" * is_base, row["state"])))])
-    return lines if lines[2:] else [line[:5] + [line[-1].removeprefix("baseline").strip(", ")] for line in lines]
+    if lines[2:]:
+        return lines
+    return [line[:5] + line[9:-1] + [line[-1].removeprefix("baseline").strip(", ")] for line in lines]
 
 
 def format_table(table: dict) -> str:
@@ -272,27 +305,27 @@ def training_hours(rows: list) -> list | None:
 
 
 def draw_losses(runs: list, path: Path, smooth: float = 0.05) -> None:
-    """The losses of the runs over each other, against steps, tokens and hours of training, as PNG to `path`.
+    """The losses of the runs over each other, against steps, tokens or images, and hours of training, as PNG to `path`.
 
     The y axis is fitted to what comes after a twentieth of the longest run, as in a run's own loss.png."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), dpi=130, sharey=True, layout="constrained")
     colors = plt.colormaps["tab10"].colors if len(runs) <= 10 else plt.colormaps["turbo"](np.linspace(0, 1, len(runs)))
-    handles, start = [], 0.05 * max(run.rows[-1]["step"] for run in runs)
+    unit, handles, start = data_unit(runs), [], 0.05 * max(run.rows[-1]["step"] for run in runs)
     for run, color in zip(runs, colors, strict=False):
-        _draw_run(axes, run, color, smooth)
+        _draw_run(axes, run, color, smooth, unit)
         handles.append(Line2D([], [], color=color, label=run.name if len(run.name) <= 60 else f"…{run.name[-59:]}"))
     late = [row for run in runs for row in run.rows if row["step"] >= start]
     points = [row[key] for row in late for key in ("train_loss", "val_loss") if row.get(key) is not None]
     if points:
         margin = 0.05 * (max(points) - min(points)) + 1e-3
         axes[0].set_ylim(min(points) - margin, max(points) + margin)
-    names = ("step", "tokens", "hours of training (tokens / tokens per s;\nwithout evaluation and saving)")
+    names = ("step", f"{unit}s", f"hours of training ({unit}s / {unit}s per s;\nwithout evaluation and saving)")
     for axis, name in zip(axes, names, strict=True):
         axis.set_xlabel(name)
         axis.locator_params(axis="x", nbins=6)
         axis.grid(alpha=0.25, linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("loss (nats per token)")
+    axes[0].set_ylabel(f"loss (nats per {unit})")
     kind = f"training, smoothed over {smooth:.0%} of the run" if smooth else "training"
     style = [Line2D([], [], color="gray", label=kind), Line2D([], [], color="gray", linestyle="--", marker="o", ms=3.5)]
     style[1].set_label("validation")
@@ -303,9 +336,11 @@ def draw_losses(runs: list, path: Path, smooth: float = 0.05) -> None:
     plt.close(figure)
 
 
-def _draw_run(axes, run: RunRecord, color, smooth: float) -> None:
-    """A run's curves on the axes for steps, tokens and hours; hours stay empty for a run without tokens_per_s."""
-    spans = [[row[key] for row in run.rows] for key in ("step", "tokens")] + [training_hours(run.rows)]
+def _draw_run(axes, run: RunRecord, color, smooth: float, unit: str) -> None:
+    """A run's curves on the axes for steps, tokens or images, and hours; hours stay empty for a run without
+    tokens_per_s."""
+    counts = [count_data(run, row["tokens"], unit) for row in run.rows]
+    spans = [[row["step"] for row in run.rows], counts, training_hours(run.rows)]
     for axis, x in zip(axes, spans, strict=True):
         for key in ("train_loss", "val_loss") if x else ():
             there = [(at, row[key]) for at, row in zip(x, run.rows, strict=True) if row.get(key) is not None]

@@ -257,13 +257,19 @@ def draw_angular(results):
 
 
 def draw_removal(results):
-    figure, ((ax,),) = make_panels(1, 1, 3.0)
-    for i, (name, (*_, last)) in enumerate(results.items()):
-        x = np.arange(1, len(last["drop"]) + 1) + 0.8 * ((i + 0.5) / len(results) - 0.5)
-        ax.bar(x, last["drop"], 0.8 / len(results), label=f"{name}, full {last['loss']:.3f}")
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.set(xlabel="deleted block", ylabel="loss above the full model's, nats")
-    ax.legend()
+    panels = [("drop", "loss", "loss above the full model's, nats", "{:.3f}")]
+    if any("top1" in m[-1] for m in results.values()):
+        panels.append(("top1_drop", "top1", "top-1 below the full model's", "{:.1%}"))
+    figure, (axes,) = make_panels(1, len(panels), 3.0)
+    for ax, (key, whole, label, text) in zip(axes, panels, strict=True):
+        for i, (name, (*_, last)) in enumerate(results.items()):
+            if key in last:
+                x = np.arange(1, len(last[key]) + 1) + 0.8 * ((i + 0.5) / len(results) - 0.5)
+                how = dict(color=f"C{i}", label=f"{name}, full {text.format(last[whole])}")
+                ax.bar(x, last[key], 0.8 / len(results), **how)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.set(xlabel="deleted block", ylabel=label)
+        ax.legend()
     return figure
 
 

@@ -12,9 +12,10 @@ What the papers leave open, and what we chose:
   tail, so there are also statistics that do not depend on scale.
 * Sharpness. h = n g², with g the gradient of the mean loss on labels drawn from the model's own softmax. Its mean over
   draws is the diagonal of the Gauss-Newton matrix. Published: n = B = 1024; whether sequences or tokens: [U]. Only the
-  number of tokens makes the estimate for a mean over tokens unbiased, so we take that [I]. For a block type the paper's
-  eq. 4 takes the arithmetic mean, its App. A.1 averages log h: both are here. With a single draw the mean of ln h is
-  too low by 1.27 (for Gaussian g), by the same amount for all types.
+  number of tokens makes the estimate for a mean over tokens unbiased, so we take that; of images, which have one label
+  each, their number [I]. For a block type the paper's eq. 4 takes the arithmetic mean, its App. A.1 averages log h:
+  both are here. With a single draw the mean of ln h is too low by 1.27 (for Gaussian g), by the same amount for all
+  types.
 """
 
 import math
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 
 from layers.loss import LOGITS_BYTES
-from model import GPT, MLP, Attention
+from model import MLP, Attention, Transformer
 
 MICRO_TOKENS = 4096  # tokens of one forward and backward pass in this package: bounds memory
 MATRIX_TYPES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}
@@ -34,7 +35,7 @@ TAIL_LEAST = 10  # … but at least this many
 # ------------------------------------------------------------------------------------------- types of parameters
 
 
-def matrix_types(model: GPT) -> dict:
+def matrix_types(model: Transformer) -> dict:
     """{name of a block's matrix: its type}, one of "q", "k", "v", "o", "w1" (up, and SwiGLU's gate), "w2" (down)."""
     types = {}
     for name, module in model.named_modules():
@@ -44,13 +45,13 @@ def matrix_types(model: GPT) -> dict:
     return types
 
 
-def block_types(model: GPT) -> dict:
+def block_types(model: Transformer) -> dict:
     """{parameter name: block type} of Blockwise LR: "emb", "pos", "head", "qk", "vo", "ffn", "norm" (all others); of
     mixtures of experts also "router" [I]."""
     return model.block_types()
 
 
-def trained_parameters(model: GPT) -> dict:
+def trained_parameters(model: Transformer) -> dict:
     """{name: parameter} of those with a gradient: all but the biases on the choice of experts, which no loss trains."""
     roles = model.roles()
     return {name: p for name, p in model.named_parameters() if roles[name] != "balance"}
@@ -60,22 +61,23 @@ def trained_parameters(model: GPT) -> dict:
 
 
 def target_shares(batches: list) -> list:
-    """Each batch's share of all targets that are not ignored; batches: [(idx, targets), …]. ValueError if all are."""
+    """Each batch's share of all targets that are not ignored; batches: [(inputs, targets), …]. ValueError if all
+    are."""
     counts = [int((targets != -1).sum()) for _, targets in batches]
     if not sum(counts):
         raise ValueError("every target is ignored (-1): give at least one that is not")
     return [count / sum(counts) for count in counts]
 
 
-def compute_gradients(model: GPT, batches: list) -> dict:
-    """{parameter name: gradient, fp32, on the CPU} of the mean loss over all targets of `batches`, [(idx, targets), …],
-    before clipping. ValueError if all targets are ignored."""
+def compute_gradients(model: Transformer, batches: list) -> dict:
+    """{parameter name: gradient, fp32, on the CPU} of the mean loss over all targets of `batches`, [(inputs, targets),
+    …], before clipping. ValueError if all targets are ignored."""
     names, parameters = zip(*trained_parameters(model).items(), strict=True)
     shares = target_shares(batches)
     total = [torch.zeros_like(p) for p in parameters]
-    for (idx, targets), share in zip(batches, shares, strict=True):
+    for batch, share in zip(batches, shares, strict=True):
         with torch.enable_grad():
-            loss = model(idx, targets)[1] * share
+            loss = model(*batch)[1] * share
         for t, g in zip(total, torch.autograd.grad(loss, parameters, materialize_grads=True), strict=True):
             t += g
     return {name: t.cpu() for name, t in zip(names, total, strict=True)}
@@ -134,9 +136,9 @@ def log_histogram(g: torch.Tensor, bins: int, low: float, high: float) -> dict:
 # --------------------------------------------------------------------------------------------------- sharpness
 
 
-def estimate_sharpness(model: GPT, idx: torch.Tensor, draws: int, generator: torch.Generator) -> dict:
-    """{parameter name: h, a CPU tensor of its shape}: the mean over `draws` of n g², with n = B·T tokens and g the
-    gradient of their mean loss on labels drawn from softmax(logits), at temperature 1 (Blockwise LR eq. 4).
+def estimate_sharpness(model: Transformer, inputs: torch.Tensor, draws: int, generator: torch.Generator) -> dict:
+    """{parameter name: h, a CPU tensor of its shape}: the mean over `draws` of n g², with n = B·T tokens, or B images,
+    and g the gradient of their mean loss on labels drawn from softmax(logits), at temperature 1 (Blockwise LR eq. 4).
 
     An unbiased estimate of the diagonal of the mean loss's Gauss-Newton matrix: with such labels the gradients of
     different tokens are independent and have mean zero. The labels depend on the generator alone, of any device."""
@@ -145,32 +147,34 @@ def estimate_sharpness(model: GPT, idx: torch.Tensor, draws: int, generator: tor
     names, parameters = zip(*trained_parameters(model).items(), strict=True)
     total = [torch.zeros_like(p) for p in parameters]
     for _ in range(draws):
-        sums = [torch.zeros_like(p) for p in parameters]  # over the tokens, of the gradients of their losses
-        for part in idx.split(max(1, MICRO_TOKENS // idx.shape[1])):
+        sums, n = [torch.zeros_like(p) for p in parameters], 0  # over the labels, of the gradients of their losses
+        for part in inputs.split(max(1, MICRO_TOKENS // model.config.block_size)):
             with torch.enable_grad():
                 x = model.stream(part)
-                loss = model.loss(x, sample_labels(model, x.detach(), generator)) * part.numel()
+                labels = sample_labels(model, x.detach(), generator)
+                loss, n = model.loss(x, labels) * labels.numel(), n + labels.numel()
             for s, g in zip(sums, torch.autograd.grad(loss, parameters, materialize_grads=True), strict=True):
                 s += g
         for t, s in zip(total, sums, strict=True):
-            t += s.square() / (idx.numel() * draws)  # n (s/n)²
+            t += s.square() / (n * draws)  # n (s/n)²
     return {name: t.cpu() for name, t in zip(names, total, strict=True)}
 
 
 @torch.no_grad()
-def sample_labels(model: GPT, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """One label per token, (B, T), drawn from softmax(logits) of the stream x (B, T, C); few logits exist at a time."""
-    rows = max(1, LOGITS_BYTES // (8 * x.shape[1] * model.config.padded_vocab_size))
+def sample_labels(model: Transformer, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """One label per token (B, T), or per image (B,), drawn from softmax(logits) of the stream x (B, T, C); few logits
+    exist at a time."""
+    rows = max(1, LOGITS_BYTES // (8 * x.shape[1] * (model.config.padded_vocab_size or model.config.n_class)))
     labels = []
     for part in x.split(rows):
-        p = model.logits(part).softmax(-1).flatten(0, 1).to(generator.device)
-        labels.append(torch.multinomial(p, 1, generator=generator).view(part.shape[:2]))
+        p = model.logits(part).softmax(-1).to(generator.device)
+        labels.append(torch.multinomial(p.flatten(0, -2), 1, generator=generator).view(p.shape[:-1]))
     return torch.cat(labels).to(x.device)
 
 
-def drop_padding_rows(model: GPT, h: dict) -> dict:
+def drop_padding_rows(model: Transformer, h: dict) -> dict:
     """`h`, {parameter name: tensor}, without the rows that pad the vocabulary: they belong to no token."""
-    types, vocab = block_types(model), model.config.vocab_size
+    types, vocab = block_types(model), model.config.vocab_size or None  # images have none
     return {name: t[:vocab] if types[name] in ("emb", "head") and t.ndim > 1 else t for name, t in h.items()}
 
 
@@ -189,7 +193,7 @@ def average_by_type(h: dict, types: dict) -> dict:
     return found
 
 
-def average_by_block(model: GPT, h: dict) -> dict:
+def average_by_block(model: Transformer, h: dict) -> dict:
     """{type: [arithmetic mean of h in each block]} for those of "qk", "vo", "ffn", "router", "norm" that the blocks
     have; nan for a block that lacks the type (Blockwise LR Fig. 7)."""
     types, layers = block_types(model), []
@@ -212,7 +216,7 @@ def log10_density(values: torch.Tensor, bins: int) -> dict:
 
 
 @torch.no_grad()
-def parameter_norms(model: GPT) -> dict:
+def parameter_norms(model: Transformer) -> dict:
     """{block type: L2 norm of all its trained parameters as one vector} (Blockwise LR Fig. 6)."""
     types, squares = block_types(model), {}
     for name, p in trained_parameters(model).items():

@@ -10,13 +10,16 @@ import torch
 
 from nanodnt.analysis import gradients, norms, streams
 from nanodnt.analysis.settings import AnalyzeConfig
-from nanodnt.data import open_dataset
+from nanodnt.data import load_meta, open_dataset
+from nanodnt.networks import kind_of_data
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.metrics import read_metrics
 from nanodnt.weights import model_from_checkpoint
 
 SCATTER_TOKENS, SCATTER_POINTS = 128, 3000  # few tokens, so that the points of one token can be told from the others
-JACOBIAN_SEQUENCES, JACOBIAN_TOKENS = 16, 128  # one position of each sequence [I]
+JACOBIAN_SEQUENCES, JACOBIAN_TOKENS = 16, 128  # one position of each sequence, or image [I]
+# what must be the same in meta.json where a model reads another dataset than that of its training
+READ = ("tokenizer", "vocab_size", "chars", "image_size", "channels", "classes")
 
 
 class NotApplicable(Exception):
@@ -36,14 +39,17 @@ class CheckpointedRun:
         checkpoint = load_checkpoint(kept[-1])
         self.block_size, trained_on = checkpoint["model_config"]["block_size"], checkpoint["meta"]
         dataset = config.dataset or checkpoint["train_config"]["dataset"]
-        self.data, vocabulary = open_dataset(dataset, self.block_size), ("tokenizer", "vocab_size", "chars")
-        if any(self.data.meta.get(key) != trained_on.get(key) for key in vocabulary):
-            here, there = (f"{meta['tokenizer']}, {meta['vocab_size']} tokens" for meta in (self.data.meta, trained_on))
+        meta, image_size = load_meta(dataset), checkpoint["model_config"].get("image_size", 0)
+        if any(meta.get(key) != trained_on.get(key) for key in READ):
+            here, there = map(describe_data, (meta, trained_on))
             raise ValueError(
                 f"dataset {dataset!r} ({here}) is not what {path} reads ({there}): choose another --dataset"
             )
-        if self.data.meta["splits"]["val"] != trained_on.get("splits", {}).get("val"):
-            print(f"note: {name}: the validation text of {dataset!r} is not the one of its training")
+        self.images = kind_of_data(meta) == "images"
+        self.data = open_dataset(dataset, self.block_size, verify=False, image_size=image_size)
+        if meta["splits"]["val"] != trained_on.get("splits", {}).get("val"):
+            what = "images of {!r} are not the ones" if self.images else "text of {!r} is not the one"
+            print(f"note: {name}: the validation {what.format(dataset)} of its training")
         if checkpoint["train_config"].get("doc_mask"):
             print(f"note: {name} was trained with doc_mask; here the documents of a row see each other")
         self.has_kept_one = len(kept) == 1 and path.is_dir()
@@ -53,12 +59,16 @@ class CheckpointedRun:
         checkpoint = load_checkpoint(path)
         return model_from_checkpoint(checkpoint).eval().to(self.device), checkpoint["step"]
 
-    def token_count(self, most: int) -> int:
-        """How many tokens `batch` returns."""
-        return len(self.data.validation(min(most, self.config.tokens))) * self.block_size
+    def count(self, inputs: torch.Tensor) -> dict:
+        """How much was measured on these inputs: {"tokens": number}, or {"images": number}."""
+        return {"images": len(inputs)} if self.images else {"tokens": inputs.numel()}
+
+    def short(self, inputs: torch.Tensor, tokens: int) -> torch.Tensor:
+        """The first `tokens` tokens of each sequence. An image cannot be cut: it stays whole."""
+        return inputs if self.images else inputs[:, :tokens]
 
     def batch(self, most: int) -> tuple:
-        """Inputs and targets (B, T) of at most `most` tokens, limited also by config.tokens; at least one window."""
+        """Inputs and targets of at most `most` tokens, limited also by config.tokens; at least one window, or image."""
         starts = self.data.validation(min(most, self.config.tokens))
         return tuple(torch.from_numpy(a).to(self.device) for a in self.data.val_batch(starts, len(starts)))
 
@@ -70,6 +80,14 @@ class CheckpointedRun:
     def generator(self, device="cpu") -> torch.Generator:
         """A new random generator with the seed of the configuration."""
         return torch.Generator(device).manual_seed(self.config.seed)
+
+
+def describe_data(meta: dict) -> str:
+    """What READ says of a dataset, in words."""
+    if kind_of_data(meta) == "images":
+        size = "of several sizes" if meta["image_size"] is None else "of {0} × {0} pixels".format(meta["image_size"])
+        return f"images {size}, channels {meta['channels']}, {len(meta['classes'])} classes"
+    return f"{meta['tokenizer']}, {meta['vocab_size']} tokens"
 
 
 def kept_checkpoints(folder: Path) -> list:
@@ -96,26 +114,27 @@ def pick_evenly(items: list, most: int) -> list:
 
 
 def measure_gradients(run, model, tokens):
-    found, types = gradients.compute_gradients(model, run.micro_batches(tokens)), gradients.matrix_types(model)
+    batches, types = run.micro_batches(tokens), gradients.matrix_types(model)
+    found = gradients.compute_gradients(model, batches)
     pooled = {}
     for kind in dict.fromkeys(gradients.MATRIX_TYPES.values()):
         g = torch.cat([found[name].flatten() for name, its in types.items() if its == kind])
         statistics = gradients.tail_statistics(g)
         histogram = gradients.log_histogram(g / (statistics["rms"] or 1), 80, 1e-6, 1e4)
         pooled[kind] = {**statistics, "histogram_of_g_over_rms": histogram}
-    return {"tokens": run.token_count(tokens), "types": pooled}
+    return {**run.count(run.batch(tokens)[0]), "types": pooled}
 
 
 def measure_sharpness(run, model, tokens):
-    idx, types, draws = run.batch(tokens)[0], gradients.block_types(model), run.config.draws
-    h = gradients.estimate_sharpness(model, idx, draws, run.generator(run.device))
+    inputs, types, draws = run.batch(tokens)[0], gradients.block_types(model), run.config.draws
+    h = gradients.estimate_sharpness(model, inputs, draws, run.generator(run.device))
     h = gradients.drop_padding_rows(model, h)
     density = {
         kind: gradients.log10_density(torch.cat([t.flatten() for name, t in h.items() if types[name] == kind]), 60)
         for kind in dict.fromkeys(types[name] for name in h)
     }
     averages = {"types": gradients.average_by_type(h, types), "layers": gradients.average_by_block(model, h)}
-    return {"tokens": idx.numel(), "draws": draws, **averages, "log10_density": density}
+    return {**run.count(inputs), "draws": draws, **averages, "log10_density": density}
 
 
 def measure_norms(run, model, tokens):
@@ -123,13 +142,14 @@ def measure_norms(run, model, tokens):
 
 
 def measure_alpha(run, model, tokens):
-    slots = norms.dyt_alphas(model, run.batch(tokens)[0])
+    inputs = run.batch(tokens)[0]
+    slots = norms.dyt_alphas(model, inputs)
     if not slots:
         raise NotApplicable("no DyT")
     alpha, inv_std = ([slot[key] for slot in slots] for key in ("alpha", "inv_std"))
     spread = min(np.ptp(alpha), np.ptp(inv_std)) if len(slots) > 2 else 0
     return {
-        "tokens": run.token_count(tokens),
+        **run.count(inputs),
         "slots": slots,
         "pearson_r": float(np.corrcoef(alpha, inv_std)[0, 1]) if spread else math.nan,
     }
@@ -139,34 +159,38 @@ def measure_scatter(run, model, tokens):
     names = pick_evenly(list(norms.norm_slots(model)), 3)
     if not names:
         raise NotApplicable("no norm on the residual path")
-    idx = run.batch(tokens)[0][:, :SCATTER_TOKENS]
-    points = {name: norms.norm_scatter(model, idx, name, SCATTER_POINTS, run.generator()) for name in names}
+    inputs = run.short(run.batch(tokens)[0], SCATTER_TOKENS)
+    points = {name: norms.norm_scatter(model, inputs, name, SCATTER_POINTS, run.generator()) for name in names}
     kinds = {name: slot.norm for name, slot in norms.norm_slots(model).items()}
-    return {"tokens": idx.numel(), "slots": {name: {"norm": kinds[name], **points[name]} for name in names}}
+    return {**run.count(inputs), "slots": {name: {"norm": kinds[name], **points[name]} for name in names}}
 
 
 def measure_variance(run, model, tokens):
-    return {"tokens": run.token_count(tokens), **streams.stream_variance(model, run.batch(tokens)[0])}
+    inputs = run.batch(tokens)[0]
+    return {**run.count(inputs), **streams.stream_variance(model, inputs)}
 
 
 def measure_angular(run, model, tokens):
-    found = streams.collect_streams(model, run.batch(tokens)[0])
-    return {"tokens": run.token_count(tokens), "distance": streams.angular_distance(found)}
+    inputs = run.batch(tokens)[0]
+    found = streams.collect_streams(model, inputs)
+    return {**run.count(inputs), "distance": streams.angular_distance(found)}
 
 
 def measure_removal(run, model, tokens):
-    return {"tokens": run.token_count(tokens), **streams.removal_drop(model, run.micro_batches(tokens))}
+    return {**run.count(run.batch(tokens)[0]), **streams.removal_drop(model, run.micro_batches(tokens))}
 
 
 def measure_jacobian(run, model, tokens):
-    idx = run.batch(JACOBIAN_SEQUENCES * run.block_size)[0][:JACOBIAN_SEQUENCES, :JACOBIAN_TOKENS]
-    positions = torch.randint(idx.shape[1], (len(idx),), generator=run.generator()).tolist()
+    inputs = run.batch(JACOBIAN_SEQUENCES * run.block_size)[0][:JACOBIAN_SEQUENCES]
+    inputs = run.short(inputs, JACOBIAN_TOKENS)
+    length = run.block_size if run.images else inputs.shape[1]  # tokens of an image, or of a sequence
+    positions = torch.randint(length, (len(inputs),), generator=run.generator()).tolist()
     width, blocks = model.config.n_embd, len(model.blocks)
     channels = [i * width // min(64, width) for i in range(min(64, width))]
     shown, maps, by_layer = pick_evenly(list(range(blocks)), 3), {}, {"attn": [], "mlp": []}
     for branch, statistics in by_layer.items():
         for block in range(blocks):
-            jacobian = streams.residual_jacobian(model, idx, positions, block, branch)
+            jacobian = streams.residual_jacobian(model, inputs, positions, block, branch)
             statistics.append(streams.jacobian_statistics(jacobian))
             if block in shown:
                 part = jacobian[channels][:, channels].tolist()
@@ -182,7 +206,8 @@ def measure_gains(run, model, tokens):
 
 
 def measure_logits(run, model, tokens):
-    return {"tokens": run.token_count(tokens), "layers": streams.largest_logits(model, run.batch(tokens)[0])}
+    inputs = run.batch(tokens)[0]
+    return {**run.count(inputs), "layers": streams.largest_logits(model, inputs)}
 
 
 def read_tracked_rows(run) -> list:

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 
 from layers.ops import upcast
 from layers.slot import NORMALISE, Slot
-from model import GPT
+from model import Transformer
 from nanodnt.analysis.streams import watch_outputs
 
 TANH_SLOPES = 1e-3, 1e2  # the tanh fit searches slope · rms(x) in this range
 
 
-def norm_slots(model: GPT) -> dict:
+def norm_slots(model: Transformer) -> dict:
     """{name: Slot} of every norm on the residual path, in the order of the forward; QK-norm and DNP are not on it."""
     named = {"input_norm": model.input_norm}
     for i, block in enumerate(model.blocks):
@@ -32,16 +32,16 @@ def norm_slots(model: GPT) -> dict:
 
 
 @torch.no_grad()
-def run_to_final_norm(model: GPT, idx: torch.Tensor) -> None:
-    """The forward of idx (B, T) up to and including the final norm, which `model.stream` leaves out; no logits."""
-    model.final_norm(model.stream(idx))
+def run_to_final_norm(model: Transformer, inputs: torch.Tensor) -> None:
+    """The forward of `inputs` up to and including the final norm, which `model.stream` leaves out; no logits."""
+    model.final_norm(model.stream(inputs))
 
 
 # ----------------------------------------------------------------------------------------------- norms and DyT
 
 
 @torch.no_grad()
-def dyt_alphas(model: GPT, idx: torch.Tensor) -> list:
+def dyt_alphas(model: Transformer, inputs: torch.Tensor) -> list:
     """[{"slot": name, "alpha": α, "inv_std": 1 / std over all elements of the slot's input}] of every DyT, in the order
     of the forward (DyT Figs. 4, 8)."""
     slots = {name: slot for name, slot in norm_slots(model).items() if slot.norm == "dyt"}
@@ -52,25 +52,25 @@ def dyt_alphas(model: GPT, idx: torch.Tensor) -> list:
         found.append({"slot": name, "alpha": float(slots[name].alpha), "inv_std": 1 / std if std else math.inf})
 
     with watch_outputs(slots, note):
-        run_to_final_norm(model, idx)
+        run_to_final_norm(model, inputs)
     return found
 
 
 @torch.no_grad()
-def norm_scatter(model: GPT, idx: torch.Tensor, slot_name: str, n: int, generator: torch.Generator) -> dict:
+def norm_scatter(model: Transformer, inputs: torch.Tensor, slot_name: str, n: int, generator: torch.Generator) -> dict:
     """What norm slot `slot_name` (a name of `norm_slots`) does to the elements of its input (DyT Fig. 2).
 
-    {"x", "y", "token", "channel": input, output before the affine part, index of the token in idx, and channel of at
-    most n elements, drawn without replacement; "amplitude", "slope", "r2": their least-squares fit y ≈ A tanh(a x),
-    a > 0; "linear_r2": of the line y ≈ c x; "token_rms_cv": standard deviation over mean of the RMS of all tokens'
-    inputs}. ValueError for a name that is not there."""
-    slots, inputs = norm_slots(model), []
+    {"x", "y", "token", "channel": input, output before the affine part, index of the token in the batch, and channel
+    of at most n elements, drawn without replacement; "amplitude", "slope", "r2": their least-squares fit
+    y ≈ A tanh(a x), a > 0; "linear_r2": of the line y ≈ c x; "token_rms_cv": standard deviation over mean of the RMS
+    of all tokens' inputs}. ValueError for a name that is not there."""
+    slots, found = norm_slots(model), []
     if slot_name not in slots:
         raise ValueError(f"{slot_name!r} is not a norm of the residual path: there are {', '.join(slots) or 'none'}")
     slot = slots[slot_name]
-    with watch_outputs({slot_name: slot}, lambda name, args, output: inputs.append(upcast(args[0]))):
-        run_to_final_norm(model, idx)
-    x = inputs[0].flatten(0, 1)  # (tokens, C)
+    with watch_outputs({slot_name: slot}, lambda name, args, output: found.append(upcast(args[0]))):
+        run_to_final_norm(model, inputs)
+    x = found[0].flatten(0, 1)  # (tokens, C)
     y = NORMALISE[slot.norm](slot, x if slot.const_in == 1.0 else slot.const_in * x)
     chosen = torch.randperm(x.numel(), generator=generator, device=generator.device)[:n].sort().values.to(x.device)
     rms, xs, ys = x.square().mean(-1).sqrt(), x.flatten()[chosen].cpu(), y.flatten()[chosen].cpu()
@@ -112,7 +112,7 @@ def fit_tanh(x: np.ndarray, y: np.ndarray) -> dict:
 
 
 @torch.no_grad()
-def gain_statistics(model: GPT) -> dict:
+def gain_statistics(model: Transformer) -> dict:
     """{slot name: {"rms", "min", "max", "std"}} of the gain, as it acts, of every slot with more than one entry: norms
     of all kinds, LayerScale, Admin, HG, DP, DNP (scale vectors, Fig. 4)."""
     slots = {name: module for name, module in model.named_modules() if isinstance(module, Slot)}
@@ -127,7 +127,7 @@ def vector_statistics(g: torch.Tensor) -> dict:
 
 
 @torch.no_grad()
-def qkv_cosines(model: GPT) -> list:
+def qkv_cosines(model: Transformer) -> list:
     """[{"qk", "qv", "kv": cosine between the gains that HG gives q, k and v}] by block; nan in a block without a pre
     norm (Mix-LN's first blocks); [] without HG (scale vectors, Fig. 4)."""
     found = []

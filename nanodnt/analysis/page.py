@@ -94,7 +94,8 @@ def write_page(runs: list, out: Path, figures: list, baseline: str = "") -> Path
     table, several = final_loss_table(runs, baseline), len(runs) > 1
     title = f"{len(runs)} runs compared" if several else f"Run {runs[0].name}"
     page = [f"<h1>{html.escape(title)}</h1>", "<h2>Where they end</h2>" if several else "<h2>Where it ends</h2>"]
-    page += [html_table("ends", "Validation loss in nats per token, at the last evaluation", *table_cells(table))]
+    caption = f"Validation loss in nats per {table['unit']}, at the last evaluation"
+    page += [html_table("ends", caption, *table_cells(table))]
     page += [f'<p class="warning">{html.escape(line)}</p>' for line in table["warnings"]]
     if several:
         page += [f'<p class="dim">{html.escape(DEFINITION)}</p>', "<h2>What differs</h2>", html_differences(runs)]

@@ -77,9 +77,9 @@ def measure_runs(runs: list, names: list) -> dict:
 def write_figure(name: str, results: dict, config: AnalyzeConfig, folder: Path) -> Path:
     """Draw figure `name` from {run: what was measured}; write name.png and, with all its numbers, name.json."""
     shows, source = CAPTIONS[name]
-    used = [(m.get("tokens"), m.get("draws")) for measured in results.values() for m in measured]
-    tokens, draws = used[0]
-    how = (f"; {tokens:,} tokens" if tokens else "") + (f", {draws} draws" if draws else "")
+    first = next(m for measured in results.values() for m in measured)
+    how = "".join(f"; {first[what]:,} {what}" for what in ("tokens", "images") if what in first)
+    how += f", {first['draws']} draws" if "draws" in first else ""
     with plt.rc_context(figures.STYLE):
         escaped = {run.replace("$", r"\$"): found for run, found in results.items()}  # "$" would begin mathematics
         figure = FIGURES[name].draw(escaped)

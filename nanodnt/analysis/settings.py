@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 # figure: (what it shows, the paper's figure that it follows)
 CAPTIONS = {
-    "loss": ("Training and validation loss against steps, tokens and hours of training", ""),
+    "loss": ("Training and validation loss against steps, tokens or images, and hours of training", ""),
     "gradients": ("Gradient entries by type of matrix: density, and share beyond a size", "DNT, Fig. 1"),
     "sharpness": ("Sharpness by block type: average, over training, distribution", "Blockwise LR, Figs. 1-3, 7"),
     "norms": ("Norm of the parameters of each block type over training", "Blockwise LR, Fig. 6"),
@@ -12,7 +12,7 @@ CAPTIONS = {
     "scatter": ("Inputs and outputs of norms, element by element", "DyT, Fig. 2"),
     "variance": ("Variance of the residual stream after each block, over training", "LNS, Figs. 2-5"),
     "angular": ("Angular distance between the residual stream at two depths", "LNS, Figs. 2-5"),
-    "removal": ("Rise of the loss when one block is deleted", "LNS, Figs. 2-5"),
+    "removal": ("Rise of the loss, of images also fall of top-1, when one block is deleted", "LNS, Figs. 2-5"),
     "jacobian": ("Jacobian of residual sub-layers, averaged over tokens", "LNS, Fig. 7"),
     "gains": ("Scale vectors over training", "scale vectors, Fig. 4"),
     "logits": ("Largest attention logit of each block", ""),
@@ -32,8 +32,9 @@ class AnalyzeConfig:
     baseline: str = ""  # name of the run that the others are compared with; empty = the first
     smooth: float = 0.05  # training losses are averaged over a window of this share of the run
     # --- what to measure on ---
-    dataset: str = ""  # its validation windows are read; empty = the run's own dataset
-    tokens: int = 65536  # most tokens to read; costly figures take fewer, and each says how many it took
+    dataset: str = ""  # its validation windows, or images, are read; empty = the run's own dataset
+    tokens: int = 65536  # most tokens to read, of images their patches; costly figures take fewer, and each says how
+    #   many tokens or images it took
     draws: int = 8  # sampled gradients that sharpness is averaged over
     snapshots: int = 6  # most checkpoints, evenly spread, for a figure over training
     seed: int = 1337  # of sampled labels, positions and points

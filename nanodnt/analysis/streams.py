@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from layers.ops import upcast
-from model import GPT
+from model import Transformer
 from nanodnt.analysis.gradients import MICRO_TOKENS, target_shares
 from nanodnt.generate import KVCache
 from nanodnt.run.tracking import largest_logit, variance
@@ -48,7 +48,7 @@ def watch_outputs(modules: dict, note):
 
 
 @torch.no_grad()
-def collect_streams(model: GPT, idx: torch.Tensor) -> list:
+def collect_streams(model: Transformer, inputs: torch.Tensor) -> list:
     """L + 1 CPU tensors (B, T, C): the stream that enters block 1, and the stream after each block; the last of them
     is before the final norm."""
     found = []
@@ -58,12 +58,12 @@ def collect_streams(model: GPT, idx: torch.Tensor) -> list:
         found.append(output.cpu())
 
     with watch_outputs(dict(enumerate(model.blocks)), note):
-        model.stream(idx)
+        model.stream(inputs)
     return found
 
 
 @torch.no_grad()
-def stream_variance(model: GPT, idx: torch.Tensor) -> dict:
+def stream_variance(model: Transformer, inputs: torch.Tensor) -> dict:
     """{"stream": [L + 1], "attn": [L], "mlp": [L]}: variance over the channels of a token, mean over tokens, of the
     stream and of the branch outputs as they are added (after the mid slot); "stream_global" [L + 1]: over all elements.
     Variances divide by the number of elements."""
@@ -80,7 +80,7 @@ def stream_variance(model: GPT, idx: torch.Tensor) -> dict:
     for i, block in enumerate(model.blocks):
         modules |= {("attn", i): block.attn.mid, ("mlp", i): block.mlp.mid, ("stream", i): block}
     with watch_outputs(modules, note):
-        model.stream(idx)
+        model.stream(inputs)
     return found
 
 
@@ -96,47 +96,57 @@ def angular_distance(streams: list) -> list:
 
 
 @torch.no_grad()
-def removal_drop(model: GPT, batches: list) -> dict:
-    """{"loss": mean loss over the targets of `batches`, [(idx, targets), …], "drop": [how much higher it is with
-    block ℓ deleted]}. The other blocks keep their constants, such as LNS's 1/√ℓ (LNS)."""
+def removal_drop(model: Transformer, batches: list) -> dict:
+    """{"loss": mean loss over the targets of `batches`, [(inputs, targets), …], "drop": [how much higher it is with
+    block ℓ deleted]}, and of images {"top1": share whose class has the largest logit, "top1_drop": [how much lower it
+    is]}. The other blocks keep their constants, such as LNS's 1/√ℓ (LNS)."""
 
-    def mean_loss():
-        losses = [model(idx, targets)[1].item() for idx, targets in batches]
-        return sum(loss * share for loss, share in zip(losses, shares, strict=True))
+    def measure():
+        """Mean loss, and where the model returns logits top-1."""
+        total = [0.0, 0.0]
+        for batch, share in zip(batches, shares, strict=True):
+            (logits, loss), targets = model(*batch), batch[1]
+            hits = math.nan if logits is None else (logits.argmax(-1) == targets).sum() / (targets != -1).sum()
+            total = [t + share * float(value) for t, value in zip(total, (loss, hits), strict=True)]
+        return total
 
     shares = target_shares(batches)
-    blocks, loss, drop = model.blocks, mean_loss(), []
+    blocks, (loss, top1), without = model.blocks, measure(), []
     try:
         for i in range(len(blocks)):
             model.blocks = torch.nn.ModuleList([*blocks[:i], *blocks[i + 1 :]])
-            drop.append(mean_loss() - loss)
+            without.append(measure())
     finally:
         model.blocks = blocks
-    return {"loss": loss, "drop": drop}
+    found = {"loss": loss, "drop": [other - loss for other, _ in without]}
+    return found if math.isnan(top1) else found | {"top1": top1, "top1_drop": [top1 - other for _, other in without]}
 
 
 # ---------------------------------------------------------------------------------------------------- Jacobian
 
 
-def residual_jacobian(model: GPT, idx: torch.Tensor, positions: list, block: int, branch: str) -> torch.Tensor:
+def residual_jacobian(
+    model: Transformer, inputs: torch.Tensor, positions: list, block: int, branch: str
+) -> torch.Tensor:
     """(C, C): ∂y[i]/∂x[j] for the token at positions[b] of each sequence b, averaged over the sequences (LNS Fig. 7).
 
     x enters and y leaves the residual sub-layer `branch` ("attn", "mlp", or "block" for both) of block `block`, counted
-    from 0. Both are of the same token, and the tokens before it are held fixed: their keys and values are put in a
-    cache, so that C copies of the token give all rows in one backward pass."""
+    from 0. Both are of the same token. The others that it sees, those before it or all of an image, are held fixed:
+    their keys and values are put in a cache, so that C copies of the token give all rows in one backward pass."""
     module = model.blocks[block] if branch == "block" else getattr(model.blocks[block], branch)
-    inputs, total = [], 0.0
-    with torch.no_grad(), watch_outputs({branch: module}, lambda name, args, output: inputs.extend(args)):
-        model.stream(idx)
-    x, rope = inputs[0], inputs[1] if len(inputs) > 1 else None
+    seen, total = [], 0.0
+    with torch.no_grad(), watch_outputs({branch: module}, lambda name, args, output: seen.extend(args)):
+        model.stream(inputs)
+    x, rope = seen[0], seen[1] if len(seen) > 1 else None
     channels = torch.arange(x.shape[-1], device=x.device)
     for sequence, t in zip(x, map(int, positions), strict=True):
         context = ()
         if branch != "mlp":  # the FFN looks at no other token
-            cache, part = KVCache(t + 1), lambda low, high: rope and tuple(angle[low:high] for angle in rope)
-            if t:
+            others = sequence[:t] if model.config.causal else torch.cat((sequence[:t], sequence[t + 1 :]))
+            cache, part = KVCache(len(others) + 1), lambda low, high: rope and tuple(angle[low:high] for angle in rope)
+            if len(others):
                 with torch.no_grad():
-                    module(sequence[None, :t], part(0, t), cache)
+                    module(others[None], part(0, t), cache)
                 cache.k, cache.v = (kv.repeat(len(channels), 1, 1, 1) for kv in (cache.k, cache.v))
             context = part(t, t + 1), cache
         with torch.enable_grad():
@@ -159,22 +169,23 @@ def jacobian_statistics(jacobian: torch.Tensor) -> dict:
 
 
 class LargestLogit(TorchFunctionMode):
-    """Inside, every attention product appends max |q·k| / √head_dim, over heads and causal pairs, to `found`. It sees q
-    and k as the product gets them, so after the norms and the rotation of any layout."""
+    """Inside, every attention product appends max |q·k| / √head_dim, over heads and pairs of a query and a key that it
+    sees, to `found`. It gets q and k as the product does, so after the norms and the rotation of any layout."""
 
-    def __init__(self):
+    def __init__(self, causal: bool):
         super().__init__()
-        self.found = []
+        self.causal, self.found = causal, []
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is F.scaled_dot_product_attention:
-            self.found.append(largest_logit(*(upcast(x) for x in args[:2])))
+            self.found.append(largest_logit(*(upcast(x) for x in args[:2]), causal=self.causal))
         return function(*args, **(kwargs or {}))
 
 
 @torch.no_grad()
-def largest_logits(model: GPT, idx: torch.Tensor) -> list:
-    """[L]: the largest |q·k| / √head_dim of each block, over heads and causal pairs, after QK-norm and RoPE."""
-    with LargestLogit() as mode:
-        model.stream(idx)
+def largest_logits(model: Transformer, inputs: torch.Tensor) -> list:
+    """[L]: the largest |q·k| / √head_dim of each block, over heads and pairs of which one sees the other, after QK-norm
+    and RoPE."""
+    with LargestLogit(model.config.causal) as mode:
+        model.stream(inputs)
     return torch.stack(mode.found).tolist()

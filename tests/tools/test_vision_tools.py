@@ -1,16 +1,26 @@
 """The commands on a run of images: what they read of its checkpoints, print and draw, and what they refuse."""
 
+import io
+import json
 import sys
+from contextlib import redirect_stdout
 
 import pytest
 import torch
 
+import analyze
 import evaluate
 import export
 import sample
+import sweep
+from model import GPTConfig
+from nanodnt.analysis import gradients, streams
+from nanodnt.analysis.compare import final_loss_table, load_records, table_cells
+from nanodnt.analysis.settings import FIGURE_NAMES
 from nanodnt.run.checkpoints import load_checkpoint
 from support import runs as tiny
 from support.images import encode, noise, write_dataset
+from vision import ViT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 VIT = dict(patch_size=4, block_size=5, mlp="gelu_erf", label_smoothing=0.1, crop_padding=1)
@@ -53,3 +63,175 @@ def test_commands_for_text_refuse_it(folder, command, words, capsys):
     assert call(command, f"--out_dir={folder / 'vit'}", "--checkpoint=last.pt", *words) == 1
     said = capsys.readouterr().err
     assert said.startswith("error: ") and "is a model of images" in said and said.count("\n") == 1
+
+
+# ------------------------------------------------------------------------------------------------- speed, as logged
+
+
+def test_rows_and_progress_have_images_per_second(folder, tmp_path, dataset, capsys):
+    for row in tiny.metrics(folder / "vit"):
+        if "tokens_per_s" in row:
+            assert row["images_per_s"] == pytest.approx(row["tokens_per_s"] / 5)
+    assert tiny.run(**VIT, dataset=folder / "data", out_dir=tmp_path / "vit", max_iters=1, track_interval=0) == 0
+    assert " images/s  eta" in capsys.readouterr().out
+    assert tiny.run(dataset=dataset, out_dir=tmp_path / "gpt", max_iters=1, track_interval=0) == 0
+    assert "images" not in capsys.readouterr().out.split("step 1/1")[1]
+
+
+# ------------------------------------------------------------------------------------------------------------ analyze
+
+SMALL = ("--tokens=60", "--draws=2", "--snapshots=2", "--device=cpu")
+WITHOUT = {"alpha", "experts"}  # DyT and a mixture of experts this run has not
+
+
+def draw(folder, names) -> tuple:
+    """(the results' folder, what was printed) of these figures of the run; all but two of them are of images."""
+    with redirect_stdout(io.StringIO()) as said:
+        assert call(analyze, folder / "vit", *SMALL, "--report=True", f"--figures={','.join(names)}") == 0
+    results, names = folder / "vit" / "analysis", set(names) - WITHOUT
+    assert names <= {path.stem for path in results.glob("*.png")}
+    for name in names - {"norms", "gains", "tracking", "jacobian"}:
+        found = json.loads((results / f"{name}.json").read_text())["runs"]["vit"]
+        assert all("tokens" not in one and 1 <= one["images"] <= 12 for one in found), name
+    return results, said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def drawn(folder):
+    return draw(folder, ["removal", "scatter", "logits", "alpha", "experts"])
+
+
+@pytest.mark.deep
+def test_every_figure_is_of_images(folder):
+    draw(folder, FIGURE_NAMES)
+
+
+def test_the_page_of_images(drawn):
+    folder, said = drawn
+    for name, reason in (("alpha", "no DyT"), ("experts", "no mixture of experts")):
+        assert f"vit: {name} is left out: {reason}\n" in said
+    page = (folder / "report.html").read_text()
+    assert "Validation loss in nats per image" in page and ">images<" in page and ">top-1<" in page
+    assert "nats per token" not in page and ">tokens<" not in page
+
+
+def test_the_table_ends_with_top1(folder, drawn):
+    head, row = (line.split() for line in drawn[1].splitlines()[:2])
+    last = tiny.metrics(folder / "vit")[-1]
+    assert head[:3] == ["run", "steps", "images"] and head[-2:] == ["top-1", "state"]
+    assert row[1:3] == ["20", str(20 * 8)] and row[-1] == f"{last['val_top1']:.2%}"
+
+
+def test_two_runs_of_images_compared(folder, tmp_path):
+    """Another patch size means another number of tokens, of the same images: the losses are comparable."""
+    how = VIT | dict(patch_size=2, block_size=17, track_interval=0, eval_tokens=0)
+    assert tiny.run(**how, dataset=folder / "data", out_dir=tmp_path / "fine") == 0
+    assert tiny.run(**VIT, dataset=folder / "data", out_dir=tmp_path / "coarse", track_interval=0, eval_tokens=0) == 0
+    table = final_loss_table(load_records([tmp_path / "fine", tmp_path / "coarse"]))
+    assert [row["images"] for row in table["rows"]] == [160, 160] and table["unit"] == "image"
+    assert not [line for line in table["warnings"] if "comparable" in line or "numbers of" in line]
+    head, *rows = table_cells(table)
+    assert head[2] == "images" and head[-2] == "top-1" and all(cells[-2].endswith("%") for cells in rows)
+
+
+def test_another_dataset_must_have_its_images(folder, tmp_path, dataset, capsys):
+    images = [encode(pixels) for pixels in noise(12, 8, 8, seed=3)]
+    write_dataset(tmp_path / "five", images, images, classes=5)
+    write_dataset(tmp_path / "same", images, images)
+    here = {"five": "8 × 8 pixels, channels 1, 5 classes", "walk": "chars, 50 tokens"}
+    for data, words in zip((tmp_path / "five", dataset), here.values(), strict=True):
+        assert call(analyze, folder / "vit", *SMALL, f"--dataset={data}", f"--out={tmp_path / 'out'}") == 1
+        said = capsys.readouterr().err
+        assert words in said and "4 classes" in said and "choose another --dataset" in said and said.count("\n") == 1
+    words = ("--figures=variance", f"--dataset={tmp_path / 'same'}", f"--out={tmp_path / 'out'}")
+    assert call(analyze, folder / "vit", *SMALL, *words) == 0
+    assert "the validation images of" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------- definitions, on a model by hand
+
+NET = dict(n_layer=2, n_head=2, n_embd=16, patch_size=4, image_size=8, channels=1, n_class=3, block_size=5)
+
+
+def network(**changes) -> ViT:
+    """A ViT in float64, whose weights are large enough to matter."""
+    return ViT(GPTConfig(**NET | dict(init_std=0.3) | changes)).double().eval()
+
+
+def images(n=3, seed=0):
+    return torch.randn(n, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("branch", ["attn", "mlp", "block"])
+def test_the_jacobian_of_a_token_that_sees_all(branch):
+    """The token's block of the Jacobian of the whole sub-layer, by autograd."""
+    model, x, positions = network(mid_norm="both"), images(), [0, 2, 4]
+    found = streams.residual_jacobian(model, x, positions, 1, branch)
+    entering = streams.collect_streams(model, x)[1]
+    block, wanted = model.blocks[1], 0
+    for one, t in zip(entering, positions, strict=True):
+        if branch == "mlp":
+            with torch.no_grad():
+                one = block.attn(one[None])[0]
+        module = block if branch == "block" else getattr(block, branch)
+        jacobian = torch.autograd.functional.jacobian(lambda x, module=module: module(x[None])[0], one)
+        wanted = wanted + jacobian[t, :, t] / len(positions)
+    assert torch.allclose(found, wanted)
+
+
+def test_the_largest_logit_is_of_all_pairs():
+    """By hand; in some batches a pair has it that a causal mask would hide."""
+    model, later = network(), 0
+    attention = model.blocks[0].attn.f
+    for seed in range(6):
+        kept = []
+        hook = attention.register_forward_pre_hook(lambda module, args, kept=kept: kept.append(args[0]))
+        found = streams.largest_logits(model, images(seed=seed))
+        hook.remove()
+        q, k = (m(kept[0]).view(3, 5, 2, 8).transpose(1, 2) for m in (attention.q, attention.k))
+        largest, causal = ((x.abs().max() / 8**0.5).item() for x in (q @ k.mT, (q @ k.mT).tril()))
+        assert found[0] == pytest.approx(largest)
+        later += largest > causal
+    assert later
+
+
+def test_removal_has_top1():
+    model, x = network(), images(8)
+    targets = model(x)[0].argmax(-1)
+    targets[:2] = (targets[:2] + 1) % 3
+    found = streams.removal_drop(model, [(x[:5], targets[:5]), (x[5:], targets[5:])])
+    assert found["top1"] == pytest.approx(6 / 8) and found["loss"] == pytest.approx(model(x, targets)[1].item())
+    for block, (drop, fall) in enumerate(zip(found["drop"], found["top1_drop"], strict=True)):
+        rest = network()
+        rest.blocks = torch.nn.ModuleList([rest.blocks[1 - block]])
+        logits, loss = rest(x, targets)
+        assert drop == pytest.approx(loss.item() - found["loss"])
+        assert fall == pytest.approx(6 / 8 - (logits.argmax(-1) == targets).double().mean().item())
+
+
+def test_sharpness_counts_images():
+    """n g² with n the number of images, and one label for each."""
+    model, x = network(n_layer=1), images(4)
+    h = gradients.estimate_sharpness(model, x, 1, torch.Generator().manual_seed(5))
+    labels = gradients.sample_labels(model, model.stream(x), torch.Generator().manual_seed(5))
+    assert labels.shape == (4,) and set(labels.tolist()) <= {0, 1, 2}
+    for name, g in gradients.compute_gradients(model, [(x, labels)]).items():
+        assert torch.allclose(h[name], 4 * g.square()), name
+    assert gradients.drop_padding_rows(model, h)["head.weight"].shape == (3, 16)
+
+
+# -------------------------------------------------------------------------------------------------------------- sweeps
+
+
+@pytest.mark.parametrize("only_print", [True, pytest.param(False, marks=pytest.mark.deep)])
+def test_a_sweep_of_images(only_print, folder, tmp_path, capsys):
+    words = [f"--{name}={value}" for name, value in (tiny.TINY | VIT | dict(max_iters=2, warmup_iters=1)).items()]
+    words = [word for word in words if not word.startswith(("--learning_rate", "--block_size"))]
+    words += [f"--dataset={folder / 'data'}", "--learning_rate=1e-3,1e-2", "--seeds=1", "--jobs=1", f"--out={tmp_path}"]
+    assert call(sweep, *words, f"--print={only_print}") == 0
+    if only_print:
+        assert capsys.readouterr().out.count("train.py") == 2
+        return
+    found = json.loads((tmp_path / "sweep.json").read_text())
+    assert [row["x"] for row in found["curves"]["the config"]] == [1e-3, 1e-2] and not found["missing"]
+    assert (tmp_path / "sweep.png").exists()
