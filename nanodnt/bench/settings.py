@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from model import GPTConfig
-from nanodnt.data import Augment, load_meta
+from nanodnt.data import Augment, folder_of, load_meta
 from nanodnt.data.windows import document_positions
 from nanodnt.engine import split_batch
 from nanodnt.networks import fit, network, open_data, stand_in
@@ -44,7 +44,7 @@ class BenchConfig:
     report_size: Literal["gpu", "toy"] = "gpu"  # toy: every part with a tiny model, to try it on a CPU
     data: Literal["dataset", "random"] = "dataset"  # random: tokens drawn at random, no dataset needed; the vocabulary
     #   is vocab_size, or GPT-2's 50257; with doc_mask in documents of 256 tokens on average. With patch_size: random
-    #   images, of ImageNet's size unless it is given, the same ones in every step, and random labels
+    #   images, the same ones in every step, of the dataset's size, or ImageNet's if it is not prepared, and labels
     accumulation: int = 1  # micro batches in a timed step; 0 = all that batch_size asks for
     compile_times: bool = False  # also the seconds of a compilation with an empty cache, and with that cache filled
     # --- benchmark: how ---
@@ -110,9 +110,10 @@ class Setting:
             raise ValueError(f"{given[0]} is for text, and patch_size={patch} is for images: leave one of them out")
 
     def _fit(self) -> None:
-        """Fill in the vocabulary, or size, channels and classes of images: the flags', or the dataset's, or for random
-        data GPT-2's or ImageNet's."""
-        if self.bench.data == "random":
+        """Fill in the vocabulary, or size, channels and classes of images: the flags', or the dataset's. For random
+        tokens GPT-2's vocabulary; for random images ImageNet's sizes, where the dataset is not prepared."""
+        prepared = (folder_of(self.config.dataset) / "meta.json").exists()
+        if self.bench.data == "random" and not (prepared and self.flags.patch_size):
             fit(self.flags, stand_in(self.flags)[0], "random")
             return
         try:

@@ -20,7 +20,7 @@ from vision import ViT
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = dict(n_layer=2, n_head=2, n_embd=32, patch_size=4, image_size=8, channels=1, n_class=4, drop_path=0.2)
 TINY |= dict(batch_size=4, label_smoothing=0.1, data="random", device="cpu", dtype="float32", compile=False)
-TINY |= dict(repeats=1, steps=1, warmup=1)
+TINY |= dict(repeats=1, steps=1, warmup=1, dataset="nowhere")
 ENV = Env(0, 1, torch.device("cpu"), torch.float32, False)
 
 
@@ -60,9 +60,13 @@ def test_random_images():
     assert others.dtype == torch.int64 and share.dtype == torch.float32 and 0 <= share.min() <= share.max() <= 1
 
 
-def test_random_images_are_imagenets():
-    flags = make_setting(image_size=0, channels=0, n_class=0, patch_size=16).flags
+def test_the_size_of_random_images(data):
+    """The dataset's, or if there is none ImageNet's."""
+    sizes = dict(image_size=0, channels=0, n_class=0)
+    flags = make_setting(dataset="nowhere", patch_size=16, **sizes).flags
     assert (flags.image_size, flags.channels, flags.n_class, flags.block_size) == (224, 3, 1000, 197)
+    flags = make_setting(dataset=data, **sizes).flags
+    assert (flags.image_size, flags.channels, flags.n_class, flags.block_size) == (8, 1, 4, 5)
 
 
 def test_images_of_a_dataset(data):
@@ -156,7 +160,7 @@ def test_what_is_of_text_is_refused(case, capsys):
 OTHERS = {
     "text": (dict(data="dataset"), "patch_size=4 is for images, but dataset"),
     "nowhere": (dict(data="dataset", dataset="nowhere"), "or time on random images: --data=random"),
-    "runs of random images": (dict(verify="resume", max_iters=60), "trains on a dataset's images"),
+    "runs of random images": (dict(verify="resume", max_iters=60, dataset="nowhere"), "trains on a dataset's images"),
 }
 
 
