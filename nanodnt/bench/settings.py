@@ -11,7 +11,7 @@ from model import GPTConfig
 from nanodnt.data import Augment, folder_of, load_meta
 from nanodnt.data.windows import document_positions
 from nanodnt.engine import split_batch
-from nanodnt.networks import fit, network, open_data, stand_in
+from nanodnt.networks import fit, kind_of_data, network, open_data, stand_in
 from nanodnt.optim import fill_defaults
 from nanodnt.run.compilation import choose_compile
 from nanodnt.run.environment import Env, choose_dtype
@@ -74,6 +74,12 @@ class BenchConfig:
             path.parent.mkdir(parents=True, exist_ok=True)
 
 
+def is_of_images(dataset: str, patch_size: int) -> bool:
+    """Whether the flags are for images, and so is the dataset, which is prepared."""
+    prepared = patch_size and (folder_of(dataset) / "meta.json").exists()
+    return bool(prepared) and kind_of_data(load_meta(dataset, verify=False)) == "images"
+
+
 @dataclass
 class Setting:
     """A configuration to be timed, its defaults filled in. The batch of a timed step:
@@ -112,16 +118,16 @@ class Setting:
     def _fit(self) -> None:
         """Fill in the vocabulary, or size, channels and classes of images: the flags', or the dataset's. For random
         tokens GPT-2's vocabulary; for random images ImageNet's sizes, where the dataset is not prepared."""
-        prepared = (folder_of(self.config.dataset) / "meta.json").exists()
-        if self.bench.data == "random" and not (prepared and self.flags.patch_size):
+        name = self.config.dataset
+        if self.bench.data == "random" and not is_of_images(name, self.flags.patch_size):
             fit(self.flags, stand_in(self.flags)[0], "random")
             return
         try:
-            meta = load_meta(self.config.dataset, verify=False)
+            meta = load_meta(name, verify=False)
         except ValueError as e:
             what = "images" if self.flags.patch_size else "tokens"
             raise ValueError(f"{e}; or time on random {what}: --data=random") from None
-        fit(self.flags, meta, self.config.dataset)
+        fit(self.flags, meta, name)
         if meta.get("vocab_size", 0) > self.flags.vocab_size:
             raise ValueError(
                 f"vocab_size={self.flags.vocab_size} is below the {meta['vocab_size']} tokens of "
