@@ -13,9 +13,9 @@ AdamW: LR 1e-3, decay 0.1, betas 0.9 and 0.99. mSGDW: LR 0.1, decay 1e-3, moment
 Top-1 in the paper: AdamW 81.9, mSGDW 81.2 (ViT-Huge: 80.8 and 73.5). Its Fig. 6, mSGDW: S1 is much the worst, S3 the
 best, S4 and S5 are close to it.
 Ours [I]: patches of 14 × 14 in images of 224 × 224, by which the count is the paper's; random crops of 8% of the area
-or more, flips; RandAugment and mixing as in timm, on whose ViT the paper builds; biases, exact GELU; no decay on
-positions and class token; head and tables N(0, 0.02); Xavier cut off at 2σ, in all layouts. Class token or mean over
-the patches: [U].
+or more, flips; RandAugment as in timm, on whose ViT the paper builds; mixup and cutmix with weights for each image,
+where timm's default draws one for a batch; biases, exact GELU; no decay on positions and class token; head and tables
+N(0, 0.02); Xavier cut off at 2σ, in all layouts. Class token or mean over the patches: [U].
 """
 
 out_dir = "out/vdnt_huge"
