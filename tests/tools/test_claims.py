@@ -279,7 +279,7 @@ def on_record(tmp_path_factory):
     """An Experiment on a copy of the committed record of scale mini, and its folder, which has that of digits too."""
     folder = tmp_path_factory.mktemp("record")
     (folder / "results" / "claims").mkdir(parents=True)
-    for scale in ("mini",):
+    for scale in ("mini", "digits"):
         shutil.copy(ROOT / "docs" / "results" / "claims" / f"{scale}.json", folder / "results" / "claims")
     return make_experiment(folder, judge_only=True), folder / "results"
 
@@ -287,7 +287,8 @@ def on_record(tmp_path_factory):
 def test_the_pages_are_those_of_the_record(on_record):
     made, folder = on_record
     report.write_page(made)
-    for name in ("claims.md", "momentum_sgd.md"):
+    report.write_page(make_experiment(folder.parent, "digits", judge_only=True))
+    for name in ("claims.md", "momentum_sgd.md", "claims_digits.md"):
         assert (folder / name).read_text() == (ROOT / "docs" / "results" / name).read_text(), name
 
 
