@@ -65,7 +65,7 @@ def draw(weight, std: float, generator: torch.Generator, cut: float | None = Non
     if weight.is_meta:
         return
     drawn = torch.empty(weight.shape, device="cpu")
-    if cut is None:
+    if cut is None or std == 0:  # Fixup starts some matrices at 0, which trunc_normal_ cannot draw
         drawn.normal_(0, std, generator=generator)
     else:
         nn.init.trunc_normal_(drawn, 0, std, -cut * std, cut * std, generator)

@@ -27,7 +27,7 @@ class TrainConfig:
     # --- images ---
     label_smoothing: float = 0.0  # share of each target that training spreads over all classes
     crop_area: float = 1.0  # training images are random parts of at least this share of the area, resized (ImageNet:
-    #   0.08); 1 = whole images
+    #   0.08); 1 = whole images, or where their sizes differ the middle, as in validation
     crop_padding: int = 0  # training images are moved by up to this many pixels, black comes in (CIFAR: 4)
     flip: bool = False  # mirror every second training image, left to right
     rand_augment: float = 0.0  # RandAugment: magnitude, up to 10, of two random operations on an image; 0 = off

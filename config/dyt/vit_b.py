@@ -9,9 +9,9 @@ The paper: ConvNeXt's recipe. 300 epochs in batches of 4096, 20 of them warm-up,
 stochastic depth 0.1. Its vision code decays no vectors and scalars, so not α.
 Top-1 in the paper: LayerNorm 82.3, DyT 82.5; with tuned LRs 82.3 and 82.8 (Tables 1 and 10).
 Ours [I]: augmentation, label smoothing, betas and the absence of clipping as we know ConvNeXt's recipe; which of 0.1,
-0.4 and 0.5 is this model's stochastic depth; patches of 16 × 16; class token; biases, exact GELU; the initial weights
-N(0, 0.02). Not here: the averaged weights (EMA) and the random erasing of that recipe. What the paper evaluates, the
-average or the weights themselves: [U].
+0.4 and 0.5 is this model's stochastic depth; patches of 16 × 16; biases, exact GELU; the initial weights N(0, 0.02).
+Class token or mean over the patches: [U]. Not here: the averaged weights (EMA) and the random erasing of that recipe.
+What the paper evaluates, the average or the weights themselves: [U].
 """
 
 out_dir = "out/vit_b"

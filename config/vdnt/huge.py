@@ -13,9 +13,9 @@ AdamW: LR 1e-3, decay 0.1, betas 0.9 and 0.99. mSGDW: LR 0.1, decay 1e-3, moment
 Top-1 in the paper: AdamW 81.9, mSGDW 81.2 (ViT-Huge: 80.8 and 73.5). Its Fig. 6, mSGDW: S1 is much the worst, S3 the
 best, S4 and S5 are close to it.
 Ours [I]: patches of 14 × 14 in images of 224 × 224, by which the count is the paper's; random crops of 8% of the area
-or more, flips; RandAugment as in timm, on whose ViT the paper builds; mixup and cutmix with weights for each image,
-where timm's default draws one for a batch; biases, exact GELU; no decay on positions and class token; head and tables
-N(0, 0.02); Xavier cut off at 2σ, in all layouts. Class token or mean over the patches: [U].
+or more, flips; biases, exact GELU; no decay on positions and class token; head and tables N(0, 0.02); mSGDW has these
+60 epochs of warm-up too. Class token or mean over the patches: [U]. RandAugment, mixing, Xavier and more where we had
+to choose: docs/images.md.
 """
 
 out_dir = "out/vdnt_huge"
@@ -56,6 +56,7 @@ max_iters = 187_650  # 150 epochs of 1,251 steps
 warmup_iters = 75_060  # 60 epochs
 learning_rate = 1e-3
 min_lr = 1e-8
+weight_decay = 0.1
 beta2 = 0.99
 grad_clip = 0.0  # off
 decay_emb = False

@@ -11,9 +11,9 @@ The paper: 150 epochs of ImageNet-1k in batches of 1024, 60 of them warm-up, cos
 AdamW: LR 1e-3, decay 0.1, betas 0.9 and 0.99. mSGDW: LR 0.5, decay 2e-4, momentum 0.9 (large_msgdw.py).
 Top-1 in the paper: AdamW 82.1, mSGDW 81.5 (ViT-Large: 81.7 and 78.2).
 Ours [I]: patches of 16 × 16 in images of 224 × 224, which make 304M parameters where the paper has 307M; random crops
-of 8% of the area or more, flips; RandAugment as in timm, on whose ViT the paper builds; mixup and cutmix with weights
-for each image, where timm's default draws one for a batch; biases, exact GELU; no decay on positions and class token;
-head and tables N(0, 0.02); Xavier cut off at 2σ, in all layouts. Class token or mean over the patches: [U].
+of 8% of the area or more, flips; biases, exact GELU; no decay on positions and class token; head and tables N(0, 0.02);
+mSGDW has these 60 epochs of warm-up too. Class token or mean over the patches: [U]. RandAugment, mixing, Xavier and
+more where we had to choose: docs/images.md.
 """
 
 out_dir = "out/vdnt_large"
@@ -54,6 +54,7 @@ max_iters = 187_650  # 150 epochs of 1,251 steps
 warmup_iters = 75_060  # 60 epochs
 learning_rate = 1e-3
 min_lr = 1e-8
+weight_decay = 0.1
 beta2 = 0.99
 grad_clip = 0.0  # off
 decay_emb = False

@@ -1,8 +1,9 @@
 """Your own images → data/NAME: a folder of PNG and JPEG files, with a folder for each class.
 
 Either FOLDER/train/CLASS/... and FOLDER/val/CLASS/..., which then have the same classes, or FOLDER/CLASS/...: then
-about --val_share of the images, chosen by a hash of their names, are held out for validation. Classes are numbered in
-the order of their names. Folders are read recursively, without hidden files and files that are no PNG or JPEG.
+about --val_share of the images, chosen by a hash of their names, are held out for validation, but of no class all.
+Classes are numbered in the order of their names. Folders are read recursively, without links, hidden files and files
+that are no PNG or JPEG.
 
 The files stay as they are. Images may have several sizes, and are made RGB (--channels=3) or gray (1) when they are
 read. With --image_size=N all of them must be N × N, and of that mode.
@@ -18,6 +19,7 @@ from nanodnt import inputs, prepare, prepare_images
 from nanodnt.tokenizer import DATA
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
+SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev")  # names of folders of splits
 VAL_SHARE = 0.1
 
 
@@ -34,10 +36,18 @@ def find_images(folder: Path) -> dict:
         else:
             classes.setdefault(name.split("/")[0], []).append((name, file))
     if skipped:
-        print(f"skipped {len(skipped)} files that are no PNG or JPEG: {', '.join(skipped[:5])} ...", file=sys.stderr)
+        print(f"note: no PNG or JPEG, so left out: {list_some(skipped)}", file=sys.stderr)
     if not classes:
         raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)}) in folders of their classes")
+    folders = {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    if empty := sorted(folders - classes.keys()):
+        print(f"note: without images, or links, so left out: {list_some(empty)}", file=sys.stderr)
     return dict(sorted(classes.items()))
+
+
+def list_some(names: list) -> str:
+    """The first of some names, and how many there are."""
+    return ", ".join(names[:5]) + f" and others, {len(names):,} in all" * (len(names) > 5)
 
 
 def find_splits(folder: Path, val_share: float | None) -> tuple:
@@ -46,6 +56,8 @@ def find_splits(folder: Path, val_share: float | None) -> tuple:
     if all(part.is_dir() for part in given):
         if val_share is not None:
             raise ValueError(f"{folder} has train and val, so leave out --val_share")
+        if others := sorted(path.name for path in folder.iterdir() if path.is_dir() and path not in given):
+            print(f"note: neither train nor val, so left out: {list_some(others)}", file=sys.stderr)
         train, val = map(find_images, given)
         prepare_images.check_classes(list(train), list(val))
         return list(train), {
@@ -53,10 +65,20 @@ def find_splits(folder: Path, val_share: float | None) -> tuple:
             for split, found in (("train", train), ("val", val))
         }
     found = find_images(folder)
+    splits = [name for name in found if name.lower() in SPLITS]
+    if len(splits) > 1:
+        raise ValueError(
+            f"{folder} has {', '.join(splits)}, which look like splits, not like classes: call two of them train and val, "
+            "or name as --folder the one whose folders are the classes"
+        )
     images = [(name, file, label) for label, files in enumerate(found.values()) for name, file in files]
     if len(images) == 1:
         raise ValueError(f"{folder} holds one image, and both training and validation need one")
-    held_out = inputs.hold_out([prepare.score(name) for name, _, _ in images], val_share or VAL_SHARE)
+    held_out = list(inputs.hold_out([prepare.score(name) for name, _, _ in images], val_share or VAL_SHARE))
+    first = {label: i for i, (_, _, label) in reversed(list(enumerate(images)))}  # image of each class
+    kept = {label for (_, _, label), is_val in zip(images, held_out, strict=True) if not is_val}
+    for label in first.keys() - kept:  # a class that could not be learned
+        held_out[first[label]] = False
     splits = {"train": [], "val": []}
     for (_, file, label), is_val in zip(images, held_out, strict=True):
         splits["val" if is_val else "train"].append((file, label))

@@ -171,7 +171,7 @@ def open_image(raw: bytes, channels: int, side: int | None):
 
     With a `side` it must have this width, height and mode; without one it is converted to the mode. ValueError, to be
     read after the name of the image, where it cannot be decoded or does not fit."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     mode = MODES[channels]
     try:
@@ -179,6 +179,8 @@ def open_image(raw: bytes, channels: int, side: int | None):
         size = image.size
         if side is None or size == (side, side):  # else it is refused below, and not worth decoding
             image.load()
+    except UnidentifiedImageError:
+        raise ValueError("is neither PNG nor JPEG") from None
     except Exception as e:  # Pillow raises many kinds; among them one for an image that is a decompression bomb
         raise ValueError(f"cannot be decoded ({type(e).__name__}: {str(e)[:100]})".replace("\n", " ")) from None
     if side is not None and size != (side, side):

@@ -133,14 +133,14 @@ BAD = cases(
     ("images for a GPT", "--patch_size=0", ["images", "patch_size"]),
     ("no Pillow", "", ["Pillow", "pip install"], missing_package("PIL")),
     # What only reading an image shows, in a run that goes on with the earlier one, whose checkpoints must stay.
-    ("not an image", LONGER, ["image 7", "train.bin", "cannot be decoded"], image(b"no image"), PT),
-    ("another format", LONGER, ["image 7", "cannot be decoded"], image(b"GIF89a" + bytes(40)), PT),
+    ("not an image", LONGER, ["image 7", "train.bin", "is neither PNG nor JPEG"], image(b"no image"), PT),
+    ("another format", LONGER, ["image 7", "is neither PNG nor JPEG"], image(b"GIF89a" + bytes(40)), PT),
     ("a cut image", LONGER, ["image 7", "cannot be decoded"], image(GRAY[7][:-40]), PT),
     ("a flipped bit", LONGER, ["image 7", "cannot be decoded"], image(GRAY[7][:60] + b"\xff" + GRAY[7][61:]), PT),
     ("size", LONGER, ["image 7", "8 × 9 pixels instead of 8 × 8", "prepare"], image(encode(noise(9, 8))), PT),
     ("channels", LONGER, ["image 7", "mode RGB instead of L", "channels=1"], image(encode(noise(8, 8, 3))), PT),
     ("a bomb", LONGER, ["image 7", "cannot be decoded", "Bomb"], image(bomb()), PT),
-    ("in val", LONGER, ["image 3", "val.bin", "cannot be decoded"], image(b"no image", "val", 3), PT),
+    ("in val", LONGER, ["image 3", "val.bin", "is neither PNG nor JPEG"], image(b"no image", "val", 3), PT),
     ("cut during the run", LONGER, ["train.bin", "shorter", "prepare"], during(truncate("train")), PT),
     ("cannot be read", LONGER, ["Input/output error"], during(unreadable), PT),
 )

@@ -151,11 +151,11 @@ PIXELS = {"bytes": encode(noise(32, 32, 3)), "path": None}
             {"label": TEN["label"][::-1]},
             "the classes of train and val differ: their order",
         ),
-        ({"img": [None], "label": [0]}, TEN, "image 0 of test cannot be decoded"),
+        ({"img": [None], "label": [0]}, TEN, "image 0 of test is neither PNG nor JPEG"),
         (
             {"img": [PIXELS, {"bytes": b"x" * 50, "path": None}], "label": [0, 1]},
             TEN,
-            "image 1 of test cannot be decoded",
+            "image 1 of test is neither PNG nor JPEG",
         ),
         (
             {"img": [{"bytes": encode(noise(31, 31, 3)), "path": None}], "label": [0]},
@@ -201,7 +201,8 @@ def test_a_folder_with_train_and_val(home, tmp_path, capsys):
     made = {split: write_folder(tmp_path / "pets" / split) for split in ("train", "val")}
     local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--image_size=9", "--licence=mine"])
     out = capsys.readouterr()
-    assert "next: python train.py --dataset=pets --patch_size=1\n" in out.out and "skipped 1 files" in out.err
+    assert "next: python train.py --dataset=pets --patch_size=1\n" in out.out
+    assert "no PNG or JPEG, so left out: cat/notes.txt\n" in out.err and "neither train nor val" not in out.err
     meta = load_meta("pets")
     assert (meta["classes"], meta["image_size"], meta["licence"]) == (["cat", "dog"], 9, "mine")
     for split in made:
@@ -219,6 +220,28 @@ def test_a_share_is_held_out_by_a_hash_of_names(home, tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(rglob(self, pattern))))
     local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--val_share=0.3"])
     assert contents(home / "pets") == before  # whatever order the file system lists them in
+
+
+def test_no_class_is_held_out_whole(home, tmp_path):
+    for c, count in enumerate((1, 2, 40)):
+        (tmp_path / "in" / f"class {c}").mkdir(parents=True)
+        for i in range(count):
+            (tmp_path / "in" / f"class {c}" / f"{i}.png").write_bytes(encode(noise(4, 4, 3, seed=100 * c + i)))
+    local.main([f"--folder={tmp_path / 'in'}", "--name=few", "--val_share=0.9"])
+    assert {label for _, label in images_of(home / "few", "train")} == {0, 1, 2}
+    assert len(images_of(home / "few", "val")) > 20
+
+
+def test_what_is_left_out_is_named(home, tmp_path, capsys):
+    write_folder(tmp_path / "in")
+    (tmp_path / "in" / "empty").mkdir()
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "in" / "cat")
+    local.main([f"--folder={tmp_path / 'in'}", "--name=pets"])
+    assert "without images, or links, so left out: empty, link\n" in capsys.readouterr().err
+    for split in ("train", "val", "extra"):
+        write_folder(tmp_path / "split" / split)
+    local.main([f"--folder={tmp_path / 'split'}", "--name=pets"])
+    assert "neither train nor val, so left out: extra\n" in capsys.readouterr().err
 
 
 def test_mean_and_deviation_are_of_all_pixels_of_training_images(home, tmp_path, monkeypatch):
@@ -306,9 +329,9 @@ def one_colour(folder):
 BAD = [
     ("", replace_image(noise(9, 8, 3)), "2.PNG has 8 × 9 pixels instead of 9 × 9"),
     ("", replace_image(noise(9, 9)), "2.PNG is of mode L instead of RGB (channels=3"),
-    ("", replace_image(raw=b"no image"), "2.PNG cannot be decoded"),
-    ("", replace_image(raw=b""), "2.PNG cannot be decoded"),
-    ("", replace_image(raw=b"GIF89a" + bytes(50), split="val"), "val/dog/2.PNG cannot be decoded"),
+    ("", replace_image(raw=b"no image"), "2.PNG is neither PNG nor JPEG: repair it"),
+    ("", replace_image(raw=b""), "2.PNG is neither PNG nor JPEG"),
+    ("", replace_image(raw=b"GIF89a" + bytes(50), split="val"), "val/dog/2.PNG is neither PNG nor JPEG"),
     ("", cut, "1.jpg cannot be decoded (OSError: "),
     ("", bomb, "cannot be decoded (DecompressionBombError"),
     ("", lambda f: (f / "val" / "dog").rename(f / "val" / "cow"), "classes of train and val differ: 'cow', 'dog'"),
@@ -320,6 +343,7 @@ BAD = [
         "the classes are 'cat', and 2 to 65,536 are needed",
     ),
     ("", lambda f: shutil.rmtree(f / "val"), "the classes are 'train', and 2"),
+    ("", lambda f: (f / "val").rename(f / "test"), "has test, train, which look like splits"),
     ("", lambda f: (f / "val" / "dog" / "0.PNG").rename(f / "val" / "0.png"), "0.png lies in no class"),
     ("", one_colour, "one and the same value in a channel"),
     ("--image_size=", wide, "2.PNG is of mode I;16 instead of RGB"),

@@ -305,6 +305,13 @@ TRUNCATED = math.sqrt(1 - 4 * math.exp(-2) / (math.sqrt(2 * math.pi) * math.erf(
 
 
 @pytest.mark.parametrize("init", ("normal", "xavier", "xavier_cut"))
+def test_fixups_matrices_start_at_zero(init):
+    model = ViT(config_of(dict(norm="none", fixup=True, init=init), 2))
+    ends = [m.weight for b in model.blocks for m in (b.attn.f.o, b.mlp.f.down)]
+    assert not any(weight.any() for weight in [*ends, model.head.weight]) and model.blocks[0].attn.f.q.weight.any()
+
+
+@pytest.mark.parametrize("init", ("normal", "xavier", "xavier_cut"))
 def test_initial_standard_deviations(init):
     """Xavier's σ² = 2 / (n_in + n_out), for patches too, cut off at 2σ; embeddings and head are N(0, init_std)."""
     flags = dict(WIDE, init=init, init_std=0.05, residual_init="plain", bias=True)
