@@ -67,7 +67,7 @@ BEST = {  # validation losses at steps 0, 10 … 40: the step of best.pt
 @pytest.mark.parametrize("losses", deep_but(BEST, *list(BEST)[1:]))
 def test_best_prev_and_last(losses, dataset, tmp_path, monkeypatch):
     script = iter(losses)
-    monkeypatch.setattr(train, "evaluate", lambda *_: float(next(script)))
+    monkeypatch.setattr(train, "evaluate", lambda *_: dict(val_loss=float(next(script))))
     config = dict(out_dir=tmp_path, dataset=dataset, max_iters=40)
     with at_row(25, lambda: kill_me(signal.SIGTERM)):  # the best so far is remembered
         assert run(**config) == 143

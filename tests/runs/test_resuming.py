@@ -232,7 +232,7 @@ def test_an_evaluation_repeated_on_resume_may_be_the_best(dataset, tmp_path):
             assert stop.agreed()
             return None
         seen.append(step)
-        return losses[step]
+        return dict(val_loss=losses[step])
 
     seen = []
     with pytest.MonkeyPatch.context() as patch:
