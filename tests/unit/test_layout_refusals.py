@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from layers import rules
 from model import GPT, GPTConfig
+from nanodnt.networks import network
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import model_from_checkpoint, profile_admin
@@ -273,8 +274,18 @@ SOME_FLAGS = st.lists(st.sampled_from(sorted(CHOICES)), max_size=4, unique=True)
     lambda names: st.fixed_dictionaries({name: st.sampled_from(CHOICES[name]) for name in names})
 )
 # start from a scheme, so that flags that need each other are drawn together
-EXPERTS = dict(n_expert=4, n_expert_shared=1, balance="bias", router="sigmoid", router_norm=False, router_scale=2.5)
-START_FLAGS = st.sampled_from([{}, *(flags for flags, _ in SCHEMES.values()), dict(n_expert=3), EXPERTS])
+EXPERTS = dict(
+    n_expert=4,
+    n_expert_active=3,
+    n_expert_shared=1,
+    balance="bias",
+    router="sigmoid",
+    router_norm=False,
+    router_scale=2.5,
+)
+IMAGES = dict(patch_size=2, image_size=4, channels=1, n_class=3, block_size=5, vocab_size=0)
+IMAGES = [dict(IMAGES, qk_norm=True), dict(IMAGES, pool="mean", block_size=4, drop_path=0.5)]
+START_FLAGS = st.sampled_from([{}, *(flags for flags, _ in SCHEMES.values()), dict(n_expert=3), EXPERTS, *IMAGES])
 
 
 ANY_FLAGS = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
@@ -291,7 +302,7 @@ def step_settings():
 def test_any_flags_are_refused_by_name_or_train_and_survive_a_checkpoint(one_thread, scheme, some):
     config = GPTConfig(**{**TINY, **scheme, **some})
     try:
-        model = GPT(config)
+        model = network(config)(config)
     except ValueError as e:
         event("refused")
         named = [name for name in {**scheme, **some} if re.search(rf"\b{name}\b", str(e))]
@@ -299,12 +310,11 @@ def test_any_flags_are_refused_by_name_or_train_and_survive_a_checkpoint(one_thr
         return
     event("accepted")
     assert all(isinstance(note, str) for note in rules.notes(config))
-    T = config.block_size
-    idx, targets = tokens(2, T, vocab=config.vocab_size), tokens(2, T, vocab=config.vocab_size, seed=2)
-    profile_admin(model, idx)
+    inputs, targets = made_batch(config)
+    profile_admin(model, inputs)
     optimizer = make_optimizer(model.train(), step_settings())
     for _ in range(2):
-        loss = model(idx, targets)[1]
+        loss = model(inputs, targets)[1]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -317,7 +327,15 @@ def test_any_flags_are_refused_by_name_or_train_and_survive_a_checkpoint(one_thr
     copy = model_from_checkpoint(torch.load(file, weights_only=True)).eval()
     for (key, a), b in zip(copy.state_dict().items(), model.state_dict().values(), strict=True):
         assert torch.equal(a, b), key
-    assert torch.equal(copy(idx)[0], model.eval()(idx)[0])
+    assert torch.equal(copy(inputs)[0], model.eval()(inputs)[0])
+
+
+def made_batch(c):
+    """Two sequences and their targets, or two images and their labels."""
+    if c.patch_size:
+        images = torch.randn(2, c.channels, c.image_size, c.image_size, generator=torch.Generator().manual_seed(0))
+        return images, torch.tensor([0, c.n_class - 1])
+    return tuple(tokens(2, c.block_size, vocab=c.vocab_size, seed=seed) for seed in (1, 2))
 
 
 @pytest.mark.deep

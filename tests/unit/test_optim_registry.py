@@ -176,7 +176,7 @@ def test_the_file_alone_is_enough(tmp_path, dataset):
     which is the same uninterrupted and resumed. All in one process, because its start takes the longest."""
     for name in ("layers", "nanodnt"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("configurator.py", "model.py", "train.py"):
+    for name in ("configurator.py", "model.py", "vision.py", "train.py"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "nanodnt" / "optim" / "lion.py").write_text(lion_source())
     changes = dict(dataset=dataset, optimizer="lion", learning_rate=3e-3, eval_interval=3)
