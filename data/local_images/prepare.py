@@ -68,8 +68,8 @@ def find_splits(folder: Path, val_share: float | None) -> tuple:
     splits = [name for name in found if name.lower() in SPLITS]
     if len(splits) > 1:
         raise ValueError(
-            f"{folder} has {', '.join(splits)}, which look like splits, not like classes: call two of them train and val, "
-            "or name as --folder the one whose folders are the classes"
+            f"{folder} has {', '.join(splits)}, which look like splits, not like classes: call two of them train and "
+            "val, or name as --folder the one whose folders are the classes"
         )
     images = [(name, file, label) for label, files in enumerate(found.values()) for name, file in files]
     if len(images) == 1:
