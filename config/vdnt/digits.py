@@ -1,4 +1,4 @@
-"""A small V-DNT (setting S5) on handwritten digits of 8 × 8 pixels: two minutes on 2 CPU cores.
+"""A small V-DNT (setting S5) on handwritten digits of 8 × 8 pixels: a minute on 2 CPU cores.
 
     python data/digits/prepare.py && python train.py config/vdnt/digits.py
     python train.py config/vdnt/digits.py config/dnt/s1.py --out_dir=out/digits_s1
