@@ -47,7 +47,7 @@ class GPTConfig:
     n_layer: int = 12  # blocks (one block = attention + FFN)
     n_head: int = 12  # attention heads
     n_embd: int = 768  # model width d, the size of the residual stream
-    block_size: int = 1024  # context length in tokens
+    block_size: int = 1024  # context length in tokens; of images it follows from their patches
     vocab_size: int = 0  # entries of the tokenizer, before padding; 0 = the dataset's
     # --- parts ---
     pos: Literal["learned", "rope"] = "learned"  # positions: a learned table on the embedding, or rotary on q and k

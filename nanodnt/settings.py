@@ -6,7 +6,7 @@ from typing import Literal
 from nanodnt.data.augment import Augment
 from nanodnt.optim import OPTIMIZERS
 
-MAX_BATCH = 2**20  # sequences; a larger number is a typing error, and its batches would not fit into memory
+MAX_BATCH = 2**20  # sequences, or images; a larger number is a typing error, and its batches would not fit into memory
 
 
 @dataclass
@@ -21,7 +21,7 @@ class TrainConfig:
     # --- data ---
     dataset: str = "pystdlib"  # a folder under data/ (or a path) made by its prepare.py
     doc_mask: bool = False  # keep documents apart: attention stays within each, and positions restart at its start
-    batch_size: int = 480  # sequences per optimizer step, over all devices
+    batch_size: int = 480  # sequences, or images, per optimizer step, over all devices
     micro_batch_size: int = 0  # sequences one device holds at a time; 0 = the largest divisor of its share that fits
     #   into a GPU's memory by the count of --plan; on a CPU, and in bench.py, the largest up to 16
     # --- images ---
@@ -87,7 +87,8 @@ class TrainConfig:
     #   divided by it (exact while the LR is ratio times the base, so not near a shared min_lr)
     # --- evaluation, logging, checkpoints ---
     eval_interval: int = 1000  # steps between evaluations, each followed by a checkpoint
-    eval_tokens: int = 1_000_000  # validation tokens read each time, the same every time; 0 = all
+    eval_tokens: int = 1_000_000  # validation tokens read each time, the same every time; 0 = all. Of images: patches
+    #   and class tokens
     eval_only: bool = False  # evaluate once and exit
     log_interval: int = 10  # steps between rows of metrics.jsonl
     track_interval: int = 100  # steps between rows that also log the stream, attention logits, gradients, updates and
