@@ -31,6 +31,7 @@ class Arm(NamedTuple):
     lr: float | None = None  # a given learning rate, without tuning
     tries: tuple = ()  # further files or flags, one of which is chosen with the tuning seed, after the rate
     points: int = 5  # of the grid of learning rates
+    around: str = ""  # the arm whose best learning rate is the grid's middle; "": the scale's
     init: str = ""  # a file of config/init/ in place of the base's
     keep: bool = False  # keep ten checkpoints, for what is measured over training
 
@@ -135,9 +136,9 @@ LONG = "--max_iters=1600 --warmup_iters=160 --eval_interval=1600"  # four times 
 LEFT_OUT = {"QK": "no_qk_norm", "pre": "no_pre_norm", "mid": "no_mid_norm", "input": "no_input_norm"}
 # What may decide how far momentum SGD is behind AdamW: {what: ({value: flags, "" for the base's}, is AdamW varied too)}
 STUDY = {
-    "batch, sequences": ({"4": "--batch_size=4", "16": "", "32": "--batch_size=32"}, True),
+    "batch, sequences": ({"4": "--batch_size=4", "8": "--batch_size=8", "16": ""}, True),
     "steps": (
-        {"150": "--max_iters=150 --warmup_iters=15", "300": "", "600": "--max_iters=600 --warmup_iters=60"},
+        {"75": "--max_iters=75 --warmup_iters=7", "150": "--max_iters=150 --warmup_iters=15", "300": ""},
         True,
     ),
     "initial weights": (
@@ -145,14 +146,13 @@ STUDY = {
             "0.02": "config/init/gpt2.py",
             "0.049": "",
             "Xavier, 0.02": "config/init/xavier.py",
-            "Xavier, 0.049": "config/init/xavier_128.py",
             "Xavier, 1": "config/init/xavier_unit.py",
         },
         True,
     ),  # the number is the embedding's std; without Xavier also the matrices'
-    "warm-up, steps": ({"0": "--warmup_iters=0", "30": ""}, True),
+    "warm-up, steps": ({"0": "--warmup_iters=0", "30": ""}, False),
     "clipping at": ({"0.1": "--grad_clip=0.1", "1": "", "never": "--grad_clip=0"}, False),
-    "momentum": ({"0.8": "--momentum=0.8", "0.9": "", "0.95": "--momentum=0.95", "0.98": "--momentum=0.98"}, False),
+    "momentum": ({"0.9": "", "0.95": "--momentum=0.95", "0.98": "--momentum=0.98"}, False),
 }
 STRESS_RATE = 0.06  # far too high for AdamW, and without warm-up
 
@@ -192,6 +192,7 @@ ARMS = {
             join(f"config/dnt/{layout.lower()}.py", optimizer, "" if flags.startswith("config/init/") else flags),
             rate,
             points=3,
+            around=f"{layout} {name}",
             init=flags if flags.startswith("config/init/") else "",
         )
         for what, (values, both) in STUDY.items()
@@ -216,8 +217,8 @@ ARMS = {
     "shared": Arm("llama", "config/scale_vectors/shared.py", keep=True),
     "none": Arm("llama", "config/scale_vectors/none.py"),
     "none, rate of shared": Arm("llama", "config/scale_vectors/none.py", of="shared"),
-    "QK-norm": Arm("llama", "config/scale_vectors/qk_norm.py"),
-    "unified": Arm("llama", "config/scale_vectors/unified.py"),
+    "QK-norm": Arm("llama", "config/scale_vectors/qk_norm.py", points=3),
+    "unified": Arm("llama", "config/scale_vectors/unified.py", points=3),
     "HG": Arm("llama", "config/scale_vectors/hg.py", of="shared"),
     "DP": Arm("llama", "config/scale_vectors/dp.py", of="shared"),
     "OR": Arm("llama", "config/scale_vectors/or_magdir.py", of="shared"),

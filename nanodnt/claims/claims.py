@@ -135,6 +135,7 @@ CLAIMS = [
         ),
         "Our reading of App. F [I]; so is 0.05 nats. App. F leaves out norms under “Adam, lr 0.3” without warm-up, "
         "from a model with two pre norms: from S4 [I]. Adam at 0.3 is implausible, so we take a lower rate [I].",
+        few_seeds=True,
     ),
     Claim(
         "dnt-muon",
@@ -171,6 +172,7 @@ CLAIMS = [
             Number("under Adam-mini: Emb 4, QK 1, FFN 4, VO 4", "Adam-mini, blocks - S1 Adam-mini", -0.044),
         ),
         "On DNT's S1, a GPT with a tied head, which takes the embedding's ratio as in the authors' code.",
+        few_seeds=True,
     ),
     Claim(
         "blockwise-order",

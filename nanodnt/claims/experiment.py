@@ -137,6 +137,8 @@ class Experiment:
             return Tuned(lr, arm.files, {})
         if arm.lr is not None or middle is None or self.scale.smoke:
             return Tuned(middle if arm.lr is None else arm.lr, arm.files, {})
+        if arm.around:
+            middle = self.tune(arm.around).lr
         low, high, tried = -(arm.points // 2), arm.points // 2, {}
         while True:
             steps = [k for k in range(low, high + 1) if k not in tried]

@@ -21,13 +21,15 @@ from nanodnt.sweep.runner import IGNORED_FIELDS, TrainingRun, resolve_configs
 
 
 def digest_settings(run: TrainingRun) -> str:
-    """A checksum of the run's settings that are not the default; so a new flag with a default changes nothing."""
+    """A checksum of the run's settings that are not the default; so a new flag with a default changes nothing, nor does
+    a new type of block, whose ratio of learning rates is 1."""
     found = {}
     for part in resolve_configs(run.args):
         if hasattr(part, "learning_rate"):
             fill_defaults(part)
         found |= {f.name: getattr(part, f.name) for f in fields(part) if getattr(part, f.name) != f.default}
-    kept = {name: value for name, value in sorted(found.items()) if name not in IGNORED_FIELDS}
+    unused = {name for name, value in found.items() if name.startswith("lr_ratio_") and value == 1}
+    kept = {name: value for name, value in sorted(found.items()) if name not in {*IGNORED_FIELDS, *unused}}
     return f"{zlib.crc32(json.dumps(kept).encode()):08x}"
 
 

@@ -13,11 +13,10 @@ from nanodnt.sweep.runner import Stopped, resolve_configs, split_command
 
 def list_needs(claims: list, extras: list, experiment: Experiment) -> dict:
     """{arm: {measures of its reported seeds}} of all that the claims and extras need, in the order in which it is
-    trained: what claims are judged by, their other numbers, robustness, the study of momentum SGD; in each group those
-    last that need another arm's rate. A set is empty for arms that are only run with the tuning seed."""
+    trained: what claims are judged by, robustness, the study of momentum SGD, the claims' other numbers; in each group
+    those last that need another arm's rate. A set is empty for arms that are only run with the tuning seed."""
     smoke, needs, groups = experiment.scale.smoke, {}, []
     groups.append([claim.primary for claim in claims])
-    groups.append([number for claim in claims for number in claim.sides])
     groups.append(
         [
             name
@@ -36,12 +35,13 @@ def list_needs(claims: list, extras: list, experiment: Experiment) -> dict:
             if "momentum-sgd" in extras and experiment.config.scale == "mini"  # its values are those of mini
         ]
     )
+    groups.append([number for claim in claims for number in claim.sides])
     for group in groups:
         found = {}
         for part in group:
             for name in [part] if isinstance(part, str) else [arm for _, arm in split_value(part.value)]:
                 found.setdefault(name, set()).update(() if isinstance(part, str) else (part.measure,))
-        for name in sorted(found, key=lambda name: bool(ARMS[name].of)):
+        for name in sorted(found, key=lambda name: bool(ARMS[name].of or ARMS[name].around)):
             needs.setdefault(name, set()).update(found[name])
     return needs
 
