@@ -17,9 +17,8 @@ class RunState:
     step: int = stored(is_count, default=0)  # optimizer steps made
     tokens: int = stored(is_count, default=0)  # tokens trained on
     skipped: int = stored(is_count, default=0)  # steps whose gradient was not finite, which changed nothing
-    evaluated: int = stored(
-        lambda v: is_count(v) or (type(v) is int and v == -1), default=-1
-    )  # step of the last evaluation, -1 = none yet
+    # step of the last evaluation, -1 = none yet
+    evaluated: int = stored(lambda v: is_count(v) or (type(v) is int and v == -1), default=-1)
     best_val_loss: float = stored(lambda v: type(v) in (int, float) and not math.isnan(v), default=math.inf)
     pending: dict = stored(  # the metrics row of an interrupted evaluation; row["track"] has dicts of dicts of lists
         lambda v: v == {} or (is_row(v) and is_nested(v, 4)), default_factory=dict

@@ -26,6 +26,7 @@ from nanodnt.claims.arms import (
 from nanodnt.claims.claims import CLAIMS, COUNTED, ROBUSTNESS
 from nanodnt.claims.experiment import choose_claims, claims_at, split_value
 from nanodnt.claims.judge import count_all
+from nanodnt.claims.record import digest_settings
 from nanodnt.claims.reproduce import list_needs
 from nanodnt.claims.study import gap_number
 from nanodnt.networks import fit, stand_in
@@ -252,6 +253,27 @@ def test_the_study_varies_one_thing():
             sgd, adam = (name for _, name in split_value(gap_number("S5", what, value).value))
             assert (sgd == "S5 mSGDW") == (not flags) and (adam == "S5 AdamW") == (not flags or not both)
             assert study_arm("S5", "mSGDW", what, value) == sgd and {sgd, adam} <= set(ARMS)
+
+
+def test_the_study_tunes_around_the_layout_s_own_rate(tmp_path, monkeypatch):
+    made, asked = make_experiment(tmp_path), []
+
+    def measure(measure, run):  # S5's best rate is 1, whatever is varied
+        lr = float(next(arg for arg in run.args if arg.startswith("--learning_rate=")).partition("=")[2])
+        asked.append((lr, "--momentum=0.95" in run.args))
+        return abs(math.log2(lr))
+
+    monkeypatch.setattr(made, "measure", measure)
+    assert made.tune("S5 mSGDW").lr == made.tune(study_arm("S5", "mSGDW", "momentum", "0.95")).lr == 1
+    assert sorted(lr for lr, varied in asked if varied) == [0.5, 1, 2]
+    assert sorted({lr for lr, varied in asked if not varied}) == [0.0625, 0.125, 0.25, 0.5, 1, 2]
+
+
+def test_a_ratio_of_one_makes_no_other_run(tmp_path):
+    """A record outlives the day on which another type of block gets a learning rate of its own."""
+    run = make_experiment(tmp_path).run_of("all blocks", 1e-3, 1)
+    same, other = (run._replace(args=(*run.args, f"--lr_ratio_router={ratio}")) for ratio in (1, 2))
+    assert digest_settings(run) == digest_settings(same) != digest_settings(other)
 
 
 # --------------------------------------------------------------------------------------------------------- seeds

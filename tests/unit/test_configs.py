@@ -258,7 +258,6 @@ DIFFERENCES = {
     "init/gpt2": {
         "width_128": dict(init_std=0.02 * 6**0.5),
         "xavier": dict(init="xavier", residual_init="plain"),
-        "xavier_128": dict(init="xavier", residual_init="plain", init_std=0.02 * 6**0.5),
         "xavier_unit": dict(init="xavier", residual_init="plain", init_std=1.0),
     },
 }

@@ -445,6 +445,9 @@ def test_no_gradient_comes_to_the_kernel_with_strides_of_0(monkeypatch):
     x, weight = torch.ones(4, 8, requires_grad=True), torch.ones(2, 8, 8, requires_grad=True)
     moe.Grouped.apply(x, weight, torch.tensor([3, 4], dtype=torch.int32)).sum().backward()
     assert x.grad.eq(8).all() and weight.grad[:, 0, 0].tolist() == [3, 1]
+    y = moe.Grouped.apply(x, weight, torch.tensor([3, 4], dtype=torch.int32))
+    with pytest.raises(RuntimeError, match="no second derivative: compute it in float32"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
 @pytest.mark.parametrize("cast", (False, True), ids=("computing in bf16", "cast to bf16"))
