@@ -14,6 +14,11 @@ from nanodnt.sweep.figure import new_figure, save_figure
 from nanodnt.sweep.runner import ROOT
 
 LAYOUTS = {"S1": "Pre-LN (S1)", "S5": "DNT (S5)"}
+TRENDS = {  # what is varied: (values, a multiple of it)
+    "steps": ("{:g} to {:g} steps", "as many steps"),
+    "batch, sequences": ("batches of {:g} to {:g} sequences", "as large a batch"),
+}
+PAPERS_GAP = 0.039  # of Pre-LN at 124M, Table 1
 
 INTRO = """# Does DNT close momentum SGD's gap to AdamW?
 
@@ -67,8 +72,8 @@ def draw_gaps(found: dict, path: Path) -> None:
 
 
 def summarise(found: dict) -> list:
-    """A sentence on each layout's smallest gap, and one on what DNT changes; nothing below two settings. Each setting
-    counts once, though the base's value stands under each thing varied."""
+    """The lines of a list: each layout's smallest gap, what DNT changes (both need two settings), and where the gap
+    goes with steps and batch. Each setting counts once, though the base's value stands under each thing varied."""
     gaps = {layout: {} for layout in LAYOUTS}
     for what, layouts in found.items():
         for layout, values in layouts.items():
@@ -87,7 +92,28 @@ def summarise(found: dict) -> list:
             f"DNT's gap is the smaller one in {sum(change < 0 for change in changes)} of {len(changes)} settings; "
             f"the change is {min(changes):+.3f} to {max(changes):+.3f} nats."
         )
-    return [*lines, ""]
+    lines += [trend for what in TRENDS for layout in LAYOUTS if (trend := describe_trend(found, what, layout))]
+    return [*("- " + line for line in lines), ""] if lines else []
+
+
+def describe_trend(found: dict, what: str, layout: str) -> str:
+    """How the gap changes over three values or more of a number, and what a power law through them [I] says it would
+    take to come to the paper's gap of Pre-LN; "" without such values."""
+    gaps = found.get(what, {}).get(layout, {})
+    means = {float(value): statistics.mean(by_seed) for value, by_seed in gaps.items()}
+    if len(means) < 3 or not all(map(math.isfinite, means.values())):
+        return ""
+    (first, start), (last, end) = min(means.items()), max(means.items())
+    values, multiple = TRENDS[what]
+    text = f"{LAYOUTS[layout]}: from {values.format(first, last)} the gap goes from {start:+.3f} to {end:+.3f}"
+    if min(means.values()) <= 0:
+        return text + "."
+    slope = statistics.linear_regression([math.log(x) for x in means], [math.log(gap) for gap in means.values()]).slope
+    if slope >= 0:
+        return text + "; it does not shrink."
+    times = (PAPERS_GAP / end) ** (1 / slope)
+    take = f"{times:.2g} times {multiple}" if times < 1e4 else f"more than 10,000 times {multiple}"
+    return f"{text}. A power law through them reaches the paper's {PAPERS_GAP} of Pre-LN with {take} [I]."
 
 
 def study_rows(found: dict, experiment: Experiment) -> list:

@@ -12,7 +12,7 @@ from nanodnt.claims.judge import judge
 from nanodnt.claims.report import HEAD, README_ROWS, render_page, verdict_rows
 from nanodnt.claims.robustness import find_curves, find_rises
 from nanodnt.claims.statistics import holm, p_differs, tail_above
-from nanodnt.claims.study import draw_gaps, find_gaps, summarise
+from nanodnt.claims.study import describe_trend, draw_gaps, find_gaps, summarise
 from support.claims import flag, make_experiment
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -136,13 +136,36 @@ def test_where_momentum_sgd_comes_close(tmp_path, monkeypatch):
     assert found["momentum"]["S1"]["0.95"] == pytest.approx([0.45, 0.45])
     assert found["batch, sequences"]["S5"]["16"] == pytest.approx([0.4, 0.4])
     lines = summarise(found)
-    assert lines[0] == "Pre-LN (S1): the smallest gap is +0.450, with momentum 0.95."
-    assert lines[1] == "DNT (S5): the smallest gap is +0.100, with momentum 0.95."
+    assert lines[0] == "- Pre-LN (S1): the smallest gap is +0.450, with momentum 0.95."
+    assert lines[1] == "- DNT (S5): the smallest gap is +0.100, with momentum 0.95."
     # 20 values, of which the base is one of each of the six things varied; and one that diverged
-    settings = "DNT's gap is the smaller one in 12 of 12 settings"
+    settings = "- DNT's gap is the smaller one in 12 of 12 settings"
     assert lines[2] == f"{settings}; the change is -0.350 to -0.100 nats."
     draw_gaps({"momentum": found["momentum"]}, tmp_path / "g.png")
     assert (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "gaps, words",
+    [
+        # 0.4 · (75 / steps)^0.5: at 300 it is 0.2, which falls to 0.039 in (0.2 / 0.039)² = 26.3 times as many
+        ((0.4, 0.4 / 2**0.5, 0.2), "with 26 times as many steps [I]."),
+        ((0.4, 0.398, 0.396), "with more than 10,000 times as many steps [I]."),
+        ((0.4, 0.4, 0.41), "; it does not shrink."),
+        ((0.1, 0.0, -0.1), "from +0.100 to -0.100."),
+        ((0.4, math.inf, 0.2), None),
+        ((0.4, 0.2), None),
+    ],
+)
+def test_what_it_would_take(gaps, words):
+    found = {
+        "steps": {
+            "S5": {steps: [gap - 0.01, gap + 0.01] for steps, gap in zip(("75", "150", "300"), gaps, strict=False)}
+        }
+    }
+    text = describe_trend(found, "steps", "S5")
+    assert text == "" if words is None else text.endswith(words) and "DNT (S5): from 75 to 300 steps" in text
+    assert describe_trend(found, "steps", "S1") == describe_trend(found, "batch, sequences", "S5") == ""
 
 
 def test_the_page_goes_on_where_something_is_missing(tmp_path, monkeypatch):
