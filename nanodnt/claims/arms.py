@@ -33,6 +33,7 @@ class Arm(NamedTuple):
     points: int = 5  # of the grid of learning rates
     around: str = ""  # the arm whose best learning rate is the grid's middle; "": the scale's
     init: str = ""  # a file of config/init/ in place of the base's
+    all_seeds: bool = False  # though no primary number needs it
     keep: bool = False  # keep ten checkpoints, for what is measured over training
 
 
@@ -62,7 +63,7 @@ SCALES = {
         smoke=True,
     ),
     "mini": Scale(
-        "2M parameters (3M for LNS, 16 blocks), 0.6M tokens of Python source; CPU cores",
+        "2M parameters (4M for LNS, 16 blocks), 0.6M tokens of Python source a run; CPU cores",
         bases={"gpt": GPT, "llama": LLAMA, "deep": f"{LLAMA} --n_layer=16 {LNS}"},
         rates=RATES,
         note="The claims about vision transformers are tested [on handwritten digits](claims_digits.md).",
@@ -185,6 +186,9 @@ ARMS = {
         if name in ("AdamW", "mSGDW") or layout not in ("S2", "S3", "S4")
         for k in FACTORS
     },
+    "S5 mSGDW, half": Arm(
+        "gpt", "config/dnt/s5.py config/optimizers/msgdw.py", "msgdw", of="S5 mSGDW", times=0.5, all_seeds=True
+    ),
     # momentum SGD against AdamW, S1 and S5
     **{
         study_arm(layout, name, what, value): Arm(

@@ -31,7 +31,8 @@ def draw_forest(found: dict, scale: str, path: Path) -> None:
         else:
             mean, low, high = interval(values) if len(values) > 1 else (values[0],) * 3
             axis.plot([max(low, -WIDEST), min(high, WIDEST)], [i, i], color=color, linewidth=2.5)
-            axis.plot(min(max(mean, -WIDEST), WIDEST), i, "o", color=color, markersize=7)
+            mark = "o" if abs(mean) < WIDEST else "<" if mean < 0 else ">"  # an arrow: beyond the edge
+            axis.plot(min(max(mean, -WIDEST), WIDEST), i, mark, color=color, markersize=7)
         if published is not None:
             axis.plot(toward * published, i, "D", color="black", markersize=5, fillstyle="none")
     on = f" {SCALES[scale].on}" if SCALES[scale].on else ""

@@ -1,11 +1,11 @@
 """The verdict on each claim, from its primary number and what was written down before: a pure function of the record.
 
 Classes:
-reproduced         the sign is the paper's, and the interval meets half to twice the published value; for a claim of
-                   equality: the interval lies within ± the smallest effect of interest; for a claim of "not above":
-                   it lies below + the smallest effect
+no effect          the interval lies within ± the smallest effect of interest, though it may exclude 0
+reproduced         the sign is the paper's, and the mean lies between half and twice the published value; for a claim
+                   of equality: the interval lies within ± the smallest effect of interest; for a claim of "not
+                   above": it lies below + the smallest effect
 direction only     the sign is the paper's, but the size is not, or none is published
-no effect          the interval lies within ± the smallest effect of interest
 contradicted here  the sign is not the paper's; for a claim of equality: the interval lies outside ± the smallest
                    effect; for one of "not above": above it
 undecided          none of these, or the scale's regime cannot show the effect
@@ -75,7 +75,7 @@ def classify(values: list, claim: Claim, scale: str, p: float | None) -> tuple:
     if published is None:
         return "direction only", "no size is published"
     published *= toward
-    return ("reproduced", "") if low <= 2 * published and high >= published / 2 else ("direction only", "another size")
+    return ("reproduced", "") if published / 2 <= mean <= 2 * published else ("direction only", "another size")
 
 
 def doubt(p: float, low: float, high: float, small: float) -> str:

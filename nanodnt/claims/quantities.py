@@ -57,6 +57,12 @@ def load_model(path: Path, name: str = "last.pt") -> Transformer:
     return model_from_checkpoint(load_checkpoint(path / name)).eval().to(measuring_device())
 
 
+def first_model(path: Path) -> Transformer:
+    """The model before the first step, in fp32 and eval mode. Not for Admin, whose ω are profiled."""
+    model, config = load_configs(path)
+    return network(model)(model, config.seed).eval().to(measuring_device())
+
+
 def validation_batches(path: Path, tokens: int, size: int = 0) -> list:
     """[(inputs, targets)] of the validation windows, or images, that an evaluation of that many tokens reads; `size` of
     them per batch, 0 = as many as MICRO_TOKENS allows."""
@@ -164,9 +170,9 @@ def alpha_correlation(path: Path) -> float:
 # -------------------------------------------------------------------------------------------------------------- LNS
 
 
-def variance_growth(path: Path) -> float:
-    """log10 of the stream's variance after the last block over that after the first."""
-    v = streams.stream_variance(load_model(path), probe_batch(path))["stream"]
+def variance_growth(path: Path, start: bool = False) -> float:
+    """log10 of the stream's variance after the last block over that after the first, at the end or at the start."""
+    v = streams.stream_variance(first_model(path) if start else load_model(path), probe_batch(path))["stream"]
     return math.log10(v[-1] / v[1])
 
 
@@ -211,6 +217,7 @@ MEASURES = {
     "tail slope": tail_slope,
     "alpha and 1/std": alpha_correlation,
     "log10 variance growth": variance_growth,
+    "log10 variance growth at the start": lambda path: variance_growth(path, start=True),
     "angular ratio": lambda path: block_angles(path)[1] / block_angles(path)[0],
     "angular deep": lambda path: block_angles(path)[1],
     "removal ratio": lambda path: removal_losses(path)[1] / removal_losses(path)[0],

@@ -26,9 +26,11 @@ INTRO = """# The papers' claims, tested here
 {machine}
 
 Each claim was written down before its runs, in [claims.py](../../nanodnt/claims/claims.py): one number that decides,
-the smallest effect of interest (half of the published one, where there is one), and whether this scale can show it. A
-number is computed seed by seed; compared runs see the same data in the same order. Brackets are 95% intervals over the
-seeds (Student's t). Marks: [I] our inference or choice, not a paper's word; [U] not published where we could read it.
+the smallest effect of interest (half of the published one, where there is one), and whether this scale can show it.
+What was changed after the first results is said with the claim. A number is computed seed by seed; compared runs see
+the same data in the same order. Brackets are 95% intervals over the seeds (Student's t) at the learning rates given;
+another tuning seed may choose others. Marks: [I] our inference or choice, not a paper's word; [U] not published where
+we could read it.
 {note}"""
 
 FOREST = """![Ours beside the papers'](claims/{scale}.png)
@@ -38,16 +40,19 @@ In the figure an effect is divided by its smallest effect of interest, and the p
 
 METHOD = """## How it is decided
 
-- **reproduced**: the paper's sign, and the interval meets half to twice the published value. For a claim of equality:
-  the interval lies within ± the smallest effect of interest; for one of “not above”: below + the smallest effect.
+- **no effect**: the interval lies within ± the smallest effect of interest. This comes first: the interval may
+  exclude 0.
+- **reproduced**: the paper's sign, and our mean lies between half and twice the published value (of logarithms too,
+  where the number is one). For a claim of equality: the interval lies within ± the smallest effect of interest; for
+  one of “not above”: below + the smallest effect.
 - **direction only**: the paper's sign, but another size, or no published size.
-- **no effect**: the interval lies within ± the smallest effect of interest.
 - **contradicted here**: the other sign. For a claim of equality: the interval lies outside ± the smallest effect; for
   one of “not above”: above it.
 - **undecided**: none of these, or the scale's regime cannot show the effect.
 
 A sign, an equality and a “not above” count if their p value is below 0.05 after Holm's correction over the primary
-numbers of all claims. Other numbers are shown and decide nothing. Learning rates are tuned with seed {tuning}, on a
+numbers of all claims; intervals are not corrected. If all runs of one side diverge and none of the other, p is that of
+so extreme a split. Other numbers are shown and decide nothing. Learning rates are tuned with seed {tuning}, on a
 grid of factors of two that grows until the best rate lies inside, or six doublings from the middle; the claims' numbers
 are of other seeds. A learning rate decays to a tenth of itself, in all arms [I]; with blockwise rates all blocks end at
 a tenth of the base rate. A run has diverged if it was ended because its gradients were not finite, or if it ends worse

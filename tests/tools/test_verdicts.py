@@ -79,10 +79,11 @@ def verdict(values, expect="below", published=-0.5, scale="mini", others=0) -> s
     "mean, half, word",
     [
         (-0.5, 0.1, "reproduced"),
-        (-0.9, 0.1, "reproduced"),  # up to twice the paper's
-        (-1.2, 0.21, "reproduced"),  # the interval reaches −1
-        (-1.2, 0.19, "direction only"),  # it does not
-        (-0.2, 0.06, "reproduced"),  # the interval reaches −0.25
+        (-0.99, 0.1, "reproduced"),  # up to twice the paper's
+        (-1.01, 0.1, "direction only"),
+        (-1.2, 0.3, "direction only"),  # that the interval reaches −1 is no merit
+        (-0.251, 0.1, "reproduced"),  # from half the paper's
+        (-0.249, 0.1, "direction only"),
         (-0.2, 0.04, "no effect"),  # it lies within ± 0.25, though it excludes 0
         (0.0, 0.2, "no effect"),
         (0.0, 0.2499, "no effect"),
