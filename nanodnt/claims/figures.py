@@ -11,7 +11,8 @@ from nanodnt.sweep.figure import new_figure, save_figure
 
 COLORS = dict(zip(CLASSES, ("tab:green", "yellowgreen", "tab:gray", "tab:red", "silver"), strict=True))
 COLORS[NOT_JUDGED] = "silver"
-WIDEST = 12.0  # the figure's edge, in smallest effects of interest
+HIGHEST = 2.0  # nats, the edge of the figure on robustness
+WIDEST = 12.0  # the forest plot's edge, in smallest effects of interest
 
 
 def draw_forest(found: dict, scale: str, path: Path) -> None:
@@ -30,9 +31,10 @@ def draw_forest(found: dict, scale: str, path: Path) -> None:
             axis.text(0, i, " diverged", color=color, va="center")
         else:
             mean, low, high = interval(values) if len(values) > 1 else (values[0],) * 3
-            axis.plot([max(low, -WIDEST), min(high, WIDEST)], [i, i], color=color, linewidth=2.5)
             mark = "o" if abs(mean) < WIDEST else "<" if mean < 0 else ">"  # an arrow: beyond the edge
-            axis.plot(min(max(mean, -WIDEST), WIDEST), i, mark, color=color, markersize=7)
+            mean, low, high = (min(max(x, -WIDEST), WIDEST) for x in (mean, low, high))
+            axis.plot([low, high], [i, i], color=color, linewidth=2.5)
+            axis.plot(mean, i, mark, color=color, markersize=7)
         if published is not None:
             axis.plot(toward * published, i, "D", color="black", markersize=5, fillstyle="none")
     on = f" {SCALES[scale].on}" if SCALES[scale].on else ""
@@ -49,22 +51,25 @@ def draw_forest(found: dict, scale: str, path: Path) -> None:
 
 def draw_robustness(curves: dict, path: Path) -> None:
     """Draw {optimizer: {layout: {learning rate over the best one: loss, None where it diverged}}}: how far the loss is
-    above that at the best rate. A cross at the top is a run that diverged."""
+    above that at the best rate, up to HIGHEST. A cross at the top is a run that diverged."""
     curves = {optimizer: layouts for optimizer, layouts in curves.items() if layouts}
+    names = list(dict.fromkeys(layout for layouts in curves.values() for layout in layouts))
     figure, axes = new_figure(len(curves), 4.0, 3.6)
-    every = [y - c[1.0] for layouts in curves.values() for c in layouts.values() for y in c.values() if y is not None]
-    top = 1.1 * max(every, default=1.0)
     for axis, (optimizer, layouts) in zip(axes, curves.items(), strict=True):
-        for i, (layout, curve) in enumerate(layouts.items()):
+        for layout, curve in layouts.items():
+            color, size = f"C{names.index(layout)}", 6 + names.index(layout)
             ends = {x: y - curve[1.0] for x, y in curve.items() if y is not None}
-            axis.plot(list(ends), list(ends.values()), "o-", markersize=3, linewidth=1.4, color=f"C{i}", label=layout)
+            axis.plot(list(ends), list(ends.values()), "o-", markersize=3, linewidth=1.4, color=color)
             diverged = [x for x, y in curve.items() if y is None]
-            axis.plot(diverged, [top] * len(diverged), "x", color=f"C{i}", markersize=6 + i)
+            axis.plot(diverged, [HIGHEST] * len(diverged), "x", color=color, markersize=size)
         axis.set_xscale("log", base=2)
         axis.set_xticks([0.25, 0.5, 1, 2, 4, 8, 16], ["¼", "½", "1", "2", "4", "8", "16"])
+        axis.set_ylim(-0.05 * HIGHEST, 1.08 * HIGHEST)
         axis.set(title=optimizer, xlabel="learning rate / best learning rate")
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("loss above that at the best rate, nats")
+    for i, layout in enumerate(names):
+        axes[0].plot([], [], "o-", markersize=3, linewidth=1.4, color=f"C{i}", label=layout)
     axes[0].legend(frameon=False, fontsize=8)
     save_figure(figure, path)

@@ -10,7 +10,7 @@ from pathlib import Path
 from nanodnt.claims.arms import ARMS, TUNING_SEED
 from nanodnt.claims.claims import Claim
 from nanodnt.claims.experiment import Experiment, split_value
-from nanodnt.claims.figures import draw_forest, draw_robustness
+from nanodnt.claims.figures import HIGHEST, draw_forest, draw_robustness
 from nanodnt.claims.judge import CLASSES, NOT_JUDGED, count_all, judge
 from nanodnt.claims.robustness import find_curves, find_rises
 from nanodnt.claims.study import write_study
@@ -157,7 +157,8 @@ def robustness_section(experiment: Experiment) -> list:
         f"![Loss and rate](claims/{scale}-robustness.png)",
         "",
         f"The rise of the loss from the best rate to 4, 8 and 16 times it, all with seed {TUNING_SEED}. It also chose "
-        "the best rate, which makes each rise a little too large. S1 is Pre-LN.",
+        f"the best rate, which makes each rise a little too large. S1 is Pre-LN. The figure ends at {HIGHEST:g} nats; "
+        "a cross there is a run that diverged.",
         "",
     ]
     head = ["optimizer", "layout", "best rate", "loss there", "× 4", "× 8", "× 16"]

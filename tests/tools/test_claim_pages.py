@@ -7,7 +7,7 @@ import pytest
 
 from nanodnt.claims.claims import CLAIMS
 from nanodnt.claims.experiment import MissingRun
-from nanodnt.claims.figures import draw_forest, draw_robustness
+from nanodnt.claims.figures import HIGHEST, draw_forest, draw_robustness
 from nanodnt.claims.judge import judge
 from nanodnt.claims.report import HEAD, README_ROWS, render_page, verdict_rows
 from nanodnt.claims.robustness import find_curves, find_rises
@@ -25,6 +25,11 @@ def invent_losses(tmp_path, monkeypatch, loss, **changes):
     monkeypatch.setattr(made, "measure", lambda measure, run: loss(run) if measure == "loss" else 0.5)
     monkeypatch.setattr(made.record, "measures", lambda run: {"loss": loss(run)})
     return made
+
+
+def legend_of(axis) -> tuple:
+    """(texts, lines) of a figure's legend."""
+    return axis.get_legend().get_texts(), axis.get_legend().get_lines()
 
 
 def has(run, file: str) -> bool:
@@ -116,8 +121,15 @@ def test_what_too_high_a_rate_costs(tmp_path, monkeypatch):
     }
     curves = find_curves("AdamW", ("S1", "S5"), made)
     assert list(curves["S1"]) == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0] and curves["S1"][16.0] is None
-    draw_robustness({"AdamW": curves, "Muon": {}}, tmp_path / "r.png")
-    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    drawn = []
+    monkeypatch.setattr("nanodnt.claims.figures.save_figure", lambda figure, path: drawn.append(figure))
+    draw_robustness({"AdamW": curves, "mSGDW": {"S5": curves["S5"]}, "Muon": {}}, tmp_path / "r.png")
+    adam, sgd = drawn[0].axes
+    colors = {text.get_text(): line.get_color() for text, line in zip(*legend_of(adam), strict=True)}
+    assert list(colors) == ["S1", "S5"] and sgd.lines[0].get_color() == colors["S5"] != colors["S1"]
+    (cross,) = (line for line in adam.lines if line.get_marker() == "x" and len(line.get_xdata()))
+    assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([16], [HIGHEST])
+    assert cross.get_color() == colors["S1"]
 
 
 def test_where_momentum_sgd_comes_close(tmp_path, monkeypatch):
