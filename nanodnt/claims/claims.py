@@ -9,7 +9,7 @@ seed: arms with the same seed see the same data, so they are paired. A `Claim` i
 
 from typing import NamedTuple
 
-from nanodnt.claims.arms import ARMS, LAYOUTS, LEFT_OUT, OPTIMIZERS, STRESS_RATE
+from nanodnt.claims.arms import LEFT_OUT, STRESS_RATE
 
 
 class Number(NamedTuple):
@@ -382,7 +382,3 @@ COUNTED = [
     ("AdamW's state for DNT's 1.4B model, GB", "config/dnt_xl.py --optimizer=adamw", "state GB", 11.5, "DNT, Table 2"),
     ("mSGDW's state for it, GB", "config/dnt_xl.py --optimizer=msgdw", "state GB", 5.7, "DNT, Table 2"),
 ]
-
-# The rows of the table and the curves of the figure on robustness: {optimizer: layouts}. Of S1 to S5, only the first
-# and the last are run under Muon and Adam-mini.
-ROBUSTNESS = {o: tuple(layout for layout in LAYOUTS if f"{layout} {o}" in ARMS) for o in OPTIMIZERS}

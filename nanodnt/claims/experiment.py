@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from nanodnt.claims import quantities
-from nanodnt.claims.arms import ARMS, SCALES, SEEDS, TUNING_SEED
-from nanodnt.claims.claims import CLAIMS, ROBUSTNESS
+from nanodnt.claims.arms import ARMS, ROBUSTNESS, SCALES, SEEDS, TUNING_SEED
+from nanodnt.claims.claims import CLAIMS
 from nanodnt.claims.record import Record
 from nanodnt.optim import fill_defaults
 from nanodnt.sweep.results import describe_machine

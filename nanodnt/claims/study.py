@@ -14,10 +14,6 @@ from nanodnt.sweep.figure import new_figure, save_figure
 from nanodnt.sweep.runner import ROOT
 
 LAYOUTS = {"S1": "Pre-LN (S1)", "S5": "DNT (S5)"}
-TRENDS = {  # what is varied: (values, a multiple of it)
-    "steps": ("{:g} to {:g} steps", "as many steps"),
-    "batch, sequences": ("batches of {:g} to {:g} sequences", "as large a batch"),
-}
 PAPERS_GAP = 0.039  # of Pre-LN at 124M, Table 1
 MOST_TIMES = 1000  # beyond, an extrapolation is not written down
 
@@ -74,7 +70,7 @@ def draw_gaps(found: dict, path: Path) -> None:
 
 def summarise(found: dict) -> list:
     """The lines of a list: each layout's smallest gap, what DNT changes (both need two settings), and where the gap
-    goes with steps and batch. Each setting counts once, though the base's value stands under each thing varied."""
+    goes with the steps. Each setting counts once, though the base's value stands under each thing varied."""
     gaps = {layout: {} for layout in LAYOUTS}
     for what, layouts in found.items():
         for layout, values in layouts.items():
@@ -93,20 +89,19 @@ def summarise(found: dict) -> list:
             f"DNT's gap is the smaller one in {sum(change < 0 for change in changes)} of {len(changes)} settings; "
             f"the change is {min(changes):+.3f} to {max(changes):+.3f} nats."
         )
-    lines += [trend for what in TRENDS for layout in LAYOUTS if (trend := describe_trend(found, what, layout))]
+    lines += [trend for layout in LAYOUTS if (trend := describe_trend(found, layout))]
     return [*("- " + line for line in lines), ""] if lines else []
 
 
-def describe_trend(found: dict, what: str, layout: str) -> str:
-    """How the gap changes over three values or more of a number, and what it would take to come to the paper's gap of
-    Pre-LN if that went on as a power law; "" without such values."""
-    gaps = found.get(what, {}).get(layout, {})
+def describe_trend(found: dict, layout: str) -> str:
+    """How the gap changes over three numbers of steps or more, and what it would take to come to the paper's gap of
+    Pre-LN if that went on as a power law; "" without such numbers."""
+    gaps = found.get("steps", {}).get(layout, {})
     means = {float(value): statistics.mean(by_seed) for value, by_seed in gaps.items()}
     if len(means) < 3 or not all(map(math.isfinite, means.values())):
         return ""
     (first, start), (last, end) = min(means.items()), max(means.items())
-    values, multiple = TRENDS[what]
-    text = f"{LAYOUTS[layout]}: from {values.format(first, last)} the gap goes from {start:+.3f} to {end:+.3f}"
+    text = f"{LAYOUTS[layout]}: from {first:g} to {last:g} steps the gap goes from {start:+.3f} to {end:+.3f}"
     if min(means.values()) <= 0:
         return text + "."
     logs = [[math.log2(x) for x in numbers] for numbers in (means, means.values())]
@@ -116,7 +111,7 @@ def describe_trend(found: dict, what: str, layout: str) -> str:
     times = (PAPERS_GAP / end) ** (1 / slope)
     text += f", by a factor of {2**slope:.2f} a doubling."
     if times <= MOST_TIMES:
-        text += f" If that went on, which nothing here shows, {times:.2g} times {multiple} would bring it to the "
+        text += f" If that went on, which nothing here shows, {times:.2g} times as many steps would bring it to the "
         text += f"{PAPERS_GAP} that the paper has for Pre-LN [I]."
     return text
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nanodnt.claims.arms import ARMS, SCALES, STUDY, Arm, Scale
-from nanodnt.claims.claims import CLAIMS, ROBUSTNESS, Claim, Number
+from nanodnt.claims.arms import ARMS, ROBUSTNESS, SCALES, STUDY, Arm, Scale
+from nanodnt.claims.claims import CLAIMS, Claim, Number
 from nanodnt.claims.experiment import Experiment, ReproduceConfig
 from nanodnt.run.metrics import read_metrics
 from nanodnt.sweep import runner

@@ -148,7 +148,8 @@ def test_inductor_compiles_the_same_function():
     for model, name, compiled, (loss, grads) in zip(models, INDUCED, losses, eager, strict=True):
         assert error(compiled, loss) < 1e-5, name
         for key, p in model.named_parameters():
-            assert error(p.grad, grads[key], floor=1e-3) < 1e-4, (name, key)
+            # in a magnitude's gradient large terms cancel: rounding leaves 1e-7 of 4e-4
+            assert error(p.grad, grads[key], floor=1e-2) < 1e-4, (name, key)
 
 
 @pytest.mark.deep
