@@ -224,17 +224,15 @@ def test_started_again_it_trains_nothing(swept, base, monkeypatch):
     assert json.loads((folder / "sweep.json").read_text())["curves"] == before
 
 
-def test_a_run_that_fails_is_reported_and_the_others_go_on(base, tmp_path, monkeypatch, capsys):
-    train = Runner.train
-
+def test_a_run_that_fails_is_reported_and_the_others_go_on(base, tmp_path, capsys):
     def fail_once(self, run, lock):
         if "beta20.9-" in run.path.name:
             raise ValueError("a run ended with exit code 1 (made up)")
         train(self, run, lock)
 
-    with in_process():
+    with in_process(), pytest.MonkeyPatch.context() as patch:
         train = Runner.train
-        monkeypatch.setattr(Runner, "train", fail_once)
+        patch.setattr(Runner, "train", fail_once)
         assert call(base, "--beta2=0.9,0.99", f"--out={tmp_path}") == 1
     assert "made up" in capsys.readouterr().err
     found = json.loads((tmp_path / "sweep.json").read_text())
