@@ -33,7 +33,7 @@ class Arm(NamedTuple):
     points: int = 5  # of the grid of learning rates
     around: str = ""  # the arm whose best learning rate is the grid's middle; "": the scale's
     init: str = ""  # a file of config/init/ in place of the base's
-    all_seeds: bool = False  # though no primary number needs it
+    seeds: int = 0  # at least so many, though no primary number needs them
     keep: bool = False  # keep ten checkpoints, for what is measured over training
 
 
@@ -179,6 +179,7 @@ ARMS = {
             join(files, optimizer),
             rate,
             points=5 if f"{layout} {name}" in HEADLINES else 3,
+            seeds=4 if f"{layout} {name}" in ("S3 AdamW", "S3 mSGDW") else 0,
             keep=f"{layout} {name}" in ("S1 AdamW", "S5 AdamW"),  # for the gradients after warm-up
         )
         for name, (optimizer, rate) in OPTIMIZERS.items()
@@ -193,7 +194,7 @@ ARMS = {
         for k in FACTORS
     },
     "S5 mSGDW, half": Arm(
-        "gpt", "config/dnt/s5.py config/optimizers/msgdw.py", "msgdw", of="S5 mSGDW", times=0.5, all_seeds=True
+        "gpt", "config/dnt/s5.py config/optimizers/msgdw.py", "msgdw", of="S5 mSGDW", times=0.5, seeds=8
     ),
     # momentum SGD against AdamW, S1 and S5
     **{

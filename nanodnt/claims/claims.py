@@ -95,9 +95,12 @@ CLAIMS = [
             Number("gap of S1", "S1 mSGDW - S1 AdamW", 0.039),
             Number("gap of S5", "S5 mSGDW - S5 AdamW", -0.014),
             Number("S5 minus S1 under AdamW", "S5 AdamW - S1 AdamW", -0.004),
+            Number("gap of S3", "S3 mSGDW - S3 AdamW"),
+            Number("gap of S4", "S4 mSGDW - S4 AdamW"),
         ),
         f"{INIT} How the gap depends on them, and on batch, clipping, momentum, warm-up and length: "
-        "[momentum_sgd.md](momentum_sgd.md).",
+        "[momentum_sgd.md](momentum_sgd.md). The gaps of S3, which is Pre-LN with QK norm and input norm, and of S4 "
+        "were added after the first results.",
         at_paper=-0.025,
     ),
     Claim(

@@ -167,7 +167,7 @@ class Experiment:
 
     def seeds_of(self, name: str) -> list:
         """The seeds that an arm is reported with: those of SEEDS, of which no choice was made by."""
-        n = self.config.seeds if ARMS[name].all_seeds else min(self.scale.side_seeds, self.config.seeds)
+        n = min(max(ARMS[name].seeds, self.scale.side_seeds), self.config.seeds)
         for claim in self.claims:
             if name in [arm for _, arm in split_value(claim.primary.value)]:
                 whole = self.config.scale in claim.adequate and not claim.few_seeds
