@@ -158,7 +158,8 @@ def robustness_section(experiment: Experiment) -> list:
         "",
         f"The rise of the loss from the best rate to 4, 8 and 16 times it, all with seed {TUNING_SEED}. It also chose "
         f"the best rate, which makes each rise a little too large. S1 is Pre-LN. The figure ends at {HIGHEST:g} nats; "
-        "a cross there is a run that diverged.",
+        "a cross there is a run that diverged. A dash: not run yet, or refused by train.py because weight decay would "
+        "take a tenth of every matrix a step.",
         "",
     ]
     head = ["optimizer", "layout", "best rate", "loss there", "× 4", "× 8", "× 16"]

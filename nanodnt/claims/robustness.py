@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from nanodnt.claims.arms import FACTORS, TUNING_SEED
+from nanodnt.claims.arms import ARMS, FACTORS, TUNING_SEED
 from nanodnt.claims.experiment import Experiment, MissingRun
 from nanodnt.claims.texts import format_number, loss_text
 
@@ -12,9 +12,8 @@ def find_curve(name: str, experiment: Experiment) -> dict:
     far as they are recorded. MissingRun if it is not tuned yet."""
     tuned = experiment.tune(name)
     found = dict(tuned.tried)
-    for factor in FACTORS:
+    for other in filter(ARMS.__contains__, (f"{name} ×{factor}" for factor in FACTORS)):
         with suppress(MissingRun):
-            other = f"{name} ×{factor}"
             lr = experiment.tune(other).lr
             found[lr] = experiment.measure("loss", experiment.run_of(other, lr, TUNING_SEED))
     return dict(sorted(found.items()))

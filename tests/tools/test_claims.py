@@ -17,6 +17,7 @@ from nanodnt.claims.arms import (
     INIT_SEEDS,
     LAYOUTS,
     OPTIMIZERS,
+    REFUSED,
     ROBUSTNESS,
     SCALES,
     SEEDS,
@@ -25,7 +26,7 @@ from nanodnt.claims.arms import (
     study_arm,
 )
 from nanodnt.claims.claims import CLAIMS, COUNTED
-from nanodnt.claims.experiment import choose_claims, claims_at, split_value
+from nanodnt.claims.experiment import Experiment, ReproduceConfig, choose_claims, claims_at, split_value
 from nanodnt.claims.judge import count_all
 from nanodnt.claims.record import digest_settings
 from nanodnt.claims.reproduce import list_needs
@@ -123,8 +124,19 @@ def test_robustness_has_the_layouts_under_every_optimizer():
         assert {"S1", "S5"} <= set(layouts) <= set(LAYOUTS)
         assert optimizer not in ("AdamW", "mSGDW") or set(layouts) == set(LAYOUTS)
         for layout, factor in itertools.product(layouts, FACTORS):
-            arm = ARMS[f"{layout} {optimizer} ×{factor}"]
+            if (name := f"{layout} {optimizer} ×{factor}") in REFUSED:
+                continue
+            arm = ARMS[name]
             assert (arm.of, arm.times) == (f"{layout} {optimizer}", factor)
+
+
+def test_a_rate_is_left_out_because_train_py_refuses_it():
+    made = Experiment(ReproduceConfig(judge_only=True))
+    for name in REFUSED:
+        plain, _, factor = name.partition(" ×")
+        run = made.run_of(plain, made.tune(plain).lr * int(factor), TUNING_SEED)
+        with pytest.raises(ValueError, match="would shrink every matrix"):
+            fill_defaults(resolve_configs(run.args)[1])
 
 
 def test_what_is_counted():
