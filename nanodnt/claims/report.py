@@ -230,9 +230,7 @@ def fill_readme(readme: str, found: dict, experiment: Experiment) -> str:
     total = ", ".join(f"{counts[name]} {name}" for name in CLASSES if counts[name])
     figure = any(find_rises(optimizer, layouts, experiment) for optimizer, layouts in experiment.robustness.items())
     image = "![What too high a learning rate costs](docs/results/claims/mini-robustness.png)"
-    caption = (
-        "What too high a learning rate costs: a flat curve forgives it. S1 is Pre-LN, S5 is DNT; a cross diverged."
-    )
+    caption = "What too high a learning rate costs: a flat curve forgives it. S1 is Pre-LN, S5 DNT."
     about = textwrap.fill(describe_runs(experiment), 130)
     lines = [MARKS[0], *([image, "", caption, ""] if figure else []), about, ""]
     if found:
