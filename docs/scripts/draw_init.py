@@ -18,6 +18,7 @@ from nanodnt.sweep.figure import draw_curves, new_figure, save_figure  # noqa: E
 from nanodnt.sweep.results import by_x, summary_rows  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
+HIGHEST = 5.3  # nats, the edge of the figure
 SWEEPS = {
     "s1_adamw": "Pre-LN (S1), AdamW",
     "s5_adamw": "DNT (S5), AdamW",
@@ -53,7 +54,7 @@ def main():
     for axis, (name, title) in zip(axes, SWEEPS.items(), strict=True):
         found = load(name)
         draw_curves(axis, {curve: by_x(rows) for curve, rows in found["curves"].items()}, "learning rate")
-        axis.set_title(title)
+        axis.set(title=title, ylim=(None, HIGHEST))
     save_figure(figure, RESULTS / "init" / "init.png")
     page = RESULTS / "init.md"
     text = fill_page(page.read_text(encoding="utf-8"))
