@@ -85,12 +85,12 @@ def doubt(p: float, low: float, high: float, small: float) -> str:
 def judge(claims: list, experiment: Experiment) -> dict:
     """{claim id: {"class", "why", "p", "primary": row, "sides": rows}} of the claims whose primary number is recorded.
     A row is {"number", "values"}; a side that is not recorded is left out."""
+    by_id, scale = {claim.id: claim for claim in experiment.claims}, experiment.config.scale
     found = {}
     for claim in claims:
         if primary := find_row(claim.primary, experiment):
-            sides = [row for number in claim.sides if (row := find_row(number, experiment))]
+            sides = [row for number in claim.sides_at(scale) if (row := find_row(number, experiment))]
             found[claim.id] = dict(primary=primary, sides=sides)
-    by_id, scale = {claim.id: claim for claim in experiment.claims}, experiment.config.scale
     values = {name: row["primary"]["values"] for name, row in found.items()}
     p_values = {name: p_value(values[name], by_id[name], by_id[name].effect(scale)[1]) for name in found}
     adjusted = holm({name: p for name, p in p_values.items() if p is not None}, len(experiment.claims))

@@ -125,6 +125,11 @@ def claim_section(claim: Claim, row: dict, experiment: Experiment) -> list:
         published = claim.effect(experiment.config.scale)[0] if decides else number.published
         rows.append([says, format_number(published), format_interval(part["values"]), by_seed])
     lines += markdown_table(["number (the first decides)", "paper's", "ours (95% interval)", "by seed"], rows)
+    shown = [part["number"] for part in row["sides"]]
+    waiting = [number.says for number in claim.sides_at(scale) if number not in shown]
+    left_out = [number.says for number in claim.sides if scale in number.left_out]
+    lines += [f"Not run yet: {'; '.join(waiting)}.", ""] if waiting else []
+    lines += [f"Not measured at this scale: {'; '.join(left_out)}.", ""] if left_out else []
     names = [name for part in (row["primary"], *row["sides"]) for _, name in split_value(part["number"].value)]
     rows = []
     for name in dict.fromkeys(names):

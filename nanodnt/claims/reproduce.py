@@ -35,7 +35,7 @@ def list_needs(claims: list, extras: list, experiment: Experiment) -> dict:
             if "momentum-sgd" in extras and experiment.config.scale == "mini"  # its values are those of mini
         ]
     )
-    groups.append([number for claim in claims for number in claim.sides])
+    groups.append([number for claim in claims for number in claim.sides_at(experiment.config.scale)])
     for group in groups:
         found = {}
         for part in group:

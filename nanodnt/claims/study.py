@@ -26,7 +26,7 @@ factors of two; the losses are of other seeds.
 
 {machine}
 
-Bands are the range over the seeds. The initial weights are named after the std of the embedding, and without Xavier
+Bars are the range over the seeds. The initial weights are named after the std of the embedding, and without Xavier
 also of the matrices. Warm-up, clipping and momentum are varied under mSGDW alone, and AdamW is the plain one: its gap
 would be another with a β₁ or a warm-up of its own.
 """
@@ -54,16 +54,19 @@ def draw_gaps(found: dict, path: Path) -> None:
     figure, axes = new_figure(len(found), 2.6, 3.4)
     for axis, (what, layouts) in zip(axes, found.items(), strict=True):
         places = {value: i for i, value in enumerate(STUDY[what][0])}
-        for layout, gaps in layouts.items():
-            x = [places[value] for value in gaps]
-            axis.plot(x, [statistics.mean(g) for g in gaps.values()], "o-", label=LAYOUTS[layout])
-            axis.fill_between(x, *([end(g) for g in gaps.values()] for end in (min, max)), alpha=0.2, linewidth=0)
+        for i, layout in enumerate(LAYOUTS):
+            gaps = layouts.get(layout, {})
+            means = [statistics.mean(g) for g in gaps.values()]
+            below, above = ([abs(end(g) - m) for g, m in zip(gaps.values(), means, strict=True)] for end in (min, max))
+            x = [places[value] + 0.08 * i - 0.04 for value in gaps]
+            axis.errorbar(x, means, [below, above], fmt="o-", capsize=3, label=LAYOUTS[layout])
         axis.axhline(0, color="0.5", linewidth=0.8)
-        axis.set_xticks(list(places.values()), list(places))
+        axis.set_xticks(list(places.values()), [value.replace(", ", ",\n") for value in places])
+        axis.set_xlim(-0.3, len(places) - 0.7)
         axis.set_xlabel(what)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("loss under mSGDW minus under AdamW, nats")
+    axes[0].set_ylabel("mSGDW minus AdamW, nats")
     axes[0].legend(frameon=False, fontsize=8)
     save_figure(figure, path)
 

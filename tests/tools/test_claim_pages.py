@@ -202,6 +202,7 @@ def test_the_page_goes_on_where_something_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr("nanodnt.claims.report.describe_runs", lambda experiment: "")
     text = render_page({"gains-removal": row}, made)
     assert "**reproduced**" in text and "Not run yet: dnt-sgd" in text
+    assert "\nNot run yet: each at its own rate.\n" in text
     # of the eight seeds' noise, a fifth of it: mean -0.0004, deviation 0.0027; t = 2.365 for seven degrees of freedom
     assert verdict_rows({"gains-removal": row}, made)[0][2:4] == ["+0.028", "+0.030 (+0.027 to +0.032)"]
     assert len(HEAD) == 5 and README_ROWS <= 12
