@@ -80,7 +80,8 @@ def summarise(found: dict) -> list:
             for value, by_seed in values.items():
                 if all(map(math.isfinite, by_seed)):
                     name = gap_number(layout, what, value).value.replace(layout, "")
-                    gaps[layout][name] = (statistics.mean(by_seed), f"{what} {value}", by_seed)
+                    setting = f"{what}: {value}" if STUDY[what][0][value] else "the base's values"
+                    gaps[layout][name] = (statistics.mean(by_seed), setting, by_seed)
     lines = []
     for layout, settings in gaps.items():
         if len(settings) > 1:

@@ -148,8 +148,8 @@ def test_where_momentum_sgd_comes_close(tmp_path, monkeypatch):
     assert found["warm-up, steps"]["S1"]["0"] == pytest.approx([0.45, 0.45])
     assert found["batch, sequences"]["S5"]["16"] == pytest.approx([0.4, 0.4])
     lines = summarise(found)
-    assert lines[0] == "- Pre-LN (S1): the smallest gap is +0.450 (+0.450 to +0.450), with warm-up, steps 0."
-    assert lines[1] == "- DNT (S5): the smallest gap is +0.100 (+0.100 to +0.100), with warm-up, steps 0."
+    assert lines[0] == "- Pre-LN (S1): the smallest gap is +0.450 (+0.450 to +0.450), with warm-up, steps: 0."
+    assert lines[1] == "- DNT (S5): the smallest gap is +0.100 (+0.100 to +0.100), with warm-up, steps: 0."
     # 15 values, of which the base is one of each of the six things varied; and one that diverged
     settings = "- DNT's gap is the smaller one in 9 of 9 settings"
     assert lines[2] == f"{settings}; the change is -0.350 to -0.100 nats."
