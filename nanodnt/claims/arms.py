@@ -198,6 +198,7 @@ ARMS = {
     "S5 mSGDW, half": Arm(
         "gpt", "config/dnt/s5.py config/optimizers/msgdw.py", "msgdw", of="S5 mSGDW", times=0.5, seeds=8
     ),
+    "S5 AdamW, 64 times": Arm("gpt", "config/dnt/s5.py", of="S5 AdamW", times=64, seeds=4),
     # momentum SGD against AdamW, S1 and S5
     **{
         study_arm(layout, name, what, value): Arm(
@@ -221,7 +222,7 @@ ARMS = {
     },
     # blockwise learning rates, on S1
     "all blocks": Arm("gpt", "config/dnt/s1.py config/blockwise/blockwise.py", of="S1 AdamW"),
-    "all blocks, tuned": Arm("gpt", "config/dnt/s1.py config/blockwise/blockwise.py", "blockwise"),
+    "all blocks, tuned": Arm("gpt", "config/dnt/s1.py config/blockwise/blockwise.py", "blockwise", seeds=4),
     "Emb": Arm("gpt", "config/dnt/s1.py config/blockwise/emb.py", of="S1 AdamW"),
     "Emb, FFN": Arm("gpt", "config/dnt/s1.py config/blockwise/emb_ffn.py", of="S1 AdamW"),
     "Norm ×2": Arm("gpt", "config/dnt/s1.py config/blockwise/norm_double.py", of="S1 AdamW"),
@@ -256,7 +257,7 @@ ARMS = {
     "no embedding scalar": Arm("llama", "config/dyt/no_embed_scale.py", of="DyT"),
     # LNS
     "Pre-LN": Arm("deep", "config/lns/pre_ln.py"),
-    "scaled init": Arm("deep", "config/lns/scaled_init.py"),
+    "scaled init": Arm("deep", "config/lns/scaled_init.py", seeds=4),
     "LNS": Arm("deep", "config/lns/lns.py"),
     "LNS, rate of Pre-LN": Arm("deep", "config/lns/lns.py", of="Pre-LN"),
     "on the branch": Arm("deep", "config/lns/lns.py --lns=branch", of="LNS"),

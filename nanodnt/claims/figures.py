@@ -50,8 +50,8 @@ def draw_forest(found: dict, scale: str, path: Path) -> None:
 
 
 def draw_robustness(curves: dict, path: Path) -> None:
-    """Draw {optimizer: {layout: {learning rate over the best one: loss, None where it diverged}}}: how far the loss is
-    above that at the best rate, up to HIGHEST. A cross at the top is a run that diverged."""
+    """Draw {optimizer: {layout: {learning rate over the tuned one: loss, None where it diverged}}}: how far the loss is
+    above that at the tuned rate, up to HIGHEST. A cross at the top is a run that diverged."""
     curves = {optimizer: layouts for optimizer, layouts in curves.items() if layouts}
     names = list(dict.fromkeys(layout for layouts in curves.values() for layout in layouts))
     figure, axes = new_figure(len(curves), 4.0, 3.6)
@@ -65,10 +65,10 @@ def draw_robustness(curves: dict, path: Path) -> None:
         axis.set_xscale("log", base=2)
         axis.set_xticks([0.25, 0.5, 1, 2, 4, 8, 16], ["¼", "½", "1", "2", "4", "8", "16"])
         axis.set_ylim(-0.05 * HIGHEST, 1.08 * HIGHEST)
-        axis.set(title=optimizer, xlabel="learning rate / best learning rate")
+        axis.set(title=optimizer, xlabel="learning rate / tuned learning rate")
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("loss above that at the best rate, nats")
+    axes[0].set_ylabel("loss above that at the tuned rate, nats")
     for i, layout in enumerate(names):
         axes[0].plot([], [], "o-", markersize=3, linewidth=1.4, color=f"C{i}", label=layout)
     axes[0].legend(frameon=False, fontsize=8)

@@ -176,6 +176,11 @@ def variance_growth(path: Path, start: bool = False) -> float:
     return math.log10(v[-1] / v[1])
 
 
+def last_variance(path: Path) -> float:
+    """log10 of the stream's variance after the last block, at the end."""
+    return math.log10(streams.stream_variance(load_model(path), probe_batch(path))["stream"][-1])
+
+
 def mean_of_halves(values: list) -> tuple:
     """(mean over the shallower half of the blocks, mean over the deeper half)."""
     half = len(values) // 2
@@ -218,6 +223,7 @@ MEASURES = {
     "alpha and 1/std": alpha_correlation,
     "log10 variance growth": variance_growth,
     "log10 variance growth at the start": lambda path: variance_growth(path, start=True),
+    "log10 last variance": last_variance,
     "angular ratio": lambda path: block_angles(path)[1] / block_angles(path)[0],
     "angular deep": lambda path: block_angles(path)[1],
     "removal ratio": lambda path: removal_losses(path)[1] / removal_losses(path)[0],

@@ -54,7 +54,7 @@ def test_the_readme_is_short_and_in_order():
     titles += ["Results", "Speed", "A run directory", "Change it", "Where more is written"]
     assert README.count("\n") <= 220
     assert re.findall(r"^## (.*)$", README, re.MULTILINE) == titles
-    assert max(map(len, README.splitlines())) <= 200
+    assert max(len(line) for line in README.splitlines() if not line.startswith("|")) <= 200  # a row cannot be wrapped
 
 
 def test_the_readmes_layouts_build():

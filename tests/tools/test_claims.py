@@ -55,6 +55,7 @@ def test_claims_are_well_formed():
     for claim, number in NUMBERS:
         assert number.measure in {"loss", *quantities.MEASURES}, claim.id
         assert split_value(number.value) and number.says
+        assert not claim.beside or claim.beside in [side.says for side in claim.sides]
     for claim in CLAIMS:
         assert set(claim.adequate) < set(SCALES) and "tiny" not in claim.adequate and claim.why
         published = claim.primary.published
