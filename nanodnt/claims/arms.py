@@ -180,7 +180,6 @@ ARMS = {
             join(files, optimizer),
             rate,
             points=5 if f"{layout} {name}" in HEADLINES else 3,
-            seeds=4 if f"{layout} {name}" in ("S3 AdamW", "S3 mSGDW") else 0,
             keep=f"{layout} {name}" in ("S1 AdamW", "S5 AdamW"),  # for the gradients after warm-up
         )
         for name, (optimizer, rate) in OPTIMIZERS.items()
@@ -196,7 +195,7 @@ ARMS = {
         if f"{layout} {name} ×{k}" not in REFUSED
     },
     "S5 mSGDW, half": Arm(
-        "gpt", "config/dnt/s5.py config/optimizers/msgdw.py", "msgdw", of="S5 mSGDW", times=0.5, seeds=8
+        "gpt", "config/dnt/s5.py config/optimizers/msgdw.py", "msgdw", of="S5 mSGDW", times=0.5, seeds=4
     ),
     "S5 AdamW, 64 times": Arm("gpt", "config/dnt/s5.py", of="S5 AdamW", times=64, seeds=4),
     # momentum SGD against AdamW, S1 and S5
