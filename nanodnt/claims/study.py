@@ -23,7 +23,7 @@ In the DNT paper, at 124M and 200K steps, momentum SGD (mSGDW) ends 0.039 nats b
 0.014 ahead of it on DNT (Table 1). Here the gap, the loss under mSGDW minus the loss under AdamW, is measured for both
 layouts while one thing is varied at a time. Every arm is at its own learning rate, tuned with seed 0 on a grid of
 factors of two that grows until its lowest loss lies inside; the losses are of other seeds. Under AdamW DNT's loss is so
-flat that the grid may stop at a local minimum, as it does for the base: DNT's gap is then too small.
+flat that a grid may stop at a local minimum.
 
 {machine}
 
