@@ -29,7 +29,8 @@ flat that a grid may stop at a local minimum.
 
 Bars are the range over the seeds. The initial weights are named after the std of the embedding, and without Xavier
 also of the matrices. Warm-up, clipping and momentum are varied under mSGDW alone, and AdamW is the plain one: its gap
-would be another with a β₁ or a warm-up of its own.
+would be another with a β₁ or a warm-up of its own. A gap can be small because AdamW does badly: the table has both
+losses.
 """
 
 
