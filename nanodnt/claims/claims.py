@@ -245,10 +245,10 @@ CLAIMS = [
         "The paper's language models are 4096 wide and more, and train on 200B tokens; its α₀ begin at width 1024, and "
         "768 is the nearest scale here.",
         (
-            Number("α₀ of the paper for the narrowest width", "DyT, α₀ of the paper - DyT"),
+            Number("α₀ of the paper for the narrowest width", "DyT, α₀ of the paper - DyT", left_out=MINI),
             Number("hardtanh minus tanh", "hardtanh - DyT, α₀ of the paper", left_out=MINI),
             Number("sigmoid minus tanh", "sigmoid - DyT, α₀ of the paper", left_out=MINI),
-            Number("identity minus tanh", "identity - DyT, α₀ of the paper"),
+            Number("identity minus tanh", "identity - DyT, α₀ of the paper", left_out=MINI),
             Number("tanh without α", "tanh, no α - DyT, α₀ of the paper", left_out=MINI),
             Number("hardtanh without α", "hardtanh, no α - hardtanh", left_out=MINI),
             Number("sigmoid without α", "sigmoid, no α - sigmoid", left_out=MINI),
@@ -258,7 +258,7 @@ CLAIMS = [
         ),
         "0.02 nats is ours [I]. α₀ is tuned at the rate that is best with the paper's α₀; RMSNorm has nothing of the "
         "kind to tune. Gains and α are not decayed; the authors decay them. A slope of 1 is a straight line; an "
-        "S-shape has less, Figs. 2 and 4 of the paper. Other functions but identity are left out at mini to save time.",
+        "S-shape has less, Figs. 2 and 4 of the paper. Variants are left out at mini to save time.",
     ),
     Claim(
         "lns-loss",
@@ -279,7 +279,7 @@ CLAIMS = [
             Number("before the norm minus LNS", "before the norm - LNS", left_out=MINI),
         ),
         "β₂ 0.999, no clipping and no decay, as in the paper. Weights are in fp32; the paper's are in bf16, in which "
-        "gains may freeze at 1 [I]. Other places are left out at mini to save time.",
+        "gains may freeze at 1 [I]. Other places for the factor are left out at mini to save time.",
         at_paper=-0.080,
     ),
     Claim(
