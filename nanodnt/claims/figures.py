@@ -64,6 +64,7 @@ def draw_robustness(curves: dict, path: Path) -> None:
             axis.plot(diverged, [HIGHEST] * len(diverged), "x", color=color, markersize=size)
         axis.set_xscale("log", base=2)
         axis.set_xticks([0.25, 0.5, 1, 2, 4, 8, 16], ["¼", "½", "1", "2", "4", "8", "16"])
+        axis.set_xlim(2**-2.3, 2**4.3)
         axis.set_ylim(-0.05 * HIGHEST, 1.08 * HIGHEST)
         axis.set(title=optimizer, xlabel="learning rate / tuned learning rate")
         axis.grid(alpha=0.25)
