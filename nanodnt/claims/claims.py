@@ -280,6 +280,7 @@ CLAIMS = [
         ),
         "β₂ 0.999, no clipping and no decay, as in the paper. Weights are in fp32; the paper's are in bf16, in which "
         "gains may freeze at 1 [I]. Other places for the factor are left out at mini to save time.",
+        beside="LNS minus Pre-LN with scaled initialisation",
         at_paper=-0.080,
     ),
     Claim(
