@@ -138,10 +138,8 @@ ROBUSTNESS = {  # which layouts are run under an optimizer; fewer where another 
 }
 HEADLINES = {f"S{i} mSGDW" for i in range(1, 6)} | {f"{s} {o}" for s in ("S1", "S5") for o in ("AdamW", "Muon")}
 FACTORS = (4, 8, 16)  # of the best learning rate, for robustness
-REFUSED = {
-    "S4 AdamW ×16",
-    "S5 AdamW ×16",
-}  # by train.py, at mini: weight decay would take a tenth of every matrix a step
+# by train.py, at mini: weight decay would take a tenth of every matrix a step
+REFUSED = {"S4 AdamW ×16", "S5 AdamW ×16"}
 VISION_SGD = "config/optimizers/msgdw.py --grad_clip=0 --weight_decay=2e-4"  # V-DNT-Large's
 LONG = "--max_iters=1600 --warmup_iters=160 --eval_interval=1600"  # four times a run of VIT
 LEFT_OUT = {"QK": "no_qk_norm", "pre": "no_pre_norm", "mid": "no_mid_norm", "input": "no_input_norm"}

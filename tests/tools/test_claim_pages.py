@@ -205,6 +205,10 @@ def test_the_page_goes_on_where_something_is_missing(tmp_path, monkeypatch):
     assert "\nNot run yet: each at its own rate.\n" in text
     # of the eight seeds' noise, a fifth of it: mean -0.0004, deviation 0.0027; t = 2.365 for seven degrees of freedom
     assert verdict_rows({"gains-removal": row}, made)[0][2:4] == ["+0.028", "+0.030 (+0.027 to +0.032)"]
+    claim = next(c for c in made.claims if c.id == "gains-removal")._replace(beside="each at its own rate")
+    made.claims, side = [claim], dict(number=claim.sides[0], values=[0.01, 0.03])
+    cell = verdict_rows({"gains-removal": row | {"sides": [side]}}, made)[0][4]
+    assert cell.startswith("**reproduced**; each at its own rate: +0.020 (")
     assert len(HEAD) == 5 and README_ROWS <= 12
     draw_forest({"gains-removal": row}, "mini", tmp_path / "f.png")
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
