@@ -3,12 +3,14 @@
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_small.py
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_small.py config/optimizers/msgdw.py \
         --out_dir=out/gpt2_small_msgdw
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_small.py config/init/gpt2.py --out_dir=out/init_small
 
 Prepare the data once: python data/openwebtext/prepare.py
-The paper: 200K steps of 480 × 1024 tokens of OpenWebText, cosine to 6e-5, clip 1.0, no dropout, bf16, betas 0.9 and
-0.95. AdamW: LR 6e-4. mSGDW: LR 1.0. It does not state the weight decay of its baselines: we take DNT's, 0.1 and 1e-4
-[I].
-Norm: LayerNorm without bias, as in nanoGPT; the paper does not say what its baseline uses [I].
+The paper: 200K steps of 480 × 1024 tokens of OpenWebText, cosine to 6e-5, clip 1.0, no dropout, bf16. AdamW: LR 6e-4,
+decay 0.1, betas 0.9 and 0.95. mSGDW: LR 1.0, decay 1e-4, momentum 0.9. Warm-up: its text says 2000 steps (App. C), its
+Table 5 says 0 for mSGDW; we take 2000 [I].
+Initial weights: "Xavier", as for DNT (Table 5; config/init/xavier.py). The third command has nanoGPT's own.
+LayerNorm without bias is nanoGPT's [I]: the paper builds on nanoGPT, but calls RMSNorm its default norm (sec. 2).
 Validation loss in the paper: AdamW 2.867, mSGDW 2.906.
 """
 
@@ -22,6 +24,8 @@ block_size = 1024
 
 norm = "layernorm"
 norm_eps = 1e-5
+init = "xavier"
+residual_init = "plain"
 
 learning_rate = 6e-4  # AdamW
 batch_size = 480  # sequences a step, over all GPUs

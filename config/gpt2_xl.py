@@ -3,14 +3,16 @@
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py config/optimizers/msgdw.py \
         --out_dir=out/gpt2_xl_msgdw
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py config/init/gpt2.py --out_dir=out/init_xl
 
 Prepare the data once: python data/openwebtext/prepare.py
-The paper: 200K steps of 512 × 1024 tokens of OpenWebText, cosine to 6e-5, clip 1.0, no dropout, bf16, betas 0.9 and
-0.95. AdamW: LR 1.5e-4. mSGDW: LR 1.0. It does not state the weight decay of its baselines: we take DNT's, 0.1 and
-1e-4 [I].
-The paper lowers the baseline's LR with its size, but keeps 6e-4 for DNT at all sizes: tune both before you compare
-them.
-Norm: LayerNorm without bias, as in nanoGPT; the paper does not say what its baseline uses [I].
+The paper: 200K steps of 512 × 1024 tokens of OpenWebText, cosine to 6e-5, clip 1.0, no dropout, bf16. AdamW: LR 1.5e-4,
+decay 0.1, betas 0.9 and 0.95. mSGDW: LR 1.0, decay 1e-4, momentum 0.9. Warm-up: its text says 2000 steps (App. C), its
+Table 5 says 0 for mSGDW; we take 2000 [I].
+Initial weights: "Xavier", as for DNT (Table 5; config/init/xavier.py). The third command has nanoGPT's own.
+The paper's LR for AdamW falls with the baseline's size, but not with DNT's: tune both to compare them. The shape is
+L-DNT-XL's, which has 1436M too [I]: OpenAI's GPT-2 XL is 1600 wide.
+LayerNorm without bias is nanoGPT's [I]: the paper builds on nanoGPT, but calls RMSNorm its default norm (sec. 2).
 Validation loss in the paper: AdamW 2.435, mSGDW 2.472.
 """
 
@@ -24,6 +26,8 @@ block_size = 1024
 
 norm = "layernorm"
 norm_eps = 1e-5
+init = "xavier"
+residual_init = "plain"
 
 learning_rate = 1.5e-4  # AdamW
 batch_size = 512  # sequences a step, over all GPUs

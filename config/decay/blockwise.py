@@ -7,9 +7,9 @@
     python train.py config/quickstart.py config/decay/blockwise.py --out_dir=out/quick_decay_blockwise
 
 AdamW in the paper's code decays every group by 0.1, norms included. Its Adam-mini does not decay norms: for that, use
-config/decay/nanogpt.py. The paper's text says that it follows nanoGPT, where gains do not decay. The models in
-config/blockwise/ have this setting already. A model without gains (norm=none) is refused: use
-config/decay/nanogpt.py.
+config/decay/nanogpt.py. The paper's text says that its decay of 0.1 aligns with nanoGPT and LLaMA (sec. 6, A.1); in
+nanoGPT gains do not decay. The models in config/blockwise/ have this setting already. A model without gains
+(norm=none) is refused: use config/decay/nanogpt.py.
 """
 
 weight_decay = None  # AdamW 0.1, mSGDW 1e-4

@@ -6,9 +6,10 @@
         config/decay/iwd.py --out_dir=out/dnt_small_msgdw_decay_iwd
     python train.py config/quickstart.py config/decay/iwd.py --out_dir=out/quick_decay_iwd
 
-The gains of pre norms and the final norm decay [I]; those of mid, post, QK and input norms do not. The rule is from
-the abstract and from secondary notes. We found no published strength of this decay [U]: we take that of the matrices
-[I]. config/scale_vectors/iwd.py has the same rule for a LLaMA with QK-norm.
+The abstract: decay helps an Input-Norm and harms an Output-Norm. Which norms these are, and the name IWD, are from
+secondary notes: we decay the gains of pre norms and the final norm [I], not those of mid, post, QK and input norms. The
+parts of the paper that we have lack the strength of this decay [U]: we take that of the matrices [I].
+config/scale_vectors/iwd.py has the same rule for a LLaMA with QK-norm.
 """
 
 weight_decay = None  # AdamW 0.1, mSGDW 1e-4

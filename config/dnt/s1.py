@@ -5,8 +5,8 @@
         --optimizer=msgdw --learning_rate=1.0 --out_dir=out/s1_msgdw
     python train.py config/quickstart.py config/dnt/s1.py --out_dir=out/s1
 
-RMSNorm like the other settings, for a controlled comparison [I]. In the paper's Fig. 6, S1 and S2 are the worst at
-124M.
+RMSNorm, the paper's default norm (sec. 2), like the other settings [I]. In its Fig. 6 (mSGDW) S1 is the worst: S2 is
+similar at 124M, all others are far better on ImageNet.
 """
 
 norm = "rmsnorm"

@@ -5,7 +5,7 @@
         --optimizer=msgdw --learning_rate=1.0 --out_dir=out/s2_msgdw
     python train.py config/quickstart.py config/dnt/s2.py --out_dir=out/s2
 
-In the paper's Fig. 6 (mSGDW, 124M) it is about equal to S1.
+In the paper's Fig. 6 (mSGDW, 124M) it is similar to S1, the worst.
 """
 
 norm = "rmsnorm"

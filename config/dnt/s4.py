@@ -5,8 +5,8 @@
         --optimizer=msgdw --learning_rate=1.0 --out_dir=out/s4_msgdw
     python train.py config/quickstart.py config/dnt/s4.py --out_dir=out/s4
 
-In the paper's Fig. 6 (mSGDW, 124M) it is about equal to S5; these two are the best. The leave-one-out study starts
-from S4 [I].
+In the paper's Fig. 6 (mSGDW, 124M) it is about equal to S5; these two are the best. The leave-one-out files
+(no_qk_norm.py and three others) start from S4 [I].
 """
 
 norm = "rmsnorm"

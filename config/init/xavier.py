@@ -1,9 +1,12 @@
-"""Xavier normal for matrices, as the DNT paper says; no 1/√(2L) [I]. Put it after a config of any size.
+"""Xavier for matrices, as in the DNT paper (Table 5: GPT-2 and DNT alike). Put it after a config of any size.
 
-    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_small.py config/init/xavier.py --out_dir=out/xavier
+    torchrun --standalone --nproc_per_node=8 train.py config/blockwise/gpt2_124m.py config/init/xavier.py \
+        --out_dir=out/xavier
     python train.py config/quickstart.py config/init/xavier.py --out_dir=out/init_xavier
 
-Embeddings (and with them a tied head) are N(0, 0.02) [I]: Xavier's std would be 0.006 for 50,304 tokens of width 768.
+The paper says no more than "Xavier". Ours [I]: the normal form, N(0, 2/(n_in + n_out)); no 1/√(2L) on the last matrix
+of a branch; q, k and v are drawn apart, where nanoGPT has one fused matrix; embeddings and head, tied or not, are N(0,
+0.02), for Xavier's std would be 0.006 for 50,304 tokens of width 768.
 """
 
 init = "xavier"

@@ -7,8 +7,8 @@
     python train.py config/quickstart.py config/optimizers/adam_mini.py --out_dir=out/quick_adam_mini
 
 LR, betas and decay stay those of the config before it, chosen for AdamW: Adam-mini's authors recommend the same
-values. Their code never decays the gains of norms, but the models in config/blockwise/ do: after those, use
-config/blockwise/adam_mini.py.
+values, and the blockwise LR paper takes AdamW's LRs too (sec. 6.3). Their code never decays the gains of norms, but the
+models in config/blockwise/ do: after those, use config/blockwise/adam_mini.py.
 """
 
 optimizer = "adam_mini"

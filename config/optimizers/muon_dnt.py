@@ -8,11 +8,12 @@
         --muon_adjust_lr=original --out_dir=out/dnt_small_muon_dnt_original
     python train.py config/quickstart.py config/optimizers/muon_dnt.py --out_dir=out/quick_muon_dnt
 
-The paper: LR 1e-4 for matrices, 6e-4 with AdamW for the rest, 2000 steps of warm-up (its sentence swaps "2D" and
-"1D"). GPT-2's validation loss then rises after 50K steps; DNT's stays smooth and ends below DNT with AdamW.
-We found no published model size, scale of the updates, momentum, decay or min LR of these runs [U]. We take
+The paper: Muon for 2D matrices and AdamW for 1D vectors, LR 1e-4 and 6e-4 (its sentence has "2D vectors" and "1D
+matrices"), 2000 steps of warm-up. GPT-2's validation loss then begins to rise after 50K steps; DNT's curve hardly
+fluctuates, and DNT converges clearly faster than with AdamW.
+Model size, steps, scale of the updates, momentum, decay and min LR of these runs are not in the text [U]. We take
 match_rms_adamw, 0.95, 0.1 and a tenth of the LR, so that the rest ends at the 6e-5 of the paper's other runs [I]; the
-third command has the other scale. Embedding and head on AdamW are our choice too [I].
+third command has the other scale. Embedding and head, though 2D, are on AdamW [I].
 """
 
 optimizer = "muon"
@@ -20,7 +21,7 @@ learning_rate = 1e-4
 min_lr = 1e-5  # the rest in proportion: 6e-5 [I]
 weight_decay = 0.1  # [I]
 adamw_learning_rate = 6e-4
-muon_adjust_lr = "match_rms_adamw"  # [U]
+muon_adjust_lr = "match_rms_adamw"  # [I]
 momentum = 0.95  # [I]
 nesterov = True
 muon_steps = 5

@@ -1,4 +1,4 @@
-"""V-DNT-Huge, 632M parameters on ImageNet-1k: DNT's setting S5 on images (arXiv 2507.17501, Table 1 and Fig. 6).
+"""V-DNT-Huge on ImageNet-1k, 632M parameters: DNT's setting S5 on images (arXiv 2507.17501).
 
     torchrun --standalone --nproc_per_node=8 train.py config/vdnt/huge.py
     torchrun --standalone --nproc_per_node=8 train.py config/vdnt/huge.py config/vdnt/huge_msgdw.py \
@@ -7,15 +7,15 @@
         --out_dir=out/vdnt_huge_s1_msgdw
 
 Prepare the data once: python data/imagenet1k/prepare.py     # needs an account that has accepted ImageNet's terms
-The paper: 150 epochs of ImageNet-1k in batches of 1024, 60 of them warm-up, cosine to 1e-8, no clipping, RandAugment
-(9, 0.5), mixup 0.8, cutmix 1.0, label smoothing 0.1, stochastic depth 0.5, "truncated Xavier", no averaged weights.
-AdamW: LR 1e-3, decay 0.1, betas 0.9 and 0.99. mSGDW: LR 0.1, decay 1e-3, momentum 0.9 (huge_msgdw.py).
+The paper's Table 4: 150 epochs (Fig. 10's caption: 160) in batches of 1024, 60 of them warm-up, cosine to 1e-8, images
+of 224 × 224, no clipping, RandAugment (9, 0.5), mixup 0.8, cutmix 1.0, no random erasing, label smoothing 0.1,
+stochastic depth 0.5, "Truncated Xavier", no averaged weights. AdamW: LR 1e-3, decay 0.1, betas 0.9 and 0.99 (App. C's
+text: 0.95). mSGDW: LR 0.1, decay 1e-3, momentum 0.9 (huge_msgdw.py). The ViT baselines have the same.
 Top-1 in the paper: AdamW 81.9, mSGDW 81.2 (ViT-Huge: 80.8 and 73.5). Its Fig. 6, mSGDW: S1 is much the worst, S3 the
-best, S4 and S5 are close to it.
-Ours [I]: patches of 14 × 14 in images of 224 × 224, by which the count is the paper's; random crops of 8% of the area
-or more, flips; biases, exact GELU; no decay on positions and class token; head and tables N(0, 0.02); mSGDW has these
-60 epochs of warm-up too. Class token or mean over the patches: [U]. RandAugment, mixing, Xavier and more where we had
-to choose: docs/images.md.
+best, S4 and S5 are excellent too.
+Ours [I]: patches of 14 × 14, by which the count is the paper's; random crops of 8% of the area or more, flips; biases,
+exact GELU; no decay on positions and class token; head and tables N(0, 0.02). Class token or mean over the patches:
+[U]. RandAugment, mixing, Xavier and more where we had to choose: docs/images.md.
 """
 
 out_dir = "out/vdnt_huge"

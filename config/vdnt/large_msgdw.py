@@ -1,12 +1,12 @@
-"""mSGDW with the values of V-DNT-Large (arXiv 2507.17501). Put it after a config of images.
+"""mSGDW with the values of V-DNT-Large and ViT-Large (arXiv 2507.17501, Table 4). Put it after a config of images.
 
     torchrun --standalone --nproc_per_node=8 train.py config/vdnt/large.py config/vdnt/large_msgdw.py \
         --out_dir=out/vdnt_large_msgdw
     torchrun --standalone --nproc_per_node=8 train.py config/vdnt/large.py config/vdnt/vit.py \
         config/vdnt/large_msgdw.py --out_dir=out/vit_large_msgdw
 
-The paper does not state LR and decay of its ViT baseline under mSGDW: we take DNT's [I]. Without clipping, unlike its
-language models. Another batch or model needs its own LR: sweep it [I].
+Without clipping, unlike the paper's language models. Warm-up stays that of the config before it: 60 epochs under both
+optimizers. Another batch or model needs its own LR: sweep it [I].
 """
 
 optimizer = "msgdw"

@@ -5,7 +5,7 @@
     python train.py config/vdnt/digits.py config/vdnt/vit.py --out_dir=out/digits_vit
 
 Top-1 of ViT-Large and Huge in the paper: AdamW 81.7 and 80.8, mSGDW 78.2 and 73.5. LayerNorm with an eps of 1e-6 is
-that of timm's ViT [I]. For a comparison with RMSNorm everywhere: config/dnt/s1.py.
+timm's [I]: the paper builds on timm, but calls RMSNorm its default norm (sec. 2). With RMSNorm: config/dnt/s1.py.
 """
 
 norm = "layernorm"
