@@ -134,7 +134,7 @@ def read_arguments(argv, knobs, positional="config"):
             raise ConfigError(f"{arg}: write --{name or 'key'}={value or 'VALUE'}")
         elif name not in knobs:
             raise ConfigError(f"unknown flag --{name} ({_hint(name, knobs, '--')})")
-        elif not equals and knobs[name].hint is not bool:
+        elif not equals and bool not in (knobs[name].hint, *get_args(knobs[name].hint)):
             raise ConfigError(f"--{name} has no value: write --{name}=VALUE ({_expected(knobs[name])})")
         elif name in flags:
             raise ConfigError(f"--{name} is given twice, as {flags[name]!r} and {value!r}: keep one")

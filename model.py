@@ -36,9 +36,10 @@ from layers.slot import Slot, Slots
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
 
-# DyT α₀ by width, for LLMs: (the norm before attention; the norm before the FFN and the final norm). Other slots take
-# the second value, and other widths that of the nearest in the table: our choices [I].
+# DyT α₀ of language models by width (Tables 11 and 12): before attention; before the FFN and the head. Other slots take
+# the second value, and other widths those of the nearest in the tables: our choices [I].
 DYT_ALPHA = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
+DYT_ALPHA_IMAGES = 0.5  # of all that is no language model (secs. 4 and 7.1)
 
 
 @dataclass
@@ -85,15 +86,16 @@ class GPTConfig:
     mid_norm: Literal["none", "both", "attn", "mlp"] = "none"  # branches with a norm on their output, before the sum
     post_norm: Literal["none", "both", "attn", "mlp"] = "none"  # branches with a norm on the residual sum (Post-LN)
     post_norm_blocks: int = 0  # Mix-LN: the first n blocks are Post-LN, with post norms instead of pre and mid
-    input_norm: bool = False  # norm on the embedding sum (DNT)
-    qk_norm: bool = False  # RMSNorm on each head of q and k, before RoPE; gains of size head_dim (DNT eq. 10)
+    input_norm: bool = False  # norm on the embedding (DNT eq. 2); with learned positions, on the sum [I]
+    qk_norm: bool = False  # RMSNorm on each head of q and k, gains of size head_dim (DNT eq. 10); before RoPE [I]
     # --- DyT in place of a norm ---
-    dyt_alpha_attn: float | None = None  # DyT α₀ before attention; None = the paper's for the nearest width
-    dyt_alpha_other: float | None = None  # DyT α₀ everywhere else; None = the paper's for the nearest width
+    dyt_alpha_attn: float | None = None  # DyT α₀ before attention; None = the paper's: 0.5 on images, else by width
+    dyt_alpha_other: float | None = None  # DyT α₀ everywhere else; None = the same
     dyt_learn_alpha: bool = True  # False: α stays α₀
     dyt_squash: Literal["tanh", "hardtanh", "sigmoid", "identity"] = "tanh"  # DyT's function of αx
-    dyt_bias: bool = False  # DyT's β; the paper's LLaMA code has none, its vision models do
-    embed_scale: bool = False  # learned scalar on the embedding sum, √n_embd at first (DyT's language models)
+    dyt_bias: bool | None = None  # DyT's β; None = on images (DyT eq. 2), but not on text (its authors' code)
+    embed_scale: bool | None = False  # learned scalar on the embedding sum, √n_embd at first; None = DyT's (App. A):
+    #   with norm=dyt, but not on images
     # --- constants and learned scales on branch and stream ---
     lns: Literal["off", "norm", "branch", "residual", "input"] = "off"  # LNS: 1/ℓ^lns_power multiplies the pre norm's
     #   output (norm, the paper's) or input (input), the branch output (branch), or the residual sum (residual)
@@ -103,22 +105,22 @@ class GPTConfig:
     deepnorm: bool = False  # stream × (2L)^¼ before each post norm, and DeepNorm's initialisation
     admin: bool = False  # stream × a learned vector before each post norm, set by a profiling forward at the start
     branch_scale: Literal["none", "layerscale", "skipinit"] = "none"  # learned vector, or scalar, on the branch output
-    branch_scale_init: float | None = None  # initial value; None = LayerScale's by depth, SkipInit's 1/√L
+    branch_scale_init: float | None = None  # initial value; None = LayerScale's by depth, SkipInit's 1/√L (LNS sec. 6)
     fixup: bool = False  # Fixup, with norm=none: scalar biases and multipliers; the last matrix of a branch starts at 0
     sigma_reparam: bool = False  # σReparam: the matrices in the blocks, and only those [I], are γ W/σ(W), γ learned
-    # --- scale vectors ---
+    # --- scale vectors (HG, DP, DNP, OR and ER are from notes by others: we have the paper's text in part) ---
     gain: Literal["shared", "none", "branch"] = "shared"  # gains: one for each norm, none at all, or, of pre norms, one
-    #   for each of q, k, v, gate, up (the paper's HG)
-    gain_out: Literal["none", "scale", "norm"] = "none"  # after q, k, v, gate, up: a scale vector (the paper's DP), or
-    #   an RMSNorm with one (DNP), over each head of q and k, over all of v, gate, up [I]; the paper's grouping: [U]
-    gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"  # γ, β·α/rms(α) (OR), or exp(b)·α/rms(α) (ER): the
-    #   paper has these in words, the formulas are ours [I]; whether ER exponentiates the direction too: [U]
+    #   for each of q, k, v, gate, up (HG)
+    gain_out: Literal["none", "scale", "norm"] = "none"  # after q, k, v, gate, up: a scale vector (DP), or an RMSNorm
+    #   with one (DNP), over each head of q and k, over all of v, gate, up [I]; the paper's grouping: [U]
+    gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"  # γ, β·α/rms(α) (OR), or exp(b)·α/rms(α) (ER), both
+    #   formulas ours [I]; whether ER exponentiates the direction too: [U]
     # --- initialisation ---
     init: Literal["normal", "xavier", "xavier_cut"] = "normal"  # matrices: N(0, init_std), Xavier normal, or the same
-    #   cut off at 2σ; embeddings and output head: normal
+    #   cut off at 2σ; embeddings and head: normal. DNT says "Xavier": the normal form, q, k and v apart, is ours [I]
     init_std: float = 0.02  # standard deviation of init=normal, and of the embeddings
     residual_init: Literal["gpt2", "plain", "depth"] = "gpt2"  # factor on the std of a branch's last matrix (o, down):
-    #   1/√(2L), 1, or 1/√(2ℓ)
+    #   1/√(2L), 1, or 1/√(2ℓ). LNS: 1/√(2L) on W0 and W2 of the FFN, 1/√(2ℓ) on "weight matrices"; o and down: [I]
 
     @property
     def head_dim(self) -> int:
@@ -128,6 +130,11 @@ class GPTConfig:
     def hidden(self) -> int:
         """Hidden width of the FFN."""
         return self.n_ff or 4 * self.n_embd
+
+    @property
+    def scales_embedding(self) -> bool:
+        """Whether there is a learned scalar on the embedding sum."""
+        return self.norm == "dyt" and not self.patch_size if self.embed_scale is None else self.embed_scale
 
     @property
     def causal(self) -> bool:
@@ -180,7 +187,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
 
     post = dict(const=lns_factor(c, layer, branch, "residual"))
     if layer == c.n_layer and branch == "mlp":
-        # the last post norm is the final norm and its gain has that role, but no matrix follows to fold it into
+        # the last post norm is the final norm [I], and its gain has that role, but no matrix follows to fold it into
         post |= dict(role="gain_in", fold=False)
 
     skip = dict(const=(2 * c.n_layer) ** 0.25 if c.deepnorm else None, n_gain=d if c.admin else 0)
@@ -198,8 +205,8 @@ def norm_slot(config: GPTConfig, role: str = "gain_out", branch: str = "", **cha
     width = min(DYT_ALPHA, key=lambda d: abs(math.log(d / c.n_embd)))  # nearest listed width: our choice [I]
     alpha = c.dyt_alpha_attn if branch == "attn" else c.dyt_alpha_other
     if alpha is None:
-        alpha = DYT_ALPHA[width][0 if branch == "attn" else 1]
-    bias = {"layernorm": c.bias, "dyt": c.dyt_bias}.get(c.norm, False)
+        alpha = DYT_ALPHA_IMAGES if c.patch_size else DYT_ALPHA[width][0 if branch == "attn" else 1]
+    bias = {"layernorm": c.bias, "dyt": bool(c.patch_size) if c.dyt_bias is None else c.dyt_bias}.get(c.norm, False)
     n_gain = c.n_embd if c.norm != "none" and c.gain != "none" else 0
     parts = dict(n_gain=n_gain, role=role, param=c.gain_param, n_bias=c.n_embd * bias, fold=role == "gain_in")
     parts |= dict(eps=c.norm_eps, groups=c.norm_groups, squash=c.dyt_squash, learn_alpha=c.dyt_learn_alpha)
@@ -207,7 +214,7 @@ def norm_slot(config: GPTConfig, role: str = "gain_out", branch: str = "", **cha
 
 
 def qk_slot(config: GPTConfig) -> Slot:
-    """QK-norm: RMSNorm over the channels of a head, one gain for all heads (DNT eq. 10). Without qk_norm: empty."""
+    """QK-norm: RMSNorm over the channels of a head (DNT eq. 10), one gain for all heads [I]. Without qk_norm: empty."""
     if not config.qk_norm:
         return Slot()
     n_gain = config.head_dim if config.gain != "none" else 0
@@ -386,12 +393,12 @@ class Transformer(Network):
     def add_blocks(self) -> None:
         """Make all that stands between embedding and head. Initial weights are drawn in the order of the modules."""
         c, L = self.config, self.config.n_layer
-        self.embed_scale = Slot(n_gain=1, role="scalar", init=c.n_embd**0.5) if c.embed_scale else Slot()
+        self.embed_scale = Slot(n_gain=1, role="scalar", init=c.n_embd**0.5) if c.scales_embedding else Slot()
         self.input_norm = norm_slot(c) if c.input_norm else Slot()
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(1, L + 1))
-        ends_in_norm = "post" in c.norm_positions(L, "mlp")  # Post-LN: the last post norm is the final norm
-        self.final_norm = Slot() if ends_in_norm else norm_slot(c, "gain_in", fold=False)
+        ends_in_norm = "post" in c.norm_positions(L, "mlp")  # Post-LN, DeepNorm: then no other [I]; LNS's code has one
+        self.final_norm = Slot() if ends_in_norm else norm_slot(c, "gain_in", fold=False)  # in DNT too [I]
 
     def through_blocks(self, x, rope=None, cache=None, mask=None):
         """The residual stream after the last block, before the final norm; x (B, T, C): the embedding sum."""

@@ -4,9 +4,9 @@
         → + positions → the blocks of model.py, with the same flags → final norm → class token, or mean over the patches
         → head: logits (B, n_class)
 
-It is the ViT of Dosovitskiy et al. (2021), and V-DNT (DNT, arXiv 2507.17501) with the flags of config/vdnt/:
-"the ViT of timm with the five norms". Class token or mean: not published [U]. The final norm acts on every token,
-before the mean [I]. `python model.py config/vdnt/large.py` prints the network.
+It is the ViT of Dosovitskiy et al. (2021), and V-DNT (DNT, arXiv 2507.17501) with the flags of config/vdnt/: a ViT,
+built on timm's (App. C), with four types of norm (sec. 3.3). Class token or mean: not published [U]. The final norm
+acts on every token, before the mean [I]. `python model.py config/vdnt/large.py` prints the network.
 """
 
 import torch

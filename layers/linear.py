@@ -154,7 +154,7 @@ class SigmaReparam(Linear):
 
     def init(self, std: float, generator: torch.Generator, cut: float | None = None):
         super().init(std, generator, cut)
-        if not self.weight.is_meta:  # γ = σ(W) initially, so that the matrix is W, as published
+        if not self.weight.is_meta:  # γ = σ(W) initially, so that the matrix is W: as in the released code
             self.u.fill_(1.0)  # not drawn: a seed gives the same weights with and without σReparam
             self.power_iteration(SIGMA_INIT_ITERATIONS)
             assign(self.sigma, torch.dot(self.u, full_tensor(self.weight) @ self.v)[None])

@@ -25,7 +25,7 @@ class Network(nn.Module):
         return self
 
     def set_stream_dtype(self, dtype: torch.dtype | None) -> "Network":
-        """Pass the residual stream from sub-layer to sub-layer in `dtype` (None: fp32, the papers'); sums stay fp32."""
+        """Pass the residual stream from sub-layer to sub-layer in `dtype` (None: fp32 [I]); sums stay fp32."""
         for module in self.modules():
             if hasattr(module, "stream_dtype"):
                 module.stream_dtype = dtype

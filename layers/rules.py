@@ -115,6 +115,8 @@ def norms(c):
     yield single, f"norm_groups={groups} leaves LayerNorm groups of one channel, which are always 0: lower norm_groups"
     defaults = {f.name: f.default for f in fields(c) if f.name.startswith("dyt_")}
     dyt = [name for name, default in defaults.items() if getattr(c, name) != default]
+    if c.dyt_bias is False:  # as good as none, and older checkpoints have it
+        dyt.remove("dyt_bias")
     yield c.norm != "dyt" and dyt, f"{', '.join(dyt)}: needs norm=dyt, but norm={c.norm}"
     for name in ("dyt_alpha_attn", "dyt_alpha_other"):
         yield getattr(c, name) == 0, f"{name}=0 would make the slot constant: choose another α₀"
@@ -190,10 +192,11 @@ def notes(c) -> list:
             "router_norm=False is Switch's setting"
         )
     size = c.init_std * c.n_embd**0.5
-    if c.norm == "dyt" and c.init == "normal" and size < 0.5:
+    if c.norm == "dyt" and not c.patch_size and c.init == "normal" and size < 0.5:
         found.append(
             f"dyt does not enlarge small signals, and init_std·√n_embd = {size:.2f} makes them small; the paper's "
-            f"models have 0.6 to 1.8 (std 0.02, 1024 to 8192 wide). init_std={c.n_embd**-0.5:.2g} gives 1 [I]"
+            "language models have 0.6 to 1.8 (1024 to 8192 wide, std 0.02 in its code). "
+            f"init_std={c.n_embd**-0.5:.2g} gives 1 [I]"
         )
     return found
 

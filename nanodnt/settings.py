@@ -44,8 +44,8 @@ class TrainConfig:
     #   adam_mini 0.1, msgdw 1e-4, muon 0.1 or, with original, 0.01
     decay_emb: bool = True  # decay for embeddings: of tokens (with a tied head: the head too), positions, class token
     decay_gains: Literal["none", "all", "input", "output"] = "none"  # scale vectors that get weight decay too: all,
-    #   those followed by a linear map (input: pre norms, final norm; IWD), or the others
-    decay_scalars: bool = False  # decay for learned scalars and biases (DyT's LLaMA code decays them)
+    #   those followed by a linear map (input: pre norms, and the final norm [I]; IWD), or the others
+    decay_scalars: bool = False  # decay for learned scalars (as in DyT's LLaMA code) and biases
     beta1: float = 0.9  # of running averages like Adam's: not for msgdw, nor for Muon's matrices
     beta2: float = 0.95  # the same
     momentum: float | None = None  # None = 0.9 for msgdw, 0.95 for muon
@@ -64,7 +64,7 @@ class TrainConfig:
     # --- schedule ---
     max_iters: int = 200_000  # optimizer steps
     schedule: Literal["cosine", "wsd", "linear", "constant", "dyt"] = "cosine"  # after warm-up; wsd: constant, then a
-    #   decay over the last wsd_decay_iters; dyt: the recipe of DyT's LLaMA runs, with its own warm-up
+    #   decay over the last wsd_decay_iters; dyt: as in the code of DyT's LLaMA runs, with its own warm-up
     warmup_iters: int = 2000  # steps of warm-up
     lr_decay_iters: int | None = None  # step at which min_lr is reached; None = max_iters
     min_lr: float | None = None  # None = learning_rate / 10
@@ -81,8 +81,10 @@ class TrainConfig:
     lr_ratio_pos: float | None = None  # learned positions; None = 1
     lr_ratio_router: float | None = None  # routers of experts; None = 1
     lr_ratio_patch: float | None = None  # matrix of an image's patches; None = 1
-    blockwise_start: Literal["start", "warmup_end"] = "start"  # ratios from the first step, or after warm-up
-    blockwise_min_lr: Literal["shared", "proportional"] = "shared"  # all decay to min_lr, or each to ratio · min_lr
+    blockwise_start: Literal["start", "warmup_end"] = "start"  # ratios from the first step, as in the authors'
+    #   code, or at the end of warm-up, as in the paper (A.2)
+    blockwise_min_lr: Literal["shared", "proportional"] = "shared"  # all decay to min_lr, as in the authors' code,
+    #   or each to ratio · min_lr
     blockwise_decay: Literal["scaled", "unscaled"] = "scaled"  # LR times decay grows with the ratio, or weight_decay is
     #   divided by it (exact while the LR is ratio times the base, so not near a shared min_lr)
     # --- evaluation, logging, checkpoints ---

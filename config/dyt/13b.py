@@ -1,13 +1,13 @@
-"""LLaMA 13B without norms: DyT (arXiv 2503.10622). The shape is that of LLaMA-13B [I].
+"""LLaMA 13B without norms: DyT (arXiv 2503.10622). Heads and FFN are LLaMA-13B's [I].
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/13b.py
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/13b.py config/dyt/rmsnorm.py --out_dir=out/rmsnorm_13b
 
 Prepare the data once: python data/c4/prepare.py --shards=1024     # 0.17 trillion tokens; it checks the disk first
-The paper: The Pile, 200B tokens, 4M a step, 4096 a sequence; AdamW with peak LR 3e-4, betas 0.9 and 0.95, clip 1.0.
-Its code, and this file: decay 0.1 on all parameters; the LR is the peak times min(1 - (1 - t/w)², 0.1 + 0.45 (1 +
-cos(πt/T))), w = min(2000, T/20). The code's README does not set T [U]; we take the number of steps [I].
-Score and loss in the paper: RMSNorm 0.529 and 1.53, DyT 0.529 and 1.54.
+The paper: width, depth and α₀ (Table 11); The Pile, 200B tokens, 4M a step, LR 3e-4 (App. A).
+Its code (FMS-FSDP): 4096 a sequence; AdamW, betas 0.9 and 0.95, clip 1.0, decay 0.1 on all parameters; the LR is the
+peak times min(1 - (1 - t/w)², 0.1 + 0.45 (1 + cos(πt/T))), w = min(2000, T/20). Its README does not set T [U]; we
+take the number of steps [I]. Score and training loss (Table 4): RMSNorm 0.529 and 1.53, DyT 0.529 and 1.54.
 Different here: C4 in GPT-2's vocabulary (with LLaMA's, of 32000 tokens, the model has 13.02B parameters). Matrices
 start at N(0, 0.02) without 1/√(2L) [I]. Without sharding, weights, gradients and AdamW's state take 16 bytes a
 parameter: 211 GB on a GPU.
@@ -26,7 +26,7 @@ mlp = "swiglu"
 tie_weights = False
 residual_init = "plain"
 norm = "dyt"
-dyt_alpha_attn = 0.6  # α₀ by width, from the paper
+dyt_alpha_attn = 0.6  # α₀, Table 11
 dyt_alpha_other = 0.15
 embed_scale = True
 

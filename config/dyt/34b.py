@@ -1,13 +1,13 @@
-"""LLaMA 34B without norms: DyT (arXiv 2503.10622). The shape is that of CodeLLaMA-34B, with LLaMA's rope_theta [I].
+"""LLaMA 34B without norms: DyT (arXiv 2503.10622). Heads and FFN are CodeLLaMA-34B's, with LLaMA's rope_theta [I].
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/34b.py
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/34b.py config/dyt/rmsnorm.py --out_dir=out/rmsnorm_34b
 
 Prepare the data once: python data/c4/prepare.py --shards=1024     # 0.17 trillion tokens; it checks the disk first
-The paper: The Pile, 200B tokens, 4M a step, 4096 a sequence; AdamW with peak LR 1.5e-4, betas 0.9 and 0.95, clip 1.0.
-Its code, and this file: decay 0.1 on all parameters; the LR is the peak times min(1 - (1 - t/w)², 0.1 + 0.45 (1 +
-cos(πt/T))), w = min(2000, T/20). The code's README does not set T [U]; we take the number of steps [I].
-Score and loss in the paper: 0.536 and 1.50 for RMSNorm and for DyT.
+The paper: width, depth and α₀ (Table 11, where 8192 is 8196); The Pile, 200B tokens, 4M a step, LR 1.5e-4 (App. A).
+Its code (FMS-FSDP): 4096 a sequence; AdamW, betas 0.9 and 0.95, clip 1.0, decay 0.1 on all parameters; the LR is the
+peak times min(1 - (1 - t/w)², 0.1 + 0.45 (1 + cos(πt/T))), w = min(2000, T/20). Its README does not set T [U]; we
+take the number of steps [I]. Score and training loss (Table 4): 0.536 and 1.50 for RMSNorm and for DyT.
 Different here: C4 in GPT-2's vocabulary (with LLaMA's, of 32000 tokens, the model has 33.74B parameters). Matrices
 start at N(0, 0.02) without 1/√(2L) [I]. Weights, gradients and AdamW's state: 16 bytes a parameter, 545 GB unsharded.
 """
@@ -26,7 +26,7 @@ mlp = "swiglu"
 tie_weights = False
 residual_init = "plain"
 norm = "dyt"
-dyt_alpha_attn = 0.2  # α₀ by width, from the paper
+dyt_alpha_attn = 0.2  # α₀, Table 11
 dyt_alpha_other = 0.05
 embed_scale = True
 

@@ -1,11 +1,11 @@
-"""DyT with β: γ · tanh(αx) + β. Put it after any Pre-LN config.
+"""DyT with β: γ · tanh(αx) + β. Put it after any Pre-LN config of text.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/beta.py \
         --out_dir=out/dyt_small_beta
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/beta.py --out_dir=out/quick_beta
 
-The paper's definition and its vision models have β; its LLaMA code has none, like RMSNorm. The paper has no number
-that compares them.
+The paper's definition (Eq. 2) has β, and images have it without this file. The authors' LLaMA code has none, like
+RMSNorm. The paper has no number that compares them.
 """
 
 norm = "dyt"
@@ -14,7 +14,7 @@ dyt_alpha_other = None
 dyt_learn_alpha = True
 dyt_squash = "tanh"
 dyt_bias = True  # β, 0 at first
-embed_scale = True
+embed_scale = None  # a learned scalar in language models (App. A), none on images
 branch_scale = "none"
 branch_scale_init = None
 fixup = False

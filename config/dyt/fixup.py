@@ -1,13 +1,18 @@
 """Fixup in place of norms. Put it after any Pre-LN config.
 
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/vit_b.py config/dyt/fixup.py \
+        --out_dir=out/vit_b_fixup
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/vit_l.py config/dyt/fixup.py \
+        --out_dir=out/vit_l_fixup
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/fixup.py \
         --out_dir=out/dyt_small_fixup
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/fixup.py \
         --residual_init=plain --out_dir=out/quick_fixup
 
-Accuracy in the paper's Table 10 (ViT-B and ViT-L, LRs tuned): 77.2 and 78.1 (DyT 82.8 and 83.6). Fixup was made for
-ResNets and starts the classifier at zero, as an untied head does here. What it means for q, k and SwiGLU is our
-choice [I]. The paper has no language models of this kind: no scalar on the embedding here [I]; --embed_scale=True
+Accuracy in the paper's Table 10 (ViT-B and ViT-L, LRs tuned): 77.2 and 78.1 (norms 82.3 and 83.1, DyT 82.8 and 83.6).
+Fixup and SkipInit need "significantly lower learning rates" (sec. 6.4): sweep --learning_rate. Fixup was made for
+ResNets and starts the classifier at zero, as a ViT's and an untied head do here. What it means for q, k and SwiGLU is
+our choice [I]. The paper has no language models of this kind: no scalar on the embedding here [I]; --embed_scale=True
 adds DyT's.
 """
 
@@ -16,7 +21,7 @@ dyt_alpha_attn = None
 dyt_alpha_other = None
 dyt_learn_alpha = True
 dyt_squash = "tanh"
-dyt_bias = False
+dyt_bias = None
 embed_scale = False
 branch_scale = "none"
 branch_scale_init = None

@@ -1,11 +1,12 @@
-"""DyT without the learned scalar on the embedding. Put it after any Pre-LN config.
+"""DyT without the learned scalar on the embedding. Put it after any Pre-LN config of text: images have none.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/no_embed_scale.py \
         --out_dir=out/dyt_small_no_embed_scale
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/no_embed_scale.py \
         --out_dir=out/quick_no_embed_scale
 
-The paper adds that scalar, √d at first, to its language models. We found no published number for leaving it out [U].
+The paper adds that scalar, √d at first, to its LLaMAs (App. A): without it activations are too small at the beginning,
+"and the training struggles to progress". It gives no number.
 """
 
 norm = "dyt"
@@ -13,7 +14,7 @@ dyt_alpha_attn = None
 dyt_alpha_other = None
 dyt_learn_alpha = True
 dyt_squash = "tanh"
-dyt_bias = False
+dyt_bias = None  # β on images (Eq. 2), none in language models (the authors' code)
 embed_scale = False
 branch_scale = "none"
 branch_scale_init = None

@@ -1,11 +1,14 @@
 """DyT with the sigmoid of αx. Put it after any Pre-LN config.
 
+    torchrun --standalone --nproc_per_node=8 train.py config/dyt/vit_b.py config/dyt/sigmoid.py \
+        --out_dir=out/vit_b_sigmoid
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/sigmoid.py \
         --out_dir=out/dyt_small_sigmoid
     python train.py config/quickstart.py config/dnt/s1.py config/dyt/sigmoid.py --out_dir=out/quick_sigmoid
 
-Accuracy of the paper's ViT-S and ViT-B (Table 8): 79.6 and 81.6, with tanh 80.3 and 82.5. Its output is not centred
-on 0, and there is no β.
+Accuracy of the paper's ViT-S and ViT-B (Table 8): 79.6 and 81.6, with tanh 80.3 and 82.5.
+On images: α₀ 0.5, β, no scalar on the embedding. On language models it is our transfer [I]: α₀ and scalar as in
+config/dyt/dyt.py, no β. Its output is not centred on 0.
 """
 
 norm = "dyt"
@@ -13,8 +16,8 @@ dyt_alpha_attn = None
 dyt_alpha_other = None
 dyt_learn_alpha = True
 dyt_squash = "sigmoid"
-dyt_bias = False
-embed_scale = True
+dyt_bias = None  # β on images (Eq. 2), none in language models (the authors' code)
+embed_scale = None  # a learned scalar in language models (App. A), none on images
 branch_scale = "none"
 branch_scale_init = None
 fixup = False

@@ -2,7 +2,8 @@
 
 There are three kinds: `nanogpt`, compiled, as published; `nanogpt-eager`, with compile=False; `nanogpt-bf16`, compiled,
 with bf16 autocast on a CPU too, where the published one is fp32. The model takes its sizes from the config (n_layer,
-n_head, n_embd, block_size, dropout, bias) and no other flag: Pre-LN, LayerNorm, GELU, a tied head.
+n_head, n_embd, block_size, dropout, bias) and no other flag: Pre-LN, LayerNorm, GELU, a tied head, and nanoGPT's own
+initial weights.
 """
 
 from contextlib import contextmanager, nullcontext

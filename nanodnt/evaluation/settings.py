@@ -12,11 +12,12 @@ COMMONSENSE8 = "boolq piqa social_iqa hellaswag winogrande arc_easy arc_challeng
 UNPUBLISHED = "the paper does not say which metric of each task it takes [U]; ours: "
 # list: {task: the metric of it that the list's mean takes}
 SUITES = {
-    # The 15 zero-shot tasks of the DyT paper (arXiv 2503.10622). Which metric of each it averages is not published [U]:
-    # we take the accuracy, and for record, which has none, F1 [I]
+    # The 15 zero-shot tasks of the DyT paper (arXiv 2503.10622, App. A). Which metric of each it averages is not
+    # published [U]: we take the accuracy, and for record, which has none, F1 [I]
     "dyt15": {task: "f1" if task == "record" else "acc" for task in DYT15.split()},
-    # The eight tasks of the LNS paper after fine-tuning (arXiv 2502.05795, sec. 5.2). The metric is not published [U]:
-    # we take the accuracy [I]
+    # The eight tasks of the LNS paper after fine-tuning (arXiv 2502.05795, sec. 5.2). Table 2 has them, but the text
+    # that we have lacks its cells [U]: these are the eight of its dataset, Commonsense170K (Hu et al. 2023) [I]. The
+    # metric is not published [U]: we take the accuracy [I]
     "commonsense8": dict.fromkeys(COMMONSENSE8.split(), "acc"),
 }
 HOW = {"dyt15": UNPUBLISHED + "acc, and f1 for record [I]", "commonsense8": UNPUBLISHED + "acc [I]"}

@@ -70,7 +70,7 @@ def embeddings(model: GPT) -> dict:
     """The tables of tokens and positions, with the embedding's scale in them."""
     affine(model.input_norm, "a norm on the embedding (input_norm)")
     scale, _ = affine(model.embed_scale)
-    if model.head is None and model.config.embed_scale:
+    if model.head is None and model.config.scales_embedding:
         raise NotPlain("embed_scale cannot move into a table that is the output head too (tie_weights)")
     tables = {"wte.weight": model.wte, "wpe.weight": model.wpe}
     return {name: table.weight.double() * scale for name, table in tables.items() if table is not None}

@@ -100,6 +100,6 @@ def own_rows(p) -> slice:
     return slice(rows.start * each, rows.stop * each)
 
 
-PAPER_RATIOS = RATIOS | {"emb": 4.0, "qk": 1.0, "ffn": 4.0}  # arXiv 2502.19002
+PAPER_RATIOS = RATIOS | {"emb": 4.0, "qk": 1.0, "ffn": 4.0}  # arXiv 2502.19002, A.3
 DEFAULTS = dict(learning_rate=6e-4, weight_decay=0.1)
 register("adam_mini", options, state, step, defaults=DEFAULTS, ratios=PAPER_RATIOS)

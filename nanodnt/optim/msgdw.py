@@ -2,9 +2,10 @@
 
     w ← w (1 − ηλ);   m ← g at first, then μ m + (1 − dampening) g;   w ← w − η m,  or − η (g + μ m) with Nesterov
 
-The order and the first step are those of timm's sgdw. State: 4 bytes a parameter. As long as all gradients of a tensor
-have been exactly zero, its next one still counts as the first (this matters to dampening only).
-Defaults: the paper's language models (Table 5).
+By default this is the paper's momentum SGD, m ← μ m + g (sec. 2), with the decoupled decay of timm's sgdw, which the
+paper uses (App. C): the order and the first step are timm's. State: 4 bytes a parameter. As long as all gradients of a
+tensor have been exactly zero, its next one still counts as the first (this matters to dampening only).
+Defaults: the paper's language models, GPT-2 and L-DNT (Table 5).
 """
 
 import torch

@@ -12,8 +12,9 @@ FSDP2 shards by matrices, each rank takes those that it holds. The bits are the 
 FSDP2 on a CPU, if rows have a multiple of 16 entries. Nothing is compiled, because nearly all of the time goes into
 matrix products. Everything else works on lists of tensors, in few kernels.
 
-Defaults: AdamW's LR and decay with `match_rms_adamw` [I] (the DNT paper has 1e-4 for the matrices, the scale of their
-updates unstated [U]); with `original` those of Keller Jordan's examples.
+Defaults: AdamW's LR and decay with `match_rms_adamw` [I]; with `original` those of Keller Jordan's examples. The DNT
+paper (F.1) has 1e-4 for 2D matrices and 6e-4 for 1D vectors (it swaps the nouns there), and does not state the scale of
+the updates [U]. Embedding and head, though 2D, are on AdamW [I].
 """
 
 from typing import NamedTuple

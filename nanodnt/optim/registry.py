@@ -29,9 +29,9 @@ from torch.optim.sgd import sgd
 
 from layers.sharding import local_shard
 
-# Blockwise LR: the LR of a block type is ratio · learning_rate. The paper's ratios for AdamW; 1 for norms, learned
-# positions and an untied head, as in its authors' code. Other scale vectors and scalars go with the norms [I]; 1 for
-# routers and the matrix of an image's patches [I].
+# Blockwise LR: the LR of a block type is ratio · learning_rate. The paper's ratios for AdamW (eq. 5), and 1 for norms
+# (sec. 5); 1 for learned positions and an untied head, as in its authors' code. Other scale vectors and scalars go with
+# the norms [I]; 1 for routers and the matrix of an image's patches [I].
 RATIOS = {"emb": 10.0, "qk": 8.0, "ffn": 6.0, "vo": 4.0, "norm": 1.0, "head": 1.0, "pos": 1.0, "router": 1.0}
 RATIOS |= {"patch": 1.0}
 NO_DECAY = dict(weight_decay=0.0, maximize=False)  # for torch's SGD, whose decay is added to the gradient

@@ -23,7 +23,7 @@ def lr_at(step: int, config, group: dict | None = None) -> float:
     After T the LR stays at min_lr (not with constant). min_lr is multiplied by base_lr / learning_rate, and with
     blockwise_min_lr=proportional by lr_ratio too.
 
-    `dyt` is the recipe of DyT's LLaMA runs: the smaller of peak · (1 − (1 − t/W)²) and a cosine from 0 to T."""
+    `dyt` is that of the code of DyT's LLaMA runs: the smaller of peak · (1 − (1 − t/W)²) and a cosine from 0 to T."""
     if group and group.get("constant"):
         return group["base_lr"]
     base, ratio = (group["base_lr"], group["lr_ratio"]) if group else (config.learning_rate, 1.0)

@@ -12,6 +12,7 @@ from typing import Literal
 import pytest
 
 from configurator import RENAMED, configure, describe, read_knobs, undocumented
+from model import GPTConfig
 from support.schemas import Model, Train, load, refused, write_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +73,12 @@ def test_flag_values(flag, expected):
     values, where = load("--" + flag)
     assert values[name] == expected and type(values[name]) is type(expected)
     assert where == {name: (expected, "command line")}
+
+
+def test_a_bool_flag_alone_means_true():
+    assert load("--bias")[0]["bias"] is True
+    (model,), _ = configure(GPTConfig, argv=["--dyt_bias"])  # bool | None
+    assert model.dyt_bias is True and GPTConfig().dyt_bias is None
 
 
 def test_precedence(config):

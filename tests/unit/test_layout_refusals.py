@@ -189,6 +189,8 @@ def test_every_rule_refuses_something():
         dict(embed_scale=True, norm="none"),
         dict(embed_scale=True, norm="dyt", input_norm=True),  # γ tanh(α s x) keeps s
         dict(norm_groups=8),
+        dict(dyt_bias=False),  # checkpoints from before its default was None have it
+        dict(embed_scale=None, input_norm=True),  # None is a scalar with norm=dyt alone
     ),
     ids=str,
 )

@@ -19,7 +19,7 @@ LAYOUTS = {
     "S4": dict(qk_norm=True, input_norm=True, mid_norm="both"),
     "S5 (DNT)": dict(qk_norm=True, input_norm=True, mid_norm="both", pre_norm="attn"),
     "lns": dict(lns="norm", residual_init="plain"),
-    "dyt": dict(norm="dyt", embed_scale=True),
+    "dyt": dict(norm="dyt", embed_scale=None),
     "post_ln": dict(pre_norm="none", post_norm="both"),
     "mix_ln": dict(post_norm_blocks=lambda flags: max(1, flags.n_layer // 4)),
     "deepnorm": dict(pre_norm="none", post_norm="both", deepnorm=True, init="xavier", residual_init="plain"),
