@@ -2,13 +2,13 @@
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
         config/blockwise/adam_mini.py --out_dir=out/blockwise_llama_237m_adam_mini
-    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_522m.py config/blockwise/adam_mini.py \
-        --dataset=minipile --block_size=512 --batch_size=300 --micro_batch_size=15 --max_iters=30000 \
-        --warmup_iters=600 --learning_rate=4.5e-4 --min_lr=2.25e-5 --out_dir=out/blockwise_llama_522m_minipile_mini
+    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_522m.py config/blockwise/minipile.py \
+        config/blockwise/adam_mini.py --learning_rate=4.5e-4 --min_lr=2.25e-5 \
+        --out_dir=out/blockwise_llama_522m_minipile_mini
     python train.py config/quickstart.py config/blockwise/adam_mini.py --out_dir=out/quick_blockwise_adam_mini
 
-Adam-mini 1.1.0. The authors' code does not decay norms under Adam-mini, though it does under AdamW. We do not have
-the LRs of its runs [U]: the LR stays that of the config before it, chosen for AdamW [I].
+Adam-mini 1.1.0. The LR stays that of the config before it, the one tuned for AdamW, as in the paper (sec. 6.3, A.3); so
+do betas and decay [I]. The authors' code does not decay norms under Adam-mini, though it does under AdamW.
 """
 
 optimizer = "adam_mini"

@@ -1,4 +1,4 @@
-"""Blockwise learning rates (arXiv 2502.19002), the ratios for AdamW. Put it after a config of any size.
+"""Blockwise learning rates (arXiv 2502.19002), the ratios for AdamW (Eq. 5). Put it after a config of any size.
 
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_237m.py \
         config/blockwise/blockwise.py --out_dir=out/blockwise_llama_237m_lr
@@ -9,12 +9,12 @@
     python train.py config/quickstart.py config/blockwise/blockwise.py --learning_rate=1e-3 --min_lr=5e-5 \
         --out_dir=out/quick_blockwise
 
-The LR of a block type is its ratio times learning_rate, from the first step on. All LRs fall to the same min LR, as
-in the authors' code. The paper's text turns the ratios on at the end of warm-up instead:
-config/blockwise/warmup_end.py. A step decays weights by LR times decay, which grows with the ratio:
-config/blockwise/decay_unscaled.py undoes that.
+The LR of a block type is its ratio times learning_rate, the one tuned for plain AdamW. Ratios from the first step on,
+as in the code that made the published numbers as far as we know; the paper's text (A.2) turns them on at the end of
+warm-up: config/blockwise/warmup_end.py. All LRs fall to the same min LR, as in the code. A step decays weights by LR
+times decay, which grows with the ratio: config/blockwise/decay_unscaled.py undoes that.
 Loss of 237M on OpenWebText after 50K steps (Table 1): 2.784, at one LR 2.834.
-For optimizers other than AdamW these ratios are untested [I].
+The paper's ratios for Adam-mini: config/blockwise/adam_mini_blockwise.py. Under mSGDW and Muon these are untested [I].
 """
 
 blockwise_lr = True

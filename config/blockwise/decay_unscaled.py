@@ -7,7 +7,7 @@
 
 A step shrinks a weight by LR times decay, so a ratio of 10 also means ten times the decay. Here decay is divided by
 the ratio, so LR times decay is the same as at one LR, except in the last steps, where all LRs approach the same min
-LR. This ablation is ours [I]; the paper has none.
+LR. This ablation is ours [I]; the paper has none. Ratios from the first step on, as in config/blockwise/blockwise.py.
 """
 
 blockwise_lr = True

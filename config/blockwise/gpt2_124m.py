@@ -3,9 +3,8 @@
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/gpt2_124m.py
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/gpt2_124m.py config/blockwise/blockwise.py \
         --out_dir=out/blockwise_gpt2_124m_lr
-    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/gpt2_124m.py --dataset=minipile \
-        --block_size=512 --batch_size=300 --micro_batch_size=25 --max_iters=30000 --warmup_iters=600 \
-        --learning_rate=6e-4 --min_lr=3e-5 --out_dir=out/blockwise_gpt2_124m_minipile
+    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/gpt2_124m.py config/blockwise/minipile.py \
+        --out_dir=out/blockwise_gpt2_124m_minipile
 
 Prepare the data once: python data/openwebtext/prepare.py, and python data/minipile/prepare.py
 This is the paper's AdamW baseline, with one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR falling to a twentieth.
@@ -14,7 +13,6 @@ same folder.
 Loss gap and speed-up in steps of blockwise LR, read off plots in the authors' repository: OpenWebText 0.049 and
 1.99×.
 LayerNorm without bias, tied head and 1/√(2L) as in the authors' code. The peak LR for MiniPile is the same.
-MiniPile needs four GPUs: its batch of 300 does not split over eight.
 """
 
 out_dir = "out/blockwise_gpt2_124m"

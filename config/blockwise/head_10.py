@@ -6,7 +6,8 @@
         --min_lr=5e-5 --out_dir=out/quick_blockwise_head_10
 
 The paper's principle does not cover an untied head, and its code leaves it at ratio 1
-(config/blockwise/blockwise.py). This ablation is ours [I]. A tied head has the embedding's ratio in both files.
+(config/blockwise/blockwise.py). This ablation is ours [I]. A tied head has the embedding's ratio in both files. Ratios
+from the first step on, as there.
 """
 
 blockwise_lr = True

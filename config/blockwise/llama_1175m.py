@@ -12,7 +12,8 @@ For the paper's method, an LR for each block type, put config/blockwise/blockwis
 same folder.
 Loss gap and speed-up in steps of blockwise LR, read off plots in the authors' repository: 0.091 and 2.31×, under the
 name 2B; the paper says 1.1B and 1.92×. It gives no peak LR for MiniPile at this size.
-Architecture as in the authors' code, here with 4 heads of k and v: SwiGLU, untied head, N(0, 0.02) without 1/√(2L).
+Architecture as in Table 2 and App. A, with TinyLlama's grouped queries, which share 4 heads of k and v; untied head and
+N(0, 0.02) without 1/√(2L) as in the authors' code.
 """
 
 out_dir = "out/blockwise_llama_1175m"

@@ -12,7 +12,7 @@ For the paper's method, an LR for each block type, put config/blockwise/blockwis
 same folder.
 Loss gap and speed-up in steps of blockwise LR, read off plots in the authors' repository: MiniPile 0.041 and 1.90×.
 The paper gives no peak LR for OpenWebText at this size, so this file trains on MiniPile.
-Architecture as in the authors' code: 4d-wide SwiGLU, untied head, N(0, 0.02) without 1/√(2L).
+Architecture as in Table 2 and App. A; untied head and N(0, 0.02) without 1/√(2L) as in the authors' code.
 MiniPile needs four GPUs: its batch of 300 does not split over eight.
 """
 

@@ -3,8 +3,7 @@
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_522m.py
     torchrun --standalone --nproc_per_node=8 train.py config/blockwise/llama_522m.py config/blockwise/blockwise.py \
         --out_dir=out/blockwise_llama_522m_lr
-    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_522m.py --dataset=minipile \
-        --block_size=512 --batch_size=300 --micro_batch_size=15 --max_iters=30000 --warmup_iters=600 \
+    torchrun --standalone --nproc_per_node=4 train.py config/blockwise/llama_522m.py config/blockwise/minipile.py \
         --learning_rate=4.5e-4 --min_lr=2.25e-5 --out_dir=out/blockwise_llama_522m_minipile
 
 Prepare the data once: python data/openwebtext/prepare.py, and python data/minipile/prepare.py
@@ -13,8 +12,7 @@ For the paper's method, an LR for each block type, put config/blockwise/blockwis
 same folder.
 Loss gap and speed-up in steps of blockwise LR, read off plots in the authors' repository: OpenWebText 0.052 and
 1.91×; MiniPile 0.056 and 2.25×.
-Architecture as in the authors' code: 4d-wide SwiGLU, untied head, N(0, 0.02) without 1/√(2L).
-MiniPile needs four GPUs: its batch of 300 does not split over eight.
+Architecture as in Table 2 and App. A; untied head and N(0, 0.02) without 1/√(2L) as in the authors' code.
 """
 
 out_dir = "out/blockwise_llama_522m"

@@ -6,8 +6,8 @@
         --out_dir=out/lns_250m_group_ln
     python train.py config/quickstart.py config/dnt/s1.py config/lns/group_ln.py --out_dir=out/quick_group_ln
 
-We found no published number of groups [U]; we take 32, the usual one of GroupNorm [I]. The LNS paper finds Group-LN
-worse than Pre-LN; we found no published number for that either [U].
+The number of groups is not in the paper's text [U]; we take 32, the usual one of GroupNorm [I]. The LNS paper finds
+Group-LN worse than Pre-LN at 130M (Table 7, but the text that we have lacks its cells [U]).
 """
 
 pre_norm = "both"

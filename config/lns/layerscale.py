@@ -6,8 +6,8 @@
         --out_dir=out/lns_250m_layerscale
     python train.py config/quickstart.py config/dnt/s1.py config/lns/layerscale.py --out_dir=out/quick_layerscale
 
-Perplexity in the images of the authors' repository (130M, 250M): 27.93, 23.45. We found no published start value of
-these runs [U]; ours is LayerScale's own for 12 to 18, 24 and 36 layers, and other depths take the nearest [I].
+Perplexity in the images of the authors' repository (130M, 250M): 27.93, 23.45. Of the start value the paper says only
+that it is small [U]; ours is LayerScale's own for 12 to 18, 24 and 36 layers, and other depths take the nearest [I].
 Another start value: --branch_scale_init=0.1.
 """
 

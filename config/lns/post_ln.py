@@ -6,8 +6,8 @@
         --out_dir=out/lns_250m_post_ln
     python train.py config/quickstart.py config/dnt/s1.py config/lns/post_ln.py --out_dir=out/quick_post_ln
 
-The last post norm is the final norm. Perplexity in the images of the authors' repository (130M, 250M, 350M, 1B):
-26.95, 1409.79, 1368.33, 1390.75.
+The last post norm is the final norm [I]; the authors' code has one more after it. Perplexity in the images of the
+authors' repository (130M, 250M, 350M, 1B): 26.95, 1409.79, 1368.33, 1390.75.
 """
 
 pre_norm = "none"

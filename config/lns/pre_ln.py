@@ -8,7 +8,7 @@
 
 The initial weights have neither 1/√(2L) nor 1/√(2ℓ), as in the authors' code. Perplexity in the images of the
 authors' repository (130M, 250M, 350M, 1B): 26.73, 21.92, 19.58, 17.02. With 1/√(2L), the fairer baseline
-(config/lns/scaled_init.py), it is 26.04 and 20.98 at 130M and 250M.
+[I] (config/lns/scaled_init.py), it is 26.04 and 20.98 at 130M and 250M.
 """
 
 pre_norm = "both"

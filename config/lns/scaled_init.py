@@ -7,7 +7,8 @@
     python train.py config/quickstart.py config/dnt/s1.py config/lns/scaled_init.py --out_dir=out/quick_scaled_init
 
 Perplexity in the images of the authors' repository (130M, 250M): 26.04, 20.98, against 26.73 and 21.92 without the
-factor. LNS is 0.011 and 0.031 nats better than this.
+factor. LNS is 0.011 and 0.031 nats better than this. The paper's text scales "W0 and W2" by 1/√(2L), which sec. 5.4
+calls weights of the feed-forward; we scale o and down, as GPT-2 does [I].
 """
 
 pre_norm = "both"

@@ -1,4 +1,4 @@
-"""SkipInit as in the LNS paper: norms stay, and every branch gets a learned scalar that starts at 1/√L.
+"""SkipInit as in the LNS paper: every branch gets a learned scalar that starts at 1/√L; norms stay [I].
 
     torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/skipinit.py \
         --out_dir=out/lns_130m_skipinit

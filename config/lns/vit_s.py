@@ -8,9 +8,9 @@
 Prepare the data once: python data/imagenet1k/prepare.py     # needs an account that has accepted ImageNet's terms
 The paper: for a ViT the best place of the factor is after attention and FFN (lns=branch; --lns=norm is that of its
 language models), without LayerScale in all arms. The variance of the blocks' outputs passes 3,000 by step 30,000 with
-Pre-LN and stays below 150 with LNS: `track_interval` notes it. Accuracies and recipe are not published where we could
-read them [U]; the recipe here is that of config/dyt/vit_b.py [I]. Shape, patches, class token, biases and the initial
-weights N(0, 0.02) without 1/√(2L) are ours [I].
+Pre-LN and stays below 150 with LNS (Fig. 8): `track_interval` notes it. Table 5 has the accuracies, but the text that
+we have lacks its cells [U]. It has no recipe [U]; ours is that of config/dyt/vit_b.py [I]. Shape, patches, class token,
+norm, biases and the initial weights N(0, 0.02) without 1/√(2L) are ours [I].
 """
 
 out_dir = "out/vit_s_lns"

@@ -6,11 +6,11 @@
         config/scale_vectors/dnp.py --gain=branch --out_dir=out/scale_vectors_120m_dnp_hg
     python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/dnp.py --out_dir=out/quick_dnp
 
-γ · norm(W(γ'x)), according to secondary notes. We found nothing published on the matrices that have it, nor on how
+γ · norm(W(γ'x)), according to secondary notes. The parts of the paper that we have lack which matrices have it and how
 many channels the norm covers [U]. We normalise q and k by head, so that it is QK-norm with a gain per channel, and v,
-gate and up over their whole width [I]. Compare with config/scale_vectors/qk_norm.py. The second command
-(--gain=branch) has one scale vector per matrix on the input side.
-We found no published result of DNP alone [U].
+gate and up over their whole width [I]. Compare with config/scale_vectors/qk_norm.py. The second command (--gain=branch)
+has one scale vector per matrix on the input side.
+The abstract: a better placement helps by itself; the parts that we have lack how much DNP does [U].
 """
 
 gain = "shared"

@@ -8,7 +8,7 @@
 
 diag(u) W diag(v), according to secondary notes. Which matrices have it is our choice [I]. So is one v per norm [I]:
 the notes write one per matrix, which is --gain=branch, the second command.
-We found no published result of DP alone [U].
+The abstract: a better placement helps by itself; the parts of the paper that we have lack how much DP does [U].
 """
 
 gain = "shared"

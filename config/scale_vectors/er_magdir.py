@@ -5,9 +5,9 @@
     python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/er_magdir.py \
         --out_dir=out/quick_er_magdir
 
-We found nothing published on whether the direction is exponentiated too [U]; the formula is ours [I]. If weight decay
-were on, it would pull the magnitude to 1, not to 0.
-We found no published result of ER alone [U].
+ER is from secondary notes. Whether the direction is exponentiated too is in none of our sources [U]; the formula is
+ours [I]. If weight decay were on, it would pull the magnitude to 1, not to 0.
+The abstract: such a reparameterization helps by itself; the parts of the paper that we have lack how much ER does [U].
 """
 
 gain = "shared"

@@ -4,8 +4,8 @@
         config/scale_vectors/hg.py --out_dir=out/scale_vectors_120m_hg
     python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/hg.py --out_dir=out/quick_hg
 
-According to secondary notes on the paper, gate and up are included.
-We found no published result of HG alone [U].
+According to secondary notes, gate and up are included.
+The abstract: "branch-specific heterogeneity" helps by itself; the parts of the paper that we have lack how much [U].
 """
 
 gain = "branch"  # q, k, v, gate and up have one each

@@ -5,9 +5,9 @@
     python train.py config/quickstart.py config/dnt/s1.py config/scale_vectors/or_magdir.py \
         --out_dir=out/quick_or_magdir
 
-According to secondary notes, the paper has a magnitude and a unit direction, which makes the magnitude's LR d times
-as large. The formula is ours [I], and has that factor. The direction never decays [I].
-We found no published result of OR alone [U].
+According to secondary notes, the direction is a unit vector, which makes the magnitude's LR d times as large. The
+formula is ours [I], and has that factor. The direction never decays [I].
+The abstract: such a reparameterization helps by itself; the parts of the paper that we have lack how much OR does [U].
 """
 
 gain = "shared"

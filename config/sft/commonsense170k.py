@@ -6,11 +6,11 @@
 
 It starts from config/lns/250m.py, which must be trained before. For LNS train that with config/lns/lns.py, and add here
 --init_from=auto:out/lns_250m_lns --out_dir=out/commonsense_250m_lns.
-From the paper: all weights are trained, on this data, and the eight tasks are reported; LNS is 1.80% above Mix-LN on
-average at 250M. Its learning rate, batch, epochs and context are those of Mix-LN's paper, which we could not read [U].
-Here [I]: three epochs of about 16 examples a step, at most 256 tokens each, as this data is commonly used; packed, so a
-step has 8 rows; the loss on answers alone; a rate that suits models of this size. Tune it for each layout before you
-compare them.
+From the paper: this data, and the eight tasks are reported; LNS is 1.80% above Mix-LN on average at 250M. All else is
+as in Mix-LN's paper, which we could not read: which weights are trained, learning rate, batch, epochs and context [U].
+Here [I]: all weights; three epochs of about 16 examples a step, at most 256 tokens each, as this data is commonly used;
+packed, so a step has 8 rows; the loss on answers alone; a rate that suits models of this size. Tune it for each layout
+before you compare them.
 """
 
 init_from = "auto:out/lns_250m"
