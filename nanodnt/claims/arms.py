@@ -14,9 +14,10 @@ class Scale(NamedTuple):
     title: str
     bases: dict  # family: config files and flags that come first
     rates: dict  # optimizer: the middle of the grid of learning rates; None: the config's own rate, without tuning
+    own: dict = {}  # arm: the papers' own config files and flags, in place of the base and of the arm's; all rates and
+    #   their floors are then those of the config files
     smoke: bool = False  # a test of the machinery: one rate, no verdicts
     distributed: bool = False  # torchrun over all GPUs, one run at a time
-    changes: dict = {}  # an arm, or a key of `rates`: config files and flags added at this scale
     side_seeds: int = 2  # of arms that no primary number needs
     on: str = ""  # the data, said with every verdict
     note: str = ""  # the second paragraph of the page
@@ -34,7 +35,7 @@ class Arm(NamedTuple):
     around: str = ""  # the arm whose best learning rate is the grid's middle; "": the scale's
     init: str = ""  # a file of config/init/ in place of the base's
     seeds: int = 0  # at least so many, though no primary number needs them
-    keep: bool = False  # keep ten checkpoints, for what is measured over training
+    keep: bool = False  # keep ten checkpoints, for what is measured over training: also of other arms with this command
 
 
 def join(*parts: str) -> str:
@@ -43,13 +44,72 @@ def join(*parts: str) -> str:
 
 GPT = "config/claims/mini_gpt.py config/init/width_128.py"
 LLAMA = "config/claims/mini_llama.py"
-LNS = "--beta2=0.999 --grad_clip=0 --weight_decay=0"  # as in the LNS paper
+LNS = "--beta2=0.999 --grad_clip=0 --weight_decay=0"  # as in the scripts of the LNS paper's authors
 VIT = "config/claims/mini_vit.py"
 SMOKE = "--n_layer=4 --n_embd=32 --n_head=2 --block_size=32 --batch_size=4 --max_iters=20 --warmup_iters=2"
 SMOKE += " --eval_interval=10 --eval_tokens=512 --dtype=float32 --dataset=pystdlib"
 SMALL = "--n_embd=256 --block_size=256 --batch_size=32 --max_iters=1000 --warmup_iters=100 --eval_interval=200"
 SMALL += " --init_std=0.035 --eval_tokens=500000 --dtype=auto"
 RATES = {"adamw": 4e-3, "adamw_s5": 32e-3, "adam_mini": 4e-3, "blockwise": 1e-3, "muon": 8e-3, "msgdw": 0.25}
+
+# layout on the GPT: config files and flags. S1 is Pre-LN; LNS needs the initial weights without 1/√(2L).
+LAYOUTS = {
+    **{f"S{i}": f"config/dnt/s{i}.py" for i in range(1, 6)},
+    "LNS": "--lns=norm --residual_init=plain",
+    "DyT": "config/dyt/dyt.py",
+    "unified": "config/scale_vectors/unified.py",
+}
+LEFT_OUT = {"QK": "no_qk_norm", "pre": "no_pre_norm", "mid": "no_mid_norm", "input": "no_input_norm"}
+STRESSED = {"S4": "s4", **{f"S4 without {norm}": file for norm, file in LEFT_OUT.items()}}
+STRESS = "--warmup_iters=0 --weight_decay=0"  # App. F of DNT: Adam without warm-up
+STRESS_RATE = 0.3  # its rate
+
+
+def papers_own(gpt2: str, dnt: str, rmsnorm: str, dyt: str) -> dict:
+    """`Scale.own` for config files of DNT's baseline and of DNT, and for files and flags of DyT's baseline and of DyT.
+    Blockwise LR has its runs of 237M: Table 1 on OpenWebText, Fig. 8 on MiniPile."""
+    optimizers = {
+        "AdamW": "",
+        "mSGDW": "config/optimizers/msgdw.py",
+        "Muon": "config/optimizers/muon_dnt.py",
+        "Adam-mini": "config/optimizers/adam_mini.py",
+    }
+    sizes = {"S1": gpt2, "S5": dnt, **{f"S{i}": f"{dnt} config/dnt/s{i}.py" for i in (2, 3, 4)}}
+    sizes |= {name: f"{gpt2} {files}" for name, files in LAYOUTS.items() if name not in sizes}  # ours: on GPT-2
+    own = {f"{a} {b}": join(size, file) for a, size in sizes.items() for b, file in optimizers.items()}
+    own |= {f"{name}, stress": f"{dnt} config/dnt/{file}.py {STRESS}" for name, file in STRESSED.items()}
+
+    table1, ratios = "config/blockwise/llama_237m.py", "config/blockwise/{}.py".format
+    fig8 = f"{table1} {ratios('minipile')} --learning_rate=7.5e-4 --min_lr=3.75e-5"
+    own |= {name: join(table1, ratios(file) if file else "") for name, file in BLOCKWISE.items()}
+    own |= {name: join(fig8, ratios(file) if file else "") for name, file in FIG8.items()}
+    own["sharpness"] = table1  # Figs. 2 and 3
+
+    own |= {"RMSNorm": rmsnorm, "DyT": dyt, "DyT, α₀ of the paper": dyt}
+    return own
+
+
+# Blockwise LR: arms, and the files of config/blockwise/ that they have
+BLOCKWISE = {
+    "one rate": "",
+    "all blocks": "blockwise",
+    "after warm-up": "warmup_end",
+    "one rate, beside it": "",
+    "all blocks, tuned": "blockwise",
+    "Emb": "emb",
+    "Emb, FFN": "emb_ffn",
+    "Norm ×2": "norm_double",
+    "Adam-mini, one rate": "adam_mini",
+    "Adam-mini, blocks": "adam_mini_blockwise",
+}
+FIG8 = {
+    "Fig. 8, one rate": "",
+    "Fig. 8, 6 4 3 2": "rejected_6432",
+    "Fig. 8, 8 6 4 3": "rejected_8643",
+    "Fig. 8, 10 8 6 4": "blockwise",
+}
+# the DyT paper's smallest language model has 7B: of the smaller ones, the shape is ours [I]
+SMALL_DYT = "config/dyt/small.py {} config/decay/dyt.py --schedule=dyt"
 
 SCALES = {
     "tiny": Scale(
@@ -75,10 +135,10 @@ SCALES = {
         side_seeds=4,
         on="on digits",
         note="**This is not ImageNet.** An image is 8 × 8 pixels, in one of 10 classes, and 360 are held out, of the "
-        "same writers; one image is 0.28 percentage points of top-1. The papers' vision transformers have 86M to 632M "
-        "parameters and 1.28M photographs in 1,000 classes. A sign can show here, a size cannot: no published size is "
-        "compared, and a verdict holds on digits alone. The claims about language models are on [a page of their own]"
-        "(claims.md); Holm's correction is over the claims of each page.",
+        "same writers; one image is 0.28 percentage points of top-1. The papers' vision transformers are ViT-S to "
+        "ViT-H, of 632M parameters, with 1.28M photographs in 1,000 classes. A sign can show here, a size cannot: no "
+        "published size is compared, and a verdict holds on digits alone. The claims about language models are on [a "
+        "page of their own](claims.md); Holm's correction is over the claims of each page.",
     ),
     "small": Scale(
         "8M parameters, 8M tokens of Python source; one GPU",
@@ -90,29 +150,33 @@ SCALES = {
         rates={"adamw": 2e-3, "adamw_s5": 2e-3, "adam_mini": 2e-3, "blockwise": 5e-4, "muon": 4e-3, "msgdw": 0.5},
     ),
     "124m": Scale(
-        "0.12B parameters, the papers' recipes, but each arm's rate from a grid around theirs [I]; GPUs",
+        "0.12B parameters, 0.24B for Blockwise LR; the papers' own configurations and rates; GPUs",
         bases={
-            "gpt": "config/gpt2_small.py config/init/xavier.py",
+            "gpt": "config/gpt2_small.py",
             "llama": "config/scale_vectors/llama_120m.py",
             "deep": "config/lns/130m.py",
         },
-        rates={"adamw": 6e-4, "adamw_s5": 6e-4, "adam_mini": 6e-4, "blockwise": 6e-4, "muon": 1e-4, "msgdw": 1.0},
+        rates=dict.fromkeys(RATES),
+        own=papers_own(
+            "config/gpt2_small.py",
+            "config/dnt_small.py",
+            SMALL_DYT.format("config/dyt/rmsnorm.py"),
+            SMALL_DYT.format("config/dyt/dyt.py"),
+        ),
         distributed=True,
-        changes={"muon": "config/optimizers/muon_dnt.py"},
     ),
     "paper": Scale(
-        "the papers' largest language models within a node's reach, at their own rates; GPUs",
+        "the papers' largest language models within reach of some nodes, as they have them, at their rates; GPUs",
         bases={
-            "gpt": "config/gpt2_xl.py config/init/xavier.py",
+            "gpt": "config/gpt2_xl.py",
             "llama": "config/scale_vectors/llama_120m.py",
             "deep": "config/lns/1b.py",
         },
-        rates=dict.fromkeys(("adamw", "adamw_s5", "adam_mini", "blockwise", "muon", "msgdw")),
+        rates=dict.fromkeys(RATES),
+        own=papers_own(
+            "config/gpt2_xl.py", "config/dnt_xl.py", "config/dyt/7b.py config/dyt/rmsnorm.py", "config/dyt/7b.py"
+        ),
         distributed=True,
-        changes={
-            "muon": "config/optimizers/muon_dnt.py",
-            "S5 AdamW": "--learning_rate=6e-4 --min_lr=6e-5",  # the baseline's is 1.5e-4
-        },
     ),
 }
 
@@ -122,13 +186,6 @@ OPTIMIZERS = {
     "mSGDW": ("config/optimizers/msgdw.py", "msgdw"),
     "Muon": ("config/optimizers/muon.py", "muon"),
     "Adam-mini": ("config/optimizers/adam_mini.py", "adam_mini"),
-}
-# layout on the GPT: config files and flags. S1 is Pre-LN; LNS needs the initial weights without 1/√(2L).
-LAYOUTS = {
-    **{f"S{i}": f"config/dnt/s{i}.py" for i in range(1, 6)},
-    "LNS": "--lns=norm --residual_init=plain",
-    "DyT": "config/dyt/dyt.py",
-    "unified": "config/scale_vectors/unified.py",
 }
 ROBUSTNESS = {  # which layouts are run under an optimizer; fewer where another optimizer tells as much
     "AdamW": tuple(LAYOUTS),
@@ -141,8 +198,8 @@ FACTORS = (4, 8, 16)  # of the best learning rate, for robustness
 # by train.py, at mini: weight decay would take a tenth of every matrix a step
 REFUSED = {"S4 AdamW ×16", "S5 AdamW ×16"}
 VISION_SGD = "config/optimizers/msgdw.py --grad_clip=0 --weight_decay=2e-4"  # V-DNT-Large's
+FP32 = "--dtype=float32"  # of runs added on a CPU without bf16
 LONG = "--max_iters=1600 --warmup_iters=160 --eval_interval=1600"  # four times a run of VIT
-LEFT_OUT = {"QK": "no_qk_norm", "pre": "no_pre_norm", "mid": "no_mid_norm", "input": "no_input_norm"}
 # What may decide how far momentum SGD is behind AdamW: {what: ({value: flags, "" for the base's}, is AdamW varied too)}
 STUDY = {
     "batch, sequences": ({"4": "--batch_size=4", "16": ""}, True),
@@ -163,7 +220,6 @@ STUDY = {
     "clipping at": ({"1": "", "never": "--grad_clip=0"}, False),
     "momentum": ({"0.9": "", "0.98": "--momentum=0.98"}, False),
 }
-STRESS_RATE = 0.06  # far too high for AdamW, and without warm-up
 
 
 def study_arm(layout: str, optimizer: str, what: str, value: str) -> str:
@@ -216,18 +272,31 @@ ARMS = {
     },
     # DNT: norms left out of S4, under stress
     **{
-        f"{name}, stress": Arm("gpt", f"config/dnt/{file}.py --warmup_iters=0", lr=STRESS_RATE)
-        for name, file in {"S4": "s4", **{f"S4 without {k}": v for k, v in LEFT_OUT.items()}}.items()
+        f"{name}, stress": Arm("gpt", f"config/dnt/{file}.py {STRESS}", lr=STRESS_RATE)
+        for name, file in STRESSED.items()
     },
     # blockwise learning rates, on S1
-    "all blocks": Arm("gpt", "config/dnt/s1.py config/blockwise/blockwise.py", of="S1 AdamW"),
+    "one rate": Arm("gpt", "config/dnt/s1.py"),
+    **{
+        name: Arm("gpt", f"config/dnt/s1.py config/blockwise/{BLOCKWISE[name]}.py", of="one rate")
+        for name in ("all blocks", "Emb", "Emb, FFN", "Norm ×2")
+    },
+    "after warm-up": Arm("gpt", f"config/dnt/s1.py config/blockwise/warmup_end.py {FP32}", of="one rate", seeds=4),
+    "one rate, beside it": Arm("gpt", f"config/dnt/s1.py {FP32}", of="one rate", seeds=4),
     "all blocks, tuned": Arm("gpt", "config/dnt/s1.py config/blockwise/blockwise.py", "blockwise", seeds=4),
-    "Emb": Arm("gpt", "config/dnt/s1.py config/blockwise/emb.py", of="S1 AdamW"),
-    "Emb, FFN": Arm("gpt", "config/dnt/s1.py config/blockwise/emb_ffn.py", of="S1 AdamW"),
-    "Norm ×2": Arm("gpt", "config/dnt/s1.py config/blockwise/norm_double.py", of="S1 AdamW"),
-    "Adam-mini, blocks": Arm("gpt", "config/dnt/s1.py config/blockwise/adam_mini_blockwise.py", of="S1 Adam-mini"),
+    "Adam-mini, one rate": Arm("gpt", "config/dnt/s1.py config/optimizers/adam_mini.py", "adam_mini", points=3),
+    "Adam-mini, blocks": Arm(
+        "gpt", "config/dnt/s1.py config/blockwise/adam_mini_blockwise.py", of="Adam-mini, one rate"
+    ),
+    "Fig. 8, one rate": Arm("gpt", "config/dnt/s1.py"),
+    **{
+        name: Arm("gpt", f"config/dnt/s1.py config/blockwise/{file}.py", of="Fig. 8, one rate")
+        for name, file in FIG8.items()
+        if file
+    },
+    "sharpness": Arm("llama", "config/scale_vectors/shared.py", keep=True),
     # scale vectors
-    "shared": Arm("llama", "config/scale_vectors/shared.py", keep=True),
+    "shared": Arm("llama", "config/scale_vectors/shared.py"),
     "none": Arm("llama", "config/scale_vectors/none.py"),
     "none, rate of shared": Arm("llama", "config/scale_vectors/none.py", of="shared"),
     "QK-norm": Arm("llama", "config/scale_vectors/qk_norm.py", points=3),
@@ -240,7 +309,8 @@ ARMS = {
     "decay all": Arm("llama", "config/scale_vectors/decay_all.py", of="QK-norm"),
     "decay output": Arm("llama", "config/scale_vectors/decay_output.py", of="QK-norm"),
     "IWD": Arm("llama", "config/scale_vectors/iwd.py", of="QK-norm"),
-    # DyT, against "shared": RMSNorm
+    # DyT
+    "RMSNorm": Arm("llama", "config/scale_vectors/shared.py"),
     "DyT": Arm(
         "llama",
         "config/dyt/dyt.py",

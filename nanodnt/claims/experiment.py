@@ -113,30 +113,45 @@ class Experiment:
 
     # -- which runs there are
 
+    def command_of(self, name: str) -> tuple:
+        """(base, files) of an arm: the scale's and its own, or "" and the papers' own."""
+        arm = ARMS[name]
+        own = self.scale.own.get(arm.of if arm.times != 1 else name)
+        return ("", own) if own else (self.scale.bases.get(arm.family), arm.files)
+
+    def names_of(self, name: str) -> list:
+        """All arms with the command and the learning rate of this one: the same runs, as each claim names them."""
+
+        def runs(arm):
+            about = ARMS[arm]._replace(family="", files="", points=0, seeds=0, keep=False)
+            return self.command_of(arm), about
+
+        return [other for other in ARMS if runs(other) == runs(name)]
+
     def run_of(self, name: str, lr: float | None, seed: int, files: str | None = None) -> TrainingRun:
         """The run of an arm with this learning rate (None: its config's own), seed, and files (None: the arm's)."""
         arm = ARMS[name]
-        files = arm.files if files is None else files
-        changes = (self.scale.changes.get(key, "") for key in (arm.rate, arm.of or name))
-        paths, flags = split_command(self.scale.bases[arm.family], files, *changes)
+        base, own = self.command_of(name)
+        paths, flags = split_command(base, own if files is None else files)
         if arm.init:
             paths = [arm.init if path.startswith("config/init/") else path for path in paths]
         if lr is not None:
-            flags |= {"learning_rate": lr, "min_lr": lr / 10}
-        return make_run(self.out, paths, flags | {"seed": seed}, keep=10 * arm.keep)
+            flags |= {"learning_rate": lr} if self.scale.own else {"learning_rate": lr, "min_lr": lr / 10}
+        keep = any(ARMS[other].keep for other in self.names_of(name))
+        return make_run(self.out, paths, flags | {"seed": seed}, keep=10 * keep)
 
     def tune(self, name: str) -> Tuned:
         """An arm's learning rate and files. The grid has factors of two around a stated middle; while its best rate is
         at an edge, it grows by one beyond. Trains what it needs. MissingRun if it may not."""
-        arm = ARMS[name]
+        arm, (_, files) = ARMS[name], self.command_of(name)
         middle = self.scale.rates[arm.rate]
         if arm.of:
             lr = self.tune(arm.of).lr
             if arm.times != 1:
                 lr = (self.own_rate(arm.of) if lr is None else lr) * arm.times
-            return Tuned(lr, arm.files, {})
+            return Tuned(lr, files, {})
         if arm.lr is not None or middle is None or self.scale.smoke:
-            return Tuned(middle if arm.lr is None else arm.lr, arm.files, {})
+            return Tuned(middle if arm.lr is None else arm.lr, files, {})
         if arm.around:
             middle = self.tune(arm.around).lr
         low, high, tried = -(arm.points // 2), arm.points // 2, {}
@@ -154,10 +169,10 @@ class Experiment:
                 break
         lr, variants = middle * 2.0**best, {"": tried[best]}
         for more in arm.tries:
-            run = self.run_of(name, lr, TUNING_SEED, f"{arm.files} {more}")
+            run = self.run_of(name, lr, TUNING_SEED, f"{files} {more}")
             variants[more] = self.measure("loss", run)
         tried = {middle * 2.0**k: tried[k] for k in sorted(tried)}
-        return Tuned(lr, f"{arm.files} {lowest(variants)}".strip(), tried, variants if arm.tries else {})
+        return Tuned(lr, f"{files} {lowest(variants)}".strip(), tried, variants if arm.tries else {})
 
     def own_rate(self, name: str) -> float:
         """The learning rate that an arm's config files set."""
@@ -167,9 +182,10 @@ class Experiment:
 
     def seeds_of(self, name: str) -> list:
         """The seeds that an arm is reported with: those of SEEDS, of which no choice was made by."""
-        n = min(max(ARMS[name].seeds, self.scale.side_seeds), self.config.seeds)
+        names = self.names_of(name)
+        n = min(max(self.scale.side_seeds, *(ARMS[other].seeds for other in names)), self.config.seeds)
         for claim in self.claims:
-            if name in [arm for _, arm in split_value(claim.primary.value)]:
+            if not set(names).isdisjoint(arm for _, arm in split_value(claim.primary.value)):
                 whole = self.config.scale in claim.adequate and not claim.few_seeds
                 n = max(n, self.config.seeds if whole else (self.config.seeds + 1) // 2)
         return list(SEEDS[:n])

@@ -53,17 +53,22 @@ METHOD = """## How it is decided
 
 A sign, an equality and a “not above” count if their p value is below 0.05 after Holm's correction over the primary
 numbers of all claims; intervals are not corrected. If all runs of one side diverge and none of the other, p is that of
-so extreme a split. Other numbers are shown and decide nothing. Learning rates are tuned with seed {tuning}, on a
-grid of factors of two that grows until the best rate lies inside, or six doublings from the middle; the claims' numbers
-are of other seeds. A learning rate decays to a tenth of itself, in all arms [I]; with blockwise rates all blocks end at
-a tenth of the base rate. A run has diverged if it was ended because its gradients were not finite, or if it ends worse
-than it began.
+so extreme a split. Other numbers are shown and decide nothing. A run has diverged if it was ended because its gradients
+were not finite, or if it ends worse than it began.
+
+{rates}
 
 ```bash
 python reproduce.py --scale={scale}                        # trains what is missing; stop and start it as you like
 python reproduce.py --scale={scale} --judge_only=True      # this page, from the committed record alone
 ```
 """
+
+
+TUNED = f"""Learning rates are tuned with seed {TUNING_SEED}, on a grid of factors of two that grows until the best rate
+lies inside, or six doublings from the middle; the claims' numbers are of other seeds. A learning rate decays to a tenth
+of itself, in all arms [I]; with blockwise rates all blocks end at a tenth of the base rate."""
+OWN = "Learning rates, and where they end, are those of the papers' own configurations."
 
 
 # ------------------------------------------------------------------------------------------------------- the page
@@ -194,7 +199,8 @@ def render_page(found: dict, experiment: Experiment) -> str:
     missing = [claim.id for claim in experiment.claims if claim.id not in found]
     lines += [f"Not run yet: {', '.join(missing)}.", ""] if missing else []
     lines += robustness_section(experiment) + counted_section(experiment)
-    lines += [METHOD.format(scale=scale, tuning=TUNING_SEED), "## Each claim", ""]
+    rates = OWN if experiment.scale.own else TUNED
+    lines += [METHOD.format(scale=scale, rates=rates), "## Each claim", ""]
     bases = "; ".join(f"{family}: `{files}`" for family, files in experiment.scale.bases.items())
     lines += [f"An arm's files and flags follow the base of its family. {bases}.", ""]
     for claim in experiment.claims:

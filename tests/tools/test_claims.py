@@ -33,7 +33,7 @@ from nanodnt.claims.reproduce import list_needs
 from nanodnt.claims.study import gap_number
 from nanodnt.networks import fit, stand_in
 from nanodnt.optim import fill_defaults
-from nanodnt.sweep.runner import resolve_configs
+from nanodnt.sweep.runner import TrainingRun, resolve_configs
 from support.claims import make_experiment
 from support.runs import ROOT
 from vision import ViT
@@ -167,15 +167,75 @@ def resolved(run) -> tuple:
 def test_every_arm_is_a_configuration_and_those_compared_differ(scale, tmp_path):
     made, configs = make_experiment(tmp_path, scale), {}
     for i, (name, arm) in enumerate(arms_at(scale).items()):
-        own = scale == "paper" and arm.lr is None and arm.times == 1
+        own = made.scale.own and arm.lr is None and arm.times == 1
         lr = None if own else 1e-3 if arm.of == "" else 2e-3 + i * 1e-6
         configs[name] = [asdict(config) for config in resolved(made.run_of(name, lr, 1))]
     for claim, number in NUMBERS:
         if claim not in made.claims:
             continue
         for (_, a), (_, b) in itertools.combinations(split_value(number.value), 2):
+            if scale in number.left_out:
+                continue
             tuned = ARMS[a].tries or ARMS[b].tries  # then they differ in what is chosen
             assert tuned or configs[a] != configs[b], f"{claim.id}: {a} and {b} are the same"
+
+
+# The papers' own runs: {arm: files after config/ and flags at 124m, at paper if they differ}; {s}: small or xl
+OWN = {
+    "S1 AdamW": ["gpt2_{s}"],
+    "S1 mSGDW": ["gpt2_{s} optimizers/msgdw"],
+    "S1 mSGDW ×8": ["gpt2_{s} optimizers/msgdw --learning_rate=8"],
+    "S1 Muon": ["gpt2_{s} optimizers/muon_dnt"],
+    "S2 mSGDW": ["dnt_{s} dnt/s2 optimizers/msgdw"],
+    "S4 mSGDW": ["dnt_{s} dnt/s4 optimizers/msgdw"],
+    "S5 AdamW": ["dnt_{s}"],
+    "S5 AdamW ×8": ["dnt_{s} --learning_rate=4.8e-3"],
+    "S5 mSGDW": ["dnt_{s} optimizers/msgdw"],
+    "S5 mSGDW, half": ["dnt_{s} optimizers/msgdw --learning_rate=0.5"],
+    "S5 Muon": ["dnt_{s} optimizers/muon_dnt"],
+    "S4 without QK, stress": ["dnt_{s} dnt/no_qk_norm --learning_rate=0.3 --warmup_iters=0 --weight_decay=0"],
+    "one rate": ["blockwise/llama_237m"],
+    "sharpness": ["blockwise/llama_237m"],
+    "all blocks": ["blockwise/llama_237m blockwise/blockwise"],
+    "after warm-up": ["blockwise/llama_237m blockwise/warmup_end"],
+    "Norm ×2": ["blockwise/llama_237m blockwise/norm_double"],
+    "Adam-mini, one rate": ["blockwise/llama_237m blockwise/adam_mini"],
+    "Adam-mini, blocks": ["blockwise/llama_237m blockwise/adam_mini_blockwise"],
+    "Fig. 8, one rate": ["blockwise/llama_237m blockwise/minipile --learning_rate=7.5e-4 --min_lr=3.75e-5"],
+    "Fig. 8, 6 4 3 2": [
+        "blockwise/llama_237m blockwise/minipile blockwise/rejected_6432 --learning_rate=7.5e-4 --min_lr=3.75e-5"
+    ],
+    "RMSNorm": ["dyt/small dyt/rmsnorm decay/dyt --schedule=dyt", "dyt/7b dyt/rmsnorm"],
+    "DyT": ["dyt/small dyt/dyt decay/dyt --schedule=dyt", "dyt/7b"],
+    "Pre-LN": ["lns/130m", "lns/1b"],
+    "LNS": ["lns/130m lns/lns", "lns/1b lns/lns"],
+    "unified": ["scale_vectors/llama_120m scale_vectors/unified"],
+}
+
+
+@pytest.mark.parametrize("scale", ["124m", "paper"])
+@pytest.mark.parametrize("name", OWN)
+def test_large_scales_run_the_papers_own_configurations(name, scale, tmp_path, monkeypatch):
+    made = make_experiment(tmp_path, scale)
+    monkeypatch.setattr(made, "measure", lambda measure, run: pytest.fail("tunes a rate"))
+    words = OWN[name][-1 if scale == "paper" else 0].format(s="small" if scale == "124m" else "xl").split()
+    own = [word if word.startswith("--") else f"config/{word}.py" for word in words]
+    found, expected = (resolved(TrainingRun(tmp_path, tuple(args))) for args in (made.reported(name, 1).args, own))
+    changes = dict(seed=1, keep_every=found[1].keep_every)
+    assert (found[0], asdict(found[1])) == (expected[0], asdict(expected[1]) | changes)
+    if "mSGDW" in name:  # 6e-5 under every optimizer (DNT, Table 5), also at another rate
+        assert (found[1].min_lr, found[1].weight_decay, found[0].init) == (6e-5, 1e-4, "xavier")
+
+
+def test_claims_keep_what_they_measure_whatever_an_arm_is_called(tmp_path):
+    """Arms with one command are one run: all have the checkpoints and the seeds that any of them needs."""
+    for scale in ("mini", "124m"):
+        made = make_experiment(tmp_path, scale)
+        assert "S1 AdamW" in made.names_of("one rate") or scale == "124m"
+        for name in ("one rate", "RMSNorm", "sharpness"):
+            runs = {made.run_of(other, None, 1) for other in made.names_of(name)}
+            assert len(runs) == 1 and len({len(made.seeds_of(other)) for other in made.names_of(name)}) == 1
+        assert any(arg.startswith("--keep_every") for arg in made.run_of("sharpness", None, 1).args)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -196,18 +256,19 @@ MEANING = {
     "S5 Muon": dict(pre_norm="attn", optimizer="muon"),
     "S3 mSGDW ×16": dict(input_norm=True, mid_norm="none", optimizer="msgdw"),
     "LNS AdamW": dict(lns="norm", residual_init="plain", pre_norm="both", qk_norm=False),
-    "DyT Muon": dict(norm="dyt", embed_scale=True, optimizer="muon"),
+    "DyT Muon": dict(norm="dyt", embed_scale=None, optimizer="muon"),
     "unified mSGDW": dict(gain="branch", gain_out="norm", gain_param="magdir", optimizer="msgdw"),
-    "S4 without pre, stress": dict(pre_norm="none", mid_norm="both", input_norm=True, qk_norm=True),
+    "S4 without pre, stress": dict(pre_norm="none", mid_norm="both", input_norm=True, qk_norm=True, weight_decay=0),
     "S4 without mid, stress": dict(pre_norm="both", mid_norm="none", input_norm=True, warmup_iters=0),
     "S4 without input, stress": dict(pre_norm="both", mid_norm="both", input_norm=False, qk_norm=True),
-    "all blocks": dict(lr_ratio_emb=10, lr_ratio_qk=8, lr_ratio_ffn=6, lr_ratio_vo=4, lr_ratio_norm=1),
+    "all blocks": dict(lr_ratio_emb=10, lr_ratio_qk=8, lr_ratio_ffn=6, lr_ratio_vo=4, blockwise_start="start"),
+    "after warm-up": dict(lr_ratio_emb=10, lr_ratio_vo=4, blockwise_start="warmup_end"),
     "Emb": dict(lr_ratio_emb=10, lr_ratio_qk=1, lr_ratio_ffn=1, lr_ratio_vo=1, lr_ratio_norm=1),
     "Emb, FFN": dict(lr_ratio_emb=10, lr_ratio_qk=1, lr_ratio_ffn=6, lr_ratio_vo=1, lr_ratio_norm=1),
     "Norm ×2": dict(lr_ratio_emb=1, lr_ratio_qk=1, lr_ratio_ffn=1, lr_ratio_vo=1, lr_ratio_norm=2),
     "Adam-mini, blocks": dict(optimizer="adam_mini", blockwise_lr=True, lr_ratio_emb=4, lr_ratio_qk=1, lr_ratio_ffn=4),
     "shared": dict(norm="rmsnorm", gain="shared", embed_scale=False, qk_norm=False, pos="rope", mlp="swiglu"),
-    "DyT": dict(norm="dyt", dyt_squash="tanh", dyt_learn_alpha=True, embed_scale=True),
+    "DyT": dict(norm="dyt", dyt_squash="tanh", dyt_learn_alpha=True, embed_scale=None),
     "sigmoid, no α": dict(norm="dyt", dyt_squash="sigmoid", dyt_learn_alpha=False, dyt_alpha_attn=1.0),
     "no embedding scalar": dict(norm="dyt", embed_scale=False),
     "Pre-LN": dict(lns="off", residual_init="plain", pre_norm="both", beta2=0.999, grad_clip=0, weight_decay=0),

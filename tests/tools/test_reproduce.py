@@ -226,15 +226,16 @@ def test_the_smoke_test(dataset, tmp_path, monkeypatch):
 @pytest.mark.deep
 def test_the_claims_about_images(tmp_path, monkeypatch):
     """Scale digits in runs of twenty steps, without tuning: every claim's runs, and top-1 as it was logged."""
-    from nanodnt.claims.arms import SCALES
+    from nanodnt.claims.arms import ARMS, SCALES
 
     folder = make_digits(tmp_path / "digits")
     steps = "--max_iters=20 --warmup_iters=2 --eval_interval=20"
     short = f"{steps} --dataset={folder} --n_layer=2 --n_embd=32 --n_head=2"
     scale = SCALES["digits"]
     quick = scale._replace(bases={"vit": f"{scale.bases['vit']} {short}"}, smoke=True)
-    quick = quick._replace(changes=dict.fromkeys(("ViT LayerNorm", "ViT DyT"), steps))  # the long runs too
     monkeypatch.setitem(SCALES, "digits", quick)
+    for name in ("ViT LayerNorm, long", "ViT DyT, long"):
+        monkeypatch.setitem(ARMS, name, ARMS[name]._replace(files=f"{ARMS[name].files} {steps}"))
     argv = ["reproduce.py", "--scale=digits", "--seeds=1", f"--out={tmp_path / 'out'}", f"--results={tmp_path}"]
     monkeypatch.setattr(sys, "argv", argv)
     with in_process():

@@ -67,15 +67,16 @@ def test_the_grid_grows_until_the_best_rate_lies_inside(loss, best, tried, tmp_p
 
 def test_rates_that_are_given_or_of_another_arm(tmp_path, monkeypatch):
     made = searching(tmp_path, monkeypatch, valley(8e-3))
-    assert made.tune("S4, stress")[::2] == (0.06, {})
+    assert made.tune("S4, stress")[::2] == (0.3, {})
     assert made.tune("all blocks")[::2] == (pytest.approx(8e-3), {})  # that of S1
     assert made.tune("S1 AdamW ×8").lr == pytest.approx(64e-3)
     assert made.tune("all blocks").files == ARMS["all blocks"].files
     paper = searching(tmp_path, monkeypatch, valley(8e-3), "paper")
     assert paper.tune("S5 AdamW").lr is paper.tune("all blocks").lr is None
     assert paper.tune("S5 AdamW ×8").lr == pytest.approx(8 * 6e-4)
+    assert paper.tune("S5 AdamW ×8").files == paper.tune("S5 AdamW").files == "config/dnt_xl.py"
     assert flag(paper.run_of("S1 AdamW", None, 1), "learning_rate") is None  # the config's own
-    assert flag(paper.run_of("S5 AdamW", None, 1), "learning_rate") == "0.0006"  # DNT's, at every size
+    assert flag(paper.run_of("S1 mSGDW ×8", 8.0, 1), "min_lr") is None  # the config's own floor too
     smoke = searching(tmp_path, monkeypatch, lambda lr: pytest.fail("tunes"), "tiny")
     assert smoke.tune("S1 AdamW").lr == 4e-3
 
@@ -104,6 +105,7 @@ def test_the_best_of_several_settings_is_taken_at_the_best_rate(tmp_path, monkey
 def test_the_folder_is_of_the_command_but_not_of_what_is_kept(tmp_path, monkeypatch):
     made = make_experiment(tmp_path)
     run = made.run_of("S1 AdamW", 1e-3, 2)  # which keeps checkpoints
+    assert made.run_of("one rate", 1e-3, 2) == run  # the same command under another name
     monkeypatch.setitem(ARMS, "S1 AdamW", ARMS["S1 AdamW"]._replace(keep=False))
     plain = made.run_of("S1 AdamW", 1e-3, 2)
     assert run.path == plain.path and run.path.parent == tmp_path / "out" / "mini"
