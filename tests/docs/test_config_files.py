@@ -33,39 +33,6 @@ def test_every_config_loads_builds_and_names_its_command(path):
             split_batch(config.batch_size, config.micro_batch_size, gpus)
 
 
-# The DNT paper's sizes: width, heads, depth, and its parameter count 12·d²·L + 50304·d in millions.
-@pytest.mark.parametrize("family", ["dnt", "gpt2"])
-@pytest.mark.parametrize(
-    "size, d, heads, depth, millions",
-    [("small", 768, 12, 12, 123.6), ("large", 1280, 20, 36, 772.2), ("xl", 1536, 24, 48, 1436.2)],
-)
-def test_sizes_are_the_papers(family, size, d, heads, depth, millions):
-    flags, config = load(f"config/{family}_{size}.py")
-    flags.vocab_size = 50257
-    assert (flags.n_embd, flags.n_head, flags.n_layer, flags.block_size) == (d, heads, depth, 1024)
-    assert (config.batch_size, config.max_iters, config.min_lr) == (480 if size == "small" else 512, 200_000, 6e-5)
-    with torch.device("meta"):
-        model = GPT(flags)
-    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2) - 1024 * d
-    assert round(matrices / 1e6, 1) == millions == round((12 * d * d * depth + 50304 * d) / 1e6, 1)
-
-
-# DNT sec. 4.4: InputNorm, PreNorm attention, PreNorm FFN, QKNorm, MidNorm
-@pytest.mark.parametrize(
-    "setting, has",
-    [("s1", "01100"), ("s2", "01110"), ("s3", "11110"), ("s4", "11111"), ("s5", "11011")],
-)
-def test_ablation_settings_have_the_papers_norms(setting, has):
-    flags, _ = load("config/dnt_small.py", f"config/dnt/{setting}.py")
-    flags.vocab_size, flags.n_layer = 50257, 2
-    with torch.device("meta"):
-        model = GPT(flags)
-    slots = [model.input_norm]
-    slots += [model.blocks[1].attn.pre, model.blocks[1].mlp.pre, model.blocks[1].attn.f.q_norm, model.blocks[1].mlp.mid]
-    assert "".join(str(int(slot.norm == "rmsnorm")) for slot in slots) == has
-    assert model.blocks[1].attn.mid.norm == model.blocks[1].mlp.mid.norm
-
-
 @pytest.mark.deep  # 124M parameters: seconds, and 2 GB
 def test_dnt_small_takes_a_step_at_full_size():
     flags, config = load("config/dnt_small.py")

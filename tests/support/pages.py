@@ -12,6 +12,8 @@ from nanodnt.analysis.settings import AnalyzeConfig
 from nanodnt.bench.settings import BenchConfig
 from nanodnt.claims.experiment import ReproduceConfig
 from nanodnt.evaluation.settings import EvaluateConfig
+from nanodnt.networks import fit, stand_in
+from nanodnt.optim import fill_defaults
 from nanodnt.plan.planning import PlanConfig
 from nanodnt.settings import TrainConfig
 from nanodnt.sweep.grid import SweepConfig
@@ -45,6 +47,16 @@ def read_values(argv: list, schemas: tuple, positional: str = "config") -> tuple
 def load(*argv) -> list:
     """[GPTConfig, TrainConfig] of a command line of train.py, its defaults not filled in."""
     return read_values(argv, SCHEMAS["train.py"])[0]
+
+
+def config(*names, **flags) -> tuple:
+    """(GPTConfig, TrainConfig) of files by their names under config/, and flags, completed as train.py does."""
+    files = [str(ROOT / "config" / f"{name}.py") for name in names]
+    model, train = load(*files, *(f"--{k}={v}" for k, v in flags.items()))
+    fit(model, stand_in(model)[0], train.dataset)
+    train.check()
+    fill_defaults(train)
+    return model, train
 
 
 def tables(text: str):
