@@ -9,8 +9,9 @@
 gradients.py, streams.py and norms.py hold the definitions; they work on any model, on any device. In all three, `model`
 is a GPT or a ViT in eval mode, of any layout, computing in fp32 or better. `inputs` are token ids (B, T), and targets
 (B, T) the next ones, −1 = ignored; or images (B, channels, S, S), and targets (B,) their classes: all on the model's
-device. The tokens of an image are its patches and the class token. Results are Python floats, lists and dicts, or CPU
-tensors; nan stands for what is not defined, such as the kurtosis of zeros. Nothing changes the model. Parameters are
-sorted by the module that holds them, never by their names. Marks: [I] our inference or choice, [U] not published where
-we could read it.
+device. Where `inputs` has no type, batches of them do too, and memory does not grow with their number (`parts_of`). The
+tokens of an image are its patches and the class token. Results are Python floats, lists and dicts, or CPU tensors; nan
+stands for what is not defined, such as the kurtosis of zeros. Nothing changes the model. Parameters are sorted by the
+module that holds them, never by their names. Marks: [I] our inference or choice, [U] not published where we could read
+it.
 """

@@ -2,10 +2,11 @@
 
 Nothing here is computed from weights: all is read from config.json and metrics.jsonl of the run directories.
 
-Speed-up is defined as in the figures of Blockwise LR (arXiv 2502.19002): the steps that a baseline with a longer
-schedule needs to reach a run's final validation loss, divided by the run's steps. Between two evaluations of the
-baseline we interpolate linearly [I]; beyond its last evaluation we do not extrapolate. The baseline is read in the
-middle of its schedule, where its learning rate has not decayed yet. This favours the run, in the published figures too.
+Speed-up: the steps that a baseline with a longer schedule needs to reach a run's final validation loss, divided by the
+run's steps. So we read Blockwise LR (arXiv 2502.19002, sec. 6.1), which compares "across different total training
+steps" and does not define it [I]. Between two evaluations of the baseline we interpolate linearly [I]; beyond its last
+evaluation we do not extrapolate. The baseline is read in the middle of its schedule, where its learning rate has not
+decayed yet: this favours the run.
 Datasets are compared by name, and tokenizers by the size of their vocabulary: config.json says no more about them.
 """
 
@@ -35,8 +36,9 @@ DATA_OF_IMAGES = (("train", "dataset"), ("train", "eval_tokens"))  # a loss is o
 PATHS = ("out_dir", "overwrite", "wandb_log", "wandb_project")  # where a run's files go: not listed as differences
 DEFINITION = (
     "Baseline needs: the first step at which the baseline's validation loss is as low as the run's final one, linear "
-    "between evaluations [I]. Speed-up: that step divided by the run's steps (Blockwise LR, arXiv 2502.19002, whose "
-    "baseline has a longer schedule; its learning rate has not decayed at that step, which favours the run)."
+    "between evaluations [I]. Speed-up: that step divided by the run's steps, after Blockwise LR (arXiv 2502.19002), "
+    "which does not define it [I]. The baseline's schedule should be longer; its learning rate has not decayed at that "
+    "step, which favours the run."
 )
 
 
@@ -209,7 +211,7 @@ def _find_warnings(runs: list, base: RunRecord, rows: list) -> list:
     if len({row[f"{unit}s"] for row in rows}) > 1:
         lines.append(f"the runs end after different numbers of {unit}s: the differences are not at equal training")
     if any(run.max_iters >= base.max_iters for run in runs if run is not base):
-        longer = "published speed-ups read a longer one"
+        longer = "speed-ups need a longer one"
         lines.append(f"the baseline's schedule ({base.max_iters:,} steps) is no longer than another run's: {longer}")
     return lines
 

@@ -22,6 +22,8 @@ COLORS = {"emb": "C0", "pos": "C4", "head": "C5", "qk": "C1", "ffn": "C2", "rout
 COLORS |= {"patch": "C8"}
 LOAD_COLORS = LogNorm(0.25, 4)  # of an expert's load over the mean
 BRANCHES = {"attn": "attention", "mlp": "FFN"}
+LINES = {"FFN": {"w1": "$W_1$", "w2": "$W_2$", "mlp_gain": "γ"}}  # of block_norms, in a panel of Fig. 6
+LINES |= {"attention": {"q": "$W_Q$", "k": "$W_K$", "v": "$W_V$", "o": "$W_O$", "attn_gain": "γ"}}
 JACOBIAN_LABELS = {"deviation": "‖J−I‖/√C", "off_diagonal": "off-diagonal share"}
 STYLE = {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8, "figure.titlesize": 10, "axes.grid": True}
 STYLE |= {"grid.alpha": 0.25, "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False}
@@ -117,34 +119,57 @@ def draw_sharpness(results):
             centres = (np.array(density["edges"][1:]) + density["edges"][:-1]) / 2
             row[2].plot(centres, density["density"], color=color)
             if kind in last["layers"]:
-                plot_by_block(row[3], last["layers"][kind], color=color)
-        row[0].set_xticks(range(len(kinds)), kinds, rotation=60)
+                plot_by_block(row[3], last["layers"][kind]["arithmetic"], color=color)
+        for mean, style in (("arithmetic", "ko-"), ("geometric", "ko:")):
+            plot_by_block(row[3], last["layers"]["all"][mean], style, label=f"whole block, {mean}")
+        zeros = [100 * last["types"][kind]["zero_fraction"] for kind in kinds]
+        names = [f"{kind}\n{share:.2g}% zeros" if share else kind for kind, share in zip(kinds, zeros, strict=True)]
+        row[0].set_xticks(range(len(kinds)), names, rotation=60, ha="right", rotation_mode="anchor")
         for ax, label in zip(row, ("", "step", "log₁₀ h", "block"), strict=True):
             ax.set_xlabel(label)
         for ax in (row[0], row[1], row[3]):
             ax.set_yscale("log")
-    titles = ("mean h: arithmetic,\nhatched: geometric", "arithmetic mean h")
-    titles += ("density of log₁₀ h\n(at the end)", "by block (at the end)")
+    titles = ("mean h: arithmetic, hatched:\ngeometric, without the zeros", "arithmetic mean h")
+    titles += ("density of log₁₀ h\n(at the end)", "mean h by block (at the end)")
     for ax, title in zip(axes[0], titles, strict=True):
         ax.set_title(title)
     axes[0, 1].legend(ncols=2)
+    axes[0, 3].legend(fontsize=7)
     label_rows(axes, results)
     return figure
 
 
 def draw_norms(results):
-    kinds = [kind for kind in COLORS if any(kind in m[-1]["types"] for m in results.values())]
-    figure, axes = make_panels(-(-len(kinds) // 4), 4, 2.2)
-    for ax, kind in zip(axes.flat, kinds, strict=False):
-        for i, (name, measured) in enumerate(results.items()):
-            if kind in measured[-1]["types"]:
-                plot_over_steps(ax, measured, lambda m, kind=kind: m["types"][kind], label=name, color=f"C{i}")
-        ax.set(title=kind, xlabel="step")
-    for ax in axes.flat[len(kinds) :]:
-        ax.set_visible(False)
-    for ax in axes[:, 0]:
-        ax.set_ylabel("L2 norm")
-    axes[0, 0].legend()
+    figure, axes = make_panels(len(results), 4, 2.5, sharey="col")
+    for row, measured in zip(axes, results.values(), strict=True):
+        last = measured[-1]
+        for ax, lines in zip(row, LINES.values(), strict=False):
+            for i, (key, label) in enumerate(lines.items()):
+                color = "k" if label == "γ" else f"C{i}"
+                if len(measured) == 1:
+                    plot_by_block(ax, last["blocks"][key], color=color, label=label)
+                    continue
+                for block, strength in enumerate(np.linspace(1, 0.3, len(last["blocks"][key]))[::-1]):
+                    how = dict(color=color, alpha=strength, label=label if strength == 1 else None)
+                    plot_over_steps(ax, measured, lambda m, k=key, b=block: m["blocks"][k][b], **how)
+            ax.set_xlabel("step" if measured[1:] else "block")
+        if last["embedding"]:
+            embedding = {"d · min ‖w̃‖²": lambda e: e["rows"] * e["smallest"], "‖γ‖²": lambda e: e["gain"] ** 2}
+            for (label, value), color in zip(embedding.items(), ("C0", "k"), strict=True):
+                plot_over_steps(row[2], measured, lambda m, v=value: v(m["embedding"]), label=label, color=color)
+        for kind in [kind for kind in COLORS if kind in last["types"]]:
+            plot_over_steps(row[3], measured, lambda m, k=kind: m["types"][k], color=COLORS[kind], label=kind)
+        row[2].set(xlabel="step", yscale="log", visible=bool(last["embedding"]))
+        row[3].set_xlabel("step")
+    titles = [f"{part}: ‖W‖, ‖γ‖\n(last block: darkest)" for part in LINES]
+    titles += ["smallest row of the embedding,\nand the norm after it", "all parameters of a type"]
+    for ax, title in zip(axes[0], titles, strict=True):
+        ax.set_title(title)
+        if linear := ax.get_yscale() == "linear":
+            ax.set_ylim(0, 1.35 * ax.get_ylim()[1])  # the legend has the room above
+        if ax.lines:
+            ax.legend(ncols=3, fontsize=7, loc="upper center" if linear else "best", columnspacing=1, handlelength=1)
+    label_rows(axes, results)
     return figure
 
 
@@ -245,14 +270,18 @@ def draw_variance(results):
 def draw_angular(results):
     columns = min(3, len(results))
     figure, axes = make_panels(-(-len(results) // columns), columns, 3.0)
-    top = max(max(map(max, m[-1]["distance"])) for m in results.values())
     for ax, (name, (*_, last)) in zip(axes.flat, results.items(), strict=False):
-        image = ax.imshow(last["distance"], cmap="magma", vmin=0, vmax=top, origin="lower")
+        d = np.array(last["distance"])
+        blocks, edges = len(d) - 1, (0.5, len(d) - 0.5)
+        shown = [[d[i, i + n] if i + n <= blocks else math.nan for i in range(blocks)] for n in range(1, blocks + 1)]
+        image = ax.imshow(shown, cmap="viridis_r", vmin=0, vmax=1, origin="lower", extent=edges * 2, aspect="auto")
         ax.grid(False)
-        ax.set(title=name, xlabel="after block", ylabel="after block")
+        ax.set(title=name, xlabel="ℓ", ylabel="n")
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(MaxNLocator(8, integer=True))
     for ax in axes.flat[len(results) :]:
         ax.set_visible(False)
-    figure.colorbar(image, ax=axes, label="arccos(cosine) / π", shrink=0.8)
+    figure.colorbar(image, ax=axes, label="d(ℓ, ℓ + n) = arccos(cosine) / π", shrink=0.8)
     return figure
 
 

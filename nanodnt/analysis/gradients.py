@@ -1,21 +1,25 @@
 """Gradients and sharpness: the numbers behind DNT's Fig. 1 and the figures of Blockwise LR.
 
-    compute_gradients, tail_statistics, log_histogram        DNT (arXiv 2507.17501) Fig. 1
-    estimate_sharpness, average_by_type, average_by_block,
-      log10_density, parameter_norms                         Blockwise LR (2502.19002) eq. 4, Figs. 1–3, 6, 7, App. A.1
+    compute_gradients, tail_statistics, log_histogram        DNT (arXiv 2507.17501) Fig. 1, sec. 4.1
+    estimate_sharpness, average_by_type, log10_density       Blockwise LR (2502.19002) eqs. 3, 4, Figs. 1–3, App. A.1
+    average_by_block                                         Blockwise LR Fig. 7
+    parameter_norms, block_norms, smallest_row               Blockwise LR Fig. 6
 
 What the papers leave open, and what we chose:
 
-* Gradients. Published: histograms of |g| for Wq, Wk, Wv, Wo, W1, W2 early in training. Batch, pooling over layers,
-  clipping and bins: [U]. Ours [I]: the gradient of the mean loss of a fixed batch, before clipping; the entries of all
-  layers, and experts, are pooled; W1 = up and SwiGLU's gate, W2 = down. Absolute ranges mix scale with the shape of the
-  tail, so there are also statistics that do not depend on scale.
+* Gradients. Published: distributions of |g| for Wq, Wk, Wv, Wo, W1, W2 of ViTs, early in training. Batch, pooling over
+  layers, clipping and bins: [U]. Ours [I]: the gradient of the mean loss of a fixed batch, before clipping; the entries
+  of all layers, and experts, are pooled; W1 = up and SwiGLU's gate, W2 = down. Absolute ranges mix scale with the shape
+  of the tail, so there are also statistics that do not depend on scale.
 * Sharpness. h = n g², with g the gradient of the mean loss on labels drawn from the model's own softmax. Its mean over
   draws is the diagonal of the Gauss-Newton matrix. Published: n = B = 1024; whether sequences or tokens: [U]. Only the
   number of tokens makes the estimate for a mean over tokens unbiased, so we take that; of images, which have one label
   each, their number [I]. For a block type the paper's eq. 4 takes the arithmetic mean, its App. A.1 averages log h:
-  both are here. With a single draw the mean of ln h is too low by 1.27 (for Gaussian g), by the same amount for all
-  types.
+  both are here. log 0 is left out, and the share of zeros stands beside the mean [I]: an untied embedding has them in
+  the rows of tokens that are not in the batch, which can be most of it. With a single draw the mean of ln h is too low
+  by 1.27 (for Gaussian g), by the same amount for all types.
+* Norms. Published: curves of ‖W‖ of the FFN, of attention and of the embedding's rows beside ‖γ‖. Which layer's, and
+  what W1 is under SwiGLU: [U]. Ours [I]: every block; W1 = up and gate as one; γ = all gains of a branch as one.
 """
 
 import math
@@ -24,6 +28,7 @@ import numpy as np
 import torch
 
 from layers.loss import LOGITS_BYTES
+from layers.slot import Slot
 from model import MLP, Attention, Transformer
 
 MICRO_TOKENS = 4096  # tokens of one forward and backward pass in this package: bounds memory
@@ -57,10 +62,18 @@ def trained_parameters(model: Transformer) -> dict:
     return {name: p for name, p in model.named_parameters() if roles[name] != "balance"}
 
 
+def parts_of(model: Transformer, inputs):
+    """`inputs` part by part, whole sequences or images of at most MICRO_TOKENS tokens (at least one of them). They are
+    one tensor, or batches (inputs, targets) that are read in turn, so that memory does not grow with their number."""
+    rows = max(1, MICRO_TOKENS // model.config.block_size)
+    for batch in [(inputs,)] if isinstance(inputs, torch.Tensor) else inputs:
+        yield from batch[0].split(rows)
+
+
 # --------------------------------------------------------------------------------------------------- gradients
 
 
-def target_shares(batches: list) -> list:
+def target_shares(batches) -> list:
     """Each batch's share of all targets that are not ignored; batches: [(inputs, targets), …]. ValueError if all
     are."""
     counts = [int((targets != -1).sum()) for _, targets in batches]
@@ -69,7 +82,7 @@ def target_shares(batches: list) -> list:
     return [count / sum(counts) for count in counts]
 
 
-def compute_gradients(model: Transformer, batches: list) -> dict:
+def compute_gradients(model: Transformer, batches) -> dict:
     """{parameter name: gradient, fp32, on the CPU} of the mean loss over all targets of `batches`, [(inputs, targets),
     …], before clipping. ValueError if all targets are ignored."""
     names, parameters = zip(*trained_parameters(model).items(), strict=True)
@@ -136,9 +149,9 @@ def log_histogram(g: torch.Tensor, bins: int, low: float, high: float) -> dict:
 # --------------------------------------------------------------------------------------------------- sharpness
 
 
-def estimate_sharpness(model: Transformer, inputs: torch.Tensor, draws: int, generator: torch.Generator) -> dict:
+def estimate_sharpness(model: Transformer, inputs, draws: int, generator: torch.Generator) -> dict:
     """{parameter name: h, a CPU tensor of its shape}: the mean over `draws` of n g², with n = B·T tokens, or B images,
-    and g the gradient of their mean loss on labels drawn from softmax(logits), at temperature 1 (Blockwise LR eq. 4).
+    and g the gradient of their mean loss on labels drawn from softmax(logits), at temperature 1 (Blockwise LR eq. 3).
 
     An unbiased estimate of the diagonal of the mean loss's Gauss-Newton matrix: with such labels the gradients of
     different tokens are independent and have mean zero. The labels depend on the generator alone, of any device."""
@@ -148,7 +161,7 @@ def estimate_sharpness(model: Transformer, inputs: torch.Tensor, draws: int, gen
     total = [torch.zeros_like(p) for p in parameters]
     for _ in range(draws):
         sums, n = [torch.zeros_like(p) for p in parameters], 0  # over the labels, of the gradients of their losses
-        for part in inputs.split(max(1, MICRO_TOKENS // model.config.block_size)):
+        for part in parts_of(model, inputs):
             with torch.enable_grad():
                 x = model.stream(part)
                 labels = sample_labels(model, x.detach(), generator)
@@ -179,10 +192,10 @@ def drop_padding_rows(model: Transformer, h: dict) -> dict:
 
 
 def average_by_type(h: dict, types: dict) -> dict:
-    """{type: {"arithmetic", "geometric": means over all entries of that type, "zero_fraction", "n"}}.
+    """{type: {"arithmetic", "geometric": means over the entries of that type, "zero_fraction", "n"}}.
 
-    h: {name: tensor}, types: {name: type}. The geometric mean leaves out zeros: an untied embedding has them in the
-    rows of tokens that are not in the batch."""
+    h: {name: tensor}, types: {name: type}. The arithmetic mean is over all n entries (Blockwise LR eq. 4), the
+    geometric one (App. A.1) over those that are not 0 [I]: `zero_fraction` is the share of n that it leaves out."""
     found = {}
     for kind in dict.fromkeys(types[name] for name in h):
         values = torch.cat([t.flatten().double() for name, t in h.items() if types[name] == kind])
@@ -194,14 +207,17 @@ def average_by_type(h: dict, types: dict) -> dict:
 
 
 def average_by_block(model: Transformer, h: dict) -> dict:
-    """{type: [arithmetic mean of h in each block]} for those of "qk", "vo", "ffn", "router", "norm" that the blocks
-    have; nan for a block that lacks the type (Blockwise LR Fig. 7)."""
+    """{type: {"arithmetic", "geometric", "zero_fraction": [one per block]}}, as in `average_by_type`: for "all", all
+    parameters of a block (Blockwise LR Fig. 7), and for those of "qk", "vo", "ffn", "router", "norm" that the blocks
+    have; nan for a block that lacks the type."""
     types, layers = block_types(model), []
     for i, block in enumerate(model.blocks):
-        names = {f"blocks.{i}.{name}" for name, _ in block.named_parameters()}
-        layers.append(average_by_type({name: t for name, t in h.items() if name in names}, types))
-    kinds = [kind for kind in ("qk", "vo", "ffn", "router", "norm") if any(kind in layer for layer in layers)]
-    return {kind: [layer.get(kind, {}).get("arithmetic", math.nan) for layer in layers] for kind in kinds}
+        names = [name for name, _ in block.named_parameters(prefix=f"blocks.{i}") if name in h]
+        mine = {name: h[name] for name in names}
+        layers.append(average_by_type(mine, dict.fromkeys(names, "all")) | average_by_type(mine, types))
+    kinds = [kind for kind in ("all", "qk", "vo", "ffn", "router", "norm") if any(kind in layer for layer in layers)]
+    means = ("arithmetic", "geometric", "zero_fraction")
+    return {kind: {m: [layer.get(kind, {}).get(m, math.nan) for layer in layers] for m in means} for kind in kinds}
 
 
 def log10_density(values: torch.Tensor, bins: int) -> dict:
@@ -217,8 +233,50 @@ def log10_density(values: torch.Tensor, bins: int) -> dict:
 
 @torch.no_grad()
 def parameter_norms(model: Transformer) -> dict:
-    """{block type: L2 norm of all its trained parameters as one vector} (Blockwise LR Fig. 6)."""
-    types, squares = block_types(model), {}
+    """{block type: L2 norm of all its trained parameters as one vector}."""
+    types, found = block_types(model), {}
     for name, p in trained_parameters(model).items():
-        squares[types[name]] = squares.get(types[name], 0.0) + torch.linalg.vector_norm(p).item() ** 2
-    return {kind: square**0.5 for kind, square in squares.items()}
+        found.setdefault(types[name], []).append(p)
+    return {kind: joint_norm(tensors) for kind, tensors in found.items()}
+
+
+def joint_norm(tensors) -> float:
+    """The L2 norm of all entries of the tensors as one vector; nan for none."""
+    squares = [torch.linalg.vector_norm(t).item() ** 2 for t in tensors]
+    return sum(squares) ** 0.5 if squares else math.nan
+
+
+def joint_gain(module: torch.nn.Module) -> float:
+    """‖γ‖: the L2 norm of all gains in `module`, as they act, as one vector; of those with more than one entry. nan for
+    none."""
+    gains = [slot.gain_vector() for slot in module.modules() if isinstance(slot, Slot)]
+    return joint_norm([gain for gain in gains if gain is not None and gain.numel() > 1])
+
+
+@torch.no_grad()
+def block_norms(model: Transformer) -> dict:
+    """{"q", "k", "v", "o", "w1", "w2": ‖W‖, the Frobenius norm of a block's matrices of that type (`matrix_types`) as
+    one; "attn_gain", "mlp_gain": ‖γ‖ of the branch}: lists [L] (Blockwise LR Fig. 6 a, b)."""
+    types, found = matrix_types(model), {}
+    for i, block in enumerate(model.blocks):
+        mine = {name: p for name, p in block.named_parameters(prefix=f"blocks.{i}") if name in types}
+        for kind in dict.fromkeys(MATRIX_TYPES.values()):
+            norm = joint_norm([p for name, p in mine.items() if types[name] == kind])
+            found.setdefault(kind, []).append(norm)
+        for branch in ("attn", "mlp"):
+            found.setdefault(f"{branch}_gain", []).append(joint_gain(getattr(block, branch)))
+    return found
+
+
+@torch.no_grad()
+def smallest_row(model: Transformer) -> dict:
+    """{"rows": d, the size of the vocabulary; "smallest": min ‖w̃‖² over the rows w of the embedding, w̃ = w − mean(w);
+    "gain": ‖γ‖ of the norm that comes next: the input norm, or else those of block 1's attention [I]}. The paper sets
+    d · smallest against ‖γ‖² (Blockwise LR Theorem 4.3, Fig. 6 c). {} for images, which have no such table."""
+    if getattr(model, "wte", None) is None:
+        return {}
+    rows = model.wte.weight[: model.config.vocab_size]
+    smallest = (rows - rows.mean(1, keepdim=True)).square().sum(1).min().item()
+    gain = joint_gain(model.input_norm)
+    gain = joint_gain(model.blocks[0].attn) if math.isnan(gain) else gain
+    return {"rows": len(rows), "smallest": smallest, "gain": gain}

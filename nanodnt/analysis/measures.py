@@ -16,8 +16,8 @@ from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.metrics import read_metrics
 from nanodnt.weights import model_from_checkpoint
 
-SCATTER_TOKENS, SCATTER_POINTS = 128, 3000  # few tokens, so that the points of one token can be told from the others
-JACOBIAN_SEQUENCES, JACOBIAN_TOKENS = 16, 128  # one position of each sequence, or image [I]
+SCATTER_POINTS = 3000
+WINDOW = 128  # scatter and jacobian read so many tokens of a sequence; jacobian is of one of them, or of an image [I]
 # what must be the same in meta.json where a model reads another dataset than that of its training
 READ = ("tokenizer", "vocab_size", "chars", "image_size", "channels", "classes")
 
@@ -30,7 +30,7 @@ class NotApplicable(Exception):
 
 
 class CheckpointedRun:
-    """A run directory, or one checkpoint file in it: its snapshots and the batch that they are measured on."""
+    """A run directory, or one checkpoint file in it: its snapshots and the data that they are measured on."""
 
     def __init__(self, path: Path, name: str, config: AnalyzeConfig, device: torch.device):
         self.name, self.config, self.device, self.folder = name, config, device, path if path.is_dir() else path.parent
@@ -53,33 +53,40 @@ class CheckpointedRun:
         if checkpoint["train_config"].get("doc_mask"):
             print(f"note: {name} was trained with doc_mask; here the documents of a row see each other")
         self.has_kept_one = len(kept) == 1 and path.is_dir()
+        available = self.data.val_windows * self.block_size
+        if (config.tokens or 0) > available:
+            print(f"note: {name}: the validation data has {available:,} tokens, fewer than tokens={config.tokens}")
 
     def load(self, path: Path) -> tuple:
         """(model in eval mode, fp32, on the device; step)."""
         checkpoint = load_checkpoint(path)
         return model_from_checkpoint(checkpoint).eval().to(self.device), checkpoint["step"]
 
-    def count(self, inputs: torch.Tensor) -> dict:
-        """How much was measured on these inputs: {"tokens": number}, or {"images": number}."""
-        return {"images": len(inputs)} if self.images else {"tokens": inputs.numel()}
-
-    def short(self, inputs: torch.Tensor, tokens: int) -> torch.Tensor:
-        """The first `tokens` tokens of each sequence. An image cannot be cut: it stays whole."""
-        return inputs if self.images else inputs[:, :tokens]
-
-    def batch(self, most: int) -> tuple:
-        """Inputs and targets of at most `most` tokens, limited also by config.tokens; at least one window, or image."""
-        starts = self.data.validation(min(most, self.config.tokens))
-        return tuple(torch.from_numpy(a).to(self.device) for a in self.data.val_batch(starts, len(starts)))
-
-    def micro_batches(self, most: int) -> list:
-        """`batch` in parts that fit into memory: [(inputs, targets), …]."""
-        rows = max(1, gradients.MICRO_TOKENS // self.block_size)
-        return list(zip(*(a.split(rows) for a in self.batch(most)), strict=True))
-
     def generator(self, device="cpu") -> torch.Generator:
         """A new random generator with the seed of the configuration."""
         return torch.Generator(device).manual_seed(self.config.seed)
+
+
+class Batches:
+    """At most `tokens` tokens of a run's validation data, evenly spread: at least one window, or image. Of each window
+    only the first `length` tokens are read, if given. An iterable of (inputs, targets) on the run's device, of
+    MICRO_TOKENS tokens or less: each batch is read anew when it is its turn, so few are in memory.
+
+    `count`: how much it is, {"tokens": number}, or {"images": number}."""
+
+    def __init__(self, run: CheckpointedRun, tokens: int, length: int | None = None):
+        whole = run.images or not length or length > run.block_size  # an image cannot be cut
+        self.run, self.length = run, run.block_size if whole else length
+        self.starts = run.data.validation(max(1, tokens // self.length) * run.block_size)
+        self.count = {"images": len(self.starts)} if run.images else {"tokens": len(self.starts) * self.length}
+
+    def __iter__(self):
+        rows = max(1, gradients.MICRO_TOKENS // self.run.block_size)
+        for first in range(0, len(self.starts), rows):
+            chosen = self.starts[first : first + rows]
+            batch = self.run.data.val_batch(chosen, len(chosen))
+            inputs, targets = (torch.from_numpy(part).to(self.run.device) for part in batch)
+            yield (inputs, targets) if self.run.images else (inputs[:, : self.length], targets[:, : self.length])
 
 
 def describe_data(meta: dict) -> str:
@@ -114,7 +121,7 @@ def pick_evenly(items: list, most: int) -> list:
 
 
 def measure_gradients(run, model, tokens):
-    batches, types = run.micro_batches(tokens), gradients.matrix_types(model)
+    batches, types = Batches(run, tokens), gradients.matrix_types(model)
     found = gradients.compute_gradients(model, batches)
     pooled = {}
     for kind in dict.fromkeys(gradients.MATRIX_TYPES.values()):
@@ -122,34 +129,35 @@ def measure_gradients(run, model, tokens):
         statistics = gradients.tail_statistics(g)
         histogram = gradients.log_histogram(g / (statistics["rms"] or 1), 80, 1e-6, 1e4)
         pooled[kind] = {**statistics, "histogram_of_g_over_rms": histogram}
-    return {**run.count(run.batch(tokens)[0]), "types": pooled}
+    return {**batches.count, "types": pooled}
 
 
 def measure_sharpness(run, model, tokens):
-    inputs, types, draws = run.batch(tokens)[0], gradients.block_types(model), run.config.draws
-    h = gradients.estimate_sharpness(model, inputs, draws, run.generator(run.device))
+    batches, types, draws = Batches(run, tokens), gradients.block_types(model), run.config.draws
+    h = gradients.estimate_sharpness(model, batches, draws, run.generator(run.device))
     h = gradients.drop_padding_rows(model, h)
     density = {
         kind: gradients.log10_density(torch.cat([t.flatten() for name, t in h.items() if types[name] == kind]), 60)
         for kind in dict.fromkeys(types[name] for name in h)
     }
     averages = {"types": gradients.average_by_type(h, types), "layers": gradients.average_by_block(model, h)}
-    return {**run.count(inputs), "draws": draws, **averages, "log10_density": density}
+    return {**batches.count, "draws": draws, **averages, "log10_density": density}
 
 
 def measure_norms(run, model, tokens):
-    return {"types": gradients.parameter_norms(model)}
+    blocks, embedding = gradients.block_norms(model), gradients.smallest_row(model)
+    return {"types": gradients.parameter_norms(model), "blocks": blocks, "embedding": embedding}
 
 
 def measure_alpha(run, model, tokens):
-    inputs = run.batch(tokens)[0]
-    slots = norms.dyt_alphas(model, inputs)
+    batches = Batches(run, tokens)
+    slots = norms.dyt_alphas(model, batches)
     if not slots:
         raise NotApplicable("no DyT")
     alpha, inv_std = ([slot[key] for slot in slots] for key in ("alpha", "inv_std"))
     spread = min(np.ptp(alpha), np.ptp(inv_std)) if len(slots) > 2 else 0
     return {
-        **run.count(inputs),
+        **batches.count,
         "slots": slots,
         "pearson_r": float(np.corrcoef(alpha, inv_std)[0, 1]) if spread else math.nan,
     }
@@ -159,43 +167,41 @@ def measure_scatter(run, model, tokens):
     names = pick_evenly(list(norms.norm_slots(model)), 3)
     if not names:
         raise NotApplicable("no norm on the residual path")
-    inputs = run.short(run.batch(tokens)[0], SCATTER_TOKENS)
-    points = {name: norms.norm_scatter(model, inputs, name, SCATTER_POINTS, run.generator()) for name in names}
+    batches = Batches(run, tokens, WINDOW)
+    points = {name: norms.norm_scatter(model, batches, name, SCATTER_POINTS, run.generator()) for name in names}
     kinds = {name: slot.norm for name, slot in norms.norm_slots(model).items()}
-    return {**run.count(inputs), "slots": {name: {"norm": kinds[name], **points[name]} for name in names}}
+    return {**batches.count, "slots": {name: {"norm": kinds[name], **points[name]} for name in names}}
 
 
 def measure_variance(run, model, tokens):
-    inputs = run.batch(tokens)[0]
-    return {**run.count(inputs), **streams.stream_variance(model, inputs)}
+    batches = Batches(run, tokens)
+    return {**batches.count, **streams.stream_variance(model, batches)}
 
 
 def measure_angular(run, model, tokens):
-    inputs = run.batch(tokens)[0]
-    found = streams.collect_streams(model, inputs)
-    return {**run.count(inputs), "distance": streams.angular_distance(found)}
+    batches = Batches(run, tokens)
+    return {**batches.count, "distance": streams.mean_angular_distance(model, batches)}
 
 
 def measure_removal(run, model, tokens):
-    return {**run.count(run.batch(tokens)[0]), **streams.removal_drop(model, run.micro_batches(tokens))}
+    batches = Batches(run, tokens)
+    return {**batches.count, **streams.removal_drop(model, batches)}
 
 
 def measure_jacobian(run, model, tokens):
-    inputs = run.batch(JACOBIAN_SEQUENCES * run.block_size)[0][:JACOBIAN_SEQUENCES]
-    inputs = run.short(inputs, JACOBIAN_TOKENS)
-    length = run.block_size if run.images else inputs.shape[1]  # tokens of an image, or of a sequence
-    positions = torch.randint(length, (len(inputs),), generator=run.generator()).tolist()
+    batches = Batches(run, tokens, WINDOW)
+    positions = torch.randint(batches.length, (len(batches.starts),), generator=run.generator()).tolist()
     width, blocks = model.config.n_embd, len(model.blocks)
     channels = [i * width // min(64, width) for i in range(min(64, width))]
     shown, maps, by_layer = pick_evenly(list(range(blocks)), 3), {}, {"attn": [], "mlp": []}
     for branch, statistics in by_layer.items():
         for block in range(blocks):
-            jacobian = streams.residual_jacobian(model, inputs, positions, block, branch)
+            jacobian = streams.residual_jacobian(model, batches, positions, block, branch)
             statistics.append(streams.jacobian_statistics(jacobian))
             if block in shown:
                 part = jacobian[channels][:, channels].tolist()
                 maps.setdefault(branch, []).append({"block": block + 1, "map": part})
-    return {"tokens": len(positions), "positions": positions, "channels": channels, "maps": maps, "layers": by_layer}
+    return {**batches.count, "positions": positions, "channels": channels, "maps": maps, "layers": by_layer}
 
 
 def measure_gains(run, model, tokens):
@@ -206,8 +212,8 @@ def measure_gains(run, model, tokens):
 
 
 def measure_logits(run, model, tokens):
-    inputs = run.batch(tokens)[0]
-    return {**run.count(inputs), "layers": streams.largest_logits(model, inputs)}
+    batches = Batches(run, tokens)
+    return {**batches.count, "layers": streams.largest_logits(model, batches)}
 
 
 def read_tracked_rows(run) -> list:

@@ -1,10 +1,12 @@
 """Norms, DyT and scale vectors: the numbers behind their papers' figures.
 
-    dyt_alphas, norm_scatter             DyT (arXiv 2503.10622) Figs. 2, 4, 8
-    gain_statistics, qkv_cosines         scale vectors (2605.26895) Fig. 4
+    dyt_alphas                           DyT (arXiv 2503.10622) Fig. 8, sec. 6.3
+    norm_scatter                         DyT Figs. 2, 4
+    gain_statistics, qkv_cosines         scale vectors (2605.26895) Fig. 4, which the text that we have lacks [U]
 
-DyT's 1/std is over all elements of the input, as published. In the norm scatter the published points are before the
-affine part; the fit and the spread of the tokens' RMS are our additions [I].
+DyT's 1/std is over all elements of the input [I]: the paper says of "the activations", which α treats "collectively".
+In the norm scatter the published points are before the affine part; the fit and the spread of the tokens' RMS are our
+additions [I].
 """
 
 import math
@@ -16,7 +18,8 @@ import torch.nn.functional as F
 from layers.ops import upcast
 from layers.slot import NORMALISE, Slot
 from model import Transformer
-from nanodnt.analysis.streams import watch_outputs
+from nanodnt.analysis.gradients import parts_of
+from nanodnt.analysis.streams import Moments, watch_outputs
 
 TANH_SLOPES = 1e-3, 1e2  # the tanh fit searches slope · rms(x) in this range
 
@@ -41,46 +44,52 @@ def run_to_final_norm(model: Transformer, inputs: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def dyt_alphas(model: Transformer, inputs: torch.Tensor) -> list:
+def dyt_alphas(model: Transformer, inputs) -> list:
     """[{"slot": name, "alpha": α, "inv_std": 1 / std over all elements of the slot's input}] of every DyT, in the order
-    of the forward (DyT Figs. 4, 8)."""
+    of the forward (DyT Fig. 8)."""
     slots = {name: slot for name, slot in norm_slots(model).items() if slot.norm == "dyt"}
-    found = []
-
-    def note(name, args, output):
-        std = upcast(args[0]).std(correction=0).item()
-        found.append({"slot": name, "alpha": float(slots[name].alpha), "inv_std": 1 / std if std else math.inf})
-
-    with watch_outputs(slots, note):
-        run_to_final_norm(model, inputs)
-    return found
+    seen = {name: Moments() for name in slots}
+    with watch_outputs(slots, lambda name, args, output: seen[name].add(args[0])):
+        for part in parts_of(model, inputs) if slots else ():
+            run_to_final_norm(model, part)
+    std = {name: moments.variance**0.5 for name, moments in seen.items()}
+    return [
+        {"slot": name, "alpha": float(slot.alpha), "inv_std": 1 / std[name] if std[name] else math.inf}
+        for name, slot in slots.items()
+    ]
 
 
 @torch.no_grad()
-def norm_scatter(model: Transformer, inputs: torch.Tensor, slot_name: str, n: int, generator: torch.Generator) -> dict:
-    """What norm slot `slot_name` (a name of `norm_slots`) does to the elements of its input (DyT Fig. 2).
+def norm_scatter(model: Transformer, inputs, slot_name: str, n: int, generator: torch.Generator) -> dict:
+    """What norm slot `slot_name` (a name of `norm_slots`) does to the elements of its input (DyT Figs. 2, 4).
 
-    {"x", "y", "token", "channel": input, output before the affine part, index of the token in the batch, and channel
-    of at most n elements, drawn without replacement; "amplitude", "slope", "r2": their least-squares fit
-    y ≈ A tanh(a x), a > 0; "linear_r2": of the line y ≈ c x; "token_rms_cv": standard deviation over mean of the RMS
-    of all tokens' inputs}. ValueError for a name that is not there."""
-    slots, found = norm_slots(model), []
+    {"x", "y", "token", "channel": input, output before the affine part, index of the token in all inputs, and channel
+    of at most n elements, drawn without replacement, of each part in proportion; "amplitude", "slope", "r2": their
+    least-squares fit y ≈ A tanh(a x), a > 0; "linear_r2": of the line y ≈ c x; "token_rms_cv": standard deviation over
+    mean of the RMS of all tokens' inputs}. ValueError for a name that is not there."""
+    slots, seen, rms, points, done = norm_slots(model), [], Moments(), [], 0
     if slot_name not in slots:
         raise ValueError(f"{slot_name!r} is not a norm of the residual path: there are {', '.join(slots) or 'none'}")
-    slot = slots[slot_name]
-    with watch_outputs({slot_name: slot}, lambda name, args, output: found.append(upcast(args[0]))):
-        run_to_final_norm(model, inputs)
-    x = found[0].flatten(0, 1)  # (tokens, C)
-    y = NORMALISE[slot.norm](slot, x if slot.const_in == 1.0 else slot.const_in * x)
-    chosen = torch.randperm(x.numel(), generator=generator, device=generator.device)[:n].sort().values.to(x.device)
-    rms, xs, ys = x.square().mean(-1).sqrt(), x.flatten()[chosen].cpu(), y.flatten()[chosen].cpu()
+    slot, rows = slots[slot_name], sum(len(part) for part in parts_of(model, inputs))
+    for part in parts_of(model, inputs):
+        with watch_outputs({slot_name: slot}, lambda name, args, output: seen.append(upcast(args[0]))):
+            run_to_final_norm(model, part)
+        x = seen.pop().flatten(0, 1)  # (tokens, C)
+        y = NORMALISE[slot.norm](slot, x if slot.const_in == 1.0 else slot.const_in * x)
+        most = n * (done + len(part)) // rows - n * done // rows
+        chosen = torch.randperm(x.numel(), generator=generator, device=generator.device)[:most].sort().values
+        token, channel = (i.to(x.device) for i in (chosen // x.shape[1], chosen % x.shape[1]))
+        points.append([t.cpu() for t in (x[token, channel], y[token, channel], token + rms.n, channel)])
+        rms.add(x.square().mean(-1).sqrt())
+        done += len(part)
+    xs, ys, token, channel = map(torch.cat, zip(*points, strict=True))
     return {
         "x": xs.tolist(),
         "y": ys.tolist(),
-        "token": (chosen // x.shape[1]).tolist(),
-        "channel": (chosen % x.shape[1]).tolist(),
+        "token": token.tolist(),
+        "channel": channel.tolist(),
         **fit_tanh(xs.double().numpy(), ys.double().numpy()),
-        "token_rms_cv": (rms.std(correction=0) / rms.mean()).item(),
+        "token_rms_cv": rms.variance**0.5 / rms.mean if rms.mean else math.nan,
     }
 
 

@@ -24,26 +24,29 @@ class Figure(NamedTuple):
     measure: Callable
     draw: Callable
     over_training: bool  # measured on every snapshot, else on the last alone
-    tokens: int = 0  # most tokens to measure on; 0 = it needs none
+    tokens: int = 0  # how many it reads unless the configuration says otherwise; 0 = it needs none
 
 
-JACOBIAN_TOKENS = measures.JACOBIAN_SEQUENCES * measures.JACOBIAN_TOKENS
 FIGURES = {
-    "gradients": Figure(measures.measure_gradients, figures.draw_gradients, False, 2**20),
+    "gradients": Figure(measures.measure_gradients, figures.draw_gradients, False, 65536),
     "sharpness": Figure(measures.measure_sharpness, figures.draw_sharpness, True, 4096),
     "norms": Figure(measures.measure_norms, figures.draw_norms, True),
     "alpha": Figure(measures.measure_alpha, figures.draw_alpha, True, 8192),
-    "scatter": Figure(measures.measure_scatter, figures.draw_scatter, False, measures.SCATTER_TOKENS),
+    "scatter": Figure(measures.measure_scatter, figures.draw_scatter, False, 128),  # a token has many points
     "variance": Figure(measures.measure_variance, figures.draw_variance, True, 8192),
     "angular": Figure(measures.measure_angular, figures.draw_angular, False, 8192),
     "removal": Figure(measures.measure_removal, figures.draw_removal, False, 32768),
-    "jacobian": Figure(measures.measure_jacobian, figures.draw_jacobian, False, JACOBIAN_TOKENS),
+    "jacobian": Figure(measures.measure_jacobian, figures.draw_jacobian, False, 2048),
     "gains": Figure(measures.measure_gains, figures.draw_gains, True),
     "logits": Figure(measures.measure_logits, figures.draw_logits, True, 8192),
     "experts": Figure(measures.measure_experts, figures.draw_experts, False),
     "tracking": Figure(measures.measure_tracking, figures.draw_tracking, False),
 }
-TAILS = ("rms", "kurtosis", "max_over_rms", "p999_over_p50", "hill", "participation")  # printed for the gradients
+# figure: statistics of each type that are printed, and their headings
+TABLES = {
+    "gradients": {key: key for key in ("rms", "kurtosis", "max_over_rms", "p999_over_p50", "hill", "participation")},
+    "sharpness": {"arithmetic": "arithmetic", "geometric": "geometric", "zero_fraction": "zeros left out"},
+}
 
 
 def measure_runs(runs: list, names: list) -> dict:
@@ -60,7 +63,7 @@ def measure_runs(runs: list, names: list) -> dict:
             for name in [n for n in left if FIGURES[n].over_training or i == len(run.snapshots)]:
                 start = time.perf_counter()
                 try:
-                    found = FIGURES[name].measure(run, model, FIGURES[name].tokens)
+                    found = FIGURES[name].measure(run, model, run.config.tokens or FIGURES[name].tokens)
                 except measures.NotApplicable as e:
                     left.remove(name)
                     reasons.append(f"{run.name}: {name} is left out: {e}")
@@ -68,18 +71,23 @@ def measure_runs(runs: list, names: list) -> dict:
                     continue
                 results[name].setdefault(run.name, []).append({"checkpoint": path.name, "step": step, **found})
                 which = f" {i}/{len(run.snapshots)} checkpoints" if FIGURES[name].over_training else ""
-                print(f"{run.name}: {name}{which}, {time.perf_counter() - start:.1f} s")
+                read = "".join(f", {words}" for words in how_much(found))
+                print(f"{run.name}: {name}{which}{read}, {time.perf_counter() - start:.1f} s")
     if not any(results.values()):
         raise ValueError(f"nothing to draw: {'; '.join(reasons)}")
     return {name: found for name, found in results.items() if found}
+
+
+def how_much(found: dict) -> list:
+    """What was read and drawn for a figure, in words: ["4,096 tokens", "8 draws"]."""
+    return [f"{found[what]:,} {what}" for what in ("tokens", "images", "draws") if what in found]
 
 
 def write_figure(name: str, results: dict, config: AnalyzeConfig, folder: Path) -> Path:
     """Draw figure `name` from {run: what was measured}; write name.png and, with all its numbers, name.json."""
     shows, source = CAPTIONS[name]
     first = next(m for measured in results.values() for m in measured)
-    how = "".join(f"; {first[what]:,} {what}" for what in ("tokens", "images") if what in first)
-    how += f", {first['draws']} draws" if "draws" in first else ""
+    how = "; " * bool(how_much(first)) + ", ".join(how_much(first))
     with plt.rc_context(figures.STYLE):
         escaped = {run.replace("$", r"\$"): found for run, found in results.items()}  # "$" would begin mathematics
         figure = FIGURES[name].draw(escaped)
@@ -103,13 +111,13 @@ def round_for_json(value):
     return value
 
 
-def print_tails(results: dict) -> None:
-    """Print the statistics of the gradients as a table."""
-    width = max(map(len, results))
-    print(f"{'gradients of':<{width + 4}}" + "".join(f"{name:>15}" for name in TAILS))
+def print_table(name: str, results: dict) -> None:
+    """Print the statistics in TABLES of a figure, a line for each type of each run, at its last checkpoint."""
+    width = max(map(len, [name, *results]))
+    print(f"{name:<{width}} of    " + "".join(f"{heading:>15}" for heading in TABLES[name].values()))
     for run, (*_, last) in results.items():
         for kind, found in last["types"].items():
-            print(f"{run:<{width}} {kind:<3}" + "".join(f"{found[name]:>15.4g}" for name in TAILS))
+            print(f"{run:<{width}} {kind:<6}" + "".join(f"{found[key]:>15.4g}" for key in TABLES[name]))
 
 
 def make_output_folder(runs: list, config: AnalyzeConfig) -> Path:
@@ -144,8 +152,8 @@ def analyze(paths: list, config: AnalyzeConfig) -> None:
     results = measure_runs(runs, config.figure_names())
     for name, found in results.items():
         drawn.append(write_figure(name, found, config, folder))
-    if "gradients" in results:
-        print_tails(results["gradients"])
+    for name in filter(results.get, TABLES):
+        print_table(name, results[name])
     if comparing:
         drawn.append(write_page(records, folder, drawn, config.baseline))
     print("\n".join(map(str, drawn)))

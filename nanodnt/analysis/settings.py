@@ -6,14 +6,14 @@ from dataclasses import dataclass
 CAPTIONS = {
     "loss": ("Training and validation loss against steps, tokens or images, and hours of training", ""),
     "gradients": ("Gradient entries by type of matrix: density, and share beyond a size", "DNT, Fig. 1"),
-    "sharpness": ("Sharpness by block type: average, over training, distribution", "Blockwise LR, Figs. 1-3, 7"),
-    "norms": ("Norm of the parameters of each block type over training", "Blockwise LR, Fig. 6"),
-    "alpha": ("DyT's α and 1/std of its input, over training and over the layers", "DyT, Figs. 4, 8"),
-    "scatter": ("Inputs and outputs of norms, element by element", "DyT, Fig. 2"),
-    "variance": ("Variance of the residual stream after each block, over training", "LNS, Figs. 2-5"),
-    "angular": ("Angular distance between the residual stream at two depths", "LNS, Figs. 2-5"),
-    "removal": ("Rise of the loss, of images also fall of top-1, when one block is deleted", "LNS, Figs. 2-5"),
-    "jacobian": ("Jacobian of residual sub-layers, averaged over tokens", "LNS, Fig. 7"),
+    "sharpness": ("Sharpness by block type and block: average, over training, density", "Blockwise LR, Figs. 1-3, 7"),
+    "norms": ("Norms of the parameters: by block, of the embedding's rows, by type", "Blockwise LR, Fig. 6"),
+    "alpha": ("DyT's α and 1/std of its input, over training and over the layers", "DyT, Fig. 8"),
+    "scatter": ("Inputs and outputs of norms, element by element", "DyT, Figs. 2, 4"),
+    "variance": ("Variance of the residual stream after each block, over training", "LNS, Figs. 4, 8, 9"),
+    "angular": ("Angular distance between the inputs of blocks ℓ and ℓ + n", "LNS, Figs. 2, 3, 7"),
+    "removal": ("Rise of the loss, of images also fall of top-1, when one block is deleted", "LNS, Figs. 2, 3, 7"),
+    "jacobian": ("Jacobian of residual sub-layers, averaged over one token of each window", "LNS, Fig. 5"),
     "gains": ("Scale vectors over training", "scale vectors, Fig. 4"),
     "logits": ("Largest attention logit of each block", ""),
     "experts": ("Load of experts and entropy of the router's scores, as logged while training", ""),
@@ -33,8 +33,10 @@ class AnalyzeConfig:
     smooth: float = 0.05  # training losses are averaged over a window of this share of the run
     # --- what to measure on ---
     dataset: str = ""  # its validation windows, or images, are read; empty = the run's own dataset
-    tokens: int = 65536  # most tokens to read, of images their patches; costly figures take fewer, and each says how
-    #   many tokens or images it took
+    tokens: int | None = None  # how many each figure reads, in whole windows or images, whose tokens are patches;
+    #   None = few, for a CPU: gradients 65,536, removal 32,768, alpha, variance, angular, logits 8,192, sharpness
+    #   4,096, jacobian 2,048, scatter 128 (these two read 128 of a window). Published: angular 256K, sharpness 1,024
+    #   tokens or sequences; of the others none. More tokens take more time, not more memory
     draws: int = 8  # sampled gradients that sharpness is averaged over
     snapshots: int = 6  # most checkpoints, evenly spread, for a figure over training
     seed: int = 1337  # of sampled labels, positions and points
@@ -46,7 +48,7 @@ class AnalyzeConfig:
             allowed = ", ".join(FIGURE_NAMES)
             raise ValueError(f"figures={self.figures!r} has {unknown or 'none'}: allowed are all, {allowed}")
         for name in ("tokens", "draws", "snapshots"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed} must not be negative")

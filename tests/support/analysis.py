@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from support import reference
@@ -58,6 +59,10 @@ def solve(name, n_layer=2, idx=None, scale=None):
         last = weights[f"blocks.{n_layer - 1}.mlp.post.gain"] * reference.rms(last, net.eps)
     streams = [x for x, _ in terms[::2]] + [last]
     return SimpleNamespace(model=model, idx=idx, terms=terms, streams=streams, eps=net.eps)
+
+
+# A test's `most`, for gradients.MICRO_TOKENS: all inputs are one part, or each sequence is one.
+IN_PARTS = pytest.mark.parametrize("most", (4096, 1), ids=("whole", "in parts"))
 
 
 def close(ours, theirs, tolerance=1e-5):

@@ -9,7 +9,7 @@ import torch
 
 from nanodnt.analysis import gradients
 from support import reference
-from support.analysis import close, type_by_name
+from support.analysis import IN_PARTS, close, type_by_name
 from support.models import ALL, LLAMA, NET, PRE, S4, S5, S5_NET, build, error, floats, tokens
 from support.moe import MIXTURES
 
@@ -39,6 +39,47 @@ def test_parameter_norms():
     assert all(math.isclose(norms[kind], squares[kind] ** 0.5, rel_tol=1e-5) for kind in norms)
 
 
+@pytest.mark.parametrize("name", ["S5, untied, llama", "HG, Post-LN block", "experts", "no gain"])
+def test_block_norms(name):
+    """In Python numbers, by the parameters' names. The gains are stored as they act."""
+    llama = dict(LLAMA, **S5, tie_weights=False)
+    post = dict(gain="branch", post_norm_blocks=1, branch_scale="skipinit", bias=True)
+    cases = {"S5, untied, llama": llama, "HG, Post-LN block": post, "experts": MIXTURES["softmax"][0]}
+    model = build(cases.get(name, dict(gain="none")), 3, torch.float32)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.empty_like(p).normal_(std=0.1, generator=torch.Generator().manual_seed(p.numel())))
+    squares = {}  # (kind, block): Σ x²
+    for path, p in model.named_parameters():
+        *_, last = path.split(".")
+        if path.startswith("blocks."):
+            _, block, branch, *_ = path.split(".")
+            kind = type_by_name(path, matrices=True) or (last == "gain" and p.numel() > 1 and f"{branch}_gain")
+            key = kind, int(block)
+            squares[key] = squares.get(key, 0) + sum(x**2 for x in p.double().flatten().tolist())
+    found = gradients.block_norms(model)
+    assert list(found) == ["q", "k", "v", "o", "w1", "w2", "attn_gain", "mlp_gain"]
+    for kind, norms in found.items():
+        wanted = [squares.get((kind, block), math.nan) ** 0.5 for block in range(3)]
+        assert norms == pytest.approx(wanted, rel=1e-5, nan_ok=True), kind
+    assert math.isnan(found["attn_gain"][1]) == (name == "no gain")
+
+
+def test_the_smallest_row_of_the_embedding():
+    model = build(dict(S5, vocab_size=50), dtype=torch.float32)
+    table = model.wte.weight
+    with torch.no_grad():
+        table[7] = 5 + 0.01 * table[7]  # small once its mean is gone; rows that pad the vocabulary do not count
+        table[50:] = 0
+    rows = [[x - sum(row) / len(row) for x in row] for row in table.double()[:50].tolist()]
+    found = gradients.smallest_row(model)
+    assert found["rows"] == 50 and close(found["smallest"], min(sum(x**2 for x in row) for row in rows), 1e-3)
+    assert close(found["smallest"], sum(x**2 for x in rows[7]), 1e-3)
+    assert close(found["gain"], model.input_norm.gain.norm().item())
+    model = build(dict(), dtype=torch.float32)  # without an input norm block 1's comes next
+    assert close(gradients.smallest_row(model)["gain"], model.blocks[0].attn.pre.gain.norm().item())
+
+
 def test_the_bias_on_the_choice_of_experts_is_left_out():
     """No loss trains it: its zeros would lower the router's sharpness, and it is no part of the router's norm."""
     model = build(dict(n_expert=4, balance="bias"), dtype=torch.float32)
@@ -50,7 +91,7 @@ def test_the_bias_on_the_choice_of_experts_is_left_out():
     assert list(h) == list(grads) == names and len(names) == len(list(model.parameters())) - 2
     found = gradients.average_by_type(h, gradients.block_types(model))["router"]
     assert found["n"] == router.numel() and found["zero_fraction"] == 0
-    assert list(gradients.average_by_block(model, h)) == ["qk", "vo", "ffn", "router", "norm"]
+    assert list(gradients.average_by_block(model, h)) == ["all", "qk", "vo", "ffn", "router", "norm"]
 
 
 # ------------------------------------------------------------------------------------------------------- gradient tails
@@ -240,6 +281,28 @@ def test_sharpness_is_the_mean_over_draws_of_a_generator(sharp):
     assert abs(sum(h.double().sum() for h in one.values()) - total.mean()) < 4 * spread < total.mean()
 
 
+@IN_PARTS
+def test_sharpness_is_n_times_the_square_of_the_mean_gradient(most, monkeypatch):
+    """Blockwise LR eq. 3 on labels that are known, in float64: the same of one batch and sequence by sequence."""
+
+    def label(model, x, generator):
+        return x[..., :5].argmax(-1)
+
+    model, idx = build(dict(SMALL, **S5), 2, torch.float32), tokens(3, 4, vocab=5)
+    monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+    monkeypatch.setattr(gradients, "sample_labels", label)
+    labels, passes, whole = label(model, model.stream(idx), None), [], model.stream
+    monkeypatch.setattr(model, "stream", lambda part: passes.append(len(part)) or whole(part))
+    weights = {name: w.requires_grad_() for name, w in floats(model).items()}
+    net = replace(NET, vocab=5, heads=2, kv_heads=2, blocks=2, **S5_NET)
+    reference.forward(net, weights, idx, labels)[1].backward()
+    for inputs in (idx, [(idx[:2], None), (idx[2:], None)]):
+        h = gradients.estimate_sharpness(model, inputs, 2, torch.Generator())
+        for name, w in weights.items():
+            assert error(h[name], 12 * w.grad**2) < 1e-4, name
+    assert passes == ([3, 3, 2, 1, 2, 1] if most > 1 else [1] * 12)
+
+
 @pytest.mark.deep
 def test_sharpness_of_many_tokens(sharp):
     """The same sequences 600 times over: more tokens than one pass takes, and still the same mean loss."""
@@ -268,15 +331,19 @@ def test_sharpness_by_type():
 def test_sharpness_by_layer():
     model = build(dict(LLAMA, **S4, gain="branch"), 3, torch.float32)
     generator = torch.Generator().manual_seed(0)
-    h = {name: torch.rand(p.shape, generator=generator) for name, p in model.named_parameters()}
-    wanted = {}
-    for kind in ("qk", "vo", "ffn", "norm"):
-        for block in range(3):
-            mine = [n for n in h if n.startswith(f"blocks.{block}.") and type_by_name(n, matrices=False) == kind]
-            values = [x for n in mine for x in h[n].flatten().tolist()]
-            wanted.setdefault(kind, []).append(sum(values) / len(values))
+    h = {name: torch.rand(p.shape, generator=generator).sub(0.2).relu() for name, p in model.named_parameters()}
     found = gradients.average_by_block(model, h)
-    assert found.keys() == wanted.keys() and all(close(found[kind], wanted[kind]) for kind in wanted)
+    assert list(found) == ["all", "qk", "vo", "ffn", "norm"]
+    for kind, means in found.items():
+        assert list(means) == ["arithmetic", "geometric", "zero_fraction"]
+        for block in range(3):
+            mine = [n for n in h if n.startswith(f"blocks.{block}.")]
+            mine = [n for n in mine if kind in ("all", type_by_name(n, matrices=False))]
+            values = [x for n in mine for x in h[n].flatten().tolist()]
+            logs = [math.log(x) for x in values if x > 0]
+            assert close(means["arithmetic"][block], sum(values) / len(values))
+            assert close(means["geometric"][block], math.exp(sum(logs) / len(logs)))
+            assert close(means["zero_fraction"][block], 1 - len(logs) / len(values)) and len(logs) < len(values)
 
 
 # ----------------------------------------------------------------------------------------------------------- histograms

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nanodnt.analysis import norms, streams
+from nanodnt.analysis import gradients, norms, streams
 from support import reference
-from support.analysis import close, solve
+from support.analysis import IN_PARTS, close, solve
 from support.models import DYT_CONSTANT, NET, POST, PRE, S5, UNIFIED, build, error, floats, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,8 +36,10 @@ def test_norm_slots_are_those_of_the_residual_path(name):
     assert list(found) == wanted and all(found[name] is model.get_submodule(name) for name in wanted)
 
 
+@IN_PARTS
 @pytest.mark.parametrize("constant", (False, True), ids=("learned", "constant"))
-def test_dyt_alphas(constant):
+def test_dyt_alphas(constant, most, monkeypatch):
+    monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
     flags, words = dict(norm="dyt", embed_scale=True), dict(PRE, kind="dyt", embed_scale=True)
     if constant:
         flags, words = flags | DYT_CONSTANT, words | dict(alpha=(0.7, 0.4))
@@ -68,7 +70,9 @@ def sizes():
     return torch.empty(64, 1).normal_(generator=torch.Generator().manual_seed(2)).exp()
 
 
-def test_scatter_of_rmsnorm_is_a_line_for_each_token():
+@IN_PARTS
+def test_scatter_of_rmsnorm_is_a_line_for_each_token(most, monkeypatch):
+    monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
     net = solve("Pre-LN", idx=tokens(5, 9), scale=sizes())
     found, x, y, token, channel = scatter(net.model, net.idx, "blocks.1.attn.pre")
     entering = net.streams[1].flatten(0, 1)

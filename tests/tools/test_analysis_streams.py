@@ -9,7 +9,7 @@ import torch
 from layers.ops import rotary
 from nanodnt.analysis import gradients, norms, streams
 from support import reference
-from support.analysis import NETS, close, silence, solve, two_batches
+from support.analysis import IN_PARTS, NETS, close, silence, solve, two_batches
 from support.models import LLAMA, LLAMA_NET, NET, POST, PRE, S5, S5_NET, SCHEMES, build, error, floats, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,8 +31,10 @@ def mean_variance(x):
     return sum(sum((v - sum(t) / len(t)) ** 2 for v in t) / len(t) for t in rows) / len(rows)
 
 
+@IN_PARTS
 @pytest.mark.parametrize("name", NETS)
-def test_variance_is_that_of_the_equations(name):
+def test_variance_is_that_of_the_equations(name, most, monkeypatch):
+    monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
     net = solve(name, 3)
     found = streams.stream_variance(net.model, net.idx)
     assert found.keys() == {"stream", "stream_global", "attn", "mlp"}
@@ -51,6 +53,34 @@ def test_silent_blocks_leave_the_stream_alone():
     found = streams.stream_variance(model, idx)
     assert len(set(found["stream"])) == 1 and found["attn"] == found["mlp"] == [0.0] * 3
     assert all(abs(d) < 1e-3 for row in streams.angular_distance([first, *rest]) for d in row)
+
+
+@IN_PARTS
+def test_angular_distance_of_a_model_is_that_of_the_equations(most, monkeypatch):
+    """LNS eq. 1 on every token, between what enters the blocks and what leaves the last; in parts of different size."""
+    monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+    net = solve("LNS", 3, tokens(5, 7))
+    wanted = torch.empty(4, 4, dtype=torch.float64)
+    for a, x in enumerate(net.streams):
+        for b, y in enumerate(net.streams):
+            cosine = (x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()
+            wanted[a, b] = (cosine.clamp(-1, 1).arccos() / math.pi).mean()
+    for inputs in (net.idx, [(net.idx[:3], None), (net.idx[3:], None)]):
+        found = torch.tensor(streams.mean_angular_distance(net.model, inputs), dtype=torch.float64)
+        assert (found - wanted).abs().max() < 1e-6 and wanted[0, 3] > 0.05
+
+
+@pytest.mark.parametrize("sizes", [(60,), (1, 40, 19), (7,) * 8 + (4,)])
+def test_moments(sizes):
+    x = torch.empty(60, 3).normal_(generator=torch.Generator().manual_seed(1)) * torch.arange(1, 61)[:, None] + 100
+    found = streams.Moments()
+    assert (found.n, found.mean, found.variance) == (0, 0, 0)
+    for part in x.split(sizes):
+        found.add(part)
+    values = x.double().flatten().tolist()
+    mean = sum(values) / 180
+    assert found.n == 180 and close(found.mean, mean)
+    assert close(found.variance, sum((v - mean) ** 2 for v in values) / 180)
 
 
 def test_angular_distance():
@@ -139,7 +169,7 @@ JACOBIAN |= {"experts": NETS["experts"][0]}
 @pytest.mark.parametrize("name", JACOBIAN)
 @pytest.mark.parametrize("branch", ("attn", "mlp", "block"))
 @torch.no_grad()
-def test_jacobian_against_differences(name, branch):
+def test_jacobian_against_differences(name, branch, monkeypatch):
     model, idx, positions = build(JACOBIAN[name]), tokens(3, 7), torch.tensor([0, 6, 3])
     inputs, functions = sublayers(model, idx)
     x, rows, step = inputs[branch], torch.arange(3), 1e-5
@@ -149,8 +179,12 @@ def test_jacobian_against_differences(name, branch):
         shift[rows, positions, j] = step
         change = functions[branch](x + shift) - functions[branch](x - shift)
         wanted[:, j] = change[rows, positions].mean(0) / (2 * step)
-    found = streams.residual_jacobian(model, idx, positions, 1, branch)
-    assert found.device.type == "cpu" and found.shape == (16, 16) and error(found, wanted) < 1e-6
+    for most in (4096, 1):  # all sequences in one part, then each in its own
+        monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+        found = streams.residual_jacobian(model, idx, positions, 1, branch)
+        assert found.device.type == "cpu" and found.shape == (16, 16) and error(found, wanted) < 1e-6
+    with pytest.raises(ValueError, match="shorter|longer"):
+        streams.residual_jacobian(model, idx, positions[:2], 1, branch)
 
 
 def test_jacobian_of_a_token_knows_no_later_tokens_and_follows_the_chain_rule():
@@ -209,7 +243,9 @@ def test_logit_max_is_that_of_the_equations(name, monkeypatch):
     idx = tokens(3, 9)
     reference.forward(net, floats(model), idx)
     assert len(largest) == 3 * 4
-    assert close(streams.largest_logits(model, idx), [max(largest[i : i + 4]) for i in (0, 4, 8)])
+    for most in (4096, 1):
+        monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+        assert close(streams.largest_logits(model, idx), [max(largest[i : i + 4]) for i in (0, 4, 8)])
 
 
 # --------------------------------------------------------------------------------------------------------- what is left
@@ -228,6 +264,9 @@ def test_nothing_is_left_behind():
     gradients.estimate_sharpness(model, idx, 2, generator)
     for function in (streams.collect_streams, streams.stream_variance, norms.dyt_alphas, streams.largest_logits):
         function(model, idx)
+    streams.mean_angular_distance(model, idx)
+    gradients.block_norms(model)
+    gradients.smallest_row(model)
     streams.removal_drop(model, batches)
     norms.norm_scatter(model, idx, "final_norm", 10, generator)
     for branch in ("attn", "mlp", "block"):

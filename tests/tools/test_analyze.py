@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import shutil
 import sys
 from contextlib import redirect_stdout
@@ -14,10 +15,13 @@ import torch
 from matplotlib.image import imread
 
 import analyze
+from model import GPT
+from nanodnt.analysis import figures, gradients
 from nanodnt.analysis.measures import CheckpointedRun, NotApplicable, pick_evenly
 from nanodnt.analysis.pipeline import FIGURES, measure_runs, round_for_json, write_figure
 from nanodnt.analysis.settings import FIGURE_NAMES, AnalyzeConfig
 from support import runs as tiny
+from support.pages import ROOT, rows_with
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 APPLY = set(FIGURE_NAMES) - {"alpha", "experts", "tracking"}  # to a DNT run without tracked rows
@@ -97,12 +101,16 @@ def test_numbers_of_a_run(runs, drawn):
     weights = tiny.load(runs / "dnt" / "last.pt")["model"]
 
     assert last["norms"]["types"]["emb"] == pytest.approx(weights["wte.weight"].norm().item(), rel=1e-4)
+    norms = [weights[f"blocks.{i}.attn.f.o.weight"].norm().item() for i in range(2)]
+    assert last["norms"]["blocks"]["o"] == pytest.approx(norms, rel=1e-4)
+    assert last["norms"]["embedding"]["rows"] == 50
     gain = weights["final_norm.gain"]
     assert last["gains"]["slots"]["final_norm"]["max"] == pytest.approx(gain.max().item(), rel=1e-4)
     assert last["gains"]["cosines"] == []
     kinds = last["sharpness"]["types"]
     assert kinds["emb"]["n"] == 50 * 32, "the padding of the vocabulary counts"
     assert all(0 < found["geometric"] <= found["arithmetic"] for found in kinds.values())
+    assert [len(x) for x in last["sharpness"]["layers"]["all"].values()] == [2, 2, 2]
     assert last["sharpness"]["tokens"] == 256 and last["sharpness"]["draws"] == 1
     assert [len(last["variance"][key]) for key in ("stream", "attn", "mlp")] == [3, 2, 2]
     assert last["variance"]["stream"][0] == pytest.approx(1, rel=0.2)  # after the input norm
@@ -111,6 +119,7 @@ def test_numbers_of_a_run(runs, drawn):
     logged = [row["val_loss"] for row in tiny.metrics(runs / "dnt") if "val_loss" in row]
     assert last["removal"]["loss"] == pytest.approx(logged[-1], abs=0.05)  # of 256 of its 512 tokens
     assert last["removal"]["drop"][0] > 0
+    assert last["jacobian"]["tokens"] == 256 and len(last["jacobian"]["positions"]) == 8  # a position of each window
     assert len(last["jacobian"]["maps"]["attn"]) == 2 and len(last["jacobian"]["maps"]["mlp"][0]["map"]) == 32
     assert last["scatter"]["slots"]["final_norm"]["linear_r2"] > 0.8
     assert len(last["logits"]["layers"]) == 2
@@ -123,6 +132,115 @@ def test_the_same_numbers_twice(runs, drawn):
     assert list(found) == config.figure_names()
     for name, again in found.items():
         assert again == record(drawn[0], name)["runs"], name
+
+
+READ = [name for name, figure in FIGURES.items() if figure.tokens]
+
+
+def numbers(value) -> list:
+    """All numbers in lists and dicts, but those of histograms, where rounding moves an entry to the next bin."""
+    if isinstance(value, dict):
+        value = [part for key, part in value.items() if key != "histogram_of_g_over_rms"]
+    if isinstance(value, list):
+        return [x for part in value for x in numbers(part)]
+    return [value] if isinstance(value, (int, float)) else []
+
+
+@pytest.mark.parametrize("name", READ)
+def test_tokens_lowers_and_raises_what_a_figure_reads(runs, name, monkeypatch):
+    """The windows that the model meets, counted; in parts of 128 tokens, whatever their number. What is found is what
+    one batch of them all has; only the labels and points that are drawn are others."""
+    seen, largest, stream = set(), [], GPT.stream
+
+    def counted(model, idx, *rest):
+        seen.update(map(tuple, idx.tolist()))
+        largest.append(idx.numel())
+        return stream(model, idx, *rest)
+
+    def measure(tokens, micro=128):
+        seen.clear()
+        largest.clear()
+        monkeypatch.setattr(gradients, "MICRO_TOKENS", micro)
+        config = AnalyzeConfig(figures=name, tokens=tokens, draws=1, snapshots=1, device="cpu")
+        run = CheckpointedRun(runs / ("dyt" if name == "alpha" else "dnt"), "run", config, torch.device("cpu"))
+        (found,) = measure_runs([run], [name])[name]["run"]
+        assert found["tokens"] == sum(map(len, seen))
+        return found
+
+    monkeypatch.setattr(GPT, "stream", counted)
+    monkeypatch.setitem(FIGURES, name, FIGURES[name]._replace(tokens=64))
+    assert measure(None)["tokens"] == 64 and measure(32)["tokens"] == 32
+    found = measure(1000)
+    assert found["tokens"] == 992 and max(largest) == 128  # 31 windows of 32
+    assert measure(10**6)["tokens"] == 2976  # all of them
+    if name not in ("sharpness", "scatter"):
+        together = measure(1000, 10**4)
+        assert max(largest) == 992 and numbers(found) == pytest.approx(numbers(together), rel=1e-3, abs=1e-5)
+
+
+def test_the_help_and_the_page_say_what_a_figure_reads(capsys):
+    assert call("--help") == 0
+    said = " ".join(capsys.readouterr().out.split()).split("for a CPU: ")[1].split(" (these")[0]
+    defaults = {}
+    for names, number in re.findall(r"([a-z, ]+?) (\d[\d,]*\d)", said):
+        defaults |= dict.fromkeys(re.findall(r"[a-z]+", names), int(number.replace(",", "")))
+    assert defaults == {name: FIGURES[name].tokens for name in READ}
+    rows = rows_with((ROOT / "docs/analysis.md").read_text(), "tokens")
+    assert {row["figure"].strip("`"): int(row["tokens"].replace(",", "") or 0) for row in rows} == {
+        name: figure.tokens for name, figure in FIGURES.items()
+    }
+
+
+def test_more_tokens_than_there_are_and_the_zeros_of_an_untied_embedding(runs, capsys, tmp_path):
+    """The share that the geometric mean leaves out is in the JSON, the table and the figure."""
+    argv = (runs / HG, "--figures=sharpness", "--draws=1", "--device=cpu", f"--out={tmp_path}")
+    assert call(*argv, "--tokens=32") == 0
+    output = capsys.readouterr().out
+    assert "sharpness 1/1 checkpoints, 32 tokens, 1 draws" in output and "fewer than" not in output
+    last = record(tmp_path, "sharpness")["runs"][HG][-1]
+    ids = np.fromfile(runs / "data" / "val.bin", "<u2")[:32]  # a single window is the first
+    share = 1 - len(set(ids.tolist())) / 50
+    assert last["types"]["emb"]["zero_fraction"] == pytest.approx(share) and share > 0.3
+    assert re.search(rf"zeros left out\n(.*\n)*{re.escape(HG)} +emb .* {share:.4g}\n", output)
+    (panel, *_) = figures.draw_sharpness({"a": [last]}).axes
+    assert [label.get_text() for label in panel.get_xticklabels()][0] == f"emb\n{100 * share:.2g}% zeros"
+    figures.plt.close()
+    assert call(*argv, "--tokens=4096") == 0
+    assert "the validation data has 2,976 tokens, fewer than tokens=4096" in capsys.readouterr().out
+
+
+def test_angular_distance_is_drawn_over_the_block_and_n():
+    """At (ℓ, n) the distance between what enters block ℓ and block ℓ + n, and nothing where there is none; 0 is yellow,
+    1 purple."""
+    d = [[abs(a - b) / 10 + max(a, b) / 100 for b in range(4)] for a in range(4)]  # of 3 blocks
+    ax, bar = figures.draw_angular({"a": [{"step": 1, "distance": d}]}).axes
+    (image,) = ax.images
+    shown = image.get_array().filled(math.nan)
+    for block in (1, 2, 3):
+        for n in (1, 2, 3):
+            value = shown[n - 1][block - 1]
+            assert value == d[block - 1][block - 1 + n] if block + n <= 4 else math.isnan(value)
+    assert list(image.get_extent()) == [0.5, 3.5] * 2 and image.get_clim() == (0, 1)
+    small, large = image.to_rgba([0.0, 1.0])
+    assert small[0] > 0.9 > 0.2 > small[2] and large[0] < 0.4 > large[1] and large[2] > 0.3
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("ℓ", "n") and "arccos" in bar.get_ylabel()
+    figures.plt.close()
+
+
+@pytest.mark.parametrize("steps", [(0, 10, 20), (20,)])
+def test_norms_are_drawn_over_training_or_of_one_checkpoint_over_the_blocks(steps):
+    blocks = {key: [1.0, 2.0, 3.0] for lines in figures.LINES.values() for key in lines}
+    found = {"types": {"ffn": 1.0, "norm": 2.0}, "blocks": blocks, "embedding": dict(rows=10, smallest=0.5, gain=3.0)}
+    ffn, attention, rows, types = figures.draw_norms({"a": [{"step": step, **found} for step in steps]}).axes
+    several = len(steps) > 1
+    assert [len(ax.lines) for ax in (ffn, attention, rows, types)] == [*((9, 15) if several else (3, 5)), 2, 2]
+    assert [line.get_ydata()[0] for line in rows.lines] == [5, 9]
+    last = ffn.lines[2 if several else 0].get_xydata().tolist()
+    assert last == ([[step, 3] for step in steps] if several else [[1, 1], [2, 2], [3, 3]])
+    figures.plt.close()
+    (*_, hidden, _) = figures.draw_norms({"a": [{"step": 0, **found, "embedding": {}}]}).axes  # images
+    assert not hidden.get_visible()
+    figures.plt.close()
 
 
 @pytest.mark.parametrize("names", ["alpha,gains,tracking", pytest.param("all", marks=pytest.mark.deep)])

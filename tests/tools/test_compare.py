@@ -116,7 +116,7 @@ def test_the_state_of_a_run(tmp_path, rows, state):
     ],
 )
 def test_warnings_of_what_makes_the_table_mean_less(tmp_path, change, words):
-    long = make_run(tmp_path / "a", max_iters=400)  # a baseline with a longer schedule, as the paper has it
+    long = make_run(tmp_path / "a", max_iters=400)  # a baseline with a longer schedule, as speed-ups need
     warnings = final_loss_table(load_records([long, make_run(tmp_path / "b", **change)]))["warnings"]
     assert len(warnings) == bool(words)
     assert not words or re.search(words, warnings[0])
