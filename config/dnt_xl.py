@@ -1,4 +1,4 @@
-"""L-DNT-XL, 1436M parameters as the paper counts them: setting S5, DNT's default (Fig. 3, sec. 4.4).
+"""L-DNT-XL, 1436M parameters as the paper counts them: DNT's default, setting S5 (arXiv 2507.17501, Fig. 3).
 
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_xl.py
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_xl.py config/optimizers/msgdw.py \
@@ -9,7 +9,8 @@ The paper: 200K steps of 512 × 1024 tokens of OpenWebText, cosine to 6e-5, clip
 decay 0.1, betas 0.9 and 0.95. mSGDW: LR 1.0, decay 1e-4, momentum 0.9. This file does not set LR and decay, because
 these values are the defaults of the two optimizers.
 Warm-up: the paper's text says 2000 steps (App. C), its Table 5 says 0 for mSGDW; we take 2000 for both [I]. Initial
-weights: "Xavier" (Table 5); config/init/xavier.py says what of it is ours.
+weights: "Xavier" (Table 5); config/init/xavier.py says what of it is ours. The GELU is GPT-2's, the tanh form [I];
+nanoGPT's is exact: --mlp=gelu_erf.
 Validation loss in the paper: AdamW 2.396, mSGDW 2.408 (GPT-2: 2.435 and 2.472).
 """
 

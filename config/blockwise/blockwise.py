@@ -10,9 +10,10 @@
         --out_dir=out/quick_blockwise
 
 The LR of a block type is its ratio times learning_rate, the one tuned for plain AdamW. Ratios from the first step on,
-as in the code that made the published numbers as far as we know; the paper's text (A.2) turns them on at the end of
-warm-up: config/blockwise/warmup_end.py. All LRs fall to the same min LR, as in the code. A step decays weights by LR
-times decay, which grows with the ratio: config/blockwise/decay_unscaled.py undoes that.
+as in the authors' code [I]; the paper says that its runs switch at the end of warm-up (A.2):
+config/blockwise/warmup_end.py. Which of the two made its numbers is not known [U]. All LRs fall to the same min LR, as
+in the code. A step decays weights by LR times decay, which grows with the ratio: config/blockwise/decay_unscaled.py
+undoes that.
 Loss of 237M on OpenWebText after 50K steps (Table 1): 2.784, at one LR 2.834.
 The paper's ratios for Adam-mini: config/blockwise/adam_mini_blockwise.py. Under mSGDW and Muon these are untested [I].
 """

@@ -6,8 +6,9 @@
         --out_dir=out/quick_blockwise_emb
 
 Loss of 237M on OpenWebText after 50K steps: 2.818. At one LR it is 2.834, with embedding and FFN 2.791, with all four
-block types 2.784. The ratio is that of Eq. 5 (sec. 6.2, A.2), all else stays at 1. Ratios from the first step on, as in
-the code that made the published numbers as far as we know; the paper's text (A.2): --blockwise_start=warmup_end.
+block types 2.784. The ratio is that of Eq. 5 (sec. 6.2, A.2), all else stays at 1.
+The ratio holds from the first step on, as in the authors' code [I]; the paper says that its runs switch at the end of
+warm-up (A.2): --blockwise_start=warmup_end. Which of the two made its numbers is not known [U].
 """
 
 blockwise_lr = True

@@ -5,9 +5,9 @@
     python train.py config/quickstart.py config/blockwise/head_10.py --tie_weights=False --learning_rate=1e-3 \
         --min_lr=5e-5 --out_dir=out/quick_blockwise_head_10
 
-The paper's principle does not cover an untied head, and its code leaves it at ratio 1
-(config/blockwise/blockwise.py). This ablation is ours [I]. A tied head has the embedding's ratio in both files. Ratios
-from the first step on, as there.
+The principle of the blockwise LR paper (arXiv 2502.19002) does not cover an untied head, and its code leaves it at
+ratio 1 (config/blockwise/blockwise.py). This ablation is ours [I]. A tied head has the embedding's ratio in both files.
+Ratios from the first step on, as there.
 """
 
 blockwise_lr = True

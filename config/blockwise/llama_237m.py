@@ -30,7 +30,7 @@ residual_init = "plain"
 
 learning_rate = 8e-4
 min_lr = learning_rate / 20
-decay_gains = "all"  # as in the authors' code
+decay_gains = "all"  # as in the authors' code; nanoGPT, with which the paper aligns its settings, decays no norms
 batch_size = 480  # sequences a step, over all GPUs
 micro_batch_size = 20  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it
 max_iters = 50_000  # 100_000 in its longer baseline

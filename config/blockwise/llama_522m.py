@@ -8,8 +8,7 @@
 
 Prepare the data once: python data/openwebtext/prepare.py, and python data/minipile/prepare.py
 This is the paper's AdamW baseline, with one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR falling to a twentieth.
-For the paper's method, an LR for each block type, put config/blockwise/blockwise.py after it; variants are in the
-same folder.
+For the paper's method, an LR for each block type, put config/blockwise/blockwise.py, or a variant, after it.
 Loss gap and speed-up in steps of blockwise LR, read off plots in the authors' repository: OpenWebText 0.052 and
 1.91×; MiniPile 0.056 and 2.25×.
 Architecture as in Table 2 and App. A; untied head and N(0, 0.02) without 1/√(2L) as in the authors' code.
@@ -30,7 +29,7 @@ residual_init = "plain"
 
 learning_rate = 8e-4
 min_lr = learning_rate / 20
-decay_gains = "all"  # as in the authors' code
+decay_gains = "all"  # as in the authors' code; nanoGPT, with which the paper aligns its settings, decays no norms
 batch_size = 480  # sequences a step, over all GPUs
 micro_batch_size = 12  # on one GPU at a time; lower it when memory runs out, accumulation makes up for it
 max_iters = 50_000  # 100_000 in its longer baseline

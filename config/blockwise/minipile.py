@@ -9,7 +9,7 @@
 Prepare the data once: python data/minipile/prepare.py
 The paper: sequences of 512 tokens, 300 a step, 30,000 or 60,000 steps, 600 of them warm-up, and an LR that falls to a
 twentieth. Peak LR by size (Table 2): GPT-2 6e-4; LLaMA 134M 1.2e-3, 237M 7.5e-4, 522M 4.5e-4. It depends on the size,
-so it is not in this file. Four GPUs: a batch of 300 does not split over eight.
+so it is not in this file. Four GPUs, as in the paper (App. A): a batch of 300 does not split over eight.
 """
 
 dataset = "minipile"

@@ -5,8 +5,8 @@
     python train.py config/quickstart.py config/blockwise/warmup_end.py --learning_rate=1e-3 --min_lr=5e-5 \
         --out_dir=out/quick_blockwise_warmup_end
 
-App. A.2 (arXiv 2502.19002): plain AdamW during warm-up, then the ratios, so the LR jumps. The authors' code warms up
-to the multiplied peak instead (config/blockwise/blockwise.py); its option for the switch only prints a warning.
+App. A.2 (arXiv 2502.19002): plain AdamW during warm-up, then the ratios. So the LR jumps there. The authors' code warms
+up to the multiplied peak instead (config/blockwise/blockwise.py); its option for the switch only prints a warning.
 """
 
 blockwise_lr = True

@@ -6,10 +6,10 @@
         --out_dir=out/dnt_small_decay_dyt
     python train.py config/quickstart.py config/decay/dyt.py --out_dir=out/quick_decay_dyt
 
-0.1 on all parameters: matrices, gains, α, the scalar on the embedding, and here biases too. DyT's vision code does
-not decay parameters of one dimension, α included: for that, use config/decay/nanogpt.py. The 7B to 70B models in
-config/dyt/ have this setting already. A model without gains (norm=none) is refused: with --decay_gains=none its
-scalars still decay.
+0.1 on all parameters: matrices, gains, α, the scalar on the embedding, and here biases too. The 7B to 70B models in
+config/dyt/ have this rule already. DyT's vision code does not decay parameters of one dimension, α included: the ViTs
+in config/dyt/ have that rule; on a language model it is config/decay/nanogpt.py. A model without gains (norm=none) is
+refused; with --decay_gains=none it trains, and its scalars decay.
 """
 
 weight_decay = None  # AdamW 0.1, mSGDW 1e-4

@@ -1,4 +1,4 @@
-"""DNT ablation setting S3: S2 with an input norm (sec. 4.4, Fig. 7). Layout only: put it after a config of any size.
+"""DNT's setting S3: S2 with an input norm (arXiv 2507.17501, sec. 4.4, Fig. 7). Layout only: put it after any config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s3.py --out_dir=out/s3
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s3.py \

@@ -1,4 +1,4 @@
-"""DNT ablation setting S4: S3 with mid norms (sec. 4.4, Fig. 7). Layout only: put it after a config of any size.
+"""DNT's setting S4: S3 with mid norms (arXiv 2507.17501, sec. 4.4, Fig. 7). Layout only: put it after any config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s4.py --out_dir=out/s4
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s4.py \

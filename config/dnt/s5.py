@@ -1,4 +1,4 @@
-"""DNT ablation setting S5: the default DNT (Figs. 3 and 7). Layout only: put it after a config of any size.
+"""DNT's setting S5, its default (arXiv 2507.17501, Figs. 3 and 7). Layout only: put it after any config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s5.py --out_dir=out/s5
     torchrun --standalone --nproc_per_node=8 train.py config/dnt_small.py config/dnt/s5.py \

@@ -4,12 +4,12 @@
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/70b.py config/dyt/rmsnorm.py --out_dir=out/rmsnorm_70b
 
 Prepare the data once: python data/c4/prepare.py --shards=1024     # 0.17 trillion tokens; it checks the disk first
-The paper: width, depth and α₀ (Table 11, where 8192 is 8196); The Pile, 200B tokens, 4M a step, LR 1.5e-4 (App. A).
-Its code (FMS-FSDP): 4096 a sequence; AdamW, betas 0.9 and 0.95, clip 1.0, decay 0.1 on all parameters; the LR is the
-peak times min(1 - (1 - t/w)², 0.1 + 0.45 (1 + cos(πt/T))), w = min(2000, T/20). Its README does not set T [U]; we
-take the number of steps [I]. Score and training loss (Table 4): 0.549 and 1.45 for RMSNorm and for DyT.
-Different here: C4 in GPT-2's vocabulary (with LLaMA's, of 32000 tokens, the model has 68.98B parameters). Matrices
-start at N(0, 0.02) without 1/√(2L) [I]. Weights, gradients and AdamW's state: 16 bytes a parameter, 1108 GB unsharded.
+The paper: width, depth, α₀ (Table 11); the embedding's scalar, The Pile, 200B tokens, 4M a step, LR 1.5e-4 (App. A).
+Its code (FMS-FSDP): no β; 4096 a sequence; AdamW, betas 0.9 and 0.95, clip 1.0, decay 0.1 on all parameters; the LR is
+the peak times min(1 - (1 - t/w)², 0.1 + 0.45 (1 + cos(πt/T))), w = min(2000, T/20).
+Mean score on 15 tasks and training loss (Table 4): 0.549 and 1.45, RMSNorm and DyT alike.
+Different here: C4, some of it twice, in GPT-2's vocabulary (LLaMA's 32000 tokens make 68.98B parameters). Unsharded,
+weights, gradients and AdamW's state take 16 bytes a parameter: 1108 GB on a GPU.
 """
 
 out_dir = "out/dyt_70b"
@@ -18,13 +18,13 @@ dataset = "c4"
 n_layer = 80
 n_head = 64
 n_kv_head = 8
-n_embd = 8192
+n_embd = 8192  # Table 11 has 8196
 n_ff = 28672
 block_size = 4096
 pos = "rope"
 mlp = "swiglu"
 tie_weights = False
-residual_init = "plain"
+residual_init = "plain"  # blocks N(0, 0.02) [I]; embedding and head too, in the code cut off
 norm = "dyt"
 dyt_alpha_attn = 0.2  # α₀, Table 11
 dyt_alpha_other = 0.05
@@ -35,6 +35,6 @@ decay_gains = "all"
 decay_scalars = True  # α and the scalar on the embedding too
 batch_size = 1024  # sequences a step, over all GPUs: 4.2M tokens
 micro_batch_size = 1  # on one GPU at a time
-max_iters = 47_684  # 200B tokens
+max_iters = 47_684  # 200B tokens; T too [I], which the README of DyT's code does not set [U]
 schedule = "dyt"
 warmup_iters = 2000  # w

@@ -1,4 +1,4 @@
-"""DyT with β: γ · tanh(αx) + β. Put it after any Pre-LN config of text.
+"""DyT with β: γ · tanh(αx) + β (arXiv 2503.10622). Put it after any Pre-LN config of text.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/beta.py \
         --out_dir=out/dyt_small_beta

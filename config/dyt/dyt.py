@@ -1,4 +1,4 @@
-"""DyT in place of every norm, the final one too: γ · tanh(αx), on images + β. Put it after any Pre-LN config.
+"""DyT for every norm, the final one too: γ · tanh(αx), on images + β (arXiv 2503.10622). After any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/dyt.py \
         --out_dir=out/dyt_small_dyt

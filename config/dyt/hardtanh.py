@@ -1,4 +1,4 @@
-"""DyT with hardtanh, clamp(αx, -1, 1). Put it after any Pre-LN config.
+"""DyT with hardtanh, clamp(αx, -1, 1) (arXiv 2503.10622). Put it after any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/vit_b.py config/dyt/hardtanh.py \
         --out_dir=out/vit_b_hardtanh

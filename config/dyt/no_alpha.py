@@ -1,4 +1,4 @@
-"""DyT without α: γ · tanh(x). Put it after any Pre-LN config.
+"""DyT without α: γ · tanh(x) (arXiv 2503.10622). Put it after any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/vit_b.py config/dyt/no_alpha.py \
         --out_dir=out/vit_b_no_alpha

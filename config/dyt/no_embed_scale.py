@@ -1,4 +1,4 @@
-"""DyT without the learned scalar on the embedding. Put it after any Pre-LN config of text: images have none.
+"""DyT without the learned scalar on the embedding (arXiv 2503.10622). For any Pre-LN config of text: images have none.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/no_embed_scale.py \
         --out_dir=out/dyt_small_no_embed_scale

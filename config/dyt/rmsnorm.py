@@ -1,4 +1,4 @@
-"""RMSNorm, the baseline of DyT in language models. Put it after any Pre-LN config.
+"""RMSNorm, the baseline of DyT in language models (arXiv 2503.10622). Put it after any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/small.py config/dyt/rmsnorm.py \
         --out_dir=out/dyt_small_rmsnorm

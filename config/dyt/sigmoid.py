@@ -1,4 +1,4 @@
-"""DyT with the sigmoid of αx. Put it after any Pre-LN config.
+"""DyT with the sigmoid of αx (arXiv 2503.10622). Put it after any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/dyt/vit_b.py config/dyt/sigmoid.py \
         --out_dir=out/vit_b_sigmoid

@@ -4,8 +4,8 @@
     torchrun --standalone --nproc_per_node=8 train.py config/lns/1b.py config/lns/lns.py --out_dir=out/lns_1b_lns
 
 Prepare the data once: python data/c4/prepare.py --shards=80
-The paper (sec. 5.1): Adam, LR 5e-4, 100K steps. The authors' scripts: C4, shape, betas 0.9 and 0.999, no decay, no
-clipping, cosine to 10%, 512 × 256 tokens a step.
+The paper (sec. 5.1): RMSNorm, SwiGLU, Adam, LR 5e-4, 100K steps. The authors' scripts: C4, shape, RoPE, untied head, no
+1/√(2L), warm-up, betas 0.9 and 0.999, no decay, no clipping, cosine to 10%, 512 × 256 tokens a step.
 Perplexity in the images of the authors' repository: Pre-LN 17.02, LNS 15.71, Post-LN 1390.75, DeepNorm 1409.08,
 Mix-LN 1414.78. The DeepNorm code there has two errors (config/lns/deepnorm.py).
 Different here: GPT-2's vocabulary of 50257 instead of T5's of 32000 (with which this model has 1339.1M parameters);

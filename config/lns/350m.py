@@ -4,8 +4,8 @@
     torchrun --standalone --nproc_per_node=8 train.py config/lns/350m.py config/lns/lns.py --out_dir=out/lns_350m_lns
 
 Prepare the data once: python data/c4/prepare.py --shards=48
-The paper (sec. 5.1): Adam, LR 1e-3 (the script: 5e-4). The authors' scripts: C4, shape, steps, betas 0.9 and 0.999, no
-decay, no clipping, cosine to 10%, 512 × 256 tokens a step.
+The paper (sec. 5.1): RMSNorm, SwiGLU, Adam, LR 1e-3 (the script: 5e-4). The authors' scripts: C4, shape, RoPE, untied
+head, no 1/√(2L), steps, warm-up, betas 0.9 and 0.999, no decay, no clipping, cosine to 10%, 512 × 256 tokens a step.
 Perplexity in the images of the authors' repository: Pre-LN 19.58, LNS 18.20, Post-LN 1368.33, DeepNorm 1362.59,
 Mix-LN 1363.21. The DeepNorm code there has two errors (config/lns/deepnorm.py).
 Different here: GPT-2's vocabulary of 50257 instead of T5's of 32000 (with which this model has 368.0M parameters);

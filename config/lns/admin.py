@@ -1,4 +1,4 @@
-"""Admin: Post-LN with a learned vector ω on the stream. Put it after any Pre-LN config.
+"""Admin: Post-LN with a learned vector ω on the stream; a rival of LNS (arXiv 2502.05795). After any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/admin.py \
         --out_dir=out/lns_130m_admin

@@ -1,4 +1,4 @@
-"""Group-LN: Pre-LN with statistics over groups of channels. Put it after any Pre-LN config.
+"""Group-LN: Pre-LN with statistics over groups of channels; a rival of LNS (arXiv 2502.05795). After any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/group_ln.py \
         --out_dir=out/lns_130m_group_ln

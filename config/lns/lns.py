@@ -1,4 +1,4 @@
-"""LayerNorm Scaling (LNS). Put it after any Pre-LN config.
+"""LayerNorm Scaling (LNS, arXiv 2502.05795). Put it after any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/lns.py --out_dir=out/lns_130m_lns
     torchrun --standalone --nproc_per_node=8 train.py config/lns/250m.py config/lns/lns.py \
@@ -11,7 +11,7 @@
         --out_dir=out/lns_learn --lns_learn=True
     python train.py config/quickstart.py config/dnt/s1.py config/lns/lns.py --out_dir=out/quick_lns
 
-Perplexity in the images of the authors' repository (130M, 250M, 350M, 1B): 25.76, 20.35, 18.20, 15.71. With 1/√(2L) on
+Perplexity in the images of the LNS repository (130M, 250M, 350M, 1B): 25.76, 20.35, 18.20, 15.71. With 1/√(2L) on
 the initial weights too (--residual_init=gpt2), which the paper removes, it is 25.80 and 20.79 at 130M and 250M. With
 the factor after the residual sum, training diverges at 130M (1358.11). Table 8 has other positions too, all of them
 worse than this one, but the text that we have lacks its cells [U].

@@ -1,4 +1,4 @@
-"""Sandwich-LN: a norm on the input and on the output of every branch. Put it after any Pre-LN config.
+"""Sandwich-LN: norms before and after every branch; a rival of LNS (arXiv 2502.05795). Put it after any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/sandwich.py \
         --out_dir=out/lns_130m_sandwich

@@ -1,4 +1,4 @@
-"""SkipInit as in the LNS paper: every branch gets a learned scalar that starts at 1/√L; norms stay [I].
+"""SkipInit as in the LNS paper (arXiv 2502.05795): a learned scalar on every branch, 1/√L at first; norms stay [I].
 
     torchrun --standalone --nproc_per_node=8 train.py config/lns/130m.py config/lns/skipinit.py \
         --out_dir=out/lns_130m_skipinit
@@ -6,7 +6,7 @@
         --out_dir=out/lns_250m_skipinit
     python train.py config/quickstart.py config/dnt/s1.py config/lns/skipinit.py --out_dir=out/quick_skipinit
 
-Put it after any Pre-LN config. Perplexity in the images of the authors' repository (130M, 250M): 27.41, 22.29. The
+Put it after any Pre-LN config. Perplexity in the images of the LNS repository (130M, 250M): 27.41, 22.29. The
 paper says 1/√L, its code starts at 0.001: --branch_scale_init=0.001. The original SkipInit, without norms, is
 config/dyt/skipinit.py.
 """

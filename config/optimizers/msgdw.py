@@ -8,8 +8,9 @@
         --warmup_iters=0 --out_dir=out/dnt_small_msgdw_cold
     python train.py config/quickstart.py config/optimizers/msgdw.py --out_dir=out/quick_msgdw
 
-All language models of the paper, DNT and GPT-2, have these values at every size (Table 5). It uses timm's mSGDW, in
-which dampening and Nesterov are off. An LR of 1.0 suits gradients of norm 1 at most, so clipping is on here too.
+Under mSGDW all language models of the paper, DNT and GPT-2, have these values at every size, the clipping too (Table
+5); that an LR of 1.0 needs it is ours [I]. Dampening and Nesterov are not in the paper's formula (sec. 2), and are off
+by default in timm's mSGDW, which it uses (App. C).
 Warm-up stays that of the config before it: the paper's text says 2000 steps (App. C), its Table 5 says 0, as in the
 third command.
 Other models and batches need their own LR: sweep it [I]; the paper's is from a rough grid. Its vision models have

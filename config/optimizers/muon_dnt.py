@@ -11,9 +11,10 @@
 The paper: Muon for 2D matrices and AdamW for 1D vectors, LR 1e-4 and 6e-4 (its sentence has "2D vectors" and "1D
 matrices"), 2000 steps of warm-up. GPT-2's validation loss then begins to rise after 50K steps; DNT's curve hardly
 fluctuates, and DNT converges clearly faster than with AdamW.
-Model size, steps, scale of the updates, momentum, decay and min LR of these runs are not in the text [U]. We take
-match_rms_adamw, 0.95, 0.1 and a tenth of the LR, so that the rest ends at the 6e-5 of the paper's other runs [I]; the
-third command has the other scale. Embedding and head, though 2D, are on AdamW [I].
+Not in the text [U], so ours [I]: model and steps, those of the config before it; the scale of the updates,
+match_rms_adamw (the third command has the other); momentum 0.95, Nesterov, 5 steps of Newton-Schulz; decay 0.1; min LR
+a tenth of the LR, so that the rest ends at the 6e-5 of the paper's other runs. Embedding and head, though 2D, are on
+AdamW [I].
 """
 
 optimizer = "muon"
@@ -23,5 +24,5 @@ weight_decay = 0.1  # [I]
 adamw_learning_rate = 6e-4
 muon_adjust_lr = "match_rms_adamw"  # [I]
 momentum = 0.95  # [I]
-nesterov = True
-muon_steps = 5
+nesterov = True  # [I]
+muon_steps = 5  # [I]

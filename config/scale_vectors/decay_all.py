@@ -1,4 +1,4 @@
-"""Weight decay on all scale vectors. Put it after any Pre-LN config.
+"""Weight decay on all scale vectors (arXiv 2605.26895). Put it after any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
         config/scale_vectors/decay_all.py --out_dir=out/scale_vectors_120m_decay_all

@@ -1,4 +1,4 @@
-"""DP: a second scale vector, on the output side of the matrices. Put it after any Pre-LN config.
+"""DP: a second scale vector, on the output side of the matrices (arXiv 2605.26895). Put it after any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
         config/scale_vectors/dp.py --out_dir=out/scale_vectors_120m_dp

@@ -1,4 +1,4 @@
-"""ER: OR with the magnitude in exponential space. Put it after any Pre-LN config.
+"""ER (exponential space): OR with exp(b) as the magnitude (arXiv 2605.26895). Put it after any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
         config/scale_vectors/er_magdir.py --out_dir=out/scale_vectors_120m_er_magdir

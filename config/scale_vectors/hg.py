@@ -1,4 +1,4 @@
-"""HG: separate scale vectors for q, k, v, and for gate and up. Put it after any Pre-LN config.
+"""HG: separate scale vectors for q, k, v, and for gate and up (arXiv 2605.26895). Put it after any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
         config/scale_vectors/hg.py --out_dir=out/scale_vectors_120m_hg

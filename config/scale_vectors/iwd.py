@@ -1,4 +1,4 @@
-"""IWD: weight decay only on scale vectors that a linear map follows. Put it after any Pre-LN config.
+"""IWD: weight decay only on scale vectors that a linear map follows (arXiv 2605.26895). Put it after any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
         config/scale_vectors/iwd.py --out_dir=out/scale_vectors_120m_iwd

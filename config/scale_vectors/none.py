@@ -1,4 +1,4 @@
-"""No scale vectors at all. Put it after any Pre-LN config.
+"""No scale vectors at all (arXiv 2605.26895). Put it after any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
         config/scale_vectors/none.py --out_dir=out/scale_vectors_120m_none

@@ -1,4 +1,4 @@
-"""The usual scale vectors: one per norm, for all the matrices after it, without decay. Put it after any Pre-LN config.
+"""The usual scale vectors: one per norm, without decay (arXiv 2605.26895). Put it after any Pre-LN config.
 
     torchrun --standalone --nproc_per_node=8 train.py config/scale_vectors/llama_120m.py \
         config/scale_vectors/shared.py --out_dir=out/scale_vectors_120m_shared

@@ -1,4 +1,4 @@
-"""The ViT of the DNT paper's baselines: Pre-LN with LayerNorm. Put it after config/vdnt/large.py or huge.py.
+"""The DNT paper's (arXiv 2507.17501) ViT: Pre-LN with LayerNorm. Put it after config/vdnt/large.py or huge.py.
 
     torchrun --standalone --nproc_per_node=8 train.py config/vdnt/large.py config/vdnt/vit.py --out_dir=out/vit_large
     torchrun --standalone --nproc_per_node=8 train.py config/vdnt/huge.py config/vdnt/vit.py --out_dir=out/vit_huge

@@ -79,7 +79,7 @@ S["s4"] = S["s3"] | {"attn.mid", "mlp.mid"}
 S["s5"] = S["s4"] - {"mlp.pre"}
 DNT = paper(norm="rmsnorm", norms=S["s5"]) | code(norm_eps=1e-6)  # sec. 3.1, 3.3: "selective PreNorm" before the FFN
 GPT2 = code(norm="layernorm", norm_eps=1e-5, norms=S["s1"])
-GPT2_PARTS = code(mlp="gelu", pos="learned", tie_weights=True, bias=False)
+GPT2_PARTS = code(pos="learned", tie_weights=True, bias=False) | ours(mlp="gelu")  # nanoGPT's GELU is exact
 
 # Tables 3 and 5: millions of parameters, d_model, n_head, depth, batch size; AdamW's peak of GPT-2 and of L-DNT
 SIZES = {
@@ -103,7 +103,7 @@ for size, (millions, d, heads, depth, batch, *peaks) in SIZES.items():
         rates = dict.fromkeys(("qk", "vo", "ffn"), 1e-4) | dict.fromkeys(("emb", "pos", "gain_in"), 6e-4)
         rates |= {"gain_out": 6e-4} if layout is DNT else {}
         rules = {role: "muon" if rate == 1e-4 else "adamw" for role, rate in rates.items()}
-        muon = paper(warmed=rates, rules=rules) | code(momentum=0.95, nesterov=True, muon_steps=5)
+        muon = paper(warmed=rates, rules=rules) | ours(momentum=0.95, nesterov=True, muon_steps=5)
         muon |= ours(last={role: lr / 10 for role, lr in rates.items()}, min_lr=1e-5)
         muon |= ours(muon_adjust_lr="match_rms_adamw", weight_decay=0.1, adamw_weight_decay=0.1)
         RUNS[f"{name} optimizers/muon_dnt"] = ("App. F.1; embedding on AdamW: ours", rest | muon)
@@ -260,7 +260,7 @@ RUNS["dyt/small"] = ("ours", LLAMA | ADAMW | ON_OWT | small | ours(warmup_iters=
 # ------------------------------------------------------------------------------------------------------------- LNS
 # Sec. 5.1: LR. The scripts (code): d, heads, depth, d_ff, millions, thousands of steps (1B: sec. 5.1) and of warm-up
 LNS = {
-    "60m": (1e-3, 512, 8, 8, 1376, 58.1, 10, 1),  # GaLore's; LR and steps: ours
+    "60m": (1e-3, 512, 8, 8, 1376, 58.1, 10, 1),  # GaLore's; steps: ours
     "130m": (1e-3, 768, 12, 12, 2048, 134.1, 20, 2),
     "250m": (1e-3, 768, 16, 24, 2560, 247.4, 40, 4),
     "350m": (1e-3, 1024, 16, 24, 2736, 368.0, 60, 6),  # the script has 5e-4
