@@ -89,11 +89,11 @@ class GPTConfig:
     input_norm: bool = False  # norm on the embedding (DNT eq. 2); with learned positions, on the sum [I]
     qk_norm: bool = False  # RMSNorm on each head of q and k, gains of size head_dim (DNT eq. 10); before RoPE [I]
     # --- DyT in place of a norm ---
-    dyt_alpha_attn: float | None = None  # DyT α₀ before attention; None = the paper's: 0.5 on images, else by width
+    dyt_alpha_attn: float | None = None  # DyT α₀ before attention; None = the paper's: 0.5 on images, else by width [I]
     dyt_alpha_other: float | None = None  # DyT α₀ everywhere else; None = the same
     dyt_learn_alpha: bool = True  # False: α stays α₀
     dyt_squash: Literal["tanh", "hardtanh", "sigmoid", "identity"] = "tanh"  # DyT's function of αx
-    dyt_bias: bool | None = None  # DyT's β; None = on images (DyT eq. 2), but not on text (its authors' code)
+    dyt_bias: bool | None = None  # DyT's β (eq. 2); None = on images, but not on text, as in its authors' code
     embed_scale: bool | None = False  # learned scalar on the embedding sum, √n_embd at first; None = DyT's (App. A):
     #   with norm=dyt, but not on images
     # --- constants and learned scales on branch and stream ---

@@ -76,7 +76,7 @@ class TrainConfig:
     lr_ratio_qk: float | None = None  # query and key; None = 8 (adam_mini 1)
     lr_ratio_ffn: float | None = None  # None = 6 (adam_mini 4)
     lr_ratio_vo: float | None = None  # value and output; None = 4
-    lr_ratio_norm: float | None = None  # norms, and all other scale vectors and scalars; None = 1
+    lr_ratio_norm: float | None = None  # norms, and all other scale vectors and scalars [I]; None = 1
     lr_ratio_head: float | None = None  # untied head; None = 1
     lr_ratio_pos: float | None = None  # learned positions; None = 1
     lr_ratio_router: float | None = None  # routers of experts; None = 1

@@ -9,8 +9,8 @@
 Prepare the data once: python data/openwebtext/prepare.py
 This is the paper's AdamW baseline, with one LR: betas 0.9 and 0.95, decay 0.1, clip 1.0, LR falling to a twentieth.
 For the paper's method, an LR for each block type, put config/blockwise/blockwise.py, or a variant, after it.
-Loss gap and speed-up in steps of blockwise LR, read off plots in the authors' repository: 0.091 and 2.31×, under the
-name 2B; the paper says 1.1B and 1.92×. It gives no peak LR for MiniPile at this size.
+Speed-up in steps of blockwise LR: 1.92× (Fig. 1); the authors' repository also has plots of a "2B", with a loss gap of
+0.091 and 2.31×. The paper gives no peak LR for MiniPile at this size.
 Architecture as in Table 2 and App. A, with TinyLlama's grouped queries, which share 4 heads of k and v; untied head and
 N(0, 0.02) without 1/√(2L) as in the authors' code.
 """

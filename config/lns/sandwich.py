@@ -7,8 +7,8 @@
     python train.py config/quickstart.py config/dnt/s1.py config/lns/sandwich.py --out_dir=out/quick_sandwich
 
 The LNS paper finds it slightly better than Pre-LN at 130M (Table 7, but the text that we have lacks its cells [U]).
-CogView, which it is from, also has 1/√(2L) on the initial weights (--residual_init=gpt2); we leave that out, to compare
-it with the other schemes [I].
+CogView, which it is from, also has 1/√(2L) on a branch's last matrix (--residual_init=gpt2); we leave that out, to
+compare it with the other schemes [I].
 """
 
 pre_norm = "both"
