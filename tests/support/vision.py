@@ -34,6 +34,7 @@ def scheme(name, pool="cls", n_layer=0) -> tuple:
     """(flags, Net) of a scheme of support.models, for images."""
     flags, net = network(name, n_layer or depth_of(name))
     vit = dict(vocab=SIZE["n_class"], theta=None, tied=False, causal=False)
+    vit |= dict(norm_bias=net.norm_bias or net.kind == "dyt")  # on images DyT has its β
     return dict(flags, pool=pool), replace(net, **vit)
 
 
