@@ -61,6 +61,13 @@ def fit(config: GPTConfig, meta: dict, dataset: str) -> None:
         config.block_size = config.image_tokens
 
 
+def meant(fields: dict) -> dict:
+    """The fields of a GPTConfig, with what None means in place of it: then those that older versions wrote compare."""
+    dyt, images = fields["norm"] == "dyt", bool(fields.get("patch_size"))
+    meaning = {"dyt_bias": dyt and images, "embed_scale": dyt and not images}
+    return fields | {name: value for name, value in meaning.items() if fields.get(name) is None}
+
+
 def left_to_dataset(config: GPTConfig) -> list:
     """The fields that `fit` will fill in."""
     if not config.patch_size:

@@ -11,7 +11,7 @@ from nanodnt.engine import split_batch
 from nanodnt.guard import RollBack
 from nanodnt.huggingface.hub import NAMES, is_pretrained
 from nanodnt.huggingface.read import read_pretrained
-from nanodnt.networks import fit, kind_of, kind_of_data, network, open_data
+from nanodnt.networks import fit, kind_of, kind_of_data, meant, network, open_data
 from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, load_latest
 from nanodnt.run.compilation import can_use_flex, choose_compile, compile_model
@@ -73,7 +73,8 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
         if not checkpoint:
             model, weights = choose_balance(model, weights, model_config, env)
         saved_meta = found["meta"]
-        print_changes("model of the checkpoint, not of the flags", asdict(model_config), asdict(model.config), env)
+        given, saved = meant(asdict(model_config)), meant(asdict(model.config))
+        print_changes("model of the checkpoint, not of the flags", given, saved, env)
         if checkpoint:
             resolved = {name: value for name, value in asdict(config).items() if value is not None}
             print_changes("changed on resume", checkpoint["train_config"], resolved, env)

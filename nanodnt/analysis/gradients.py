@@ -271,12 +271,14 @@ def block_norms(model: Transformer) -> dict:
 @torch.no_grad()
 def smallest_row(model: Transformer) -> dict:
     """{"rows": d, the size of the vocabulary; "smallest": min ‖w̃‖² over the rows w of the embedding, w̃ = w − mean(w);
-    "gain": ‖γ‖ of the norm that comes next: the input norm, or else those of block 1's attention [I]}. The paper sets
-    d · smallest against ‖γ‖² (Blockwise LR Theorem 4.3, Fig. 6 c). {} for images, which have no such table."""
+    "gain": ‖γ‖ of the norm that comes next: the input norm, else block 1's first, else all gains of its attention [I]}.
+    The paper sets d · smallest against ‖γ‖² (Blockwise LR Theorem 4.3, Fig. 6 c). {} for images, which have no such
+    table."""
     if getattr(model, "wte", None) is None:
         return {}
     rows = model.wte.weight[: model.config.vocab_size]
     smallest = (rows - rows.mean(1, keepdim=True)).square().sum(1).min().item()
-    gain = joint_gain(model.input_norm)
-    gain = joint_gain(model.blocks[0].attn) if math.isnan(gain) else gain
+    first = model.blocks[0].attn
+    gains = (joint_gain(module) for module in (model.input_norm, first.pre, first))
+    gain = next((gain for gain in gains if not math.isnan(gain)), math.nan)
     return {"rows": len(rows), "smallest": smallest, "gain": gain}

@@ -213,7 +213,7 @@ class LargestLogit(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is F.scaled_dot_product_attention:
-            self.found.append(largest_logit(*(upcast(x) for x in args[:2]), causal=self.causal))
+            self.found.append(largest_logit(*(upcast(x) for x in args[:2]), causal=self.causal).item())
         return function(*args, **(kwargs or {}))
 
 
@@ -224,4 +224,4 @@ def largest_logits(model: Transformer, inputs) -> list:
     with LargestLogit(model.config.causal) as mode:
         for part in parts_of(model, inputs):
             model.stream(part)
-    return torch.stack(mode.found).view(-1, len(model.blocks)).amax(0).tolist()
+    return torch.tensor(mode.found).view(-1, len(model.blocks)).amax(0).tolist()

@@ -72,10 +72,8 @@ def papers_own(gpt2: str, dnt: str, rmsnorm: str, dyt: str) -> dict:
         "AdamW": "",
         "mSGDW": "config/optimizers/msgdw.py",
         "Muon": "config/optimizers/muon_dnt.py",
-        "Adam-mini": "config/optimizers/adam_mini.py",
     }
     sizes = {"S1": gpt2, "S5": dnt, **{f"S{i}": f"{dnt} config/dnt/s{i}.py" for i in (2, 3, 4)}}
-    sizes |= {name: f"{gpt2} {files}" for name, files in LAYOUTS.items() if name not in sizes}  # ours: on GPT-2
     own = {f"{a} {b}": join(size, file) for a, size in sizes.items() for b, file in optimizers.items()}
     own |= {f"{name}, stress": f"{dnt} config/dnt/{file}.py {STRESS}" for name, file in STRESSED.items()}
 
@@ -150,7 +148,7 @@ SCALES = {
         rates={"adamw": 2e-3, "adamw_s5": 2e-3, "adam_mini": 2e-3, "blockwise": 5e-4, "muon": 4e-3, "msgdw": 0.5},
     ),
     "124m": Scale(
-        "0.12B parameters, 0.24B for Blockwise LR; the papers' own configurations and rates; GPUs",
+        "0.12B parameters, 0.24B for Blockwise LR; the papers' own configurations and rates where we have them; GPUs",
         bases={
             "gpt": "config/gpt2_small.py",
             "llama": "config/scale_vectors/llama_120m.py",
@@ -166,7 +164,7 @@ SCALES = {
         distributed=True,
     ),
     "paper": Scale(
-        "the papers' largest language models within reach of some nodes, as they have them, at their rates; GPUs",
+        "the papers' largest language models for some nodes; their own configurations where we have them; GPUs",
         bases={
             "gpt": "config/gpt2_xl.py",
             "llama": "config/scale_vectors/llama_120m.py",

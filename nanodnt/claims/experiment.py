@@ -98,7 +98,8 @@ class Experiment:
 
     def __init__(self, config: ReproduceConfig):
         self.config, self.scale, self.claims = config, SCALES[config.scale], claims_at(config.scale)
-        self.robustness = ROBUSTNESS if "gpt" in self.scale.bases else {}  # its arms are GPTs
+        tunes = "gpt" in self.scale.bases and not self.scale.own
+        self.robustness = ROBUSTNESS if tunes else {}  # its arms are GPTs, at multiples of tuned rates
         self.record = Record(ROOT / config.results / "claims" / f"{config.scale}.json")
         self.out = (ROOT / config.out / config.scale).resolve()
         self.may_train, self.missing = not (config.dry_run or config.judge_only), {}
@@ -126,7 +127,8 @@ class Experiment:
             about = ARMS[arm]._replace(family="", files="", points=0, seeds=0, keep=False)
             return self.command_of(arm), about
 
-        return [other for other in ARMS if runs(other) == runs(name)]
+        these = runs(name)
+        return [other for other in ARMS if runs(other) == these]
 
     def run_of(self, name: str, lr: float | None, seed: int, files: str | None = None) -> TrainingRun:
         """The run of an arm with this learning rate (None: its config's own), seed, and files (None: the arm's)."""
@@ -137,7 +139,8 @@ class Experiment:
             paths = [arm.init if path.startswith("config/init/") else path for path in paths]
         if lr is not None:
             flags |= {"learning_rate": lr} if self.scale.own else {"learning_rate": lr, "min_lr": lr / 10}
-        keep = any(ARMS[other].keep for other in self.names_of(name))
+        kept = [other for other, a in ARMS.items() if a.keep and (a.times, a.lr) == (arm.times, arm.lr)]
+        keep = any(self.command_of(other) == (base, own) for other in kept)
         return make_run(self.out, paths, flags | {"seed": seed}, keep=10 * keep)
 
     def tune(self, name: str) -> Tuned:

@@ -136,9 +136,12 @@ def is_ordered(path: Path, step: int) -> bool:
 
 
 def order_onset(path: Path) -> float:
-    """The share of the run after which every checkpoint has the order; 1 if the last one does not."""
-    first = 1.0
-    for step in reversed(kept_steps(path)):
+    """The share of the run after which every checkpoint has the order; 1 if the last one does not. ValueError if none
+    was kept."""
+    first, kept = 1.0, kept_steps(path)
+    if not kept:
+        raise ValueError(f"{path} has kept no checkpoints: remove it, to train it again")
+    for step in reversed(kept):
         if not is_ordered(path, step):
             break
         first = step / load_configs(path)[1].max_iters

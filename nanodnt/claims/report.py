@@ -68,7 +68,7 @@ python reproduce.py --scale={scale} --judge_only=True      # this page, from the
 TUNED = f"""Learning rates are tuned with seed {TUNING_SEED}, on a grid of factors of two that grows until the best rate
 lies inside, or six doublings from the middle; the claims' numbers are of other seeds. A learning rate decays to a tenth
 of itself, in all arms [I]; with blockwise rates all blocks end at a tenth of the base rate."""
-OWN = "Learning rates, and where they end, are those of the papers' own configurations."
+OWN = "Rates, and where they end, are those of the papers' own configurations; where we have none, ours [I]."
 
 
 # ------------------------------------------------------------------------------------------------------- the page
@@ -149,7 +149,7 @@ def claim_section(claim: Claim, row: dict, experiment: Experiment) -> list:
         )
     head = [
         "arm",
-        "after the base",
+        "files and flags" if experiment.scale.own else "after the base",
         f"learning rate (losses with seed {TUNING_SEED})",
         "validation loss by seed",
     ]
@@ -202,7 +202,8 @@ def render_page(found: dict, experiment: Experiment) -> str:
     rates = OWN if experiment.scale.own else TUNED
     lines += [METHOD.format(scale=scale, rates=rates), "## Each claim", ""]
     bases = "; ".join(f"{family}: `{files}`" for family, files in experiment.scale.bases.items())
-    lines += [f"An arm's files and flags follow the base of its family. {bases}.", ""]
+    own = "; the papers' own configurations stand alone" if experiment.scale.own else ""
+    lines += [f"An arm's files and flags follow the base of its family{own}. {bases}.", ""]
     for claim in experiment.claims:
         if claim.id in found:
             lines += claim_section(claim, found[claim.id], experiment)

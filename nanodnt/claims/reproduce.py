@@ -112,10 +112,10 @@ def count_runs(needs: dict, experiment: Experiment) -> int:
 
 def check_datasets(needs: dict, experiment: Experiment) -> None:
     """ValueError if a dataset of the runs is not prepared."""
-    bases = {experiment.scale.bases[ARMS[name].family] for name in needs}
+    commands = {" ".join(experiment.command_of(name)) for name in needs}
     configs = [
         resolve_configs([*files, *(f"--{k}={v}" for k, v in flags.items())])
-        for files, flags in map(split_command, bases)
+        for files, flags in map(split_command, commands)
     ]
     for dataset in {config.dataset for _, config in configs}:
         load_meta(dataset)

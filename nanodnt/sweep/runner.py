@@ -28,7 +28,7 @@ except ImportError:  # Windows
 from configurator import configure
 from model import GPTConfig
 from nanodnt.files import write_file
-from nanodnt.networks import left_to_dataset
+from nanodnt.networks import left_to_dataset, meant
 from nanodnt.optim import fill_defaults
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
@@ -164,10 +164,7 @@ class Runner:
     def __init__(self, jobs: int = 0, distributed: bool = False):
         self.gpus = [] if distributed else visible_gpus()
         self.jobs = jobs or (1 if distributed else len(self.gpus) or cpus())
-        self.launcher = [sys.executable]
-        if distributed and torch.cuda.device_count() > 1:
-            self.launcher += ["-m", "torch.distributed.run", "--standalone"]
-            self.launcher += [f"--nproc_per_node={torch.cuda.device_count()}"]
+        self.processes = torch.cuda.device_count() if distributed else 1
         one_thread = {"OMP_NUM_THREADS": "1"} if self.jobs > 1 and not torch.cuda.is_available() else {}
         self.env = one_thread | os.environ
         if "OMP_NUM_THREADS" in self.env:
@@ -198,8 +195,18 @@ class Runner:
     def command(self, run: TrainingRun) -> str:
         """The command that makes the run, to be typed in the repository."""
         path = os.path.relpath(run.path, ROOT) if run.path.is_relative_to(ROOT) else run.path
-        launcher = ["python" if word == sys.executable else word for word in self.launcher]
+        launcher = ["python" if word == sys.executable else word for word in self.launch(run)]
         return shlex.join([*launcher, "train.py", *run.args, "--init_from=auto", f"--out_dir={path}"])
+
+    def launch(self, run: TrainingRun) -> list:
+        """What comes before train.py: Python, or torchrun with as many GPUs as can share the run's batch."""
+        n = self.processes
+        if n > 1:
+            config = resolve_configs(run.args)[1]
+            whole = config.batch_size // max(1, config.micro_batch_size)  # micro batches of a step
+            n = max(i for i in range(1, n + 1) if whole % i == 0)
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}"]
+        return [sys.executable, *(torchrun if n > 1 else [])]
 
     # -- one of them
 
@@ -244,7 +251,7 @@ class Runner:
         fill_defaults(config)
         try:
             made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
-            made, wanted = {**made["model"], **made["train"]}, {**asdict(flags), **asdict(config)}
+            made, wanted = {**meant(made["model"]), **made["train"]}, {**meant(asdict(flags)), **asdict(config)}
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{run.path / 'config.json'} is damaged: remove {run.path}") from None
         ignored = {*IGNORED_FIELDS, *left_to_dataset(flags)}
@@ -279,7 +286,7 @@ class Runner:
     def train(self, run: TrainingRun, lock) -> None:
         """Start train.py on `run`, from its last checkpoint if there is one, and wait until it ends. ValueError if it
         fails, but not if the run diverged."""
-        command = [*self.launcher, str(ROOT / "train.py"), *run.args, "--init_from=auto", f"--out_dir={run.path}"]
+        command = [*self.launch(run), str(ROOT / "train.py"), *run.args, "--init_from=auto", f"--out_dir={run.path}"]
         with open(run.path / "train.log", "ab") as log:
             how = dict(cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env)
             how |= dict(pass_fds=(lock.fileno(),)) if fcntl else {}

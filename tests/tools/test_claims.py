@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import pytest
 
-from nanodnt.claims import quantities, report
+from nanodnt.claims import quantities, report, reproduce
 from nanodnt.claims.arms import (
     ARMS,
     FACTORS,
@@ -233,9 +233,25 @@ def test_claims_keep_what_they_measure_whatever_an_arm_is_called(tmp_path):
         made = make_experiment(tmp_path, scale)
         assert "S1 AdamW" in made.names_of("one rate") or scale == "124m"
         for name in ("one rate", "RMSNorm", "sharpness"):
-            runs = {made.run_of(other, None, 1) for other in made.names_of(name)}
-            assert len(runs) == 1 and len({len(made.seeds_of(other)) for other in made.names_of(name)}) == 1
+            assert len({len(made.seeds_of(other)) for other in made.names_of(name)}) == 1
+        args = {}
+        for name in (name for name, arm in arms_at(scale).items() if arm.times == 1):
+            run = made.run_of(name, None, 1)
+            assert args.setdefault(run.path, run.args) == run.args, name
         assert any(arg.startswith("--keep_every") for arg in made.run_of("sharpness", None, 1).args)
+
+
+def test_datasets_of_the_commands_are_looked_at(tmp_path, monkeypatch):
+    found = set()
+    monkeypatch.setattr(reproduce, "load_meta", found.add)
+    for scale, only, datasets in (
+        ("paper", "dyt-rmsnorm", {"c4"}),
+        ("124m", "blockwise-loss", {"openwebtext", "minipile"}),
+    ):
+        made = make_experiment(tmp_path, scale)
+        reproduce.check_datasets(list_needs(*choose_claims(only, scale), made), made)
+        assert found == datasets
+        found.clear()
 
 
 @pytest.mark.parametrize("scale", SCALES)

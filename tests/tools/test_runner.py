@@ -3,6 +3,7 @@
 import fcntl
 import json
 import math
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from nanodnt.claims.arms import ARMS, Arm
 from nanodnt.claims.claims import Number
 from nanodnt.claims.experiment import Experiment, MissingRun, Tuned
 from nanodnt.claims.record import Record
-from nanodnt.networks import fit
+from nanodnt.networks import fit, meant
 from nanodnt.optim import fill_defaults
 from nanodnt.settings import TrainConfig
 from nanodnt.sweep.runner import Runner, Stopped, read_outcome, resolve_configs
@@ -114,6 +115,32 @@ def test_the_folder_is_of_the_command_but_not_of_what_is_kept(tmp_path, monkeypa
     others = [made.run_of("S2 AdamW", 1e-3, 2), made.run_of("S1 AdamW", 2e-3, 2), made.run_of("S1 AdamW", 1e-3, 3)]
     others.append(made.run_of("S1 AdamW", 1e-3, 2, "config/dnt/s1.py --weight_decay=0.2"))
     assert len({run.path, *(other.path for other in others)}) == 5
+
+
+def test_as_many_gpus_as_can_share_the_batch(tmp_path):
+    made = make_experiment(tmp_path, "124m")
+    for processes, name, n in (
+        (8, "S5 AdamW", 8),
+        (8, "Fig. 8, one rate", 5),
+        (4, "Fig. 8, one rate", 4),
+        (1, "LNS", 1),
+    ):
+        made.runner.processes = processes  # 480 in 30s; 300 in 15s
+        launch = made.runner.launch(made.run_of(name, None, 1))
+        assert (f"--nproc_per_node={n}" in launch) == (n > 1) and launch[0] == sys.executable
+
+
+def test_what_none_means_is_no_other_setting():
+    """Older versions wrote dyt_bias=False, and embed_scale=True in the overlays of DyT."""
+    text, images = dict(patch_size=0), dict(patch_size=16)
+    for old, new in (
+        (dict(text, norm="rmsnorm", dyt_bias=False, embed_scale=False), dict(dyt_bias=None)),
+        (dict(text, norm="dyt", dyt_bias=False, embed_scale=True), dict(dyt_bias=None, embed_scale=None)),
+        (dict(images, norm="dyt", dyt_bias=True, embed_scale=False), dict(dyt_bias=None, embed_scale=None)),
+    ):
+        assert meant(old) == old == meant(old | new)
+    old = dict(images, norm="dyt", dyt_bias=False, embed_scale=False)
+    assert meant(old) != meant(old | dict(dyt_bias=None))
 
 
 def test_what_the_dataset_says_of_images_is_no_other_setting(tmp_path):
