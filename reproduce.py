@@ -9,8 +9,9 @@ python reproduce.py --scale=124m --dry_run=True        # the commands that are m
 
 The claims are data: nanodnt/claims/claims.py, and arms.py for the runs. Kill it at any time and start it again:
 finished runs stay, and an unfinished one goes on from its last checkpoint. Learning rates are tuned with seed 0, on a
-grid of factors of two that grows until the best rate lies inside; numbers are reported with the seeds 1 to --seeds.
-What is measured goes to docs/results/claims/SCALE.json, and everything else is derived from that file.
+grid of factors of two that grows until the best rate lies inside (at 124m and paper they are those of the papers' own
+config files); numbers are reported with --seeds other seeds. What is measured goes to docs/results/claims/SCALE.json,
+and everything else is derived from that file.
 """
 
 import sys

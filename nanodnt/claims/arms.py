@@ -65,6 +65,27 @@ STRESS = "--warmup_iters=0 --weight_decay=0"  # App. F of DNT: Adam without warm
 STRESS_RATE = 0.3  # its rate
 
 
+# Blockwise LR: arms, and the files of config/blockwise/ that they have
+BLOCKWISE = {
+    "one rate": "",
+    "all blocks": "blockwise",
+    "after warm-up": "warmup_end",
+    "one rate, beside it": "",
+    "all blocks, tuned": "blockwise",
+    "Emb": "emb",
+    "Emb, FFN": "emb_ffn",
+    "Norm ×2": "norm_double",
+    "Adam-mini, one rate": "adam_mini",
+    "Adam-mini, blocks": "adam_mini_blockwise",
+}
+FIG8 = {
+    "Fig. 8, one rate": "",
+    "Fig. 8, 6 4 3 2": "rejected_6432",
+    "Fig. 8, 8 6 4 3": "rejected_8643",
+    "Fig. 8, 10 8 6 4": "blockwise",
+}
+
+
 def papers_own(gpt2: str, dnt: str, rmsnorm: str, dyt: str) -> dict:
     """`Scale.own` for config files of DNT's baseline and of DNT, and for files and flags of DyT's baseline and of DyT.
     Blockwise LR has its runs of 237M: Table 1 on OpenWebText, Fig. 8 on MiniPile."""
@@ -87,25 +108,6 @@ def papers_own(gpt2: str, dnt: str, rmsnorm: str, dyt: str) -> dict:
     return own
 
 
-# Blockwise LR: arms, and the files of config/blockwise/ that they have
-BLOCKWISE = {
-    "one rate": "",
-    "all blocks": "blockwise",
-    "after warm-up": "warmup_end",
-    "one rate, beside it": "",
-    "all blocks, tuned": "blockwise",
-    "Emb": "emb",
-    "Emb, FFN": "emb_ffn",
-    "Norm ×2": "norm_double",
-    "Adam-mini, one rate": "adam_mini",
-    "Adam-mini, blocks": "adam_mini_blockwise",
-}
-FIG8 = {
-    "Fig. 8, one rate": "",
-    "Fig. 8, 6 4 3 2": "rejected_6432",
-    "Fig. 8, 8 6 4 3": "rejected_8643",
-    "Fig. 8, 10 8 6 4": "blockwise",
-}
 # the DyT paper's smallest language model has 7B: of the smaller ones, the shape is ours [I]
 SMALL_DYT = "config/dyt/small.py {} config/decay/dyt.py --schedule=dyt"
 

@@ -115,7 +115,7 @@ class Experiment:
     # -- which runs there are
 
     def command_of(self, name: str) -> tuple:
-        """(base, files) of an arm: the scale's and its own, or "" and the papers' own."""
+        """(base, files) of an arm: its family's and its own, or "" and the papers' own."""
         arm = ARMS[name]
         own = self.scale.own.get(arm.of if arm.times != 1 else name)
         return ("", own) if own else (self.scale.bases.get(arm.family), arm.files)
@@ -133,14 +133,14 @@ class Experiment:
     def run_of(self, name: str, lr: float | None, seed: int, files: str | None = None) -> TrainingRun:
         """The run of an arm with this learning rate (None: its config's own), seed, and files (None: the arm's)."""
         arm = ARMS[name]
-        base, own = self.command_of(name)
-        paths, flags = split_command(base, own if files is None else files)
+        base, its_files = command = self.command_of(name)
+        paths, flags = split_command(base, its_files if files is None else files)
         if arm.init:
             paths = [arm.init if path.startswith("config/init/") else path for path in paths]
         if lr is not None:
             flags |= {"learning_rate": lr} if self.scale.own else {"learning_rate": lr, "min_lr": lr / 10}
         kept = [other for other, a in ARMS.items() if a.keep and (a.times, a.lr) == (arm.times, arm.lr)]
-        keep = any(self.command_of(other) == (base, own) for other in kept)
+        keep = any(self.command_of(other) == command for other in kept)
         return make_run(self.out, paths, flags | {"seed": seed}, keep=10 * keep)
 
     def tune(self, name: str) -> Tuned:
