@@ -5,7 +5,7 @@ python analyze.py out/gpt2_small out/dnt_small --figures=gradients,sharpness  # 
 python analyze.py out/dnt_small/step_2000.pt --figures=gradients   # one checkpoint: DNT's Fig. 1 is of an early one
 
 Each figure is a PNG and a JSON file; the JSON holds everything that is drawn and how it was measured. docs/analysis.md
-lists the figures; nanodnt/analysis defines their numbers. They are measured on validation windows, the same every time.
+lists the figures; studies/analysis defines their numbers. They are measured on validation windows, the same every time.
 What changes over training is read from the checkpoints that a run kept (train.py --keep_every) and its metrics.jsonl.
 """
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
-from nanodnt.analysis.pipeline import analyze
-from nanodnt.analysis.settings import AnalyzeConfig
 from nanodnt.run.errors import EXPECTED, report_error
+from studies.analysis.pipeline import analyze
+from studies.analysis.settings import AnalyzeConfig
 
 
 def main() -> int:

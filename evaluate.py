@@ -17,11 +17,11 @@ from dataclasses import asdict
 import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
-from nanodnt.evaluation.answers import describe_counts, list_inputs, mean_entry, open_answers, score_answers
-from nanodnt.evaluation.harness import load_tasks, run_task
-from nanodnt.evaluation.results import compare_results, read_results, write_results
-from nanodnt.evaluation.settings import EvaluateConfig
-from nanodnt.evaluation.text import open_text, score_text
+from interop.evaluation.answers import describe_counts, list_inputs, mean_entry, open_answers, score_answers
+from interop.evaluation.harness import load_tasks, run_task
+from interop.evaluation.results import compare_results, read_results, write_results
+from interop.evaluation.settings import EvaluateConfig
+from interop.evaluation.text import open_text, score_text
 from nanodnt.run.environment import environment
 from nanodnt.run.errors import EXPECTED, end_with, report_error
 from nanodnt.run.metrics import run_record

@@ -19,7 +19,7 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 import torch
 
 from configurator import configure
-from nanodnt.huggingface.write import write_pretrained
+from interop.huggingface.write import write_pretrained
 from nanodnt.run.errors import EXPECTED, report_error
 from nanodnt.trained import load_trained
 

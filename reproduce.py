@@ -7,7 +7,7 @@ python reproduce.py --scale=digits                     # the claims about images
 python reproduce.py --scale=small --jobs=4             # on one GPU
 python reproduce.py --scale=124m --dry_run=True        # the commands that are missing, here for torchrun
 
-The claims are data: nanodnt/claims/claims.py, and arms.py for the runs. Kill it at any time and start it again:
+The claims are data: studies/claims/claims.py, and arms.py for the runs. Kill it at any time and start it again:
 finished runs stay, and an unfinished one goes on from its last checkpoint. Learning rates are tuned with seed 0, on a
 grid of factors of two that grows until the best rate lies inside (at 124m and paper they are those of the papers' own
 config files); numbers are reported with --seeds other seeds. What is measured goes to docs/results/claims/SCALE.json,
@@ -19,9 +19,9 @@ import sys
 import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
-from nanodnt.claims.experiment import Experiment, ReproduceConfig, choose_claims
-from nanodnt.claims.reproduce import reproduce
 from nanodnt.run.errors import EXPECTED, report_error
+from studies.claims.experiment import Experiment, ReproduceConfig, choose_claims
+from studies.claims.reproduce import reproduce
 
 
 def main() -> int:

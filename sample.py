@@ -22,8 +22,8 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 import torch
 
 from configurator import configure
-from nanodnt.conversations.chat import Chat, talk
-from nanodnt.conversations.template import TEMPLATES, make_template, template_of
+from interop.conversations.chat import Chat, talk
+from interop.conversations.template import TEMPLATES, make_template, template_of
 from nanodnt.generate import compile_step, generate
 from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.errors import EXPECTED, report_error

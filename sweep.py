@@ -18,9 +18,9 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
 from nanodnt.run.errors import EXPECTED, report_error
-from nanodnt.sweep.grid import SweepConfig, default_folder, list_points, split_arguments
-from nanodnt.sweep.results import write_results
-from nanodnt.sweep.runner import Runner, Stopped
+from studies.sweep.grid import SweepConfig, default_folder, list_points, split_arguments
+from studies.sweep.results import write_results
+from studies.sweep.runner import Runner, Stopped
 
 
 def finish_all(points: list, runner: Runner, train: bool) -> tuple:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nanodnt.huggingface.hub import fetch, is_pretrained
-from nanodnt.huggingface.tokenizer_files import read_tokenizer
+from interop.huggingface.hub import fetch, is_pretrained
+from interop.huggingface.tokenizer_files import read_tokenizer
 from nanodnt.tokenizer import END_OF_TEXT, Tokenizer
 
 

@@ -2,7 +2,7 @@
 
 A prepared dataset is a folder with train.bin and val.bin (token ids, little-endian uint16 or uint32, nothing else) and
 meta.json, which describes them and is written last: a folder without it is not prepared. nanodnt.data reads them.
-A dataset of examples has marks besides, and is written by nanodnt/conversations/build.py.
+A dataset of examples has marks besides, and is written by interop/conversations/build.py.
 """
 
 import argparse

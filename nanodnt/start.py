@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
+from interop.huggingface.hub import NAMES, is_pretrained
+from interop.huggingface.read import read_pretrained
 from layers import rules
 from model import GPT, GPTConfig, Transformer
 from nanodnt.engine import split_batch
 from nanodnt.guard import RollBack
-from nanodnt.huggingface.hub import NAMES, is_pretrained
-from nanodnt.huggingface.read import read_pretrained
 from nanodnt.networks import fit, kind_of, kind_of_data, meant, network, open_data
 from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, load_latest

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from interop.huggingface.hub import is_pretrained
+from interop.huggingface.read import read_pretrained
 from model import GPT
-from nanodnt.huggingface.hub import is_pretrained
-from nanodnt.huggingface.read import read_pretrained
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.tokenizer import Tokenizer
 from nanodnt.weights import load_weights, model_from_checkpoint

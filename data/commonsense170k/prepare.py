@@ -21,9 +21,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from interop.conversations import build
+from interop.conversations.records import conversations
 from nanodnt import prepare
-from nanodnt.conversations import build
-from nanodnt.conversations.records import conversations
 from nanodnt.tokenizer import DATA
 
 COMMIT = "fe675038fb60d61b3fc03d98673d6d11d2bef4f9"

@@ -47,9 +47,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from interop.conversations import build
+from interop.conversations.records import conversations
 from nanodnt import inputs, prepare
-from nanodnt.conversations import build
-from nanodnt.conversations.records import conversations
 from nanodnt.tokenizer import DATA
 
 

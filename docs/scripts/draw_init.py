@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from nanodnt.files import write_file  # noqa: E402
-from nanodnt.sweep.figure import draw_curves, new_figure, save_figure  # noqa: E402
-from nanodnt.sweep.results import by_x, summary_rows  # noqa: E402
+from studies.sweep.figure import draw_curves, new_figure, save_figure  # noqa: E402
+from studies.sweep.results import by_x, summary_rows  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 HIGHEST = 5.3  # nats, the edge of the figure

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from nanodnt.files import write_file  # noqa: E402
 from nanodnt.run.metrics import read_metrics  # noqa: E402
-from nanodnt.sweep.figure import save_figure  # noqa: E402
+from studies.sweep.figure import save_figure  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 PAGE, RUNS = RESULTS / "moe.md", RESULTS / "moe" / "runs.json"

@@ -14,13 +14,13 @@ import pytest
 
 import bench
 from configurator import read_knobs
-from nanodnt.claims.experiment import choose_claims
 from nanodnt.engine import split_batch
 from nanodnt.networks import fit, network, stand_in
 from nanodnt.optim import describe_groups, fill_defaults, make_optimizer
 from nanodnt.plan.__main__ import main, resolve
 from nanodnt.plan.planning import PlanConfig
-from nanodnt.sweep.grid import SweepConfig, list_points, split_arguments
+from studies.claims.experiment import choose_claims
+from studies.sweep.grid import SweepConfig, list_points, split_arguments
 from support.pages import (
     CONFIGS,
     FLAGS,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from nanodnt.conversations.template import ALPACA, TEMPLATES
+from interop.conversations.template import ALPACA, TEMPLATES
 from support.runs import ROOT
 from support.trees import call, copy_tree
 

@@ -1,4 +1,4 @@
-"""What the tests of nanodnt/analysis share: networks solved by the reference, types by name, made-up runs."""
+"""What the tests of studies/analysis share: networks solved by the reference, types by name, made-up runs."""
 
 import json
 from dataclasses import replace

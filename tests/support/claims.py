@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from nanodnt.claims.arms import ARMS, ROBUSTNESS, SCALES, STUDY, Arm, Scale
-from nanodnt.claims.claims import CLAIMS, Claim, Number
-from nanodnt.claims.experiment import Experiment, ReproduceConfig
 from nanodnt.run.metrics import read_metrics
-from nanodnt.sweep import runner
-from nanodnt.sweep.runner import Runner
+from studies.claims.arms import ARMS, ROBUSTNESS, SCALES, STUDY, Arm, Scale
+from studies.claims.claims import CLAIMS, Claim, Number
+from studies.claims.experiment import Experiment, ReproduceConfig
+from studies.sweep import runner
+from studies.sweep.runner import Runner
 
 STEPS = 80  # of a made-up run
 TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, batch_size=8, warmup_iters=5, max_iters=STEPS)

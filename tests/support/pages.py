@@ -7,17 +7,17 @@ from pathlib import Path
 
 from configurator import read_arguments, read_knobs
 from export import ExportConfig
+from interop.evaluation.settings import EvaluateConfig
 from model import GPTConfig
-from nanodnt.analysis.settings import AnalyzeConfig
 from nanodnt.bench.settings import BenchConfig
-from nanodnt.claims.experiment import ReproduceConfig
-from nanodnt.evaluation.settings import EvaluateConfig
 from nanodnt.networks import fit, stand_in
 from nanodnt.optim import fill_defaults
 from nanodnt.plan.planning import PlanConfig
 from nanodnt.settings import TrainConfig
-from nanodnt.sweep.grid import SweepConfig
 from sample import SampleConfig
+from studies.analysis.settings import AnalyzeConfig
+from studies.claims.experiment import ReproduceConfig
+from studies.sweep.grid import SweepConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
+from interop.huggingface.read import Pretrained
 from model import GPT, GPTConfig
 from nanodnt.data import Dataset, load_meta
-from nanodnt.huggingface.read import Pretrained
 from support.processes import play
 from support.runs import spoil_gradients
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from nanodnt.claims.judge import classify, p_value
-from nanodnt.claims.statistics import T95, holm, interval, p_differs, p_diverged, p_equal, upper_tail
+from studies.claims.judge import classify, p_value
+from studies.claims.statistics import T95, holm, interval, p_differs, p_diverged, p_equal, upper_tail
 from support.claims import claim
 
 inf, nan = math.inf, math.nan

@@ -14,10 +14,10 @@ import export
 import sample
 import sweep
 from model import GPTConfig
-from nanodnt.analysis import gradients, streams
-from nanodnt.analysis.compare import final_loss_table, load_records, table_cells
-from nanodnt.analysis.settings import FIGURE_NAMES
 from nanodnt.run.checkpoints import load_checkpoint
+from studies.analysis import gradients, streams
+from studies.analysis.compare import final_loss_table, load_records, table_cells
+from studies.analysis.settings import FIGURE_NAMES
 from support import runs as tiny
 from support.images import encode, noise, write_dataset
 from vision import ViT

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from interop.huggingface.families import tensors_from_theirs
 from model import GPT, GPTConfig
-from nanodnt.huggingface.families import tensors_from_theirs
 from nanodnt.weights import load_weights, model_from_checkpoint, profile_admin
 from support import reference
 from support.models import (

@@ -1,0 +1,147 @@
+"""From conversations to a prepared dataset of kind "examples": what data/sft and data/commonsense170k share.
+
+Beside the files of nanodnt/prepare.py such a dataset has train.marks and val.marks, a byte for each token: 1 where it
+belongs to an answer (its end of text included) and counts in the loss, 2 where it is the first of an example, else 0.
+"""
+
+import argparse
+import hashlib
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from interop.conversations.template import TEMPLATES, encode_conversation, make_template
+from nanodnt import prepare
+from nanodnt.data.examples import ANSWER
+from nanodnt.inputs import find_tokenizer, hold_out
+from nanodnt.tokenizer import Tokenizer
+
+SHOWN = 5  # places of examples that are left out
+
+
+@dataclass
+class Example:
+    name: str
+    ids: np.ndarray  # (tokens,) as on disk
+    marks: np.ndarray  # (tokens,) uint8
+
+
+def add_flags(parser: argparse.ArgumentParser, template: str, tokenizer: dict) -> None:
+    """The flags that say how conversations become tokens. `tokenizer` holds the keywords of --tokenizer."""
+    names = ", ".join(TEMPLATES)
+    parser.add_argument("--tokenizer", help="bytes, gpt2, gpt2_4096, a folder or OWNER/MODEL", **tokenizer)
+    parser.add_argument("--template", default=template, help=f"{names}, or a text (default: %(default)s)")
+    parser.add_argument("--system_template", help="text for a system message (default: the template's)")
+    parser.add_argument("--max_tokens", type=int, help="the block_size of training: leave out longer examples")
+
+
+def check_flags(args) -> tuple:
+    """(meta of the tokenizer, template). ValueError for flags of `add_flags` that are wrong in themselves."""
+    if args.max_tokens is not None and args.max_tokens < 1:
+        raise ValueError(f"--max_tokens={args.max_tokens} must be at least 1")
+    template = make_template(args.template, args.system_template)
+    if args.tokenizer == "chars":
+        raise ValueError("--tokenizer=chars has no end of text, with which every answer ends: use bytes or gpt2_4096")
+    tokenizer = find_tokenizer(args.tokenizer)
+    if tokenizer["eot"] is None:
+        raise ValueError(f"--tokenizer={args.tokenizer} names no end of text (eos_token), with which every answer ends")
+    return tokenizer, template
+
+
+def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fraction, train) -> dict:
+    """Write train.bin, train.marks, val.bin, val.marks and meta.json to `out_dir`. Returns the content of meta.json.
+
+    args           with the flags of `add_flags`
+    found          conversations, as `conversations` yields them
+    held_out       those of val.bin; None: about `val_fraction` of `found`, by a hash of their names
+    name, train    of the dataset; the command to print at the end, which --dataset is added to
+
+    ValueError, one line, where a conversation does not fit or a split is empty; then nothing in `out_dir` has changed.
+    The tokens of all examples are held in memory, 3 to 5 bytes each."""
+    out_dir, (tokenizer, template) = Path(out_dir), check_flags(args)
+    reader, dtype = Tokenizer(tokenizer), prepare.id_dtype(tokenizer)
+    splits = {"train": _encode("--input", found, reader, template, dtype, args.max_tokens)}
+    if held_out is not None:
+        splits["val"] = _encode("--val_input", held_out, reader, template, dtype, args.max_tokens)
+    else:
+        splits = _split(splits["train"], val_fraction)
+    source = f"{source} ({sum(map(len, splits.values())):,} examples)"
+    with prepare.staging(out_dir, source) as parts:
+        meta = {"format": 1, "kind": "examples", "dataset": name, "source": source, **tokenizer}
+        meta |= {"template": asdict(template), "dtype": dtype.name}
+        meta["splits"] = {split: _write_split(parts, split, examples) for split, examples in splits.items()}
+        prepare.publish(parts, out_dir, meta)
+    _print_summary(meta, reader, template, out_dir, train)
+    return meta
+
+
+def _encode(flag, found, tokenizer, template, dtype, max_tokens):
+    """The examples of conversations, without those of more than max_tokens inputs, which are reported."""
+    examples, left_out, longest = [], [], 0
+    bar = prepare.tqdm(desc="tokenising", unit=" examples", disable=None)
+    for name, where, messages in found:
+        bar.update(1)
+        try:
+            ids, marks = encode_conversation(tokenizer, template, messages)
+        except ValueError as e:
+            raise ValueError(f"{where}: {e}") from None
+        if max_tokens is not None and len(ids) > max_tokens + 1:
+            left_out.append(where)
+            longest = max(longest, len(ids))
+        else:
+            examples.append(Example(name, np.array(ids, dtype), np.array(marks, np.uint8)))
+    bar.close()
+    if left_out:
+        places = "; ".join(left_out[:SHOWN]) + "; …" * (len(left_out) > SHOWN)
+        report = (
+            f"{len(left_out):,} of {len(left_out) + len(examples):,} examples of {flag} have more than max_tokens+1 = "
+            f"{max_tokens + 1:,} tokens (the longest {longest:,}): {places}"
+        )
+        if not examples:
+            raise ValueError(f"nothing remains: {report}")
+        print(f"left out: {report}", file=sys.stderr)
+    if not examples:
+        raise ValueError(f"{flag} holds no records (.jsonl, .json or .parquet)")
+    return examples
+
+
+def _split(examples, fraction):
+    if len(examples) == 1:
+        raise ValueError("there is one example, and both training and validation need one: add more, or --val_input")
+    val = hold_out([prepare.score(example.name) for example in examples], fraction)
+    return {
+        split: [e for e, is_val in zip(examples, val, strict=True) if is_val == held_out]
+        for split, held_out in (("train", False), ("val", True))
+    }
+
+
+def _write_split(parts, split, examples):
+    """Write parts/SPLIT.bin and .marks; returns the split's entry in meta.json."""
+    ids, marks = (np.concatenate([getattr(e, key) for e in examples]) for key in ("ids", "marks"))
+    digests = {}
+    for kind, values in (("bin", ids), ("marks", marks)):
+        prepare.write(parts / f"{split}.{kind}", raw := values.tobytes())
+        digests[kind] = {"file": f"{split}.{kind}", "sha256": hashlib.sha256(raw).hexdigest()}
+    sizes = {"tokens": len(ids), "max_id": int(ids.max()), "examples": len(examples)}
+    sizes |= {"answer_tokens": int((marks == ANSWER).sum()), "longest": max(len(e.ids) for e in examples)}
+    return digests["bin"] | sizes | {"marks": digests["marks"]}
+
+
+def _print_summary(meta, tokenizer, template, out_dir, train):
+    parts = meta["splits"].values()
+    counts = (f"{split} {p['examples']:,} examples, {p['tokens']:,} tokens" for split, p in meta["splits"].items())
+    share = sum(p["answer_tokens"] for p in parts) / sum(p["tokens"] for p in parts)
+    longest = max(p["longest"] for p in parts)
+    known = next((name for name, t in TEMPLATES.items() if t == template), "your own")
+    print(f"{meta['dataset']}: {'; '.join(counts)}; {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}")
+    print(f"{share:.1%} of the tokens count in the loss")
+    print(f"the longest example, of {longest:,} tokens, needs block_size {longest - 1:,}")
+    print(f"template {known}: turn {template.turn!r}, system {template.system!r}")
+    if "<|im_end|>" in template.turn and tokenizer.added.get("<|im_end|>") != tokenizer.eot:
+        end = "answers end with this tokenizer's end of text, which is not <|im_end|>"
+        print(f"note: {end}: another template may fit better")
+    files = [out_dir / entry["file"] for part in parts for entry in (part, part["marks"])]
+    print(f"{sum(f.stat().st_size for f in files):,} bytes in {out_dir}")
+    print(f"next: {train} {prepare.dataset_flag(out_dir)}")

@@ -1,0 +1,180 @@
+"""A conversation with a model: what it has read stays in a cache, and each turn feeds it the new tokens only."""
+
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from os.path import commonprefix  # of any strings, character by character
+
+import torch
+
+from interop.conversations.template import Template, encode_conversation, encode_prompt
+from model import GPT
+from nanodnt.generate import KVCache, generate
+from nanodnt.tokenizer import Tokenizer
+
+
+@dataclass
+class Turn:
+    text: str  # the user's
+    prompt: list  # its token ids, with those of the template around it
+    answer: list = field(default_factory=list)  # token ids as they were drawn, and end of text
+
+
+class Chat:
+    """A conversation with `model`, in eval mode, by `template`: `ask`, then read the `answer`.
+
+    The model reads what `encode_prompt` makes of the messages. Only the answers' tokens are those that it has drawn:
+    their text, tokenised, could be others. Where block_size is full, the oldest turns are dropped, until the rest takes
+    up half of it or is one turn; the system message stays. `notes` collects lines for the user about what was cut.
+
+    system          a system message, or ""
+    max_new_tokens  the longest answer, its end of text included
+    how             options of `generate`: temperature, top_k, top_p, generator
+
+    ValueError, one line, where the tokenizer has no end of text, or the template no place for the system message."""
+
+    def __init__(
+        self, model: GPT, tokenizer: Tokenizer, template: Template, system: str = "", max_new_tokens: int = 500, **how
+    ):
+        if tokenizer.eot is None:
+            raise ValueError(
+                f"the model's tokenizer ({tokenizer.kind}) has no end of text, with which every answer ends: a chat "
+                "needs a model that was trained with one"
+            )
+        if system and not template.system:
+            raise ValueError("the template has no text for a system message: leave --system out")
+        self.model, self.tokenizer, self.template = model, tokenizer, template
+        self.max_new_tokens, self.how = max_new_tokens, how
+        self.system = [{"role": "system", "content": system}] if system else []
+        self.turns, self.cache, self.notes = [], None, []
+        shortest = len(self._encode("a", first=True)) if system else 0  # ValueError where it cannot be encoded
+        if shortest >= model.config.block_size:
+            raise ValueError(f"the system message leaves no room in block_size={model.config.block_size}: shorten it")
+
+    @property
+    def ids(self) -> list:
+        """The token ids of the conversation. The model has read those that the cache holds, the first ones."""
+        return [i for turn in self.turns for i in (*turn.prompt, *turn.answer)]
+
+    def ask(self, text: str) -> None:
+        """Add the user's text. ValueError, one line, where it cannot be encoded, or leaves no room for an answer; then
+        the conversation is as before."""
+        limit, first = self.model.config.block_size, self._encode(text, first=True)
+        if len(first) >= limit:
+            raise ValueError(
+                f"this prompt makes {len(first)} tokens with its template{' and system message' * bool(self.system)}, "
+                f"and block_size={limit} must hold the answer too: shorten it"
+            )
+        prompt = self._encode(text, first=False) if self.turns else first
+        if self.turns and self.turns[-1].answer[-1:] != [self.tokenizer.eot]:  # it was cut short
+            self.turns[-1].answer.append(self.tokenizer.eot)
+        self.turns.append(Turn(text, prompt))
+
+    def answer(self):
+        """Yield the answer to what was asked last, piece by piece, while the model writes it."""
+        return pieces(self._draw_tokens(), self.tokenizer.decode)
+
+    def _encode(self, text, first):
+        """Token ids from the beginning (`first`), or from the end of an answer, to the place of the next answer."""
+        user, assistant = ({"role": role, "content": text} for role in ("user", "assistant"))
+        if first:
+            return encode_prompt(self.tokenizer, self.template, [*self.system, user])
+        before, _ = encode_conversation(self.tokenizer, self.template, [user, assistant])  # any turn will do
+        return encode_prompt(self.tokenizer, self.template, [user, assistant, user])[len(before) :]
+
+    def _draw_tokens(self):
+        """Yield the answer's token ids as they are drawn, its end of text included. Each is in the turn by then."""
+        turn = self.turns[-1]
+        for _ in range(self.max_new_tokens):
+            if not self._make_room():
+                full = f"block_size={self.model.config.block_size} is full"
+                self.notes.append(f"note: the answer is cut after {len(turn.answer)} tokens: {full}")
+                return
+            turn.answer.append(self._draw_token())
+            yield turn.answer[-1]
+            if turn.answer[-1] == self.tokenizer.eot:
+                return
+        self.notes.append(f"note: the answer is cut after max_new_tokens={self.max_new_tokens}")
+
+    def _make_room(self):
+        """Drop the oldest turns if block_size is too small for all. Returns whether the model can read what is left."""
+        limit, turns = self.model.config.block_size, len(self.turns)
+        if len(self.ids) <= limit:
+            return True
+        while len(self.turns) > 1 and len(self.ids) > limit // 2:
+            del self.turns[0]
+            self.turns[0].prompt = self._encode(self.turns[0].text, first=True)
+            self.cache = None
+        if dropped := turns - len(self.turns):
+            what = f"{dropped} oldest turns are" if dropped > 1 else "oldest turn is"
+            self.notes.append(f"note: the conversation outgrew block_size={limit}: its {what} dropped")
+        return len(self.ids) <= limit
+
+    def _draw_token(self):
+        """The id of the next token. The model reads the ids that are not in the cache."""
+        cache = self.cache or [KVCache(self.model.config.block_size) for _ in self.model.blocks]
+        self.cache = None  # and so it stays if this is interrupted, when some layers have the new keys and some not
+        idx = torch.tensor([self.ids], device=self.model.wte.weight.device)
+        new = generate(self.model, idx, 1, cache=cache, **self.how)[0, -1]
+        self.cache = cache
+        return int(new)
+
+
+def pieces(tokens, decode):
+    """Yield the text of token ids as they come: together the pieces are `decode` of all ids.
+
+    A piece is text that the latest token has not changed. So the bytes of a character come together, and so do tokens
+    whose text depends on each other. Should a token change older text, the whole text follows, on a line of its own."""
+    ids, before, shown = [], "", ""
+    for token in tokens:
+        ids.append(token)
+        text = decode(ids)
+        settled = commonprefix([before, text]).rstrip("\ufffd")  # which stands for bytes that are not yet a character
+        if len(settled) > len(shown) and settled.startswith(shown):
+            yield settled[len(shown) :]
+            shown = settled
+        before = text
+    if before != shown:
+        yield before[len(shown) :] if before.startswith(shown) else "\n" + before
+
+
+# -------------------------------------------------------------------------------------------------------- the terminal
+
+
+def talk(chat: Chat) -> None:
+    """Answer the lines of standard input until they end; blank ones are passed over. Ctrl-C at a terminal ends an
+    answer. Answers go to standard output, everything else to standard error."""
+    for text in filter(str.strip, user_lines()):
+        try:
+            chat.ask(text)
+        except ValueError as e:
+            print(f"left out: {e}", file=sys.stderr)
+            print(end="" if sys.stdin.isatty() else "\n", flush=True)  # in a pipe, the nth line stays the nth answer
+            continue
+        try:
+            for piece in chat.answer():
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            chat.notes.append("note: the answer is cut by Ctrl-C; Ctrl-D ends the conversation")
+        print(flush=True)
+        while chat.notes:
+            print(chat.notes.pop(0), file=sys.stderr)
+
+
+def user_lines():
+    """Yield the lines of standard input, without their ends. ValueError where one is not UTF-8 text."""
+    if sys.stdin.isatty():
+        with suppress(ImportError):  # few Pythons lack it
+            import readline  # noqa: F401  # makes `input` edit lines and remember them
+        while True:
+            try:
+                yield input("> ")
+            except EOFError:
+                return print()
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise ValueError(f"line {number} of standard input is not UTF-8 text") from None

@@ -1,0 +1,245 @@
+"""How well a model answers: conversations whose answers are known, scored on the answers' tokens alone.
+
+nats_per_answer_token   mean over all tokens of all answers, the end of text after each included: the val_loss of
+                        training on that dataset with doc_mask=True and eval_tokens=0
+exact_match             share of the answers of which every token, the end of text included, is the model's most likely
+                        one after the true text before it: so what it would write at temperature 0, token for token
+
+An answer counts for exact_match if it has at most `max_answer_tokens` tokens, end of text included. Its standard error
+is that of independent answers. Each conversation is read by itself, from its beginning, however the run was trained.
+
+Of LLM-Adapters' eight test sets (data/commonsense170k) this asks for the whole answer [I]. Their own script lets the
+model write 32 tokens, with 4 beams, and takes the first option that the text names: its numbers are other ones.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from interop.conversations.records import SUFFIXES, conversations
+from interop.conversations.template import TEMPLATES, Template, encode_conversation, template_of
+from interop.evaluation.settings import EvaluateConfig
+from interop.evaluation.text import require_same_tokenizer
+from nanodnt.data import folder_of, load_meta, sha256
+from nanodnt.data.examples import ANSWER, BEGIN
+from nanodnt.inputs import visible_files
+from nanodnt.trained import Trained
+
+MAX_LOGITS = 1 << 26  # that are in memory at a time: 256 MiB
+
+
+@dataclass
+class Answers:
+    """Conversations, one after another, ready to be scored by one model."""
+
+    name: str  # of the input
+    ids: np.ndarray  # (tokens,)
+    marks: np.ndarray  # (tokens,) as in a prepared dataset: ANSWER, BEGIN or 0
+    eot: int
+    template: Template | None
+    sha256: str  # of the file; of a prepared dataset: of its val.bin
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """(conversations,) the first token of each."""
+        return np.flatnonzero(self.marks == BEGIN)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """(conversations,) tokens of each."""
+        return np.diff(self.starts, append=len(self.ids))
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """Where the tokens of answers stand in `ids`."""
+        return np.flatnonzero(self.marks == ANSWER)
+
+    @cached_property
+    def firsts(self) -> np.ndarray:
+        """(answers,) where each answer begins in `places`: the first, and behind each end of text, which ends one."""
+        return np.flatnonzero(np.append(True, self.ids[self.places[:-1]] == self.eot))
+
+    def short(self, longest: int) -> np.ndarray:
+        """(answers,) whether each has at most `longest` tokens; 0 = any number."""
+        sizes = np.diff(self.firsts, append=len(self.places))
+        return sizes <= (longest or len(self.places))
+
+    def batches(self, tokens: int, rank: int, world_size: int):
+        """Yield the conversations of this process, as indices into `starts`: some of about the same length at a time,
+        with at most `tokens` inputs or just one. The longest come first: where memory ends, it ends at once."""
+        order = np.argsort(-self.lengths, kind="stable")[rank::world_size]
+        while len(order):
+            rows = max(1, tokens // int(self.lengths[order[0]] - 1))
+            yield order[:rows]
+            order = order[rows:]
+
+
+# ------------------------------------------------------------------------------------------------------------- input
+
+
+def list_inputs(text: str) -> list:
+    """The prepared datasets and the files, each once, that `input` names: one, or several with commas between; of a
+    folder, its files of records. ValueError for a name of nothing."""
+    names = [text] if Path(text).exists() else [name.strip() for name in text.split(",")]
+    found = []
+    for name in filter(None, names):
+        if Path(name).is_dir() and not (folder_of(name) / "meta.json").is_file():
+            files = [str(file) for _, file in visible_files(Path(name)) if file.suffix.lower() in SUFFIXES]
+            if not files:
+                raise ValueError(f"input {name} holds neither a prepared dataset nor a {', '.join(SUFFIXES)} file")
+            found += files
+        elif Path(name).is_file() or folder_of(name).is_dir():
+            found.append(name)
+        else:
+            raise ValueError(f"there is no input {name}: name a dataset of examples, or a {', '.join(SUFFIXES)} file")
+    if not found:
+        raise ValueError(f"input={text} names nothing")
+    return list(dict.fromkeys(found))
+
+
+def open_answers(names: list, config: EvaluateConfig, trained: Trained, env) -> list:
+    """[`Answers` of each input in `names`] for the model `trained`.
+
+    ValueError, one line, where one is missing, empty or damaged, has no template or another tokenizer, or holds a
+    conversation that does not fit the template or the model's context."""
+    if trained.tokenizer.eot is None:
+        raise ValueError(
+            f"the tokenizer of {trained.source} ({trained.tokenizer.kind}) has no end of text, with which every answer "
+            "ends: evaluate it with --tasks=text"
+        )
+    known, found = template_of(trained.meta), []
+    for name in names:
+        read = read_file if Path(name).is_file() else read_dataset
+        answers = read(name, config, trained, env.main)
+        check_lengths(answers, trained)
+        found.append(answers)
+        if known and answers.template != known:
+            env.print(f"note: {trained.source} was trained with another template than that of {name}")
+    return found
+
+
+def read_file(name: str, config: EvaluateConfig, trained: Trained, verify: bool) -> Answers:
+    """The conversations of a file of records."""
+    template = config.chosen_template() or template_of(trained.meta)
+    if template is None:
+        raise ValueError(
+            f"{trained.source} was trained without a template, which {name} needs: name one, --template="
+            f"{', '.join(TEMPLATES)} or a text"
+        )
+    ids, marks = [], []
+    for _, where, messages in conversations(Path(name), config.prompt_key, config.response_key):
+        try:
+            example = encode_conversation(trained.tokenizer, template, messages)
+        except ValueError as e:
+            raise ValueError(f"{where}: {e}") from None
+        ids.append(np.array(example[0], np.int32))
+        marks.append(np.array(example[1], np.uint8))
+    if not ids:
+        raise ValueError(f"input {name} is empty: there are no records in it")
+    return Answers(name, np.concatenate(ids), np.concatenate(marks), trained.tokenizer.eot, template, sha256(name))
+
+
+def read_dataset(name: str, config: EvaluateConfig, trained: Trained, verify: bool) -> Answers:
+    """The validation split of a prepared dataset of examples. `verify`: check its checksums."""
+    for knob in ("template", "prompt_key", "response_key"):
+        if getattr(config, knob) != getattr(EvaluateConfig, knob):
+            raise ValueError(f"{knob} is for files of records: the dataset {name} is prepared, with its own template")
+    meta = load_meta(name, verify)
+    if meta.get("kind") != "examples":
+        raise ValueError(f"dataset {name} holds a text, without answers: use --tasks=text")
+    require_same_tokenizer(name, meta, trained, "a file of records")
+    part, dtype = meta["splits"]["val"], np.dtype(meta["dtype"]).newbyteorder("<")
+    ids, marks = (
+        np.fromfile(folder_of(name) / Path(entry["file"]).name, kind)
+        for entry, kind in ((part, dtype), (part["marks"], np.uint8))
+    )
+    answers = Answers(name, ids, marks, meta["eot"], template_of(meta), part["sha256"])
+    starts = answers.starts
+    if len(starts) != part["examples"] or starts[:1].any() or not np.logical_or.reduceat(marks == ANSWER, starts).all():
+        raise ValueError(f"val.marks of {name!r} does not mark {part['examples']:,} examples: prepare it again")
+    return answers
+
+
+def check_lengths(answers: Answers, trained: Trained) -> None:
+    """ValueError unless every conversation fits the context of the model."""
+    limit, lengths = trained.model.config.block_size, answers.lengths
+    if long := int((lengths > limit + 1).sum()):
+        raise ValueError(
+            f"{long:,} of {len(lengths):,} examples of {answers.name} are longer than {limit + 1} tokens, block_size+1 "
+            f"of {trained.source} (the longest has {lengths.max():,}): leave them out, as data/sft/prepare.py "
+            f"--max_tokens={limit} does, or evaluate a model with a longer context"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- scoring
+
+
+@torch.no_grad()
+def predict(model, answers: Answers, batch_size: int, env) -> tuple:
+    """(nats, hits) of the tokens of answers, (tokens,) as in `ids`: −log of each one's probability after the true text
+    before it, and whether no token is more likely. 0 and False for all other tokens and those of other processes."""
+    nats, hits = np.zeros(len(answers.ids)), np.zeros(len(answers.ids), bool)
+    rows_of_logits = max(1, MAX_LOGITS // model.config.padded_vocab_size)
+    for chosen in answers.batches(batch_size * model.config.block_size, env.rank, env.world_size):
+        lengths = answers.lengths[chosen, None]
+        index = np.arange(lengths.max())
+        places = answers.starts[chosen, None] + np.minimum(index, lengths - 1)  # (B, T + 1), in `ids`
+        ids = answers.ids[places].astype(np.int64)  # padded on the right, where no other token looks
+        counted = ((answers.marks[places] == ANSWER) & (index < lengths))[:, 1:]
+        x, targets, picked = env.put(*env.pin(ids[:, :-1], ids[:, 1:][counted], counted))
+        x = model.stream(x)[picked]  # (answer tokens, C)
+        found = []
+        for part, target in zip(x.split(rows_of_logits), targets.split(rows_of_logits), strict=True):
+            logits = model.logits(part[None])[0]
+            found.append((F.cross_entropy(logits, target, reduction="none"), logits.argmax(-1) == target))
+        places = places[:, 1:][counted]
+        nats[places], hits[places] = (torch.cat(values).cpu().numpy() for values in zip(*found, strict=True))
+    return nats, hits
+
+
+def score_answers(model, answers: Answers, max_answer_tokens: int, batch_size: int, env) -> dict:
+    """What evaluation.json holds of `answers`; the work is split over the processes. All ranks must call it.
+
+    Where no answer is short enough for exact_match, there is none."""
+    nats, hits = predict(model, answers, batch_size, env)
+    short = answers.short(max_answer_tokens)
+    exact = np.logical_and.reduceat(hits[answers.places], answers.firsts) & short
+    dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
+    total, right = env.sum(torch.tensor([nats.sum(), exact.sum()], dtype=dtype, device=env.device)).tolist()
+    n_tokens, n_short = len(answers.places), int(short.sum())
+    metrics = {"nats_per_answer_token": {"value": total / n_tokens, "stderr": None}}
+    if n_short:
+        share = right / n_short
+        metrics["exact_match"] = {"value": share, "stderr": math.sqrt(share * (1 - share) / n_short)}
+    template = answers.template and asdict(answers.template)
+    settings = dict(max_answer_tokens=max_answer_tokens, template=template, sha256=answers.sha256)
+    counts = dict(examples=len(answers.starts), answers=len(short), short_answers=n_short, answer_tokens=n_tokens)
+    return dict(metrics=metrics, settings=settings, **counts)
+
+
+def describe_counts(entry: dict) -> str:
+    """How much was scored, in words."""
+    limit = entry["settings"]["max_answer_tokens"]
+    of_them = f"{entry['short_answers']:,} with at most {limit} tokens" if limit else "all"
+    exact = f"exact_match counts {of_them}" if entry["short_answers"] else f"no exact_match: none has at most {limit}"
+    return f"{entry['answers']:,} answers in {entry['examples']:,} examples, {entry['answer_tokens']:,} tokens; {exact}"
+
+
+def mean_entry(entries: dict) -> dict:
+    """The entry for the mean of exact_match over several inputs, {name: entry}, each with the same weight; {} where
+    there is only one input, or one of them has no exact_match."""
+    found = [entry["metrics"].get("exact_match") for entry in entries.values()]
+    if len(found) < 2 or None in found:
+        return {}
+    mean = {
+        "value": sum(one["value"] for one in found) / len(found),
+        "stderr": math.hypot(*(one["stderr"] for one in found)) / len(found),
+    }
+    settings = {name: dict(entry["settings"]) for name, entry in sorted(entries.items())}
+    limit = next(iter(settings.values()))["max_answer_tokens"]
+    return dict(metrics={"exact_match": mean}, settings=dict(max_answer_tokens=limit, inputs=settings))

@@ -1,0 +1,93 @@
+"""What an exported folder carries where `transformers` has no architecture for the network: the code, and config.json.
+
+`transformers` copies from a folder only files that lie side by side and import each other by relative imports. So
+layers/slot.py becomes layers_slot.py, and `from layers.slot import Slot` becomes `from .layers_slot import Slot`. All
+else stays: a changed network is carried as it is.
+"""
+
+import ast
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+from model import GPTConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+START = "interop.huggingface.modeling_nanodnt"  # the module that `transformers` imports
+
+
+def carried_files(root: Path = ROOT) -> dict:
+    """{file name: text} of modeling_nanodnt.py and all modules below `root` that it reaches by imports.
+
+    Raises ValueError for an import that cannot be made relative."""
+    files, wanted = {}, [START]
+    while wanted:
+        module = wanted.pop()
+        if f"{flat_name(module)}.py" not in files:
+            files[f"{flat_name(module)}.py"], needed = carried_text(module, root)
+            wanted += needed
+    # version 4 of `transformers` copies only what the first file imports, which it sees in the file's text
+    first, others = f"{flat_name(START)}.py", sorted(name.removesuffix(".py") for name in files)
+    imports = [f"    from .{name} import __name__\n" for name in others if name != flat_name(START)]
+    comment = "# lists for `transformers` all the files that belong to this one"
+    files[first] += f"\n\nif False:  {comment}\n{''.join(imports)}"
+    return files
+
+
+def flat_name(module: str) -> str:
+    """The name that a module has in the folder."""
+    return module.rpartition(".")[2] if module == START else module.replace(".", "_")
+
+
+def carried_text(module: str, root: Path) -> tuple:
+    """(the module's source with relative imports, the modules below `root` that it imports)."""
+    path = root / f"{module.replace('.', '/')}.py"
+    source = path.read_text(encoding="utf-8")
+    lines, needed = source.split("\n"), []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            imported = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imported = ["." * node.level + (node.module or "")]
+        else:
+            continue
+        for name in filter(lambda name: lies_below(root, name), imported):
+            pattern = rf"^(\s*)from\s+{re.escape(name)}\s+import\b"
+            line, count = re.subn(pattern, rf"\1from .{flat_name(name)} import", lines[node.lineno - 1])
+            if not count or not (root / f"{name.replace('.', '/')}.py").exists():
+                raise ValueError(
+                    f"{path.relative_to(root)}, line {node.lineno}: `{lines[node.lineno - 1].strip()}` cannot be "
+                    "exported: write `from folder.file import name`, at the beginning of a line"
+                )
+            lines[node.lineno - 1] = line
+            needed.append(name)
+    return "\n".join(lines), needed
+
+
+def lies_below(root: Path, module: str) -> bool:
+    """Whether a module, or the package that it is in, is a part of the source tree; so is every relative one."""
+    top = module.split(".")[0]
+    return not top or (root / f"{top}.py").exists() or (root / top / "__init__.py").exists()
+
+
+def network_config(config: GPTConfig) -> dict:
+    """The content of config.json, without the ids of special tokens and the dtype of the weights."""
+    return {
+        "architectures": ["NanoDNTForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "modeling_nanodnt.NanoDNTConfig",
+            "AutoModelForCausalLM": "modeling_nanodnt.NanoDNTForCausalLM",
+        },
+        "model_type": "nanodnt",
+        "network": asdict(config),
+        # copies for tools that look for the usual names
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.block_size,
+        "hidden_size": config.n_embd,
+        "intermediate_size": config.hidden,
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "num_key_value_heads": config.n_kv_head or config.n_head,
+        "head_dim": config.head_dim,
+        "tie_word_embeddings": False,  # a tied head is not stored: `transformers` has nothing to tie
+    }

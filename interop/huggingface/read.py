@@ -1,0 +1,103 @@
+"""Other people's weights: a folder or a name of Hugging Face, as a GPTConfig, a state dict and a tokenizer."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from interop.huggingface.families import FAMILIES, config_from_theirs, tensors_from_theirs
+from interop.huggingface.hub import fetch
+from interop.huggingface.tokenizer_files import read_json, read_tokenizer
+from model import GPTConfig
+from nanodnt.weights import empty_model_like
+
+UNUSED = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # constants that old versions saved
+
+
+@dataclass
+class Pretrained:
+    """A model of Hugging Face in our terms. `weights` is a state dict in the files' precision."""
+
+    config: GPTConfig
+    weights: dict
+    meta: dict | None  # of the tokenizer; None: the folder has none
+
+
+def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> Pretrained:
+    """The model in the folder `name`, or with that name on the Hub, with a context of at most `block_size` tokens (0 =
+    all of its own).
+
+    ValueError, in one line, where it cannot be fetched or read, or has parts that our model lacks."""
+    folder = fetch(name)
+    try:
+        theirs = read_config(folder)
+        if theirs.get("model_type") == "nanodnt":
+            if not isinstance(theirs.get("network"), dict):
+                raise ValueError("its config.json has no network")
+            weights = {name.removeprefix("network."): t for name, t in read_tensors(folder).items()}
+            config = empty_model_like(dict(model_config=theirs["network"], model=weights)).config
+        else:
+            try:
+                config = config_from_theirs(theirs)
+            except (TypeError, AttributeError) as e:  # a value of another kind than any version writes
+                raise ValueError(f"its config.json is damaged ({e})") from None
+            prefix = FAMILIES[theirs["model_type"]].prefix
+            tensors = {name.removeprefix(prefix): t for name, t in read_tensors(folder).items()}
+            if config.tie_weights:
+                tensors.pop("lm_head.weight", None)  # the embedding once more
+            weights = tensors_from_theirs(tensors, config, theirs["model_type"])
+        meta = read_tokenizer(folder)
+        if meta and meta["vocab_size"] > config.vocab_size:
+            raise ValueError(f"its tokenizer has {meta['vocab_size']} tokens, its model only {config.vocab_size}")
+    except ValueError as e:
+        raise ValueError(f"{name} cannot be used: {e}") from None
+    config.dropout = dropout
+    if block_size and block_size < config.block_size:
+        config.block_size = block_size
+        if "wpe.weight" in weights:
+            weights["wpe.weight"] = weights["wpe.weight"][:block_size]
+    return Pretrained(config, weights, meta)
+
+
+def read_config(folder: Path) -> dict:
+    """config.json of a model. ValueError where it is missing, damaged, or that of a run of ours."""
+    try:
+        theirs = read_json(folder / "config.json")
+    except ValueError as e:
+        raise ValueError(f"its config.json is damaged ({e})") from None
+    if any(folder.glob("*.pt")) and "model_type" not in theirs:
+        checkpoint = sorted(folder.glob("*.pt"))[0]
+        raise ValueError(f"it is a run directory: name one of its checkpoints, for example {checkpoint}")
+    if not theirs:
+        raise ValueError("it has no config.json")
+    return theirs
+
+
+def read_tensors(folder: Path) -> dict:
+    """{name: tensor} of all safetensors files of a folder. ValueError where one is missing or damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    files = [single]
+    if index.is_file():
+        try:
+            files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"{index.name} is damaged") from None
+    elif not single.is_file():
+        hint = ": its .bin files are not read; load and save it once with transformers" * any(folder.glob("*.bin"))
+        raise ValueError(f"it has no model.safetensors{hint}")
+    found = {}
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"{file.name} is missing")
+        try:
+            with safe_open(file, framework="pt") as f:
+                found |= {name: f.get_tensor(name) for name in f.keys()}
+        except (SafetensorError, OSError) as e:
+            raise ValueError(f"{file.name} is damaged ({str(e)[:100]})") from None
+    found = {name: t for name, t in found.items() if not UNUSED.search(name)}
+    wrong = next((name for name, t in found.items() if not t.is_floating_point() or not t.isfinite().all()), None)
+    if wrong:
+        raise ValueError(f"the tensor {wrong} is not of finite floats")
+    return found

@@ -1,0 +1,248 @@
+"""The claims' runs at one scale: which they are, how learning rates are tuned, and what was measured of them."""
+
+import json
+import math
+import re
+from copy import copy
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from nanodnt.optim import fill_defaults
+from studies.claims import quantities
+from studies.claims.arms import ARMS, ROBUSTNESS, SCALES, SEEDS, TUNING_SEED
+from studies.claims.claims import CLAIMS
+from studies.claims.record import Record
+from studies.sweep.results import describe_machine
+from studies.sweep.runner import (
+    ROOT,
+    Runner,
+    Stopped,
+    TrainingRun,
+    make_run,
+    read_origin,
+    read_outcome,
+    resolve_configs,
+    split_command,
+)
+
+EXTRAS = ("robustness", "momentum-sgd")  # what `only` can name beside claims and papers
+MOST_DOUBLINGS = 6  # of the grid's middle, up or down
+
+
+@dataclass
+class ReproduceConfig:
+    # --- what ---
+    only: str = ""  # ids of claims, names of papers, robustness, momentum-sgd, separated by commas; empty = all
+    scale: Literal[tuple(SCALES)] = "mini"  # tiny: a smoke test; mini: CPU cores; digits: images, CPU cores; small:
+    #   one GPU; 124m, paper: more
+    seeds: int = 8  # of 1, 2, 3, 4, 6, 7, 8, 9, for each number that can decide; learning rates are tuned with seed 0
+    dry_run: bool = False  # print the commands that are missing, as far as they are known, and run nothing
+    judge_only: bool = False  # run nothing: judge what is recorded
+    # --- how ---
+    jobs: int = 0  # runs at a time; 0 = one per CPU core, or one per GPU; 1 under torchrun
+    out: str = "out/reproduce"  # folder of the runs
+    results: str = "docs/results"  # where claims.md, and claims/ with the record and figures, are written
+
+    def check(self):
+        """ValueError for values that make no sense."""
+        if not 1 <= self.seeds <= len(SEEDS):
+            raise ValueError(f"seeds={self.seeds} must be between 1 and {len(SEEDS)}")
+        if self.jobs < 0:
+            raise ValueError(f"jobs={self.jobs} must not be negative (0 = chosen for the machine)")
+
+
+class MissingRun(Exception):
+    """A run is not recorded, and may not be trained."""
+
+
+class Tuned(NamedTuple):
+    """An arm's settings, and the losses of the tuning seed that chose them: None where the run diverged."""
+
+    lr: float | None  # None: the config's own
+    files: str
+    tried: dict  # learning rate: loss
+    variants: dict = {}  # further files or flags: loss
+
+
+def split_value(value: str) -> list:
+    """[(sign, arm)] of "A - B + C". ValueError for an arm that does not exist."""
+    words = re.split(r" ([+-]) ", value)
+    if unknown := [name for name in words[::2] if name not in ARMS]:
+        raise ValueError(f"there is no arm {unknown[0]!r}")
+    return list(zip([1] + [1 if sign == "+" else -1 for sign in words[1::2]], words[::2], strict=True))
+
+
+def claims_at(scale: str) -> list:
+    """The claims of a scale: those whose arms it has the bases of."""
+
+    def arms_of(claim):
+        return [name for number in (claim.primary, *claim.sides) for _, name in split_value(number.value)]
+
+    return [claim for claim in CLAIMS if all(ARMS[name].family in SCALES[scale].bases for name in arms_of(claim))]
+
+
+def choose_claims(only: str, scale: str = "mini") -> tuple:
+    """(claims, extras) of a scale that `only` names by id or paper; all of them if it is empty. ValueError for another
+    name."""
+    names, claims = [name.strip() for name in only.split(",") if name.strip()], claims_at(scale)
+    allowed = {claim.id for claim in claims} | {claim.paper for claim in claims} | set(EXTRAS)
+    if unknown := [name for name in names if name not in allowed]:
+        allowed = ", ".join(sorted(allowed))
+        raise ValueError(f"only={unknown[0]} is neither a claim nor a paper of scale {scale}: allowed are {allowed}")
+    claims = [claim for claim in claims if not names or claim.id in names or claim.paper in names]
+    return claims, [name for name in EXTRAS if not names or name in names]
+
+
+class Experiment:
+    """Claims at a scale: finds each number in the record; where it is not there, trains and measures."""
+
+    def __init__(self, config: ReproduceConfig):
+        self.config, self.scale, self.claims = config, SCALES[config.scale], claims_at(config.scale)
+        tunes = "gpt" in self.scale.bases and not self.scale.own
+        self.robustness = ROBUSTNESS if tunes else {}  # its arms are GPTs, at multiples of tuned rates
+        self.record = Record(ROOT / config.results / "claims" / f"{config.scale}.json")
+        self.out = (ROOT / config.out / config.scale).resolve()
+        self.may_train, self.missing = not (config.dry_run or config.judge_only), {}
+        self.runner = Runner(config.jobs, self.scale.distributed)
+        self.machine = describe_machine()
+
+    def reading(self) -> "Experiment":
+        """The same, for reading: without leave to train, beside one that trains."""
+        other = copy(self)
+        other.may_train, other.missing = False, {}
+        return other
+
+    # -- which runs there are
+
+    def command_of(self, name: str) -> tuple:
+        """(base, files) of an arm: its family's and its own, or "" and the papers' own."""
+        arm = ARMS[name]
+        own = self.scale.own.get(arm.of if arm.times != 1 else name)
+        return ("", own) if own else (self.scale.bases.get(arm.family), arm.files)
+
+    def names_of(self, name: str) -> list:
+        """All arms with the command and the learning rate of this one: the same runs, as each claim names them."""
+
+        def runs(arm):
+            about = ARMS[arm]._replace(family="", files="", points=0, seeds=0, keep=False)
+            return self.command_of(arm), about
+
+        these = runs(name)
+        return [other for other in ARMS if runs(other) == these]
+
+    def run_of(self, name: str, lr: float | None, seed: int, files: str | None = None) -> TrainingRun:
+        """The run of an arm with this learning rate (None: its config's own), seed, and files (None: the arm's)."""
+        arm = ARMS[name]
+        base, its_files = command = self.command_of(name)
+        paths, flags = split_command(base, its_files if files is None else files)
+        if arm.init:
+            paths = [arm.init if path.startswith("config/init/") else path for path in paths]
+        if lr is not None:
+            flags |= {"learning_rate": lr} if self.scale.own else {"learning_rate": lr, "min_lr": lr / 10}
+        kept = [other for other, a in ARMS.items() if a.keep and (a.times, a.lr) == (arm.times, arm.lr)]
+        keep = any(self.command_of(other) == command for other in kept)
+        return make_run(self.out, paths, flags | {"seed": seed}, keep=10 * keep)
+
+    def tune(self, name: str) -> Tuned:
+        """An arm's learning rate and files. The grid has factors of two around a stated middle; while its best rate is
+        at an edge, it grows by one beyond. Trains what it needs. MissingRun if it may not."""
+        arm, (_, files) = ARMS[name], self.command_of(name)
+        middle = self.scale.rates[arm.rate]
+        if arm.of:
+            lr = self.tune(arm.of).lr
+            if arm.times != 1:
+                lr = (self.own_rate(arm.of) if lr is None else lr) * arm.times
+            return Tuned(lr, files, {})
+        if arm.lr is not None or middle is None or self.scale.smoke:
+            return Tuned(middle if arm.lr is None else arm.lr, files, {})
+        if arm.around:
+            middle = self.tune(arm.around).lr
+        low, high, tried = -(arm.points // 2), arm.points // 2, {}
+        while True:
+            steps = [k for k in range(low, high + 1) if k not in tried]
+            runs = {k: self.run_of(name, middle * 2.0**k, TUNING_SEED) for k in steps}
+            self.require(runs.values())
+            tried |= {k: self.measure("loss", run) for k, run in runs.items()}
+            best = lowest(dict(sorted(tried.items())))
+            if best == low > -MOST_DOUBLINGS:
+                low -= 1
+            elif best == high < MOST_DOUBLINGS:
+                high += 1
+            else:
+                break
+        lr, variants = middle * 2.0**best, {"": tried[best]}
+        for more in arm.tries:
+            run = self.run_of(name, lr, TUNING_SEED, f"{files} {more}")
+            variants[more] = self.measure("loss", run)
+        tried = {middle * 2.0**k: tried[k] for k in sorted(tried)}
+        return Tuned(lr, f"{files} {lowest(variants)}".strip(), tried, variants if arm.tries else {})
+
+    def own_rate(self, name: str) -> float:
+        """The learning rate that an arm's config files set."""
+        config = resolve_configs(self.run_of(name, None, TUNING_SEED).args)[1]
+        fill_defaults(config)
+        return config.learning_rate
+
+    def seeds_of(self, name: str) -> list:
+        """The seeds that an arm is reported with: those of SEEDS, of which no choice was made by."""
+        names = self.names_of(name)
+        n = min(max(self.scale.side_seeds, *(ARMS[other].seeds for other in names)), self.config.seeds)
+        for claim in self.claims:
+            if not set(names).isdisjoint(arm for _, arm in split_value(claim.primary.value)):
+                whole = self.config.scale in claim.adequate and not claim.few_seeds
+                n = max(n, self.config.seeds if whole else (self.config.seeds + 1) // 2)
+        return list(SEEDS[:n])
+
+    def reported(self, name: str, seed: int) -> TrainingRun:
+        """The run of an arm, as it was tuned, with a seed that is reported."""
+        tuned = self.tune(name)
+        return self.run_of(name, tuned.lr, seed, tuned.files)
+
+    def values(self, number) -> list:
+        """A `Number` seed by seed, of the seeds that all its arms have. MissingRun if one is not recorded.
+
+        Infinite where the loss of one side diverged: of two arms, or of one at a multiple of its best rate; nan where
+        another arm diverged, or both sides did."""
+        parts = split_value(number.value)
+        seeds, values = min((self.seeds_of(name) for _, name in parts), key=len), []
+        for seed in seeds:
+            terms = []
+            for sign, name in parts:
+                value = self.measure(number.measure, self.reported(name, seed))
+                tells = number.measure == "loss" and (len(parts) == 2 or ARMS[name].times != 1)
+                terms.append(sign * (value if value is not None else math.inf if tells else math.nan))
+            values.append(sum(terms))
+        return values
+
+    # -- training and measuring them
+
+    def measure(self, measure: str, run: TrainingRun) -> float | None:
+        """A measure of a run: recorded, or trained, measured and recorded now. None if the run diverged."""
+        known = self.record.measures(run)
+        if measure in known:
+            return known[measure]
+        self.require([run], measure)
+        self.runner.finish(run)
+        if self.runner.stopping:
+            raise Stopped
+        with self.runner.thread_lock(run.path):  # several arms may ask at once
+            if measure not in self.record.measures(run):
+                outcome, loss = read_outcome(run.path)
+                if measure != "loss" and outcome != "diverged":
+                    loss = quantities.MEASURES[measure](run.path)
+                seconds = json.loads((run.path / "done.json").read_text())["seconds"]
+                origin = {"hardware": self.machine["hardware"], **read_origin(run.path)}
+                self.record.add(run, measure, loss, outcome=outcome, seconds=round(seconds or 0), machine=origin)
+            return self.record.measures(run)[measure]
+
+    def require(self, runs, measure: str = "loss") -> None:
+        """Without leave to train, note those of the runs whose measure is not recorded; MissingRun if there are any."""
+        missing = [run for run in runs if not self.may_train and measure not in self.record.measures(run)]
+        self.missing |= {run.path: run for run in missing}
+        if missing:
+            raise MissingRun
+
+
+def lowest(losses: dict):
+    """The key of the lowest loss, the first of several; a run that diverged, None, is the highest."""
+    return min(losses, key=lambda key: math.inf if losses[key] is None else losses[key])

@@ -1,0 +1,171 @@
+"""What a sweep trains: every combination of config files, values of flags, and seeds."""
+
+import difflib
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from configurator import read_knobs
+from model import GPTConfig
+from nanodnt.data import folder_of, load_meta
+from nanodnt.engine import split_batch
+from nanodnt.networks import fit, network, stand_in
+from nanodnt.optim import fill_defaults, make_optimizer
+from nanodnt.settings import TrainConfig
+from studies.sweep.runner import ROOT, TrainingRun, make_run, resolve_configs
+
+SET_HERE = {"out_dir": "use --out instead", "seed": "use --seeds instead", "init_from": "leave it out"}
+SET_HERE |= {"overwrite": "leave it out", "eval_only": "leave it out"}
+
+
+@dataclass
+class SweepConfig:
+    # --- what ---
+    files: str = ""  # config files to try, each put after the others, separated by commas; a+b is one choice of two
+    #   files; an empty choice, as in "a,", is none
+    seeds: str = "1"  # seeds of every combination: a number n for 1, 2, … n, or a list such as 0,5 (of one: 7,)
+    # --- how ---
+    jobs: int = 0  # runs at a time; 0 = one per CPU core, or one per GPU
+    out: str = ""  # folder of the runs, sweep.json, sweep.md and sweep.png; empty = out/sweep/NAME, of the first file
+    print: bool = False  # print the commands, one a line, and run nothing
+    collect: bool = False  # run nothing: write the results of the runs that are finished, and name the others
+
+    def check(self):
+        """ValueError for values that make no sense."""
+        self.list_seeds()
+        if self.jobs < 0:
+            raise ValueError(f"jobs={self.jobs} must not be negative (0 = chosen for the machine)")
+        if self.print and self.collect:
+            raise ValueError("print and collect do not go together: print the commands, run them, then collect")
+        if self.out and Path(self.out).expanduser().is_file():
+            raise ValueError(f"out={self.out} is a file: name a folder")
+
+    def list_seeds(self) -> list:
+        """The seeds. ValueError if the text names none, or one twice."""
+        parts = [part.strip() for part in self.seeds.split(",") if part.strip()]
+        numbers = [int(part) for part in parts if part.isdecimal()]
+        if not parts or len(set(numbers)) < len(parts):
+            raise ValueError(f"seeds={self.seeds} must be a number n, for 1 to n, or a list of different seeds: 0,5")
+        seeds = numbers if "," in self.seeds else list(range(1, numbers[0] + 1))
+        if not 1 <= len(seeds) <= 100:
+            one = f"; for the one seed {numbers[0]} write --seeds={numbers[0]}," if len(numbers) == 1 else ""
+            raise ValueError(f"seeds={self.seeds} would be {len(seeds)} seeds: 1 to 100 are possible{one}")
+        return seeds
+
+
+class Point(NamedTuple):
+    """One run of a sweep, and where it stands in it."""
+
+    run: TrainingRun
+    files: str  # its choice of --files
+    flags: dict  # its values of the flags that have several
+    seed: int
+
+
+def split_arguments(argv: list) -> tuple:
+    """(flags of SweepConfig, config files, {flag of train.py: its values}) of a command line. ValueError for a flag
+    that is unknown, given twice or has no value, and for one that a sweep sets itself."""
+    own, files, lists = [], [], {}
+    train, ours = read_knobs(GPTConfig, TrainConfig), SweepConfig.__dataclass_fields__
+    for arg in argv:
+        name, equals, value = arg.removeprefix("--").partition("=")
+        if arg in ("--help", "-h") or (name in ours and arg.startswith("--")):
+            own.append(arg)  # configure() reads these, and says what is wrong with them
+        elif not arg.startswith("-") and not (equals and name in train):
+            files.append(_locate(arg))
+        elif not arg.startswith("--") or arg.startswith("---"):
+            raise ValueError(f"{arg}: write --{arg.lstrip('-')}")
+        elif name not in train:
+            close = difflib.get_close_matches(name, [*train, *ours], n=1)
+            hint = f"did you mean --{close[0]}?" if close else "train.py --help and sweep.py --help list all"
+            raise ValueError(f"unknown flag --{name} ({hint})")
+        elif not equals:
+            raise ValueError(f"--{name} has no value: write --{name}=VALUE or --{name}=VALUE,VALUE")
+        elif name in SET_HERE:
+            raise ValueError(f"--{name} is set for each run by the sweep: {SET_HERE[name]}")
+        elif name in lists:
+            raise ValueError(
+                f"--{name} is given twice: write its values with commas, --{name}={lists[name][0]},{value}"
+            )
+        else:
+            lists[name] = [part.strip() for part in value.split(",")]
+            if len(set(lists[name])) < len(lists[name]) or "" in lists[name]:
+                raise ValueError(f"--{name}={value}: values must differ and not be empty; no space after a comma")
+    if "dataset" in lists:
+        lists["dataset"] = [str(folder_of(d).resolve()) if _is_path(d) else d for d in lists["dataset"]]
+    return own, files, lists
+
+
+def _locate(file: str) -> str:
+    """A config file as the runs name it: relative to the repository where it lies in it. ValueError if it is not there,
+    neither from the current folder nor from the repository."""
+    found = next((path.resolve() for path in (Path(file), ROOT / file) if path.is_file()), None)
+    if found is None:
+        raise ValueError(f"there is no config file {file!r}")
+    return found.relative_to(ROOT).as_posix() if found.is_relative_to(ROOT) else str(found)
+
+
+def _is_path(dataset: str) -> bool:
+    """Whether a dataset is named by the path of its folder."""
+    return "/" in dataset and (Path(dataset) / "meta.json").is_file()
+
+
+def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> list:
+    """Every `Point`, in the order of the command line; the seed changes first. ValueError for one that cannot be
+    trained, and for two that are the same. min_lr is a tenth of a given learning_rate, unless it is given too."""
+    if not files and not lists and not config.files:
+        raise ValueError("there is nothing to sweep: name a config file, and flags with several values")
+    swept = [name for name in lists if len(lists[name]) > 1]
+    fixed = {name: values[0] for name, values in lists.items() if name not in swept}
+    points, seeds = [], config.list_seeds()
+    choices = [tuple(name.strip() for name in choice.split("+")) for choice in config.files.split(",")]
+    for choice, values in product(choices, product(*(lists[name] for name in swept))):
+        flags = dict(zip(swept, values, strict=True))
+        extra = {}
+        if "learning_rate" in lists and "min_lr" not in lists:
+            extra["min_lr"] = _tenth((fixed | flags)["learning_rate"])
+        chosen = [_locate(name) for name in choice] if choice != ("",) else []
+        for seed in seeds:
+            run = make_run(folder, [*files, *chosen], fixed | flags | extra | {"seed": seed})
+            points.append(Point(run, "+".join(chosen), flags, seed))
+    check_different(points[:: len(seeds)])
+    return points
+
+
+def _tenth(rate: str) -> str:
+    try:
+        return f"{float(rate) / 10:g}"
+    except ValueError:
+        raise ValueError(f"--learning_rate={rate} is not a number") from None
+
+
+def check_different(points: list) -> None:
+    """ValueError if one of the points cannot be trained, or if two have the same settings."""
+    seen = {}
+    for point in points:
+        settings = tuple(asdict(config).items() for config in check_trainable(point.run))
+        for other, others in seen.items():
+            if others == settings:
+                raise ValueError(f"{other} and {point.run.path.name} have the same settings: leave one out")
+        seen[point.run.path.name] = settings
+
+
+def check_trainable(run: TrainingRun) -> tuple:
+    """The run's (GPTConfig, TrainConfig). ValueError, which names the run, unless they are allowed and the dataset is
+    prepared."""
+    flags, config = resolve_configs(run.args)
+    try:
+        config.check()
+        fill_defaults(config)
+        meta, left_open = stand_in(flags)
+        fit(flags, load_meta(config.dataset, verify=False) if left_open else meta, config.dataset)
+        make_optimizer(network(flags).empty(flags), config)
+        split_batch(config.batch_size, config.micro_batch_size, 1)
+    except ValueError as e:
+        raise ValueError(f"{run.path.name}: {e}") from None
+    return flags, config
+
+
+def default_folder(files: list) -> Path:
+    return ROOT / "out" / "sweep" / (Path(files[0]).stem if files else "base")

@@ -1,0 +1,418 @@
+"""`evaluate.py --tasks=answers`: against greedy generation, a plain count in float64 and training's own loss."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from interop.conversations.template import TEMPLATES, Template
+from interop.evaluation import answers as module
+from interop.evaluation.answers import Answers, list_inputs, mean_entry, open_answers, predict, score_answers
+from interop.evaluation.results import compare_results
+from interop.evaluation.settings import EvaluateConfig
+from nanodnt.generate import generate
+from nanodnt.run.environment import Env
+from nanodnt.tokenizer import Tokenizer
+from nanodnt.trained import load_trained
+from support import examples as made
+from support.evaluation import EOT, call, make_byte_dataset, read, values
+from support.runs import column, files, run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+T = 48  # block_size of the runs
+WORDS = ["ab", "face", "d", "beef", "cab", "fade", "ebb", "acc", "bad", "efda", "ca", "fff", "deaf", "cafe", "dab", "e"]
+CHATS = [  # turns (prompt, answer): some of two and three turns
+    *([(word, word.upper())] for word in WORDS),
+    *([(a, a.upper()), (b, b.upper())] for a, b in zip(WORDS, WORDS[3:], strict=False)),
+    [(word, word.upper()) for word in ("ab", "dada", "c")],
+    [("ab", "wrong"), ("d", "D")],
+]
+
+
+def encode(turns) -> tuple:
+    """A chat in the template of made datasets, as (ids, marks)."""
+    return made.example(*((f"{chr(10) * bool(i)}{p}\n", r) for i, (p, r) in enumerate(turns)))
+
+
+def messages(turns) -> list:
+    roles = ("user", "assistant")
+    return [{"role": role, "content": text} for turn in turns for role, text in zip(roles, turn, strict=True)]
+
+
+def write_records(path, records, array=False):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(records) if array else "".join(json.dumps(r) + "\n" for r in records))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A dataset, its validation chats as records, and two runs that have learned a part: with documents kept apart and
+    without. The third has read a text, so it has no template."""
+    folder = tmp_path_factory.mktemp("answers")
+    train = made.shouts(0, 300, 4) + [
+        encode([(w, w.upper()), (v, v.upper())]) for w, v in zip(WORDS, WORDS, strict=True)
+    ]
+    data = made.write_examples(folder / "data", train=train, val=list(map(encode, CHATS)))
+    write_records(folder / "chats.jsonl", [dict(messages=messages(turns)) for turns in CHATS])
+    how = dict(block_size=T, batch_size=16, max_iters=120, eval_interval=120, eval_tokens=0, log_interval=120)
+    for name, doc_mask in (("apart", True), ("together", False)):
+        assert run(out_dir=folder / name, dataset=data, doc_mask=doc_mask, track_interval=0, **how) == 0
+    texts = make_byte_dataset(folder / "texts")
+    assert run(out_dir=folder / "base", dataset=texts, block_size=T, max_iters=2, eval_interval=2, eval_tokens=0) == 0
+    return folder
+
+
+@pytest.fixture
+def runs(folder, tmp_path):
+    """The runs without their results."""
+    for name in ("apart", "together", "base"):
+        shutil.copytree(folder / name, tmp_path / name, ignore=shutil.ignore_patterns("evaluation.json", "prev.pt"))
+    for name in ("data", "texts", "chats.jsonl"):
+        (tmp_path / name).symlink_to(folder / name)
+    return tmp_path
+
+
+def environment(rank=0, world_size=1) -> Env:
+    return Env(rank, world_size, torch.device("cpu"), torch.float32, distributed=False)
+
+
+@pytest.fixture(scope="module")
+def opened(folder):
+    """(the model that kept documents apart, the chats as it reads them)."""
+    trained = load_trained(folder / "apart", "last.pt")
+    (answers,) = open_answers([str(folder / "data")], EvaluateConfig(), trained, environment())
+    return trained.model, answers
+
+
+def answers_of(example) -> list:
+    """[(where it begins, where it ends)] of the answers of (ids, marks), found token by token."""
+    found, start = [], None
+    for i, (token, mark) in enumerate(zip(*example, strict=True)):
+        start = i if mark == 1 and start is None else start
+        if mark == 1 and token == EOT:
+            found, start = [*found, (start, i + 1)], None
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------- metrics
+
+
+@pytest.mark.parametrize("name", ["apart", "together"])
+def test_exact_match_is_what_greedy_generation_writes(name, runs):
+    model, right, total = load_trained(runs / name, "last.pt").model, 0, 0
+    for ids, marks in map(encode, CHATS):
+        for start, end in answers_of((ids, marks)):
+            out = generate(model, torch.tensor([ids[:start]]), end - start, temperature=0, stop=EOT)
+            right, total = right + (out[0].tolist() == ids[:end]), total + 1
+    assert 0.1 * total < right < 0.97 * total  # a part is learned
+    assert call(out_dir=runs / name, tasks="answers", input=runs / "data", checkpoint="last.pt") == 0
+    entry = read(runs / name)[f"answers {runs / 'data'}"]
+    share = right / total
+    expected = {"value": share, "stderr": math.sqrt(share * (1 - share) / total)}
+    assert entry["metrics"]["exact_match"] == pytest.approx(expected, rel=1e-12)
+    assert (entry["answers"], entry["short_answers"], entry["examples"]) == (total, total, len(CHATS))
+
+
+@pytest.mark.parametrize("name", ["apart", "together"])
+def test_nats_against_a_plain_count(name, runs):
+    """Chat by chat, token by token, in float64; and, with documents kept apart, training's own val_loss."""
+    model, nats, n = load_trained(runs / name, "last.pt").model.double(), 0.0, 0
+    for ids, marks in map(encode, CHATS):
+        with torch.no_grad():
+            logits = model(torch.tensor([ids]))[0][0].double()
+        for i, mark in enumerate(marks):
+            if mark == 1:
+                nats, n = nats - (logits[i - 1, ids[i]] - logits[i - 1].logsumexp(0)).item(), n + 1
+    assert call(out_dir=runs / name, tasks="answers", input=runs / "data", checkpoint="last.pt") == 0
+    found = values(runs / name, f"answers {runs / 'data'}")["nats_per_answer_token"]
+    assert found == pytest.approx(nats / n, rel=1e-5)
+    assert read(runs / name)[f"answers {runs / 'data'}"]["answer_tokens"] == n
+    loss = column(runs / name, "val_loss")[120]
+    assert found == pytest.approx(loss, rel=1e-5) if name == "apart" else abs(found - loss) > 1e-3 * loss
+
+
+@pytest.mark.parametrize("batch_size, world_size, most", [(1, 1, 1 << 26), (3, 2, 1), (50, 5, 700), (2, 40, 1 << 26)])
+def test_batches_and_processes_change_nothing(batch_size, world_size, most, opened, monkeypatch):
+    """What each of several processes finds, put together, is what one finds; every answer is in one of them. With 40
+    there are more than chats."""
+    model, answers = opened
+    nats, hits = predict(model, answers, 16, environment())
+    monkeypatch.setattr(module, "MAX_LOGITS", most)  # of 320 entries a token
+    parts = [predict(model, answers, batch_size, environment(rank, world_size)) for rank in range(world_size)]
+    assert sum((part[0] > 0).astype(int) for part in parts).tolist() == (answers.marks == 1).tolist()
+    assert np.allclose(sum(part[0] for part in parts), nats, rtol=2e-5, atol=1e-7)
+    assert (sum(part[1].astype(int) for part in parts) == hits).all()
+
+
+def test_the_processes_sums(opened):
+    """Each process's sums, added as the processes would."""
+    model, answers = opened
+    whole, sums = score_answers(model, answers, 4, 16, environment()), []
+
+    class Adding(Env):
+        def sum(self, value):
+            return value.add_(sums.pop()) if self.rank else sums.append(value.clone()) or value
+
+    for rank in range(2):
+        found = score_answers(model, answers, 4, 16, Adding(rank, 2, torch.device("cpu"), torch.float32, False))
+    assert found["metrics"].keys() == whole["metrics"].keys()
+    for name, metric in whole["metrics"].items():
+        assert found["metrics"][name] == pytest.approx(metric, rel=1e-6)
+
+
+def test_memory_is_bounded(opened):
+    """Logits are made at answers' tokens only, and no forward pass has more inputs than batch_size · block_size."""
+    model, answers = opened
+    seen = []
+    spy = SimpleNamespace(config=model.config, stream=lambda x: seen.append(tuple(x.shape)) or model.stream(x))
+    spy.logits = lambda x: seen.append(x.shape[1]) or model.logits(x)
+    predict(spy, answers, 2, environment())
+    shapes, positions = ([s for s in seen if type(s) is kind] for kind in (tuple, int))
+    assert sum(positions) == len(answers.places) and max(rows * width for rows, width in shapes) <= 2 * T
+    widths = [width for _, width in shapes]
+    assert widths == sorted(widths, reverse=True) and widths[0] == answers.lengths.max() - 1
+    assert sum(rows for rows, _ in shapes) == len(CHATS) and len(shapes) > 5
+
+
+def test_where_answers_begin_and_end():
+    """One may follow the end of another at once; end of text in a prompt ends nothing."""
+    first = made.example(("ab", "c"), ([], "de"), ("f", []))
+    second = made.example(([EOT, 5], "x"))
+    ids, marks = (np.array([*a, *b]) for a, b in zip(first, second, strict=True))
+    answers = Answers("x", ids, marks, EOT, None, "")
+    assert answers.starts.tolist() == [0, 10] and answers.lengths.tolist() == [10, 5]
+    ends = [*answers.firsts[1:], len(answers.places)]
+    cut = [ids[answers.places[a:b]].tolist() for a, b in zip(answers.firsts, ends, strict=True)]
+    assert cut == [[*b"c", EOT], [*b"de", EOT], [EOT], [*b"x", EOT]]
+    for longest, short in ((1, [0, 0, 1, 0]), (2, [1, 0, 1, 1]), (3, [1, 1, 1, 1]), (0, [1, 1, 1, 1])):
+        assert answers.short(longest).tolist() == short
+
+
+@pytest.mark.parametrize("longest", [1, 2, 4, 5, 6, 0])
+def test_short_answers_alone_count_for_exact_match(longest, runs, opened, capsys):
+    model, answers = opened
+    _, hits = predict(model, answers, 16, environment())
+    right = counted = start = 0
+    for example in map(encode, CHATS):
+        for a, b in answers_of(example):
+            if not longest or b - a <= longest:
+                counted, right = counted + 1, right + bool(hits[start + a : start + b].all())
+        start += len(example[0])
+    data, flags = runs / "data", dict(max_answer_tokens=longest, checkpoint="last.pt")
+    assert call(out_dir=runs / "apart", tasks="answers", input=data, **flags) == 0
+    entry, out = read(runs / "apart")[f"answers {data}"], capsys.readouterr().out
+    assert entry["short_answers"] == counted and entry["settings"]["max_answer_tokens"] == longest
+    if longest == 1:  # an answer has a token and end of text
+        assert counted == 0 and "exact_match" not in entry["metrics"] and "no exact_match: none has at most 1" in out
+    else:
+        expected = {"value": right / counted, "stderr": np.sqrt(right * (counted - right) / counted**3)}
+        assert entry["metrics"]["exact_match"] == pytest.approx(expected)
+        assert ("exact_match counts all" if not longest else f"counts {counted} with at most {longest} tokens") in out
+        assert ("answers of any length" if not longest else f"answers of up to {longest} tokens") in out
+
+
+# ------------------------------------------------------------------------------------------------------------- input
+
+
+def test_records_are_what_their_prepared_dataset_is(runs, capsys):
+    """The template is the checkpoint's. The flags win over it, and a line says so."""
+    file = runs / "chats.jsonl"
+    for name in ("data", "chats.jsonl"):
+        assert call(out_dir=runs / "apart", tasks="answers", input=runs / name) == 0
+    assert "note:" not in capsys.readouterr().out
+    one, other = (read(runs / "apart")[f"answers {runs / name}"] for name in ("data", "chats.jsonl"))
+    assert one["metrics"] == other["metrics"] and one["settings"]["sha256"] != other["settings"]["sha256"]
+    assert one["settings"]["template"] == other["settings"]["template"] == made.TEMPLATE
+    assert call(out_dir=runs / "apart", tasks="answers", input=file, template="{prompt}\\n{response}") == 0
+    out = capsys.readouterr().out
+    assert f"note: {runs / 'apart' / 'best.pt'} was trained with another template than that of {file}" in out
+    entry = read(runs / "apart")[f"answers {file}"]  # with another text for system messages, of which there are none
+    assert entry["metrics"] == one["metrics"] and entry["settings"]["template"]["system"] == ""
+    assert call(out_dir=runs / "base", tasks="answers", input=file, template="plain") == 0
+    assert "note:" not in capsys.readouterr().out  # this run has none
+    assert read(runs / "base")[f"answers {file}"]["settings"]["template"]["turn"] == TEMPLATES["plain"].turn
+
+
+def test_keys_and_system_messages(runs):
+    odd = [dict(question=word, answer=word.upper()) for word in WORDS]
+    usual = [dict(prompt=word, response=word.upper()) for word in WORDS]
+    system = [dict(messages=[dict(role="system", content="S"), *messages(turns)]) for turns in CHATS]
+    paths = [write_records(runs / f"{i}.jsonl", records) for i, records in enumerate((odd, usual, system))]
+    keys = dict(prompt_key="question", response_key="answer")
+    shape = dict(template="{prompt}\\n{response}", system_template="{system}\\n")
+    for path, how in zip(paths, (keys, {}, shape), strict=True):
+        assert call(out_dir=runs / "apart", tasks="answers", input=path, **how) == 0
+    found = [read(runs / "apart")[f"answers {path}"] for path in paths]
+    assert found[0]["metrics"] == found[1]["metrics"] and found[0]["answers"] == len(WORDS)
+    assert found[2]["settings"]["template"] == dict(system="{system}\n", turn="{prompt}\n{response}")
+    assert found[2]["answers"] == len(list(sum(CHATS, [])))
+
+
+COMMONSENSE = ("boolq", "piqa", "social_i_qa", "hellaswag", "winogrande", "ARC-Easy", "ARC-Challenge", "openbookqa")
+
+
+def test_the_eight_test_sets_and_their_mean(runs, capsys):
+    """Files in LLM-Adapters' form, in a folder, named one by one, and in one of two runs only."""
+    tests, rng = runs / "raw" / "test", np.random.default_rng(0)
+    for i, name in enumerate(COMMONSENSE):
+        words = [made.shouts(int(seed), 1, 4)[0][0] for seed in rng.integers(0, 999, 5 + i)]
+        words = [bytes(ids[1 : ids.index(10)]).decode() for ids in words]
+        records = [dict(instruction=w, input="", output=w.upper(), answer=w.upper()) for w in words]
+        write_records(tests / f"{name}.json", records, array=True)
+    (tests / ".hidden.json").write_text("no")
+    (tests / "README.md").write_text("about")
+    both = f"{runs / 'apart'},{runs / 'together'}"
+    assert call(out_dir=both, tasks="answers", input=tests) == 0
+    entries = read(runs / "apart")
+    single = {f"answers {tests / name}.json": 5 + i for i, name in enumerate(COMMONSENSE)}
+    assert entries.keys() == {*single, "answers, mean of 8"}
+    assert {name: entries[name]["answers"] for name in single} == single
+    exact = [entries[name]["metrics"]["exact_match"] for name in single]
+    mean = entries["answers, mean of 8"]["metrics"]["exact_match"]
+    assert mean["value"] == pytest.approx(np.mean([one["value"] for one in exact])) and 0 < mean["value"] < 1
+    assert mean["stderr"] == pytest.approx(np.sqrt(np.sum([one["stderr"] ** 2 for one in exact])) / 8)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("answers, mean of 8  exact_match")]
+    assert len(rows) == 1 and rows[0].count("±") == 2  # both runs in one row
+    listed = ", ".join(str(tests / f"{name}.json") for name in reversed(COMMONSENSE))
+    assert call(out_dir=runs / "apart", tasks="answers", input=listed + ",") == 0
+    assert read(runs / "apart")["answers, mean of 8"]["metrics"] == {"exact_match": pytest.approx(mean)}
+    assert read(runs / "apart")["answers, mean of 8"]["settings"] == entries["answers, mean of 8"]["settings"]
+
+
+def test_what_input_names(runs, monkeypatch):
+    odd = write_records(runs / "a, b.jsonl", [dict(prompt="a", response="A")])
+    assert list_inputs(str(odd)) == [str(odd)]  # a comma in a name
+    data, file = str(runs / "data"), str(runs / "chats.jsonl")
+    assert list_inputs(f"{file}, {data},{file}") == [file, data]
+    write_records(runs / "deep" / "er" / "x.json", [], array=True)
+    assert list_inputs(f"{data},{runs / 'deep'}") == [data, str(runs / "deep" / "er" / "x.json")]
+    assert list_inputs("commonsense170k") == ["commonsense170k"]  # a folder of data/, prepared or not
+
+
+def test_a_mean_needs_all_of_them():
+    found = {"value": 0.5, "stderr": 0.1}
+    entry = dict(metrics={"exact_match": found}, settings=dict(max_answer_tokens=32, sha256="a"))
+    assert mean_entry({"a": entry}) == mean_entry({"a": entry, "b": entry | dict(metrics={})}) == {}
+    found = {"value": 0.25, "stderr": 0.0}
+    both = mean_entry({"a": entry, "b": entry | dict(metrics={"exact_match": found})})
+    assert both["metrics"]["exact_match"] == {"value": 0.375, "stderr": 0.05}
+    runs = {name: {"m": both | dict(checkpoint="best.pt", step=1)} for name in "ab"}
+    runs["b"] = {"m": runs["b"]["m"] | dict(settings=dict(max_answer_tokens=32, inputs={"a": dict(sha256="b")}))}
+    assert len(compare_results(runs)) == 3  # of other files: a row of its own
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+BAD = {  # flags → what the one line says; TMP is the folder of the runs
+    "no input": (dict(input=""), "the task answers needs --input=FILE, a dataset of examples, or records"),
+    "no name": (dict(input=", ,"), "input=, , names nothing"),
+    "missing file": (
+        dict(input="TMP/no.jsonl"),
+        "there is no input TMP/no.jsonl: name a dataset of examples, or",
+    ),
+    "second missing": (dict(input="TMP/data,TMP/no.jsonl"), "there is no input TMP/no.jsonl"),
+    "not prepared": (dict(input="sft"), "dataset 'sft' is not prepared (no "),
+    "empty folder": (dict(input="TMP/nothing"), "input TMP/nothing holds neither a prepared dataset nor a .jsonl"),
+    "empty file": (dict(input="TMP/empty.jsonl"), "input TMP/empty.jsonl is empty"),
+    "empty array": (dict(input="TMP/none.json"), "input TMP/none.json is empty"),
+    "not JSON": (dict(input="TMP/broken.json"), "TMP/broken.json is not JSON ("),
+    "not records": (dict(input="TMP/text.txt"), "TMP/text.txt is none of .jsonl, .json, .parquet"),
+    "other keys": (dict(input="TMP/odd.jsonl"), "TMP/odd.jsonl, line 1: needs the keys 'prompt' and 'response', or "),
+    "blank answer": (dict(input="TMP/blank.jsonl"), "TMP/blank.jsonl, line 2: the response (message 2) is empty"),
+    "system message": (dict(input="TMP/system.jsonl", template="plain"), "TMP/system.jsonl, line 1: a system message"),
+    "no template": (
+        dict(out_dir="TMP/base", input="TMP/chats.jsonl"),
+        "TMP/base/best.pt was trained without a",
+    ),
+    "bad template": (dict(template="{prompt} {response} "), "the template '{prompt} {response} ' must end with"),
+    "unknown template": (dict(template="chatty"), "template 'chatty' is none of chat, alpaca"),
+    "system alone": (dict(system_template="{system}"), "system_template is a part of a template: give --template too"),
+    "template of a dataset": (dict(input="TMP/data", template="chat"), "template is for files of records: the dataset"),
+    "keys of a dataset": (dict(input="TMP/data", prompt_key="q"), "prompt_key is for files of records: the dataset"),
+    "a text": (dict(input="TMP/texts"), "dataset TMP/texts holds a text, without answers: use --tasks=text"),
+    "examples as a text": (dict(tasks="text", input="TMP/data"), "dataset TMP/data holds examples, whose answers are"),
+    "another tokenizer": (dict(input="TMP/letters"), "dataset TMP/letters has another tokenizer (json, 29 tokens)"),
+    "no end of text": (dict(out_dir="TMP/walker"), "the tokenizer of TMP/walker/best.pt (chars) has no end of text"),
+    "too long": (
+        dict(input="TMP/long.jsonl"),
+        "2 of 18 examples of TMP/long.jsonl are longer than 49 tokens, block_size+1",
+    ),
+    "too long, prepared": (
+        dict(input="TMP/large"),
+        "1 of 3 examples of TMP/large are longer than 49 tokens, block_size+1",
+    ),
+    "damaged": (dict(input="TMP/damaged"), "val.marks of 'TMP/damaged' does not mark 4 examples: prepare it again"),
+    "other content": (dict(input="TMP/changed"), "TMP/changed/val.bin does not match the sha256 in meta.json"),
+    "both tasks": (dict(tasks="answers,text"), "the tasks text and answers read different inputs"),
+    "overlap": (dict(overlap=3), "overlap belongs to the task text: add it to --tasks"),
+    "template of a text": (
+        dict(tasks="text", template="chat"),
+        "template belongs to the task answers: add it",
+    ),
+    "limit below 0": (dict(max_answer_tokens=-1), "max_answer_tokens=-1 must be 0 or more"),
+    "limit of a text": (dict(tasks="text", max_answer_tokens=3), "max_answer_tokens belongs to the task answers"),
+}
+
+
+@pytest.fixture(scope="module")
+def bad(folder, dataset, tmp_path_factory):
+    """The inputs of BAD."""
+    bad, good = tmp_path_factory.mktemp("bad"), dict(prompt="a", response="A")
+    (bad / "nothing").mkdir()
+    for name, content in (("empty.jsonl", "\n"), ("none.json", "[]"), ("broken.json", "[{"), ("text.txt", "a")):
+        (bad / name).write_text(content)
+    write_records(bad / "odd.jsonl", [dict(question="a", answer="A")])
+    write_records(bad / "blank.jsonl", [good, dict(prompt="a", response=" ")])
+    chat = [dict(role="system", content="S"), *messages([("a", "A")])]
+    write_records(bad / "system.jsonl", [dict(messages=chat)])
+    # [end of text] prompt newline answer [end of text]: 49 tokens fit, 50 do not
+    lengths = [*[2] * 15, 46, 47, 60]
+    write_records(bad / "long.jsonl", [dict(prompt="a" * (n - 1), response="A") for n in lengths])
+    shout, letters = made.shouts(0, 4), made.starting_tokenizer()
+    made.write_examples(bad / "letters", letters, train=[([1, 5, 2], [2, 1, 1])], val=[([1, 5, 2], [2, 1, 1])])
+    made.write_examples(bad / "large", train=shout, val=[*shout[:2], made.example(("a" * 60, "A"))])
+    made.write_examples(bad / "damaged", train=shout, val=[*shout[:3], ([EOT, 5], [2, 0])])
+    made.write_examples(bad / "changed", train=shout, val=shout)
+    raw = (bad / "changed" / "val.bin").read_bytes()
+    (bad / "changed" / "val.bin").write_bytes(raw[2:] + raw[:2])
+    assert run(out_dir=bad / "walker", dataset=dataset, max_iters=1, eval_interval=1) == 0
+    return bad
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_in_one_line(name, runs, bad, capsys):
+    flags, expected = BAD[name]
+    for path in bad.iterdir():
+        (runs / path.name).symlink_to(path)
+    before = files(runs)
+    flags = dict(out_dir="TMP/apart", tasks="answers", input="TMP/chats.jsonl") | flags
+    capsys.readouterr()
+    assert call(**{key: str(value).replace("TMP", str(runs)) for key, value in flags.items()}) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: " + expected.replace("TMP", str(runs))) and error.count("\n") == 1, error
+    assert files(runs) == before
+
+
+def test_an_example_may_fill_the_context(runs):
+    """block_size + 1 tokens, of which the last is a target only."""
+    file = write_records(runs / "full.jsonl", [dict(prompt="a" * (T - 4), response="AB")])
+    assert call(out_dir=runs / "apart", tasks="answers", input=file) == 0
+    assert read(runs / "apart")[f"answers {file}"]["answer_tokens"] == 3
+
+
+def test_a_tokenizer_with_its_own_start(tmp_path):
+    """An example begins with all tokens of the start, and none of them counts."""
+    meta = made.starting_tokenizer()
+    trained = SimpleNamespace(tokenizer=Tokenizer(meta), meta=meta, source="a model")
+    trained.model = SimpleNamespace(config=SimpleNamespace(block_size=8))
+    file = write_records(tmp_path / "r.jsonl", [dict(prompt="ab", response="c")])
+    config = replace(EvaluateConfig(), template="plain")
+    (answers,) = open_answers([str(file)], config, trained, environment())
+    assert answers.ids.tolist() == [0, 1, 3, 4, 5, 2] and answers.marks.tolist() == [2, 0, 0, 0, 1, 1]
+    assert answers.template == Template("", "{prompt}{response}")

@@ -1,0 +1,491 @@
+"""The code that an exported folder carries: loaded by `transformers`, it is our network and needs nothing of ours."""
+
+import ast
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache, dynamic_module_utils
+from transformers import logging as transformers_logging
+
+from interop.huggingface.carry import ROOT, START, carried_files, network_config
+from model import GPT, GPTConfig
+from nanodnt.generate import generate
+from support.models import ALL, LLAMA, POST, REPRESENTATIVES, S5, SIZE, build, error, network, spread, tokens
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LEARNED = dict(POST, norm="layernorm", bias=True, deepnorm=True)
+ROTARY = dict(LLAMA, **S5, lns="norm")
+EXPERTS = dict(LLAMA, gain="branch", n_expert=4, n_expert_shared=1, router="sigmoid", balance="bias")
+EACH = pytest.mark.parametrize("flags", [LEARNED, ROTARY, EXPERTS], ids=["learned positions", "rotary", "experts"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def modules_folder(tmp_path_factory):
+    """`transformers` copies the code it imports to a folder, which is in the user's home unless told otherwise."""
+
+    def forget():
+        for name in [name for name in sys.modules if name.split(".")[0] == "transformers_modules"]:
+            del sys.modules[name]
+
+    forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+        patch.setattr(sys, "path", list(sys.path))
+        transformers_logging.disable_progress_bar()
+        yield
+    forget()
+
+
+def export(folder, model, eot=None, start=()):
+    """A folder as interop/huggingface/write.py makes it, without a tokenizer."""
+    folder.mkdir(parents=True)
+    for name, text in CARRIED.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    ids = dict(bos_token_id=start[0] if start else eot, eos_token_id=eot, dtype="float32")
+    (folder / "config.json").write_text(json.dumps(network_config(model.config) | ids))
+    weights = {f"network.{name}": t.contiguous() for name, t in model.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def load(folder, **options):
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options)
+
+
+def pair(tmp_path, flags, n_layer=2):
+    """(our model, its copy as `transformers` loads it), in fp32."""
+    ours = build(flags, n_layer, torch.float32)
+    return ours, load(export(tmp_path / "exported", ours))
+
+
+def greedy(model, *args, new=4, **options):
+    return model.generate(*args, max_new_tokens=new, do_sample=False, **options)
+
+
+def left_padded(rows, length):
+    """(input_ids, attention_mask), both (B, length), of `rows`, each (T,)."""
+    ids, mask = torch.zeros(len(rows), length, dtype=torch.long), torch.zeros(len(rows), length, dtype=torch.long)
+    for i, row in enumerate(rows):
+        ids[i, length - len(row) :], mask[i, length - len(row) :] = row, 1
+    return ids, mask
+
+
+CARRIED = carried_files()
+ROWS = [tokens(n, seed=n) for n in (2, 5, 3)]
+
+
+# ------------------------------------------------------------------------------------------------- the same network
+
+
+@pytest.mark.parametrize("name", [*ALL, "experts"])
+@torch.no_grad()
+def test_every_layout(name, tmp_path):
+    ours, theirs = pair(tmp_path, EXPERTS if name == "experts" else network(name, 2)[0])
+    idx = tokens(2, 7)
+    logits = ours(idx)[0]
+    output = theirs(idx, labels=idx)
+    assert type(theirs).__module__.startswith("transformers_modules.")
+    assert (logits.shape, output.logits.dtype) == ((2, 7, SIZE["vocab_size"]), torch.float32)
+    assert error(output.logits, logits) < 1e-6
+    assert error(output.loss, ours(idx[:, :-1], idx[:, 1:])[1]) < 1e-6
+    assert torch.equal(greedy(theirs, idx[:, :3], new=5), generate(ours, idx[:, :3], 5, temperature=0))
+    ids, mask = left_padded(ROWS, 5)
+    padded = theirs(ids, attention_mask=mask).logits
+    for row, found in zip(ROWS, padded, strict=True):
+        assert error(found[-len(row) :], ours(row[None])[0][0]) < 1e-5
+
+
+@pytest.mark.parametrize("name", spread(REPRESENTATIVES, ("S5", "sigmaReparam, HG, DP", "much at once")))
+@torch.no_grad()
+def test_bf16(name, tmp_path):
+    flags, _ = network(name, 2)
+    ours, _ = pair(tmp_path, flags)
+    theirs = load(tmp_path / "exported", dtype=torch.bfloat16)
+    assert {p.dtype for p in theirs.parameters()} == {torch.bfloat16}
+    idx = tokens(2, 7)
+    assert error(theirs(idx).logits, ours.to(torch.bfloat16)(idx)[0]) < 1e-3
+
+
+def test_folder_alone(tmp_path):
+    """In a process that cannot import this repository."""
+    ours = build(ROTARY, 2, torch.float32)
+    folder, idx = export(tmp_path / "exported", ours), tokens(2, 6)
+    save_file({"idx": idx, "logits": ours(idx)[0].detach().contiguous()}, tmp_path / "expected.safetensors")
+    script = """if True:
+        import importlib.util, sys
+        from safetensors.torch import load_file
+        from transformers import AutoModelForCausalLM
+        assert not [name for name in ("model", "layers", "nanodnt") if importlib.util.find_spec(name)]
+        model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+        expected = load_file(sys.argv[2])
+        print((model(expected["idx"]).logits - expected["logits"]).abs().max().item())
+        print(model.generate(expected["idx"], max_new_tokens=3, do_sample=False).tolist())
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
+    env |= dict(HF_HOME=str(tmp_path / "home"), HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
+    command = [sys.executable, "-I", "-c", script, str(folder), str(tmp_path / "expected.safetensors")]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    difference, generated = done.stdout.splitlines()
+    assert float(difference) < 1e-5
+    assert json.loads(generated) == generate(ours, idx, 3, temperature=0).tolist()
+
+
+# ----------------------------------------------------------------------------------------------------- generation
+
+
+@EACH
+def test_padded_batch_generates_what_its_rows_do(flags, tmp_path):
+    ours, theirs = pair(tmp_path, flags)
+    ids, mask = left_padded(ROWS, 5)
+    together = greedy(theirs, ids, attention_mask=mask)
+    assert together.shape == (3, 9)
+    beams = greedy(theirs, ids, attention_mask=mask, num_beams=3)
+    for row, found, beam in zip(ROWS, together, beams, strict=True):
+        assert torch.equal(found[5 - len(row) :], generate(ours, row[None], 4, temperature=0)[0])
+        assert torch.equal(beam[5 - len(row) :], greedy(theirs, row[None], num_beams=3)[0])
+
+
+def test_padding_takes_no_room(tmp_path):
+    """A row of 3 tokens in a batch that is wider than block_size, 9."""
+    ours, theirs = pair(tmp_path, LEARNED)
+    ids, mask = left_padded(ROWS, 12)
+    assert error(theirs(ids, attention_mask=mask).logits[2, -3:], ours(ROWS[2][None])[0][0]) < 1e-5
+
+
+@EACH
+def test_beams_with_and_without_a_cache(flags, tmp_path):
+    _, theirs = pair(tmp_path, flags)
+    idx = tokens(2, 3)
+    with_cache, without = (greedy(theirs, idx, new=6, num_beams=4, use_cache=use) for use in (True, False))
+    assert torch.equal(with_cache, without)
+    assert not torch.equal(with_cache, greedy(theirs, idx, new=6))  # beams find other sequences, so they were reordered
+
+
+@EACH
+def test_continuing_a_cache(flags, tmp_path):
+    """By one token and by several, with logits of all of them or of the last."""
+    ours, theirs = pair(tmp_path, flags)
+    idx = tokens(2, 8)
+    expected = ours(idx)[0]
+    first = theirs(idx[:, :3])
+    cache = first.past_key_values
+    assert cache.get_seq_length() == 3
+    second = theirs(idx[:, 3:4], past_key_values=cache, attention_mask=torch.ones(2, 4))
+    third = theirs(idx[:, 4:], past_key_values=cache)
+    assert error(torch.cat([o.logits for o in (first, second, third)], dim=1), expected) < 1e-5
+    for keep, positions in ((1, [2]), (2, [1, 2]), (torch.tensor([0, 2]), [0, 2])):
+        assert error(theirs(idx[:, :3], logits_to_keep=keep).logits, expected[:, positions]) < 1e-5
+    assert theirs(idx, use_cache=False).past_key_values is None
+    assert theirs(idx, return_dict=False)[0].shape == expected.shape
+    cache = theirs(idx[:, :3]).past_key_values  # generate takes whole sequences, and feeds what the cache lacks
+    assert torch.equal(greedy(theirs, idx[:, :5], past_key_values=cache), generate(ours, idx[:, :5], 4, temperature=0))
+
+
+def test_sampling_follows_the_seed(tmp_path):
+    _, theirs = pair(tmp_path, ROTARY)
+
+    def sample(seed):
+        torch.manual_seed(seed)
+        return theirs.generate(tokens(4, 2), max_new_tokens=6, do_sample=True, top_k=0)
+
+    assert torch.equal(sample(1), sample(1)) and not torch.equal(sample(1), sample(2))
+
+
+def test_end_of_text_ends_generation(tmp_path):
+    ours = build(LEARNED, 2, torch.float32)
+    idx = tokens(1, 3)
+    expected = generate(ours, idx, 5, temperature=0)
+    eot = expected[0, 4].item()
+    assert expected[0, 3] != eot
+    theirs = load(export(tmp_path / "exported", ours, eot=eot))
+    assert torch.equal(greedy(theirs, idx, new=5), expected[:, :5])
+
+
+# ---------------------------------------------------------------------------------------- training, saving, loading
+
+
+@EACH
+def test_training(flags, tmp_path):
+    """Our loss and gradients, whatever the padding; dropout is on; checkpointing changes nothing."""
+    ours, theirs = pair(tmp_path, flags)
+    rows = [tokens(6, seed=3), tokens(4, seed=4)]
+    ids, mask = left_padded(rows, 6)
+    targets = torch.full((2, 6), -1)  # of our model, whose rows have their padding on the right
+    idx = torch.zeros(2, 6, dtype=torch.long)
+    for i, row in enumerate(rows):
+        idx[i, : len(row)], targets[i, : len(row) - 1] = row, row[1:]
+    expected = ours(idx, targets)[1]
+    expected.backward()
+    labels = ids.masked_fill(mask == 0, -100)
+    for checkpointing in (False, True):
+        (theirs.gradient_checkpointing_enable if checkpointing else theirs.gradient_checkpointing_disable)()
+        assert theirs.network.checkpointing == theirs.is_gradient_checkpointing == checkpointing
+        theirs.train().zero_grad()
+        output = theirs(ids, attention_mask=mask, labels=labels)
+        output.loss.backward()
+        assert output.past_key_values is None and error(output.loss, expected) < 1e-6
+        for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            if p.grad is None:
+                assert name.endswith("choice_bias") and q.grad is None
+            else:
+                assert error(q.grad, p.grad, floor=1e-3) < 1e-4, name
+    summed = theirs(ids, attention_mask=mask, labels=labels, num_items_in_batch=16).loss  # as Trainer accumulates
+    assert error(summed, expected * 8 / 16) < 1e-6
+    right = theirs(idx, attention_mask=mask.flip(1), labels=idx.masked_fill(mask.flip(1) == 0, -100)).loss
+    assert error(right, expected) < 1e-6
+    theirs.config.network["dropout"] = 0.5
+    dropping = type(theirs)(theirs.config).train()
+    assert not torch.equal(dropping(ids).logits, dropping(ids).logits)
+    assert torch.equal(dropping.eval()(ids).logits, dropping(ids).logits)
+
+
+def test_penalties_of_routers(tmp_path):
+    """Their gradient is that of training here, whole or in parts of which Trainer knows the sum; the loss is without.
+    Biases on the choice are no parameters to train, however the model was made."""
+    ours, theirs = pair(tmp_path, dict(LLAMA, n_expert=4))
+    idx = tokens(4, 7)
+    targets = torch.nn.functional.pad(idx[:, 1:], (0, 1), value=-1)  # the last token is routed, too
+    ours.train().set_penalties(0.5, 0.1)
+    theirs.train().network.set_penalties(0.5, 0.1)
+    loss = ours(idx, targets)[1]
+    loss.backward()
+    wanted = {name: p.grad for name, p in ours.named_parameters()}
+    plain = torch.autograd.grad(ours.eval()(idx, targets)[1], ours.blocks[0].mlp.f.router.weight)[0]
+    assert error(plain, wanted["blocks.0.mlp.f.router.weight"]) > 0.1
+    for parts, items in ((1, None), (2, 24), (2, torch.tensor(24)), (1, None)):
+        theirs.zero_grad()
+        found = 0.0
+        for rows in idx.chunk(parts):
+            part = theirs(rows, labels=rows, num_items_in_batch=items).loss
+            part.backward()
+            found += part.item()
+        assert error(torch.tensor(found), loss) < 1e-6
+        for name, p in theirs.network.named_parameters():
+            assert error(p.grad, wanted[name], floor=1e-3) < 1e-4, (name, parts)
+
+    ours, loaded = pair(tmp_path / "bias", EXPERTS)
+    for model in (loaded, type(loaded)(loaded.config).train()):
+        frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+        assert frozen == {f"network.blocks.{i}.mlp.f.router.choice_bias" for i in range(2)}
+
+
+@pytest.mark.parametrize("name", [*spread(REPRESENTATIVES, ("Admin", "sigmaReparam, HG, DP")), "experts"])
+def test_saved_again(name, tmp_path):
+    """What `transformers` writes loads again, code included, and has the same content."""
+    ours, theirs = pair(tmp_path, EXPERTS if name == "experts" else network(name, 2)[0])
+    theirs.save_pretrained(tmp_path / "saved")
+    for file, text in CARRIED.items():
+        assert (tmp_path / "saved" / file).read_text(encoding="utf-8") == text
+    first, saved = (load_file(tmp_path / folder / "model.safetensors") for folder in ("exported", "saved"))
+    assert first.keys() == saved.keys() and all(torch.equal(first[name], saved[name]) for name in first)
+    again = load(tmp_path / "saved")
+    assert error(again(tokens(2, 7)).logits, ours(tokens(2, 7))[0]) < 1e-6
+    assert again.config.network == theirs.config.network == vars(ours.config)
+
+
+def test_config(tmp_path):
+    """config.json has what NanoDNTConfig derives from `network`, and survives saving."""
+    ours = build(ROTARY, 2, torch.float32)
+    export(tmp_path / "exported", ours, eot=7, start=[3, 5])
+    written = json.loads((tmp_path / "exported" / "config.json").read_text())
+    config = AutoConfig.from_pretrained(tmp_path / "exported", trust_remote_code=True)
+    assert (config.bos_token_id, config.eos_token_id, config.dtype) == (3, 7, torch.float32)
+    config.save_pretrained(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert {name: saved[name] for name in written} == written
+    derived = type(config)(network=written["network"])
+    sizes = {name: getattr(derived, name) for name in written if name.endswith(("_size", "_layers", "_heads", "_dim"))}
+    assert len(sizes) == 7 and sizes == {name: written[name] for name in sizes}
+    assert sizes["hidden_size"] == 16 and derived.max_position_embeddings == written["max_position_embeddings"] == 9
+
+
+def test_new_model(tmp_path):
+    """from_config: our initialisation, from torch's seed."""
+    config = AutoConfig.from_pretrained(
+        export(tmp_path / "exported", build(LEARNED, 2, torch.float32)), trust_remote_code=True
+    )
+    for seed in (5, 6):
+        torch.manual_seed(seed)
+        found = AutoModelForCausalLM.from_config(config, trust_remote_code=True).network.state_dict()
+        expected = GPT(GPTConfig(**config.network), seed=seed).state_dict()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("flags", [ROTARY, EXPERTS], ids=["rotary", "experts"])
+def test_our_own_network_still_compiles(flags, tmp_path):
+    """The copy uses the operators of layers/ops.py and layers/moe.py, which have the same names; so does a second."""
+    ours, theirs = pair(tmp_path, flags)
+    second = load(shutil.copytree(tmp_path / "exported", tmp_path / "second"))
+    assert type(second) is not type(theirs)
+    idx = tokens(2, 7)
+    for network_ in (ours, theirs.network, second.network):
+        compiled = torch.compile(network_, backend="aot_eager")
+        loss = compiled(idx[:, :-1], idx[:, 1:])[1]
+        assert error(loss, ours(idx[:, :-1], idx[:, 1:])[1]) < 1e-5
+        loss.backward()
+
+
+# ------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_text_ends_with_the_context(tmp_path):
+    """Of 9 tokens, when the longest row has them; with beams, and with the caller's own criteria, too."""
+    ours, theirs = pair(tmp_path, LEARNED)
+    idx = tokens(2, 4)
+    expected = generate(ours, idx, 5, temperature=0)
+    assert torch.equal(greedy(theirs, idx, new=99), expected)
+    assert greedy(theirs, idx, new=99, num_beams=3).shape == (2, 9)
+    assert greedy(theirs, idx, new=99, stopping_criteria=[lambda ids, *_, **__: ids.shape[1] >= 6]).shape == (2, 6)
+    ids, mask = (torch.nn.functional.pad(part, (2, 0)) for part in left_padded(ROWS, 5))
+    out = greedy(theirs, ids, new=99, attention_mask=mask, pad_token_id=49)
+    assert out.shape == (3, 11)  # the longest has 9 tokens
+    for row, prompt in zip(out, ROWS, strict=True):
+        assert torch.equal(row[7 - len(prompt) :], generate(ours, prompt[None], 4, temperature=0)[0])
+
+
+def test_what_is_refused(tmp_path):
+    _, theirs = pair(tmp_path, LEARNED)
+    idx, ones = tokens(2, 4), torch.ones(2, 4, dtype=torch.long)
+    hole, nothing, padded = (ones.clone() for _ in range(3))
+    hole[1, 1] = nothing[0] = padded[1, 0] = 0
+
+    def filled():
+        return theirs(idx).past_key_values
+
+    refused = {
+        "does not take inputs_embeds": dict(inputs_embeds=torch.zeros(2, 4, 16)),
+        "does not take position_ids": dict(input_ids=idx, position_ids=ones),
+        "does not take output_hidden_states": dict(input_ids=idx, output_hidden_states=True),
+        "needs input_ids": dict(),
+        "labels need all logits": dict(input_ids=idx, labels=idx, logits_to_keep=1),
+        "must be a DynamicCache, not a StaticCache": dict(
+            input_ids=idx, past_key_values=StaticCache(config=theirs.config, max_cache_len=9)
+        ),
+        r"attention_mask is \(2, 3\), but needs \(2, 4\)": dict(input_ids=idx, attention_mask=ones[:, 1:]),
+        r"attention_mask is \(2, 4\), but needs \(2, 8\)": dict(
+            input_ids=idx, attention_mask=ones, past_key_values=filled()
+        ),
+        "attention_mask has padding, but past_key_values none": dict(
+            input_ids=idx[:, :1], attention_mask=torch.cat([padded, ones[:, :1]], 1), past_key_values=filled()
+        ),
+        "padding between tokens": dict(input_ids=idx, attention_mask=hole),
+        "a row without tokens": dict(input_ids=idx, attention_mask=nothing),
+        "a sequence of 10 tokens does not fit block_size=9": dict(input_ids=tokens(2, 10)),
+    }
+    for message, arguments in refused.items():
+        with pytest.raises(ValueError, match=message) as caught:
+            theirs(**arguments)
+        assert "\n" not in str(caught.value)
+    assert theirs(idx, position_ids=None, output_hidden_states=False).logits.shape == (2, 4, 50)
+
+    with pytest.raises(ValueError, match="a sequence of 10 tokens does not fit block_size=9"):
+        greedy(theirs, tokens(2, 10))
+    with pytest.raises(ValueError, match="pad on the left"):
+        greedy(theirs, idx, attention_mask=padded.flip(1))
+    with pytest.raises(ValueError, match="the cache holds 4 tokens, the input 2"):
+        greedy(theirs, idx[:, :2], past_key_values=filled())
+    assert greedy(theirs, idx, past_key_values=DynamicCache()).shape == (2, 8)
+
+
+def test_embeddings(tmp_path):
+    for flags, tied in ((LEARNED, True), (ROTARY, False)):
+        ours, theirs = pair(tmp_path / str(tied), flags)
+        assert torch.equal(theirs.get_input_embeddings().weight, ours.wte.weight)
+        assert (theirs.get_output_embeddings() is None) == tied
+        assert theirs.resize_token_embeddings(50) is theirs.get_input_embeddings()
+        with pytest.raises(ValueError, match="the vocabulary has 50 tokens, which cannot become 51"):
+            theirs.resize_token_embeddings(51)
+
+
+def test_missing_weights(tmp_path):
+    """`transformers` would draw new ones, and only warn."""
+    folder = export(tmp_path / "exported", build(dict(sigma_reparam=True), 2, torch.float32))
+    weights = load_file(folder / "model.safetensors")
+    for name in ("network.blocks.1.mlp.pre.gain", "network.wpe.weight", "network.blocks.0.attn.f.q.u"):
+        rest = {other: t for other, t in weights.items() if other != name}
+        save_file(rest, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=f"the weights lack {name}"):
+            load(folder)
+
+
+# ------------------------------------------------------------------------------------------------ what is carried
+
+
+def test_carried_files():
+    """The network's code, in flat files with relative imports, and else as it is here."""
+    files = carried_files()
+    reached = {"attention", "linear", "loss", "moe", "network", "ops", "roles", "rules", "sharding", "slot"}
+    assert set(files) == {"modeling_nanodnt.py", "model.py", *(f"layers_{name}.py" for name in reached)}
+    for name, text in files.items():
+        path = {"modeling_nanodnt.py": f"{START.replace('.', '/')}.py"}.get(name, name.replace("layers_", "layers/"))
+        ours, carried = (ROOT / path).read_text(encoding="utf-8").splitlines(), text.splitlines()
+        changed = [(a, b) for a, b in zip(ours, carried, strict=False) if a != b]
+        assert all(a.startswith(("from layers.", "from model ")) and b.startswith("from .") for a, b in changed)
+        added = carried[len(ours) :]
+        assert not added or name == "modeling_nanodnt.py" and "if False:" in added[2]
+        for node in ast.walk(ast.parse(text)):
+            absolute = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            absolute += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            installed = sys.stdlib_module_names | {"torch", "transformers"}
+            assert {name.split(".")[0] for name in absolute} - {"nanodnt"} <= installed
+
+
+FORK = {
+    "layers/__init__.py": "",
+    "layers/slot.py": "import torch\n",
+    "layers/unused.py": "from layers.slot import Slot\n",
+    "model.py": "import math\nfrom layers.slot import (\n    Slot,\n)\nimport torch.nn as nn\n",
+    "nanodnt/__init__.py": "",
+    "interop/huggingface/modeling_nanodnt.py": "from transformers import x\nfrom model import GPT\n",
+}
+
+
+def made_up_tree(root, changes):
+    """The source files FORK | changes below `root`."""
+    for name, source in (FORK | changes).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(source)
+    return root
+
+
+def test_a_fork_is_carried(tmp_path):
+    """New files in layers/ too, if anything reaches them."""
+    late = "def f():\n    from layers.norms.new import g as h  # late\n    import layerstack, models\n"
+    tree = made_up_tree(tmp_path, {"layers/slot.py": late, "layers/norms/new.py": "import triton\n"})
+    assert carried_files(tree) == {
+        "model.py": "import math\nfrom .layers_slot import (\n    Slot,\n)\nimport torch.nn as nn\n",
+        "layers_slot.py": late.replace("layers.norms.new", ".layers_norms_new"),
+        "layers_norms_new.py": "import triton\n",
+        "modeling_nanodnt.py": "from transformers import x\nfrom .model import GPT\n\n\n"
+        "if False:  # lists for `transformers` all the files that belong to this one\n"
+        "    from .layers_norms_new import __name__\n    from .layers_slot import __name__\n"
+        "    from .model import __name__\n",
+    }
+
+
+def test_imports_that_cannot_be_carried(tmp_path):
+    lines = ["from layers import slot", "import layers.slot", "import math, layers.slot as s", "from .slot import Slot"]
+    lines += ["from . import slot", "x = 1; from layers.slot import Slot", "from layers.gone import x"]
+    for i, line in enumerate(lines):
+        with pytest.raises(ValueError, match="cannot be exported: write") as caught:
+            carried_files(made_up_tree(tmp_path / str(i), {"model.py": f"import math\n{line}\n"}))
+        assert str(caught.value).startswith(f"model.py, line 2: `{line}` ") and "\n" not in str(caught.value)
+
+
+def test_nothing_here_imports_the_wrapper():
+    """`transformers` is optional, so the module is read as text only."""
+    importers = [
+        path
+        for path in [*(ROOT / "nanodnt").rglob("*.py"), *ROOT.glob("*.py")]
+        if "import modeling_nanodnt" in (text := path.read_text(encoding="utf-8")) or f"from {START}" in text
+    ]
+    assert importers == [] and importlib.util.find_spec(START)

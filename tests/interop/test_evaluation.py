@@ -1,0 +1,284 @@
+"""`evaluate.py`: texts and datasets against a plain loop and training's own loss, its results, and what it refuses."""
+
+import json
+import math
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from interop.evaluation.results import compare_results, read_results, suite_means, write_results
+from interop.evaluation.settings import SUITES, EvaluateConfig
+from interop.evaluation.text import FileWindows, count_bytes
+from nanodnt.tokenizer import Tokenizer, json_meta
+from nanodnt.trained import load_trained
+from support.evaluation import EOT, TEXT, call, make_runs, read, values
+from support.runs import column, files, run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+T = 32  # block_size of the runs
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_runs(tmp_path_factory.mktemp("evaluation"))
+
+
+@pytest.fixture
+def runs(made, tmp_path):
+    """The runs without their results."""
+    for name in ("a", "b"):
+        shutil.copytree(made / name, tmp_path / name, ignore=shutil.ignore_patterns("evaluation.json"))
+    shutil.copy(made / "text.txt", tmp_path)
+    (tmp_path / "data").symlink_to(made / "data")
+    return tmp_path
+
+
+# ------------------------------------------------------------------------------------------------------------- texts
+
+
+def plain_loop(model, ids, overlap) -> float:
+    """Nats of ids[1:], each token's logarithm taken alone, windows one after another, in float64."""
+    model, nats, scored, start = model.double(), 0.0, 0, 0
+    while scored < len(ids) - 1:
+        with torch.no_grad():
+            logits = model(torch.tensor([ids[start : start + T]]))[0][0].double()
+        for position, row in enumerate(logits, start + 1):
+            if scored < position < len(ids):
+                nats -= (row[ids[position]] - row.logsumexp(0)).item()
+        scored, start = start + T, start + T - overlap
+    return nats
+
+
+@pytest.mark.parametrize("overlap, batch_size", [(0, 1), (0, 16), (5, 3), (31, 7)])
+def test_a_text_equals_a_plain_loop(runs, overlap, batch_size):
+    file = runs / "text.txt"
+    assert call(out_dir=runs / "a", tasks="text", input=file, overlap=overlap, batch_size=batch_size) == 0
+    ids = [EOT, *file.read_bytes()]
+    nats = plain_loop(load_trained(runs / "a", "best.pt").model, ids, overlap)
+    found, n = values(runs / "a", f"text {file}"), len(ids) - 1
+    assert found["nats_per_token"] == pytest.approx(nats / n, rel=1e-6)
+    assert found["bits_per_byte"] == pytest.approx(nats / n / math.log(2), rel=1e-6)  # a byte is a token
+    assert found["perplexity"] == pytest.approx(math.exp(nats / n), rel=1e-5)
+    assert read(runs / "a")[f"text {file}"]["tokens"] == n
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 7])
+def test_every_token_is_a_target_once(block_size):
+    for overlap in range(block_size):
+        for n in range(1, 30):
+            windows, seen = FileWindows(np.arange(n + 1) + 100, block_size, overlap), Counter()
+            starts = windows.validation()
+            x, y = windows.val_batch(starts, len(starts) + 2)
+            for i, (inputs, targets) in enumerate(zip(x.tolist(), y.tolist(), strict=True)):
+                counted = [(p, b) for p, b in enumerate(targets) if b != -1]
+                seen.update(b for _, b in counted)
+                assert all(inputs[p] == b - 1 for p, b in counted)
+                if counted and i:  # the context before the first target: what is repeated, and one token
+                    assert counted[0][0] == overlap and inputs[: overlap + 1] == list(
+                        range(counted[0][1] - overlap - 1, counted[0][1])
+                    )
+            assert seen == {100 + i: 1 for i in range(1, n + 1)}
+
+
+def test_a_dataset_has_training_s_loss(runs):
+    assert call(out_dir=runs / "a", tasks="text", input=runs / "data", checkpoint="last.pt", batch_size=5) == 0
+    found, entry = values(runs / "a", f"text {runs / 'data'}"), read(runs / "a")[f"text {runs / 'data'}"]
+    assert found["nats_per_token"] == pytest.approx(column(runs / "a", "val_loss")[12], rel=1e-6)
+    ids = np.fromfile(runs / "data" / "val.bin", "<u2")
+    targets = ids[1 : 1 + (len(ids) - 1) // T * T]
+    n_bytes = int((targets != EOT).sum())
+    assert (entry["tokens"], entry["bytes"], entry["step"]) == (len(targets), n_bytes, 12) and n_bytes < len(targets)
+    bits = found["nats_per_token"] * len(targets) / math.log(2) / n_bytes
+    assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-9)
+
+
+def test_a_dataset_is_read_with_training_s_doc_mask(runs):
+    """Its number is val_loss again; a file is one document whatever the run was trained with."""
+    data, file, out = runs / "data", runs / "text.txt", runs / "apart"
+    assert run(out_dir=out, dataset=data, doc_mask=True, max_iters=12, eval_interval=6, eval_tokens=0) == 0
+    for folder in (runs / "a", out):
+        assert call(out_dir=folder, tasks="text", input=data, checkpoint="last.pt", batch_size=5) == 0
+        assert call(out_dir=folder, tasks="text", input=file, checkpoint="last.pt") == 0
+        found = values(folder, f"text {data}")["nats_per_token"]
+        assert found == pytest.approx(column(folder, "val_loss")[12], rel=1e-6)
+        nats = plain_loop(load_trained(folder, "last.pt").model, [EOT, *file.read_bytes()], 0)
+        assert values(folder, f"text {file}")["nats_per_token"] == pytest.approx(nats / file.stat().st_size, rel=1e-6)
+    assert load_trained(out, "last.pt").doc_mask and not load_trained(runs / "a", "last.pt").doc_mask
+    rows = compare_results({folder: read(folder) for folder in (runs / "a", out)})
+    assert sum(f"text {data}, documents apart" in row for row in rows) == 3  # rows of their own
+    assert sum(f"text {file}  " in row and "-" not in row.split() for row in rows) == 3
+
+
+def json_tokenizer() -> dict:
+    """The meta of a tokenizer.json: pairs of bytes, so that tokens cut characters in two."""
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Library
+
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    library.train_from_iterator([TEXT * 5], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    library.add_special_tokens([AddedToken("<end>", special=True)])
+    return json_meta(library.to_str(), "<end>")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "chars", "gpt2_4096", "json"])
+def test_bytes_of_tokens(kind):
+    """Of any stretch of whole characters; end of text has none."""
+    if kind == "json":
+        tokenizer = Tokenizer(json_tokenizer())
+    else:
+        tokenizer = Tokenizer(Tokenizer.meta_for(kind, sorted(set(TEXT))))
+    end = [] if tokenizer.eot is None else [tokenizer.eot]
+    for text in (TEXT, TEXT[7:50], "ä", ""):
+        ids = np.array([*end, *tokenizer.encode(text), *end, *tokenizer.encode(TEXT), *end, *end])
+        assert count_bytes(tokenizer, ids) == len((text + TEXT).encode())
+
+
+# ----------------------------------------------------------------------------------------------------------- results
+
+
+def test_results_are_added_and_replaced(runs, capsys):
+    """Side by side in a table, which is shown again without evaluating."""
+    both, text, data = f"{runs / 'a'}, {runs / 'b'}", f"text {runs / 'text.txt'}", f"text {runs / 'data'}"
+    assert call(out_dir=both, tasks="text", input=runs / "text.txt") == 0
+    first = {name: values(runs / name, text) for name in ("a", "b")}
+    assert first["a"]["nats_per_token"] != first["b"]["nats_per_token"]
+    out = capsys.readouterr().out
+    (row,) = (line for line in out.splitlines() if "bits_per_byte" in line)
+    assert row.split()[-2:] == [f"{first[name]['bits_per_byte']:.4f}" for name in ("a", "b")]
+    assert call(out_dir=runs / "a", tasks="text", input=runs / "data") == 0
+    assert "text.txt" not in capsys.readouterr().out  # what was not evaluated now
+    assert values(runs / "a", text) == first["a"] and set(read(runs / "a")) == {text, data}
+    assert call(out_dir=runs / "a", tasks="text", input=runs / "text.txt", overlap=8) == 0
+    assert values(runs / "a", text) != first["a"] and set(read(runs / "a")) == {text, data}
+    entry = read(runs / "a")[text]
+    assert entry["settings"]["overlap"] == 8 and entry["step"] == 12 and entry["device"] == "cpu"
+    assert entry.keys() >= {"checkpoint", "versions", "date", "dtype", "batch_size"}
+    before = {name: files(runs / name) for name in ("a", "b")}
+    capsys.readouterr()
+    assert call(out_dir=both) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "bits_per_byte" in line]
+    assert [row.split()[-1] == "-" for row in rows] == [True, True, False]  # overlap 8, data; without overlap
+    assert "overlap 8" in rows[0] or "overlap 8" in rows[1]
+    assert {name: files(runs / name) for name in ("a", "b")} == before
+
+
+def entry_of(value=0.25, metric="acc", step=7, **settings) -> dict:
+    found = {metric: {"value": value, "stderr": 0.01}}
+    return dict(metrics=found, settings=dict(num_fewshot=None, limit=0) | settings, checkpoint="best.pt", step=step)
+
+
+def test_the_mean_of_the_paper_s_15_tasks():
+    config = EvaluateConfig(tasks="text, dyt15,wic,hellaswag")
+    names = "anli_r1 anli_r2 anli_r3 arc_challenge arc_easy boolq hellaswag openbookqa piqa record rte truthfulqa_mc1 "
+    assert config.task_names() == ["text", *(names + "truthfulqa_mc2 wic winogrande").split()]
+    suite = SUITES["dyt15"]
+    assert len(suite) == 15 and {task for task, metric in suite.items() if metric != "acc"} == {"record"}
+    tasks = {task: entry_of(i / 100, metric) for i, (task, metric) in enumerate(suite.items())}
+    assert suite_means(tasks)["dyt15"]["mean"] == pytest.approx(0.07)
+    last = compare_results({"a": tasks, "b": {}})[-1]
+    assert last.startswith("dyt15  mean of 15 [I]") and last.split()[-2:] == ["0.0700", "-"]
+    others = [entry_of(step=8), entry_of(limit=5), entry_of(metric="f1"), entry_of(None)]
+    for changed in ({k: e for k, e in tasks.items() if k != "wic"}, *(tasks | dict(wic=other) for other in others)):
+        assert suite_means(changed) == {} and "mean" not in "".join(compare_results({"a": changed}))
+
+
+def test_the_mean_of_eight_tasks_after_fine_tuning():
+    names = "boolq piqa social_iqa hellaswag winogrande arc_easy arc_challenge openbookqa".split()
+    assert EvaluateConfig(tasks="commonsense8").task_names() == names
+    tasks = {task: entry_of(i / 10) for i, task in enumerate(names)} | {"rte": entry_of(1.0)}
+    means = suite_means(tasks)
+    assert means.keys() == {"commonsense8"} and means["commonsense8"]["mean"] == pytest.approx(0.35)
+    assert "acc [I]" in means["commonsense8"]["how"] and "record" not in means["commonsense8"]["how"]
+    assert compare_results({"a": tasks})[-1].startswith("commonsense8  mean of 8 [I]")
+    of_both = suite_means(tasks | {task: entry_of(0.5, metric) for task, metric in SUITES["dyt15"].items()})
+    assert of_both.keys() == {"dyt15", "commonsense8"} and "f1 for record" in of_both["dyt15"]["how"]
+
+
+def test_other_settings_have_a_row_of_their_own():
+    runs = {"a": {"wic": entry_of(0.5)}, "b": {"wic": entry_of(0.75, limit=10, num_fewshot=5)}}
+    _, one, other = compare_results(runs)
+    assert one.split() == ["wic", "acc", "0.5000", "±", "0.0100", "-"]
+    assert other.split() == ["wic,", "5-shot,", "first", "10", "acc", "-", "0.7500", "±", "0.0100"]
+    files = {name: {"text f": entry_of(metric="bits_per_byte", sha256=name)} for name in "ab"}  # the file was changed
+    _, one, other = compare_results(files)
+    assert "sha256" in one and "sha256" in other and one.split()[-1] == "-"
+
+
+def test_what_is_not_finite_is_kept_as_null(tmp_path):
+    write_results(tmp_path, {"t": entry_of(math.nan)})
+    text = (tmp_path / "evaluation.json").read_text()
+    assert "NaN" not in text and json.loads(text)["tasks"]["t"]["metrics"]["acc"]["value"] is None
+    assert "not finite" in "".join(compare_results({"a": read_results(tmp_path)}))
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+BAD = {  # flags → what the one line says; TMP is the folder of the runs
+    "no such run": (dict(out_dir="TMP/none"), "there is no checkpoint TMP/none/best.pt"),
+    "no such checkpoint": (dict(checkpoint="third.pt"), "there is no checkpoint TMP/a/third.pt; in TMP/a: best.pt,"),
+    "second run missing": (dict(out_dir="TMP/a,TMP/none"), "there is no checkpoint TMP/none/best.pt"),
+    "no input": (dict(input=""), "the task text needs --input=FILE"),
+    "input without text": (dict(tasks="wic"), "input belongs to the tasks text and answers: add one"),
+    "missing file": (dict(input="TMP/no.txt"), "cannot read input TMP/no.txt (No such file or directory)"),
+    "empty file": (dict(input="TMP/empty.txt"), "input TMP/empty.txt is empty"),
+    "not UTF-8": (dict(input="TMP/latin.txt"), "input TMP/latin.txt is not UTF-8 text (byte 2 is not)"),
+    "another tokenizer": (dict(input="TMP/walk"), "dataset TMP/walk has another tokenizer (chars, 50 tokens)"),
+    "overlap of a dataset": (dict(input="TMP/data", overlap=1), "overlap=1 is for text files"),
+    "overlap too large": (dict(overlap=32), "overlap=32 must be below TMP/a/best.pt's block_size=32"),
+    "overlap below 0": (dict(overlap=-1), "overlap=-1 must be 0 or more"),
+    "batch size": (dict(batch_size=0), "batch_size=0 must be at least 1"),
+    "no runs": (dict(out_dir=","), "out_dir=, must be a run directory"),
+    "damaged results": (dict(out_dir="TMP/a,TMP/bad"), "TMP/bad/evaluation.json is damaged (JSONDecodeError)"),
+    "wrong results": (dict(out_dir="TMP/wrong"), "TMP/wrong/evaluation.json is damaged (wic)"),
+    "init_from, two folders": (dict(out_dir="TMP/a,TMP/b", init_from="gpt2"), "init_from is one model, so out_dir"),
+    "init_from, a run": (dict(init_from="gpt2"), "TMP/a holds a run of its own: name another --out_dir"),
+    "init_from, nothing": (dict(out_dir="TMP/new", init_from="TMP/none"), "init_from=TMP/none is neither a folder"),
+    "nothing to show": (dict(tasks="", input=""), "nothing was evaluated yet in TMP/a"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_in_one_line(name, runs, dataset, capsys):
+    flags, expected = BAD[name]
+    (runs / "empty.txt").touch()
+    (runs / "latin.txt").write_bytes(b"a \xe4")
+    (runs / "walk").symlink_to(dataset)
+    for folder, content in (("bad", "{"), ("wrong", '{"tasks": {"wic": {"metrics": {"acc": 0.5}}}}')):
+        shutil.copytree(runs / "a", runs / folder)
+        (runs / folder / "evaluation.json").write_text(content)
+    before = files(runs)
+    flags = dict(out_dir="TMP/a", tasks="text", input="TMP/text.txt") | flags
+    capsys.readouterr()
+    assert call(**{key: str(value).replace("TMP", str(runs)) for key, value in flags.items()}) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: " + expected.replace("TMP", str(runs))) and error.count("\n") == 1
+    assert files(runs) == before
+
+
+def test_an_alphabet_that_has_nothing_to_begin_with(made, dataset, tmp_path, capsys):
+    """Such a model can be evaluated on datasets only."""
+    assert run(out_dir=tmp_path / "c", dataset=dataset, max_iters=2, eval_interval=2, eval_tokens=0) == 0
+    assert call(out_dir=tmp_path / "c", tasks="text", input=made / "text.txt") == 1
+    assert "neither end of text nor newline" in capsys.readouterr().err
+    assert call(out_dir=tmp_path / "c", tasks="text", input=dataset) == 0
+    found = values(tmp_path / "c", f"text {dataset}")
+    assert found["nats_per_token"] == pytest.approx(column(tmp_path / "c", "val_loss")[2], rel=1e-6)
+    assert found["bits_per_byte"] == pytest.approx(found["nats_per_token"] / math.log(2), rel=1e-9)  # all ASCII
+
+
+def test_without_the_harness(runs, capsys, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "lm_eval" else find(name, *a))
+    assert call(out_dir=runs / "a", tasks="text,wic", input=runs / "text.txt") == 1
+    assert capsys.readouterr().err == (
+        "error: every task but text and answers needs lm-evaluation-harness: make install-eval\n"
+    )
+    assert not (runs / "a" / "evaluation.json").exists()

@@ -1,0 +1,414 @@
+"""Tasks of lm-evaluation-harness: our adapter against the harness's own model for transformers, and what is refused.
+
+A GPT with random weights is evaluated by our adapter, and its export by HFLM, the harness's model for transformers."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from interop.evaluation import harness
+from interop.evaluation.settings import EvaluateConfig
+from interop.huggingface.write import write_pretrained
+from model import GPT, GPTConfig
+from nanodnt.run.environment import Env
+from nanodnt.tokenizer import Tokenizer, json_meta
+from support.evaluation import CONTEXTS, ROLLING, TEXT, call, keep_caches, make_runs, read, values, write_tasks
+from support.runs import ROOT, files
+
+MISSING = [name for name in ("lm_eval", "transformers", "accelerate") if not importlib.util.find_spec(name)]
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed: make install-eval"),
+]
+METRICS = {
+    "local_choices": ["acc", "acc_norm"],
+    "local_rolling": ["word_perplexity", "byte_perplexity", "bits_per_byte"],
+    "local_texts": ["exact_match"],
+}
+NAMES = list(METRICS)
+
+
+# architecture of the export: (flags, a seed with which some texts end with end of text, and some repeat a letter)
+LAYOUTS = {
+    "gpt2": (dict(norm="layernorm", norm_eps=1e-5, bias=True), 8),
+    "nanodnt": (dict(mid_norm="both", input_norm=True), 11),
+}
+
+
+@pytest.fixture(scope="module", params=["gpt2", pytest.param("nanodnt", marks=pytest.mark.deep)])
+def ours(request):
+    """A GPT with random weights, large ones, so that texts differ, and the tokenizer of bytes."""
+    flags, seed = LAYOUTS[request.param]
+    sizes = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=257, init_std=0.4)
+    return GPT(GPTConfig(**sizes, **flags), seed=seed).eval(), Tokenizer(Tokenizer.meta_for("bytes"))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory, ours):
+    """Its export, loaded by `transformers`: (model, tokenizer)."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, trust = tmp_path_factory.mktemp("export") / "it", dict(trust_remote_code=True)
+    assert write_pretrained(ours[0], Tokenizer.meta_for("bytes"), folder, check=False)[0] in LAYOUTS
+    tokenizer = AutoTokenizer.from_pretrained(folder, **trust)
+    assert tokenizer.encode(TEXT) == list(TEXT.encode()) and tokenizer.eos_token_id == 256
+    return AutoModelForCausalLM.from_pretrained(folder, **trust).eval(), tokenizer
+
+
+@pytest.fixture(scope="module")
+def theirs(exported):
+    return exported[0]
+
+
+@pytest.fixture(scope="module")
+def greedy(theirs) -> dict:
+    """{context: what transformers' model writes, greedily, after it: 12 token ids}, for many contexts of 4 bytes."""
+    letters = "abcdefghijklmnopq"
+    contexts = [f"<{a}{b}>" for a in letters for b in letters]
+    idx = torch.tensor([list(context.encode()) for context in contexts])
+    out = theirs.generate(idx, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=256)
+    return dict(zip(contexts, out[:, 4:].tolist(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def until(greedy):
+    """A character that stands in the middle of a text."""
+    return next(chr(ids[5]) for ids in greedy.values() if 97 <= ids[5] <= 122 and ids[5] not in ids[:5])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, greedy, until):
+    """A folder with tasks; their data is cached beside it. Some answers are what the model writes, some texts end with
+    end of text, some with `until`."""
+    folder = tmp_path_factory.mktemp("harness")
+    written = {context: ids for context, ids in greedy.items() if max(ids[:2]) < 128}
+    choices = [
+        dict(context=context, choices=["a", bytes(ids[:n]).decode()], label=1)
+        for n in (1, 2)
+        for context, ids in list(written.items())[:2]
+    ]
+    ends = [c for c, ids in greedy.items() if 256 in ids[2:] and set(ids[ids.index(256) :]) != {256}][:3]
+    ends += [context for context, ids in greedy.items() if ord(until) in ids[2:8]][:3]
+    assert len(choices) == 4 and len(ends) == 6
+    texts = [dict(context=c, answer=bytes(i for i in greedy[c] if i < 256).decode(errors="replace")) for c in ends]
+    with pytest.MonkeyPatch.context() as patch:
+        keep_caches(patch, folder)
+        yield write_tasks(folder / "tasks", [until], choices, texts)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return make_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(autouse=True)
+def clean(request):
+    """No results of the test before."""
+    yield
+    if "runs" in request.fixturenames:
+        for file in request.getfixturevalue("runs").glob("*/evaluation.json"):
+            file.unlink()
+
+
+def environment(**changes) -> Env:
+    return Env(0, 1, torch.device("cpu"), torch.float32, distributed=False)
+
+
+def load(folder, *names):
+    config = EvaluateConfig(task_folder=str(folder))
+    return [task for _, task in harness.load_tasks(list(names), config, environment())]
+
+
+def evaluate(lm, tasks, **how) -> dict:
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    with harness.quiet():
+        return simple_evaluate(lm, tasks=tasks, task_manager=TaskManager(include_defaults=False), **how)
+
+
+def answers(found) -> dict:
+    """{(task, document): [the model's answer to each of its requests]}."""
+    return {
+        (task, sample["doc_id"]): [answer for (answer,) in sample["resps"]]
+        for task, samples in found["samples"].items()
+        for sample in samples
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(folder, exported):
+    """What the harness finds with its own model."""
+    harness.import_harness()
+    from lm_eval.models.huggingface import HFLM
+
+    lm = HFLM(pretrained=exported[0], tokenizer=exported[1], batch_size=1, device="cpu")
+    return evaluate(lm, load(folder, *NAMES))
+
+
+@pytest.fixture(scope="module")
+def found(folder, ours):
+    """What it finds with our adapter."""
+    from interop.evaluation.adapter import Adapter
+
+    return evaluate(Adapter(*ours, environment(), batch_size=3, seed=1), load(folder, *NAMES))
+
+
+def test_every_answer_is_the_hf_model_s(expected, found):
+    """Log-probabilities, whether the text is the greedy one, and what is written; and so the metrics."""
+    expected_answers, answered = answers(expected), answers(found)
+    assert expected_answers.keys() == answered.keys() and len(answered) == 14 + 6 + 14
+    for key, theirs in expected_answers.items():
+        for one, other in zip(theirs, answered[key], strict=True):
+            if key[0] == "local_choices":
+                assert other == (pytest.approx(one[0], rel=1e-6, abs=1e-4), one[1]), key
+            else:
+                assert other == (one if key[0] == "local_texts" else pytest.approx(one, rel=1e-6, abs=1e-4)), key
+    for task, theirs in expected["results"].items():
+        ours, theirs = harness.read_metrics(found["results"][task]), harness.read_metrics(theirs)
+        assert list(ours) == list(theirs) == METRICS[task]
+        for name in theirs:
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4), (task, name)
+
+
+def test_the_cases_are_of_every_kind(expected, until, greedy):
+    """Both values of is_greedy; texts that end with `until`, with end of text, and of 12 tokens."""
+    found = answers(expected)
+    assert {is_greedy for key, a in found.items() if key[0] == "local_choices" for _, is_greedy in a} == {True, False}
+    texts = [sample["resps"][0][0] for sample in expected["samples"]["local_texts"]]
+    contexts = [sample["doc"]["context"] for sample in expected["samples"]["local_texts"]]
+    whole = {c: bytes(i for i in greedy[c] if i < 256).decode(errors="replace") for c in contexts if c in greedy}
+    assert len(whole) == 6 and all(
+        len(text) < len(whole[c]) for c, text in zip(contexts, texts, strict=True) if c in whole
+    )
+    assert any(len(text.encode(errors="replace")) >= 12 for text in texts) and until not in "".join(texts)
+
+
+@pytest.mark.parametrize("batch_size, most", [(1, 1), (16, 300), (5, 1 << 26)])
+def test_batches_change_nothing(batch_size, most, folder, ours, found, monkeypatch):
+    """Nor does the number of logits that are in memory at a time."""
+    from interop.evaluation import adapter
+
+    monkeypatch.setattr(adapter, "MAX_LOGITS", most)
+    lm = adapter.Adapter(*ours, environment(), batch_size, seed=1)
+    again, once = answers(evaluate(lm, load(folder, *NAMES))), answers(found)
+    assert again.keys() == once.keys()
+    for (task, _), key in zip(again, again, strict=True):
+        if task == "local_choices":
+            assert [g for _, g in again[key]] == [g for _, g in once[key]]
+            assert [x for x, _ in again[key]] == pytest.approx([x for x, _ in once[key]], rel=1e-5)
+        else:
+            assert again[key] == (once[key] if task == "local_texts" else pytest.approx(once[key], rel=1e-6))
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+
+def test_the_command_writes_what_the_harness_finds(runs, folder, capsys):
+    from interop.evaluation.adapter import Adapter
+    from nanodnt.trained import load_trained
+
+    trained = load_trained(runs / "a", "best.pt")
+    lm = Adapter(trained.model, trained.tokenizer, environment(), batch_size=4, seed=1)
+    direct = evaluate(lm, load(folder, *NAMES), limit=5)["results"]
+    capsys.readouterr()
+    flags = dict(tasks="text,local_texts, local_rolling,local_choices", input=runs / "text.txt", limit=5, batch_size=3)
+    assert call(out_dir=f"{runs / 'a'},{runs / 'b'}", task_folder=folder, **flags) == 0
+    out, err = capsys.readouterr()
+    assert err == ""  # no bars, notes or warnings of the harness
+    assert set(read(runs / "a")) == {f"text {runs / 'text.txt'}", *NAMES}
+    for name in NAMES:
+        assert values(runs / "a", name) == pytest.approx(
+            {metric: direct[name][f"{metric},none"] for metric in METRICS[name]}, rel=1e-5
+        )
+    entry = read(runs / "a")["local_choices"]
+    assert (entry["documents"], entry["num_fewshot"], entry["settings"]["limit"]) == (5, 0, 5)
+    assert entry["metrics"]["acc"]["stderr"] == pytest.approx(direct["local_choices"]["acc_stderr,none"])
+    assert (
+        entry["lm_eval"] == "0.4.13" and read(runs / "a")["local_rolling"]["metrics"]["bits_per_byte"]["stderr"] is None
+    )
+    (row,) = (line for line in out.splitlines() if line.startswith("local_rolling, first 5  bits_per_byte"))
+    assert row.split()[-2:] == [f"{values(runs / name, 'local_rolling')['bits_per_byte']:,.4f}" for name in "ab"]
+    assert call(out_dir=runs / "a", tasks="local_choices", task_folder=folder, num_fewshot=2) == 0
+    again = read(runs / "a")
+    assert (again["local_choices"]["num_fewshot"], again["local_choices"]["documents"]) == (2, 14)
+    assert again["local_rolling"] == read(runs / "a")["local_rolling"]
+
+
+def texts(ours, seed=1, **gen_kwargs) -> list:
+    """What the adapter writes after the contexts."""
+    from interop.evaluation.adapter import Adapter
+
+    lm = Adapter(*ours, environment(), batch_size=3, seed=seed)
+    given = dict(until=["zzz"], max_gen_toks=12, do_sample=False) | gen_kwargs
+    return lm.generate_until([SimpleNamespace(args=(context, given)) for context in CONTEXTS])
+
+
+def test_generation_ends_with_its_last_row(ours, monkeypatch):
+    """Not with max_gen_toks, where every text has come to a string of `until`."""
+    from interop.evaluation import adapter
+
+    lengths, generate = [], adapter.generate
+
+    def note(model, idx, *args, **how):
+        out = generate(model, idx, *args, **how)
+        lengths.append(out.shape[1] - idx.shape[1])
+        return out
+
+    monkeypatch.setattr(adapter, "generate", note)
+    ends = sorted({text[2] for text in texts(ours)})  # its third character, of each
+    assert max(lengths) == 12
+    lengths.clear()
+    assert max(map(len, texts(ours, until=ends))) <= 2
+    assert max(lengths) < 12
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_texts_begin_as_the_tokenizer_says(ours, template):
+    """With <s> where its template has it; a text without context follows the <s> that it names in any case."""
+    import tokenizers
+
+    from interop.evaluation.adapter import Adapter
+
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({"<s>": 0, "</s>": 1, "a": 2, "b": 3}, []))
+    made.add_special_tokens(["<s>", "</s>"])
+    if template:
+        made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    lm = Adapter(ours[0], Tokenizer(json_meta(made.to_str(), "</s>", "<s>")), environment(), 1, seed=1)
+    assert lm.tok_encode("ab") == [0] * template + [2, 3] and lm.tok_encode("ab", add_special_tokens=False) == [2, 3]
+    assert (lm.prefix_token_id, lm.eot_token_id) == (0, 1)
+
+
+def test_settings_of_generation(ours):
+    """Drawn from the seed, or greedy; as long as asked for; what is unknown is refused."""
+    greedy, drawn = texts(ours), dict(do_sample=True, temperature=3.0)
+    assert texts(ours, **drawn) == texts(ours, **drawn) != greedy
+    assert texts(ours, **drawn) != texts(ours, seed=2, **drawn)
+    assert texts(ours, top_k=1, **drawn) == texts(ours, top_p=1e-6, **drawn) == greedy
+    assert texts(ours, temperature=3.0) == greedy  # do_sample=False wins
+    assert texts(ours, num_beams=1) == texts(ours, do_sample=True) == greedy
+    for name in ("max_gen_toks", "max_new_tokens"):
+        short = texts(ours, **{"max_gen_toks": None, name: 1})
+        assert {len(text) for text in short} == {1}
+    for bad, message in (
+        (dict(num_beams=2), "num_beams: unknown settings of generation; allowed are do_sample, temperature"),
+        (dict(max_gen_toks=32), "the task generates 32 tokens, and block_size=32 has no room"),
+        (dict(max_gen_toks=None), "the task generates 256 tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            texts(ours, **bad)
+
+
+# --------------------------------------------------------------------------------------------------- what can go wrong
+
+
+def test_the_package_evaluate_is_not_our_command(monkeypatch):
+    """Although the root comes first, as under `python evaluate.py`."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setitem(sys.modules, "evaluate", SimpleNamespace(__spec__=None))  # the command, imported by someone
+    monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if finder is not harness.Installed])
+    assert importlib.machinery.PathFinder.find_spec("evaluate").origin == str(ROOT / "evaluate.py")
+    harness.import_harness()
+    harness.import_harness()
+    found = importlib.util.find_spec("evaluate")
+    assert found.origin.endswith("site-packages/evaluate/__init__.py") and sys.meta_path.count(harness.Installed) == 1
+    assert importlib.util.find_spec("model").origin == str(ROOT / "model.py")
+
+
+BAD_TASKS = {  # a task's YAML → what the one line says
+    "hub": ("task: hub\ndataset_path: nobody/nothing", "task hub: its data could not be fetched (.*) connect once, or"),
+    "gone": (ROLLING.format(name="gone", file="/no/such.jsonl"), "task gone could not be loaded (FileNotFoundError"),
+    "broken": ("task: broken\ntest_split: [}", "there is no task 'broken'"),
+}
+
+
+@pytest.mark.parametrize("name", [*BAD_TASKS, "local_choice", "xylophone", "no folder"])
+def test_bad_tasks_are_refused_in_one_line(name, runs, folder, tmp_path, monkeypatch, capsys):
+    import lm_eval.tasks
+
+    class OwnTasks(lm_eval.tasks.TaskManager):
+        """Without the harness's 14,000 files, which take seconds to read."""
+
+        def __init__(self, include_path=None, include_defaults=True):
+            super().__init__(include_path=include_path, include_defaults=False)
+
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", OwnTasks)
+    expected = {
+        "local_choice": "there is no task 'local_choice': did you mean local_choices?",
+        "xylophone": "there is no task 'xylophone': lm-evaluation-harness lists them: lm_eval ls tasks",
+        "no folder": f"there is no folder {tmp_path / 'none'}: task_folder holds YAML files",
+    }
+    where = folder
+    if name in BAD_TASKS:
+        yaml, message = BAD_TASKS[name]
+        (tmp_path / "bad.yaml").write_text(yaml)
+        where = tmp_path
+    elif name == "no folder":
+        where, message = tmp_path / "none", expected[name]
+    else:
+        message = expected[name]
+    before = files(runs)
+    assert call(out_dir=runs / "a", tasks=f"text,{name}", input=runs / "text.txt", task_folder=where) == 1
+    error = capsys.readouterr().err
+    start, _, rest = message.partition("(.*)")
+    assert error.startswith("error: " + start) and rest in error and error.count("\n") == 1
+    assert files(runs) == before
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_hub_that_does_not_answer_is_asked_once(answers, monkeypatch, capsys):
+    import datasets
+    import huggingface_hub
+
+    asked = []
+
+    def head(url, timeout):
+        asked.append(url)
+        if not answers:
+            raise OSError("no route")
+
+    monkeypatch.setattr(huggingface_hub.utils, "get_session", lambda: SimpleNamespace(head=head))
+    for module in (huggingface_hub.constants, datasets.config):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
+    for _ in range(2):
+        harness.go_offline_if_cut_off(environment())
+    assert datasets.config.HF_HUB_OFFLINE == huggingface_hub.constants.HF_HUB_OFFLINE == (not answers)
+    assert len(asked) == 1 + answers
+    assert capsys.readouterr().out.count("does not answer") == (not answers)
+
+
+def test_too_few_documents_for_the_processes(folder):
+    env = environment()
+    env.world_size = 7
+    with pytest.raises(ValueError, match="task local_rolling: 6 documents are too few for 7 processes"):
+        harness.load_tasks(["local_rolling"], EvaluateConfig(task_folder=str(folder)), env)
+
+
+@pytest.mark.deep
+def test_python_evaluate_py(runs, folder, tmp_path):
+    """As typed, in the root: a task whose code imports the package `evaluate`; tasks of the harness's own, of which
+    nothing is in the cache."""
+    task = (folder / "local_texts.yaml").read_text().replace("local_texts\n", "measured\n")
+    (tmp_path / "measured.yaml").write_text(task + "process_results: !function code.measure\n")
+    (tmp_path / "code.py").write_text(
+        "import evaluate\n\n\ndef measure(doc, results):\n"
+        "    return {'exact_match': float(callable(evaluate.load) and hasattr(evaluate, '__path__'))}\n"
+    )
+    env = os.environ | dict(HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "cache"), OMP_NUM_THREADS="1")
+
+    def evaluate_py(**flags):
+        argv = [sys.executable, "evaluate.py", "--device=cpu", f"--out_dir={runs / 'a'}"]
+        argv += [f"--{name}={value}" for name, value in flags.items()]
+        return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+
+    done = evaluate_py(tasks="measured", task_folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "") and values(runs / "a", "measured") == {"exact_match": 1.0}
+    done = evaluate_py(tasks="hellaswag")
+    assert done.returncode == 1 and done.stderr.startswith("error: task hellaswag: its data could not be fetched (")
+    done = evaluate_py(tasks="helaswag")
+    assert done.stderr == "error: there is no task 'helaswag': did you mean hellaswag?\n"

@@ -1,0 +1,299 @@
+"""Weights of Hugging Face, read: the same function as `transformers`', or refused with the reason."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from interop.huggingface import families
+from interop.huggingface.hub import NAMES, is_pretrained
+from interop.huggingface.read import read_pretrained
+from interop.huggingface.tokenizer_files import tokenizer_files
+from interop.huggingface.write import write_pretrained
+from model import GPT
+from nanodnt.generate import generate
+from nanodnt.tokenizer import Tokenizer
+from nanodnt.weights import load_weights
+from support.models import S5, batch, build, error
+from support.peers import PEERS, edit_config, make_peer
+
+
+def load(folder, **changes):
+    found = read_pretrained(str(folder), **changes)
+    model = GPT.empty(found.config).to_empty(device="cpu")
+    load_weights(model, found.weights)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """{name: folder} of every peer, saved by `transformers`."""
+    root = tmp_path_factory.mktemp("peers")
+    for name in PEERS:
+        make_peer(name).save_pretrained(root / name)
+    return {name: root / name for name in PEERS}
+
+
+@pytest.fixture
+def llama(folders, tmp_path):
+    """A copy of LLaMA's folder, to be spoilt."""
+    return shutil.copytree(folders["LLaMA"], tmp_path / "llama")
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_the_function_is_theirs(name, folders):
+    peer, model, idx = make_peer(name), load(folders[name]), batch()[0]
+    assert error(model(idx)[0], peer(idx).logits) < 1e-5
+    assert model.num_params() - (-50 % 64) * 16 * (1 if model.head is None else 2) == peer.num_parameters()
+    expected = peer.generate(idx[:1], max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert torch.equal(generate(model, idx[:1], 12, temperature=0), expected)
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "SmolLM"])
+def test_names_without_the_prefix_and_old_constants(name, folders, tmp_path):
+    """Folders made by older versions: GPT-2's on the Hub has no "transformer.", and saves its causal masks."""
+    folder = shutil.copytree(folders[name], tmp_path / "old")
+    tensors = load_file(folder / "model.safetensors")
+    prefix = "transformer." if name == "GPT-2" else "model."
+    tensors = {key.removeprefix(prefix): t for key, t in tensors.items()}
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 32, 32, dtype=torch.bool)
+    tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.full((2,), torch.inf)
+    tensors["lm_head.weight"] = tensors["wte.weight" if name == "GPT-2" else "embed_tokens.weight"].clone()
+    save_file(tensors, folder / "model.safetensors")
+    rope = json.loads((folder / "config.json").read_text()).get("rope_parameters") or {}
+    edit_config(folder, rope_parameters=None, rope_theta=rope.get("rope_theta"), rope_scaling={})
+    idx = batch()[0]
+    assert error(load(folder)(idx)[0], make_peer(name)(idx).logits) < 1e-5
+
+
+def test_several_files_and_half_precision(tmp_path):
+    import transformers
+
+    make_peer("Qwen3").bfloat16().save_pretrained(tmp_path, max_shard_size="4KB")
+    peer, idx = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32), batch()[0]
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert error(load(tmp_path)(idx)[0], peer(idx).logits) < 1e-5
+    next(tmp_path.glob("model-*.safetensors")).unlink()
+    with pytest.raises(ValueError, match=r"model-.* is missing"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "SmolLM"])
+def test_a_shorter_context(name, folders):
+    peer, model, idx = make_peer(name), load(folders[name], block_size=8, dropout=0.25), batch(8)[0]
+    assert (model.config.block_size, model.config.dropout) == (8, 0.25)
+    assert load(folders[name], block_size=99).config.block_size == 32
+    assert error(model(idx)[0], peer(idx).logits) < 1e-5
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+LACKING = {
+    "sliding window": (dict(sliding_window=16), "parts that this model lacks: sliding_window=16"),
+    "layers with windows": (dict(layer_types=["sliding_attention", "full_attention"]), "layer_types sliding_attention"),
+    "softcap": (dict(final_logit_softcapping=30.0), "final_logit_softcapping=30.0"),
+    "attention softcap": (dict(model_type="gemma2", attn_logit_softcapping=50.0), "attn_logit_softcapping=50.0"),
+    "scaled RoPE": (dict(rope_parameters=dict(rope_type="llama3", rope_theta=1e4, factor=8.0)), "RoPE llama3"),
+    "old scaled RoPE": (dict(rope_parameters=None, rope_scaling=dict(type="linear", factor=2.0)), "RoPE linear"),
+    "scaled RoPE beside the new form": (
+        dict(rope_scaling=dict(rope_type="yarn", factor=4.0)),
+        "RoPE yarn",
+    ),
+    "scaled RoPE by its old key": (
+        dict(rope_parameters=dict(rope_theta=1e4, type="linear", factor=8.0)),
+        "RoPE linear",
+    ),
+    "RoPE for each kind of layer": (dict(rope_parameters=dict(full_attention=dict(rope_type="yarn"))), "RoPE"),
+    "a size that is null": (dict(num_attention_heads="null"), "lacks num_attention_heads"),
+    "partial RoPE": (dict(partial_rotary_factor=0.5), "partial_rotary_factor=0.5"),
+    "experts": (dict(num_local_experts=8), "num_local_experts=8"),
+    "some dense blocks": (dict(model_type="qwen3_moe", decoder_sparse_step=2), "decoder_sparse_step=2"),
+    "listed dense blocks": (dict(model_type="qwen3_moe", mlp_only_layers=[0]), "mlp_only_layers=[0]"),
+    "experts without a number": (dict(model_type="mixtral", num_experts_per_tok=2), "lacks num_local_experts"),
+    "more active than there are": (
+        dict(model_type="mixtral", num_local_experts=2, num_experts_per_tok=3),
+        "n_expert_active=3 more than n_expert=2",
+    ),
+    "no expert's tensors": (
+        dict(model_type="mixtral", num_local_experts=2, num_experts_per_tok=1),
+        "layers.0.block_sparse_moe.gate.weight is missing",
+    ),
+    "quantized": (dict(quantization_config=dict(bits=4)), "quantization_config"),
+    "another family": (dict(model_type="mamba"), "model_type='mamba' gpt2 llama qwen3"),
+    "half of the biases": (dict(attention_bias=True), "attention_bias=True mlp_bias=False"),
+    "another activation": (dict(hidden_act="gelu"), "hidden_act=gelu silu"),
+    "no size": (dict(hidden_size=None), "config.json lacks hidden_size"),
+    "a size of the wrong type": (dict(num_hidden_layers="two"), "n_layer='two'"),
+    "RoPE of the wrong type": (dict(rope_parameters="fast"), "config.json is damaged"),
+    "layers of the wrong type": (dict(layer_types=3), "config.json is damaged"),
+    "another width": (dict(intermediate_size=32), "gate_proj [24, 16]"),
+    "fewer blocks": (dict(num_hidden_layers=1), "layers.1 unknown"),
+    "more blocks": (dict(num_hidden_layers=3), "layers.2 missing"),
+    "millions of blocks": (dict(num_hidden_layers=10**6), "n_layer=1000000 larger"),
+}
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_a_model_with_other_parts_is_refused(case, llama):
+    changes, words = LACKING[case]
+    edit_config(llama, **changes)
+    if "null" in changes.values():
+        path = llama / "config.json"
+        path.write_text(path.read_text().replace('"null"', "null"))
+    with pytest.raises(ValueError) as caught:
+        load(llama)
+    message = str(caught.value)
+    assert "\n" not in message and message.startswith(f"{llama} cannot be used: ")
+    assert [word for word in words.split() if word not in message] == [], message
+
+
+@pytest.mark.parametrize("key", families.NEUTRAL)
+def test_each_part_that_we_lack_is_refused(key, folders, tmp_path):
+    folder = shutil.copytree(folders["GPT-2"], tmp_path / "variant")
+    value = False if key == "scale_attn_weights" else 0.5
+    edit_config(folder, **{key: value})
+    with pytest.raises(ValueError, match=f"parts that this model lacks: {key}={value}"):
+        load(folder)
+
+
+def test_rope_that_says_it_is_plain(folders):
+    theirs = json.loads((folders["Qwen3"] / "config.json").read_text())
+    theirs["rope_parameters"] = dict(rope_type="default", type="default", rope_theta=3e5, partial_rotary_factor=1.0)
+    assert families.config_from_theirs(theirs).rope_theta == 3e5
+    theirs["rope_parameters"]["partial_rotary_factor"] = 0.5
+    with pytest.raises(ValueError, match="partial_rotary_factor"):
+        families.config_from_theirs(theirs)
+
+
+def test_heads(folders):
+    """Qwen3's are 128 wide where it does not say, and a remainder of n_embd/n_head is no default."""
+    theirs = json.loads((folders["Qwen3"] / "config.json").read_text())
+    del theirs["head_dim"]
+    assert families.config_from_theirs(theirs).head_size == 128
+    assert families.config_from_theirs(theirs | dict(hidden_size=18, head_dim=4)).head_size == 4
+    assert families.config_from_theirs(theirs | dict(hidden_size=16, head_dim=4)).head_size == 0
+
+
+def change(name, edit):
+    def spoil(folder):
+        tensors = load_file(folder / "model.safetensors")
+        tensors[name] = edit(tensors[name])
+        save_file(tensors, folder / "model.safetensors")
+
+    return spoil
+
+
+def write(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def cut(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+NORM = "model.norm.weight"
+DAMAGE = {
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
+    "old weights": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        "no model.safetensors: its .bin files are not read",
+    ),
+    "cut off": (cut, "model.safetensors is damaged"),
+    "no safetensors": (write("model.safetensors", "hello"), "model.safetensors is damaged"),
+    "not finite": (change(NORM, lambda t: t / 0), f"{NORM} finite"),
+    "whole numbers": (change(NORM, lambda t: t.long()), f"{NORM} floats"),
+    "another shape": (change(NORM, lambda t: t[:3]), "norm.weight [3]"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+    "config is no JSON": (write("config.json", "{"), "config.json is damaged"),
+    "config is a list": (write("config.json", "[]"), "config.json is damaged"),
+    "index is no JSON": (write("model.safetensors.index.json", "{"), "index.json is damaged"),
+    "index without a map": (write("model.safetensors.index.json", "{}"), "index.json is damaged"),
+    "index with strange files": (
+        write("model.safetensors.index.json", '{"weight_map": {"a": 3}}'),
+        "index.json damaged",
+    ),
+    "tokenizer is no JSON": (write("tokenizer.json", "{"), "tokenizer cannot be read"),
+    "tokenizer is another JSON": (write("tokenizer.json", "[1]"), "tokenizer cannot be read"),
+    "tokenizer without a model": (write("tokenizer.json", '{"version": "1.0"}'), "tokenizer cannot be read"),
+    "a run directory": (lambda folder: (write("config.json", "{}")(folder), write("last.pt", "")(folder)), "last.pt"),
+    "a network of another version": (
+        write("config.json", '{"model_type": "nanodnt", "network": {"x": 1}}'),
+        "model_config has ['x'], unknown to this version",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_refused_in_one_line(case, llama):
+    spoil, words = DAMAGE[case]
+    spoil(llama)
+    with pytest.raises(ValueError) as caught:
+        load(llama)
+    message = str(caught.value)
+    assert "\n" not in message and message.startswith(f"{llama} cannot be used: ")
+    assert [word for word in words.split() if word not in message] == [], message
+
+
+def test_damage_to_an_export_of_ours(tmp_path):
+    """Every tensor is there, has its shape, and no other is."""
+    folder = tmp_path / "ours"
+    write_pretrained(
+        build(S5, dtype=torch.float32), Tokenizer.meta_for("chars", list(map(chr, range(65, 115)))), folder
+    )
+    good, name = load_file(folder / "model.safetensors"), "network.blocks.0.attn.f.q.weight"
+    assert load(folder).config.mid_norm == "both"
+    for tensors in (
+        {k: t for k, t in good.items() if k != name},
+        good | {name: good[name][:1]},
+        good | {"x": good[name].clone()},
+    ):
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(ValueError, match=r"ours cannot be used: .*(f.q.weight|x) is"):
+            load(folder)
+
+
+def test_a_larger_tokenizer_is_refused(llama):
+    for name, text in tokenizer_files(Tokenizer.meta_for("bytes"), 32).items():
+        (llama / name).write_text(text)
+    with pytest.raises(ValueError, match="its tokenizer has 257 tokens, its model only 50"):
+        load(llama)
+
+
+def test_what_a_name_means(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out" / "run").mkdir(parents=True)
+    assert all(map(is_pretrained, (*NAMES, "out/run", "out", "HuggingFaceTB/SmolLM-135M", "Qwen/Qwen3-0.6B")))
+    others = ("scratch", "resum", "out/typo", "out/run/last.pt", "a/b/c", "a/b.pt", "/a/b", "")
+    assert not any(map(is_pretrained, others))
+
+
+def test_without_a_network(monkeypatch):
+    import huggingface_hub
+
+    def fail(name, **how):
+        raise OSError("no route\nto the host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ValueError) as caught:
+        read_pretrained("openai-community/gpt2")
+    expected = (
+        "openai-community/gpt2 is no folder, and could not be fetched (OSError: no route): check name and network"
+    )
+    assert str(caught.value) == expected
+
+
+def test_a_download(monkeypatch, folders):
+    """The files that are asked for, and the folder that is then read."""
+    import huggingface_hub
+
+    asked = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *a, **how: asked.append((a, how)) or folders["GPT-2"]
+    )
+    assert read_pretrained("gpt2").config.n_embd == 16
+    (names, how), *more = asked
+    assert names == ("gpt2",) and not more and how["ignore_patterns"] == ["*/*", "consolidated*"]
+    assert how["allow_patterns"] == ["*.json", "*.safetensors", "*.jinja"]

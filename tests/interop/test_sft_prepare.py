@@ -1,0 +1,489 @@
+"""Records to datasets of examples: forms, splits, lengths, marks, downloads, and what bad input gets told."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from interop.conversations.records import conversations, messages_of
+from interop.conversations.template import TEMPLATES, template_of
+from nanodnt import prepare
+from nanodnt.data import load_meta, open_dataset
+from nanodnt.data import meta as data
+from nanodnt.tokenizer import Tokenizer
+from support.examples import starting_tokenizer
+from support.prepared import contents, error_of, ids_of, load_script
+from support.runs import ROOT
+
+sft, commonsense = map(load_script, ("sft", "commonsense170k"))
+PAIRS = [(f"What is {i} + {i}?", f"It is {2 * i}.") for i in range(40)]
+RECORDS = [{"prompt": prompt, "response": response} for prompt, response in PAIRS]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty data/ folder for the scripts to write to."""
+    for module in (prepare, sft, commonsense, data):
+        monkeypatch.setattr(module, "DATA", tmp_path / "data")
+    return tmp_path / "data"
+
+
+def write_lines(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    return path
+
+
+def flags(path, *more, tokenizer="bytes", name="mine"):
+    return f"--input={path}", f"--tokenizer={tokenizer}", f"--name={name}", *more
+
+
+def run(path, *more, **values):
+    sft.main(flags(path, *more, **values))
+
+
+def examples_of(folder, split):
+    """[(ids, marks)] of the examples in a split."""
+    ids, marks = ids_of(folder, split), np.fromfile(folder / f"{split}.marks", np.uint8)
+    starts = np.flatnonzero(marks == 2)
+    assert len(ids) == len(marks) and starts[0] == 0
+    cut = (np.split(values, starts[1:]) for values in (ids, marks))
+    return [(i.tolist(), m.tolist()) for i, m in zip(*cut, strict=True)]
+
+
+def texts_of(folder, split):
+    """[(what stands before the first answer, that answer)] of the examples of bytes in a split."""
+    found = []
+    for ids, marks in examples_of(folder, split):
+        first = marks.index(1)
+        assert ids[0] == 256 == ids[-1] and 0 not in marks[first:]
+        found.append((bytes(ids[1:first]).decode(), bytes(ids[first:-1]).decode()))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ what is written
+
+
+def test_a_dataset_of_examples(home, tmp_path, capsys):
+    run(write_lines(tmp_path / "pairs.jsonl", RECORDS), "--val_fraction=0.2")
+    said, folder = capsys.readouterr().out, home / "mine"
+    train, val = texts_of(folder, "train"), texts_of(folder, "val")
+    expected = [(f"User: {prompt}\nAssistant:\n", response) for prompt, response in PAIRS]
+    held_out = [
+        int(hashlib.sha256(f"pairs.jsonl, {n}".encode()).hexdigest()[:12], 16) / 16**12 < 0.2 for n in range(1, 41)
+    ]
+    assert train == [e for e, out in zip(expected, held_out, strict=True) if not out]
+    assert val == [e for e, out in zip(expected, held_out, strict=True) if out] and 3 <= len(val) <= 14
+
+    meta = load_meta("mine")
+    assert (meta["kind"], meta["tokenizer"], meta["dtype"]) == ("examples", "bytes", "uint16")
+    assert meta["source"] == "pairs.jsonl (40 examples)" and template_of(meta) == TEMPLATES["chat"]
+    tokens, answers, longest = 0, 0, 0
+    for split, texts in (("train", train), ("val", val)):
+        part, lengths = meta["splits"][split], [1 + len(p) + len(r) + 1 for p, r in texts]
+        assert part["tokens"] == sum(lengths) and part["examples"] == len(texts) and part["max_id"] == 256
+        assert part["longest"] == max(lengths) and part["answer_tokens"] == sum(len(r) + 1 for _, r in texts)
+        for entry, file in ((part, f"{split}.bin"), (part["marks"], f"{split}.marks")):
+            assert entry["file"] == file and entry["sha256"] == hashlib.sha256((folder / file).read_bytes()).hexdigest()
+        tokens, answers, longest = tokens + sum(lengths), answers + part["answer_tokens"], max(longest, *lengths)
+    assert set(contents(folder)) == {"train.bin", "train.marks", "val.bin", "val.marks", "meta.json"}
+    for words in (
+        f"train {len(train)} examples",
+        f"{answers / tokens:.1%} of the tokens count in the loss\nthe longest example, of {longest} tokens, needs",
+        r"template chat: turn 'User: {prompt}\nAssistant:\n{response}', system 'System: {system}\n'",
+        "next: python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/mine --dataset=mine\n",
+    ):
+        assert words in said
+
+
+def test_batches_count_the_answers_alone(home, tmp_path):
+    run(write_lines(tmp_path / "pairs.jsonl", RECORDS), "--template={prompt}\\n{response}")
+    rows = open_dataset("mine", block_size=64)
+    x, y = rows.batch(0, rows.windows)
+    counted = [bytes(row[row >= 0][row[row >= 0] < 256].tolist()).decode() for row in y]
+    answers = sorted(answer for _, answer in texts_of(home / "mine", "train"))
+    assert sorted(a + "." for text in counted for a in text.split(".")[:-1]) == answers
+    assert ((y == -1) | (y == np.roll(x, -1, axis=1)) | (y == 256)).all()
+
+
+def test_the_same_files_give_the_same_bytes(home, tmp_path, monkeypatch):
+    for i in range(4):
+        write_lines(tmp_path / "in" / ("deep" if i % 2 else ".") / f"{i}.jsonl", RECORDS[i * 10 : i * 10 + 10])
+    run(tmp_path / "in")
+    first, rglob = contents(home / "mine"), Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(rglob(self, pattern))))
+    run(tmp_path / "in")
+    assert contents(home / "mine") == first
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_a_tokenizer_of_hugging_face(start, home, tmp_path, capsys):
+    meta = starting_tokenizer(start)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/tokenizer.json").write_text(meta["json"])
+    (tmp_path / "model/tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    path = write_lines(tmp_path / "a.jsonl", [{"prompt": "ab", "response": "c"}] * 2)
+    run(path, "--template=chatml", tokenizer=tmp_path / "model")
+    begin = [0, 1] if start else [2]
+    letters = [ord(c) - 94 for c in "imstartuserabimendimstartassistant"]  # what this vocabulary has of the template
+    expected = ([*begin, *letters, 5, 2], [2, *[0] * (len(begin) - 1 + len(letters)), 1, 1])
+    assert examples_of(home / "mine", "train") == examples_of(home / "mine", "val") == [expected]
+    assert "note: answers end with this tokenizer's end of text, which is not <|im_end|>" in capsys.readouterr().out
+    assert load_meta("mine")["json"] == meta["json"]
+
+
+# -------------------------------------------------------------------------------------------------------------- records
+
+USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    "record, expected",
+    [
+        ({"prompt": "a", "response": "b", "id": 3}, "a b"),
+        ({"messages": [USER, ANSWER], "prompt": "x"}, "a b"),
+        ({"messages": [{"role": "system", "content": "s"}, USER, ANSWER, USER, ANSWER]}, "s a b a b"),
+        ({"messages": [{"role": "system", "content": ""}, USER, ANSWER]}, "a b"),
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, "a b"),
+        ({"conversations": [{"from": "system", "value": "s"}, USER, ANSWER]}, "s a b"),
+        ({"instruction": "a", "input": "", "output": "b", "answer": "c"}, "a b"),
+        ({"instruction": "a", "output": "b"}, "a b"),
+        ({"instruction": "a", "input": " \n", "output": "b"}, "a b"),
+        ({"instruction": "a", "input": None, "output": "b"}, "a b"),
+        ({"instruction": "a", "input": "c", "output": "b"}, "a\n\nc b"),
+        ({"prompt": None, "response": None, "messages": [USER, ANSWER]}, "a b"),
+    ],
+)
+def test_forms_of_records(record, expected):
+    messages = messages_of(record, "here")
+    roles = ["user", "assistant"] * len(messages)
+    assert [m["role"] for m in messages if m["role"] != "system"] == roles[: len(expected.replace("s ", "").split(" "))]
+    assert [m["content"] for m in messages] == expected.split(" ")
+    assert ("s " in expected) == (messages[0]["role"] == "system")
+
+
+def test_other_names_of_keys():
+    assert messages_of({"q": "a", "a": "b"}, "here", "q", "a") == [USER, ANSWER]
+    with pytest.raises(ValueError, match="here: needs the keys 'q' and 'a', or 'messages', or"):
+        messages_of({"prompt": "a", "response": "b"}, "here", "q", "a")
+
+
+def test_kinds_of_files(home, tmp_path, capsys):
+    folder = tmp_path / "in"
+    write_lines(folder / "a.jsonl", RECORDS[:3])
+    (folder / "a.jsonl").write_text("\n" + (folder / "a.jsonl").read_text())  # a blank line has a number too
+    (folder / "deep").mkdir()
+    (folder / "deep/b.json").write_text(json.dumps(RECORDS[3:5], indent=2), encoding="utf-8-sig")
+    turns = [[{"role": "user", "content": p}, {"role": "assistant", "content": r}] for p, r in PAIRS[5:7]]
+    parquet.write_table(pa.table({"messages": turns, "prompt": ["x", None]}), folder / "deep/c.PARQUET")
+    (folder / "README.md").write_text("no records")
+    write_lines(folder / ".hidden/d.jsonl", [{"bad": 1}])
+    found = list(conversations(folder))
+    assert [(m[0]["content"], m[1]["content"]) for _, _, m in found] == PAIRS[:7]
+    assert [name for name, _, _ in found[2:4]] == ["a.jsonl, 4", "deep/b.json, 1"]
+    assert [where for _, where, _ in found[2:]][::4] == [
+        f"{folder}/a.jsonl, line 4",
+        f"{folder}/deep/c.PARQUET, record 2",
+    ]
+    run(folder)
+    assert "skipped 1 files of other kinds: README.md" in capsys.readouterr().err
+    made = texts_of(home / "mine", "train") + texts_of(home / "mine", "val")
+    assert sorted(answer for _, answer in made) == sorted(r for _, r in PAIRS[:7])
+
+
+# ----------------------------------------------------------------------------------------------------- lengths, splits
+
+
+def test_longer_examples_are_left_out_and_named(home, tmp_path, capsys):
+    def of(length):  # 256, prompt, response, 256
+        return {"prompt": "p" * (length - 3), "response": "r"}
+
+    path = write_lines(tmp_path / "a.jsonl", [of(n) for n in (5, 9, 10, 11, 10, 12, 4)])
+    how = "--template=plain", "--val_fraction=0.5"
+    run(path, *how, "--max_tokens=9")
+    lengths = [len(ids) for split in ("train", "val") for ids, _ in examples_of(home / "mine", split)]
+    assert sorted(lengths) == [4, 5, 9, 10, 10]  # 10 = max_tokens + 1 tokens give 9 inputs and their targets
+    assert capsys.readouterr().err == (
+        "left out: 2 of 7 examples of --input have more than max_tokens+1 = 10 tokens (the longest 12): "
+        f"{path}, line 4; {path}, line 6\n"
+    )
+    open_dataset("mine", block_size=9)
+    with pytest.raises(ValueError, match="longer than block_size"):
+        open_dataset("mine", block_size=8)
+    run(path, *how)
+    assert capsys.readouterr().err == "" and load_meta("mine")["source"] == "a.jsonl (7 examples)"
+    before = contents(home)
+    assert "nothing remains: 7 of 7 examples" in error_of(sft.main, *flags(path, *how, "--max_tokens=2"))
+    assert "there is one example" in error_of(sft.main, *flags(path, *how, "--max_tokens=3"))
+    assert contents(home) == before
+
+
+def test_what_is_held_out(home, tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", RECORDS[:30])
+    other = write_lines(tmp_path / "b.jsonl", RECORDS[30:])
+    for fraction in ("1e-9", "0.999999"):  # neither split is empty
+        run(path, f"--val_fraction={fraction}")
+        assert sorted(len(texts_of(home / "mine", split)) for split in ("train", "val")) == [1, 29]
+    run(path, f"--val_input={other}")
+    for split, pairs in (("train", PAIRS[:30]), ("val", PAIRS[30:])):
+        assert [answer for _, answer in texts_of(home / "mine", split)] == [r for _, r in pairs]
+    write_lines(path, RECORDS[:1])
+    run(path, f"--val_input={other}", name="one")
+    assert load_meta("one")["splits"]["train"]["examples"] == 1
+
+
+# --------------------------------------------------------------------------------------------- old and damaged datasets
+
+
+def test_a_half_replaced_dataset_is_not_prepared(home, tmp_path, monkeypatch):
+    path, replace = write_lines(tmp_path / "a.jsonl", RECORDS), os.replace
+    run(path)
+    first = contents(home)
+
+    def failing(source, target):
+        if Path(target) == home / "mine" / "val.marks":
+            raise OSError("disk gone")
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", failing)
+        assert "disk gone" in error_of(sft.main, *flags(path, "--template=plain"))
+    with pytest.raises(ValueError, match="not prepared"):
+        load_meta("mine")
+    assert not (home / "mine" / "parts").exists()
+    run(path)
+    assert contents(home) == first
+
+
+def test_a_text_in_the_place_of_examples(home, tmp_path):
+    run(write_lines(tmp_path / "a.jsonl", RECORDS))
+    prepare.build(home / "mine", "a text", Tokenizer.meta_for("bytes"), {"train": ["one"], "val": ["two"]})
+    assert set(contents(home / "mine")) == {"train.bin", "val.bin", "meta.json"} and "kind" not in load_meta("mine")
+    run(tmp_path / "a.jsonl")
+    assert load_meta("mine")["kind"] == "examples"
+
+
+def edit(change):
+    def apply(folder):
+        meta = json.loads((folder / "meta.json").read_text())
+        change(meta)
+        (folder / "meta.json").write_text(json.dumps(meta))
+
+    return apply
+
+
+def flip_mark(folder):
+    raw = (folder / "train.marks").read_bytes()
+    (folder / "train.marks").write_bytes(raw[:5] + b"\1" + raw[6:])
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (flip_mark, "train.marks does not match the sha256"),
+        (lambda f: (f / "val.marks").unlink(), "val.marks is missing"),
+        (lambda f: os.truncate(f / "train.marks", 9), "train.marks has 9 bytes where"),
+        (edit(lambda m: m["splits"]["train"].pop("marks")), "is damaged"),
+        (edit(lambda m: m["splits"]["val"].update(marks=["val.marks"])), "is damaged"),
+        (edit(lambda m: m["splits"]["val"].update(examples="40")), "is damaged"),
+        (edit(lambda m: m["splits"]["val"].update(file="train.bin")), "train.bin has"),
+        (edit(lambda m: m.update(eot=None)), "is damaged"),
+        (
+            edit(lambda m: m.update(kind="videos")),
+            "was prepared by a newer version (kind 'videos' is none of text, examples, images)",
+        ),
+        (edit(lambda m: m.update(kind=["\n"], splits={})), "was prepared by a newer version"),
+        (edit(lambda m: m.update(kind=None)), "was prepared by a newer version"),
+    ],
+)
+def test_damaged_examples_are_refused_in_one_line(damage, words, home, tmp_path):
+    run(write_lines(tmp_path / "a.jsonl", RECORDS))
+    load_meta("mine")
+    damage(home / "mine")
+    with pytest.raises(ValueError) as error:
+        load_meta("mine")
+    assert words in str(error.value) and "\n" not in str(error.value) and "prepare" in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+def bad_inputs(folder):
+    """Files for the table below."""
+    files = {
+        "form.jsonl": '{"prompt": "a", "response": "b"}\n\n{"question": "a", "answer": "b"}\n',
+        "list.jsonl": "[1, 2]\n",
+        "text.jsonl": '"a"\n',
+        "empty.jsonl": '{"prompt": "a", "response": ""}\n',
+        "blank.json": '[{"prompt": " ", "response": "b"}]',
+        "null.jsonl": '{"prompt": "a", "response": null}\n',
+        "input.jsonl": '{"instruction": "a", "input": 3, "output": "b"}\n',
+        "task.jsonl": '{"instruction": "", "input": "a", "output": "b"}\n',
+        "roles.jsonl": json.dumps({"messages": [USER, USER, ANSWER]}),
+        "last.jsonl": json.dumps({"messages": [USER, ANSWER, USER]}),
+        "none.jsonl": '{"messages": []}\n',
+        "odd.jsonl": '{"messages": "abc"}\n',
+        "system.jsonl": json.dumps({"messages": [{"role": "system", "content": "s"}, USER, ANSWER]}),
+        "half.jsonl": '{"prompt": "\\ud800", "response": "b"}\n',
+        "cut.jsonl": '{"prompt": "a", "response": "b"}\n{"prompt',
+        "cut.json": '[{"prompt": "a", "response": "b"}, {',
+        "object.json": '{"prompt": "a", "response": "b"}',
+        "nothing.jsonl": "\n\n",
+        "one.jsonl": '{"prompt": "a", "response": "b"}\n',
+        "fake.parquet": "not parquet",
+        "notes.txt": "a text",
+        "texts/notes.txt": "a text",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "latin1.jsonl").write_bytes(b'{"prompt": "\xe9"}\n')
+    write_lines(folder / "in/good.jsonl", RECORDS)
+
+
+BAD = [
+    ({"input": "form.jsonl"}, "form.jsonl, line 3: needs the keys 'prompt' and 'response', or 'messages', or"),
+    ({"input": "form.jsonl"}, "but found {'question': 'a', 'answer': 'b'}..."),
+    ({"input": "list.jsonl"}, "line 1: needs the keys"),
+    ({"input": "text.jsonl"}, "but found 'a'"),
+    ({"input": "empty.jsonl"}, "line 1: the response (message 2) is empty or only white space in {'prompt': 'a'"),
+    ({"input": "blank.json"}, "blank.json, record 1: the prompt (message 1) is empty"),
+    ({"input": "null.jsonl"}, "the response (message 2) is of type NoneType, not text"),
+    ({"input": "input.jsonl"}, "line 1: instruction and output cannot be read in {'instruction': 'a', 'input': 3"),
+    ({"input": "task.jsonl"}, "the prompt (message 1) is empty"),
+    ({"input": "roles.jsonl"}, "line 1: message 2 has the role user, where assistant is due"),
+    ({"input": "last.jsonl"}, "line 1: the last message has the role user, where assistant is due"),
+    ({"input": "none.jsonl"}, "line 1: there are no messages"),
+    ({"input": "odd.jsonl"}, "line 1: messages cannot be read in {'messages': 'abc'}"),
+    (
+        {"input": "system.jsonl", "template": "alpaca"},
+        "system.jsonl, line 1: a system message, and this template has no",
+    ),
+    ({"input": "half.jsonl"}, "the prompt (message 1) is not text in UTF-8"),
+    ({"input": "cut.jsonl"}, "cut.jsonl, line 2 is not JSON"),
+    ({"input": "cut.json"}, "cut.json is not JSON (Expecting property name"),
+    ({"input": "object.json"}, "object.json holds no array of records"),
+    ({"input": "nothing.jsonl"}, "--input holds no records"),
+    ({"input": "texts"}, "--input holds no records (.jsonl, .json or .parquet)"),
+    ({"input": "in", "val_input": "nothing.jsonl"}, "--val_input holds no records"),
+    ({"input": "one.jsonl"}, "there is one example, and both training and validation need one"),
+    ({"input": "fake.parquet"}, "fake.parquet is not a parquet file"),
+    ({"input": "notes.txt"}, "notes.txt is none of .jsonl, .json, .parquet"),
+    ({"input": "latin1.jsonl"}, "latin1.jsonl is not UTF-8 text"),
+    ({"input": "missing.jsonl"}, "missing.jsonl does not exist"),
+    ({"val_input": "missing.jsonl"}, "--val_input"),
+    ({"val_input": "in/good.jsonl"}, "overlap: hold out other files"),
+    ({"input": "in/good.jsonl", "val_input": "in"}, "overlap"),
+    ({"val_fraction": "0"}, "--val_fraction=0.0 must be above 0 and below 1"),
+    ({"name": "a/b"}, "--name='a/b': use letters"),
+    ({"name": "sft"}, "sft is the source folder of another dataset"),
+    ({"name": "a_file"}, "a_file is a file"),
+    ({"out_dir": "in/deep"}, "would be read too: give another --out_dir"),
+    ({"tokenizer": "chars"}, "--tokenizer=chars has no end of text"),
+    ({"tokenizer": "gpt5"}, "--tokenizer=gpt5 is neither one of bytes, gpt2, gpt2_4096, nor a folder"),
+    ({"tokenizer": "endless"}, "names no end of text"),
+    ({"template": "chatt"}, "template 'chatt' is none of chat, alpaca, chatml, plain"),
+    ({"template": "Q: {prompt}"}, "has no place {response}"),
+    ({"system_template": "S"}, "has no place {system}"),
+    ({"max_tokens": "0"}, "--max_tokens=0 must be at least 1"),
+    ({"max_tokens": "5"}, "nothing remains: 40 of 40 examples of --input have more than max_tokens+1 = 6 tokens"),
+    ({"prompt_key": "question"}, "needs the keys 'question' and 'response'"),
+]
+
+
+@pytest.mark.parametrize("values, message", BAD, ids=[m[:40] for _, m in BAD])
+def test_bad_input_is_one_line_and_leaves_no_trace(values, message, home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bad_inputs(tmp_path)
+    (tmp_path / "endless").mkdir()
+    (tmp_path / "endless/tokenizer.json").write_text(starting_tokenizer()["json"])
+    run(tmp_path / "in")
+    (home / "sft").mkdir()
+    (home / "sft/prepare.py").touch()
+    (home / "a_file").touch()
+    before = contents(tmp_path)
+    for name in ("mine", "new"):
+        given = {"input": "in", "tokenizer": "bytes", "name": name} | values
+        assert message in error_of(sft.main, *(f"--{key}={value}" for key, value in given.items()))
+        assert contents(tmp_path) == before
+    assert not (home / "new").exists() and not list(tmp_path.rglob("parts"))
+
+
+def test_the_scripts_need_no_torch():
+    for name in ("sft", "commonsense170k"):
+        code = f"import runpy, sys; runpy.run_path('data/{name}/prepare.py'); sys.exit('torch' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    command = [sys.executable, "data/sft/prepare.py", "--input=/missing", "--tokenizer=bytes", "--name=x"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "error: --input=/missing does not exist\n")
+
+
+# ------------------------------------------------------------------------------------------------------ Commonsense170K
+
+
+@pytest.fixture
+def source(home, tmp_path, monkeypatch):
+    """A small stand-in for the repository; returns its folder."""
+    folder = tmp_path / "repository"
+    records = [{"instruction": f"Is {i} even?", "input": "", "output": "true", "answer": "true"} for i in range(300)]
+    write = {commonsense.TRAIN: records}
+    write |= {f"dataset/{task}/test.json": records[i : 2 * i + 1] for i, task in enumerate(commonsense.TASKS)}
+    for name, part in write.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(part))
+    raw = (folder / commonsense.TRAIN).read_bytes()
+    monkeypatch.setattr(commonsense, "BLOB", hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest())
+    monkeypatch.setattr(commonsense, "URL", folder.as_uri())
+    monkeypatch.setattr(commonsense, "HELD_OUT", 30)
+    return folder
+
+
+def test_commonsense170k(source, home, tmp_path, capsys):
+    out, raw = home / "commonsense170k", home / "commonsense170k" / "raw"
+    given = [f"--out_dir={out}", "--tokenizer=bytes"]
+    commonsense.main(given)
+    said = capsys.readouterr().out
+    assert f"{raw / 'test' / 'openbookqa.json'}: 8 questions" in said and "--dataset=commonsense170k\n" in said
+    for task in commonsense.TASKS:
+        made = (raw / "test" / f"{task}.json").read_bytes()
+        assert made == (source / f"dataset/{task}/test.json").read_bytes()
+    train, val = texts_of(out, "train"), texts_of(out, "val")
+    assert len(train) + len(val) == 300 and 15 < len(val) < 50
+    assert train[0][0].endswith("request.\n\n### Instruction:\nIs 0 even?\n\n### Response:\n") and train[0][1] == "true"
+    assert load_meta("commonsense170k")["source"] == f"{source.as_uri()}/{commonsense.TRAIN} (300 examples)"
+
+    first = contents(home)
+    for file in source.rglob("*.json"):
+        file.unlink()
+    commonsense.main(given)  # what was downloaded is still there
+    assert contents(home) == first
+    commonsense.main([f"--out_dir={tmp_path / 'other'}", "--tokenizer=bytes", "--template=plain"])
+    assert texts_of(tmp_path / "other", "train")[0] == ("Is 0 even?", "true")
+
+
+def test_commonsense170k_damaged_or_away(source, home, tmp_path, monkeypatch):
+    given = [f"--out_dir={tmp_path / 'out'}", "--tokenizer=bytes"]
+    good = (source / commonsense.TRAIN).read_bytes()
+    (source / commonsense.TRAIN).write_bytes(good + b" ")
+    line = error_of(commonsense.main, *given)
+    assert f"instead of {commonsense.BLOB}" in line and "has git_blob" in line
+    (source / commonsense.TRAIN).write_bytes(good)
+    (source / "dataset/piqa/test.json").write_text('[{"question": "a"}]')
+    assert "piqa.json, record 1: needs the keys" in error_of(commonsense.main, *given)
+    (home / "commonsense170k/raw/test/piqa.json").unlink()
+    (source / "dataset/piqa/test.json").unlink()
+    assert "could not download" in error_of(commonsense.main, *given)
+    assert "template 'x' is none of" in error_of(commonsense.main, *given, "--template=x")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_git_blob_id(tmp_path):
+    (tmp_path / "a").write_bytes(b"hello\n")  # as `git hash-object` says
+    assert commonsense.git_blob(tmp_path / "a") == "ce013625030ba8dba906f756967f9e9ca394464a"

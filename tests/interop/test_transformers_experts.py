@@ -1,0 +1,149 @@
+"""Mixtures of experts and `transformers`: the same weights are the same function, with the same gradients; configs of
+either version; half precision."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+from interop.huggingface.families import SAME_KEYS, config_from_theirs
+from interop.huggingface.read import read_pretrained
+from interop.huggingface.verify import TOLERANCES, difference
+from interop.huggingface.write import write_pretrained
+from layers.moe import balance_loss
+from model import GPT, GPTConfig
+from nanodnt.tokenizer import Tokenizer
+from nanodnt.weights import load_weights
+from support.models import batch, error, gradients
+from support.peers import edit_config, make_peer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CHARS = Tokenizer.meta_for("chars", [chr(ord("A") + i) for i in range(50)])
+
+
+def draw(seed):
+    """(a model of `transformers` with random weights, the GPTConfig that is to be the same), of random tiny sizes."""
+    rng = random.Random(seed)
+    heads, groups, size = rng.choice((2, 4)), rng.choice((1, 2)), rng.choice((4, 6))
+    n_expert, n_layer = rng.randint(1, 7), rng.randint(1, 3)
+    n_ff, n_embd = 4 * rng.randint(1, 6), 4 * rng.randint(2, 6)  # their product wants rows of a multiple of 16 bytes
+    active, normalised, tied = rng.randint(1, n_expert), rng.random() < 0.5, rng.random() < 0.5
+    theirs = dict(
+        vocab_size=50, hidden_size=n_embd, num_hidden_layers=n_layer, max_position_embeddings=9, head_dim=size,
+        num_attention_heads=heads, num_key_value_heads=heads // groups, rms_norm_eps=1e-2, tie_word_embeddings=tied,
+        num_local_experts=n_expert, num_experts_per_tok=active, intermediate_size=n_ff,
+        rope_parameters=dict(rope_type="default", rope_theta=5e2),
+    )  # fmt: skip
+    ours = dict(
+        vocab_size=50, n_embd=n_embd, n_layer=n_layer, block_size=9, head_size=size, n_head=heads, n_ff=n_ff,
+        n_kv_head=heads // groups, norm_eps=1e-2, tie_weights=tied, n_expert=n_expert, n_expert_active=active,
+        pos="rope", rope_theta=5e2, mlp="swiglu",
+    )  # fmt: skip
+    if seed % 2:
+        theirs |= dict(moe_intermediate_size=n_ff, intermediate_size=99, norm_topk_prob=normalised)
+        ours |= dict(qk_norm=True, router_norm=normalised)
+    peer = make_peer("Qwen3-MoE" if seed % 2 else "Mixtral", seed=seed, **theirs)
+    return peer, GPTConfig(**ours)
+
+
+def in_our_names(theirs: dict, config: GPTConfig) -> dict:
+    """Their parameters, or the gradients of these, under our names. Gate and up are one tensor of theirs."""
+    found = {"wte.weight": theirs["model.embed_tokens.weight"], "final_norm.gain": theirs["model.norm.weight"]}
+    if not config.tie_weights:
+        found["head.weight"] = theirs["lm_head.weight"]
+    for i in range(config.n_layer):
+        attn, mlp, layer = f"blocks.{i}.attn.", f"blocks.{i}.mlp.", f"model.layers.{i}."
+        found[f"{attn}pre.gain"] = theirs[f"{layer}input_layernorm.weight"]
+        found[f"{mlp}pre.gain"] = theirs[f"{layer}post_attention_layernorm.weight"]
+        found |= {f"{attn}f.{part}.weight": theirs[f"{layer}self_attn.{part}_proj.weight"] for part in "qkvo"}
+        if config.qk_norm:
+            found |= {f"{attn}f.{part}_norm.gain": theirs[f"{layer}self_attn.{part}_norm.weight"] for part in "qk"}
+        gate, up = theirs[f"{layer}mlp.experts.gate_up_proj"].chunk(2, dim=1)
+        down = theirs[f"{layer}mlp.experts.down_proj"]
+        found |= {f"{mlp}f.experts.{name}.weight": t for name, t in dict(gate=gate, up=up, down=down).items()}
+        found[f"{mlp}f.router.weight"] = theirs[f"{layer}mlp.gate.weight"]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_mixtral_and_qwen3_moe_with_the_same_weights(seed):
+    """Logits, and the gradients of the cross-entropy."""
+    (peer, config), (idx, targets) = draw(seed), batch()
+    model, weights = GPT(config).eval(), in_our_names(peer.state_dict(), config)
+    assert weights.keys() == dict(model.named_parameters()).keys()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p[: len(weights[name])].copy_(weights[name])
+    logits = peer(idx).logits
+    assert error(model(idx)[0], logits) < 1e-5
+
+    F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1).backward()
+    wanted = in_our_names({name: p.grad for name, p in peer.named_parameters()}, config)
+    scale = max(g.abs().max() for g in wanted.values())
+    for name, grad in gradients(model, idx, targets)[1].items():
+        n = len(wanted[name])
+        assert error(grad[:n], wanted[name], floor=1e-2 * scale) < 1e-4, name
+        assert not grad[n:].any(), name  # the padding of the vocabulary
+
+
+def test_the_balance_loss_is_theirs():
+    """For one layer and one sequence theirs is k times ours, k the experts of a token: of their shares, one for each
+    place among the k, the sum is k, of ours 1. Over several sequences they take one mean, we a mean of each."""
+    generator = torch.Generator().manual_seed(1)
+    for n_expert, k in ((2, 1), (5, 2), (8, 8)):
+        logits = torch.randn(1, 33, n_expert, generator=generator).requires_grad_()
+        scores = logits.softmax(-1)
+        ours = balance_loss(scores, scores.topk(k).indices)
+        theirs = load_balancing_loss_func((logits[0],), n_expert, k)
+        assert error(k * ours, theirs) < 1e-6
+        grads = [torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (k * ours, theirs)]
+        assert error(*grads, floor=1e-3) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3-MoE"])
+def test_names_of_version_4(name, tmp_path):
+    """num_experts, rope_theta, sliding_window beside use_sliding_window; Mixtral's own defaults. Both names of the
+    number of experts are written."""
+    peer, idx = make_peer(name), batch()[0]
+    peer.save_pretrained(tmp_path)
+    theirs = json.loads((tmp_path / "config.json").read_text())
+    edit_config(tmp_path, rope_parameters=None, rope_theta=theirs["rope_parameters"]["rope_theta"])
+    if name == "Qwen3-MoE":
+        old = dict(num_experts=theirs["num_local_experts"], sliding_window=4096, use_sliding_window=False)
+        edit_config(tmp_path, num_local_experts=None, **old)
+    found = read_pretrained(str(tmp_path))
+    model = GPT.empty(found.config).to_empty(device="cpu")
+    load_weights(model, found.weights)
+    assert error(model.eval()(idx)[0], peer(idx).logits) < 1e-5
+    write_pretrained(model, CHARS, tmp_path / "ours", check=False)
+    written = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert {written[key] for pair in SAME_KEYS.items() for key in pair} == {found.config.n_expert}
+    bare = config_from_theirs(
+        {key: v for key, v in theirs.items() if key not in ("rope_parameters", "rms_norm_eps", "norm_topk_prob")}
+    )
+    if name == "Mixtral":
+        assert (bare.rope_theta, bare.norm_eps, bare.router_norm) == (1e6, 1e-5, True)
+    else:
+        assert (bare.rope_theta, bare.norm_eps, bare.router_norm) == (1e4, 1e-6, False)
+
+
+def test_rounding_sends_tokens_to_other_experts(tmp_path):
+    """So the worst token is no measure of an export in half precision. The typical one is, and shows another function:
+    here one expert a token in place of two, or another last block."""
+    sizes = dict(n_layer=6, n_head=4, n_embd=64, n_ff=64, block_size=64, vocab_size=50, n_expert=8, init_std=0.1)
+    config = GPTConfig(**sizes, pos="rope", mlp="swiglu")
+    model = GPT(config, seed=1).eval()
+    assert write_pretrained(model, CHARS, tmp_path / "it", dtype=torch.float16) == ("mixtral", True)
+    allowed = TOLERANCES[torch.float16]
+    assert difference(tmp_path / "it", model) > 2 * allowed > allowed / 10 > difference(tmp_path / "it", model, True)
+
+    fewer = GPT(replace(config, n_expert_active=1)).eval()
+    fewer.load_state_dict(model.state_dict())
+    assert difference(tmp_path / "it", fewer, True) > 2 * allowed
+    with torch.no_grad():
+        model.blocks[-1].mlp.f.router.weight.neg_()
+    assert difference(tmp_path / "it", model, True) > 2 * allowed

@@ -1,0 +1,278 @@
+"""studies/analysis/streams.py against its definitions: the reference's equations, finite differences, cases by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from layers.ops import rotary
+from studies.analysis import gradients, norms, streams
+from support import reference
+from support.analysis import IN_PARTS, NETS, close, silence, solve, two_batches
+from support.models import LLAMA, LLAMA_NET, NET, POST, PRE, S5, S5_NET, SCHEMES, build, error, floats, tokens
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# ------------------------------------------------------------------------------------------------------ residual stream
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_streams_are_those_of_the_equations(name):
+    net = solve(name, 3)
+    found = streams.collect_streams(net.model, net.idx)
+    assert len(found) == 4 and all(error(a, b) < 1e-5 for a, b in zip(found, net.streams, strict=True))
+
+
+def mean_variance(x):
+    """Over the channels of each token, divided by their number; the mean over tokens."""
+    rows = x.flatten(0, 1).tolist()
+    return sum(sum((v - sum(t) / len(t)) ** 2 for v in t) / len(t) for t in rows) / len(rows)
+
+
+@IN_PARTS
+@pytest.mark.parametrize("name", NETS)
+def test_variance_is_that_of_the_equations(name, most, monkeypatch):
+    monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+    net = solve(name, 3)
+    found = streams.stream_variance(net.model, net.idx)
+    assert found.keys() == {"stream", "stream_global", "attn", "mlp"}
+    assert close(found["stream"], [mean_variance(x) for x in net.streams])
+    assert close(found["stream_global"], [((x - x.mean()) ** 2).mean().item() for x in net.streams])
+    assert close(found["attn"], [mean_variance(y) for _, y in net.terms[::2]])
+    assert close(found["mlp"], [mean_variance(y) for _, y in net.terms[1::2]])
+
+
+def test_silent_blocks_leave_the_stream_alone():
+    model, idx = build(dict(), 3, torch.float32), tokens(2, 7)
+    for block in model.blocks:
+        silence(block)
+    first, *rest = streams.collect_streams(model, idx)
+    assert len(rest) == 3 and first.any() and all(torch.equal(x, first) for x in rest)
+    found = streams.stream_variance(model, idx)
+    assert len(set(found["stream"])) == 1 and found["attn"] == found["mlp"] == [0.0] * 3
+    assert all(abs(d) < 1e-3 for row in streams.angular_distance([first, *rest]) for d in row)
+
+
+@IN_PARTS
+def test_angular_distance_of_a_model_is_that_of_the_equations(most, monkeypatch):
+    """LNS eq. 1 on every token, between what enters the blocks and what leaves the last; in parts of different size."""
+    monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+    net = solve("LNS", 3, tokens(5, 7))
+    wanted = torch.empty(4, 4, dtype=torch.float64)
+    for a, x in enumerate(net.streams):
+        for b, y in enumerate(net.streams):
+            cosine = (x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()
+            wanted[a, b] = (cosine.clamp(-1, 1).arccos() / math.pi).mean()
+    for inputs in (net.idx, [(net.idx[:3], None), (net.idx[3:], None)]):
+        found = torch.tensor(streams.mean_angular_distance(net.model, inputs), dtype=torch.float64)
+        assert (found - wanted).abs().max() < 1e-6 and wanted[0, 3] > 0.05
+
+
+@pytest.mark.parametrize("sizes", [(60,), (1, 40, 19), (7,) * 8 + (4,)])
+def test_moments(sizes):
+    x = torch.empty(60, 3).normal_(generator=torch.Generator().manual_seed(1)) * torch.arange(1, 61)[:, None] + 100
+    found = streams.Moments()
+    assert (found.n, found.mean, found.variance) == (0, 0, 0)
+    for part in x.split(sizes):
+        found.add(part)
+    values = x.double().flatten().tolist()
+    mean = sum(values) / 180
+    assert found.n == 180 and close(found.mean, mean)
+    assert close(found.variance, sum((v - mean) ** 2 for v in values) / 180)
+
+
+def test_angular_distance():
+    def noise(seed):
+        return torch.empty(4, 9, 32).normal_(generator=torch.Generator().manual_seed(seed))
+
+    a, b = noise(0), noise(1)
+    a[..., 16:] = 0
+    orthogonal = a.roll(16, dims=-1)
+    mixed = torch.cat((3 * a[:, :2], -a[:, 2:]), dim=1)  # 2 of 9 tokens alike, the others opposite
+    xs = [a, orthogonal, -2 * a, mixed, b, a + 1e-2 * b, a * (1 + 1e-7), 1e-9 * a, 1e9 * b]
+    found = streams.angular_distance(xs)
+    assert [len(row) for row in found] == [9] * 9 and len(found) == 9
+    assert not any(math.isnan(d) for row in found for d in row)
+    assert max(abs(found[0][j] - d) for j, d in enumerate((0, 0.5, 1, 7 / 9))) < 5e-4
+    for i, x in enumerate(xs):
+        for j, y in enumerate(xs):
+            angles = []
+            for u, v in zip(x.double().flatten(0, 1), y.double().flatten(0, 1), strict=True):
+                cosine = (u @ v) / math.sqrt((u @ u) * (v @ v))
+                angles.append(math.acos(max(-1.0, min(1.0, cosine.item()))) / math.pi)
+            assert abs(found[i][j] - sum(angles) / len(angles)) < 5e-4, (i, j)
+
+
+# -------------------------------------------------------------------------------------------------------------- removal
+
+
+CUT = {  # name: (flags, the whole network of 3 blocks, what differs in the network with one block less)
+    "LNS": (*NETS["LNS"], dict()),
+    "LNS residual": (*SCHEMES["LNS residual"], dict()),
+    "S5": (*NETS["DNT S5"], dict()),
+    "experts": (*NETS["experts"], dict()),
+    "DeepNorm": (*SCHEMES["DeepNorm"], dict(deepnorm=False, skip=6**0.25)),  # its factor is that of the whole depth
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_removal_is_the_network_without_the_block(name):
+    flags, words, cut = CUT[name]
+    model, net, batches = build(flags, 3, torch.float32), replace(NET, blocks=3, **words), two_batches()
+    idx, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    before, weights = [p.clone() for p in model.parameters()], floats(model)
+    whole, losses = reference.forward(net, weights, idx, targets)[1].item(), []
+    for gone in range(3):
+        kept = [i for i in range(3) if i != gone]
+        left = {n: w for n, w in weights.items() if not n.startswith("blocks.")}
+        for new, old in enumerate(kept):
+            mine = [n for n in weights if n.startswith(f"blocks.{old}.")]
+            left |= {n.replace(f"blocks.{old}.", f"blocks.{new}."): weights[n] for n in mine}
+        shorter = replace(net, blocks=2, numbers=tuple(i + 1 for i in kept), **cut)
+        losses.append(reference.forward(shorter, left, idx, targets)[1].item())
+    found = streams.removal_drop(model, batches)
+    assert close(found["loss"], whole) and len(found["drop"]) == 3
+    assert max(abs(d - (loss - whole)) for d, loss in zip(found["drop"], losses, strict=True)) < 1e-5
+    assert min(abs(loss - whole) for loss in losses) > 1e-3
+    assert len(model.blocks) == 3 and all(map(torch.equal, before, model.parameters()))
+    assert close(model(idx, targets)[1].item(), whole)
+
+
+def test_removing_a_silent_block_changes_nothing():
+    model = build(dict(lns="norm"), 3, torch.float32)
+    silence(model.blocks[1])
+    drop = streams.removal_drop(model, two_batches())["drop"]
+    assert abs(drop[1]) < 1e-6 < 1e-3 < min(abs(drop[0]), abs(drop[2]))
+
+
+# ------------------------------------------------------------------------------------------------------------- Jacobian
+
+
+def sublayers(model, idx):
+    """The inputs of block 2 and of its FFN, and its functions of them, by branch."""
+    c = model.config
+    rope = rotary(torch.arange(idx.shape[1]), c.head_dim, c.rope_theta) if c.pos == "rope" else None
+    rope = None if rope is None else tuple(r.double() for r in rope)
+    x = model.wte(idx) if model.wpe is None else model.wte(idx) + model.wpe.weight[: idx.shape[1]]
+    x = model.blocks[0](model.input_norm(x), rope)
+    block = model.blocks[1]
+    functions = {"attn": lambda x: block.attn(x, rope), "mlp": block.mlp, "block": lambda x: block(x, rope)}
+    return {"attn": x, "mlp": block.attn(x, rope), "block": x}, functions
+
+
+JACOBIAN = {"Pre-LN": dict(), "S5, llama": dict(LLAMA, **S5), "Post-LN": POST, "DyT, LNS": dict(norm="dyt", lns="norm")}
+JACOBIAN |= {"experts": NETS["experts"][0]}
+
+
+@pytest.mark.parametrize("name", JACOBIAN)
+@pytest.mark.parametrize("branch", ("attn", "mlp", "block"))
+@torch.no_grad()
+def test_jacobian_against_differences(name, branch, monkeypatch):
+    model, idx, positions = build(JACOBIAN[name]), tokens(3, 7), torch.tensor([0, 6, 3])
+    inputs, functions = sublayers(model, idx)
+    x, rows, step = inputs[branch], torch.arange(3), 1e-5
+    wanted = torch.empty(16, 16, dtype=torch.float64)  # [i, j]: of output i by input j
+    for j in range(16):
+        shift = torch.zeros_like(x)
+        shift[rows, positions, j] = step
+        change = functions[branch](x + shift) - functions[branch](x - shift)
+        wanted[:, j] = change[rows, positions].mean(0) / (2 * step)
+    for most in (4096, 1):  # all sequences in one part, then each in its own
+        monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+        found = streams.residual_jacobian(model, idx, positions, 1, branch)
+        assert found.device.type == "cpu" and found.shape == (16, 16) and error(found, wanted) < 1e-6
+    with pytest.raises(ValueError, match="shorter|longer"):
+        streams.residual_jacobian(model, idx, positions[:2], 1, branch)
+
+
+def test_jacobian_of_a_token_knows_no_later_tokens_and_follows_the_chain_rule():
+    model, idx, position = build(dict(S5, pos="rope")), tokens(1, 7), torch.tensor([3])
+
+    def jacobian(idx, branch):
+        return streams.residual_jacobian(model, idx, position, 1, branch)
+
+    later, earlier = idx.clone(), idx.clone()
+    later[:, 4:] = (later[:, 4:] + 1) % 50
+    earlier[:, :3] = (earlier[:, :3] + 1) % 50
+    attn, mlp, block = (jacobian(idx, branch) for branch in ("attn", "mlp", "block"))
+    assert error(jacobian(later, "attn"), attn) < 1e-12 < 1e-3 < error(jacobian(earlier, "attn"), attn)
+    assert error(block, mlp @ attn) < 1e-12 < 1e-3 < error(block, attn @ mlp)
+    silence(model.blocks[1])
+    assert error(jacobian(idx, "block"), torch.eye(16)) < 1e-12
+
+
+def test_jacobian_statistics():
+    def found(rows):
+        return streams.jacobian_statistics(torch.tensor(rows))
+
+    assert found([[1.0, 0.0], [0.0, 1.0]]) == dict(deviation=0, off_diagonal=0)
+    assert close(list(found([[2.0, 1.0], [0.0, 1.0]]).values()), [1, 1 / 6])  # ‖J − I‖² = 2, over C = 2
+    assert close(list(found([[0.0, 3.0], [-4.0, 0.0]]).values()), [13.5**0.5, 1])
+    assert close(list(found([[1.0, 0.0, 2.0], [0.0, 4.0, 0.0], [0.0, 0.0, 1.0]]).values()), [(13 / 3) ** 0.5, 4 / 22])
+
+
+# ----------------------------------------------------------------------------------------------------- attention logits
+
+LOGITS = {
+    "Pre-LN": NETS["Pre-LN"],
+    "S5": NETS["DNT S5"],
+    "S5, GQA, rope": (dict(S5, **LLAMA), dict(S5_NET, **LLAMA_NET)),
+    "DNP, MQA": (dict(gain_out="norm", n_kv_head=1), dict(PRE, out="norm", kv_heads=1)),
+    "LNS": NETS["LNS"],
+}
+
+
+@pytest.mark.parametrize("name", LOGITS)
+def test_logit_max_is_that_of_the_equations(name, monkeypatch):
+    """The equations' softmax gets the scores of one head at a time, the future at -∞: note the largest of each."""
+    flags, words = LOGITS[name]
+    model, net, largest, softmax = (
+        build(flags, 3, torch.float32),
+        replace(NET, blocks=3, **words),
+        [],
+        reference.softmax,
+    )
+
+    def note(scores):
+        largest.append(scores[scores > -math.inf].abs().max().item())
+        return softmax(scores)
+
+    monkeypatch.setattr(reference, "softmax", note)
+    idx = tokens(3, 9)
+    reference.forward(net, floats(model), idx)
+    assert len(largest) == 3 * 4
+    for most in (4096, 1):
+        monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+        assert close(streams.largest_logits(model, idx), [max(largest[i : i + 4]) for i in (0, 4, 8)])
+
+
+# --------------------------------------------------------------------------------------------------------- what is left
+
+
+def test_nothing_is_left_behind():
+    """No parameter, gradient, hook, mode, or random state is another one afterwards."""
+    model, idx, generator = (
+        build(dict(LLAMA, norm="dyt", n_expert=4, balance="bias"), dtype=torch.float32),
+        tokens(2, 7),
+        torch.Generator(),
+    )
+    targets, batches = tokens(2, 7, seed=2), two_batches()
+    before, state = {n: t.clone() for n, t in model.state_dict().items()}, torch.get_rng_state()
+    gradients.compute_gradients(model, batches)
+    gradients.estimate_sharpness(model, idx, 2, generator)
+    for function in (streams.collect_streams, streams.stream_variance, norms.dyt_alphas, streams.largest_logits):
+        function(model, idx)
+    streams.mean_angular_distance(model, idx)
+    gradients.block_norms(model)
+    gradients.smallest_row(model)
+    streams.removal_drop(model, batches)
+    norms.norm_scatter(model, idx, "final_norm", 10, generator)
+    for branch in ("attn", "mlp", "block"):
+        streams.residual_jacobian(model, idx, torch.tensor([1, 2]), 0, branch)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert not any(m.training or m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert model(idx, targets)[1].requires_grad

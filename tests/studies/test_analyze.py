@@ -1,0 +1,406 @@
+"""analyze.py end to end, in this process, on tiny runs: files, numbers, what is left out, and what is refused."""
+
+import io
+import json
+import math
+import re
+import shutil
+import sys
+from contextlib import redirect_stdout
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+import analyze
+from model import GPT
+from studies.analysis import figures, gradients
+from studies.analysis.measures import CheckpointedRun, NotApplicable, pick_evenly
+from studies.analysis.pipeline import FIGURES, measure_runs, round_for_json, write_figure
+from studies.analysis.settings import FIGURE_NAMES, AnalyzeConfig
+from support import runs as tiny
+from support.pages import ROOT, rows_with
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+APPLY = set(FIGURE_NAMES) - {"alpha", "experts", "tracking"}  # to a DNT run without tracked rows
+HG = r"$\hg$"  # a run's name that must not be taken for mathematics
+SMALL = ("--tokens=256", "--draws=1", "--device=cpu")
+
+
+def call(*argv):
+    """The exit code of analyze.py for this command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["analyze.py", *map(str, argv)])
+        try:
+            return analyze.main()
+        except SystemExit as e:
+            return e.code
+
+
+def record(folder, name):
+    return json.loads((folder / f"{name}.json").read_text(), parse_constant=pytest.fail)  # no NaN in JSON
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Four runs: a DNT that kept its checkpoints, HG with Mix-LN and rows to track, DyT, and a mixture of experts."""
+    folder = tmp_path_factory.mktemp("analyze")
+    data = tiny.make_dataset(folder / "data")
+    how = dict(dataset=data, track_interval=0)
+    assert tiny.run(**how, out_dir=folder / "dnt", keep_every=5) == 0
+    how |= dict(pre_norm="both", mid_norm="none", input_norm=False, qk_norm=False)
+    changes = dict(gain="branch", post_norm_blocks=1, tie_weights=False, mlp="swiglu", pos="rope", n_kv_head=1)
+    assert tiny.run(**how, **changes, out_dir=folder / "hg") == 0
+    assert tiny.run(**how, norm="dyt", out_dir=folder / "dyt", keep_every=20, max_iters=40) == 0
+    experts = dict(n_expert=5, n_expert_shared=1, balance="bias", track_interval=4, keep_every=10)
+    assert tiny.run(**how | experts, out_dir=folder / "moe") == 0
+    (folder / "hg").rename(folder / HG)
+    roles = {"qk": 0.5, "ffn": 2.0}
+    rows = tiny.metrics(folder / HG)
+    for i, row in enumerate(rows):
+        row["track"] = {"grad_norm": roles, "grad_kurtosis": {"qk": None}, "update_ratio": roles, "weight_norm": roles}
+        row["track"] |= {"grad_norm": {"qk": float(i + 1)}}
+    (folder / HG / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drawn(runs):
+    """(folder of the results, what was printed) of all figures of the DNT, which must stay as it was."""
+    before, output = tiny.files(runs / "dnt"), io.StringIO()
+    with redirect_stdout(output):
+        assert call(runs / "dnt", *SMALL, "--snapshots=3") == 0
+    after = tiny.files(runs / "dnt")
+    assert {name: after[name] for name in before} == before
+    return runs / "dnt" / "analysis", output.getvalue()
+
+
+def test_every_figure_has_a_caption():
+    assert list(FIGURES) == FIGURE_NAMES
+
+
+def test_every_figure_of_one_run(drawn):
+    folder, output = drawn
+    assert {p.name for p in folder.iterdir()} == {f"{name}.{kind}" for name in APPLY for kind in ("png", "json")}
+    assert "experts is left out: no mixture of experts" in output
+    for words in ("alpha is left out: no DyT", "tracking is left out", "sharpness 3/3 checkpoints", "kurtosis"):
+        assert words in output
+    for name in APPLY:
+        image = imread(folder / f"{name}.png")  # (height, width, RGBA)
+        assert image.shape[1] >= 900 and image.shape[0] > 200 and len(np.unique(image[::5, ::5])) > 10, name
+        found = record(folder, name)
+        assert found["figure"] == name and found["settings"]["seed"] == 1337 and list(found["runs"]) == ["dnt"]
+        steps = [(m["step"], m["checkpoint"]) for m in found["runs"]["dnt"]]
+        assert steps in ([(20, "last.pt")], [(0, "step_0.pt"), (10, "step_10.pt"), (20, "last.pt")]), name
+
+
+def test_numbers_of_a_run(runs, drawn):
+    last = {name: record(drawn[0], name)["runs"]["dnt"][-1] for name in APPLY}
+    weights = tiny.load(runs / "dnt" / "last.pt")["model"]
+
+    assert last["norms"]["types"]["emb"] == pytest.approx(weights["wte.weight"].norm().item(), rel=1e-4)
+    norms = [weights[f"blocks.{i}.attn.f.o.weight"].norm().item() for i in range(2)]
+    assert last["norms"]["blocks"]["o"] == pytest.approx(norms, rel=1e-4)
+    assert last["norms"]["embedding"]["rows"] == 50
+    gain = weights["final_norm.gain"]
+    assert last["gains"]["slots"]["final_norm"]["max"] == pytest.approx(gain.max().item(), rel=1e-4)
+    assert last["gains"]["cosines"] == []
+    kinds = last["sharpness"]["types"]
+    assert kinds["emb"]["n"] == 50 * 32, "the padding of the vocabulary counts"
+    assert all(0 < found["geometric"] <= found["arithmetic"] for found in kinds.values())
+    assert [len(x) for x in last["sharpness"]["layers"]["all"].values()] == [2, 2, 2]
+    assert last["sharpness"]["tokens"] == 256 and last["sharpness"]["draws"] == 1
+    assert [len(last["variance"][key]) for key in ("stream", "attn", "mlp")] == [3, 2, 2]
+    assert last["variance"]["stream"][0] == pytest.approx(1, rel=0.2)  # after the input norm
+    assert last["angular"]["distance"][0][0] == 0 and 0 < last["angular"]["distance"][0][2] < 1
+    assert last["gradients"]["types"]["w1"]["n"] == 2 * 4 * 32 * 32 and last["gradients"]["tokens"] == 256
+    logged = [row["val_loss"] for row in tiny.metrics(runs / "dnt") if "val_loss" in row]
+    assert last["removal"]["loss"] == pytest.approx(logged[-1], abs=0.05)  # of 256 of its 512 tokens
+    assert last["removal"]["drop"][0] > 0
+    assert last["jacobian"]["tokens"] == 256 and len(last["jacobian"]["positions"]) == 8  # a position of each window
+    assert len(last["jacobian"]["maps"]["attn"]) == 2 and len(last["jacobian"]["maps"]["mlp"][0]["map"]) == 32
+    assert last["scatter"]["slots"]["final_norm"]["linear_r2"] > 0.8
+    assert len(last["logits"]["layers"]) == 2
+
+
+def test_the_same_numbers_twice(runs, drawn):
+    config = AnalyzeConfig(figures="sharpness,scatter,jacobian", tokens=256, draws=1, snapshots=3)  # these sample
+    run = CheckpointedRun(runs / "dnt", "dnt", config, torch.device("cpu"))
+    found = round_for_json(measure_runs([run], config.figure_names()))
+    assert list(found) == config.figure_names()
+    for name, again in found.items():
+        assert again == record(drawn[0], name)["runs"], name
+
+
+READ = [name for name, figure in FIGURES.items() if figure.tokens]
+
+
+def numbers(value) -> list:
+    """All numbers in lists and dicts, but those of histograms, where rounding moves an entry to the next bin."""
+    if isinstance(value, dict):
+        value = [part for key, part in value.items() if key != "histogram_of_g_over_rms"]
+    if isinstance(value, list):
+        return [x for part in value for x in numbers(part)]
+    return [value] if isinstance(value, (int, float)) else []
+
+
+@pytest.mark.parametrize("name", READ)
+def test_tokens_lowers_and_raises_what_a_figure_reads(runs, name, monkeypatch):
+    """The windows that the model meets, counted; in parts of 128 tokens, whatever their number. What is found is what
+    one batch of them all has; only the labels and points that are drawn are others."""
+    seen, largest, stream = set(), [], GPT.stream
+
+    def counted(model, idx, *rest):
+        seen.update(map(tuple, idx.tolist()))
+        largest.append(idx.numel())
+        return stream(model, idx, *rest)
+
+    def measure(tokens, micro=128):
+        seen.clear()
+        largest.clear()
+        monkeypatch.setattr(gradients, "MICRO_TOKENS", micro)
+        config = AnalyzeConfig(figures=name, tokens=tokens, draws=1, snapshots=1, device="cpu")
+        run = CheckpointedRun(runs / ("dyt" if name == "alpha" else "dnt"), "run", config, torch.device("cpu"))
+        (found,) = measure_runs([run], [name])[name]["run"]
+        assert found["tokens"] == sum(map(len, seen))
+        return found
+
+    monkeypatch.setattr(GPT, "stream", counted)
+    monkeypatch.setitem(FIGURES, name, FIGURES[name]._replace(tokens=64))
+    assert measure(None)["tokens"] == 64 and measure(32)["tokens"] == 32
+    found = measure(1000)
+    assert found["tokens"] == 992 and max(largest) == 128  # 31 windows of 32
+    assert measure(10**6)["tokens"] == 2976  # all of them
+    if name not in ("sharpness", "scatter"):
+        together = measure(1000, 10**4)
+        assert max(largest) == 992 and numbers(found) == pytest.approx(numbers(together), rel=1e-3, abs=1e-5)
+
+
+def test_the_help_and_the_page_say_what_a_figure_reads(capsys):
+    assert call("--help") == 0
+    said = " ".join(capsys.readouterr().out.split()).split("for a CPU: ")[1].split(" (these")[0]
+    defaults = {}
+    for names, number in re.findall(r"([a-z, ]+?) (\d[\d,]*\d)", said):
+        defaults |= dict.fromkeys(re.findall(r"[a-z]+", names), int(number.replace(",", "")))
+    assert defaults == {name: FIGURES[name].tokens for name in READ}
+    rows = rows_with((ROOT / "docs/analysis.md").read_text(), "tokens")
+    assert {row["figure"].strip("`"): int(row["tokens"].replace(",", "") or 0) for row in rows} == {
+        name: figure.tokens for name, figure in FIGURES.items()
+    }
+
+
+def test_more_tokens_than_there_are_and_the_zeros_of_an_untied_embedding(runs, capsys, tmp_path):
+    """The share that the geometric mean leaves out is in the JSON, the table and the figure."""
+    argv = (runs / HG, "--figures=sharpness", "--draws=1", "--device=cpu", f"--out={tmp_path}")
+    assert call(*argv, "--tokens=32") == 0
+    output = capsys.readouterr().out
+    assert "sharpness 1/1 checkpoints, 32 tokens, 1 draws" in output and "fewer than" not in output
+    last = record(tmp_path, "sharpness")["runs"][HG][-1]
+    ids = np.fromfile(runs / "data" / "val.bin", "<u2")[:32]  # a single window is the first
+    share = 1 - len(set(ids.tolist())) / 50
+    assert last["types"]["emb"]["zero_fraction"] == pytest.approx(share) and share > 0.3
+    assert re.search(rf"zeros left out\n(.*\n)*{re.escape(HG)} +emb .* {share:.4g}\n", output)
+    (panel, *_) = figures.draw_sharpness({"a": [last]}).axes
+    assert [label.get_text() for label in panel.get_xticklabels()][0] == f"emb\n{100 * share:.2g}% zeros"
+    figures.plt.close()
+    assert call(*argv, "--tokens=4096") == 0
+    assert "the validation data has 2,976 tokens, fewer than tokens=4096" in capsys.readouterr().out
+
+
+def test_angular_distance_is_drawn_over_the_block_and_n():
+    """At (ℓ, n) the distance between what enters block ℓ and block ℓ + n, and nothing where there is none; 0 is yellow,
+    1 purple."""
+    d = [[abs(a - b) / 10 + max(a, b) / 100 for b in range(4)] for a in range(4)]  # of 3 blocks
+    ax, bar = figures.draw_angular({"a": [{"step": 1, "distance": d}]}).axes
+    (image,) = ax.images
+    shown = image.get_array().filled(math.nan)
+    for block in (1, 2, 3):
+        for n in (1, 2, 3):
+            value = shown[n - 1][block - 1]
+            assert value == d[block - 1][block - 1 + n] if block + n <= 4 else math.isnan(value)
+    assert list(image.get_extent()) == [0.5, 3.5] * 2 and image.get_clim() == (0, 1)
+    small, large = image.to_rgba([0.0, 1.0])
+    assert small[0] > 0.9 > 0.2 > small[2] and large[0] < 0.4 > large[1] and large[2] > 0.3
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("ℓ", "n") and "arccos" in bar.get_ylabel()
+    figures.plt.close()
+
+
+@pytest.mark.parametrize("steps", [(0, 10, 20), (20,)])
+def test_norms_are_drawn_over_training_or_of_one_checkpoint_over_the_blocks(steps):
+    blocks = {key: [1.0, 2.0, 3.0] for lines in figures.LINES.values() for key in lines}
+    found = {"types": {"ffn": 1.0, "norm": 2.0}, "blocks": blocks, "embedding": dict(rows=10, smallest=0.5, gain=3.0)}
+    ffn, attention, rows, types = figures.draw_norms({"a": [{"step": step, **found} for step in steps]}).axes
+    several = len(steps) > 1
+    assert [len(ax.lines) for ax in (ffn, attention, rows, types)] == [*((9, 15) if several else (3, 5)), 2, 2]
+    assert [line.get_ydata()[0] for line in rows.lines] == [5, 9]
+    last = ffn.lines[2 if several else 0].get_xydata().tolist()
+    assert last == ([[step, 3] for step in steps] if several else [[1, 1], [2, 2], [3, 3]])
+    figures.plt.close()
+    (*_, hidden, _) = figures.draw_norms({"a": [{"step": 0, **found, "embedding": {}}]}).axes  # images
+    assert not hidden.get_visible()
+    figures.plt.close()
+
+
+@pytest.mark.parametrize("names", ["alpha,gains,tracking", pytest.param("all", marks=pytest.mark.deep)])
+def test_runs_side_by_side(runs, capsys, tmp_path, names):
+    out = tmp_path / "out"
+    paths = (runs / "dnt", runs / HG, runs / "dyt")
+    assert call(*paths, *SMALL, "--snapshots=2", f"--figures={names}", f"--out={out}") == 0
+    output = capsys.readouterr().out
+    assert "baseline" in output and ("kurtosis" in output) == (names == "all")
+    assert f"note: {HG} has kept one checkpoint" in output
+    wanted = {"loss", *(APPLY | {"alpha", "tracking"} if names == "all" else names.split(","))}
+    assert {p.stem for p in out.glob("*.png")} == wanted
+    assert (out / "report.html").read_text().count("data:image/png") == len(wanted)
+    assert list(record(out, "gains")["runs"]) == ["dnt", HG, "dyt"]
+    if names == "all":
+        types = set(record(out, "sharpness")["runs"][HG][-1]["types"])
+        assert types == {"emb", "head", "qk", "vo", "ffn", "norm"}
+    assert list(record(out, "alpha")["runs"]) == ["dyt"]
+    assert [m["step"] for m in record(out, "alpha")["runs"]["dyt"]] == [0, 40]
+    assert -1 <= record(out, "alpha")["runs"]["dyt"][-1]["pearson_r"] <= 1
+    assert record(out, "alpha")["runs"]["dyt"][0]["pearson_r"] is None  # all α are the same at first
+    cosines = record(out, "gains")["runs"][HG][-1]["cosines"]
+    assert cosines[0]["qk"] is None and 0.9 < cosines[1]["qk"] <= 1  # Mix-LN's first block has no pre norm
+    tracked = record(out, "tracking")["runs"][HG][0]
+    assert tracked["steps"] == list(range(21))
+    assert tracked["grad_norm"][1] == {"qk": 2.0} and tracked["grad_kurtosis"][0] == {"qk": None}
+
+
+def test_one_checkpoint_is_no_news_to_a_figure_that_reads_the_metrics(runs, capsys, tmp_path):
+    assert call(runs / HG, *SMALL, "--figures=tracking", f"--out={tmp_path}") == 0
+    assert "note:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("names", ["experts,norms,gradients", pytest.param("all", marks=pytest.mark.deep)])
+def test_a_mixture_of_experts(runs, tmp_path, names):
+    """The load of experts is drawn as it was logged; other figures know the router, and the experts as FFNs."""
+    assert call(runs / "moe", *SMALL, "--snapshots=2", f"--figures={names}", f"--out={tmp_path}") == 0
+    assert {p.stem for p in tmp_path.glob("*.png")} == (
+        set(FIGURE_NAMES) - {"alpha"} if names == "all" else set(names.split(","))
+    )
+    (found,) = record(tmp_path, "experts")["runs"]["moe"]
+    rows = {row["step"]: row["track"] for row in tiny.metrics(runs / "moe") if "track" in row}
+    assert found["steps"] == list(rows) == [4, 8, 12, 16, 20] and found["experts"] == 5
+    for i, track in enumerate(rows.values()):
+        assert found["entropy"][i] == track["router_entropy"] and len(track["load"]) == 2
+        for block, load in enumerate(track["load"]):
+            assert found["load"][str(block + 1)][i] == pytest.approx([5 * x for x in load], rel=1e-4)
+            assert sum(load) == pytest.approx(1, rel=1e-4)
+            extremes = [found[name][i][block] for name in ("largest", "smallest")]
+            assert extremes == pytest.approx([5 * max(load), 5 * min(load)], rel=1e-4)
+    weights = tiny.load(runs / "moe" / "last.pt")["model"]
+    router = torch.cat([weights[f"blocks.{i}.mlp.f.router.weight"] for i in range(2)]).norm().item()
+    assert record(tmp_path, "norms")["runs"]["moe"][-1]["types"]["router"] == pytest.approx(router, rel=1e-4)
+    types = record(tmp_path, "gradients")["runs"]["moe"][-1]["types"]
+    assert types["w1"]["n"] == types["w2"]["n"] == 2 * (5 + 1) * 4 * 32 * 32
+    if names == "all":
+        assert "router" in record(tmp_path, "sharpness")["runs"]["moe"][-1]["types"]
+
+
+@pytest.mark.parametrize("blocks, experts, rows", [(1, 8, 1), (5, 64, 40)])
+def test_the_figure_of_experts_at_any_size(blocks, experts, rows, tmp_path):
+    """A single row, an expert without a token, steps that are not evenly spaced, and a load that is not finite."""
+    load = np.random.default_rng(0).dirichlet(np.full(experts, 0.3), (rows, blocks))
+    load[0, 0, 0], load[-1, -1, -1] = 0, math.nan
+    tracks = [{"load": (x / np.nansum(x)).tolist(), "router_entropy": [1.0] * blocks} for x in load]
+    lines = [{"step": 10 * (i + (i > 7)), "tokens": i, "track": track} for i, track in enumerate(tracks)]
+    text = "".join(json.dumps(line).replace("NaN", "null") + "\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    run, model = SimpleNamespace(folder=tmp_path), SimpleNamespace(config=SimpleNamespace(n_expert=experts))
+    found = FIGURES["experts"].measure(run, model, 0)
+    assert list(found["load"]) == [1, 3, 5][:blocks] and np.isnan(found["largest"][-1][-1])
+    write_figure("experts", {"a": [found], "b$": [found]}, AnalyzeConfig(), tmp_path)
+    assert imread(tmp_path / "experts.png").shape[0] > 1000
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "tokens": 0, "track": {"logit_max": [1.0]}}\n')
+    with pytest.raises(NotApplicable, match="no tracked row has the load"):
+        FIGURES["experts"].measure(run, model, 0)
+
+
+def test_a_checkpoint_and_a_page_of_one_run(runs):
+    assert call(runs / "dnt" / "step_5.pt", *SMALL, "--figures=removal", "--report=True", f"--out={runs / 'one'}") == 0
+    (found,) = record(runs / "one", "removal")["runs"].values()
+    assert [(m["step"], m["checkpoint"]) for m in found] == [(5, "step_5.pt")]
+    assert {p.name for p in (runs / "one").iterdir()} >= {"removal.png", "loss.png", "report.html"}
+
+
+def test_spread_is_even_and_keeps_the_ends():
+    assert pick_evenly([0, 1, 2], 3) == [0, 1, 2]
+    assert pick_evenly(list(range(11)), 3) == [0, 5, 10]
+    assert pick_evenly(list(range(100)), 6) == [0, 20, 40, 59, 79, 99]
+    assert pick_evenly(list(range(5)), 1) == [4]
+
+
+def test_json_has_no_nan():
+    assert round_for_json({"a": [math.nan, (math.inf, 1.23456789)], "b": 3}) == {"a": [None, [None, 1.23457]], "b": 3}
+
+
+def bad(runs, capsys, *argv):
+    """(exit code, the one line on stderr) of a command line that is refused."""
+    capsys.readouterr()
+    code = call(*argv)
+    output = capsys.readouterr().err
+    assert output.startswith("error: ") and output.count("\n") == 1 and "Traceback" not in output, output
+    return code, output
+
+
+@pytest.mark.parametrize(
+    "flag, says",
+    [
+        ("--figures=sharpnes", "allowed are all, gradients, sharpness"),
+        ("--figures=", "allowed are all"),
+        ("--figures=all,nothing", "nothing"),
+        ("--tokens=0", "tokens=0 must be at least 1"),
+        ("--draws=0", "draws=0 must be at least 1"),
+        ("--snapshots=0", "snapshots=0"),
+        ("--seed=-1", "seed=-1"),
+        ("--figure=norms", "did you mean --figures"),
+    ],
+)
+def test_flags_that_mean_nothing(runs, capsys, flag, says):
+    code, output = bad(runs, capsys, runs / "dnt", flag)
+    assert code == 2 and says in output
+
+
+def test_runs_that_are_none(runs, capsys, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.pt").write_bytes(b"no checkpoint")
+    for argv, says in (
+        ((), "no run is named"),
+        ((tmp_path / "nowhere",), "there is no"),
+        ((tmp_path / "empty",), "neither last.pt nor step_N.pt"),
+        ((tmp_path / "file.pt",), "cannot be read as a checkpoint"),
+        ((runs / "dnt", runs / "dnt"), "given twice"),
+        ((runs / "dnt", "--dataset=nowhere"), "is not prepared"),
+        ((runs / "dnt", "--figures=alpha,tracking"), "nothing to draw: dnt: alpha is left out: no DyT"),
+        ((runs / "dnt", f"--out={tmp_path / 'file.pt'}"), "choose another --out"),
+        ((runs / "dnt", runs / "dyt", "--baseline=pre", f"--out={tmp_path}"), "baseline"),
+    ):
+        code, output = bad(runs, capsys, *argv, "--device=cpu")
+        assert code == 1 and says in output
+
+
+def test_a_dataset_of_another_alphabet(runs, capsys, tmp_path):
+    other = tiny.make_dataset(tmp_path / "other", alphabet=40)
+    code, output = bad(runs, capsys, runs / "dnt", f"--dataset={other}", "--device=cpu")
+    assert code == 1 and "chars, 40 tokens" in output and "choose another --dataset" in output
+
+
+def test_a_changed_text_is_noted(runs, capsys, tmp_path):
+    other = tiny.make_dataset(tmp_path / "other", seed=1)
+    assert call(runs / "dnt", *SMALL, "--figures=removal", f"--dataset={other}", f"--out={tmp_path / 'out'}") == 0
+    assert "is not the one of its training" in capsys.readouterr().out
+
+
+def test_only_what_was_kept_is_there(runs, tmp_path, capsys):
+    """Without last.pt the kept checkpoints are used; without both there is an error."""
+    shutil.copytree(runs / "dnt", tmp_path / "run", ignore=shutil.ignore_patterns("last.pt", "analysis"))
+    assert call(tmp_path / "run", *SMALL, "--figures=logits") == 0
+    found = record(tmp_path / "run" / "analysis", "logits")["runs"]["run"]
+    assert [m["checkpoint"] for m in found] == [f"step_{n}.pt" for n in (0, 5, 10, 15, 20)]
+    for path in (tmp_path / "run").glob("step_*.pt"):
+        path.unlink()
+    code, output = bad(runs, capsys, tmp_path / "run")
+    assert code == 1 and "best.pt" in output

@@ -1,0 +1,249 @@
+"""Runs compared: the table against curves with known answers, names, damaged folders, differences, the figure."""
+
+import json
+import re
+
+import pytest
+
+from nanodnt.run.loss_curve import smoothed
+from studies.analysis import compare
+from studies.analysis.compare import (
+    compare_runs,
+    draw_losses,
+    final_loss_table,
+    find_differences,
+    first_step_at,
+    format_table,
+    load_records,
+    training_hours,
+)
+from support.analysis import MODEL, RECORD, TRAIN, make_run
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def table(tmp_path, *runs, baseline=""):
+    """The table of runs with these validation losses, named a, b, …, whose schedule ends with them."""
+    paths = [make_run(tmp_path / "abcd"[i], losses, max_iters=max(losses)) for i, losses in enumerate(runs)]
+    return final_loss_table(load_records(paths), baseline)
+
+
+# --------------------------------------------------------------------------------------------- where the runs end
+
+
+def test_steps_the_baseline_needs_by_hand(tmp_path):
+    found = table(tmp_path, {0: 4.0, 100: 3.0, 200: 2.0}, {0: 4.0, 50: 2.25, 75: 2.5})
+    row = found["rows"][1]
+    assert (found["baseline"], found["baseline_steps"], found["baseline_loss"]) == ("a", 200, 2.0)
+    assert (row["step"], row["tokens"], row["loss"], row["best"], row["difference"]) == (75, 750, 2.5, 2.25, 0.5)
+    assert (row["baseline_needs"], row["speedup"], row["reaches_baseline"]) == (150, 2.0, None)
+    first, line = format_table(found).splitlines()[1:3]
+    assert line.split() == "b 75 750 2.5000 2.2500 +0.5000 150 steps 2.00× not in 75 steps".split()
+    assert first.split() == "a 200 2,000 2.0000 2.0000 – – – – baseline".split()
+
+
+def test_a_loss_the_baseline_never_reaches_is_not_extrapolated(tmp_path):
+    found = table(tmp_path, {0: 4.0, 100: 3.0, 200: 2.0}, {0: 4.0, 200: 1.0})
+    row = found["rows"][1]
+    assert (row["baseline_needs"], row["speedup"]) == (None, None)
+    assert row["reaches_baseline"] == pytest.approx(400 / 3)  # down from 4 to 1 in 200 steps: at 2 after two thirds
+    assert "> 200 steps, needs a longer baseline" in format_table(found)
+    assert "at 133" in format_table(found)
+
+
+def test_the_first_crossing_counts_and_no_line_passes_a_loss_that_was_not_finite(tmp_path):
+    up_and_down = [(0, 0, 4.0), (100, 0, 2.0), (200, 0, 3.0), (300, 0, 1.0)]
+    assert first_step_at(up_and_down, 2.5) == 75
+    assert first_step_at(up_and_down, 2.0) == 100
+    assert first_step_at(up_and_down, 1.5) == 275
+    assert first_step_at(up_and_down, 5.0) == 0
+    assert first_step_at([(0, 0, 4.0), (100, 0, None), (200, 0, 2.0)], 3.0) == 200
+    assert first_step_at([(0, 0, None), (100, 0, None)], 3.0) is None
+
+
+def test_a_diverged_run_ends_with_no_loss_rather_than_its_last_finite_one(tmp_path):
+    found = table(tmp_path, {0: 4.0, 200: 2.0}, {0: 4.0, 50: 3.0, 100: None})
+    row = found["rows"][1]
+    assert (row["step"], row["loss"], row["best"], row["state"]) == (100, None, 3.0, "loss not finite")
+    assert {row[k] for k in ("difference", "baseline_needs", "speedup", "reaches_baseline")} == {None}
+    against = final_loss_table(load_records([tmp_path / "a", tmp_path / "b"]), "b")
+    row = against["rows"][0]
+    assert (against["baseline_loss"], against["baseline_steps"], row["difference"]) == (None, 50, None)
+    assert (row["baseline_needs"], row["reaches_baseline"]) == (None, None)
+    assert "> 50 steps, needs a longer baseline" in format_table(against)
+
+
+def test_the_baseline_by_name_or_path(tmp_path):
+    paths = [make_run(tmp_path / name) for name in "ab"]
+    runs = load_records(paths)
+    for name in ("b", str(paths[1]), f"{paths[1]}/"):
+        assert final_loss_table(runs, name)["baseline"] == "b"
+    with pytest.raises(ValueError, match="baseline='c' is none of the runs: choose one of a, b"):
+        final_loss_table(runs, "c")
+
+
+@pytest.mark.parametrize(
+    "rows, state",
+    [
+        ([{"step": 200, "tokens": 1, "val_loss": 2.0}], ""),
+        ([{"step": 120, "tokens": 1, "val_loss": 2.0}], "at step 120 of 200"),
+        ([{"step": 120, "tokens": 1, "val_loss": 2.0, "failure": "too bad"}], "failed at step 120"),
+        ([{"step": 200, "tokens": 1, "train_loss": 2.0}], "never evaluated"),
+        (
+            [{"step": 9, "tokens": 1, "rollbacks": 2}, {"step": 200, "tokens": 1, "val_loss": None}],
+            "loss not finite, 2 roll-backs",
+        ),
+    ],
+)
+def test_the_state_of_a_run(tmp_path, rows, state):
+    (run,) = load_records([make_run(tmp_path / "a", rows=rows)])
+    assert run.state() == state
+    (row,) = final_loss_table([run])["rows"]
+    assert (row["step"], row["state"]) == (rows[-1]["step"], state)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"dataset": "verse"}, "not comparable.*dataset is words, but verse .b.$"),
+        ({"eval_tokens": 7}, "not comparable.*eval_tokens is 100, but 7 .b.$"),
+        ({"model": {"block_size": 5}}, "not comparable.*block_size is 10, but 5 .b.$"),
+        ({"model": {"vocab_size": 9}}, "not comparable.*vocab_size is 50, but 9 .b.$"),
+        ({"batch_size": 2}, "a step is not the same number of tokens.*batch_size is 1, but 2 .b.$"),
+        ({"max_iters": 400}, "the baseline's schedule .400 steps. is no longer than another run's"),
+        ({"losses": {0: 4.0, 90: 3.0}}, "different numbers of tokens"),
+        ({"model": {"norm": "dyt"}, "seed": 2}, None),
+    ],
+)
+def test_warnings_of_what_makes_the_table_mean_less(tmp_path, change, words):
+    long = make_run(tmp_path / "a", max_iters=400)  # a baseline with a longer schedule, as speed-ups need
+    warnings = final_loss_table(load_records([long, make_run(tmp_path / "b", **change)]))["warnings"]
+    assert len(warnings) == bool(words)
+    assert not words or re.search(words, warnings[0])
+
+
+# ------------------------------------------------------------------------------------------------- names and folders
+
+
+def test_names_have_as_many_parents_as_they_need(tmp_path):
+    paths = [make_run(tmp_path / part) for part in ("x/1/run", "x/2/run", "y/2/run", "other")]
+    assert [run.name for run in load_records(paths)] == ["1/run", "x/2/run", "y/2/run", "other"]
+    assert [run.name for run in load_records(paths[:2])] == ["1/run", "2/run"]
+    assert load_records([make_run(tmp_path / "line\nbreak")])[0].name == "line?break"
+    with pytest.raises(ValueError, match="other is given twice: name each run once"):
+        load_records([paths[3], f"{paths[3]}/../other"])
+
+
+def broken(tmp_path, name):
+    """A run directory that is damaged as `name` says."""
+    folder = make_run(tmp_path / "run")
+    file, text = {
+        "no rows": ("metrics.jsonl", ""),
+        "foreign rows": ("metrics.jsonl", "hello\n{}\n"),
+        "cut short": ("config.json", '{"model": {'),
+        "a list": ("config.json", "[1]"),
+        "no model": ("config.json", json.dumps({"train": TRAIN, "command": []} | RECORD)),
+        "wrong kind": ("config.json", json.dumps({"model": MODEL, "train": TRAIN, "command": "x"} | RECORD)),
+        "no steps": ("config.json", json.dumps({"model": MODEL, "train": {"max_iters": "x"}, "command": []} | RECORD)),
+        "too deep": ("config.json", "[" * 100_000),
+    }[name]
+    (folder / file).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("no rows", "run is not the directory of a run: it has no metrics.jsonl, or one without rows"),
+        ("foreign rows", "metrics.jsonl:1 is not a metrics row"),
+        ("cut short", "config.json is missing or damaged .JSONDecodeError"),
+        ("a list", "config.json is missing or damaged .TypeError"),
+        ("no model", "config.json is missing or damaged .KeyError: 'model'"),
+        ("wrong kind", "config.json is missing or damaged .ValueError: command of a wrong kind"),
+        ("no steps", "config.json is missing or damaged .ValueError: max_iters of a wrong kind"),
+        ("too deep", "config.json is missing or damaged"),
+    ],
+)
+def test_a_damaged_folder_is_one_clear_line(tmp_path, name, words):
+    with pytest.raises(ValueError, match=words) as error:
+        load_records([broken(tmp_path, name)])
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_is_none_and_one_without_config(tmp_path):
+    with pytest.raises(ValueError, match="nowhere is not the directory of a run"):
+        load_records([tmp_path / "nowhere"])
+    (make_run(tmp_path / "run") / "config.json").unlink()
+    with pytest.raises(ValueError, match="config.json is missing or damaged .FileNotFoundError"):
+        load_records([tmp_path / "run"])
+
+
+def test_differences_have_the_default_and_leave_out_paths(tmp_path):
+    a = make_run(tmp_path / "a", seed=1, optimizer="adamw", out_dir="here")
+    changed = {"git_changed_files": [" M model.py"], "versions": {"torch": "2.11.0"}}
+    b = make_run(tmp_path / "b", model={"norm": "dyt"}, optimizer="muon", out_dir="there", record=changed)
+    found = find_differences(load_records([a, b]))
+    assert [tuple(line.values()) for line in found] == [
+        ("model", "norm", "rmsnorm", ["rmsnorm", "dyt"]),
+        ("train", "seed", "1337", ["1", "–"]),
+        ("train", "optimizer", "adamw", ["adamw", "muon"]),
+        ("versions", "torch", "–", ["2.13.0", "2.11.0"]),
+        ("versions", "commit", "–", ["c0ffee", "c0ffee, changed files: 1"]),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------- losses
+
+
+def test_hours_of_training_leave_out_what_is_not_training():
+    rows = [
+        {"step": 0, "tokens": 0, "val_loss": 4.0},
+        {"step": 1, "tokens": 3600, "tokens_per_s": 1.0},  # an hour
+        {"step": 2, "tokens": 5400, "val_loss": 3.0},  # between two measurements
+        {"step": 3, "tokens": 7200, "tokens_per_s": 2.0},  # half an hour for 3600 tokens
+        {"step": 4, "tokens": 9000, "tokens_per_s": None},
+    ]
+    assert training_hours(rows) == [0, 1, 1.25, 1.5, 1.5]
+    assert training_hours(rows[:1]) is None
+
+
+def test_smoothing_is_centred_and_shorter_at_the_ends():
+    assert smoothed([3.0, 0.0, 6.0, 0.0, 0.0], 0.6) == [1.5, 3, 2, 2, 0]
+    assert smoothed([3.0, 1.0, 6.0], 0.0) == [3, 1, 6]
+    assert smoothed([], 0.5) == []
+
+
+def test_what_the_figure_draws(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(compare.plt, "close", figures.append)
+    # the first steps do not count for the limits: 9 at step 4 is before a twentieth of 100 steps
+    first = [{"step": 0, "tokens": 0, "val_loss": 9.5}, {"step": 4, "tokens": 40, "train_loss": 9.0}]
+    second = [{"step": 5, "tokens": 50, "train_loss": 3.0}, {"step": 100, "tokens": 1000, "train_loss": 2.0}]
+    end = {"tokens_per_s": 1.0, "val_loss": 2.5}
+    a = make_run(tmp_path / "a", rows=[*first, second[0], second[1] | end], max_iters=100)
+    b = make_run(tmp_path / "$x_{$", rows=[*first, second[0], {"step": 50, "tokens": 500, "train_loss": None}])
+    draw_losses(load_records([a, b]), tmp_path / "loss.png", 0.0)
+    (figure,) = figures
+    assert (tmp_path / "loss.png").read_bytes().startswith(PNG)
+    steps, tokens, hours = figure.axes
+    assert steps.get_ylim() == pytest.approx((2.0 - 0.051, 3.0 + 0.051))
+    curves = [[line.get_xydata().tolist() for line in axis.lines] for axis in figure.axes]
+    raw, smooth, val = curves[0][:3]
+    assert raw == smooth == [[4, 9], [5, 3], [100, 2]] and val == [[0, 9.5], [100, 2.5]]
+    assert curves[0][3] == [[4, 9], [5, 3]]  # a loss that is not finite is left out
+    assert [len(lines) for lines in curves] == [6, 6, 3]  # run b has no tokens per second
+    assert curves[1][2] == [[0, 9.5], [1000, 2.5]]
+    assert curves[2][2] == [[0, 9.5], [pytest.approx(1000 / 3600), 2.5]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()][:2] == ["a", "$x_{$"]
+    assert "without evaluation" in hours.get_xlabel() and tokens.get_xlabel() == "tokens"
+
+
+def test_compare_writes_what_it_returns(tmp_path):
+    runs = load_records([make_run(tmp_path / "a"), make_run(tmp_path / "b", {0: 4.0, 200: None})])
+    found = compare_runs(runs, tmp_path / "new" / "out", baseline="b", smooth=0.1)
+    text = (tmp_path / "new/out/compare.json").read_text()
+    assert json.loads(text) == found and "NaN" not in text
+    assert found["table"]["baseline"] == "b" and found["smooth"] == 0.1
+    assert (tmp_path / "new/out" / found["figure"]).read_bytes().startswith(PNG)
+    with pytest.raises(ValueError, match="smooth=1 must be at least 0 and below 1"):
+        compare_runs(runs, tmp_path, smooth=1)

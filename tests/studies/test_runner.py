@@ -1,0 +1,326 @@
+"""The runs behind sweeps and claims: folders and locks, the tuning of learning rates, the record, and measures."""
+
+import fcntl
+import json
+import math
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from model import GPTConfig
+from nanodnt.networks import fit, meant
+from nanodnt.optim import fill_defaults
+from nanodnt.settings import TrainConfig
+from studies.claims import quantities
+from studies.claims.arms import ARMS, Arm
+from studies.claims.claims import Number
+from studies.claims.experiment import Experiment, MissingRun, Tuned
+from studies.claims.record import Record
+from studies.sweep.runner import Runner, Stopped, read_outcome, resolve_configs
+from support.claims import flag, make_experiment
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# ---------------------------------------------------------------------------------------------------- learning rates
+
+
+def searching(tmp_path, monkeypatch, loss, scale="mini") -> Experiment:
+    """An experiment whose runs with the tuning seed have the loss `loss(learning rate)`, at once."""
+    made = make_experiment(tmp_path, scale)
+
+    def measured(measure, run):
+        assert measure == "loss" and flag(run, "seed") == "0"
+        return loss(float(flag(run, "learning_rate")))
+
+    monkeypatch.setattr(made, "measure", measured)
+    return made
+
+
+def valley(best: float):
+    return lambda lr: math.log2(lr / best) ** 2
+
+
+# At scale mini the middle of AdamW's grid is 4e-3.
+@pytest.mark.parametrize(
+    "loss, best, tried",
+    [
+        (valley(4e-3), 4, {1, 2, 4, 8, 16}),
+        (valley(1.7e-3), 2, {1, 2, 4, 8, 16}),
+        (valley(1.6e-2), 16, {1, 2, 4, 8, 16, 32}),  # grows until the best lies inside
+        (valley(5e-4), 0.5, {0.25, 0.5, 1, 2, 4, 8, 16}),
+        (valley(1.0), 256, {1, 2, 4, 8, 16, 32, 64, 128, 256}),  # but not for ever
+        (lambda lr: None, 0.0625, {4 * 2.0**k for k in range(-6, 3)}),  # all diverged: the lowest
+        (lambda lr: valley(1e-3)(lr) if lr < 3e-3 else None, 1, {0.5, 1, 2, 4, 8, 16}),
+    ],
+)
+def test_the_grid_grows_until_the_best_rate_lies_inside(loss, best, tried, tmp_path, monkeypatch):
+    found = searching(tmp_path, monkeypatch, loss).tune("S1 AdamW")
+    assert found.lr == pytest.approx(best * 1e-3) and found.files == ARMS["S1 AdamW"].files
+    assert list(found.tried) == pytest.approx(sorted(lr * 1e-3 for lr in tried))
+    assert all(found.tried[lr] == loss(lr) for lr in found.tried)
+
+
+def test_rates_that_are_given_or_of_another_arm(tmp_path, monkeypatch):
+    made = searching(tmp_path, monkeypatch, valley(8e-3))
+    assert made.tune("S4, stress")[::2] == (0.3, {})
+    assert made.tune("all blocks")[::2] == (pytest.approx(8e-3), {})  # that of S1
+    assert made.tune("S1 AdamW ×8").lr == pytest.approx(64e-3)
+    assert made.tune("all blocks").files == ARMS["all blocks"].files
+    paper = searching(tmp_path, monkeypatch, valley(8e-3), "paper")
+    assert paper.tune("S5 AdamW").lr is paper.tune("all blocks").lr is None
+    assert paper.tune("S5 AdamW ×8").lr == pytest.approx(8 * 6e-4)
+    assert paper.tune("S5 AdamW ×8").files == paper.tune("S5 AdamW").files == "config/dnt_xl.py"
+    assert flag(paper.run_of("S1 AdamW", None, 1), "learning_rate") is None  # the config's own
+    assert flag(paper.run_of("S1 mSGDW ×8", 8.0, 1), "min_lr") is None  # the config's own floor too
+    smoke = searching(tmp_path, monkeypatch, lambda lr: pytest.fail("tunes"), "tiny")
+    assert smoke.tune("S1 AdamW").lr == 4e-3
+
+
+def test_the_best_of_several_settings_is_taken_at_the_best_rate(tmp_path, monkeypatch):
+    made = make_experiment(tmp_path)
+    losses = {None: 2.0, "0.5": 2.1, "2": 1.9, "4": None}
+
+    def measured(measure, run):
+        return losses[flag(run, "dyt_alpha_attn")] + valley(4e-3)(float(flag(run, "learning_rate")))
+
+    def diverging(measure, run):
+        return None if flag(run, "dyt_alpha_attn") == "4" else measured(measure, run)
+
+    monkeypatch.setattr(made, "measure", diverging)
+    found = made.tune("DyT")
+    assert found.files == f"{ARMS['DyT'].files} --dyt_alpha_attn=2 --dyt_alpha_other=2" and found.lr == 4e-3
+    assert list(found.variants.values()) == [2.0, 2.1, 1.9, None]
+    assert flag(made.reported("DyT", 3), "dyt_alpha_other") == "2"
+    assert flag(made.reported("DyT, α₀ of the paper", 1), "dyt_alpha_other") is None
+
+
+# -------------------------------------------------------------------------------------------------------------- runs
+
+
+def test_the_folder_is_of_the_command_but_not_of_what_is_kept(tmp_path, monkeypatch):
+    made = make_experiment(tmp_path)
+    run = made.run_of("S1 AdamW", 1e-3, 2)  # which keeps checkpoints
+    assert made.run_of("one rate", 1e-3, 2) == run  # the same command under another name
+    monkeypatch.setitem(ARMS, "S1 AdamW", ARMS["S1 AdamW"]._replace(keep=False))
+    plain = made.run_of("S1 AdamW", 1e-3, 2)
+    assert run.path == plain.path and run.path.parent == tmp_path / "out" / "mini"
+    assert run.args == (*plain.args, "--keep_every=30")  # ten of 300 steps
+    assert (flag(run, "learning_rate"), flag(run, "min_lr"), flag(run, "seed")) == ("0.001", "0.0001", "2")
+    others = [made.run_of("S2 AdamW", 1e-3, 2), made.run_of("S1 AdamW", 2e-3, 2), made.run_of("S1 AdamW", 1e-3, 3)]
+    others.append(made.run_of("S1 AdamW", 1e-3, 2, "config/dnt/s1.py --weight_decay=0.2"))
+    assert len({run.path, *(other.path for other in others)}) == 5
+
+
+def test_as_many_gpus_as_can_share_the_batch(tmp_path):
+    made = make_experiment(tmp_path, "124m")
+    for processes, name, n in (
+        (8, "S5 AdamW", 8),
+        (8, "Fig. 8, one rate", 5),
+        (4, "Fig. 8, one rate", 4),
+        (1, "LNS", 1),
+    ):
+        made.runner.processes = processes  # 480 in 30s; 300 in 15s
+        launch = made.runner.launch(made.run_of(name, None, 1))
+        assert (f"--nproc_per_node={n}" in launch) == (n > 1) and launch[0] == sys.executable
+
+
+def test_what_none_means_is_no_other_setting():
+    """Older versions wrote dyt_bias=False, and embed_scale=True in the overlays of DyT."""
+    text, images = dict(patch_size=0), dict(patch_size=16)
+    for old, new in (
+        (dict(text, norm="rmsnorm", dyt_bias=False, embed_scale=False), dict(dyt_bias=None)),
+        (dict(text, norm="dyt", dyt_bias=False, embed_scale=True), dict(dyt_bias=None, embed_scale=None)),
+        (dict(images, norm="dyt", dyt_bias=True, embed_scale=False), dict(dyt_bias=None, embed_scale=None)),
+    ):
+        assert meant(old) == old == meant(old | new)
+    old = dict(images, norm="dyt", dyt_bias=False, embed_scale=False)
+    assert meant(old) != meant(old | dict(dyt_bias=None))
+
+
+def test_what_the_dataset_says_of_images_is_no_other_setting(tmp_path):
+    """config.json of a run has its images' size, channels and classes, which the command leaves to the dataset."""
+
+    def finished(run) -> bool:
+        """As train.py leaves it, with digits."""
+        config = resolve_configs(run.args)
+        fill_defaults(config[1])
+        fit(config[0], {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, "digits")
+        run.path.mkdir(parents=True)
+        record = dict(zip(("model", "train"), map(asdict, config), strict=True))
+        (run.path / "config.json").write_text(json.dumps(record))
+        (run.path / "done.json").write_text("{}")
+        return Runner(1).is_finished(run)
+
+    made = make_experiment(tmp_path, "digits")
+    run = made.run_of("ViT DyT", 1e-3, 1)
+    assert finished(run)
+    for word in ("image_size=16", "channels=3", "n_class=20", "block_size=5", "n_layer=3"):
+        with pytest.raises(ValueError, match=rf"trained with other settings \({word.partition('=')[0]} "):
+            Runner(1).is_finished(run._replace(args=(*run.args, f"--{word}")))
+    given = run._replace(path=tmp_path / "given", args=(*run.args, "--image_size=8", "--n_class=10"))
+    assert finished(given)
+
+
+def test_later_flags_replace_earlier_ones(tmp_path, monkeypatch):
+    made = make_experiment(tmp_path)
+    assert flag(made.run_of("shared", 1e-3, 1, "--beta2=0.5 --beta2=0.25"), "beta2") == "0.25"
+    assert flag(made.run_of("Pre-LN", 1e-3, 1), "beta2") == "0.999"  # the family's
+    assert flag(made.run_of("Pre-LN", 1e-3, 1, "--beta2=0.9"), "beta2") == "0.9"
+    assert flag(made.run_of("shared", 1e-3, 1, "--learning_rate=7"), "learning_rate") == "0.001"
+
+
+def test_a_folder_in_use_is_waited_for(tmp_path, monkeypatch, capsys):
+    made, other = Runner(1), open(tmp_path / ".runner", "w")
+    fcntl.flock(other, fcntl.LOCK_EX)
+    naps = iter(range(3))
+    monkeypatch.setattr(time, "sleep", lambda seconds: next(naps) == 2 and other.close())
+    made.lock_folder(tmp_path).close()
+    assert list(naps) == []
+    assert capsys.readouterr().out == f"waiting: {tmp_path} is being trained by another process\n"
+    with open(tmp_path / ".runner", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        made.stop()
+        with pytest.raises(Stopped):
+            made.lock_folder(tmp_path)
+
+
+def test_without_leave_to_train_a_missing_run_is_noted(tmp_path):
+    made = make_experiment(tmp_path, dry_run=True)
+    with pytest.raises(MissingRun):
+        made.tune("S1 AdamW")
+    rates = {flag(run, "learning_rate") for run in made.missing.values()}
+    assert rates == {"0.001", "0.002", "0.004", "0.008", "0.016"}  # the whole grid
+    assert not list(tmp_path.iterdir())
+
+
+def left(folder: Path, *rows: dict) -> Path:
+    """A run directory with these rows."""
+    folder.mkdir()
+    lines = [json.dumps({"step": 10 * i, "tokens": 0} | row) for i, row in enumerate(rows)]
+    (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    return folder
+
+
+def test_outcomes(tmp_path):
+    first = {"val_loss": 3.9}
+    good = left(tmp_path / "a", first, {"train_loss": 1.0}, {"val_loss": 3.0})
+    assert read_outcome(good) == ("finished", 3.0)
+    assert read_outcome(left(tmp_path / "b", first, {"val_loss": 3.9})) == ("finished", 3.9)
+    for name, last in {
+        "failed": {"train_loss": None, "failure": "10 steps in a row"},
+        "failed at an evaluation": {"val_loss": 2.0, "failure": "10 steps in a row"},
+        "not finite": {"val_loss": None},
+        "worse than at first": {"val_loss": 3.91},
+    }.items():
+        assert read_outcome(left(tmp_path / name, first, {"val_loss": 3.5}, last)) == ("diverged", None), name
+    with pytest.raises(ValueError, match=r"metrics.jsonl has no validation loss: remove "):
+        read_outcome(left(tmp_path / "nothing"))
+
+
+def test_top1_is_the_last_one_in_percent(tmp_path):
+    rows = {"val_loss": 2.3, "val_top1": 0.125}, {"val_loss": 0.2, "val_top1": 0.9375}, {"train_loss": 0.6}
+    assert quantities.top1(left(tmp_path / "images", *rows)) == 93.75
+    with pytest.raises(ValueError, match="metrics.jsonl has no top-1, which only images have"):
+        quantities.top1(left(tmp_path / "text", {"val_loss": 3.9}))
+
+
+# ------------------------------------------------------------------------------------------------------------ record
+
+
+def test_the_record_keeps_what_is_measured(tmp_path):
+    made = make_experiment(tmp_path)
+    run, other = made.run_of("S1 AdamW", 1e-3, 1), made.run_of("S5 AdamW", 1e-3, 1)
+    about = dict(outcome="finished", seconds=60, machine={})
+    made.record.add(run, "loss", 3.0, **about)
+    make_experiment(tmp_path).record.add(run, "tail slope", 0.5, **about)  # another process
+    made.record.add(other, "loss", None, **about | {"outcome": "diverged"})
+    again = Record(made.record.path)
+    assert again.measures(run) == {"loss": 3.0, "tail slope": 0.5} and again.measures(other) == {"loss": None}
+    assert again.measures(made.run_of("S5 AdamW", 1e-3, 2)) == {}
+    assert again.runs[run.path.name]["args"] == list(run.args) and again.runs[run.path.name]["seconds"] == 60
+    for damaged in ("{", "[]", '{"a": 1}', '{"a": {"args": []}}'):
+        made.record.path.write_text(damaged)
+        with pytest.raises(ValueError, match="mini.json is damaged: restore it from git"):
+            Record(made.record.path)
+
+
+def test_threads_share_a_record(tmp_path):
+    made = make_experiment(tmp_path)
+    runs = [made.run_of("S1 AdamW", 1e-3 * i, 1) for i in range(1, 13)]
+    about = dict(outcome="finished", seconds=60, machine={})
+
+    def add(run):
+        made.record.add(run, "loss", 3.0, **about)
+        assert all(set(entry) >= {"settings", "machine", "measures"} for entry in made.record.runs.values())
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, runs))
+    assert set(Record(made.record.path).runs) == {run.path.name for run in runs}
+
+
+def test_a_record_of_other_settings_is_refused(tmp_path, monkeypatch):
+    base = tmp_path / "base.py"
+    base.write_text("n_layer = 2\n")
+    monkeypatch.setitem(ARMS, "made up", Arm("f", lr=1e-3))
+    made = make_experiment(tmp_path)
+    made.scale.bases["f"] = str(base)
+    try:
+        run = made.run_of("made up", 1e-3, 1)
+        made.record.add(run, "loss", 3.0, outcome="finished", seconds=1, machine={})
+        base.write_text("n_layer = 2\ndropout = 0.0\n")  # the default, so nothing else
+        assert Record(made.record.path).measures(run) == {"loss": 3.0}
+        base.write_text("n_layer = 3\n")
+        with pytest.raises(ValueError, match="was recorded with other settings than its config files have now"):
+            Record(made.record.path).measures(run)
+    finally:
+        del made.scale.bases["f"]
+
+
+def test_values_by_seed(tmp_path, monkeypatch):
+    made = make_experiment(tmp_path, seeds=3)
+    losses = {"S1": [3.0, 3.1, None], "S5": [2.5, None, None]}
+    monkeypatch.setattr(made, "reported", lambda name, seed: (name[:2], seed))
+    monkeypatch.setattr(made, "measure", lambda measure, run: losses[run[0]][run[1] - 1])
+    values = made.values(Number("", "S5 AdamW - S1 AdamW"))
+    assert values[:2] == [-0.5, math.inf] and math.isnan(values[2])  # DNT diverged; both did
+    assert made.values(Number("", "S1 AdamW - S5 AdamW"))[:2] == [0.5, -math.inf]
+    assert len(made.values(Number("", "S1 Muon ×4 - S1 AdamW"))) == 2  # those that both have
+    four = "S5 AdamW ×8 - S5 AdamW - S1 AdamW ×8 + S1 AdamW"
+    assert all(map(math.isnan, made.values(Number("", four))[1:]))  # S5 diverged at its own best rate
+    losses.update({"S1": [3.0, 3.0, 3.0], "S5": [2.5, 2.5, 2.5]})
+    high = {"S1": None, "S5": 2.75}
+    monkeypatch.setattr(made, "reported", lambda name, seed: (name[:2], seed, "×" in name))
+    monkeypatch.setattr(made, "measure", lambda measure, run: high[run[0]] if run[2] else losses[run[0]][run[1] - 1])
+    assert made.values(Number("", four)) == [-math.inf] * 2  # S1 diverged, but only at eight times its rate
+    monkeypatch.undo()
+    made = make_experiment(tmp_path, seeds=3)
+    monkeypatch.setattr(made, "measure", lambda measure, run: None if flag(run, "seed") != "1" else 2.5)
+    monkeypatch.setattr(made, "tune", lambda name: Tuned(1e-3, ARMS[name].files, {}))
+    other = made.values(Number("", "S5 AdamW", measure="tail slope"))
+    assert other[0] == 2.5 and all(map(math.isnan, other[1:]))
+
+
+# ---------------------------------------------------------------------------------------------------------- measures
+
+
+def test_flags_of_an_earlier_version_are_dropped(tmp_path):
+    record = {"model": {"n_embd": 8}, "train": {"seed": 3, "cuda_graphs": False}}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    assert quantities.load_configs(tmp_path) == (GPTConfig(n_embd=8), TrainConfig(seed=3))
+
+
+@pytest.mark.parametrize("squash, slope", [(lambda x: 2 * x, 1.0), (lambda x: x.sign() * x.abs().sqrt(), 0.5)])
+def test_the_slope_of_the_tail_by_hand(squash, slope, monkeypatch):
+    x = torch.randn(20_000, generator=torch.Generator().manual_seed(1))
+    points = {"x": x.tolist(), "y": squash(x).tolist()}
+    monkeypatch.setattr(quantities, "load_model", lambda path: None)
+    monkeypatch.setattr(quantities, "probe_batch", lambda path: None)
+    monkeypatch.setattr(quantities.norms, "norm_slots", lambda model: ["a", "b"])
+    monkeypatch.setattr(quantities.norms, "norm_scatter", lambda *args: points)
+    assert quantities.tail_slope(Path()) == pytest.approx(slope, abs=1e-5)

@@ -1,0 +1,319 @@
+"""`sweep.py`: which runs a command line means, what is refused, its table and figure, and a kill in the middle."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+import sweep
+from studies.sweep.grid import SweepConfig, list_points, split_arguments
+from studies.sweep.results import collect, find_axis, find_best, summary_rows
+from studies.sweep.runner import Runner, make_run
+from support.claims import in_process, write_base
+from support.runs import ROOT, assert_same_run, column, finish, wait_for_row
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def base(dataset, tmp_path_factory):
+    """A config file of a tiny model, 20 steps."""
+    return write_base(tmp_path_factory.mktemp("sweep") / "base.py", dataset, max_iters=20)
+
+
+def points_of(*argv, folder=ROOT / "out") -> list:
+    own, files, lists = split_arguments(list(argv))
+    config = SweepConfig(**{arg[2:].partition("=")[0]: arg.partition("=")[2] for arg in own})
+    return list_points(config, files, lists, folder)
+
+
+def call(*argv) -> int:
+    """The exit code of sweep.py, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["sweep.py", *map(str, argv)])
+        try:
+            return sweep.main()
+        except SystemExit as e:
+            return e.code
+
+
+# ------------------------------------------------------------------------------------------------- the command line
+
+
+def test_every_combination_once_in_order(base):
+    flags = ["--files=config/dnt/s1.py,config/dnt/s5.py+config/optimizers/msgdw.py", "--learning_rate=1e-3,0.02"]
+    points = points_of(str(base), *flags, "--beta2=0.9", "--weight_decay=0,1e-4", "--seeds=2")
+    assert len(points) == 2 * 2 * 2 * 2 == len({point.run.path for point in points})
+    assert [point.seed for point in points[:4]] == [1, 2, 1, 2]
+    last = points[-1]
+    assert last.run.args[:3] == (str(base), "config/dnt/s5.py", "config/optimizers/msgdw.py")
+    values = dict(arg[2:].split("=") for arg in last.run.args[3:])
+    rates = dict(learning_rate="0.02", min_lr="0.002")  # a tenth
+    assert values == rates | dict(beta2="0.9", weight_decay="0.0001", seed="2")
+    assert last.flags == {"learning_rate": "0.02", "weight_decay": "1e-4"}
+
+
+def test_seeds_are_a_number_or_a_list():
+    for text, seeds in (("3", [1, 2, 3]), ("0,5", [0, 5]), ("7,", [7]), ("1", [1])):
+        assert SweepConfig(seeds=text).list_seeds() == seeds
+    for text in ("0", "", ",", "a", "-1", "1,1", "1,01", "1.5", "101"):
+        with pytest.raises(ValueError, match="seeds="):
+            SweepConfig(seeds=text).check()
+
+
+def test_min_lr_is_a_tenth_of_a_given_rate_unless_it_is_given(base):
+    (one, two) = points_of(str(base), "--learning_rate=1e-3,1e-2", "--min_lr=1e-4")
+    assert {arg for arg in one.run.args if "min_lr" in arg} == {"--min_lr=0.0001"} <= set(two.run.args)
+    (only,) = points_of(str(base), "--learning_rate=1e-3")
+    assert only.run == points_of(str(base), "--learning_rate=1e-3,1e-2")[0].run  # one more rate is the same schedule
+    (other,) = points_of(str(base), "--beta2=0.9")
+    assert not [arg for arg in other.run.args if "min_lr" in arg]
+
+
+def test_files_are_found_from_the_current_folder(base, tmp_path, monkeypatch):
+    (tmp_path / "config").mkdir()
+    mine = tmp_path / "config" / "mine.py"
+    mine.write_text(base.read_text())
+    monkeypatch.chdir(tmp_path)
+    (point,) = points_of("config/mine.py", "--files=config/dnt/s1.py")
+    assert point.run.args[:2] == (str(mine), "config/dnt/s1.py")  # of the repository, where it is not here
+    monkeypatch.chdir(ROOT / "config")
+    assert points_of(str(base), "--files=dnt/s1.py")[0].run.args[1] == "config/dnt/s1.py"
+    (tmp_path / "config" / "quickstart.py").write_text("n_layer = 2\n")
+    monkeypatch.chdir(tmp_path)
+    assert points_of("config/quickstart.py", str(base))[0].run.args[0] == str(tmp_path / "config" / "quickstart.py")
+
+
+def test_an_empty_choice_is_none(base):
+    without, with_file = points_of(str(base), "--files=,config/dnt/s5.py")
+    assert without.run.args[0] == str(base) and without.files == "" and with_file.files == "config/dnt/s5.py"
+
+
+def test_a_number_written_in_two_ways_is_one_run(tmp_path):
+    a, b, c = (make_run(tmp_path, ["x.py"], {"learning_rate": lr, "seed": 1}) for lr in ("1e-3", 0.001, "1.1e-3"))
+    assert a == b and a.path != c.path
+    assert make_run(tmp_path, ["x.py"], {"seed": 1, "learning_rate": "1e-3"}) == a  # nor does the order count
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        ([""], "there is no config file ''"),
+        (["learning_rate=1e-3,1e-2"], "learning_rate=1e-3,1e-2: write --learning_rate=1e-3,1e-2"),
+        (["-beta2=0.9"], "-beta2=0.9: write --beta2=0.9"),
+        (["--learning_rate"], "--learning_rate has no value: write --learning_rate=VALUE"),
+        (["--init_from=auto"], "--init_from is set for each run by the sweep: leave it out"),
+        (["--seed=1"], "--seed is set for each run by the sweep: use --seeds instead"),
+        (["--out_dir=x"], "--out_dir is set for each run by the sweep: use --out instead"),
+        (["--learning_rate=1e-3", "--learning_rate=2e-3"], "--learning_rate is given twice"),
+        (["--learning_rate=1e-3,1e-3"], "--learning_rate=1e-3,1e-3: values must differ and not be empty"),
+        (["--learning_rate=1e-3,,2e-3"], "values must differ and not be empty"),
+        (["--learning_rate=1e-3,fast"], "--learning_rate=fast is not a number"),
+        (["--learning_rate=1e-3,0.001"], "have the same settings: leave one out"),
+        (["--bias=True,1"], "have the same settings: leave one out"),
+        (["--files=config/dnt/s1.py,config/dnt/s1.py"], "have the same settings: leave one out"),
+        (["--files=config/dnt/s9.py"], "there is no config file 'config/dnt/s9.py'"),
+        (["--files=config/dnt/s1.py+"], "there is no config file ''"),
+        (["--leraning_rate=1e-3,2e-3"], "unknown flag --leraning_rate (did you mean --learning_rate?)"),
+        (["--micro_batch_size=3,4"], "micro_batch_size=3 does not divide"),
+        (["--seeds=1337"], "1 to 100 are possible; for the one seed 1337 write --seeds=1337,"),
+        (["--print=True", "--collect=True"], "print and collect do not go together"),
+        (["--n_head=2,3"], "n_embd=32"),
+        (["--optimizer=adamw,sgd"], "--optimizer cannot be 'sgd'"),
+        (["--seeds=none"], "seeds=none must be a number n"),
+        (["--jobs=-1"], "jobs=-1 must not be negative"),
+        (["--dataset=gone"], "dataset 'gone' is not prepared"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_run(argv, words, base, tmp_path, capsys):
+    assert call(base, f"--out={tmp_path / 'out'}", *argv) in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "error:" in line and words in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_printed_commands_are_those_of_the_runs(base, tmp_path, capsys):
+    flags = ["--learning_rate=1e-3,1e-2", "--seeds=2", f"--out={tmp_path}"]
+    assert call(base, *flags, "--print=True") == 0
+    lines = capsys.readouterr().out.splitlines()
+    points = points_of(str(base), *flags, folder=tmp_path)
+    wanted = [["python", "train.py", *p.run.args, "--init_from=auto", f"--out_dir={p.run.path}"] for p in points]
+    assert list(map(shlex.split, lines)) == wanted
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------------------------------- results
+
+
+def row(x, seed, loss):
+    return dict(x=x, seed=seed, loss=loss, outcome="diverged" if loss is None else "finished", run="r")
+
+
+def test_the_best_is_the_lowest_mean_where_no_seed_diverged():
+    rows = [row(1.0, 1, 3.0), row(1.0, 2, 2.0), row(2.0, 1, 2.2), row(2.0, 2, 2.4), row(4.0, 1, 1.0), row(4.0, 2, None)]
+    assert find_best(rows) == (2.0, [2.2, 2.4])
+    assert find_best([*rows, row(8.0, 1, 0.5)]) == (2.0, [2.2, 2.4])  # of which one seed is missing
+    assert find_best([row(4.0, 1, None)]) is None and find_best([]) is None
+    lines = summary_rows({"axis": "learning_rate", "seeds": 2, "curves": {"a": rows, "b": []}})
+    assert lines[0] == ["", "best learning_rate", "loss", "lowest to highest", "diverged", "1", "2", "4"]
+    assert lines[1] == ["a", "2", "2.3000", "2.2000 to 2.4000", "1 of 6", "2.5000", "2.3000", "diverged"]
+    assert lines[2] == ["b", "–", "–", "–", "0 of 0", "–", "–", "–"]
+    lines = summary_rows({"axis": "learning_rate", "seeds": 3, "curves": {"a": rows[:1]}})  # stopped early
+    assert lines[1] == ["a", "1", "3.0000 (1 of 3 seeds)", "3.0000 to 3.0000", "0 of 1", "3.0000 (1 of 3 seeds)"]
+
+
+def test_the_axis_is_the_learning_rate_or_the_first_number(base):
+    assert find_axis(points_of(str(base), "--beta2=0.9,0.99", "--learning_rate=1e-3,1e-2")) == "learning_rate"
+    assert find_axis(points_of(str(base), "--norm=rmsnorm,none", "--beta2=0.9,0.99")) == "beta2"
+    assert find_axis(points_of(str(base), "--norm=rmsnorm,layernorm")) is None
+    assert find_axis(points_of(str(base), "--files=config/dnt/s1.py,config/dnt/s5.py")) is None
+
+
+def test_curves_are_named_after_files_and_flags(base):
+    def names(*flags):
+        return list(collect(points_of(str(base), *flags), [])["curves"])
+
+    assert names("--files=config/dnt/s1.py,config/dnt/s5.py+config/optimizers/msgdw.py") == ["s1", "s5+msgdw"]
+    assert names("--files=config/dnt/s2.py,", "--beta2=0.9,0.99", "--norm=rmsnorm,dyt") == [
+        "s2 norm=rmsnorm",
+        "s2 norm=dyt",
+        "norm=rmsnorm",
+        "norm=dyt",
+    ]
+    same = "config/lns/pre_ln.py,config/lns/skipinit.py,config/dyt/skipinit.py"
+    assert names(f"--files={same}") == same.split(",")
+
+
+@pytest.fixture(scope="module")
+def swept(base, tmp_path_factory):
+    """A sweep in this process: two rates, one of which ruins a model without norms."""
+    folder = tmp_path_factory.mktemp("swept")
+    with in_process():
+        flags = ["--norm=none", "--pre_norm=none", "--weight_decay=0", "--learning_rate=1e-3,1e15", "--seeds=2"]
+        assert call(base, *flags, f"--out={folder}") == 0
+    return folder, flags
+
+
+def test_table_json_and_figure(swept):
+    folder, _ = swept
+    found = json.loads((folder / "sweep.json").read_text())
+    (curve,) = found["curves"].values()
+    assert [r["outcome"] for r in curve] == ["finished"] * 2 + ["diverged"] * 2
+    losses = [column(folder / r["run"], "val_loss")[20] for r in curve[:2]]
+    assert [r["loss"] for r in curve] == [*losses, None, None]
+    assert {"torch", "git_commit", "date"} <= set(curve[0]) and {"hardware", "command"} <= set(found)
+    assert found["missing"] == []
+    table = (folder / "sweep.md").read_text()
+    assert f"{statistics.mean(losses):.4f} | {min(losses):.4f} to {max(losses):.4f} | 2 of 4" in table
+    assert "| diverged |" in table.splitlines()[-1]
+    assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_started_again_it_trains_nothing(swept, base, monkeypatch):
+    folder, flags = swept
+    monkeypatch.setattr(Runner, "train", lambda self, run, lock: pytest.fail(f"trains {run.path}"))
+    before = json.loads((folder / "sweep.json").read_text())["curves"]
+    assert call(base, *flags, f"--out={folder}") == 0
+    assert json.loads((folder / "sweep.json").read_text())["curves"] == before
+
+
+def test_a_run_that_fails_is_reported_and_the_others_go_on(base, tmp_path, capsys):
+    def fail_once(self, run, lock):
+        if "beta20.9-" in run.path.name:
+            raise ValueError("a run ended with exit code 1 (made up)")
+        train(self, run, lock)
+
+    with in_process(), pytest.MonkeyPatch.context() as patch:
+        train = Runner.train
+        patch.setattr(Runner, "train", fail_once)
+        assert call(base, "--beta2=0.9,0.99", f"--out={tmp_path}") == 1
+    assert "made up" in capsys.readouterr().err
+    found = json.loads((tmp_path / "sweep.json").read_text())
+    (curve,) = found["curves"].values()
+    assert [r["x"] for r in curve] == [0.99] and ["beta20.9-" in name for name in found["missing"]] == [True]
+
+
+def test_a_run_that_is_refused_is_not_in_the_table(swept, base, tmp_path, capsys):
+    folder, flags = swept
+    shutil.copytree(folder, tmp_path / "copy")
+    first = next(path for path in (tmp_path / "copy").iterdir() if "0.001" in path.name and "seed1" in path.name)
+    record = json.loads((first / "config.json").read_text())
+    record["train"]["max_iters"] = 5
+    (first / "config.json").write_text(json.dumps(record))
+    second = next(path for path in (tmp_path / "copy").iterdir() if "0.001" in path.name and "seed2" in path.name)
+    (second / "config.json").write_text("{}")
+    assert call(base, *flags, f"--out={tmp_path / 'copy'}") == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and any(
+        "was trained with other settings (max_iters 5 → 20): remove it" in line for line in lines
+    )
+    assert any(f"{second / 'config.json'} is damaged: remove {second}" in line for line in lines)
+    found = json.loads((tmp_path / "copy" / "sweep.json").read_text())
+    assert {r["outcome"] for rows in found["curves"].values() for r in rows} == {"diverged"}
+    assert set(found["missing"]) == {first.name, second.name}
+
+
+def test_runs_made_by_their_printed_commands_are_collected(base, tmp_path, monkeypatch, capsys):
+    import train
+
+    flags = ["--learning_rate=1e-3,1e-2", f"--out={tmp_path}"]
+    done, missing = points_of(str(base), *flags, folder=tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", *done.run.args, "--init_from=auto", f"--out_dir={done.run.path}"])
+    assert train.main() == 0
+    capsys.readouterr()
+    monkeypatch.setattr(Runner, "train", lambda self, run, lock: pytest.fail(f"trains {run.path}"))
+    assert call(base, *flags, "--collect=True") == 0
+    assert f"not finished: {missing.run.path.name}" in capsys.readouterr().out
+    found = json.loads((tmp_path / "sweep.json").read_text())
+    (curve,) = found["curves"].values()
+    assert [r["loss"] for r in curve] == [column(done.run.path, "val_loss")[20]]
+    assert found["missing"] == [missing.run.path.name]
+    os.utime(done.run.path / "last.pt", (1, 1))  # as if it had been killed before it saved
+    (done.run.path / "done.json").unlink()
+    assert not Runner(1).is_finished(done.run)
+
+
+def test_progress_says_what_is_left(base, tmp_path, capsys):
+    with in_process():
+        assert call(base, "--learning_rate=1e-3,1e-2", f"--out={tmp_path}") == 0
+    first, second = (line for line in capsys.readouterr().out.splitlines() if " done" in line and "min" in line)
+    assert re.match(
+        r" +\d+\.\d min  1 done, 1 left, about \d+ min  base-learning_rate0\.001-seed1-\w{6}  loss \d", first
+    )
+    assert " 2 done  base-" in second
+
+
+@pytest.mark.deep
+def test_killed_in_the_middle_it_goes_on_and_ends_the_same(dataset, tmp_path):
+    base = write_base(tmp_path / "base.py", dataset, max_iters=120)
+    flags = [str(base), "--learning_rate=1e-3,1e-2", "--jobs=1"]
+    with in_process():
+        assert call(*flags, f"--out={tmp_path / 'undisturbed'}") == 0
+    command = [sys.executable, str(ROOT / "sweep.py"), *flags, f"--out={tmp_path / 'disturbed'}"]
+    how = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    how |= dict(env=os.environ | {"OMP_NUM_THREADS": "1"})
+    runs = [tmp_path / "undisturbed" / point.run.path.name for point in points_of(*flags[:2])]
+    process = subprocess.Popen(command, **how)
+    wait_for_row(process, tmp_path / "disturbed" / runs[0].name, 60)
+    os.killpg(process.pid, signal.SIGKILL)
+    finish(process, -signal.SIGKILL)
+    process = subprocess.Popen(command, **how)
+    finish(process, 0)
+    for run in runs:
+        assert_same_run(tmp_path / "disturbed" / run.name, run)
+    one, other = (json.loads((tmp_path / f / "sweep.json").read_text())["curves"] for f in ("undisturbed", "disturbed"))
+    assert one == other
+
+
+def test_collect_has_only_finished_runs(base, tmp_path):
+    points = points_of(str(base), "--learning_rate=1e-3,1e-2", "--seeds=2", folder=tmp_path)
+    names = [point.run.path.name for point in points]
+    empty = {"axis": "learning_rate", "seeds": 2, "missing": names, "curves": {"the config": []}}
+    assert collect(points, []) == empty
