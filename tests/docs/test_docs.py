@@ -95,7 +95,7 @@ def test_scripts_that_a_page_starts_exist(page):
     assert [name for name in modules if importlib.util.find_spec(name) is None] == []
 
 
-# Flags of other programs, and of data/*/prepare.py, soak.py and docs/scripts.
+# Flags of other programs, and of data/*/prepare.py and soak.py.
 FOREIGN = "standalone nproc_per_node nnodes max_restarts shutdown-timeout rdzv_backend rdzv_endpoint rdzv_id rdzv_conf"
 FOREIGN += " kill-on-bad-exit job-name ntasks-per-node gpus-per-node cpus-per-task time signal requeue open-mode output"
 FOREIGN += " nodes help key deep input name tokenizer shards kills seed minutes skip_scale array wrap"
@@ -231,22 +231,6 @@ def test_output_on_a_page_is_what_is_printed(command, arguments, output, tmp_pat
     for line in filter(None, map(str.rstrip, output.splitlines())):
         start = line.removesuffix("…")
         assert any(found == line or line != start and found.startswith(start) for found in rest), line
-
-
-# -------------------------------------------------------------------------------------------------------- results
-
-
-def test_the_tables_on_initial_weights_are_those_of_the_sweeps():
-    spec = importlib.util.spec_from_file_location("draw_init", ROOT / "docs" / "scripts" / "draw_init.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    page = (ROOT / "docs" / "results" / "init.md").read_text()
-    assert script.fill_page(page) == page
-    for name in script.SWEEPS:
-        assert (
-            f"<!-- {name} -->" in page
-            and script.fill_page(page.replace(f"<!-- {name} -->\n", f"<!-- {name} -->\n|")) == page
-        )
 
 
 # ----------------------------------------------------------------------------------------------- the README's changes

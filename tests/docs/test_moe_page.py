@@ -1,8 +1,6 @@
-"""docs/moe.md says what the code does: its flags build or are refused; its results are those of the committed runs."""
+"""docs/moe.md says what the code does: its flags build or are refused."""
 
-import importlib.util
 import inspect
-import re
 from dataclasses import fields
 
 import pytest
@@ -16,7 +14,6 @@ from support.models import rule_lines
 from support.pages import FLAGS, ROOT, load, rows_with
 
 PAGE = (ROOT / "docs" / "moe.md").read_text()
-RESULTS = ROOT / "docs" / "results" / "moe.md"
 REFUSED = [text for row in rows_with(PAGE, "refused flags") for text in FLAGS.findall(row["refused flags"])]
 METHODS = [row["flags"].strip("`") for row in rows_with(PAGE, "as in")]
 BALANCE = ("balance_coef", "balance_rate", "z_coef", "lr_ratio_router")
@@ -70,15 +67,3 @@ def refusing_lines(text):
     """(function, line number) of every rule on experts that refuses flags `a=b c=d`."""
     found = rules.experts(load(*(f"--{flag}" for flag in text.split()))[0])
     return [("experts", found.gi_frame.f_lineno) for wrong, _ in found if wrong]
-
-
-def test_the_page_on_results_is_written_from_the_runs():
-    spec = importlib.util.spec_from_file_location("draw_moe", ROOT / "docs" / "scripts" / "draw_moe.py")
-    spec.loader.exec_module(script := importlib.util.module_from_spec(spec))
-    page = RESULTS.read_text()
-    assert script.fill_page(page) == page
-    marks = re.findall(r"^<!-- (\w+) -->$", page, re.MULTILINE)
-    assert len(marks) >= 2
-    for name in marks:
-        spoilt = page.replace(f"<!-- {name} -->\n", f"<!-- {name} -->\n|")
-        assert spoilt != page and script.fill_page(spoilt) == page
