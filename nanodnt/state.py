@@ -1,50 +1,34 @@
 """The progress of a run, as a checkpoint stores it beside tensors and configurations."""
 
 import math
-from dataclasses import MISSING, asdict, dataclass, field, fields
-
-from nanodnt.checks import is_count, is_nested, is_number, is_row
-
-
-def stored(check, may_lack=False, **default):
-    """A field of a checkpoint. `check(value)` tells whether a value read from a file is valid. `may_lack`: checkpoints
-    of earlier versions lack it, and the default is taken."""
-    return field(metadata=dict(check=check, may_lack=may_lack), **default)
+from dataclasses import asdict, dataclass, field, fields
 
 
 @dataclass
 class RunState:
-    step: int = stored(is_count, default=0)  # optimizer steps made
-    tokens: int = stored(is_count, default=0)  # tokens trained on
-    skipped: int = stored(is_count, default=0)  # steps whose gradient was not finite, which changed nothing
-    # step of the last evaluation, -1 = none yet
-    evaluated: int = stored(lambda v: is_count(v) or (type(v) is int and v == -1), default=-1)
-    best_val_loss: float = stored(lambda v: type(v) in (int, float) and not math.isnan(v), default=math.inf)
-    pending: dict = stored(  # the metrics row of an interrupted evaluation; row["track"] has dicts of dicts of lists
-        lambda v: v == {} or (is_row(v) and is_nested(v, 4)), default_factory=dict
-    )
-    wandb_id: str | None = stored(lambda v: v is None or isinstance(v, str), default=None)
-    recent: list = stored(  # logged losses that a spike is measured against
-        lambda v: isinstance(v, list) and all(map(is_number, v)), may_lack=True, default_factory=list
-    )
-    shift: int = stored(is_count, may_lack=True, default=0)  # step s trains on batch s + shift
-    rollbacks: int = stored(is_count, may_lack=True, default=0)  # roll-backs made
-
-    @classmethod
-    def checks(cls) -> dict:
-        """{field: function that tells whether a value is valid}."""
-        return {f.name: f.metadata["check"] for f in fields(cls)}
-
-    @classmethod
-    def optional(cls) -> dict:
-        """{field that checkpoints of earlier versions lack: its default}."""
-        optional = [f for f in fields(cls) if f.metadata["may_lack"]]
-        return {f.name: f.default_factory() if f.default is MISSING else f.default for f in optional}
+    step: int = 0  # optimizer steps made
+    tokens: int = 0  # tokens trained on
+    skipped: int = 0  # steps whose gradient was not finite, which changed nothing
+    evaluated: int = -1  # step of the last evaluation, -1 = none yet
+    best_val_loss: float = math.inf
+    pending: dict = field(default_factory=dict)  # the metrics row of an interrupted evaluation
+    wandb_id: str | None = None
+    recent: list = field(default_factory=list)  # logged losses that a spike is measured against
+    shift: int = 0  # step s trains on batch s + shift
+    rollbacks: int = 0  # roll-backs made
 
     @classmethod
     def of(cls, checkpoint: dict) -> "RunState":
-        """The state that a checkpoint holds."""
-        return cls(**{f.name: checkpoint[f.name] for f in fields(cls)})
+        """The state that a checkpoint holds. ValueError for numbers that no run has."""
+        state = cls(**{f.name: checkpoint[f.name] for f in fields(cls)})
+        names = ("step", "tokens", "skipped", "shift", "rollbacks")
+        if wrong := [f"{name}={checkpoint[name]}" for name in names if not is_count(checkpoint[name])]:
+            raise ValueError(f"{', '.join(wrong)} cannot be")
+        if not -1 <= state.evaluated <= state.step:
+            raise ValueError(f"evaluated={state.evaluated} cannot be at step={state.step}")
+        if state.pending and not (is_row(state.pending) and state.pending["step"] == state.step):
+            raise ValueError(f"pending is not the metrics row of step={state.step}")
+        return state
 
     def as_dict(self) -> dict:
         return asdict(self)
@@ -57,3 +41,22 @@ class RunState:
     def advance(self, tokens: int) -> None:
         """One more step, on so many tokens."""
         self.step, self.tokens = self.step + 1, self.tokens + tokens
+
+
+def is_row(value) -> bool:
+    """Whether it is a row of metrics.jsonl: only the fields that this project reads back are checked."""
+    if not isinstance(value, dict):
+        return False
+    counts = value.get("step"), value.get("tokens"), value.get("rollbacks", 0)
+    losses = [value[name] for name in ("train_loss", "val_loss") if value.get(name) is not None]
+    return all(map(is_count, counts)) and all(map(is_number, losses))
+
+
+def is_count(value) -> bool:
+    """Whether it is a number of steps or tokens that a run can have."""
+    return type(value) is int and 0 <= value < 2**48
+
+
+def is_number(value) -> bool:
+    """Whether it is a finite int or float."""
+    return type(value) in (int, float) and abs(value) < math.inf

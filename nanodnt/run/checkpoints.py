@@ -1,6 +1,6 @@
 """Checkpoints: written in a background thread, complete or not at all, and loaded without running code from them.
 
-A checkpoint is a flat dict of tensors and plain values. CHECKS and `RunState` say what it must hold.
+A checkpoint is a flat dict of tensors and plain values. KINDS says what it must hold.
 """
 
 import os
@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch.amp import GradScaler
 
 from layers.sharding import full_tensor
-from nanodnt.checks import is_number, is_optimizer_state, is_plain, is_tensor
 from nanodnt.files import link_file, replace_file, write_file
-from nanodnt.state import RunState
+from nanodnt.state import RunState, is_number
 from nanodnt.tokenizer import check_tokenizer
 
 CHECKPOINT_FORMAT = "nanoDNT checkpoint 1"
@@ -24,15 +24,11 @@ CHECKPOINT_FORMAT = "nanoDNT checkpoint 1"
 # In the order in which `load_latest` looks for them: written but not yet renamed when the run was killed, the latest,
 # the one before; then the best by validation loss.
 CHECKPOINT_FILES = ("new.pt", "last.pt", "prev.pt", "best.pt")
+KEPT_NAME = re.compile(r"best\.pt|step_\d+\.pt")  # other names of a checkpoint, which a later save does not take away
 
-# What a checkpoint holds besides the fields of RunState: {key: whether a value read from a file is valid}.
-CHECKS = {
-    "model": lambda v: isinstance(v, dict) and all(is_tensor(t) and t.is_floating_point() for t in v.values()),
-    "optimizer": is_optimizer_state,
-    "scaler": lambda v: isinstance(v, dict) and all(map(is_number, v.values())),
-    "names": lambda v: isinstance(v, list) and all(re.fullmatch(r"best\.pt|step_\d+\.pt", str(name)) for name in v),
-    **dict.fromkeys(("meta", "model_config", "train_config"), lambda v: isinstance(v, dict) and is_plain(v)),
-}
+KINDS = dict.fromkeys(("model", "optimizer", "scaler", "meta", "model_config", "train_config"), dict)
+KINDS |= {"names": list, **RunState.__annotations__}
+OLDER = {"names": [], "recent": [], "shift": 0, "rollbacks": 0}  # what checkpoints of earlier versions lack
 
 # ---------------------------------------------------------------------------------------------------------- writing
 
@@ -117,10 +113,11 @@ class Saver:
 
 
 def fingerprint(out_dir: Path) -> dict:
-    """{name: (inode, time, size)} of the checkpoints in `out_dir`, step_N.pt included; a replaced file has another."""
+    """{name: (inode, time, size)} of the checkpoints in `out_dir`, step_N.pt included. A replaced file gets a new
+    entry."""
     found = {}
     for path in Path(out_dir).glob("*.pt"):
-        if path.name in CHECKPOINT_FILES or re.fullmatch(r"step_\d+\.pt", path.name):
+        if path.name in CHECKPOINT_FILES or KEPT_NAME.fullmatch(path.name):
             with suppress(FileNotFoundError):
                 status = path.stat()
                 found[path.name] = status.st_ino, status.st_mtime_ns, status.st_size
@@ -129,7 +126,7 @@ def fingerprint(out_dir: Path) -> dict:
 
 def load_checkpoint(path) -> dict:
     """A checkpoint on the CPU, with its "path", loaded without running code from it (`weights_only`). ValueError if it
-    cannot be read, if a checksum does not match, or if a value is missing or not valid.
+    cannot be read, if a checksum does not match, or if its structure is not that of a checkpoint.
 
     The tensors are memory-mapped: processes of one machine share the memory, and copy only what they need."""
     if not os.path.exists(path):
@@ -144,22 +141,15 @@ def load_checkpoint(path) -> dict:
         raise ValueError(f"{path} cannot be read as a checkpoint, it is damaged or foreign ({reason})") from e
     if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this project ({CHECKPOINT_FORMAT!r} expected)")
-    checkpoint = {"names": []} | RunState.optional() | checkpoint  # checkpoints of earlier versions lack these
-    if wrong := invalid_keys(checkpoint):
-        raise ValueError(f"{path} is damaged: {', '.join(wrong)} missing or of a wrong kind")
+    checkpoint = OLDER | checkpoint
+    try:
+        check_structure(checkpoint)
+    except ValueError as e:
+        raise ValueError(f"{path} is damaged: {e}") from None
     check_meta(checkpoint["meta"], path)
     prefix = "_orig_mod."  # left by code that saves a compiled model
     checkpoint["model"] = {str(name).removeprefix(prefix): p for name, p in checkpoint["model"].items()}
     return {**checkpoint, "path": Path(path)}
-
-
-def check_meta(meta: dict, path) -> None:
-    """ValueError unless the checkpoint's copy of a meta.json describes what the model reads: a tokenizer, or the
-    classes of images."""
-    if meta.get("kind") != "images":
-        check_tokenizer(meta, path)
-    elif not isinstance(meta.get("classes"), list):
-        raise ValueError(f"{path} is damaged: its images have no list of classes")
 
 
 def verify_archive(path) -> None:
@@ -172,13 +162,41 @@ def verify_archive(path) -> None:
             raise ValueError(f"checksum of {record}")
 
 
-def invalid_keys(checkpoint: dict) -> list:
-    """The keys whose values are missing or not valid."""
-    wrong = [key for key, is_valid in (CHECKS | RunState.checks()).items() if not is_valid(checkpoint.get(key, ...))]
-    step, row = checkpoint.get("step"), checkpoint.get("pending")
-    if not wrong and (checkpoint["evaluated"] > step or row.get("step", step) != step):
-        wrong = ["evaluated or pending"]
-    return wrong
+def check_structure(checkpoint: dict) -> None:
+    """ValueError, which names the key, unless each key of KINDS has a value of that kind: ordinary tensors in model and
+    optimizer, and plain values everywhere. What a model and an optimizer need in it is checked as they load it."""
+    wrong = [key for key, kind in KINDS.items() if not isinstance(checkpoint.get(key, ...), kind)]
+    wrong += [key for key in KINDS if key not in wrong and not is_plain(checkpoint[key], key in ("model", "optimizer"))]
+    if not wrong:
+        numbers = {"scaler": checkpoint["scaler"].values(), "recent": checkpoint["recent"]}
+        wrong = [key for key, found in numbers.items() if not all(map(is_number, found))]
+        wrong += ["scaler"] * (checkpoint["scaler"].keys() not in (set(), GradScaler("cpu").state_dict().keys()))
+        wrong += ["names"] * (not all(KEPT_NAME.fullmatch(str(name)) for name in checkpoint["names"]))
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)} missing or of a wrong kind")
+    RunState.of(checkpoint)
+
+
+def is_plain(value, may_hold_tensors: bool) -> bool:
+    """Whether it consists of numbers, strings, None and ordinary tensors of floats, in dicts, lists and tuples."""
+    if isinstance(value, dict):
+        named = all(isinstance(key, (str, int)) for key in value)
+        return named and all(is_plain(part, may_hold_tensors) for part in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(is_plain(part, may_hold_tensors) for part in value)
+    if isinstance(value, torch.Tensor):
+        dense = value.layout == torch.strided and value.device.type == "cpu" and not value.is_nested
+        return may_hold_tensors and dense and value.is_floating_point()
+    return value is None or isinstance(value, (int, float, str))
+
+
+def check_meta(meta: dict, path) -> None:
+    """ValueError unless the checkpoint's copy of a meta.json describes what the model reads: a tokenizer, or the
+    classes of images."""
+    if meta.get("kind") != "images":
+        check_tokenizer(meta, path)
+    elif not isinstance(meta.get("classes"), list):
+        raise ValueError(f"{path} is damaged: its images have no list of classes")
 
 
 def load_latest(out_dir: Path, say=print) -> dict | None:

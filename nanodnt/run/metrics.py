@@ -18,9 +18,9 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-from nanodnt.checks import is_row
 from nanodnt.files import link_file, retry_once, write_file
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, name_checkpoint
+from nanodnt.state import is_row
 
 
 class Metrics:
@@ -146,7 +146,7 @@ def finite(value):
     """`value`, nested dicts and lists, with None for NaN and infinity."""
     if isinstance(value, dict):
         return {key: finite(part) for key, part in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

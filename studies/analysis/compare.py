@@ -23,11 +23,11 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from model import GPTConfig
-from nanodnt.checks import is_count, is_number
 from nanodnt.files import write_file
 from nanodnt.run.loss_curve import smoothed
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
+from nanodnt.state import is_count, is_number
 
 # what a valid config.json holds, and of which type
 RECORD = {"model": dict, "train": dict, "command": list, "versions": dict, "git_commit": (str, type(None))}

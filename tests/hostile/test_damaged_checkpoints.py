@@ -238,7 +238,7 @@ def test_resuming_from_changed_content(earlier, original, data):
             assert load(world.run / "last.pt") is not None
 
 
-PLAIN = [*RunState.checks(), "scaler", "train_config", "meta"]
+PLAIN = [*RunState.__annotations__, "scaler", "train_config", "meta"]
 
 
 @drawn(fast=8, deep=75)
