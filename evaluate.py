@@ -22,6 +22,7 @@ from interop.evaluation.harness import load_tasks, run_task
 from interop.evaluation.results import compare_results, read_results, write_results
 from interop.evaluation.settings import EvaluateConfig
 from interop.evaluation.text import open_text, score_text
+from interop.huggingface.read import load_pretrained
 from nanodnt.run.environment import environment
 from nanodnt.run.errors import EXPECTED, end_with, report_error
 from nanodnt.run.metrics import run_record
@@ -36,7 +37,10 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
     for folder in folders:
         read_results(folder)
     inputs = list_inputs(config.input) if "answers" in names else []
-    runs = {folder: load_trained(folder, config.checkpoint, config.init_from) for folder in folders}
+    if config.init_from:
+        runs = {folders[0]: load_pretrained(config.init_from)}
+    else:
+        runs = {folder: load_trained(folder, config.checkpoint) for folder in folders}
     texts = {}
     if "text" in names:
         texts = {folder: open_text(config.input, config.overlap, run, env.main) for folder, run in runs.items()}

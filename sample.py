@@ -22,8 +22,6 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 import torch
 
 from configurator import configure
-from interop.conversations.chat import Chat, talk
-from interop.conversations.template import TEMPLATES, make_template, template_of
 from nanodnt.generate import compile_step, generate
 from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.errors import EXPECTED, report_error
@@ -85,18 +83,29 @@ def main() -> int:
         text = read_prompt(config)
         device, _ = choose_device(config.device)
         dtype, _ = choose_dtype(config.dtype, device)
-        trained = load_trained(config.out_dir, config.checkpoint, config.init_from)
+        trained = load_model(config)
         trained.model.to(device).set_compute_dtype(dtype)
         how = dict(temperature=config.temperature, top_k=config.top_k or None)
         how |= dict(top_p=config.top_p if config.top_p < 1 else None)
         how |= dict(generator=torch.Generator(device).manual_seed(config.seed))
         if config.chat:
-            talk(start_chat(config, trained, how))
+            from interop.conversations.chat import chat_with
+
+            chat_with(trained, config.template, config.system_template, config.system, config.max_new_tokens, how)
         else:
             draw_samples(config, trained, text, how)
         return 0
     except EXPECTED as e:
         return report_error(e)
+
+
+def load_model(config: SampleConfig) -> Trained:
+    """The model and its tokenizer, from a run directory or from Hugging Face."""
+    if not config.init_from:
+        return load_trained(config.out_dir, config.checkpoint)
+    from interop.huggingface.read import load_pretrained
+
+    return load_pretrained(config.init_from)
 
 
 def read_prompt(config: SampleConfig) -> str:
@@ -135,20 +144,6 @@ def draw_samples(config: SampleConfig, trained: Trained, text: str, how: dict) -
         # the new tokens' text is read after the prompt's: some tokenizers drop a text's first space
         print(text + tokenizer.decode(prompt + row)[len(tokenizer.decode(prompt)) :])
         print("-" * 80)
-
-
-def start_chat(config: SampleConfig, trained: Trained, how: dict) -> Chat:
-    """A conversation by the flag's template, or else the checkpoint's. ValueError, one line, if there is none."""
-    own = template_of(trained.meta)
-    if own is None and not config.template:
-        raise ValueError(
-            f"{trained.source} has no template, since it was not fine-tuned on conversations (data/sft/prepare.py): "
-            f"give --template={'|'.join(TEMPLATES)}, or your own text"
-        )
-    template = make_template(config.template, config.system_template or None) if config.template else own
-    if own not in (None, template):
-        print("note: --template is used; the checkpoint was fine-tuned with another", file=sys.stderr)
-    return Chat(trained.model, trained.tokenizer, template, config.system, config.max_new_tokens, **how)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 
 from nanodnt.data import sha256
+from nanodnt.data.tokenizer import DATA, Tokenizer
 from nanodnt.files import write_file
-from nanodnt.tokenizer import DATA, Tokenizer
 
 try:
     from tqdm import tqdm
@@ -67,6 +67,8 @@ def run(main):
     except BrokenProcessPool:
         sys.exit("error: a worker was killed (out of memory?): run the same command again with fewer --workers")
     except ImportError as e:
+        if e.name == "interop":
+            sys.exit("error: this needs the folder interop/ (tokenizers of Hugging Face), which is not here")
         sys.exit(f"error: the package {e.name} is missing: pip install -r requirements.txt")
     except (ValueError, OSError) as e:
         sys.exit(f"error: {e}")

@@ -9,6 +9,7 @@ from interop.huggingface.hub import NAMES, is_pretrained
 from interop.huggingface.read import read_pretrained
 from layers import rules
 from model import GPT, GPTConfig, Transformer
+from nanodnt.data.tokenizer import same_tokenizer
 from nanodnt.engine import split_batch
 from nanodnt.guard import RollBack
 from nanodnt.networks import fit, kind_of, kind_of_data, meant, network, open_data
@@ -19,7 +20,6 @@ from nanodnt.run.hardware import attention_backend
 from nanodnt.run.parallel import choose_kept, choose_parallel, shard_model
 from nanodnt.settings import TrainConfig
 from nanodnt.state import RunState
-from nanodnt.tokenizer import same_tokenizer
 from nanodnt.weights import empty_model_like, load_weights, profile_admin
 
 NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth a line

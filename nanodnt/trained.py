@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from interop.huggingface.hub import is_pretrained
-from interop.huggingface.read import read_pretrained
 from model import GPT
+from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.run.checkpoints import load_checkpoint
-from nanodnt.tokenizer import Tokenizer
-from nanodnt.weights import load_weights, model_from_checkpoint
+from nanodnt.weights import model_from_checkpoint
 
 
 @dataclass
@@ -23,13 +21,10 @@ class Trained:
     doc_mask: bool = False  # whether documents were kept apart in training; False where that is not known
 
 
-def load_trained(out_dir: str, checkpoint: str, init_from: str = "") -> Trained:
-    """What the file `checkpoint` in the run directory `out_dir` holds; or with `init_from`, a folder or name of Hugging
-    Face, what that holds.
+def load_trained(out_dir: str, checkpoint: str) -> Trained:
+    """What the file `checkpoint` in the run directory `out_dir` holds.
 
     ValueError, in one line, where there is none, where it is damaged, or of images."""
-    if init_from:
-        return load_pretrained(init_from)
     path = Path(out_dir) / checkpoint
     if not path.exists():
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.pt"))) or "none"
@@ -40,18 +35,3 @@ def load_trained(out_dir: str, checkpoint: str, init_from: str = "") -> Trained:
     model = model_from_checkpoint(found).eval()
     doc_mask = found["train_config"].get("doc_mask") is True  # checkpoints of earlier versions lack it
     return Trained(model, Tokenizer(found["meta"]), found["meta"], str(path), found["step"], doc_mask)
-
-
-def load_pretrained(name: str) -> Trained:
-    """The model and tokenizer of a folder or name of Hugging Face. ValueError where there is no tokenizer."""
-    if not is_pretrained(name):
-        raise ValueError(
-            f"init_from={name} is neither a folder nor a name (OWNER/MODEL) of Hugging Face; checkpoints are named by "
-            "--out_dir and --checkpoint"
-        )
-    found = read_pretrained(name)
-    if found.meta is None:
-        raise ValueError(f"{name} has no tokenizer.json, which is needed to read and write text")
-    model = GPT.empty(found.config).to_empty(device="cpu")
-    load_weights(model, found.weights)
-    return Trained(model.eval(), Tokenizer(found.meta), found.meta, name, 0)

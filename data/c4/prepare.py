@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt import prepare
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer
 
 REPO = "allenai/c4"
 REVISION = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"

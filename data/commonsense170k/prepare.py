@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from interop.conversations import build
 from interop.conversations.records import conversations
 from nanodnt import prepare
-from nanodnt.tokenizer import DATA
+from nanodnt.data.tokenizer import DATA
 
 COMMIT = "fe675038fb60d61b3fc03d98673d6d11d2bef4f9"
 URL = f"https://raw.githubusercontent.com/AGI-Edgerunners/LLM-Adapters/{COMMIT}"

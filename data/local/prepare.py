@@ -17,8 +17,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt import inputs, prepare
-from nanodnt.tokenizer import DATA, Tokenizer
+from nanodnt import prepare
+from nanodnt.data import inputs
+from nanodnt.data.tokenizer import DATA, END_OF_TEXT, Tokenizer
 
 
 def documents(path: Path, key: str, skipped: list):
@@ -53,7 +54,14 @@ def check_flags(args, out: Path) -> dict | None:
 
     ValueError for flags that are wrong in themselves or do not fit what is on disk. No document is read yet."""
     inputs.check_place(args, out)
-    return None if args.tokenizer == "chars" else inputs.find_tokenizer(args.tokenizer, others=("chars",))
+    if args.tokenizer == "chars":
+        return None
+    if args.tokenizer in END_OF_TEXT:
+        Tokenizer(meta := Tokenizer.meta_for(args.tokenizer))  # ValueError if its vocabulary is missing
+        return meta
+    from interop.huggingface.tokenizer_files import find_tokenizer
+
+    return find_tokenizer(args.tokenizer, others=("chars",))
 
 
 def scan(args) -> tuple:

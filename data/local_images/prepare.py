@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt import inputs, prepare, prepare_images
-from nanodnt.tokenizer import DATA
+from nanodnt import prepare, prepare_images
+from nanodnt.data import inputs
+from nanodnt.data.tokenizer import DATA
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev")  # names of folders of splits

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt import prepare
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer
 
 REPO = "JeanKaddour/minipile"
 REVISION = "18ad1b0c701eaa0de03d3cecfdd769cbc70ffbd0"

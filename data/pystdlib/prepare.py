@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt import prepare
-from nanodnt.tokenizer import DATA, Tokenizer
+from nanodnt.data.tokenizer import DATA, Tokenizer
 
 VAL_FRACTION = 0.08  # of the files
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}

@@ -49,8 +49,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from interop.conversations import build
 from interop.conversations.records import conversations
-from nanodnt import inputs, prepare
-from nanodnt.tokenizer import DATA
+from nanodnt import prepare
+from nanodnt.data import inputs
+from nanodnt.data.tokenizer import DATA
 
 
 def check_inputs(args, out: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt import prepare
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer
 
 COMMIT = "6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e"
 URL = f"https://raw.githubusercontent.com/karpathy/char-rnn/{COMMIT}/data/tinyshakespeare/input.txt"

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from interop.conversations.template import TEMPLATES, encode_conversation, make_template
+from interop.huggingface.tokenizer_files import find_tokenizer
 from nanodnt import prepare
 from nanodnt.data.examples import ANSWER
-from nanodnt.inputs import find_tokenizer, hold_out
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.data.inputs import hold_out
+from nanodnt.data.tokenizer import Tokenizer
 
 SHOWN = 5  # places of examples that are left out
 

@@ -7,10 +7,18 @@ from os.path import commonprefix  # of any strings, character by character
 
 import torch
 
-from interop.conversations.template import Template, encode_conversation, encode_prompt
+from interop.conversations.template import (
+    TEMPLATES,
+    Template,
+    encode_conversation,
+    encode_prompt,
+    make_template,
+    template_of,
+)
 from model import GPT
+from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.generate import KVCache, generate
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.trained import Trained
 
 
 @dataclass
@@ -139,6 +147,20 @@ def pieces(tokens, decode):
 
 
 # -------------------------------------------------------------------------------------------------------- the terminal
+
+
+def chat_with(trained: Trained, name: str, system_template: str, system: str, max_new_tokens: int, how: dict) -> None:
+    """`talk` by the template `name`, or else the checkpoint's. ValueError, one line, if there is none."""
+    own = template_of(trained.meta)
+    if own is None and not name:
+        raise ValueError(
+            f"{trained.source} has no template, since it was not fine-tuned on conversations (data/sft/prepare.py): "
+            f"give --template={'|'.join(TEMPLATES)}, or your own text"
+        )
+    template = make_template(name, system_template or None) if name else own
+    if own not in (None, template):
+        print("note: --template is used; the checkpoint was fine-tuned with another", file=sys.stderr)
+    talk(Chat(trained.model, trained.tokenizer, template, system, max_new_tokens, **how))
 
 
 def talk(chat: Chat) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from interop.conversations.template import check_messages
-from nanodnt.inputs import place, records, visible_files
+from nanodnt.data.inputs import place, records, visible_files
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 ROLES = {"human": "user", "gpt": "assistant"}  # other names of roles

@@ -27,7 +27,7 @@ from interop.evaluation.settings import EvaluateConfig
 from interop.evaluation.text import require_same_tokenizer
 from nanodnt.data import folder_of, load_meta, sha256
 from nanodnt.data.examples import ANSWER, BEGIN
-from nanodnt.inputs import visible_files
+from nanodnt.data.inputs import visible_files
 from nanodnt.trained import Trained
 
 MAX_LOGITS = 1 << 26  # that are in memory at a time: 256 MiB

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from nanodnt.data import Dataset, folder_of, load_meta
+from nanodnt.data.tokenizer import Tokenizer, same_tokenizer
 from nanodnt.engine import evaluate
-from nanodnt.tokenizer import Tokenizer, same_tokenizer
 from nanodnt.trained import Trained
 
 

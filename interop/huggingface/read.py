@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interop.huggingface.families import FAMILIES, config_from_theirs, tensors_from_theirs
-from interop.huggingface.hub import fetch
+from interop.huggingface.hub import fetch, is_pretrained
 from interop.huggingface.tokenizer_files import read_json, read_tokenizer
-from model import GPTConfig
-from nanodnt.weights import empty_model_like
+from model import GPT, GPTConfig
+from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.trained import Trained
+from nanodnt.weights import empty_model_like, load_weights
 
 UNUSED = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # constants that old versions saved
 
@@ -57,6 +59,21 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> Pre
         if "wpe.weight" in weights:
             weights["wpe.weight"] = weights["wpe.weight"][:block_size]
     return Pretrained(config, weights, meta)
+
+
+def load_pretrained(name: str) -> Trained:
+    """The model and tokenizer of a folder or name of Hugging Face. ValueError where there is no tokenizer."""
+    if not is_pretrained(name):
+        raise ValueError(
+            f"init_from={name} is neither a folder nor a name (OWNER/MODEL) of Hugging Face; checkpoints are named by "
+            "--out_dir and --checkpoint"
+        )
+    found = read_pretrained(name)
+    if found.meta is None:
+        raise ValueError(f"{name} has no tokenizer.json, which is needed to read and write text")
+    model = GPT.empty(found.config).to_empty(device="cpu")
+    load_weights(model, found.weights)
+    return Trained(model.eval(), Tokenizer(found.meta), found.meta, name, 0)
 
 
 def read_config(folder: Path) -> dict:

@@ -7,7 +7,8 @@ template of conversations goes along twice: in Jinja, for `transformers`, and as
 import json
 from pathlib import Path
 
-from nanodnt.tokenizer import Tokenizer, bpe_ranks, identity, json_meta, parse_json, start_of
+from interop.huggingface.hub import fetch, is_pretrained
+from nanodnt.data.tokenizer import END_OF_TEXT, Tokenizer, bpe_ranks, identity, json_meta, parse_json, start_of
 
 EOT = "<|endoftext|>"
 CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -139,6 +140,23 @@ def find_merges(ranks: dict) -> list:
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
+
+
+def find_tokenizer(name: str, others: tuple = ()) -> dict:
+    """The meta of the tokenizer that --tokenizer names: bytes, gpt2, gpt2_4096, a folder or OWNER/MODEL.
+
+    ValueError where there is none, or its vocabulary is missing; `others` are names that are allowed too."""
+    if name in END_OF_TEXT:
+        meta = Tokenizer.meta_for(name)
+    elif not is_pretrained(name):
+        kinds = ", ".join((*END_OF_TEXT, *others))
+        raise ValueError(f"--tokenizer={name} is neither one of {kinds}, nor a folder, nor OWNER/MODEL on the Hub")
+    else:
+        meta = read_tokenizer(fetch(name, ["*.json", "*.jinja"]))
+    if meta is None:
+        raise ValueError(f"--tokenizer={name} has no tokenizer.json")
+    Tokenizer(meta)  # ValueError if its vocabulary is missing
+    return {key: value for key, value in meta.items() if key != "template"}  # that one is of other data
 
 
 def read_tokenizer(folder: Path) -> dict | None:

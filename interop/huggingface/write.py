@@ -14,7 +14,7 @@ from interop.huggingface.plain import NotPlain, plain_model
 from interop.huggingface.tokenizer_files import tokenizer_files
 from interop.huggingface.verify import compare_with_transformers
 from model import GPT
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer
 
 MAX_SHARD_SIZE = "5GB"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from nanodnt.tokenizer import DATA, check_tokenizer
+from nanodnt.data.tokenizer import DATA, check_tokenizer
 
 MAX_CLASSES = 1 << 16  # of images: labels are uint16
 HASHED_AT_START = 1 << 30  # files up to this many bytes are hashed at every start (about a second)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from nanodnt.data.prepared import Tokens
-from nanodnt.tokenizer import parse_json, start_of
+from nanodnt.data.tokenizer import parse_json, start_of
 
 
 class Dataset(Tokens):

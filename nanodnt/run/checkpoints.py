@@ -15,9 +15,9 @@ import torch
 from torch.amp import GradScaler
 
 from layers.sharding import full_tensor
+from nanodnt.data.tokenizer import check_tokenizer
 from nanodnt.files import link_file, replace_file, write_file
 from nanodnt.state import RunState, is_number
-from nanodnt.tokenizer import check_tokenizer
 
 CHECKPOINT_FORMAT = "nanoDNT checkpoint 1"
 

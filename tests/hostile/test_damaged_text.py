@@ -15,10 +15,10 @@ import sample
 import train
 from model import GPTConfig
 from nanodnt.data import Dataset
+from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.plan.__main__ import main as plan
 from nanodnt.run.loss_curve import draw_loss
 from nanodnt.settings import TrainConfig
-from nanodnt.tokenizer import Tokenizer
 from support import runs
 from support.hostile import (
     SAMPLE,

@@ -15,9 +15,9 @@ from interop.evaluation import answers as module
 from interop.evaluation.answers import Answers, list_inputs, mean_entry, open_answers, predict, score_answers
 from interop.evaluation.results import compare_results
 from interop.evaluation.settings import EvaluateConfig
+from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.generate import generate
 from nanodnt.run.environment import Env
-from nanodnt.tokenizer import Tokenizer
 from nanodnt.trained import load_trained
 from support import examples as made
 from support.evaluation import EOT, call, make_byte_dataset, read, values

@@ -14,7 +14,7 @@ from tokenizers import decoders, models
 import interop.conversations.chat as chat_module
 from interop.conversations.chat import Chat, pieces, talk, user_lines
 from interop.conversations.template import TEMPLATES, encode_conversation, encode_prompt, make_template
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer
 from support.models import LLAMA, S5, build
 
 pytestmark = pytest.mark.usefixtures("one_thread")

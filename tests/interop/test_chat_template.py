@@ -10,9 +10,9 @@ import tokenizers
 import export
 import sample
 from interop.conversations.template import TEMPLATES, Template, encode_conversation, encode_prompt, template_of
+from interop.huggingface.read import load_pretrained
 from interop.huggingface.tokenizer_files import make_json, read_tokenizer, tokenizer_files
-from nanodnt.tokenizer import Tokenizer, json_meta
-from nanodnt.trained import load_trained
+from nanodnt.data.tokenizer import Tokenizer, json_meta
 from support.examples import TEMPLATE, shouts, starting_tokenizer, write_examples
 from support.runs import run
 
@@ -131,7 +131,7 @@ def test_the_export_of_a_run(tmp_path, monkeypatch, capsys):
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "it").eos_token_id == 256
     text, ids = apply(transformers.AutoTokenizer.from_pretrained(tmp_path / "it"), chat("a", system="b"))
     assert text == "<|endoftext|>b\na\n" and ids == [256, *b"b\na\n"]
-    assert template_of(load_trained("", "", init_from=str(tmp_path / "it")).meta) == Template(**TEMPLATE)
+    assert template_of(load_pretrained(str(tmp_path / "it")).meta) == Template(**TEMPLATE)
     monkeypatch.setattr(sys, "argv", ["sample.py", f"--init_from={tmp_path / 'it'}", "--chat", "--max_new_tokens=3"])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\n")))
     capsys.readouterr()

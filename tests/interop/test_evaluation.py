@@ -12,7 +12,7 @@ import torch
 from interop.evaluation.results import compare_results, read_results, suite_means, write_results
 from interop.evaluation.settings import SUITES, EvaluateConfig
 from interop.evaluation.text import FileWindows, count_bytes
-from nanodnt.tokenizer import Tokenizer, json_meta
+from nanodnt.data.tokenizer import Tokenizer, json_meta
 from nanodnt.trained import load_trained
 from support.evaluation import EOT, TEXT, call, make_runs, read, values
 from support.runs import column, files, run

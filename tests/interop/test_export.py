@@ -12,14 +12,13 @@ import torch
 
 import export
 from interop.huggingface import write
-from interop.huggingface.read import read_pretrained
+from interop.huggingface.read import load_pretrained, read_pretrained
 from interop.huggingface.tokenizer_files import make_json, read_tokenizer, tokenizer_files
 from interop.huggingface.write import write_pretrained
 from model import GPT
-from nanodnt import inputs
+from nanodnt.data.tokenizer import Tokenizer, json_meta, same_tokenizer
 from nanodnt.generate import generate
 from nanodnt.run.checkpoints import load_checkpoint
-from nanodnt.tokenizer import Tokenizer, json_meta, same_tokenizer
 from nanodnt.trained import load_trained
 from nanodnt.weights import load_weights
 from support.models import ALL, LAYERNORM, LLAMA, S5, batch, build, error
@@ -342,7 +341,7 @@ def test_the_command(begun, tmp_path, monkeypatch, capsys):
     names = {path.name for path in to.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "model.py"}
     assert len({path.stat().st_mode for path in to.iterdir()}) == 1  # as readable as other files
-    found = load_trained("", "", init_from=str(to))
+    found = load_pretrained(str(to))
     saved = load_checkpoint(begun / "best.pt")
     assert all(torch.equal(t, saved["model"][name]) for name, t in found.model.state_dict().items())
     assert found.meta["chars"] == saved["meta"]["chars"] and found.model.config.mid_norm == "both"
@@ -540,7 +539,6 @@ def test_a_tokenizer_of_theirs(tmp_path, monkeypatch, capsys):
     assert again(text)["input_ids"] == theirs(text)["input_ids"] and again.eos_token_id == 1
     assert load(tmp_path / "ours").config.bos_token_id == 0
     argv[1] = "--tokenizer=theirs"
-    assert inputs.is_pretrained("theirs") is False
     with pytest.raises(ValueError, match="--tokenizer=theirs is neither one of bytes, gpt2, gpt2_4096, chars, nor a"):
         local.main(argv)
 

@@ -15,8 +15,8 @@ from interop.evaluation import harness
 from interop.evaluation.settings import EvaluateConfig
 from interop.huggingface.write import write_pretrained
 from model import GPT, GPTConfig
+from nanodnt.data.tokenizer import Tokenizer, json_meta
 from nanodnt.run.environment import Env
-from nanodnt.tokenizer import Tokenizer, json_meta
 from support.evaluation import CONTEXTS, ROLLING, TEXT, call, keep_caches, make_runs, read, values, write_tasks
 from support.runs import ROOT, files
 

@@ -13,8 +13,8 @@ from interop.huggingface.read import read_pretrained
 from interop.huggingface.tokenizer_files import tokenizer_files
 from interop.huggingface.write import write_pretrained
 from model import GPT
+from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.generate import generate
-from nanodnt.tokenizer import Tokenizer
 from nanodnt.weights import load_weights
 from support.models import S5, batch, build, error
 from support.peers import PEERS, edit_config, make_peer

@@ -17,7 +17,7 @@ from interop.conversations.template import TEMPLATES, template_of
 from nanodnt import prepare
 from nanodnt.data import load_meta, open_dataset
 from nanodnt.data import meta as data
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer
 from support.examples import starting_tokenizer
 from support.prepared import contents, error_of, ids_of, load_script
 from support.runs import ROOT

@@ -15,7 +15,7 @@ from interop.conversations.template import (
     template_of,
 )
 from interop.huggingface.tokenizer_files import make_json
-from nanodnt.tokenizer import Tokenizer, json_meta
+from nanodnt.data.tokenizer import Tokenizer, json_meta
 from support.examples import starting_tokenizer
 
 BYTES, GPT2_4096 = (Tokenizer(Tokenizer.meta_for(kind)) for kind in ("bytes", "gpt2_4096"))

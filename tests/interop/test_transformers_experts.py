@@ -16,7 +16,7 @@ from interop.huggingface.verify import TOLERANCES, difference
 from interop.huggingface.write import write_pretrained
 from layers.moe import balance_loss
 from model import GPT, GPTConfig
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.weights import load_weights
 from support.models import batch, error, gradients
 from support.peers import edit_config, make_peer

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 import train
 from model import GPT, GPTConfig
 from nanodnt.data import Examples, open_dataset
+from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.engine import training_step
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.settings import TrainConfig
-from nanodnt.tokenizer import Tokenizer
 from nanodnt.weights import model_from_checkpoint
 from support.examples import UNEVEN, documents, mean_loss, write, write_documents, write_examples
 from support.models import LLAMA, S5, SIZE, error, perturb, tokens

@@ -15,7 +15,7 @@ import torch
 import sample
 import train
 from model import GPT, GPTConfig
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer
 from support.hostile import refusal
 from support.runs import ROOT
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer
 from support.processes import meeting
 from support.runs import ROOT, run
 

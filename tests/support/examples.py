@@ -9,7 +9,7 @@ import numpy as np
 import tokenizers
 import torch
 
-from nanodnt.tokenizer import Tokenizer, json_meta
+from nanodnt.data.tokenizer import Tokenizer, json_meta
 
 TEMPLATE = {"system": "{system}\n", "turn": "{prompt}\n{response}"}
 

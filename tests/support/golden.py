@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nanodnt.data import sha256
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer
 
 TINY = "n_layer=2 n_head=2 n_embd=32 block_size=16 batch_size=8 max_iters=20 warmup_iters=5 log_interval=4 seed=7"
 COMMON = f"{TINY} eval_interval=20 eval_tokens=0 dtype=float32 device=cpu compile=False learning_rate=0.01"

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanodnt import prepare, tokenizer
-from nanodnt.tokenizer import Tokenizer
+from nanodnt import prepare
+from nanodnt.data import tokenizer
+from nanodnt.data.tokenizer import Tokenizer
 from support.runs import ROOT
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nanodnt.data import Dataset, load_meta, permutation, sha256
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanodnt.data import Dataset, open_dataset
+from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.data.windows import document_positions
-from nanodnt.tokenizer import Tokenizer
 from support import examples as made
 
 T = 8

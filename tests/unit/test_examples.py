@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nanodnt.data import Dataset, Examples, open_dataset
 from nanodnt.data.packing import pack
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer
 from support import examples as made
 from support.depth import examples as count
 

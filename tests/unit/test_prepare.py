@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from nanodnt import prepare
 from nanodnt.data import Dataset, load_meta
 from nanodnt.data import meta as data
-from nanodnt.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer
 from support.depth import examples
 from support.prepared import contents, documents_of, error_of, ids_of, load_script, needs_gpt2, note_parts, use_fake_bpe
 from support.runs import ROOT

@@ -272,7 +272,7 @@ def test_gray_is_asked_for(home, tmp_path):
 def test_another_kind_of_dataset_in_the_same_folder_is_replaced_whole(tmp_path):
     digits.main([f"--out_dir={tmp_path}"])
     assert len(contents(tmp_path)) == 7
-    from nanodnt.tokenizer import Tokenizer
+    from nanodnt.data.tokenizer import Tokenizer
 
     prepare.build(tmp_path, "test", Tokenizer.meta_for("bytes"), {"train": ["one"], "val": ["two"]})
     assert set(contents(tmp_path)) == {"train.bin", "val.bin", "meta.json"} and load_meta(str(tmp_path))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nanodnt.data import load_meta
 from nanodnt.data import meta as data
-from nanodnt.tokenizer import DATA, GPT2_4096, Tokenizer
+from nanodnt.data.tokenizer import DATA, GPT2_4096, Tokenizer
 from support.prepared import ids_of, load_script
 
 TOKENS = [base64.b64decode(line) for line in GPT2_4096.read_text().split()]

@@ -21,11 +21,11 @@ from model import GPTConfig
 from nanodnt import prepare
 from nanodnt.bench.checks.verdict import verdict, worst
 from nanodnt.bench.settings import Setting
+from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.generate import compile_step, generate
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
-from nanodnt.tokenizer import Tokenizer
 from nanodnt.weights import model_from_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,15 +1,11 @@
-"""What a user names to prepare a dataset from: files, their records, a tokenizer, a place to write to. Shared by the
-scripts prepare.py of data/local, data/sft and data/local_images."""
+"""What a user names to prepare a dataset from: files, their records, a place to write to. Shared by the scripts
+prepare.py of data/local, data/sft and data/local_images."""
 
 import json
 import re
 from pathlib import Path
 
 import numpy as np
-
-from interop.huggingface.hub import fetch, is_pretrained
-from interop.huggingface.tokenizer_files import read_tokenizer
-from nanodnt.tokenizer import END_OF_TEXT, Tokenizer
 
 
 def check_place(args, out: Path) -> None:
@@ -34,23 +30,6 @@ def check_input(flag: str, path: Path, out: Path) -> None:
         raise ValueError(f"--{flag}={path} does not exist")
     if out.resolve().is_relative_to(path.resolve()):
         raise ValueError(f"{out} lies in --{flag}={path} and would be read too: give another --out_dir")
-
-
-def find_tokenizer(name: str, others: tuple = ()) -> dict:
-    """The meta of the tokenizer that --tokenizer names: bytes, gpt2, gpt2_4096, a folder or OWNER/MODEL.
-
-    ValueError where there is none, or its vocabulary is missing; `others` are names that are allowed too."""
-    if name in END_OF_TEXT:
-        meta = Tokenizer.meta_for(name)
-    elif not is_pretrained(name):
-        kinds = ", ".join((*END_OF_TEXT, *others))
-        raise ValueError(f"--tokenizer={name} is neither one of {kinds}, nor a folder, nor OWNER/MODEL on the Hub")
-    else:
-        meta = read_tokenizer(fetch(name, ["*.json", "*.jinja"]))
-    if meta is None:
-        raise ValueError(f"--tokenizer={name} has no tokenizer.json")
-    Tokenizer(meta)  # ValueError if its vocabulary is missing
-    return {key: value for key, value in meta.items() if key != "template"}  # that one is of other data
 
 
 def visible_files(path: Path):
