@@ -9,7 +9,7 @@ import sample
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.weights import model_from_checkpoint
 from support import parallel_runs
-from support.parallel_runs import BAD, CASES, DEEP, FAST, LONG_CHAIN, ON_FOUR, ON_THREE, like_gpt2
+from support.parallel_runs import BAD, CASES, DEEP, FAST, LONG_CHAIN, ON_FOUR, ON_THREE
 from support.processes import TOLERANCES, assert_close, assert_same_values, join_rows, left
 from support.runs import assert_same_run, column, different, load, tensors
 
@@ -205,13 +205,11 @@ def test_stopped_and_resumed(two):
     assert_same_run(two / "stopped", two / "short")
 
 
-@pytest.mark.parametrize("name", ["from a file", "gpt2"])
-def test_begun_from_weights(name, two):
-    weights = load(two / "muon, unified, one" / "last.pt")["model"] if name == "from a file" else None
-    weights = weights or like_gpt2(None)("gpt2", 0, 0).weights
-    start = join_rows([part["start"] for part in left(two / f"{name}, fsdp2", 2)])
+def test_begun_from_weights(two):
+    weights = load(two / "muon, unified, one" / "last.pt")["model"]
+    start = join_rows([part["start"] for part in left(two / "from a file, fsdp2", 2)])
     assert different(start, weights) == []
-    assert_same_values(two / f"{name}, fsdp2", two / f"{name}, one")
+    assert_same_values(two / "from a file, fsdp2", two / "from a file, one")
 
 
 def test_eval_only(two):

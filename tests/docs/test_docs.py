@@ -19,8 +19,6 @@ from nanodnt.networks import fit, network, stand_in
 from nanodnt.optim import describe_groups, fill_defaults, make_optimizer
 from nanodnt.plan.__main__ import main, resolve
 from nanodnt.plan.planning import PlanConfig
-from studies.claims.experiment import choose_claims
-from studies.sweep.grid import SweepConfig, list_points, split_arguments
 from support.pages import (
     CONFIGS,
     FLAGS,
@@ -167,6 +165,8 @@ def check_command(command, argv, processes):
             (*_, config), _ = read_values(base + files, SCHEMAS[command])
             assert bench.choose_mode(config, compared, profile)
     elif command == "sweep.py":
+        from studies.sweep.grid import SweepConfig, list_points, split_arguments
+
         own, files, lists = split_arguments(argv)
         (config,), _ = read_values(own, (SweepConfig,))
         config.check()
@@ -176,7 +176,10 @@ def check_command(command, argv, processes):
         assert given["run"][0] or command != "analyze.py"
         if command != "analyze.py":  # which checks itself as it is made
             config.check()
-        assert command != "reproduce.py" or choose_claims(config.only, config.scale)
+        if command == "reproduce.py":
+            from studies.claims.experiment import choose_claims
+
+            assert choose_claims(config.only, config.scale)
 
 
 def test_every_command_would_start(monkeypatch):

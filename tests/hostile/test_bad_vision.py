@@ -6,14 +6,11 @@ import shutil
 import pytest
 import torch
 
-import evaluate
-import export
 import sample
 import train
 from support import runs
 from support.hostile import RESUME, TRAIN, WEIGHTS, assert_refused, call, cases, files, refuse, start
 from support.images import change_meta
-from support.peers import make_peer
 from support.spoil import checkpoint, put
 from support.vision import make_digits
 
@@ -185,30 +182,17 @@ def test_the_flags_that_the_tables_begin_with_work(both):
     assert runs.load(both.tmp / "vit" / "last.pt")["step"] == 5
 
 
-@pytest.mark.deep  # importing transformers takes seconds
-def test_weights_of_hugging_face_on_images(both):
-    make_peer("GPT-2").save_pretrained(both.tmp / "gpt2")
-    before = files(both.tmp)
-    outcome = start(both, train, IMAGES + " --init_from={tmp}/gpt2")
-    assert_refused(outcome, ["is of images, but the model reads text"])
-    assert files(both.tmp) == before
-
-
 # ----------------------------------------------------------------------------------------------- programs for text
 
 PROGRAMS = {
     "sample.py": (sample, ["--device=cpu"]),
     "sample.py, chat": (sample, ["--chat=True", "--template=chat"]),
-    "evaluate.py": (evaluate, ["--tasks=text", "--input={tmp}/data", "--device=cpu"]),
-    "evaluate.py, answers": (evaluate, ["--tasks=answers", "--input={tmp}/qa.jsonl", "--device=cpu"]),
-    "export.py": (export, ["--to={tmp}/exported"]),
 }
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_for_text_refuse_a_vit(program, both):
     module, argv = PROGRAMS[program]
-    (both.tmp / "qa.jsonl").write_text('{"prompt": "A", "response": "B"}\n')
     before = files(both.tmp)
     outcome = call(module.main, f"--out_dir={both.tmp / 'vit'}", *(word.format(tmp=both.tmp) for word in argv))
     assert_refused(outcome, ["best.pt is a model of images", "choose one of text"])

@@ -1,19 +1,15 @@
 """Runs of mixtures of experts: resumed exactly, bad steps skipped, rolled back, tracked, fine-tuned, sampled from."""
 
-import json
 import math
 import signal
 
 import pytest
 import torch
 
-import evaluate
-import export
 import sample
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.weights import model_from_checkpoint
 from support.faults import Command, Fault
-from support.hostile import call
 from support.runs import (
     Crash,
     assert_same_run,
@@ -267,17 +263,10 @@ def test_compiled_steps_draw_the_same_text(samples, monkeypatch):
     assert samples(compile=True) == samples()
 
 
-def test_evaluation(trained, model, dataset, capsys):
-    """evaluate.py and --eval_only see the loss that training saw; a model in evaluation has no penalties."""
+def test_evaluation(trained, dataset, capsys):
+    """--eval_only sees the loss that training saw; a model in evaluation has no penalties."""
     assert run(out_dir=trained, dataset=dataset, init_from="resume", eval_only=True, max_iters=40, **BIAS) == 0
     assert evaluated(capsys) == pytest.approx(column(trained, "val_loss")[40], rel=1e-6)
-    flags = dict(out_dir=trained, tasks="text", input=dataset, device="cpu", dtype="float32", checkpoint="last.pt")
-    code, out, err = call(evaluate.main, **flags)
-    assert (code, err) == (0, "") and f"text {dataset}" in out
-    (entry,) = json.loads((trained / "evaluation.json").read_text())["tasks"].values()
-    whole = run(out_dir=trained, dataset=dataset, init_from="resume", eval_only=True, eval_tokens=0, max_iters=40)
-    assert whole == 0
-    assert entry["metrics"]["nats_per_token"]["value"] == pytest.approx(evaluated(capsys), rel=1e-6)
 
 
 def test_fine_tuning_from_a_run(trained, dataset, tmp_path, capsys):
@@ -298,16 +287,11 @@ def test_fine_tuning_from_a_run(trained, dataset, tmp_path, capsys):
 @pytest.mark.parametrize(
     "old, new, found", [("none", "bias", "bias"), ("loss", "none", "none"), ("bias", "loss", "bias")]
 )
-@pytest.mark.parametrize("source", ("checkpoint", "folder"))
-def test_a_new_run_from_weights_chooses_its_balance(old, new, found, source, dataset, tmp_path, capsys):
+def test_a_new_run_from_weights_chooses_its_balance(old, new, found, dataset, tmp_path, capsys):
     """Biases start at 0. Weights that have biases keep them. A line says which it is. Resuming changes no balance."""
     rate = dict(balance_rate=0.01) if found == "bias" else {}
     assert run(out_dir=tmp_path / "old", dataset=dataset, max_iters=3, **EXPERTS, balance=old) == 0
     flags = dict(out_dir=tmp_path / "new", dataset=dataset, init_from=tmp_path / "old" / "last.pt")
-    if source == "folder":  # of Hugging Face
-        flags["init_from"] = tmp_path / "exported"
-        export_flags = dict(out_dir=tmp_path / "old", checkpoint="last.pt", to=flags["init_from"], compare=False)
-        assert call(export.main, **export_flags).code == 0
     capsys.readouterr()
     assert run(**flags, max_iters=0, **EXPERTS, balance=new, **rate) == 0
     printed = capsys.readouterr().out

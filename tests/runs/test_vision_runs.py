@@ -112,6 +112,15 @@ def test_each_random_change_changes_the_run(digits, tmp_path):
             assert column(tmp_path / name, score)[0] == column(tmp_path / "none", score)[0], (name, score)
 
 
+def test_rows_and_progress_have_images_per_second(digits, tmp_path, dataset, capsys):
+    train(tmp_path / "vit", digits, max_iters=1)
+    row = metrics(tmp_path / "vit")[-1]
+    assert row["images_per_s"] == pytest.approx(row["tokens_per_s"] / 17)
+    assert " images/s  eta" in capsys.readouterr().out
+    assert run(dataset=dataset, out_dir=tmp_path / "gpt", max_iters=1) == 0
+    assert "images" not in capsys.readouterr().out.split("step 1/1")[1]
+
+
 def test_settings_of_images_may_change_on_resume(digits, tmp_path, capsys):
     train(tmp_path, digits, max_iters=2, lr_decay_iters=4)
     train(tmp_path, digits, max_iters=3, lr_decay_iters=4, label_smoothing=0.2, flip=True, init_from="resume")

@@ -1,38 +1,35 @@
 """What the documentation says, as data: its pages, tables, flags and commands, and a command line's configuration."""
 
 import math
+import pkgutil
 import re
 import shlex
 from pathlib import Path
 
 from configurator import read_arguments, read_knobs
-from export import ExportConfig
-from interop.evaluation.settings import EvaluateConfig
-from model import GPTConfig
-from nanodnt.bench.settings import BenchConfig
 from nanodnt.networks import fit, stand_in
 from nanodnt.optim import fill_defaults
-from nanodnt.plan.planning import PlanConfig
-from nanodnt.settings import TrainConfig
-from sample import SampleConfig
-from studies.analysis.settings import AnalyzeConfig
-from studies.claims.experiment import ReproduceConfig
-from studies.sweep.grid import SweepConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CONFIGS = sorted(path.relative_to(ROOT) for path in (ROOT / "config").rglob("*.py"))
 FLAGS = re.compile(r"`(\w+=[^\s`]+(?: \w+=[^\s`]+)*)`")  # `a=b c=d` in backticks
+RUN = "model.GPTConfig", "nanodnt.settings.TrainConfig"
+SCHEMAS = {  # by name: a fork may have deleted interop/ and studies/
+    "train.py": RUN,
+    "model.py": (*RUN, "nanodnt.plan.planning.PlanConfig"),
+    "bench.py": (*RUN, "nanodnt.bench.settings.BenchConfig"),
+    "sample.py": ("sample.SampleConfig",),
+    "analyze.py": ("studies.analysis.settings.AnalyzeConfig",),
+    "reproduce.py": ("studies.claims.experiment.ReproduceConfig",),
+    "export.py": ("export.ExportConfig",),
+    "evaluate.py": ("interop.evaluation.settings.EvaluateConfig",),
+    "sweep.py": (*RUN, "studies.sweep.grid.SweepConfig"),
+}
 SCHEMAS = {
-    "train.py": (GPTConfig, TrainConfig),
-    "model.py": (GPTConfig, TrainConfig, PlanConfig),
-    "bench.py": (GPTConfig, TrainConfig, BenchConfig),
-    "sample.py": (SampleConfig,),
-    "analyze.py": (AnalyzeConfig,),
-    "reproduce.py": (ReproduceConfig,),
-    "export.py": (ExportConfig,),
-    "evaluate.py": (EvaluateConfig,),
-    "sweep.py": (GPTConfig, TrainConfig, SweepConfig),
+    command: tuple(pkgutil.resolve_name(name) for name in names)
+    for command, names in SCHEMAS.items()
+    if (ROOT / command).exists()
 }
 WORDS = {"--plan", "--plot", "--profile", "--compare", "--report"}  # of model.py and bench.py, without a value
 

@@ -8,9 +8,7 @@ from functools import partial
 
 import torch
 
-from interop.huggingface.read import Pretrained
-from model import GPT, GPTConfig
-from nanodnt.data import Dataset, load_meta
+from nanodnt.data import Dataset
 from support.processes import play
 from support.runs import spoil_gradients
 
@@ -81,23 +79,14 @@ def make_spike(rank, world, folder, launch, **config):
     play(rank, world, folder / f"spike, {launch}", patches=[patch], **SPIKE | config)
 
 
-def like_gpt2(meta):
-    """In the place of OpenAI's weights: GPT-2's layout, small."""
-    sizes = dict(n_layer=1, n_head=2, n_embd=32, block_size=16, vocab_size=50)
-    config = GPTConfig(**sizes, norm="layernorm", bias=True)
-    return lambda name, block_size, dropout: Pretrained(config, GPT(config, seed=5).state_dict(), meta)
-
-
 def make_others(rank, world, folder, launch, dataset, **config):
-    """Runs in bf16, from a file's weights, from GPT-2's, and one that only evaluates."""
+    """Runs in bf16, from a file's weights, and one that only evaluates."""
     config = dict(config, dataset=dataset)
     bf16 = dict(dtype="bfloat16", branch_scale="layerscale", max_iters=6, micro_batch_size=6)
     play(rank, world, folder / f"bf16, {launch}", **bf16 | config)
     begun = dict(init_from=folder / "muon, unified, one" / "last.pt", max_iters=4)
     play(rank, world, folder / f"from a file, {launch}", **begun | config)
     play(rank, world, folder / f"eval_only, {launch}", eval_only=True, **begun | config)
-    patches = [("nanodnt.start.read_pretrained", like_gpt2(load_meta(str(dataset))))]
-    play(rank, world, folder / f"gpt2, {launch}", patches=patches, init_from="gpt2", **config | dict(max_iters=4))
 
 
 def make_chain(rank, world, folder, name, cases, until, **config):

@@ -1,4 +1,4 @@
-"""The commands on a run of images: what they read of its checkpoints, print and draw, and what they refuse."""
+"""analyze.py and sweep.py on runs of images: the figures, their definitions, tables in images and top-1."""
 
 import io
 import json
@@ -9,12 +9,8 @@ import pytest
 import torch
 
 import analyze
-import evaluate
-import export
-import sample
 import sweep
 from model import GPTConfig
-from nanodnt.run.checkpoints import load_checkpoint
 from studies.analysis import gradients, streams
 from studies.analysis.compare import final_loss_table, load_records, table_cells
 from studies.analysis.settings import FIGURE_NAMES
@@ -44,38 +40,6 @@ def call(command, *argv):
             return command.main()
         except SystemExit as e:
             return e.code
-
-
-# -------------------------------------------------------------------------------------------------------- checkpoints
-
-
-def test_a_checkpoint_of_images_has_their_classes(folder, tmp_path):
-    checkpoint = torch.load(folder / "vit" / "last.pt", weights_only=True)
-    assert load_checkpoint(folder / "vit" / "last.pt")["meta"]["classes"] == [f"class {i}" for i in range(4)]
-    del checkpoint["meta"]["classes"]
-    torch.save(checkpoint, tmp_path / "last.pt")
-    with pytest.raises(ValueError, match="its images have no list of classes"):
-        load_checkpoint(tmp_path / "last.pt")
-
-
-@pytest.mark.parametrize("command, words", [(sample, []), (export, ["--to=nowhere"]), (evaluate, ["--tasks=dyt15"])])
-def test_commands_for_text_refuse_it(folder, command, words, capsys):
-    assert call(command, f"--out_dir={folder / 'vit'}", "--checkpoint=last.pt", *words) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and "is a model of images" in said and said.count("\n") == 1
-
-
-# ------------------------------------------------------------------------------------------------- speed, as logged
-
-
-def test_rows_and_progress_have_images_per_second(folder, tmp_path, dataset, capsys):
-    for row in tiny.metrics(folder / "vit"):
-        if "tokens_per_s" in row:
-            assert row["images_per_s"] == pytest.approx(row["tokens_per_s"] / 5)
-    assert tiny.run(**VIT, dataset=folder / "data", out_dir=tmp_path / "vit", max_iters=1, track_interval=0) == 0
-    assert " images/s  eta" in capsys.readouterr().out
-    assert tiny.run(dataset=dataset, out_dir=tmp_path / "gpt", max_iters=1, track_interval=0) == 0
-    assert "images" not in capsys.readouterr().out.split("step 1/1")[1]
 
 
 # ------------------------------------------------------------------------------------------------------------ analyze

@@ -1,0 +1,105 @@
+"""evaluate.py, export.py and folders of Hugging Face on runs of experts, on images, and under FSDP2."""
+
+import json
+
+import pytest
+
+import evaluate
+import export
+import train
+from support import runs
+from support.examples import write_examples
+from support.hostile import assert_refused, call, files
+from support.peers import make_peer
+from support.processes import assert_same_values, join_rows, left, play, processes
+from support.runs import column, different, evaluated, load, run
+from support.vision import TINY, make_digits
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+EXPERTS = dict(n_expert=4, n_ff=16, mlp="swiglu")
+
+
+def export_to(folder, out_dir):
+    assert call(export.main, out_dir=out_dir, checkpoint="last.pt", to=folder, compare=False).code == 0
+    return folder
+
+
+def test_evaluate_sees_the_loss_that_training_saw(dataset, tmp_path, capsys):
+    config = dict(out_dir=tmp_path, dataset=dataset, **EXPERTS, balance="bias", n_expert_shared=1, max_iters=8)
+    assert run(**config) == 0
+    flags = dict(out_dir=tmp_path, tasks="text", input=dataset, device="cpu", dtype="float32", checkpoint="last.pt")
+    code, out, err = call(evaluate.main, **flags)
+    assert (code, err) == (0, "") and f"text {dataset}" in out
+    (entry,) = json.loads((tmp_path / "evaluation.json").read_text())["tasks"].values()
+    capsys.readouterr()
+    assert run(**config, init_from="resume", eval_only=True, eval_tokens=0) == 0
+    assert entry["metrics"]["nats_per_token"]["value"] == pytest.approx(evaluated(capsys), rel=1e-6)
+
+
+@pytest.mark.parametrize("old, new, found", [("none", "bias", "bias"), ("bias", "loss", "bias")])
+def test_a_new_run_from_a_folder_chooses_its_balance(old, new, found, dataset, tmp_path, capsys):
+    rate = dict(balance_rate=0.01) if found == "bias" else {}
+    assert run(out_dir=tmp_path / "old", dataset=dataset, max_iters=3, **EXPERTS, balance=old) == 0
+    folder = export_to(tmp_path / "exported", tmp_path / "old")
+    capsys.readouterr()
+    flags = dict(out_dir=tmp_path / "new", dataset=dataset, init_from=folder)
+    assert run(**flags, max_iters=0, **EXPERTS, balance=new, **rate) == 0
+    note = f"balance of experts: {old} in the run of the weights, {new} in this one\n"
+    assert (note in capsys.readouterr().out) == (old != found)
+    before, start = load(tmp_path / "old" / "last.pt"), load(tmp_path / "new" / "last.pt")
+    assert start["model_config"] == before["model_config"] | dict(balance=found)
+    assert different({name: start["model"][name] for name in before["model"]}, before["model"]) == []
+
+
+def begin(rank, world, folder, dataset):
+    flags = dict(parallel="fsdp") if world > 1 else {}
+    play(rank, world, folder / f"on {world}", dataset=dataset, init_from=folder / "exported", max_iters=4, **flags)
+
+
+def test_begun_from_a_folder_on_two_processes(dataset, tmp_path):
+    """Under FSDP2 each process takes its rows."""
+    assert run(out_dir=tmp_path / "old", dataset=dataset, max_iters=2, block_size=16) == 0
+    export_to(tmp_path / "exported", tmp_path / "old")
+    begin(0, 1, tmp_path, dataset)
+    processes(2, begin, tmp_path, dataset)
+    start = join_rows([part["start"] for part in left(tmp_path / "on 2", 2)])
+    assert different(start, load(tmp_path / "old" / "last.pt")["model"]) == []
+    assert_same_values(tmp_path / "on 2", tmp_path / "on 1")
+    assert len(column(tmp_path / "on 2", "train_loss")) == 4
+
+
+# -------------------------------------------------------------------------------------------------------------- images
+
+PROGRAMS = {
+    "evaluate.py, text": (evaluate, ["--tasks=text", "--input={tmp}/data", "--device=cpu"]),
+    "evaluate.py, answers": (evaluate, ["--tasks=answers", "--input={tmp}/qa.jsonl", "--device=cpu"]),
+    "export.py": (export, ["--to={tmp}/exported"]),
+}
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    """A folder with a run on digits, `vit`, a dataset of examples, and a file of questions. Read only."""
+    folder = tmp_path_factory.mktemp("vit")
+    make_digits(folder / "digits", train=40, val=10)
+    assert run(**TINY | dict(out_dir=folder / "vit", dataset=folder / "digits", max_iters=1)) == 0
+    write_examples(folder / "data", train=[([256, 65, 66, 256], [2, 0, 1, 1])] * 8, val=[([256, 65, 256], [2, 0, 1])])
+    (folder / "qa.jsonl").write_text('{"prompt": "A", "response": "B"}\n')
+    return folder
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_for_text_refuse_a_vit(program, vit):
+    module, argv = PROGRAMS[program]
+    before = files(vit)
+    outcome = call(module.main, f"--out_dir={vit / 'vit'}", *(word.format(tmp=vit) for word in argv))
+    assert_refused(outcome, ["best.pt is a model of images", "choose one of text"])
+    assert files(vit) == before
+
+
+@pytest.mark.deep  # importing transformers takes seconds
+def test_weights_of_hugging_face_on_images(vit, tmp_path):
+    make_peer("GPT-2").save_pretrained(tmp_path / "gpt2")
+    flags = runs.TINY | TINY | dict(out_dir=tmp_path / "run", dataset=vit / "digits", init_from=tmp_path / "gpt2")
+    assert_refused(call(train.main, **flags), ["is of images, but the model reads text"])
+    assert not (tmp_path / "run").exists()
