@@ -13,15 +13,17 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt import prepare
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.prepare import script
+from nanodnt.prepare.hub import hub_files, hub_texts
+from nanodnt.prepare.text import build
 
 REPO = "allenai/c4"
 REVISION = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
 
 
 def main(argv=None):
-    parser = prepare.parser(__doc__, "c4", REVISION)
+    parser = script.parser(__doc__, "c4", REVISION)
     parser.add_argument("--shards", type=int, default=16, help="training files, 1 to 1024 (default: %(default)s)")
     args = parser.parse_args(argv)
     if not 1 <= args.shards <= 1024:
@@ -29,14 +31,14 @@ def main(argv=None):
     patterns = [f"en/c4-train.{i:05d}-of-01024.json.gz" for i in range(args.shards)]
     patterns.append("en/c4-validation.*-of-00008.json.gz")
     units = args.shards + 1
-    commit, files = prepare.hub_files(REPO, args.revision, patterns, args.out_dir, 0.33 * units, 0.75 * units)
-    prepare.build(
+    commit, files = hub_files(REPO, args.revision, patterns, args.out_dir, 0.33 * units, 0.75 * units)
+    build(
         args.out_dir,
         f"{REPO} (en) at {commit}, {args.shards} of 1024 training files",
         Tokenizer.meta_for("gpt2"),
         {
-            "train": prepare.hub_texts("json", list(itertools.chain(*files[:-1]))),
-            "val": prepare.hub_texts("json", files[-1]),
+            "train": [hub_texts(file) for file in itertools.chain(*files[:-1])],
+            "val": [hub_texts(file) for file in files[-1]],
         },
         name="c4",
         workers=args.workers,
@@ -45,4 +47,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    prepare.run(main)
+    script.run(main)

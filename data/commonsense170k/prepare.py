@@ -23,8 +23,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from interop.conversations import build
 from interop.conversations.records import conversations
-from nanodnt import prepare
 from nanodnt.data.tokenizer import DATA
+from nanodnt.prepare import script
+from nanodnt.prepare.hub import download
 
 COMMIT = "fe675038fb60d61b3fc03d98673d6d11d2bef4f9"
 URL = f"https://raw.githubusercontent.com/AGI-Edgerunners/LLM-Adapters/{COMMIT}"
@@ -43,14 +44,14 @@ def git_blob(path: Path) -> str:
 
 
 def main(argv=None):
-    parser = prepare.parser(__doc__, "commonsense170k")
+    parser = script.parser(__doc__, "commonsense170k")
     build.add_flags(parser, template="alpaca", tokenizer=dict(required=True))
     args = parser.parse_args(argv)
     build.check_flags(args)
     raw = DATA / "commonsense170k" / "raw"
-    train = prepare.download(f"{URL}/{TRAIN}", raw / "commonsense_170k.json", BLOB, git_blob)
+    train = download(f"{URL}/{TRAIN}", raw / "commonsense_170k.json", BLOB, git_blob)
     for task in TASKS:
-        test = prepare.download(f"{URL}/dataset/{task}/test.json", raw / "test" / f"{task}.json", None)
+        test = download(f"{URL}/dataset/{task}/test.json", raw / "test" / f"{task}.json", None)
         print(f"{test}: {sum(1 for _ in conversations(test)):,} questions")
     found = list(conversations(train))
     build.build_examples(
@@ -65,4 +66,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    prepare.run(main)
+    script.run(main)

@@ -13,21 +13,22 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt import prepare, prepare_images
+from nanodnt.prepare import script
+from nanodnt.prepare.images import build, encode_png
 
 EVERY = 5  # images, the first of which is held out
 
 
 def main(argv=None):
-    args = prepare.parser(__doc__, "digits").parse_args(argv)
+    args = script.parser(__doc__, "digits").parse_args(argv)
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = [
-        (f"digit {i}", prepare_images.encode_png((15 * pixels).astype(np.uint8)), int(label))
+        (f"digit {i}", encode_png((15 * pixels).astype(np.uint8)), int(label))
         for i, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True))
     ]
-    prepare_images.build(
+    build(
         args.out_dir,
         "sklearn.datasets.load_digits: UCI Optical Recognition of Handwritten Digits, test set",
         "CC BY 4.0",
@@ -44,4 +45,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    prepare.run(main)
+    script.run(main)

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt import prepare
-from nanodnt.prepare_images import HubImages, build_from_hub
+from nanodnt.prepare import script
+from nanodnt.prepare.images import HubImages, build_from_hub
 
 SOURCE = HubImages(
     name="imagenet1k",
@@ -36,4 +36,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    prepare.run(main)
+    script.run(main)

@@ -17,9 +17,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt import prepare
 from nanodnt.data import inputs
 from nanodnt.data.tokenizer import DATA, END_OF_TEXT, Tokenizer
+from nanodnt.prepare import script
+from nanodnt.prepare.text import JOB_CHARS, build
 
 
 def documents(path: Path, key: str, skipped: list):
@@ -70,7 +71,7 @@ def scan(args) -> tuple:
     Bad input is found here, before anything is written. ValueError for it, and where there is no text."""
     scores, size, alphabet, skipped = [], 0, set(), []
     for name, text in documents(args.input, args.text_key, skipped):
-        scores.append(prepare.score(name))
+        scores.append(script.score(name))
         size += len(text)
         alphabet.update(text if args.tokenizer == "chars" else "")
     if skipped:
@@ -85,18 +86,18 @@ def split_documents(args, scores: list) -> dict:
     if len(scores) == 1:
         text = next(documents(args.input, args.text_key, []))[1]
         cut = int(len(text) * (1 - args.val_fraction))
-        return {"train": [text[:cut]] * (cut > 0), "val": [text[cut:]]}
+        return {"train": [[text[:cut]] * (cut > 0)], "val": [[text[cut:]]]}
     val = inputs.hold_out(scores, args.val_fraction)
 
     def split(held_out):
         texts = documents(args.input, args.text_key, [])
         return (text for (_, text), is_val in zip(texts, val, strict=True) if is_val == held_out)
 
-    return {"train": split(False), "val": split(True)}
+    return {"train": [split(False)], "val": [split(True)]}
 
 
 def main(argv=None):
-    parser = prepare.parser(__doc__, "NAME")
+    parser = script.parser(__doc__, "NAME")
     parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
     parser.add_argument("--tokenizer", required=True, help="bytes, chars, gpt2, gpt2_4096, a folder or OWNER/MODEL")
     parser.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
@@ -107,10 +108,10 @@ def main(argv=None):
     tokenizer = check_flags(args, out)
     scores, size, alphabet = scan(args)
     source = f"{args.input.resolve().name} ({len(scores):,} documents)"
-    workers = prepare.cpus() if size > 2 * prepare.PART_CHARS else 1  # starting processes takes a second
+    workers = script.cpus() if size > 2 * JOB_CHARS else 1  # starting processes takes a second
     tokenizer = tokenizer or Tokenizer.meta_for("chars", alphabet)
-    prepare.build(out, source, tokenizer, split_documents(args, scores), name=args.name, workers=workers)
+    build(out, source, tokenizer, split_documents(args, scores), name=args.name, workers=workers)
 
 
 if __name__ == "__main__":
-    prepare.run(main)
+    script.run(main)

@@ -15,9 +15,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt import prepare, prepare_images
 from nanodnt.data import inputs
 from nanodnt.data.tokenizer import DATA
+from nanodnt.prepare import script
+from nanodnt.prepare.images import build, check_classes
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev")  # names of folders of splits
@@ -60,7 +61,7 @@ def find_splits(folder: Path, val_share: float | None) -> tuple:
         if others := sorted(path.name for path in folder.iterdir() if path.is_dir() and path not in given):
             print(f"note: neither train nor val, so left out: {list_some(others)}", file=sys.stderr)
         train, val = map(find_images, given)
-        prepare_images.check_classes(list(train), list(val))
+        check_classes(list(train), list(val))
         return list(train), {
             split: [(file, label) for label, files in enumerate(found.values()) for _, file in files]
             for split, found in (("train", train), ("val", val))
@@ -75,7 +76,7 @@ def find_splits(folder: Path, val_share: float | None) -> tuple:
     images = [(name, file, label) for label, files in enumerate(found.values()) for name, file in files]
     if len(images) == 1:
         raise ValueError(f"{folder} holds one image, and both training and validation need one")
-    held_out = list(inputs.hold_out([prepare.score(name) for name, _, _ in images], val_share or VAL_SHARE))
+    held_out = list(inputs.hold_out([script.score(name) for name, _, _ in images], val_share or VAL_SHARE))
     first = {label: i for i, (_, _, label) in reversed(list(enumerate(images)))}  # image of each class
     kept = {label for (_, _, label), is_val in zip(images, held_out, strict=True) if not is_val}
     for label in first.keys() - kept:  # a class that could not be learned
@@ -87,7 +88,7 @@ def find_splits(folder: Path, val_share: float | None) -> tuple:
 
 
 def main(argv=None):
-    parser = prepare.parser(__doc__, "NAME")
+    parser = script.parser(__doc__, "NAME")
     parser.add_argument("--folder", type=Path, required=True, help="of folders of images, one for each class")
     parser.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
     parser.add_argument("--val_share", type=float, help=f"of the images, to hold out (default: {VAL_SHARE})")
@@ -103,7 +104,7 @@ def main(argv=None):
     if args.image_size is not None and args.image_size < 1:
         raise ValueError(f"--image_size={args.image_size} must be 1 or more")
     classes, splits = find_splits(args.folder, args.val_share)
-    prepare_images.build(
+    build(
         out,
         f"{args.folder.resolve().name} ({sum(map(len, splits.values())):,} images)",
         args.licence,
@@ -117,4 +118,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    prepare.run(main)
+    script.run(main)

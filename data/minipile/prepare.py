@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt import prepare
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.prepare import script
+from nanodnt.prepare.hub import hub_files, hub_texts
+from nanodnt.prepare.text import build
 
 REPO = "JeanKaddour/minipile"
 REVISION = "18ad1b0c701eaa0de03d3cecfdd769cbc70ffbd0"
@@ -20,19 +22,18 @@ PATTERNS = ["data/train-*.parquet", "data/validation-*.parquet"]
 
 
 def main(argv=None):
-    args = prepare.parser(__doc__, "minipile", REVISION).parse_args(argv)
-    commit, (train, val) = prepare.hub_files(REPO, args.revision, PATTERNS, args.out_dir, 3.2, 7)
-    prepare.build(
+    args = script.parser(__doc__, "minipile", REVISION).parse_args(argv)
+    commit, (train, val) = hub_files(REPO, args.revision, PATTERNS, args.out_dir, 3.2, 7)
+    build(
         args.out_dir,
         f"{REPO} at {commit}",
         Tokenizer.meta_for("gpt2"),
-        {"train": prepare.hub_texts("parquet", train), "val": prepare.hub_texts("parquet", val)},
+        {"train": [hub_texts(file) for file in train], "val": [hub_texts(file) for file in val]},
         name="minipile",
         workers=args.workers,
         resume=True,
-        totals={"train": prepare.parquet_rows(train), "val": prepare.parquet_rows(val)},
     )
 
 
 if __name__ == "__main__":
-    prepare.run(main)
+    script.run(main)

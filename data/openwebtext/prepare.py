@@ -7,6 +7,7 @@ after a kill: it continues with the finished downloads and parts. Tokenising tak
     python data/openwebtext/prepare.py
 """
 
+import functools
 import math
 import sys
 from pathlib import Path
@@ -14,50 +15,56 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt import prepare
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.prepare import script
+from nanodnt.prepare.hub import hub_files, hub_texts, parquet_rows
+from nanodnt.prepare.text import build
 
 REPO = "Skylion007/openwebtext"
 REVISION = "b4325f019c648b1641a1784748667e8b74e5e064"  # the commit with parquet files instead of a script
 
 
-def nanogpt_split(texts, count: int, fraction: float = 0.0005, seed: int = 2357) -> tuple:
+def nanogpt_split(files: list, counts: list, fraction: float = 0.0005, seed: int = 2357) -> tuple:
     """Training and validation texts as `datasets.train_test_split(test_size=fraction, seed=seed)` chooses them.
 
-    `texts` is any iterable of `count` texts and is read once: the list of validation texts is complete only after all
-    training texts have been read. Validation texts are in nanoGPT's order, training texts in the order of `texts`
-    (batches are drawn at random anyway).
+    `files` are iterated over twice: each is what makes the texts of a file, `counts` says how many. Returns the
+    training texts of each file, in its order (batches are drawn at random anyway), and the validation texts in
+    nanoGPT's order.
     """
-    chosen = np.random.default_rng(seed).permutation(count)[: math.ceil(fraction * count)]
-    place = {int(index): i for i, index in enumerate(chosen)}
-    held_out = [""] * len(place)
+    total = sum(counts)
+    chosen = np.random.default_rng(seed).permutation(total)[: math.ceil(fraction * total)]
+    place = {int(number): i for i, number in enumerate(chosen)}
+    firsts = [sum(counts[:i]) for i in range(len(counts))]
 
-    def train():
-        for index, text in enumerate(texts):
-            if index in place:
-                held_out[place[index]] = text
-            else:
-                yield text
+    def train(texts, first):
+        return (text for number, text in enumerate(texts(), first) if number not in place)
 
-    return train(), held_out
+    def val():
+        held_out = [""] * len(place)
+        for texts, first in zip(files, firsts, strict=True):
+            for number, text in enumerate(texts(), first):
+                if number in place:
+                    held_out[place[number]] = text
+        yield from held_out
+
+    return [train(texts, first) for texts, first in zip(files, firsts, strict=True)], val()
 
 
 def main(argv=None):
-    args = prepare.parser(__doc__, "openwebtext", REVISION).parse_args(argv)
-    commit, (files,) = prepare.hub_files(REPO, args.revision, ["plain_text/train-*.parquet"], args.out_dir, 24.5, 38)
-    count = prepare.parquet_rows(files)
-    train, val = nanogpt_split(prepare.rows(prepare.hub_texts("parquet", files)), count)
-    prepare.build(
+    args = script.parser(__doc__, "openwebtext", REVISION).parse_args(argv)
+    commit, (files,) = hub_files(REPO, args.revision, ["plain_text/train-*.parquet"], args.out_dir, 24.5, 38)
+    counts = [parquet_rows(file) for file in files]
+    train, val = nanogpt_split([functools.partial(hub_texts, file) for file in files], counts)
+    build(
         args.out_dir,
-        f"{REPO} at {commit}, {count:,} documents",
+        f"{REPO} at {commit}, {sum(counts):,} documents",
         Tokenizer.meta_for("gpt2"),
-        {"train": train, "val": val},
+        {"train": train, "val": [val]},
         name="openwebtext",
         workers=args.workers,
         resume=True,
-        totals={"train": count - len(val)},
     )
 
 
 if __name__ == "__main__":
-    prepare.run(main)
+    script.run(main)

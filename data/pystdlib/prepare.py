@@ -15,8 +15,9 @@ import sysconfig
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt import prepare
 from nanodnt.data.tokenizer import DATA, Tokenizer
+from nanodnt.prepare import script
+from nanodnt.prepare.text import build
 
 VAL_FRACTION = 0.08  # of the files
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -41,7 +42,7 @@ def source_files(root: Path) -> dict:
 
 
 def main(argv=None):
-    parser = prepare.parser(__doc__, "pystdlib")
+    parser = script.parser(__doc__, "pystdlib")
     parser.add_argument("--tokenizer", choices=("bytes", "gpt2_4096"), default="bytes", help="default: %(default)s")
     args = parser.parse_args(argv)
     name = "pystdlib" if args.tokenizer == "bytes" else f"pystdlib_{args.tokenizer}"
@@ -53,14 +54,14 @@ def main(argv=None):
             f"only {len(texts)} source files of the standard library are in {root}: use a Python with its full library "
             "(not the embeddable zip), or prepare your own text with data/local/prepare.py"
         )
-    held_out = {name for name in texts if prepare.score(f"pystdlib/{name}") < VAL_FRACTION}
-    prepare.build(
+    held_out = {name for name in texts if script.score(f"pystdlib/{name}") < VAL_FRACTION}
+    build(
         out_dir,
         f"source of the standard library of Python {platform.python_version()} ({len(texts)} files)",
         Tokenizer.meta_for(args.tokenizer),
         {
-            "train": [text for name, text in texts.items() if name not in held_out],
-            "val": [text for name, text in texts.items() if name in held_out],
+            "train": [[text for name, text in texts.items() if name not in held_out]],
+            "val": [[text for name, text in texts.items() if name in held_out]],
         },
         name=name,
         train=f"python train.py config/quickstart.py --dataset={name}",
@@ -68,4 +69,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    prepare.run(main)
+    script.run(main)

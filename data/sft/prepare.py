@@ -49,9 +49,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from interop.conversations import build
 from interop.conversations.records import conversations
-from nanodnt import prepare
 from nanodnt.data import inputs
 from nanodnt.data.tokenizer import DATA
+from nanodnt.prepare import script
 
 
 def check_inputs(args, out: Path) -> None:
@@ -65,7 +65,7 @@ def check_inputs(args, out: Path) -> None:
 
 
 def main(argv=None):
-    parser = prepare.parser(__doc__, "NAME")
+    parser = script.parser(__doc__, "NAME")
     parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
     parser.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
     build.add_flags(parser, template="chat", tokenizer=dict(required=True))
@@ -96,4 +96,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    prepare.run(main)
+    script.run(main)

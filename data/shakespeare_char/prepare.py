@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt import prepare
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.prepare import script
+from nanodnt.prepare.hub import download
+from nanodnt.prepare.text import build
 
 COMMIT = "6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e"
 URL = f"https://raw.githubusercontent.com/karpathy/char-rnn/{COMMIT}/data/tinyshakespeare/input.txt"
@@ -18,17 +20,17 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 def main(argv=None):
-    args = prepare.parser(__doc__, "shakespeare_char").parse_args(argv)
-    text = prepare.download(URL, args.out_dir / "parts" / "input.txt", SHA256).read_bytes().decode("utf-8")
+    args = script.parser(__doc__, "shakespeare_char").parse_args(argv)
+    text = download(URL, args.out_dir / "parts" / "input.txt", SHA256).read_bytes().decode("utf-8")
     cut = int(len(text) * 0.9)
-    prepare.build(
+    build(
         args.out_dir,
         URL,
         Tokenizer.meta_for("chars", sorted(set(text))),
-        {"train": [text[:cut]], "val": [text[cut:]]},
+        {"train": [[text[:cut]]], "val": [[text[cut:]]]},
         name="shakespeare_char",
     )
 
 
 if __name__ == "__main__":
-    prepare.run(main)
+    script.run(main)

@@ -1,7 +1,7 @@
 """From conversations to a prepared dataset of kind "examples": what data/sft and data/commonsense170k share.
 
-Beside the files of nanodnt/prepare.py such a dataset has train.marks and val.marks, a byte for each token: 1 where it
-belongs to an answer (its end of text included) and counts in the loss, 2 where it is the first of an example, else 0.
+Beside token ids it has train.marks and val.marks, a byte for each token: 1 where it belongs to an answer (its end of
+text included) and counts in the loss, 2 where it is the first of an example, else 0.
 """
 
 import argparse
@@ -11,13 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from interop.conversations.template import TEMPLATES, encode_conversation, make_template
 from interop.huggingface.tokenizer_files import find_tokenizer
-from nanodnt import prepare
 from nanodnt.data.examples import ANSWER
 from nanodnt.data.inputs import hold_out
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.prepare import script
+from nanodnt.prepare.text import id_dtype
 
 SHOWN = 5  # places of examples that are left out
 
@@ -62,18 +64,18 @@ def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fra
     ValueError, one line, where a conversation does not fit or a split is empty; then nothing in `out_dir` has changed.
     The tokens of all examples are held in memory, 3 to 5 bytes each."""
     out_dir, (tokenizer, template) = Path(out_dir), check_flags(args)
-    reader, dtype = Tokenizer(tokenizer), prepare.id_dtype(tokenizer)
+    reader, dtype = Tokenizer(tokenizer), id_dtype(tokenizer)
     splits = {"train": _encode("--input", found, reader, template, dtype, args.max_tokens)}
     if held_out is not None:
         splits["val"] = _encode("--val_input", held_out, reader, template, dtype, args.max_tokens)
     else:
         splits = _split(splits["train"], val_fraction)
     source = f"{source} ({sum(map(len, splits.values())):,} examples)"
-    with prepare.staging(out_dir, source) as parts:
+    with script.staging(out_dir, source) as parts:
         meta = {"format": 1, "kind": "examples", "dataset": name, "source": source, **tokenizer}
         meta |= {"template": asdict(template), "dtype": dtype.name}
         meta["splits"] = {split: _write_split(parts, split, examples) for split, examples in splits.items()}
-        prepare.publish(parts, out_dir, meta)
+        script.publish(parts, out_dir, meta)
     _print_summary(meta, reader, template, out_dir, train)
     return meta
 
@@ -81,7 +83,7 @@ def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fra
 def _encode(flag, found, tokenizer, template, dtype, max_tokens):
     """The examples of conversations, without those of more than max_tokens inputs, which are reported."""
     examples, left_out, longest = [], [], 0
-    bar = prepare.tqdm(desc="tokenising", unit=" examples", disable=None)
+    bar = tqdm(desc="tokenising", unit=" examples", disable=None)
     for name, where, messages in found:
         bar.update(1)
         try:
@@ -111,7 +113,7 @@ def _encode(flag, found, tokenizer, template, dtype, max_tokens):
 def _split(examples, fraction):
     if len(examples) == 1:
         raise ValueError("there is one example, and both training and validation need one: add more, or --val_input")
-    val = hold_out([prepare.score(example.name) for example in examples], fraction)
+    val = hold_out([script.score(example.name) for example in examples], fraction)
     return {
         split: [e for e, is_val in zip(examples, val, strict=True) if is_val == held_out]
         for split, held_out in (("train", False), ("val", True))
@@ -123,7 +125,7 @@ def _write_split(parts, split, examples):
     ids, marks = (np.concatenate([getattr(e, key) for e in examples]) for key in ("ids", "marks"))
     digests = {}
     for kind, values in (("bin", ids), ("marks", marks)):
-        prepare.write(parts / f"{split}.{kind}", raw := values.tobytes())
+        script.write(parts / f"{split}.{kind}", raw := values.tobytes())
         digests[kind] = {"file": f"{split}.{kind}", "sha256": hashlib.sha256(raw).hexdigest()}
     sizes = {"tokens": len(ids), "max_id": int(ids.max()), "examples": len(examples)}
     sizes |= {"answer_tokens": int((marks == ANSWER).sum()), "longest": max(len(e.ids) for e in examples)}
@@ -145,4 +147,4 @@ def _print_summary(meta, tokenizer, template, out_dir, train):
         print(f"note: {end}: another template may fit better")
     files = [out_dir / entry["file"] for part in parts for entry in (part, part["marks"])]
     print(f"{sum(f.stat().st_size for f in files):,} bytes in {out_dir}")
-    print(f"next: {train} {prepare.dataset_flag(out_dir)}")
+    print(f"next: {train} {script.dataset_flag(out_dir)}")

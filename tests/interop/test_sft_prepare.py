@@ -14,10 +14,11 @@ from pyarrow import parquet
 
 from interop.conversations.records import conversations, messages_of
 from interop.conversations.template import TEMPLATES, template_of
-from nanodnt import prepare
 from nanodnt.data import load_meta, open_dataset
 from nanodnt.data import meta as data
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.prepare import script
+from nanodnt.prepare.text import build
 from support.examples import starting_tokenizer
 from support.prepared import contents, error_of, ids_of, load_script
 from support.runs import ROOT
@@ -30,7 +31,7 @@ RECORDS = [{"prompt": prompt, "response": response} for prompt, response in PAIR
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """An empty data/ folder for the scripts to write to."""
-    for module in (prepare, sft, commonsense, data):
+    for module in (script, sft, commonsense, data):
         monkeypatch.setattr(module, "DATA", tmp_path / "data")
     return tmp_path / "data"
 
@@ -264,7 +265,7 @@ def test_a_half_replaced_dataset_is_not_prepared(home, tmp_path, monkeypatch):
 
 def test_a_text_in_the_place_of_examples(home, tmp_path):
     run(write_lines(tmp_path / "a.jsonl", RECORDS))
-    prepare.build(home / "mine", "a text", Tokenizer.meta_for("bytes"), {"train": ["one"], "val": ["two"]})
+    build(home / "mine", "a text", Tokenizer.meta_for("bytes"), {"train": [["one"]], "val": [["two"]]})
     assert set(contents(home / "mine")) == {"train.bin", "val.bin", "meta.json"} and "kind" not in load_meta("mine")
     run(tmp_path / "a.jsonl")
     assert load_meta("mine")["kind"] == "examples"

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanodnt import prepare
 from nanodnt.data import tokenizer
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.prepare import script, text
 from support.runs import ROOT
 
 
@@ -47,18 +47,18 @@ class FakeBPE:
 def use_fake_bpe(monkeypatch):
     """Make FakeBPE the tokenizer gpt2."""
     monkeypatch.setattr(tokenizer, "_gpt2", FakeBPE)
-    monkeypatch.setattr(prepare, "_tokenizer", prepare._tokenizer.__wrapped__)  # which keeps no tokenizer
+    monkeypatch.setattr(text, "_tokenizer", text._tokenizer.__wrapped__)  # which keeps no tokenizer
 
 
 def note_parts(monkeypatch) -> list:
     """A list that gets the name of every part that is written from now on."""
-    written, write_part = [], prepare._write_part
+    written, write_part = [], text._write_part
 
     def note(path, *rest):
         written.append(path.name)
         write_part(path, *rest)
 
-    monkeypatch.setattr(prepare, "_write_part", note)
+    monkeypatch.setattr(text, "_write_part", note)
     return written
 
 
@@ -84,6 +84,6 @@ def contents(folder):
 def error_of(main, *argv):
     """The line that a script ends with; it must be an error, and one line."""
     with pytest.raises(SystemExit) as e:
-        prepare.run(lambda: main(list(argv)))
+        script.run(lambda: main(list(argv)))
     assert isinstance(e.value.code, str) and e.value.code.startswith("error: ") and "\n" not in e.value.code
     return e.value.code

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanodnt import prepare
 from nanodnt.data import Dataset, load_meta
 from nanodnt.data import meta as data
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.prepare import script, text
 from support.depth import examples
 from support.prepared import contents, documents_of, error_of, ids_of, load_script, needs_gpt2, note_parts, use_fake_bpe
 from support.runs import ROOT
@@ -30,7 +30,7 @@ TEXTS = [f"Document {i}: naïve λ → " + "x y\n" * (i % 7) + f"\n\nend {i * i}
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """An empty data/ folder for the scripts to write to."""
-    for module in (prepare, local, data):
+    for module in (script, local, data):
         monkeypatch.setattr(module, "DATA", tmp_path / "data")
     return tmp_path / "data"
 
@@ -134,8 +134,8 @@ def test_the_end_of_a_single_text_is_held_out(fraction, home, tmp_path):
 @pytest.mark.parametrize("size, dtype", [(3, "uint16"), (65536, "uint16"), (65537, "uint32")])
 def test_ids_are_two_bytes_as_long_as_they_fit(size, dtype, tmp_path):
     chars = [chr(i) for i in range(32, 80000) if not 0xD800 <= i < 0xE000][:size]
-    splits = {"train": ["".join(chars)], "val": ["".join(chars[-2:])]}
-    meta = prepare.build(tmp_path / "d", "test", Tokenizer.meta_for("chars", chars), splits)
+    splits = {"train": [["".join(chars)]], "val": [["".join(chars[-2:])]]}
+    meta = text.build(tmp_path / "d", "test", Tokenizer.meta_for("chars", chars), splits)
     assert meta["dtype"] == dtype == load_meta(str(tmp_path / "d"))["dtype"]
     assert ids_of(tmp_path / "d", "train").tolist() == list(range(size)) and meta["splits"]["val"]["max_id"] == size - 1
     assert (tmp_path / "d" / "train.bin").stat().st_size == size * int(dtype[4:]) // 8
@@ -180,69 +180,52 @@ def test_local_reads_files_and_folders(part, expected, home, tmp_path, capsys, m
 def test_real_gpt2_tokens(tmp_path, monkeypatch):
     import tiktoken
 
-    monkeypatch.setattr(prepare, "PIECE_CHARS", 50)
-    monkeypatch.setattr(prepare, "PART_CHARS", 300)
+    monkeypatch.setattr(text, "JOB_CHARS", 50)
     bpe = tiktoken.get_encoding("gpt2")
     assert bpe.encode_ordinary("Hello world") == [15496, 995]
     texts = ["Hello world", Path(local.__file__).read_text(encoding="utf-8") * 3, "a\n\n\n b\nc \n d\n" * 50]
-    prepare.build(tmp_path, "test", Tokenizer.meta_for("gpt2"), {"train": texts, "val": ["x"]})
+    text.build(tmp_path, "test", Tokenizer.meta_for("gpt2"), {"train": [texts], "val": [["x"]]})
     assert ids_of(tmp_path, "train").tolist() == [i for t in texts for i in [*bpe.encode_ordinary(t), 50256]]
 
 
 @settings(max_examples=examples(fast=50, deep=2000), deadline=None)
 @given(st.text(alphabet="ab1'.! \n\n\n\r\t\u00a0\u2028\x1cé", max_size=80))
-def test_long_documents_are_cut_where_gpt2_cuts(text):
+def test_long_documents_are_cut_where_gpt2_cuts(document):
     import regex
 
     gpt2 = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "PIECE_CHARS", 3)
-        pieces = list(prepare._pieces(text))
+        patch.setattr(text, "JOB_CHARS", 3)
+        pieces = list(text._pieces(document))
     assert [ends for _, ends in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert [t for piece, _ in pieces for t in gpt2.findall(piece)] == gpt2.findall(text)
+    assert [t for piece, _ in pieces for t in gpt2.findall(piece)] == gpt2.findall(document)
 
 
 def test_long_documents_are_cut_at_all(monkeypatch):
-    monkeypatch.setattr(prepare, "PIECE_CHARS", 10)
-    monkeypatch.setattr(prepare, "PART_CHARS", 20)
+    monkeypatch.setattr(text, "JOB_CHARS", 10)
     line = "0123456789\n"
-    parts = [(0, [(line, False)] * 2), (2, [(line, True), ("short", True), (line, False)]), (1, [(line, True)])]
-    assert list(prepare._jobs([line * 3, "short", line * 2])) == parts
+    jobs = [[(line, False)], [(line, False)], [(line, True)], [("short", True), (line, False)], [(line, True)]]
+    assert list(text._jobs([line * 3, "short", line * 2])) == jobs
 
 
 # ------------------------------------------------------------------------------------------ parallel and restarted
 
-
-@pytest.fixture
-def small_parts(monkeypatch):
-    monkeypatch.setattr(prepare, "PART_CHARS", 200)
-    monkeypatch.setattr(prepare, "PIECE_CHARS", 20)
+FILES = [TEXTS[:15], TEXTS[15:30], TEXTS[30:]]
 
 
-def one_by_one(texts):
-    return [i for text in texts for i in [*text.encode(), 256]]
-
-
-@pytest.mark.parametrize(
-    "kind, workers", [("list", 1), ("generator", 1), ("Dataset", 1), ("IterableDataset", 1), ("list", 2)]
-)
-def test_parallel_is_one_by_one(kind, workers, small_parts, tmp_path):
-    texts = {"list": list, "generator": iter}.get(kind)
-    if texts is None:
-        import datasets
-
-        rows = datasets.Dataset.from_dict({"text": TEXTS, "id": range(len(TEXTS))})
-        texts = (lambda _: rows) if kind == "Dataset" else (lambda _: rows.to_iterable_dataset())
-    prepare.build(tmp_path, "test", BYTES, {"train": texts(TEXTS), "val": ["held out"]}, workers=workers)
-    assert ids_of(tmp_path, "train").tolist() == one_by_one(TEXTS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_parallel_is_one_by_one(workers, tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "JOB_CHARS", 20)
+    files = [*FILES[:2], iter(FILES[2])]
+    text.build(tmp_path, "test", BYTES, {"train": files, "val": [["held out"]]}, workers=workers)
+    assert ids_of(tmp_path, "train").tolist() == [i for text in TEXTS for i in [*text.encode(), 256]]
     assert documents_of(tmp_path, "val") == ["held out"]
 
 
-def killed(texts, after, how):
-    for i, text in enumerate(texts):
-        if i == after:
-            how()
-        yield text
+def killed(texts, how):
+    yield texts[0]
+    how()
+    yield texts[1]
 
 
 def interrupt():
@@ -257,40 +240,40 @@ def kill_workers():
 @pytest.mark.parametrize(
     "how, workers, said", [(interrupt, 1, "stopped"), (kill_workers, 2, "error: a worker was killed")]
 )
-def test_a_restart_uses_finished_parts(how, workers, said, small_parts, tmp_path, monkeypatch):
-    out, whole = tmp_path / "out", tmp_path / "whole"
-    build = {"workers": workers, "resume": True, "name": "same"}
-    prepare.build(whole, "test", BYTES, {"train": TEXTS, "val": TEXTS[:3]}, name="same")
+def test_a_restart_uses_finished_files(how, workers, said, tmp_path, monkeypatch):
+    out, whole, val = tmp_path / "out", tmp_path / "whole", [TEXTS[:3]]
+    text.build(whole, "test", BYTES, {"train": FILES, "val": val}, name="same")
     with pytest.raises(SystemExit) as e:
-        splits = {"train": killed(TEXTS, 30, how), "val": TEXTS[:3]}
-        prepare.run(lambda: prepare.build(out, "test", BYTES, splits, **build))
+        splits = {"train": [*FILES[:2], killed(FILES[2], how)], "val": val}
+        script.run(lambda: text.build(out, "test", BYTES, splits, name="same", workers=workers, resume=True))
     assert e.value.code.startswith(said)
     finished = {p.name for p in (out / "parts").glob("train-*.bin")}
-    assert finished and not (out / "meta.json").exists()
+    assert finished == {"train-000000.bin", "train-000001.bin"} and not (out / "meta.json").exists()
 
     written = note_parts(monkeypatch)
-    prepare.build(out, "test", BYTES, {"train": TEXTS, "val": TEXTS[:3]}, **{**build, "workers": 1})
-    assert finished.isdisjoint(written) and any(name.startswith("train") for name in written)
+    text.build(out, "test", BYTES, {"train": FILES, "val": val}, name="same", resume=True)
+    assert written == ["train-000002.bin", "val-000000.bin"]
     assert contents(out) == contents(whole)
 
 
 @pytest.mark.parametrize("change", ["source", "tokenizer"])
-def test_parts_of_something_else_are_not_used(change, small_parts, tmp_path):
+def test_parts_of_something_else_are_not_used(change, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        prepare.build(tmp_path, "one", BYTES, {"train": killed(TEXTS, 30, interrupt), "val": ["v"]}, resume=True)
+        splits = {"train": [*FILES[:2], killed(FILES[2], interrupt)], "val": [["v"]]}
+        text.build(tmp_path, "one", BYTES, splits, resume=True)
     assert list((tmp_path / "parts").glob("train-*.bin"))
     other = [text.upper() for text in TEXTS]
     source, tokenizer = "two", BYTES
     if change == "tokenizer":
         source, tokenizer = "one", Tokenizer.meta_for("chars", sorted(set("".join(other) + "v")))
-    prepare.build(tmp_path, source, tokenizer, {"train": other, "val": ["v"]}, resume=True)
+    text.build(tmp_path, source, tokenizer, {"train": [other], "val": [["v"]]}, resume=True)
     decoded = Tokenizer(tokenizer).decode(ids_of(tmp_path, "train"))
     assert decoded == "".join(other)
 
 
 def test_a_half_replaced_dataset_is_not_prepared(tmp_path, monkeypatch):
-    splits = {"train": ["one", "two"], "val": ["three"]}
-    prepare.build(tmp_path, "first", BYTES, splits)
+    splits = {"train": [["one", "two"]], "val": [["three"]]}
+    text.build(tmp_path, "first", BYTES, splits)
     replace = os.replace
 
     def failing(source, target):
@@ -300,10 +283,10 @@ def test_a_half_replaced_dataset_is_not_prepared(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="disk gone"):
         patch.setattr(os, "replace", failing)
-        prepare.build(tmp_path, "second", BYTES, {"train": ["changed"], "val": ["too"]})
+        text.build(tmp_path, "second", BYTES, {"train": [["changed"]], "val": [["too"]]})
     with pytest.raises(ValueError, match="not prepared"):
         load_meta(str(tmp_path))
-    prepare.build(tmp_path, "first", BYTES, splits)
+    text.build(tmp_path, "first", BYTES, splits)
     assert documents_of(tmp_path, "train") == ["one", "two"] and load_meta(str(tmp_path))["source"] == "first"
 
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nanodnt import prepare, prepare_images
 from nanodnt.data import Images, load_meta
 from nanodnt.data import meta as data
 from nanodnt.data.__main__ import main as check_dataset
+from nanodnt.prepare import hub as downloads
+from nanodnt.prepare import images as prepare_images
+from nanodnt.prepare import script, text
 from support.images import encode, noise
 from support.prepared import contents, error_of, load_script
 from support.runs import ROOT
@@ -24,7 +26,7 @@ cifar10, cifar100, imagenet1k, local, digits = map(
     load_script, ("cifar10", "cifar100", "imagenet1k", "local_images", "digits")
 )
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CHECK_DISK = prepare.check_disk
+CHECK_DISK = downloads.check_disk
 
 
 def images_of(folder, split) -> list:
@@ -86,7 +88,7 @@ def hub(tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(prepare, "check_disk", lambda needs: None)
+    monkeypatch.setattr(downloads, "check_disk", lambda needs: None)
     return made
 
 
@@ -127,8 +129,8 @@ def test_no_network_no_package_no_room_no_permission(script, hub, tmp_path, monk
         patch.setitem(sys.modules, "datasets", None)
         assert "the package datasets is missing: pip install" in error_of(script.main, out)
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "check_disk", CHECK_DISK)
-        patch.setattr(prepare.shutil, "disk_usage", lambda path: type("", (), {"free": 10_000_000}))
+        patch.setattr(downloads, "check_disk", CHECK_DISK)
+        patch.setattr(downloads.shutil, "disk_usage", lambda path: type("", (), {"free": 10_000_000}))
         assert "has 0.0 GB free, and this needs" in error_of(script.main, out)
     assert not (tmp_path / "out").exists()
 
@@ -177,7 +179,7 @@ def test_bad_files_of_the_hub(columns, classes, words, hub, tmp_path):
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """An empty data/ folder for the scripts to write to."""
-    for module in (prepare, local, data):
+    for module in (script, local, data):
         monkeypatch.setattr(module, "DATA", tmp_path / "data")
     return tmp_path / "data"
 
@@ -274,7 +276,7 @@ def test_another_kind_of_dataset_in_the_same_folder_is_replaced_whole(tmp_path):
     assert len(contents(tmp_path)) == 7
     from nanodnt.data.tokenizer import Tokenizer
 
-    prepare.build(tmp_path, "test", Tokenizer.meta_for("bytes"), {"train": ["one"], "val": ["two"]})
+    text.build(tmp_path, "test", Tokenizer.meta_for("bytes"), {"train": [["one"]], "val": [["two"]]})
     assert set(contents(tmp_path)) == {"train.bin", "val.bin", "meta.json"} and load_meta(str(tmp_path))
     digits.main([f"--out_dir={tmp_path}"])
     assert len(contents(tmp_path)) == 7 and load_meta(str(tmp_path))["kind"] == "images"

@@ -18,11 +18,11 @@ from tempfile import TemporaryDirectory
 import torch
 
 from model import GPTConfig
-from nanodnt import prepare
 from nanodnt.bench.checks.verdict import verdict, worst
 from nanodnt.bench.settings import Setting
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.generate import compile_step, generate
+from nanodnt.prepare.text import build
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
@@ -67,8 +67,8 @@ class Runs:
         files = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ("layers", "nanodnt"))
         texts = [path.read_text(encoding="utf-8") for path in files]
         with redirect_stdout(StringIO()):
-            splits = {"train": texts[:-8], "val": texts[-8:]}
-            prepare.build(self.data, "this project's source", Tokenizer.meta_for("bytes"), splits)
+            splits = {"train": [texts[:-8]], "val": [texts[-8:]]}
+            build(self.data, "this project's source", Tokenizer.meta_for("bytes"), splits)
 
     def path(self, name: str) -> Path:
         return self.folder / name

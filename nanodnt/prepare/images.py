@@ -1,4 +1,4 @@
-"""From encoded images to a prepared dataset: what the scripts data/*/prepare.py of images share.
+"""From encoded images to a prepared dataset.
 
 Each split is three files: train.bin has the images as they came, PNG or JPEG, one behind the other; train_offsets.bin
 says where each begins, and where the last one ends (little-endian uint64); train_labels.bin has their classes
@@ -9,16 +9,16 @@ import hashlib
 import io
 import json
 import os
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
-from nanodnt import prepare
 from nanodnt.data.images import open_image
 from nanodnt.data.meta import MAX_CLASSES, sha256
+from nanodnt.prepare import hub, script
 
 MEASURED = 10_000  # training images, at most, that give mean and standard deviation
 AHEAD = 256  # images that may wait for their check: they take memory
@@ -54,7 +54,7 @@ def build(
         found = ", ".join(map(repr, classes[:3])) + f" and others, {len(classes):,}" * (len(classes) > 3)
         found = f"the classes are {found}" if found else "there are no classes"
         raise ValueError(f"{found}, and 2 to {MAX_CLASSES:,} are needed")
-    with prepare.staging(out_dir, json.dumps([source, len(classes)])) as parts:
+    with script.staging(out_dir, json.dumps([source, len(classes)])) as parts:
         found = {}
         for split, images in splits.items():
             images = _checked(images, len(classes), image_size, channels)
@@ -63,7 +63,7 @@ def build(
         meta = {"format": 1, "dataset": name or out_dir.resolve().name, "kind": "images", "source": source}
         meta |= {"licence": licence, "image_size": image_size, "channels": channels, "classes": classes}
         meta |= {"mean": mean, "std": std, "splits": found}
-        prepare.publish(parts, out_dir, meta)
+        script.publish(parts, out_dir, meta)
     _print_summary(meta, out_dir, train)
     return meta
 
@@ -80,23 +80,14 @@ def _checked(images, classes, image_size, channels):
             raise ValueError(f"{where} has label {label}, and there are {classes:,} classes (from 0)")
         return raw, label
 
-    with ThreadPoolExecutor(prepare.cpus()) as pool:
-        waiting = deque()
-        try:
-            for image in images:
-                waiting.append(pool.submit(check, *image))
-                if len(waiting) > AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with ThreadPoolExecutor(script.cpus()) as pool:
+        yield from script.in_order(pool, check, images, AHEAD)
 
 
 def _write_split(parts, split, images, total):
     """Write the three files of a split to `parts`; returns its entry in meta.json."""
     offsets, labels, digest = [0], [], hashlib.sha256()
-    bar = prepare.tqdm(total=total, desc=split, unit=" images", disable=None)  # None: shown only on a terminal
+    bar = tqdm(total=total, desc=split, unit=" images", disable=None)  # None: shown only on a terminal
     with open(parts / f"{split}.bin", "wb") as f:
         for raw, label in images:
             f.write(raw)
@@ -112,7 +103,7 @@ def _write_split(parts, split, images, total):
     entry = {"images": len(labels), "file": f"{split}.bin", "bytes": offsets[-1], "sha256": digest.hexdigest()}
     for kind, values, dtype in (("offsets", offsets, "<u8"), ("labels", labels, "<u2")):
         file = parts / f"{split}_{kind}.bin"
-        prepare.write(file, np.array(values, dtype).tobytes())
+        script.write(file, np.array(values, dtype).tobytes())
         entry[kind] = {"file": file.name, "sha256": sha256(file)}
     return entry
 
@@ -143,7 +134,7 @@ def _print_summary(meta, out_dir, train):
     print(f"{meta['dataset']}: {counts}; {side}, {color}, {len(meta['classes']):,} classes; licence: {meta['licence']}")
     files = [out_dir / e["file"] for part in parts for e in (part, part["offsets"], part["labels"])]
     print(f"{sum(f.stat().st_size for f in files):,} bytes in {out_dir}")
-    print(f"next: {train or f'python train.py {prepare.dataset_flag(out_dir)} {_patches(meta)}'}")
+    print(f"next: {train or f'python train.py {script.dataset_flag(out_dir)} {_patches(meta)}'}")
 
 
 def _patches(meta):
@@ -180,14 +171,16 @@ class HubImages(NamedTuple):
 
 
 def build_from_hub(source: HubImages, doc: str, argv: list | None = None) -> None:
-    """A prepare script: `doc` is its --help. ValueError as in `build` and in `prepare.hub_files`."""
-    flags = prepare.parser(doc, source.name)
+    """A prepare script: `doc` is its --help. ValueError as in `build` and in `hub.hub_files`."""
+    flags = script.parser(doc, source.name)
     flags.add_argument(
         "--revision", default=source.revision, help="commit or branch to download (default: %(default)s)"
     )
     args = flags.parse_args(argv)
+    import datasets  # noqa: F401  (needed after the download: if it is missing, fail before)
+
     place = (source.repo, args.revision, source.patterns, args.out_dir, source.gb, source.gb)
-    commit, groups = prepare.hub_files(*place, tokenizer=None, hint=source.hint)
+    commit, groups = hub.hub_files(*place, tokenizer=None, hint=source.hint)
     files = dict(zip(("train", "val"), groups, strict=True))
     classes, images = {}, {}
     for split in files:
@@ -202,7 +195,7 @@ def build_from_hub(source: HubImages, doc: str, argv: list | None = None) -> Non
         image_size=source.image_size,
         channels=3,
         name=source.name,
-        totals={split: prepare.parquet_rows(files[split]) for split in files},
+        totals={split: sum(map(hub.parquet_rows, files[split])) for split in files},
     )
 
 

@@ -1,0 +1,131 @@
+"""What all scripts data/*/prepare.py share: flags, errors, held-out documents, and how files become a dataset.
+
+A prepared dataset is a folder with the files of its splits and meta.json, which describes them and is written last: a
+folder without it is not prepared. nanodnt/data reads them.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections import deque
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+from nanodnt.data.tokenizer import DATA
+from nanodnt.files import write_file
+
+BESIDE = (".marks", "_offsets.bin", "_labels.bin")  # what a split of examples or images has beside SPLIT.bin
+
+
+def parser(doc: str, name: str, revision: str | None = None) -> argparse.ArgumentParser:
+    """The flags of a prepare script. `doc` is its --help, `name` its folder in data/, and `revision`, for datasets of
+    the Hugging Face Hub, the commit to download."""
+    flags = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    flags.add_argument("--out_dir", type=Path, default=DATA / name, help=f"folder to write to (default: data/{name})")
+    if revision:
+        flags.add_argument("--workers", type=int, default=cpus(), help="tokenising processes (default: all cores)")
+        flags.add_argument("--revision", default=revision, help="commit or branch of the source (default: %(default)s)")
+    return flags
+
+
+def run(main):
+    """Call `main()`. An error that the user can do something about ends with one line on stderr and exit code 1."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("stopped: run the same command again")
+    except BrokenProcessPool:
+        sys.exit("error: a worker was killed (out of memory?): run the same command again with fewer --workers")
+    except ImportError as e:
+        if e.name == "interop":
+            sys.exit("error: this needs the folder interop/ (tokenizers of Hugging Face), which is not here")
+        sys.exit(f"error: the package {e.name} is missing: pip install -r requirements.txt")
+    except (ValueError, OSError) as e:
+        sys.exit(f"error: {e}")
+
+
+def cpus() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def score(name: str) -> float:
+    """A pseudorandom number in [0, 1) that depends only on a document's name. Documents with a score below a fraction
+    are held out for validation."""
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48
+
+
+def in_order(pool, function, jobs, ahead: int):
+    """Yield function(*job) for each of `jobs`, in their order. At most `ahead` jobs wait: they take memory."""
+    waiting = deque()
+    try:
+        for job in jobs:
+            waiting.append(pool.submit(function, *job))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+@contextlib.contextmanager
+def staging(out_dir: Path, plan: str, resume: bool = False):
+    """The folder `out_dir`/parts, for files that `publish` moves. Afterwards it is gone, also where the block fails.
+
+    With `resume` it stays then, and the files are there again for the next block with the same `plan`."""
+    if out_dir.exists() and not out_dir.is_dir():
+        raise ValueError(f"{out_dir} is a file: give another --out_dir")
+    parts = out_dir / "parts"
+    new = [folder for folder in (parts, out_dir) if not folder.exists()]
+    parts.mkdir(parents=True, exist_ok=True)
+    if not (resume and (parts / "plan.json").is_file() and (parts / "plan.json").read_text("utf-8") == plan):
+        _clear(parts)  # parts of another text or tokenizer
+        write(parts / "plan.json", plan.encode())
+    try:
+        yield parts
+    except BaseException:
+        if not resume:
+            _clear(parts)
+            for folder in new:
+                with contextlib.suppress(OSError):  # not empty, or not there
+                    folder.rmdir()
+        raise
+    _clear(parts)
+    with contextlib.suppress(OSError):
+        parts.rmdir()
+
+
+def publish(parts: Path, out_dir: Path, meta: dict) -> None:
+    """Make the files in `parts` that `meta` names, and `meta`, the dataset in `out_dir`."""
+    entries = [e for part in meta["splits"].values() for e in (part, *part.values()) if isinstance(e, dict)]
+    files = [entry["file"] for entry in entries]
+    write(parts / "meta.json", json.dumps(meta, indent=1).encode())
+    (out_dir / "meta.json").unlink(missing_ok=True)  # from here until the last file the folder is "not prepared"
+    for file in {f"{split}{end}" for split in meta["splits"] for end in BESIDE} - set(files):
+        (out_dir / file).unlink(missing_ok=True)  # of examples or images that were here
+    for file in (*files, "meta.json"):
+        os.replace(parts / file, out_dir / file)
+
+
+def dataset_flag(out_dir: Path) -> str:
+    """The flag of train.py for the dataset in this folder."""
+    return f"--dataset={out_dir.name if out_dir.resolve().parent == DATA else out_dir.resolve()}"
+
+
+def write(path: Path, raw: bytes) -> None:
+    """Make `raw` the file `path`, which is complete or not there."""
+    write_file(path, lambda f: f.write(raw))
+
+
+def _clear(parts):
+    """Remove what `build` writes to `parts`, but nothing else: a download may be there."""
+    for pattern in ("train*.bin*", "val*.bin*", "*.marks*", "meta.json*", "plan.json*"):
+        for path in parts.glob(pattern):
+            path.unlink()

@@ -1,0 +1,160 @@
+"""From text to a prepared dataset: SPLIT.bin holds token ids, little-endian uint16 or uint32, nothing else."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.prepare.script import dataset_flag, in_order, publish, staging
+
+JOB_CHARS = 1 << 20  # characters that a worker tokenises at a time; it gets longer documents in pieces
+# GPT-2's pre-tokenizer always cuts around a lone newline between visible characters, so cutting there changes no token.
+PIECE_END = re.compile(r"(?<=\S\n)(?=\S)")
+
+
+def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=False, train=None) -> dict:
+    """Tokenise documents and write train.bin, val.bin and meta.json to `out_dir`. Returns the content of meta.json.
+
+    tokenizer   a `Tokenizer.meta_for(...)`; where it has an end of text, that follows every document
+    splits      {"train": files, "val": files}, read in this order; a file is an iterable of texts
+    workers     tokenising processes; what is written does not depend on it
+    resume      if this run dies, the files that it has finished stay in `out_dir`/parts, and the next one with the same
+                `source` and `tokenizer` does not read them again; otherwise a failed run leaves nothing
+    train       the command to print at the end
+
+    ValueError if a split is empty; then an earlier dataset in `out_dir` is unchanged.
+    """
+    out_dir, dtype = Path(out_dir), id_dtype(tokenizer)
+    with staging(out_dir, json.dumps([source, tokenizer]), resume) as parts, start_pool(workers) as pool:
+        found = {}
+        for split, files in splits.items():
+            paths = []
+            for i, texts in enumerate(files):
+                paths.append(parts / f"{split}-{i:06d}.bin")
+                if not paths[-1].exists():
+                    _write_part(paths[-1], texts, tokenizer, dtype, pool, 2 * workers, f"{split} {i + 1}/{len(files)}")
+            found[split] = {"file": f"{split}.bin"} | _join(paths, parts / f"{split}.bin", dtype)
+            if not found[split]["tokens"]:
+                raise ValueError(f"there is no text for {split}.bin")
+        meta = {"format": 1, "dataset": name or out_dir.resolve().name, "source": source, **tokenizer}
+        meta |= {"dtype": dtype.name, "splits": found}
+        publish(parts, out_dir, meta)
+    _print_summary(meta, out_dir, train)
+    return meta
+
+
+@contextlib.contextmanager
+def start_pool(workers: int):
+    """A pool of so many processes; with one, a thread of this process."""
+    if workers == 1:
+        pool = ThreadPoolExecutor(1)
+    else:  # spawn: the same on every system, and safe with the threads of pyarrow
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_worker():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    parent = multiprocessing.parent_process()  # if it is killed, idle workers must exit too
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def id_dtype(tokenizer: dict) -> np.dtype:
+    """The dtype of the ids of a `Tokenizer.meta_for(...)` on disk."""
+    return np.dtype("<u2" if tokenizer["vocab_size"] <= 1 << 16 else "<u4")
+
+
+def encode(tokenizer: Tokenizer, text: str, ends: bool = True) -> np.ndarray:
+    """Token ids of a text, (tokens,) uint32, with end of text if the document `ends` here and the tokenizer has one.
+
+    A tokenizer.json's own start (LLaMA's <s>) stands before the text, which is then a whole document."""
+    if tokenizer.kind == "bytes":
+        ids = np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint32)
+    else:
+        ids = np.array([*tokenizer.start, *tokenizer.encode(text)], np.uint32)
+    return np.append(ids, np.uint32(tokenizer.eot)) if ends and tokenizer.eot is not None else ids
+
+
+def _write_part(path, texts, tokenizer, dtype, pool, ahead, title):
+    """Write the token ids of the texts to `path`, which is complete or not there."""
+    key, whole = json.dumps(tokenizer), tokenizer["tokenizer"] == "json"
+    jobs = ((key, dtype.str, job) for job in _jobs(texts, whole))
+    bar = tqdm(desc=title, unit=" documents", disable=None)  # None: shown only on a terminal
+    tmp = path.with_name(path.name + ".tmp")
+    with open(tmp, "wb") as f:
+        for raw, documents in in_order(pool, _encode_job, jobs, ahead):
+            f.write(raw)
+            bar.update(documents)
+    os.replace(tmp, path)
+    bar.close()
+
+
+def _jobs(texts, whole=False):
+    """Yield documents in lists of [(text, whether a document ends here)]. `whole`: documents are never cut."""
+    job, size = [], 0
+    for text in texts:
+        for piece, ends in [(text, True)] if whole else _pieces(text):
+            job.append((piece, ends))
+            size += len(piece)
+            if size >= JOB_CHARS:
+                yield job
+                job, size = [], 0
+    if job:
+        yield job
+
+
+def _pieces(text):
+    start = 0
+    while cut := PIECE_END.search(text, start + JOB_CHARS):
+        yield text[start : cut.start()], False
+        start = cut.start()
+    yield text[start:], True
+
+
+@functools.lru_cache(maxsize=1)
+def _tokenizer(meta):
+    return Tokenizer(json.loads(meta))
+
+
+def _encode_job(tokenizer, dtype, job):
+    """(the token ids as bytes, number of documents that end in the job)."""
+    ids = [encode(_tokenizer(tokenizer), text, ends) for text, ends in job]
+    return np.concatenate(ids).astype(dtype).tobytes(), sum(ends for _, ends in job)
+
+
+def _join(paths, target, dtype):
+    """Concatenate parts into `target`. Returns its token count, largest id and sha256."""
+    tokens, max_id, digest = 0, 0, hashlib.sha256()
+    with open(target, "wb") as f:
+        for path in paths:
+            raw = path.read_bytes()
+            ids = np.frombuffer(raw, dtype)
+            tokens, max_id = tokens + len(ids), max(max_id, int(ids.max(initial=0)))
+            digest.update(raw)
+            f.write(raw)
+        f.flush()
+        os.fsync(f.fileno())
+    return {"tokens": tokens, "max_id": max_id, "sha256": digest.hexdigest()}
+
+
+def _print_summary(meta, out_dir, train):
+    counts = ", ".join(f"{split} {part['tokens']:,} tokens" for split, part in meta["splits"].items())
+    print(f"{meta['dataset']}: {counts}; {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}")
+    if meta["tokenizer"] == "json" and meta["eot"] is None:
+        print("note: this tokenizer names no end of text (eos_token), so nothing stands between documents")
+    size = sum((out_dir / part["file"]).stat().st_size for part in meta["splits"].values())
+    print(f"{size:,} bytes in {out_dir}\nnext: {train or f'python train.py {dataset_flag(out_dir)}'}")
