@@ -214,8 +214,8 @@ def test_images_of_every_mode_become_those_of_the_dataset(photos, augment):
 
 
 def test_texts_need_no_pillow_and_images_no_torch():
-    code = "import sys; sys.modules[{!r}] = None; from nanodnt import data, {}"
-    for package, module in (("PIL", "settings"), ("torch", "prepare_images")):
+    code = "import sys; sys.modules[{!r}] = None; import nanodnt.data, nanodnt.{}"
+    for package, module in (("PIL", "settings"), ("torch", "prepare.images")):
         done = subprocess.run([sys.executable, "-c", code.format(package, module)], cwd=ROOT, capture_output=True)
         assert done.returncode == 0, done.stderr
 
