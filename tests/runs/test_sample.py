@@ -27,7 +27,7 @@ BYTES = Tokenizer.meta_for("bytes")
 
 
 def make_dataset(folder, tokenizer=BYTES, text=TEXT):
-    """A prepared dataset written from the description of the format, without nanodnt/prepare.py."""
+    """A prepared dataset written from the description of the format, without nanodnt/prepare."""
     folder.mkdir(parents=True)
     ids = Tokenizer(tokenizer).encode(text)
     splits = {}

@@ -1,4 +1,4 @@
-"""Datasets of images, written by the contract of meta.json and not by nanodnt.prepare_images."""
+"""Datasets of images, written by the contract of meta.json and not by nanodnt.prepare."""
 
 import io
 import json
