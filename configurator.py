@@ -40,7 +40,6 @@ ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 ARITHMETIC |= {ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow}
 MAX_FILE_CHARS = 100_000  # of a config file
 MAX_NUMBER = {int: 2**63 - 1, float: sys.float_info.max}
-BROKEN_PIPE = 128 + 13  # the exit code that shells report for SIGPIPE
 WORDS = {"True": True, "true": True, "1": True, "False": False, "false": False, "0": False}
 WORDS |= {"None": None, "none": None}  # what these mean on the command line
 
@@ -68,10 +67,12 @@ def configure(*schemas, argv=None, description="", positional="config"):
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     knobs = read_knobs(*schemas)
-    if positional in knobs:
-        raise ValueError(f"positional={positional!r} is also the name of a field")
     if "--help" in argv or "-h" in argv:
-        raise SystemExit(_print_help(_help_text(knobs, description, positional)))
+        try:
+            print(_help_text(knobs, description, positional), flush=True)
+        except BrokenPipeError:  # as in `--help | head`
+            raise SystemExit(discard_output()) from None
+        raise SystemExit(0)
     try:
         given = read_arguments(argv, knobs, positional)
         instances = [s(**{f.name: given[f.name][0] for f in fields(s) if f.name in given}) for s in schemas]
@@ -81,15 +82,11 @@ def configure(*schemas, argv=None, description="", positional="config"):
     return instances, given
 
 
-def _print_help(text) -> int:
-    """Print to stdout; the exit code: 0, or 141 (and no message) where the reader has gone, as in `--help | head`."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        # Python flushes stdout once more when it exits. Now that goes nowhere instead of failing again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
-    return 0
+def discard_output() -> int:
+    """For a program whose reader has gone: what is still to be printed goes nowhere, because Python's flush at exit
+    would fail again. Returns the exit code that shells report for SIGPIPE."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + 13
 
 
 def rank_tag() -> str:
@@ -112,11 +109,6 @@ def describe(*instances, given=None):
     source = {name: where.rpartition(":")[0] or where for name, (_, where) in (given or {}).items() if name in knobs}
     sets = [f"{s} sets {', '.join(n for n in source if source[n] == s)}" for s in dict.fromkeys(source.values())]
     return "\n".join([*lines, "(* = not the default)", *sets])
-
-
-def undocumented(schema):
-    """Names of the fields of `schema` that have no comment beside them, and so no text in `--help`."""
-    return [name for name, knob in read_knobs(schema).items() if not knob.help]
 
 
 # ------------------------------------------------------------------------------- the command line and config files
@@ -288,25 +280,29 @@ def read_knobs(*schemas):
 
 @cache
 def _comments(schema):
-    """name → (section, comment): the comment beside a field, and the comment lines below it up to a blank line."""
+    """name → (section, comment) of a dataclass and its base classes: the comment beside a field, and the comment lines
+    below it up to a blank line. Without the source, say of a class typed at a prompt, there are no help texts."""
+    found, section, name = {}, schema.__name__, None
+    for base in schema.__bases__:
+        found |= _comments(base)
     try:
         source = textwrap.dedent(inspect.getsource(schema))
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
         body = ast.parse(source).body[0].body
-    except Exception:  # no source, or a source edited since the import: a run can do without help texts
-        return {}
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+        return found
     comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
     named = [node for node in body if isinstance(node, ast.AnnAssign)]
     owner = {line: node.target.id for node in named for line in range(node.lineno, node.end_lineno + 1)}
-    found, section, name = {}, schema.__name__, None
+    own = {}
     for line in range(1, tokens[-1].end[0]):
         comment = comments.get(line, "")
         name = owner.get(line) or (name if comment and not comment.startswith("---") else None)
         if name:
-            found[name] = (section, f"{found[name][1]} {comment}".strip() if name in found else comment)
+            own[name] = (section, f"{own[name][1]} {comment}".strip() if name in own else comment)
         elif comment.startswith("---"):
             section = comment.strip("- ") or section
-    return found
+    return found | own
 
 
 def _help_text(knobs, description, positional):

@@ -7,7 +7,7 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from configurator import BROKEN_PIPE, rank_tag
+from configurator import discard_output, rank_tag
 
 # To be given to `report_error`.
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError, ModuleNotFoundError)
@@ -28,8 +28,7 @@ def report_error(error: BaseException) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     elif isinstance(error, BrokenPipeError):  # the reader of the output has gone, as in `… | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+        return discard_output()
     elif isinstance(error, torch.OutOfMemoryError):
         line = (
             f"out of GPU memory: lower --micro_batch_size (accumulation makes up for it) or --num_samples ({line[:99]})"

@@ -8,7 +8,7 @@ from typing import Literal, Optional
 
 import pytest
 
-from configurator import configure
+from configurator import configure, read_knobs
 
 
 @dataclass
@@ -69,3 +69,8 @@ def write_config(text, name="c.py"):
     """Write a config file into the working directory; its name."""
     Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return name
+
+
+def undocumented(schema):
+    """Names of the fields of `schema` that have no comment beside them, and so no text in `--help`."""
+    return [name for name, knob in read_knobs(schema).items() if not knob.help]

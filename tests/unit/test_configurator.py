@@ -11,9 +11,9 @@ from typing import Literal
 
 import pytest
 
-from configurator import RENAMED, configure, describe, read_knobs, undocumented
+from configurator import RENAMED, configure, describe, read_knobs
 from model import GPTConfig
-from support.schemas import Model, Train, load, refused, write_config
+from support.schemas import Model, Train, load, refused, undocumented, write_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,49 +28,26 @@ def config(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------------------------- accepted values
 
 
-@pytest.mark.parametrize(
-    "flag, expected",
-    [
-        ("n_layer=3", 3),
-        ("n_layer=-3", -3),
-        ("n_layer=1e2", 100),
-        ("n_layer=4.0", 4),
-        ("n_layer=1", 1),
-        ("seed=9007199254740993", 9007199254740993),  # 2**53 + 1: no detour through float
-        ("seed=9223372036854775807", 2**63 - 1),
-        ("dropout=1", 1.0),
-        ("dropout=.5", 0.5),
-        ("learning_rate=6e-4", 6e-4),
-        ("learning_rate=0", 0.0),
-        ("learning_rate=None", None),
-        ("learning_rate=none", None),
-        ("lr_decay_iters=5e3", 5000),
-        ("lr_decay_iters=None", None),
-        *[(f"bias={text}", True) for text in ("True", "true", "1")],
-        *[(f"bias={text}", False) for text in ("False", "false", "0")],
-        ("norm=none", "none"),
-        ("norm=rmsnorm", "rmsnorm"),
-        ("compile=auto", "auto"),
-        ("compile=1", True),
-        ("compile=false", False),
-        ("level=2", 2),
-        ("either=none", "none"),
-        ("either=None", None),
-        ("either=2", 2.0),
-        ("out_dir=a b=c/'d'", "a b=c/'d'"),
-        ("out_dir=1", "1"),
-        ("out_dir=none", "none"),
-        ("out_dir=True", "True"),
-        ("start=", ""),
-        ("note=", ""),
-        ("note=none", None),
-        ("note=1", "1"),
-        ("start=--help me", "--help me"),
-    ],
-)
-def test_flag_values(flag, expected):
-    name = flag.partition("=")[0]
-    values, where = load("--" + flag)
+VALUES = {  # what is written after --KEY= and what it means
+    "n_layer": {"3": 3, "-3": -3, "1e2": 100, "4.0": 4, "1": 1},
+    "seed": {"9007199254740993": 2**53 + 1, "9223372036854775807": 2**63 - 1},  # no detour through float
+    "dropout": {"1": 1.0, ".5": 0.5},
+    "learning_rate": {"6e-4": 6e-4, "0": 0.0, "None": None, "none": None},
+    "lr_decay_iters": {"5e3": 5000, "None": None},
+    "bias": {"True": True, "true": True, "1": True, "False": False, "false": False, "0": False},
+    "norm": {"none": "none", "rmsnorm": "rmsnorm"},
+    "compile": {"auto": "auto", "1": True, "false": False},
+    "level": {"2": 2},
+    "either": {"none": "none", "None": None, "2": 2.0},
+    "out_dir": {text: text for text in ("a b=c/'d'", "1", "none", "True")},
+    "start": {"": "", "--help me": "--help me"},
+    "note": {"": "", "none": None, "1": "1"},
+}
+
+
+@pytest.mark.parametrize("name, text", [(name, text) for name, values in VALUES.items() for text in values])
+def test_flag_values(name, text):
+    (values, where), expected = load(f"--{name}={text}"), VALUES[name][text]
     assert values[name] == expected and type(values[name]) is type(expected)
     assert where == {name: (expected, "command line")}
 
@@ -102,60 +79,47 @@ def test_argv_of_the_process(monkeypatch):
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-    "argv, message",
-    [
-        (["--n_layr=3"], "unknown flag --n_layr (did you mean --n_layer?)"),
-        (["--n-layer=3"], "unknown flag --n-layer (did you mean --n_layer?)"),
-        (["--N_LAYER=3"], "unknown flag --N_LAYER (did you mean --n_layer?)"),
-        (["--zzz=3"], "unknown flag --zzz (--help lists them all)"),
-        (["--zzz"], "unknown flag --zzz (--help lists them all)"),
-        (["--"], "unknown flag -- (--help lists them all)"),
-        (["--size=3"], "unknown flag --size (--help lists them all)"),
-        (["--decay_lr=False"], "unknown flag --decay_lr (set schedule=constant)"),
-        (["--n_layer", "3"], "--n_layer has no value: write --n_layer=VALUE (int)"),
-        (["--compile"], "--compile has no value: write --compile=VALUE (auto | True | False)"),
-        (["-n_layer=3"], "-n_layer=3: write --n_layer=3"),
-        (["---n_layer=3"], "---n_layer=3: write --n_layer=3"),
-        (["n_layer=3"], "n_layer=3: write --n_layer=3"),
-        (["-v"], "-v: write --v=VALUE"),
-        (["--seed=1", "--seed=1"], "--seed is given twice, as '1' and '1': keep one"),
-        (["--n_layer=abc"], "command line: --n_layer cannot be 'abc': it takes int"),
-        (["--n_layer=1.5"], "command line: --n_layer cannot be '1.5': it takes int"),
-        (["--n_layer="], "command line: --n_layer cannot be '': it takes int"),
-        (["--n_layer=True"], "command line: --n_layer cannot be 'True': it takes int"),
-        (["--n_layer=None"], "command line: --n_layer cannot be 'None': it takes int"),
-        (["--n_layer=2**3"], "command line: --n_layer cannot be '2**3': it takes int"),
-        (["--n_layer=inf"], "command line: --n_layer cannot be 'inf': it takes int"),
-        (["--n_layer=1e19"], "command line: --n_layer cannot be '1e19': it takes int"),
-        (["--seed=9223372036854775808"], "command line: --seed cannot be '9223372036854775808': it takes int"),
-        (["--dropout=nan"], "command line: --dropout cannot be 'nan': it takes float"),
-        (["--dropout=-inf"], "command line: --dropout cannot be '-inf': it takes float"),
-        (["--dropout=1e999"], "command line: --dropout cannot be '1e999': it takes float"),
-        (["--dropout=" + "9" * 309], f"command line: --dropout cannot be '{'9' * 309}': it takes float"),
-        (["--dropout="], "command line: --dropout cannot be '': it takes float"),
-        (["--dropout=false"], "command line: --dropout cannot be 'false': it takes float"),
-        (["--learning_rate=fast"], "command line: --learning_rate cannot be 'fast': it takes float | None"),
-        (["--learning_rate="], "command line: --learning_rate cannot be '': it takes float | None"),
-        (["--bias=no"], "command line: --bias cannot be 'no': it takes True | False"),
-        (["--bias=TRUE"], "command line: --bias cannot be 'TRUE': it takes True | False"),
-        (["--bias=1.0"], "command line: --bias cannot be '1.0': it takes True | False"),
-        (["--bias="], "command line: --bias cannot be '': it takes True | False"),
-        (["--norm=RMSNorm"], "command line: --norm cannot be 'RMSNorm': it takes rmsnorm | none"),
-        (["--norm=None"], "command line: --norm cannot be 'None': it takes rmsnorm | none"),
-        (["--compile=maybe"], "command line: --compile cannot be 'maybe': it takes auto | True | False"),
-        (["--level=3"], "command line: --level cannot be '3': it takes 1 | 2"),
-        (["missing.py"], "cannot read config file 'missing.py': No such file or directory"),
-        ([""], "cannot read config file '': No such file or directory"),
-        (["."], "cannot read config file '.': Is a directory"),
-        (["--no\nsuch=1"], "unknown flag --no such (--help lists them all)"),  # one line, whatever was typed
-        (["--n\x1b[31m=1"], "unknown flag --n [31m (--help lists them all)"),
-        (["--n_layer=\r\u2028"], r"command line: --n_layer cannot be '\r\u2028': it takes int"),
-    ],
-    ids=lambda x: str(x)[:40],
-)
-def test_refused_command_lines(capsys, config, argv, message):
-    assert refused(capsys, *argv) == message
+CANNOT_BE = {  # (key, what it takes): values that it refuses
+    ("n_layer", "int"): ["abc", "1.5", "", "True", "None", "2**3", "inf", "1e19", "\r\u2028"],
+    ("seed", "int"): ["9223372036854775808"],
+    ("dropout", "float"): ["nan", "-inf", "1e999", "9" * 309, "", "false"],
+    ("learning_rate", "float | None"): ["fast", ""],
+    ("bias", "True | False"): ["no", "TRUE", "1.0", ""],
+    ("norm", "rmsnorm | none"): ["RMSNorm", "None"],
+    ("compile", "auto | True | False"): ["maybe"],
+    ("level", "1 | 2"): ["3"],
+}
+REFUSED = {  # a command line: its message
+    "--n_layr=3": "unknown flag --n_layr (did you mean --n_layer?)",
+    "--n-layer=3": "unknown flag --n-layer (did you mean --n_layer?)",
+    "--N_LAYER=3": "unknown flag --N_LAYER (did you mean --n_layer?)",
+    "--zzz=3": "unknown flag --zzz (--help lists them all)",
+    "--zzz": "unknown flag --zzz (--help lists them all)",
+    "--": "unknown flag -- (--help lists them all)",
+    "--size=3": "unknown flag --size (--help lists them all)",
+    "--decay_lr=False": "unknown flag --decay_lr (set schedule=constant)",
+    "--n_layer 3": "--n_layer has no value: write --n_layer=VALUE (int)",
+    "--compile": "--compile has no value: write --compile=VALUE (auto | True | False)",
+    "-n_layer=3": "-n_layer=3: write --n_layer=3",
+    "---n_layer=3": "---n_layer=3: write --n_layer=3",
+    "n_layer=3": "n_layer=3: write --n_layer=3",
+    "-v": "-v: write --v=VALUE",
+    "--seed=1 --seed=1": "--seed is given twice, as '1' and '1': keep one",
+    "missing.py": "cannot read config file 'missing.py': No such file or directory",
+    "": "cannot read config file '': No such file or directory",
+    ".": "cannot read config file '.': Is a directory",
+    "--no\nsuch=1": "unknown flag --no such (--help lists them all)",  # one line, whatever was typed
+    "--n\x1b[31m=1": "unknown flag --n [31m (--help lists them all)",
+} | {
+    f"--{name}={value}": f"command line: --{name} cannot be {value!r}: it takes {kinds}"
+    for (name, kinds), values in CANNOT_BE.items()
+    for value in values
+}
+
+
+@pytest.mark.parametrize("line", REFUSED, ids=lambda line: line[:40])
+def test_refused_command_lines(capsys, config, line):
+    assert refused(capsys, *line.split(" ")) == REFUSED[line]
 
 
 @pytest.mark.parametrize("name", RENAMED)
@@ -193,8 +157,6 @@ def test_positionals_of_a_tool():
     assert where == {"run": (["out/b", "out/a"], "command line"), "n_layer": (3, "command line")}
     assert describe(model, given=where).endswith("\ncommand line sets n_layer")
     assert configure(Model, argv=[], positional="run")[1] == {"run": ([], "command line")}
-    with pytest.raises(ValueError, match="positional='n_layer'"):
-        configure(Model, argv=[], positional="n_layer")
 
 
 def test_fields_that_are_no_knobs():
@@ -293,6 +255,25 @@ class Bare:
 # fmt: on
 
 
+@dataclass
+class Derived(Bare, Model):
+    # --- its own ---
+    last: int = 2  # another default
+    own: int = 1  # of this class
+
+
+def test_comments_of_base_classes():
+    """A field that is given another default has the comment beside that."""
+    knobs = read_knobs(Derived)
+    assert list(knobs) == [*vars(Model()), *vars(Bare()), "own"]
+    assert (knobs["n_layer"].section, knobs["n_layer"].help) == ("size", "blocks")
+    assert (knobs["with_text"].section, knobs["with_text"].help) == ("Bare", "it has one")
+    assert [(knobs[name].section, knobs[name].help) for name in ("last", "own")] == [
+        ("its own", "another default"),
+        ("its own", "of this class"),
+    ]
+
+
 def test_undocumented():
     assert undocumented(Bare) == ["without", "empty", "last"]
     knobs = read_knobs(Bare)
@@ -312,15 +293,16 @@ def test_schema_without_source(capsys):
 
 
 def test_every_knob_of_every_program_is_documented():
-    """Finds the schemas by reading the programs: every dataclass whose name ends in Config."""
+    """Finds the schemas by reading the programs that are there: every dataclass whose name ends in Config."""
     schemas = []
-    for path in [*ROOT.glob("*.py"), *ROOT.glob("nanodnt/**/*.py")]:
+    folders = ("", "nanodnt/**/", "interop/**/", "studies/**/")
+    for path in (path for folder in folders for path in ROOT.glob(f"{folder}*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and node.name.endswith("Config") and node.decorator_list:
                 module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
                 schemas.append(getattr(importlib.import_module(module), node.name))
     names = {schema.__name__ for schema in schemas}
-    assert names >= {f"{name}Config" for name in ("GPT", "Train", "Sample", "Bench", "Plan", "Analyze", "Reproduce")}
+    assert names >= {f"{name}Config" for name in ("GPT", "Train", "Sample", "Bench", "Plan")}
     assert {schema.__name__: undocumented(schema) for schema in schemas if undocumented(schema)} == {}
 
 
