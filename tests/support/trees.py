@@ -1,4 +1,4 @@
-"""A copy of the tree, in which the commands of a page are run."""
+"""A copy of the tree, in which commands are run: those of a page, or those of a fork that has deleted folders."""
 
 import os
 import shutil
@@ -8,15 +8,17 @@ from pathlib import Path
 
 from support.runs import ROOT
 
+NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "out", "*.png", "*.bin", "*.marks", "meta.json")
 
-def copy_tree(root: Path) -> Path:
-    """The code, configs and pages in the new folder `root`, without prepared data."""
-    root.mkdir()
-    for name in ("layers", "nanodnt", "config", "docs", "data"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.png", "*.bin", "*.marks", "*.jsonl", "meta.json")
-        shutil.copytree(ROOT / name, root / name, ignore=ignored)
-    for path in [*ROOT.glob("*.py"), ROOT / "README.md", ROOT / "requirements.txt"]:
-        shutil.copy(path, root)
+
+def copy_tree(root: Path, without=()) -> Path:
+    """The tree in the new folder `root`, without prepared data and without these paths."""
+
+    def left_out(folder, names):
+        paths = {name: (Path(folder) / name).relative_to(ROOT).as_posix() for name in names}
+        return NOT_COPIED(folder, names) | {name for name, path in paths.items() if path in without}
+
+    shutil.copytree(ROOT, root, ignore=left_out)
     return root
 
 
