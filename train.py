@@ -84,7 +84,9 @@ def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -
     optimizer = make_optimizer(model, config)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
     state = restore(checkpoint, optimizer, scaler, config, env) if checkpoint else RunState()
-    if not env.same(state.step):  # also a barrier: all ranks have read the checkpoint, so rank 0 may replace it
+    if (
+        len(set(env.gather(state.step))) > 1
+    ):  # also a barrier: all ranks have read the checkpoint, so rank 0 may replace it
         raise ValueError(f"processes found different checkpoints: {config.out_dir} must be a folder that all share")
     saved, path = (state.step, checkpoint["path"]) if checkpoint else (-1, None)
     return Run(config, env, stop, model, model, optimizer, scaler, data, meta, state, micro, accumulation, saved, path)

@@ -64,9 +64,13 @@ def retry_once(path: Path, action) -> None:
             return action()
         except (OSError, RuntimeError) as e:  # torch.save turns some I/O errors into RuntimeError
             if attempt == 2:
-                reason = str(e).splitlines()[0] if str(e) else type(e).__name__
-                raise ValueError(f"cannot write {path} ({reason}); earlier files are intact") from e
+                raise ValueError(f"cannot write {path} ({reason_of(e)}); earlier files are intact") from e
             time.sleep(1)
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error's message, or else the name of its kind."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,7 +6,9 @@ import time
 
 import torch
 
-DEEP = 36  # blocks from which auto compiles them one by one: our choice, for a graph grows with the number of blocks
+from nanodnt.files import reason_of
+
+DEEP = 36  # from so many blocks, auto compiles them one by one: a graph grows with their number; our choice
 
 
 def choose_compile(setting, device: torch.device, training_flops: float) -> tuple:
@@ -81,10 +83,7 @@ def compile_model(model, config, example: tuple, env):
     blocks, why = choose_blocks(config.compile, len(model.blocks), env)
     env.print(f"compiling {'each block and the loss by themselves' if blocks else 'the model as one graph'} ({why})")
     try:
-        if blocks:
-            compiled = compile_parts(model)
-        else:
-            compiled = torch.compile(model, dynamic=False)
+        compiled = compile_parts(model) if blocks else torch.compile(model, dynamic=False)
         model.eval()
         with torch.no_grad():
             compiled(*example)
@@ -94,7 +93,7 @@ def compile_model(model, config, example: tuple, env):
     except Exception as e:  # whatever torch.compile, or the compiler that it calls, raises
         if isinstance(e, torch.OutOfMemoryError) or "out of memory" in str(e).lower():  # eager needs even more
             raise torch.OutOfMemoryError(str(e)) from e
-        reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
+        reason = reason_of(e)[:200]
         if config.compile != "auto" or env.parallel == "fsdp":  # FSDP's other processes wait for this one's weights
             raise ValueError(f"torch.compile failed ({reason}): use --compile=False") from e
         failed = True

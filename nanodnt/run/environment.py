@@ -4,6 +4,7 @@ Every choice made here is printed with its reason. User mistakes raise ValueErro
 """
 
 import os
+import re
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,40 +49,35 @@ class Env:
         dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.control)
         return value.item() > 0
 
-    def same(self, value: int) -> bool:
-        """Whether `value` is the same on every rank. All ranks must call it."""
-        if not self.distributed:
-            return True
-        return self.minimum(value) == -self.minimum(-value)
-
     def barrier(self) -> None:
         """Wait until all ranks are here. All ranks must call it."""
         self.any_rank(False)
 
+    def gather(self, value) -> list:
+        """`value` of each rank. All ranks must call it."""
+        if not self.distributed:
+            return [value]
+        everyone = [None] * self.world_size
+        dist.all_gather_object(everyone, value, group=self.control)
+        return everyone
+
     def minimum(self, value: int) -> int:
         """The smallest `value` of all ranks. All ranks must call it."""
-        if not self.distributed:
-            return value
-        value = torch.tensor(value)
-        dist.all_reduce(value, op=dist.ReduceOp.MIN, group=self.control)
-        return value.item()
+        return min(self.gather(value))
 
     def check_same(self, settings: dict) -> None:
         """ValueError, naming what differs, unless `settings` are the same on every rank. All ranks must call it."""
-        if not self.distributed:
-            return
-        everyone = [None] * self.world_size
-        dist.all_gather_object(everyone, settings, group=self.control)
-        different = [name for name, value in everyone[0].items() if any(s[name] != value for s in everyone)]
+        everyone = self.gather(settings)
+        different = [name for name, value in settings.items() if any(other[name] != value for other in everyone)]
         if different:
             raise ValueError(f"processes have different {', '.join(different)}: start all of them with one command")
 
     def set_matmul_precision(self) -> bool:
-        """Let an Ampere or newer GPU multiply fp32 matrices in TF32 where float32 is the run's dtype, and only there:
-        what a bf16 run computes in fp32 stays fp32. NVIDIA_TF32_OVERRIDE=0 forbids it. Returns whether it is on."""
-        tf32 = self.device.type == "cuda" and self.dtype == torch.float32
-        tf32 = tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
-        tf32 = tf32 and torch.cuda.get_device_capability(self.device) >= (8, 0)
+        """Multiply fp32 matrices in TF32 on an Ampere or newer GPU, if float32 is the run's dtype: what a bf16 run
+        computes in fp32 stays fp32. NVIDIA_TF32_OVERRIDE=0 forbids it. Returns whether it is on."""
+        wanted = self.device.type == "cuda" and self.dtype == torch.float32
+        wanted = wanted and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+        tf32 = wanted and torch.cuda.get_device_capability(self.device) >= (8, 0)
         # not by fp32_precision: after that get_float32_matmul_precision raises
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         return tf32
@@ -97,8 +93,7 @@ class Env:
         return tuple(t.pin_memory() if self.device.type == "cuda" else t for t in tensors)
 
     def put(self, *tensors) -> tuple:
-        """Tensors on the device. A copy from pinned memory to a GPU is asynchronous: the GPU waits for it, the host
-        does not."""
+        """Tensors on the device. The host does not wait for a copy from pinned memory to a GPU."""
         return tuple(t.to(self.device, non_blocking=self.device.type == "cuda") for t in tensors)
 
     def sum(self, value: torch.Tensor) -> torch.Tensor:
@@ -110,22 +105,25 @@ class Env:
 
 def choose_device(name: str, local_rank: int = 0) -> tuple:
     """(torch.device, reason) for `auto`, `cpu`, `cuda`, `cuda:N`, `mps`. ValueError where the machine lacks it."""
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    kind, reason = name.split(":")[0], "as asked"
+    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    reason = "as asked"
     if name == "auto":
-        kind = name = "cuda" if cuda else "mps" if mps else "cpu"
-        reason = "auto: found" if name != "cpu" else "auto: no GPU found"
-    if kind not in ("cpu", "cuda", "mps") or (":" in name and not name.removeprefix("cuda:").isdigit()):
+        name = next(kind for kind in found if found[kind])
+        reason = "auto: no GPU found" if name == "cpu" else "auto: found"
+    kind, _, index = name.partition(":")
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
         raise ValueError(f"device={name!r} is unknown: allowed are auto, cpu, cuda, cuda:N, mps")
-    if not {"cpu": True, "cuda": cuda, "mps": mps}[kind]:
+    if not found[kind]:
         raise ValueError(f"device={name} was asked for, but this machine has none: use --device=auto or cpu")
-    index = int(name.split(":")[1]) if ":" in name else local_rank
-    if kind == "cuda" and index >= torch.cuda.device_count():
+    if kind != "cuda":
+        return torch.device(kind), reason
+    index = int(index or local_rank)
+    if index >= torch.cuda.device_count():
         raise ValueError(
             f"process {local_rank} wants cuda:{index}, but there are {torch.cuda.device_count()} GPUs: "
             "lower --nproc_per_node, or choose another --device"
         )
-    return torch.device(kind, index) if kind == "cuda" else torch.device(kind), reason
+    return torch.device("cuda", index), reason
 
 
 def choose_dtype(name: str, device: torch.device) -> tuple:
@@ -140,9 +138,9 @@ def choose_dtype(name: str, device: torch.device) -> tuple:
             return torch.bfloat16, "auto: the GPU has it"
         return torch.float16, "auto: the GPU has no bf16; losses are scaled"
     if device.type == "cpu":
-        has = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
-        has = has or getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-        return (torch.bfloat16, "auto: the CPU has it") if has else (torch.float32, "auto: the CPU has no bf16")
+        tests = (getattr(torch.cpu, name, None) for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"))
+        has_bf16 = any(test() for test in tests if test)  # torch's own, which another version may lack
+        return (torch.bfloat16, "auto: the CPU has it") if has_bf16 else (torch.float32, "auto: the CPU has no bf16")
     return torch.float32, f"auto on {device.type}"
 
 

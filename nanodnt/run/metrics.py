@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-from nanodnt.files import link_file, retry_once, write_file
+from nanodnt.files import link_file, reason_of, retry_once, write_file
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, name_checkpoint
 from nanodnt.state import is_row
 
@@ -52,11 +53,13 @@ class Metrics:
         record = json.dumps({**configs, **run_record()}, indent=2)
         write_file(out_dir / "config.json", lambda f: f.write(record.encode()))
         write_file(self.path, lambda f: f.writelines(json.dumps(row).encode() + b"\n" for row in rows))
-        if resumed:
-            make_latest(resumed, out_dir)
-        else:
-            for name in fingerprint(out_dir):
+        if resumed is None:
+            for name in seen:
                 (out_dir / name).unlink(missing_ok=True)
+        elif resumed.name == "new.pt":
+            name_checkpoint(out_dir, load_checkpoint(resumed)["names"])
+        elif resumed.name != "last.pt":
+            link_file(resumed, out_dir / "last.pt")
 
     def _start_wandb(self, project, run_id, configs):
         try:
@@ -68,8 +71,9 @@ class Metrics:
         except ImportError:
             raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
         except Exception as e:  # no key, no network, a full disk: wandb's errors share no base class
-            reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-            raise ValueError(f"wandb did not start ({reason}): set WANDB_MODE=offline or --wandb_log=False") from e
+            raise ValueError(
+                f"wandb did not start ({reason_of(e)}): set WANDB_MODE=offline or --wandb_log=False"
+            ) from e
         self.wandb_id = self.wandb.id
 
     def write(self, row: dict) -> None:
@@ -129,14 +133,6 @@ def lock_folder(out_dir: Path):
         file.write(owner)
         file.flush()
     return file
-
-
-def make_latest(resumed: Path, out_dir: Path) -> None:
-    """Make the checkpoint that a run was resumed from, new.pt, last.pt or prev.pt, the latest one of `out_dir`."""
-    if resumed.name == "new.pt":
-        name_checkpoint(out_dir, load_checkpoint(resumed)["names"])
-    elif resumed.name != "last.pt":
-        link_file(resumed, out_dir / "last.pt")
 
 
 # ------------------------------------------------------------------------------------------------------------- rows
@@ -202,20 +198,19 @@ def progress_line(row: dict, max_iters: int, seconds: float) -> str:
 
 def run_record() -> dict:
     """What config.json holds besides the configuration: command line, versions, git commit, time."""
-    git = ["git", "-C", str(Path(__file__).resolve().parents[2])]
-    commit, changes = None, None
-    try:
-        commit, changes = (
-            subprocess.run([*git, *command], capture_output=True, text=True, timeout=10).stdout.strip()
-            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        )
-    except (OSError, subprocess.SubprocessError):
-        pass  # git is not installed
+
+    def git(*command) -> str:
+        call = ["git", "-C", str(Path(__file__).parent), *command]
+        return subprocess.run(call, capture_output=True, text=True, timeout=10).stdout.strip()
+
+    commit, changes = None, ""
+    with suppress(OSError, subprocess.SubprocessError):  # git is not installed
+        commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
     versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
     return {
         "command": sys.argv,
         "versions": versions | {"numpy": np.__version__},
         "git_commit": commit or None,
-        "git_changed_files": changes.splitlines() if changes else [],
+        "git_changed_files": changes.splitlines(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
