@@ -18,7 +18,6 @@ from model import GPTConfig, Transformer
 from nanodnt.data import Prefetch, Prepared, load_meta
 from nanodnt.engine import evaluate, prepare_model, seed_step, set_learning_rates, training_step
 from nanodnt.guard import RollBack, check_skipped, record_loss
-from nanodnt.networks import open_data
 from nanodnt.optim import Optimizer, fill_defaults, make_optimizer
 from nanodnt.plan.micro_batch import choose_micro_batch
 from nanodnt.run.checkpoints import Saver, fingerprint, snapshot
@@ -33,6 +32,8 @@ from nanodnt.run.tracking import Tracker
 from nanodnt.settings import TrainConfig
 from nanodnt.start import compile_run, describe_run, materialize, restore, roll_back, start_model, warn_of_learning_rate
 from nanodnt.state import RunState
+from nanodnt.tasks import open_data, task_of_data
+from nanodnt.tasks.task import Task
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Run:
     model: Transformer  # the same, compiled: what is evaluated
     optimizer: Optimizer
     scaler: torch.amp.GradScaler  # of the loss, for fp16
+    task: Task
     data: Prepared
     meta: dict  # of the dataset
     state: RunState
@@ -77,7 +79,7 @@ def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -
     meta = load_meta(config.dataset, verify=env.main)
     env.check_same({"contents of the dataset": meta})
     model, weights, checkpoint = start_model(config, model_config, meta, env)
-    data = open_data(config, model.config)
+    data, task = open_data(config, model.config, meta), task_of_data(meta)
     materialize(model, weights, config, env)
     prepare_model(model, config, env)
     micro, accumulation = choose_micro_batch(model.config, config, env)
@@ -89,7 +91,9 @@ def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -
     ):  # also a barrier: all ranks have read the checkpoint, so rank 0 may replace it
         raise ValueError(f"processes found different checkpoints: {config.out_dir} must be a folder that all share")
     saved, path = (state.step, checkpoint["path"]) if checkpoint else (-1, None)
-    return Run(config, env, stop, model, model, optimizer, scaler, data, meta, state, micro, accumulation, saved, path)
+    return Run(
+        config, env, stop, model, model, optimizer, scaler, task, data, meta, state, micro, accumulation, saved, path
+    )
 
 
 def open_records(run: Run, seen: dict, event: dict | None) -> None:
@@ -125,7 +129,7 @@ def evaluate_step(run: Run, row: dict) -> bool:
     """Add what the validation gives to `row`. Returns whether it is the best so far.
 
     If the run is stopped meanwhile, the row stays pending: the resumed run evaluates again, and writes it."""
-    state, scores = run.state, evaluate(run.model, run.data, run.config, run.micro, run.env, run.stop)
+    state, scores = run.state, evaluate(run.model, run.task, run.data, run.config, run.micro, run.env, run.stop)
     if scores is None:
         state.pending = finite(row)
         return False
@@ -158,7 +162,8 @@ def train(run: Run, save_first: bool = False) -> int:
     result = rates = None
     gc.collect()
     gc.freeze()  # the collector need not walk through what is alive now
-    run.meter = Meter(state, run.step_tokens, run.step_flops, config, env)
+    images = config.batch_size if run.task.rows == "images" else 0
+    run.meter = Meter(state, run.step_tokens, run.step_flops, config, env, images)
 
     while True:
         run.saver.check()  # a write that failed ends the run here
@@ -191,7 +196,7 @@ def train(run: Run, save_first: bool = False) -> int:
         rates, batch = set_learning_rates(run.optimizer, state.step, config), env.put(*next_batch(state.step))
         if tracker and tracker.due(state.step + 1):
             tracker.before()
-        counted = run.data.counted(state.step + state.shift, config.batch_size) / env.world_size
+        counted = run.data.loss_tokens(state.step + state.shift, config.batch_size) / env.world_size
         parts = step_model, run.raw_model, run.optimizer, run.scaler
         result = training_step(*parts, batch, run.micro, config, counted=counted)
         run.meter.count(result.found_inf)
@@ -229,7 +234,7 @@ def run_once(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop,
     describe_run(run)
     compile_run(run)
     if config.eval_only:
-        if scores := evaluate(run.model, run.data, config, run.micro, env, stop):
+        if scores := evaluate(run.model, run.task, run.data, config, run.micro, env, stop):
             env.print(f"step {run.state.step}: {validation_line(scores, digits=6)}")
         return stop.exit_code()
     open_records(run, seen, event)

@@ -97,35 +97,25 @@ def training_step(
 
 
 @torch.no_grad()
-def evaluate(model, data, config, micro: int, env, stop) -> dict | None:
-    """{"val_loss": mean loss in nats per token, or image} over the fixed validation rows, split over ranks; of images
-    also val_top1 and val_top5, the shares whose class is the first, or among the first five. None if the run is stopped
-    meanwhile. All ranks must call it.
+def evaluate(model, task, data, config, micro: int, env, stop) -> dict | None:
+    """{"val_loss": mean loss in nats per token, or image, and what else the task scores} over the fixed validation
+    rows, split over ranks. None if the run is stopped meanwhile. All ranks must call it.
 
     They are sums over all rows, divided by a sum of counts, so they depend on neither the batch size nor the rank
     count."""
     starts = data.validation(config.eval_tokens)
     own_starts, batches = starts[env.rank :: env.world_size], -(-len(starts) // (env.world_size * micro))
-    dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
-    sums, stopped = torch.zeros(4, device=env.device, dtype=dtype), False
+    totals, stopped = 0, False
     model.eval()
     for i in range(batches):  # the same number on every rank
         batch = env.put(*env.pin(*data.val_batch(own_starts[i * micro : (i + 1) * micro], micro)))
-        logits, loss = model(*batch)
-        count = (batch[1] != -1).sum()
-        hits = [0 * count] * 2 if logits is None else [in_first(k, logits, batch[1]) for k in (1, 5)]
-        sums += torch.stack((loss.to(dtype) * count, count, *hits))
+        count, sums = task.count_scores(*model(*batch), batch[1])
+        totals = totals + torch.stack((*sums.values(), count))
         if stopped := stop.agreed():
             break
     model.train()
-    loss_sum, count, *hits = env.sum(sums).tolist()
-    shares = {} if logits is None else dict(val_top1=hits[0] / count, val_top5=hits[1] / count)
-    return None if stopped else dict(val_loss=loss_sum / count) | shares
-
-
-def in_first(k: int, logits, targets) -> torch.Tensor:
-    """(): how many targets (B,), −1 = ignored, are among the `k` largest of logits (B, n_class)."""
-    return (logits.topk(min(k, logits.shape[1])).indices == targets[:, None]).sum()
+    *totals, count = env.sum(totals).tolist()
+    return None if stopped else {name: total / count for name, total in zip(sums, totals, strict=True)}
 
 
 def first_bad_tensor(model, env) -> str:

@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from nanodnt.data.augment import Augment
 from nanodnt.optim import OPTIMIZERS
+from nanodnt.tasks.images import ImageFlags
 
 MAX_BATCH = 2**20  # sequences, or images; a larger number is a typing error, and its batches would not fit into memory
 
 
 @dataclass
-class TrainConfig:
+class RunFlags:
+    """Where a run starts and writes, and its data."""
+
     # --- run ---
     out_dir: str = "out/run"  # the run directory: config.json, metrics.jsonl, checkpoints, loss.png
     init_from: str = "scratch"  # scratch, resume, auto (resume if there is something to resume), or weights to start
@@ -24,17 +26,10 @@ class TrainConfig:
     batch_size: int = 480  # sequences, or images, per optimizer step, over all devices
     micro_batch_size: int = 0  # sequences one device holds at a time; 0 = the largest divisor of its share that fits
     #   into a GPU's memory by the count of --plan; on a CPU, and in bench.py, the largest up to 16
-    # --- images ---
-    label_smoothing: float = 0.0  # share of each target that training spreads over all classes
-    crop_area: float = 1.0  # training images are random parts of at least this share of the area, resized (ImageNet:
-    #   0.08); 1 = whole images, or where their sizes differ the middle, as in validation
-    crop_padding: int = 0  # training images are moved by up to this many pixels, black comes in (CIFAR: 4)
-    flip: bool = False  # mirror every second training image, left to right
-    rand_augment: float = 0.0  # RandAugment: magnitude, up to 10, of two random operations on an image; 0 = off
-    rand_augment_std: float = 0.5  # standard deviation of the magnitude
-    mixup: float = 0.0  # α: an image is the sum of two, with weights from Beta(α, α); 0 = off
-    cutmix: float = 0.0  # α: a box of an image, its share of the area from Beta(α, α), is that of another; 0 = off
-    data_workers: int = 0  # threads of a process that decode and augment images; 0 = one a core
+
+
+@dataclass
+class TrainConfig(ImageFlags, RunFlags):  # the fields are in the order of --help: RunFlags, ImageFlags, then these
     # --- optimizer ---
     optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # AdamW; Adam-mini; momentum SGD with decoupled decay (DNT's
     #   mSGDW); Muon for the matrices of the blocks (but routers) with AdamW for the rest
@@ -134,7 +129,7 @@ class TrainConfig:
         positive = ("batch_size", "eval_interval", "log_interval", "max_skipped", "timeout_s")
         others = ("max_iters", "micro_batch_size", "eval_tokens", "track_interval", "save_interval", "keep_every")
         others += ("loss_spike", "max_rollbacks", "fsdp_shard_size", "loss_chunks", "peak_flops", "seed")
-        others += ("balance_coef", "balance_rate", "z_coef", "data_workers")
+        others += ("balance_coef", "balance_rate", "z_coef")
         for name in positive:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
@@ -148,9 +143,7 @@ class TrainConfig:
             raise ValueError(
                 f"loss_spike needs {', '.join(saves)} to be a multiple of log_interval={self.log_interval}"
             )
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1")
-        Augment.of(self).check()
+        self.check_images()
         if not self.out_dir:
             raise ValueError("out_dir is empty: name a folder")
         if self.fsdp_shard_size and self.parallel != "fsdp":

@@ -9,10 +9,8 @@ from interop.huggingface.hub import NAMES, is_pretrained
 from interop.huggingface.read import read_pretrained
 from layers import rules
 from model import GPT, GPTConfig, Transformer
-from nanodnt.data.tokenizer import same_tokenizer
 from nanodnt.engine import split_batch
 from nanodnt.guard import RollBack
-from nanodnt.networks import fit, kind_of, kind_of_data, meant, network, open_data
 from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, load_latest
 from nanodnt.run.compilation import can_use_flex, choose_compile, compile_model
@@ -20,6 +18,7 @@ from nanodnt.run.hardware import attention_backend
 from nanodnt.run.parallel import choose_kept, choose_parallel, shard_model
 from nanodnt.settings import TrainConfig
 from nanodnt.state import RunState
+from nanodnt.tasks import meant, open_data, task_of, task_of_data
 from nanodnt.weights import empty_model_like, load_weights, profile_admin
 
 NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth a line
@@ -44,12 +43,12 @@ def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
         env.print(f"note: the run goes on, but was on {change}")
     weights = saved_meta = None
     fresh = checkpoint is None and source == "scratch"
-    if fresh or kind_of(model_config) == kind_of_data(meta):
-        fit(model_config, meta, config.dataset)
+    if fresh or task_of(model_config).reads == task_of_data(meta).reads:
+        task_of(model_config).fit(model_config, meta, config.dataset)
     if fresh:
-        model = network(model_config).empty(model_config)
+        model = task_of(model_config).network().empty(model_config)
         if model_config.admin:
-            weights = admin_weights(config, model_config)
+            weights = admin_weights(config, model_config, meta)
             env.print("admin: profiled on the first batch")
     elif checkpoint is None and is_pretrained(source):
         found = read_pretrained(source, model_config.block_size, model_config.dropout)
@@ -131,32 +130,20 @@ def check_out_dir(config, out_dir: Path) -> None:
 def check_data(dataset: str, meta: dict, saved_meta: dict | None, model: Transformer) -> None:
     """ValueError unless the dataset (meta) means what the model was trained on (saved_meta, if it was): the same
     tokens, or the same classes of images of the same size."""
-    c, fix = model.config, "choose another dataset, or start from scratch"
-    if kind_of(c) != kind_of_data(meta):
-        raise ValueError(f"dataset {dataset!r} is of {kind_of_data(meta)}, but the model reads {kind_of(c)}: {fix}")
-    if c.patch_size:
-        sizes = meta["image_size"] or c.image_size, meta["channels"], len(meta["classes"])
-        wanted = c.image_size, c.channels, c.n_class
-        if sizes != wanted or (saved_meta and saved_meta["classes"] != meta["classes"]):
-            here, there = ("size {}, channels {}, classes {}".format(*numbers) for numbers in (sizes, wanted))
-            named = " of other names" * (sizes == wanted)
-            raise ValueError(f"the images of {dataset!r} ({here}{named}) do not fit the model ({there}): {fix}")
-        return
-    different = saved_meta and not same_tokenizer(meta, saved_meta)
-    if different or meta["vocab_size"] > c.vocab_size:
-        trained = f"{saved_meta['tokenizer']}, {saved_meta['vocab_size']}" if different else c.vocab_size
+    task, there = task_of(model.config), task_of_data(meta).reads
+    if there != task.reads:
         raise ValueError(
-            f"dataset {dataset!r} ({meta['tokenizer']}, {meta['vocab_size']} tokens) does not fit the model's "
-            f"vocabulary ({trained} tokens): choose another dataset, prepare one with the model's tokenizer "
-            "(data/local/prepare.py --tokenizer=FOLDER), or start from scratch"
+            f"dataset {dataset!r} is of {there}, but the model reads {task.reads}: choose another dataset, or start "
+            "from scratch"
         )
+    task.check_data(dataset, meta, saved_meta, model.config)
 
 
-def admin_weights(config, model_config: GPTConfig) -> dict:
+def admin_weights(config, model_config: GPTConfig, meta: dict) -> dict:
     """Fresh weights with Admin's ω set by profiling. On the CPU and the same few sequences everywhere, so that a seed
     means the same weights."""
-    model = network(model_config)(model_config, config.seed)
-    batch = open_data(config, model_config).batch(0, config.batch_size, slice(0, 8))
+    model = task_of(model_config).network()(model_config, config.seed)
+    batch = open_data(config, model_config, meta).batch(0, config.batch_size, slice(0, 8))
     profile_admin(model, *model.inputs(*map(torch.from_numpy, batch)))
     return model.state_dict()
 
@@ -221,7 +208,7 @@ def describe_run(run) -> None:
     """Print what is about to be trained: groups, parameters, batch, and what should be known."""
     config, env, model = run.config, run.env, run.raw_model
     env.print(describe_groups(run.optimizer, model))
-    counted, rows = model.num_params(positions=False), "images" if model.config.patch_size else "sequences"
+    counted, rows = model.num_params(positions=False), run.task.rows
     env.print(f"{model.num_params():,} parameters ({counted / 1e6:.1f}M without the position table)")
     env.print(
         f"{config.batch_size} × {run.data.block_size} = {run.step_tokens:,} tokens a step = {env.world_size} processes "

@@ -7,7 +7,7 @@ import torch
 from layers.ops import upcast
 from layers.sharding import assign
 from model import GPTConfig, Transformer
-from nanodnt.networks import network
+from nanodnt.tasks import task_of
 
 
 def model_from_checkpoint(checkpoint: dict, **overrides) -> Transformer:
@@ -30,7 +30,7 @@ def empty_model_like(checkpoint: dict, **overrides) -> Transformer:
     mismatch = "the checkpoint's weights do not fit its model_config"
     if config.n_layer > len(weights):  # checked before a damaged config makes us build millions of blocks
         raise ValueError(f"{mismatch}: {config.n_layer} blocks, but {len(weights)} tensors")
-    model = network(config).empty(config)
+    model = task_of(config).network().empty(config)
     wanted = model.state_dict()
     for name in [*wanted, *weights]:
         needed, found = (t.shape if torch.is_tensor(t) else "absent" for t in (wanted.get(name), weights.get(name)))

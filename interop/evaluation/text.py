@@ -100,7 +100,7 @@ def open_windows(name: str, overlap: int, trained: Trained, verify: bool) -> Tex
     if meta.get("kind") == "examples":
         raise ValueError(f"dataset {name} holds examples, whose answers are evaluated: use --tasks=answers")
     require_same_tokenizer(name, meta, trained, "a text file")
-    data = Dataset(name, trained.model.config.block_size, verify=False, doc_mask=trained.doc_mask)
+    data = Dataset(name, trained.model.config.block_size, meta=meta, doc_mask=trained.doc_mask)
     # the windows follow each other, so their targets are one stretch of the file
     targets = np.concatenate([data.val_batch(start[None], 1)[1][0] for start in data.validation()])
     return Text(data, targets.size, count_bytes(trained.tokenizer, targets), meta["splits"]["val"]["sha256"])

@@ -8,14 +8,14 @@ from typing import Literal
 import numpy as np
 
 from model import GPTConfig
-from nanodnt.data import Augment, folder_of, load_meta
+from nanodnt.data import folder_of, load_meta
 from nanodnt.data.windows import document_positions
 from nanodnt.engine import split_batch
-from nanodnt.networks import fit, kind_of_data, network, open_data, stand_in
 from nanodnt.optim import fill_defaults
 from nanodnt.run.compilation import choose_compile
 from nanodnt.run.environment import Env, choose_dtype
 from nanodnt.settings import TrainConfig
+from nanodnt.tasks import open_data, task_of, task_of_data
 
 RANDOM_DOCUMENT = 256  # tokens of a random document, on average
 OF_TEXT = dict(variant=("nanogpt", "nanogpt-eager", "nanogpt-bf16", "nanogpt-all"), sweep=("loss",))
@@ -77,7 +77,7 @@ class BenchConfig:
 def is_of_images(dataset: str, patch_size: int) -> bool:
     """Whether the flags are for images, and so is the dataset, which is prepared."""
     prepared = patch_size and (folder_of(dataset) / "meta.json").exists()
-    return bool(prepared) and kind_of_data(load_meta(dataset, verify=False)) == "images"
+    return bool(prepared) and task_of_data(load_meta(dataset, verify=False)).reads == "images"
 
 
 @dataclass
@@ -120,14 +120,15 @@ class Setting:
         tokens GPT-2's vocabulary; for random images ImageNet's sizes, where the dataset is not prepared."""
         name = self.config.dataset
         if self.bench.data == "random" and not is_of_images(name, self.flags.patch_size):
-            fit(self.flags, stand_in(self.flags)[0], "random")
+            task = task_of(self.flags)
+            task.fit(self.flags, task.stand_in(self.flags)[0], "random")
             return
         try:
             meta = load_meta(name, verify=False)
         except ValueError as e:
             what = "images" if self.flags.patch_size else "tokens"
             raise ValueError(f"{e}; or time on random {what}: --data=random") from None
-        fit(self.flags, meta, name)
+        task_of(self.flags).fit(self.flags, meta, name)
         if meta.get("vocab_size", 0) > self.flags.vocab_size:
             raise ValueError(
                 f"vocab_size={self.flags.vocab_size} is below the {meta['vocab_size']} tokens of "
@@ -142,12 +143,12 @@ class Setting:
 
     def new_model(self):
         """The network with fresh weights, on the CPU."""
-        return network(self.flags)(self.flags, self.config.seed)
+        return task_of(self.flags).network()(self.flags, self.config.seed)
 
     def open_dataset(self) -> None:
         """Open the dataset, if there is one; `fetch_batch` needs it."""
         if self.bench.data == "dataset":
-            self.dataset = open_data(self.config, self.flags)
+            self.dataset = open_data(self.config, self.flags, load_meta(self.config.dataset, verify=False))
 
     def fetch_batch(self, step: int) -> tuple:
         """The batch of a step, on the host: inputs and targets (sequences, T), with doc_mask positions too; or images
@@ -169,7 +170,7 @@ class Setting:
         c, random = self.flags, np.random.default_rng(step)
         images = normal_numbers(self.sequences, c.channels, c.image_size, c.image_size)
         labels, others = random.integers(c.n_class, size=(2, self.sequences))
-        mixed = (others, random.random(self.sequences, np.float32)) if Augment.of(self.config).mixes else ()
+        mixed = (others, random.random(self.sequences, np.float32)) if self.config.mixes else ()
         return images, labels, *mixed
 
     def first_micro_batch(self) -> tuple:

@@ -17,7 +17,7 @@ class Rows:
     starts: np.ndarray  # (examples,) the first token of each
     lengths: np.ndarray  # (examples,) its tokens
     bounds: np.ndarray  # (rows + 1,) where the examples of each row begin in the two above
-    counted: np.ndarray  # (rows,) targets that count in the loss
+    loss_tokens: np.ndarray  # (rows,) targets that count in the loss
 
     def examples(self, row: int):
         """Yield (first token, number of tokens) of the examples of a row."""
@@ -36,13 +36,13 @@ class Examples(Tokens):
 
     kind = "examples"
 
-    def __init__(self, name: str, block_size: int, seed: int = 1337, verify: bool = True, doc_mask: bool = False):
-        super().__init__(name, block_size, seed, verify, doc_mask)
+    def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None, doc_mask: bool = False):
+        super().__init__(name, block_size, seed, meta, doc_mask)
         self.marks = {split: self._open(part["marks"]["file"]) for split, part in self.splits.items()}
         found = {split: self._find(split) for split in self.splits}
         check_lengths({split: lengths for split, (_, lengths, _) in found.items()}, block_size, name)
         self.rows = {split: arrange(*examples, block_size) for split, examples in found.items()}
-        self.windows, self.val_windows = (len(self.rows[split].counted) for split in ("train", "val"))
+        self.windows, self.val_windows = (len(self.rows[split].loss_tokens) for split in ("train", "val"))
 
     def describe(self) -> str:
         """What an epoch is, in words."""
@@ -51,12 +51,11 @@ class Examples(Tokens):
         return (
             f"{len(train.lengths):,} examples in {self.windows:,} rows an epoch, "
             f"{targets / (self.windows * self.block_size):.0%} filled, "
-            f"{train.counted.sum() / targets:.0%} of the tokens count in the loss"
+            f"{train.loss_tokens.sum() / targets:.0%} of the tokens count in the loss"
         )
 
-    def counted(self, step: int, batch_size: int) -> int:
-        """How many targets of the whole batch of `step` count in the loss."""
-        return int(self.rows["train"].counted[self._draw(step, batch_size)].sum())
+    def loss_tokens(self, step: int, batch_size: int) -> int:
+        return int(self.rows["train"].loss_tokens[self._draw(step, batch_size)].sum())
 
     def _find(self, split):
         """First token, length and number of answer tokens of every example of a split, in the order of the file."""

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from nanodnt.data.augment import NONE, Augment, fit
+from nanodnt.data.augment import change, fit, mix_images
 from nanodnt.data.order import mix
 from nanodnt.data.prepared import Prepared
 
@@ -24,6 +24,7 @@ class Images(Prepared):
     `workers` (threads; 0 = the cores that this process may use), processes, and resumed or not.
 
     `image_size` is S; `block_size` is the tokens that the network makes of an image, with which tokens are counted.
+    `flags` are `ImageFlags`, which say what happens to training images; None: nothing.
     ValueError, one line, where the dataset has images of one size and it is not S, or its files do not fit together.
     """
 
@@ -34,16 +35,16 @@ class Images(Prepared):
         name: str,
         block_size: int,
         seed: int = 1337,
-        verify: bool = True,
+        meta: dict | None = None,
         *,
         image_size: int,
-        augment: Augment | None = None,
+        flags=None,
         workers: int = 0,
     ):
-        super().__init__(name, block_size, seed, verify)
-        self.channels, self.size, self.augment = self.meta["channels"], image_size, augment or NONE
-        self.augment.check()
-        check_size(image_size, self.meta["image_size"], self.augment, name)
+        super().__init__(name, block_size, seed, meta)
+        self.channels, self.size, self.flags = self.meta["channels"], image_size, flags
+        self.changes, self.mixes = (flags.changes, flags.mixes) if flags else (False, False)
+        check_size(image_size, self.meta["image_size"], flags.crop_padding if flags else 0, name)
         self.offsets = {split: self._read_offsets(split) for split in self.splits}
         self.labels = {split: self._read_labels(split) for split in self.splits}
         self.windows, self.val_windows = (len(self.labels[split]) for split in ("train", "val"))
@@ -62,10 +63,6 @@ class Images(Prepared):
         """What an epoch is, in words."""
         return f"{self.windows:,} images an epoch, of {len(self.meta['classes']):,} classes"
 
-    def counted(self, step: int, batch_size: int) -> int:
-        """0: all targets of all batches count in the loss."""
-        return 0
-
     def batch(self, step: int, batch_size: int, rows: slice = slice(None)) -> tuple:
         """Rows `rows` of the batch of `step` (from 0): images float32 (rows, C, S, S), normalised by the dataset's mean
         and standard deviation, and labels int64 (rows,).
@@ -74,7 +71,7 @@ class Images(Prepared):
         Then there are also other labels int64 (rows,), the neighbours', and share float32 (rows,), that of the image's
         own label."""
         index = np.arange(batch_size, dtype=np.int64)[rows]
-        if not self.augment.mixes:
+        if not self.mixes:
             return self._decode("train", self._draw(step, batch_size, rows), self._generators(step, index))
         partner = np.where((index ^ 1) < batch_size, index ^ 1, index)
         needed, at = np.unique(np.concatenate([index, partner]), return_inverse=True)
@@ -86,7 +83,7 @@ class Images(Prepared):
         def mix_one(row):
             if own[row] != other[row]:
                 rng = self._generator(step, int(index[row]), MIXING)
-                share[row] = self.augment.mix(mixed[row], images[other[row]], rng)
+                share[row] = mix_images(mixed[row], images[other[row]], self.flags, rng)
 
         self._for_each(len(index), mix_one)
         return mixed, labels[own], labels[other], share
@@ -97,15 +94,14 @@ class Images(Prepared):
         images = np.zeros((size, self.channels, self.size, self.size), np.float32)
         labels = np.full(size, -1, np.int64)
         images[: len(chosen)], labels[: len(chosen)] = self._decode("val", chosen, [None] * len(chosen))
-        return (images, labels, labels, np.ones(size, np.float32)) if self.augment.mixes else (images, labels)
+        return (images, labels, labels, np.ones(size, np.float32)) if self.mixes else (images, labels)
 
     def _generator(self, step, index, purpose):
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence([mix(self.seed), step, index, purpose])))
 
     def _generators(self, step, index):
         """One for each image; or None for it where nothing is drawn."""
-        changes = self.augment.changes
-        return [self._generator(step, i, PIXELS) if changes else None for i in index.tolist()]
+        return [self._generator(step, i, PIXELS) if self.changes else None for i in index.tolist()]
 
     def _decode(self, split, chosen, generators):
         """Images float32 (n, C, S, S) and labels int64 (n,) of a split, augmented where there is a generator."""
@@ -116,7 +112,7 @@ class Images(Prepared):
             if generators[row] is None:
                 image = fit(image, self.size)
             else:
-                image = self.augment.change(image, self.size, self.fill, generators[row])
+                image = change(image, self.size, self.flags, self.fill, generators[row])
             pixels = np.asarray(image).reshape(self.size, self.size, self.channels).transpose(2, 0, 1)
             np.multiply(pixels, self.scale, out=images[row])
             images[row] -= self.shift  # (pixels / 255 - mean) / std
@@ -190,14 +186,14 @@ def open_image(raw: bytes, channels: int, side: int | None):
     return image.convert(mode)
 
 
-def check_size(image_size: int, side: int | None, augment: Augment, name: str) -> None:
+def check_size(image_size: int, side: int | None, crop_padding: int, name: str) -> None:
     """ValueError unless images of the dataset `name`, which have this `side` or None, can become `image_size`."""
     if side not in (None, image_size):
         raise ValueError(f"image_size={image_size}, and images of {name!r} are {side} × {side}: set image_size={side}")
     if image_size < 1:
         raise ValueError(f"image_size={image_size}, and images of {name!r} have several sizes: set it to 1 or more")
-    if augment.crop_padding >= image_size:
-        raise ValueError(f"crop_padding={augment.crop_padding} must be below image_size={image_size}")
+    if crop_padding >= image_size:
+        raise ValueError(f"crop_padding={crop_padding} must be below image_size={image_size}")
 
 
 def threads() -> int:

@@ -16,12 +16,12 @@ class Prepared:
     mapped, so resident memory does not grow however long the run.
     """
 
-    kind: str  # as meta.json spells it
+    kind: str  # in meta.json
     windows: int
     val_windows: int
 
-    def __init__(self, name: str, block_size: int, seed: int = 1337, verify: bool = True):
-        self.meta = load_meta(name, verify)
+    def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None):
+        self.meta = meta or load_meta(name)  # a given one was verified
         if (kind := self.meta.get("kind", "text")) != self.kind:
             raise ValueError(f"dataset {name!r} is of kind {kind}, and this reads {self.kind}: choose another dataset")
         self.name, self.block_size, self.seed = name, block_size, seed
@@ -33,6 +33,10 @@ class Prepared:
         available = self.val_windows
         wanted = min(available, max(1, eval_tokens // self.block_size)) if eval_tokens else available
         return np.arange(wanted, dtype=np.int64) * available // wanted
+
+    def loss_tokens(self, step: int, batch_size: int) -> int:
+        """How many targets of the whole batch of `step` count in the loss; 0: all."""
+        return 0
 
     def _draw(self, step, batch_size, rows=slice(None)):
         """What the rows `rows` of the batch of `step` are read from: without replacement within an epoch."""
@@ -65,8 +69,8 @@ class Prepared:
 class Tokens(Prepared):
     """A prepared dataset of token ids, read as rows of `block_size` inputs and their targets. `_rows` reads them."""
 
-    def __init__(self, name: str, block_size: int, seed: int = 1337, verify: bool = True, doc_mask: bool = False):
-        super().__init__(name, block_size, seed, verify)
+    def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None, doc_mask: bool = False):
+        super().__init__(name, block_size, seed, meta)
         self.doc_mask = doc_mask
         self.dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
 

@@ -16,8 +16,8 @@ class Dataset(Tokens):
 
     kind = "text"
 
-    def __init__(self, name: str, block_size: int, seed: int = 1337, verify: bool = True, doc_mask: bool = False):
-        super().__init__(name, block_size, seed, verify, doc_mask)
+    def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None, doc_mask: bool = False):
+        super().__init__(name, block_size, seed, meta, doc_mask)
         tokens = {split: part["tokens"] for split, part in self.splits.items()}
         for split, n in tokens.items():
             if n < block_size + 1:
@@ -33,10 +33,6 @@ class Dataset(Tokens):
     def describe(self) -> str:
         """What an epoch is, in words."""
         return f"{self.windows:,} windows an epoch"
-
-    def counted(self, step: int, batch_size: int) -> int:
-        """0: all targets of all batches count in the loss."""
-        return 0
 
     def validation(self, eval_tokens: int = 0) -> np.ndarray:
         """First tokens of the validation windows: evenly spaced over val.bin, at most `eval_tokens` (0 = all)."""

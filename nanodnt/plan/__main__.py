@@ -16,7 +16,6 @@ from configurator import configure
 from layers import rules
 from model import GPTConfig
 from nanodnt.data import folder_of, load_meta
-from nanodnt.networks import fit, network, stand_in
 from nanodnt.optim import describe_groups, fill_defaults, make_optimizer, notes
 from nanodnt.plan.describe import (
     describe_flops,
@@ -30,6 +29,7 @@ from nanodnt.plan.equations import describe_network
 from nanodnt.plan.planning import PlanConfig, describe_plan
 from nanodnt.run.errors import EXPECTED, report_error
 from nanodnt.settings import TrainConfig
+from nanodnt.tasks import task_of
 
 
 def resolve(description: str, *schemas, argv=None) -> tuple:
@@ -38,13 +38,14 @@ def resolve(description: str, *schemas, argv=None) -> tuple:
     (flags, config, *others), _ = configure(GPTConfig, TrainConfig, *schemas, argv=argv, description=description)
     config.check()
     fill_defaults(config)
+    task = task_of(flags)
     if (folder_of(config.dataset) / "meta.json").exists():
         meta, source = load_meta(config.dataset, verify=False), ""
     else:
-        meta, source = stand_in(flags)
-    fit(flags, meta, config.dataset)
+        meta, source = task.stand_in(flags)
+    task.fit(flags, meta, config.dataset)
     remark = source and f"; {source}, since dataset {config.dataset!r} is not prepared here"
-    model = network(flags).empty(flags)
+    model = task.network().empty(flags)
     return model, make_optimizer(model, config), config, remark, *others
 
 

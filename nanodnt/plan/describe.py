@@ -8,6 +8,7 @@ from nanodnt.files import write_file
 from nanodnt.optim import OPTIMIZERS, fill_defaults, lr_at, state_bytes
 from nanodnt.settings import TrainConfig
 from nanodnt.tables import table
+from nanodnt.tasks import task_of
 
 
 def describe_size(model: Transformer, remark: str = "") -> list:
@@ -18,11 +19,7 @@ def describe_size(model: Transformer, remark: str = "") -> list:
     if c.n_expert:
         shared = f", {c.n_expert_shared} shared" if c.n_expert_shared else ""
         ffn = f"{c.n_expert} experts of FFN {c.hidden} ({c.n_expert_active} active{shared})"
-    rows, data = f"context {c.block_size}", f"vocabulary {c.vocab_size}, padded to {c.padded_vocab_size}"
-    if c.patch_size:
-        rows = f"{c.block_size} tokens an image"
-        data = f"images of {c.image_size} × {c.image_size} pixels, {c.channels} channel{'s' * (c.channels > 1)}, "
-        data += f"patches of {c.patch_size} × {c.patch_size}, {c.n_class} classes"
+    rows, data = task_of(c).describe_size(c)
     return [f"{c.n_layer} blocks, {c.n_embd} wide, {heads}, {ffn}, {rows}", data + remark]
 
 
@@ -44,10 +41,11 @@ def describe_flops(model: Transformer) -> str:
     """A line: FLOPs per token, of images also per image, and the shares of blocks, head and attention."""
     c, total = model.config, model.flops_per_token()
     attention, blocks = model.attention_flops(), 6 * model.active_matrices()
-    ends, name = total - attention - blocks, "patches and head" if c.patch_size else "head"
+    of_images = task_of(c).reads == "images"
+    ends, name = total - attention - blocks, "patches and head" if of_images else "head"
     shares = f"blocks {blocks / total:.0%}, {name} {ends / total:.0%}, attention {attention / total:.0%}"
     counted = ", counting active parameters" if c.n_expert else ""
-    image = f", {total * c.block_size / 1e9:.4g} per image" if c.patch_size else ""
+    image = f", {total * c.block_size / 1e9:.4g} per image" if of_images else ""
     return f"{total / 1e9:.3f} GFLOPs per token{image}, forward and backward{counted} ({shares})"
 
 

@@ -131,7 +131,7 @@ def describe_blocks(config: GPTConfig, blocks) -> list:
 
 def embedding_equation(model: Transformer) -> str:
     """What the stream begins with, before embed_scale and input_norm."""
-    if not model.config.patch_size:
+    if not hasattr(model, "patch"):
         return "wte[token]" + (" + wpe[position]" if model.wpe is not None else "")
     patch = linear_equation(model.patch, "Wpatch", "patch")
     return (patch if model.cls is None else f"[class token; {patch}]") + " + wpe[position]"
@@ -140,7 +140,7 @@ def embedding_equation(model: Transformer) -> str:
 def head_equation(model: Transformer) -> str:
     """The logits of the stream x."""
     x = equation(model.final_norm, "x")
-    if not model.config.patch_size:
+    if not hasattr(model, "patch"):
         return f"logits = {'Wte' if model.head is None else 'Whead'} {x}"
     pooled = f"mean over patches of {x}" if model.cls is None else f"class token of {x}"
     return f"logits = {linear_equation(model.head, 'Whead', f'({pooled})')}"

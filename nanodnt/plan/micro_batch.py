@@ -6,11 +6,11 @@ import torch
 
 from model import GPTConfig
 from nanodnt.engine import prepare_model, split_batch
-from nanodnt.networks import network
 from nanodnt.optim import make_optimizer
 from nanodnt.plan.memory import Timeline
 from nanodnt.plan.strategies import Strategy, make_strategy
 from nanodnt.run.hardware import available_bytes, memory_bytes
+from nanodnt.tasks import task_of
 
 
 def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limit: float) -> int:
@@ -29,7 +29,7 @@ def choose_micro_batch(flags: GPTConfig, config, env) -> tuple:
     if config.micro_batch_size or env.device.type != "cuda":
         return micro, accumulation
     share, limit = micro * accumulation, env.minimum(available_bytes(env.device))  # so all ranks choose the same
-    model = network(flags).empty(flags)
+    model = task_of(flags).network().empty(flags)
     prepare_model(model, config, replace(env, device=torch.device("meta")))
     optimizer = make_optimizer(model, config)
     total = env.minimum(memory_bytes(env.device))  # by which FSDP chose what to keep

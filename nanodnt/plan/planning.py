@@ -18,6 +18,7 @@ from nanodnt.plan.strategies import state_tensors, strategies, total_bytes
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS
 from nanodnt.tables import table
+from nanodnt.tasks import task_of
 
 # GB that tensors can have [I], and the name in PEAK_FLOPS. A GPU has 2 to 6 GB more (an H100 85, in GB of 10⁹ bytes),
 # which CUDA, NCCL, the kernels' workspaces and the allocator's gaps need.
@@ -103,7 +104,7 @@ def describe_strategies(timelines: dict, choices: list, share: int, config, limi
 
 def describe_time(model, config, plan: PlanConfig, dtype) -> list:
     """Lines: the work of the run, and its days at the assumed MFU."""
-    rows, context, images = config.batch_size, model.config.block_size, bool(model.config.patch_size)
+    rows, context, images = config.batch_size, model.config.block_size, task_of(model.config).rows == "images"
     tokens = rows * context
     flops = tokens * model.flops_per_token()
     peak = config.peak_flops or (PEAK_FLOPS[GPUS[plan.gpu][1]] if dtype != torch.float32 else 0)
@@ -155,7 +156,7 @@ def describe_plan(model, config, plan: PlanConfig) -> list:
         describe_disk(model, optimizer, config),
         "",
         f"memory of one of {plan.gpus} {plan.gpu}, {plan.bytes / 1e9:g} GB each for tensors, not compiled "
-        f"({share} {'images' if model.config.patch_size else 'sequences'} of a step each):",
+        f"({share} {task_of(model.config).rows} of a step each):",
         *describe_strategies(timelines, choices, share, config, plan.bytes),
         *(strategy.note for strategy in choices if strategy.note),
         *NOTES,

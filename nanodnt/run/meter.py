@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import torch
 
-from nanodnt.data import load_meta
-from nanodnt.networks import kind_of_data
 from nanodnt.run.hardware import peak_flops, peak_memory_bytes
 
 
@@ -24,13 +22,12 @@ class Reading(NamedTuple):
 class Meter:
     """Counts skipped steps on the device, and time on the host. Between readings nobody waits for the device."""
 
-    def __init__(self, state, step_tokens: int, step_flops: float, config, env):
+    def __init__(self, state, step_tokens: int, step_flops: float, config, env, step_images: int = 0):
         self.env, self.step_tokens, self.step_flops = env, step_tokens, step_flops
         self.peak = peak_flops(env.device, env.dtype, config.peak_flops)
         self.counts = torch.tensor([state.skipped, 0.0, 0.0], device=env.device)  # skipped, streak, longest_streak
         self.last_step, self.clock = state.step, time.perf_counter()
-        images = kind_of_data(load_meta(config.dataset, verify=False)) == "images"
-        self.step_images = config.batch_size if images else 0
+        self.step_images = step_images
 
     def count(self, found_inf) -> None:
         """Note whether the step just made was skipped."""

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nanodnt.data import load_meta, open_dataset
-from nanodnt.networks import kind_of_data
+from model import GPTConfig
+from nanodnt.data import load_meta
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.metrics import read_metrics
+from nanodnt.settings import TrainConfig
+from nanodnt.tasks import open_data, task_of_data
 from nanodnt.weights import model_from_checkpoint
 from studies.analysis import gradients, norms, streams
 from studies.analysis.settings import AnalyzeConfig
@@ -39,14 +41,14 @@ class CheckpointedRun:
         checkpoint = load_checkpoint(kept[-1])
         self.block_size, trained_on = checkpoint["model_config"]["block_size"], checkpoint["meta"]
         dataset = config.dataset or checkpoint["train_config"]["dataset"]
-        meta, image_size = load_meta(dataset), checkpoint["model_config"].get("image_size", 0)
+        meta = load_meta(dataset)
         if any(meta.get(key) != trained_on.get(key) for key in READ):
             here, there = map(describe_data, (meta, trained_on))
             raise ValueError(
                 f"dataset {dataset!r} ({here}) is not what {path} reads ({there}): choose another --dataset"
             )
-        self.images = kind_of_data(meta) == "images"
-        self.data = open_dataset(dataset, self.block_size, verify=False, image_size=image_size)
+        self.images = task_of_data(meta).reads == "images"
+        self.data = open_data(TrainConfig(dataset=dataset), GPTConfig(**checkpoint["model_config"]), meta)
         if meta["splits"]["val"] != trained_on.get("splits", {}).get("val"):
             what = "images of {!r} are not the ones" if self.images else "text of {!r} is not the one"
             print(f"note: {name}: the validation {what.format(dataset)} of its training")
@@ -91,7 +93,7 @@ class Batches:
 
 def describe_data(meta: dict) -> str:
     """What READ says of a dataset, in words."""
-    if kind_of_data(meta) == "images":
+    if task_of_data(meta).reads == "images":
         size = "of several sizes" if meta["image_size"] is None else "of {0} × {0} pixels".format(meta["image_size"])
         return f"images {size}, channels {meta['channels']}, {len(meta['classes'])} classes"
     return f"{meta['tokenizer']}, {meta['vocab_size']} tokens"

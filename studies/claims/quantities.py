@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 
 from model import GPTConfig, Transformer
-from nanodnt.networks import fit, network, open_data, stand_in
+from nanodnt.data import load_meta
 from nanodnt.optim import fill_defaults, state_bytes
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.environment import choose_device
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
+from nanodnt.tasks import open_data, task_of
 from nanodnt.weights import model_from_checkpoint
 from studies.analysis import gradients, norms, streams
 
@@ -60,7 +61,7 @@ def load_model(path: Path, name: str = "last.pt") -> Transformer:
 def first_model(path: Path) -> Transformer:
     """The model before the first step, in fp32 and eval mode. Not for Admin, whose ω are profiled."""
     model, config = load_configs(path)
-    return network(model)(model, config.seed).eval().to(measuring_device())
+    return task_of(model).network()(model, config.seed).eval().to(measuring_device())
 
 
 def validation_batches(path: Path, tokens: int, size: int = 0) -> list:
@@ -68,7 +69,7 @@ def validation_batches(path: Path, tokens: int, size: int = 0) -> list:
     them per batch, 0 = as many as MICRO_TOKENS allows."""
     model, config = load_configs(path)
     size = size or max(1, gradients.MICRO_TOKENS // model.block_size)
-    data = open_data(replace(config, doc_mask=False), model)
+    data = open_data(replace(config, doc_mask=False), model, load_meta(config.dataset, verify=False))
     starts, device = data.validation(tokens), measuring_device()
     batches = [data.val_batch(starts[i : i + size], size) for i in range(0, len(starts), size)]
     return [tuple(torch.from_numpy(part).to(device) for part in batch[:2]) for batch in batches]
@@ -236,9 +237,10 @@ MEASURES = {
 
 def state_gigabytes(flags: GPTConfig, config: TrainConfig) -> float:
     """GB of optimizer state for the model; its vocabulary is GPT-2's, and its images ImageNet's, unless set."""
-    fit(flags, stand_in(flags)[0], config.dataset)
+    task = task_of(flags)
+    task.fit(flags, task.stand_in(flags)[0], config.dataset)
     fill_defaults(config)
-    return state_bytes(network(flags).empty(flags), config) / 1e9
+    return state_bytes(task.network().empty(flags), config) / 1e9
 
 
 CONFIG_MEASURES = {"state GB": state_gigabytes}  # of a configuration alone: (GPTConfig, TrainConfig) → float

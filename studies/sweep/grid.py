@@ -10,9 +10,9 @@ from configurator import read_knobs
 from model import GPTConfig
 from nanodnt.data import folder_of, load_meta
 from nanodnt.engine import split_batch
-from nanodnt.networks import fit, network, stand_in
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
+from nanodnt.tasks import task_of
 from studies.sweep.runner import ROOT, TrainingRun, make_run, resolve_configs
 
 SET_HERE = {"out_dir": "use --out instead", "seed": "use --seeds instead", "init_from": "leave it out"}
@@ -158,9 +158,10 @@ def check_trainable(run: TrainingRun) -> tuple:
     try:
         config.check()
         fill_defaults(config)
-        meta, left_open = stand_in(flags)
-        fit(flags, load_meta(config.dataset, verify=False) if left_open else meta, config.dataset)
-        make_optimizer(network(flags).empty(flags), config)
+        task = task_of(flags)
+        meta, left_open = task.stand_in(flags)
+        task.fit(flags, load_meta(config.dataset, verify=False) if left_open else meta, config.dataset)
+        make_optimizer(task.network().empty(flags), config)
         split_batch(config.batch_size, config.micro_batch_size, 1)
     except ValueError as e:
         raise ValueError(f"{run.path.name}: {e}") from None

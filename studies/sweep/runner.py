@@ -28,10 +28,10 @@ except ImportError:  # Windows
 from configurator import configure
 from model import GPTConfig
 from nanodnt.files import write_file
-from nanodnt.networks import left_to_dataset, meant
 from nanodnt.optim import fill_defaults
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
+from nanodnt.tasks import meant, task_of
 
 ROOT = Path(__file__).resolve().parents[2]  # of the repository
 # fields of config.json that may differ from the command line's without making it another run
@@ -254,7 +254,7 @@ class Runner:
             made, wanted = {**meant(made["model"]), **made["train"]}, {**meant(asdict(flags)), **asdict(config)}
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{run.path / 'config.json'} is damaged: remove {run.path}") from None
-        ignored = {*IGNORED_FIELDS, *left_to_dataset(flags)}
+        ignored = {*IGNORED_FIELDS, *task_of(flags).left_to_dataset(flags)}
         names = [name for name in made if name in wanted and name not in ignored]
         changed = [f"{name} {made[name]!r} → {wanted[name]!r}" for name in names if made[name] != wanted[name]]
         if changed:

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from nanodnt.data import open_dataset
 from support.examples import UNEVEN, write_documents, write_examples
+from support.prepared import open_prepared
 from support.processes import assert_same_values, left, play, processes
 from support.runs import column, different, load, metrics
 from support.tracked import assert_close_numbers, tracks
@@ -104,11 +104,11 @@ def test_evaluation_alone(more):
 
 def test_processes_have_other_numbers_of_targets(single):
     """So that a mean of their means would be another number. Of a text they have other numbers of validation rows."""
-    data = open_dataset(single / "data, examples", 32)
+    data = open_prepared(single / "data, examples", 32)
     counts = np.array([(data.batch(step, 12)[1] != -1).reshape(2, -1).sum(1) for step in range(8)])
     assert (counts.max(1) > 1.25 * counts.min(1)).sum() >= 3
-    assert counts.sum(1).tolist() == [data.counted(step, 12) for step in range(8)]
-    assert open_dataset(single / "data, text", 32).val_windows % 2
+    assert counts.sum(1).tolist() == [data.loss_tokens(step, 12) for step in range(8)]
+    assert open_prepared(single / "data, text", 32).val_windows % 2
 
 
 def test_what_two_processes_began_one_goes_on_with(pair):

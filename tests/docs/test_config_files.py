@@ -7,8 +7,8 @@ import torch
 
 from model import GPT
 from nanodnt.engine import split_batch
-from nanodnt.networks import fit, network, stand_in
 from nanodnt.optim import fill_defaults, make_optimizer
+from nanodnt.tasks import task_of
 from support.pages import CONFIGS, ROOT, load
 
 
@@ -22,8 +22,8 @@ def test_every_config_loads_builds_and_names_its_command(path):
     model, config = load(str(path))
     config.check()
     fill_defaults(config)
-    fit(model, stand_in(model)[0], config.dataset)
-    network(model).empty(model)
+    task_of(model).fit(model, task_of(model).stand_in(model)[0], config.dataset)
+    task_of(model).network().empty(model)
     text = (ROOT / path).read_text()
     assert re.search(rf"train\.py .*{path}", text.replace("\\\n", " ")), "its launch line"
     assert text.count("\n") <= (75 if model.patch_size else 40)  # recipes for images are long

@@ -15,10 +15,10 @@ import pytest
 import bench
 from configurator import read_knobs
 from nanodnt.engine import split_batch
-from nanodnt.networks import fit, network, stand_in
 from nanodnt.optim import describe_groups, fill_defaults, make_optimizer
 from nanodnt.plan.__main__ import main, resolve
 from nanodnt.plan.planning import PlanConfig
+from nanodnt.tasks import task_of
 from support.pages import (
     CONFIGS,
     FLAGS,
@@ -60,9 +60,9 @@ def test_the_readmes_layouts_build():
     assert len(found) >= 9 and "lns=norm residual_init=plain" in found
     for text in found:
         model, config = load(*(f"--{flag}" for flag in text.split()))
-        fit(model, stand_in(model)[0], config.dataset)
+        task_of(model).fit(model, task_of(model).stand_in(model)[0], config.dataset)
         fill_defaults(config)
-        make_optimizer(network(model).empty(model), config)
+        make_optimizer(task_of(model).network().empty(model), config)
 
 
 def test_every_page_is_linked_from_the_readme_or_a_page():
@@ -141,7 +141,7 @@ def test_messages_on_the_page_about_many_gpus_are_the_codes():
 
 def check_training(argv, processes):
     flags, config = load(*argv)
-    fit(flags, stand_in(flags)[0], config.dataset)
+    task_of(flags).fit(flags, task_of(flags).stand_in(flags)[0], config.dataset)
     flags.check()
     config.check()
     fill_defaults(config)

@@ -8,8 +8,8 @@ import pytest
 from configurator import read_file
 from layers import rules
 from model import GPTConfig
-from nanodnt.data.augment import Augment
 from nanodnt.settings import TrainConfig
+from nanodnt.tasks.images import ImageFlags
 from support.models import rule_lines
 from support.pages import CONFIGS, FLAGS, ROOT, load, rows_with
 
@@ -20,7 +20,7 @@ REFUSED = [text for row in rows_with(PAGE, "refused flags") for text in FLAGS.fi
 def test_every_flag_is_on_the_page_with_its_default():
     names = [f.name for f in fields(GPTConfig)]
     names = [*names[names.index("patch_size") : names.index("norm")], "drop_path", "mlp", "init"]
-    of_training = ["label_smoothing", *(f.name for f in fields(Augment)), "data_workers", "lr_ratio_patch"]
+    of_training = [*(f.name for f in fields(ImageFlags)), "lr_ratio_patch"]
     for title, wanted, schema in (("model", names, GPTConfig), ("training", of_training, TrainConfig)):
         rows = {row[f"flag of {'the ' * (title == 'model')}{title}"]: row["default"] for row in rows_of(title)}
         defaults = {f.name: f.default for f in fields(schema)}

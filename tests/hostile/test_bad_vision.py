@@ -65,12 +65,16 @@ MIXED_UP = cases(  # text and images
     ("rope", IMAGES + " --pos=rope", ["pos=rope", "patch_size=2 makes this a model of images"]),
     ("rope_theta", IMAGES + " --rope_theta=500", ["rope_theta=500.0", "patch_size=2"]),
     ("a vocabulary", IMAGES + " --vocab_size=50", ["vocab_size=50", "patch_size=2"]),
-    ("doc_mask", IMAGES + " --doc_mask=True", ["doc_mask=True is for texts", "digits' holds images"]),
+    ("doc_mask", IMAGES + " --doc_mask=True", ["doc_mask=True is for text"]),
     ("image_size, text", "--image_size=8", ["image_size=8", "patch_size=0 makes this a model of text"]),
     ("channels, text", "--channels=1", ["channels=1", "patch_size=0"]),
     ("n_class, text", "--n_class=10", ["n_class=10", "patch_size=0"]),
     ("pool, text", "--pool=mean", ["pool=mean", "patch_size=0"]),
-    ("label_smoothing, text", "--label_smoothing=0.1", ["label_smoothing=0.1 is for images", "reads text", "leave it"]),
+    (
+        "label_smoothing, text",
+        "--label_smoothing=0.1",
+        ["holds a text", "are for images", "leave them out: --label_smoothing=0.1"],
+    ),
     ("loss_chunks, images", IMAGES + " --loss_chunks=2", ["loss_chunks=2 is for text", "reads images", "leave it"]),
     ("crop_area, text", "--crop_area=0.5", ["holds a text", "--crop_area=0.5"]),
     ("crop_padding, text", "--crop_padding=1", ["holds a text", "--crop_padding=1"]),
@@ -87,7 +91,7 @@ MIXED_UP = cases(  # text and images
     (
         "a ViT resumed, label_smoothing of text",
         f"{RESUME} --label_smoothing=0.1",
-        ["label_smoothing=0.1 is for images"],
+        ["these flags are for images, leave them out: --label_smoothing=0.1"],
     ),
     ("evaluated on text", "--eval_only=True --init_from={tmp}/vit", ["is of text, but the model reads images"]),
 )

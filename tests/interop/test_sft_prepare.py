@@ -14,13 +14,13 @@ from pyarrow import parquet
 
 from interop.conversations.records import conversations, messages_of
 from interop.conversations.template import TEMPLATES, template_of
-from nanodnt.data import load_meta, open_dataset
+from nanodnt.data import load_meta
 from nanodnt.data import meta as data
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import script
 from nanodnt.prepare.text import build
 from support.examples import starting_tokenizer
-from support.prepared import contents, error_of, ids_of, load_script
+from support.prepared import contents, error_of, ids_of, load_script, open_prepared
 from support.runs import ROOT
 
 sft, commonsense = map(load_script, ("sft", "commonsense170k"))
@@ -106,7 +106,7 @@ def test_a_dataset_of_examples(home, tmp_path, capsys):
 
 def test_batches_count_the_answers_alone(home, tmp_path):
     run(write_lines(tmp_path / "pairs.jsonl", RECORDS), "--template={prompt}\\n{response}")
-    rows = open_dataset("mine", block_size=64)
+    rows = open_prepared("mine", block_size=64)
     x, y = rows.batch(0, rows.windows)
     counted = [bytes(row[row >= 0][row[row >= 0] < 256].tolist()).decode() for row in y]
     answers = sorted(answer for _, answer in texts_of(home / "mine", "train"))
@@ -215,9 +215,9 @@ def test_longer_examples_are_left_out_and_named(home, tmp_path, capsys):
         "left out: 2 of 7 examples of --input have more than max_tokens+1 = 10 tokens (the longest 12): "
         f"{path}, line 4; {path}, line 6\n"
     )
-    open_dataset("mine", block_size=9)
+    open_prepared("mine", block_size=9)
     with pytest.raises(ValueError, match="longer than block_size"):
-        open_dataset("mine", block_size=8)
+        open_prepared("mine", block_size=8)
     run(path, *how)
     assert capsys.readouterr().err == "" and load_meta("mine")["source"] == "a.jsonl (7 examples)"
     before = contents(home)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import train
 from model import GPT, GPTConfig
-from nanodnt.data import Examples, open_dataset
+from nanodnt.data.examples import Examples
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.engine import training_step
 from nanodnt.optim import fill_defaults, make_optimizer
@@ -19,6 +19,7 @@ from nanodnt.settings import TrainConfig
 from nanodnt.weights import model_from_checkpoint
 from support.examples import UNEVEN, documents, mean_loss, write, write_documents, write_examples
 from support.models import LLAMA, S5, SIZE, error, perturb, tokens
+from support.prepared import open_prepared
 from support.processes import TOLERANCES, assert_same_values
 from support.runs import (
     Crash,
@@ -110,7 +111,7 @@ def validation_by_hand(kind, data, model) -> float:
 @each_kind
 def test_losses_are_those_of_documents_by_themselves(kind, folders, wholes):
     """Of training steps, at the start and later, and of validation."""
-    data, losses = open_dataset(folders[kind], T), column(wholes[kind], "train_loss")
+    data, losses = open_prepared(folders[kind], T), column(wholes[kind], "train_loss")
     for step in (0, 4, 8):
         by_hand = step_by_hand(kind, data, step, exact(wholes[kind] / f"step_{step}.pt"))
         assert losses[step + 1] == pytest.approx(by_hand, rel=2e-6), step
@@ -122,7 +123,7 @@ def test_losses_are_those_of_documents_by_themselves(kind, folders, wholes):
 def test_without_doc_mask_an_example_reads_those_before_it(folders, wholes, tmp_path):
     """And still its answers alone count: against all logits of whole rows."""
     assert run(out_dir=tmp_path, dataset=folders["examples"], keep_every=4, **COMMON | dict(doc_mask=False)) == 0
-    data = open_dataset(folders["examples"], T)
+    data = open_prepared(folders["examples"], T)
     x, y = map(torch.from_numpy, data.batch(8, 12))
     counted = sum(sum(mark == 1 for mark in marks) for _, marks in examples_of(x))
     assert counted == (y != -1).sum()
@@ -135,7 +136,7 @@ def test_without_doc_mask_an_example_reads_those_before_it(folders, wholes, tmp_
 
 def test_rows_count_by_their_tokens(folders, wholes):
     """A mean of the means of rows, or of micro batches, would be another number, beyond all tolerances here."""
-    data, model = open_dataset(folders["examples"], T), exact(wholes["examples"] / "step_8.pt")
+    data, model = open_prepared(folders["examples"], T), exact(wholes["examples"] / "step_8.pt")
     differences = []
     for step in (8, 9, 10):
         x, y = data.batch(step, 12)
@@ -153,7 +154,7 @@ CASES += [pytest.param(*case, marks=pytest.mark.deep) for case in (("examples", 
 @pytest.mark.parametrize("kind, micro", CASES)
 def test_the_micro_batch_makes_no_difference(kind, micro, folders, wholes, tmp_path):
     """Losses, gradient norms, and validation losses, of rows that do not come to whole batches of 4."""
-    assert open_dataset(folders[kind], T).val_windows % 4
+    assert open_prepared(folders[kind], T).val_windows % 4
     assert run(out_dir=tmp_path, dataset=folders[kind], micro_batch_size=micro, **COMMON | KINDS[kind]) == 0
     assert_same_values(tmp_path, wholes[kind])
 
@@ -207,7 +208,7 @@ def test_a_batch_without_doc_mask_has_no_positions(folders, dataset, tmp_path):
             assert run(out_dir=tmp_path / name, dataset=folder, max_iters=1) == 0
         assert run(out_dir=tmp_path / "apart", dataset=folders["text"], max_iters=1, doc_mask=True) == 0
     assert [n for n, _ in seen] == [2, 2, 3] and seen[0][1] == seen[2][1] == 0
-    assert seen[1][1] == (open_dataset(folders["examples"], T).batch(0, 8)[1] != -1).sum()
+    assert seen[1][1] == (open_prepared(folders["examples"], T).batch(0, 8)[1] != -1).sum()
 
 
 def test_one_document_a_window_is_as_without_doc_mask(tmp_path):
@@ -283,8 +284,8 @@ def test_after_a_rollback_the_later_batch_and_its_number_of_targets_go_together(
         assert run(out_dir=tmp_path, dataset=folders["examples"], **config) == 0
     rows = [row for row in metrics(tmp_path) if "train_loss" in row]
     assert [row["step"] for row in rows] == [*range(1, 9), *range(9, 13)] and load(tmp_path / "last.pt")["shift"] == 1
-    data = open_dataset(folders["examples"], T)
-    assert data.counted(8, 12) != data.counted(9, 12)
+    data = open_prepared(folders["examples"], T)
+    assert data.loss_tokens(8, 12) != data.loss_tokens(9, 12)
     by_hand = step_by_hand("examples", data, 9, exact(tmp_path / "step_8.pt"))
     assert column(tmp_path, "train_loss")[9] == pytest.approx(by_hand, rel=2e-6)
 
@@ -316,7 +317,7 @@ def measured(model, documents) -> tuple:
 def test_what_is_tracked_is_of_documents_by_themselves(folders, wholes, tmp_path):
     """Of the first validation rows, as many as a step has, with their padding. Tracking changes nothing in the run."""
     assert run(out_dir=tmp_path, dataset=folders["examples"], track_interval=4, keep_every=4, **COMMON) == 0
-    data, others = open_dataset(folders["examples"], T, doc_mask=True), []
+    data, others = open_prepared(folders["examples"], T, doc_mask=True), []
     x, _, positions = data.val_batch(data.validation()[:12], 12)
     parts = [x[row, part].tolist() for row, part in documents(positions)]
     assert len(parts) > 20 and [*tracks(tmp_path)] == [4, 8, 12]

@@ -224,7 +224,7 @@ def test_an_evaluation_repeated_on_resume_may_be_the_best(dataset, tmp_path):
     config, stop_at = dict(out_dir=tmp_path, dataset=dataset, max_iters=30), [10]
     losses = {0: 5.0, 10: 1.0, 20: 4.0, 30: 4.0}
 
-    def evaluate(model, data, config, micro, env, stop):
+    def evaluate(model, task, data, config, micro, env, stop):
         step = 10 * len(seen)
         if step in stop_at:
             stop_at.clear()

@@ -328,12 +328,12 @@ def test_an_interrupted_run_tracks_what_the_uninterrupted_one_does(dataset, tmp_
         assert run(out_dir=tmp_path / "uninterrupted", **config) == 0
         evaluate, stops = train.evaluate, [8]
 
-        def stop_in(model, data, config, micro, env, stop):
+        def stop_in(model, task, data, config, micro, env, stop):
             rows = metrics(tmp_path / "run")
             if rows and rows[-1]["step"] + 1 in stops:
                 stops.clear()
                 kill_me(signal.SIGTERM)
-            return evaluate(model, data, config, micro, env, stop)
+            return evaluate(model, task, data, config, micro, env, stop)
 
         monkeypatch.setattr(train, "evaluate", stop_in)
         for last in (3, 5):

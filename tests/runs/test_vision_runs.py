@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanodnt.data import Augment, Images
+from nanodnt.data.images import Images
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import model_from_checkpoint
 from support.models import error
@@ -185,8 +185,7 @@ def test_admin_is_profiled_on_images(digits, tmp_path, capsys):
     weights = {name: t.double() for name, t in load(tmp_path / "last.pt")["model"].items()}
     parts = dict(attn="post", mlp="post", final=False, kind="layer", norm_bias=True, linear_bias=True, qk_norm=True)
     net = Net(10, 2, 2, 2, 1e-6, **parts, act="gelu_erf", tied=False, causal=False, admin=True)
-    augment = Augment.of(TrainConfig(**AUGMENTED))
-    images = Images(digits, 17, image_size=8, augment=augment).batch(0, 16, slice(0, 8))[0]
+    images = Images(digits, 17, image_size=8, flags=TrainConfig(**AUGMENTED)).batch(0, 16, slice(0, 8))[0]
     terms = []
     equation(net, weights, torch.from_numpy(images).double(), 2, "cls", terms)
     expected = [1.0] + [sum(((t - t.mean()) ** 2).mean() for t in pair).sqrt().item() for pair in terms[:-1]]

@@ -10,8 +10,8 @@ from dataclasses import asdict
 
 import pytest
 
-from nanodnt.networks import fit, stand_in
 from nanodnt.optim import fill_defaults
+from nanodnt.tasks import task_of
 from studies.claims import quantities, report, reproduce
 from studies.claims.arms import (
     ARMS,
@@ -156,7 +156,7 @@ def test_what_is_counted():
 def resolved(run) -> tuple:
     """(GPTConfig, TrainConfig) as train.py would have them, checked as it checks them."""
     model, train = resolve_configs(run.args)
-    fit(model, stand_in(model)[0], train.dataset)
+    task_of(model).fit(model, task_of(model).stand_in(model)[0], train.dataset)
     model.check()
     train.check()
     fill_defaults(train)
@@ -332,7 +332,7 @@ def test_the_regime_of_mini(tmp_path):
 def test_the_regime_of_digits(tmp_path):
     made = make_experiment(tmp_path, "digits")
     model, train = resolve_configs(made.run_of("ViT S5 mSGDW", 1e-3, 1).args)
-    fit(model, {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, train.dataset)
+    task_of(model).fit(model, {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, train.dataset)
     assert train.dataset == "digits" and model.image_tokens == 17
     assert train.eval_tokens == 0 and train.eval_interval == train.max_iters  # all images, at the end
     assert resolved(made.run_of("ViT DyT, long", 1e-3, 1))[1].max_iters == 4 * train.max_iters

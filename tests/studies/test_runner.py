@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from model import GPTConfig
-from nanodnt.networks import fit, meant
 from nanodnt.optim import fill_defaults
 from nanodnt.settings import TrainConfig
+from nanodnt.tasks import meant, task_of
 from studies.claims import quantities
 from studies.claims.arms import ARMS, Arm
 from studies.claims.claims import Number
@@ -150,7 +150,9 @@ def test_what_the_dataset_says_of_images_is_no_other_setting(tmp_path):
         """As train.py leaves it, with digits."""
         config = resolve_configs(run.args)
         fill_defaults(config[1])
-        fit(config[0], {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, "digits")
+        task_of(config[0]).fit(
+            config[0], {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, "digits"
+        )
         run.path.mkdir(parents=True)
         record = dict(zip(("model", "train"), map(asdict, config), strict=True))
         (run.path / "config.json").write_text(json.dumps(record))

@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 
 from configurator import read_arguments, read_knobs
-from nanodnt.networks import fit, stand_in
 from nanodnt.optim import fill_defaults
+from nanodnt.tasks import task_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -50,7 +50,7 @@ def config(*names, **flags) -> tuple:
     """(GPTConfig, TrainConfig) of files by their names under config/, and flags, completed as train.py does."""
     files = [str(ROOT / "config" / f"{name}.py") for name in names]
     model, train = load(*files, *(f"--{k}={v}" for k, v in flags.items()))
-    fit(model, stand_in(model)[0], train.dataset)
+    task_of(model).fit(model, task_of(model).stand_in(model)[0], train.dataset)
     train.check()
     fill_defaults(train)
     return model, train

@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from model import GPTConfig
 from nanodnt.data import tokenizer
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import script, text
+from nanodnt.settings import TrainConfig
+from nanodnt.tasks import open_data
 from support.runs import ROOT
 
 
@@ -21,6 +24,11 @@ def load_script(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def open_prepared(name, block_size, **settings):
+    """The prepared dataset `name`, with these settings of a TrainConfig."""
+    return open_data(TrainConfig(dataset=str(name), **settings), GPTConfig(block_size=block_size))
 
 
 def gpt2_is_here():

@@ -1,15 +1,13 @@
 """Random changes of images, against numpy and against the distributions that they are drawn from."""
 
-import dataclasses
-import types
-
 import numpy as np
 import pytest
 from PIL import Image
 
-from nanodnt.data import Augment, augment
+from nanodnt.data import augment
 from nanodnt.data import rand_augment as module
 from nanodnt.data.rand_augment import OPERATIONS, rand_augment
+from nanodnt.tasks.images import ImageFlags
 from support.images import noise
 
 GRAY, COLOUR = Image.fromarray(noise(20, 30)), Image.fromarray(noise(20, 30, 3))
@@ -43,21 +41,24 @@ def pixels(image):
     ],
 )
 def test_values_out_of_range(values, words):
-    Augment().check()
+    ImageFlags().check_images()
     with pytest.raises(ValueError) as error:
-        Augment(**values).check()
+        ImageFlags(**values).check_images()
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_of_reads_a_config_and_flags_say_what_is_on():
-    values = dict(crop_area=0.08, crop_padding=0, flip=True, rand_augment=9.0, mixup=0.8, cutmix=0.0)
-    found = Augment.of(types.SimpleNamespace(**values, rand_augment_std=0.7, dataset="x"))
-    assert dataclasses.asdict(found) == values | {"rand_augment_std": 0.7}
-    assert found.flags() == ["--crop_area=0.08", "--flip=True", "--rand_augment=9.0", "--mixup=0.8"]
-    assert Augment(rand_augment_std=1).flags() == [] and not Augment().changes and not Augment().mixes
+def test_flags_say_what_is_on():
+    values = dict(crop_area=0.08, flip=True, rand_augment=9.0, rand_augment_std=0.7, mixup=0.8, data_workers=3)
+    assert ImageFlags(**values).image_flags() == [
+        "--crop_area=0.08",
+        "--flip=True",
+        "--rand_augment=9.0",
+        "--mixup=0.8",
+    ]
+    assert not ImageFlags().changes and not ImageFlags().mixes
     for on in (dict(crop_area=0.9), dict(crop_padding=1), dict(flip=True), dict(rand_augment=1)):
-        assert Augment(**on).changes and not Augment(**on).mixes
-    assert Augment(mixup=0.1).mixes and Augment(cutmix=0.1).mixes and not Augment(mixup=1, cutmix=1).changes
+        assert ImageFlags(**on).changes and not ImageFlags(**on).mixes
+    assert ImageFlags(mixup=0.1).mixes and ImageFlags(cutmix=0.1).mixes and not ImageFlags(mixup=1, cutmix=1).changes
 
 
 # --------------------------------------------------------------------------------------------------- crops and flips
@@ -104,7 +105,7 @@ def test_a_crop_is_that_part_resized():
 def test_padding_moves_and_brings_in_black():
     image, rng, seen = Image.fromarray(noise(6, 6) // 2 + 100), generator(), set()
     for _ in range(300):
-        found = pixels(Augment(crop_padding=2).change(image, 6, 0, rng))
+        found = pixels(augment.change(image, 6, ImageFlags(crop_padding=2), 0, rng))
         for dy, dx in ((dy, dx) for dy in range(5) for dx in range(5)):
             if (np.pad(pixels(image), 2)[dy : dy + 6, dx : dx + 6] == found).all():
                 seen.add((dy, dx))
@@ -116,14 +117,14 @@ def test_padding_moves_and_brings_in_black():
 
 def test_every_second_image_is_flipped():
     image, rng = Image.fromarray(noise(6, 6, 3)), generator()
-    found = [pixels(Augment(flip=True).change(image, 6, 0, rng)) for _ in range(400)]
+    found = [pixels(augment.change(image, 6, ImageFlags(flip=True), 0, rng)) for _ in range(400)]
     flipped = [(image_ == pixels(image)[:, ::-1]).all() for image_ in found]
     assert 160 < sum(flipped) < 240  # 4 sigma
     assert all(f or (image_ == pixels(image)).all() for f, image_ in zip(flipped, found, strict=True))
 
 
 def test_an_image_of_another_size_is_fitted_where_nothing_crops_it():
-    found = Augment(flip=True).change(COLOUR, 8, 0, generator(1))
+    found = augment.change(COLOUR, 8, ImageFlags(flip=True), 0, generator(1))
     assert found.size == (8, 8)
     assert augment.fit(COLOUR.crop((0, 0, 8, 8)), 8).size == (8, 8)
     whole = Image.new("L", (1, 100_000), 7)
@@ -222,14 +223,14 @@ def draw(settings, count=4000, side=16):
     rng, shares, means = generator(), [], []
     for _ in range(count):
         image = np.zeros((1, side, side), np.float32)
-        shares.append(settings.mix(image, np.ones_like(image), rng))
+        shares.append(augment.mix_images(image, np.ones_like(image), settings, rng))
         means.append(image.mean())
     return np.array(shares), np.array(means)
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.8, 1.0, 5.0])
 def test_mixups_shares_are_of_the_beta_distribution(alpha):
-    share, mean = draw(Augment(mixup=alpha))
+    share, mean = draw(ImageFlags(mixup=alpha))
     np.testing.assert_allclose(1 - mean, share, atol=1e-5)
     variance = 1 / (4 * (2 * alpha + 1))
     assert abs(share.mean() - 0.5) < 4 * (variance / 4000) ** 0.5
@@ -237,19 +238,19 @@ def test_mixups_shares_are_of_the_beta_distribution(alpha):
 
 
 def test_cutmixs_share_is_the_area_that_is_left():
-    share, mean = draw(Augment(cutmix=1.0))
+    share, mean = draw(ImageFlags(cutmix=1.0))
     np.testing.assert_allclose(1 - mean, share, atol=1e-6)
     assert 0.5 < share.mean() < 0.75  # without the border 1/2; it cuts boxes
     assert set(np.round(share * 256)) == set((share * 256).tolist())  # whole pixels
 
 
 def test_both_have_every_second_image():
-    share, _ = draw(Augment(mixup=5.0, cutmix=1.0))
+    share, _ = draw(ImageFlags(mixup=5.0, cutmix=1.0))
     assert 0.44 < (share * 256 == np.round(share * 256)).mean() < 0.56
 
 
 @pytest.mark.parametrize("alpha", [1e-6, 1e-2, 1e3, 1e6])
 def test_extreme_alphas_give_shares(alpha):
-    for settings in (Augment(mixup=alpha), Augment(cutmix=alpha)):
+    for settings in (ImageFlags(mixup=alpha), ImageFlags(cutmix=alpha)):
         share, mean = draw(settings, 50)
         assert ((share >= 0) & (share <= 1)).all() and np.isfinite(mean).all()

@@ -15,8 +15,8 @@ from configurator import read_file
 from layers import rules
 from model import GPT
 from nanodnt.engine import split_batch
-from nanodnt.networks import network
 from nanodnt.optim import lr_at, make_optimizer, notes
+from nanodnt.tasks import task_of
 from nanodnt.weights import profile_admin
 from support.models import spread
 from support.pages import ROOT, config
@@ -45,7 +45,7 @@ def test_experiments_split_over_gpus_end_at_min_lr_and_print_no_notes(name):
     for gpus in (1, 2, 4) if c.batch_size == 300 else (1, 2, 4, 8):  # 300 is the paper's, and does not split over 8
         assert split_batch(c.batch_size, c.micro_batch_size, gpus)[0] == c.micro_batch_size
     assert lr_at(c.max_iters - 1, c) == pytest.approx(c.min_lr, rel=1e-3)
-    assert rules.notes(model) == notes(c, network(model).empty(model)) == []
+    assert rules.notes(model) == notes(c, task_of(model).network().empty(model)) == []
 
 
 # At step t the LR over its peak is min(1 − (1 − t/w)², 0.1 + 0.45 (1 + cos(πt/T))), w = min(2000, T/20)

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanodnt.data import Dataset, open_dataset
+from nanodnt.data import Dataset
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.data.windows import document_positions
 from support import examples as made
+from support.prepared import open_prepared
 
 T = 8
 
@@ -60,7 +61,7 @@ def test_windows_have_positions(text):
 
 def test_the_rest_of_a_batch_is_the_same(text):
     folder, _ = text
-    data, plain = Dataset(folder, T, seed=4, doc_mask=True), open_dataset(folder, T, seed=4)
+    data, plain = Dataset(folder, T, seed=4, doc_mask=True), open_prepared(folder, T, seed=4)
     for got, expected in ((data.batch(3, 5), plain.batch(3, 5)), (data.val_batch(plain.validation(), 90),) * 2):
         assert len(got) == 3 and all((a == b).all() for a, b in zip(got, expected, strict=False))
     x, y, positions = data.val_batch(data.validation(2 * T), 5)
@@ -82,10 +83,10 @@ def test_any_windows(ids):
 
 def test_in_words_and_numbers(text):
     data = Dataset(text[0], T, doc_mask=True)
-    assert data.describe() == f"{data.windows} windows an epoch" and data.counted(3, 5) == 0
+    assert data.describe() == f"{data.windows} windows an epoch" and data.loss_tokens(3, 5) == 0
 
 
 def test_characters_have_no_documents(dataset):
     with pytest.raises(ValueError, match="doc_mask=True needs documents.*chars.*no end of text") as error:
-        open_dataset(str(dataset), T, doc_mask=True)
-    assert "\n" not in str(error.value) and open_dataset(str(dataset), T).doc_mask is False
+        open_prepared(str(dataset), T, doc_mask=True)
+    assert "\n" not in str(error.value) and open_prepared(str(dataset), T).doc_mask is False

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from layers import rules
 from model import GPT, GPTConfig
-from nanodnt.networks import network
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
+from nanodnt.tasks import task_of
 from nanodnt.weights import model_from_checkpoint, profile_admin
 from support.depth import examples
 from support.models import FIXUP, NONE, POST, S5, SCHEMES, refusing_line, rule_lines, tokens
@@ -304,7 +304,7 @@ def step_settings():
 def test_any_flags_are_refused_by_name_or_train_and_survive_a_checkpoint(one_thread, scheme, some):
     config = GPTConfig(**{**TINY, **scheme, **some})
     try:
-        model = network(config)(config)
+        model = task_of(config).network()(config)
     except ValueError as e:
         event("refused")
         named = [name for name in {**scheme, **some} if re.search(rf"\b{name}\b", str(e))]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from model import DYT_ALPHA
-from nanodnt.networks import network
 from nanodnt.optim import lr_at, make_optimizer
+from nanodnt.tasks import task_of
 from support.pages import CONFIGS, config
 
 paper = dict  # the paper's text, or a table in it
@@ -39,7 +39,7 @@ def resolve(command: str) -> dict:
     words = command.split()
     flags = dict(word[2:].split("=") for word in words if word.startswith("--"))
     model, c = config(*(word for word in words if not word.startswith("--")), **flags)
-    net, epoch = network(model).empty(model), 1_281_167 // c.batch_size  # training images of ImageNet-1k
+    net, epoch = task_of(model).network().empty(model), 1_281_167 // c.batch_size  # training images of ImageNet-1k
     found = vars(model) | vars(c) | dict(d_ff=model.hidden, kv_heads=model.n_kv_head or model.n_head)
     found |= dict(betas=(c.beta1, c.beta2), floor=c.min_lr / c.learning_rate)
     found |= dict(epochs=c.max_iters / epoch, warmup_epochs=c.warmup_iters / epoch)

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nanodnt.data import Images, load_meta
+from nanodnt.data import load_meta
 from nanodnt.data import meta as data
 from nanodnt.data.__main__ import main as check_dataset
+from nanodnt.data.images import Images
 from nanodnt.prepare import hub as downloads
 from nanodnt.prepare import images as prepare_images
 from nanodnt.prepare import script, text

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from layers.rules import OF_IMAGES
 from model import GPT, GPTConfig
 from nanodnt import engine
-from nanodnt.networks import fit, network
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
+from nanodnt.tasks import task_of
+from nanodnt.tasks.images import Images
 from nanodnt.weights import model_from_checkpoint
 from support.hypotheses import drawn
 from support.models import S5, error, floats, gradients, perturb
@@ -219,7 +220,7 @@ def test_example_and_inputs_fit():
 
 
 def test_the_network_of_a_config():
-    assert network(config_of(dict())) is ViT and network(GPTConfig()) is GPT
+    assert task_of(config_of(dict())).network() is ViT and task_of(GPTConfig()).network() is GPT
     assert set(OF_IMAGES) | {"patch_size"} <= {*asdict(GPTConfig())}
 
 
@@ -389,7 +390,7 @@ class Made:
 
 def scores(made, micro):
     env, stop = Env(0, 1, torch.device("cpu"), torch.float32, False), SimpleNamespace(agreed=lambda: False)
-    return engine.evaluate(made, made, SimpleNamespace(eval_tokens=0), micro, env, stop)
+    return engine.evaluate(made, Images(), made, SimpleNamespace(eval_tokens=0), micro, env, stop)
 
 
 @given(st.integers(1, 24), st.integers(2, 9), st.integers(0, 2**31), st.sampled_from((1, 2, 3, 7, 30)), st.booleans())
@@ -419,11 +420,14 @@ def test_a_real_model_is_evaluated_without_smoothing_or_drops():
     model.train()
     made = Made(images.numpy(), targets.numpy())
     env, stop = Env(0, 1, torch.device("cpu"), torch.float32, False), SimpleNamespace(agreed=lambda: False)
-    found = engine.evaluate(model, made, SimpleNamespace(eval_tokens=0), 4, env, stop)
+    found = engine.evaluate(model, Images(), made, SimpleNamespace(eval_tokens=0), 4, env, stop)
     assert model.training and found["val_loss"] == pytest.approx(plain_loss(logits, targets).item(), rel=1e-5)
     assert found["val_top1"] == pytest.approx((logits.argmax(1) == targets).double().mean().item())
     assert (
-        engine.evaluate(model, made, SimpleNamespace(eval_tokens=0), 4, env, SimpleNamespace(agreed=lambda: 1)) is None
+        engine.evaluate(
+            model, Images(), made, SimpleNamespace(eval_tokens=0), 4, env, SimpleNamespace(agreed=lambda: 1)
+        )
+        is None
     )
 
 
@@ -441,14 +445,14 @@ def unfitted(**changes):
 @pytest.mark.parametrize("pool, tokens", (("cls", 10), ("mean", 9)))
 def test_a_dataset_fills_in_what_a_config_leaves_open(pool, tokens):
     config = unfitted(pool=pool)
-    fit(config, META, "pets")
+    task_of(config).fit(config, META, "pets")
     assert (config.image_size, config.channels, config.n_class, config.block_size) == (6, 3, 7, tokens)
     config.check()
     again = unfitted(pool=pool, image_size=6, channels=3, n_class=7, block_size=tokens)
-    fit(again, META, "pets")
+    task_of(again).fit(again, META, "pets")
     assert again == config
     sizes = unfitted(image_size=8)
-    fit(sizes, META | dict(image_size=None), "photos")
+    task_of(sizes).fit(sizes, META | dict(image_size=None), "photos")
     assert (sizes.image_size, sizes.block_size) == (8, 17)
 
 
@@ -465,7 +469,7 @@ def test_a_dataset_fills_in_what_a_config_leaves_open(pool, tokens):
 )
 def test_a_dataset_that_does_not_fit(flags, meta, words):
     with pytest.raises(ValueError, match=re.escape(words)) as e:
-        fit(unfitted(**flags), META | meta, "pets")
+        task_of(unfitted(**flags)).fit(unfitted(**flags), META | meta, "pets")
     assert "\n" not in str(e.value)
 
 

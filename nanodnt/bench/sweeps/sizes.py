@@ -12,12 +12,12 @@ from nanodnt.bench.tables import SPEEDS, describe_speed, format_gb, format_ms, f
 from nanodnt.bench.timing import build, bytes_at_start, measure_ceilings, time_variants
 from nanodnt.bench.variants import Variant, our_variant
 from nanodnt.engine import prepare_model
-from nanodnt.networks import network
 from nanodnt.optim import make_optimizer
 from nanodnt.plan.memory import Timeline
 from nanodnt.plan.strategies import batch_bytes, strategies
 from nanodnt.run.hardware import peak_flops
 from nanodnt.tables import table
+from nanodnt.tasks import task_of
 
 
 class Limits:
@@ -76,7 +76,8 @@ def try_size(setting: Setting, name: str, size: float, limits: Limits, start: in
 
 def plan_memory(setting: Setting) -> Callable:
     """f(micro batch) → peak bytes of a step, as `model.py --plan` counts them: not compiled."""
-    model, meta = network(setting.flags).empty(setting.flags), replace(setting.env, device=torch.device("meta"))
+    model = task_of(setting.flags).network().empty(setting.flags)
+    meta = replace(setting.env, device=torch.device("meta"))
     optimizer = make_optimizer(prepare_model(model, setting.config, meta), setting.config)
     timeline = Timeline(model, optimizer, setting.config, setting.config.activation_checkpointing)
     (strategy,) = strategies(model, optimizer, setting.config, gpus=1)
