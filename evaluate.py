@@ -65,7 +65,7 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
     for folder in folders:
         run = runs.pop(folder)
         env.print(f"evaluating {run.source}, step {run.step}")
-        model = run.model.to(env.device).set_compute_dtype(env.dtype)
+        model = run.model.to(env.device).set_runtime(compute_dtype=env.dtype)
         if text := texts.get(folder):
             metrics = score_text(model, text, config.batch_size, env)
             record_results(folder, run, {f"text {config.input}": text.entry(metrics)})

@@ -30,8 +30,9 @@ from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear,
 from layers.loss import linear_cross_entropy
 from layers.moe import Router, Routes, grouped
 from layers.network import Network
-from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, stored, upcast
+from layers.ops import ACTIVATIONS, add, materialise, rotary, rotate, rounded, upcast
 from layers.rules import check as check_config
+from layers.runtime import Runtime
 from layers.slot import Slot, Slots
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
@@ -344,7 +345,7 @@ class MoE(nn.Module):
 class Residual(nn.Module):
     """x ← post( skip(x) + mid( f( pre(x) ) ) ). The stream x (B, T, C) is summed in fp32 whatever f computes in."""
 
-    stream_dtype = None  # in which the sum is passed on; None: as it is. See `Network.set_stream_dtype`
+    runtime = Runtime()
 
     def __init__(self, f: nn.Module, slots: Slots, dropout: float = 0.0):
         super().__init__()
@@ -354,12 +355,13 @@ class Residual(nn.Module):
     def store(self, x):
         """x, to be given to this sub-layer: compiled, it is written to memory first if a norm reads it, more than once.
         Not a part of `forward`: there x may be the input of a graph, which is in memory, and would be copied."""
-        return x if self.pre.norm == "none" else stored(x)
+        return x if self.pre.norm == "none" else materialise(x)
 
     def forward(self, x, *args):
         u, gain = self.pre(x), self.pre.folded()  # a folding slot leaves its gain to the first matrices of f
-        x = add(self.skip(x), self.dropout(self.mid(self.f(u, gain, *args))), self.stream_dtype)
-        return rounded(self.post(x), self.stream_dtype)
+        dtype = self.runtime.stream_dtype
+        x = add(self.skip(x), self.dropout(self.mid(self.f(u, gain, *args))), dtype)
+        return rounded(self.post(x), dtype)
 
 
 class Block(nn.Module):
@@ -380,10 +382,6 @@ class Block(nn.Module):
 class Transformer(Network):
     """What `GPT` below and `ViT` in vision.py share: from an embedding sum to the final norm."""
 
-    checkpointing = False  # keep only the stream between blocks; the backward pass computes the rest again
-    loss_chunks = 0  # chunks that the loss splits the tokens into, to bound memory; 0 = by the limits of layers/loss.py
-    flex_attention = False  # keep documents apart with FlexAttention, for compiled code on a GPU; else with a mask
-
     def __init__(self, config: GPTConfig):
         """Raises ValueError for a config whose flags are wrong or contradict each other."""
         super().__init__()
@@ -402,10 +400,10 @@ class Transformer(Network):
 
     def through_blocks(self, x, rope=None, cache=None, mask=None):
         """The residual stream after the last block, before the final norm; x (B, T, C): the embedding sum."""
-        x = rounded(self.dropout(self.input_norm(self.embed_scale(x))), self.stream_dtype)
+        x = rounded(self.dropout(self.input_norm(self.embed_scale(x))), self.runtime.stream_dtype)
         for i, block in enumerate(self.blocks):
             x = block.attn.store(x)
-            if self.checkpointing and cache is None and torch.is_grad_enabled():
+            if self.runtime.checkpointing and cache is None and torch.is_grad_enabled():
                 x = checkpoint(block, x, rope, None, mask, use_reentrant=False)
             else:
                 x = block(x, rope, cache[i] if cache else None, mask)
@@ -423,6 +421,7 @@ class GPT(Transformer):
         self.add_blocks()
         # Fixup starts the output head at zero; a tied head is the embedding and cannot [I]
         self.head = None if config.tie_weights else Linear(d, vocab, "head", init_scale=0.0 if config.fixup else 1.0)
+        self.share_runtime()
         self.init_weights(seed)
 
     def forward(self, idx, targets=None, positions=None, cache=None):
@@ -456,26 +455,26 @@ class GPT(Transformer):
     def mask(self, places, positions, cache):
         """The mask for `attend`, or None where that is right without: places (T,) in the row or cache, positions (B, T)
         or None."""
-        if cache is None and positions is not None and self.flex_attention:
+        if cache is None and positions is not None and self.runtime.flex_attention:
             return document_blocks(positions)
         T, start = len(places), cache[0].length if cache else 0
         whole = torch.is_tensor(start) and T == 1  # a StaticKVCache gives its whole buffers to one new token
         n_keys = cache[0].size if whole else T if torch.is_tensor(start) else start + T
         if positions is None and (n_keys == T or (T == 1 and not whole)):
             return None
-        return additive(visible_keys(places, positions, n_keys), self.compute_dtype or self.wte.weight.dtype)
+        return additive(visible_keys(places, positions, n_keys), self.runtime.compute_dtype or self.wte.weight.dtype)
 
     def logits(self, x):
         """x (B, T, C), the stream after the last block → (B, T, vocab_size), fp32."""
-        logits = linear(self.final_norm(x), (self.head or self.wte).weight, dtype=self.compute_dtype)
+        logits = linear(self.final_norm(x), (self.head or self.wte).weight, dtype=self.runtime.compute_dtype)
         return upcast(logits[..., : self.config.vocab_size])
 
     def loss(self, x, targets, weight=None):
         """Mean cross-entropy in nats of targets (B, T), −1 = ignored, for `logits(x)`, which are never kept whole.
         `weight` (V, C): the head's, or the table of a `Lookup`."""
         weight = (self.head or self.wte).weight if weight is None else weight
-        dtype, vocab_size = self.compute_dtype or weight.dtype, self.config.vocab_size
-        return linear_cross_entropy(self.final_norm(x), weight, targets, dtype, vocab_size, self.loss_chunks)
+        dtype, vocab_size = self.runtime.compute_dtype or weight.dtype, self.config.vocab_size
+        return linear_cross_entropy(self.final_norm(x), weight, targets, dtype, vocab_size, self.runtime.loss_chunks)
 
     @staticmethod
     def inputs(idx, targets, *positions) -> tuple:

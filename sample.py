@@ -84,7 +84,7 @@ def main() -> int:
         device, _ = choose_device(config.device)
         dtype, _ = choose_dtype(config.dtype, device)
         trained = load_model(config)
-        trained.model.to(device).set_compute_dtype(dtype)
+        trained.model.to(device).set_runtime(compute_dtype=dtype)
         how = dict(temperature=config.temperature, top_k=config.top_k or None)
         how |= dict(top_p=config.top_p if config.top_p < 1 else None)
         how |= dict(generator=torch.Generator(device).manual_seed(config.seed))

@@ -21,8 +21,6 @@ class ViT(Transformer):
     """`model(images, targets, …)` → (None, loss) in training, (logits, loss) in evaluation mode; `model(images)` →
     (logits, None)."""
 
-    label_smoothing = 0.0  # ε of the training loss: a share ε of each target is spread over all classes
-
     def __init__(self, config: GPTConfig, seed: int = 1337):
         super().__init__(config)
         c, d = config, config.n_embd
@@ -31,6 +29,7 @@ class ViT(Transformer):
         self.wpe = Embedding(c.block_size, d, "pos")
         self.add_blocks()
         self.head = Linear(d, c.n_class, "head", c.bias, init_scale=0.0 if c.fixup else 1.0)
+        self.share_runtime()
         self.init_weights(seed)
 
     def forward(self, images, targets=None, others=None, share=None):
@@ -63,7 +62,8 @@ class ViT(Transformer):
     def loss(self, x, targets, others=None, share=None):
         """Mean cross-entropy in nats for `logits(x)`; targets, others and share as in `forward`."""
         logits = self.logits(x)
-        how = dict(ignore_index=-1, reduction="none", label_smoothing=self.label_smoothing if self.training else 0.0)
+        smoothing = self.runtime.label_smoothing if self.training else 0.0
+        how = dict(ignore_index=-1, reduction="none", label_smoothing=smoothing)
         losses = F.cross_entropy(logits, targets, **how)
         if others is not None:
             losses = share * losses + (1 - share) * F.cross_entropy(logits, others, **how)

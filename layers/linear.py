@@ -4,6 +4,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from layers.runtime import Runtime
 from layers.sharding import assign, full_tensor
 from layers.slot import Slot
 
@@ -73,7 +74,7 @@ def draw(weight, std: float, generator: torch.Generator, cut: float | None = Non
 
 
 class Linear(nn.Linear):
-    """out( W pre(x) + b ), computed in `compute_dtype` (None: the weight's own); the weight itself stays fp32.
+    """out( W pre(x) + b ), computed in the runtime's compute_dtype; the weight itself stays fp32.
 
     The casts are part of the graph: torch.compile fuses them, which costs less than autocast and loses no accuracy.
     The gains of `pre` and `out`, and the `gain` left by a norm before this map, enter the weight in the same pass.
@@ -81,7 +82,7 @@ class Linear(nn.Linear):
     that knows which row of x goes to which.
     """
 
-    compute_dtype = None
+    runtime = Runtime()
 
     def __init__(self, n_in, n_out, role, bias=False, init_scale=1.0, pre=None, out=None, stack=0):
         super().__init__(n_in, n_out, bias)
@@ -106,7 +107,7 @@ class Linear(nn.Linear):
             columns = gain
         elif gain is not None:
             columns = columns * gain
-        return self.effective_weight(), self.bias, self.compute_dtype, columns, self.out.folded()
+        return self.effective_weight(), self.bias, self.runtime.compute_dtype, columns, self.out.folded()
 
     def forward(self, x, gain=None, product=F.linear):
         y = linear(self.pre(x), *self.factors(gain), product)

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from layers.ops import stored, upcast
+from layers.ops import materialise, upcast
 
 # The most logits of one chunk. A GPU is fastest with few chunks, but with 32-bit indices.
 LOGITS_BYTES = 2**30  # on a CPU, in bytes of the product's dtype
@@ -36,7 +36,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             logits[:, vocab_size:].fill_(-math.inf)
             # inductor finds maximum and sum in one pass: the form of these lines is what it looks for
             logits.sub_(logits.amax(-1, keepdim=True))
-            at_target = stored(logits.gather(-1, index))  # in the same kernel
+            at_target = materialise(logits.gather(-1, index))  # in the same kernel
             exps = logits.exp_()
             sums = exps.sum(-1, keepdim=True)
             total = total + ((sums.log() - at_target) * counts).sum()

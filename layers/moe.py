@@ -12,7 +12,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from layers.linear import Linear, linear
-from layers.ops import stored, upcast
+from layers.ops import materialise, upcast
 
 # ---------------------------------------------------------------------------------------------- one product a stack
 
@@ -22,7 +22,7 @@ def grouped(x, weight, bias, routes):
     (N·k, n_out). The rows of expert e end at `routes.ends[e]`."""
     if not has_grouped_product(x, weight):
         return torch.ops.nanodnt.grouped(x, weight, routes.ends, bias)
-    y = Grouped.apply(x, stored(weight), routes.ends)
+    y = Grouped.apply(x, materialise(weight), routes.ends)
     if bias is None:
         return y
     experts = torch.searchsorted(routes.ends, torch.arange(len(x), device=x.device), right=True)
@@ -190,12 +190,12 @@ def z_loss(logits):
 
 
 class Penalise(torch.autograd.Function):
-    """x as it is, with `penalty` () times `unit` () added to what is minimised. The loss that a model returns stays the
-    cross-entropy."""
+    """x as it is, with `penalty` () times `scale` () added to what is minimised. The loss that a model returns stays
+    the cross-entropy."""
 
     @staticmethod
-    def forward(ctx, x, penalty, unit):
-        ctx.save_for_backward(unit)
+    def forward(ctx, x, penalty, scale):
+        ctx.save_for_backward(scale)
         return x.view_as(x)
 
     @staticmethod
@@ -214,9 +214,6 @@ class Router(Linear):
               the rule nanodnt/optim/balance.py follows (Wang et al., arXiv 2408.15664). "none": neither
 
     In evaluation mode nothing but the cross-entropy has a gradient."""
-
-    balance_coef, z_coef = 0.01, 0.0  # of what is minimised besides the cross-entropy; see Network.set_penalties
-    unit = None  # (), what 1 nat of a micro batch's loss counts in the gradient; None: 1. See Network.set_penalty_unit
 
     def __init__(self, n_in, n_expert, active, score="softmax", normalise=True, scale=1.0, balance="loss", pre=None):
         super().__init__(n_in, n_expert, "router", pre=pre)
@@ -246,18 +243,19 @@ class Router(Linear):
 
     def penalise(self, weights, logits, scores, experts):
         """The weights, through which everything else that is minimised gets its gradient."""
-        penalty = logits.new_zeros(())
-        if self.balance == "loss" and self.balance_coef:
-            penalty = penalty + self.balance_coef * balance_loss(scores, experts)
-        if self.z_coef:
-            penalty = penalty + self.z_coef * z_loss(logits)
+        penalty, runtime = logits.new_zeros(()), self.runtime
+        if self.balance == "loss" and runtime.balance_coef:
+            penalty = penalty + runtime.balance_coef * balance_loss(scores, experts)
+        if runtime.z_coef:
+            penalty = penalty + runtime.z_coef * z_loss(logits)
         one = penalty.new_ones(())
         if self.choice_bias is not None:
             # its gradient is E times the load above the mean: whole numbers, which micro batches add up exactly
             E = scores.shape[-1]
             excess = E * count(experts.flatten(), E) - experts.numel()
             weights = Penalise.apply(weights, (excess * self.choice_bias).sum(), one)
-        return Penalise.apply(weights, penalty, one if self.unit is None else self.unit.to(penalty.dtype))
+        scale = one if runtime.loss_scale is None else runtime.loss_scale.to(penalty.dtype)
+        return Penalise.apply(weights, penalty, scale)
 
     def init(self, std: float, generator: torch.Generator, cut: float | None = None):
         super().init(std, generator, cut)

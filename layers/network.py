@@ -1,5 +1,4 @@
-"""What a network of such parts knows of itself: initial weights, roles and numbers of its parameters, and what all its
-modules are told."""
+"""What a network of such parts knows of itself: how it computes, initial weights, roles and sizes of parameters."""
 
 import torch
 import torch.nn as nn
@@ -7,6 +6,7 @@ import torch.nn as nn
 from layers.linear import Embedding, Linear, SigmaReparam
 from layers.moe import Router
 from layers.roles import HIDDEN, ROLES
+from layers.runtime import Runtime
 from layers.slot import Slot
 
 
@@ -14,21 +14,20 @@ class Network(nn.Module):
     """A model as optimizers, diagnostics and the training step see it. Its modules say what role each of their own
     parameters has: `param_roles`, {name: role}."""
 
-    compute_dtype = None  # of the matrix products; None: the parameters' own. See `set_compute_dtype`
-    stream_dtype = None  # of the residual stream; None: fp32. See `set_stream_dtype`
+    def __init__(self):
+        super().__init__()
+        self.runtime = Runtime()
 
-    def set_compute_dtype(self, dtype: torch.dtype | None) -> "Network":
-        """Multiply matrices in `dtype` (None: the parameters' own); parameters and residual stream stay as they are."""
+    def share_runtime(self) -> None:
+        """Give every module that reads a Runtime this network's."""
         for module in self.modules():
-            if hasattr(module, "compute_dtype"):
-                module.compute_dtype = dtype
-        return self
+            if hasattr(module, "runtime"):
+                module.runtime = self.runtime
 
-    def set_stream_dtype(self, dtype: torch.dtype | None) -> "Network":
-        """Pass the residual stream from sub-layer to sub-layer in `dtype` (None: fp32 [I]); sums stay fp32."""
-        for module in self.modules():
-            if hasattr(module, "stream_dtype"):
-                module.stream_dtype = dtype
+    def set_runtime(self, **changes) -> "Network":
+        """Change these fields of the `Runtime`; returns the network. AttributeError for a field that does not exist."""
+        for name, value in changes.items():
+            setattr(self.runtime, name, value)
         return self
 
     @classmethod
@@ -54,18 +53,6 @@ class Network(nn.Module):
     def routers(self) -> dict:
         """{name: Router}, in the order of the blocks."""
         return {name: m for name, m in self.named_modules() if isinstance(m, Router)}
-
-    def set_penalties(self, balance_coef: float, z_coef: float) -> "Network":
-        """Train the routers for more than the cross-entropy: their balance loss and z-loss, times these."""
-        for router in self.routers().values():
-            router.balance_coef, router.z_coef = balance_coef, z_coef
-        return self
-
-    def set_penalty_unit(self, unit) -> None:
-        """How much 1 nat of a micro batch's loss counts in the gradient, a tensor (): penalties count as much."""
-        if self.config.n_expert:  # called in every step: a dense model is not searched for routers
-            for router in self.routers().values():
-                router.unit = unit
 
     def power_iteration(self) -> None:
         """One step of σReparam's power iteration in every matrix that has it. Call it after every optimizer step."""

@@ -12,8 +12,8 @@ def upcast(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def stored(x):
-    """x. Compiled, it is written to memory here, once.
+def materialise(x):
+    """Returns x. When compiled, writes it to memory once.
 
     Inductor would rather compute a sum, or a cosine, again in each kernel that reads it: a residual stream from up to
     seven branch outputs, the rotary angles in every layer."""
@@ -44,7 +44,7 @@ def _written(x):
 
 def rounded(x, dtype: torch.dtype | None):
     """x in `dtype` (None: as it is)."""
-    return x if dtype is None else stored(x.to(dtype))
+    return x if dtype is None else materialise(x.to(dtype))
 
 
 def add(x, y, dtype: torch.dtype | None):
@@ -98,7 +98,7 @@ def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> tuple:
     stored: no buffer can get lost."""
     frequency = theta ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
     angle = (positions[..., None] * frequency).unsqueeze(-2)
-    return stored(angle.cos()), stored(angle.sin())
+    return materialise(angle.cos()), materialise(angle.sin())
 
 
 def rotate(x, rope):

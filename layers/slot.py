@@ -8,6 +8,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from layers.ops import drop_samples, tanh, upcast
+from layers.runtime import Runtime
 
 
 class Normalise(torch.autograd.Function):
@@ -54,7 +55,7 @@ class Normalise(torch.autograd.Function):
 def rms_norm(slot, x, centre=False):
     groups = x if slot.groups == 1 else x.unflatten(-1, (slot.groups, -1))
     # what goes into a matrix as it is, is rounded for the product here, and kept like that
-    dtype = slot.compute_dtype if slot.fold and slot.compute_dtype else upcast(x).dtype
+    dtype = (slot.runtime.compute_dtype if slot.fold else None) or upcast(x).dtype
     return Normalise.apply(groups, slot.eps, centre, dtype)[0].view_as(x)
 
 
@@ -101,7 +102,7 @@ class Slot(nn.Module):
               into its weight: that saves a pass over the activations
     """
 
-    compute_dtype = None  # of the matrices; see GPT.set_compute_dtype
+    runtime = Runtime()
 
     def __init__(
         self,

@@ -38,14 +38,16 @@ def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tupl
 
 def prepare_model(model, config, env):
     """`model` on its device, computing as configured."""
-    model.set_penalties(config.balance_coef, config.z_coef)
-    model.checkpointing, model.loss_chunks = config.activation_checkpointing, config.loss_chunks
-    model.set_stream_dtype(torch.bfloat16 if config.stream_dtype == "bfloat16" else None)
-    model.to(env.device).set_compute_dtype(env.dtype)
-    # a tensor before the first step too: code compiled with None would be other code
-    model.set_penalty_unit(torch.ones((), device=env.device))
-    model.label_smoothing = config.label_smoothing
-    return model
+    return model.to(env.device).set_runtime(
+        compute_dtype=env.dtype,
+        stream_dtype=torch.bfloat16 if config.stream_dtype == "bfloat16" else None,
+        checkpointing=config.activation_checkpointing,
+        loss_chunks=config.loss_chunks,
+        label_smoothing=config.label_smoothing,
+        balance_coef=config.balance_coef,
+        z_coef=config.z_coef,
+        loss_scale=torch.ones((), device=env.device),
+    )
 
 
 def set_learning_rates(optimizer, step: int, config) -> dict:
@@ -71,7 +73,7 @@ def training_step(
     micro batch, "clip" and "optimizer". `counted`: how many targets of the whole batch are not −1, divided by the
     number of processes, so that the loss is their mean however the batch is split; 0: all are."""
     loss, parts = torch.zeros((), device=batch[0].device), list(zip(*(t.split(micro) for t in batch), strict=True))
-    raw_model.set_penalty_unit(scaler.scale(torch.ones_like(loss)) / len(parts))
+    raw_model.runtime.loss_scale = scaler.scale(torch.ones_like(loss)) / len(parts)
     optimizer.zero_grad(set_to_none=True)
     for i, part in enumerate(parts):
         with sync_gradients(model, i == len(parts) - 1):

@@ -69,12 +69,12 @@ class EndOfContext(StoppingCriteria):
 class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
     """GPT with the methods of a `transformers` model. Parameters have GPT's names after "network.".
 
-    With experts, routers are trained for more than the loss, in training mode: `network.set_penalties(balance_coef,
-    z_coef)` says how much, 0.01 and 0 unless called. `loss` stays the cross-entropy, and the penalties enter the
+    With experts, routers are trained for more than the loss, in training mode: `network.set_runtime(balance_coef=…,
+    z_coef=…)` says how much, 0.01 and 0 unless called. `loss` stays the cross-entropy, and the penalties enter the
     gradient, as `loss.backward()` needs them. Where num_items_in_batch is given, as by Trainer, they count as much as
-    this call's labels do. A loop that multiplies the loss by something (fp16's scale, 1/steps) has to tell
-    `network.set_penalty_unit` that factor, and to compute the loss from the logits: labels set the unit anew. Padding
-    counts as load. The biases of balance=bias stay as they are: `transformers` does not know their rule."""
+    this call's labels do. A loop that multiplies the loss by something (fp16's scale, 1/steps) has to pass that factor,
+    a tensor, to `network.set_runtime(loss_scale=…)`, and to compute the loss from the logits: labels set it anew.
+    Padding counts as load. The biases of balance=bias stay as they are: `transformers` does not know their rule."""
 
     config_class = NanoDNTConfig
     supports_gradient_checkpointing = True
@@ -119,7 +119,8 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
         self._refuse(input_ids, labels, logits_to_keep, kwargs)
         if labels is not None:
             items = kwargs.get("num_items_in_batch")
-            self.network.set_penalty_unit(None if items is None else labels[:, 1:].ne(-100).sum() / items)
+            scale = None if items is None else labels[:, 1:].ne(-100).sum() / items
+            self.network.set_runtime(loss_scale=scale)
         cache = past_key_values
         if cache is None and (not self.training if use_cache is None else use_cache):
             cache = DynamicCache()
@@ -251,11 +252,11 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
 
     @property
     def is_gradient_checkpointing(self) -> bool:
-        return self.network.checkpointing
+        return self.network.runtime.checkpointing
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None):
         """Always with use_reentrant=False, whatever the arguments say."""
-        self.network.checkpointing = True
+        self.network.runtime.checkpointing = True
 
     def gradient_checkpointing_disable(self):
-        self.network.checkpointing = False
+        self.network.runtime.checkpointing = False

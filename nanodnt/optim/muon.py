@@ -45,7 +45,7 @@ class Matrix(NamedTuple):
 
 
 def options(config, role, model):
-    dtype = "bfloat16" if model.compute_dtype == torch.bfloat16 else "float32"
+    dtype = "bfloat16" if model.runtime.compute_dtype == torch.bfloat16 else "float32"
     numbers = dict(momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.muon_steps)
     return numbers | dict(adjust_lr=config.muon_adjust_lr, ns_dtype=dtype)
 

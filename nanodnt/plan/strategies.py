@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from nanodnt.run.parallel import block_matrices, gathered_dtype, is_kept, padded_numel
+from nanodnt.run.parallel import block_matrices, gathered_dtype, keep_unsharded, padded_numel
 
 
 class Strategy(NamedTuple):
@@ -73,7 +73,7 @@ def make_strategy(parallel: str, model, optimizer, config, gpus: int, limit: flo
     if gpus % n:
         raise ValueError(f"fsdp_shard_size={n} does not divide gpus={gpus}: choose a divisor")
     shard = shard_bytes(parameters, n)
-    keep, text = is_kept(model, model.compute_dtype or torch.float32, 3 * weights + state_size, n, limit)
+    keep, text = keep_unsharded(model, model.runtime.compute_dtype or torch.float32, 3 * weights + state_size, n, limit)
     accumulated = dict.fromkeys(("forward", "loss", "backward"), weights if keep else root_bytes(model))
     experts = model.config.n_expert
     if experts % n:
@@ -100,7 +100,7 @@ def gathered_copies(model, keep: bool, n: int) -> dict:
     one after the other. Unless all are kept (`keep`), a process holds the matrices of one block, and those of the next
     one twice, gathered and copied out. In the backward pass it also holds the gradients of that block, and in fp32
     those of the block before, which are being reduced. Copies are as large as the n shards together: `padded_numel`."""
-    itemsize = gathered_dtype(model, model.compute_dtype or torch.float32).itemsize
+    itemsize = gathered_dtype(model, model.runtime.compute_dtype or torch.float32).itemsize
     counts = [padded_numel(block_matrices(block), n) for block in model.blocks]
     root, block, reduced = root_bytes(model), itemsize * max(counts), 4 * max(counts)
     if keep:

@@ -79,7 +79,7 @@ def compile_model(model, config, example: tuple, env):
     If it fails with compile=auto, there is one warning and the model runs eagerly, on all processes. With another
     setting, or under FSDP, it is a ValueError. All ranks must call this."""
     t0, failed = time.time(), False
-    model.flex_attention = can_use_flex(model.config, config, env)
+    model.runtime.flex_attention = can_use_flex(model.config, config, env)
     blocks, why = choose_blocks(config.compile, len(model.blocks), env)
     env.print(f"compiling {'each block and the loss by themselves' if blocks else 'the model as one graph'} ({why})")
     try:
@@ -102,7 +102,7 @@ def compile_model(model, config, example: tuple, env):
         model.train().zero_grad(set_to_none=True)
     if env.any_rank(failed):
         undo_parts(model)
-        model.flex_attention = False  # eager, it would keep all attention weights
+        model.runtime.flex_attention = False  # eager, it would keep all attention weights
         return model
     env.print(f"compiled in {time.time() - t0:.0f} s")
     return compiled

@@ -38,7 +38,7 @@ def choose_parallel(setting: str, env, fixed_bytes: int) -> tuple:
     return "fsdp" if fixed_bytes > FIXED_SHARE * total and env.world_size > 1 else "ddp", text
 
 
-def is_kept(model, dtype: torch.dtype, fixed_bytes: int, shard_size: int, total: float) -> tuple:
+def keep_unsharded(model, dtype: torch.dtype, fixed_bytes: int, shard_size: int, total: float) -> tuple:
     """(bool, text): whether FSDP over `shard_size` processes keeps all weights and all gradients during a step. It does
     where these, as gathered and in fp32, and its shards leave enough of a GPU with `total` bytes. `dtype`: of the
     matrix products; `fixed_bytes`: as for `choose_parallel`."""
@@ -51,11 +51,11 @@ def is_kept(model, dtype: torch.dtype, fixed_bytes: int, shard_size: int, total:
 
 
 def choose_kept(model, shard_size: int, env, fixed_bytes: int) -> tuple:
-    """(bool, text): `is_kept` for this run; True on a CPU. All ranks must call it."""
+    """(bool, text): `keep_unsharded` for this run; True on a CPU. All ranks must call it."""
     if env.device.type != "cuda":
         return True, "gathered and reduced once a step: not a GPU"
     total = env.minimum(memory_bytes(env.device))
-    return is_kept(model, env.dtype, fixed_bytes, shard_size or env.world_size, total)
+    return keep_unsharded(model, env.dtype, fixed_bytes, shard_size or env.world_size, total)
 
 
 def shard_model(model, shard_size: int, env, keep: bool) -> None:

@@ -75,7 +75,7 @@ def probe(model: Transformer, *inputs) -> dict:
     if c.pos == "rope":
         places = torch.arange(inputs[0].shape[1], device=inputs[0].device) if positions is None else positions
         rope = rotary(places, c.head_dim, c.rope_theta)
-    hooks, queries, training, flex = [], [], model.training, model.flex_attention
+    hooks, queries, training, flex = [], [], model.training, model.runtime.flex_attention
     if c.n_expert:
         found |= dict(load=[], router_entropy=[], dropped=[])
 
@@ -94,7 +94,7 @@ def probe(model: Transformer, *inputs) -> dict:
         found["branch_var"][branch].append(variance(y))
 
     def note_logits(attention, k_norm, args, k):
-        q, dtype = queries.pop(), attention.o.compute_dtype or attention.o.weight.dtype
+        q, dtype = queries.pop(), model.runtime.compute_dtype or attention.o.weight.dtype
         pair = (q, k) if rope is None else (rotate(q, rope), rotate(k, rope))
         q, k = (upcast(x.to(dtype)).transpose(1, 2) for x in pair)
         found["logit_max"].append(largest_logit(q, k, positions, c.causal))
@@ -127,11 +127,11 @@ def probe(model: Transformer, *inputs) -> dict:
             hooks.append(slot.register_forward_pre_hook(partial(note_dyt, name)))
     try:
         with torch.compiler.set_stance("force_eager"):  # otherwise FSDP's compiled parts would recompile with the hooks
-            model.flex_attention = False  # eager, it would keep all attention weights
+            model.runtime.flex_attention = False  # eager, it would keep all attention weights
             model.eval()(inputs[0], None, *inputs[1:])
     finally:
         model.train(training)
-        model.flex_attention = flex
+        model.runtime.flex_attention = flex
         for hook in hooks:
             hook.remove()
     return found

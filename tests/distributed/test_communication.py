@@ -119,7 +119,7 @@ def ddp_steps(rank, env) -> dict:
     with Note() as note:  # after one step DDP has arranged its buckets
         loss.backward()
     found["order"] = list(note.found)
-    model.checkpointing = True
+    model.runtime.checkpointing = True
     found["recomputed"] = make_gradients(model, call, rows_of(rank), ROWS)
     found["more graphs"] = graphs["unique_graphs"] - found["graphs"]
     return found

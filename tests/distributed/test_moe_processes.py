@@ -283,7 +283,7 @@ def muon_steps(rank, world, folder, experts, dtype):
     if world > 1:
         shard_model(model, 0, Env(rank, world, torch.device("cpu"), torch.float32, True), keep=False)
     model.to_empty(device="cpu").init_weights(1)
-    model.set_compute_dtype(getattr(torch, dtype))
+    model.set_runtime(compute_dtype=getattr(torch, dtype))
     fill_defaults(config := TrainConfig(optimizer="muon"))
     optimizer, random = make_optimizer(model, config), torch.Generator().manual_seed(0)
     for step in range(4):

@@ -31,7 +31,7 @@ MATRICES = {"6 of 3 shapes": SMALL, "14 of 4 shapes": LARGER}  # Muon's
 def six_steps(model, config, dtype: str, singly: bool, grad_of):
     """Six steps; the optimizer. grad_of(step, name, parameter) gives the gradients. Those of the third step are not
     finite; in the fifth some matrices have none. `singly`: whether Muon's matrices are computed one by one."""
-    model.set_compute_dtype(getattr(torch, dtype))
+    model.set_runtime(compute_dtype=getattr(torch, dtype))
     fill_defaults(config)
     optimizer = make_optimizer(model, config)
     for step in range(6):

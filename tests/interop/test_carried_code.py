@@ -253,8 +253,8 @@ def test_penalties_of_routers(tmp_path):
     ours, theirs = pair(tmp_path, dict(LLAMA, n_expert=4))
     idx = tokens(4, 7)
     targets = torch.nn.functional.pad(idx[:, 1:], (0, 1), value=-1)  # the last token is routed, too
-    ours.train().set_penalties(0.5, 0.1)
-    theirs.train().network.set_penalties(0.5, 0.1)
+    ours.train().set_runtime(balance_coef=0.5, z_coef=0.1)
+    theirs.train().network.set_runtime(balance_coef=0.5, z_coef=0.1)
     loss = ours(idx, targets)[1]
     loss.backward()
     wanted = {name: p.grad for name, p in ours.named_parameters()}

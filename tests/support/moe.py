@@ -127,7 +127,7 @@ def take_step(
     """(StepResult, {name: gradient}, optimizer) of one training step on `rows` sequences, `micro` at a time, as
     train.py takes it. `scale`: a loss scale, as for fp16; `run`: the model compiled."""
     config = settings(**changes)
-    model.train().set_penalties(config.balance_coef, config.z_coef)
+    model.train().set_runtime(balance_coef=config.balance_coef, z_coef=config.z_coef)
     optimizer = make_optimizer(model, config)
     for group in optimizer.param_groups:
         group["lr"] = config.balance_rate if group["role"] == "balance" else lr

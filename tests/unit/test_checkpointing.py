@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def with_and_without(model, f) -> tuple:
     """f() with and without checkpointed blocks, with the same random numbers."""
     results = []
-    for model.checkpointing in (True, False):
+    for model.runtime.checkpointing in (True, False):
         torch.manual_seed(11)
         results.append(f())
     return results
@@ -25,7 +25,7 @@ def with_and_without(model, f) -> tuple:
 )
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
 def test_checkpointing_changes_no_bit(flags, dtype):
-    model, (idx, targets) = build(flags, dtype=torch.float32).train().set_compute_dtype(dtype), batch()
+    model, (idx, targets) = build(flags, dtype=torch.float32).train().set_runtime(compute_dtype=dtype), batch()
     ours, plain = with_and_without(model, lambda: gradients(model, idx, targets))
     assert torch.equal(ours[0], plain[0])
     assert [name for name, grad in ours[1].items() if not torch.equal(grad, plain[1][name])] == []
@@ -38,7 +38,7 @@ def test_checkpointing_keeps_one_stream_a_block():
     kept = []
     for layers in (2, 5):
         model = build(dict(), n_layer=layers)
-        model.checkpointing = True
+        model.runtime.checkpointing = True
         kept.append(sum(saved_for_backward(lambda model=model: model(idx, targets))))
     assert kept[1] - kept[0] == 3 * 2 * 7 * 16
 

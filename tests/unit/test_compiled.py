@@ -101,7 +101,7 @@ def assert_compiled_is_eager(model, backend, tolerance, steps=3):
 @fresh_compiler()
 def test_the_compiled_model_is_one_graph_and_the_same(name):
     model = build(COMPILED[name], n_layer=1).train()
-    model.loss_chunks = 2
+    model.runtime.loss_chunks = 2
     assert_compiled_is_eager(model, "aot_eager", 1e-10)
 
 
@@ -109,7 +109,7 @@ def test_the_compiled_model_is_one_graph_and_the_same(name):
 @fresh_compiler()
 def test_the_compiled_checkpointed_model_is_the_same():
     model = build(LLAMA).train()
-    model.checkpointing = True
+    model.runtime.checkpointing = True
     assert_compiled_is_eager(model, "aot_eager", 1e-10, steps=2)
 
 
@@ -119,8 +119,8 @@ def test_the_compiled_checkpointed_model_is_the_same():
 def test_the_model_that_inductor_compiles_is_the_same(dtype, tolerance):
     """A fused loss that goes wrong when compiled has been seen with ignored targets."""
     flags = dict(n_layer=1, mlp="gelu", **S4) if dtype is None else dict(n_layer=1, norm="dyt", tie_weights=False)
-    model = GPT(GPTConfig(**SIZE | flags)).set_compute_dtype(dtype)
-    model.loss_chunks = 2
+    model = GPT(GPTConfig(**SIZE | flags)).set_runtime(compute_dtype=dtype)
+    model.runtime.loss_chunks = 2
     assert_compiled_is_eager(model, "inductor", tolerance)
 
 

@@ -85,7 +85,7 @@ def test_long_rows(dtype, tolerance):
 @pytest.mark.parametrize("rows", (ROWS, ((300, 220), (515, 5))), ids=("20", "520"))
 def test_bf16_is_as_near_as_that_of_one_document(rows):
     flags, batch = dict(LLAMA, **S5, block_size=520), batch_of(rows)
-    exact, model = build(flags, 1), build(flags, 1, torch.float32).set_compute_dtype(torch.bfloat16)
+    exact, model = build(flags, 1), build(flags, 1, torch.float32).set_runtime(compute_dtype=torch.bfloat16)
     wanted, *_ = by_documents(exact, *batch)
     alone, _, alone_gradients = by_documents(model, *batch)
     usual = error(alone, wanted)
@@ -104,7 +104,7 @@ def test_bf16_is_as_near_as_that_of_one_document(rows):
 def test_checkpointing_changes_no_bit(flags):
     model, batch = build(dict(flags, block_size=T), dtype=torch.float32).train(), batch_of(ROWS)
     found, kept = [], []
-    for model.checkpointing in (True, False):
+    for model.runtime.checkpointing in (True, False):
         torch.manual_seed(3)
         found.append(gradients(model, *batch))
         kept.append(sum(saved_for_backward(lambda: model(*batch))))
@@ -134,7 +134,7 @@ def assert_compiled(model, call, graphs, tolerance):
 def test_compiled_as_one_graph(backend, checkpointing):
     induced = backend == "inductor"
     model = build(dict(LLAMA, **S5, block_size=T), 1, torch.float32 if induced else torch.float64).train()
-    model.checkpointing = checkpointing
+    model.runtime.checkpointing = checkpointing
     compiled = standing_for(model, torch.compile(model, backend=backend, fullgraph=True, dynamic=False))
     assert_compiled(model, compiled, 1, 1e-4 if induced else 1e-10)
 
@@ -328,7 +328,7 @@ def test_a_network_with_flex_attention():
     idx = tokens(4, 130)
     with torch.no_grad():
         expected = model(idx, positions=positions)[0]
-        model.flex_attention = True
+        model.runtime.flex_attention = True
         assert not torch.is_tensor(model.mask(torch.arange(130), positions, None))
         assert error(model(idx, positions=positions)[0], expected) < 1e-12
         assert model.mask(torch.arange(130), None, None) is None
@@ -353,7 +353,7 @@ def test_compiled_flex_attention_reads_these_tiles(T, kv_heads):
 def test_flex_attention_is_traced_once(by_blocks, monkeypatch):
     """For all documents, though each batch has a rule of its own; and blocks share a graph."""
     model, plain = (build(dict(LLAMA, block_size=200)) for _ in "ab")
-    model.flex_attention = True
+    model.runtime.flex_attention = True
     with monkeypatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
         call = compile_parts(model) if by_blocks else torch.compile(model, dynamic=False)
@@ -374,7 +374,7 @@ def test_training_with_flex_attention_on_a_gpu(T, by_blocks, checkpointing):
     torch._dynamo.reset()
     flags = dict(LLAMA, **S5, n_embd=128, block_size=T)
     exact, model = build(flags), build(flags, dtype=torch.float32).cuda().train()
-    model.flex_attention, model.checkpointing = True, checkpointing
+    model.runtime.flex_attention, model.runtime.checkpointing = True, checkpointing
     call = compile_parts(model) if by_blocks else standing_for(model, torch.compile(model, dynamic=False))
     for seed in (1, 2):
         positions = random_positions(T, BEGINS[:4], seed)
@@ -551,7 +551,10 @@ def test_a_compilation_that_fails_and_the_tracker_do_without_flex_attention(monk
     monkeypatch.setattr(torch, "compile", lambda *args, **how: 1 / 0)
     config = SimpleNamespace(compile="auto", eval_only=False, doc_mask=True)
     idx, _, positions = batch_of(ROWS)
-    assert compilation.compile_model(model, config, (idx, idx, positions), env) is model and not model.flex_attention
-    expected, model.flex_attention = tracking.probe(model, idx, positions), True
+    assert (
+        compilation.compile_model(model, config, (idx, idx, positions), env) is model
+        and not model.runtime.flex_attention
+    )
+    expected, model.runtime.flex_attention = tracking.probe(model, idx, positions), True
     monkeypatch.setattr("model.document_blocks", lambda positions: 1 / 0)
-    assert str(tracking.probe(model, idx, positions)) == str(expected) and model.flex_attention
+    assert str(tracking.probe(model, idx, positions)) == str(expected) and model.runtime.flex_attention

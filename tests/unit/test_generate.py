@@ -78,7 +78,7 @@ class GrowingCache:
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("flags", (dict(), dict(LLAMA, **S5)), ids=("learned", "llama S5"))
 def test_writing_in_place_changes_no_bit(flags, dtype):
-    model = build(dict(flags, block_size=40), dtype=torch.float32).set_compute_dtype(dtype)
+    model = build(dict(flags, block_size=40), dtype=torch.float32).set_runtime(compute_dtype=dtype)
     for prompt in (1, 6):
         idx, caches = (
             tokens(2, prompt),
@@ -246,7 +246,9 @@ def test_sampling_frequencies(options, p):
 
 
 def test_the_cache_holds_the_compute_dtype():
-    model = build(dict(S5, pos="rope"), dtype=torch.float32).set_compute_dtype(torch.bfloat16)  # rotated in fp32
+    model = build(dict(S5, pos="rope"), dtype=torch.float32).set_runtime(
+        compute_dtype=torch.bfloat16
+    )  # rotated in fp32
     cache = [KVCache(9) for _ in model.blocks]
     model(batch()[0], cache=cache)
     assert {x.dtype for layer in cache for x in (layer.k, layer.v)} == {torch.bfloat16}

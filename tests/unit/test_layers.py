@@ -88,7 +88,7 @@ def test_a_stack_is_not_copied_for_a_token():
 
 @pytest.mark.parametrize("flags", (dict(), dict(gain_out="norm", bias=True)), ids=str)
 def test_one_product_has_the_compute_dtype(flags):
-    model = build(dict(flags, mlp="swiglu"), dtype=torch.float32).set_compute_dtype(torch.bfloat16)
+    model = build(dict(flags, mlp="swiglu"), dtype=torch.float32).set_runtime(compute_dtype=torch.bfloat16)
     f, x = model.blocks[0].mlp.f, torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0))
     for m, y in zip((f.gate, f.up), fused_linear((f.gate, f.up), x), strict=True):
         assert y.dtype == torch.bfloat16
@@ -150,7 +150,7 @@ def test_power_iteration_finds_the_spectral_norm():
 @pytest.mark.parametrize("norm, normalise", (("rmsnorm", reference.rms), ("layernorm", reference.standardise)))
 def test_norms_of_bf16_numbers_are_computed_in_fp32(norm, normalise):
     model, seen = build(dict(norm=norm, mid_norm="both", qk_norm=True), dtype=torch.float32), []
-    block = model.set_compute_dtype(torch.bfloat16).blocks[0]
+    block = model.set_runtime(compute_dtype=torch.bfloat16).blocks[0]
     for slot in (block.attn.mid, block.mlp.mid, block.attn.f.q_norm, block.attn.f.k_norm):
         slot.register_forward_hook(lambda *call: seen.append(call))
     model(batch()[0])
@@ -164,7 +164,7 @@ def test_norms_of_bf16_numbers_are_computed_in_fp32(norm, normalise):
 def test_no_compute_dtype_means_the_parameters_own():
     model, idx = build(dict()), batch()[0]
     before = model(idx)[0]
-    after = model.set_compute_dtype(torch.bfloat16).set_compute_dtype(None)(idx)[0]
+    after = model.set_runtime(compute_dtype=torch.bfloat16).set_runtime(compute_dtype=None)(idx)[0]
     assert after.dtype == torch.float64 and torch.equal(after, before)
 
 
@@ -173,7 +173,7 @@ def test_the_head_computes_in_the_compute_dtype():
         model, idx = build(dict(norm="none", tie_weights=tied), dtype=torch.float32), batch()[0]
         kept = []
         model.blocks[-1].register_forward_hook(lambda _, args, out: kept.append(out))  # noqa: B023
-        logits = model.set_compute_dtype(torch.bfloat16)(idx)[0]
+        logits = model.set_runtime(compute_dtype=torch.bfloat16)(idx)[0]
         table = (model.wte if tied else model.head).weight
         assert torch.equal(logits, logits.bfloat16().float())
         assert error(logits, kept.pop() @ table[:50].T) < 0.02

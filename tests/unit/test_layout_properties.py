@@ -198,7 +198,7 @@ def test_bf16_compute_multiplies_bf16_and_keeps_the_stream_in_fp32(name):
             module.register_forward_hook(lambda _, args, out: stream.extend((args[0].dtype, out.dtype)))
         elif isinstance(module, Linear) and module is not model.head:
             module.register_forward_hook(lambda _, args, out: outputs.append(out.dtype))
-    assert model.set_compute_dtype(torch.bfloat16) is model
+    assert model.set_runtime(compute_dtype=torch.bfloat16) is model
     with Products() as products:
         half, half_grads = gradients(model, idx, targets)
     assert products.dtypes == set(outputs) == {torch.bfloat16}
@@ -211,7 +211,7 @@ def test_bf16_compute_multiplies_bf16_and_keeps_the_stream_in_fp32(name):
     cache = [KVCache(9) for _ in model.blocks]
     model(idx[:, :3], cache=cache)
     assert {x.dtype for layer in cache for x in (layer.k, layer.v)} == {torch.bfloat16}
-    model.set_compute_dtype(None)
+    model.set_runtime(compute_dtype=None)
     assert torch.equal(model(idx)[0], logits)
     assert torch.equal(model(idx, targets)[1], loss)
 

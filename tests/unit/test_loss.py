@@ -47,15 +47,15 @@ def test_loss_and_gradients_are_those_of_the_logits(flags):
         idx, targets = batch_ignoring(positions)
         expected = gradients(with_plain_loss(model), idx, targets)
         for chunks in (0, 1, 2, 3, 100):
-            model.loss_chunks = chunks
+            model.runtime.loss_chunks = chunks
             assert_same_gradients(gradients(model, idx, targets), expected, 1e-11)
 
 
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16, torch.float16), ids=str)
 @pytest.mark.parametrize("chunks", (1, 3))
 def test_without_targets_that_count_loss_and_gradients_are_zero(chunks, dtype):
-    model, idx = build(dict(tie_weights=False), dtype=torch.float32).set_compute_dtype(dtype), tokens(2, 7)
-    model.loss_chunks = chunks
+    model, idx = build(dict(tie_weights=False), dtype=torch.float32).set_runtime(compute_dtype=dtype), tokens(2, 7)
+    model.runtime.loss_chunks = chunks
     loss, grads = gradients(model, idx, torch.full((2, 7), -1))
     assert loss == 0
     assert [name for name, grad in grads.items() if grad.count_nonzero()] == []
@@ -139,9 +139,9 @@ def test_low_precision_costs_no_more_than_rounding_the_logits(dtype, loss_bound,
 def test_gradients_of_a_half_precision_model_are_close_to_fp32(dtype, bound):
     """fp16 with its loss scaled by 65536, as at the start of a run."""
     model, (idx, targets) = GPT(GPTConfig(**SIZE, n_layer=2)), batch()
-    model.loss_chunks = 3
+    model.runtime.loss_chunks = 3
     loss, expected = gradients(model, idx, targets)
-    model.set_compute_dtype(dtype).zero_grad()
+    model.set_runtime(compute_dtype=dtype).zero_grad()
     scaled = model(idx, targets)[1] * 65536
     scaled.backward()
     assert error(scaled.detach() / 65536, loss) < bound / 4
@@ -193,9 +193,12 @@ def test_a_second_derivative_raises():
 
 def test_padding_rows_get_no_gradient_in_any_dtype():
     for dtype in (None, torch.bfloat16):
-        model, (idx, targets) = build(dict(tie_weights=False), dtype=torch.float32).set_compute_dtype(dtype), batch()
+        model, (idx, targets) = (
+            build(dict(tie_weights=False), dtype=torch.float32).set_runtime(compute_dtype=dtype),
+            batch(),
+        )
         for chunks in (1, 4):
-            model.loss_chunks = chunks
+            model.runtime.loss_chunks = chunks
             _, grads = gradients(model, idx, targets)
             for name in ("head.weight", "wte.weight"):
                 assert grads[name].shape == (64, 16)
@@ -251,7 +254,7 @@ def test_no_logits_are_kept_for_the_backward_pass():
     model, (idx, targets) = build(WIDE), (tokens(2, 48), tokens(2, 48, seed=2))
     assert max(saved_for_backward(lambda: with_plain_loss(model)(idx, targets))) >= 2 * 48 * 250
     for chunks in (1, 3):
-        model.loss_chunks = chunks
+        model.runtime.loss_chunks = chunks
         assert max(saved_for_backward(lambda: model(idx, targets))) < 2 * 48 * 250 / chunks
 
 

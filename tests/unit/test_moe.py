@@ -56,7 +56,7 @@ def test_logits_and_loss_are_the_equations(name):
     model, net = mixture(name)
     idx, targets = batch()
     logits, loss = reference.forward(net, floats(model), idx, targets)
-    model.set_penalties(0.7, 0.3)
+    model.set_runtime(balance_coef=0.7, z_coef=0.3)
     for training in (False, True):
         model.train(training)
         assert error(model(idx)[0], logits) < TIGHT
@@ -71,7 +71,7 @@ def test_gradients_are_those_of_all_that_is_minimised(name, coefs):
     load above the mean, times the number of experts."""
     (model, net), (coef, z_coef) = mixture(name), coefs
     idx, targets = batch()
-    model.set_penalties(coef, z_coef).train()
+    model.set_runtime(balance_coef=coef, z_coef=z_coef).train()
     loss, wanted, chosen = minimised(model, net, idx, targets, coef * (model.config.balance == "loss"), z_coef)
     for block, choices in enumerate(chosen if net.choice_bias else ()):
         load = net.experts * torch.tensor(excess(choices, net.experts), dtype=torch.float64)
@@ -222,10 +222,10 @@ def test_one_expert_of_one_is_the_dense_ffn_bit_by_bit(name, dtype):
     dense, model, names = alike(DENSE[name], n_expert=1, n_expert_active=1, **routing)
     idx, targets = batch()
     for either in (dense, model):
-        either.set_compute_dtype(dtype)
+        either.set_runtime(compute_dtype=dtype)
     assert torch.equal(dense(idx)[0], model(idx)[0])
     loss, wanted = backward(dense, idx, targets)
-    found, grads = backward(model.set_penalties(0.7, 0.0), idx, targets)
+    found, grads = backward(model.set_runtime(balance_coef=0.7, z_coef=0.0), idx, targets)
     assert torch.equal(loss, found)
     for key, grad in wanted.items():
         there = grads.pop(names[key])
@@ -255,7 +255,7 @@ def test_equal_experts_that_are_all_active_are_the_dense_ffn(name, routing):
 def test_the_order_of_the_experts_is_of_no_importance(name):
     model, _ = mixture(name)
     idx, targets = batch()
-    model.set_penalties(0.7, 0.3).train()
+    model.set_runtime(balance_coef=0.7, z_coef=0.3).train()
     (loss, grads), logits = backward(model, idx, targets), model(idx)[0]
     E = model.config.n_expert
     order = torch.randperm(E, generator=torch.Generator().manual_seed(3))
@@ -409,7 +409,7 @@ def test_each_way_to_multiply_is_the_matrices_one_by_one(name, bias, way, monkey
 def test_the_whole_model_by_grouped_products_is_the_same(name, monkeypatch):
     model, _ = mixture(name, dtype=torch.float32)
     idx, targets = batch()
-    model.set_penalties(0.7, 0.3).train()
+    model.set_runtime(balance_coef=0.7, z_coef=0.3).train()
     loss, grads = backward(model, idx, targets)
     monkeypatch.setattr(moe, "has_grouped_product", lambda *_: True)
     found, ours = backward(model, idx, targets)
@@ -452,7 +452,7 @@ def test_no_gradient_comes_to_the_kernel_with_strides_of_0(monkeypatch):
 
 @pytest.mark.parametrize("cast", (False, True), ids=("computing in bf16", "cast to bf16"))
 def test_router_logits_are_fp32_where_all_else_is_bf16(cast):
-    model = mixture("softmax, shared, bias, HG, DP", dtype=torch.float32)[0].set_compute_dtype(torch.bfloat16)
+    model = mixture("softmax, shared, bias, HG, DP", dtype=torch.float32)[0].set_runtime(compute_dtype=torch.bfloat16)
     model, seen = model.bfloat16() if cast else model, []
     for router in model.routers().values():
         logits = router.logits
@@ -536,10 +536,10 @@ def test_compiled_steps_are_the_eager_ones_and_one_graph(name, backend, checkpoi
 
 
 def test_checkpointing_changes_no_bit():
-    model = build(COMPILED["much"], dtype=torch.float32).set_compute_dtype(torch.bfloat16).train()
+    model = build(COMPILED["much"], dtype=torch.float32).set_runtime(compute_dtype=torch.bfloat16).train()
     idx, targets = batch()
     results = []
-    for model.checkpointing in (False, True):
+    for model.runtime.checkpointing in (False, True):
         results.append(backward(model, idx, targets))
     (loss, grads), (found, ours) = results
     assert torch.equal(loss, found) and all(torch.equal(grad, ours[key]) for key, grad in grads.items())

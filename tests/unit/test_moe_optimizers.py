@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from layers.moe import Router
+from layers.runtime import Runtime
 from nanodnt.optim import Optimizer, lr_at, make_optimizer, newton_schulz
 from support import reference
 from support.models import error
@@ -262,7 +263,7 @@ def test_an_even_load_moves_no_bias(parts):
         with torch.no_grad():
             router.weight.copy_(torch.eye(3))
             router.choice_bias.zero_()
-        router.unit = torch.ones(()) / parts
+        router.runtime = Runtime(loss_scale=torch.ones(()) / parts)
         for part in torch.nn.functional.one_hot(order, 3).float().view(parts, 1, -1, 3):
             router(part)[0].sum().backward()
         assert not router.choice_bias.grad.count_nonzero()

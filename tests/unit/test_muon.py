@@ -198,7 +198,7 @@ def tiny(dtype=None, **flags):
     model, g = GPT(GPTConfig(**LAYOUT | flags)), torch.Generator().manual_seed(1)
     for p in model.parameters():
         p.data.normal_(generator=g)
-    return model.set_compute_dtype(dtype)
+    return model.set_runtime(compute_dtype=dtype)
 
 
 def drive(model, optimizer, steps=STEPS):

@@ -251,7 +251,7 @@ def count_kernels(n_layer, changes) -> tuple:
     """(kernels of an optimizer step that clips, number of matrices, number of parameters) of a model with so many
     layers."""
     model = GPT(GPTConfig(n_layer=n_layer, n_head=2, n_embd=16, block_size=8, vocab_size=31, **DNT))
-    model.set_compute_dtype(torch.bfloat16)
+    model.set_runtime(compute_dtype=torch.bfloat16)
     optimizer = make_optimizer(model, settings(**changes))
     for p in model.parameters():
         p.grad = torch.ones_like(p)

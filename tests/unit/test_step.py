@@ -30,7 +30,7 @@ def test_arrays_arrive_as_they_are_in_one_layout():
 def test_the_attention_that_is_named_is_the_one_that_runs(flags, dtype):
     config = GPTConfig(**SIZE | dict(n_layer=1) | flags)
     backend, named = attention_backend(config, Env(0, 1, torch.device("cpu"), dtype, False)).split(", ")
-    model, seen = GPT(config).set_compute_dtype(dtype), []
+    model, seen = GPT(config).set_runtime(compute_dtype=dtype), []
     attention = F.scaled_dot_product_attention
 
     def note(q, k, v, **kwargs):
@@ -53,7 +53,11 @@ def filled(**settings) -> TrainConfig:
 def step_parts(flags, optimizer, fp16=False, **settings):
     """(model, optimizer, scaler, config) of a tiny run."""
     config = filled(optimizer=optimizer, **settings)
-    model = GPT(GPTConfig(**SIZE | dict(n_layer=1) | flags)).set_compute_dtype(torch.float16 if fp16 else None).train()
+    model = (
+        GPT(GPTConfig(**SIZE | dict(n_layer=1) | flags))
+        .set_runtime(compute_dtype=torch.float16 if fp16 else None)
+        .train()
+    )
     made = make_optimizer(model, config)
     for group in made.param_groups:
         group["lr"] = 1e-2

@@ -178,9 +178,14 @@ def test_it_adds_nothing_to_a_checkpoint():
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
 def test_recomputation_drops_the_same(kind, dtype):
     """Under activation checkpointing, beside dropout: no bit of loss and gradients changes."""
-    model = KINDS[kind].build(dict(S5, drop_path=0.5, dropout=0.2), 3, torch.float32).train().set_compute_dtype(dtype)
+    model = (
+        KINDS[kind]
+        .build(dict(S5, drop_path=0.5, dropout=0.2), 3, torch.float32)
+        .train()
+        .set_runtime(compute_dtype=dtype)
+    )
     parts, found = batch(kind, 4, torch.float32), []
-    for model.checkpointing in (True, False):
+    for model.runtime.checkpointing in (True, False):
         torch.manual_seed(11)
         found.append(gradients(model, *parts))
     assert torch.equal(found[0][0], found[1][0])

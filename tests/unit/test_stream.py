@@ -18,7 +18,7 @@ BF16 = torch.bfloat16
 
 
 def with_stream(flags, dtype, n_layer=2):
-    return build(flags, n_layer=n_layer, dtype=torch.float32).train().set_stream_dtype(dtype)
+    return build(flags, n_layer=n_layer, dtype=torch.float32).train().set_runtime(stream_dtype=dtype)
 
 
 @pytest.mark.parametrize("name", spread(LAYOUTS, fast=("S5", "post-LN, bias", "llama, S5", "dyt, S5")))
@@ -54,7 +54,7 @@ def test_the_flag_sets_it():
     env = Env(0, 1, torch.device("cpu"), torch.float32, False)
     for value, dtype in (("float32", None), ("bfloat16", BF16), ("float32", None)):
         model = prepare_model(with_stream(S5, BF16), TrainConfig(stream_dtype=value), env)
-        assert model.stream_dtype == model.blocks[1].mlp.stream_dtype == dtype
+        assert model.runtime.stream_dtype == model.blocks[1].mlp.runtime.stream_dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", spread((None, BF16), fast=(BF16,)), ids=str)
@@ -72,7 +72,7 @@ def test_compiled_it_is_the_same(dtype):
 @pytest.mark.parametrize("flags", (dict(), dict(norm="layernorm")), ids=str)
 def test_a_pre_norm_keeps_no_fp32_copy(flags):
     """In bf16 what goes into a product is kept once, as the product has it, and of the norm one number a token."""
-    model, (idx, targets) = with_stream(flags, None, n_layer=1).set_compute_dtype(BF16), batch()
+    model, (idx, targets) = with_stream(flags, None, n_layer=1).set_runtime(compute_dtype=BF16), batch()
     slot, x = model.blocks[0].attn.pre, torch.randn(2, 7, 16, requires_grad=True)
     assert saved_for_backward(lambda: slot(x)) == [x.numel(), 2 * 7]
     assert slot(x).dtype == BF16
@@ -103,7 +103,7 @@ def test_what_is_stored_has_memory_of_its_own():
 
     def both(x):
         y = x @ x
-        return y, ops.stored(y)
+        return y, ops.materialise(y)
 
     x = torch.randn(4, 4)
     y, z = torch.compile(both, dynamic=False)(x)

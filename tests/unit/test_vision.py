@@ -194,7 +194,7 @@ def test_what_comes_back():
     """(logits, None) without targets; the loss alone in training; both in evaluation. Logits are fp32 at least."""
     model, images, targets = build(dict(), dtype=torch.float32), pictures(dtype=torch.float32), labels()
     for dtype in (None, torch.bfloat16):
-        model.set_compute_dtype(dtype)
+        model.set_runtime(compute_dtype=dtype)
         for training in (True, False):
             logits, none = model.train(training)(images)
             assert none is None and logits.shape == (2, 7) and logits.dtype == torch.float32
@@ -243,7 +243,7 @@ def test_a_checkpoint_and_the_meta_device_lose_nothing():
 def test_loss_is_the_formula(smoothing, targets, training):
     """Label smoothing in training alone; targets of −1 do not count."""
     model, targets = build(dict(pool="mean")).train(training), torch.tensor(targets)
-    model.label_smoothing = smoothing
+    model.runtime.label_smoothing = smoothing
     images = pictures(len(targets))
     loss, logits = model(images, targets)[1], model(images)[0]
     if (targets < 0).all():
@@ -258,7 +258,7 @@ def test_loss_is_the_formula(smoothing, targets, training):
 def test_loss_of_mixed_images_is_that_of_soft_targets(smoothing):
     """Of a pair of labels with these shares, padding rows left out; in value and gradient."""
     model, images = build(dict()).train(), pictures(6)
-    model.label_smoothing = smoothing
+    model.runtime.label_smoothing = smoothing
     own, other = torch.tensor([0, 1, 2, 3, -1, 5]), torch.tensor([6, 1, 0, 4, -1, 2])
     share = torch.tensor([0.25, 0.7, 1.0, 0.0, 1.0, 0.5])
     soft = share[:, None].double() * F.one_hot(own.clamp(min=0), 7)
@@ -286,7 +286,7 @@ def test_micro_batches_sum_to_the_batch(micro, mixed):
     found = []
     for rows in (6, micro):
         model = build(S5).train()
-        model.label_smoothing = config.label_smoothing
+        model.runtime.label_smoothing = config.label_smoothing
         optimizer = make_optimizer(model, config)
         engine.set_learning_rates(optimizer, 3000, config)
         scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -414,7 +414,7 @@ def test_validation_scores_are_numpys(n, classes, seed, micro, mixes):
 def test_a_real_model_is_evaluated_without_smoothing_or_drops():
     """`evaluate` leaves the model in training mode, and evaluates it as it is in evaluation mode."""
     model = build(dict(S5, drop_path=0.9, dropout=0.5), n_layer=3, dtype=torch.float32).train()
-    model.label_smoothing = 0.5
+    model.runtime.label_smoothing = 0.5
     images, targets = pictures(9, dtype=torch.float32), labels(9)
     logits = model.eval()(images)[0]
     model.train()

@@ -87,7 +87,7 @@ def test_gradients_of_every_layout_are_the_equations_gradients(name):
 def check_gradients(name, pool, smoothing):
     flags, net = scheme(name, pool)
     model, images, targets = build(flags, depth_of(name)).train(), pictures(3), torch.tensor([2, -1, 6])
-    model.label_smoothing = smoothing
+    model.runtime.label_smoothing = smoothing
     weights, parameters = floats(model), dict(model.named_parameters())
     for key in parameters:
         weights[key].requires_grad_()
@@ -187,7 +187,7 @@ def losses(flags, n_layer=2, steps=12, **settings) -> list:
     batch = pictures(8, dtype=torch.float32), labels(8)
     if model.config.admin:
         profile_admin(model, batch[0])
-    model.label_smoothing = config.label_smoothing
+    model.runtime.label_smoothing = config.label_smoothing
     optimizer, scaler = make_optimizer(model, config), torch.amp.GradScaler("cpu", enabled=False)
     found = []
     for step in range(steps):

@@ -81,7 +81,7 @@ def loss_and_gradients(call, model, batch: tuple) -> tuple:
 def exact_loss_and_gradients(setting: Setting, batch: tuple) -> tuple:
     """`loss_and_gradients` of fresh weights in float64 on the CPU."""
     model = setting.new_model().double()
-    model.label_smoothing = setting.config.label_smoothing
+    model.set_runtime(label_smoothing=setting.config.label_smoothing)
     batch = tuple(t.cpu().double() if t.is_floating_point() else t.cpu() for t in batch)
     return loss_and_gradients(model, model, batch)
 
@@ -110,7 +110,7 @@ def check_precision(setting: Setting) -> dict:
         batch = setting.first_micro_batch()
         wanted, model = exact_loss_and_gradients(one, batch), prepare_model(one.new_model(), one.config, env)
         for dtype in ALLOWED:
-            model.set_compute_dtype(dtype)
+            model.set_runtime(compute_dtype=dtype)
             with exact_products():
                 found = loss_and_gradients(model, model, batch)
             title = f"{name}, {str(dtype).removeprefix('torch.')}"

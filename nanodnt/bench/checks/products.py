@@ -88,7 +88,7 @@ def check_products(setting: Setting) -> dict:
     setting.open_dataset()
     batch = setting.first_micro_batch()
     wanted = exact_loss_and_gradients(setting, batch)
-    model = prepare_model(setting.new_model(), config, env).set_compute_dtype(torch.float32)
+    model = prepare_model(setting.new_model(), config, env).set_runtime(compute_dtype=torch.float32)
     with exact_products():
         for way in setting.compile_modes():
             call = compile_model(model, config, batch, env) if way == "compiled" else model

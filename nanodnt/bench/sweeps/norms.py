@@ -32,7 +32,7 @@ def time_norms(setting: Setting) -> dict:
             layer = Slot(norm, n_gain=d * (norm != "none"), n_bias=d * (bias and norm == "layernorm")).to(env.device)
             layer.init()
             model = setting.replace(**plain_flags() | dict(norm=norm)).new_model()
-            model.to(env.device).set_compute_dtype(env.dtype)
+            model.to(env.device).set_runtime(compute_dtype=env.dtype)
             call_layer, call_model = layer, model
             if mode == "compiled":
                 call_layer, call_model = (torch.compile(m, dynamic=False) for m in (layer, model))
