@@ -227,7 +227,7 @@ def test_training(flags, tmp_path):
     labels = ids.masked_fill(mask == 0, -100)
     for checkpointing in (False, True):
         (theirs.gradient_checkpointing_enable if checkpointing else theirs.gradient_checkpointing_disable)()
-        assert theirs.network.checkpointing == theirs.is_gradient_checkpointing == checkpointing
+        assert theirs.network.runtime.checkpointing == theirs.is_gradient_checkpointing == checkpointing
         theirs.train().zero_grad()
         output = theirs(ids, attention_mask=mask, labels=labels)
         output.loss.backward()
@@ -423,7 +423,7 @@ def test_missing_weights(tmp_path):
 def test_carried_files():
     """The network's code, in flat files with relative imports, and else as it is here."""
     files = carried_files()
-    reached = {"attention", "linear", "loss", "moe", "network", "ops", "roles", "rules", "sharding", "slot"}
+    reached = ("attention", "linear", "loss", "moe", "network", "ops", "roles", "rules", "runtime", "sharding", "slot")
     assert set(files) == {"modeling_nanodnt.py", "model.py", *(f"layers_{name}.py" for name in reached)}
     for name, text in files.items():
         path = {"modeling_nanodnt.py": f"{START.replace('.', '/')}.py"}.get(name, name.replace("layers_", "layers/"))
