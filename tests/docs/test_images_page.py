@@ -1,34 +1,16 @@
 """docs/images.md says what the code does: its flags build or are refused, its configs and numbers are those there."""
 
 import re
-from dataclasses import fields
 
 import pytest
 
 from configurator import read_file
 from layers import rules
-from model import GPTConfig
-from nanodnt.settings import TrainConfig
-from nanodnt.tasks.images import ImageFlags
 from support.models import rule_lines
 from support.pages import CONFIGS, FLAGS, ROOT, load, rows_with
 
 PAGE = (ROOT / "docs" / "images.md").read_text()
 REFUSED = [text for row in rows_with(PAGE, "refused flags") for text in FLAGS.findall(row["refused flags"])]
-
-
-def test_every_flag_is_on_the_page_with_its_default():
-    names = [f.name for f in fields(GPTConfig)]
-    names = [*names[names.index("patch_size") : names.index("norm")], "drop_path", "mlp", "init"]
-    of_training = [*(f.name for f in fields(ImageFlags)), "lr_ratio_patch"]
-    for title, wanted, schema in (("model", names, GPTConfig), ("training", of_training, TrainConfig)):
-        rows = {row[f"flag of {'the ' * (title == 'model')}{title}"]: row["default"] for row in rows_of(title)}
-        defaults = {f.name: f.default for f in fields(schema)}
-        assert rows == {f"`{name}`": f"`{defaults[name]}`" for name in wanted}
-
-
-def rows_of(title):
-    return rows_with(PAGE, "flag of the model" if title == "model" else "flag of training")
 
 
 @pytest.mark.parametrize("text", REFUSED)
