@@ -1,13 +1,11 @@
 """What two processes send in a step, and when: DDP's buckets during the backward pass; FSDP each weight and gradient
 once. Gradients are those of one process."""
 
-import gc
 from collections import Counter
 from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from layers.sharding import full_tensor
@@ -18,7 +16,7 @@ from nanodnt.run.compilation import compile_model
 from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import load_weights
-from support.processes import assert_close, meeting, processes
+from support.processes import assert_close, joined, processes
 from support.runs import load
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -27,12 +25,6 @@ DNT = dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True)
 SIZE = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=50)
 ROWS = 6  # of each process in a step
 CONFIG = TrainConfig(compile=True)
-
-
-def start(rank, world, path, dtype=torch.float32, kind="ddp") -> Env:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", **meeting(rank, world, path))
-    return Env(rank, world, torch.device("cpu"), dtype, distributed=True, parallel=kind)
 
 
 def make_model(flags) -> GPT:
@@ -94,10 +86,8 @@ class Note(TorchDispatchMode):
 
 def ddp_compiled(rank, world, folder):
     """Leaves what `ddp_steps` finds."""
-    env = start(rank, world, folder / "ddp")
-    torch.save(ddp_steps(rank, env), folder / f"{rank}")
-    gc.collect()  # DDP before its group, as in a run
-    dist.destroy_process_group()
+    with joined(rank, world, folder / "ddp", parallel="ddp") as env:
+        torch.save(ddp_steps(rank, env), folder / f"{rank}")
 
 
 def ddp_steps(rank, env) -> dict:
@@ -155,17 +145,16 @@ MICRO = 2  # so there are three micro batches
 
 def fsdp_steps(rank, world, folder):
     for way, (flags, dtype, keep, _) in WAYS.items():
-        env = start(rank, world, folder / way, dtype, "fsdp")
-        model = GPT.empty(GPTConfig(**SIZE | flags))
-        parallel.shard_model(model, 0, env, keep)
-        load_weights(model.to_empty(device="cpu"), make_model(flags).state_dict())
-        prepare_model(model, CONFIG, env)
-        make_gradients(model, model, rows_of(rank), MICRO)
-        with Note() as note:
-            made = make_gradients(model, model, rows_of(rank), MICRO)
-            messages = Counter(message for message in note.found if message != "product")
-        torch.save((made, messages), folder / f"{way}.{rank}")
-        dist.destroy_process_group()
+        with joined(rank, world, folder / way, dtype, parallel="fsdp") as env:
+            model = GPT.empty(GPTConfig(**SIZE | flags))
+            parallel.shard_model(model, 0, env, keep)
+            load_weights(model.to_empty(device="cpu"), make_model(flags).state_dict())
+            prepare_model(model, CONFIG, env)
+            make_gradients(model, model, rows_of(rank), MICRO)
+            with Note() as note:
+                made = make_gradients(model, model, rows_of(rank), MICRO)
+                messages = Counter(message for message in note.found if message != "product")
+            torch.save((made, messages), folder / f"{way}.{rank}")
 
 
 @pytest.fixture(scope="module")

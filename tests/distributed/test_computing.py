@@ -1,17 +1,15 @@
 """Ways to compute under FSDP; runs of two processes that go wrong together: bad gradients, spikes, wrong settings."""
 
 import os
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from model import GPT, GPTConfig
-from nanodnt.run.environment import Env
 from nanodnt.run.parallel import shard_model
 from support.parallel_runs import REFUSED
-from support.processes import SPOILT, TOLERANCES, assert_same_values, left, meeting, play, processes
+from support.processes import SPOILT, TOLERANCES, assert_same_values, joined, left, play, processes
 from support.runs import column, different, load, metrics, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,16 +60,12 @@ def test_bfloat16_leaves_gains_in_fp32(two):
 
 
 def time_outs(rank, world, folder):
-    limit = timedelta(seconds=77)
-    dist.init_process_group("gloo", timeout=limit, **meeting(rank, world, folder / "groups"))
-    env = Env(rank, world, torch.device("cpu"), torch.float32, distributed=True, timeout=limit)
-    shard_model(
-        model := GPT.empty(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=31)), 2, env, keep=True
-    )
-    groups = model.wte.weight.device_mesh.get_all_groups()
-    found = [(g._get_backend(env.device).options._timeout, dist.get_process_group_ranks(g)) for g in groups]
-    torch.save([(limit.total_seconds(), ranks) for limit, ranks in found], folder / f"{rank}")
-    dist.destroy_process_group()
+    with joined(rank, world, folder / "groups", limit_s=77) as env:
+        model = GPT.empty(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=31))
+        shard_model(model, 2, env, keep=True)
+        groups = model.wte.weight.device_mesh.get_all_groups()
+        found = [(g._get_backend(env.device).options._timeout, dist.get_process_group_ranks(g)) for g in groups]
+        torch.save([(limit.total_seconds(), ranks) for limit, ranks in found], folder / f"{rank}")
 
 
 def test_the_groups_of_hsdp_have_the_time_out_that_was_asked_for(tmp_path):

@@ -1,7 +1,7 @@
-"""Damaged and hostile text, drawn by hypothesis: meta.json, config files, command lines, metrics.jsonl. Each is read as
-it was meant or refused in one line; no code in it runs, and a refusal leaves an earlier run as it was."""
+"""Damaged and hostile text, drawn by hypothesis: meta.json, command lines, metrics.jsonl (config files:
+tests/unit/test_configurator_files.py). Each is read as it was meant or refused in one line; no code in it runs, and a
+refusal leaves an earlier run as it was."""
 
-import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -125,91 +125,7 @@ def test_a_run_on_another_meta_json(earlier, data):
         resume(world, init_from=data.draw(st.sampled_from(["resume", "scratch"])), overwrite=True, max_iters=4)
 
 
-# --------------------------------------------------------------------------------------- config files, command lines
-
-CONFIGS = sorted(path.relative_to(runs.ROOT) for path in (runs.ROOT / "config").rglob("*.py"))
-HOSTILE = [  # run as a program, each makes the file `marker`
-    "open('marker', 'w')",
-    "__import__('os').mkdir('marker')",
-    "import os; os.mkdir('marker')",
-    "exec(\"open('marker', 'w')\")",
-    "n_layer = open('marker', 'w').fileno()",
-    "n_layer = [open('marker', 'w') for _ in (1,)][0]",
-    "n_layer = (lambda: open('marker', 'w'))()",
-    "n_layer: open('marker', 'w') = 1",
-    "n_layer = 1 if open('marker', 'w') else 2",
-    "out_dir = f\"{open('marker', 'w')}\"",
-    "out_dir = 'a' + f\"{open('marker', 'w')}\"",
-    "class A: open('marker', 'w')",
-    "def f(x=open('marker', 'w')): pass",
-    "@open('marker', 'w').close\ndef f(): pass",
-    "with open('marker', 'w'): pass",
-    "assert open('marker', 'w')",
-    "for _ in [open('marker', 'w')]: n_layer = 1",
-    "(n_layer := open('marker', 'w'))",
-    "from pathlib import Path; Path('marker').touch()",
-]
-ODD = [
-    "n_layers = 3",
-    "n_layer = '3'",
-    "n_layer = [3]",
-    "n_layer = 3 3",
-    "x",
-    "= 3",
-    "\tn_layer = 3",
-    "\ufeffn_layer = 3",
-]
-ODD += ["n_layer = 9**9**9", "n_layer = 1e999", "n_layer = 1/0", "n_layer = '\0'", "\0", "n_layer = " + "9" * 5000]
-ODD += ["n_layer = " + "(" * 300 + ")" * 300, "n_layer = " + "-" * 50_000 + "1", "# " + "x" * 200_000, "n_layer = 0x10"]
-ODD += ["\ufeffn_layer = 3", "n_layer = True", "n_layer = None", "seed = 1_000", "dropout = 1j", "norm = 'rmsnormm'"]
-ODD += ["out_dir = 'a\\nb'", "out_dir = b'x'"]
-ENCODINGS = ["utf-8", "utf-8", "utf-8-sig", "utf-16", "utf-16-le", "latin-1", "cp037"]
-
-
-@st.composite
-def config_text(draw):
-    """A config file of the project with lines added, cut, doubled or spoilt, in some encoding."""
-    lines = (runs.ROOT / draw(st.sampled_from(CONFIGS))).read_text(encoding="utf-8").splitlines()
-    for _ in range(draw(st.integers(0, 2))):
-        at = draw(st.integers(0, len(lines)))
-        new = draw(st.one_of(st.sampled_from(HOSTILE), st.sampled_from(ODD), st.text(max_size=20)))
-        match draw(st.sampled_from(["insert", "insert", "replace", "join", "cut", "twice", "indent"])):
-            case "insert":
-                lines.insert(at, new)
-            case "replace":
-                lines[at : at + 1] = [new]
-            case "join":
-                between = draw(st.sampled_from(["; ", " + ", " = ", "\\\n"]))
-                lines[at : at + 1] = [line + between + new for line in lines[at : at + 1]]
-            case "cut":
-                lines[at:] = [line[: draw(st.integers(0, len(line)))] for line in lines[at : at + 1]]
-            case "twice":
-                lines[at:at] = lines[at : at + 2]
-            case "indent":
-                lines[at : at + 1] = [" " + line for line in lines[at : at + 1]]
-    text = draw(st.sampled_from(["\n", "\n", "\r\n", "\r"])).join(lines)
-    return text.encode(draw(st.sampled_from(ENCODINGS)), "replace")
-
-
-@drawn(fast=33, deep=300)
-@given(text=config_text())
-def test_config_files(scratch, text):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(scratch)
-        Path("config.py").write_bytes(text)
-        outcome = call(plan, "config.py", n_layer=1, vocab_size=300, dataset="none")
-        assert not Path("marker").exists()
-    if works_or_is_refused(0, 0, outcome):
-        assert "1 blocks" in outcome.out
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_the_hostile_lines_are_hostile(tmp_path, monkeypatch, text):
-    monkeypatch.chdir(tmp_path)
-    with contextlib.suppress(Exception):
-        exec(compile(text, "control", "exec"), {})
-    assert Path("marker").exists()
-
+# ------------------------------------------------------------------------------------------------- command lines
 
 FLAGS = sorted(GPTConfig.__dataclass_fields__ | TrainConfig.__dataclass_fields__)
 WORDS = st.one_of(

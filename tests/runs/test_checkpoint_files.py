@@ -4,7 +4,6 @@ import errno
 import math
 import os
 import resource
-import shutil
 import signal
 from pathlib import Path
 
@@ -177,18 +176,10 @@ def test_a_file_system_without_hard_links(short, dataset, tmp_path, monkeypatch)
 
 # ------------------------------------------------------------------------------------------- damaged and foreign files
 
-DAMAGE = {
-    "half": lambda raw: raw[: len(raw) // 2],
-    "all but the last byte": lambda raw: raw[:-1],
-    "empty": lambda raw: b"",
-    "zeros": lambda raw: bytes(len(raw)),
-}
 
-
-@pytest.mark.parametrize("name", deep_but(DAMAGE, "half", "zeros"))
-def test_damaged_last_falls_back_to_prev(name, begun, short, dataset, capsys):
+def test_damaged_last_falls_back_to_prev(begun, short, dataset, capsys):
     path = begun / "last.pt"
-    damage(path, DAMAGE[name](path.read_bytes()))
+    damage(path, path.read_bytes()[: path.stat().st_size // 2])
     assert resume(begun, dataset) == 0
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 1
@@ -229,27 +220,3 @@ def test_the_prefix_of_a_compiled_model_is_tolerated(begun, short, dataset):
     torch.save(checkpoint, begun / "last.pt")
     assert resume(begun, dataset) == 0
     assert_same_run(begun, short)
-
-
-class Payload:
-    """Unpickled, it makes a folder."""
-
-    def __init__(self, folder):
-        self.folder = str(folder)
-
-    def __reduce__(self):
-        return os.mkdir, (self.folder,)
-
-
-def test_a_checkpoint_cannot_run_code(begun, dataset, tmp_path, capsys):
-    checkpoint = load(begun / "last.pt") | {"step": Payload(tmp_path / "harm")}
-    evil = tmp_path / "evil.pt"
-    torch.save(checkpoint, evil)
-    torch.load(evil, weights_only=False)
-    (tmp_path / "harm").rmdir()  # so it can do harm
-    refusal(capsys, run(out_dir=tmp_path / "a", dataset=dataset, init_from=evil), evil, "cannot be read")
-    for name in ("last.pt", "prev.pt"):
-        (begun / name).unlink()
-        shutil.copy(evil, begun / name)
-    refusal(capsys, resume(begun, dataset), begun / "last.pt", "cannot be read")
-    assert not (tmp_path / "harm").exists()

@@ -11,6 +11,7 @@ import os
 import signal
 import weakref
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from datetime import timedelta
 from functools import partial
 from itertools import count
 
@@ -18,9 +19,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from layers.sharding import local_shard
+from nanodnt.run.environment import Env
 from support.runs import column, run
 
 FORKSERVER = multiprocessing.get_context("forkserver")
@@ -50,6 +52,27 @@ def meeting(rank: int, world: int, path) -> dict:
     """Arguments of init_process_group: the processes find each other in a file, a new one each time. (A port might
     still be taken when the next run begins.)"""
     return dict(init_method=f"file://{path}.meeting", rank=rank, world_size=world)
+
+
+@contextmanager
+def joined(rank: int, world: int, path, dtype=torch.float32, limit_s: int = 60, **env):
+    """The Env of this process, one of `world` that meet in a file at `path`, on one thread. For one alone there is no
+    process group. `env`: further fields of the Env."""
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=limit_s)
+    if world > 1:
+        dist.init_process_group("gloo", timeout=limit, **meeting(rank, world, path))
+    yield Env(rank, world, torch.device("cpu"), dtype, world > 1, limit, **env)
+    gc.collect()  # DDP before its group, as in a run
+    if world > 1:
+        dist.destroy_process_group()
+
+
+def sharded_like(p, full: torch.Tensor) -> torch.Tensor:
+    """A full tensor that every process has, split as the parameter p is."""
+    if not isinstance(p, DTensor):
+        return full
+    return distribute_tensor(full, p.device_mesh, p.placements, src_data_rank=None)
 
 
 # --------------------------------------------------------------------------------------------------------- the same run

@@ -175,27 +175,37 @@ def test_second_file_is_named(capsys, config):
 # ------------------------------------------------------------------------------------------------ nothing is executed
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "__import__('os').system('touch X')",
-        "seed = __import__('os').system('touch X')",
-        "_a = open('X', 'w')",
-        'out_dir = f\'{open("X", "w")}\'',
-        'exec(\'open("X", "w")\')',
-        "seed = [open('X', 'w') for _ in (1,)]",
-        "@open('X', 'w').write\ndef f(): pass",
-        "def f(x=open('X', 'w')): pass",
-        "class C(open('X', 'w').__class__): pass",
-        "seed: open('X', 'w') = 1",
-        "assert open('X', 'w')",
-        "try: seed = 1\nfinally: open('X', 'w')",
-    ],
-)
+CODE = [  # run as a program, each makes the file X
+    "open('X', 'w')",
+    "__import__('os').system('touch X')",
+    "seed = __import__('os').system('touch X')",
+    "import os; os.mkdir('X')",
+    "from pathlib import Path; Path('X').touch()",
+    "_a = open('X', 'w')",
+    "seed = open('X', 'w').fileno()",
+    "seed = (lambda: open('X', 'w'))()",
+    "seed = 1 if open('X', 'w') else 2",
+    "(seed := open('X', 'w'))",
+    'out_dir = f\'{open("X", "w")}\'',
+    "out_dir = 'a' + f\"{open('X', 'w')}\"",
+    'exec(\'open("X", "w")\')',
+    "seed = [open('X', 'w') for _ in (1,)]",
+    "for _ in [open('X', 'w')]: seed = 1",
+    "with open('X', 'w'): pass",
+    "@open('X', 'w').write\ndef f(): pass",
+    "def f(x=open('X', 'w')): pass",
+    "class C(open('X', 'w').__class__): pass",
+    "seed: open('X', 'w') = 1",
+    "assert open('X', 'w')",
+    "try: seed = 1\nfinally: open('X', 'w')",
+]
+
+
+@pytest.mark.parametrize("line", CODE)
 def test_code_is_not_run(capsys, config, line):
     with suppress(Exception):
         exec(compile(line, "control", "exec", dont_inherit=True), {})
-    Path("X").unlink()  # as a program the line does create X, so what follows can fail
+    Path("X").rmdir() if Path("X").is_dir() else Path("X").unlink()  # it was made, so what follows can fail
     assert refused(capsys, config(line)).endswith(NOT_DATA)
     assert os.listdir() == ["c.py"]
 
@@ -217,7 +227,7 @@ TREES = st.recursive(
 )
 LINES = st.tuples(NAMES, st.sampled_from([" = ", "=", " += ", ": int = "]), TREES).map("".join)
 TEXTS = st.one_of(st.binary(), st.text().map(lambda t: t.encode("utf-8", "surrogatepass")))
-PROGRAMS = st.lists(st.one_of(LINES, LINES, st.text()), max_size=4)
+PROGRAMS = st.lists(st.one_of(LINES, LINES, st.sampled_from(CODE), st.text()), max_size=4)
 PROGRAMS = PROGRAMS.map(lambda lines: "\n".join(lines).encode("utf-8", "replace"))
 
 
@@ -248,8 +258,11 @@ def scratch(tmp_path_factory):
 @example(text=b"n_layer = 3\nlearning_rate = n_layer / 4")
 @example(text=b"out_dir = '\\ud800'")
 def test_any_file_loads_or_is_refused(scratch, text):
-    scratch.write_bytes(text)
-    check_outcome([str(scratch)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(scratch.parent)
+        scratch.write_bytes(text)
+        check_outcome([str(scratch)])
+        assert os.listdir() == ["c.py"]
 
 
 @settings(max_examples=examples(fast=60, deep=2000), deadline=None, database=None)

@@ -1,7 +1,7 @@
 """A new optimizer is one new file: the docs' Lion is registered, and works in every way that ours do.
 
 tests/docs/test_docs.py puts the file into a copy of the tree and trains with it from the command line;
-tests/distributed/test_added_optimizer.py trains it on shards.
+tests/distributed/test_optimizer_steps.py trains it on shards.
 """
 
 import json
