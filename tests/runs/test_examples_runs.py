@@ -1,7 +1,5 @@
 """Runs on examples and on documents kept apart: every loss is the mean over its counted tokens, each document read by
-itself, however a batch is split; and interrupted runs go on exactly."""
-
-import signal
+itself, however a batch is split."""
 
 import numpy as np
 import pytest
@@ -22,21 +20,11 @@ from support.models import LLAMA, S5, SIZE, error, perturb, tokens
 from support.prepared import open_prepared
 from support.processes import TOLERANCES, assert_same_values
 from support.runs import (
-    Crash,
-    assert_same_run,
-    at_row,
     column,
-    crash,
-    evaluated,
-    finish,
-    kill_me,
     load,
     metrics,
     patched,
     run,
-    some_step,
-    start,
-    wait_for_row,
 )
 from support.tracked import tracks
 
@@ -147,18 +135,6 @@ def test_rows_count_by_their_tokens(folders, wholes):
     assert (np.min(differences, 0) > 5 * TOLERANCES["train_loss"]).all(), differences
 
 
-CASES = [("examples", 1), ("text", 4)]
-CASES += [pytest.param(*case, marks=pytest.mark.deep) for case in (("examples", 4), ("examples", 6), ("text", 1))]
-
-
-@pytest.mark.parametrize("kind, micro", CASES)
-def test_the_micro_batch_makes_no_difference(kind, micro, folders, wholes, tmp_path):
-    """Losses, gradient norms, and validation losses, of rows that do not come to whole batches of 4."""
-    assert open_prepared(folders[kind], T).val_windows % 4
-    assert run(out_dir=tmp_path, dataset=folders[kind], micro_batch_size=micro, **COMMON | KINDS[kind]) == 0
-    assert_same_values(tmp_path, wholes[kind])
-
-
 @pytest.mark.parametrize("flags", (dict(), dict(LLAMA, **S5)), ids=("learned", "llama, S5"))
 def test_a_step_is_the_mean_over_its_counted_targets(flags):
     """Also with a micro batch of which nothing counts; and gradients are those of single documents."""
@@ -218,54 +194,6 @@ def test_one_document_a_window_is_as_without_doc_mask(tmp_path):
     for apart in (True, False):
         assert run(out_dir=tmp_path / str(apart), dataset=folder, **COMMON | dict(doc_mask=apart, max_iters=5)) == 0
     assert_same_values(tmp_path / "True", tmp_path / "False", train_loss=2e-4, val_loss=2e-4, grad_norm=2e-3)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("compile", (True, "blocks"))
-def test_compiled_is_eager(compile, folders, wholes, tmp_path, capsys):
-    """Nothing compiles in the run itself, whatever documents its batches have."""
-
-    def strictly(function):
-        return torch._dynamo.config.patch(error_on_recompile=True)(function)
-
-    torch._dynamo.reset()
-    with patched(train, "train", strictly):
-        assert run(out_dir=tmp_path, dataset=folders["examples"], compile=compile, micro_batch_size=4, **COMMON) == 0
-    output = capsys.readouterr().out
-    assert "compiled in" in output and "with a mask of documents" in output
-    assert_same_values(tmp_path, wholes["examples"], grad_norm=5e-4)
-
-
-# ----------------------------------------------------------------------------------------------------- interruptions
-
-DROPOUT = COMMON | dict(dropout=0.2, micro_batch_size=6, max_iters=9, save_interval=3, init_from="auto")
-
-
-@each_kind
-def test_interrupted_runs_go_on_exactly(kind, folders, tmp_path):
-    """Stopped by SIGTERM, then ended by a crash between two checkpoints."""
-    config = dict(dataset=folders[kind], **DROPOUT | KINDS[kind])
-    assert run(out_dir=tmp_path / "whole", **config) == 0
-    with at_row(some_step(1, 3), lambda: kill_me(signal.SIGTERM)):
-        assert run(out_dir=tmp_path / "run", **config) == 128 + signal.SIGTERM
-    with at_row(some_step(5, 8), crash), pytest.raises(Crash):
-        run(out_dir=tmp_path / "run", **config)
-    assert run(out_dir=tmp_path / "run", **config) == 0
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
-
-
-@pytest.mark.deep
-@each_kind
-def test_a_killed_run_goes_on_exactly(kind, folders, tmp_path):
-    config = dict(dataset=folders[kind], **DROPOUT | KINDS[kind] | dict(max_iters=60, eval_interval=20))
-    assert run(out_dir=tmp_path / "whole", **config) == 0
-    process = start(out_dir=tmp_path / "run", **config)
-    wait_for_row(process, tmp_path / "run", some_step(4, 25))
-    process.kill()
-    finish(process, -signal.SIGKILL)
-    assert load(tmp_path / "run" / "last.pt")["step"] < 60
-    assert run(out_dir=tmp_path / "run", **config) == 0
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def other_targets(batch):
@@ -332,11 +260,3 @@ def test_what_is_tracked_is_of_documents_by_themselves(folders, wholes, tmp_path
     assert not np.allclose(found, [logits for logits, _ in others], rtol=1e-3)
     for name in ("train_loss", "val_loss", "grad_norm"):
         assert column(tmp_path, name) == column(wholes["examples"], name)
-
-
-def test_eval_only_prints_the_loss_that_was_logged(folders, wholes, tmp_path, capsys):
-    for kind, out in wholes.items():
-        capsys.readouterr()
-        config = COMMON | KINDS[kind] | dict(eval_only=True, micro_batch_size=3)
-        assert run(out_dir=tmp_path, dataset=folders[kind], init_from=out / "last.pt", **config) == 0
-        assert evaluated(capsys) == pytest.approx(column(out, "val_loss")[12], abs=2e-6)

@@ -1,7 +1,6 @@
-"""Runs of mixtures of experts: resumed exactly, bad steps skipped, rolled back, tracked, fine-tuned, sampled from."""
+"""Runs of mixtures of experts: their balance, bad steps skipped and rolled back, fine-tuned, sampled from."""
 
 import math
-import signal
 
 import pytest
 import torch
@@ -9,82 +8,26 @@ import torch
 import sample
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.weights import model_from_checkpoint
-from support.faults import Command, Fault
 from support.runs import (
-    Crash,
-    assert_same_run,
-    at_row,
     bits,
     column,
-    crash,
-    deep_but,
     different,
-    evaluated,
-    kill_me,
     load,
-    logged,
     metrics,
     optimizers,
     patched,
     run,
-    some_step,
     spoil_gradients,
 )
-from support.trials import Trial, strike_all
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 EXPERTS = dict(n_expert=4, n_ff=16, mlp="swiglu")
 BIAS = dict(EXPERTS, balance="bias", balance_rate=0.01)
-KINDS = {
-    "bias, muon": dict(BIAS, optimizer="muon", n_expert_shared=1, router="sigmoid", dropout=0.1),
-    "loss, adamw": dict(EXPERTS, balance_coef=0.1, z_coef=0.01, micro_batch_size=4, dropout=0.2),
-    "bias, adam_mini": dict(BIAS, optimizer="adam_mini", micro_batch_size=2, gain="branch", mid_norm="none"),
-    "none, msgdw": dict(EXPERTS, balance="none", optimizer="msgdw", learning_rate=0.5, n_expert_active=1),
-    "loss, blockwise": dict(EXPERTS, blockwise_lr=True, lr_ratio_router=2, learning_rate=2e-3, bias=True),
-}
-KINDS["bias, adam_mini"] |= dict(pre_norm="both")
 
 
 def biases(checkpoint: dict) -> dict:
     return {name: t for name, t in checkpoint["model"].items() if name.endswith("choice_bias")}
-
-
-# ------------------------------------------------------------------------------------------------- exact resuming
-
-
-@pytest.mark.parametrize("kind", deep_but(KINDS, "bias, muon", "loss, adamw"))
-def test_goes_on_exactly(kind, dataset, tmp_path):
-    """Stopped by SIGTERM, then ended by a crash between two checkpoints."""
-    config = dict(dataset=dataset, max_iters=16, save_interval=5, init_from="auto", **KINDS[kind])
-    assert run(out_dir=tmp_path / "whole", **config) == 0
-    losses = column(tmp_path / "whole", "train_loss")
-    assert losses[16] < losses[1] - 0.4  # it learns
-    with at_row(some_step(2, 7), lambda: kill_me(signal.SIGTERM)):
-        assert run(out_dir=tmp_path / "run", **config) == 128 + signal.SIGTERM
-    with at_row(some_step(9, 15), crash), pytest.raises(Crash):
-        run(out_dir=tmp_path / "run", **config)
-    assert run(out_dir=tmp_path / "run", **config) == 0
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
-
-
-KILLS = ["SIGKILL, forward", "SIGKILL, update", "SIGKILL, checkpoint", "SIGKILL, rename", "SIGINT twice, checkpoint"]
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("name", ["bias, muon", "loss, adamw"])
-def test_killed_anywhere(name, dataset, tmp_path):
-    command = Command(KINDS[name])
-    reference = Trial(tmp_path / "reference", command, dataset)
-    strike_all(Trial(tmp_path / "trial", command, dataset, reference), [Fault(kind, 0.4) for kind in KILLS])
-
-
-@pytest.mark.deep
-def test_two_processes_killed_anywhere(dataset, tmp_path):
-    command = Command(KINDS["bias, muon"] | dict(parallel="fsdp", n_expert=3), processes=2)
-    reference = Trial(tmp_path / "reference", command, dataset)
-    faults = [Fault("two processes: SIGKILL to one", 0.5), Fault("SIGTERM, forward", 0.5, rank=1)]
-    strike_all(Trial(tmp_path / "trial", command, dataset, reference), faults)
 
 
 def test_settings_of_balance_may_change_on_resume(dataset, tmp_path, capsys):
@@ -180,30 +123,6 @@ def test_fp16_with_loss_scaling(dataset, tmp_path):
     assert torch.allclose(moved, moved.round(), atol=1e-3) and 0 < moved.abs().max() <= 9
 
 
-# ---------------------------------------------------------------------------------------------- it changes nothing
-
-
-def test_tracking_changes_no_bit(dataset, tmp_path):
-    config = dict(dataset=dataset, max_iters=6, eval_interval=6, **KINDS["bias, muon"])
-    for name, interval in (("with", 2), ("without", 0)):
-        assert run(out_dir=tmp_path / name, track_interval=interval, **config) == 0
-    with_rows, without = tmp_path / "with", tmp_path / "without"
-    assert different(load(with_rows / "last.pt")["model"], load(without / "last.pt")["model"]) == []
-    rows = column(with_rows, "track")
-    assert [*rows] == [2, 4, 6] and all(len(row["load"]) == 2 and row["dropped"] == [0, 0] for row in rows.values())
-    bare = [(step, {k: v for k, v in row.items() if k != "track"}) for step, row in logged(with_rows)]
-    assert bare == logged(without)
-
-
-def test_activation_checkpointing_changes_no_bit(dataset, tmp_path):
-    for kind in ("bias, muon", "loss, adamw"):
-        outs = [tmp_path / f"{kind} {checkpointing}" for checkpointing in (False, True)]
-        for out in outs:
-            config = dict(dataset=dataset, max_iters=4, eval_interval=4, **KINDS[kind])
-            assert run(out_dir=out, activation_checkpointing=out == outs[1], **config) == 0
-        assert different(*(load(out / "last.pt")["model"] for out in outs)) == []
-
-
 # -------------------------------------------------------------------------------------------------- what is trained
 
 
@@ -261,12 +180,6 @@ def test_compiled_steps_draw_the_same_text(samples, monkeypatch):
         patch.setattr(sample, "compile_step", lambda: steps.append(compile_step("eager")) or steps[-1])
         assert samples(**hot, compile=True) == plain and len(steps) == 1
     assert samples(compile=True) == samples()
-
-
-def test_evaluation(trained, dataset, capsys):
-    """--eval_only sees the loss that training saw; a model in evaluation has no penalties."""
-    assert run(out_dir=trained, dataset=dataset, init_from="resume", eval_only=True, max_iters=40, **BIAS) == 0
-    assert evaluated(capsys) == pytest.approx(column(trained, "val_loss")[40], rel=1e-6)
 
 
 def test_fine_tuning_from_a_run(trained, dataset, tmp_path, capsys):

@@ -263,7 +263,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 def evaluated(capsys) -> float:
     """The validation loss that was printed (to six digits)."""
-    return float(re.search(r"validation loss (\S+)", capsys.readouterr().out)[1])
+    return float(re.search(r"validation loss ([\d.]+)", capsys.readouterr().out)[1])
 
 
 def damage(path: Path, content: bytes = b"damaged") -> None:

@@ -1,0 +1,195 @@
+"""What holds for every task: interrupted runs go on exactly, the micro batch and tracking make no difference, and
+evaluation finds what was logged."""
+
+import signal
+
+import pytest
+import torch
+
+import train
+from support.faults import Command, Fault
+from support.prepared import open_prepared
+from support.processes import assert_same_values
+from support.runs import (
+    Crash,
+    assert_same_run,
+    at_row,
+    column,
+    crash,
+    deep_but,
+    different,
+    evaluated,
+    finish,
+    kill_me,
+    load,
+    logged,
+    patched,
+    run,
+    some_step,
+    start,
+    wait_for_row,
+)
+from support.tasks import BIAS, PRE, TASKS, write_all
+from support.trials import Trial, strike_all
+from support.vision import AUGMENTED
+
+pytestmark = pytest.mark.usefixtures("quick", "one_thread")
+
+RANDOM = dict(AUGMENTED, drop_path=0.3, dropout=0.1)
+SHORT = dict(max_iters=16, eval_interval=8, save_interval=5, init_from="auto", batch_size=12, micro_batch_size=6)
+HG = dict(BIAS, optimizer="adam_mini", micro_batch_size=2, gain="branch", mid_norm="none", pre_norm="both")
+CASES = {  # name: (task, flags)
+    "text": ("text", dict(drop_path=0.4, n_layer=3)),
+    "examples": ("examples", dict(dropout=0.2)),
+    "documents": ("documents", dict(dropout=0.2)),
+    "experts": ("experts", dict(BIAS, optimizer="muon", n_expert_shared=1, router="sigmoid", dropout=0.1)),
+    "images": ("images", RANDOM),
+    "experts, loss": ("experts", dict(balance_coef=0.1, z_coef=0.01, dropout=0.2)),
+    "experts, adam_mini": ("experts", HG),
+    "experts, none": ("experts", dict(balance="none", optimizer="msgdw", learning_rate=0.5, n_expert_active=1)),
+    "experts, blockwise": ("experts", dict(blockwise_lr=True, lr_ratio_router=2, learning_rate=2e-3, bias=True)),
+    "images, muon": ("images", dict(RANDOM, optimizer="muon", pool="mean", learning_rate=1e-2)),
+    "images, msgdw, DyT": ("images", dict(RANDOM, **PRE, norm="dyt", dyt_bias=True, qk_norm=False, optimizer="msgdw")),
+    "images, LayerScale": ("images", dict(RANDOM, **PRE, branch_scale="layerscale", activation_checkpointing=True)),
+    "images, CIFAR's crops": ("images", dict(RANDOM, crop_area=1, crop_padding=2, cutmix=0)),
+}
+CASES["images, msgdw, DyT"][1].update(learning_rate=0.1)
+EACH = pytest.mark.parametrize("task", TASKS)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return write_all(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def config(folders):
+    """config(case, changes) → the flags of a run."""
+
+    def config(case, **changes):
+        task, flags = CASES[case]
+        return TASKS[task].flags | SHORT | flags | dict(dataset=folders[task]) | changes
+
+    return config
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """whole(case) → the directory of its run without interruption, made when first asked for. Read only."""
+    made = {}
+
+    def whole(case):
+        if case not in made:
+            made[case] = tmp_path_factory.mktemp("whole")
+            assert run(out_dir=made[case], **config(case)) == 0
+        return made[case]
+
+    return whole
+
+
+@pytest.mark.parametrize("case", deep_but(CASES, *TASKS, "experts, loss"))
+def test_goes_on_exactly(case, config, whole, tmp_path):
+    """With all that is random. Stopped by SIGTERM, then ended by a crash between two checkpoints."""
+    with at_row(some_step(2, 7), lambda: kill_me(signal.SIGTERM)):
+        assert run(out_dir=tmp_path, **config(case)) == 128 + signal.SIGTERM
+    with at_row(some_step(11, 15), crash), pytest.raises(Crash):
+        run(out_dir=tmp_path, **config(case))
+    assert run(out_dir=tmp_path, **config(case)) == 0
+    assert_same_run(tmp_path, whole(case))
+    losses = column(tmp_path, "val_loss")
+    assert [*losses] == [0, 8, 16]
+    assert losses[16] < losses[0] or case.startswith("images")  # which take longer: see test_it_learns_digits
+
+
+@pytest.mark.deep
+@EACH
+def test_a_killed_run_goes_on_exactly(task, config, tmp_path):
+    longer = config(task, max_iters=80, eval_interval=20, save_interval=7)
+    assert run(out_dir=tmp_path / "whole", **longer) == 0
+    process = start(out_dir=tmp_path / "run", **longer)
+    wait_for_row(process, tmp_path / "run", some_step(8, 35))
+    process.kill()
+    finish(process, -signal.SIGKILL)
+    assert load(tmp_path / "run" / "last.pt")["step"] < 80
+    assert run(out_dir=tmp_path / "run", **longer) == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+KILLS = ["SIGKILL, forward", "SIGKILL, update", "SIGKILL, checkpoint", "SIGKILL, rename", "SIGINT twice, checkpoint"]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("case", ["experts", "experts, loss"])
+def test_killed_anywhere(case, dataset, tmp_path):
+    command = Command(TASKS["experts"].flags | CASES[case][1])
+    reference = Trial(tmp_path / "reference", command, dataset)
+    strike_all(Trial(tmp_path / "trial", command, dataset, reference), [Fault(kind, 0.4) for kind in KILLS])
+
+
+@pytest.mark.deep
+def test_two_processes_killed_anywhere(dataset, tmp_path):
+    flags = TASKS["experts"].flags | CASES["experts"][1] | dict(parallel="fsdp", n_expert=3)
+    command = Command(flags, processes=2)
+    reference = Trial(tmp_path / "reference", command, dataset)
+    faults = [Fault("two processes: SIGKILL to one", 0.5), Fault("SIGTERM, forward", 0.5, rank=1)]
+    strike_all(Trial(tmp_path / "trial", command, dataset, reference), faults)
+
+
+MICRO = [(task, micro) for task in TASKS for micro in (1, 4)]
+FEW = [("examples", 1), ("documents", 4), ("experts", 4), ("images", 4)]
+PLAIN = dict(dropout=0.0, drop_path=0.0, max_iters=8, init_from="scratch")  # what is drawn depends on the micro batch
+
+
+@pytest.mark.parametrize("case", deep_but(MICRO, *FEW))
+def test_the_micro_batch_makes_no_difference(case, config, folders, tmp_path):
+    """To losses, gradient norms, and validation losses, of rows that do not come to whole batches of 4."""
+    task, micro = case
+    for name, size in (("whole", 12), ("parts", micro)):
+        assert run(out_dir=tmp_path / name, **config(task, micro_batch_size=size, **PLAIN)) == 0
+    assert_same_values(tmp_path / "parts", tmp_path / "whole")
+    if task in ("examples", "documents"):
+        assert open_prepared(folders[task], 32).val_windows % 4
+
+
+@EACH
+def test_tracking_changes_no_bit(task, config, tmp_path):
+    for name, interval in (("with", 2), ("without", 0)):
+        assert run(out_dir=tmp_path / name, **config(task, max_iters=6, track_interval=interval)) == 0
+    tracked, plain = tmp_path / "with", tmp_path / "without"
+    assert [*column(tracked, "track")] == [2, 4, 6]
+    assert different(load(tracked / "last.pt")["model"], load(plain / "last.pt")["model"]) == []
+    assert [(step, {k: v for k, v in row.items() if k != "track"}) for step, row in logged(tracked)] == logged(plain)
+
+
+@EACH
+def test_eval_only_prints_the_loss_that_was_logged(task, config, whole, tmp_path, capsys):
+    source = whole(task) / "last.pt"
+    capsys.readouterr()
+    flags = config(task, init_from=source, eval_only=True, micro_batch_size=3)
+    assert run(out_dir=tmp_path, **flags) == 0
+    assert evaluated(capsys) == pytest.approx(column(whole(task), "val_loss")[16], abs=2e-6)
+
+
+@pytest.mark.parametrize("case", ["experts", "experts, loss", "images"])
+def test_activation_checkpointing_changes_no_bit(case, config, tmp_path):
+    for name in (False, True):
+        assert run(out_dir=tmp_path / str(name), activation_checkpointing=name, **config(case, max_iters=4)) == 0
+    assert different(*(load(tmp_path / name / "last.pt")["model"] for name in ("False", "True"))) == []
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("compile", (True, "blocks"))
+@pytest.mark.parametrize("task", ["examples", "images"])
+def test_compiled_is_eager(task, compile, config, tmp_path, capsys):
+    """Nothing compiles in the run itself, whatever documents its batches have."""
+
+    def strictly(function):
+        return torch._dynamo.config.patch(error_on_recompile=True)(function)
+
+    torch._dynamo.reset()
+    flags = config(task, n_layer=1, **PLAIN)
+    assert run(out_dir=tmp_path / "eager", **flags) == 0
+    with patched(train, "train", strictly):
+        assert run(out_dir=tmp_path / "compiled", **flags | dict(compile=compile)) == 0
+    assert "compiled in" in capsys.readouterr().out
+    assert_same_values(tmp_path / "compiled", tmp_path / "eager", grad_norm=5e-4)
