@@ -1,7 +1,4 @@
-"""Optimizers and schedules. registry.py says how to add an optimizer; docs/optimizers.md has recipes and sources.
-
-Marks in this folder: [I] our inference or choice, [U] not published where we could read it.
-"""
+"""Optimizers and schedules. registry.py says how to add an optimizer; docs/optimizers.md has recipes and sources."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -9,24 +9,26 @@ def fill_defaults(config) -> None:
     defaults = entry.defaults | entry.defaults_for(config)
     for knob in optimizer_knobs():
         value = getattr(config, knob)
-        if value is None:
-            setattr(config, knob, defaults.get(knob))
-        elif knob not in defaults:
+        if value is not None and knob not in defaults:
             users = " or ".join(other for other, its in OPTIMIZERS.items() if knob in its.defaults)
             raise ValueError(f"{knob}={value} has no effect on {name}: leave it out, or choose {users}")
+        fill(config, knob, defaults.get(knob))
     for knob in ("learning_rate", "weight_decay") if entry.rest else ():
-        if getattr(config, f"{entry.rest}_{knob}") is None:
-            setattr(config, f"{entry.rest}_{knob}", getattr(config, knob))
-    if config.min_lr is None:
-        config.min_lr = config.learning_rate / 10
-    if config.lr_decay_iters is None:
-        config.lr_decay_iters = config.max_iters
+        fill(config, f"{entry.rest}_{knob}", getattr(config, knob))
+    fill(config, "min_lr", config.learning_rate / 10)
+    fill(config, "lr_decay_iters", config.max_iters)
     check_ranges(config)
     check_combinations(config, entry)
     entry.check(config)
     fill_schedule(config)
     fill_ratios(config, entry)
     check_shrinkage(config, entry, defaults)
+
+
+def fill(config, knob: str, value) -> None:
+    """Give a knob that is None this value."""
+    if getattr(config, knob) is None:
+        setattr(config, knob, value)
 
 
 def optimizer_knobs() -> list:
@@ -69,13 +71,12 @@ def fill_schedule(config) -> None:
             if getattr(config, name) is not None:
                 raise ValueError(f"{name} needs schedule=wsd, but schedule={config.schedule}: leave it out")
         return
-    config.wsd_decay = config.wsd_decay or "linear"
-    room = config.lr_decay_iters - config.warmup_iters
-    if config.wsd_decay_iters is None:
-        config.wsd_decay_iters = max(0, min(config.lr_decay_iters // 5, room))
-    if not 0 <= config.wsd_decay_iters <= max(room, 0):
+    room = max(0, config.lr_decay_iters - config.warmup_iters)
+    fill(config, "wsd_decay", "linear")
+    fill(config, "wsd_decay_iters", min(config.lr_decay_iters // 5, room))
+    if not 0 <= config.wsd_decay_iters <= room:
         raise ValueError(
-            f"wsd_decay_iters={config.wsd_decay_iters} must lie between 0 and the {max(room, 0)} steps after warm-up "
+            f"wsd_decay_iters={config.wsd_decay_iters} must lie between 0 and the {room} steps after warm-up "
             f"(lr_decay_iters={config.lr_decay_iters}, warmup_iters={config.warmup_iters})"
         )
 
@@ -85,15 +86,14 @@ def fill_ratios(config, entry) -> None:
     knobs are set."""
     names = {f"lr_ratio_{block_type}": ratio for block_type, ratio in (entry.ratios or RATIOS).items()}
     if not config.blockwise_lr:
-        given = [name for name in names if getattr(config, name) is not None]
         usual = dict(blockwise_start="start", blockwise_min_lr="shared", blockwise_decay="scaled")
-        given += [name for name, value in usual.items() if getattr(config, name) != value]
+        usual = dict.fromkeys(names) | usual
+        given = [name for name, value in usual.items() if getattr(config, name) != value]
         if given:
             raise ValueError(f"{', '.join(given)}: needs blockwise_lr=True")
         return
     for name, ratio in names.items():
-        if getattr(config, name) is None:
-            setattr(config, name, ratio)
+        fill(config, name, ratio)
         falls_to_min_lr = config.schedule != "constant" and config.blockwise_min_lr == "shared"
         if falls_to_min_lr and getattr(config, name) * config.learning_rate < config.min_lr:
             raise ValueError(
@@ -126,7 +126,7 @@ def notes(config, model) -> list:
         published = " and ".join(other for other, its in OPTIMIZERS.items() if its.ratios)
         listed = [block_type for block_type in RATIOS if block_type not in ("router", "patch") or block_type in roles]
         ratios = ", ".join(f"{block_type} {getattr(config, f'lr_ratio_{block_type}'):g}" for block_type in listed)
-        found.append(f"blockwise_lr: the paper has ratios for {published}; these for {name} are ours [I]: {ratios}")
+        found.append(f"blockwise_lr: the paper has ratios for {published}; these for {name} are our choice: {ratios}")
     for role in ("head", "pos", "router", "patch"):
         if role not in roles and getattr(config, f"lr_ratio_{role}") not in (None, 1):
             found.append(f"lr_ratio_{role} has no effect: the model has no {role} of its own")

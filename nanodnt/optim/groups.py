@@ -1,5 +1,7 @@
 """Parameter groups: the role of a parameter decides on its update rule, its learning rate and its weight decay."""
 
+from typing import NamedTuple
+
 import torch
 
 from layers.roles import HIDDEN, MATRICES
@@ -10,26 +12,67 @@ from nanodnt.tables import table
 DECAYED_GAINS = {"none": (), "all": ("gain_in", "gain_out"), "input": ("gain_in",), "output": ("gain_out",)}
 
 
-def make_optimizer(model, config) -> Optimizer:
-    """The configured optimizer, after `fill_defaults`. It has one group for each role. Under blockwise_lr biases and
-    scalars have groups of their own for each block type, because they get the LR of the matrix they belong to.
+class Row(NamedTuple):
+    """How the parameters of a group are updated."""
 
-    A group has torch's entries (params, param_names, lr, weight_decay), its rule's options, and: `label`, its name in
-    tables and metrics; `role`; `rule`; `base_lr`, the peak LR before it is multiplied by `lr_ratio`, the blockwise
-    ratio. ValueError if decay_gains names gains that the model does not have, if settings of experts have none to act
-    on, or if a rule does not fit a parameter."""
+    label: str  # the group's name in tables and metrics
+    role: str
+    rule: str
+    base_lr: float  # the peak LR before it is multiplied by lr_ratio
+    lr_ratio: float  # of its block type, under blockwise_lr
+    weight_decay: float
+
+
+def group_table(model, config) -> dict:
+    """{(role, block type): Row} for the parameters of the model, after `fill_defaults`. ValueError if decay_gains names
+    gains that the model does not have."""
+    kinds = dict.fromkeys(zip(model.roles().values(), model.block_types().values(), strict=True))
+    decayed = decayed_roles(config, {role for role, _ in kinds})
+    return {kind: make_row(config, *kind, kind[0] in decayed) for kind in kinds}
+
+
+def make_row(config, role: str, block_type: str, decays: bool) -> Row:
+    if role == "balance":
+        return Row(role, role, role, base_lr=config.balance_rate, lr_ratio=1.0, weight_decay=0.0)
+    rest = OPTIMIZERS[config.optimizer].rest
+    rule, prefix = (config.optimizer, "") if role in HIDDEN or not rest else (rest, f"{rest}_")
+    ratio = getattr(config, f"lr_ratio_{block_type}") if config.blockwise_lr else 1.0
+    # biases and scalars get the LR of the matrix they belong to
+    own_group = config.blockwise_lr and role in ("bias", "scalar") and block_type != "norm"
+    decay = getattr(config, f"{prefix}weight_decay") if decays else 0.0
+    if config.blockwise_decay == "unscaled":
+        decay /= ratio or 1.0
+    label = f"{role}_{block_type}" if own_group else role
+    return Row(label, role, rule, getattr(config, f"{prefix}learning_rate"), ratio, decay)
+
+
+def decayed_roles(config, roles: set) -> tuple:
+    """The roles with weight decay. ValueError if decay_gains names gains, but the model has none of those `roles`."""
+    gains = DECAYED_GAINS[config.decay_gains]
+    if config.decay_gains in ("input", "output") and not roles & set(gains):
+        raise ValueError(
+            f"decay_gains={config.decay_gains}, but the model has no such gains ({', '.join(gains)}): set "
+            "decay_gains=none, or choose another"
+        )
+    matrices = MATRICES if config.decay_emb else tuple(role for role in MATRICES if role not in ("emb", "pos"))
+    return matrices + gains + (("scalar", "bias") if config.decay_scalars else ())
+
+
+def make_optimizer(model, config) -> Optimizer:
+    """The configured optimizer, after `fill_defaults`: one group for each label of `group_table`. Beside those of
+    torch (params, param_names, lr, weight_decay) it has the entries of its `Row` and its rule's options.
+
+    ValueError as `group_table`'s, if settings of experts have none to act on, or if a rule does not fit a parameter."""
     check_penalties(model.config, config)
-    roles, block_types = model.roles(), model.block_types()
-    decayed = decayed_roles(config, set(roles.values()))
-    groups, trained = {}, {name: p for name, p in model.named_parameters() if p.requires_grad}
-    for name, p in trained.items():
-        group = make_group(config, model, roles[name], block_types[name], decayed)
-        groups.setdefault(group["label"], group)["params"].append((name, p))
-    optimizer = Optimizer(list(groups.values()))
-    grouped = [name for group in optimizer.param_groups for name in group["param_names"]]
-    if sorted(grouped) != sorted(trained):
-        raise ValueError(f"groups do not hold every parameter once: {sorted(set(grouped) ^ set(trained))}")
-    return optimizer
+    rows, roles, block_types, groups = group_table(model, config), model.roles(), model.block_types(), {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            row = rows[roles[name], block_types[name]]
+            if row.label not in groups:
+                options = RULES[row.rule].options(config, row.role, model)
+                groups[row.label] = dict(params=[], **row._asdict(), **options)
+            groups[row.label]["params"].append((name, p))
+    return Optimizer(list(groups.values()))
 
 
 def check_penalties(model_config, config) -> None:
@@ -45,35 +88,6 @@ def check_penalties(model_config, config) -> None:
                 f"{name}={value} needs balance={balance}, but the model has balance={model_config.balance}: "
                 f"leave {name} out, or change balance"
             )
-
-
-def decayed_roles(config, roles: set) -> tuple:
-    """The roles with weight decay. ValueError if decay_gains names gains, but the model has none of those `roles`."""
-    gains = DECAYED_GAINS[config.decay_gains]
-    if config.decay_gains in ("input", "output") and not roles & set(gains):
-        raise ValueError(
-            f"decay_gains={config.decay_gains}, but the model has no such gains ({', '.join(gains)}): set "
-            "decay_gains=none, or choose another"
-        )
-    matrices = MATRICES if config.decay_emb else tuple(role for role in MATRICES if role not in ("emb", "pos"))
-    return matrices + gains + (("scalar", "bias") if config.decay_scalars else ())
-
-
-def make_group(config, model, role: str, block_type: str, decayed: tuple) -> dict:
-    """The group, still without parameters, of those with this role that belong to a block type."""
-    rest = OPTIMIZERS[config.optimizer].rest
-    if role == "balance":
-        group = dict(params=[], role=role, label=role, rule=role, weight_decay=0.0, lr_ratio=1.0)
-        return group | dict(base_lr=config.balance_rate, **RULES[role].options(config, role, model))
-    rule, prefix = (config.optimizer, "") if role in HIDDEN or not rest else (rest, f"{rest}_")
-    label, ratio = role, getattr(config, f"lr_ratio_{block_type}") if config.blockwise_lr else 1.0
-    if config.blockwise_lr and role in ("bias", "scalar") and block_type != "norm":
-        label = f"{role}_{block_type}"
-    decay = getattr(config, f"{prefix}weight_decay") if role in decayed else 0.0
-    if config.blockwise_decay == "unscaled":
-        decay /= ratio or 1.0
-    group = dict(params=[], role=role, label=label, rule=rule, weight_decay=decay, lr_ratio=ratio)
-    return group | dict(base_lr=getattr(config, f"{prefix}learning_rate"), **RULES[rule].options(config, role, model))
 
 
 def describe_groups(optimizer, model=None) -> str:

@@ -1,24 +1,16 @@
-"""What an optimizer consists of, and where it registers. To add one, write one file in this folder.
+"""What an optimizer consists of, and where it registers. To add one, write one file in this folder; adamw.py is the
+shortest example. It ends with a call of `register`, and then --optimizer=NAME works everywhere. A rule is three
+functions:
 
-The file ends with a call of `register`, and `--optimizer=NAME` then works everywhere. adamw.py is the shortest example.
-Its rule, which updates parameters, is three functions:
+    options(config, role, model)         a dict: constants of the parameter group of this role
+    state(p, group)                      a dict: the state of parameter p before the first step; p may be on the meta
+                                         device
+    step(work, grad_scale, found_inf)    update in place. work: [(group, params, grads, states)], lists of equal length
 
-    options(config, role, model)  a dict: further entries of the parameter group of this role, constant during a run
-    state(p, group)               a dict: the state of parameter p before the first step. It exists from the start, so
-                                  it is the same on all ranks and in every checkpoint. p may be on the meta device.
-    step(work, grad_scale, found_inf)
-                                  update parameters and state in place. `work` is a list with one (group, params, grads,
-                                  states) for each group of this rule; the last three are lists of equal length.
-
-`grad_scale` clips: first of all `step` divides the gradients by it, in place. torch's fused kernels do so in the pass
-that updates the parameters (`for_kernel`); a rule without them calls `divide_gradients`. It is a tensor (), at least 1,
-or None where nothing is to be divided. Nothing else may change the gradients.
-
-Where the bool tensor `found_inf` is true, a gradient is not finite, and `step` must change nothing: on the device,
-because reading it would make the host wait. `grad_scale` is 1 then. None means that all gradients are finite.
-
-Under FSDP2 parameters, gradients and state are DTensors, which are split by rows. A rule of entry-by-entry operations
-works on them as it is; on each one's `layers.sharding.local_shard` it is faster. Other rules have to exchange messages.
+`step` first divides the gradients by the tensor `grad_scale`, which clips (None: by nothing): `divide_gradients`.
+Where the bool tensor `found_inf` is true (None: it is not) it changes nothing, without reading it on the host:
+`if_finite`. Both can go to torch's fused kernels: `for_kernel`. Under FSDP2 all tensors are DTensors, split by rows: a
+rule works on their `local_shard`s entry by entry, or it exchanges messages.
 """
 
 from collections.abc import Callable
@@ -30,11 +22,12 @@ from torch.optim.sgd import sgd
 from layers.sharding import local_shard
 
 # Blockwise LR: the LR of a block type is ratio · learning_rate. The paper's ratios for AdamW (eq. 5), and 1 for norms
-# (sec. 5); 1 for learned positions and an untied head, as in its authors' code. Other scale vectors and scalars go with
-# the norms [I]; 1 for routers and the matrix of an image's patches [I].
+# (sec. 5); 1 for learned positions and an untied head, as in its authors' code. Our choices: other scale vectors and
+# scalars go with the norms; 1 for routers and the matrix of an image's patches.
 RATIOS = {"emb": 10.0, "qk": 8.0, "ffn": 6.0, "vo": 4.0, "norm": 1.0, "head": 1.0, "pos": 1.0, "router": 1.0}
 RATIOS |= {"patch": 1.0}
 NO_DECAY = dict(weight_decay=0.0, maximize=False)  # for torch's SGD, whose decay is added to the gradient
+NO_MOMENTUM = 1e-300  # a momentum of 0 as `average_gradients` needs it: rounded to fp32 it is 0
 
 
 class Rule(NamedTuple):
@@ -73,16 +66,13 @@ def register(
     uses_betas: bool = True,
     check: Callable = lambda config: None,
 ) -> None:
-    """Register an update rule, and with it --optimizer=`name`. The rule updates every parameter or, if `rest` is given,
-    only the matrices inside the blocks.
+    """Register a rule as --optimizer=`name`.
 
-    defaults: {knob: value where the configuration says None}. Its keys are the knobs that the optimizer understands:
-        those of other optimizers are refused. learning_rate and weight_decay must be among them. A knob that is new is
-        one more line in TrainConfig, with None as its default.
+    defaults: {knob: value where the configuration says None}, with learning_rate and weight_decay. Knobs of other
+        optimizers are refused. A new knob is one more line in TrainConfig, with None as its default.
     defaults_for(config): those defaults that depend on other settings.
-    rest: the name of the rule of all other parameters, if they need another one (muon: adamw). The knobs
-        {rest}_learning_rate and {rest}_weight_decay are then filled with the hidden matrices' values where they have
-        no default.
+    rest: the rule of all parameters but the matrices inside the blocks (muon: adamw); None: this rule too. The knobs
+        {rest}_learning_rate and {rest}_weight_decay are the matrices' values where they have no default.
     ratios: blockwise LR ratios published for this optimizer; None: it gets RATIOS, and a run prints a note.
     uses_betas: whether beta1 and beta2 have an effect.
     check(config): ValueError for impossible values of knobs that no other optimizer has.
@@ -112,10 +102,12 @@ def for_kernel(grad_scale, found_inf) -> dict:
 
 
 def average_gradients(params: list, grads: list, averages: list, beta: float, grad_scale, found_inf) -> None:
-    """g ← g / grad_scale;  m ← β m + (1 − β) g. One pass over all tensors, which leaves m as it is where found_inf is
-    true: torch's fused SGD at an LR of 0, so `params` do not change."""
+    """g ← g / grad_scale;  m ← β m + (1 − β) g, in one pass. Where found_inf is true, nothing changes.
+
+    This is the momentum of torch's fused SGD. At an LR of 0 the kernel leaves the parameters as they are; at a momentum
+    of 0 it would not write m."""
     params, grads, averages = (list(map(local_shard, tensors)) for tensors in (params, grads, averages))
-    numbers = dict(lr=0.0, momentum=beta or 1e-300, dampening=beta, nesterov=False)  # at 0 it would not keep m
+    numbers = dict(lr=0.0, momentum=beta or NO_MOMENTUM, dampening=beta, nesterov=False)
     sgd(params, grads, averages, **numbers, **NO_DECAY, **for_kernel(grad_scale, found_inf))
 
 

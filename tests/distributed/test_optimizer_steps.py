@@ -11,7 +11,8 @@ import torch
 
 from layers.sharding import local_shard
 from model import GPT, GPTConfig
-from nanodnt.optim import make_optimizer, newton_schulz
+from nanodnt.optim import make_optimizer
+from nanodnt.optim.orthogonal import newton_schulz
 from nanodnt.run.checkpoints import snapshot
 from nanodnt.run.parallel import shard_model
 from support.optimizers import lion_source, registered, settings

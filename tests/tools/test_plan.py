@@ -214,7 +214,7 @@ def test_a_gpu_s_memory_is_what_is_free_or_ours(monkeypatch):
 def test_counting_sends_no_messages(alone, monkeypatch):
     """A run counts while its process group exists, and Muon would send updates in it."""
     monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
-    monkeypatch.setattr("nanodnt.optim.muon.start_updates", None)
+    monkeypatch.setattr("nanodnt.optim.orthogonal.update.Replicated", None)
     model, optimizer, config = build({}, dict(optimizer="muon"))
     Timeline(model, optimizer, config, False)
     assert dist.is_initialized()

@@ -9,7 +9,8 @@ import torch
 
 from layers.moe import Router
 from layers.runtime import Runtime
-from nanodnt.optim import Optimizer, lr_at, make_optimizer, newton_schulz
+from nanodnt.optim import Optimizer, lr_at, make_optimizer
+from nanodnt.optim.orthogonal import newton_schulz
 from support import reference
 from support.models import error
 from support.moe import batch_of, excess, mixture, take_step

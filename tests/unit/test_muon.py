@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model import GPT, GPTConfig
 from nanodnt.optim import Optimizer, fill_defaults, make_optimizer
-from nanodnt.optim import newton_schulz as mathematics
-from nanodnt.optim.muon_messages import assign_owners
-from nanodnt.optim.newton_schulz import newton_schulz, one_at_a_time, split_into_stacks
+from nanodnt.optim.orthogonal import newton_schulz as mathematics
+from nanodnt.optim.orthogonal.messages import assign_owners
+from nanodnt.optim.orthogonal.newton_schulz import newton_schulz, one_at_a_time, split_into_stacks
 from nanodnt.settings import TrainConfig
 from support.models import spread
 

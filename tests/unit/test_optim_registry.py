@@ -118,7 +118,7 @@ def test_lions_settings(lion):
         emb=10, pos=1, head=1, qk=8, vo=4, ffn=6
     )
     assert describe_groups(optimizer).count(" lion ") == len(optimizer.param_groups)
-    assert [note.partition(" are ours")[0] for note in notes(config, model)] == [
+    assert [note.partition(" are our")[0] for note in notes(config, model)] == [
         "blockwise_lr: the paper has ratios for adamw and adam_mini; these for lion"
     ]
 

@@ -93,7 +93,7 @@ def test_defaults_of_blockwise_lr():
         said = notes(config, model())
         assert len(said) == (name in ("msgdw", "muon"))
         if said:
-            assert f"these for {name} are ours [I]: emb 10, qk 8, ffn 6, vo 4, norm 1, head 1, pos 1" in said[0]
+            assert f"these for {name} are our choice: emb 10, qk 8, ffn 6, vo 4, norm 1, head 1, pos 1" in said[0]
         assert notes(settings(optimizer=name), model()) == []
     assert settings(blockwise_lr=True, lr_ratio_emb=6.0).lr_ratio_emb == 6.0
     assert settings().lr_ratio_emb is None

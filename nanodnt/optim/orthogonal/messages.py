@@ -6,7 +6,6 @@ orthogonalises it.
 
 import math
 from functools import cache
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,38 +33,27 @@ def assign_owners(shapes: tuple, world_size: int) -> list:
 # ----------------------------------------------------------------------------------- DDP: all processes get all updates
 
 
-class Exchange(NamedTuple):
-    """An exchange that is under way."""
-
-    owners: list
-    received: torch.Tensor  # (world_size, n, *shape); n: the most matrices that one rank owns
-    sent: torch.Tensor  # (n, *shape); must stay alive until the exchange is finished
-    arrival: "dist.Work"
-
-
-def start_exchange(owners: list, updates: list, p, dtype: torch.dtype) -> Exchange:
+def start_exchange(owners: list, updates: list, p, dtype: torch.dtype):
     """Start to send every process the updates of all matrices, which are shaped as p. `updates`: those of the matrices
-    that this process owns, as a list of stacks (…, *shape).
+    that this process owns, as a list of stacks (…, *shape). Returns a function that waits until all have arrived, and
+    returns the update of each matrix.
 
     All processes send equally much, so ranks that own fewer matrices pad their message with uninitialised memory."""
     world_size = dist.get_world_size()
     most = max(owners.count(rank) for rank in range(world_size))
-    sent = torch.empty(most, *p.shape, dtype=dtype, device=p.device)
+    sent = torch.empty(most, *p.shape, dtype=dtype, device=p.device)  # alive until `finish` is done, which has it
     if updates:
         torch.cat(updates, out=sent[: sum(map(len, updates))])
     received = sent.new_empty(world_size, *sent.shape)
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
-    return Exchange(owners, received, sent, gather(received.flatten(0, 1), sent, async_op=True))
+    arrival = gather(received.flatten(0, 1), sent, async_op=True)
 
+    def finish(sent=sent) -> list:
+        arrival.wait()
+        places = [owners[:i].count(owner) for i, owner in enumerate(owners)]
+        return [received[owner, place] for owner, place in zip(owners, places, strict=True)]
 
-def finish_exchange(exchange: Exchange) -> list:
-    """Wait until all updates have arrived. Returns the update of each matrix."""
-    exchange.arrival.wait()
-    counts, updates = [0] * len(exchange.received), []
-    for owner in exchange.owners:
-        updates.append(exchange.received[owner, counts[owner]])
-        counts[owner] += 1
-    return updates
+    return finish
 
 
 # ---------------------------------------------------------------------------------- FSDP: rows to the owners, and back
