@@ -9,7 +9,7 @@ import sample
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.weights import model_from_checkpoint
 from support import parallel_runs
-from support.parallel_runs import BAD, CASES, DEEP, FAST, LONG_CHAIN, ON_FOUR, ON_THREE
+from support.parallel_runs import BAD, CASES, DDP_ON_THREE, DEEP, FAST, LONG_CHAIN, ON_FOUR, ON_THREE
 from support.processes import TOLERANCES, assert_close, assert_same_values, join_rows, left
 from support.runs import assert_same_run, column, different, load, tensors
 
@@ -76,9 +76,9 @@ def test_fsdp(case, two):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("case", DEEP)
-def test_ddp_further(case, two_more):
-    assert_same_case(two_more, case, "ddp2", 2)
+@pytest.mark.parametrize("world, case", [(2, case) for case in DEEP] + [(3, case) for case in DDP_ON_THREE])
+def test_ddp_further(world, case, three):
+    assert_same_case(three, case, f"ddp{world}", world)
 
 
 FURTHER = [(2, case) for case in DEEP] + [(3, case) for case in ON_THREE] + [(4, case) for case in ON_FOUR]

@@ -76,16 +76,14 @@ def test_the_architecture_is_the_checkpoints(begun, short, dataset, capsys):
     assert json.loads((begun / "config.json").read_text())["model"]["n_layer"] == 2
 
 
-MUON = dict(optimizer="muon", momentum=0.8, nesterov=False, muon_steps=3, muon_adjust_lr="original")
-MUON |= dict(weight_decay=0.05, adamw_learning_rate=2e-3, adamw_weight_decay=0.2, min_lr=0.0)
-
-
 def test_muons_flags_win_on_resume(dataset, tmp_path, capsys):
-    config = dict(out_dir=tmp_path, dataset=dataset, lr_decay_iters=20)
-    assert run(**config, optimizer="muon", max_iters=3) == 0
+    config = dict(out_dir=tmp_path, dataset=dataset, optimizer="muon", lr_decay_iters=20)
+    changes = dict(momentum=0.8, nesterov=False, muon_steps=3, muon_adjust_lr="original", weight_decay=0.05)
+    changes |= dict(adamw_learning_rate=2e-3, adamw_weight_decay=0.2, min_lr=0.0)
+    assert run(**config, max_iters=3) == 0
     groups, printed = [], capsys.readouterr()
     with optimizers(lambda model, optimizer: groups.extend(optimizer.param_groups)):
-        assert run(**config | MUON, init_from="resume", max_iters=4) == 0
+        assert run(**config, **changes, init_from="resume", max_iters=4) == 0
     for group in groups:
         muon = group["role"] in ("qk", "vo", "ffn")
         expected = dict(momentum=0.8, nesterov=False, ns_steps=3, adjust_lr="original", lr=8e-3, weight_decay=0.05)
@@ -93,11 +91,9 @@ def test_muons_flags_win_on_resume(dataset, tmp_path, capsys):
         for key, value in (expected if muon else rest).items():
             assert group[key] == pytest.approx(value), (group["role"], key)
     printed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("changed on resume"))
-    expected = "weight_decay 0.1 → 0.05, momentum 0.95 → 0.8, nesterov True → False, muon_steps 5 → 3"
-    expected += ", muon_adjust_lr match_rms_adamw → original, adamw_learning_rate 0.01 → 0.002"
-    for change in [*expected.split(", "), "adamw_weight_decay 0.1 → 0.2", "min_lr 0.001 → 0.0", "max_iters 3 → 4"]:
+    assert printed.count("→") == len(changes) + 1
+    for change in ("muon_adjust_lr match_rms_adamw → original", "adamw_learning_rate 0.01 → 0.002"):
         assert change in printed
-    assert printed.count("→") == 9
 
 
 def test_the_optimizers_state_is_found_by_name(dataset, tmp_path):
@@ -169,20 +165,14 @@ def test_another_optimizer_on_resume(switch, dataset, tmp_path, capsys):
 
 # ------------------------------------------------------------------------------------------------- other datasets
 
-OTHER_DATA = {
-    "a larger alphabet": dict(alphabet=60),
-    "a smaller alphabet": dict(alphabet=40),
-}
 
-
-@pytest.mark.parametrize("source", ["resume", "auto", "last.pt"])
-@pytest.mark.parametrize("name", OTHER_DATA)
-def test_another_vocabulary_is_refused(name, source, begun, tmp_path, capsys):
-    other, before = make_dataset(tmp_path / "other", **OTHER_DATA[name]), files(begun)
+@pytest.mark.parametrize("source, alphabet", [("resume", 60), ("auto", 40), ("last.pt", 60), ("last.pt", 40)])
+def test_another_vocabulary_is_refused(source, alphabet, begun, tmp_path, capsys):
+    other, before = make_dataset(tmp_path / "other", alphabet=alphabet), files(begun)
     out = tmp_path / "out" if source == "last.pt" else begun
     source = begun / source if source == "last.pt" else source
     code = run(out_dir=out, dataset=other, init_from=source, max_iters=30)
-    refusal(capsys, code, other, OTHER_DATA[name]["alphabet"], "50 tokens", "vocabulary")
+    refusal(capsys, code, other, alphabet, "50 tokens", "vocabulary")
     assert files(begun) == before
 
 
@@ -244,13 +234,22 @@ def test_dropout_may_change(short, dataset, tmp_path):
     assert load(tmp_path / "last.pt")["model_config"]["dropout"] == 0.4
 
 
-@pytest.mark.parametrize("kept", ["last.pt", "prev.pt", "best.pt"])
+@pytest.mark.parametrize("kept", ["last.pt", "prev.pt", "best.pt", "step_5.pt"])
 def test_scratch_does_not_overwrite(kept, begun, dataset, capsys):
+    (begun / "prev.pt").rename(begun / "step_5.pt") if kept == "step_5.pt" else None
     for path in begun.glob("*.pt"):
         if path.name != kept:
             path.unlink()
     before = files(begun)
-    refusal(capsys, run(out_dir=begun, dataset=dataset), begun, "--init_from=resume", "--overwrite=True")
+    for source in ("scratch", begun / kept, *["auto"] * (kept in ("best.pt", "step_5.pt"))):
+        code = run(out_dir=begun, dataset=dataset, init_from=source)
+        refusal(
+            capsys,
+            code,
+            f"{begun} holds checkpoints of an earlier run ({kept})",
+            "--init_from=resume",
+            "--overwrite=True",
+        )
     assert files(begun) == before
 
 

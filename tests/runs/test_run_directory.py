@@ -148,27 +148,6 @@ def test_a_folder_that_cannot_be_synced(code, ends, dataset, tmp_path, monkeypat
     assert ("cannot write" in capsys.readouterr().err) == ends
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        dict(init_from="auto"),
-        pytest.param(dict(init_from="scratch"), marks=pytest.mark.deep),
-        dict(init_from="step_5.pt"),
-    ],
-)
-def test_what_was_kept_is_not_removed_unasked(flags, dataset, tmp_path, capsys):
-    config = dict(out_dir=tmp_path, dataset=dataset)
-    assert run(**config, keep_every=5, max_iters=5) == 0
-    for name in ("last.pt", "prev.pt", "best.pt"):
-        (tmp_path / name).unlink()
-    if flags["init_from"].endswith(".pt"):
-        flags = dict(init_from=tmp_path / flags["init_from"])
-    before = files(tmp_path)
-    assert run(**config, **flags) == 1
-    assert "holds checkpoints of an earlier run (step_0.pt, step_5.pt)" in capsys.readouterr().err
-    assert files(tmp_path) == before
-
-
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_run_that_another_has_overtaken_is_refused(begun, dataset, tmp_path, monkeypatch, capsys):
     """Another run starts and ends while this one builds its model, before it has the lock."""

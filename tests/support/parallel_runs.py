@@ -31,6 +31,7 @@ CASES = {  # DNT (S5) where nothing else is said
 FAST = ["blockwise, sigmaReparam", "muon, unified"]  # the cases of the fast suite
 DEEP = [case for case in CASES if case not in FAST]
 ON_THREE, ON_FOUR = ["blockwise, sigmaReparam", "nesterov, DyT"], ["msgdw, DNT", "muon, unified"]
+DDP_ON_THREE = ["muon, unified", "adam_mini, Admin", "dampening, LNS", "blockwise, sigmaReparam"]
 BAD = 8  # in this step of each of these runs, the gradient is not finite
 SPIKE = dict(loss_spike=0.5, save_interval=5)
 SHORT = dict(CASES["adam_mini, Admin"], max_iters=8, micro_batch_size=3, parallel="fsdp")
@@ -165,6 +166,7 @@ def on_two_more(rank, world, folder, dataset):
 
 
 def on_three(rank, world, folder, dataset):
+    make_cases(rank, world, folder, "ddp3", DDP_ON_THREE, dataset=dataset)
     make_cases(rank, world, folder, "fsdp3", ON_THREE, dataset=dataset, parallel="fsdp")
     make_chain(rank, world, folder, "chain", LONG_CHAIN, 12, dataset=dataset)
 
