@@ -1,11 +1,14 @@
 """One optimizer step, one evaluation, and how a batch is split over processes and micro batches."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from layers.sharding import full_tensor, local_shard
-from nanodnt.optim import lr_at
+from model import Transformer
+from nanodnt.optim import Optimizer, lr_at
 from nanodnt.run.parallel import sync_gradients
 
 
@@ -63,39 +66,71 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(((seed * 1_000_003 + step) * 65_537 + rank) % 2**63)
 
 
-def training_step(
-    model, raw_model, optimizer, scaler, batch, micro: int, config, on_phase_end=lambda phase: None, counted=0.0
-) -> StepResult:
-    """One optimizer step on this process's part of a batch, (inputs, targets), or (inputs, targets, positions), each
-    (rows, T), `micro` rows at a time.
+@dataclass
+class Trainer:
+    """What a training step uses."""
 
-    `model` is raw_model compiled and wrapped. `on_phase_end(phase)` is called after "forward" and "backward" of each
-    micro batch, "clip" and "optimizer". `counted`: how many targets of the whole batch are not −1, divided by the
-    number of processes, so that the loss is their mean however the batch is split; 0: all are."""
-    loss, parts = torch.zeros((), device=batch[0].device), list(zip(*(t.split(micro) for t in batch), strict=True))
-    raw_model.runtime.loss_scale = scaler.scale(torch.ones_like(loss)) / len(parts)
-    optimizer.zero_grad(set_to_none=True)
-    for i, part in enumerate(parts):
-        with sync_gradients(model, i == len(parts) - 1):
-            pieces = counted / (part[1] != -1).sum() if counted else len(parts)
-            micro_loss = model(*part)[1] / pieces
-            on_phase_end("forward")
+    model: Transformer  # whose parameters are trained
+    optimizer: Optimizer
+    scaler: torch.amp.GradScaler  # of the loss, for fp16
+    micro: int  # rows of a micro batch
+    grad_clip: float  # limit on the gradient norm; 0 = none
+    compiled_model: Callable | None = None  # the model compiled and wrapped for several processes; None: it is neither
+    on_phase_end: Callable = lambda phase: (
+        None
+    )  # called after forward and backward of each micro batch, clip, optimizer
+
+
+def training_step(trainer: Trainer, batch, loss_tokens: float = 0.0) -> StepResult:
+    """One optimizer step on this process's part of a batch, tensors (rows, …), the second one the targets.
+
+    `loss_tokens`: how many targets of the whole batch count (are not −1), divided by the number of processes, so that
+    the loss is their mean however the batch is split; 0: all do."""
+    loss = accumulate(trainer, batch, loss_tokens)
+    grad_norm, found_inf = clip(trainer)
+    update(trainer)
+    return StepResult(loss, grad_norm, found_inf)
+
+
+def accumulate(trainer: Trainer, batch, loss_tokens: float) -> torch.Tensor:
+    """Sum the gradients of all micro batches, times the loss scale, into p.grad. Returns the loss of the batch, ()."""
+    model, scaler = trainer.compiled_model or trainer.model, trainer.scaler
+    micro_batches = list(zip(*(t.split(trainer.micro) for t in batch), strict=True))
+    loss, n = torch.zeros((), device=batch[0].device), len(micro_batches)
+    trainer.model.runtime.loss_scale = scaler.scale(torch.ones_like(loss)) / n
+    trainer.optimizer.zero_grad(set_to_none=True)
+    for i, micro_batch in enumerate(micro_batches):
+        with sync_gradients(model, i == n - 1):
+            # a micro batch has the mean of its own targets: n times too much, or by their share of all that count
+            times = loss_tokens / (micro_batch[1] != -1).sum() if loss_tokens else n
+            micro_loss = model(*micro_batch)[1] / times
+            trainer.on_phase_end("forward")
             scaler.scale(micro_loss).backward()
-            on_phase_end("backward")
+            trainer.on_phase_end("backward")
         loss += micro_loss.detach()
-    scaler.unscale_(optimizer)
+    return loss
+
+
+def clip(trainer: Trainer) -> tuple:
+    """(norm of the gradient, whether it is not finite), tensors (). Tells the optimizer, which clips as it reads the
+    gradients, and skips the step on the device where they are not finite: scaler.step would make the host wait."""
+    optimizer = trainer.optimizer
+    trainer.scaler.unscale_(optimizer)
     norm = full_tensor(torch.nn.utils.get_total_norm(optimizer.gradients()))
-    found_inf = ~norm.isfinite()
-    optimizer.found_inf = found_inf  # such a step is skipped on the device; scaler.step would make the host wait
-    # the optimizer clips while it reads the gradients; bad ones stay as they are, for `first_bad_tensor`
-    clips = ((norm + 1e-6) / config.grad_clip).clamp(min=1.0).masked_fill(found_inf, 1.0) if config.grad_clip else None
-    optimizer.grad_scale = clips
-    on_phase_end("clip")
-    optimizer.step()
-    scaler.update()
-    raw_model.power_iteration()
-    on_phase_end("optimizer")
-    return StepResult(loss, norm, found_inf)
+    optimizer.found_inf = found_inf = ~norm.isfinite()
+    optimizer.grad_scale = None
+    if trainer.grad_clip:  # gradients that are not finite stay as they are, for `first_bad_tensor`
+        optimizer.grad_scale = ((norm + 1e-6) / trainer.grad_clip).clamp(min=1.0).masked_fill(found_inf, 1.0)
+    trainer.on_phase_end("clip")
+    return norm, found_inf
+
+
+def update(trainer: Trainer) -> None:
+    """Update the parameters, the loss scale, and the estimates of σReparam."""
+    trainer.optimizer.step()
+    trainer.scaler.update()
+    trainer.model.power_iteration()
+    trainer.on_phase_end("optimizer")
 
 
 @torch.no_grad()

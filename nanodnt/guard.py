@@ -11,9 +11,9 @@ RECENT = 20  # logged losses that a spike is measured against, once there are a 
 class RollBack(Exception):
     """The loss spiked at `step`: the run is to go on from its last checkpoint, without the batches since."""
 
-    def __init__(self, message: str, step: int, loss: float, usual: float):
+    def __init__(self, message: str, step: int, loss: float, median_loss: float):
         super().__init__(message)
-        self.step, self.loss, self.usual = step, loss, usual
+        self.step, self.loss, self.median_loss = step, loss, median_loss
 
 
 def check_skipped(reading, state, model, config, env) -> ValueError | None:
@@ -31,13 +31,26 @@ def check_skipped(reading, state, model, config, env) -> ValueError | None:
 def record_loss(loss: float, state, config) -> RollBack | None:
     """Add `loss` to the recent ones. Returns a RollBack if it is more than loss_spike above their median."""
     recent = state.recent
-    usual = statistics.median(recent) if len(recent) >= RECENT // 4 else math.inf
+    median_loss = statistics.median(recent) if len(recent) >= RECENT // 4 else math.inf
     if math.isfinite(loss):
         state.recent = [*recent, loss][-RECENT:]
-    if not config.loss_spike or not usual + config.loss_spike < loss < math.inf:
+    if not config.loss_spike or not median_loss + config.loss_spike < loss < math.inf:
         return None
     message = (
-        f"the loss spiked to {loss:.4f} at step {state.step} (usually {usual:.4f}), after {state.rollbacks} "
+        f"the loss spiked to {loss:.4f} at step {state.step} (usually {median_loss:.4f}), after {state.rollbacks} "
         f"roll-backs: resume {config.out_dir} with a lower learning rate, or raise max_rollbacks"
     )
-    return RollBack(message, state.step, loss, usual)
+    return RollBack(message, state.step, loss, median_loss)
+
+
+def roll_back(state, spike: RollBack, config, env) -> dict:
+    """Let a state just restored skip the batches up to the spike. Returns the row of metrics.jsonl that tells of it."""
+    passed = spike.step - state.step
+    state.shift, state.rollbacks = state.shift + passed, state.rollbacks + 1
+    env.print(
+        f"rolled back to step {state.step}: the loss spiked to {spike.loss:.4f} at step {spike.step}, usually "
+        f"{spike.median_loss:.4f}; the {passed} batches between are skipped "
+        f"({state.rollbacks} of {config.max_rollbacks})"
+    )
+    event = dict(rolled_back_from=spike.step, spike_loss=spike.loss, usual_loss=spike.median_loss)
+    return {"step": state.step, "tokens": state.tokens, **event, "rollbacks": state.rollbacks}

@@ -2,15 +2,12 @@
 
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from interop.huggingface.hub import NAMES, is_pretrained
-from interop.huggingface.read import read_pretrained
 from layers import rules
 from model import GPT, GPTConfig, Transformer
-from nanodnt.engine import split_batch
-from nanodnt.guard import RollBack
 from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, load_latest
 from nanodnt.run.compilation import can_use_flex, choose_compile, compile_model
@@ -18,73 +15,98 @@ from nanodnt.run.hardware import attention_backend
 from nanodnt.run.parallel import choose_kept, choose_parallel, shard_model
 from nanodnt.settings import TrainConfig
 from nanodnt.state import RunState
-from nanodnt.tasks import meant, open_data, task_of, task_of_data
+from nanodnt.tasks import meant, task_of, task_of_data
 from nanodnt.weights import empty_model_like, load_weights, profile_admin
 
 NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth a line
 
 
-def start_model(config, model_config: GPTConfig, meta: dict, env) -> tuple:
-    """(empty model, weights or None: to be drawn, checkpoint to resume from or None), as init_from says.
+class Start(NamedTuple):
+    """Where a run starts from."""
 
-    Prints what it took from where. ValueError where there is nothing to resume, where checkpoints of another run would
-    be overwritten, where weights, vocabulary and dataset do not fit each other, or where the batch cannot be split."""
-    split_batch(config.batch_size, config.micro_batch_size, env.world_size)
+    model: Transformer  # without storage
+    weights: dict | None  # its state dict; None: to be drawn from the seed
+    meta: dict | None = None  # of the data that the weights were trained on, where that is known
+    checkpoint: dict | None = None  # of the run that goes on
+
+
+def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained) -> Start:
+    """Where to start from, as init_from says. Prints what it took from where.
+
+    `read_pretrained(source, model_config)` reads a model of Hugging Face, or returns None where the source cannot be
+    one. ValueError where there is nothing to resume, where checkpoints of another run would be overwritten, or where
+    weights, vocabulary and dataset do not fit each other."""
     out_dir, (resumes, source) = Path(config.out_dir), read_init_from(config.init_from)
     checkpoint = load_latest(out_dir, env.print) if resumes else None
     if checkpoint is None:
         check_out_dir(config, out_dir)
-    elif change := data_change(config.dataset, meta, checkpoint):
-        if source not in ("resume", "scratch"):
-            raise ValueError(
-                f"{out_dir} holds a run on {change}: give another --out_dir to start one from {source}, or continue "
-                "that run with --init_from=resume"
-            )
-        env.print(f"note: the run goes on, but was on {change}")
-    weights = saved_meta = None
-    fresh = checkpoint is None and source == "scratch"
-    if fresh or task_of(model_config).reads == task_of_data(meta).reads:
-        task_of(model_config).fit(model_config, meta, config.dataset)
-    if fresh:
-        model = task_of(model_config).network().empty(model_config)
-        if model_config.admin:
-            weights = admin_weights(config, model_config, meta)
-            env.print("admin: profiled on the first batch")
-    elif checkpoint is None and is_pretrained(source):
-        found = read_pretrained(source, model_config.block_size, model_config.dropout)
-        model, weights = choose_balance(GPT.empty(found.config), found.weights, model_config, env)
-        saved_meta = found.meta
-        print_changes("model of the weights, not of the flags", asdict(model_config), asdict(model.config), env)
-        env.print(f"weights: {source}")
-        if not saved_meta:
-            env.print(f"note: {source} has no tokenizer.json; its tokens are taken to be those of {config.dataset}")
     else:
-        if checkpoint is None and not Path(source).is_file():
-            allowed = ", ".join(("scratch", "resume", "auto", "auto:SOURCE", *NAMES))
-            raise ValueError(
-                f"init_from={config.init_from!r} names neither a run directory or a checkpoint file, nor a folder or a "
-                f"name (OWNER/MODEL) of Hugging Face, nor is it one of {allowed}"
-            )
-        found = checkpoint or load_checkpoint(Path(source))
-        # the architecture comes from the checkpoint alone; what has no parameters may change
-        may_change = {name: getattr(model_config, name) for name in ("dropout", "drop_path")}
-        model, weights = empty_model_like(found, **may_change), found["model"]
-        if not checkpoint:
-            model, weights = choose_balance(model, weights, model_config, env)
-        saved_meta = found["meta"]
-        given, saved = meant(asdict(model_config)), meant(asdict(model.config))
-        print_changes("model of the checkpoint, not of the flags", given, saved, env)
-        if checkpoint:
-            resolved = {name: value for name, value in asdict(config).items() if value is not None}
-            print_changes("changed on resume", checkpoint["train_config"], resolved, env)
-        env.print(f"weights: {out_dir if checkpoint else source}, step {found['step']}")
-    check_data(config.dataset, meta, saved_meta, model)
-    return model, weights, checkpoint
+        check_same_data(config.dataset, meta, checkpoint, source, out_dir, env)
+    fresh = checkpoint is None and source == "scratch"
+    task = task_of(model_config)
+    if fresh or task.reads == task_of_data(meta).reads:
+        task.fit(model_config, meta, config.dataset)
+    if fresh:
+        start = Start(task.network().empty(model_config), None)
+    elif checkpoint:
+        start = resume(checkpoint, config, model_config, env)
+    elif found := read_pretrained(source, model_config):
+        start = start_from_pretrained(source, found, config, model_config, env)
+    else:
+        start = start_from_checkpoint(source, config, model_config, env)
+    check_data(config.dataset, meta, start.meta, start.model)
+    return start
+
+
+def resume(checkpoint: dict, config, model_config: GPTConfig, env) -> Start:
+    """A run goes on from its checkpoint."""
+    model = model_of(checkpoint, model_config)
+    print_model_changes(model, model_config, env)
+    given = {name: value for name, value in asdict(config).items() if value is not None}
+    print_changes("changed on resume", checkpoint["train_config"], given, env)
+    env.print(f"weights: {config.out_dir}, step {checkpoint['step']}")
+    return Start(model, checkpoint["model"], checkpoint["meta"], checkpoint)
+
+
+def start_from_checkpoint(source: str, config, model_config: GPTConfig, env) -> Start:
+    """A new run from the weights of a checkpoint's file."""
+    if not Path(source).is_file():
+        raise ValueError(
+            f"init_from={config.init_from!r} names neither a run directory or a checkpoint file, nor a folder or a "
+            "name (OWNER/MODEL) of Hugging Face, nor is it one of scratch, resume, auto, auto:SOURCE, gpt2, "
+            "gpt2-medium, gpt2-large, gpt2-xl"
+        )
+    checkpoint = load_checkpoint(Path(source))
+    model = model_of(checkpoint, model_config)
+    start = Start(*choose_balance(model, checkpoint["model"], model_config, env), checkpoint["meta"])
+    print_model_changes(start.model, model_config, env)
+    env.print(f"weights: {source}, step {checkpoint['step']}")
+    return start
+
+
+def model_of(checkpoint: dict, model_config: GPTConfig) -> Transformer:
+    """The empty model of a checkpoint: its architecture, and of the flags what has no parameters."""
+    return empty_model_like(checkpoint, dropout=model_config.dropout, drop_path=model_config.drop_path)
+
+
+def print_model_changes(model: Transformer, model_config: GPTConfig, env) -> None:
+    given, saved = meant(asdict(model_config)), meant(asdict(model.config))
+    print_changes("model of the checkpoint, not of the flags", given, saved, env)
+
+
+def start_from_pretrained(source: str, found, config, model_config: GPTConfig, env) -> Start:
+    """A new run from the weights of Hugging Face that were `found`."""
+    start = Start(*choose_balance(GPT.empty(found.config), found.weights, model_config, env), found.meta)
+    print_changes("model of the weights, not of the flags", asdict(model_config), asdict(start.model.config), env)
+    env.print(f"weights: {source}")
+    if not found.meta:
+        env.print(f"note: {source} has no tokenizer.json; its tokens are taken to be those of {config.dataset}")
+    return start
 
 
 def choose_balance(model: Transformer, weights: dict, flags: GPTConfig, env) -> tuple:
     """(empty model, weights) of a new run, whose experts are balanced as its flags say, not as the weights' run had it.
-    Biases start at 0. Weights with biases keep them, because without them the choice would be another."""
+    Biases start at 0. Weights with biases keep them, because without biases tokens go to other experts."""
     old, new = model.config.balance, flags.balance
     if not model.config.n_expert or old in (new, "bias"):
         return model, weights
@@ -103,13 +125,23 @@ def read_init_from(setting: str) -> tuple:
     return first == "auto" or setting == "resume", str(checkpoints[0]) if checkpoints else source
 
 
-def data_change(dataset: str, meta: dict, checkpoint: dict) -> str:
-    """What a checkpoint was trained on, if that is not this dataset with this content; else ""."""
+def check_same_data(dataset: str, meta: dict, checkpoint: dict, source: str, out_dir: Path, env) -> None:
+    """Print what a run that goes on was trained on, if that is not this dataset with this content. ValueError if
+    init_from=auto:SOURCE could as well mean a new run."""
     before = checkpoint["train_config"]["dataset"]
-    if before != dataset:
-        return f"the dataset {before}, not {dataset}"
     contents = [[found.get(key) for key in ("splits", "template")] for found in (meta, checkpoint["meta"])]
-    return "" if contents[0] == contents[1] else f"another content of the dataset {dataset}, prepared again since"
+    if before != dataset:
+        change = f"the dataset {before}, not {dataset}"
+    elif contents[0] != contents[1]:
+        change = f"another content of the dataset {dataset}, prepared again since"
+    else:
+        return
+    if source not in ("resume", "scratch"):
+        raise ValueError(
+            f"{out_dir} holds a run on {change}: give another --out_dir to start one from {source}, or continue "
+            "that run with --init_from=resume"
+        )
+    env.print(f"note: the run goes on, but was on {change}")
 
 
 def check_out_dir(config, out_dir: Path) -> None:
@@ -139,17 +171,21 @@ def check_data(dataset: str, meta: dict, saved_meta: dict | None, model: Transfo
     task.check_data(dataset, meta, saved_meta, model.config)
 
 
-def admin_weights(config, model_config: GPTConfig, meta: dict) -> dict:
-    """Fresh weights with Admin's ω set by profiling. On the CPU and the same few sequences everywhere, so that a seed
-    means the same weights."""
+def admin_weights(config, model_config: GPTConfig, data) -> dict:
+    """Fresh weights with Admin's ω set by profiling. On the CPU and the same few rows everywhere, so that a seed means
+    the same weights."""
     model = task_of(model_config).network()(model_config, config.seed)
-    batch = open_data(config, model_config, meta).batch(0, config.batch_size, slice(0, 8))
-    profile_admin(model, *model.inputs(*map(torch.from_numpy, batch)))
+    profile_admin(model, *model.inputs(*map(torch.from_numpy, data.batch(0, config.batch_size, slice(0, 8)))))
     return model.state_dict()
 
 
-def materialize(model: Transformer, weights: dict | None, config, env) -> None:
-    """Give an empty model storage on its device, sharded under fsdp, and fill it with `weights` or from the seed."""
+def materialize(start: Start, data, config, env) -> None:
+    """Give the model storage on its device, sharded under fsdp, and fill it with its weights or from the seed. `data`:
+    what Admin's ω are profiled on."""
+    model, weights = start.model, start.weights
+    if weights is None and model.config.admin:
+        weights = admin_weights(config, model.config, data)
+        env.print("admin: profiled on the first batch")
     fixed = 12 * model.num_params() + state_bytes(model, config)  # fp32 weights, gradients, and DDP's copy of these
     env.parallel, reason = choose_parallel(config.parallel, env, fixed)
     env.check_same({"parallel": env.parallel, "dtype": env.dtype, "device": env.device.type})
@@ -192,24 +228,12 @@ def restore(checkpoint: dict, optimizer, scaler, config, env) -> RunState:
     return RunState.of(checkpoint)
 
 
-def roll_back(state: RunState, spike: RollBack, config, env) -> dict:
-    """Let a state just restored skip the batches up to the spike. Returns the row of metrics.jsonl that tells of it."""
-    passed = spike.step - state.step
-    state.shift, state.rollbacks = state.shift + passed, state.rollbacks + 1
-    env.print(
-        f"rolled back to step {state.step}: the loss spiked to {spike.loss:.4f} at step {spike.step}, usually "
-        f"{spike.usual:.4f}; the {passed} batches between are skipped ({state.rollbacks} of {config.max_rollbacks})"
-    )
-    event = dict(rolled_back_from=spike.step, spike_loss=spike.loss, usual_loss=spike.usual)
-    return {"step": state.step, "tokens": state.tokens, **event, "rollbacks": state.rollbacks}
-
-
 def describe_run(run) -> None:
     """Print what is about to be trained: groups, parameters, batch, and what should be known."""
-    config, env, model = run.config, run.env, run.raw_model
+    config, env, model = run.config, run.env, run.model
     env.print(describe_groups(run.optimizer, model))
-    counted, rows = model.num_params(positions=False), run.task.rows
-    env.print(f"{model.num_params():,} parameters ({counted / 1e6:.1f}M without the position table)")
+    n_params, rows = model.num_params(positions=False), run.task.rows
+    env.print(f"{model.num_params():,} parameters ({n_params / 1e6:.1f}M without the position table)")
     env.print(
         f"{config.batch_size} × {run.data.block_size} = {run.step_tokens:,} tokens a step = {env.world_size} processes "
         f"× {run.accumulation} accumulation × {run.micro} {rows}; {run.data.describe()}"
@@ -234,12 +258,12 @@ def compile_run(run) -> None:
     compiled, reason = choose_compile(config.compile, env.device, work)
     if env.any_rank(not compiled) and compiled:
         compiled, reason = False, "auto: another process cannot"
-    model, masked = run.raw_model.config, config.doc_mask
+    model, masked = run.model.config, config.doc_mask
     kernel = "flex" if compiled and can_use_flex(model, config, env) else attention_backend(model, env, masked)
     env.print(f"compile {compiled} ({reason}), attention {kernel}")
     if compiled:
         example = env.put(*env.pin(*data.val_batch(data.validation(1), run.micro)))
-        run.model = compile_model(run.raw_model, config, example, env)
+        run.compiled_model = compile_model(run.model, config, example, env)
 
 
 def warn_of_learning_rate(config, given: dict, env) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from nanodnt.data import Dataset, folder_of, load_meta
 from nanodnt.data.tokenizer import Tokenizer, same_tokenizer
 from nanodnt.engine import evaluate
+from nanodnt.tasks import task_of
 from nanodnt.trained import Trained
 
 
@@ -136,7 +137,8 @@ def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
 def score_text(model, text: Text, batch_size: int, env) -> dict:
     """{metric: value} of a text, split over the processes. All ranks must call it."""
     go_on = SimpleNamespace(agreed=lambda: False)  # nobody asks it to stop and save
-    nats = evaluate(model, text.windows, SimpleNamespace(eval_tokens=0), batch_size, env, go_on)["val_loss"]
+    everything = SimpleNamespace(eval_tokens=0)
+    nats = evaluate(model, task_of(model.config), text.windows, everything, batch_size, env, go_on)["val_loss"]
     model.eval()
     return {
         "nats_per_token": nats,

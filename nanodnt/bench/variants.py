@@ -13,7 +13,7 @@ from nanodnt.bench import nanogpt
 from nanodnt.bench.measure import clock, count_compilations
 from nanodnt.bench.settings import Setting
 from nanodnt.data import Prefetch, folder_of
-from nanodnt.engine import prepare_model, training_step
+from nanodnt.engine import Trainer, prepare_model, training_step
 from nanodnt.optim import lr_at, make_optimizer
 from nanodnt.run.compilation import compile_model, is_compiled
 
@@ -65,14 +65,15 @@ def our_variant(name: str, setting: Setting, models: tuple = ()) -> Variant:
     env, config = setting.env, setting.config
     setting.open_dataset()
     env.set_matmul_precision()
-    raw_model = models[0] if models else setting.new_model()
-    prepare_model(raw_model, config, env)
-    optimizer = make_optimizer(raw_model, config)
+    model = models[0] if models else setting.new_model()
+    prepare_model(model, config, env)
+    optimizer = make_optimizer(model, config)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
-    flops, start = raw_model.flops_per_token(), clock()
-    model = models[1] if models else raw_model
+    flops, start = model.flops_per_token(), clock()
+    compiled_model = models[1] if models else model
     if setting.choose_compile(flops) and not models:
-        model = compile_model(raw_model, config, setting.first_micro_batch(), env)
+        compiled_model = compile_model(model, config, setting.first_micro_batch(), env)
+    trainer = Trainer(model, optimizer, scaler, setting.micro, config.grad_clip, compiled_model)
     compile_s, next_batch = clock() - start, Prefetch(setting.fetch_batch)
 
     def step(i, on_phase_end):
@@ -82,7 +83,8 @@ def our_variant(name: str, setting: Setting, models: tuple = ()) -> Variant:
             group["lr"] = lr_at(i, config, group)
         batch = env.put(*next_batch(i))
         on_phase_end("data")
-        training_step(model, raw_model, optimizer, scaler, batch, setting.micro, config, on_phase_end)
+        trainer.on_phase_end = on_phase_end
+        training_step(trainer, batch)
 
     return Variant(
         name,
@@ -91,10 +93,10 @@ def our_variant(name: str, setting: Setting, models: tuple = ()) -> Variant:
         images=setting.sequences if setting.flags.patch_size else 0,
         flops_per_token=flops,
         dtype=env.dtype,
-        compiled=is_compiled(model),  # with compile=auto a failed compilation is no error
-        parameters=raw_model.num_params(),
-        compile_s=compile_s if is_compiled(model) else None,
-        models=(raw_model, model),
+        compiled=is_compiled(compiled_model),  # with compile=auto a failed compilation is no error
+        parameters=model.num_params(),
+        compile_s=compile_s if is_compiled(compiled_model) else None,
+        models=(model, compiled_model),
         optimizer=optimizer,
     )
 

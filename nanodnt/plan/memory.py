@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nanodnt.engine import training_step
+from nanodnt.engine import Trainer, training_step
 from nanodnt.plan.strategies import Strategy
 
 NEXT_PHASE = dict(forward="backward", backward="clip", clip="optimizer")
@@ -119,7 +119,8 @@ def trace(model, optimizer, config, micro: int, accumulation: int = 1) -> Memory
     try:
         with fused_attention(), alone(), memory:
             scaler = torch.amp.GradScaler("cpu", enabled=False)
-            training_step(model, model, optimizer, scaler, batch, micro, config, enter_next_phase)
+            trainer = Trainer(model, optimizer, scaler, micro, config.grad_clip, on_phase_end=enter_next_phase)
+            training_step(trainer, batch)
     finally:
         del model.loss
         optimizer.zero_grad(set_to_none=True)

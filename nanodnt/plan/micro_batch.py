@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from model import GPTConfig
-from nanodnt.engine import prepare_model, split_batch
+from nanodnt.engine import prepare_model
 from nanodnt.optim import make_optimizer
 from nanodnt.plan.memory import Timeline
 from nanodnt.plan.strategies import Strategy, make_strategy
@@ -19,16 +19,13 @@ def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limi
     return next((micro for micro in valid if timeline.peak(micro, micro < share, strategy).total <= limit), 1)
 
 
-def choose_micro_batch(flags: GPTConfig, config, env) -> tuple:
-    """(micro batch, accumulation steps) of one process, as `split_batch`. On a GPU micro_batch_size=0 is the largest
-    that fits, and is printed. All ranks must call this, with `env.parallel` set.
+def choose_micro_batch(flags: GPTConfig, config, env, share: int) -> tuple:
+    """(micro batch, accumulation steps) on a GPU: the largest divisor of `share`, the rows of one process, that fits;
+    it is printed. All ranks must call this, with `env.parallel` set.
 
     The count is that of `--plan`, of the eager step. Compiled steps take less, so for them it is an upper bound. If not
     even one row fits, it is 1 all the same."""
-    micro, accumulation = split_batch(config.batch_size, config.micro_batch_size, env.world_size)
-    if config.micro_batch_size or env.device.type != "cuda":
-        return micro, accumulation
-    share, limit = micro * accumulation, env.minimum(available_bytes(env.device))  # so all ranks choose the same
+    limit = env.minimum(available_bytes(env.device))  # so all ranks choose the same
     model = task_of(flags).network().empty(flags)
     prepare_model(model, config, replace(env, device=torch.device("meta")))
     optimizer = make_optimizer(model, config)
@@ -41,6 +38,6 @@ def choose_micro_batch(flags: GPTConfig, config, env) -> tuple:
     if peak > limit:
         why = "none fits, memory may run out"
         advice = "; try --activation_checkpointing=True, or --parallel=fsdp on more GPUs"
-    counted = f"{peak / 1e9:.1f} GB counted, not compiled, of {limit / 1e9:.1f} GB"
-    env.print(f"micro_batch_size {micro} (auto: {why}; {counted}){advice}")
+    memory = f"{peak / 1e9:.1f} GB counted, not compiled, of {limit / 1e9:.1f} GB"
+    env.print(f"micro_batch_size {micro} (auto: {why}; {memory}){advice}")
     return micro, share // micro

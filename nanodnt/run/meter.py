@@ -22,12 +22,12 @@ class Reading(NamedTuple):
 class Meter:
     """Counts skipped steps on the device, and time on the host. Between readings nobody waits for the device."""
 
-    def __init__(self, state, step_tokens: int, step_flops: float, config, env, step_images: int = 0):
+    def __init__(self, state, step_tokens: int, step_flops: float, config, env, step_rows: dict):
         self.env, self.step_tokens, self.step_flops = env, step_tokens, step_flops
         self.peak = peak_flops(env.device, env.dtype, config.peak_flops)
         self.counts = torch.tensor([state.skipped, 0.0, 0.0], device=env.device)  # skipped, streak, longest_streak
         self.last_step, self.clock = state.step, time.perf_counter()
-        self.step_images = step_images
+        self.step_rows = step_rows  # {field of a row of metrics.jsonl: what a step has of it}
 
     def count(self, found_inf) -> None:
         """Note whether the step just made was skipped."""
@@ -51,7 +51,7 @@ class Meter:
         """The logged step's fields of metrics.jsonl."""
         row = {"train_loss": reading.loss, **rates, "grad_norm": reading.grad_norm}
         row |= {"skipped_steps": int(reading.skipped), "tokens_per_s": self.step_tokens / seconds}
-        row |= {"images_per_s": self.step_images / seconds} if self.step_images else {}
+        row |= {name: count / seconds for name, count in self.step_rows.items()}
         row |= {"peak_mem_bytes": peak_memory_bytes(self.env.device), "mfu": None}
         if self.peak:
             row["mfu"] = self.step_flops / seconds / (self.peak * self.env.world_size)

@@ -137,6 +137,9 @@ class Images(Task):
             workers=config.data_workers,
         )
 
+    def step_rows(self, batch_size: int) -> dict:
+        return {"images_per_s": batch_size}
+
     def count_scores(self, logits, loss, targets) -> tuple:
         """Besides the loss: the images whose class is the first, or among the first five."""
         count, sums = super().count_scores(logits, loss, targets)

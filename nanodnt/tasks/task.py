@@ -50,6 +50,10 @@ class Task:
         task."""
         raise NotImplementedError
 
+    def step_rows(self, batch_size: int) -> dict:
+        """{field of a row of metrics.jsonl that is a speed: what a step has of it}, besides tokens."""
+        return {}
+
     # ------------------------------------------------------------------------------------------------- evaluation
 
     def count_scores(self, logits, loss, targets) -> tuple:

@@ -51,10 +51,11 @@ from math import nan
 from pathlib import Path
 import torch
 import train
+from nanodnt.run import loss_curve
 from support.runs import optimizers, spoil_gradients
 
 models, rank, step = [], int(os.environ["RANK"]), {ONE_BAD_STEP}
-train.draw_loss = lambda *_: None
+loss_curve.draw_loss = lambda *_: None
 with optimizers(lambda model, optimizer: models.append(model)):
     with spoil_gradients(**step if rank == 1 else step | dict(bad_steps=())):
         code = train.main()
@@ -106,6 +107,7 @@ WORKER = """
 import os, signal, sys, time
 from pathlib import Path
 import train
+from nanodnt.run import loss_curve
 from nanodnt.run.metrics import Metrics
 
 here, rank, world = Path(__file__).parent, os.environ["RANK"], os.environ["WORLD_SIZE"]
@@ -120,7 +122,7 @@ def write_and_hold(self, row):
 
 
 train.Stop = lambda env: stops.append(make(env)) or stops[0]
-Metrics.write, train.draw_loss = write_and_hold, lambda *_: None
+Metrics.write, loss_curve.draw_loss = write_and_hold, lambda *_: None
 # here a test adds to it
 sys.exit(train.main())
 """

@@ -49,6 +49,6 @@ def scratch(tmp_path_factory):
 def quick():
     """Runs without a loss curve, a quarter of a second each, and without asking git, which takes two processes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.draw_loss", lambda *_: None)
+        patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *_: None)
         patch.setattr("nanodnt.run.metrics.run_record", dict)
         yield

@@ -19,7 +19,7 @@ def quick_runs():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.draw_loss", lambda *_: None)
+        patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *_: None)
         patch.setattr("train.gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)))
         patch.setattr("nanodnt.run.metrics.run_record", dict)
         yield

@@ -10,7 +10,7 @@ import train
 from model import GPT, GPTConfig
 from nanodnt.data.examples import Examples
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.engine import training_step
+from nanodnt.engine import Trainer, training_step
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.settings import TrainConfig
@@ -150,8 +150,8 @@ def test_a_step_is_the_mean_over_its_counted_targets(flags):
         group["lr"] = 0.0
 
     def step(micro, counted):
-        parts = model, model, optimizer, scaler, (idx, targets, positions)
-        loss, norm, _ = training_step(*parts, micro, config, counted=counted)
+        trainer = Trainer(model, optimizer, scaler, micro, config.grad_clip)
+        loss, norm, _ = training_step(trainer, (idx, targets, positions), counted)
         return loss, norm, {name: p.grad.clone() for name, p in model.named_parameters()}
 
     found = [step(micro, counted) for micro in (6, 3, 2, 1)]
@@ -173,9 +173,9 @@ def test_a_batch_without_doc_mask_has_no_positions(folders, dataset, tmp_path):
     seen = []
 
     def note(step):
-        def step_and_note(*args, counted, **options):
-            seen.append((len(args[4]), counted))
-            return step(*args, counted=counted, **options)
+        def step_and_note(trainer, batch, loss_tokens):
+            seen.append((len(batch), loss_tokens))
+            return step(trainer, batch, loss_tokens)
 
         return step_and_note
 

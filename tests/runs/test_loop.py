@@ -153,7 +153,7 @@ FIELDS |= dict(peak_mem_bytes=int, skipped_steps=int)
 
 
 def test_the_run_directory(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "draw_loss", draw_loss)
+    monkeypatch.setattr("nanodnt.run.loss_curve.draw_loss", draw_loss)
     monkeypatch.setattr("nanodnt.run.metrics.run_record", run_record)
     out = tmp_path / "new" / "run"
     config = tmp_path / "config.py"
@@ -200,7 +200,7 @@ def test_infinity_is_valid_json(dataset, tmp_path):
 
 
 def test_without_matplotlib_a_run_still_ends_well(dataset, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train, "draw_loss", draw_loss)
+    monkeypatch.setattr("nanodnt.run.loss_curve.draw_loss", draw_loss)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert run(out_dir=tmp_path, dataset=dataset, max_iters=2) == 0
     assert "matplotlib is not installed" in capsys.readouterr().out

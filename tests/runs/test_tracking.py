@@ -169,18 +169,20 @@ def watched():
     {name: array}, and the roles."""
     seen, step, total = [], train.training_step, torch.nn.utils.get_total_norm
 
-    def note_step(model, raw_model, *args, **how):
+    def note_step(trainer, *args):
+        model = trainer.model
+
         def copy(tensors):
-            return {n: t.detach().double().numpy().copy() for n, t in zip(raw_model.roles(), tensors, strict=True)}
+            return {n: t.detach().double().numpy().copy() for n, t in zip(model.roles(), tensors, strict=True)}
 
         def note_norm(grads):
-            seen.append([copy([p.grad for p in raw_model.parameters()]), copy(raw_model.parameters())])
+            seen.append([copy([p.grad for p in model.parameters()]), copy(model.parameters())])
             return total(grads)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.nn.utils, "get_total_norm", note_norm)
-            made = step(model, raw_model, *args, **how)
-        seen[-1] += [copy(raw_model.parameters()), raw_model.roles()]
+            made = step(trainer, *args)
+        seen[-1] += [copy(model.parameters()), model.roles()]
         return made
 
     with pytest.MonkeyPatch.context() as patch:
@@ -233,7 +235,7 @@ def test_a_step_by_role_and_the_same_run_without_tracking(flags, dataset, tmp_pa
         assert_close_numbers({name: row["track"][name] for name in expected}, expected)
         assert math.hypot(*row["track"]["grad_norm"].values()) == pytest.approx(row["grad_norm"], rel=1e-5)
 
-    monkeypatch.setattr(train, "Tracker", None)  # calling it would be an error
+    monkeypatch.setattr("nanodnt.run.tracking.Tracker", None)  # calling it would be an error
     assert run(out_dir=tmp_path / "off", dataset=dataset, **ALWAYS | dict(track_interval=0), **flags) == 0
     assert strip(rows) == strip(metrics(tmp_path / "off"))
     on, off = (load(tmp_path / name / "last.pt") for name in ("on", "off"))
@@ -314,7 +316,7 @@ def test_rows_of_the_interval_whatever_else_is_logged(dataset, tmp_path, capsys)
 
 
 def test_nothing_is_tracked_to_evaluate_or_with_a_negative_interval(dataset, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train, "Tracker", None)
+    monkeypatch.setattr("nanodnt.run.tracking.Tracker", None)
     assert run(out_dir=tmp_path, dataset=dataset, eval_only=True, track_interval=1) == 0
     assert run(out_dir=tmp_path, dataset=dataset, track_interval=-1) == 1
     assert capsys.readouterr().err == "error: track_interval=-1 must not be negative\n"

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 import nanodnt.files
+import nanodnt.run.loss_curve
 import nanodnt.run.metrics
 import train
 from model import GPT
@@ -293,7 +294,8 @@ def train_here(rank: int, command: Command, out: Path, dataset: Path, fault: Fau
     for fd, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{out}.{name}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
     torch.set_num_threads(1)
-    train.draw_loss = time.sleep = lambda *_: None  # saves time: no picture, no pause before a write is retried
+    # saves time: no picture, no pause before a write is retried
+    nanodnt.run.loss_curve.draw_loss = time.sleep = lambda *_: None
     sys.argv = ["train.py", *flags(out_dir=out, dataset=dataset, **LONG | command.flags)]
     if command.processes > 1:
         where = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from nanodnt.engine import training_step
+from nanodnt.engine import Trainer, training_step
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
 from support import reference
@@ -122,7 +122,16 @@ def settings(**changes) -> TrainConfig:
 
 
 def take_step(
-    model, micro: int, rows=4, lr=0.0, counted=0.0, data=None, scale=None, run=None, at=lambda phase: None, **changes
+    model,
+    micro: int,
+    rows=4,
+    lr=0.0,
+    loss_tokens=0.0,
+    data=None,
+    scale=None,
+    run=None,
+    at=lambda phase: None,
+    **changes,
 ):
     """(StepResult, {name: gradient}, optimizer) of one training step on `rows` sequences, `micro` at a time, as
     train.py takes it. `scale`: a loss scale, as for fp16; `run`: the model compiled."""
@@ -132,8 +141,8 @@ def take_step(
     for group in optimizer.param_groups:
         group["lr"] = config.balance_rate if group["role"] == "balance" else lr
     scaler = torch.amp.GradScaler("cpu", enabled=scale is not None, init_scale=scale or 1.0)
-    run = model if run is None else run
-    result = training_step(run, model, optimizer, scaler, data or batch_of(rows), micro, config, at, counted)
+    trainer = Trainer(model, optimizer, scaler, micro, config.grad_clip, run, at)
+    result = training_step(trainer, data or batch_of(rows), loss_tokens)
     return result, {name: p.grad for name, p in model.named_parameters()}, optimizer
 
 

@@ -212,7 +212,7 @@ def play(
     torch.set_num_threads(1)
     output, torchrun = io.StringIO(), world > 1 if torchrun is None else torchrun
     with within or nullcontext(), without_collector(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.draw_loss", lambda *_: None)
+        patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *_: None)
         for args in patches:
             patch.setattr(*args)
         watch = Watch(patch, spoils, stop_in if rank == world - 1 else 0)

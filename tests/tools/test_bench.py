@@ -82,11 +82,11 @@ def ticks(monkeypatch):
 def test_it_times_the_training_step_of_train_py(monkeypatch, tmp_path, changes, rows, micro):
     calls, real = [], variants.training_step
 
-    def spy(model, raw_model, optimizer, scaler, batch, micro, config, on_phase_end):
-        before = [p.clone() for p in raw_model.parameters()]
-        real(model, raw_model, optimizer, scaler, batch, micro, config, on_phase_end)
-        moved = any(not torch.equal(a, b) for a, b in zip(before, raw_model.parameters(), strict=True))
-        calls.append((tuple(batch[0].shape), micro, optimizer.param_groups[0]["lr"], moved))
+    def spy(trainer, batch):
+        before = [p.clone() for p in trainer.model.parameters()]
+        real(trainer, batch)
+        moved = any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+        calls.append((tuple(batch[0].shape), trainer.micro, trainer.optimizer.param_groups[0]["lr"], moved))
 
     monkeypatch.setattr(variants, "training_step", spy)
     (row,) = results(tmp_path, **changes)["variants"]

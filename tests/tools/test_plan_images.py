@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model import GPTConfig
-from nanodnt.engine import prepare_model, training_step
+from nanodnt.engine import Trainer, prepare_model, training_step
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.plan.__main__ import main
 from nanodnt.plan.memory import Timeline, trace
@@ -53,7 +53,7 @@ def test_a_step_of_images_takes_what_was_predicted(name, accumulation, tmp_path)
 
     def step():
         batch = torch.randn(16, 3, 32, 32), torch.zeros(16, dtype=torch.long)
-        training_step(model, model, optimizer, scaler, batch, micro, config)
+        training_step(Trainer(model, optimizer, scaler, micro, config.grad_clip), batch)
 
     measured = profiled_peak(step, tmp_path / "trace.json")
     print(f"predicted {predicted / measured:.3f} of the measured")

@@ -79,7 +79,7 @@ def here():
         for module in (numerics, products, variants):
             patch.setattr(module, "compile_model", trace)
         patch.setattr(runs, "compile_step", partial(runs.compile_step, backend="eager"))
-        patch.setattr(train, "draw_loss", lambda *args: None)
+        patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *args: None)
         patch.setattr(numerics, "LAYOUTS", {name: numerics.LAYOUTS[name] for name in ("LNS, RoPE, SwiGLU",)})
         yield
 

@@ -5,7 +5,7 @@ import torch
 
 from configurator import read_file
 from layers import rules
-from nanodnt.engine import prepare_model, training_step
+from nanodnt.engine import Trainer, prepare_model, training_step
 from nanodnt.optim import lr_at, make_optimizer, notes
 from nanodnt.run.environment import Env
 from support.pages import ROOT, config
@@ -37,7 +37,7 @@ def test_they_build_train_and_print_no_notes(names):
         group["lr"] = lr_at(train.warmup_iters, train, group)
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     batch = torch.randn(4, 1, 4, 4), torch.tensor([0, 1, 2, 0])
-    result = training_step(net, net, optimizer, scaler, batch, 4, train)
+    result = training_step(Trainer(net, optimizer, scaler, 4, train.grad_clip), batch)
     assert result.loss.isfinite() and not result.found_inf
     for name, p in net.named_parameters():
         assert p.isfinite().all() and (not torch.equal(p, before[name]) or not p.grad.any()), name

@@ -20,7 +20,7 @@ from nanodnt.run.hardware import peak_flops
 from nanodnt.run.parallel import choose_kept, choose_parallel
 from nanodnt.run.stopping import Stop
 from nanodnt.settings import TrainConfig
-from nanodnt.start import materialize
+from nanodnt.start import Start, materialize
 from support.runs import ROOT, kill_me
 
 
@@ -159,7 +159,7 @@ def test_what_a_process_holds_is_counted(optimizer, size, monkeypatch):
     monkeypatch.setattr("nanodnt.start.choose_parallel", lambda setting, env, fixed: seen.append(fixed) or ("none", ""))
     model = GPT.empty(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=31))
     env = Env(0, 1, torch.device("cpu"), torch.float32, distributed=False)
-    materialize(model, None, config, env)
+    materialize(Start(model, None), None, config, env)
     assert seen == [pytest.approx(size * model.num_params(), rel=0.03)]  # AdamW counts steps, for each tensor
 
 

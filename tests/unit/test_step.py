@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from model import GPT, GPTConfig
-from nanodnt.engine import training_step
+from nanodnt.engine import Trainer, training_step
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import attention_backend
@@ -78,7 +78,7 @@ def test_a_step_waits_for_nothing(optimizer, flags, grad_clip, fp16):
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     with NoWaiting() as watch:
         for _ in range(2):
-            loss, norm, found_inf = training_step(model, model, made, scaler, (x, y), 2, config)
+            loss, norm, found_inf = training_step(Trainer(model, made, scaler, 2, config.grad_clip), (x, y))
     assert watch.calls and not found_inf and loss.isfinite() and norm > 0
     assert [name for name, p in model.named_parameters() if torch.equal(p, before[name])] == []
     with pytest.raises(AssertionError, match="_local_scalar_dense"), NoWaiting():
@@ -94,7 +94,8 @@ def three_steps(optimizer, grad_clip, at_clip=lambda model: None):
     norms = []
     for seed in range(3):
         x, y = tokens(4, 9, seed=seed), tokens(4, 9, seed=seed + 9)
-        result = training_step(model, model, made, scaler, (x, y), 2, config, lambda n: n == "clip" and at_clip(model))
+        note = lambda phase: phase == "clip" and at_clip(model)  # noqa: E731
+        result = training_step(Trainer(model, made, scaler, 2, config.grad_clip, on_phase_end=note), (x, y))
         norms.append(result.grad_norm.item())
     return [p.detach() for p in model.parameters()], [p.grad for p in model.parameters()], norms
 
@@ -129,7 +130,7 @@ def test_a_step_tells_of_its_phases_in_order():
         state[len(seen), phase] = bool(grads) and torch.nn.utils.get_total_norm(grads).item()
 
     weights = [p.detach().clone() for p in model.parameters()]
-    loss, norm, _ = training_step(model, model, made, scaler, (x, y), 2, config, note)
+    loss, norm, _ = training_step(Trainer(model, made, scaler, 2, config.grad_clip, on_phase_end=note), (x, y))
     assert seen == ["forward", "backward"] * 3 + ["clip", "optimizer"]
     assert state[1, "forward"] is False and state[2, "backward"] > 0  # the gradients of the step before are gone
     assert state[6, "backward"] == pytest.approx(norm.item(), rel=1e-5)

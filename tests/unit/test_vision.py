@@ -290,7 +290,7 @@ def test_micro_batches_sum_to_the_batch(micro, mixed):
         optimizer = make_optimizer(model, config)
         engine.set_learning_rates(optimizer, 3000, config)
         scaler = torch.amp.GradScaler("cpu", enabled=False)
-        result = engine.training_step(model, model, optimizer, scaler, batch, rows, config)
+        result = engine.training_step(engine.Trainer(model, optimizer, scaler, rows, config.grad_clip), batch)
         found.append((result.loss, result.grad_norm, {name: p.grad for name, p in model.named_parameters()}))
     whole, parts = found
     assert error(parts[0], whole[0]) < 1e-6  # summed in fp32

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanodnt.engine import seed_step, set_learning_rates, training_step
+from nanodnt.engine import Trainer, seed_step, set_learning_rates, training_step
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import profile_admin
@@ -193,7 +193,7 @@ def losses(flags, n_layer=2, steps=12, **settings) -> list:
     for step in range(steps):
         seed_step(0, step, 0)
         set_learning_rates(optimizer, step, config)
-        result = training_step(model, model, optimizer, scaler, batch, 4, config)
+        result = training_step(Trainer(model, optimizer, scaler, 4, config.grad_clip), batch)
         assert not result.found_inf
         found.append(result.loss.item())
     return found
