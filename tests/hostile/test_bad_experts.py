@@ -20,33 +20,16 @@ BIAS = f"{FOUR} --balance=bias"
 
 SETTINGS = cases(
     ("more active than there are", f"{FOUR} --n_expert_active=5", ["n_expert_active=5", "n_expert=4", "to at most 4"]),
-    ("one expert, two active", "--n_expert=1", ["n_expert_active=2", "n_expert=1", "to at most 1"]),
     ("none active", f"{FOUR} --n_expert_active=0", ["n_expert_active=0", "at least 1"]),
-    ("fewer than none active", f"{FOUR} --n_expert_active=-1", ["n_expert_active=-1", "at least 1"]),
     ("fewer than none", "--n_expert=-1", ["n_expert", "must not be negative", "0 = none"]),
-    ("fewer than none shared", f"{FOUR} --n_expert_shared=-1", ["n_expert_shared", "must not be negative"]),
     ("active, without experts", "--n_expert_active=1", ["n_expert_active=1", "needs experts", "set n_expert"]),
-    ("shared, without experts", "--n_expert_shared=1", ["n_expert_shared=1", "needs experts"]),
-    ("router, without experts", "--router=sigmoid", ["router=sigmoid", "needs experts"]),
-    ("router_norm, without experts", "--router_norm=False", ["router_norm=False", "needs experts"]),
-    ("router_scale, without experts", "--router_scale=2", ["router_scale=2.0", "needs experts"]),
-    ("balance, without experts", "--balance=bias", ["balance=bias", "needs experts"]),
     ("two flags", "--balance=none --router=sigmoid", ["router=sigmoid, balance=none", "needs experts"]),
     ("balance_coef, without experts", "--balance_coef=0.5", ["balance_coef=0.5 needs experts", "leave balance_coef"]),
-    ("balance_rate, without experts", "--balance_rate=0.5", ["balance_rate=0.5 needs experts"]),
     ("z_coef, without experts", "--z_coef=0.1", ["z_coef=0.1 needs experts"]),
     ("balance_coef of a bias", f"{BIAS} --balance_coef=0.5", ["balance_coef=0.5 needs balance=loss", "balance=bias"]),
-    ("balance_coef of nothing", f"{FOUR} --balance=none --balance_coef=0.5", ["balance=loss", "balance=none"]),
     ("balance_rate of a loss", f"{FOUR} --balance_rate=0.5", ["balance_rate=0.5 needs balance=bias", "balance=loss"]),
-    ("balance_rate of nothing", f"{FOUR} --balance=none --balance_rate=0.5", ["balance=bias", "balance=none"]),
     ("negative balance_coef", f"{FOUR} --balance_coef=-1", ["balance_coef=-1.0", "must not be negative"]),
-    ("negative balance_rate", f"{BIAS} --balance_rate=-1", ["balance_rate=-1.0", "must not be negative"]),
-    ("negative z_coef", f"{FOUR} --z_coef=-1", ["z_coef=-1.0", "must not be negative"]),
-    ("balance_coef nan", f"{FOUR} --balance_coef=nan", ["balance_coef", "nan", "float"]),
-    ("z_coef inf", f"{FOUR} --z_coef=inf", ["z_coef", "inf", "float"]),
     ("router_scale 0", f"{FOUR} --router_scale=0", ["router_scale=0.0", "positive"]),
-    ("negative router_scale", f"{FOUR} --router_scale=-1", ["router_scale=-1.0", "positive"]),
-    ("router_scale nan", f"{FOUR} --router_scale=nan", ["router_scale", "nan", "float"]),
     ("sigmaReparam", f"{FOUR} --sigma_reparam=True --qk_norm=False", ["sigma_reparam", "stacks of experts"]),
     ("router's ratio, not blockwise", f"{FOUR} --lr_ratio_router=2", ["lr_ratio_router", "blockwise_lr=True"]),
     (
@@ -54,17 +37,7 @@ SETTINGS = cases(
         f"{FOUR} --blockwise_lr=True --lr_ratio_router=-1 --learning_rate=1e-3",
         ["lr_ratio_router=-1.0", "must not be negative"],
     ),
-    ("very many", f"--n_expert={10**6}", ["n_expert=1000000", "larger than any model has", "32,768 experts"]),
-    ("very many shared", f"{FOUR} --n_expert_shared={10**6}", ["n_expert_shared=1000000", "32,768 experts"]),
-    ("very many active", f"{FOUR} --n_expert_active={10**9}", ["n_expert_active=1000000000", "n_expert=4"]),
     ("more weights than memory", "--n_expert=30000 --n_ff=131072", ["memory"]),
-    ("a word", "--n_expert=eight", ["n_expert", "eight", "int"]),
-    ("a fraction", "--n_expert=2.5", ["n_expert", "2.5", "int"]),
-    ("all active, in a word", f"{FOUR} --n_expert_active=all", ["n_expert_active", "all", "int"]),
-    ("unknown router", f"{FOUR} --router=top2", ["router", "top2", "softmax", "sigmoid"]),
-    ("unknown balance", f"{FOUR} --balance=aux", ["balance", "aux", "loss", "bias", "none"]),
-    ("a rate for router_norm", f"{FOUR} --router_norm=0.5", ["router_norm", "0.5", "True", "False"]),
-    ("another project's name", "--num_experts=8", ["--num_experts", "--n_expert?"]),
 )
 
 
@@ -73,25 +46,17 @@ def test_settings(world, case):
     refuse(world, train, case)
 
 
-WRONG = {  # what only model and training settings together can tell
-    "balance_coef, without experts": (["--balance_coef=0.5"], "balance_coef=0.5 needs experts"),
-    "z_coef, without experts": (["--z_coef=0.5"], "z_coef=0.5 needs experts"),
-    "balance_rate of a loss": (["--n_expert=4", "--balance_rate=0.5"], "balance_rate=0.5 needs balance=bias"),
-    "balance_coef of a bias": (["--n_expert=4", "--balance=bias", "--balance_coef=0.5"], "needs balance=loss"),
-    "two of one": (["--n_expert=1"], "n_expert_active=2 is more than n_expert=1"),
-}
 PROGRAMS = {"model.py": (plan, []), "model.py --plan": (plan, ["--plan"]), "bench.py": (bench, ["--data=random"])}
 SIZE = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=16", "--vocab_size=50", "--batch_size=4"]
-PAIRS = [("bench.py", next(iter(WRONG)))] + [(name, mistake) for name in [*PROGRAMS][:2] for mistake in WRONG]
 
 
-@pytest.mark.parametrize("program, mistake", PAIRS)
-def test_other_programs_refuse_as_train_does(program, mistake, world):
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_other_programs_refuse_as_train_does(program, world):
+    """What only model and training settings together can tell."""
     module, words = PROGRAMS[program]
-    argv, message = WRONG[mistake]
     before = files(world.tmp)
-    flags = [*SIZE, *argv, *words, f"--dataset={world.data}", "--device=cpu", "--dtype=float32"]
-    assert_refused(call(module.main, *flags), [message])
+    flags = [*SIZE, *words, f"--dataset={world.data}", "--device=cpu", "--dtype=float32"]
+    assert_refused(call(module.main, *flags, "--balance_coef=0.5"), ["balance_coef=0.5 needs experts"])
     assert files(world.tmp) == before
 
 
@@ -159,21 +124,11 @@ def model_setting(name, value):
 
 BOTH = cases(  # refused by train.py and sample.py
     ("an expert fewer", "", ["experts.up.weight", "model_config"], weight("experts.up.weight", lambda w: w[:3])),
-    ("no stack", "", ["experts.up.weight", "model_config"], weight("experts.up.weight", lambda w: w.flatten(0, 1))),
     ("a router of five", "", ["router.weight"], weight("router.weight", lambda w: torch.cat((w, w[:1])))),
     ("biases of three", "", ["router.choice_bias"], weight("router.choice_bias", lambda b: b[1:])),
-    ("no router", "", ["router.weight is absent"], without("router.weight")),
     ("no biases", "", ["router.choice_bias is absent"], without("router.choice_bias")),
-    ("no shared expert", "", ["shared.up.weight is absent"], without("shared.up.weight")),
-    ("other experts", "", ["router.weight", "model_config"], model_setting("n_expert", 8)),
     ("dense", "", ["n_expert_shared=1, balance=bias: needs experts"], model_setting("n_expert", 0)),
-    ("very many", "", ["n_expert=1000000000", "larger"], model_setting("n_expert", 10**9)),
-    ("nan experts", "", ["n_expert=nan", "int"], model_setting("n_expert", float("nan"))),
-    ("a word for experts", "", ["n_expert='4'", "int"], model_setting("n_expert", "4")),
     ("more active", "", ["n_expert_active=5"], model_setting("n_expert_active", 5)),
-    ("a broken factor", "", ["router_scale=0"], model_setting("router_scale", 0)),
-    ("unknown router", "", ["router='top2'"], model_setting("router", "top2")),
-    ("unknown balance", "", ["balance=['bias']", "unknown"], model_setting("balance", ["bias"])),
     ("no biases wanted", "", ["router.choice_bias", "absent"], model_setting("balance", "loss")),
 )
 STATE = cases(

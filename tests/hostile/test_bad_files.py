@@ -57,26 +57,8 @@ DATA = cases(
     ("a file", "--dataset={data}/train.bin", ["train.bin", "is not prepared"]),
     ("says what to run", "--dataset=corpus", ["corpus", "is not prepared", "data/corpus/prepare.py"], named_dataset),
     ("broken JSON", "", [*META, "damaged"], write("{data}/meta.json", '{"dtype": "uint16",')),
-    ("empty", "", [*META, "damaged"], write("{data}/meta.json", "")),
-    ("not an object", "", [*META, "damaged"], write("{data}/meta.json", "[1, 2]")),
-    ("not text", "", [*META, "damaged"], write("{data}/meta.json", bytes(range(256)))),
-    ("no splits", "", [*META, "splits"], meta(drop("splits"))),
     ("no val", "", [*META, "val"], meta(lambda m: m["splits"].pop("val"))),
-    ("no dtype", "", [*META, "dtype"], meta(drop("dtype"))),
-    ("no tokenizer", "", [*META, "tokenizer"], meta(drop("tokenizer"))),
     ("no hash", "", [*META, "sha256"], meta(lambda m: m["splits"]["train"].pop("sha256"))),
-    ("wrong dtype", "", [*META, "float32"], meta(put("dtype", "float32"))),
-    ("another dtype", "", ["train.bin", "bytes", "prepare"], meta(put("dtype", "uint32"))),
-    ("max_id", "", [*META, "60", "vocabulary of 50"], meta(put("splits", "val", "max_id", 60))),
-    ("end of text", "", [*META, "50", "vocabulary of 50"], meta(put("eot", 50))),
-    ("tokenizer", "", [*META, "sentencepiece"], meta(put("tokenizer", "sentencepiece"))),
-    ("short alphabet", "", [*META, "chars", "50"], meta(put("chars", ["a", "b"]))),
-    ("vocabulary as a string", "", ["meta.json", "vocab_size"], meta(put("vocab_size", "50"))),
-    ("tokens as a string", "", ["meta.json", "tokens"], meta(put("splits", "train", "tokens", "20000"))),
-    ("hash", "", ["val.bin", "sha256", "prepare"], meta(put("splits", "val", "sha256", "0" * 64))),
-    ("flipped bits", "", ["val.bin", "sha256"], write("{data}/val.bin", bytes(6000))),
-    ("cut file", "", ["train.bin", "1000", "40000"], write("{data}/train.bin", bytes(1000))),
-    ("missing file", "", ["val.bin", "missing", "prepare"], lambda w: (w.data / "val.bin").unlink()),
     ("shorter than the context", "--block_size=4000", ["val.bin", "3000", "block_size"]),
     ("id in val.bin", "", ["val.bin", "60", "vocabulary of 50"], token("val", 60)),
     (
@@ -102,22 +84,6 @@ def longer_context(c):
     c["model_config"]["block_size"], c["model"]["wpe.weight"] = 4000, torch.zeros(4000, 16)
 
 
-def renamed(rename):
-    """Every name the optimizer knows a parameter by, changed."""
-
-    def change(c):
-        for group in c["optimizer"]["param_groups"]:
-            group["param_names"] = [rename(name) for name in group["param_names"]]
-
-    return change
-
-
-def last_dropped(c):
-    """The optimizer of a model that had one parameter less."""
-    c["optimizer"]["param_groups"][-1]["param_names"].pop()
-    c["optimizer"]["state"].pop(c["optimizer"]["param_groups"][-1]["params"].pop())
-
-
 def momentum_alone(c):
     """What mSGDW would have saved, in a checkpoint that says adamw."""
     c["optimizer"]["state"] = {i: {"momentum_buffer": s["exp_avg"]} for i, s in c["optimizer"]["state"].items()}
@@ -128,37 +94,26 @@ def checkpoint_rows():
     for name, words, change in (
         ("unknown field", ["swish"], put("model_config", "swish", 1)),
         ("unknown norm", ["norm", "rms2"], put("model_config", "norm", "rms2")),
-        ("field of another type", ["n_layer"], put("model_config", "n_layer", "1")),
         ("wider than its weights", ["wte.weight", "model_config"], put("model_config", "n_embd", 32)),
-        ("deeper than its weights", ["blocks.1", "model_config"], put("model_config", "n_layer", 2)),
         ("a weight too few", [STATE], lambda c: c["model"].pop(STATE)),
-        ("weights that are none", ["model"], put("model", 7)),
         ("no model", ["model"], drop("model")),
         ("no model_config", ["model_config"], drop("model_config")),
         ("no meta", ["meta"], drop("meta")),
         ("no step", ["step"], drop("step")),
         ("no format", ["not a checkpoint"], drop("format")),
-        ("another format", ["not a checkpoint"], put("format", "nanoDNT checkpoint 0")),
         ("another alphabet", ["vocabulary", "dataset"], put("meta", "chars", OTHER)),
     ):
         for how, argv in (("resumed", RESUME), ("weights of", WEIGHTS)):
             yield f"{how} {name}", argv, words, checkpoint(change)
     for name, words, change in (
         ("no optimizer", ["optimizer"], drop("optimizer")),
-        ("no scaler", ["scaler"], drop("scaler")),
         ("no train_config", ["train_config"], drop("train_config")),
         ("empty optimizer state", ["optimizer"], put("optimizer", "state", {})),
         ("optimizer state of another shape", ["optimizer"], put("optimizer", "state", 0, "exp_avg", torch.zeros(3))),
         ("optimizer of other parameters", ["optimizer"], lambda c: c["optimizer"]["param_groups"].pop()),
-        ("optimizer of fewer parameters", ["optimizer"], last_dropped),
-        ("optimizer of renamed parameters", ["optimizer"], renamed(lambda n: f"model.{n}")),
-        ("optimizer of one parameter", ["optimizer"], renamed(lambda n: STATE)),
         ("optimizer without names", ["optimizer"], lambda c: c["optimizer"]["param_groups"][0].pop("param_names")),
         ("optimizer state without a tensor", ["optimizer"], lambda c: c["optimizer"]["state"][0].pop("exp_avg")),
-        ("optimizer state with one more", ["optimizer"], put("optimizer", "state", 0, "more", torch.zeros(3))),
         ("optimizer state of another kind", ["optimizer"], momentum_alone),
-        ("optimizer state that is none", ["optimizer"], put("optimizer", "state", 0, 7)),
-        ("a list of optimizer states", ["optimizer"], put("optimizer", "state", [1, 2])),
         ("a word for the step", ["step"], put("step", "three")),
     ):
         # no further step: with a wrong shape, torch's fused AdamW would write beyond its memory
@@ -167,7 +122,6 @@ def checkpoint_rows():
 
 CHECKPOINT_CASES = cases(
     ("scratch over a run", "--overwrite=False", ["earlier run", "--init_from=resume", "--overwrite=True"]),
-    ("weights over a run", f"{WEIGHTS} --overwrite=False", ["earlier run", "--init_from=resume", "--overwrite=True"]),
     ("nothing there", f"{RESUME} --out_dir={{tmp}}/new", ["new", "nothing to resume"]),
     ("no such start", "--init_from={tmp}/no.pt", ["no.pt", "scratch", "resume", "auto", "gpt2"]),
     (
@@ -178,21 +132,15 @@ CHECKPOINT_CASES = cases(
     ("no file in a folder", "--init_from={run}/model", ["run/model", "scratch", "resume", "auto", "OWNER/MODEL"]),
     ("misspelt start", "--init_from=resum", ["resum", "resume"]),
     ("all truncated", RESUME, ["last.pt", "prev.pt", "damaged"], cut(*CHECKPOINTS)),
-    ("auto, all truncated", "--init_from=auto", ["last.pt", "prev.pt", "damaged"], cut(*CHECKPOINTS)),
     ("weights truncated", WEIGHTS, ["best.pt", "damaged"], cut("best.pt")),
     ("empty files", RESUME, ["last.pt", "damaged"], all_checkpoints(b"")),
     ("random bytes", RESUME, ["last.pt", "damaged"], all_checkpoints(np.random.default_rng(0).bytes(5000))),
-    ("text", RESUME, ["last.pt", "damaged"], all_checkpoints("not a checkpoint\n" * 100)),
     ("a folder", RESUME, ["last.pt"], all_checkpoints(None)),
     ("a plain pickle", RESUME, ["last.pt"], all_checkpoints(PLAIN)),
     ("somebody's state dict", RESUME, NOT, saved({"w": torch.ones(3)})),
-    ("a tensor", RESUME, NOT, saved(torch.ones(3))),
-    ("a list", RESUME, NOT, saved([1, 2])),
     ("code in a pickle", RESUME, ["last.pt"], evil(pickle.dump)),
     ("code in torch.save", RESUME, ["last.pt"], evil(torch.save)),
-    ("code in the weights' file", WEIGHTS, ["best.pt"], evil(torch.save)),
     ("another vocabulary", RESUME, ["300", "50", "vocabulary"], meta(lambda m: m.update(HUGE))),
-    ("another vocabulary for weights", WEIGHTS, ["300", "50", "vocabulary"], meta(lambda m: m.update(HUGE))),
     ("another tokenizer", RESUME, ["bytes", "chars", "dataset"], meta(lambda m: m.update(BYTES))),
     ("a longer context than the data", WEIGHTS, ["val.bin", "3000", "block_size"], checkpoint(longer_context)),
     (
@@ -201,7 +149,6 @@ CHECKPOINT_CASES = cases(
         ["metrics.jsonl:2"],
         write("{run}/metrics.jsonl", '{"step": 1, "tokens": 64}\n{"st\n{"step": 3}\n'),
     ),
-    ("binary metrics", RESUME, ["metrics.jsonl"], write("{run}/metrics.jsonl", b"\xff\xfe\n" * 3)),
     ("metrics are a folder", RESUME, ["metrics.jsonl"], write("{run}/metrics.jsonl", None)),
     *checkpoint_rows(),
 )
@@ -211,11 +158,8 @@ CHECKPOINT_CASES = cases(
 OUT = cases(
     ("a file", "--out_dir={data}/meta.json", ["meta.json", "--out_dir"]),
     ("below a file", "--out_dir={data}/meta.json/run", ["meta.json/run", "--out_dir"]),
-    ("below a file, resumed", f"{RESUME} --out_dir={{data}}/meta.json/run", ["meta.json/run"]),
-    ("a device", "--out_dir=/dev/full", ["/dev/full", "--out_dir"]),
     ("an empty name", "--out_dir=", ["out_dir"]),
     ("too long a name", f"--out_dir={'x' * 300}", ["name too long"]),
-    ("too long a name, resumed", f"{RESUME} --out_dir={'x' * 300}", ["name too long"]),
     ("not for writing", "--out_dir=/proc/nanodnt", ["/proc/nanodnt", "--out_dir"]),
     (
         "no permission",
@@ -225,7 +169,6 @@ OUT = cases(
         pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere"),
     ),
     ("full disk at the start", RESUME, ["config.json", "No space left", "intact"], full_disk()),
-    ("full disk, overwriting", "", ["config.json", "No space left", "intact"], full_disk()),
     ("full disk at a checkpoint", LONGER, ["No space left", "intact"], full_disk(10_000), PT),
     ("limit on file size", LONGER, ["File too large", "intact"], file_size_limit, PT),
     ("no links, full disk", LONGER, ["No space left"], no_links_and_full, "run/last.pt"),

@@ -18,7 +18,7 @@ from nanodnt.tasks.images import ImageFlags
 from support import runs
 from support.hostile import RESUME, TRAIN, World, cases, refuse, start
 from support.images import change_meta, encode, noise, write_dataset, write_split
-from support.spoil import drop, during, meta, missing_package, put, truncate, write
+from support.spoil import drop, during, meta, missing_package, put, truncate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IMAGES = dict(patch_size=4, block_size=5, eval_tokens=20)
@@ -101,41 +101,26 @@ META = ["meta.json", "prepare"]
 BAD = cases(
     ("no classes", "", [*META, "classes"], meta(drop("classes"))),
     ("one class", "", [*META, "classes is ['a']"], meta(put("classes", ["a"]))),
-    ("classes as text", "", [*META, "classes"], meta(put("classes", "abcd"))),
-    ("size as text", "", [*META, "image_size is '8'"], meta(put("image_size", "8"))),
-    ("no size", "", [*META, "image_size"], meta(drop("image_size"))),
     ("size 0", "", [*META, "image_size is 0"], meta(put("image_size", 0))),
     ("two channels", "", [*META, "channels is 2"], meta(put("channels", 2))),
-    ("mean of three", "", [*META, "mean is [0"], meta(put("mean", [0, 0, 0]))),
     ("mean not finite", "", [*META, "mean is [nan]"], meta(put("mean", [float("nan")]))),
     ("std of 0", "", [*META, "std is [0]"], meta(put("std", [0]))),
-    ("std as text", "", META, meta(put("std", ["1"]))),
     ("no images", "", [*META, "images is 0"], meta(put("splits", "val", "images", 0))),
-    ("images as text", "", [*META, "images is '8'"], meta(put("splits", "train", "images", "8"))),
     ("no offsets", "", [*META, "offsets"], meta(lambda m: m["splits"]["train"].pop("offsets"))),
-    ("no labels' hash", "", [*META, "sha256"], meta(lambda m: m["splits"]["val"]["labels"].pop("sha256"))),
     ("more images", "", ["train_offsets.bin", "72", "80", "prepare"], meta(put("splits", "train", "images", 9))),
     ("another kind", "", ["meta.json", "newer version", "videos"], meta(put("kind", "videos"))),
-    ("hash", "", ["val.bin", "sha256", "prepare"], meta(put("splits", "val", "sha256", "0" * 64))),
     ("hash of labels", "", ["val_labels.bin", "sha256"], meta(put("splits", "val", "labels", "sha256", "0" * 64))),
-    ("cut file", "", ["train.bin", "100", "prepare"], write("{data}/train.bin", bytes(100))),
-    ("cut labels", "", ["train_labels.bin", "3 bytes"], write("{data}/train_labels.bin", bytes(3))),
     ("missing file", "", ["val_labels.bin", "missing"], lambda w: (w.data / "val_labels.bin").unlink()),
     ("label", "", ["train_labels.bin", "label 4", "4 classes", "prepare"], values("train_labels", put_at(3, 4))),
-    ("label of val", "", ["val_labels.bin", "label 65535"], values("val_labels", put_at(0, 65_535))),
     ("offsets descend", "", ["train_offsets.bin", "ascend"], values("train_offsets", put_at(2, 1))),
     ("an offset beyond 2⁶³", "", ["train_offsets.bin", "ascend"], values("train_offsets", put_at(2, 1 << 63))),
-    ("offsets begin late", "", ["val_offsets.bin", "ascend"], values("val_offsets", put_at(0, 1))),
     ("offsets end late", "", ["val_offsets.bin", "ascend"], values("val_offsets", put_at(-1, 1 << 40))),
-    ("another size", "--image_size=16", ["image_size=16", "8"]),
-    ("padding", "--crop_padding=8", ["crop_padding=8", "image_size=8"]),
     ("document mask", "--doc_mask=True", ["doc_mask"]),
     ("a text", "--dataset={tmp}/text", ["patch_size=4", "text"], text),
     ("images for a GPT", "--patch_size=0", ["images", "patch_size"]),
     ("no Pillow", "", ["Pillow", "pip install"], missing_package("PIL")),
     # What only reading an image shows, in a run that goes on with the earlier one, whose checkpoints must stay.
     ("not an image", LONGER, ["image 7", "train.bin", "is neither PNG nor JPEG"], image(b"no image"), PT),
-    ("another format", LONGER, ["image 7", "is neither PNG nor JPEG"], image(b"GIF89a" + bytes(40)), PT),
     ("a cut image", LONGER, ["image 7", "cannot be decoded"], image(GRAY[7][:-40]), PT),
     ("a flipped bit", LONGER, ["image 7", "cannot be decoded"], image(GRAY[7][:60] + b"\xff" + GRAY[7][61:]), PT),
     ("size", LONGER, ["image 7", "8 × 9 pixels instead of 8 × 8", "prepare"], image(encode(noise(9, 8))), PT),
