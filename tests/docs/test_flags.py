@@ -1,0 +1,215 @@
+"""docs/{layouts,optimizers,moe,images}.md say what the code does: flags on them build, are noted or refused, every
+refusal has a row, and their tables are those of the config files."""
+
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from configurator import read_file
+from layers import rules
+from layers.roles import ROLES
+from model import GPT, GPTConfig
+from nanodnt.optim import OPTIMIZERS, defaults, fill_defaults, groups, make_optimizer
+from nanodnt.settings import TrainConfig
+from support.models import rule_lines
+from support.pages import CONFIGS, FLAGS, ROOT, load, rows_with
+
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("layouts", "optimizers", "moe", "images")}
+LAYOUTS, OPTIMIZER_PAGE = PAGES["layouts"], PAGES["optimizers"]
+RULES = {"layouts": (rules.norms, rules.scales), "moe": (rules.experts,), "images": (rules.images,)}
+CHECKS = {"moe": [groups.check_penalties], "optimizers": [groups.decayed_roles]}  # functions that raise
+CHECKS["optimizers"] += [function for _, function in inspect.getmembers(defaults, inspect.isfunction)]
+CHECKS["optimizers"] += [entry.check for entry in OPTIMIZERS.values()]
+
+
+def in_column(page, title) -> list:
+    """All flags (`a=b c=d` in backticks) of the tables' columns of that title."""
+    return [text for row in rows_with(PAGES[page], title) for text in FLAGS.findall(row[title])]
+
+
+REFUSED = {page: in_column(page, "refused flags") for page in PAGES}
+SCHEMES, NOTED = in_column("layouts", "flags"), in_column("layouts", "noted flags")
+METHODS = [row["flags"].strip("`") for row in rows_with(PAGES["moe"], "as in")]
+ACCEPTED = sorted({text for page in ("layouts", "optimizers") for text in FLAGS.findall(PAGES[page])})
+ACCEPTED = [text for text in ACCEPTED if text not in REFUSED["layouts"] + REFUSED["optimizers"]] + METHODS
+RECIPES = rows_with(OPTIMIZER_PAGE, "`train.py` with")
+
+
+def read(text):
+    """[GPTConfig, TrainConfig] of flags `a=b c=d`, read as train.py reads them."""
+    model, config = load(*(f"--{flag}" for flag in text.split()))
+    model.vocab_size = model.vocab_size or (0 if model.patch_size else 64)
+    return model, config
+
+
+def start(text):
+    """What a run does with these flags before its first step."""
+    model, config = read(text)
+    if model.n_layer > 2 and not model.post_norm_blocks:
+        model.n_layer = 2  # the others are like these
+    model.check()
+    config.check()
+    fill_defaults(config)
+    make_optimizer(GPT.empty(model), config)
+    return model
+
+
+def test_the_flags_are_found():
+    assert len(SCHEMES) > 45 and len(ACCEPTED) > 70 and len(NOTED) > 7 and len(METHODS) > 5 and len(RECIPES) > 20
+    assert {page: len(texts) > 8 for page, texts in REFUSED.items()} == dict.fromkeys(PAGES, True)
+
+
+@pytest.mark.parametrize("text", ACCEPTED)
+def test_flags_build(text):
+    start(text)
+
+
+def test_noted_flags_print_a_note_and_the_other_schemes_none():
+    assert [text for text in NOTED if not rules.notes(read(text)[0])] == []
+    assert [text for text in SCHEMES + METHODS if rules.notes(read(text)[0]) and text not in NOTED] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_refused_flags_are_refused_and_every_refusal_is_in_the_table(page):
+    wanted = rule_lines(*RULES[page]).keys() if page in RULES else set()
+    for check in CHECKS.get(page, ()):
+        lines, first = inspect.getsourcelines(check)
+        wanted |= {(check.__name__, n) for n, line in enumerate(lines, first) if "raise ValueError" in line}
+    reached = set()
+    for text in REFUSED[page]:
+        with pytest.raises(ValueError) as caught:
+            start(text)
+        assert len(str(caught.value).splitlines()) == 1
+        reached |= {(entry.frame.code.name, entry.lineno + 1) for entry in caught.traceback}
+        for rule in RULES.get(page, ()):
+            found = rule(read(text)[0])
+            reached |= {(rule.__name__, found.gi_frame.f_lineno) for wrong, _ in found if wrong}
+    assert wanted and wanted - reached == set(), "a refusal without a row"
+
+
+def test_every_layout_flag_is_on_the_page():
+    """And every flag of optimizers and schedules, with its choices."""
+    model, training = ([f.name for f in fields(schema)] for schema in (GPTConfig, TrainConfig))
+    model, training = model[model.index("norm") :], training[training.index("optimizer") :]
+    for page, names in ((LAYOUTS, model), (OPTIMIZER_PAGE, training[: training.index("eval_interval")])):
+        assert [name for name in names if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", page)] == []
+
+
+def test_every_flag_of_experts_is_on_the_page_with_its_default():
+    names = [f.name for f in fields(GPTConfig)]
+    names = ["n_ff", *names[names.index("n_expert") : names.index("patch_size")]]
+    names += ["balance_coef", "balance_rate", "z_coef", "lr_ratio_router"]
+    default = {f.name: f.default for schema in (GPTConfig, TrainConfig) for f in fields(schema)}
+    rows = {row["flag"]: row["default"] for row in rows_with(PAGES["moe"], "default")}
+    assert rows == {f"`{name}`": f"`{default[name]}`" for name in names}
+
+
+def test_one_active_expert_whose_weight_is_always_1_is_noted():
+    notes = {text: rules.notes(start(f"n_expert=4 n_expert_active=1 {text}")) for text in ("", "router_norm=False")}
+    assert "router_norm=False" in notes[""][0] and notes["router_norm=False"] == []
+    assert rules.notes(start("n_expert=1 n_expert_active=1")) == []
+
+
+def test_every_optimizer_and_every_role_has_a_row():
+    rows = {row["`optimizer`"]: row for row in rows_with(OPTIMIZER_PAGE, "defaults: LR, decay")}
+    assert set(rows) == {f"`{name}`" for name in OPTIMIZERS}
+    for name, entry in OPTIMIZERS.items():
+        if not entry.defaults_for(TrainConfig(optimizer=name)):
+            cell = rows[f"`{name}`"]["defaults: LR, decay"].partition(";")[0].rpartition(":")[2]
+            wanted = [entry.defaults["learning_rate"], entry.defaults["weight_decay"]]
+            assert [float(x) for x in cell.split(",")] == wanted
+    rows = [row for row in rows_with(OPTIMIZER_PAGE, "role") if "blockwise ratio" in row]
+    assert sorted(role for row in rows for role in re.findall(r"`(\w+)`", row["role"])) == sorted(ROLES)
+
+
+# -------------------------------------------------------------------------------------------------------- config files
+
+
+def test_overlays_and_configs_of_images_are_on_the_pages():
+    def shown(page):
+        linked = re.findall(r"\]\((\S+\.py)\)", PAGES[page])
+        linked = {(ROOT / "docs" / target).resolve().relative_to(ROOT).as_posix() for target in linked}
+        return linked | set(re.findall(r"config/[\w/]+\.py", PAGES[page]))
+
+    overlays = {str(path) for path in CONFIGS if path.parent.name in ("optimizers", "decay", "blockwise")}
+    assert overlays <= shown("optimizers")
+    images = {str(path) for path in CONFIGS if "patch_size" in read_file(ROOT / path) or path.parent.name == "vdnt"}
+    assert {path for path in images | {"config/dyt/vit_dyt.py"} if not path.startswith("config/claims")} <= shown(
+        "images"
+    )
+
+
+def test_dnt_settings_are_the_config_files():
+    rows = {row["scheme"]: row["flags"] for row in rows_with(LAYOUTS, "scheme") if "flags" in row}
+    for scheme, name in {"Pre-LN = S1": "s1", "S2": "s2", "S3": "s3", "S4": "s4", "S5 = **DNT**": "s5"}.items():
+        flags = FLAGS.findall(rows[scheme])
+        given = load(str(ROOT / f"config/dnt/{name}.py"))[0]
+        given.vocab_size = 64
+        assert read(flags[0] if flags else "")[0] == given, scheme
+
+
+def test_results_on_images_are_those_of_the_configs_headers():
+    """Table 1 of DNT; and what the headers of config/vdnt/ say of it."""
+    rows = {row["ImageNet-1k, top-1"]: row for row in rows_with(PAGES["images"], "ImageNet-1k, top-1")}
+    for size, column in (("large", "ViT-L"), ("huge", "ViT-H")):
+        text = " ".join((ROOT / f"config/vdnt/{size}.py").read_text().split())
+        ours, theirs = ([rows[of][f"{column}, {o}"] for o in ("AdamW", "mSGDW")] for of in ("DNT", "baseline"))
+        assert f"AdamW {ours[0]}, mSGDW {ours[1]} (ViT-{size.title()}: {theirs[0]} and {theirs[1]})" in text
+
+
+def number(cell):
+    """Of a cell: 200K, or 47,684 [I], or 2e-3."""
+    text = cell.removesuffix("[I]").strip().replace(",", "")
+    return float(text[:-1]) * 1000 if text.endswith("K") else float(text)
+
+
+@pytest.mark.parametrize("row", RECIPES, ids=lambda row: f"{row['optimizer']}: {row['run'][:30]}")
+def test_recipes_are_the_config_files(row, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    files = re.findall(r"`([^`]+)`", row["`train.py` with"])
+    names = {"AdamW": "adamw", "Adam": "adamw", "mSGDW": "msgdw", "Muon": "muon", "Adam-mini": "adam_mini"}
+    assert files
+    for arguments in files:
+        c = load(*arguments.split())[1]
+        fill_defaults(c)
+        assert c.optimizer == names[row["optimizer"]], arguments
+        values = (c.learning_rate, c.weight_decay, c.warmup_iters, c.min_lr, c.max_iters, c.lr_decay_iters)
+        steps = number(row["steps"])
+        wanted = (*(number(row[key]) for key in ("peak LR", "decay", "warm-up", "min LR")), steps, steps)
+        assert values == pytest.approx(wanted), arguments
+        betas = [float(beta) for beta in row["betas or momentum"].removesuffix("[I]").split(",")]
+        assert betas == ([c.beta1, c.beta2] if c.momentum is None else [c.momentum]), arguments
+        rest = re.search(r"the rest at (\S+)", row["run"])
+        assert c.adamw_learning_rate == (float(rest[1]) if rest else c.learning_rate if c.momentum == 0.95 else None)
+
+
+def test_blockwise_ratios_are_the_config_files():
+    rows = [row for row in rows_with(OPTIMIZER_PAGE, "overlay") if "qk" in row]
+    assert len(rows) == 8
+    for row in rows:
+        path = re.fullmatch(r"\[\w+\]\(\.\./(config/blockwise/\w+\.py)\)", row["overlay"])[1]
+        keys = read_file(str(ROOT / path))
+        for block in ("emb", "qk", "ffn", "vo", "norm", "head"):
+            assert keys[f"lr_ratio_{block}"][0] == float(row[block]), (path, block)
+
+
+@pytest.mark.deep
+def test_the_script_draws_every_diagram_of_the_page(tmp_path):
+    subprocess.run([sys.executable, ROOT / "docs/scripts/draw_layouts.py", tmp_path], check=True, timeout=120)
+    drawn = sorted(tmp_path.iterdir())
+    assert [path.name for path in drawn] == ["depth.png", "normfree.png", "placement.png", "scale_vectors.png"]
+    for path in drawn:
+        assert f"(layouts/{path.name})" in LAYOUTS
+        assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and 10_000 < path.stat().st_size < 150_000
+
+
+def test_a_diagram_is_drawn(tmp_path):
+    spec = importlib.util.spec_from_file_location("draw_layouts", ROOT / "docs/scripts/draw_layouts.py")
+    spec.loader.exec_module(script := importlib.util.module_from_spec(spec))
+    script.draw("normfree", tmp_path / "normfree.png")
+    assert (tmp_path / "normfree.png").stat().st_size > 10_000
