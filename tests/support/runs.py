@@ -5,10 +5,12 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -161,12 +163,15 @@ def at_row(step: int, action):
 # ------------------------------------------------------------------------------------------- runs in other processes
 
 
-def start(*launcher, script="train.py", cwd=ROOT, **changes) -> subprocess.Popen:
-    """train.py in a process (and process group) of its own. `launcher`: the arguments between python and the script."""
+def start(*launcher, script="train.py", cwd=ROOT, out=subprocess.PIPE, err=subprocess.PIPE, **changes):
+    """train.py in a process (and process group) of its own: a Popen, whose output goes to `out` and `err`. `launcher`:
+    the arguments between python and the script."""
     command = [sys.executable, *launcher, str(ROOT / script), *flags(**changes)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return subprocess.Popen(command, cwd=cwd, env=env, start_new_session=True, **pipes)
+    how = dict(stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, start_new_session=True)
+    # pytest may have been started so that Ctrl-C is ignored
+    listen = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    return subprocess.Popen(command, cwd=cwd, env=env, preexec_fn=listen, **how)
 
 
 def give_up(process: subprocess.Popen, why: str) -> None:

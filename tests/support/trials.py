@@ -16,7 +16,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import traceback
 from contextlib import suppress
@@ -27,7 +26,7 @@ from typing import NamedTuple
 from nanodnt.run.checkpoints import load_latest
 from support.faults import COMMANDS, DAMAGES, EVAL, KINDS, LONG, SAVE, STEPS, Command, Fault, rewrite, train_here
 from support.processes import FORKSERVER, torchrun
-from support.runs import MACHINE, ROOT, assert_same_run, different, flags, load
+from support.runs import MACHINE, assert_same_run, different, load, start
 
 # A process that has not ended by then hangs. Where another dies just as they connect, gloo waits 5 times timeout_s.
 LIMIT_S = 6 * LONG["timeout_s"]
@@ -140,14 +139,9 @@ class Trial:
         launcher = KINDS[fault.kind].launcher if fault else "fork"
         if launcher != "fork":
             module = torchrun(self.command.processes) if launcher == "torchrun" else ()
-            argv = [sys.executable, *module, str(ROOT / "train.py")]
-            argv += flags(out_dir=self.out, dataset=self.dataset, **LONG | self.command.flags)
+            config = dict(out_dir=self.out, dataset=self.dataset, **LONG | self.command.flags)
             with open(f"{self.out}.out0", "w") as out, open(f"{self.out}.err0", "w") as err:
-                env = os.environ | {"OMP_NUM_THREADS": "1"}
-                how = dict(stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, cwd=ROOT)
-                # it may have inherited to ignore Ctrl-C
-                restore = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
-                return [subprocess.Popen(argv, env=env, preexec_fn=restore, **how)]
+                return [start(*module, out=out, err=err, **config)]
         port = free_port()
         args = [(r, self.command, self.out, self.dataset, fault, self.left(), port) for r in self.ranks]
         started = [FORKSERVER.Process(target=train_here, args=a) for a in args]
