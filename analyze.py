@@ -1,7 +1,7 @@
 """The papers' figures from runs, and runs compared.
 
 python analyze.py out/dnt_small                                # every figure that applies, in out/dnt_small/analysis
-python analyze.py out/gpt2_small out/dnt_small --figures=gradients,sharpness  # side by side, and a page, report.html
+python analyze.py out/gpt2_small out/dnt_small --figures=gradients,sharpness  # side by side, and a page, report.md
 python analyze.py out/dnt_small/step_2000.pt --figures=gradients   # one checkpoint: DNT's Fig. 1 is of an early one
 
 Each figure is a PNG and a JSON file; the JSON holds everything that is drawn and how it was measured. docs/analysis.md

@@ -25,6 +25,7 @@ Tracking changes no bit of the run and draws no random number.
 """
 
 import math
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -65,76 +66,104 @@ def largest_logit(q, k, positions=None, causal=True):
     return largest / head_dim**0.5
 
 
+@contextmanager
+def watch(notes: list):
+    """Inside, note(args, output) follows every forward of its module, and may return another output; notes:
+    [(module, note), …]."""
+
+    def hook(note):
+        return lambda module, args, output: note(args, output)
+
+    handles = [module.register_forward_hook(hook(note)) for module, note in notes]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 @torch.no_grad()
 def probe(model: Transformer, *inputs) -> dict:
-    """stream_var, branch_var, logit_max, alpha, inv_std, gain of one forward pass of what `stream` takes: tensors
-    () on the device, for `fetch_numbers`. All processes that share a sharded model must call this."""
-    c, slots = model.config, {name: m for name, m in model.named_modules() if isinstance(m, Slot)}
+    """The numbers of one forward pass of what `stream` takes: tensors () on the device, for `fetch_numbers`. All
+    processes that share a sharded model must call this."""
     found = dict(stream_var=[], branch_var=dict(attn=[], mlp=[]), logit_max=[], alpha={}, inv_std={}, gain={})
-    positions, rope = inputs[1] if len(inputs) == 2 else None, None
-    if c.pos == "rope":
-        places = torch.arange(inputs[0].shape[1], device=inputs[0].device) if positions is None else positions
-        rope = rotary(places, c.head_dim, c.rope_theta)
-    hooks, queries, training, flex = [], [], model.training, model.runtime.flex_attention
-    if c.n_expert:
+    if model.config.n_expert:
         found |= dict(load=[], router_entropy=[], dropped=[])
-
-    def note_stream_and_gains(prefixes, module, args):  # FSDP has gathered the parameters of this part by now
-        found["stream_var"].append(variance(args[0]))
-        for name, slot in slots.items():
-            gain = slot.gain_vector() if name.startswith(prefixes) else None
-            if gain is not None and gain.numel() > 1:
-                found["gain"][name] = [gain.square().mean().sqrt(), gain.min(), gain.max()]
-
-    def note_dyt(name, slot, args):
-        found["alpha"][name] = slot.alpha[0].clone() if torch.is_tensor(slot.alpha) else slot.alpha
-        found["inv_std"][name] = 1 / upcast(args[0]).std(correction=0)
-
-    def note_branch(branch, mid, args, y):
-        found["branch_var"][branch].append(variance(y))
-
-    def note_logits(attention, k_norm, args, k):
-        q, dtype = queries.pop(), model.runtime.compute_dtype or attention.o.weight.dtype
-        pair = (q, k) if rope is None else (rotate(q, rope), rotate(k, rope))
-        q, k = (upcast(x.to(dtype)).transpose(1, 2) for x in pair)
-        found["logit_max"].append(largest_logit(q, k, positions, c.causal))
-
-    def note_entropy(router, args, y):
-        scores = router.scores(router.logits(*args))
-        scores = scores / scores.sum(-1, keepdim=True)
-        found["router_entropy"].append(torch.special.entr(scores).sum(-1).mean())
-
-    def note_load(experts, args):  # what their product is given
-        rows, _, product = args
-        ends = product.keywords["routes"].ends
-        found["load"].append(list(torch.diff(ends, prepend=ends.new_zeros(1)) / len(rows)))
-        found["dropped"].append(len(rows) - ends[-1])
-
-    for i, block in enumerate(model.blocks):
-        if c.n_expert:
-            hooks.append(block.mlp.f.router.register_forward_hook(note_entropy))
-            hooks.append(block.mlp.f.experts.register_forward_pre_hook(note_load))
-        hooks.append(block.attn.register_forward_pre_hook(partial(note_stream_and_gains, f"blocks.{i}.")))
-        hooks.append(block.attn.f.q_norm.register_forward_hook(lambda q_norm, args, q: queries.append(q)))
-        hooks.append(block.attn.f.k_norm.register_forward_hook(partial(note_logits, block.attn.f)))
-        for branch in ("attn", "mlp"):
-            hooks.append(getattr(block, branch).mid.register_forward_hook(partial(note_branch, branch)))
-    outside = tuple(name for name in slots if not name.startswith("blocks."))
-    hooks.append(model.final_norm.register_forward_pre_hook(partial(note_stream_and_gains, outside)))
-    hooks.append(model.final_norm.register_forward_hook(lambda norm, args, y: y[:, :1]))  # the logits are not needed
-    for name, slot in slots.items():
-        if slot.norm == "dyt":
-            hooks.append(slot.register_forward_pre_hook(partial(note_dyt, name)))
+    notes = [*notes_of_stream(model, found), *notes_of_logits(model, found, *inputs)]
+    notes += notes_of_experts(model, found) if model.config.n_expert else []
+    notes += [(model.final_norm, lambda args, y: y[:, :1])]  # the logits are not needed
+    training, flex = model.training, model.runtime.flex_attention
     try:
-        with torch.compiler.set_stance("force_eager"):  # otherwise FSDP's compiled parts would recompile with the hooks
+        # without the stance FSDP's compiled parts would recompile with the hooks
+        with watch(notes), torch.compiler.set_stance("force_eager"):
             model.runtime.flex_attention = False  # eager, it would keep all attention weights
             model.eval()(inputs[0], None, *inputs[1:])
     finally:
         model.train(training)
         model.runtime.flex_attention = flex
-        for hook in hooks:
-            hook.remove()
     return found
+
+
+def notes_of_stream(model: Transformer, found: dict):
+    """Notes of stream_var, branch_var, alpha, inv_std and gain, for `watch`."""
+    slots = {name: m for name, m in model.named_modules() if isinstance(m, Slot)}
+
+    def note_part(names, args, output):  # FSDP has gathered the parameters of this part by now
+        found["stream_var"].append(variance(args[0]))
+        for name in names:
+            gain = slots[name].gain_vector()
+            if gain is not None and gain.numel() > 1:
+                found["gain"][name] = [gain.square().mean().sqrt(), gain.min(), gain.max()]
+
+    def note_dyt(name, args, output):
+        alpha = slots[name].alpha
+        found["alpha"][name] = alpha[0].clone() if torch.is_tensor(alpha) else alpha
+        found["inv_std"][name] = 1 / upcast(args[0]).std(correction=0)
+
+    for i, block in enumerate(model.blocks):
+        yield block.attn, partial(note_part, [name for name in slots if name.startswith(f"blocks.{i}.")])
+        for branch, values in found["branch_var"].items():
+            yield getattr(block, branch).mid, lambda args, y, values=values: values.append(variance(y))
+    yield model.final_norm, partial(note_part, [name for name in slots if not name.startswith("blocks.")])
+    for name in [name for name, slot in slots.items() if slot.norm == "dyt"]:
+        yield slots[name], partial(note_dyt, name)
+
+
+def notes_of_logits(model: Transformer, found: dict, idx, positions=None):
+    """Notes of logit_max, from what QK-norm returns: here again rotated, and in the precision of the product."""
+    c, rope, queries = model.config, None, []
+    if c.pos == "rope":
+        places = torch.arange(idx.shape[1], device=idx.device) if positions is None else positions
+        rope = rotary(places, c.head_dim, c.rope_theta)
+
+    def note_logits(attention, args, k):
+        q, dtype = queries.pop(), model.runtime.compute_dtype or attention.o.weight.dtype
+        pair = (q, k) if rope is None else (rotate(q, rope), rotate(k, rope))
+        q, k = (upcast(x.to(dtype)).transpose(1, 2) for x in pair)
+        found["logit_max"].append(largest_logit(q, k, positions, c.causal))
+
+    for block in model.blocks:
+        yield block.attn.f.q_norm, lambda args, q: queries.append(q)
+        yield block.attn.f.k_norm, partial(note_logits, block.attn.f)
+
+
+def notes_of_experts(model: Transformer, found: dict):
+    """Notes of load, router_entropy and dropped."""
+
+    def note_entropy(router, args, output):
+        scores = router.scores(router.logits(*args))
+        scores = scores / scores.sum(-1, keepdim=True)
+        found["router_entropy"].append(torch.special.entr(scores).sum(-1).mean())
+
+    def note_load(args, output):
+        rows, _, product = args
+        ends = product.keywords["routes"].ends
+        found["load"].append(list(torch.diff(ends, prepend=ends.new_zeros(1)) / len(rows)))
+        found["dropped"].append(len(rows) - ends[-1])
+
+    for block in model.blocks:
+        yield block.mlp.f.router, partial(note_entropy, block.mlp.f.router)
+        yield block.mlp.f.experts, note_load
 
 
 def fetch_numbers(tree, dtype=torch.float64):

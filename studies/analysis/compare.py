@@ -1,12 +1,7 @@
-"""Runs beside each other: where they end, what differs between them, and their losses in one figure.
-
-Nothing here is computed from weights: all is read from config.json and metrics.jsonl of the run directories.
+"""Runs beside each other, by their config.json and metrics.jsonl: where they end, what differs, their losses drawn.
 
 Speed-up: the steps that a baseline with a longer schedule needs to reach a run's final validation loss, divided by the
-run's steps. So we read Blockwise LR (arXiv 2502.19002, sec. 6.1), which compares "across different total training
-steps" and does not define it [I]. Between two evaluations of the baseline we interpolate linearly [I]; beyond its last
-evaluation we do not extrapolate. The baseline is read in the middle of its schedule, where its learning rate has not
-decayed yet: this favours the run.
+run's steps. So we read Blockwise LR (arXiv 2502.19002, sec. 6.1), which does not define it [I].
 Datasets are compared by name, and tokenizers by the size of their vocabulary: config.json says no more about them.
 """
 
@@ -27,6 +22,7 @@ from nanodnt.files import write_file
 from nanodnt.run.loss_curve import smoothed
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
+from nanodnt.tasks import task_of
 from nanodnt.state import is_count, is_number
 
 # what a valid config.json holds, and of which type
@@ -67,7 +63,8 @@ class RunRecord:
     @property
     def image_tokens(self) -> int:
         """Tokens of an image; 0 for a run on text."""
-        return self.config["model"]["block_size"] if self.config["model"].get("patch_size") else 0
+        model = self.config["model"]
+        return model["block_size"] if task_of(model).reads == "images" else 0
 
     @property
     def max_iters(self) -> int:
@@ -79,8 +76,10 @@ class RunRecord:
         facts = [f"failed at step {last['step']}"] if "failure" in last else []
         if not facts and last["step"] < self.max_iters:
             facts = [f"at step {last['step']} of {self.max_iters}"]
-        facts += ["loss not finite"] * (bool(self.evaluations) and self.evaluations[-1][2] is None)
-        facts += ["never evaluated"] * (not self.evaluations)
+        if not self.evaluations:
+            facts.append("never evaluated")
+        elif self.evaluations[-1][2] is None:
+            facts.append("loss not finite")
         return ", ".join(facts + ([f"{rollbacks} roll-backs"] if rollbacks else []))
 
     def versions(self) -> dict:
@@ -145,11 +144,6 @@ def data_unit(runs: list) -> str:
     return "image" if all(run.image_tokens for run in runs) else "token"
 
 
-def count_data(run: RunRecord, tokens: int, unit: str) -> int:
-    """So many tokens of a run in this unit."""
-    return tokens // run.image_tokens if unit == "image" else tokens
-
-
 def first_step_at(evaluations: list, loss: float | None) -> float | None:
     """The first step at which a validation curve is down to `loss`, linear between evaluations; None if it never is,
     or if `loss` is None. An evaluation that was not finite interrupts the curve."""
@@ -165,12 +159,10 @@ def first_step_at(evaluations: list, loss: float | None) -> float | None:
 
 def find_baseline(runs: list, baseline: str) -> RunRecord:
     """The run with this name or path; for "" the first. ValueError if there is none."""
-    named = {run.name: run for run in runs} | {os.path.abspath(run.path): run for run in runs}
-    found = named.get(baseline, named.get(os.path.abspath(baseline))) if baseline else runs[0]
-    if found is None:
-        allowed = ", ".join(run.name for run in runs)
-        raise ValueError(f"baseline={baseline!r} is none of the runs: choose one of {allowed}")
-    return found
+    for run in runs:
+        if baseline in ("", run.name) or os.path.abspath(baseline) == os.path.abspath(run.path):
+            return run
+    raise ValueError(f"baseline={baseline!r} is none of the runs: choose one of {', '.join(run.name for run in runs)}")
 
 
 def final_loss_table(runs: list, baseline: str = "") -> dict:
@@ -178,9 +170,9 @@ def final_loss_table(runs: list, baseline: str = "") -> dict:
 
     {"baseline": name, "baseline_steps" (to its last finite evaluation), "baseline_loss", "unit": of `data_unit`,
     "rows", "warnings": lines}. A row: name; step, tokens, images (None for text), loss and top1 (None for text) of the
-    last evaluation; best loss; difference to the baseline's loss;
-    baseline_needs and speedup (module docstring); reaches_baseline, the step at which the run is first as low as the
-    baseline at its end; state. None stands for what does not exist or was never reached."""
+    last evaluation; best loss; difference to the baseline's loss; baseline_needs and speedup (see DEFINITION);
+    reaches_baseline, the step at which the run is first as low as the baseline at its end; state. None stands for what
+    does not exist or was never reached."""
     base, rows = find_baseline(runs, baseline), []
     ends = {run.name: (run.evaluations or [(run.rows[-1]["step"], run.rows[-1]["tokens"], None)])[-1] for run in runs}
     goal = ends[base.name][2]
@@ -229,39 +221,39 @@ def _describe_disagreement(runs: list, base: RunRecord, fields) -> str:
     return "; ".join(facts)
 
 
-HEADER = ("run", "steps", "tokens", "final loss", "best", "difference", "baseline needs", "speed-up")
-HEADER += ("reaches baseline", "state")  # of images also top-1, before the last
-
-
 def table_cells(table: dict) -> list:
-    """HEADER and the rows of `final_loss_table` as texts, of images with top-1; for a single run without the columns on
-    a baseline."""
-    images, top1 = table["unit"] == "image", any(row["top1"] is not None for row in table["rows"])
-    lines = [["images" if images and name == "tokens" else name for name in HEADER]]
-    lines[0][-1:] = ["top-1"] * top1 + [HEADER[-1]]
+    """The headings and the rows of `final_loss_table` as texts; of images with top-1, for a single run without what
+    compares it with a baseline."""
+    data, last, goal = f"{table['unit']}s", table["baseline_steps"], table["baseline_loss"]
+    lines = []
     for row in table["rows"]:
-        is_base, loss, last = row["name"] == table["baseline"], row["loss"], table["baseline_steps"]
-        needs, reaches = row["baseline_needs"], row["reaches_baseline"]
-        never_needs = "–" if is_base or None in (loss, last) else f"> {last:,} steps, needs a longer baseline"
-        never_reaches = "–" if is_base or table["baseline_loss"] is None else f"not in {row['step']:,} steps"
-        line = [row["name"], f"{row['step']:,}", f"{row['images' if images else 'tokens']:,}"]
-        line += ["–" if value is None else f"{value:.4f}" for value in (loss, row["best"])]
-        line += ["–" if row["difference"] is None else f"{row['difference']:+.4f}"]
-        line += [never_needs if needs is None else f"{needs:,.0f} steps"]
-        line += ["–" if row["speedup"] is None else f"{row['speedup']:.2f}×"]
-        line += [never_reaches if reaches is None else f"at {reaches:,.0f}"]
-        line += ["–" if row["top1"] is None else f"{row['top1']:.2%}"] * top1
-        lines.append([*line, ", ".join(filter(None, ("baseline" * is_base, row["state"])))])
-    if lines[2:]:
-        return lines
-    return [line[:5] + line[9:-1] + [line[-1].removeprefix("baseline").strip(", ")] for line in lines]
+        is_base, comparable = row["name"] == table["baseline"], None not in (row["loss"], last)
+        cells = {"run": row["name"], "steps": f"{row['step']:,}", data: f"{row[data]:,}"}
+        cells |= {"final loss": _number(row["loss"], ".4f"), "best": _number(row["best"], ".4f")}
+        if len(table["rows"]) > 1:
+            never = f"> {last:,} steps, needs a longer baseline" if comparable and not is_base else "–"
+            cells["difference"] = _number(row["difference"], "+.4f")
+            cells["baseline needs"] = _number(row["baseline_needs"], ",.0f", "{} steps", never)
+            cells["speed-up"] = _number(row["speedup"], ".2f", "{}×")
+            never = "–" if is_base or goal is None else f"not in {row['step']:,} steps"
+            cells["reaches baseline"] = _number(row["reaches_baseline"], ",.0f", "at {}", never)
+        if any(row["top1"] is not None for row in table["rows"]):
+            cells["top-1"] = _number(row["top1"], ".2%")
+        words = ["baseline"] if is_base and len(table["rows"]) > 1 else []
+        cells["state"] = ", ".join(words + [row["state"]] * bool(row["state"]))
+        lines.append(cells)
+    return [list(lines[0]), *(list(cells.values()) for cells in lines)]
+
+
+def _number(value: float | None, form: str, words: str = "{}", missing: str = "–") -> str:
+    return missing if value is None else words.format(format(value, form))
 
 
 def format_table(table: dict) -> str:
     """`final_loss_table` as aligned lines for the terminal, its warnings below."""
     columns = []
-    for i, column in enumerate(zip(*table_cells(table), strict=True)):
-        width, is_text = max(map(len, column)), i == 0 or column[0] == HEADER[-1]
+    for column in zip(*table_cells(table), strict=True):
+        width, is_text = max(map(len, column)), column[0] in ("run", "state")
         columns.append([cell.ljust(width) if is_text else cell.rjust(width) for cell in column])
     lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
     return "\n".join(lines + [f"warning: {line}" for line in table["warnings"]])
@@ -314,7 +306,11 @@ def draw_losses(runs: list, path: Path, smooth: float = 0.05) -> None:
     colors = plt.colormaps["tab10"].colors if len(runs) <= 10 else plt.colormaps["turbo"](np.linspace(0, 1, len(runs)))
     unit, handles, start = data_unit(runs), [], 0.05 * max(run.rows[-1]["step"] for run in runs)
     for run, color in zip(runs, colors, strict=False):
-        _draw_run(axes, run, color, smooth, unit)
+        counts = [row["tokens"] // (run.image_tokens if unit == "image" else 1) for row in run.rows]
+        spans = [[row["step"] for row in run.rows], counts, training_hours(run.rows)]
+        for axis, x in zip(axes, spans, strict=True):
+            if x:  # a run without tokens_per_s has no hours
+                _draw_curves(axis, x, run.rows, color, smooth)
         handles.append(Line2D([], [], color=color, label=run.name if len(run.name) <= 60 else f"…{run.name[-59:]}"))
     late = [row for run in runs for row in run.rows if row["step"] >= start]
     points = [row[key] for row in late for key in ("train_loss", "val_loss") if row.get(key) is not None]
@@ -338,18 +334,14 @@ def draw_losses(runs: list, path: Path, smooth: float = 0.05) -> None:
     plt.close(figure)
 
 
-def _draw_run(axes, run: RunRecord, color, smooth: float, unit: str) -> None:
-    """A run's curves on the axes for steps, tokens or images, and hours; hours stay empty for a run without
-    tokens_per_s."""
-    counts = [count_data(run, row["tokens"], unit) for row in run.rows]
-    spans = [[row["step"] for row in run.rows], counts, training_hours(run.rows)]
-    for axis, x in zip(axes, spans, strict=True):
-        for key in ("train_loss", "val_loss") if x else ():
-            there = [(at, row[key]) for at, row in zip(x, run.rows, strict=True) if row.get(key) is not None]
-            at, losses = zip(*there, strict=True) if there else ((), ())
-            if key == "val_loss":
-                axis.plot(at, losses, "o--", color=color, markersize=3.5, linewidth=1)
-                continue
+def _draw_curves(axis, x: list, rows: list, color, smooth: float) -> None:
+    """A run's training losses, raw and smoothed, and its validation losses over x, one number a row."""
+    for key in ("train_loss", "val_loss"):
+        there = [(at, row[key]) for at, row in zip(x, rows, strict=True) if row.get(key) is not None]
+        at, losses = zip(*there, strict=True) if there else ((), ())
+        if key == "val_loss":
+            axis.plot(at, losses, "o--", color=color, markersize=3.5, linewidth=1)
+        else:
             axis.plot(at, losses, color=color, alpha=0.2, linewidth=0.8)
             axis.plot(at, smoothed(losses, smooth), color=color, linewidth=1.6)
 
@@ -364,8 +356,6 @@ def compare_runs(runs: list, out: Path, baseline: str = "", smooth: float = 0.05
         raise ValueError(f"smooth={smooth} must be at least 0 and below 1: it is a share of the run")
     result = {"definition": DEFINITION, "smooth": smooth, "table": final_loss_table(runs, baseline)}
     result |= {"differences": find_differences(runs), "figure": "loss.png"}
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
     draw_losses(runs, out / "loss.png", smooth)
     write_file(out / "compare.json", lambda f: f.write(json.dumps(result, indent=2).encode()))
     return result

@@ -1,26 +1,5 @@
-"""Gradients and sharpness: the numbers behind DNT's Fig. 1 and the figures of Blockwise LR.
-
-    compute_gradients, tail_statistics, log_histogram        DNT (arXiv 2507.17501) Fig. 1, sec. 4.1
-    estimate_sharpness, average_by_type, log10_density       Blockwise LR (2502.19002) eqs. 3, 4, Figs. 1–3, App. A.1
-    average_by_block                                         Blockwise LR Fig. 7
-    parameter_norms, block_norms, smallest_row               Blockwise LR Fig. 6
-
-What the papers leave open, and what we chose:
-
-* Gradients. Published: distributions of |g| for Wq, Wk, Wv, Wo, W1, W2 of ViTs, early in training. Batch, pooling over
-  layers, clipping and bins: [U]. Ours [I]: the gradient of the mean loss of a fixed batch, before clipping; the entries
-  of all layers, and experts, are pooled; W1 = up and SwiGLU's gate, W2 = down. Absolute ranges mix scale with the shape
-  of the tail, so there are also statistics that do not depend on scale.
-* Sharpness. h = n g², with g the gradient of the mean loss on labels drawn from the model's own softmax. Its mean over
-  draws is the diagonal of the Gauss-Newton matrix. Published: n = B = 1024; whether sequences or tokens: [U]. Only the
-  number of tokens makes the estimate for a mean over tokens unbiased, so we take that; of images, which have one label
-  each, their number [I]. For a block type the paper's eq. 4 takes the arithmetic mean, its App. A.1 averages log h:
-  both are here. log 0 is left out, and the share of zeros stands beside the mean [I]: an untied embedding has them in
-  the rows of tokens that are not in the batch, which can be most of it. With a single draw the mean of ln h is too low
-  by 1.27 (for Gaussian g), by the same amount for all types.
-* Norms. Published: curves of ‖W‖ of the FFN, of attention and of the embedding's rows beside ‖γ‖. Which layer's, and
-  what W1 is under SwiGLU: [U]. Ours [I]: every block; W1 = up and gate as one; γ = all gains of a branch as one.
-"""
+"""Gradients and sharpness, measured and drawn: after DNT (arXiv 2507.17501) and Blockwise LR (2502.19002). What the
+papers leave open, and what we chose: docs/analysis.md."""
 
 import math
 
@@ -28,16 +7,20 @@ import numpy as np
 import torch
 
 from layers.loss import LOGITS_BYTES
-from layers.slot import Slot
 from model import MLP, Attention, Transformer
+from studies.analysis.figure import TYPE_COLORS, make_panels, plot_by_block, plot_over_steps, register, rows_of
+from studies.analysis.runs import parts_of, target_shares
 
-MICRO_TOKENS = 4096  # tokens of one forward and backward pass in this package: bounds memory
+MATRICES = {"q": "$W_Q$", "k": "$W_K$", "v": "$W_V$", "o": "$W_O$", "w1": "$W_1$ (up, gate)", "w2": "$W_2$ (down)"}
 MATRIX_TYPES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}
+TAIL_STATISTICS = ("kurtosis", "max_over_rms", "p999_over_p50", "hill", "participation")
+MEANS = (
+    "arithmetic",
+    "geometric",
+    "zero_fraction",
+)  # the last: the share of entries that the geometric mean leaves out
 TAIL = 1000  # the Hill estimator's tail is the largest 1/1000 of the entries …
 TAIL_LEAST = 10  # … but at least this many
-
-
-# ------------------------------------------------------------------------------------------- types of parameters
 
 
 def matrix_types(model: Transformer) -> dict:
@@ -50,50 +33,33 @@ def matrix_types(model: Transformer) -> dict:
     return types
 
 
-def block_types(model: Transformer) -> dict:
-    """{parameter name: block type} of Blockwise LR: "emb", "pos", "head", "qk", "vo", "ffn", "norm" (all others); of
-    mixtures of experts also "router" [I]."""
-    return model.block_types()
-
-
 def trained_parameters(model: Transformer) -> dict:
     """{name: parameter} of those with a gradient: all but the biases on the choice of experts, which no loss trains."""
     roles = model.roles()
     return {name: p for name, p in model.named_parameters() if roles[name] != "balance"}
 
 
-def parts_of(model: Transformer, inputs):
-    """`inputs` part by part, whole sequences or images of at most MICRO_TOKENS tokens (at least one of them). They are
-    one tensor, or batches (inputs, targets) that are read in turn, so that memory does not grow with their number."""
-    rows = max(1, MICRO_TOKENS // model.config.block_size)
-    for batch in [(inputs,)] if isinstance(inputs, torch.Tensor) else inputs:
-        yield from batch[0].split(rows)
+@torch.enable_grad()
+def sum_gradients(model: Transformer, losses) -> dict:
+    """{parameter name: sum of the gradients of the `losses`, an iterable, on the model's device}."""
+    parameters = trained_parameters(model)
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    for loss in losses:
+        gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+        for t, g in zip(total.values(), gradients, strict=True):
+            t += g
+    return total
 
 
 # --------------------------------------------------------------------------------------------------- gradients
 
 
-def target_shares(batches) -> list:
-    """Each batch's share of all targets that are not ignored; batches: [(inputs, targets), …]. ValueError if all
-    are."""
-    counts = [int((targets != -1).sum()) for _, targets in batches]
-    if not sum(counts):
-        raise ValueError("every target is ignored (-1): give at least one that is not")
-    return [count / sum(counts) for count in counts]
-
-
 def compute_gradients(model: Transformer, batches) -> dict:
     """{parameter name: gradient, fp32, on the CPU} of the mean loss over all targets of `batches`, [(inputs, targets),
     …], before clipping. ValueError if all targets are ignored."""
-    names, parameters = zip(*trained_parameters(model).items(), strict=True)
     shares = target_shares(batches)
-    total = [torch.zeros_like(p) for p in parameters]
-    for batch, share in zip(batches, shares, strict=True):
-        with torch.enable_grad():
-            loss = model(*batch)[1] * share
-        for t, g in zip(total, torch.autograd.grad(loss, parameters, materialize_grads=True), strict=True):
-            t += g
-    return {name: t.cpu() for name, t in zip(names, total, strict=True)}
+    losses = (model(*batch)[1] * share for batch, share in zip(batches, shares, strict=True))
+    return {name: g.cpu() for name, g in sum_gradients(model, losses).items()}
 
 
 def tail_statistics(g: torch.Tensor) -> dict:
@@ -104,9 +70,8 @@ def tail_statistics(g: torch.Tensor) -> dict:
     (Σg²)² / (n Σg⁴), the share of the entries that carry the energy, Gaussian 1/3."""
     a = g.detach().abs().flatten().cpu().double().numpy()
     n, largest = a.size, a.max(initial=0.0)
-    undefined = dict.fromkeys(("max_over_rms", "kurtosis", "p999_over_p50", "hill", "participation"), math.nan)
     if not n or not 0 < largest < math.inf:
-        return {"n": n, "rms": float(largest), **undefined}
+        return {"n": n, "rms": float(largest), **dict.fromkeys(TAIL_STATISTICS, math.nan)}
     a = a / largest  # fourth powers of small gradients would be 0
     square, fourth = np.square(a).mean(), np.square(np.square(a)).mean()
     p50, p999 = np.quantile(a, (0.5, 0.999))
@@ -146,6 +111,45 @@ def log_histogram(g: torch.Tensor, bins: int, low: float, high: float) -> dict:
     return {"edges": edges.tolist(), "density": density.tolist(), "ccdf": (1 - below / n).tolist(), "zeros": zeros}
 
 
+def measure_gradients(model, batches, run):
+    found, types = compute_gradients(model, batches), matrix_types(model)
+    pooled = {}
+    for kind in MATRICES:
+        g = torch.cat([found[name].flatten() for name, its in types.items() if its == kind])
+        statistics = tail_statistics(g)
+        histogram = log_histogram(g / (statistics["rms"] or 1), 80, 1e-6, 1e4)
+        pooled[kind] = {**statistics, "histogram_of_g_over_rms": histogram}
+    return {"types": pooled}
+
+
+@register("gradients", measure_gradients, tokens=65536, table=("rms", *TAIL_STATISTICS))
+def draw_gradients(results):
+    """Gradient entries by type of matrix: density, and share beyond a size (DNT, Fig. 1)."""
+    figure, axes = make_panels(len(MATRICES), 4, 1.5, sharex="col", sharey="col")
+    for row, (kind, label) in zip(axes, MATRICES.items(), strict=True):
+        for name, (*_, last) in results.items():
+            found = last["types"][kind]
+            edges, density, ccdf = (
+                np.array(found["histogram_of_g_over_rms"][key]) for key in ("edges", "density", "ccdf")
+            )
+            per_decade = density * np.diff(edges) / np.diff(np.log10(edges))
+            for i, scale in ((0, found["rms"]), (2, 1.0)):
+                x, seen = edges * scale, per_decade > 0
+                row[i].plot(np.sqrt(x[1:] * x[:-1])[seen], per_decade[seen], label=name)
+                row[i + 1].plot(x[ccdf > 0], ccdf[ccdf > 0], label=name)
+        for ax in row:
+            ax.set(xscale="log", yscale="log")
+            ax.set_ylim(bottom=1e-6)
+        row[2].set_xlim(1e-3, 1e3)
+        row[3].set_xlim(1e-3, 1e3)
+        row[0].set_ylabel(label)
+    for i, size in enumerate(("|g|", "|g|", "|g| / RMS", "|g| / RMS")):
+        axes[0, i].set_title("share ≥ |g|" if i % 2 else "density per decade")
+        axes[-1, i].set_xlabel(size)
+    axes[0, 0].legend()
+    return figure
+
+
 # --------------------------------------------------------------------------------------------------- sharpness
 
 
@@ -155,22 +159,20 @@ def estimate_sharpness(model: Transformer, inputs, draws: int, generator: torch.
 
     An unbiased estimate of the diagonal of the mean loss's Gauss-Newton matrix: with such labels the gradients of
     different tokens are independent and have mean zero. The labels depend on the generator alone, of any device."""
-    if draws < 1:
-        raise ValueError(f"draws={draws} must be at least 1")
-    names, parameters = zip(*trained_parameters(model).items(), strict=True)
-    total = [torch.zeros_like(p) for p in parameters]
-    for _ in range(draws):
-        sums, n = [torch.zeros_like(p) for p in parameters], 0  # over the labels, of the gradients of their losses
+    counts, h = [], dict.fromkeys(trained_parameters(model), 0.0)
+
+    def losses():  # sums over the labels
         for part in parts_of(model, inputs):
-            with torch.enable_grad():
-                x = model.stream(part)
-                labels = sample_labels(model, x.detach(), generator)
-                loss, n = model.loss(x, labels) * labels.numel(), n + labels.numel()
-            for s, g in zip(sums, torch.autograd.grad(loss, parameters, materialize_grads=True), strict=True):
-                s += g
-        for t, s in zip(total, sums, strict=True):
-            t += s.square() / (n * draws)  # n (s/n)²
-    return {name: t.cpu() for name, t in zip(names, total, strict=True)}
+            x = model.stream(part)
+            labels = sample_labels(model, x.detach(), generator)
+            counts.append(labels.numel())
+            yield model.loss(x, labels) * labels.numel()
+
+    for _ in range(draws):
+        counts.clear()
+        for name, s in sum_gradients(model, losses()).items():
+            h[name] += s.square() / (sum(counts) * draws)  # n (s/n)²
+    return {name: t.cpu() for name, t in h.items()}
 
 
 @torch.no_grad()
@@ -187,7 +189,7 @@ def sample_labels(model: Transformer, x: torch.Tensor, generator: torch.Generato
 
 def drop_padding_rows(model: Transformer, h: dict) -> dict:
     """`h`, {parameter name: tensor}, without the rows that pad the vocabulary: they belong to no token."""
-    types, vocab = block_types(model), model.config.vocab_size or None  # images have none
+    types, vocab = model.block_types(), model.config.vocab_size or None  # images have none
     return {name: t[:vocab] if types[name] in ("emb", "head") and t.ndim > 1 else t for name, t in h.items()}
 
 
@@ -210,14 +212,13 @@ def average_by_block(model: Transformer, h: dict) -> dict:
     """{type: {"arithmetic", "geometric", "zero_fraction": [one per block]}}, as in `average_by_type`: for "all", all
     parameters of a block (Blockwise LR Fig. 7), and for those of "qk", "vo", "ffn", "router", "norm" that the blocks
     have; nan for a block that lacks the type."""
-    types, layers = block_types(model), []
+    types, layers = model.block_types(), []
     for i, block in enumerate(model.blocks):
         names = [name for name, _ in block.named_parameters(prefix=f"blocks.{i}") if name in h]
         mine = {name: h[name] for name in names}
         layers.append(average_by_type(mine, dict.fromkeys(names, "all")) | average_by_type(mine, types))
     kinds = [kind for kind in ("all", "qk", "vo", "ffn", "router", "norm") if any(kind in layer for layer in layers)]
-    means = ("arithmetic", "geometric", "zero_fraction")
-    return {kind: {m: [layer.get(kind, {}).get(m, math.nan) for layer in layers] for m in means} for kind in kinds}
+    return {kind: {m: [layer.get(kind, {}).get(m, math.nan) for layer in layers] for m in MEANS} for kind in kinds}
 
 
 def log10_density(values: torch.Tensor, bins: int) -> dict:
@@ -231,54 +232,48 @@ def log10_density(values: torch.Tensor, bins: int) -> dict:
     return {"edges": edges.tolist(), "density": density.tolist()}
 
 
-@torch.no_grad()
-def parameter_norms(model: Transformer) -> dict:
-    """{block type: L2 norm of all its trained parameters as one vector}."""
-    types, found = block_types(model), {}
-    for name, p in trained_parameters(model).items():
-        found.setdefault(types[name], []).append(p)
-    return {kind: joint_norm(tensors) for kind, tensors in found.items()}
+def measure_sharpness(model, batches, run):
+    types, draws = model.block_types(), run.config.draws
+    h = drop_padding_rows(model, estimate_sharpness(model, batches, draws, run.generator(run.device)))
+    by_type = {
+        kind: [t.flatten() for name, t in h.items() if types[name] == kind] for kind in dict.fromkeys(types.values())
+    }
+    density = {kind: log10_density(torch.cat(its), 60) for kind, its in by_type.items() if its}
+    averages = {"types": average_by_type(h, types), "layers": average_by_block(model, h)}
+    return {"draws": draws, **averages, "log10_density": density}
 
 
-def joint_norm(tensors) -> float:
-    """The L2 norm of all entries of the tensors as one vector; nan for none."""
-    squares = [torch.linalg.vector_norm(t).item() ** 2 for t in tensors]
-    return sum(squares) ** 0.5 if squares else math.nan
-
-
-def joint_gain(module: torch.nn.Module) -> float:
-    """‖γ‖: the L2 norm of all gains in `module`, as they act, as one vector; of those with more than one entry. nan for
-    none."""
-    gains = [slot.gain_vector() for slot in module.modules() if isinstance(slot, Slot)]
-    return joint_norm([gain for gain in gains if gain is not None and gain.numel() > 1])
-
-
-@torch.no_grad()
-def block_norms(model: Transformer) -> dict:
-    """{"q", "k", "v", "o", "w1", "w2": ‖W‖, the Frobenius norm of a block's matrices of that type (`matrix_types`) as
-    one; "attn_gain", "mlp_gain": ‖γ‖ of the branch}: lists [L] (Blockwise LR Fig. 6 a, b)."""
-    types, found = matrix_types(model), {}
-    for i, block in enumerate(model.blocks):
-        mine = {name: p for name, p in block.named_parameters(prefix=f"blocks.{i}") if name in types}
-        for kind in dict.fromkeys(MATRIX_TYPES.values()):
-            norm = joint_norm([p for name, p in mine.items() if types[name] == kind])
-            found.setdefault(kind, []).append(norm)
-        for branch in ("attn", "mlp"):
-            found.setdefault(f"{branch}_gain", []).append(joint_gain(getattr(block, branch)))
-    return found
-
-
-@torch.no_grad()
-def smallest_row(model: Transformer) -> dict:
-    """{"rows": d, the size of the vocabulary; "smallest": min ‖w̃‖² over the rows w of the embedding, w̃ = w − mean(w);
-    "gain": ‖γ‖ of the norm that comes next: the input norm, else block 1's first, else all gains of its attention [I]}.
-    The paper sets d · smallest against ‖γ‖² (Blockwise LR Theorem 4.3, Fig. 6 c). {} for images, which have no such
-    table."""
-    if getattr(model, "wte", None) is None:
-        return {}
-    rows = model.wte.weight[: model.config.vocab_size]
-    smallest = (rows - rows.mean(1, keepdim=True)).square().sum(1).min().item()
-    first = model.blocks[0].attn
-    gains = (joint_gain(module) for module in (model.input_norm, first.pre, first))
-    gain = next((gain for gain in gains if not math.isnan(gain)), math.nan)
-    return {"rows": len(rows), "smallest": smallest, "gain": gain}
+@register("sharpness", measure_sharpness, tokens=4096, over_training=True, table=MEANS)
+def draw_sharpness(results):
+    """Sharpness by block type and block: average, over training, density (Blockwise LR, Figs. 1-3, 7)."""
+    figure, axes = make_panels(len(results), 4, 2.5, sharey="col")
+    for (bars, steps, densities, blocks), measured in rows_of(axes, results):
+        last = measured[-1]
+        kinds = [kind for kind in TYPE_COLORS if kind in last["types"]]
+        names = []
+        for i, kind in enumerate(kinds):
+            color, found = TYPE_COLORS[kind], last["types"][kind]
+            bars.bar(i - 0.2, found["arithmetic"], 0.4, color=color)
+            bars.bar(i + 0.2, found["geometric"], 0.4, color=color, alpha=0.45, hatch="///")
+            zeros = 100 * found["zero_fraction"]
+            names.append(f"{kind}\n{zeros:.2g}% zeros" if zeros else kind)
+            arithmetic = [m["types"][kind]["arithmetic"] for m in measured]
+            plot_over_steps(steps, measured, arithmetic, color=color, label=kind)
+            edges, density = (np.array(last["log10_density"][kind][key]) for key in ("edges", "density"))
+            densities.plot((edges[1:] + edges[:-1]) / 2, density, color=color)
+            if kind in last["layers"]:
+                plot_by_block(blocks, last["layers"][kind]["arithmetic"], color=color)
+        for mean, style in (("arithmetic", "ko-"), ("geometric", "ko:")):
+            plot_by_block(blocks, last["layers"]["all"][mean], style, label=f"whole block, {mean}")
+        bars.set_xticks(range(len(kinds)), names, rotation=60, ha="right", rotation_mode="anchor")
+        bars.set_yscale("log")
+        steps.set(xlabel="step", yscale="log")
+        densities.set_xlabel("log₁₀ h")
+        blocks.set(xlabel="block", yscale="log")
+    titles = ("mean h: arithmetic, hatched:\ngeometric, without the zeros", "arithmetic mean h")
+    titles += ("density of log₁₀ h\n(at the end)", "mean h by block (at the end)")
+    for ax, title in zip(axes[0], titles, strict=True):
+        ax.set_title(title)
+    axes[0, 1].legend(ncols=2)
+    axes[0, 3].legend(fontsize=7)
+    return figure

@@ -1,13 +1,5 @@
-"""Norms, DyT and scale vectors: the numbers behind their papers' figures.
-
-    dyt_alphas                           DyT (arXiv 2503.10622) Fig. 8, sec. 6.3
-    norm_scatter                         DyT Figs. 2, 4
-    gain_statistics, qkv_cosines         scale vectors (2605.26895) Fig. 4, which the text that we have lacks [U]
-
-DyT's 1/std is over all elements of the input [I]: the paper says of "the activations", which α treats "collectively".
-In the norm scatter the published points are before the affine part; the fit and the spread of the tokens' RMS are our
-additions [I].
-"""
+"""Norms of parameters, norm slots, DyT and scale vectors, measured and drawn: after Blockwise LR (arXiv 2502.19002),
+DyT (2503.10622) and scale vectors (2605.26895). What the papers leave open, and what we chose: docs/analysis.md."""
 
 import math
 
@@ -18,10 +10,123 @@ import torch.nn.functional as F
 from layers.ops import upcast
 from layers.slot import NORMALISE, Slot
 from model import Transformer
-from studies.analysis.gradients import parts_of
-from studies.analysis.streams import Moments, watch_outputs
+from nanodnt.run.tracking import watch
+from studies.analysis.figure import (
+    BRANCHES,
+    TYPE_COLORS,
+    NotApplicable,
+    dark_to_light,
+    make_panels,
+    plot_by_block,
+    plot_over_steps,
+    register,
+    rows_of,
+    slot_with_block,
+    slot_without_block,
+)
+from studies.analysis.gradients import MATRICES, matrix_types, trained_parameters
+from studies.analysis.runs import WINDOW, parts_of, pick_evenly
+from studies.analysis.streams import Moments
 
+SCATTER_POINTS = 3000
+LINES = {"FFN": {"w1": "$W_1$", "w2": "$W_2$", "mlp_gain": "γ"}}  # of block_norms, in a panel of Fig. 6
+LINES |= {"attention": {"q": "$W_Q$", "k": "$W_K$", "v": "$W_V$", "o": "$W_O$", "attn_gain": "γ"}}
 TANH_SLOPES = 1e-3, 1e2  # the tanh fit searches slope · rms(x) in this range
+
+
+# -------------------------------------------------------------------------------------------- norms of parameters
+
+
+def norms_by_type(parameters: dict, types: dict) -> dict:
+    """{type: L2 norm of all its parameters as one vector}; parameters: {name: tensor}, types: {name: type}."""
+    squares = {}
+    for name, p in parameters.items():
+        if name in types:
+            squares[types[name]] = squares.get(types[name], 0.0) + torch.linalg.vector_norm(p).item() ** 2
+    return {kind: square**0.5 for kind, square in squares.items()}
+
+
+def gain_vectors(module: torch.nn.Module) -> dict:
+    """{slot name: its gain, as it acts} of every slot with more than one entry: norms of all kinds, LayerScale, Admin,
+    HG, DP, DNP."""
+    gains = {name: slot.gain_vector() for name, slot in module.named_modules() if isinstance(slot, Slot)}
+    return {name: gain for name, gain in gains.items() if gain is not None and gain.numel() > 1}
+
+
+def joint_gain(module: torch.nn.Module) -> float:
+    """‖γ‖: the L2 norm of all gains in `module` as one vector; nan for none."""
+    gains = gain_vectors(module)
+    return norms_by_type(gains, dict.fromkeys(gains, "gain")).get("gain", math.nan)
+
+
+@torch.no_grad()
+def block_norms(model: Transformer) -> dict:
+    """{"q", "k", "v", "o", "w1", "w2": ‖W‖, the Frobenius norm of a block's matrices of that type (`matrix_types`) as
+    one; "attn_gain", "mlp_gain": ‖γ‖ of the branch}: lists [L] (Blockwise LR Fig. 6 a, b)."""
+    types, blocks = matrix_types(model), []
+    for i, block in enumerate(model.blocks):
+        norms = norms_by_type(dict(block.named_parameters(prefix=f"blocks.{i}")), types)
+        blocks.append(norms | {f"{branch}_gain": joint_gain(getattr(block, branch)) for branch in BRANCHES})
+    return {kind: [norms[kind] for norms in blocks] for kind in (*MATRICES, "attn_gain", "mlp_gain")}
+
+
+@torch.no_grad()
+def smallest_row(model: Transformer) -> dict:
+    """{"rows": d, the size of the vocabulary; "smallest": min ‖w̃‖² over the rows w of the embedding, w̃ = w − mean(w);
+    "gain": ‖γ‖ of the norm that comes next: the input norm, else block 1's first, else all gains of its attention [I]}.
+    The paper sets d · smallest against ‖γ‖² (Blockwise LR Theorem 4.3, Fig. 6 c). {} for images, which have no such
+    table."""
+    if getattr(model, "wte", None) is None:
+        return {}
+    rows = model.wte.weight[: model.config.vocab_size]
+    smallest = (rows - rows.mean(1, keepdim=True)).square().sum(1).min().item()
+    first = model.blocks[0].attn
+    gains = (joint_gain(module) for module in (model.input_norm, first.pre, first))
+    gain = next((gain for gain in gains if not math.isnan(gain)), math.nan)
+    return {"rows": len(rows), "smallest": smallest, "gain": gain}
+
+
+def measure_norms(model, batches, run):
+    types = norms_by_type(trained_parameters(model), model.block_types())
+    return {"types": types, "blocks": block_norms(model), "embedding": smallest_row(model)}
+
+
+@register("norms", measure_norms, over_training=True)
+def draw_norms(results):
+    """Norms of the parameters: by block, of the embedding's rows, by type (Blockwise LR, Fig. 6)."""
+    figure, axes = make_panels(len(results), 4, 2.5, sharey="col")
+    for (*branches, rows, types), measured in rows_of(axes, results):
+        last = measured[-1]
+        for ax, lines in zip(branches, LINES.values(), strict=True):
+            for i, (key, label) in enumerate(lines.items()):
+                color = "k" if label == "γ" else f"C{i}"
+                if len(measured) == 1:
+                    plot_by_block(ax, last["blocks"][key], color=color, label=label)
+                    continue
+                for block, strength in enumerate(np.linspace(1, 0.3, len(last["blocks"][key]))[::-1]):
+                    how = dict(color=color, alpha=strength, label=label if strength == 1 else None)
+                    plot_over_steps(ax, measured, [m["blocks"][key][block] for m in measured], **how)
+            ax.set_xlabel("step" if measured[1:] else "block")
+        if last["embedding"]:
+            tables = [m["embedding"] for m in measured]
+            plot_over_steps(rows, measured, [e["rows"] * e["smallest"] for e in tables], label="d · min ‖w̃‖²")
+            plot_over_steps(rows, measured, [e["gain"] ** 2 for e in tables], label="‖γ‖²", color="k")
+        for kind in [kind for kind in TYPE_COLORS if kind in last["types"]]:
+            plot_over_steps(types, measured, [m["types"][kind] for m in measured], color=TYPE_COLORS[kind], label=kind)
+        rows.set(xlabel="step", yscale="log", visible=bool(last["embedding"]))
+        types.set_xlabel("step")
+    titles = [f"{part}: ‖W‖, ‖γ‖\n(last block: darkest)" for part in LINES]
+    titles += ["smallest row of the embedding,\nand the norm after it", "all parameters of a type"]
+    for ax, title in zip(axes[0], titles, strict=True):
+        ax.set_title(title)
+        if linear := ax.get_yscale() == "linear":
+            ax.set_ylim(0, 1.35 * ax.get_ylim()[1])  # the legend has the room above
+        if ax.lines:
+            ax.legend(ncols=3, fontsize=7, loc="upper center" if linear else "best", columnspacing=1, handlelength=1)
+    return figure
+
+
+# ----------------------------------------------------------------------------------------------- norms and DyT
 
 
 def norm_slots(model: Transformer) -> dict:
@@ -35,28 +140,47 @@ def norm_slots(model: Transformer) -> dict:
 
 
 @torch.no_grad()
-def run_to_final_norm(model: Transformer, inputs: torch.Tensor) -> None:
-    """The forward of `inputs` up to and including the final norm, which `model.stream` leaves out; no logits."""
-    model.final_norm(model.stream(inputs))
-
-
-# ----------------------------------------------------------------------------------------------- norms and DyT
-
-
-@torch.no_grad()
 def dyt_alphas(model: Transformer, inputs) -> list:
     """[{"slot": name, "alpha": α, "inv_std": 1 / std over all elements of the slot's input}] of every DyT, in the order
     of the forward (DyT Fig. 8)."""
     slots = {name: slot for name, slot in norm_slots(model).items() if slot.norm == "dyt"}
     seen = {name: Moments() for name in slots}
-    with watch_outputs(slots, lambda name, args, output: seen[name].add(args[0])):
+    with watch([(slot, lambda args, y, name=name: seen[name].add(args[0])) for name, slot in slots.items()]):
         for part in parts_of(model, inputs) if slots else ():
-            run_to_final_norm(model, part)
+            model.final_norm(model.stream(part))
     std = {name: moments.variance**0.5 for name, moments in seen.items()}
     return [
         {"slot": name, "alpha": float(slot.alpha), "inv_std": 1 / std[name] if std[name] else math.inf}
         for name, slot in slots.items()
     ]
+
+
+def measure_alpha(model, batches, run):
+    slots = dyt_alphas(model, batches)
+    if not slots:
+        raise NotApplicable("no DyT")
+    alpha, inv_std = ([slot[key] for slot in slots] for key in ("alpha", "inv_std"))
+    spread = min(np.ptp(alpha), np.ptp(inv_std)) if len(slots) > 2 else 0
+    return {"slots": slots, "pearson_r": float(np.corrcoef(alpha, inv_std)[0, 1]) if spread else math.nan}
+
+
+@register("alpha", measure_alpha, tokens=8192, over_training=True)
+def draw_alpha(results):
+    """DyT's α and 1/std of its input, over training and over the layers (DyT, Fig. 8)."""
+    figure, axes = make_panels(len(results), 3, 2.7)
+    for row, measured in rows_of(axes, results):
+        slots, chosen = measured[-1]["slots"], pick_evenly(range(len(measured[-1]["slots"])), 5)
+        for i, (slot, color) in enumerate(zip(slots, dark_to_light(len(slots)), strict=True)):
+            how = dict(color=color, label=slot_with_block(slot["slot"]) if i in chosen else None)
+            plot_over_steps(row[0], measured, [m["slots"][i]["alpha"] for m in measured], **how)
+            plot_over_steps(row[1], measured, [m["slots"][i]["inv_std"] for m in measured], **how)
+            row[2].plot(slot["inv_std"], slot["alpha"], "o", markersize=6, **how)
+        row[0].set(xlabel="step", ylabel="α", title="α over training")
+        row[1].set(xlabel="step", ylabel="1 / std of the input", title="1/std over training")
+        title = f"at the end: Pearson r = {measured[-1]['pearson_r']:.2f}"
+        row[2].set(xlabel="1 / std of the input", ylabel="α", title=title)
+        row[2].legend()
+    return figure
 
 
 @torch.no_grad()
@@ -72,8 +196,8 @@ def norm_scatter(model: Transformer, inputs, slot_name: str, n: int, generator: 
         raise ValueError(f"{slot_name!r} is not a norm of the residual path: there are {', '.join(slots) or 'none'}")
     slot, rows = slots[slot_name], sum(len(part) for part in parts_of(model, inputs))
     for part in parts_of(model, inputs):
-        with watch_outputs({slot_name: slot}, lambda name, args, output: seen.append(upcast(args[0]))):
-            run_to_final_norm(model, part)
+        with watch([(slot, lambda args, y: seen.append(upcast(args[0])))]):
+            model.final_norm(model.stream(part))
         x = seen.pop().flatten(0, 1)  # (tokens, C)
         y = NORMALISE[slot.norm](slot, x if slot.const_in == 1.0 else slot.const_in * x)
         most = n * (done + len(part)) // rows - n * done // rows
@@ -117,22 +241,49 @@ def fit_tanh(x: np.ndarray, y: np.ndarray) -> dict:
     return {"amplitude": float(amplitude), "slope": slope, "r2": r2, "linear_r2": linear_r2}
 
 
+def measure_scatter(model, batches, run):
+    slots = norm_slots(model)
+    if not slots:
+        raise NotApplicable("no norm on the residual path")
+    found = {}
+    for name in pick_evenly(list(slots), 3):
+        points = norm_scatter(model, batches, name, SCATTER_POINTS, run.generator())
+        found[name] = {"norm": slots[name].norm, **points}
+    return {"slots": found}
+
+
+@register("scatter", measure_scatter, tokens=128, window=WINDOW)
+def draw_scatter(results):
+    """Inputs and outputs of norms, element by element (DyT, Figs. 2, 4)."""
+    most = max(len(m[-1]["slots"]) for m in results.values())
+    figure, axes = make_panels(2 * len(results), most, 2.4)
+    for rows, (name, (*_, last)) in zip(axes.reshape(-1, 2, most), results.items(), strict=True):
+        for column, (slot, p) in zip(rows.T, last["slots"].items(), strict=False):
+            x = np.linspace(min(p["x"]), max(p["x"]), 200)
+            for ax, by in zip(column, ("token", "channel"), strict=True):
+                ax.scatter(p["x"], p["y"], c=p[by], cmap="turbo", s=3, linewidths=0, rasterized=True)
+                ax.plot(x, p["amplitude"] * np.tanh(p["slope"] * x), "k--", lw=1)
+            fit = f"{p['amplitude']:.3g} tanh({p['slope']:.3g} x), R² {p['r2']:.3f}; line {p['linear_r2']:.3f}"
+            column[0].set_title(f"{slot_with_block(slot)} ({p['norm']})\n{fit}", fontsize=8)
+            column[1].set_xlabel("input x")
+        for row, by in zip(rows, ("token", "channel"), strict=True):
+            row[0].set_ylabel(f"{name}, by {by}\noutput y")
+        for ax in rows[:, len(last["slots"]) :].flat:
+            ax.set_visible(False)
+    return figure
+
+
 # ----------------------------------------------------------------------------------------------- scale vectors
 
 
 @torch.no_grad()
 def gain_statistics(model: Transformer) -> dict:
-    """{slot name: {"rms", "min", "max", "std"}} of the gain, as it acts, of every slot with more than one entry: norms
-    of all kinds, LayerScale, Admin, HG, DP, DNP (scale vectors, Fig. 4)."""
-    slots = {name: module for name, module in model.named_modules() if isinstance(module, Slot)}
-    gains = {name: slot.gain_vector() for name, slot in slots.items()}
-    return {name: vector_statistics(g) for name, g in gains.items() if g is not None and g.numel() > 1}
-
-
-def vector_statistics(g: torch.Tensor) -> dict:
-    """{"rms", "min", "max", "std"} of the entries of g; std divides by their number."""
-    spread = {"min": g.min().item(), "max": g.max().item(), "std": g.std(correction=0).item()}
-    return {"rms": g.square().mean().sqrt().item(), **spread}
+    """{slot name: {"rms", "min", "max", "std"}} of the `gain_vectors` (scale vectors, Fig. 4)."""
+    found = {}
+    for name, gain in gain_vectors(model).items():
+        spread = {"min": gain.min().item(), "max": gain.max().item(), "std": gain.std(correction=0).item()}
+        found[name] = {"rms": gain.square().mean().sqrt().item(), **spread}
+    return found
 
 
 @torch.no_grad()
@@ -146,3 +297,41 @@ def qkv_cosines(model: Transformer) -> list:
         cosine = {ab: F.cosine_similarity(*pair, dim=0).item() for ab, pair in pairs.items() if pair[0] is not None}
         found.append({ab: cosine.get(ab, math.nan) for ab in pairs})
     return found if any(not math.isnan(cosines["qk"]) for cosines in found) else []
+
+
+def measure_gains(model, batches, run):
+    slots = gain_statistics(model)
+    if not slots:
+        raise NotApplicable("no scale vector")
+    return {"slots": slots, "cosines": qkv_cosines(model)}
+
+
+@register("gains", measure_gains, over_training=True)
+def draw_gains(results):
+    """Scale vectors over training (scale vectors, Fig. 4)."""
+    any_cosines = any(m[-1]["cosines"] for m in results.values())
+    figure, axes = make_panels(len(results), 2 + any_cosines, 2.7, sharey="col")
+    for row, measured in rows_of(axes, results):
+        kinds = [slot_without_block(slot) for slot in measured[-1]["slots"]]
+        order = list(dict.fromkeys(kinds))
+        for i, (slot, kind) in enumerate(zip(measured[-1]["slots"], kinds, strict=True)):
+            label = kind if kind not in kinds[:i] else None
+            how = dict(color=f"C{order.index(kind) % 10}", label=label, alpha=0.75)
+            gains = [m["slots"][slot] for m in measured]
+            plot_over_steps(row[0], measured, [gain["rms"] for gain in gains], **how)
+            plot_over_steps(row[1], measured, [gain["std"] / gain["rms"] for gain in gains], **how)
+        row[0].set(xlabel="step", ylabel="RMS of the gain")
+        row[1].set(xlabel="step", ylabel="spread: std / RMS")
+        cosines = measured[-1]["cosines"]
+        for pair, style in (("qk", "ko-"), ("qv", "ko--"), ("kv", "ko:")) if cosines else ():
+            for block in range(len(cosines)):
+                values = [m["cosines"][block][pair] for m in measured]
+                label = None if block else f"cosine of {pair[0]}, {pair[1]}"
+                row[2].plot([m["step"] for m in measured], values, style, alpha=0.6, label=label)
+                row[2].set(xlabel="step", ylabel="cosine of the gains of q, k, v")
+        if any_cosines and not cosines:
+            row[2].set_axis_off()
+        shown = [ax.get_legend_handles_labels() for ax in (row[0], *row[2:])]
+        handles, labels = (sum(parts, []) for parts in zip(*shown, strict=True))
+        row[-1].legend(handles, labels, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure

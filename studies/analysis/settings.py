@@ -1,34 +1,18 @@
-"""The knobs of `analyze.py`, and what each figure shows."""
+"""The knobs of `analyze.py`."""
 
 from dataclasses import dataclass
 
-# figure: (what it shows, the paper's figure that it follows)
-CAPTIONS = {
-    "loss": ("Training and validation loss against steps, tokens or images, and hours of training", ""),
-    "gradients": ("Gradient entries by type of matrix: density, and share beyond a size", "DNT, Fig. 1"),
-    "sharpness": ("Sharpness by block type and block: average, over training, density", "Blockwise LR, Figs. 1-3, 7"),
-    "norms": ("Norms of the parameters: by block, of the embedding's rows, by type", "Blockwise LR, Fig. 6"),
-    "alpha": ("DyT's α and 1/std of its input, over training and over the layers", "DyT, Fig. 8"),
-    "scatter": ("Inputs and outputs of norms, element by element", "DyT, Figs. 2, 4"),
-    "variance": ("Variance of the residual stream after each block, over training", "LNS, Figs. 4, 8, 9"),
-    "angular": ("Angular distance between the inputs of blocks ℓ and ℓ + n", "LNS, Figs. 2, 3, 7"),
-    "removal": ("Rise of the loss, of images also fall of top-1, when one block is deleted", "LNS, Figs. 2, 3, 7"),
-    "jacobian": ("Jacobian of residual sub-layers, averaged over one token of each window", "LNS, Fig. 5"),
-    "gains": ("Scale vectors over training", "scale vectors, Fig. 4"),
-    "logits": ("Largest attention logit of each block", ""),
-    "experts": ("Load of experts and entropy of the router's scores, as logged while training", ""),
-    "tracking": ("What the run logged about itself: gradients and updates by role, stream, logits, gains", ""),
-}
-FIGURE_NAMES = [name for name in CAPTIONS if name != "loss"]  # --figures takes these; loss.png compares runs
+from studies.analysis import gradients, norms, streams, tracked  # noqa: F401  # they fill FIGURES
+from studies.analysis.figure import FIGURES
 
 
 @dataclass
 class AnalyzeConfig:
     # --- what to draw ---
-    figures: str = "all"  # all, or a comma list of gradients, sharpness, norms, alpha, scatter, variance, angular,
-    #   removal, jacobian, gains, logits, experts, tracking
+    figures: str = "all"  # all, or a comma list of gradients, sharpness, norms, alpha, scatter, gains, variance,
+    #   angular, removal, jacobian, logits, experts, tracking
     out: str = ""  # folder for the results; empty = RUN/analysis, for several runs out/analysis
-    report: bool = False  # for a single run too, put its losses and all figures on one page, report.html
+    report: bool = False  # for a single run too, put its losses and all figures on one page, report.md
     baseline: str = ""  # name of the run that the others are compared with; empty = the first
     smooth: float = 0.05  # training losses are averaged over a window of this share of the run
     # --- what to measure on ---
@@ -43,9 +27,9 @@ class AnalyzeConfig:
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
 
     def __post_init__(self):
-        unknown = [name for name in self.figure_names() if name not in FIGURE_NAMES]
+        unknown = [name for name in self.figure_names() if name not in FIGURES]
         if unknown or not self.figure_names():
-            allowed = ", ".join(FIGURE_NAMES)
+            allowed = ", ".join(FIGURES)
             raise ValueError(f"figures={self.figures!r} has {unknown or 'none'}: allowed are all, {allowed}")
         for name in ("tokens", "draws", "snapshots"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
@@ -56,4 +40,4 @@ class AnalyzeConfig:
     def figure_names(self) -> list:
         """The figures that `figures` asks for, each once."""
         names = [name.strip() for name in self.figures.split(",") if name.strip()]
-        return list(FIGURE_NAMES) if names == ["all"] else list(dict.fromkeys(names))
+        return list(FIGURES) if names == ["all"] else list(dict.fromkeys(names))

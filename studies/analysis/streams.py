@@ -1,50 +1,30 @@
-"""The residual stream and the attention logits: the numbers behind the figures of LNS (arXiv 2502.05795).
-
-    stream_variance                                               LNS Figs. 4, 8, 9, sec. 5.4
-    collect_streams, angular_distance, mean_angular_distance      LNS eq. 1, Figs. 2, 3, 7
-    removal_drop                                                  LNS sec. 2.1, Figs. 2, 3, 7
-    residual_jacobian, jacobian_statistics                        LNS Fig. 5
-    largest_logits                                                no figure of a paper; QK-norm bounds them
-
-What the paper leaves open, and what we chose:
-
-* Variance by layer. The estimator is [U]. Ours [I]: the variance over the channels of each token, averaged over tokens;
-  also the variance over all elements, and that of the branch outputs as they are added.
-* Angular distance. Published: the mean over 256K tokens of C4, between the inputs of layers ℓ and ℓ + n. Fig. 3 is
-  "scaled to the range [0, 1]": whether beyond eq. 1's 1/π is [U]; the authors' code scales each row. Ours: not scaled
-  [I]; the last stream is the one before the final norm [I].
-* Removal. Published as a drop in task accuracy (MMLU, SQuAD, ARC-e). Ours [I]: the rise of the validation loss.
-* Jacobian. Published for a "token-averaged" residual block; the rest is [U]. Ours [I]: the derivative of a token's
-  output by the same token's input, the skip connection's identity included.
-"""
+"""The residual stream and the attention logits, measured and drawn: after LNS (arXiv 2502.05795). What the paper leaves
+open, and what we chose: docs/analysis.md."""
 
 import math
-from contextlib import contextmanager
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
+from matplotlib.colors import SymLogNorm
+from matplotlib.ticker import MaxNLocator
 
 from layers.ops import upcast
 from model import Transformer
 from nanodnt.generate import KVCache
-from nanodnt.run.tracking import largest_logit, variance
-from studies.analysis.gradients import MICRO_TOKENS, parts_of, target_shares
+from nanodnt.run.tracking import probe, watch
+from studies.analysis.figure import (
+    BRANCHES,
+    dark_to_light,
+    make_panels,
+    plot_by_block,
+    plot_over_steps,
+    register,
+    rows_of,
+)
+from studies.analysis.runs import WINDOW, parts_of, pick_evenly, target_shares
 
-
-@contextmanager
-def watch_outputs(modules: dict, note):
-    """Inside, note(name, inputs, output) is called after every forward of each of `modules`, {name: module}."""
-
-    def hook_of(name):
-        return lambda module, args, output: note(name, args, output)
-
-    hooks = [module.register_forward_hook(hook_of(name)) for name, module in modules.items()]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+JACOBIAN_LABELS = {"deviation": "‖J−I‖/√C", "off_diagonal": "off-diagonal share"}
 
 
 class Moments:
@@ -63,67 +43,95 @@ class Moments:
         self.n, self.mean = n, self.mean + share * shift
 
 
-# ---------------------------------------------------------------------------------------------- depth by depth
-
-
 @torch.no_grad()
 def collect_streams(model: Transformer, inputs: torch.Tensor) -> list:
     """L + 1 CPU tensors (B, T, C): the stream that enters block 1, and the stream after each block; the last of them
     is before the final norm."""
     found = []
-
-    def note(name, args, output):
-        found.extend([args[0].cpu()] if name == 0 else [])
-        found.append(output.cpu())
-
-    with watch_outputs(dict(enumerate(model.blocks)), note):
+    first = [(model.blocks[0], lambda args, y: found.append(args[0].cpu()))]
+    with watch(first + [(block, lambda args, y: found.append(y.cpu())) for block in model.blocks]):
         model.stream(inputs)
     return found
 
 
-@torch.no_grad()
+# ---------------------------------------------------------------------------------------------------- variance
+
+
 def stream_variance(model: Transformer, inputs) -> dict:
-    """{"stream": [L + 1], "attn": [L], "mlp": [L]}: variance over the channels of a token, mean over tokens, of the
-    stream and of the branch outputs as they are added (after the mid slot); "stream_global" [L + 1]: over all elements.
-    Variances divide by the number of elements."""
-    depths = {("stream", 0): model.blocks[0]}  # what enters block 1; all others are what leaves the module
-    for i, block in enumerate(model.blocks):
-        depths |= {("attn", i): block.attn.mid, ("mlp", i): block.mlp.mid, ("stream", i + 1): block}
-    sums, whole = dict.fromkeys(depths, 0.0), {depth: Moments() for depth in depths if depth[0] == "stream"}
-
-    def note(depth, args, output):
-        x = args[0] if depth == ("stream", 0) else output
-        sums[depth] += variance(x).item() * x[..., 0].numel()
-        if depth in whole:
-            whole[depth].add(x)
-
-    with watch_outputs(depths, note):
-        for part in parts_of(model, inputs):
-            model.stream(part)
-    tokens = whole["stream", 0].n // model.config.n_embd
-    found = {kind: [sums[depth] / tokens for depth in depths if depth[0] == kind] for kind in ("stream", "attn", "mlp")}
-    return {**found, "stream_global": [moments.variance for moments in whole.values()]}
+    """{"stream": [L + 1], "attn": [L], "mlp": [L]}: stream_var and branch_var of the tracker, mean over all tokens of
+    `inputs`; "stream_global" [L + 1]: variance over all elements of the stream."""
+    sums, whole, n = 0.0, [Moments() for _ in range(len(model.blocks) + 1)], 0
+    for part in parts_of(model, inputs):
+        found, streams = probe(model, part), collect_streams(model, part)
+        tokens = streams[0][..., 0].numel()
+        values = found["stream_var"] + found["branch_var"]["attn"] + found["branch_var"]["mlp"]
+        sums, n = sums + tokens * torch.stack(values).double().cpu(), n + tokens
+        for moments, x in zip(whole, streams, strict=True):
+            moments.add(x)
+    stream, attn, mlp = (sums / n).split([len(whole), len(model.blocks), len(model.blocks)])
+    found = {"stream": stream.tolist(), "attn": attn.tolist(), "mlp": mlp.tolist()}
+    return {**found, "stream_global": [moments.variance for moments in whole]}
 
 
-def angular_distance(streams: list) -> list:
-    """d[a][b] = arccos(cosine) / π between streams a and b, each (B, T, C), the mean over tokens: 0 = same direction,
-    0.5 = orthogonal, 1 = opposite (LNS)."""
-    total, n = torch.zeros(len(streams), len(streams), dtype=torch.float64), 0
-    for part in zip(*(x.cpu().flatten(0, 1).split(MICRO_TOKENS) for x in streams), strict=True):
-        unit = F.normalize(torch.stack(part).double(), dim=-1, eps=1e-300)  # (L + 1, n, C)
-        cosine = torch.einsum("anc,bnc->abn", unit, unit).clamp(-1, 1)
-        total, n = total + cosine.arccos().sum(-1), n + unit.shape[1]
-    return (total / n / math.pi).fill_diagonal_(0.0).tolist()  # on the diagonal there is only rounding
+@register("variance", lambda model, batches, run: stream_variance(model, batches), tokens=8192, over_training=True)
+def draw_variance(results):
+    """Variance of the residual stream after each block, over training (LNS, Figs. 4, 8, 9)."""
+    figure, axes = make_panels(len(results), 2, 2.5, sharey="col")
+    for (stream, branches), measured in rows_of(axes, results):
+        for m, color in zip(measured, dark_to_light(len(measured)), strict=True):
+            plot_by_block(stream, m["stream"], first=0, color=color, label=f"step {m['step']}")
+        plot_by_block(stream, m["stream_global"], "k:", first=0, label="over all elements")
+        for branch, label in BRANCHES.items():
+            plot_by_block(branches, m[branch], label=label)
+        stream.set(xlabel="after block (0: what enters the first)", ylabel="variance", yscale="log")
+        branches.set(xlabel="block", ylabel="variance", yscale="log")
+    axes[0, 0].set_title("residual stream")
+    axes[0, 1].set_title("branch outputs, as they are added (at the end)")
+    axes[0, 0].legend(ncols=2)
+    axes[0, 1].legend()
+    return figure
 
 
-def mean_angular_distance(model: Transformer, inputs) -> list:
-    """`angular_distance` between the L + 1 streams of the model, over all tokens of `inputs`."""
+# -------------------------------------------------------------------------------------------- angular distance
+
+
+def token_angles(streams: list) -> torch.Tensor:
+    """(n, n, tokens): arccos(cosine) / π between each two of n streams (B, T, C): 0 = same direction, 0.5 = orthogonal,
+    1 = opposite (LNS eq. 1)."""
+    unit = F.normalize(torch.stack(streams).flatten(1, 2).double(), dim=-1, eps=1e-300)
+    return torch.einsum("anc,bnc->abn", unit, unit).clamp(-1, 1).arccos() / math.pi
+
+
+def angular_distance(model: Transformer, inputs) -> list:
+    """d[a][b]: mean of `token_angles` between the L + 1 streams of the model, over all tokens of `inputs`."""
     total, n = 0.0, 0
     for part in parts_of(model, inputs):
-        streams = collect_streams(model, part)
-        total = total + torch.tensor(angular_distance(streams), dtype=torch.float64) * streams[0][..., 0].numel()
-        n += streams[0][..., 0].numel()
-    return (total / n).tolist()
+        angles = token_angles(collect_streams(model, part))
+        total, n = total + angles.sum(-1), n + angles.shape[-1]
+    return (total / n).fill_diagonal_(0.0).tolist()  # on the diagonal there is only rounding
+
+
+@register("angular", lambda model, batches, run: {"distance": angular_distance(model, batches)}, tokens=8192)
+def draw_angular(results):
+    """Angular distance between the inputs of blocks ℓ and ℓ + n (LNS, Figs. 2, 3, 7)."""
+    columns = min(3, len(results))
+    figure, axes = make_panels(-(-len(results) // columns), columns, 3.0)
+    for ax, (name, (*_, last)) in zip(axes.flat, results.items(), strict=False):
+        d = np.array(last["distance"])
+        blocks, edges = len(d) - 1, (0.5, len(d) - 0.5)
+        shown = [[d[i, i + n] if i + n <= blocks else math.nan for i in range(blocks)] for n in range(1, blocks + 1)]
+        image = ax.imshow(shown, cmap="viridis_r", vmin=0, vmax=1, origin="lower", extent=edges * 2, aspect="auto")
+        ax.grid(False)
+        ax.set(title=name, xlabel="ℓ", ylabel="n")
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(MaxNLocator(8, integer=True))
+    for ax in axes.flat[len(results) :]:
+        ax.set_visible(False)
+    figure.colorbar(image, ax=axes, label="d(ℓ, ℓ + n) = arccos(cosine) / π", shrink=0.8)
+    return figure
+
+
+# ----------------------------------------------------------------------------------------------------- removal
 
 
 @torch.no_grad()
@@ -151,6 +159,25 @@ def removal_drop(model: Transformer, batches) -> dict:
         model.blocks = blocks
     found = {"loss": loss, "drop": [other - loss for other, _ in without]}
     return found if math.isnan(top1) else found | {"top1": top1, "top1_drop": [top1 - other for _, other in without]}
+
+
+@register("removal", lambda model, batches, run: removal_drop(model, batches), tokens=32768)
+def draw_removal(results):
+    """Rise of the loss, of images also fall of top-1, when one block is deleted (LNS, Figs. 2, 3, 7)."""
+    panels = [("drop", "loss", "loss above the full model's, nats", "{:.3f}")]
+    if any("top1" in m[-1] for m in results.values()):
+        panels.append(("top1_drop", "top1", "top-1 below the full model's", "{:.1%}"))
+    figure, (axes,) = make_panels(1, len(panels), 3.0)
+    for ax, (key, whole, label, text) in zip(axes, panels, strict=True):
+        for i, (name, (*_, last)) in enumerate(results.items()):
+            if key in last:
+                x = np.arange(1, len(last[key]) + 1) + 0.8 * ((i + 0.5) / len(results) - 0.5)
+                how = dict(color=f"C{i}", label=f"{name}, full {text.format(last[whole])}")
+                ax.bar(x, last[key], 0.8 / len(results), **how)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.set(xlabel="deleted block", ylabel=label)
+        ax.legend()
+    return figure
 
 
 # ---------------------------------------------------------------------------------------------------- Jacobian
@@ -186,7 +213,7 @@ def sequences_entering(module: torch.nn.Module, model: Transformer, inputs):
     """(x (T, C), the rotation of its positions or None) of each sequence as it enters `module` of the model."""
     for part in parts_of(model, inputs):
         seen = []
-        with torch.no_grad(), watch_outputs({"": module}, lambda name, args, output, seen=seen: seen.extend(args)):
+        with torch.no_grad(), watch([(module, lambda args, y, seen=seen: seen.extend(args))]):
             model.stream(part)
         for sequence in seen[0]:
             yield sequence, seen[1] if len(seen) > 1 else None
@@ -200,28 +227,66 @@ def jacobian_statistics(jacobian: torch.Tensor) -> dict:
     return {"deviation": deviation, "off_diagonal": 1 - diagonal / energy if energy else math.nan}
 
 
+def measure_jacobian(model, batches, run):
+    positions = torch.randint(batches.length, (len(batches.starts),), generator=run.generator()).tolist()
+    width, blocks = model.config.n_embd, len(model.blocks)
+    channels = [i * width // min(64, width) for i in range(min(64, width))]
+    shown, maps, layers = pick_evenly(list(range(blocks)), 3), {}, {"attn": [], "mlp": []}
+    for branch, statistics in layers.items():
+        for block in range(blocks):
+            jacobian = residual_jacobian(model, batches, positions, block, branch)
+            statistics.append(jacobian_statistics(jacobian))
+            if block in shown:
+                part = jacobian[channels][:, channels].tolist()
+                maps.setdefault(branch, []).append({"block": block + 1, "map": part})
+    return {"positions": positions, "channels": channels, "maps": maps, "layers": layers}
+
+
+@register("jacobian", measure_jacobian, tokens=2048, window=WINDOW)
+def draw_jacobian(results):
+    """Jacobian of residual sub-layers, averaged over one token of each window (LNS, Fig. 5)."""
+    most = max(len(m[-1]["maps"]["attn"]) for m in results.values())
+    figure, axes = make_panels(2 * len(results), most + 1, 1.9)
+    for rows, (name, (*_, last)) in zip(axes.reshape(-1, 2, most + 1), results.items(), strict=True):
+        for (*panels, curves), (branch, label) in zip(rows, BRANCHES.items(), strict=True):
+            statistics, maps = last["layers"][branch], last["maps"][branch]
+            for ax, shown in zip(panels, maps, strict=False):
+                image = ax.imshow(shown["map"], cmap="RdBu_r", norm=SymLogNorm(0.01, vmin=-1, vmax=1))
+                ax.grid(False)
+                deviation = statistics[shown["block"] - 1]["deviation"]
+                ax.set_title(f"block {shown['block']}: ‖J−I‖/√C {deviation:.2f}", fontsize=8)
+                ax.set(xticks=[], yticks=[])
+            for ax in panels[len(maps) :]:
+                ax.set_visible(False)
+            panels[0].set_ylabel(f"{name}\n{label}")
+            for key, style in (("deviation", "o-"), ("off_diagonal", "s--")):
+                plot_by_block(curves, [s[key] for s in statistics], style, label=JACOBIAN_LABELS[key])
+            curves.set_ylim(bottom=0)
+            curves.set_xlabel("block")
+    axes[0, -1].legend()
+    figure.colorbar(image, ax=axes[:, :-1], label="∂y/∂x", shrink=0.5, aspect=40)
+    return figure
+
+
 # -------------------------------------------------------------------------------------------- attention logits
 
 
-class LargestLogit(TorchFunctionMode):
-    """Inside, every attention product appends max |q·k| / √head_dim, over heads and pairs of a query and a key that it
-    sees, to `found`. It gets q and k as the product does, so after the norms and the rotation of any layout."""
-
-    def __init__(self, causal: bool):
-        super().__init__()
-        self.causal, self.found = causal, []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is F.scaled_dot_product_attention:
-            self.found.append(largest_logit(*(upcast(x) for x in args[:2]), causal=self.causal).item())
-        return function(*args, **(kwargs or {}))
-
-
-@torch.no_grad()
 def largest_logits(model: Transformer, inputs) -> list:
-    """[L]: the largest |q·k| / √head_dim of each block, over heads and pairs of which one sees the other, after QK-norm
-    and RoPE."""
-    with LargestLogit(model.config.causal) as mode:
-        for part in parts_of(model, inputs):
-            model.stream(part)
-    return torch.tensor(mode.found).view(-1, len(model.blocks)).amax(0).tolist()
+    """[L]: logit_max of the tracker, over all tokens of `inputs`."""
+    found = [torch.stack(probe(model, part)["logit_max"]) for part in parts_of(model, inputs)]
+    return torch.stack(found).amax(0).tolist()
+
+
+@register(
+    "logits", lambda model, batches, run: {"layers": largest_logits(model, batches)}, tokens=8192, over_training=True
+)
+def draw_logits(results):
+    """Largest attention logit of each block."""
+    figure, ((left, right),) = make_panels(1, 2, 2.8)
+    for i, (name, measured) in enumerate(results.items()):
+        plot_by_block(left, measured[-1]["layers"], label=name)
+        plot_over_steps(right, measured, [max(m["layers"]) for m in measured], label=name, color=f"C{i}")
+    left.set(xlabel="block", ylabel="largest |q·k| / √head_dim", title="at the end", yscale="log")
+    right.set(xlabel="step", title="over training, the largest of all blocks", yscale="log")
+    left.legend()
+    return figure

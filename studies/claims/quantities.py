@@ -23,7 +23,7 @@ from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import open_data, task_of
 from nanodnt.weights import model_from_checkpoint
-from studies.analysis import gradients, norms, streams
+from studies.analysis import gradients, norms, runs, streams
 
 GRADIENT_TOKENS = 65536  # of the validation set
 LOSS_TOKENS = 16384
@@ -68,7 +68,7 @@ def validation_batches(path: Path, tokens: int, size: int = 0) -> list:
     """[(inputs, targets)] of the validation windows, or images, that an evaluation of that many tokens reads; `size` of
     them per batch, 0 = as many as MICRO_TOKENS allows."""
     model, config = load_configs(path)
-    size = size or max(1, gradients.MICRO_TOKENS // model.block_size)
+    size = size or max(1, runs.MICRO_TOKENS // model.block_size)
     data = open_data(replace(config, doc_mask=False), model, load_meta(config.dataset, verify=False))
     starts, device = data.validation(tokens), measuring_device()
     batches = [data.val_batch(starts[i : i + size], size) for i in range(0, len(starts), size)]
@@ -121,7 +121,7 @@ def sharpness(path: Path, name: str) -> dict:
     model, generator = load_model(path, name), torch.Generator(measuring_device()).manual_seed(SEED)
     h = gradients.estimate_sharpness(model, probe_batch(path), DRAWS, generator)
     h = gradients.drop_padding_rows(model, h)
-    by_type = gradients.average_by_type(h, gradients.block_types(model))
+    by_type = gradients.average_by_type(h, model.block_types())
     return {t: by_type[t]["arithmetic"] for t in ORDER}
 
 
@@ -194,7 +194,7 @@ def mean_of_halves(values: list) -> tuple:
 @cache
 def block_angles(path: Path) -> tuple:
     """Mean angular distance between a block's input and the next block's, in the shallower and in the deeper half."""
-    d = streams.angular_distance(streams.collect_streams(load_model(path), probe_batch(path)))
+    d = streams.angular_distance(load_model(path), probe_batch(path))
     return mean_of_halves([d[i][i + 1] for i in range(len(d) - 1)])
 
 

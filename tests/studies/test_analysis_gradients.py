@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from studies.analysis import gradients
+from studies.analysis import gradients, norms, runs
 from support import reference
 from support.analysis import IN_PARTS, close, type_by_name
 from support.models import ALL, LLAMA, NET, PRE, S4, S5, S5_NET, build, error, floats, tokens
@@ -25,7 +25,7 @@ def test_types_cover_every_parameter(name):
     names = [n for n, _ in model.named_parameters()]
     wanted = {n: type_by_name(n, matrices=True) for n in names}
     assert gradients.matrix_types(model) == {n: t for n, t in wanted.items() if t}
-    assert gradients.block_types(model) == {n: type_by_name(n, matrices=False) for n in names}
+    assert model.block_types() == {n: type_by_name(n, matrices=False) for n in names}
 
 
 def test_parameter_norms():
@@ -34,9 +34,9 @@ def test_parameter_norms():
     for name, p in model.named_parameters():
         kind = type_by_name(name, matrices=False)
         squares[kind] = squares.get(kind, 0) + sum(x**2 for x in p.flatten().tolist())
-    norms = gradients.parameter_norms(model)
-    assert norms.keys() == squares.keys() == {"emb", "pos", "head", "qk", "vo", "ffn", "norm"}
-    assert all(math.isclose(norms[kind], squares[kind] ** 0.5, rel_tol=1e-5) for kind in norms)
+    found = norms.measure_norms(model, None, None)["types"]
+    assert found.keys() == squares.keys() == {"emb", "pos", "head", "qk", "vo", "ffn", "norm"}
+    assert all(math.isclose(found[kind], squares[kind] ** 0.5, rel_tol=1e-5) for kind in found)
 
 
 @pytest.mark.parametrize("name", ["S5, untied, llama", "HG, Post-LN block", "experts", "no gain"])
@@ -57,11 +57,11 @@ def test_block_norms(name):
             kind = type_by_name(path, matrices=True) or (last == "gain" and p.numel() > 1 and f"{branch}_gain")
             key = kind, int(block)
             squares[key] = squares.get(key, 0) + sum(x**2 for x in p.double().flatten().tolist())
-    found = gradients.block_norms(model)
+    found = norms.block_norms(model)
     assert list(found) == ["q", "k", "v", "o", "w1", "w2", "attn_gain", "mlp_gain"]
-    for kind, norms in found.items():
+    for kind, its in found.items():
         wanted = [squares.get((kind, block), math.nan) ** 0.5 for block in range(3)]
-        assert norms == pytest.approx(wanted, rel=1e-5, nan_ok=True), kind
+        assert its == pytest.approx(wanted, rel=1e-5, nan_ok=True), kind
     assert math.isnan(found["attn_gain"][1]) == (name == "no gain")
 
 
@@ -72,24 +72,24 @@ def test_the_smallest_row_of_the_embedding():
         table[7] = 5 + 0.01 * table[7]  # small once its mean is gone; rows that pad the vocabulary do not count
         table[50:] = 0
     rows = [[x - sum(row) / len(row) for x in row] for row in table.double()[:50].tolist()]
-    found = gradients.smallest_row(model)
+    found = norms.smallest_row(model)
     assert found["rows"] == 50 and close(found["smallest"], min(sum(x**2 for x in row) for row in rows), 1e-3)
     assert close(found["smallest"], sum(x**2 for x in rows[7]), 1e-3)
     assert close(found["gain"], model.input_norm.gain.norm().item())
     model = build(dict(), dtype=torch.float32)  # without an input norm block 1's comes next
-    assert close(gradients.smallest_row(model)["gain"], model.blocks[0].attn.pre.gain.norm().item())
+    assert close(norms.smallest_row(model)["gain"], model.blocks[0].attn.pre.gain.norm().item())
 
 
 def test_the_bias_on_the_choice_of_experts_is_left_out():
     """No loss trains it: its zeros would lower the router's sharpness, and it is no part of the router's norm."""
     model = build(dict(n_expert=4, balance="bias"), dtype=torch.float32)
     router = torch.cat([block.mlp.f.router.weight.flatten() for block in model.blocks])
-    assert close(gradients.parameter_norms(model)["router"], router.norm().item())
+    assert close(norms.measure_norms(model, None, None)["types"]["router"], router.norm().item())
     h = gradients.estimate_sharpness(model, tokens(2, 7), 2, torch.Generator().manual_seed(0))
     grads = gradients.compute_gradients(model, [(tokens(2, 7), tokens(2, 7, seed=2))])
     names = [name for name, _ in model.named_parameters() if not name.endswith("choice_bias")]
     assert list(h) == list(grads) == names and len(names) == len(list(model.parameters())) - 2
-    found = gradients.average_by_type(h, gradients.block_types(model))["router"]
+    found = gradients.average_by_type(h, model.block_types())["router"]
     assert found["n"] == router.numel() and found["zero_fraction"] == 0
     assert list(gradients.average_by_block(model, h)) == ["all", "qk", "vo", "ffn", "router", "norm"]
 
@@ -289,7 +289,7 @@ def test_sharpness_is_n_times_the_square_of_the_mean_gradient(most, monkeypatch)
         return x[..., :5].argmax(-1)
 
     model, idx = build(dict(SMALL, **S5), 2, torch.float32), tokens(3, 4, vocab=5)
-    monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+    monkeypatch.setattr(runs, "MICRO_TOKENS", most)
     monkeypatch.setattr(gradients, "sample_labels", label)
     labels, passes, whole = label(model, model.stream(idx), None), [], model.stream
     monkeypatch.setattr(model, "stream", lambda part: passes.append(len(part)) or whole(part))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from studies.analysis import gradients, norms, streams
+from studies.analysis import norms, runs, streams
 from support import reference
 from support.analysis import IN_PARTS, close, solve
 from support.models import DYT_CONSTANT, NET, POST, PRE, S5, UNIFIED, build, error, floats, tokens
@@ -39,7 +39,7 @@ def test_norm_slots_are_those_of_the_residual_path(name):
 @IN_PARTS
 @pytest.mark.parametrize("constant", (False, True), ids=("learned", "constant"))
 def test_dyt_alphas(constant, most, monkeypatch):
-    monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+    monkeypatch.setattr(runs, "MICRO_TOKENS", most)
     flags, words = dict(norm="dyt", embed_scale=True), dict(PRE, kind="dyt", embed_scale=True)
     if constant:
         flags, words = flags | DYT_CONSTANT, words | dict(alpha=(0.7, 0.4))
@@ -72,7 +72,7 @@ def sizes():
 
 @IN_PARTS
 def test_scatter_of_rmsnorm_is_a_line_for_each_token(most, monkeypatch):
-    monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+    monkeypatch.setattr(runs, "MICRO_TOKENS", most)
     net = solve("Pre-LN", idx=tokens(5, 9), scale=sizes())
     found, x, y, token, channel = scatter(net.model, net.idx, "blocks.1.attn.pre")
     entering = net.streams[1].flatten(0, 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from layers.ops import rotary
-from studies.analysis import gradients, norms, streams
+from studies.analysis import gradients, norms, runs, streams
 from support import reference
 from support.analysis import IN_PARTS, NETS, close, silence, solve, two_batches
 from support.models import LLAMA, LLAMA_NET, NET, POST, PRE, S5, S5_NET, SCHEMES, build, error, floats, tokens
@@ -34,7 +34,7 @@ def mean_variance(x):
 @IN_PARTS
 @pytest.mark.parametrize("name", NETS)
 def test_variance_is_that_of_the_equations(name, most, monkeypatch):
-    monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+    monkeypatch.setattr(runs, "MICRO_TOKENS", most)
     net = solve(name, 3)
     found = streams.stream_variance(net.model, net.idx)
     assert found.keys() == {"stream", "stream_global", "attn", "mlp"}
@@ -52,13 +52,13 @@ def test_silent_blocks_leave_the_stream_alone():
     assert len(rest) == 3 and first.any() and all(torch.equal(x, first) for x in rest)
     found = streams.stream_variance(model, idx)
     assert len(set(found["stream"])) == 1 and found["attn"] == found["mlp"] == [0.0] * 3
-    assert all(abs(d) < 1e-3 for row in streams.angular_distance([first, *rest]) for d in row)
+    assert streams.token_angles([first, *rest]).mean(-1).abs().max() < 1e-3
 
 
 @IN_PARTS
 def test_angular_distance_of_a_model_is_that_of_the_equations(most, monkeypatch):
     """LNS eq. 1 on every token, between what enters the blocks and what leaves the last; in parts of different size."""
-    monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+    monkeypatch.setattr(runs, "MICRO_TOKENS", most)
     net = solve("LNS", 3, tokens(5, 7))
     wanted = torch.empty(4, 4, dtype=torch.float64)
     for a, x in enumerate(net.streams):
@@ -66,7 +66,7 @@ def test_angular_distance_of_a_model_is_that_of_the_equations(most, monkeypatch)
             cosine = (x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()
             wanted[a, b] = (cosine.clamp(-1, 1).arccos() / math.pi).mean()
     for inputs in (net.idx, [(net.idx[:3], None), (net.idx[3:], None)]):
-        found = torch.tensor(streams.mean_angular_distance(net.model, inputs), dtype=torch.float64)
+        found = torch.tensor(streams.angular_distance(net.model, inputs), dtype=torch.float64)
         assert (found - wanted).abs().max() < 1e-6 and wanted[0, 3] > 0.05
 
 
@@ -92,7 +92,7 @@ def test_angular_distance():
     orthogonal = a.roll(16, dims=-1)
     mixed = torch.cat((3 * a[:, :2], -a[:, 2:]), dim=1)  # 2 of 9 tokens alike, the others opposite
     xs = [a, orthogonal, -2 * a, mixed, b, a + 1e-2 * b, a * (1 + 1e-7), 1e-9 * a, 1e9 * b]
-    found = streams.angular_distance(xs)
+    found = streams.token_angles(xs).mean(-1).tolist()
     assert [len(row) for row in found] == [9] * 9 and len(found) == 9
     assert not any(math.isnan(d) for row in found for d in row)
     assert max(abs(found[0][j] - d) for j, d in enumerate((0, 0.5, 1, 7 / 9))) < 5e-4
@@ -180,7 +180,7 @@ def test_jacobian_against_differences(name, branch, monkeypatch):
         change = functions[branch](x + shift) - functions[branch](x - shift)
         wanted[:, j] = change[rows, positions].mean(0) / (2 * step)
     for most in (4096, 1):  # all sequences in one part, then each in its own
-        monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+        monkeypatch.setattr(runs, "MICRO_TOKENS", most)
         found = streams.residual_jacobian(model, idx, positions, 1, branch)
         assert found.device.type == "cpu" and found.shape == (16, 16) and error(found, wanted) < 1e-6
     with pytest.raises(ValueError, match="shorter|longer"):
@@ -244,7 +244,7 @@ def test_logit_max_is_that_of_the_equations(name, monkeypatch):
     reference.forward(net, floats(model), idx)
     assert len(largest) == 3 * 4
     for most in (4096, 1):
-        monkeypatch.setattr(gradients, "MICRO_TOKENS", most)
+        monkeypatch.setattr(runs, "MICRO_TOKENS", most)
         assert close(streams.largest_logits(model, idx), [max(largest[i : i + 4]) for i in (0, 4, 8)])
 
 
@@ -264,9 +264,9 @@ def test_nothing_is_left_behind():
     gradients.estimate_sharpness(model, idx, 2, generator)
     for function in (streams.collect_streams, streams.stream_variance, norms.dyt_alphas, streams.largest_logits):
         function(model, idx)
-    streams.mean_angular_distance(model, idx)
-    gradients.block_norms(model)
-    gradients.smallest_row(model)
+    streams.angular_distance(model, idx)
+    norms.block_norms(model)
+    norms.smallest_row(model)
     streams.removal_drop(model, batches)
     norms.norm_scatter(model, idx, "final_norm", 10, generator)
     for branch in ("attn", "mlp", "block"):

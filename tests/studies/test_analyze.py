@@ -9,6 +9,7 @@ import sys
 from contextlib import redirect_stdout
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -16,15 +17,16 @@ from matplotlib.image import imread
 
 import analyze
 from model import GPT
-from studies.analysis import figures, gradients
-from studies.analysis.measures import CheckpointedRun, NotApplicable, pick_evenly
-from studies.analysis.pipeline import FIGURES, measure_runs, round_for_json, write_figure
-from studies.analysis.settings import FIGURE_NAMES, AnalyzeConfig
+from studies.analysis.figure import FIGURES, NotApplicable
+from studies.analysis.norms import LINES
+from studies.analysis.pipeline import measure_runs, round_for_json, write_figure
+from studies.analysis.runs import CheckpointedRun, pick_evenly
+from studies.analysis.settings import AnalyzeConfig
 from support import runs as tiny
 from support.pages import ROOT, rows_with
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-APPLY = set(FIGURE_NAMES) - {"alpha", "experts", "tracking"}  # to a DNT run without tracked rows
+APPLY = set(FIGURES) - {"alpha", "experts", "tracking"}  # to a DNT run without tracked rows
 HG = r"$\hg$"  # a run's name that must not be taken for mathematics
 SMALL = ("--tokens=256", "--draws=1", "--device=cpu")
 
@@ -75,10 +77,6 @@ def drawn(runs):
     after = tiny.files(runs / "dnt")
     assert {name: after[name] for name in before} == before
     return runs / "dnt" / "analysis", output.getvalue()
-
-
-def test_every_figure_has_a_caption():
-    assert list(FIGURES) == FIGURE_NAMES
 
 
 def test_every_figure_of_one_run(drawn):
@@ -160,7 +158,7 @@ def test_tokens_lowers_and_raises_what_a_figure_reads(runs, name, monkeypatch):
     def measure(tokens, micro=128):
         seen.clear()
         largest.clear()
-        monkeypatch.setattr(gradients, "MICRO_TOKENS", micro)
+        monkeypatch.setattr("studies.analysis.runs.MICRO_TOKENS", micro)
         config = AnalyzeConfig(figures=name, tokens=tokens, draws=1, snapshots=1, device="cpu")
         run = CheckpointedRun(runs / ("dyt" if name == "alpha" else "dnt"), "run", config, torch.device("cpu"))
         (found,) = measure_runs([run], [name])[name]["run"]
@@ -201,10 +199,10 @@ def test_more_tokens_than_there_are_and_the_zeros_of_an_untied_embedding(runs, c
     ids = np.fromfile(runs / "data" / "val.bin", "<u2")[:32]  # a single window is the first
     share = 1 - len(set(ids.tolist())) / 50
     assert last["types"]["emb"]["zero_fraction"] == pytest.approx(share) and share > 0.3
-    assert re.search(rf"zeros left out\n(.*\n)*{re.escape(HG)} +emb .* {share:.4g}\n", output)
-    (panel, *_) = figures.draw_sharpness({"a": [last]}).axes
+    assert re.search(rf"zero_fraction\n(.*\n)*{re.escape(HG)} +emb .* {share:.4g}\n", output)
+    (panel, *_) = FIGURES["sharpness"].draw({"a": [last]}).axes
     assert [label.get_text() for label in panel.get_xticklabels()][0] == f"emb\n{100 * share:.2g}% zeros"
-    figures.plt.close()
+    plt.close()
     assert call(*argv, "--tokens=4096") == 0
     assert "the validation data has 2,976 tokens, fewer than tokens=4096" in capsys.readouterr().out
 
@@ -213,7 +211,7 @@ def test_angular_distance_is_drawn_over_the_block_and_n():
     """At (ℓ, n) the distance between what enters block ℓ and block ℓ + n, and nothing where there is none; 0 is yellow,
     1 purple."""
     d = [[abs(a - b) / 10 + max(a, b) / 100 for b in range(4)] for a in range(4)]  # of 3 blocks
-    ax, bar = figures.draw_angular({"a": [{"step": 1, "distance": d}]}).axes
+    ax, bar = FIGURES["angular"].draw({"a": [{"step": 1, "distance": d}]}).axes
     (image,) = ax.images
     shown = image.get_array().filled(math.nan)
     for block in (1, 2, 3):
@@ -224,23 +222,23 @@ def test_angular_distance_is_drawn_over_the_block_and_n():
     small, large = image.to_rgba([0.0, 1.0])
     assert small[0] > 0.9 > 0.2 > small[2] and large[0] < 0.4 > large[1] and large[2] > 0.3
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("ℓ", "n") and "arccos" in bar.get_ylabel()
-    figures.plt.close()
+    plt.close()
 
 
 @pytest.mark.parametrize("steps", [(0, 10, 20), (20,)])
 def test_norms_are_drawn_over_training_or_of_one_checkpoint_over_the_blocks(steps):
-    blocks = {key: [1.0, 2.0, 3.0] for lines in figures.LINES.values() for key in lines}
+    blocks = {key: [1.0, 2.0, 3.0] for lines in LINES.values() for key in lines}
     found = {"types": {"ffn": 1.0, "norm": 2.0}, "blocks": blocks, "embedding": dict(rows=10, smallest=0.5, gain=3.0)}
-    ffn, attention, rows, types = figures.draw_norms({"a": [{"step": step, **found} for step in steps]}).axes
+    ffn, attention, rows, types = FIGURES["norms"].draw({"a": [{"step": step, **found} for step in steps]}).axes
     several = len(steps) > 1
     assert [len(ax.lines) for ax in (ffn, attention, rows, types)] == [*((9, 15) if several else (3, 5)), 2, 2]
     assert [line.get_ydata()[0] for line in rows.lines] == [5, 9]
     last = ffn.lines[2 if several else 0].get_xydata().tolist()
     assert last == ([[step, 3] for step in steps] if several else [[1, 1], [2, 2], [3, 3]])
-    figures.plt.close()
-    (*_, hidden, _) = figures.draw_norms({"a": [{"step": 0, **found, "embedding": {}}]}).axes  # images
+    plt.close()
+    (*_, hidden, _) = FIGURES["norms"].draw({"a": [{"step": 0, **found, "embedding": {}}]}).axes  # images
     assert not hidden.get_visible()
-    figures.plt.close()
+    plt.close()
 
 
 @pytest.mark.parametrize("names", ["alpha,gains,tracking", pytest.param("all", marks=pytest.mark.deep)])
@@ -253,7 +251,7 @@ def test_runs_side_by_side(runs, capsys, tmp_path, names):
     assert f"note: {HG} has kept one checkpoint" in output
     wanted = {"loss", *(APPLY | {"alpha", "tracking"} if names == "all" else names.split(","))}
     assert {p.stem for p in out.glob("*.png")} == wanted
-    assert (out / "report.html").read_text().count("data:image/png") == len(wanted)
+    assert (out / "report.md").read_text().count("](") == len(wanted)
     assert list(record(out, "gains")["runs"]) == ["dnt", HG, "dyt"]
     if names == "all":
         types = set(record(out, "sharpness")["runs"][HG][-1]["types"])
@@ -279,7 +277,7 @@ def test_a_mixture_of_experts(runs, tmp_path, names):
     """The load of experts is drawn as it was logged; other figures know the router, and the experts as FFNs."""
     assert call(runs / "moe", *SMALL, "--snapshots=2", f"--figures={names}", f"--out={tmp_path}") == 0
     assert {p.stem for p in tmp_path.glob("*.png")} == (
-        set(FIGURE_NAMES) - {"alpha"} if names == "all" else set(names.split(","))
+        set(FIGURES) - {"alpha"} if names == "all" else set(names.split(","))
     )
     (found,) = record(tmp_path, "experts")["runs"]["moe"]
     rows = {row["step"]: row["track"] for row in tiny.metrics(runs / "moe") if "track" in row}
@@ -310,20 +308,20 @@ def test_the_figure_of_experts_at_any_size(blocks, experts, rows, tmp_path):
     text = "".join(json.dumps(line).replace("NaN", "null") + "\n" for line in lines)
     (tmp_path / "metrics.jsonl").write_text(text)
     run, model = SimpleNamespace(folder=tmp_path), SimpleNamespace(config=SimpleNamespace(n_expert=experts))
-    found = FIGURES["experts"].measure(run, model, 0)
+    found = FIGURES["experts"].measure(model, None, run)
     assert list(found["load"]) == [1, 3, 5][:blocks] and np.isnan(found["largest"][-1][-1])
     write_figure("experts", {"a": [found], "b$": [found]}, AnalyzeConfig(), tmp_path)
     assert imread(tmp_path / "experts.png").shape[0] > 1000
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "tokens": 0, "track": {"logit_max": [1.0]}}\n')
     with pytest.raises(NotApplicable, match="no tracked row has the load"):
-        FIGURES["experts"].measure(run, model, 0)
+        FIGURES["experts"].measure(model, None, run)
 
 
 def test_a_checkpoint_and_a_page_of_one_run(runs):
     assert call(runs / "dnt" / "step_5.pt", *SMALL, "--figures=removal", "--report=True", f"--out={runs / 'one'}") == 0
     (found,) = record(runs / "one", "removal")["runs"].values()
     assert [(m["step"], m["checkpoint"]) for m in found] == [(5, "step_5.pt")]
-    assert {p.name for p in (runs / "one").iterdir()} >= {"removal.png", "loss.png", "report.html"}
+    assert {p.name for p in (runs / "one").iterdir()} >= {"removal.png", "loss.png", "report.md"}
 
 
 def test_spread_is_even_and_keeps_the_ends():

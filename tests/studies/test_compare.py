@@ -240,10 +240,10 @@ def test_what_the_figure_draws(tmp_path, monkeypatch):
 
 def test_compare_writes_what_it_returns(tmp_path):
     runs = load_records([make_run(tmp_path / "a"), make_run(tmp_path / "b", {0: 4.0, 200: None})])
-    found = compare_runs(runs, tmp_path / "new" / "out", baseline="b", smooth=0.1)
-    text = (tmp_path / "new/out/compare.json").read_text()
+    found = compare_runs(runs, tmp_path, baseline="b", smooth=0.1)
+    text = (tmp_path / "compare.json").read_text()
     assert json.loads(text) == found and "NaN" not in text
     assert found["table"]["baseline"] == "b" and found["smooth"] == 0.1
-    assert (tmp_path / "new/out" / found["figure"]).read_bytes().startswith(PNG)
+    assert (tmp_path / found["figure"]).read_bytes().startswith(PNG)
     with pytest.raises(ValueError, match="smooth=1 must be at least 0 and below 1"):
         compare_runs(runs, tmp_path, smooth=1)

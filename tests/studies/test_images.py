@@ -13,7 +13,7 @@ import sweep
 from model import GPTConfig
 from studies.analysis import gradients, streams
 from studies.analysis.compare import final_loss_table, load_records, table_cells
-from studies.analysis.settings import FIGURE_NAMES
+from studies.analysis.figure import FIGURES
 from support import runs as tiny
 from support.images import encode, noise, write_dataset
 from vision import ViT
@@ -67,16 +67,16 @@ def drawn(folder):
 
 @pytest.mark.deep
 def test_every_figure_is_of_images(folder):
-    draw(folder, FIGURE_NAMES)
+    draw(folder, list(FIGURES))
 
 
 def test_the_page_of_images(drawn):
     folder, said = drawn
     for name, reason in (("alpha", "no DyT"), ("experts", "no mixture of experts")):
         assert f"vit: {name} is left out: {reason}\n" in said
-    page = (folder / "report.html").read_text()
-    assert "Validation loss in nats per image" in page and ">images<" in page and ">top-1<" in page
-    assert "nats per token" not in page and ">tokens<" not in page
+    page = (folder / "report.md").read_text()
+    assert "Validation loss in nats per image" in page and "| images |" in page and "| top-1 |" in page
+    assert "nats per token" not in page and "| tokens |" not in page
 
 
 def test_the_table_ends_with_top1(folder, drawn):

@@ -1,0 +1,122 @@
+"""A run's checkpoints, and the validation data that they are measured on."""
+
+from pathlib import Path
+
+import torch
+
+from model import GPTConfig, Transformer
+from nanodnt.data import load_meta
+from nanodnt.run.checkpoints import load_checkpoint
+from nanodnt.settings import TrainConfig
+from nanodnt.tasks import open_data, task_of_data
+from nanodnt.weights import model_from_checkpoint
+
+MICRO_TOKENS = 4096  # tokens of one forward and backward pass: bounds memory
+WINDOW = 128  # scatter and jacobian read so many tokens of a sequence; jacobian is of one of them, or of an image [I]
+# what must be the same in meta.json where a model reads another dataset than that of its training
+READ = ("tokenizer", "vocab_size", "chars", "image_size", "channels", "classes")
+
+
+class CheckpointedRun:
+    """A run directory, or one checkpoint file in it: its snapshots and the data that they are measured on. `config`: an
+    AnalyzeConfig."""
+
+    def __init__(self, path: Path, name: str, config, device: torch.device):
+        self.name, self.config, self.device, self.folder = name, config, device, path if path.is_dir() else path.parent
+        kept = kept_checkpoints(path) if path.is_dir() else [path]
+        self.snapshots, self.has_kept_one = pick_evenly(kept, config.snapshots), len(kept) == 1 and path.is_dir()
+        checkpoint = load_checkpoint(kept[-1])
+        trained_on, model_config = checkpoint["meta"], checkpoint["model_config"]
+        dataset = config.dataset or checkpoint["train_config"]["dataset"]
+        meta = load_meta(dataset)
+        if any(meta.get(key) != trained_on.get(key) for key in READ):
+            here, there = map(describe_data, (meta, trained_on))
+            raise ValueError(
+                f"dataset {dataset!r} ({here}) is not what {path} reads ({there}): choose another --dataset"
+            )
+        self.images, self.block_size = task_of_data(meta).reads == "images", model_config["block_size"]
+        self.data = open_data(TrainConfig(dataset=dataset), GPTConfig(**model_config), meta)
+        if meta["splits"]["val"] != trained_on.get("splits", {}).get("val"):
+            what = "images of {!r} are not the ones" if self.images else "text of {!r} is not the one"
+            print(f"note: {name}: the validation {what.format(dataset)} of its training")
+        if checkpoint["train_config"].get("doc_mask"):
+            print(f"note: {name} was trained with doc_mask; here the documents of a row see each other")
+        available = self.data.val_windows * self.block_size
+        if (config.tokens or 0) > available:
+            print(f"note: {name}: the validation data has {available:,} tokens, fewer than tokens={config.tokens}")
+
+    def load(self, path: Path) -> tuple:
+        """(model in eval mode, fp32, on the device; step)."""
+        checkpoint = load_checkpoint(path)
+        return model_from_checkpoint(checkpoint).eval().to(self.device), checkpoint["step"]
+
+    def generator(self, device="cpu") -> torch.Generator:
+        """A new random generator with the seed of the configuration."""
+        return torch.Generator(device).manual_seed(self.config.seed)
+
+
+class Batches:
+    """At most `tokens` tokens of a run's validation data, evenly spread: at least one window, or image. Of each window
+    only the first `length` tokens are read, if given. An iterable of (inputs, targets) on the run's device, of
+    MICRO_TOKENS tokens or less: each batch is read anew when it is its turn, so few are in memory.
+
+    `count`: how much it is, {"tokens": number}, or {"images": number}."""
+
+    def __init__(self, run: CheckpointedRun, tokens: int, length: int = 0):
+        whole = run.images or not length or length > run.block_size  # an image cannot be cut
+        self.run, self.length = run, run.block_size if whole else length
+        self.starts = run.data.validation(max(1, tokens // self.length) * run.block_size)
+        self.count = {"images": len(self.starts)} if run.images else {"tokens": len(self.starts) * self.length}
+
+    def __iter__(self):
+        rows = max(1, MICRO_TOKENS // self.run.block_size)
+        for first in range(0, len(self.starts), rows):
+            chosen = self.starts[first : first + rows]
+            batch = self.run.data.val_batch(chosen, len(chosen))
+            inputs, targets = (torch.from_numpy(part).to(self.run.device) for part in batch)
+            yield (inputs, targets) if self.run.images else (inputs[:, : self.length], targets[:, : self.length])
+
+
+def parts_of(model: Transformer, inputs):
+    """`inputs` part by part, whole sequences or images of at most MICRO_TOKENS tokens (at least one of them). They are
+    one tensor, or batches (inputs, targets) that are read in turn, so that memory does not grow with their number."""
+    rows = max(1, MICRO_TOKENS // model.config.block_size)
+    for batch in [(inputs,)] if isinstance(inputs, torch.Tensor) else inputs:
+        yield from batch[0].split(rows)
+
+
+def target_shares(batches) -> list:
+    """Each batch's share of all targets that are not ignored; batches: [(inputs, targets), …]. ValueError if all
+    are."""
+    counts = [int((targets != -1).sum()) for _, targets in batches]
+    if not sum(counts):
+        raise ValueError("every target is ignored (-1): give at least one that is not")
+    return [count / sum(counts) for count in counts]
+
+
+def describe_data(meta: dict) -> str:
+    """What READ says of a dataset, in words."""
+    if task_of_data(meta).reads == "images":
+        size = "of several sizes" if meta["image_size"] is None else "of {0} × {0} pixels".format(meta["image_size"])
+        return f"images {size}, channels {meta['channels']}, {len(meta['classes'])} classes"
+    return f"{meta['tokenizer']}, {meta['vocab_size']} tokens"
+
+
+def kept_checkpoints(folder: Path) -> list:
+    """step_N.pt and last.pt, by step. ValueError if there is none."""
+    steps = {int(p.stem[5:]): p for p in folder.glob("step_*.pt") if p.stem[5:].isdigit()}
+    if (folder / "last.pt").exists():
+        steps[load_checkpoint(folder / "last.pt")["step"]] = folder / "last.pt"
+    if not steps:
+        there = ", ".join(sorted(p.name for p in folder.glob("*.pt"))) or "no checkpoint at all"
+        raise ValueError(
+            f"{folder} holds neither last.pt nor step_N.pt ({there}): name a run directory or a checkpoint"
+        )
+    return [steps[step] for step in sorted(steps)]
+
+
+def pick_evenly(items: list, most: int) -> list:
+    """At most `most` of the items, evenly spread; always the last, and the first if `most` is at least 2."""
+    if len(items) <= most:
+        return items
+    return [items[-1]] if most == 1 else [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
