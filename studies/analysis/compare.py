@@ -22,8 +22,8 @@ from nanodnt.files import write_file
 from nanodnt.run.loss_curve import smoothed
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
-from nanodnt.tasks import task_of
 from nanodnt.state import is_count, is_number
+from nanodnt.tasks import task_of
 
 # what a valid config.json holds, and of which type
 RECORD = {"model": dict, "train": dict, "command": list, "versions": dict, "git_commit": (str, type(None))}
