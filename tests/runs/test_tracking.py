@@ -380,38 +380,6 @@ def test_rows_become_json_and_flat_for_wandb(tmp_path):
     assert sent == [(paths, 3)]
 
 
-TRACK = {"stream_var": [1.0, None], "branch_var": {"attn": [1.0]}, "gain": {"final_norm": [1, 0.5, 2.0]}}
-TRACK |= {"load": [[0.25, 0.75]], "router_entropy": [0.5], "dropped": [0.0]}
-WAITING = {
-    "a row": (TRACK, True),
-    "nothing": ({}, True),
-    "a text": ({"a": "b"}, False),
-    "infinity": ({"a": [math.inf]}, False),
-    "a key that JSON lacks": ({(1, 2): 1.0}, False),
-    "a tensor": ({"a": torch.ones(1)}, False),
-    "deep": ({"a": {"b": [[1.0]]}}, False),
-}
-
-
-@pytest.fixture(scope="module")
-def one_step(dataset, tmp_path_factory):
-    """The checkpoint of a run of one step."""
-    out = tmp_path_factory.mktemp("one_step")
-    assert run(out_dir=out, dataset=dataset, max_iters=1) == 0
-    return load(out / "last.pt")
-
-
-@pytest.mark.parametrize("track, valid", WAITING.values(), ids=WAITING)
-def test_rows_that_may_wait_in_a_checkpoint(track, valid, one_step, tmp_path):
-    row = {"step": 1, "tokens": 256, "train_loss": 4.0, "mfu": None, "track": track}
-    torch.save({**one_step, "pending": row}, tmp_path / "other.pt")
-    if valid:
-        assert load_checkpoint(tmp_path / "other.pt")["pending"] == row
-    else:
-        with pytest.raises(ValueError, match="pending missing or of a wrong kind"):
-            load_checkpoint(tmp_path / "other.pt")
-
-
 # --------------------------------------------------------------------------------------------------------- compiled
 
 
