@@ -11,10 +11,10 @@ import matplotlib.pyplot as plt
 from nanodnt.files import write_file
 from nanodnt.run.environment import choose_device
 from studies.analysis import compare
-from studies.analysis.figure import FIGURES, STYLE, NotApplicable
+from studies.analysis.figure import STYLE, NotApplicable
 from studies.analysis.report import write_report
 from studies.analysis.runs import Batches, CheckpointedRun
-from studies.analysis.settings import AnalyzeConfig
+from studies.analysis.settings import FIGURES, AnalyzeConfig
 
 
 def analyze(paths: list, config: AnalyzeConfig) -> None:

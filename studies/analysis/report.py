@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nanodnt.files import write_file
 from studies.analysis.compare import DEFINITION, RunRecord, format_value, make_printable, table_cells
-from studies.analysis.figure import FIGURES
+from studies.analysis.settings import FIGURES
 
 LOSS = "Training and validation loss against steps, tokens or images, and hours of training"
 

@@ -17,11 +17,11 @@ from matplotlib.image import imread
 
 import analyze
 from model import GPT
-from studies.analysis.figure import FIGURES, NotApplicable
+from studies.analysis.figure import NotApplicable
 from studies.analysis.norms import LINES
 from studies.analysis.pipeline import measure_runs, round_for_json, write_figure
 from studies.analysis.runs import CheckpointedRun, pick_evenly
-from studies.analysis.settings import AnalyzeConfig
+from studies.analysis.settings import FIGURES, AnalyzeConfig
 from support import runs as tiny
 from support.pages import ROOT, rows_with
 

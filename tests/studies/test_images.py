@@ -13,7 +13,7 @@ import sweep
 from model import GPTConfig
 from studies.analysis import gradients, streams
 from studies.analysis.compare import final_loss_table, load_records, table_cells
-from studies.analysis.figure import FIGURES
+from studies.analysis.settings import FIGURES
 from support import runs as tiny
 from support.images import encode, noise, write_dataset
 from vision import ViT
