@@ -37,18 +37,16 @@ def save_checkpoint(out_dir: Path, checkpoint: dict, best: bool, keep: bool = Fa
     """Write last.pt, keeping the one before as prev.pt. With `best` the same file is best.pt too (a hard link), with
     `keep` also step_N.pt, which no later save overwrites.
 
-    Checkpoints are never changed in place, so links are safe, and at every moment last.pt is complete. The file is a
-    zip archive with a CRC-32 of each tensor and of the rest, which `load_checkpoint` verifies.
-    ValueError for tensors that are not finite, or a file that cannot be written: last.pt is untouched then."""
+    Checkpoints are never changed in place, so links are safe, and last.pt is always complete. The file is a zip archive
+    with a CRC-32 of each record. ValueError, with last.pt untouched, for tensors that are not finite, or a file that
+    cannot be written."""
     tensors = dict(checkpoint["model"])
     for i, state in checkpoint["optimizer"]["state"].items():
         tensors |= {f"optimizer state {i}.{name}": t for name, t in state.items()}
-    tensors = {name: t for name, t in tensors.items() if torch.is_tensor(t)}
-    finite = torch.stack([t.isfinite().all().cpu() for t in tensors.values()])
-    if not finite.all():
-        name = list(tensors)[int(finite.logical_not().nonzero()[0])]
-        where = f"{name} is not finite at step {checkpoint['step']}"
-        raise ValueError(f"{where}: not saved; earlier checkpoints are intact")
+    for name, t in tensors.items():
+        if torch.is_tensor(t) and not t.isfinite().all():
+            where = f"{name} is not finite at step {checkpoint['step']}"
+            raise ValueError(f"{where}: not saved; earlier checkpoints are intact")
     names = ["best.pt"] * best + [f"step_{checkpoint['step']}.pt"] * keep
     checkpoint = {"format": CHECKPOINT_FORMAT, "names": names, **checkpoint}
     write_file(out_dir / "new.pt", lambda f: torch.save(checkpoint, f))
@@ -67,8 +65,7 @@ def name_checkpoint(out_dir: Path, names: list) -> None:
 
 
 def snapshot(value, keep: bool = True):
-    """A copy of nested dicts and lists with all tensors as full tensors on the CPU, or None in their place without
-    `keep`.
+    """A copy of nested dicts and lists, with full tensors on the CPU, or None in their place without `keep`.
 
     Sharded tensors are gathered, so all ranks must call this; only one of them needs to keep the copy."""
     if isinstance(value, dict):
@@ -82,14 +79,13 @@ def snapshot(value, keep: bool = True):
 
 
 class Saver:
-    """Writes checkpoints in a thread while training continues, one at a time. An error there is raised by the next
-    `check`, `save` or `finish`."""
+    """Writes checkpoints in a thread, one at a time. Its error is raised by the next `check`, `save` or `finish`."""
 
     def __init__(self, out_dir: Path):
         self.out_dir, self.pool, self.writing = out_dir, ThreadPoolExecutor(1), None
 
     def save(self, checkpoint: dict, best: bool, keep: bool) -> None:
-        """Begin `save_checkpoint`. From now on nobody else may change `checkpoint`."""
+        """Begin `save_checkpoint`. Nobody may change `checkpoint` after this."""
         self.finish()
         self.writing = self.pool.submit(save_checkpoint, self.out_dir, checkpoint, best, keep)
 
@@ -105,7 +101,7 @@ class Saver:
             writing.result()
 
     def close(self) -> None:
-        """Wait for the last write, and ignore its error: for a run that is ending with another error."""
+        """Wait for the last write without raising its error: the run may be ending with another."""
         self.pool.shutdown()
 
 
@@ -163,15 +159,16 @@ def verify_archive(path) -> None:
 
 
 def check_structure(checkpoint: dict) -> None:
-    """ValueError, which names the key, unless each key of KINDS has a value of that kind: ordinary tensors in model and
-    optimizer, and plain values everywhere. What a model and an optimizer need in it is checked as they load it."""
+    """ValueError, which names the key, unless each key of KINDS has a value of that kind. What a model and an optimizer
+    need is checked as they load it."""
     wrong = [key for key, kind in KINDS.items() if not isinstance(checkpoint.get(key, ...), kind)]
     wrong += [key for key in KINDS if key not in wrong and not is_plain(checkpoint[key], key in ("model", "optimizer"))]
     if not wrong:
-        numbers = {"scaler": checkpoint["scaler"].values(), "recent": checkpoint["recent"]}
-        wrong = [key for key, found in numbers.items() if not all(map(is_number, found))]
-        wrong += ["scaler"] * (checkpoint["scaler"].keys() not in (set(), GradScaler("cpu").state_dict().keys()))
-        wrong += ["names"] * (not all(KEPT_NAME.fullmatch(str(name)) for name in checkpoint["names"]))
+        scaler, recent, names = (checkpoint[key] for key in ("scaler", "recent", "names"))
+        known = scaler.keys() in (set(), GradScaler("cpu").state_dict().keys())  # empty where losses were not scaled
+        wrong += ["scaler"] * (not known or not all(map(is_number, scaler.values())))
+        wrong += ["recent"] * (not all(map(is_number, recent)))
+        wrong += ["names"] * (not all(KEPT_NAME.fullmatch(str(name)) for name in names))
     if wrong:
         raise ValueError(f"{', '.join(wrong)} missing or of a wrong kind")
     RunState.of(checkpoint)
@@ -181,7 +178,7 @@ def is_plain(value, may_hold_tensors: bool) -> bool:
     """Whether it consists of numbers, strings, None and ordinary tensors of floats, in dicts, lists and tuples."""
     if isinstance(value, dict):
         named = all(isinstance(key, (str, int)) for key in value)
-        return named and all(is_plain(part, may_hold_tensors) for part in value.values())
+        return named and is_plain([*value.values()], may_hold_tensors)
     if isinstance(value, (list, tuple)):
         return all(is_plain(part, may_hold_tensors) for part in value)
     if isinstance(value, torch.Tensor):

@@ -27,16 +27,15 @@ from nanodnt.state import is_row
 class Metrics:
     """A run directory's records, written by rank 0: config.json, metrics.jsonl, and wandb if it is on.
 
-    All checks run before anything in `out_dir` is changed. They raise ValueError: no access, less than `needed_bytes`
-    free, damaged metrics, wandb does not start, another run uses the folder or has changed it. Arguments:
+    resumed     the checkpoint that the run goes on from, which becomes last.pt; None for a new run, which deletes the
+                checkpoints of an earlier one (overwrite=True allowed it)
+    keep_until  (step, roll-backs): later rows of metrics.jsonl are dropped
+    configs     goes into config.json
+    seen        the fingerprint of `out_dir` before any file in it was read
+    wandb       None, or (project, id of the wandb run to continue or None)
 
-    resumed    the checkpoint that the run was resumed from; if it is not last.pt, it becomes last.pt. None for a new
-               run: all checkpoints of an earlier run in `out_dir` are deleted (overwrite=True allowed it)
-    keep_until (step, roll-backs): rows of metrics.jsonl beyond these are dropped, and a last row cut short by a kill
-    configs    goes into config.json
-    seen       the fingerprint of `out_dir` before any file in it was read
-    wandb      None, or (project, id of the wandb run to continue or None)
-    """
+    ValueError, before anything is changed: no access, less than `needed_bytes` free, damaged metrics, wandb does not
+    start, another run uses the folder or has changed it."""
 
     def __init__(self, out_dir: Path, resumed: Path | None, keep_until, configs: dict, needed_bytes, seen, wandb=None):
         self.path, self.wandb, self.wandb_id = out_dir / "metrics.jsonl", None, wandb and wandb[1]
@@ -111,9 +110,9 @@ def check_space(out_dir: Path, needed_bytes: int) -> None:
 
 
 def lock_folder(out_dir: Path):
-    """An open file: while it is open, no other process can lock `out_dir`. None or no lock where the system has none.
+    """An open file: while it is open, no other process can lock `out_dir`. ValueError if another holds the lock.
 
-    ValueError if another process holds the lock."""
+    None, or a file without a lock, where the system has no locks."""
     if fcntl is None:
         return None
     file = open(out_dir / ".lock", "a+")

@@ -1,4 +1,7 @@
-"""Several processes: DDP keeps the whole model in each, FSDP2 shards it."""
+"""Several processes: DDP keeps the whole model in each, FSDP2 shards it.
+
+A run does, in this order: `shard_model` the empty model (FSDP), storage and weights, activation checkpointing
+(`prepare_model`), the optimizer, compilation, `distribute` (DDP). Before the backward pass: `sync_gradients`."""
 
 import warnings
 from contextlib import contextmanager, nullcontext
@@ -39,9 +42,9 @@ def choose_parallel(setting: str, env, fixed_bytes: int) -> tuple:
 
 
 def keep_unsharded(model, dtype: torch.dtype, fixed_bytes: int, shard_size: int, total: float) -> tuple:
-    """(bool, text): whether FSDP over `shard_size` processes keeps all weights and all gradients during a step. It does
-    where these, as gathered and in fp32, and its shards leave enough of a GPU with `total` bytes. `dtype`: of the
-    matrix products; `fixed_bytes`: as for `choose_parallel`."""
+    """(bool, text): whether FSDP over `shard_size` processes keeps all weights and gradients during a step. It does if
+    they and its shards leave enough of a GPU with `total` bytes. `dtype`: of the matrix products; `fixed_bytes`: as for
+    `choose_parallel`."""
     n, padded = model.num_params(), padded_numel(model.parameters(), shard_size)
     shards = (fixed_bytes - 4 * n) * padded // (n * shard_size)
     held = gathered_dtype(model, dtype).itemsize * padded + 4 * n + shards
@@ -64,10 +67,10 @@ def shard_model(model, shard_size: int, env, keep: bool) -> None:
     shard_size 0: one copy of the model over all processes. Otherwise shard_size processes hold one copy, and the
     copies are kept equal (HSDP). ValueError if it does not divide the number of processes.
 
-    The matrices of a block are gathered when it runs, in the dtype in which they are multiplied; their gradients are
-    reduced in fp32. All other parameters (gains, biases, scalars, embeddings, head) are gathered in fp32. A step
-    gathers each weight once and reduces each gradient once. Without `keep`, the matrices of the blocks are gathered for
-    the forward and again for the backward pass of each micro batch, and their gradients are reduced in each."""
+    The matrices of a block are gathered when it runs, in the dtype in which they are multiplied; everything else is
+    gathered in fp32, and all gradients are reduced in fp32. With `keep`, each weight is gathered and each gradient
+    reduced once a step. Without, the blocks' matrices are gathered for the forward and again for the backward pass of
+    each micro batch, and their gradients reduced in each."""
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # half a second, needed only here
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
