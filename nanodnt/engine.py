@@ -94,7 +94,7 @@ def training_step(trainer: Trainer, batch, loss_tokens: float = 0.0) -> StepResu
 
 def accumulate(trainer: Trainer, batch, loss_tokens: float) -> torch.Tensor:
     """Sum the gradients of all micro batches, times the loss scale, into p.grad. Returns the loss of the batch, ()."""
-    model, scaler = trainer.compiled_model or trainer.model, trainer.scaler
+    model, scaler = trainer.model if trainer.compiled_model is None else trainer.compiled_model, trainer.scaler
     micro_batches = list(zip(*(t.split(trainer.micro) for t in batch), strict=True))
     loss, n = torch.zeros((), device=batch[0].device), len(micro_batches)
     trainer.model.runtime.loss_scale = scaler.scale(torch.ones_like(loss)) / n

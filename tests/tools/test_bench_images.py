@@ -46,7 +46,7 @@ def run(**changes) -> int:
 def make_setting(**changes) -> Setting:
     values = TINY | changes
     schemas = (GPTConfig, TrainConfig, BenchConfig)
-    return Setting(*(s(**{k: v for k, v in values.items() if k in s.__annotations__}) for s in schemas), ENV)
+    return Setting(*(s(**{k: v for k, v in values.items() if hasattr(s, k)}) for s in schemas), ENV)
 
 
 def test_random_images():

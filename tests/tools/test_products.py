@@ -26,7 +26,7 @@ SPREADS = list(products.SPREADS)
 def make_setting(**changes) -> Setting:
     values = SIZE | RUN | changes
     schemas = (GPTConfig, TrainConfig, BenchConfig)
-    return Setting(*(s(**{k: v for k, v in values.items() if k in s.__annotations__}) for s in schemas), ENV)
+    return Setting(*(s(**{k: v for k, v in values.items() if hasattr(s, k)}) for s in schemas), ENV)
 
 
 def failed(setting=None) -> list:
