@@ -1,27 +1,8 @@
 """Measurements inside the network: row["track"] of metrics.jsonl, every `track_interval` steps.
 
-Of the weights after the step, by one forward pass (`probe`):
-
-    stream_var     [L + 1]  variance of the residual stream at the input of block 1 … L and of the final norm
-    branch_var     {"attn", "mlp"}: [L], of the branch outputs as they are added, after the mid slot
-    logit_max      [L]      largest |q·k|/√head_dim over heads and causal pairs, after QK-norm and RoPE
-    alpha inv_std  {slot}   of DyT: α, and 1/std over all elements of the slot's input
-    gain           {slot}   [rms, min, max] of a scale vector as it acts
-    load           [L][E]   of mixtures of experts: share of the tokens' choices that each expert gets
-    router_entropy [L]      the same: of a token's scores, normalised to sum 1, in nats, mean over tokens
-    dropped        [L]      the same: choices that reach no expert; 0, since there is no capacity to exceed
-
-Of the step itself, over all parameters of a role:
-
-    grad_norm  grad_kurtosis  update_ratio  weight_norm   {role}
-
-Variances are over the channels of a token, mean over tokens, padding included. The probe reads the first validation
-sequences, or images, the same each time, in evaluation mode and in the precision of training. grad_norm is before
-clipping. grad_kurtosis is E g⁴ / (E g²)², 3 for a Gaussian. update_ratio is ‖Δw‖/‖w‖ with w before the step. To bound
-memory it is measured on every n-th entry of each parameter, at most SAMPLE of them, so for larger parameters it is an
-estimate. If the gradient of the step is not finite, all of these but weight_norm are None.
-
-Tracking changes no bit of the run and draws no random number.
+`probe` measures the weights after the step by one forward pass, `Tracker.measure_step` the step itself, by role. What
+each number is, with its shape: docs/analysis.md, "While it trains". Tracking changes no bit of the run and draws no
+random number.
 """
 
 import math
@@ -70,11 +51,8 @@ def largest_logit(q, k, positions=None, causal=True):
 def watch(notes: list):
     """Inside, note(args, output) follows every forward of its module, and may return another output; notes:
     [(module, note), …]."""
-
-    def hook(note):
-        return lambda module, args, output: note(args, output)
-
-    handles = [module.register_forward_hook(hook(note)) for module, note in notes]
+    hooks = [(module, lambda _, *passed, note=note: note(*passed)) for module, note in notes]
+    handles = [module.register_forward_hook(hook) for module, hook in hooks]
     try:
         yield
     finally:
@@ -87,11 +65,8 @@ def probe(model: Transformer, *inputs) -> dict:
     """The numbers of one forward pass of what `stream` takes: tensors () on the device, for `fetch_numbers`. All
     processes that share a sharded model must call this."""
     found = dict(stream_var=[], branch_var=dict(attn=[], mlp=[]), logit_max=[], alpha={}, inv_std={}, gain={})
-    if model.config.n_expert:
-        found |= dict(load=[], router_entropy=[], dropped=[])
-    notes = [*notes_of_stream(model, found), *notes_of_logits(model, found, *inputs)]
-    notes += notes_of_experts(model, found) if model.config.n_expert else []
-    notes += [(model.final_norm, lambda args, y: y[:, :1])]  # the logits are not needed
+    notes = [*notes_of_stream(model, found), *notes_of_logits(model, found, *inputs), *notes_of_experts(model, found)]
+    notes.append((model.final_norm, lambda args, y: y[:, :1]))  # the logits are not needed
     training, flex = model.training, model.runtime.flex_attention
     try:
         # without the stance FSDP's compiled parts would recompile with the hooks
@@ -105,13 +80,13 @@ def probe(model: Transformer, *inputs) -> dict:
 
 
 def notes_of_stream(model: Transformer, found: dict):
-    """Notes of stream_var, branch_var, alpha, inv_std and gain, for `watch`."""
+    """For `watch`: stream_var, branch_var, alpha, inv_std and gain."""
     slots = {name: m for name, m in model.named_modules() if isinstance(m, Slot)}
 
-    def note_part(names, args, output):  # FSDP has gathered the parameters of this part by now
+    def note_part(prefixes, args, output):  # FSDP has gathered the parameters of this part by now
         found["stream_var"].append(variance(args[0]))
-        for name in names:
-            gain = slots[name].gain_vector()
+        for name, slot in slots.items():
+            gain = slot.gain_vector() if name.startswith(prefixes) else None
             if gain is not None and gain.numel() > 1:
                 found["gain"][name] = [gain.square().mean().sqrt(), gain.min(), gain.max()]
 
@@ -121,16 +96,15 @@ def notes_of_stream(model: Transformer, found: dict):
         found["inv_std"][name] = 1 / upcast(args[0]).std(correction=0)
 
     for i, block in enumerate(model.blocks):
-        yield block.attn, partial(note_part, [name for name in slots if name.startswith(f"blocks.{i}.")])
+        yield block.attn, partial(note_part, f"blocks.{i}.")
         for branch, values in found["branch_var"].items():
             yield getattr(block, branch).mid, lambda args, y, values=values: values.append(variance(y))
-    yield model.final_norm, partial(note_part, [name for name in slots if not name.startswith("blocks.")])
-    for name in [name for name, slot in slots.items() if slot.norm == "dyt"]:
-        yield slots[name], partial(note_dyt, name)
+    yield model.final_norm, partial(note_part, tuple(name for name in slots if not name.startswith("blocks.")))
+    yield from [(slot, partial(note_dyt, name)) for name, slot in slots.items() if slot.norm == "dyt"]
 
 
 def notes_of_logits(model: Transformer, found: dict, idx, positions=None):
-    """Notes of logit_max, from what QK-norm returns: here again rotated, and in the precision of the product."""
+    """For `watch`: logit_max, from what QK-norm returns, rotated and cast here as the product gets it."""
     c, rope, queries = model.config, None, []
     if c.pos == "rope":
         places = torch.arange(idx.shape[1], device=idx.device) if positions is None else positions
@@ -148,7 +122,7 @@ def notes_of_logits(model: Transformer, found: dict, idx, positions=None):
 
 
 def notes_of_experts(model: Transformer, found: dict):
-    """Notes of load, router_entropy and dropped."""
+    """For `watch`: load, router_entropy and dropped, of a mixture of experts."""
 
     def note_entropy(router, args, output):
         scores = router.scores(router.logits(*args))
@@ -161,9 +135,11 @@ def notes_of_experts(model: Transformer, found: dict):
         found["load"].append(list(torch.diff(ends, prepend=ends.new_zeros(1)) / len(rows)))
         found["dropped"].append(len(rows) - ends[-1])
 
-    for block in model.blocks:
-        yield block.mlp.f.router, partial(note_entropy, block.mlp.f.router)
-        yield block.mlp.f.experts, note_load
+    if model.config.n_expert:
+        found |= dict(load=[], router_entropy=[], dropped=[])
+        for block in model.blocks:
+            yield block.mlp.f.router, partial(note_entropy, block.mlp.f.router)
+            yield block.mlp.f.experts, note_load
 
 
 def fetch_numbers(tree, dtype=torch.float64):

@@ -1,7 +1,5 @@
 """Runs beside each other, by their config.json and metrics.jsonl: where they end, what differs, their losses drawn.
 
-Speed-up: the steps that a baseline with a longer schedule needs to reach a run's final validation loss, divided by the
-run's steps. So we read Blockwise LR (arXiv 2502.19002, sec. 6.1), which does not define it [I].
 Datasets are compared by name, and tokenizers by the size of their vocabulary: config.json says no more about them.
 """
 
@@ -72,15 +70,16 @@ class RunRecord:
 
     def state(self) -> str:
         """What is unusual about its end; "" for a run that finished."""
-        last, rollbacks = self.rows[-1], max(row.get("rollbacks", 0) for row in self.rows)
-        facts = [f"failed at step {last['step']}"] if "failure" in last else []
-        if not facts and last["step"] < self.max_iters:
-            facts = [f"at step {last['step']} of {self.max_iters}"]
-        if not self.evaluations:
-            facts.append("never evaluated")
-        elif self.evaluations[-1][2] is None:
-            facts.append("loss not finite")
-        return ", ".join(facts + ([f"{rollbacks} roll-backs"] if rollbacks else []))
+        step, rollbacks = self.rows[-1]["step"], max(row.get("rollbacks", 0) for row in self.rows)
+        losses = [loss for _, _, loss in self.evaluations]
+        facts = {
+            f"failed at step {step}": "failure" in self.rows[-1],
+            f"at step {step} of {self.max_iters}": step < self.max_iters and "failure" not in self.rows[-1],
+            "loss not finite": losses and losses[-1] is None,
+            "never evaluated": not losses,
+            f"{rollbacks} roll-backs": rollbacks,
+        }
+        return ", ".join(fact for fact, holds in facts.items() if holds)
 
     def versions(self) -> dict:
         """{package: version}, and the git commit, with the number of changed files."""
@@ -92,38 +91,15 @@ class RunRecord:
 def load_records(paths) -> list:
     """The run directories `paths` as `RunRecord`s. ValueError, one line, if one of them is not a run directory, is
     damaged, or is given twice."""
-    paths = [Path(path) for path in paths]
-    named = zip(distinct_names(paths), paths, strict=True)
-    return [RunRecord(name, path, _load_rows(path), _load_config(path)) for name, path in named]
+    records = []
+    for name, path in zip(distinct_names(paths), map(Path, paths), strict=True):
+        if not (rows := read_metrics(path)):
+            raise ValueError(f"{path} is not the directory of a run: it has no metrics.jsonl, or one without rows")
+        records.append(RunRecord(name, path, rows, load_config(path / "config.json")))
+    return records
 
 
-def distinct_names(paths: list) -> list:
-    """Each folder's name, with as many parents in front as tell it apart from the others. ValueError for a folder that
-    is given twice."""
-    parts = [Path(os.path.abspath(path)).parts for path in paths]
-    names = [make_printable(p[-1]) for p in parts]
-    for n in range(2, 1 + max(map(len, parts), default=0)):
-        clash = [names.count(name) > 1 for name in names]
-        longer = [make_printable(Path(*p[-n:]).as_posix()) for p in parts]
-        names = [with_parent if c else name for name, with_parent, c in zip(names, longer, clash, strict=True)]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{twice[0]} is given twice: name each run once")
-    return names
-
-
-def make_printable(text: str) -> str:
-    """`text` with "?" for line breaks and other control characters."""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def _load_rows(path: Path) -> list:
-    if rows := read_metrics(path):
-        return rows
-    raise ValueError(f"{path} is not the directory of a run: it has no metrics.jsonl, or one without rows")
-
-
-def _load_config(path: Path) -> dict:
-    file = path / "config.json"
+def load_config(file: Path) -> dict:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         wrong = [key for key, kind in RECORD.items() if not isinstance(config[key], kind)]
@@ -133,6 +109,24 @@ def _load_config(path: Path) -> dict:
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as e:
         reason = f"{type(e).__name__}: {e}".replace("\n", " ")
         raise ValueError(f"{file} is missing or damaged ({reason}): restore it, or leave this run out") from None
+
+
+def distinct_names(paths: list) -> list:
+    """Each folder's name, with as many parents in front as tell it apart from the others. ValueError for a folder that
+    is given twice."""
+    parts, names = [Path(os.path.abspath(path)).parts for path in paths], []
+    for mine in parts:
+        ends = [mine[-n:] for n in range(1, len(mine) + 1)]
+        alone = [end for end in ends if [other[-len(end) :] for other in parts].count(end) == 1]
+        if not alone:
+            raise ValueError(f"{make_printable(mine[-1])} is given twice: name each run once")
+        names.append(make_printable("/".join(alone[0])))
+    return names
+
+
+def make_printable(text: str) -> str:
+    """`text` with "?" for line breaks and other control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 # ------------------------------------------------------------------------------------------------ where the runs end
@@ -187,18 +181,19 @@ def final_loss_table(runs: list, baseline: str = "") -> dict:
         rows.append(row | dict(reaches_baseline=first_step_at(run.evaluations, goal) if other else None))
     last = max((step for step, _, value in base.evaluations if value is not None), default=None)
     facts = {"baseline": base.name, "baseline_steps": last, "baseline_loss": goal, "unit": data_unit(runs)}
-    return facts | {"rows": rows, "warnings": _find_warnings(runs, base, rows)}
+    return facts | {"rows": rows, "warnings": find_warnings(runs, base, rows)}
 
 
-def _find_warnings(runs: list, base: RunRecord, rows: list) -> list:
+def find_warnings(runs: list, base: RunRecord, rows: list) -> list:
     """Lines on what makes the numbers of the table mean less than they seem to."""
-    lines, unit = [], data_unit(runs)
+    unit = data_unit(runs)
     data, fields = ("text", DATA) if unit == "token" else ("images", DATA_OF_IMAGES)
     if unit == "image" and any(run.config["train"].get("eval_tokens") for run in runs):
         fields += (("model", "block_size"),)  # the same number of tokens is not the same images
-    if different := _describe_disagreement(runs, base, fields):
+    lines = []
+    if different := describe_disagreement(runs, base, fields):
         lines.append(f"losses are not comparable, they are not of the same {data}: {different}")
-    if different := _describe_disagreement(runs, base, [("train", "batch_size")]):
+    if different := describe_disagreement(runs, base, [("train", "batch_size")]):
         lines.append(f"a step is not the same number of {unit}s everywhere: {different}")
     if len({row[f"{unit}s"] for row in rows}) > 1:
         lines.append(f"the runs end after different numbers of {unit}s: the differences are not at equal training")
@@ -208,15 +203,15 @@ def _find_warnings(runs: list, base: RunRecord, rows: list) -> list:
     return lines
 
 
-def _describe_disagreement(runs: list, base: RunRecord, fields) -> str:
+def describe_disagreement(runs: list, base: RunRecord, fields) -> str:
     """Which of the fields, (section, name), differ from the baseline's, and in which runs; "" if none does."""
     facts = []
     for section, name in fields:
         runs_by_value = {}
-        for run in runs:
+        for run in [base, *runs]:
             runs_by_value.setdefault(format_value(run.config[section].get(name)), []).append(run.name)
-        usual = format_value(base.config[section].get(name))
-        others = [f"{value} ({', '.join(names)})" for value, names in runs_by_value.items() if value != usual]
+        usual, *others = runs_by_value
+        others = [f"{value} ({', '.join(runs_by_value[value])})" for value in others]
         facts += [f"{name} is {usual}, but {', '.join(others)}"] if others else []
     return "; ".join(facts)
 
@@ -249,14 +244,13 @@ def _number(value: float | None, form: str, words: str = "{}", missing: str = "â
     return missing if value is None else words.format(format(value, form))
 
 
-def format_table(table: dict) -> str:
-    """`final_loss_table` as aligned lines for the terminal, its warnings below."""
+def format_table(lines: list) -> str:
+    """A table of texts, the first line its headings, as aligned Markdown: for the terminal and for report.md."""
     columns = []
-    for column in zip(*table_cells(table), strict=True):
-        width, is_text = max(map(len, column)), column[0] in ("run", "state")
-        columns.append([cell.ljust(width) if is_text else cell.rjust(width) for cell in column])
-    lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
-    return "\n".join(lines + [f"warning: {line}" for line in table["warnings"]])
+    for column in zip(*lines, strict=True):
+        width = max(map(len, column))
+        columns.append([cell.ljust(width) for cell in (column[0], "-" * width, *column[1:])])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in zip(*columns, strict=True))
 
 
 # ---------------------------------------------------------------------------------------------------- what differs

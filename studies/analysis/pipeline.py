@@ -31,7 +31,8 @@ def analyze(paths: list, config: AnalyzeConfig) -> None:
     if comparing:  # first: mistakes in the records show at once, before anything slow
         records = compare.load_records(list(dict.fromkeys(run.folder for run in runs)))
         comparison = compare.compare_runs(records, folder, config.baseline, config.smooth)
-        print(compare.format_table(comparison["table"]))
+        print(compare.format_table(compare.table_cells(comparison["table"])))
+        print("".join(f"warning: {line}\n" for line in comparison["table"]["warnings"]), end="")
         drawn.append(folder / "loss.png")
     results = measure_runs(runs, config.figure_names())
     for name, found in results.items():

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from nanodnt.files import write_file
-from studies.analysis.compare import DEFINITION, RunRecord, format_value, make_printable, table_cells
+from studies.analysis.compare import DEFINITION, RunRecord, format_table, format_value, make_printable, table_cells
 from studies.analysis.settings import FIGURES
 
 LOSS = "Training and validation loss against steps, tokens or images, and hours of training"
@@ -17,12 +17,12 @@ def write_report(runs: list, comparison: dict, folder: Path, figures: list) -> P
     table, several = comparison["table"], len(runs) > 1
     page = [f"# {len(runs)} runs compared" if several else f"# Run {plain(runs[0].name)}"]
     page += ["## Where they end", f"Validation loss in nats per {table['unit']}, at the last evaluation."]
-    page += [markdown_table(table_cells(table)), *(f"**Warning:** {plain(line)}" for line in table["warnings"])]
+    page += [format_table(plain(table_cells(table))), *(f"**Warning:** {plain(line)}" for line in table["warnings"])]
     if several:
         header = ["field", "of", "default", *(run.name for run in runs)]
         rows = [[d["field"], d["section"], d["default"], *d["values"]] for d in comparison["differences"]]
         nothing = "Nothing in their configuration, versions or commit."
-        page += [plain(DEFINITION), "## What differs", markdown_table([header, *rows]) if rows else nothing]
+        page += [plain(DEFINITION), "## What differs", format_table(plain([header, *rows])) if rows else nothing]
     page += ["## Figures", *map(show_figure, figures), "## How they were made"]
     page += [part for run in runs for part in describe_origin(run)]
     path = folder / "report.md"
@@ -30,15 +30,11 @@ def write_report(runs: list, comparison: dict, folder: Path, figures: list) -> P
     return path
 
 
-def plain(text: str) -> str:
-    """`text` in one line of Markdown that shows it as it is, without markup."""
+def plain(text):
+    """`text`, or lists of texts, each in one line of Markdown that shows it as it is, without markup."""
+    if isinstance(text, list):
+        return [plain(part) for part in text]
     return re.sub(r"[\\`*\[\]<&|~$#]|\b_|_\b", r"\\\g<0>", make_printable(text))
-
-
-def markdown_table(lines: list) -> str:
-    """A table of texts, the first line its headings."""
-    header, *rows = [f"| {' | '.join(map(plain, line))} |" for line in lines]
-    return "\n".join([header, "|---" * len(lines[0]) + "|", *rows])
 
 
 def show_figure(name: str) -> str:

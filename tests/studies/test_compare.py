@@ -15,6 +15,7 @@ from studies.analysis.compare import (
     first_step_at,
     format_table,
     load_records,
+    table_cells,
     training_hours,
 )
 from support.analysis import MODEL, RECORD, TRAIN, make_run
@@ -37,9 +38,10 @@ def test_steps_the_baseline_needs_by_hand(tmp_path):
     assert (found["baseline"], found["baseline_steps"], found["baseline_loss"]) == ("a", 200, 2.0)
     assert (row["step"], row["tokens"], row["loss"], row["best"], row["difference"]) == (75, 750, 2.5, 2.25, 0.5)
     assert (row["baseline_needs"], row["speedup"], row["reaches_baseline"]) == (150, 2.0, None)
-    first, line = format_table(found).splitlines()[1:3]
-    assert line.split() == "b 75 750 2.5000 2.2500 +0.5000 150 steps 2.00× not in 75 steps".split()
-    assert first.split() == "a 200 2,000 2.0000 2.0000 – – – – baseline".split()
+    head, first, line = table_cells(found)
+    assert line == ["b", "75", "750", "2.5000", "2.2500", "+0.5000", "150 steps", "2.00×", "not in 75 steps", ""]
+    assert first == ["a", "200", "2,000", "2.0000", "2.0000", "–", "–", "–", "–", "baseline"] and len(head) == 10
+    assert format_table([["run", "x"], ["a", "3.25"]]) == "| run | x    |\n| --- | ---- |\n| a   | 3.25 |"
 
 
 def test_a_loss_the_baseline_never_reaches_is_not_extrapolated(tmp_path):
@@ -47,8 +49,8 @@ def test_a_loss_the_baseline_never_reaches_is_not_extrapolated(tmp_path):
     row = found["rows"][1]
     assert (row["baseline_needs"], row["speedup"]) == (None, None)
     assert row["reaches_baseline"] == pytest.approx(400 / 3)  # down from 4 to 1 in 200 steps: at 2 after two thirds
-    assert "> 200 steps, needs a longer baseline" in format_table(found)
-    assert "at 133" in format_table(found)
+    assert "> 200 steps, needs a longer baseline" in table_cells(found)[2]
+    assert "at 133" in table_cells(found)[2]
 
 
 def test_the_first_crossing_counts_and_no_line_passes_a_loss_that_was_not_finite(tmp_path):
@@ -70,7 +72,7 @@ def test_a_diverged_run_ends_with_no_loss_rather_than_its_last_finite_one(tmp_pa
     row = against["rows"][0]
     assert (against["baseline_loss"], against["baseline_steps"], row["difference"]) == (None, 50, None)
     assert (row["baseline_needs"], row["reaches_baseline"]) == (None, None)
-    assert "> 50 steps, needs a longer baseline" in format_table(against)
+    assert "> 50 steps, needs a longer baseline" in table_cells(against)[1]
 
 
 def test_the_baseline_by_name_or_path(tmp_path):
