@@ -78,7 +78,7 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
         if mean := mean_entry(entries):
             record_results(folder, run, {f"answers, mean of {len(entries)}": mean})
         for name, task in tasks:
-            record_results(folder, run, run_task(name, task, model, run.tokenizer, config, env))
+            record_results(folder, run, run_task(name, task, run, config, env))
     return compare_results(shown, evaluated)
 
 

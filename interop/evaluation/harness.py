@@ -7,50 +7,39 @@ import os
 import sys
 import warnings
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from interop.evaluation.settings import SUITES
+from nanodnt.trained import Trained
 
 ROOT = Path(__file__).resolve().parents[2]
 UNREACHABLE = "connect once, or point HF_HOME at a folder that has it (HF_DATASETS_OFFLINE=1: look only there)"
 ANSWER_S = 10  # how long the Hugging Face hub may take to answer
 
 
-class Installed:
-    """Finds the package `evaluate`, which lm_eval and its tasks import, outside of the repository.
-
-    Our command has its name. Where Python looks in the root first, as under `python evaluate.py`, they would get the
-    command. (To import the package at once would do, too, but it takes seconds, and few tasks need it.)"""
-
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        outside = [folder for folder in sys.path if Path(folder).resolve() != ROOT]
-        return PathFinder.find_spec(name, outside) if name == "evaluate" else None
-
-
 def import_harness() -> None:
     """Make lm_eval importable. ValueError where it is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
         raise ValueError("every task but text and answers needs lm-evaluation-harness: make install-eval")
-    if Installed not in sys.meta_path:
-        sys.meta_path.insert(0, Installed)
-        sys.modules.pop("evaluate", None)
-    for name in ("lm_eval", "datasets", "huggingface_hub"):
+    # tasks import the package `evaluate`, which must be found before our command of that name
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != ROOT] + [str(ROOT)]
+    for name in ("lm_eval", "datasets", "huggingface_hub", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 @contextmanager
 def quiet():
-    """Without the harness's progress bars, notes and warnings. Errors that it logs are shown."""
+    """Without the harness's notes and warnings, and, but on a terminal, its progress bars. Errors that it logs are
+    shown."""
     handler = logging.StreamHandler(sys.stderr)
     logging.getLogger("lm_eval").addHandler(handler)
     try:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            with warnings.catch_warnings():
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            bars = sys.stderr if sys.stderr.isatty() else nowhere
+            with redirect_stderr(bars), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield
     finally:
@@ -131,16 +120,16 @@ def load_tasks(names: list, config, env) -> list:
     return found
 
 
-def run_task(name: str, task, model, tokenizer, config, env) -> dict:
+def run_task(name: str, task, trained: Trained, config, env) -> dict:
     """{task: {"metrics": …, "settings": …, …}} of a task, or of those in a group, on the first process; {} on the
-    others. `model` is on env's device. All ranks must call it."""
+    others. The model is on env's device. All ranks must call it."""
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    from interop.evaluation.adapter import Adapter
+    from interop.evaluation.harness_model import HarnessModel
 
-    model.eval()
-    lm = Adapter(model, tokenizer, env, config.batch_size, config.seed)
+    with quiet():
+        lm = HarnessModel(trained, env, config.batch_size)
     how = dict(num_fewshot=config.num_fewshot, limit=config.limit or None, gen_kwargs=config.gen_kwargs or None)
     how |= dict(numpy_random_seed=config.seed, torch_random_seed=config.seed, fewshot_random_seed=config.seed)
     with errors_in_one_line(name, "failed"), quiet():

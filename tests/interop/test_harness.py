@@ -1,6 +1,6 @@
-"""Tasks of lm-evaluation-harness: our adapter against the harness's own model for transformers, and what is refused.
+"""Tasks of lm-evaluation-harness: our model for it against the harness's own for transformers, and what is refused.
 
-A GPT with random weights is evaluated by our adapter, and its export by HFLM, the harness's model for transformers."""
+A GPT with random weights is evaluated as it is in memory, and its export by HFLM, the harness's own model."""
 
 import importlib.util
 import os
@@ -17,6 +17,7 @@ from interop.huggingface.write import write_pretrained
 from model import GPT, GPTConfig
 from nanodnt.data.tokenizer import Tokenizer, json_meta
 from nanodnt.run.environment import Env
+from nanodnt.trained import Trained
 from support.evaluation import CONTEXTS, ROLLING, TEXT, call, keep_caches, make_runs, read, values, write_tasks
 from support.runs import ROOT, files
 
@@ -119,6 +120,11 @@ def environment(**changes) -> Env:
     return Env(0, 1, torch.device("cpu"), torch.float32, distributed=False)
 
 
+def trained(ours, meta=None):
+    meta = meta or Tokenizer.meta_for("bytes")
+    return Trained(ours[0], Tokenizer(meta), meta, "a test", 0)
+
+
 def load(folder, *names):
     config = EvaluateConfig(task_folder=str(folder))
     return [task for _, task in harness.load_tasks(list(names), config, environment())]
@@ -153,10 +159,10 @@ def expected(folder, exported):
 
 @pytest.fixture(scope="module")
 def found(folder, ours):
-    """What it finds with our adapter."""
-    from interop.evaluation.adapter import Adapter
+    """What it finds with ours."""
+    from interop.evaluation.harness_model import HarnessModel
 
-    return evaluate(Adapter(*ours, environment(), batch_size=3, seed=1), load(folder, *NAMES))
+    return evaluate(HarnessModel(trained(ours), environment(), batch_size=3), load(folder, *NAMES))
 
 
 def test_every_answer_is_the_hf_model_s(expected, found):
@@ -192,10 +198,10 @@ def test_the_cases_are_of_every_kind(expected, until, greedy):
 @pytest.mark.parametrize("batch_size, most", [(1, 1), (16, 300), (5, 1 << 26)])
 def test_batches_change_nothing(batch_size, most, folder, ours, found, monkeypatch):
     """Nor does the number of logits that are in memory at a time."""
-    from interop.evaluation import adapter
+    from interop.evaluation import harness_model
 
-    monkeypatch.setattr(adapter, "MAX_LOGITS", most)
-    lm = adapter.Adapter(*ours, environment(), batch_size, seed=1)
+    monkeypatch.setattr(harness_model, "MAX_LOGITS", most)
+    lm = harness_model.HarnessModel(trained(ours), environment(), batch_size)
     again, once = answers(evaluate(lm, load(folder, *NAMES))), answers(found)
     assert again.keys() == once.keys()
     for (task, _), key in zip(again, again, strict=True):
@@ -210,11 +216,11 @@ def test_batches_change_nothing(batch_size, most, folder, ours, found, monkeypat
 
 
 def test_the_command_writes_what_the_harness_finds(runs, folder, capsys):
-    from interop.evaluation.adapter import Adapter
+    from interop.evaluation.harness_model import HarnessModel
     from nanodnt.trained import load_trained
 
     trained = load_trained(runs / "a", "best.pt")
-    lm = Adapter(trained.model, trained.tokenizer, environment(), batch_size=4, seed=1)
+    lm = HarnessModel(trained, environment(), batch_size=4)
     direct = evaluate(lm, load(folder, *NAMES), limit=5)["results"]
     capsys.readouterr()
     flags = dict(tasks="text,local_texts, local_rolling,local_choices", input=runs / "text.txt", limit=5, batch_size=3)
@@ -240,83 +246,58 @@ def test_the_command_writes_what_the_harness_finds(runs, folder, capsys):
     assert again["local_rolling"] == read(runs / "a")["local_rolling"]
 
 
-def texts(ours, seed=1, **gen_kwargs) -> list:
-    """What the adapter writes after the contexts."""
-    from interop.evaluation.adapter import Adapter
-
-    lm = Adapter(*ours, environment(), batch_size=3, seed=seed)
-    given = dict(until=["zzz"], max_gen_toks=12, do_sample=False) | gen_kwargs
-    return lm.generate_until([SimpleNamespace(args=(context, given)) for context in CONTEXTS])
-
-
-def test_generation_ends_with_its_last_row(ours, monkeypatch):
-    """Not with max_gen_toks, where every text has come to a string of `until`."""
-    from interop.evaluation import adapter
-
-    lengths, generate = [], adapter.generate
-
-    def note(model, idx, *args, **how):
-        out = generate(model, idx, *args, **how)
-        lengths.append(out.shape[1] - idx.shape[1])
-        return out
-
-    monkeypatch.setattr(adapter, "generate", note)
-    ends = sorted({text[2] for text in texts(ours)})  # its third character, of each
-    assert max(lengths) == 12
-    lengths.clear()
-    assert max(map(len, texts(ours, until=ends))) <= 2
-    assert max(lengths) < 12
-
-
 @pytest.mark.parametrize("template", [True, False])
 def test_texts_begin_as_the_tokenizer_says(ours, template):
     """With <s> where its template has it; a text without context follows the <s> that it names in any case."""
     import tokenizers
 
-    from interop.evaluation.adapter import Adapter
+    from interop.evaluation.harness_model import HarnessModel
 
     made = tokenizers.Tokenizer(tokenizers.models.BPE({"<s>": 0, "</s>": 1, "a": 2, "b": 3}, []))
     made.add_special_tokens(["<s>", "</s>"])
     if template:
         made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    lm = Adapter(ours[0], Tokenizer(json_meta(made.to_str(), "</s>", "<s>")), environment(), 1, seed=1)
+    lm = HarnessModel(trained(ours, json_meta(made.to_str(), "</s>", "<s>")), environment(), 1)
     assert lm.tok_encode("ab") == [0] * template + [2, 3] and lm.tok_encode("ab", add_special_tokens=False) == [2, 3]
     assert (lm.prefix_token_id, lm.eot_token_id) == (0, 1)
 
 
 def test_settings_of_generation(ours):
-    """Drawn from the seed, or greedy; as long as asked for; what is unknown is refused."""
-    greedy, drawn = texts(ours), dict(do_sample=True, temperature=3.0)
-    assert texts(ours, **drawn) == texts(ours, **drawn) != greedy
-    assert texts(ours, **drawn) != texts(ours, seed=2, **drawn)
-    assert texts(ours, top_k=1, **drawn) == texts(ours, top_p=1e-6, **drawn) == greedy
-    assert texts(ours, temperature=3.0) == greedy  # do_sample=False wins
-    assert texts(ours, num_beams=1) == texts(ours, do_sample=True) == greedy
-    for name in ("max_gen_toks", "max_new_tokens"):
-        short = texts(ours, **{"max_gen_toks": None, name: 1})
-        assert {len(text) for text in short} == {1}
-    for bad, message in (
-        (dict(num_beams=2), "num_beams: unknown settings of generation; allowed are do_sample, temperature"),
-        (dict(max_gen_toks=32), "the task generates 32 tokens, and block_size=32 has no room"),
-        (dict(max_gen_toks=None), "the task generates 256 tokens"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            texts(ours, **bad)
+    """Greedy, or drawn from torch's seed; as long as asked for, half of the context where nothing is asked for."""
+    from interop.evaluation.harness_model import HarnessModel
+
+    lm = HarnessModel(trained(ours), environment(), batch_size=3)
+
+    def texts(seed=1, **gen_kwargs) -> list:
+        torch.manual_seed(seed)
+        given = dict(until=["zzz"], max_gen_toks=12, do_sample=False) | gen_kwargs
+        return lm.generate_until([SimpleNamespace(args=(context, given)) for context in CONTEXTS])
+
+    greedy, drawn = texts(), dict(do_sample=True, temperature=3.0)
+    assert texts(**drawn) == texts(**drawn) != greedy and texts(seed=2, **drawn) != texts(**drawn)
+    assert texts(top_k=1, **drawn) == greedy
+    assert {len(text) for text in texts(max_gen_toks=1)} == {1}
+    assert lm.max_gen_toks == 16 and texts(max_gen_toks=None) == texts(max_gen_toks=16)
+    with pytest.raises(AssertionError, match=r"max tokens to generate \(32\) must be less than .* length \(32\)"):
+        texts(max_gen_toks=32)
+
+
+def test_a_tokenizer_without_begin_and_end(ours):
+    from interop.evaluation.harness_model import HarnessModel
+
+    with pytest.raises(ValueError, match="a test .chars. has no token that begins or ends a text"):
+        HarnessModel(trained(ours, Tokenizer.meta_for("chars", ["a", "\n"])), environment(), 1)
 
 
 # --------------------------------------------------------------------------------------------------- what can go wrong
 
 
 def test_the_package_evaluate_is_not_our_command(monkeypatch):
-    """Although the root comes first, as under `python evaluate.py`."""
+    """Although the root comes first, as under `python evaluate.py`. Files of ours are found as before."""
     monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.setitem(sys.modules, "evaluate", SimpleNamespace(__spec__=None))  # the command, imported by someone
-    monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if finder is not harness.Installed])
-    assert importlib.machinery.PathFinder.find_spec("evaluate").origin == str(ROOT / "evaluate.py")
+    assert importlib.util.find_spec("evaluate").origin == str(ROOT / "evaluate.py")
     harness.import_harness()
-    harness.import_harness()
-    found = importlib.util.find_spec("evaluate")
-    assert found.origin.endswith("site-packages/evaluate/__init__.py") and sys.meta_path.count(harness.Installed) == 1
+    assert importlib.util.find_spec("evaluate").origin.endswith("site-packages/evaluate/__init__.py")
     assert importlib.util.find_spec("model").origin == str(ROOT / "model.py")
 
 
