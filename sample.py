@@ -40,8 +40,7 @@ class SampleConfig:
     init_from: str = ""  # instead of a run's checkpoint: a folder of Hugging Face, OWNER/MODEL, gpt2, gpt2-medium, …
     # --- a conversation ---
     chat: bool = False  # answer the lines of standard input, one after another
-    template: str = ""  # chat, alpaca, chatml, plain, or a text with {prompt} and {response}; empty = the checkpoint's
-    system_template: str = ""  # with a template of your own: a text with {system} for a system message
+    template: str = ""  # chat, alpaca, chatml, plain; empty = the checkpoint's
     system: str = ""  # a system message, which stands before the first prompt
     # --- how ---
     num_samples: int = 5  # samples, drawn in one batch
@@ -70,8 +69,6 @@ class SampleConfig:
         for name, allowed in NOT_IN_CHAT.items() if self.chat else ():
             if name in given and getattr(self, name) != allowed:
                 raise ValueError(f"{name} is not for a chat, which answers line by line: leave out --chat or --{name}")
-        if self.system_template and not self.template:
-            raise ValueError("system_template goes with a template of your own: add --template")
         if (self.template or self.system) and not self.chat:
             raise ValueError("template and system are for a chat: add --chat, or leave them out")
 
@@ -91,7 +88,7 @@ def main() -> int:
         if config.chat:
             from interop.conversations.chat import chat_with
 
-            chat_with(trained, config.template, config.system_template, config.system, config.max_new_tokens, how)
+            chat_with(trained, config.template, config.system, config.max_new_tokens, how)
         else:
             draw_samples(config, trained, text, how)
         return 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from interop.conversations.template import TEMPLATES, encode_conversation, make_template
+from interop.conversations.template import TEMPLATES, encode_conversation, named_template
 from interop.huggingface.tokenizer_files import find_tokenizer
 from nanodnt.data.examples import ANSWER
 from nanodnt.data.inputs import hold_out
@@ -33,10 +33,8 @@ class Example:
 
 def add_flags(parser: argparse.ArgumentParser, template: str, tokenizer: dict) -> None:
     """The flags that say how conversations become tokens. `tokenizer` holds the keywords of --tokenizer."""
-    names = ", ".join(TEMPLATES)
     parser.add_argument("--tokenizer", help="bytes, gpt2, gpt2_4096, a folder or OWNER/MODEL", **tokenizer)
-    parser.add_argument("--template", default=template, help=f"{names}, or a text (default: %(default)s)")
-    parser.add_argument("--system_template", help="text for a system message (default: the template's)")
+    parser.add_argument("--template", default=template, help=f"{', '.join(TEMPLATES)} (default: %(default)s)")
     parser.add_argument("--max_tokens", type=int, help="the block_size of training: leave out longer examples")
 
 
@@ -44,7 +42,7 @@ def check_flags(args) -> tuple:
     """(meta of the tokenizer, template). ValueError for flags of `add_flags` that are wrong in themselves."""
     if args.max_tokens is not None and args.max_tokens < 1:
         raise ValueError(f"--max_tokens={args.max_tokens} must be at least 1")
-    template = make_template(args.template, args.system_template)
+    template = named_template(args.template)
     if args.tokenizer == "chars":
         raise ValueError("--tokenizer=chars has no end of text, with which every answer ends: use bytes or gpt2_4096")
     tokenizer = find_tokenizer(args.tokenizer)
@@ -137,10 +135,10 @@ def _print_summary(meta, tokenizer, template, out_dir, train):
     counts = (f"{split} {p['examples']:,} examples, {p['tokens']:,} tokens" for split, p in meta["splits"].items())
     share = sum(p["answer_tokens"] for p in parts) / sum(p["tokens"] for p in parts)
     longest = max(p["longest"] for p in parts)
-    known = next((name for name, t in TEMPLATES.items() if t == template), "your own")
     print(f"{meta['dataset']}: {'; '.join(counts)}; {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}")
     print(f"{share:.1%} of the tokens count in the loss")
     print(f"the longest example, of {longest:,} tokens, needs block_size {longest - 1:,}")
+    known = next(name for name, texts in TEMPLATES.items() if texts == template)
     print(f"template {known}: turn {template.turn!r}, system {template.system!r}")
     if "<|im_end|>" in template.turn and tokenizer.added.get("<|im_end|>") != tokenizer.eot:
         end = "answers end with this tokenizer's end of text, which is not <|im_end|>"

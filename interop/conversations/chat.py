@@ -12,7 +12,7 @@ from interop.conversations.template import (
     Template,
     encode_conversation,
     encode_prompt,
-    make_template,
+    named_template,
     template_of,
 )
 from model import GPT
@@ -149,15 +149,15 @@ def pieces(tokens, decode):
 # -------------------------------------------------------------------------------------------------------- the terminal
 
 
-def chat_with(trained: Trained, name: str, system_template: str, system: str, max_new_tokens: int, how: dict) -> None:
+def chat_with(trained: Trained, name: str, system: str, max_new_tokens: int, how: dict) -> None:
     """`talk` by the template `name`, or else the checkpoint's. ValueError, one line, if there is none."""
     own = template_of(trained.meta)
     if own is None and not name:
         raise ValueError(
             f"{trained.source} has no template, since it was not fine-tuned on conversations (data/sft/prepare.py): "
-            f"give --template={'|'.join(TEMPLATES)}, or your own text"
+            f"give --template={'|'.join(TEMPLATES)}"
         )
-    template = make_template(name, system_template or None) if name else own
+    template = named_template(name) if name else own
     if own not in (None, template):
         print("note: --template is used; the checkpoint was fine-tuned with another", file=sys.stderr)
     talk(Chat(trained.model, trained.tokenizer, template, system, max_new_tokens, **how))

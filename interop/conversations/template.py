@@ -22,37 +22,16 @@ from dataclasses import dataclass
 
 from nanodnt.data.examples import ANSWER, BEGIN
 
-PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")  # other braces are text
 AFTER = {None: ("system", "user"), "system": ("user",), "user": ("assistant",), "assistant": ("user",)}
 CALLED = {"system": "system message", "user": "prompt", "assistant": "response"}
 
 
 @dataclass(frozen=True)
 class Template:
-    """The two texts of a template. ValueError, one line, for one that lacks a place or has others."""
+    """The two texts of a template."""
 
     system: str
     turn: str
-
-    def __post_init__(self):
-        _check_places(self.turn, ("prompt", "response"))
-        if not self.turn.endswith("{response}"):
-            raise ValueError(f"the template {self.turn!r} must end with {{response}}: end of text follows an answer")
-        _check_places(self.system, ("system",) if self.system != "" else ())
-
-
-def _check_places(text, allowed):
-    if not isinstance(text, str):
-        raise ValueError(f"a template is text, not {text!r}")
-    found = PLACE.findall(text)
-    for name in found:
-        if name not in allowed:
-            places = " and ".join(f"{{{place}}}" for place in allowed)
-            raise ValueError(f"the template {text!r} has the place {{{name}}}: allowed is {places}")
-    for name in allowed:
-        if found.count(name) != 1:
-            count = "no" if name not in found else "more than one"
-            raise ValueError(f"the template {text!r} has {count} place {{{name}}}: it must stand there once")
 
 
 ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
@@ -67,29 +46,25 @@ TEMPLATES = {
 }
 
 
-def make_template(turn: str, system: str | None = None) -> Template:
-    r"""The template that `turn` names, or whose text it is; `system` replaces the text for a system message.
-
-    In a text, backslash and n is a newline: so it is typed on a command line. ValueError for one without the places."""
-    known = TEMPLATES.get(turn)
-    if known is None and not PLACE.search(turn):
-        raise ValueError(
-            f"template {turn!r} is none of {', '.join(TEMPLATES)}, nor a text with {{prompt}}, {{response}}"
-        )
-    texts = [known.system if known else "", known.turn if known else turn.replace("\\n", "\n")]
-    if system is not None:
-        texts[0] = system.replace("\\n", "\n")
-    return Template(*texts)
+def named_template(name: str) -> Template:
+    """The template of this name. ValueError where there is none."""
+    if name not in TEMPLATES:
+        raise ValueError(f"template {name!r} is none of {', '.join(TEMPLATES)} (interop/conversations/template.py)")
+    return TEMPLATES[name]
 
 
 def template_of(meta: dict) -> Template | None:
-    """The template in the meta of a dataset or a checkpoint; None where there is none. ValueError if it is damaged."""
+    """The template in the meta of a dataset or a checkpoint; None where there is none. ValueError if it is damaged.
+
+    Its texts stand there, not its name: so it stays the same, and templates of earlier versions are read."""
     found = meta.get("template")
     if found is None:
         return None
-    if not isinstance(found, dict) or found.keys() != {"system", "turn"}:
+    system, turn = (found.get(key) for key in ("system", "turn")) if isinstance(found, dict) else (None, None)
+    wrong = not isinstance(system, str) or not isinstance(turn, str) or system.count("{system}") != bool(system)
+    if wrong or turn.count("{prompt}") != 1 or not turn.endswith("{response}"):
         raise ValueError(f"the template {str(found)[:60]!r} of this dataset or checkpoint is damaged: prepare it again")
-    return Template(**found)
+    return Template(system, turn)
 
 
 def check_messages(messages: list, where: str, last: str | None = None) -> None:
@@ -158,23 +133,18 @@ def _encode_messages(tokenizer, template, messages, last):
             waiting = [("\n", True)]
         elif role == "system" and not template.system:
             raise ValueError(
-                "a system message, and this template has no text for one: give --system_template, or a template with "
-                "one (chat, chatml)"
+                "a system message, and this template has no text for one: give a template with one (chat, chatml)"
             )
         else:
-            waiting += _fill(template.system if role == "system" else head, content)
+            place = "{system}" if role == "system" else "{prompt}"
+            before, after = (template.system if role == "system" else head).split(place)
+            waiting += [(before, True), (content, False), (after, True)]
     return (ids, marks) if last == "assistant" else (ids + _encode_pieces(tokenizer, waiting, named), marks)
 
 
-def _fill(text, content):
-    """The text of a template with its one place filled, in pieces: [(text, whether it is the template's own)]."""
-    before, _, after = PLACE.split(text)
-    return [(before, True), (content, False), (after, True)]
-
-
 def _encode_pieces(tokenizer, pieces, named):
-    """Token ids of pieces as `_fill` returns them. The template's own become the tokens `named`, {name: id}, where they
-    name them; between these all is one ordinary text."""
+    """Token ids of pieces [(text, whether it is the template's own)]. The template's own become the tokens `named`,
+    {name: id}, where they name them; between these all is one ordinary text."""
     names = "|".join(re.escape(name) for name in sorted(named, key=len, reverse=True))
     parts = [""]  # text, id, text, id, text
     for text, own in pieces:

@@ -129,7 +129,7 @@ def read_file(name: str, config: EvaluateConfig, trained: Trained, verify: bool)
     if template is None:
         raise ValueError(
             f"{trained.source} was trained without a template, which {name} needs: name one, --template="
-            f"{', '.join(TEMPLATES)} or a text"
+            f"{', '.join(TEMPLATES)}"
         )
     ids, marks = [], []
     for _, where, messages in conversations(Path(name), config.prompt_key, config.response_key):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from interop.conversations.template import Template, make_template
+from interop.conversations.template import Template, named_template
 
 DYT15 = "anli_r1 anli_r2 anli_r3 arc_challenge arc_easy boolq hellaswag openbookqa piqa record rte"
 DYT15 += " truthfulqa_mc1 truthfulqa_mc2 wic winogrande"
@@ -23,7 +23,7 @@ SUITES = {
 HOW = {"dyt15": UNPUBLISHED + "acc, and f1 for record [I]", "commonsense8": UNPUBLISHED + "acc [I]"}
 OF_TASK = {  # knob: the task that it belongs to
     "overlap": "text",
-    **dict.fromkeys(("max_answer_tokens", "template", "system_template", "prompt_key", "response_key"), "answers"),
+    **dict.fromkeys(("max_answer_tokens", "template", "prompt_key", "response_key"), "answers"),
 }
 
 
@@ -42,9 +42,8 @@ class EvaluateConfig:
     overlap: int = 0  # text: tokens that each window of a file repeats, as context, from the window before; 0 = none
     max_answer_tokens: int = 32  # answers: exact_match counts those of at most so many tokens, end of text included;
     #   0 = all
-    template: str = ""  # answers: how records become text: chat, alpaca, chatml, plain, or a text with {prompt} and
-    #   {response}; empty = the template that the run was trained with
-    system_template: str = ""  # answers: the template's text for a system message; empty = its own
+    template: str = ""  # answers: how records become text: chat, alpaca, chatml, plain; empty = the template that the
+    #   run was trained with
     prompt_key: str = "prompt"  # answers: the key of a record's prompt
     response_key: str = "response"  # answers: the key of a record's response
     # --- tasks of lm-evaluation-harness ---
@@ -90,13 +89,11 @@ class EvaluateConfig:
         for knob, task in OF_TASK.items():
             if task not in names and getattr(self, knob) != getattr(EvaluateConfig, knob):
                 raise ValueError(f"{knob} belongs to the task {task}: add it to --tasks, or leave it out")
-        if self.system_template and not self.template:
-            raise ValueError("system_template is a part of a template: give --template too")
         self.chosen_template()
 
     def chosen_template(self) -> Template | None:
         """The template that the flags give; None where they give none. ValueError for one that is none."""
-        return make_template(self.template, self.system_template or None) if self.template else None
+        return named_template(self.template) if self.template else None
 
     def folders(self) -> list:
         """The run directories, each once."""

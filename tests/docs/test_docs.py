@@ -97,7 +97,7 @@ def test_scripts_that_a_page_starts_exist(page):
 FOREIGN = "standalone nproc_per_node nnodes max_restarts shutdown-timeout rdzv_backend rdzv_endpoint rdzv_id rdzv_conf"
 FOREIGN += " kill-on-bad-exit job-name ntasks-per-node gpus-per-node cpus-per-task time signal requeue open-mode output"
 FOREIGN += " nodes help key deep input name tokenizer shards kills seed minutes skip_scale array wrap"
-FOREIGN += " max_tokens prompt_key response_key system_template folder"
+FOREIGN += " max_tokens prompt_key response_key folder"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES.get)

@@ -229,11 +229,11 @@ def test_records_are_what_their_prepared_dataset_is(runs, capsys):
     one, other = (read(runs / "apart")[f"answers {runs / name}"] for name in ("data", "chats.jsonl"))
     assert one["metrics"] == other["metrics"] and one["settings"]["sha256"] != other["settings"]["sha256"]
     assert one["settings"]["template"] == other["settings"]["template"] == made.TEMPLATE
-    assert call(out_dir=runs / "apart", tasks="answers", input=file, template="{prompt}\\n{response}") == 0
+    assert call(out_dir=runs / "apart", tasks="answers", input=file, template="plain") == 0
     out = capsys.readouterr().out
     assert f"note: {runs / 'apart' / 'best.pt'} was trained with another template than that of {file}" in out
-    entry = read(runs / "apart")[f"answers {file}"]  # with another text for system messages, of which there are none
-    assert entry["metrics"] == one["metrics"] and entry["settings"]["template"]["system"] == ""
+    entry = read(runs / "apart")[f"answers {file}"]
+    assert entry["metrics"] != one["metrics"] and entry["settings"]["template"]["system"] == ""
     assert call(out_dir=runs / "base", tasks="answers", input=file, template="plain") == 0
     assert "note:" not in capsys.readouterr().out  # this run has none
     assert read(runs / "base")[f"answers {file}"]["settings"]["template"]["turn"] == TEMPLATES["plain"].turn
@@ -242,16 +242,15 @@ def test_records_are_what_their_prepared_dataset_is(runs, capsys):
 def test_keys_and_system_messages(runs):
     odd = [dict(question=word, answer=word.upper()) for word in WORDS]
     usual = [dict(prompt=word, response=word.upper()) for word in WORDS]
-    system = [dict(messages=[dict(role="system", content="S"), *messages(turns)]) for turns in CHATS]
+    system = [dict(messages=[dict(role="system", content="S"), *messages(turns)]) for turns in CHATS[: len(WORDS)]]
     paths = [write_records(runs / f"{i}.jsonl", records) for i, records in enumerate((odd, usual, system))]
     keys = dict(prompt_key="question", response_key="answer")
-    shape = dict(template="{prompt}\\n{response}", system_template="{system}\\n")
-    for path, how in zip(paths, (keys, {}, shape), strict=True):
+    for path, how in zip(paths, (keys, {}, dict(template="chat")), strict=True):
         assert call(out_dir=runs / "apart", tasks="answers", input=path, **how) == 0
     found = [read(runs / "apart")[f"answers {path}"] for path in paths]
     assert found[0]["metrics"] == found[1]["metrics"] and found[0]["answers"] == len(WORDS)
-    assert found[2]["settings"]["template"] == dict(system="{system}\n", turn="{prompt}\n{response}")
-    assert found[2]["answers"] == len(list(sum(CHATS, [])))
+    assert found[2]["settings"]["template"]["system"] == TEMPLATES["chat"].system
+    assert found[2]["answers"] == len(WORDS)
 
 
 COMMONSENSE = ("boolq", "piqa", "social_i_qa", "hellaswag", "winogrande", "ARC-Easy", "ARC-Challenge", "openbookqa")
@@ -330,9 +329,7 @@ BAD = {  # flags → what the one line says; TMP is the folder of the runs
         dict(out_dir="TMP/base", input="TMP/chats.jsonl"),
         "TMP/base/best.pt was trained without a",
     ),
-    "bad template": (dict(template="{prompt} {response} "), "the template '{prompt} {response} ' must end with"),
     "unknown template": (dict(template="chatty"), "template 'chatty' is none of chat, alpaca"),
-    "system alone": (dict(system_template="{system}"), "system_template is a part of a template: give --template too"),
     "template of a dataset": (dict(input="TMP/data", template="chat"), "template is for files of records: the dataset"),
     "keys of a dataset": (dict(input="TMP/data", prompt_key="q"), "prompt_key is for files of records: the dataset"),
     "a text": (dict(input="TMP/texts"), "dataset TMP/texts holds a text, without answers: use --tasks=text"),

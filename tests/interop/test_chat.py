@@ -13,7 +13,7 @@ from tokenizers import decoders, models
 
 import interop.conversations.chat as chat_module
 from interop.conversations.chat import Chat, pieces, talk, user_lines
-from interop.conversations.template import TEMPLATES, encode_conversation, encode_prompt, make_template
+from interop.conversations.template import TEMPLATES, Template, encode_conversation, encode_prompt
 from nanodnt.data.tokenizer import Tokenizer
 from support.models import LLAMA, S5, build
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 BYTES, GPT2_4096 = (Tokenizer(Tokenizer.meta_for(kind)) for kind in ("bytes", "gpt2_4096"))
 EOT = 256
 LETTERS = list(range(ord("a"), ord("z") + 1))
-QUESTION = make_template("Q{prompt}:{response}", "S{system};")  # as few tokens as possible
+QUESTION = Template("S{system};", "Q{prompt}:{response}")  # as few tokens as possible
 
 
 def bytes_model(block_size=128, **flags):
