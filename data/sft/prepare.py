@@ -23,10 +23,10 @@ the assistant's messages and the end of text after each, nothing else. Begin is 
     chatml               <|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n{response}
     plain                {prompt}{response}
 
-Answers are tokenised by themselves. So templates let them begin after a newline: after a space most tokenizers have other
-tokens for words. A system message stands in front of the first turn: "System: {system}\n" in chat,
-"<|im_start|>system\n{system}<|im_end|>\n" in chatml. Under the other templates a system message is refused. For a
-template of your own add one to TEMPLATES in interop/conversations/template.py.
+For a template of your own add it to TEMPLATES in interop/conversations/template.py. Let answers begin after a newline:
+they are tokenised by themselves, and after a space most tokenizers have other tokens for words. A system message stands
+in front of the first turn: "System: {system}\n" in chat, "<|im_start|>system\n{system}<|im_end|>\n" in chatml. Under
+the other templates a system message is refused.
 
 Where a tokenizer.json has tokens for names in the template, such as <|im_start|>, they become these tokens; the same
 names in a record stay text. (In chatml an answer ends with the tokenizer's end of text: Qwen's own form where that is
