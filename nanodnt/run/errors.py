@@ -35,7 +35,7 @@ def report_error(error: BaseException) -> int:
         )
     elif isinstance(error, MemoryError) or "can't allocate memory" in line or "Storage size" in line:
         line = "out of memory: choose a smaller model or a smaller --micro_batch_size"
-    elif isinstance(error, ModuleNotFoundError) and error.name == "interop":
+    elif isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "interop":
         line = "this needs the folder interop/ (Hugging Face, evaluation, conversations), which is not here"
     elif isinstance(error, ModuleNotFoundError) and error.name not in WANTED:
         raise error

@@ -1,59 +1,21 @@
 """sample.py end to end, in this process, on tiny checkpoints: one trained, the others with weights written by hand."""
 
-import hashlib
 import io
-import json
 import re
 import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
 import sample
-import train
-from model import GPT, GPTConfig
 from nanodnt.data.tokenizer import Tokenizer
 from support.hostile import refusal
 from support.runs import ROOT
+from support.sampling import TEXT, call, chain, make_dataset, train_run
 
 pytestmark = pytest.mark.usefixtures("one_thread", "quick")
-TEXT = "It was a bright cold day in April, and the clocks were striking thirteen.\n" * 8
-TINY = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=8", "--batch_size=4", "--eval_interval=10"]
-TINY += ["--warmup_iters=1", "--learning_rate=1e-2", "--device=cpu", "--dtype=float32", "--compile=False"]
-BYTES = Tokenizer.meta_for("bytes")
-
-
-def make_dataset(folder, tokenizer=BYTES, text=TEXT):
-    """A prepared dataset written from the description of the format, without nanodnt/prepare."""
-    folder.mkdir(parents=True)
-    ids = Tokenizer(tokenizer).encode(text)
-    splits = {}
-    for split, tokens in (("train", ids), ("val", ids[: len(ids) // 2])):
-        raw = np.array(tokens, "<u2").tobytes()
-        (folder / f"{split}.bin").write_bytes(raw)
-        splits[split] = {"file": f"{split}.bin", "tokens": len(tokens), "max_id": max(tokens)}
-        splits[split]["sha256"] = hashlib.sha256(raw).hexdigest()
-    meta = {"format": 1, "dataset": folder.name, "source": "a test", **tokenizer, "dtype": "uint16", "splits": splits}
-    (folder / "meta.json").write_text(json.dumps(meta))
-    return folder
-
-
-def call(main, *argv):
-    """The exit code of `main` (of train or sample) for this command line."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["program", *map(str, argv)])
-        try:
-            return main()
-        except SystemExit as e:
-            return e.code
-
-
-def train_run(out_dir, dataset, *flags):
-    assert call(train.main, *TINY, f"--out_dir={out_dir}", f"--dataset={dataset}", *flags) == 0
-    return out_dir
 
 
 @pytest.fixture(scope="module")
@@ -95,38 +57,6 @@ def drawn(monkeypatch):
 
     monkeypatch.setattr(sample, "generate", recorded)
     return batches
-
-
-# A model that knows only which token follows which: its blocks write nothing, and row w of the head looks for the
-# embedding of the tokens that w follows, so that all of them are equally likely and nothing else ever is.
-
-
-def chain(run, out_dir, follows, tokenizer=BYTES, padding=0.0, names=("best.pt",)):
-    """A run directory whose checkpoints continue token t by one of follows[t], from the trained run's by new weights.
-
-    Tokens are characters, "" is end of text. `padding` is the weight of the entries beyond the vocabulary."""
-    tokens = {*follows, *(c for after in follows.values() for c in after)}
-    ids = {c: Tokenizer(tokenizer).encode(c)[0] if c else tokenizer["eot"] for c in tokens}
-    sizes = dict(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=tokenizer["vocab_size"], tie_weights=False)
-    model = GPT(GPTConfig(**sizes))
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.fill_(1.0 if name == "final_norm.gain" else 0.0)
-        model.head.weight[tokenizer["vocab_size"] :] = padding
-        for i, (c, after) in enumerate(follows.items()):
-            model.wte.weight[ids[c], i] = 1.0
-            for d in after:
-                model.head.weight[ids[d], i] = 50.0
-    checkpoint = torch.load(run / "last.pt", weights_only=True)
-    checkpoint |= {
-        "model": model.state_dict(),
-        "model_config": vars(model.config),
-        "meta": checkpoint["meta"] | tokenizer,
-    }
-    out_dir.mkdir(exist_ok=True)
-    for name in names:
-        torch.save(checkpoint, out_dir / name)
-    return out_dir
 
 
 ABC = {"a": "b", "b": "c", "c": [""], "": "a"}
@@ -300,81 +230,19 @@ def test_training_leaves_what_sampling_reads(run, draw):
     assert [len(draw(f"--checkpoint={name}")) for name in ("best.pt", "last.pt", "prev.pt")] == [2, 2, 2]
 
 
-# ------------------------------------------------------------------------------------------------------------ --chat
-
-TALK = BYTES | {"template": {"system": "{system};", "turn": "{prompt}={response}"}}
-SAYS = {"=": "b", "b": "c", "c": [""]}  # every answer is "bc"
-
-
-@pytest.fixture
-def chat(run, tmp_path, capsys, monkeypatch):
-    """chat(raw bytes of standard input, flags) → (exit code, stdout, stderr), of the model that answers "bc"."""
-
-    def chat(raw, *flags, tokenizer=TALK, follows=SAYS):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
-        out = chain(run, tmp_path / "chat", follows, tokenizer)
-        capsys.readouterr()
-        code = call(sample.main, f"--out_dir={out}", "--device=cpu", "--dtype=float32", "--temperature=0", *flags)
-        return code, *capsys.readouterr()
-
-    return chat
-
-
-def test_a_conversation(chat):
-    assert chat(b"hi\n\n", "--chat") == (0, "bc\n", "")
-    assert chat(b"", "--chat=True") == (0, "", "")
-    code, out, err = chat(b"hi\nxy\na long prompt\nz", "--chat", "--system=s", "--num_samples=1", "--compile=False")
-    assert (code, out) == (0, "bc\nbc\n\nbc\n")
-    outgrew, left_out, again = err.splitlines()
-    assert outgrew == again == "note: the conversation outgrew block_size=8: its oldest turn is dropped"
-    assert left_out.startswith("left out: this prompt makes 17 tokens with its template and system message")
-
-
-def test_the_template_of_a_chat(chat):
-    code, out, err = chat(b"hi\n", "--chat", "--template=plain", "--max_new_tokens=3")
-    assert code == 0 and out != "bc\n" and "note: --template is used; the checkpoint was fine-tuned with another" in err
-    plain = {"hi"[-1]: "b"} | SAYS  # the prompt's last letter is followed by an answer
-    assert chat(b"hi\n", "--chat", "--template=plain", tokenizer=BYTES, follows=plain) == (0, "bc\n", "")
-    code, out, err = chat(b"hi\n", "--chat", tokenizer=BYTES)
-    assert (code, out) == (1, "") and err.count("\n") == 1
-    assert "best.pt has no template" in err and "--template=chat|alpaca|chatml|plain" in err
-    code, _, err = chat(b"hi\n", "--chat", tokenizer=TALK | {"template": 5})
-    assert code == 1 and "damaged" in err and err.count("\n") == 1
-    code, _, err = chat(b"x\n", "--chat", "--system=a long system message")
-    assert code == 1 and "the system message leaves no room in block_size=8: shorten it" in err
-
-
-@pytest.mark.parametrize(
-    "flags, words",
-    [
-        ("--chat --start=It", "start is not for a chat"),
-        ("--chat --start_file=-", "start_file is not for a chat"),
-        ("--chat --num_samples=2", "leave out --chat or --num_samples"),
-        ("--chat --compile=True", "compile is not for a chat"),
-        ("--system=s", "template and system are for a chat: add --chat"),
-        ("--template=chat", "template and system are for a chat: add --chat"),
-        ("--chat --template=unknown", "is none of chat, alpaca, chatml, plain"),
-        ("--chat --template=alpaca --system=s", "no text for a system message: leave --system out"),
-    ],
-)
-def test_what_a_chat_refuses(chat, flags, words):
-    code, out, err = chat(b"hi\n", *flags.split())
-    notes, error = err.splitlines()[:-1], err.splitlines()[-1]
-    assert (code, out) == (1, "") and error.startswith("error: ") and words in error
-    assert all(note.startswith("note: ") for note in notes)
-
-
-def test_a_chat_that_cannot_be(chat):
-    chars = Tokenizer.meta_for("chars", ["=", "b", "c"])
-    code, _, err = chat(b"b\n", "--chat", "--template=plain", tokenizer=chars, follows={"=": "b", "b": "c"})
-    assert code == 1 and err.count("\n") == 1 and "(chars) has no end of text" in err
-    code, out, err = chat(b"hi\nd\xe9j\xe0\n", "--chat")
-    assert (code, out, err) == (1, "bc\n", "error: line 2 of standard input is not UTF-8 text\n")
-
-
 def test_as_a_program_with_the_prompt_piped_in(run, draw):
     argv = [f"--out_dir={run}", "--device=cpu", "--dtype=float32", "--max_new_tokens=24", "--num_samples=2"]
     command = [sys.executable, ROOT / "sample.py", *argv, "--start_file=-"]
     done = subprocess.run(command, input="Où était\n".encode(), capture_output=True, timeout=120)
     expected = "".join(text + "\n" + "-" * 80 + "\n" for text in draw("--start=Où était"))
     assert (done.returncode, done.stderr, done.stdout.decode()) == (0, b"", expected)
+
+
+@pytest.mark.parametrize(
+    "flag, module", [("--chat=True", "conversations.chat"), ("--init_from=gpt2", "huggingface.read")]
+)
+def test_without_interop(flag, module, run, monkeypatch, capsys):
+    """What needs it ends in one line; all else does not import it."""
+    monkeypatch.setitem(sys.modules, f"interop.{module}", None)
+    code = call(sample.main, f"--out_dir={run}", "--device=cpu", flag)
+    refusal(capsys, code, "this needs the folder interop/ (Hugging Face, evaluation, conversations), which is not here")

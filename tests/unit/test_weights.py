@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from interop.huggingface.families import tensors_from_theirs
 from model import GPT, GPTConfig
-from nanodnt.weights import load_weights, model_from_checkpoint, profile_admin
+from nanodnt.weights import model_from_checkpoint, profile_admin
 from support import reference
 from support.models import (
     LAYERNORM_NET,
@@ -57,28 +56,38 @@ def compare_gradients(ours, theirs):
         assert not grad[n:].any(), name
 
 
-def test_gpt2_equals_transformers():
-    peer, (idx, targets) = peer_gpt2(), batch()
-    config = GPTConfig(**{**SIZE, "norm_eps": 1e-5}, n_layer=2, norm="layernorm", bias=True)
-    model = GPT(config)
-    theirs = {name.removeprefix("transformer."): t for name, t in peer.state_dict().items() if name != "lm_head.weight"}
-    load_weights(model, tensors_from_theirs(theirs, config, "gpt2"))
-    assert error(model(idx)[0], peer(idx).logits) < 1e-5
-
-    grads, theirs = peer_gradients(peer, idx, targets), {}
-    for name, grad in grads.items():
+def gpt2_in_our_names(theirs: dict) -> dict:
+    """Parameters of theirs, or the gradients of these, under our names."""
+    found = {}
+    for name, t in theirs.items():
         name = name.removeprefix("transformer.").replace("h.", "blocks.", 1)
-        grad = grad.T if grad.ndim == 2 and name.startswith("blocks") else grad  # Conv1D stores (in, out)
+        t = t.T if t.ndim == 2 and name.startswith("blocks") else t  # Conv1D stores (in, out)
         if "ln_" in name:
             name = name.replace("weight", "gain").replace("ln_f", "final_norm")
             name = name.replace("ln_1", "attn.pre").replace("ln_2", "mlp.pre")
         name = name.replace("attn.c_proj", "attn.f.o").replace("mlp.c_fc", "mlp.f.up")
         name = name.replace("mlp.c_proj", "mlp.f.down")
         if "c_attn" in name:
-            for part, third in zip("qkv", grad.split(16), strict=True):
-                theirs[name.replace("attn.c_attn", f"attn.f.{part}")] = third
+            for part, third in zip("qkv", t.split(16), strict=True):
+                found[name.replace("attn.c_attn", f"attn.f.{part}")] = third
         else:
-            theirs[name] = grad
+            found[name] = t
+    return found
+
+
+@torch.no_grad()
+def fill(model, weights):
+    """Set the parameters; the tables of `weights` have no padding rows."""
+    for name, p in model.named_parameters():
+        p[: len(weights[name])].copy_(weights[name])
+
+
+def test_gpt2_equals_transformers():
+    peer, (idx, targets) = peer_gpt2(), batch()
+    model = GPT(GPTConfig(**{**SIZE, "norm_eps": 1e-5}, n_layer=2, norm="layernorm", bias=True))
+    fill(model, gpt2_in_our_names(dict(peer.named_parameters())))
+    assert error(model(idx)[0], peer(idx).logits) < 1e-5
+    theirs = gpt2_in_our_names(peer_gradients(peer, idx, targets))
     compare_gradients(gradients(model, idx, targets)[1], theirs)
 
 
@@ -99,9 +108,7 @@ def test_llama_equals_transformers():
         names[f"{block}mlp.pre.gain"] = f"{layer}post_attention_layernorm.weight"
     model = GPT(GPTConfig(**{**SIZE, "norm_eps": 1e-5}, n_layer=2, **LLAMA))
     theirs = peer.state_dict()
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p[: len(theirs[names[name]])].copy_(theirs[names[name]])
+    fill(model, {ours: theirs[name] for ours, name in names.items()})
     assert error(model(idx)[0], peer(idx).logits) < 1e-5
     grads = peer_gradients(peer, idx, targets)
     compare_gradients(gradients(model, idx, targets)[1], {ours: grads[name] for ours, name in names.items()})
