@@ -127,18 +127,6 @@ def assert_compiled(model, call, graphs, tolerance):
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-@pytest.mark.deep  # the fast suite has the next test
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("checkpointing", (False, True))
-@fresh_compiler()
-def test_compiled_as_one_graph(backend, checkpointing):
-    induced = backend == "inductor"
-    model = build(dict(LLAMA, **S5, block_size=T), 1, torch.float32 if induced else torch.float64).train()
-    model.runtime.checkpointing = checkpointing
-    compiled = standing_for(model, torch.compile(model, backend=backend, fullgraph=True, dynamic=False))
-    assert_compiled(model, compiled, 1, 1e-4 if induced else 1e-10)
-
-
 @pytest.mark.parametrize("backend", spread(BACKENDS, fast=("eager",)))
 @pytest.mark.parametrize("checkpointing", (False, pytest.param(True, marks=pytest.mark.deep)))
 @fresh_compiler()
@@ -210,19 +198,6 @@ def test_dropout_leaks_nothing():
         found.append(model(tried, positions=positions)[0])
     assert torch.equal(found[0][0, :8], found[1][0, :8]) and torch.equal(found[0][2, :7], found[1][2, :7])
     assert not torch.equal(found[0][1, 8:], found[1][1, 8:])
-
-
-@pytest.mark.parametrize("flags", (dict(), LLAMA), ids=("learned", "llama"))
-def test_padding_and_order_change_nothing(flags):
-    """Rows with padding behind them, of any tokens, and rows with the documents in another order."""
-    model, (idx, targets, positions) = build(dict(flags, block_size=T)), batch_of(((6, 9), (15,)))
-    expected = gradients(model, idx, targets, positions)
-    for seed in (1, 2):
-        padding = tokens(2, 5, seed=seed), torch.full((2, 5), -1), torch.arange(5).expand(2, 5)
-        padded = (torch.cat(pair, 1) for pair in zip((idx, targets, positions), padding, strict=True))
-        assert_same_gradients(gradients(model, *padded), expected, 1e-11)
-    turned = (torch.cat((t[:, 6:], t[:, :6]), 1) for t in (idx[:1], targets[:1], positions[:1]))
-    assert_same_gradients(gradients(model, *turned), gradients(model, idx[:1], targets[:1], positions[:1]), 1e-11)
 
 
 @pytest.mark.parametrize("flags", (dict(), LLAMA), ids=("learned", "llama"))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanodnt.data import Dataset, load_meta
+from nanodnt.data import Dataset
 from nanodnt.data.examples import Examples
 from nanodnt.data.packing import pack
 from nanodnt.data.tokenizer import Tokenizer
@@ -185,14 +185,6 @@ def test_epochs_hold_the_same_rows_in_another_order(folder):
     assert [row.tobytes() for row in x] == epochs[0] + epochs[1] + epochs[2][:3]
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 200])
-def test_counted_is_the_number_of_targets_in_the_batch(folder, batch_size):
-    data = Examples(folder, T)
-    for step in (0, 1, 7, 40):
-        counted = data.loss_tokens(step, batch_size)
-        assert type(counted) is int and counted == (data.batch(step, batch_size)[1] != -1).sum()
-
-
 def test_only_the_room_for_the_longest_is_needed(tmp_path):
     examples = made.random_examples(3, 20, high=30) + made.random_examples(4, 3, low=40, high=40)
     folder = made.write_examples(tmp_path / "d", train=examples, val=made.random_examples(5, 9, low=36, high=36))
@@ -272,17 +264,6 @@ def test_a_file_cut_short_is_noticed_while_reading(tmp_path, file):
         data.batch(0, 2)
 
 
-def test_ids_beyond_the_vocabulary_are_noticed_while_reading(tmp_path):
-    examples = [made.example(([5, 6], [300]))]
-    folder = made.write_examples(tmp_path / "d", train=examples, val=examples)
-    meta = json.loads((folder / "meta.json").read_text())
-    for part in meta["splits"].values():
-        part["max_id"] = 256
-    (folder / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(ValueError, match=r"train.bin holds token id 300, beyond the vocabulary of 257"):
-        Examples(folder, 8).batch(0, 1)
-
-
 def test_each_kind_of_dataset_is_opened_as_what_it_is(folder, dataset, tmp_path):
     assert type(open_prepared(folder, T)) is Examples and type(open_prepared(dataset, T)) is Dataset
     opened = open_prepared(folder, T, seed=5, doc_mask=True)
@@ -299,11 +280,3 @@ def test_each_kind_of_dataset_is_opened_as_what_it_is(folder, dataset, tmp_path)
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="is not prepared"):
         open_prepared("no_such_dataset", T)
-
-
-def test_a_damaged_file_is_seen_at_opening_unless_verify_is_off(tmp_path):
-    folder = made.write_examples(tmp_path / "d", train=[made.example(("ab", "c"))], val=[made.example(("a", "b"))])
-    (folder / "train.bin").write_bytes(b"\1\0" + (folder / "train.bin").read_bytes()[2:])
-    with pytest.raises(ValueError, match="sha256"):
-        open_prepared(folder, 8)
-    assert Examples(folder, 8, meta=load_meta(folder, verify=False)).windows == 1

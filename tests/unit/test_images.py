@@ -240,8 +240,3 @@ def test_a_text_gets_no_augmentation(tmp_path):
         open_prepared(name, 8, flip=True, mixup=0.5)
     with pytest.raises(ValueError, match="kind text, and this reads images"):
         Images(name, 8, image_size=8)
-
-
-def test_several_sizes_need_an_image_size(photos):
-    with pytest.raises(ValueError, match="have several sizes: set it"):
-        Images(photos, 9, image_size=0)

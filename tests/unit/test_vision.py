@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,17 +11,13 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layers.rules import OF_IMAGES
-from model import GPT, GPTConfig
+from model import GPTConfig
 from nanodnt import engine
-from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.run.environment import Env
-from nanodnt.settings import TrainConfig
 from nanodnt.tasks import task_of
 from nanodnt.tasks.images import Images
-from nanodnt.weights import model_from_checkpoint
 from support.hypotheses import drawn
-from support.models import S5, error, floats, gradients, perturb
+from support.models import S5, error, gradients
 from support.vision import PATCHES, SIZE, build, config_of, cut, labels, pictures, plain_loss
 from vision import ViT, patches
 
@@ -219,22 +214,6 @@ def test_example_and_inputs_fit():
     assert images is batch[0] and model.stream(images).shape == (3, PATCHES + 1, 16)
 
 
-def test_the_network_of_a_config():
-    assert task_of(config_of(dict())).network() is ViT and task_of(GPTConfig()).network() is GPT
-    assert set(OF_IMAGES) | {"patch_size"} <= {*asdict(GPTConfig())}
-
-
-def test_a_checkpoint_and_the_meta_device_lose_nothing():
-    for pool in ("cls", "mean"):
-        model = build(dict(S5, pool=pool, bias=True, drop_path=0.5), dtype=torch.float32)
-        images = pictures(dtype=torch.float32)
-        checkpoint = dict(model_config=asdict(model.config), model=model.state_dict())
-        copy = model_from_checkpoint(checkpoint).eval()
-        assert type(copy) is ViT and copy.config == model.config
-        assert torch.equal(copy(images)[0], model(images)[0])
-        assert any(key.startswith("cls.") for key in checkpoint["model"]) == (pool == "cls")
-
-
 # --------------------------------------------------------------------------------------------------------------- loss
 
 
@@ -273,30 +252,6 @@ def test_loss_of_mixed_images_is_that_of_soft_targets(smoothing):
     alone = model(images, own)[1]
     assert error(model(images, own, other, torch.ones(6))[1], alone) < 1e-12
     assert error(model(images, own, own, share)[1], alone) < 1e-12
-
-
-@pytest.mark.parametrize("micro", (1, 2, 3, 6))
-@pytest.mark.parametrize("mixed", (False, True))
-def test_micro_batches_sum_to_the_batch(micro, mixed):
-    """One optimizer step, whose loss and gradient norm are those of the whole batch."""
-    config = TrainConfig(label_smoothing=0.1, grad_clip=0.0)
-    fill_defaults(config)
-    batch = (pictures(6), labels(6))
-    batch += (labels(6, seed=9), torch.linspace(0, 1, 6).double()) if mixed else ()
-    found = []
-    for rows in (6, micro):
-        model = build(S5).train()
-        model.runtime.label_smoothing = config.label_smoothing
-        optimizer = make_optimizer(model, config)
-        engine.set_learning_rates(optimizer, 3000, config)
-        scaler = torch.amp.GradScaler("cpu", enabled=False)
-        result = engine.training_step(engine.Trainer(model, optimizer, scaler, rows, config.grad_clip), batch)
-        found.append((result.loss, result.grad_norm, {name: p.grad for name, p in model.named_parameters()}))
-    whole, parts = found
-    assert error(parts[0], whole[0]) < 1e-6  # summed in fp32
-    assert error(parts[1], whole[1]) < 1e-10
-    for name, grad in whole[2].items():
-        assert error(parts[2][name], grad, floor=1e-6) < 1e-9, name
 
 
 # ----------------------------------------------------------------------------------------------------- initial weights
@@ -339,25 +294,6 @@ def test_the_last_matrices_of_branches_are_scaled_before_the_cut():
         std = math.sqrt(2 / shape) / 2
         assert 1.99 * std < weight.abs().max() <= 2 * std * (1 + 1e-6)
         assert abs(weight.std() / std - TRUNCATED) < 0.02
-
-
-def test_a_seed_means_the_same_weights_on_every_way():
-    for flags in (dict(init="xavier_cut", bias=True), dict(init="normal", pool="mean"), dict(S5, n_expert=3)):
-        config = config_of(flags)
-        torch.manual_seed(1)
-        state = torch.get_rng_state()
-        direct = ViT(config, seed=5)
-        assert torch.equal(torch.get_rng_state(), state)
-        late = ViT.empty(config)
-        assert all(p.is_meta for p in late.parameters())
-        late.to_empty(device="cpu")
-        for p in late.parameters():
-            p.data.fill_(math.nan)
-        late.init_weights(5)
-        other = ViT(config, seed=6)
-        for (name, p), q, r in zip(direct.named_parameters(), late.parameters(), other.parameters(), strict=True):
-            assert torch.equal(p, q), name
-            assert torch.equal(p, r) == (p.ndim == 1 or name.endswith(".bias")), name
 
 
 # --------------------------------------------------------------------------------------------------------- validation
@@ -409,26 +345,6 @@ def test_validation_scores_are_numpys(n, classes, seed, micro, mixes):
     assert {k: found[k] for k in expected} == pytest.approx(expected, rel=1e-12)
     if classes <= 5:
         assert found["val_top5"] == 1.0
-
-
-def test_a_real_model_is_evaluated_without_smoothing_or_drops():
-    """`evaluate` leaves the model in training mode, and evaluates it as it is in evaluation mode."""
-    model = build(dict(S5, drop_path=0.9, dropout=0.5), n_layer=3, dtype=torch.float32).train()
-    model.runtime.label_smoothing = 0.5
-    images, targets = pictures(9, dtype=torch.float32), labels(9)
-    logits = model.eval()(images)[0]
-    model.train()
-    made = Made(images.numpy(), targets.numpy())
-    env, stop = Env(0, 1, torch.device("cpu"), torch.float32, False), SimpleNamespace(agreed=lambda: False)
-    found = engine.evaluate(model, Images(), made, SimpleNamespace(eval_tokens=0), 4, env, stop)
-    assert model.training and found["val_loss"] == pytest.approx(plain_loss(logits, targets).item(), rel=1e-5)
-    assert found["val_top1"] == pytest.approx((logits.argmax(1) == targets).double().mean().item())
-    assert (
-        engine.evaluate(
-            model, Images(), made, SimpleNamespace(eval_tokens=0), 4, env, SimpleNamespace(agreed=lambda: 1)
-        )
-        is None
-    )
 
 
 # ------------------------------------------------------------------------------------------- what the dataset says
@@ -503,11 +419,3 @@ def test_flags_of_images_need_patches(flag):
     config = GPTConfig(n_layer=1, n_head=2, n_embd=8, vocab_size=50, **{name: eval(value)})
     with pytest.raises(ValueError, match=f"{name}=.*patch_size=0 makes this a model of text: set patch_size"):
         config.check()
-
-
-def test_floats_keeps_every_weight():
-    """What the tests of the equations rely on: a ViT has no buffer, and no weight besides these."""
-    names = set(floats(perturb(ViT(config_of(dict(bias=True), 1)))))
-    assert {n for n in names if not n.startswith("blocks")} == {
-        *("patch.weight", "patch.bias", "cls.weight", "wpe.weight", "final_norm.gain", "head.weight", "head.bias")
-    }
