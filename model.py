@@ -11,8 +11,7 @@ a block that changes the residual stream. A new scheme is a change in `layout`.
 Inside f every matrix is again y = out( W pre(x) ) with two slots, which `projection` makes. docs/layouts.md has the
 schemes one by one; `python model.py CONFIG` prints what a configuration comes to.
 
-Papers cited: DNT (arXiv 2507.17501), scale vectors (2605.26895), DyT (2503.10622), LNS (2502.05795). Marks: [I] our
-inference or choice, [U] not published where we could read it.
+Papers cited: DNT (arXiv 2507.17501), scale vectors (2605.26895), DyT (2503.10622), LNS (2502.05795).
 """
 
 import math
@@ -33,12 +32,12 @@ from layers.network import Network
 from layers.ops import ACTIVATIONS, add, materialise, rotary, rotate, rounded, upcast
 from layers.rules import check as check_config
 from layers.runtime import Runtime
-from layers.slot import Slot, Slots
+from layers.slot import Slot, Slots, make_slot
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
 
 # DyT α₀ of language models by width (Tables 11 and 12): before attention; before the FFN and the head. Other slots take
-# the second value, and other widths those of the nearest in the tables: our choices [I].
+# the second value, and other widths those of the nearest in the tables: our choices.
 DYT_ALPHA = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
 DYT_ALPHA_IMAGES = 0.5  # of all that is no language model (secs. 4 and 7.1)
 
@@ -82,15 +81,15 @@ class GPTConfig:
     # --- norms: x ← post( skip(x) + mid( f( pre(x) ) ) ) ---
     norm: Literal["rmsnorm", "layernorm", "dyt", "none"] = "rmsnorm"  # function in every norm slot and the final norm
     norm_eps: float = 1e-6  # inside the root of RMSNorm and LayerNorm
-    norm_groups: int = 1  # statistics over n_embd/norm_groups channels at a time (Group-LN; our definition [I])
+    norm_groups: int = 1  # statistics over n_embd/norm_groups channels at a time (Group-LN; our definition)
     pre_norm: Literal["both", "attn", "mlp", "none"] = "both"  # branches with a norm on their input
     mid_norm: Literal["none", "both", "attn", "mlp"] = "none"  # branches with a norm on their output, before the sum
     post_norm: Literal["none", "both", "attn", "mlp"] = "none"  # branches with a norm on the residual sum (Post-LN)
     post_norm_blocks: int = 0  # Mix-LN: the first n blocks are Post-LN, with post norms instead of pre and mid
-    input_norm: bool = False  # norm on the embedding (DNT eq. 2); with learned positions, on the sum [I]
-    qk_norm: bool = False  # RMSNorm on each head of q and k, gains of size head_dim (DNT eq. 10); before RoPE [I]
+    input_norm: bool = False  # norm on the embedding (DNT eq. 2); with learned positions, on the sum (our choice)
+    qk_norm: bool = False  # RMSNorm on each head of q and k, gains of size head_dim (DNT eq. 10); before RoPE: ours
     # --- DyT in place of a norm ---
-    dyt_alpha_attn: float | None = None  # DyT α₀ before attention; None = the paper's: 0.5 on images, else by width [I]
+    dyt_alpha_attn: float | None = None  # DyT α₀ before attention; None: 0.5 on images, else the paper's by width
     dyt_alpha_other: float | None = None  # DyT α₀ everywhere else; None = the same
     dyt_learn_alpha: bool = True  # False: α stays α₀
     dyt_squash: Literal["tanh", "hardtanh", "sigmoid", "identity"] = "tanh"  # DyT's function of αx
@@ -102,26 +101,26 @@ class GPTConfig:
     #   output (norm, the paper's) or input (input), the branch output (branch), or the residual sum (residual)
     lns_power: float = 0.5  # of the block number ℓ, from 1
     lns_branches: Literal["both", "attn", "mlp"] = "both"  # branches that have the factor
-    lns_learn: bool = False  # with lns=norm: the factor is the initial value of the pre norm's gains, no constant [I]
+    lns_learn: bool = False  # with lns=norm: the factor is where the pre norm's gains start, no constant (ours)
     deepnorm: bool = False  # stream × (2L)^¼ before each post norm, and DeepNorm's initialisation
     admin: bool = False  # stream × a learned vector before each post norm, set by a profiling forward at the start
     branch_scale: Literal["none", "layerscale", "skipinit"] = "none"  # learned vector, or scalar, on the branch output
     branch_scale_init: float | None = None  # initial value; None = LayerScale's by depth, SkipInit's 1/√L (LNS sec. 6)
     fixup: bool = False  # Fixup, with norm=none: scalar biases and multipliers; the last matrix of a branch starts at 0
-    sigma_reparam: bool = False  # σReparam: the matrices in the blocks, and only those [I], are γ W/σ(W), γ learned
+    sigma_reparam: bool = False  # σReparam: matrices of the blocks (our choice: no others) are γ W/σ(W), γ learned
     # --- scale vectors (HG, DP, DNP, OR and ER are from notes by others: we have the paper's text in part) ---
     gain: Literal["shared", "none", "branch"] = "shared"  # gains: one for each norm, none at all, or, of pre norms, one
     #   for each of q, k, v, gate, up (HG)
     gain_out: Literal["none", "scale", "norm"] = "none"  # after q, k, v, gate, up: a scale vector (DP), or an RMSNorm
-    #   with one (DNP), over each head of q and k, over all of v, gate, up [I]; the paper's grouping: [U]
+    #   with one (DNP), over each head of q and k, over all of v, gate, up: our choice, not published
     gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"  # γ, β·α/rms(α) (OR), or exp(b)·α/rms(α) (ER), both
-    #   formulas ours [I]; whether ER exponentiates the direction too: [U]
+    #   formulas ours; whether ER exponentiates the direction too is not published
     # --- initialisation ---
     init: Literal["normal", "xavier", "xavier_cut"] = "normal"  # matrices: N(0, init_std), Xavier normal, or the same
-    #   cut off at 2σ; embeddings and head: normal. DNT says "Xavier": the normal form, q, k and v apart, is ours [I]
+    #   cut off at 2σ; embeddings and head: normal. DNT says "Xavier": the normal form, q, k and v apart, is ours
     init_std: float = 0.02  # standard deviation of init=normal, and of the embeddings
     residual_init: Literal["gpt2", "plain", "depth"] = "gpt2"  # factor on the std of a branch's last matrix (o, down):
-    #   1/√(2L), 1, or 1/√(2ℓ). LNS: 1/√(2L) on W0 and W2 of the FFN, 1/√(2ℓ) on "weight matrices"; o and down: [I]
+    #   1/√(2L), 1, or 1/√(2ℓ). LNS: 1/√(2L) on W0 and W2 of the FFN, 1/√(2ℓ) on "weight matrices"; o and down: ours
 
     @property
     def head_dim(self) -> int:
@@ -181,20 +180,20 @@ def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
     mid["drop"] = c.drop_path * (layer - 1) / max(1, c.n_layer - 1) if c.drop_path else None
     if c.branch_scale == "layerscale":  # if there is a mid norm, LayerScale is its gain
         mid["n_gain"] = d
-    elif c.branch_scale == "skipinit" or c.fixup:  # if there is a mid norm, this scalar replaces its gain [I]
+    elif c.branch_scale == "skipinit" or c.fixup:  # if there is a mid norm, this scalar replaces its gain (our choice)
         mid |= dict(n_gain=1, role="scalar")
     if c.fixup:
         mid["n_bias"] = 1
 
     post = dict(const=lns_factor(c, layer, branch, "residual"))
     if layer == c.n_layer and branch == "mlp":
-        # the last post norm is the final norm [I], and its gain has that role, but no matrix follows to fold it into
+        # the last post norm is the final norm (our choice), and its gain has that role; no matrix follows it
         post |= dict(role="gain_in", fold=False)
 
     skip = dict(const=(2 * c.n_layer) ** 0.25 if c.deepnorm else None, n_gain=d if c.admin else 0)
     return Slots(
         pre=norm_slot(c, "gain_in", branch, **pre) if "pre" in norms else Slot(n_bias=int(c.fixup)),
-        mid=norm_slot(c, **mid) if "mid" in norms else Slot(param=c.gain_param, **mid),
+        mid=norm_slot(c, **mid) if "mid" in norms else make_slot(param=c.gain_param, **mid),
         post=norm_slot(c, **post) if "post" in norms else Slot(const=post["const"]),
         skip=Slot(**skip),
     )
@@ -203,7 +202,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
 def norm_slot(config: GPTConfig, role: str = "gain_out", branch: str = "", **changes) -> Slot:
     """A slot of size n_embd with the configured norm; `branch="attn"` gives DyT its α₀ before attention."""
     c = config
-    width = min(DYT_ALPHA, key=lambda d: abs(math.log(d / c.n_embd)))  # nearest listed width: our choice [I]
+    width = min(DYT_ALPHA, key=lambda d: abs(math.log(d / c.n_embd)))  # nearest listed width: our choice
     alpha = c.dyt_alpha_attn if branch == "attn" else c.dyt_alpha_other
     if alpha is None:
         alpha = DYT_ALPHA_IMAGES if c.patch_size else DYT_ALPHA[width][0 if branch == "attn" else 1]
@@ -211,15 +210,13 @@ def norm_slot(config: GPTConfig, role: str = "gain_out", branch: str = "", **cha
     n_gain = c.n_embd if c.norm != "none" and c.gain != "none" else 0
     parts = dict(n_gain=n_gain, role=role, param=c.gain_param, n_bias=c.n_embd * bias, fold=role == "gain_in")
     parts |= dict(eps=c.norm_eps, groups=c.norm_groups, squash=c.dyt_squash, learn_alpha=c.dyt_learn_alpha)
-    return Slot(c.norm, **parts | dict(alpha=alpha) | changes)
+    return make_slot(c.norm, **parts | dict(alpha=alpha) | changes)
 
 
 def qk_slot(config: GPTConfig) -> Slot:
-    """QK-norm: RMSNorm over the channels of a head (DNT eq. 10), one gain for all heads [I]. Without qk_norm: empty."""
-    if not config.qk_norm:
-        return Slot()
-    n_gain = config.head_dim if config.gain != "none" else 0
-    return Slot("rmsnorm", n_gain=n_gain, param=config.gain_param, eps=config.norm_eps)
+    """QK-norm: RMSNorm over the channels of a head (DNT eq. 10), our choice: one gain for all heads. Else empty."""
+    c, n_gain = config, config.head_dim if config.gain != "none" else 0
+    return make_slot("rmsnorm", n_gain=n_gain, param=c.gain_param, eps=c.norm_eps) if c.qk_norm else Slot()
 
 
 def lns_factor(config: GPTConfig, layer: int, branch: str, where: str) -> float | None:
@@ -229,34 +226,41 @@ def lns_factor(config: GPTConfig, layer: int, branch: str, where: str) -> float 
 
 
 def layerscale_init(n_layer: int) -> float:
-    """LayerScale's initial λ: published by its authors for 12 to 18, 24 and 36 layers; other depths: [I]."""
+    """LayerScale's initial λ: published by its authors for 12 to 18, 24 and 36 layers; other depths: our choice."""
     return 0.1 if n_layer <= 18 else 1e-5 if n_layer <= 24 else 1e-6
 
 
 def projection(config: GPTConfig, layer: int, part: str, experts: int = 0, shared: int = 1) -> Linear:
     """Matrix `part` ("q", "k", "v", "o", "gate", "up" or "down") of layer ℓ = `layer`: its shape, role, slots, init.
     `experts`: a stack of so many; `shared`: an FFN so many times as wide."""
+    c, (n_in, n_out, role) = config, matrix_size(config, part, shared)
+    matrix = SigmaReparam if c.sigma_reparam else partial(Linear, stack=experts)
+    return matrix(n_in, n_out, role, c.bias, init_scale(c, layer, part), *matrix_slots(c, layer, part, n_out))
+
+
+def matrix_size(config: GPTConfig, part: str, shared: int = 1) -> tuple:
+    """(n_in, n_out, role) of matrix `part`."""
     c, d, hidden = config, config.n_embd, config.hidden * shared
     heads, kv = c.n_head * c.head_dim, (c.n_kv_head or c.n_head) * c.head_dim
-    n_in, n_out, role = {
+    return {
         "q": (d, heads, "qk"), "k": (d, kv, "qk"), "v": (d, kv, "vo"), "o": (heads, d, "vo"),
         "gate": (d, hidden, "ffn"), "up": (d, hidden, "ffn"), "down": (hidden, d, "ffn"),
     }[part]  # fmt: skip
-    branch = "attn" if part in ("q", "k", "v", "o") else "mlp"
-    ends_branch = part in ("o", "down")
-    pre, out = {}, {}  # slots of this matrix
-    if not ends_branch:  # HG, DP, DNP
-        pre = own_gain(c, layer, branch)
-        if c.gain_out != "none":
-            out = dict(n_gain=n_out, param=c.gain_param, fold=c.gain_out == "scale")
-        if c.gain_out == "norm":  # over each head of q and k, with a gain for each channel; over all of v, gate, up [I]
-            out |= dict(norm="rmsnorm", eps=c.norm_eps, groups=n_out // c.head_dim if part in ("q", "k") else 1)
-    if c.fixup and ends_branch:
-        pre = dict(n_bias=1)
+
+
+def matrix_slots(config: GPTConfig, layer: int, part: str, n_out: int) -> tuple:
+    """The two slots of matrix `part`, before and after it."""
+    c, out = config, {}
+    if part in ("o", "down"):  # the last matrix of a branch
+        return Slot(n_bias=int(c.fixup)), Slot()
+    pre = own_gain(c, layer, "attn" if part in ("q", "k", "v") else "mlp")  # HG
+    if c.gain_out != "none":  # DP
+        out = dict(n_gain=n_out, param=c.gain_param, fold=c.gain_out == "scale")
+    if c.gain_out == "norm":  # DNP: over each head of q and k, a gain for each channel; over all of v, gate, up
+        out |= dict(norm="rmsnorm", eps=c.norm_eps, groups=n_out // c.head_dim if part in ("q", "k") else 1)
     if c.fixup and part == ("gate" if c.mlp == "swiglu" else "up"):  # before the activation
         out["n_bias"] = 1
-    matrix = SigmaReparam if c.sigma_reparam else partial(Linear, stack=experts)
-    return matrix(n_in, n_out, role, c.bias, init_scale(c, layer, part), Slot(**pre), Slot(**out))
+    return make_slot(**pre), make_slot(**out)
 
 
 def own_gain(config: GPTConfig, layer: int, branch: str) -> dict:
@@ -271,10 +275,10 @@ def own_gain(config: GPTConfig, layer: int, branch: str) -> dict:
 def init_scale(config: GPTConfig, layer: int, part: str) -> float:
     """Factor on the initial std of matrix `part` ("q" … "down") in layer ℓ = `layer`, from 1."""
     L, ends_branch = config.n_layer, part in ("o", "down")
-    if config.deepnorm:  # (8L)^-¼ on v, o and the FFN, SwiGLU's gate included [I]
+    if config.deepnorm:  # (8L)^-¼ on v, o and the FFN, our choice: SwiGLU's gate too
         return 1.0 if part in ("q", "k") else (8 * L) ** -0.25
     if config.fixup:  # std × M^(-1/(2m-2)) for M = 2L branches of m matrices, of which the last starts at 0.
-        # Attention counts as v and o, m = 2; q and k are not scaled; a product of two linear maps counts as two [I]
+        # Attention counts as v and o, m = 2; q and k are not scaled; a product of two linear maps counts as two
         m = 3 if part in ("gate", "up") and config.mlp in ("swiglu", "relu2") else 2
         return 0.0 if ends_branch else 1.0 if part in ("q", "k") else (2 * L) ** (-1 / (2 * m - 2))
     if not ends_branch:
@@ -329,7 +333,7 @@ class MoE(nn.Module):
         super().__init__()
         c = config
         how = dict(score=c.router, normalise=c.router_norm, scale=c.router_scale, balance=c.balance)
-        pre = Slot(**own_gain(c, layer, "mlp"))
+        pre = make_slot(**own_gain(c, layer, "mlp"))
         self.router = Router(c.n_embd, c.n_expert, c.n_expert_active, **how, pre=pre)
         self.experts = MLP(c, layer, experts=c.n_expert)
         self.shared = MLP(c, layer, shared=c.n_expert_shared) if c.n_expert_shared else None
@@ -359,9 +363,8 @@ class Residual(nn.Module):
 
     def forward(self, x, *args):
         u, gain = self.pre(x), self.pre.folded()  # a folding slot leaves its gain to the first matrices of f
-        dtype = self.runtime.stream_dtype
-        x = add(self.skip(x), self.dropout(self.mid(self.f(u, gain, *args))), dtype)
-        return rounded(self.post(x), dtype)
+        x = add(self.skip(x), self.dropout(self.mid(self.f(u, gain, *args))), self.runtime.stream_dtype)
+        return rounded(self.post(x), self.runtime.stream_dtype)
 
 
 class Block(nn.Module):
@@ -395,8 +398,8 @@ class Transformer(Network):
         self.input_norm = norm_slot(c) if c.input_norm else Slot()
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(1, L + 1))
-        ends_in_norm = "post" in c.norm_positions(L, "mlp")  # Post-LN, DeepNorm: then no other [I]; LNS's code has one
-        self.final_norm = Slot() if ends_in_norm else norm_slot(c, "gain_in", fold=False)  # in DNT too [I]
+        ends_in_norm = "post" in c.norm_positions(L, "mlp")  # Post-LN: then no other, our choice; LNS's code has one
+        self.final_norm = Slot() if ends_in_norm else norm_slot(c, "gain_in", fold=False)  # in DNT too: our choice
 
     def through_blocks(self, x, rope=None, cache=None, mask=None):
         """The residual stream after the last block, before the final norm; x (B, T, C): the embedding sum."""
@@ -419,7 +422,7 @@ class GPT(Transformer):
         self.wte = Embedding(vocab, d, "emb")
         self.wpe = Embedding(config.block_size, d, "pos") if config.pos == "learned" else None
         self.add_blocks()
-        # Fixup starts the output head at zero; a tied head is the embedding and cannot [I]
+        # Fixup starts the output head at zero; a tied head is the embedding and cannot
         self.head = None if config.tie_weights else Linear(d, vocab, "head", init_scale=0.0 if config.fixup else 1.0)
         self.share_runtime()
         self.init_weights(seed)
@@ -453,14 +456,12 @@ class GPT(Transformer):
         return self.through_blocks(x, rope, cache, mask)
 
     def mask(self, places, positions, cache):
-        """The mask for `attend`, or None where that is right without: places (T,) in the row or cache, positions (B, T)
-        or None."""
+        """The mask for `attend`, or None where it needs none: places (T,) in the row or cache, positions (B, T)."""
         if cache is None and positions is not None and self.runtime.flex_attention:
             return document_blocks(positions)
-        T, start = len(places), cache[0].length if cache else 0
-        whole = torch.is_tensor(start) and T == 1  # a StaticKVCache gives its whole buffers to one new token
-        n_keys = cache[0].size if whole else T if torch.is_tensor(start) else start + T
-        if positions is None and (n_keys == T or (T == 1 and not whole)):
+        T = len(places)
+        n_keys = cache[0].n_keys(T) if cache else T
+        if positions is None and (n_keys == T or (T == 1 and not cache[0].needs_mask)):
             return None
         return additive(visible_keys(places, positions, n_keys), self.runtime.compute_dtype or self.wte.weight.dtype)
 

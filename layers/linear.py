@@ -1,5 +1,7 @@
 """Matrices: linear maps that take the gains beside them into their weight, and embeddings."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -11,22 +13,39 @@ from layers.slot import Slot
 SIGMA_INIT_ITERATIONS = 30  # of the power iteration, for σReparam's initial σ
 
 
-def fold(weight, bias=None, dtype=None, columns=None, rows=None) -> tuple:
-    """Weight and bias of x ↦ rows · (W (columns · x) + b), in `dtype`: factors and cast in one pass over the weight.
+class Scales(NamedTuple):
+    """What stands around a matrix: out_scale · (W (in_scale · x) + b). Vectors (n_in,) and (n_out,), tensors (), or
+    None. A stack of matrices has the same for all."""
 
-    A stack of matrices (E, n_out, n_in), with biases (E, n_out), has the same factors for all."""
-    dtype = dtype or weight.dtype
-    weight = weight if columns is None else weight * columns
-    if rows is not None:
-        weight, bias = weight * rows[:, None], None if bias is None else bias * rows
+    in_scale: torch.Tensor | None = None
+    out_scale: torch.Tensor | None = None
+
+
+PLAIN = Scales()
+
+
+def scale_weight(weight, bias, dtype, scales: Scales) -> tuple:
+    """(out_scale · W · in_scale, out_scale · b) in `dtype`: factors and cast in one pass over the weight. W may be a
+    stack (E, n_out, n_in), with biases (E, n_out)."""
+    if scales.in_scale is not None:
+        weight = weight * scales.in_scale
+    if scales.out_scale is not None:
+        weight, bias = weight * scales.out_scale[:, None], None if bias is None else bias * scales.out_scale
     return weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def scale_activations(x, weight, bias, dtype, scales: Scales, product):
+    """The same product with the factors on x and y, which for few rows are smaller than the weight."""
+    x = x if scales.in_scale is None else x * scales.in_scale
+    y = product(x.to(dtype), *scale_weight(weight, bias, dtype, PLAIN))
+    return y if scales.out_scale is None else (y * scales.out_scale).to(dtype)
 
 
 class Product(torch.autograd.Function):
     """x Wᵀ in the dtype of x, bf16 or fp16: x (…, n_in), W (n_out, n_in) in fp32.
 
     The weight's gradient leaves the matrix units in fp32, in which they sum: rounding it, and a pass to cast it back,
-    are saved. For compiled code on CUDA, which alone has such a product; without a second derivative."""
+    are saved. For compiled code on CUDA, which alone has such a product."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -45,19 +64,16 @@ def few(x, weight) -> bool:
     return x.shape[-2] <= (1 if weight.ndim == 2 else len(weight))
 
 
-def linear(x, weight, bias=None, dtype=None, columns=None, rows=None, product=F.linear):
-    """rows · (W (columns · x) + b) in `dtype` (None: the weight's own); columns (n_in,), rows (n_out,) or tensors ().
-
-    The factors are multiplied into the weight. If x has `few` rows, they are multiplied into x and y, which are then
-    smaller than the weight. `product(x, weight, bias)` multiplies; a stack of matrices needs another than F.linear."""
+def linear(x, weight, bias=None, dtype=None, scales=PLAIN, product=F.linear):
+    """out_scale · (W (in_scale · x) + b) in `dtype` (None: the weight's own). `product(x, weight, bias)` multiplies; a
+    stack of matrices needs another than F.linear."""
     dtype = dtype or weight.dtype
-    if not few(x, weight):
-        is_plain = columns is None and rows is None and bias is None and product is F.linear
-        if is_plain and torch.compiler.is_compiling() and weight.is_cuda and dtype.itemsize < weight.dtype.itemsize:
-            return Product.apply(x.to(dtype), weight)
-        return product(x.to(dtype), *fold(weight, bias, dtype, columns, rows))
-    y = product((x if columns is None else x * columns).to(dtype), *fold(weight, bias, dtype))
-    return y if rows is None else (y * rows).to(dtype)
+    if few(x, weight):
+        return scale_activations(x, weight, bias, dtype, scales, product)
+    is_plain = scales.in_scale is None and scales.out_scale is None and bias is None and product is F.linear
+    if is_plain and torch.compiler.is_compiling() and weight.is_cuda and dtype.itemsize < weight.dtype.itemsize:
+        return Product.apply(x.to(dtype), weight)
+    return product(x.to(dtype), *scale_weight(weight, bias, dtype, scales))
 
 
 def draw(weight, std: float, generator: torch.Generator, cut: float | None = None) -> None:
@@ -100,18 +116,22 @@ class Linear(nn.Linear):
         """The matrix W before any gain is folded in."""
         return self.weight
 
-    def factors(self, gain=None) -> tuple:
-        """Arguments of `fold` and `linear`: weight, bias, dtype, columns, rows."""
-        columns = self.pre.folded()
-        if columns is None:
-            columns = gain
-        elif gain is not None:
-            columns = columns * gain
-        return self.effective_weight(), self.bias, self.runtime.compute_dtype, columns, self.out.folded()
+    def scales(self, gain=None) -> Scales:
+        """The factors that slots around this map leave to it; `gain` is that of a norm before it."""
+        own = self.pre.folded()
+        if own is not None and gain is not None:
+            own = own * gain
+        return Scales(gain if own is None else own, self.out.folded())
 
     def forward(self, x, gain=None, product=F.linear):
-        y = linear(self.pre(x), *self.factors(gain), product)
+        scales, dtype = self.scales(gain), self.runtime.compute_dtype
+        y = linear(self.pre(x), self.effective_weight(), self.bias, dtype, scales, product)
         return self.out(y).to(y.dtype)
+
+    def scaled(self, gain=None) -> tuple:
+        """(weight, bias) with the factors multiplied in, as they enter a product."""
+        weight = self.effective_weight()
+        return scale_weight(weight, self.bias, self.runtime.compute_dtype or weight.dtype, self.scales(gain))
 
     def init(self, std: float, generator: torch.Generator, cut: float | None = None):
         draw(self.weight, std * self.init_scale, generator, cut)
@@ -125,7 +145,7 @@ def fused_linear(matrices, x, gain=None, product=F.linear) -> list:
     For matrices whose `pre` slot has no norm and no bias: it holds a gain to fold, or nothing."""
     if few(x, matrices[0].weight):  # `linear` multiplies the gains into x, and each matrix may have its own
         return [m(x, gain, product) for m in matrices]
-    weights, biases = zip(*(fold(*m.factors(gain)) for m in matrices), strict=True)
+    weights, biases = zip(*(m.scaled(gain) for m in matrices), strict=True)
     bias = None if biases[0] is None else torch.cat(biases, -1)
     y = product(x.to(weights[0].dtype), torch.cat(weights, -2), bias)
     parts = y.split([w.shape[-2] for w in weights], dim=-1)

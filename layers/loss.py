@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from layers.ops import materialise, upcast
+from layers.ops import forbid_second_derivative, materialise, upcast
 
 # The most logits of one chunk. A GPU is fastest with few chunks, but with 32-bit indices.
 LOGITS_BYTES = 2**30  # on a CPU, in bytes of the product's dtype
@@ -24,8 +24,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     part of the gradients of x and W. So logits exist for one chunk at a time (in fp32 if not compiled), none twice.
 
     x (N, C), weight (V, C), targets (N,), −1 = ignored → loss (), in nats, fp32 at least. Only the first `vocab_size`
-    rows of the weight count. There is no second derivative: asking for one raises RuntimeError.
-    """
+    rows of the weight count."""
 
     @staticmethod
     def forward(ctx, x, weight, targets, dtype, vocab_size, chunk_rows, with_grad):
@@ -56,8 +55,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        if torch.is_grad_enabled():
-            raise RuntimeError("this loss has no second derivative: take that of F.cross_entropy over model(idx)[0]")
+        forbid_second_derivative()
         dx, dw = ctx.saved_tensors
         return upcast(dx) * grad, upcast(dw) * grad, None, None, None, None, None
 

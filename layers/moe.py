@@ -12,7 +12,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from layers.linear import Linear, linear
-from layers.ops import materialise, upcast
+from layers.ops import forbid_second_derivative, materialise, upcast
 
 # ---------------------------------------------------------------------------------------------- one product a stack
 
@@ -38,7 +38,7 @@ def has_grouped_product(x, weight) -> bool:
 
 
 class Grouped(torch.autograd.Function):
-    """`grouped` by torch's kernel, without a bias and a second derivative.
+    """`grouped` by torch's kernel, without a bias.
 
     Such a kernel may leave unwritten what it has no rows for: an expert that no token goes to gets the gradient 0 here.
     (torch's own formula gives it numbers of no meaning on a B200: pytorch issue 172439.)"""
@@ -50,8 +50,7 @@ class Grouped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        if torch.is_grad_enabled():
-            raise RuntimeError("torch's grouped product has no second derivative: compute it in float32")
+        forbid_second_derivative()
         x, weight, ends = ctx.saved_tensors
         dy = dy.contiguous()  # the kernel takes no strides of 0
         is_empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
@@ -98,25 +97,11 @@ if not hasattr(torch.ops.nanodnt, "grouped"):
         d_bias = ops.grouped_sum(dy, ends) if ctx.needs_input_grad[3] else None
         return ops.grouped(dy, weight.mT, ends, None), ops.grouped_outer(dy, x, ends), None, d_bias
 
-    def _outer_backward(ctx, d_weight):
-        (dy, x, ends), ops = ctx.saved_tensors, torch.ops.nanodnt
-        return ops.grouped(x, d_weight, ends, None), ops.grouped(dy, d_weight.mT, ends, None), None
-
-    def _sum_backward(ctx, d_bias):
-        (ends,) = ctx.saved_tensors
-        return d_bias.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)), 0), None
-
     _grouped.register_fake(lambda x, weight, ends, bias: x.new_empty(len(x), weight.shape[1]))
     _grouped_outer.register_fake(lambda dy, x, ends: x.new_empty(len(ends), dy.shape[1], x.shape[1]))
     _grouped_sum.register_fake(lambda dy, ends: dy.new_empty(len(ends), dy.shape[1]))
     _grouped.register_autograd(
         _grouped_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:3])
-    )
-    _grouped_outer.register_autograd(
-        _outer_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
-    )
-    _grouped_sum.register_autograd(
-        _sum_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1])
     )
 
 
@@ -223,8 +208,7 @@ class Router(Linear):
 
     def logits(self, u, gain=None):
         """u (B, T, C) → (B, T, E), fp32 at least."""
-        weight, _, _, columns, _ = self.factors(gain)
-        return linear(self.pre(u), upcast(weight), columns=columns)  # of a model cast to bf16 too
+        return linear(self.pre(u), upcast(self.weight), scales=self.scales(gain))  # of a model cast to bf16 too
 
     def scores(self, logits):
         return logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()

@@ -12,6 +12,12 @@ def upcast(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def forbid_second_derivative() -> None:
+    """For backward passes written by hand: RuntimeError where autograd would differentiate them."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("the network has no second derivatives: its backward passes are written by hand")
+
+
 def materialise(x):
     """Returns x. When compiled, writes it to memory once.
 

@@ -196,7 +196,7 @@ def notes(c) -> list:
         found.append(
             f"dyt does not enlarge small signals, and init_std·√n_embd = {size:.2f} makes them small; the paper's "
             "language models have 0.6 to 1.8 (1024 to 8192 wide, std 0.02 in its code). "
-            f"init_std={c.n_embd**-0.5:.2g} gives 1 [I]"
+            f"init_std={c.n_embd**-0.5:.2g} gives 1"
         )
     return found
 

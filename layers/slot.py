@@ -7,19 +7,17 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from layers.ops import drop_samples, tanh, upcast
+from layers.ops import drop_samples, forbid_second_derivative, tanh, upcast
 from layers.runtime import Runtime
 
 
 class Normalise(torch.autograd.Function):
-    """(y, s): y = s (x − μ) over the last dimension, in `dtype`, and s = 1/√(mean((x − μ)²) + eps), (…, 1); μ is the
-    mean of x if `centre`, else 0. It computes in fp32 at least.
+    """s (x − μ) over the last dimension, in `dtype`: s = 1/√(mean((x − μ)²) + eps), and μ is the mean of x if `centre`,
+    else 0. It computes in fp32 at least.
 
-    The backward pass works from y, which the next matrix keeps anyway, so x need not be kept. For n channels
+    The backward pass works from the output y, which the next matrix keeps anyway, so x need not be kept:
 
-        ∂x = s (∂y − [mean(∂y)] − y · mean(y · ∂y)) − ∂s · s² y / n
-
-    s is returned so that this can be differentiated again; otherwise there is no ∂s."""
+        ∂x = s (∂y − [mean(∂y)] − y · mean(y · ∂y))"""
 
     @staticmethod
     def forward(ctx, x, eps, centre, dtype):
@@ -29,24 +27,18 @@ class Normalise(torch.autograd.Function):
         s = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
         y = (x * s).to(dtype)
         ctx.save_for_backward(y, s)
-        ctx.set_materialize_grads(False)
-        if torch.compiler.is_compiling():
-            ctx.mark_non_differentiable(s)  # compiled code has no second derivative, and would add zeros
         ctx.centre = centre
-        return y, s
+        return y
 
     @staticmethod
-    def backward(ctx, dy, ds):
-        y, s = ctx.saved_tensors
-        y = upcast(y)
-        dy = torch.zeros_like(y) if dy is None else upcast(dy)
+    def backward(ctx, dy):
+        forbid_second_derivative()
+        y, s = (upcast(t) for t in ctx.saved_tensors)
+        dy = upcast(dy)
         dx = dy - y * (dy * y).mean(-1, keepdim=True)
         if ctx.centre:
             dx = dx - dy.mean(-1, keepdim=True)
-        dx = s * dx
-        if ds is not None and not torch.compiler.is_compiling():
-            dx = dx - ds * s.square() * y / y.shape[-1]
-        return dx, None, None, None
+        return s * dx, None, None, None
 
 
 # Norms are functions of (slot, x), x: (…, dim).
@@ -56,7 +48,7 @@ def rms_norm(slot, x, centre=False):
     groups = x if slot.groups == 1 else x.unflatten(-1, (slot.groups, -1))
     # what goes into a matrix as it is, is rounded for the product here, and kept like that
     dtype = (slot.runtime.compute_dtype if slot.fold else None) or upcast(x).dtype
-    return Normalise.apply(groups, slot.eps, centre, dtype)[0].view_as(x)
+    return Normalise.apply(groups, slot.eps, centre, dtype).view_as(x)
 
 
 def layer_norm(slot, x):
@@ -72,9 +64,10 @@ NORMALISE = {"none": lambda slot, x: x, "rmsnorm": rms_norm, "layernorm": layer_
 SQUASH = {"tanh": tanh, "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
 
 
-def factor(value: float):
-    """`value` as a tensor () on the CPU."""
-    return torch.tensor(value, dtype=torch.float64, device="cpu")
+def factor(value: float | None):
+    """`value` as a tensor () on the CPU, which every device can multiply by, or None. For Python floats torch.compile
+    would compile each block anew; buffers would be lost in meta-device init and broadcast by DDP."""
+    return None if value is None else torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
 def empty_parameter(n: int):
@@ -85,17 +78,11 @@ def empty_parameter(n: int):
 class Slot(nn.Module):
     """y = drop( const · (gain · normalise(const_in · x) + bias) ), each part optional. x, y: (..., dim).
 
-    A norm computes in fp32 at least. `forward` takes the constants from tensors () on the CPU, which every device can
-    multiply by. For Python floats torch.compile would compile each block anew; buffers would be lost in meta-device
-    init and broadcast by DDP.
-
-    norm      "none", "rmsnorm", "layernorm" (both over `groups` groups of channels), "dyt": squash(αx)
+    norm      "none", "rmsnorm", "layernorm" (over `groups` groups of channels), "dyt": squash(αx); in fp32 at least
     n_gain    number of learned gains: 0 (none), 1 (a scalar) or dim; `init` is their initial value
     role      of the gain: `gain_in` where a linear map follows, else `gain_out`; `scalar` for a single learned factor
-    param     how the gain is stored: itself (direct), β·α/rms(α) (magdir) or exp(b)·α/rms(α) (expmagdir); a scalar is
-              always direct
     n_bias    number of learned biases: 0 (none), 1 or dim
-    const     a factor, or None; a factor of 1 is one too
+    const     a factor, or None; 1.0 still counts as a factor
     const_in  the same, on the input; for lns=input only
     drop      rate of stochastic depth: in training y of a whole sample is 0 with this probability; None: off
     fold      leave const and gain to the neighbouring linear map, which takes them from `folded` and multiplies them
@@ -110,7 +97,6 @@ class Slot(nn.Module):
         *,
         n_gain=0,
         role="gain_out",
-        param="direct",
         init=1.0,
         n_bias=0,
         fold=False,
@@ -126,18 +112,26 @@ class Slot(nn.Module):
         super().__init__()
         self.norm, self.eps, self.groups, self.squash = norm, eps, groups, squash
         self.const, self.const_in = (1.0 if c is None else c for c in (const, const_in))
-        self.factor, self.factor_in, self.drop = (None if c is None else factor(c) for c in (const, const_in, drop))
+        self.factor, self.factor_in, self.drop = factor(const), factor(const_in), factor(drop)
         self.init_gain, self.init_alpha = init, alpha
-        self.param = param if n_gain and role != "scalar" else "direct"
         self.fold = fold and not n_bias  # a bias comes after the gain, so the gain cannot move to the next matrix
-        split = self.param != "direct"  # the gain is a magnitude times a direction
-        self.gain = empty_parameter(0 if split else n_gain)
-        self.direction = empty_parameter(n_gain if split else 0)
-        self.magnitude = empty_parameter(1 if split else 0)
+        self.add_gain(n_gain)
         self.bias = empty_parameter(n_bias)
         self.alpha = empty_parameter(1) if norm == "dyt" and learn_alpha else alpha
-        self.param_roles = {"gain": role, "magnitude": role, "direction": "gain_dir"}
-        self.param_roles |= {"bias": "bias", "alpha": "scalar"}
+        self.param_roles = {"gain": role, "magnitude": role, "direction": "gain_dir", "bias": "bias", "alpha": "scalar"}
+
+    def add_gain(self, n_gain: int):
+        self.gain, self.direction = empty_parameter(n_gain), None
+
+    def gain_vector(self):
+        """The gain by which the slot multiplies, (dim,) or (1,), or None."""
+        return self.gain
+
+    @torch.no_grad()
+    def set_gain(self, value: float):
+        """Give every entry of the gain this value."""
+        if self.gain is not None:
+            self.gain.fill_(value)
 
     def forward(self, x):
         x = NORMALISE[self.norm](self, x if self.factor_in is None else self.factor_in * x)
@@ -151,13 +145,6 @@ class Slot(nn.Module):
         x = x if self.factor is None else self.factor * x
         return x if self.drop is None or not self.training else drop_samples(x, self.drop)
 
-    def gain_vector(self):
-        """The gain by which the slot multiplies, (dim,) or (1,), or None."""
-        if self.direction is None:
-            return self.gain
-        unit = self.direction * torch.rsqrt(self.direction.square().mean())
-        return (self.magnitude.exp() if self.param == "expmagdir" else self.magnitude) * unit
-
     def folded(self):
         """const · gain, which a folding slot leaves to a weight: a vector, a tensor (), or None for nothing."""
         if not self.fold:
@@ -166,15 +153,6 @@ class Slot(nn.Module):
         if self.factor is None:
             return gain
         return self.factor if gain is None else self.factor * gain
-
-    @torch.no_grad()
-    def set_gain(self, value: float):
-        """Give every entry of the gain this value."""
-        if self.gain is not None:
-            self.gain.fill_(value)
-        elif self.direction is not None:
-            self.direction.fill_(1.0)
-            self.magnitude.fill_(math.log(value) if self.param == "expmagdir" else value)
 
     @torch.no_grad()
     def init(self):
@@ -188,6 +166,43 @@ class Slot(nn.Module):
     def extra_repr(self):
         drop = "" if self.drop is None else f", dropped with probability {self.drop:.3g}"
         return (self.norm if self.const == 1.0 else f"{self.const:.4g} · {self.norm}") + drop
+
+
+class MagnitudeSlot(Slot):
+    """A slot whose gain is a magnitude times a direction, β · α/rms(α)."""
+
+    def add_gain(self, n_gain: int):
+        self.gain, self.direction, self.magnitude = None, empty_parameter(n_gain), empty_parameter(1)
+
+    def gain_vector(self):
+        return self.magnitude * self.unit()
+
+    def unit(self):
+        return self.direction * torch.rsqrt(self.direction.square().mean())
+
+    @torch.no_grad()
+    def set_gain(self, value: float):
+        self.direction.fill_(1.0)
+        self.magnitude.fill_(value)
+
+
+class ExpMagnitudeSlot(MagnitudeSlot):
+    """The same with exp(b) as the magnitude, which stays positive."""
+
+    def gain_vector(self):
+        return self.magnitude.exp() * self.unit()
+
+    def set_gain(self, value: float):
+        super().set_gain(math.log(value))
+
+
+SLOTS = {"direct": Slot, "magdir": MagnitudeSlot, "expmagdir": ExpMagnitudeSlot}
+
+
+def make_slot(norm: str = "none", *, param: str = "direct", n_gain: int = 0, role: str = "gain_out", **parts) -> Slot:
+    """A slot that stores its gain as gain_param=`param` says; a scalar is stored as it is."""
+    kind = SLOTS[param if n_gain and role != "scalar" else "direct"]
+    return kind(norm, n_gain=n_gain, role=role, **parts)
 
 
 class Slots(NamedTuple):

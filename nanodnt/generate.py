@@ -13,6 +13,8 @@ class KVCache:
     """Keys and values of one layer for the tokens seen so far: the first `length` positions of the buffers `k` and `v`,
     (B, H_kv, size, head_dim), which are made when the first tokens come."""
 
+    needs_mask = False  # even for one new token
+
     def __init__(self, size: int):
         self.size, self.length, self.k, self.v = size, 0, None, None
 
@@ -27,6 +29,10 @@ class KVCache:
         self.k[:, :, start : self.length], self.v[:, :, start : self.length] = k, v
         return (self.k[:, :, : self.length], self.v[:, :, : self.length]) if start else (k, v)
 
+    def n_keys(self, T: int) -> int:
+        """How many keys `extend` returns for T new tokens. All of them precede the last token."""
+        return self.length + T
+
     def make_buffers(self, k):
         """Buffers for keys and values like k (B, H_kv, T, head_dim), unless there are some."""
         if self.k is None:  # zeros: what is masked has weight 0, but 0 · NaN is NaN
@@ -37,9 +43,15 @@ class StaticKVCache(KVCache):
     """The same for compiled code: `length` is a tensor (), which all layers share and the caller sets before each step,
     and one new token gets the whole buffers, of which it sees a part. So one graph serves all lengths."""
 
+    needs_mask = True
+
     def __init__(self, size: int, length: torch.Tensor):
         super().__init__(size)
         self.length = length
+
+    def n_keys(self, T: int) -> int:
+        """How many keys `extend` returns. One new token sees only a part of them."""
+        return self.size if T == 1 else T
 
     def extend(self, k, v):
         """Append one token, or all tokens of an empty cache. Returns (keys, values)."""

@@ -39,7 +39,7 @@ class TrainConfig(ImageFlags, RunFlags):  # the fields are in the order of --hel
     #   adam_mini 0.1, msgdw 1e-4, muon 0.1 or, with original, 0.01
     decay_emb: bool = True  # decay for embeddings: of tokens (with a tied head: the head too), positions, class token
     decay_gains: Literal["none", "all", "input", "output"] = "none"  # scale vectors that get weight decay too: all,
-    #   those followed by a linear map (input: pre norms, and the final norm [I]; IWD), or the others
+    #   those followed by a linear map (input: pre norms, and, our choice, the final norm; IWD), or the others
     decay_scalars: bool = False  # decay for learned scalars (as in DyT's LLaMA code) and biases
     beta1: float = 0.9  # of running averages like Adam's: not for msgdw, nor for Muon's matrices
     beta2: float = 0.95  # the same
@@ -71,7 +71,7 @@ class TrainConfig(ImageFlags, RunFlags):  # the fields are in the order of --hel
     lr_ratio_qk: float | None = None  # query and key; None = 8 (adam_mini 1)
     lr_ratio_ffn: float | None = None  # None = 6 (adam_mini 4)
     lr_ratio_vo: float | None = None  # value and output; None = 4
-    lr_ratio_norm: float | None = None  # norms, and all other scale vectors and scalars [I]; None = 1
+    lr_ratio_norm: float | None = None  # norms, and all other scale vectors and scalars (our choice); None = 1
     lr_ratio_head: float | None = None  # untied head; None = 1
     lr_ratio_pos: float | None = None  # learned positions; None = 1
     lr_ratio_router: float | None = None  # routers of experts; None = 1

@@ -4,7 +4,7 @@
 
 m̂ and v̂ are m / (1 − β₁ᵗ) and v / (1 − β₂ᵗ); ε = 1e-8. Blocks: the rows of one head for q and k; each row (an output
 neuron, a token) for the other matrices and the embeddings, and for learned positions, routers, every expert and the
-matrix of an image's patches [I]; the whole tensor for all else.
+matrix of an image's patches (our choice); the whole tensor for all else.
 State: 4 bytes a parameter and 4 a block. Defaults: AdamW's, as its authors recommend.
 """
 

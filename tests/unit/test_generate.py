@@ -65,6 +65,8 @@ def test_generate_equals_a_plain_loop(flags, lengths):
 class GrowingCache:
     """Keys and values, concatenated anew for each token."""
 
+    needs_mask = False
+
     def __init__(self):
         self.k = self.v = None
         self.length = 0
@@ -73,6 +75,9 @@ class GrowingCache:
         self.k, self.v = (k, v) if self.k is None else (torch.cat((self.k, k), 2), torch.cat((self.v, v), 2))
         self.length = self.k.shape[2]
         return self.k, self.v
+
+    def n_keys(self, T):
+        return self.length + T
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)

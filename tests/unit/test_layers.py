@@ -224,17 +224,18 @@ def test_branch_dropout_comes_after_the_mid_norm():
 
 
 @pytest.mark.parametrize("centre", (False, True))
-def test_a_norm_can_be_differentiated_twice(centre):
-    """Its backward pass is written by hand, from its output: gradients and their gradients, by finite differences."""
+def test_the_gradient_of_a_norm(centre):
+    """Its backward pass is written by hand, from its output: against finite differences. No second derivative."""
     x = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
 
     def norm(x):
-        return Normalise.apply(x, 1e-2, centre, torch.float64)[0]
+        return Normalise.apply(x, 1e-2, centre, torch.float64)
 
     expected = reference.standardise(x, 1e-2) if centre else reference.rms(x, 1e-2)
     assert error(norm(x), expected) < 1e-12
     assert torch.autograd.gradcheck(norm, x)
-    assert torch.autograd.gradgradcheck(norm, x)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.gradgradcheck(norm, x)
 
 
 def test_a_product_whose_weight_gradient_is_not_rounded(monkeypatch):

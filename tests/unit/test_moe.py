@@ -423,17 +423,9 @@ def test_the_operators_are_sound():
     ends = torch.tensor([4, 4, 12], dtype=torch.int32)
     torch.library.opcheck(torch.ops.nanodnt.grouped.default, (x, w, ends, torch.randn(3, 16, requires_grad=True)))
     torch.library.opcheck(torch.ops.nanodnt.grouped.default, (x, w.detach().mT.contiguous().mT, ends, None))
-    dy = torch.randn(12, 16, requires_grad=True)
+    x, dy = x.detach(), torch.randn(12, 16)
     torch.library.opcheck(torch.ops.nanodnt.grouped_outer.default, (dy, x, ends))
     torch.library.opcheck(torch.ops.nanodnt.grouped_sum.default, (dy, ends))
-
-
-@pytest.mark.parametrize("biases", (False, True), ids=("", "biases"))
-def test_second_derivatives_of_the_loop(biases):
-    g, ends = torch.Generator().manual_seed(0), torch.tensor([2, 2, 5], dtype=torch.int32)
-    x, weight, bias = (torch.randn(s, generator=g).double().requires_grad_() for s in ((5, 3), (3, 2, 3), (3, 2)))
-    inputs = x, weight, ends, bias if biases else None
-    assert torch.autograd.gradgradcheck(torch.ops.nanodnt.grouped, inputs)
 
 
 def test_no_gradient_comes_to_the_kernel_with_strides_of_0(monkeypatch):
@@ -445,9 +437,6 @@ def test_no_gradient_comes_to_the_kernel_with_strides_of_0(monkeypatch):
     x, weight = torch.ones(4, 8, requires_grad=True), torch.ones(2, 8, 8, requires_grad=True)
     moe.Grouped.apply(x, weight, torch.tensor([3, 4], dtype=torch.int32)).sum().backward()
     assert x.grad.eq(8).all() and weight.grad[:, 0, 0].tolist() == [3, 1]
-    y = moe.Grouped.apply(x, weight, torch.tensor([3, 4], dtype=torch.int32))
-    with pytest.raises(RuntimeError, match="no second derivative: compute it in float32"):
-        torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
 @pytest.mark.parametrize("cast", (False, True), ids=("computing in bf16", "cast to bf16"))
