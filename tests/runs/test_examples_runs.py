@@ -6,19 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import train
 from model import GPT, GPTConfig
 from nanodnt.data.examples import Examples
-from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.engine import Trainer, training_step
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import model_from_checkpoint
-from support.examples import UNEVEN, documents, mean_loss, write, write_documents, write_examples
+from support.examples import UNEVEN, documents, mean_loss, write_documents, write_examples
 from support.models import LLAMA, S5, SIZE, error, perturb, tokens
 from support.prepared import open_prepared
-from support.processes import TOLERANCES, assert_same_values
 from support.runs import (
     column,
     load,
@@ -122,19 +119,6 @@ def test_without_doc_mask_an_example_reads_those_before_it(folders, wholes, tmp_
     assert losses[0][1] != pytest.approx(losses[1][1], rel=1e-5)
 
 
-def test_rows_count_by_their_tokens(folders, wholes):
-    """A mean of the means of rows, or of micro batches, would be another number, beyond all tolerances here."""
-    data, model = open_prepared(folders["examples"], T), exact(wholes["examples"] / "step_8.pt")
-    differences = []
-    for step in (8, 9, 10):
-        x, y = data.batch(step, 12)
-        counts, whole = (y != -1).sum(1), mean_loss(model, examples_of(x))
-        assert counts.max() > 10 * counts.min()
-        means = [np.mean([mean_loss(model, examples_of(part)) for part in np.split(x, n)]) for n in (12, 3)]
-        differences.append([abs(mean / whole - 1) for mean in means])
-    assert (np.min(differences, 0) > 5 * TOLERANCES["train_loss"]).all(), differences
-
-
 @pytest.mark.parametrize("flags", (dict(), dict(LLAMA, **S5)), ids=("learned", "llama, S5"))
 def test_a_step_is_the_mean_over_its_counted_targets(flags):
     """Also with a micro batch of which nothing counts; and gradients are those of single documents."""
@@ -166,34 +150,6 @@ def test_a_step_is_the_mean_over_its_counted_targets(flags):
         assert error(loss, total.detach()) < 1e-6  # shares of the batch are fp32
         assert error(norm, torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])) < 1e-6
         assert all(error(gradients[name], p.grad, floor=1e-3) < 1e-6 for name, p in model.named_parameters())
-
-
-def test_a_batch_without_doc_mask_has_no_positions(folders, dataset, tmp_path):
-    """The network gets what it got before there were documents."""
-    seen = []
-
-    def note(step):
-        def step_and_note(trainer, batch, loss_tokens):
-            seen.append((len(batch), loss_tokens))
-            return step(trainer, batch, loss_tokens)
-
-        return step_and_note
-
-    with patched(train, "training_step", note):
-        for name, folder in (("plain", dataset), ("examples", folders["examples"])):
-            assert run(out_dir=tmp_path / name, dataset=folder, max_iters=1) == 0
-        assert run(out_dir=tmp_path / "apart", dataset=folders["text"], max_iters=1, doc_mask=True) == 0
-    assert [n for n, _ in seen] == [2, 2, 3] and seen[0][1] == seen[2][1] == 0
-    assert seen[1][1] == (open_prepared(folders["examples"], T).batch(0, 8)[1] != -1).sum()
-
-
-def test_one_document_a_window_is_as_without_doc_mask(tmp_path):
-    """A text without end. The kernels with and without a mask round differently."""
-    text = {split: (np.cumsum(np.arange(n) % 7) % 26 + 97, {}) for split, n in (("train", 3000), ("val", 600))}
-    folder = write(tmp_path / "text", Tokenizer.meta_for("bytes"), text)
-    for apart in (True, False):
-        assert run(out_dir=tmp_path / str(apart), dataset=folder, **COMMON | dict(doc_mask=apart, max_iters=5)) == 0
-    assert_same_values(tmp_path / "True", tmp_path / "False", train_loss=2e-4, val_loss=2e-4, grad_norm=2e-3)
 
 
 def other_targets(batch):

@@ -5,17 +5,10 @@ import math
 import pytest
 import torch
 
-import sample
-from nanodnt.run.checkpoints import load_checkpoint
-from nanodnt.weights import model_from_checkpoint
 from support.runs import (
-    bits,
     column,
     different,
     load,
-    metrics,
-    optimizers,
-    patched,
     run,
     spoil_gradients,
 )
@@ -63,55 +56,6 @@ def test_each_weight_of_a_penalty_acts(dataset, tmp_path):
 # ------------------------------------------------------------------------------------------------- what goes wrong
 
 
-def test_a_bad_gradient_leaves_the_biases_alone(dataset, tmp_path):
-    """Their own numbers are finite: they follow the load, which a skipped step does not train for."""
-    seen = []  # (biases, loads above the mean) of each step
-
-    def watch(model, optimizer):
-        named = [(n, p) for n, p in model.named_parameters() if n.endswith("choice_bias")]
-
-        def note(*_):
-            seen.append((bits(dict(named)), [p.grad.clone() for _, p in named]))
-
-        optimizer.register_step_pre_hook(note)
-        optimizer.register_step_post_hook(note)
-
-    bad = {2, 3, 6}
-    with optimizers(watch), spoil_gradients(math.nan, bad, "blocks.1.mlp.f.experts.down.weight"):
-        assert run(out_dir=tmp_path, dataset=dataset, max_iters=8, **BIAS) == 0
-    kept = [before[0] == after[0] for before, after in zip(seen[::2], seen[1::2], strict=True)]
-    assert [step for step, same in enumerate(kept) if same] == sorted(bad)
-    assert all(g.isfinite().all() and g.any() for _, loads in seen for g in loads)
-    assert column(tmp_path, "skipped_steps")[8] == 3
-
-
-def test_a_spike_rolls_the_biases_back_too(dataset, tmp_path):
-    """After the roll-back the run is the one that skipped these batches by itself."""
-    spike = dict(max_iters=30, eval_interval=30, save_interval=10, loss_spike=0.5, dataset=dataset, **BIAS)
-
-    def wrap(batch):
-        def tampered(self, step, *args):
-            x, y = batch(self, step, *args)
-            return x, (y + 7) % 50 if step == 23 else y
-
-        return tampered
-
-    def shift(batch):
-        return lambda self, step, *args: batch(self, step + 4 * (step >= 20), *args)
-
-    from nanodnt.data import Dataset
-
-    with patched(Dataset, "batch", wrap):
-        assert run(out_dir=tmp_path / "run", **spike) == 0
-    (event,) = [row for row in metrics(tmp_path / "run") if "rolled_back_from" in row]
-    assert (event["step"], event["rolled_back_from"]) == (20, 24)
-    with patched(Dataset, "batch", shift):
-        assert run(out_dir=tmp_path / "by hand", **spike) == 0
-    one, other = (load(tmp_path / name / "last.pt") for name in ("run", "by hand"))
-    assert different(one["model"], other["model"]) == [] and biases(one)
-    assert different(one["optimizer"]["state"], other["optimizer"]["state"]) == []
-
-
 def test_fp16_with_loss_scaling(dataset, tmp_path):
     """An overflow halves the scale; the biases move by the load, not by its scale."""
     config = dict(dataset=dataset, **BIAS, max_iters=10)
@@ -132,54 +76,6 @@ def trained(dataset, quick, tmp_path_factory):
     out = tmp_path_factory.mktemp("trained")
     assert run(out_dir=out, dataset=dataset, max_iters=40, eval_interval=20, n_expert_shared=1, **BIAS) == 0
     return out
-
-
-@pytest.fixture(scope="module")
-def model(trained):
-    return model_from_checkpoint(load_checkpoint(trained / "best.pt")).eval()
-
-
-def continued(model, prompt: str, n: int) -> str:
-    """The most likely continuation, each token from a forward pass of all before it."""
-    idx = torch.tensor([[ord(c) - ord("A") for c in prompt]])
-    with torch.no_grad():
-        for _ in range(n):
-            idx = torch.cat((idx, model(idx)[0][:, -1:].argmax(-1)), 1)
-    return "".join(chr(ord("A") + i) for i in idx[0].tolist())
-
-
-SAMPLE = dict(device="cpu", dtype="float32", max_new_tokens=24, num_samples=2, temperature=0, start="ABDE")
-
-
-@pytest.fixture
-def samples(trained, capsys, monkeypatch):
-    """samples(flags) → the printed samples, prompt included."""
-
-    def samples(**flags):
-        argv = SAMPLE | dict(out_dir=trained) | flags
-        monkeypatch.setattr("sys.argv", ["sample.py", *(f"--{name}={value}" for name, value in argv.items())])
-        capsys.readouterr()
-        assert sample.main() == 0
-        out, err = capsys.readouterr()
-        assert err == ""
-        return out.split("\n" + "-" * 80 + "\n")[:-1]
-
-    return samples
-
-
-def test_sampling_with_the_cache_is_sampling_without(samples, model):
-    text = continued(model, "ABDE", 24)
-    assert samples() == [text] * 2 and len(set(text)) > 3
-
-
-@pytest.mark.deep  # dynamo and inductor take their time
-def test_compiled_steps_draw_the_same_text(samples, monkeypatch):
-    hot = dict(temperature=1.5, top_k=0, num_samples=5, max_new_tokens=40)  # beyond block_size: the cache starts anew
-    plain, steps, compile_step = samples(**hot), [], sample.compile_step
-    with monkeypatch.context() as patch:
-        patch.setattr(sample, "compile_step", lambda: steps.append(compile_step("eager")) or steps[-1])
-        assert samples(**hot, compile=True) == plain and len(steps) == 1
-    assert samples(compile=True) == samples()
 
 
 def test_fine_tuning_from_a_run(trained, dataset, tmp_path, capsys):

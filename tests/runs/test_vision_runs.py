@@ -161,14 +161,12 @@ def test_a_compiled_run_that_drops_goes_on_exactly(digits, tmp_path):
 
 
 def test_tracked_numbers(digits, tmp_path, monkeypatch):
-    """Variances of stream and branches, and the largest logit of all pairs: patches see later ones too."""
+    """Variances of the stream, and the largest logit of all pairs: patches see later ones too."""
     config = dict(PRE, qk_norm=False, norm="dyt", dyt_alpha_attn=0.7, n_kv_head=1)
     train(tmp_path, digits, max_iters=4, track_interval=2, **RANDOM | config)
-    assert [*column(tmp_path, "track")] == [2, 4]
-    track, found = column(tmp_path, "track")[4], load(tmp_path / "last.pt")
-    model, data = model_from_checkpoint(found).eval(), Images(digits, 17, image_size=8)
-    streams, branches, logits = [], dict(attn=[], mlp=[]), []
-    attend = F.scaled_dot_product_attention
+    track = column(tmp_path, "track")[4]
+    model, data = model_from_checkpoint(load(tmp_path / "last.pt")).eval(), Images(digits, 17, image_size=8)
+    streams, logits, attend = [], [], F.scaled_dot_product_attention
 
     def note_logits(q, k, v, **how):
         assert not how["is_causal"] and how["attn_mask"] is None
@@ -179,24 +177,12 @@ def test_tracked_numbers(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(F, "scaled_dot_product_attention", note_logits)
     for block in model.blocks:
         block.register_forward_pre_hook(lambda _, args: streams.append(args[0]))
-        for name in branches:
-            mid = getattr(block, name).mid
-            mid.register_forward_hook(lambda _, args, y, name=name: branches[name].append(y))
     with torch.no_grad():
-        images = torch.from_numpy(data.val_batch(data.validation()[:16], 16)[0])
-        streams.append(model.stream(images))
-
-    def variances(tensors):
-        return [((t - t.mean(-1, keepdim=True)) ** 2).mean().item() for t in tensors]
-
-    assert track["stream_var"] == pytest.approx(variances(streams), rel=1e-4) and len(streams) == 3
-    for name, outputs in branches.items():
-        assert track["branch_var"][name] == pytest.approx(variances(outputs), rel=1e-4)
+        streams.append(model.stream(torch.from_numpy(data.val_batch(data.validation()[:16], 16)[0])))
+    variances = [((t - t.mean(-1, keepdim=True)) ** 2).mean().item() for t in streams]
+    assert track["stream_var"] == pytest.approx(variances, rel=1e-4) and len(streams) == 3
     assert track["logit_max"] == pytest.approx([whole for whole, _ in logits], rel=1e-4)
     assert any(causal < whole for whole, causal in logits)
-    alphas = {name: t.item() for name, t in found["model"].items() if name.endswith(".alpha")}
-    assert {f"{name}.alpha": a for name, a in track["alpha"].items()} == pytest.approx(alphas, rel=1e-5)
-    assert track["alpha"]["blocks.0.attn.pre"] == pytest.approx(0.7, abs=0.1) and len(alphas) == 5
     roles = {"patch", "pos", "qk", "vo", "ffn", "head", "gain_in", "bias", "scalar"}
     for name in ("grad_norm", "grad_kurtosis", "update_ratio", "weight_norm"):
         assert track[name].keys() == roles and all(math.isfinite(x) and x > 0 for x in track[name].values())
