@@ -1,4 +1,4 @@
-"""Every layout of the language model as a ViT: the equations, patches that see each other, and a loss that falls."""
+"""Every layout of the language model as a ViT: the equations, and a loss that falls."""
 
 from dataclasses import replace
 
@@ -10,9 +10,9 @@ from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import profile_admin
 from support import models
-from support.models import ALL, NET, REPRESENTATIVES, depth_of, each_scheme, error, floats, gradients, spread
+from support.models import ALL, NET, depth_of, each_scheme, error, floats, gradients, spread
 from support.moe import MIXTURES
-from support.vision import PATCHES, POOLS, build, config_of, equation, labels, pictures, plain_loss, scheme
+from support.vision import POOLS, build, config_of, equation, labels, pictures, plain_loss, scheme
 from vision import ViT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -94,39 +94,6 @@ def check_gradients(name, pool, smoothing):
     assert error(ours, loss) < 1e-10
     for key, grad in grads.items():
         assert error(grad, weights[key].grad, floor=1e-5) < 1e-9, key
-
-
-# ----------------------------------------------------------------------------------------- each patch sees each other
-
-
-def variants(images):
-    """(1 + PATCHES, …): an image, and it again with another patch changed each time."""
-    changed = images.repeat(1 + PATCHES, 1, 1, 1)
-    for patch in range(PATCHES):
-        top, left = 2 * (patch // 3), 2 * (patch % 3)
-        changed[1 + patch, :, top : top + 2, left : left + 2] += pictures(1, 3, 2, seed=patch)[0]
-    return changed
-
-
-def assert_sees_all(flags, n_layer):
-    model, seen = build(flags, n_layer), []
-    model.blocks[-1].attn.register_forward_hook(lambda _, args, out: seen.append(out))  # the FFN sees one token
-    logits = model(variants(pictures(1)))[0]
-    for whole in (logits[:, None], seen[0]):
-        moved = (whole[1:] - whole[:1]).abs().amax(-1)  # (patches, tokens)
-        assert (moved > 1e-7 * whole.abs().max()).all(), moved
-
-
-@pytest.mark.parametrize("name, pool", alternate(ALL, fast=REPRESENTATIVES))
-def test_every_token_depends_on_every_patch(name, pool):
-    """The logits, and each token's stream in the last block; while the GPT of the same flags stays causal."""
-    flags, n = ALL[name][0], depth_of(name)
-    assert_sees_all(dict(flags, pool=pool), n)
-    gpt, idx = models.build(flags, n), models.tokens(1, 7)
-    later = idx.repeat(2, 1)
-    later[1, 4:] = (later[1, 4:] + 7) % 50
-    one, other = gpt(later)[0]
-    assert error(one[:4], other[:4]) < 1e-12 and error(one[4:], other[4:]) > 1e-7
 
 
 # ------------------------------------------------------------------------------------------------------- it is trained
