@@ -31,6 +31,7 @@ from studies.analysis.streams import Moments
 SCATTER_POINTS = 3000
 LINES = {"FFN": {"w1": "$W_1$", "w2": "$W_2$", "mlp_gain": "γ"}}  # of block_norms, in a panel of Fig. 6
 LINES |= {"attention": {"q": "$W_Q$", "k": "$W_K$", "v": "$W_V$", "o": "$W_O$", "attn_gain": "γ"}}
+PLACES = ("pre", "mid", "post")  # of norms in a sub-layer
 TANH_SLOPES = 1e-3, 1e2  # the tanh fit searches slope · rms(x) in this range
 
 
@@ -131,12 +132,9 @@ def draw_norms(results):
 
 def norm_slots(model: Transformer) -> dict:
     """{name: Slot} of every norm on the residual path, in the order of the forward; QK-norm and DNP are not on it."""
-    named = {"input_norm": model.input_norm}
-    for i, block in enumerate(model.blocks):
-        for branch, residual in (("attn", block.attn), ("mlp", block.mlp)):
-            slots = {"pre": residual.pre, "mid": residual.mid, "post": residual.post}
-            named |= {f"blocks.{i}.{branch}.{position}": slot for position, slot in slots.items()}
-    return {name: slot for name, slot in {**named, "final_norm": model.final_norm}.items() if slot.norm != "none"}
+    places = [f"blocks.{i}.{branch}.{p}" for i in range(len(model.blocks)) for branch in BRANCHES for p in PLACES]
+    slots = {name: model.get_submodule(name) for name in ("input_norm", *places, "final_norm")}
+    return {name: slot for name, slot in slots.items() if slot.norm != "none"}
 
 
 @torch.no_grad()
@@ -148,11 +146,11 @@ def dyt_alphas(model: Transformer, inputs) -> list:
     with watch([(slot, lambda args, y, name=name: seen[name].add(args[0])) for name, slot in slots.items()]):
         for part in parts_of(model, inputs) if slots else ():
             model.final_norm(model.stream(part))
-    std = {name: moments.variance**0.5 for name, moments in seen.items()}
-    return [
-        {"slot": name, "alpha": float(slot.alpha), "inv_std": 1 / std[name] if std[name] else math.inf}
-        for name, slot in slots.items()
-    ]
+    found = []
+    for name, slot in slots.items():
+        std = seen[name].variance ** 0.5
+        found.append({"slot": name, "alpha": float(slot.alpha), "inv_std": 1 / std if std else math.inf})
+    return found
 
 
 def measure_alpha(model, batches, run):
@@ -190,11 +188,9 @@ def norm_scatter(model: Transformer, inputs, slot_name: str, n: int, generator: 
     {"x", "y", "token", "channel": input, output before the affine part, index of the token in all inputs, and channel
     of at most n elements, drawn without replacement, of each part in proportion; "amplitude", "slope", "r2": their
     least-squares fit y ≈ A tanh(a x), a > 0; "linear_r2": of the line y ≈ c x; "token_rms_cv": standard deviation over
-    mean of the RMS of all tokens' inputs}. ValueError for a name that is not there."""
-    slots, seen, rms, points, done = norm_slots(model), [], Moments(), [], 0
-    if slot_name not in slots:
-        raise ValueError(f"{slot_name!r} is not a norm of the residual path: there are {', '.join(slots) or 'none'}")
-    slot, rows = slots[slot_name], sum(len(part) for part in parts_of(model, inputs))
+    mean of the RMS of all tokens' inputs}."""
+    slot, seen, rms, points, done = norm_slots(model)[slot_name], [], Moments(), [], 0
+    rows = sum(len(part) for part in parts_of(model, inputs))
     for part in parts_of(model, inputs):
         with watch([(slot, lambda args, y: seen.append(upcast(args[0])))]):
             model.final_norm(model.stream(part))
@@ -207,14 +203,9 @@ def norm_scatter(model: Transformer, inputs, slot_name: str, n: int, generator: 
         rms.add(x.square().mean(-1).sqrt())
         done += len(part)
     xs, ys, token, channel = map(torch.cat, zip(*points, strict=True))
-    return {
-        "x": xs.tolist(),
-        "y": ys.tolist(),
-        "token": token.tolist(),
-        "channel": channel.tolist(),
-        **fit_tanh(xs.double().numpy(), ys.double().numpy()),
-        "token_rms_cv": rms.variance**0.5 / rms.mean if rms.mean else math.nan,
-    }
+    found = {"x": xs.tolist(), "y": ys.tolist(), "token": token.tolist(), "channel": channel.tolist()}
+    spread = rms.variance**0.5 / rms.mean if rms.mean else math.nan
+    return {**found, **fit_tanh(xs.double().numpy(), ys.double().numpy()), "token_rms_cv": spread}
 
 
 def fit_tanh(x: np.ndarray, y: np.ndarray) -> dict:
@@ -242,13 +233,12 @@ def fit_tanh(x: np.ndarray, y: np.ndarray) -> dict:
 
 
 def measure_scatter(model, batches, run):
-    slots = norm_slots(model)
-    if not slots:
-        raise NotApplicable("no norm on the residual path")
-    found = {}
+    slots, found = norm_slots(model), {}
     for name in pick_evenly(list(slots), 3):
         points = norm_scatter(model, batches, name, SCATTER_POINTS, run.generator())
         found[name] = {"norm": slots[name].norm, **points}
+    if not found:
+        raise NotApplicable("no norm on the residual path")
     return {"slots": found}
 
 
@@ -331,7 +321,6 @@ def draw_gains(results):
                 row[2].set(xlabel="step", ylabel="cosine of the gains of q, k, v")
         if any_cosines and not cosines:
             row[2].set_axis_off()
-        shown = [ax.get_legend_handles_labels() for ax in (row[0], *row[2:])]
-        handles, labels = (sum(parts, []) for parts in zip(*shown, strict=True))
-        row[-1].legend(handles, labels, loc="center left", bbox_to_anchor=(1, 0.5))
+        lines = [line for ax in (row[0], *row[2:]) for line in ax.lines if not line.get_label().startswith("_")]
+        row[-1].legend(handles=lines, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
