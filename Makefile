@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: install install-dev install-eval quickstart test test-deep lint clean
+.PHONY: install install-dev install-eval quickstart test test-deep test-gpu gpu-report lint clean
 
 install: .venv/.installed
 install-dev: .venv/.installed-dev
@@ -48,6 +48,14 @@ quickstart: install data/pystdlib/meta.json
 test-deep: DEEP = --deep
 test test-deep: install-dev
 	@$(BIN)/python -m pytest $(DEEP) -n auto --maxprocesses=8 --dist=loadgroup --no-loadscope-reorder --max-worker-restart=0
+
+# What needs a CUDA GPU. Elsewhere each test is skipped.
+test-gpu: install-dev
+	@$(BIN)/python -m pytest -m gpu
+
+# Is a GPU right, and how fast is it: 25 minutes.
+gpu-report: install-dev
+	@nanodnt/bench/gpu_report.sh out/gpu
 
 lint: install-dev
 	$(BIN)/ruff check .

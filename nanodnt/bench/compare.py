@@ -1,36 +1,136 @@
-"""Variants side by side: several configurations, or nanoGPT's step and ours."""
+"""Variants of a step, timed side by side."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from nanodnt.bench import nanogpt
+from nanodnt.bench.measure import available_bytes, free_memory, held_bytes
 from nanodnt.bench.settings import Setting
-from nanodnt.bench.tables import describe_ceilings, describe_variants, figures
-from nanodnt.bench.timing import build, bytes_at_start, measure_ceilings, time_variants
-from nanodnt.bench.variants import nanogpt_variant, our_variant
+from nanodnt.bench.tables import describe_ceilings, describe_variants, dtype_name, figures, format_gb, format_ms
+from nanodnt.bench.timing import build, bytes_at_start, ceilings_of, time_variants
+from nanodnt.bench.variants import our_variant
+from nanodnt.bench.vary import SETS
+from nanodnt.engine import prepare_model
+from nanodnt.optim import make_optimizer
+from nanodnt.plan.memory import Timeline
+from nanodnt.plan.strategies import batch_bytes, strategies
 
 
-def compare_variants(makes: list, setting: Setting) -> dict:
-    """Build, time and print the variants that `makes`, functions without arguments, return. The first variant is the
-    reference. Returns the figures for --json."""
-    start = bytes_at_start(setting)
-    variants = [build(make, setting, start) for make in makes]
-    time_variants(variants, setting)
-    ceilings = measure_ceilings(setting, [*(v.dtype for v in variants), setting.env.dtype, torch.float32])
-    rows = [figures(v, variants[0], setting, ceilings) for v in variants]
-    work = [v.flops_per_token for v in variants]
-    if max(work) > 1.01 * min(work):
-        texts = ", ".join(sorted({f"{flops / 1e9:.3g} GFLOPs" for flops in work}))
-        setting.env.print(f"note: the variants differ in work per token ({texts}): ratios say little")
+def compare_variants(makes: dict, setting: Setting, turns: str = "together") -> dict:
+    """Build, time and print variants. `makes`: {name: function that returns the Variant}, the first is the reference;
+    `turns`: a key of TURNS. Returns the figures for --json."""
+    rows, not_timed = TURNS[turns](makes, setting, bytes_at_start(setting))
+    dtypes = dict.fromkeys([*(row["dtype"] for row in rows), dtype_name(setting.env.dtype), "float32"])
+    ceilings = {name: ceilings_of(setting, getattr(torch, name)) for name in dtypes}
     setting.env.print("\n".join([*describe_variants(rows), "", describe_ceilings(ceilings)]))
-    return dict(variants=rows, ceilings_flops_per_s=ceilings)
+    return dict(variants=rows, not_timed=not_timed, ceilings_flops_per_s=ceilings)
 
 
-def variants_beside_nanogpt(setting: Setting) -> list:
-    """What to time for --variant, as functions: nanoGPT's step, the reference, and ours."""
-    kinds = list(nanogpt.KINDS) if setting.bench.variant == "nanogpt-all" else [setting.bench.variant]
-    if setting.env.device.type == "cuda" and "nanogpt-bf16" in kinds:
-        setting.env.print("nanogpt-bf16 is the same as nanogpt on a GPU: left out")
-        kinds = [kind for kind in kinds if kind != "nanogpt-bf16"] or ["nanogpt"]
-    return [*(partial(nanogpt_variant, kind, setting) for kind in kinds), partial(our_variant, "ours", setting)]
+def vary_set(name: str, setting: Setting) -> dict:
+    """`compare_variants` of the configuration with the changes of a set."""
+
+    def make(name):
+        return our_variant(name, setting.replace(**changes[name]))
+
+    list_changes, turns = SETS[name]
+    changes = list_changes(setting)
+    return compare_variants({name: partial(make, name) for name in changes}, setting, turns)
+
+
+# ------------------------------------------------------ who takes turns: (rows, {name: why this variant is not timed})
+
+
+def time_together(makes: dict, setting: Setting, start: int | None) -> tuple:
+    """All variants take turns. They share the memory."""
+    variants = [build(make, setting, start) for make in makes.values()]
+    time_variants(variants, setting)
+    return [figures(variant, variants[0]) for variant in variants], {}
+
+
+def time_pairs(makes: dict, setting: Setting, start: int | None) -> tuple:
+    """Each variant takes turns with the first, one pair after the other: memory holds two models at a time. A variant
+    that this configuration cannot have is left out."""
+    (_, make_reference), *others = makes.items()
+    reference, rows, left_out = build(make_reference, setting, start), [], {}
+    for name, make in others:
+        try:
+            variant = build(make, setting, start)
+        except ValueError as e:  # for example Mix-LN of one block
+            left_out[name] = str(e)
+            setting.env.print(f"{name}: left out ({e})")
+            continue
+        time_variants([reference, variant], setting)
+        rows.append(figures(variant, reference))
+        setting.env.print(f"{name}: {format_ms(variant.seconds)} ms, {1 / rows[-1]['ratio'] - 1:+.1%}")
+        del variant
+        free_memory(setting.env.device)
+    return rows, left_out
+
+
+def time_alone(makes: dict, setting: Setting, start: int | None) -> tuple:
+    """Each size, FLAG=NUMBER, by itself, until memory or max_step_s ends it."""
+    rows, seen = [], []
+    for name, make in makes.items():
+        size = float(name.partition("=")[2])
+        reason = refuse_size(size, seen, setting)
+        try:
+            if not reason:
+                variant = build(make, setting, start)
+                time_variants([variant], setting)
+        except (torch.OutOfMemoryError, MemoryError):
+            reason = "out of memory"
+        except (
+            ValueError,
+            RuntimeError,
+        ) as e:  # a context longer than the data, or the CPU's memory
+            if isinstance(e, RuntimeError) and "allocate" not in str(e):
+                raise
+            reason = str(e).splitlines()[0]
+        if reason:
+            setting.env.print(f"{name} not timed: {reason}")
+            return rows, {name: reason}
+        seen.append((size, variant.seconds, variant.memory))
+        rows.append(figures(variant, variant) | dict(planned_bytes=plan_memory(variant.setting)))
+        setting.env.print(f"{name}: {variant.tokens_per_s:,.0f} tokens/s")
+        del variant
+        free_memory(setting.env.device)
+    return rows, {}
+
+
+TURNS = {"together": time_together, "pairs": time_pairs, "alone": time_alone}
+
+
+def refuse_size(size: float, seen: list, setting: Setting) -> str:
+    """Why `size` must not be tried, or an empty string: extrapolated from (size, step seconds, peak bytes) so far."""
+    if not seen:
+        return ""
+    (a, t_a, m_a), (b, t_b, m_b) = seen[-2:] if len(seen) > 1 else [(0, 0.0, None), seen[-1]]
+    t = t_b * max(size / b, (t_b / t_a) if t_a else 0)
+    if t > setting.bench.max_step_s:
+        return f"a step would take about {t:.0f} s, above max_step_s={setting.bench.max_step_s:g}"
+    room = memory_room(setting.env.device)
+    if None in (m_a, m_b, room):
+        return ""
+    peak = m_b + max(0, (m_b - m_a) / (b - a)) * (size - b)
+    return f"it would take about {format_gb(peak)} of {format_gb(room)}" if peak > room else ""
+
+
+def memory_room(device: torch.device) -> float | None:
+    """Bytes that this process may come to hold; None where that is unknown. An allocation that fails on a GPU does no
+    harm, one on a CPU may: a tenth is left."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    free = available_bytes() if device.type == "cpu" else None
+    return None if free is None else 0.9 * (free + held_bytes(device))
+
+
+def plan_memory(setting: Setting) -> float:
+    """Peak bytes of the timed step, as `model.py --plan` counts them: not compiled."""
+    meta = replace(setting.env, device=torch.device("meta"))
+    model = prepare_model(setting.task.network().empty(setting.flags), setting.config, meta)
+    optimizer = make_optimizer(model, setting.config)
+    timeline = Timeline(model, optimizer, setting.config, setting.config.activation_checkpointing)
+    (strategy,) = strategies(model, optimizer, setting.config, gpus=1)
+    strategy = strategy._replace(batch=batch_bytes(model, setting.sequences))
+    return timeline.peak(setting.micro, setting.accumulation > 1, strategy).total

@@ -13,8 +13,6 @@ from torch._dynamo.utils import counters
 
 clock = time.perf_counter
 
-# ------------------------------------------------------------------------------------------------------------ time
-
 
 def wait_for(device: torch.device) -> None:
     """Wait until the accelerator has finished its work."""
@@ -51,11 +49,6 @@ def median_seconds(run, device: torch.device, budget_s: float = 0.5, least: int 
     return statistics.median(seconds_of(run, max(least, min(200, int(budget_s / max(once, 1e-9)))), device))
 
 
-def median_of_rounds(rounds: list) -> float:
-    """The (upper) median of all figures in a list of lists."""
-    return sorted(t for some in rounds for t in some)[sum(map(len, rounds)) // 2]
-
-
 class PhaseTimer:
     """Called at the end of each phase with its name: waits for the device, and adds the seconds since the last call to
     `seconds[phase]`."""
@@ -74,9 +67,6 @@ class PhaseTimer:
 def count_compilations() -> int:
     """Pieces of code that torch.compile has worked on so far in this process."""
     return counters["frames"]["total"]
-
-
-# ---------------------------------------------------------------------------------------------------------- memory
 
 
 def _read_bytes(path: str, name: str) -> int | None:
@@ -131,13 +121,9 @@ def available_bytes() -> int | None:
     return _read_bytes("/proc/meminfo", "MemAvailable:")
 
 
-# ------------------------------------------------------------------------------------------------------------ load
-
-
 def busy_cores(sample_s: float = 1.0) -> float | None:
-    """CPU cores that other processes keep busy while this one sleeps for `sample_s`; None where that is unknown.
-
-    (The load average would still count the work of a minute ago.)"""
+    """CPU cores that other processes keep busy while this one sleeps for `sample_s`; None where that is unknown. (The
+    load average would still count the work of a minute ago.)"""
 
     def read_ticks():
         with open("/proc/stat") as f:

@@ -18,35 +18,23 @@ from nanodnt.settings import TrainConfig
 from nanodnt.tasks import open_data, task_of, task_of_data
 
 RANDOM_DOCUMENT = 256  # tokens of a random document, on average
-OF_TEXT = dict(variant=("nanogpt", "nanogpt-eager", "nanogpt-bf16", "nanogpt-all"), sweep=("loss",))
-OF_TEXT |= dict(verify=("sampling",))  # benchmarks that images do not have
-LEAST = dict(warmup=1, repeats=1, steps=1, accumulation=0, first_micro_batch=1, doublings=0, max_step_s=0)
-LEAST |= dict(report_minutes=0)  # the least value of each number
+LEAST = dict(warmup=1, repeats=1, steps=1, accumulation=0, max_step_s=0)  # the least value of each number
 
 
 @dataclass
 class BenchConfig:
     # --- benchmark: what ---
-    variant: Literal["none", "nanogpt", "nanogpt-eager", "nanogpt-bf16", "nanogpt-all"] = "none"  # also time nanoGPT's
+    vary: str = ""  # time variants: FLAG=VALUE,VALUE,…, say micro_batch_size=8,16,32; or FILE,FILE,…, config files; or
+    #   a set: layouts (each against Pre-LN), experts (beside the dense model of as many active parameters), optimizers,
+    #   micro_batch (1, 2, 4, …), norms (as bare layers, too). The first variant is the reference. Values of n_layer,
+    #   n_embd, block_size and micro_batch_size are timed one after the other, as long as they fit
+    against: Literal["none", "nanogpt", "nanogpt-eager", "nanogpt-bf16", "nanogpt-all"] = "none"  # also time nanoGPT's
     #   step: as published, not compiled, with bf16 on a CPU too, or all of them
-    sweep: Literal[
-        "none", "layouts", "experts", "norms", "stream", "optimizers", "micro_batch", "loss", "compile", "scaling"
-    ] = "none"  # instead of the one step: every layout against Pre-LN; experts beside the dense model of as many active
-    #   parameters; norms as bare layers and in the model; the residual stream in fp32 and bf16; the optimizers; micro
-    #   batches 1, 2, 4, …; ways to compute the loss; uses of torch.compile; larger width, depth, context, micro batch
-    verify: Literal["none", "precision", "compiled", "products", "updates", "resume", "devices", "sampling"] = "none"
-    #   is the arithmetic right on this device? Loss and gradients against float64; compiled against eager code; the
-    #   product of all experts against float64; each optimizer's updates against float64; a run killed and resumed; a
-    #   checkpoint moved to the CPU and back; samples
-    report: str = ""  # a folder for gpu.md and gpu.json: every check and measurement of a GPU, one after the other.
-    #   --report alone means --report=out/report. Given again, it goes on with what is missing there or has failed
-    report_minutes: float = 25.0  # begin nothing there that would not be finished by then; name what was left out
-    report_size: Literal["gpu", "toy"] = "gpu"  # toy: every part with a tiny model, to try it on a CPU
+    profile: bool = False  # write a trace of three steps, and print the kernels that cost the most
     data: Literal["dataset", "random"] = "dataset"  # random: tokens drawn at random, no dataset needed; the vocabulary
     #   is vocab_size, or GPT-2's 50257; with doc_mask in documents of 256 tokens on average. With patch_size: random
     #   images, the same ones in every step, of the dataset's size, or ImageNet's if it is not prepared, and labels
     accumulation: int = 1  # micro batches in a timed step; 0 = all that batch_size asks for
-    compile_times: bool = False  # also the seconds of a compilation with an empty cache, and with that cache filled
     # --- benchmark: how ---
     warmup: int = 3  # untimed steps after the first, which compiles
     repeats: int = 5  # rounds; in each of them all variants take a turn
@@ -54,30 +42,19 @@ class BenchConfig:
     max_busy: float | None = None  # CPU cores that other processes may keep busy before the machine counts as busy;
     #   None = 0.25, with a GPU half of all cores
     fail_if_busy: bool = False  # refuse to run on a busy machine, instead of a warning
-    first_micro_batch: int = 1  # sweep=micro_batch: the first of them
-    doublings: int = 3  # sweep=scaling: how often each size is doubled
-    max_step_s: float = 30.0  # sweeps over sizes end before a step that would take longer, by extrapolation
+    max_step_s: float = 30.0  # of sizes: end before a step that would take longer, by extrapolation
     # --- benchmark: output ---
     json: str = ""  # a file for all figures, each round's too, with versions, command line and git commit
-    trace: str = ""  # profile: the trace's file; empty = OUT_DIR/bench/trace.json
 
     def check(self):
-        """ValueError for values that no benchmark can have. Makes the folders of the output files, so that a bad path
-        is refused before anything is measured."""
+        """ValueError for values that no benchmark can have. Makes the folder of `json`, so that a bad path is refused
+        before anything is measured."""
         for name, least in LEAST.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
-        for name in ("json", "trace"):
-            path = Path(getattr(self, name))
-            if path.is_dir() and getattr(self, name):
-                raise ValueError(f"{name}={path} is a folder: name a file")
-            path.parent.mkdir(parents=True, exist_ok=True)
-
-
-def is_of_images(dataset: str, patch_size: int) -> bool:
-    """Whether the flags are for images, and so is the dataset, which is prepared."""
-    prepared = patch_size and (folder_of(dataset) / "meta.json").exists()
-    return bool(prepared) and task_of_data(load_meta(dataset, verify=False)).reads == "images"
+        if self.json and Path(self.json).is_dir():
+            raise ValueError(f"json={self.json} is a folder: name a file")
+        Path(self.json).parent.mkdir(parents=True, exist_ok=True)
 
 
 @dataclass
@@ -96,10 +73,13 @@ class Setting:
         """Choose dtype, vocabulary or images, and batch. ValueError for a missing dataset, unless data=random, and for
         what is not for a model of images."""
         self.config.check()
-        if self.config.doc_mask and self.bench.variant != "none":
-            raise ValueError("nanoGPT does not keep documents apart: leave out doc_mask, or the variant")
         fill_defaults(self.config)
-        self._refuse_text()
+        self.task = task_of(self.flags)
+        self.is_text = self.task.reads == "text"
+        if self.bench.against != "none" and (self.config.doc_mask or not self.is_text):
+            raise ValueError("nanoGPT reads text, and does not keep documents apart: leave out against, or the others")
+        if self.config.doc_mask and not self.is_text:
+            raise ValueError("doc_mask=True is for text, and the model reads images: leave it out")
         self._fit()
         self.env = replace(self.env, dtype=choose_dtype(self.config.dtype, self.env.device)[0])
         # not the largest that fits: variants are compared at one micro batch, and share the memory
@@ -107,32 +87,24 @@ class Setting:
         self.accumulation = self.bench.accumulation or self.full_accumulation
         self.sequences = self.micro * self.accumulation
 
-    def _refuse_text(self) -> None:
-        """ValueError for what is of text, where the model is of images."""
-        bench, patch = self.bench, self.flags.patch_size
-        given = [f"{name}={getattr(bench, name)}" for name in OF_TEXT if getattr(bench, name) in OF_TEXT[name]]
-        given += ["doc_mask=True"] * self.config.doc_mask
-        if patch and given:
-            raise ValueError(f"{given[0]} is for text, and patch_size={patch} is for images: leave one of them out")
-
     def _fit(self) -> None:
         """Fill in the vocabulary, or size, channels and classes of images: the flags', or the dataset's. For random
-        tokens GPT-2's vocabulary; for random images ImageNet's sizes, where the dataset is not prepared."""
-        name = self.config.dataset
-        if self.bench.data == "random" and not is_of_images(name, self.flags.patch_size):
-            task = task_of(self.flags)
-            task.fit(self.flags, task.stand_in(self.flags)[0], "random")
+        tokens GPT-2's vocabulary; for random images ImageNet's sizes, where no images are prepared."""
+        name, random = self.config.dataset, self.bench.data == "random"
+        prepared = (folder_of(name) / "meta.json").exists()
+        if random and (self.is_text or not prepared or task_of_data(load_meta(name, verify=False)).reads != "images"):
+            self.task.fit(self.flags, self.task.stand_in(self.flags)[0], "random")
             return
         try:
             meta = load_meta(name, verify=False)
         except ValueError as e:
-            what = "images" if self.flags.patch_size else "tokens"
+            what = "tokens" if self.is_text else "images"
             raise ValueError(f"{e}; or time on random {what}: --data=random") from None
-        task_of(self.flags).fit(self.flags, meta, name)
+        self.task.fit(self.flags, meta, name)
         if meta.get("vocab_size", 0) > self.flags.vocab_size:
             raise ValueError(
-                f"vocab_size={self.flags.vocab_size} is below the {meta['vocab_size']} tokens of "
-                f"{self.config.dataset!r}: leave it out, or use --data=random"
+                f"vocab_size={self.flags.vocab_size} is below the {meta['vocab_size']} tokens of {name!r}: leave it "
+                "out, or use --data=random"
             )
 
     def replace(self, **changes) -> "Setting":
@@ -143,7 +115,7 @@ class Setting:
 
     def new_model(self):
         """The network with fresh weights, on the CPU."""
-        return task_of(self.flags).network()(self.flags, self.config.seed)
+        return self.task.network()(self.flags, self.config.seed)
 
     def open_dataset(self) -> None:
         """Open the dataset, if there is one; `fetch_batch` needs it."""
@@ -153,17 +125,18 @@ class Setting:
     def fetch_batch(self, step: int) -> tuple:
         """The batch of a step, on the host: inputs and targets (sequences, T), with doc_mask positions too; or images
         (sequences, C, S, S) and labels (sequences,), with mixup or cutmix other labels and shares too."""
-        if self.bench.data == "random" and self.flags.patch_size:
-            return self.env.pin(*self.random_images(step))
-        if self.bench.data == "random":
-            size, random = (self.sequences, self.flags.block_size + 1), np.random.default_rng(step)
-            tokens = random.integers(self.flags.vocab_size, size=size)
-            batch = tokens[:, :-1], tokens[:, 1:]
-            if self.config.doc_mask:
-                opens = random.random(batch[0].shape) < 1 / RANDOM_DOCUMENT
-                batch += (document_positions(opens, True),)
-            return self.env.pin(*batch)
-        return self.env.pin(*self.dataset.batch(step, self.sequences))
+        if self.bench.data == "dataset":
+            return self.env.pin(*self.dataset.batch(step, self.sequences))
+        return self.env.pin(*(self.random_text(step) if self.is_text else self.random_images(step)))
+
+    def random_text(self, step: int) -> tuple:
+        size, random = (self.sequences, self.flags.block_size + 1), np.random.default_rng(step)
+        tokens = random.integers(self.flags.vocab_size, size=size)
+        batch = tokens[:, :-1], tokens[:, 1:]
+        if self.config.doc_mask:
+            opens = random.random(batch[0].shape) < 1 / RANDOM_DOCUMENT
+            batch += (document_positions(opens, True),)
+        return batch
 
     def random_images(self, step: int) -> tuple:
         """Images, the same in every step since drawing them takes long, and labels of this step."""

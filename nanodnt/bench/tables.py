@@ -6,12 +6,14 @@ import numpy as np
 import torch
 
 from nanodnt.bench.settings import Setting
-from nanodnt.bench.timing import PARTS, speed_ratio
+from nanodnt.bench.timing import PARTS, ceilings_of, speed_ratio
 from nanodnt.bench.variants import Variant
 from nanodnt.run.hardware import attention_backend, device_name, peak_flops
 from nanodnt.tables import table
 
-SPEEDS = ("tokens/s", "images/s")
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def format_ms(seconds: float) -> str:
@@ -29,23 +31,18 @@ def format_gb(value) -> str:
     return format_or_na(value, lambda b: f"{b / 1e9:.3g} GB")
 
 
-def print_table(setting: Setting, rows: list) -> None:
-    """Print rows of texts as aligned columns."""
-    setting.env.print("\n".join(table(rows)))
-
-
 def header(setting: Setting) -> dict:
     """What is measured, and on which machine."""
     flags, config, env = setting.flags, setting.config, setting.env
     full = setting.full_accumulation
     batch = "the whole batch_size" if setting.accumulation == full else f"batch_size={config.batch_size} needs {full}"
-    rows = f"{setting.micro} {'images of' if flags.patch_size else '×'} {flags.block_size} tokens"
+    rows = f"{setting.micro} {'×' if setting.is_text else 'images of'} {flags.block_size} tokens"
     return {
         "device": f"{env.device}, {device_name(env.device)}",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "attention": attention_backend(flags, env),
-        "dtype": str(env.dtype).removeprefix("torch."),
+        "dtype": dtype_name(env.dtype),
         "compile": config.compile,
         "optimizer": config.optimizer,
         "data": setting.bench.data,
@@ -53,67 +50,78 @@ def header(setting: Setting) -> dict:
     }
 
 
-def figures(variant: Variant, reference: Variant, setting: Setting, ceilings: dict) -> dict:
+def figures(variant: Variant, reference: Variant) -> dict:
     """Everything measured of a variant, in plain values."""
-    v, flops_per_s = variant, variant.flops_per_token * variant.tokens_per_s
-    peak = peak_flops(setting.env.device, v.dtype, setting.config.peak_flops)
-    dtype, steps = str(v.dtype).removeprefix("torch."), list(itertools.chain(*v.rounds))
-    low, high = np.percentile(steps, (10, 90)).tolist()
+    v, setting, parts = variant, variant.setting, variant.parts
+    row = dict(name=v.name, dtype=dtype_name(v.dtype), compiled=v.compiled, parameters=v.parameters)
+    row |= dict(flops_per_token=v.flops_per_token, step_tokens=v.tokens, batch_size=setting.config.batch_size)
+
+    low, high = np.percentile(list(itertools.chain(*v.rounds)), (10, 90)).tolist()
+    row |= dict(tokens_per_s=v.tokens_per_s, images_per_s=v.images_per_s, rounds_s=v.rounds, parts_s=parts)
+    row |= dict(step_s=v.seconds, step_s_p10=low, step_s_p90=high)
     median, least, largest = speed_ratio(v, reference)
-    return dict(
-        name=v.name,
-        dtype=dtype,
-        compiled=v.compiled,
-        parameters=v.parameters,
-        step_tokens=v.tokens,
-        tokens_per_s=v.tokens_per_s,
-        images_per_s=v.images_per_s,
-        step_s=v.seconds,
-        step_s_p10=low,
-        step_s_p90=high,
-        flops_per_s=flops_per_s,
-        parts_s=v.parts,
-        mfu=flops_per_s / peak if peak else None,
-        of_ceiling=flops_per_s / ceilings[dtype]["ffn"],
-        peak_mem_bytes=v.memory,
-        compile_s=v.compile_s,
-        recompilations=v.recompilations,
-        rounds_s=v.rounds,
-        ratio=median,
-        ratio_min=least,
-        ratio_max=largest,
-        reference=reference.name,
-    )
+    row |= dict(ratio=median, ratio_min=least, ratio_max=largest, reference=reference.name)
+
+    flops, ceiling = v.flops_per_token * v.tokens_per_s, ceilings_of(setting, v.dtype)["ffn"]
+    peak = peak_flops(setting.env.device, v.dtype, setting.config.peak_flops)
+    row |= dict(flops_per_s=flops, ceiling_flops_per_s=ceiling, of_ceiling=flops / ceiling)
+    row |= dict(mfu=flops / peak if peak else None)
+
+    micro_batches = setting.full_accumulation / setting.accumulation  # of an iteration, for each that was timed
+    iteration = micro_batches * (parts["data"] + parts["forward"] + parts["backward"])
+    share = parts["optimizer"] / (iteration + parts["clip"] + parts["optimizer"])
+    state = [t for state in v.optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
+    row |= dict(optimizer_share=share, state_bytes=sum(t.numel() * t.element_size() for t in state))
+    return row | dict(peak_mem_bytes=v.memory, compile_s=v.compile_s, recompilations=v.recompilations)
 
 
-def describe_speed(row: dict) -> tuple:
-    """Cells: tokens/s, and of images also images/s."""
-    images = row.get("images_per_s")
-    return (f"{row['tokens_per_s']:,.0f}", *([] if images is None else [f"{images:,.0f}"]))
+COLUMNS = {  # of the table of whole steps: title: text of a row of figures
+    "tokens/s": lambda r: f"{r['tokens_per_s']:,.0f}",
+    "images/s": lambda r: f"{r['images_per_s']:,.0f}",
+    "ms/step": lambda r: format_ms(r["step_s"]),
+    "10%…90%": lambda r: f"{format_ms(r['step_s_p10'])}…{format_ms(r['step_s_p90'])}",
+    "MFU": lambda r: format_or_na(r["mfu"], "{:.1%}".format),
+    "of ceiling": lambda r: f"{r['of_ceiling']:.1%}",
+    "memory": lambda r: format_gb(r["peak_mem_bytes"]),
+    "--plan, eager": lambda r: format_gb(r["planned_bytes"]),
+    "FLOPs/token": lambda r: f"{r['flops_per_token']:,}",
+    "compile s": lambda r: format_or_na(r["compile_s"], "{:.1f}".format),
+    "recompiled": lambda r: str(r["recompilations"]),
+}
+
+
+def make_table(rows: list, columns: dict) -> list:
+    """Lines: a row for each of `rows`, its name first. `columns`: {title: text of a row}."""
+    return table([("", *columns)] + [(r["name"], *(text(r) for text in columns.values())) for r in rows])
 
 
 def describe_variants(rows: list) -> list:
     """The figures of all variants as two tables: whole steps, and their parts."""
-    reference, several = rows[0]["reference"], len(rows) > 1
-    head = ("", *SPEEDS[: len(describe_speed(rows[0]))], "ms/step", "10%…90%", "MFU")
-    head += ("of ceiling", "memory", "compile s", "recompiled")
-    lines = [(*head, f"× {reference} (rounds)") if several else head]
-    for r in rows:
-        line = [r["name"], *describe_speed(r), format_ms(r["step_s"])]
-        line += [f"{format_ms(r['step_s_p10'])}…{format_ms(r['step_s_p90'])}", format_or_na(r["mfu"], "{:.1%}".format)]
-        line += [f"{r['of_ceiling']:.1%}", format_gb(r["peak_mem_bytes"])]
-        line += [format_or_na(r["compile_s"], "{:.1f}".format), str(r["recompilations"])]
-        line += [f"{r['ratio']:.3f} ({r['ratio_min']:.3f}…{r['ratio_max']:.3f})"] if several else []
-        lines.append(tuple(line))
-    parts = [("ms, waiting after each part", *("forward+loss" if p == "forward" else p for p in PARTS), "sum")]
-    for r in rows:
-        times = [r["parts_s"][p] for p in PARTS]
-        parts.append((r["name"], *map(format_ms, times), format_ms(sum(times))))
-    return [*table(lines), "", *table(parts)]
+    if not rows:
+        return ["nothing was timed"]
+    first, columns, notes = rows[0], dict(COLUMNS), []
+    if first["images_per_s"] is None:
+        del columns["images/s"]
+    if "planned_bytes" not in first:
+        del columns["--plan, eager"]
+    if len({r["flops_per_token"] for r in rows}) == 1:
+        del columns["FLOPs/token"]
+    if any(r["name"] != r["reference"] for r in rows):
+        title = f"× {first['reference']} (rounds)"
+        columns[title] = lambda r: f"{r['ratio']:.3f} ({r['ratio_min']:.3f}…{r['ratio_max']:.3f})"
+        if max(r["flops_per_token"] for r in rows) > 1.01 * min(r["flops_per_token"] for r in rows):
+            notes = ["note: the variants differ in work per token: ratios say little"]
+    parts = {p: lambda r, p=p: format_ms(r["parts_s"][p]) for p in PARTS}
+    parts = {"forward+loss" if p == "forward" else p: text for p, text in parts.items()}
+    parts["sum"] = lambda r: format_ms(sum(r["parts_s"].values()))
+    parts[f"optimizer's share at batch_size={first['batch_size']}"] = lambda r: f"{r['optimizer_share']:.2%}"
+    parts["its state"] = lambda r: f"{r['state_bytes'] / 1e6:,.1f} MB"
+    waiting = "ms, waiting after each part:"
+    return [*notes, *make_table(rows, columns), "", waiting, *make_table(rows, parts)]
 
 
 def describe_ceilings(ceilings: dict) -> str:
-    """The ceilings as a line."""
+    """{dtype: {part: FLOP/s}} as a line."""
     texts = []
     for dtype, parts in ceilings.items():
         texts.append(f"{dtype}: " + ", ".join(f"{part} {x / 1e12:.3g}" for part, x in parts.items()))

@@ -3,17 +3,11 @@
 import gc
 import os
 import statistics
+from functools import lru_cache
 
 import torch
 
-from nanodnt.bench.measure import (
-    PhaseTimer,
-    busy_cores,
-    held_bytes,
-    median_seconds,
-    peak_bytes,
-    seconds_of,
-)
+from nanodnt.bench.measure import PhaseTimer, busy_cores, held_bytes, median_seconds, peak_bytes, seconds_of
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.variants import Variant
 
@@ -45,15 +39,14 @@ def build(make, setting: Setting, start: int | None) -> Variant:
     return variant
 
 
-def take_turns(runs: dict, setting: Setting, untimed: int = 1, steps: int = 0) -> dict:
-    """{name: seconds of each timed call, one list per round}. In each round every function of `runs` has its turn:
-    `untimed` calls, then `steps` timed ones (0 = as the flags say)."""
+def take_turns(runs: dict, setting: Setting) -> dict:
+    """{name: seconds of each timed call, one list per round}. In each round every function of `runs` has its turn: an
+    untimed call, then `steps` timed ones."""
     seconds = {name: [] for name in runs}
     for i in range(setting.bench.repeats):
         for name, run in list(runs.items())[:: -1 if i % 2 else 1]:  # every second round in reverse order
-            for _ in range(untimed):
-                run()  # fills the caches with its own data
-            seconds[name].append(seconds_of(run, steps or setting.bench.steps, setting.env.device))
+            run()  # fills the caches with its own data
+            seconds[name].append(seconds_of(run, setting.bench.steps, setting.env.device))
     return seconds
 
 
@@ -76,20 +69,19 @@ def speed_ratio(variant: Variant, reference: Variant) -> tuple:
     return statistics.median(ratios), ratios[0], ratios[-1]
 
 
-def measure_ceilings(setting: Setting, dtypes) -> dict:
-    """Median FLOP/s of plain matrix products at the config's shapes: {dtype: {"ffn": …, "head": …}}.
+@lru_cache
+def measure_ceiling(rows: int, d: int, width: int, dtype: torch.dtype, device: torch.device) -> float:
+    """Median FLOP/s of plain products of (rows, d) with (d, width)."""
+    x, w = (torch.randn(n, d, device=device).to(dtype) for n in (rows, width))
+    return 2 * rows * d * width / median_seconds(lambda: x @ w.T, device)
 
-    ffn: tokens × d × 4d; head, of text alone: tokens × d × vocabulary; the tokens are those of a micro batch, up to
-    16384."""
-    device, d, ceilings = setting.env.device, setting.flags.n_embd, {}
-    n = min(setting.micro * setting.flags.block_size, CEILING_TOKENS)
-    widths = dict(ffn=4 * d) | ({} if setting.flags.patch_size else dict(head=setting.flags.padded_vocab_size))
-    for dtype in dict.fromkeys(dtypes):
-        for part, width in widths.items():
-            x, w = (torch.randn(rows, d, device=device).to(dtype) for rows in (n, width))
-            seconds = median_seconds(lambda x=x, w=w: x @ w.T, device)
-            ceilings.setdefault(str(dtype).removeprefix("torch."), {})[part] = 2 * n * d * width / seconds
-    return ceilings
+
+def ceilings_of(setting: Setting, dtype: torch.dtype) -> dict:
+    """FLOP/s of plain products at the config's shapes: ffn, tokens × d × 4d; of text also head, tokens × d ×
+    vocabulary. The tokens are those of a micro batch, up to 16384."""
+    d, rows = setting.flags.n_embd, min(setting.micro * setting.flags.block_size, CEILING_TOKENS)
+    widths = dict(ffn=4 * d) | (dict(head=setting.flags.padded_vocab_size) if setting.is_text else {})
+    return {part: measure_ceiling(rows, d, width, dtype, setting.env.device) for part, width in widths.items()}
 
 
 def check_load(setting: Setting) -> list:
@@ -99,16 +91,14 @@ def check_load(setting: Setting) -> list:
     if limit is None:
         limit = 0.5 * (os.cpu_count() or 1) if cuda else 0.25
     if cores is not None and cores > limit:
-        problems.append(
-            f"other processes keep {cores:.1f} CPU cores busy (max_busy={limit:g}): the figures mean little"
-        )
+        problems.append(f"other processes keep {cores:.1f} CPU cores busy (max_busy={limit:g}): figures mean little")
     try:
         use = torch.cuda.utilization(setting.env.device) if cuda else 0
     except Exception:  # any error of the driver's library, which may be missing
         use = 0
         problems.append("whether others use the GPU is unknown (pip install nvidia-ml-py)")
     if use > 10:
-        problems.append(f"the GPU is busy ({use}% used by others): the figures mean little")
+        problems.append(f"the GPU is busy ({use}% used by others): figures mean little")
     if problems and bench.fail_if_busy:
         raise ValueError(f"{'; '.join(problems)}; wait, or leave fail_if_busy out")
     return [f"warning: {problem}" for problem in problems]

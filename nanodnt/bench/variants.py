@@ -4,6 +4,7 @@ import itertools
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ class Variant:
     """One training step to be timed, and what was measured of it."""
 
     name: str
+    setting: Setting
     step: Callable  # step(i, on_phase_end): makes step i
     tokens: int  # of a step
     flops_per_token: int
@@ -36,7 +38,6 @@ class Variant:
     rounds: list = field(default_factory=list)  # seconds of each timed step, one list per round
     parts: dict = field(default_factory=dict)  # median seconds of each of timing.PARTS
     recompilations: int = 0  # since the warm-up
-    models: tuple = ()  # (plain, compiled), which other variants may share
     optimizer: object = None
 
     def run(self, on_phase_end=lambda phase: None) -> None:
@@ -60,18 +61,17 @@ class Variant:
         return self.images / self.seconds if self.images else None
 
 
-def our_variant(name: str, setting: Setting, models: tuple = ()) -> Variant:
-    """The step of train.py. `models`: those of another variant, to train with another optimizer."""
+def our_variant(name: str, setting: Setting) -> Variant:
+    """The step of train.py."""
     env, config = setting.env, setting.config
     setting.open_dataset()
     env.set_matmul_precision()
-    model = models[0] if models else setting.new_model()
-    prepare_model(model, config, env)
+    model = prepare_model(setting.new_model(), config, env)
     optimizer = make_optimizer(model, config)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
     flops, start = model.flops_per_token(), clock()
-    compiled_model = models[1] if models else model
-    if setting.choose_compile(flops) and not models:
+    compiled_model = model
+    if setting.choose_compile(flops):
         compiled_model = compile_model(model, config, setting.first_micro_batch(), env)
     trainer = Trainer(model, optimizer, scaler, setting.micro, config.grad_clip, compiled_model)
     compile_s, next_batch = clock() - start, Prefetch(setting.fetch_batch)
@@ -88,17 +88,27 @@ def our_variant(name: str, setting: Setting, models: tuple = ()) -> Variant:
 
     return Variant(
         name,
+        setting,
         step,
         tokens=setting.sequences * setting.flags.block_size,
-        images=setting.sequences if setting.flags.patch_size else 0,
+        images=0 if setting.is_text else setting.sequences,
         flops_per_token=flops,
         dtype=env.dtype,
         compiled=is_compiled(compiled_model),  # with compile=auto a failed compilation is no error
         parameters=model.num_params(),
         compile_s=compile_s if is_compiled(compiled_model) else None,
-        models=(model, compiled_model),
         optimizer=optimizer,
     )
+
+
+def variants_beside_nanogpt(setting: Setting) -> dict:
+    """{name: function that makes it} for --against: nanoGPT's step, the reference, and ours."""
+    kinds = list(nanogpt.KINDS) if setting.bench.against == "nanogpt-all" else [setting.bench.against]
+    if setting.env.device.type == "cuda" and "nanogpt-bf16" in kinds:
+        setting.env.print("nanogpt-bf16 is the same as nanogpt on a GPU: left out")
+        kinds = [kind for kind in kinds if kind != "nanogpt-bf16"] or ["nanogpt"]
+    makes = {kind: partial(nanogpt_variant, kind, setting) for kind in kinds}
+    return makes | {"ours": partial(our_variant, "ours", setting)}
 
 
 def nanogpt_variant(kind: str, setting: Setting) -> Variant:
@@ -116,12 +126,10 @@ def nanogpt_variant(kind: str, setting: Setting) -> Variant:
         tokens = folder / Path(meta["splits"]["train"]["file"]).name, np.dtype(meta["dtype"]).newbyteorder("<")
     get_batch = nanogpt.make_get_batch(tokens, setting.micro, context, device)
     optimizer = nanogpt.make_optimizer(model, setting.config)
-
-    def get_lr(i):
-        return lr_at(i, setting.config)
-
+    get_lr = partial(lr_at, config=setting.config)
     return Variant(
         kind,
+        setting,
         nanogpt.make_step(call, optimizer, get_batch, setting.accumulation, bf16, get_lr, device),
         tokens=setting.sequences * context,
         flops_per_token=model.flops_per_token,
@@ -131,9 +139,3 @@ def nanogpt_variant(kind: str, setting: Setting) -> Variant:
         compile_s=0.0 if compiled else None,
         optimizer=optimizer,
     )
-
-
-def forward_backward(call, model, *batch) -> None:
-    """Forward and backward of one micro batch; `call` is the model, maybe compiled."""
-    model.zero_grad(set_to_none=True)
-    call(*batch)[1].backward()

@@ -160,10 +160,9 @@ def check_command(command, argv, processes):
         names = {f"--{f.name}" for f in fields(PlanConfig)} | {"--plan"}
         check_training([a for a in argv if a.partition("=")[0] not in names], 1)
     elif command == "bench.py":
-        base, compared, profile = bench.split_words(argv)
-        for files in [[file] for file in compared or ()] or [[]]:
-            (*_, config), _ = read_values(base + files, SCHEMAS[command])
-            assert bench.choose_mode(config, compared, profile)
+        for *_, config in bench.read_variants(argv).values():
+            config.check()
+            assert bench.choose_mode(config)
     elif command == "sweep.py":
         from studies.sweep.grid import SweepConfig, list_points, split_arguments
 

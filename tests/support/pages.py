@@ -31,7 +31,7 @@ SCHEMAS = {
     for command, names in SCHEMAS.items()
     if (ROOT / command).exists()
 }
-WORDS = {"--plan", "--plot", "--profile", "--compare", "--report"}  # of model.py and bench.py, without a value
+WORDS = {"--plan", "--plot"}  # of model.py, without a value
 
 
 def read_values(argv: list, schemas: tuple, positional: str = "config") -> tuple:

@@ -5,24 +5,22 @@ No test asserts a time: where a figure is checked, the clock is a counter.
 
 import itertools
 import json
-import math
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 import bench
 from configurator import read_file
 from model import GPT, GPTConfig
 from nanodnt import optim
-from nanodnt.bench import compare, measure, settings, timing, variants
+from nanodnt.bench import compare, measure, settings, timing, variants, vary
 from nanodnt.bench.settings import BenchConfig, Setting
-from nanodnt.bench.sweeps import layouts, optimizers, sizes
 from nanodnt.bench.variants import Variant
 from nanodnt.data import Dataset
 from nanodnt.run.environment import Env
@@ -63,7 +61,7 @@ def results(tmp_path, *words, **changes) -> dict:
 def make_setting(**changes) -> Setting:
     values = TINY | changes
     schemas = (GPTConfig, TrainConfig, BenchConfig)
-    return Setting(*(s(**{k: v for k, v in values.items() if hasattr(s, k)}) for s in schemas), ENV)
+    return Setting(*(s(**{k: v for k, v in values.items() if k in s.__dataclass_fields__}) for s in schemas), ENV)
 
 
 @pytest.fixture
@@ -113,7 +111,7 @@ def test_batches_of_a_dataset(dataset, tmp_path):
     assert setting.flags.vocab_size == 50
     for got, want in zip(setting.fetch_batch(3), Dataset(str(dataset), 16).batch(3, 4), strict=True):
         assert np.array_equal(got.numpy(), want)
-    found = results(tmp_path, data="dataset", dataset=dataset, vocab_size=None, variant="nanogpt-eager")
+    found = results(tmp_path, data="dataset", dataset=dataset, vocab_size=None, against="nanogpt-eager")
     assert [v["name"] for v in found["variants"]] == ["nanogpt-eager", "ours"]
     assert found["header"]["data"] == "dataset"
 
@@ -122,9 +120,9 @@ def test_batches_of_a_dataset(dataset, tmp_path):
 
 
 def test_every_figure_is_there_and_they_agree(tmp_path, capsys):
-    found = results(tmp_path, "--compare", S1, S5)
+    found = results(tmp_path, vary=f"{S1},{S5}")
     assert [v["name"] for v in found["variants"]] == ["s1", "s5"]
-    assert found["mode"] == "compare" and {"torch", "python"} <= found["versions"].keys() and "git_commit" in found
+    assert found["mode"] == "vary" and {"torch", "python"} <= found["versions"].keys() and "git_commit" in found
     assert found["command"][0] == "bench.py"
     ceiling = found["ceilings_flops_per_s"]["float32"]
     assert ceiling["ffn"] > 0 and ceiling["head"] > 0
@@ -168,18 +166,18 @@ def test_parts_of_a_step(ticks, tmp_path, capsys):
 def test_ratios_are_of_tokens_per_second(ticks, tmp_path):
     for name, size in (("a", 2), ("b", 8)):
         (tmp_path / f"{name}.py").write_text(f"batch_size = {size}")
-    found = results(tmp_path, "--compare", tmp_path / "a.py", tmp_path / "b.py", batch_size=None)
+    found = results(tmp_path, vary=f"{tmp_path / 'a.py'},{tmp_path / 'b.py'}", batch_size=None)
     assert [v["ratio"] for v in found["variants"]] == [1, 4]
 
 
 def test_a_ratio_pairs_the_rounds():
-    a, b = (Variant(name, None, 10, 1, torch.float32, False, 1) for name in "ab")
+    a, b = (Variant(name, None, None, 10, 1, torch.float32, False, 1) for name in "ab")
     a.rounds, b.rounds = [[1.0], [2.0], [4.0]], [[2.0], [1.0], [4.0]]
     assert timing.speed_ratio(b, a) == (1.0, 0.5, 2.0)
 
 
-def test_flags_win_over_compared_files(tmp_path):
-    found = results(tmp_path, "--compare", S1, S5, qk_norm=False, n_layer=1)
+def test_flags_win_over_files(tmp_path):
+    found = results(tmp_path, vary=f"{S1},{S5}", qk_norm=False, n_layer=1)
     wanted = [GPT(GPTConfig(**SIZE | dict(n_layer=1), **flags)).num_params() for flags in FLAGS_OF_S1_AND_S5]
     assert [v["parameters"] for v in found["variants"]] == wanted
 
@@ -191,8 +189,13 @@ def test_recompilations_are_counted(tmp_path, monkeypatch):
     """A step whose shapes change is compiled again each time, and counted."""
     f = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
 
-    def our_variant(name, setting, models=()):
-        return Variant(name, lambda i, on_phase_end: f(torch.ones(i + 1)), 64, 1, torch.float32, True, 1, compile_s=0.0)
+    def step(i, on_phase_end):
+        f(torch.ones(i + 1))
+        on_phase_end("forward")
+
+    def our_variant(name, setting):
+        how = dict(compile_s=0.0, optimizer=SimpleNamespace(state={}))
+        return Variant(name, setting, step, 64, 1, torch.float32, True, 1, **how)
 
     monkeypatch.setattr(bench, "our_variant", our_variant)
     (v,) = results(tmp_path)["variants"]
@@ -236,18 +239,22 @@ def test_busy_cores(monkeypatch):
 # --------------------------------------------------------------------------------------------------------- bad input
 
 REFUSED = {
-    "sweep": (dict(sweep="layout"), 2, "--sweep cannot be 'layout'"),
-    "variant": (dict(variant="nano"), 2, "nanogpt-eager"),
+    "set": (dict(vary="layout"), 1, "give FLAG=VALUE,VALUE,… or FILE,FILE,… or one of norms, layouts"),
+    "one value": (dict(vary="bias=True"), 1, "give FLAG=VALUE,VALUE,…"),
+    "no such flag": (dict(vary="n_layers=1,2"), 2, "unknown flag --n_layers (did you mean --n_layer?)"),
+    "no such value": (dict(vary="norm=rms,layernorm"), 2, "--norm cannot be 'rms'"),
+    "given twice": (dict(vary="n_layer=1,2"), 2, "--n_layer is given twice"),
+    "missing file": (dict(vary=f"{S1},nowhere.py"), 2, "cannot read config file 'nowhere.py'"),
+    "no experts": (dict(vary="experts"), 1, "set n_expert, 8 for example"),
+    "against": (dict(against="nano"), 2, "nanogpt-eager"),
     "knob": (dict(stesp=3), 2, "did you mean --steps"),
     "steps": (dict(steps=0), 1, "steps=0 must be at least 1"),
-    "no files": (["--compare"], 2, "--compare needs two files or more"),
-    "one file": (["--compare", S1], 2, "--compare needs two files or more"),
-    "missing file": (["--compare", S1, "nowhere.py"], 2, "cannot read config file 'nowhere.py'"),
+    "json": (dict(json=ROOT), 1, "is a folder: name a file"),
     "bad layout": (dict(deepnorm=True), 1, "set post_norm=both"),
     "micro batch": (dict(micro_batch_size=3), 1, "use"),
     "no dataset": (dict(data="dataset", dataset="nowhere"), 1, "or time on random tokens: --data=random"),
-    "two sweeps": (["--compare", S1, S5, "--sweep=norms"], 1, "--compare and --sweep are different benchmarks"),
-    "two modes": (["--profile", "--variant=nanogpt"], 1, "--profile and --variant are different benchmarks"),
+    "documents": (dict(against="nanogpt", doc_mask=True), 1, "does not keep documents apart"),
+    "two modes": (dict(profile=True, against="nanogpt"), 1, "--against and --profile are different benchmarks"),
     "gpu": (dict(device="cuda:77"), 1, "cuda:77"),
 }
 
@@ -255,7 +262,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_input_gets_one_line(case, capsys):
     given, code, words = REFUSED[case]
-    assert (run(**given) if isinstance(given, dict) else run(*given)) == code
+    assert run(**given) == code
     said = capsys.readouterr()
     assert words in said.err and said.err.startswith("error: ") and said.err.count("\n") == 1
     assert "tokens/s" not in said.out
@@ -269,52 +276,53 @@ def test_a_vocabulary_below_the_datasets(dataset, capsys):
 def test_one_device_for_all(tmp_path, capsys):
     for name in ("cpu", "cuda"):
         (tmp_path / f"{name}.py").write_text(f"device = '{name}'")
-    assert run("--compare", tmp_path / "cpu.py", tmp_path / "cuda.py", device=None) == 1
-    assert "--compare needs one device, but the files have cpu, cuda" in capsys.readouterr().err
+    assert run(vary=f"{tmp_path / 'cpu.py'},{tmp_path / 'cuda.py'}", device=None) == 1
+    assert "--vary needs one device, but the variants have cpu, cuda" in capsys.readouterr().err
 
 
 def test_help(capsys):
     assert run("--help") == 0
     out = capsys.readouterr().out
-    assert "--compare config/" in out and "--sweep=none" in out
+    assert "--vary=config/" in out and "--against=none" in out
 
 
-# ------------------------------------------------------------------------------------------------------------ sweeps
+# ---------------------------------------------------------------------------------------------------------- variants
 
 
 def test_layouts_are_the_configs(tmp_path):
-    """The sweep's flags are those of the config files of the same scheme, but for initialisation."""
+    """Their flags are those of the config files of the same scheme, but for initialisation."""
     files = {f"S{i}": f"dnt/s{i}" for i in (2, 3, 4)} | {"pre_ln (S1)": "dnt/s1", "S5 (DNT)": "dnt/s5"}
     files |= {name: f"lns/{name}" for name in ("lns", "post_ln", "mix_ln", "deepnorm", "sandwich", "layerscale")}
     files |= {name: f"scale_vectors/{name}" for name in ("hg", "dp", "dnp", "or_magdir", "unified")}
     files |= {"dyt": "dyt/dyt", "skipinit": "lns/skipinit", "sigma_reparam": "dyt/sigma_reparam"}
     others = {"layernorm": dict(norm="layernorm"), "no norm": dict(norm="none")}
-    assert files.keys() | others.keys() == layouts.LAYOUTS.keys()
+    assert files.keys() | others.keys() == vary.LAYOUTS.keys()
     base = make_setting(n_layer=12, qk_norm=True, norm="layernorm", lns="norm")
-    for name in layouts.LAYOUTS:
-        made = base.replace(**layouts.plain_flags() | layouts.resolve_layout(name, base.flags))
+    for name in vary.LAYOUTS:
+        made = base.replace(**vary.plain_flags() | vary.layout_flags(name, base.flags))
         made = vars(made.flags) | vars(made.config)
         wanted = others.get(name) or {k: v for k, (v, _) in read_file(ROOT / "config" / f"{files[name]}.py").items()}
         free = {"init", "residual_init", "norm_eps"}
         assert {k: made[k] for k in wanted.keys() - free} == {k: wanted[k] for k in wanted.keys() - free}, name
 
 
-def test_sweep_layouts(tmp_path, monkeypatch, capsys):
-    few = {name: layouts.LAYOUTS[name] for name in ("pre_ln (S1)", "S5 (DNT)", "mix_ln", "unified")}
-    monkeypatch.setattr(layouts, "LAYOUTS", few | {"impossible": dict(deepnorm=True)})
-    rows = results(tmp_path, S5, sweep="layouts", norm="layernorm", mlp="swiglu")["layouts"]
-    assert [row["name"] for row in rows] == list(few)
+def test_layouts(tmp_path, monkeypatch, capsys):
+    few = {name: vary.LAYOUTS[name] for name in ("pre_ln (S1)", "S5 (DNT)", "mix_ln", "unified")}
+    monkeypatch.setattr(vary, "LAYOUTS", few | {"impossible": dict(deepnorm=True)})
+    found = results(tmp_path, S5, vary="layouts", norm="layernorm", mlp="swiglu")
+    rows = found["variants"]
+    assert [row["name"] for row in rows] == list(few) and found["not_timed"].keys() == {"impossible"}
     size = SIZE | dict(mlp="swiglu")
     expected = [GPT(GPTConfig(**size)).num_params()]  # S5 and the norm are gone, SwiGLU stays
     assert [rows[0]["parameters"]] == expected and rows[0]["reference"] == "pre_ln"
     out = capsys.readouterr().out
-    assert "time against Pre-LN" in out and "impossible: left out (deepnorm scales" in out
+    assert "× pre_ln (rounds)" in out and "impossible: left out (deepnorm scales" in out
 
 
-def test_sweep_experts(tmp_path, capsys):
+def test_experts(tmp_path, capsys):
     """Beside the dense model of as many active parameters: whatever only experts have is left out there."""
     flags = dict(n_expert=4, n_ff=16, n_expert_shared=1, balance="bias", z_coef=0.1, micro_batch_size=2)
-    dense, experts = results(tmp_path, sweep="experts", **flags)["variants"]
+    dense, experts = results(tmp_path, vary="experts", **flags)["variants"]
     assert (dense["name"], experts["name"], experts["reference"]) == ("dense", "experts", "dense")
     size = SIZE | dict(n_ff=16 * 3)
     assert dense["parameters"] == GPT(GPTConfig(**size)).num_params() < experts["parameters"]
@@ -326,23 +334,26 @@ def test_sweep_experts(tmp_path, capsys):
 EXPERTS = dict(n_expert=4, n_ff=16, micro_batch_size=2, repeats=1, steps=1)
 
 
-@pytest.mark.parametrize("mode", ["norms", "optimizers", "stream", "scaling", "micro_batch"])
-def test_experts_in_every_sweep(mode, tmp_path):
-    results(tmp_path, sweep=mode, doublings=0, nesterov=None, **EXPERTS)
+@pytest.mark.parametrize("mode", ["norms", "optimizers", "micro_batch"])
+def test_experts_in_every_set(mode, tmp_path):
+    results(tmp_path, vary=mode, nesterov=None, **EXPERTS)
 
 
 def test_experts_in_the_layouts(tmp_path, monkeypatch, capsys):
     names = ("pre_ln (S1)", "sigma_reparam", "unified")
-    monkeypatch.setattr(layouts, "LAYOUTS", {name: layouts.LAYOUTS[name] for name in names})
-    rows = results(tmp_path, sweep="layouts", balance="bias", **EXPERTS)["layouts"]
+    monkeypatch.setattr(vary, "LAYOUTS", {name: vary.LAYOUTS[name] for name in names})
+    rows = results(tmp_path, vary="layouts", balance="bias", **EXPERTS)["variants"]
     assert [row["name"] for row in rows] == ["pre_ln (S1)", "unified"]
     assert rows[0]["parameters"] == GPT(GPTConfig(**SIZE, n_expert=4, n_ff=16, balance="bias")).num_params()
     assert "sigma_reparam: left out (sigma_reparam is for single matrices" in capsys.readouterr().out
 
 
-def test_sweep_stream(tmp_path):
-    rows = results(tmp_path, S5, sweep="stream")["variants"]
-    assert [row["name"] for row in rows] == ["float32 stream", "bfloat16 stream"]
+def test_values_of_a_flag(tmp_path):
+    rows = results(tmp_path, S5, vary="mlp=gelu,swiglu")["variants"]
+    assert [(row["name"], row["reference"]) for row in rows] == [(f"mlp={m}", "mlp=gelu") for m in ("gelu", "swiglu")]
+    assert [row["parameters"] for row in rows] == [
+        GPT(GPTConfig(**SIZE | FLAGS_OF_S1_AND_S5[1], qk_norm=True, mlp=m)).num_params() for m in ("gelu", "swiglu")
+    ]
 
 
 @pytest.fixture
@@ -363,34 +374,28 @@ def traced(monkeypatch):
 def test_every_layout_is_compiled_however_many_there_are(names, traced, tmp_path, monkeypatch):
     """One process, many networks: torch silently stops compiling code that it has compiled up to a limit. That is 8;
     with few layouts it is set to 1. `names`: None = all layouts."""
-    names, limit = names or list(layouts.LAYOUTS), 1 if names else 8
-    monkeypatch.setattr(layouts, "LAYOUTS", {name: layouts.LAYOUTS[name] for name in names})
+    names, limit = names or list(vary.LAYOUTS), 1 if names else 8
+    monkeypatch.setattr(vary, "LAYOUTS", {name: vary.LAYOUTS[name] for name in names})
     for name in ("recompile_limit", "accumulated_recompile_limit"):
         monkeypatch.setattr(torch._dynamo.config, name, limit)
     graphs = measure.counters["stats"]["unique_graphs"]
-    rows = results(tmp_path, sweep="layouts", compile=True, n_layer=1, repeats=1, steps=1)["layouts"]
+    rows = results(tmp_path, vary="layouts", compile=True, n_layer=1, repeats=1, steps=1)["variants"]
     assert [row["name"] for row in rows] == names
     assert all(row["compiled"] and row["recompilations"] == 0 for row in rows)
     assert measure.counters["stats"]["unique_graphs"] - graphs > limit  # some layouts share a graph
 
 
-def test_compile_times(traced, tmp_path, capsys):
-    found = results(tmp_path, compile_times=True, n_layer=1)
-    assert found["mode"] == "compile_times" and found["cold_s"] > 0 and found["warm_s"] > 0
-    assert "cold" in capsys.readouterr().out
-
-
-def test_sweep_norms(tmp_path, capsys):
-    rows = results(tmp_path, S5, sweep="norms", steps=2)["norms"]
-    keys = {(r["norm"], r["what"], r["passes"], r["way"]) for r in rows}
-    whats = (("layer", "forward"), ("layer", "forward+backward"), ("model", "inference"), ("model", "training"))
-    assert keys == {(n, *what, "eager") for n in ("layernorm", "rmsnorm", "dyt", "none") for what in whats}
+def test_norms(tmp_path, capsys):
+    rows = results(tmp_path, S5, vary="norms", steps=2)["norms"]
+    whats = ("layer, forward", "layer, forward+backward", "model, inference", "model, training")
+    wanted = {(n, what, "eager") for n in ("layernorm", "rmsnorm", "dyt", "none") for what in whats}
+    assert {(r["norm"], r["case"], r["way"]) for r in rows} == wanted
     assert all(len(r["rounds_s"]) == 2 and r["seconds"] >= 0 for r in rows)
-    assert "identity" in capsys.readouterr().out
+    assert "− identity" in capsys.readouterr().out
 
 
-def test_sweep_optimizers(tmp_path, capsys):
-    found = results(tmp_path, sweep="optimizers", micro_batch_size=1, nesterov=None)["optimizers"]
+def test_optimizers(tmp_path, capsys):
+    found = results(tmp_path, vary="optimizers", micro_batch_size=1, nesterov=None)["variants"]
     assert [row["name"] for row in found] == list(optim.OPTIMIZERS)
     for row in found:
         config = TrainConfig(optimizer=row["name"])
@@ -398,99 +403,66 @@ def test_sweep_optimizers(tmp_path, capsys):
         assert row["state_bytes"] == optim.state_bytes(GPT(GPTConfig(**SIZE)), config)
         parts = row["parts_s"]  # one of the four micro batches of a step was timed
         step = 4 * (parts["data"] + parts["forward"] + parts["backward"]) + parts["clip"] + parts["optimizer"]
-        assert row["share"] == pytest.approx(parts["optimizer"] / step) and row["optimizer_s"] == parts["optimizer"]
-    assert "share at batch_size=4" in capsys.readouterr().out
+        assert row["optimizer_share"] == pytest.approx(parts["optimizer"] / step)
+    assert "optimizer's share at batch_size=4" in capsys.readouterr().out
 
 
-def test_the_config_s_own_optimizer_keeps_its_values(tmp_path, monkeypatch):
-    seen, real = [], optimizers.our_variant
-
-    def spy(name, setting, models):
-        seen.append((name, vars(setting.config)))
-        return real(name, setting, models)
-
-    monkeypatch.setattr(optimizers, "our_variant", spy)
-    results(tmp_path, sweep="optimizers", optimizer="msgdw", learning_rate=0.5, momentum=0.8)
-    values = {name: (config["learning_rate"], config["momentum"]) for name, config in seen}
+def test_the_config_s_own_optimizer_keeps_its_values():
+    base = make_setting(optimizer="msgdw", learning_rate=0.5, momentum=0.8)
+    made = {name: base.replace(**changes).config for name, changes in vary.vary_optimizers(base).items()}
+    values = {name: (config.learning_rate, config.momentum) for name, config in made.items()}
     assert values == dict(adamw=(6e-4, None), msgdw=(0.5, 0.8), muon=(6e-4, 0.95), adam_mini=(6e-4, None))
 
 
-def test_sweep_micro_batch(ticks, tmp_path, capsys):
-    found = results(tmp_path, sweep="micro_batch", batch_size=12)
-    assert [row["micro_batch_size"] for row in found["micro_batches"]] == [1, 2, 4, 12]
-    assert [row["tokens_per_s"] for row in found["micro_batches"]] == [16, 32, 64, 192]
-    assert found["fastest"] == 12 and found["ended_by"] == "batch_size"
-    assert "fastest that fits: --micro_batch_size=12" in capsys.readouterr().out
+def test_micro_batches(ticks, tmp_path, capsys):
+    found = results(tmp_path, vary="micro_batch", batch_size=12)
+    names = [f"micro_batch_size={n}" for n in (1, 2, 4, 12)]
+    assert [(row["name"], row["tokens_per_s"]) for row in found["variants"]] == list(
+        zip(names, (16, 32, 64, 192), strict=True)
+    )
+    assert found["not_timed"] == {} and all(row["planned_bytes"] > 0 for row in found["variants"])
+    assert "--plan, eager" in capsys.readouterr().out
 
 
-def test_memory_ends_the_sweep(tmp_path, monkeypatch):
-    real = sizes.time_alone
+def test_memory_ends_the_sizes(tmp_path, monkeypatch):
+    real = compare.build
 
-    def out_of_memory(setting, *args):
-        if setting.micro == 4:
+    def out_of_memory(make, *args):
+        variant = real(make, *args)
+        if variant.setting.micro == 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(setting, *args)
+        return variant
 
-    monkeypatch.setattr(sizes, "time_alone", out_of_memory)
-    found = results(tmp_path, sweep="micro_batch", batch_size=8)
-    assert [row["micro_batch_size"] for row in found["micro_batches"]] == [1, 2]
-    assert found["ended_by"] == "out of memory"
-
-
-def test_limits_extrapolate(monkeypatch):
-    monkeypatch.setattr(sizes, "available_bytes", lambda: 1000)
-    monkeypatch.setattr(sizes, "held_bytes", lambda device: 0)
-    limits = sizes.Limits(make_setting(max_step_s=10.0))
-    assert limits.refuse(1) == ""
-    limits.seen = [(1, 1.0, 300), (2, 2.0, 500)]
-    assert limits.refuse(4) == ""  # 900 bytes of 1000, and 4 s
-    assert "memory" not in limits.refuse(5) and "GB" in limits.refuse(5)  # 1100 bytes
-    limits.seen = [(1, 3.0, 300), (2, 6.0, 300)]
-    assert "12 s" in limits.refuse(4)
+    monkeypatch.setattr(compare, "build", out_of_memory)
+    found = results(tmp_path, vary="micro_batch_size=1,2,4,8", batch_size=8)
+    assert [row["step_tokens"] for row in found["variants"]] == [16, 32]
+    assert found["not_timed"] == {"micro_batch_size=4": "out of memory"}
 
 
-def test_sweep_loss(tmp_path, capsys):
-    rows = results(tmp_path, sweep="loss", n_embd=16)["losses"]
-    names = [row["loss"] for row in rows]
-    assert names[:6] == ["naive", "1 chunks", "2 chunks", "4 chunks", "8 chunks", "16 chunks"]
-    assert hasattr(F, "linear_cross_entropy") == ("F.linear_cross_entropy" in names)
-    for row in rows:
-        assert row["loss_error"] < 1e-6 and 0 < row["gradient_error"] < 1e-5, row
-    assert "× naive" in capsys.readouterr().out
-
-
-def test_sweep_scaling(ticks, tmp_path):
-    rows = results(tmp_path, sweep="scaling", doublings=1, micro_batch_size=2)["scaling"]
-    axes = dict(n_embd=32, n_layer=2, block_size=16, micro_batch_size=2)
-    assert [(r["axis"], r["value"]) for r in rows] == [(axis, n * k) for axis, n in axes.items() for k in (1, 2)]
-    for r in rows:
-        wide = dict(n_embd=r["value"], n_head=2 * r["value"] // 32) if r["axis"] == "n_embd" else {}
-        shape = SIZE | ({r["axis"]: r["value"]} if r["axis"] in SIZE else {}) | wide
-        assert r["flops_per_token"] == GPT(GPTConfig(**shape)).flops_per_token()
-        assert r["expected_tokens_per_s"] == pytest.approx(r["ceiling_flops_per_s"] / r["flops_per_token"])
-        assert r["of_expected"] == pytest.approx(r["tokens_per_s"] / r["expected_tokens_per_s"])
-        rows_of_batch = r["value"] if r["axis"] == "micro_batch_size" else 2
-        assert r["tokens_per_s"] == rows_of_batch * shape["block_size"]
+def test_sizes_are_extrapolated(monkeypatch):
+    monkeypatch.setattr(compare, "memory_room", lambda device: 900)
+    setting = make_setting(max_step_s=10.0)
+    assert compare.refuse_size(1, [], setting) == ""
+    seen = [(1, 1.0, 300), (2, 2.0, 500)]
+    assert compare.refuse_size(4, seen, setting) == ""  # 900 bytes, and 4 s
+    assert "GB" in compare.refuse_size(5, seen, setting)  # 1100 bytes
+    assert "12 s" in compare.refuse_size(4, [(1, 3.0, 300), (2, 6.0, 300)], setting)
 
 
 def test_profile(tmp_path, capsys):
-    found = results(tmp_path, "--profile", out_dir=tmp_path / "out")
+    found = results(tmp_path, profile=True, out_dir=tmp_path / "out")
     assert Path(found["trace"]) == tmp_path / "out" / "bench" / "trace.json"
     names = {event.get("name") for event in json.loads(Path(found["trace"]).read_text())["traceEvents"]}
     assert {"aten::mm", "aten::_fused_adamw_"} <= names
-    kernels = {k["name"]: k for k in found["kernels"]}
-    assert kernels["aten::_scaled_dot_product_flash_attention_for_cpu"]["calls"] == 2  # a step: one a block
-    assert math.isclose(sum(k["share"] for k in found["kernels"]), 1, rel_tol=1e-6)
-    assert "calls/step" in capsys.readouterr().out
-    assert run("--profile", trace=tmp_path / "here.json") == 0
-    assert json.loads((tmp_path / "here.json").read_text())["traceEvents"]
+    out = capsys.readouterr().out
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in out and "Self CPU" in out
 
 
 # ------------------------------------------------------------------------------------------ nanoGPT's step beside ours
 
 
 def test_nanogpt_beside_ours(tmp_path, capsys):
-    found = results(tmp_path, variant="nanogpt-eager", micro_batch_size=2, accumulation=0, dtype="bfloat16")["variants"]
+    found = results(tmp_path, against="nanogpt-eager", micro_batch_size=2, accumulation=0, dtype="bfloat16")["variants"]
     assert [(v["name"], v["dtype"], v["reference"]) for v in found] == [
         ("nanogpt-eager", "float32", "nanogpt-eager"),
         ("ours", "bfloat16", "nanogpt-eager"),
@@ -502,8 +474,50 @@ def test_nanogpt_beside_ours(tmp_path, capsys):
 
 def test_the_kinds_of_nanogpt(monkeypatch):
     made = []
-    monkeypatch.setattr(compare, "nanogpt_variant", lambda kind, setting: made.append(kind))
-    monkeypatch.setattr(compare, "our_variant", lambda name, setting: made.append(name))
-    for make in compare.variants_beside_nanogpt(make_setting(variant="nanogpt-all")):
+    monkeypatch.setattr(variants, "nanogpt_variant", lambda kind, setting: made.append(kind))
+    monkeypatch.setattr(variants, "our_variant", lambda name, setting: made.append(name))
+    for make in variants.variants_beside_nanogpt(make_setting(against="nanogpt-all")).values():
         make()
     assert made == ["nanogpt", "nanogpt-eager", "nanogpt-bf16", "ours"]
+
+
+# ------------------------------------------------------------------------------------------------ the report on a GPU
+
+REPORT = ROOT / "nanodnt" / "bench" / "gpu_report.sh"
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory):
+    """(exit code, output, arguments of each command) of a report whose Python only notes what it is given."""
+    folder = tmp_path_factory.mktemp("report")
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {folder}/calls\ncase "$*" in *dnt_large*) exit 3;; esac\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        [REPORT, folder / "new"], env=os.environ | {"PYTHON": str(python)}, capture_output=True, text=True
+    )
+    return done, [line.split() for line in (folder / "calls").read_text().splitlines()]
+
+
+def test_a_report_goes_on_after_what_fails_and_says_so(reported):
+    done, (_, tests, *commands) = reported
+    assert done.returncode == 1 and done.stdout.endswith("failed: 774m_dnt\n")
+    assert tests == ["-m", "pytest", "-m", "gpu"] and len(commands) == 14
+
+
+def test_a_report_asks_what_bench_can_do(reported):
+    """Flags, files, batches: what bench.py would refuse must not be seen first on a rented GPU."""
+    _, (_, _, *commands) = reported
+    for script, *argv in commands:
+        assert script == "bench.py"
+        for flags, config, bench_config in bench.read_variants(argv).values():
+            bench.choose_mode(bench_config)
+            Setting(flags, config, bench_config, ENV).flags.check()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it would run")
+def test_a_report_needs_a_gpu(tmp_path):
+    env = os.environ | {"PYTHON": sys.executable}
+    done = subprocess.run([REPORT, tmp_path / "new"], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: this machine has no CUDA GPU\n")
+    assert not (tmp_path / "new").exists()

@@ -9,8 +9,7 @@ import torch
 import bench
 from model import GPTConfig
 from nanodnt.bench import timing
-from nanodnt.bench.checks.numerics import LAYOUTS, layout_settings
-from nanodnt.bench.settings import OF_TEXT, BenchConfig, Setting
+from nanodnt.bench.settings import BenchConfig, Setting
 from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
 from support.images import encode, noise, write_dataset
@@ -46,7 +45,7 @@ def run(**changes) -> int:
 def make_setting(**changes) -> Setting:
     values = TINY | changes
     schemas = (GPTConfig, TrainConfig, BenchConfig)
-    return Setting(*(s(**{k: v for k, v in values.items() if hasattr(s, k)}) for s in schemas), ENV)
+    return Setting(*(s(**{k: v for k, v in values.items() if k in s.__dataclass_fields__}) for s in schemas), ENV)
 
 
 def test_random_images():
@@ -99,74 +98,37 @@ def test_the_step_is_timed_compiled(tmp_path):
     assert row["compiled"] and row["recompilations"] == 0
 
 
-SWEEPS = ("layouts", "norms", "stream", "optimizers", "micro_batch", "scaling")
-
-
-@pytest.mark.parametrize("sweep", deep_but(SWEEPS, "norms", "micro_batch", "scaling"))
-def test_sweeps(sweep, tmp_path):
-    assert run(sweep=sweep, doublings=1, json=tmp_path / "bench.json") == 0
+@pytest.mark.parametrize("name", deep_but(("layouts", "norms", "optimizers", "micro_batch"), "norms", "micro_batch"))
+def test_sets(name, tmp_path):
+    assert run(vary=name, json=tmp_path / "bench.json") == 0
     found = json.loads((tmp_path / "bench.json").read_text())
-    if sweep == "scaling":
-        assert {row["axis"] for row in found["scaling"]} == {"n_embd", "n_layer", "micro_batch_size"}
-    if sweep == "micro_batch":
-        sizes = [row["micro_batch_size"] for row in found["micro_batches"]]
-        assert sizes == [1, 2, 4] and all(row["images_per_s"] for row in found["micro_batches"])
-    if sweep == "layouts":
-        assert len(found["layouts"]) == 21
+    if name == "micro_batch":
+        assert [row["step_tokens"] for row in found["variants"]] == [5, 10, 20]
+        assert all(row["images_per_s"] and row["planned_bytes"] for row in found["variants"])
+    if name == "layouts":
+        assert len(found["variants"]) == 21
 
 
 def test_experts_beside_a_dense_vit(tmp_path):
-    assert run(sweep="experts", n_expert=4, json=tmp_path / "bench.json") == 0
+    assert run(vary="experts", n_expert=4, json=tmp_path / "bench.json") == 0
     found = json.loads((tmp_path / "bench.json").read_text())
     assert [row["name"] for row in found["variants"]] == ["dense", "experts"]
 
 
-@pytest.mark.parametrize("check", ["precision", "updates", "products"])
-def test_checks(check, tmp_path):
-    assert run(verify=check, json=tmp_path / "bench.json", n_layer=1, n_expert=4 * (check == "products")) == 0
-    assert json.loads((tmp_path / "bench.json").read_text())["checks"]
-
-
-def test_checks_draw_nothing():
-    settings = layout_settings(make_setting(dropout=0.1))
-    assert len(settings) == len(LAYOUTS) and "LNS, SwiGLU" in settings
-    for setting in settings.values():
-        assert (setting.flags.patch_size, setting.flags.drop_path, setting.flags.dropout) == (4, 0, 0)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("check", ["resume", "devices"])
-def test_whole_runs(check, data, tmp_path):
-    how = dict(
-        data="dataset", dataset=data, max_iters=60, warmup_iters=2, track_interval=0, json=tmp_path / "bench.json"
-    )
-    assert run(verify=check, **how) == 0
-
-
-REFUSED = {f"{name}={value}": {name: value} for name, values in OF_TEXT.items() for value in values}
-REFUSED |= {"doc_mask=True": dict(doc_mask=True)}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_of_text_is_refused(case, capsys):
-    assert run(**REFUSED[case]) == 1
-    said = capsys.readouterr()
-    wanted = "is for text, and patch_size=4 is for images: leave one of them out"
-    if case != "doc_mask=True" or "nanoGPT" not in said.err:
-        assert said.err == f"error: {case} {wanted}\n"
-    assert "tokens/s" not in said.out
-
-
-OTHERS = {
+REFUSED = {
+    "nanoGPT": (dict(against="nanogpt"), "nanoGPT reads text"),
+    "documents": (dict(doc_mask=True), "doc_mask=True is for text"),
+    "chunks": (dict(vary="loss_chunks=1,2", data="dataset"), "loss_chunks=1 is for text"),
     "text": (dict(data="dataset"), "patch_size=4 is for images, but dataset"),
     "nowhere": (dict(data="dataset", dataset="nowhere"), "or time on random images: --data=random"),
-    "runs of random images": (dict(verify="resume", max_iters=60, dataset="nowhere"), "trains on a dataset's images"),
 }
 
 
-@pytest.mark.parametrize("case", OTHERS)
-def test_other_refusals(case, dataset, capsys):
-    changes, words = OTHERS[case]
-    assert run(**dict(dataset=dataset) | changes) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and words in said and said.count("\n") == 1
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case, dataset, data, capsys):
+    changes, words = REFUSED[case]
+    datasets = {"text": dict(dataset=dataset), "chunks": dict(dataset=data)}
+    assert run(**changes | datasets.get(case, {})) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ") and words in said.err and said.err.count("\n") == 1
+    assert "tokens/s" not in said.out

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from layers.ops import gelu, tanh
 from model import GPT, GPTConfig
-from nanodnt.bench.sweeps import layouts
+from nanodnt.bench import vary
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.run.compilation import compile_parts
 from nanodnt.settings import TrainConfig
@@ -169,7 +169,7 @@ def test_compiles_without_a_graph_break_to_the_same_function(name):
 
 
 BRANCHES = {f"lns={where}": dict(lns=where, residual_init="plain") for where in ("branch", "residual", "input")}
-ALL_LAYOUTS = {name: layouts.resolve_layout(name, GPTConfig(**SIZE | dict(n_layer=4))) for name in layouts.LAYOUTS}
+ALL_LAYOUTS = {name: vary.layout_flags(name, GPTConfig(**SIZE | dict(n_layer=4))) for name in vary.LAYOUTS}
 ALL_LAYOUTS |= BRANCHES | {"lns_learn": dict(lns="norm", lns_learn=True), "fixup": dict(norm="none", fixup=True)}
 DEPTH = 4  # Mix-LN's first block, and the last one of Post-LN, are kinds of their own
 KINDS = {"mix_ln": 2, "post_ln": 1, "deepnorm": 1}

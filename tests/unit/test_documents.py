@@ -340,7 +340,6 @@ def test_flex_attention_is_traced_once(by_blocks, monkeypatch):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.deep
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 @pytest.mark.parametrize("T, by_blocks, checkpointing", ((512, False, False), (300, False, True), (300, True, False)))

@@ -1,0 +1,78 @@
+"""What the norms cost, as bare layers and in the model: DyT's Table 7 (arXiv 2503.10622)."""
+
+import statistics
+
+import torch
+
+from layers.slot import Slot
+from nanodnt.bench.measure import free_memory
+from nanodnt.bench.settings import Setting
+from nanodnt.bench.tables import format_ms, make_table
+from nanodnt.bench.timing import take_turns
+from nanodnt.bench.vary import plain_flags
+
+NORMS = ("rmsnorm", "layernorm", "dyt", "none")  # the first is the reference; none is the identity
+
+
+def time_norms(setting: Setting) -> dict:
+    """Time each norm forward alone and with backward, eager and compiled.
+
+    A bare layer works on the fp32 residual stream of one micro batch. The paper's figure is for all layers of a model.
+    We read it as the model's time less that with the identity, since 14.1 − 2.1 = 13.0 − 1.0 in its table."""
+    rows = []
+    setting.open_dataset()
+    for mode in setting.compile_modes():
+        calls = {(case, norm): call for norm in NORMS for case, call in norm_calls(norm, mode, setting).items()}
+        times = take_turns(calls, setting)
+        seconds = {key: statistics.median(sum(rounds, [])) for key, rounds in times.items()}
+        for case, norm in sorted(calls, key=lambda key: key[0]):
+            row = dict(name=f"{case}, {mode}: {norm}", norm=norm, case=case, way=mode, rounds_s=times[case, norm])
+            row |= dict(seconds=seconds[case, norm], ratio=seconds[case, norm] / seconds[case, NORMS[0]])
+            rows.append(row | dict(beyond_identity_s=seconds[case, norm] - seconds[case, "none"]))
+        del calls
+        free_memory(setting.env.device)
+    columns = {"ms": "seconds", "− identity": "beyond_identity_s"}
+    columns = {title: lambda r, key=key: format_ms(r[key]) for title, key in columns.items()}
+    columns[f"× {NORMS[0]}"] = lambda r: f"{r['ratio']:.2f}"
+    setting.env.print("\n".join(make_table(rows, columns)))
+    return dict(norms=rows)
+
+
+def norm_calls(norm: str, mode: str, setting: Setting) -> dict:
+    """{case: a function that does it once}, in a layer and in a model."""
+    d, device, batch = setting.flags.n_embd, setting.env.device, setting.first_micro_batch()
+    n_bias = d * (setting.flags.bias and norm == "layernorm")
+    layer = Slot(norm, n_gain=d * (norm != "none"), n_bias=n_bias).to(device)
+    layer.init()
+    model = setting.replace(**plain_flags() | dict(norm=norm)).new_model()
+    model.to(device).set_runtime(compute_dtype=setting.env.dtype)
+    call_layer, call_model = layer, model
+    if mode == "compiled":
+        call_layer, call_model = (torch.compile(m, dynamic=False) for m in (layer, model))
+    stream = torch.randn(setting.micro, setting.flags.block_size, d, device=device, requires_grad=True)
+    upstream = torch.randn_like(stream)  # the gradient that the layer is given
+
+    @torch.no_grad()
+    def forward():
+        call_layer(stream)
+
+    def forward_and_backward():
+        stream.grad = None
+        out = call_layer(stream)
+        if out is not stream:  # the identity has no backward pass
+            out.backward(upstream)
+
+    @torch.no_grad()
+    def inference():
+        if model.training:  # eval() walks over all modules, which takes time
+            model.eval()
+        call_model(*batch)
+
+    def training():
+        if not model.training:
+            model.train()
+        model.zero_grad(set_to_none=True)
+        call_model(*batch)[1].backward()
+
+    layers = {"layer, forward": forward, "layer, forward+backward": forward_and_backward}
+    return layers | {"model, inference": inference, "model, training": training}

@@ -1,0 +1,285 @@
+"""Is the arithmetic right on this device? Loss, gradients, products and optimizer steps against float64 on the CPU, and
+compiled against eager code.
+
+The limits are relative: at least 3 times what 4 blocks of 768 channels were found to need on a CPU, whose code is
+tested with equations."""
+
+from contextlib import contextmanager
+from itertools import product as pairs
+
+import pytest
+import torch
+
+from layers.moe import Routes, grouped
+from model import GPTConfig
+from nanodnt.bench.settings import BenchConfig, Setting
+from nanodnt.bench.vary import layout_flags
+from nanodnt.engine import prepare_model
+from nanodnt.optim import OPTIMIZERS, RULES, lr_at, make_optimizer
+from nanodnt.run.compilation import compile_model
+from nanodnt.run.environment import Env
+from nanodnt.settings import TrainConfig
+from support.devices import on_devices
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SIZES = {
+    "cuda": dict(n_layer=4, n_head=12, n_embd=768, block_size=512, vocab_size=50257),
+    "cpu": dict(n_layer=1, n_head=2, n_embd=32, block_size=16, vocab_size=64),
+}
+HIDDEN = {"cuda": 1536, "cpu": 32}  # of an expert
+MODELS = {  # layouts of nanodnt/bench/vary.py, and further flags
+    "Pre-LN, RMSNorm": ("pre_ln (S1)", {}),
+    "Pre-LN, LayerNorm": ("layernorm", {}),
+    "DNT (S5)": ("S5 (DNT)", {}),
+    "DyT": ("dyt", {}),
+    "LNS, RoPE, SwiGLU": ("lns", dict(pos="rope", mlp="swiglu")),
+    "Post-LN": ("post_ln", {}),
+    # all are active: in bf16 another choice, for its rounding alone, would be another function
+    "experts": ("pre_ln (S1)", dict(n_expert=4, n_expert_active=4, n_ff=256, mlp="swiglu")),
+    "DNT (S5), images": ("S5 (DNT)", dict(patch_size=4, image_size=32, channels=3, n_class=10)),
+}
+# Allowed relative errors (loss, gradients of a role) of a few blocks. One rounding: at most 2⁻²⁴ in fp32, 2⁻⁸ in bf16.
+ALLOWED = {torch.float32: (1e-6, 1e-5), torch.bfloat16: (5e-4, 0.04)}
+OF_FEW = 20  # times more for the loss of images, a mean of so few that their rounding hardly evens out
+
+
+def make_setting(device: str, name="Pre-LN, RMSNorm", dtype=torch.float32, **changes) -> Setting:
+    layout, flags = MODELS[name]
+    size = SIZES[device]
+    values = size | layout_flags(layout, GPTConfig(**size)) | flags | changes
+    if "patch_size" in flags:
+        values |= dict(vocab_size=0, block_size=GPTConfig.block_size)
+    values |= dict(batch_size=2, micro_batch_size=2, data="random", dtype=str(dtype).removeprefix("torch."))
+    schemas = (GPTConfig, TrainConfig, BenchConfig)
+    parts = (s(**{k: v for k, v in values.items() if k in s.__dataclass_fields__}) for s in schemas)
+    return Setting(*parts, Env(0, 1, torch.device(device), dtype, False))
+
+
+@contextmanager
+def exact_products():
+    """Products of fp32 matrices in fp32: without TF32, whose rounding would hide errors of the code."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def by_role(model, tensors: dict) -> dict:
+    """{role: one float64 vector on the CPU of all its tensors}; `tensors`: {parameter name: tensor}."""
+    roles, found = model.roles(), {}
+    for name, t in tensors.items():
+        found.setdefault(roles[name], []).append(t.detach().flatten().cpu().double())
+    return {role: torch.cat(parts) for role, parts in found.items()}
+
+
+def loss_and_gradients(call, model, batch: tuple) -> tuple:
+    """(loss, {role: gradient as one vector}) of a batch; `call` is the model, maybe compiled."""
+    model.zero_grad(set_to_none=True)
+    loss = call(*batch)[1]
+    loss.backward()
+    return loss.item(), by_role(model, {name: p.grad for name, p in model.named_parameters()})
+
+
+def exact_loss_and_gradients(setting: Setting, batch: tuple) -> tuple:
+    """`loss_and_gradients` of fresh weights in float64 on the CPU."""
+    model = setting.new_model().double()
+    batch = tuple(t.cpu().double() if t.is_floating_point() else t.cpu() for t in batch)
+    return loss_and_gradients(model, model, batch)
+
+
+def relative_error(found, wanted) -> float:
+    return ((found.cpu().double() - wanted).norm() / wanted.norm()).item()
+
+
+def assert_close(found: tuple, wanted: tuple, setting: Setting, dtype) -> None:
+    """Two results of `loss_and_gradients` are as close as products in `dtype` can be."""
+    allowed_loss, allowed = ALLOWED[dtype]
+    error = abs(found[0] - wanted[0]) / abs(wanted[0])
+    assert error <= allowed_loss * (1 if setting.is_text else OF_FEW)
+    errors = {role: relative_error(found[1][role], want) for role, want in wanted[1].items()}
+    assert {role: error for role, error in errors.items() if not error <= allowed} == {}  # a NaN is not
+
+
+def compile_here(model, setting: Setting, batch: tuple):
+    """The model compiled as train.py compiles it; on the CPU, where that takes long, only traced."""
+    torch._dynamo.reset()
+    if setting.env.device.type == "cpu":
+        return torch.compile(model, backend="eager", dynamic=False)
+    return compile_model(model, setting.config, batch, setting.env)
+
+
+# ------------------------------------------------------------------------------------------------- loss and gradients
+
+
+@pytest.mark.parametrize("device, name", on_devices(MODELS, cpu=("LNS, RoPE, SwiGLU", "DNT (S5), images")))
+def test_loss_and_gradients_are_those_of_float64(device, name):
+    setting = make_setting(device, name)
+    batch = setting.first_micro_batch()
+    wanted = exact_loss_and_gradients(setting, batch)
+    model = prepare_model(setting.new_model(), setting.config, setting.env)
+    for dtype in ALLOWED:
+        model.set_runtime(compute_dtype=dtype)
+        with exact_products():
+            assert_close(loss_and_gradients(model, model, batch), wanted, setting, dtype)
+
+
+COMPILED = [(name, dtype, False) for name in MODELS for dtype in ALLOWED]  # model, dtype, documents kept apart
+COMPILED += [(name, torch.bfloat16, True) for name in MODELS if "images" not in name]
+
+
+@pytest.mark.parametrize(
+    "device, name, dtype, doc_mask", on_devices(COMPILED, cpu=[("DNT (S5)", torch.bfloat16, True)])
+)
+def test_compiled_code_does_what_eager_code_does(device, name, dtype, doc_mask):
+    setting = make_setting(device, name, dtype, compile=True, doc_mask=doc_mask, n_layer=2)
+    batch = setting.first_micro_batch()
+    model = prepare_model(setting.new_model(), setting.config, setting.env)
+    with exact_products():
+        wanted = loss_and_gradients(model, model, batch)
+        assert_close(loss_and_gradients(compile_here(model, setting, batch), model, batch), wanted, setting, dtype)
+
+
+def test_wrong_gradients_are_seen():
+    """A tenth more, and a NaN."""
+    setting = make_setting("cpu")
+    batch = setting.first_micro_batch()
+    wanted = exact_loss_and_gradients(setting, batch)
+    for factor in (1.1, torch.nan):
+        model = prepare_model(setting.new_model(), setting.config, setting.env)
+        model.blocks[0].mlp.f.up.weight.register_hook(lambda grad, factor=factor: factor * grad)
+        with pytest.raises(AssertionError, match="ffn"):
+            assert_close(loss_and_gradients(model, model, batch), wanted, setting, torch.float32)
+
+
+# --------------------------------------------------------------------------------------------------------- optimizers
+
+SCALES = (1.0, 4.0, 2.0)  # of the gradients of each step, by which the optimizer divides, as it does to clip them
+ALLOWED_UPDATE = 2e-4  # in fp32: the weights' own rounding, next to small updates of gains near 1
+
+
+def optimizer_steps(model, config, gradients: list, scales=None) -> tuple:
+    """Give a model's optimizer these gradients, {name: fp32 tensor on the CPU} a step; with `scales` multiplied by one
+    number a step, by which the optimizer is to divide. Returns (the optimizer, the sum of all updates by role)."""
+    optimizer, parameters = make_optimizer(model, config), dict(model.named_parameters())
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    for i, step in enumerate(gradients):
+        for name, p in parameters.items():
+            p.grad = step[name].to(p, copy=True) * (scales[i] if scales else 1)
+        if scales:
+            optimizer.grad_scale = torch.tensor(scales[i], device=next(iter(parameters.values())).device)
+        for group in optimizer.param_groups:
+            group["lr"] = lr_at(config.warmup_iters, config, group)  # the highest
+        optimizer.step()
+    return optimizer, by_role(model, {name: p.detach().double() - before[name] for name, p in parameters.items()})
+
+
+def tensors_of(model, optimizer) -> list:
+    state = [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)]
+    return [*model.parameters(), *state]
+
+
+def check_updates(name: str, device, dtype) -> None:
+    """The updates of three steps are those of float64, and a step with an infinite gradient changes nothing."""
+    setting = make_setting(device, "DNT (S5)", dtype, optimizer=name, n_layer=1)
+    exact, config = setting.new_model().double(), setting.config
+    generator, shapes = torch.Generator().manual_seed(0), {n: p.shape for n, p in exact.named_parameters()}
+    gradients = [{n: 1e-3 * torch.randn(s, generator=generator) for n, s in shapes.items()} for _ in SCALES]
+    _, wanted = optimizer_steps(exact, config, gradients)
+    model = prepare_model(setting.new_model(), config, setting.env)
+    with exact_products():
+        optimizer, found = optimizer_steps(model, config, gradients, SCALES)
+    rounded = name == "muon" and dtype == torch.bfloat16  # the products of its Newton-Schulz iteration
+    for role, want in wanted.items():
+        assert relative_error(found[role], want) <= (ALLOWED[dtype][1] if rounded else ALLOWED_UPDATE), role
+    for p in model.parameters():
+        p.grad = torch.full_like(p, torch.inf)
+    before = [t.detach().clone() for t in tensors_of(model, optimizer)]
+    optimizer.found_inf = torch.ones((), dtype=torch.bool, device=setting.env.device)
+    optimizer.step()
+    after = tensors_of(model, optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "an infinite gradient changed something"
+
+
+UPDATES = list(pairs(OPTIMIZERS, ALLOWED))
+
+
+@pytest.mark.parametrize("device, name, dtype", on_devices(UPDATES, cpu=UPDATES))
+def test_updates_are_those_of_float64(device, name, dtype):
+    check_updates(name, device, dtype)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_wrong_updates_are_seen(name, monkeypatch):
+    """An optimizer that does not divide by the scale, and one that takes an infinite gradient."""
+    rule = RULES[name]
+    monkeypatch.setitem(RULES, name, rule._replace(step=lambda work, scale, inf: rule.step(work, None, inf)))
+    with pytest.raises(AssertionError):
+        check_updates(name, "cpu", torch.float32)
+    monkeypatch.setitem(RULES, name, rule._replace(step=lambda work, scale, inf: rule.step(work, scale, None)))
+    with pytest.raises(AssertionError, match="infinite gradient"):
+        check_updates(name, "cpu", torch.float32)
+
+
+# ------------------------------------------------------------------------------------------------------------ experts
+
+SPREADS = {  # tokens of each expert
+    "even": [64] * 8,
+    "uneven": [1, 317, 64, 5, 200, 13, 399, 1],
+    "most have none": [0, 500, 0, 1, 0, 499, 0, 0],
+    "one has all": [0, 0, 0, 777, 0, 0, 0, 0],
+}
+ALLOWED_PRODUCT = {torch.float32: 1e-5, torch.bfloat16: 0.01}  # what goes in is rounded before
+
+
+def product(x, weight, bias, ends, dy) -> tuple:
+    """y of `grouped`, and the gradients of x, weight and bias (if there is one) for the gradient dy of y."""
+    inputs = [t.detach().requires_grad_() for t in (x, weight, bias) if t is not None]
+    x, weight, bias = (*inputs, None)[:3]
+    y = grouped(x, weight, bias, Routes(None, None, ends))
+    return y.detach(), *torch.autograd.grad(y, inputs, dy)
+
+
+def exact_product(x, weight, bias, ends, dy) -> tuple:
+    """`product`, expert by expert in float64 on the CPU."""
+    inputs = [t.cpu().double().requires_grad_() for t in (x, weight, bias) if t is not None]
+    sizes = torch.diff(ends.cpu(), prepend=torch.zeros(1)).int().tolist()
+    parts = [rows @ w.T for rows, w in zip(inputs[0].split(sizes), inputs[1], strict=True)]
+    if bias is not None:
+        parts = [part + b for part, b in zip(parts, inputs[2], strict=True)]
+    y = torch.cat(parts)
+    return y.detach(), *torch.autograd.grad(y, inputs, dy.cpu().double())
+
+
+PRODUCTS = list(pairs(SPREADS, ALLOWED))
+
+
+@pytest.mark.parametrize("more, has_bias", [(0, False), (0, True), (1, False)], ids=["plain", "bias", "odd rows"])
+@pytest.mark.parametrize("device, spread, dtype", on_devices(PRODUCTS, cpu=PRODUCTS))
+def test_the_product_of_all_experts(device, spread, dtype, more, has_bias):
+    """Also where rows are of no multiple of 16 bytes, and where an expert has no token."""
+    sizes, n_in, n_out = SPREADS[spread], SIZES[device]["n_embd"], HIDDEN[device] + more
+    generator, ends = torch.Generator().manual_seed(0), torch.tensor(sizes).cumsum(0).int().to(device)
+    shapes = [(sum(sizes), n_in), (len(sizes), n_out, n_in), (len(sizes), n_out), (sum(sizes), n_out)]
+    x, weight, bias, dy = (torch.randn(s, generator=generator).to(device, dtype) for s in shapes)
+    given = x, weight, bias if has_bias else None, ends, dy
+    wanted = exact_product(*given)
+    for t in [w.to(dy) for w in wanted]:
+        t.fill_(torch.nan)  # a GPU gives this memory to the next tensors: what a kernel leaves unwritten there shows
+    with exact_products():
+        found = product(*given)
+    for name, a, b in zip(("output", "x", "weight", "bias"), found, wanted, strict=False):
+        assert relative_error(a, b) <= ALLOWED_PRODUCT[dtype], name
+
+
+@pytest.mark.parametrize("device, way", on_devices(("eager", "compiled"), cpu=("eager",)))
+def test_a_model_of_experts(device, way):
+    """In fp32: in bf16 a token may go to another expert for its rounding alone. Then MODELS has all of them active."""
+    setting = make_setting(device, n_expert=8, n_ff=HIDDEN[device], mlp="swiglu", compile=True)
+    batch = setting.first_micro_batch()
+    model = prepare_model(setting.new_model(), setting.config, setting.env)
+    call = compile_here(model, setting, batch) if way == "compiled" else model
+    wanted = exact_loss_and_gradients(setting, batch)
+    with exact_products():
+        assert_close(loss_and_gradients(call, model, batch), wanted, setting, torch.float32)
