@@ -91,7 +91,6 @@ def generate(
     stop=None,
     generator=None,
     step=None,
-    ended=None,
     cache=None,
 ):
     """Continue each row of idx, (B, T) token ids with T ≥ 1; returns (B, T + new), new ≤ max_new_tokens.
@@ -102,8 +101,6 @@ def generate(
     stop          a token id: a row that has produced it repeats it; generation ends when all rows are done
     generator     the torch.Generator to draw from; None = torch's global one
     step          what `compile_step` returns, to compile the steps of one token; None = eager
-    ended         a function of the new tokens so far, (B, new) → (B,) bool: further rows that are done. Such a row
-                  goes on with `stop`, or, where there is none, as if it were not done
     cache         a KVCache per block, of size block_size, that holds the first tokens of idx, but not all; it is left
                   with all tokens but the last. They must fit it, and step is None. None: `generate` makes its own
 
@@ -135,9 +132,7 @@ def generate(
                 new = new.masked_fill(done[:, None], stop)
                 done |= new[:, 0] == stop
             idx = torch.cat((idx, new), dim=1)
-            if ended is not None:
-                done |= ended(idx[:, prompt:])
-            if (stop is not None or ended is not None) and done.all():
+            if done.all():
                 break
     return idx
 

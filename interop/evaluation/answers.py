@@ -14,7 +14,6 @@ model write 32 tokens, with 4 beams, and takes the first option that the text na
 
 import math
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -35,48 +34,32 @@ MAX_LOGITS = 1 << 26  # that are in memory at a time: 256 MiB
 
 @dataclass
 class Answers:
-    """Conversations, one after another, ready to be scored by one model."""
+    """Conversations, ready to be scored by one model."""
 
     name: str  # of the input
-    ids: np.ndarray  # (tokens,)
-    marks: np.ndarray  # (tokens,) as in a prepared dataset: ANSWER, BEGIN or 0
+    examples: list  # of each conversation (ids, marks), two arrays (tokens,), marks as in a prepared dataset
     eot: int
     template: Template | None
     sha256: str  # of the file; of a prepared dataset: of its val.bin
 
-    @cached_property
-    def starts(self) -> np.ndarray:
-        """(conversations,) the first token of each."""
-        return np.flatnonzero(self.marks == BEGIN)
-
-    @cached_property
     def lengths(self) -> np.ndarray:
         """(conversations,) tokens of each."""
-        return np.diff(self.starts, append=len(self.ids))
-
-    @cached_property
-    def places(self) -> np.ndarray:
-        """Where the tokens of answers stand in `ids`."""
-        return np.flatnonzero(self.marks == ANSWER)
-
-    @cached_property
-    def firsts(self) -> np.ndarray:
-        """(answers,) where each answer begins in `places`: the first, and behind each end of text, which ends one."""
-        return np.flatnonzero(np.append(True, self.ids[self.places[:-1]] == self.eot))
-
-    def short(self, longest: int) -> np.ndarray:
-        """(answers,) whether each has at most `longest` tokens; 0 = any number."""
-        sizes = np.diff(self.firsts, append=len(self.places))
-        return sizes <= (longest or len(self.places))
+        return np.array([len(ids) for ids, _ in self.examples])
 
     def batches(self, tokens: int, rank: int, world_size: int):
-        """Yield the conversations of this process, as indices into `starts`: some of about the same length at a time,
-        with at most `tokens` inputs or just one. The longest come first: where memory ends, it ends at once."""
-        order = np.argsort(-self.lengths, kind="stable")[rank::world_size]
-        while len(order):
-            rows = max(1, tokens // int(self.lengths[order[0]] - 1))
-            yield order[:rows]
-            order = order[rows:]
+        """Yield the conversations of this process, some of about the same length at a time, with at most `tokens`
+        inputs or just one. The longest come first: where memory ends, it ends at once."""
+        mine = sorted(self.examples, key=lambda example: -len(example[0]))[rank::world_size]
+        while mine:
+            rows = max(1, tokens // (len(mine[0][0]) - 1))
+            yield mine[:rows]
+            mine = mine[rows:]
+
+
+def answer_ends(examples: list, eot: int) -> np.ndarray:
+    """(answers,) where each answer ends, in the tokens of all answers one after another: behind its end of text."""
+    tokens = np.concatenate([ids[marks == ANSWER] for ids, marks in examples])
+    return np.flatnonzero(tokens == eot) + 1
 
 
 # ------------------------------------------------------------------------------------------------------------- input
@@ -131,17 +114,16 @@ def read_file(name: str, config: EvaluateConfig, trained: Trained, verify: bool)
             f"{trained.source} was trained without a template, which {name} needs: name one, --template="
             f"{', '.join(TEMPLATES)}"
         )
-    ids, marks = [], []
+    examples = []
     for _, where, messages in conversations(Path(name), config.prompt_key, config.response_key):
         try:
             example = encode_conversation(trained.tokenizer, template, messages)
         except ValueError as e:
             raise ValueError(f"{where}: {e}") from None
-        ids.append(np.array(example[0], np.int32))
-        marks.append(np.array(example[1], np.uint8))
-    if not ids:
+        examples.append(tuple(map(np.array, example)))
+    if not examples:
         raise ValueError(f"input {name} is empty: there are no records in it")
-    return Answers(name, np.concatenate(ids), np.concatenate(marks), trained.tokenizer.eot, template, sha256(name))
+    return Answers(name, examples, trained.tokenizer.eot, template, sha256(name))
 
 
 def read_dataset(name: str, config: EvaluateConfig, trained: Trained, verify: bool) -> Answers:
@@ -158,16 +140,16 @@ def read_dataset(name: str, config: EvaluateConfig, trained: Trained, verify: bo
         np.fromfile(folder_of(name) / Path(entry["file"]).name, kind)
         for entry, kind in ((part, dtype), (part["marks"], np.uint8))
     )
-    answers = Answers(name, ids, marks, meta["eot"], template_of(meta), part["sha256"])
-    starts = answers.starts
+    starts = np.flatnonzero(marks == BEGIN)
     if len(starts) != part["examples"] or starts[:1].any() or not np.logical_or.reduceat(marks == ANSWER, starts).all():
         raise ValueError(f"val.marks of {name!r} does not mark {part['examples']:,} examples: prepare it again")
-    return answers
+    examples = list(zip(np.split(ids, starts[1:]), np.split(marks, starts[1:]), strict=True))
+    return Answers(name, examples, meta["eot"], template_of(meta), part["sha256"])
 
 
 def check_lengths(answers: Answers, trained: Trained) -> None:
     """ValueError unless every conversation fits the context of the model."""
-    limit, lengths = trained.model.config.block_size, answers.lengths
+    limit, lengths = trained.model.config.block_size, answers.lengths()
     if long := int((lengths > limit + 1).sum()):
         raise ValueError(
             f"{long:,} of {len(lengths):,} examples of {answers.name} are longer than {limit + 1} tokens, block_size+1 "
@@ -180,45 +162,44 @@ def check_lengths(answers: Answers, trained: Trained) -> None:
 
 
 @torch.no_grad()
-def predict(model, answers: Answers, batch_size: int, env) -> tuple:
-    """(nats, hits) of the tokens of answers, (tokens,) as in `ids`: −log of each one's probability after the true text
-    before it, and whether no token is more likely. 0 and False for all other tokens and those of other processes."""
-    nats, hits = np.zeros(len(answers.ids)), np.zeros(len(answers.ids), bool)
-    rows_of_logits = max(1, MAX_LOGITS // model.config.padded_vocab_size)
-    for chosen in answers.batches(batch_size * model.config.block_size, env.rank, env.world_size):
-        lengths = answers.lengths[chosen, None]
-        index = np.arange(lengths.max())
-        places = answers.starts[chosen, None] + np.minimum(index, lengths - 1)  # (B, T + 1), in `ids`
-        ids = answers.ids[places].astype(np.int64)  # padded on the right, where no other token looks
-        counted = ((answers.marks[places] == ANSWER) & (index < lengths))[:, 1:]
-        x, targets, picked = env.put(*env.pin(ids[:, :-1], ids[:, 1:][counted], counted))
-        x = model.stream(x)[picked]  # (answer tokens, C)
-        found = []
-        for part, target in zip(x.split(rows_of_logits), targets.split(rows_of_logits), strict=True):
-            logits = model.logits(part[None])[0]
-            found.append((F.cross_entropy(logits, target, reduction="none"), logits.argmax(-1) == target))
-        places = places[:, 1:][counted]
-        nats[places], hits[places] = (torch.cat(values).cpu().numpy() for values in zip(*found, strict=True))
-    return nats, hits
+def predict(model, examples: list, env) -> tuple:
+    """(nats, hits) of the tokens of the answers, one after another: −log of each one's probability after the true text
+    before it, and whether no token is more likely."""
+    ids = np.zeros((len(examples), max(len(ids) for ids, _ in examples)), np.int64)  # padded on the right,
+    counted = np.zeros(ids.shape, bool)  # where no other token looks
+    for row, (own, marks) in enumerate(examples):
+        ids[row, : len(own)], counted[row, : len(own)] = own, marks == ANSWER
+    counted = counted[:, 1:]
+    x, targets, picked = env.put(*env.pin(ids[:, :-1], ids[:, 1:][counted], counted))
+    x = model.stream(x)[picked]  # (answer tokens, C)
+    rows_of_logits, found = max(1, MAX_LOGITS // model.config.padded_vocab_size), []
+    for part, target in zip(x.split(rows_of_logits), targets.split(rows_of_logits), strict=True):
+        logits = model.logits(part[None])[0]
+        found.append((F.cross_entropy(logits, target, reduction="none"), logits.argmax(-1) == target))
+    return tuple(torch.cat(values).cpu().numpy() for values in zip(*found, strict=True))
 
 
 def score_answers(model, answers: Answers, max_answer_tokens: int, batch_size: int, env) -> dict:
     """What evaluation.json holds of `answers`; the work is split over the processes. All ranks must call it.
 
     Where no answer is short enough for exact_match, there is none."""
-    nats, hits = predict(model, answers, batch_size, env)
-    short = answers.short(max_answer_tokens)
-    exact = np.logical_and.reduceat(hits[answers.places], answers.firsts) & short
+    longest, total, right = max_answer_tokens or math.inf, 0.0, 0
+    for examples in answers.batches(batch_size * model.config.block_size, env.rank, env.world_size):
+        nats, hits = predict(model, examples, env)
+        total += nats.sum(dtype=np.float64)
+        parts = np.split(hits, answer_ends(examples, answers.eot)[:-1])
+        right += sum(len(part) <= longest and part.all() for part in parts)
     dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
-    total, right = env.sum(torch.tensor([nats.sum(), exact.sum()], dtype=dtype, device=env.device)).tolist()
-    n_tokens, n_short = len(answers.places), int(short.sum())
+    total, right = env.sum(torch.tensor([total, right], dtype=dtype, device=env.device)).tolist()
+    ends = answer_ends(answers.examples, answers.eot)
+    n_tokens, n_short = int(ends[-1]), int((np.diff(ends, prepend=0) <= longest).sum())
     metrics = {"nats_per_answer_token": {"value": total / n_tokens, "stderr": None}}
     if n_short:
         share = right / n_short
         metrics["exact_match"] = {"value": share, "stderr": math.sqrt(share * (1 - share) / n_short)}
     template = answers.template and asdict(answers.template)
     settings = dict(max_answer_tokens=max_answer_tokens, template=template, sha256=answers.sha256)
-    counts = dict(examples=len(answers.starts), answers=len(short), short_answers=n_short, answer_tokens=n_tokens)
+    counts = dict(examples=len(answers.examples), answers=len(ends), short_answers=n_short, answer_tokens=n_tokens)
     return dict(metrics=metrics, settings=settings, **counts)
 
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from interop.huggingface.hub import fetch, is_pretrained
-from nanodnt.data.tokenizer import END_OF_TEXT, Tokenizer, bpe_ranks, identity, json_meta, parse_json, start_of
+from nanodnt.data.tokenizer import END_OF_TEXT, Tokenizer, bpe_ranks, hash_json, json_meta, parse_json
 
 EOT = "<|endoftext|>"
 CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -206,13 +206,13 @@ def recognise(text: str, meta: dict) -> dict | None:
     """The meta of the tokenizer of ours, other than gpt2, that a tokenizer.json with this text is; or None. `meta`
     describes it as it is. (GPT-2's stays as it is: for ours a vocabulary would have to be downloaded.)"""
     vocab = json.loads(text)["model"].get("vocab")
-    if not isinstance(vocab, dict) or start_of(parse_json(text)):
+    if not isinstance(vocab, dict):
         return None
     chars = sorted(vocab, key=vocab.get)
     metas = [Tokenizer.meta_for("bytes"), Tokenizer.meta_for("gpt2_4096")]
     metas += [Tokenizer.meta_for("chars", chars)] * all(len(c) == 1 for c in chars)
     for own in metas:
         if own["vocab_size"] == len(vocab) and meta["eot"] in (None, own["eot"]):
-            if identity(make_json(own)) == identity(text):
+            if hash_json(make_json(own)) == meta["tokenizer_id"]:
                 return own
     return None

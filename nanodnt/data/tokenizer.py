@@ -43,9 +43,11 @@ class Tokenizer:
 
         For kind `json`: `json_meta`."""
         if kind == "chars":
-            return {"tokenizer": kind, "vocab_size": len(chars), "eot": None, "chars": list(chars)}
-        eot = END_OF_TEXT[kind]
-        return {"tokenizer": kind, "vocab_size": eot + 1, "eot": eot}
+            meta = {"tokenizer": kind, "vocab_size": len(chars), "eot": None, "chars": list(chars)}
+        else:
+            eot = END_OF_TEXT[kind]
+            meta = {"tokenizer": kind, "vocab_size": eot + 1, "eot": eot}
+        return meta | {"tokenizer_id": tokenizer_id(meta)}
 
     def encode(self, text: str) -> list:
         """Token ids of `text`, without `start` and end of text. A special token's name in it is ordinary text.
@@ -110,28 +112,26 @@ def check_tokenizer(meta: dict, where) -> None:
 
 def same_tokenizer(a: dict, b: dict) -> bool:
     """Whether two metas describe tokenizers with the same ids and the same end of text."""
-    if any(a.get(key) != b.get(key) for key in ("vocab_size", "eot", "chars")):
-        return False
-    if a["tokenizer"] == b["tokenizer"] and a.get("json") == b.get("json"):
-        return True  # without reading megabytes of JSON
-    return key_of(a) == key_of(b)
+    keys = [(m["vocab_size"], m["eot"], m.get("tokenizer_id") or tokenizer_id(m)) for m in (a, b)]
+    return keys[0] == keys[1]  # meta.json of earlier versions has no tokenizer_id
 
 
-def key_of(meta: dict) -> tuple:
-    """What is equal for tokenizers that give the same ids. A tokenizer.json may be GPT-2's."""
+def tokenizer_id(meta: dict) -> str:
+    """What is equal for tokenizers that give every text the same ids; it is written into meta.json."""
     if meta["tokenizer"] == "json":
-        start = start_of(parse_json(meta["json"]))
-        return identity(meta["json"]), *start
-    return (GPT2_IDENTITY,) if meta["tokenizer"] == "gpt2" else (meta["tokenizer"],)
+        return " ".join([hash_json(meta["json"]), *map(str, start_of(parse_json(meta["json"])))])
+    if meta["tokenizer"] == "chars":
+        return hashlib.sha256("".join(meta["chars"]).encode("utf-8", "surrogatepass")).hexdigest()
+    return GPT2_JSON if meta["tokenizer"] == "gpt2" else meta["tokenizer"]
 
 
 # ------------------------------------------------------------------------------------------------- a tokenizer.json
 
-# `identity` of GPT-2's own tokenizer.json, so that recognising it needs no copy of the vocabulary.
-GPT2_IDENTITY = "23877de23abf03ddb10135458a7467d2e6bcb02b8b64e1eb4fa76e867194f171"
+# `hash_json` of GPT-2's own tokenizer.json, so that recognising it needs no copy of the vocabulary.
+GPT2_JSON = "23877de23abf03ddb10135458a7467d2e6bcb02b8b64e1eb4fa76e867194f171"
 
 
-def identity(text: str) -> str:
+def hash_json(text: str) -> str:
     """A hash of what decides the ids of a text in a tokenizer.json: tokens, merges, how a text is prepared and split.
 
     Versions of the library write the same in several ways, and settings for batches (padding, truncation) too."""
@@ -170,8 +170,9 @@ def json_meta(text: str, eot: str | None, bos: str | None = None) -> dict:
     for name in (eot, bos):
         if name is not None and name not in ids:
             raise ValueError(f"{name!r} ends or begins a text, but is not among the tokens of tokenizer.json")
-    size = max(ids.values()) + 1
-    return {"tokenizer": "json", "vocab_size": size, "eot": ids.get(eot), "bos": ids.get(bos), "json": text}
+    meta = {"tokenizer": "json", "vocab_size": max(ids.values()) + 1, "eot": ids.get(eot), "bos": ids.get(bos)}
+    meta |= {"json": text}
+    return meta | {"tokenizer_id": tokenizer_id(meta)}
 
 
 def start_of(tokenizer) -> list:

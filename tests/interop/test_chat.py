@@ -119,18 +119,6 @@ def test_an_answer_keeps_the_tokens_that_were_drawn(monkeypatch):
     assert chat.ids == [*prompt, *drawn[:3], *GPT2_4096.encode("\nUser: Hi\nAssistant:\n"), *drawn[:3]]
 
 
-def test_the_draws_are_those_of_generate():
-    how = dict(temperature=1.3, top_k=50, top_p=0.9)
-    chats = [
-        Chat(bytes_model(), BYTES, QUESTION, max_new_tokens=6, generator=torch.Generator().manual_seed(seed), **how)
-        for seed in (1, 1, 2)
-    ]
-    for chat in chats:
-        for text in ("a", "b"):
-            say(chat, text)
-    assert chats[0].ids == chats[1].ids != chats[2].ids
-
-
 def test_an_answer_of_no_token(script):
     chat = Chat(bytes_model(), BYTES, QUESTION)
     script("", "ok")
@@ -185,14 +173,6 @@ def test_room_is_made_within_an_answer(reads):
     assert lengths[at] < lengths[at - 1] and reads[at][0] == [EOT, *b"Qb:", *second[: at - 14].encode()]
     assert reads[at][1] == lengths[at] and reads[at + 1][1] == 1
     assert chat.notes[1] == "note: the conversation outgrew block_size=32: its oldest turn is dropped"
-
-
-def test_several_turns_are_dropped_at_once(reads):
-    chat = Chat(bytes_model(64), BYTES, QUESTION, max_new_tokens=5)
-    for number in range(7):
-        say(chat, str(number))
-    assert [turn.text for turn in chat.turns] == ["4", "5", "6"]
-    assert "note: the conversation outgrew block_size=64: its 4 oldest turns are dropped" in chat.notes
 
 
 def test_an_answer_that_fills_the_context(reads):
@@ -370,13 +350,6 @@ def test_talk_from_a_pipe(monkeypatch, capsys, script):
         "note: the conversation outgrew block_size=20: its 2 oldest turns are dropped",
         "note: the answer is cut after max_new_tokens=5",
     ]
-
-
-def test_talk_at_a_terminal(monkeypatch, capsys, script):
-    prompts = typed(monkeypatch, "a", "", "b", EOFError)
-    script("One.", "Two")
-    talk(Chat(bytes_model(), BYTES, QUESTION))
-    assert prompts == ["> "] * 4 and capsys.readouterr() == ("One.\nTwo\n\n", "")  # the shell goes on on its own line
 
 
 def test_ctrl_c(monkeypatch, capsys):

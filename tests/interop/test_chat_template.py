@@ -80,15 +80,6 @@ def test_transformers_makes_the_same_of_messages(name, template, tmp_path):
             assert ids == expected  # else a token may span an answer and what stands before it
 
 
-def test_the_text_by_hand(tmp_path):
-    theirs = exported(tmp_path, METAS["chatml"], TEMPLATES["chatml"])
-    text = "<|endoftext|><|im_start|>system\nS<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
-    assert apply(theirs, chat("a", system="S"))[0] == text
-    text += "b<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
-    assert apply(theirs, chat("a", "b", "c", system="S"))[0] == text
-    assert apply(theirs, chat("a", "b", "c", "d", system="S"))[0] == text + "d<|im_end|>"
-
-
 def test_messages_that_are_no_conversation(tmp_path):
     theirs = exported(tmp_path, METAS["bytes"], TEMPLATES["alpaca"])
     user, assistant = chat("a", "b")

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from interop.conversations.template import ALPACA, TEMPLATES
 from support.runs import ROOT
 from support.trees import call, copy_tree
 
@@ -19,16 +18,6 @@ def blocks_of(kind: str) -> list:
 def test_every_block_is_known():
     assert PAGE.count("```") == 2 * len(BLOCKS)
     assert [len(blocks_of(kind)) for kind in ("bash", "python", "")] == [1, 1, 1]
-
-
-def test_the_templates_of_the_page_are_the_code_s():
-    rows = re.findall(r"^\| `(\w+)`[^|]*\| `(.*?)` \| (.*?) \|$", PAGE.replace(r"\|", "¦"), re.MULTILINE)
-    shown = {name: (turn, system.strip("`")) for name, turn, system in rows if "{response}" in turn}
-    for name, template in TEMPLATES.items():
-        turn, system = (text.replace("\n", r"\n").replace("|", "¦") for text in (template.turn, template.system))
-        short = f"{ALPACA[: len('Below is an instruction')]} … {ALPACA[-len('completes the request.') :]}"
-        assert shown.pop(name) == (turn.replace(ALPACA, short), system or "none")
-    assert not shown
 
 
 def test_the_python_on_the_page():

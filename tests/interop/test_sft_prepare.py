@@ -320,20 +320,10 @@ def bad_inputs(folder):
     """Files for the table below."""
     files = {
         "form.jsonl": '{"prompt": "a", "response": "b"}\n\n{"question": "a", "answer": "b"}\n',
-        "list.jsonl": "[1, 2]\n",
-        "text.jsonl": '"a"\n',
         "empty.jsonl": '{"prompt": "a", "response": ""}\n',
-        "blank.json": '[{"prompt": " ", "response": "b"}]',
-        "null.jsonl": '{"prompt": "a", "response": null}\n',
         "input.jsonl": '{"instruction": "a", "input": 3, "output": "b"}\n',
-        "task.jsonl": '{"instruction": "", "input": "a", "output": "b"}\n',
-        "roles.jsonl": json.dumps({"messages": [USER, USER, ANSWER]}),
-        "last.jsonl": json.dumps({"messages": [USER, ANSWER, USER]}),
-        "none.jsonl": '{"messages": []}\n',
         "odd.jsonl": '{"messages": "abc"}\n',
         "system.jsonl": json.dumps({"messages": [{"role": "system", "content": "s"}, USER, ANSWER]}),
-        "half.jsonl": '{"prompt": "\\ud800", "response": "b"}\n',
-        "cut.jsonl": '{"prompt": "a", "response": "b"}\n{"prompt',
         "cut.json": '[{"prompt": "a", "response": "b"}, {',
         "object.json": '{"prompt": "a", "response": "b"}',
         "nothing.jsonl": "\n\n",
@@ -352,23 +342,13 @@ def bad_inputs(folder):
 BAD = [
     ({"input": "form.jsonl"}, "form.jsonl, line 3: needs the keys 'prompt' and 'response', or 'messages', or"),
     ({"input": "form.jsonl"}, "but found {'question': 'a', 'answer': 'b'}..."),
-    ({"input": "list.jsonl"}, "line 1: needs the keys"),
-    ({"input": "text.jsonl"}, "but found 'a'"),
     ({"input": "empty.jsonl"}, "line 1: the response (message 2) is empty or only white space in {'prompt': 'a'"),
-    ({"input": "blank.json"}, "blank.json, record 1: the prompt (message 1) is empty"),
-    ({"input": "null.jsonl"}, "the response (message 2) is of type NoneType, not text"),
     ({"input": "input.jsonl"}, "line 1: instruction and output cannot be read in {'instruction': 'a', 'input': 3"),
-    ({"input": "task.jsonl"}, "the prompt (message 1) is empty"),
-    ({"input": "roles.jsonl"}, "line 1: message 2 has the role user, where assistant is due"),
-    ({"input": "last.jsonl"}, "line 1: the last message has the role user, where assistant is due"),
-    ({"input": "none.jsonl"}, "line 1: there are no messages"),
     ({"input": "odd.jsonl"}, "line 1: messages cannot be read in {'messages': 'abc'}"),
     (
         {"input": "system.jsonl", "template": "alpaca"},
         "system.jsonl, line 1: a system message, and this template has no",
     ),
-    ({"input": "half.jsonl"}, "the prompt (message 1) is not text in UTF-8"),
-    ({"input": "cut.jsonl"}, "cut.jsonl, line 2 is not JSON"),
     ({"input": "cut.json"}, "cut.json is not JSON (Expecting property name"),
     ({"input": "object.json"}, "object.json holds no array of records"),
     ({"input": "nothing.jsonl"}, "--input holds no records"),
@@ -381,17 +361,14 @@ BAD = [
     ({"input": "missing.jsonl"}, "missing.jsonl does not exist"),
     ({"val_input": "missing.jsonl"}, "--val_input"),
     ({"val_input": "in/good.jsonl"}, "overlap: hold out other files"),
-    ({"input": "in/good.jsonl", "val_input": "in"}, "overlap"),
     ({"val_fraction": "0"}, "--val_fraction=0.0 must be above 0 and below 1"),
     ({"name": "a/b"}, "--name='a/b': use letters"),
     ({"name": "sft"}, "sft is the source folder of another dataset"),
     ({"name": "a_file"}, "a_file is a file"),
     ({"out_dir": "in/deep"}, "would be read too: give another --out_dir"),
     ({"tokenizer": "chars"}, "--tokenizer=chars has no end of text"),
-    ({"tokenizer": "gpt5"}, "--tokenizer=gpt5 is neither one of bytes, gpt2, gpt2_4096, nor a folder"),
     ({"tokenizer": "endless"}, "names no end of text"),
     ({"template": "chatt"}, "template 'chatt' is none of chat, alpaca, chatml, plain"),
-    ({"max_tokens": "0"}, "--max_tokens=0 must be at least 1"),
     ({"max_tokens": "5"}, "nothing remains: 40 of 40 examples of --input have more than max_tokens+1 = 6 tokens"),
     ({"prompt_key": "question"}, "needs the keys 'question' and 'response'"),
 ]
@@ -481,8 +458,3 @@ def test_commonsense170k_damaged_or_away(source, home, tmp_path, monkeypatch):
     assert "could not download" in error_of(commonsense.main, *given)
     assert "template 'x' is none of" in error_of(commonsense.main, *given, "--template=x")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_git_blob_id(tmp_path):
-    (tmp_path / "a").write_bytes(b"hello\n")  # as `git hash-object` says
-    assert commonsense.git_blob(tmp_path / "a") == "ce013625030ba8dba906f756967f9e9ca394464a"

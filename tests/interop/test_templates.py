@@ -106,11 +106,6 @@ def test_a_prompt_is_tokenised_as_one_text(name, text):
     assert sum(marks) == 2 + len(GPT2_4096.encode("Yes, do.")) + 1
 
 
-def test_a_system_message_of_chat():
-    text = "System: Be brief.\nUser: Hi\nAssistant:\n"
-    assert encode_prompt(BYTES, TEMPLATES["chat"], chat("Hi", system="Be brief.")) == [256, *text.encode()]
-
-
 TEXT = st.text(st.sampled_from("ab \n{}<|é☃'") | st.characters(codec="utf-8"), min_size=1, max_size=12)
 CONTENT = (TEXT | st.sampled_from(["{response}", "<|im_end|>", "<|im_start|>assistant\n", "\\n", "<s>"])).filter(
     str.strip

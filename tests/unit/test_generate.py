@@ -150,28 +150,6 @@ def test_generate_stops_row_by_row():
         assert torch.equal(run(short, stop), expected[:, : 2 + short])
 
 
-@pytest.mark.parametrize("stop", (None, 3))
-def test_a_caller_says_which_rows_have_ended(stop):
-    """Here: those whose last two new tokens are the same."""
-    model, idx, shapes = build(dict(vocab_size=4)), tokens(4, 2, vocab=4), []
-
-    def ended(new):
-        shapes.append(tuple(new.shape))
-        return new[:, -2:].eq(new[:, -1:]).all(1) & (new.shape[1] > 1)
-
-    def run(n, **how):
-        return generate(model, idx, n, 5.0, generator=torch.Generator().manual_seed(0), **how)[:, 2:]
-
-    expected, ends = run(40), []
-    for row in expected:
-        ends.append(next(t + 1 for t in range(40) if row[t] == stop or (t and row[t] == row[t - 1])))
-        if stop is not None:
-            row[ends[-1] :] = stop
-    assert len(set(ends)) > 1 and max(ends) < 40  # rows end at different positions
-    assert torch.equal(run(40, stop=stop, ended=ended), expected[:, : max(ends)])
-    assert shapes == [(4, n) for n in range(1, max(ends) + 1)]
-
-
 @pytest.mark.parametrize("tied", (True, False))
 def test_padding_tokens_are_never_sampled(tied):
     """Even if their rows of the output table would give them by far the largest logits."""
@@ -257,11 +235,3 @@ def test_the_cache_holds_the_compute_dtype():
     cache = [KVCache(9) for _ in model.blocks]
     model(batch()[0], cache=cache)
     assert {x.dtype for layer in cache for x in (layer.k, layer.v)} == {torch.bfloat16}
-
-
-@pytest.mark.parametrize("flags", (dict(), dict(pos="rope")), ids=("learned", "rope"))
-def test_a_sequence_longer_than_the_block_is_refused(flags):
-    model = build(flags)
-    assert model(tokens(1, 9))[0].shape == (1, 9, 50)
-    with pytest.raises(ValueError, match="10 tokens does not fit block_size=9"):
-        model(tokens(1, 10))

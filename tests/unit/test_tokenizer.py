@@ -47,7 +47,7 @@ def test_the_vocabulary_is_a_byte_pair_encoding():
 
 def test_meta(tokenizer):
     meta = Tokenizer.meta_for("gpt2_4096")
-    assert meta == {"tokenizer": "gpt2_4096", "vocab_size": 4096, "eot": 4095}
+    assert meta == {"tokenizer": "gpt2_4096", "vocab_size": 4096, "eot": 4095, "tokenizer_id": "gpt2_4096"}
     with pytest.raises(ValueError, match="tokenizer 'gpt2_4096' has vocab_size=4096"):
         Tokenizer(meta | {"vocab_size": 4095})
 
@@ -79,7 +79,7 @@ def test_the_standard_library_in_these_tokens(tmp_path, monkeypatch, tokenizer):
 
 def test_its_folder_is_beside_the_bytes(monkeypatch, tmp_path):
     script, made = load_script("pystdlib"), []
-    monkeypatch.setattr(script.prepare, "build", lambda out_dir, *args, **how: made.append((out_dir, how["name"])))
+    monkeypatch.setattr(script, "build", lambda out_dir, *args, **how: made.append((out_dir, how["name"])))
     for argv in ([], ["--tokenizer=gpt2_4096"], ["--tokenizer=gpt2_4096", f"--out_dir={tmp_path}"]):
         script.main(argv)
     both = DATA / "pystdlib", DATA / "pystdlib_gpt2_4096"
