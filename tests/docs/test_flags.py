@@ -6,14 +6,13 @@ import inspect
 import re
 import subprocess
 import sys
-from dataclasses import fields
 
 import pytest
 
 from configurator import read_file
 from layers import rules
 from layers.roles import ROLES
-from model import GPT, GPTConfig
+from model import GPT
 from nanodnt.optim import OPTIMIZERS, defaults, fill_defaults, groups, make_optimizer
 from nanodnt.settings import TrainConfig
 from support.models import rule_lines
@@ -90,23 +89,6 @@ def test_refused_flags_are_refused_and_every_refusal_is_in_the_table(page):
             found = rule(read(text)[0])
             reached |= {(rule.__name__, found.gi_frame.f_lineno) for wrong, _ in found if wrong}
     assert wanted and wanted - reached == set(), "a refusal without a row"
-
-
-def test_every_layout_flag_is_on_the_page():
-    """And every flag of optimizers and schedules, with its choices."""
-    model, training = ([f.name for f in fields(schema)] for schema in (GPTConfig, TrainConfig))
-    model, training = model[model.index("norm") :], training[training.index("optimizer") :]
-    for page, names in ((LAYOUTS, model), (OPTIMIZER_PAGE, training[: training.index("eval_interval")])):
-        assert [name for name in names if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", page)] == []
-
-
-def test_every_flag_of_experts_is_on_the_page_with_its_default():
-    names = [f.name for f in fields(GPTConfig)]
-    names = ["n_ff", *names[names.index("n_expert") : names.index("patch_size")]]
-    names += ["balance_coef", "balance_rate", "z_coef", "lr_ratio_router"]
-    default = {f.name: f.default for schema in (GPTConfig, TrainConfig) for f in fields(schema)}
-    rows = {row["flag"]: row["default"] for row in rows_with(PAGES["moe"], "default")}
-    assert rows == {f"`{name}`": f"`{default[name]}`" for name in names}
 
 
 def test_one_active_expert_whose_weight_is_always_1_is_noted():
