@@ -262,7 +262,7 @@ def changed_tree(tmp_path_factory):
     """A copy of the tree with the README's changes, and a dataset in it."""
     root = tmp_path_factory.mktemp("changed") / "tree"
     root.mkdir()
-    for name in ("layers", "nanodnt", "tests", "config", "docs"):
+    for name in ("layers", "nanodnt", "interop", "studies", "tests", "config", "docs"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
     for path in [*ROOT.glob("*.py"), ROOT / "README.md", ROOT / "pyproject.toml"]:
         shutil.copy(path, root)
