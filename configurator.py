@@ -281,15 +281,15 @@ def read_knobs(*schemas):
 @cache
 def _comments(schema):
     """name → (section, comment) of a dataclass and its base classes: the comment beside a field, and the comment lines
-    below it up to a blank line. Without the source, say of a class typed at a prompt, there are no help texts."""
+    below it up to a blank line."""
     found, section, name = {}, schema.__name__, None
-    for base in schema.__bases__:
+    for base in reversed(schema.__bases__):
         found |= _comments(base)
     try:
         source = textwrap.dedent(inspect.getsource(schema))
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
         body = ast.parse(source).body[0].body
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+    except Exception:  # no source, or a source edited since the import: a run can do without help texts
         return found
     comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
     named = [node for node in body if isinstance(node, ast.AnnAssign)]

@@ -20,7 +20,7 @@ KEPT = []  # errors, and through their tracebacks all objects that were alive: u
 def report_error(error: BaseException) -> int:
     """Print a user's mistake, a limit of the machine or an interruption as one line on stderr. Returns the exit code.
 
-    A RuntimeError that is none of these is a defect of the program, and is raised again."""
+    What is none of these is raised again."""
     line = " ".join(str(error).split())
     if rank_tag():
         KEPT.append(error)
@@ -37,13 +37,11 @@ def report_error(error: BaseException) -> int:
         line = "out of memory: choose a smaller model or a smaller --micro_batch_size"
     elif isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "interop":
         line = "this needs the folder interop/ (Hugging Face, evaluation, conversations), which is not here"
-    elif isinstance(error, ModuleNotFoundError) and error.name not in WANTED:
-        raise error
-    elif isinstance(error, ModuleNotFoundError):
+    elif isinstance(error, ModuleNotFoundError) and error.name in WANTED:
         line = f"the package {error.name} is missing: pip install -r requirements.txt"
     elif isinstance(error, dist.DistError) or "gloo" in line:  # gloo's own errors are plain RuntimeErrors
         line = f"lost or never met the other processes ({line[:200]})"
-    elif isinstance(error, RuntimeError):
+    elif isinstance(error, (RuntimeError, ModuleNotFoundError)):  # a defect of the program
         raise error
     print(f"{rank_tag()}error: {line}", file=sys.stderr)
     return 1

@@ -12,7 +12,7 @@ PEAK_FLOPS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200 NVL
 PEAK_FLOPS |= {"H800": 989e12, "GH200": 989e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12}
 PEAK_FLOPS |= {"RTX 4090": 165e12, "RTX 3090": 71e12, "V100": 125e12, "T4": 65e12}
 
-RESERVE = 0.05  # of a GPU's memory, for NCCL, workspaces of kernels and gaps between tensors [I]
+RESERVE = 0.05  # of a GPU's memory, for NCCL, workspaces of kernels and gaps between tensors: our choice
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, override: float = 0.0) -> float | None:
