@@ -61,10 +61,10 @@ def read_variants(argv: list) -> dict:
 def choose_mode(bench: BenchConfig) -> str:
     """The flag that says what to do; "step" if there is none. ValueError if there are several."""
     modes = {"vary": bench.vary, "against": bench.against != "none", "profile": bench.profile}
-    given = [f"--{flag}" for flag, value in modes.items() if value]
+    given = [flag for flag, value in modes.items() if value]
     if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} are different benchmarks: choose one")
-    return given[0].lstrip("-") if given else "step"
+        raise ValueError(f"--{' and --'.join(given)} are different benchmarks: choose one")
+    return given[0] if given else "step"
 
 
 def measure(mode: str, settings: dict) -> dict:

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from nanodnt.bench.measure import available_bytes, free_memory, held_bytes
+from nanodnt.bench.measure import free_memory, held_bytes, read_bytes
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.tables import describe_ceilings, describe_variants, dtype_name, figures, format_gb, format_ms
 from nanodnt.bench.timing import build, bytes_at_start, ceilings_of, time_variants
@@ -121,7 +121,7 @@ def memory_room(device: torch.device) -> float | None:
     harm, one on a CPU may: a tenth is left."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    free = available_bytes() if device.type == "cpu" else None
+    free = read_bytes("/proc/meminfo", "MemAvailable:") if device.type == "cpu" else None
     return None if free is None else 0.9 * (free + held_bytes(device))
 
 

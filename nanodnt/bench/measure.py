@@ -9,7 +9,6 @@ import sys
 import time
 
 import torch
-from torch._dynamo.utils import counters
 
 clock = time.perf_counter
 
@@ -64,12 +63,7 @@ class PhaseTimer:
         self.seconds[phase], self.last = self.seconds[phase] + now - self.last, now
 
 
-def count_compilations() -> int:
-    """Pieces of code that torch.compile has worked on so far in this process."""
-    return counters["frames"]["total"]
-
-
-def _read_bytes(path: str, name: str) -> int | None:
+def read_bytes(path: str, name: str) -> int | None:
     """The line `name` of a file in /proc, in bytes; None if there is none."""
     try:
         with open(path) as f:
@@ -95,7 +89,7 @@ def held_bytes(device: torch.device) -> int | None:
             ctypes.CDLL(None).malloc_trim(0)  # returns free memory to the system
         except (OSError, AttributeError):
             pass  # not with this C library
-    return _read_bytes("/proc/self/status", "VmRSS:")
+    return read_bytes("/proc/self/status", "VmRSS:")
 
 
 def peak_bytes(run, device: torch.device) -> int | None:
@@ -113,12 +107,7 @@ def peak_bytes(run, device: torch.device) -> int | None:
     wait_for(device)
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return None if held is None else _read_bytes("/proc/self/status", "VmHWM:")
-
-
-def available_bytes() -> int | None:
-    """Memory that processes can still get; None where that is unknown."""
-    return _read_bytes("/proc/meminfo", "MemAvailable:")
+    return None if held is None else read_bytes("/proc/self/status", "VmHWM:")
 
 
 def busy_cores(sample_s: float = 1.0) -> float | None:

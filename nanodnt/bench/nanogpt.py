@@ -1,9 +1,8 @@
 """nanoGPT's training step, for comparison: the computation of nanoGPT's commit 3adf61e, written anew.
 
-There are three kinds: `nanogpt`, compiled, as published; `nanogpt-eager`, with compile=False; `nanogpt-bf16`, compiled,
-with bf16 autocast on a CPU too, where the published one is fp32. The model takes its sizes from the config (n_layer,
-n_head, n_embd, block_size, dropout, bias) and no other flag: Pre-LN, LayerNorm, GELU, a tied head, and nanoGPT's own
-initial weights.
+Three kinds: `nanogpt`, compiled, as published; `nanogpt-eager`, with compile=False; `nanogpt-bf16`, compiled, with bf16
+autocast on a CPU too, where the published one is fp32. The model takes n_layer, n_head, n_embd, block_size, dropout and
+bias from the config, and no other flag.
 """
 
 from contextlib import contextmanager, nullcontext
@@ -108,7 +107,7 @@ def make_step(model, optimizer, get_batch, accumulation: int, bf16: bool, get_lr
     `get_batch()` returns x, y on the device; it is called while the GPU still computes. Phases: forward, data,
     backward, clip, optimizer."""
     autocast = torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
-    scaler, batch, kept = torch.amp.GradScaler(device.type, enabled=False), [get_batch()], [None]
+    batch, kept = [get_batch()], [None]
 
     def step(i: int, on_phase_end=lambda phase: None) -> None:
         with nanogpt_settings(device):
@@ -121,13 +120,11 @@ def make_step(model, optimizer, get_batch, accumulation: int, bf16: bool, get_lr
                 on_phase_end("forward")
                 batch[0] = get_batch()
                 on_phase_end("data")
-                scaler.scale(loss).backward()
+                loss.backward()
                 on_phase_end("backward")
-            scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             on_phase_end("clip")
-            scaler.step(optimizer)
-            scaler.update()
+            optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             on_phase_end("optimizer")
 

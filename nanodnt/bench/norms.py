@@ -12,6 +12,11 @@ from nanodnt.bench.timing import take_turns
 from nanodnt.bench.vary import plain_flags
 
 NORMS = ("rmsnorm", "layernorm", "dyt", "none")  # the first is the reference; none is the identity
+COLUMNS = {
+    "ms": lambda r: format_ms(r["seconds"]),
+    "− identity": lambda r: format_ms(r["beyond_identity_s"]),
+    f"× {NORMS[0]}": lambda r: f"{r['ratio']:.2f}",
+}
 
 
 def time_norms(setting: Setting) -> dict:
@@ -31,10 +36,7 @@ def time_norms(setting: Setting) -> dict:
             rows.append(row | dict(beyond_identity_s=seconds[case, norm] - seconds[case, "none"]))
         del calls
         free_memory(setting.env.device)
-    columns = {"ms": "seconds", "− identity": "beyond_identity_s"}
-    columns = {title: lambda r, key=key: format_ms(r[key]) for title, key in columns.items()}
-    columns[f"× {NORMS[0]}"] = lambda r: f"{r['ratio']:.2f}"
-    setting.env.print("\n".join(make_table(rows, columns)))
+    setting.env.print("\n".join(make_table(rows, COLUMNS)))
     return dict(norms=rows)
 
 

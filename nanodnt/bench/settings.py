@@ -76,10 +76,11 @@ class Setting:
         fill_defaults(self.config)
         self.task = task_of(self.flags)
         self.is_text = self.task.reads == "text"
-        if self.bench.against != "none" and (self.config.doc_mask or not self.is_text):
-            raise ValueError("nanoGPT reads text, and does not keep documents apart: leave out against, or the others")
         if self.config.doc_mask and not self.is_text:
             raise ValueError("doc_mask=True is for text, and the model reads images: leave it out")
+        if self.bench.against != "none" and (self.config.doc_mask or not self.is_text):
+            what = "doc_mask" if self.is_text else "patch_size"
+            raise ValueError(f"nanoGPT reads text, and does not keep documents apart: leave out against, or {what}")
         self._fit()
         self.env = replace(self.env, dtype=choose_dtype(self.config.dtype, self.env.device)[0])
         # not the largest that fits: variants are compared at one micro batch, and share the memory

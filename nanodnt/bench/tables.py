@@ -53,11 +53,12 @@ def header(setting: Setting) -> dict:
 def figures(variant: Variant, reference: Variant) -> dict:
     """Everything measured of a variant, in plain values."""
     v, setting, parts = variant, variant.setting, variant.parts
-    row = dict(name=v.name, dtype=dtype_name(v.dtype), compiled=v.compiled, parameters=v.parameters)
+    row = dict(name=v.name, dtype=dtype_name(v.dtype), compiled=v.compile_s is not None, parameters=v.parameters)
     row |= dict(flops_per_token=v.flops_per_token, step_tokens=v.tokens, batch_size=setting.config.batch_size)
 
     low, high = np.percentile(list(itertools.chain(*v.rounds)), (10, 90)).tolist()
-    row |= dict(tokens_per_s=v.tokens_per_s, images_per_s=v.images_per_s, rounds_s=v.rounds, parts_s=parts)
+    row |= dict(tokens_per_s=v.tokens_per_s, images_per_s=v.images / v.seconds if v.images else None)
+    row |= dict(rounds_s=v.rounds, parts_s=parts)
     row |= dict(step_s=v.seconds, step_s_p10=low, step_s_p90=high)
     median, least, largest = speed_ratio(v, reference)
     row |= dict(ratio=median, ratio_min=least, ratio_max=largest, reference=reference.name)
@@ -99,7 +100,7 @@ def describe_variants(rows: list) -> list:
     """The figures of all variants as two tables: whole steps, and their parts."""
     if not rows:
         return ["nothing was timed"]
-    first, columns, notes = rows[0], dict(COLUMNS), []
+    first, columns = rows[0], dict(COLUMNS)
     if first["images_per_s"] is None:
         del columns["images/s"]
     if "planned_bytes" not in first:
@@ -109,21 +110,16 @@ def describe_variants(rows: list) -> list:
     if any(r["name"] != r["reference"] for r in rows):
         title = f"× {first['reference']} (rounds)"
         columns[title] = lambda r: f"{r['ratio']:.3f} ({r['ratio_min']:.3f}…{r['ratio_max']:.3f})"
-        if max(r["flops_per_token"] for r in rows) > 1.01 * min(r["flops_per_token"] for r in rows):
-            notes = ["note: the variants differ in work per token: ratios say little"]
     parts = {p: lambda r, p=p: format_ms(r["parts_s"][p]) for p in PARTS}
     parts = {"forward+loss" if p == "forward" else p: text for p, text in parts.items()}
     parts["sum"] = lambda r: format_ms(sum(r["parts_s"].values()))
     parts[f"optimizer's share at batch_size={first['batch_size']}"] = lambda r: f"{r['optimizer_share']:.2%}"
     parts["its state"] = lambda r: f"{r['state_bytes'] / 1e6:,.1f} MB"
-    waiting = "ms, waiting after each part:"
-    return [*notes, *make_table(rows, columns), "", waiting, *make_table(rows, parts)]
+    return [*make_table(rows, columns), "", "ms, waiting after each part:", *make_table(rows, parts)]
 
 
 def describe_ceilings(ceilings: dict) -> str:
     """{dtype: {part: FLOP/s}} as a line."""
-    texts = []
-    for dtype, parts in ceilings.items():
-        texts.append(f"{dtype}: " + ", ".join(f"{part} {x / 1e12:.3g}" for part, x in parts.items()))
-    head = "; head: tokens × d × vocabulary" * ("head" in next(iter(ceilings.values())))
-    return f"ceiling, TFLOP/s of plain products (ffn: tokens × d × 4d, for “of ceiling”{head}): " + "; ".join(texts)
+    texts = [f"{dtype} {part} {x / 1e12:.3g}" for dtype, parts in ceilings.items() for part, x in parts.items()]
+    what = "ffn: tokens × d × 4d, for “of ceiling”" + "; head: tokens × d × vocabulary" * ("head" in texts[-1])
+    return f"ceiling, TFLOP/s of plain products ({what}): {', '.join(texts)}"

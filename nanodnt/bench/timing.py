@@ -93,12 +93,10 @@ def check_load(setting: Setting) -> list:
     if cores is not None and cores > limit:
         problems.append(f"other processes keep {cores:.1f} CPU cores busy (max_busy={limit:g}): figures mean little")
     try:
-        use = torch.cuda.utilization(setting.env.device) if cuda else 0
+        if cuda and (use := torch.cuda.utilization(setting.env.device)) > 10:
+            problems.append(f"the GPU is busy ({use}% used by others): figures mean little")
     except Exception:  # any error of the driver's library, which may be missing
-        use = 0
         problems.append("whether others use the GPU is unknown (pip install nvidia-ml-py)")
-    if use > 10:
-        problems.append(f"the GPU is busy ({use}% used by others): figures mean little")
     if problems and bench.fail_if_busy:
         raise ValueError(f"{'; '.join(problems)}; wait, or leave fail_if_busy out")
     return [f"warning: {problem}" for problem in problems]

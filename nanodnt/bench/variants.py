@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch._dynamo.utils import counters
 
 from nanodnt.bench import nanogpt
-from nanodnt.bench.measure import clock, count_compilations
+from nanodnt.bench.measure import clock
 from nanodnt.bench.settings import Setting
 from nanodnt.data import Prefetch, folder_of
 from nanodnt.engine import Trainer, prepare_model, training_step
@@ -29,10 +30,9 @@ class Variant:
     tokens: int  # of a step
     flops_per_token: int
     dtype: torch.dtype
-    compiled: bool
     parameters: int
     images: int = 0  # of a step; 0 = it is of text
-    compile_s: float | None = None
+    compile_s: float | None = None  # None = it is not compiled
     memory: int | None = None  # peak bytes, without what other variants hold
     steps_done: int = 0
     rounds: list = field(default_factory=list)  # seconds of each timed step, one list per round
@@ -42,9 +42,9 @@ class Variant:
 
     def run(self, on_phase_end=lambda phase: None) -> None:
         """Make the next step."""
-        before = count_compilations()
+        before = counters["frames"]["total"]  # pieces of code that torch.compile has worked on
         self.step(self.steps_done, on_phase_end)
-        self.recompilations += count_compilations() - before
+        self.recompilations += counters["frames"]["total"] - before
         self.steps_done += 1
 
     @property
@@ -55,10 +55,6 @@ class Variant:
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds
-
-    @property
-    def images_per_s(self) -> float | None:
-        return self.images / self.seconds if self.images else None
 
 
 def our_variant(name: str, setting: Setting) -> Variant:
@@ -94,9 +90,8 @@ def our_variant(name: str, setting: Setting) -> Variant:
         images=0 if setting.is_text else setting.sequences,
         flops_per_token=flops,
         dtype=env.dtype,
-        compiled=is_compiled(compiled_model),  # with compile=auto a failed compilation is no error
         parameters=model.num_params(),
-        compile_s=compile_s if is_compiled(compiled_model) else None,
+        compile_s=compile_s if is_compiled(compiled_model) else None,  # with compile=auto it may have failed
         optimizer=optimizer,
     )
 
@@ -134,7 +129,6 @@ def nanogpt_variant(kind: str, setting: Setting) -> Variant:
         tokens=setting.sequences * context,
         flops_per_token=model.flops_per_token,
         dtype=torch.bfloat16 if bf16 else torch.float32,
-        compiled=compiled,
         parameters=sum(p.numel() for p in model.parameters()),
         compile_s=0.0 if compiled else None,
         optimizer=optimizer,

@@ -63,21 +63,6 @@ def test_a_run_of_experts_is_killed_and_resumed(flags, device, tmp_path):
         assert distance(tmp_path / "killed", tmp_path / "whole") <= allowed
 
 
-def test_a_lost_momentum_is_seen(dataset, tmp_path):
-    """`distance` of a run that goes on without it."""
-    for name in ("whole", "other"):
-        assert run(**RUN, dataset=dataset, out_dir=tmp_path / name) == 0
-    assert distance(tmp_path / "other", tmp_path / "whole") == 0
-    checkpoint = load(tmp_path / "other" / f"step_{THIRD}.pt")
-    for state in checkpoint["optimizer"]["state"].values():
-        state["exp_avg"].zero_()
-    (tmp_path / "bare").mkdir()
-    torch.save(checkpoint, tmp_path / "bare" / "last.pt")
-    assert run(**RUN, dataset=dataset, out_dir=tmp_path / "bare", init_from="resume") == 0
-    shutil.copy(tmp_path / "whole" / "metrics.jsonl", tmp_path / "bare")  # the same losses: the weights must show it
-    assert distance(tmp_path / "bare", tmp_path / "whole") > 1e-3
-
-
 @on_device
 def test_a_checkpoint_moves_to_the_cpu_and_back(flags, device, tmp_path):
     """A run of the CPU goes on here, then on the CPU again, as one that never moved. Products in TF32 round by 2⁻¹¹,

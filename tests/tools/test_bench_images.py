@@ -91,13 +91,6 @@ def test_the_step_is_timed(changes, tmp_path, capsys):
     assert "tokens/s  images/s" in text and "vocabulary" not in text
 
 
-@pytest.mark.deep
-def test_the_step_is_timed_compiled(tmp_path):
-    assert run(json=tmp_path / "bench.json", compile=True) == 0
-    (row,) = json.loads((tmp_path / "bench.json").read_text())["variants"]
-    assert row["compiled"] and row["recompilations"] == 0
-
-
 @pytest.mark.parametrize("name", deep_but(("layouts", "norms", "optimizers", "micro_batch"), "norms", "micro_batch"))
 def test_sets(name, tmp_path):
     assert run(vary=name, json=tmp_path / "bench.json") == 0
@@ -107,12 +100,6 @@ def test_sets(name, tmp_path):
         assert all(row["images_per_s"] and row["planned_bytes"] for row in found["variants"])
     if name == "layouts":
         assert len(found["variants"]) == 21
-
-
-def test_experts_beside_a_dense_vit(tmp_path):
-    assert run(vary="experts", n_expert=4, json=tmp_path / "bench.json") == 0
-    found = json.loads((tmp_path / "bench.json").read_text())
-    assert [row["name"] for row in found["variants"]] == ["dense", "experts"]
 
 
 REFUSED = {
