@@ -5,8 +5,8 @@
         → head: logits (B, n_class)
 
 It is the ViT of Dosovitskiy et al. (2021), and V-DNT (DNT, arXiv 2507.17501) with the flags of config/vdnt/: a ViT,
-built on timm's (App. C), with four types of norm (sec. 3.3). Class token or mean: not published [U]. The final norm
-acts on every token, before the mean [I]. `python model.py config/vdnt/large.py` prints the network.
+built on timm's (App. C), with four types of norm (sec. 3.3). Class token or mean: not published. That the final
+norm acts on every token, before the mean, is our choice. `python model.py config/vdnt/large.py` prints the network.
 """
 
 import torch

@@ -7,6 +7,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+DATA = Path(__file__).resolve().parents[1] / "data"  # the prepared datasets
+
 
 def write_file(path: Path, write) -> None:
     """Write a temporary file, fsync it, rename it to `path`: `path` is the old file or the complete new one.

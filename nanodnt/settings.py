@@ -8,6 +8,13 @@ from nanodnt.tasks.images import ImageFlags
 
 MAX_BATCH = 2**20  # sequences, or images; a larger number is a typing error, and its batches would not fit into memory
 
+LEAST = dict.fromkeys(("batch_size", "eval_interval", "log_interval", "max_skipped", "timeout_s"), 1)
+LEAST |= dict.fromkeys(
+    ("max_iters", "micro_batch_size", "eval_tokens", "track_interval", "save_interval", "keep_every"), 0
+)
+LEAST |= dict.fromkeys(("loss_spike", "max_rollbacks", "fsdp_shard_size", "loss_chunks", "peak_flops", "seed"), 0)
+LEAST |= dict.fromkeys(("balance_coef", "balance_rate", "z_coef"), 0)  # the least value of each number
+
 
 @dataclass
 class RunFlags:
@@ -126,16 +133,10 @@ class TrainConfig(ImageFlags, RunFlags):  # the fields are in the order of --hel
 
     def check(self):
         """ValueError for values that make no sense."""
-        positive = ("batch_size", "eval_interval", "log_interval", "max_skipped", "timeout_s")
-        others = ("max_iters", "micro_batch_size", "eval_tokens", "track_interval", "save_interval", "keep_every")
-        others += ("loss_spike", "max_rollbacks", "fsdp_shard_size", "loss_chunks", "peak_flops", "seed")
-        others += ("balance_coef", "balance_rate", "z_coef")
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in others:
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                allowed = f"be at least {least}" if least else "not be negative"
+                raise ValueError(f"{name}={getattr(self, name)} must {allowed}")
         if self.batch_size > MAX_BATCH:
             raise ValueError(f"batch_size={self.batch_size} must be at most {MAX_BATCH}: it counts sequences")
         saves = [n for n in ("eval_interval", "save_interval", "keep_every") if getattr(self, n) % self.log_interval]

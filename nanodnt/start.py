@@ -16,7 +16,6 @@ from nanodnt.run.parallel import choose_kept, choose_parallel, shard_model
 from nanodnt.settings import TrainConfig
 from nanodnt.state import RunState
 from nanodnt.tasks import meant, task_of, task_of_data
-from nanodnt.weights import empty_model_like, load_weights, profile_admin
 
 NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth a line
 
@@ -86,6 +85,8 @@ def start_from_checkpoint(source: str, config, model_config: GPTConfig, env) -> 
 
 def model_of(checkpoint: dict, model_config: GPTConfig) -> Transformer:
     """The empty model of a checkpoint: its architecture, and of the flags what has no parameters."""
+    from nanodnt.weights import empty_model_like
+
     return empty_model_like(checkpoint, dropout=model_config.dropout, drop_path=model_config.drop_path)
 
 
@@ -174,6 +175,8 @@ def check_data(dataset: str, meta: dict, saved_meta: dict | None, model: Transfo
 def admin_weights(config, model_config: GPTConfig, data) -> dict:
     """Fresh weights with Admin's ω set by profiling. On the CPU and the same few rows everywhere, so that a seed means
     the same weights."""
+    from nanodnt.weights import profile_admin
+
     model = task_of(model_config).network()(model_config, config.seed)
     profile_admin(model, *model.inputs(*map(torch.from_numpy, data.batch(0, config.batch_size, slice(0, 8)))))
     return model.state_dict()
@@ -199,6 +202,8 @@ def materialize(start: Start, data, config, env) -> None:
     if weights is None:
         model.init_weights(config.seed)
     else:
+        from nanodnt.weights import load_weights
+
         load_weights(model, weights)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from model import GPT
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.run.checkpoints import load_checkpoint
+from nanodnt.tasks import task_of
 from nanodnt.weights import model_from_checkpoint
 
 
@@ -30,7 +31,7 @@ def load_trained(out_dir: str, checkpoint: str) -> Trained:
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.pt"))) or "none"
         raise ValueError(f"there is no checkpoint {path}; in {path.parent}: {there} (choose with --checkpoint)")
     found = load_checkpoint(path)
-    if found["model_config"].get("patch_size"):
+    if task_of(found["model_config"]).reads == "images":
         raise ValueError(f"{path} is a model of images, which neither reads nor writes text: choose one of text")
     model = model_from_checkpoint(found).eval()
     doc_mask = found["train_config"].get("doc_mask") is True  # checkpoints of earlier versions lack it

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from nanodnt.data.tokenizer import DATA, check_tokenizer
+from nanodnt.files import DATA
 
 MAX_CLASSES = 1 << 16  # of images: labels are uint16
 HASHED_AT_START = 1 << 30  # files up to this many bytes are hashed at every start (about a second)
@@ -93,6 +93,8 @@ def _check_vocabulary(meta, path):
     ids = [meta["eot"] or 0, *(meta["splits"][split]["max_id"] for split in ("train", "val"))]
     if max(ids) >= meta["vocab_size"]:
         raise ValueError(f"{path}: token id {max(ids)} is beyond the vocabulary of {meta['vocab_size']}")
+    from nanodnt.data.tokenizer import check_tokenizer
+
     check_tokenizer(meta, path)
 
 

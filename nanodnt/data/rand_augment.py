@@ -1,9 +1,9 @@
 """RandAugment (Cubuk et al. 2019): two random operations on a Pillow image, of mode L or RGB.
 
 Operations, ranges, noise and the chance of each to be left out are those of timm's `rand-m9-mstd0.5-inc1`, whose
-strength grows with the magnitude ("inc") [I]. The DNT paper has (9, 0.5) in Table 4, and augments like Xie et al. 2024
-(sec. 4). Rotations, shears and shifts are bicubic, where timm also draws between that and bilinear; and posterize
-leaves one bit at least, where timm takes that too at magnitude 10.
+strength grows with the magnitude ("inc"): our choice. The DNT paper has (9, 0.5) in Table 4, and augments like Xie et
+al. 2024 (sec. 4). Rotations, shears and shifts are bicubic, where timm also draws between that and bilinear; and
+posterize leaves one bit at least, where timm takes that too at magnitude 10.
 """
 
 import numpy as np

@@ -3,9 +3,9 @@
 import base64
 import hashlib
 import json
-from pathlib import Path
 
-DATA = Path(__file__).resolve().parents[2] / "data"
+from nanodnt.files import DATA
+
 END_OF_TEXT = {"bytes": 256, "gpt2": 50256, "gpt2_4096": 4095}  # the last id of their vocabularies
 KINDS = (*END_OF_TEXT, "chars", "json")
 GPT2_4096 = DATA / "gpt2_4096.txt"  # its tokens by id, a line each, in base64; from OpenAI's GPT-2 (MIT licence)

@@ -3,7 +3,6 @@
 import numpy as np
 
 from nanodnt.data.prepared import Tokens
-from nanodnt.data.tokenizer import parse_json, start_of
 
 
 class Dataset(Tokens):
@@ -52,6 +51,8 @@ class Dataset(Tokens):
 def opening_token(meta: dict, name: str) -> int:
     """The token that opens each document of a text: the first of the tokenizer's `start`, else end of text, which
     stands behind a document and is the first that a model reads of the next. ValueError where there is neither."""
+    from nanodnt.data.tokenizer import parse_json, start_of
+
     start = start_of(parse_json(meta["json"])) if meta["tokenizer"] == "json" else []
     opening = start[0] if start else meta["eot"]
     if opening is None:

@@ -1,7 +1,4 @@
-"""What a run will need, before it is started: memory on each GPU, the largest micro batch, days, disk.
-
-Marks: [I] our inference or choice.
-"""
+"""What a run will need, before it is started: memory on each GPU, the largest micro batch, days, disk."""
 
 import math
 from dataclasses import dataclass
@@ -20,8 +17,8 @@ from nanodnt.run.hardware import PEAK_FLOPS
 from nanodnt.tables import table
 from nanodnt.tasks import task_of
 
-# GB that tensors can have [I], and the name in PEAK_FLOPS. A GPU has 2 to 6 GB more (an H100 85, in GB of 10⁹ bytes),
-# which CUDA, NCCL, the kernels' workspaces and the allocator's gaps need.
+# GB that tensors can have (our choice), and the name in PEAK_FLOPS. A GPU has 2 to 6 GB more (an H100 85, in GB of 10⁹
+# bytes), which CUDA, NCCL, the kernels' workspaces and the allocator's gaps need.
 GPUS = {
     "h100": (80, "H100"),
     "h200": (141, "H200"),
@@ -59,7 +56,10 @@ class PlanConfig:
     gpus: int = 1  # GPUs in all, one process each
     gpu: Literal[tuple(GPUS)] = "h100"  # their kind
     gpu_mem_gb: float = 0.0  # GB (10⁹ bytes) that tensors can have on one GPU; 0 = by kind
-    mfu: float = 0.4  # model FLOP/s over peak FLOP/s that the run is assumed to reach [I]; train.py logs the real one
+    mfu: float = (
+        0.4  # model FLOP/s over peak FLOP/s that the run is assumed to reach (our choice); train.py logs
+        #   the real one
+    )
 
     def check(self):
         """ValueError for values that no machine could have."""

@@ -1,4 +1,4 @@
-"""What one process holds when a model is trained on one GPU, under DDP, or under FSDP2. Marks: [I] our inference."""
+"""What one process holds when a model is trained on one GPU, under DDP, or under FSDP2."""
 
 import math
 from collections import Counter
@@ -94,7 +94,7 @@ def root_bytes(model) -> int:
 
 
 def gathered_copies(model, keep: bool, n: int) -> dict:
-    """Bytes by phase of the full weights and gradients that FSDP2 holds for a while: an upper bound [I].
+    """Bytes by phase of the full weights and gradients that FSDP2 holds for a while: an upper bound, by our inference.
 
     The root group is gathered from the start of a step to its end, then its gradients are reduced. Blocks are gathered
     one after the other. Unless all are kept (`keep`), a process holds the matrices of one block, and those of the next

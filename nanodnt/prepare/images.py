@@ -19,6 +19,7 @@ from tqdm import tqdm
 from nanodnt.data.images import open_image
 from nanodnt.data.meta import MAX_CLASSES, sha256
 from nanodnt.prepare import hub, script
+from nanodnt.tasks.images import fitting_flags
 
 MEASURED = 10_000  # training images, at most, that give mean and standard deviation
 AHEAD = 256  # images that may wait for their check: they take memory
@@ -134,14 +135,8 @@ def _print_summary(meta, out_dir, train):
     print(f"{meta['dataset']}: {counts}; {side}, {color}, {len(meta['classes']):,} classes; licence: {meta['licence']}")
     files = [out_dir / e["file"] for part in parts for e in (part, part["offsets"], part["labels"])]
     print(f"{sum(f.stat().st_size for f in files):,} bytes in {out_dir}")
-    print(f"next: {train or f'python train.py {script.dataset_flag(out_dir)} {_patches(meta)}'}")
-
-
-def _patches(meta):
-    """Flags of train.py that fit the images; the configs in config/vdnt say more."""
-    if (side := meta["image_size"]) is None:
-        return "--image_size=224 --patch_size=16"
-    return f"--patch_size={next(patch for patch in range(min(16, max(1, side // 7)), 0, -1) if side % patch == 0)}"
+    flags = f"{script.dataset_flag(out_dir)} {fitting_flags(meta['image_size'])}"
+    print(f"next: {train or f'python train.py {flags}'}")
 
 
 def encode_png(pixels: np.ndarray) -> bytes:

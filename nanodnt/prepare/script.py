@@ -14,8 +14,7 @@ from collections import deque
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from nanodnt.data.tokenizer import DATA
-from nanodnt.files import write_file
+from nanodnt.files import DATA, write_file
 
 BESIDE = (".marks", "_offsets.bin", "_labels.bin")  # what a split of examples or images has beside SPLIT.bin
 

@@ -15,7 +15,6 @@ import torch
 from torch.amp import GradScaler
 
 from layers.sharding import full_tensor
-from nanodnt.data.tokenizer import check_tokenizer
 from nanodnt.files import link_file, replace_file, write_file
 from nanodnt.state import RunState, is_number
 
@@ -191,6 +190,8 @@ def check_meta(meta: dict, path) -> None:
     """ValueError unless the checkpoint's copy of a meta.json describes what the model reads: a tokenizer, or the
     classes of images."""
     if meta.get("kind") != "images":
+        from nanodnt.data.tokenizer import check_tokenizer
+
         check_tokenizer(meta, path)
     elif not isinstance(meta.get("classes"), list):
         raise ValueError(f"{path} is damaged: its images have no list of classes")

@@ -8,6 +8,9 @@ import torch
 from model import GPTConfig, Transformer
 from nanodnt.tasks.task import Task
 
+# What a model of text is told about images.
+ADVICE = "patch_size=0 is for text: set patch_size (see config/vdnt/), or choose a dataset of text"
+
 
 @dataclass
 class ImageFlags:
@@ -144,6 +147,13 @@ class Images(Task):
         """Besides the loss: the images whose class is the first, or among the first five."""
         count, sums = super().count_scores(logits, loss, targets)
         return count, sums | {f"val_top{k}": topk_hits(k, logits, targets) for k in (1, 5)}
+
+
+def fitting_flags(side: int | None) -> str:
+    """Flags of train.py for images of `side` pixels, or of several sizes; the configs in config/vdnt/ say more."""
+    if side is None:
+        return "--image_size=224 --patch_size=16"
+    return f"--patch_size={next(patch for patch in range(min(16, max(1, side // 7)), 0, -1) if side % patch == 0)}"
 
 
 def topk_hits(k: int, logits, targets) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """A GPT on a long text: the next token of each token of a window."""
 
 from model import GPT, GPTConfig
-from nanodnt.data.tokenizer import same_tokenizer
+from nanodnt.tasks.images import ADVICE
 from nanodnt.tasks.task import Task
 
 
@@ -15,10 +15,7 @@ class Text(Task):
     def fit(self, config: GPTConfig, meta: dict, dataset: str) -> None:
         """Fill in the vocabulary."""
         if meta.get("kind") == "images":
-            raise ValueError(
-                f"dataset {dataset!r} is of images, but patch_size=0 is for text: set patch_size (see config/vdnt/), "
-                "or choose a dataset of text"
-            )
+            raise ValueError(f"dataset {dataset!r} is of images, but {ADVICE}")
         config.vocab_size = config.vocab_size or meta["vocab_size"]
 
     def left_to_dataset(self, config: GPTConfig) -> list:
@@ -35,6 +32,8 @@ class Text(Task):
         return f"context {config.block_size}", words
 
     def check_data(self, dataset: str, meta: dict, saved_meta: dict | None, config: GPTConfig) -> None:
+        from nanodnt.data.tokenizer import same_tokenizer
+
         different = saved_meta and not same_tokenizer(meta, saved_meta)
         if different or meta["vocab_size"] > config.vocab_size:
             trained = f"{saved_meta['tokenizer']}, {saved_meta['vocab_size']}" if different else config.vocab_size

@@ -12,6 +12,7 @@ from nanodnt.run.environment import choose_device
 from nanodnt.run.hardware import device_name
 from nanodnt.run.metrics import run_record
 from nanodnt.tables import table
+from nanodnt.tasks import task_of
 from studies.sweep.figure import draw_curves, new_figure, save_figure
 from studies.sweep.runner import read_origin, read_outcome, resolve_configs
 
@@ -120,7 +121,8 @@ def write_results(points: list, finished: list, folder: Path, command: list) -> 
     if found["axis"]:
         figure, (axis,) = new_figure(1)
         losses = {name: by_x(rows) for name, rows in found["curves"].items()}
-        unit = "image" if all(resolve_configs(point.run.args)[0].patch_size for point in points) else "token"
+        units = {task_of(resolve_configs(point.run.args)[0]).loss_unit for point in points}
+        unit = "image" if units == {"image"} else "token"
         draw_curves(axis, losses, found["axis"], f"validation loss, nats per {unit}")
         save_figure(figure, folder / "sweep.png")
     return [*table(rows), f"{folder}: {', '.join(sorted(path.name for path in folder.glob('sweep.*')))}"]

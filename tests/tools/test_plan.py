@@ -1,6 +1,7 @@
 """`python model.py CONFIG --plan`: bytes as counted by hand and by torch's profiler; fits, days and shards by hand."""
 
 import itertools
+import re
 import sys
 
 import pytest
@@ -14,7 +15,7 @@ from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.plan.__main__ import main
 from nanodnt.plan.memory import Memory, Timeline, fused_attention, trace
 from nanodnt.plan.micro_batch import choose_micro_batch, largest_micro_batch
-from nanodnt.plan.planning import GPUS, NO_BF16, PARTS, PlanConfig, describe_disk, describe_time
+from nanodnt.plan.planning import GPUS, NO_BF16, PARTS, PlanConfig, describe_disk, describe_plan, describe_time
 from nanodnt.plan.strategies import (
     Strategy,
     batch_bytes,
@@ -28,12 +29,14 @@ from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS, available_bytes
 from nanodnt.run.parallel import distribute
 from nanodnt.settings import TrainConfig
+from nanodnt.tasks import task_of
 from support.profiles import profiled_peak
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = dict(n_layer=3, n_head=2, n_embd=64, block_size=64, vocab_size=500)
 DNT = dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True)
 LLAMA = dict(pos="rope", mlp="swiglu", tie_weights=False, residual_init="plain")
+VIT = dict(patch_size=4, image_size=32, channels=3, n_class=10, block_size=65, vocab_size=0, mlp="gelu_erf", bias=True)
 LAYOUTS = {
     "DNT, msgdw": (DNT, dict(optimizer="msgdw")),
     "DyT LLaMA, grouped queries": (LLAMA | dict(norm="dyt", embed_scale=True, n_kv_head=1, n_embd=96), {}),
@@ -53,6 +56,9 @@ LAYOUTS = {
     ),
     "experts, HG": (dict(n_expert=16, n_expert_active=3, n_ff=64, gain="branch", gain_out="scale"), {}),
     "experts, checkpointing": (dict(n_expert=4), dict(activation_checkpointing=True, z_coef=1e-3)),
+    "ViT": (VIT | dict(norm="layernorm"), {}),
+    "V-DNT, stochastic depth": (VIT | DNT | dict(drop_path=0.2), dict(optimizer="msgdw", label_smoothing=0.1)),
+    "mean, checkpointing": (VIT | dict(pool="mean", block_size=64), dict(activation_checkpointing=True)),
 }
 
 
@@ -61,7 +67,8 @@ def build(flags, config, device="meta", dtype=torch.float32):
     config = TrainConfig(**config)
     fill_defaults(config)
     config_of_model = GPTConfig(**SIZE | flags)
-    model = GPT.empty(config_of_model) if device == "meta" else GPT(config_of_model)
+    network = task_of(config_of_model).network()
+    model = network.empty(config_of_model) if device == "meta" else network(config_of_model)
     prepare_model(model, config, Env(0, 1, torch.device(device), dtype, False))
     return model, make_optimizer(model, config), config
 
@@ -119,6 +126,7 @@ def cases(*names, fast: set):
 
 FAST = {("DNT, msgdw", 1), ("DyT LLaMA, grouped queries", 2), ("Pre-LN, Muon", 2), ("GPT-2, checkpointing", 1)}
 FAST |= {("DNP, magnitudes, chunks", 1), ("experts, biases, Muon", 2), ("experts, checkpointing", 1)}
+FAST |= {("ViT", 2), ("V-DNT, stochastic depth", 1), ("mean, checkpointing", 1)}
 
 
 @pytest.mark.parametrize("name, accumulation", cases(LAYOUTS, (1, 2), fast=FAST))
@@ -129,18 +137,16 @@ def test_a_step_takes_what_was_predicted(name, accumulation, tmp_path):
     timeline = Timeline(model, optimizer, config, config.activation_checkpointing)
     predicted = timeline.peak(8, accumulation > 1, one_process(model)).total
     model, optimizer, config = build(flags, changes, device="cpu")
-    x = torch.randint(500, (8 * accumulation, 64), generator=torch.Generator().manual_seed(0))
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    measured = profiled_peak(
-        lambda: training_step(Trainer(model, optimizer, scaler, 8, config.grad_clip), (x, x)), tmp_path / "trace.json"
-    )
+    batch, scaler = model.example(8 * accumulation), torch.amp.GradScaler("cpu", enabled=False)
+    trainer = Trainer(model, optimizer, scaler, 8, config.grad_clip)
+    measured = profiled_peak(lambda: training_step(trainer, batch), tmp_path / "trace.json")
     print(f"predicted {predicted / measured:.3f} of the measured")
     assert 0.98 < predicted / measured < 1.02
 
 
 LINEAR = ("DNT, msgdw", "GPT-2, checkpointing", "Pre-LN, Muon")
-LINEAR += ("experts, biases, Muon", "experts, HG", "experts, checkpointing")
-FAST_LINEAR = {(LINEAR[0], 16), (LINEAR[1], 5), (LINEAR[3], 5), (LINEAR[4], 16)}
+LINEAR += ("experts, biases, Muon", "experts, HG", "experts, checkpointing", "V-DNT, stochastic depth")
+FAST_LINEAR = {(LINEAR[0], 16), (LINEAR[1], 5), (LINEAR[3], 5), (LINEAR[4], 16), (LINEAR[6], 5)}
 
 
 @pytest.mark.parametrize("name, micro", cases(LINEAR, (5, 16), fast=FAST_LINEAR))
@@ -348,6 +354,21 @@ def test_every_gpu_has_memory_and_a_peak():
     assert set(NO_BF16) < set(GPUS)
 
 
+def test_the_plan_of_images():
+    """Images, tokens, FLOPs and days agree with each other."""
+    model, _, config = build(LAYOUTS["ViT"][0], dict(batch_size=16, max_iters=1000))
+    assert batch_bytes(model, 16) == 16 * (3 * 32 * 32 * 4 + 8)
+    flops = 65 * model.flops_per_token()
+    text = "\n".join(describe_plan(model, config, PlanConfig(gpus=2, mfu=0.5)))
+    assert f"GFLOPs per token, {flops / 1e9:.4g} per image, " in text
+    assert "1,000 steps of 16 images × 65 = 1,040 tokens are 16,000 images, 0.00104e9 tokens, " in text
+    assert f"{16_000 * flops:.3g} FLOPs" in text
+    assert "not compiled (8 images of a step each)" in text and "sequence" not in text
+    rates = re.search(r"([\d,]+) tokens/s, ([\d,]+) images/s", text)
+    tokens, images = (int(rate.replace(",", "")) for rate in rates.groups())
+    assert tokens == pytest.approx(65 * images, rel=1e-6) and images == pytest.approx(989e12 / flops, rel=1e-3)
+
+
 # ------------------------------------------------------------------------------------------------------- the command
 
 
@@ -380,6 +401,17 @@ def test_the_command(monkeypatch, capsys):
     code, out, _ = command(monkeypatch, capsys, "--plan", "--gpu=t4", "--gpu_mem_gb=0.002")
     assert rows(out)["GB"] == ["one GPU", "one GPU, checkpointing"] and "float16" in out
     assert rows(out)["micro_batch_size that fits"][0] == "none, 1 shown"
+
+
+@pytest.mark.parametrize("words", [(), ("--plan", "--gpus=4")])
+def test_without_a_dataset_it_is_imagenet(words, monkeypatch, capsys):
+    flags = ["--dataset=nowhere", "--patch_size=16", "--vocab_size=0", "--block_size=1024", "--n_layer=2", *words]
+    code, text, _ = command(monkeypatch, capsys, *flags)
+    first, second, *_ = text.splitlines()
+    assert code == 0 and first.endswith("197 tokens an image")
+    sizes = "images of 224 × 224 pixels, 3 channels, patches of 16 × 16, 1000 classes"
+    assert second == f"{sizes}; ImageNet-1k's, since dataset 'nowhere' is not prepared here"
+    assert "causal" not in text and "vocabulary" not in text
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
