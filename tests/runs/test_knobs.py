@@ -87,12 +87,6 @@ def test_loss_chunks_is_the_same_run_but_for_rounding(base, tmp_path, monkeypatc
         assert column(tmp_path, name) == pytest.approx(column(base[1], name), rel=1e-4)
 
 
-def test_negative_loss_chunks_are_refused(dataset, tmp_path, capsys):
-    code = run(dataset=dataset, out_dir=tmp_path / "run", loss_chunks=-1)
-    refusal(capsys, code, "loss_chunks=-1", "must not be negative")
-    assert not (tmp_path / "run").exists()
-
-
 def test_compiling_leaves_no_gradients_behind(monkeypatch):
     """The gradients of the micro batch on which compile_model tries the model must not reach the first step."""
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)

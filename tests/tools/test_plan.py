@@ -161,7 +161,7 @@ def test_two_micro_batches_determine_all_others(name, micro):
         predicted = timeline.peak(micro, accumulation > 1, strategy)
         if predicted.phase != "loss":
             assert predicted.total == pytest.approx(found, abs=64), accumulation
-        assert predicted.total >= found
+        assert predicted.total >= found - 64
     assert (memory.now, memory.gradients) == (pytest.approx(0, abs=64), total_bytes(model.parameters()))
 
 
