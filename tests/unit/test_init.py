@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model import GPT, GPTConfig
-from support.models import FIXUP, LLAMA, MANY_GAINS, POST, S4, S5, SIZE, batch, build, error, gradients, tokens
+from support.models import FIXUP, LLAMA, MANY_GAINS, POST, S5, SIZE, batch, build, error, gradients, tokens
 
 WIDE = dict(n_layer=3, n_head=4, n_embd=192, block_size=256, vocab_size=640, pos="learned", tie_weights=False)
 GPT2_FACTOR, DEPTH_FACTORS = [6**-0.5] * 3, [2**-0.5, 4**-0.5, 6**-0.5]  # 1/√(2L), 1/√(2ℓ)
@@ -43,16 +43,6 @@ def test_initial_standard_deviations(flags, attn, mlp, table, factors):
         assert abs((z**4).mean() - 3) < 5 * (96 / n) ** 0.5, name  # a normal distribution, not a uniform one
     corners = [p[0, 0].item() for p in matrices.values()]
     assert len(set(corners)) == len(corners)  # no two matrices start alike
-
-
-def test_gains_start_at_one_biases_at_zero():
-    for norm in ("layernorm", "dyt"):
-        model = GPT(GPTConfig(**SIZE, n_layer=2, norm=norm, bias=True, **S4))
-        kinds = {"gain": 1.0, "bias": 0.0, "alpha": 1.0}
-        vectors = {name: p for name, p in model.named_parameters() if p.ndim == 1}
-        assert {name.rsplit(".")[-1] for name in vectors} == (kinds.keys() if norm == "dyt" else {"gain", "bias"})
-        for name, p in vectors.items():
-            assert (p == kinds[name.rsplit(".")[-1]]).all(), name
 
 
 @pytest.mark.parametrize(

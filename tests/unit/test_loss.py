@@ -12,7 +12,6 @@ from layers import loss as loss_module
 from layers.loss import linear_cross_entropy
 from model import GPT, GPTConfig
 from nanodnt.generate import generate
-from support import reference
 from support.depth import examples
 from support.models import LLAMA, POST, S5, SIZE, UNIFIED, batch, build, error, gradients, tokens
 from support.operators import (
@@ -183,20 +182,6 @@ def test_a_second_derivative_raises():
             torch.autograd.grad(loss, list(inputs), create_graph=True)
 
 
-def test_padding_rows_get_no_gradient_in_any_dtype():
-    for dtype in (None, torch.bfloat16):
-        model, (idx, targets) = (
-            build(dict(tie_weights=False), dtype=torch.float32).set_runtime(compute_dtype=dtype),
-            batch(),
-        )
-        for chunks in (1, 4):
-            model.runtime.loss_chunks = chunks
-            _, grads = gradients(model, idx, targets)
-            for name in ("head.weight", "wte.weight"):
-                assert grads[name].shape == (64, 16)
-                assert not grads[name][50:].count_nonzero() and grads[name][:50].count_nonzero()
-
-
 @pytest.mark.parametrize("tied", (True, False))
 def test_padding_has_no_influence(tied):
     model, (idx, targets) = build(dict(tie_weights=tied)), batch()
@@ -220,21 +205,6 @@ def test_padding_has_no_influence(tied):
 @pytest.mark.parametrize("vocab, padded", ((1, 64), (64, 64), (65, 128), (50257, 50304)))
 def test_vocabulary_is_padded_to_64(vocab, padded):
     assert GPTConfig(vocab_size=vocab).padded_vocab_size == padded
-
-
-def test_loss_is_the_mean_over_the_targets_that_count():
-    model, (idx, _) = build(dict()), batch()
-    log_p = torch.log(reference.softmax(model(idx)[0]))
-    targets = torch.full((2, 7), -1)
-    targets[0, 2], targets[1, 6], targets[1, 5] = 4, 0, 49
-    expected = -(log_p[0, 2, 4] + log_p[1, 6, 0] + log_p[1, 5, 49]) / 3
-    assert error(model(idx, targets)[1], expected) < 1e-12
-
-
-def test_all_targets_ignored_is_a_zero_loss():
-    loss, grads = gradients(build(dict()), batch()[0], torch.full((2, 7), -1))
-    assert loss == 0
-    assert all(torch.equal(grad, torch.zeros_like(grad)) for grad in grads.values())
 
 
 # ------------------------------------------------------------------------------------------------------------- memory

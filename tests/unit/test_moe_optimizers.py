@@ -14,7 +14,7 @@ from nanodnt.optim.orthogonal import newton_schulz
 from support import reference
 from support.models import error
 from support.moe import batch_of, excess, mixture, take_step
-from support.optimizers import NAMES, drive, everything, gradients, settings, tiny, values
+from support.optimizers import NAMES, drive, gradients, settings, tiny, values
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -80,18 +80,6 @@ def test_groups_by_role(name):
     balance = groups[BALANCED]
     assert balance["label"] == "balance" and balance["param_names"] == [BALANCED]
     assert balance["base_lr"] == 0.02
-
-
-@pytest.mark.parametrize(
-    "gains, decayed",
-    (("none", ()), ("input", ("gain_in",)), ("output", ("gain_out",)), ("all", ("gain_in", "gain_out"))),
-)
-def test_scale_vectors_of_experts_decay_by_their_side(gains, decayed):
-    """Before gate, up and the router: input gains. After gate and up: output gains."""
-    model = tiny(**MIXED)
-    groups, roles = group_of(model, weight_decay=0.1, decay_gains=gains), model.roles()
-    for name in parts(model):
-        assert groups[name]["weight_decay"] == (0.1 if roles[name] in DECAYED | {*decayed} else 0.0), name
 
 
 def test_blockwise_ratios():
@@ -346,14 +334,3 @@ def test_the_norm_is_that_of_all_but_the_loads_and_clipping_is_torchs(optimizer)
     assert norm == their_norm > 0.05
     for key in ours:
         assert error(ours[key], theirs[key], floor=1e-3) < 1e-6 and error(our_grads[key], grads[key], floor=1e-3) < 1e-6
-
-
-def test_frozen_routers_have_no_group_and_the_others_train():
-    model = tiny(**MIXED)
-    for router in model.routers().values():
-        router.requires_grad_(False)
-    optimizer = make_optimizer(model, settings())
-    assert not {group["role"] for group in optimizer.param_groups} & {"router", "balance"}
-    before = everything(model, optimizer)
-    drive(model, optimizer, gradients(model, 1))
-    assert everything(model, optimizer) != before

@@ -1,7 +1,6 @@
 """Parameter groups: which parameter gets which rule, LR and decay. Optimizer state, its size, and loading it."""
 
 import io
-import re
 from functools import cache
 
 import pytest
@@ -100,23 +99,6 @@ def test_frozen_parameters_and_those_without_gradient_are_left_alone(name):
 # ------------------------------------------------------------------------------------------------------------- decay
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_decay_hits_exactly_the_decayed_roles(name):
-    """With zero gradients only decay can move a weight."""
-    model = tiny()
-    optimizer, roles = make_optimizer(model, settings(optimizer=name, weight_decay=0.5)), model.roles()
-    for p in model.parameters():
-        p.data.fill_(2.0)
-        p.grad = torch.zeros_like(p)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.1
-    optimizer.step()
-    assert set(roles.values()) >= DECAYED | {"gain_in", "gain_out", "bias"}
-    for n, p in model.named_parameters():
-        expected = 2.0 * (1 - 0.1 * 0.5) if roles[n] in DECAYED else 2.0
-        torch.testing.assert_close(p.data, torch.full_like(p, expected), msg=f"{n} ({roles[n]})")
-
-
 @cache
 def unchanged(*flags):
     """A model that tests only look at."""
@@ -158,33 +140,6 @@ def test_decay_of_every_role(name, changes, moved, blockwise):
             assert decay == pytest.approx(want[roles[n]] * part), n
         seen |= set(roles.values())
     assert seen == want.keys()
-
-
-GAINS_IN = r"blocks\.0\.(attn|mlp)\.pre\.gain|final_norm\.gain"
-GAINS_OUT = r"blocks\.0\.(attn|mlp)\.mid\.gain|input_norm\.gain|blocks\.0\.attn\.f\.[qk]_norm\.gain"
-
-
-@pytest.mark.parametrize(
-    "choice, pattern", [("none", "-"), ("all", f"{GAINS_IN}|{GAINS_OUT}"), ("input", GAINS_IN), ("output", GAINS_OUT)]
-)
-def test_decay_gains_by_name(choice, pattern):
-    """Pre norms and the final norm are followed by a linear map; mid, input and QK norms are not."""
-    found = decays(dict(DNT, pre_norm="both"), decay_gains=choice)
-    for name, decay in found.items():
-        matrix = name.endswith("weight")
-        assert decay == (0.1 if matrix or re.fullmatch(pattern, name) else 0.0), name
-    assert sum(n.endswith(".gain") for n in found) == 8
-
-
-def test_decay_gains_of_magnitude_and_direction():
-    """IWD under OR: the magnitudes of the inputs decay; directions never do, nor do scalars."""
-    flags = dict(DNT, qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir", branch_scale="skipinit")
-    for choice in ("input", "all"):
-        found = decays(dict(flags, pre_norm="both"), decay_gains=choice)
-        assert {d for n, d in found.items() if n.endswith(("direction", "mid.gain", "bias"))} == {0.0}
-        inputs = {d for n, d in found.items() if re.search(r"[qkv]\.pre\.magnitude|up\.pre\.mag|final_norm\.mag", n)}
-        outputs = {d for n, d in found.items() if re.search(r"[qkv]\.out\.magnitude|input_norm\.magnitude", n)}
-        assert inputs == {0.1} and outputs == ({0.1} if choice == "all" else {0.0})
 
 
 @pytest.mark.parametrize("name", NAMES)

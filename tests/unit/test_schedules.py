@@ -64,13 +64,6 @@ def test_defaults(given, filled):
     assert again == config
 
 
-def test_what_is_given_wins():
-    given = dict(optimizer="msgdw", learning_rate=0.5, weight_decay=0.0, momentum=0.5, dampening=0.2, nesterov=False)
-    given |= dict(min_lr=0.0, lr_decay_iters=7)
-    config = settings(**given)
-    assert {name: getattr(config, name) for name in given} == given
-
-
 def test_defaults_of_wsd():
     """A linear decay over the last fifth; a shorter one if warm-up leaves less."""
     config = settings(schedule="wsd", max_iters=1000, warmup_iters=100)
