@@ -38,9 +38,6 @@ def vary_set(name: str, setting: Setting) -> dict:
     return compare_variants({name: partial(make, name) for name in changes}, setting, turns)
 
 
-# ------------------------------------------------------ who takes turns: (rows, {name: why this variant is not timed})
-
-
 def time_together(makes: dict, setting: Setting, start: int | None) -> tuple:
     """All variants take turns. They share the memory."""
     variants = [build(make, setting, start) for make in makes.values()]
@@ -98,6 +95,7 @@ def time_alone(makes: dict, setting: Setting, start: int | None) -> tuple:
     return rows, {}
 
 
+# Each returns (rows of figures, {name of a variant: why it was not timed}).
 TURNS = {"together": time_together, "pairs": time_pairs, "alone": time_alone}
 
 

@@ -32,7 +32,7 @@ class BenchConfig:
     #   step: as published, not compiled, with bf16 on a CPU too, or all of them
     profile: bool = False  # write a trace of three steps, and print the kernels that cost the most
     data: Literal["dataset", "random"] = "dataset"  # random: tokens drawn at random, no dataset needed; the vocabulary
-    #   is vocab_size, or GPT-2's 50257; with doc_mask in documents of 256 tokens on average. With patch_size: random
+    #   is vocab_size, or GPT-2's 50257; with doc_mask in documents of 256 tokens on average. Of images: random
     #   images, the same ones in every step, of the dataset's size, or ImageNet's if it is not prepared, and labels
     accumulation: int = 1  # micro batches in a timed step; 0 = all that batch_size asks for
     # --- benchmark: how ---
@@ -79,8 +79,7 @@ class Setting:
         if self.config.doc_mask and not self.is_text:
             raise ValueError("doc_mask=True is for text, and the model reads images: leave it out")
         if self.bench.against != "none" and (self.config.doc_mask or not self.is_text):
-            what = "doc_mask" if self.is_text else "patch_size"
-            raise ValueError(f"nanoGPT reads text, and does not keep documents apart: leave out against, or {what}")
+            raise ValueError("nanoGPT reads text, not images, and does not keep documents apart: leave out against")
         self._fit()
         self.env = replace(self.env, dtype=choose_dtype(self.config.dtype, self.env.device)[0])
         # not the largest that fits: variants are compared at one micro batch, and share the memory

@@ -58,8 +58,7 @@ def figures(variant: Variant, reference: Variant) -> dict:
 
     low, high = np.percentile(list(itertools.chain(*v.rounds)), (10, 90)).tolist()
     row |= dict(tokens_per_s=v.tokens_per_s, images_per_s=v.images / v.seconds if v.images else None)
-    row |= dict(rounds_s=v.rounds, parts_s=parts)
-    row |= dict(step_s=v.seconds, step_s_p10=low, step_s_p90=high)
+    row |= dict(step_s=v.seconds, step_s_p10=low, step_s_p90=high, rounds_s=v.rounds, parts_s=parts)
     median, least, largest = speed_ratio(v, reference)
     row |= dict(ratio=median, ratio_min=least, ratio_max=largest, reference=reference.name)
 
