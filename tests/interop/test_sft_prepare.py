@@ -104,16 +104,6 @@ def test_a_dataset_of_examples(home, tmp_path, capsys):
         assert words in said
 
 
-def test_batches_count_the_answers_alone(home, tmp_path):
-    run(write_lines(tmp_path / "pairs.jsonl", RECORDS), "--template=chat")
-    rows = open_prepared("mine", block_size=64)
-    x, y = rows.batch(0, rows.windows)
-    counted = [bytes(row[row >= 0][row[row >= 0] < 256].tolist()).decode() for row in y]
-    answers = sorted(answer for _, answer in texts_of(home / "mine", "train"))
-    assert sorted(a + "." for text in counted for a in text.split(".")[:-1]) == answers
-    assert ((y == -1) | (y == np.roll(x, -1, axis=1)) | (y == 256)).all()
-
-
 def test_the_same_files_give_the_same_bytes(home, tmp_path, monkeypatch):
     for i in range(4):
         write_lines(tmp_path / "in" / ("deep" if i % 2 else ".") / f"{i}.jsonl", RECORDS[i * 10 : i * 10 + 10])
