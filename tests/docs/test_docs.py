@@ -5,8 +5,6 @@ import ast
 import importlib
 import importlib.util
 import re
-import shutil
-import subprocess
 import sys
 from dataclasses import fields
 
@@ -35,6 +33,7 @@ from support.pages import (
     shown_outputs,
 )
 from support.runs import TINY, make_dataset
+from support.trees import call, copy_tree
 
 README = (ROOT / "README.md").read_text()
 NAMES = {page: page.relative_to(ROOT).as_posix() for page in PAGES}
@@ -260,36 +259,26 @@ def apply_changes(root):
 @pytest.fixture(scope="module")
 def changed_tree(tmp_path_factory):
     """A copy of the tree with the README's changes, and a dataset in it."""
-    root = tmp_path_factory.mktemp("changed") / "tree"
-    root.mkdir()
-    for name in ("layers", "nanodnt", "interop", "studies", "tests", "config", "docs"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
-    for path in [*ROOT.glob("*.py"), ROOT / "README.md", ROOT / "pyproject.toml"]:
-        shutil.copy(path, root)
+    root = copy_tree(tmp_path_factory.mktemp("changed") / "tree")
     apply_changes(root)
     make_dataset(root / "data" / "walk")
     return root
-
-
-def start(root, *argv):
-    return subprocess.run([sys.executable, *map(str, argv)], cwd=root, capture_output=True, text=True, timeout=300)
 
 
 def test_the_readmes_changes_work(changed_tree):
     """One run with the new layout and the new optimizer."""
     flags = TINY | dict(dataset=changed_tree / "data" / "walk", out_dir="out/run", skip_scale=0.9, optimizer="lion")
     flags |= dict(learning_rate=3e-3, min_lr=3e-4, weight_decay=0.1, max_iters=40, eval_interval=20)
-    argv = ["train.py", *(f"--{name}={value}" for name, value in flags.items())]
-    run = start(changed_tree, *argv)
-    assert run.returncode == 0, run.stderr
-    losses = [float(x) for x in re.findall(r"validation loss ([\d.]+)", run.stdout)]
-    assert losses[-1] < losses[0] - 1 and "lion" in run.stdout
+    argv = [sys.executable, "train.py", *(f"--{name}={value}" for name, value in flags.items())]
+    printed = call(changed_tree, argv)
+    losses = [float(x) for x in re.findall(r"validation loss ([\d.]+)", printed)]
+    assert losses[-1] < losses[0] - 1 and "lion" in printed
 
 
 def test_the_readmes_row_of_tests_passes(changed_tree):
     """The new layout's row, and that its flag is on the page."""
     pattern, name = re.search(r"^python -m pytest (\S+) -k (\w+)", README, re.MULTILINE).groups()
     files = [*sorted(changed_tree.glob(pattern)), *sorted(changed_tree.glob("tests/docs/test_flags.py"))]
-    run = start(changed_tree, "-m", "pytest", "-p", "no:cacheprovider", *files, "-k", f"{name} or on_the_page")
-    passed = re.search(r"(\d+) passed", run.stdout)
-    assert run.returncode == 0 and passed and int(passed[1]) >= 5, run.stdout + run.stderr
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *map(str, files)]
+    passed = re.search(r"(\d+) passed", call(changed_tree, [*argv, "-k", f"{name} or on_the_page"]))
+    assert passed and int(passed[1]) >= 5

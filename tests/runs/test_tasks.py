@@ -51,6 +51,12 @@ CASES = {  # name: (task, flags)
     "images, muon": ("images", dict(RANDOM, optimizer="muon", pool="mean", learning_rate=1e-2)),
     "images, msgdw, DyT": ("images", dict(RANDOM, **PRE, norm="dyt", dyt_bias=True, qk_norm=False, optimizer="msgdw")),
     "images, LayerScale": ("images", dict(RANDOM, **PRE, branch_scale="layerscale", activation_checkpointing=True)),
+    "LNS, Mix-LN": ("text", dict(PRE, lns="norm", residual_init="plain", post_norm_blocks=1)),
+    "unified": ("text", dict(qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir", decay_gains="input")),
+    "DyT": ("text", dict(PRE, norm="dyt", embed_scale=True, dyt_bias=True)),
+    "sigmaReparam": ("text", dict(sigma_reparam=True)),
+    "Admin": ("text", dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=False, admin=True)),
+    "Fixup": ("text", dict(norm="none", fixup=True, mid_norm="none", input_norm=False, tie_weights=False)),
     "images, CIFAR's crops": ("images", dict(RANDOM, crop_area=1, crop_padding=2, cutmix=0)),
 }
 CASES["images, msgdw, DyT"][1].update(learning_rate=0.1)
@@ -87,7 +93,7 @@ def whole(config, tmp_path_factory):
     return whole
 
 
-@pytest.mark.parametrize("case", deep_but(CASES, *TASKS, "experts, loss"))
+@pytest.mark.parametrize("case", deep_but(CASES, *TASKS, "experts, loss", "unified", "sigmaReparam"))
 def test_goes_on_exactly(case, config, whole, tmp_path):
     """With all that is random. Stopped by SIGTERM, then ended by a crash between two checkpoints."""
     with at_row(some_step(2, 7), lambda: kill_me(signal.SIGTERM)):
@@ -179,7 +185,7 @@ def test_activation_checkpointing_changes_no_bit(case, config, tmp_path):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("compile", (True, "blocks"))
-@pytest.mark.parametrize("task", ["examples", "images"])
+@pytest.mark.parametrize("task", ["text", "examples", "images"])
 def test_compiled_is_eager(task, compile, config, tmp_path, capsys):
     """Nothing compiles in the run itself, whatever documents its batches have."""
 
