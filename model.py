@@ -8,7 +8,7 @@ where f is a branch: "attn", the attention, or "mlp", the FFN. The four slots ar
 normalise(x) + bias), each part optional. `layout` reads the flags and returns the slots. `Residual` is the only code in
 a block that changes the residual stream. A new scheme is a change in `layout`.
 
-Inside f every matrix is again y = out( W pre(x) ) with two slots, which `projection` makes. docs/layouts.md has the
+Inside f every matrix is again y = out( W pre(x) ) with two slots: `matrix_slots`. docs/layouts.md has the
 schemes one by one; `python model.py CONFIG` prints what a configuration comes to.
 
 Papers cited: DNT (arXiv 2507.17501), scale vectors (2605.26895), DyT (2503.10622), LNS (2502.05795).
@@ -171,7 +171,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
     pre = dict(const_in=lns_factor(c, layer, branch, "input"))
     lns = lns_factor(c, layer, branch, "norm")
     pre |= dict(init=lns or 1.0) if c.lns_learn else dict(const=lns)  # where the gain starts, or a constant
-    if c.gain == "branch":  # each of the next matrices has its own gain instead: see `projection`
+    if c.gain == "branch":  # each of the next matrices has its own gain instead: see `own_gain`
         pre["n_gain"] = 0
 
     init = {"none": 1.0, "layerscale": layerscale_init(c.n_layer), "skipinit": c.n_layer**-0.5}[c.branch_scale]
