@@ -19,7 +19,7 @@ from nanodnt.run.environment import Env, join_processes
 from nanodnt.run.hardware import peak_flops
 from nanodnt.run.parallel import choose_kept, choose_parallel
 from nanodnt.run.stopping import Stop
-from nanodnt.settings import TrainConfig
+from nanodnt.settings import LEAST, TrainConfig
 from nanodnt.start import Start, materialize
 from support.runs import ROOT, kill_me
 
@@ -240,3 +240,11 @@ def test_torch_is_imported_with_the_allocator_s_settings(command):
         call = [sys.executable, "-c", SHOW, command]
         done = subprocess.run(call, env=clean | {name: value}, cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert (done.stdout, done.stderr) == (f"{expected}\n", "")
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_the_least_value_of_each_number(name):
+    TrainConfig(**{name: LEAST[name]} | ({"parallel": "fsdp"} if name == "fsdp_shard_size" else {})).check()
+    wanted = f"^{name}=-?[0-9]+ must {'be at least 1' if LEAST[name] else 'not be negative'}$"
+    with pytest.raises(ValueError, match=wanted):
+        TrainConfig(**{name: LEAST[name] - 1}).check()
