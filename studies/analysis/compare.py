@@ -30,9 +30,9 @@ DATA_OF_IMAGES = (("train", "dataset"), ("train", "eval_tokens"))  # a loss is o
 PATHS = ("out_dir", "overwrite", "wandb_log", "wandb_project")  # where a run's files go: not listed as differences
 DEFINITION = (
     "Baseline needs: the first step at which the baseline's validation loss is as low as the run's final one, linear "
-    "between evaluations [I]. Speed-up: that step divided by the run's steps, after Blockwise LR (arXiv 2502.19002), "
-    "which does not define it [I]. The baseline's schedule should be longer; its learning rate has not decayed at that "
-    "step, which favours the run."
+    "between evaluations. Speed-up: that step divided by the run's steps. Both are our reading of Blockwise LR (arXiv "
+    "2502.19002, sec. 6.1), which does not define it. The baseline's schedule should be longer; its learning rate has "
+    "not decayed at that step, which favours the run."
 )
 
 

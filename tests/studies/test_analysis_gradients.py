@@ -28,17 +28,6 @@ def test_types_cover_every_parameter(name):
     assert model.block_types() == {n: type_by_name(n, matrices=False) for n in names}
 
 
-def test_parameter_norms():
-    model = build(dict(S5, tie_weights=False), dtype=torch.float32)
-    squares = {}
-    for name, p in model.named_parameters():
-        kind = type_by_name(name, matrices=False)
-        squares[kind] = squares.get(kind, 0) + sum(x**2 for x in p.flatten().tolist())
-    found = norms.measure_norms(model, None, None)["types"]
-    assert found.keys() == squares.keys() == {"emb", "pos", "head", "qk", "vo", "ffn", "norm"}
-    assert all(math.isclose(found[kind], squares[kind] ** 0.5, rel_tol=1e-5) for kind in found)
-
-
 @pytest.mark.parametrize("name", ["S5, untied, llama", "HG, Post-LN block", "experts", "no gain"])
 def test_block_norms(name):
     """In Python numbers, by the parameters' names. The gains are stored as they act."""
@@ -49,14 +38,19 @@ def test_block_norms(name):
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.empty_like(p).normal_(std=0.1, generator=torch.Generator().manual_seed(p.numel())))
-    squares = {}  # (kind, block): Σ x²
+    squares, whole = {}, {}  # (kind, block): Σ x²; {block type: Σ x²}
     for path, p in model.named_parameters():
         *_, last = path.split(".")
+        kind = type_by_name(path, matrices=False)
+        whole[kind] = whole.get(kind, 0) + sum(x**2 for x in p.double().flatten().tolist())
         if path.startswith("blocks."):
             _, block, branch, *_ = path.split(".")
             kind = type_by_name(path, matrices=True) or (last == "gain" and p.numel() > 1 and f"{branch}_gain")
             key = kind, int(block)
             squares[key] = squares.get(key, 0) + sum(x**2 for x in p.double().flatten().tolist())
+    types = norms.measure_norms(model, None, None)["types"]
+    assert types.keys() == whole.keys()
+    assert all(types[kind] == pytest.approx(square**0.5, rel=1e-5) for kind, square in whole.items())
     found = norms.block_norms(model)
     assert list(found) == ["q", "k", "v", "o", "w1", "w2", "attn_gain", "mlp_gain"]
     for kind, its in found.items():
