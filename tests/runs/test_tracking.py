@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import train
+from layers.slot import Slot
 from model import GPT, GPTConfig
 from nanodnt import start
 from nanodnt.run import tracking
@@ -87,7 +88,7 @@ def by_hand(model, idx) -> dict:
         for t in range(q.shape[2]):  # a token sees itself and those before
             largest = max(largest, np.abs(np.einsum("bhd,bhsd->bhs", q[:, :, t], k[:, :, : t + 1])).max())
         found["logit_max"].append(largest / math.sqrt(c.head_dim))
-    slots = {name: m for name, m in model.named_modules() if type(m).__name__ == "Slot"}
+    slots = {name: m for name, m in model.named_modules() if isinstance(m, Slot)}
     dyt = [name for name, slot in slots.items() if slot.norm == "dyt"]
     found["alpha"] = {name: float(slots[name].alpha) for name in dyt}
     found["inv_std"] = {name: float(1 / inputs[name].double().numpy().std()) for name in dyt}
