@@ -44,7 +44,7 @@ def python_files(*folders):
 
 def test_what_the_code_imports_is_pinned():
     run, develop, evaluation = (pinned(f"requirements{name}.txt") for name in ("", "-dev", "-eval"))
-    code = imported([*ROOT.glob("*.py"), *python_files("layers", "nanodnt", "data", "docs")])
+    code = imported([*ROOT.glob("*.py"), *python_files("layers", "nanodnt", "interop", "studies", "data", "docs")])
     assert code - OPTIONAL - set(evaluation) <= set(run) and set(run) <= code
     tests = imported(python_files("tests"))
     assert tests <= set(run) | set(develop) | set(evaluation)
