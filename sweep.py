@@ -11,7 +11,6 @@ result, sweep.md with a table (each curve's best, its spread over the seeds, the
 """
 
 import sys
-from concurrent.futures import as_completed
 from pathlib import Path
 
 import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
@@ -20,34 +19,23 @@ from configurator import configure
 from nanodnt.run.errors import EXPECTED, report_error
 from studies.sweep.grid import SweepConfig, default_folder, list_points, split_arguments
 from studies.sweep.results import write_results
-from studies.sweep.runner import Runner, Stopped
+from studies.sweep.runner import MissingRun, Runner, Stopped
 
 
 def finish_all(points: list, runner: Runner, train: bool) -> tuple:
-    """Train what is missing, or only look what is there; returns (the points that are finished, 0 or the exit code)."""
-    finished, code = [], 0
-
-    def finish(run) -> bool:
-        if train:
-            runner.finish(run)
-        return train or runner.is_finished(run)
-
+    """Train what is missing, or only look what is there; returns ({the runs that are finished}, 0 or the exit code)."""
+    finished, code, runs = set(), 0, {point.run.path.name: point.run for point in points}
     with runner:
-        futures = {runner.pool.submit(finish, point.run): point for point in points}
-        try:
-            for future in as_completed(futures):
-                try:
-                    if future.result():
-                        finished.append(futures[future])
-                    else:
-                        print(f"not finished: {futures[future].run.path.name}")
-                except (ValueError, OSError) as e:  # the others go on
-                    code, runner.expected = 1, runner.expected - 1
-                    print(f"error: {futures[future].run.path.name}: {e}", file=sys.stderr, flush=True)
-        except Stopped:
-            print("stopped; the same command goes on from here")
-            code = 130
-    return [point for point in points if point in finished], code
+        for name, error in runner.call_all(runner.finish, {name: (run, train) for name, run in runs.items()}):
+            if isinstance(error, Stopped):
+                return finished, 130
+            if isinstance(error, MissingRun):
+                print(f"not finished: {name}")
+            elif error:
+                code = 1
+            else:
+                finished.add(runs[name])
+    return finished, code
 
 
 def main() -> int:

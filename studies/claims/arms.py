@@ -1,13 +1,13 @@
-"""The runs that test the claims, as data: scales, and arms. Marks: [I] our inference or choice.
+"""The runs that test the claims, as data: scales, and arms.
 
 An `Arm` is a configuration: config files and flags that follow the base of its family. The scale chooses the bases.
 """
 
+from itertools import product
 from typing import NamedTuple
 
 TUNING_SEED = 0  # learning rates are tuned with this seed, and no number is reported with it
-INIT_SEEDS = (0, 5)  # of docs/results/init.md, by which the initial weights are chosen
-SEEDS = (1, 2, 3, 4, 6, 7, 8, 9)  # that numbers are reported with
+SEEDS = (1, 2, 3, 4, 6, 7, 8, 9)  # that numbers are reported with; by 0 and 5 initial weights are chosen (init.md)
 
 
 class Scale(NamedTuple):
@@ -43,7 +43,7 @@ def join(*parts: str) -> str:
 
 
 GPT = "config/claims/mini_gpt.py config/init/width_128.py"
-LLAMA = "config/claims/mini_llama.py"
+LLAMA, LLAMA_120M = "config/claims/mini_llama.py", "config/scale_vectors/llama_120m.py"
 LNS = "--beta2=0.999 --grad_clip=0 --weight_decay=0"  # as in the scripts of the LNS paper's authors
 VIT = "config/claims/mini_vit.py"
 SMOKE = "--n_layer=4 --n_embd=32 --n_head=2 --block_size=32 --batch_size=4 --max_iters=20 --warmup_iters=2"
@@ -65,47 +65,45 @@ STRESS = "--warmup_iters=0 --weight_decay=0"  # App. F of DNT: Adam without warm
 STRESS_RATE = 0.3  # its rate
 
 
-# Blockwise LR: arms, and the files of config/blockwise/ that they have
-BLOCKWISE = {
+# Blockwise LR: the files of config/blockwise/ that an arm has
+TABLE_1 = {
     "one rate": "",
-    "all blocks": "blockwise",
-    "after warm-up": "warmup_end",
     "one rate, beside it": "",
+    "all blocks": "blockwise",
     "all blocks, tuned": "blockwise",
+    "after warm-up": "warmup_end",
     "Emb": "emb",
     "Emb, FFN": "emb_ffn",
     "Norm ×2": "norm_double",
     "Adam-mini, one rate": "adam_mini",
     "Adam-mini, blocks": "adam_mini_blockwise",
 }
-FIG8 = {
-    "Fig. 8, one rate": "",
-    "Fig. 8, 6 4 3 2": "rejected_6432",
-    "Fig. 8, 8 6 4 3": "rejected_8643",
-    "Fig. 8, 10 8 6 4": "blockwise",
-}
+FIG_8 = {"one rate": "", "6 4 3 2": "rejected_6432", "8 6 4 3": "rejected_8643", "10 8 6 4": "blockwise"}
+FIG_8 = {f"Fig. 8, {name}": file for name, file in FIG_8.items()}
+
+
+def blockwise(files: str, name: str) -> str:
+    """`files` and the file of config/blockwise/, if any."""
+    return join(files, f"config/blockwise/{name}.py" if name else "")
 
 
 def papers_own(gpt2: str, dnt: str, rmsnorm: str, dyt: str) -> dict:
     """`Scale.own` for config files of DNT's baseline and of DNT, and for files and flags of DyT's baseline and of DyT.
     Blockwise LR has its runs of 237M: Table 1 on OpenWebText, Fig. 8 on MiniPile."""
-    optimizers = {
-        "AdamW": "",
-        "mSGDW": "config/optimizers/msgdw.py",
-        "Muon": "config/optimizers/muon_dnt.py",
-    }
+    optimizers = {"AdamW": "", "mSGDW": "config/optimizers/msgdw.py", "Muon": "config/optimizers/muon_dnt.py"}
     sizes = {"S1": gpt2, "S5": dnt, **{f"S{i}": f"{dnt} config/dnt/s{i}.py" for i in (2, 3, 4)}}
-    own = {f"{a} {b}": join(size, file) for a, size in sizes.items() for b, file in optimizers.items()}
-    own |= {f"{name}, stress": f"{dnt} config/dnt/{file}.py {STRESS}" for name, file in STRESSED.items()}
-
-    table1, ratios = "config/blockwise/llama_237m.py", "config/blockwise/{}.py".format
-    fig8 = f"{table1} {ratios('minipile')} --learning_rate=7.5e-4 --min_lr=3.75e-5"
-    own |= {name: join(table1, ratios(file) if file else "") for name, file in BLOCKWISE.items()}
-    own |= {name: join(fig8, ratios(file) if file else "") for name, file in FIG8.items()}
-    own["sharpness"] = table1  # Figs. 2 and 3
-
-    own |= {"RMSNorm": rmsnorm, "DyT": dyt, "DyT, α₀ of the paper": dyt}
-    return own
+    llama = "config/blockwise/llama_237m.py"
+    minipile = f"{llama} config/blockwise/minipile.py --learning_rate=7.5e-4 --min_lr=3.75e-5"
+    return {
+        **{f"{a} {b}": join(size, file) for a, size in sizes.items() for b, file in optimizers.items()},
+        **{f"{name}, stress": f"{dnt} config/dnt/{file}.py {STRESS}" for name, file in STRESSED.items()},
+        **{name: blockwise(llama, file) for name, file in TABLE_1.items()},
+        **{name: blockwise(minipile, file) for name, file in FIG_8.items()},
+        "sharpness": llama,  # Figs. 2 and 3
+        "RMSNorm": rmsnorm,
+        "DyT": dyt,
+        "DyT, α₀ of the paper": dyt,
+    }
 
 
 # the DyT paper's smallest language model has 7B: of the smaller ones, the shape is ours [I]
@@ -126,14 +124,16 @@ SCALES = {
         "2M parameters (4M for LNS, 16 blocks), 0.6M tokens of Python source a run; CPU cores",
         bases={"gpt": GPT, "llama": LLAMA, "deep": f"{LLAMA} --n_layer=16 {LNS}"},
         rates=RATES,
-        note="The claims about vision transformers are tested [on handwritten digits](claims_digits.md).",
+        note="The claims about vision transformers are tested [on handwritten digits](claims_digits.md). The initial "
+        "weights of the GPTs are those of [init.md](init.md) that suit small models, for all layouts [I]; the DNT "
+        "paper's are “Xavier” (Table 5). The LR falls to a tenth; in Table 5 it falls to 6e-5 under AdamW and mSGDW.",
     ),
     "digits": Scale(
         "vision transformers of 0.3M parameters, 18 passes over 1,437 handwritten digits; CPU cores",
         bases={"vit": VIT},
         rates={"adamw": 2e-3, "msgdw": 0.02},
         side_seeds=4,
-        on="on digits",
+        on=" on digits",
         note="**This is not ImageNet.** An image is 8 × 8 pixels, in one of 10 classes, and 360 are held out, of the "
         "same writers; one image is 0.28 percentage points of top-1. The papers' vision transformers are ViT-S to "
         "ViT-H, of 632M parameters, with 1.28M photographs in 1,000 classes. A sign can show here, a size cannot: no "
@@ -151,11 +151,7 @@ SCALES = {
     ),
     "124m": Scale(
         "0.12B parameters, 0.24B for Blockwise LR; the papers' own configurations and rates where we have them; GPUs",
-        bases={
-            "gpt": "config/gpt2_small.py",
-            "llama": "config/scale_vectors/llama_120m.py",
-            "deep": "config/lns/130m.py",
-        },
+        bases={"gpt": "config/gpt2_small.py", "llama": LLAMA_120M, "deep": "config/lns/130m.py"},
         rates=dict.fromkeys(RATES),
         own=papers_own(
             "config/gpt2_small.py",
@@ -167,11 +163,7 @@ SCALES = {
     ),
     "paper": Scale(
         "the papers' largest language models for some nodes; their own configurations where we have them; GPUs",
-        bases={
-            "gpt": "config/gpt2_xl.py",
-            "llama": "config/scale_vectors/llama_120m.py",
-            "deep": "config/lns/1b.py",
-        },
+        bases={"gpt": "config/gpt2_xl.py", "llama": LLAMA_120M, "deep": "config/lns/1b.py"},
         rates=dict.fromkeys(RATES),
         own=papers_own(
             "config/gpt2_xl.py", "config/dnt_xl.py", "config/dyt/7b.py config/dyt/rmsnorm.py", "config/dyt/7b.py"
@@ -200,22 +192,15 @@ REFUSED = {"S4 AdamW ×16", "S5 AdamW ×16"}
 VISION_SGD = "config/optimizers/msgdw.py --grad_clip=0 --weight_decay=2e-4"  # V-DNT-Large's
 FP32 = "--dtype=float32"  # of runs added on a CPU without bf16
 LONG = "--max_iters=1600 --warmup_iters=160 --eval_interval=1600"  # four times a run of VIT
-# What may decide how far momentum SGD is behind AdamW: {what: ({value: flags, "" for the base's}, is AdamW varied too)}
+# What may decide how far momentum SGD is behind AdamW: {what: ({value: flags, or a file in place of the base's initial
+# weights; "" for the base's}, is AdamW varied too)}. The initial weights are named after the embedding's std; without
+# Xavier the matrices have it too.
+SHORT = {n: f"--max_iters={n} --warmup_iters={n // 10}" for n in (75, 150)}
+XAVIER = {"Xavier, 0.02": "config/init/xavier.py", "Xavier, 1": "config/init/xavier_unit.py"}
 STUDY = {
     "batch, sequences": ({"4": "--batch_size=4", "16": ""}, True),
-    "steps": (
-        {"75": "--max_iters=75 --warmup_iters=7", "150": "--max_iters=150 --warmup_iters=15", "300": ""},
-        True,
-    ),
-    "initial weights": (
-        {
-            "0.02": "config/init/gpt2.py",
-            "0.049": "",
-            "Xavier, 0.02": "config/init/xavier.py",
-            "Xavier, 1": "config/init/xavier_unit.py",
-        },
-        True,
-    ),  # the number is the embedding's std; without Xavier also the matrices'
+    "steps": ({"75": SHORT[75], "150": SHORT[150], "300": ""}, True),
+    "initial weights": ({"0.02": "config/init/gpt2.py", "0.049": "", **XAVIER}, True),
     "warm-up, steps": ({"0": "--warmup_iters=0", "30": ""}, False),
     "clipping at": ({"1": "", "never": "--grad_clip=0"}, False),
     "momentum": ({"0.9": "", "0.98": "--momentum=0.98"}, False),
@@ -229,101 +214,81 @@ def study_arm(layout: str, optimizer: str, what: str, value: str) -> str:
     return f"{layout} {optimizer}" + ("" if plain else f", {what} {value}")
 
 
+def arms_of_layouts() -> dict:
+    """Every layout under every optimizer, at its best rate and at multiples of it, and the arms of `STUDY`."""
+    arms = {}
+    for optimizer, layouts in ROBUSTNESS.items():
+        files, rate = OPTIMIZERS[optimizer]
+        for layout in layouts:
+            name, command = f"{layout} {optimizer}", join(LAYOUTS[layout], files)
+            points, keep = 5 if name in HEADLINES else 3, name in ("S1 AdamW", "S5 AdamW")  # to measure gradients
+            arms[name] = Arm("gpt", command, "adamw_s5" if name == "S5 AdamW" else rate, points=points, keep=keep)
+            arms |= {f"{name} ×{k}": Arm("gpt", command, rate, of=name, times=k) for k in FACTORS}
+    for what, (values, _) in STUDY.items():
+        for (value, flags), layout, optimizer in product(values.items(), ("S1", "S5"), ("AdamW", "mSGDW")):
+            files, rate = OPTIMIZERS[optimizer]
+            init, flags = (flags, "") if flags.startswith("config/init/") else ("", flags)
+            varied = Arm("gpt", join(LAYOUTS[layout], files, flags), rate, points=3, around=f"{layout} {optimizer}")
+            arms.setdefault(study_arm(layout, optimizer, what, value), varied._replace(init=init))
+    return {name: arm for name, arm in arms.items() if name not in REFUSED}
+
+
+def on_s1(files: str, *rate, **how) -> Arm:
+    """An arm on Pre-LN."""
+    return Arm("gpt", join("config/dnt/s1.py", files), *rate, **how)
+
+
+def llama(file: str, **how) -> Arm:
+    """An arm of the LLaMA family, by the name of its config file."""
+    return Arm("llama", f"config/{file}", **how)
+
+
 ARMS = {
-    # every layout under every optimizer, and at multiples of its best rate
-    **{
-        f"{layout} {name}": Arm(
-            "gpt",
-            join(files, optimizer),
-            "adamw_s5" if f"{layout} {name}" == "S5 AdamW" else rate,
-            points=5 if f"{layout} {name}" in HEADLINES else 3,
-            keep=f"{layout} {name}" in ("S1 AdamW", "S5 AdamW"),  # for the gradients after warm-up
-        )
-        for name, (optimizer, rate) in OPTIMIZERS.items()
-        for layout, files in LAYOUTS.items()
-        if layout in ROBUSTNESS[name]
-    },
-    **{
-        f"{layout} {name} ×{k}": Arm("gpt", join(files, optimizer), rate, of=f"{layout} {name}", times=k)
-        for name, (optimizer, rate) in OPTIMIZERS.items()
-        for layout, files in LAYOUTS.items()
-        if layout in ROBUSTNESS[name]
-        for k in FACTORS
-        if f"{layout} {name} ×{k}" not in REFUSED
-    },
+    **arms_of_layouts(),
     "S5 mSGDW, half": Arm(
         "gpt", "config/dnt/s5.py config/optimizers/msgdw.py", "msgdw", of="S5 mSGDW", times=0.5, seeds=4
     ),
-    # momentum SGD against AdamW, S1 and S5
-    **{
-        study_arm(layout, name, what, value): Arm(
-            "gpt",
-            join(f"config/dnt/{layout.lower()}.py", optimizer, "" if flags.startswith("config/init/") else flags),
-            rate,
-            points=3,
-            around=f"{layout} {name}",
-            init=flags if flags.startswith("config/init/") else "",
-        )
-        for what, (values, both) in STUDY.items()
-        for value, flags in values.items()
-        for layout in ("S1", "S5")
-        for name, (optimizer, rate) in OPTIMIZERS.items()
-        if flags and (name == "mSGDW" or (name == "AdamW" and both))
-    },
     # DNT: norms left out of S4, under stress
     **{
         f"{name}, stress": Arm("gpt", f"config/dnt/{file}.py {STRESS}", lr=STRESS_RATE)
         for name, file in STRESSED.items()
     },
     # blockwise learning rates, on S1
-    "one rate": Arm("gpt", "config/dnt/s1.py"),
-    **{
-        name: Arm("gpt", f"config/dnt/s1.py config/blockwise/{BLOCKWISE[name]}.py", of="one rate")
-        for name in ("all blocks", "Emb", "Emb, FFN", "Norm ×2")
-    },
-    "after warm-up": Arm("gpt", f"config/dnt/s1.py config/blockwise/warmup_end.py {FP32}", of="one rate", seeds=4),
-    "one rate, beside it": Arm("gpt", f"config/dnt/s1.py {FP32}", of="one rate", seeds=4),
-    "all blocks, tuned": Arm("gpt", "config/dnt/s1.py config/blockwise/blockwise.py", "blockwise", seeds=4),
-    "Adam-mini, one rate": Arm("gpt", "config/dnt/s1.py config/optimizers/adam_mini.py", "adam_mini", points=3),
-    "Adam-mini, blocks": Arm(
-        "gpt", "config/dnt/s1.py config/blockwise/adam_mini_blockwise.py", of="Adam-mini, one rate"
-    ),
-    "Fig. 8, one rate": Arm("gpt", "config/dnt/s1.py"),
-    **{
-        name: Arm("gpt", f"config/dnt/s1.py config/blockwise/{file}.py", of="Fig. 8, one rate")
-        for name, file in FIG8.items()
-        if file
-    },
-    "sharpness": Arm("llama", "config/scale_vectors/shared.py", keep=True),
+    "one rate": on_s1(""),
+    **{name: on_s1(blockwise("", file), of="one rate") for name, file in TABLE_1.items() if file},
+    "after warm-up": on_s1(f"config/blockwise/warmup_end.py {FP32}", of="one rate", seeds=4),
+    "one rate, beside it": on_s1(FP32, of="one rate", seeds=4),
+    "all blocks, tuned": on_s1("config/blockwise/blockwise.py", "blockwise", seeds=4),
+    "Adam-mini, one rate": on_s1("config/optimizers/adam_mini.py", "adam_mini", points=3),
+    "Adam-mini, blocks": on_s1("config/blockwise/adam_mini_blockwise.py", of="Adam-mini, one rate"),
+    **{name: on_s1(blockwise("", file), of="Fig. 8, one rate") for name, file in FIG_8.items()},
+    "Fig. 8, one rate": on_s1(""),
+    "sharpness": llama("scale_vectors/shared.py", keep=True),
     # scale vectors
-    "shared": Arm("llama", "config/scale_vectors/shared.py"),
-    "none": Arm("llama", "config/scale_vectors/none.py"),
-    "none, rate of shared": Arm("llama", "config/scale_vectors/none.py", of="shared"),
-    "QK-norm": Arm("llama", "config/scale_vectors/qk_norm.py", points=3),
-    "unified": Arm("llama", "config/scale_vectors/unified.py", points=3),
-    "HG": Arm("llama", "config/scale_vectors/hg.py", of="shared"),
-    "DP": Arm("llama", "config/scale_vectors/dp.py", of="shared"),
-    "OR": Arm("llama", "config/scale_vectors/or_magdir.py", of="shared"),
-    "ER": Arm("llama", "config/scale_vectors/er_magdir.py", of="shared"),
-    "DNP": Arm("llama", "config/scale_vectors/dnp.py", of="QK-norm"),
-    "decay all": Arm("llama", "config/scale_vectors/decay_all.py", of="QK-norm"),
-    "decay output": Arm("llama", "config/scale_vectors/decay_output.py", of="QK-norm"),
-    "IWD": Arm("llama", "config/scale_vectors/iwd.py", of="QK-norm"),
+    "shared": llama("scale_vectors/shared.py"),
+    "none": llama("scale_vectors/none.py"),
+    "none, rate of shared": llama("scale_vectors/none.py", of="shared"),
+    "QK-norm": llama("scale_vectors/qk_norm.py", points=3),
+    "unified": llama("scale_vectors/unified.py", points=3),
+    "HG": llama("scale_vectors/hg.py", of="shared"),
+    "DP": llama("scale_vectors/dp.py", of="shared"),
+    "OR": llama("scale_vectors/or_magdir.py", of="shared"),
+    "ER": llama("scale_vectors/er_magdir.py", of="shared"),
+    "DNP": llama("scale_vectors/dnp.py", of="QK-norm"),
+    "decay all": llama("scale_vectors/decay_all.py", of="QK-norm"),
+    "decay output": llama("scale_vectors/decay_output.py", of="QK-norm"),
+    "IWD": llama("scale_vectors/iwd.py", of="QK-norm"),
     # DyT
-    "RMSNorm": Arm("llama", "config/scale_vectors/shared.py"),
-    "DyT": Arm(
-        "llama",
-        "config/dyt/dyt.py",
-        tries=tuple(f"--dyt_alpha_attn={a:g} --dyt_alpha_other={a:g}" for a in (0.5, 2.0, 4.0)),
-    ),
-    "DyT, α₀ of the paper": Arm("llama", "config/dyt/dyt.py", of="DyT"),
-    "hardtanh": Arm("llama", "config/dyt/hardtanh.py", of="DyT"),
-    "sigmoid": Arm("llama", "config/dyt/sigmoid.py", of="DyT"),
-    "identity": Arm("llama", "config/dyt/identity.py", of="DyT"),
-    "tanh, no α": Arm("llama", "config/dyt/no_alpha.py", of="DyT"),
-    "hardtanh, no α": Arm("llama", "config/dyt/no_alpha.py --dyt_squash=hardtanh", of="DyT"),
-    "sigmoid, no α": Arm("llama", "config/dyt/no_alpha.py --dyt_squash=sigmoid", of="DyT"),
-    "no embedding scalar": Arm("llama", "config/dyt/no_embed_scale.py", of="DyT"),
+    "RMSNorm": llama("scale_vectors/shared.py"),
+    "DyT": llama("dyt/dyt.py", tries=tuple(f"--dyt_alpha_attn={a} --dyt_alpha_other={a}" for a in ("0.5", "2", "4"))),
+    "DyT, α₀ of the paper": llama("dyt/dyt.py", of="DyT"),
+    "hardtanh": llama("dyt/hardtanh.py", of="DyT"),
+    "sigmoid": llama("dyt/sigmoid.py", of="DyT"),
+    "identity": llama("dyt/identity.py", of="DyT"),
+    "tanh, no α": llama("dyt/no_alpha.py", of="DyT"),
+    "hardtanh, no α": llama("dyt/no_alpha.py --dyt_squash=hardtanh", of="DyT"),
+    "sigmoid, no α": llama("dyt/no_alpha.py --dyt_squash=sigmoid", of="DyT"),
+    "no embedding scalar": llama("dyt/no_embed_scale.py", of="DyT"),
     # LNS
     "Pre-LN": Arm("deep", "config/lns/pre_ln.py"),
     "scaled init": Arm("deep", "config/lns/scaled_init.py", seeds=4),

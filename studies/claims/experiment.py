@@ -3,18 +3,20 @@
 import json
 import math
 import re
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from nanodnt.optim import fill_defaults
 from studies.claims import quantities
-from studies.claims.arms import ARMS, ROBUSTNESS, SCALES, SEEDS, TUNING_SEED
+from studies.claims.arms import ARMS, FACTORS, ROBUSTNESS, SCALES, SEEDS, TUNING_SEED
 from studies.claims.claims import CLAIMS
 from studies.claims.record import Record
-from studies.sweep.results import describe_machine
+from studies.sweep.results import describe_hardware
 from studies.sweep.runner import (
     ROOT,
+    MissingRun,
     Runner,
     Stopped,
     TrainingRun,
@@ -51,10 +53,6 @@ class ReproduceConfig:
             raise ValueError(f"jobs={self.jobs} must not be negative (0 = chosen for the machine)")
 
 
-class MissingRun(Exception):
-    """A run is not recorded, and may not be trained."""
-
-
 class Tuned(NamedTuple):
     """An arm's settings, and the losses of the tuning seed that chose them: None where the run diverged."""
 
@@ -72,13 +70,15 @@ def split_value(value: str) -> list:
     return list(zip([1] + [1 if sign == "+" else -1 for sign in words[1::2]], words[::2], strict=True))
 
 
+def arms_in(numbers) -> list:
+    """The names of all arms of some numbers, each once."""
+    return list(dict.fromkeys(name for number in numbers for _, name in split_value(number.value)))
+
+
 def claims_at(scale: str) -> list:
     """The claims of a scale: those whose arms it has the bases of."""
-
-    def arms_of(claim):
-        return [name for number in (claim.primary, *claim.sides) for _, name in split_value(number.value)]
-
-    return [claim for claim in CLAIMS if all(ARMS[name].family in SCALES[scale].bases for name in arms_of(claim))]
+    bases = SCALES[scale].bases
+    return [c for c in CLAIMS if all(ARMS[name].family in bases for name in arms_in([c.primary, *c.sides]))]
 
 
 def choose_claims(only: str, scale: str = "mini") -> tuple:
@@ -103,8 +103,9 @@ class Experiment:
         self.record = Record(ROOT / config.results / "claims" / f"{config.scale}.json")
         self.out = (ROOT / config.out / config.scale).resolve()
         self.may_train, self.missing = not (config.dry_run or config.judge_only), {}
+        self.tuned = {}  # {arm: `Tuned`}
         self.runner = Runner(config.jobs, self.scale.distributed)
-        self.machine = describe_machine()
+        self.hardware = describe_hardware()
 
     def reading(self) -> "Experiment":
         """The same, for reading: without leave to train, beside one that trains."""
@@ -144,8 +145,14 @@ class Experiment:
         return make_run(self.out, paths, flags | {"seed": seed}, keep=10 * keep)
 
     def tune(self, name: str) -> Tuned:
-        """An arm's learning rate and files. The grid has factors of two around a stated middle; while its best rate is
-        at an edge, it grows by one beyond. Trains what it needs. MissingRun if it may not."""
+        """An arm's learning rate and files. Trains what it needs. MissingRun if it may not."""
+        if name not in self.tuned:
+            self.tuned[name] = self.search(name)
+        return self.tuned[name]
+
+    def search(self, name: str) -> Tuned:
+        """`tune`, anew. The grid has factors of two around a stated middle; while its best rate is at an edge, it grows
+        by one beyond."""
         arm, (_, files) = ARMS[name], self.command_of(name)
         middle = self.scale.rates[arm.rate]
         if arm.of:
@@ -177,6 +184,17 @@ class Experiment:
         tried = {middle * 2.0**k: tried[k] for k in sorted(tried)}
         return Tuned(lr, f"{files} {lowest(variants)}".strip(), tried, variants if arm.tries else {})
 
+    def curve_of(self, name: str) -> dict:
+        """{learning rate over the best one: loss with the tuning seed, None where it diverged} of an arm and of the
+        multiples of its best rate, as far as they are recorded. MissingRun if it is not tuned."""
+        tuned = self.tune(name)
+        found = dict(tuned.tried)
+        for other in filter(ARMS.__contains__, (f"{name} ×{factor}" for factor in FACTORS)):
+            with suppress(MissingRun):
+                lr = self.tune(other).lr
+                found[lr] = self.measure("loss", self.run_of(other, lr, TUNING_SEED))
+        return {lr / tuned.lr: loss for lr, loss in sorted(found.items())} if tuned.tried else {}
+
     def own_rate(self, name: str) -> float:
         """The learning rate that an arm's config files set."""
         config = resolve_configs(self.run_of(name, None, TUNING_SEED).args)[1]
@@ -184,11 +202,11 @@ class Experiment:
         return config.learning_rate
 
     def seeds_of(self, name: str) -> list:
-        """The seeds that an arm is reported with: those of SEEDS, of which no choice was made by."""
+        """The seeds that an arm is reported with: the first of SEEDS, as many as any of its claims needs."""
         names = self.names_of(name)
         n = min(max(self.scale.side_seeds, *(ARMS[other].seeds for other in names)), self.config.seeds)
         for claim in self.claims:
-            if not set(names).isdisjoint(arm for _, arm in split_value(claim.primary.value)):
+            if not set(names).isdisjoint(arms_in([claim.primary])):
                 whole = self.config.scale in claim.adequate and not claim.few_seeds
                 n = max(n, self.config.seeds if whole else (self.config.seeds + 1) // 2)
         return list(SEEDS[:n])
@@ -231,7 +249,7 @@ class Experiment:
                 if measure != "loss" and outcome != "diverged":
                     loss = quantities.MEASURES[measure](run.path)
                 seconds = json.loads((run.path / "done.json").read_text())["seconds"]
-                origin = {"hardware": self.machine["hardware"], **read_origin(run.path)}
+                origin = {"hardware": self.hardware, **read_origin(run.path)}
                 self.record.add(run, measure, loss, outcome=outcome, seconds=round(seconds or 0), machine=origin)
             return self.record.measures(run)[measure]
 

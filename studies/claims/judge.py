@@ -1,30 +1,59 @@
 """The verdict on each claim, from its primary number and what was written down before: a pure function of the record.
 
-Classes:
-no effect          the interval lies within ± the smallest effect of interest, though it may exclude 0
-reproduced         the sign is the paper's, and the mean lies between half and twice the published value; for a claim
-                   of equality: the interval lies within ± the smallest effect of interest; for a claim of "not
-                   above": it lies below + the smallest effect
-direction only     the sign is the paper's, but the size is not, or none is published
-contradicted here  the sign is not the paper's; for a claim of equality: the interval lies outside ± the smallest
-                   effect; for one of "not above": above it
-undecided          none of these, or the scale's regime cannot show the effect
-
-A sign, an equality and a "not above" count if their p value is below 0.05 after Holm's correction over the primary
-numbers of all claims of the scale. The interval alone says what lies within or outside of ± the smallest effect.
+docs/claims.md explains the classes. Signs count if their p value is below LEVEL after Holm's correction over the
+primary numbers of all claims of the scale; the interval says what lies within ± the smallest effect of interest.
 """
 
 import math
+import statistics
 
-from studies.claims.claims import COUNTED, Claim, Number
-from studies.claims.experiment import Experiment, MissingRun
-from studies.claims.quantities import CONFIG_MEASURES
-from studies.claims.statistics import holm, interval, p_differs, p_diverged, p_equal, tail_above
-from studies.sweep.runner import resolve_configs
+from scipy import stats
+
+from studies.claims.claims import Claim
+from studies.claims.experiment import Experiment
+from studies.sweep.runner import MissingRun
 
 CLASSES = ("reproduced", "direction only", "no effect", "contradicted here", "undecided")
 NOT_JUDGED = "not judged"  # at a scale that only tests the machinery
 LEVEL = 0.05
+
+
+# --------------------------------------------------------------------------------------------------------- statistics
+
+
+def interval(values: list) -> tuple:
+    """(mean, low, high): the 95% interval of the mean by Student's t, of two finite values or more."""
+    mean, half = statistics.mean(values), float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    return mean, mean - half, mean + half
+
+
+def tail_above(values: list, limit: float) -> float:
+    """The one-sided p value of "the mean is at most `limit`"."""
+    above, error = statistics.mean(values) - limit, stats.sem(values)
+    if error == 0:
+        return 0.0 if above > 0 else 1.0
+    return float(stats.t.sf(above / error, len(values) - 1))
+
+
+def tail_below(values: list, limit: float) -> float:
+    """The one-sided p value of "the mean is at least `limit`"."""
+    return tail_above([-v for v in values], -limit)
+
+
+def p_value(values: list, claim: Claim, smallest: float) -> float | None:
+    """The p value of a primary number's values; None if it has none: fewer than two, or some diverged. If all runs of
+    one side diverge and none of the other, it is that of so extreme a split of exchangeable runs."""
+    if len(values) < 2:
+        return None
+    if all_diverged(values):
+        return 2 / math.comb(2 * len(values), len(values))
+    if not all(map(math.isfinite, values)):
+        return None
+    if claim.expect == "not above":
+        return tail_below(values, smallest)
+    if claim.expect == "equal":
+        return max(tail_above(values, -smallest), tail_below(values, smallest))
+    return min(1.0, 2 * min(tail_above(values, 0.0), tail_below(values, 0.0)))
 
 
 def all_diverged(values: list) -> bool:
@@ -32,17 +61,17 @@ def all_diverged(values: list) -> bool:
     return all(map(math.isinf, values)) and len(set(values)) == 1
 
 
-def p_value(values: list, claim: Claim, smallest: float) -> float | None:
-    """The p value of a primary number's values; None if it has none: fewer than two, or some diverged."""
-    if len(values) < 2:
-        return None
-    if all_diverged(values):
-        return p_diverged(len(values))
-    if not all(map(math.isfinite, values)):
-        return None
-    if claim.expect == "not above":
-        return tail_above([-v for v in values], -smallest)
-    return p_equal(values, smallest) if claim.expect == "equal" else p_differs(values)
+def holm(p_values: dict, total: int) -> dict:
+    """Holm's correction over `total` tests, of which these are the ones made so far: the adjusted p value of each, such
+    that the chance of any false one below 0.05 is at most 5% over all of them."""
+    adjusted, largest = {}, 0.0
+    for i, name in enumerate(sorted(p_values, key=p_values.get)):
+        largest = max(largest, min(1.0, (total - i) * p_values[name]))
+        adjusted[name] = largest
+    return adjusted
+
+
+# ----------------------------------------------------------------------------------------------------------- verdicts
 
 
 def classify(values: list, claim: Claim, scale: str, p: float | None) -> tuple:
@@ -52,67 +81,57 @@ def classify(values: list, claim: Claim, scale: str, p: float | None) -> tuple:
     if p is None:
         diverged = sum(not math.isfinite(v) for v in values)
         return "undecided", f"{diverged} of {len(values)} seeds diverged" if diverged else "one seed has no interval"
-    toward = claim.toward()
-    published, small = claim.effect(scale)
+    toward, (published, small) = claim.toward(), claim.effect(scale)
     if all_diverged(values):
         right = claim.expect != "equal" and toward * values[0] > 0
         why = f"{len(values)} of {len(values)} seeds diverged"
         return ("undecided" if p >= LEVEL else "direction only" if right else "contradicted here"), why
-    mean, low, high = interval([toward * value for value in values])
+    mean, low, high = interval([toward * value for value in values])  # + is the paper's sign
+    doubt = f"p = {p:.2g} after Holm's correction; ± {(high - low) / 2:.2g} around the mean, {small:.2g} would matter"
     inside = -small <= low and high <= small
     if claim.expect in ("equal", "not above"):
         one_sided = claim.expect == "not above"
         if p < LEVEL and (-small <= low if one_sided else inside):
             return "reproduced", ""
         outside = high <= -small or (low >= small and not one_sided)
-        return ("contradicted here", "") if outside else ("undecided", doubt(p, low, high, small))
+        return ("contradicted here", "") if outside else ("undecided", doubt)
     if inside:
         return "no effect", ""
     if p >= LEVEL:
-        return "undecided", doubt(p, low, high, small)
+        return "undecided", doubt
     if mean < 0:
         return "contradicted here", ""
     if published is None:
         return "direction only", "no size is published"
-    published *= toward
-    return ("reproduced", "") if published / 2 <= mean <= 2 * published else ("direction only", "another size")
+    as_large = abs(published) / 2 <= mean <= 2 * abs(published)
+    return ("reproduced", "") if as_large else ("direction only", "another size")
 
 
-def doubt(p: float, low: float, high: float, small: float) -> str:
-    return f"p = {p:.2g} after Holm's correction; ± {(high - low) / 2:.2g} around the mean, {small:.2g} would matter"
-
-
-def judge(claims: list, experiment: Experiment) -> dict:
-    """{claim id: {"class", "why", "p", "primary": row, "sides": rows}} of the claims whose primary number is recorded.
-    A row is {"number", "values"}; a side that is not recorded is left out."""
-    by_id, scale = {claim.id: claim for claim in experiment.claims}, experiment.config.scale
-    found = {}
-    for claim in claims:
-        if primary := find_row(claim.primary, experiment):
-            sides = [row for number in claim.sides_at(scale) if (row := find_row(number, experiment))]
-            found[claim.id] = dict(primary=primary, sides=sides)
-    values = {name: row["primary"]["values"] for name, row in found.items()}
-    p_values = {name: p_value(values[name], by_id[name], by_id[name].effect(scale)[1]) for name in found}
+def judge(experiment: Experiment) -> dict:
+    """{claim id: {"class", "why", "p", "primary": the primary number by seed, "values": {`Number`: by seed}}} of the
+    claims whose primary number is recorded, which "values" has first; others that are not recorded are left out."""
+    scale, found, p_values = experiment.config.scale, {}, {}
+    for claim in experiment.claims:
+        numbers = claim.numbers_at(scale)
+        values = find_values(numbers, experiment)
+        if primary := values.get(numbers[0]):
+            found[claim.id] = {"primary": primary, "values": values}
+            p_values[claim.id] = p_value(primary, claim, claim.effect(scale)[1])
     adjusted = holm({name: p for name, p in p_values.items() if p is not None}, len(experiment.claims))
-    for name, row in found.items():
-        row["p"] = adjusted.get(name)
-        row["class"], row["why"] = classify(values[name], by_id[name], scale, row["p"])
-        if experiment.scale.smoke:
-            row["class"], row["why"] = NOT_JUDGED, ""
+    for claim in experiment.claims:
+        if row := found.get(claim.id):
+            row["p"] = adjusted.get(claim.id)
+            verdict = classify(row["primary"], claim, scale, row["p"])
+            row["class"], row["why"] = (NOT_JUDGED, "") if experiment.scale.smoke else verdict
     return found
 
 
-def find_row(number: Number, experiment: Experiment) -> dict | None:
-    """A number's values by seed, if it is recorded."""
-    try:
-        return dict(number=number, values=experiment.values(number))
-    except MissingRun:
-        return None
-
-
-def count_all() -> list:
-    """[(what, counted, the paper's number, where)] of what is arithmetic."""
-    return [
-        (what, CONFIG_MEASURES[measure](*resolve_configs(files.split())), published, where)
-        for what, files, measure, published, where in COUNTED
-    ]
+def find_values(numbers: list, experiment: Experiment) -> dict:
+    """{`Number`: its values by seed} of the numbers that are recorded."""
+    found = {}
+    for number in numbers:
+        try:
+            found[number] = experiment.values(number)
+        except MissingRun:
+            pass
+    return found

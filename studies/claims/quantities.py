@@ -2,28 +2,24 @@
 
 `MEASURES`: name → function of the directory of a run that did not diverge, which returns a float. The definitions are
 those of studies/analysis; the sizes below are small enough for a CPU. How types, slots or halves of the network are
-pooled is our choice [I].
+pooled is our choice.
 """
 
-import json
 import math
 import statistics
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from model import GPTConfig, Transformer
-from nanodnt.data import load_meta
-from nanodnt.optim import fill_defaults, state_bytes
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.environment import choose_device
 from nanodnt.run.metrics import read_metrics
-from nanodnt.settings import TrainConfig
-from nanodnt.tasks import open_data, task_of
-from nanodnt.weights import model_from_checkpoint
-from studies.analysis import gradients, norms, runs, streams
+from nanodnt.tasks import task_of
+from studies.analysis import gradients, norms, streams
+from studies.analysis.runs import Batches, CheckpointedRun
+from studies.analysis.settings import AnalyzeConfig
 
 GRADIENT_TOKENS = 65536  # of the validation set
 LOSS_TOKENS = 16384
@@ -37,77 +33,58 @@ SEED = 1  # of those draws
 
 
 @cache
-def load_configs(path: Path) -> tuple:
-    """(GPTConfig, TrainConfig) of a run. Flags of an earlier version that no longer exist are dropped."""
-    record = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    train = {name: value for name, value in record["train"].items() if name in TrainConfig.__dataclass_fields__}
-    return GPTConfig(**record["model"]), TrainConfig(**train)
-
-
-def kept_steps(path: Path) -> list:
-    """The steps of the checkpoints step_N.pt."""
-    return sorted(int(p.stem.removeprefix("step_")) for p in path.glob("step_*.pt"))
-
-
-def measuring_device() -> torch.device:
-    return choose_device("auto")[0]
+def open_run(path: Path) -> CheckpointedRun:
+    return CheckpointedRun(path, path.name, AnalyzeConfig(seed=SEED), choose_device("auto")[0])
 
 
 def load_model(path: Path, name: str = "last.pt") -> Transformer:
     """The model of a checkpoint, in fp32 and eval mode."""
-    return model_from_checkpoint(load_checkpoint(path / name)).eval().to(measuring_device())
+    return open_run(path).load(path / name)[0]
 
 
 def first_model(path: Path) -> Transformer:
     """The model before the first step, in fp32 and eval mode. Not for Admin, whose ω are profiled."""
-    model, config = load_configs(path)
-    return task_of(model).network()(model, config.seed).eval().to(measuring_device())
-
-
-def validation_batches(path: Path, tokens: int, size: int = 0) -> list:
-    """[(inputs, targets)] of the validation windows, or images, that an evaluation of that many tokens reads; `size` of
-    them per batch, 0 = as many as MICRO_TOKENS allows."""
-    model, config = load_configs(path)
-    size = size or max(1, runs.MICRO_TOKENS // model.block_size)
-    data = open_data(replace(config, doc_mask=False), model, load_meta(config.dataset, verify=False))
-    starts, device = data.validation(tokens), measuring_device()
-    batches = [data.val_batch(starts[i : i + size], size) for i in range(0, len(starts), size)]
-    return [tuple(torch.from_numpy(part).to(device) for part in batch[:2]) for batch in batches]
+    checkpoint = load_checkpoint(path / "last.pt")
+    config = GPTConfig(**checkpoint["model_config"])
+    return task_of(config).network()(config, checkpoint["train_config"]["seed"]).eval().to(open_run(path).device)
 
 
 def probe_batch(path: Path) -> torch.Tensor:
     """Whole validation sequences (B, T), or images, of about PROBE_TOKENS tokens."""
-    n = max(1, PROBE_TOKENS // load_configs(path)[0].block_size)
-    return validation_batches(path, PROBE_TOKENS, n)[0][0]
+    return next(iter(Batches(open_run(path), PROBE_TOKENS)))[0]
+
+
+@cache
+def train_config(path: Path) -> dict:
+    return load_checkpoint(path / "last.pt")["train_config"]
+
+
+def kept_steps(path: Path) -> list:
+    """The steps of the checkpoints step_N.pt. ValueError if none was kept."""
+    steps = sorted(int(p.stem.removeprefix("step_")) for p in path.glob("step_*.pt"))
+    if not steps:
+        raise ValueError(f"{path} has kept no checkpoints: remove it, to train it again")
+    return steps
 
 
 # -------------------------------------------------------------------------------------------------------- gradients
 
 
-def early_gradients(path: Path) -> dict:
-    """{q, k, v, o, w1, w2: gradient entries of all layers in one tensor} at the first checkpoint after warm-up.
-    ValueError if none was kept."""
-    warmup = load_configs(path)[1].warmup_iters
-    early = next((step for step in kept_steps(path) if step >= warmup), None)
-    if early is None:
-        raise ValueError(f"{path} has kept no checkpoint after its warm-up: remove it, to train it again")
-    model = load_model(path, f"step_{early}.pt")
-    found = gradients.compute_gradients(model, validation_batches(path, GRADIENT_TOKENS))
-    types = gradients.matrix_types(model)
-    return {t: torch.cat([found[n].flatten() for n, u in types.items() if u == t]) for t in types.values()}
-
-
 @cache
 def gradient_tails(path: Path) -> list:
-    return [gradients.tail_statistics(g) for g in early_gradients(path).values()]
+    """Tail statistics of the gradient entries at the first checkpoint after warm-up: of q, k, v, o, w1, w2, each with
+    all layers in one."""
+    early = next(step for step in kept_steps(path) if step >= train_config(path)["warmup_iters"])
+    model = load_model(path, f"step_{early}.pt")
+    found = gradients.compute_gradients(model, list(Batches(open_run(path), GRADIENT_TOKENS)))
+    types = gradients.matrix_types(model)
+    kinds = dict.fromkeys(types.values())
+    entries = [torch.cat([found[n].flatten() for n, u in types.items() if u == t]) for t in kinds]
+    return [gradients.tail_statistics(g) for g in entries]
 
 
-def gradient_rms(path: Path) -> float:
-    return statistics.mean(math.log10(tail["rms"]) for tail in gradient_tails(path))
-
-
-def gradient_kurtosis(path: Path) -> float:
-    return statistics.mean(math.log10(tail["kurtosis"]) for tail in gradient_tails(path))
+def mean_log_tail(path: Path, what: str) -> float:
+    return statistics.mean(math.log10(tail[what]) for tail in gradient_tails(path))
 
 
 # -------------------------------------------------------------------------------------------------------- sharpness
@@ -116,10 +93,10 @@ ORDER = ("emb", "qk", "ffn", "vo", "norm")  # from the least sharp, as the paper
 
 
 @cache
-def sharpness(path: Path, name: str) -> dict:
+def sharpness(path: Path, name: str = "last.pt") -> dict:
     """{block type: arithmetic mean of the sharpness} at a checkpoint."""
-    model, generator = load_model(path, name), torch.Generator(measuring_device()).manual_seed(SEED)
-    h = gradients.estimate_sharpness(model, probe_batch(path), DRAWS, generator)
+    model, run = load_model(path, name), open_run(path)
+    h = gradients.estimate_sharpness(model, probe_batch(path), DRAWS, run.generator(run.device))
     h = gradients.drop_padding_rows(model, h)
     by_type = gradients.average_by_type(h, model.block_types())
     return {t: by_type[t]["arithmetic"] for t in ORDER}
@@ -127,7 +104,7 @@ def sharpness(path: Path, name: str) -> dict:
 
 def sharpness_ratio(a: str, b: str):
     """A measure: log10 of the sharpness of type a over that of type b, at the end."""
-    return lambda path: math.log10(sharpness(path, "last.pt")[a] / sharpness(path, "last.pt")[b])
+    return lambda path: math.log10(sharpness(path)[a] / sharpness(path)[b])
 
 
 def is_ordered(path: Path, step: int) -> bool:
@@ -137,19 +114,16 @@ def is_ordered(path: Path, step: int) -> bool:
 
 
 def order_onset(path: Path) -> float:
-    """The share of the run after which every checkpoint has the order; 1 if the last one does not. ValueError if none
-    was kept."""
-    first, kept = 1.0, kept_steps(path)
-    if not kept:
-        raise ValueError(f"{path} has kept no checkpoints: remove it, to train it again")
-    for step in reversed(kept):
+    """The share of the run after which every checkpoint has the order; 1 if the last one does not."""
+    first = 1.0
+    for step in reversed(kept_steps(path)):
         if not is_ordered(path, step):
             break
-        first = step / load_configs(path)[1].max_iters
+        first = step / train_config(path)["max_iters"]
     return first
 
 
-# -------------------------------------------------------------------------------------------------------------- DyT
+# ----------------------------------------------------------------------------------------------------- DyT, images
 
 
 def tail_slope(path: Path) -> float:
@@ -171,18 +145,24 @@ def alpha_correlation(path: Path) -> float:
     return statistics.correlation([s["alpha"] for s in slots], [s["inv_std"] for s in slots])
 
 
+def top1(path: Path) -> float:
+    """Top-1 at the end, in percent of the validation images."""
+    return 100 * [row["val_top1"] for row in read_metrics(path) if "val_top1" in row][-1]
+
+
 # -------------------------------------------------------------------------------------------------------------- LNS
 
 
+def log_variances(path: Path, start: bool = False) -> list:
+    """log10 of the stream's variance before the first and after each block, at the end or at the start."""
+    model = first_model(path) if start else load_model(path)
+    return [math.log10(v) for v in streams.stream_variance(model, probe_batch(path))["stream"]]
+
+
 def variance_growth(path: Path, start: bool = False) -> float:
-    """log10 of the stream's variance after the last block over that after the first, at the end or at the start."""
-    v = streams.stream_variance(first_model(path) if start else load_model(path), probe_batch(path))["stream"]
-    return math.log10(v[-1] / v[1])
-
-
-def last_variance(path: Path) -> float:
-    """log10 of the stream's variance after the last block, at the end."""
-    return math.log10(streams.stream_variance(load_model(path), probe_batch(path))["stream"][-1])
+    """log10 of the stream's variance after the last block over that after the first."""
+    v = log_variances(path, start)
+    return v[-1] - v[1]
 
 
 def mean_of_halves(values: list) -> tuple:
@@ -201,24 +181,14 @@ def block_angles(path: Path) -> tuple:
 @cache
 def removal_losses(path: Path) -> tuple:
     """Mean rise of the loss when one block is deleted, in the shallower and in the deeper half."""
-    return mean_of_halves(streams.removal_drop(load_model(path), validation_batches(path, LOSS_TOKENS))["drop"])
-
-
-# ----------------------------------------------------------------------------------------------------------- images
-
-
-def top1(path: Path) -> float:
-    """Top-1 at the end, in percent of the validation images. ValueError for a run on text."""
-    shares = [row["val_top1"] for row in read_metrics(path) if "val_top1" in row]
-    if not shares:
-        raise ValueError(f"{path / 'metrics.jsonl'} has no top-1, which only images have")
-    return 100 * shares[-1]
+    batches = list(Batches(open_run(path), LOSS_TOKENS))
+    return mean_of_halves(streams.removal_drop(load_model(path), batches)["drop"])
 
 
 MEASURES = {
     "top-1": top1,
-    "log10 gradient RMS": gradient_rms,
-    "log10 gradient kurtosis": gradient_kurtosis,
+    "log10 gradient RMS": lambda path: mean_log_tail(path, "rms"),
+    "log10 gradient kurtosis": lambda path: mean_log_tail(path, "kurtosis"),
     **{f"log10 sharpness {a}/{b}": sharpness_ratio(a, b) for b, a in zip(ORDER, ORDER[1:], strict=False)},
     "log10 sharpness norm/emb": sharpness_ratio("norm", "emb"),
     "onset of the order": order_onset,
@@ -227,20 +197,9 @@ MEASURES = {
     "alpha and 1/std": alpha_correlation,
     "log10 variance growth": variance_growth,
     "log10 variance growth at the start": lambda path: variance_growth(path, start=True),
-    "log10 last variance": last_variance,
+    "log10 last variance": lambda path: log_variances(path)[-1],
     "angular ratio": lambda path: block_angles(path)[1] / block_angles(path)[0],
     "angular deep": lambda path: block_angles(path)[1],
     "removal ratio": lambda path: removal_losses(path)[1] / removal_losses(path)[0],
     "removal deep": lambda path: removal_losses(path)[1],
 }
-
-
-def state_gigabytes(flags: GPTConfig, config: TrainConfig) -> float:
-    """GB of optimizer state for the model; its vocabulary is GPT-2's, and its images ImageNet's, unless set."""
-    task = task_of(flags)
-    task.fit(flags, task.stand_in(flags)[0], config.dataset)
-    fill_defaults(config)
-    return state_bytes(task.network().empty(flags), config) / 1e9
-
-
-CONFIG_MEASURES = {"state GB": state_gigabytes}  # of a configuration alone: (GPTConfig, TrainConfig) → float

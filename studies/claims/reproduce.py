@@ -1,55 +1,37 @@
 """Trains what the chosen claims need, records it, and writes the page."""
 
-import sys
-from concurrent.futures import FIRST_COMPLETED, wait
-
 from nanodnt.data import load_meta
-from studies.claims.arms import ARMS, STUDY, TUNING_SEED
-from studies.claims.experiment import Experiment, MissingRun, split_value
-from studies.claims.report import write_page
-from studies.claims.study import LAYOUTS, gap_number
-from studies.sweep.runner import Stopped, resolve_configs, split_command
+from studies.claims.arms import ARMS, TUNING_SEED
+from studies.claims.claims import GAPS
+from studies.claims.experiment import Experiment, arms_in
+from studies.claims.page import write_page
+from studies.sweep.runner import MissingRun, Stopped, resolve_configs
 
 
 def list_needs(claims: list, extras: list, experiment: Experiment) -> dict:
     """{arm: {measures of its reported seeds}} of all that the claims and extras need, in the order in which it is
-    trained: what claims are judged by, robustness, the study of momentum SGD, the claims' other numbers; in each group
+    trained: what claims are judged by, robustness, the gaps of momentum SGD, the claims' other numbers; in each group
     those last that need another arm's rate. A set is empty for arms that are only run with the tuning seed."""
-    smoke, needs, groups = experiment.scale.smoke, {}, []
-    groups.append([claim.primary for claim in claims])
-    groups.append(
-        [
-            name
-            for optimizer, layouts in experiment.robustness.items()
-            for layout in layouts
-            for name in curve_arms(layout, optimizer)
-            if "robustness" in extras and not smoke
-        ]
-    )
-    groups.append(
-        [
-            gap_number(layout, what, value)
-            for what, (values, _) in STUDY.items()
-            for value in values
-            for layout in LAYOUTS
-            if "momentum-sgd" in extras and experiment.config.scale == "mini"  # its values are those of mini
-        ]
-    )
-    groups.append([number for claim in claims for number in claim.sides_at(experiment.config.scale)])
+    scale = experiment.config.scale
+    numbers = [claim.numbers_at(scale) for claim in claims]
+    tuned = {f"{layout} {name}" for name, layouts in experiment.robustness.items() for layout in layouts}
+    curves = [name for name in ARMS if name.partition(" ×")[0] in tuned and not experiment.scale.smoke]
+    groups = [
+        measures_of([primary for primary, *_ in numbers]),
+        [(name, None) for name in curves if "robustness" in extras],
+        measures_of(GAPS) if "momentum-sgd" in extras and scale == "mini" else [],  # its values are those of mini
+        measures_of([number for _, *sides in numbers for number in sides]),
+    ]
+    needs = {}
     for group in groups:
-        found = {}
-        for part in group:
-            for name in [part] if isinstance(part, str) else [arm for _, arm in split_value(part.value)]:
-                found.setdefault(name, set()).update(() if isinstance(part, str) else (part.measure,))
-        for name in sorted(found, key=lambda name: bool(ARMS[name].of or ARMS[name].around)):
-            needs.setdefault(name, set()).update(found[name])
+        for name, measure in sorted(group, key=lambda need: bool(ARMS[need[0]].of or ARMS[need[0]].around)):
+            needs.setdefault(name, set()).update({measure} - {None})
     return needs
 
 
-def curve_arms(layout: str, optimizer: str) -> list:
-    """The arms that give the loss against the learning rate: the tuned one, and multiples of its rate."""
-    name = f"{layout} {optimizer}"
-    return [name] + [other for other, arm in ARMS.items() if arm.of == name and other.startswith(f"{name} ×")]
+def measures_of(numbers: list) -> list:
+    """[(arm, measure)] of some numbers."""
+    return [(name, number.measure) for number in numbers for name in arms_in([number])]
 
 
 def train_arm(name: str, measures: set, experiment: Experiment) -> None:
@@ -67,33 +49,23 @@ def train_arm(name: str, measures: set, experiment: Experiment) -> None:
 
 def reproduce(claims: list, extras: list, experiment: Experiment) -> int:
     """Train, measure and record, arm by arm, and write the page after each; returns the exit code."""
-    config, runner, failed = experiment.config, experiment.runner, 0
+    config, runner = experiment.config, experiment.runner
     if config.judge_only:
         if not experiment.record.runs:
             raise ValueError(f"{experiment.record.path} has no runs: train them, without --judge_only")
         print(write_page(experiment))
         return 0
-    needs = list_needs(claims, extras, experiment)
+    needs, failed, shown = list_needs(claims, extras, experiment), 0, None
     if not config.dry_run:
         check_datasets(needs, experiment)
     runner.expected = count_runs(needs, experiment)
     with runner:
-        futures = {runner.pool.submit(train_arm, name, needs[name], experiment): name for name in needs}
-        waiting = set(futures)
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                try:
-                    future.result()
-                except MissingRun:
-                    continue
-                except Stopped:
-                    print("stopped; the same command goes on from here", flush=True)
-                    return 130
-                except (ValueError, OSError, ArithmeticError) as e:  # the other arms go on
-                    failed += 1
-                    print(f"error: {futures[future]}: {e}", file=sys.stderr, flush=True)
-            if experiment.record.runs and not config.dry_run and not runner.stopping:
+        for _, error in runner.call_all(train_arm, {name: (name, needs[name], experiment) for name in needs}):
+            if isinstance(error, Stopped):
+                return 130
+            failed += error is not None and not isinstance(error, MissingRun)
+            if experiment.record.runs and experiment.record.runs is not shown and not config.dry_run:
+                shown = experiment.record.runs
                 write_page(experiment)
     for run in experiment.missing.values():
         print(runner.command(run))
@@ -112,10 +84,6 @@ def count_runs(needs: dict, experiment: Experiment) -> int:
 
 def check_datasets(needs: dict, experiment: Experiment) -> None:
     """ValueError if a dataset of the runs is not prepared."""
-    commands = {" ".join(experiment.command_of(name)) for name in needs}
-    configs = [
-        resolve_configs([*files, *(f"--{k}={v}" for k, v in flags.items())])
-        for files, flags in map(split_command, commands)
-    ]
-    for dataset in {config.dataset for _, config in configs}:
+    runs = {experiment.run_of(name, None, TUNING_SEED) for name in needs}
+    for dataset in {resolve_configs(run.args)[1].dataset for run in runs}:
         load_meta(dataset)

@@ -3,14 +3,12 @@
 import json
 import os
 import statistics
+from contextlib import suppress
 from pathlib import Path
-
-import torch
 
 from nanodnt.files import write_file
 from nanodnt.run.environment import choose_device
 from nanodnt.run.hardware import device_name
-from nanodnt.run.metrics import run_record
 from nanodnt.tables import table
 from nanodnt.tasks import task_of
 from studies.sweep.figure import draw_curves, new_figure, save_figure
@@ -19,27 +17,21 @@ from studies.sweep.runner import read_origin, read_outcome, resolve_configs
 BASE = "the config"  # the name of a curve without choices
 
 
-def describe_machine() -> dict:
-    """What results are recorded with: hardware, torch's version, commit, day."""
-    device, origin = choose_device("auto")[0], run_record()
+def describe_hardware() -> str:
+    """What this process computes on: a GPU's name, or a CPU's and its cores."""
+    device = choose_device("auto")[0]
     name = device_name(device)
-    hardware = f"{os.cpu_count()} CPU cores, {name}" if device.type == "cpu" else name
-    return dict(
-        hardware=hardware, torch=torch.__version__, git_commit=origin["git_commit"], date=origin["started"][:10]
-    )
+    return f"{os.cpu_count()} CPU cores, {name}" if device.type == "cpu" else name
 
 
 def find_axis(points: list) -> str | None:
     """The flag on the figure's x axis: learning_rate if it has several values, else the first flag whose values are all
     numbers."""
-
-    def is_number(text):
-        try:
-            return float(text) == float(text)
-        except ValueError:
-            return False
-
-    names = [name for name in points[0].flags if all(is_number(point.flags[name]) for point in points)]
+    names = []
+    for name in points[0].flags:
+        with suppress(ValueError):
+            if all(float(point.flags[name]) == float(point.flags[name]) for point in points):  # not "nan"
+                names.append(name)
     return "learning_rate" if "learning_rate" in names else names[0] if names else None
 
 
@@ -49,39 +41,38 @@ def name_files(points: list) -> dict:
     return choices if len(set(choices.values())) == len(choices) else {choice: choice for choice in choices}
 
 
-def collect(points: list, finished: list) -> dict:
-    """What sweep.json holds: {"axis": flag or None, "curves": {name: [{x, seed, outcome, loss, run, …}]}} of the points
+def collect(points: list, finished: set) -> dict:
+    """What sweep.json holds: {"axis": flag or None, "curves": {name: [{x, seed, outcome, loss, run, …}]}} of the runs
     that are finished, "seeds": how many there should be, "missing": the names of the other runs. A curve's name is its
     files and its values of the other flags."""
     axis, curves, titles = find_axis(points), {}, name_files(points)
     for point in points:
         others = [f"{name}={value}" for name, value in point.flags.items() if name != axis]
-        name = " ".join(filter(None, [titles[point.files], *others])) or BASE
-        rows = curves.setdefault(name, [])
-        if point in finished:
+        rows = curves.setdefault(" ".join(filter(None, [titles[point.files], *others])) or BASE, [])
+        if point.run in finished:
             outcome, loss = read_outcome(point.run.path)
             x = float(point.flags[axis]) if axis else None
             row = dict(x=x, seed=point.seed, outcome=outcome, loss=loss, run=point.run.path.name)
             rows.append(row | read_origin(point.run.path))
-    missing = [point.run.path.name for point in points if point not in finished]
+    missing = [point.run.path.name for point in points if point.run not in finished]
     return {"axis": axis, "seeds": len({point.seed for point in points}), "missing": missing, "curves": curves}
 
 
 def by_x(rows: list) -> dict:
     """{x: losses of the seeds, None for a run that diverged}, in the order of x."""
     found = {}
-    for row in sorted(rows, key=lambda row: (row["x"] is not None, row["x"] or 0, row["seed"])):
+    for row in sorted(rows, key=lambda row: (row["x"] or 0, row["seed"])):
         found.setdefault(row["x"], []).append(row["loss"])
     return found
 
 
-def find_best(rows: list):
-    """(x, its losses) with the lowest mean loss among those where no seed diverged, of as many seeds as any has; None
-    without any."""
+def find_best(rows: list) -> tuple:
+    """(x, its losses) with the lowest mean loss among those where no seed diverged, of as many seeds as any has; (None,
+    []) without any."""
     found = by_x(rows)
     most = max(map(len, found.values()), default=0)
     whole = {x: losses for x, losses in found.items() if None not in losses and len(losses) == most}
-    return min(whole.items(), key=lambda item: statistics.mean(item[1])) if whole else None
+    return min(whole.items(), key=lambda item: statistics.mean(item[1]), default=(None, []))
 
 
 def summary_rows(found: dict) -> list:
@@ -91,10 +82,9 @@ def summary_rows(found: dict) -> list:
     head = ["", *([f"best {found['axis']}"] if xs else []), "loss", "lowest to highest", "diverged"]
     lines = [head + [f"{x:g}" for x in xs]]
     for name, rows in found["curves"].items():
-        best, losses = find_best(rows), by_x(rows)
-        cells = [f"{best[0]:g}" if best else "–"] if xs else []
-        cells += [mean_text(best[1] if best else [], found["seeds"])]
-        cells += [f"{min(best[1]):.4f} to {max(best[1]):.4f}" if best else "–"]
+        (x, best), losses = find_best(rows), by_x(rows)
+        cells = [f"{x:g}" if best else "–"] if xs else []
+        cells += [mean_text(best, found["seeds"]), f"{min(best):.4f} to {max(best):.4f}" if best else "–"]
         cells += [f"{sum(row['outcome'] == 'diverged' for row in rows)} of {len(rows)}"]
         lines.append([name, *cells, *(mean_text(losses.get(x, []), found["seeds"]) for x in xs)])
     return lines
@@ -108,21 +98,24 @@ def mean_text(losses: list, seeds: int) -> str:
     return f"{statistics.mean(losses):.4f}{part}"
 
 
-def write_results(points: list, finished: list, folder: Path, command: list) -> list:
+def markdown_table(rows: list) -> list:
+    """The lines of a table, head first, and an empty one; a "|" in a cell becomes "/"."""
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return [f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines] + [""]
+
+
+def write_results(points: list, finished: set, folder: Path, command: list) -> list:
     """Write sweep.json, sweep.md and, where a number is swept, sweep.png to `folder`; returns the table's lines for the
     console, and a last one that names the files."""
-    found = {"command": command, "hardware": describe_machine()["hardware"], **collect(points, finished)}
+    found = {"command": command, "hardware": describe_hardware(), **collect(points, finished)}
     write_file(folder / "sweep.json", lambda f: f.write(json.dumps(found, indent=1).encode()))
     rows = summary_rows(found)
-    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-    write_file(folder / "sweep.md", lambda f: f.write(text.encode()))
+    write_file(folder / "sweep.md", lambda f: f.write("\n".join(markdown_table(rows)).encode()))
     (folder / "sweep.png").unlink(missing_ok=True)
     if found["axis"]:
         figure, (axis,) = new_figure(1)
         losses = {name: by_x(rows) for name, rows in found["curves"].items()}
-        units = {task_of(resolve_configs(point.run.args)[0]).loss_unit for point in points}
-        unit = "image" if units == {"image"} else "token"
-        draw_curves(axis, losses, found["axis"], f"validation loss, nats per {unit}")
+        units = sorted({task_of(resolve_configs(point.run.args)[0]).loss_unit for point in points})
+        draw_curves(axis, losses, found["axis"], f"validation loss, nats per {' or '.join(units)}")
         save_figure(figure, folder / "sweep.png")
     return [*table(rows), f"{folder}: {', '.join(sorted(path.name for path in folder.glob('sweep.*')))}"]

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +43,10 @@ class TrainingRun(NamedTuple):
 
     path: Path
     args: tuple
+
+
+class MissingRun(Exception):
+    """A run is not there, and may not be trained."""
 
 
 class Stopped(Exception):
@@ -192,6 +196,21 @@ class Runner:
         for child in list(self.children):
             child.terminate()
 
+    def call_all(self, function, tasks: dict):
+        """Call `function(*arguments)` for {name: arguments}, `jobs` at a time; yield (name, its error or None) as they
+        end. An error is printed, and the others go on. After `Stopped` and `MissingRun` the caller decides."""
+        futures = {self.pool.submit(function, *arguments): name for name, arguments in tasks.items()}
+        for future in as_completed(futures):
+            name, error = futures[future], future.exception()
+            if isinstance(error, Stopped):
+                print("stopped; the same command goes on from here", flush=True)
+            elif isinstance(error, (ValueError, OSError, ArithmeticError)):
+                print(f"error: {name}: {error}", file=sys.stderr, flush=True)
+                self.expected -= 1
+            elif error and not isinstance(error, MissingRun):
+                raise error
+            yield name, error
+
     def command(self, run: TrainingRun) -> str:
         """The command that makes the run, to be typed in the repository."""
         path = os.path.relpath(run.path, ROOT) if run.path.is_relative_to(ROOT) else run.path
@@ -210,11 +229,13 @@ class Runner:
 
     # -- one of them
 
-    def finish(self, run: TrainingRun) -> None:
-        """Train `run` unless it is finished. ValueError if it fails; Stopped."""
+    def finish(self, run: TrainingRun, train: bool = True) -> None:
+        """Train `run` unless it is finished. ValueError if it fails; Stopped; without `train`, MissingRun."""
         with self.thread_lock(run.path):
             if self.is_finished(run):
                 return
+            if not train:
+                raise MissingRun
             run.path.mkdir(parents=True, exist_ok=True)
             with self.lock_folder(run.path) as lock:
                 if self.is_finished(run):  # the process that held the lock has finished it
@@ -230,10 +251,10 @@ class Runner:
 
     def progress(self) -> str:
         """Minutes since the start, runs made, runs still expected, and when they will be there."""
-        minutes, left = (time.perf_counter() - self.began) / 60, self.expected - len(self.seconds)
-        text = f"{minutes:6.1f} min  {len(self.seconds)} done"
+        done, left = len(self.seconds), self.expected - len(self.seconds)
+        text = f"{(time.perf_counter() - self.began) / 60:6.1f} min  {done} done"
         if left > 0:
-            per_run = sum(self.seconds) / len(self.seconds) / 60
+            per_run = sum(self.seconds) / done / 60
             text += f", {left} left, about {per_run * left / min(self.jobs, left):.0f} min"
         return text
 

@@ -160,7 +160,7 @@ def test_the_best_is_the_lowest_mean_where_no_seed_diverged():
     rows = [row(1.0, 1, 3.0), row(1.0, 2, 2.0), row(2.0, 1, 2.2), row(2.0, 2, 2.4), row(4.0, 1, 1.0), row(4.0, 2, None)]
     assert find_best(rows) == (2.0, [2.2, 2.4])
     assert find_best([*rows, row(8.0, 1, 0.5)]) == (2.0, [2.2, 2.4])  # of which one seed is missing
-    assert find_best([row(4.0, 1, None)]) is None and find_best([]) is None
+    assert find_best([row(4.0, 1, None)]) == find_best([]) == (None, [])
     lines = summary_rows({"axis": "learning_rate", "seeds": 2, "curves": {"a": rows, "b": []}})
     assert lines[0] == ["", "best learning_rate", "loss", "lowest to highest", "diverged", "1", "2", "4"]
     assert lines[1] == ["a", "2", "2.3000", "2.2000 to 2.4000", "1 of 6", "2.5000", "2.3000", "diverged"]
@@ -178,7 +178,7 @@ def test_the_axis_is_the_learning_rate_or_the_first_number(base):
 
 def test_curves_are_named_after_files_and_flags(base):
     def names(*flags):
-        return list(collect(points_of(str(base), *flags), [])["curves"])
+        return list(collect(points_of(str(base), *flags), set())["curves"])
 
     assert names("--files=config/dnt/s1.py,config/dnt/s5.py+config/optimizers/msgdw.py") == ["s1", "s5+msgdw"]
     assert names("--files=config/dnt/s2.py,", "--beta2=0.9,0.99", "--norm=rmsnorm,dyt") == [
@@ -316,4 +316,4 @@ def test_collect_has_only_finished_runs(base, tmp_path):
     points = points_of(str(base), "--learning_rate=1e-3,1e-2", "--seeds=2", folder=tmp_path)
     names = [point.run.path.name for point in points]
     empty = {"axis": "learning_rate", "seeds": 2, "missing": names, "curves": {"the config": []}}
-    assert collect(points, []) == empty
+    assert collect(points, set()) == empty

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nanodnt.run.metrics import read_metrics
-from studies.claims.arms import ARMS, ROBUSTNESS, SCALES, STUDY, Arm, Scale
-from studies.claims.claims import CLAIMS, Claim, Number
+from studies.claims.arms import ARMS, ROBUSTNESS, SCALES, Arm, Scale
+from studies.claims.claims import CLAIMS, GAPS, Claim, Number
 from studies.claims.experiment import Experiment, ReproduceConfig
 from studies.sweep import runner
 from studies.sweep.runner import Runner
@@ -32,7 +32,8 @@ MADE_UP_ARMS = {
 def claim(id: str, value: str, expect: str = "below", published=-0.5, sides=(), paper="A") -> Claim:
     """A made-up claim."""
     number = Number(f"the value of {value}", value, published)
-    return Claim(id, paper, f"{id} is so", "ours", number, expect, 0.25, ("mini",), "It is made up.", sides, "A note.")
+    how = dict(adequate=("mini",), smallest=0.25)
+    return Claim(id, paper, f"{id} is so", "ours", number, expect, "It is made up.", sides, "A note.", **how)
 
 
 MADE_UP = [
@@ -64,7 +65,7 @@ def write_base(path: Path, dataset, **changes) -> Path:
 def invent(base) -> None:
     """Put the made-up scale, arms and claims in place of the real ones."""
     SCALES["mini"] = Scale("a test", {"f": str(base)}, {"adamw": 2e-2})
-    for table in (ARMS, ROBUSTNESS, STUDY):
+    for table in (ARMS, ROBUSTNESS, GAPS):
         table.clear()
     ARMS.update(MADE_UP_ARMS)
     CLAIMS[:] = MADE_UP
@@ -73,8 +74,8 @@ def invent(base) -> None:
 @contextmanager
 def invented(base):
     """`invent`, and afterwards the real ones again, with the signal handlers as they were."""
-    tables = (SCALES, ARMS, ROBUSTNESS, STUDY)
-    kept, claims = [dict(table) for table in tables], list(CLAIMS)
+    tables, lists = (SCALES, ARMS, ROBUSTNESS), (CLAIMS, GAPS)
+    kept, entries = [dict(table) for table in tables], [list(found) for found in lists]
     handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         invent(base)
@@ -83,7 +84,8 @@ def invented(base):
         for real, was in zip(tables, kept, strict=True):
             real.clear()
             real.update(was)
-        CLAIMS[:] = claims
+        for real, was in zip(lists, entries, strict=True):
+            real[:] = was
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
 

@@ -1,0 +1,217 @@
+"""docs/results/claims.md (claims_SCALE.md but for mini) and its figures: tables of what a scale's record says."""
+
+import math
+import textwrap
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from nanodnt.files import write_file
+from studies.claims.arms import ARMS, FACTORS, TUNING_SEED
+from studies.claims.claims import GAPS, Claim
+from studies.claims.experiment import Experiment, arms_in
+from studies.claims.figures import HIGHEST, draw_forest, draw_robustness
+from studies.claims.judge import CLASSES, NOT_JUDGED, find_values, interval, judge
+from studies.sweep.results import markdown_table
+from studies.sweep.runner import ROOT, MissingRun
+
+INTRO = """# The papers' claims, tested here
+
+{about}
+
+[How claims are judged](../claims.md). Brackets are 95% intervals over the seeds (Student's t) at the learning rates
+given; another tuning seed may choose others.
+
+{note}
+"""
+FOREST = """![Ours beside the papers'](claims/{scale}.png)
+
+An effect is divided by its smallest effect of interest, and the paper's sign points to the right.
+"""
+ROBUSTNESS = f"""## What too high a learning rate costs
+
+![Loss and rate](claims/{{scale}}-robustness.png)
+
+The rise of the loss from the tuned rate to 4, 8 and 16 times it, all with seed {TUNING_SEED}. That seed chose the rate
+too, which makes rises a little too large; a rise below 0 means that tuning stopped at a local minimum. S1 is Pre-LN.
+The figure ends at {HIGHEST:g} nats; a cross there is a run that diverged. A dash is a run that is missing, or a rate
+that train.py refuses, since weight decay would take a tenth of every matrix a step.
+"""
+STUDY = """## Momentum SGD behind AdamW
+
+The gap is the loss under mSGDW minus the loss under AdamW. One thing is varied at a time, and each arm has a learning
+rate of its own. Warm-up, clipping and momentum are varied under mSGDW alone: AdamW's gap would be another with a β₁ or
+a warm-up of its own. A gap can be small because AdamW does badly: the second table has both losses. Under AdamW DNT's
+loss is so flat that a grid may stop at a local minimum.
+"""
+
+
+# ------------------------------------------------------------------------------------------------- numbers and tables
+
+
+def format_number(x: float | None) -> str:
+    """Three decimals with a sign; "diverged" where one side diverged, "–" for nothing."""
+    if x is None or math.isnan(x):
+        return "–"
+    return "diverged" if math.isinf(x) else f"{x:+.3f}".replace("-", "−")
+
+
+def format_interval(values: list) -> str:
+    """Mean and 95% interval of values by seed."""
+    if not all(map(math.isfinite, values)):
+        return f"diverged with {sum(not math.isfinite(v) for v in values)} of {len(values)} seeds"
+    if len(values) < 2:
+        return format_number(values[0])
+    return "{} ({} to {})".format(*map(format_number, interval(values)))
+
+
+def format_loss(loss: float | str | None) -> str:
+    return loss if isinstance(loss, str) else "diverged" if loss is None else f"{loss:.3f}"
+
+
+def format_rate(name: str, experiment: Experiment) -> str:
+    """An arm's learning rate and how it was found."""
+    arm, tuned = ARMS[name], experiment.tune(name)
+    if arm.of:
+        return f"{tuned.lr:g}, {f'{arm.times:g} × ' if arm.times != 1 else ''}that of {arm.of}"
+    if not tuned.tried:
+        return "the config's" if tuned.lr is None else f"{tuned.lr:g}, given"
+    tried = ", ".join(f"{lr:g}: {format_loss(loss)}" for lr, loss in tuned.tried.items())
+    more = "".join(f"; `{files or 'as it is'}`: {format_loss(loss)}" for files, loss in tuned.variants.items())
+    return f"{tuned.lr:g}, tuned ({tried}{more})"
+
+
+def describe_runs(experiment: Experiment) -> str:
+    """Scale, hardware, versions, days, seeds and time of the recorded runs."""
+    runs = list(experiment.record.runs.values())
+    machines = Counter((run["machine"]["hardware"], run["machine"]["torch"]) for run in runs)
+    where = ", ".join(f"{hardware} (torch {torch}: {n} runs)" for (hardware, torch), n in machines.most_common())
+    days = sorted({run["machine"]["date"] for run in runs})
+    hours = sum(run["seconds"] for run in runs) / 3600
+    seeds = sorted({int(word.removeprefix("--seed=")) for run in runs for word in run["args"] if "--seed=" in word})
+    return (
+        f"Scale *{experiment.config.scale}*: {experiment.scale.title}. {len(runs)} runs, {hours:.1f} hours of one run "
+        f"at a time; seeds {', '.join(map(str, seeds))}; {where}; {' to '.join(dict.fromkeys([days[0], days[-1]]))}."
+    )
+
+
+def verdict_rows(found: dict, experiment: Experiment) -> list:
+    """A row a claim, grouped by class: paper, claim, published, ours, verdict."""
+    rows = []
+    claims = [claim for claim in experiment.claims if claim.id in found]
+    for claim in sorted(claims, key=lambda claim: (*CLASSES, NOT_JUDGED).index(found[claim.id]["class"])):
+        row, (published, _) = found[claim.id], claim.effect(experiment.config.scale)
+        published = claim.expect if claim.expect in ("equal", "not above") else format_number(published)
+        verdict = f"**{row['class']}{experiment.scale.on}**" + (f" ({row['why']})" if row["why"] else "")
+        beside = [values for number, values in row["values"].items() if number.says == claim.beside]
+        verdict += "".join(f"; {claim.beside}: {format_interval(values)}" for values in beside)
+        statement = f"[{claim.statement}](#{claim.id})"
+        rows.append([claim.paper, statement, published, format_interval(row["primary"]), verdict])
+    return rows
+
+
+def number_tables(values: dict, experiment: Experiment) -> list:
+    """The lines of two tables: numbers with their values by seed, and their arms with rates and losses."""
+    rows = []
+    for number, by_seed in values.items():
+        measure = "" if number.measure == "loss" else f", {number.measure}"
+        published, by_seed_text = format_number(number.published), ", ".join(map(format_number, by_seed))
+        rows.append([number.says + measure, published, format_interval(by_seed), by_seed_text])
+    lines = markdown_table([["number", "paper's", "ours (95% interval)", "by seed"], *rows])
+    rows = []
+    for name in arms_in(values):
+        runs = [experiment.reported(name, seed) for seed in experiment.seeds_of(name)]
+        losses = [experiment.record.measures(run).get("loss", "–") for run in runs]
+        files = experiment.tune(name).files or "the base"
+        rows.append([name, f"`{files}`", format_rate(name, experiment), ", ".join(map(format_loss, losses))])
+    rate = f"learning rate (losses with seed {TUNING_SEED})"
+    return lines + markdown_table([["arm", "files and flags", rate, "validation loss by seed"], *rows])
+
+
+# ---------------------------------------------------------------------------------------------------------- the page
+
+
+def claim_section(claim: Claim, row: dict, experiment: Experiment) -> list:
+    """The folded lines on a claim: its numbers, of which the first decides, and their arms."""
+    scale, verdict = experiment.config.scale, f"{row['class']}{experiment.scale.on}"
+    shows = "can show the effect" if scale in claim.adequate else "cannot show it"
+    p = "" if row["p"] is None else f" Holm's p: {row['p']:.2g}."
+    waiting = [number.says for number in claim.numbers_at(scale) if number not in row["values"]]
+    left_out = [number.says for number in claim.sides if scale in number.left_out]
+    lines = [
+        f'<a id="{claim.id}"></a>\n<details>',
+        f"<summary><b>{claim.paper}: {claim.statement}</b>: {verdict}</summary>\n",
+        f"Published: {claim.published}.\n",
+        f"Smallest effect of interest: {claim.effect(scale)[1]:g}. Scale {scale} {shows}: {claim.why}{p}\n",
+        f"{claim.note}\n" if claim.note else "",
+        *number_tables(row["values"], experiment),
+        f"Not run yet: {'; '.join(waiting)}.\n" if waiting else "",
+        f"Not measured at this scale: {'; '.join(left_out)}.\n" if left_out else "",
+        "</details>\n",
+    ]
+    return list(filter(None, lines))
+
+
+def robustness_rows(curves: dict, experiment: Experiment) -> list:
+    """A row a layout and optimizer: the best rate, the loss there, and its rise at each of FACTORS."""
+    rows = []
+    for (optimizer, layout), curve in ((key, curve) for key, curve in curves.items() if curve):
+        best = curve[1.0]
+        cells = [f"{experiment.tune(f'{layout} {optimizer}').lr:g}", format_loss(best)]
+        for factor in map(float, FACTORS):
+            loss = curve.get(factor, math.nan)
+            cells.append(format_number(math.inf if loss is None else loss - best))
+        rows.append([optimizer, layout, *cells])
+    return rows
+
+
+def find_curves(experiment: Experiment) -> dict:
+    """{(optimizer, layout): `curve_of`} of the arms of robustness that are tuned."""
+    found = {}
+    for optimizer, layouts in experiment.robustness.items():
+        for layout in layouts:
+            with suppress(MissingRun):
+                found[optimizer, layout] = experiment.curve_of(f"{layout} {optimizer}")
+    return {key: curve for key, curve in found.items() if curve}
+
+
+def render_page(experiment: Experiment, found: dict, curves: dict) -> str:
+    """The page's text, from the verdicts and the curves."""
+    scale, lines = experiment.config.scale, []
+    lines += [INTRO.format(about=describe_runs(experiment), note=textwrap.fill(experiment.scale.note, 120))]
+    if found:
+        head = ["paper", "claim", "paper's", "ours (95% interval)", "verdict"]
+        lines += [FOREST.format(scale=scale), *markdown_table([head, *verdict_rows(found, experiment)])]
+    if missing := [claim.id for claim in experiment.claims if claim.id not in found]:
+        lines += [f"Not run yet: {', '.join(missing)}.\n"]
+    if curves:
+        head = ["optimizer", "layout", "tuned rate", "loss there", "× 4", "× 8", "× 16"]
+        lines += [ROBUSTNESS.format(scale=scale), *markdown_table([head, *robustness_rows(curves, experiment)])]
+    if scale == "mini" and (gaps := find_values(GAPS, experiment)):
+        lines += [STUDY, *number_tables(gaps, experiment)]
+    bases = "; ".join(f"{family}: `{files}`" for family, files in experiment.scale.bases.items())
+    own = "; the papers' own configurations stand alone" if experiment.scale.own else ""
+    lines += [
+        "## Each claim\n",
+        f"The first number of a claim decides. An arm's files and flags follow the base of its family{own}. {bases}.\n",
+    ]
+    for claim in experiment.claims:
+        if claim.id in found:
+            lines += claim_section(claim, found[claim.id], experiment)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write_page(experiment: Experiment) -> Path:
+    """Write the page and its figures; returns the page's path."""
+    folder, scale = ROOT / experiment.config.results, experiment.config.scale
+    (folder / "claims").mkdir(parents=True, exist_ok=True)
+    experiment = experiment.reading()
+    found, curves = judge(experiment), find_curves(experiment)
+    if found:
+        draw_forest(found, experiment, folder / "claims" / f"{scale}.png")
+    if curves:
+        draw_robustness(curves, folder / "claims" / f"{scale}-robustness.png")
+    path = folder / ("claims.md" if scale == "mini" else f"claims_{scale}.md")
+    text = render_page(experiment, found, curves)
+    write_file(path, lambda f: f.write(text.encode()))
+    return path
