@@ -26,8 +26,9 @@ UPPER_TESTS += tuple(f"tests/support/{name}.py" for name in ("claims", "evaluati
 UPPER_TESTS += ("tests/unit/test_house.py", "tests/runs/test_deletion.py")
 TABLES = {"studies/claims/claims.py"}  # data, one entry after another: may be longer than code
 MAX_LINES = {"model.py": 500, "train.py": 320}
-MAX_CODE_LINES, MAX_TEST_LINES, MAX_FUNCTION_LINES, MAX_LOOP_LINES = 450, 600, 80, 60
-MAX_FLAGS, MAX_REFUSALS = 136, 378  # of the model and of training; `raise ValueError` in the code
+MAX_CODE_LINES, MAX_TEST_LINES, MAX_FUNCTION_LINES, MAX_LOOP_LINES = 450, 600, 60, 60
+# What the whole may come to: lower these when something goes. Flags are those of the model and of training.
+MAX_ALL_CODE, MAX_ALL_TESTS, MAX_FLAGS, MAX_REFUSALS = 19_600, 32_600, 136, 351
 
 
 def read_sources(root: Path) -> dict:
@@ -193,8 +194,10 @@ def test_lengths():
     assert loop_lines(CODE["train.py"]) and max(loop_lines(CODE["train.py"])) <= MAX_LOOP_LINES
 
 
-def test_flags_and_refusals_do_not_grow():
-    """A new one takes the place of another, or this number says that it is worth it."""
+def test_the_sums_do_not_grow():
+    """What is new takes the place of something, or the number says that it is worth it."""
+    assert sum(source.count("\n") for source in CODE.values()) <= MAX_ALL_CODE
+    assert sum(source.count("\n") for source in TESTS.values()) <= MAX_ALL_TESTS
     assert sum(len(read_knobs(schema)) for schema in (GPTConfig, TrainConfig)) <= MAX_FLAGS
     assert sum(source.count("raise ValueError") for source in CODE.values()) <= MAX_REFUSALS
 
@@ -251,7 +254,7 @@ def test_the_checks_can_fail(tmp_path):
     assert set(checks(GOOD | parts)) == {"folder circle"}
     assert checks(GOOD | {"model.py": "import torch\nimport numpy.linalg\n"}) == {"foreign": {"numpy"}}
     long = "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES
-    assert checks(GOOD | {"nanodnt/x.py": long}) == {"functions": ["nanodnt/x.py:1 f: 81 lines"]}
+    assert checks(GOOD | {"nanodnt/x.py": long}) == {"functions": ["nanodnt/x.py:1 f: 61 lines"]}
     assert checks(GOOD | {"train.py": "\n" * 321, "nanodnt/x.py": "\n" * 451}) == {
         "files": ["train.py: 321 lines", "nanodnt/x.py: 451 lines"]
     }
