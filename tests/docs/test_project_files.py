@@ -34,7 +34,15 @@ def imported(paths):
             elif isinstance(node, ast.ImportFrom):
                 names.add(node.module)
     found = {name.split(".")[0] for name in names} - sys.stdlib_module_names
-    own = {path.stem for path in ROOT.glob("*.py")} | {"layers", "nanodnt", "interop", "studies", "data", "support", "conftest"}
+    own = {path.stem for path in ROOT.glob("*.py")} | {
+        "layers",
+        "nanodnt",
+        "interop",
+        "studies",
+        "data",
+        "support",
+        "conftest",
+    }
     return {BY_OTHERS.get(name, name) for name in found - own}
 
 
