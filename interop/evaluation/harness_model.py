@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import Collator
+from lm_eval.models.utils import Collator, normalize_gen_kwargs
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
@@ -91,6 +91,17 @@ class HarnessModel(HFLM):
             picked = torch.cat([x[row, slice(*spans[row])] for row in range(first, last)])[None]  # (1, positions, C)
             yield from network.logits(picked)[0].log_softmax(-1).split(lengths[first:last])
             first = last
+
+    def generate_until(self, requests, disable_tqdm: bool = False) -> list:
+        """The text that continues each context. ValueError where the context and what is asked for have no room."""
+        for _, gen_kwargs in (request.args for request in requests):
+            n_new = normalize_gen_kwargs(gen_kwargs, self.max_gen_toks)["max_gen_toks"]
+            if n_new >= self.max_length:
+                raise ValueError(
+                    f"the task generates {n_new} tokens, and block_size={self.max_length} has no room for them and a "
+                    f"prompt: lower it, --gen_kwargs=max_gen_toks={self.max_length // 2}, say"
+                )
+        return super().generate_until(requests, disable_tqdm)
 
     def _model_generate(self, context, max_length, stop, attention_mask, **how):
         """Row by row, since the network has no cache of keys and values for rows with padding."""
