@@ -295,6 +295,7 @@ def test_a_tokenizer_without_begin_and_end(ours):
 def test_the_package_evaluate_is_not_our_command(monkeypatch):
     """Although the root comes first, as under `python evaluate.py`. Files of ours are found as before."""
     monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.delitem(sys.modules, "evaluate", raising=False)  # another test may have imported our command
     assert importlib.util.find_spec("evaluate").origin == str(ROOT / "evaluate.py")
     harness.import_harness()
     assert importlib.util.find_spec("evaluate").origin.endswith("site-packages/evaluate/__init__.py")
