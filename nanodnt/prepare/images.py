@@ -19,7 +19,6 @@ from tqdm import tqdm
 from nanodnt.data.images import open_image
 from nanodnt.data.meta import MAX_CLASSES, sha256
 from nanodnt.prepare import hub, script
-from nanodnt.tasks.images import fitting_flags
 
 MEASURED = 10_000  # training images, at most, that give mean and standard deviation
 AHEAD = 256  # images that may wait for their check: they take memory
@@ -137,6 +136,13 @@ def _print_summary(meta, out_dir, train):
     print(f"{sum(f.stat().st_size for f in files):,} bytes in {out_dir}")
     flags = f"{script.dataset_flag(out_dir)} {fitting_flags(meta['image_size'])}"
     print(f"next: {train or f'python train.py {flags}'}")
+
+
+def fitting_flags(side: int | None) -> str:
+    """Flags of train.py for images of `side` pixels, or of several sizes; the configs in config/vdnt/ say more."""
+    if side is None:
+        return "--image_size=224 --patch_size=16"
+    return f"--patch_size={next(patch for patch in range(min(16, max(1, side // 7)), 0, -1) if side % patch == 0)}"
 
 
 def encode_png(pixels: np.ndarray) -> bytes:

@@ -149,13 +149,6 @@ class Images(Task):
         return count, sums | {f"val_top{k}": topk_hits(k, logits, targets) for k in (1, 5)}
 
 
-def fitting_flags(side: int | None) -> str:
-    """Flags of train.py for images of `side` pixels, or of several sizes; the configs in config/vdnt/ say more."""
-    if side is None:
-        return "--image_size=224 --patch_size=16"
-    return f"--patch_size={next(patch for patch in range(min(16, max(1, side // 7)), 0, -1) if side % patch == 0)}"
-
-
 def topk_hits(k: int, logits, targets) -> torch.Tensor:
     """(): how many targets (B,), −1 = ignored, are among the `k` largest of logits (B, n_class)."""
     return (logits.topk(min(k, logits.shape[1])).indices == targets[:, None]).sum()
