@@ -7,7 +7,8 @@ import pytest
 
 import sample
 from nanodnt.data.tokenizer import Tokenizer
-from support.sampling import BYTES, call, chain, make_dataset, train_run
+from support.runs import call
+from support.sampling import BYTES, chain, make_dataset, train_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TALK = BYTES | {"template": {"system": "{system};", "turn": "{prompt}={response}"}}

@@ -2,21 +2,19 @@
 
 The command is loaded under another name: `evaluate` is also a package, which tasks of the harness import."""
 
-import hashlib
 import importlib.util
 import json
-import sys
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from nanodnt.data.tokenizer import Tokenizer
 from support.processes import meeting
-from support.runs import ROOT, run
+from support.runs import ROOT, run, write_ids
+from support.runs import call as call_main
 
 TEXT = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. π ≈ 3,14159; 🙂\n"
 EOT = 256
@@ -33,13 +31,7 @@ def load_command():
 def call(*argv, **flags) -> int:
     """The exit code of evaluate.py in this process."""
     flags = dict(device="cpu", dtype="float32") | flags
-    command = load_command()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["evaluate.py", *argv, *(f"--{key}={value}" for key, value in flags.items())])
-        try:
-            return command.main()
-        except SystemExit as e:
-            return e.code
+    return call_main(load_command().main, *argv, *(f"--{key}={value}" for key, value in flags.items()))
 
 
 def read(folder) -> dict:
@@ -54,17 +46,9 @@ def values(folder, task) -> dict:
 
 def make_byte_dataset(folder: Path) -> Path:
     """A prepared dataset of bytes, documents with end of text between them."""
-    folder.mkdir(parents=True)
     documents = [[*TEXT[i % 60 :].encode(), EOT] for i in range(40)]
-    splits = {}
-    for split, parts in (("train", documents), ("val", documents[:9])):
-        raw = np.concatenate(parts).astype("<u2").tobytes()
-        (folder / f"{split}.bin").write_bytes(raw)
-        splits[split] = dict(file=f"{split}.bin", tokens=len(raw) // 2, max_id=EOT)
-        splits[split]["sha256"] = hashlib.sha256(raw).hexdigest()
-    meta = dict(format=1, dataset=folder.name, source="a test", **Tokenizer.meta_for("bytes"), dtype="uint16")
-    (folder / "meta.json").write_text(json.dumps(meta | dict(splits=splits)))
-    return folder
+    splits = {"train": sum(documents, []), "val": sum(documents[:9], [])}
+    return write_ids(folder, Tokenizer.meta_for("bytes"), splits)
 
 
 def make_runs(folder: Path) -> Path:
