@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from model import GPTConfig, Transformer
+from model import GPTConfig
 from nanodnt.data import load_meta
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.settings import TrainConfig
@@ -75,14 +75,6 @@ class Batches:
             batch = self.run.data.val_batch(chosen, len(chosen))
             inputs, targets = (torch.from_numpy(part).to(self.run.device) for part in batch)
             yield (inputs, targets) if self.run.images else (inputs[:, : self.length], targets[:, : self.length])
-
-
-def parts_of(model: Transformer, inputs):
-    """`inputs` part by part, whole sequences or images of at most MICRO_TOKENS tokens (at least one of them). They are
-    one tensor, or batches (inputs, targets) that are read in turn, so that memory does not grow with their number."""
-    rows = max(1, MICRO_TOKENS // model.config.block_size)
-    for batch in [(inputs,)] if isinstance(inputs, torch.Tensor) else inputs:
-        yield from batch[0].split(rows)
 
 
 def target_shares(batches) -> list:

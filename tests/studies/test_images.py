@@ -130,7 +130,7 @@ def images(n=3, seed=0):
 def test_the_jacobian_of_a_token_that_sees_all(branch):
     """The token's block of the Jacobian of the whole sub-layer, by autograd."""
     model, x, positions = network(mid_norm="both"), images(), [0, 2, 4]
-    found = streams.residual_jacobian(model, x, positions, 1, branch)
+    found = streams.residual_jacobian(model, [(x, None)], positions, 1, branch)
     entering = streams.collect_streams(model, x)[1]
     block, wanted = model.blocks[1], 0
     for one, t in zip(entering, positions, strict=True):
@@ -150,7 +150,7 @@ def test_the_largest_logit_is_of_all_pairs():
     for seed in range(6):
         kept = []
         hook = attention.register_forward_pre_hook(lambda module, args, kept=kept: kept.append(args[0]))
-        found = streams.largest_logits(model, images(seed=seed))
+        found = streams.largest_logits(model, [(images(seed=seed), None)])
         hook.remove()
         q, k = (m(kept[0]).view(3, 5, 2, 8).transpose(1, 2) for m in (attention.q, attention.k))
         largest, causal = ((x.abs().max() / 8**0.5).item() for x in (q @ k.mT, (q @ k.mT).tril()))
@@ -176,7 +176,7 @@ def test_removal_has_top1():
 def test_sharpness_counts_images():
     """n g² with n the number of images, and one label for each."""
     model, x = network(n_layer=1), images(4)
-    h = gradients.estimate_sharpness(model, x, 1, torch.Generator().manual_seed(5))
+    h = gradients.estimate_sharpness(model, [(x, None)], 1, torch.Generator().manual_seed(5))
     labels = gradients.sample_labels(model, model.stream(x), torch.Generator().manual_seed(5))
     assert labels.shape == (4,) and set(labels.tolist()) <= {0, 1, 2}
     for name, g in gradients.compute_gradients(model, [(x, labels)]).items():
