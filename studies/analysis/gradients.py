@@ -14,11 +14,7 @@ from studies.analysis.runs import target_shares
 MATRICES = {"q": "$W_Q$", "k": "$W_K$", "v": "$W_V$", "o": "$W_O$", "w1": "$W_1$ (up, gate)", "w2": "$W_2$ (down)"}
 MATRIX_TYPES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}
 TAIL_STATISTICS = ("kurtosis", "max_over_rms", "p999_over_p50", "hill", "participation")
-MEANS = (
-    "arithmetic",
-    "geometric",
-    "zero_fraction",
-)  # the last: the share of entries that the geometric mean leaves out
+MEANS = ("arithmetic", "geometric", "zero_fraction")  # the last: the share that the geometric mean leaves out
 TAIL = 1000  # the Hill estimator's tail is the largest 1/1000 of the entries …
 TAIL_LEAST = 10  # … but at least this many
 

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import torch
 
-from model import GPTConfig, Transformer
-from nanodnt.run.checkpoints import load_checkpoint
+from model import Transformer
 from nanodnt.run.environment import choose_device
 from nanodnt.run.metrics import read_metrics
 from nanodnt.tasks import task_of
 from studies.analysis import gradients, norms, streams
-from studies.analysis.runs import Batches, CheckpointedRun
+from studies.analysis.runs import Batches, CheckpointedRun, kept_steps
 from studies.analysis.settings import AnalyzeConfig
 
 GRADIENT_TOKENS = 65536  # of the validation set
@@ -44,9 +43,8 @@ def load_model(path: Path, name: str = "last.pt") -> Transformer:
 
 def first_model(path: Path) -> Transformer:
     """The model before the first step, in fp32 and eval mode. Not for Admin, whose ω are profiled."""
-    checkpoint = load_checkpoint(path / "last.pt")
-    config = GPTConfig(**checkpoint["model_config"])
-    return task_of(config).network()(config, checkpoint["train_config"]["seed"]).eval().to(open_run(path).device)
+    run = open_run(path)
+    return task_of(run.model_config).network()(run.model_config, run.train_config["seed"]).eval().to(run.device)
 
 
 def probe(path: Path) -> Batches:
@@ -54,15 +52,9 @@ def probe(path: Path) -> Batches:
     return Batches(open_run(path), PROBE_TOKENS)
 
 
-@cache
-def train_config(path: Path) -> dict:
-    return load_checkpoint(path / "last.pt")["train_config"]
-
-
-def kept_steps(path: Path) -> list:
+def steps_of(path: Path) -> list:
     """The steps of the checkpoints step_N.pt. ValueError if none was kept."""
-    steps = sorted(int(p.stem.removeprefix("step_")) for p in path.glob("step_*.pt"))
-    if not steps:
+    if not (steps := list(kept_steps(path))):
         raise ValueError(f"{path} has kept no checkpoints: remove it, to train it again")
     return steps
 
@@ -74,7 +66,7 @@ def kept_steps(path: Path) -> list:
 def gradient_tails(path: Path) -> list:
     """Tail statistics of the gradient entries at the first checkpoint after warm-up: of q, k, v, o, w1, w2, each with
     all layers in one."""
-    early = next(step for step in kept_steps(path) if step >= train_config(path)["warmup_iters"])
+    early = next(step for step in steps_of(path) if step >= open_run(path).train_config["warmup_iters"])
     model, batches = load_model(path, f"step_{early}.pt"), Batches(open_run(path), GRADIENT_TOKENS)
     return [gradients.tail_statistics(g) for g in gradients.pool_gradients(model, batches).values()]
 
@@ -112,10 +104,10 @@ def is_ordered(path: Path, step: int) -> bool:
 def order_onset(path: Path) -> float:
     """The share of the run after which every checkpoint has the order; 1 if the last one does not."""
     first = 1.0
-    for step in reversed(kept_steps(path)):
+    for step in reversed(steps_of(path)):
         if not is_ordered(path, step):
             break
-        first = step / train_config(path)["max_iters"]
+        first = step / open_run(path).train_config["max_iters"]
     return first
 
 
