@@ -96,15 +96,13 @@ def hill_index(a: np.ndarray, k: int) -> float:
 def log_histogram(g: torch.Tensor, bins: int, low: float, high: float) -> dict:
     """Histogram of |g| over `bins` bins; their bins + 1 edges are evenly spaced in log from low to high > low > 0.
 
-    density: share of all entries per unit of |g|, so that Σ density · width = 1 − zeros − the share outside the bins.
-    ccdf: share of all entries at or above each edge. zeros: share of entries that are 0."""
+    density: share of all entries per unit of |g|. ccdf: share of all entries at or above each edge."""
     a = np.sort(g.detach().abs().flatten().float().cpu().numpy())
     edges = np.geomspace(low, high, bins + 1)
     below = np.searchsorted(a, edges)  # entries below each edge
     n = max(1, a.size)
     density = np.diff(below) / n / np.diff(edges)
-    zeros = float((a == 0).sum() / n)
-    return {"edges": edges.tolist(), "density": density.tolist(), "ccdf": (1 - below / n).tolist(), "zeros": zeros}
+    return {"edges": edges.tolist(), "density": density.tolist(), "ccdf": (1 - below / n).tolist()}
 
 
 def pool_gradients(model: Transformer, batches) -> dict:

@@ -1,7 +1,6 @@
 """From run directories to figures: measure, draw, write the PNG and JSON files, and compare several runs."""
 
 import json
-import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -115,14 +114,9 @@ def write_figure(name: str, results: dict, config: AnalyzeConfig, folder: Path) 
 
 
 def round_for_json(value):
-    """`value` with its floats rounded to 6 digits, and None for nan and infinity, which JSON lacks."""
-    if isinstance(value, dict):
-        return {key: round_for_json(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [round_for_json(part) for part in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
+    """`value` as JSON gives it back: floats with 6 digits, and None for nan and infinity, which JSON lacks."""
+    how = dict(parse_float=lambda digits: float(f"{float(digits):.6g}"), parse_constant=lambda _: None)
+    return json.loads(json.dumps(value), **how)
 
 
 def print_table(name: str, results: dict) -> None:
