@@ -165,13 +165,9 @@ class HubImages(NamedTuple):
     hint: str = "check the network and --revision"
 
 
-def build_from_hub(source: HubImages, doc: str, argv: list | None = None) -> None:
+def build_from_hub(source: HubImages, doc: str, argv: list | None) -> None:
     """A prepare script: `doc` is its --help. ValueError as in `build` and in `hub.hub_files`."""
-    flags = script.parser(doc, source.name)
-    flags.add_argument(
-        "--revision", default=source.revision, help="commit or branch to download (default: %(default)s)"
-    )
-    args = flags.parse_args(argv)
+    args = script.parser(doc, source.name, source.revision, workers=False).parse_args(argv)
     import datasets  # noqa: F401  (needed after the download: if it is missing, fail before)
 
     place = (source.repo, args.revision, source.patterns, args.out_dir, source.gb, source.gb)

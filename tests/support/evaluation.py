@@ -4,15 +4,13 @@ The command is loaded under another name: `evaluate` is also a package, which ta
 
 import importlib.util
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from nanodnt.data.tokenizer import Tokenizer
-from support.processes import meeting
+from support.processes import join_as
 from support.runs import ROOT, run, write_ids
 from support.runs import call as call_main
 
@@ -68,48 +66,48 @@ def on_processes(rank: int, world: int, folder: Path, commands: list) -> None:
     torch.set_num_threads(1)
     for turn, flags in enumerate(commands):
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, MASTER_ADDR="file").items():
-                patch.setenv(name, str(value))
-            where = meeting(rank, world, folder / f"evaluation.{turn}")
-            patch.setattr(dist, "init_process_group", partial(dist.init_process_group, **where))
+            join_as(patch, rank, world, folder / f"evaluation.{turn}")
             assert call(**flags) == 0
 
 
 # ----------------------------------------------------------------------------------------------- tasks of the harness
 
-CHOICES = """
+TASK = """
 task: {name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {file}}}}}
-output_type: multiple_choice
 test_split: test
+"""
+CHOICES = (
+    TASK
+    + """
+output_type: multiple_choice
 doc_to_text: "{{{{context}}}}"
 doc_to_choice: choices
 doc_to_target: label
 target_delimiter: ""
 metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
 """
-ROLLING = """
-task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {file}}}}}
+)
+ROLLING = (
+    TASK
+    + """
 output_type: loglikelihood_rolling
-test_split: test
 doc_to_text: ""
 doc_to_target: "{{{{text}}}}"
 metric_list: [{{metric: word_perplexity}}, {{metric: byte_perplexity}}, {{metric: bits_per_byte}}]
 """
-GENERATING = """
-task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {file}}}}}
+)
+GENERATING = (
+    TASK
+    + """
 output_type: generate_until
-test_split: test
 doc_to_text: "{{{{context}}}}"
 doc_to_target: "{{{{answer}}}}"
 generation_kwargs: {{until: {until}, max_gen_toks: 12, do_sample: false}}
 metric_list: [{{metric: exact_match}}]
 """
+)
 
 
 CONTEXTS = ["Question: why? Answer:", TEXT[:20], TEXT[:70], "x", TEXT, "Trailing spaces  ", "1 2 3 4 5 6", "zz top"]

@@ -239,9 +239,14 @@ def metrics(out_dir: Path) -> list:
     return [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+def bare(row: dict) -> dict:
+    """A row without what depends on the machine."""
+    return {k: v for k, v in row.items() if k not in MACHINE}
+
+
 def logged(out_dir: Path) -> list:
     """One (step, values that do not depend on the machine) a row."""
-    return [(row["step"], {k: v for k, v in row.items() if k not in ("step", *MACHINE)}) for row in metrics(out_dir)]
+    return [(row["step"], bare(row)) for row in metrics(out_dir)]
 
 
 def column(out_dir: Path, name: str) -> dict:
