@@ -89,10 +89,10 @@ class Network(nn.Module):
         c = self.config
         stacks = [m for m in self.modules() if isinstance(m, Linear) and m.stack]
         stacked = {id(p) for m in stacks for p in m.parameters(recurse=False)}
-        parts = {
-            name: (c.n_expert_active, c.n_expert) if id(p) in stacked else (1, 1) for name, p in self.named_parameters()
+        return {
+            name: p.numel() * c.n_expert_active // c.n_expert if id(p) in stacked else p.numel()
+            for name, p in self.named_parameters()
         }
-        return {name: p.numel() * parts[name][0] // parts[name][1] for name, p in self.named_parameters()}
 
     def active_matrices(self) -> int:
         """Number of entries of the blocks' matrices, routers included, that a token meets."""
