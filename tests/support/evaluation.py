@@ -11,7 +11,7 @@ import torch
 
 from nanodnt.data.tokenizer import Tokenizer
 from support.processes import join_as
-from support.runs import ROOT, run, write_ids
+from support.runs import ROOT, files, run, write_ids
 from support.runs import call as call_main
 
 TEXT = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. π ≈ 3,14159; 🙂\n"
@@ -40,6 +40,17 @@ def read(folder) -> dict:
 def values(folder, task) -> dict:
     """{metric: value} of a task in a run's evaluation.json."""
     return {name: found["value"] for name, found in read(folder)[task]["metrics"].items()}
+
+
+def assert_refused(capsys, runs: Path, expected: str, **flags) -> None:
+    """The command ends with one line that begins with `expected`, and nothing changes below `runs`, which TMP stands
+    for."""
+    before = files(runs)
+    capsys.readouterr()
+    assert call(**{key: str(value).replace("TMP", str(runs)) for key, value in flags.items()}) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: " + expected.replace("TMP", str(runs))) and error.count("\n") == 1, error
+    assert files(runs) == before
 
 
 def make_byte_dataset(folder: Path) -> Path:
@@ -72,15 +83,13 @@ def on_processes(rank: int, world: int, folder: Path, commands: list) -> None:
 
 # ----------------------------------------------------------------------------------------------- tasks of the harness
 
-TASK = """
+HEAD = """
 task: {name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {file}}}}}
 test_split: test
 """
-CHOICES = (
-    TASK
-    + """
+CHOICES = """
 output_type: multiple_choice
 doc_to_text: "{{{{context}}}}"
 doc_to_choice: choices
@@ -88,28 +97,19 @@ doc_to_target: label
 target_delimiter: ""
 metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
 """
-)
-ROLLING = (
-    TASK
-    + """
+ROLLING = """
 output_type: loglikelihood_rolling
 doc_to_text: ""
 doc_to_target: "{{{{text}}}}"
 metric_list: [{{metric: word_perplexity}}, {{metric: byte_perplexity}}, {{metric: bits_per_byte}}]
 """
-)
-GENERATING = (
-    TASK
-    + """
+GENERATING = """
 output_type: generate_until
 doc_to_text: "{{{{context}}}}"
 doc_to_target: "{{{{answer}}}}"
 generation_kwargs: {{until: {until}, max_gen_toks: 12, do_sample: false}}
 metric_list: [{{metric: exact_match}}]
 """
-)
-
-
 CONTEXTS = ["Question: why? Answer:", TEXT[:20], TEXT[:70], "x", TEXT, "Trailing spaces  ", "1 2 3 4 5 6", "zz top"]
 
 
@@ -128,7 +128,8 @@ def write_tasks(folder: Path, until=("e", "\n"), choices=(), texts=()) -> Path:
     ):
         file = folder / f"{name}.jsonl"
         file.write_text("".join(json.dumps(document) + "\n" for document in documents))
-        (folder / f"{name}.yaml").write_text(yaml.format(name=name, file=file, until=json.dumps(list(until))).lstrip())
+        text = (HEAD + yaml).format(name=name, file=file, until=json.dumps(list(until)))
+        (folder / f"{name}.yaml").write_text(text)
     return folder
 
 

@@ -25,6 +25,21 @@ def write_examples(folder: Path, tokenizer: dict | None = None, **splits) -> Pat
     return write_ids(folder, tokenizer or Tokenizer.meta_for("bytes"), parts, kind="examples", template=TEMPLATE)
 
 
+def chat(*contents, system=None) -> list:
+    """Messages: a user's, an assistant's, a user's, …"""
+    messages = [{"role": "system", "content": system}] * (system is not None)
+    roles = ("user", "assistant") * len(contents)
+    return messages + [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
+
+
+def write_records(path: Path, records: list, array: bool = False) -> Path:
+    """A file of records: one a line, or one array."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(records) if array else "".join(json.dumps(r) + "\n" for r in records)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 def example(*turns, begin=256, eot=256) -> tuple:
     """(ids, marks) of an example: turns are (prompt, response), texts of ASCII characters or lists of ids."""
     ids, marks = [begin], [2]
