@@ -1,5 +1,6 @@
 """Made datasets of examples, and of texts in documents: written by the contract of meta.json alone."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
