@@ -186,10 +186,10 @@ def draw_removal(results):
 def residual_jacobian(model: Transformer, batches, positions: list, block: int, branch: str) -> torch.Tensor:
     """(C, C): ∂y[i]/∂x[j] for the token at positions[b] of each sequence b, averaged over the sequences (LNS Fig. 5).
 
-    x enters and y leaves the residual sub-layer `branch` ("attn", "mlp", or "block" for both) of block `block`, counted
-    from 0. Both are of the same token. The others that it sees, those before it or all of an image, are held fixed:
-    their keys and values are put in a cache, so that C copies of the token give all rows in one backward pass."""
-    module, total = model.blocks[block] if branch == "block" else getattr(model.blocks[block], branch), 0.0
+    x enters and y leaves the residual sub-layer `branch` ("attn" or "mlp") of block `block`, counted from 0. Both are
+    of the same token. The others that it sees, those before it or all of an image, are held fixed: their keys and
+    values are put in a cache, so that C copies of the token give all rows in one backward pass."""
+    module, total = getattr(model.blocks[block], branch), 0.0
     for (sequence, rope), t in zip(sequences_entering(module, model, batches), map(int, positions), strict=True):
         context, channels = (), torch.arange(sequence.shape[-1], device=sequence.device)
         if branch != "mlp":  # the FFN looks at no other token

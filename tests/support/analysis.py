@@ -88,13 +88,6 @@ def type_by_name(name, matrices):
     return types.get(part, "norm")
 
 
-def silence(block):
-    """Make the block the identity: both of its branches end in zero."""
-    with torch.no_grad():
-        block.attn.f.o.weight.zero_()
-        block.mlp.f.down.weight.zero_()
-
-
 def two_batches():
     """Of different size, with different numbers of ignored targets."""
     first, second = tokens(3, 7, seed=4), tokens(1, 7, seed=6)
