@@ -16,11 +16,12 @@ from nanodnt.files import write_file
 from nanodnt.run.loss_curve import finish_axis, plot_losses, save_figure
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
-from nanodnt.state import is_number
+from nanodnt.state import is_count, is_number
 from nanodnt.tasks import task_of
 from studies.analysis.figure import plt
 
-RECORD = {"model", "train", "command", "versions", "git_commit"}  # what config.json holds at least
+# what a valid config.json holds, and of which type
+RECORD = {"model": dict, "train": dict, "command": list, "versions": dict, "git_commit": (str, type(None))}
 DATA = (("train", "dataset"), ("model", "vocab_size"), ("model", "block_size"), ("train", "eval_tokens"))
 DATA_OF_IMAGES = (("train", "dataset"), ("train", "eval_tokens"))  # a loss is of an image, however many tokens it has
 PATHS = ("out_dir", "overwrite", "wandb_log", "wandb_project")  # where a run's files go: not listed as differences
@@ -98,10 +99,11 @@ def load_records(paths) -> list:
 def load_config(file: Path) -> dict:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        if missing := RECORD - config.keys():
-            raise ValueError(f"without {', '.join(sorted(missing))}")
+        wrong = [key for key, kind in RECORD.items() if not isinstance(config[key], kind)]
+        if wrong or not is_count(config["train"]["max_iters"]):
+            raise ValueError(f"{', '.join(wrong) or 'max_iters'} of a wrong kind")
         return config
-    except (OSError, ValueError, AttributeError) as e:
+    except (OSError, ValueError, TypeError, KeyError) as e:
         reason = f"{type(e).__name__}: {e}".replace("\n", " ")
         raise ValueError(f"{file} is missing or damaged ({reason}): restore it, or leave this run out") from None
 

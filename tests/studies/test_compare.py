@@ -18,7 +18,7 @@ from studies.analysis.compare import (
     table_cells,
     training_hours,
 )
-from support.analysis import RECORD, TRAIN, make_run
+from support.analysis import MODEL, RECORD, TRAIN, make_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -145,6 +145,8 @@ def broken(tmp_path, name):
         "cut short": ("config.json", '{"model": {'),
         "a list": ("config.json", "[1]"),
         "no model": ("config.json", json.dumps({"train": TRAIN, "command": []} | RECORD)),
+        "wrong kind": ("config.json", json.dumps({"model": MODEL, "train": TRAIN, "command": "x"} | RECORD)),
+        "no steps": ("config.json", json.dumps({"model": MODEL, "train": {"max_iters": "x"}, "command": []} | RECORD)),
     }[name]
     (folder / file).write_text(text)
     return folder
@@ -156,8 +158,10 @@ def broken(tmp_path, name):
         ("no rows", "run is not the directory of a run: it has no metrics.jsonl, or one without rows"),
         ("foreign rows", "metrics.jsonl:1 is not a metrics row"),
         ("cut short", "config.json is missing or damaged .JSONDecodeError"),
-        ("a list", "config.json is missing or damaged .AttributeError"),
-        ("no model", "config.json is missing or damaged .ValueError: without model"),
+        ("a list", "config.json is missing or damaged .TypeError"),
+        ("no model", "config.json is missing or damaged .KeyError: 'model'"),
+        ("wrong kind", "config.json is missing or damaged .ValueError: command of a wrong kind"),
+        ("no steps", "config.json is missing or damaged .ValueError: max_iters of a wrong kind"),
     ],
 )
 def test_a_damaged_folder_is_one_clear_line(tmp_path, name, words):
