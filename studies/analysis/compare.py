@@ -103,7 +103,7 @@ def load_config(file: Path) -> dict:
         if wrong or not is_count(config["train"]["max_iters"]):
             raise ValueError(f"{', '.join(wrong) or 'max_iters'} of a wrong kind")
         return config
-    except (OSError, ValueError, TypeError, KeyError) as e:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as e:
         reason = f"{type(e).__name__}: {e}".replace("\n", " ")
         raise ValueError(f"{file} is missing or damaged ({reason}): restore it, or leave this run out") from None
 

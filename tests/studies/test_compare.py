@@ -147,6 +147,7 @@ def broken(tmp_path, name):
         "no model": ("config.json", json.dumps({"train": TRAIN, "command": []} | RECORD)),
         "wrong kind": ("config.json", json.dumps({"model": MODEL, "train": TRAIN, "command": "x"} | RECORD)),
         "no steps": ("config.json", json.dumps({"model": MODEL, "train": {"max_iters": "x"}, "command": []} | RECORD)),
+        "too deep": ("config.json", "[" * 100_000),
     }[name]
     (folder / file).write_text(text)
     return folder
@@ -162,6 +163,7 @@ def broken(tmp_path, name):
         ("no model", "config.json is missing or damaged .KeyError: 'model'"),
         ("wrong kind", "config.json is missing or damaged .ValueError: command of a wrong kind"),
         ("no steps", "config.json is missing or damaged .ValueError: max_iters of a wrong kind"),
+        ("too deep", "config.json is missing or damaged"),
     ],
 )
 def test_a_damaged_folder_is_one_clear_line(tmp_path, name, words):
