@@ -4,7 +4,6 @@ import torch
 import torch.nn as nn
 
 from layers.linear import Embedding, Linear, SigmaReparam
-from layers.moe import Router
 from layers.roles import HIDDEN, ROLES
 from layers.runtime import Runtime
 from layers.slot import Slot
@@ -51,8 +50,8 @@ class Network(nn.Module):
                 module.init(c.init_std, generator)
 
     def routers(self) -> dict:
-        """{name: Router}, in the order of the blocks."""
-        return {name: m for name, m in self.named_modules() if isinstance(m, Router)}
+        """{name: its Router}, in the order of the blocks."""
+        return {name: m for name, m in self.named_modules() if name.endswith(".router")}
 
     def power_iteration(self) -> None:
         """One step of σReparam's power iteration in every matrix that has it. Call it after every optimizer step."""

@@ -12,8 +12,8 @@ from nanodnt.data import folder_of, load_meta
 from nanodnt.data.windows import document_positions
 from nanodnt.engine import split_batch
 from nanodnt.optim import fill_defaults
-from nanodnt.run.compilation import choose_compile
 from nanodnt.run.environment import Env, choose_dtype
+from nanodnt.run.hardware import choose_compile
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import open_data, task_of, task_of_data
 

@@ -19,7 +19,6 @@ from tqdm import tqdm
 from nanodnt.data.images import open_image
 from nanodnt.data.meta import MAX_CLASSES, sha256
 from nanodnt.prepare import hub, script
-from nanodnt.tasks.images import fitting_flags
 
 MEASURED = 10_000  # training images, at most, that give mean and standard deviation
 AHEAD = 256  # images that may wait for their check: they take memory
@@ -128,6 +127,8 @@ def _measure(parts, n, image_size, channels):
 
 
 def _print_summary(meta, out_dir, train):
+    from nanodnt.tasks.images import fitting_flags  # it loads torch, which the rest does without
+
     parts = meta["splits"].values()
     counts = ", ".join(f"{split} {part['images']:,} images" for split, part in meta["splits"].items())
     side = "several sizes" if meta["image_size"] is None else f"{meta['image_size']} × {meta['image_size']}"

@@ -24,7 +24,7 @@ import nanodnt.run.loss_curve
 import nanodnt.run.metrics
 import train
 from model import GPT
-from nanodnt.data import Dataset
+from nanodnt.data.windows import Dataset
 from nanodnt.run.errors import end_with
 from support.runs import flags, steps_noted
 

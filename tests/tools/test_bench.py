@@ -22,7 +22,7 @@ from nanodnt import optim
 from nanodnt.bench import compare, measure, settings, timing, variants, vary
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.variants import Variant
-from nanodnt.data import Dataset
+from nanodnt.data.windows import Dataset
 from nanodnt.settings import TrainConfig
 from support.devices import CPU, bench_setting
 from support.runs import call

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanodnt.data import Dataset
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.data.windows import document_positions
+from nanodnt.data.windows import Dataset, document_positions
 from support import examples as made
 from support.prepared import open_prepared
 from support.runs import write_ids

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanodnt.data import Dataset
 from nanodnt.data.examples import Examples
 from nanodnt.data.packing import pack
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.data.windows import Dataset
 from support import examples as made
 from support.depth import examples as count
 from support.prepared import open_prepared

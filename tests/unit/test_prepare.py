@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanodnt.data import Dataset, load_meta
+from nanodnt.data import load_meta
 from nanodnt.data import meta as data
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.data.windows import Dataset
 from nanodnt.prepare import script, text
 from support.depth import examples
 from support.prepared import contents, documents_of, error_of, ids_of, load_script, needs_gpt2, note_parts, use_fake_bpe
