@@ -27,7 +27,6 @@ from torch.utils.checkpoint import checkpoint
 from layers.attention import additive, attend, document_blocks, visible_keys
 from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear, linear
 from layers.loss import linear_cross_entropy
-from layers.moe import Router, Routes, grouped
 from layers.network import Network
 from layers.ops import ACTIVATIONS, add, materialise, rotary, rotate, rounded, upcast
 from layers.rules import check as check_config
@@ -325,25 +324,15 @@ class MLP(nn.Module):
         return self.down(F.silu(gate) * up, product=product)
 
 
-class MoE(nn.Module):
-    """Σ wₑ expertₑ(u) over the k experts of a token, plus the shared one: (B, T, C) → (B, T, C). `gain`: as for
-    Attention; router and shared expert take it too."""
+def mixture(config: GPTConfig, layer: int) -> nn.Module:
+    """The FFN of layer ℓ = `layer` with experts."""
+    from layers.moe import MoE, Router  # not at the top: most networks have none
 
-    def __init__(self, config: GPTConfig, layer: int):
-        super().__init__()
-        c = config
-        how = dict(score=c.router, normalise=c.router_norm, scale=c.router_scale, balance=c.balance)
-        pre = make_slot(**own_gain(c, layer, "mlp"))
-        self.router = Router(c.n_embd, c.n_expert, c.n_expert_active, **how, pre=pre)
-        self.experts = MLP(c, layer, experts=c.n_expert)
-        self.shared = MLP(c, layer, shared=c.n_expert_shared) if c.n_expert_shared else None
-
-    def forward(self, u, gain=None):
-        weights, experts = self.router(u, gain)
-        routes = Routes.of(experts, self.router.out_features)
-        y = self.experts(routes.send(u), gain, partial(grouped, routes=routes))
-        y = routes.bring_back(y, weights)
-        return y if self.shared is None else y + self.shared(u, gain)
+    c, pre = config, make_slot(**own_gain(config, layer, "mlp"))
+    how = dict(score=c.router, normalise=c.router_norm, scale=c.router_scale, balance=c.balance)
+    router = Router(c.n_embd, c.n_expert, c.n_expert_active, **how, pre=pre)
+    shared = MLP(c, layer, shared=c.n_expert_shared) if c.n_expert_shared else None
+    return MoE(router, MLP(c, layer, experts=c.n_expert), shared)
 
 
 class Residual(nn.Module):
@@ -373,7 +362,7 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
         self.attn = Residual(Attention(config, layer), layout(config, layer, "attn"), config.dropout)
-        ffn = MoE if config.n_expert else MLP
+        ffn = mixture if config.n_expert else MLP
         self.mlp = Residual(ffn(config, layer), layout(config, layer, "mlp"), config.dropout)
 
     def forward(self, x, rope=None, cache=None, mask=None):

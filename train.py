@@ -101,7 +101,7 @@ def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -
     materialize(start, data, config, env)
     prepare_model(model, config, env)
     if env.device.type == "cuda" and not config.micro_batch_size:
-        from nanodnt.plan.micro_batch import choose_micro_batch
+        from nanodnt.plan.memory import choose_micro_batch
 
         micro, accumulation = choose_micro_batch(model.config, config, env, micro * accumulation)
     optimizer = make_optimizer(model, config)

@@ -34,13 +34,6 @@ def scale_weight(weight, bias, dtype, scales: Scales) -> tuple:
     return weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def scale_activations(x, weight, bias, dtype, scales: Scales, product):
-    """The same product with the factors on x and y, which for few rows are smaller than the weight."""
-    x = x if scales.in_scale is None else x * scales.in_scale
-    y = product(x.to(dtype), *scale_weight(weight, bias, dtype, PLAIN))
-    return y if scales.out_scale is None else (y * scales.out_scale).to(dtype)
-
-
 class Product(torch.autograd.Function):
     """x Wᵀ in the dtype of x, bf16 or fp16: x (…, n_in), W (n_out, n_in) in fp32.
 
@@ -69,7 +62,9 @@ def linear(x, weight, bias=None, dtype=None, scales=PLAIN, product=F.linear):
     stack of matrices needs another than F.linear."""
     dtype = dtype or weight.dtype
     if few(x, weight):
-        return scale_activations(x, weight, bias, dtype, scales, product)
+        x = x if scales.in_scale is None else x * scales.in_scale  # smaller than the weight, as y is
+        y = product(x.to(dtype), *scale_weight(weight, bias, dtype, PLAIN))
+        return y if scales.out_scale is None else (y * scales.out_scale).to(dtype)
     is_plain = scales.in_scale is None and scales.out_scale is None and bias is None and product is F.linear
     if is_plain and torch.compiler.is_compiling() and weight.is_cuda and dtype.itemsize < weight.dtype.itemsize:
         return Product.apply(x.to(dtype), weight)

@@ -5,6 +5,7 @@ an expert are neighbouring rows; `Routes` holds the order. How many there are di
 step to step, but no shape depends on it, and the host reads it only where there is no grouped product.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -245,3 +246,19 @@ class Router(Linear):
         super().init(std, generator, cut)
         if self.choice_bias is not None:
             self.choice_bias.zero_()
+
+
+class MoE(nn.Module):
+    """Σ wₑ expertₑ(u) over the k experts of a token, plus the `shared` one: (B, T, C) → (B, T, C). `experts`: an FFN
+    whose matrices are stacks. `gain`: the pre slot's, if any; router and shared expert take it too."""
+
+    def __init__(self, router: Router, experts: nn.Module, shared: nn.Module | None):
+        super().__init__()
+        self.router, self.experts, self.shared = router, experts, shared
+
+    def forward(self, u, gain=None):
+        weights, experts = self.router(u, gain)
+        routes = Routes.of(experts, self.router.out_features)
+        y = self.experts(routes.send(u), gain, partial(grouped, routes=routes))
+        y = routes.bring_back(y, weights)
+        return y if self.shared is None else y + self.shared(u, gain)

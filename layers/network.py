@@ -4,7 +4,6 @@ import torch
 import torch.nn as nn
 
 from layers.linear import Embedding, Linear, SigmaReparam
-from layers.moe import Router
 from layers.roles import HIDDEN, ROLES
 from layers.runtime import Runtime
 from layers.slot import Slot
@@ -51,8 +50,8 @@ class Network(nn.Module):
                 module.init(c.init_std, generator)
 
     def routers(self) -> dict:
-        """{name: Router}, in the order of the blocks."""
-        return {name: m for name, m in self.named_modules() if isinstance(m, Router)}
+        """{name: its Router}, in the order of the blocks."""
+        return {name: m for name, m in self.named_modules() if name.endswith(".router")}
 
     def power_iteration(self) -> None:
         """One step of σReparam's power iteration in every matrix that has it. Call it after every optimizer step."""
@@ -89,10 +88,10 @@ class Network(nn.Module):
         c = self.config
         stacks = [m for m in self.modules() if isinstance(m, Linear) and m.stack]
         stacked = {id(p) for m in stacks for p in m.parameters(recurse=False)}
-        parts = {
-            name: (c.n_expert_active, c.n_expert) if id(p) in stacked else (1, 1) for name, p in self.named_parameters()
+        return {
+            name: p.numel() * c.n_expert_active // c.n_expert if id(p) in stacked else p.numel()
+            for name, p in self.named_parameters()
         }
-        return {name: p.numel() * parts[name][0] // parts[name][1] for name, p in self.named_parameters()}
 
     def active_matrices(self) -> int:
         """Number of entries of the blocks' matrices, routers included, that a token meets."""

@@ -20,12 +20,26 @@ OF_TEXT = ("pos", "rope_theta", "vocab_size")
 # The flags that only a mixture of experts has, besides n_expert.
 OF_EXPERTS = ("n_expert_active", "n_expert_shared", "router", "router_norm", "router_scale", "balance")
 
+NO_DYT_BIAS = ("dyt_bias", False)  # as good as none, and older checkpoints have it
+NEED_NORMS = (("deepnorm", True), ("admin", True), ("gain", "branch"), ("lns", "norm"), ("lns", "input"))
+
 
 def check(config) -> None:
     """ValueError, in one line that says what to change, for values that are wrong or contradict each other."""
     for wrong, message in chain(*(rules(config) for rules in (values, images, sizes, experts, norms, scales))):
         if wrong:
             raise ValueError(message)
+
+
+def where(c, names, wrong) -> str:
+    """NAME=VALUE of those of these flags for which wrong(name, value)."""
+    return ", ".join(f"{name}={getattr(c, name)}" for name in names if wrong(name, getattr(c, name)))
+
+
+def changed(c, *names) -> str:
+    """NAME=VALUE of those of these flags that are not the default."""
+    defaults = {f.name: f.default for f in fields(c)}
+    return where(c, names, lambda name, value: value != defaults[name])
 
 
 def values(c):
@@ -43,23 +57,22 @@ def values(c):
 
 def sizes(c):
     """(true if wrong, message) for sizes and plain numbers."""
-    names = ("n_layer", "n_head", "n_embd", "block_size")
-    names += ("image_size", "channels", "n_class") if c.patch_size else ("vocab_size",)
-    small = [f"{name}={getattr(c, name)}" for name in names if getattr(c, name) < 1]
-    yield small, f"{', '.join(small)}: must be at least 1"
-    large = [f"{name}={getattr(c, name)}" for name in MOST if getattr(c, name) > MOST[name]]
+    names = ("n_layer", "n_head", "n_embd", "block_size", *(OF_IMAGES[:3] if c.patch_size else ("vocab_size",)))
+    small = where(c, names, lambda name, value: value < 1)
+    yield small, f"{small}: must be at least 1"
+    large = where(c, MOST, lambda name, value: value > MOST[name])
     limits = f"{MOST['n_layer']:,} blocks, {MOST['n_expert']:,} experts, {MOST['n_embd']:,} for other sizes"
-    yield large, f"{', '.join(large)}: larger than any model has ({limits})"
+    yield large, f"{large}: larger than any model has ({limits})"
     negative = min(c.n_kv_head, c.n_ff, c.head_size) < 0
     yield negative, "n_kv_head, n_ff and head_size must not be negative (0 = the default)"
-    d, heads, kv = c.n_embd, c.n_head, c.n_kv_head or c.n_head
-    whole = c.head_size or d % heads == 0
-    yield not whole, f"n_embd={d} must be a multiple of n_head={heads}, unless head_size is given"
-    yield heads % kv, f"n_head={heads} must be a multiple of n_kv_head={kv}"
-    rope = c.pos == "rope"
-    odd = rope and c.head_dim % 2
+    broken = not c.head_size and c.n_embd % c.n_head
+    yield broken, f"n_embd={c.n_embd} must be a multiple of n_head={c.n_head}, unless head_size is given"
+    uneven = c.n_kv_head and c.n_head % c.n_kv_head
+    yield uneven, f"n_head={c.n_head} must be a multiple of n_kv_head={c.n_kv_head}"
+    odd = c.pos == "rope" and c.head_dim % 2
     yield odd, f"pos=rope needs an even head size, but it is {c.head_dim}: change n_embd, n_head or head_size"
-    yield not rope and c.rope_theta != 10000.0, "rope_theta needs pos=rope: set that, or leave rope_theta out"
+    unused = c.pos != "rope" and changed(c, "rope_theta")
+    yield unused, "rope_theta needs pos=rope: set that, or leave rope_theta out"
     yield c.rope_theta <= 0, f"rope_theta={c.rope_theta} must be positive"
     yield not 0 <= c.dropout < 1, f"dropout={c.dropout} must be at least 0 and below 1"
     yield not 0 <= c.drop_path < 1, f"drop_path={c.drop_path} must be at least 0 and below 1"
@@ -71,8 +84,8 @@ def images(c):
     """(true if wrong, message) for images."""
     yield c.patch_size < 0, f"patch_size={c.patch_size} must not be negative (0 = text)"
     kind, others, fix = ("images", OF_TEXT, "") if c.patch_size else ("text", OF_IMAGES, "set patch_size, or ")
-    given = changed(c, others)
-    yield given, f"{', '.join(given)}: patch_size={c.patch_size} makes this a model of {kind}: {fix}leave it out"
+    given = changed(c, *others)
+    yield given, f"{given}: patch_size={c.patch_size} makes this a model of {kind}: {fix}leave it out"
     rest = c.patch_size and c.image_size % c.patch_size
     yield rest, f"image_size={c.image_size} must be a multiple of patch_size={c.patch_size}"
     tokens = c.patch_size and c.image_size and c.image_tokens
@@ -80,19 +93,13 @@ def images(c):
     yield wrong, f"block_size={c.block_size}: an image of {c.image_size} pixels has {tokens} tokens: leave it out"
 
 
-def changed(c, names) -> list:
-    """NAME=VALUE of those of these flags that are not the default."""
-    defaults = {f.name: f.default for f in fields(c)}
-    return [f"{name}={getattr(c, name)}" for name in names if getattr(c, name) != defaults[name]]
-
-
 def experts(c):
     """(true if wrong, message) for mixtures of experts."""
     E, k = c.n_expert, c.n_expert_active
-    given = changed(c, OF_EXPERTS)
-    negative = [f"{name}={getattr(c, name)}" for name in ("n_expert", "n_expert_shared") if getattr(c, name) < 0]
-    yield negative, f"{', '.join(negative)}: must not be negative (0 = none)"
-    yield E == 0 and given, f"{', '.join(given)}: needs experts, set n_expert (8, for example), or leave it out"
+    negative = where(c, ("n_expert", "n_expert_shared"), lambda name, value: value < 0)
+    yield negative, f"{negative}: must not be negative (0 = none)"
+    given = E == 0 and changed(c, *OF_EXPERTS)
+    yield given, f"{given}: needs experts, set n_expert (8, for example), or leave it out"
     yield E and k < 1, f"n_expert_active={k} must be at least 1"
     yield E and k > E, f"n_expert_active={k} is more than n_expert={E}: set it to at most {E}, or raise n_expert"
     yield c.router_scale <= 0, f"router_scale={c.router_scale} must be positive"
@@ -102,9 +109,8 @@ def experts(c):
 
 def norms(c):
     """(true if wrong, message) for norms and where they stand."""
-    positions = ("mid_norm", "post_norm", "input_norm", "post_norm_blocks")
-    placed = [f"{name}={getattr(c, name)}" for name in positions if getattr(c, name) not in ("none", False, 0)]
-    yield c.norm == "none" and placed, f"norm=none contradicts {', '.join(placed)}: leave that out, or choose a norm"
+    placed = c.norm == "none" and changed(c, "mid_norm", "post_norm", "input_norm", "post_norm_blocks")
+    yield placed, f"norm=none contradicts {placed}: leave that out, or choose a norm"
     n, groups = c.post_norm_blocks, c.norm_groups
     yield not 0 <= n <= c.n_layer, f"post_norm_blocks={n} must be between 0 and n_layer={c.n_layer}"
     divides = groups >= 1 and c.n_embd % groups == 0
@@ -113,13 +119,11 @@ def norms(c):
     yield grouped, f"norm_groups={groups} needs norm=rmsnorm or layernorm, but norm={c.norm}"
     single = c.norm == "layernorm" and groups == c.n_embd
     yield single, f"norm_groups={groups} leaves LayerNorm groups of one channel, which are always 0: lower norm_groups"
-    defaults = {f.name: f.default for f in fields(c) if f.name.startswith("dyt_")}
-    dyt = [name for name, default in defaults.items() if getattr(c, name) != default]
-    if c.dyt_bias is False:  # as good as none, and older checkpoints have it
-        dyt.remove("dyt_bias")
-    yield c.norm != "dyt" and dyt, f"{', '.join(dyt)}: needs norm=dyt, but norm={c.norm}"
-    for name in ("dyt_alpha_attn", "dyt_alpha_other"):
-        yield getattr(c, name) == 0, f"{name}=0 would make the slot constant: choose another α₀"
+    dyt = [f.name for f in fields(c) if f.name.startswith("dyt_") and (f.name, getattr(c, f.name)) != NO_DYT_BIAS]
+    given = c.norm != "dyt" and changed(c, *dyt)
+    yield given, f"{given}: needs norm=dyt, but norm={c.norm}"
+    zero = where(c, ("dyt_alpha_attn", "dyt_alpha_other"), lambda name, value: value == 0)
+    yield zero, f"{zero} would make the slot constant: choose another α₀"
     divided = c.embed_scale and c.input_norm and c.norm != "dyt"
     yield divided, "embed_scale has no effect under input_norm, which divides it out again: leave one of them out"
     twice = c.qk_norm and c.gain_out == "norm"
@@ -128,49 +132,35 @@ def norms(c):
 
 def scales(c):
     """(true if wrong, message) for constants, learned scales and scale vectors."""
-    needy = [name for name in ("deepnorm", "admin") if getattr(c, name)]
-    if c.gain == "branch":
-        needy.append("gain=branch")
-    if c.lns in ("norm", "input"):
-        needy.append(f"lns={c.lns}")
-    yield c.norm == "none" and needy, f"{', '.join(needy)}: needs norms to act on, but norm=none: choose a norm"
-
+    needy = c.norm == "none" and where(c, dict(NEED_NORMS), lambda *flag: flag in NEED_NORMS)
+    yield needy, f"{needy}: needs norms to act on, but norm=none: choose a norm"
     pre = branches_with_pre_norm(c)
-    fewer = f" and post_norm_blocks below n_layer={c.n_layer}" * (c.post_norm_blocks == c.n_layer)
-    without_pre_norm = c.lns in ("norm", "input") and not [
-        branch for branch in pre if c.lns_branches in ("both", branch)
-    ]
-    yield (
-        without_pre_norm,
-        f"lns={c.lns} needs a pre norm to act on: set pre_norm=both{fewer}, or lns=branch or residual",
-    )
-    changed = [name for name, v in (("lns_power", 0.5), ("lns_branches", "both")) if getattr(c, name) != v]
-    yield c.lns == "off" and changed, f"{', '.join(changed)}: needs lns, for example lns=norm"
+    fix = "set pre_norm=both" + f" and post_norm_blocks below n_layer={c.n_layer}" * (c.post_norm_blocks == c.n_layer)
+    without = c.lns in ("norm", "input") and not any(c.lns_branches in ("both", branch) for branch in pre)
+    yield without, f"lns={c.lns} needs a pre norm to act on: {fix}, or lns=branch or residual"
+    unused = c.lns == "off" and changed(c, "lns_power", "lns_branches")
+    yield unused, f"{unused}: needs lns, for example lns=norm"
     learned = c.lns_learn and (c.lns != "norm" or c.gain == "none")
     yield learned, "lns_learn needs lns=norm and gains (gain=shared or branch), whose initial value it sets"
 
-    for name in ("deepnorm", "admin"):
-        wrong = getattr(c, name) and c.post_norm != "both"
-        yield wrong, f"{name} scales the stream before post norms: set post_norm=both (and pre_norm=none)"
+    scaled = c.post_norm != "both" and changed(c, "deepnorm", "admin")
+    yield scaled, f"{scaled} scales the stream before post norms: set post_norm=both (and pre_norm=none)"
     yield c.deepnorm and c.admin, "deepnorm and admin both scale the stream: leave one of them out"
     scale, start = c.branch_scale, c.branch_scale_init
-    without_scale = scale == "none" and start is not None
-    yield without_scale, "branch_scale_init needs branch_scale: set branch_scale=layerscale or skipinit"
+    without = scale == "none" and start is not None
+    yield without, "branch_scale_init needs branch_scale: set branch_scale=layerscale or skipinit"
     yield c.fixup and c.norm != "none", f"fixup replaces the norms, but norm={c.norm}: set norm=none"
-    why = "it has its own multiplier on the branch, and matrices that start at zero"
-    for name, on in (("branch_scale", scale != "none"), ("sigma_reparam", c.sigma_reparam)):
-        yield c.fixup and on, f"fixup contradicts {name}: {why}"
-
+    other = c.fixup and changed(c, "branch_scale", "sigma_reparam")
+    yield other, f"fixup contradicts {other}: it has its own multiplier on the branch, and matrices that start at zero"
     wrong = c.gain == "branch" and not pre
-    yield wrong, f"gain=branch needs a pre norm, whose gains it separates: set pre_norm{fewer}"
-    for name, default in (("gain_out", "none"), ("gain_param", "direct")):
-        wrong = c.gain == "none" and getattr(c, name) != default
-        yield wrong, f"{name}={getattr(c, name)} contradicts gain=none: choose gain=shared or branch"
+    yield wrong, f"gain=branch needs a pre norm, whose gains it separates: {fix}"
+    kinds = c.gain == "none" and changed(c, "gain_out", "gain_param")
+    yield kinds, f"{kinds} contradicts gain=none: choose gain=shared or branch"
     negative = c.gain_param == "expmagdir" and scale == "layerscale" and start is not None and start <= 0
     yield negative, f"gain_param=expmagdir keeps gains positive, but branch_scale_init={start}: choose a positive one"
     vectors = c.norm != "none" or c.qk_norm or c.gain_out != "none" or scale == "layerscale"
-    without_vector = c.gain_param != "direct" and not vectors
-    yield without_vector, f"gain_param={c.gain_param} has no scale vector to act on (norm={c.norm}): leave it out"
+    useless = c.gain_param != "direct" and not vectors
+    yield useless, f"gain_param={c.gain_param} has no scale vector to act on (norm={c.norm}): leave it out"
 
 
 def branches_with_pre_norm(c) -> list:

@@ -76,9 +76,8 @@ class Trainer:
     micro: int  # rows of a micro batch
     grad_clip: float  # limit on the gradient norm; 0 = none
     compiled_model: Callable | None = None  # the model compiled and wrapped for several processes; None: it is neither
-    on_phase_end: Callable = lambda phase: (
-        None
-    )  # called after forward and backward of each micro batch, clip, optimizer
+    # called after forward and backward of each micro batch, clip, optimizer
+    on_phase_end: Callable = lambda phase: None
 
 
 def training_step(trainer: Trainer, batch, loss_tokens: float = 0.0) -> StepResult:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nanodnt.optim import OPTIMIZERS
-from nanodnt.tasks.images import ImageFlags
+from nanodnt.tasks.image_flags import ImageFlags
 
 MAX_BATCH = 2**20  # sequences, or images; a larger number is a typing error, and its batches would not fit into memory
 

@@ -1,23 +1,18 @@
 """The start of a run: where model, weights, optimizer state and progress come from, as `init_from` says."""
 
-from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from layers import rules
-from model import GPT, GPTConfig, Transformer
-from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
-from nanodnt.run.checkpoints import fingerprint, load_checkpoint, load_latest
-from nanodnt.run.compilation import can_use_flex, choose_compile, compile_model
-from nanodnt.run.hardware import attention_backend
+from layers.rules import notes as layout_notes
+from model import GPTConfig, Transformer
+from nanodnt.optim import describe_groups, load_optimizer, lr_at, notes, state_bytes
+from nanodnt.run.checkpoints import fingerprint, load_latest
+from nanodnt.run.hardware import attention_backend, choose_compile
 from nanodnt.run.parallel import choose_kept, choose_parallel, shard_model
-from nanodnt.settings import TrainConfig
 from nanodnt.state import RunState
-from nanodnt.tasks import meant, task_of, task_of_data
-
-NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth a line
+from nanodnt.tasks import task_of, task_of_data
 
 
 class Start(NamedTuple):
@@ -39,82 +34,24 @@ def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained
     checkpoint = load_latest(out_dir, env.print) if resumes else None
     if checkpoint is None:
         check_out_dir(config, out_dir)
-    else:
-        check_same_data(config.dataset, meta, checkpoint, source, out_dir, env)
     fresh = checkpoint is None and source == "scratch"
     task = task_of(model_config)
     if fresh or task.reads == task_of_data(meta).reads:
         task.fit(model_config, meta, config.dataset)
     if fresh:
         start = Start(task.network().empty(model_config), None)
-    elif checkpoint:
-        start = resume(checkpoint, config, model_config, env)
-    elif found := read_pretrained(source, model_config):
-        start = start_from_pretrained(source, found, config, model_config, env)
     else:
-        start = start_from_checkpoint(source, config, model_config, env)
+        from nanodnt import sources
+
+        if checkpoint:
+            sources.check_same_data(config.dataset, meta, checkpoint, source, out_dir, env)
+            start = Start(*sources.resume(checkpoint, config, model_config, env), checkpoint)
+        elif found := read_pretrained(source, model_config):
+            start = Start(*sources.start_from_pretrained(source, found, config, model_config, env))
+        else:
+            start = Start(*sources.start_from_checkpoint(source, config, model_config, env))
     check_data(config.dataset, meta, start.meta, start.model)
     return start
-
-
-def resume(checkpoint: dict, config, model_config: GPTConfig, env) -> Start:
-    """A run goes on from its checkpoint."""
-    model = model_of(checkpoint, model_config)
-    print_model_changes(model, model_config, env)
-    given = {name: value for name, value in asdict(config).items() if value is not None}
-    print_changes("changed on resume", checkpoint["train_config"], given, env)
-    env.print(f"weights: {config.out_dir}, step {checkpoint['step']}")
-    return Start(model, checkpoint["model"], checkpoint["meta"], checkpoint)
-
-
-def start_from_checkpoint(source: str, config, model_config: GPTConfig, env) -> Start:
-    """A new run from the weights of a checkpoint's file."""
-    if not Path(source).is_file():
-        raise ValueError(
-            f"init_from={config.init_from!r} names neither a run directory or a checkpoint file, nor a folder or a "
-            "name (OWNER/MODEL) of Hugging Face, nor is it one of scratch, resume, auto, auto:SOURCE, gpt2, "
-            "gpt2-medium, gpt2-large, gpt2-xl"
-        )
-    checkpoint = load_checkpoint(Path(source))
-    model = model_of(checkpoint, model_config)
-    start = Start(*choose_balance(model, checkpoint["model"], model_config, env), checkpoint["meta"])
-    print_model_changes(start.model, model_config, env)
-    env.print(f"weights: {source}, step {checkpoint['step']}")
-    return start
-
-
-def model_of(checkpoint: dict, model_config: GPTConfig) -> Transformer:
-    """The empty model of a checkpoint: its architecture, and of the flags what has no parameters."""
-    from nanodnt.weights import empty_model_like
-
-    return empty_model_like(checkpoint, dropout=model_config.dropout, drop_path=model_config.drop_path)
-
-
-def print_model_changes(model: Transformer, model_config: GPTConfig, env) -> None:
-    given, saved = meant(asdict(model_config)), meant(asdict(model.config))
-    print_changes("model of the checkpoint, not of the flags", given, saved, env)
-
-
-def start_from_pretrained(source: str, found, config, model_config: GPTConfig, env) -> Start:
-    """A new run from the weights of Hugging Face that were `found`."""
-    start = Start(*choose_balance(GPT.empty(found.config), found.weights, model_config, env), found.meta)
-    print_changes("model of the weights, not of the flags", asdict(model_config), asdict(start.model.config), env)
-    env.print(f"weights: {source}")
-    if not found.meta:
-        env.print(f"note: {source} has no tokenizer.json; its tokens are taken to be those of {config.dataset}")
-    return start
-
-
-def choose_balance(model: Transformer, weights: dict, flags: GPTConfig, env) -> tuple:
-    """(empty model, weights) of a new run, whose experts are balanced as its flags say, not as the weights' run had it.
-    Biases start at 0. Weights with biases keep them, because without biases tokens go to other experts."""
-    old, new = model.config.balance, flags.balance
-    if not model.config.n_expert or old in (new, "bias"):
-        return model, weights
-    env.print(f"balance of experts: {old} in the run of the weights, {new} in this one")
-    balanced = type(model).empty(replace(model.config, balance=new))
-    biases = balanced.state_dict().keys() - model.state_dict().keys()
-    return balanced, weights | {name: torch.zeros(model.config.n_expert) for name in biases}
 
 
 def read_init_from(setting: str) -> tuple:
@@ -124,25 +61,6 @@ def read_init_from(setting: str) -> tuple:
     source = setting if first != "auto" else "scratch" if setting == "auto" else rest
     checkpoints = [path for name in ("best.pt", "last.pt") if source and (path := Path(source) / name).is_file()]
     return first == "auto" or setting == "resume", str(checkpoints[0]) if checkpoints else source
-
-
-def check_same_data(dataset: str, meta: dict, checkpoint: dict, source: str, out_dir: Path, env) -> None:
-    """Print what a run that goes on was trained on, if that is not this dataset with this content. ValueError if
-    init_from=auto:SOURCE could as well mean a new run."""
-    before = checkpoint["train_config"]["dataset"]
-    contents = [[found.get(key) for key in ("splits", "template")] for found in (meta, checkpoint["meta"])]
-    if before != dataset:
-        change = f"the dataset {before}, not {dataset}"
-    elif contents[0] != contents[1]:
-        change = f"another content of the dataset {dataset}, prepared again since"
-    else:
-        return
-    if source not in ("resume", "scratch"):
-        raise ValueError(
-            f"{out_dir} holds a run on {change}: give another --out_dir to start one from {source}, or continue "
-            "that run with --init_from=resume"
-        )
-    env.print(f"note: the run goes on, but was on {change}")
 
 
 def check_out_dir(config, out_dir: Path) -> None:
@@ -182,6 +100,12 @@ def admin_weights(config, model_config: GPTConfig, data) -> dict:
     return model.state_dict()
 
 
+def fixed_bytes(model: Transformer, config) -> int:
+    """What a process holds under DDP before the first activation: fp32 weights, gradients, DDP's copy of these, and the
+    optimizer's state."""
+    return 12 * model.num_params() + state_bytes(model, config)
+
+
 def materialize(start: Start, data, config, env) -> None:
     """Give the model storage on its device, sharded under fsdp, and fill it with its weights or from the seed. `data`:
     what Admin's ω are profiled on."""
@@ -189,7 +113,7 @@ def materialize(start: Start, data, config, env) -> None:
     if weights is None and model.config.admin:
         weights = admin_weights(config, model.config, data)
         env.print("admin: profiled on the first batch")
-    fixed = 12 * model.num_params() + state_bytes(model, config)  # fp32 weights, gradients, and DDP's copy of these
+    fixed = fixed_bytes(model, config) if env.distributed else 0
     env.parallel, reason = choose_parallel(config.parallel, env, fixed)
     env.check_same({"parallel": env.parallel, "dtype": env.dtype, "device": env.device.type})
     how = f", shards of {config.fsdp_shard_size}" if config.fsdp_shard_size else ""
@@ -205,16 +129,6 @@ def materialize(start: Start, data, config, env) -> None:
         from nanodnt.weights import load_weights
 
         load_weights(model, weights)
-
-
-def print_changes(title: str, old: dict, new: dict, env) -> None:
-    """One line with the settings that differ; what older versions did not have counts as its default."""
-    defaults = TrainConfig(optimizer=new.get("optimizer", "adamw"))
-    fill_defaults(defaults)
-    old = {f.name: f.default for f in fields(GPTConfig)} | asdict(defaults) | old
-    changed = [k for k in new if k in old and old[k] != new[k] and k not in NOT_PRINTED]
-    if changed:
-        env.print(f"{title}: {', '.join(f'{k} {old[k]} → {new[k]}' for k in changed)}")
 
 
 def restore(checkpoint: dict, optimizer, scaler, config, env) -> RunState:
@@ -251,7 +165,7 @@ def describe_run(run) -> None:
             f"note: {experts} experts do not divide evenly over {shards} processes: some hold {-(-experts // shards)}, "
             f"others fewer or none; with n_expert a multiple of {shards} all hold the same"
         )
-    for note in rules.notes(model.config) + notes(config, model):
+    for note in layout_notes(model.config) + notes(config, model):
         env.print(f"note: {note}")
 
 
@@ -263,8 +177,11 @@ def compile_run(run) -> None:
     compiled, reason = choose_compile(config.compile, env.device, work)
     if env.any_rank(not compiled) and compiled:
         compiled, reason = False, "auto: another process cannot"
-    model, masked = run.model.config, config.doc_mask
-    kernel = "flex" if compiled and can_use_flex(model, config, env) else attention_backend(model, env, masked)
+    kernel = attention_backend(run.model.config, env, config.doc_mask)
+    if compiled:
+        from nanodnt.run.compilation import can_use_flex, compile_model
+
+        kernel = "flex" if can_use_flex(run.model.config, config, env) else kernel
     env.print(f"compile {compiled} ({reason}), attention {kernel}")
     if compiled:
         example = env.put(*env.pin(*data.val_batch(data.validation(1), run.micro)))

@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import script
 from nanodnt.prepare.hub import hub_files, hub_texts
-from nanodnt.prepare.text import build
+from nanodnt.prepare.text import build_from_hub
 
 REPO = "allenai/c4"
 REVISION = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
@@ -31,19 +30,9 @@ def main(argv=None):
     patterns = [f"en/c4-train.{i:05d}-of-01024.json.gz" for i in range(args.shards)]
     patterns.append("en/c4-validation.*-of-00008.json.gz")
     units = args.shards + 1
-    commit, files = hub_files(REPO, args.revision, patterns, args.out_dir, 0.33 * units, 0.75 * units)
-    build(
-        args.out_dir,
-        f"{REPO} (en) at {commit}, {args.shards} of 1024 training files",
-        Tokenizer.meta_for("gpt2"),
-        {
-            "train": [hub_texts(file) for file in itertools.chain(*files[:-1])],
-            "val": [hub_texts(file) for file in files[-1]],
-        },
-        name="c4",
-        workers=args.workers,
-        resume=True,
-    )
+    commit, (*train, val) = hub_files(REPO, args.revision, patterns, args.out_dir, 0.33 * units, 0.75 * units)
+    source = f"{REPO} (en) at {commit}, {args.shards} of 1024 training files"
+    build_from_hub(args, "c4", source, [*map(hub_texts, itertools.chain(*train))], [*map(hub_texts, val)])
 
 
 if __name__ == "__main__":

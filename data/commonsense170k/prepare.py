@@ -45,7 +45,7 @@ def git_blob(path: Path) -> str:
 
 def main(argv=None):
     parser = script.parser(__doc__, "commonsense170k")
-    build.add_flags(parser, template="alpaca", tokenizer=dict(required=True))
+    build.add_flags(parser, template="alpaca")
     args = parser.parse_args(argv)
     build.check_flags(args)
     raw = DATA / "commonsense170k" / "raw"

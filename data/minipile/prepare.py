@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import script
 from nanodnt.prepare.hub import hub_files, hub_texts
-from nanodnt.prepare.text import build
+from nanodnt.prepare.text import build_from_hub
 
 REPO = "JeanKaddour/minipile"
 REVISION = "18ad1b0c701eaa0de03d3cecfdd769cbc70ffbd0"
@@ -24,15 +23,7 @@ PATTERNS = ["data/train-*.parquet", "data/validation-*.parquet"]
 def main(argv=None):
     args = script.parser(__doc__, "minipile", REVISION).parse_args(argv)
     commit, (train, val) = hub_files(REPO, args.revision, PATTERNS, args.out_dir, 3.2, 7)
-    build(
-        args.out_dir,
-        f"{REPO} at {commit}",
-        Tokenizer.meta_for("gpt2"),
-        {"train": [hub_texts(file) for file in train], "val": [hub_texts(file) for file in val]},
-        name="minipile",
-        workers=args.workers,
-        resume=True,
-    )
+    build_from_hub(args, "minipile", f"{REPO} at {commit}", [*map(hub_texts, train)], [*map(hub_texts, val)])
 
 
 if __name__ == "__main__":

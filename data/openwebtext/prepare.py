@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import script
 from nanodnt.prepare.hub import hub_files, hub_texts, parquet_rows
-from nanodnt.prepare.text import build
+from nanodnt.prepare.text import build_from_hub
 
 REPO = "Skylion007/openwebtext"
 REVISION = "b4325f019c648b1641a1784748667e8b74e5e064"  # the commit with parquet files instead of a script
@@ -55,15 +54,7 @@ def main(argv=None):
     commit, (files,) = hub_files(REPO, args.revision, ["plain_text/train-*.parquet"], args.out_dir, 24.5, 38)
     counts = [parquet_rows(file) for file in files]
     train, val = nanogpt_split([functools.partial(hub_texts, file) for file in files], counts)
-    build(
-        args.out_dir,
-        f"{REPO} at {commit}, {sum(counts):,} documents",
-        Tokenizer.meta_for("gpt2"),
-        {"train": train, "val": [val]},
-        name="openwebtext",
-        workers=args.workers,
-        resume=True,
-    )
+    build_from_hub(args, "openwebtext", f"{REPO} at {commit}, {sum(counts):,} documents", train, [val])
 
 
 if __name__ == "__main__":

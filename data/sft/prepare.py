@@ -66,7 +66,7 @@ def main(argv=None):
     parser = script.parser(__doc__, "NAME")
     parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
     parser.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
-    build.add_flags(parser, template="chat", tokenizer=dict(required=True))
+    build.add_flags(parser, template="chat")
     parser.add_argument("--val_input", type=Path, help="a file or a folder to hold out (default: a part of --input)")
     parser.add_argument("--val_fraction", type=float, default=0.05, help="of --input to hold out (default: 0.05)")
     parser.add_argument("--prompt_key", default="prompt", help="of a record's prompt (default: prompt)")

@@ -31,9 +31,9 @@ class Example:
     marks: np.ndarray  # (tokens,) uint8
 
 
-def add_flags(parser: argparse.ArgumentParser, template: str, tokenizer: dict) -> None:
-    """The flags that say how conversations become tokens. `tokenizer` holds the keywords of --tokenizer."""
-    parser.add_argument("--tokenizer", help="bytes, gpt2, gpt2_4096, a folder or OWNER/MODEL", **tokenizer)
+def add_flags(parser: argparse.ArgumentParser, template: str) -> None:
+    """The flags that say how conversations become tokens; `template` is the default."""
+    parser.add_argument("--tokenizer", required=True, help="bytes, gpt2, gpt2_4096, a folder or OWNER/MODEL")
     parser.add_argument("--template", default=template, help=f"{', '.join(TEMPLATES)} (default: %(default)s)")
     parser.add_argument("--max_tokens", type=int, help="the block_size of training: leave out longer examples")
 

@@ -49,8 +49,6 @@ class Chat:
                 f"the model's tokenizer ({tokenizer.kind}) has no end of text, with which every answer ends: a chat "
                 "needs a model that was trained with one"
             )
-        if system and not template.system:
-            raise ValueError("the template has no text for a system message: leave --system out")
         self.model, self.tokenizer, self.template = model, tokenizer, template
         self.max_new_tokens, self.how = max_new_tokens, how
         self.system = [{"role": "system", "content": system}] if system else []

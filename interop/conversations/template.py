@@ -96,23 +96,19 @@ def check_messages(messages: list, where: str, last: str | None = None) -> None:
 # ----------------------------------------------------------------------------------------------------------- token ids
 
 
-def encode_conversation(tokenizer, template: Template, messages: list) -> tuple:
-    """(ids, marks) of a conversation that ends with an assistant's message: two lists of the same length.
-
-    Marks are 2 for the first token, 1 for the tokens of answers and the end of text after each, else 0. ValueError, one
-    line, for messages that are no such conversation, and where tokenizer or template do not fit them."""
-    return _encode_messages(tokenizer, template, messages, last="assistant")
-
-
 def encode_prompt(tokenizer, template: Template, messages: list) -> list:
     """Token ids that a model reads before its next answer; `messages` end with a user's.
 
     `encode_conversation` of the same messages and an answer begins with them. They begin with those of the messages
     without the last. ValueError as there."""
-    return _encode_messages(tokenizer, template, messages, last="user")[0]
+    return encode_conversation(tokenizer, template, messages, last="user")[0]
 
 
-def _encode_messages(tokenizer, template, messages, last):
+def encode_conversation(tokenizer, template: Template, messages: list, last: str = "assistant") -> tuple:
+    """(ids, marks) of a conversation that ends with a message of `last`: two lists of the same length.
+
+    Marks are 2 for the first token, 1 for the tokens of answers and the end of text after each, else 0. ValueError, one
+    line, for messages that are no such conversation, and where tokenizer or template do not fit them."""
     check_messages(messages, "the conversation", last)
     if tokenizer.eot is None:
         raise ValueError("this tokenizer has no end of text, with which every answer ends: choose another --tokenizer")
@@ -139,7 +135,10 @@ def _encode_messages(tokenizer, template, messages, last):
             place = "{system}" if role == "system" else "{prompt}"
             before, after = (template.system if role == "system" else head).split(place)
             waiting += [(before, True), (content, False), (after, True)]
-    return (ids, marks) if last == "assistant" else (ids + _encode_pieces(tokenizer, waiting, named), marks)
+    if last == "user":  # what stands before the answer
+        prompt = _encode_pieces(tokenizer, waiting, named)
+        ids, marks = ids + prompt, marks + [0] * len(prompt)
+    return ids, marks
 
 
 def _encode_pieces(tokenizer, pieces, named):

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from interop.conversations.records import SUFFIXES, conversations
-from interop.conversations.template import TEMPLATES, Template, encode_conversation, template_of
+from interop.conversations.template import TEMPLATES, Template, encode_conversation, named_template, template_of
 from interop.evaluation.settings import EvaluateConfig
 from interop.evaluation.text import require_same_tokenizer
 from nanodnt.data import folder_of, load_meta, sha256
@@ -108,7 +108,7 @@ def open_answers(names: list, config: EvaluateConfig, trained: Trained, env) -> 
 
 def read_file(name: str, config: EvaluateConfig, trained: Trained, verify: bool) -> Answers:
     """The conversations of a file of records."""
-    template = config.chosen_template() or template_of(trained.meta)
+    template = named_template(config.template) if config.template else template_of(trained.meta)
     if template is None:
         raise ValueError(
             f"{trained.source} was trained without a template, which {name} needs: name one, --template="

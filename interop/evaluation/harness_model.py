@@ -19,8 +19,6 @@ from interop.huggingface.modeling_nanodnt import NanoDNTConfig, NanoDNTForCausal
 from interop.huggingface.tokenizer_files import tokenizer_files
 from nanodnt.trained import Trained
 
-MAX_LOGITS = 1 << 26  # that are in memory at a time, but for those of one sequence: 256 MiB
-
 
 class HarnessModel(HFLM):
     """`trained`, whose model is on env's device. Each process gets its share of the requests (`rank`, `world_size`),
@@ -64,33 +62,19 @@ class HarnessModel(HFLM):
             idx = torch.zeros(len(batch), max(map(len, inputs)), dtype=torch.long)
             for row, ids in zip(idx, inputs, strict=True):
                 row[: len(ids)] = torch.tensor(ids)  # padded on the right, where no other token looks
-            spans = []
-            for ids, (_, _, continuation) in zip(inputs, batch, strict=True):
-                if len(continuation) > self.max_length:
-                    raise ValueError(f"{len(continuation)} tokens to score do not fit block_size={self.max_length}")
-                spans.append((len(ids) - len(continuation), len(ids)))
-            x = self.model.network.stream(idx.to(self.device))  # (B, T, C)
-            for (strings, context, continuation), found in zip(batch, self.log_probs(x, spans), strict=True):
-                for _, ids, rows in order.get_cache(strings, context, continuation, found[None]):  # (1, T', V)
+            stream = self.model.network.stream(idx.to(self.device))  # (B, T, C)
+            for x, ids, (strings, context, continuation) in zip(stream, inputs, batch, strict=True):
+                n = len(continuation)
+                if n > self.max_length:
+                    raise ValueError(f"{n} tokens to score do not fit block_size={self.max_length}")
+                found = self.model.network.logits(x[None, len(ids) - n : len(ids)]).log_softmax(-1)  # (1, n, V)
+                for _, ids, rows in order.get_cache(strings, context, continuation, found):
                     target, rows = torch.tensor(ids, device=rows.device), rows[0, -len(ids) :]
                     is_greedy = bool((rows.argmax(-1) == target).all())
                     answers.append((rows.gather(1, target[:, None]).sum().item(), is_greedy))
                     bar.update()
         bar.close()
         return order.get_original(answers)
-
-    def log_probs(self, x, spans):
-        """For each row of the stream x (B, T, C) the log-probabilities (end - start, V) that its positions start to end
-        give the next token. The head reads these positions only, and a few rows at a time."""
-        network, lengths = self.model.network, [end - start for start, end in spans]
-        first = 0
-        while first < len(spans):
-            last = first + 1
-            while last < len(spans) and sum(lengths[first : last + 1]) * network.config.vocab_size <= MAX_LOGITS:
-                last += 1
-            picked = torch.cat([x[row, slice(*spans[row])] for row in range(first, last)])[None]  # (1, positions, C)
-            yield from network.logits(picked)[0].log_softmax(-1).split(lengths[first:last])
-            first = last
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list:
         """The text that continues each context. ValueError where the context and what is asked for have no room."""

@@ -19,26 +19,18 @@ def read_results(folder: str) -> dict:
     path = Path(folder) / FILE
     if not path.exists():
         return {}
+    task = "no tasks"
     try:
         tasks = json.loads(path.read_text(encoding="utf-8"))["tasks"]
-        wrong = [task for task, entry in tasks.items() if not is_entry(entry)]
+        for task, entry in tasks.items():
+            compare_results({folder: {task: entry}})  # what no table can show is damaged
+            if not isinstance(entry["checkpoint"], str) or not isinstance(entry["step"], int):
+                raise TypeError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-        wrong = [type(e).__name__]
-    if wrong:
-        raise ValueError(f"{path} is damaged ({', '.join(wrong)[:99]}): move it away, and evaluate again")
+        raise ValueError(
+            f"{path} is damaged ({task[:99]}: {type(e).__name__}): move it away, and evaluate again"
+        ) from None
     return tasks
-
-
-def is_entry(entry) -> bool:
-    def is_number(value):
-        return value is None or type(value) in (int, float)  # None: it was not finite
-
-    parts = isinstance(entry, dict) and all(isinstance(entry.get(key), dict) for key in ("metrics", "settings"))
-    parts = parts and isinstance(entry.get("checkpoint"), str) and type(entry.get("step")) is int
-    return parts and all(
-        isinstance(found, dict) and {"value", "stderr"} <= found.keys() and all(map(is_number, found.values()))
-        for found in entry["metrics"].values()
-    )
 
 
 def write_results(folder: str, new: dict) -> dict:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from interop.conversations.template import Template, named_template
+from interop.conversations.template import named_template
 
 DYT15 = "anli_r1 anli_r2 anli_r3 arc_challenge arc_easy boolq hellaswag openbookqa piqa record rte"
 DYT15 += " truthfulqa_mc1 truthfulqa_mc2 wic winogrande"
@@ -12,12 +12,10 @@ COMMONSENSE8 = "boolq piqa social_iqa hellaswag winogrande arc_easy arc_challeng
 UNPUBLISHED = "the paper does not say which metric of each task it takes [U]; ours: "
 # list: {task: the metric of it that the list's mean takes}
 SUITES = {
-    # The 15 zero-shot tasks of the DyT paper (arXiv 2503.10622, App. A). Which metric of each it averages is not
-    # published [U]: we take the accuracy, and for record, which has none, F1 [I]
+    # The 15 zero-shot tasks of the DyT paper (arXiv 2503.10622, App. A). record has no accuracy
     "dyt15": {task: "f1" if task == "record" else "acc" for task in DYT15.split()},
     # The eight tasks of the LNS paper after fine-tuning (arXiv 2502.05795, sec. 5.2). Table 2 has them, but the text
-    # that we have lacks its cells [U]: these are the eight of its dataset, Commonsense170K (Hu et al. 2023) [I]. The
-    # metric is not published [U]: we take the accuracy [I]
+    # that we have lacks its cells [U]: these are the eight of its dataset, Commonsense170K (Hu et al. 2023) [I]
     "commonsense8": dict.fromkeys(COMMONSENSE8.split(), "acc"),
 }
 HOW = {"dyt15": UNPUBLISHED + "acc, and f1 for record [I]", "commonsense8": UNPUBLISHED + "acc [I]"}
@@ -89,11 +87,8 @@ class EvaluateConfig:
         for knob, task in OF_TASK.items():
             if task not in names and getattr(self, knob) != getattr(EvaluateConfig, knob):
                 raise ValueError(f"{knob} belongs to the task {task}: add it to --tasks, or leave it out")
-        self.chosen_template()
-
-    def chosen_template(self) -> Template | None:
-        """The template that the flags give; None where they give none. ValueError for one that is none."""
-        return named_template(self.template) if self.template else None
+        if self.template:
+            named_template(self.template)  # ValueError where there is none
 
     def folders(self) -> list:
         """The run directories, each once."""

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from nanodnt.data import Dataset, folder_of, load_meta
+from nanodnt.data import folder_of, load_meta
 from nanodnt.data.tokenizer import Tokenizer, same_tokenizer
+from nanodnt.data.windows import Dataset
 from nanodnt.engine import evaluate
 from nanodnt.tasks import task_of
 from nanodnt.trained import Trained

@@ -213,12 +213,6 @@ class Match(NamedTuple):
     ours: list
     transposed: bool  # theirs are
 
-    def shapes(self, wanted: dict, config: GPTConfig) -> list:
-        """The shapes of the parts that each of `theirs` has, from our state dict."""
-        if self.theirs[0] in ("embed_tokens.weight", "wte.weight", "lm_head.weight"):
-            return [torch.Size((config.vocab_size, config.n_embd))]
-        return [wanted[name].shape[-2:] for name in self.ours]  # of a stack that of one matrix
-
 
 def matches(config: GPTConfig, kind: str) -> list:
     """The tensors of a plain model of `kind`, as `Match`es."""
@@ -241,24 +235,23 @@ def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
     """Our state dict from theirs, {name without the family's prefix: tensor}. Padding rows of the vocabulary are zero.
 
     ValueError, which names the tensor, where one is missing, of another shape, or not known."""
-    wanted, table, found = GPT.empty(config).state_dict(), matches(config, kind), {}
-    for match in table:
-        shapes, parts = match.shapes(wanted, config), []
-        for theirs in match.theirs:
-            if theirs not in tensors:
-                raise ValueError(f"the tensor {theirs} is missing")
-            parts.append(tensors[theirs].T if match.transposed else tensors[theirs])
-            if parts[-1].shape != torch.Size((sum(s[0] for s in shapes), *shapes[0][1:])):
-                shape = list(tensors[theirs].shape)
-                raise ValueError(f"the tensor {theirs} is {shape}, which config.json does not allow")
-        if wanted[match.ours[0]].ndim == 3:
-            found[match.ours[0]] = torch.stack(parts)
-            continue
-        for name, part in zip(match.ours, parts[0].split([s[0] for s in shapes]), strict=True):
+    wanted, found = GPT.empty(config).state_dict(), {}
+    expected = {
+        name.removeprefix(FAMILIES[kind].prefix): t for name, t in tensors_to_theirs(wanted, config, kind).items()
+    }
+    for name, t in expected.items():
+        if name not in tensors:
+            raise ValueError(f"the tensor {name} is missing")
+        if tensors[name].shape != t.shape:
+            raise ValueError(f"the tensor {name} is {list(tensors[name].shape)}, which config.json does not allow")
+    if extra := sorted(tensors.keys() - expected.keys()):
+        raise ValueError(f"the tensor {extra[0]} is unknown")
+    for match in matches(config, kind):
+        parts = [tensors[name].T if match.transposed else tensors[name] for name in match.theirs]
+        whole = torch.stack(parts) if wanted[match.ours[0]].ndim == 3 else parts[0]
+        for name, part in zip(match.ours, whole.chunk(len(match.ours)), strict=True):
             rows = len(wanted[name]) - len(part)
             found[name] = torch.cat((part, part.new_zeros(rows, part.shape[1]))) if rows else part
-    if extra := sorted(tensors.keys() - {name for match in table for name in match.theirs}):
-        raise ValueError(f"the tensor {extra[0]} is unknown")
     return found
 
 

@@ -131,7 +131,8 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
             cache = DynamicCache()
         keep = self._tokens_of(attention_mask, input_ids, cache)  # (B, T), or None: no padding
         if keep is None:
-            x = self._stream(input_ids, cache)
+            layers = None if cache is None else [LayerCache(cache, i) for i in range(len(self.network.blocks))]
+            x = self.network.stream(input_ids, cache=layers)
         else:
             x, cache = self._padded_stream(input_ids, keep), None
 
@@ -180,16 +181,10 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
             )
         return keep
 
-    def _stream(self, input_ids, cache):
-        """The residual stream (B, T, C) after the last block; input_ids (B, T) continue the cache, if there is one."""
-        if cache is None:
-            return self.network.stream(input_ids)
-        layers = [LayerCache(cache, i) for i in range(len(self.network.blocks))]
-        return self.network.stream(input_ids, cache=layers)
-
     def _padded_stream(self, input_ids, keep):
-        """The same for rows with padding, without a cache: each row is moved to the left, where its positions are those
-        it has alone. What stands to the right of its tokens cannot change them."""
+        """The residual stream (B, T, C) after the last block for rows with padding, without a cache: each row is moved
+        to the left, where its positions are those it has alone. What stands to the right of its tokens cannot change
+        them."""
         lengths = keep.sum(1, keepdim=True)
         filled = torch.arange(int(lengths.max()), device=keep.device) < lengths  # (B, longest)
         packed = input_ids.new_zeros(filled.shape)
@@ -238,14 +233,8 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self):
         return self.network.wte
 
-    def set_input_embeddings(self, value):
-        self.network.wte = value
-
     def get_output_embeddings(self):
         return self.network.head  # None if it is tied
-
-    def set_output_embeddings(self, value):
-        self.network.head = value
 
     def resize_token_embeddings(self, new_num_tokens=None, *args, **kwargs):
         """The table, if its size stays; ValueError otherwise: the network ends the vocabulary at vocab_size."""

@@ -41,13 +41,11 @@ def tokenizer_files(meta: dict, block_size: int) -> dict:
 
 
 def chat_template(meta: dict) -> str:
-    """The template of conversations in `meta` as Jinja, for `apply_chat_template`: the text of what `encode_prompt` and
-    `encode_conversation` make of messages, special tokens by name. After a user's message the text up to the place of
-    the answer always follows, with and without add_generation_prompt.
+    """The template of conversations in `meta` as Jinja, for `apply_chat_template`; what add_generation_prompt adds is
+    always there. ValueError where the template is damaged.
 
-    `transformers` tokenises that text as one. The ids of a first prompt are ours. Later ones are ours where no token
-    spans an answer and the text before it: after a newline mostly so, after a space not. And names of special tokens in
-    a message become these tokens, which in ours they never do. ValueError where the template is damaged."""
+    `transformers` tokenises the text as one: ids differ from ours where a token would span an answer and the text
+    before it (rare after a newline), and where a message names a special token."""
     system, turn = _texts(meta)
     begin = end = EOT
     if meta["tokenizer"] == "json":

@@ -41,11 +41,11 @@ def seconds_of(run, n: int, device: torch.device) -> list:
     return [b - a for a, b in itertools.pairwise(times)]
 
 
-def median_seconds(run, device: torch.device, budget_s: float = 0.5, least: int = 5) -> float:
-    """Median seconds of a call, after two untimed ones: at least `least` calls, more within `budget_s`."""
+def median_seconds(run, device: torch.device) -> float:
+    """Median seconds of a call, after two untimed ones: at least 5 calls, more within half a second."""
     run()
     (once,) = seconds_of(run, 1, device)
-    return statistics.median(seconds_of(run, max(least, min(200, int(budget_s / max(once, 1e-9)))), device))
+    return statistics.median(seconds_of(run, max(5, min(200, int(0.5 / max(once, 1e-9)))), device))
 
 
 class PhaseTimer:
@@ -110,8 +110,8 @@ def peak_bytes(run, device: torch.device) -> int | None:
     return None if held is None else read_bytes("/proc/self/status", "VmHWM:")
 
 
-def busy_cores(sample_s: float = 1.0) -> float | None:
-    """CPU cores that other processes keep busy while this one sleeps for `sample_s`; None where that is unknown. (The
+def busy_cores() -> float | None:
+    """CPU cores that other processes keep busy while this one sleeps for a second; None where that is unknown. (The
     load average would still count the work of a minute ago.)"""
 
     def read_ticks():
@@ -121,7 +121,7 @@ def busy_cores(sample_s: float = 1.0) -> float | None:
 
     try:
         before = read_ticks()
-        time.sleep(sample_s)
+        time.sleep(1)
         total, idle = (b - a for a, b in zip(before, read_ticks(), strict=True))
     except (OSError, ValueError, IndexError):
         return None

@@ -12,8 +12,8 @@ from nanodnt.data import folder_of, load_meta
 from nanodnt.data.windows import document_positions
 from nanodnt.engine import split_batch
 from nanodnt.optim import fill_defaults
-from nanodnt.run.compilation import choose_compile
 from nanodnt.run.environment import Env, choose_dtype
+from nanodnt.run.hardware import choose_compile
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import open_data, task_of, task_of_data
 
@@ -39,9 +39,6 @@ class BenchConfig:
     warmup: int = 3  # untimed steps after the first, which compiles
     repeats: int = 5  # rounds; in each of them all variants take a turn
     steps: int = 10  # timed steps of a variant in a round, after an untimed one
-    max_busy: float | None = None  # CPU cores that other processes may keep busy before the machine counts as busy;
-    #   None = 0.25, with a GPU half of all cores
-    fail_if_busy: bool = False  # refuse to run on a busy machine, instead of a warning
     max_step_s: float = 30.0  # of sizes: end before a step that would take longer, by extrapolation
     # --- benchmark: output ---
     json: str = ""  # a file for all figures, each round's too, with versions, command line and git commit

@@ -9,9 +9,7 @@ calls, so there is no loader state to save.
 """
 
 from nanodnt.data.meta import folder_of, load_meta, sha256
-from nanodnt.data.order import permutation
 from nanodnt.data.prefetch import Prefetch
 from nanodnt.data.prepared import Prepared
-from nanodnt.data.windows import Dataset
 
-__all__ = ["Dataset", "Prefetch", "Prepared", "folder_of", "load_meta", "permutation", "sha256"]
+__all__ = ["Prefetch", "Prepared", "folder_of", "load_meta", "sha256"]

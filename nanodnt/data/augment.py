@@ -1,6 +1,6 @@
 """Random changes of training images: crops, flips, RandAugment; and mixup and cutmix of two of them.
 
-`flags` are `ImageFlags` (nanodnt/tasks/images.py). All is done by Pillow, whose operations are those of timm's
+`flags` are `ImageFlags` (nanodnt/tasks/image_flags.py). All is done by Pillow, whose operations are those of timm's
 RandAugment, are pure functions of the numbers that we draw, and let other threads run meanwhile. Libraries like kornia
 draw from torch's one global generator for a whole batch: what an image gets would depend on the batch, the process and
 the thread. Here each image has its own generator.

@@ -1,7 +1,5 @@
 """Parameter groups: the role of a parameter decides on its update rule, its learning rate and its weight decay."""
 
-from typing import NamedTuple
-
 import torch
 
 from layers.roles import HIDDEN, MATRICES
@@ -10,40 +8,6 @@ from nanodnt.optim.registry import OPTIMIZERS, RULES
 from nanodnt.tables import table
 
 DECAYED_GAINS = {"none": (), "all": ("gain_in", "gain_out"), "input": ("gain_in",), "output": ("gain_out",)}
-
-
-class Row(NamedTuple):
-    """How the parameters of a group are updated."""
-
-    label: str  # the group's name in tables and metrics
-    role: str
-    rule: str
-    base_lr: float  # the peak LR before it is multiplied by lr_ratio
-    lr_ratio: float  # of its block type, under blockwise_lr
-    weight_decay: float
-
-
-def group_table(model, config) -> dict:
-    """{(role, block type): Row} for the parameters of the model, after `fill_defaults`. ValueError if decay_gains names
-    gains that the model does not have."""
-    kinds = dict.fromkeys(zip(model.roles().values(), model.block_types().values(), strict=True))
-    decayed = decayed_roles(config, {role for role, _ in kinds})
-    return {kind: make_row(config, *kind, kind[0] in decayed) for kind in kinds}
-
-
-def make_row(config, role: str, block_type: str, decays: bool) -> Row:
-    if role == "balance":
-        return Row(role, role, role, base_lr=config.balance_rate, lr_ratio=1.0, weight_decay=0.0)
-    rest = OPTIMIZERS[config.optimizer].rest
-    rule, prefix = (config.optimizer, "") if role in HIDDEN or not rest else (rest, f"{rest}_")
-    ratio = getattr(config, f"lr_ratio_{block_type}") if config.blockwise_lr else 1.0
-    # biases and scalars get the LR of the matrix they belong to
-    own_group = config.blockwise_lr and role in ("bias", "scalar") and block_type != "norm"
-    decay = getattr(config, f"{prefix}weight_decay") if decays else 0.0
-    if config.blockwise_decay == "unscaled":
-        decay /= ratio or 1.0
-    label = f"{role}_{block_type}" if own_group else role
-    return Row(label, role, rule, getattr(config, f"{prefix}learning_rate"), ratio, decay)
 
 
 def decayed_roles(config, roles: set) -> tuple:
@@ -59,20 +23,39 @@ def decayed_roles(config, roles: set) -> tuple:
 
 
 def make_optimizer(model, config) -> Optimizer:
-    """The configured optimizer, after `fill_defaults`: one group for each label of `group_table`. Beside those of
-    torch (params, param_names, lr, weight_decay) it has the entries of its `Row` and its rule's options.
+    """The configured optimizer, after `fill_defaults`: one group for each label of `make_group`. Beside torch's entries
+    (params, param_names, lr, weight_decay) it has those of `make_group`, and its rule's options.
 
-    ValueError as `group_table`'s, if settings of experts have none to act on, or if a rule does not fit a parameter."""
+    ValueError as `decayed_roles`', if settings of experts have nothing to act on, or if a rule does not fit."""
     check_penalties(model.config, config)
-    rows, roles, block_types, groups = group_table(model, config), model.roles(), model.block_types(), {}
+    roles, block_types, groups = model.roles(), model.block_types(), {}
+    decayed = decayed_roles(config, set(roles.values()))
     for name, p in model.named_parameters():
         if p.requires_grad:
-            row = rows[roles[name], block_types[name]]
-            if row.label not in groups:
-                options = RULES[row.rule].options(config, row.role, model)
-                groups[row.label] = dict(params=[], **row._asdict(), **options)
-            groups[row.label]["params"].append((name, p))
+            group = make_group(config, roles[name], block_types[name], roles[name] in decayed)
+            if group["label"] not in groups:
+                groups[group["label"]] = group | RULES[group["rule"]].options(config, roles[name], model)
+            groups[group["label"]]["params"].append((name, p))
     return Optimizer(list(groups.values()))
+
+
+def make_group(config, role: str, block_type: str, decays: bool) -> dict:
+    """A group without parameters. `label`: its name in tables and metrics; `base_lr`: the peak LR before it is
+    multiplied by `lr_ratio`, that of its block type under blockwise_lr."""
+    if role == "balance":
+        numbers = dict(base_lr=config.balance_rate, lr_ratio=1.0, weight_decay=0.0)
+        return dict(params=[], label=role, role=role, rule=role, **numbers)
+    rest = OPTIMIZERS[config.optimizer].rest
+    rule, prefix = (config.optimizer, "") if role in HIDDEN or not rest else (rest, f"{rest}_")
+    ratio = getattr(config, f"lr_ratio_{block_type}") if config.blockwise_lr else 1.0
+    # biases and scalars get the LR of the matrix they belong to
+    own_group = config.blockwise_lr and role in ("bias", "scalar") and block_type != "norm"
+    decay = getattr(config, f"{prefix}weight_decay") if decays else 0.0
+    if config.blockwise_decay == "unscaled":
+        decay /= ratio or 1.0
+    label = f"{role}_{block_type}" if own_group else role
+    numbers = dict(base_lr=getattr(config, f"{prefix}learning_rate"), lr_ratio=ratio, weight_decay=decay)
+    return dict(params=[], label=label, role=role, rule=rule, **numbers)
 
 
 def check_penalties(model_config, config) -> None:

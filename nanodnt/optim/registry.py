@@ -39,51 +39,33 @@ class Rule(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What the configuration has to know about an optimizer: see `register`."""
+    """What the configuration has to know about an optimizer."""
 
+    # {knob: value where the configuration says None}, with learning_rate and weight_decay. Knobs of other optimizers
+    # are refused. A new knob is one more line in TrainConfig, with None as its default
     defaults: dict
-    defaults_for: Callable
-    rest: str | None
-    ratios: dict | None
-    uses_betas: bool
-    check: Callable
+    defaults_for: Callable = lambda config: {}  # those defaults that depend on other settings
+    # The rule of all parameters but the matrices inside the blocks (muon: adamw); None: this rule too. The knobs
+    # {rest}_learning_rate and {rest}_weight_decay are the matrices' values where they have no default
+    rest: str | None = None
+    ratios: dict | None = None  # blockwise LR ratios published for it; None: it gets RATIOS, and a run prints a note
+    uses_betas: bool = True  # whether beta1 and beta2 have an effect
+    check: Callable = lambda config: None  # raises ValueError for impossible values of knobs that it alone has
 
 
 RULES = {}  # name: Rule
 OPTIMIZERS = {}  # name: Entry; adamw, which is the default, first, the others in the order of their names
 
 
-def register(
-    name: str,
-    options: Callable,
-    state: Callable,
-    step: Callable,
-    *,
-    defaults: dict,
-    defaults_for: Callable = lambda config: {},
-    rest: str | None = None,
-    ratios: dict | None = None,
-    uses_betas: bool = True,
-    check: Callable = lambda config: None,
-) -> None:
-    """Register a rule as --optimizer=`name`.
-
-    defaults: {knob: value where the configuration says None}, with learning_rate and weight_decay. Knobs of other
-        optimizers are refused. A new knob is one more line in TrainConfig, with None as its default.
-    defaults_for(config): those defaults that depend on other settings.
-    rest: the rule of all parameters but the matrices inside the blocks (muon: adamw); None: this rule too. The knobs
-        {rest}_learning_rate and {rest}_weight_decay are the matrices' values where they have no default.
-    ratios: blockwise LR ratios published for this optimizer; None: it gets RATIOS, and a run prints a note.
-    uses_betas: whether beta1 and beta2 have an effect.
-    check(config): ValueError for impossible values of knobs that no other optimizer has.
-    """
+def register(name: str, options: Callable, state: Callable, step: Callable, **entry) -> None:
+    """Register a rule as --optimizer=`name`; `entry`: the fields of its `Entry`."""
     if name in OPTIMIZERS:
         raise ValueError(f"two optimizers register as {name!r}: rename one")
-    missing = [knob for knob in ("learning_rate", "weight_decay") if knob not in defaults]
+    missing = [knob for knob in ("learning_rate", "weight_decay") if knob not in entry["defaults"]]
     if missing:
         raise ValueError(f"optimizer {name!r} needs a default for {' and '.join(missing)}")
     RULES[name] = Rule(options, state, step)
-    OPTIMIZERS[name] = Entry(defaults, defaults_for, rest, ratios, uses_betas, check)
+    OPTIMIZERS[name] = Entry(**entry)
     # the order of --help and of tables: adamw first, then by name
     for other in sorted(OPTIMIZERS, key=lambda other: (other != "adamw", other)):
         OPTIMIZERS[other] = OPTIMIZERS.pop(other)

@@ -7,7 +7,7 @@ import torch
 
 from layers.linear import Linear, SigmaReparam
 from layers.slot import ExpMagnitudeSlot, Slot
-from model import GPTConfig, MoE, Transformer
+from model import GPTConfig, Transformer
 
 NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 LEGEND = {  # symbol: its meaning; {} = its initial values
@@ -68,7 +68,7 @@ def mlp_equation(config: GPTConfig, mlp, e: str = "") -> str:
     return linear_equation(mlp.down, f"Wdown{e}", hidden)
 
 
-def mixture_equations(config: GPTConfig, moe: MoE) -> list:
+def mixture_equations(config: GPTConfig, moe) -> list:
     """The lines of a mixture of experts, the last without its left side."""
     router, n = moe.router, moe.router.out_features
     chosen_by = "rₑ + bₑ" if router.choice_bias is not None else "rₑ"
@@ -94,7 +94,7 @@ def block_equations(config: GPTConfig, block) -> list:
     scores = f"(softmax(q kᵀ/√{config.head_dim}{' + causal mask' * config.causal}) v)"
     inside = {
         "attention": [f"q = {q}", f"k = {k}", f"v = {v}", linear_equation(head.o, "Wo", scores)],
-        "ffn": mixture_equations(config, mlp) if isinstance(mlp, MoE) else [mlp_equation(config, mlp)],
+        "ffn": mixture_equations(config, mlp) if config.n_expert else [mlp_equation(config, mlp)],
     }
     lines = []
     for residual, (name, steps) in zip((block.attn, block.mlp), inside.items(), strict=True):

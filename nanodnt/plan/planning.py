@@ -9,8 +9,7 @@ import torch
 from nanodnt.engine import prepare_model, split_batch
 from nanodnt.optim import make_optimizer
 from nanodnt.plan.describe import describe_flops
-from nanodnt.plan.memory import Timeline
-from nanodnt.plan.micro_batch import largest_micro_batch
+from nanodnt.plan.memory import Timeline, largest_micro_batch
 from nanodnt.plan.strategies import state_tensors, strategies, total_bytes
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS
@@ -56,10 +55,8 @@ class PlanConfig:
     gpus: int = 1  # GPUs in all, one process each
     gpu: Literal[tuple(GPUS)] = "h100"  # their kind
     gpu_mem_gb: float = 0.0  # GB (10⁹ bytes) that tensors can have on one GPU; 0 = by kind
-    mfu: float = (
-        0.4  # model FLOP/s over peak FLOP/s that the run is assumed to reach (our choice); train.py logs
-        #   the real one
-    )
+    mfu: float = 0.4  # model FLOP/s over peak FLOP/s that the run is assumed to reach (our choice); train.py logs
+    #   the real one
 
     def check(self):
         """ValueError for values that no machine could have."""

@@ -127,6 +127,8 @@ def _measure(parts, n, image_size, channels):
 
 
 def _print_summary(meta, out_dir, train):
+    from nanodnt.tasks.images import fitting_flags  # it loads torch, which the rest does without
+
     parts = meta["splits"].values()
     counts = ", ".join(f"{split} {part['images']:,} images" for split, part in meta["splits"].items())
     side = "several sizes" if meta["image_size"] is None else f"{meta['image_size']} × {meta['image_size']}"
@@ -171,13 +173,9 @@ class HubImages(NamedTuple):
     hint: str = "check the network and --revision"
 
 
-def build_from_hub(source: HubImages, doc: str, argv: list | None = None) -> None:
+def build_from_hub(source: HubImages, doc: str, argv: list | None) -> None:
     """A prepare script: `doc` is its --help. ValueError as in `build` and in `hub.hub_files`."""
-    flags = script.parser(doc, source.name)
-    flags.add_argument(
-        "--revision", default=source.revision, help="commit or branch to download (default: %(default)s)"
-    )
-    args = flags.parse_args(argv)
+    args = script.parser(doc, source.name, source.revision, workers=False).parse_args(argv)
     import datasets  # noqa: F401  (needed after the download: if it is missing, fail before)
 
     place = (source.repo, args.revision, source.patterns, args.out_dir, source.gb, source.gb)

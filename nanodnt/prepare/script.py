@@ -19,15 +19,16 @@ from nanodnt.files import DATA, write_file
 BESIDE = (".marks", "_offsets.bin", "_labels.bin")  # what a split of examples or images has beside SPLIT.bin
 
 
-def parser(doc: str, name: str, revision: str | None = None) -> argparse.ArgumentParser:
-    """The flags of a prepare script. `doc` is its --help, `name` its folder in data/, and `revision`, for datasets of
-    the Hugging Face Hub, the commit to download."""
+def parser(doc: str, name: str, revision: str | None = None, workers=True) -> argparse.ArgumentParser:
+    """The flags of a prepare script. `doc` is its --help, `name` its folder in data/. Datasets of the Hugging Face Hub
+    have a `revision`, the commit to download, and texts of it `workers`."""
     flags = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     flags.add_argument("--out_dir", type=Path, default=DATA / name, help=f"folder to write to (default: data/{name})")
-    if revision:
+    if revision and workers:
         flags.add_argument("--workers", type=int, default=cpus(), help="tokenising processes (default: all cores)")
+    if revision:
         flags.add_argument("--revision", default=revision, help="commit or branch of the source (default: %(default)s)")
     return flags
 

@@ -54,6 +54,12 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=Fa
     return meta
 
 
+def build_from_hub(args, name: str, source: str, train: list, val: list) -> None:
+    """`build` a dataset of the Hub, in GPT-2 BPE; the flags `args` are those of `script.parser`."""
+    splits = {"train": train, "val": val}
+    build(args.out_dir, source, Tokenizer.meta_for("gpt2"), splits, name=name, workers=args.workers, resume=True)
+
+
 @contextlib.contextmanager
 def start_pool(workers: int):
     """A pool of so many processes; with one, a thread of this process."""

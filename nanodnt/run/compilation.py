@@ -1,7 +1,5 @@
-"""torch.compile: whether it pays, as one graph or in parts, and compiling everything before the run begins."""
+"""torch.compile: as one graph or in parts, and everything before the run begins."""
 
-import os
-import shutil
 import time
 
 import torch
@@ -9,27 +7,6 @@ import torch
 from nanodnt.files import reason_of
 
 DEEP = 36  # from so many blocks, auto compiles them one by one: a graph grows with their number; our choice
-
-
-def choose_compile(setting, device: torch.device, training_flops: float) -> tuple:
-    """(bool, reason) for `auto`, True, False, `blocks`.
-
-    A cold compile takes about a minute. auto compiles on a GPU; on a CPU only where there is a compiler, and where the
-    whole run (`training_flops`, those of this process) would take several minutes."""
-    if setting != "auto":
-        return bool(setting), "as asked"
-    if device.type == "cuda":
-        try:
-            import triton  # noqa: F401
-        except ImportError:
-            return False, "auto: Triton is not installed"
-        return True, "auto"
-    if device.type != "cpu":
-        return False, f"auto: not on {device.type}"
-    if not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):
-        return False, "auto: no C++ compiler found"
-    minutes = training_flops / (75e9 * torch.get_num_threads()) / 60  # eager training reaches about 75 GFLOP/s a core
-    return minutes > 3, f"auto: about {minutes:.0f} min of eager work"
 
 
 def choose_blocks(setting, n_layer: int, env) -> tuple:

@@ -1,7 +1,9 @@
-"""What this machine is and can do: device name, peak FLOP/s, peak memory, attention kernel."""
+"""What this machine is and can do: device name, peak FLOP/s, peak memory, attention kernel, whether compiling pays."""
 
+import os
 import platform
 import re
+import shutil
 import sys
 
 import torch
@@ -75,3 +77,24 @@ def attention_backend(config, env, masked: bool = False) -> str:
     how = dict(attn_mask=mask, dropout_p=config.dropout, is_causal=config.causal and not masked, enable_gqa=gqa)
     kernel = SDPBackend(torch._fused_sdp_choice(q, k, k, **how)).name.removesuffix("_ATTENTION").lower()
     return f"{kernel}{' with a mask of documents' * masked}, {str(dtype).removeprefix('torch.')}"
+
+
+def choose_compile(setting, device: torch.device, training_flops: float) -> tuple:
+    """(bool, reason) for `auto`, True, False, `blocks`.
+
+    A cold compile takes about a minute. auto compiles on a GPU; on a CPU only where there is a compiler, and where the
+    whole run (`training_flops`, those of this process) would take several minutes."""
+    if setting != "auto":
+        return bool(setting), "as asked"
+    if device.type == "cuda":
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            return False, "auto: Triton is not installed"
+        return True, "auto"
+    if device.type != "cpu":
+        return False, f"auto: not on {device.type}"
+    if not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):
+        return False, "auto: no C++ compiler found"
+    minutes = training_flops / (75e9 * torch.get_num_threads()) / 60  # eager training reaches about 75 GFLOP/s a core
+    return minutes > 3, f"auto: about {minutes:.0f} min of eager work"

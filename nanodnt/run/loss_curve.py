@@ -1,4 +1,4 @@
-"""loss.png of a run directory."""
+"""Losses drawn: loss.png of a run directory, and what analyze.py's loss.png of several runs shares with it."""
 
 from pathlib import Path
 
@@ -17,6 +17,39 @@ def smoothed(values: list, share: float) -> list:
     return ((sums[high] - sums[low]) / (high - low)).tolist()
 
 
+def plot_losses(ax, x: list, rows: list, smooth: float, color) -> tuple:
+    """The training losses of metrics rows over x, raw and smoothed, and the validation losses, dashed. Returns the
+    lines (smoothed, validation)."""
+    found = []
+    for key in ("train_loss", "val_loss"):
+        there = [(at, row[key]) for at, row in zip(x, rows, strict=True) if row.get(key) is not None]
+        found.append(tuple(zip(*there, strict=True)) if there else ((), ()))
+    (steps, losses), val = found
+    ax.plot(steps, losses, color=color, alpha=0.2, linewidth=0.8)
+    (line,) = ax.plot(steps, smoothed(losses, smooth), color=color, linewidth=1.6)
+    (dashed,) = ax.plot(*val, "o--", color=color, markersize=3.5, linewidth=1)
+    return line, dashed
+
+
+def finish_axis(ax, rows: list, start: float) -> None:
+    """Fit the y axis to the losses of the rows from step `start` on: the first ones fall from ln(vocabulary) and would
+    flatten everything else."""
+    late = [row.get(key) for row in rows if row["step"] >= start for key in ("train_loss", "val_loss")]
+    if points := [loss for loss in late if loss is not None]:
+        margin = 0.05 * (max(points) - min(points)) + 1e-3
+        ax.set_ylim(min(points) - margin, max(points) + margin)
+    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def save_figure(figure, path: Path) -> None:
+    """Write a matplotlib figure as PNG, whole or not at all, and forget it."""
+    from matplotlib.pyplot import close
+
+    write_file(path, lambda f: figure.savefig(f, format="png"))
+    close(figure)
+
+
 def draw_loss(out_dir: Path, title: str) -> Path | None:
     """Draw loss.png from metrics.jsonl and return its path; None, with a message, where matplotlib is missing."""
     try:
@@ -28,27 +61,14 @@ def draw_loss(out_dir: Path, title: str) -> Path | None:
         print("loss.png is not drawn: matplotlib is not installed")
         return None
     rows = read_metrics(out_dir)
-    train, val = ([(r["step"], r[k]) for r in rows if r.get(k) is not None] for k in ("train_loss", "val_loss"))
-    fig, ax = plt.subplots(figsize=(6.4, 4), dpi=160)
-    if train:
-        steps, losses = zip(*train, strict=True)
-        ax.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
-        ax.plot(steps, smoothed(losses, 0.05), color="tab:blue", linewidth=1.6, label="training, smoothed")
-    if val:
-        label = f"held-out, {val[-1][1]:.3f} at the end"
-        ax.plot(*zip(*val, strict=True), "o-", color="tab:orange", markersize=3.5, linewidth=1.4, label=label)
-    points = [loss for step, loss in train + val if step >= 0.05 * rows[-1]["step"]]
-    if points:  # not the first steps: they fall from ln(vocabulary) and would flatten everything else
-        low, high = min(points), max(points)
-        ax.set_ylim(low - 0.05 * (high - low) - 1e-3, high + 0.05 * (high - low) + 1e-3)
+    fig, ax = plt.subplots(figsize=(6.4, 4), dpi=160, layout="constrained")
+    line, dashed = plot_losses(ax, [row["step"] for row in rows], rows, 0.05, "tab:blue")
+    line.set_label("training, smoothed")
+    if len(val := dashed.get_ydata()):
+        dashed.set(label=f"held-out, {val[-1]:.3f} at the end", color="tab:orange")
     per_step = next((f" ({r['tokens'] // r['step']:,} tokens each)" for r in rows[::-1] if r["step"]), "")
     ax.set(xlabel=f"step{per_step}", ylabel="loss (nats per token)", title=title.replace("$", r"\$"))
-    ax.grid(alpha=0.25, linewidth=0.6)
-    ax.spines[["top", "right"]].set_visible(False)
-    if train or val:
-        ax.legend(frameon=False)
-    fig.tight_layout()
-    path = out_dir / "loss.png"
-    write_file(path, lambda f: fig.savefig(f, format="png"))
-    plt.close(fig)
-    return path
+    finish_axis(ax, rows, 0.05 * rows[-1]["step"])
+    ax.legend(frameon=False)
+    save_figure(fig, out_dir / "loss.png")
+    return out_dir / "loss.png"

@@ -1,7 +1,6 @@
 """A GPT on a long text: the next token of each token of a window."""
 
 from model import GPT, GPTConfig
-from nanodnt.tasks.images import ADVICE
 from nanodnt.tasks.task import Task
 
 
@@ -15,7 +14,10 @@ class Text(Task):
     def fit(self, config: GPTConfig, meta: dict, dataset: str) -> None:
         """Fill in the vocabulary."""
         if meta.get("kind") == "images":
-            raise ValueError(f"dataset {dataset!r} is of images, but {ADVICE}")
+            raise ValueError(
+                f"dataset {dataset!r} is of images, but patch_size=0 is for text: set patch_size (see config/vdnt/), "
+                "or choose a dataset of text"
+            )
         config.vocab_size = config.vocab_size or meta["vocab_size"]
 
     def left_to_dataset(self, config: GPTConfig) -> list:

@@ -8,20 +8,17 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.lines import Line2D
 
 from model import GPTConfig
 from nanodnt.files import write_file
-from nanodnt.run.loss_curve import smoothed
+from nanodnt.run.loss_curve import finish_axis, plot_losses, save_figure
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
 from nanodnt.state import is_count, is_number
 from nanodnt.tasks import task_of
+from studies.analysis.figure import plt
 
 # what a valid config.json holds, and of which type
 RECORD = {"model": dict, "train": dict, "command": list, "versions": dict, "git_commit": (str, type(None))}
@@ -298,46 +295,27 @@ def draw_losses(runs: list, path: Path, smooth: float = 0.05) -> None:
     The y axis is fitted to what comes after a twentieth of the longest run, as in a run's own loss.png."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), dpi=130, sharey=True, layout="constrained")
     colors = plt.colormaps["tab10"].colors if len(runs) <= 10 else plt.colormaps["turbo"](np.linspace(0, 1, len(runs)))
-    unit, handles, start = data_unit(runs), [], 0.05 * max(run.rows[-1]["step"] for run in runs)
+    unit, handles = data_unit(runs), []
     for run, color in zip(runs, colors, strict=False):
         counts = [row["tokens"] // (run.image_tokens if unit == "image" else 1) for row in run.rows]
-        spans = [[row["step"] for row in run.rows], counts, training_hours(run.rows)]
-        for axis, x in zip(axes, spans, strict=True):
+        for axis, x in zip(axes, ([row["step"] for row in run.rows], counts, training_hours(run.rows)), strict=True):
             if x:  # a run without tokens_per_s has no hours
-                _draw_curves(axis, x, run.rows, color, smooth)
+                plot_losses(axis, x, run.rows, smooth, color)
         handles.append(Line2D([], [], color=color, label=run.name if len(run.name) <= 60 else f"…{run.name[-59:]}"))
-    late = [row for run in runs for row in run.rows if row["step"] >= start]
-    points = [row[key] for row in late for key in ("train_loss", "val_loss") if row.get(key) is not None]
-    if points:
-        margin = 0.05 * (max(points) - min(points)) + 1e-3
-        axes[0].set_ylim(min(points) - margin, max(points) + margin)
     names = ("step", f"{unit}s", f"hours of training ({unit}s / {unit}s per s;\nwithout evaluation and saving)")
+    every, longest = [row for run in runs for row in run.rows], max(run.rows[-1]["step"] for run in runs)
     for axis, name in zip(axes, names, strict=True):
         axis.set_xlabel(name)
         axis.locator_params(axis="x", nbins=6)
-        axis.grid(alpha=0.25, linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
+        finish_axis(axis, every, 0.05 * longest)
     axes[0].set_ylabel(f"loss (nats per {unit})")
     kind = f"training, smoothed over {smooth:.0%} of the run" if smooth else "training"
-    style = [Line2D([], [], color="gray", label=kind), Line2D([], [], color="gray", linestyle="--", marker="o", ms=3.5)]
-    style[1].set_label("validation")
-    legend = figure.legend(handles=handles + style, loc="outside lower center", ncols=4, frameon=False)
+    handles.append(Line2D([], [], color="gray", label=kind))
+    handles.append(Line2D([], [], color="gray", linestyle="--", marker="o", ms=3.5, label="validation"))
+    legend = figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a "$" in a run's name is a "$"
-    write_file(path, lambda f: figure.savefig(f, format="png"))
-    plt.close(figure)
-
-
-def _draw_curves(axis, x: list, rows: list, color, smooth: float) -> None:
-    """A run's training losses, raw and smoothed, and its validation losses over x, one number a row."""
-    for key in ("train_loss", "val_loss"):
-        there = [(at, row[key]) for at, row in zip(x, rows, strict=True) if row.get(key) is not None]
-        at, losses = zip(*there, strict=True) if there else ((), ())
-        if key == "val_loss":
-            axis.plot(at, losses, "o--", color=color, markersize=3.5, linewidth=1)
-        else:
-            axis.plot(at, losses, color=color, alpha=0.2, linewidth=0.8)
-            axis.plot(at, smoothed(losses, smooth), color=color, linewidth=1.6)
+    save_figure(figure, path)
 
 
 def compare_runs(runs: list, out: Path, baseline: str = "", smooth: float = 0.05) -> dict:

@@ -23,17 +23,7 @@ STYLE = {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8, "figure.titl
 STYLE |= {"grid.alpha": 0.25, "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False}
 STYLE |= {"legend.frameon": False, "lines.markersize": 3.5, "lines.linewidth": 1.3, "savefig.dpi": 130}
 BRANCHES = {"attn": "attention", "mlp": "FFN"}
-TYPE_COLORS = {
-    "emb": "C0",
-    "pos": "C4",
-    "head": "C5",
-    "qk": "C1",
-    "ffn": "C2",
-    "router": "C6",
-    "vo": "C3",
-    "norm": "C7",
-}
-TYPE_COLORS |= {"patch": "C8"}
+TYPE_COLORS = dict(emb="C0", pos="C4", head="C5", qk="C1", ffn="C2", router="C6", vo="C3", norm="C7", patch="C8")
 
 
 class NotApplicable(Exception):

@@ -9,16 +9,12 @@ import torch
 from layers.loss import LOGITS_BYTES
 from model import MLP, Attention, Transformer
 from studies.analysis.figure import TYPE_COLORS, make_panels, plot_by_block, plot_over_steps, register, rows_of
-from studies.analysis.runs import parts_of, target_shares
+from studies.analysis.runs import target_shares
 
 MATRICES = {"q": "$W_Q$", "k": "$W_K$", "v": "$W_V$", "o": "$W_O$", "w1": "$W_1$ (up, gate)", "w2": "$W_2$ (down)"}
 MATRIX_TYPES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}
 TAIL_STATISTICS = ("kurtosis", "max_over_rms", "p999_over_p50", "hill", "participation")
-MEANS = (
-    "arithmetic",
-    "geometric",
-    "zero_fraction",
-)  # the last: the share of entries that the geometric mean leaves out
+MEANS = ("arithmetic", "geometric", "zero_fraction")  # the last: the share that the geometric mean leaves out
 TAIL = 1000  # the Hill estimator's tail is the largest 1/1000 of the entries …
 TAIL_LEAST = 10  # … but at least this many
 
@@ -100,26 +96,28 @@ def hill_index(a: np.ndarray, k: int) -> float:
 def log_histogram(g: torch.Tensor, bins: int, low: float, high: float) -> dict:
     """Histogram of |g| over `bins` bins; their bins + 1 edges are evenly spaced in log from low to high > low > 0.
 
-    density: share of all entries per unit of |g|, so that Σ density · width = 1 − zeros − the share outside the bins.
-    ccdf: share of all entries at or above each edge. zeros: share of entries that are 0."""
+    density: share of all entries per unit of |g|. ccdf: share of all entries at or above each edge."""
     a = np.sort(g.detach().abs().flatten().float().cpu().numpy())
     edges = np.geomspace(low, high, bins + 1)
     below = np.searchsorted(a, edges)  # entries below each edge
     n = max(1, a.size)
     density = np.diff(below) / n / np.diff(edges)
-    zeros = float((a == 0).sum() / n)
-    return {"edges": edges.tolist(), "density": density.tolist(), "ccdf": (1 - below / n).tolist(), "zeros": zeros}
+    return {"edges": edges.tolist(), "density": density.tolist(), "ccdf": (1 - below / n).tolist()}
+
+
+def pool_gradients(model: Transformer, batches) -> dict:
+    """{type of `matrix_types`: the entries of its matrices' gradients, with all layers in one}."""
+    found, types = compute_gradients(model, batches), matrix_types(model)
+    return {kind: torch.cat([found[n].flatten() for n, its in types.items() if its == kind]) for kind in MATRICES}
 
 
 def measure_gradients(model, batches, run):
-    found, types = compute_gradients(model, batches), matrix_types(model)
-    pooled = {}
-    for kind in MATRICES:
-        g = torch.cat([found[name].flatten() for name, its in types.items() if its == kind])
+    types = {}
+    for kind, g in pool_gradients(model, batches).items():
         statistics = tail_statistics(g)
         histogram = log_histogram(g / (statistics["rms"] or 1), 80, 1e-6, 1e4)
-        pooled[kind] = {**statistics, "histogram_of_g_over_rms": histogram}
-    return {"types": pooled}
+        types[kind] = {**statistics, "histogram_of_g_over_rms": histogram}
+    return {"types": types}
 
 
 @register("gradients", measure_gradients, tokens=65536, table=("rms", *TAIL_STATISTICS))
@@ -153,7 +151,7 @@ def draw_gradients(results):
 # --------------------------------------------------------------------------------------------------- sharpness
 
 
-def estimate_sharpness(model: Transformer, inputs, draws: int, generator: torch.Generator) -> dict:
+def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch.Generator) -> dict:
     """{parameter name: h, a CPU tensor of its shape}: the mean over `draws` of n g², with n = B·T tokens, or B images,
     and g the gradient of their mean loss on labels drawn from softmax(logits), at temperature 1 (Blockwise LR eq. 3).
 
@@ -162,8 +160,8 @@ def estimate_sharpness(model: Transformer, inputs, draws: int, generator: torch.
     counts, h = [], dict.fromkeys(trained_parameters(model), 0.0)
 
     def losses():  # sums over the labels
-        for part in parts_of(model, inputs):
-            x = model.stream(part)
+        for inputs, _ in batches:
+            x = model.stream(inputs)
             labels = sample_labels(model, x.detach(), generator)
             counts.append(labels.numel())
             yield model.loss(x, labels) * labels.numel()

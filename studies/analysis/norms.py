@@ -25,7 +25,7 @@ from studies.analysis.figure import (
     slot_without_block,
 )
 from studies.analysis.gradients import MATRICES, matrix_types, trained_parameters
-from studies.analysis.runs import WINDOW, parts_of, pick_evenly
+from studies.analysis.runs import WINDOW, pick_evenly
 from studies.analysis.streams import Moments
 
 SCATTER_POINTS = 3000
@@ -138,14 +138,14 @@ def norm_slots(model: Transformer) -> dict:
 
 
 @torch.no_grad()
-def dyt_alphas(model: Transformer, inputs) -> list:
+def dyt_alphas(model: Transformer, batches) -> list:
     """[{"slot": name, "alpha": α, "inv_std": 1 / std over all elements of the slot's input}] of every DyT, in the order
     of the forward (DyT Fig. 8)."""
     slots = {name: slot for name, slot in norm_slots(model).items() if slot.norm == "dyt"}
     seen = {name: Moments() for name in slots}
     with watch([(slot, lambda args, y, name=name: seen[name].add(args[0])) for name, slot in slots.items()]):
-        for part in parts_of(model, inputs) if slots else ():
-            model.final_norm(model.stream(part))
+        for inputs, _ in batches if slots else ():
+            model.final_norm(model.stream(inputs))
     found = []
     for name, slot in slots.items():
         std = seen[name].variance ** 0.5
@@ -182,26 +182,26 @@ def draw_alpha(results):
 
 
 @torch.no_grad()
-def norm_scatter(model: Transformer, inputs, slot_name: str, n: int, generator: torch.Generator) -> dict:
+def norm_scatter(model: Transformer, batches, slot_name: str, n: int, generator: torch.Generator) -> dict:
     """What norm slot `slot_name` (a name of `norm_slots`) does to the elements of its input (DyT Figs. 2, 4).
 
     {"x", "y", "token", "channel": input, output before the affine part, index of the token in all inputs, and channel
-    of at most n elements, drawn without replacement, of each part in proportion; "amplitude", "slope", "r2": their
+    of at most n elements, drawn without replacement, of each batch in proportion; "amplitude", "slope", "r2": their
     least-squares fit y ≈ A tanh(a x), a > 0; "linear_r2": of the line y ≈ c x; "token_rms_cv": standard deviation over
     mean of the RMS of all tokens' inputs}."""
     slot, seen, rms, points, done = norm_slots(model)[slot_name], [], Moments(), [], 0
-    rows = sum(len(part) for part in parts_of(model, inputs))
-    for part in parts_of(model, inputs):
+    rows = sum(len(inputs) for inputs, _ in batches)
+    for inputs, _ in batches:
         with watch([(slot, lambda args, y: seen.append(upcast(args[0])))]):
-            model.final_norm(model.stream(part))
+            model.final_norm(model.stream(inputs))
         x = seen.pop().flatten(0, 1)  # (tokens, C)
         y = NORMALISE[slot.norm](slot, x if slot.const_in == 1.0 else slot.const_in * x)
-        most = n * (done + len(part)) // rows - n * done // rows
+        most = n * (done + len(inputs)) // rows - n * done // rows
         chosen = torch.randperm(x.numel(), generator=generator, device=generator.device)[:most].sort().values
         token, channel = (i.to(x.device) for i in (chosen // x.shape[1], chosen % x.shape[1]))
         points.append([t.cpu() for t in (x[token, channel], y[token, channel], token + rms.n, channel)])
         rms.add(x.square().mean(-1).sqrt())
-        done += len(part)
+        done += len(inputs)
     xs, ys, token, channel = map(torch.cat, zip(*points, strict=True))
     found = {"x": xs.tolist(), "y": ys.tolist(), "token": token.tolist(), "channel": channel.tolist()}
     spread = rms.variance**0.5 / rms.mean if rms.mean else math.nan
@@ -268,12 +268,11 @@ def draw_scatter(results):
 
 @torch.no_grad()
 def gain_statistics(model: Transformer) -> dict:
-    """{slot name: {"rms", "min", "max", "std"}} of the `gain_vectors` (scale vectors, Fig. 4)."""
-    found = {}
-    for name, gain in gain_vectors(model).items():
-        spread = {"min": gain.min().item(), "max": gain.max().item(), "std": gain.std(correction=0).item()}
-        found[name] = {"rms": gain.square().mean().sqrt().item(), **spread}
-    return found
+    """{slot name: {"rms", "std"}} of the `gain_vectors` (scale vectors, Fig. 4)."""
+    return {
+        name: {"rms": gain.square().mean().sqrt().item(), "std": gain.std(correction=0).item()}
+        for name, gain in gain_vectors(model).items()
+    }
 
 
 @torch.no_grad()

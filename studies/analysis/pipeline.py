@@ -1,7 +1,6 @@
 """From run directories to figures: measure, draw, write the PNG and JSON files, and compare several runs."""
 
 import json
-import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,8 @@ import matplotlib.pyplot as plt
 
 from nanodnt.files import write_file
 from nanodnt.run.environment import choose_device
+from nanodnt.run.loss_curve import save_figure
+from nanodnt.tables import table
 from studies.analysis import compare
 from studies.analysis.figure import STYLE, NotApplicable
 from studies.analysis.report import write_report
@@ -105,8 +106,7 @@ def write_figure(name: str, results: dict, config: AnalyzeConfig, folder: Path) 
         escaped = {run.replace("$", r"\$"): found for run, found in results.items()}  # "$" would begin mathematics
         figure = FIGURES[name].draw(escaped)
         figure.suptitle(f"{shows}{f' ({after})' if after else ''}{f'; {how}' if how else ''}")
-        write_file(folder / f"{name}.png", lambda f: figure.savefig(f, format="png"))
-        plt.close(figure)
+        save_figure(figure, folder / f"{name}.png")
     record = {"figure": name, "shows": shows, "source": after, "settings": asdict(config)}
     record["runs"] = round_for_json(results)
     write_file(folder / f"{name}.json", lambda f: f.write(json.dumps(record).encode()))
@@ -114,20 +114,15 @@ def write_figure(name: str, results: dict, config: AnalyzeConfig, folder: Path) 
 
 
 def round_for_json(value):
-    """`value` with its floats rounded to 6 digits, and None for nan and infinity, which JSON lacks."""
-    if isinstance(value, dict):
-        return {key: round_for_json(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [round_for_json(part) for part in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
+    """`value` as JSON gives it back: floats with 6 digits, and None for nan and infinity, which JSON lacks."""
+    how = dict(parse_float=lambda digits: float(f"{float(digits):.6g}"), parse_constant=lambda _: None)
+    return json.loads(json.dumps(value), **how)
 
 
 def print_table(name: str, results: dict) -> None:
     """Print the statistics in a figure's `table`, a line for each type of each run, at its last checkpoint."""
-    keys, width = FIGURES[name].table, max(map(len, [name, *results]))
-    print(f"{name:<{width}} of    " + "".join(f"{key:>15}" for key in keys))
+    keys = FIGURES[name].table
+    rows = [[name, "of", *keys]]
     for run, (*_, last) in results.items():
-        for kind, found in last["types"].items():
-            print(f"{run:<{width}} {kind:<6}" + "".join(f"{found[key]:>15.4g}" for key in keys))
+        rows += [[run, kind, *(f"{found[key]:.4g}" for key in keys)] for kind, found in last["types"].items()]
+    print("\n".join(table(rows)))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from model import GPTConfig, Transformer
+from model import GPTConfig
 from nanodnt.data import load_meta
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.settings import TrainConfig
@@ -26,20 +26,21 @@ class CheckpointedRun:
         kept = kept_checkpoints(path) if path.is_dir() else [path]
         self.snapshots, self.has_kept_one = pick_evenly(kept, config.snapshots), len(kept) == 1 and path.is_dir()
         checkpoint = load_checkpoint(kept[-1])
-        trained_on, model_config = checkpoint["meta"], checkpoint["model_config"]
-        dataset = config.dataset or checkpoint["train_config"]["dataset"]
+        trained_on, self.train_config = checkpoint["meta"], checkpoint["train_config"]
+        self.model_config = GPTConfig(**checkpoint["model_config"])
+        dataset = config.dataset or self.train_config["dataset"]
         meta = load_meta(dataset)
         if any(meta.get(key) != trained_on.get(key) for key in READ):
             here, there = map(describe_data, (meta, trained_on))
             raise ValueError(
                 f"dataset {dataset!r} ({here}) is not what {path} reads ({there}): choose another --dataset"
             )
-        self.images, self.block_size = task_of_data(meta).reads == "images", model_config["block_size"]
-        self.data = open_data(TrainConfig(dataset=dataset), GPTConfig(**model_config), meta)
+        self.images, self.block_size = task_of_data(meta).reads == "images", self.model_config.block_size
+        self.data = open_data(TrainConfig(dataset=dataset), self.model_config, meta)
         if meta["splits"]["val"] != trained_on.get("splits", {}).get("val"):
             what = "images of {!r} are not the ones" if self.images else "text of {!r} is not the one"
             print(f"note: {name}: the validation {what.format(dataset)} of its training")
-        if checkpoint["train_config"].get("doc_mask"):
+        if self.train_config.get("doc_mask"):
             print(f"note: {name} was trained with doc_mask; here the documents of a row see each other")
         available = self.data.val_windows * self.block_size
         if (config.tokens or 0) > available:
@@ -77,14 +78,6 @@ class Batches:
             yield (inputs, targets) if self.run.images else (inputs[:, : self.length], targets[:, : self.length])
 
 
-def parts_of(model: Transformer, inputs):
-    """`inputs` part by part, whole sequences or images of at most MICRO_TOKENS tokens (at least one of them). They are
-    one tensor, or batches (inputs, targets) that are read in turn, so that memory does not grow with their number."""
-    rows = max(1, MICRO_TOKENS // model.config.block_size)
-    for batch in [(inputs,)] if isinstance(inputs, torch.Tensor) else inputs:
-        yield from batch[0].split(rows)
-
-
 def target_shares(batches) -> list:
     """Each batch's share of all targets that are not ignored; batches: [(inputs, targets), …]. ValueError if all
     are."""
@@ -102,9 +95,15 @@ def describe_data(meta: dict) -> str:
     return f"{meta['tokenizer']}, {meta['vocab_size']} tokens"
 
 
+def kept_steps(folder: Path) -> dict:
+    """{step: path} of the checkpoints step_N.pt, in their order."""
+    found = {int(path.stem[5:]): path for path in folder.glob("step_*.pt") if path.stem[5:].isdigit()}
+    return dict(sorted(found.items()))
+
+
 def kept_checkpoints(folder: Path) -> list:
     """step_N.pt and last.pt, by step. ValueError if there is none."""
-    steps = {int(p.stem[5:]): p for p in folder.glob("step_*.pt") if p.stem[5:].isdigit()}
+    steps = kept_steps(folder)
     if (folder / "last.pt").exists():
         steps[load_checkpoint(folder / "last.pt")["step"]] = folder / "last.pt"
     if not steps:

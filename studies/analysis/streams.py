@@ -22,7 +22,7 @@ from studies.analysis.figure import (
     register,
     rows_of,
 )
-from studies.analysis.runs import WINDOW, parts_of, pick_evenly, target_shares
+from studies.analysis.runs import WINDOW, pick_evenly, target_shares
 
 JACOBIAN_LABELS = {"deviation": "‖J−I‖/√C", "off_diagonal": "off-diagonal share"}
 
@@ -57,12 +57,12 @@ def collect_streams(model: Transformer, inputs: torch.Tensor) -> list:
 # ---------------------------------------------------------------------------------------------------- variance
 
 
-def stream_variance(model: Transformer, inputs) -> dict:
-    """{"stream": [L + 1], "attn": [L], "mlp": [L]}: stream_var and branch_var of the tracker, mean over all tokens of
-    `inputs`; "stream_global" [L + 1]: variance over all elements of the stream."""
+def stream_variance(model: Transformer, batches) -> dict:
+    """{"stream": [L + 1], "attn": [L], "mlp": [L]}: stream_var and branch_var of the tracker, mean over all tokens;
+    "stream_global" [L + 1]: variance over all elements of the stream."""
     sums, whole, n = 0.0, [Moments() for _ in range(len(model.blocks) + 1)], 0
-    for part in parts_of(model, inputs):
-        found, streams = probe(model, part), collect_streams(model, part)
+    for inputs, _ in batches:
+        found, streams = probe(model, inputs), collect_streams(model, inputs)
         tokens = streams[0][..., 0].numel()
         values = found["stream_var"] + found["branch_var"]["attn"] + found["branch_var"]["mlp"]
         sums, n = sums + tokens * torch.stack(values).double().cpu(), n + tokens
@@ -102,11 +102,11 @@ def token_angles(streams: list) -> torch.Tensor:
     return torch.einsum("anc,bnc->abn", unit, unit).clamp(-1, 1).arccos() / math.pi
 
 
-def angular_distance(model: Transformer, inputs) -> list:
-    """d[a][b]: mean of `token_angles` between the L + 1 streams of the model, over all tokens of `inputs`."""
+def angular_distance(model: Transformer, batches) -> list:
+    """d[a][b]: mean of `token_angles` between the L + 1 streams of the model, over all tokens."""
     total, n = 0.0, 0
-    for part in parts_of(model, inputs):
-        angles = token_angles(collect_streams(model, part))
+    for inputs, _ in batches:
+        angles = token_angles(collect_streams(model, inputs))
         total, n = total + angles.sum(-1), n + angles.shape[-1]
     return (total / n).fill_diagonal_(0.0).tolist()  # on the diagonal there is only rounding
 
@@ -183,14 +183,14 @@ def draw_removal(results):
 # ---------------------------------------------------------------------------------------------------- Jacobian
 
 
-def residual_jacobian(model: Transformer, inputs, positions: list, block: int, branch: str) -> torch.Tensor:
+def residual_jacobian(model: Transformer, batches, positions: list, block: int, branch: str) -> torch.Tensor:
     """(C, C): ∂y[i]/∂x[j] for the token at positions[b] of each sequence b, averaged over the sequences (LNS Fig. 5).
 
-    x enters and y leaves the residual sub-layer `branch` ("attn", "mlp", or "block" for both) of block `block`, counted
-    from 0. Both are of the same token. The others that it sees, those before it or all of an image, are held fixed:
-    their keys and values are put in a cache, so that C copies of the token give all rows in one backward pass."""
-    module, total = model.blocks[block] if branch == "block" else getattr(model.blocks[block], branch), 0.0
-    for (sequence, rope), t in zip(sequences_entering(module, model, inputs), map(int, positions), strict=True):
+    x enters and y leaves the residual sub-layer `branch` ("attn" or "mlp") of block `block`, counted from 0. Both are
+    of the same token. The others that it sees, those before it or all of an image, are held fixed: their keys and
+    values are put in a cache, so that C copies of the token give all rows in one backward pass."""
+    module, total = getattr(model.blocks[block], branch), 0.0
+    for (sequence, rope), t in zip(sequences_entering(module, model, batches), map(int, positions), strict=True):
         context, channels = (), torch.arange(sequence.shape[-1], device=sequence.device)
         if branch != "mlp":  # the FFN looks at no other token
             others = sequence[:t] if model.config.causal else torch.cat((sequence[:t], sequence[t + 1 :]))
@@ -209,12 +209,12 @@ def residual_jacobian(model: Transformer, inputs, positions: list, block: int, b
     return (total / len(positions)).cpu()
 
 
-def sequences_entering(module: torch.nn.Module, model: Transformer, inputs):
+def sequences_entering(module: torch.nn.Module, model: Transformer, batches):
     """(x (T, C), the rotation of its positions or None) of each sequence as it enters `module` of the model."""
-    for part in parts_of(model, inputs):
+    for inputs, _ in batches:
         seen = []
         with torch.no_grad(), watch([(module, lambda args, y, seen=seen: seen.extend(args))]):
-            model.stream(part)
+            model.stream(inputs)
         for sequence in seen[0]:
             yield sequence, seen[1] if len(seen) > 1 else None
 
@@ -271,9 +271,9 @@ def draw_jacobian(results):
 # -------------------------------------------------------------------------------------------- attention logits
 
 
-def largest_logits(model: Transformer, inputs) -> list:
-    """[L]: logit_max of the tracker, over all tokens of `inputs`."""
-    found = [torch.stack(probe(model, part)["logit_max"]) for part in parts_of(model, inputs)]
+def largest_logits(model: Transformer, batches) -> list:
+    """[L]: logit_max of the tracker, over all tokens."""
+    found = [torch.stack(probe(model, inputs)["logit_max"]) for inputs, _ in batches]
     return torch.stack(found).amax(0).tolist()
 
 

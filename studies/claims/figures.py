@@ -3,10 +3,11 @@
 import math
 from pathlib import Path
 
+from nanodnt.run.loss_curve import save_figure
 from studies.claims.arms import LAYOUTS
 from studies.claims.experiment import Experiment
 from studies.claims.judge import CLASSES, NOT_JUDGED, interval
-from studies.sweep.figure import draw_curves, new_figure, save_figure
+from studies.sweep.figure import draw_curves, new_figure
 
 COLORS = dict(zip(CLASSES, ("tab:green", "yellowgreen", "tab:gray", "tab:red", "silver"), strict=True))
 COLORS[NOT_JUDGED] = "silver"

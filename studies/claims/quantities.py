@@ -12,13 +12,12 @@ from pathlib import Path
 
 import torch
 
-from model import GPTConfig, Transformer
-from nanodnt.run.checkpoints import load_checkpoint
+from model import Transformer
 from nanodnt.run.environment import choose_device
 from nanodnt.run.metrics import read_metrics
 from nanodnt.tasks import task_of
 from studies.analysis import gradients, norms, streams
-from studies.analysis.runs import Batches, CheckpointedRun
+from studies.analysis.runs import Batches, CheckpointedRun, kept_steps
 from studies.analysis.settings import AnalyzeConfig
 
 GRADIENT_TOKENS = 65536  # of the validation set
@@ -44,25 +43,18 @@ def load_model(path: Path, name: str = "last.pt") -> Transformer:
 
 def first_model(path: Path) -> Transformer:
     """The model before the first step, in fp32 and eval mode. Not for Admin, whose ω are profiled."""
-    checkpoint = load_checkpoint(path / "last.pt")
-    config = GPTConfig(**checkpoint["model_config"])
-    return task_of(config).network()(config, checkpoint["train_config"]["seed"]).eval().to(open_run(path).device)
+    run = open_run(path)
+    return task_of(run.model_config).network()(run.model_config, run.train_config["seed"]).eval().to(run.device)
 
 
-def probe_batch(path: Path) -> torch.Tensor:
-    """Whole validation sequences (B, T), or images, of about PROBE_TOKENS tokens."""
-    return next(iter(Batches(open_run(path), PROBE_TOKENS)))[0]
+def probe(path: Path) -> Batches:
+    """Whole validation sequences, or images, of about PROBE_TOKENS tokens."""
+    return Batches(open_run(path), PROBE_TOKENS)
 
 
-@cache
-def train_config(path: Path) -> dict:
-    return load_checkpoint(path / "last.pt")["train_config"]
-
-
-def kept_steps(path: Path) -> list:
+def steps_of(path: Path) -> list:
     """The steps of the checkpoints step_N.pt. ValueError if none was kept."""
-    steps = sorted(int(p.stem.removeprefix("step_")) for p in path.glob("step_*.pt"))
-    if not steps:
+    if not (steps := list(kept_steps(path))):
         raise ValueError(f"{path} has kept no checkpoints: remove it, to train it again")
     return steps
 
@@ -74,13 +66,9 @@ def kept_steps(path: Path) -> list:
 def gradient_tails(path: Path) -> list:
     """Tail statistics of the gradient entries at the first checkpoint after warm-up: of q, k, v, o, w1, w2, each with
     all layers in one."""
-    early = next(step for step in kept_steps(path) if step >= train_config(path)["warmup_iters"])
-    model = load_model(path, f"step_{early}.pt")
-    found = gradients.compute_gradients(model, list(Batches(open_run(path), GRADIENT_TOKENS)))
-    types = gradients.matrix_types(model)
-    kinds = dict.fromkeys(types.values())
-    entries = [torch.cat([found[n].flatten() for n, u in types.items() if u == t]) for t in kinds]
-    return [gradients.tail_statistics(g) for g in entries]
+    early = next(step for step in steps_of(path) if step >= open_run(path).train_config["warmup_iters"])
+    model, batches = load_model(path, f"step_{early}.pt"), Batches(open_run(path), GRADIENT_TOKENS)
+    return [gradients.tail_statistics(g) for g in gradients.pool_gradients(model, batches).values()]
 
 
 def mean_log_tail(path: Path, what: str) -> float:
@@ -96,7 +84,7 @@ ORDER = ("emb", "qk", "ffn", "vo", "norm")  # from the least sharp, as the paper
 def sharpness(path: Path, name: str = "last.pt") -> dict:
     """{block type: arithmetic mean of the sharpness} at a checkpoint."""
     model, run = load_model(path, name), open_run(path)
-    h = gradients.estimate_sharpness(model, probe_batch(path), DRAWS, run.generator(run.device))
+    h = gradients.estimate_sharpness(model, probe(path), DRAWS, run.generator(run.device))
     h = gradients.drop_padding_rows(model, h)
     by_type = gradients.average_by_type(h, model.block_types())
     return {t: by_type[t]["arithmetic"] for t in ORDER}
@@ -116,10 +104,10 @@ def is_ordered(path: Path, step: int) -> bool:
 def order_onset(path: Path) -> float:
     """The share of the run after which every checkpoint has the order; 1 if the last one does not."""
     first = 1.0
-    for step in reversed(kept_steps(path)):
+    for step in reversed(steps_of(path)):
         if not is_ordered(path, step):
             break
-        first = step / train_config(path)["max_iters"]
+        first = step / open_run(path).train_config["max_iters"]
     return first
 
 
@@ -129,7 +117,7 @@ def order_onset(path: Path) -> float:
 def tail_slope(path: Path) -> float:
     """How a norm's output y grows with its input x where x is largest: the least-squares slope of log |y| on log |x|
     over the 1% largest |x|, mean over the norms. 1 for a straight line, less for an S-shape."""
-    model, x, generator = load_model(path), probe_batch(path), torch.Generator().manual_seed(SEED)
+    model, x, generator = load_model(path), probe(path), torch.Generator().manual_seed(SEED)
     slopes = []
     for name in norms.norm_slots(model):
         points = norms.norm_scatter(model, x, name, SCATTER_POINTS, generator)
@@ -141,7 +129,7 @@ def tail_slope(path: Path) -> float:
 
 def alpha_correlation(path: Path) -> float:
     """Pearson's r of α and 1/std of the input, over the slots."""
-    slots = norms.dyt_alphas(load_model(path), probe_batch(path))
+    slots = norms.dyt_alphas(load_model(path), probe(path))
     return statistics.correlation([s["alpha"] for s in slots], [s["inv_std"] for s in slots])
 
 
@@ -156,7 +144,7 @@ def top1(path: Path) -> float:
 def log_variances(path: Path, start: bool = False) -> list:
     """log10 of the stream's variance before the first and after each block, at the end or at the start."""
     model = first_model(path) if start else load_model(path)
-    return [math.log10(v) for v in streams.stream_variance(model, probe_batch(path))["stream"]]
+    return [math.log10(v) for v in streams.stream_variance(model, probe(path))["stream"]]
 
 
 def variance_growth(path: Path, start: bool = False) -> float:
@@ -174,15 +162,14 @@ def mean_of_halves(values: list) -> tuple:
 @cache
 def block_angles(path: Path) -> tuple:
     """Mean angular distance between a block's input and the next block's, in the shallower and in the deeper half."""
-    d = streams.angular_distance(load_model(path), probe_batch(path))
+    d = streams.angular_distance(load_model(path), probe(path))
     return mean_of_halves([d[i][i + 1] for i in range(len(d) - 1)])
 
 
 @cache
 def removal_losses(path: Path) -> tuple:
     """Mean rise of the loss when one block is deleted, in the shallower and in the deeper half."""
-    batches = list(Batches(open_run(path), LOSS_TOKENS))
-    return mean_of_halves(streams.removal_drop(load_model(path), batches)["drop"])
+    return mean_of_halves(streams.removal_drop(load_model(path), Batches(open_run(path), LOSS_TOKENS))["drop"])
 
 
 MEASURES = {

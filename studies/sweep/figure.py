@@ -2,30 +2,20 @@
 
 import math
 import statistics
-from pathlib import Path
 
-from nanodnt.files import write_file
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 
 
 def new_figure(n: int, width: float = 6.0, height: float = 4.0):
     """(figure, its n axes side by side, which share the y axis)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, n, figsize=(width * n, height), sharey=True, squeeze=False)
+    how = dict(sharey=True, squeeze=False, dpi=100, layout="constrained")
+    figure, axes = plt.subplots(1, n, figsize=(width * n, height), **how)
     for axis in axes[0]:
         axis.spines[["top", "right"]].set_visible(False)
     return figure, axes[0]
-
-
-def save_figure(figure, path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    figure.tight_layout()
-    write_file(path, lambda f: figure.savefig(f, format="png", dpi=100))
-    plt.close(figure)
 
 
 def draw_curves(axis, curves: dict, xlabel: str, ylabel: str, highest: float | None = None) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from nanodnt.files import write_file
 from nanodnt.run.environment import choose_device
 from nanodnt.run.hardware import device_name
+from nanodnt.run.loss_curve import save_figure
 from nanodnt.tables import table
 from nanodnt.tasks import task_of
-from studies.sweep.figure import draw_curves, new_figure, save_figure
+from studies.sweep.figure import draw_curves, new_figure
 from studies.sweep.runner import read_origin, read_outcome, resolve_configs
 
 BASE = "the config"  # the name of a curve without choices

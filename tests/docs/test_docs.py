@@ -39,7 +39,7 @@ README = (ROOT / "README.md").read_text()
 NAMES = {page: page.relative_to(ROOT).as_posix() for page in PAGES}
 SOURCES = [ROOT / name for name in ("Makefile", *SCHEMAS, "nanodnt/plan/__main__.py")]
 COMMANDS = list(commands([*PAGES, *SOURCES, *(ROOT / path for path in CONFIGS)]))
-OUTPUTS = [shown for shown in shown_outputs(PAGES) if shown[1] != "export.py"]  # test_use_page.py has those
+OUTPUTS = [shown for shown in shown_outputs(PAGES) if shown[1] != "export.py"]  # tests/interop/test_pages.py has those
 ADDED_BY_README = ("--skip_scale", "--optimizer=lion")  # tried by test_the_readmes_changes_work
 
 

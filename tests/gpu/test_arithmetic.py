@@ -12,14 +12,13 @@ import torch
 
 from layers.moe import Routes, grouped
 from model import GPTConfig
-from nanodnt.bench.settings import BenchConfig, Setting
+from nanodnt.bench.settings import Setting
 from nanodnt.bench.vary import layout_flags
 from nanodnt.engine import prepare_model
 from nanodnt.optim import OPTIMIZERS, RULES, lr_at, make_optimizer
 from nanodnt.run.compilation import compile_model
 from nanodnt.run.environment import Env
-from nanodnt.settings import TrainConfig
-from support.devices import on_devices
+from support.devices import bench_setting, on_devices
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = {
@@ -50,9 +49,7 @@ def make_setting(device: str, name="Pre-LN, RMSNorm", dtype=torch.float32, **cha
     if "patch_size" in flags:
         values |= dict(vocab_size=0, block_size=GPTConfig.block_size)
     values |= dict(batch_size=2, micro_batch_size=2, data="random", dtype=str(dtype).removeprefix("torch."))
-    schemas = (GPTConfig, TrainConfig, BenchConfig)
-    parts = (s(**{k: v for k, v in values.items() if k in s.__dataclass_fields__}) for s in schemas)
-    return Setting(*parts, Env(0, 1, torch.device(device), dtype, False))
+    return bench_setting(Env(0, 1, torch.device(device), dtype, False), **values)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Whole runs on this device: killed and resumed, moved between CPU and device, sampled from."""
 
 import shutil
-import sys
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.generate import compile_step, generate
 from nanodnt.weights import model_from_checkpoint
 from support.devices import GPU
-from support.runs import assert_same_run, column, finish, load, run, start, tensors, wait_for_row
+from support.runs import assert_same_run, call, column, finish, load, run, start, tensors, wait_for_row
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS, THIRD = 60, 20
@@ -89,9 +88,7 @@ def sampled(capsys, out_dir, device) -> str:
     """The most likely continuation, as sample.py prints it."""
     words = f"--checkpoint=last.pt --start=A --num_samples=1 --max_new_tokens={NEW} --temperature=0 --dtype=float32"
     capsys.readouterr()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["sample.py", f"--out_dir={out_dir}", f"--device={device}", *words.split()])
-        assert sample.main() == 0
+    assert call(sample.main, f"--out_dir={out_dir}", f"--device={device}", *words.split()) == 0
     return capsys.readouterr().out.rsplit("\n" + "-" * 80, 1)[0]
 
 

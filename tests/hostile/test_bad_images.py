@@ -14,7 +14,7 @@ import pytest
 import train
 from nanodnt.data import sha256
 from nanodnt.data.images import Images
-from nanodnt.tasks.images import ImageFlags
+from nanodnt.tasks.image_flags import ImageFlags
 from support import runs
 from support.hostile import RESUME, TRAIN, World, cases, refuse, start
 from support.images import change_meta, encode, noise, write_dataset, write_split

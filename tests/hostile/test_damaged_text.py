@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import sample
 import train
 from model import GPTConfig
-from nanodnt.data import Dataset
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.data.windows import Dataset
 from nanodnt.plan.__main__ import main as plan
 from nanodnt.run.loss_curve import draw_loss
 from nanodnt.settings import TrainConfig

@@ -1,27 +1,24 @@
 """`evaluate.py --tasks=answers`: against greedy generation, a plain count in float64 and training's own loss."""
 
-import json
 import math
 import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from interop.conversations.template import TEMPLATES, Template
+from interop.conversations.template import TEMPLATES
 from interop.evaluation import answers as module
 from interop.evaluation.answers import answer_ends, list_inputs, mean_entry, open_answers, predict, score_answers
 from interop.evaluation.results import compare_results
 from interop.evaluation.settings import EvaluateConfig
-from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.generate import generate
 from nanodnt.run.environment import Env
 from nanodnt.trained import load_trained
 from support import examples as made
-from support.evaluation import EOT, call, make_byte_dataset, read, values
-from support.runs import column, files, run
+from support.evaluation import EOT, assert_refused, call, make_byte_dataset, read, values
+from support.runs import column, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 T = 48  # block_size of the runs
@@ -39,17 +36,6 @@ def encode(turns) -> tuple:
     return made.example(*((f"{chr(10) * bool(i)}{p}\n", r) for i, (p, r) in enumerate(turns)))
 
 
-def messages(turns) -> list:
-    roles = ("user", "assistant")
-    return [{"role": role, "content": text} for turn in turns for role, text in zip(roles, turn, strict=True)]
-
-
-def write_records(path, records, array=False):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(records) if array else "".join(json.dumps(r) + "\n" for r in records))
-    return path
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A dataset, its validation chats as records, and two runs that have learned a part: with documents kept apart and
@@ -59,7 +45,7 @@ def folder(tmp_path_factory):
         encode([(w, w.upper()), (v, v.upper())]) for w, v in zip(WORDS, WORDS, strict=True)
     ]
     data = made.write_examples(folder / "data", train=train, val=list(map(encode, CHATS)))
-    write_records(folder / "chats.jsonl", [dict(messages=messages(turns)) for turns in CHATS])
+    made.write_records(folder / "chats.jsonl", [dict(messages=made.chat(*sum(turns, ()))) for turns in CHATS])
     how = dict(block_size=T, batch_size=16, max_iters=120, eval_interval=120, eval_tokens=0, log_interval=120)
     for name, doc_mask in (("apart", True), ("together", False)):
         assert run(out_dir=folder / name, dataset=data, doc_mask=doc_mask, track_interval=0, **how) == 0
@@ -219,8 +205,8 @@ def test_records_are_what_their_prepared_dataset_is(runs, capsys):
 def test_keys_and_system_messages(runs):
     odd = [dict(question=word, answer=word.upper()) for word in WORDS]
     usual = [dict(prompt=word, response=word.upper()) for word in WORDS]
-    system = [dict(messages=[dict(role="system", content="S"), *messages(turns)]) for turns in CHATS[: len(WORDS)]]
-    paths = [write_records(runs / f"{i}.jsonl", records) for i, records in enumerate((odd, usual, system))]
+    system = [dict(messages=made.chat(*sum(turns, ()), system="S")) for turns in CHATS[: len(WORDS)]]
+    paths = [made.write_records(runs / f"{i}.jsonl", records) for i, records in enumerate((odd, usual, system))]
     keys = dict(prompt_key="question", response_key="answer")
     for path, how in zip(paths, (keys, {}, dict(template="chat")), strict=True):
         assert call(out_dir=runs / "apart", tasks="answers", input=path, **how) == 0
@@ -240,7 +226,7 @@ def test_the_eight_test_sets_and_their_mean(runs, capsys):
         words = [made.shouts(int(seed), 1, 4)[0][0] for seed in rng.integers(0, 999, 5 + i)]
         words = [bytes(ids[1 : ids.index(10)]).decode() for ids in words]
         records = [dict(instruction=w, input="", output=w.upper(), answer=w.upper()) for w in words]
-        write_records(tests / f"{name}.json", records, array=True)
+        made.write_records(tests / f"{name}.json", records, array=True)
     (tests / ".hidden.json").write_text("no")
     (tests / "README.md").write_text("about")
     both = f"{runs / 'apart'},{runs / 'together'}"
@@ -262,11 +248,11 @@ def test_the_eight_test_sets_and_their_mean(runs, capsys):
 
 
 def test_what_input_names(runs, monkeypatch):
-    odd = write_records(runs / "a, b.jsonl", [dict(prompt="a", response="A")])
+    odd = made.write_records(runs / "a, b.jsonl", [dict(prompt="a", response="A")])
     assert list_inputs(str(odd)) == [str(odd)]  # a comma in a name
     data, file = str(runs / "data"), str(runs / "chats.jsonl")
     assert list_inputs(f"{file}, {data},{file}") == [file, data]
-    write_records(runs / "deep" / "er" / "x.json", [], array=True)
+    made.write_records(runs / "deep" / "er" / "x.json", [], array=True)
     assert list_inputs(f"{data},{runs / 'deep'}") == [data, str(runs / "deep" / "er" / "x.json")]
     assert list_inputs("commonsense170k") == ["commonsense170k"]  # a folder of data/, prepared or not
 
@@ -287,19 +273,13 @@ def test_a_mean_needs_all_of_them():
 
 BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "no input": (dict(input=""), "the task answers needs --input=FILE, a dataset of examples, or records"),
-    "missing file": (
-        dict(input="TMP/no.jsonl"),
-        "there is no input TMP/no.jsonl: name a dataset of examples, or",
-    ),
+    "missing file": (dict(input="TMP/no.jsonl"), "there is no input TMP/no.jsonl: name a dataset of examples, or"),
     "not prepared": (dict(input="sft"), "dataset 'sft' is not prepared (no "),
     "empty folder": (dict(input="TMP/nothing"), "input TMP/nothing holds neither a prepared dataset nor a .jsonl"),
     "empty file": (dict(input="TMP/empty.jsonl"), "input TMP/empty.jsonl is empty"),
     "not records": (dict(input="TMP/text.txt"), "TMP/text.txt is none of .jsonl, .json, .parquet"),
     "system message": (dict(input="TMP/system.jsonl", template="plain"), "TMP/system.jsonl, line 1: a system message"),
-    "no template": (
-        dict(out_dir="TMP/base", input="TMP/chats.jsonl"),
-        "TMP/base/best.pt was trained without a",
-    ),
+    "no template": (dict(out_dir="TMP/base"), "TMP/base/best.pt was trained without a template, which"),
     "unknown template": (dict(template="chatty"), "template 'chatty' is none of chat, alpaca"),
     "template of a dataset": (dict(input="TMP/data", template="chat"), "template is for files of records: the dataset"),
     "keys of a dataset": (dict(input="TMP/data", prompt_key="q"), "prompt_key is for files of records: the dataset"),
@@ -307,17 +287,11 @@ BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "examples as a text": (dict(tasks="text", input="TMP/data"), "dataset TMP/data holds examples, whose answers are"),
     "another tokenizer": (dict(input="TMP/letters"), "dataset TMP/letters has another tokenizer (json, 29 tokens)"),
     "no end of text": (dict(out_dir="TMP/walker"), "the tokenizer of TMP/walker/best.pt (chars) has no end of text"),
-    "too long": (
-        dict(input="TMP/long.jsonl"),
-        "2 of 18 examples of TMP/long.jsonl are longer than 49 tokens, block_size+1",
-    ),
+    "too long": (dict(input="TMP/long.jsonl"), "2 of 18 examples of TMP/long.jsonl are longer than 49 tokens, block_"),
     "damaged": (dict(input="TMP/damaged"), "val.marks of 'TMP/damaged' does not mark 4 examples: prepare it again"),
     "other content": (dict(input="TMP/changed"), "TMP/changed/val.bin does not match the sha256 in meta.json"),
     "both tasks": (dict(tasks="answers,text"), "the tasks text and answers read different inputs"),
-    "template of a text": (
-        dict(tasks="text", template="chat"),
-        "template belongs to the task answers: add it",
-    ),
+    "template of a text": (dict(tasks="text", template="chat"), "template belongs to the task answers: add it"),
     "limit below 0": (dict(max_answer_tokens=-1), "max_answer_tokens=-1 must be 0 or more"),
 }
 
@@ -329,11 +303,10 @@ def bad(folder, dataset, tmp_path_factory):
     (bad / "nothing").mkdir()
     for name, content in (("empty.jsonl", "\n"), ("text.txt", "a")):
         (bad / name).write_text(content)
-    chat = [dict(role="system", content="S"), *messages([("a", "A")])]
-    write_records(bad / "system.jsonl", [dict(messages=chat)])
+    made.write_records(bad / "system.jsonl", [dict(messages=made.chat("a", "A", system="S"))])
     # [end of text] prompt newline answer [end of text]: 49 tokens fit, 50 do not
     lengths = [*[2] * 15, 46, 47, 60]
-    write_records(bad / "long.jsonl", [dict(prompt="a" * (n - 1), response="A") for n in lengths])
+    made.write_records(bad / "long.jsonl", [dict(prompt="a" * (n - 1), response="A") for n in lengths])
     shout, letters = made.shouts(0, 4), made.starting_tokenizer()
     made.write_examples(bad / "letters", letters, train=[([1, 5, 2], [2, 1, 1])], val=[([1, 5, 2], [2, 1, 1])])
     made.write_examples(bad / "damaged", train=shout, val=[*shout[:3], ([EOT, 5], [2, 0])])
@@ -349,29 +322,5 @@ def test_bad_input_is_refused_in_one_line(name, runs, bad, capsys):
     flags, expected = BAD[name]
     for path in bad.iterdir():
         (runs / path.name).symlink_to(path)
-    before = files(runs)
     flags = dict(out_dir="TMP/apart", tasks="answers", input="TMP/chats.jsonl") | flags
-    capsys.readouterr()
-    assert call(**{key: str(value).replace("TMP", str(runs)) for key, value in flags.items()}) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: " + expected.replace("TMP", str(runs))) and error.count("\n") == 1, error
-    assert files(runs) == before
-
-
-def test_an_example_may_fill_the_context(runs):
-    """block_size + 1 tokens, of which the last is a target only."""
-    file = write_records(runs / "full.jsonl", [dict(prompt="a" * (T - 4), response="AB")])
-    assert call(out_dir=runs / "apart", tasks="answers", input=file) == 0
-    assert read(runs / "apart")[f"answers {file}"]["answer_tokens"] == 3
-
-
-def test_a_tokenizer_with_its_own_start(tmp_path):
-    """An example begins with all tokens of the start, and none of them counts."""
-    meta = made.starting_tokenizer()
-    trained = SimpleNamespace(tokenizer=Tokenizer(meta), meta=meta, source="a model")
-    trained.model = SimpleNamespace(config=SimpleNamespace(block_size=8))
-    file = write_records(tmp_path / "r.jsonl", [dict(prompt="ab", response="c")])
-    config = replace(EvaluateConfig(), template="plain")
-    (answers,) = open_answers([str(file)], config, trained, environment())
-    assert [part.tolist() for part in answers.examples[0]] == [[0, 1, 3, 4, 5, 2], [2, 0, 0, 0, 1, 1]]
-    assert answers.template == Template("", "{prompt}{response}")
+    assert_refused(capsys, runs, expected, **flags)

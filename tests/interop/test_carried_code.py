@@ -10,13 +10,16 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache, dynamic_module_utils
-from transformers import logging as transformers_logging
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
 
-from interop.huggingface.carry import ROOT, START, carried_files, network_config
+from interop.huggingface.carry import ROOT, START, carried_files
+from interop.huggingface.verify import code_cache
+from interop.huggingface.write import write_pretrained
 from model import GPT, GPTConfig
 from nanodnt.generate import generate
+from support.examples import starting_tokenizer
 from support.models import ALL, LLAMA, POST, REPRESENTATIVES, S5, SIZE, build, error, network, spread, tokens
+from support.peers import CHARS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LEARNED = dict(POST, norm="layernorm", bias=True, deepnorm=True)
@@ -26,31 +29,13 @@ EACH = pytest.mark.parametrize("flags", [LEARNED, ROTARY, EXPERTS], ids=["learne
 
 
 @pytest.fixture(scope="module", autouse=True)
-def modules_folder(tmp_path_factory):
-    """`transformers` copies the code it imports to a folder, which is in the user's home unless told otherwise."""
-
-    def forget():
-        for name in [name for name in sys.modules if name.split(".")[0] == "transformers_modules"]:
-            del sys.modules[name]
-
-    forget()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
-        patch.setattr(sys, "path", list(sys.path))
-        transformers_logging.disable_progress_bar()
+def own_cache():
+    with code_cache():
         yield
-    forget()
 
 
-def export(folder, model, eot=None, start=()):
-    """A folder as interop/huggingface/write.py makes it, without a tokenizer."""
-    folder.mkdir(parents=True)
-    for name, text in CARRIED.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    ids = dict(bos_token_id=start[0] if start else eot, eos_token_id=eot, dtype="float32")
-    (folder / "config.json").write_text(json.dumps(network_config(model.config) | ids))
-    weights = {f"network.{name}": t.contiguous() for name, t in model.state_dict().items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+def export(folder, model, meta=CHARS):
+    write_pretrained(model, meta, folder, target="nanodnt", check=False)
     return folder
 
 
@@ -266,10 +251,10 @@ def test_saved_again(name, tmp_path):
 def test_config(tmp_path):
     """config.json has what NanoDNTConfig derives from `network`, and survives saving."""
     ours = build(ROTARY, 2, torch.float32)
-    export(tmp_path / "exported", ours, eot=7, start=[3, 5])
+    export(tmp_path / "exported", ours, starting_tokenizer())
     written = json.loads((tmp_path / "exported" / "config.json").read_text())
     config = AutoConfig.from_pretrained(tmp_path / "exported", trust_remote_code=True)
-    assert (config.bos_token_id, config.eos_token_id, config.dtype) == (3, 7, torch.float32)
+    assert (config.bos_token_id, config.eos_token_id, config.dtype) == (1, 2, torch.float32)
     config.save_pretrained(tmp_path / "saved")
     saved = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert {name: saved[name] for name in written} == written

@@ -202,8 +202,6 @@ def test_what_a_chat_cannot_be():
     chars = Tokenizer(Tokenizer.meta_for("chars", ["\n", "a"]))
     with pytest.raises(ValueError, match="tokenizer .chars. has no end of text"):
         Chat(bytes_model(), chars, QUESTION)
-    with pytest.raises(ValueError, match="no text for a system message: leave --system out"):
-        Chat(bytes_model(), BYTES, TEMPLATES["alpaca"], "Be brief.")
     with pytest.raises(ValueError, match="the system message .* is empty"):
         Chat(bytes_model(), BYTES, QUESTION, "  ")
 
@@ -336,20 +334,6 @@ def test_lines_from_a_pipe(monkeypatch):
     assert next(lines) == "good"
     with pytest.raises(ValueError, match="^line 2 of standard input is not UTF-8 text$"):
         next(lines)
-
-
-def test_talk_from_a_pipe(monkeypatch, capsys, script):
-    piped(monkeypatch, b"a\n \n\nfar too long for this context\nb\nc\n")
-    script("One.", "Two", "three…")
-    talk(Chat(bytes_model(20), BYTES, QUESTION, max_new_tokens=5))
-    out, err = capsys.readouterr()
-    assert out == "One.\n\nTwo\nthree\n"
-    left_out, *notes = err.splitlines()
-    assert left_out.startswith("left out: this prompt makes 32 tokens with its template, and block_size=20 must hold")
-    assert notes == [
-        "note: the conversation outgrew block_size=20: its 2 oldest turns are dropped",
-        "note: the answer is cut after max_new_tokens=5",
-    ]
 
 
 def test_ctrl_c(monkeypatch, capsys):

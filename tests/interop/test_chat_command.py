@@ -6,8 +6,8 @@ import sys
 import pytest
 
 import sample
-from nanodnt.data.tokenizer import Tokenizer
-from support.sampling import BYTES, call, chain, make_dataset, train_run
+from support.runs import call
+from support.sampling import BYTES, chain, make_dataset, train_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TALK = BYTES | {"template": {"system": "{system};", "turn": "{prompt}={response}"}}
@@ -68,7 +68,7 @@ def test_the_template_of_a_chat(chat):
         ("--system=s", "template and system are for a chat: add --chat"),
         ("--template=chat", "template and system are for a chat: add --chat"),
         ("--chat --template=unknown", "is none of chat, alpaca, chatml, plain"),
-        ("--chat --template=alpaca --system=s", "no text for a system message: leave --system out"),
+        ("--chat --template=alpaca --system=s", "a system message, and this template has no text for one"),
     ],
 )
 def test_what_a_chat_refuses(chat, flags, words):
@@ -76,11 +76,3 @@ def test_what_a_chat_refuses(chat, flags, words):
     notes, error = err.splitlines()[:-1], err.splitlines()[-1]
     assert (code, out) == (1, "") and error.startswith("error: ") and words in error
     assert all(note.startswith("note: ") for note in notes)
-
-
-def test_a_chat_that_cannot_be(chat):
-    chars = Tokenizer.meta_for("chars", ["=", "b", "c"])
-    code, _, err = chat(b"b\n", "--chat", "--template=plain", tokenizer=chars, follows={"=": "b", "b": "c"})
-    assert code == 1 and err.count("\n") == 1 and "(chars) has no end of text" in err
-    code, out, err = chat(b"hi\nd\xe9j\xe0\n", "--chat")
-    assert (code, out, err) == (1, "bc\n", "error: line 2 of standard input is not UTF-8 text\n")

@@ -13,7 +13,7 @@ from interop.conversations.template import TEMPLATES, Template, encode_conversat
 from interop.huggingface.read import load_pretrained
 from interop.huggingface.tokenizer_files import make_json, read_tokenizer, tokenizer_files
 from nanodnt.data.tokenizer import Tokenizer, json_meta
-from support.examples import TEMPLATE, shouts, starting_tokenizer, write_examples
+from support.examples import TEMPLATE, chat, shouts, starting_tokenizer, write_examples
 from support.runs import run
 
 
@@ -34,12 +34,6 @@ ODD = Template("'{system}' \"{{ x }}\"\\n\t☃\n", "{% raw %}{prompt}\r\n'\\'{# 
 CASES = [(name, template) for name in METAS if name != "a start" for template in (*TEMPLATES, "odd")]
 CASES += [("a start", "letters")]
 KNOWN = TEMPLATES | {"odd": ODD, "letters": Template("b{system}c", "a{prompt}z{response}")}
-
-
-def chat(*contents, system=None) -> list:
-    roles = ("user", "assistant") * len(contents)
-    messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
-    return [{"role": "system", "content": system}] * (system is not None) + messages
 
 
 def exported(folder, meta, template):

@@ -14,7 +14,7 @@ from interop.evaluation.settings import SUITES, EvaluateConfig
 from interop.evaluation.text import FileWindows, count_bytes
 from nanodnt.data.tokenizer import Tokenizer, json_meta
 from nanodnt.trained import load_trained
-from support.evaluation import EOT, TEXT, call, make_runs, read, values
+from support.evaluation import EOT, TEXT, assert_refused, call, make_runs, read, values
 from support.runs import column, files, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -225,8 +225,8 @@ BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "another tokenizer": (dict(input="TMP/walk"), "dataset TMP/walk has another tokenizer (chars, 50 tokens)"),
     "overlap of a dataset": (dict(input="TMP/data", overlap=1), "overlap=1 is for text files"),
     "overlap too large": (dict(overlap=32), "overlap=32 must be below TMP/a/best.pt's block_size=32"),
-    "damaged results": (dict(out_dir="TMP/a,TMP/bad"), "TMP/bad/evaluation.json is damaged (JSONDecodeError)"),
-    "wrong results": (dict(out_dir="TMP/wrong"), "TMP/wrong/evaluation.json is damaged (wic)"),
+    "damaged results": (dict(out_dir="TMP/a,TMP/bad"), "TMP/bad/evaluation.json is damaged (no tasks: JSON"),
+    "wrong results": (dict(out_dir="TMP/wrong"), "TMP/wrong/evaluation.json is damaged (wic: KeyError)"),
     "init_from, two folders": (dict(out_dir="TMP/a,TMP/b", init_from="gpt2"), "init_from is one model, so out_dir"),
     "init_from, a run": (dict(init_from="gpt2"), "TMP/a holds a run of its own: name another --out_dir"),
     "nothing to show": (dict(tasks="", input=""), "nothing was evaluated yet in TMP/a"),
@@ -242,13 +242,7 @@ def test_bad_input_is_refused_in_one_line(name, runs, dataset, capsys):
     for folder, content in (("bad", "{"), ("wrong", '{"tasks": {"wic": {"metrics": {"acc": 0.5}}}}')):
         shutil.copytree(runs / "a", runs / folder)
         (runs / folder / "evaluation.json").write_text(content)
-    before = files(runs)
-    flags = dict(out_dir="TMP/a", tasks="text", input="TMP/text.txt") | flags
-    capsys.readouterr()
-    assert call(**{key: str(value).replace("TMP", str(runs)) for key, value in flags.items()}) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: " + expected.replace("TMP", str(runs))) and error.count("\n") == 1
-    assert files(runs) == before
+    assert_refused(capsys, runs, expected, **dict(out_dir="TMP/a", tasks="text", input="TMP/text.txt") | flags)
 
 
 def test_an_alphabet_that_has_nothing_to_begin_with(made, dataset, tmp_path, capsys):

@@ -11,21 +11,20 @@ import pytest
 import torch
 
 import export
+import sample
 from interop.huggingface import write
-from interop.huggingface.read import load_pretrained, read_pretrained
+from interop.huggingface.read import load_pretrained
 from interop.huggingface.tokenizer_files import make_json, read_tokenizer, tokenizer_files
 from interop.huggingface.write import write_pretrained
-from model import GPT
 from nanodnt.data.tokenizer import Tokenizer, json_meta, same_tokenizer
 from nanodnt.generate import generate
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.trained import load_trained
-from nanodnt.weights import load_weights
 from support.models import ALL, LAYERNORM, LLAMA, S5, batch, build, error
-from support.prepared import needs_gpt2
+from support.peers import CHARS, make_peer
+from support.prepared import ids_of, load_script, needs_gpt2
 from support.runs import ROOT, make_dataset, run
 
-CHARS = Tokenizer.meta_for("chars", [chr(ord("A") + i) for i in range(50)])
 QWEN3 = LLAMA | dict(qk_norm=True, head_size=6)
 # name: (flags, the architecture). What a target has no place for is multiplied into the weights.
 EXPORTS = {
@@ -63,34 +62,22 @@ EXPORTS = {
 }
 # name: (flags, target, words of the refusal)
 UNFIT = {
-    "S5 as LLaMA": (LLAMA | S5, "llama", "qk_norm=True False"),
     "no pre norm in the FFN": (LLAMA | dict(pre_norm="attn"), "llama", "pre_norm=attn both"),
     "Mix-LN": (LLAMA | dict(post_norm_blocks=1), "llama", "post_norm"),
     "LNS on the stream": (LLAMA | dict(lns="residual"), "llama", "lns=residual"),
     "LNS before the norm": (LLAMA | dict(lns="input"), "llama", "lns=input"),
     "DNP": (LLAMA | dict(gain_out="norm"), "llama", "gain_out=norm"),
-    "DyT": (LLAMA | dict(norm="dyt"), "llama", "norm=dyt"),
-    "Group-LN": (LLAMA | dict(norm_groups=2), "llama", "norm_groups=2"),
     "a tied embedding's scale": (LLAMA | dict(tie_weights=True, embed_scale=True), "llama", "embed_scale tie_weights"),
     "LLaMA as GPT-2": (LLAMA, "gpt2", "norm=rmsnorm pos=rope mlp=swiglu n_kv_head=2"),
     "GPT-2 as LLaMA": (LAYERNORM, "llama", "norm=layernorm pos=learned mlp=gelu"),
     "no QK-norm": (LLAMA, "qwen3", "qk_norm=False"),
     "biases": (QWEN3 | dict(bias=True), "qwen3", "bias=True"),
     "experts as LLaMA": (LLAMA | dict(n_expert=4), "llama", "n_expert=4 (0 there)"),
-    "experts as GPT-2": (LAYERNORM | dict(n_expert=4), "gpt2", "n_expert=4 (0 there)"),
     "dense as Mixtral": (LLAMA, "mixtral", "n_expert=0 (some there)"),
     "shared experts": (LLAMA | dict(n_expert=4, n_expert_shared=1), "mixtral", "n_expert_shared=1 (0 there)"),
     "other scores": (LLAMA | dict(n_expert=4, router="sigmoid"), "mixtral", "router=sigmoid (softmax there)"),
-    "scaled weights of experts": (
-        LLAMA | dict(n_expert=4, router_scale=2.5),
-        "mixtral",
-        "router_scale=2.5 (1.0 there)",
-    ),
-    "raw weights of experts": (
-        LLAMA | dict(n_expert=4, router_norm=False),
-        "mixtral",
-        "router_norm=False (True there)",
-    ),
+    "scaled experts": (LLAMA | dict(n_expert=4, router_scale=2.5), "mixtral", "router_scale=2.5 (1.0 there)"),
+    "raw weights": (LLAMA | dict(n_expert=4, router_norm=False), "mixtral", "router_norm=False (True there)"),
     "a bias on the choice": (LLAMA | dict(n_expert=4, balance="bias"), "mixtral", "balance=bias (loss there)"),
     "experts with biases": (LLAMA | dict(n_expert=4, bias=True), "mixtral", "bias=True (False there)"),
     "DNP on experts": (LLAMA | dict(n_expert=4, gain_out="norm"), "mixtral", "gain_out=norm"),
@@ -119,11 +106,9 @@ def test_transformers_computes_the_same(name, tmp_path):
     expected = generate(ours, idx[:, :4], new, temperature=0)
     assert torch.equal(theirs.generate(idx[:, :4], max_new_tokens=new, do_sample=False, pad_token_id=0), expected)
 
-    back = read_pretrained(str(tmp_path / "it"))  # and back
-    model = GPT.empty(back.config).to_empty(device="cpu")
-    load_weights(model, back.weights)
-    assert error(model.eval()(idx)[0], ours(idx)[0]) < 1e-5 and back.meta == CHARS
-    assert write_it(model, tmp_path / "again") == kind
+    back = load_pretrained(str(tmp_path / "it"))
+    assert error(back.model(idx)[0], ours(idx)[0]) < 1e-5 and back.meta == CHARS
+    assert write_it(back.model, tmp_path / "again") == kind
     assert (tmp_path / "again" / "config.json").read_text() == (tmp_path / "it" / "config.json").read_text()
 
 
@@ -191,16 +176,24 @@ def metas():
     }
 
 
+def save_tokenizer(meta, folder, block_size=32):
+    for file, text in tokenizer_files(meta, block_size).items():
+        (folder / file).write_text(text, encoding="utf-8")
+
+
+def transformers_tokenizer(folder):
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     "name", ["bytes", "chars", "gpt2_4096", pytest.param("gpt2", marks=needs_gpt2), "like LLaMA's"]
 )
 def test_auto_tokenizer_gives_the_same_ids(name, tmp_path):
-    import transformers
-
     meta, text = metas()[name]
-    for file, content in tokenizer_files(meta, 99).items():
-        (tmp_path / file).write_text(content, encoding="utf-8")
-    ours, theirs = Tokenizer(meta), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    save_tokenizer(meta, tmp_path, block_size=99)
+    ours, theirs = Tokenizer(meta), transformers_tokenizer(tmp_path)
     ids = theirs(text)["input_ids"]
     assert ids == [*ours.start, *ours.encode(text)] and (name == "like LLaMA's") == (ours.start == [0])
     assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids) == text
@@ -212,11 +205,6 @@ def test_auto_tokenizer_gives_the_same_ids(name, tmp_path):
     assert name == "gpt2" or back == meta | ({"json_config": config} if "json" in meta else {})
     kept = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
     assert "json" not in meta or (config.items() >= kept.items() and "x" not in config)
-
-
-def save_tokenizer(meta, folder, block_size=32):
-    for file, text in tokenizer_files(meta, block_size).items():
-        (folder / file).write_text(text, encoding="utf-8")
 
 
 def test_the_same_tokenizer():
@@ -318,11 +306,18 @@ def call(monkeypatch, *argv) -> int:
 
 
 def test_the_command(begun, tmp_path, monkeypatch, capsys):
-    to = tmp_path / "a" / "b"
+    """What lies beside stays, and transformers' own copies of code, in the user's home, do not grow."""
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
+    to, path = tmp_path / "a" / "b", list(sys.path)
+    (tmp_path / "a" / "b.partial").mkdir(parents=True)
     assert call(monkeypatch, f"--out_dir={begun}", f"--to={to}") == 0
     out = capsys.readouterr().out
     assert f"best.pt, step 10, as nanodnt in float32: {to} (transformers computes the same)" in out
     assert "trust_remote_code=True" in out
+    assert sorted(p.name for p in to.parent.iterdir()) == ["b", "b.partial"] and sys.path == path
+    assert not (tmp_path / "cache").exists()
     names = {path.name for path in to.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "model.py"}
     assert len({path.stat().st_mode for path in to.iterdir()}) == 1  # as readable as other files
@@ -398,17 +393,6 @@ def test_sigterm_leaves_nothing(begun, tmp_path, monkeypatch):
     assert stopped.value.code == 143 and not list(tmp_path.iterdir())
 
 
-def test_what_lies_beside_stays(begun, tmp_path, monkeypatch):
-    """And transformers' own copies of code, in the user's home, do not grow."""
-    from transformers import dynamic_module_utils
-
-    (tmp_path / "x.partial").mkdir()
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
-    path = list(sys.path)
-    assert call(monkeypatch, f"--out_dir={begun}", f"--to={tmp_path / 'x'}") == 0
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["x", "x.partial"] and sys.path == path
-
-
 def test_transformers_that_cannot_load(begun, tmp_path, monkeypatch, capsys):
     import transformers
 
@@ -445,14 +429,10 @@ def test_a_pipeline_writes_what_we_write(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["LLaMA", "Qwen3-MoE"])
-def test_a_folder_is_trained_sampled_and_exported(name, tmp_path, monkeypatch, capsys):
-    import sample
-    from support.peers import make_peer
-
+def test_a_folder_is_trained_and_exported(name, tmp_path, monkeypatch, capsys):
     peer, idx = make_peer(name), batch()[0]
     peer.save_pretrained(tmp_path / "theirs")
-    for file, text in tokenizer_files(CHARS, 32).items():
-        (tmp_path / "theirs" / file).write_text(text)
+    save_tokenizer(CHARS, tmp_path / "theirs")
     dataset = make_dataset(tmp_path / "data")
     config = dict(dataset=dataset, out_dir=tmp_path / "run", init_from=tmp_path / "theirs", block_size=16)
     still = config | dict(out_dir=tmp_path / "still", max_iters=1, learning_rate=1e-12, min_lr=1e-12)
@@ -464,8 +444,6 @@ def test_a_folder_is_trained_sampled_and_exported(name, tmp_path, monkeypatch, c
     assert f"weights: {tmp_path / 'theirs'}" in out and "block_size" in out
     end = load_trained(str(tmp_path / "run"), "last.pt")
     assert end.model.config.block_size == 16 and end.step == 20
-    monkeypatch.setattr(sys, "argv", ["sample.py", f"--out_dir={tmp_path / 'run'}", "--start=AB", "--max_new_tokens=9"])
-    assert sample.main() == 0 and capsys.readouterr().out.startswith("AB")
     assert call(monkeypatch, f"--out_dir={tmp_path / 'run'}", f"--to={tmp_path / 'ours'}") == 0
     theirs = load(tmp_path / "ours")
     assert (theirs(idx).logits - end.model(idx)[0]).abs().max() < 1e-5
@@ -474,10 +452,6 @@ def test_a_folder_is_trained_sampled_and_exported(name, tmp_path, monkeypatch, c
 
 def test_a_tokenizer_of_theirs(tmp_path, monkeypatch, capsys):
     """A LLaMA with a tokenizer like LLaMA's: data with <s> and </s>, trained on, sampled from, exported with it."""
-    import sample
-    from support.peers import make_peer
-    from support.prepared import ids_of, load_script
-
     meta, text = metas()["like LLaMA's"]
     make_peer("LLaMA", vocab_size=meta["vocab_size"]).save_pretrained(tmp_path / "theirs")
     save_tokenizer(meta, tmp_path / "theirs")
@@ -518,20 +492,11 @@ def test_a_tokenizer_of_theirs(tmp_path, monkeypatch, capsys):
         local.main(argv)
 
 
-def transformers_tokenizer(folder):
-    import transformers
-
-    return transformers.AutoTokenizer.from_pretrained(folder)
-
-
 def test_another_tokenizer_is_refused(tmp_path, capsys):
-    from support.peers import make_peer
-
     make_peer("LLaMA").save_pretrained(tmp_path / "theirs")
     dataset = make_dataset(tmp_path / "data", alphabet=40)
     config = dict(dataset=dataset, out_dir=tmp_path / "run", init_from=tmp_path / "theirs", block_size=16, max_iters=1)
-    for file, text in tokenizer_files(CHARS, 32).items():
-        (tmp_path / "theirs" / file).write_text(text)
+    save_tokenizer(CHARS, tmp_path / "theirs")
     assert run(**config) == 1
     err = capsys.readouterr().err
     assert (

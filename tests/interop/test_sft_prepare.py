@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,7 @@ from nanodnt.data import meta as data
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import script
 from nanodnt.prepare.text import build
-from support.examples import starting_tokenizer
+from support.examples import starting_tokenizer, write_records
 from support.prepared import contents, error_of, ids_of, load_script, open_prepared
 from support.runs import ROOT
 
@@ -34,12 +33,6 @@ def home(tmp_path, monkeypatch):
     for module in (script, sft, commonsense, data):
         monkeypatch.setattr(module, "DATA", tmp_path / "data")
     return tmp_path / "data"
-
-
-def write_lines(path, records):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
-    return path
 
 
 def flags(path, *more, tokenizer="bytes", name="mine"):
@@ -73,7 +66,7 @@ def texts_of(folder, split):
 
 
 def test_a_dataset_of_examples(home, tmp_path, capsys):
-    run(write_lines(tmp_path / "pairs.jsonl", RECORDS), "--val_fraction=0.2")
+    run(write_records(tmp_path / "pairs.jsonl", RECORDS), "--val_fraction=0.2")
     said, folder = capsys.readouterr().out, home / "mine"
     train, val = texts_of(folder, "train"), texts_of(folder, "val")
     expected = [(f"User: {prompt}\nAssistant:\n", response) for prompt, response in PAIRS]
@@ -104,23 +97,13 @@ def test_a_dataset_of_examples(home, tmp_path, capsys):
         assert words in said
 
 
-def test_the_same_files_give_the_same_bytes(home, tmp_path, monkeypatch):
-    for i in range(4):
-        write_lines(tmp_path / "in" / ("deep" if i % 2 else ".") / f"{i}.jsonl", RECORDS[i * 10 : i * 10 + 10])
-    run(tmp_path / "in")
-    first, rglob = contents(home / "mine"), Path.rglob
-    monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(rglob(self, pattern))))
-    run(tmp_path / "in")
-    assert contents(home / "mine") == first
-
-
 @pytest.mark.parametrize("start", [True, False])
 def test_a_tokenizer_of_hugging_face(start, home, tmp_path, capsys):
     meta = starting_tokenizer(start)
     (tmp_path / "model").mkdir()
     (tmp_path / "model/tokenizer.json").write_text(meta["json"])
     (tmp_path / "model/tokenizer_config.json").write_text('{"eos_token": "</s>"}')
-    path = write_lines(tmp_path / "a.jsonl", [{"prompt": "ab", "response": "c"}] * 2)
+    path = write_records(tmp_path / "a.jsonl", [{"prompt": "ab", "response": "c"}] * 2)
     run(path, "--template=chatml", tokenizer=tmp_path / "model")
     begin = [0, 1] if start else [2]
     letters = [ord(c) - 94 for c in "imstartuserabimendimstartassistant"]  # what this vocabulary has of the template
@@ -168,14 +151,14 @@ def test_other_names_of_keys():
 
 def test_kinds_of_files(home, tmp_path, capsys):
     folder = tmp_path / "in"
-    write_lines(folder / "a.jsonl", RECORDS[:3])
+    write_records(folder / "a.jsonl", RECORDS[:3])
     (folder / "a.jsonl").write_text("\n" + (folder / "a.jsonl").read_text())  # a blank line has a number too
     (folder / "deep").mkdir()
     (folder / "deep/b.json").write_text(json.dumps(RECORDS[3:5], indent=2), encoding="utf-8-sig")
     turns = [[{"role": "user", "content": p}, {"role": "assistant", "content": r}] for p, r in PAIRS[5:7]]
     parquet.write_table(pa.table({"messages": turns, "prompt": ["x", None]}), folder / "deep/c.PARQUET")
     (folder / "README.md").write_text("no records")
-    write_lines(folder / ".hidden/d.jsonl", [{"bad": 1}])
+    write_records(folder / ".hidden/d.jsonl", [{"bad": 1}])
     found = list(conversations(folder))
     assert [(m[0]["content"], m[1]["content"]) for _, _, m in found] == PAIRS[:7]
     assert [name for name, _, _ in found[2:4]] == ["a.jsonl, 4", "deep/b.json, 1"]
@@ -196,7 +179,7 @@ def test_longer_examples_are_left_out_and_named(home, tmp_path, capsys):
     def of(length):  # 256, prompt, response, 256
         return {"prompt": "p" * (length - 3), "response": "r"}
 
-    path = write_lines(tmp_path / "a.jsonl", [of(n) for n in (5, 9, 10, 11, 10, 12, 4)])
+    path = write_records(tmp_path / "a.jsonl", [of(n) for n in (5, 9, 10, 11, 10, 12, 4)])
     how = "--template=plain", "--val_fraction=0.5"
     run(path, *how, "--max_tokens=9")
     lengths = [len(ids) for split in ("train", "val") for ids, _ in examples_of(home / "mine", split)]
@@ -217,15 +200,15 @@ def test_longer_examples_are_left_out_and_named(home, tmp_path, capsys):
 
 
 def test_what_is_held_out(home, tmp_path):
-    path = write_lines(tmp_path / "a.jsonl", RECORDS[:30])
-    other = write_lines(tmp_path / "b.jsonl", RECORDS[30:])
+    path = write_records(tmp_path / "a.jsonl", RECORDS[:30])
+    other = write_records(tmp_path / "b.jsonl", RECORDS[30:])
     for fraction in ("1e-9", "0.999999"):  # neither split is empty
         run(path, f"--val_fraction={fraction}")
         assert sorted(len(texts_of(home / "mine", split)) for split in ("train", "val")) == [1, 29]
     run(path, f"--val_input={other}")
     for split, pairs in (("train", PAIRS[:30]), ("val", PAIRS[30:])):
         assert [answer for _, answer in texts_of(home / "mine", split)] == [r for _, r in pairs]
-    write_lines(path, RECORDS[:1])
+    write_records(path, RECORDS[:1])
     run(path, f"--val_input={other}", name="one")
     assert load_meta("one")["splits"]["train"]["examples"] == 1
 
@@ -233,28 +216,8 @@ def test_what_is_held_out(home, tmp_path):
 # --------------------------------------------------------------------------------------------- old and damaged datasets
 
 
-def test_a_half_replaced_dataset_is_not_prepared(home, tmp_path, monkeypatch):
-    path, replace = write_lines(tmp_path / "a.jsonl", RECORDS), os.replace
-    run(path)
-    first = contents(home)
-
-    def failing(source, target):
-        if Path(target) == home / "mine" / "val.marks":
-            raise OSError("disk gone")
-        replace(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", failing)
-        assert "disk gone" in error_of(sft.main, *flags(path, "--template=plain"))
-    with pytest.raises(ValueError, match="not prepared"):
-        load_meta("mine")
-    assert not (home / "mine" / "parts").exists()
-    run(path)
-    assert contents(home) == first
-
-
 def test_a_text_in_the_place_of_examples(home, tmp_path):
-    run(write_lines(tmp_path / "a.jsonl", RECORDS))
+    run(write_records(tmp_path / "a.jsonl", RECORDS))
     build(home / "mine", "a text", Tokenizer.meta_for("bytes"), {"train": [["one"]], "val": [["two"]]})
     assert set(contents(home / "mine")) == {"train.bin", "val.bin", "meta.json"} and "kind" not in load_meta("mine")
     run(tmp_path / "a.jsonl")
@@ -286,16 +249,11 @@ def flip_mark(folder):
         (edit(lambda m: m["splits"]["val"].update(examples="40")), "is damaged"),
         (edit(lambda m: m["splits"]["val"].update(file="train.bin")), "train.bin has"),
         (edit(lambda m: m.update(eot=None)), "is damaged"),
-        (
-            edit(lambda m: m.update(kind="videos")),
-            "was prepared by a newer version (kind 'videos' is none of text, examples, images)",
-        ),
         (edit(lambda m: m.update(kind=["\n"], splits={})), "was prepared by a newer version"),
-        (edit(lambda m: m.update(kind=None)), "was prepared by a newer version"),
     ],
 )
 def test_damaged_examples_are_refused_in_one_line(damage, words, home, tmp_path):
-    run(write_lines(tmp_path / "a.jsonl", RECORDS))
+    run(write_records(tmp_path / "a.jsonl", RECORDS))
     load_meta("mine")
     damage(home / "mine")
     with pytest.raises(ValueError) as error:
@@ -318,15 +276,13 @@ def bad_inputs(folder):
         "object.json": '{"prompt": "a", "response": "b"}',
         "nothing.jsonl": "\n\n",
         "one.jsonl": '{"prompt": "a", "response": "b"}\n',
-        "fake.parquet": "not parquet",
         "notes.txt": "a text",
         "texts/notes.txt": "a text",
     }
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
-    (folder / "latin1.jsonl").write_bytes(b'{"prompt": "\xe9"}\n')
-    write_lines(folder / "in/good.jsonl", RECORDS)
+    write_records(folder / "in/good.jsonl", RECORDS)
 
 
 BAD = [
@@ -341,21 +297,13 @@ BAD = [
     ),
     ({"input": "cut.json"}, "cut.json is not JSON (Expecting property name"),
     ({"input": "object.json"}, "object.json holds no array of records"),
-    ({"input": "nothing.jsonl"}, "--input holds no records"),
     ({"input": "texts"}, "--input holds no records (.jsonl, .json or .parquet)"),
     ({"input": "in", "val_input": "nothing.jsonl"}, "--val_input holds no records"),
     ({"input": "one.jsonl"}, "there is one example, and both training and validation need one"),
-    ({"input": "fake.parquet"}, "fake.parquet is not a parquet file"),
     ({"input": "notes.txt"}, "notes.txt is none of .jsonl, .json, .parquet"),
-    ({"input": "latin1.jsonl"}, "latin1.jsonl is not UTF-8 text"),
-    ({"input": "missing.jsonl"}, "missing.jsonl does not exist"),
     ({"val_input": "missing.jsonl"}, "--val_input"),
     ({"val_input": "in/good.jsonl"}, "overlap: hold out other files"),
-    ({"val_fraction": "0"}, "--val_fraction=0.0 must be above 0 and below 1"),
-    ({"name": "a/b"}, "--name='a/b': use letters"),
     ({"name": "sft"}, "sft is the source folder of another dataset"),
-    ({"name": "a_file"}, "a_file is a file"),
-    ({"out_dir": "in/deep"}, "would be read too: give another --out_dir"),
     ({"tokenizer": "chars"}, "--tokenizer=chars has no end of text"),
     ({"tokenizer": "endless"}, "names no end of text"),
     ({"template": "chatt"}, "template 'chatt' is none of chat, alpaca, chatml, plain"),
@@ -373,7 +321,6 @@ def test_bad_input_is_one_line_and_leaves_no_trace(values, message, home, tmp_pa
     run(tmp_path / "in")
     (home / "sft").mkdir()
     (home / "sft/prepare.py").touch()
-    (home / "a_file").touch()
     before = contents(tmp_path)
     for name in ("mine", "new"):
         given = {"input": "in", "tokenizer": "bytes", "name": name} | values

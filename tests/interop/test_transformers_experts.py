@@ -16,78 +16,48 @@ from interop.huggingface.verify import TOLERANCES, difference
 from interop.huggingface.write import write_pretrained
 from layers.moe import balance_loss
 from model import GPT, GPTConfig
-from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.weights import load_weights
 from support.models import batch, error, gradients
-from support.peers import edit_config, make_peer
+from support.peers import CHARS, edit_config, make_peer, read_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CHARS = Tokenizer.meta_for("chars", [chr(ord("A") + i) for i in range(50)])
 
 
 def draw(seed):
-    """(a model of `transformers` with random weights, the GPTConfig that is to be the same), of random tiny sizes."""
+    """A model of `transformers` with random weights, of random tiny sizes."""
     rng = random.Random(seed)
-    heads, groups, size = rng.choice((2, 4)), rng.choice((1, 2)), rng.choice((4, 6))
-    n_expert, n_layer = rng.randint(1, 7), rng.randint(1, 3)
-    n_ff, n_embd = 4 * rng.randint(1, 6), 4 * rng.randint(2, 6)  # their product wants rows of a multiple of 16 bytes
-    active, normalised, tied = rng.randint(1, n_expert), rng.random() < 0.5, rng.random() < 0.5
-    theirs = dict(
-        vocab_size=50, hidden_size=n_embd, num_hidden_layers=n_layer, max_position_embeddings=9, head_dim=size,
-        num_attention_heads=heads, num_key_value_heads=heads // groups, rms_norm_eps=1e-2, tie_word_embeddings=tied,
-        num_local_experts=n_expert, num_experts_per_tok=active, intermediate_size=n_ff,
+    heads, groups, n_expert = rng.choice((2, 4)), rng.choice((1, 2)), rng.randint(1, 7)
+    sizes = dict(
+        num_attention_heads=heads, num_key_value_heads=heads // groups, head_dim=rng.choice((4, 6)),
+        hidden_size=4 * rng.randint(2, 6), num_hidden_layers=rng.randint(1, 3), tie_word_embeddings=rng.random() < 0.5,
+        intermediate_size=4 * rng.randint(1, 6), max_position_embeddings=9,  # 4: rows of a multiple of 16 bytes
+        num_local_experts=n_expert, num_experts_per_tok=rng.randint(1, n_expert),
         rope_parameters=dict(rope_type="default", rope_theta=5e2),
     )  # fmt: skip
-    ours = dict(
-        vocab_size=50, n_embd=n_embd, n_layer=n_layer, block_size=9, head_size=size, n_head=heads, n_ff=n_ff,
-        n_kv_head=heads // groups, norm_eps=1e-2, tie_weights=tied, n_expert=n_expert, n_expert_active=active,
-        pos="rope", rope_theta=5e2, mlp="swiglu",
-    )  # fmt: skip
     if seed % 2:
-        theirs |= dict(moe_intermediate_size=n_ff, intermediate_size=99, norm_topk_prob=normalised)
-        ours |= dict(qk_norm=True, router_norm=normalised)
-    peer = make_peer("Qwen3-MoE" if seed % 2 else "Mixtral", seed=seed, **theirs)
-    return peer, GPTConfig(**ours)
-
-
-def in_our_names(theirs: dict, config: GPTConfig) -> dict:
-    """Their parameters, or the gradients of these, under our names. Gate and up are one tensor of theirs."""
-    found = {"wte.weight": theirs["model.embed_tokens.weight"], "final_norm.gain": theirs["model.norm.weight"]}
-    if not config.tie_weights:
-        found["head.weight"] = theirs["lm_head.weight"]
-    for i in range(config.n_layer):
-        attn, mlp, layer = f"blocks.{i}.attn.", f"blocks.{i}.mlp.", f"model.layers.{i}."
-        found[f"{attn}pre.gain"] = theirs[f"{layer}input_layernorm.weight"]
-        found[f"{mlp}pre.gain"] = theirs[f"{layer}post_attention_layernorm.weight"]
-        found |= {f"{attn}f.{part}.weight": theirs[f"{layer}self_attn.{part}_proj.weight"] for part in "qkvo"}
-        if config.qk_norm:
-            found |= {f"{attn}f.{part}_norm.gain": theirs[f"{layer}self_attn.{part}_norm.weight"] for part in "qk"}
-        gate, up = theirs[f"{layer}mlp.experts.gate_up_proj"].chunk(2, dim=1)
-        down = theirs[f"{layer}mlp.experts.down_proj"]
-        found |= {f"{mlp}f.experts.{name}.weight": t for name, t in dict(gate=gate, up=up, down=down).items()}
-        found[f"{mlp}f.router.weight"] = theirs[f"{layer}mlp.gate.weight"]
-    return found
+        wide = dict(moe_intermediate_size=sizes["intermediate_size"], intermediate_size=99)
+        return make_peer("Qwen3-MoE", seed=seed, **sizes | wide, norm_topk_prob=rng.random() < 0.5)
+    return make_peer("Mixtral", seed=seed, **sizes)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_mixtral_and_qwen3_moe_with_the_same_weights(seed):
-    """Logits, and the gradients of the cross-entropy."""
-    (peer, config), (idx, targets) = draw(seed), batch()
-    model, weights = GPT(config).eval(), in_our_names(peer.state_dict(), config)
-    assert weights.keys() == dict(model.named_parameters()).keys()
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p[: len(weights[name])].copy_(weights[name])
-    logits = peer(idx).logits
+def test_mixtral_and_qwen3_moe_with_the_same_weights(seed, tmp_path):
+    """Logits, and the gradients of the cross-entropy: these are read as weights are, from a folder of their own."""
+    peer, (idx, targets) = draw(seed), batch()
+    peer.save_pretrained(tmp_path / "weights")
+    model, logits = read_model(tmp_path / "weights"), peer(idx).logits
     assert error(model(idx)[0], logits) < 1e-5
 
     F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1).backward()
-    wanted = in_our_names({name: p.grad for name, p in peer.named_parameters()}, config)
+    with torch.no_grad():
+        for p in peer.parameters():
+            p.copy_(p.grad)
+    peer.save_pretrained(tmp_path / "gradients")
+    wanted = read_pretrained(str(tmp_path / "gradients")).weights
+    found = gradients(model, idx, targets)[1]
     scale = max(g.abs().max() for g in wanted.values())
-    for name, grad in gradients(model, idx, targets)[1].items():
-        n = len(wanted[name])
-        assert error(grad[:n], wanted[name], floor=1e-2 * scale) < 1e-4, name
-        assert not grad[n:].any(), name  # the padding of the vocabulary
+    assert found.keys() == wanted.keys()
+    for name, grad in found.items():
+        assert error(grad, wanted[name], floor=1e-2 * scale) < 1e-4, name
 
 
 def test_the_balance_loss_is_theirs():
@@ -115,13 +85,11 @@ def test_names_of_version_4(name, tmp_path):
     if name == "Qwen3-MoE":
         old = dict(num_experts=theirs["num_local_experts"], sliding_window=4096, use_sliding_window=False)
         edit_config(tmp_path, num_local_experts=None, **old)
-    found = read_pretrained(str(tmp_path))
-    model = GPT.empty(found.config).to_empty(device="cpu")
-    load_weights(model, found.weights)
-    assert error(model.eval()(idx)[0], peer(idx).logits) < 1e-5
+    model = read_model(tmp_path)
+    assert error(model(idx)[0], peer(idx).logits) < 1e-5
     write_pretrained(model, CHARS, tmp_path / "ours", check=False)
     written = json.loads((tmp_path / "ours" / "config.json").read_text())
-    assert {written[key] for pair in SAME_KEYS.items() for key in pair} == {found.config.n_expert}
+    assert {written[key] for pair in SAME_KEYS.items() for key in pair} == {model.config.n_expert}
     bare = config_from_theirs(
         {key: v for key, v in theirs.items() if key not in ("rope_parameters", "rms_norm_eps", "norm_topk_prob")}
     )

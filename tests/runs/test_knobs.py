@@ -9,8 +9,8 @@ import model as model_module
 import nanodnt.start as start_module
 import train
 from model import GPT, GPTConfig
-from nanodnt.data import Dataset
-from nanodnt.run.compilation import compile_model
+from nanodnt.data.windows import Dataset
+from nanodnt.run import compilation
 from nanodnt.run.environment import Env
 from support.hostile import refusal
 from support.models import batch, build
@@ -92,7 +92,7 @@ def test_compiling_leaves_no_gradients_behind(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
     model, env = build(dict(), dtype=torch.float32), Env(0, 1, torch.device("cpu"), torch.float32, False)
     config = SimpleNamespace(compile=True, eval_only=False, doc_mask=False)
-    assert compile_model(model, config, batch(), env) is model
+    assert compilation.compile_model(model, config, batch(), env) is model
     assert all(p.grad is None for p in model.parameters()) and model.training
 
 
@@ -122,7 +122,7 @@ def test_a_resumed_run_compiles_as_an_uninterrupted_one(dataset, tmp_path, monke
 def test_nothing_is_left_to_compile_in_a_run(how, number, base, tmp_path, monkeypatch):
     """The graphs, for evaluation and for training, are compiled before the first step: of the whole model, or of the
     loss and one that all blocks share. The run needs no others."""
-    compile_, compile_original, counts = torch.compile, start_module.compile_model, []
+    compile_, compile_original, counts = torch.compile, compilation.compile_model, []
     graphs = torch._dynamo.utils.counters["stats"]
     monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="aot_eager", **options))
 
@@ -132,7 +132,7 @@ def test_nothing_is_left_to_compile_in_a_run(how, number, base, tmp_path, monkey
         counts.append(graphs["unique_graphs"])
         return compiled
 
-    monkeypatch.setattr(start_module, "compile_model", note)
+    monkeypatch.setattr(compilation, "compile_model", note)
     graphs.clear()
     assert run(out_dir=tmp_path, **base[0] | dict(compile=how)) == 0
     assert counts == [number] and graphs["unique_graphs"] == number

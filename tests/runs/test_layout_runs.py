@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model import GPT, GPTConfig
-from nanodnt.data import Dataset
+from nanodnt.data.windows import Dataset
 from nanodnt.weights import profile_admin
 from support.runs import load, run
 

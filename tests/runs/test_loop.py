@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import train
 from model import GPT, GPTConfig
-from nanodnt.data import Dataset
+from nanodnt.data.windows import Dataset
 from nanodnt.run.loss_curve import draw_loss
 from nanodnt.run.metrics import run_record
 from support.runs import (

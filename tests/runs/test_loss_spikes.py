@@ -6,7 +6,7 @@ from contextlib import contextmanager, redirect_stdout
 import pytest
 import torch
 
-from nanodnt.data import Dataset
+from nanodnt.data.windows import Dataset
 from nanodnt.run.metrics import Metrics
 from support.runs import assert_same_run, different, load, logged, metrics, optimizers, run
 

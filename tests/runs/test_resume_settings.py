@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model import GPT, GPTConfig
-from nanodnt.data import Dataset
+from nanodnt.data.windows import Dataset
 from nanodnt.optim import lr_at, make_optimizer
 from nanodnt.settings import TrainConfig
 from support.hostile import refusal

@@ -12,8 +12,8 @@ import torch
 import sample
 from nanodnt.data.tokenizer import Tokenizer
 from support.hostile import refusal
-from support.runs import ROOT
-from support.sampling import TEXT, call, chain, make_dataset, train_run
+from support.runs import ROOT, call
+from support.sampling import TEXT, chain, make_dataset, train_run
 
 pytestmark = pytest.mark.usefixtures("one_thread", "quick")
 

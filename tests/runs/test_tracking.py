@@ -14,8 +14,7 @@ import torch.nn.functional as F
 import train
 from layers.slot import Slot
 from model import GPT, GPTConfig
-from nanodnt import start
-from nanodnt.run import tracking
+from nanodnt.run import compilation, tracking
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.run.environment import Env
 from nanodnt.run.metrics import Metrics, read_metrics
@@ -396,14 +395,14 @@ def test_rows_become_json_and_flat_for_wandb(tmp_path):
 def test_tracking_compiles_nothing(compare, layout, dataset, tmp_path, monkeypatch):
     """One graph for evaluation, one for training, no graph break; `compare`: the bits of the run without tracking."""
     torch._dynamo.reset()
-    compile_, compile_model, counters = torch.compile, start.compile_model, torch._dynamo.utils.counters
+    compile_, compile_model, counters = torch.compile, compilation.compile_model, torch._dynamo.utils.counters
     monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="eager", **options))
 
     def compile_and_try(*args):
         with torch._dynamo.config.patch(error_on_recompile=False):  # the two graphs are of one function
             return compile_model(*args)
 
-    monkeypatch.setattr(start, "compile_model", compile_and_try)
+    monkeypatch.setattr(compilation, "compile_model", compile_and_try)
     flags = dict(ALWAYS, dataset=dataset, n_layer=1, dropout=0.1, compile=True, eval_interval=2, **layout)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for name, interval in (("on", 1), ("off", 0))[: 1 + compare]:

@@ -8,9 +8,9 @@ import torch
 
 from layers.ops import rotary
 from nanodnt.run import tracking
-from studies.analysis import gradients, norms, runs, streams
+from studies.analysis import gradients, norms, streams
 from support import reference
-from support.analysis import IN_PARTS, NETS, close, silence, solve, two_batches
+from support.analysis import IN_PARTS, NETS, batches_of, close, solve, two_batches
 from support.models import LLAMA, NET, POST, S5, SCHEMES, build, error, floats, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,10 +34,9 @@ def mean_variance(x):
 
 @IN_PARTS
 @pytest.mark.parametrize("name", NETS)
-def test_variance_is_that_of_the_equations(name, most, monkeypatch):
-    monkeypatch.setattr(runs, "MICRO_TOKENS", most)
+def test_variance_is_that_of_the_equations(name, rows):
     net = solve(name, 3)
-    found = streams.stream_variance(net.model, net.idx)
+    found = streams.stream_variance(net.model, batches_of(net.idx, rows))
     assert found.keys() == {"stream", "stream_global", "attn", "mlp"}
     assert close(found["stream"], [mean_variance(x) for x in net.streams])
     assert close(found["stream_global"], [((x - x.mean()) ** 2).mean().item() for x in net.streams])
@@ -45,29 +44,16 @@ def test_variance_is_that_of_the_equations(name, most, monkeypatch):
     assert close(found["mlp"], [mean_variance(y) for _, y in net.terms[1::2]])
 
 
-def test_silent_blocks_leave_the_stream_alone():
-    model, idx = build(dict(), 3, torch.float32), tokens(2, 7)
-    for block in model.blocks:
-        silence(block)
-    first, *rest = streams.collect_streams(model, idx)
-    assert len(rest) == 3 and first.any() and all(torch.equal(x, first) for x in rest)
-    found = streams.stream_variance(model, idx)
-    assert len(set(found["stream"])) == 1 and found["attn"] == found["mlp"] == [0.0] * 3
-    assert streams.token_angles([first, *rest]).mean(-1).abs().max() < 1e-3
-
-
-@IN_PARTS
-def test_angular_distance_of_a_model_is_that_of_the_equations(most, monkeypatch):
+def test_angular_distance_of_a_model_is_that_of_the_equations():
     """LNS eq. 1 on every token, between what enters the blocks and what leaves the last; in parts of different size."""
-    monkeypatch.setattr(runs, "MICRO_TOKENS", most)
     net = solve("LNS", 3, tokens(5, 7))
     wanted = torch.empty(4, 4, dtype=torch.float64)
     for a, x in enumerate(net.streams):
         for b, y in enumerate(net.streams):
             cosine = (x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()
             wanted[a, b] = (cosine.clamp(-1, 1).arccos() / math.pi).mean()
-    for inputs in (net.idx, [(net.idx[:3], None), (net.idx[3:], None)]):
-        found = torch.tensor(streams.angular_distance(net.model, inputs), dtype=torch.float64)
+    for rows in (5, 3):
+        found = torch.tensor(streams.angular_distance(net.model, batches_of(net.idx, rows)), dtype=torch.float64)
         assert (found - wanted).abs().max() < 1e-6 and wanted[0, 3] > 0.05
 
 
@@ -133,26 +119,18 @@ def test_removal_is_the_network_without_the_block(name):
     assert close(model(idx, targets)[1].item(), whole)
 
 
-def test_removing_a_silent_block_changes_nothing():
-    model = build(dict(lns="norm"), 3, torch.float32)
-    silence(model.blocks[1])
-    drop = streams.removal_drop(model, two_batches())["drop"]
-    assert abs(drop[1]) < 1e-6 < 1e-3 < min(abs(drop[0]), abs(drop[2]))
-
-
 # ------------------------------------------------------------------------------------------------------------- Jacobian
 
 
 def sublayers(model, idx):
-    """The inputs of block 2 and of its FFN, and its functions of them, by branch."""
+    """{branch of block 2: (its input, its function of it)}."""
     c = model.config
     rope = rotary(torch.arange(idx.shape[1]), c.head_dim, c.rope_theta) if c.pos == "rope" else None
     rope = None if rope is None else tuple(r.double() for r in rope)
     x = model.wte(idx) if model.wpe is None else model.wte(idx) + model.wpe.weight[: idx.shape[1]]
     x = model.blocks[0](model.input_norm(x), rope)
     block = model.blocks[1]
-    functions = {"attn": lambda x: block.attn(x, rope), "mlp": block.mlp, "block": lambda x: block(x, rope)}
-    return {"attn": x, "mlp": block.attn(x, rope), "block": x}, functions
+    return {"attn": (x, lambda x: block.attn(x, rope)), "mlp": (block.attn(x, rope), block.mlp)}
 
 
 JACOBIAN = {"Pre-LN": dict(), "S5, llama": dict(LLAMA, **S5), "Post-LN": POST, "DyT, LNS": dict(norm="dyt", lns="norm")}
@@ -160,40 +138,22 @@ JACOBIAN |= {"experts": NETS["experts"][0]}
 
 
 @pytest.mark.parametrize("name", JACOBIAN)
-@pytest.mark.parametrize("branch", ("attn", "mlp", "block"))
+@pytest.mark.parametrize("branch", ("attn", "mlp"))
 @torch.no_grad()
-def test_jacobian_against_differences(name, branch, monkeypatch):
+def test_jacobian_against_differences(name, branch):
     model, idx, positions = build(JACOBIAN[name]), tokens(3, 7), torch.tensor([0, 6, 3])
-    inputs, functions = sublayers(model, idx)
-    x, rows, step = inputs[branch], torch.arange(3), 1e-5
+    (x, function), rows, step = sublayers(model, idx)[branch], torch.arange(3), 1e-5
     wanted = torch.empty(16, 16, dtype=torch.float64)  # [i, j]: of output i by input j
     for j in range(16):
         shift = torch.zeros_like(x)
         shift[rows, positions, j] = step
-        change = functions[branch](x + shift) - functions[branch](x - shift)
+        change = function(x + shift) - function(x - shift)
         wanted[:, j] = change[rows, positions].mean(0) / (2 * step)
-    for most in (4096, 1):  # all sequences in one part, then each in its own
-        monkeypatch.setattr(runs, "MICRO_TOKENS", most)
-        found = streams.residual_jacobian(model, idx, positions, 1, branch)
+    for size in (3, 1):  # all sequences in one batch, then each in its own
+        found = streams.residual_jacobian(model, batches_of(idx, size), positions, 1, branch)
         assert found.device.type == "cpu" and found.shape == (16, 16) and error(found, wanted) < 1e-6
     with pytest.raises(ValueError, match="shorter|longer"):
-        streams.residual_jacobian(model, idx, positions[:2], 1, branch)
-
-
-def test_jacobian_of_a_token_knows_no_later_tokens_and_follows_the_chain_rule():
-    model, idx, position = build(dict(S5, pos="rope")), tokens(1, 7), torch.tensor([3])
-
-    def jacobian(idx, branch):
-        return streams.residual_jacobian(model, idx, position, 1, branch)
-
-    later, earlier = idx.clone(), idx.clone()
-    later[:, 4:] = (later[:, 4:] + 1) % 50
-    earlier[:, :3] = (earlier[:, :3] + 1) % 50
-    attn, mlp, block = (jacobian(idx, branch) for branch in ("attn", "mlp", "block"))
-    assert error(jacobian(later, "attn"), attn) < 1e-12 < 1e-3 < error(jacobian(earlier, "attn"), attn)
-    assert error(block, mlp @ attn) < 1e-12 < 1e-3 < error(block, attn @ mlp)
-    silence(model.blocks[1])
-    assert error(jacobian(idx, "block"), torch.eye(16)) < 1e-12
+        streams.residual_jacobian(model, batches_of(idx), positions[:2], 1, branch)
 
 
 def test_jacobian_statistics():
@@ -209,14 +169,16 @@ def test_jacobian_statistics():
 # ----------------------------------------------------------------------------------------------------- attention logits
 
 
-def test_logit_max_is_the_trackers_over_all_parts(monkeypatch):
+def test_logit_max_is_the_trackers_over_all_parts():
     """tests/runs/test_tracking.py has its number against the equations."""
     model, idx = build(dict(S5, **LLAMA), 3, torch.float32), tokens(3, 9)
     wanted = [tracking.fetch_numbers(tracking.probe(model, part))["logit_max"] for part in idx.split(1)]
     assert len(wanted[0]) == 3 and len(set(map(tuple, wanted))) == 3
-    for most in (4096, 1):
-        monkeypatch.setattr(runs, "MICRO_TOKENS", most)
-        assert close(streams.largest_logits(model, idx), [max(by_block) for by_block in zip(*wanted, strict=True)])
+    for rows in (3, 1):
+        assert close(
+            streams.largest_logits(model, batches_of(idx, rows)),
+            [max(by_block) for by_block in zip(*wanted, strict=True)],
+        )
 
 
 # --------------------------------------------------------------------------------------------------------- what is left
@@ -224,26 +186,21 @@ def test_logit_max_is_the_trackers_over_all_parts(monkeypatch):
 
 def test_nothing_is_left_behind():
     """No parameter, gradient, hook, mode, or random state is another one afterwards."""
-    model, idx, generator = (
-        build(dict(LLAMA, norm="dyt", n_expert=4, balance="bias"), dtype=torch.float32),
-        tokens(2, 7),
-        torch.Generator(),
-    )
-    targets, batches = tokens(2, 7, seed=2), two_batches()
+    model = build(dict(LLAMA, norm="dyt", n_expert=4, balance="bias"), dtype=torch.float32)
+    generator, batches = torch.Generator(), two_batches()
     before, state = {n: t.clone() for n, t in model.state_dict().items()}, torch.get_rng_state()
     gradients.compute_gradients(model, batches)
-    gradients.estimate_sharpness(model, idx, 2, generator)
-    for function in (streams.collect_streams, streams.stream_variance, norms.dyt_alphas, streams.largest_logits):
-        function(model, idx)
-    streams.angular_distance(model, idx)
+    gradients.estimate_sharpness(model, batches, 2, generator)
+    for function in (streams.stream_variance, streams.angular_distance, norms.dyt_alphas, streams.largest_logits):
+        function(model, batches)
     norms.block_norms(model)
     norms.smallest_row(model)
     streams.removal_drop(model, batches)
-    norms.norm_scatter(model, idx, "final_norm", 10, generator)
-    for branch in ("attn", "mlp", "block"):
-        streams.residual_jacobian(model, idx, torch.tensor([1, 2]), 0, branch)
+    norms.norm_scatter(model, batches, "final_norm", 10, generator)
+    for branch in ("attn", "mlp"):
+        streams.residual_jacobian(model, batches, torch.tensor([1, 2, 0, 3]), 0, branch)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert not any(m.training or m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    assert model(idx, targets)[1].requires_grad
+    assert model(*batches[0])[1].requires_grad

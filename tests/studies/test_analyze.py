@@ -5,7 +5,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from contextlib import redirect_stdout
 from types import SimpleNamespace
 
@@ -33,12 +32,7 @@ SMALL = ("--tokens=256", "--draws=1", "--device=cpu")
 
 def call(*argv):
     """The exit code of analyze.py for this command line."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["analyze.py", *map(str, argv)])
-        try:
-            return analyze.main()
-        except SystemExit as e:
-            return e.code
+    return tiny.call(analyze.main, *argv)
 
 
 def record(folder, name):
@@ -99,28 +93,19 @@ def test_numbers_of_a_run(runs, drawn):
     weights = tiny.load(runs / "dnt" / "last.pt")["model"]
 
     assert last["norms"]["types"]["emb"] == pytest.approx(weights["wte.weight"].norm().item(), rel=1e-4)
-    norms = [weights[f"blocks.{i}.attn.f.o.weight"].norm().item() for i in range(2)]
-    assert last["norms"]["blocks"]["o"] == pytest.approx(norms, rel=1e-4)
-    assert last["norms"]["embedding"]["rows"] == 50
-    gain = weights["final_norm.gain"]
-    assert last["gains"]["slots"]["final_norm"]["max"] == pytest.approx(gain.max().item(), rel=1e-4)
+    rms = weights["final_norm.gain"].square().mean().sqrt().item()
+    assert last["gains"]["slots"]["final_norm"]["rms"] == pytest.approx(rms, rel=1e-4)
     assert last["gains"]["cosines"] == []
     kinds = last["sharpness"]["types"]
     assert kinds["emb"]["n"] == 50 * 32, "the padding of the vocabulary counts"
     assert all(0 < found["geometric"] <= found["arithmetic"] for found in kinds.values())
-    assert [len(x) for x in last["sharpness"]["layers"]["all"].values()] == [2, 2, 2]
     assert last["sharpness"]["tokens"] == 256 and last["sharpness"]["draws"] == 1
-    assert [len(last["variance"][key]) for key in ("stream", "attn", "mlp")] == [3, 2, 2]
     assert last["variance"]["stream"][0] == pytest.approx(1, rel=0.2)  # after the input norm
-    assert last["angular"]["distance"][0][0] == 0 and 0 < last["angular"]["distance"][0][2] < 1
     assert last["gradients"]["types"]["w1"]["n"] == 2 * 4 * 32 * 32 and last["gradients"]["tokens"] == 256
     logged = [row["val_loss"] for row in tiny.metrics(runs / "dnt") if "val_loss" in row]
     assert last["removal"]["loss"] == pytest.approx(logged[-1], abs=0.05)  # of 256 of its 512 tokens
-    assert last["removal"]["drop"][0] > 0
     assert last["jacobian"]["tokens"] == 256 and len(last["jacobian"]["positions"]) == 8  # a position of each window
     assert len(last["jacobian"]["maps"]["attn"]) == 2 and len(last["jacobian"]["maps"]["mlp"][0]["map"]) == 32
-    assert last["scatter"]["slots"]["final_norm"]["linear_r2"] > 0.8
-    assert len(last["logits"]["layers"]) == 2
 
 
 def test_the_same_numbers_twice(runs, drawn):
@@ -345,11 +330,8 @@ def bad(runs, capsys, *argv):
     "flag, says",
     [
         ("--figures=sharpnes", "allowed are all, gradients, sharpness"),
-        ("--figures=", "allowed are all"),
         ("--figures=all,nothing", "nothing"),
         ("--tokens=0", "tokens=0 must be at least 1"),
-        ("--draws=0", "draws=0 must be at least 1"),
-        ("--snapshots=0", "snapshots=0"),
         ("--seed=-1", "seed=-1"),
         ("--figure=norms", "did you mean --figures"),
     ],

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from studies.claims.figures import HIGHEST, draw_forest, draw_robustness
-from studies.claims.judge import holm, judge, p_value
+from studies.claims.figures import HIGHEST, draw_robustness
+from studies.claims.judge import judge
 from studies.claims.page import find_curves, render_page, robustness_rows, verdict_rows
 from studies.sweep.runner import MissingRun
 from support.claims import flag, make_experiment
@@ -49,47 +49,6 @@ def test_verdicts_are_corrected_for_all_claims(tmp_path, monkeypatch):
     raw = row["p"] / 12
     assert 0.004 < raw < 0.05 < row["p"] and row["class"] == "undecided"
     assert row["why"].startswith(f"p = {row['p']:.2g} after Holm's correction")
-
-
-def test_claims_about_images_are_judged_by_themselves_and_marked(tmp_path, monkeypatch):
-    """S5 is lower by 0.05 and DyT higher by 0.005: as pages and figure say it, on digits, and without a size."""
-    at_best = {
-        "s1.py": (0.02, 0.25),
-        "s5.py": (0.02, 0.20),
-        "vit_dyt.py": (2e-3, 0.255),
-        "vit_layernorm.py": (2e-3, 0.25),
-    }
-
-    def loss(run):
-        if flag(run, "dyt_squash"):
-            return None  # diverges
-        for file, (best, floor) in at_best.items():
-            if has(run, file):
-                return valley(run, best, floor) + NOISE[int(flag(run, "seed"))] / (4 if has(run, "s5.py") else 8)
-        raise MissingRun
-
-    made = invent_losses(tmp_path, monkeypatch, loss, scale="digits")
-    made.record.runs = {}
-    monkeypatch.setattr("studies.claims.page.describe_runs", lambda experiment: "")
-    found = judge(made)
-    assert {name: row["class"] for name, row in found.items()} == {
-        "vdnt-sgd": "direction only",
-        "dyt-vit": "reproduced",
-    }
-    p = {claim.id: p_value(found[claim.id]["primary"], claim, 0.02) for claim in made.claims}
-    assert {name: row["p"] for name, row in found.items()} == pytest.approx(holm(p, 2))  # of two claims, not of 14
-    assert find_curves(made) == {}  # those are of GPTs
-    text = render_page(made, found, {})
-    assert "**This is not ImageNet.**" in text and "(claims.md)" in text
-    assert "**direction only on digits** (no size is published)" in text and "**reproduced on digits**" in text
-    assert (
-        text.count("</b>: direction only on digits</summary>")
-        == text.count("</b>: reproduced on digits</summary>")
-        == 1
-    )
-    assert [row[2] for row in verdict_rows(found, made)] == ["not above", "–"]
-    draw_forest(found, made, tmp_path / "f.png")
-    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_too_high_a_rate_costs(tmp_path, monkeypatch):

@@ -18,8 +18,11 @@ import pytest
 import torch
 
 import reproduce
-from studies.claims.arms import ARMS
+from studies.claims.arms import ARMS, SCALES
+from studies.claims.experiment import claims_at
+from studies.claims.judge import judge
 from studies.sweep.runner import Runner
+from support import runs as tiny
 from support.claims import STEPS, call, in_process, invented, make_experiment, write_base
 from support.runs import ROOT, assert_same_run, column, finish, load, metrics, wait_for_row
 from support.vision import make_digits
@@ -58,8 +61,6 @@ def final(folder: Path, lr: str) -> list:
 
 def judged(base, folder: Path) -> dict:
     """The verdicts on the made-up claims, from the record in `folder`."""
-    from studies.claims.judge import judge
-
     with invented(base):
         return judge(make_experiment(folder, seeds=2, judge_only=True))
 
@@ -75,8 +76,9 @@ def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, base):
     kept = record(whole)
     for name, run in kept.items():
         path = whole / "out" / "mini" / name
-        loss = metrics(path)[-1].get("val_loss")
-        assert run["measures"]["loss"] == (None if run["outcome"] == "diverged" else loss)
+        last, diverged = metrics(path)[-1], run["outcome"] == "diverged"
+        assert run["measures"]["loss"] == (None if diverged else last.get("val_loss"))
+        assert not diverged or ("failure" in last and last["step"] < STEPS)
         assert run["machine"]["torch"] == torch.__version__ and run["seconds"] >= 0
         assert f"--seed={name.split('seed')[1][0]}" in run["args"]
     steps = {f"step_{n}.pt" for n in range(0, STEPS + 1, STEPS // 10)}
@@ -127,13 +129,6 @@ def test_judging_alone_needs_the_record_and_nothing_else(whole, base, tmp_path, 
     assert call(base, tmp_path, "--judge_only=True", "--seeds=2") == 0
     assert (tmp_path / "results" / "claims.md").read_text() == (whole / "results" / "claims.md").read_text()
     assert not (tmp_path / "out").exists()
-
-
-def test_a_run_that_diverges_has_no_loss(whole):
-    run = next(name for name, run in record(whole).items() if run["outcome"] == "diverged")
-    path = whole / "out" / "mini" / run
-    assert "failure" in metrics(path)[-1] and metrics(path)[-1]["step"] < STEPS
-    assert json.loads((path / "done.json").read_text())["outcome"] == "diverged"
 
 
 @pytest.mark.deep
@@ -205,49 +200,30 @@ def test_a_dry_run_prints_commands_and_writes_nothing(whole, base, tmp_path, cap
 
 
 @pytest.mark.deep
-def test_the_smoke_test(dataset, tmp_path, monkeypatch):
-    """Scale tiny: every claim's runs and measures, and a page without verdicts."""
-    from studies.claims.arms import SCALES
-    from studies.claims.experiment import claims_at
-
-    for name, files in SCALES["tiny"].bases.items():
-        monkeypatch.setitem(SCALES["tiny"].bases, name, files.replace("pystdlib", str(dataset)))
-    argv = ["reproduce.py", "--scale=tiny", "--seeds=1", f"--out={tmp_path / 'out'}", f"--results={tmp_path}"]
-    monkeypatch.setattr(sys, "argv", argv)
-    with in_process():
-        assert reproduce.main() == 0
-    text = (tmp_path / "claims_tiny.md").read_text()
-    assert text.count("**not judged**") == len(claims_at("tiny")) and "Not run yet" not in text
-    assert not [word for word in ("reproduced", "contradicted") if f"**{word}" in text]
-
-
-@pytest.mark.deep
-def test_the_claims_about_images(tmp_path, monkeypatch):
-    """Scale digits in runs of twenty steps, without tuning: every claim's runs, and top-1 as it was logged."""
-    from studies.claims.arms import ARMS, SCALES
-
-    folder = make_digits(tmp_path / "digits")
-    steps = "--max_iters=20 --warmup_iters=2 --eval_interval=20"
-    short = f"{steps} --dataset={folder} --n_layer=2 --n_embd=32 --n_head=2"
-    scale = SCALES["digits"]
-    quick = scale._replace(bases={"vit": f"{scale.bases['vit']} {short}"}, smoke=True)
-    monkeypatch.setitem(SCALES, "digits", quick)
+@pytest.mark.parametrize("scale", ["tiny", "digits"])
+def test_every_claim_of_a_scale(scale, dataset, tmp_path, monkeypatch):
+    """In runs of twenty steps without tuning: every claim's runs and measures, top-1 as it was logged, no verdicts."""
+    steps, short = "--max_iters=20 --warmup_iters=2 --eval_interval=20", f"--dataset={dataset}"
+    if scale == "digits":
+        short = f"{steps} --dataset={make_digits(tmp_path / 'digits')} --n_layer=2 --n_embd=32 --n_head=2"
+    bases = {family: f"{files} {short}" for family, files in SCALES[scale].bases.items()}
+    monkeypatch.setitem(SCALES, scale, SCALES[scale]._replace(bases=bases, smoke=True))
     for name in ("ViT LayerNorm, long", "ViT DyT, long"):
         monkeypatch.setitem(ARMS, name, ARMS[name]._replace(files=f"{ARMS[name].files} {steps}"))
-    argv = ["reproduce.py", "--scale=digits", "--seeds=1", f"--out={tmp_path / 'out'}", f"--results={tmp_path}"]
-    monkeypatch.setattr(sys, "argv", argv)
+    flags = [f"--scale={scale}", "--seeds=1", f"--out={tmp_path / 'out'}", f"--results={tmp_path}"]
     with in_process():
-        assert reproduce.main() == 0
-    text = (tmp_path / "claims_digits.md").read_text()
-    assert text.count("**not judged on digits**") == 2 and "Not run yet" not in text
-    runs = json.loads((tmp_path / "claims" / "digits.json").read_text())
-    assert len(runs) == 8  # S1 to S5, LayerNorm, DyT, identity
+        assert tiny.call(reproduce.main, *flags) == 0
+    text = (tmp_path / f"claims_{scale}.md").read_text()
+    assert text.count("**not judged") == len(claims_at(scale)) and "Not run yet" not in text
+    assert not [word for word in ("reproduced", "contradicted") if f"**{word}" in text]
+    runs = json.loads((tmp_path / "claims" / f"{scale}.json").read_text())
     top1 = {name: run["measures"]["top-1"] for name, run in runs.items() if "top-1" in run["measures"]}
-    assert {name.split("-")[0] for name in top1} == {"s1", "s5", "vit_dyt", "vit_layernorm"}
+    of_images = {"s1", "s5", "vit_dyt", "vit_layernorm"} if scale == "digits" else set()
+    assert {name.split("-")[0] for name in top1} == of_images
     for name, value in top1.items():
         diverged, last = runs[name]["outcome"] == "diverged", metrics(tmp_path / "out" / "digits" / name)[-1]
         assert value == (None if diverged else 100 * last["val_top1"])
-    assert any(top1.values())
+    assert scale == "tiny" or any(top1.values())
 
 
 # ---------------------------------------------------------------------------------------------------- kills and stops

@@ -312,7 +312,7 @@ def test_the_slope_of_the_tail_by_hand(squash, slope, monkeypatch):
     x = torch.randn(20_000, generator=torch.Generator().manual_seed(1))
     points = {"x": x.tolist(), "y": squash(x).tolist()}
     monkeypatch.setattr(quantities, "load_model", lambda path: None)
-    monkeypatch.setattr(quantities, "probe_batch", lambda path: None)
+    monkeypatch.setattr(quantities, "probe", lambda path: None)
     monkeypatch.setattr(quantities.norms, "norm_slots", lambda model: ["a", "b"])
     monkeypatch.setattr(quantities.norms, "norm_scatter", lambda *args: points)
     assert quantities.tail_slope(Path()) == pytest.approx(slope, abs=1e-5)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import sys
 from contextlib import redirect_stdout
 
 import pytest
@@ -32,16 +31,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-def call(command, *argv):
-    """The exit code of a command's main() for this command line."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [command.__name__, *map(str, argv)])
-        try:
-            return command.main()
-        except SystemExit as e:
-            return e.code
-
-
 # ------------------------------------------------------------------------------------------------------------ analyze
 
 SMALL = ("--tokens=60", "--draws=2", "--snapshots=2", "--device=cpu")
@@ -51,7 +40,7 @@ WITHOUT = {"alpha", "experts"}  # DyT and a mixture of experts this run has not
 def draw(folder, names) -> tuple:
     """(the results' folder, what was printed) of these figures of the run; all but two of them are of images."""
     with redirect_stdout(io.StringIO()) as said:
-        assert call(analyze, folder / "vit", *SMALL, "--report=True", f"--figures={','.join(names)}") == 0
+        assert tiny.call(analyze.main, folder / "vit", *SMALL, "--report=True", f"--figures={','.join(names)}") == 0
     results, names = folder / "vit" / "analysis", set(names) - WITHOUT
     assert names <= {path.stem for path in results.glob("*.png")}
     for name in names - {"norms", "gains", "tracking", "jacobian"}:
@@ -104,11 +93,11 @@ def test_another_dataset_must_have_its_images(folder, tmp_path, dataset, capsys)
     write_dataset(tmp_path / "same", images, images)
     here = {"five": "8 × 8 pixels, channels 1, 5 classes", "walk": "chars, 50 tokens"}
     for data, words in zip((tmp_path / "five", dataset), here.values(), strict=True):
-        assert call(analyze, folder / "vit", *SMALL, f"--dataset={data}", f"--out={tmp_path / 'out'}") == 1
+        assert tiny.call(analyze.main, folder / "vit", *SMALL, f"--dataset={data}", f"--out={tmp_path / 'out'}") == 1
         said = capsys.readouterr().err
         assert words in said and "4 classes" in said and "choose another --dataset" in said and said.count("\n") == 1
     words = ("--figures=variance", f"--dataset={tmp_path / 'same'}", f"--out={tmp_path / 'out'}")
-    assert call(analyze, folder / "vit", *SMALL, *words) == 0
+    assert tiny.call(analyze.main, folder / "vit", *SMALL, *words) == 0
     assert "the validation images of" in capsys.readouterr().out
 
 
@@ -126,19 +115,18 @@ def images(n=3, seed=0):
     return torch.randn(n, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("branch", ["attn", "mlp", "block"])
+@pytest.mark.parametrize("branch", ["attn", "mlp"])
 def test_the_jacobian_of_a_token_that_sees_all(branch):
     """The token's block of the Jacobian of the whole sub-layer, by autograd."""
     model, x, positions = network(mid_norm="both"), images(), [0, 2, 4]
-    found = streams.residual_jacobian(model, x, positions, 1, branch)
+    found = streams.residual_jacobian(model, [(x, None)], positions, 1, branch)
     entering = streams.collect_streams(model, x)[1]
     block, wanted = model.blocks[1], 0
     for one, t in zip(entering, positions, strict=True):
         if branch == "mlp":
             with torch.no_grad():
                 one = block.attn(one[None])[0]
-        module = block if branch == "block" else getattr(block, branch)
-        jacobian = torch.autograd.functional.jacobian(lambda x, module=module: module(x[None])[0], one)
+        jacobian = torch.autograd.functional.jacobian(lambda x: getattr(block, branch)(x[None])[0], one)
         wanted = wanted + jacobian[t, :, t] / len(positions)
     assert torch.allclose(found, wanted)
 
@@ -150,7 +138,7 @@ def test_the_largest_logit_is_of_all_pairs():
     for seed in range(6):
         kept = []
         hook = attention.register_forward_pre_hook(lambda module, args, kept=kept: kept.append(args[0]))
-        found = streams.largest_logits(model, images(seed=seed))
+        found = streams.largest_logits(model, [(images(seed=seed), None)])
         hook.remove()
         q, k = (m(kept[0]).view(3, 5, 2, 8).transpose(1, 2) for m in (attention.q, attention.k))
         largest, causal = ((x.abs().max() / 8**0.5).item() for x in (q @ k.mT, (q @ k.mT).tril()))
@@ -176,7 +164,7 @@ def test_removal_has_top1():
 def test_sharpness_counts_images():
     """n g² with n the number of images, and one label for each."""
     model, x = network(n_layer=1), images(4)
-    h = gradients.estimate_sharpness(model, x, 1, torch.Generator().manual_seed(5))
+    h = gradients.estimate_sharpness(model, [(x, None)], 1, torch.Generator().manual_seed(5))
     labels = gradients.sample_labels(model, model.stream(x), torch.Generator().manual_seed(5))
     assert labels.shape == (4,) and set(labels.tolist()) <= {0, 1, 2}
     for name, g in gradients.compute_gradients(model, [(x, labels)]).items():
@@ -192,7 +180,7 @@ def test_a_sweep_of_images(only_print, folder, tmp_path, capsys):
     words = [f"--{name}={value}" for name, value in (tiny.TINY | VIT | dict(max_iters=2, warmup_iters=1)).items()]
     words = [word for word in words if not word.startswith(("--learning_rate", "--block_size"))]
     words += [f"--dataset={folder / 'data'}", "--learning_rate=1e-3,1e-2", "--seeds=1", "--jobs=1", f"--out={tmp_path}"]
-    assert call(sweep, *words, f"--print={only_print}") == 0
+    assert tiny.call(sweep.main, *words, f"--print={only_print}") == 0
     if only_print:
         assert capsys.readouterr().out.count("train.py") == 2
         return

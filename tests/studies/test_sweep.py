@@ -13,9 +13,11 @@ import sys
 import pytest
 
 import sweep
+import train
 from studies.sweep.grid import SweepConfig, list_points, split_arguments
 from studies.sweep.results import collect, find_axis, find_best, summary_rows
 from studies.sweep.runner import Runner, make_run
+from support import runs as tiny
 from support.claims import in_process, write_base
 from support.runs import ROOT, assert_same_run, column, finish, wait_for_row
 
@@ -36,12 +38,7 @@ def points_of(*argv, folder=ROOT / "out") -> list:
 
 def call(*argv) -> int:
     """The exit code of sweep.py, in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["sweep.py", *map(str, argv)])
-        try:
-            return sweep.main()
-        except SystemExit as e:
-            return e.code
+    return tiny.call(sweep.main, *argv)
 
 
 # ------------------------------------------------------------------------------------------------- the command line
@@ -261,12 +258,9 @@ def test_a_run_that_is_refused_is_not_in_the_table(swept, base, tmp_path, capsys
 
 
 def test_runs_made_by_their_printed_commands_are_collected(base, tmp_path, monkeypatch, capsys):
-    import train
-
     flags = ["--learning_rate=1e-3,1e-2", f"--out={tmp_path}"]
     done, missing = points_of(str(base), *flags, folder=tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py", *done.run.args, "--init_from=auto", f"--out_dir={done.run.path}"])
-    assert train.main() == 0
+    assert tiny.call(train.main, *done.run.args, "--init_from=auto", f"--out_dir={done.run.path}") == 0
     capsys.readouterr()
     monkeypatch.setattr(Runner, "train", lambda self, run, lock: pytest.fail(f"trains {run.path}"))
     assert call(base, *flags, "--collect=True") == 0
@@ -310,10 +304,3 @@ def test_killed_in_the_middle_it_goes_on_and_ends_the_same(dataset, tmp_path):
         assert_same_run(tmp_path / "disturbed" / run.name, run)
     one, other = (json.loads((tmp_path / f / "sweep.json").read_text())["curves"] for f in ("undisturbed", "disturbed"))
     assert one == other
-
-
-def test_collect_has_only_finished_runs(base, tmp_path):
-    points = points_of(str(base), "--learning_rate=1e-3,1e-2", "--seeds=2", folder=tmp_path)
-    names = [point.run.path.name for point in points]
-    empty = {"axis": "learning_rate", "seeds": 2, "missing": names, "curves": {"the config": []}}
-    assert collect(points, set()) == empty

@@ -61,8 +61,13 @@ def solve(name, n_layer=2, idx=None, scale=None):
     return SimpleNamespace(model=model, idx=idx, terms=terms, streams=streams, eps=net.eps)
 
 
-# A test's `most`, for gradients.MICRO_TOKENS: all inputs are one part, or each sequence is one.
-IN_PARTS = pytest.mark.parametrize("most", (4096, 1), ids=("whole", "in parts"))
+# A test's `rows`, for `batches_of`: all inputs are one batch, or each sequence is one.
+IN_PARTS = pytest.mark.parametrize("rows", (9, 1), ids=("whole", "in parts"))
+
+
+def batches_of(inputs, rows=9) -> list:
+    """Inputs as batches of so many rows, without targets."""
+    return [(part, None) for part in inputs.split(rows)]
 
 
 def close(ours, theirs, tolerance=1e-5):
@@ -81,13 +86,6 @@ def type_by_name(name, matrices):
     types = dict(wte="emb", wpe="pos", head="head", q="qk", k="qk", v="vo", o="vo", up="ffn", gate="ffn", down="ffn")
     types["router"] = "router"
     return types.get(part, "norm")
-
-
-def silence(block):
-    """Make the block the identity: both of its branches end in zero."""
-    with torch.no_grad():
-        block.attn.f.o.weight.zero_()
-        block.mlp.f.down.weight.zero_()
 
 
 def two_batches():

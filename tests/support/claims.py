@@ -1,7 +1,6 @@
 """reproduce.py on a made-up scale with tiny runs, and a runner for the real scales."""
 
 import signal
-import sys
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from studies.claims.claims import CLAIMS, GAPS, Claim, Number
 from studies.claims.experiment import Experiment, ReproduceConfig
 from studies.sweep import runner
 from studies.sweep.runner import Runner
+from support import runs
 
 STEPS = 80  # of a made-up run
 TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, batch_size=8, warmup_iters=5, max_iters=STEPS)
@@ -94,15 +94,11 @@ def call(base, folder: Path, *flags) -> int:
     """The exit code of reproduce.py, in this process, with the made-up claims."""
     import reproduce
 
-    argv = ["reproduce.py", f"--out={folder / 'out'}", f"--results={folder / 'results'}", *flags]
+    argv = [f"--out={folder / 'out'}", f"--results={folder / 'results'}", *flags]
     argv += [] if any(flag.startswith("--jobs") for flag in flags) else ["--jobs=1"]
     with invented(base), pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setattr(sys, "argv", argv)
-        try:
-            return reproduce.main()
-        except SystemExit as e:
-            return e.code
+        return runs.call(reproduce.main, *argv)
 
 
 class SameThread:
@@ -127,9 +123,8 @@ def train_here(self, run, lock) -> None:
     """Runner.train without a process of its own, for runs that finish or diverge."""
     import train
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["train.py", *run.args, "--init_from=auto", f"--out_dir={run.path}"])
-        assert train.main() == 0 or "failure" in read_metrics(run.path)[-1]
+    code = runs.call(train.main, *run.args, "--init_from=auto", f"--out_dir={run.path}")
+    assert code == 0 or "failure" in read_metrics(run.path)[-1]
 
 
 @contextmanager

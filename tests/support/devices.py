@@ -3,6 +3,12 @@
 import pytest
 import torch
 
+from model import GPTConfig
+from nanodnt.bench.settings import BenchConfig, Setting
+from nanodnt.run.environment import Env
+from nanodnt.settings import TrainConfig
+
+CPU = Env(0, 1, torch.device("cpu"), torch.float32, False)
 GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU"))
 
 
@@ -12,3 +18,9 @@ def on_devices(cases, cpu=()) -> list:
     cpu = [case if isinstance(case, tuple) else (case,) for case in cpu]
     assert set(cpu) <= set(cases)
     return [pytest.param("cuda", *case, marks=GPU) for case in cases] + [("cpu", *case) for case in cpu]
+
+
+def bench_setting(env=CPU, **values) -> Setting:
+    """The Setting of bench.py with these flags."""
+    schemas = (GPTConfig, TrainConfig, BenchConfig)
+    return Setting(*(s(**{k: v for k, v in values.items() if k in s.__dataclass_fields__}) for s in schemas), env)

@@ -2,21 +2,17 @@
 
 The command is loaded under another name: `evaluate` is also a package, which tasks of the harness import."""
 
-import hashlib
 import importlib.util
 import json
-import sys
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from nanodnt.data.tokenizer import Tokenizer
-from support.processes import meeting
-from support.runs import ROOT, run
+from support.processes import join_as
+from support.runs import ROOT, files, run, write_ids
+from support.runs import call as call_main
 
 TEXT = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. π ≈ 3,14159; 🙂\n"
 EOT = 256
@@ -33,13 +29,7 @@ def load_command():
 def call(*argv, **flags) -> int:
     """The exit code of evaluate.py in this process."""
     flags = dict(device="cpu", dtype="float32") | flags
-    command = load_command()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["evaluate.py", *argv, *(f"--{key}={value}" for key, value in flags.items())])
-        try:
-            return command.main()
-        except SystemExit as e:
-            return e.code
+    return call_main(load_command().main, *argv, *(f"--{key}={value}" for key, value in flags.items()))
 
 
 def read(folder) -> dict:
@@ -52,19 +42,22 @@ def values(folder, task) -> dict:
     return {name: found["value"] for name, found in read(folder)[task]["metrics"].items()}
 
 
+def assert_refused(capsys, runs: Path, expected: str, **flags) -> None:
+    """The command ends with one line that begins with `expected`, and nothing changes below `runs`, which TMP stands
+    for."""
+    before = files(runs)
+    capsys.readouterr()
+    assert call(**{key: str(value).replace("TMP", str(runs)) for key, value in flags.items()}) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: " + expected.replace("TMP", str(runs))) and error.count("\n") == 1, error
+    assert files(runs) == before
+
+
 def make_byte_dataset(folder: Path) -> Path:
     """A prepared dataset of bytes, documents with end of text between them."""
-    folder.mkdir(parents=True)
     documents = [[*TEXT[i % 60 :].encode(), EOT] for i in range(40)]
-    splits = {}
-    for split, parts in (("train", documents), ("val", documents[:9])):
-        raw = np.concatenate(parts).astype("<u2").tobytes()
-        (folder / f"{split}.bin").write_bytes(raw)
-        splits[split] = dict(file=f"{split}.bin", tokens=len(raw) // 2, max_id=EOT)
-        splits[split]["sha256"] = hashlib.sha256(raw).hexdigest()
-    meta = dict(format=1, dataset=folder.name, source="a test", **Tokenizer.meta_for("bytes"), dtype="uint16")
-    (folder / "meta.json").write_text(json.dumps(meta | dict(splits=splits)))
-    return folder
+    splits = {"train": sum(documents, []), "val": sum(documents[:9], [])}
+    return write_ids(folder, Tokenizer.meta_for("bytes"), splits)
 
 
 def make_runs(folder: Path) -> Path:
@@ -84,21 +77,20 @@ def on_processes(rank: int, world: int, folder: Path, commands: list) -> None:
     torch.set_num_threads(1)
     for turn, flags in enumerate(commands):
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, MASTER_ADDR="file").items():
-                patch.setenv(name, str(value))
-            where = meeting(rank, world, folder / f"evaluation.{turn}")
-            patch.setattr(dist, "init_process_group", partial(dist.init_process_group, **where))
+            join_as(patch, rank, world, folder / f"evaluation.{turn}")
             assert call(**flags) == 0
 
 
 # ----------------------------------------------------------------------------------------------- tasks of the harness
 
-CHOICES = """
+HEAD = """
 task: {name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {file}}}}}
-output_type: multiple_choice
 test_split: test
+"""
+CHOICES = """
+output_type: multiple_choice
 doc_to_text: "{{{{context}}}}"
 doc_to_choice: choices
 doc_to_target: label
@@ -106,28 +98,18 @@ target_delimiter: ""
 metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
 """
 ROLLING = """
-task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {file}}}}}
 output_type: loglikelihood_rolling
-test_split: test
 doc_to_text: ""
 doc_to_target: "{{{{text}}}}"
 metric_list: [{{metric: word_perplexity}}, {{metric: byte_perplexity}}, {{metric: bits_per_byte}}]
 """
 GENERATING = """
-task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {file}}}}}
 output_type: generate_until
-test_split: test
 doc_to_text: "{{{{context}}}}"
 doc_to_target: "{{{{answer}}}}"
 generation_kwargs: {{until: {until}, max_gen_toks: 12, do_sample: false}}
 metric_list: [{{metric: exact_match}}]
 """
-
-
 CONTEXTS = ["Question: why? Answer:", TEXT[:20], TEXT[:70], "x", TEXT, "Trailing spaces  ", "1 2 3 4 5 6", "zz top"]
 
 
@@ -146,7 +128,8 @@ def write_tasks(folder: Path, until=("e", "\n"), choices=(), texts=()) -> Path:
     ):
         file = folder / f"{name}.jsonl"
         file.write_text("".join(json.dumps(document) + "\n" for document in documents))
-        (folder / f"{name}.yaml").write_text(yaml.format(name=name, file=file, until=json.dumps(list(until))).lstrip())
+        text = (HEAD + yaml).format(name=name, file=file, until=json.dumps(list(until)))
+        (folder / f"{name}.yaml").write_text(text)
     return folder
 
 

@@ -1,6 +1,5 @@
 """Made datasets of examples, and of texts in documents: written by the contract of meta.json alone."""
 
-import hashlib
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -10,33 +9,9 @@ import tokenizers
 import torch
 
 from nanodnt.data.tokenizer import Tokenizer, json_meta
+from support.runs import put_file, write_ids
 
 TEMPLATE = {"system": "{system}\n", "turn": "{prompt}\n{response}"}
-
-
-def write(folder: Path, tokenizer: dict, splits: dict, **more) -> Path:
-    """A prepared folder. `splits`: {split: (ids, its further entries in meta.json)}."""
-    folder.mkdir(parents=True, exist_ok=True)
-    meta = {
-        "format": 1,
-        "dataset": folder.name,
-        "source": "a test",
-        **tokenizer,
-        "dtype": "uint16",
-        "splits": {},
-    } | more
-    for split, (ids, entries) in splits.items():
-        ids = np.array(ids)
-        part = put(folder / f"{split}.bin", ids.astype("<u2").tobytes())
-        meta["splits"][split] = part | {"tokens": len(ids), "max_id": int(ids.max())} | entries
-    (folder / "meta.json").write_text(json.dumps(meta))
-    return folder
-
-
-def put(path: Path, raw: bytes) -> dict:
-    """Write a file; its entry in meta.json."""
-    path.write_bytes(raw)
-    return {"file": path.name, "sha256": hashlib.sha256(raw).hexdigest()}
 
 
 def write_examples(folder: Path, tokenizer: dict | None = None, **splits) -> Path:
@@ -46,9 +21,24 @@ def write_examples(folder: Path, tokenizer: dict | None = None, **splits) -> Pat
     parts = {}
     for split, examples in splits.items():
         ids, marks = ([value for example in examples for value in example[i]] for i in (0, 1))
-        entry = put(folder / f"{split}.marks", bytes(marks))
+        entry = put_file(folder / f"{split}.marks", bytes(marks))
         parts[split] = ids, {"marks": entry, "examples": len(examples)}
-    return write(folder, tokenizer or Tokenizer.meta_for("bytes"), parts, kind="examples", template=TEMPLATE)
+    return write_ids(folder, tokenizer or Tokenizer.meta_for("bytes"), parts, kind="examples", template=TEMPLATE)
+
+
+def chat(*contents, system=None) -> list:
+    """Messages: a user's, an assistant's, a user's, …"""
+    messages = [{"role": "system", "content": system}] * (system is not None)
+    roles = ("user", "assistant") * len(contents)
+    return messages + [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
+
+
+def write_records(path: Path, records: list, array: bool = False) -> Path:
+    """A file of records: one a line, or one array."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(records) if array else "".join(json.dumps(r) + "\n" for r in records)
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 def example(*turns, begin=256, eot=256) -> tuple:
@@ -124,8 +114,8 @@ def write_documents(folder: Path) -> Path:
     splits = {}
     for split, seed, n in (("train", 0, 300), ("val", 1, 40)):
         documents = (ids[1:] for ids, _ in uneven_examples(seed, n, high=26))
-        splits[split] = [token for ids in documents for token in ids], {}
-    return write(folder, Tokenizer.meta_for("bytes"), splits)
+        splits[split] = [token for ids in documents for token in ids]
+    return write_ids(folder, Tokenizer.meta_for("bytes"), splits)
 
 
 def mean_loss(model, documents) -> float:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -23,11 +24,12 @@ import nanodnt.run.loss_curve
 import nanodnt.run.metrics
 import train
 from model import GPT
-from nanodnt.data import Dataset
+from nanodnt.data.windows import Dataset
 from nanodnt.run.errors import end_with
-from support.runs import flags
+from support.runs import flags, steps_noted
 
 NOBODY = 65534  # the id of a user that may write nothing
+FOR_GOOD = ExitStack()  # of patches, until the process ends
 
 
 # ------------------------------------------------------------------------------------------------ what is disturbed
@@ -73,9 +75,7 @@ class Kind(NamedTuple):
     """What strikes, and where."""
 
     what: str  # names of signals, or an error's name with "once" or "always", or a key of DAMAGES
-    place: (
-        str  # a key of PLACES (inside the process), "clock" or "seen" (from outside), "start-up", "between" two starts
-    )
+    place: str  # a key of PLACES (inside the process), "clock" or "seen" (from outside), "start-up", "between" (starts)
     launcher: str = "fork"  # fork, python, torchrun
     ranks: str = "one"  # which processes it strikes: one, all, launcher
     weight: float = 1.0  # how often soak.py draws it
@@ -262,17 +262,14 @@ def break_process(fault: Fault, left: float, out: Path) -> None:
 
 def spoil_losses(steps: tuple) -> None:
     """Make the training loss of these steps NaN."""
-    set_learning_rates, forward, now = train.set_learning_rates, GPT.forward, []
-
-    def note_and_set(optimizer, step, config):
-        now[:] = [step]
-        return set_learning_rates(optimizer, step, config)
+    forward, now = GPT.forward, []
 
     def forward_or_nan(self, *args, **kwargs):
         logits, loss = forward(self, *args, **kwargs)
         return logits, loss * math.nan if self.training and now[0] in steps else loss
 
-    train.set_learning_rates, GPT.forward = note_and_set, forward_or_nan
+    GPT.forward = forward_or_nan
+    FOR_GOOD.enter_context(steps_noted(now))
 
 
 def spoil_batches(steps: tuple) -> None:

@@ -1,14 +1,9 @@
 """The runs of the golden losses: their dataset, their flags, and the losses recorded from them."""
 
-import json
-import sys
 from pathlib import Path
 
-import numpy as np
-import pytest
-
-from nanodnt.data import sha256
 from nanodnt.data.tokenizer import Tokenizer
+from support.runs import call, metrics, write_ids
 
 TINY = "n_layer=2 n_head=2 n_embd=32 block_size=16 batch_size=8 max_iters=20 warmup_iters=5 log_interval=4 seed=7"
 COMMON = f"{TINY} eval_interval=20 eval_tokens=0 dtype=float32 device=cpu compile=False learning_rate=0.01"
@@ -45,18 +40,11 @@ GOLDEN = {
 
 def write_dataset(folder: Path) -> None:
     """A prepared dataset of bytes: a linear congruential walk over 64 values, so that a model can learn something."""
-    folder.mkdir()
     state, tokens = 12345, []
     for i in range(6000):
         state = (1103515245 * state + 12345) % 2**31
         tokens.append((tokens[i - 1] * 5 + 3) % 64 if i and state >> 28 else state >> 25)
-    splits = {}
-    for split, part in (("train", tokens[:5000]), ("val", tokens[5000:])):
-        path = folder / f"{split}.bin"
-        np.array(part, "<u2").tofile(path)
-        splits[split] = {"file": path.name, "tokens": len(part), "max_id": max(part), "sha256": sha256(path)}
-    meta = {"format": 1, "dataset": "golden", "source": "test", "dtype": "uint16", "splits": splits}
-    (folder / "meta.json").write_text(json.dumps(meta | Tokenizer.meta_for("bytes")))
+    write_ids(folder, Tokenizer.meta_for("bytes"), {"train": tokens[:5000], "val": tokens[5000:]})
 
 
 def losses(folder: Path, dataset: Path, flags: str) -> list:
@@ -65,8 +53,6 @@ def losses(folder: Path, dataset: Path, flags: str) -> list:
 
     chosen = dict(pair.split("=") for pair in f"{COMMON} {flags}".split())
     chosen |= {"dataset": dataset, "out_dir": folder / "out"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["train.py", *(f"--{k}={v}" for k, v in chosen.items())])
-        assert train.main() == 0
-    rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert call(train.main, *(f"--{k}={v}" for k, v in chosen.items())) == 0
+    rows = metrics(folder / "out")
     return [row["train_loss"] for row in rows if "train_loss" in row] + [rows[-1]["val_loss"]]

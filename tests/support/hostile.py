@@ -10,7 +10,6 @@ import resource
 import shlex
 import shutil
 import signal
-import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,16 +105,11 @@ class Outcome(NamedTuple):
 def call(main, *argv, **flags) -> Outcome:
     """A program's `main` in this process, as `python PROGRAM.py ARGV` runs it. Whatever it raises would be a traceback,
     and is raised here; a warning would be printed on stderr, and fails."""
-    argv = ["program.py", *map(str, argv), *(f"--{name}={value}" for name, value in flags.items())]
     out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, limits(), warnings.catch_warnings(record=True) as shown:
+    with limits(), warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
-        patch.setattr(sys, "argv", argv)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                code = main()
-            except SystemExit as e:
-                code = e.code
+            code = runs.call(main, *argv, *(f"--{name}={value}" for name, value in flags.items()))
     assert not [w for w in shown if issubclass(w.category, (UserWarning, RuntimeWarning, FutureWarning))], shown[0]
     return Outcome(code, out.getvalue(), err.getvalue())
 

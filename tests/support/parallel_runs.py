@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from nanodnt.data import Dataset
+from nanodnt.data.windows import Dataset
 from support.processes import play
 from support.runs import spoil_gradients
 

@@ -5,6 +5,13 @@ from pathlib import Path
 
 import torch
 
+from interop.huggingface.read import read_pretrained
+from model import GPT
+from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.weights import load_weights
+
+CHARS = Tokenizer.meta_for("chars", [chr(ord("A") + i) for i in range(50)])  # a tokenizer for the models below
+
 SIZES = dict(vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, max_position_embeddings=32)
 SIZES |= dict(num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-2, bos_token_id=None, eos_token_id=None)
 GPT2_SIZES = dict(vocab_size=50, n_positions=32, n_embd=16, n_layer=2, n_head=4, layer_norm_epsilon=1e-2)
@@ -42,6 +49,14 @@ def make_peer(name: str, seed: int = 3, **changes):
         noise = torch.empty(p.shape).normal_(generator=generator)
         p.copy_(1 + 0.3 * noise if is_gain else 0.3 * noise)
     return peer.eval()
+
+
+def read_model(folder, **changes) -> GPT:
+    """The model in a folder of Hugging Face, as we read it."""
+    found = read_pretrained(str(folder), **changes)
+    model = GPT.empty(found.config).to_empty(device="cpu")
+    load_weights(model, found.weights)
+    return model.eval()
 
 
 def edit_config(folder: Path, **changes) -> None:

@@ -12,7 +12,7 @@ import pytest
 from model import GPTConfig
 from nanodnt.data import tokenizer
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.prepare import script, text
+from nanodnt.prepare import hub, script, text
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import open_data
 from support.runs import ROOT
@@ -50,6 +50,22 @@ class FakeBPE:
 
     def decode(self, ids):
         return bytes(i - 1000 for i in ids).decode()
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"  # of every dataset of a made Hub
+
+
+def use_fake_hub(monkeypatch, folder, of_repo=lambda repo: repo):
+    """Downloads from the Hugging Face Hub find their files in FOLDER/hub/REPO/COMMIT; any disk has room for them."""
+    import huggingface_hub
+
+    def snapshot_download(repo, repo_type, revision, allow_patterns):
+        assert repo_type == "dataset" and "*" not in revision
+        return str(folder / "hub" / of_repo(repo) / COMMIT)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(hub, "check_disk", lambda needs: None)
 
 
 def use_fake_bpe(monkeypatch):

@@ -54,6 +54,13 @@ def meeting(rank: int, world: int, path) -> dict:
     return dict(init_method=f"file://{path}.meeting", rank=rank, world_size=world)
 
 
+def join_as(patch, rank: int, world: int, path) -> None:
+    """Make a command in this process one of `world` of torchrun's, which meet in a file at `path`."""
+    for name, value in dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, MASTER_ADDR="file").items():
+        patch.setenv(name, str(value))
+    patch.setattr(dist, "init_process_group", partial(dist.init_process_group, **meeting(rank, world, path)))
+
+
 @contextmanager
 def joined(rank: int, world: int, path, dtype=torch.float32, limit_s: int = 60, **env):
     """The Env of this process, one of `world` that meet in a file at `path`, on one thread. For one alone there is no
@@ -217,10 +224,7 @@ def play(
             patch.setattr(*args)
         watch = Watch(patch, spoils, stop_in if rank == world - 1 else 0)
         if torchrun:
-            for name, value in dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, MASTER_ADDR="file").items():
-                patch.setenv(name, str(value))
-            where = meeting(rank, world, f"{meet or out}.{world}.{next(turn)}")
-            patch.setattr(dist, "init_process_group", partial(dist.init_process_group, **where))
+            join_as(patch, rank, world, f"{meet or out}.{world}.{next(turn)}")
         with redirect_stdout(output), redirect_stderr(output):
             code = run(out_dir=out, **RUN | config)
     if dist.is_initialized() and not last:  # after an error

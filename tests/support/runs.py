@@ -26,20 +26,31 @@ TINY |= dict(eval_tokens=512, log_interval=1, device="cpu", dtype="float32", com
 MACHINE = ("tokens_per_s", "images_per_s", "peak_mem_bytes", "mfu")  # of a row: what depends on the machine
 
 
-def make_dataset(folder: Path, alphabet: int = 50, seed: int = 0) -> Path:
-    """A prepared dataset as nanodnt.data.load_meta wants it: a random walk on `alphabet` characters, easy to learn."""
-    folder.mkdir(parents=True)
-    rng, splits = np.random.default_rng(seed), {}
-    for split, n in (("train", 20_000), ("val", 3_000)):
-        ids = np.cumsum(rng.choice([1, 2, 5], n)) % alphabet
-        raw = ids.astype("<u2").tobytes()
-        (folder / f"{split}.bin").write_bytes(raw)
-        splits[split] = dict(file=f"{split}.bin", tokens=n, max_id=int(ids.max()))
-        splits[split]["sha256"] = hashlib.sha256(raw).hexdigest()
-    meta = dict(format=1, dataset=folder.name, source="a test", tokenizer="chars", vocab_size=alphabet, eot=None)
-    meta |= dict(chars=[chr(ord("A") + i) for i in range(alphabet)], dtype="uint16", splits=splits)
+def put_file(path: Path, raw: bytes) -> dict:
+    """Write a file; its entry in meta.json."""
+    path.write_bytes(raw)
+    return {"file": path.name, "sha256": hashlib.sha256(raw).hexdigest()}
+
+
+def write_ids(folder: Path, tokenizer: dict, splits: dict, **more) -> Path:
+    """A prepared folder, written by the contract of meta.json alone. `splits`: {split: token ids, or (ids, its further
+    entries in meta.json)}; `tokenizer`: the part of meta.json that describes it; `more`: further keys."""
+    folder.mkdir(parents=True, exist_ok=True)
+    meta = dict(format=1, dataset=folder.name, source="a test", **tokenizer, dtype="uint16", splits={}) | more
+    for split, ids in splits.items():
+        ids, entries = ids if isinstance(ids, tuple) else (ids, {})
+        part = put_file(folder / f"{split}.bin", np.array(ids, "<u2").tobytes())
+        meta["splits"][split] = part | {"tokens": len(ids), "max_id": int(max(ids))} | entries
     (folder / "meta.json").write_text(json.dumps(meta))
     return folder
+
+
+def make_dataset(folder: Path, alphabet: int = 50, seed: int = 0) -> Path:
+    """A prepared random walk on `alphabet` characters, easy to learn."""
+    rng = np.random.default_rng(seed)
+    splits = {split: np.cumsum(rng.choice([1, 2, 5], n)) % alphabet for split, n in (("train", 20_000), ("val", 3_000))}
+    chars = [chr(ord("A") + i) for i in range(alphabet)]
+    return write_ids(folder, dict(tokenizer="chars", vocab_size=alphabet, eot=None, chars=chars), splits)
 
 
 def deep_but(cases, *fast) -> list:
@@ -56,13 +67,21 @@ def flags(**changes) -> list:
     return [f"--{name}={value}" for name, value in (TINY | changes).items()]
 
 
+def call(main, *argv) -> int:
+    """The exit code of a command's `main` in this process, for this command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["program.py", *map(str, argv)])
+        try:
+            return main()
+        except SystemExit as e:
+            return e.code
+
+
 def run(**changes) -> int:
     """train.py in this process; the exit code. A dataset and an out_dir are wanted."""
     import train
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["train.py", *flags(**changes)])
-        return train.main()
+    return call(train.main, *flags(**changes))
 
 
 def resume(out_dir: Path, dataset: Path, **changes) -> int:
@@ -220,9 +239,14 @@ def metrics(out_dir: Path) -> list:
     return [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+def bare(row: dict) -> dict:
+    """A row without what depends on the machine."""
+    return {k: v for k, v in row.items() if k not in MACHINE}
+
+
 def logged(out_dir: Path) -> list:
     """One (step, values that do not depend on the machine) a row."""
-    return [(row["step"], {k: v for k, v in row.items() if k not in ("step", *MACHINE)}) for row in metrics(out_dir)]
+    return [(row["step"], bare(row)) for row in metrics(out_dir)]
 
 
 def column(out_dir: Path, name: str) -> dict:

@@ -1,16 +1,11 @@
 """Tiny checkpoints to sample from: one trained, the others with weights written by hand."""
 
-import hashlib
-import json
-import sys
-
-import numpy as np
-import pytest
 import torch
 
 import train
 from model import GPT, GPTConfig
 from nanodnt.data.tokenizer import Tokenizer
+from support.runs import call, write_ids
 
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen.\n" * 8
 TINY = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=8", "--batch_size=4", "--eval_interval=10"]
@@ -19,28 +14,9 @@ BYTES = Tokenizer.meta_for("bytes")
 
 
 def make_dataset(folder, tokenizer=BYTES, text=TEXT):
-    """A prepared dataset written from the description of the format, without nanodnt/prepare."""
-    folder.mkdir(parents=True)
+    """A prepared text."""
     ids = Tokenizer(tokenizer).encode(text)
-    splits = {}
-    for split, tokens in (("train", ids), ("val", ids[: len(ids) // 2])):
-        raw = np.array(tokens, "<u2").tobytes()
-        (folder / f"{split}.bin").write_bytes(raw)
-        splits[split] = {"file": f"{split}.bin", "tokens": len(tokens), "max_id": max(tokens)}
-        splits[split]["sha256"] = hashlib.sha256(raw).hexdigest()
-    meta = {"format": 1, "dataset": folder.name, "source": "a test", **tokenizer, "dtype": "uint16", "splits": splits}
-    (folder / "meta.json").write_text(json.dumps(meta))
-    return folder
-
-
-def call(main, *argv):
-    """The exit code of `main` (of train or sample) for this command line."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["program", *map(str, argv)])
-        try:
-            return main()
-        except SystemExit as e:
-            return e.code
+    return write_ids(folder, tokenizer, {"train": ids, "val": ids[: len(ids) // 2]})
 
 
 def train_run(out_dir, dataset, *flags):

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from nanodnt.run.checkpoints import load_latest
 from support.faults import COMMANDS, DAMAGES, EVAL, KINDS, LONG, SAVE, STEPS, Command, Fault, rewrite, train_here
 from support.processes import FORKSERVER, torchrun
-from support.runs import MACHINE, assert_same_run, different, load, start
+from support.runs import assert_same_run, bare, different, load, start
 
 # A process that has not ended by then hangs. Where another dies just as they connect, gloo waits 5 times timeout_s.
 LIMIT_S = 6 * LONG["timeout_s"]
@@ -362,8 +362,3 @@ class References(dict):
     def __missing__(self, name):
         self[name] = Trial(self.folder / str(len(self)), COMMANDS[name], self.dataset)
         return self[name]
-
-
-def bare(row: dict) -> dict:
-    """A row without what depends on the machine."""
-    return {k: v for k, v in row.items() if k not in MACHINE}

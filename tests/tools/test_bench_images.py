@@ -1,26 +1,21 @@
 """bench.py on images: its batches, tables and checks; what is of text alone is refused in one line."""
 
 import json
-import sys
 
 import pytest
 import torch
 
 import bench
-from model import GPTConfig
 from nanodnt.bench import timing
-from nanodnt.bench.settings import BenchConfig, Setting
-from nanodnt.run.environment import Env
-from nanodnt.settings import TrainConfig
+from support.devices import bench_setting
 from support.images import encode, noise, write_dataset
-from support.runs import deep_but
+from support.runs import call, deep_but
 from vision import ViT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = dict(n_layer=2, n_head=2, n_embd=32, patch_size=4, image_size=8, channels=1, n_class=4, drop_path=0.2)
 TINY |= dict(batch_size=4, label_smoothing=0.1, data="random", device="cpu", dtype="float32", compile=False)
 TINY |= dict(repeats=1, steps=1, warmup=1, dataset="nowhere")
-ENV = Env(0, 1, torch.device("cpu"), torch.float32, False)
 
 
 @pytest.fixture(autouse=True)
@@ -36,16 +31,11 @@ def data(tmp_path_factory):
 
 def run(**changes) -> int:
     """bench.py in this process; the exit code."""
-    flags = [f"--{name}={value}" for name, value in (TINY | changes).items()]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["bench.py", *flags])
-        return bench.main()
+    return call(bench.main, *(f"--{name}={value}" for name, value in (TINY | changes).items()))
 
 
-def make_setting(**changes) -> Setting:
-    values = TINY | changes
-    schemas = (GPTConfig, TrainConfig, BenchConfig)
-    return Setting(*(s(**{k: v for k, v in values.items() if k in s.__dataclass_fields__}) for s in schemas), ENV)
+def make_setting(**changes):
+    return bench_setting(**TINY | changes)
 
 
 def test_random_images():

@@ -20,9 +20,11 @@ def with_and_without(model, f) -> tuple:
     return results
 
 
-@pytest.mark.parametrize(
-    "flags", (dict(), LLAMA, dict(S5, dropout=0.3), dict(LLAMA, dropout=0.3, sigma_reparam=True)), ids=str
-)
+EXPERTS = dict(LLAMA, gain="branch", bias=True, n_expert=3, n_expert_shared=1, balance="bias")
+FLAGS = (dict(), LLAMA, dict(S5, dropout=0.2, drop_path=0.5), dict(LLAMA, dropout=0.3, sigma_reparam=True), EXPERTS)
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
 def test_checkpointing_changes_no_bit(flags, dtype):
     model, (idx, targets) = build(flags, dtype=torch.float32).train().set_runtime(compute_dtype=dtype), batch()

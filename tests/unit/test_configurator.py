@@ -70,12 +70,6 @@ def test_precedence(config):
     assert load("--n_layer=12")[1] == {"n_layer": (12, "command line")}  # given, though it is the default
 
 
-def test_argv_of_the_process(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--n_layer=3"])
-    (model, train), _ = configure(Model, Train)
-    assert model == Model(n_layer=3) and train == Train()
-
-
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 
@@ -94,7 +88,6 @@ REFUSED = {  # a command line: its message
     "--n-layer=3": "unknown flag --n-layer (did you mean --n_layer?)",
     "--N_LAYER=3": "unknown flag --N_LAYER (did you mean --n_layer?)",
     "--zzz=3": "unknown flag --zzz (--help lists them all)",
-    "--zzz": "unknown flag --zzz (--help lists them all)",
     "--": "unknown flag -- (--help lists them all)",
     "--size=3": "unknown flag --size (--help lists them all)",
     "--decay_lr=False": "unknown flag --decay_lr (set schedule=constant)",
@@ -221,15 +214,8 @@ def test_errors_of_the_programmer_are_raised(schemas, message):
 def test_comments_and_sections():
     knobs = read_knobs(Model, Train)
     assert list(knobs) == [*vars(Model()), *vars(Train())]
-    sections = {}
-    for name, knob in knobs.items():
-        sections.setdefault(knob.section, []).append(name)
-    assert sections == {
-        "size": ["n_layer", "n_head"],
-        "parts": ["dropout", "bias", "norm"],
-        "optimizer": ["learning_rate", "seed", "lr_decay_iters"],
-        "output": ["out_dir", "start", "note", "compile", "level", "either"],
-    }
+    sections = ["size"] * 2 + ["parts"] * 3 + ["optimizer"] * 3 + ["output"] * 6
+    assert [knob.section for knob in knobs.values()] == sections
     continued = 'peak LR; None = the optimizer\'s default and this line continues it; a "#" stays: C#'
     assert knobs["learning_rate"].help == continued
     assert knobs["seed"].help == "of everything"
@@ -393,13 +379,8 @@ def test_help_that_nobody_reads(config, why):
     assert help_without_reader("program.py") == (141, "")
 
 
-COMMANDS = ("sample", "export", "evaluate", "bench", "analyze", "sweep", "reproduce", "model")
-COMMANDS = [pytest.param(name, marks=pytest.mark.deep) for name in COMMANDS]
-
-
-@pytest.mark.parametrize("name", ["train", *COMMANDS])
-def test_help_of_the_commands_that_nobody_reads(name):
-    assert help_without_reader(ROOT / f"{name}.py") == (141, "")
+def test_help_of_train_py_that_nobody_reads():
+    assert help_without_reader(ROOT / "train.py") == (141, "")
 
 
 def test_import_is_instant():

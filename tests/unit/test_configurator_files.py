@@ -177,18 +177,13 @@ def test_second_file_is_named(capsys, config):
 
 CODE = [  # run as a program, each makes the file X
     "open('X', 'w')",
-    "__import__('os').system('touch X')",
     "seed = __import__('os').system('touch X')",
     "import os; os.mkdir('X')",
-    "from pathlib import Path; Path('X').touch()",
-    "_a = open('X', 'w')",
     "seed = open('X', 'w').fileno()",
     "seed = (lambda: open('X', 'w'))()",
     "seed = 1 if open('X', 'w') else 2",
     "(seed := open('X', 'w'))",
-    'out_dir = f\'{open("X", "w")}\'',
     "out_dir = 'a' + f\"{open('X', 'w')}\"",
-    'exec(\'open("X", "w")\')',
     "seed = [open('X', 'w') for _ in (1,)]",
     "for _ in [open('X', 'w')]: seed = 1",
     "with open('X', 'w'): pass",

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanodnt.data import Dataset, load_meta, permutation, sha256
+from nanodnt.data import load_meta, sha256
+from nanodnt.data.order import permutation
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.data.windows import Dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -120,7 +122,7 @@ def test_memory_does_not_grow_with_what_was_read(batches, rows, tmp_path):
     """A mapped file of 64 MB would add what was read of it, 31 MB or all, to the resident set."""
     prepare(tmp_path / "m", np.zeros(1 << 25, np.uint16), np.zeros(2000, np.uint16))
     code = (
-        "import sys, resource; from nanodnt.data import Dataset; d = Dataset(sys.argv[1], 1024)\n"
+        "import sys, resource; from nanodnt.data.windows import Dataset; d = Dataset(sys.argv[1], 1024)\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
         f"for s in range(100): d.batch(s, {rows})\n"
         "a = peak()\n"

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanodnt.data import Dataset
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.data.windows import document_positions
+from nanodnt.data.windows import Dataset, document_positions
 from support import examples as made
 from support.prepared import open_prepared
+from support.runs import write_ids
 
 T = 8
 
@@ -40,7 +40,7 @@ KINDS = {  # tokenizer, what stands before and after a document, what opens one
 def text(request, tmp_path_factory):
     tokenizer, before, after, opening = KINDS[request.param]
     splits = {split: (documents(seed, 40, before, after), {}) for split, seed in (("train", 0), ("val", 1))}
-    return made.write(tmp_path_factory.mktemp("text"), tokenizer, splits), opening
+    return write_ids(tmp_path_factory.mktemp("text"), tokenizer, splits), opening
 
 
 def check(batch, opening):

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanodnt.data import Dataset
 from nanodnt.data.examples import Examples
 from nanodnt.data.packing import pack
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.data.windows import Dataset
 from support import examples as made
 from support.depth import examples as count
 from support.prepared import open_prepared
+from support.runs import put_file, write_ids
 
 EOT, T = 256, 16
 
@@ -218,7 +219,7 @@ def change_marks(change, cut=None):
         marks = bytearray((folder / "train.marks").read_bytes())
         change(marks)
         meta = json.loads((folder / "meta.json").read_text())
-        meta["splits"]["train"]["marks"] = made.put(folder / "train.marks", bytes(marks[:cut]))
+        meta["splits"]["train"]["marks"] = put_file(folder / "train.marks", bytes(marks[:cut]))
         (folder / "meta.json").write_text(json.dumps(meta))
 
     return apply
@@ -274,7 +275,7 @@ def test_each_kind_of_dataset_is_opened_as_what_it_is(folder, dataset, tmp_path)
     with pytest.raises(ValueError, match="is of kind text, and this reads examples"):
         Examples(dataset, T)
     ids = list(range(100))
-    odd = made.write(tmp_path / "odd", Tokenizer.meta_for("bytes"), dict(train=(ids, {}), val=(ids, {})), kind="videos")
+    odd = write_ids(tmp_path / "odd", Tokenizer.meta_for("bytes"), dict(train=(ids, {}), val=(ids, {})), kind="videos")
     with pytest.raises(ValueError, match="kind.*videos") as error:
         open_prepared(odd, T)
     assert "\n" not in str(error.value)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from nanodnt.data.images import Images, threads
-from nanodnt.tasks.images import ImageFlags
+from nanodnt.tasks.image_flags import ImageFlags
 from support.images import encode, noise, write_dataset
 from support.prepared import load_script, open_prepared
 from support.runs import ROOT, make_dataset

@@ -1,18 +1,12 @@
 """Layouts compared with each other: flags that mean the same function, and scales that a norm divides out."""
 
-import re
-
 import pytest
 import torch
 
 from layers.ops import rotary
-from support import reference
 from support.models import (
-    BLOCK,
-    LAYERNORM,
     LLAMA,
     MANY_GAINS,
-    NONE,
     POST,
     S4,
     S5,
@@ -72,32 +66,6 @@ def test_at_initialisation_the_same(flags, same):
     assert error(fresh(flags)(idx)[0], fresh(same)(idx)[0]) < 1e-6  # the parameters start as fp32 numbers
 
 
-def test_equal_gains_of_the_branches_are_a_shared_gain():
-    for flags in (dict(S4, mlp="swiglu"), dict(LAYERNORM, n_kv_head=2)):
-        shared, idx, renamed = build(flags), batch()[0], {}
-        for key, t in shared.state_dict().items():
-            branch = re.fullmatch("(" + BLOCK + r")(attn|mlp)\.pre\.gain", key)
-            if branch is None:
-                renamed[key] = t
-            else:
-                parts = "qkv" if branch[2] == "attn" else ["up", "gate"][: 1 + ("mlp" in flags)]
-                renamed |= {f"{branch[1]}{branch[2]}.f.{part}.pre.gain": t for part in parts}
-        if "bias" in flags:  # γ (N(x) + β) = γ N(x) + γβ
-            for key in [key for key in renamed if key.endswith(("attn.pre.bias", "mlp.pre.bias"))]:
-                renamed[key] = renamed[key] / shared.state_dict()[key.replace("bias", "gain")]
-        assert error(copied(dict(flags, gain="branch"), renamed, 2)(idx)[0], shared(idx)[0]) < 1e-12
-
-
-def test_dnp_on_queries_and_keys_starts_as_qk_norm():
-    u = torch.randn(2, 7, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    dnp, qk = fresh(dict(gain_out="norm", n_kv_head=2), 1), fresh(dict(qk_norm=True, n_kv_head=2), 1)
-    dnp, qk = dnp.blocks[0].attn.f, qk.blocks[0].attn.f
-    for ours, theirs, norm in ((dnp.q, qk.q, qk.q_norm), (dnp.k, qk.k, qk.k_norm)):
-        assert error(ours(u).unflatten(-1, (-1, 4)), norm(theirs(u).unflatten(-1, (-1, 4)))) < 1e-12
-    v = dnp.v(u)
-    assert error(v, reference.rms(qk.v(u), 1e-2)) < 1e-12  # over the full width
-
-
 @pytest.mark.parametrize("kind", ("magdir", "expmagdir"))
 def test_magnitude_and_direction_precondition_as_claimed(kind):
     """With J the Jacobian of γ(magnitude, direction) at γ = 1: J Jᵀ is d along the direction and 1 orthogonal to it."""
@@ -113,29 +81,6 @@ def test_magnitude_and_direction_precondition_as_claimed(kind):
         slot.direction.mul_(7)
         assert error(slot.folded(), before) < 1e-12
         assert error(before.square().mean(), torch.ones(())) < 1e-12
-
-
-def test_dyt_of_the_identity_is_affine():
-    flags = dict(norm="dyt", dyt_squash="identity", tie_weights=False, mlp="swiglu")
-    model, idx, folded = build(flags), batch()[0], {}
-    weights = model.state_dict()
-    for key, w in weights.items():
-        slot = re.sub(r"\.f\.(q|k|v|up|gate)\.weight", ".pre", key).replace("head.weight", "final_norm")
-        if slot != key:
-            w = w * weights[slot + ".alpha"] * weights[slot + ".gain"]
-        if not key.endswith(("alpha", "gain")):
-            folded[key] = w
-    flags = dict(NONE, tie_weights=False, mlp="swiglu")
-    assert error(copied(flags, folded, 2)(idx)[0], model(idx)[0]) < 1e-12
-
-
-def test_groups_of_the_same_channels_are_one_group():
-    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).double().repeat(1, 1, 4)
-    for norm in ("rmsnorm", "layernorm"):
-        plain, groups = (fresh(dict(norm=norm, norm_groups=n, input_norm=True)).input_norm for n in (1, 4))
-        assert error(groups(x), plain(x)) < 1e-12
-        other = torch.cat((3 * x[..., :4], x[..., 4:]), dim=-1)
-        assert error(groups(other), plain(other)) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -175,23 +120,6 @@ def test_lns_under_qk_norm_acts_through_v_and_under_a_mid_norm_not_at_all():
         assert error(model(idx)[0], plain(idx)[0]) < 1e-9
     flags = dict(gain_out="norm", norm_eps=1e-14)  # q, k, v and up are normalised, which divides the factor out
     assert error(build(dict(flags, lns="norm"), 3)(idx)[0], build(flags, 3)(idx)[0]) < 1e-9
-
-
-@pytest.mark.parametrize("flags", (dict(), dict(norm="layernorm"), dict(norm="dyt"), LLAMA, dict(LLAMA, **S4)))
-def test_a_pre_norm_gain_folds_into_the_matrices_after_it(flags):
-    model, idx = build(dict(flags, tie_weights=False)), batch()[0]
-    before = model(idx)[0]
-    pairs = [(model.final_norm, [model.head])]
-    for block in model.blocks:
-        attn, mlp = block.attn.f, block.mlp.f
-        pairs += [(block.attn.pre, [attn.q, attn.k, attn.v])]
-        pairs += [(block.mlp.pre, [mlp.up] if mlp.gate is None else [mlp.up, mlp.gate])]
-    with torch.no_grad():
-        for slot, matrices in pairs:
-            for matrix in matrices:
-                matrix.weight.mul_(slot.gain)
-            slot.gain.fill_(1)
-    assert error(model(idx)[0], before) < 1e-12
 
 
 def test_rope_sees_relative_positions_only():

@@ -12,7 +12,7 @@ from layers import moe
 from layers.moe import Router, Routes, balance_loss, z_loss
 from layers.rules import MOST
 from model import GPT, GPTConfig
-from nanodnt.generate import KVCache, generate
+from nanodnt.generate import KVCache
 from support import reference
 from support.models import (
     ALL,
@@ -106,13 +106,6 @@ def test_a_step_is_the_same_in_any_micro_batches(name, ignored):
         assert difference(grads, wanted) < tolerance
 
 
-def test_a_third_of_a_batch_counts_a_third():
-    """Micro batches whose number is no power of 2: fp32 knows a third to 1e-8."""
-    data = dict(rows=6, balance_coef=0.7, z_coef=0.3)
-    (_, thirds, _), (_, whole, _) = (take_step(mixture("softmax")[0], micro, **data) for micro in (2, 6))
-    assert difference(thirds, whole) < 1e-7
-
-
 @pytest.mark.parametrize("name", ("softmax", "sigmoid, shared, bias, llama"))
 def test_a_loss_scale_changes_no_bit(name):
     data = dict(z_coef=0.3) | (dict(balance_coef=0.7) if name == "softmax" else {})
@@ -164,17 +157,6 @@ def test_the_balance_loss_by_hand():
     second = 2 / 4 * 0.4 + 2 / 4 * 0.5
     assert balance_loss(scores, experts).item() == pytest.approx(3 * (first + second) / 2, rel=1e-14)
     assert balance_loss(5 * scores, experts).item() == pytest.approx(3 * (first + second) / 2, rel=1e-14)
-
-
-def test_the_balance_loss_is_1_where_either_is_even_and_the_most_where_one_gets_all():
-    E, g = 4, torch.Generator().manual_seed(0)
-    scores = torch.rand(3, 8, E, generator=g, dtype=torch.float64)
-    even = torch.arange(24).view(3, 8, 1) % E
-    assert balance_loss(scores, even).item() == pytest.approx(1, rel=1e-14)
-    assert balance_loss(torch.full_like(scores, 0.3), torch.zeros_like(even)).item() == pytest.approx(1, rel=1e-14)
-    one = F.one_hot(torch.full((3, 8), 2), E).double()
-    assert balance_loss(one, torch.full_like(even, 2)).item() == E
-    assert 1 < balance_loss(scores.softmax(-1), scores.topk(2).indices).item() < E
 
 
 def test_the_z_loss_by_hand():
@@ -234,48 +216,6 @@ def test_one_expert_of_one_is_the_dense_ffn_bit_by_bit(name, dtype):
     assert not any(grad.count_nonzero() for grad in grads.values())
 
 
-@pytest.mark.parametrize("routing", (dict(), dict(router="sigmoid", balance="bias")), ids=str)
-@pytest.mark.parametrize("name", spread(DENSE, ("swiglu, bias", "OR")))
-def test_equal_experts_that_are_all_active_are_the_dense_ffn(name, routing):
-    """The experts' gradients sum to the dense one's, each getting its token's weight of it."""
-    dense, model, names = alike(DENSE[name], torch.float64, n_expert=3, n_expert_active=3, **routing)
-    idx, targets = batch()
-    assert error(model(idx)[0], dense(idx)[0]) < 1e-12
-    (loss, wanted), (found, grads) = backward(dense, idx, targets), backward(model.eval(), idx, targets)
-    assert error(found, loss) < 1e-12
-    there = {
-        key: grads[name].sum(0) if grads[name].ndim > wanted[key].ndim else grads[name] for key, name in names.items()
-    }
-    assert difference(there, wanted) < 1e-11
-    router = grads["blocks.0.mlp.f.router.weight"]
-    assert router.abs().max() < 1e-11  # which expert a token goes to makes no difference
-
-
-@each_mixture
-def test_the_order_of_the_experts_is_of_no_importance(name):
-    model, _ = mixture(name)
-    idx, targets = batch()
-    model.set_runtime(balance_coef=0.7, z_coef=0.3).train()
-    (loss, grads), logits = backward(model, idx, targets), model(idx)[0]
-    E = model.config.n_expert
-    order = torch.randperm(E, generator=torch.Generator().manual_seed(3))
-    assert not torch.equal(order, torch.arange(E))
-    per_expert = [key for key in grads if ".router." in key and ".pre." not in key]
-    per_expert += [
-        key
-        for key, p in model.named_parameters()
-        if ".experts." in key and key.endswith((".weight", "down.bias", "gate.bias", "up.bias"))
-    ]
-    with torch.no_grad():
-        for key, p in model.named_parameters():
-            if key in per_expert:
-                p.copy_(p[order])
-    assert error(model(idx)[0], logits) < 1e-12
-    found, permuted = backward(model, idx, targets)
-    assert error(found, loss) < 1e-12
-    assert difference(permuted, {key: g[order] if key in per_expert else g for key, g in grads.items()}) < 1e-11
-
-
 # -------------------------------------------------------------------------------------------------- where tokens go
 
 
@@ -285,31 +225,12 @@ def route(scores, k, **how):
     router = Router(E, E, k, **how).double()
     with torch.no_grad():
         router.weight.copy_(torch.eye(E))
-        if router.choice_bias is not None:
-            router.choice_bias.zero_()
-    return router, *router(scores.double()[None])
-
-
-@pytest.mark.parametrize("k", (1, 2, 4))
-def test_every_token_reaches_k_different_experts(k):
-    """Also where all scores are equal, and where all choose alike."""
-    g = torch.Generator().manual_seed(0)
-    for logits in (
-        torch.randn(9, 4, generator=g),
-        torch.zeros(9, 4),
-        torch.tensor([[3.0, 9.0, 1.0, 2.0]]).expand(9, 4),
-    ):
-        for how in (dict(), dict(score="sigmoid", balance="bias"), dict(normalise=False)):
-            _, weights, experts = route(logits, k, **how)
-            assert weights.shape == experts.shape == (1, 9, k) and (weights > 0).all()
-            assert (experts.sort(-1).values.diff(dim=-1) > 0).all()
-            if how.get("normalise", True):
-                torch.testing.assert_close(weights.sum(-1), torch.ones(1, 9).double())
+    return router(scores.double()[None])
 
 
 def test_scores_near_0_are_normalised_and_scores_of_0_are_no_nan():
     logits = torch.tensor([[-30.0, -31.0, -40.0], [-800.0, -800.0, -800.0]])
-    _, weights, _ = route(logits, 2, score="sigmoid")
+    weights, _ = route(logits, 2, score="sigmoid")
     assert weights[0, 0].tolist() == pytest.approx([1 / (1 + math.exp(-1)), 1 / (1 + math.e)])
     assert weights[0, 1].tolist() == [0, 0]
 
@@ -347,21 +268,6 @@ def test_the_weighted_sum_is_rounded_once():
     routes = Routes.of(torch.arange(3).expand(1, 64, 3), 3)
     wanted = (weights[..., None] * y.float()[routes.places].unflatten(0, (1, 64))).sum(-2).bfloat16()
     assert torch.equal(routes.bring_back(y, weights), wanted)
-
-
-def test_experts_that_nobody_chooses_get_no_gradient_and_cost_no_token():
-    """A bias sends all tokens to experts 1 and 2 of 4."""
-    model, net = mixture("softmax, shared, bias, HG, DP")
-    idx, targets = batch()
-    with torch.no_grad():
-        for router in model.routers().values():
-            router.choice_bias.copy_(torch.tensor([0.0, 9.0, 9.0, 0.0]))
-    loss, wanted, chosen = minimised(model, net, idx, targets)
-    assert {e for rows in chosen for row in rows for experts in row for e in experts} == {1, 2}
-    found, grads = backward(model, idx, targets)
-    assert error(found, loss) < TIGHT and difference(grads, wanted) < TIGHT
-    for key in (f"blocks.{block}.mlp.f.experts.{part}.weight" for block in (0, 1) for part in ("up", "down")):
-        assert grads[key].flatten(1).abs().amax(1).gt(0).tolist() == [False, True, True, False]
 
 
 ENDS = {
@@ -474,12 +380,6 @@ def test_cached_logits_equal_the_full_forward(name, rows):
         assert error(torch.cat(parts, 1), full) < 1e-12
 
 
-def test_generated_tokens_are_the_most_likely_ones():
-    model, idx = mixture("sigmoid, shared, bias, llama")[0], tokens(2, 3)
-    text = generate(model, idx, 5, temperature=0)
-    assert text.shape == (2, 8) and torch.equal(text[:, 3:], model(text)[0][:, 2:-1].argmax(-1))
-
-
 COMPILED = {
     "much": dict(LLAMA, gain="branch", gain_out="scale", bias=True, n_expert=3, n_expert_shared=1, balance="bias"),
     "softmax": dict(n_expert=4),
@@ -504,7 +404,7 @@ def test_compiled_steps_are_the_eager_ones_and_one_graph(name, backend, checkpoi
     """Gradients, with other tokens and so other loads in every micro batch and step, and other weights."""
     dtype, tolerance = (torch.float64, 1e-10) if backend == "aot_eager" else (torch.float32, 2e-5)
     models = [build(COMPILED[name], n_layer=1, dtype=dtype).train() for _ in range(2)]
-    models[0].checkpointing = checkpointing
+    models[0].runtime.checkpointing = checkpointing
     compiled = torch.compile(models[0], backend=backend, fullgraph=True, dynamic=False)
     torch._dynamo.utils.counters.clear()
     z = (
@@ -524,16 +424,6 @@ def test_compiled_steps_are_the_eager_ones_and_one_graph(name, backend, checkpoi
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-def test_checkpointing_changes_no_bit():
-    model = build(COMPILED["much"], dtype=torch.float32).set_runtime(compute_dtype=torch.bfloat16).train()
-    idx, targets = batch()
-    results = []
-    for model.runtime.checkpointing in (False, True):
-        results.append(backward(model, idx, targets))
-    (loss, grads), (found, ours) = results
-    assert torch.equal(loss, found) and all(torch.equal(grad, ours[key]) for key, grad in grads.items())
-
-
 # --------------------------------------------------------------------------------------------------------- any layout
 
 
@@ -551,7 +441,7 @@ def mixed(name):
 
 @pytest.mark.parametrize("name", spread(ALL, REPRESENTATIVES))
 def test_experts_in_every_layout(name):
-    """They are the equation, keep causality, and train; σReparam is for single matrices and refused."""
+    """They are the equation; σReparam is for single matrices and refused."""
     flags, n_layer = mixed(name), depth_of(name)
     if flags.get("sigma_reparam"):
         with pytest.raises(ValueError, match="sigma_reparam is for single matrices"):
@@ -564,18 +454,6 @@ def test_experts_in_every_layout(name):
     found, grads = backward(model, idx, targets)
     tolerance = 1e-4 if net.theta else TIGHT  # rotary angles are fp32
     assert error(found, loss) < tolerance and difference(grads, wanted) < tolerance
-    before = model(idx)[0]
-    for t in (2, 5):
-        changed = idx.clone()
-        changed[:, t] = (changed[:, t] + 7) % 50
-        after = model(changed)[0]
-        assert error(after[:, :t], before[:, :t]) < 1e-12
-        assert ((after - before).abs().amax(-1)[:, t:] > 1e-7).all()
-    before = {key: p.detach().clone() for key, p in model.named_parameters()}
-    result, _, _ = take_step(model, 2, lr=1e-2)
-    assert result.loss.isfinite() and not result.found_inf
-    still = [key for key, p in model.named_parameters() if torch.equal(p, before[key])]
-    assert [key for key in still if not key.endswith("choice_bias")] == []  # a bias stays where the load is even
 
 
 def test_a_step_waits_for_nothing_but_the_loop():

@@ -169,14 +169,6 @@ def test_work():
         assert counter.get_total_flops() == 2 * (5 * (2 * short**2 * long + short**3) - saved), shape
 
 
-def test_it_compiles_into_one_graph():
-    """For each path: square, wide, tall."""
-    compiled = torch.compile(newton_schulz, dynamic=False, fullgraph=True, backend="aot_eager")
-    for shape in ((2, 8, 8), (2, 8, 20), (2, 20, 8)):
-        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        torch.testing.assert_close(compiled(x, 5, triangular=False), newton_schulz(x, 5), rtol=0.0, atol=1e-5)
-
-
 # ---------------------------------------------------------------------------------------------------------- updates
 
 
@@ -261,31 +253,29 @@ def test_it_is_torchs_muon_and_torchs_adamw(adjust, nesterov, options, batching)
             torch.testing.assert_close(ours, with_torch(p, past[name], theirs), rtol=1e-5, atol=1e-5)
 
 
-FAST = {("original", True, False, "stacked"), ("match_rms_adamw", True, True, "single")}
-FAST |= {("original", False, True, "stacked"), ("match_rms_adamw", False, False, "single")}
+FAST = {("original", True, "stacked"), ("original", False, "single"), ("match_rms_adamw", False, "single")}
 
 
 @pytest.mark.parametrize(
-    "adjust, nesterov, heavy_ball, batching",
-    cross(("original", "match_rms_adamw"), (True, False), (True, False), ("single", "stacked"), fast=FAST),
+    "adjust, nesterov, batching",
+    cross(("original", "match_rms_adamw"), (True, False), ("single", "stacked"), fast=FAST),
     indirect=["batching"],
 )
-def test_in_fp32_it_is_the_recurrence_in_float64(adjust, nesterov, heavy_ball, batching):
-    """m ← μ m + (1 − μ) g. Or m ← μ m + g, which differs by a factor: the iteration does not depend on it."""
+def test_in_fp32_it_is_the_recurrence_in_float64(adjust, nesterov, batching):
+    """m ← μ m + (1 − μ) g."""
     model, mu = tiny(), 0.95
     optimizer, roles = make_optimizer(model, settings(muon_adjust_lr=adjust, nesterov=nesterov)), model.roles()
     start = {name: p.detach().double() for name, p in model.named_parameters() if roles[name] in HIDDEN}
     past = drive(model, optimizer)
     for name, w in start.items():
-        m, share = torch.zeros_like(w), 1.0 if heavy_ball else 1 - mu
+        m = torch.zeros_like(w)
         for g, lr in past[name]:
-            m = mu * m + share * g.double()
-            u = mu * m + share * g.double() if nesterov else m
+            m = mu * m + (1 - mu) * g.double()
+            u = mu * m + (1 - mu) * g.double() if nesterov else m
             w = (1 - lr * 0.3) * w - lr * size_of(adjust, *w.shape) * plain_iteration(u, 5)
         torch.testing.assert_close(model.get_parameter(name).detach().double(), w, rtol=0.0, atol=2e-5)
-        if not heavy_ball:
-            buffer = optimizer.state[model.get_parameter(name)]["momentum_buffer"]
-            torch.testing.assert_close(buffer.double(), m, rtol=0.0, atol=1e-6)
+        buffer = optimizer.state[model.get_parameter(name)]["momentum_buffer"]
+        torch.testing.assert_close(buffer.double(), m, rtol=0.0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,6 @@ tests/docs/test_docs.py puts the file into a copy of the tree and trains with it
 tests/distributed/test_optimizer_steps.py trains it on shards.
 """
 
-import json
-import re
-import shutil
-import subprocess
-import sys
 from collections import Counter
 from pkgutil import iter_modules
 
@@ -34,7 +29,6 @@ from support.optimizers import (
     tiny,
     values,
 )
-from support.runs import ROOT, assert_same_run, column, flags
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,22 +54,6 @@ def test_lion_is_its_recurrence(lion):
             m = 0.9 * m + 0.1 * g
         want[name] = w
     assert_parameters(model, want, 1e-12)
-
-
-def test_lion_learns(lion):
-    """Least squares: the loss of a linear map falls."""
-    model, config = tiny(), settings(optimizer="lion", learning_rate=0.01, weight_decay=0.0, warmup_iters=0)
-    optimizer, losses = make_optimizer(model, config), []
-    tokens = torch.randint(0, 31, (4, 9), generator=torch.Generator().manual_seed(0))
-    for step in range(STEPS):
-        loss = model(tokens[:, :-1], tokens[:, 1:])[1]
-        optimizer.zero_grad()
-        loss.backward()
-        for group in optimizer.param_groups:
-            group["lr"] = optim.lr_at(step, config, group)
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] - 1
 
 
 def test_lion_changes_nothing_where_a_gradient_is_not_finite(lion):
@@ -156,44 +134,6 @@ def test_order_and_names(lion):
     assert OPTIMIZERS.keys() <= RULES.keys()
     files = Counter(module.name for module in iter_modules(optim.__path__))
     assert all(files[name] == 1 for name in RULES.keys() - {"lion"})
-
-
-COMMANDS = """
-import json, runpy, sys
-
-for name, *argv in json.loads(sys.argv[1]):
-    sys.argv = [name, *argv]
-    try:
-        runpy.run_path(name, run_name="__main__")
-    except SystemExit as end:
-        assert not end.code, f"{sys.argv}: exit code {end.code}"
-"""
-
-
-@pytest.mark.deep  # the fast suite runs README's example, which is the same file
-def test_the_file_alone_is_enough(tmp_path, dataset):
-    """In a copy of the code with this one file more, the commands know Lion: --help, the tables of model.py, training,
-    which is the same uninterrupted and resumed. All in one process, because its start takes the longest."""
-    for name in ("layers", "nanodnt"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("configurator.py", "model.py", "vision.py", "train.py"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "nanodnt" / "optim" / "lion.py").write_text(lion_source())
-    changes = dict(dataset=dataset, optimizer="lion", learning_rate=3e-3, eval_interval=3)
-    whole = ["train.py", *flags(**changes, out_dir="whole", max_iters=6, lr_decay_iters=6)]
-    first = ["train.py", *flags(**changes, out_dir="resumed", max_iters=3, lr_decay_iters=6)]
-    second = ["train.py", *flags(**changes, out_dir="resumed", max_iters=6, lr_decay_iters=6, init_from="resume")]
-    table = ["model.py", "--optimizer=lion", "--n_layer=1", "--vocab_size=50"]
-    argv = [whole, first, second, table, ["train.py", "--help"]]
-    command = [sys.executable, "-c", COMMANDS, json.dumps(argv)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
-    assert column(tmp_path / "whole", "train_loss")[6] < column(tmp_path / "whole", "train_loss")[1]
-    assert json.loads((tmp_path / "whole" / "config.json").read_text())["train"]["optimizer"] == "lion"
-    assert re.search(r"^ +qk .* lion +0\.0001 +1$", done.stdout, re.MULTILINE)  # a group, at Lion's defaults
-    assert re.search(r"^ *lion .* 4\.00$", done.stdout, re.MULTILINE)  # bytes of state a parameter
-    assert re.search(r"--optimizer=.*?\[adamw \|[^]]*\blion \|[^]]*\]", done.stdout, re.DOTALL)
 
 
 def test_lion_is_not_one_of_ours():

@@ -12,7 +12,17 @@ import pytest
 from nanodnt.data import load_meta
 from nanodnt.prepare import hub as downloads
 from nanodnt.prepare import text
-from support.prepared import contents, documents_of, error_of, ids_of, load_script, note_parts, use_fake_bpe
+from support.prepared import (
+    COMMIT,
+    contents,
+    documents_of,
+    error_of,
+    ids_of,
+    load_script,
+    note_parts,
+    use_fake_bpe,
+    use_fake_hub,
+)
 
 shakespeare, openwebtext, minipile, c4 = map(load_script, ("shakespeare_char", "openwebtext", "minipile", "c4"))
 CHECK_DISK = downloads.check_disk
@@ -73,15 +83,11 @@ def test_a_broken_download_continues(tmp_path, monkeypatch):
     assert downloads.download(*arguments).read_bytes() == raw and asked[2:] == ["bytes=999-", None]
 
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A Hub of three small datasets, as its cache looks after a download; returns name → file → texts."""
     import gzip
 
-    import huggingface_hub
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -111,13 +117,7 @@ def hub(tmp_path, monkeypatch):
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(blob)
 
-    def snapshot_download(repo, repo_type, revision, allow_patterns):
-        assert repo_type == "dataset" and "*" not in revision
-        return str(tmp_path / "hub" / repo.split("/")[1] / COMMIT)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(downloads, "check_disk", lambda needs: None)
+    use_fake_hub(monkeypatch, tmp_path, lambda repo: repo.split("/")[1])
     use_fake_bpe(monkeypatch)
     return made
 
@@ -171,8 +171,7 @@ def test_a_killed_hub_dataset_is_continued(hub, tmp_path, monkeypatch):
     assert contents(tmp_path / "again") == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("script", [openwebtext, minipile, c4])
-def test_no_network_no_package_no_room(script, hub, tmp_path, monkeypatch):
+def test_no_network_no_package_no_room(hub, tmp_path, monkeypatch):
     import huggingface_hub
 
     def fails(*args, **kwargs):
@@ -181,15 +180,15 @@ def test_no_network_no_package_no_room(script, hub, tmp_path, monkeypatch):
     out = f"--out_dir={tmp_path / 'out'}"
     with monkeypatch.context() as patch:
         patch.setattr(huggingface_hub, "snapshot_download", fails)
-        line = error_of(script.main, out)
-        assert "could not download" in line and script.REVISION in line and "name resolution failed" in line
+        line = error_of(minipile.main, out)
+        assert "could not download" in line and minipile.REVISION in line and "name resolution failed" in line
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "pyarrow.parquet", None)
-        assert "the package pyarrow.parquet is missing: pip install" in error_of(script.main, out)
+        assert "the package pyarrow.parquet is missing: pip install" in error_of(minipile.main, out)
     with monkeypatch.context() as patch:
         patch.setattr(downloads, "check_disk", CHECK_DISK)
         patch.setattr(downloads.shutil, "disk_usage", lambda path: type("", (), {"free": 5_000_000_000}))
-        assert "has 5.0 GB free, and this needs" in error_of(script.main, out)
+        assert "has 5.0 GB free, and this needs" in error_of(minipile.main, out)
     assert not (tmp_path / "out").exists()
 
 

@@ -1,10 +1,8 @@
 """Images to datasets: the Hub's parquet files, folders of images, and what bad images get told."""
 
-import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,18 +14,14 @@ from nanodnt.data import load_meta
 from nanodnt.data import meta as data
 from nanodnt.data.__main__ import main as check_dataset
 from nanodnt.data.images import Images
-from nanodnt.prepare import hub as downloads
 from nanodnt.prepare import images as prepare_images
 from nanodnt.prepare import script, text
 from support.images import encode, noise
-from support.prepared import contents, error_of, load_script
-from support.runs import ROOT
+from support.prepared import COMMIT, contents, error_of, load_script, use_fake_hub
 
 cifar10, cifar100, imagenet1k, local, digits = map(
     load_script, ("cifar10", "cifar100", "imagenet1k", "local_images", "digits")
 )
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CHECK_DISK = downloads.check_disk
 
 
 def images_of(folder, split) -> list:
@@ -56,8 +50,6 @@ def make_parquet(path: Path, columns: dict, classes: dict):
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A Hub of three small datasets; returns {name: {split: [(encoded bytes, label)]}}."""
-    import huggingface_hub
-
     small = [encode(noise(32, 32, 3, seed=i)) for i in range(9)]
     photos = [encode(noise(40 + i, 50, 3, seed=i), "JPEG") for i in range(6)] + [encode(noise(30, 33), "JPEG")]
     cmyk = tmp_path / "cmyk.jpg"
@@ -83,13 +75,7 @@ def hub(tmp_path, monkeypatch):
         pairs = list(zip(images, labels, strict=True))
         made[name] = {part: pairs[where] for part, where in splits.items()}
 
-    def snapshot_download(repo, repo_type, revision, allow_patterns):
-        assert repo_type == "dataset" and "*" not in revision
-        return str(tmp_path / "hub" / repo / COMMIT)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(downloads, "check_disk", lambda needs: None)
+    use_fake_hub(monkeypatch, tmp_path)
     return made
 
 
@@ -113,8 +99,7 @@ def test_images_of_the_hub_are_kept_byte_for_byte(script, hub, tmp_path, capsys)
     assert images.shape == (2, 3, size, size) and labels.tolist() == [label for _, label in hub[name]["val"][:2]]
 
 
-@pytest.mark.parametrize("script", [cifar10, imagenet1k], ids=lambda script: script.SOURCE.name)
-def test_no_network_no_package_no_room_no_permission(script, hub, tmp_path, monkeypatch):
+def test_no_permission_no_package(hub, tmp_path, monkeypatch):
     import huggingface_hub
 
     def fails(*args, **kwargs):
@@ -123,16 +108,12 @@ def test_no_network_no_package_no_room_no_permission(script, hub, tmp_path, monk
     out = f"--out_dir={tmp_path / 'out'}"
     with monkeypatch.context() as patch:
         patch.setattr(huggingface_hub, "snapshot_download", fails)
-        line = error_of(script.main, out)
-        assert "could not download" in line and script.SOURCE.revision in line and "403 Client Error" in line
-        assert ("accept the terms at https://huggingface.co" in line) == (script is imagenet1k)
+        line = error_of(imagenet1k.main, out)
+        assert "could not download" in line and imagenet1k.SOURCE.revision in line and "403 Client Error" in line
+        assert "accept the terms at https://huggingface.co" in line
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "datasets", None)
-        assert "the package datasets is missing: pip install" in error_of(script.main, out)
-    with monkeypatch.context() as patch:
-        patch.setattr(downloads, "check_disk", CHECK_DISK)
-        patch.setattr(downloads.shutil, "disk_usage", lambda path: type("", (), {"free": 10_000_000}))
-        assert "has 0.0 GB free, and this needs" in error_of(script.main, out)
+        assert "the package datasets is missing: pip install" in error_of(imagenet1k.main, out)
     assert not (tmp_path / "out").exists()
 
 
@@ -215,13 +196,14 @@ def test_a_folder_with_train_and_val(home, tmp_path, capsys):
 
 def test_a_share_is_held_out_by_a_hash_of_names(home, tmp_path, monkeypatch):
     made = write_folder(tmp_path / "pets", per_class=30)
-    local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--val_share=0.3"])
+    flags = [f"--folder={tmp_path / 'pets'}", "--name=pets", "--val_share=0.3"]
+    local.main(flags)
     train, val = (images_of(home / "pets", split) for split in ("train", "val"))
     assert sorted(train + val) == sorted((raw, i) for i, name in enumerate(made) for raw in made[name])
     assert 9 <= len(val) <= 27 and load_meta("pets")["image_size"] is None
     before, rglob = contents(home / "pets"), Path.rglob
     monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(rglob(self, pattern))))
-    local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--val_share=0.3"])
+    local.main(flags)
     assert contents(home / "pets") == before  # whatever order the file system lists them in
 
 
@@ -381,16 +363,15 @@ def test_bad_images_are_one_line_and_leave_no_trace(flag, spoil, words, home, tm
     assert not any(p.name in ("new", "parts") for p in tmp_path.rglob("*"))
 
 
-def test_labels_and_classes_that_cannot_be(tmp_path):
+def test_labels_and_classes(tmp_path):
     image = encode(noise(4, 4))
 
-    def build(classes, label):
-        splits = {"train": [("image 7", image, label)], "val": [("", image, 0)]}
+    def build(classes, label, val=(("", image, 0),)):
+        splits = {"train": [("image 7", image, label)], "val": val}
         prepare_images.build(tmp_path / "out", "test", "none", classes, splits, image_size=4, channels=1)
 
     with pytest.raises(ValueError, match="there is no image for val.bin"):
-        splits = {"train": [("", image, 0)], "val": []}
-        prepare_images.build(tmp_path / "out", "test", "none", ["a", "b"], splits, image_size=4, channels=1)
+        build(["a", "b"], 0, val=())
     for label in (2, -1):
         with pytest.raises(ValueError, match=f"^image 7 has label {label}, and there are 2 classes"):
             build(["a", "b"], label)
@@ -398,24 +379,5 @@ def test_labels_and_classes_that_cannot_be(tmp_path):
         with pytest.raises(ValueError, match=f"{words}.* 2 to 65,536 are needed"):
             build(classes, 0)
     assert not (tmp_path / "out").exists()
-
-
-def test_most_classes(tmp_path):
-    image = encode(noise(4, 4))
-    splits = {"train": [("", image, 65_535)], "val": [("", image, 0)]}
-    prepare_images.build(tmp_path, "test", "none", range(65_536), splits, image_size=4, channels=1)
-    assert Images(str(tmp_path), 4, image_size=4).batch(0, 2)[1].tolist() == [65_535] * 2
-
-
-def test_a_script_ends_with_a_line_and_exit_code_1():
-    command = [sys.executable, "data/local_images/prepare.py", "--folder=/missing", "--name=x"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr == "error: --folder=/missing does not exist\n"
-
-
-def test_checksums_are_of_the_files(tmp_path):
-    digits.main([f"--out_dir={tmp_path}"])
-    for part in load_meta(str(tmp_path))["splits"].values():
-        for entry in (part, part["offsets"], part["labels"]):
-            assert hashlib.sha256((tmp_path / entry["file"]).read_bytes()).hexdigest() == entry["sha256"]
+    build(range(65_536), 65_535)  # the most
+    assert Images(str(tmp_path / "out"), 4, image_size=4).batch(0, 2)[1].tolist() == [65_535] * 2

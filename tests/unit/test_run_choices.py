@@ -14,13 +14,13 @@ import torch.distributed as dist
 from model import GPT, GPTConfig
 from nanodnt.engine import seed_step, split_batch
 from nanodnt.optim import fill_defaults
-from nanodnt.run.compilation import choose_blocks, choose_compile
+from nanodnt.run.compilation import choose_blocks
 from nanodnt.run.environment import Env, join_processes
-from nanodnt.run.hardware import peak_flops
+from nanodnt.run.hardware import choose_compile, peak_flops
 from nanodnt.run.parallel import choose_kept, choose_parallel
 from nanodnt.run.stopping import Stop
 from nanodnt.settings import LEAST, TrainConfig
-from nanodnt.start import Start, materialize
+from nanodnt.start import fixed_bytes
 from support.runs import ROOT, kill_me
 
 PEAKS = {  # a device's name: TFLOP/s
@@ -159,15 +159,12 @@ def test_blocks_asks_for_compilation():
 
 
 @pytest.mark.parametrize("optimizer, size", [("adamw", 20), ("msgdw", 16)])
-def test_what_a_process_holds_is_counted(optimizer, size, monkeypatch):
+def test_what_a_process_holds_is_counted(optimizer, size):
     """Bytes a parameter: weight, gradient, DDP's copy of the gradient, and one or two moments."""
-    seen, config = [], TrainConfig(optimizer=optimizer)
+    config = TrainConfig(optimizer=optimizer)
     fill_defaults(config)
-    monkeypatch.setattr("nanodnt.start.choose_parallel", lambda setting, env, fixed: seen.append(fixed) or ("none", ""))
     model = GPT.empty(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=31))
-    env = Env(0, 1, torch.device("cpu"), torch.float32, distributed=False)
-    materialize(Start(model, None), None, config, env)
-    assert seen == [pytest.approx(size * model.num_params(), rel=0.03)]  # AdamW counts steps, for each tensor
+    assert fixed_bytes(model, config) == pytest.approx(size * model.num_params(), rel=0.03)  # AdamW counts steps
 
 
 TF32 = [  # device, dtype, compute capability, environment → whether fp32 matrices are multiplied in TF32

@@ -151,9 +151,7 @@ def test_a_knob_without_effect_is_refused(optimizer, knob, value, users):
 SGD, MU, WSD, BLOCKWISE = dict(optimizer="msgdw"), dict(optimizer="muon"), dict(schedule="wsd"), dict(blockwise_lr=True)
 REFUSED = [
     (dict(learning_rate=-1.0), "learning_rate=-1.0 must not be negative"),
-    (dict(weight_decay=-0.1), "weight_decay=-0.1 must not be negative"),
     (dict(min_lr=-1e-5), "min_lr=-1e-05 must not be negative"),
-    (dict(MU, adamw_learning_rate=-1.0), "adamw_learning_rate=-1.0 must not be negative"),
     (dict(MU, adamw_weight_decay=-1.0), "adamw_weight_decay=-1.0 must not be negative"),
     (dict(grad_clip=-1.0), "grad_clip=-1.0 must not be negative"),
     (dict(warmup_iters=-1), "warmup_iters=-1 must not be negative"),
@@ -162,20 +160,17 @@ REFUSED = [
     (dict(beta1=1.0), "beta1=1.0 must be at least 0 and below 1"),
     (dict(beta2=-0.1), "beta2=-0.1 must be at least 0 and below 1"),
     (dict(SGD, momentum=1.0), "momentum=1.0 must be at least 0 and below 1"),
-    (dict(SGD, momentum=-0.1), "momentum=-0.1 must be at least 0 and below 1"),
     (dict(SGD, dampening=1.0), "dampening=1.0 must be at least 0 and below 1"),
     (dict(MU, muon_steps=0), "muon_steps=0 must be between 1 and 20"),
     (dict(MU, muon_steps=21), "muon_steps=21 must be between 1 and 20"),
     (dict(SGD, nesterov=True, dampening=0.1), "nesterov needs momentum and no dampening"),
     (dict(SGD, nesterov=True, momentum=0.0), "nesterov needs momentum and no dampening"),
-    (dict(MU, momentum=0.0), "nesterov needs momentum and no dampening"),
     (dict(SGD, dampening=0.1, momentum=0.0), "dampening=0.1 has no effect without momentum"),
     (dict(min_lr=0.1), "min_lr=0.1 is above learning_rate=0.0006: lower min_lr"),
     # under Muon AdamW updates gains and scalars
     (dict(decay_gains="input", weight_decay=0.0), "decay_gains=input decays by weight_decay, which is 0: set that"),
     (dict(SGD, decay_scalars=True, weight_decay=0.0), "decay_scalars=True decays by weight_decay, which is 0"),
     (dict(MU, decay_gains="all", adamw_weight_decay=0.0), "decay_gains=all decays by adamw_weight_decay, which is 0"),
-    (dict(MU, decay_scalars=True, adamw_weight_decay=0.0), "decay_scalars=True decays by adamw_weight_decay, which is"),
     # schedules
     (dict(wsd_decay="sqrt"), "wsd_decay needs schedule=wsd, but schedule=cosine: leave it out"),
     (dict(schedule="linear", wsd_decay_iters=0), "wsd_decay_iters needs schedule=wsd, but schedule=linear"),
@@ -187,7 +182,6 @@ REFUSED = [
     (dict(WSD, max_iters=10, warmup_iters=20, wsd_decay_iters=1), "must lie between 0 and the 0 steps after warm-up"),
     # blockwise
     *[({f"lr_ratio_{b}": 2.0}, f"lr_ratio_{b}: needs blockwise_lr=True") for b in BLOCKS],
-    (dict(blockwise_start="warmup_end"), "blockwise_start: needs blockwise_lr=True"),
     (dict(blockwise_min_lr="proportional"), "blockwise_min_lr: needs blockwise_lr=True"),
     (
         dict(blockwise_decay="unscaled", lr_ratio_emb=10.0, lr_ratio_pos=1.0),
@@ -204,24 +198,19 @@ REFUSED = [
         "learning_rate·weight_decay = 0.1 would shrink every matrix by 10% a step: lower weight_decay (the default is "
         "0.1)",
     ),
-    (dict(SGD, weight_decay=0.2), "lower weight_decay (the default is 0.0001)"),
     (
         dict(MU, weight_decay=6.0, adamw_weight_decay=0.1, learning_rate=0.02, muon_adjust_lr="original"),
         "learning_rate·weight_decay = 0.12 would shrink every matrix by 12% a step: lower weight_decay (the default is "
         "0.01)",
     ),
     (
-        dict(MU, adamw_learning_rate=2.0),
-        "adamw_learning_rate·adamw_weight_decay = 0.2 would shrink every matrix by 20% a step: lower adamw_",
+        dict(MU, **ORIGINAL, adamw_learning_rate=2.0),
+        "adamw_learning_rate·adamw_weight_decay = 0.2 would shrink every matrix by 20% a step: lower "
+        "adamw_weight_decay (the default is 0.1)",
     ),
-    (dict(MU, **ORIGINAL, adamw_learning_rate=2.0), "lower adamw_weight_decay (the default is 0.1)"),
     (
         dict(BLOCKWISE, learning_rate=0.1, min_lr=0.0),
         "learning_rate·weight_decay·ratio = 0.1 would shrink every matrix by 10% a step",
-    ),
-    (
-        dict(BLOCKWISE, learning_rate=0.1, lr_ratio_vo=100.0),
-        "learning_rate·weight_decay·ratio = 1 would shrink every matrix by 100% a step",
     ),
     (
         dict(BLOCKWISE, learning_rate=1.0, blockwise_decay="unscaled"),
@@ -293,23 +282,6 @@ def test_schedules(changes, after):
     assert rates(UPDATES, **changes) == pytest.approx(RISE + after, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "form, values",  # after 0, a quarter, a half and all of the last 40 steps
-    [
-        ("linear", (1, 0.75, 0.5, 0)),
-        ("sqrt", (1, 0.5, 1 - 0.5**0.5, 0)),
-        ("cosine", (1, 0.5 + 0.5**0.5 / 2, 0.5, 0)),
-    ],
-)
-def test_wsd_holds_and_decays_at_the_end(form, values):
-    want = [1e-3 + 9e-3 * v for v in values]
-    found = rates((70, 80, 90, 110), schedule="wsd", wsd_decay=form, wsd_decay_iters=40)
-    assert found == pytest.approx(want, rel=1e-12)
-    # the decay ends at lr_decay_iters, not at the end of the run
-    found = rates((20, 30, 40, 60, 61), schedule="wsd", wsd_decay=form, wsd_decay_iters=40, lr_decay_iters=60)
-    assert found == pytest.approx([*want, 1e-3], rel=1e-12)
-
-
 def test_the_recipe_of_dyt():
     """min( 1 − (1 − t/w)², 0.1 + 0.45 (1 + cos πt/T) ) times the peak, with the minimum at a tenth of it."""
     for w, T in ((10, 110), (200, 4000), (50, 60)):
@@ -327,6 +299,9 @@ def test_the_recipe_of_dyt():
 def test_schedule_edges():
     assert rates([1], warmup_iters=0)[0] < 1e-2  # without warm-up the cosine starts at once
     assert rates([1], warmup_iters=1)[0] == 1e-2
+    # the decay ends at lr_decay_iters, not at the end of the run
+    found = rates((20, 30, 40, 60, 61), schedule="wsd", wsd_decay_iters=40, lr_decay_iters=60)
+    assert found == pytest.approx([1e-2, 1e-3 + 9e-3 * 0.75, 5.5e-3, 1e-3, 1e-3], rel=1e-12)
     assert rates([71], schedule="constant", lr_decay_iters=10)[0] == 1e-2
     assert rates([5], schedule="constant", lr_decay_iters=10)[0] == pytest.approx(5e-3)
     for schedule in ("cosine", "linear", "wsd"):  # the decay ends before warm-up does: no crash
@@ -341,16 +316,7 @@ def test_schedule_edges():
 PAPER = dict(emb=10, qk=8, ffn=6, vo=4, gain_in=1, gain_out=1, head=1, pos=1)
 PAPER |= dict(bias_qk=8, bias_ffn=6, bias_vo=4, scalar_qk=8, scalar_ffn=6, scalar_vo=4, scalar=1, gain_dir=1)
 MINI = PAPER | dict(emb=4, qk=1, bias_qk=1, scalar_qk=1, ffn=4, bias_ffn=4, scalar_ffn=4)
-REST = (
-    "emb",
-    "pos",
-    "head",
-    "gain_in",
-    "gain_out",
-    "gain_dir",
-    "scalar",
-    "bias",
-)  # under Muon on AdamW
+REST = ("emb", "pos", "head", "gain_in", "gain_out", "gain_dir", "scalar", "bias")  # under Muon on AdamW
 
 
 def model(**flags):

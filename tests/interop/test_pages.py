@@ -1,4 +1,5 @@
-"""docs/use.md, from the first command to the last, in a copy of the tree with a small run in the quickstart's place."""
+"""docs/use.md and docs/fine_tuning.md: their commands, in a copy of the tree with a small run in the quickstart's
+place."""
 
 import re
 import shutil
@@ -9,29 +10,36 @@ import pytest
 from support.runs import ROOT
 from support.trees import call, copy_tree
 
-PAGE = (ROOT / "docs" / "use.md").read_text()
-BLOCKS = re.findall(r"```(bash network|bash|python|)\n(.*?)```", PAGE, re.DOTALL)
-pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("use page")]  # a minute; one after the other
+KINDS = ("bash", "bash network", "bash illustration", "python", "")
 
 
-def lines_of(kind: str) -> list:
-    return [line for found, block in BLOCKS if found == kind for line in block.splitlines() if line]
+def blocks_of(page: str) -> list:
+    """[(kind, text)] of the blocks of docs/PAGE.md, all of which are known."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    found = re.findall(r"```([^\n]*)\n(.*?)```", text, re.DOTALL)
+    assert text.count("```") == 2 * len(found) and {kind for kind, _ in found} <= set(KINDS)
+    return found
+
+
+USE, FINE_TUNING = blocks_of("use"), blocks_of("fine_tuning")
+NETWORK = [line for kind, block in USE if kind == "bash network" for line in block.splitlines() if line]
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """A copy of the tree with a run of a small DNT in out/quickstart, on bytes of the README."""
-    root = copy_tree(tmp_path_factory.mktemp("use") / "tree")
+    root = copy_tree(tmp_path_factory.mktemp("pages") / "tree")
     call(root, "python data/local/prepare.py --input=README.md --tokenizer=bytes --name=readme")
-    small = dict(n_layer=2, n_head=2, n_embd=32, block_size=64, batch_size=8, max_iters=20, warmup_iters=5)
+    small = dict(n_layer=2, n_head=2, n_embd=32, block_size=128, batch_size=4, max_iters=20, warmup_iters=5)
     small |= dict(eval_interval=20, eval_tokens=512, compile=False, device="cpu", dataset="readme")
     call(root, f"python train.py config/quickstart.py {' '.join(f'--{name}={value}' for name, value in small.items())}")
     return root
 
 
-def test_the_page_from_beginning_to_end(tree):
+@pytest.mark.deep
+def test_use_from_beginning_to_end(tree):
     printed = {}
-    for kind, block in BLOCKS:
+    for kind, block in USE:
         for line in block.splitlines() if kind == "bash" else []:
             printed[line] = call(tree, line)
         if kind == "python":
@@ -40,7 +48,7 @@ def test_the_page_from_beginning_to_end(tree):
             command, *shown = block.splitlines()
             assert call(tree, command.removeprefix("$ "), code=1).splitlines() == shown
     commands = list(printed)
-    assert len(commands) == 11
+    assert (len(commands), len(NETWORK)) == (11, 7)
     assert "as nanodnt in float32: exported/quickstart" in printed[commands[0]]
     assert "import " in printed[commands[1]] and "LlamaConfig" in commands[2]
     assert "vocabulary 257" in printed[commands[3]] and "bytes tokenizer" in printed[commands[3]]
@@ -50,7 +58,8 @@ def test_the_page_from_beginning_to_end(tree):
         assert text in printed[commands[-1]], printed[commands[-1]]
 
 
-@pytest.mark.parametrize("line", lines_of("bash network"))
+@pytest.mark.deep
+@pytest.mark.parametrize("line", NETWORK)
 def test_what_needs_a_network_says_so(line, tree):
     """Without one: one line, and an exit code."""
     (tree / "corpus").mkdir(exist_ok=True)
@@ -65,6 +74,22 @@ def test_what_needs_a_network_says_so(line, tree):
     assert any(word in messages[0] for word in ("network", "connect", "fetched")), err
 
 
-def test_every_block_is_run():
-    assert {kind for kind, _ in BLOCKS} == {"bash", "bash network", "python", ""}
-    assert PAGE.count("```") == 2 * len(BLOCKS) and len(lines_of("bash network")) == 7
+def test_python_of_fine_tuning():
+    (block,) = (block for kind, block in FINE_TUNING if kind == "python")
+    exec(compile(block, "page", "exec"), {})
+
+
+@pytest.mark.deep
+def test_the_ten_minutes_of_fine_tuning(tree):
+    """The commands of the first block, one after the other, with a model too small to learn the answers."""
+    (block,) = (block for kind, block in FINE_TUNING if kind == "bash")
+    made, prepared, trained, evaluated, chat = block.splitlines()
+    assert "6,000 conversations" in call(tree, made)
+    assert "train 5,692 examples" in call(tree, prepared)
+    short = " --max_iters=100 --eval_tokens=4096 --batch_size=8 --compile=False"
+    assert "done at step 100" in call(tree, trained + short)
+    assert "done at step 101" in call(tree, trained + short.replace("=100", "=101"))  # auto: it goes on
+    assert "exact_match counts 416 with at most 32 tokens" in call(tree, evaluated)
+    assert call(tree, chat + " --max_new_tokens=12").count("\n") >= 2
+    refused = call(tree, "python train.py config/sft/example.py --init_from=auto:nowhere --out_dir=out/x", code=1)
+    assert "init_from='auto:nowhere' names neither a run directory" in refused

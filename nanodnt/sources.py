@@ -1,0 +1,104 @@
+"""Where a run starts from if not from scratch: its own checkpoint, that of another run, or weights of Hugging Face.
+
+Each source gives (the empty model, its state dict, meta of the data that it was trained on, if that is known)."""
+
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+import torch
+
+from model import GPT, GPTConfig, Transformer
+from nanodnt.optim import fill_defaults
+from nanodnt.run.checkpoints import load_checkpoint
+from nanodnt.settings import TrainConfig
+from nanodnt.tasks import meant
+from nanodnt.weights import empty_model_like
+
+NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth a line
+
+
+def resume(checkpoint: dict, config, model_config: GPTConfig, env) -> tuple:
+    """A run goes on from its checkpoint."""
+    model = model_of(checkpoint, model_config)
+    print_model_changes(model, model_config, env)
+    given = {name: value for name, value in asdict(config).items() if value is not None}
+    print_changes("changed on resume", checkpoint["train_config"], given, env)
+    env.print(f"weights: {config.out_dir}, step {checkpoint['step']}")
+    return model, checkpoint["model"], checkpoint["meta"]
+
+
+def start_from_checkpoint(source: str, config, model_config: GPTConfig, env) -> tuple:
+    """A new run from the weights of a checkpoint's file."""
+    if not Path(source).is_file():
+        raise ValueError(
+            f"init_from={config.init_from!r} names neither a run directory or a checkpoint file, nor a folder or a "
+            "name (OWNER/MODEL) of Hugging Face, nor is it one of scratch, resume, auto, auto:SOURCE, gpt2, "
+            "gpt2-medium, gpt2-large, gpt2-xl"
+        )
+    checkpoint = load_checkpoint(Path(source))
+    model = model_of(checkpoint, model_config)
+    model, weights = choose_balance(model, checkpoint["model"], model_config, env)
+    print_model_changes(model, model_config, env)
+    env.print(f"weights: {source}, step {checkpoint['step']}")
+    return model, weights, checkpoint["meta"]
+
+
+def model_of(checkpoint: dict, model_config: GPTConfig) -> Transformer:
+    """The empty model of a checkpoint: its architecture, and of the flags what has no parameters."""
+    return empty_model_like(checkpoint, dropout=model_config.dropout, drop_path=model_config.drop_path)
+
+
+def print_model_changes(model: Transformer, model_config: GPTConfig, env) -> None:
+    given, saved = meant(asdict(model_config)), meant(asdict(model.config))
+    print_changes("model of the checkpoint, not of the flags", given, saved, env)
+
+
+def start_from_pretrained(source: str, found, config, model_config: GPTConfig, env) -> tuple:
+    """A new run from the weights of Hugging Face that were `found`."""
+    model, weights = choose_balance(GPT.empty(found.config), found.weights, model_config, env)
+    print_changes("model of the weights, not of the flags", asdict(model_config), asdict(model.config), env)
+    env.print(f"weights: {source}")
+    if not found.meta:
+        env.print(f"note: {source} has no tokenizer.json; its tokens are taken to be those of {config.dataset}")
+    return model, weights, found.meta
+
+
+def choose_balance(model: Transformer, weights: dict, flags: GPTConfig, env) -> tuple:
+    """(empty model, weights) of a new run, whose experts are balanced as its flags say, not as the weights' run had it.
+    Biases start at 0. Weights with biases keep them, because without biases tokens go to other experts."""
+    old, new = model.config.balance, flags.balance
+    if not model.config.n_expert or old in (new, "bias"):
+        return model, weights
+    env.print(f"balance of experts: {old} in the run of the weights, {new} in this one")
+    balanced = type(model).empty(replace(model.config, balance=new))
+    biases = balanced.state_dict().keys() - model.state_dict().keys()
+    return balanced, weights | {name: torch.zeros(model.config.n_expert) for name in biases}
+
+
+def check_same_data(dataset: str, meta: dict, checkpoint: dict, source: str, out_dir: Path, env) -> None:
+    """Print what a run that goes on was trained on, if that is not this dataset with this content. ValueError if
+    init_from=auto:SOURCE could as well mean a new run."""
+    before = checkpoint["train_config"]["dataset"]
+    contents = [[found.get(key) for key in ("splits", "template")] for found in (meta, checkpoint["meta"])]
+    if before != dataset:
+        change = f"the dataset {before}, not {dataset}"
+    elif contents[0] != contents[1]:
+        change = f"another content of the dataset {dataset}, prepared again since"
+    else:
+        return
+    if source not in ("resume", "scratch"):
+        raise ValueError(
+            f"{out_dir} holds a run on {change}: give another --out_dir to start one from {source}, or continue "
+            "that run with --init_from=resume"
+        )
+    env.print(f"note: the run goes on, but was on {change}")
+
+
+def print_changes(title: str, old: dict, new: dict, env) -> None:
+    """One line with the settings that differ; what older versions did not have counts as its default."""
+    defaults = TrainConfig(optimizer=new.get("optimizer", "adamw"))
+    fill_defaults(defaults)
+    old = {f.name: f.default for f in fields(GPTConfig)} | asdict(defaults) | old
+    changed = [k for k in new if k in old and old[k] != new[k] and k not in NOT_PRINTED]
+    if changed:
+        env.print(f"{title}: {', '.join(f'{k} {old[k]} → {new[k]}' for k in changed)}")
