@@ -19,16 +19,13 @@ from nanodnt.data import Prefetch, Prepared, load_meta
 from nanodnt.engine import Trainer, evaluate, prepare_model, seed_step, set_learning_rates, split_batch, training_step
 from nanodnt.guard import RollBack, check_skipped, record_loss, roll_back
 from nanodnt.optim import Optimizer, fill_defaults, make_optimizer
-from nanodnt.run.checkpoints import Saver, fingerprint, snapshot
-from nanodnt.run.environment import Env, environment
+from nanodnt.run.checkpoints import RunState, Saver, fingerprint, snapshot
+from nanodnt.run.environment import Env, Stop, environment
 from nanodnt.run.errors import EXPECTED, end_with, report_error
-from nanodnt.run.meter import Meter
-from nanodnt.run.metrics import Metrics, finite, progress_line, validation_line
+from nanodnt.run.metrics import Meter, Metrics, finite, progress_line, validation_line
 from nanodnt.run.parallel import distribute
-from nanodnt.run.stopping import Stop
 from nanodnt.settings import TrainConfig
 from nanodnt.start import compile_run, describe_run, find_start, materialize, restore, warn_of_learning_rate
-from nanodnt.state import RunState
 from nanodnt.tasks import Task, open_data, task_of_data
 
 
@@ -205,7 +202,7 @@ def save(run: Run, is_best: bool) -> None:
     if run.env.main:
         configs = {"model_config": asdict(run.model.config), "train_config": asdict(run.config)}
         rest = {"scaler": run.scaler.state_dict(), "meta": run.meta, **configs}
-        run.saver.save(tensors | rest | run.state.as_dict(), is_best, keep=run.is_due(run.config.keep_every))
+        run.saver.save(tensors | rest | asdict(run.state), is_best, keep=run.is_due(run.config.keep_every))
 
 
 def train(run: Run) -> int:

@@ -8,10 +8,9 @@ import torch
 from layers.rules import notes as layout_notes
 from model import GPTConfig, Transformer
 from nanodnt.optim import describe_groups, load_optimizer, lr_at, notes, state_bytes
-from nanodnt.run.checkpoints import fingerprint, load_latest
+from nanodnt.run.checkpoints import RunState, fingerprint, load_latest
 from nanodnt.run.hardware import attention_backend, choose_compile
 from nanodnt.run.parallel import choose_kept, choose_parallel, shard_model
-from nanodnt.state import RunState
 from nanodnt.tasks import task_of, task_of_data
 
 

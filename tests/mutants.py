@@ -7,7 +7,7 @@ them.
 
 Exits with 1 if one is missed. Each has the `file`, its `old` text, the `new` one, and the test that it is `caught_by`;
 where that is null, `why` says why no test can see it, or that none does. The places were drawn by a seeded script from
-the syntax trees of model.py, layers/, nanodnt/optim/, nanodnt/data/, engine, checkpoints, state and train.py: a
+the syntax trees of model.py, layers/, nanodnt/optim/, nanodnt/data/, engine, checkpoints and train.py: a
 comparison turned, + and - swapped, a constant changed, an argument dropped, a line deleted, and so on.
 """
 

@@ -13,10 +13,10 @@ from matplotlib.lines import Line2D
 
 from model import GPTConfig
 from nanodnt.files import write_file
+from nanodnt.run.checkpoints import is_count, is_number
 from nanodnt.run.loss_curve import finish_axis, plot_losses, save_figure
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
-from nanodnt.state import is_count, is_number
 from nanodnt.tasks import task_of
 from studies.analysis.figure import plt
 

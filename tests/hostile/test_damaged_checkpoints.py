@@ -14,9 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.run.checkpoints import load_checkpoint, load_latest
+from nanodnt.run.checkpoints import RunState, load_checkpoint, load_latest
 from nanodnt.run.metrics import read_metrics
-from nanodnt.state import RunState
 from nanodnt.weights import model_from_checkpoint
 from support import runs
 from support.hostile import changes, copy, holders, load, rebuilt, refused_as_none, resume, save, speak

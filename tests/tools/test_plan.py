@@ -1,6 +1,7 @@
 """`python model.py CONFIG --plan`: bytes as counted by hand and by torch's profiler; fits, days and shards by hand."""
 
 import itertools
+import json
 
 import pytest
 import torch
@@ -27,7 +28,6 @@ from nanodnt.run.hardware import PEAK_FLOPS, available_bytes
 from nanodnt.run.parallel import distribute
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import task_of
-from support.profiles import profiled_peak
 from support.runs import call
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -125,6 +125,19 @@ def cases(*names, fast: set):
 FAST = {("DNT, msgdw", 1), ("DyT LLaMA, grouped queries", 2), ("Pre-LN, Muon", 2), ("GPT-2, checkpointing", 1)}
 FAST |= {("DNP, magnitudes, chunks", 1), ("experts, biases, Muon", 2), ("experts, checkpointing", 1)}
 FAST |= {("ViT", 2), ("V-DNT, stochastic depth", 1), ("mean, checkpointing", 1)}
+
+
+def profiled_peak(run, path) -> int:
+    """Peak of the bytes that torch's allocator has given out during run(), by torch's profiler."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    profile.export_chrome_trace(str(path))
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("name") == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda e: e["ts"]):
+        now += event["args"]["Bytes"]
+        peak = max(peak, now)
+    return peak
 
 
 @pytest.mark.parametrize("name, accumulation", cases(LAYOUTS, (1, 2), fast=FAST))

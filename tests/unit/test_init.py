@@ -11,38 +11,6 @@ from model import GPT, GPTConfig
 from support.models import FIXUP, LLAMA, MANY_GAINS, POST, S5, SIZE, batch, build, error, gradients, tokens
 
 WIDE = dict(n_layer=3, n_head=4, n_embd=192, block_size=256, vocab_size=640, pos="learned", tie_weights=False)
-GPT2_FACTOR, DEPTH_FACTORS = [6**-0.5] * 3, [2**-0.5, 4**-0.5, 6**-0.5]  # 1/√(2L), 1/√(2ℓ)
-XAVIER = {"attn": (2 / (192 + 192)) ** 0.5, "mlp": (2 / (192 + 768)) ** 0.5}
-
-
-@pytest.mark.parametrize(
-    "flags, attn, mlp, table, factors",
-    (
-        (dict(), 0.02, 0.02, 0.02, GPT2_FACTOR),
-        (dict(residual_init="plain", init_std=0.05), 0.05, 0.05, 0.05, [1.0] * 3),
-        (dict(residual_init="depth"), 0.02, 0.02, 0.02, DEPTH_FACTORS),
-        (dict(init="xavier", residual_init="plain"), XAVIER["attn"], XAVIER["mlp"], 0.02, [1.0] * 3),
-        (dict(init="xavier", mlp="swiglu"), XAVIER["attn"], XAVIER["mlp"], 0.02, GPT2_FACTOR),
-        (dict(init="xavier", residual_init="depth"), XAVIER["attn"], XAVIER["mlp"], 0.02, DEPTH_FACTORS),
-    ),
-    ids=("gpt2", "plain", "depth", "xavier", "xavier gpt2", "xavier depth"),
-)
-def test_initial_standard_deviations(flags, attn, mlp, table, factors):
-    """`attn`, `mlp`, `table`: std of attention, FFN, and embeddings with the head; `factors` on o and down by block."""
-    model = GPT(GPTConfig(**WIDE, **flags))
-    expected = {"wte.weight": table, "wpe.weight": table, "head.weight": table}
-    for i, factor in enumerate(factors):
-        expected |= {f"blocks.{i}.attn.f.{part}.weight": attn for part in "qkv"}
-        expected |= {f"blocks.{i}.mlp.f.{part}.weight": mlp for part in ("gate", "up")}
-        expected |= {f"blocks.{i}.attn.f.o.weight": attn * factor, f"blocks.{i}.mlp.f.down.weight": mlp * factor}
-    matrices = {name: p for name, p in model.named_parameters() if p.ndim == 2}
-    for name, p in matrices.items():
-        n, z = p.numel(), p / expected[name]
-        assert abs(z.mean()) < 5 / n**0.5, name
-        assert abs(z.std() - 1) < 5 / (2 * n) ** 0.5, name
-        assert abs((z**4).mean() - 3) < 5 * (96 / n) ** 0.5, name  # a normal distribution, not a uniform one
-    corners = [p[0, 0].item() for p in matrices.values()]
-    assert len(set(corners)) == len(corners)  # no two matrices start alike
 
 
 @pytest.mark.parametrize(
@@ -104,36 +72,52 @@ def test_deepnorm_constants(L, alpha, beta):
 M = 6**-0.5  # Fixup: (2L)^(-1/2) at L = 3 with two matrices in a branch; SwiGLU's gate and up each get its root
 BETA = 24**-0.25  # DeepNorm: (8L)^(-1/4)
 XAVIER_ATTN, XAVIER_FFN = (2 / (192 + 192)) ** 0.5, (2 / (192 + 768)) ** 0.5
+SAME, GPT2, DEPTH = [1.0] * 3, [6**-0.5] * 3, [2**-0.5, 4**-0.5, 6**-0.5]  # by block: 1, 1/√(2L), 1/√(2ℓ)
 
 
 @pytest.mark.parametrize(
-    "flags, q, v, o, up, down, head",
+    "flags, qk, v, up, head, ends, factors",
     (
-        (dict(POST, deepnorm=True), 0.02, *[0.02 * BETA] * 4, 0.02),
-        (dict(POST, deepnorm=True, init_std=0.1), 0.1, *[0.1 * BETA] * 4, 0.1),
+        (dict(), 0.02, 0.02, 0.02, 0.02, (0.02, 0.02), GPT2),
+        (dict(residual_init="plain", init_std=0.05), 0.05, 0.05, 0.05, 0.05, (0.05, 0.05), SAME),
+        (dict(residual_init="depth"), 0.02, 0.02, 0.02, 0.02, (0.02, 0.02), DEPTH),
+        (dict(init="xavier"), XAVIER_ATTN, XAVIER_ATTN, XAVIER_FFN, 0.02, (XAVIER_ATTN, XAVIER_FFN), GPT2),
+        (dict(POST, deepnorm=True), 0.02, 0.02 * BETA, 0.02 * BETA, 0.02, (0.02, 0.02), [BETA] * 3),
         (
             dict(POST, deepnorm=True, init="xavier", residual_init="depth"),
-            *(XAVIER_ATTN, *[XAVIER_ATTN * BETA] * 2, *[XAVIER_FFN * BETA] * 2, 0.02),
+            *(XAVIER_ATTN, XAVIER_ATTN * BETA, XAVIER_FFN * BETA, 0.02, (XAVIER_ATTN, XAVIER_FFN), [BETA] * 3),
         ),
-        (FIXUP, 0.02, 0.02 * M, 0, 0.02 * M**0.5, 0, 0),
-        (dict(FIXUP, residual_init="plain"), 0.02, 0.02 * M, 0, 0.02 * M**0.5, 0, 0),
-        (dict(FIXUP, init="xavier"), XAVIER_ATTN, XAVIER_ATTN * M, 0, XAVIER_FFN * M**0.5, 0, 0),
+        (FIXUP, 0.02, 0.02 * M, 0.02 * M**0.5, 0, (0, 0), SAME),
+        (dict(FIXUP, init="xavier"), XAVIER_ATTN, XAVIER_ATTN * M, XAVIER_FFN * M**0.5, 0, (0, 0), SAME),
         # std of the matrix W; 1/√(2L) from residual_init=gpt2
-        (dict(sigma_reparam=True), 0.02, 0.02, 0.02 * M, 0.02, 0.02 * M, 0.02),
-        (dict(lns="norm", residual_init="plain", post_norm_blocks=1), *[0.02] * 6),
+        (dict(sigma_reparam=True), 0.02, 0.02, 0.02, 0.02, (0.02, 0.02), GPT2),
+        (dict(lns="norm", residual_init="plain", post_norm_blocks=1), 0.02, 0.02, 0.02, 0.02, (0.02, 0.02), SAME),
     ),
     ids=str,
 )
-def test_initial_standard_deviations_of_the_schemes(flags, q, v, o, up, down, head):
+def test_initial_standard_deviations(flags, qk, v, up, head, ends, factors):
+    """`ends`: of o and down, times the block's factor. All are normal distributions, and no two start alike."""
     model = GPT(GPTConfig(**{**WIDE, "mlp": "swiglu", "n_ff": 768, **flags}))
-    wanted = dict(q=q, k=q, v=v, o=o, gate=up, up=up, down=down, head=head)
-    wanted |= dict(wte=flags.get("init_std", 0.02), wpe=flags.get("init_std", 0.02))
-    matrices = {key: p for key, p in model.named_parameters() if p.ndim == 2}
-    assert len(matrices) == 3 + 3 * 7
-    for key, p in matrices.items():
-        std = wanted[key.split(".")[-2]]
-        assert abs(p.mean()) <= 5 * std / p.numel() ** 0.5, key
-        assert abs(p.square().mean() ** 0.5 - std) <= 5 * std / (2 * p.numel()) ** 0.5, key
+    table = flags.get("init_std", 0.02)
+    wanted = {"wte.weight": table, "wpe.weight": table, "head.weight": head}
+    for i, factor in enumerate(factors):
+        attn, mlp = f"blocks.{i}.attn.f", f"blocks.{i}.mlp.f"
+        wanted |= {f"{attn}.q.weight": qk, f"{attn}.k.weight": qk, f"{attn}.v.weight": v}
+        wanted |= {f"{mlp}.gate.weight": up, f"{mlp}.up.weight": up}
+        wanted |= {f"{attn}.o.weight": ends[0] * factor, f"{mlp}.down.weight": ends[1] * factor}
+    matrices = {name: p for name, p in model.named_parameters() if p.ndim == 2}
+    assert matrices.keys() == wanted.keys()
+    for name, p in matrices.items():
+        n, std = p.numel(), wanted[name]
+        if std == 0:
+            assert not p.count_nonzero(), name
+            continue
+        z = p / std
+        assert abs(z.mean()) < 5 / n**0.5, name
+        assert abs(z.std() - 1) < 5 / (2 * n) ** 0.5, name
+        assert abs((z**4).mean() - 3) < 5 * (96 / n) ** 0.5, name
+    corners = [p[0, 0].item() for name, p in matrices.items() if wanted[name]]
+    assert len(set(corners)) == len(corners)
 
 
 @pytest.mark.parametrize("mlp", ("gelu", "relu", "relu2", "swiglu"))

@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import partial
 from itertools import product
 
 import pytest
@@ -9,13 +10,12 @@ import torch
 from torch.optim._muon import _zeropower_via_newtonschulz as torchs_iteration
 from torch.utils.flop_counter import FlopCounterMode
 
-from model import GPT, GPTConfig
-from nanodnt.optim import Optimizer, fill_defaults, make_optimizer
+from nanodnt.optim import Optimizer, make_optimizer
 from nanodnt.optim.orthogonal import newton_schulz as mathematics
 from nanodnt.optim.orthogonal.messages import assign_owners
 from nanodnt.optim.orthogonal.newton_schulz import newton_schulz, one_at_a_time, split_into_stacks
-from nanodnt.settings import TrainConfig
 from support.models import spread
+from support.optimizers import settings, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -23,11 +23,10 @@ NS = (3.4445, -4.7750, 2.0315)  # Keller Jordan's, written out
 BAND = (0.68, 1.21)  # of singular values after five steps
 HIDDEN = ("qk", "vo", "ffn")
 STEPS = 20
+muon = partial(settings, optimizer="muon")
 
 # SwiGLU and grouped queries: square, tall and wide matrices; biases, gains, scalars and a head of its own
-LAYOUT = dict(
-    n_layer=2, n_head=4, n_kv_head=1, n_embd=16, n_ff=40, block_size=8, vocab_size=31, mlp="swiglu", bias=True
-)
+LAYOUT = dict(n_kv_head=1, n_ff=40, mlp="swiglu", bias=True)
 LAYOUT |= dict(qk_norm=True, mid_norm="both", branch_scale="skipinit", tie_weights=False)
 
 
@@ -172,20 +171,6 @@ def test_work():
 # ---------------------------------------------------------------------------------------------------------- updates
 
 
-def settings(**changes):
-    config = TrainConfig(**dict(optimizer="muon", learning_rate=0.01, weight_decay=0.3) | changes)
-    fill_defaults(config)
-    return config
-
-
-def tiny(dtype=None, **flags):
-    """A model whose parameters are random numbers of size 1, with matrix products in `dtype`."""
-    model, g = GPT(GPTConfig(**LAYOUT | flags)), torch.Generator().manual_seed(1)
-    for p in model.parameters():
-        p.data.normal_(generator=g)
-    return model.set_runtime(compute_dtype=dtype)
-
-
 def drive(model, optimizer, steps=STEPS):
     """Steps with random gradients and LRs that change; returns {name: [(gradient, LR)]}."""
     g, past = torch.Generator().manual_seed(0), {name: [] for name, _ in model.named_parameters()}
@@ -233,8 +218,8 @@ def test_it_is_torchs_muon_and_torchs_adamw(adjust, nesterov, options, batching)
     Both iterations round to bf16, in another order where two steps are one. Their results then differ by about 2 % in
     Frobenius norm. The weights differ by no more than that, relative to the length of their path: by 1 % here, by 0 for
     square matrices."""
-    model, options = tiny(torch.bfloat16), OPTIONS[options]
-    config = settings(muon_adjust_lr=adjust, nesterov=nesterov, adamw_weight_decay=0.2, beta1=0.8, **options)
+    model, options = tiny(**LAYOUT).set_runtime(compute_dtype=torch.bfloat16), OPTIONS[options]
+    config = muon(muon_adjust_lr=adjust, nesterov=nesterov, adamw_weight_decay=0.2, beta1=0.8, **options)
     optimizer, roles = make_optimizer(model, config), model.roles()
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     past = drive(model, optimizer)
@@ -263,8 +248,8 @@ FAST = {("original", True, "stacked"), ("original", False, "single"), ("match_rm
 )
 def test_in_fp32_it_is_the_recurrence_in_float64(adjust, nesterov, batching):
     """m ← μ m + (1 − μ) g."""
-    model, mu = tiny(), 0.95
-    optimizer, roles = make_optimizer(model, settings(muon_adjust_lr=adjust, nesterov=nesterov)), model.roles()
+    model, mu = tiny(**LAYOUT), 0.95
+    optimizer, roles = make_optimizer(model, muon(muon_adjust_lr=adjust, nesterov=nesterov)), model.roles()
     start = {name: p.detach().double() for name, p in model.named_parameters() if roles[name] in HIDDEN}
     past = drive(model, optimizer)
     for name, w in start.items():
@@ -283,7 +268,7 @@ def test_in_fp32_it_is_the_recurrence_in_float64(adjust, nesterov, batching):
 )
 def test_the_iteration_is_in_bf16_where_the_model_is(dtype, expected):
     """Not in fp16, whose range is too small."""
-    groups = make_optimizer(tiny(dtype), settings()).param_groups
+    groups = make_optimizer(tiny().set_runtime(compute_dtype=dtype), muon()).param_groups
     assert {g["ns_dtype"] for g in groups if g["rule"] == "muon"} == {expected}
 
 
