@@ -166,7 +166,7 @@ class Timeline:
     shortcuts). The exception is the loss, which works on chunks of tokens and is counted for each micro batch."""
 
     def __init__(self, model, optimizer, config, checkpointing: bool):
-        self.model, model.checkpointing = model, checkpointing
+        self.model, model.runtime.checkpointing = model, checkpointing
         two, three = (trace(model, optimizer, config, micro).rows for micro in (2, 3))
         phases, gradients, other = zip(*two, strict=True)
         self.before_loss, other = phases.index("backward") - 1, np.array(other, float)

@@ -138,7 +138,7 @@ def test_compiled_by_blocks(backend, checkpointing, monkeypatch):
     )
     with monkeypatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=not checkpointing))
-        compile_parts(model.train()).checkpointing = checkpointing
+        compile_parts(model.train()).runtime.checkpointing = checkpointing
     assert_compiled(plain, model, 2, 1e-4 if induced else 1e-10)
 
 
