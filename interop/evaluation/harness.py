@@ -16,7 +16,8 @@ from interop.evaluation.settings import SUITES
 from nanodnt.trained import Trained
 
 ROOT = Path(__file__).resolve().parents[2]
-UNREACHABLE = "connect once, or point HF_HOME at a folder that has it (HF_HUB_OFFLINE=1: look only there)"
+UNREACHABLE = "connect once, or point HF_HOME at a folder that has it (HF_DATASETS_OFFLINE=1: look only there)"
+ANSWER_S = 10  # how long the Hugging Face hub may take to answer
 
 
 def import_harness() -> None:
@@ -43,6 +44,20 @@ def quiet():
                 yield
     finally:
         logging.getLogger("lm_eval").removeHandler(handler)
+
+
+def go_offline_if_cut_off(env) -> None:
+    """Look for data sets in the cache only, if the hub does not answer: each request would be tried six times."""
+    import datasets
+    import huggingface_hub
+
+    if datasets.config.HF_HUB_OFFLINE:
+        return
+    try:
+        huggingface_hub.utils.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=ANSWER_S)
+    except Exception:  # whatever its HTTP client raises
+        huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+        env.print("note: the Hugging Face hub does not answer; data is looked for in its cache only")
 
 
 @contextmanager
@@ -87,6 +102,7 @@ def load_tasks(names: list, config, env) -> list:
     import_harness()
     env.print("reading the list of tasks")
     manager, found = find_tasks(names, config.task_folder), []
+    go_offline_if_cut_off(env)
     if not env.main:
         env.barrier()  # the first process fetches the data
     for name in names:
