@@ -127,8 +127,6 @@ def _measure(parts, n, image_size, channels):
 
 
 def _print_summary(meta, out_dir, train):
-    from nanodnt.tasks.images import fitting_flags  # it loads torch, which the rest does without
-
     parts = meta["splits"].values()
     counts = ", ".join(f"{split} {part['images']:,} images" for split, part in meta["splits"].items())
     side = "several sizes" if meta["image_size"] is None else f"{meta['image_size']} × {meta['image_size']}"

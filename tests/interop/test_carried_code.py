@@ -386,7 +386,10 @@ def test_carried_files():
         path = {"modeling_nanodnt.py": f"{START.replace('.', '/')}.py"}.get(name, name.replace("layers_", "layers/"))
         ours, carried = (ROOT / path).read_text(encoding="utf-8").splitlines(), text.splitlines()
         changed = [(a, b) for a, b in zip(ours, carried, strict=False) if a != b]
-        assert all(a.startswith(("from layers.", "from model ")) and b.startswith("from .") for a, b in changed)
+        assert all(
+            a.lstrip().startswith(("from layers.", "from model ")) and b.lstrip().startswith("from .")
+            for a, b in changed
+        )
         added = carried[len(ours) :]
         assert not added or name == "modeling_nanodnt.py" and "if False:" in added[2]
         for node in ast.walk(ast.parse(text)):

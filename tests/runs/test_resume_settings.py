@@ -201,7 +201,7 @@ def test_a_new_run_from_a_checkpoints_weights(short, dataset, tmp_path):
     trained = load(short / "best.pt")
     rows = logged(tmp_path / "a")
     assert [step for step, _ in rows] == list(range(21))
-    assert rows[0][1] == {"tokens": 0, "val_loss": column(short, "val_loss")[trained["step"]]}
+    assert rows[0][1] == {"step": 0, "tokens": 0, "val_loss": column(short, "val_loss")[trained["step"]]}
     assert column(tmp_path / "a", "lr")[1] == 0.002
     last = load(tmp_path / "a" / "last.pt")
     assert (last["step"], last["tokens"]) == (20, 20 * 8 * 32)

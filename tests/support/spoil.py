@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nanodnt import data, engine
+from nanodnt import engine
 from nanodnt.data import meta as data_meta
+from nanodnt.data.windows import Dataset
 from support import runs
 from support.hostile import CHECKPOINTS
 
@@ -159,7 +160,7 @@ def unreadable(w):
     def read(*_):
         raise OSError(errno.EIO, "Input/output error")
 
-    w.patch.setattr(data.Dataset, "_read", read)
+    w.patch.setattr(Dataset, "_read", read)
 
 
 def full_disk(larger_than=-1):
