@@ -12,7 +12,7 @@ from nanodnt.data import folder_of, load_meta
 from nanodnt.data.tokenizer import Tokenizer, same_tokenizer
 from nanodnt.data.windows import Dataset
 from nanodnt.engine import evaluate
-from nanodnt.tasks import task_of
+from nanodnt.tasks import task_of, task_of_data
 from nanodnt.trained import Trained
 
 
@@ -110,6 +110,8 @@ def open_windows(name: str, overlap: int, trained: Trained, verify: bool) -> Tex
 
 def require_same_tokenizer(name: str, meta: dict, trained: Trained, other: str) -> None:
     """ValueError unless the dataset `name` with this meta has the model's tokenizer; `other`: what to name instead."""
+    if (reads := task_of_data(meta).reads) != "text":
+        raise ValueError(f"dataset {name} is of {reads}, and the model reads text: choose another dataset")
     if not same_tokenizer(meta, trained.meta):
         theirs, ours = ((found["tokenizer"], found["vocab_size"]) for found in (meta, trained.meta))
         raise ValueError(

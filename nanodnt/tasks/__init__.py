@@ -1,8 +1,14 @@
-"""What a model is trained on: text, examples or images. A task is an object; nobody else asks which one it is.
+"""What a model is trained on: text, examples or images. A task is an object, and the training loop asks it alone.
 
-`Task` says what a task answers for. To add one, write a subclass in a file of its own, name it in `task_of_data`, and
-in `task_of` if it has a network of its own; then describe its files in `KINDS` of nanodnt/data/meta.py. A task imports
-its network and its dataset when they are asked for.
+`Task` says what a task answers for. To add one:
+1. A subclass in a file of its own, named in `task_of_data`, and in `task_of` if it has a network of its own. It imports
+   its network and its dataset when they are asked for.
+2. Its files in `KINDS` of nanodnt/data/meta.py; what a checkpoint holds of them is checked by `check_meta` of
+   nanodnt/run/checkpoints.py.
+3. With a network of its own: its fields in `GPTConfig`, one of which the user sets and tells the network by; their
+   refusals in layers/rules.py; `causal` and DyT's defaults in model.py.
+4. Flags of training: a dataclass that TrainConfig inherits, as image_flags.py. The other tasks refuse them in
+   `open_data`.
 """
 
 from model import GPTConfig

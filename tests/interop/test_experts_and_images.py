@@ -91,6 +91,13 @@ def test_programs_for_text_refuse_a_vit(program, vit):
     assert files(vit) == before
 
 
+def test_images_are_no_text_to_evaluate(vit, dataset, tmp_path):
+    assert run(out_dir=tmp_path / "text", dataset=dataset, max_iters=1) == 0
+    outcome = call(evaluate.main, out_dir=tmp_path / "text", tasks="text", input=vit / "digits", device="cpu")
+    assert_refused(outcome, ["digits is of images, and the model reads text"])
+    assert not (tmp_path / "text" / "evaluation.json").exists()
+
+
 @pytest.mark.deep  # importing transformers takes seconds
 def test_weights_of_hugging_face_on_images(vit, tmp_path):
     make_peer("GPT-2").save_pretrained(tmp_path / "gpt2")
