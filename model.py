@@ -8,8 +8,11 @@ where f is a branch: "attn", the attention, or "mlp", the FFN. The four slots ar
 normalise(x) + bias), each part optional. `layout` reads the flags and returns the slots. `Residual` is the only code in
 a block that changes the residual stream. A new scheme is a change in `layout`.
 
-Inside f every matrix is again y = out( W pre(x) ) with two slots: `matrix_slots`. docs/layouts.md has the
-schemes one by one; `python model.py CONFIG` prints what a configuration comes to.
+To save a pass over the activations, a pre norm (fold=True) returns normalise(x) WITHOUT its gain. const · gain goes, as
+the argument `in_gain`, with the next matrices: W (gain · x) = (W diag gain) x.
+
+Inside f every matrix is again y = out( W pre(x) ) with two slots: `matrix_slots`. docs/layouts.md has the schemes one
+by one; `python model.py CONFIG` prints what a configuration comes to.
 
 Papers cited: DNT (arXiv 2507.17501), scale vectors (2605.26895), DyT (2503.10622), LNS (2502.05795).
 """
@@ -28,10 +31,10 @@ from layers.attention import additive, attend, document_blocks, visible_keys
 from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear, linear
 from layers.loss import linear_cross_entropy
 from layers.network import Network
-from layers.ops import ACTIVATIONS, add, materialise, rotary, rotate, rounded, upcast
-from layers.rules import check as check_config
+from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, store_once, upcast
+from layers.rules import check_config
 from layers.runtime import Runtime
-from layers.slot import Slot, Slots, make_slot
+from layers.slot import Slot, Slots
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
 
@@ -150,7 +153,7 @@ class GPTConfig:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     def check(self) -> None:
-        """ValueError, in one line that says what to change, for values that are wrong or contradict each other."""
+        """ValueError for what layers/rules.py refuses."""
         check_config(self)
 
     def norm_positions(self, layer: int, branch: str) -> set:
@@ -192,7 +195,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
     skip = dict(const=(2 * c.n_layer) ** 0.25 if c.deepnorm else None, n_gain=d if c.admin else 0)
     return Slots(
         pre=norm_slot(c, "gain_in", branch, **pre) if "pre" in norms else Slot(n_bias=int(c.fixup)),
-        mid=norm_slot(c, **mid) if "mid" in norms else make_slot(param=c.gain_param, **mid),
+        mid=norm_slot(c, **mid) if "mid" in norms else Slot(param=c.gain_param, **mid),
         post=norm_slot(c, **post) if "post" in norms else Slot(const=post["const"]),
         skip=Slot(**skip),
     )
@@ -209,13 +212,7 @@ def norm_slot(config: GPTConfig, role: str = "gain_out", branch: str = "", **cha
     n_gain = c.n_embd if c.norm != "none" and c.gain != "none" else 0
     parts = dict(n_gain=n_gain, role=role, param=c.gain_param, n_bias=c.n_embd * bias, fold=role == "gain_in")
     parts |= dict(eps=c.norm_eps, groups=c.norm_groups, squash=c.dyt_squash, learn_alpha=c.dyt_learn_alpha)
-    return make_slot(c.norm, **parts | dict(alpha=alpha) | changes)
-
-
-def qk_slot(config: GPTConfig) -> Slot:
-    """QK-norm: RMSNorm over the channels of a head (DNT eq. 10), our choice: one gain for all heads. Else empty."""
-    c, n_gain = config, config.head_dim if config.gain != "none" else 0
-    return make_slot("rmsnorm", n_gain=n_gain, param=c.gain_param, eps=c.norm_eps) if c.qk_norm else Slot()
+    return Slot(c.norm, **parts | dict(alpha=alpha) | changes)
 
 
 def lns_factor(config: GPTConfig, layer: int, branch: str, where: str) -> float | None:
@@ -232,19 +229,14 @@ def layerscale_init(n_layer: int) -> float:
 def projection(config: GPTConfig, layer: int, part: str, experts: int = 0, shared: int = 1) -> Linear:
     """Matrix `part` ("q", "k", "v", "o", "gate", "up" or "down") of layer ℓ = `layer`: its shape, role, slots, init.
     `experts`: a stack of so many; `shared`: an FFN so many times as wide."""
-    c, (n_in, n_out, role) = config, matrix_size(config, part, shared)
-    matrix = SigmaReparam if c.sigma_reparam else partial(Linear, stack=experts)
-    return matrix(n_in, n_out, role, c.bias, init_scale(c, layer, part), *matrix_slots(c, layer, part, n_out))
-
-
-def matrix_size(config: GPTConfig, part: str, shared: int = 1) -> tuple:
-    """(n_in, n_out, role) of matrix `part`."""
     c, d, hidden = config, config.n_embd, config.hidden * shared
     heads, kv = c.n_head * c.head_dim, (c.n_kv_head or c.n_head) * c.head_dim
-    return {
+    n_in, n_out, role = {
         "q": (d, heads, "qk"), "k": (d, kv, "qk"), "v": (d, kv, "vo"), "o": (heads, d, "vo"),
         "gate": (d, hidden, "ffn"), "up": (d, hidden, "ffn"), "down": (hidden, d, "ffn"),
     }[part]  # fmt: skip
+    matrix = SigmaReparam if c.sigma_reparam else partial(Linear, stack=experts)
+    return matrix(n_in, n_out, role, c.bias, init_scale(c, layer, part), *matrix_slots(c, layer, part, n_out))
 
 
 def matrix_slots(config: GPTConfig, layer: int, part: str, n_out: int) -> tuple:
@@ -259,7 +251,7 @@ def matrix_slots(config: GPTConfig, layer: int, part: str, n_out: int) -> tuple:
         out |= dict(norm="rmsnorm", eps=c.norm_eps, groups=n_out // c.head_dim if part in ("q", "k") else 1)
     if c.fixup and part == ("gate" if c.mlp == "swiglu" else "up"):  # before the activation
         out["n_bias"] = 1
-    return make_slot(**pre), make_slot(**out)
+    return Slot(**pre), Slot(**out)
 
 
 def own_gain(config: GPTConfig, layer: int, branch: str) -> dict:
@@ -286,17 +278,19 @@ def init_scale(config: GPTConfig, layer: int, part: str) -> float:
 
 
 class Attention(nn.Module):
-    """Multi-head or grouped-query attention, causal for text, (B, T, C) → (B, T, C). `gain`: the pre slot's, if any."""
+    """Multi-head or grouped-query attention, causal for text: (B, T, C) → (B, T, C). `in_gain`: the pre slot's."""
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.head_dim, self.dropout, self.causal = config.head_dim, config.dropout, config.causal
-        self.q, self.k, self.v, self.o = (projection(config, layer, part) for part in ("q", "k", "v", "o"))
-        self.q_norm, self.k_norm = qk_slot(config), qk_slot(config)
+        c, self.head_dim, self.dropout, self.causal = config, config.head_dim, config.dropout, config.causal
+        self.q, self.k, self.v, self.o = (projection(c, layer, part) for part in ("q", "k", "v", "o"))
+        # QK-norm: RMSNorm over the channels of a head (DNT eq. 10); our choice: one gain for all heads
+        norm = dict(norm="rmsnorm", n_gain=c.head_dim * (c.gain != "none"), param=c.gain_param, eps=c.norm_eps)
+        self.q_norm, self.k_norm = (Slot(**norm if c.qk_norm else {}) for _ in "qk")
 
-    def forward(self, u, gain=None, rope=None, cache=None, mask=None):
+    def forward(self, u, in_gain=None, rope=None, cache=None, mask=None):
         B, T, _ = u.shape
-        q, k, v = (m(u, gain).view(B, T, -1, self.head_dim) for m in (self.q, self.k, self.v))
+        q, k, v = (m(u, in_gain).view(B, T, -1, self.head_dim) for m in (self.q, self.k, self.v))
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
@@ -308,7 +302,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """W2 act(W1 u), or with swiglu W2 (silu(Wg u) ⊙ W1 u): (…, C) → (…, C). `gain`: as for Attention. `size`: the
+    """W2 act(W1 u), or with swiglu W2 (silu(Wg u) ⊙ W1 u): (…, C) → (…, C). `in_gain`: as for Attention. `size`: the
     `experts` or `shared` of `projection`; a stack of experts needs the `product` that sends each row to its own."""
 
     def __init__(self, config: GPTConfig, layer: int, **size):
@@ -317,10 +311,10 @@ class MLP(nn.Module):
         self.up, self.down = (projection(config, layer, part, **size) for part in ("up", "down"))
         self.act = ACTIVATIONS.get(config.mlp)
 
-    def forward(self, u, gain=None, product=F.linear):
+    def forward(self, u, in_gain=None, product=F.linear):
         if self.gate is None:
-            return self.down(self.act(self.up(u, gain, product)), product=product)
-        gate, up = fused_linear((self.gate, self.up), u, gain, product)
+            return self.down(self.act(self.up(u, in_gain, product)), product=product)
+        gate, up = fused_linear((self.gate, self.up), u, in_gain, product)
         return self.down(F.silu(gate) * up, product=product)
 
 
@@ -328,9 +322,9 @@ def mixture(config: GPTConfig, layer: int) -> nn.Module:
     """The FFN of layer ℓ = `layer` with experts."""
     from layers.moe import MoE, Router  # not at the top: most networks have none
 
-    c, pre = config, make_slot(**own_gain(config, layer, "mlp"))
-    how = dict(score=c.router, normalise=c.router_norm, scale=c.router_scale, balance=c.balance)
-    router = Router(c.n_embd, c.n_expert, c.n_expert_active, **how, pre=pre)
+    c, pre = config, Slot(**own_gain(config, layer, "mlp"))
+    how = c.router, c.router_norm, c.router_scale, c.balance
+    router = Router(c.n_embd, c.n_expert, c.n_expert_active, *how, pre)
     shared = MLP(c, layer, shared=c.n_expert_shared) if c.n_expert_shared else None
     return MoE(router, MLP(c, layer, experts=c.n_expert), shared)
 
@@ -345,14 +339,14 @@ class Residual(nn.Module):
         self.f, self.dropout = f, nn.Dropout(dropout)
         self.pre, self.mid, self.post, self.skip = slots
 
-    def store(self, x):
+    def store_once(self, x):
         """x, to be given to this sub-layer: compiled, it is written to memory first if a norm reads it, more than once.
         Not a part of `forward`: there x may be the input of a graph, which is in memory, and would be copied."""
-        return x if self.pre.norm == "none" else materialise(x)
+        return x if self.pre.norm == "none" else store_once(x)
 
     def forward(self, x, *args):
-        u, gain = self.pre(x), self.pre.folded()  # a folding slot leaves its gain to the first matrices of f
-        x = add(self.skip(x), self.dropout(self.mid(self.f(u, gain, *args))), self.runtime.stream_dtype)
+        u, in_gain = self.pre(x), self.pre.factor_for_weight()  # which a folding slot leaves to the first matrices of f
+        x = add(self.skip(x), self.dropout(self.mid(self.f(u, in_gain, *args))), self.runtime.stream_dtype)
         return rounded(self.post(x), self.runtime.stream_dtype)
 
 
@@ -367,15 +361,20 @@ class Block(nn.Module):
 
     def forward(self, x, rope=None, cache=None, mask=None):
         x = self.attn(x, rope, cache, mask)
-        x = self.mlp(self.mlp.store(x))
+        x = self.mlp(self.mlp.store_once(x))
         return x
 
 
 class Transformer(Network):
-    """What `GPT` below and `ViT` in vision.py share: from an embedding sum to the final norm."""
+    """What `GPT` below and `ViT` in vision.py share: from an embedding sum to the final norm.
+
+    What another network needs: `wpe` and `head`, or None for them; an __init__(config, seed) that ends with
+    `share_runtime` and `init_weights`; forward(inputs, targets=None, *rest) → (logits or None, loss), whose loss is
+    self.loss(x, targets, *rest); stream(*inputs) → x (B, block_size, C); logits(x), of one token too; inputs(*batch),
+    what `stream` takes of a batch; example(rows), two tensors; flops_per_token()."""
 
     def __init__(self, config: GPTConfig):
-        """Raises ValueError for a config whose flags are wrong or contradict each other."""
+        """ValueError for what layers/rules.py refuses."""
         super().__init__()
         config.check()
         self.config = config
@@ -394,7 +393,7 @@ class Transformer(Network):
         """The residual stream after the last block, before the final norm; x (B, T, C): the embedding sum."""
         x = rounded(self.dropout(self.input_norm(self.embed_scale(x))), self.runtime.stream_dtype)
         for i, block in enumerate(self.blocks):
-            x = block.attn.store(x)
+            x = block.attn.store_once(x)
             if self.runtime.checkpointing and cache is None and torch.is_grad_enabled():
                 x = checkpoint(block, x, rope, None, mask, use_reentrant=False)
             else:

@@ -1,7 +1,5 @@
 """Matrices: linear maps that take the gains beside them into their weight, and embeddings."""
 
-from typing import NamedTuple
-
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -13,24 +11,13 @@ from layers.slot import Slot
 SIGMA_INIT_ITERATIONS = 30  # of the power iteration, for σReparam's initial σ
 
 
-class Scales(NamedTuple):
-    """What stands around a matrix: out_scale · (W (in_scale · x) + b). Vectors (n_in,) and (n_out,), tensors (), or
-    None. A stack of matrices has the same for all."""
-
-    in_scale: torch.Tensor | None = None
-    out_scale: torch.Tensor | None = None
-
-
-PLAIN = Scales()
-
-
-def scale_weight(weight, bias, dtype, scales: Scales) -> tuple:
-    """(out_scale · W · in_scale, out_scale · b) in `dtype`: factors and cast in one pass over the weight. W may be a
-    stack (E, n_out, n_in), with biases (E, n_out)."""
-    if scales.in_scale is not None:
-        weight = weight * scales.in_scale
-    if scales.out_scale is not None:
-        weight, bias = weight * scales.out_scale[:, None], None if bias is None else bias * scales.out_scale
+def scale_weight(weight, bias, dtype, in_gain=None, out_gain=None) -> tuple:
+    """(out_gain · W · in_gain, out_gain · b) in `dtype`: gains and cast in one pass over the weight. W may be a stack
+    (E, n_out, n_in), with biases (E, n_out) and the same gains for all."""
+    if in_gain is not None:
+        weight = weight * in_gain
+    if out_gain is not None:
+        weight, bias = weight * out_gain[:, None], None if bias is None else bias * out_gain
     return weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
@@ -52,23 +39,24 @@ class Product(torch.autograd.Function):
         return dy @ weight, torch.mm(dy.flatten(0, -2).T, x.flatten(0, -2), out_dtype=torch.float32)
 
 
-def few(x, weight) -> bool:
+def has_one_row(x, weight) -> bool:
     """Whether x (…, rows, n_in) has one row, or for a stack of matrices at most one for each."""
     return x.shape[-2] <= (1 if weight.ndim == 2 else len(weight))
 
 
-def linear(x, weight, bias=None, dtype=None, scales=PLAIN, product=F.linear):
-    """out_scale · (W (in_scale · x) + b) in `dtype` (None: the weight's own). `product(x, weight, bias)` multiplies; a
-    stack of matrices needs another than F.linear."""
+def linear(x, weight, bias=None, dtype=None, in_gain=None, out_gain=None, product=F.linear):
+    """out_gain · (W (in_gain · x) + b) in `dtype` (None: the weight's own). Gains: vectors (n_in,) and (n_out,),
+    tensors (), or None. `product(x, weight, bias)` multiplies; a stack of matrices needs another than
+    F.linear."""
     dtype = dtype or weight.dtype
-    if few(x, weight):
-        x = x if scales.in_scale is None else x * scales.in_scale  # smaller than the weight, as y is
-        y = product(x.to(dtype), *scale_weight(weight, bias, dtype, PLAIN))
-        return y if scales.out_scale is None else (y * scales.out_scale).to(dtype)
-    is_plain = scales.in_scale is None and scales.out_scale is None and bias is None and product is F.linear
+    if has_one_row(x, weight):
+        x = x if in_gain is None else x * in_gain  # smaller than the weight, as y is
+        y = product(x.to(dtype), *scale_weight(weight, bias, dtype))
+        return y if out_gain is None else (y * out_gain).to(dtype)
+    is_plain = in_gain is None and out_gain is None and bias is None and product is F.linear
     if is_plain and torch.compiler.is_compiling() and weight.is_cuda and dtype.itemsize < weight.dtype.itemsize:
         return Product.apply(x.to(dtype), weight)
-    return product(x.to(dtype), *scale_weight(weight, bias, dtype, scales))
+    return product(x.to(dtype), *scale_weight(weight, bias, dtype, in_gain, out_gain))
 
 
 def draw(weight, std: float, generator: torch.Generator, cut: float | None = None) -> None:
@@ -85,15 +73,16 @@ def draw(weight, std: float, generator: torch.Generator, cut: float | None = Non
 
 
 class Linear(nn.Linear):
-    """out( W pre(x) + b ), computed in the runtime's compute_dtype; the weight itself stays fp32.
+    """out( W pre(in_gain · x) + b ), computed in the runtime's compute_dtype; the weight itself stays fp32.
 
-    The casts are part of the graph: torch.compile fuses them, which costs less than autocast and loses no accuracy.
-    The gains of `pre` and `out`, and the `gain` left by a norm before this map, enter the weight in the same pass.
+    `in_gain` is what a norm before this map has left to it. It enters the weight, as do the factors of `pre` and `out`:
+    W (in_gain · x) = (W diag in_gain) x. Factors and cast are one pass, part of the graph, which torch.compile fuses:
+    it costs less than autocast and loses no accuracy.
     With `stack` it is that many matrices (stack, n_out, n_in) with the same slots, and `forward` is given a `product`
     that knows which row of x goes to which.
     """
 
-    runtime = Runtime()
+    runtime = Runtime()  # replaced by the network's
 
     def __init__(self, n_in, n_out, role, bias=False, init_scale=1.0, pre=None, out=None, stack=0):
         super().__init__(n_in, n_out, bias)
@@ -111,22 +100,17 @@ class Linear(nn.Linear):
         """The matrix W before any gain is folded in."""
         return self.weight
 
-    def scales(self, gain=None) -> Scales:
-        """The factors that slots around this map leave to it; `gain` is that of a norm before it."""
-        own = self.pre.folded()
-        if own is not None and gain is not None:
-            own = own * gain
-        return Scales(gain if own is None else own, self.out.folded())
+    def factors(self, in_gain=None) -> tuple:
+        """(in_gain, out_gain) for `linear`: what the slots around this map, and a norm before it, leave to it."""
+        own = self.pre.factor_for_weight()
+        if own is not None and in_gain is not None:
+            own = own * in_gain
+        return in_gain if own is None else own, self.out.factor_for_weight()
 
-    def forward(self, x, gain=None, product=F.linear):
-        scales, dtype = self.scales(gain), self.runtime.compute_dtype
-        y = linear(self.pre(x), self.effective_weight(), self.bias, dtype, scales, product)
+    def forward(self, x, in_gain=None, product=F.linear):
+        factors, dtype = self.factors(in_gain), self.runtime.compute_dtype
+        y = linear(self.pre(x), self.effective_weight(), self.bias, dtype, *factors, product)
         return self.out(y).to(y.dtype)
-
-    def scaled(self, gain=None) -> tuple:
-        """(weight, bias) with the factors multiplied in, as they enter a product."""
-        weight = self.effective_weight()
-        return scale_weight(weight, self.bias, self.runtime.compute_dtype or weight.dtype, self.scales(gain))
 
     def init(self, std: float, generator: torch.Generator, cut: float | None = None):
         draw(self.weight, std * self.init_scale, generator, cut)
@@ -134,15 +118,18 @@ class Linear(nn.Linear):
             self.bias.zero_()
 
 
-def fused_linear(matrices, x, gain=None, product=F.linear) -> list:
-    """[m(x, gain, product) for m in matrices] as one product: x (…, n_in) is read once, and its gradient is one sum.
+def fused_linear(matrices, x, in_gain=None, product=F.linear) -> list:
+    """[m(x, in_gain, product) for m in matrices] as one product: x (…, n_in) is read once, and its gradient is one sum.
 
     For matrices whose `pre` slot has no norm and no bias: it holds a gain to fold, or nothing."""
-    if few(x, matrices[0].weight):  # `linear` multiplies the gains into x, and each matrix may have its own
-        return [m(x, gain, product) for m in matrices]
-    weights, biases = zip(*(m.scaled(gain) for m in matrices), strict=True)
+    first = matrices[0]
+    if has_one_row(x, first.weight):  # `linear` multiplies the gains into x, and each matrix may have its own
+        return [m(x, in_gain, product) for m in matrices]
+    dtype = first.runtime.compute_dtype or first.weight.dtype
+    scaled = [scale_weight(m.effective_weight(), m.bias, dtype, *m.factors(in_gain)) for m in matrices]
+    weights, biases = zip(*scaled, strict=True)
     bias = None if biases[0] is None else torch.cat(biases, -1)
-    y = product(x.to(weights[0].dtype), torch.cat(weights, -2), bias)
+    y = product(x.to(dtype), torch.cat(weights, -2), bias)
     parts = y.split([w.shape[-2] for w in weights], dim=-1)
     return [m.out(part).to(part.dtype) for m, part in zip(matrices, parts, strict=True)]
 

@@ -4,11 +4,11 @@ import math
 
 import torch
 
-from layers.ops import forbid_second_derivative, materialise, upcast
+from layers.ops import forbid_second_derivative, store_once, upcast
 
-# The most logits of one chunk. A GPU is fastest with few chunks, but with 32-bit indices.
+# The most logits of one chunk.
 LOGITS_BYTES = 2**30  # on a CPU, in bytes of the product's dtype
-MAX_LOGITS = 2**31 - 1  # on a GPU, in entries
+MAX_LOGITS = 2**31 - 1  # on a GPU, in entries: it is fastest with few chunks, while 32 bits can count a chunk's entries
 
 
 def minus_one_hot_(x, index):
@@ -19,9 +19,9 @@ def minus_one_hot_(x, index):
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Sum of the cross-entropy of logits x Wᵀ. The forward pass makes the gradients too. For each chunk of tokens it
-    computes the logits, the gradient with respect to them (softmax, minus 1 at the target), and from it the chunk's
-    part of the gradients of x and W. So logits exist for one chunk at a time (in fp32 if not compiled), none twice.
+    """Sum of the cross-entropy of logits x Wᵀ. The forward pass computes the gradients too: for each chunk of tokens
+    the logits, their gradient (softmax, minus 1 at the target), and from it the chunk's part of the gradients of x and
+    W. So the logits of one chunk alone are in memory (in fp32 if not compiled), and no logit is computed twice.
 
     x (N, C), weight (V, C), targets (N,), −1 = ignored → loss (), in nats, fp32 at least. Only the first `vocab_size`
     rows of the weight count."""
@@ -35,7 +35,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             logits[:, vocab_size:].fill_(-math.inf)
             # inductor finds maximum and sum in one pass: the form of these lines is what it looks for
             logits.sub_(logits.amax(-1, keepdim=True))
-            at_target = materialise(logits.gather(-1, index))  # in the same kernel
+            at_target = store_once(logits.gather(-1, index))  # in the same kernel
             exps = logits.exp_()
             sums = exps.sum(-1, keepdim=True)
             total = total + ((sums.log() - at_target) * counts).sum()

@@ -13,7 +13,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from layers.linear import Linear, linear
-from layers.ops import forbid_second_derivative, materialise, upcast
+from layers.ops import forbid_second_derivative, store_once, upcast
 
 # ---------------------------------------------------------------------------------------------- one product a stack
 
@@ -23,7 +23,7 @@ def grouped(x, weight, bias, routes):
     (N·k, n_out). The rows of expert e end at `routes.ends[e]`."""
     if not has_grouped_product(x, weight):
         return torch.ops.nanodnt.grouped(x, weight, routes.ends, bias)
-    y = Grouped.apply(x, materialise(weight), routes.ends)
+    y = Grouped.apply(x, store_once(weight), routes.ends)
     if bias is None:
         return y
     experts = torch.searchsorted(routes.ends, torch.arange(len(x), device=x.device), right=True)
@@ -39,10 +39,8 @@ def has_grouped_product(x, weight) -> bool:
 
 
 class Grouped(torch.autograd.Function):
-    """`grouped` by torch's kernel, without a bias.
-
-    Such a kernel may leave unwritten what it has no rows for: an expert that no token goes to gets the gradient 0 here.
-    (torch's own formula gives it numbers of no meaning on a B200: pytorch issue 172439.)"""
+    """`grouped` by torch's kernel, without a bias. It may leave unwritten what it has no rows for: an expert that no
+    token goes to gets the gradient 0 here. (torch's own formula gives any numbers on a B200: pytorch issue 172439.)"""
 
     @staticmethod
     def forward(ctx, x, weight, ends):
@@ -66,12 +64,12 @@ def split(ends, *tensors):
     return zip(*(t.split(sizes) for t in tensors), strict=True)
 
 
-# a copy of this file, from an exported folder, uses the operators as they are
+# Operators, so that compiled code stays one graph. A copy of this file, from an exported folder, uses what is there.
 if not hasattr(torch.ops.nanodnt, "grouped"):
 
     @torch.library.custom_op("nanodnt::grouped", mutates_args=())
     def _grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """`grouped`, expert by expert. An operator, so that compiled code stays one graph."""
+        """`grouped`, expert by expert."""
         y = x.new_empty(len(x), weight.shape[1])
         for e, (rows, out) in enumerate(split(ends, x, y)):
             if bias is None:
@@ -176,17 +174,16 @@ def z_loss(logits):
 
 
 class Penalise(torch.autograd.Function):
-    """x as it is, with `penalty` () times `scale` () added to what is minimised. The loss that a model returns stays
-    the cross-entropy."""
+    """x as it is, with `penalty` () added to what is minimised. The loss that a model returns stays the
+    cross-entropy."""
 
     @staticmethod
-    def forward(ctx, x, penalty, scale):
-        ctx.save_for_backward(scale)
+    def forward(ctx, x, penalty):
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, dx):
-        return dx, *ctx.saved_tensors, None
+        return dx, dx.new_ones(())
 
 
 class Router(Linear):
@@ -207,40 +204,41 @@ class Router(Linear):
         self.choice_bias = nn.Parameter(torch.empty(n_expert)) if balance == "bias" else None
         self.param_roles["choice_bias"] = "balance"
 
-    def logits(self, u, gain=None):
-        """u (B, T, C) → (B, T, E), fp32 at least."""
-        return linear(self.pre(u), upcast(self.weight), scales=self.scales(gain))  # of a model cast to bf16 too
+    def logits(self, u, in_gain=None):
+        """u (B, T, C) → (B, T, E), fp32 at least, of a model cast to bf16 too."""
+        return linear(self.pre(u), upcast(self.weight), None, None, *self.factors(in_gain))
 
     def scores(self, logits):
         return logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
 
-    def forward(self, u, gain=None):
-        logits = self.logits(u, gain)
+    def forward(self, u, in_gain=None):
+        logits = self.logits(u, in_gain)
         scores = self.scores(logits)
         ranked = scores if self.choice_bias is None else scores + self.choice_bias
         experts = ranked.topk(self.active, dim=-1).indices
         weights = scores.gather(-1, experts)
-        if self.training:
-            weights = self.penalise(weights, logits, scores, experts)
+        if self.training:  # through the weights all else that is minimised gets its gradient
+            weights = Penalise.apply(weights, self.penalty(logits, scores, experts))
         if self.normalise:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
         return weights * self.scale, experts
 
-    def penalise(self, weights, logits, scores, experts):
-        """The weights, through which everything else that is minimised gets its gradient."""
+    def penalty(self, logits, scores, experts):
+        """What is minimised besides the cross-entropy, (), times the loss scale."""
         penalty, runtime = logits.new_zeros(()), self.runtime
         if self.balance == "loss" and runtime.balance_coef:
             penalty = penalty + runtime.balance_coef * balance_loss(scores, experts)
         if runtime.z_coef:
             penalty = penalty + runtime.z_coef * z_loss(logits)
-        one = penalty.new_ones(())
-        if self.choice_bias is not None:
-            # its gradient is E times the load above the mean: whole numbers, which micro batches add up exactly
-            E = scores.shape[-1]
-            excess = E * count(experts.flatten(), E) - experts.numel()
-            weights = Penalise.apply(weights, (excess * self.choice_bias).sum(), one)
-        scale = one if runtime.loss_scale is None else runtime.loss_scale.to(penalty.dtype)
-        return Penalise.apply(weights, penalty, scale)
+        if runtime.loss_scale is not None:
+            penalty = penalty * runtime.loss_scale.to(penalty.dtype)
+        if self.choice_bias is None:
+            return penalty
+        # not scaled: the gradient of the biases is E times the load above the mean, whole numbers, which micro batches
+        # add up exactly
+        E = scores.shape[-1]
+        excess = E * count(experts.flatten(), E) - experts.numel()
+        return penalty + (excess * self.choice_bias).sum()
 
     def init(self, std: float, generator: torch.Generator, cut: float | None = None):
         super().init(std, generator, cut)
@@ -250,15 +248,15 @@ class Router(Linear):
 
 class MoE(nn.Module):
     """Σ wₑ expertₑ(u) over the k experts of a token, plus the `shared` one: (B, T, C) → (B, T, C). `experts`: an FFN
-    whose matrices are stacks. `gain`: the pre slot's, if any; router and shared expert take it too."""
+    whose matrices are stacks. `in_gain`: the pre slot's, if any; router and shared expert take it too."""
 
     def __init__(self, router: Router, experts: nn.Module, shared: nn.Module | None):
         super().__init__()
         self.router, self.experts, self.shared = router, experts, shared
 
-    def forward(self, u, gain=None):
-        weights, experts = self.router(u, gain)
+    def forward(self, u, in_gain=None):
+        weights, experts = self.router(u, in_gain)
         routes = Routes.of(experts, self.router.out_features)
-        y = self.experts(routes.send(u), gain, partial(grouped, routes=routes))
+        y = self.experts(routes.send(u), in_gain, partial(grouped, routes=routes))
         y = routes.bring_back(y, weights)
-        return y if self.shared is None else y + self.shared(u, gain)
+        return y if self.shared is None else y + self.shared(u, in_gain)

@@ -18,39 +18,40 @@ def forbid_second_derivative() -> None:
         raise RuntimeError("the network has no second derivatives: its backward passes are written by hand")
 
 
-def materialise(x):
+def store_once(x):
     """Returns x. When compiled, writes it to memory once.
 
     Inductor would rather compute a sum, or a cosine, again in each kernel that reads it: a residual stream from up to
     seven branch outputs, the rotary angles in every layer."""
-    return torch.ops.nanodnt.store(x) if torch.compiler.is_compiling() else x
+    return torch.ops.nanodnt.store_once(x) if torch.compiler.is_compiling() else x
 
 
-if not hasattr(torch.ops.nanodnt, "store"):  # a copy of this file, from an exported folder, uses the operator as it is
+if not hasattr(torch.ops.nanodnt, "store_once"):  # a copy of this file, from an exported folder, uses what is there
 
-    @torch.library.custom_op("nanodnt::store", mutates_args=())
-    def _store(x: torch.Tensor) -> torch.Tensor:
+    @torch.library.custom_op("nanodnt::store_once", mutates_args=())
+    def _operator(x: torch.Tensor) -> torch.Tensor:
         return x.clone()  # only for compilers other than inductor
 
-    @_store.register_fake
+    @_operator.register_fake
     def _(x):
         inductor = sys.modules.get("torch._inductor.lowering")  # slow to import, and there if inductor asks
-        if inductor and _store._opoverload not in inductor.lowerings:
+        if inductor and _operator._opoverload not in inductor.lowerings:
             copy = inductor.lowerings[torch.ops.aten.clone.default]
-            inductor.register_lowering(_store._opoverload, type_promotion_kind=None)(lambda x: _written(copy(x)))
+
+            def write(x):
+                x = copy(x)
+                x.realize()
+                return x
+
+            inductor.register_lowering(_operator._opoverload, type_promotion_kind=None)(write)
         return torch.empty_like(x)
 
-    _store.register_autograd(lambda ctx, grad: grad)
-
-
-def _written(x):
-    x.realize()
-    return x
+    _operator.register_autograd(lambda ctx, grad: grad)
 
 
 def rounded(x, dtype: torch.dtype | None):
     """x in `dtype` (None: as it is)."""
-    return x if dtype is None else materialise(x.to(dtype))
+    return x if dtype is None else store_once(x.to(dtype))
 
 
 def add(x, y, dtype: torch.dtype | None):
@@ -104,7 +105,7 @@ def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> tuple:
     stored: no buffer can get lost."""
     frequency = theta ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
     angle = (positions[..., None] * frequency).unsqueeze(-2)
-    return materialise(angle.cos()), materialise(angle.sin())
+    return store_once(angle.cos()), store_once(angle.sin())
 
 
 def rotate(x, rope):

@@ -1,6 +1,8 @@
-"""What a GPTConfig refuses, and what is allowed but should be known. A table: one line for each rule.
+"""What a GPTConfig refuses, and what is allowed but should be known.
 
-A new flag does not need a rule. Rules are read in order, and each may rely on those before it.
+The refusals are one table: each line `yield condition, message` is a row. Rows are read in order, and each may rely on
+those before it. A condition that is text names the flags that are wrong, and the message goes on from there. A new flag
+does not need a row.
 """
 
 import math
@@ -13,22 +15,20 @@ MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_
 MOST |= dict(patch_size=2**16, image_size=2**16, channels=2**16, n_class=2**24)
 MOST |= dict(n_expert=2**15, n_expert_shared=2**15)  # Routes sorts experts as int16
 
-# The flags that only images have, besides patch_size, and those that only text has.
+# The flags that only one kind of network has: images besides patch_size, text, experts besides n_expert.
 OF_IMAGES = ("image_size", "channels", "n_class", "pool")
 OF_TEXT = ("pos", "rope_theta", "vocab_size")
-
-# The flags that only a mixture of experts has, besides n_expert.
 OF_EXPERTS = ("n_expert_active", "n_expert_shared", "router", "router_norm", "router_scale", "balance")
 
 NO_DYT_BIAS = ("dyt_bias", False)  # as good as none, and older checkpoints have it
-NEED_NORMS = (("deepnorm", True), ("admin", True), ("gain", "branch"), ("lns", "norm"), ("lns", "input"))
+NEED_NORMS = dict(deepnorm=(True,), admin=(True,), gain=("branch",), lns=("norm", "input"))  # with these values
 
 
-def check(config) -> None:
+def check_config(config) -> None:
     """ValueError, in one line that says what to change, for values that are wrong or contradict each other."""
     for wrong, message in chain(*(rules(config) for rules in (values, images, sizes, experts, norms, scales))):
         if wrong:
-            raise ValueError(message)
+            raise ValueError(wrong + message if isinstance(wrong, str) else message)
 
 
 def where(c, names, wrong) -> str:
@@ -43,7 +43,7 @@ def changed(c, *names) -> str:
 
 
 def values(c):
-    """(true if wrong, message) for each field's type and allowed values."""
+    """Each field's type and allowed values."""
     for name, hint in get_type_hints(type(c)).items():
         value = getattr(c, name)
         allowed = get_args(hint) or (hint,)  # a Literal's values, a union's types, or the type itself
@@ -55,62 +55,54 @@ def values(c):
         yield isinstance(value, float) and not math.isfinite(value), f"{name}={value} must be a finite number"
 
 
+def images(c):
+    yield c.patch_size < 0, f"patch_size={c.patch_size} must not be negative (0 = text)"
+    kind, others, fix = ("images", OF_TEXT, "") if c.patch_size else ("text", OF_IMAGES, "set patch_size, or ")
+    yield changed(c, *others), f": patch_size={c.patch_size} makes this a model of {kind}: {fix}leave it out"
+    rest = c.patch_size and c.image_size % c.patch_size
+    yield rest, f"image_size={c.image_size} must be a multiple of patch_size={c.patch_size}"
+    tokens = c.image_tokens if c.patch_size and c.image_size else c.block_size
+    wrong = c.block_size != tokens
+    yield wrong, f"block_size={c.block_size}: an image of {c.image_size} pixels has {tokens} tokens: leave it out"
+
+
 def sizes(c):
-    """(true if wrong, message) for sizes and plain numbers."""
+    """Sizes and plain numbers."""
     names = ("n_layer", "n_head", "n_embd", "block_size", *(OF_IMAGES[:3] if c.patch_size else ("vocab_size",)))
-    small = where(c, names, lambda name, value: value < 1)
-    yield small, f"{small}: must be at least 1"
-    large = where(c, MOST, lambda name, value: value > MOST[name])
+    yield where(c, names, lambda _, value: value < 1), ": must be at least 1"
     limits = f"{MOST['n_layer']:,} blocks, {MOST['n_expert']:,} experts, {MOST['n_embd']:,} for other sizes"
-    yield large, f"{large}: larger than any model has ({limits})"
-    negative = min(c.n_kv_head, c.n_ff, c.head_size) < 0
-    yield negative, "n_kv_head, n_ff and head_size must not be negative (0 = the default)"
+    yield where(c, MOST, lambda name, value: value > MOST[name]), f": larger than any model has ({limits})"
+    negative = where(c, ("n_kv_head", "n_ff", "head_size"), lambda _, value: value < 0)
+    yield negative, " must not be negative (0 = the default)"
+    yield where(c, ("norm_eps",), lambda _, value: value < 0), " must not be negative"
+    not_positive = where(c, ("rope_theta", "init_std", "router_scale"), lambda _, value: value <= 0)
+    yield not_positive, " must be positive"
+    yield where(c, ("dropout", "drop_path"), lambda _, p: not 0 <= p < 1), " must be at least 0 and below 1"
     broken = not c.head_size and c.n_embd % c.n_head
     yield broken, f"n_embd={c.n_embd} must be a multiple of n_head={c.n_head}, unless head_size is given"
     uneven = c.n_kv_head and c.n_head % c.n_kv_head
     yield uneven, f"n_head={c.n_head} must be a multiple of n_kv_head={c.n_kv_head}"
     odd = c.pos == "rope" and c.head_dim % 2
     yield odd, f"pos=rope needs an even head size, but it is {c.head_dim}: change n_embd, n_head or head_size"
-    unused = c.pos != "rope" and changed(c, "rope_theta")
-    yield unused, "rope_theta needs pos=rope: set that, or leave rope_theta out"
-    yield c.rope_theta <= 0, f"rope_theta={c.rope_theta} must be positive"
-    yield not 0 <= c.dropout < 1, f"dropout={c.dropout} must be at least 0 and below 1"
-    yield not 0 <= c.drop_path < 1, f"drop_path={c.drop_path} must be at least 0 and below 1"
-    yield c.norm_eps < 0, f"norm_eps={c.norm_eps} must not be negative"
-    yield c.init_std <= 0, f"init_std={c.init_std} must be positive"
-
-
-def images(c):
-    """(true if wrong, message) for images."""
-    yield c.patch_size < 0, f"patch_size={c.patch_size} must not be negative (0 = text)"
-    kind, others, fix = ("images", OF_TEXT, "") if c.patch_size else ("text", OF_IMAGES, "set patch_size, or ")
-    given = changed(c, *others)
-    yield given, f"{given}: patch_size={c.patch_size} makes this a model of {kind}: {fix}leave it out"
-    rest = c.patch_size and c.image_size % c.patch_size
-    yield rest, f"image_size={c.image_size} must be a multiple of patch_size={c.patch_size}"
-    tokens = c.patch_size and c.image_size and c.image_tokens
-    wrong = tokens and c.block_size != tokens
-    yield wrong, f"block_size={c.block_size}: an image of {c.image_size} pixels has {tokens} tokens: leave it out"
+    yield c.pos != "rope" and changed(c, "rope_theta"), ": needs pos=rope: set that, or leave it out"
 
 
 def experts(c):
-    """(true if wrong, message) for mixtures of experts."""
     E, k = c.n_expert, c.n_expert_active
-    negative = where(c, ("n_expert", "n_expert_shared"), lambda name, value: value < 0)
-    yield negative, f"{negative}: must not be negative (0 = none)"
+    negative = where(c, ("n_expert", "n_expert_shared"), lambda _, value: value < 0)
+    yield negative, " must not be negative (0 = none)"
     given = E == 0 and changed(c, *OF_EXPERTS)
-    yield given, f"{given}: needs experts, set n_expert (8, for example), or leave it out"
+    yield given, ": needs experts, set n_expert (8, for example), or leave it out"
     yield E and k < 1, f"n_expert_active={k} must be at least 1"
     yield E and k > E, f"n_expert_active={k} is more than n_expert={E}: set it to at most {E}, or raise n_expert"
-    yield c.router_scale <= 0, f"router_scale={c.router_scale} must be positive"
     both = E and c.sigma_reparam
     yield both, "sigma_reparam is for single matrices, not for stacks of experts: leave one of them out"
 
 
 def norms(c):
-    """(true if wrong, message) for norms and where they stand."""
+    """Norms, and where they stand."""
     placed = c.norm == "none" and changed(c, "mid_norm", "post_norm", "input_norm", "post_norm_blocks")
-    yield placed, f"norm=none contradicts {placed}: leave that out, or choose a norm"
+    yield placed, ": contradicts norm=none: leave it out, or choose a norm"
     n, groups = c.post_norm_blocks, c.norm_groups
     yield not 0 <= n <= c.n_layer, f"post_norm_blocks={n} must be between 0 and n_layer={c.n_layer}"
     divides = groups >= 1 and c.n_embd % groups == 0
@@ -120,10 +112,9 @@ def norms(c):
     single = c.norm == "layernorm" and groups == c.n_embd
     yield single, f"norm_groups={groups} leaves LayerNorm groups of one channel, which are always 0: lower norm_groups"
     dyt = [f.name for f in fields(c) if f.name.startswith("dyt_") and (f.name, getattr(c, f.name)) != NO_DYT_BIAS]
-    given = c.norm != "dyt" and changed(c, *dyt)
-    yield given, f"{given}: needs norm=dyt, but norm={c.norm}"
-    zero = where(c, ("dyt_alpha_attn", "dyt_alpha_other"), lambda name, value: value == 0)
-    yield zero, f"{zero} would make the slot constant: choose another α₀"
+    yield c.norm != "dyt" and changed(c, *dyt), f": needs norm=dyt, but norm={c.norm}"
+    zero = where(c, ("dyt_alpha_attn", "dyt_alpha_other"), lambda _, value: value == 0)
+    yield zero, " would make the slot constant: choose another α₀"
     divided = c.embed_scale and c.input_norm and c.norm != "dyt"
     yield divided, "embed_scale has no effect under input_norm, which divides it out again: leave one of them out"
     twice = c.qk_norm and c.gain_out == "norm"
@@ -131,31 +122,29 @@ def norms(c):
 
 
 def scales(c):
-    """(true if wrong, message) for constants, learned scales and scale vectors."""
-    needy = c.norm == "none" and where(c, dict(NEED_NORMS), lambda *flag: flag in NEED_NORMS)
-    yield needy, f"{needy}: needs norms to act on, but norm=none: choose a norm"
+    """Constants, learned scales and scale vectors."""
+    needy = c.norm == "none" and where(c, NEED_NORMS, lambda name, value: value in NEED_NORMS[name])
+    yield needy, ": needs norms to act on, but norm=none: choose a norm"
     pre = branches_with_pre_norm(c)
     fix = "set pre_norm=both" + f" and post_norm_blocks below n_layer={c.n_layer}" * (c.post_norm_blocks == c.n_layer)
     without = c.lns in ("norm", "input") and not any(c.lns_branches in ("both", branch) for branch in pre)
     yield without, f"lns={c.lns} needs a pre norm to act on: {fix}, or lns=branch or residual"
-    unused = c.lns == "off" and changed(c, "lns_power", "lns_branches")
-    yield unused, f"{unused}: needs lns, for example lns=norm"
+    yield c.lns == "off" and changed(c, "lns_power", "lns_branches"), ": needs lns, for example lns=norm"
     learned = c.lns_learn and (c.lns != "norm" or c.gain == "none")
     yield learned, "lns_learn needs lns=norm and gains (gain=shared or branch), whose initial value it sets"
-
     scaled = c.post_norm != "both" and changed(c, "deepnorm", "admin")
-    yield scaled, f"{scaled} scales the stream before post norms: set post_norm=both (and pre_norm=none)"
+    yield scaled, " scales the stream before post norms: set post_norm=both (and pre_norm=none)"
     yield c.deepnorm and c.admin, "deepnorm and admin both scale the stream: leave one of them out"
     scale, start = c.branch_scale, c.branch_scale_init
     without = scale == "none" and start is not None
     yield without, "branch_scale_init needs branch_scale: set branch_scale=layerscale or skipinit"
     yield c.fixup and c.norm != "none", f"fixup replaces the norms, but norm={c.norm}: set norm=none"
     other = c.fixup and changed(c, "branch_scale", "sigma_reparam")
-    yield other, f"fixup contradicts {other}: it has its own multiplier on the branch, and matrices that start at zero"
+    yield other, " contradicts fixup, which has its own multiplier on the branch, and matrices that start at zero"
     wrong = c.gain == "branch" and not pre
     yield wrong, f"gain=branch needs a pre norm, whose gains it separates: {fix}"
     kinds = c.gain == "none" and changed(c, "gain_out", "gain_param")
-    yield kinds, f"{kinds} contradicts gain=none: choose gain=shared or branch"
+    yield kinds, " contradicts gain=none: choose gain=shared or branch"
     negative = c.gain_param == "expmagdir" and scale == "layerscale" and start is not None and start <= 0
     yield negative, f"gain_param=expmagdir keeps gains positive, but branch_scale_init={start}: choose a positive one"
     vectors = c.norm != "none" or c.qk_norm or c.gain_out != "none" or scale == "layerscale"

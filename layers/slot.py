@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from layers.ops import drop_samples, forbid_second_derivative, tanh, upcast
 from layers.runtime import Runtime
 
+SQUASH = {"tanh": tanh, "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
+
 
 class Normalise(torch.autograd.Function):
     """s (x − μ) over the last dimension, in `dtype`: s = 1/√(mean((x − μ)²) + eps), and μ is the mean of x if `centre`,
@@ -41,29 +43,6 @@ class Normalise(torch.autograd.Function):
         return s * dx, None, None, None
 
 
-# Norms are functions of (slot, x), x: (…, dim).
-
-
-def rms_norm(slot, x, centre=False):
-    groups = x if slot.groups == 1 else x.unflatten(-1, (slot.groups, -1))
-    # what goes into a matrix as it is, is rounded for the product here, and kept like that
-    dtype = (slot.runtime.compute_dtype if slot.fold else None) or upcast(x).dtype
-    return Normalise.apply(groups, slot.eps, centre, dtype).view_as(x)
-
-
-def layer_norm(slot, x):
-    return rms_norm(slot, x, centre=True)
-
-
-def dyt(slot, x):
-    """squash(αx): with gain and bias γ · tanh(αx) + β (DyT)."""
-    return SQUASH[slot.squash](slot.alpha * upcast(x))
-
-
-NORMALISE = {"none": lambda slot, x: x, "rmsnorm": rms_norm, "layernorm": layer_norm, "dyt": dyt}
-SQUASH = {"tanh": tanh, "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
-
-
 def factor(value: float | None):
     """`value` as a tensor () on the CPU, which every device can multiply by, or None. For Python floats torch.compile
     would compile each block anew; buffers would be lost in meta-device init and broadcast by DDP."""
@@ -80,22 +59,25 @@ class Slot(nn.Module):
 
     norm      "none", "rmsnorm", "layernorm" (over `groups` groups of channels), "dyt": squash(αx); in fp32 at least
     n_gain    number of learned gains: 0 (none), 1 (a scalar) or dim; `init` is their initial value
+    param     how gains are stored, except a scalar: "direct", or as magnitude times direction, "magdir" β · α/rms(α)
+              or "expmagdir" exp(b) · α/rms(α)
     role      of the gain: `gain_in` where a linear map follows, else `gain_out`; `scalar` for a single learned factor
     n_bias    number of learned biases: 0 (none), 1 or dim
     const     a factor, or None; 1.0 still counts as a factor
     const_in  the same, on the input; for lns=input only
     drop      rate of stochastic depth: in training y of a whole sample is 0 with this probability; None: off
-    fold      leave const and gain to the neighbouring linear map, which takes them from `folded` and multiplies them
-              into its weight: that saves a pass over the activations
+    fold      return normalise(const_in · x) alone: the neighbouring linear map takes const · gain from
+              `factor_for_weight` and multiplies its weight by it, which saves a pass over the activations
     """
 
-    runtime = Runtime()
+    runtime = Runtime()  # replaced by the network's
 
     def __init__(
         self,
         norm="none",
         *,
         n_gain=0,
+        param="direct",
         role="gain_out",
         init=1.0,
         n_bias=0,
@@ -110,31 +92,47 @@ class Slot(nn.Module):
         learn_alpha=True,
     ):
         super().__init__()
-        self.norm, self.eps, self.groups, self.squash = norm, eps, groups, squash
+        self.norm, self.eps, self.groups, self.squash, self.param = norm, eps, groups, squash, param
         self.const, self.const_in = (1.0 if c is None else c for c in (const, const_in))
         self.factor, self.factor_in, self.drop = factor(const), factor(const_in), factor(drop)
         self.init_gain, self.init_alpha = init, alpha
         self.fold = fold and not n_bias  # a bias comes after the gain, so the gain cannot move to the next matrix
-        self.add_gain(n_gain)
+        is_direct = param == "direct" or role == "scalar"
+        self.gain = empty_parameter(n_gain if is_direct else 0)
+        self.direction = empty_parameter(0 if is_direct else n_gain)
+        self.magnitude = None if self.direction is None else empty_parameter(1)
         self.bias = empty_parameter(n_bias)
         self.alpha = empty_parameter(1) if norm == "dyt" and learn_alpha else alpha
         self.param_roles = {"gain": role, "magnitude": role, "direction": "gain_dir", "bias": "bias", "alpha": "scalar"}
 
-    def add_gain(self, n_gain: int):
-        self.gain, self.direction = empty_parameter(n_gain), None
-
     def gain_vector(self):
         """The gain by which the slot multiplies, (dim,) or (1,), or None."""
-        return self.gain
+        if self.direction is None:
+            return self.gain
+        unit = self.direction * torch.rsqrt(self.direction.square().mean())
+        return (self.magnitude.exp() if self.param == "expmagdir" else self.magnitude) * unit
 
-    @torch.no_grad()
-    def set_gain(self, value: float):
-        """Give every entry of the gain this value."""
-        if self.gain is not None:
-            self.gain.fill_(value)
+    def factor_for_weight(self):
+        """const · gain, by which a folding slot has a weight multiplied: a vector, a tensor (), or None for nothing."""
+        if not self.fold:
+            return None
+        gain = self.gain_vector()
+        if self.factor is None:
+            return gain
+        return self.factor if gain is None else self.factor * gain
+
+    def normalise(self, x):
+        if self.norm == "none":
+            return x
+        if self.norm == "dyt":
+            return SQUASH[self.squash](self.alpha * upcast(x))
+        groups = x if self.groups == 1 else x.unflatten(-1, (self.groups, -1))
+        # what goes into a matrix as it is, is rounded for the product here, and kept like that
+        dtype = (self.runtime.compute_dtype if self.fold else None) or upcast(x).dtype
+        return Normalise.apply(groups, self.eps, self.norm == "layernorm", dtype).view_as(x)
 
     def forward(self, x):
-        x = NORMALISE[self.norm](self, x if self.factor_in is None else self.factor_in * x)
+        x = self.normalise(x if self.factor_in is None else self.factor_in * x)
         if self.fold:
             return x
         gain = self.gain_vector()
@@ -145,14 +143,14 @@ class Slot(nn.Module):
         x = x if self.factor is None else self.factor * x
         return x if self.drop is None or not self.training else drop_samples(x, self.drop)
 
-    def folded(self):
-        """const · gain, which a folding slot leaves to a weight: a vector, a tensor (), or None for nothing."""
-        if not self.fold:
-            return None
-        gain = self.gain_vector()
-        if self.factor is None:
-            return gain
-        return self.factor if gain is None else self.factor * gain
+    @torch.no_grad()
+    def set_gain(self, value: float):
+        """Give every entry of the gain this value."""
+        if self.direction is not None:
+            self.direction.fill_(1.0)
+            self.magnitude.fill_(math.log(value) if self.param == "expmagdir" else value)
+        elif self.gain is not None:
+            self.gain.fill_(value)
 
     @torch.no_grad()
     def init(self):
@@ -162,47 +160,6 @@ class Slot(nn.Module):
             self.bias.zero_()
         if isinstance(self.alpha, nn.Parameter):
             self.alpha.fill_(self.init_alpha)
-
-    def extra_repr(self):
-        drop = "" if self.drop is None else f", dropped with probability {self.drop:.3g}"
-        return (self.norm if self.const == 1.0 else f"{self.const:.4g} · {self.norm}") + drop
-
-
-class MagnitudeSlot(Slot):
-    """A slot whose gain is a magnitude times a direction, β · α/rms(α)."""
-
-    def add_gain(self, n_gain: int):
-        self.gain, self.direction, self.magnitude = None, empty_parameter(n_gain), empty_parameter(1)
-
-    def gain_vector(self):
-        return self.magnitude * self.unit()
-
-    def unit(self):
-        return self.direction * torch.rsqrt(self.direction.square().mean())
-
-    @torch.no_grad()
-    def set_gain(self, value: float):
-        self.direction.fill_(1.0)
-        self.magnitude.fill_(value)
-
-
-class ExpMagnitudeSlot(MagnitudeSlot):
-    """The same with exp(b) as the magnitude, which stays positive."""
-
-    def gain_vector(self):
-        return self.magnitude.exp() * self.unit()
-
-    def set_gain(self, value: float):
-        super().set_gain(math.log(value))
-
-
-SLOTS = {"direct": Slot, "magdir": MagnitudeSlot, "expmagdir": ExpMagnitudeSlot}
-
-
-def make_slot(norm: str = "none", *, param: str = "direct", n_gain: int = 0, role: str = "gain_out", **parts) -> Slot:
-    """A slot that stores its gain as gain_param=`param` says; a scalar is stored as it is."""
-    kind = SLOTS[param if n_gain and role != "scalar" else "direct"]
-    return kind(norm, n_gain=n_gain, role=role, **parts)
 
 
 class Slots(NamedTuple):

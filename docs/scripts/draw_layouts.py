@@ -20,7 +20,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from layers.linear import SigmaReparam
-from layers.slot import ExpMagnitudeSlot, MagnitudeSlot, Slot
+from layers.slot import Slot
 from model import GPT, GPTConfig
 
 BLOCK = 4  # the block that is drawn, of 12: there 1/√ℓ is 0.5
@@ -94,9 +94,10 @@ def kind(part) -> str | None:
 
 def gain(slot: Slot) -> str:
     """γ for a vector, s for a scalar, β·α̂ or eᵇ·α̂ for a vector of magnitude and direction; "" for no gain."""
-    text = {MagnitudeSlot: "β·α̂", ExpMagnitudeSlot: "eᵇ·α̂", Slot: ""}[type(slot)]
-    if slot.gain is not None:
-        text = "s" if slot.param_roles["gain"] == "scalar" else "γ"
+    if slot.direction is not None:
+        text = "β·α̂" if slot.param == "magdir" else "eᵇ·α̂"
+    else:
+        text = "" if slot.gain is None else "s" if slot.param_roles["gain"] == "scalar" else "γ"
     return f"{text} ({slot.init_gain:.3g})" if text and slot.init_gain != 1.0 else text
 
 

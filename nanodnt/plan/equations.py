@@ -6,7 +6,7 @@ from itertools import groupby
 import torch
 
 from layers.linear import Linear, SigmaReparam
-from layers.slot import ExpMagnitudeSlot, Slot
+from layers.slot import Slot
 from model import GPTConfig, Transformer
 
 NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
@@ -28,7 +28,7 @@ CONSTANT = r"«([^»]*)»"  # equations mark their constants, so that blocks can
 def symbol(slot: Slot) -> str | None:
     """The symbol of the slot's gain, or None if it has no gain."""
     if slot.direction is not None:
-        return "exp(β)·û" if isinstance(slot, ExpMagnitudeSlot) else "β·û"
+        return "exp(β)·û" if slot.param == "expmagdir" else "β·û"
     if slot.gain is None:
         return None
     return "s" if slot.param_roles["gain"] == "scalar" else "γ" if slot.init_gain == 1 else "λ"

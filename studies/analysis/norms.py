@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from layers.ops import upcast
-from layers.slot import NORMALISE, Slot
+from layers.slot import Slot
 from model import Transformer
 from nanodnt.run.tracking import watch
 from studies.analysis.figure import (
@@ -195,7 +195,7 @@ def norm_scatter(model: Transformer, batches, slot_name: str, n: int, generator:
         with watch([(slot, lambda args, y: seen.append(upcast(args[0])))]):
             model.final_norm(model.stream(inputs))
         x = seen.pop().flatten(0, 1)  # (tokens, C)
-        y = NORMALISE[slot.norm](slot, x if slot.const_in == 1.0 else slot.const_in * x)
+        y = slot.normalise(x if slot.const_in == 1.0 else slot.const_in * x)
         most = n * (done + len(inputs)) // rows - n * done // rows
         chosen = torch.randperm(x.numel(), generator=generator, device=generator.device)[:most].sort().values
         token, channel = (i.to(x.device) for i in (chosen // x.shape[1], chosen % x.shape[1]))

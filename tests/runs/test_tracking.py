@@ -75,7 +75,7 @@ def by_hand(model, idx) -> dict:
                     load, entropy = routing_by_hand(r.f.router, u.double().numpy(), r.pre, c)
                     for key, value in (("load", load), ("router_entropy", entropy), ("dropped", 0.0)):
                         found[key].append(value)
-                inputs[f"{path}.mid"] = r.f(u, r.pre.folded(), *args)
+                inputs[f"{path}.mid"] = r.f(u, r.pre.factor_for_weight(), *args)
                 y = r.mid(inputs[f"{path}.mid"])
                 found["branch_var"][name].append(spread(y))
                 inputs[f"{path}.post"] = r.skip(x) + y

@@ -38,7 +38,7 @@ def test_one_product_is_the_separate_ones(flags):
         parameters = [x, *{id(p): p for m in (residual.pre, *matrices) for p in m.parameters()}.values()]
 
         def outputs(f, x=x, residual=residual):
-            u, scale = residual.pre(x), residual.pre.folded()
+            u, scale = residual.pre(x), residual.pre.factor_for_weight()
             return f(u, scale)
 
         fused = outputs(lambda u, scale, ms=matrices: fused_linear(ms, u, scale))

@@ -70,16 +70,17 @@ def test_at_initialisation_the_same(flags, same):
 def test_magnitude_and_direction_precondition_as_claimed(kind):
     """With J the Jacobian of γ(magnitude, direction) at γ = 1: J Jᵀ is d along the direction and 1 orthogonal to it."""
     slot, d = fresh(dict(gain_param=kind)).blocks[0].attn.pre, 16
-    assert torch.equal(slot.folded(), torch.ones(d, dtype=torch.float64))
-    rows = [torch.autograd.grad(g, (slot.magnitude, slot.direction), retain_graph=True) for g in slot.folded()]
+    assert torch.equal(slot.factor_for_weight(), torch.ones(d, dtype=torch.float64))
+    gains, parts = slot.factor_for_weight(), (slot.magnitude, slot.direction)
+    rows = [torch.autograd.grad(g, parts, retain_graph=True) for g in gains]
     jacobian = torch.stack([torch.cat(row) for row in rows])  # (d, 1 + d)
     along = torch.full((d, d), 1 / d, dtype=torch.float64)
     assert error(jacobian @ jacobian.T, d * along + torch.eye(d) - along) < 1e-12
     with torch.no_grad():  # the length of the direction does not matter
         slot.direction.copy_(1 + torch.arange(d) / 3)
-        before = slot.folded()
+        before = slot.factor_for_weight()
         slot.direction.mul_(7)
-        assert error(slot.folded(), before) < 1e-12
+        assert error(slot.factor_for_weight(), before) < 1e-12
         assert error(before.square().mean(), torch.ones(())) < 1e-12
 
 

@@ -103,7 +103,7 @@ def test_what_is_stored_has_memory_of_its_own():
 
     def both(x):
         y = x @ x
-        return y, ops.materialise(y)
+        return y, ops.store_once(y)
 
     x = torch.randn(4, 4)
     y, z = torch.compile(both, dynamic=False)(x)
