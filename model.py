@@ -34,7 +34,7 @@ from layers.network import Network
 from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, store_once, upcast
 from layers.rules import check_config
 from layers.runtime import Runtime
-from layers.slot import Slot, Slots
+from layers.slot import Slot
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
 
@@ -129,8 +129,7 @@ class GPTConfig:
         return self.head_size or self.n_embd // self.n_head
 
     @property
-    def hidden(self) -> int:
-        """Hidden width of the FFN."""
+    def ffn_width(self) -> int:
         return self.n_ff or 4 * self.n_embd
 
     @property
@@ -166,7 +165,7 @@ class GPTConfig:
         return {position for position, branches in flags.items() if branches in ("both", branch)}
 
 
-def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
+def layout(config: GPTConfig, layer: int, branch: str) -> dict:
     """The four slots of `branch` ("attn" or "mlp") in layer ℓ = `layer`, counted from 1: the whole block layout."""
     c, d, norms = config, config.n_embd, config.norm_positions(layer, branch)
 
@@ -193,7 +192,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> Slots:
         post |= dict(role="gain_in", fold=False)
 
     skip = dict(const=(2 * c.n_layer) ** 0.25 if c.deepnorm else None, n_gain=d if c.admin else 0)
-    return Slots(
+    return dict(
         pre=norm_slot(c, "gain_in", branch, **pre) if "pre" in norms else Slot(n_bias=int(c.fixup)),
         mid=norm_slot(c, **mid) if "mid" in norms else Slot(param=c.gain_param, **mid),
         post=norm_slot(c, **post) if "post" in norms else Slot(const=post["const"]),
@@ -229,7 +228,7 @@ def layerscale_init(n_layer: int) -> float:
 def projection(config: GPTConfig, layer: int, part: str, experts: int = 0, shared: int = 1) -> Linear:
     """Matrix `part` ("q", "k", "v", "o", "gate", "up" or "down") of layer ℓ = `layer`: its shape, role, slots, init.
     `experts`: a stack of so many; `shared`: an FFN so many times as wide."""
-    c, d, hidden = config, config.n_embd, config.hidden * shared
+    c, d, hidden = config, config.n_embd, config.ffn_width * shared
     heads, kv = c.n_head * c.head_dim, (c.n_kv_head or c.n_head) * c.head_dim
     n_in, n_out, role = {
         "q": (d, heads, "qk"), "k": (d, kv, "qk"), "v": (d, kv, "vo"), "o": (heads, d, "vo"),
@@ -334,10 +333,10 @@ class Residual(nn.Module):
 
     runtime = Runtime()
 
-    def __init__(self, f: nn.Module, slots: Slots, dropout: float = 0.0):
+    def __init__(self, f: nn.Module, dropout: float, pre: Slot, mid: Slot, post: Slot, skip: Slot):
         super().__init__()
         self.f, self.dropout = f, nn.Dropout(dropout)
-        self.pre, self.mid, self.post, self.skip = slots
+        self.pre, self.mid, self.post, self.skip = pre, mid, post, skip
 
     def store_once(self, x):
         """x, to be given to this sub-layer: compiled, it is written to memory first if a norm reads it, more than once.
@@ -355,9 +354,9 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.attn = Residual(Attention(config, layer), layout(config, layer, "attn"), config.dropout)
+        self.attn = Residual(Attention(config, layer), config.dropout, **layout(config, layer, "attn"))
         ffn = mixture if config.n_expert else MLP
-        self.mlp = Residual(ffn(config, layer), layout(config, layer, "mlp"), config.dropout)
+        self.mlp = Residual(ffn(config, layer), config.dropout, **layout(config, layer, "mlp"))
 
     def forward(self, x, rope=None, cache=None, mask=None):
         x = self.attn(x, rope, cache, mask)

@@ -4,7 +4,7 @@ import torch
 import torch.nn as nn
 
 from layers.linear import Embedding, Linear, SigmaReparam
-from layers.roles import HIDDEN, ROLES
+from layers.roles import BLOCK_ROLES, ROLES
 from layers.runtime import Runtime
 from layers.slot import Slot
 
@@ -86,8 +86,7 @@ class Network(nn.Module):
     def active_numel(self) -> dict:
         """{parameter name: number of its entries that a token meets}: of a stack of experts those of its own."""
         c = self.config
-        stacks = [m for m in self.modules() if isinstance(m, Linear) and m.stack]
-        stacked = {id(p) for m in stacks for p in m.parameters(recurse=False)}
+        stacked = {id(p) for m in self.modules() if getattr(m, "stack", 0) for p in m.parameters(recurse=False)}
         return {
             name: p.numel() * c.n_expert_active // c.n_expert if id(p) in stacked else p.numel()
             for name, p in self.named_parameters()
@@ -96,10 +95,10 @@ class Network(nn.Module):
     def active_matrices(self) -> int:
         """Number of entries of the blocks' matrices, routers included, that a token meets."""
         roles = self.roles()
-        return sum(n for name, n in self.active_numel().items() if roles[name] in (*HIDDEN, "router"))
+        return sum(n for name, n in self.active_numel().items() if roles[name] in (*BLOCK_ROLES, "router"))
 
     def attention_flops(self) -> int:
-        """Training FLOPs per token of scores and weighted sums: 12·L·T times the channels of all heads."""
+        """Attention's part of `flops_per_token`."""
         c = self.config
         return 12 * c.n_layer * c.n_head * c.head_dim * c.block_size
 

@@ -15,9 +15,10 @@ MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_
 MOST |= dict(patch_size=2**16, image_size=2**16, channels=2**16, n_class=2**24)
 MOST |= dict(n_expert=2**15, n_expert_shared=2**15)  # Routes sorts experts as int16
 
-# The flags that only one kind of network has: images besides patch_size, text, experts besides n_expert.
-OF_IMAGES = ("image_size", "channels", "n_class", "pool")
-OF_TEXT = ("pos", "rope_theta", "vocab_size")
+# Flags that only one kind of network has, besides the one that chooses it (see `kind_of`), and which of them are sizes.
+OF = {"text": ("pos", "rope_theta", "vocab_size"), "images": ("image_size", "channels", "n_class", "pool")}
+SIZES = {"text": ("vocab_size",), "images": ("image_size", "channels", "n_class")}
+# Flags that only a mixture of experts has, besides n_expert.
 OF_EXPERTS = ("n_expert_active", "n_expert_shared", "router", "router_norm", "router_scale", "balance")
 
 NO_DYT_BIAS = ("dyt_bias", False)  # as good as none, and older checkpoints have it
@@ -29,6 +30,11 @@ def check_config(config) -> None:
     for wrong, message in chain(*(rules(config) for rules in (values, images, sizes, experts, norms, scales))):
         if wrong:
             raise ValueError(wrong + message if isinstance(wrong, str) else message)
+
+
+def kind_of(c) -> str:
+    """The network's key in OF."""
+    return "images" if c.patch_size else "text"
 
 
 def where(c, names, wrong) -> str:
@@ -57,7 +63,8 @@ def values(c):
 
 def images(c):
     yield c.patch_size < 0, f"patch_size={c.patch_size} must not be negative (0 = text)"
-    kind, others, fix = ("images", OF_TEXT, "") if c.patch_size else ("text", OF_IMAGES, "set patch_size, or ")
+    kind, fix = kind_of(c), "" if c.patch_size else "set patch_size, or "
+    others = [flag for other, flags in OF.items() if other != kind for flag in flags]
     yield changed(c, *others), f": patch_size={c.patch_size} makes this a model of {kind}: {fix}leave it out"
     rest = c.patch_size and c.image_size % c.patch_size
     yield rest, f"image_size={c.image_size} must be a multiple of patch_size={c.patch_size}"
@@ -68,7 +75,7 @@ def images(c):
 
 def sizes(c):
     """Sizes and plain numbers."""
-    names = ("n_layer", "n_head", "n_embd", "block_size", *(OF_IMAGES[:3] if c.patch_size else ("vocab_size",)))
+    names = ("n_layer", "n_head", "n_embd", "block_size", *SIZES[kind_of(c)])
     yield where(c, names, lambda _, value: value < 1), ": must be at least 1"
     limits = f"{MOST['n_layer']:,} blocks, {MOST['n_expert']:,} experts, {MOST['n_embd']:,} for other sizes"
     yield where(c, MOST, lambda name, value: value > MOST[name]), f": larger than any model has ({limits})"
@@ -159,25 +166,27 @@ def branches_with_pre_norm(c) -> list:
 
 def notes(c) -> list:
     """What is allowed but should be known: one line each, printed when a run starts."""
-    found = [*lns_notes(c)]
+    return [*lns_notes(c), *other_notes(c)]
+
+
+def other_notes(c):
     if (c.deepnorm or c.admin) and c.pre_norm != "none":
-        found.append(f"pre_norm={c.pre_norm} beside post norms: DeepNorm and Admin have pre_norm=none")
-    for name in ("deepnorm", "fixup"):
-        if getattr(c, name) and c.residual_init != "plain":
-            found.append(f"{name} has its own initialisation: residual_init={c.residual_init} is not used")
+        yield f"pre_norm={c.pre_norm} beside post norms: DeepNorm and Admin have pre_norm=none"
+    own_init = changed(c, "deepnorm", "fixup")
+    if own_init and c.residual_init != "plain":
+        yield f"{own_init} has its own initialisation: residual_init={c.residual_init} is not used"
     if c.n_expert > 1 and c.n_expert_active == 1 and c.router_norm:
-        found.append(
+        yield (
             "router_norm=True makes the weight of a token's one expert 1, so the loss does not train the router: "
             "router_norm=False is Switch's setting"
         )
     size = c.init_std * c.n_embd**0.5
     if c.norm == "dyt" and not c.patch_size and c.init == "normal" and size < 0.5:
-        found.append(
+        yield (
             f"dyt does not enlarge small signals, and init_std·√n_embd = {size:.2f} makes them small; the paper's "
-            "language models have 0.6 to 1.8 (1024 to 8192 wide, std 0.02 in its code). "
-            f"init_std={c.n_embd**-0.5:.2g} gives 1"
+            f"language models have 0.6 to 1.8 (1024 to 8192 wide, std 0.02 in its code). init_std={c.n_embd**-0.5:.2g} "
+            "gives 1"
         )
-    return found
 
 
 def lns_notes(c):

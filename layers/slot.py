@@ -1,7 +1,6 @@
 """Slots: the places around and inside a branch where a norm, a gain or a constant may stand."""
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn as nn
@@ -160,12 +159,3 @@ class Slot(nn.Module):
             self.bias.zero_()
         if isinstance(self.alpha, nn.Parameter):
             self.alpha.fill_(self.init_alpha)
-
-
-class Slots(NamedTuple):
-    """The four slots of a residual sub-layer: x ← post( skip(x) + mid( f( pre(x) ) ) )."""
-
-    pre: Slot
-    mid: Slot
-    post: Slot
-    skip: Slot

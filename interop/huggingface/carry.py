@@ -84,7 +84,7 @@ def network_config(config: GPTConfig) -> dict:
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.block_size,
         "hidden_size": config.n_embd,
-        "intermediate_size": config.hidden,
+        "intermediate_size": config.ffn_width,
         "num_hidden_layers": config.n_layer,
         "num_attention_heads": config.n_head,
         "num_key_value_heads": config.n_kv_head or config.n_head,

@@ -194,12 +194,12 @@ def config_to_theirs(config: GPTConfig, kind: str) -> dict:
     if kind == "gpt2":
         names = {ours: key for key, ours in reversed(ACTIVATIONS.items())}
         drop = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-        return values | drop | dict(n_inner=config.hidden, activation_function=names[config.mlp])
+        return values | drop | dict(n_inner=config.ffn_width, activation_function=names[config.mlp])
     rope = dict(rope_theta=config.rope_theta, rope_parameters=dict(rope_type="default", rope_theta=config.rope_theta))
     values |= rope | dict(hidden_act="silu", attention_bias=config.bias, mlp_bias=config.bias)
     values |= {other: values[key] for key, other in SAME_KEYS.items() if key in values}
     values |= dict(num_key_value_heads=config.n_kv_head or config.n_head, head_dim=config.head_dim)
-    return values | {"intermediate_size": config.hidden, family.sizes["n_ff"]: config.hidden}
+    return values | {"intermediate_size": config.ffn_width, family.sizes["n_ff"]: config.ffn_width}
 
 
 # ------------------------------------------------------------------------------------------------------------ tensors

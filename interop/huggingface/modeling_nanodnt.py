@@ -36,7 +36,7 @@ class NanoDNTConfig(PretrainedConfig):
         super().__init__(**kwargs)
         self.network = asdict(c)
         self.vocab_size, self.max_position_embeddings = c.vocab_size, c.block_size
-        self.hidden_size, self.intermediate_size, self.num_hidden_layers = c.n_embd, c.hidden, c.n_layer
+        self.hidden_size, self.intermediate_size, self.num_hidden_layers = c.n_embd, c.ffn_width, c.n_layer
         self.num_attention_heads, self.num_key_value_heads = c.n_head, c.n_kv_head or c.n_head
         self.head_dim = c.head_dim
 

@@ -1,6 +1,6 @@
 """The sets of variants that bench.py --vary knows by name."""
 
-from layers.rules import OF_EXPERTS, OF_IMAGES
+from layers.rules import OF, OF_EXPERTS
 from model import GPTConfig
 from nanodnt.bench.settings import Setting
 from nanodnt.optim import OPTIMIZERS, RATIOS
@@ -33,7 +33,7 @@ LAYOUTS = {
 # Flags that keep the config's value in every layout.
 KEPT = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "pos", "rope_theta", "n_kv_head", "mlp", "n_ff")
 KEPT += ("head_size", "tie_weights", "bias", "dropout", "drop_path", "norm_eps", "init_std")
-KEPT += ("n_expert", *OF_EXPERTS, "patch_size", *OF_IMAGES)
+KEPT += ("n_expert", *OF_EXPERTS, "patch_size", *OF["images"])
 PENALTIES = ("balance_coef", "balance_rate", "z_coef", "lr_ratio_router")  # flags of training that need experts
 SIZES = ("n_layer", "n_embd", "block_size", "micro_batch_size")  # each value of these is timed by itself
 
@@ -62,7 +62,7 @@ def vary_experts(setting: Setting) -> dict:
         raise ValueError("vary=experts times a mixture of experts beside a dense model: set n_expert, 8 for example")
     dense = {name: getattr(GPTConfig, name) for name in ("n_expert", *OF_EXPERTS)}
     dense |= {name: getattr(TrainConfig, name) for name in PENALTIES}
-    dense |= dict(n_ff=flags.hidden * (flags.n_expert_active + flags.n_expert_shared))
+    dense |= dict(n_ff=flags.ffn_width * (flags.n_expert_active + flags.n_expert_shared))
     return {"dense": dense, "experts": {}}
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from layers.roles import HIDDEN, MATRICES
+from layers.roles import BLOCK_ROLES, MATRICES
 from nanodnt.optim.optimizer import Optimizer
 from nanodnt.optim.registry import OPTIMIZERS, RULES
 from nanodnt.tables import table
@@ -46,7 +46,7 @@ def make_group(config, role: str, block_type: str, decays: bool) -> dict:
         numbers = dict(base_lr=config.balance_rate, lr_ratio=1.0, weight_decay=0.0)
         return dict(params=[], label=role, role=role, rule=role, **numbers)
     rest = OPTIMIZERS[config.optimizer].rest
-    rule, prefix = (config.optimizer, "") if role in HIDDEN or not rest else (rest, f"{rest}_")
+    rule, prefix = (config.optimizer, "") if role in BLOCK_ROLES or not rest else (rest, f"{rest}_")
     ratio = getattr(config, f"lr_ratio_{block_type}") if config.blockwise_lr else 1.0
     # biases and scalars get the LR of the matrix they belong to
     own_group = config.blockwise_lr and role in ("bias", "scalar") and block_type != "norm"

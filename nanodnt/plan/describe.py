@@ -15,10 +15,10 @@ def describe_size(model: Transformer, remark: str = "") -> list:
     """Two lines: the model's sizes, and its vocabulary or images, followed by the `remark`."""
     c = model.config
     heads = f"{c.n_head} heads of {c.head_dim}" + (f", {c.n_kv_head} for k and v" if c.n_kv_head else "")
-    ffn = f"FFN {c.hidden}"
+    ffn = f"FFN {c.ffn_width}"
     if c.n_expert:
         shared = f", {c.n_expert_shared} shared" if c.n_expert_shared else ""
-        ffn = f"{c.n_expert} experts of FFN {c.hidden} ({c.n_expert_active} active{shared})"
+        ffn = f"{c.n_expert} experts of FFN {c.ffn_width} ({c.n_expert_active} active{shared})"
     rows, data = task_of(c).describe_size(c)
     return [f"{c.n_layer} blocks, {c.n_embd} wide, {heads}, {ffn}, {rows}", data + remark]
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from layers.linear import Linear
-from layers.roles import HIDDEN
+from layers.roles import BLOCK_ROLES
 from nanodnt.run.hardware import memory_bytes
 
 # Shares of a GPU's memory, our choices; activations need the rest.
@@ -103,7 +103,7 @@ def padded_numel(params, n: int) -> int:
 def block_matrices(module) -> list:
     """The matrices of attention and FFN in a model or a block, experts included; routers are none of them."""
     linears = [m for m in module.modules() if isinstance(m, Linear)]
-    return [m.weight for m in linears if m.param_roles["weight"] in HIDDEN]
+    return [m.weight for m in linears if m.param_roles["weight"] in BLOCK_ROLES]
 
 
 def gathered_dtype(model, compute_dtype: torch.dtype) -> torch.dtype:

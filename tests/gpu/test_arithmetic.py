@@ -25,7 +25,7 @@ SIZES = {
     "cuda": dict(n_layer=4, n_head=12, n_embd=768, block_size=512, vocab_size=50257),
     "cpu": dict(n_layer=1, n_head=2, n_embd=32, block_size=16, vocab_size=64),
 }
-HIDDEN = {"cuda": 1536, "cpu": 32}  # of an expert
+BLOCK_ROLES = {"cuda": 1536, "cpu": 32}  # of an expert
 MODELS = {  # layouts of nanodnt/bench/vary.py, and further flags
     "Pre-LN, RMSNorm": ("pre_ln (S1)", {}),
     "Pre-LN, LayerNorm": ("layernorm", {}),
@@ -256,7 +256,7 @@ PRODUCTS = list(pairs(SPREADS, ALLOWED))
 @pytest.mark.parametrize("device, spread, dtype", on_devices(PRODUCTS, cpu=PRODUCTS))
 def test_the_product_of_all_experts(device, spread, dtype, more, has_bias):
     """Also where rows are of no multiple of 16 bytes, and where an expert has no token."""
-    sizes, n_in, n_out = SPREADS[spread], SIZES[device]["n_embd"], HIDDEN[device] + more
+    sizes, n_in, n_out = SPREADS[spread], SIZES[device]["n_embd"], BLOCK_ROLES[device] + more
     generator, ends = torch.Generator().manual_seed(0), torch.tensor(sizes).cumsum(0).int().to(device)
     shapes = [(sum(sizes), n_in), (len(sizes), n_out, n_in), (len(sizes), n_out), (sum(sizes), n_out)]
     x, weight, bias, dy = (torch.randn(s, generator=generator).to(device, dtype) for s in shapes)
@@ -273,7 +273,7 @@ def test_the_product_of_all_experts(device, spread, dtype, more, has_bias):
 @pytest.mark.parametrize("device, way", on_devices(("eager", "compiled"), cpu=("eager",)))
 def test_a_model_of_experts(device, way):
     """In fp32: in bf16 a token may go to another expert for its rounding alone. Then MODELS has all of them active."""
-    setting = make_setting(device, n_expert=8, n_ff=HIDDEN[device], mlp="swiglu", compile=True)
+    setting = make_setting(device, n_expert=8, n_ff=BLOCK_ROLES[device], mlp="swiglu", compile=True)
     batch = setting.first_micro_batch()
     model = prepare_model(setting.new_model(), setting.config, setting.env)
     call = compile_here(model, setting, batch) if way == "compiled" else model

@@ -10,17 +10,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from layers import rules
 from model import GPT, GPTConfig
 from support.reference import Net
 
 BLOCK = r"blocks\.\d+\."  # of a parameter name
-SIZE = dict(
-    n_head=4, n_embd=16, block_size=9, vocab_size=50, norm_eps=1e-2
-)  # eps is large, so that a wrong position shows
+SIZE = dict(n_head=4, n_embd=16, block_size=9, vocab_size=50)
+SIZE |= dict(norm_eps=1e-2)  # large, so that a wrong position shows
 IMAGES = dict(n_head=4, n_embd=16, patch_size=2, image_size=4, channels=3, n_class=7, block_size=5)
-NET = Net(vocab=50, heads=4, kv_heads=4, blocks=1, eps=1e-2)
 PRE = dict(attn="pre", mlp="pre")
+NET = Net(vocab=50, heads=4, kv_heads=4, blocks=1, eps=1e-2, **PRE)
 S4 = dict(input_norm=True, qk_norm=True, mid_norm="both")
 S5 = dict(S4, pre_norm="attn")
 POST = dict(pre_norm="none", post_norm="both")
@@ -29,6 +27,7 @@ LLAMA_NET = dict(theta=500.0, kv_heads=2, act="swiglu", tied=False)
 S4_NET = dict(attn="pre mid", mlp="pre mid", qk_norm=True, input_norm=True)
 S5_NET = dict(S4_NET, mlp="mid")
 POST_NET = dict(attn="post", mlp="post", final=False)
+NO_NET = dict(attn="", mlp="", final=False)
 LAYERNORM, LAYERNORM_NET = dict(norm="layernorm", bias=True), dict(kind="layer", norm_bias=True, linear_bias=True)
 NONE, FIXUP = dict(norm="none"), dict(norm="none", fixup=True)
 UNIFIED = dict(gain="branch", gain_out="norm", gain_param="magdir")
@@ -38,74 +37,48 @@ DYT_CONSTANT = dict(norm="dyt", dyt_learn_alpha=False, dyt_alpha_attn=0.7, dyt_a
 
 # name: (flags of GPTConfig, the same network as a support.reference.Net): placements and parts.
 LAYOUTS = {
-    "S1": (dict(), PRE),
-    "S2": (dict(qk_norm=True), dict(PRE, qk_norm=True)),
-    "S3": (dict(qk_norm=True, input_norm=True), dict(PRE, qk_norm=True, input_norm=True)),
-    "S4": (S4, dict(attn="pre mid", mlp="pre mid", qk_norm=True, input_norm=True)),
-    "S5": (S5, dict(attn="pre mid", mlp="mid", qk_norm=True, input_norm=True)),
-    "input norm": (dict(input_norm=True), dict(PRE, input_norm=True)),
-    "pre-LN, bias": (dict(norm="layernorm", bias=True), dict(PRE, kind="layer", norm_bias=True, linear_bias=True)),
-    "pre-LN, no bias": (dict(norm="layernorm"), dict(PRE, kind="layer")),
-    "rmsnorm, bias": (dict(bias=True), dict(PRE, linear_bias=True)),
-    "post-LN": (dict(POST, norm="layernorm"), dict(attn="post", mlp="post", final=False, kind="layer")),
-    "post-LN, bias": (
-        dict(POST, norm="layernorm", bias=True),
-        dict(attn="post", mlp="post", final=False, kind="layer", norm_bias=True, linear_bias=True),
-    ),
-    "sandwich": (dict(mid_norm="both"), dict(attn="pre mid", mlp="pre mid")),
-    "dyt": (dict(norm="dyt"), dict(PRE, kind="dyt")),
-    "dyt, beta": (dict(norm="dyt", dyt_bias=True), dict(PRE, kind="dyt", norm_bias=True)),
-    "dyt, linear bias": (dict(norm="dyt", bias=True), dict(PRE, kind="dyt", linear_bias=True)),
-    "dyt, S5": (
-        dict(S5, norm="dyt", dyt_bias=True),
-        dict(attn="pre mid", mlp="mid", qk_norm=True, input_norm=True, kind="dyt", norm_bias=True),
-    ),
-    "dyt, post": (dict(POST, norm="dyt"), dict(attn="post", mlp="post", final=False, kind="dyt")),
-    "no norm": (dict(norm="none"), dict(final=False)),
-    "no norm but qk": (dict(norm="none", qk_norm=True), dict(final=False, qk_norm=True)),
-    "rope": (dict(pos="rope"), dict(PRE, theta=10000.0)),
-    "rope, bias, untied": (
-        dict(pos="rope", bias=True, tie_weights=False),
-        dict(PRE, theta=10000.0, linear_bias=True, tied=False),
-    ),
-    "gqa": (dict(n_kv_head=2), dict(PRE, kv_heads=2)),
-    "mqa, qk norm": (dict(n_kv_head=1, qk_norm=True), dict(PRE, kv_heads=1, qk_norm=True)),
+    "S1": (dict(), dict()),
+    "S2": (dict(qk_norm=True), dict(qk_norm=True)),
+    "S4": (S4, S4_NET),
+    "S5": (S5, S5_NET),
+    "input norm": (dict(input_norm=True), dict(input_norm=True)),
+    "pre-LN, bias": (LAYERNORM, LAYERNORM_NET),
+    "pre-LN, no bias": (dict(norm="layernorm"), dict(kind="layer")),
+    "rmsnorm, bias": (dict(bias=True), dict(linear_bias=True)),
+    "post-LN, bias": (dict(POST, **LAYERNORM), dict(POST_NET, **LAYERNORM_NET)),
+    "dyt": (dict(norm="dyt"), dict(kind="dyt")),
+    "dyt, S5": (dict(S5, norm="dyt", dyt_bias=True), dict(S5_NET, kind="dyt", norm_bias=True)),
+    "dyt, post": (dict(POST, norm="dyt"), dict(POST_NET, kind="dyt")),
+    "no norm": (NONE, NO_NET),
+    "no norm but qk": (dict(norm="none", qk_norm=True), dict(NO_NET, qk_norm=True)),
+    "rope": (dict(pos="rope"), dict(theta=10000.0)),
+    "mqa, qk norm": (dict(n_kv_head=1, qk_norm=True), dict(kv_heads=1, qk_norm=True)),
     "head size": (
         dict(head_size=6, pos="rope", n_kv_head=2, qk_norm=True),
-        dict(PRE, theta=10000.0, kv_heads=2, qk_norm=True),
+        dict(theta=10000.0, kv_heads=2, qk_norm=True),
     ),
-    "relu, n_ff": (dict(mlp="relu", n_ff=24), dict(PRE, act="relu")),
-    "relu2": (dict(mlp="relu2"), dict(PRE, act="relu2")),
-    "swiglu, bias": (dict(mlp="swiglu", bias=True), dict(PRE, act="swiglu", linear_bias=True)),
-    "untied": (dict(tie_weights=False), dict(PRE, tied=False)),
-    "llama": (LLAMA, dict(PRE, **LLAMA_NET)),
-    "llama, S5": (
-        dict(LLAMA, **S5),
-        dict(attn="pre mid", mlp="mid", qk_norm=True, input_norm=True, **LLAMA_NET),
-    ),
+    "relu, n_ff": (dict(mlp="relu", n_ff=24), dict(act="relu")),
+    "relu2": (dict(mlp="relu2"), dict(act="relu2")),
+    "untied": (dict(tie_weights=False), dict(tied=False)),
+    "llama": (LLAMA, LLAMA_NET),
+    "llama, S5": (dict(LLAMA, **S5), dict(S5_NET, **LLAMA_NET)),
 }
 
 # The same for the published schemes. Net derives the final norm of Mix-LN and the numbers of the blocks itself.
 SCHEMES = {
-    "LNS": (dict(lns="norm"), dict(PRE, lns="norm")),
-    "LNS, bias": (dict(LAYERNORM, lns="norm"), dict(PRE, **LAYERNORM_NET, lns="norm")),
-    "LNS 1/l, ffn, llama": (
-        dict(LLAMA, lns="norm", lns_power=1.0, lns_branches="mlp"),
-        dict(PRE, **LLAMA_NET, lns="norm", power=1.0, lns_on="mlp"),
-    ),
-    "LNS on S5": (dict(S5, lns="norm", lns_branches="attn"), dict(S5_NET, lns="norm", lns_on="attn")),
-    "LNS branch": (dict(lns="branch", lns_power=0.25), dict(PRE, lns="branch", power=0.25)),
+    "LNS": (dict(lns="norm"), dict(lns="norm")),
+    "LNS, bias": (dict(LAYERNORM, lns="norm"), dict(**LAYERNORM_NET, lns="norm")),
+    "LNS branch": (dict(lns="branch", lns_power=0.25), dict(lns="branch", power=0.25)),
     "LNS branch, mid": (dict(S5, lns="branch", mlp="swiglu"), dict(S5_NET, lns="branch", act="swiglu")),
-    "LNS residual": (dict(lns="residual"), dict(PRE, lns="residual")),
+    "LNS residual": (dict(lns="residual"), dict(lns="residual")),
     "LNS residual, post": (
-        dict(POST, lns="residual", lns_branches="mlp", norm="layernorm", bias=True),
+        dict(POST, **LAYERNORM, lns="residual", lns_branches="mlp"),
         dict(POST_NET, lns="residual", lns_on="mlp", **LAYERNORM_NET),
     ),
-    "LNS input": (dict(lns="input", norm="layernorm"), dict(PRE, lns="input", kind="layer")),
-    "LNS input, DyT": (dict(norm="dyt", lns="input"), dict(PRE, kind="dyt", lns="input")),
-    "LNS learned": (dict(lns="norm", lns_learn=True), PRE),
-    "LNS no norm": (dict(NONE, lns="branch"), dict(final=False, lns="branch")),
-    "Mix-LN": (dict(post_norm_blocks=1), dict(PRE, post_blocks=1)),
+    "LNS input": (dict(lns="input", norm="layernorm"), dict(lns="input", kind="layer")),
+    "LNS input, DyT": (dict(norm="dyt", lns="input"), dict(kind="dyt", lns="input")),
+    "LNS learned": (dict(lns="norm", lns_learn=True), dict()),
+    "Mix-LN": (dict(post_norm_blocks=1), dict(post_blocks=1)),
     "Mix-LN, S5, LNS": (
         dict(S5, post_norm_blocks=1, lns="norm", pos="rope"),
         dict(S5_NET, post_blocks=1, lns="norm", theta=10000.0),
@@ -115,17 +88,8 @@ SCHEMES = {
         dict(attn="pre", mlp="pre mid", **LAYERNORM_NET, post_blocks=2, lns="residual"),
     ),
     "DeepNorm": (dict(POST, deepnorm=True), dict(POST_NET, deepnorm=True)),
-    "DeepNorm, bias": (dict(POST, **LAYERNORM, deepnorm=True), dict(POST_NET, **LAYERNORM_NET, deepnorm=True)),
-    "DeepNorm, llama, QK": (
-        dict(POST, **LLAMA, deepnorm=True, qk_norm=True),
-        dict(POST_NET, **LLAMA_NET, deepnorm=True, qk_norm=True),
-    ),
     "Admin": (dict(POST, admin=True), dict(POST_NET, admin=True)),
-    "Admin, OR, LNS branch": (
-        dict(POST, admin=True, gain_param="magdir", lns="branch", n_kv_head=2),
-        dict(POST_NET, admin=True, gain_kind="magdir", lns="branch", kv_heads=2),
-    ),
-    "LayerScale": (dict(branch_scale="layerscale"), dict(PRE, branch_gain="vector")),
+    "LayerScale": (dict(branch_scale="layerscale"), dict(branch_gain="vector")),
     "LayerScale, S4": (dict(S4, branch_scale="layerscale"), dict(S4_NET, branch_gain="vector")),
     "LayerScale, ER, one mid": (
         dict(mid_norm="mlp", branch_scale="layerscale", gain_param="expmagdir"),
@@ -135,100 +99,72 @@ SCHEMES = {
         dict(S4, branch_scale="layerscale", gain="none"),
         dict(S4_NET, branch_gain="vector", gains="none"),
     ),
-    "SkipInit": (dict(branch_scale="skipinit"), dict(PRE, branch_gain="scalar")),
-    "SkipInit, no norm": (dict(NONE, branch_scale="skipinit"), dict(final=False, branch_gain="scalar")),
+    "SkipInit": (dict(branch_scale="skipinit"), dict(branch_gain="scalar")),
+    "SkipInit, no norm": (dict(NONE, branch_scale="skipinit"), dict(NO_NET, branch_gain="scalar")),
     "SkipInit, mid, bias, OR": (
         dict(LAYERNORM, mid_norm="attn", branch_scale="skipinit", gain_param="magdir"),
         dict(attn="pre mid", mlp="pre", branch_gain="scalar", gain_kind="magdir", **LAYERNORM_NET),
     ),
-    "Group-LN": (dict(LAYERNORM, norm_groups=4), dict(PRE, **LAYERNORM_NET, groups=4)),
+    "Group-LN": (dict(LAYERNORM, norm_groups=4), dict(**LAYERNORM_NET, groups=4)),
     "Group-RMS, S5": (dict(S5, norm_groups=2), dict(S5_NET, groups=2)),
-    "Group-RMS, post": (dict(POST, norm_groups=8), dict(POST_NET, groups=8)),
-    "Fixup": (FIXUP, dict(final=False, fixup=True)),
+    "Fixup": (FIXUP, dict(NO_NET, fixup=True)),
     "Fixup, llama, bias": (
         dict(FIXUP, **LLAMA, bias=True, lns="branch"),
-        dict(LLAMA_NET, final=False, fixup=True, linear_bias=True, lns="branch"),
+        dict(NO_NET, **LLAMA_NET, fixup=True, linear_bias=True, lns="branch"),
     ),
     "Fixup, QK, DP, bias": (
         dict(FIXUP, qk_norm=True, gain_out="scale", bias=True),
-        dict(final=False, fixup=True, qk_norm=True, out="scale", linear_bias=True),
+        dict(NO_NET, fixup=True, qk_norm=True, out="scale", linear_bias=True),
     ),
-    "Fixup, DNP": (dict(FIXUP, gain_out="norm"), dict(final=False, fixup=True, out="norm")),
-    "sigmaReparam": (dict(sigma_reparam=True), dict(PRE, sigma=True)),
-    "sigmaReparam, no norm, llama": (
-        dict(NONE, **LLAMA, bias=True, sigma_reparam=True),
-        dict(LLAMA_NET, final=False, linear_bias=True, sigma=True),
-    ),
+    "Fixup, DNP": (dict(FIXUP, gain_out="norm"), dict(NO_NET, fixup=True, out="norm")),
+    "sigmaReparam": (dict(sigma_reparam=True), dict(sigma=True)),
     "sigmaReparam, HG, DP": (
         dict(sigma_reparam=True, gain="branch", gain_out="scale", bias=True),
-        dict(PRE, sigma=True, gains="branch", out="scale", linear_bias=True),
+        dict(sigma=True, gains="branch", out="scale", linear_bias=True),
     ),
-    "DyT, embed scale": (dict(norm="dyt", embed_scale=True), dict(PRE, kind="dyt", embed_scale=True)),
-    "DyT, embed scale, input norm": (
-        dict(norm="dyt", embed_scale=True, input_norm=True),
-        dict(PRE, kind="dyt", embed_scale=True, input_norm=True),
-    ),
+    "DyT, embed scale": (dict(norm="dyt", embed_scale=True), dict(kind="dyt", embed_scale=True)),
     "embed scale, no norm, rope": (
         dict(NONE, embed_scale=True, pos="rope"),
-        dict(final=False, embed_scale=True, theta=10000.0),
+        dict(NO_NET, embed_scale=True, theta=10000.0),
     ),
     "DyT hardtanh, constant alpha": (
         dict(DYT_CONSTANT, dyt_squash="hardtanh", dyt_bias=True),
-        dict(PRE, kind="dyt", squash="hardtanh", alpha=(0.7, 0.4), norm_bias=True),
+        dict(kind="dyt", squash="hardtanh", alpha=(0.7, 0.4), norm_bias=True),
     ),
-    "DyT sigmoid, S4": (
-        dict(S4, norm="dyt", dyt_squash="sigmoid"),
-        dict(S4_NET, kind="dyt", squash="sigmoid"),
-    ),
+    "DyT sigmoid, S4": (dict(S4, norm="dyt", dyt_squash="sigmoid"), dict(S4_NET, kind="dyt", squash="sigmoid")),
     "DyT identity, S5, LNS": (
         dict(S5, **DYT_CONSTANT, dyt_squash="identity", lns="norm"),
         dict(S5_NET, kind="dyt", squash="identity", alpha=(0.7, 0.4), lns="norm"),
     ),
     "no gains": (dict(S4, gain="none"), dict(S4_NET, gains="none")),
-    "no gains, bias": (dict(LAYERNORM, gain="none", lns="norm"), dict(PRE, **LAYERNORM_NET, gains="none", lns="norm")),
+    "no gains, bias": (dict(LAYERNORM, gain="none", lns="norm"), dict(**LAYERNORM_NET, gains="none", lns="norm")),
     "no gains, DyT": (
         dict(POST, norm="dyt", gain="none", dyt_bias=True),
         dict(POST_NET, kind="dyt", gains="none", norm_bias=True),
     ),
-    "HG": (dict(gain="branch"), dict(PRE, gains="branch")),
+    "HG": (dict(gain="branch"), dict(gains="branch")),
     "HG, bias, LNS": (
         dict(LAYERNORM, gain="branch", lns="norm", mlp="swiglu"),
-        dict(PRE, **LAYERNORM_NET, gains="branch", lns="norm", act="swiglu"),
+        dict(**LAYERNORM_NET, gains="branch", lns="norm", act="swiglu"),
     ),
     "HG, S5, llama": (dict(S5, **LLAMA, gain="branch"), dict(S5_NET, **LLAMA_NET, gains="branch")),
     "HG, Mix-LN, LNS learned": (
         dict(gain="branch", post_norm_blocks=1, lns="norm", lns_learn=True),
-        dict(PRE, gains="branch", post_blocks=1),
+        dict(gains="branch", post_blocks=1),
     ),
     "HG, DyT": (
         dict(norm="dyt", dyt_bias=True, gain="branch", n_kv_head=2),
-        dict(PRE, kind="dyt", norm_bias=True, gains="branch", kv_heads=2),
+        dict(kind="dyt", norm_bias=True, gains="branch", kv_heads=2),
     ),
-    "DP": (dict(gain_out="scale"), dict(PRE, out="scale")),
-    "DP, llama, bias": (
-        dict(LLAMA, bias=True, gain_out="scale", qk_norm=True),
-        dict(PRE, **LLAMA_NET, linear_bias=True, out="scale", qk_norm=True),
-    ),
-    "DP, no norm": (
-        dict(NONE, gain_out="scale", gain_param="magdir"),
-        dict(final=False, out="scale", gain_kind="magdir"),
-    ),
-    "DNP": (dict(gain_out="norm"), dict(PRE, out="norm")),
-    "DNP, llama, LayerNorm, bias": (
-        dict(LLAMA, **LAYERNORM, gain_out="norm"),
-        dict(PRE, **LLAMA_NET, **LAYERNORM_NET, out="norm"),
-    ),
-    "DNP, S5 without QK": (
-        dict(S5, qk_norm=False, gain_out="norm"),
-        dict(S5_NET, qk_norm=False, out="norm"),
-    ),
+    "DP": (dict(gain_out="scale"), dict(out="scale")),
+    "DNP": (dict(gain_out="norm"), dict(out="norm")),
     "OR, S4": (dict(S4, gain_param="magdir"), dict(S4_NET, gain_kind="magdir")),
     "ER, bias": (
         dict(LAYERNORM, gain_param="expmagdir", post_norm="attn"),
         dict(attn="pre post", mlp="pre", **LAYERNORM_NET, gain_kind="expmagdir"),
     ),
-    "unified": (UNIFIED, dict(PRE, **UNIFIED_NET)),
-    "unified, llama, LNS": (dict(UNIFIED, **LLAMA, lns="norm"), dict(PRE, **UNIFIED_NET, **LLAMA_NET, lns="norm")),
+    "unified": (UNIFIED, UNIFIED_NET),
+    "unified, llama, LNS": (dict(UNIFIED, **LLAMA, lns="norm"), dict(**UNIFIED_NET, **LLAMA_NET, lns="norm")),
     "much at once": (
         dict(LLAMA, mid_norm="both", input_norm=True, bias=True, norm_groups=2, post_norm_blocks=1)
         | dict(lns="norm", lns_power=0.3, branch_scale="layerscale", sigma_reparam=True)
@@ -241,17 +177,11 @@ SCHEMES = {
 ALL = LAYOUTS | SCHEMES
 each_scheme = pytest.mark.parametrize("name", ALL)
 # One or two schemes of every family, for checks that are too slow to run on all in the fast suite.
-REPRESENTATIVES = ("S5", "post-LN, bias", "dyt, S5", "no norm but qk", "llama, S5", "relu2", "LNS", "LNS branch, mid")
-REPRESENTATIVES += (
-    "Mix-LN, S5, LNS",
-    "DeepNorm",
-    "Admin",
-    "LayerScale",
-    "SkipInit, no norm",
-    "Group-LN",
-    "Fixup, llama, bias",
-)
-REPRESENTATIVES += ("sigmaReparam, HG, DP", "HG, bias, LNS", "DNP", "ER, bias", "unified", "much at once")
+REPRESENTATIVES = (
+    "S5 | post-LN, bias | dyt, S5 | no norm but qk | llama, S5 | relu2 | LNS | LNS branch, mid | Mix-LN, S5, LNS | "
+    "DeepNorm | Admin | LayerScale | SkipInit, no norm | Group-LN | Fixup, llama, bias | sigmaReparam, HG, DP | "
+    "HG, bias, LNS | DNP | ER, bias | unified | much at once"
+).split(" | ")
 
 
 def spread(names, fast) -> list:
@@ -347,17 +277,6 @@ def gradients(model, *args):
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def scale_matrices(flags, factors):
-    """Relative change of the logits when the matrices named in `factors` are multiplied by them in every block."""
-    model, idx = build(dict(flags, norm_eps=1e-14)), batch()[0]
-    before = model(idx)[0]
-    with torch.no_grad():
-        for block in model.blocks:
-            for name, factor in factors.items():
-                block.get_submodule(name).weight.mul_(factor)
-    return error(model(idx)[0], before)
-
-
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
@@ -370,13 +289,3 @@ def rule_lines(*groups) -> dict:
         assert found, group
         lines_of |= found
     return lines_of
-
-
-def refusing_line(config) -> tuple:
-    """(function of layers.rules, line number) of the rule that refuses config."""
-    for group in (rules.values, rules.sizes, rules.norms, rules.scales):
-        found = group(config)
-        for wrong, _ in found:
-            if wrong:
-                return group.__name__, found.gi_frame.f_lineno
-    raise AssertionError(f"nothing refuses {config}")

@@ -12,20 +12,20 @@ from nanodnt.engine import Trainer, training_step
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
 from support import reference
-from support.models import LLAMA_NET, NET, PRE, S5, S5_NET, UNIFIED, UNIFIED_NET, build, error
+from support.models import LLAMA_NET, NET, S5, S5_NET, UNIFIED, UNIFIED_NET, build, error
 
 LLAMA = dict(n_kv_head=2, mlp="swiglu", n_ff=24, tie_weights=False)  # with learned positions: rotary angles are fp32
 
 # name: (flags of GPTConfig, the same network as a support.reference.Net)
 MIXTURES = {
-    "softmax": (dict(n_expert=4), dict(PRE, experts=4)),
+    "softmax": (dict(n_expert=4), dict(experts=4)),
     "one of three, relu2": (
         dict(n_expert=3, n_expert_active=1, router_norm=False, balance="none", mlp="relu2"),
-        dict(PRE, experts=3, active=1, normalised=False, act="relu2"),
+        dict(experts=3, active=1, normalised=False, act="relu2"),
     ),
     "sigmoid, shared, bias, llama": (
         dict(LLAMA, n_expert=4, n_expert_shared=1, router="sigmoid", router_scale=2.5, balance="bias"),
-        dict(PRE, **LLAMA_NET | dict(theta=None), experts=4, shared=True, score="sigmoid", weight_scale=2.5)
+        dict(LLAMA_NET | dict(theta=None), experts=4, shared=True, score="sigmoid", weight_scale=2.5)
         | dict(choice_bias=True),
     ),
     "not normalised, biases, S5": (
@@ -34,11 +34,11 @@ MIXTURES = {
     ),
     "sigmoid, not normalised, unified": (
         dict(UNIFIED, mlp="swiglu", bias=True, n_expert=3, router="sigmoid", router_norm=False),
-        dict(PRE, **UNIFIED_NET, act="swiglu", linear_bias=True, experts=3, score="sigmoid", normalised=False),
+        dict(UNIFIED_NET, act="swiglu", linear_bias=True, experts=3, score="sigmoid", normalised=False),
     ),
     "softmax, shared, bias, HG, DP": (
         dict(gain="branch", gain_out="scale", n_expert=4, n_expert_shared=1, balance="bias"),
-        dict(PRE, gains="branch", out="scale", experts=4, shared=True, choice_bias=True),
+        dict(gains="branch", out="scale", experts=4, shared=True, choice_bias=True),
     ),
 }
 

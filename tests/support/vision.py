@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from layers.rules import OF_TEXT
+from layers.rules import OF
 from model import GPTConfig
 from support import reference
 from support.images import encode, write_dataset
@@ -19,7 +19,7 @@ POOLS = ("cls", "mean")
 
 def config_of(flags, n_layer=2) -> GPTConfig:
     """The config of a small ViT; what only text has is left out of the flags."""
-    flags = {name: value for name, value in flags.items() if name not in OF_TEXT}
+    flags = {name: value for name, value in flags.items() if name not in OF["text"]}
     config = GPTConfig(**{**SIZE, "n_layer": n_layer, **flags})
     config.block_size = config.image_tokens
     return config

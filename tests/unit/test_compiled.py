@@ -71,19 +71,15 @@ COMPILED = {
 }
 
 
-def filled(**settings) -> TrainConfig:
-    config = TrainConfig(**settings)
-    fill_defaults(config)
-    return config
-
-
-def assert_compiled_is_eager(model, backend, tolerance, steps=3):
+def assert_compiled_is_eager(model, backend, tolerance):
     """Loss and gradients, with other ignored targets each time, of one graph that is compiled once, whatever weights
     and learning rate."""
     torch._dynamo.utils.counters.clear()
     compiled = standing_for(model, torch.compile(model, backend=backend, fullgraph=True, dynamic=False))
-    optimizer = make_optimizer(model, filled())
-    for step, positions in zip(range(steps), IGNORED.values(), strict=False):
+    config = TrainConfig()
+    fill_defaults(config)
+    optimizer = make_optimizer(model, config)
+    for step, positions in enumerate(list(IGNORED.values())[:3]):
         idx, targets = batch_ignoring(positions)
         assert_same_gradients(gradients(compiled, idx, targets), gradients(model, idx, targets), tolerance)
         for group in optimizer.param_groups:
@@ -103,14 +99,6 @@ def test_the_compiled_model_is_one_graph_and_the_same(name):
     model = build(COMPILED[name], n_layer=1).train()
     model.runtime.loss_chunks = 2
     assert_compiled_is_eager(model, "aot_eager", 1e-10)
-
-
-@pytest.mark.deep
-@fresh_compiler()
-def test_the_compiled_checkpointed_model_is_the_same():
-    model = build(LLAMA).train()
-    model.runtime.checkpointing = True
-    assert_compiled_is_eager(model, "aot_eager", 1e-10, steps=2)
 
 
 @pytest.mark.deep  # the fast suite has tests/runs/test_compiled_runs.py: a whole run, compiled by inductor
@@ -159,7 +147,7 @@ DEPTH = 4  # Mix-LN's first block, and the last one of Post-LN, are kinds of the
 KINDS = {"mix_ln": 2, "post_ln": 1, "deepnorm": 1}
 
 
-@pytest.mark.parametrize("name", spread(tuple(ALL_LAYOUTS), fast=("lns", "mix_ln", "S5 (DNT)")))
+@pytest.mark.parametrize("name", spread(tuple(ALL_LAYOUTS), fast=("mix_ln",)))
 def test_blocks_of_one_kind_share_a_graph(name, monkeypatch):
     """Also where a constant differs from block to block, as LNS's factor does."""
     torch._dynamo.reset()

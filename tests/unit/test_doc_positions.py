@@ -70,12 +70,6 @@ def test_the_rest_of_a_batch_is_the_same(text):
     assert len(data.batch(0, 6, slice(2, 4))[2]) == 2
 
 
-def test_known_windows():
-    x = np.array([[5, 256, 6, 7, 256, 256, 8], [256, 5, 6, 7, 8, 9, 256], [5, 6, 7, 8, 9, 5, 6]])
-    expected = [[0, 0, 1, 2, 0, 0, 1], [0, 1, 2, 3, 4, 5, 0], [0, 1, 2, 3, 4, 5, 6]]
-    assert document_positions(x, 256).tolist() == expected
-
-
 @given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=5))
 def test_any_windows(ids):
     assert document_positions(np.array(ids), 2).tolist() == [positions_plainly(row, 2) for row in ids]

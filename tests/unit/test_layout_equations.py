@@ -48,18 +48,9 @@ def test_every_norm_position_is_the_equation(kind, net_kind):
         compare_with_equations(dict(flags, norm=kind), replace(NET, **net), torch.float64, 1e-10)
 
 
+@pytest.mark.parametrize("n_layer", (pytest.param(1, marks=pytest.mark.deep), 3))
 @each_scheme
-def test_forward_is_the_equation(name):
-    compare_scheme(name, 3)
-
-
-@pytest.mark.deep
-@each_scheme
-def test_forward_of_one_block_is_the_equation(name):
-    compare_scheme(name, 1)
-
-
-def compare_scheme(name, n_layer):
+def test_forward_is_the_equation(name, n_layer):
     flags, net = network(name, n_layer)
     if flags.get("post_norm_blocks") == n_layer and (flags.get("gain") == "branch" or flags.get("lns") == "norm"):
         net = replace(net, blocks=2)  # refused where no block has a pre norm

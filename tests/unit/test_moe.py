@@ -1,6 +1,7 @@
 """Mixtures of experts against the equations in float64 (support/reference.py, support/moe.py), and against what they
 must equal: a dense FFN, themselves in another order, in parts, cached, compiled."""
 
+import itertools
 import math
 from functools import partial
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from layers import moe
-from layers.moe import Router, Routes, balance_loss, z_loss
+from layers.moe import Router, Routes
 from layers.rules import MOST
 from model import GPT, GPTConfig
 from nanodnt.generate import KVCache
@@ -30,16 +31,7 @@ from support.models import (
     spread,
     tokens,
 )
-from support.moe import (
-    MIXTURES,
-    backward,
-    batch_of,
-    difference,
-    excess,
-    minimised,
-    mixture,
-    take_step,
-)
+from support.moe import MIXTURES, backward, batch_of, difference, excess, minimised, mixture, take_step
 from support.operators import NoWaiting, fresh_compiler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -135,52 +127,17 @@ def test_initial_values():
             assert part.weight.flatten(1).corrcoef().fill_diagonal_(0).abs().max() < 0.05
 
 
-def test_sizes_of_the_parts():
-    """n_ff is the width of one expert; the shared experts are one FFN of their total width."""
-    model, _ = mixture("not normalised, biases, S5", 1)
-    shapes = {name.removeprefix("blocks.0.mlp.f."): tuple(p.shape) for name, p in model.named_parameters()}
-    assert shapes["router.weight"] == (5, 16)
-    assert (shapes["experts.up.weight"], shapes["experts.down.weight"]) == ((5, 64, 16), (5, 16, 64))
-    assert (shapes["experts.up.bias"], shapes["experts.down.bias"]) == ((5, 64), (5, 16))
-    assert (shapes["shared.up.weight"], shapes["shared.down.weight"]) == ((128, 16), (16, 128))
-
-
-# -------------------------------------------------------------------------------------------------------------- losses
-
-
-def test_the_balance_loss_by_hand():
-    """Two sequences of two tokens, three experts, two of them each."""
-    rows = [[[0.6, 0.3, 0.1], [0.2, 0.5, 0.3]], [[0.5, 0.4, 0.1], [0.3, 0.6, 0.1]]]
-    scores = torch.tensor(rows, dtype=torch.float64)
-    experts = torch.tensor([[[0, 1], [1, 2]], [[0, 1], [1, 0]]])
-    first = 1 / 4 * 0.4 + 2 / 4 * 0.4 + 1 / 4 * 0.2
-    second = 2 / 4 * 0.4 + 2 / 4 * 0.5
-    assert balance_loss(scores, experts).item() == pytest.approx(3 * (first + second) / 2, rel=1e-14)
-    assert balance_loss(5 * scores, experts).item() == pytest.approx(3 * (first + second) / 2, rel=1e-14)
-
-
-def test_the_z_loss_by_hand():
-    logits = torch.tensor([[[0.0, 0.0], [1.0, 2.0]]]).double()
-    wanted = (math.log(2) ** 2 + math.log(math.e + math.e**2) ** 2) / 2
-    assert z_loss(logits).item() == pytest.approx(wanted, rel=1e-14)
-
-
 # -------------------------------------------------------------------------------------------------- what it must equal
 
-ONE = dict(n_expert=1, n_expert_active=1)
 DENSE = {
     "gelu": dict(),
-    "relu2, bias": dict(mlp="relu2", bias=True),
     "swiglu, bias": dict(mlp="swiglu", bias=True, n_ff=24),
     "HG": dict(gain="branch", mlp="swiglu"),
     "DP": dict(gain_out="scale", bias=True),
-    "DNP": dict(gain_out="norm"),
-    "OR": dict(UNIFIED, mlp="swiglu"),
     "ER": dict(UNIFIED, gain_param="expmagdir", bias=True),
     "fixup": dict(norm="none", fixup=True, mlp="swiglu"),
     "dyt": dict(norm="dyt", dyt_bias=True),
     "S4": S4,
-    "lns": dict(lns="norm", norm="layernorm", bias=True),
     "lns learned, HG": dict(lns="norm", lns_learn=True, gain="branch"),
 }
 
@@ -237,24 +194,20 @@ def test_scores_near_0_are_normalised_and_scores_of_0_are_no_nan():
 
 def test_routes_are_a_stable_order_and_its_inverse():
     """Sorted by expert; within an expert in the order of the tokens."""
-    experts = torch.stack([torch.randperm(5, generator=torch.Generator().manual_seed(i))[:2] for i in range(12)]).view(
-        3, 4, 2
-    )
-    experts[experts == 3] = 4
-    experts[..., 1][experts[..., 0] == experts[..., 1]] = 0
+    g = torch.Generator().manual_seed(0)
+    experts = torch.rand(3, 4, 4, generator=g).argsort(-1)[..., :2]
+    experts[experts == 3] = 4  # so no token goes to 3
     routes, flat = Routes.of(experts, 5), experts.flatten().tolist()
     assert routes.order.tolist() == sorted(range(24), key=lambda pair: (flat[pair], pair))
     assert routes.places.shape == (12, 2) and routes.order[routes.places.flatten()].tolist() == list(range(24))
     assert routes.ends.dtype == torch.int32 and routes.ends.tolist() == [sum(e <= x for e in flat) for x in range(5)]
-    u, weights = torch.randn(3, 4, 6, dtype=torch.float64), torch.rand(3, 4, 2, dtype=torch.float64)
+    u, weights = torch.randn(3, 4, 2, dtype=torch.float64), torch.rand(3, 4, 2, dtype=torch.float64)
     sent = routes.send(u)
-    assert all(
-        torch.equal(row, u.view(12, 6)[pair // 2]) for row, pair in zip(sent, routes.order.tolist(), strict=True)
-    )
+    assert torch.equal(sent, u.view(12, 2)[routes.order // 2])
     torch.testing.assert_close(routes.bring_back(sent, weights), weights.sum(-1, keepdim=True) * u)
     inputs = sent.clone().requires_grad_(), weights.requires_grad_()
     for f, args in ((routes.send, (u.requires_grad_(),)), (routes.bring_back, inputs)):
-        assert torch.autograd.gradcheck(f, args) and torch.autograd.gradgradcheck(f, args)
+        assert torch.autograd.gradcheck(f, args)
 
 
 @pytest.mark.parametrize("E", (2, 200, MOST["n_expert"]))
@@ -270,43 +223,32 @@ def test_the_weighted_sum_is_rounded_once():
     assert torch.equal(routes.bring_back(y, weights), wanted)
 
 
-ENDS = {
-    "even": [4, 8, 12],
-    "first empty": [0, 5, 12],
-    "middle empty": [7, 7, 12],
-    "last empty": [3, 12, 12],
-    "one row": [5, 6, 12],
-    "one": [0, 12, 12],
-}
+ENDS = [[4, 8, 12], [0, 5, 12], [7, 7, 12], [3, 12, 12], [0, 12, 12]]  # even; first, middle, last and two empty
 
 
-def leaves_unwritten(product, *args, offs):
-    """A product of groups whose kernel leaves NaN where it has nothing to write: in the matrices of empty groups."""
-    y = product(*args, offs=offs)
-    return (
-        y.masked_fill((torch.diff(offs, prepend=offs.new_zeros(1)) == 0)[:, None, None], math.nan) if y.ndim > 2 else y
-    )
+def like_a_gpus(product, a, b, offs):
+    """A product of groups whose kernel takes no strides of 0, and leaves NaN where it has nothing to write: in the
+    matrices of empty groups."""
+    assert 0 not in (*a.stride(), *b.stride())
+    y, is_empty = product(a, b, offs=offs), torch.diff(offs, prepend=offs.new_zeros(1)) == 0
+    return y.masked_fill(is_empty[:, None, None], math.nan) if y.ndim > 2 else y
 
 
 @pytest.mark.parametrize("way", ("operator", "grouped_mm"))
 @pytest.mark.parametrize("bias", (False, True), ids=("", "bias"))
-@pytest.mark.parametrize("name", ENDS)
-def test_each_way_to_multiply_is_the_matrices_one_by_one(name, bias, way, monkeypatch):
+@pytest.mark.parametrize("ends", ENDS, ids=str)
+def test_each_way_to_multiply_is_the_matrices_one_by_one(ends, bias, way, monkeypatch):
     """In value and gradient; `grouped_mm` as on a GPU, by torch's own for a CPU."""
     dtype, tolerance = (torch.float32, 1e-5) if way == "grouped_mm" else (torch.float64, 1e-12)
     g = torch.Generator().manual_seed(0)
-    x, w, b, dy = (torch.randn(*shape, generator=g).to(dtype) for shape in ((12, 8), (3, 16, 8), (3, 16), (12, 16)))
-    inputs = [t.requires_grad_() for t in ((x, w, b) if bias else (x, w))]
-    ends = torch.tensor(ENDS[name], dtype=torch.int32)
+    x, w, b, dy = (torch.randn(*shape, generator=g).to(dtype) for shape in ((12, 8), (3, 16, 8), (3, 16), (16,)))
+    inputs, dy = [t.requires_grad_() for t in ((x, w, b) if bias else (x, w))], dy.expand(12, 16)
     monkeypatch.setattr(moe, "has_grouped_product", lambda *_: way == "grouped_mm")
-    monkeypatch.setattr(F, "grouped_mm", partial(leaves_unwritten, F.grouped_mm))
-    y = moe.grouped(x, w, b if bias else None, Routes(None, None, ends))
+    monkeypatch.setattr(F, "grouped_mm", partial(like_a_gpus, F.grouped_mm))
+    y = moe.grouped(x, w, b if bias else None, Routes(None, None, torch.tensor(ends, dtype=torch.int32)))
     grads = torch.autograd.grad(y, inputs, dy)
-    starts, rows = [0, *ENDS[name]], []
-    for e in range(3):
-        for row in range(starts[e], starts[e + 1]):
-            rows.append(w[e] @ x[row] + (b[e] if bias else 0))
-    wanted = torch.stack(rows)
+    expert = [sum(row >= end for end in ends) for row in range(12)]
+    wanted = torch.stack([w[e] @ x[row] + (b[e] if bias else 0) for row, e in enumerate(expert)])
     for ours, theirs in zip((y, *grads), (wanted, *torch.autograd.grad(wanted, inputs, dy)), strict=True):
         assert ours.dtype == dtype and error(ours, theirs) < tolerance
 
@@ -332,17 +274,6 @@ def test_the_operators_are_sound():
     x, dy = x.detach(), torch.randn(12, 16)
     torch.library.opcheck(torch.ops.nanodnt.grouped_outer.default, (dy, x, ends))
     torch.library.opcheck(torch.ops.nanodnt.grouped_sum.default, (dy, ends))
-
-
-def test_no_gradient_comes_to_the_kernel_with_strides_of_0(monkeypatch):
-    def product(a, b, offs, grouped_mm=F.grouped_mm):
-        assert 0 not in (*a.stride(), *b.stride())
-        return grouped_mm(a, b, offs=offs)
-
-    monkeypatch.setattr(F, "grouped_mm", product)
-    x, weight = torch.ones(4, 8, requires_grad=True), torch.ones(2, 8, 8, requires_grad=True)
-    moe.Grouped.apply(x, weight, torch.tensor([3, 4], dtype=torch.int32)).sum().backward()
-    assert x.grad.eq(8).all() and weight.grad[:, 0, 0].tolist() == [3, 1]
 
 
 @pytest.mark.parametrize("cast", (False, True), ids=("computing in bf16", "cast to bf16"))
@@ -387,39 +318,28 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name, backend, checkpointing",
-    [
-        ("much", "aot_eager", True),
-        *(
-            pytest.param(name, backend, checkpointing, marks=pytest.mark.deep)
-            for name in COMPILED
-            for backend in ("aot_eager", "inductor")
-            for checkpointing in (False, True)
-        ),
-    ],
-)
+ONE_IS_FAST = [("much", "aot_eager", True)]
+COMPILATIONS = list(itertools.product(COMPILED, ("aot_eager", "inductor"), (False, True)))
+
+
+@pytest.mark.parametrize("compilation", spread(COMPILATIONS, ONE_IS_FAST), ids=str)
 @fresh_compiler()
-def test_compiled_steps_are_the_eager_ones_and_one_graph(name, backend, checkpointing):
+def test_compiled_steps_are_the_eager_ones_and_one_graph(compilation):
     """Gradients, with other tokens and so other loads in every micro batch and step, and other weights."""
+    name, backend, checkpointing = compilation
     dtype, tolerance = (torch.float64, 1e-10) if backend == "aot_eager" else (torch.float32, 2e-5)
-    models = [build(COMPILED[name], n_layer=1, dtype=dtype).train() for _ in range(2)]
-    models[0].runtime.checkpointing = checkpointing
-    compiled = torch.compile(models[0], backend=backend, fullgraph=True, dynamic=False)
+    model, eager = (build(COMPILED[name], n_layer=1, dtype=dtype).train() for _ in range(2))
+    model.runtime.checkpointing = checkpointing
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
     torch._dynamo.utils.counters.clear()
-    z = (
-        dict(z_coef=0.3, balance_coef=0.7)
-        if models[0].config.balance == "loss"
-        else dict(z_coef=0.3, balance_rate=0.02)
-    )
-    for step in range(3):
+    settings = dict(balance_coef=0.7) if model.config.balance == "loss" else dict(balance_rate=0.02)
+    settings |= dict(z_coef=0.3, lr=1e-2)
+    for step in range(2):
         data = batch_of(4, seed=step + 5)
-        (_, grads, _), (_, wanted, _) = (
-            take_step(model, 2, data=data, lr=1e-2, run=run, **z)
-            for model, run in zip(models, (compiled, models[1]), strict=True)
-        )
+        grads = take_step(model, 2, data=data, run=compiled, **settings)[1]
+        wanted = take_step(eager, 2, data=data, **settings)[1]
         assert difference(grads, wanted) < tolerance
-        models[1].load_state_dict(models[0].state_dict())
+        eager.load_state_dict(model.state_dict())
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
 
@@ -429,14 +349,9 @@ def test_compiled_steps_are_the_eager_ones_and_one_graph(name, backend, checkpoi
 
 def mixed(name):
     """The flags of a scheme with experts; `router` and `balance` alternate with the names."""
-    flags, odd = ALL[name][0], len(name) % 2
-    return dict(
-        flags,
-        n_expert=3,
-        n_expert_shared=odd,
-        router="sigmoid" if odd else "softmax",
-        balance="bias" if odd else "loss",
-    )
+    odd = len(name) % 2
+    routing = dict(router="sigmoid", balance="bias") if odd else dict(router="softmax", balance="loss")
+    return ALL[name][0] | dict(n_expert=3, n_expert_shared=odd) | routing
 
 
 @pytest.mark.parametrize("name", spread(ALL, REPRESENTATIVES))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 NS = (3.4445, -4.7750, 2.0315)  # Keller Jordan's, written out
 BAND = (0.68, 1.21)  # of singular values after five steps
-HIDDEN = ("qk", "vo", "ffn")
+BLOCK_ROLES = ("qk", "vo", "ffn")
 STEPS = 20
 muon = partial(settings, optimizer="muon")
 
@@ -225,7 +225,7 @@ def test_it_is_torchs_muon_and_torchs_adamw(adjust, nesterov, options, batching)
     past = drive(model, optimizer)
     for name, w in start.items():
         p, ours = torch.nn.Parameter(w.clone()), model.get_parameter(name).detach().double()
-        if roles[name] in HIDDEN:
+        if roles[name] in BLOCK_ROLES:
             numbers = dict(momentum=options.get("momentum", 0.95), ns_steps=options.get("muon_steps", 5))
             theirs = torch.optim.Muon([p], nesterov=nesterov, adjust_lr_fn=adjust, weight_decay=0.3, **numbers)
             theirs = with_torch(p, past[name], theirs)
@@ -250,7 +250,7 @@ def test_in_fp32_it_is_the_recurrence_in_float64(adjust, nesterov, batching):
     """m ← μ m + (1 − μ) g."""
     model, mu = tiny(**LAYOUT), 0.95
     optimizer, roles = make_optimizer(model, muon(muon_adjust_lr=adjust, nesterov=nesterov)), model.roles()
-    start = {name: p.detach().double() for name, p in model.named_parameters() if roles[name] in HIDDEN}
+    start = {name: p.detach().double() for name, p in model.named_parameters() if roles[name] in BLOCK_ROLES}
     past = drive(model, optimizer)
     for name, w in start.items():
         m = torch.zeros_like(w)

@@ -40,7 +40,7 @@ def resolve(command: str) -> dict:
     flags = dict(word[2:].split("=") for word in words if word.startswith("--"))
     model, c = config(*(word for word in words if not word.startswith("--")), **flags)
     net, epoch = task_of(model).network().empty(model), 1_281_167 // c.batch_size  # training images of ImageNet-1k
-    found = vars(model) | vars(c) | dict(d_ff=model.hidden, kv_heads=model.n_kv_head or model.n_head)
+    found = vars(model) | vars(c) | dict(d_ff=model.ffn_width, kv_heads=model.n_kv_head or model.n_head)
     found |= dict(betas=(c.beta1, c.beta2), floor=c.min_lr / c.learning_rate)
     found |= dict(epochs=c.max_iters / epoch, warmup_epochs=c.warmup_iters / epoch)
     found |= dict(tokens_a_step=c.batch_size * model.block_size, active=net.num_params(active=True) / 1e6)
