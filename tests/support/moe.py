@@ -71,14 +71,9 @@ def z_penalty(logits) -> torch.Tensor:
     return sum(torch.log(torch.exp(x).sum()) ** 2 for x in tokens) / len(tokens)
 
 
-def loads(chosen, E: int) -> list:
-    """How many of a batch's choices fall on each expert."""
-    return [sum(e in experts for row in chosen for experts in row) for e in range(E)]
-
-
 def excess(chosen, E: int) -> list:
     """By how many choices each expert's load is above the mean."""
-    found = loads(chosen, E)
+    found = [sum(e in experts for row in chosen for experts in row) for e in range(E)]
     return [load - sum(found) / E for load in found]
 
 
@@ -115,34 +110,18 @@ def difference(ours: dict, theirs: dict) -> float:
 # --------------------------------------------------------------------------------------------------------------- steps
 
 
-def settings(**changes) -> TrainConfig:
-    config = TrainConfig(**dict(grad_clip=0.0) | changes)
+def take_step(model, micro, lr=0.0, loss_tokens=0.0, data=None, scale=None, run=None, at=lambda phase: None, **flags):
+    """(StepResult, {name: gradient}, optimizer) of one training step on 4 sequences, `micro` at a time, as train.py
+    takes it. `scale`: a loss scale, as for fp16; `run`: the model compiled."""
+    config = TrainConfig(**dict(grad_clip=0.0) | flags)
     fill_defaults(config)
-    return config
-
-
-def take_step(
-    model,
-    micro: int,
-    rows=4,
-    lr=0.0,
-    loss_tokens=0.0,
-    data=None,
-    scale=None,
-    run=None,
-    at=lambda phase: None,
-    **changes,
-):
-    """(StepResult, {name: gradient}, optimizer) of one training step on `rows` sequences, `micro` at a time, as
-    train.py takes it. `scale`: a loss scale, as for fp16; `run`: the model compiled."""
-    config = settings(**changes)
     model.train().set_runtime(balance_coef=config.balance_coef, z_coef=config.z_coef)
     optimizer = make_optimizer(model, config)
     for group in optimizer.param_groups:
         group["lr"] = config.balance_rate if group["role"] == "balance" else lr
     scaler = torch.amp.GradScaler("cpu", enabled=scale is not None, init_scale=scale or 1.0)
     trainer = Trainer(model, optimizer, scaler, micro, config.grad_clip, run, at)
-    result = training_step(trainer, data or batch_of(rows), loss_tokens)
+    result = training_step(trainer, data or batch_of(4), loss_tokens)
     return result, {name: p.grad for name, p in model.named_parameters()}, optimizer
 
 

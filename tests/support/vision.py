@@ -7,8 +7,9 @@ import torch
 
 from layers.rules import OF
 from model import GPTConfig
+from nanodnt.data import sha256
 from support import reference
-from support.images import encode, write_dataset
+from support.images import change_meta, encode, write_dataset
 from support.models import depth_of, network, perturb
 from vision import ViT
 
@@ -104,15 +105,7 @@ def make_digits(folder, train=240, val=50, **changes) -> str:
     images = [encode(np.clip(15 * pixels, 0, 255)) for pixels in digits.images[: train + val]]
     write_dataset(folder, images[:train], images[train:], classes=10, **dict(mean=[0.3], std=[0.35]) | changes)
     for split, part in (("train", slice(0, train)), ("val", slice(train, train + val))):
-        set_labels(folder, split, digits.target[part])
+        path = folder / f"{split}_labels.bin"
+        digits.target[part].astype("<u2").tofile(path)
+        change_meta(folder, lambda meta: meta["splits"][split]["labels"].update(sha256=sha256(path)))  # noqa: B023
     return str(folder)
-
-
-def set_labels(folder, split, values) -> None:
-    """Replace the labels of a split, and their checksum."""
-    from nanodnt.data import sha256
-    from support.images import change_meta
-
-    path = folder / f"{split}_labels.bin"
-    np.asarray(values).astype("<u2").tofile(path)
-    change_meta(folder, lambda meta: meta["splits"][split]["labels"].update(sha256=sha256(path)))

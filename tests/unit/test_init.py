@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from model import GPT, GPTConfig
-from support.models import FIXUP, LLAMA, MANY_GAINS, POST, S5, SIZE, batch, build, gradients, tokens
+from model import GPT, GPTConfig, init_scale
+from support.models import FIXUP, LLAMA, MANY_GAINS, POST, S5, SIZE, batch, build, gradients
 
 WIDE = dict(n_layer=3, n_head=4, n_embd=192, block_size=256, vocab_size=640, pos="learned", tie_weights=False)
 
@@ -56,16 +56,12 @@ SAME, GPT2, DEPTH = [1.0] * 3, [6**-0.5] * 3, [2**-0.5, 4**-0.5, 6**-0.5]  # by 
         (dict(residual_init="plain", init_std=0.05), 0.05, 0.05, 0.05, 0.05, (0.05, 0.05), SAME),
         (dict(residual_init="depth"), 0.02, 0.02, 0.02, 0.02, (0.02, 0.02), DEPTH),
         (dict(init="xavier"), XAVIER_ATTN, XAVIER_ATTN, XAVIER_FFN, 0.02, (XAVIER_ATTN, XAVIER_FFN), GPT2),
-        (dict(POST, deepnorm=True), 0.02, 0.02 * BETA, 0.02 * BETA, 0.02, (0.02, 0.02), [BETA] * 3),
         (
             dict(POST, deepnorm=True, init="xavier", residual_init="depth"),
             *(XAVIER_ATTN, XAVIER_ATTN * BETA, XAVIER_FFN * BETA, 0.02, (XAVIER_ATTN, XAVIER_FFN), [BETA] * 3),
         ),
-        (FIXUP, 0.02, 0.02 * M, 0.02 * M**0.5, 0, (0, 0), SAME),
         (dict(FIXUP, init="xavier"), XAVIER_ATTN, XAVIER_ATTN * M, XAVIER_FFN * M**0.5, 0, (0, 0), SAME),
-        # std of the matrix W; 1/√(2L) from residual_init=gpt2
-        (dict(sigma_reparam=True), 0.02, 0.02, 0.02, 0.02, (0.02, 0.02), GPT2),
-        (dict(lns="norm", residual_init="plain", post_norm_blocks=1), 0.02, 0.02, 0.02, 0.02, (0.02, 0.02), SAME),
+        (dict(sigma_reparam=True), 0.02, 0.02, 0.02, 0.02, (0.02, 0.02), GPT2),  # of the matrix W
     ),
     ids=str,
 )
@@ -94,17 +90,12 @@ def test_initial_standard_deviations(flags, qk, v, up, head, ends, factors):
     assert len(set(corners)) == len(corners)
 
 
-@pytest.mark.parametrize("mlp", ("gelu", "relu", "relu2", "swiglu"))
-def test_fixup_keeps_a_steps_effect_on_the_function_by_depth(mlp):
-    """The last matrix of an FFN is zero at first, and its input shrinks as 1/√(2L). So one step of all 2L branches
-    moves the output equally far at any depth, whatever the activation."""
-    read = []
-    for n_layer in (2, 32):
-        config = GPTConfig(**{**SIZE, "n_embd": 64, "n_layer": n_layer, **FIXUP, "mlp": mlp, "init_std": 0.125})
-        model = GPT(config)
-        model.blocks[0].mlp.f.down.register_forward_hook(lambda _, args, out: read.append(args[0].square().mean()))
-        model(tokens(4, 9))
-    assert 11 < read[0] / read[1] < 24  # (32/2)^(2/2) = 16; GELU is not quite homogeneous
+@pytest.mark.parametrize("mlp, power", (("gelu", 1 / 2), ("relu", 1 / 2), ("relu2", 1 / 4), ("swiglu", 1 / 4)))
+def test_fixup_counts_the_matrices_of_a_branch(mlp, power):
+    """What the last matrix of an FFN reads shrinks as 1/√(2L), however many products it is, so one step of all 2L
+    branches moves the output equally far at any depth."""
+    config = GPTConfig(**{**SIZE, "n_layer": 8, **FIXUP, "mlp": mlp})
+    assert init_scale(config, 3, "up") == pytest.approx(16**-power)
 
 
 START = {"gain": 1.0, "magnitude": 1.0, "direction": 1.0, "bias": 0.0, "alpha": 1.0}
@@ -120,32 +111,22 @@ START = {"gain": 1.0, "magnitude": 1.0, "direction": 1.0, "bias": 0.0, "alpha": 
             dict(branch_scale="layerscale", mid_norm="attn", gain_param="expmagdir"),
             {"magnitude": 0.0, "mid.magnitude": math.log(0.1)},
         ),
-        (dict(branch_scale="layerscale", branch_scale_init=0.25, gain_param="magdir"), {"mid.magnitude": 0.25}),
         (dict(branch_scale="skipinit", n_layer=16), {"mid.gain": 0.25}),
         (dict(branch_scale="skipinit", n_layer=4, mid_norm="both"), {"mid.gain": 0.5}),
         (dict(branch_scale="skipinit", branch_scale_init=0.0, norm="none"), {"mid.gain": 0.0}),
         (dict(norm="dyt", embed_scale=True, dyt_bias=True), {"embed_scale.gain": 4.0}),
-        (dict(lns="norm", lns_learn=True, n_layer=4), {"3.attn.pre.gain": 0.5, "3.mlp.pre.gain": 0.5}),
-        (
-            dict(lns="norm", lns_learn=True, n_layer=4, gain="branch"),
-            {r"3.attn.f.[qkv].pre.gain": 0.5, "3.mlp.f.up.pre.gain": 0.5},
-        ),
         (dict(gain="branch", gain_out="norm", gain_param="expmagdir", bias=True), {"magnitude": 0.0}),
         (dict(MANY_GAINS, gain_param="magdir"), {}),
         (dict(FIXUP, mlp="swiglu"), {}),
-        (dict(POST, admin=True), {}),
     ],
     ids=str,
 )
 def test_start_values_of_vectors_and_scalars(flags, changed):
     model, wrong = GPT(GPTConfig(**{**SIZE, "n_layer": 2, **flags})), []
-    lns = re.compile(r"blocks\.(\d+)\..*pre\.gain") if flags.get("lns_learn") else None
     hits = Counter()
     for key, p in model.named_parameters():
         if p.ndim == 1:
             value = START[key.split(".")[-1]]
-            if lns and lns.fullmatch(key):
-                value = (int(lns.fullmatch(key)[1]) + 1) ** -0.5
             for pattern, other in changed.items():
                 if re.search(pattern + "$", key):
                     value, hits[pattern] = other, hits[pattern] + 1

@@ -25,24 +25,16 @@ def test_two_ways_to_say_the_same(flags, same):
     "flags, same",
     (
         (dict(lns="norm", lns_learn=True), dict(lns="norm")),
+        (dict(lns="norm", lns_learn=True, gain="branch", gain_param="magdir"), dict(lns="norm")),
         (
             dict(S5, lns="norm", lns_learn=True, lns_power=1.0, gain_param="expmagdir"),
             dict(S5, lns="norm", lns_power=1.0),
         ),
-        (
-            dict(lns="norm", lns_learn=True, gain="branch", gain_param="magdir", lns_branches="mlp"),
-            dict(lns="norm", lns_branches="mlp"),
-        ),
         (dict(LLAMA, bias=True, gain_out="scale"), dict(LLAMA, bias=True)),
-        (dict(gain="branch"), dict()),
         (dict(S4, gain="none"), S4),
         (dict(gain="none", lns="norm"), dict(lns="norm")),
         (dict(MANY_GAINS, gain_param="magdir"), MANY_GAINS),
         (dict(MANY_GAINS, gain_param="expmagdir"), MANY_GAINS),
-        (
-            dict(mid_norm="both", branch_scale="layerscale", gain_param="expmagdir", branch_scale_init=0.3),
-            dict(mid_norm="both", branch_scale="skipinit", branch_scale_init=0.3),
-        ),
         (dict(branch_scale="skipinit", branch_scale_init=1.0), dict()),
         (dict(POST, admin=True), POST),
     ),

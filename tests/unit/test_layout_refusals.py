@@ -17,7 +17,7 @@ from nanodnt.optim import make_optimizer
 from nanodnt.tasks import task_of
 from nanodnt.weights import model_from_checkpoint, profile_admin
 from support.depth import examples
-from support.models import FIXUP, NONE, POST, S5, SCHEMES, rule_lines, tokens
+from support.models import FIXUP, NONE, POST, S5, SCHEMES, rule_lines
 from support.optimizers import settings as step_settings
 
 TINY = dict(n_layer=2, n_head=2, n_embd=8, block_size=6, vocab_size=17)
@@ -242,7 +242,7 @@ def test_any_flags_are_refused_by_name_or_train_and_survive_a_checkpoint(one_thr
         assert named and "\n" not in str(e), str(e)
         return
     assert all(isinstance(note, str) for note in rules.notes(config))
-    inputs, targets = made_batch(config)
+    inputs, targets = model.example(2)
     profile_admin(model, inputs)
     optimizer = make_optimizer(model.train(), step_settings(learning_rate=1e-2))
     for _ in range(2):
@@ -260,11 +260,3 @@ def test_any_flags_are_refused_by_name_or_train_and_survive_a_checkpoint(one_thr
     for (key, a), b in zip(copy.state_dict().items(), model.state_dict().values(), strict=True):
         assert torch.equal(a, b), key
     assert torch.equal(copy(inputs)[0], model.eval()(inputs)[0])
-
-
-def made_batch(c):
-    """Two sequences and their targets, or two images and their labels."""
-    if c.patch_size:
-        images = torch.randn(2, c.channels, c.image_size, c.image_size, generator=torch.Generator().manual_seed(0))
-        return images, torch.tensor([0, c.n_class - 1])
-    return tuple(tokens(2, c.block_size, vocab=c.vocab_size, seed=seed) for seed in (1, 2))

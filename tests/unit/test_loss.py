@@ -33,7 +33,6 @@ NETS = {
     "DNT, LNS, OR": dict(S5, lns="norm", gain_param="magdir"),
     "no final norm": dict(POST, bias=True, norm="layernorm"),
     "unified": UNIFIED,
-    "DyT": dict(norm="dyt", dyt_bias=True),
     "no padding": dict(vocab_size=64),
 }
 

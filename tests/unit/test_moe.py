@@ -253,17 +253,6 @@ def test_each_way_to_multiply_is_the_matrices_one_by_one(ends, bias, way, monkey
         assert ours.dtype == dtype and error(ours, theirs) < tolerance
 
 
-@pytest.mark.parametrize("name", ("sigmoid, shared, bias, llama", "not normalised, biases, S5"))
-def test_the_whole_model_by_grouped_products_is_the_same(name, monkeypatch):
-    model, _ = mixture(name, dtype=torch.float32)
-    idx, targets = batch()
-    model.set_runtime(balance_coef=0.7, z_coef=0.3).train()
-    loss, grads = backward(model, idx, targets)
-    monkeypatch.setattr(moe, "has_grouped_product", lambda *_: True)
-    found, ours = backward(model, idx, targets)
-    assert error(found, loss) < 1e-5 and difference(ours, grads) < 1e-5
-
-
 @pytest.mark.deep
 def test_the_operators_are_sound():
     """Fake tensors, schema and gradients, as torch checks operators."""
@@ -279,21 +268,11 @@ def test_the_operators_are_sound():
 @pytest.mark.parametrize("cast", (False, True), ids=("computing in bf16", "cast to bf16"))
 def test_router_logits_are_fp32_where_all_else_is_bf16(cast):
     model = mixture("softmax, shared, bias, HG, DP", dtype=torch.float32)[0].set_runtime(compute_dtype=torch.bfloat16)
-    model, seen = model.bfloat16() if cast else model, []
-    for router in model.routers().values():
-        logits = router.logits
-
-        def spy(u, gain, router=router, logits=logits):
-            seen.append((u, logits(u, gain), router.weight.float() * router.pre.gain.float()))
-            return seen[-1][1]
-
-        router.logits = spy
-        router.register_forward_hook(lambda _, args, out: seen.append(out[0].dtype))
-    model(tokens(2, 7))
-    assert seen[1] == seen[3] == torch.float32
-    for u, z, weight in seen[::2]:
-        assert u.dtype == torch.bfloat16 and z.dtype == torch.float32  # pre norms round what only matrices read
-        assert error(z, u.double() @ weight.double().T) < 1e-6
+    router = (model.bfloat16() if cast else model).blocks[0].mlp.f.router
+    u = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    logits, weight = router.logits(u), router.weight.float() * router.pre.gain.float()
+    assert logits.dtype == router(u)[0].dtype == torch.float32
+    assert error(logits, u.double() @ weight.double().T) < 1e-6
 
 
 # ------------------------------------------------------------------------------------------------ sampling, compilation

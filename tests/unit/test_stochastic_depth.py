@@ -4,30 +4,16 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from layers.ops import drop_samples
 from layers.slot import Slot
 from model import GPT, GPTConfig, Residual
 from nanodnt.run.compilation import compile_parts
-from support import models, vision
-from support.hypotheses import drawn
-from support.models import S5, SIZE, error, gradients
+from support.models import S5, SIZE, build, error, gradients
+from support.moe import batch_of
 from support.operators import assert_same_gradients, fresh_compiler, standing_for
-from support.runs import deep_but
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-KINDS = {"text": models, "images": vision}
-each_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def batch(kind, n=2, dtype=torch.float64):
-    """(inputs, targets) of n samples."""
-    if kind == "images":
-        return vision.pictures(n, dtype=dtype), vision.labels(n)
-    return models.tokens(n, 7), models.tokens(n, 7, seed=2)
 
 
 def mids(model) -> dict:
@@ -35,18 +21,12 @@ def mids(model) -> dict:
     return {name: m.mid for name, m in model.named_modules() if isinstance(m, Residual)}
 
 
-@given(st.integers(1, 12), st.floats(0.001, 0.99))
-@drawn(15, 100)
+@pytest.mark.parametrize("n_layer, rate", ((1, 0.3), (2, 0.99), (12, 0.001)))
 def test_rates_are_linear_from_0_in_the_first_block(n_layer, rate):
-    config = GPTConfig(**{**SIZE, "n_layer": n_layer, "drop_path": rate})
-    for i, block in enumerate(GPT.empty(config).blocks):
-        expected = rate * i / max(1, n_layer - 1)
-        for residual in (block.attn, block.mlp):
-            assert residual.mid.drop == pytest.approx(expected, rel=1e-12) and residual.mid.drop.device.type == "cpu"
-            others = (residual.pre, residual.post, residual.skip)
-            assert all(slot.drop is None for slot in others)
-    slots = [m for m in GPT.empty(config).modules() if isinstance(m, Slot) and m.drop is not None]
-    assert len(slots) == 2 * n_layer  # nowhere else
+    model = GPT.empty(GPTConfig(**{**SIZE, "n_layer": n_layer, "drop_path": rate}))
+    rates = {name: m.drop.item() for name, m in model.named_modules() if isinstance(m, Slot) and m.drop is not None}
+    wanted = {f"{name}.mid": rate * int(name.split(".")[1]) / max(1, n_layer - 1) for name in mids(model)}
+    assert rates == pytest.approx(wanted, rel=1e-12) and len(rates) == 2 * n_layer
 
 
 @pytest.mark.parametrize("rate", (0.0, 0.1, 0.5, 0.9))
@@ -64,19 +44,15 @@ def test_how_many_are_dropped_and_the_mean_that_stays(rate):
     assert ((y.mean(0) - x.mean(0)).abs() <= 5 * per_entry / n**0.5).all()
 
 
-@each_kind
-def test_blocks_drop_at_their_rates(kind):
+def test_blocks_drop_at_their_rates():
     """Counted in a network of three blocks: none in the first, each branch by itself, and samples independently."""
-    model = KINDS[kind].build(dict(S5, drop_path=0.6), n_layer=3).train()
+    model, n = build(dict(S5, drop_path=0.6), n_layer=3).train(), 800
     gone = {name: [] for name in mids(model)}
     for name, mid in mids(model).items():
         mid.register_forward_hook(lambda _, args, y, name=name: gone[name].append((y == 0).flatten(1).all(1)))
     torch.manual_seed(3)
-    n = 0
     with torch.no_grad():
-        for _ in range(40):
-            model(*batch(kind, 20))
-            n += 20
+        model(*batch_of(n))
     gone = {name: torch.cat(found).double() for name, found in gone.items()}
     for name, found in gone.items():
         rate = 0.3 * int(name.split(".")[1])
@@ -85,16 +61,15 @@ def test_blocks_drop_at_their_rates(kind):
     assert (torch.corrcoef(drawn_at_random) - torch.eye(4)).abs().max() < 4.5 / n**0.5
 
 
-@each_kind
 @pytest.mark.parametrize("flags", (S5, dict(branch_scale="layerscale", bias=True)), ids=("S5", "LayerScale"))
-def test_a_dropped_branch_adds_exactly_nothing(kind, flags):
+def test_a_dropped_branch_adds_exactly_nothing(flags):
     """The stream behind it is the stream before it, bit by bit; a kept one is divided by 1 − rate."""
-    model, calls, seen = KINDS[kind].build(dict(flags, drop_path=0.5), n_layer=2).train(), [], set()
+    model, calls, seen = build(dict(flags, drop_path=0.5), n_layer=2).train(), [], set()
     parts = model.blocks[1].attn, model.blocks[1].mlp
     handles = [part.register_forward_hook(lambda *call: calls.append(call)) for part in parts]
     for seed in range(6):
         torch.manual_seed(seed)
-        model(*batch(kind, 4))
+        model(*batch_of(4))
     for handle in handles:
         handle.remove()
     for residual, (before, *_), after in calls:
@@ -106,10 +81,9 @@ def test_a_dropped_branch_adds_exactly_nothing(kind, flags):
     assert seen == {True, False} and len(calls) == 12
 
 
-@each_kind
-def test_the_gradient_of_a_dropped_sample_goes_straight_through(kind):
+def test_the_gradient_of_a_dropped_sample_goes_straight_through():
     """Where both branches of a block are dropped for a sample, and nowhere else, the block is the identity for it."""
-    block = KINDS[kind].build(dict(drop_path=0.5), n_layer=2).train().blocks[1]
+    block = build(dict(drop_path=0.5), n_layer=2).train().blocks[1]
     x = torch.randn(40, 5, 16, dtype=torch.float64, requires_grad=True)
     torch.manual_seed(1)
     y = block(x)
@@ -119,11 +93,10 @@ def test_the_gradient_of_a_dropped_sample_goes_straight_through(kind):
     assert passed == [torch.equal(grad[i], weights[i]) for i in range(40)] and 2 <= sum(passed) <= 20
 
 
-@each_kind
-def test_off_in_evaluation_and_where_the_rate_is_0(kind):
+def test_off_in_evaluation_and_where_the_rate_is_0():
     """The bits of a network without it; training with the rate 0 draws no random number."""
-    inputs, targets = batch(kind)
-    plain, dropping = (KINDS[kind].build(dict(S5, **f), 3) for f in (dict(), dict(drop_path=0.7)))
+    inputs, targets = batch_of(2)
+    plain, dropping = (build(dict(S5, **f), 3) for f in (dict(), dict(drop_path=0.7)))
     assert torch.equal(dropping(inputs)[0], plain(inputs)[0])
     torch.manual_seed(5)
     state = torch.get_rng_state()
@@ -136,12 +109,11 @@ def test_off_in_evaluation_and_where_the_rate_is_0(kind):
     assert list(plain.state_dict()) == list(dropping.state_dict())
 
 
-@pytest.mark.parametrize("kind", deep_but(KINDS, "images"))
-def test_blocks_share_a_graph_whatever_their_rates(kind, monkeypatch):
+def test_blocks_share_a_graph_whatever_their_rates(monkeypatch):
     """Compiled one by one, blocks of four rates are one graph; the drops are those of eager code."""
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
-    model, parts = KINDS[kind].build(dict(S5, drop_path=0.6), 4).train(), batch(kind, 4)
+    model, parts = build(dict(S5, drop_path=0.6), 4).train(), batch_of(4)
     torch.manual_seed(4)
     eager = gradients(model, *parts)
     compile_parts(model)
@@ -154,11 +126,10 @@ def test_blocks_share_a_graph_whatever_their_rates(kind, monkeypatch):
 
 
 @pytest.mark.deep
-@each_kind
 @fresh_compiler()
-def test_one_graph_of_the_whole_model(kind):
+def test_one_graph_of_the_whole_model():
     """Without a break; recomputed by the compiler, drops stay those of the forward pass (a gradient that fits)."""
-    model, parts = KINDS[kind].build(dict(S5, drop_path=0.6), 2).train(), batch(kind, 4)
+    model, parts = build(dict(S5, drop_path=0.6), 2).train(), batch_of(4)
     compiled = standing_for(model, torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False))
     for seed in range(3):
         torch.manual_seed(seed)
@@ -168,11 +139,10 @@ def test_one_graph_of_the_whole_model(kind):
 
 
 @pytest.mark.deep
-@each_kind
 @fresh_compiler()
-def test_inductors_drops_are_drops(kind):
+def test_inductors_drops_are_drops():
     """Inductor draws other numbers: over many steps the losses have the same mean, and without a seed they differ."""
-    model, parts = KINDS[kind].build(dict(S5, drop_path=0.6), 3, torch.float32).train(), batch(kind, 16, torch.float32)
+    model, parts = build(dict(S5, drop_path=0.6), 3, torch.float32).train(), batch_of(16)
     compiled = torch.compile(model, dynamic=False)
     torch.manual_seed(0)
     with torch.no_grad():
