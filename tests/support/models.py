@@ -68,6 +68,10 @@ LAYOUTS = {
 SCHEMES = {
     "LNS": (dict(lns="norm"), dict(lns="norm")),
     "LNS, bias": (dict(LAYERNORM, lns="norm"), dict(**LAYERNORM_NET, lns="norm")),
+    "LNS 1/l, ffn, llama": (
+        dict(LLAMA, lns="norm", lns_power=1.0, lns_branches="mlp"),
+        dict(LLAMA_NET, lns="norm", power=1.0, lns_on="mlp"),
+    ),
     "LNS branch": (dict(lns="branch", lns_power=0.25), dict(lns="branch", power=0.25)),
     "LNS branch, mid": (dict(S5, lns="branch", mlp="swiglu"), dict(S5_NET, lns="branch", act="swiglu")),
     "LNS residual": (dict(lns="residual"), dict(lns="residual")),
