@@ -15,7 +15,7 @@ import torch
 
 from configurator import configure, describe
 from model import GPTConfig, Transformer
-from nanodnt.data import Prefetch, Prepared, load_meta
+from nanodnt.data import Prefetch, PreparedData, load_meta
 from nanodnt.engine import Trainer, evaluate, prepare_model, seed_step, set_learning_rates, split_batch, training_step
 from nanodnt.guard import RollBack, check_skipped, record_loss, roll_back
 from nanodnt.optim import Optimizer, fill_defaults, make_optimizer
@@ -37,7 +37,7 @@ class Run:
     env: Env
     stop: Stop
     task: Task
-    data: Prepared
+    data: PreparedData
     meta: dict  # of the dataset
     model: Transformer  # what checkpoints hold
     compiled_model: Transformer  # the same, compiled: what is evaluated

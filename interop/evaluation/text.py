@@ -10,14 +10,14 @@ import numpy as np
 
 from nanodnt.data import folder_of, load_meta
 from nanodnt.data.tokenizer import Tokenizer, same_tokenizer
-from nanodnt.data.windows import Dataset
+from nanodnt.data.windows import PreparedText
 from nanodnt.engine import evaluate
 from nanodnt.tasks import task_of, task_of_data
 from nanodnt.trained import Trained
 
 
 class FileWindows:
-    """A tokenized text in windows, with the methods of `Dataset` that `evaluate` calls.
+    """A tokenized text in windows, with the methods of `PreparedText` that `evaluate` calls.
 
     ids (1 + N,) is what stands before the text, one token, and its N tokens. Each of them is a target exactly once: of
     every window but the first, the first `overlap` inputs are only context."""
@@ -45,7 +45,7 @@ class FileWindows:
 class Text:
     """A text, ready to be scored by one model."""
 
-    windows: FileWindows | Dataset
+    windows: FileWindows | PreparedText
     n_tokens: int  # that are scored
     n_bytes: int  # of their text in UTF-8
     sha256: str  # of the file; of a prepared dataset: of its val.bin
@@ -102,7 +102,7 @@ def open_windows(name: str, overlap: int, trained: Trained, verify: bool) -> Tex
     if meta.get("kind") == "examples":
         raise ValueError(f"dataset {name} holds examples, whose answers are evaluated: use --tasks=answers")
     require_same_tokenizer(name, meta, trained, "a text file")
-    data = Dataset(name, trained.model.config.block_size, meta=meta, doc_mask=trained.doc_mask)
+    data = PreparedText(name, trained.model.config.block_size, meta=meta, doc_mask=trained.doc_mask)
     # the windows follow each other, so their targets are one stretch of the file
     targets = np.concatenate([data.val_batch(start[None], 1)[1][0] for start in data.validation()])
     return Text(data, targets.size, count_bytes(trained.tokenizer, targets), meta["splits"]["val"]["sha256"])

@@ -1,6 +1,6 @@
 """Data as a function of the step: batches, validation rows.
 
-`Dataset` reads a text as windows, `Examples` reads whole examples, `Images` reads images and their labels.
+`PreparedText` reads a text in windows, `PreparedExamples` whole examples, `PreparedImages` images and their labels.
 `batch(step)` depends on (dataset, block_size, seed, batch_size, step) and on nothing else: not on the number of
 processes, the micro batch, the evaluation settings, or whether the run was resumed. Nothing is remembered between
 calls, so there is no loader state to save.
@@ -10,6 +10,6 @@ calls, so there is no loader state to save.
 
 from nanodnt.data.meta import folder_of, load_meta, sha256
 from nanodnt.data.prefetch import Prefetch
-from nanodnt.data.prepared import Prepared
+from nanodnt.data.prepared import PreparedData
 
-__all__ = ["Prefetch", "Prepared", "folder_of", "load_meta", "sha256"]
+__all__ = ["Prefetch", "PreparedData", "folder_of", "load_meta", "sha256"]

@@ -25,7 +25,7 @@ class Rows:
         yield from zip(self.starts[part].tolist(), self.lengths[part].tolist(), strict=True)
 
 
-class Examples(Tokens):
+class PreparedExamples(Tokens):
     """A prepared dataset of examples: rows of `block_size` inputs hold whole examples, and padding.
 
     An example of n tokens gives n - 1 inputs and their targets, which are -1 unless they belong to an answer. Which
@@ -42,15 +42,15 @@ class Examples(Tokens):
         found = {split: self._find(split) for split in self.splits}
         check_lengths({split: lengths for split, (_, lengths, _) in found.items()}, block_size, name)
         self.rows = {split: arrange(*examples, block_size) for split, examples in found.items()}
-        self.windows, self.val_windows = (len(self.rows[split].loss_tokens) for split in ("train", "val"))
+        self.n_train, self.n_val = (len(self.rows[split].loss_tokens) for split in ("train", "val"))
 
     def describe(self) -> str:
         """What an epoch is, in words."""
         train = self.rows["train"]
         targets = int(train.lengths.sum()) - len(train.lengths)
         return (
-            f"{len(train.lengths):,} examples in {self.windows:,} rows an epoch, "
-            f"{targets / (self.windows * self.block_size):.0%} filled, "
+            f"{len(train.lengths):,} examples in {self.n_train:,} rows an epoch, "
+            f"{targets / (self.n_train * self.block_size):.0%} filled, "
             f"{train.loss_tokens.sum() / targets:.0%} of the tokens count in the loss"
         )
 

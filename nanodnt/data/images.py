@@ -8,7 +8,7 @@ import numpy as np
 
 from nanodnt.data.augment import change, fit, mix_images
 from nanodnt.data.order import mix
-from nanodnt.data.prepared import Prepared
+from nanodnt.data.prepared import PreparedData
 
 MODES = {1: "L", 3: "RGB"}  # Pillow's names for 8-bit gray and colour, by channels
 WIDE = ("I", "F")  # Pillow's modes with more than 8 bits begin so: converting them would cut values off
@@ -16,7 +16,7 @@ FORMATS = ("PNG", "JPEG")
 PIXELS, MIXING = 0, 1  # what a random number is for: each has a generator of its own
 
 
-class Images(Prepared):
+class PreparedImages(PreparedData):
     """A prepared dataset of images, read as float32 (rows, C, S, S) with their labels.
 
     In every epoch each image comes once, in another order. What is drawn at random for an image (crop, flip, ...)
@@ -47,7 +47,7 @@ class Images(Prepared):
         check_size(image_size, self.meta["image_size"], flags.crop_padding if flags else 0, name)
         self.offsets = {split: self._read_offsets(split) for split in self.splits}
         self.labels = {split: self._read_labels(split) for split in self.splits}
-        self.windows, self.val_windows = (len(self.labels[split]) for split in ("train", "val"))
+        self.n_train, self.n_val = (len(self.labels[split]) for split in ("train", "val"))
         mean, std = (np.reshape(self.meta[key], (self.channels, 1, 1)) for key in ("mean", "std"))
         self.scale, self.shift = (1 / (255 * std)).astype(np.float32), (mean / std).astype(np.float32)
         fill = tuple(round(255 * value) for value in self.meta["mean"])  # what rotations and shifts bring in
@@ -61,7 +61,7 @@ class Images(Prepared):
 
     def describe(self) -> str:
         """What an epoch is, in words."""
-        return f"{self.windows:,} images an epoch, of {len(self.meta['classes']):,} classes"
+        return f"{self.n_train:,} images an epoch, of {len(self.meta['classes']):,} classes"
 
     def batch(self, step: int, batch_size: int, rows: slice = slice(None)) -> tuple:
         """Rows `rows` of the batch of `step` (from 0): images float32 (rows, C, S, S), normalised by the dataset's mean

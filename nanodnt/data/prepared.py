@@ -9,16 +9,16 @@ from nanodnt.data.meta import folder_of, load_meta
 from nanodnt.data.order import mix, permutation
 
 
-class Prepared:
+class PreparedData:
     """A prepared dataset of the kind `kind`, a row of which is `block_size` tokens for the network.
 
-    A kind says how many rows there are, `windows` to train on in an epoch and `val_windows`. Files are read, not
+    A kind says how many rows there are, `n_train` in an epoch and `n_val` to validate on. Files are read, not
     mapped, so resident memory does not grow however long the run.
     """
 
     kind: str  # in meta.json
-    windows: int
-    val_windows: int
+    n_train: int
+    n_val: int
 
     def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None):
         self.meta = meta or load_meta(name)  # a given one was verified
@@ -30,7 +30,7 @@ class Prepared:
 
     def validation(self, eval_tokens: int = 0) -> np.ndarray:
         """The validation rows, as `val_batch` takes them: evenly spaced, at most `eval_tokens` (0 = all)."""
-        available = self.val_windows
+        available = self.n_val
         wanted = min(available, max(1, eval_tokens // self.block_size)) if eval_tokens else available
         return np.arange(wanted, dtype=np.int64) * available // wanted
 
@@ -41,11 +41,11 @@ class Prepared:
     def _draw(self, step, batch_size, rows=slice(None)):
         """What the rows `rows` of the batch of `step` are read from: without replacement within an epoch."""
         index = step * batch_size + np.arange(batch_size, dtype=np.int64)[rows]
-        epoch, position = np.divmod(index, self.windows)
+        epoch, position = np.divmod(index, self.n_train)
         chosen = np.empty_like(index)
         for e in np.unique(epoch):
             key = mix(mix(self.seed) + int(e))
-            chosen[epoch == e] = self._place(permutation(position[epoch == e], self.windows, key), key)
+            chosen[epoch == e] = self._place(permutation(position[epoch == e], self.n_train, key), key)
         return chosen
 
     def _place(self, windows, key):
@@ -66,7 +66,7 @@ class Prepared:
             raise ValueError(f"{file.name} became shorter during the run; prepare {self.name!r} again")
 
 
-class Tokens(Prepared):
+class Tokens(PreparedData):
     """A prepared dataset of token ids, read as rows of `block_size` inputs and their targets. `_rows` reads them."""
 
     def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None, doc_mask: bool = False):

@@ -5,7 +5,7 @@ import numpy as np
 from nanodnt.data.prepared import Tokens
 
 
-class Dataset(Tokens):
+class PreparedText(Tokens):
     """A prepared text cut into windows of `block_size` + 1 tokens.
 
     Training windows of one epoch do not overlap and are drawn in a pseudorandom order without replacement. Every epoch
@@ -25,13 +25,13 @@ class Dataset(Tokens):
                     f"{block_size + 1}: lower --block_size or prepare more text"
                 )
         self.opening = opening_token(self.meta, name) if doc_mask else None
-        self.windows = max(1, (tokens["train"] - block_size) // block_size)  # per epoch
-        self.val_windows = (tokens["val"] - 1) // block_size
-        self.shifts = min(block_size, tokens["train"] - self.windows * block_size)  # allowed window offsets
+        self.n_train = max(1, (tokens["train"] - block_size) // block_size)  # per epoch
+        self.n_val = (tokens["val"] - 1) // block_size
+        self.shifts = min(block_size, tokens["train"] - self.n_train * block_size)  # allowed window offsets
 
     def describe(self) -> str:
         """What an epoch is, in words."""
-        return f"{self.windows:,} windows an epoch"
+        return f"{self.n_train:,} windows an epoch"
 
     def validation(self, eval_tokens: int = 0) -> np.ndarray:
         """First tokens of the validation windows: evenly spaced over val.bin, at most `eval_tokens` (0 = all)."""

@@ -7,6 +7,6 @@ class Examples(Text):
     kind = "examples"
 
     def dataset(self):
-        from nanodnt.data.examples import Examples
+        from nanodnt.data.examples import PreparedExamples
 
-        return Examples
+        return PreparedExamples

@@ -65,14 +65,14 @@ class Images(Task):
         )
 
     def open_data(self, meta: dict, config, model_config: GPTConfig):
-        from nanodnt.data.images import Images
+        from nanodnt.data.images import PreparedImages
 
         for name in ("doc_mask", "loss_chunks"):
             if getattr(config, name):
                 raise ValueError(
                     f"{name}={getattr(config, name)} is for text, and the model reads images: leave it out"
                 )
-        return Images(
+        return PreparedImages(
             config.dataset,
             model_config.block_size,
             config.seed,

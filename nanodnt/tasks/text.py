@@ -54,6 +54,6 @@ class Text(Task):
 
     def dataset(self):
         """The class that reads a dataset."""
-        from nanodnt.data.windows import Dataset
+        from nanodnt.data.windows import PreparedText
 
-        return Dataset
+        return PreparedText

@@ -42,7 +42,7 @@ class CheckpointedRun:
             print(f"note: {name}: the validation {what.format(dataset)} of its training")
         if self.train_config.get("doc_mask"):
             print(f"note: {name} was trained with doc_mask; here the documents of a row see each other")
-        available = self.data.val_windows * self.block_size
+        available = self.data.n_val * self.block_size
         if (config.tokens or 0) > available:
             print(f"note: {name}: the validation data has {available:,} tokens, fewer than tokens={config.tokens}")
 

@@ -274,7 +274,7 @@ def test_processes_have_other_numbers_of_targets(pair):
     counts = np.array([(data.batch(step, 12)[1] != -1).reshape(2, -1).sum(1) for step in range(8)])
     assert (counts.max(1) > 1.25 * counts.min(1)).sum() >= 3
     assert counts.sum(1).tolist() == [data.loss_tokens(step, 12) for step in range(8)]
-    assert open_prepared(pair / "data" / "documents", 32).val_windows % 2
+    assert open_prepared(pair / "data" / "documents", 32).n_val % 2
 
 
 @pytest.mark.deep

@@ -13,7 +13,7 @@ import pytest
 
 import train
 from nanodnt.data import sha256
-from nanodnt.data.images import Images
+from nanodnt.data.images import PreparedImages
 from nanodnt.tasks.image_flags import ImageFlags
 from support import runs
 from support.hostile import RESUME, TRAIN, World, cases, refuse, start
@@ -147,5 +147,5 @@ def test_big_photos_of_a_dataset_of_several_sizes(tmp_path):
     shapes = [(1, 50_000, 3), (50_000, 1, 3), (1, 1, 3), (2, 3, 3)]
     name = write_dataset(tmp_path, [encode(noise(*s)) for s in shapes], [GRAY[0]], channels=3, image_size=None)
     for augment in (None, ImageFlags(crop_area=0.08, rand_augment=9, flip=True)):
-        images = Images(name, 5, image_size=8, flags=augment).batch(0, 4)[0]
+        images = PreparedImages(name, 5, image_size=8, flags=augment).batch(0, 4)[0]
         assert images.shape == (4, 3, 8, 8) and np.isfinite(images).all()

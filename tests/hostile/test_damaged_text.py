@@ -15,7 +15,7 @@ import sample
 import train
 from model import GPTConfig
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.data.windows import Dataset
+from nanodnt.data.windows import PreparedText
 from nanodnt.plan.__main__ import main as plan
 from nanodnt.run.loss_curve import draw_loss
 from nanodnt.settings import TrainConfig
@@ -82,11 +82,11 @@ def changed_json(draw, tree):
 
 
 def dataset_of(folder):
-    """The Dataset of a folder, or None where it is refused, naming the file or the folder."""
+    """The PreparedText of a folder, or None where it is refused, naming the file or the folder."""
 
     def open_and_name(folder):
         try:
-            return Dataset(str(folder), 16)
+            return PreparedText(str(folder), 16)
         except ValueError as e:
             assert "meta.json" in str(e) or str(folder) in str(e)
             raise
@@ -105,7 +105,7 @@ def test_meta_json(earlier, scratch, data):
     (folder / "meta.json").write_bytes(changed_json(data.draw, meta))
     found = dataset_of(folder)
     if found is not None:
-        whole = Dataset(str(earlier.data), 16)
+        whole = PreparedText(str(earlier.data), 16)
         assert np.array_equal(found.batch(0, 4), whole.batch(0, 4))
         assert np.array_equal(found.val_batch(found.validation(128), 8), whole.val_batch(whole.validation(128), 8))
         tokenizer = Tokenizer(found.meta)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from model import GPT, GPTConfig
-from nanodnt.data.examples import Examples
+from nanodnt.data.examples import PreparedExamples
 from nanodnt.engine import Trainer, training_step
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.run.checkpoints import load_checkpoint
@@ -164,7 +164,7 @@ def other_targets(batch):
 
 def test_after_a_rollback_the_later_batch_and_its_number_of_targets_go_together(folders, wholes, tmp_path):
     config = COMMON | dict(loss_spike=0.3, save_interval=4, keep_every=4)
-    with patched(Examples, "batch", other_targets):
+    with patched(PreparedExamples, "batch", other_targets):
         assert run(out_dir=tmp_path, dataset=folders["examples"], **config) == 0
     rows = [row for row in metrics(tmp_path) if "train_loss" in row]
     assert [row["step"] for row in rows] == [*range(1, 9), *range(9, 13)] and load(tmp_path / "last.pt")["shift"] == 1

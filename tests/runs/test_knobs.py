@@ -9,7 +9,7 @@ import model as model_module
 import nanodnt.start as start_module
 import train
 from model import GPT, GPTConfig
-from nanodnt.data.windows import Dataset
+from nanodnt.data.windows import PreparedText
 from nanodnt.run import compilation
 from nanodnt.run.environment import Env
 from support.hostile import refusal
@@ -39,14 +39,14 @@ def test_a_run_reads_the_batches_it_would_read_directly(dataset, tmp_path, monke
 
 
 def test_an_error_in_reading_ahead_ends_the_run_in_one_line(dataset, tmp_path, monkeypatch, capsys):
-    batch = Dataset.batch
+    batch = PreparedText.batch
 
     def fail(self, step, *args):
         if step == 5:
             raise OSError("the disk is gone")
         return batch(self, step, *args)
 
-    monkeypatch.setattr(Dataset, "batch", fail)
+    monkeypatch.setattr(PreparedText, "batch", fail)
     code = run(dataset=dataset, out_dir=tmp_path, max_iters=12)
     refusal(capsys, code, "the disk is gone")
     assert list(column(tmp_path, "train_loss")) == [1, 2, 3, 4, 5]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model import GPT, GPTConfig
-from nanodnt.data.windows import Dataset
+from nanodnt.data.windows import PreparedText
 from nanodnt.weights import profile_admin
 from support.runs import load, run
 
@@ -22,7 +22,7 @@ def test_admin_is_profiled_on_the_first_sequences(dataset, tmp_path, capsys):
     trained = load(tmp_path / "a" / "last.pt")
     model = GPT(GPTConfig(**trained["model_config"]), seed=1337)
     assert all((block.attn.skip.gain == 1).all() for block in model.blocks)
-    idx = Dataset(str(dataset), 32, 1337).batch(0, 8)[0]
+    idx = PreparedText(str(dataset), 32, 1337).batch(0, 8)[0]
     profile_admin(model, torch.from_numpy(idx))
     for name, value in model.state_dict().items():
         if "skip" in name:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import train
 from model import GPT, GPTConfig
-from nanodnt.data.windows import Dataset
+from nanodnt.data.windows import PreparedText
 from nanodnt.run.loss_curve import draw_loss
 from nanodnt.run.metrics import run_record
 from support.runs import (
@@ -110,7 +110,7 @@ def test_logged_losses_are_those_of_the_data(short, dataset):
         expected = F.cross_entropy(model(x)[0].flatten(0, 1).double(), y.flatten()).item()
     assert column(short, "val_loss")[30] == pytest.approx(expected, rel=1e-6)
 
-    model, data = GPT(GPTConfig(**checkpoint["model_config"]), seed=1337), Dataset(str(dataset), 32, 1337)
+    model, data = GPT(GPTConfig(**checkpoint["model_config"]), seed=1337), PreparedText(str(dataset), 32, 1337)
     x, y = map(torch.from_numpy, data.batch(0, 8))
     loss = F.cross_entropy(model(x)[0].flatten(0, 1), y.flatten())
     loss.backward()

@@ -6,7 +6,7 @@ from contextlib import contextmanager, redirect_stdout
 import pytest
 import torch
 
-from nanodnt.data.windows import Dataset
+from nanodnt.data.windows import PreparedText
 from nanodnt.run.metrics import Metrics
 from support.runs import assert_same_run, different, load, logged, metrics, optimizers, run
 
@@ -19,7 +19,7 @@ SPIKE = dict(max_iters=40, eval_interval=20, save_interval=6, loss_spike=0.5)
 def spoiling():
     """Gives spoil_after(*steps), which spoils the weights after these steps, counted over all runs from then on. It
     returns a list that gets the steps whose batches these runs read."""
-    read, batch, made = [], Dataset.batch, {"steps": 0, "bad": ()}
+    read, batch, made = [], PreparedText.batch, {"steps": 0, "bad": ()}
 
     def spoil(model):
         made["steps"] += 1
@@ -38,7 +38,7 @@ def spoiling():
 
     with optimizers(lambda model, optimizer: optimizer.register_step_post_hook(lambda *_: spoil(model))):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Dataset, "batch", note)
+            patch.setattr(PreparedText, "batch", note)
             yield spoil_after
 
 
@@ -73,8 +73,8 @@ def test_a_spike_rolls_back_and_skips_the_batches_since(rolled_back, dataset, tm
     last = load(out_dir / "last.pt")
     assert (last["shift"], last["rollbacks"]) == (2, 1)
 
-    batch = Dataset.batch  # the same by hand: from step 20 on the batches of 2 steps later
-    monkeypatch.setattr(Dataset, "batch", lambda self, s, *args: batch(self, s + 2 * (s >= 20), *args))
+    batch = PreparedText.batch  # the same by hand: from step 20 on the batches of 2 steps later
+    monkeypatch.setattr(PreparedText, "batch", lambda self, s, *args: batch(self, s + 2 * (s >= 20), *args))
     assert run(out_dir=tmp_path, dataset=dataset, **SPIKE) == 0
     by_hand = load(tmp_path / "last.pt")
     assert different(last["model"], by_hand["model"]) == [] and last["recent"] == by_hand["recent"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model import GPT, GPTConfig
-from nanodnt.data.windows import Dataset
+from nanodnt.data.windows import PreparedText
 from nanodnt.optim import lr_at, make_optimizer
 from nanodnt.settings import TrainConfig
 from support.hostile import refusal
@@ -146,7 +146,7 @@ def test_another_optimizer_on_resume(switch, dataset, tmp_path, capsys):
 
     model = GPT(GPTConfig(**before["model_config"]))
     model.load_state_dict(before["model"])
-    x, y = map(torch.from_numpy, Dataset(str(dataset), 32, 1337).batch(5, 8))
+    x, y = map(torch.from_numpy, PreparedText(str(dataset), 32, 1337).batch(5, 8))
     model(x, y)[1].backward()
     settings = TrainConfig(**after["train_config"])
     optimizer = make_optimizer(model, settings)

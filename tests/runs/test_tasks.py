@@ -154,7 +154,7 @@ def test_the_micro_batch_makes_no_difference(case, config, folders, tmp_path):
         assert run(out_dir=tmp_path / name, **config(task, micro_batch_size=size, **PLAIN)) == 0
     assert_same_values(tmp_path / "parts", tmp_path / "whole")
     if task in ("examples", "documents"):
-        assert open_prepared(folders[task], 32).val_windows % 4
+        assert open_prepared(folders[task], 32).n_val % 4
 
 
 @EACH

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanodnt.data.images import Images
+from nanodnt.data.images import PreparedImages
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import model_from_checkpoint
 from support.models import error
@@ -95,7 +95,7 @@ def test_validation_is_that_of_the_equations(digits, tmp_path):
     model = model_from_checkpoint(found)
     parts = dict(attn="pre mid", mlp="mid", qk_norm=True, input_norm=True, linear_bias=True, act="gelu_erf")
     net = Net(vocab=10, heads=2, kv_heads=2, blocks=2, eps=1e-6, tied=False, causal=False, **parts)
-    data = Images(digits, 16, image_size=8)
+    data = PreparedImages(digits, 16, image_size=8)
     images, targets = (torch.from_numpy(part) for part in data.val_batch(data.validation(), 50))
     weights = {name: t.double() for name, t in found["model"].items()}
     logits = equation(net, weights, images.double(), 2, "mean")
@@ -128,7 +128,7 @@ def test_admin_is_profiled_on_images(digits, tmp_path, capsys):
     weights = {name: t.double() for name, t in load(tmp_path / "last.pt")["model"].items()}
     parts = dict(attn="post", mlp="post", final=False, kind="layer", norm_bias=True, linear_bias=True, qk_norm=True)
     net = Net(10, 2, 2, 2, 1e-6, **parts, act="gelu_erf", tied=False, causal=False, admin=True)
-    images = Images(digits, 17, image_size=8, flags=TrainConfig(**AUGMENTED)).batch(0, 16, slice(0, 8))[0]
+    images = PreparedImages(digits, 17, image_size=8, flags=TrainConfig(**AUGMENTED)).batch(0, 16, slice(0, 8))[0]
     terms = []
     equation(net, weights, torch.from_numpy(images).double(), 2, "cls", terms)
     expected = [1.0] + [sum(((t - t.mean()) ** 2).mean() for t in pair).sqrt().item() for pair in terms[:-1]]
@@ -165,7 +165,7 @@ def test_tracked_numbers(digits, tmp_path, monkeypatch):
     config = dict(PRE, qk_norm=False, norm="dyt", dyt_alpha_attn=0.7, n_kv_head=1)
     train(tmp_path, digits, max_iters=4, track_interval=2, **RANDOM | config)
     track = column(tmp_path, "track")[4]
-    model, data = model_from_checkpoint(load(tmp_path / "last.pt")).eval(), Images(digits, 17, image_size=8)
+    model, data = model_from_checkpoint(load(tmp_path / "last.pt")).eval(), PreparedImages(digits, 17, image_size=8)
     streams, logits, attend = [], [], F.scaled_dot_product_attention
 
     def note_logits(q, k, v, **how):

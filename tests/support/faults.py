@@ -24,7 +24,7 @@ import nanodnt.run.loss_curve
 import nanodnt.run.metrics
 import train
 from model import GPT
-from nanodnt.data.windows import Dataset
+from nanodnt.data.windows import PreparedText
 from nanodnt.run.errors import end_with
 from support.runs import flags, steps_noted
 
@@ -86,7 +86,7 @@ PLACES = {
     "forward": (GPT, "forward", 90),
     "backward": (torch.Tensor, "backward", 80),
     "update": (torch.amp.GradScaler, "update", 80),
-    "evaluation": (Dataset, "val_batch", 10),
+    "evaluation": (PreparedText, "val_batch", 10),
     "fsync": (os, "fsync", 84),
     "link": (os, "link", 24),
     "rename": (os, "replace", 58),
@@ -274,13 +274,13 @@ def spoil_losses(steps: tuple) -> None:
 
 def spoil_batches(steps: tuple) -> None:
     """Give these batches wrong targets."""
-    batch = Dataset.batch
+    batch = PreparedText.batch
 
     def batch_or_wrong(self, step, *args):
         x, y = batch(self, step, *args)
         return x, (7 * y + 3) % self.meta["vocab_size"] if step in steps else y
 
-    Dataset.batch = batch_or_wrong
+    PreparedText.batch = batch_or_wrong
 
 
 def train_here(rank: int, command: Command, out: Path, dataset: Path, fault: Fault | None, left: float, port: int):

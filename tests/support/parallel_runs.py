@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from nanodnt.data.windows import Dataset
+from nanodnt.data.windows import PreparedText
 from support.processes import play
 from support.runs import spoil_gradients
 
@@ -66,7 +66,7 @@ def make_one_bad(rank, world, out, dataset, **config):
 
 
 def other_targets(batch):
-    """Dataset.batch whose batch 16 has targets that never follow (steps of the walk are 1, 2 and 5)."""
+    """PreparedText.batch whose batch 16 has targets that never follow (steps of the walk are 1, 2 and 5)."""
 
     def tampered(self, step, *args):
         x, y = batch(self, step, *args)
@@ -76,7 +76,7 @@ def other_targets(batch):
 
 
 def make_spike(rank, world, folder, launch, **config):
-    patch = (Dataset, "batch", other_targets(Dataset.batch))
+    patch = (PreparedText, "batch", other_targets(PreparedText.batch))
     play(rank, world, folder / f"spike, {launch}", patches=[patch], **SPIKE | config)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from nanodnt import engine
 from nanodnt.data import meta as data_meta
-from nanodnt.data.windows import Dataset
+from nanodnt.data.windows import PreparedText
 from support import runs
 from support.hostile import CHECKPOINTS
 
@@ -160,7 +160,7 @@ def unreadable(w):
     def read(*_):
         raise OSError(errno.EIO, "Input/output error")
 
-    w.patch.setattr(Dataset, "_read", read)
+    w.patch.setattr(PreparedText, "_read", read)
 
 
 def full_disk(larger_than=-1):

@@ -22,7 +22,7 @@ from nanodnt import optim
 from nanodnt.bench import compare, measure, settings, timing, variants, vary
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.variants import Variant
-from nanodnt.data.windows import Dataset
+from nanodnt.data.windows import PreparedText
 from nanodnt.settings import TrainConfig
 from support.devices import CPU, bench_setting
 from support.runs import call
@@ -102,7 +102,7 @@ def test_batches_of_a_dataset(dataset, tmp_path):
     setting = make_setting(data="dataset", dataset=str(dataset), vocab_size=0)
     setting.open_dataset()
     assert setting.flags.vocab_size == 50
-    for got, want in zip(setting.fetch_batch(3), Dataset(str(dataset), 16).batch(3, 4), strict=True):
+    for got, want in zip(setting.fetch_batch(3), PreparedText(str(dataset), 16).batch(3, 4), strict=True):
         assert np.array_equal(got.numpy(), want)
     found = results(tmp_path, data="dataset", dataset=dataset, vocab_size=None, against="nanogpt-eager")
     assert [v["name"] for v in found["variants"]] == ["nanogpt-eager", "ours"]

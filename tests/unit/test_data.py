@@ -12,7 +12,7 @@ import pytest
 from nanodnt.data import load_meta, sha256
 from nanodnt.data.order import permutation
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.data.windows import Dataset
+from nanodnt.data.windows import PreparedText
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,10 +52,10 @@ def test_permutation_reaches_every_order_about_equally_often():
 
 
 def test_an_epoch_sees_every_window_once_and_targets_are_shifted_by_one(folder):
-    data = Dataset(folder, block_size=8, seed=3)
-    assert data.windows == (830 - 8) // 8
+    data = PreparedText(folder, block_size=8, seed=3)
+    assert data.n_train == (830 - 8) // 8
     rows = [row for step in range(51) for row in zip(*data.batch(step, 2), strict=True)]  # 102 windows = one epoch
-    assert data.windows == len(rows)
+    assert data.n_train == len(rows)
     starts = sorted(int(x[0]) for x, _ in rows)
     assert len(set(starts)) == 102 and all(b - a == 8 for a, b in zip(starts, starts[1:], strict=False))
     for x, y in rows:  # token i of the file is i
@@ -63,24 +63,24 @@ def test_an_epoch_sees_every_window_once_and_targets_are_shifted_by_one(folder):
 
 
 def test_epochs_differ_in_order_and_offset(folder):
-    data = Dataset(folder, block_size=8)
+    data = PreparedText(folder, block_size=8)
     epochs = [[int(data.batch(e * 102 + i, 1)[0][0, 0]) for i in range(102)] for e in range(8)]
     assert len({tuple(e) for e in epochs}) == 8 and len({min(e) for e in epochs}) > 2
     assert min(map(min, epochs)) >= 0 and max(map(max, epochs)) + 8 < 830
 
 
 def test_a_batch_depends_on_dataset_seed_and_step_alone(folder):
-    a, b = Dataset(folder, 8, seed=1), Dataset(folder, 8, seed=1)
+    a, b = PreparedText(folder, 8, seed=1), PreparedText(folder, 8, seed=1)
     for step in (5, 0, 77, 5):  # in any order, with anything in between
         b.batch(step + 1, 4)
         b.val_batch(b.validation(), 12)
         assert (a.batch(step, 6)[0] == b.batch(step, 6)[0]).all()
-    assert (a.batch(5, 6)[0] != Dataset(folder, 8, seed=2).batch(5, 6)[0]).any()
+    assert (a.batch(5, 6)[0] != PreparedText(folder, 8, seed=2).batch(5, 6)[0]).any()
     assert (a.batch(5, 6)[0] != a.batch(6, 6)[0]).any()
 
 
 def test_ranks_and_micro_batches_are_slices_of_one_batch(folder):
-    data = Dataset(folder, 8)
+    data = PreparedText(folder, 8)
     whole = data.batch(9, 12)[0]
     for parts in (2, 3, 4, 6):
         n = 12 // parts
@@ -89,20 +89,20 @@ def test_ranks_and_micro_batches_are_slices_of_one_batch(folder):
 
 
 def test_a_batch_larger_than_an_epoch(folder):
-    x, _ = Dataset(folder, 8).batch(0, 250)  # two and a half epochs
+    x, _ = PreparedText(folder, 8).batch(0, 250)  # two and a half epochs
     assert len(x) == 250 and len({int(r[0]) for r in x[:102]}) == 102
 
 
 @pytest.mark.parametrize("tokens", [9, 12, 16, 17, 24, 25])
 def test_the_smallest_files(tmp_path, tokens):
-    data = Dataset(prepare(tmp_path / "s", np.arange(tokens), np.arange(9)), 8)
+    data = PreparedText(prepare(tmp_path / "s", np.arange(tokens), np.arange(9)), 8)
     seen = np.concatenate([np.concatenate(data.batch(step, 1), axis=None) for step in range(200)])
     assert seen.min() >= 0 and seen.max() <= tokens - 1
     assert data.validation().tolist() == [0]
 
 
 def test_validation_windows_are_fixed_spread_and_bounded(folder):
-    data = Dataset(folder, 8)
+    data = PreparedText(folder, 8)
     assert data.validation().tolist() == [i * 8 for i in range(12)]  # (97 - 1) // 8 windows
     assert data.validation(32).tolist() == [0, 24, 48, 72]
     assert data.validation(1).tolist() == [0] and len(data.validation(10**9)) == 12
@@ -113,7 +113,7 @@ def test_validation_windows_are_fixed_spread_and_bounded(folder):
 
 def test_uint32_files(tmp_path):
     tokens = np.arange(70_000, 70_100)
-    data = Dataset(prepare(tmp_path / "u", tokens, tokens, vocab_size=80_000, dtype="uint32"), 8)
+    data = PreparedText(prepare(tmp_path / "u", tokens, tokens, vocab_size=80_000, dtype="uint32"), 8)
     assert data.batch(0, 3)[0].min() >= 70_000 and data.batch(0, 3)[0].dtype == np.int64
 
 
@@ -122,7 +122,7 @@ def test_memory_does_not_grow_with_what_was_read(batches, rows, tmp_path):
     """A mapped file of 64 MB would add what was read of it, 31 MB or all, to the resident set."""
     prepare(tmp_path / "m", np.zeros(1 << 25, np.uint16), np.zeros(2000, np.uint16))
     code = (
-        "import sys, resource; from nanodnt.data.windows import Dataset; d = Dataset(sys.argv[1], 1024)\n"
+        "import sys, resource; from nanodnt.data.windows import PreparedText; d = PreparedText(sys.argv[1], 1024)\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
         f"for s in range(100): d.batch(s, {rows})\n"
         "a = peak()\n"
@@ -136,13 +136,13 @@ def test_memory_does_not_grow_with_what_was_read(batches, rows, tmp_path):
 
 def test_ids_beyond_the_vocabulary_and_a_file_cut_short_are_noticed_while_reading(tmp_path):
     lying = prepare(tmp_path / "a", np.arange(830), np.arange(97), vocab_size=1000)
-    data = Dataset(lying, 8)
+    data = PreparedText(lying, 8)
     data.meta["vocab_size"] = 100
     with pytest.raises(ValueError, match="beyond the vocabulary"):
         data.batch(0, 102)
     os.truncate(Path(lying) / "train.bin", 40)
     with pytest.raises(ValueError, match="shorter during the run"):
-        Dataset.batch(data, 0, 102)
+        PreparedText.batch(data, 0, 102)
 
 
 def edit(**changes):
@@ -197,12 +197,12 @@ def test_a_damaged_dataset_is_refused_in_one_line(folder, damage, words):
 def test_a_path_relative_to_the_working_directory(folder, monkeypatch):
     monkeypatch.chdir(Path(folder).parent.parent)
     relative = f"{Path(folder).parent.name}/{Path(folder).name}"
-    assert load_meta(relative)["vocab_size"] == 1000 and len(Dataset(relative, 8).batch(0, 2)[0]) == 2
+    assert load_meta(relative)["vocab_size"] == 1000 and len(PreparedText(relative, 8).batch(0, 2)[0]) == 2
 
 
 def test_too_short_for_a_window(folder):
     with pytest.raises(ValueError, match="block_size"):
-        Dataset(folder, 97)
+        PreparedText(folder, 97)
 
 
 def test_the_command_line_check(folder):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.data.windows import Dataset, document_positions
+from nanodnt.data.windows import PreparedText, document_positions
 from support import examples as made
 from support.prepared import open_prepared
 from support.runs import write_ids
@@ -52,16 +52,16 @@ def check(batch, opening):
 
 def test_windows_have_positions(text):
     folder, opening = text
-    data = Dataset(folder, T, doc_mask=True)
-    positions = check(data.batch(0, data.windows), opening)
+    data = PreparedText(folder, T, doc_mask=True)
+    positions = check(data.batch(0, data.n_train), opening)
     assert (positions[:, 0] == 0).all()  # though most windows begin inside a document
-    assert (positions[:, 1:] == 0).any(0).all() and (data.batch(0, data.windows)[0][:, 0] != opening).any()
+    assert (positions[:, 1:] == 0).any(0).all() and (data.batch(0, data.n_train)[0][:, 0] != opening).any()
     check(data.val_batch(data.validation(), len(data.validation())), opening)
 
 
 def test_the_rest_of_a_batch_is_the_same(text):
     folder, _ = text
-    data, plain = Dataset(folder, T, seed=4, doc_mask=True), open_prepared(folder, T, seed=4)
+    data, plain = PreparedText(folder, T, seed=4, doc_mask=True), open_prepared(folder, T, seed=4)
     for got, expected in ((data.batch(3, 5), plain.batch(3, 5)), (data.val_batch(plain.validation(), 90),) * 2):
         assert len(got) == 3 and all((a == b).all() for a, b in zip(got, expected, strict=False))
     x, y, positions = data.val_batch(data.validation(2 * T), 5)
@@ -76,8 +76,8 @@ def test_any_windows(ids):
 
 
 def test_in_words_and_numbers(text):
-    data = Dataset(text[0], T, doc_mask=True)
-    assert data.describe() == f"{data.windows} windows an epoch" and data.loss_tokens(3, 5) == 0
+    data = PreparedText(text[0], T, doc_mask=True)
+    assert data.describe() == f"{data.n_train} windows an epoch" and data.loss_tokens(3, 5) == 0
 
 
 def test_characters_have_no_documents(dataset):

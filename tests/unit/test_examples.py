@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanodnt.data.examples import Examples
+from nanodnt.data.examples import PreparedExamples
 from nanodnt.data.packing import pack
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.data.windows import Dataset
+from nanodnt.data.windows import PreparedText
 from support import examples as made
 from support.depth import examples as count
 from support.prepared import open_prepared
@@ -90,16 +90,16 @@ def check_rows(batch, examples, block_size):
 
 
 def test_an_epoch_is_every_example_once_in_whole_rows_token_by_token(folder):
-    data, examples = Examples(folder, T, doc_mask=True), tokens_of(folder, "train")
-    batch = data.batch(0, data.windows)
+    data, examples = PreparedExamples(folder, T, doc_mask=True), tokens_of(folder, "train")
+    batch = data.batch(0, data.n_train)
     assert len(examples) == 90 and all(values.dtype == np.int64 for values in batch)
     check_rows(batch, examples, T)
-    x, y = Examples(folder, T).batch(0, data.windows)  # without doc_mask: the same, without positions
+    x, y = PreparedExamples(folder, T).batch(0, data.n_train)  # without doc_mask: the same, without positions
     assert (x == batch[0]).all() and (y == batch[1]).all()
 
 
 def test_the_validation_split_is_packed_too(folder):
-    data, examples = Examples(folder, T, doc_mask=True), tokens_of(folder, "val")
+    data, examples = PreparedExamples(folder, T, doc_mask=True), tokens_of(folder, "val")
     everything = data.validation()
     check_rows(data.val_batch(everything, len(everything)), examples, T)
     assert data.validation(4 * T).tolist() == [i * len(everything) // 4 for i in range(4)]
@@ -108,12 +108,12 @@ def test_the_validation_split_is_packed_too(folder):
     for values, whole in zip(some, data.val_batch(everything, len(everything)), strict=True):
         assert values.shape == (5, T) and (values[:2] == whole[[3, 1]]).all()
     assert (some[1][2:] == -1).all() and (some[2][2:] == np.arange(T)).all()
-    assert len(Examples(folder, T).val_batch(everything[:0], 2)) == 2
+    assert len(PreparedExamples(folder, T).val_batch(everything[:0], 2)) == 2
 
 
 def test_a_known_row(tmp_path):
     examples = [made.example(("ab", "c"), ("d", "ef")), made.example(("x", "y"))]
-    data = Examples(made.write_examples(tmp_path / "d", train=examples, val=examples), 16, doc_mask=True)
+    data = PreparedExamples(made.write_examples(tmp_path / "d", train=examples, val=examples), 16, doc_mask=True)
     x, y, positions = (values.tolist() for values in data.batch(0, 1))
     a, b, c, d, e, f, x_, y_ = b"abcdefxy"
     assert x == [[EOT, a, b, c, EOT, d, e, f, EOT, x_, y_, EOT, EOT, EOT, EOT, EOT]]
@@ -135,8 +135,8 @@ def test_packing_is_best_fit_decreasing(sizes, room):
 def test_equal_examples_are_taken_in_the_order_of_the_file(tmp_path):
     assert pack(np.array([3, 5] * 50), 8).tolist() == [row for i in range(50) for row in (49 - i, i)]
     examples = [made.example(([i], [i] * (1 + i % 5))) for i in range(250)]
-    data = Examples(made.write_examples(tmp_path / "d", train=examples, val=examples), 16, doc_mask=True)
-    for x, _, positions in zip(*data.batch(0, data.windows), strict=True):
+    data = PreparedExamples(made.write_examples(tmp_path / "d", train=examples, val=examples), 16, doc_mask=True)
+    for x, _, positions in zip(*data.batch(0, data.n_train), strict=True):
         assert (np.diff(x[positions == 1]) > 0).all()  # within a row too; of padding it is 256
 
 
@@ -145,10 +145,10 @@ def test_equal_examples_are_taken_in_the_order_of_the_file(tmp_path):
 def test_any_examples(tmp_path_factory, seed, n, high):
     examples = made.random_examples(seed, n, high=high)
     folder = made.write_examples(tmp_path_factory.mktemp("any"), train=examples, val=examples[:1])
-    data = Examples(folder, 20, doc_mask=True)
-    batch = data.batch(1, data.windows)
+    data = PreparedExamples(folder, 20, doc_mask=True)
+    batch = data.batch(1, data.n_train)
     check_rows(batch, tokens_of(folder, "train"), 20)
-    assert data.loss_tokens(1, data.windows) == (batch[1] != -1).sum()
+    assert data.loss_tokens(1, data.n_train) == (batch[1] != -1).sum()
 
 
 def test_rows_are_well_filled():
@@ -158,18 +158,18 @@ def test_rows_are_well_filled():
 
 
 def test_a_batch_depends_on_dataset_seed_and_step_alone(folder):
-    a, b = (Examples(folder, T, seed=1) for _ in range(2))
+    a, b = (PreparedExamples(folder, T, seed=1) for _ in range(2))
     for step in (5, 0, 77, 5):  # in any order, with anything in between
         b.batch(step + 1, 4)
         b.val_batch(b.validation(), 40)
         b.loss_tokens(step + 2, 3)
         assert all((one == other).all() for one, other in zip(a.batch(step, 6), b.batch(step, 6), strict=True))
-    assert (a.batch(5, 6)[0] != Examples(folder, T, seed=2).batch(5, 6)[0]).any()
+    assert (a.batch(5, 6)[0] != PreparedExamples(folder, T, seed=2).batch(5, 6)[0]).any()
     assert (a.batch(5, 6)[0] != a.batch(6, 6)[0]).any()
 
 
 def test_ranks_and_micro_batches_are_slices_of_one_batch(folder):
-    data = Examples(folder, T, doc_mask=True)
+    data = PreparedExamples(folder, T, doc_mask=True)
     whole = data.batch(9, 12)
     for parts in (2, 3, 4, 6, 12):
         n = 12 // parts
@@ -179,32 +179,32 @@ def test_ranks_and_micro_batches_are_slices_of_one_batch(folder):
 
 
 def test_epochs_hold_the_same_rows_in_another_order(folder):
-    data = Examples(folder, T)
-    epochs = [[row.tobytes() for row in data.batch(epoch, data.windows)[0]] for epoch in range(6)]
+    data = PreparedExamples(folder, T)
+    epochs = [[row.tobytes() for row in data.batch(epoch, data.n_train)[0]] for epoch in range(6)]
     assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1 and len({tuple(epoch) for epoch in epochs}) == 6
-    x, _ = data.batch(0, 2 * data.windows + 3)  # a batch larger than an epoch
+    x, _ = data.batch(0, 2 * data.n_train + 3)  # a batch larger than an epoch
     assert [row.tobytes() for row in x] == epochs[0] + epochs[1] + epochs[2][:3]
 
 
 def test_only_the_room_for_the_longest_is_needed(tmp_path):
     examples = made.random_examples(3, 20, high=30) + made.random_examples(4, 3, low=40, high=40)
     folder = made.write_examples(tmp_path / "d", train=examples, val=made.random_examples(5, 9, low=36, high=36))
-    assert Examples(folder, 39).windows >= 3
+    assert PreparedExamples(folder, 39).n_train >= 3
     with pytest.raises(ValueError) as error:
-        Examples(folder, 34)
+        PreparedExamples(folder, 34)
     assert str(error.value) == (
         f"examples of {folder!r} are longer than block_size+1 = 35 tokens (3 of 23 in train and 9 of 9 in val; the "
         "longest has 40): prepare it again with --max_tokens=34, which leaves them out, or raise --block_size to 39 "
         "(not with init_from: a trained model keeps its own)"
     )
     with pytest.raises(ValueError, match=r"\(3 of 23 in train; the longest has 40\)"):
-        Examples(folder, 35)
+        PreparedExamples(folder, 35)
 
 
 def test_a_tokenizer_with_a_start(tmp_path):
     examples = [made.example(([5], [6, 7]), begin=0, eot=2), made.example(([8, 9], [10]), begin=0, eot=2)]
     folder = made.write_examples(tmp_path / "d", made.starting_tokenizer(), train=examples, val=examples)
-    x, y, positions = Examples(folder, 9, doc_mask=True).batch(0, 1)
+    x, y, positions = PreparedExamples(folder, 9, doc_mask=True).batch(0, 1)
     assert x.tolist() == [[0, 5, 6, 7, 0, 8, 9, 10, 2]] and positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 0]]
     assert y.tolist() == [[-1, 6, 7, 2, -1, -1, 10, 2, -1]]
 
@@ -248,10 +248,10 @@ def fill(begin, end, value):
 def test_damaged_marks_are_refused_in_one_line(tmp_path, damage, words):
     examples = [made.example(("ab", "c"))] * 4  # five tokens each
     folder = made.write_examples(tmp_path / "d", train=examples, val=examples)
-    assert Examples(folder, 8).windows == 2
+    assert PreparedExamples(folder, 8).n_train == 2
     damage(folder)
     with pytest.raises(ValueError, match=words) as error:
-        Examples(folder, 8)
+        PreparedExamples(folder, 8)
     assert "\n" not in str(error.value) and "prepare" in str(error.value)
 
 
@@ -259,21 +259,21 @@ def test_damaged_marks_are_refused_in_one_line(tmp_path, damage, words):
 def test_a_file_cut_short_is_noticed_while_reading(tmp_path, file):
     examples = [made.example(("ab", "c"))] * 4
     folder = made.write_examples(tmp_path / "d", train=examples, val=examples)
-    data = Examples(folder, 8)
+    data = PreparedExamples(folder, 8)
     os.truncate(folder / file, 2)
     with pytest.raises(ValueError, match=f"{file} became shorter during the run"):
         data.batch(0, 2)
 
 
 def test_each_kind_of_dataset_is_opened_as_what_it_is(folder, dataset, tmp_path):
-    assert type(open_prepared(folder, T)) is Examples and type(open_prepared(dataset, T)) is Dataset
+    assert type(open_prepared(folder, T)) is PreparedExamples and type(open_prepared(dataset, T)) is PreparedText
     opened = open_prepared(folder, T, seed=5, doc_mask=True)
     assert opened.meta["kind"] == "examples" and opened.name == str(folder) and opened.block_size == T
-    assert (opened.batch(2, 3)[2] == Examples(folder, T, seed=5, doc_mask=True).batch(2, 3)[2]).all()
+    assert (opened.batch(2, 3)[2] == PreparedExamples(folder, T, seed=5, doc_mask=True).batch(2, 3)[2]).all()
     with pytest.raises(ValueError, match="is of kind examples, and this reads text"):
-        Dataset(folder, T)
+        PreparedText(folder, T)
     with pytest.raises(ValueError, match="is of kind text, and this reads examples"):
-        Examples(dataset, T)
+        PreparedExamples(dataset, T)
     ids = list(range(100))
     odd = write_ids(tmp_path / "odd", Tokenizer.meta_for("bytes"), dict(train=(ids, {}), val=(ids, {})), kind="videos")
     with pytest.raises(ValueError, match="kind.*videos") as error:

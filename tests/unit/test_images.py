@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nanodnt.data.images import Images, threads
+from nanodnt.data.images import PreparedImages, threads
 from nanodnt.tasks.image_flags import ImageFlags
 from support.images import encode, noise, write_dataset
 from support.prepared import load_script, open_prepared
@@ -46,9 +46,9 @@ def photos(tmp_path_factory):
 
 def epoch(data, batch_size=8):
     """All batches of the first epoch as one."""
-    steps = range(-(-data.windows // batch_size))
+    steps = range(-(-data.n_train // batch_size))
     parts = zip(*(data.batch(step, batch_size) for step in steps), strict=True)
-    return [np.concatenate(part)[: data.windows] for part in parts]
+    return [np.concatenate(part)[: data.n_train] for part in parts]
 
 
 def rows_of(images):
@@ -61,9 +61,9 @@ def rows_of(images):
 def test_digits_are_those_of_scikit_learn(digits):
     from sklearn.datasets import load_digits
 
-    expected, data = load_digits(), Images(digits, 16, image_size=8)
+    expected, data = load_digits(), PreparedImages(digits, 16, image_size=8)
     held_out = np.arange(1797) % 5 == 0
-    assert (data.windows, data.val_windows, data.meta["classes"]) == (1437, 360, [str(i) for i in range(10)])
+    assert (data.n_train, data.n_val, data.meta["classes"]) == (1437, 360, [str(i) for i in range(10)])
     pixels = expected.images * 15 / 255
     mean, std = pixels[~held_out].mean(), pixels[~held_out].std()
     assert data.meta["mean"] == [round(mean, 6)] and data.meta["std"] == [round(std, 6)]
@@ -80,7 +80,7 @@ def test_digits_are_those_of_scikit_learn(digits):
 
 
 def test_an_epoch_is_every_image_once_and_the_next_has_another_order(colour):
-    data = Images(colour, 9, image_size=12)
+    data = PreparedImages(colour, 9, image_size=12)
     images, labels = epoch(data, 1)
     reference = np.stack([noise(12, 12, 3, seed=i) for i in range(23)]).transpose(0, 3, 1, 2) / 255
     reference = (reference - np.reshape([0.25, 0.5, 0.75], (3, 1, 1))) / np.reshape([0.5, 0.25, 0.125], (3, 1, 1))
@@ -94,7 +94,7 @@ def test_an_epoch_is_every_image_once_and_the_next_has_another_order(colour):
 
 
 def test_tokens_are_those_of_the_network(colour):
-    data = Images(colour, 10, image_size=12)
+    data = PreparedImages(colour, 10, image_size=12)
     assert data.block_size == 10 and data.loss_tokens(3, 8) == 0
     assert data.validation().tolist() == list(range(7)) and data.validation(39).tolist() == [0, 2, 4]
     assert data.validation(1).tolist() == [0]
@@ -105,7 +105,7 @@ def test_tokens_are_those_of_the_network(colour):
 
 @pytest.mark.parametrize("augment", [None, ImageFlags(crop_padding=3), ALL, ImageFlags(mixup=1), ImageFlags(cutmix=1)])
 def test_a_batch_is_the_same_for_any_workers_and_any_slices(colour, augment):
-    data = [Images(colour, 9, image_size=12, flags=augment, workers=n) for n in (1, 2, 5)]
+    data = [PreparedImages(colour, 9, image_size=12, flags=augment, workers=n) for n in (1, 2, 5)]
     for step in (7, 0, 7, 123_456_789_012):
         whole = data[0].batch(step, 10)
         for other in data[1:]:
@@ -118,21 +118,21 @@ def test_a_batch_is_the_same_for_any_workers_and_any_slices(colour, augment):
 
 
 def test_a_batch_depends_on_seed_and_step(colour):
-    a, b = (Images(colour, 9, seed=seed, image_size=12, flags=ALL) for seed in (1, 2))
+    a, b = (PreparedImages(colour, 9, seed=seed, image_size=12, flags=ALL) for seed in (1, 2))
     assert (a.batch(0, 8)[0] != b.batch(0, 8)[0]).any() and (a.batch(0, 8)[3] != a.batch(1, 8)[3]).all()
-    share = Images(colour, 9, image_size=12, flags=ImageFlags(mixup=1)).batch(0, 23)[3]
+    share = PreparedImages(colour, 9, image_size=12, flags=ImageFlags(mixup=1)).batch(0, 23)[3]
     assert len(set(share.tolist())) == 23  # each index draws for itself
-    assert Images(colour, 9, seed=-3, image_size=12, flags=ALL).batch(0, 4)[0].shape == (4, 3, 12, 12)
+    assert PreparedImages(colour, 9, seed=-3, image_size=12, flags=ALL).batch(0, 4)[0].shape == (4, 3, 12, 12)
 
 
 def test_an_image_gets_something_else_in_every_epoch(colour):
-    data = Images(colour, 9, image_size=12, flags=ImageFlags(crop_padding=3))
+    data = PreparedImages(colour, 9, image_size=12, flags=ImageFlags(crop_padding=3))
     whole = {image.tobytes() for i in range(6) for image in data.batch(i, 23)[0]}
     assert len(whole) > 5 * 23
 
 
 def test_threads_may_read_at_the_same_time(photos, colour):
-    data = Images(colour, 9, image_size=12, flags=ALL, workers=3)
+    data = PreparedImages(colour, 9, image_size=12, flags=ALL, workers=3)
     alone = [data.batch(step, 6) for step in range(12)]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda step: data.batch(step, 6), range(12)))
@@ -153,8 +153,8 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch):
 
 
 def test_mixup_is_a_weighted_mean_of_neighbours(colour):
-    plain, labels = Images(colour, 9, image_size=12).batch(3, 7)
-    images, own, other, share = Images(colour, 9, image_size=12, flags=ImageFlags(mixup=0.8)).batch(3, 7)
+    plain, labels = PreparedImages(colour, 9, image_size=12).batch(3, 7)
+    images, own, other, share = PreparedImages(colour, 9, image_size=12, flags=ImageFlags(mixup=0.8)).batch(3, 7)
     neighbour = [1, 0, 3, 2, 5, 4, 6]
     assert share.dtype == np.float32 and share[6] == 1 and ((share[:6] > 0) & (share[:6] < 1)).all()
     assert (own == labels).all() and (other == labels[neighbour]).all()
@@ -163,8 +163,8 @@ def test_mixup_is_a_weighted_mean_of_neighbours(colour):
 
 
 def test_cutmix_puts_a_box_of_the_neighbour(colour):
-    plain, labels = Images(colour, 9, image_size=12).batch(3, 23)
-    images, own, other, share = Images(colour, 9, image_size=12, flags=ImageFlags(cutmix=1.0)).batch(3, 23)
+    plain, labels = PreparedImages(colour, 9, image_size=12).batch(3, 23)
+    images, own, other, share = PreparedImages(colour, 9, image_size=12, flags=ImageFlags(cutmix=1.0)).batch(3, 23)
     neighbour = [i ^ 1 for i in range(22)] + [22]
     assert (own == labels).all() and (other == labels[neighbour]).all()
     for i in range(23):
@@ -179,7 +179,7 @@ def test_cutmix_puts_a_box_of_the_neighbour(colour):
 
 
 def test_validation_is_never_augmented_and_padded_to_one_shape(colour):
-    plain, augmented = (Images(colour, 9, image_size=12, flags=a) for a in (None, ALL))
+    plain, augmented = (PreparedImages(colour, 9, image_size=12, flags=a) for a in (None, ALL))
     chosen = plain.validation(40)
     images, labels = plain.val_batch(chosen, 6)
     assert images.shape == (6, 3, 12, 12) and labels.tolist() == [0, 1, 3, 1, -1, -1] and not images[4:].any()
@@ -191,7 +191,7 @@ def test_validation_is_never_augmented_and_padded_to_one_shape(colour):
 
 
 def test_images_of_several_sizes_are_cut_in_the_middle(photos):
-    data = Images(photos, 9, image_size=28)
+    data = PreparedImages(photos, 9, image_size=28)
     images, _ = data.val_batch(data.validation(), 3)
     ramp = Image.fromarray(np.add.outer(np.arange(60), np.arange(80)).astype(np.uint8))
     small = np.asarray(ramp.resize((round(32 * 80 / 60), 32), Image.Resampling.BICUBIC), float)  # 28 / 0.875 = 32
@@ -206,7 +206,7 @@ def test_images_of_several_sizes_are_cut_in_the_middle(photos):
 
 @pytest.mark.parametrize("augment", [None, ALL])
 def test_images_of_every_mode_become_those_of_the_dataset(photos, augment):
-    images = Images(photos, 9, image_size=16, flags=augment).batch(0, 5)[0]
+    images = PreparedImages(photos, 9, image_size=16, flags=augment).batch(0, 5)[0]
     assert images.shape == (5, 3, 16, 16) and np.isfinite(images).all() and torch.from_numpy(images).std() > 0.1
 
 
@@ -229,7 +229,7 @@ def test_texts_need_no_pillow_and_images_no_torch():
 )
 def test_what_does_not_fit_the_images(colour, arguments, words):
     with pytest.raises(ValueError, match=words) as error:
-        Images(colour, 9, **arguments)
+        PreparedImages(colour, 9, **arguments)
     assert "\n" not in str(error.value)
 
 
@@ -239,4 +239,4 @@ def test_a_text_gets_no_augmentation(tmp_path):
     with pytest.raises(ValueError, match=r"holds a text, .* --flip=True --mixup=0.5$"):
         open_prepared(name, 8, flip=True, mixup=0.5)
     with pytest.raises(ValueError, match="kind text, and this reads images"):
-        Images(name, 8, image_size=8)
+        PreparedImages(name, 8, image_size=8)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nanodnt.data import load_meta
 from nanodnt.data import meta as data
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.data.windows import Dataset
+from nanodnt.data.windows import PreparedText
 from nanodnt.prepare import script, text
 from support.depth import examples
 from support.prepared import contents, documents_of, error_of, ids_of, load_script, needs_gpt2, note_parts, use_fake_bpe
@@ -86,7 +86,7 @@ def test_local_round_trip(kind, home, tmp_path, capsys, monkeypatch):
         assert (part["tokens"], part["max_id"]) == (len(ids), ids.max())
         assert part["sha256"] == hashlib.sha256((home / "mine" / f"{split}.bin").read_bytes()).hexdigest()
     assert set(contents(home / "mine")) == {"train.bin", "val.bin", "meta.json"}
-    x, y = Dataset("mine", block_size=8).batch(0, 2)
+    x, y = PreparedText("mine", block_size=8).batch(0, 2)
     assert (x[:, 1:] == y[:, :-1]).all()
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from nanodnt.data import load_meta
 from nanodnt.data import meta as data
 from nanodnt.data.__main__ import main as check_dataset
-from nanodnt.data.images import Images
+from nanodnt.data.images import PreparedImages
 from nanodnt.prepare import images as prepare_images
 from nanodnt.prepare import script, text
 from support.images import encode, noise
@@ -95,7 +95,7 @@ def test_images_of_the_hub_are_kept_byte_for_byte(script, hub, tmp_path, capsys)
     said = capsys.readouterr().out
     assert "all checksums match" in said and ("kind 7" in said) == (name != "imagenet1k")  # 1,000 would be too many
     size = meta["image_size"] or 24
-    images, labels = Images(str(out), 9, image_size=size).val_batch(np.arange(2), 2)
+    images, labels = PreparedImages(str(out), 9, image_size=size).val_batch(np.arange(2), 2)
     assert images.shape == (2, 3, size, size) and labels.tolist() == [label for _, label in hub[name]["val"][:2]]
 
 
@@ -251,7 +251,7 @@ def test_gray_is_asked_for(home, tmp_path):
     write_folder(tmp_path / "pets")
     local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--channels=1"])
     assert load_meta("pets")["channels"] == 1 == len(load_meta("pets")["mean"])
-    assert Images("pets", 9, image_size=6).batch(0, 3)[0].shape == (3, 1, 6, 6)
+    assert PreparedImages("pets", 9, image_size=6).batch(0, 3)[0].shape == (3, 1, 6, 6)
 
 
 def test_another_kind_of_dataset_in_the_same_folder_is_replaced_whole(tmp_path):
@@ -380,4 +380,4 @@ def test_labels_and_classes(tmp_path):
             build(classes, 0)
     assert not (tmp_path / "out").exists()
     build(range(65_536), 65_535)  # the most
-    assert Images(str(tmp_path / "out"), 4, image_size=4).batch(0, 2)[1].tolist() == [65_535] * 2
+    assert PreparedImages(str(tmp_path / "out"), 4, image_size=4).batch(0, 2)[1].tolist() == [65_535] * 2
