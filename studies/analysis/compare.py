@@ -9,11 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.lines import Line2D
 
 from model import GPTConfig
 from nanodnt.files import write_file
-from nanodnt.run.checkpoints import is_count, is_number
 from nanodnt.run.loss_curve import finish_axis, plot_losses, save_figure
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
@@ -22,8 +20,6 @@ from studies.analysis.figure import plt
 
 # what a valid config.json holds, and of which type
 RECORD = {"model": dict, "train": dict, "command": list, "versions": dict, "git_commit": (str, type(None))}
-DATA = (("train", "dataset"), ("model", "vocab_size"), ("model", "block_size"), ("train", "eval_tokens"))
-DATA_OF_IMAGES = (("train", "dataset"), ("train", "eval_tokens"))  # a loss is of an image, however many tokens it has
 PATHS = ("out_dir", "overwrite", "wandb_log", "wandb_project")  # where a run's files go: not listed as differences
 DEFINITION = (
     "Baseline needs: the first step at which the baseline's validation loss is as low as the run's final one, linear "
@@ -31,9 +27,6 @@ DEFINITION = (
     "2502.19002, sec. 6.1), which does not define it. The baseline's schedule should be longer; its learning rate has "
     "not decayed at that step, which favours the run."
 )
-
-
-# -------------------------------------------------------------------------------------------------------- records
 
 
 @dataclass
@@ -45,35 +38,22 @@ class RunRecord:
     rows: list  # of metrics.jsonl, at least one
     config: dict  # config.json: {"model", "train", "command", "versions", "git_commit", …}
 
-    @property
-    def evaluations(self) -> list:
-        """[(step, tokens, validation loss, None where it was not finite)]"""
-        return [(row["step"], row["tokens"], row["val_loss"]) for row in self.rows if "val_loss" in row]
-
-    @property
-    def top1(self) -> float | None:
-        """Top-1 of the last evaluation, of images."""
-        return next((row.get("val_top1") for row in reversed(self.rows) if "val_loss" in row), None)
-
-    @property
-    def image_tokens(self) -> int:
-        """Tokens of an image; 0 for a run on text."""
-        model = self.config["model"]
-        return model["block_size"] if task_of(model).reads == "images" else 0
-
-    @property
-    def max_iters(self) -> int:
-        return self.config["train"]["max_iters"]
+    def __post_init__(self):
+        self.flags = self.config["model"] | self.config["train"]
+        self.max_iters = self.flags["max_iters"]
+        self.evaluations = [row for row in self.rows if "val_loss" in row]  # a loss is None where it was not finite
+        self.end = {"val_loss": None} | (self.evaluations or self.rows)[-1]
+        is_text = task_of(self.config["model"]).loss_unit == "token"
+        self.image_tokens = 0 if is_text else self.flags["block_size"]  # tokens of an image; 0 for text
 
     def state(self) -> str:
         """What is unusual about its end; "" for a run that finished."""
         step, rollbacks = self.rows[-1]["step"], max(row.get("rollbacks", 0) for row in self.rows)
-        losses = [loss for _, _, loss in self.evaluations]
         facts = {
             f"failed at step {step}": "failure" in self.rows[-1],
             f"at step {step} of {self.max_iters}": step < self.max_iters and "failure" not in self.rows[-1],
-            "loss not finite": losses and losses[-1] is None,
-            "never evaluated": not losses,
+            "loss not finite": self.evaluations and self.end["val_loss"] is None,
+            "never evaluated": not self.evaluations,
             f"{rollbacks} roll-backs": rollbacks,
         }
         return ", ".join(fact for fact, holds in facts.items() if holds)
@@ -100,7 +80,7 @@ def load_config(file: Path) -> dict:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         wrong = [key for key, kind in RECORD.items() if not isinstance(config[key], kind)]
-        if wrong or not is_count(config["train"]["max_iters"]):
+        if wrong or not isinstance(config["train"]["max_iters"], int):
             raise ValueError(f"{', '.join(wrong) or 'max_iters'} of a wrong kind")
         return config
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as e:
@@ -126,9 +106,6 @@ def make_printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-# ------------------------------------------------------------------------------------------------ where the runs end
-
-
 def data_unit(runs: list) -> str:
     """What the runs' data is counted in, and what a loss is the mean of: "image" where all are on images, else
     "token"."""
@@ -139,21 +116,13 @@ def first_step_at(evaluations: list, loss: float | None) -> float | None:
     """The first step at which a validation curve is down to `loss`, linear between evaluations; None if it never is,
     or if `loss` is None. An evaluation that was not finite interrupts the curve."""
     before = None
-    for step, _, value in evaluations if loss is not None else ():
+    for step, value in [(row["step"], row["val_loss"]) for row in evaluations] if loss is not None else ():
         if value is not None and value <= loss:
             if before is None:
                 return float(step)
             return before[0] + (step - before[0]) * (before[1] - loss) / (before[1] - value)
         before = None if value is None else (step, value)
     return None
-
-
-def find_baseline(runs: list, baseline: str) -> RunRecord:
-    """The run with this name or path; for "" the first. ValueError if there is none."""
-    for run in runs:
-        if baseline in ("", run.name) or os.path.abspath(baseline) == os.path.abspath(run.path):
-            return run
-    raise ValueError(f"baseline={baseline!r} is none of the runs: choose one of {', '.join(run.name for run in runs)}")
 
 
 def final_loss_table(runs: list, baseline: str = "") -> dict:
@@ -164,33 +133,38 @@ def final_loss_table(runs: list, baseline: str = "") -> dict:
     last evaluation; best loss; difference to the baseline's loss; baseline_needs and speedup (see DEFINITION);
     reaches_baseline, the step at which the run is first as low as the baseline at its end; state. None stands for what
     does not exist or was never reached."""
-    base, rows = find_baseline(runs, baseline), []
-    ends = {run.name: (run.evaluations or [(run.rows[-1]["step"], run.rows[-1]["tokens"], None)])[-1] for run in runs}
-    goal = ends[base.name][2]
+    named = [run for run in runs if baseline in ("", run.name) or Path(baseline).resolve() == run.path.resolve()]
+    if not named:
+        names = ", ".join(run.name for run in runs)
+        raise ValueError(f"baseline={baseline!r} is none of the runs: choose one of {names}")
+    base, rows = named[0], []
+    goal = base.end["val_loss"]
     for run in runs:
-        (step, tokens, loss), other = ends[run.name], run is not base
-        best = min((value for _, _, value in run.evaluations if value is not None), default=None)
-        needs = first_step_at(base.evaluations, loss) if other else None
-        row = dict(name=run.name, step=step, tokens=tokens, loss=loss, best=best, top1=run.top1, state=run.state())
-        row["images"] = tokens // run.image_tokens if run.image_tokens else None
-        row |= dict(difference=loss - goal if other and None not in (loss, goal) else None, baseline_needs=needs)
-        row |= dict(speedup=needs / step if step and needs is not None else None)
-        rows.append(row | dict(reaches_baseline=first_step_at(run.evaluations, goal) if other else None))
-    last = max((step for step, _, value in base.evaluations if value is not None), default=None)
+        step, tokens, loss = (run.end[key] for key in ("step", "tokens", "val_loss"))
+        losses = [row["val_loss"] for row in run.evaluations if row["val_loss"] is not None]
+        row = dict(name=run.name, step=step, tokens=tokens, loss=loss, best=min(losses, default=None))
+        row |= dict(top1=run.end.get("val_top1"), images=tokens // run.image_tokens if run.image_tokens else None)
+        row |= dict(difference=None, baseline_needs=None, speedup=None, reaches_baseline=None, state=run.state())
+        if run is not base:
+            row["difference"] = loss - goal if None not in (loss, goal) else None
+            row["baseline_needs"] = needs = first_step_at(base.evaluations, loss)
+            row["speedup"] = needs / step if step and needs is not None else None
+            row["reaches_baseline"] = first_step_at(run.evaluations, goal)
+        rows.append(row)
+    last = max((row["step"] for row in base.evaluations if row["val_loss"] is not None), default=None)
     facts = {"baseline": base.name, "baseline_steps": last, "baseline_loss": goal, "unit": data_unit(runs)}
     return facts | {"rows": rows, "warnings": find_warnings(runs, base, rows)}
 
 
 def find_warnings(runs: list, base: RunRecord, rows: list) -> list:
     """Lines on what makes the numbers of the table mean less than they seem to."""
-    unit = data_unit(runs)
-    data, fields = ("text", DATA) if unit == "token" else ("images", DATA_OF_IMAGES)
-    if unit == "image" and any(run.config["train"].get("eval_tokens") for run in runs):
-        fields += (("model", "block_size"),)  # the same number of tokens is not the same images
-    lines = []
-    if different := describe_disagreement(runs, base, fields):
+    unit, fields, lines = data_unit(runs), ["dataset", "vocab_size", "block_size", "eval_tokens"], []
+    if unit == "image" and not any(run.flags.get("eval_tokens") for run in runs):
+        fields.remove("block_size")  # a loss is of an image, however many tokens it has; but eval_tokens counts tokens
+    if different := describe_disagreement(runs, base, *fields):
+        data = {"token": "text", "image": "images"}[unit]
         lines.append(f"losses are not comparable, they are not of the same {data}: {different}")
-    if different := describe_disagreement(runs, base, [("train", "batch_size")]):
+    if different := describe_disagreement(runs, base, "batch_size"):
         lines.append(f"a step is not the same number of {unit}s everywhere: {different}")
     if len({row[f"{unit}s"] for row in rows}) > 1:
         lines.append(f"the runs end after different numbers of {unit}s: the differences are not at equal training")
@@ -200,45 +174,45 @@ def find_warnings(runs: list, base: RunRecord, rows: list) -> list:
     return lines
 
 
-def describe_disagreement(runs: list, base: RunRecord, fields) -> str:
-    """Which of the fields, (section, name), differ from the baseline's, and in which runs; "" if none does."""
+def describe_disagreement(runs: list, base: RunRecord, *flags: str) -> str:
+    """Which of the flags differ from the baseline's, and in which runs; "" if none does."""
     facts = []
-    for section, name in fields:
+    for flag in flags:
         runs_by_value = {}
         for run in [base, *runs]:
-            runs_by_value.setdefault(format_value(run.config[section].get(name)), []).append(run.name)
+            runs_by_value.setdefault(format_value(run.flags.get(flag)), []).append(run.name)
         usual, *others = runs_by_value
         others = [f"{value} ({', '.join(runs_by_value[value])})" for value in others]
-        facts += [f"{name} is {usual}, but {', '.join(others)}"] if others else []
+        facts += [f"{flag} is {usual}, but {', '.join(others)}"] if others else []
     return "; ".join(facts)
 
 
 def table_cells(table: dict) -> list:
     """The headings and the rows of `final_loss_table` as texts; of images with top-1, for a single run without what
     compares it with a baseline."""
+
+    def number(value, form, words="{}", missing="–"):
+        return missing if value is None else words.format(format(value, form))
+
     data, last, goal = f"{table['unit']}s", table["baseline_steps"], table["baseline_loss"]
-    lines = []
+    lines, several = [], len(table["rows"]) > 1
     for row in table["rows"]:
         is_base, comparable = row["name"] == table["baseline"], None not in (row["loss"], last)
         cells = {"run": row["name"], "steps": f"{row['step']:,}", data: f"{row[data]:,}"}
-        cells |= {"final loss": _number(row["loss"], ".4f"), "best": _number(row["best"], ".4f")}
-        if len(table["rows"]) > 1:
+        cells |= {"final loss": number(row["loss"], ".4f"), "best": number(row["best"], ".4f")}
+        if several:
             never = f"> {last:,} steps, needs a longer baseline" if comparable and not is_base else "–"
-            cells["difference"] = _number(row["difference"], "+.4f")
-            cells["baseline needs"] = _number(row["baseline_needs"], ",.0f", "{} steps", never)
-            cells["speed-up"] = _number(row["speedup"], ".2f", "{}×")
+            cells["difference"] = number(row["difference"], "+.4f")
+            cells["baseline needs"] = number(row["baseline_needs"], ",.0f", "{} steps", never)
+            cells["speed-up"] = number(row["speedup"], ".2f", "{}×")
             never = "–" if is_base or goal is None else f"not in {row['step']:,} steps"
-            cells["reaches baseline"] = _number(row["reaches_baseline"], ",.0f", "at {}", never)
+            cells["reaches baseline"] = number(row["reaches_baseline"], ",.0f", "at {}", never)
         if any(row["top1"] is not None for row in table["rows"]):
-            cells["top-1"] = _number(row["top1"], ".2%")
-        words = ["baseline"] if is_base and len(table["rows"]) > 1 else []
-        cells["state"] = ", ".join(words + [row["state"]] * bool(row["state"]))
+            cells["top-1"] = number(row["top1"], ".2%")
+        words = ["baseline" if is_base and several else "", row["state"]]
+        cells["state"] = ", ".join(filter(None, words))
         lines.append(cells)
     return [list(lines[0]), *(list(cells.values()) for cells in lines)]
-
-
-def _number(value: float | None, form: str, words: str = "{}", missing: str = "–") -> str:
-    return missing if value is None else words.format(format(value, form))
 
 
 def format_table(lines: list) -> str:
@@ -248,9 +222,6 @@ def format_table(lines: list) -> str:
         width = max(map(len, column))
         columns.append([cell.ljust(width) for cell in (column[0], "-" * width, *column[1:])])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in zip(*columns, strict=True))
-
-
-# ---------------------------------------------------------------------------------------------------- what differs
 
 
 def format_value(value) -> str:
@@ -263,18 +234,13 @@ def find_differences(runs: list) -> list:
     not the same in all runs, all as text; "–" where a run does not have it. Fields that say where files go are left
     out."""
     found = []
-    for section, schema in (("model", GPTConfig), ("train", TrainConfig), ("versions", None)):
-        defaults = asdict(schema()) if schema else {}
-        settings = [run.config[section] if schema else run.versions() for run in runs]
+    for section, defaults in (("model", asdict(GPTConfig())), ("train", asdict(TrainConfig())), ("versions", {})):
+        settings = [run.versions() if section == "versions" else run.config[section] for run in runs]
         for field in dict.fromkeys(name for setting in settings for name in setting):
-            values = [format_value(setting[field]) if field in setting else "–" for setting in settings]
+            default, *values = (format_value(its[field]) if field in its else "–" for its in (defaults, *settings))
             if len(set(values)) > 1 and field not in PATHS:
-                default = format_value(defaults[field]) if field in defaults else "–"
                 found.append(dict(section=section, field=field, default=default, values=values))
     return found
-
-
-# -------------------------------------------------------------------------------------------------------- the losses
 
 
 def training_hours(rows: list) -> list | None:
@@ -283,25 +249,24 @@ def training_hours(rows: list) -> list | None:
     Compilation, evaluation, saving, the time between two sessions, and rolled-back steps are not in it."""
     knots = [(0, 0.0)]
     for row in rows:
-        if is_number(rate := row.get("tokens_per_s")) and rate > 0:
+        if rate := row.get("tokens_per_s"):
             tokens, hours = knots[-1]
             knots.append((row["tokens"], hours + max(0, row["tokens"] - tokens) / rate / 3600))
     return np.interp([row["tokens"] for row in rows], *zip(*knots, strict=True)).tolist() if knots[1:] else None
 
 
-def draw_losses(runs: list, path: Path, smooth: float = 0.05) -> None:
+def draw_losses(runs: list, path: Path, smooth: float) -> None:
     """The losses of the runs over each other, against steps, tokens or images, and hours of training, as PNG to `path`.
 
     The y axis is fitted to what comes after a twentieth of the longest run, as in a run's own loss.png."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), dpi=130, sharey=True, layout="constrained")
-    colors = plt.colormaps["tab10"].colors if len(runs) <= 10 else plt.colormaps["turbo"](np.linspace(0, 1, len(runs)))
-    unit, handles = data_unit(runs), []
-    for run, color in zip(runs, colors, strict=False):
+    unit, lines = data_unit(runs), []
+    for i, run in enumerate(runs):
         counts = [row["tokens"] // (run.image_tokens if unit == "image" else 1) for row in run.rows]
         for axis, x in zip(axes, ([row["step"] for row in run.rows], counts, training_hours(run.rows)), strict=True):
             if x:  # a run without tokens_per_s has no hours
-                plot_losses(axis, x, run.rows, smooth, color)
-        handles.append(Line2D([], [], color=color, label=run.name if len(run.name) <= 60 else f"…{run.name[-59:]}"))
+                line, dashed = plot_losses(axis, x, run.rows, smooth, f"C{i % 10}")
+                lines += [line] * (axis is axes[0])
     names = ("step", f"{unit}s", f"hours of training ({unit}s / {unit}s per s;\nwithout evaluation and saving)")
     every, longest = [row for run in runs for row in run.rows], max(run.rows[-1]["step"] for run in runs)
     for axis, name in zip(axes, names, strict=True):
@@ -309,10 +274,10 @@ def draw_losses(runs: list, path: Path, smooth: float = 0.05) -> None:
         axis.locator_params(axis="x", nbins=6)
         finish_axis(axis, every, 0.05 * longest)
     axes[0].set_ylabel(f"loss (nats per {unit})")
+    labels = [run.name if len(run.name) <= 60 else f"…{run.name[-59:]}" for run in runs]
     kind = f"training, smoothed over {smooth:.0%} of the run" if smooth else "training"
-    handles.append(Line2D([], [], color="gray", label=kind))
-    handles.append(Line2D([], [], color="gray", linestyle="--", marker="o", ms=3.5, label="validation"))
-    legend = figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    title = f"{kind}; dashed: validation"
+    legend = figure.legend(lines, labels, title=title, loc="outside lower center", ncols=4, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a "$" in a run's name is a "$"
     save_figure(figure, path)

@@ -1,11 +1,11 @@
-"""What a figure is, the table of all of them, and what their drawings share.
+"""What a figure is, the table of all of them, and how they are drawn.
 
-A figure is a `measure` and a `draw`, put together by `@register` above its `draw`:
+A figure is a `measure` and a `panels`, put together by `@register` above its `panels`:
 
     measure(model, batches, run) → a dict for JSON, of one checkpoint; raises `NotApplicable` with the reason where the
         figure does not apply to the run. `batches`: the `Batches` it reads; run: the `CheckpointedRun`
-    draw({name of a run: [what was measured, with its "step", one per snapshot]}) → a matplotlib figure. Its docstring
-        is the title: what it shows and, in brackets, the paper's figure that it follows
+    panels([what was measured of a run, with its "step", one per snapshot]) → rows of `Panel`s. Its docstring is the
+        figure's title: what it shows and, in brackets, the paper's figure that it follows
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import MaxNLocator
 
-STYLE = {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8, "figure.titlesize": 10, "axes.grid": True}
+STYLE = {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 7, "figure.titlesize": 10, "axes.grid": True}
 STYLE |= {"grid.alpha": 0.25, "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False}
 STYLE |= {"legend.frameon": False, "lines.markersize": 3.5, "lines.linewidth": 1.3, "savefig.dpi": 130}
+STYLE |= {"figure.constrained_layout.use": True}
 BRANCHES = {"attn": "attention", "mlp": "FFN"}
 TYPE_COLORS = dict(emb="C0", pos="C4", head="C5", qk="C1", ffn="C2", router="C6", vo="C3", norm="C7", patch="C8")
 
@@ -32,7 +32,7 @@ class NotApplicable(Exception):
 
 class Figure(NamedTuple):
     measure: Callable
-    draw: Callable
+    panels: Callable
     shows: str
     after: str  # the paper's figure that it follows; "" = none
     tokens: int = 0  # how many it reads unless the configuration says otherwise; 0 = it needs none
@@ -45,50 +45,49 @@ FIGURES = {}  # name: Figure, as --figures takes them
 
 
 def register(name: str, measure: Callable, **how):
-    """Enter the function below, a `draw`, as figure `name` in FIGURES. `how`: the last fields of `Figure`."""
+    """Enter the function below, a `panels`, as figure `name` in FIGURES. `how`: the last fields of `Figure`."""
 
-    def enter(draw):
-        shows, _, after = draw.__doc__.removesuffix(".").partition(" (")
-        FIGURES[name] = Figure(measure, draw, shows, after.removesuffix(")"), **how)
-        return draw
+    def enter(panels):
+        shows, _, after = panels.__doc__.removesuffix(".").partition(" (")
+        FIGURES[name] = Figure(measure, panels, shows, after.removesuffix(")"), **how)
+        return panels
 
     return enter
 
 
-# ------------------------------------------------------------------------------------------------------ drawing
+class Panel(NamedTuple):
+    title: str
+    xlabel: str
+    lines: list = ()  # of `line`
+    ylabel: str = ""
+    log: str = ""  # the axes that are logarithmic: "", "y" or "xy"
+    ticks: list = ()  # names of x = 0, 1, …
+    paint: Callable | None = None  # paint(ax) draws what is not a line; it returns what needs a colorbar, or None
 
 
-def make_panels(rows: int, columns: int, height: float = 2.2, **how) -> tuple:
-    """(figure, array of axes (rows, columns)), of a width that can be read on a page."""
-    return plt.subplots(rows, columns, figsize=(9.5, height * rows + 0.6), squeeze=False, layout="constrained", **how)
+def line(x, y, style: str = "o-", **how) -> tuple:
+    """A line of a panel; `how`: as matplotlib's plot takes it."""
+    return (x, y, style), how
 
 
-def rows_of(axes, results: dict):
-    """(a row of the axes, what was measured) for each run. Then the run's name is put at the left of its row."""
-    for row, (name, measured) in zip(axes, results.items(), strict=True):
-        yield row, measured
-        first = row.flat[0]
-        first.set_ylabel(f"{name}\n{first.get_ylabel()}")
-
-
-def plot_over_steps(ax, measured: list, values: list, **how) -> None:
+def over_steps(measured: list, values: list, style: str = "o-", **how) -> tuple:
     """A line with one value per snapshot, over their steps."""
-    ax.plot([m["step"] for m in measured], values, "o-", **how)
+    return line([m["step"] for m in measured], values, style, **how)
 
 
-def plot_by_block(ax, values: list, *style, first: int = 1, **how) -> None:
+def by_block(values: list, style: str = "o-", first: int = 1, **how) -> tuple:
     """A line with one value per block."""
-    ax.plot(range(first, first + len(values)), values, *(style or ("o-",)), **how)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return line(range(first, first + len(values)), values, style, **how)
 
 
-def plot_blocks_over_steps(ax, steps: list, rows: list, first: int = 1, style: str = "-") -> None:
+def blocks_over_steps(steps: list, rows: list, first: int = 1) -> list:
     """A line over the steps for each block, the first one darkest; rows: a list [L] for each step. The legend names the
     first and the last."""
-    blocks = list(zip_longest(*rows))
+    blocks, lines = list(zip_longest(*rows)), []
     for i, (values, color) in enumerate(zip(blocks, dark_to_light(len(blocks)), strict=True)):
         label = f"block {first + i}" if i in (0, len(blocks) - 1) else None
-        ax.plot(steps, np.array(values, float), style, color=color, label=label)  # None becomes nan: left out
+        lines.append(line(steps, np.array(values, float), ".-", color=color, label=label))  # None becomes nan
+    return lines
 
 
 def dark_to_light(n: int) -> list:
@@ -96,13 +95,37 @@ def dark_to_light(n: int) -> list:
     return [plt.colormaps["viridis"](0.9 * i / max(1, n - 1)) for i in range(n)]
 
 
-def slot_without_block(slot: str) -> str:
-    """A slot's name, the same in every block: blocks.3.attn.f.q_norm → attn q_norm."""
-    parts = slot.split(".")
-    return " ".join(part for part in parts[2 * (parts[0] == "blocks") :] if part != "f")
+def draw(runs: dict):
+    """A matplotlib figure of {name of a run: its rows of panels}. A column of lines has one scale for all runs."""
+    rows = [(name, row) for name, its in runs.items() for row in its]
+    size = len(rows), max(len(row) for _, row in rows)
+    figure, axes = plt.subplots(*size, figsize=(9.5, 2.5 * size[0] + 0.6), squeeze=False)
+    for row, (name, panels) in zip(axes, rows, strict=True):
+        for ax, top, panel in zip(row, axes[0], panels, strict=False):
+            if len(rows) == len(runs) and panel.lines and ax is not top:
+                ax.sharey(top)
+            for values, how in panel.lines:
+                ax.plot(*values, **how)
+            if panel.paint and (image := panel.paint(ax)):
+                ax.grid(False)
+                figure.colorbar(image, ax=ax)
+            ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
+            ax.set(**{f"{axis}scale": "log" for axis in panel.log})
+            if panel.ticks:
+                ax.set_xticks(range(len(panel.ticks)), panel.ticks, rotation=60, ha="right", rotation_mode="anchor")
+            if "block" in panel.xlabel:
+                ax.locator_params("x", integer=True)
+            if any(how.get("label") for _, how in panel.lines):
+                ax.legend()
+        row[0].set_ylabel(f"{name}\n{panels[0].ylabel}")
+        for ax in row[len(panels) :]:
+            ax.set_visible(False)
+    return figure
 
 
-def slot_with_block(slot: str) -> str:
-    """blocks.3.attn.pre → 4 attn pre: blocks are counted from 1."""
-    parts = slot.split(".")
-    return f"{int(parts[1]) + 1} {slot_without_block(slot)}" if parts[0] == "blocks" else slot
+def short_slot(slot: str, block: bool = True) -> str:
+    """A slot's name for a legend: blocks.3.attn.f.q_norm → 4 attn q_norm. Without `block` it is the same in all."""
+    parts = [part for part in slot.split(".") if part != "f"]
+    if parts[0] != "blocks":
+        return slot
+    return " ".join([str(int(parts[1]) + 1), *parts[2:]] if block else parts[2:])

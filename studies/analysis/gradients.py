@@ -8,22 +8,19 @@ import torch
 
 from layers.loss import LOGITS_BYTES
 from model import MLP, Attention, Transformer
-from studies.analysis.figure import TYPE_COLORS, make_panels, plot_by_block, plot_over_steps, register, rows_of
+from studies.analysis.figure import TYPE_COLORS, Panel, by_block, line, over_steps, register
 from studies.analysis.runs import target_shares
 
-MATRICES = {"q": "$W_Q$", "k": "$W_K$", "v": "$W_V$", "o": "$W_O$", "w1": "$W_1$ (up, gate)", "w2": "$W_2$ (down)"}
-MATRIX_TYPES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}
+MATRICES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}  # and their types
 TAIL_STATISTICS = ("kurtosis", "max_over_rms", "p999_over_p50", "hill", "participation")
 MEANS = ("arithmetic", "geometric", "zero_fraction")  # the last: the share that the geometric mean leaves out
-TAIL = 1000  # the Hill estimator's tail is the largest 1/1000 of the entries …
-TAIL_LEAST = 10  # … but at least this many
 
 
 def matrix_types(model: Transformer) -> dict:
-    """{name of a block's matrix: its type}, one of "q", "k", "v", "o", "w1" (up, and SwiGLU's gate), "w2" (down)."""
+    """{name of a block's matrix: its type, a value of MATRICES}: w1 is up and SwiGLU's gate, w2 is down."""
     types = {}
     for name, module in model.named_modules():
-        for part, kind in MATRIX_TYPES.items() if isinstance(module, (Attention, MLP)) else ():
+        for part, kind in MATRICES.items() if isinstance(module, (Attention, MLP)) else ():
             if getattr(module, part, None) is not None:  # an MLP has no q, and a gate only under SwiGLU
                 types[f"{name}.{part}.weight"] = kind
     return types
@@ -58,12 +55,18 @@ def compute_gradients(model: Transformer, batches) -> dict:
     return {name: g.cpu() for name, g in sum_gradients(model, losses).items()}
 
 
+def pool_gradients(model: Transformer, batches) -> dict:
+    """{type of matrix: the entries of their gradients, with all layers in one}."""
+    found, types = compute_gradients(model, batches), matrix_types(model)
+    kinds = dict.fromkeys(MATRICES.values())
+    return {kind: torch.cat([found[n].flatten() for n, its in types.items() if its == kind]) for kind in kinds}
+
+
 def tail_statistics(g: torch.Tensor) -> dict:
     """How heavy the tail of the entries of g is. All but n and rms are independent of scale [I].
 
-    max_over_rms; kurtosis E g⁴ / (E g²)², Gaussian 3; p999_over_p50, quantiles of |g|; hill, the Hill estimate of the
-    tail's index α, P(|g| > x) ~ x^−α, from the top 0.1 % (at least 10 entries): smaller = heavier; participation
-    (Σg²)² / (n Σg⁴), the share of the entries that carry the energy, Gaussian 1/3."""
+    max_over_rms; kurtosis E g⁴ / (E g²)², Gaussian 3; p999_over_p50, quantiles of |g|; hill, see `hill_index`;
+    participation (Σg²)² / (n Σg⁴), the share of the entries that carry the energy, Gaussian 1/3."""
     a = g.detach().abs().flatten().cpu().double().numpy()
     n, largest = a.size, a.max(initial=0.0)
     if not n or not 0 < largest < math.inf:
@@ -77,16 +80,16 @@ def tail_statistics(g: torch.Tensor) -> dict:
         "max_over_rms": float(square**-0.5),
         "kurtosis": float(fourth / square**2),
         "p999_over_p50": float(p999 / p50) if p50 else math.inf,
-        "hill": hill_index(a, max(TAIL_LEAST, n // TAIL)),
+        "hill": hill_index(a),
         "participation": float(square**2 / fourth),
     }
 
 
-def hill_index(a: np.ndarray, k: int) -> float:
-    """1 / mean of ln(aᵢ / aₖ₊₁) over the k largest entries of a ≥ 0; nan if fewer than k + 1 are positive."""
-    if len(a) <= k:
-        return math.nan
-    top = np.partition(a, len(a) - k - 1)[-k - 1 :]  # the k + 1 largest, the smallest of them first
+def hill_index(a: np.ndarray) -> float:
+    """The Hill estimate of the index α of the tail P(a > x) ~ x^−α: 1 / mean of ln(aᵢ / aₖ₊₁) over the k largest
+    entries, 0.1 % of them, at least 10. Smaller = heavier; nan if fewer than k + 1 are positive."""
+    k = max(10, len(a) // 1000)
+    top = np.partition(a, len(a) - k - 1)[-k - 1 :] if len(a) > k else [0]  # the k + 1 largest, the smallest first
     if top[0] == 0:
         return math.nan
     mean = np.log(top[1:] / top[0]).mean()
@@ -105,12 +108,6 @@ def log_histogram(g: torch.Tensor, bins: int, low: float, high: float) -> dict:
     return {"edges": edges.tolist(), "density": density.tolist(), "ccdf": (1 - below / n).tolist()}
 
 
-def pool_gradients(model: Transformer, batches) -> dict:
-    """{type of `matrix_types`: the entries of its matrices' gradients, with all layers in one}."""
-    found, types = compute_gradients(model, batches), matrix_types(model)
-    return {kind: torch.cat([found[n].flatten() for n, its in types.items() if its == kind]) for kind in MATRICES}
-
-
 def measure_gradients(model, batches, run):
     types = {}
     for kind, g in pool_gradients(model, batches).items():
@@ -121,31 +118,20 @@ def measure_gradients(model, batches, run):
 
 
 @register("gradients", measure_gradients, tokens=65536, table=("rms", *TAIL_STATISTICS))
-def draw_gradients(results):
+def draw_gradients(measured):
     """Gradient entries by type of matrix: density, and share beyond a size (DNT, Fig. 1)."""
-    figure, axes = make_panels(len(MATRICES), 4, 1.5, sharex="col", sharey="col")
-    for row, (kind, label) in zip(axes, MATRICES.items(), strict=True):
-        for name, (*_, last) in results.items():
-            found = last["types"][kind]
-            edges, density, ccdf = (
-                np.array(found["histogram_of_g_over_rms"][key]) for key in ("edges", "density", "ccdf")
-            )
+    panels = []
+    for size in ("|g|", "|g| / RMS"):
+        densities, shares = [], []
+        for kind, found in measured[-1]["types"].items():
+            edges, density, ccdf = map(np.array, found["histogram_of_g_over_rms"].values())
+            x = edges * (found["rms"] if size == "|g|" else 1)
             per_decade = density * np.diff(edges) / np.diff(np.log10(edges))
-            for i, scale in ((0, found["rms"]), (2, 1.0)):
-                x, seen = edges * scale, per_decade > 0
-                row[i].plot(np.sqrt(x[1:] * x[:-1])[seen], per_decade[seen], label=name)
-                row[i + 1].plot(x[ccdf > 0], ccdf[ccdf > 0], label=name)
-        for ax in row:
-            ax.set(xscale="log", yscale="log")
-            ax.set_ylim(bottom=1e-6)
-        row[2].set_xlim(1e-3, 1e3)
-        row[3].set_xlim(1e-3, 1e3)
-        row[0].set_ylabel(label)
-    for i, size in enumerate(("|g|", "|g|", "|g| / RMS", "|g| / RMS")):
-        axes[0, i].set_title("share ≥ |g|" if i % 2 else "density per decade")
-        axes[-1, i].set_xlabel(size)
-    axes[0, 0].legend()
-    return figure
+            densities.append(line(np.sqrt(x[1:] * x[:-1]), per_decade, "-", label=kind))
+            shares.append(line(x, ccdf, "-"))
+        panels.append(Panel("density per decade", size, densities, log="xy"))
+        panels.append(Panel("share of larger ones", size, shares, log="xy"))
+    return [panels]
 
 
 # --------------------------------------------------------------------------------------------------- sharpness
@@ -191,14 +177,19 @@ def drop_padding_rows(model: Transformer, h: dict) -> dict:
     return {name: t[:vocab] if types[name] in ("emb", "head") and t.ndim > 1 else t for name, t in h.items()}
 
 
+def pool_by_type(h: dict, types: dict) -> dict:
+    """{type: all entries of that type as one vector, float64}; h: {name: tensor}, types: {name: type}."""
+    kinds = dict.fromkeys(types[name] for name in h)
+    return {kind: torch.cat([t.flatten().double() for name, t in h.items() if types[name] == kind]) for kind in kinds}
+
+
 def average_by_type(h: dict, types: dict) -> dict:
     """{type: {"arithmetic", "geometric": means over the entries of that type, "zero_fraction", "n"}}.
 
     h: {name: tensor}, types: {name: type}. The arithmetic mean is over all n entries (Blockwise LR eq. 4), the
     geometric one (App. A.1) over those that are not 0 [I]: `zero_fraction` is the share of n that it leaves out."""
     found = {}
-    for kind in dict.fromkeys(types[name] for name in h):
-        values = torch.cat([t.flatten().double() for name, t in h.items() if types[name] == kind])
+    for kind, values in pool_by_type(h, types).items():
         positive = values[values > 0]
         geometric = positive.log().mean().exp().item() if len(positive) else math.nan
         zeros = 1 - len(positive) / len(values)
@@ -207,14 +198,13 @@ def average_by_type(h: dict, types: dict) -> dict:
 
 
 def average_by_block(model: Transformer, h: dict) -> dict:
-    """{type: {"arithmetic", "geometric", "zero_fraction": [one per block]}}, as in `average_by_type`: for "all", all
-    parameters of a block (Blockwise LR Fig. 7), and for those of "qk", "vo", "ffn", "router", "norm" that the blocks
-    have; nan for a block that lacks the type."""
+    """{type: {each of MEANS: [one per block]}}, as in `average_by_type`: for "all", all parameters of a block
+    (Blockwise LR Fig. 7), and for those of "qk", "vo", "ffn", "router", "norm" that the blocks have; nan for a block
+    that lacks the type."""
     types, layers = model.block_types(), []
-    for i, block in enumerate(model.blocks):
-        names = [name for name, _ in block.named_parameters(prefix=f"blocks.{i}") if name in h]
-        mine = {name: h[name] for name in names}
-        layers.append(average_by_type(mine, dict.fromkeys(names, "all")) | average_by_type(mine, types))
+    for i in range(len(model.blocks)):
+        mine = {name: t for name, t in h.items() if name.startswith(f"blocks.{i}.")}
+        layers.append(average_by_type(mine, dict.fromkeys(mine, "all")) | average_by_type(mine, types))
     kinds = [kind for kind in ("all", "qk", "vo", "ffn", "router", "norm") if any(kind in layer for layer in layers)]
     return {kind: {m: [layer.get(kind, {}).get(m, math.nan) for layer in layers] for m in MEANS} for kind in kinds}
 
@@ -222,56 +212,37 @@ def average_by_block(model: Transformer, h: dict) -> dict:
 def log10_density(values: torch.Tensor, bins: int) -> dict:
     """Density of log₁₀ of the positive entries of `values` over `bins` even bins: {"edges" (bins + 1, in log₁₀),
     "density" (per decade, integral 1)}; both lists are empty if no entry is positive (Blockwise LR Fig. 2)."""
-    logs = values.flatten().cpu().double()
-    logs = logs[logs > 0].log10().numpy()
-    if not len(logs):
-        return {"edges": [], "density": []}
-    density, edges = np.histogram(logs, bins, density=True)
+    logs = values[values > 0].double().log10().numpy()
+    density, edges = np.histogram(logs, bins, density=True) if len(logs) else (logs, logs)
     return {"edges": edges.tolist(), "density": density.tolist()}
 
 
 def measure_sharpness(model, batches, run):
     types, draws = model.block_types(), run.config.draws
     h = drop_padding_rows(model, estimate_sharpness(model, batches, draws, run.generator(run.device)))
-    by_type = {
-        kind: [t.flatten() for name, t in h.items() if types[name] == kind] for kind in dict.fromkeys(types.values())
-    }
-    density = {kind: log10_density(torch.cat(its), 60) for kind, its in by_type.items() if its}
-    averages = {"types": average_by_type(h, types), "layers": average_by_block(model, h)}
-    return {"draws": draws, **averages, "log10_density": density}
+    found = {"draws": draws, "types": average_by_type(h, types), "layers": average_by_block(model, h)}
+    density = {kind: log10_density(values, 60) for kind, values in pool_by_type(h, types).items()}
+    return {**found, "log10_density": density}
 
 
 @register("sharpness", measure_sharpness, tokens=4096, over_training=True, table=MEANS)
-def draw_sharpness(results):
+def draw_sharpness(measured):
     """Sharpness by block type and block: average, over training, density (Blockwise LR, Figs. 1-3, 7)."""
-    figure, axes = make_panels(len(results), 4, 2.5, sharey="col")
-    for (bars, steps, densities, blocks), measured in rows_of(axes, results):
-        last = measured[-1]
-        kinds = [kind for kind in TYPE_COLORS if kind in last["types"]]
-        names = []
-        for i, kind in enumerate(kinds):
-            color, found = TYPE_COLORS[kind], last["types"][kind]
-            bars.bar(i - 0.2, found["arithmetic"], 0.4, color=color)
-            bars.bar(i + 0.2, found["geometric"], 0.4, color=color, alpha=0.45, hatch="///")
-            zeros = 100 * found["zero_fraction"]
-            names.append(f"{kind}\n{zeros:.2g}% zeros" if zeros else kind)
-            arithmetic = [m["types"][kind]["arithmetic"] for m in measured]
-            plot_over_steps(steps, measured, arithmetic, color=color, label=kind)
-            edges, density = (np.array(last["log10_density"][kind][key]) for key in ("edges", "density"))
-            densities.plot((edges[1:] + edges[:-1]) / 2, density, color=color)
-            if kind in last["layers"]:
-                plot_by_block(blocks, last["layers"][kind]["arithmetic"], color=color)
-        for mean, style in (("arithmetic", "ko-"), ("geometric", "ko:")):
-            plot_by_block(blocks, last["layers"]["all"][mean], style, label=f"whole block, {mean}")
-        bars.set_xticks(range(len(kinds)), names, rotation=60, ha="right", rotation_mode="anchor")
-        bars.set_yscale("log")
-        steps.set(xlabel="step", yscale="log")
-        densities.set_xlabel("log₁₀ h")
-        blocks.set(xlabel="block", yscale="log")
-    titles = ("mean h: arithmetic, hatched:\ngeometric, without the zeros", "arithmetic mean h")
-    titles += ("density of log₁₀ h\n(at the end)", "mean h by block (at the end)")
-    for ax, title in zip(axes[0], titles, strict=True):
-        ax.set_title(title)
-    axes[0, 1].legend(ncols=2)
-    axes[0, 3].legend(fontsize=7)
-    return figure
+    last, ticks, training, densities, blocks = measured[-1], [], [], [], []
+    kinds = [kind for kind in TYPE_COLORS if kind in last["types"]]
+    ends = [line(kinds, [last["types"][kind][mean] for kind in kinds], "o", label=mean) for mean in MEANS[:2]]
+    for kind in kinds:
+        color, zeros = TYPE_COLORS[kind], 100 * last["types"][kind]["zero_fraction"]
+        ticks.append(f"{kind}\n{zeros:.2g}% zeros" if zeros else kind)
+        means = [m["types"][kind]["arithmetic"] for m in measured]
+        training.append(over_steps(measured, means, color=color, label=kind))
+        edges, density = map(np.array, last["log10_density"][kind].values())
+        densities.append(line((edges[1:] + edges[:-1]) / 2, density, "-", color=color))
+        if kind in last["layers"]:
+            blocks.append(by_block(last["layers"][kind]["arithmetic"], color=color))
+    for mean, style in (("arithmetic", "ko-"), ("geometric", "ko:")):
+        blocks.append(by_block(last["layers"]["all"][mean], style, label=f"whole block, {mean}"))
+    panels = [Panel("mean h, the geometric\nwithout the zeros", "", ends, log="y", ticks=ticks)]
+    panels += [Panel("arithmetic mean h", "step", training, log="y")]
+    panels += [Panel("density of log₁₀ h\n(at the end)", "log₁₀ h", densities)]
+    return [[*panels, Panel("mean h by block (at the end)", "block", blocks, log="y")]]

@@ -2,6 +2,7 @@
 DyT (2503.10622) and scale vectors (2605.26895). What the papers leave open, and what we chose: docs/analysis.md."""
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,24 +16,19 @@ from studies.analysis.figure import (
     BRANCHES,
     TYPE_COLORS,
     NotApplicable,
+    Panel,
+    by_block,
     dark_to_light,
-    make_panels,
-    plot_by_block,
-    plot_over_steps,
+    line,
+    over_steps,
     register,
-    rows_of,
-    slot_with_block,
-    slot_without_block,
+    short_slot,
 )
 from studies.analysis.gradients import MATRICES, matrix_types, trained_parameters
 from studies.analysis.runs import WINDOW, pick_evenly
 from studies.analysis.streams import Moments
 
-SCATTER_POINTS = 3000
-LINES = {"FFN": {"w1": "$W_1$", "w2": "$W_2$", "mlp_gain": "γ"}}  # of block_norms, in a panel of Fig. 6
-LINES |= {"attention": {"q": "$W_Q$", "k": "$W_K$", "v": "$W_V$", "o": "$W_O$", "attn_gain": "γ"}}
-PLACES = ("pre", "mid", "post")  # of norms in a sub-layer
-TANH_SLOPES = 1e-3, 1e2  # the tanh fit searches slope · rms(x) in this range
+LINES = {"FFN": ("mlp_gain", "w1", "w2"), "attention": ("attn_gain", "q", "k", "v", "o")}  # of block_norms, as drawn
 
 
 # -------------------------------------------------------------------------------------------- norms of parameters
@@ -68,7 +64,8 @@ def block_norms(model: Transformer) -> dict:
     for i, block in enumerate(model.blocks):
         norms = norms_by_type(dict(block.named_parameters(prefix=f"blocks.{i}")), types)
         blocks.append(norms | {f"{branch}_gain": joint_gain(getattr(block, branch)) for branch in BRANCHES})
-    return {kind: [norms[kind] for norms in blocks] for kind in (*MATRICES, "attn_gain", "mlp_gain")}
+    keys = dict.fromkeys((*MATRICES.values(), "attn_gain", "mlp_gain"))
+    return {kind: [norms[kind] for norms in blocks] for kind in keys}
 
 
 @torch.no_grad()
@@ -79,12 +76,10 @@ def smallest_row(model: Transformer) -> dict:
     table."""
     if getattr(model, "wte", None) is None:
         return {}
-    rows = model.wte.weight[: model.config.vocab_size]
+    rows, attn = model.wte.weight[: model.config.vocab_size], model.blocks[0].attn
     smallest = (rows - rows.mean(1, keepdim=True)).square().sum(1).min().item()
-    first = model.blocks[0].attn
-    gains = (joint_gain(module) for module in (model.input_norm, first.pre, first))
-    gain = next((gain for gain in gains if not math.isnan(gain)), math.nan)
-    return {"rows": len(rows), "smallest": smallest, "gain": gain}
+    gains = [joint_gain(module) for module in (model.input_norm, attn.pre, attn)]
+    return {"rows": len(rows), "smallest": smallest, "gain": next((g for g in gains if g > 0), math.nan)}
 
 
 def measure_norms(model, batches, run):
@@ -93,38 +88,25 @@ def measure_norms(model, batches, run):
 
 
 @register("norms", measure_norms, over_training=True)
-def draw_norms(results):
+def draw_norms(measured):
     """Norms of the parameters: by block, of the embedding's rows, by type (Blockwise LR, Fig. 6)."""
-    figure, axes = make_panels(len(results), 4, 2.5, sharey="col")
-    for (*branches, rows, types), measured in rows_of(axes, results):
-        last = measured[-1]
-        for ax, lines in zip(branches, LINES.values(), strict=True):
-            for i, (key, label) in enumerate(lines.items()):
-                color = "k" if label == "γ" else f"C{i}"
-                if len(measured) == 1:
-                    plot_by_block(ax, last["blocks"][key], color=color, label=label)
-                    continue
-                for block, strength in enumerate(np.linspace(1, 0.3, len(last["blocks"][key]))[::-1]):
-                    how = dict(color=color, alpha=strength, label=label if strength == 1 else None)
-                    plot_over_steps(ax, measured, [m["blocks"][key][block] for m in measured], **how)
-            ax.set_xlabel("step" if measured[1:] else "block")
-        if last["embedding"]:
-            tables = [m["embedding"] for m in measured]
-            plot_over_steps(rows, measured, [e["rows"] * e["smallest"] for e in tables], label="d · min ‖w̃‖²")
-            plot_over_steps(rows, measured, [e["gain"] ** 2 for e in tables], label="‖γ‖²", color="k")
-        for kind in [kind for kind in TYPE_COLORS if kind in last["types"]]:
-            plot_over_steps(types, measured, [m["types"][kind] for m in measured], color=TYPE_COLORS[kind], label=kind)
-        rows.set(xlabel="step", yscale="log", visible=bool(last["embedding"]))
-        types.set_xlabel("step")
-    titles = [f"{part}: ‖W‖, ‖γ‖\n(last block: darkest)" for part in LINES]
-    titles += ["smallest row of the embedding,\nand the norm after it", "all parameters of a type"]
-    for ax, title in zip(axes[0], titles, strict=True):
-        ax.set_title(title)
-        if linear := ax.get_yscale() == "linear":
-            ax.set_ylim(0, 1.35 * ax.get_ylim()[1])  # the legend has the room above
-        if ax.lines:
-            ax.legend(ncols=3, fontsize=7, loc="upper center" if linear else "best", columnspacing=1, handlelength=1)
-    return figure
+    panels = []
+    for branch, keys in LINES.items():
+        lines = []
+        for m, strength in zip(measured, np.linspace(1, 0.3, len(measured))[::-1], strict=True):
+            for color, key in zip("kbgrm", keys, strict=False):
+                how = dict(color=color, alpha=strength, label=key if strength == 1 else None)
+                lines.append(by_block(m["blocks"][key], **how))
+        panels.append(Panel(f"{branch}: ‖W‖, ‖γ‖\n(the last step: darkest)", "block", lines))
+    types = [(kind, color) for kind, color in TYPE_COLORS.items() if kind in measured[-1]["types"]]
+    lines = [over_steps(measured, [m["types"][k] for m in measured], color=color, label=k) for k, color in types]
+    panels.append(Panel("all parameters of a type", "step", lines))
+    if tables := [m["embedding"] for m in measured if m["embedding"]]:
+        rows = over_steps(measured, [e["rows"] * e["smallest"] for e in tables], label="d · min ‖w̃‖²")
+        gain = over_steps(measured, [e["gain"] ** 2 for e in tables], color="k", label="‖γ‖²")
+        title = "smallest row of the embedding,\nand the norm after it"
+        panels.append(Panel(title, "step", [rows, gain], log="y"))
+    return [panels]
 
 
 # ----------------------------------------------------------------------------------------------- norms and DyT
@@ -132,7 +114,8 @@ def draw_norms(results):
 
 def norm_slots(model: Transformer) -> dict:
     """{name: Slot} of every norm on the residual path, in the order of the forward; QK-norm and DNP are not on it."""
-    places = [f"blocks.{i}.{branch}.{p}" for i in range(len(model.blocks)) for branch in BRANCHES for p in PLACES]
+    branches = [f"blocks.{i}.{branch}" for i in range(len(model.blocks)) for branch in BRANCHES]
+    places = [f"{branch}.{place}" for branch in branches for place in ("pre", "mid", "post")]
     slots = {name: model.get_submodule(name) for name in ("input_norm", *places, "final_norm")}
     return {name: slot for name, slot in slots.items() if slot.norm != "none"}
 
@@ -146,11 +129,9 @@ def dyt_alphas(model: Transformer, batches) -> list:
     with watch([(slot, lambda args, y, name=name: seen[name].add(args[0])) for name, slot in slots.items()]):
         for inputs, _ in batches if slots else ():
             model.final_norm(model.stream(inputs))
-    found = []
-    for name, slot in slots.items():
-        std = seen[name].variance ** 0.5
-        found.append({"slot": name, "alpha": float(slot.alpha), "inv_std": 1 / std if std else math.inf})
-    return found
+    stds = {name: moments.variance**0.5 for name, moments in seen.items()}
+    inverse = {name: 1 / std if std else math.inf for name, std in stds.items()}
+    return [{"slot": name, "alpha": float(slot.alpha), "inv_std": inverse[name]} for name, slot in slots.items()]
 
 
 def measure_alpha(model, batches, run):
@@ -163,22 +144,18 @@ def measure_alpha(model, batches, run):
 
 
 @register("alpha", measure_alpha, tokens=8192, over_training=True)
-def draw_alpha(results):
+def draw_alpha(measured):
     """DyT's α and 1/std of its input, over training and over the layers (DyT, Fig. 8)."""
-    figure, axes = make_panels(len(results), 3, 2.7)
-    for row, measured in rows_of(axes, results):
-        slots, chosen = measured[-1]["slots"], pick_evenly(range(len(measured[-1]["slots"])), 5)
-        for i, (slot, color) in enumerate(zip(slots, dark_to_light(len(slots)), strict=True)):
-            how = dict(color=color, label=slot_with_block(slot["slot"]) if i in chosen else None)
-            plot_over_steps(row[0], measured, [m["slots"][i]["alpha"] for m in measured], **how)
-            plot_over_steps(row[1], measured, [m["slots"][i]["inv_std"] for m in measured], **how)
-            row[2].plot(slot["inv_std"], slot["alpha"], "o", markersize=6, **how)
-        row[0].set(xlabel="step", ylabel="α", title="α over training")
-        row[1].set(xlabel="step", ylabel="1 / std of the input", title="1/std over training")
-        title = f"at the end: Pearson r = {measured[-1]['pearson_r']:.2f}"
-        row[2].set(xlabel="1 / std of the input", ylabel="α", title=title)
-        row[2].legend()
-    return figure
+    slots, alphas, inverse, ends = measured[-1]["slots"], [], [], []
+    for i, (slot, color) in enumerate(zip(slots, dark_to_light(len(slots)), strict=True)):
+        label = short_slot(slot["slot"]) if i in pick_evenly(range(len(slots)), 5) else None
+        alphas.append(over_steps(measured, [m["slots"][i]["alpha"] for m in measured], color=color))
+        inverse.append(over_steps(measured, [m["slots"][i]["inv_std"] for m in measured], color=color))
+        ends.append(line(slot["inv_std"], slot["alpha"], "o", markersize=6, color=color, label=label))
+    panels = [Panel("α over training", "step", alphas, "α")]
+    panels += [Panel("1/std over training", "step", inverse, "1 / std of the input")]
+    title = f"at the end: Pearson r = {measured[-1]['pearson_r']:.2f}"
+    return [[*panels, Panel(title, "1 / std of the input", ends, "α")]]
 
 
 @torch.no_grad()
@@ -186,9 +163,8 @@ def norm_scatter(model: Transformer, batches, slot_name: str, n: int, generator:
     """What norm slot `slot_name` (a name of `norm_slots`) does to the elements of its input (DyT Figs. 2, 4).
 
     {"x", "y", "token", "channel": input, output before the affine part, index of the token in all inputs, and channel
-    of at most n elements, drawn without replacement, of each batch in proportion; "amplitude", "slope", "r2": their
-    least-squares fit y ≈ A tanh(a x), a > 0; "linear_r2": of the line y ≈ c x; "token_rms_cv": standard deviation over
-    mean of the RMS of all tokens' inputs}."""
+    of at most n elements, drawn without replacement, of each batch in proportion; "amplitude", "slope", "r2",
+    "linear_r2": of `fit_tanh`; "token_rms_cv": standard deviation over mean of the RMS of all tokens' inputs}."""
     slot, seen, rms, points, done = norm_slots(model)[slot_name], [], Moments(), [], 0
     rows = sum(len(inputs) for inputs, _ in batches)
     for inputs, _ in batches:
@@ -209,9 +185,9 @@ def norm_scatter(model: Transformer, batches, slot_name: str, n: int, generator:
 
 
 def fit_tanh(x: np.ndarray, y: np.ndarray) -> dict:
-    """The least-squares fit y ≈ A tanh(a x), as "amplitude", "slope", "r2", and "linear_r2" of y ≈ c x.
+    """The least-squares fit y ≈ A tanh(a x), a > 0, as "amplitude", "slope", "r2", and "linear_r2" of y ≈ c x.
 
-    For each a the best A has a closed form; a is searched on a grid that narrows, within TANH_SLOPES / rms(x)."""
+    For each a the best A has a closed form; a is searched on a grid that narrows, from 1e-3 to 1e2 over rms(x)."""
     size, spread = np.square(x).mean() ** 0.5, np.square(y - y.mean()).sum()
     if not size or not spread:
         return dict.fromkeys(("amplitude", "slope", "r2", "linear_r2"), math.nan)
@@ -220,7 +196,7 @@ def fit_tanh(x: np.ndarray, y: np.ndarray) -> dict:
         factor = (basis @ y) / (basis @ basis)
         return np.square(y - factor * basis).sum(), factor
 
-    low, high = np.log(np.array(TANH_SLOPES) / size)
+    low, high = np.log(np.array([1e-3, 1e2]) / size)
     for _ in range(6):
         grid = np.linspace(low, high, 33)
         errors = [fit(np.tanh(np.exp(a) * x))[0] for a in grid]
@@ -233,34 +209,30 @@ def fit_tanh(x: np.ndarray, y: np.ndarray) -> dict:
 
 
 def measure_scatter(model, batches, run):
-    slots, found = norm_slots(model), {}
-    for name in pick_evenly(list(slots), 3):
-        points = norm_scatter(model, batches, name, SCATTER_POINTS, run.generator())
-        found[name] = {"norm": slots[name].norm, **points}
-    if not found:
+    slots = norm_slots(model)
+    if not slots:
         raise NotApplicable("no norm on the residual path")
-    return {"slots": found}
+    chosen = pick_evenly(list(slots), 3)
+    points = {name: norm_scatter(model, batches, name, 3000, run.generator()) for name in chosen}
+    return {"slots": {name: {"norm": slots[name].norm, **found} for name, found in points.items()}}
 
 
 @register("scatter", measure_scatter, tokens=128, window=WINDOW)
-def draw_scatter(results):
+def draw_scatter(measured):
     """Inputs and outputs of norms, element by element (DyT, Figs. 2, 4)."""
-    most = max(len(m[-1]["slots"]) for m in results.values())
-    figure, axes = make_panels(2 * len(results), most, 2.4)
-    for rows, (name, (*_, last)) in zip(axes.reshape(-1, 2, most), results.items(), strict=True):
-        for column, (slot, p) in zip(rows.T, last["slots"].items(), strict=False):
-            x = np.linspace(min(p["x"]), max(p["x"]), 200)
-            for ax, by in zip(column, ("token", "channel"), strict=True):
-                ax.scatter(p["x"], p["y"], c=p[by], cmap="turbo", s=3, linewidths=0, rasterized=True)
-                ax.plot(x, p["amplitude"] * np.tanh(p["slope"] * x), "k--", lw=1)
-            fit = f"{p['amplitude']:.3g} tanh({p['slope']:.3g} x), R² {p['r2']:.3f}; line {p['linear_r2']:.3f}"
-            column[0].set_title(f"{slot_with_block(slot)} ({p['norm']})\n{fit}", fontsize=8)
-            column[1].set_xlabel("input x")
-        for row, by in zip(rows, ("token", "channel"), strict=True):
-            row[0].set_ylabel(f"{name}, by {by}\noutput y")
-        for ax in rows[:, len(last["slots"]) :].flat:
-            ax.set_visible(False)
-    return figure
+
+    def draw_points(ax, by, p):
+        ax.scatter(p["x"], p["y"], c=p[by], cmap="turbo", s=3, linewidths=0, rasterized=True)
+        x = np.linspace(min(p["x"]), max(p["x"]), 200)
+        ax.plot(x, p["amplitude"] * np.tanh(p["slope"] * x), "k--", lw=1)
+
+    rows = [[], []]
+    for slot, p in measured[-1]["slots"].items():
+        fit = f"{p['amplitude']:.3g} tanh({p['slope']:.3g} x), R² {p['r2']:.3f}; line {p['linear_r2']:.3f}"
+        titles = f"{short_slot(slot)} ({p['norm']})\n{fit}", ""
+        for row, by, title in zip(rows, ("token", "channel"), titles, strict=True):
+            row.append(Panel(title, "input x", ylabel=f"output y, by {by}", paint=partial(draw_points, by=by, p=p)))
+    return rows
 
 
 # ----------------------------------------------------------------------------------------------- scale vectors
@@ -284,7 +256,7 @@ def qkv_cosines(model: Transformer) -> list:
         gains = {part: getattr(block.attn.f, part).pre.gain_vector() for part in "qkv"}
         pairs = {a + b: (gains[a], gains[b]) for a, b in ("qk", "qv", "kv")}
         cosine = {ab: F.cosine_similarity(*pair, dim=0).item() for ab, pair in pairs.items() if pair[0] is not None}
-        found.append({ab: cosine.get(ab, math.nan) for ab in pairs})
+        found.append(cosine or dict.fromkeys(pairs, math.nan))
     return found if any(not math.isnan(cosines["qk"]) for cosines in found) else []
 
 
@@ -296,30 +268,19 @@ def measure_gains(model, batches, run):
 
 
 @register("gains", measure_gains, over_training=True)
-def draw_gains(results):
+def draw_gains(measured):
     """Scale vectors over training (scale vectors, Fig. 4)."""
-    any_cosines = any(m[-1]["cosines"] for m in results.values())
-    figure, axes = make_panels(len(results), 2 + any_cosines, 2.7, sharey="col")
-    for row, measured in rows_of(axes, results):
-        kinds = [slot_without_block(slot) for slot in measured[-1]["slots"]]
-        order = list(dict.fromkeys(kinds))
-        for i, (slot, kind) in enumerate(zip(measured[-1]["slots"], kinds, strict=True)):
-            label = kind if kind not in kinds[:i] else None
-            how = dict(color=f"C{order.index(kind) % 10}", label=label, alpha=0.75)
-            gains = [m["slots"][slot] for m in measured]
-            plot_over_steps(row[0], measured, [gain["rms"] for gain in gains], **how)
-            plot_over_steps(row[1], measured, [gain["std"] / gain["rms"] for gain in gains], **how)
-        row[0].set(xlabel="step", ylabel="RMS of the gain")
-        row[1].set(xlabel="step", ylabel="spread: std / RMS")
-        cosines = measured[-1]["cosines"]
-        for pair, style in (("qk", "ko-"), ("qv", "ko--"), ("kv", "ko:")) if cosines else ():
-            for block in range(len(cosines)):
-                values = [m["cosines"][block][pair] for m in measured]
-                label = None if block else f"cosine of {pair[0]}, {pair[1]}"
-                row[2].plot([m["step"] for m in measured], values, style, alpha=0.6, label=label)
-                row[2].set(xlabel="step", ylabel="cosine of the gains of q, k, v")
-        if any_cosines and not cosines:
-            row[2].set_axis_off()
-        lines = [line for ax in (row[0], *row[2:]) for line in ax.lines if not line.get_label().startswith("_")]
-        row[-1].legend(handles=lines, loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
+    last, colors, sizes, spreads, cosines = measured[-1], {}, [], [], []
+    for slot in last["slots"]:
+        kind = short_slot(slot, block=False)
+        label = kind if kind not in colors else None
+        how = dict(color=colors.setdefault(kind, f"C{len(colors) % 10}"), alpha=0.75)
+        gains = [m["slots"][slot] for m in measured]
+        sizes.append(over_steps(measured, [gain["rms"] for gain in gains], label=label, **how))
+        spreads.append(over_steps(measured, [gain["std"] / gain["rms"] for gain in gains], **how))
+    for block in range(len(last["cosines"])):
+        for pair, style in (("qk", "ko-"), ("qv", "ko--"), ("kv", "ko:")):
+            values = [m["cosines"][block][pair] for m in measured]
+            cosines.append(over_steps(measured, values, style, alpha=0.6, label=None if block else " and ".join(pair)))
+    panels = [Panel("RMS of the gain", "step", sizes), Panel("spread: std / RMS", "step", spreads)]
+    return [panels + ([Panel("cosine of the gains of q, k, v", "step", cosines)] if cosines else [])]

@@ -12,7 +12,7 @@ from nanodnt.run.environment import choose_device
 from nanodnt.run.loss_curve import save_figure
 from nanodnt.tables import table
 from studies.analysis import compare
-from studies.analysis.figure import STYLE, NotApplicable
+from studies.analysis.figure import STYLE, NotApplicable, draw
 from studies.analysis.report import write_report
 from studies.analysis.runs import Batches, CheckpointedRun
 from studies.analysis.settings import FIGURES, AnalyzeConfig
@@ -25,7 +25,11 @@ def analyze(paths: list, config: AnalyzeConfig) -> None:
     device, _ = choose_device(config.device)
     names = compare.distinct_names([path.with_suffix("") if path.is_file() else path for path in paths])
     runs = [CheckpointedRun(path, name, config, device) for path, name in zip(paths, names, strict=True)]
-    folder = make_output_folder(runs, config)
+    folder = Path(config.out or (runs[0].folder / "analysis" if len(runs) == 1 else "out/analysis"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ValueError(f"cannot use {folder} ({e.strerror}): choose another --out") from None
     comparing, drawn = len(runs) > 1 or config.report, []
     if not comparing and (config.baseline or config.smooth != AnalyzeConfig.smooth):
         raise ValueError("baseline and smooth are for runs compared: name several, or add --report=True")
@@ -35,24 +39,12 @@ def analyze(paths: list, config: AnalyzeConfig) -> None:
         print(compare.format_table(compare.table_cells(comparison["table"])))
         print("".join(f"warning: {line}\n" for line in comparison["table"]["warnings"]), end="")
         drawn.append(folder / "loss.png")
-    results = measure_runs(runs, config.figure_names())
-    for name, found in results.items():
+    for name, found in measure_runs(runs, config.figure_names).items():
         drawn.append(write_figure(name, found, config, folder))
-    for name in [name for name in results if FIGURES[name].table]:
-        print_table(name, results[name])
+        print_table(name, found)
     if comparing:
         drawn.append(write_report(records, comparison, folder, [path.stem for path in drawn]))
     print("\n".join(map(str, drawn)))
-
-
-def make_output_folder(runs: list, config: AnalyzeConfig) -> Path:
-    """The folder for the results, which exists afterwards. ValueError if it cannot be made."""
-    folder = Path(config.out or (runs[0].folder / "analysis" if len(runs) == 1 else "out/analysis"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise ValueError(f"cannot use {folder} ({e.strerror}): choose another --out") from None
-    return folder
 
 
 def measure_runs(runs: list, names: list) -> dict:
@@ -69,7 +61,7 @@ def measure_runs(runs: list, names: list) -> dict:
             for name in [n for n in left if FIGURES[n].over_training or i == len(run.snapshots)]:
                 start = time.perf_counter()
                 try:
-                    found = measure_figure(name, model, run)
+                    found = measure_figure(FIGURES[name], model, run)
                 except NotApplicable as e:
                     left.remove(name)
                     reasons.append(f"{run.name}: {name} is left out: {e}")
@@ -77,16 +69,15 @@ def measure_runs(runs: list, names: list) -> dict:
                     continue
                 results[name].setdefault(run.name, []).append({"checkpoint": path.name, "step": step, **found})
                 which = f" {i}/{len(run.snapshots)} checkpoints" if FIGURES[name].over_training else ""
-                read = "".join(f", {words}" for words in how_much(found))
-                print(f"{run.name}: {name}{which}{read}, {time.perf_counter() - start:.1f} s")
+                facts = [f"{run.name}: {name}{which}", *how_much(found), f"{time.perf_counter() - start:.1f} s"]
+                print(", ".join(facts))
     if not any(results.values()):
         raise ValueError(f"nothing to draw: {'; '.join(reasons)}")
     return {name: found for name, found in results.items() if found}
 
 
-def measure_figure(name: str, model, run: CheckpointedRun) -> dict:
-    """What figure `name` measures of a checkpoint's model, and how much it has read."""
-    figure = FIGURES[name]
+def measure_figure(figure, model, run: CheckpointedRun) -> dict:
+    """What a figure measures of a checkpoint's model, and how much it has read."""
     if not figure.tokens:
         return figure.measure(model, None, run)
     batches = Batches(run, run.config.tokens or figure.tokens, figure.window)
@@ -102,9 +93,8 @@ def write_figure(name: str, results: dict, config: AnalyzeConfig, folder: Path) 
     """Draw figure `name` from {run: what was measured}; write name.png and, with all its numbers, name.json."""
     shows, after = FIGURES[name].shows, FIGURES[name].after
     how = ", ".join(how_much(next(iter(results.values()))[0]))
-    with plt.rc_context(STYLE):
-        escaped = {run.replace("$", r"\$"): found for run, found in results.items()}  # "$" would begin mathematics
-        figure = FIGURES[name].draw(escaped)
+    with plt.rc_context(STYLE):  # "$" in a run's name would begin mathematics
+        figure = draw({run.replace("$", r"\$"): FIGURES[name].panels(its) for run, its in results.items()})
         figure.suptitle(f"{shows}{f' ({after})' if after else ''}{f'; {how}' if how else ''}")
         save_figure(figure, folder / f"{name}.png")
     record = {"figure": name, "shows": shows, "source": after, "settings": asdict(config)}
@@ -120,9 +110,9 @@ def round_for_json(value):
 
 
 def print_table(name: str, results: dict) -> None:
-    """Print the statistics in a figure's `table`, a line for each type of each run, at its last checkpoint."""
-    keys = FIGURES[name].table
-    rows = [[name, "of", *keys]]
-    for run, (*_, last) in results.items():
-        rows += [[run, kind, *(f"{found[key]:.4g}" for key in keys)] for kind, found in last["types"].items()]
-    print("\n".join(table(rows)))
+    """Print a figure's `table`, if it has one: a line for each type, of each run's last checkpoint."""
+    if keys := FIGURES[name].table:
+        rows = [[name, "of", *keys]]
+        for run, (*_, last) in results.items():
+            rows += [[run, kind, *(f"{found[key]:.4g}" for key in keys)] for kind, found in last["types"].items()]
+        print("\n".join(table(rows)))

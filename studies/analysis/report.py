@@ -23,8 +23,13 @@ def write_report(runs: list, comparison: dict, folder: Path, figures: list) -> P
         rows = [[d["field"], d["section"], d["default"], *d["values"]] for d in comparison["differences"]]
         nothing = "Nothing in their configuration, versions or commit."
         page += [plain(DEFINITION), "## What differs", format_table(plain([header, *rows])) if rows else nothing]
-    page += ["## Figures", *map(show_figure, figures), "## How they were made"]
-    page += [part for run in runs for part in describe_origin(run)]
+    page.append("## Figures")
+    for name in figures:
+        shows, after = (FIGURES[name].shows, FIGURES[name].after) if name in FIGURES else (LOSS, "")
+        page.append(f"**{name}**: {shows}.{f' After {after}.' if after else ''}\n\n![{shows}]({name}.png)")
+    page.append("## How they were made")
+    for run in runs:
+        page += describe_origin(run)
     path = folder / "report.md"
     write_file(path, lambda f: f.write("\n\n".join([*page, ""]).encode(errors="replace")))
     return path
@@ -35,11 +40,6 @@ def plain(text):
     if isinstance(text, list):
         return [plain(part) for part in text]
     return re.sub(r"[\\`*\[\]<&|~$#]|\b_|_\b", r"\\\g<0>", make_printable(text))
-
-
-def show_figure(name: str) -> str:
-    shows, after = (FIGURES[name].shows, FIGURES[name].after) if name in FIGURES else (LOSS, "")
-    return f"**{name}**: {shows}.{f' After {after}.' if after else ''}\n\n![{shows}]({name}.png)"
 
 
 def describe_origin(run: RunRecord) -> list:

@@ -8,13 +8,11 @@ from model import GPTConfig
 from nanodnt.data import load_meta
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.settings import TrainConfig
-from nanodnt.tasks import open_data, task_of_data
+from nanodnt.tasks import open_data, task_of, task_of_data
 from nanodnt.weights import model_from_checkpoint
 
 MICRO_TOKENS = 4096  # tokens of one forward and backward pass: bounds memory
 WINDOW = 128  # scatter and jacobian read so many tokens of a sequence; jacobian is of one of them, or of an image [I]
-# what must be the same in meta.json where a model reads another dataset than that of its training
-READ = ("tokenizer", "vocab_size", "chars", "image_size", "channels", "classes")
 
 
 class CheckpointedRun:
@@ -28,18 +26,15 @@ class CheckpointedRun:
         checkpoint = load_checkpoint(kept[-1])
         trained_on, self.train_config = checkpoint["meta"], checkpoint["train_config"]
         self.model_config = GPTConfig(**checkpoint["model_config"])
-        dataset = config.dataset or self.train_config["dataset"]
+        task, dataset = task_of(self.model_config), config.dataset or self.train_config["dataset"]
         meta = load_meta(dataset)
-        if any(meta.get(key) != trained_on.get(key) for key in READ):
-            here, there = map(describe_data, (meta, trained_on))
-            raise ValueError(
-                f"dataset {dataset!r} ({here}) is not what {path} reads ({there}): choose another --dataset"
-            )
-        self.images, self.block_size = task_of_data(meta).reads == "images", self.model_config.block_size
+        if (its := task_of_data(meta)).reads != task.reads:
+            raise ValueError(f"dataset {dataset!r} is of {its.reads}, {path} of {task.reads}: choose another --dataset")
+        task.check_data(dataset, meta, trained_on, self.model_config)
+        self.images, self.block_size = task.reads == "images", self.model_config.block_size
         self.data = open_data(TrainConfig(dataset=dataset), self.model_config, meta)
         if meta["splits"]["val"] != trained_on.get("splits", {}).get("val"):
-            what = "images of {!r} are not the ones" if self.images else "text of {!r} is not the one"
-            print(f"note: {name}: the validation {what.format(dataset)} of its training")
+            print(f"note: {name}: {dataset!r} has another validation split than the data of its training")
         if self.train_config.get("doc_mask"):
             print(f"note: {name} was trained with doc_mask; here the documents of a row see each other")
         available = self.data.n_val * self.block_size
@@ -85,14 +80,6 @@ def target_shares(batches) -> list:
     if not sum(counts):
         raise ValueError("every target is ignored (-1): give at least one that is not")
     return [count / sum(counts) for count in counts]
-
-
-def describe_data(meta: dict) -> str:
-    """What READ says of a dataset, in words."""
-    if task_of_data(meta).reads == "images":
-        size = "of several sizes" if meta["image_size"] is None else "of {0} × {0} pixels".format(meta["image_size"])
-        return f"images {size}, channels {meta['channels']}, {len(meta['classes'])} classes"
-    return f"{meta['tokenizer']}, {meta['vocab_size']} tokens"
 
 
 def kept_steps(folder: Path) -> dict:

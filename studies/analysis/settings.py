@@ -27,8 +27,10 @@ class AnalyzeConfig:
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
 
     def __post_init__(self):
-        unknown = [name for name in self.figure_names() if name not in FIGURES]
-        if unknown or not self.figure_names():
+        names = [name.strip() for name in self.figures.split(",") if name.strip()]
+        self.figure_names = list(FIGURES) if names == ["all"] else list(dict.fromkeys(names))  # each once
+        unknown = [name for name in self.figure_names if name not in FIGURES]
+        if unknown or not names:
             allowed = ", ".join(FIGURES)
             raise ValueError(f"figures={self.figures!r} has {unknown or 'none'}: allowed are all, {allowed}")
         for name in ("tokens", "draws", "snapshots"):
@@ -36,8 +38,3 @@ class AnalyzeConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed} must not be negative")
-
-    def figure_names(self) -> list:
-        """The figures that `figures` asks for, each once."""
-        names = [name.strip() for name in self.figures.split(",") if name.strip()]
-        return list(FIGURES) if names == ["all"] else list(dict.fromkeys(names))

@@ -7,21 +7,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.colors import SymLogNorm
-from matplotlib.ticker import MaxNLocator
 
 from layers.ops import upcast
 from model import Transformer
 from nanodnt.generate import KVCache
 from nanodnt.run.tracking import probe, watch
-from studies.analysis.figure import (
-    BRANCHES,
-    dark_to_light,
-    make_panels,
-    plot_by_block,
-    plot_over_steps,
-    register,
-    rows_of,
-)
+from studies.analysis.figure import BRANCHES, Panel, by_block, dark_to_light, over_steps, register
 from studies.analysis.runs import WINDOW, pick_evenly, target_shares
 
 JACOBIAN_LABELS = {"deviation": "‖J−I‖/√C", "off_diagonal": "off-diagonal share"}
@@ -60,36 +51,28 @@ def collect_streams(model: Transformer, inputs: torch.Tensor) -> list:
 def stream_variance(model: Transformer, batches) -> dict:
     """{"stream": [L + 1], "attn": [L], "mlp": [L]}: stream_var and branch_var of the tracker, mean over all tokens;
     "stream_global" [L + 1]: variance over all elements of the stream."""
-    sums, whole, n = 0.0, [Moments() for _ in range(len(model.blocks) + 1)], 0
+    depth = len(model.blocks)
+    sums, rows, whole = 0.0, 0, [Moments() for _ in range(depth + 1)]
     for inputs, _ in batches:
-        found, streams = probe(model, inputs), collect_streams(model, inputs)
-        tokens = streams[0][..., 0].numel()
+        found = probe(model, inputs)
         values = found["stream_var"] + found["branch_var"]["attn"] + found["branch_var"]["mlp"]
-        sums, n = sums + tokens * torch.stack(values).double().cpu(), n + tokens
-        for moments, x in zip(whole, streams, strict=True):
+        sums, rows = sums + len(inputs) * torch.stack(values).double().cpu(), rows + len(inputs)
+        for moments, x in zip(whole, collect_streams(model, inputs), strict=True):
             moments.add(x)
-    stream, attn, mlp = (sums / n).split([len(whole), len(model.blocks), len(model.blocks)])
-    found = {"stream": stream.tolist(), "attn": attn.tolist(), "mlp": mlp.tolist()}
-    return {**found, "stream_global": [moments.variance for moments in whole]}
+    stream, attn, mlp = (part.tolist() for part in (sums / rows).split([depth + 1, depth, depth]))
+    return dict(stream=stream, attn=attn, mlp=mlp, stream_global=[moments.variance for moments in whole])
 
 
 @register("variance", lambda model, batches, run: stream_variance(model, batches), tokens=8192, over_training=True)
-def draw_variance(results):
+def draw_variance(measured):
     """Variance of the residual stream after each block, over training (LNS, Figs. 4, 8, 9)."""
-    figure, axes = make_panels(len(results), 2, 2.5, sharey="col")
-    for (stream, branches), measured in rows_of(axes, results):
-        for m, color in zip(measured, dark_to_light(len(measured)), strict=True):
-            plot_by_block(stream, m["stream"], first=0, color=color, label=f"step {m['step']}")
-        plot_by_block(stream, m["stream_global"], "k:", first=0, label="over all elements")
-        for branch, label in BRANCHES.items():
-            plot_by_block(branches, m[branch], label=label)
-        stream.set(xlabel="after block (0: what enters the first)", ylabel="variance", yscale="log")
-        branches.set(xlabel="block", ylabel="variance", yscale="log")
-    axes[0, 0].set_title("residual stream")
-    axes[0, 1].set_title("branch outputs, as they are added (at the end)")
-    axes[0, 0].legend(ncols=2)
-    axes[0, 1].legend()
-    return figure
+    last, streams = measured[-1], []
+    for m, color in zip(measured, dark_to_light(len(measured)), strict=True):
+        streams.append(by_block(m["stream"], first=0, color=color, label=f"step {m['step']}"))
+    streams.append(by_block(last["stream_global"], "k:", first=0, label="over all elements"))
+    branches = [by_block(last[branch], label=label) for branch, label in BRANCHES.items()]
+    panels = [Panel("residual stream", "after block (0: what enters the first)", streams, "variance", log="y")]
+    return [[*panels, Panel("branch outputs, as they are added (at the end)", "block", branches, log="y")]]
 
 
 # -------------------------------------------------------------------------------------------- angular distance
@@ -112,23 +95,14 @@ def angular_distance(model: Transformer, batches) -> list:
 
 
 @register("angular", lambda model, batches, run: {"distance": angular_distance(model, batches)}, tokens=8192)
-def draw_angular(results):
+def draw_angular(measured):
     """Angular distance between the inputs of blocks ℓ and ℓ + n (LNS, Figs. 2, 3, 7)."""
-    columns = min(3, len(results))
-    figure, axes = make_panels(-(-len(results) // columns), columns, 3.0)
-    for ax, (name, (*_, last)) in zip(axes.flat, results.items(), strict=False):
-        d = np.array(last["distance"])
-        blocks, edges = len(d) - 1, (0.5, len(d) - 0.5)
-        shown = [[d[i, i + n] if i + n <= blocks else math.nan for i in range(blocks)] for n in range(1, blocks + 1)]
-        image = ax.imshow(shown, cmap="viridis_r", vmin=0, vmax=1, origin="lower", extent=edges * 2, aspect="auto")
-        ax.grid(False)
-        ax.set(title=name, xlabel="ℓ", ylabel="n")
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_locator(MaxNLocator(8, integer=True))
-    for ax in axes.flat[len(results) :]:
-        ax.set_visible(False)
-    figure.colorbar(image, ax=axes, label="d(ℓ, ℓ + n) = arccos(cosine) / π", shrink=0.8)
-    return figure
+    d = np.array(measured[-1]["distance"])
+    blocks, edges = len(d) - 1, (0.5, len(d) - 0.5)
+    shown = [[d[i, i + n] if i + n <= blocks else math.nan for i in range(blocks)] for n in range(1, blocks + 1)]
+    how = dict(cmap="viridis_r", vmin=0, vmax=1, origin="lower", extent=edges * 2, aspect="auto")
+    title = "d(ℓ, ℓ + n) = arccos(cosine) / π"
+    return [[Panel(title, "block ℓ", ylabel="n", paint=lambda ax: ax.imshow(shown, **how))]]
 
 
 # ----------------------------------------------------------------------------------------------------- removal
@@ -162,22 +136,14 @@ def removal_drop(model: Transformer, batches) -> dict:
 
 
 @register("removal", lambda model, batches, run: removal_drop(model, batches), tokens=32768)
-def draw_removal(results):
+def draw_removal(measured):
     """Rise of the loss, of images also fall of top-1, when one block is deleted (LNS, Figs. 2, 3, 7)."""
-    panels = [("drop", "loss", "loss above the full model's, nats", "{:.3f}")]
-    if any("top1" in m[-1] for m in results.values()):
-        panels.append(("top1_drop", "top1", "top-1 below the full model's", "{:.1%}"))
-    figure, (axes,) = make_panels(1, len(panels), 3.0)
-    for ax, (key, whole, label, text) in zip(axes, panels, strict=True):
-        for i, (name, (*_, last)) in enumerate(results.items()):
-            if key in last:
-                x = np.arange(1, len(last[key]) + 1) + 0.8 * ((i + 0.5) / len(results) - 0.5)
-                how = dict(color=f"C{i}", label=f"{name}, full {text.format(last[whole])}")
-                ax.bar(x, last[key], 0.8 / len(results), **how)
-        ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.set(xlabel="deleted block", ylabel=label)
-        ax.legend()
-    return figure
+    last = measured[-1]
+    panels = [Panel(f"loss above the full model's {last['loss']:.3f}, nats", "deleted block", [by_block(last["drop"])])]
+    if "top1" in last:
+        title = f"top-1 below the full model's {last['top1']:.1%}"
+        panels.append(Panel(title, "deleted block", [by_block(last["top1_drop"])]))
+    return [panels]
 
 
 # ---------------------------------------------------------------------------------------------------- Jacobian
@@ -243,29 +209,18 @@ def measure_jacobian(model, batches, run):
 
 
 @register("jacobian", measure_jacobian, tokens=2048, window=WINDOW)
-def draw_jacobian(results):
+def draw_jacobian(measured):
     """Jacobian of residual sub-layers, averaged over one token of each window (LNS, Fig. 5)."""
-    most = max(len(m[-1]["maps"]["attn"]) for m in results.values())
-    figure, axes = make_panels(2 * len(results), most + 1, 1.9)
-    for rows, (name, (*_, last)) in zip(axes.reshape(-1, 2, most + 1), results.items(), strict=True):
-        for (*panels, curves), (branch, label) in zip(rows, BRANCHES.items(), strict=True):
-            statistics, maps = last["layers"][branch], last["maps"][branch]
-            for ax, shown in zip(panels, maps, strict=False):
-                image = ax.imshow(shown["map"], cmap="RdBu_r", norm=SymLogNorm(0.01, vmin=-1, vmax=1))
-                ax.grid(False)
-                deviation = statistics[shown["block"] - 1]["deviation"]
-                ax.set_title(f"block {shown['block']}: ‖J−I‖/√C {deviation:.2f}", fontsize=8)
-                ax.set(xticks=[], yticks=[])
-            for ax in panels[len(maps) :]:
-                ax.set_visible(False)
-            panels[0].set_ylabel(f"{name}\n{label}")
-            for key, style in (("deviation", "o-"), ("off_diagonal", "s--")):
-                plot_by_block(curves, [s[key] for s in statistics], style, label=JACOBIAN_LABELS[key])
-            curves.set_ylim(bottom=0)
-            curves.set_xlabel("block")
-    axes[0, -1].legend()
-    figure.colorbar(image, ax=axes[:, :-1], label="∂y/∂x", shrink=0.5, aspect=40)
-    return figure
+    rows, how = [], dict(cmap="RdBu_r", norm=SymLogNorm(0.01, vmin=-1, vmax=1))
+    for branch, label in BRANCHES.items():
+        row, statistics = [], measured[-1]["layers"][branch]
+        for shown in measured[-1]["maps"][branch]:
+            title = f"block {shown['block']}: ‖J−I‖/√C {statistics[shown['block'] - 1]['deviation']:.2f}"
+            row.append(Panel(title, "", ylabel=label, paint=lambda ax, j=shown["map"]: ax.imshow(j, **how)))
+        lines = [by_block([s["deviation"] for s in statistics], label="‖J−I‖/√C")]
+        lines += [by_block([s["off_diagonal"] for s in statistics], "s--", label="off-diagonal share")]
+        rows.append([*row, Panel("", "block", lines)])
+    return rows
 
 
 # -------------------------------------------------------------------------------------------- attention logits
@@ -280,13 +235,8 @@ def largest_logits(model: Transformer, batches) -> list:
 @register(
     "logits", lambda model, batches, run: {"layers": largest_logits(model, batches)}, tokens=8192, over_training=True
 )
-def draw_logits(results):
+def draw_logits(measured):
     """Largest attention logit of each block."""
-    figure, ((left, right),) = make_panels(1, 2, 2.8)
-    for i, (name, measured) in enumerate(results.items()):
-        plot_by_block(left, measured[-1]["layers"], label=name)
-        plot_over_steps(right, measured, [max(m["layers"]) for m in measured], label=name, color=f"C{i}")
-    left.set(xlabel="block", ylabel="largest |q·k| / √head_dim", title="at the end", yscale="log")
-    right.set(xlabel="step", title="over training, the largest of all blocks", yscale="log")
-    left.legend()
-    return figure
+    at_end, largest = by_block(measured[-1]["layers"]), over_steps(measured, [max(m["layers"]) for m in measured])
+    panels = [Panel("at the end", "block", [at_end], "largest |q·k| / √head_dim", log="y")]
+    return [[*panels, Panel("over training, the largest of all blocks", "step", [largest], log="y")]]

@@ -1,17 +1,16 @@
 """What a run logged about itself while training, drawn: row["track"] of metrics.jsonl (nanodnt/run/tracking.py)."""
 
 import math
+from functools import partial
 
 import numpy as np
 from matplotlib.colors import LogNorm
-from matplotlib.ticker import MaxNLocator
 
 from layers.roles import ROLES
 from nanodnt.run.metrics import read_metrics
-from studies.analysis.figure import NotApplicable, make_panels, plot_blocks_over_steps, register, rows_of
+from studies.analysis.figure import NotApplicable, Panel, blocks_over_steps, line, register
 from studies.analysis.runs import pick_evenly
 
-LOAD_COLORS = LogNorm(0.25, 4)  # of an expert's load over the mean
 BY_ROLE = {"grad_norm": "gradient norm", "grad_kurtosis": "gradient kurtosis", "update_ratio": "update / weight norm"}
 BY_DEPTH = {"stream_var": "variance of the stream", "logit_max": "largest attention logit"}
 
@@ -42,41 +41,29 @@ def measure_experts(model, batches, run):
 
 
 @register("experts", measure_experts)
-def draw_experts(results):
+def draw_experts(measured):
     """Load of experts and entropy of the router's scores, as logged while training."""
-    figure, axes = make_panels(2 * len(results), 3, 2.4)
-    most = np.nanmax([1, *(load for *_, last in results.values() for row in last["largest"] for load in row)])
-    for (upper, lower), (*_, last) in rows_of(axes.reshape(-1, 2, 3), results):
-        steps, experts = last["steps"], last["experts"]
-        for ax, (block, load) in zip(upper, last["load"].items(), strict=False):
-            values = np.maximum(np.array(load, float).T, 1e-9)  # a load of 0 has a color: the lowest
-            rows = np.arange(experts + 1) + 0.5
-            image = ax.pcolormesh(cell_edges(steps), rows, values, norm=LOAD_COLORS, cmap="RdBu_r")
-            ax.grid(False)
-            ax.set(title=f"load / mean, block {block}", ylabel="expert", xlabel="step")
-            ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
-        for ax in upper[len(last["load"]) :]:
-            ax.set_visible(False)
-        bar = figure.colorbar(image, ax=upper, extend="both", ticks=(0.25, 0.5, 1, 2, 4), format="%g", pad=0.01)
-        bar.ax.minorticks_off()
-        lines = ("largest", "largest load / mean", 1, "even"), ("smallest", "smallest load / mean", 1, "even")
-        lines += (("entropy", "entropy of the scores, nats", math.log(experts), f"ln {experts}"),)
-        for ax, (key, title, limit, label) in zip(lower, lines, strict=True):
-            plot_blocks_over_steps(ax, steps, last[key], style=".-")
-            ax.axhline(limit, color="k", linestyle=":", linewidth=1, label=label)
-            ax.set(title=title, xlabel="step")
-            ax.set_ylim(bottom=0)
-            ax.legend(fontsize="x-small")
-        lower[0].set_ylim(0, 1.05 * most)  # one scale for all runs
-    return figure
+    last = measured[-1]
+    steps, experts = last["steps"], last["experts"]
+    edges = [*steps, steps[-1] + (steps[-1] - steps[-2] if steps[1:] else 1)]  # a row's colors are right of its step
 
+    def draw_load(ax, load):
+        values = np.maximum(np.array(load, float).T, 1e-9)  # a load of 0 has a color: the lowest
+        return ax.pcolormesh(edges, np.arange(experts + 1) + 0.5, values, norm=LogNorm(0.25, 4), cmap="RdBu_r")
 
-def cell_edges(steps: list) -> list:
-    """The borders of one cell for each step, half-way to the next."""
-    if len(steps) == 1:
-        return [steps[0] - 0.5, steps[0] + 0.5]
-    between = [(a + b) / 2 for a, b in zip(steps, steps[1:], strict=False)]
-    return [2 * steps[0] - between[0], *between, 2 * steps[-1] - between[-1]]
+    upper = [
+        Panel(f"load / mean, block {block}", "step", ylabel="expert", paint=partial(draw_load, load=load))
+        for block, load in last["load"].items()
+    ]
+    lower = []
+    for key, title, limit, label in (
+        ("largest", "largest load / mean", 1, "even"),
+        ("smallest", "smallest load / mean", 1, "even"),
+        ("entropy", "entropy of the scores, nats", math.log(experts), f"ln {experts}"),
+    ):
+        even = line([steps[0], steps[-1]], [limit, limit], "k:", label=label)
+        lower.append(Panel(title, "step", [*blocks_over_steps(steps, last[key]), even]))
+    return [upper, lower]
 
 
 def measure_tracking(model, batches, run):
@@ -89,23 +76,20 @@ def measure_tracking(model, batches, run):
 
 
 @register("tracking", measure_tracking)
-def draw_tracking(results):
+def draw_tracking(measured):
     """What the run logged about itself: gradients and updates by role, stream, logits, gains."""
-    figure, axes = make_panels(2 * len(results), 3, 2.4)
-    for (upper, lower), (*_, last) in rows_of(axes.reshape(-1, 2, 3), results):
-        for ax, (key, title) in zip(upper, BY_ROLE.items(), strict=True):
-            for role in [role for role in ROLES if any(role in values for values in last[key])]:
-                values = np.array([values.get(role) for values in last[key]], float)
-                ax.plot(last["steps"], values, color=f"C{ROLES.index(role) % 10}", label=role)
-            ax.set(title=title, yscale="log")
-        for ax, (key, title) in zip(lower, BY_DEPTH.items(), strict=False):
-            plot_blocks_over_steps(ax, last["steps"], last[key], first=int(key == "logit_max"))
-            ax.set(title=f"{title}, by block", yscale="log", xlabel="step")
-            if ax.lines:
-                ax.legend()
-        for slot in last["gain_range"][-1]:
-            values = [found.get(slot, math.nan) for found in last["gain_range"]]
-            lower[2].plot(last["steps"], values, color="C7" if slot == "final_norm" else "C0", alpha=0.6)
-        lower[2].set(title="gains: largest − smallest, each slot", xlabel="step")
-        upper[0].legend(ncols=2)
-    return figure
+    last = measured[-1]
+    steps, upper, lower = last["steps"], [], []
+    for key, title in BY_ROLE.items():
+        lines = []
+        for role in [role for role in ROLES if any(role in values for values in last[key])]:
+            values = np.array([values.get(role) for values in last[key]], float)
+            label = role if key == "grad_norm" else None
+            lines.append(line(steps, values, "-", color=f"C{ROLES.index(role) % 10}", label=label))
+        upper.append(Panel(title, "step", lines, log="y"))
+    for key, title in BY_DEPTH.items():
+        lines = blocks_over_steps(steps, last[key], first=int(key == "logit_max"))
+        lower.append(Panel(f"{title}, by block", "step", lines, log="y"))
+    gains = [[found.get(slot, math.nan) for found in last["gain_range"]] for slot in last["gain_range"][-1]]
+    lower.append(Panel("gains: largest − smallest, each slot", "step", [line(steps, gain, "C0-") for gain in gains]))
+    return [upper, lower]

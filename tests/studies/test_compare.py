@@ -53,14 +53,14 @@ def test_a_loss_the_baseline_never_reaches_is_not_extrapolated(tmp_path):
     assert "at 133" in table_cells(found)[2]
 
 
-def test_the_first_crossing_counts_and_no_line_passes_a_loss_that_was_not_finite(tmp_path):
-    up_and_down = [(0, 0, 4.0), (100, 0, 2.0), (200, 0, 3.0), (300, 0, 1.0)]
-    assert first_step_at(up_and_down, 2.5) == 75
-    assert first_step_at(up_and_down, 2.0) == 100
-    assert first_step_at(up_and_down, 1.5) == 275
-    assert first_step_at(up_and_down, 5.0) == 0
-    assert first_step_at([(0, 0, 4.0), (100, 0, None), (200, 0, 2.0)], 3.0) == 200
-    assert first_step_at([(0, 0, None), (100, 0, None)], 3.0) is None
+def test_the_first_crossing_counts_and_no_line_passes_a_loss_that_was_not_finite():
+    def step_at(loss, losses):
+        return first_step_at([{"step": step, "val_loss": value} for step, value in losses.items()], loss)
+
+    up_and_down = {0: 4.0, 100: 2.0, 200: 3.0, 300: 1.0}
+    assert [step_at(loss, up_and_down) for loss in (2.5, 2.0, 1.5, 5.0)] == [75, 100, 275, 0]
+    assert step_at(3.0, {0: 4.0, 100: None, 200: 2.0}) == 200
+    assert step_at(3.0, {0: None, 100: None}) is None
 
 
 def test_a_diverged_run_ends_with_no_loss_rather_than_its_last_finite_one(tmp_path):
@@ -136,48 +136,34 @@ def test_names_have_as_many_parents_as_they_need(tmp_path):
         load_records([paths[3], f"{paths[3]}/../other"])
 
 
-def broken(tmp_path, name):
-    """A run directory that is damaged as `name` says."""
+RIGHT = {"model": MODEL, "train": TRAIN, "command": []} | RECORD
+BROKEN = {  # text of config.json
+    '{"model": {': "JSONDecodeError",
+    "[1]": "TypeError",
+    json.dumps(RIGHT | {"command": "x"}): "ValueError: command of a wrong kind",
+    json.dumps(RIGHT | {"train": {"max_iters": "x"}}): "ValueError: max_iters of a wrong kind",
+    json.dumps({"train": TRAIN}): "KeyError: 'model'",
+    "[" * 100_000: "RecursionError",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=BROKEN.values())
+def test_a_damaged_config_is_one_clear_line(tmp_path, text):
     folder = make_run(tmp_path / "run")
-    file, text = {
-        "no rows": ("metrics.jsonl", ""),
-        "foreign rows": ("metrics.jsonl", "hello\n{}\n"),
-        "cut short": ("config.json", '{"model": {'),
-        "a list": ("config.json", "[1]"),
-        "no model": ("config.json", json.dumps({"train": TRAIN, "command": []} | RECORD)),
-        "wrong kind": ("config.json", json.dumps({"model": MODEL, "train": TRAIN, "command": "x"} | RECORD)),
-        "no steps": ("config.json", json.dumps({"model": MODEL, "train": {"max_iters": "x"}, "command": []} | RECORD)),
-        "too deep": ("config.json", "[" * 100_000),
-    }[name]
-    (folder / file).write_text(text)
-    return folder
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"^[^\n]+config.json is missing or damaged \({BROKEN[text]}[^\n]*$"):
+        load_records([folder])
 
 
-@pytest.mark.parametrize(
-    "name, words",
-    [
-        ("no rows", "run is not the directory of a run: it has no metrics.jsonl, or one without rows"),
-        ("foreign rows", "metrics.jsonl:1 is not a metrics row"),
-        ("cut short", "config.json is missing or damaged .JSONDecodeError"),
-        ("a list", "config.json is missing or damaged .TypeError"),
-        ("no model", "config.json is missing or damaged .KeyError: 'model'"),
-        ("wrong kind", "config.json is missing or damaged .ValueError: command of a wrong kind"),
-        ("no steps", "config.json is missing or damaged .ValueError: max_iters of a wrong kind"),
-        ("too deep", "config.json is missing or damaged"),
-    ],
-)
-def test_a_damaged_folder_is_one_clear_line(tmp_path, name, words):
-    with pytest.raises(ValueError, match=words) as error:
-        load_records([broken(tmp_path, name)])
-    assert "\n" not in str(error.value)
-
-
-def test_a_folder_that_is_none_and_one_without_config(tmp_path):
-    with pytest.raises(ValueError, match="nowhere is not the directory of a run"):
-        load_records([tmp_path / "nowhere"])
-    (make_run(tmp_path / "run") / "config.json").unlink()
+def test_folders_that_are_no_runs(tmp_path):
+    folder = make_run(tmp_path / "run")
+    (folder / "config.json").unlink()
     with pytest.raises(ValueError, match="config.json is missing or damaged .FileNotFoundError"):
-        load_records([tmp_path / "run"])
+        load_records([folder])
+    (folder / "metrics.jsonl").write_text("")
+    for path in (folder, tmp_path / "nowhere"):
+        with pytest.raises(ValueError, match=f"{path.name} is not the directory of a run: it has no metrics.jsonl, or"):
+            load_records([path])
 
 
 def test_differences_have_the_default_and_leave_out_paths(tmp_path):
@@ -224,7 +210,7 @@ def test_what_the_figure_draws(tmp_path, monkeypatch):
     end = {"tokens_per_s": 1.0, "val_loss": 2.5}
     a = make_run(tmp_path / "a", rows=[*first, second[0], second[1] | end], max_iters=100)
     b = make_run(tmp_path / "$x_{$", rows=[*first, second[0], {"step": 50, "tokens": 500, "train_loss": None}])
-    draw_losses(load_records([a, b]), tmp_path / "loss.png", 0.0)
+    draw_losses(load_records([a, b]), tmp_path / "loss.png", smooth=0.0)
     (figure,) = figures
     assert (tmp_path / "loss.png").read_bytes().startswith(PNG)
     steps, tokens, hours = figure.axes
@@ -236,7 +222,7 @@ def test_what_the_figure_draws(tmp_path, monkeypatch):
     assert [len(lines) for lines in curves] == [6, 6, 3]  # run b has no tokens per second
     assert curves[1][2] == [[0, 9.5], [1000, 2.5]]
     assert curves[2][2] == [[0, 9.5], [pytest.approx(1000 / 3600), 2.5]]
-    assert [text.get_text() for text in figure.legends[0].get_texts()][:2] == ["a", "$x_{$"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "$x_{$"]
     assert "without evaluation" in hours.get_xlabel() and tokens.get_xlabel() == "tokens"
 
 

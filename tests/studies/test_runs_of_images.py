@@ -12,7 +12,8 @@ import sweep
 from model import GPTConfig
 from studies.analysis import gradients, streams
 from studies.analysis.compare import final_loss_table, load_records, table_cells
-from studies.analysis.settings import FIGURES
+from studies.analysis.runs import CheckpointedRun
+from studies.analysis.settings import FIGURES, AnalyzeConfig
 from support import runs as tiny
 from support.images import encode, noise, write_dataset
 from vision import ViT
@@ -33,7 +34,7 @@ def folder(tmp_path_factory):
 
 # ------------------------------------------------------------------------------------------------------------ analyze
 
-SMALL = ("--tokens=60", "--draws=2", "--snapshots=2", "--device=cpu")
+SMALL = ("--tokens=60", "--draws=1", "--snapshots=2", "--device=cpu")
 WITHOUT = {"alpha", "experts"}  # DyT and a mixture of experts this run has not
 
 
@@ -88,17 +89,19 @@ def test_two_runs_of_images_compared(folder, tmp_path):
 
 
 def test_another_dataset_must_have_its_images(folder, tmp_path, dataset, capsys):
+    def open_run(data):
+        config = AnalyzeConfig(device="cpu", dataset=str(data))
+        return CheckpointedRun(folder / "vit", "vit", config, torch.device("cpu"))
+
     images = [encode(pixels) for pixels in noise(12, 8, 8, seed=3)]
     write_dataset(tmp_path / "five", images, images, classes=5)
     write_dataset(tmp_path / "same", images, images)
-    here = {"five": "8 × 8 pixels, channels 1, 5 classes", "walk": "chars, 50 tokens"}
-    for data, words in zip((tmp_path / "five", dataset), here.values(), strict=True):
-        assert tiny.call(analyze.main, folder / "vit", *SMALL, f"--dataset={data}", f"--out={tmp_path / 'out'}") == 1
-        said = capsys.readouterr().err
-        assert words in said and "4 classes" in said and "choose another --dataset" in said and said.count("\n") == 1
-    words = ("--figures=variance", f"--dataset={tmp_path / 'same'}", f"--out={tmp_path / 'out'}")
-    assert tiny.call(analyze.main, folder / "vit", *SMALL, *words) == 0
-    assert "the validation images of" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="classes 5.* do not fit the model .*classes 4.*choose another dataset"):
+        open_run(tmp_path / "five")
+    with pytest.raises(ValueError, match="is of text, .*vit of images: choose another --dataset"):
+        open_run(dataset)
+    open_run(tmp_path / "same")
+    assert "has another validation split" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------- definitions, on a model by hand
