@@ -41,7 +41,7 @@ quickstart: install data/pystdlib/meta.json
 	@echo '  python train.py config/quickstart.py config/dnt/s1.py --out_dir=out/s1 # the same without DNT: Pre-LN'
 	@echo '  python train.py config/quickstart.py --optimizer=msgdw --learning_rate=1.0 --out_dir=out/m # momentum SGD'
 	@echo '  python analyze.py out/quickstart                                       # look inside: every figure that applies'
-	@echo '  python train.py --help                                                 # every knob'
+	@echo '  python train.py --help                                                 # every flag'
 
 # No reordering: tests/distributed/ comes first, because its runs take longest. A worker that dies is not replaced:
 # the next one would make the same test.

@@ -31,9 +31,9 @@ from nanodnt.bench.timing import check_load
 from nanodnt.bench.variants import our_variant, variants_beside_nanogpt
 from nanodnt.bench.vary import SETS, SIZES
 from nanodnt.files import write_file
+from nanodnt.run.directory import run_record
 from nanodnt.run.environment import environment
 from nanodnt.run.errors import EXPECTED, report_error
-from nanodnt.run.metrics import run_record
 from nanodnt.settings import TrainConfig
 
 

@@ -4,19 +4,18 @@
 
 Files apply from left to right; a flag wins over every file, wherever it stands. A config file has Python's syntax but
 is data: it is parsed, never executed. It holds lines `name = expression`; a `_name` is a helper, not a key.
-A knob is a field of a dataclass: its annotation says what is allowed, the comment beside it is its text in `--help`.
+A flag is a field of a dataclass: its annotation says what is allowed, the comment beside it is its text in `--help`.
 For a bool, `--key` alone means `--key=True`.
 """
 
 import ast
 import difflib
 import inspect
-import io
 import operator
 import os
+import re
 import sys
 import textwrap
-import tokenize
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
@@ -48,7 +47,7 @@ class ConfigError(ValueError):
     """A mistake in the user's input. The message says where it is, what is wrong and what to write instead."""
 
 
-class Knob(NamedTuple):
+class Flag(NamedTuple):
     hint: Any  # the field's annotation
     default: Any
     section: str  # the title of the last `# --- title ---` line above it
@@ -63,18 +62,18 @@ def configure(*schemas, argv=None, description="", positional="config"):
     given["run"] = (["out/a", "out/b"], "command line").
 
     A mistake in the input, or a ValueError from a dataclass, becomes one line on stderr and exit code 2. `--help`
-    prints every knob and exits with 0. ValueError for a mistake in `schemas`: a name in two of them, say.
+    prints every flag and exits with 0. ValueError for a mistake in `schemas`: a name in two of them, say.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    knobs = read_knobs(*schemas)
+    flags = read_flags(*schemas)
     if "--help" in argv or "-h" in argv:
         try:
-            print(_help_text(knobs, description, positional), flush=True)
+            print(_help_text(flags, description, positional), flush=True)
         except BrokenPipeError:  # as in `--help | head`
             raise SystemExit(discard_output()) from None
         raise SystemExit(0)
     try:
-        given = read_arguments(argv, knobs, positional)
+        given = read_arguments(argv, flags, positional)
         instances = [s(**{f.name: given[f.name][0] for f in fields(s) if f.name in given}) for s in schemas]
     except ValueError as error:
         print(f"{rank_tag()}error:", "".join(c if c.isprintable() else " " for c in str(error)), file=sys.stderr)
@@ -96,17 +95,18 @@ def rank_tag() -> str:
 
 
 def describe(*instances, given=None):
-    """The resolved configuration as text: three knobs a line, by section. `*` marks what is not the default.
+    """The resolved configuration as text: three flags a line, by section. `*` marks what is not the default.
 
-    With `given`, which configure returned, further lines name the knobs that each file and the command line set."""
-    knobs, lines = read_knobs(*map(type, instances)), []
+    With `given`, which configure returned, further lines name the flags that each file and the command line set."""
+    flags = read_flags(*map(type, instances))
+    lines = []
     values = {f.name: getattr(x, f.name) for x in instances for f in fields(x)}
-    width = max(map(len, knobs), default=0)
-    for title, names in groupby(knobs, key=lambda name: knobs[name].section):
-        marks = ((" " if values[name] == knobs[name].default else "*", name) for name in names)
+    width = max(map(len, flags), default=0)
+    for title, names in groupby(flags, key=lambda name: flags[name].section):
+        marks = ((" " if values[name] == flags[name].default else "*", name) for name in names)
         cells = [f"{mark} {name:<{width}} {_show(values[name])}".ljust(39) for mark, name in marks]
         lines += [title, *(" ".join(cells[i : i + 3]).rstrip() for i in range(0, len(cells), 3))]
-    source = {name: where.rpartition(":")[0] or where for name, (_, where) in (given or {}).items() if name in knobs}
+    source = {name: where.rpartition(":")[0] or where for name, (_, where) in (given or {}).items() if name in flags}
     sets = [f"{s} sets {', '.join(n for n in source if source[n] == s)}" for s in dict.fromkeys(source.values())]
     return "\n".join([*lines, "(* = not the default)", *sets])
 
@@ -114,34 +114,34 @@ def describe(*instances, given=None):
 # ------------------------------------------------------------------------------- the command line and config files
 
 
-def read_arguments(argv, knobs, positional="config"):
+def read_arguments(argv, flags, positional="config"):
     """What the files and flags in `argv` set: name → (value, where). ConfigError for the first mistake."""
-    given, flags, rest = {}, {}, []
+    given, typed, rest = {}, {}, []
     for arg in argv:
         name, equals, value = arg.lstrip("-").partition("=")
         dashes = len(arg) - len(arg.lstrip("-"))
-        if dashes == 0 and not (equals and name in knobs):
+        if dashes == 0 and not (equals and name in flags):
             rest.append(arg)
         elif dashes != 2:
             raise ConfigError(f"{arg}: write --{name or 'key'}={value or 'VALUE'}")
-        elif name not in knobs:
-            raise ConfigError(f"unknown flag --{name} ({_hint(name, knobs, '--')})")
-        elif not equals and bool not in (knobs[name].hint, *get_args(knobs[name].hint)):
-            raise ConfigError(f"--{name} has no value: write --{name}=VALUE ({_expected(knobs[name])})")
-        elif name in flags:
-            raise ConfigError(f"--{name} is given twice, as {flags[name]!r} and {value!r}: keep one")
+        elif name not in flags:
+            raise ConfigError(f"unknown flag --{name} ({_hint(name, flags, '--')})")
+        elif not equals and bool not in (flags[name].hint, *get_args(flags[name].hint)):
+            raise ConfigError(f"--{name} has no value: write --{name}=VALUE ({_expected(flags[name])})")
+        elif name in typed:
+            raise ConfigError(f"--{name} is given twice, as {typed[name]!r} and {value!r}: keep one")
         else:
-            flags[name] = value if equals else "True"
+            typed[name] = value if equals else "True"
     if positional != "config":
         given[positional], rest = (rest, "command line"), []
     for path in rest:
         for name, (value, where) in read_file(path).items():
-            if name not in knobs:
-                raise ConfigError(f"{where}: unknown key {name} ({_hint(name, knobs)})")
-            given[name] = (_checked([value], knobs[name], f"{where}: {name} cannot be {value!r}"), where)
-    for name, value in flags.items():
+            if name not in flags:
+                raise ConfigError(f"{where}: unknown key {name} ({_hint(name, flags)})")
+            given[name] = (_checked([value], flags[name], f"{where}: {name} cannot be {value!r}"), where)
+    for name, value in typed.items():
         what = f"command line: --{name} cannot be {value!r}"
-        given[name] = (_checked(_readings(value), knobs[name], what), "command line")
+        given[name] = (_checked(_readings(value), flags[name], what), "command line")
     return given
 
 
@@ -191,9 +191,9 @@ def _evaluate(node, names):
         case ast.Name(id=name):
             raise ConfigError(f"{name} is not assigned above (a string needs quotes)")
         case ast.UnaryOp(op=ast.USub(), operand=x):
-            value = _apply(operator.neg, _evaluate(x, names))
+            value = _calculate(operator.neg, _evaluate(x, names))
         case ast.BinOp(left=x, op=op, right=y) if type(op) in ARITHMETIC:
-            value = _apply(ARITHMETIC[type(op)], _evaluate(x, names), _evaluate(y, names))
+            value = _calculate(ARITHMETIC[type(op)], _evaluate(x, names), _evaluate(y, names))
         case _:
             raise ConfigError(f"not allowed; a config file holds only {ALLOWED}")
     if type(value) in (int, float) and abs(value) > MAX_NUMBER[float]:
@@ -201,7 +201,7 @@ def _evaluate(node, names):
     return value
 
 
-def _apply(operation, *numbers):
+def _calculate(operation, *numbers):
     if not all(type(number) in (int, float) for number in numbers):
         raise ConfigError("arithmetic is for numbers only")
     if operation is operator.pow:
@@ -220,12 +220,12 @@ def _options(hint):
         return [option for part in get_args(hint) for option in _options(part)]
     simple = {int: [int], float: [float], str: [str], bool: [True, False], NoneType: [None]}
     if hint not in simple:
-        raise ValueError(f"a knob cannot be {hint}: use int, float, bool, str, None, Literal and unions of them")
+        raise ValueError(f"a flag cannot be {hint}: use int, float, bool, str, None, Literal and unions of them")
     return simple[hint]
 
 
 def _readings(text):
-    """What a word on the command line can mean, for the knob to choose from: "1" is the string, True or the number."""
+    """What a word on the command line can mean, for the flag to choose from: "1" is the string, True or the number."""
     readings = [text, WORDS[text]] if text in WORDS else [text]
     for number in (int, float):
         with suppress(ValueError):
@@ -233,49 +233,49 @@ def _readings(text):
     return readings
 
 
-def _checked(readings, knob, what):
-    """The first of `readings` that the knob allows, converted to its type. ConfigError beginning with `what`."""
+def _checked(readings, flag, what):
+    """The first of `readings` that the flag allows, converted to its type. ConfigError beginning with `what`."""
     # Strings first, types last: "none" is the string where that is a choice, else None, else a string like any other.
-    for option in sorted(_options(knob.hint), key=lambda o: (isinstance(o, type), not isinstance(o, str))):
+    for option in sorted(_options(flag.hint), key=lambda o: (isinstance(o, type), not isinstance(o, str))):
         for value in readings:
             if option in MAX_NUMBER and type(value) in (int, float):
                 if abs(value) <= MAX_NUMBER[option] and (option is float or value == int(value)):  # no nan, no inf
                     return option(value)
             elif option is type(value) or (type(option) is type(value) and option == value):  # a bool is no int
                 return value
-    raise ConfigError(f"{what}: it takes {_expected(knob)}")
+    raise ConfigError(f"{what}: it takes {_expected(flag)}")
 
 
-def _expected(knob):
-    return " | ".join(o.__name__ if isinstance(o, type) else _show(o) for o in _options(knob.hint))
+def _expected(flag):
+    return " | ".join(o.__name__ if isinstance(o, type) else _show(o) for o in _options(flag.hint))
 
 
 def _show(value):
     return value if isinstance(value, str) and value and value.isprintable() else repr(value)
 
 
-def _hint(name, knobs, dashes=""):
-    close = difflib.get_close_matches(name.lower(), knobs, n=1)
+def _hint(name, flags, dashes=""):
+    close = difflib.get_close_matches(name.lower(), flags, n=1)
     return RENAMED.get(name) or (f"did you mean {dashes}{close[0]}?" if close else "--help lists them all")
 
 
-# -------------------------------------------------------------------------------- knobs, from the dataclasses' source
+# -------------------------------------------------------------------------------- flags, from the dataclasses' source
 
 
-def read_knobs(*schemas):
-    """name → Knob for all fields of all schemas. ValueError for a name in two schemas, a type that no flag can express,
+def read_flags(*schemas):
+    """name → Flag for all fields of all schemas. ValueError for a name in two schemas, a type that no flag can express,
     or a default that its type does not allow."""
-    knobs = {}
+    flags = {}
     for schema in schemas:
         hints, comments = get_type_hints(schema), _comments(schema)
         for field in (f for f in fields(schema) if f.init):
             name = f"{schema.__name__}.{field.name}"
-            if field.name in knobs:
+            if field.name in flags:
                 raise ValueError(f"{name}: another schema has a field of that name")
-            knob = Knob(hints[field.name], field.default, *comments.get(field.name, (schema.__name__, "")))
-            _checked([knob.default], knob, f"the default of {name} cannot be {knob.default!r}")
-            knobs[field.name] = knob
-    return knobs
+            flag = Flag(hints[field.name], field.default, *comments.get(field.name, (schema.__name__, "")))
+            _checked([flag.default], flag, f"the default of {name} cannot be {flag.default!r}")
+            flags[field.name] = flag
+    return flags
 
 
 @cache
@@ -286,36 +286,34 @@ def _comments(schema):
     for base in reversed(schema.__bases__):
         found |= _comments(base)
     try:
-        source = textwrap.dedent(inspect.getsource(schema))
-        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-        body = ast.parse(source).body[0].body
-    except Exception:  # no source, or a source edited since the import: a run can do without help texts
+        source = inspect.getsource(schema)
+    except (OSError, TypeError):  # no source: a run can do without help texts
         return found
-    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
-    named = [node for node in body if isinstance(node, ast.AnnAssign)]
-    owner = {line: node.target.id for node in named for line in range(node.lineno, node.end_lineno + 1)}
     own = {}
-    for line in range(1, tokens[-1].end[0]):
-        comment = comments.get(line, "")
-        name = owner.get(line) or (name if comment and not comment.startswith("---") else None)
-        if name:
-            own[name] = (section, f"{own[name][1]} {comment}".strip() if name in own else comment)
-        elif comment.startswith("---"):
-            section = comment.strip("- ") or section
+    for line in re.split(r"\n +(?:def|@)", source)[0].splitlines()[1:]:  # up to the first method
+        field = re.match(r" +(\w+): ", line)
+        comment = re.search(r"(?:^|  ) *# *(.*)", line)
+        name = field[1] if field else name if line.strip() else None
+        if comment and comment[1].startswith("---"):
+            name, section = None, comment[1].strip("- ") or section
+        elif comment and name:
+            own[name] = (section, f"{own[name][1]} {comment[1]}".strip() if name in own else comment[1])
+        elif field:
+            own[name] = (section, "")
     return found | own
 
 
-def _help_text(knobs, description, positional):
+def _help_text(flags, description, positional):
     usage = f"usage: {Path(sys.argv[0]).name} [{positional} ...] [--key=value ...]"
     files = "Config files apply from left to right; --key=value wins over them." if positional == "config" else ""
     blocks = [usage, description.strip(), files]
-    for title, names in groupby(knobs, key=lambda name: knobs[name].section):
+    for title, names in groupby(flags, key=lambda name: flags[name].section):
         lines = [title]
         for name in names:
-            start = f"  --{name}={_show(knobs[name].default)}  ".ljust(32)
+            start = f"  --{name}={_show(flags[name].default)}  ".ljust(32)
             if len(start) > 32:  # a long default has a line of its own
                 lines, start = [*lines, start.rstrip()], " " * 32
-            text = f"{knobs[name].help} [{_expected(knobs[name])}]".strip()
+            text = f"{flags[name].help} [{_expected(flags[name])}]".strip()
             lines += textwrap.wrap(text, 100, initial_indent=start, subsequent_indent=" " * 32, break_on_hyphens=False)
         blocks.append("\n".join(lines))
     return "\n\n".join(block for block in blocks if block)

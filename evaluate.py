@@ -23,9 +23,9 @@ from interop.evaluation.results import compare_results, read_results, write_resu
 from interop.evaluation.settings import EvaluateConfig
 from interop.evaluation.text import open_text, score_text
 from interop.huggingface.read import load_pretrained
+from nanodnt.run.directory import run_record
 from nanodnt.run.environment import environment
 from nanodnt.run.errors import EXPECTED, end_with, report_error
-from nanodnt.run.metrics import run_record
 from nanodnt.trained import load_trained
 
 
@@ -43,7 +43,7 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
         runs = {folder: load_trained(folder, config.checkpoint) for folder in folders}
     texts = {}
     if "text" in names:
-        texts = {folder: open_text(config.input, config.overlap, run, env.main) for folder, run in runs.items()}
+        texts = {folder: open_text(config.input, config.overlap, run, env.is_main) for folder, run in runs.items()}
     asked = {folder: open_answers(inputs, config, run, env) for folder, run in runs.items()} if inputs else {}
     env.check_same({"contents of the input": [(one.name, one.sha256) for one in sum(asked.values(), [])]})
     in_harness = [name for name in names if name not in ("text", "answers")]
@@ -58,7 +58,7 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
         """Write what a task has found at once: a later one may fail."""
         for entry in found.values():
             entry["settings"]["dtype"] = about["dtype"]
-        if env.main:
+        if env.is_main:
             evaluated.update(found)
             shown[folder] = write_results(folder, {t: entry | about | {"step": run.step} for t, entry in found.items()})
 

@@ -22,7 +22,8 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 import torch
 
 from configurator import configure
-from nanodnt.generate import compile_step, generate
+from nanodnt.files import reason_of
+from nanodnt.generate import compile_one_token, generate
 from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.errors import EXPECTED, report_error
 from nanodnt.trained import Trained, load_trained
@@ -82,15 +83,15 @@ def main() -> int:
         dtype, _ = choose_dtype(config.dtype, device)
         trained = load_model(config)
         trained.model.to(device).set_runtime(compute_dtype=dtype)
-        how = dict(temperature=config.temperature, top_k=config.top_k or None)
-        how |= dict(top_p=config.top_p if config.top_p < 1 else None)
-        how |= dict(generator=torch.Generator(device).manual_seed(config.seed))
+        drawing = dict(temperature=config.temperature, top_k=config.top_k or None)
+        drawing |= dict(top_p=config.top_p if config.top_p < 1 else None)
+        drawing |= dict(generator=torch.Generator(device).manual_seed(config.seed))
         if config.chat:
             from interop.conversations.chat import chat_with
 
-            chat_with(trained, config.template, config.system, config.max_new_tokens, how)
+            chat_with(trained, config.template, config.system, config.max_new_tokens, drawing)
         else:
-            draw_samples(config, trained, text, how)
+            draw_samples(config, trained, text, drawing)
         return 0
     except EXPECTED as e:
         return report_error(e)
@@ -122,19 +123,18 @@ def read_prompt(config: SampleConfig) -> str:
         raise ValueError(f"{flag} is not UTF-8 text") from None
 
 
-def draw_samples(config: SampleConfig, trained: Trained, text: str, how: dict) -> None:
-    """Print samples that continue `text`."""
+def draw_samples(config: SampleConfig, trained: Trained, text: str, drawing: dict) -> None:
+    """Print samples that continue `text`; `drawing`: how `generate` draws."""
     tokenizer = trained.tokenizer
     prompt = [*tokenizer.start, *tokenizer.encode(text)] if text else tokenizer.new_document()
-    idx = torch.tensor([prompt] * config.num_samples, device=how["generator"].device)
-    how = how | dict(stop=tokenizer.eot, step=compile_step() if config.compile else None)
+    idx = torch.tensor([prompt] * config.num_samples, device=drawing["generator"].device)
+    drawing = drawing | dict(stop=tokenizer.eot, one_token=compile_one_token() if config.compile else None)
     try:
-        out = generate(trained.model, idx, config.max_new_tokens, **how)
+        out = generate(trained.model, idx, config.max_new_tokens, **drawing)
     except RuntimeError as e:
         if not config.compile or isinstance(e, torch.OutOfMemoryError):
             raise
-        reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
-        raise ValueError(f"torch.compile failed ({reason}): use --compile=False") from e
+        raise ValueError(f"torch.compile failed ({reason_of(e)[:200]}): use --compile=False") from e
     for row in out[:, len(prompt) :].tolist():
         if tokenizer.eot in row:
             row = row[: row.index(tokenizer.eot)]

@@ -1,5 +1,6 @@
 """One optimizer step, one evaluation, and how a batch is split over processes and micro batches."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from nanodnt.run.parallel import sync_gradients
 class StepResult(NamedTuple):
     """What a training step returns: tensors on the device, which the host has not waited for."""
 
-    loss: torch.Tensor  # (), nats per token; its mean over the processes is the loss of the step
+    loss: torch.Tensor  # (), nats; its mean over the processes is the loss of the step
     grad_norm: torch.Tensor  # (), before clipping
     found_inf: torch.Tensor  # (), bool: the gradient was not finite, and the step changed nothing
 
@@ -73,52 +74,59 @@ class Trainer:
     model: Transformer  # whose parameters are trained
     optimizer: Optimizer
     scaler: torch.amp.GradScaler  # of the loss, for fp16
-    micro: int  # rows of a micro batch
+    micro: int  # sequences, or images, of a micro batch
     grad_clip: float  # limit on the gradient norm; 0 = none
-    compiled_model: Callable | None = None  # the model compiled and wrapped for several processes; None: it is neither
+    step_model: Callable | None = None  # what is called: the model compiled, and wrapped for several processes
     # called after forward and backward of each micro batch, clip, optimizer
     on_phase_end: Callable = lambda phase: None
 
+    def __post_init__(self):
+        self.step_model = self.model if self.step_model is None else self.step_model
 
-def training_step(trainer: Trainer, batch, loss_tokens: float = 0.0) -> StepResult:
+
+def training_step(trainer: Trainer, batch, targets_per_rank: float | None = None) -> StepResult:
     """One optimizer step on this process's part of a batch, tensors (rows, …), the second one the targets.
 
-    `loss_tokens`: how many targets of the whole batch count (are not −1), divided by the number of processes, so that
-    the loss is their mean however the batch is split; 0: all do."""
-    loss = accumulate(trainer, batch, loss_tokens)
-    grad_norm, found_inf = clip(trainer)
+    `targets_per_rank`: how many targets of the whole batch count (are not −1), divided by the number of processes, so
+    that the loss is their mean however the batch is split; None: all do."""
+    loss = accumulate(trainer, batch, targets_per_rank)
+    grad_norm, found_inf = measure_gradient(trainer)
     update(trainer)
     return StepResult(loss, grad_norm, found_inf)
 
 
-def accumulate(trainer: Trainer, batch, loss_tokens: float) -> torch.Tensor:
-    """Sum the gradients of all micro batches, times the loss scale, into p.grad. Returns the loss of the batch, ()."""
-    model, scaler = trainer.model if trainer.compiled_model is None else trainer.compiled_model, trainer.scaler
+def accumulate(trainer: Trainer, batch, targets_per_rank: float | None) -> torch.Tensor:
+    """Sum the gradients of all micro batches into p.grad, times the scaler's factor. Returns the loss of the batch, ().
+
+    All factors on the loss are here. The model gives the mean over the targets of a micro batch: it counts by their
+    share of all that count. What routers minimise beside it has no targets: it counts one n-th, by `loss_scale`."""
     micro_batches = list(zip(*(t.split(trainer.micro) for t in batch), strict=True))
-    loss, n = torch.zeros((), device=batch[0].device), len(micro_batches)
-    trainer.model.runtime.loss_scale = scaler.scale(torch.ones_like(loss)) / n
+    n = len(micro_batches)
+    loss = torch.zeros((), device=batch[0].device)
+    trainer.model.runtime.loss_scale = trainer.scaler.scale(torch.ones_like(loss)) / n
     trainer.optimizer.zero_grad(set_to_none=True)
     for i, micro_batch in enumerate(micro_batches):
-        with sync_gradients(model, i == n - 1):
-            # a micro batch has the mean of its own targets: n times too much, or by their share of all that count
-            times = loss_tokens / (micro_batch[1] != -1).sum() if loss_tokens else n
-            micro_loss = model(*micro_batch)[1] / times
+        with sync_gradients(trainer.step_model, i == n - 1):
+            divisor = n if targets_per_rank is None else targets_per_rank / (micro_batch[1] != -1).sum()
+            micro_loss = trainer.step_model(*micro_batch)[1] / divisor
             trainer.on_phase_end("forward")
-            scaler.scale(micro_loss).backward()
+            trainer.scaler.scale(micro_loss).backward()
             trainer.on_phase_end("backward")
         loss += micro_loss.detach()
     return loss
 
 
-def clip(trainer: Trainer) -> tuple:
-    """(norm of the gradient, whether it is not finite), tensors (). Tells the optimizer, which clips as it reads the
-    gradients, and skips the step on the device where they are not finite: scaler.step would make the host wait."""
+def measure_gradient(trainer: Trainer) -> tuple:
+    """(norm of the gradient, whether it is not finite), tensors (). The optimizer gets both: it clips as it reads the
+    gradients, and skips the step on the device if they are not finite. (scaler.step would make the host wait.)"""
     optimizer = trainer.optimizer
     trainer.scaler.unscale_(optimizer)
     norm = full_tensor(torch.nn.utils.get_total_norm(optimizer.gradients()))
-    optimizer.found_inf = found_inf = ~norm.isfinite()
-    optimizer.grad_scale = None
-    if trainer.grad_clip:  # gradients that are not finite stay as they are, for `first_bad_tensor`
+    found_inf = ~norm.isfinite()
+    optimizer.found_inf, optimizer.grad_scale = found_inf, None
+    if (
+        trainer.grad_clip
+    ):  # a divisor, named as in torch's fused kernels; gradients that are not finite stay as they are
         optimizer.grad_scale = ((norm + 1e-6) / trainer.grad_clip).clamp(min=1.0).masked_fill(found_inf, 1.0)
     trainer.on_phase_end("clip")
     return norm, found_inf
@@ -134,16 +142,15 @@ def update(trainer: Trainer) -> None:
 
 @torch.no_grad()
 def evaluate(model, task, data, config, micro: int, env, stop) -> dict | None:
-    """{"val_loss": mean loss in nats per token, or image, and what else the task scores} over the fixed validation
-    rows, split over ranks. None if the run is stopped meanwhile. All ranks must call it.
+    """{"val_loss": mean loss in nats, and what else the task scores} over the fixed validation rows, split over ranks.
+    None if the run is stopped meanwhile. All ranks must call it.
 
-    They are sums over all rows, divided by a sum of counts, so they depend on neither the batch size nor the rank
-    count."""
+    Sums over all rows, divided by a sum of counts: they depend on neither the batch size nor the number of ranks."""
     starts = data.validation(config.eval_tokens)
-    own_starts, batches = starts[env.rank :: env.world_size], -(-len(starts) // (env.world_size * micro))
+    own_starts = starts[env.rank :: env.world_size]
     totals, stopped = 0, False
     model.eval()
-    for i in range(batches):  # the same number on every rank
+    for i in range(math.ceil(len(starts) / (env.world_size * micro))):  # as often on every rank
         batch = env.put(*env.pin(*data.val_batch(own_starts[i * micro : (i + 1) * micro], micro)))
         count, sums = task.count_scores(*model(*batch), batch[1])
         totals = totals + torch.stack((*sums.values(), count))

@@ -16,7 +16,8 @@ class KVCache:
     needs_mask = False  # even for one new token
 
     def __init__(self, size: int):
-        self.size, self.length, self.k, self.v = size, 0, None, None
+        self.size, self.length = size, 0
+        self.k = self.v = None
 
     def extend(self, k, v):
         """Append k and v, each (B, H_kv, T, head_dim). Returns (all keys, all values).
@@ -68,7 +69,7 @@ def last_logits(model: GPT, idx, cache):
     return model(idx, cache=cache)[0][:, -1]
 
 
-def compile_step(backend: str = "inductor"):
+def compile_one_token(backend: str = "inductor"):
     """`last_logits` compiled, for `generate`. It compiles at the first token, once for each shape of the cache."""
     return torch.compile(last_logits, backend=backend, fullgraph=True, dynamic=False)
 
@@ -90,7 +91,7 @@ def generate(
     top_p=None,
     stop=None,
     generator=None,
-    step=None,
+    one_token=None,
     cache=None,
 ):
     """Continue each row of idx, (B, T) token ids with T ≥ 1; returns (B, T + new), new ≤ max_new_tokens.
@@ -100,9 +101,9 @@ def generate(
     top_p         sample among the fewest most likely tokens whose probabilities sum to at least top_p
     stop          a token id: a row that has produced it repeats it; generation ends when all rows are done
     generator     the torch.Generator to draw from; None = torch's global one
-    step          what `compile_step` returns, to compile the steps of one token; None = eager
+    one_token     what `compile_one_token` returns, for the steps of one token; None = eager
     cache         a KVCache per block, of size block_size, that holds the first tokens of idx, but not all; it is left
-                  with all tokens but the last. They must fit it, and step is None. None: `generate` makes its own
+                  with all tokens but the last. They must fit it, and one_token is None. None: `generate` makes its own
 
     A sequence that outgrows block_size continues from its last block_size/2 tokens. In training mode dropout is on:
     call `model.eval()` first.
@@ -110,23 +111,26 @@ def generate(
     limit, prompt = model.config.block_size, idx.shape[1]
     if cache is not None:
         fits = cache[0].length < prompt and prompt + max_new_tokens - 1 <= cache[0].size
-        if step is not None or not fits:
+        if one_token is not None or not fits:
             raise ValueError(
                 f"a cache with {cache[0].length} of at most {cache[0].size} tokens cannot be continued to {prompt} "
-                f"tokens and {max_new_tokens} new ones, or step is given, which has caches of its own"
+                f"tokens and {max_new_tokens} new ones, or one_token is given, which has caches of its own"
             )
-    size, length = min(limit, prompt + max_new_tokens), torch.zeros((), dtype=torch.long, device=idx.device)
-    new = None if cache is None else idx[:, cache[0].length :]
+    size = min(limit, prompt + max_new_tokens)
+    length = torch.zeros((), dtype=torch.long, device=idx.device)
     cached = limit if cache is None else cache[0].length  # as if a cache were full: start with the prompt
+    new = None if cache is None else idx[:, cached:]
     done = torch.zeros(len(idx), dtype=torch.bool, device=idx.device)
     with attention_kernels(idx.device):
         for _ in range(max_new_tokens):
-            run, tokens = step or last_logits, new
+            run, tokens = one_token or last_logits, new
             if cached == limit:  # eager, since every prompt has another length
-                cached, cache = 0, [StaticKVCache(size, length) if step else KVCache(size) for _ in model.blocks]
                 run, tokens = last_logits, idx if idx.shape[1] <= limit else idx[:, -max(1, limit // 2) :]
+                cache = [StaticKVCache(size, length) if one_token else KVCache(size) for _ in model.blocks]
+                cached = 0
             length.fill_(cached)
-            logits, cached = run(model, tokens, cache), cached + tokens.shape[1]
+            logits = run(model, tokens, cache)
+            cached += tokens.shape[1]
             new = sample_token(logits, temperature, top_k, top_p, generator)
             if stop is not None:
                 new = new.masked_fill(done[:, None], stop)

@@ -22,7 +22,7 @@ def check_skipped(reading, state, model, config, env) -> ValueError | None:
         return None
     bad = first_bad_tensor(model, env)
     return ValueError(  # the parameters are as before those steps, since every one of them was skipped
-        f"{int(reading.longest_streak)} steps in a row, up to about step {state.step}, had a gradient that is not "
+        f"{reading.longest_streak} steps in a row, up to about step {state.step}, had a gradient that is not "
         f"finite (first bad tensor: {bad}). Nothing of them was kept; resume {config.out_dir} with a lower "
         "learning rate"
     )

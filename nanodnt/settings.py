@@ -1,4 +1,4 @@
-"""Every knob of a training run, with its meaning: these comments are the text of `python train.py --help`."""
+"""Every flag of a training run, with its meaning: these comments are the text of `python train.py --help`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,12 +8,13 @@ from nanodnt.tasks.image_flags import ImageFlags
 
 MAX_BATCH = 2**20  # sequences, or images; a larger number is a typing error, and its batches would not fit into memory
 
+# The least value of each number that has one.
 LEAST = dict.fromkeys(("batch_size", "eval_interval", "log_interval", "max_skipped", "timeout_s"), 1)
 LEAST |= dict.fromkeys(
     ("max_iters", "micro_batch_size", "eval_tokens", "track_interval", "save_interval", "keep_every"), 0
 )
 LEAST |= dict.fromkeys(("loss_spike", "max_rollbacks", "fsdp_shard_size", "loss_chunks", "peak_flops", "seed"), 0)
-LEAST |= dict.fromkeys(("balance_coef", "balance_rate", "z_coef"), 0)  # the least value of each number
+LEAST |= dict.fromkeys(("balance_coef", "balance_rate", "z_coef"), 0)
 
 
 @dataclass

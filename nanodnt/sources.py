@@ -11,7 +11,7 @@ from model import GPT, GPTConfig, Transformer
 from nanodnt.optim import fill_defaults
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.settings import TrainConfig
-from nanodnt.tasks import meant
+from nanodnt.tasks import resolve_none
 from nanodnt.weights import empty_model_like
 
 NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth a line
@@ -49,18 +49,18 @@ def model_of(checkpoint: dict, model_config: GPTConfig) -> Transformer:
 
 
 def print_model_changes(model: Transformer, model_config: GPTConfig, env) -> None:
-    given, saved = meant(asdict(model_config)), meant(asdict(model.config))
+    given, saved = resolve_none(asdict(model_config)), resolve_none(asdict(model.config))
     print_changes("model of the checkpoint, not of the flags", given, saved, env)
 
 
-def start_from_pretrained(source: str, found, config, model_config: GPTConfig, env) -> tuple:
-    """A new run from the weights of Hugging Face that were `found`."""
-    model, weights = choose_balance(GPT.empty(found.config), found.weights, model_config, env)
+def start_from_pretrained(source: str, pretrained, config, model_config: GPTConfig, env) -> tuple:
+    """A new run from weights of Hugging Face, as interop/huggingface/read.py gives them."""
+    model, weights = choose_balance(GPT.empty(pretrained.config), pretrained.weights, model_config, env)
     print_changes("model of the weights, not of the flags", asdict(model_config), asdict(model.config), env)
     env.print(f"weights: {source}")
-    if not found.meta:
+    if not pretrained.meta:
         env.print(f"note: {source} has no tokenizer.json; its tokens are taken to be those of {config.dataset}")
-    return model, weights, found.meta
+    return model, weights, pretrained.meta
 
 
 def choose_balance(model: Transformer, weights: dict, flags: GPTConfig, env) -> tuple:
@@ -79,7 +79,7 @@ def check_same_data(dataset: str, meta: dict, checkpoint: dict, source: str, out
     """Print what a run that goes on was trained on, if that is not this dataset with this content. ValueError if
     init_from=auto:SOURCE could as well mean a new run."""
     before = checkpoint["train_config"]["dataset"]
-    contents = [[found.get(key) for key in ("splits", "template")] for found in (meta, checkpoint["meta"])]
+    contents = [[m.get(key) for key in ("splits", "template")] for m in (meta, checkpoint["meta"])]
     if before != dataset:
         change = f"the dataset {before}, not {dataset}"
     elif contents[0] != contents[1]:

@@ -1,7 +1,7 @@
 """The start of a run: where model, weights, optimizer state and progress come from, as `init_from` says."""
 
+import math
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -11,46 +11,40 @@ from nanodnt.optim import describe_groups, load_optimizer, lr_at, notes, state_b
 from nanodnt.run.checkpoints import RunState, fingerprint, load_latest
 from nanodnt.run.hardware import attention_backend, choose_compile
 from nanodnt.run.parallel import choose_kept, choose_parallel, shard_model
-from nanodnt.tasks import task_of, task_of_data
+from nanodnt.tasks import fill_from_dataset, task_of, task_of_data
 
 
-class Start(NamedTuple):
-    """Where a run starts from."""
-
-    model: Transformer  # without storage
-    weights: dict | None  # its state dict; None: to be drawn from the seed
-    meta: dict | None = None  # of the data that the weights were trained on, where that is known
-    checkpoint: dict | None = None  # of the run that goes on
-
-
-def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained) -> Start:
-    """Where to start from, as init_from says. Prints what it took from where.
+def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained) -> tuple:
+    """(the model without storage, its state dict or None: to be drawn from the seed, the checkpoint of the run that
+    goes on or None), as init_from says. Prints what it took from where. `meta`: of the dataset.
 
     `read_pretrained(source, model_config)` reads a model of Hugging Face, or returns None where the source cannot be
     one. ValueError where there is nothing to resume, where checkpoints of another run would be overwritten, or where
     weights, vocabulary and dataset do not fit each other."""
-    out_dir, (resumes, source) = Path(config.out_dir), read_init_from(config.init_from)
+    out_dir = Path(config.out_dir)
+    resumes, source = read_init_from(config.init_from)
     checkpoint = load_latest(out_dir, env.print) if resumes else None
     if checkpoint is None:
         check_out_dir(config, out_dir)
     fresh = checkpoint is None and source == "scratch"
     task = task_of(model_config)
+    # a run that is not fresh only compares its flags with its model, and `check_data` the model with the dataset
     if fresh or task.reads == task_of_data(meta).reads:
-        task.fit(model_config, meta, config.dataset)
+        fill_from_dataset(model_config, meta, config.dataset)
     if fresh:
-        start = Start(task.network().empty(model_config), None)
+        model, weights, trained_on = task.network().empty(model_config), None, None
     else:
         from nanodnt import sources
 
         if checkpoint:
             sources.check_same_data(config.dataset, meta, checkpoint, source, out_dir, env)
-            start = Start(*sources.resume(checkpoint, config, model_config, env), checkpoint)
-        elif found := read_pretrained(source, model_config):
-            start = Start(*sources.start_from_pretrained(source, found, config, model_config, env))
+            model, weights, trained_on = sources.resume(checkpoint, config, model_config, env)
+        elif pretrained := read_pretrained(source, model_config):
+            model, weights, trained_on = sources.start_from_pretrained(source, pretrained, config, model_config, env)
         else:
-            start = Start(*sources.start_from_checkpoint(source, config, model_config, env))
-    check_data(config.dataset, meta, start.meta, start.model)
-    return start
+            model, weights, trained_on = sources.start_from_checkpoint(source, config, model_config, env)
+    check_data(config.dataset, meta, trained_on, model)
+    return model, weights, checkpoint
 
 
 def read_init_from(setting: str) -> tuple:
@@ -105,22 +99,21 @@ def fixed_bytes(model: Transformer, config) -> int:
     return 12 * model.num_params() + state_bytes(model, config)
 
 
-def materialize(start: Start, data, config, env) -> None:
+def allocate_and_fill(model: Transformer, weights: dict | None, data, config, env) -> None:
     """Give the model storage on its device, sharded under fsdp, and fill it with its weights or from the seed. `data`:
     what Admin's ω are profiled on."""
-    model, weights = start.model, start.weights
     if weights is None and model.config.admin:
         weights = admin_weights(config, model.config, data)
         env.print("admin: profiled on the first batch")
     fixed = fixed_bytes(model, config) if env.distributed else 0
     env.parallel, reason = choose_parallel(config.parallel, env, fixed)
     env.check_same({"parallel": env.parallel, "dtype": env.dtype, "device": env.device.type})
-    how = f", shards of {config.fsdp_shard_size}" if config.fsdp_shard_size else ""
+    details = f", shards of {config.fsdp_shard_size}" if config.fsdp_shard_size else ""
     if env.parallel == "fsdp":
         keep, text = choose_kept(model, config.fsdp_shard_size, env, fixed)
         shard_model(model, config.fsdp_shard_size, env, keep)
-        how += f", {text}"
-    env.print(f"parallel {env.parallel} ({reason}), {env.world_size} processes{how}")
+        details += f", {text}"
+    env.print(f"parallel {env.parallel} ({reason}), {env.world_size} processes{details}")
     model.to_empty(device=env.device)
     if weights is None:
         model.init_weights(config.seed)
@@ -150,19 +143,21 @@ def describe_run(run) -> None:
     """Print what is about to be trained: groups, parameters, batch, and what should be known."""
     config, env, model = run.config, run.env, run.model
     env.print(describe_groups(run.optimizer, model))
-    n_params, rows = model.num_params(positions=False), run.task.rows
+    n_params = model.num_params(positions=False)
     env.print(f"{model.num_params():,} parameters ({n_params / 1e6:.1f}M without the position table)")
     env.print(
         f"{config.batch_size} × {run.data.block_size} = {run.step_tokens:,} tokens a step = {env.world_size} processes "
-        f"× {run.accumulation} accumulation × {run.micro} {rows}; {run.data.describe()}"
+        f"× {run.accumulation} accumulation × {run.micro} {run.task.row_noun}; {run.data.describe()}"
     )
     if config.warmup_iters >= config.max_iters and not config.eval_only:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
-    experts, shards = model.config.n_expert, config.fsdp_shard_size or env.world_size
+    experts = model.config.n_expert
+    shards = config.fsdp_shard_size or env.world_size
     if env.parallel == "fsdp" and experts % shards:
         env.print(
-            f"note: {experts} experts do not divide evenly over {shards} processes: some hold {-(-experts // shards)}, "
-            f"others fewer or none; with n_expert a multiple of {shards} all hold the same"
+            f"note: {experts} experts do not divide evenly over {shards} processes: some hold "
+            f"{math.ceil(experts / shards)}, others fewer or none; with n_expert a multiple of {shards} all hold the "
+            "same"
         )
     for note in layout_notes(model.config) + notes(config, model):
         env.print(f"note: {note}")
@@ -183,8 +178,8 @@ def compile_run(run) -> None:
         kernel = "flex" if can_use_flex(run.model.config, config, env) else kernel
     env.print(f"compile {compiled} ({reason}), attention {kernel}")
     if compiled:
-        example = env.put(*env.pin(*data.val_batch(data.validation(1), run.micro)))
-        run.compiled_model = compile_model(run.model, config, example, env)
+        example = env.put(*env.pin(*data.val_batch(data.validation(eval_tokens=1), run.micro)))
+        run.eval_model = compile_model(run.model, config, example, env)
 
 
 def warn_of_learning_rate(config, given: dict, env) -> None:

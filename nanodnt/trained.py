@@ -25,14 +25,14 @@ class Trained:
 def load_trained(out_dir: str, checkpoint: str) -> Trained:
     """What the file `checkpoint` in the run directory `out_dir` holds.
 
-    ValueError, in one line, where there is none, where it is damaged, or of images."""
+    ValueError, in one line, where there is none, where it is damaged, or of no text."""
     path = Path(out_dir) / checkpoint
     if not path.exists():
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.pt"))) or "none"
         raise ValueError(f"there is no checkpoint {path}; in {path.parent}: {there} (choose with --checkpoint)")
     found = load_checkpoint(path)
-    if task_of(found["model_config"]).reads == "images":
-        raise ValueError(f"{path} is a model of images, which neither reads nor writes text: choose one of text")
+    if (reads := task_of(found["model_config"]).reads) != "text":
+        raise ValueError(f"{path} is a model of {reads}, which neither reads nor writes text: choose one of text")
     model = model_from_checkpoint(found).eval()
     doc_mask = found["train_config"].get("doc_mask") is True  # checkpoints of earlier versions lack it
     return Trained(model, Tokenizer(found["meta"]), found["meta"], str(path), found["step"], doc_mask)

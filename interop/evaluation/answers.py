@@ -98,7 +98,7 @@ def open_answers(names: list, config: EvaluateConfig, trained: Trained, env) -> 
     known, found = template_of(trained.meta), []
     for name in names:
         read = read_file if Path(name).is_file() else read_dataset
-        answers = read(name, config, trained, env.main)
+        answers = read(name, config, trained, env.is_main)
         check_lengths(answers, trained)
         found.append(answers)
         if known and answers.template != known:
@@ -128,13 +128,13 @@ def read_file(name: str, config: EvaluateConfig, trained: Trained, verify: bool)
 
 def read_dataset(name: str, config: EvaluateConfig, trained: Trained, verify: bool) -> Answers:
     """The validation split of a prepared dataset of examples. `verify`: check its checksums."""
-    for knob in ("template", "prompt_key", "response_key"):
-        if getattr(config, knob) != getattr(EvaluateConfig, knob):
-            raise ValueError(f"{knob} is for files of records: the dataset {name} is prepared, with its own template")
+    for flag in ("template", "prompt_key", "response_key"):
+        if getattr(config, flag) != getattr(EvaluateConfig, flag):
+            raise ValueError(f"{flag} is for files of records: the dataset {name} is prepared, with its own template")
     meta = load_meta(name, verify)
+    require_same_tokenizer(name, meta, trained, "a file of records")
     if meta.get("kind") != "examples":
         raise ValueError(f"dataset {name} holds a text, without answers: use --tasks=text")
-    require_same_tokenizer(name, meta, trained, "a file of records")
     part, dtype = meta["splits"]["val"], np.dtype(meta["dtype"]).newbyteorder("<")
     ids, marks = (
         np.fromfile(folder_of(name) / Path(entry["file"]).name, kind)

@@ -103,7 +103,7 @@ def load_tasks(names: list, config, env) -> list:
     env.print("reading the list of tasks")
     manager, found = find_tasks(names, config.task_folder), []
     go_offline_if_cut_off(env)
-    if not env.main:
+    if not env.is_main:
         env.barrier()  # the first process fetches the data
     for name in names:
         env.print(f"loading {name}")
@@ -115,7 +115,7 @@ def load_tasks(names: list, config, env) -> list:
             documents = min(config.limit or len(task.eval_docs), len(task.eval_docs))
             if documents < env.world_size:
                 raise ValueError(f"task {name}: {documents} documents are too few for {env.world_size} processes")
-    if env.main:
+    if env.is_main:
         env.barrier()
     return found
 

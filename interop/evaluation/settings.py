@@ -1,4 +1,4 @@
-"""The knobs of `evaluate.py`, and the lists of tasks that have a name."""
+"""The flags of `evaluate.py`, and the lists of tasks that have a name."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ SUITES = {
     "commonsense8": dict.fromkeys(COMMONSENSE8.split(), "acc"),
 }
 HOW = {"dyt15": UNPUBLISHED + "acc, and f1 for record [I]", "commonsense8": UNPUBLISHED + "acc [I]"}
-OF_TASK = {  # knob: the task that it belongs to
+OF_TASK = {  # flag: the task that it belongs to
     "overlap": "text",
     **dict.fromkeys(("max_answer_tokens", "template", "prompt_key", "response_key"), "answers"),
 }
@@ -84,9 +84,9 @@ class EvaluateConfig:
             raise ValueError(f"the task {reading[0]} needs --input=FILE, {allowed[reading[0]]}")
         if self.input and not reading:
             raise ValueError("input belongs to the tasks text and answers: add one to --tasks, or leave it out")
-        for knob, task in OF_TASK.items():
-            if task not in names and getattr(self, knob) != getattr(EvaluateConfig, knob):
-                raise ValueError(f"{knob} belongs to the task {task}: add it to --tasks, or leave it out")
+        for flag, task in OF_TASK.items():
+            if task not in names and getattr(self, flag) != getattr(EvaluateConfig, flag):
+                raise ValueError(f"{flag} belongs to the task {task}: add it to --tasks, or leave it out")
         if self.template:
             named_template(self.template)  # ValueError where there is none
 

@@ -15,7 +15,7 @@ from nanodnt.optim import fill_defaults
 from nanodnt.run.environment import Env, choose_dtype
 from nanodnt.run.hardware import choose_compile
 from nanodnt.settings import TrainConfig
-from nanodnt.tasks import open_data, task_of, task_of_data
+from nanodnt.tasks import check_flags, fill_from_dataset, open_data, task_of, task_of_data
 
 RANDOM_DOCUMENT = 256  # tokens of a random document, on average
 LEAST = dict(warmup=1, repeats=1, steps=1, accumulation=0, max_step_s=0)  # the least value of each number
@@ -73,8 +73,7 @@ class Setting:
         fill_defaults(self.config)
         self.task = task_of(self.flags)
         self.is_text = self.task.reads == "text"
-        if self.config.doc_mask and not self.is_text:
-            raise ValueError("doc_mask=True is for text, and the model reads images: leave it out")
+        check_flags(self.task, self.config)
         if self.bench.against != "none" and (self.config.doc_mask or not self.is_text):
             raise ValueError("nanoGPT reads text, not images, and does not keep documents apart: leave out against")
         self._fit()
@@ -90,14 +89,14 @@ class Setting:
         name, random = self.config.dataset, self.bench.data == "random"
         prepared = (folder_of(name) / "meta.json").exists()
         if random and (self.is_text or not prepared or task_of_data(load_meta(name, verify=False)).reads != "images"):
-            self.task.fit(self.flags, self.task.stand_in(self.flags)[0], "random")
+            fill_from_dataset(self.flags, self.task.placeholder_meta(self.flags)[0], "random")
             return
         try:
             meta = load_meta(name, verify=False)
         except ValueError as e:
             what = "tokens" if self.is_text else "images"
             raise ValueError(f"{e}; or time on random {what}: --data=random") from None
-        self.task.fit(self.flags, meta, name)
+        fill_from_dataset(self.flags, meta, name)
         if meta.get("vocab_size", 0) > self.flags.vocab_size:
             raise ValueError(
                 f"vocab_size={self.flags.vocab_size} is below the {meta['vocab_size']} tokens of {name!r}: leave it "

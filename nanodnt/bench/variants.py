@@ -66,10 +66,10 @@ def our_variant(name: str, setting: Setting) -> Variant:
     optimizer = make_optimizer(model, config)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
     flops, start = model.flops_per_token(), clock()
-    compiled_model = model
+    step_model = model
     if setting.choose_compile(flops):
-        compiled_model = compile_model(model, config, setting.first_micro_batch(), env)
-    trainer = Trainer(model, optimizer, scaler, setting.micro, config.grad_clip, compiled_model)
+        step_model = compile_model(model, config, setting.first_micro_batch(), env)
+    trainer = Trainer(model, optimizer, scaler, setting.micro, config.grad_clip, step_model)
     compile_s, next_batch = clock() - start, Prefetch(setting.fetch_batch)
 
     def step(i, on_phase_end):
@@ -91,7 +91,7 @@ def our_variant(name: str, setting: Setting) -> Variant:
         flops_per_token=flops,
         dtype=env.dtype,
         parameters=model.num_params(),
-        compile_s=compile_s if is_compiled(compiled_model) else None,  # with compile=auto it may have failed
+        compile_s=compile_s if is_compiled(step_model) else None,  # with compile=auto it may have failed
         optimizer=optimizer,
     )
 

@@ -68,7 +68,7 @@ def vary_experts(setting: Setting) -> dict:
 
 def vary_optimizers(setting: Setting) -> dict:
     """Every optimizer, at its defaults; the config's own keeps its values."""
-    unset = dict.fromkeys({knob for optimizer in OPTIMIZERS.values() for knob in optimizer.defaults})
+    unset = dict.fromkeys({flag for optimizer in OPTIMIZERS.values() for flag in optimizer.defaults})
     unset |= dict.fromkeys(["min_lr", *(f"lr_ratio_{block}" for block in RATIOS)])
     own = setting.config.optimizer
     return {name: {} if name == own else unset | dict(optimizer=name) for name in OPTIMIZERS}

@@ -12,7 +12,9 @@ from nanodnt.data.order import mix, permutation
 class PreparedData:
     """A prepared dataset of the kind `kind`, a row of which is `block_size` tokens for the network.
 
-    A kind says how many rows there are, `n_train` in an epoch and `n_val` to validate on. Files are read, not
+    A kind says how many rows there are, `n_train` in an epoch and `n_val` to validate on; what they are, in words,
+    `describe()`; and reads them: `batch(step, batch_size, rows)` and `val_batch(chosen, size)` give arrays, inputs
+    first, targets second (−1 does not count), then what else the network takes (see `Tokens`). Files are read, not
     mapped, so resident memory does not grow however long the run.
     """
 
@@ -34,9 +36,9 @@ class PreparedData:
         wanted = min(available, max(1, eval_tokens // self.block_size)) if eval_tokens else available
         return np.arange(wanted, dtype=np.int64) * available // wanted
 
-    def loss_tokens(self, step: int, batch_size: int) -> int:
-        """How many targets of the whole batch of `step` count in the loss; 0: all."""
-        return 0
+    def loss_tokens(self, step: int, batch_size: int) -> int | None:
+        """How many targets of the whole batch of `step` count in the loss; None: all."""
+        return None
 
     def _draw(self, step, batch_size, rows=slice(None)):
         """What the rows `rows` of the batch of `step` are read from: without replacement within an epoch."""

@@ -7,14 +7,14 @@ def fill_defaults(config) -> None:
     """Fill in what is None. ValueError for values that are impossible, contradict each other or have no effect."""
     name, entry = config.optimizer, OPTIMIZERS[config.optimizer]
     defaults = entry.defaults | entry.defaults_for(config)
-    for knob in optimizer_knobs():
-        value = getattr(config, knob)
-        if value is not None and knob not in defaults:
-            users = " or ".join(other for other, its in OPTIMIZERS.items() if knob in its.defaults)
-            raise ValueError(f"{knob}={value} has no effect on {name}: leave it out, or choose {users}")
-        fill(config, knob, defaults.get(knob))
-    for knob in ("learning_rate", "weight_decay") if entry.rest else ():
-        fill(config, f"{entry.rest}_{knob}", getattr(config, knob))
+    for flag in optimizer_flags():
+        value = getattr(config, flag)
+        if value is not None and flag not in defaults:
+            users = " or ".join(other for other, its in OPTIMIZERS.items() if flag in its.defaults)
+            raise ValueError(f"{flag}={value} has no effect on {name}: leave it out, or choose {users}")
+        fill(config, flag, defaults.get(flag))
+    for flag in ("learning_rate", "weight_decay") if entry.rest else ():
+        fill(config, f"{entry.rest}_{flag}", getattr(config, flag))
     fill(config, "min_lr", config.learning_rate / 10)
     fill(config, "lr_decay_iters", config.max_iters)
     check_ranges(config)
@@ -25,20 +25,20 @@ def fill_defaults(config) -> None:
     check_shrinkage(config, entry, defaults)
 
 
-def fill(config, knob: str, value) -> None:
-    """Give a knob that is None this value."""
-    if getattr(config, knob) is None:
-        setattr(config, knob, value)
+def fill(config, flag: str, value) -> None:
+    """Give a flag that is None this value."""
+    if getattr(config, flag) is None:
+        setattr(config, flag, value)
 
 
-def optimizer_knobs() -> list:
-    """The knobs of all optimizers, each once: fields of TrainConfig whose default is None."""
-    return list(dict.fromkeys(knob for entry in OPTIMIZERS.values() for knob in entry.defaults))
+def optimizer_flags() -> list:
+    """The flags of all optimizers, each once: fields of TrainConfig whose default is None."""
+    return list(dict.fromkeys(flag for entry in OPTIMIZERS.values() for flag in entry.defaults))
 
 
 def check_ranges(config) -> None:
     """ValueError for single values that are out of range."""
-    rates = [knob for knob in optimizer_knobs() if knob.endswith(("learning_rate", "weight_decay"))]
+    rates = [flag for flag in optimizer_flags() if flag.endswith(("learning_rate", "weight_decay"))]
     ratios = [f"lr_ratio_{block_type}" for block_type in RATIOS]
     for name in (*rates, "min_lr", *ratios, "grad_clip", "warmup_iters", "lr_decay_iters"):
         if (getattr(config, name) or 0) < 0:
@@ -65,7 +65,7 @@ def check_combinations(config, entry) -> None:
 
 
 def fill_schedule(config) -> None:
-    """Fill in what schedule=wsd needs. ValueError if it does not fit, or if another schedule is given such knobs."""
+    """Fill in what schedule=wsd needs. ValueError if it does not fit, or if another schedule is given such flags."""
     if config.schedule != "wsd":
         for name in ("wsd_decay", "wsd_decay_iters"):
             if getattr(config, name) is not None:
@@ -83,7 +83,7 @@ def fill_schedule(config) -> None:
 
 def fill_ratios(config, entry) -> None:
     """Fill in the ratios of blockwise_lr. ValueError if one puts a peak below min_lr, or if blockwise_lr is off but its
-    knobs are set."""
+    flags are set."""
     names = {f"lr_ratio_{block_type}": ratio for block_type, ratio in (entry.ratios or RATIOS).items()}
     if not config.blockwise_lr:
         usual = dict(blockwise_start="start", blockwise_min_lr="shared", blockwise_decay="scaled")

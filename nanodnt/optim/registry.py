@@ -41,16 +41,16 @@ class Rule(NamedTuple):
 class Entry(NamedTuple):
     """What the configuration has to know about an optimizer."""
 
-    # {knob: value where the configuration says None}, with learning_rate and weight_decay. Knobs of other optimizers
-    # are refused. A new knob is one more line in TrainConfig, with None as its default
+    # {flag: value where the configuration says None}, with learning_rate and weight_decay. Flags of other optimizers
+    # are refused. A new flag is one more line in TrainConfig, with None as its default
     defaults: dict
     defaults_for: Callable = lambda config: {}  # those defaults that depend on other settings
-    # The rule of all parameters but the matrices inside the blocks (muon: adamw); None: this rule too. The knobs
+    # The rule of all parameters but the matrices inside the blocks (muon: adamw); None: this rule too. The flags
     # {rest}_learning_rate and {rest}_weight_decay are the matrices' values where they have no default
     rest: str | None = None
     ratios: dict | None = None  # blockwise LR ratios published for it; None: it gets RATIOS, and a run prints a note
     uses_betas: bool = True  # whether beta1 and beta2 have an effect
-    check: Callable = lambda config: None  # raises ValueError for impossible values of knobs that it alone has
+    check: Callable = lambda config: None  # raises ValueError for impossible values of flags that it alone has
 
 
 RULES = {}  # name: Rule
@@ -61,7 +61,7 @@ def register(name: str, options: Callable, state: Callable, step: Callable, **en
     """Register a rule as --optimizer=`name`; `entry`: the fields of its `Entry`."""
     if name in OPTIMIZERS:
         raise ValueError(f"two optimizers register as {name!r}: rename one")
-    missing = [knob for knob in ("learning_rate", "weight_decay") if knob not in entry["defaults"]]
+    missing = [flag for flag in ("learning_rate", "weight_decay") if flag not in entry["defaults"]]
     if missing:
         raise ValueError(f"optimizer {name!r} needs a default for {' and '.join(missing)}")
     RULES[name] = Rule(options, state, step)

@@ -29,7 +29,7 @@ from nanodnt.plan.equations import describe_network
 from nanodnt.plan.planning import PlanConfig, describe_plan
 from nanodnt.run.errors import EXPECTED, report_error
 from nanodnt.settings import TrainConfig
-from nanodnt.tasks import task_of
+from nanodnt.tasks import fill_from_dataset, task_of
 
 
 def resolve(description: str, *schemas, argv=None) -> tuple:
@@ -42,8 +42,8 @@ def resolve(description: str, *schemas, argv=None) -> tuple:
     if (folder_of(config.dataset) / "meta.json").exists():
         meta, source = load_meta(config.dataset, verify=False), ""
     else:
-        meta, source = task.stand_in(flags)
-    task.fit(flags, meta, config.dataset)
+        meta, source = task.placeholder_meta(flags)
+    fill_from_dataset(flags, meta, config.dataset)
     remark = source and f"; {source}, since dataset {config.dataset!r} is not prepared here"
     model = task.network().empty(flags)
     return model, make_optimizer(model, config), config, remark, *others

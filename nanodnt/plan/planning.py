@@ -101,7 +101,7 @@ def describe_strategies(timelines: dict, choices: list, share: int, config, limi
 
 def describe_time(model, config, plan: PlanConfig, dtype) -> list:
     """Lines: the work of the run, and its days at the assumed MFU."""
-    rows, context, images = config.batch_size, model.config.block_size, task_of(model.config).rows == "images"
+    rows, context, images = config.batch_size, model.config.block_size, task_of(model.config).reads == "images"
     tokens = rows * context
     flops = tokens * model.flops_per_token()
     peak = config.peak_flops or (PEAK_FLOPS[GPUS[plan.gpu][1]] if dtype != torch.float32 else 0)
@@ -153,7 +153,7 @@ def describe_plan(model, config, plan: PlanConfig) -> list:
         describe_disk(model, optimizer, config),
         "",
         f"memory of one of {plan.gpus} {plan.gpu}, {plan.bytes / 1e9:g} GB each for tensors, not compiled "
-        f"({share} {task_of(model.config).rows} of a step each):",
+        f"({share} {task_of(model.config).row_noun} of a step each):",
         *describe_strategies(timelines, choices, share, config, plan.bytes),
         *(strategy.note for strategy in choices if strategy.note),
         *NOTES,

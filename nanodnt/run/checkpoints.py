@@ -18,6 +18,7 @@ from torch.amp import GradScaler
 
 from layers.sharding import full_tensor
 from nanodnt.files import link_file, replace_file, write_file
+from nanodnt.tasks import task_of_data
 
 CHECKPOINT_FORMAT = "nanoDNT checkpoint 1"
 
@@ -51,11 +52,11 @@ class RunState:
             raise ValueError(f"{', '.join(wrong)} cannot be")
         if not -1 <= state.evaluated <= state.step:
             raise ValueError(f"evaluated={state.evaluated} cannot be at step={state.step}")
-        if state.pending and not (is_row(state.pending) and state.pending["step"] == state.step):
+        if state.pending and not (is_metrics_row(state.pending) and state.pending["step"] == state.step):
             raise ValueError(f"pending is not the metrics row of step={state.step}")
         return state
 
-    def open_row(self) -> dict:
+    def open_metrics_row(self) -> dict:
         """A new row of metrics.jsonl for this step. It contains what an interrupted evaluation left pending."""
         row, self.pending = {"step": self.step, "tokens": self.tokens} | self.pending, {}
         return row
@@ -65,7 +66,7 @@ class RunState:
         self.step, self.tokens = self.step + 1, self.tokens + tokens
 
 
-def is_row(value) -> bool:
+def is_metrics_row(value) -> bool:
     """Whether it is a row of metrics.jsonl: only the fields that this project reads back are checked."""
     if not isinstance(value, dict):
         return False
@@ -198,9 +199,10 @@ def load_checkpoint(path) -> dict:
     checkpoint = OLDER | checkpoint
     try:
         check_structure(checkpoint)
+        task = task_of_data(checkpoint["meta"])
     except ValueError as e:
         raise ValueError(f"{path} is damaged: {e}") from None
-    check_meta(checkpoint["meta"], path)
+    task.check_trained_meta(checkpoint["meta"], path)
     prefix = "_orig_mod."  # left by code that saves a compiled model
     checkpoint["model"] = {str(name).removeprefix(prefix): p for name, p in checkpoint["model"].items()}
     return {**checkpoint, "path": Path(path)}
@@ -243,17 +245,6 @@ def is_plain(value, may_hold_tensors: bool) -> bool:
         dense = value.layout == torch.strided and value.device.type == "cpu" and not value.is_nested
         return may_hold_tensors and dense and value.is_floating_point()
     return value is None or isinstance(value, (int, float, str))
-
-
-def check_meta(meta: dict, path) -> None:
-    """ValueError unless the checkpoint's copy of a meta.json describes what the model reads: a tokenizer, or the
-    classes of images."""
-    if meta.get("kind") != "images":
-        from nanodnt.data.tokenizer import check_tokenizer
-
-        check_tokenizer(meta, path)
-    elif not isinstance(meta.get("classes"), list):
-        raise ValueError(f"{path} is damaged: its images have no list of classes")
 
 
 def load_latest(out_dir: Path, say=print) -> dict | None:

@@ -1,7 +1,4 @@
-"""This process: its rank, device and precision, what it settles with the other processes, and when it is to stop.
-
-Every choice made here is printed with its reason. User mistakes raise ValueError with one clear line.
-"""
+"""This process: its rank, device and precision, what it settles with the other processes, and when it is to stop."""
 
 import os
 import re
@@ -18,7 +15,7 @@ import torch.distributed as dist
 
 @dataclass
 class Env:
-    """This process: its rank, and what it computes on."""
+    """One process of a run."""
 
     rank: int
     world_size: int
@@ -31,12 +28,12 @@ class Env:
     closing: list = field(default_factory=list)  # functions to call before the process group is destroyed
 
     @property
-    def main(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
     def print(self, *args) -> None:
         """Print on rank 0. If stdout is closed (the terminal is gone, or `| head`), the run continues silently."""
-        if self.main:
+        if self.is_main:
             try:
                 print(*args, flush=True)
             except OSError:
@@ -74,11 +71,11 @@ class Env:
             raise ValueError(f"processes have different {', '.join(different)}: start all of them with one command")
 
     def set_matmul_precision(self) -> bool:
-        """Multiply fp32 matrices in TF32 on an Ampere or newer GPU, if float32 is the run's dtype: what a bf16 run
-        computes in fp32 stays fp32. NVIDIA_TF32_OVERRIDE=0 forbids it. Returns whether it is on."""
-        wanted = self.device.type == "cuda" and self.dtype == torch.float32
-        wanted = wanted and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
-        tf32 = wanted and torch.cuda.get_device_capability(self.device) >= (8, 0)
+        """Multiply fp32 matrices in TF32 if the run's dtype is float32, on GPUs that have it (Ampere and newer). A bf16
+        run keeps fp32 for what it computes in fp32. NVIDIA_TF32_OVERRIDE=0 forbids it. Returns whether it is on."""
+        tf32 = self.device.type == "cuda" and self.dtype == torch.float32
+        tf32 = tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+        tf32 = tf32 and torch.cuda.get_device_capability(self.device) >= (8, 0)
         # not by fp32_precision: after that get_float32_matmul_precision raises
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         return tf32

@@ -50,8 +50,8 @@ def save_figure(figure, path: Path) -> None:
     close(figure)
 
 
-def draw_loss(out_dir: Path, title: str) -> Path | None:
-    """Draw loss.png from metrics.jsonl and return its path; None, with a message, where matplotlib is missing."""
+def draw_loss(out_dir: Path, unit: str) -> None:
+    """Draw loss.png from metrics.jsonl, or print that matplotlib is missing. `unit`: what a loss is the mean over."""
     try:
         import matplotlib
 
@@ -59,7 +59,7 @@ def draw_loss(out_dir: Path, title: str) -> Path | None:
         import matplotlib.pyplot as plt
     except ImportError:
         print("loss.png is not drawn: matplotlib is not installed")
-        return None
+        return
     rows = read_metrics(out_dir)
     fig, ax = plt.subplots(figsize=(6.4, 4), dpi=160, layout="constrained")
     line, dashed = plot_losses(ax, [row["step"] for row in rows], rows, 0.05, "tab:blue")
@@ -67,8 +67,7 @@ def draw_loss(out_dir: Path, title: str) -> Path | None:
     if len(val := dashed.get_ydata()):
         dashed.set(label=f"held-out, {val[-1]:.3f} at the end", color="tab:orange")
     per_step = next((f" ({r['tokens'] // r['step']:,} tokens each)" for r in rows[::-1] if r["step"]), "")
-    ax.set(xlabel=f"step{per_step}", ylabel="loss (nats per token)", title=title.replace("$", r"\$"))
+    ax.set(xlabel=f"step{per_step}", ylabel=f"loss (nats per {unit})", title=out_dir.name.replace("$", r"\$"))
     finish_axis(ax, rows, 0.05 * rows[-1]["step"])
     ax.legend(frameon=False)
     save_figure(fig, out_dir / "loss.png")
-    return out_dir / "loss.png"

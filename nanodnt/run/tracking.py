@@ -36,13 +36,14 @@ def largest_logit(q, k, positions=None, causal=True):
     (B, H_kv, T, head_dim) → (). `positions` (B, T) as the network got them, None: one document a row. Not `causal`: all
     see all."""
     B, H, T, head_dim = q.shape
-    q, k, largest = q.unflatten(1, (k.shape[1], -1)), k[:, :, None], q.new_zeros(())
-    rows, places = max(1, PIECE // (B * H * T)), torch.arange(T, device=q.device)
-    for i in range(0, T, rows):
-        logits = q[..., i : i + rows, :] @ k[..., : i + rows, :].mT  # (B, H_kv, H / H_kv, queries, keys)
-        part = None if positions is None else positions[:, i : i + rows]
+    q, k = q.unflatten(1, (k.shape[1], -1)), k[:, :, None]
+    largest, places = q.new_zeros(()), torch.arange(T, device=q.device)
+    queries = max(1, PIECE // (B * H * T))  # at once
+    for i in range(0, T, queries):
+        logits = q[..., i : i + queries, :] @ k[..., : i + queries, :].mT  # (B, H_kv, H / H_kv, queries, keys)
+        part = None if positions is None else positions[:, i : i + queries]
         if causal:
-            logits *= visible_keys(places[i : i + rows], part, logits.shape[-1])[:, :, None]
+            logits *= visible_keys(places[i : i + queries], part, logits.shape[-1])[:, :, None]
         largest = torch.maximum(largest, logits.abs_().max())
     return largest / head_dim**0.5
 
@@ -177,7 +178,7 @@ def power_sums(t, dtype) -> list:
 def spacing(p) -> int:
     """n: the sample of p is every n-th entry. n shares no factor with the row length, so all columns are sampled
     equally often."""
-    n, columns = -(-p.numel() // SAMPLE), p.numel() // len(p)
+    n, columns = math.ceil(p.numel() / SAMPLE), p.numel() // len(p)
     while math.gcd(n, columns) > 1:
         n += 1
     return n

@@ -1,11 +1,9 @@
 """A GPT on examples: conversations packed into rows, of which the answers alone count in the loss."""
 
-from nanodnt.tasks.text import Text
+from nanodnt.tasks.text import TextTask
 
 
-class Examples(Text):
-    kind = "examples"
-
+class ExamplesTask(TextTask):
     def dataset(self):
         from nanodnt.data.examples import PreparedExamples
 

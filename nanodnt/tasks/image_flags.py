@@ -30,11 +30,6 @@ class ImageFlags:
         """Whether images are mixed with others."""
         return self.mixup > 0 or self.cutmix > 0
 
-    def image_flags(self) -> list:
-        """What is on, as flags of train.py. rand_augment_std and data_workers alone change nothing."""
-        on = [f for f in fields(ImageFlags) if getattr(self, f.name) != f.default]
-        return [f"--{f.name}={getattr(self, f.name)}" for f in on if f.name not in ("rand_augment_std", "data_workers")]
-
     def check_images(self) -> None:
         """ValueError, one line, for a value out of its range, or crops of both kinds."""
         for name, right, allowed in (
@@ -54,3 +49,7 @@ class ImageFlags:
                 f"crop_area={self.crop_area} and crop_padding={self.crop_padding} are two kinds of crops: set "
                 "crop_area=1 or crop_padding=0"
             )
+
+
+# rand_augment_std and data_workers change nothing by themselves
+FLAGS_OF_IMAGES = tuple(f.name for f in fields(ImageFlags) if f.name not in ("rand_augment_std", "data_workers"))

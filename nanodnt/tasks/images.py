@@ -6,22 +6,17 @@ from model import GPTConfig, Transformer
 from nanodnt.tasks.task import Task
 
 
-class Images(Task):
-    kind = reads = "images"
-    rows, loss_unit = "images", "image"
+class ImageTask(Task):
+    reads, how_chosen = "images", "set patch_size (see config/vdnt/)"
+    row_noun, loss_unit = "images", "image"
 
     def network(self) -> type[Transformer]:
         from vision import ViT
 
         return ViT
 
-    def fit(self, config: GPTConfig, meta: dict, dataset: str) -> None:
+    def fill_from_dataset(self, config: GPTConfig, meta: dict, dataset: str) -> None:
         """Fill in size, channels and classes of the images, and the tokens that patches make of one."""
-        if meta.get("kind") != "images":
-            raise ValueError(
-                f"patch_size={config.patch_size} is for images, but dataset {dataset!r} is of text: choose a dataset "
-                "of images, or leave patch_size out"
-            )
         found = dict(image_size=meta["image_size"], channels=meta["channels"], n_class=len(meta["classes"]))
         for name, its in found.items():
             given = getattr(config, name)
@@ -37,7 +32,7 @@ class Images(Task):
         tokens = ["block_size"] if config.block_size == GPTConfig.block_size else []
         return tokens + [name for name in ("image_size", "channels", "n_class") if not getattr(config, name)]
 
-    def stand_in(self, config: GPTConfig) -> tuple:
+    def placeholder_meta(self, config: GPTConfig) -> tuple:
         given = config.image_size, config.channels, config.n_class
         size, channels, classes = (a or b for a, b in zip(given, (224, 3, 1000), strict=True))
         meta = dict(kind="images", image_size=size, channels=channels, classes=range(classes))
@@ -51,6 +46,10 @@ class Images(Task):
         words = f"images of {c.image_size} × {c.image_size} pixels, {c.channels} channel{'s' * (c.channels > 1)}, "
         words += f"patches of {c.patch_size} × {c.patch_size}, {c.n_class} classes"
         return f"{c.block_size} tokens an image", words
+
+    def check_trained_meta(self, meta: dict, path) -> None:
+        if not isinstance(meta.get("classes"), list):
+            raise ValueError(f"{path} is damaged: its images have no list of classes")
 
     def check_data(self, dataset: str, meta: dict, saved_meta: dict | None, config: GPTConfig) -> None:
         here = meta["image_size"] or config.image_size, meta["channels"], len(meta["classes"])
@@ -67,22 +66,10 @@ class Images(Task):
     def open_data(self, meta: dict, config, model_config: GPTConfig):
         from nanodnt.data.images import PreparedImages
 
-        for name in ("doc_mask", "loss_chunks"):
-            if getattr(config, name):
-                raise ValueError(
-                    f"{name}={getattr(config, name)} is for text, and the model reads images: leave it out"
-                )
-        return PreparedImages(
-            config.dataset,
-            model_config.block_size,
-            config.seed,
-            meta,
-            image_size=model_config.image_size,
-            flags=config,
-            workers=config.data_workers,
-        )
+        sizes = dict(image_size=model_config.image_size, flags=config, workers=config.data_workers)
+        return PreparedImages(config.dataset, model_config.block_size, config.seed, meta, **sizes)
 
-    def step_rows(self, batch_size: int) -> dict:
+    def step_counts(self, batch_size: int) -> dict:
         return {"images_per_s": batch_size}
 
     def count_scores(self, logits, loss, targets) -> tuple:

@@ -4,26 +4,21 @@ from model import GPT, GPTConfig
 from nanodnt.tasks.task import Task
 
 
-class Text(Task):
-    kind = reads = "text"
-    rows, loss_unit = "sequences", "token"
+class TextTask(Task):
+    reads, how_chosen = "text", "leave patch_size out"
+    row_noun, loss_unit = "sequences", "token"
 
     def network(self) -> type[GPT]:
         return GPT
 
-    def fit(self, config: GPTConfig, meta: dict, dataset: str) -> None:
+    def fill_from_dataset(self, config: GPTConfig, meta: dict, dataset: str) -> None:
         """Fill in the vocabulary."""
-        if meta.get("kind") == "images":
-            raise ValueError(
-                f"dataset {dataset!r} is of images, but patch_size=0 is for text: set patch_size (see config/vdnt/), "
-                "or choose a dataset of text"
-            )
         config.vocab_size = config.vocab_size or meta["vocab_size"]
 
     def left_to_dataset(self, config: GPTConfig) -> list:
         return [] if config.vocab_size else ["vocab_size"]
 
-    def stand_in(self, config: GPTConfig) -> tuple:
+    def placeholder_meta(self, config: GPTConfig) -> tuple:
         return dict(vocab_size=50257), "" if config.vocab_size else "GPT-2's"
 
     def meaning_of_none(self, uses_dyt: bool) -> dict:
@@ -32,6 +27,11 @@ class Text(Task):
     def describe_size(self, config: GPTConfig) -> tuple:
         words = f"vocabulary {config.vocab_size}, padded to {config.padded_vocab_size}"
         return f"context {config.block_size}", words
+
+    def check_trained_meta(self, meta: dict, path) -> None:
+        from nanodnt.data.tokenizer import check_tokenizer
+
+        check_tokenizer(meta, path)
 
     def check_data(self, dataset: str, meta: dict, saved_meta: dict | None, config: GPTConfig) -> None:
         from nanodnt.data.tokenizer import same_tokenizer
@@ -46,10 +46,6 @@ class Text(Task):
             )
 
     def open_data(self, meta: dict, config, model_config: GPTConfig):
-        if flags := config.image_flags():
-            raise ValueError(
-                f"{config.dataset!r} holds a text, and these flags are for images, leave them out: {' '.join(flags)}"
-            )
         return self.dataset()(config.dataset, model_config.block_size, config.seed, meta, config.doc_mask)
 
     def dataset(self):

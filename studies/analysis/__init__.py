@@ -1,6 +1,6 @@
 """The papers' figures from runs, and runs compared (`analyze.py`).
 
-    settings.py     the knobs of analyze.py          gradients.py   gradient tails and sharpness
+    settings.py     the flags of analyze.py          gradients.py   gradient tails and sharpness
     figure.py       what a figure is                 norms.py       norms, DyT's α and scale vectors
     runs.py         checkpoints and batches          streams.py     residual stream, Jacobian, attention logits
     pipeline.py     measure, draw and write          tracked.py     what a run logged

@@ -1,4 +1,4 @@
-"""The knobs of `analyze.py`."""
+"""The flags of `analyze.py`."""
 
 from dataclasses import dataclass
 

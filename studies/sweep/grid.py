@@ -6,13 +6,13 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from configurator import read_knobs
+from configurator import read_flags
 from model import GPTConfig
 from nanodnt.data import folder_of, load_meta
 from nanodnt.engine import split_batch
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
-from nanodnt.tasks import task_of
+from nanodnt.tasks import fill_from_dataset, task_of
 from studies.sweep.runner import ROOT, TrainingRun, make_run, resolve_configs
 
 SET_HERE = {"out_dir": "use --out instead", "seed": "use --seeds instead", "init_from": "leave it out"}
@@ -67,7 +67,7 @@ def split_arguments(argv: list) -> tuple:
     """(flags of SweepConfig, config files, {flag of train.py: its values}) of a command line. ValueError for a flag
     that is unknown, given twice or has no value, and for one that a sweep sets itself."""
     own, files, lists = [], [], {}
-    train, ours = read_knobs(GPTConfig, TrainConfig), SweepConfig.__dataclass_fields__
+    train, ours = read_flags(GPTConfig, TrainConfig), SweepConfig.__dataclass_fields__
     for arg in argv:
         name, equals, value = arg.removeprefix("--").partition("=")
         if arg in ("--help", "-h") or (name in ours and arg.startswith("--")):
@@ -159,8 +159,8 @@ def check_trainable(run: TrainingRun) -> tuple:
         config.check()
         fill_defaults(config)
         task = task_of(flags)
-        meta, left_open = task.stand_in(flags)
-        task.fit(flags, load_meta(config.dataset, verify=False) if left_open else meta, config.dataset)
+        meta, left_open = task.placeholder_meta(flags)
+        fill_from_dataset(flags, load_meta(config.dataset, verify=False) if left_open else meta, config.dataset)
         make_optimizer(task.network().empty(flags), config)
         split_batch(config.batch_size, config.micro_batch_size, 1)
     except ValueError as e:

@@ -31,7 +31,7 @@ from nanodnt.files import write_file
 from nanodnt.optim import fill_defaults
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
-from nanodnt.tasks import meant, task_of
+from nanodnt.tasks import resolve_none, task_of
 
 ROOT = Path(__file__).resolve().parents[2]  # of the repository
 # fields of config.json that may differ from the command line's without making it another run
@@ -272,7 +272,8 @@ class Runner:
         fill_defaults(config)
         try:
             made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
-            made, wanted = {**meant(made["model"]), **made["train"]}, {**meant(asdict(flags)), **asdict(config)}
+            made = resolve_none(made["model"]) | made["train"]
+            wanted = resolve_none(asdict(flags)) | asdict(config)
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{run.path / 'config.json'} is damaged: remove {run.path}") from None
         ignored = {*IGNORED_FIELDS, *task_of(flags).left_to_dataset(flags)}

@@ -108,11 +108,11 @@ import os, signal, sys, time
 from pathlib import Path
 import train
 from nanodnt.run import loss_curve
-from nanodnt.run.metrics import Metrics
+from nanodnt.run.directory import RunDirectory
 
 here, rank, world = Path(__file__).parent, os.environ["RANK"], os.environ["WORLD_SIZE"]
 (here / f"{os.getpid()}.of.rank{rank}").touch()
-stops, make, write = [], train.Stop, Metrics.write
+stops, make, write = [], train.Stop, RunDirectory.write
 
 
 def write_and_hold(self, row):
@@ -122,7 +122,7 @@ def write_and_hold(self, row):
 
 
 train.Stop = lambda env: stops.append(make(env)) or stops[0]
-Metrics.write, loss_curve.draw_loss = write_and_hold, lambda *_: None
+RunDirectory.write, loss_curve.draw_loss = write_and_hold, lambda *_: None
 # here a test adds to it
 sys.exit(train.main())
 """

@@ -23,9 +23,9 @@ HSDP = dict(parallel="fsdp", fsdp_shard_size=2, micro_batch_size=1)
 LAUNCHES = {  # the embedding has 64 rows; a gain of q or k has 16; α of DyT has 1, so three processes have none of it
     "DNT, msgdw": {"ddp": dict(parallel="ddp"), "hsdp": HSDP},
     "unified, DyT": {"fsdp": dict(parallel="fsdp")},
-    "experts": {"fsdp": dict(parallel="fsdp"), "ddp": dict(parallel="ddp", micro_batch_size=1)},
+    "experts": {"fsdp": dict(parallel="fsdp")},
 }
-SHORT = dict(track_interval=2, max_iters=4, eval_interval=3)
+SHORT = dict(track_interval=2, max_iters=2, eval_interval=2)
 
 
 def play_all(rank, world, folder, dataset, launches):
@@ -62,7 +62,7 @@ def test_four_processes_track_what_one_does(case, launch, played):
     """However rows are split: the sums count every row once, and the sample is the same."""
     left(played / f"{case}, {launch}", 4)
     got, expected = tracks(played / f"{case}, {launch}"), tracks(played / f"{case}, one")
-    assert list(got) == list(expected) == [2, 4]
+    assert list(got) == list(expected) == [2]
     assert_close_numbers(got, expected, rel=2e-3)
     for name in ("stream_var", "grad_norm", "weight_norm"):
         assert_close_numbers(got[2][name], expected[2][name], rel=2e-4)

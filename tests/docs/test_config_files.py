@@ -8,7 +8,7 @@ import torch
 from model import GPT
 from nanodnt.engine import split_batch
 from nanodnt.optim import fill_defaults, make_optimizer
-from nanodnt.tasks import task_of
+from nanodnt.tasks import fill_from_dataset, task_of
 from support.pages import CONFIGS, ROOT, load
 
 
@@ -22,7 +22,7 @@ def test_every_config_loads_builds_and_names_its_command(path):
     model, config = load(str(path))
     config.check()
     fill_defaults(config)
-    task_of(model).fit(model, task_of(model).stand_in(model)[0], config.dataset)
+    fill_from_dataset(model, task_of(model).placeholder_meta(model)[0], config.dataset)
     task_of(model).network().empty(model)
     text = (ROOT / path).read_text()
     assert re.search(rf"train\.py .*{path}", text.replace("\\\n", " ")), "its launch line"

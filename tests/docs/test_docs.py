@@ -11,12 +11,12 @@ from dataclasses import fields
 import pytest
 
 import bench
-from configurator import read_knobs
+from configurator import read_flags
 from nanodnt.engine import split_batch
 from nanodnt.optim import describe_groups, fill_defaults, make_optimizer
 from nanodnt.plan.__main__ import main, resolve
 from nanodnt.plan.planning import PlanConfig
-from nanodnt.tasks import task_of
+from nanodnt.tasks import fill_from_dataset, task_of
 from support.pages import (
     CONFIGS,
     FLAGS,
@@ -59,7 +59,7 @@ def test_the_readmes_layouts_build():
     assert len(found) >= 9 and "lns=norm residual_init=plain" in found
     for text in found:
         model, config = load(*(f"--{flag}" for flag in text.split()))
-        task_of(model).fit(model, task_of(model).stand_in(model)[0], config.dataset)
+        fill_from_dataset(model, task_of(model).placeholder_meta(model)[0], config.dataset)
         fill_defaults(config)
         make_optimizer(task_of(model).network().empty(model), config)
 
@@ -101,7 +101,7 @@ FOREIGN += " max_tokens prompt_key response_key folder"
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES.get)
 def test_flags_that_a_page_names_exist(page):
-    known = {name for schemas in SCHEMAS.values() for name in read_knobs(*schemas)}
+    known = {name for schemas in SCHEMAS.values() for name in read_flags(*schemas)}
     known |= {word[2:] for word in WORDS} | set(FOREIGN.split())
     named = set(re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", page.read_text()))
     assert named - known == set()
@@ -140,7 +140,7 @@ def test_messages_on_the_page_about_many_gpus_are_the_codes():
 
 def check_training(argv, processes):
     flags, config = load(*argv)
-    task_of(flags).fit(flags, task_of(flags).stand_in(flags)[0], config.dataset)
+    fill_from_dataset(flags, task_of(flags).placeholder_meta(flags)[0], config.dataset)
     flags.check()
     config.check()
     fill_defaults(config)

@@ -7,7 +7,7 @@ import torch
 
 import sample
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.generate import compile_step, generate
+from nanodnt.generate import compile_one_token, generate
 from nanodnt.weights import model_from_checkpoint
 from support.devices import GPU
 from support.runs import assert_same_run, call, column, finish, load, run, start, tensors, wait_for_row
@@ -121,8 +121,8 @@ def test_samples(flags, device, tmp_path, capsys):
     prompt = torch.tensor([tokenizer.encode("A")], device=device)
     whole = without_cache(model, prompt)
     backend = "eager" if device == "cpu" else "inductor"
-    for step in (None, compile_step(backend=backend)):
-        cached = generate(model, prompt, NEW, temperature=0, stop=tokenizer.eot, step=step)[0].tolist()
+    for one_token in (None, compile_one_token(backend=backend)):
+        cached = generate(model, prompt, NEW, temperature=0, stop=tokenizer.eot, one_token=one_token)[0].tolist()
         assert_same_text(cached, whole, exact)
     here, there = (tokenizer.encode(sampled(capsys, tmp_path / "run", where)) for where in (device, "cpu"))
     assert_same_text(here, there, exact)

@@ -50,5 +50,5 @@ def quick():
     """Runs without a loss curve, a quarter of a second each, and without asking git, which takes two processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *_: None)
-        patch.setattr("nanodnt.run.metrics.run_record", dict)
+        patch.setattr("nanodnt.run.directory.run_record", dict)
         yield

@@ -17,52 +17,29 @@ from nanodnt.optim import fill_defaults
 from nanodnt.settings import TrainConfig
 from support import runs
 from support.hostile import CHECKPOINTS, RESUME, Outcome, assert_refused, cases, command_line, files, refuse
-from support.spoil import (
-    broken_compiler,
-    checkpoint,
-    cut,
-    environ,
-    evil,
-    missing_package,
-    put,
-    write,
-)
+from support.spoil import broken_compiler, checkpoint, cut, environ, evil, missing_package, put, write
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 NO_MPS = pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has mps")
-MSGDW = "--optimizer=msgdw --weight_decay=0"
+NO_FIRST_RANK = environ(WORLD_SIZE="2", RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="9")
 
-# ------------------------------------------------------------------------------------------------- the command line
-
-FLAGS = cases(
-    ("unknown flag", "--learning_rat=1", ["--learning_rat", "did you mean --learning_rate?"]),
-    ("nanoGPT's accumulation", "--gradient_accumulation_steps=5", ["batch_size", "micro_batch_size"]),
-    ("nanoGPT's eval_iters", "--eval_iters=200", ["eval_iters", "eval_tokens"]),
-    ("nanoGPT's decay_lr", "--decay_lr=False", ["decay_lr", "schedule=constant"]),
-    ("a word for an int", "--n_layer=two", ["n_layer", "two", "int"]),
-    ("nan", "--learning_rate=nan", ["learning_rate", "nan", "float"]),
-    ("wrong optimizer", "--optimizer=adam", ["optimizer", "adamw", "msgdw", "muon", "adam_mini"]),
-)
+CONFIG = "{tmp}/c.py"
 
 
 def config(text):
     return write("{tmp}/c.py", text)
 
 
-CONFIG = "{tmp}/c.py"
-CONFIG_FILES = cases(
-    ("missing", CONFIG, ["c.py", "No such file"]),
-    ("unknown key", CONFIG, ["c.py:2", "n_layers", "n_layer?"], config("n_head = 2\nn_layers = 3\n")),
-    ("wrong type", CONFIG, ["c.py:1", "n_layer", "'3'", "int"], config("n_layer = '3'\n")),
-    ("code", CONFIG, ["c.py:2", "import os"], config("n_head = 2\nimport os\n")),
-    ("a call", CONFIG, ["c.py:1", "not allowed"], config("n_head = __import__('os').mkdir('pwned')\n")),
-    ("flag after a good file", f"{CONFIG} --n_laver=3", ["--n_laver", "--n_layer?"], config("n_head = 2\n")),
-)
-
-# -------------------------------------------------------------------------------------------------------- the values
+# ------------------------------------------------------------------------------------------------------------ training
 
 VALUES = cases(
+    ("unknown flag", "--learning_rat=1", ["--learning_rat", "did you mean --learning_rate?"]),
+    ("wrong optimizer", "--optimizer=adam", ["optimizer", "adamw", "msgdw", "muon", "adam_mini"]),
+    # a config file
+    ("unknown key", CONFIG, ["c.py:2", "n_layers", "n_layer?"], config("n_head = 2\nn_layers = 3\n")),
+    ("a call", CONFIG, ["c.py:1", "not allowed"], config("n_head = __import__('os').mkdir('pwned')\n")),
+    ("flag after a good file", f"{CONFIG} --n_laver=3", ["--n_laver", "--n_layer?"], config("n_head = 2\n")),
     # the model
     ("n_embd, n_head", "--n_embd=10 --n_head=4", ["n_embd=10", "multiple", "n_head=4"]),
     ("too small a vocabulary", "--vocab_size=40", ["50", "40", "vocabulary"]),
@@ -74,21 +51,10 @@ VALUES = cases(
     ("too large a batch", f"--batch_size={2**60}", [f"batch_size={2**60}", "at most 1048576"]),
     ("batch over ranks", "", ["batch_size=4", "3 processes", "3 or 6"], environ(WORLD_SIZE="3", RANK="0")),
     ("WORLD_SIZE=two", "", ["WORLD_SIZE"], environ(WORLD_SIZE="two", RANK="0")),
-    (
-        "no first rank",
-        "--timeout_s=1",
-        ["127.0.0.1"],
-        environ(WORLD_SIZE="2", RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="9"),
-    ),
+    ("no first rank", "--timeout_s=1", ["127.0.0.1"], NO_FIRST_RANK),
     # optimizer and schedule
     ("lr times decay", "--learning_rate=1 --weight_decay=0.5", ["learning_rate", "weight_decay", "50%"]),
     ("momentum for AdamW", "--momentum=0.9", ["momentum=0.9", "no effect on adamw", "msgdw or muon"]),
-    ("nesterov for Adam-mini", "--optimizer=adam_mini --nesterov=False", ["nesterov", "no effect on adam_mini"]),
-    ("dampening for Muon", "--optimizer=muon --dampening=0.1", ["dampening=0.1", "no effect on muon"]),
-    ("Muon's steps for AdamW", "--muon_steps=5", ["muon_steps=5", "no effect on adamw", "choose muon"]),
-    ("a second LR for mSGDW", f"{MSGDW} --adamw_learning_rate=1e-3", ["adamw_learning_rate", "no effect on msgdw"]),
-    ("a second decay for AdamW", "--adamw_weight_decay=0.1", ["adamw_weight_decay", "no effect on adamw"]),
-    # the run
     # the machine
     ("banana", "--device=banana", ["banana", "cpu", "cuda", "mps", "auto"]),
     ("no number", "--device=cuda:x", ["cuda:x"]),
@@ -102,28 +68,15 @@ VALUES = cases(
 )
 
 
-@FLAGS
-def test_flags(world, case):
-    refuse(world, train, case)
-
-
-@CONFIG_FILES
-def test_config_files(world, case):
-    refuse(world, train, case)
-
-
 @VALUES
 def test_values(world, case):
     refuse(world, train, case)
 
 
-NUMBERS = {  # a value that each of these refuses by itself
-    **dict.fromkeys(
-        "seed max_iters save_interval eval_tokens warmup_iters lr_decay_iters micro_batch_size".split(), -1
-    ),
+NUMBERS = {  # a value that each of these refuses by itself; test_run_choices.py has the others
+    **dict.fromkeys("warmup_iters lr_decay_iters".split(), -1),
     **dict.fromkeys("learning_rate weight_decay grad_clip lr_ratio_emb min_lr".split(), -1.0),
     **dict.fromkeys("adamw_learning_rate adamw_weight_decay".split(), -1.0),
-    **dict.fromkeys("batch_size eval_interval log_interval max_skipped timeout_s".split(), 0),
     **dict.fromkeys(("beta1", "beta2"), 1.0),
 }
 
@@ -169,23 +122,13 @@ def test_sampling(world, case):
     refuse(world, sample, case)
 
 
-# -------------------------------------------------------------------------------------------- as a user runs them
-
-PROGRAMS = cases(
-    ("a typo in a config", CONFIG, ["c.py:1", "max_iter", "max_iters?"], config("max_iter = 3\n")),
-    ("damaged checkpoints", RESUME, ["last.pt", "prev.pt", "damaged"], cut(*CHECKPOINTS)),
-    ("sampling from nothing", "--out_dir={tmp}/nothing", ["nothing", "no checkpoint"], pytest.mark.deep),
-)
+# --------------------------------------------------------------------------------------------- as a user runs it
 
 
-@PROGRAMS
-def test_programs(world, case):
-    program = sample if "sampling" in case.name else train
-    if case.spoil:
-        case.spoil(world)
+def test_as_a_program(world):
+    cut(*CHECKPOINTS)(world)
     before = files(world.tmp)
-    argv = [sys.executable, runs.ROOT / f"{program.__name__}.py", *command_line(world, program, case.argv)]
+    argv = [sys.executable, runs.ROOT / "train.py", *command_line(world, train, RESUME)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
-    assert_refused(Outcome(done.returncode, done.stdout, done.stderr), case.words)
-    assert done.returncode == (2 if "typo" in case.name else 1)
-    assert files(world.tmp) == before
+    assert_refused(Outcome(done.returncode, done.stdout, done.stderr), ["last.pt", "prev.pt", "damaged"])
+    assert done.returncode == 1 and files(world.tmp) == before

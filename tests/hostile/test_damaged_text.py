@@ -226,4 +226,4 @@ def test_metrics_before_a_resume(earlier, data):
         if resume(world, max_iters=4):
             rows = runs.metrics(world.run)
             assert rows[-1]["step"] == 4 and all(type(row["step"]) is int for row in rows)
-            draw_loss(world.run, "a run")
+            draw_loss(world.run, "token")

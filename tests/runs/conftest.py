@@ -21,7 +21,7 @@ def quick_runs():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *_: None)
         patch.setattr("train.gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)))
-        patch.setattr("nanodnt.run.metrics.run_record", dict)
+        patch.setattr("nanodnt.run.directory.run_record", dict)
         yield
     torch.set_num_threads(threads)
 

@@ -1,6 +1,8 @@
 """Runs on examples and on documents kept apart: every loss is the mean over its counted tokens, each document read by
 itself, however a batch is split."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,20 +12,15 @@ from model import GPT, GPTConfig
 from nanodnt.data.examples import PreparedExamples
 from nanodnt.engine import Trainer, training_step
 from nanodnt.optim import fill_defaults, make_optimizer
+from nanodnt.run import tracking
 from nanodnt.run.checkpoints import load_checkpoint
+from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import model_from_checkpoint
 from support.examples import UNEVEN, documents, mean_loss, write_documents, write_examples
 from support.models import LLAMA, S5, SIZE, error, perturb, tokens
 from support.prepared import open_prepared
-from support.runs import (
-    column,
-    load,
-    metrics,
-    patched,
-    run,
-)
-from support.tracked import tracks
+from support.runs import column, load, metrics, patched, run
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")
 
@@ -139,7 +136,7 @@ def test_a_step_is_the_mean_over_its_counted_targets(flags):
         return loss, norm, {name: p.grad.clone() for name, p in model.named_parameters()}
 
     found = [step(micro, counted) for micro in (6, 3, 2, 1)]
-    assert error(step(2, 0)[0], found[0][0]) > 0.01
+    assert error(step(2, None)[0], found[0][0]) > 0.01
     model.zero_grad()
     total = 0.0
     for row, part in documents(positions):
@@ -177,42 +174,24 @@ def test_after_a_rollback_the_later_batch_and_its_number_of_targets_go_together(
 # -------------------------------------------------------------------------------------------------- what is recorded
 
 
-def measured(model, documents) -> tuple:
-    """([largest |q·k|/√head_dim of each layer over pairs of a query and the keys up to it], variance of the stream at
-    the end over channels, mean over tokens). q and k are those that attention is called with."""
-    attention, pairs, ends = F.scaled_dot_product_attention, [], []
+def test_what_is_tracked_is_of_documents_by_themselves(folders, wholes):
+    """Of the first validation rows, as many as a step has, with their padding."""
+    data = open_prepared(folders["examples"], T, doc_mask=True)
+    config, env = TrainConfig(batch_size=12, eval_tokens=0), Env(0, 1, torch.device("cpu"), torch.float32, False)
+    model = exact(wholes["examples"] / "last.pt")
+    inputs = tracking.Tracker(model, SimpleNamespace(param_groups=[]), data, config, env).inputs
+    rows = data.val_batch(data.validation()[:12], 12)
+    assert all(np.array_equal(*pair) for pair in zip(inputs, (rows[0], rows[2]), strict=True))
 
-    def note(q, k, v, **options):
-        pairs.append((q, k))
-        return attention(q, k, v, **options)
+    def track(*inputs) -> tuple:
+        """(largest logit of each layer, variance of the stream)."""
+        found = tracking.fetch_numbers(tracking.probe(model, *inputs))
+        return np.array(found["logit_max"]), np.array(found["stream_var"])
 
-    largest = [0.0] * model.config.n_layer
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(F, "scaled_dot_product_attention", note)
-        for ids in documents:
-            pairs.clear()
-            ends += model.stream(torch.tensor([ids]))[0].var(-1, correction=0).tolist()
-            for layer, (q, k) in enumerate(pairs):
-                logits = (q @ k.mT).tril() / q.shape[-1] ** 0.5
-                largest[layer] = max(largest[layer], logits.abs().max().item())
-    return largest, sum(ends) / len(ends)
-
-
-def test_what_is_tracked_is_of_documents_by_themselves(folders, wholes, tmp_path):
-    """Of the first validation rows, as many as a step has, with their padding. Tracking changes nothing in the run."""
-    assert run(out_dir=tmp_path, dataset=folders["examples"], track_interval=4, keep_every=4, **COMMON) == 0
-    data, others = open_prepared(folders["examples"], T, doc_mask=True), []
-    x, _, positions = data.val_batch(data.validation()[:12], 12)
-    parts = [x[row, part].tolist() for row, part in documents(positions)]
-    assert len(parts) > 20 and [*tracks(tmp_path)] == [4, 8, 12]
-    for step, track in tracks(tmp_path).items():
-        model = exact(tmp_path / f"step_{step}.pt")
-        logits, variance = measured(model, parts)
-        assert track["logit_max"] == pytest.approx(logits, rel=1e-5)
-        assert track["stream_var"][-1] == pytest.approx(variance, rel=1e-5)
-        others.append(measured(model, x.tolist()))
-        assert others[-1][1] != pytest.approx(variance, rel=1e-4)
-    found = [track["logit_max"] for track in tracks(tmp_path).values()]
-    assert not np.allclose(found, [logits for logits, _ in others], rtol=1e-3)
-    for name in ("train_loss", "val_loss", "grad_norm"):
-        assert column(tmp_path, name) == column(wholes["examples"], name)
+    parts = list(documents(inputs[1]))
+    logits, variances = zip(*(track(inputs[0][row : row + 1, part]) for row, part in parts), strict=True)
+    together, masked = track(inputs[0]), track(*inputs)
+    expected = np.max(logits, 0), np.average(variances, 0, [part.stop - part.start for _, part in parts])
+    assert len(parts) > 20
+    for got, without, wanted in zip(masked, together, expected, strict=True):
+        assert got == pytest.approx(wanted, rel=1e-5) and not np.allclose(without, wanted, rtol=1e-4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nanodnt.data.windows import PreparedText
-from nanodnt.run.metrics import Metrics
+from nanodnt.run.directory import RunDirectory
 from support.runs import assert_same_run, different, load, logged, metrics, optimizers, run
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")
@@ -87,7 +87,7 @@ def test_a_rolled_back_run_goes_on_exactly(crash_at, spoil_after, rolled_back, d
     """Killed right after the roll-back (it is logged, but nothing is saved), one step later, or much later."""
     config = dict(out_dir=tmp_path, dataset=dataset, **SPIKE)
     spoil_after(21, *([23] if crash_at == 20 else []))  # then the roll-back was not saved: it happens again
-    write, rows = Metrics.write, []
+    write, rows = RunDirectory.write, []
 
     def write_and_die(self, row):
         write(self, row)
@@ -96,7 +96,7 @@ def test_a_rolled_back_run_goes_on_exactly(crash_at, spoil_after, rolled_back, d
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Metrics, "write", write_and_die)
+        patch.setattr(RunDirectory, "write", write_and_die)
         assert run(**config) == 130
     assert run(**config, init_from="resume") == 0
     assert_same_run(tmp_path, rolled_back[0])

@@ -5,13 +5,7 @@ import math
 import pytest
 import torch
 
-from support.runs import (
-    column,
-    different,
-    load,
-    run,
-    spoil_gradients,
-)
+from support.runs import column, different, load, run, spoil_gradients
 
 pytestmark = pytest.mark.usefixtures("quick")
 

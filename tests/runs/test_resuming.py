@@ -12,7 +12,7 @@ import pytest
 import train
 from model import GPT
 from nanodnt.run import checkpoints as checkpoints_module
-from nanodnt.run.metrics import Metrics
+from nanodnt.run.directory import RunDirectory
 from support.runs import (
     Crash,
     assert_same_run,
@@ -159,8 +159,8 @@ def stop_in_forward(patch):
 
 def crash_before_the_second_checkpoint(patch):
     """A crash while the only checkpoint is of step 0."""
-    write = Metrics.write
-    patch.setattr(Metrics, "write", lambda self, row: write(self, row) if row["step"] < 5 else crash())
+    write = RunDirectory.write
+    patch.setattr(RunDirectory, "write", lambda self, row: write(self, row) if row["step"] < 5 else crash())
 
 
 def crash_after_the_row(patch):
@@ -184,16 +184,16 @@ def crash_between_renames(patch):
 
 def crash_in_a_row(patch):
     """A crash when half of a row is on disk."""
-    write = Metrics.write
+    write = RunDirectory.write
 
     def write_half(self, row):
         if row["step"] < 17:
             return write(self, row)
-        with open(self.path, "a") as file:
+        with open(self.metrics, "a") as file:
             file.write('{"step": 17, "tok')
         crash()
 
-    patch.setattr(Metrics, "write", write_half)
+    patch.setattr(RunDirectory, "write", write_half)
 
 
 INTERRUPTIONS = [stop_in_evaluation, stop_in_forward, crash_before_the_second_checkpoint, crash_after_the_row]

@@ -11,7 +11,7 @@ import torch
 import nanodnt.files
 import train
 from nanodnt.run.checkpoints import load_checkpoint, load_latest, save_checkpoint, snapshot
-from nanodnt.run.metrics import Metrics
+from nanodnt.run.directory import RunDirectory
 from support.runs import assert_same_run, different, files, load, metrics, run, start, wait_for_row
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")
@@ -83,7 +83,7 @@ def test_overwriting_removes_what_was_kept_and_nothing_else(dataset, tmp_path):
     assert {path.name for path in tmp_path.glob("step_*")} == {"step_0.pt", "step_4.pt", "step_one.pt"}
 
 
-def test_a_folder_is_synced_after_each_rename(dataset, tmp_path, monkeypatch):
+def test_a_folder_is_synced_after_each_rename(keeping, tmp_path, monkeypatch):
     done, fsync, replace = [], os.fsync, os.replace
 
     def note_replace(a, b):
@@ -94,10 +94,10 @@ def test_a_folder_is_synced_after_each_rename(dataset, tmp_path, monkeypatch):
         done.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")
         fsync(handle)
 
-    assert run(out_dir=tmp_path, dataset=dataset, max_iters=1) == 0
+    state = load(keeping / "last.pt")
+    save_checkpoint(tmp_path, state, best=False)
     monkeypatch.setattr(os, "replace", note_replace)
     monkeypatch.setattr(os, "fsync", note_fsync)
-    state = load(tmp_path / "last.pt")
     save_checkpoint(tmp_path, state, best=True)
     renames = [["file", "new.pt", "folder"], *([name, "folder"] for name in ("prev.pt", "best.pt", "last.pt"))]
     assert done == sum(renames, [])
@@ -151,15 +151,15 @@ def test_a_folder_that_cannot_be_synced(code, ends, dataset, tmp_path, monkeypat
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_run_that_another_has_overtaken_is_refused(begun, dataset, tmp_path, monkeypatch, capsys):
     """Another run starts and ends while this one builds its model, before it has the lock."""
-    config, materialize = dict(out_dir=tmp_path, dataset=dataset, init_from="auto"), train.materialize
+    config, allocate_and_fill = dict(out_dir=tmp_path, dataset=dataset, init_from="auto"), train.allocate_and_fill
     assert not begun or run(**config, max_iters=10) == 0
 
     def overtaken(*args):
-        monkeypatch.setattr(train, "materialize", materialize)
+        monkeypatch.setattr(train, "allocate_and_fill", allocate_and_fill)
         assert run(**config) == 0
-        materialize(*args)
+        allocate_and_fill(*args)
 
-    monkeypatch.setattr(train, "materialize", overtaken)
+    monkeypatch.setattr(train, "allocate_and_fill", overtaken)
     capsys.readouterr()
     assert run(**config, max_iters=12) == 1
     assert "another run has written to" in capsys.readouterr().err
@@ -189,7 +189,7 @@ def test_a_run_directory_in_use_is_refused(dataset, tmp_path, capsys):
 
 def test_training_goes_on_during_a_write_and_the_file_holds_the_state_of_its_step(dataset, tmp_path, monkeypatch):
     """The first write waits until step 4 is logged; the next save waits for the first."""
-    go_on, save, write = threading.Event(), torch.save, Metrics.write
+    go_on, save, write = threading.Event(), torch.save, RunDirectory.write
 
     def slow_save(state, f):
         if state["step"] == 0:
@@ -205,7 +205,7 @@ def test_training_goes_on_during_a_write_and_the_file_holds_the_state_of_its_ste
     config = dict(dataset=dataset, max_iters=10, save_interval=5, keep_every=5)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", slow_save)
-        patch.setattr(Metrics, "write", note)
+        patch.setattr(RunDirectory, "write", note)
         assert run(out_dir=tmp_path / "slow", **config) == 0
     assert run(out_dir=tmp_path / "usual", **config) == 0
     assert_same_run(tmp_path / "slow", tmp_path / "usual")
@@ -237,6 +237,6 @@ def test_a_row_is_written_once_though_the_first_attempt_left_a_part(dataset, tmp
         return file
 
     monkeypatch.setattr(nanodnt.files.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr("nanodnt.run.metrics.open", open_broken, raising=False)
+    monkeypatch.setattr("nanodnt.run.directory.open", open_broken, raising=False)
     assert run(out_dir=tmp_path, dataset=dataset, max_iters=3) == 0
     assert failed and [row["step"] for row in metrics(tmp_path)] == [0, 1, 2, 3]

@@ -97,7 +97,8 @@ def test_a_prompt_file_that_cannot_be_read(run, tmp_path, capsys):
 def test_the_prompt_conditions_the_text(run, draw, tmp_path):
     out = chain(run, tmp_path / "chain", {"a": "b", "b": "a", "x": "y", "y": "x"})
     assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=5") == ["ababab"] * 2
-    assert draw(f"--out_dir={out}", "--start=abx", "--max_new_tokens=5") == ["abxyxyxy"] * 2
+    three = draw(f"--out_dir={out}", "--start=abx", "--max_new_tokens=5", "--num_samples=3")
+    assert three == ["abxyxyxy"] * 3
 
 
 def test_an_empty_prompt_starts_a_document(run, draw, tmp_path):
@@ -105,12 +106,10 @@ def test_an_empty_prompt_starts_a_document(run, draw, tmp_path):
     assert len(set(draw("--start=", "--num_samples=4", "--temperature=2"))) == 4
 
 
-@pytest.mark.parametrize("pos", ["learned", "rope"])
-def test_a_prompt_longer_than_the_context(tmp_path, draw, drawn, pos):
-    out = train_run(tmp_path / "run", make_dataset(tmp_path / "data"), "--max_iters=60", f"--pos={pos}")
+def test_a_prompt_longer_than_the_context(draw, drawn):
     prompt = TEXT[:40]  # the context is 8
     for start in (prompt, prompt[-4:]):
-        texts = draw(f"--out_dir={out}", "--temperature=1.0", "--num_samples=64", f"--start={start}")
+        texts = draw("--temperature=1.0", "--num_samples=64", f"--start={start}")
         assert all(text.startswith(start) for text in texts)
     assert drawn[0].shape == (64, 40 + 24)
     assert torch.equal(drawn[0][:, 40:], drawn[1][:, 4:])  # it goes on from the last block_size/2 tokens
@@ -139,22 +138,16 @@ def test_greedy_is_deterministic(draw):
 
 def test_compiled_steps_draw_the_same_text(draw, monkeypatch, run, capsys):
     hot = ["--start=It", "--temperature=1.5", "--top_k=0"]
-    plain, steps, compile_step = draw(*hot), [], sample.compile_step
-    monkeypatch.setattr(sample, "compile_step", lambda: steps.append(compile_step("eager")) or steps[-1])
+    plain, steps, compile_one_token = draw(*hot), [], sample.compile_one_token
+    monkeypatch.setattr(sample, "compile_one_token", lambda: steps.append(compile_one_token("eager")) or steps[-1])
     assert draw(*hot, "--compile=True") == plain and len(steps) == 1
 
     def broken(*args):
         raise RuntimeError("no compiler found\nat line 1")
 
-    monkeypatch.setattr(sample, "compile_step", lambda: broken)
+    monkeypatch.setattr(sample, "compile_one_token", lambda: broken)
     code = call(sample.main, f"--out_dir={run}", "--device=cpu", "--start=It", "--compile=True")
     refusal(capsys, code, "torch.compile failed (no compiler found)", "use --compile=False")
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_as_many_samples_and_tokens_as_asked(run, draw, tmp_path, n):
-    out = chain(run, tmp_path / "chain", {"a": "a"})
-    assert draw(f"--out_dir={out}", "--start=a", f"--num_samples={n}", "--max_new_tokens=7") == ["a" * 8] * n
 
 
 def test_top_k_and_top_p_cut(run, draw, tmp_path):
@@ -189,17 +182,11 @@ def test_an_alphabet_without_end_of_text_never_stops(run, draw, tmp_path):
     )
     assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=8") == ["ab\nab\nab\n"] * 2
     assert draw(f"--out_dir={out}", "--max_new_tokens=5") == ["ab\nab"] * 2  # an empty prompt begins after a newline
+    out = chain(run, tmp_path / "no newline", {"a": "b", "b": "a"}, Tokenizer.meta_for("chars", ["a", "b"]))
+    assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=3") == ["abab"] * 2
 
 
 # ------------------------------------------------------------------------------------- vocabulary and checkpoints
-
-
-def test_padding_entries_are_never_drawn(run, draw, drawn, tmp_path):
-    """257 tokens are padded to 320. Were the other 63 allowed, they would win here, and be missing in the text."""
-    out = chain(run, tmp_path / "chain", ABC, padding=1000.0)
-    assert draw(f"--out_dir={out}", "--start=a", "--temperature=0") == ["abc"] * 2
-    draw("--start=a", "--temperature=100", "--top_k=0", "--max_new_tokens=40", "--num_samples=40")
-    assert 200 < drawn[-1].max() < 257  # hot enough to have drawn them
 
 
 def test_the_tokenizer_comes_from_the_checkpoint(tmp_path, draw):
@@ -211,11 +198,6 @@ def test_the_tokenizer_comes_from_the_checkpoint(tmp_path, draw):
     texts = draw(f"--out_dir={out}", "--start=это", "--temperature=1.0", "--max_new_tokens=50")
     assert all(text.startswith("это") and len(text) == 53 for text in texts)
     assert set("".join(texts)) <= set(corpus)
-
-
-def test_an_alphabet_without_newline_takes_a_prompt(run, draw, tmp_path):
-    out = chain(run, tmp_path / "chain", {"a": "b", "b": "a"}, Tokenizer.meta_for("chars", ["a", "b"]))
-    assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=3") == ["abab"] * 2
 
 
 def test_best_is_the_default_and_any_checkpoint_can_be_named(run, draw, tmp_path):

@@ -8,17 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from nanodnt.data.images import PreparedImages
-from nanodnt.settings import TrainConfig
 from nanodnt.weights import model_from_checkpoint
 from support.models import error
 from support.reference import Net
-from support.runs import (
-    assert_same_run,
-    column,
-    load,
-    metrics,
-    run,
-)
+from support.runs import assert_same_run, column, load, metrics, run
 from support.vision import AUGMENTED, TINY, equation, make_digits
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -38,10 +31,9 @@ def train(out, digits, **changes):
 
 
 def test_any_number_of_threads_is_the_same_run(digits, tmp_path):
-    for workers in (1, 3, 0):
+    for workers in (1, 3):
         train(tmp_path / str(workers), digits, max_iters=6, data_workers=workers, **RANDOM)
-    for workers in (3, 0):
-        assert_same_run(tmp_path / str(workers), tmp_path / "1")
+    assert_same_run(tmp_path / "3", tmp_path / "1")
 
 
 def test_each_random_change_changes_the_run(digits, tmp_path):
@@ -118,23 +110,6 @@ def test_a_new_run_from_weights(digits, tmp_path, capsys):
     saved = load(tmp_path / "second" / "last.pt")
     assert "cls.weight" not in saved["model"]
     assert (saved["model_config"]["drop_path"], saved["model_config"]["dropout"]) == (0.5, 0.1)
-
-
-def test_admin_is_profiled_on_images(digits, tmp_path, capsys):
-    """ω₁ = 1 and ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), before the first step, on the first images as training sees them."""
-    flags = dict(PRE, pre_norm="none", post_norm="both", norm="layernorm", admin=True)
-    train(tmp_path, digits, max_iters=0, **AUGMENTED | flags, drop_path=0.3)
-    assert "admin: profiled on the first batch" in capsys.readouterr().out
-    weights = {name: t.double() for name, t in load(tmp_path / "last.pt")["model"].items()}
-    parts = dict(attn="post", mlp="post", final=False, kind="layer", norm_bias=True, linear_bias=True, qk_norm=True)
-    net = Net(10, 2, 2, 2, 1e-6, **parts, act="gelu_erf", tied=False, causal=False, admin=True)
-    images = PreparedImages(digits, 17, image_size=8, flags=TrainConfig(**AUGMENTED)).batch(0, 16, slice(0, 8))[0]
-    terms = []
-    equation(net, weights, torch.from_numpy(images).double(), 2, "cls", terms)
-    expected = [1.0] + [sum(((t - t.mean()) ** 2).mean() for t in pair).sqrt().item() for pair in terms[:-1]]
-    for i, omega in enumerate(expected):
-        found = weights[f"blocks.{i // 2}.{('attn', 'mlp')[i % 2]}.skip.gain"]
-        assert found.numpy() == pytest.approx(omega, rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------------ precision and compilers

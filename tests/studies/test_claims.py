@@ -10,7 +10,7 @@ from dataclasses import asdict
 import pytest
 
 from nanodnt.optim import fill_defaults
-from nanodnt.tasks import task_of
+from nanodnt.tasks import fill_from_dataset, task_of
 from studies.claims import quantities, reproduce
 from studies.claims.arms import ARMS, FACTORS, REFUSED, ROBUSTNESS, SCALES, SEEDS, STUDY, TUNING_SEED
 from studies.claims.claims import CLAIMS, GAPS
@@ -135,7 +135,7 @@ def resolved(run) -> tuple:
     """(GPTConfig, TrainConfig) as train.py would have them, checked as it checks them."""
     model, train = resolve_configs(run.args)
     task = task_of(model)
-    task.fit(model, task.stand_in(model)[0], train.dataset)
+    fill_from_dataset(model, task.placeholder_meta(model)[0], train.dataset)
     model.check()
     train.check()
     fill_defaults(train)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nanodnt.optim import fill_defaults
-from nanodnt.tasks import meant, task_of
+from nanodnt.tasks import fill_from_dataset, resolve_none
 from studies.claims import quantities
 from studies.claims.arms import ARMS, Arm
 from studies.claims.claims import Number
@@ -136,9 +136,9 @@ def test_what_none_means_is_no_other_setting():
         (dict(text, norm="dyt", dyt_bias=False, embed_scale=True), dict(dyt_bias=None, embed_scale=None)),
         (dict(images, norm="dyt", dyt_bias=True, embed_scale=False), dict(dyt_bias=None, embed_scale=None)),
     ):
-        assert meant(old) == old == meant(old | new)
+        assert resolve_none(old) == old == resolve_none(old | new)
     old = dict(images, norm="dyt", dyt_bias=False, embed_scale=False)
-    assert meant(old) != meant(old | dict(dyt_bias=None))
+    assert resolve_none(old) != resolve_none(old | dict(dyt_bias=None))
 
 
 def test_what_the_dataset_says_of_images_is_no_other_setting(tmp_path):
@@ -148,9 +148,7 @@ def test_what_the_dataset_says_of_images_is_no_other_setting(tmp_path):
         """As train.py leaves it, with digits."""
         config = resolve_configs(run.args)
         fill_defaults(config[1])
-        task_of(config[0]).fit(
-            config[0], {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, "digits"
-        )
+        fill_from_dataset(config[0], {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, "digits")
         run.path.mkdir(parents=True)
         record = dict(zip(("model", "train"), map(asdict, config), strict=True))
         (run.path / "config.json").write_text(json.dumps(record))

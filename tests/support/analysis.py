@@ -8,21 +8,7 @@ import pytest
 import torch
 
 from support import reference
-from support.models import (
-    LLAMA,
-    LLAMA_NET,
-    NET,
-    POST,
-    POST_NET,
-    PRE,
-    S5,
-    S5_NET,
-    SCHEMES,
-    build,
-    error,
-    floats,
-    tokens,
-)
+from support.models import LLAMA, LLAMA_NET, NET, POST, POST_NET, PRE, S5, S5_NET, SCHEMES, build, error, floats, tokens
 from support.moe import MIXTURES
 
 # name: (flags, the same network for support.reference): together every norm placement, constant and kind of gain.

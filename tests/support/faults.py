@@ -20,8 +20,8 @@ from typing import NamedTuple
 import torch
 
 import nanodnt.files
+import nanodnt.run.directory
 import nanodnt.run.loss_curve
-import nanodnt.run.metrics
 import train
 from model import GPT
 from nanodnt.data.windows import PreparedText
@@ -235,7 +235,7 @@ def break_writes(mode: str, number: int, always: bool, act) -> None:
             file.write = write
         return file
 
-    for module in (nanodnt.files, nanodnt.run.metrics):
+    for module in (nanodnt.files, nanodnt.run.directory):
         module.open = open_broken  # found before the builtin
 
 

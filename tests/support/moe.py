@@ -110,7 +110,7 @@ def difference(ours: dict, theirs: dict) -> float:
 # --------------------------------------------------------------------------------------------------------------- steps
 
 
-def take_step(model, micro, lr=0.0, loss_tokens=0.0, data=None, scale=None, run=None, at=lambda phase: None, **flags):
+def take_step(model, micro, lr=0.0, targets_per_rank=None, data=None, scale=None, run=None, at=lambda _: None, **flags):
     """(StepResult, {name: gradient}, optimizer) of one training step on 4 sequences, `micro` at a time, as train.py
     takes it. `scale`: a loss scale, as for fp16; `run`: the model compiled."""
     config = TrainConfig(**dict(grad_clip=0.0) | flags)
@@ -121,7 +121,7 @@ def take_step(model, micro, lr=0.0, loss_tokens=0.0, data=None, scale=None, run=
         group["lr"] = config.balance_rate if group["role"] == "balance" else lr
     scaler = torch.amp.GradScaler("cpu", enabled=scale is not None, init_scale=scale or 1.0)
     trainer = Trainer(model, optimizer, scaler, micro, config.grad_clip, run, at)
-    result = training_step(trainer, data or batch_of(4), loss_tokens)
+    result = training_step(trainer, data or batch_of(4), targets_per_rank)
     return result, {name: p.grad for name, p in model.named_parameters()}, optimizer
 
 

@@ -6,9 +6,9 @@ import re
 import shlex
 from pathlib import Path
 
-from configurator import read_arguments, read_knobs
+from configurator import read_arguments, read_flags
 from nanodnt.optim import fill_defaults
-from nanodnt.tasks import task_of
+from nanodnt.tasks import fill_from_dataset, task_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -36,7 +36,7 @@ WORDS = {"--plan", "--plot"}  # of model.py, without a value
 
 def read_values(argv: list, schemas: tuple, positional: str = "config") -> tuple:
     """(an instance of each schema, {name: (value, where)}) of a command line; ValueError as the command itself."""
-    given = read_arguments(list(argv), read_knobs(*schemas), positional)
+    given = read_arguments(list(argv), read_flags(*schemas), positional)
     values = {name: value for name, (value, _) in given.items()}
     return [s(**{f: values[f] for f in s.__dataclass_fields__ if f in values}) for s in schemas], given
 
@@ -50,7 +50,7 @@ def config(*names, **flags) -> tuple:
     """(GPTConfig, TrainConfig) of files by their names under config/, and flags, completed as train.py does."""
     files = [str(ROOT / "config" / f"{name}.py") for name in names]
     model, train = load(*files, *(f"--{k}={v}" for k, v in flags.items()))
-    task_of(model).fit(model, task_of(model).stand_in(model)[0], train.dataset)
+    fill_from_dataset(model, task_of(model).placeholder_meta(model)[0], train.dataset)
     train.check()
     fill_defaults(train)
     return model, train

@@ -166,7 +166,7 @@ def kill_me(*signals):
 
 def at_row(step: int, action):
     """Do `action()` right after the row of `step` is written to metrics.jsonl. A context manager."""
-    from nanodnt.run.metrics import Metrics
+    from nanodnt.run.directory import RunDirectory
 
     def wrap(write):
         def write_then_act(self, row):
@@ -176,7 +176,7 @@ def at_row(step: int, action):
 
         return write_then_act
 
-    return patched(Metrics, "write", wrap)
+    return patched(RunDirectory, "write", wrap)
 
 
 # ------------------------------------------------------------------------------------------- runs in other processes

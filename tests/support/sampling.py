@@ -28,10 +28,10 @@ def train_run(out_dir, dataset, *flags):
 # embedding of the tokens that w follows, so that all of them are equally likely and nothing else ever is.
 
 
-def chain(run, out_dir, follows, tokenizer=BYTES, padding=0.0, names=("best.pt",)):
+def chain(run, out_dir, follows, tokenizer=BYTES, names=("best.pt",)):
     """A run directory whose checkpoints continue token t by one of follows[t], from the trained run's by new weights.
 
-    Tokens are characters, "" is end of text. `padding` is the weight of the entries beyond the vocabulary."""
+    Tokens are characters, "" is end of text."""
     tokens = {*follows, *(c for after in follows.values() for c in after)}
     ids = {c: Tokenizer(tokenizer).encode(c)[0] if c else tokenizer["eot"] for c in tokens}
     sizes = dict(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=tokenizer["vocab_size"], tie_weights=False)
@@ -39,7 +39,6 @@ def chain(run, out_dir, follows, tokenizer=BYTES, padding=0.0, names=("best.pt",
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.fill_(1.0 if name == "final_norm.gain" else 0.0)
-        model.head.weight[tokenizer["vocab_size"] :] = padding
         for i, (c, after) in enumerate(follows.items()):
             model.wte.weight[ids[c], i] = 1.0
             for d in after:

@@ -8,7 +8,7 @@ from typing import Literal, Optional
 
 import pytest
 
-from configurator import configure, read_knobs
+from configurator import configure, read_flags
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Train:
     # and this line continues it; a "#" stays: C#
     seed: int = 1337  # of everything
 
-    # this remark stands alone and belongs to no knob
+    # this remark stands alone and belongs to no flag
     lr_decay_iters: Optional[int] = None  # noqa: UP045 (the older spelling)
     # --- output ---
     out_dir: str = "out"  # run directory # with a second hash
@@ -73,4 +73,4 @@ def write_config(text, name="c.py"):
 
 def undocumented(schema):
     """Names of the fields of `schema` that have no comment beside them, and so no text in `--help`."""
-    return [name for name, knob in read_knobs(schema).items() if not knob.help]
+    return [name for name, flag in read_flags(schema).items() if not flag.help]

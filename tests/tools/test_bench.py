@@ -226,7 +226,7 @@ REFUSED = {
     "missing file": (dict(vary=f"{S1},nowhere.py"), 2, "cannot read config file 'nowhere.py'"),
     "no experts": (dict(vary="experts"), 1, "set n_expert, 8 for example"),
     "against": (dict(against="nano"), 2, "nanogpt-eager"),
-    "knob": (dict(stesp=3), 2, "did you mean --steps"),
+    "flag": (dict(stesp=3), 2, "did you mean --steps"),
     "steps": (dict(steps=0), 1, "steps=0 must be at least 1"),
     "json": (dict(json=ROOT), 1, "is a folder: name a file"),
     "bad layout": (dict(deepnorm=True), 1, "set post_norm=both"),

@@ -94,9 +94,9 @@ def test_sets(name, tmp_path):
 
 REFUSED = {
     "nanoGPT": (dict(against="nanogpt"), "nanoGPT reads text"),
-    "documents": (dict(doc_mask=True), "doc_mask=True is for text"),
-    "chunks": (dict(vary="loss_chunks=1,2", data="dataset"), "loss_chunks=1 is for text"),
-    "text": (dict(data="dataset"), "patch_size=4 is for images, but dataset"),
+    "documents": (dict(doc_mask=True), "for text: leave out --doc_mask=True"),
+    "chunks": (dict(vary="loss_chunks=1,2", data="dataset"), "for text: leave out --loss_chunks=1"),
+    "text": (dict(data="dataset"), "patch_size=4 is for images: leave patch_size out"),
     "nowhere": (dict(data="dataset", dataset="nowhere"), "or time on random images: --data=random"),
 }
 

@@ -5,13 +5,13 @@ import importlib
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from configurator import RENAMED, configure, describe, read_knobs
+from configurator import RENAMED, configure, describe, read_flags
 from model import GPTConfig
 from support.schemas import Model, Train, load, refused, undocumented, write_config
 
@@ -125,7 +125,7 @@ def test_names_of_nanogpt(capsys, config, name):
 
 
 def test_value_error_of_a_dataclass(capsys):
-    """Contradictory knobs, found by the dataclass itself, are refused in the same way."""
+    """Contradictory flags, found by the dataclass itself, are refused in the same way."""
 
     @dataclass
     class Checked:
@@ -152,7 +152,7 @@ def test_positionals_of_a_tool():
     assert configure(Model, argv=[], positional="run")[1] == {"run": ([], "command line")}
 
 
-def test_fields_that_are_no_knobs():
+def test_fields_that_are_no_flags():
     @dataclass
     class Derived:
         n_layer: int = 2  # blocks
@@ -167,40 +167,20 @@ def test_fields_that_are_no_knobs():
         configure(Derived, argv=["--half=1"])
 
 
-@dataclass
-class Clash:
-    seed: int = 0  # in Train as well
-
-
-@dataclass
-class ListField:
-    sizes: list[int] = field(default_factory=list)  # no flag can say it
-
-
-@dataclass
-class Required:
-    path: str  # has no default
-
-
-@dataclass
-class WrongDefault:
-    rate: float = None  # should be float | None
-
-
-@dataclass
-class WrongChoice:
-    norm: Literal["a", "b"] = "c"  # not among them
+def schema(name, *field_of_it):
+    """A dataclass of one field: (name, type, default)."""
+    return make_dataclass(name, [field_of_it])
 
 
 @pytest.mark.parametrize(
     "schemas, message",
     [
-        ((Train, Clash), "Clash.seed: another schema"),
+        ((Train, schema("Clash", "seed", int, 0)), "Clash.seed: another schema"),
         ((Train, Train), "Train.learning_rate: another schema"),
-        ((ListField,), r"a knob cannot be list\[int\]"),
-        ((Required,), "default of Required.path"),
-        ((WrongDefault,), "default of WrongDefault.rate cannot be None: it takes float"),
-        ((WrongChoice,), "default of WrongChoice.norm cannot be 'c': it takes a | b"),
+        ((schema("ListField", "sizes", list[int], field(default_factory=list)),), r"a flag cannot be list\[int\]"),
+        ((schema("Required", "path", str),), "default of Required.path"),
+        ((schema("Wrong", "rate", float, None),), "default of Wrong.rate cannot be None: it takes float"),
+        ((schema("Wrong", "norm", Literal["a", "b"], "c"),), "default of Wrong.norm cannot be 'c': it takes a | b"),
     ],
 )
 def test_errors_of_the_programmer_are_raised(schemas, message):
@@ -212,15 +192,15 @@ def test_errors_of_the_programmer_are_raised(schemas, message):
 
 
 def test_comments_and_sections():
-    knobs = read_knobs(Model, Train)
-    assert list(knobs) == [*vars(Model()), *vars(Train())]
+    flags = read_flags(Model, Train)
+    assert list(flags) == [*vars(Model()), *vars(Train())]
     sections = ["size"] * 2 + ["parts"] * 3 + ["optimizer"] * 3 + ["output"] * 6
-    assert [knob.section for knob in knobs.values()] == sections
+    assert [flag.section for flag in flags.values()] == sections
     continued = 'peak LR; None = the optimizer\'s default and this line continues it; a "#" stays: C#'
-    assert knobs["learning_rate"].help == continued
-    assert knobs["seed"].help == "of everything"
-    assert knobs["out_dir"].help == "run directory # with a second hash"
-    assert knobs["norm"].help == "function in a norm slot"  # without the method's comments below it
+    assert flags["learning_rate"].help == continued
+    assert flags["seed"].help == "of everything"
+    assert flags["out_dir"].help == "run directory # with a second hash"
+    assert flags["norm"].help == "function in a norm slot"  # without the method's comments below it
 
 
 # fmt: off
@@ -250,11 +230,11 @@ class Derived(Bare, Model):
 
 def test_comments_of_base_classes():
     """A field that is given another default has the comment beside that."""
-    knobs = read_knobs(Derived)
-    assert list(knobs) == [*vars(Model()), *vars(Bare()), "own"]
-    assert (knobs["n_layer"].section, knobs["n_layer"].help) == ("size", "blocks")
-    assert (knobs["with_text"].section, knobs["with_text"].help) == ("Bare", "it has one")
-    assert [(knobs[name].section, knobs[name].help) for name in ("last", "own")] == [
+    flags = read_flags(Derived)
+    assert list(flags) == [*vars(Model()), *vars(Bare()), "own"]
+    assert (flags["n_layer"].section, flags["n_layer"].help) == ("size", "blocks")
+    assert (flags["with_text"].section, flags["with_text"].help) == ("Bare", "it has one")
+    assert [(flags[name].section, flags[name].help) for name in ("last", "own")] == [
         ("its own", "another default"),
         ("its own", "of this class"),
     ]
@@ -262,9 +242,9 @@ def test_comments_of_base_classes():
 
 def test_undocumented():
     assert undocumented(Bare) == ["without", "empty", "last"]
-    knobs = read_knobs(Bare)
-    assert {knob.section for knob in knobs.values()} == {"Bare"}
-    assert knobs["long"].help == "in brackets and after them" and knobs["dedented"].help == "first second third"
+    flags = read_flags(Bare)
+    assert {flag.section for flag in flags.values()} == {"Bare"}
+    assert flags["long"].help == "in brackets and after them" and flags["dedented"].help == "first second third"
 
 
 def test_schema_without_source(capsys):
@@ -278,7 +258,7 @@ def test_schema_without_source(capsys):
     assert "--n=1" in capsys.readouterr().out
 
 
-def test_every_knob_of_every_program_is_documented():
+def test_every_flag_of_every_program_is_documented():
     """Finds the schemas by reading the programs that are there: every dataclass whose name ends in Config."""
     schemas = []
     folders = ("", "nanodnt/**/", "interop/**/", "studies/**/")
@@ -377,10 +357,6 @@ def test_help_that_nobody_reads(config, why):
     """The exit code that shells report for SIGPIPE, and no traceback: neither from print nor from the flush at exit."""
     config(PROGRAM.replace("# where", f"# where {why}"), "program.py")
     assert help_without_reader("program.py") == (141, "")
-
-
-def test_help_of_train_py_that_nobody_reads():
-    assert help_without_reader(ROOT / "train.py") == (141, "")
 
 
 def test_import_is_instant():

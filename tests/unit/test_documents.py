@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from layers.attention import attend, document_blocks, visible_keys
 from model import GPTConfig
-from nanodnt.generate import KVCache, StaticKVCache, compile_step, generate
+from nanodnt.generate import KVCache, StaticKVCache, compile_one_token, generate
 from nanodnt.run import compilation, tracking
 from nanodnt.run.compilation import can_use_flex, compile_parts
 from nanodnt.run.environment import Env
@@ -459,7 +459,7 @@ def test_what_does_not_fit_is_refused_in_a_line_and_changes_nothing(name):
         lambda: model(idx[:, :10], positions=positions[:, :10]),
         lambda: generate(model, torch.cat((talk, idx[:, :3]), 1), 2, cache=cache),
         lambda: generate(model, talk[:, :6], 1, cache=cache),
-        lambda: generate(model, talk, 1, cache=cache, step=compile_step("eager")),
+        lambda: generate(model, talk, 1, cache=cache, one_token=compile_one_token("eager")),
         lambda: model(idx[:, :3], cache=[KVCache(2) for _ in model.blocks]),
     ):
         why = "a sequence of 10 tokens does not fit block_size=9$|cannot be continued to|has no room for 3$"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanodnt.generate import KVCache, attention_kernels, compile_step, generate, last_logits, sample_token
+from nanodnt.generate import KVCache, attention_kernels, compile_one_token, generate, last_logits, sample_token
 from support import reference
 from support.models import LLAMA, POST, S5, batch, build, error, spread, tokens
 from support.operators import fresh_compiler
@@ -81,14 +81,11 @@ class GrowingCache:
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
-@pytest.mark.parametrize("flags", (dict(), dict(LLAMA, **S5)), ids=("learned", "llama S5"))
-def test_writing_in_place_changes_no_bit(flags, dtype):
-    model = build(dict(flags, block_size=40), dtype=torch.float32).set_runtime(compute_dtype=dtype)
+def test_writing_in_place_changes_no_bit(dtype):
+    model = build(dict(LLAMA, **S5, block_size=40), dtype=torch.float32).set_runtime(compute_dtype=dtype)
     for prompt in (1, 6):
-        idx, caches = (
-            tokens(2, prompt),
-            [[make() for _ in model.blocks] for make in (GrowingCache, lambda: KVCache(40))],
-        )
+        idx = tokens(2, prompt)
+        caches = [[make() for _ in model.blocks] for make in (GrowingCache, lambda: KVCache(40))]
         for _ in range(30):
             growing, ours = (last_logits(model, idx, cache) for cache in caches)
             assert torch.equal(growing, ours)
@@ -113,11 +110,11 @@ def test_a_compiled_step_is_one_graph_for_all_lengths(case):
     name, backend = case
     model, idx, long = build(dict(COMPILED[name], block_size=60)), tokens(2, 5), tokens(2, 70)
     with fresh_compiler():
-        step = compile_step(backend)
+        one_token = compile_one_token(backend)
         for prompt, new, options in ((idx, 58, dict(temperature=0)), (long, 10, dict(temperature=1.3, top_k=20))):
             seeded = [torch.Generator().manual_seed(4) for _ in range(2)]
             plain = generate(model, prompt, new, generator=seeded[0], **options)
-            assert torch.equal(generate(model, prompt, new, generator=seeded[1], step=step, **options), plain)
+            assert torch.equal(generate(model, prompt, new, generator=seeded[1], one_token=one_token, **options), plain)
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 

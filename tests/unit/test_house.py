@@ -12,7 +12,7 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from configurator import read_knobs
+from configurator import read_flags
 from model import GPTConfig
 from nanodnt.settings import TrainConfig
 
@@ -198,7 +198,7 @@ def test_the_sums_do_not_grow():
     """What is new takes the place of something, or the number says that it is worth it."""
     assert sum(source.count("\n") for source in CODE.values()) <= MAX_ALL_CODE
     assert sum(source.count("\n") for source in TESTS.values()) <= MAX_ALL_TESTS
-    assert sum(len(read_knobs(schema)) for schema in (GPTConfig, TrainConfig)) <= MAX_FLAGS
+    assert sum(len(read_flags(schema)) for schema in (GPTConfig, TrainConfig)) <= MAX_FLAGS
     assert sum(source.count("raise ValueError") for source in CODE.values()) <= MAX_REFUSALS
 
 

@@ -82,7 +82,7 @@ def test_lions_state_is_saved_loaded_and_counted(lion):
 
 
 def test_lions_settings(lion):
-    """Its own defaults; knobs that it does not understand are refused; groups, ratios and notes as for ours."""
+    """Its own defaults; flags that it does not understand are refused; groups, ratios and notes as for ours."""
     fill_defaults(config := TrainConfig(optimizer="lion"))
     assert (config.learning_rate, config.weight_decay, config.min_lr) == (1e-4, 1.0, 1e-5)
     with pytest.raises(ValueError, match="momentum=0.9 has no effect on lion: leave it out, or choose msgdw or muon"):
@@ -121,9 +121,9 @@ def test_what_register_refuses(lion):
     rule, defaults = RULES["lion"], dict(learning_rate=1.0, weight_decay=0.0)
     with pytest.raises(ValueError, match="two optimizers register as 'lion'"):
         register("lion", *rule, defaults=defaults)
-    for knob in defaults:
-        with pytest.raises(ValueError, match=f"optimizer 'tiger' needs a default for {knob}"):
-            register("tiger", *rule, defaults={k: v for k, v in defaults.items() if k != knob})
+    for flag in defaults:
+        with pytest.raises(ValueError, match=f"optimizer 'tiger' needs a default for {flag}"):
+            register("tiger", *rule, defaults={k: v for k, v in defaults.items() if k != flag})
     assert "tiger" not in OPTIMIZERS and "tiger" not in RULES
 
 

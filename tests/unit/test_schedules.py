@@ -140,12 +140,12 @@ NO_EFFECT += [(name, "adamw_learning_rate", 1e-3, "muon") for name in (*ADAMS, "
 NO_EFFECT += [(name, "adamw_weight_decay", 0.1, "muon") for name in (*ADAMS, "msgdw")]
 
 
-@pytest.mark.parametrize("optimizer, knob, value, users", NO_EFFECT)
-def test_a_knob_without_effect_is_refused(optimizer, knob, value, users):
+@pytest.mark.parametrize("optimizer, flag, value, users", NO_EFFECT)
+def test_a_flag_without_effect_is_refused(optimizer, flag, value, users):
     """Even at its default value: whoever sets it expects an effect."""
     with pytest.raises(ValueError) as error:
-        settings(optimizer=optimizer, **{knob: value})
-    assert str(error.value) == f"{knob}={value} has no effect on {optimizer}: leave it out, or choose {users}"
+        settings(optimizer=optimizer, **{flag: value})
+    assert str(error.value) == f"{flag}={value} has no effect on {optimizer}: leave it out, or choose {users}"
 
 
 SGD, MU, WSD, BLOCKWISE = dict(optimizer="msgdw"), dict(optimizer="muon"), dict(schedule="wsd"), dict(blockwise_lr=True)

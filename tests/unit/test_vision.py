@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model import GPTConfig
-from nanodnt.tasks import task_of
-from nanodnt.tasks.images import Images
+from nanodnt.tasks import fill_from_dataset
+from nanodnt.tasks.images import ImageTask
 from support.hypotheses import drawn
 from support.models import S5, error, gradients
 from support.vision import PATCHES, build, config_of, cut, labels, pictures, plain_loss
@@ -223,7 +223,7 @@ def test_scores_are_numpys(n, classes, seed):
     logits = random.permuted(np.tile(np.arange(classes) / 3, (n, 1)), axis=1)  # no two are equal
     targets = random.integers(-1, classes, n)
     hits = (np.argsort(-logits, axis=1) == targets[:, None]).cumsum(1).sum(0)  # of each k, from 1: among the first k
-    count, sums = Images().count_scores(torch.tensor(logits), torch.tensor(0.5), torch.tensor(targets))
+    count, sums = ImageTask().count_scores(torch.tensor(logits), torch.tensor(0.5), torch.tensor(targets))
     assert count == (targets >= 0).sum()
     assert sums == {"val_loss": 0.5 * count, "val_top1": hits[0], "val_top5": hits[min(5, classes) - 1]}
 
@@ -242,11 +242,11 @@ def unfitted(**changes):
 @pytest.mark.parametrize("pool, tokens", (("cls", 10), ("mean", 9)))
 def test_a_dataset_fills_in_what_a_config_leaves_open(pool, tokens):
     config = unfitted(pool=pool)
-    task_of(config).fit(config, META, "pets")
+    fill_from_dataset(config, META, "pets")
     assert (config.image_size, config.channels, config.n_class, config.block_size) == (6, 3, 7, tokens)
     config.check()
     sizes = unfitted(image_size=8)
-    task_of(sizes).fit(sizes, META | dict(image_size=None), "photos")
+    fill_from_dataset(sizes, META | dict(image_size=None), "photos")
     assert (sizes.image_size, sizes.block_size) == (8, 17)
 
 
@@ -257,11 +257,11 @@ def test_a_dataset_fills_in_what_a_config_leaves_open(pool, tokens):
         (dict(channels=1), {}, "channels=1 does not fit dataset 'pets', which has 3"),
         (dict(n_class=10), {}, "n_class=10 does not fit dataset 'pets', which has 7"),
         (dict(), dict(image_size=None), "several sizes: set image_size"),
-        (dict(), dict(kind="text", vocab_size=50), "is for images, but dataset 'pets' is of text"),
+        (dict(), dict(kind="text", vocab_size=50), "dataset 'pets' is of text, but patch_size=2 is for images: leave"),
         (dict(patch_size=0), {}, "dataset 'pets' is of images, but patch_size=0 is for text: set patch_size"),
     ),
 )
 def test_a_dataset_that_does_not_fit(flags, meta, words):
     with pytest.raises(ValueError, match=re.escape(words)) as e:
-        task_of(unfitted(**flags)).fit(unfitted(**flags), META | meta, "pets")
+        fill_from_dataset(unfitted(**flags), META | meta, "pets")
     assert "\n" not in str(e.value)
