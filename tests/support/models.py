@@ -13,10 +13,8 @@ import torch
 from model import GPT, GPTConfig
 from support.reference import Net
 
-BLOCK = r"blocks\.\d+\."  # of a parameter name
 SIZE = dict(n_head=4, n_embd=16, block_size=9, vocab_size=50)
 SIZE |= dict(norm_eps=1e-2)  # large, so that a wrong position shows
-IMAGES = dict(n_head=4, n_embd=16, patch_size=2, image_size=4, channels=3, n_class=7, block_size=5)
 PRE = dict(attn="pre", mlp="pre")
 NET = Net(vocab=50, heads=4, kv_heads=4, blocks=1, eps=1e-2, **PRE)
 S4 = dict(input_norm=True, qk_norm=True, mid_norm="both")
@@ -179,7 +177,6 @@ SCHEMES = {
     ),
 }
 ALL = LAYOUTS | SCHEMES
-each_scheme = pytest.mark.parametrize("name", ALL)
 # One or two schemes of every family, for checks that are too slow to run on all in the fast suite.
 REPRESENTATIVES = (
     "S5 | post-LN, bias | dyt, S5 | no norm but qk | llama, S5 | relu2 | LNS | LNS branch, mid | Mix-LN, S5, LNS | "

@@ -7,21 +7,8 @@ import pytest
 import torch
 
 from support import reference
-from support.models import (
-    ALL,
-    LAYOUTS,
-    NET,
-    REPRESENTATIVES,
-    batch,
-    build,
-    depth_of,
-    each_scheme,
-    error,
-    floats,
-    gradients,
-    network,
-    spread,
-)
+from support.models import ALL, NET, REPRESENTATIVES, batch, build, depth_of, error, floats, gradients, network, spread
+from support.moe import backward, difference, minimised
 
 
 def compare_with_equations(flags, net, dtype, tolerance):
@@ -49,7 +36,7 @@ def test_every_norm_position_is_the_equation(kind, net_kind):
 
 
 @pytest.mark.parametrize("n_layer", (pytest.param(1, marks=pytest.mark.deep), 3))
-@each_scheme
+@pytest.mark.parametrize("name", ALL)
 def test_forward_is_the_equation(name, n_layer):
     flags, net = network(name, n_layer)
     if flags.get("post_norm_blocks") == n_layer and (flags.get("gain") == "branch" or flags.get("lns") == "norm"):
@@ -62,7 +49,6 @@ def test_forward_is_the_equation(name, n_layer):
 @pytest.mark.parametrize("name", spread(ALL, fast=REPRESENTATIVES))
 def test_gradients_are_the_equations_gradients(name):
     flags, net = network(name, depth_of(name))
-    rope_tolerance = 1e-5 if name in LAYOUTS else 5e-5  # the rotary angles are fp32
     model, (idx, targets) = build(flags, depth_of(name)), batch()
     weights, parameters = floats(model), dict(model.named_parameters())
     for key in parameters:
@@ -70,7 +56,8 @@ def test_gradients_are_the_equations_gradients(name):
     reference.forward(net, weights, idx, targets)[1].backward()
     for key, grad in gradients(model, idx, targets)[1].items():
         # a key bias has gradient 0 (softmax ignores it) unless a norm or a rotation follows: hence the floor
-        assert error(grad, weights[key].grad, floor=1e-5) < (rope_tolerance if net.theta else 1e-9), key
+        # the rotary angles are fp32
+        assert error(grad, weights[key].grad, floor=1e-5) < (5e-5 if net.theta else 1e-9), key
 
 
 def test_a_removed_block_leaves_the_others_their_numbers():
@@ -83,3 +70,22 @@ def test_a_removed_block_leaves_the_others_their_numbers():
         if "lns" in flags:
             renumbered = reference.forward(replace(net, numbers=(1, 2)), floats(model), idx)[0]
             assert error(model(idx)[0], renumbered) > 1e-4, name
+
+
+@pytest.mark.parametrize("name", spread(ALL, REPRESENTATIVES))
+def test_experts_in_every_layout(name):
+    """They are the equation; σReparam is for single matrices and refused. `router` and `balance` alternate."""
+    odd, n_layer = len(name) % 2, depth_of(name)
+    routing = dict(router="sigmoid", balance="bias") if odd else dict(router="softmax", balance="loss")
+    flags = ALL[name][0] | dict(n_expert=3, n_expert_shared=odd) | routing
+    if flags.get("sigma_reparam"):
+        with pytest.raises(ValueError, match="sigma_reparam is for single matrices"):
+            build(flags, n_layer)
+        return
+    parts = dict(experts=3, shared=bool(odd), score=routing["router"], choice_bias=bool(odd))
+    net = network(name, n_layer, **parts)[1]
+    model, (idx, targets) = build(flags, n_layer), batch()
+    loss, wanted, _ = minimised(model, net, idx, targets)
+    found, grads = backward(model, idx, targets)
+    tolerance = 1e-4 if net.theta else 1e-10  # rotary angles are fp32
+    assert error(found, loss) < tolerance and difference(grads, wanted) < tolerance

@@ -1,7 +1,6 @@
 """Mixtures of experts against the equations in float64 (support/reference.py, support/moe.py), and against what they
 must equal: a dense FFN, themselves in another order, in parts, cached, compiled."""
 
-import itertools
 import math
 from functools import partial
 
@@ -15,22 +14,7 @@ from layers.rules import MOST
 from model import GPT, GPTConfig
 from nanodnt.generate import KVCache
 from support import reference
-from support.models import (
-    ALL,
-    LLAMA,
-    REPRESENTATIVES,
-    S4,
-    SIZE,
-    UNIFIED,
-    batch,
-    build,
-    depth_of,
-    error,
-    floats,
-    network,
-    spread,
-    tokens,
-)
+from support.models import LLAMA, S4, SIZE, UNIFIED, batch, build, error, floats, spread, tokens
 from support.moe import MIXTURES, backward, batch_of, difference, excess, minimised, mixture, take_step
 from support.operators import NoWaiting, fresh_compiler
 
@@ -297,15 +281,15 @@ COMPILED = {
 }
 
 
-ONE_IS_FAST = [("much", "aot_eager", True)]
-COMPILATIONS = list(itertools.product(COMPILED, ("aot_eager", "inductor"), (False, True)))
+WAYS = [("much", "aot_eager", True), ("much", "inductor", True), ("softmax", "inductor", False)]
+WAYS += [("sigmoid", "inductor", False)]
 
 
-@pytest.mark.parametrize("compilation", spread(COMPILATIONS, ONE_IS_FAST), ids=str)
+@pytest.mark.parametrize("way", spread(WAYS, WAYS[:1]), ids=str)
 @fresh_compiler()
-def test_compiled_steps_are_the_eager_ones_and_one_graph(compilation):
+def test_compiled_steps_are_the_eager_ones_and_one_graph(way):
     """Gradients, with other tokens and so other loads in every micro batch and step, and other weights."""
-    name, backend, checkpointing = compilation
+    name, backend, checkpointing = way
     dtype, tolerance = (torch.float64, 1e-10) if backend == "aot_eager" else (torch.float32, 2e-5)
     model, eager = (build(COMPILED[name], n_layer=1, dtype=dtype).train() for _ in range(2))
     model.runtime.checkpointing = checkpointing
@@ -321,33 +305,6 @@ def test_compiled_steps_are_the_eager_ones_and_one_graph(compilation):
         eager.load_state_dict(model.state_dict())
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
-
-
-# --------------------------------------------------------------------------------------------------------- any layout
-
-
-def mixed(name):
-    """The flags of a scheme with experts; `router` and `balance` alternate with the names."""
-    odd = len(name) % 2
-    routing = dict(router="sigmoid", balance="bias") if odd else dict(router="softmax", balance="loss")
-    return ALL[name][0] | dict(n_expert=3, n_expert_shared=odd) | routing
-
-
-@pytest.mark.parametrize("name", spread(ALL, REPRESENTATIVES))
-def test_experts_in_every_layout(name):
-    """They are the equation; σReparam is for single matrices and refused."""
-    flags, n_layer = mixed(name), depth_of(name)
-    if flags.get("sigma_reparam"):
-        with pytest.raises(ValueError, match="sigma_reparam is for single matrices"):
-            GPT(GPTConfig(**SIZE | dict(n_layer=n_layer) | flags))
-        return
-    parts = dict(experts=3, shared=bool(flags["n_expert_shared"]), score=flags["router"])
-    net = network(name, n_layer, **parts, choice_bias=flags["balance"] == "bias")[1]
-    model, (idx, targets) = build(flags, n_layer), batch()
-    loss, wanted, _ = minimised(model, net, idx, targets)
-    found, grads = backward(model, idx, targets)
-    tolerance = 1e-4 if net.theta else TIGHT  # rotary angles are fp32
-    assert error(found, loss) < tolerance and difference(grads, wanted) < tolerance
 
 
 def test_a_step_waits_for_nothing_but_the_loop():

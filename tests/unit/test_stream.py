@@ -57,7 +57,8 @@ def test_the_flag_sets_it():
         assert model.runtime.stream_dtype == model.blocks[1].mlp.runtime.stream_dtype == dtype
 
 
-@pytest.mark.parametrize("dtype", spread((None, BF16), fast=()), ids=str)
+@pytest.mark.deep
+@pytest.mark.parametrize("dtype", (None, BF16), ids=str)
 @fresh_compiler()
 def test_compiled_it_is_the_same(dtype):
     """The operator that stores is known to other compilers than inductor, and to autograd."""
@@ -80,7 +81,7 @@ def test_a_pre_norm_keeps_no_fp32_copy(flags):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("flags", (dict(LLAMA), dict(S5), dict(POST)), ids=str)
+@pytest.mark.parametrize("flags", (LLAMA, POST), ids=str)
 @fresh_compiler()
 def test_inductor_computes_the_rotary_angles_once(flags):
     """Whatever the number of layers, in value and in code."""
