@@ -250,16 +250,16 @@ def matrix_slots(config: GPTConfig, layer: int, part: str, n_out: int) -> tuple:
         out |= dict(norm="rmsnorm", eps=c.norm_eps, groups=n_out // c.head_dim if part in ("q", "k") else 1)
     if c.fixup and part == ("gate" if c.mlp == "swiglu" else "up"):  # before the activation
         out["n_bias"] = 1
-    return Slot(**pre), Slot(**out)
+    return pre, Slot(**out)
 
 
-def own_gain(config: GPTConfig, layer: int, branch: str) -> dict:
-    """HG: the slot of a matrix that has its own gain in place of the pre norm's. {}: it has none."""
+def own_gain(config: GPTConfig, layer: int, branch: str) -> Slot:
+    """HG: the slot of a matrix that has its own gain in place of the pre norm's; else empty."""
     c = config
     if c.gain != "branch" or "pre" not in c.norm_positions(layer, branch):
-        return {}
+        return Slot()
     init = lns_factor(c, layer, branch, "norm") if c.lns_learn else None
-    return dict(n_gain=c.n_embd, role="gain_in", param=c.gain_param, fold=True, init=init or 1.0)
+    return Slot(n_gain=c.n_embd, role="gain_in", param=c.gain_param, fold=True, init=init or 1.0)
 
 
 def init_scale(config: GPTConfig, layer: int, part: str) -> float:
@@ -321,7 +321,7 @@ def mixture(config: GPTConfig, layer: int) -> nn.Module:
     """The FFN of layer ℓ = `layer` with experts."""
     from layers.moe import MoE, Router  # not at the top: most networks have none
 
-    c, pre = config, Slot(**own_gain(config, layer, "mlp"))
+    c, pre = config, own_gain(config, layer, "mlp")
     how = c.router, c.router_norm, c.router_scale, c.balance
     router = Router(c.n_embd, c.n_expert, c.n_expert_active, *how, pre)
     shared = MLP(c, layer, shared=c.n_expert_shared) if c.n_expert_shared else None

@@ -92,7 +92,7 @@ class Slot(nn.Module):
     ):
         super().__init__()
         self.norm, self.eps, self.groups, self.squash, self.param = norm, eps, groups, squash, param
-        self.const, self.const_in = (1.0 if c is None else c for c in (const, const_in))
+        self.const, self.const_in = (1.0 if c is None else c for c in (const, const_in))  # to read; factors compute
         self.factor, self.factor_in, self.drop = factor(const), factor(const_in), factor(drop)
         self.init_gain, self.init_alpha = init, alpha
         self.fold = fold and not n_bias  # a bias comes after the gain, so the gain cannot move to the next matrix

@@ -11,15 +11,15 @@ from support.models import ALL, NET, REPRESENTATIVES, batch, build, depth_of, er
 from support.moe import backward, difference, minimised
 
 
-def compare_with_equations(flags, net, dtype, tolerance):
-    model, (idx, targets) = build(flags, net.blocks, dtype), batch()
-    logits, loss = reference.forward(net, floats(model), idx, targets)
-    ours, none = model(idx)
-    assert none is None and ours.dtype == dtype and ours.shape == (2, 7, 50)
-    assert error(ours, logits) < tolerance
-    none, ours = model(idx, targets)
-    assert none is None and ours.shape == ()
-    assert error(ours, loss) < tolerance
+def compare_with_equations(flags, net, tolerances):
+    """`tolerances`: {dtype of the model: of its logits and loss}."""
+    expected = None
+    for dtype, tolerance in tolerances.items():
+        model, (idx, targets) = build(flags, net.blocks, dtype), batch()
+        expected = expected or reference.forward(net, floats(model), idx, targets)  # the same weights in each dtype
+        (logits, none), (none_too, loss) = model(idx), model(idx, targets)
+        assert none is none_too is None and logits.dtype == dtype and logits.shape == (2, 7, 50) and loss.shape == ()
+        assert error(logits, expected[0]) < tolerance and error(loss, expected[1]) < tolerance
 
 
 BRANCHES = {"both": ("attn", "mlp"), "attn": ("attn",), "mlp": ("mlp",), "none": ()}
@@ -32,7 +32,7 @@ def test_every_norm_position_is_the_equation(kind, net_kind):
         placed = dict(zip(("pre", "mid", "post"), (BRANCHES[c] for c in choice), strict=True))
         attn, mlp = (" ".join(p for p, branches in placed.items() if b in branches) for b in ("attn", "mlp"))
         net = dict(attn=attn, mlp=mlp, final="mlp" not in placed["post"], kind=net_kind)
-        compare_with_equations(dict(flags, norm=kind), replace(NET, **net), torch.float64, 1e-10)
+        compare_with_equations(dict(flags, norm=kind), replace(NET, **net), {torch.float64: 1e-10})
 
 
 @pytest.mark.parametrize("n_layer", (pytest.param(1, marks=pytest.mark.deep), 3))
@@ -42,8 +42,7 @@ def test_forward_is_the_equation(name, n_layer):
     if flags.get("post_norm_blocks") == n_layer and (flags.get("gain") == "branch" or flags.get("lns") == "norm"):
         net = replace(net, blocks=2)  # refused where no block has a pre norm
     # the rotary angles are fp32 whatever the model is
-    compare_with_equations(flags, net, torch.float64, 1e-6 if net.theta else 1e-10)
-    compare_with_equations(flags, net, torch.float32, 1e-5)
+    compare_with_equations(flags, net, {torch.float64: 1e-6 if net.theta else 1e-10, torch.float32: 1e-5})
 
 
 @pytest.mark.parametrize("name", spread(ALL, fast=REPRESENTATIVES))
