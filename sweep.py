@@ -17,9 +17,9 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
 from nanodnt.run.errors import EXPECTED, report_error
-from studies.sweep.grid import SweepConfig, default_folder, list_points, split_arguments
+from studies.sweep.grid import SweepConfig, list_points, split_arguments
 from studies.sweep.results import write_results
-from studies.sweep.runner import MissingRun, Runner, Stopped
+from studies.sweep.runner import ROOT, MissingRun, Runner, Stopped
 
 
 def finish_all(points: list, runner: Runner, train: bool) -> tuple:
@@ -43,7 +43,8 @@ def main() -> int:
         own, files, lists = split_arguments(sys.argv[1:])
         (config,), _ = configure(SweepConfig, argv=own, description=__doc__)
         config.check()
-        folder = Path(config.out).expanduser().resolve() if config.out else default_folder(files)
+        folder = ROOT / "out" / "sweep" / (Path(files[0]).stem if files else "base")
+        folder = Path(config.out).expanduser().resolve() if config.out else folder
         points, runner = list_points(config, files, lists, folder), Runner(config.jobs)
         if config.print:
             print("\n".join(runner.command(point.run) for point in points))

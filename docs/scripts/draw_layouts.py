@@ -78,47 +78,31 @@ COLOURS = {"norm": "#cfe0f4", "gain": "#fbe0bd", "const": "#d3ead0", "matrix": "
 KEY = {"norm": "norm; /n: in n groups", "gain": "learned: γ vector, s scalar, b bias; (a): a at first"}
 KEY |= {"const": "constant", "matrix": "matrix; ×a: of its initial std", "sigma": "γ W/σ(W), γ scalar"}
 NORMS = {"rmsnorm": "RMS", "layernorm": "LN", "none": ""}
+HEIGHTS = {"start": 0.5, "start f": 0.08, "end f": 0.15, "sum": 0.8, "text": 0.65, "gap": 0.7}  # of rows without boxes
 INK, LINE = "#1d2733", "#5b6775"
 STREAM, LEFT, RIGHT = 0.17, 0.36, 0.94  # x of the stream, and the edges of the branch, in a panel of width 1
-ROW, SECOND, INCH = 0.9, 0.45, 0.255  # height of a row, what a second line adds; inches per unit of height
-CHARACTERS = 170  # that fit side by side into a figure of full width
+ROW, INCH = 0.9, 0.255  # height of a row; inches per unit of height
+WIDTH = 10  # of a figure, inches
 
 
-def kind(part) -> str | None:
-    """The key in COLOURS of a slot or matrix; None for a slot that does nothing."""
+def read(part) -> tuple:
+    """(text, key in COLOURS) of a matrix, or of a slot as "const · gain · norm(const_in · x) + b" without the parts
+    that it does not have; ("", None) of a slot that does nothing. A gain is γ for a vector, s for a scalar, and β·α̂ or
+    eᵇ·α̂ for a vector of magnitude and direction."""
     if not isinstance(part, Slot):
-        return "sigma" if isinstance(part, SigmaReparam) else "matrix"
-    learned, constant = gain(part) or part.bias is not None, part.const != 1.0 or part.const_in != 1.0
-    return "norm" if part.norm != "none" else "gain" if learned else "const" if constant else None
-
-
-def gain(slot: Slot) -> str:
-    """γ for a vector, s for a scalar, β·α̂ or eᵇ·α̂ for a vector of magnitude and direction; "" for no gain."""
-    if slot.direction is not None:
-        text = "β·α̂" if slot.param == "magdir" else "eᵇ·α̂"
+        text = part.label + (f" ×{part.init_scale:.2g}" if part.init_scale != 1.0 else "")
+        return text, "sigma" if isinstance(part, SigmaReparam) else "matrix"
+    if part.direction is not None:
+        gain = "β·α̂" if part.param == "magdir" else "eᵇ·α̂"
     else:
-        text = "" if slot.gain is None else "s" if slot.param_roles["gain"] == "scalar" else "γ"
-    return f"{text} ({slot.init_gain:.3g})" if text and slot.init_gain != 1.0 else text
-
-
-def label(part) -> str:
-    """A slot's parts as "const · gain · norm(const_in · x) + b", without those it does not have; a matrix's name."""
-    if not isinstance(part, Slot):
-        return part.label + (f" ×{part.init_scale:.2g}" if part.init_scale != 1.0 else "")
+        gain = "" if part.gain is None else "s" if part.param_roles["gain"] == "scalar" else "γ"
+    gain += f" ({part.init_gain:.3g})" if gain and part.init_gain != 1.0 else ""
     norm = f"{part.squash}(αx)" if part.norm == "dyt" else NORMS[part.norm]
     norm += (f"/{part.groups}" if part.groups > 1 else "") + (f"({part.const_in:.3g}x)" if part.const_in != 1 else "")
     const = f"{part.const:.3g}" if part.const != 1.0 else ""
-    text = "·".join(t for t in (const, gain(part), norm) if t)
-    return text if part.bias is None else f"{text} + b".strip()
-
-
-def wrap(text: str, width: float, columns: int) -> str:
-    """`text`, split into two lines if it does not fit into a box of this width."""
-    if len(text) <= width * CHARACTERS / columns:
-        return text
-    cuts = [i for i, letter in enumerate(text) if letter in "· " and not text[i:].startswith(" b")]
-    cut = min(cuts, key=lambda i: abs(i - len(text) / 2 - 1), default=len(text))
-    return text[:cut] + "\n" + text[cut:].strip()
+    text = "·".join(filter(None, (const, gain, norm))) + (" + b" if part.bias is not None else "")
+    learned = gain or part.bias is not None
+    return text, "norm" if part.norm != "none" else "gain" if learned else "const" if text else None
 
 
 def rows(model: GPT, block: int) -> list:
@@ -139,18 +123,17 @@ def rows(model: GPT, block: int) -> list:
     return [*found, ("gap", ""), ("stream", [model.final_norm])]
 
 
-def boxes(what: str, parts: list, columns: int) -> list:
-    """(x, width, text, kind) of every slot and matrix of a row that does something."""
+def boxes(what: str, parts: list) -> list:
+    """(x, width, text, colour's key) of every slot and matrix of a row that does something."""
     if what not in ("stream", "branch", "sum"):
         return []
     middle, width = (STREAM, 0.32) if what != "branch" else ((LEFT + RIGHT) / 2, (RIGHT - LEFT - 0.03) / len(parts))
-    xs = [middle + (i - (len(parts) - 1) / 2) * width for i in range(len(parts))]
-    width -= 0.015 * (what == "branch")
-    return [(x, width, wrap(label(p), width, columns), kind(p)) for x, p in zip(xs, parts, strict=True) if kind(p)]
+    found = [(middle + (i - (len(parts) - 1) / 2) * width, *read(part)) for i, part in enumerate(parts)]
+    return [(x, width - 0.015 * (what == "branch"), text, key) for x, text, key in found if key]
 
 
-def draw_panel(ax, panel: list, heights: list, columns: int):
-    """Draw one scheme. `heights` of the rows are the same in all panels of a family; 0 if no panel needs the row."""
+def draw_panel(ax, panel: list, heights: list, inches: float):
+    """Draw one scheme, in a panel of this width. `heights` of the rows are the same in all panels of a family."""
     y, middle, line = 0.0, (LEFT + RIGHT) / 2, dict(color=LINE, linewidth=1.0, zorder=1)
     annotation = dict(ha="center", va="center", fontsize=6.8, color=LINE, zorder=4)
     for (what, parts), height in zip(panel, heights, strict=True):
@@ -173,12 +156,11 @@ def draw_panel(ax, panel: list, heights: list, columns: int):
             ax.plot(STREAM, centre, "o", ms=9, mfc="white", mec=LINE, mew=1, zorder=3)
             ax.text(STREAM, centre - 0.02, "+", **annotation | dict(fontsize=9, color=INK))
             centre = (bottom + centre) / 2  # the skip's slot
-        for x, width, text, colour in boxes(what, parts, columns):
-            tall = 0.68 + SECOND * ("\n" in text)
-            style = dict(fc=COLOURS[colour], ec=LINE, lw=0.7, zorder=3)
-            ax.add_patch(Rectangle((x - width / 2, centre - tall / 2), width, tall, **style))
-            style = dict(fontsize=7.4 if width > 0.2 else 6.4, color=INK, linespacing=1.05)
-            ax.text(x, centre - 0.03, text, **annotation | style)
+        for x, width, text, key in boxes(what, parts):
+            style = dict(fc=COLOURS[key], ec=LINE, lw=0.7, zorder=3)
+            ax.add_patch(Rectangle((x - width / 2, centre - 0.34), width, 0.68, **style))
+            size = min(7.4, 122 * width * inches / len(text))  # a character is about 0.6 of the font's size wide
+            ax.text(x, centre - 0.03, text, **annotation | dict(fontsize=size, color=INK))
         y += height
     ax.plot([STREAM, STREAM], [-0.4, y + 0.1], color=INK, linewidth=1.8, zorder=2)
     ax.annotate("", (STREAM, y + 0.6), (STREAM, y), arrowprops=dict(arrowstyle="-|>", color=INK, lw=1.8))
@@ -194,22 +176,18 @@ def draw(family: str, path: Path):
         with torch.device("meta"):
             model = GPT(GPTConfig(vocab_size=50257, **{k: v for k, v in flags.items() if k != "block"}))
         panels[title] = rows(model, flags.get("block", BLOCK))
-    fixed = {"start": 0.5, "start f": 0.08, "end f": 0.15, "sum": 0.8, "text": 0.65, "gap": 0.7}
-    heights, used = [], set()
-    for row in zip(*panels.values(), strict=True):
-        found = [b for what, parts in row for b in boxes(what, parts, columns)]
-        used |= {colour for *_, colour in found}
-        second = SECOND * any("\n" in text for _, _, text, _ in found)
-        heights.append(fixed.get(row[0][0], (ROW + second) * bool(found)))
+    found = [[box for what, parts in row for box in boxes(what, parts)] for row in zip(*panels.values(), strict=True)]
+    heights = [HEIGHTS.get(row[0], ROW * bool(there)) for row, there in zip(panels[title], found, strict=True)]
     lines, panel = -(-len(panels) // columns), INCH * (sum(heights) + 1.2)
     inches = lines * (panel + 0.35) + 0.3
-    fig, axes = plt.subplots(lines, columns, figsize=(10, inches), squeeze=False)
+    fig, axes = plt.subplots(lines, columns, figsize=(WIDTH, inches), squeeze=False)
     fig.subplots_adjust(0.005, 0.32 / inches, 0.995, 1 - 0.3 / inches, wspace=0.04, hspace=0.35 / panel)
     for ax in axes.flat:
         ax.axis("off")
     for ax, title in zip(axes.flat, panels, strict=False):
-        draw_panel(ax, panels[title], heights, columns)
+        draw_panel(ax, panels[title], heights, WIDTH / columns)
         ax.set_title(title, fontsize=9, color=INK, pad=4, weight="bold")
+    used = {key for row in found for *_, key in row}
     key = {text: Rectangle((0, 0), 1, 1, fc=COLOURS[k], ec=LINE, lw=0.7) for k, text in KEY.items() if k in used}
     fig.legend(key.values(), key.keys(), loc="lower center", ncols=len(key), fontsize=7.6, frameon=False, borderpad=0.2)
     fig.set_dpi(180)

@@ -25,7 +25,7 @@ class Scale(NamedTuple):
 
 class Arm(NamedTuple):
     family: str  # of Scale.bases
-    files: str = ""  # config files and flags
+    files: str = ""  # config files and flags; a file of config/init/ takes the place of the base's
     rate: str = "adamw"  # of Scale.rates
     of: str = ""  # take the best learning rate of this arm, without tuning
     times: float = 1.0  # multiply it by this
@@ -33,7 +33,6 @@ class Arm(NamedTuple):
     tries: tuple = ()  # further files or flags, one of which is chosen with the tuning seed, after the rate
     points: int = 5  # of the grid of learning rates
     around: str = ""  # the arm whose best learning rate is the grid's middle; "": the scale's
-    init: str = ""  # a file of config/init/ in place of the base's
     seeds: int = 0  # at least so many, though no primary number needs them
     keep: bool = False  # keep ten checkpoints, for what is measured over training: also of other arms with this command
 
@@ -59,32 +58,30 @@ LAYOUTS = {
     "DyT": "config/dyt/dyt.py",
     "unified": "config/scale_vectors/unified.py",
 }
-LEFT_OUT = {"QK": "no_qk_norm", "pre": "no_pre_norm", "mid": "no_mid_norm", "input": "no_input_norm"}
-STRESSED = {"S4": "s4", **{f"S4 without {norm}": file for norm, file in LEFT_OUT.items()}}
-STRESS = "--warmup_iters=0 --weight_decay=0"  # App. F of DNT: Adam without warm-up
-STRESS_RATE = 0.3  # its rate
+LEFT_OUT = ("QK", "pre", "mid", "input")  # App. F of DNT: Adam without warm-up, and one norm left out of S4
+STRESS, STRESS_RATE = "--warmup_iters=0 --weight_decay=0", 0.3
+STRESSED = {f"S4 without {norm}, stress": f"config/dnt/no_{norm.lower()}_norm.py" for norm in LEFT_OUT}
+STRESSED["S4, stress"] = LAYOUTS["S4"]
 
-
-# Blockwise LR: the files of config/blockwise/ that an arm has
+# Blockwise LR: what an arm adds to its base; of Table 1, and of Fig. 8
 TABLE_1 = {
     "one rate": "",
     "one rate, beside it": "",
-    "all blocks": "blockwise",
-    "all blocks, tuned": "blockwise",
-    "after warm-up": "warmup_end",
-    "Emb": "emb",
-    "Emb, FFN": "emb_ffn",
-    "Norm ×2": "norm_double",
-    "Adam-mini, one rate": "adam_mini",
-    "Adam-mini, blocks": "adam_mini_blockwise",
+    "all blocks": "config/blockwise/blockwise.py",
+    "all blocks, tuned": "config/blockwise/blockwise.py",
+    "after warm-up": "config/blockwise/warmup_end.py",
+    "Emb": "config/blockwise/emb.py",
+    "Emb, FFN": "config/blockwise/emb_ffn.py",
+    "Norm ×2": "config/blockwise/norm_double.py",
+    "Adam-mini, one rate": "config/blockwise/adam_mini.py",
+    "Adam-mini, blocks": "config/blockwise/adam_mini_blockwise.py",
 }
-FIG_8 = {"one rate": "", "6 4 3 2": "rejected_6432", "8 6 4 3": "rejected_8643", "10 8 6 4": "blockwise"}
-FIG_8 = {f"Fig. 8, {name}": file for name, file in FIG_8.items()}
-
-
-def blockwise(files: str, name: str) -> str:
-    """`files` and the file of config/blockwise/, if any."""
-    return join(files, f"config/blockwise/{name}.py" if name else "")
+FIG_8 = {
+    "Fig. 8, one rate": "",
+    "Fig. 8, 6 4 3 2": "config/blockwise/rejected_6432.py",
+    "Fig. 8, 8 6 4 3": "config/blockwise/rejected_8643.py",
+    "Fig. 8, 10 8 6 4": "config/blockwise/blockwise.py",
+}
 
 
 def papers_own(gpt2: str, dnt: str, rmsnorm: str, dyt: str) -> dict:
@@ -96,9 +93,9 @@ def papers_own(gpt2: str, dnt: str, rmsnorm: str, dyt: str) -> dict:
     minipile = f"{llama} config/blockwise/minipile.py --learning_rate=7.5e-4 --min_lr=3.75e-5"
     return {
         **{f"{a} {b}": join(size, file) for a, size in sizes.items() for b, file in optimizers.items()},
-        **{f"{name}, stress": f"{dnt} config/dnt/{file}.py {STRESS}" for name, file in STRESSED.items()},
-        **{name: blockwise(llama, file) for name, file in TABLE_1.items()},
-        **{name: blockwise(minipile, file) for name, file in FIG_8.items()},
+        **{name: f"{dnt} {file} {STRESS}" for name, file in STRESSED.items()},
+        **{name: join(llama, file) for name, file in TABLE_1.items()},
+        **{name: join(minipile, file) for name, file in FIG_8.items()},
         "sharpness": llama,  # Figs. 2 and 3
         "RMSNorm": rmsnorm,
         "DyT": dyt,
@@ -192,14 +189,13 @@ REFUSED = {"S4 AdamW ×16", "S5 AdamW ×16"}
 VISION_SGD = "config/optimizers/msgdw.py --grad_clip=0 --weight_decay=2e-4"  # V-DNT-Large's
 FP32 = "--dtype=float32"  # of runs added on a CPU without bf16
 LONG = "--max_iters=1600 --warmup_iters=160 --eval_interval=1600"  # four times a run of VIT
-# What may decide how far momentum SGD is behind AdamW: {what: ({value: flags, or a file in place of the base's initial
-# weights; "" for the base's}, is AdamW varied too)}. The initial weights are named after the embedding's std; without
-# Xavier the matrices have it too.
-SHORT = {n: f"--max_iters={n} --warmup_iters={n // 10}" for n in (75, 150)}
+# What may decide how far momentum SGD is behind AdamW: {what: ({value: flags, "" for the base's}, AdamW varied too?)}.
+# The initial weights are named after the embedding's std; without Xavier the matrices have it too.
+SHORT = {str(n): f"--max_iters={n} --warmup_iters={n // 10}" for n in (75, 150)}
 XAVIER = {"Xavier, 0.02": "config/init/xavier.py", "Xavier, 1": "config/init/xavier_unit.py"}
 STUDY = {
     "batch, sequences": ({"4": "--batch_size=4", "16": ""}, True),
-    "steps": ({"75": SHORT[75], "150": SHORT[150], "300": ""}, True),
+    "steps": ({**SHORT, "300": ""}, True),
     "initial weights": ({"0.02": "config/init/gpt2.py", "0.049": "", **XAVIER}, True),
     "warm-up, steps": ({"0": "--warmup_iters=0", "30": ""}, False),
     "clipping at": ({"1": "", "never": "--grad_clip=0"}, False),
@@ -210,8 +206,8 @@ STUDY = {
 def study_arm(layout: str, optimizer: str, what: str, value: str) -> str:
     """The name of an arm of `STUDY`: with the base's value, and for AdamW where it is not varied, the plain arm."""
     values, both = STUDY[what]
-    plain = not values[value] or (optimizer == "AdamW" and not both)
-    return f"{layout} {optimizer}" + ("" if plain else f", {what} {value}")
+    varied = values[value] and (both or optimizer == "mSGDW")
+    return f"{layout} {optimizer}, {what} {value}" if varied else f"{layout} {optimizer}"
 
 
 def arms_of_layouts() -> dict:
@@ -227,9 +223,8 @@ def arms_of_layouts() -> dict:
     for what, (values, _) in STUDY.items():
         for (value, flags), layout, optimizer in product(values.items(), ("S1", "S5"), ("AdamW", "mSGDW")):
             files, rate = OPTIMIZERS[optimizer]
-            init, flags = (flags, "") if flags.startswith("config/init/") else ("", flags)
             varied = Arm("gpt", join(LAYOUTS[layout], files, flags), rate, points=3, around=f"{layout} {optimizer}")
-            arms.setdefault(study_arm(layout, optimizer, what, value), varied._replace(init=init))
+            arms.setdefault(study_arm(layout, optimizer, what, value), varied)
     return {name: arm for name, arm in arms.items() if name not in REFUSED}
 
 
@@ -248,20 +243,16 @@ ARMS = {
     "S5 mSGDW, half": Arm(
         "gpt", "config/dnt/s5.py config/optimizers/msgdw.py", "msgdw", of="S5 mSGDW", times=0.5, seeds=4
     ),
-    # DNT: norms left out of S4, under stress
-    **{
-        f"{name}, stress": Arm("gpt", f"config/dnt/{file}.py {STRESS}", lr=STRESS_RATE)
-        for name, file in STRESSED.items()
-    },
+    **{name: Arm("gpt", f"{file} {STRESS}", lr=STRESS_RATE) for name, file in STRESSED.items()},
     # blockwise learning rates, on S1
     "one rate": on_s1(""),
-    **{name: on_s1(blockwise("", file), of="one rate") for name, file in TABLE_1.items() if file},
+    **{name: on_s1(file, of="one rate") for name, file in TABLE_1.items() if file},
     "after warm-up": on_s1(f"config/blockwise/warmup_end.py {FP32}", of="one rate", seeds=4),
     "one rate, beside it": on_s1(FP32, of="one rate", seeds=4),
     "all blocks, tuned": on_s1("config/blockwise/blockwise.py", "blockwise", seeds=4),
     "Adam-mini, one rate": on_s1("config/optimizers/adam_mini.py", "adam_mini", points=3),
     "Adam-mini, blocks": on_s1("config/blockwise/adam_mini_blockwise.py", of="Adam-mini, one rate"),
-    **{name: on_s1(blockwise("", file), of="Fig. 8, one rate") for name, file in FIG_8.items()},
+    **{name: on_s1(file, of="Fig. 8, one rate") for name, file in FIG_8.items()},
     "Fig. 8, one rate": on_s1(""),
     "sharpness": llama("scale_vectors/shared.py", keep=True),
     # scale vectors

@@ -3,14 +3,12 @@
 import json
 import math
 import re
-from contextlib import suppress
-from copy import copy
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from nanodnt.optim import fill_defaults
 from studies.claims import quantities
-from studies.claims.arms import ARMS, FACTORS, ROBUSTNESS, SCALES, SEEDS, TUNING_SEED
+from studies.claims.arms import ARMS, ROBUSTNESS, SCALES, SEEDS, TUNING_SEED
 from studies.claims.claims import CLAIMS
 from studies.claims.record import Record
 from studies.sweep.results import describe_hardware
@@ -63,10 +61,8 @@ class Tuned(NamedTuple):
 
 
 def split_value(value: str) -> list:
-    """[(sign, arm)] of "A - B + C". ValueError for an arm that does not exist."""
+    """[(sign, arm)] of "A - B + C"."""
     words = re.split(r" ([+-]) ", value)
-    if unknown := [name for name in words[::2] if name not in ARMS]:
-        raise ValueError(f"there is no arm {unknown[0]!r}")
     return list(zip([1] + [1 if sign == "+" else -1 for sign in words[1::2]], words[::2], strict=True))
 
 
@@ -107,12 +103,6 @@ class Experiment:
         self.runner = Runner(config.jobs, self.scale.distributed)
         self.hardware = describe_hardware()
 
-    def reading(self) -> "Experiment":
-        """The same, for reading: without leave to train, beside one that trains."""
-        other = copy(self)
-        other.may_train, other.missing = False, {}
-        return other
-
     # -- which runs there are
 
     def command_of(self, name: str) -> tuple:
@@ -136,41 +126,40 @@ class Experiment:
         arm = ARMS[name]
         base, its_files = command = self.command_of(name)
         paths, flags = split_command(base, its_files if files is None else files)
-        if arm.init:
-            paths = [arm.init if path.startswith("config/init/") else path for path in paths]
+        paths = {"init" if path.startswith("config/init/") else path: path for path in paths}  # the last one's place
         if lr is not None:
             flags |= {"learning_rate": lr} if self.scale.own else {"learning_rate": lr, "min_lr": lr / 10}
         kept = [other for other, a in ARMS.items() if a.keep and (a.times, a.lr) == (arm.times, arm.lr)]
         keep = any(self.command_of(other) == command for other in kept)
-        return make_run(self.out, paths, flags | {"seed": seed}, keep=10 * keep)
+        return make_run(self.out, list(paths.values()), flags | {"seed": seed}, keep=10 * keep)
 
     def tune(self, name: str) -> Tuned:
         """An arm's learning rate and files. Trains what it needs. MissingRun if it may not."""
         if name not in self.tuned:
-            self.tuned[name] = self.search(name)
+            arm, (_, files) = ARMS[name], self.command_of(name)
+            middle = self.scale.rates[arm.rate] if arm.lr is None else arm.lr
+            if arm.of:
+                lr = self.tune(arm.of).lr
+                if lr is None and arm.times != 1:
+                    lr = self.own_rate(arm.of)
+                self.tuned[name] = Tuned(lr and lr * arm.times, files, {})
+            elif arm.lr is not None or middle is None or self.scale.smoke:
+                self.tuned[name] = Tuned(middle, files, {})
+            else:
+                self.tuned[name] = self.search(name, self.tune(arm.around).lr if arm.around else middle)
         return self.tuned[name]
 
-    def search(self, name: str) -> Tuned:
-        """`tune`, anew. The grid has factors of two around a stated middle; while its best rate is at an edge, it grows
-        by one beyond."""
+    def search(self, name: str, middle: float) -> Tuned:
+        """Try factors of two around `middle`, and one beyond while the best is at an edge; then the arm's `tries`."""
         arm, (_, files) = ARMS[name], self.command_of(name)
-        middle = self.scale.rates[arm.rate]
-        if arm.of:
-            lr = self.tune(arm.of).lr
-            if arm.times != 1:
-                lr = (self.own_rate(arm.of) if lr is None else lr) * arm.times
-            return Tuned(lr, files, {})
-        if arm.lr is not None or middle is None or self.scale.smoke:
-            return Tuned(middle if arm.lr is None else arm.lr, files, {})
-        if arm.around:
-            middle = self.tune(arm.around).lr
         low, high, tried = -(arm.points // 2), arm.points // 2, {}
         while True:
             steps = [k for k in range(low, high + 1) if k not in tried]
             runs = {k: self.run_of(name, middle * 2.0**k, TUNING_SEED) for k in steps}
             self.require(runs.values())
             tried |= {k: self.measure("loss", run) for k, run in runs.items()}
-            best = lowest(dict(sorted(tried.items())))
+            tried = dict(sorted(tried.items()))
+            best = lowest(tried)
             if best == low > -MOST_DOUBLINGS:
                 low -= 1
             elif best == high < MOST_DOUBLINGS:
@@ -179,21 +168,9 @@ class Experiment:
                 break
         lr, variants = middle * 2.0**best, {"": tried[best]}
         for more in arm.tries:
-            run = self.run_of(name, lr, TUNING_SEED, f"{files} {more}")
-            variants[more] = self.measure("loss", run)
-        tried = {middle * 2.0**k: tried[k] for k in sorted(tried)}
+            variants[more] = self.measure("loss", self.run_of(name, lr, TUNING_SEED, f"{files} {more}"))
+        tried = {middle * 2.0**k: loss for k, loss in tried.items()}
         return Tuned(lr, f"{files} {lowest(variants)}".strip(), tried, variants if arm.tries else {})
-
-    def curve_of(self, name: str) -> dict:
-        """{learning rate over the best one: loss with the tuning seed, None where it diverged} of an arm and of the
-        multiples of its best rate, as far as they are recorded. MissingRun if it is not tuned."""
-        tuned = self.tune(name)
-        found = dict(tuned.tried)
-        for other in filter(ARMS.__contains__, (f"{name} ×{factor}" for factor in FACTORS)):
-            with suppress(MissingRun):
-                lr = self.tune(other).lr
-                found[lr] = self.measure("loss", self.run_of(other, lr, TUNING_SEED))
-        return {lr / tuned.lr: loss for lr, loss in sorted(found.items())} if tuned.tried else {}
 
     def own_rate(self, name: str) -> float:
         """The learning rate that an arm's config files set."""

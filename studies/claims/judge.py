@@ -6,6 +6,7 @@ primary numbers of all claims of the scale; the interval says what lies within Â
 
 import math
 import statistics
+from contextlib import suppress
 
 from scipy import stats
 
@@ -18,42 +19,22 @@ NOT_JUDGED = "not judged"  # at a scale that only tests the machinery
 LEVEL = 0.05
 
 
-# --------------------------------------------------------------------------------------------------------- statistics
-
-
 def interval(values: list) -> tuple:
     """(mean, low, high): the 95% interval of the mean by Student's t, of two finite values or more."""
     mean, half = statistics.mean(values), float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
     return mean, mean - half, mean + half
 
 
-def tail_above(values: list, limit: float) -> float:
-    """The one-sided p value of "the mean is at most `limit`"."""
-    above, error = statistics.mean(values) - limit, stats.sem(values)
-    if error == 0:
-        return 0.0 if above > 0 else 1.0
-    return float(stats.t.sf(above / error, len(values) - 1))
-
-
-def tail_below(values: list, limit: float) -> float:
-    """The one-sided p value of "the mean is at least `limit`"."""
-    return tail_above([-v for v in values], -limit)
-
-
 def p_value(values: list, claim: Claim, smallest: float) -> float | None:
     """The p value of a primary number's values; None if it has none: fewer than two, or some diverged. If all runs of
     one side diverge and none of the other, it is that of so extreme a split of exchangeable runs."""
-    if len(values) < 2:
-        return None
-    if all_diverged(values):
+    if len(values) > 1 and all_diverged(values):
         return 2 / math.comb(2 * len(values), len(values))
-    if not all(map(math.isfinite, values)):
+    if len(values) < 2 or not all(map(math.isfinite, values)):
         return None
-    if claim.expect == "not above":
-        return tail_below(values, smallest)
-    if claim.expect == "equal":
-        return max(tail_above(values, -smallest), tail_below(values, smallest))
-    return min(1.0, 2 * min(tail_above(values, 0.0), tail_below(values, 0.0)))
+    limits = {"not above": [(smallest, "less")], "equal": [(smallest, "less"), (-smallest, "greater")]}
+    tests = limits.get(claim.expect, [(0.0, "two-sided")])
+    return max(float(stats.ttest_1samp(values, limit, alternative=side).pvalue) for limit, side in tests)
 
 
 def all_diverged(values: list) -> bool:
@@ -69,9 +50,6 @@ def holm(p_values: dict, total: int) -> dict:
         largest = max(largest, min(1.0, (total - i) * p_values[name]))
         adjusted[name] = largest
     return adjusted
-
-
-# ----------------------------------------------------------------------------------------------------------- verdicts
 
 
 def classify(values: list, claim: Claim, scale: str, p: float | None) -> tuple:
@@ -118,11 +96,10 @@ def judge(experiment: Experiment) -> dict:
             found[claim.id] = {"primary": primary, "values": values}
             p_values[claim.id] = p_value(primary, claim, claim.effect(scale)[1])
     adjusted = holm({name: p for name, p in p_values.items() if p is not None}, len(experiment.claims))
-    for claim in experiment.claims:
-        if row := found.get(claim.id):
-            row["p"] = adjusted.get(claim.id)
-            verdict = classify(row["primary"], claim, scale, row["p"])
-            row["class"], row["why"] = (NOT_JUDGED, "") if experiment.scale.smoke else verdict
+    for claim in (claim for claim in experiment.claims if claim.id in found):
+        row, p = found[claim.id], adjusted.get(claim.id)
+        verdict = (NOT_JUDGED, "") if experiment.scale.smoke else classify(row["primary"], claim, scale, p)
+        row |= {"p": p, "class": verdict[0], "why": verdict[1]}
     return found
 
 
@@ -130,8 +107,6 @@ def find_values(numbers: list, experiment: Experiment) -> dict:
     """{`Number`: its values by seed} of the numbers that are recorded."""
     found = {}
     for number in numbers:
-        try:
+        with suppress(MissingRun):
             found[number] = experiment.values(number)
-        except MissingRun:
-            pass
     return found

@@ -32,21 +32,16 @@ ROBUSTNESS = f"""## What too high a learning rate costs
 
 ![Loss and rate](claims/{{scale}}-robustness.png)
 
-The rise of the loss from the tuned rate to 4, 8 and 16 times it, all with seed {TUNING_SEED}. That seed chose the rate
-too, which makes rises a little too large; a rise below 0 means that tuning stopped at a local minimum. S1 is Pre-LN.
-The figure ends at {HIGHEST:g} nats; a cross there is a run that diverged. A dash is a run that is missing, or a rate
-that train.py refuses, since weight decay would take a tenth of every matrix a step.
+The rise of the loss from the tuned rate to 4, 8 and 16 times it, with seed {TUNING_SEED}, which chose the rate too: so
+rises are a little too large. Below 0, tuning stopped at a local minimum. S1 is Pre-LN. The figure ends at
+{HIGHEST:g} nats; a cross is a run that diverged, a dash one that is missing, or that train.py refuses for its decay.
 """
 STUDY = """## Momentum SGD behind AdamW
 
-The gap is the loss under mSGDW minus the loss under AdamW. One thing is varied at a time, and each arm has a learning
-rate of its own. Warm-up, clipping and momentum are varied under mSGDW alone: AdamW's gap would be another with a β₁ or
-a warm-up of its own. A gap can be small because AdamW does badly: the second table has both losses. Under AdamW DNT's
-loss is so flat that a grid may stop at a local minimum.
+The gap is the loss under mSGDW minus the loss under AdamW, each at its own learning rate. One thing is varied at a
+time; warm-up, clipping and momentum under mSGDW alone. A gap can be small because AdamW does badly: the second table
+has both losses. Under AdamW DNT's loss is so flat that a grid may stop at a local minimum.
 """
-
-
-# ------------------------------------------------------------------------------------------------- numbers and tables
 
 
 def format_number(x: float | None) -> str:
@@ -128,9 +123,6 @@ def number_tables(values: dict, experiment: Experiment) -> list:
     return lines + markdown_table([["arm", "files and flags", rate, "validation loss by seed"], *rows])
 
 
-# ---------------------------------------------------------------------------------------------------------- the page
-
-
 def claim_section(claim: Claim, row: dict, experiment: Experiment) -> list:
     """The folded lines on a claim: its numbers, of which the first decides, and their arms."""
     scale, verdict = experiment.config.scale, f"{row['class']}{experiment.scale.on}"
@@ -155,30 +147,34 @@ def claim_section(claim: Claim, row: dict, experiment: Experiment) -> list:
 def robustness_rows(curves: dict, experiment: Experiment) -> list:
     """A row a layout and optimizer: the best rate, the loss there, and its rise at each of FACTORS."""
     rows = []
-    for (optimizer, layout), curve in ((key, curve) for key, curve in curves.items() if curve):
-        best = curve[1.0]
-        cells = [f"{experiment.tune(f'{layout} {optimizer}').lr:g}", format_loss(best)]
-        for factor in map(float, FACTORS):
-            loss = curve.get(factor, math.nan)
-            cells.append(format_number(math.inf if loss is None else loss - best))
-        rows.append([optimizer, layout, *cells])
+    for (optimizer, layout), curve in curves.items():
+        losses = [curve.get(factor, math.nan) for factor in FACTORS]
+        rises = [format_number(math.inf if loss is None else loss - curve[1]) for loss in losses]
+        rate = f"{experiment.tune(f'{layout} {optimizer}').lr:g}"
+        rows.append([optimizer, layout, rate, format_loss(curve[1]), *rises])
     return rows
 
 
 def find_curves(experiment: Experiment) -> dict:
-    """{(optimizer, layout): `curve_of`} of the arms of robustness that are tuned."""
-    found = {}
-    for optimizer, layouts in experiment.robustness.items():
-        for layout in layouts:
+    """{(optimizer, layout): {learning rate over the best one: loss with the tuning seed, None where it diverged}} of
+    the arms of robustness that are tuned, and of the multiples of their best rates, as far as they are recorded."""
+    curves = {}
+    for optimizer, layout in ((name, layout) for name, layouts in experiment.robustness.items() for layout in layouts):
+        name, losses = f"{layout} {optimizer}", {}
+        with suppress(MissingRun):
+            best, losses = experiment.tune(name).lr, dict(experiment.tune(name).tried)
+        for other in [f"{name} ×{k}" for k in FACTORS if losses and f"{name} ×{k}" in ARMS]:
             with suppress(MissingRun):
-                found[optimizer, layout] = experiment.curve_of(f"{layout} {optimizer}")
-    return {key: curve for key, curve in found.items() if curve}
+                losses[best * ARMS[other].times] = experiment.measure("loss", experiment.reported(other, TUNING_SEED))
+        if losses:
+            curves[optimizer, layout] = {lr / best: loss for lr, loss in sorted(losses.items())}
+    return curves
 
 
 def render_page(experiment: Experiment, found: dict, curves: dict) -> str:
     """The page's text, from the verdicts and the curves."""
-    scale, lines = experiment.config.scale, []
-    lines += [INTRO.format(about=describe_runs(experiment), note=textwrap.fill(experiment.scale.note, 120))]
+    scale = experiment.config.scale
+    lines = [INTRO.format(about=describe_runs(experiment), note=textwrap.fill(experiment.scale.note, 120))]
     if found:
         head = ["paper", "claim", "paper's", "ours (95% interval)", "verdict"]
         lines += [FOREST.format(scale=scale), *markdown_table([head, *verdict_rows(found, experiment)])]
@@ -205,7 +201,7 @@ def write_page(experiment: Experiment) -> Path:
     """Write the page and its figures; returns the page's path."""
     folder, scale = ROOT / experiment.config.results, experiment.config.scale
     (folder / "claims").mkdir(parents=True, exist_ok=True)
-    experiment = experiment.reading()
+    experiment.may_train = False  # from here on it only reads the record
     found, curves = judge(experiment), find_curves(experiment)
     if found:
         draw_forest(found, experiment, folder / "claims" / f"{scale}.png")

@@ -8,6 +8,7 @@ pooled is our choice.
 import math
 import statistics
 from functools import cache
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 import torch
@@ -28,9 +29,6 @@ DRAWS = 8  # of labels, for sharpness
 SEED = 1  # of those draws
 
 
-# ----------------------------------------------------------------------------------------- reading a run directory
-
-
 @cache
 def open_run(path: Path) -> CheckpointedRun:
     return CheckpointedRun(path, path.name, AnalyzeConfig(seed=SEED), choose_device("auto")[0])
@@ -41,15 +39,9 @@ def load_model(path: Path, name: str = "last.pt") -> Transformer:
     return open_run(path).load(path / name)[0]
 
 
-def first_model(path: Path) -> Transformer:
-    """The model before the first step, in fp32 and eval mode. Not for Admin, whose ω are profiled."""
-    run = open_run(path)
-    return task_of(run.model_config).network()(run.model_config, run.train_config["seed"]).eval().to(run.device)
-
-
-def probe(path: Path) -> Batches:
-    """Whole validation sequences, or images, of about PROBE_TOKENS tokens."""
-    return Batches(open_run(path), PROBE_TOKENS)
+def read(path: Path, tokens: int = PROBE_TOKENS) -> Batches:
+    """Whole validation sequences, or images, of about so many tokens."""
+    return Batches(open_run(path), tokens)
 
 
 def steps_of(path: Path) -> list:
@@ -59,23 +51,18 @@ def steps_of(path: Path) -> list:
     return steps
 
 
-# -------------------------------------------------------------------------------------------------------- gradients
-
-
 @cache
 def gradient_tails(path: Path) -> list:
     """Tail statistics of the gradient entries at the first checkpoint after warm-up: of q, k, v, o, w1, w2, each with
     all layers in one."""
     early = next(step for step in steps_of(path) if step >= open_run(path).train_config["warmup_iters"])
-    model, batches = load_model(path, f"step_{early}.pt"), Batches(open_run(path), GRADIENT_TOKENS)
-    return [gradients.tail_statistics(g) for g in gradients.pool_gradients(model, batches).values()]
+    pooled = gradients.pool_gradients(load_model(path, f"step_{early}.pt"), read(path, GRADIENT_TOKENS))
+    return [gradients.tail_statistics(g) for g in pooled.values()]
 
 
 def mean_log_tail(path: Path, what: str) -> float:
     return statistics.mean(math.log10(tail[what]) for tail in gradient_tails(path))
 
-
-# -------------------------------------------------------------------------------------------------------- sharpness
 
 ORDER = ("emb", "qk", "ffn", "vo", "norm")  # from the least sharp, as the paper claims
 
@@ -84,9 +71,8 @@ ORDER = ("emb", "qk", "ffn", "vo", "norm")  # from the least sharp, as the paper
 def sharpness(path: Path, name: str = "last.pt") -> dict:
     """{block type: arithmetic mean of the sharpness} at a checkpoint."""
     model, run = load_model(path, name), open_run(path)
-    h = gradients.estimate_sharpness(model, probe(path), DRAWS, run.generator(run.device))
-    h = gradients.drop_padding_rows(model, h)
-    by_type = gradients.average_by_type(h, model.block_types())
+    h = gradients.estimate_sharpness(model, read(path), DRAWS, run.generator(run.device))
+    by_type = gradients.average_by_type(gradients.drop_padding_rows(model, h), model.block_types())
     return {t: by_type[t]["arithmetic"] for t in ORDER}
 
 
@@ -97,27 +83,20 @@ def sharpness_ratio(a: str, b: str):
 
 def is_ordered(path: Path, step: int) -> bool:
     """Whether the sharpness at this step has the claimed order."""
-    s = sharpness(path, f"step_{step}.pt")
-    return all(s[a] < s[b] for a, b in zip(ORDER, ORDER[1:], strict=False))
+    found = list(sharpness(path, f"step_{step}.pt").values())
+    return all(a < b for a, b in pairwise(found))
 
 
 def order_onset(path: Path) -> float:
     """The share of the run after which every checkpoint has the order; 1 if the last one does not."""
-    first = 1.0
-    for step in reversed(steps_of(path)):
-        if not is_ordered(path, step):
-            break
-        first = step / open_run(path).train_config["max_iters"]
-    return first
-
-
-# ----------------------------------------------------------------------------------------------------- DyT, images
+    ordered = list(takewhile(lambda step: is_ordered(path, step), reversed(steps_of(path))))
+    return ordered[-1] / open_run(path).train_config["max_iters"] if ordered else 1.0
 
 
 def tail_slope(path: Path) -> float:
     """How a norm's output y grows with its input x where x is largest: the least-squares slope of log |y| on log |x|
     over the 1% largest |x|, mean over the norms. 1 for a straight line, less for an S-shape."""
-    model, x, generator = load_model(path), probe(path), torch.Generator().manual_seed(SEED)
+    model, x, generator = load_model(path), read(path), torch.Generator().manual_seed(SEED)
     slopes = []
     for name in norms.norm_slots(model):
         points = norms.norm_scatter(model, x, name, SCATTER_POINTS, generator)
@@ -129,7 +108,7 @@ def tail_slope(path: Path) -> float:
 
 def alpha_correlation(path: Path) -> float:
     """Pearson's r of α and 1/std of the input, over the slots."""
-    slots = norms.dyt_alphas(load_model(path), probe(path))
+    slots = norms.dyt_alphas(load_model(path), read(path))
     return statistics.correlation([s["alpha"] for s in slots], [s["inv_std"] for s in slots])
 
 
@@ -138,13 +117,13 @@ def top1(path: Path) -> float:
     return 100 * [row["val_top1"] for row in read_metrics(path) if "val_top1" in row][-1]
 
 
-# -------------------------------------------------------------------------------------------------------------- LNS
-
-
 def log_variances(path: Path, start: bool = False) -> list:
-    """log10 of the stream's variance before the first and after each block, at the end or at the start."""
-    model = first_model(path) if start else load_model(path)
-    return [math.log10(v) for v in streams.stream_variance(model, probe(path))["stream"]]
+    """log10 of the stream's variance before the first and after each block, at the end, or before the first step. Not
+    for Admin, whose ω are profiled."""
+    run = open_run(path)
+    network = task_of(run.model_config).network()
+    model = network(run.model_config, run.train_config["seed"]).eval().to(run.device) if start else load_model(path)
+    return [math.log10(v) for v in streams.stream_variance(model, read(path))["stream"]]
 
 
 def variance_growth(path: Path, start: bool = False) -> float:
@@ -162,21 +141,21 @@ def mean_of_halves(values: list) -> tuple:
 @cache
 def block_angles(path: Path) -> tuple:
     """Mean angular distance between a block's input and the next block's, in the shallower and in the deeper half."""
-    d = streams.angular_distance(load_model(path), probe(path))
+    d = streams.angular_distance(load_model(path), read(path))
     return mean_of_halves([d[i][i + 1] for i in range(len(d) - 1)])
 
 
 @cache
 def removal_losses(path: Path) -> tuple:
     """Mean rise of the loss when one block is deleted, in the shallower and in the deeper half."""
-    return mean_of_halves(streams.removal_drop(load_model(path), Batches(open_run(path), LOSS_TOKENS))["drop"])
+    return mean_of_halves(streams.removal_drop(load_model(path), read(path, LOSS_TOKENS))["drop"])
 
 
 MEASURES = {
     "top-1": top1,
     "log10 gradient RMS": lambda path: mean_log_tail(path, "rms"),
     "log10 gradient kurtosis": lambda path: mean_log_tail(path, "kurtosis"),
-    **{f"log10 sharpness {a}/{b}": sharpness_ratio(a, b) for b, a in zip(ORDER, ORDER[1:], strict=False)},
+    **{f"log10 sharpness {a}/{b}": sharpness_ratio(a, b) for b, a in pairwise(ORDER)},
     "log10 sharpness norm/emb": sharpness_ratio("norm", "emb"),
     "onset of the order": order_onset,
     "order at the start": lambda path: float(is_ordered(path, 0)),

@@ -19,6 +19,8 @@ from nanodnt.files import write_file
 from nanodnt.optim import fill_defaults
 from studies.sweep.runner import IGNORED_FIELDS, TrainingRun, resolve_configs
 
+ENTRY = {"args", "settings", "outcome", "seconds", "measures", "machine"}
+
 
 def digest_settings(run: TrainingRun) -> str:
     """A checksum of the run's settings that are not the default; so a new flag with a default changes nothing, nor does
@@ -31,9 +33,6 @@ def digest_settings(run: TrainingRun) -> str:
     unused = {name for name, value in found.items() if name.startswith("lr_ratio_") and value == 1}
     kept = {name: value for name, value in sorted(found.items()) if name not in {*IGNORED_FIELDS, *unused}}
     return f"{zlib.crc32(json.dumps(kept).encode()):08x}"
-
-
-ENTRY = {"args", "settings", "outcome", "seconds", "measures", "machine"}
 
 
 class Record:

@@ -12,26 +12,19 @@ def list_needs(claims: list, extras: list, experiment: Experiment) -> dict:
     """{arm: {measures of its reported seeds}} of all that the claims and extras need, in the order in which it is
     trained: what claims are judged by, robustness, the gaps of momentum SGD, the claims' other numbers; in each group
     those last that need another arm's rate. A set is empty for arms that are only run with the tuning seed."""
-    scale = experiment.config.scale
+    scale, smoke = experiment.config.scale, experiment.scale.smoke
     numbers = [claim.numbers_at(scale) for claim in claims]
     tuned = {f"{layout} {name}" for name, layouts in experiment.robustness.items() for layout in layouts}
-    curves = [name for name in ARMS if name.partition(" ×")[0] in tuned and not experiment.scale.smoke]
-    groups = [
-        measures_of([primary for primary, *_ in numbers]),
-        [(name, None) for name in curves if "robustness" in extras],
-        measures_of(GAPS) if "momentum-sgd" in extras and scale == "mini" else [],  # its values are those of mini
-        measures_of([number for _, *sides in numbers for number in sides]),
-    ]
+    curves = [name for name in ARMS if name.partition(" ×")[0] in tuned and "robustness" in extras and not smoke]
+    gaps = GAPS if "momentum-sgd" in extras and scale == "mini" else []  # its values are those of mini
+    groups = [primary for primary, *_ in numbers], gaps, [side for _, *sides in numbers for side in sides]
+    pairs = [[(name, {number.measure}) for number in group for name in arms_in([number])] for group in groups]
+    pairs.insert(1, [(name, set()) for name in curves])
     needs = {}
-    for group in groups:
-        for name, measure in sorted(group, key=lambda need: bool(ARMS[need[0]].of or ARMS[need[0]].around)):
-            needs.setdefault(name, set()).update({measure} - {None})
+    for group in pairs:
+        for name, measures in sorted(group, key=lambda need: bool(ARMS[need[0]].of or ARMS[need[0]].around)):
+            needs.setdefault(name, set()).update(measures)
     return needs
-
-
-def measures_of(numbers: list) -> list:
-    """[(arm, measure)] of some numbers."""
-    return [(name, number.measure) for number in numbers for name in arms_in([number])]
 
 
 def train_arm(name: str, measures: set, experiment: Experiment) -> None:
@@ -48,14 +41,14 @@ def train_arm(name: str, measures: set, experiment: Experiment) -> None:
 
 
 def reproduce(claims: list, extras: list, experiment: Experiment) -> int:
-    """Train, measure and record, arm by arm, and write the page after each; returns the exit code."""
+    """Train, measure and record, arm by arm, and write the page; returns the exit code."""
     config, runner = experiment.config, experiment.runner
     if config.judge_only:
         if not experiment.record.runs:
             raise ValueError(f"{experiment.record.path} has no runs: train them, without --judge_only")
         print(write_page(experiment))
         return 0
-    needs, failed, shown = list_needs(claims, extras, experiment), 0, None
+    needs, failed = list_needs(claims, extras, experiment), 0
     if not config.dry_run:
         check_datasets(needs, experiment)
     runner.expected = count_runs(needs, experiment)
@@ -64,11 +57,10 @@ def reproduce(claims: list, extras: list, experiment: Experiment) -> int:
             if isinstance(error, Stopped):
                 return 130
             failed += error is not None and not isinstance(error, MissingRun)
-            if experiment.record.runs and experiment.record.runs is not shown and not config.dry_run:
-                shown = experiment.record.runs
-                write_page(experiment)
-    for run in experiment.missing.values():
-        print(runner.command(run))
+    if config.dry_run:
+        print("".join(f"{runner.command(run)}\n" for run in experiment.missing.values()), end="")
+    elif experiment.record.runs:
+        write_page(experiment)
     return int(failed > 0)
 
 

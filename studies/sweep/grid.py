@@ -1,14 +1,13 @@
 """What a sweep trains: every combination of config files, values of flags, and seeds."""
 
-import difflib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from configurator import read_flags
+from configurator import read_arguments, read_flags
 from model import GPTConfig
-from nanodnt.data import folder_of, load_meta
+from nanodnt.data import load_meta
 from nanodnt.engine import split_batch
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
@@ -67,33 +66,29 @@ def split_arguments(argv: list) -> tuple:
     """(flags of SweepConfig, config files, {flag of train.py: its values}) of a command line. ValueError for a flag
     that is unknown, given twice or has no value, and for one that a sweep sets itself."""
     own, files, lists = [], [], {}
-    train, ours = read_flags(GPTConfig, TrainConfig), SweepConfig.__dataclass_fields__
+    train, ours = read_flags(GPTConfig, TrainConfig), read_flags(SweepConfig)
     for arg in argv:
         name, equals, value = arg.removeprefix("--").partition("=")
         if arg in ("--help", "-h") or (name in ours and arg.startswith("--")):
             own.append(arg)  # configure() reads these, and says what is wrong with them
         elif not arg.startswith("-") and not (equals and name in train):
             files.append(_locate(arg))
-        elif not arg.startswith("--") or arg.startswith("---"):
-            raise ValueError(f"{arg}: write --{arg.lstrip('-')}")
-        elif name not in train:
-            close = difflib.get_close_matches(name, [*train, *ours], n=1)
-            hint = f"did you mean --{close[0]}?" if close else "train.py --help and sweep.py --help list all"
-            raise ValueError(f"unknown flag --{name} ({hint})")
-        elif not equals:
-            raise ValueError(f"--{name} has no value: write --{name}=VALUE or --{name}=VALUE,VALUE")
         elif name in SET_HERE:
             raise ValueError(f"--{name} is set for each run by the sweep: {SET_HERE[name]}")
         elif name in lists:
             raise ValueError(
                 f"--{name} is given twice: write its values with commas, --{name}={lists[name][0]},{value}"
             )
-        else:
+        elif arg.startswith("--") and equals and name in train:
             lists[name] = [part.strip() for part in value.split(",")]
             if len(set(lists[name])) < len(lists[name]) or "" in lists[name]:
                 raise ValueError(f"--{name}={value}: values must differ and not be empty; no space after a comma")
-    if "dataset" in lists:
-        lists["dataset"] = [str(folder_of(d).resolve()) if _is_path(d) else d for d in lists["dataset"]]
+        else:
+            read_arguments([arg], train | ours)  # says what is wrong
+            lists[name] = ["True"]  # nothing: a bool
+    if names := lists.get("dataset"):  # a path is meant from here; the runs start elsewhere
+        paths = {name for name in names if "/" in name and (Path(name) / "meta.json").is_file()}
+        lists["dataset"] = [str(Path(name).resolve()) if name in paths else name for name in names]
     return own, files, lists
 
 
@@ -106,49 +101,38 @@ def _locate(file: str) -> str:
     return found.relative_to(ROOT).as_posix() if found.is_relative_to(ROOT) else str(found)
 
 
-def _is_path(dataset: str) -> bool:
-    """Whether a dataset is named by the path of its folder."""
-    return "/" in dataset and (Path(dataset) / "meta.json").is_file()
-
-
 def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> list:
     """Every `Point`, in the order of the command line; the seed changes first. ValueError for one that cannot be
     trained, and for two that are the same. min_lr is a tenth of a given learning_rate, unless it is given too."""
     if not files and not lists and not config.files:
         raise ValueError("there is nothing to sweep: name a config file, and flags with several values")
     swept = [name for name in lists if len(lists[name]) > 1]
-    fixed = {name: values[0] for name, values in lists.items() if name not in swept}
+    choices = [text.strip().split("+") if text.strip() else [] for text in config.files.split(",")]
     points, seeds = [], config.list_seeds()
-    choices = [tuple(name.strip() for name in choice.split("+")) for choice in config.files.split(",")]
-    for choice, values in product(choices, product(*(lists[name] for name in swept))):
-        flags = dict(zip(swept, values, strict=True))
+    for names, values in product(choices, product(*lists.values())):
+        chosen = [_locate(name.strip()) for name in names]
+        flags = dict(zip(lists, values, strict=True))
         extra = {}
-        if "learning_rate" in lists and "min_lr" not in lists:
-            extra["min_lr"] = _tenth((fixed | flags)["learning_rate"])
-        chosen = [_locate(name) for name in choice] if choice != ("",) else []
+        if "learning_rate" in flags and "min_lr" not in flags:
+            try:
+                extra["min_lr"] = f"{float(flags['learning_rate']) / 10:g}"
+            except ValueError:
+                raise ValueError(f"--learning_rate={flags['learning_rate']} is not a number") from None
         for seed in seeds:
-            run = make_run(folder, [*files, *chosen], fixed | flags | extra | {"seed": seed})
-            points.append(Point(run, "+".join(chosen), flags, seed))
+            run = make_run(folder, [*files, *chosen], flags | extra | {"seed": seed})
+            points.append(Point(run, "+".join(chosen), {name: flags[name] for name in swept}, seed))
     check_different(points[:: len(seeds)])
     return points
 
 
-def _tenth(rate: str) -> str:
-    try:
-        return f"{float(rate) / 10:g}"
-    except ValueError:
-        raise ValueError(f"--learning_rate={rate} is not a number") from None
-
-
 def check_different(points: list) -> None:
     """ValueError if one of the points cannot be trained, or if two have the same settings."""
-    seen = {}
+    seen = []
     for point in points:
-        settings = tuple(asdict(config).items() for config in check_trainable(point.run))
-        for other, others in seen.items():
-            if others == settings:
-                raise ValueError(f"{other} and {point.run.path.name} have the same settings: leave one out")
-        seen[point.run.path.name] = settings
+        settings = check_trainable(point.run)
+        if same := [name for name, others in seen if others == settings]:
+            raise ValueError(f"{same[0]} and {point.run.path.name} have the same settings: leave one out")
+        seen.append((point.run.path.name, settings))
 
 
 def check_trainable(run: TrainingRun) -> tuple:
@@ -166,7 +150,3 @@ def check_trainable(run: TrainingRun) -> tuple:
     except ValueError as e:
         raise ValueError(f"{run.path.name}: {e}") from None
     return flags, config
-
-
-def default_folder(files: list) -> Path:
-    return ROOT / "out" / "sweep" / (Path(files[0]).stem if files else "base")

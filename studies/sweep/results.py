@@ -1,6 +1,7 @@
 """A sweep's results: sweep.json with every run, sweep.md with a table, sweep.png with loss against the swept number."""
 
 import json
+import math
 import os
 import statistics
 from contextlib import suppress
@@ -28,25 +29,24 @@ def describe_hardware() -> str:
 def find_axis(points: list) -> str | None:
     """The flag on the figure's x axis: learning_rate if it has several values, else the first flag whose values are all
     numbers."""
-    names = []
-    for name in points[0].flags:
-        with suppress(ValueError):
-            if all(float(point.flags[name]) == float(point.flags[name]) for point in points):  # not "nan"
-                names.append(name)
-    return "learning_rate" if "learning_rate" in names else names[0] if names else None
+    names = [name for name in points[0].flags if all(is_number(point.flags[name]) for point in points)]
+    return "learning_rate" if "learning_rate" in names else next(iter(names), None)
 
 
-def name_files(points: list) -> dict:
-    """{a choice of --files: its name}: the files' names without folders, where these differ."""
-    choices = {point.files: "+".join(Path(part).stem for part in point.files.split("+")) for point in points}
-    return choices if len(set(choices.values())) == len(choices) else {choice: choice for choice in choices}
+def is_number(text: str) -> bool:
+    with suppress(ValueError):
+        return not math.isnan(float(text))
+    return False
 
 
 def collect(points: list, finished: set) -> dict:
     """What sweep.json holds: {"axis": flag or None, "curves": {name: [{x, seed, outcome, loss, run, …}]}} of the runs
     that are finished, "seeds": how many there should be, "missing": the names of the other runs. A curve's name is its
     files and its values of the other flags."""
-    axis, curves, titles = find_axis(points), {}, name_files(points)
+    axis, curves = find_axis(points), {}
+    titles = {point.files: "+".join(Path(part).stem for part in point.files.split("+")) for point in points}
+    if len(set(titles.values())) < len(titles):  # names without folders do not tell them apart
+        titles = {files: files for files in titles}
     for point in points:
         others = [f"{name}={value}" for name, value in point.flags.items() if name != axis]
         rows = curves.setdefault(" ".join(filter(None, [titles[point.files], *others])) or BASE, [])

@@ -29,6 +29,7 @@ from configurator import configure
 from model import GPTConfig
 from nanodnt.files import write_file
 from nanodnt.optim import fill_defaults
+from nanodnt.prepare.script import cpus
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import resolve_none, task_of
@@ -53,9 +54,6 @@ class Stopped(Exception):
     """The user ended the command; the runs have saved."""
 
 
-# ------------------------------------------------------------------------------------------------------ command lines
-
-
 def split_command(*parts: str) -> tuple:
     """(config files, {flag: value}) of texts in this order; a later flag replaces an earlier one."""
     files, flags = [], {}
@@ -71,7 +69,7 @@ def split_command(*parts: str) -> tuple:
 def make_run(folder: Path, files: list, flags: dict, keep: int = 0) -> TrainingRun:
     """The run of `train.py FILES --FLAG=VALUE …` in `folder`. Its command decides which run it is, but not `keep`, the
     number of checkpoints to keep over the run."""
-    flags = {name: _plain(value) for name, value in sorted(flags.items())}
+    flags = {name: plain_number(value) for name, value in sorted(flags.items())}
     args = [*files, *(f"--{name}={value}" for name, value in flags.items())]
     digest = hashlib.sha256(" ".join(args).encode()).hexdigest()[:6]
     words = [Path(name).stem for name in files[1:] or files] or ["base"]
@@ -81,7 +79,7 @@ def make_run(folder: Path, files: list, flags: dict, keep: int = 0) -> TrainingR
     return TrainingRun(folder / f"{'-'.join(words).replace('/', '_')[:100]}-{digest}", tuple(args))
 
 
-def _plain(value) -> str:
+def plain_number(value) -> str:
     """A flag's value as text; a number always in the same form, so that 1e-3 and 0.001 are one run."""
     try:
         text = f"{float(value):.12g}"
@@ -99,9 +97,6 @@ def resolve_configs(args) -> tuple:
         paths = [arg if arg.startswith("-") else str(ROOT / arg) for arg in args]
         (flags, config), _ = configure(GPTConfig, TrainConfig, argv=paths)
     return flags, config
-
-
-# --------------------------------------------------------------------------------------------------------- one's result
 
 
 def read_outcome(path: Path) -> tuple:
@@ -141,14 +136,6 @@ def mark_finished(run: TrainingRun, seconds: float | None) -> tuple:
     return outcome
 
 
-# ------------------------------------------------------------------------------------------------------- all the runs
-
-
-def cpus() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def visible_gpus() -> list:
     """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
     if not torch.cuda.is_available():
@@ -176,8 +163,6 @@ class Runner:
         self.guard, self.locks, self.children, self.stopping = threading.Lock(), {}, set(), False
         self.expected, self.seconds, self.began = 0, [], time.perf_counter()
         self.pool, self.slots = ThreadPoolExecutor(self.jobs), list(range(self.jobs))
-
-    # -- all of them
 
     def __enter__(self):
         """Until the end of the `with`, Ctrl-C and SIGTERM end the runs, which save."""
@@ -227,8 +212,6 @@ class Runner:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}"]
         return [sys.executable, *(torchrun if n > 1 else [])]
 
-    # -- one of them
-
     def finish(self, run: TrainingRun, train: bool = True) -> None:
         """Train `run` unless it is finished. ValueError if it fails; Stopped; without `train`, MissingRun."""
         with self.thread_lock(run.path):
@@ -242,21 +225,18 @@ class Runner:
                     return
                 began = time.perf_counter()
                 self.train(run, lock)
-                seconds = time.perf_counter() - began
-                outcome, loss = mark_finished(run, seconds)
-            with self.guard:
-                self.seconds.append(seconds)
-                result = outcome if loss is None else f"loss {loss:.4f}"
-                print(f"{self.progress()}  {run.path.name}  {result}", flush=True)
+                self.report(run, time.perf_counter() - began)
 
-    def progress(self) -> str:
-        """Minutes since the start, runs made, runs still expected, and when they will be there."""
-        done, left = len(self.seconds), self.expected - len(self.seconds)
-        text = f"{(time.perf_counter() - self.began) / 60:6.1f} min  {done} done"
-        if left > 0:
-            per_run = sum(self.seconds) / done / 60
-            text += f", {left} left, about {per_run * left / min(self.jobs, left):.0f} min"
-        return text
+    def report(self, run: TrainingRun, seconds: float) -> None:
+        """Note that a run is made; print the minutes since the start, how many are made and expected, its result."""
+        outcome, loss = mark_finished(run, seconds)
+        with self.guard:
+            self.seconds.append(seconds)
+            done, left = len(self.seconds), self.expected - len(self.seconds)
+            text = f"{(time.perf_counter() - self.began) / 60:6.1f} min  {done} done"
+            if left > 0:
+                text += f", {left} left, about {sum(self.seconds) / done / 60 * left / min(self.jobs, left):.0f} min"
+            print(f"{text}  {run.path.name}  {outcome if loss is None else f'loss {loss:.4f}'}", flush=True)
 
     def thread_lock(self, path: Path) -> threading.Lock:
         """The lock between the threads of this process for a run's folder."""
@@ -289,17 +269,17 @@ class Runner:
         """An open file that locks `path` for this process and for the train.py that inherits it.
 
         So a train.py that outlives a killed command keeps the lock, and the next command waits for it."""
-        file, announced = open(path / ".runner", "w"), False
+        file, waiting = open(path / ".runner", "w"), False
         while fcntl:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not announced:
-                    print(f"waiting: {path} is being trained by another process", flush=True)
-                announced = True
                 if self.stopping:
                     raise Stopped from None
+                if not waiting:
+                    print(f"waiting: {path} is being trained by another process", flush=True)
+                waiting = True
                 time.sleep(1)
             except OSError:  # a file system without locks
                 break

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +13,7 @@ from support.pages import ROOT
 
 BY_OTHERS = {"PIL": "pillow", "sklearn": "scikit-learn", "pyarrow": "datasets", "regex": "tiktoken"}
 BY_OTHERS |= {"tiktoken_ext": "tiktoken", "lm_eval": "lm-eval"}
+OWN = {"layers", "nanodnt", "interop", "studies", "data", "support", "conftest"}
 OPTIONAL = {"wandb", "transformers", "triton"}  # in a `try`: a message says what to install; triton comes with torch
 
 
@@ -34,16 +34,7 @@ def imported(paths):
             elif isinstance(node, ast.ImportFrom):
                 names.add(node.module)
     found = {name.split(".")[0] for name in names} - sys.stdlib_module_names
-    own = {path.stem for path in ROOT.glob("*.py")} | {
-        "layers",
-        "nanodnt",
-        "interop",
-        "studies",
-        "data",
-        "support",
-        "conftest",
-    }
-    return {BY_OTHERS.get(name, name) for name in found - own}
+    return {BY_OTHERS.get(name, name) for name in found - OWN - {path.stem for path in ROOT.glob("*.py")}}
 
 
 def python_files(*folders):
@@ -62,8 +53,7 @@ def test_what_the_code_imports_is_pinned():
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
-@pytest.mark.parametrize("target, flag", [("test", ""), ("test-deep", " --deep")])
-@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize("target, flag, code", [("test", "", 0), ("test-deep", " --deep", 1)])
 def test_a_suite_is_one_call_of_pytest(target, flag, code, tmp_path):
     """With a python that writes its arguments down and exits with `code`."""
     python = tmp_path / "python"
@@ -99,8 +89,3 @@ def test_the_citation_names_the_five_papers():
     assert papers <= set(re.findall(r"arxiv\.org/abs/([\d.]+)", (ROOT / "README.md").read_text()))
     version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
     assert f"\nversion: {version}\n" in text
-
-
-def test_scripts_are_executable():
-    assert os.access(ROOT / ".ci" / "run", os.X_OK)
-    assert Path(ROOT / ".ci" / "run").read_text().startswith("#!/usr/bin/env bash\n")

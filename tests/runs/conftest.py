@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from support.faults import COMMANDS
 from support.runs import load, run
-from support.trials import References, Trial
+from support.trials import Trial
 
 
 @contextmanager
@@ -60,10 +61,11 @@ def begun(tmp_path, first_20):
 
 @pytest.fixture(scope="session")
 def references(tmp_path_factory, dataset):
-    return References(tmp_path_factory.mktemp("references"), dataset)
+    """references(name of a command) → the Trial that nothing disturbed, made when first asked for."""
+    return cache(lambda name: Trial(tmp_path_factory.mktemp("reference") / "run", COMMANDS[name], dataset))
 
 
 @pytest.fixture
 def trial(references, dataset, tmp_path):
     """trial(name of a command) → its Trial."""
-    return lambda name: Trial(tmp_path / "trial", COMMANDS[name], dataset, references[name])
+    return lambda name: Trial(tmp_path / "trial", COMMANDS[name], dataset, references(name))

@@ -12,10 +12,9 @@ import pytest
 from nanodnt.optim import fill_defaults
 from nanodnt.tasks import fill_from_dataset, task_of
 from studies.claims import quantities, reproduce
-from studies.claims.arms import ARMS, FACTORS, REFUSED, ROBUSTNESS, SCALES, SEEDS, STUDY, TUNING_SEED
+from studies.claims.arms import ARMS, REFUSED, SCALES, SEEDS, STUDY, TUNING_SEED
 from studies.claims.claims import CLAIMS, GAPS
 from studies.claims.experiment import Experiment, ReproduceConfig, arms_in, choose_claims, claims_at, split_value
-from studies.claims.judge import judge
 from studies.claims.page import write_page
 from studies.claims.record import digest_settings
 from studies.claims.reproduce import list_needs
@@ -39,9 +38,6 @@ PUBLISHED = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------------ claims
-
-
 def arms_at(scale: str) -> dict:
     """The arms that a scale has the bases of."""
     return {name: arm for name, arm in ARMS.items() if arm.family in SCALES[scale].bases}
@@ -57,7 +53,7 @@ def test_claims_are_well_formed():
         assert not claim.beside or claim.beside in [side.says for side in claim.sides]
         for number in (claim.primary, *claim.sides):
             assert number.measure in {"loss", *quantities.MEASURES}, claim.id
-            assert split_value(number.value) and number.says
+            assert number.says and set(arms_in([number])) <= set(ARMS)
 
 
 def test_the_published_values_are_the_papers():
@@ -94,41 +90,22 @@ def test_every_arm_is_looked_at(tmp_path):
     assert needs["small"] - needs["mini"] <= alone and {"HG", "IWD"} <= alone
 
 
-def test_robustness_has_multiples_of_the_best_rate_but_those_that_train_py_refuses():
-    made = Experiment(ReproduceConfig(judge_only=True))
-    for optimizer, layouts in ROBUSTNESS.items():
-        for layout, factor in itertools.product(layouts, FACTORS):
-            name = f"{layout} {optimizer}"
-            if f"{name} ×{factor}" not in REFUSED:
-                arm = ARMS[f"{name} ×{factor}"]
-                assert (arm.of, arm.times, arm.files) == (name, factor, ARMS[name].files)
-                continue
-            run = made.run_of(name, made.tune(name).lr * factor, TUNING_SEED)
-            with pytest.raises(ValueError, match="would shrink every matrix"):
-                fill_defaults(resolve_configs(run.args)[1])
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_multiples_that_are_left_out_are_those_that_train_py_refuses(name):
+    made, (arm, _, factor) = Experiment(ReproduceConfig(judge_only=True)), name.partition(" ×")
+    assert name not in ARMS and f"{arm} ×{int(factor) // 2}" in ARMS
+    run = made.run_of(arm, made.tune(arm).lr * int(factor), TUNING_SEED)
+    with pytest.raises(ValueError, match="would shrink every matrix"):
+        fill_defaults(resolve_configs(run.args)[1])
 
 
-def test_the_study_varies_one_thing(tmp_path, monkeypatch):
+def test_the_study_varies_one_thing():
     assert len(GAPS) == 2 * sum(len(values) for values, _ in STUDY.values())
     for number in GAPS:
         layout, what = number.says.split(", ", 1)
         (_, sgd), (_, adam) = split_value(number.value)
         assert sgd in (f"{layout} mSGDW", f"{layout} mSGDW, {what}")
         assert adam in (f"{layout} AdamW", sgd.replace("mSGDW", "AdamW"))
-    made, asked = make_experiment(tmp_path), []
-
-    def measure(measure, run):  # S5's best rate is 1, whatever is varied
-        lr = float(next(arg for arg in run.args if arg.startswith("--learning_rate=")).partition("=")[2])
-        asked.append((lr, "--momentum=0.98" in run.args))
-        return abs(math.log2(lr))
-
-    monkeypatch.setattr(made, "measure", measure)
-    assert made.tune("S5 mSGDW").lr == made.tune("S5 mSGDW, momentum 0.98").lr == 1
-    assert sorted(lr for lr, varied in asked if varied) == [0.5, 1, 2]  # around the layout's own
-    assert sorted({lr for lr, varied in asked if not varied}) == [0.0625, 0.125, 0.25, 0.5, 1, 2]
-
-
-# -------------------------------------------------------------------------------------------------------------- arms
 
 
 def resolved(run) -> tuple:
@@ -161,16 +138,10 @@ def test_every_arm_is_a_configuration_and_those_compared_differ(scale, tmp_path)
 
 # The papers' own runs: {arm: files after config/ and flags at 124m, at paper if they differ}; {s}: small or xl
 OWN = {
-    "S1 AdamW": ["gpt2_{s}"],
-    "S1 mSGDW ×8": ["gpt2_{s} optimizers/msgdw --learning_rate=8"],
     "S1 Muon": ["gpt2_{s} optimizers/muon_dnt"],
     "S4 mSGDW": ["dnt_{s} dnt/s4 optimizers/msgdw"],
-    "S5 AdamW": ["dnt_{s}"],
     "S5 AdamW ×8": ["dnt_{s} --learning_rate=4.8e-3"],
-    "S5 mSGDW, half": ["dnt_{s} optimizers/msgdw --learning_rate=0.5"],
     "S4 without QK, stress": ["dnt_{s} dnt/no_qk_norm --learning_rate=0.3 --warmup_iters=0 --weight_decay=0"],
-    "one rate": ["blockwise/llama_237m"],
-    "all blocks": ["blockwise/llama_237m blockwise/blockwise"],
     "Adam-mini, blocks": ["blockwise/llama_237m blockwise/adam_mini_blockwise"],
     "Fig. 8, 6 4 3 2": [
         "blockwise/llama_237m blockwise/minipile blockwise/rejected_6432 --learning_rate=7.5e-4 --min_lr=3.75e-5"
@@ -221,30 +192,20 @@ def test_datasets_of_the_commands_are_looked_at(tmp_path, monkeypatch):
         assert found == datasets
 
 
-# What an arm is, beyond its base: one of each way to make one, and those that no record has
+# What an arm is, beyond its base: of those that no record has
 MEANING = {
-    "S4 mSGDW": dict(pre_norm="both", mid_norm="both", input_norm=True, qk_norm=True, optimizer="msgdw"),
-    "S5 Muon": dict(pre_norm="attn", optimizer="muon"),
-    "S3 mSGDW ×16": dict(input_norm=True, mid_norm="none", optimizer="msgdw"),
-    "LNS AdamW": dict(lns="norm", residual_init="plain", pre_norm="both", qk_norm=False),
-    "unified mSGDW": dict(gain="branch", gain_out="norm", gain_param="magdir", optimizer="msgdw"),
     "S4 without pre, stress": dict(pre_norm="none", mid_norm="both", input_norm=True, qk_norm=True, weight_decay=0),
     "S4 without mid, stress": dict(pre_norm="both", mid_norm="none", input_norm=True, warmup_iters=0),
     "S4 without input, stress": dict(pre_norm="both", mid_norm="both", input_norm=False, qk_norm=True),
-    "after warm-up": dict(lr_ratio_emb=10, lr_ratio_vo=4, blockwise_start="warmup_end"),
-    "Norm ×2": dict(lr_ratio_emb=1, lr_ratio_qk=1, lr_ratio_ffn=1, lr_ratio_vo=1, lr_ratio_norm=2),
-    "Adam-mini, blocks": dict(optimizer="adam_mini", blockwise_lr=True, lr_ratio_emb=4, lr_ratio_qk=1, lr_ratio_ffn=4),
-    "sigmoid, no α": dict(norm="dyt", dyt_squash="sigmoid", dyt_learn_alpha=False, dyt_alpha_attn=1.0),
-    "scaled init": dict(lns="off", residual_init="gpt2", n_layer=16, beta2=0.999, grad_clip=0, weight_decay=0),
-    "no embedding scalar": dict(norm="dyt", embed_scale=False),
-    "before the norm": dict(lns="input"),
+    "Fig. 8, 6 4 3 2": dict(lr_ratio_emb=6, lr_ratio_qk=4, lr_ratio_ffn=3, lr_ratio_vo=2),
+    "before the norm": dict(lns="input", n_layer=16, beta2=0.999, grad_clip=0, weight_decay=0),
     "HG": dict(gain="branch", gain_out="none", gain_param="direct"),
     "DNP": dict(gain_out="norm"),
     "IWD": dict(qk_norm=True, decay_gains="input"),
-    "ViT S5 mSGDW": dict(pre_norm="attn", mid_norm="both", optimizer="msgdw", weight_decay=2e-4, grad_clip=0),
+    "sigmoid, no α": dict(norm="dyt", dyt_squash="sigmoid", dyt_learn_alpha=False, dyt_alpha_attn=1.0),
+    "no embedding scalar": dict(norm="dyt", embed_scale=False),
+    "S1 AdamW, initial weights Xavier, 1": dict(init="xavier", init_std=1.0),
     "ViT identity": dict(norm="dyt", dyt_squash="identity", dyt_bias=True),
-    "S1 AdamW, batch, sequences 4": dict(batch_size=4, optimizer="adamw"),
-    "S5 mSGDW, momentum 0.98": dict(momentum=0.98, pre_norm="attn", optimizer="msgdw"),
 }
 
 
@@ -279,9 +240,6 @@ def test_no_number_is_reported_with_a_seed_that_chose_something(tmp_path):
             assert all(len(made.seeds_of(name)) >= enough for name in arms_in([claim.primary]))
 
 
-# -------------------------------------------------------------------------------------------------- what is on record
-
-
 @pytest.mark.parametrize("scale, name", [("mini", "claims.md"), ("digits", "claims_digits.md")])
 def test_the_pages_are_those_of_the_record(scale, name, tmp_path):
     (tmp_path / "results" / "claims").mkdir(parents=True)
@@ -294,11 +252,12 @@ def test_readme_says_the_verdicts_of_the_record():
     results = (ROOT / "README.md").read_text().split("## Results")[1].split("\n## ")[0]
     said = re.findall(r"^\| (.+) \| \[(.+)\]\(docs/results/(.+)#(.+)\) \| \W*([^:*\n|]+)", results, re.MULTILINE)
     found = []
-    for scale, page in (("mini", "claims.md"), ("digits", "claims_digits.md")):
-        made = Experiment(ReproduceConfig(scale=scale, judge_only=True))
-        verdicts, ids = judge(made), {claim.id: claim for claim in made.claims}
-        for name, row in verdicts.items():
-            statement = ids[name].statement.removesuffix(" [I]")
-            found.append((ids[name].paper, statement, page, name, row["class"]))
-    assert sorted((*row[:4], row[4].removesuffix(" on digits").strip()) for row in said) == sorted(found)
+    for page in ("claims.md", "claims_digits.md"):  # they are those of the record, as the test above sees
+        text = (ROOT / "docs" / "results" / page).read_text()
+        rows = re.findall(r"^\| ([^|]+) \| \[(.+?)(?: \[I\])?\]\(#(.+?)\) \|.*\*\*([^*|]+)\*\*", text, re.MULTILINE)
+        found += [(paper, statement, page, name, verdict) for paper, statement, name, verdict in rows]
+    assert len(found) == 14
+    for rows in (said, found):
+        rows[:] = sorted((*row[:4], row[4].strip().removesuffix(" on digits")) for row in rows)
+    assert said == found
     assert not re.findall(r"\d\.\d\d", results)  # no number is typed

@@ -226,15 +226,13 @@ def test_every_claim_of_a_scale(scale, dataset, tmp_path, monkeypatch):
     assert scale == "tiny" or any(top1.values())
 
 
-# ---------------------------------------------------------------------------------------------------- kills and stops
-
 DRIVER = """
 import sys
-from support.claims import invent
 import reproduce
+from support.claims import invented
 
-invent(sys.argv.pop(1))
-sys.exit(reproduce.main())
+with invented(sys.argv.pop(1)):
+    sys.exit(reproduce.main())
 """
 
 
@@ -246,39 +244,6 @@ def begin(base, folder: Path) -> subprocess.Popen:
     with open(folder / "output", "wb") as output:
         how = dict(stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
         return subprocess.Popen(command, cwd=folder, env=env, **how)
-
-
-def resumed_steps(run: Path) -> list:
-    """The steps of the checkpoints that train.py went on from."""
-    return [int(step) for step in re.findall(r"weights: .*, step (\d+)", (run / "train.log").read_text())]
-
-
-def assert_finished_as(undisturbed: Path, folder: Path, steps: int) -> None:
-    """reproduce.py in `folder` made the same run, recorded it, and left nothing half-written."""
-    run = folder / "out" / "mini" / undisturbed.name
-    assert json.loads((run / "done.json").read_text())["outcome"] == "finished"
-    assert_same_run(run, undisturbed)
-    assert record(folder)[run.name]["measures"] == {"loss": column(undisturbed, "val_loss")[steps]}
-    assert not list(folder.rglob("*.tmp"))
-
-
-@pytest.mark.deep
-def test_stopped_it_goes_on_and_ends_the_same(whole, base, tmp_path):
-    undisturbed = one_run(whole, "0.01", 1)
-    run = tmp_path / "out" / "mini" / undisturbed.name
-
-    process = begin(base, tmp_path)
-    wait_for_row(process, run, STEPS // 4)
-    process.terminate()
-    finish(process, 130)
-    assert (tmp_path / "output").read_text() == "stopped; the same command goes on from here\n"
-    assert not (run / "done.json").exists()
-    saved = load(run / "last.pt")["step"]
-    assert STEPS // 4 <= saved < STEPS
-
-    assert call(base, tmp_path, "--only=learns", "--seeds=1") == 0
-    assert resumed_steps(run) == [saved]
-    assert_finished_as(undisturbed, tmp_path, STEPS)
 
 
 @pytest.mark.deep
@@ -320,7 +285,10 @@ def test_killed_and_stopped_it_goes_on_and_ends_the_same(dataset, tmp_path):
     finish(process, 0)
     assert f"waiting: {run} is being trained by another process" in output.read_text()
 
-    resumed = resumed_steps(run)
+    resumed = [int(step) for step in re.findall(r"weights: .*, step (\d+)", (run / "train.log").read_text())]
     # 40 or 48: the last two saves before row 58; the run that lived on is found finished, and not started again
     assert resumed[0] in (40, 48) and resumed[1:] == [saved]
-    assert_finished_as(undisturbed, folder, 160)
+    assert json.loads((run / "done.json").read_text())["outcome"] == "finished"
+    assert_same_run(run, undisturbed)
+    assert record(folder)[run.name]["measures"] == {"loss": column(undisturbed, "val_loss")[160]}
+    assert not list(folder.rglob("*.tmp"))

@@ -17,15 +17,12 @@ from nanodnt.tasks import fill_from_dataset, resolve_none
 from studies.claims import quantities
 from studies.claims.arms import ARMS, Arm
 from studies.claims.claims import Number
-from studies.claims.experiment import Experiment, Tuned
+from studies.claims.experiment import Experiment
 from studies.claims.record import Record
 from studies.sweep.runner import MissingRun, Runner, Stopped, read_outcome, resolve_configs
 from support.claims import flag, make_experiment
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-# ---------------------------------------------------------------------------------------------------- learning rates
 
 
 def searching(tmp_path, monkeypatch, loss, scale="mini") -> Experiment:
@@ -81,16 +78,13 @@ def test_rates_that_are_given_or_of_another_arm(tmp_path, monkeypatch):
 
 
 def test_the_best_of_several_settings_is_taken_at_the_best_rate(tmp_path, monkeypatch):
-    made = make_experiment(tmp_path)
-    losses = {None: 2.0, "0.5": 2.1, "2": 1.9, "4": None}
+    made, losses = make_experiment(tmp_path), {None: 2.0, "0.5": 2.1, "2": 1.9, "4": None}
 
     def measured(measure, run):
-        return losses[flag(run, "dyt_alpha_attn")] + valley(4e-3)(float(flag(run, "learning_rate")))
+        loss = losses[flag(run, "dyt_alpha_attn")]
+        return loss and loss + valley(4e-3)(float(flag(run, "learning_rate")))
 
-    def diverging(measure, run):
-        return None if flag(run, "dyt_alpha_attn") == "4" else measured(measure, run)
-
-    monkeypatch.setattr(made, "measure", diverging)
+    monkeypatch.setattr(made, "measure", measured)
     found = made.tune("DyT")
     assert found.files == f"{ARMS['DyT'].files} --dyt_alpha_attn=2 --dyt_alpha_other=2" and found.lr == 4e-3
     assert list(found.variants.values()) == [2.0, 2.1, 1.9, None]
@@ -98,7 +92,16 @@ def test_the_best_of_several_settings_is_taken_at_the_best_rate(tmp_path, monkey
     assert flag(made.reported("DyT, α₀ of the paper", 1), "dyt_alpha_other") is None
 
 
-# -------------------------------------------------------------------------------------------------------------- runs
+def test_a_variation_is_tuned_around_the_rate_of_its_arm(tmp_path, monkeypatch):
+    made, asked = make_experiment(tmp_path), []
+
+    def measured(measure, run):
+        asked.append((flag(run, "momentum"), float(flag(run, "learning_rate"))))
+        return valley(1.0)(asked[-1][1])
+
+    monkeypatch.setattr(made, "measure", measured)
+    assert made.tune("S5 mSGDW, momentum 0.98").lr == made.tune("S5 mSGDW").lr == 1
+    assert sorted(lr for varied, lr in asked if varied) == [0.5, 1, 2]
 
 
 def test_the_folder_is_of_the_command_but_not_of_what_is_kept(tmp_path, monkeypatch):
@@ -113,18 +116,16 @@ def test_the_folder_is_of_the_command_but_not_of_what_is_kept(tmp_path, monkeypa
     others = [made.run_of("S2 AdamW", 1e-3, 2), made.run_of("S1 AdamW", 2e-3, 2), made.run_of("S1 AdamW", 1e-3, 3)]
     others.append(made.run_of("S1 AdamW", 1e-3, 2, "config/dnt/s1.py --weight_decay=0.2"))
     assert len({run.path, *(other.path for other in others)}) == 5
+    assert flag(made.run_of("Pre-LN", 1e-3, 1), "beta2") == "0.999"  # the family's
+    assert flag(made.run_of("Pre-LN", 1e-3, 1, "--beta2=0.9 --learning_rate=7"), "beta2") == "0.9"  # the last one wins
+    assert flag(made.run_of("Pre-LN", 1e-3, 1, "--learning_rate=7"), "learning_rate") == "0.001"
 
 
 def test_as_many_gpus_as_can_share_the_batch(tmp_path):
     made = make_experiment(tmp_path, "124m")
-    for processes, name, n in (
-        (8, "S5 AdamW", 8),
-        (8, "Fig. 8, one rate", 5),
-        (4, "Fig. 8, one rate", 4),
-        (1, "LNS", 1),
-    ):
-        made.runner.processes = processes  # 480 in 30s; 300 in 15s
-        launch = made.runner.launch(made.run_of(name, None, 1))
+    for processes, n in ((8, 5), (4, 4), (1, 1)):  # of batches of 300 in micro batches of 15
+        made.runner.processes = processes
+        launch = made.runner.launch(made.run_of("Fig. 8, one rate", None, 1))
         assert (f"--nproc_per_node={n}" in launch) == (n > 1) and launch[0] == sys.executable
 
 
@@ -142,35 +143,19 @@ def test_what_none_means_is_no_other_setting():
 
 
 def test_what_the_dataset_says_of_images_is_no_other_setting(tmp_path):
-    """config.json of a run has its images' size, channels and classes, which the command leaves to the dataset."""
-
-    def finished(run) -> bool:
-        """As train.py leaves it, with digits."""
-        config = resolve_configs(run.args)
-        fill_defaults(config[1])
-        fill_from_dataset(config[0], {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, "digits")
-        run.path.mkdir(parents=True)
-        record = dict(zip(("model", "train"), map(asdict, config), strict=True))
-        (run.path / "config.json").write_text(json.dumps(record))
-        (run.path / "done.json").write_text("{}")
-        return Runner(1).is_finished(run)
-
-    made = make_experiment(tmp_path, "digits")
-    run = made.run_of("ViT DyT", 1e-3, 1)
-    assert finished(run)
+    """config.json of a run has its images' size, channels and classes, which the command may leave to the dataset."""
+    run = make_experiment(tmp_path, "digits").run_of("ViT DyT", 1e-3, 1)
+    model, train = resolve_configs(run.args)
+    fill_defaults(train)
+    fill_from_dataset(model, {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, "digits")
+    run.path.mkdir(parents=True)
+    (run.path / "config.json").write_text(json.dumps({"model": asdict(model), "train": asdict(train)}))
+    (run.path / "done.json").write_text("{}")
+    for flags in ((), ("--image_size=8", "--n_class=10")):
+        assert Runner(1).is_finished(run._replace(args=(*run.args, *flags)))
     for word in ("image_size=16", "channels=3", "n_class=20", "block_size=5", "n_layer=3"):
         with pytest.raises(ValueError, match=rf"trained with other settings \({word.partition('=')[0]} "):
             Runner(1).is_finished(run._replace(args=(*run.args, f"--{word}")))
-    given = run._replace(path=tmp_path / "given", args=(*run.args, "--image_size=8", "--n_class=10"))
-    assert finished(given)
-
-
-def test_later_flags_replace_earlier_ones(tmp_path, monkeypatch):
-    made = make_experiment(tmp_path)
-    assert flag(made.run_of("shared", 1e-3, 1, "--beta2=0.5 --beta2=0.25"), "beta2") == "0.25"
-    assert flag(made.run_of("Pre-LN", 1e-3, 1), "beta2") == "0.999"  # the family's
-    assert flag(made.run_of("Pre-LN", 1e-3, 1, "--beta2=0.9"), "beta2") == "0.9"
-    assert flag(made.run_of("shared", 1e-3, 1, "--learning_rate=7"), "learning_rate") == "0.001"
 
 
 def test_a_folder_in_use_is_waited_for(tmp_path, monkeypatch, capsys):
@@ -206,17 +191,16 @@ def left(folder: Path, *rows: dict) -> Path:
 
 
 def test_outcomes(tmp_path):
-    first = {"val_loss": 3.9}
-    good = left(tmp_path / "a", first, {"train_loss": 1.0}, {"val_loss": 3.0})
-    assert read_outcome(good) == ("finished", 3.0)
-    assert read_outcome(left(tmp_path / "b", first, {"val_loss": 3.9})) == ("finished", 3.9)
-    for name, last in {
-        "failed": {"train_loss": None, "failure": "10 steps in a row"},
-        "failed at an evaluation": {"val_loss": 2.0, "failure": "10 steps in a row"},
-        "not finite": {"val_loss": None},
-        "worse than at first": {"val_loss": 3.91},
-    }.items():
-        assert read_outcome(left(tmp_path / name, first, {"val_loss": 3.5}, last)) == ("diverged", None), name
+    first, diverged = {"val_loss": 3.9}, ("diverged", None)
+    for name, last, outcome in (
+        ("better", {"val_loss": 3.0}, ("finished", 3.0)),
+        ("as at first", {"val_loss": 3.9}, ("finished", 3.9)),
+        ("worse than at first", {"val_loss": 3.91}, diverged),
+        ("failed", {"train_loss": None, "failure": "10 steps in a row"}, diverged),
+        ("failed at an evaluation", {"val_loss": 2.0, "failure": "10 steps in a row"}, diverged),
+        ("not finite", {"val_loss": None}, diverged),
+    ):
+        assert read_outcome(left(tmp_path / name, first, {"train_loss": 1.0}, last)) == outcome, name
     with pytest.raises(ValueError, match=r"metrics.jsonl has no validation loss: remove "):
         read_outcome(left(tmp_path / "nothing"))
 
@@ -224,9 +208,6 @@ def test_outcomes(tmp_path):
 def test_top1_is_the_last_one_in_percent(tmp_path):
     rows = {"val_loss": 2.3, "val_top1": 0.125}, {"val_loss": 0.2, "val_top1": 0.9375}, {"train_loss": 0.6}
     assert quantities.top1(left(tmp_path / "images", *rows)) == 93.75
-
-
-# ------------------------------------------------------------------------------------------------------------ record
 
 
 def test_the_record_keeps_what_is_measured(tmp_path):
@@ -279,30 +260,28 @@ def test_a_record_of_other_settings_is_refused(tmp_path, monkeypatch):
 
 
 def test_values_by_seed(tmp_path, monkeypatch):
-    made = make_experiment(tmp_path, seeds=3)
-    losses = {"S1": [3.0, 3.1, None], "S5": [2.5, None, None]}
-    monkeypatch.setattr(made, "reported", lambda name, seed: (name[:2], seed))
-    monkeypatch.setattr(made, "measure", lambda measure, run: losses[run[0]][run[1] - 1])
-    values = made.values(Number("", "S5 AdamW - S1 AdamW"))
-    assert values[:2] == [-0.5, math.inf] and math.isnan(values[2])  # DNT diverged; both did
-    assert made.values(Number("", "S1 AdamW - S5 AdamW"))[:2] == [0.5, -math.inf]
-    assert len(made.values(Number("", "S1 Muon ×4 - S1 AdamW"))) == 2  # those that both have
-    four = "S5 AdamW ×8 - S5 AdamW - S1 AdamW ×8 + S1 AdamW"
-    assert all(map(math.isnan, made.values(Number("", four))[1:]))  # S5 diverged at its own best rate
-    losses.update({"S1": [3.0, 3.0, 3.0], "S5": [2.5, 2.5, 2.5]})
+    made, losses = make_experiment(tmp_path, seeds=3), {"S1": [3.0, 3.1, None], "S5": [2.5, None, None]}
     high = {"S1": None, "S5": 2.75}
-    monkeypatch.setattr(made, "reported", lambda name, seed: (name[:2], seed, "×" in name))
-    monkeypatch.setattr(made, "measure", lambda measure, run: high[run[0]] if run[2] else losses[run[0]][run[1] - 1])
-    assert made.values(Number("", four)) == [-math.inf] * 2  # S1 diverged, but only at eight times its rate
-    monkeypatch.undo()
-    made = make_experiment(tmp_path, seeds=3)
-    monkeypatch.setattr(made, "measure", lambda measure, run: None if flag(run, "seed") != "1" else 2.5)
-    monkeypatch.setattr(made, "tune", lambda name: Tuned(1e-3, ARMS[name].files, {}))
-    other = made.values(Number("", "S5 AdamW", measure="tail slope"))
-    assert other[0] == 2.5 and all(map(math.isnan, other[1:]))
+    monkeypatch.setattr(made, "reported", lambda name, seed: (name, seed))
 
+    def measured(measure, run):
+        name, seed = run
+        return high[name[:2]] if "×" in name else losses[name[:2]][seed - 1]
 
-# ---------------------------------------------------------------------------------------------------------- measures
+    def values(text, **how):
+        return made.values(Number("", text, **how))
+
+    monkeypatch.setattr(made, "measure", measured)
+    found = values("S5 AdamW - S1 AdamW")
+    assert found[:2] == [-0.5, math.inf] and math.isnan(found[2])  # DNT diverged; both did
+    assert values("S1 AdamW - S5 AdamW")[:2] == [0.5, -math.inf]
+    assert len(values("S1 Muon ×4 - S1 AdamW")) == 2  # those that both have
+    found = values("S5 AdamW", measure="tail slope")  # what is no loss says nothing of a run that diverged
+    assert found[0] == 2.5 and all(map(math.isnan, found[1:]))
+    four = "S5 AdamW ×8 - S5 AdamW - S1 AdamW ×8 + S1 AdamW"
+    assert all(map(math.isnan, values(four)[1:]))  # S5 diverged at its own best rate
+    losses.update({"S1": [3.0, 3.0, 3.0], "S5": [2.5, 2.5, 2.5]})
+    assert values(four) == [-math.inf] * 2  # S1 diverged, but only at eight times its rate
 
 
 @pytest.mark.parametrize("squash, slope", [(lambda x: 2 * x, 1.0), (lambda x: x.sign() * x.abs().sqrt(), 0.5)])
@@ -310,7 +289,7 @@ def test_the_slope_of_the_tail_by_hand(squash, slope, monkeypatch):
     x = torch.randn(20_000, generator=torch.Generator().manual_seed(1))
     points = {"x": x.tolist(), "y": squash(x).tolist()}
     monkeypatch.setattr(quantities, "load_model", lambda path: None)
-    monkeypatch.setattr(quantities, "probe", lambda path: None)
+    monkeypatch.setattr(quantities, "read", lambda path: None)
     monkeypatch.setattr(quantities.norms, "norm_slots", lambda model: ["a", "b"])
     monkeypatch.setattr(quantities.norms, "norm_scatter", lambda *args: points)
     assert quantities.tail_slope(Path()) == pytest.approx(slope, abs=1e-5)

@@ -13,10 +13,10 @@ import sys
 import pytest
 
 import sweep
-import train
+from studies.sweep import runner
 from studies.sweep.grid import SweepConfig, list_points, split_arguments
 from studies.sweep.results import collect, find_axis, find_best, summary_rows
-from studies.sweep.runner import Runner, make_run
+from studies.sweep.runner import Runner, TrainingRun, make_run
 from support import runs as tiny
 from support.claims import in_process, write_base
 from support.runs import ROOT, assert_same_run, column, finish, wait_for_row
@@ -39,9 +39,6 @@ def points_of(*argv, folder=ROOT / "out") -> list:
 def call(*argv) -> int:
     """The exit code of sweep.py, in this process."""
     return tiny.call(sweep.main, *argv)
-
-
-# ------------------------------------------------------------------------------------------------- the command line
 
 
 def test_every_combination_once_in_order(base):
@@ -70,27 +67,22 @@ def test_min_lr_is_a_tenth_of_a_given_rate_unless_it_is_given(base):
     assert {arg for arg in one.run.args if "min_lr" in arg} == {"--min_lr=0.0001"} <= set(two.run.args)
     (only,) = points_of(str(base), "--learning_rate=1e-3")
     assert only.run == points_of(str(base), "--learning_rate=1e-3,1e-2")[0].run  # one more rate is the same schedule
-    (other,) = points_of(str(base), "--beta2=0.9")
-    assert not [arg for arg in other.run.args if "min_lr" in arg]
+    (other,) = points_of(str(base), "--bias")  # a bool needs no value
+    assert "--bias=True" in other.run.args and not [arg for arg in other.run.args if "min_lr" in arg]
 
 
 def test_files_are_found_from_the_current_folder(base, tmp_path, monkeypatch):
     (tmp_path / "config").mkdir()
-    mine = tmp_path / "config" / "mine.py"
+    mine, other = tmp_path / "config" / "mine.py", tmp_path / "config" / "quickstart.py"
     mine.write_text(base.read_text())
+    other.write_text("n_layer = 2\n")
     monkeypatch.chdir(tmp_path)
-    (point,) = points_of("config/mine.py", "--files=config/dnt/s1.py")
-    assert point.run.args[:2] == (str(mine), "config/dnt/s1.py")  # of the repository, where it is not here
+    without, point = points_of("config/mine.py", "--files=,config/dnt/s5.py")  # an empty choice is none
+    assert without.run.args[0] == str(mine) and without.files == ""
+    assert point.run.args[:2] == (str(mine), "config/dnt/s5.py")  # of the repository, where it is not here
+    assert points_of("config/quickstart.py", str(base))[0].run.args[0] == str(other)
     monkeypatch.chdir(ROOT / "config")
-    assert points_of(str(base), "--files=dnt/s1.py")[0].run.args[1] == "config/dnt/s1.py"
-    (tmp_path / "config" / "quickstart.py").write_text("n_layer = 2\n")
-    monkeypatch.chdir(tmp_path)
-    assert points_of("config/quickstart.py", str(base))[0].run.args[0] == str(tmp_path / "config" / "quickstart.py")
-
-
-def test_an_empty_choice_is_none(base):
-    without, with_file = points_of(str(base), "--files=,config/dnt/s5.py")
-    assert without.run.args[0] == str(base) and without.files == "" and with_file.files == "config/dnt/s5.py"
+    assert points_of(str(base), "--files=dnt/s1.py")[0].files == "config/dnt/s1.py"
 
 
 def test_a_number_written_in_two_ways_is_one_run(tmp_path):
@@ -146,9 +138,6 @@ def test_printed_commands_are_those_of_the_runs(base, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-# ---------------------------------------------------------------------------------------------------------- results
-
-
 def row(x, seed, loss):
     return dict(x=x, seed=seed, loss=loss, outcome="diverged" if loss is None else "finished", run="r")
 
@@ -178,12 +167,8 @@ def test_curves_are_named_after_files_and_flags(base):
         return list(collect(points_of(str(base), *flags), set())["curves"])
 
     assert names("--files=config/dnt/s1.py,config/dnt/s5.py+config/optimizers/msgdw.py") == ["s1", "s5+msgdw"]
-    assert names("--files=config/dnt/s2.py,", "--beta2=0.9,0.99", "--norm=rmsnorm,dyt") == [
-        "s2 norm=rmsnorm",
-        "s2 norm=dyt",
-        "norm=rmsnorm",
-        "norm=dyt",
-    ]
+    both = names("--files=config/dnt/s2.py,", "--beta2=0.9,0.99", "--norm=rmsnorm,dyt")
+    assert both == ["s2 norm=rmsnorm", "s2 norm=dyt", "norm=rmsnorm", "norm=dyt"]
     same = "config/lns/pre_ln.py,config/lns/skipinit.py,config/dyt/skipinit.py"
     assert names(f"--files={same}") == same.split(",")
 
@@ -221,67 +206,58 @@ def test_started_again_it_trains_nothing(swept, base, monkeypatch):
     assert json.loads((folder / "sweep.json").read_text())["curves"] == before
 
 
-def test_a_run_that_fails_is_reported_and_the_others_go_on(base, tmp_path, capsys):
-    def fail_once(self, run, lock):
-        if "beta20.9-" in run.path.name:
-            raise ValueError("a run ended with exit code 1 (made up)")
-        train(self, run, lock)
-
-    with in_process(), pytest.MonkeyPatch.context() as patch:
-        train = Runner.train
-        patch.setattr(Runner, "train", fail_once)
-        assert call(base, "--beta2=0.9,0.99", f"--out={tmp_path}") == 1
-    assert "made up" in capsys.readouterr().err
-    found = json.loads((tmp_path / "sweep.json").read_text())
-    (curve,) = found["curves"].values()
-    assert [r["x"] for r in curve] == [0.99] and ["beta20.9-" in name for name in found["missing"]] == [True]
-
-
-def test_a_run_that_is_refused_is_not_in_the_table(swept, base, tmp_path, capsys):
+def test_runs_that_fail_or_are_refused_are_reported_and_the_others_go_on(swept, base, tmp_path, monkeypatch, capsys):
     folder, flags = swept
-    shutil.copytree(folder, tmp_path / "copy")
-    first = next(path for path in (tmp_path / "copy").iterdir() if "0.001" in path.name and "seed1" in path.name)
-    record = json.loads((first / "config.json").read_text())
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    runs = [copy / point.run.path.name for point in points_of(str(base), *flags, folder=copy)]
+    record = json.loads((runs[0] / "config.json").read_text())
     record["train"]["max_iters"] = 5
-    (first / "config.json").write_text(json.dumps(record))
-    second = next(path for path in (tmp_path / "copy").iterdir() if "0.001" in path.name and "seed2" in path.name)
-    (second / "config.json").write_text("{}")
-    assert call(base, *flags, f"--out={tmp_path / 'copy'}") == 1
+    (runs[0] / "config.json").write_text(json.dumps(record))
+    (runs[1] / "config.json").write_text("{}")
+    shutil.rmtree(runs[2])
+
+    def fail(self, run, lock):
+        raise ValueError(f"made up: {run.path.name}")
+
+    monkeypatch.setattr(Runner, "train", fail)
+    assert call(base, *flags, f"--out={copy}") == 1
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2 and any(
-        "was trained with other settings (max_iters 5 → 20): remove it" in line for line in lines
-    )
-    assert any(f"{second / 'config.json'} is damaged: remove {second}" in line for line in lines)
-    found = json.loads((tmp_path / "copy" / "sweep.json").read_text())
-    assert {r["outcome"] for rows in found["curves"].values() for r in rows} == {"diverged"}
-    assert set(found["missing"]) == {first.name, second.name}
+    assert len(lines) == 3 and f"error: {runs[2].name}: made up: {runs[2].name}" in lines
+    assert any(line.endswith("was trained with other settings (max_iters 5 → 20): remove it") for line in lines)
+    assert any(line.endswith(f"{runs[1] / 'config.json'} is damaged: remove {runs[1]}") for line in lines)
+    found = json.loads((copy / "sweep.json").read_text())
+    assert [r["run"] for rows in found["curves"].values() for r in rows] == [runs[3].name]
+    assert set(found["missing"]) == {run.name for run in runs[:3]}
 
 
-def test_runs_made_by_their_printed_commands_are_collected(base, tmp_path, monkeypatch, capsys):
-    flags = ["--learning_rate=1e-3,1e-2", f"--out={tmp_path}"]
-    done, missing = points_of(str(base), *flags, folder=tmp_path)
-    assert tiny.call(train.main, *done.run.args, "--init_from=auto", f"--out_dir={done.run.path}") == 0
-    capsys.readouterr()
+def test_runs_made_by_their_printed_commands_are_collected(swept, base, tmp_path, monkeypatch, capsys):
+    """They have no done.json. Here one is missing, and one was killed before it saved."""
+    folder, flags = swept
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    points = points_of(str(base), *flags, folder=copy)
+    done, killed, missing, diverged = (point.run.path for point in points)
+    for path in copy.glob("*/done.json"):
+        path.unlink()
+    os.utime(killed / "last.pt", (1, 1))
+    shutil.rmtree(missing)
     monkeypatch.setattr(Runner, "train", lambda self, run, lock: pytest.fail(f"trains {run.path}"))
-    assert call(base, *flags, "--collect=True") == 0
-    assert f"not finished: {missing.run.path.name}" in capsys.readouterr().out
-    found = json.loads((tmp_path / "sweep.json").read_text())
+    assert call(base, *flags, f"--out={copy}", "--collect=True") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"not finished: {killed.name}", f"not finished: {missing.name}"]
+    found = json.loads((copy / "sweep.json").read_text())
     (curve,) = found["curves"].values()
-    assert [r["loss"] for r in curve] == [column(done.run.path, "val_loss")[20]]
-    assert found["missing"] == [missing.run.path.name]
-    os.utime(done.run.path / "last.pt", (1, 1))  # as if it had been killed before it saved
-    (done.run.path / "done.json").unlink()
-    assert not Runner(1).is_finished(done.run)
+    assert [r["run"] for r in curve] == [done.name, diverged.name] and found["missing"] == [killed.name, missing.name]
 
 
-def test_progress_says_what_is_left(base, tmp_path, capsys):
-    with in_process():
-        assert call(base, "--learning_rate=1e-3,1e-2", f"--out={tmp_path}") == 0
-    first, second = (line for line in capsys.readouterr().out.splitlines() if " done" in line and "min" in line)
-    assert re.match(
-        r" +\d+\.\d min  1 done, 1 left, about \d+ min  base-learning_rate0\.001-seed1-\w{6}  loss \d", first
-    )
-    assert " 2 done  base-" in second
+def test_progress_says_what_is_left(tmp_path, monkeypatch, capsys):
+    made = Runner(1)
+    made.expected = 3
+    monkeypatch.setattr(runner, "mark_finished", lambda run, seconds: ("finished", 2.5))
+    for name in "ab":
+        made.report(TrainingRun(tmp_path / name, ()), 90.0)
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r" +0\.0 min  1 done, 2 left, about 3 min  a  loss 2\.5000", first)
+    assert re.fullmatch(r" +0\.0 min  2 done, 1 left, about 2 min  b  loss 2\.5000", second)
 
 
 @pytest.mark.deep

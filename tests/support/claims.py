@@ -1,9 +1,9 @@
 """reproduce.py on a made-up scale with tiny runs, and a runner for the real scales."""
 
-import signal
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -15,7 +15,7 @@ from studies.sweep import runner
 from studies.sweep.runner import Runner
 from support import runs
 
-STEPS = 80  # of a made-up run
+STEPS = 20  # of a made-up run
 TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, batch_size=8, warmup_iters=5, max_iters=STEPS)
 TINY |= dict(eval_interval=20, eval_tokens=512, log_interval=1, device="cpu", dtype="float32", compile=False)
 NO_NORM = "--norm=none --pre_norm=none --weight_decay=0"  # a network that a large step makes infinite
@@ -25,7 +25,6 @@ MADE_UP_ARMS = {
     "tuned": Arm("f", points=3, tries=("--beta2=0.5",)),
     "wrong": Arm("f", "--micro_batch_size=3", lr=1e-2),
     "broken": Arm("f", NO_NORM, lr=1e15),
-    "twice": Arm("f", of="tuned", times=2.0),
 }
 
 
@@ -62,32 +61,17 @@ def write_base(path: Path, dataset, **changes) -> Path:
     return path
 
 
-def invent(base) -> None:
-    """Put the made-up scale, arms and claims in place of the real ones."""
-    SCALES["mini"] = Scale("a test", {"f": str(base)}, {"adamw": 2e-2})
-    for table in (ARMS, ROBUSTNESS, GAPS):
-        table.clear()
-    ARMS.update(MADE_UP_ARMS)
-    CLAIMS[:] = MADE_UP
-
-
 @contextmanager
 def invented(base):
-    """`invent`, and afterwards the real ones again, with the signal handlers as they were."""
-    tables, lists = (SCALES, ARMS, ROBUSTNESS), (CLAIMS, GAPS)
-    kept, entries = [dict(table) for table in tables], [list(found) for found in lists]
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        invent(base)
-        yield
-    finally:
-        for real, was in zip(tables, kept, strict=True):
-            real.clear()
-            real.update(was)
-        for real, was in zip(lists, entries, strict=True):
-            real[:] = was
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
+    """Inside, the made-up scale, arms and claims stand in place of the real ones."""
+    scale, claims, gaps = Scale("a test", {"f": str(base)}, {"adamw": 2e-2}), list(CLAIMS), list(GAPS)
+    arms = patch.dict(ARMS, MADE_UP_ARMS, clear=True)
+    with arms, patch.dict(SCALES, mini=scale), patch.dict(ROBUSTNESS, clear=True):
+        CLAIMS[:], GAPS[:] = MADE_UP, []
+        try:
+            yield
+        finally:
+            CLAIMS[:], GAPS[:] = claims, gaps
 
 
 def call(base, folder: Path, *flags) -> int:
@@ -96,8 +80,7 @@ def call(base, folder: Path, *flags) -> int:
 
     argv = [f"--out={folder / 'out'}", f"--results={folder / 'results'}", *flags]
     argv += [] if any(flag.startswith("--jobs") for flag in flags) else ["--jobs=1"]
-    with invented(base), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
+    with invented(base), patch.dict("os.environ", OMP_NUM_THREADS="1"):
         return runs.call(reproduce.main, *argv)
 
 
@@ -131,6 +114,8 @@ def train_here(self, run, lock) -> None:
 def in_process():
     """Inside, runs are trained in this process and thread: quicker, since torch is imported already."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *_: None)  # which takes longer than the steps
+        patch.setattr("train.gc", Mock())
         patch.setattr(runner, "ThreadPoolExecutor", SameThread)
         patch.setattr(Runner, "train", train_here)
         yield

@@ -24,15 +24,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nanodnt.run.checkpoints import load_latest
-from support.faults import COMMANDS, DAMAGES, EVAL, KINDS, LONG, SAVE, STEPS, Command, Fault, rewrite, train_here
+from support.faults import DAMAGES, EVAL, KINDS, LONG, SAVE, STEPS, Command, Fault, rewrite, train_here
 from support.processes import FORKSERVER, torchrun
 from support.runs import assert_same_run, bare, different, load, start
 
 # A process that has not ended by then hangs. Where another dies just as they connect, gloo waits 5 times timeout_s.
 LIMIT_S = 6 * LONG["timeout_s"]
-
-
-# --------------------------------------------------------------------------------------------------- from outside
 
 
 def ended(started, deadline: float) -> int | None:
@@ -75,9 +72,6 @@ def rows(out: Path) -> list:
     path = out / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-# --------------------------------------------------------------------------------------------------- what must hold
 
 
 class Outcome(NamedTuple):
@@ -170,8 +164,6 @@ class Trial:
         )
         return out, WARNING.sub("", err)
 
-    # ------------------------------------------------------------------------------------------------- one fault
-
     def strike(self, fault: Fault) -> Outcome:
         """Start the run, let `fault` happen, and check what it leaves. If the run comes to its end, the next start is
         a new run in a new folder."""
@@ -253,8 +245,6 @@ class Trial:
         kill({*(p.pid for p in started if ended(p, 0) is None), *pids_of(self.out)}, signal.SIGKILL)
         for p in started:
             ended(p, time.monotonic() + LIMIT_S)
-
-    # ------------------------------------------------------------------------------------------- what a fault leaves
 
     def inspect(self, fault: Fault, codes: tuple, floor: int) -> list:
         """What is wrong after a fault. `floor`: the step that the checkpoint must have reached."""
@@ -350,15 +340,3 @@ def strike_all(trial: Trial, todo: list) -> list:
     assert [outcome for outcome in outcomes if outcome.wrong] == []
     assert trial.finish() == []
     return outcomes
-
-
-class References(dict):
-    """{name of a command: the Trial that nothing disturbed}, made when first asked for."""
-
-    def __init__(self, folder: Path, dataset: Path):
-        super().__init__()
-        self.folder, self.dataset = folder, dataset
-
-    def __missing__(self, name):
-        self[name] = Trial(self.folder / str(len(self)), COMMANDS[name], self.dataset)
-        return self[name]
