@@ -262,6 +262,7 @@ def _hint(name, flags, dashes=""):
 # -------------------------------------------------------------------------------- flags, from the dataclasses' source
 
 
+@cache
 def read_flags(*schemas):
     """name → Flag for all fields of all schemas. ValueError for a name in two schemas, a type that no flag can express,
     or a default that its type does not allow."""
