@@ -24,9 +24,8 @@ from nanodnt.run.directory import RunDirectory
 from nanodnt.run.environment import Env, Stop, environment
 from nanodnt.run.errors import EXPECTED, end_with, report_error
 from nanodnt.run.metrics import Meter, finite, progress_line, validation_line
-from nanodnt.run.parallel import distribute
 from nanodnt.settings import TrainConfig
-from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, restore, warn_of_learning_rate
+from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, note_old_rate, restore, wrap_ddp
 from nanodnt.tasks import Task, open_data, task_of_data
 
 
@@ -217,7 +216,7 @@ def train(run: Run) -> int:
     per_process = run.micro * run.accumulation
     own_rows = slice(env.rank * per_process, (env.rank + 1) * per_process)  # this process's part of each batch
     next_batch = Prefetch(lambda step: env.pin(*data.batch(step + state.shift, config.batch_size, own_rows)))
-    step_model = distribute(run.eval_model, env)
+    step_model = wrap_ddp(run.eval_model, env)
     trainer = Trainer(run.model, run.optimizer, run.scaler, run.micro, config.grad_clip, step_model)
     gc.collect()
     gc.freeze()  # the collector need not walk through what is alive now
@@ -303,7 +302,7 @@ def main() -> int:
             # dataset and device may differ between machines; the contents of the dataset are compared later
             env.check_same({**asdict(model_config), **asdict(config), "dataset": None, "device": None})
             env.print(describe(model_config, config, given=given))
-            warn_of_learning_rate(config, given, env)
+            note_old_rate(config, given, env)
             spike = None
             while True:
                 try:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +11,6 @@ import torch
 from layers.sharding import full_tensor, local_shard
 from model import Transformer
 from nanodnt.optim import Optimizer, lr_at
-from nanodnt.run.parallel import sync_gradients
 
 
 class StepResult(NamedTuple):
@@ -114,6 +114,11 @@ def accumulate(trainer: Trainer, batch, targets_per_rank: float | None) -> torch
             trainer.on_phase_end("backward")
         loss += micro_loss.detach()
     return loss
+
+
+def sync_gradients(model, last: bool):
+    """Context of one micro batch. DDP and FSDP average the gradients that they keep only in the `last` one."""
+    return nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()
 
 
 def measure_gradient(trainer: Trainer) -> tuple:

@@ -9,8 +9,8 @@ from layers.rules import notes as layout_notes
 from model import GPTConfig, Transformer
 from nanodnt.optim import describe_groups, load_optimizer, lr_at, notes, state_bytes
 from nanodnt.run.checkpoints import RunState, fingerprint, load_latest
+from nanodnt.run.environment import choose_parallel
 from nanodnt.run.hardware import attention_backend, choose_compile
-from nanodnt.run.parallel import choose_kept, choose_parallel, shard_model
 from nanodnt.tasks import fill_from_dataset, task_of, task_of_data
 
 
@@ -110,6 +110,8 @@ def allocate_and_fill(model: Transformer, weights: dict | None, data, config, en
     env.check_same({"parallel": env.parallel, "dtype": env.dtype, "device": env.device.type})
     details = f", shards of {config.fsdp_shard_size}" if config.fsdp_shard_size else ""
     if env.parallel == "fsdp":
+        from nanodnt.run.parallel import choose_kept, shard_model
+
         keep, text = choose_kept(model, config.fsdp_shard_size, env, fixed)
         shard_model(model, config.fsdp_shard_size, env, keep)
         details += f", {text}"
@@ -182,7 +184,16 @@ def compile_run(run) -> None:
         run.eval_model = compile_model(run.model, config, example, env)
 
 
-def warn_of_learning_rate(config, given: dict, env) -> None:
+def wrap_ddp(model, env):
+    """The model as the training step calls it: under DDP wrapped; under FSDP it is sharded already."""
+    if env.parallel != "ddp":
+        return model
+    from nanodnt.run.parallel import data_parallel
+
+    return data_parallel(model, env)
+
+
+def note_old_rate(config, given: dict, env) -> None:
     """A note where the optimizer is from the command line, but its learning rate from a file for another one."""
     optimizer, rate = (given.get(name, (None, ""))[1] for name in ("optimizer", "learning_rate"))
     if optimizer == "command line" and rate not in ("", "command line"):

@@ -12,6 +12,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from nanodnt.run.hardware import memory_bytes
+
+FIXED_SHARE = 0.7  # of a GPU's memory, for DDP's weights, gradients and optimizer state: our choice
+
 
 @dataclass
 class Env:
@@ -140,6 +144,27 @@ def choose_dtype(name: str, device: torch.device) -> tuple:
         has_bf16 = any(test() for test in tests if test)  # torch's own, which another version may lack
         return (torch.bfloat16, "auto: the CPU has it") if has_bf16 else (torch.float32, "auto: the CPU has no bf16")
     return torch.float32, f"auto on {device.type}"
+
+
+def choose_parallel(setting: str, env, fixed_bytes: int) -> tuple:
+    """(none, ddp or fsdp, reason). `fixed_bytes`: what each process holds under DDP before the first activation.
+
+    ValueError for a setting that does not fit how the processes were started. All ranks must call it."""
+    if env.distributed and setting == "none" and env.world_size > 1:
+        raise ValueError(f"parallel=none, but torchrun started {env.world_size} processes: use --parallel=auto")
+    if not env.distributed and setting in ("ddp", "fsdp"):
+        raise ValueError(f"parallel={setting} needs torchrun: torchrun --standalone --nproc_per_node=N train.py …")
+    if setting == "fsdp" and env.dtype == torch.float16:
+        raise ValueError("parallel=fsdp has no loss scaling, which fp16 needs: use --dtype=bfloat16 or float32, or ddp")
+    if setting != "auto":
+        return setting, "as asked"
+    if not env.distributed:
+        return "none", "auto: one process"
+    if env.device.type != "cuda" or env.dtype == torch.float16:
+        return "ddp", "auto"
+    total = env.minimum(memory_bytes(env.device))
+    text = f"auto: ddp's weights, gradients and optimizer state are {fixed_bytes / 1e9:.1f} of {total / 1e9:.0f} GB"
+    return "fsdp" if fixed_bytes > FIXED_SHARE * total and env.world_size > 1 else "ddp", text
 
 
 @contextmanager

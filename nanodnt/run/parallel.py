@@ -1,10 +1,10 @@
 """Several processes: DDP keeps the whole model in each, FSDP2 shards it.
 
 A run does, in this order: `shard_model` the empty model (FSDP), storage and weights, activation checkpointing
-(`prepare_model`), the optimizer, compilation, `distribute` (DDP). Before the backward pass: `sync_gradients`."""
+(`prepare_model`), the optimizer, compilation, `data_parallel` (DDP). Before the backward pass: `sync_gradients`."""
 
 import warnings
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -15,30 +15,7 @@ from layers.linear import Linear
 from layers.roles import BLOCK_ROLES
 from nanodnt.run.hardware import memory_bytes
 
-# Shares of a GPU's memory, our choices; activations need the rest.
-FIXED_SHARE = 0.7  # for DDP's weights, gradients and optimizer state
-KEPT_SHARE = 0.5  # for what FSDP holds if it keeps full weights and gradients during a step
-
-
-def choose_parallel(setting: str, env, fixed_bytes: int) -> tuple:
-    """(none, ddp or fsdp, reason). `fixed_bytes`: what each process holds under DDP before the first activation.
-
-    ValueError for a setting that does not fit how the processes were started. All ranks must call it."""
-    if env.distributed and setting == "none" and env.world_size > 1:
-        raise ValueError(f"parallel=none, but torchrun started {env.world_size} processes: use --parallel=auto")
-    if not env.distributed and setting in ("ddp", "fsdp"):
-        raise ValueError(f"parallel={setting} needs torchrun: torchrun --standalone --nproc_per_node=N train.py …")
-    if setting == "fsdp" and env.dtype == torch.float16:
-        raise ValueError("parallel=fsdp has no loss scaling, which fp16 needs: use --dtype=bfloat16 or float32, or ddp")
-    if setting != "auto":
-        return setting, "as asked"
-    if not env.distributed:
-        return "none", "auto: one process"
-    if env.device.type != "cuda" or env.dtype == torch.float16:
-        return "ddp", "auto"
-    total = env.minimum(memory_bytes(env.device))
-    text = f"auto: ddp's weights, gradients and optimizer state are {fixed_bytes / 1e9:.1f} of {total / 1e9:.0f} GB"
-    return "fsdp" if fixed_bytes > FIXED_SHARE * total and env.world_size > 1 else "ddp", text
+KEPT_SHARE = 0.5  # of a GPU's memory, for what FSDP holds if it keeps full weights and gradients in a step: our choice
 
 
 def keep_unsharded(model, dtype: torch.dtype, fixed_bytes: int, shard_size: int, total: float) -> tuple:
@@ -130,16 +107,9 @@ def _new_groups(groups: list, env):
     return next(group for ranks, group in made if env.rank in ranks)
 
 
-def distribute(model, env):
-    """The model as the training step calls it: under DDP wrapped; under FSDP it is sharded already."""
-    if env.parallel != "ddp":
-        return model
+def data_parallel(model, env):
+    """The model wrapped for DDP."""
     ids = [env.device.index] if env.device.type == "cuda" else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about broadcast_buffers: all ranks compute the same ones
         return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
-
-
-def sync_gradients(model, last: bool):
-    """Context of one micro batch. DDP and FSDP average the gradients that they keep only in the `last` one."""
-    return nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()

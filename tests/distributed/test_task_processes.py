@@ -78,7 +78,7 @@ CHAINS = {case: dict(eval_interval=2, track_interval=0) for case in ("experts", 
 # runs that go on exactly under each launch
 STOPPED = {"experts": dict(track_interval=0), "images": RANDOM | dict(track_interval=0)}
 COMPILED = {"experts": dict(n_layer=1, track_interval=0), "images": dict(n_layer=1, track_interval=0)}
-BY_BLOCKS = ("nanodnt.start.choose_kept", lambda *_: (False, "by blocks, as asked by a test"))
+BY_BLOCKS = ("nanodnt.run.parallel.choose_kept", lambda *_: (False, "by blocks, as asked by a test"))
 SPOILT = ("support.processes.SPOILT", "blocks.1.mlp.f.experts.up.weight")
 BAD = 5  # in this step of the run with a bad gradient
 

@@ -99,7 +99,7 @@ def make_chain(rank, world, folder, name, cases, until, **config):
 def make_stopped(rank, world, folder, dataset):
     """A short FSDP run, that gathers and reduces in every micro batch; the same stopped and resumed, with activation
     checkpointing, and compiled."""
-    by_blocks = ("nanodnt.start.choose_kept", lambda *_: (False, "by blocks, as asked by a test"))
+    by_blocks = ("nanodnt.run.parallel.choose_kept", lambda *_: (False, "by blocks, as asked by a test"))
     go = partial(play, rank, world, dataset=dataset, patches=[by_blocks])
     go(folder / "short", **SHORT)
     go(folder / "recomputed", activation_checkpointing=True, **SHORT)

@@ -130,16 +130,16 @@ class Watch:
     itself SIGTERM."""
 
     def __init__(self, patch, spoils, stop_in: int):
-        import nanodnt.start
         import train
+        from nanodnt.run import parallel
 
         self.spoils, self.stop_in, self.step, self.seen = spoils, stop_in, 0, {"frozen": [], "gain": set()}
         self.make, self.norm = train.make_optimizer, torch.nn.utils.get_total_norm
-        self.shard, self.wrap, self.wrapped = nanodnt.start.shard_model, train.distribute, None
+        self.shard, self.wrap, self.wrapped = parallel.shard_model, parallel.data_parallel, None
         patch.setattr(train, "make_optimizer", self.make_optimizer)
         patch.setattr(torch.nn.utils, "get_total_norm", self.get_total_norm)
-        patch.setattr(nanodnt.start, "shard_model", self.shard_model)
-        patch.setattr(train, "distribute", self.distribute)
+        patch.setattr(parallel, "shard_model", self.shard_model)
+        patch.setattr(parallel, "data_parallel", self.data_parallel)
         self.destroy = dist.destroy_process_group
         patch.setattr(dist, "destroy_process_group", self.destroy_process_group)
 
@@ -148,9 +148,9 @@ class Watch:
         self.shard(model, *args)
         self.seen["meta"] += [p.is_meta for p in model.parameters()]
 
-    def distribute(self, model, env):
+    def data_parallel(self, model, env):
         call = self.wrap(model, env)
-        self.wrapped = weakref.ref(call) if call is not model else None
+        self.wrapped = weakref.ref(call)
         return call
 
     def destroy_process_group(self):

@@ -25,7 +25,7 @@ from nanodnt.plan.strategies import (
 )
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS, available_bytes
-from nanodnt.run.parallel import distribute
+from nanodnt.run.parallel import data_parallel
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import task_of
 from support.runs import call
@@ -310,7 +310,7 @@ def test_ddp_takes_what_was_predicted(context, accumulation, alone):
     model, optimizer, config = build(flags, {}, device="cpu")
     x, scaler = torch.zeros(4 * accumulation, context, dtype=torch.long), torch.amp.GradScaler("cpu", enabled=False)
     with Memory(dry=False) as memory:
-        wrapped = distribute(model, alone)
+        wrapped = data_parallel(model, alone)
         assert memory.now == pytest.approx(total_bytes(model.parameters()), rel=0.01)
         trainer = Trainer(model, optimizer, scaler, 4, config.grad_clip, wrapped)
         training_step(trainer, (x, x))

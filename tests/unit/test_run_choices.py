@@ -15,9 +15,9 @@ from model import GPT, GPTConfig
 from nanodnt.engine import seed_step, split_batch
 from nanodnt.optim import fill_defaults
 from nanodnt.run.compilation import choose_blocks
-from nanodnt.run.environment import Env, Stop, join_processes
+from nanodnt.run.environment import Env, Stop, choose_parallel, join_processes
 from nanodnt.run.hardware import choose_compile, peak_flops
-from nanodnt.run.parallel import choose_kept, choose_parallel
+from nanodnt.run.parallel import choose_kept
 from nanodnt.settings import LEAST, TrainConfig
 from nanodnt.start import fixed_bytes
 from support.runs import ROOT, kill_me
