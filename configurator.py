@@ -269,7 +269,7 @@ def read_flags(*schemas):
     flags = {}
     for schema in schemas:
         hints, comments = get_type_hints(schema), _comments(schema)
-        for field in (f for f in fields(schema) if f.init):
+        for field in fields(schema):
             name = f"{schema.__name__}.{field.name}"
             if field.name in flags:
                 raise ValueError(f"{name}: another schema has a field of that name")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map
 
 from nanodnt.run.checkpoints import is_metrics_row
 from nanodnt.run.hardware import peak_flops, peak_memory_bytes
@@ -76,11 +77,7 @@ class Meter:
 
 def finite(value):
     """`value`, nested dicts and lists, with None for NaN and infinity."""
-    if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return tree_map(lambda x: None if isinstance(x, float) and not math.isfinite(x) else x, value)
 
 
 def flat(value, name: str = "") -> dict:

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from layers.attention import visible_keys
 from layers.ops import rotary, rotate, upcast
@@ -146,18 +147,9 @@ def notes_of_experts(model: Transformer, found: dict):
 def fetch_numbers(tree, dtype=torch.float64):
     """`tree`, nested dicts and lists, with its tensors () as floats of six digits. One transfer fetches all of them, in
     `dtype`."""
-    tensors = []
-
-    def map_tensors(value, function):
-        if isinstance(value, dict):
-            return {key: map_tensors(part, function) for key, part in value.items()}
-        if isinstance(value, list):
-            return [map_tensors(part, function) for part in value]
-        return function(value) if torch.is_tensor(value) else value
-
-    map_tensors(tree, tensors.append)
-    values = iter(torch.stack([t.to(dtype) for t in tensors]).tolist())
-    return map_tensors(tree, lambda t: float(f"{next(values):.6g}"))
+    leaves, spec = tree_flatten(tree)
+    fetched = iter(torch.stack([x.to(dtype) for x in leaves if torch.is_tensor(x)]).tolist())
+    return tree_unflatten([float(f"{next(fetched):.6g}") if torch.is_tensor(x) else x for x in leaves], spec)
 
 
 # ---------------------------------------------------------------------------------------------------------- the step

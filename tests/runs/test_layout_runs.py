@@ -50,10 +50,8 @@ def test_micro_batches_only_split_the_work_of_the_power_iteration(dataset, tmp_p
 
 def test_notes_are_printed(dataset, tmp_path, capsys):
     flags = dict(dataset=dataset, max_iters=1, lns="norm", pre_norm="both", mid_norm="none", qk_norm=False)
-    assert run(**flags, out_dir=tmp_path / "a") == 0
+    assert run(**flags, out_dir=tmp_path) == 0
     assert "note: lns with residual_init=gpt2: the LNS paper removes such scaling" in capsys.readouterr().out
-    assert run(**flags, out_dir=tmp_path / "b", residual_init="plain") == 0
-    assert "note: lns" not in capsys.readouterr().out
 
 
 def test_a_checkpoint_from_before_a_flag_existed(dataset, tmp_path, capsys):

@@ -152,21 +152,6 @@ def test_positionals_of_a_tool():
     assert configure(Model, argv=[], positional="run")[1] == {"run": ([], "command line")}
 
 
-def test_fields_that_are_no_flags():
-    @dataclass
-    class Derived:
-        n_layer: int = 2  # blocks
-        half: int = field(init=False, default=0)  # computed
-
-        def __post_init__(self):
-            self.half = self.n_layer // 2
-
-    (x,), _ = configure(Derived, argv=["--n_layer=8"])
-    assert (x.n_layer, x.half) == (8, 4)
-    with pytest.raises(SystemExit):
-        configure(Derived, argv=["--half=1"])
-
-
 def schema(name, *field_of_it):
     """A dataclass of one field: (name, type, default)."""
     return make_dataclass(name, [field_of_it])
