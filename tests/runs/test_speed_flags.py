@@ -1,4 +1,4 @@
-"""Speed and memory in complete runs: batches read ahead, activation_checkpointing, loss_chunks, compile."""
+"""Speed and memory in complete runs: batches read ahead, loss_chunks, compile."""
 
 from types import SimpleNamespace
 
@@ -58,19 +58,6 @@ def base(dataset, tmp_path_factory):
     config, out = dict(dataset=dataset, max_iters=10, micro_batch_size=4, dropout=0.2), tmp_path_factory.mktemp("base")
     assert run(out_dir=out, **config) == 0
     return config, out
-
-
-def test_activation_checkpointing_is_the_same_run(base, tmp_path, monkeypatch):
-    calls, checkpoint = [], model_module.checkpoint
-
-    def note(*args, **kwargs):
-        calls.append(args)
-        return checkpoint(*args, **kwargs)
-
-    monkeypatch.setattr(model_module, "checkpoint", note)
-    assert run(out_dir=tmp_path, activation_checkpointing=True, **base[0]) == 0
-    assert len(calls) == 10 * 2 * 2  # steps, micro batches, blocks
-    assert_same_run(tmp_path, base[1])
 
 
 def test_loss_chunks_is_the_same_run_but_for_rounding(base, tmp_path, monkeypatch):

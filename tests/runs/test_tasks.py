@@ -176,7 +176,7 @@ def test_eval_only_prints_the_loss_that_was_logged(task, config, whole, tmp_path
     assert evaluated(capsys) == pytest.approx(column(whole(task), "val_loss")[12], abs=2e-6)
 
 
-@pytest.mark.parametrize("case", ["experts", "experts, loss", "images"])
+@pytest.mark.parametrize("case", ["text", "experts", "experts, loss", "images"])
 def test_activation_checkpointing_changes_no_bit(case, config, tmp_path):
     for name in (False, True):
         assert run(out_dir=tmp_path / str(name), activation_checkpointing=name, **config(case, max_iters=4)) == 0

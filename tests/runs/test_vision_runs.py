@@ -41,13 +41,17 @@ def test_each_random_change_changes_the_run(digits, tmp_path):
             assert column(tmp_path / name, score)[0] == column(tmp_path / "none", score)[0], (name, score)
 
 
-def test_rows_and_progress_have_images_per_second(digits, tmp_path, dataset, capsys):
+def test_what_is_shown_is_of_images(digits, tmp_path, dataset, capsys, monkeypatch):
+    """Their number per second, and the unit of the losses in loss.png."""
+    units = []
+    monkeypatch.setattr("nanodnt.run.loss_curve.draw_loss", lambda out_dir, unit: units.append(unit))
     train(tmp_path / "vit", digits, max_iters=1)
     row = metrics(tmp_path / "vit")[-1]
     assert row["images_per_s"] == pytest.approx(row["tokens_per_s"] / 17)
     assert " images/s  eta" in capsys.readouterr().out
     assert run(dataset=dataset, out_dir=tmp_path / "gpt", max_iters=1) == 0
     assert "images" not in capsys.readouterr().out.split("step 1/1")[1]
+    assert units == ["image", "token"]
 
 
 # ------------------------------------------------------------------------------------------------------ learning
