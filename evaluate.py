@@ -41,10 +41,11 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
         runs = {folders[0]: load_pretrained(config.init_from)}
     else:
         runs = {folder: load_trained(folder, config.checkpoint) for folder in folders}
-    texts = {}
-    if "text" in names:
-        texts = {folder: open_text(config.input, config.overlap, run, env.is_main) for folder, run in runs.items()}
-    asked = {folder: open_answers(inputs, config, run, env) for folder, run in runs.items()} if inputs else {}
+    texts, asked = {}, {}
+    for folder, run in runs.items():
+        if "text" in names:
+            texts[folder] = open_text(config.input, config.overlap, run, env.is_main)
+        asked[folder] = open_answers(inputs, config, run, env) if inputs else []
     env.check_same({"contents of the input": [(one.name, one.sha256) for one in sum(asked.values(), [])]})
     in_harness = [name for name in names if name not in ("text", "answers")]
     tasks = load_tasks(in_harness, config, env) if in_harness else []
@@ -66,11 +67,11 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
         run = runs.pop(folder)
         env.print(f"evaluating {run.source}, step {run.step}")
         model = run.model.to(env.device).set_runtime(compute_dtype=env.dtype)
-        if text := texts.get(folder):
-            metrics = score_text(model, text, config.batch_size, env)
-            record_results(folder, run, {f"text {config.input}": text.entry(metrics)})
+        if folder in texts:
+            entry = score_text(model, texts[folder], config.batch_size, env)
+            record_results(folder, run, {f"text {config.input}": entry})
         entries = {}
-        for answers in asked.pop(folder, ()):
+        for answers in asked.pop(folder):
             entry = score_answers(model, answers, config.max_answer_tokens, config.batch_size, env)
             env.print(f"{answers.name}: {describe_counts(entry)}")
             entries[f"answers {answers.name}"] = entry

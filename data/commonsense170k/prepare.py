@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from interop.conversations import build
+from interop import prepare_examples
 from interop.conversations.records import conversations
 from nanodnt.data.tokenizer import DATA
 from nanodnt.prepare import script
@@ -45,16 +45,16 @@ def git_blob(path: Path) -> str:
 
 def main(argv=None):
     parser = script.parser(__doc__, "commonsense170k")
-    build.add_flags(parser, template="alpaca")
+    prepare_examples.add_flags(parser, template="alpaca")
     args = parser.parse_args(argv)
-    build.check_flags(args)
+    prepare_examples.check_flags(args)
     raw = DATA / "commonsense170k" / "raw"
     train = download(f"{URL}/{TRAIN}", raw / "commonsense_170k.json", BLOB, git_blob)
     for task in TASKS:
         test = download(f"{URL}/dataset/{task}/test.json", raw / "test" / f"{task}.json", None)
         print(f"{test}: {sum(1 for _ in conversations(test)):,} questions")
     found = list(conversations(train))
-    build.build_examples(
+    prepare_examples.build_examples(
         args.out_dir,
         f"{URL}/{TRAIN}",
         args,

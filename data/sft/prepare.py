@@ -45,7 +45,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from interop.conversations import build
+from interop import prepare_examples
 from interop.conversations.records import conversations
 from nanodnt.data import inputs
 from nanodnt.data.tokenizer import DATA
@@ -66,7 +66,7 @@ def main(argv=None):
     parser = script.parser(__doc__, "NAME")
     parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
     parser.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
-    build.add_flags(parser, template="chat")
+    prepare_examples.add_flags(parser, template="chat")
     parser.add_argument("--val_input", type=Path, help="a file or a folder to hold out (default: a part of --input)")
     parser.add_argument("--val_fraction", type=float, default=0.05, help="of --input to hold out (default: 0.05)")
     parser.add_argument("--prompt_key", default="prompt", help="of a record's prompt (default: prompt)")
@@ -79,7 +79,7 @@ def main(argv=None):
     def read(path):
         return path and conversations(path, args.prompt_key, args.response_key, skipped)
 
-    build.build_examples(
+    prepare_examples.build_examples(
         out,
         args.input.resolve().name,
         args,

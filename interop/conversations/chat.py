@@ -7,14 +7,8 @@ from os.path import commonprefix  # of any strings, character by character
 
 import torch
 
-from interop.conversations.template import (
-    TEMPLATES,
-    Template,
-    encode_conversation,
-    encode_prompt,
-    named_template,
-    template_of,
-)
+from interop.conversations import template as templates
+from interop.conversations.template import Template, encode_conversation, encode_prompt
 from model import GPT
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.generate import KVCache, generate
@@ -90,23 +84,27 @@ class Chat:
 
     def _draw_tokens(self):
         """Yield the answer's token ids as they are drawn, its end of text included. Each is in the turn by then."""
-        turn = self.turns[-1]
+        answer = self.turns[-1].answer
         for _ in range(self.max_new_tokens):
-            if not self._make_room():
-                full = f"block_size={self.model.config.block_size} is full"
-                self.notes.append(f"note: the answer is cut after {len(turn.answer)} tokens: {full}")
+            self._make_room()
+            if len(self.ids) > (limit := self.model.config.block_size):
+                self.notes.append(f"note: the answer is cut after {len(answer)} tokens: block_size={limit} is full")
                 return
-            turn.answer.append(self._draw_token())
-            yield turn.answer[-1]
-            if turn.answer[-1] == self.tokenizer.eot:
+            cache = self.cache or [KVCache(limit) for _ in self.model.blocks]
+            self.cache = None  # and so it stays if this is interrupted, when some layers have the new keys and some not
+            idx = torch.tensor([self.ids], device=self.model.wte.weight.device)
+            answer.append(int(generate(self.model, idx, 1, cache=cache, **self.how)[0, -1]))
+            self.cache = cache
+            yield answer[-1]
+            if answer[-1] == self.tokenizer.eot:
                 return
         self.notes.append(f"note: the answer is cut after max_new_tokens={self.max_new_tokens}")
 
     def _make_room(self):
-        """Drop the oldest turns if block_size is too small for all. Returns whether the model can read what is left."""
+        """Drop the oldest turns if block_size is too small for all."""
         limit, turns = self.model.config.block_size, len(self.turns)
         if len(self.ids) <= limit:
-            return True
+            return
         while len(self.turns) > 1 and len(self.ids) > limit // 2:
             del self.turns[0]
             self.turns[0].prompt = self._encode(self.turns[0].text, first=True)
@@ -114,16 +112,6 @@ class Chat:
         if dropped := turns - len(self.turns):
             what = f"{dropped} oldest turns are" if dropped > 1 else "oldest turn is"
             self.notes.append(f"note: the conversation outgrew block_size={limit}: its {what} dropped")
-        return len(self.ids) <= limit
-
-    def _draw_token(self):
-        """The id of the next token. The model reads the ids that are not in the cache."""
-        cache = self.cache or [KVCache(self.model.config.block_size) for _ in self.model.blocks]
-        self.cache = None  # and so it stays if this is interrupted, when some layers have the new keys and some not
-        idx = torch.tensor([self.ids], device=self.model.wte.weight.device)
-        new = generate(self.model, idx, 1, cache=cache, **self.how)[0, -1]
-        self.cache = cache
-        return int(new)
 
 
 def pieces(tokens, decode):
@@ -149,13 +137,13 @@ def pieces(tokens, decode):
 
 def chat_with(trained: Trained, name: str, system: str, max_new_tokens: int, how: dict) -> None:
     """`talk` by the template `name`, or else the checkpoint's. ValueError, one line, if there is none."""
-    own = template_of(trained.meta)
+    own = templates.template_of(trained.meta)
     if own is None and not name:
         raise ValueError(
             f"{trained.source} has no template, since it was not fine-tuned on conversations (data/sft/prepare.py): "
-            f"give --template={'|'.join(TEMPLATES)}"
+            f"give --template={'|'.join(templates.TEMPLATES)}"
         )
-    template = named_template(name) if name else own
+    template = templates.named_template(name) if name else own
     if own not in (None, template):
         print("note: --template is used; the checkpoint was fine-tuned with another", file=sys.stderr)
     talk(Chat(trained.model, trained.tokenizer, template, system, max_new_tokens, **how))

@@ -7,14 +7,13 @@ assistant's in turn, in front of them at most one of the system. A template has 
     system   stands in front of the first turn where there is a system message, as in "System: {system}\n";
              where it is "", conversations with a system message are refused
 
-The whole conversation is: begin, [system], turn, end of text, newline, turn, end of text, newline, turn, end of text.
-Begin is the tokenizer's own start of a text (LLaMA's <s>), else its bos, else end of text. The newline stands only
-between turns.
+The whole conversation is: begin, [system], turn, end of text, newline, turn, end of text, … Begin is the tokenizer's
+own start of a text (LLaMA's <s>), else its bos, else end of text. The newline stands only between turns.
 
 What stands before an answer is tokenised as one text, and the answer by itself: so its tokens are known exactly, the
-same in training and in a chat. After a newline they are what most tokenizers make of the whole text, too; after a space
-they are not, because the space belongs to the next word's token. Where a template names tokens that a tokenizer.json
-adds to its model's, such as <|im_start|>, they become these tokens. A content never becomes a special token.
+same in training and in a chat. After a newline most tokenizers make the same of the whole text; after a space they do
+not, because the space belongs to the next word's token. Where a template names tokens that a tokenizer.json adds to its
+model's, such as <|im_start|>, they become these tokens. A content never becomes a special token.
 """
 
 import re
@@ -127,13 +126,12 @@ def encode_conversation(tokenizer, template: Template, messages: list, last: str
             ids += [*prompt, *answer, tokenizer.eot]
             marks += [0] * len(prompt) + [ANSWER] * (len(answer) + 1)
             waiting = [("\n", True)]
-        elif role == "system" and not template.system:
-            raise ValueError(
-                "a system message, and this template has no text for one: give a template with one (chat, chatml)"
-            )
         else:
-            place = "{system}" if role == "system" else "{prompt}"
-            before, after = (template.system if role == "system" else head).split(place)
+            if role == "system" and not template.system:
+                raise ValueError(
+                    "a system message, and this template has no text for one: give a template with one (chat, chatml)"
+                )
+            before, after = head.split("{prompt}") if role == "user" else template.system.split("{system}")
             waiting += [(before, True), (content, False), (after, True)]
     if last == "user":  # what stands before the answer
         prompt = _encode_pieces(tokenizer, waiting, named)
@@ -145,22 +143,21 @@ def _encode_pieces(tokenizer, pieces, named):
     """Token ids of pieces [(text, whether it is the template's own)]. The template's own become the tokens `named`,
     {name: id}, where they name them; between these all is one ordinary text."""
     names = "|".join(re.escape(name) for name in sorted(named, key=len, reverse=True))
-    parts = [""]  # text, id, text, id, text
+    parts = [""]  # text, name, text, name, text
     for text, own in pieces:
-        cut = re.split(f"({names})", text) if own and names else [text]
-        parts[-1] += cut[0]
-        for name, after in zip(cut[1::2], cut[2::2], strict=True):
-            parts += [named[name], after]
-    ids = []
-    for part in parts:
-        ids += [part] if isinstance(part, int) else _encode_text(tokenizer, part, named)
-    return ids
-
-
-def _encode_text(tokenizer, text, named):
-    ids = tokenizer.encode(text) if text else []
-    special = {tokenizer.eot, tokenizer.bos, *tokenizer.start, *named.values()}
-    if not special.isdisjoint(ids):  # a few vocabularies have such names as words of text
-        name = tokenizer.json.id_to_token(next(i for i in ids if i in special))
-        raise ValueError(f"this tokenizer reads {name!r} in a text as its special token: take it out of the messages")
+        first, *rest = re.split(f"({names})", text) if own and names else [text]
+        parts[-1] += first
+        parts += rest
+    ids, special = [], {tokenizer.eot, tokenizer.bos, *tokenizer.start, *named.values()}
+    for i, part in enumerate(parts):
+        if i % 2:
+            ids.append(named[part])
+            continue
+        found = tokenizer.encode(part) if part else []
+        if not special.isdisjoint(found):  # a few vocabularies have such names as words of text
+            name = tokenizer.json.id_to_token(next(i for i in found if i in special))
+            raise ValueError(
+                f"this tokenizer reads {name!r} in a text as its special token: take it out of the messages"
+            )
+        ids += found
     return ids

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from interop.conversations.records import SUFFIXES, conversations
 from interop.conversations.template import TEMPLATES, Template, encode_conversation, named_template, template_of
 from interop.evaluation.settings import EvaluateConfig
-from interop.evaluation.text import require_same_tokenizer
-from nanodnt.data import folder_of, load_meta, sha256
+from interop.evaluation.text import load_dataset_meta
+from nanodnt.data import folder_of, sha256
 from nanodnt.data.examples import ANSWER, BEGIN
 from nanodnt.data.inputs import visible_files
 from nanodnt.trained import Trained
@@ -42,44 +42,21 @@ class Answers:
     template: Template | None
     sha256: str  # of the file; of a prepared dataset: of its val.bin
 
-    def lengths(self) -> np.ndarray:
-        """(conversations,) tokens of each."""
-        return np.array([len(ids) for ids, _ in self.examples])
-
-    def batches(self, tokens: int, rank: int, world_size: int):
-        """Yield the conversations of this process, some of about the same length at a time, with at most `tokens`
-        inputs or just one. The longest come first: where memory ends, it ends at once."""
-        mine = sorted(self.examples, key=lambda example: -len(example[0]))[rank::world_size]
-        while mine:
-            rows = max(1, tokens // (len(mine[0][0]) - 1))
-            yield mine[:rows]
-            mine = mine[rows:]
-
-
-def answer_ends(examples: list, eot: int) -> np.ndarray:
-    """(answers,) where each answer ends, in the tokens of all answers one after another: behind its end of text."""
-    tokens = np.concatenate([ids[marks == ANSWER] for ids, marks in examples])
-    return np.flatnonzero(tokens == eot) + 1
-
-
-# ------------------------------------------------------------------------------------------------------------- input
-
 
 def list_inputs(text: str) -> list:
     """The prepared datasets and the files, each once, that `input` names: one, or several with commas between; of a
     folder, its files of records. ValueError for a name of nothing."""
     names = [text] if Path(text).exists() else [name.strip() for name in text.split(",")]
-    found = []
+    found, records = [], ", ".join(SUFFIXES)
     for name in filter(None, names):
+        files = [name]
         if Path(name).is_dir() and not (folder_of(name) / "meta.json").is_file():
             files = [str(file) for _, file in visible_files(Path(name)) if file.suffix.lower() in SUFFIXES]
             if not files:
-                raise ValueError(f"input {name} holds neither a prepared dataset nor a {', '.join(SUFFIXES)} file")
-            found += files
-        elif Path(name).is_file() or folder_of(name).is_dir():
-            found.append(name)
-        else:
-            raise ValueError(f"there is no input {name}: name a dataset of examples, or a {', '.join(SUFFIXES)} file")
+                raise ValueError(f"input {name} holds neither a prepared dataset nor a {records} file")
+        elif not Path(name).is_file() and not folder_of(name).is_dir():
+            raise ValueError(f"there is no input {name}: name a dataset of examples, or a {records} file")
+        found += files
     if not found:
         raise ValueError(f"input={text} names nothing")
     return list(dict.fromkeys(found))
@@ -95,18 +72,24 @@ def open_answers(names: list, config: EvaluateConfig, trained: Trained, env) -> 
             f"the tokenizer of {trained.source} ({trained.tokenizer.kind}) has no end of text, with which every answer "
             "ends: evaluate it with --tasks=text"
         )
-    known, found = template_of(trained.meta), []
+    known, found, limit = template_of(trained.meta), [], trained.model.config.block_size
     for name in names:
-        read = read_file if Path(name).is_file() else read_dataset
-        answers = read(name, config, trained, env.is_main)
-        check_lengths(answers, trained)
+        is_file = Path(name).is_file()
+        answers = read_file(name, config, trained) if is_file else read_dataset(name, config, trained, env.is_main)
+        lengths = np.array([len(ids) for ids, _ in answers.examples])
+        if long := int((lengths > limit + 1).sum()):
+            raise ValueError(
+                f"{long:,} of {len(lengths):,} examples of {name} are longer than {limit + 1} tokens, block_size+1 of "
+                f"{trained.source} (the longest has {lengths.max():,}): leave them out, as data/sft/prepare.py "
+                f"--max_tokens={limit} does, or evaluate a model with a longer context"
+            )
         found.append(answers)
         if known and answers.template != known:
             env.print(f"note: {trained.source} was trained with another template than that of {name}")
     return found
 
 
-def read_file(name: str, config: EvaluateConfig, trained: Trained, verify: bool) -> Answers:
+def read_file(name: str, config: EvaluateConfig, trained: Trained) -> Answers:
     """The conversations of a file of records."""
     template = named_template(config.template) if config.template else template_of(trained.meta)
     if template is None:
@@ -131,15 +114,10 @@ def read_dataset(name: str, config: EvaluateConfig, trained: Trained, verify: bo
     for flag in ("template", "prompt_key", "response_key"):
         if getattr(config, flag) != getattr(EvaluateConfig, flag):
             raise ValueError(f"{flag} is for files of records: the dataset {name} is prepared, with its own template")
-    meta = load_meta(name, verify)
-    require_same_tokenizer(name, meta, trained, "a file of records")
-    if meta.get("kind") != "examples":
-        raise ValueError(f"dataset {name} holds a text, without answers: use --tasks=text")
-    part, dtype = meta["splits"]["val"], np.dtype(meta["dtype"]).newbyteorder("<")
-    ids, marks = (
-        np.fromfile(folder_of(name) / Path(entry["file"]).name, kind)
-        for entry, kind in ((part, dtype), (part["marks"], np.uint8))
-    )
+    meta = load_dataset_meta(name, "examples", trained, verify)
+    part, folder = meta["splits"]["val"], folder_of(name)
+    ids = np.fromfile(folder / Path(part["file"]).name, np.dtype(meta["dtype"]).newbyteorder("<"))
+    marks = np.fromfile(folder / Path(part["marks"]["file"]).name, np.uint8)
     starts = np.flatnonzero(marks == BEGIN)
     if len(starts) != part["examples"] or starts[:1].any() or not np.logical_or.reduceat(marks == ANSWER, starts).all():
         raise ValueError(f"val.marks of {name!r} does not mark {part['examples']:,} examples: prepare it again")
@@ -147,18 +125,13 @@ def read_dataset(name: str, config: EvaluateConfig, trained: Trained, verify: bo
     return Answers(name, examples, meta["eot"], template_of(meta), part["sha256"])
 
 
-def check_lengths(answers: Answers, trained: Trained) -> None:
-    """ValueError unless every conversation fits the context of the model."""
-    limit, lengths = trained.model.config.block_size, answers.lengths()
-    if long := int((lengths > limit + 1).sum()):
-        raise ValueError(
-            f"{long:,} of {len(lengths):,} examples of {answers.name} are longer than {limit + 1} tokens, block_size+1 "
-            f"of {trained.source} (the longest has {lengths.max():,}): leave them out, as data/sft/prepare.py "
-            f"--max_tokens={limit} does, or evaluate a model with a longer context"
-        )
-
-
 # ----------------------------------------------------------------------------------------------------------- scoring
+
+
+def answer_ends(examples: list, eot: int) -> np.ndarray:
+    """(answers,) where each answer ends, in the tokens of all answers one after another: behind its end of text."""
+    tokens = np.concatenate([ids[marks == ANSWER] for ids, marks in examples])
+    return np.flatnonzero(tokens == eot) + 1
 
 
 @torch.no_grad()
@@ -182,9 +155,14 @@ def predict(model, examples: list, env) -> tuple:
 def score_answers(model, answers: Answers, max_answer_tokens: int, batch_size: int, env) -> dict:
     """What evaluation.json holds of `answers`; the work is split over the processes. All ranks must call it.
 
-    Where no answer is short enough for exact_match, there is none."""
+    A forward pass has at most batch_size · block_size inputs, or one conversation. Where no answer is short enough for
+    exact_match, there is none."""
     longest, total, right = max_answer_tokens or math.inf, 0.0, 0
-    for examples in answers.batches(batch_size * model.config.block_size, env.rank, env.world_size):
+    # some of about the same length at a time; the longest come first: where memory ends, it ends at once
+    mine = sorted(answers.examples, key=lambda example: -len(example[0]))[env.rank :: env.world_size]
+    while mine:
+        rows = max(1, batch_size * model.config.block_size // (len(mine[0][0]) - 1))
+        examples, mine = mine[:rows], mine[rows:]
         nats, hits = predict(model, examples, env)
         total += nats.sum(dtype=np.float64)
         parts = np.split(hits, answer_ends(examples, answers.eot)[:-1])
@@ -217,10 +195,9 @@ def mean_entry(entries: dict) -> dict:
     found = [entry["metrics"].get("exact_match") for entry in entries.values()]
     if len(found) < 2 or None in found:
         return {}
-    mean = {
-        "value": sum(one["value"] for one in found) / len(found),
-        "stderr": math.hypot(*(one["stderr"] for one in found)) / len(found),
-    }
+    mean = sum(one["value"] for one in found) / len(found)
+    stderr = math.hypot(*(one["stderr"] for one in found)) / len(found)
     settings = {name: dict(entry["settings"]) for name, entry in sorted(entries.items())}
     limit = next(iter(settings.values()))["max_answer_tokens"]
-    return dict(metrics={"exact_match": mean}, settings=dict(max_answer_tokens=limit, inputs=settings))
+    how = dict(max_answer_tokens=limit, inputs=settings)
+    return dict(metrics={"exact_match": {"value": mean, "stderr": stderr}}, settings=how)

@@ -1,4 +1,7 @@
-"""What evaluations found: evaluation.json beside a run, and tables of several runs side by side."""
+"""What evaluations found: evaluation.json beside a run, and tables of several runs side by side.
+
+An entry has metrics {name: {"value": a number, "stderr": a number or None}}, settings, and what was evaluated with
+what."""
 
 import json
 import math
@@ -11,7 +14,6 @@ from nanodnt.run.metrics import finite
 from nanodnt.tables import table
 
 FILE = "evaluation.json"
-# An entry: metrics {name: {"value": a number, "stderr": a number or None}}, settings, and what was evaluated with what.
 
 
 def read_results(folder: str) -> dict:
@@ -50,41 +52,35 @@ def suite_means(tasks: dict) -> dict:
     for suite, metrics in SUITES.items():
         entries = [tasks[task] for task in metrics if task in tasks]
         kinds = {json.dumps([e["checkpoint"], e["step"], e["settings"]], sort_keys=True) for e in entries}
-        if len(entries) < len(metrics) or len(kinds) > 1:
-            continue
-        values = [tasks[task]["metrics"].get(metric, {}).get("value") for task, metric in metrics.items()]
-        if None not in values:
+        values = [tasks[t]["metrics"].get(m, {}).get("value") for t, m in metrics.items() if t in tasks]
+        if len(entries) == len(metrics) and len(kinds) == 1 and None not in values:
             mean, settings = sum(values) / len(values), entries[0]["settings"]
             means[suite] = dict(mean=mean, metrics=metrics, how=HOW[suite], settings=settings)
     return means
-
-
-# ------------------------------------------------------------------------------------------------------------ tables
 
 
 def compare_results(runs: dict, only=None) -> list:
     """The lines of a table with a column for each run, {folder: {task: entry}}; `only`: a set of tasks.
 
     What was measured with other settings has a row of its own: numbers side by side can be compared."""
-    rows, cells = {}, {}  # rows: {key: the row's name}, in the order of the table
+    head, rows, means, cells = [""], {}, {}, {}  # rows and means: {key: the row's name}
     for folder, tasks in runs.items():
-        for task, entry in tasks.items():
-            if only is None or task in only:
-                settings = entry["settings"]
-                for metric, found in entry["metrics"].items():
-                    key = (task, json.dumps(settings, sort_keys=True), metric)
-                    rows[key] = f"{describe(task, settings)}  {metric}"
-                    cells[key, folder] = show(**found)
-        for suite, mean in suite_means(tasks).items():
-            if only is None or set(mean["metrics"]) <= only:
-                key = ("~", json.dumps(mean["settings"], sort_keys=True), suite)  # sorted behind all tasks
-                rows[key] = f"{describe(suite, mean['settings'])}  mean of {len(mean['metrics'])} [I]"
-                cells[key, folder] = show(mean["mean"])
-    ordered = sorted(rows, key=lambda key: key[0] == "~")
-    repeated = [name for name, n in Counter(rows.values()).items() if n > 1]  # a file, say, that has changed
-    rows = {key: f"{name}, with {key[1]}" if name in repeated else name for key, name in rows.items()}
-    head = ["", *(f"{folder}, {steps_of(tasks, only)}" for folder, tasks in runs.items())]
-    return table([head, *([rows[key], *(cells.get((key, folder), "-") for folder in runs)] for key in ordered)])
+        shown = {task: entry for task, entry in tasks.items() if only is None or task in only}
+        steps = sorted({entry["step"] for entry in shown.values()})
+        head.append(f"{folder}, step{'s' * (len(steps) > 1)} {', '.join(map(str, steps)) or '-'}")
+        for task, entry in shown.items():
+            settings = json.dumps(entry["settings"], sort_keys=True)
+            for metric, found in entry["metrics"].items():
+                rows[task, settings, metric] = f"{describe(task, entry['settings'])}  {metric}"
+                cells[folder, task, settings, metric] = show(**found)
+        for suite, mean in suite_means(shown).items():
+            settings = json.dumps(mean["settings"], sort_keys=True)
+            means[suite, settings] = f"{describe(suite, mean['settings'])}  mean of {len(mean['metrics'])} [I]"
+            cells[folder, suite, settings] = show(mean["mean"])
+    rows |= means  # behind all tasks
+    twice = [name for name, n in Counter(rows.values()).items() if n > 1]  # of a file, say, that has changed
+    names = {key: f"{name}, with {key[1]}" if name in twice else name for key, name in rows.items()}
+    return table([head, *([name, *(cells.get((folder, *key), "-") for folder in runs)] for key, name in names.items())])
 
 
 def describe(task: str, settings: dict) -> str:
@@ -96,12 +92,6 @@ def describe(task: str, settings: dict) -> str:
     if (longest := settings.get("max_answer_tokens", default := EvaluateConfig.max_answer_tokens)) != default:
         parts.append(f"answers of up to {longest} tokens" if longest else "answers of any length")
     return ", ".join(filter(None, parts))
-
-
-def steps_of(tasks: dict, only) -> str:
-    """Which steps' checkpoints the entries are of: "step 2000"."""
-    steps = sorted({entry["step"] for task, entry in tasks.items() if only is None or task in only})
-    return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps)) or '-'}"
 
 
 def show(value, stderr=None) -> str:

@@ -76,12 +76,12 @@ class EvaluateConfig:
         if self.init_from and any(Path(self.folders()[0]).glob("*.pt")):
             raise ValueError(f"{self.out_dir} holds a run of its own: name another --out_dir for results of init_from")
         names = self.task_names()
-        reading = [name for name in ("text", "answers") if name in names]
+        inputs = {"text": "a text file or a prepared dataset", "answers": "a dataset of examples, or records"}
+        reading = [name for name in inputs if name in names]
         if len(reading) == 2:
             raise ValueError("the tasks text and answers read different inputs: evaluate one after the other")
         if reading and not self.input:
-            allowed = {"text": "a text file or a prepared dataset", "answers": "a dataset of examples, or records"}
-            raise ValueError(f"the task {reading[0]} needs --input=FILE, {allowed[reading[0]]}")
+            raise ValueError(f"the task {reading[0]} needs --input=FILE, {inputs[reading[0]]}")
         if self.input and not reading:
             raise ValueError("input belongs to the tasks text and answers: add one to --tasks, or leave it out")
         for flag, task in OF_TASK.items():

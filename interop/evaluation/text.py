@@ -27,9 +27,7 @@ class FileWindows:
 
     def validation(self, eval_tokens: int = 0) -> np.ndarray:
         """Where each window begins in `ids`."""
-        stride = self.block_size - self.overlap
-        after_first = max(0, len(self.ids) - 1 - self.block_size)
-        return np.arange(1 + -(-after_first // stride), dtype=np.int64) * stride
+        return np.arange(0, max(1, len(self.ids) - 1 - self.overlap), self.block_size - self.overlap)
 
     def val_batch(self, starts: np.ndarray, size: int) -> tuple:
         """The windows at `starts`: inputs and targets, int64 arrays (size, T); targets that do not count are -1."""
@@ -48,15 +46,7 @@ class Text:
     windows: FileWindows | PreparedText
     n_tokens: int  # that are scored
     n_bytes: int  # of their text in UTF-8
-    sha256: str  # of the file; of a prepared dataset: of its val.bin
-
-    def entry(self, metrics: dict) -> dict:
-        """What evaluation.json holds of these metrics, {name: value}."""
-        settings = dict(overlap=getattr(self.windows, "overlap", 0), sha256=self.sha256)
-        if getattr(self.windows, "doc_mask", False):
-            settings["doc_mask"] = True
-        metrics = {name: {"value": value, "stderr": None} for name, value in metrics.items()}
-        return dict(metrics=metrics, settings=settings, tokens=self.n_tokens, bytes=self.n_bytes)
+    settings: dict  # as evaluation.json has them; sha256 is that of the file, or of a dataset's val.bin
 
 
 def open_text(name: str, overlap: int, trained: Trained, verify: bool = True) -> Text:
@@ -67,7 +57,7 @@ def open_text(name: str, overlap: int, trained: Trained, verify: bool = True) ->
     if overlap >= block_size:
         raise ValueError(f"overlap={overlap} must be below {trained.source}'s block_size={block_size}")
     if not Path(name).is_file() and folder_of(name).is_dir():
-        return open_windows(name, overlap, trained, verify)
+        return open_dataset(name, overlap, trained, verify)
     try:
         raw = Path(name).read_bytes()
         text = raw.decode("utf-8")
@@ -77,10 +67,9 @@ def open_text(name: str, overlap: int, trained: Trained, verify: bool = True) ->
         raise ValueError(f"cannot read input {name} ({e.strerror}): name a text file or a prepared dataset") from None
     if not text:
         raise ValueError(f"input {name} is empty: nothing to score")
-    first = before_text(trained.tokenizer)
-    ids = np.array([first, *trained.tokenizer.encode(text)], dtype=np.int64)
-    windows = FileWindows(ids, block_size, overlap)
-    return Text(windows, len(ids) - 1, len(raw), hashlib.sha256(raw).hexdigest())
+    ids = np.array([before_text(trained.tokenizer), *trained.tokenizer.encode(text)], dtype=np.int64)
+    settings = dict(overlap=overlap, sha256=hashlib.sha256(raw).hexdigest())
+    return Text(FileWindows(ids, block_size, overlap), len(ids) - 1, len(raw), settings)
 
 
 def before_text(tokenizer: Tokenizer) -> int:
@@ -94,57 +83,64 @@ def before_text(tokenizer: Tokenizer) -> int:
         ) from None
 
 
-def open_windows(name: str, overlap: int, trained: Trained, verify: bool) -> Text:
+def open_dataset(name: str, overlap: int, trained: Trained, verify: bool) -> Text:
     """The validation windows of a prepared dataset: those of training with eval_tokens=0, and with its doc_mask."""
     if overlap:
         raise ValueError(f"overlap={overlap} is for text files: {name} is read in the windows of training")
-    meta = load_meta(name, verify)
-    if meta.get("kind") == "examples":
-        raise ValueError(f"dataset {name} holds examples, whose answers are evaluated: use --tasks=answers")
-    require_same_tokenizer(name, meta, trained, "a text file")
+    meta = load_dataset_meta(name, "text", trained, verify)
     data = PreparedText(name, trained.model.config.block_size, meta=meta, doc_mask=trained.doc_mask)
     # the windows follow each other, so their targets are one stretch of the file
     targets = np.concatenate([data.val_batch(start[None], 1)[1][0] for start in data.validation()])
-    return Text(data, targets.size, count_bytes(trained.tokenizer, targets), meta["splits"]["val"]["sha256"])
+    settings = dict(overlap=0, sha256=meta["splits"]["val"]["sha256"]) | ({"doc_mask": True} if data.doc_mask else {})
+    return Text(data, targets.size, count_bytes(trained.tokenizer, targets), settings)
 
 
-def require_same_tokenizer(name: str, meta: dict, trained: Trained, other: str) -> None:
-    """ValueError unless the dataset `name` with this meta has the model's tokenizer; `other`: what to name instead."""
+OF_THE_OTHER_TASK = {  # by the kind that is wanted
+    "text": "examples, whose answers are evaluated: use --tasks=answers",
+    "examples": "a text, without answers: use --tasks=text",
+}
+
+
+def load_dataset_meta(name: str, kind: str, trained: Trained, verify: bool) -> dict:
+    """meta.json of the dataset `name`. ValueError unless it is of this kind, and has the tokenizer of the model."""
+    meta = load_meta(name, verify)
     if (reads := task_of_data(meta).reads) != "text":
         raise ValueError(f"dataset {name} is of {reads}, and the model reads text: choose another dataset")
+    if meta.get("kind", "text") != kind:
+        raise ValueError(f"dataset {name} holds {OF_THE_OTHER_TASK[kind]}")
     if not same_tokenizer(meta, trained.meta):
-        theirs, ours = ((found["tokenizer"], found["vocab_size"]) for found in (meta, trained.meta))
+        theirs, ours = (f"{m['tokenizer']}, {m['vocab_size']} tokens" for m in (meta, trained.meta))
+        other = {"text": "a text file", "examples": "a file of records"}[kind]
         raise ValueError(
-            f"dataset {name} has another tokenizer ({theirs[0]}, {theirs[1]} tokens) than {trained.source} "
-            f"({ours[0]}, {ours[1]} tokens): prepare it with the model's, or name {other}"
+            f"dataset {name} has another tokenizer ({theirs}) than {trained.source} ({ours}): prepare it with the "
+            f"model's, or name {other}"
         )
+    return meta
 
 
 def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
     """Bytes of the text of `ids` in UTF-8. End of text has none."""
     eot = tokenizer.eot
-    if tokenizer.kind == "json":  # its tokens are no bytes: some decoders join, or drop, spaces
-        documents = np.split(ids, np.flatnonzero(ids == eot) + 1) if eot is not None else [ids]
-        return sum(len(tokenizer.decode(document).encode("utf-8")) for document in documents)
     if tokenizer.kind == "bytes":
-        n_bytes = [1] * tokenizer.vocab_size
-    elif tokenizer.kind == "chars":
-        n_bytes = [len(char.encode("utf-8")) for char in tokenizer.chars]
-    else:  # a token may be part of a character
+        return int((ids != eot).sum())
+    if tokenizer.kind in ("gpt2", "gpt2_4096"):  # a token may be part of a character
         one = tokenizer.bpe.decode_single_token_bytes
-        n_bytes = [0 if i == eot else len(one(i)) for i in range(tokenizer.vocab_size)]
-    counts = np.bincount(ids, minlength=tokenizer.vocab_size)
-    return sum(int(n) * b for i, (n, b) in enumerate(zip(counts, n_bytes, strict=True)) if i != eot)
+        return sum(n * len(one(i)) for i, n in enumerate(np.bincount(ids).tolist()) if n and i != eot)
+    # the tokens of a tokenizer.json are no bytes: some decoders join, or drop, spaces
+    documents = np.split(ids, np.flatnonzero(ids == eot) + 1) if eot is not None else [ids]
+    return sum(len(tokenizer.decode(document).encode("utf-8")) for document in documents)
 
 
 def score_text(model, text: Text, batch_size: int, env) -> dict:
-    """{metric: value} of a text, split over the processes. All ranks must call it."""
+    """What evaluation.json holds of a text; the work is split over the processes. All ranks must call it."""
     go_on = SimpleNamespace(agreed=lambda: False)  # nobody asks it to stop and save
     everything = SimpleNamespace(eval_tokens=0)
     nats = evaluate(model, task_of(model.config), text.windows, everything, batch_size, env, go_on)["val_loss"]
     model.eval()
-    return {
+    found = {
         "nats_per_token": nats,
         "bits_per_byte": nats * text.n_tokens / math.log(2) / text.n_bytes if text.n_bytes else math.nan,
         "perplexity": math.exp(nats) if nats < 700 else math.inf,
     }
+    metrics = {name: {"value": value, "stderr": None} for name, value in found.items()}
+    return dict(metrics=metrics, settings=text.settings, tokens=text.n_tokens, bytes=text.n_bytes)

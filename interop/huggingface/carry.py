@@ -51,7 +51,10 @@ def carried_text(module: str, root: Path) -> tuple:
             imported = ["." * node.level + (node.module or "")]
         else:
             continue
-        for name in filter(lambda name: lies_below(root, name), imported):
+        for name in imported:
+            top = name.split(".")[0]
+            if top and not (root / f"{top}.py").exists() and not (root / top / "__init__.py").exists():
+                continue  # a library
             pattern = rf"^(\s*)from\s+{re.escape(name)}\s+import\b"
             line, count = re.subn(pattern, rf"\1from .{flat_name(name)} import", lines[node.lineno - 1])
             if not count or not (root / f"{name.replace('.', '/')}.py").exists():
@@ -64,30 +67,20 @@ def carried_text(module: str, root: Path) -> tuple:
     return "\n".join(lines), needed
 
 
-def lies_below(root: Path, module: str) -> bool:
-    """Whether a module, or the package that it is in, is a part of the source tree; so is every relative one."""
-    top = module.split(".")[0]
-    return not top or (root / f"{top}.py").exists() or (root / top / "__init__.py").exists()
-
-
 def network_config(config: GPTConfig) -> dict:
     """The content of config.json, without the ids of special tokens and the dtype of the weights."""
+    c, module = config, flat_name(START)
     return {
         "architectures": ["NanoDNTForCausalLM"],
         "auto_map": {
-            "AutoConfig": "modeling_nanodnt.NanoDNTConfig",
-            "AutoModelForCausalLM": "modeling_nanodnt.NanoDNTForCausalLM",
+            "AutoConfig": f"{module}.NanoDNTConfig",
+            "AutoModelForCausalLM": f"{module}.NanoDNTForCausalLM",
         },
         "model_type": "nanodnt",
-        "network": asdict(config),
+        "network": asdict(c),
         # copies for tools that look for the usual names
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.block_size,
-        "hidden_size": config.n_embd,
-        "intermediate_size": config.ffn_width,
-        "num_hidden_layers": config.n_layer,
-        "num_attention_heads": config.n_head,
-        "num_key_value_heads": config.n_kv_head or config.n_head,
-        "head_dim": config.head_dim,
+        **dict(vocab_size=c.vocab_size, max_position_embeddings=c.block_size, hidden_size=c.n_embd),
+        **dict(intermediate_size=c.ffn_width, num_hidden_layers=c.n_layer, num_attention_heads=c.n_head),
+        **dict(num_key_value_heads=c.n_kv_head or c.n_head, head_dim=c.head_dim),
         "tie_word_embeddings": False,  # a tied head is not stored: `transformers` has nothing to tie
     }

@@ -1,5 +1,4 @@
-"""Architectures of `transformers` that a GPT can be: GPT-2, LLaMA, Qwen3, Mixtral, Qwen3-MoE. One table, read in both
-directions.
+"""Architectures of `transformers` that a GPT can be: GPT-2, LLaMA, Qwen3, Mixtral, Qwen3-MoE.
 
 A family is Pre-LN with one kind of norm, position and FFN. Its configuration and tensors are ours under other names.
 """
@@ -10,102 +9,106 @@ import torch
 
 from model import GPT, GPTConfig
 
-COMMON = dict(pre_norm="both", residual_init="plain")
-GPT2_FLAGS = COMMON | dict(norm="layernorm", pos="learned", bias=True, residual_init="gpt2")
-LLAMA_FLAGS = COMMON | dict(norm="rmsnorm", pos="rope", mlp="swiglu")
-QWEN3_FLAGS = LLAMA_FLAGS | dict(qk_norm=True, bias=False)
-MIXTRAL_FLAGS = LLAMA_FLAGS | dict(bias=False, router_norm=True)
-
-LLAMA_SIZES = dict(
-    n_layer="num_hidden_layers", n_head="num_attention_heads", n_kv_head="num_key_value_heads", n_embd="hidden_size",
-    head_size="head_dim", n_ff="intermediate_size", block_size="max_position_embeddings", vocab_size="vocab_size",
-    norm_eps="rms_norm_eps", tie_weights="tie_word_embeddings", init_std="initializer_range",
-)  # fmt: skip
-MIXTRAL_SIZES = LLAMA_SIZES | dict(n_expert="num_local_experts", n_expert_active="num_experts_per_tok")
-QWEN3_MOE_SIZES = MIXTRAL_SIZES | dict(n_ff="moe_intermediate_size", router_norm="norm_topk_prob")
-GPT2_SIZES = dict(
-    n_layer="n_layer", n_head="n_head", n_embd="n_embd", n_ff="n_inner", block_size="n_positions",
-    vocab_size="vocab_size", norm_eps="layer_norm_epsilon", tie_weights="tie_word_embeddings",
-    init_std="initializer_range",
-)  # fmt: skip
-
-# {their module: ours}. Of several of ours, theirs has the rows one after the other. "{}" is the block's number from 0,
-# a second one in theirs the expert's: each expert has a matrix of its own there, and ours is the stack of them.
-LLAMA_MODULES = {
-    "embed_tokens": ("wte",),
-    "layers.{}.input_layernorm": ("blocks.{}.attn.pre",),
-    "layers.{}.self_attn.q_proj": ("blocks.{}.attn.f.q",),
-    "layers.{}.self_attn.k_proj": ("blocks.{}.attn.f.k",),
-    "layers.{}.self_attn.v_proj": ("blocks.{}.attn.f.v",),
-    "layers.{}.self_attn.o_proj": ("blocks.{}.attn.f.o",),
-    "layers.{}.post_attention_layernorm": ("blocks.{}.mlp.pre",),
-    "layers.{}.mlp.gate_proj": ("blocks.{}.mlp.f.gate",),
-    "layers.{}.mlp.up_proj": ("blocks.{}.mlp.f.up",),
-    "layers.{}.mlp.down_proj": ("blocks.{}.mlp.f.down",),
-    "norm": ("final_norm",),
-    "lm_head": ("head",),
-}
-QWEN3_MODULES = LLAMA_MODULES | {
-    "layers.{}.self_attn.q_norm": ("blocks.{}.attn.f.q_norm",),
-    "layers.{}.self_attn.k_norm": ("blocks.{}.attn.f.k_norm",),
-}
-DENSE = tuple(f"layers.{{}}.mlp.{part}_proj" for part in ("gate", "up", "down"))
-MIXTRAL_MODULES = {theirs: ours for theirs, ours in LLAMA_MODULES.items() if theirs not in DENSE} | {
-    "layers.{}.block_sparse_moe.gate": ("blocks.{}.mlp.f.router",),
-    "layers.{}.block_sparse_moe.experts.{}.w1": ("blocks.{}.mlp.f.experts.gate",),
-    "layers.{}.block_sparse_moe.experts.{}.w3": ("blocks.{}.mlp.f.experts.up",),
-    "layers.{}.block_sparse_moe.experts.{}.w2": ("blocks.{}.mlp.f.experts.down",),
-}
-QWEN3_MOE_MODULES = {theirs: ours for theirs, ours in QWEN3_MODULES.items() if theirs not in DENSE} | {
-    "layers.{}.mlp.gate": ("blocks.{}.mlp.f.router",),
-    "layers.{}.mlp.experts.{}.gate_proj": ("blocks.{}.mlp.f.experts.gate",),
-    "layers.{}.mlp.experts.{}.up_proj": ("blocks.{}.mlp.f.experts.up",),
-    "layers.{}.mlp.experts.{}.down_proj": ("blocks.{}.mlp.f.experts.down",),
-}
-GPT2_MODULES = {
-    "wte": ("wte",),
-    "wpe": ("wpe",),
-    "h.{}.ln_1": ("blocks.{}.attn.pre",),
-    "h.{}.attn.c_attn": ("blocks.{}.attn.f.q", "blocks.{}.attn.f.k", "blocks.{}.attn.f.v"),
-    "h.{}.attn.c_proj": ("blocks.{}.attn.f.o",),
-    "h.{}.ln_2": ("blocks.{}.mlp.pre",),
-    "h.{}.mlp.c_fc": ("blocks.{}.mlp.f.up",),
-    "h.{}.mlp.c_proj": ("blocks.{}.mlp.f.down",),
-    "ln_f": ("final_norm",),
-    "lm_head": ("head",),
-}
-
 
 class Family(NamedTuple):
-    """One architecture: `flags` are the GPTConfig fields that it fixes, `sizes` {our field: their key} those that it
-    leaves open, `defaults` the values of keys that a config.json leaves out, `modules` the names of the tensors."""
+    """One architecture, as rows of tables that are read in both directions."""
 
     architecture: str
     prefix: str  # of all their tensors but the head's
-    flags: dict
-    sizes: dict
-    defaults: dict
+    flags: dict  # the GPTConfig fields that it fixes
+    sizes: dict  # {our field: their key} of those that it leaves open
+    defaults: dict  # of keys that a config.json leaves out
+    # {their module: ours}. Of several of ours, theirs has the rows one after the other. "{}" is the block's number from
+    # 0, a second one in theirs the expert's: each expert has a matrix of its own there, and ours is the stack of them.
     modules: dict
     transposed: bool = False  # their matrices in the blocks are (in, out), ours (out, in)
 
 
-LLAMA_DEFAULTS = dict(tie_word_embeddings=False, rms_norm_eps=1e-6, initializer_range=0.02, hidden_act="silu")
-OPTIONAL = ("num_key_value_heads", "head_dim", "n_inner")  # keys that may be null: then they follow from the others
-QWEN3_DEFAULTS = LLAMA_DEFAULTS | dict(head_dim=128)
-MIXTRAL_DEFAULTS = LLAMA_DEFAULTS | dict(rms_norm_eps=1e-5, rope_theta=1e6)
-QWEN3_MOE_DEFAULTS = LLAMA_DEFAULTS | dict(norm_topk_prob=False)
-GPT2_DEFAULTS = dict(tie_word_embeddings=True, layer_norm_epsilon=1e-5, initializer_range=0.02, n_inner=None)
-FAMILIES = {
-    "gpt2": Family(
-        "GPT2LMHeadModel", "transformer.", GPT2_FLAGS, GPT2_SIZES, GPT2_DEFAULTS, GPT2_MODULES, transposed=True
+GPT2 = Family(
+    "GPT2LMHeadModel",
+    "transformer.",
+    dict(pre_norm="both", norm="layernorm", pos="learned", bias=True, residual_init="gpt2"),
+    dict(
+        n_layer="n_layer", n_head="n_head", n_embd="n_embd", n_ff="n_inner", block_size="n_positions",
+        vocab_size="vocab_size", norm_eps="layer_norm_epsilon", tie_weights="tie_word_embeddings",
+        init_std="initializer_range",
     ),
-    "llama": Family("LlamaForCausalLM", "model.", LLAMA_FLAGS, LLAMA_SIZES, LLAMA_DEFAULTS, LLAMA_MODULES),
-    "qwen3": Family("Qwen3ForCausalLM", "model.", QWEN3_FLAGS, LLAMA_SIZES, QWEN3_DEFAULTS, QWEN3_MODULES),
-    "mixtral": Family("MixtralForCausalLM", "model.", MIXTRAL_FLAGS, MIXTRAL_SIZES, MIXTRAL_DEFAULTS, MIXTRAL_MODULES),
-    "qwen3_moe": Family(
-        "Qwen3MoeForCausalLM", "model.", QWEN3_FLAGS, QWEN3_MOE_SIZES, QWEN3_MOE_DEFAULTS, QWEN3_MOE_MODULES
-    ),
+    dict(tie_word_embeddings=True, layer_norm_epsilon=1e-5, initializer_range=0.02, n_inner=None),
+    {
+        "wte": "wte",
+        "wpe": "wpe",
+        "h.{}.ln_1": "blocks.{}.attn.pre",
+        "h.{}.attn.c_attn": "blocks.{}.attn.f.q blocks.{}.attn.f.k blocks.{}.attn.f.v",
+        "h.{}.attn.c_proj": "blocks.{}.attn.f.o",
+        "h.{}.ln_2": "blocks.{}.mlp.pre",
+        "h.{}.mlp.c_fc": "blocks.{}.mlp.f.up",
+        "h.{}.mlp.c_proj": "blocks.{}.mlp.f.down",
+        "ln_f": "final_norm",
+        "lm_head": "head",
+    },
+    transposed=True,
+)  # fmt: skip
+ATTENTION = {
+    "embed_tokens": "wte",
+    "layers.{}.input_layernorm": "blocks.{}.attn.pre",
+    "layers.{}.self_attn.q_proj": "blocks.{}.attn.f.q",
+    "layers.{}.self_attn.k_proj": "blocks.{}.attn.f.k",
+    "layers.{}.self_attn.v_proj": "blocks.{}.attn.f.v",
+    "layers.{}.self_attn.o_proj": "blocks.{}.attn.f.o",
+    "layers.{}.post_attention_layernorm": "blocks.{}.mlp.pre",
+    "norm": "final_norm",
+    "lm_head": "head",
 }
+QK_NORM = {f"layers.{{}}.self_attn.{x}_norm": f"blocks.{{}}.attn.f.{x}_norm" for x in "qk"}
+GATE_UP_DOWN = "gate_proj up_proj down_proj"
+
+
+def swiglu(theirs: str, names: str, ours: str) -> dict:
+    """The modules of a SwiGLU; theirs have these names."""
+    parts = zip(names.split(), ("gate", "up", "down"), strict=True)
+    return {f"layers.{{}}.{theirs}.{name}": f"blocks.{{}}.{ours}.{part}" for name, part in parts}
+
+
+LLAMA = Family(
+    "LlamaForCausalLM",
+    "model.",
+    dict(pre_norm="both", residual_init="plain", norm="rmsnorm", pos="rope", mlp="swiglu"),
+    dict(
+        n_layer="num_hidden_layers", n_head="num_attention_heads", n_kv_head="num_key_value_heads",
+        n_embd="hidden_size", head_size="head_dim", n_ff="intermediate_size", block_size="max_position_embeddings",
+        vocab_size="vocab_size", norm_eps="rms_norm_eps", tie_weights="tie_word_embeddings",
+        init_std="initializer_range",
+    ),
+    dict(tie_word_embeddings=False, rms_norm_eps=1e-6, initializer_range=0.02, hidden_act="silu"),
+    ATTENTION | swiglu("mlp", GATE_UP_DOWN, "mlp.f"),
+)  # fmt: skip
+QWEN3 = LLAMA._replace(
+    architecture="Qwen3ForCausalLM",
+    flags=LLAMA.flags | dict(qk_norm=True, bias=False),
+    defaults=LLAMA.defaults | dict(head_dim=128),
+    modules=LLAMA.modules | QK_NORM,
+)
+MIXTRAL = LLAMA._replace(
+    architecture="MixtralForCausalLM",
+    flags=LLAMA.flags | dict(bias=False, router_norm=True),
+    sizes=LLAMA.sizes | dict(n_expert="num_local_experts", n_expert_active="num_experts_per_tok"),
+    defaults=LLAMA.defaults | dict(rms_norm_eps=1e-5, rope_theta=1e6),
+    modules=ATTENTION
+    | {"layers.{}.block_sparse_moe.gate": "blocks.{}.mlp.f.router"}
+    | swiglu("block_sparse_moe.experts.{}", "w1 w3 w2", "mlp.f.experts"),
+)
+QWEN3_MOE = MIXTRAL._replace(
+    architecture="Qwen3MoeForCausalLM",
+    flags=QWEN3.flags,
+    sizes=MIXTRAL.sizes | dict(n_ff="moe_intermediate_size", router_norm="norm_topk_prob"),
+    defaults=LLAMA.defaults | dict(norm_topk_prob=False),
+    modules=ATTENTION
+    | QK_NORM
+    | {"layers.{}.mlp.gate": "blocks.{}.mlp.f.router"}
+    | swiglu("mlp.experts.{}", GATE_UP_DOWN, "mlp.f.experts"),
+)
+FAMILIES = dict(gpt2=GPT2, llama=LLAMA, qwen3=QWEN3, mixtral=MIXTRAL, qwen3_moe=QWEN3_MOE)
+OPTIONAL = ("num_key_value_heads", "head_dim", "n_inner")  # keys that may be null: then they follow from the others
 SAME_KEYS = {"num_local_experts": "num_experts"}  # {key: its name in version 4's Qwen3-MoE}; both are written
 
 ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf"}  # GPT-2's, ours
@@ -162,21 +165,18 @@ def config_from_theirs(theirs: dict) -> GPTConfig:
         raise ValueError(f"its config.json lacks {', '.join(absent)}")
     flags = family.flags | {ours: theirs[key] for ours, key in family.sizes.items() if theirs.get(key) is not None}
     if kind == "gpt2":
-        flags["mlp"] = ACTIVATIONS.get(theirs.get("activation_function", "gelu_new"))
-        if flags["mlp"] is None:
-            raise ValueError(
-                f"activation_function={theirs['activation_function']} is not one of {', '.join(ACTIVATIONS)}"
-            )
+        function = theirs.get("activation_function", "gelu_new")
+        if function not in ACTIVATIONS:
+            raise ValueError(f"activation_function={function} is not one of {', '.join(ACTIVATIONS)}")
+        flags["mlp"] = ACTIVATIONS[function]
     else:
-        biases = {name: bool(theirs.get(name)) for name in ("attention_bias", "mlp_bias")}
+        attention, mlp = (bool(theirs.get(name)) for name in ("attention_bias", "mlp_bias"))
         theta = rope_of(theirs).get("rope_theta") or theirs.get("rope_theta") or 10000.0
-        flags |= dict(rope_theta=float(theta), bias=all(biases.values()))
+        flags |= dict(rope_theta=float(theta), bias=attention)
         if theirs["hidden_act"] not in ("silu", "swish"):
             raise ValueError(f"hidden_act={theirs['hidden_act']} is not silu")
-        if len(set(biases.values())) > 1:
-            raise ValueError(
-                f"{', '.join(f'{k}={v}' for k, v in biases.items())}: here both have biases, or neither has"
-            )
+        if attention != mlp:
+            raise ValueError(f"attention_bias={attention}, mlp_bias={mlp}: here both have biases, or neither has")
     config = GPTConfig(**flags)
     config.check()
     if config.head_size * config.n_head == config.n_embd:
@@ -205,29 +205,20 @@ def config_to_theirs(config: GPTConfig, kind: str) -> dict:
 # ------------------------------------------------------------------------------------------------------------ tensors
 
 
-class Match(NamedTuple):
-    """Names of the same tensors: one of theirs has the rows of all of `ours` one after the other, or one of ours is the
-    stack of all of `theirs`."""
-
-    theirs: list
-    ours: list
-    transposed: bool  # theirs are
-
-
 def matches(config: GPTConfig, kind: str) -> list:
-    """The tensors of a plain model of `kind`, as `Match`es."""
+    """[(names of theirs, names of ours, whether theirs are transposed)] of the tensors of a plain model of `kind`: one
+    of theirs has the rows of all of ours one after the other, or one of ours is the stack of all of theirs."""
     family, ours, found = FAMILIES[kind], GPT.empty(config).state_dict(), []
     for their_module, our_modules in family.modules.items():
         numbers = their_module.count("{}")
         for i in range(config.n_layer if numbers else 1):
             theirs = [their_module.format(i, e) for e in range(config.n_expert if numbers == 2 else 1)]
-            names = [name.format(i) for name in our_modules]
+            modules = our_modules.format(*[i] * 3).split()
             for part in ("weight", "bias"):
-                own = "gain" if part == "weight" and f"{names[0]}.gain" in ours else part
-                if f"{names[0]}.{own}" in ours:
-                    transposed = family.transposed and part == "weight" and ".f." in names[0]
-                    both = [f"{name}.{part}" for name in theirs], [f"{name}.{own}" for name in names]
-                    found.append(Match(*both, transposed))
+                own = "gain" if part == "weight" and f"{modules[0]}.gain" in ours else part
+                if f"{modules[0]}.{own}" in ours:
+                    names = [f"{module}.{part}" for module in theirs], [f"{module}.{own}" for module in modules]
+                    found.append((*names, family.transposed and part == "weight" and ".f." in modules[0]))
     return found
 
 
@@ -235,10 +226,8 @@ def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
     """Our state dict from theirs, {name without the family's prefix: tensor}. Padding rows of the vocabulary are zero.
 
     ValueError, which names the tensor, where one is missing, of another shape, or not known."""
-    wanted, found = GPT.empty(config).state_dict(), {}
-    expected = {
-        name.removeprefix(FAMILIES[kind].prefix): t for name, t in tensors_to_theirs(wanted, config, kind).items()
-    }
+    wanted, found, prefix = GPT.empty(config).state_dict(), {}, FAMILIES[kind].prefix
+    expected = {name.removeprefix(prefix): t for name, t in tensors_to_theirs(wanted, config, kind).items()}
     for name, t in expected.items():
         if name not in tensors:
             raise ValueError(f"the tensor {name} is missing")
@@ -246,10 +235,10 @@ def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
             raise ValueError(f"the tensor {name} is {list(tensors[name].shape)}, which config.json does not allow")
     if extra := sorted(tensors.keys() - expected.keys()):
         raise ValueError(f"the tensor {extra[0]} is unknown")
-    for match in matches(config, kind):
-        parts = [tensors[name].T if match.transposed else tensors[name] for name in match.theirs]
-        whole = torch.stack(parts) if wanted[match.ours[0]].ndim == 3 else parts[0]
-        for name, part in zip(match.ours, whole.chunk(len(match.ours)), strict=True):
+    for theirs, ours, transposed in matches(config, kind):
+        parts = [tensors[name].T if transposed else tensors[name] for name in theirs]
+        whole = torch.stack(parts) if wanted[ours[0]].ndim == 3 else parts[0]
+        for name, part in zip(ours, whole.chunk(len(ours)), strict=True):
             rows = len(wanted[name]) - len(part)
             found[name] = torch.cat((part, part.new_zeros(rows, part.shape[1]))) if rows else part
     return found
@@ -258,12 +247,12 @@ def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
 def tensors_to_theirs(weights: dict, config: GPTConfig, kind: str) -> dict:
     """Their tensors, with the family's prefix, from our state dict of a plain model; without padding rows."""
     prefix, found = FAMILIES[kind].prefix, {}
-    for match in matches(config, kind):
-        tensor = torch.cat([weights[name] for name in match.ours])
-        if match.ours[0] in ("wte.weight", "head.weight"):
+    for theirs, ours, transposed in matches(config, kind):
+        tensor = torch.cat([weights[name] for name in ours])
+        if ours[0] in ("wte.weight", "head.weight"):
             tensor = tensor[: config.vocab_size].clone()
         parts = [t.clone() for t in tensor] if tensor.ndim == 3 else [tensor]  # files hold no views
-        for theirs, part in zip(match.theirs, parts, strict=True):
-            name = theirs if theirs.startswith("lm_head") else prefix + theirs
-            found[name] = (part.T if match.transposed else part).contiguous()
+        for name, part in zip(theirs, parts, strict=True):
+            name = name if name.startswith("lm_head") else prefix + name
+            found[name] = (part.T if transposed else part).contiguous()
     return found

@@ -7,14 +7,8 @@ the copies: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 from dataclasses import asdict
 
 import torch
-from transformers import (
-    DynamicCache,
-    GenerationMixin,
-    PretrainedConfig,
-    PreTrainedModel,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.generation import StoppingCriteria, StoppingCriteriaList
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import logging
 
@@ -102,16 +96,9 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"the weights lack {', '.join(names)}, or have other shapes: export the model again")
 
     def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        past_key_values=None,
-        labels=None,
-        use_cache=None,
-        logits_to_keep=0,
-        return_dict=None,
-        **kwargs,
-    ):
+        self, input_ids=None, attention_mask=None, past_key_values=None, labels=None, use_cache=None, logits_to_keep=0,
+        return_dict=None, **kwargs,
+    ):  # fmt: skip
         """input_ids (B, T) → logits (B, T, vocab_size) in fp32, and with labels (B, T) the loss.
 
         attention_mask   (B, cached + T), 0 for padding on either side. The logits of the other tokens are those
@@ -137,8 +124,7 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
             x, cache = self._padded_stream(input_ids, keep), None
 
         positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.network.logits(x[:, positions])
-        loss = None
+        logits, loss = self.network.logits(x[:, positions]), None
         if labels is not None:
             if keep is not None:  # what stands after padding has nothing to be predicted from; nor has the first token
                 labels = labels.masked_fill(~keep.roll(1, dims=1), -100)
@@ -148,8 +134,8 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _refuse(self, input_ids, labels, logits_to_keep, kwargs: dict) -> None:
         """ValueError for arguments of other models, which must not be ignored."""
-        unknown = [name for name in kwargs if kwargs[name] is not None and kwargs[name] is not False]
-        unknown = [name for name in unknown if name != "num_items_in_batch"]  # Trainer's, for the loss
+        taken = ("num_items_in_batch",)  # Trainer's, for the loss
+        unknown = [name for name, v in kwargs.items() if not (v is None or v is False or name in taken)]
         if unknown:
             raise ValueError(f"this network does not take {', '.join(unknown)}: leave it out")
         if input_ids is None:
@@ -209,15 +195,9 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
         return super().generate(inputs, stopping_criteria=ends, **kwargs)
 
     def prepare_inputs_for_generation(
-        self,
-        input_ids,
-        past_key_values=None,
-        attention_mask=None,
-        cache_position=None,
-        next_sequence_length=None,
-        is_first_iteration=None,
-        **kwargs,
-    ):
+        self, input_ids, past_key_values=None, attention_mask=None, cache_position=None, next_sequence_length=None,
+        is_first_iteration=None, **kwargs,
+    ):  # fmt: skip
         """Arguments of the next `forward`, from the sequences so far: what the cache does not hold yet. That is counted
         here, since a cache stays empty where there is padding; cache_position and the next two are not used."""
         cached = past_key_values.get_seq_length() if past_key_values is not None else 0

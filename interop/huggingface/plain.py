@@ -21,6 +21,9 @@ class NotPlain(ValueError):
 PLAIN = dict(norm="rmsnorm", pos="rope", pre_norm="both", mid_norm="none", post_norm="none", post_norm_blocks=0)
 PLAIN |= dict(input_norm=False, qk_norm=False, norm_groups=1)
 PLAIN |= dict(n_expert=0, n_expert_shared=0, router="softmax", router_scale=1.0)
+# Fields that a plain model keeps
+KEPT = "n_layer n_head n_embd block_size vocab_size pos rope_theta n_kv_head head_size mlp n_ff tie_weights n_expert"
+KEPT += " n_expert_active router_norm norm_eps init_std"
 
 
 def misfits(config: GPTConfig, kind: str) -> list:
@@ -45,14 +48,11 @@ def misfits(config: GPTConfig, kind: str) -> list:
 def plain_model(model: GPT, kind: str) -> tuple:
     """(config, weights) of the same function as a plain Pre-LN model of architecture `kind`: fp32 weights under our
     names. NotPlain, which says what does not fit, where there is none."""
-    wrong = misfits(model.config, kind)
-    if wrong:
+    if wrong := misfits(model.config, kind):
         raise NotPlain(", ".join(wrong))
     c = model.config
-    sizes = "n_layer n_head n_embd block_size vocab_size pos rope_theta n_kv_head head_size mlp n_ff tie_weights"
-    sizes += " n_expert n_expert_active router_norm norm_eps init_std"
-    flags = FAMILIES[kind].flags | {name: getattr(c, name) for name in sizes.split()}
-    config = GPTConfig(**flags | dict(bias=c.bias or kind == "gpt2"))
+    kept = {name: getattr(c, name) for name in KEPT.split()}
+    config = GPTConfig(**FAMILIES[kind].flags | kept | dict(bias=c.bias or kind == "gpt2"))
     parts = [embeddings(model), norm(model.final_norm, "final_norm", c.norm)]
     for i, block in enumerate(model.blocks):
         parts += [sublayer(block.attn, f"blocks.{i}.attn", c.norm), sublayer(block.mlp, f"blocks.{i}.mlp", c.norm)]

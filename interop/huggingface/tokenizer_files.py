@@ -7,16 +7,17 @@ template of conversations goes along twice: in Jinja, for `transformers`, and as
 import json
 from pathlib import Path
 
+from interop.conversations.template import Template, template_of
 from interop.huggingface.hub import fetch, is_pretrained
 from nanodnt.data.tokenizer import END_OF_TEXT, Tokenizer, bpe_ranks, hash_json, json_meta, parse_json
 
 EOT = "<|endoftext|>"
 CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+CONFIG |= {"model_input_names": ["input_ids", "attention_mask"], "padding_side": "left"}  # left: to generate
 # What is kept of a tokenizer_config.json that was read. Not its class: some classes of `transformers` change what
 # tokenizer.json says, which is what we go by.
 KEPT = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "chat_template")
 OWN_TEMPLATE = "nanodnt_template"  # the key under which our own template stands there, beside its Jinja
-CONFIG |= {"model_input_names": ["input_ids", "attention_mask"], "padding_side": "left"}  # left: to generate
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
@@ -24,73 +25,59 @@ CONFIG |= {"model_input_names": ["input_ids", "attention_mask"], "padding_side":
 
 def tokenizer_files(meta: dict, block_size: int) -> dict:
     """{file name: text} of the tokenizer that `meta` describes, for a model with this context."""
+    config = dict(CONFIG)
     if meta["tokenizer"] == "json":
-        known = meta.get("json_config", {})
-        text, config = meta["json"], CONFIG | {k: v for k, v in known.items() if k.endswith("_token") or k in KEPT}
+        text, known = meta["json"], meta.get("json_config", {})
+        config |= {key: value for key, value in known.items() if key.endswith("_token") or key in KEPT}
         for name, number in (("eos_token", meta["eot"]), ("bos_token", meta.get("bos"))):
             if number is not None:  # it may have been named in another file
                 config[name] = parse_json(text).id_to_token(number)
     else:
-        text, config = make_json(meta), dict(CONFIG)
-        if meta["eot"] is not None:
-            config |= dict.fromkeys(("bos_token", "eos_token"), EOT)
-    if meta.get("template") is not None:
-        config |= {"chat_template": chat_template(meta), OWN_TEMPLATE: meta["template"]}
+        text = make_json(meta)
+        config |= dict.fromkeys(("bos_token", "eos_token"), EOT) if meta["eot"] is not None else {}
+    if (template := template_of(meta)) and meta["eot"] is not None:
+        config |= {"chat_template": chat_template(template, Tokenizer(meta)), OWN_TEMPLATE: meta["template"]}
     config["model_max_length"] = block_size
     return {"tokenizer.json": text, "tokenizer_config.json": json.dumps(config, indent=2, ensure_ascii=False)}
 
 
-def chat_template(meta: dict) -> str:
-    """The template of conversations in `meta` as Jinja, for `apply_chat_template`; what add_generation_prompt adds is
-    always there. ValueError where the template is damaged.
+def chat_template(template: Template, tokenizer: Tokenizer) -> str:
+    """A template as Jinja, for `apply_chat_template`. What add_generation_prompt adds is always there.
 
     `transformers` tokenises the text as one: ids differ from ours where a token would span an answer and the text
     before it (rare after a newline), and where a message names a special token."""
-    system, turn = _texts(meta)
     begin = end = EOT
-    if meta["tokenizer"] == "json":
-        tokenizer = Tokenizer(meta)
+    if tokenizer.kind == "json":
         begin = "".join(map(tokenizer.json.id_to_token, tokenizer.start or [tokenizer.bos]))
         end = tokenizer.json.id_to_token(tokenizer.eot)
-    first = _refuse("this model knows no system message")
-    if system:
-        before, after = system.split("{system}")
-        first = _jinja(before, "messages[0]", after)
-    before, after = turn.removesuffix("{response}").split("{prompt}")
+
+    def text(before: str, message: str = "", after: str = "") -> str:
+        """Jinja that prints the text before, a message's content, and the text after it."""
+        parts = [repr(before)] * bool(before) + [f"{message}['content']"] * bool(message) + [repr(after)] * bool(after)
+        return "{{ " + " + ".join(parts) + " }}"  # a string in Jinja has Python's escapes
+
+    def refuse(reason: str) -> str:
+        return f"{{{{ raise_exception({reason!r}) }}}}"
+
+    first = refuse("this model knows no system message")
+    if template.system:
+        before, after = template.system.split("{system}")
+        first = text(before, "messages[0]", after)
+    before, after = template.turn.removesuffix("{response}").split("{prompt}")
     return (
-        _jinja(begin)
+        text(begin)
         + "{% set turns = messages %}{% if messages[0]['role'] == 'system' %}{% set turns = messages[1:] %}"
         + first
         + "{% endif %}{% for message in turns %}{% if message['role'] != ['user', 'assistant'][loop.index0 % 2] %}"
-        + _refuse("after at most one system message, user and assistant alternate")
+        + refuse("after at most one system message, user and assistant alternate")
         + "{% elif message['role'] == 'assistant' %}"
-        + _jinja("", "message", end)
+        + text("", "message", end)
         + "{% else %}{% if not loop.first %}"
-        + _jinja("\n")
+        + text("\n")
         + "{% endif %}"
-        + _jinja(before, "message", after)
+        + text(before, "message", after)
         + "{% endif %}{% endfor %}"
     )
-
-
-def _texts(meta):
-    """The system's and the turn's text of a template, checked as far as they are used here."""
-    found = meta["template"] if isinstance(meta["template"], dict) else {}
-    system, turn = (found.get(key) for key in ("system", "turn"))
-    places = isinstance(turn, str) and turn.count("{prompt}") == 1
-    if not places or not isinstance(system, str) or system.count("{system}") != bool(system) or meta["eot"] is None:
-        raise ValueError(f"the template {str(meta['template'])[:60]!r} of this checkpoint is damaged")
-    return system, turn
-
-
-def _jinja(before: str, message: str = "", after: str = "") -> str:
-    """Jinja that prints the text before, a message's content, and the text after it."""
-    parts = [repr(before)] * bool(before) + [f"{message}['content']"] * bool(message) + [repr(after)] * bool(after)
-    return "{{ " + " + ".join(parts) + " }}"  # a string in Jinja has Python's escapes
-
-
-def _refuse(reason: str) -> str:
-    return f"{{{{ raise_exception({reason!r}) }}}}"
 
 
 def make_json(meta: dict) -> str:
@@ -146,11 +133,11 @@ def find_tokenizer(name: str, others: tuple = ()) -> dict:
     ValueError where there is none, or its vocabulary is missing; `others` are names that are allowed too."""
     if name in END_OF_TEXT:
         meta = Tokenizer.meta_for(name)
-    elif not is_pretrained(name):
+    elif is_pretrained(name):
+        meta = read_tokenizer(fetch(name, ["*.json", "*.jinja"]))
+    else:
         kinds = ", ".join((*END_OF_TEXT, *others))
         raise ValueError(f"--tokenizer={name} is neither one of {kinds}, nor a folder, nor OWNER/MODEL on the Hub")
-    else:
-        meta = read_tokenizer(fetch(name, ["*.json", "*.jinja"]))
     if meta is None:
         raise ValueError(f"--tokenizer={name} has no tokenizer.json")
     Tokenizer(meta)  # ValueError if its vocabulary is missing
@@ -174,7 +161,7 @@ def read_tokenizer(folder: Path) -> dict | None:
         meta = json_meta(text, *(special_token(folder, text, config, name) for name in ("eos", "bos")))
         own = config.pop(OWN_TEMPLATE, None)
         meta = recognise(text, meta) or meta | {"json_config": config}
-        return meta | ({} if own is None else {"template": own})
+        return meta if own is None else meta | {"template": own}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as e:
         raise ValueError(f"the tokenizer in {folder} cannot be read ({str(e)[:200] or type(e).__name__})") from None
 
@@ -192,9 +179,7 @@ def special_token(folder: Path, text: str, config: dict, name: str) -> str | Non
 
 def read_json(path: Path) -> dict:
     """The dict in a JSON file; {} where there is no file."""
-    if not path.is_file():
-        return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
+    value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} holds no JSON object")
     return value

@@ -1,6 +1,7 @@
 """Whether `transformers` computes from an exported folder what the model computes. Catches a network whose code was
 changed in a way that the export does not see."""
 
+import importlib.util
 import sys
 import tempfile
 from contextlib import contextmanager
@@ -18,9 +19,7 @@ def compare_with_transformers(folder: Path, model: GPT, kind: str, dtype: torch.
     """Load the folder, an export of `model` as `kind` in `dtype`, with `transformers`, and compare the logits.
 
     False where `transformers` is not installed. ValueError where it computes something else, or cannot load it."""
-    try:
-        import transformers  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("transformers") is None:
         return False
     try:
         found = difference(folder, model, typical=model.config.n_expert > 0 and dtype != torch.float32)

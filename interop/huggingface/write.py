@@ -16,8 +16,6 @@ from interop.huggingface.verify import compare_with_transformers
 from model import GPT
 from nanodnt.data.tokenizer import Tokenizer
 
-MAX_SHARD_SIZE = "5GB"
-
 
 def write_pretrained(
     model: GPT, meta: dict, folder: Path, target: str = "auto", dtype: torch.dtype = torch.float32, check: bool = True
@@ -28,15 +26,15 @@ def write_pretrained(
     target "auto" takes an architecture of `transformers` where one computes the same, else "nanodnt", the network's own
     code. `check`: load the folder with `transformers`, where that is installed, and compare.
     ValueError where the folder exists, where the layout has a part that `target` lacks, or where the check fails."""
+    from huggingface_hub import save_torch_state_dict
+
     if folder.exists() or folder.is_symlink():
         raise ValueError(f"{folder} exists already: choose another --to, or remove it")
     kind, config, tensors = convert(model, target)
     tokenizer = Tokenizer(meta)
     ids = dict(bos_token_id=tokenizer.bos, eos_token_id=tokenizer.eot)
     files = tokenizer_files(meta, model.config.block_size)
-    if kind == "nanodnt":
-        config = network_config(model.config)
-        files |= carried_files()
+    files |= carried_files() if kind == "nanodnt" else {}
     config |= ids | {"dtype": str(dtype).removeprefix("torch.")}
     files |= {"config.json": json.dumps(config, indent=2), "generation_config.json": json.dumps(ids, indent=2)}
     try:
@@ -44,7 +42,8 @@ def write_pretrained(
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
             partial = Path(temporary) / folder.name
             partial.mkdir()
-            save_tensors({name: t.to(dtype) for name, t in tensors.items()}, partial)
+            tensors = {name: t.to(dtype).contiguous() for name, t in tensors.items()}
+            save_torch_state_dict(tensors, partial, max_shard_size="5GB")
             for name, text in files.items():
                 (partial / name).write_text(text, encoding="utf-8")
             for path in partial.glob("*.safetensors"):
@@ -58,22 +57,14 @@ def write_pretrained(
 
 
 def convert(model: GPT, target: str) -> tuple:
-    """(architecture, its config.json, its tensors) of a model; for "nanodnt" config.json is still to be made."""
+    """(architecture, its config.json, its tensors) of a model."""
     reasons = []
     for kind in FAMILIES if target == "auto" else {target} & FAMILIES.keys():
         try:
             config, weights = plain_model(model, kind)
+            return kind, config_to_theirs(config, kind), tensors_to_theirs(weights, config, kind)
         except NotPlain as e:
             reasons.append(str(e))
-            continue
-        return kind, config_to_theirs(config, kind), tensors_to_theirs(weights, config, kind)
     if target not in ("auto", "nanodnt"):
         raise ValueError(f"--target={target} cannot hold this layout: {reasons[0]}; use --target=auto or nanodnt")
-    return "nanodnt", {}, {f"network.{name}": t for name, t in model.state_dict().items()}
-
-
-def save_tensors(tensors: dict, folder: Path) -> None:
-    """model.safetensors, or several files and their index."""
-    from huggingface_hub import save_torch_state_dict
-
-    save_torch_state_dict({name: t.contiguous() for name, t in tensors.items()}, folder, max_shard_size=MAX_SHARD_SIZE)
+    return "nanodnt", network_config(model.config), {f"network.{name}": t for name, t in model.state_dict().items()}

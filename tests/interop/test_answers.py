@@ -17,8 +17,9 @@ from nanodnt.generate import generate
 from nanodnt.run.environment import Env
 from nanodnt.trained import load_trained
 from support import examples as made
-from support.evaluation import EOT, assert_refused, call, make_byte_dataset, read, values
+from support.evaluation import EOT, assert_refused, call, make_byte_dataset, read
 from support.runs import column, run
+from support.vision import make_digits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 T = 48  # block_size of the runs
@@ -38,17 +39,15 @@ def encode(turns) -> tuple:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A dataset, its validation chats as records, and two runs that have learned a part: with documents kept apart and
-    without. The third has read a text, so it has no template."""
+    """A dataset, its validation chats as records, and two runs: one that keeps documents apart has learned a part, one
+    that does not only little. The third has read a text, so it has no template."""
     folder = tmp_path_factory.mktemp("answers")
-    train = made.shouts(0, 300, 4) + [
-        encode([(w, w.upper()), (v, v.upper())]) for w, v in zip(WORDS, WORDS, strict=True)
-    ]
+    train = made.shouts(0, 300, 4) + [encode([(word, word.upper())] * 2) for word in WORDS]
     data = made.write_examples(folder / "data", train=train, val=list(map(encode, CHATS)))
     made.write_records(folder / "chats.jsonl", [dict(messages=made.chat(*sum(turns, ()))) for turns in CHATS])
-    how = dict(block_size=T, batch_size=16, max_iters=120, eval_interval=120, eval_tokens=0, log_interval=120)
-    for name, doc_mask in (("apart", True), ("together", False)):
-        assert run(out_dir=folder / name, dataset=data, doc_mask=doc_mask, track_interval=0, **how) == 0
+    how = dict(dataset=data, block_size=T, batch_size=16, eval_tokens=0, log_interval=120, track_interval=0)
+    for name, doc_mask, n in (("apart", True, 120), ("together", False, 20)):
+        assert run(out_dir=folder / name, doc_mask=doc_mask, max_iters=n, eval_interval=n, **how) == 0
     texts = make_byte_dataset(folder / "texts")
     assert run(out_dir=folder / "base", dataset=texts, block_size=T, max_iters=2, eval_interval=2, eval_tokens=0) == 0
     return folder
@@ -90,40 +89,34 @@ def answers_of(example) -> list:
 
 
 @pytest.mark.parametrize("name", ["apart", "together"])
-def test_exact_match_is_what_greedy_generation_writes(name, runs):
-    model, right, total = load_trained(runs / name, "last.pt").model, 0, 0
+def test_the_command_against_generation_and_a_plain_count(name, runs):
+    """exact_match is what greedy generation writes; the nats are summed chat by chat, token by token, in float64; and,
+    with documents kept apart, they are training's own val_loss."""
+    model, right, total, nats, n = load_trained(runs / name, "last.pt").model, 0, 0, 0.0, 0
     for ids, marks in map(encode, CHATS):
         for start, end in answers_of((ids, marks)):
             out = generate(model, torch.tensor([ids[:start]]), end - start, temperature=0, stop=EOT)
             right, total = right + (out[0].tolist() == ids[:end]), total + 1
-    assert 0.1 * total < right < 0.97 * total  # a part is learned
+    model = model.double()
+    for ids, marks in map(encode, CHATS):
+        with torch.no_grad():
+            logits = model(torch.tensor([ids]))[0][0].double().log_softmax(-1)
+        counted = [i for i, mark in enumerate(marks) if mark == 1]
+        nats, n = nats - sum(logits[i - 1, ids[i]].item() for i in counted), n + len(counted)
+    assert name == "together" or 0.1 * total < right < 0.97 * total  # a part is learned
+
     assert call(out_dir=runs / name, tasks="answers", input=runs / "data", checkpoint="last.pt") == 0
     entry = read(runs / name)[f"answers {runs / 'data'}"]
-    share = right / total
+    share, found = right / total, entry["metrics"]["nats_per_answer_token"]["value"]
     expected = {"value": share, "stderr": math.sqrt(share * (1 - share) / total)}
     assert entry["metrics"]["exact_match"] == pytest.approx(expected, rel=1e-12)
     assert (entry["answers"], entry["short_answers"], entry["examples"]) == (total, total, len(CHATS))
-
-
-@pytest.mark.parametrize("name", ["apart", "together"])
-def test_nats_against_a_plain_count(name, runs):
-    """Chat by chat, token by token, in float64; and, with documents kept apart, training's own val_loss."""
-    model, nats, n = load_trained(runs / name, "last.pt").model.double(), 0.0, 0
-    for ids, marks in map(encode, CHATS):
-        with torch.no_grad():
-            logits = model(torch.tensor([ids]))[0][0].double()
-        for i, mark in enumerate(marks):
-            if mark == 1:
-                nats, n = nats - (logits[i - 1, ids[i]] - logits[i - 1].logsumexp(0)).item(), n + 1
-    assert call(out_dir=runs / name, tasks="answers", input=runs / "data", checkpoint="last.pt") == 0
-    found = values(runs / name, f"answers {runs / 'data'}")["nats_per_answer_token"]
-    assert found == pytest.approx(nats / n, rel=1e-5)
-    assert read(runs / name)[f"answers {runs / 'data'}"]["answer_tokens"] == n
-    loss = column(runs / name, "val_loss")[120]
+    assert found == pytest.approx(nats / n, rel=1e-5) and entry["answer_tokens"] == n
+    loss = list(column(runs / name, "val_loss").values())[-1]
     assert found == pytest.approx(loss, rel=1e-5) if name == "apart" else abs(found - loss) > 1e-3 * loss
 
 
-@pytest.mark.parametrize("batch_size, world_size, most", [(1, 1, 1 << 26), (3, 2, 1), (50, 5, 700), (2, 40, 1 << 26)])
+@pytest.mark.parametrize("batch_size, world_size, most", [(1, 1, 1 << 26), (3, 2, 1), (2, 40, 700)])
 def test_batches_and_processes_change_nothing(batch_size, world_size, most, opened, monkeypatch):
     """What each of several processes finds adds up to what one finds. With 40 there are more than chats."""
     model, answers = opened
@@ -138,14 +131,13 @@ def test_batches_and_processes_change_nothing(batch_size, world_size, most, open
 def test_memory_is_bounded(opened):
     """Logits are made at answers' tokens only, and no forward pass has more inputs than batch_size · block_size."""
     model, answers = opened
-    seen = []
-    spy = SimpleNamespace(config=model.config, stream=lambda x: seen.append(tuple(x.shape)) or model.stream(x))
-    spy.logits = lambda x: seen.append(x.shape[1]) or model.logits(x)
+    shapes, positions = [], []
+    spy = SimpleNamespace(config=model.config, stream=lambda x: shapes.append(x.shape) or model.stream(x))
+    spy.logits = lambda x: positions.append(x.shape[1]) or model.logits(x)
     entry = score_answers(spy, answers, 0, 2, environment())
-    shapes, positions = ([s for s in seen if type(s) is kind] for kind in (tuple, int))
     assert sum(positions) == entry["answer_tokens"] and max(rows * width for rows, width in shapes) <= 2 * T
     widths = [width for _, width in shapes]
-    assert widths == sorted(widths, reverse=True) and widths[0] == answers.lengths().max() - 1
+    assert widths == sorted(widths, reverse=True) and widths[0] == max(len(ids) for ids, _ in answers.examples) - 1
     assert sum(rows for rows, _ in shapes) == len(CHATS) and len(shapes) > 5
 
 
@@ -157,7 +149,7 @@ def test_where_answers_end():
     assert answer_ends(examples, EOT).tolist() == [2, 5, 6, 8]  # c·  de·  ·  x·
 
 
-@pytest.mark.parametrize("longest", [1, 2, 4, 5, 6, 0])
+@pytest.mark.parametrize("longest", [1, 4, 0])
 def test_short_answers_alone_count_for_exact_match(longest, runs, opened, capsys):
     model, answers = opened
     right = counted = 0
@@ -221,10 +213,9 @@ COMMONSENSE = ("boolq", "piqa", "social_i_qa", "hellaswag", "winogrande", "ARC-E
 
 def test_the_eight_test_sets_and_their_mean(runs, capsys):
     """Files in LLM-Adapters' form, in a folder, named one by one, and in one of two runs only."""
-    tests, rng = runs / "raw" / "test", np.random.default_rng(0)
+    tests = runs / "raw" / "test"
     for i, name in enumerate(COMMONSENSE):
-        words = [made.shouts(int(seed), 1, 4)[0][0] for seed in rng.integers(0, 999, 5 + i)]
-        words = [bytes(ids[1 : ids.index(10)]).decode() for ids in words]
+        words = [bytes(ids[1 : ids.index(10)]).decode() for ids, _ in made.shouts(i, 5 + i)]
         records = [dict(instruction=w, input="", output=w.upper(), answer=w.upper()) for w in words]
         made.write_records(tests / f"{name}.json", records, array=True)
     (tests / ".hidden.json").write_text("no")
@@ -232,9 +223,9 @@ def test_the_eight_test_sets_and_their_mean(runs, capsys):
     both = f"{runs / 'apart'},{runs / 'together'}"
     assert call(out_dir=both, tasks="answers", input=tests) == 0
     entries = read(runs / "apart")
-    single = {f"answers {tests / name}.json": 5 + i for i, name in enumerate(COMMONSENSE)}
+    single = [f"answers {tests / name}.json" for name in COMMONSENSE]
     assert entries.keys() == {*single, "answers, mean of 8"}
-    assert {name: entries[name]["answers"] for name in single} == single
+    assert [entries[name]["answers"] for name in single] == [5 + i for i in range(8)]
     exact = [entries[name]["metrics"]["exact_match"] for name in single]
     mean = entries["answers, mean of 8"]["metrics"]["exact_match"]
     assert mean["value"] == pytest.approx(np.mean([one["value"] for one in exact])) and 0 < mean["value"] < 1
@@ -285,6 +276,7 @@ BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "keys of a dataset": (dict(input="TMP/data", prompt_key="q"), "prompt_key is for files of records: the dataset"),
     "a text": (dict(input="TMP/texts"), "dataset TMP/texts holds a text, without answers: use --tasks=text"),
     "examples as a text": (dict(tasks="text", input="TMP/data"), "dataset TMP/data holds examples, whose answers are"),
+    "images": (dict(input="TMP/digits"), "dataset TMP/digits is of images, and the model reads text: choose another"),
     "another tokenizer": (dict(input="TMP/letters"), "dataset TMP/letters has another tokenizer (json, 29 tokens)"),
     "no end of text": (dict(out_dir="TMP/walker"), "the tokenizer of TMP/walker/best.pt (chars) has no end of text"),
     "too long": (dict(input="TMP/long.jsonl"), "2 of 18 examples of TMP/long.jsonl are longer than 49 tokens, block_"),
@@ -313,6 +305,7 @@ def bad(folder, dataset, tmp_path_factory):
     made.write_examples(bad / "changed", train=shout, val=shout)
     raw = (bad / "changed" / "val.bin").read_bytes()
     (bad / "changed" / "val.bin").write_bytes(raw[2:] + raw[:2])
+    make_digits(bad / "digits", train=20, val=5)
     assert run(out_dir=bad / "walker", dataset=dataset, max_iters=1, eval_interval=1) == 0
     return bad
 

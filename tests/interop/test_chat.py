@@ -53,12 +53,18 @@ def letters(monkeypatch):
 
 @pytest.fixture
 def script(monkeypatch):
-    """script(answer, …): the answers that are drawn from now on, whatever the model; one without end of text is
-    "text…"."""
+    """script(…): what is drawn from now on, whatever the model: ids, texts in bytes with end of text behind them, and
+    KeyboardInterrupt, which is raised."""
 
-    def script(*answers):
-        ids = [i for a in answers for i in [*a.removesuffix("…").encode(), *[EOT] * (not a.endswith("…"))]]
-        monkeypatch.setattr("nanodnt.generate.sample_token", lambda *_: torch.tensor([[ids.pop(0)]]))
+    def script(*tokens):
+        drawn = [i for token in tokens for i in ([*token.encode(), EOT] if isinstance(token, str) else [token])]
+
+        def draw(*_):
+            if drawn[0] is KeyboardInterrupt:
+                raise drawn.pop(0)
+            return torch.tensor([[drawn.pop(0)]])
+
+        monkeypatch.setattr("nanodnt.generate.sample_token", draw)
 
     return script
 
@@ -107,12 +113,11 @@ def test_the_tokens_are_the_templates(template, script):
     assert chat.ids == encode_conversation(BYTES, template, messages_of(chat))[0]
 
 
-def test_an_answer_keeps_the_tokens_that_were_drawn(monkeypatch):
+def test_an_answer_keeps_the_tokens_that_were_drawn(script):
     """Here "ab" drawn as a and b, where the tokenizer has a token for both."""
     drawn = [*GPT2_4096.encode("a"), *GPT2_4096.encode("b"), GPT2_4096.eot] * 2
     assert len(GPT2_4096.encode("ab")) == 1
-    rest = drawn.copy()
-    monkeypatch.setattr("nanodnt.generate.sample_token", lambda *_: torch.tensor([[rest.pop(0)]]))
+    script(*drawn)
     chat = Chat(build(dict(vocab_size=4096, block_size=64)), GPT2_4096, TEMPLATES["chat"])
     assert say(chat, "Hi") == "ab" == say(chat, "Hi")
     prompt = encode_prompt(GPT2_4096, TEMPLATES["chat"], [{"role": "user", "content": "Hi"}])
@@ -336,15 +341,8 @@ def test_lines_from_a_pipe(monkeypatch):
         next(lines)
 
 
-def test_ctrl_c(monkeypatch, capsys):
-    drawn = [*b"abc", KeyboardInterrupt, *b"ok", EOT] * 2
-
-    def draw(*_):
-        if drawn[0] is KeyboardInterrupt:
-            raise drawn.pop(0)
-        return torch.tensor([[drawn.pop(0)]])
-
-    monkeypatch.setattr("nanodnt.generate.sample_token", draw)
+def test_ctrl_c(script, monkeypatch, capsys):
+    script(*[*b"abc", KeyboardInterrupt, "ok"] * 2)
     typed(monkeypatch, "1", "2", KeyboardInterrupt)
     chat = Chat(bytes_model(), BYTES, QUESTION)
     with pytest.raises(KeyboardInterrupt):  # at the prompt it ends the program

@@ -100,7 +100,7 @@ def test_our_template_replaces_another_and_no_template_changes_nothing(tmp_path)
 
 @pytest.mark.parametrize("bad", [5, {}, {"system": "", "turn": "{response}"}, {"system": "x", "turn": "{prompt}"}])
 def test_a_damaged_template_is_one_line(bad):
-    with pytest.raises(ValueError, match="of this checkpoint is damaged"):
+    with pytest.raises(ValueError, match="of this dataset or checkpoint is damaged"):
         tokenizer_files(METAS["bytes"] | {"template": bad}, 9)
 
 

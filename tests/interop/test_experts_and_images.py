@@ -7,8 +7,7 @@ import export
 import train
 from support import runs
 from support.evaluation import values
-from support.examples import write_examples
-from support.hostile import assert_refused, call, files
+from support.hostile import assert_refused, call
 from support.peers import make_peer
 from support.processes import assert_same_values, join_rows, left, play, processes
 from support.runs import column, different, load, run
@@ -35,7 +34,7 @@ def test_evaluate_sees_the_loss_that_training_saw(dataset, tmp_path):
 @pytest.mark.parametrize("old, new, found", [("none", "bias", "bias"), ("bias", "loss", "bias")])
 def test_a_new_run_from_a_folder_chooses_its_balance(old, new, found, dataset, tmp_path, capsys):
     rate = dict(balance_rate=0.01) if found == "bias" else {}
-    assert run(out_dir=tmp_path / "old", dataset=dataset, max_iters=3, **EXPERTS, balance=old) == 0
+    assert run(out_dir=tmp_path / "old", dataset=dataset, max_iters=1, **EXPERTS, balance=old) == 0
     folder = export_to(tmp_path / "exported", tmp_path / "old")
     capsys.readouterr()
     flags = dict(out_dir=tmp_path / "new", dataset=dataset, init_from=folder)
@@ -64,43 +63,10 @@ def test_begun_from_a_folder_on_two_processes(dataset, tmp_path):
     assert len(column(tmp_path / "on 2", "train_loss")) == 4
 
 
-# -------------------------------------------------------------------------------------------------------------- images
-
-PROGRAMS = {
-    "evaluate.py": (evaluate, ["--tasks=text", "--input={tmp}/data", "--device=cpu"]),
-    "export.py": (export, ["--to={tmp}/exported"]),
-}
-
-
-@pytest.fixture(scope="module")
-def vit(tmp_path_factory):
-    """A folder with a run on digits, `vit`, and a dataset of examples. Read only."""
-    folder = tmp_path_factory.mktemp("vit")
-    make_digits(folder / "digits", train=40, val=10)
-    assert run(**TINY | dict(out_dir=folder / "vit", dataset=folder / "digits", max_iters=1)) == 0
-    write_examples(folder / "data", train=[([256, 65, 66, 256], [2, 0, 1, 1])] * 8, val=[([256, 65, 256], [2, 0, 1])])
-    return folder
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_for_text_refuse_a_vit(program, vit):
-    module, argv = PROGRAMS[program]
-    before = files(vit)
-    outcome = call(module.main, f"--out_dir={vit / 'vit'}", *(word.format(tmp=vit) for word in argv))
-    assert_refused(outcome, ["best.pt is a model of images", "choose one of text"])
-    assert files(vit) == before
-
-
-def test_images_are_no_text_to_evaluate(vit, dataset, tmp_path):
-    assert run(out_dir=tmp_path / "text", dataset=dataset, max_iters=1) == 0
-    outcome = call(evaluate.main, out_dir=tmp_path / "text", tasks="text", input=vit / "digits", device="cpu")
-    assert_refused(outcome, ["digits is of images, and the model reads text"])
-    assert not (tmp_path / "text" / "evaluation.json").exists()
-
-
 @pytest.mark.deep  # importing transformers takes seconds
-def test_weights_of_hugging_face_on_images(vit, tmp_path):
+def test_weights_of_hugging_face_on_images(tmp_path):
     make_peer("GPT-2").save_pretrained(tmp_path / "gpt2")
-    flags = runs.TINY | TINY | dict(out_dir=tmp_path / "run", dataset=vit / "digits", init_from=tmp_path / "gpt2")
-    assert_refused(call(train.main, **flags), ["is of images, but the model reads text"])
+    flags = runs.TINY | TINY | dict(out_dir=tmp_path / "run", init_from=tmp_path / "gpt2")
+    digits = make_digits(tmp_path / "digits", train=40, val=10)
+    assert_refused(call(train.main, **flags, dataset=digits), ["is of images, but the model reads text"])
     assert not (tmp_path / "run").exists()

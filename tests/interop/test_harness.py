@@ -18,7 +18,7 @@ from interop.huggingface.write import write_pretrained
 from model import GPT, GPTConfig
 from nanodnt.data.tokenizer import Tokenizer, json_meta
 from nanodnt.run.environment import Env
-from nanodnt.trained import Trained
+from nanodnt.trained import Trained, load_trained
 from support.evaluation import (
     CONTEXTS,
     HEAD,
@@ -96,7 +96,6 @@ def folder(tmp_path_factory, greedy, until):
     ]
     ends = [c for c, ids in greedy.items() if 256 in ids[2:] and set(ids[ids.index(256) :]) != {256}][:3]
     ends += [context for context, ids in greedy.items() if ord(until) in ids[2:8]][:3]
-    assert len(choices) == 4 and len(ends) == 6
     texts = [dict(context=c, answer=bytes(i for i in greedy[c] if i < 256).decode(errors="replace")) for c in ends]
     with pytest.MonkeyPatch.context() as patch:
         keep_caches(patch, folder)
@@ -104,37 +103,35 @@ def folder(tmp_path_factory, greedy, until):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def made(tmp_path_factory):
     return make_runs(tmp_path_factory.mktemp("runs"))
 
 
-@pytest.fixture(autouse=True)
-def clean(request):
-    """No results of the test before."""
-    yield
-    if "runs" in request.fixturenames:
-        for file in request.getfixturevalue("runs").glob("*/evaluation.json"):
-            file.unlink()
+@pytest.fixture
+def runs(made):
+    """Two runs, without results of the test before."""
+    for file in made.glob("*/evaluation.json"):
+        file.unlink()
+    return made
 
 
-def environment() -> Env:
-    return Env(0, 1, torch.device("cpu"), torch.float32, distributed=False)
+ENV = Env(0, 1, torch.device("cpu"), torch.float32, distributed=False)
 
 
-def trained(ours, meta=None):
+def harness_model(ours, meta=None, batch_size=3):
+    """Our model of the harness, around `ours`."""
+    from interop.evaluation.harness_model import HarnessModel
+
     meta = meta or Tokenizer.meta_for("bytes")
-    return Trained(ours, Tokenizer(meta), meta, "a test", 0)
+    return HarnessModel(Trained(ours, Tokenizer(meta), meta, "a test", 0), ENV, batch_size)
 
 
-def load(folder, *names):
-    config = EvaluateConfig(task_folder=str(folder))
-    return [task for _, task in harness.load_tasks(list(names), config, environment())]
-
-
-def evaluate(lm, tasks, **how) -> dict:
+def evaluate(lm, folder, **how) -> dict:
+    """What the harness finds with a model on the tasks in `folder`."""
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 
+    tasks = [task for _, task in harness.load_tasks(NAMES, EvaluateConfig(task_folder=str(folder)), ENV)]
     with harness.quiet():
         return simple_evaluate(lm, tasks=tasks, task_manager=TaskManager(include_defaults=False), **how)
 
@@ -154,20 +151,13 @@ def expected(folder, exported):
     harness.import_harness()
     from lm_eval.models.huggingface import HFLM
 
-    lm = HFLM(pretrained=exported[0], tokenizer=exported[1], batch_size=1, device="cpu")
-    return evaluate(lm, load(folder, *NAMES))
+    return evaluate(HFLM(pretrained=exported[0], tokenizer=exported[1], batch_size=1, device="cpu"), folder)
 
 
-@pytest.fixture(scope="module")
-def found(folder, ours):
-    """What it finds with ours."""
-    from interop.evaluation.harness_model import HarnessModel
-
-    return evaluate(HarnessModel(trained(ours), environment(), batch_size=3), load(folder, *NAMES))
-
-
-def test_every_answer_is_the_hf_model_s(expected, found):
+@pytest.mark.parametrize("batch_size", [3, 16])
+def test_every_answer_is_the_hf_model_s(batch_size, folder, ours, expected):
     """Log-probabilities, whether the text is the greedy one, and what is written; and so the metrics."""
+    found = evaluate(harness_model(ours, batch_size=batch_size), folder)
     expected_answers, answered = answers(expected), answers(found)
     assert expected_answers.keys() == answered.keys() and len(answered) == 14 + 6 + 14
     for key, theirs in expected_answers.items():
@@ -192,53 +182,32 @@ def test_the_cases_are_of_every_kind(expected, until):
     assert min(lengths) < 12 <= max(lengths) and until not in "".join(texts)
 
 
-@pytest.mark.parametrize("batch_size", [1, 16, 5])
-def test_batches_change_nothing(batch_size, folder, ours, found):
-    from interop.evaluation.harness_model import HarnessModel
-
-    lm = HarnessModel(trained(ours), environment(), batch_size)
-    again, once = answers(evaluate(lm, load(folder, *NAMES))), answers(found)
-    assert again.keys() == once.keys()
-    for (task, _), key in zip(again, again, strict=True):
-        if task == "local_choices":
-            assert [g for _, g in again[key]] == [g for _, g in once[key]]
-            assert [x for x, _ in again[key]] == pytest.approx([x for x, _ in once[key]], rel=1e-5)
-        else:
-            assert again[key] == (once[key] if task == "local_texts" else pytest.approx(once[key], rel=1e-6))
-
-
 # ------------------------------------------------------------------------------------------------------- the command
 
 
 def test_the_command_writes_what_the_harness_finds(runs, folder, capsys):
-    from interop.evaluation.harness_model import HarnessModel
-    from nanodnt.trained import load_trained
-
     trained = load_trained(runs / "a", "best.pt")
-    lm = HarnessModel(trained, environment(), batch_size=4)
-    direct = evaluate(lm, load(folder, *NAMES), limit=5)["results"]
+    direct = evaluate(harness_model(trained.model, batch_size=4), folder, limit=5)["results"]
     capsys.readouterr()
     flags = dict(tasks="text,local_texts, local_rolling,local_choices", input=runs / "text.txt", limit=5, batch_size=3)
     assert call(out_dir=f"{runs / 'a'},{runs / 'b'}", task_folder=folder, **flags) == 0
     out, err = capsys.readouterr()
     assert err == ""  # no bars, notes or warnings of the harness
-    assert set(read(runs / "a")) == {f"text {runs / 'text.txt'}", *NAMES}
+    entries = read(runs / "a")
+    assert set(entries) == {f"text {runs / 'text.txt'}", *NAMES}
     for name in NAMES:
-        assert values(runs / "a", name) == pytest.approx(
-            {metric: direct[name][f"{metric},none"] for metric in METRICS[name]}, rel=1e-5
-        )
-    entry = read(runs / "a")["local_choices"]
+        wanted = {metric: direct[name][f"{metric},none"] for metric in METRICS[name]}
+        assert values(runs / "a", name) == pytest.approx(wanted, rel=1e-5)
+    entry = entries["local_choices"]
     assert (entry["documents"], entry["num_fewshot"], entry["settings"]["limit"]) == (5, 0, 5)
     assert entry["metrics"]["acc"]["stderr"] == pytest.approx(direct["local_choices"]["acc_stderr,none"])
-    assert (
-        entry["lm_eval"] == "0.4.13" and read(runs / "a")["local_rolling"]["metrics"]["bits_per_byte"]["stderr"] is None
-    )
+    assert entry["lm_eval"] == "0.4.13" and entries["local_rolling"]["metrics"]["bits_per_byte"]["stderr"] is None
     (row,) = (line for line in out.splitlines() if line.startswith("local_rolling, first 5  bits_per_byte"))
     assert row.split()[-2:] == [f"{values(runs / name, 'local_rolling')['bits_per_byte']:,.4f}" for name in "ab"]
     assert call(out_dir=runs / "a", tasks="local_choices", task_folder=folder, num_fewshot=2) == 0
     again = read(runs / "a")
     assert (again["local_choices"]["num_fewshot"], again["local_choices"]["documents"]) == (2, 14)
-    assert again["local_rolling"] == read(runs / "a")["local_rolling"]
+    assert again["local_rolling"] == entries["local_rolling"]
 
 
 @pytest.mark.parametrize("template", [True, False])
@@ -246,27 +215,23 @@ def test_texts_begin_as_the_tokenizer_says(ours, template):
     """With <s> where its template has it; a text without context follows the <s> that it names in any case."""
     import tokenizers
 
-    from interop.evaluation.harness_model import HarnessModel
-
     made = tokenizers.Tokenizer(tokenizers.models.BPE({"<s>": 0, "</s>": 1, "a": 2, "b": 3}, []))
     made.add_special_tokens(["<s>", "</s>"])
     if template:
         made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    lm = HarnessModel(trained(ours, json_meta(made.to_str(), "</s>", "<s>")), environment(), 1)
+    lm = harness_model(ours, json_meta(made.to_str(), "</s>", "<s>"))
     assert lm.tok_encode("ab") == [0] * template + [2, 3] and lm.tok_encode("ab", add_special_tokens=False) == [2, 3]
     assert (lm.prefix_token_id, lm.eot_token_id) == (0, 1)
 
 
 def test_settings_of_generation(ours):
     """Greedy, or drawn from torch's seed; as long as asked for, half of the context where nothing is asked for."""
-    from interop.evaluation.harness_model import HarnessModel
-
-    lm = HarnessModel(trained(ours), environment(), batch_size=3)
+    lm = harness_model(ours)
 
     def texts(seed=1, **gen_kwargs) -> list:
         torch.manual_seed(seed)
-        given = dict(until=["zzz"], max_gen_toks=12, do_sample=False) | gen_kwargs
-        return lm.generate_until([SimpleNamespace(args=(context, given)) for context in CONTEXTS])
+        given = dict(until=["zzz"], max_gen_toks=8, do_sample=False) | gen_kwargs
+        return lm.generate_until([SimpleNamespace(args=(context, given)) for context in CONTEXTS[:3]])
 
     greedy, drawn = texts(), dict(do_sample=True, temperature=3.0)
     assert texts(**drawn) == texts(**drawn) != greedy and texts(seed=2, **drawn) != texts(**drawn)
@@ -278,10 +243,8 @@ def test_settings_of_generation(ours):
 
 
 def test_a_tokenizer_without_begin_and_end(ours):
-    from interop.evaluation.harness_model import HarnessModel
-
     with pytest.raises(ValueError, match="a test .chars. has no token that begins or ends a text"):
-        HarnessModel(trained(ours, Tokenizer.meta_for("chars", ["a", "\n"])), environment(), 1)
+        harness_model(ours, Tokenizer.meta_for("chars", ["a", "\n"]))
 
 
 # --------------------------------------------------------------------------------------------------- what can go wrong
@@ -299,10 +262,7 @@ def test_the_package_evaluate_is_not_our_command(monkeypatch):
 
 BAD_TASKS = {  # (the YAML of a task that is added, what the one line says); TASKS is the folder
     "hub": ("task: hub\ndataset_path: nobody/nothing", "task hub: its data could not be fetched ("),
-    "gone": (
-        (HEAD + ROLLING).format(name="gone", file="/no/such.jsonl"),
-        "task gone could not be loaded (FileNotFoundError",
-    ),
+    "gone": ((HEAD + ROLLING).format(name="gone", file="/no.jsonl"), "task gone could not be loaded (FileNotFoundErr"),
     "broken": ("task: broken\ntest_split: [}", "there is no task 'broken'"),
     "local_choice": ("", "there is no task 'local_choice': did you mean local_choices?"),
     "xylophone": ("", "there is no task 'xylophone': lm-evaluation-harness lists them: lm_eval ls tasks"),
@@ -346,15 +306,14 @@ def test_a_hub_that_does_not_answer_is_asked_once(answers, monkeypatch, capsys):
     for module in (huggingface_hub.constants, datasets.config):
         monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
     for _ in range(2):
-        harness.go_offline_if_cut_off(environment())
+        harness.go_offline_if_cut_off(ENV)
     assert datasets.config.HF_HUB_OFFLINE == huggingface_hub.constants.HF_HUB_OFFLINE == (not answers)
     assert len(asked) == 1 + answers
     assert capsys.readouterr().out.count("does not answer") == (not answers)
 
 
 def test_too_few_documents_for_the_processes(folder):
-    env = environment()
-    env.world_size = 7
+    env = Env(0, 7, torch.device("cpu"), torch.float32, distributed=False)
     with pytest.raises(ValueError, match="task local_rolling: 6 documents are too few for 7 processes"):
         harness.load_tasks(["local_rolling"], EvaluateConfig(task_folder=str(folder)), env)
 

@@ -83,12 +83,11 @@ def test_a_shorter_context(name, folders):
 
 
 @pytest.mark.parametrize("key", families.NEUTRAL)
-def test_each_part_that_we_lack_is_refused(key, folders, tmp_path):
-    folder = shutil.copytree(folders["GPT-2"], tmp_path / "variant")
+def test_each_part_that_we_lack_is_refused(key, folders):
+    theirs = json.loads((folders["GPT-2"] / "config.json").read_text())
     value = False if key == "scale_attn_weights" else 0.5
-    edit_config(folder, **{key: value})
     with pytest.raises(ValueError, match=f"parts that this model lacks: {key}={value}"):
-        read_model(folder)
+        families.config_from_theirs(theirs | {key: value})
 
 
 def test_rope_that_says_it_is_plain(folders):
@@ -126,17 +125,13 @@ def edit(**changes):
     return lambda folder: edit_config(folder, **changes)
 
 
-def set_to_null(key):
-    def spoil(folder):
-        theirs = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(theirs | {key: None}))
-
-    return spoil
-
-
 def cut(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
+
+
+def rename_to_bin(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
 NORM, FEW = "model.norm.weight", dict(model_type="mixtral", num_local_experts=2)
@@ -147,7 +142,6 @@ BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
     "old scaled RoPE": (edit(rope_parameters=None, rope_scaling=dict(type="linear", factor=2.0)), "RoPE linear"),
     "scaled RoPE beside the new form": (edit(rope_scaling=dict(rope_type="yarn", factor=4.0)), "RoPE yarn"),
     "RoPE for each kind of layer": (edit(rope_parameters=dict(full_attention=dict(rope_type="yarn"))), "RoPE"),
-    "a size that is null": (set_to_null("num_attention_heads"), "lacks num_attention_heads"),
     "experts without a number": (edit(model_type="mixtral", num_experts_per_tok=2), "lacks num_local_experts"),
     "more active than there are": (edit(**FEW, num_experts_per_tok=3), "n_expert_active=3 more than n_expert=2"),
     "no expert's tensors": (edit(**FEW, num_experts_per_tok=1), "layers.0.block_sparse_moe.gate.weight is missing"),
@@ -161,10 +155,7 @@ BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
     "more blocks": (edit(num_hidden_layers=3), "layers.2 missing"),
     "millions of blocks": (edit(num_hidden_layers=10**6), "n_layer=1000000 larger"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
-    "old weights": (
-        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
-        "no model.safetensors: its .bin files are not read",
-    ),
+    "old weights": (rename_to_bin, "no model.safetensors: its .bin files are not read"),
     "cut off": (cut, "model.safetensors is damaged"),
     "not finite": (change(NORM, lambda t: t / 0), f"{NORM} finite"),
     "whole numbers": (change(NORM, lambda t: t.long()), f"{NORM} floats"),
@@ -235,23 +226,21 @@ def test_without_a_network(monkeypatch):
         raise OSError("no route\nto the host")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(ValueError) as caught:
-        read_pretrained("openai-community/gpt2")
-    expected = (
-        "openai-community/gpt2 is no folder, and could not be fetched (OSError: no route): check name and network"
+    message = (
+        r"openai-community/gpt2 is no folder, and could not be fetched \(OSError: no route\): check name and network$"
     )
-    assert str(caught.value) == expected
+    with pytest.raises(ValueError, match=message):
+        read_pretrained("openai-community/gpt2")
 
 
 def test_a_download(monkeypatch, folders):
     """The files that are asked for, and the folder that is then read."""
     import huggingface_hub
 
-    asked = []
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda *a, **how: asked.append((a, how)) or folders["GPT-2"]
-    )
+    def download(name, **how):
+        assert name == "gpt2" and how["allow_patterns"] == ["*.json", "*.safetensors", "*.jinja"]
+        assert how["ignore_patterns"] == ["*/*", "consolidated*"]
+        return folders["GPT-2"]
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert read_pretrained("gpt2").config.n_embd == 16
-    (names, how), *more = asked
-    assert names == ("gpt2",) and not more and how["ignore_patterns"] == ["*/*", "consolidated*"]
-    assert how["allow_patterns"] == ["*.json", "*.safetensors", "*.jinja"]

@@ -70,9 +70,8 @@ def test_a_dataset_of_examples(home, tmp_path, capsys):
     said, folder = capsys.readouterr().out, home / "mine"
     train, val = texts_of(folder, "train"), texts_of(folder, "val")
     expected = [(f"User: {prompt}\nAssistant:\n", response) for prompt, response in PAIRS]
-    held_out = [
-        int(hashlib.sha256(f"pairs.jsonl, {n}".encode()).hexdigest()[:12], 16) / 16**12 < 0.2 for n in range(1, 41)
-    ]
+    digests = [hashlib.sha256(f"pairs.jsonl, {n}".encode()).hexdigest() for n in range(1, 41)]
+    held_out = [int(digest[:12], 16) / 16**12 < 0.2 for digest in digests]
     assert train == [e for e, out in zip(expected, held_out, strict=True) if not out]
     assert val == [e for e, out in zip(expected, held_out, strict=True) if out] and 3 <= len(val) <= 14
 
@@ -88,13 +87,11 @@ def test_a_dataset_of_examples(home, tmp_path, capsys):
             assert entry["file"] == file and entry["sha256"] == hashlib.sha256((folder / file).read_bytes()).hexdigest()
         tokens, answers, longest = tokens + sum(lengths), answers + part["answer_tokens"], max(longest, *lengths)
     assert set(contents(folder)) == {"train.bin", "train.marks", "val.bin", "val.marks", "meta.json"}
-    for words in (
-        f"train {len(train)} examples",
-        f"{answers / tokens:.1%} of the tokens count in the loss\nthe longest example, of {longest} tokens, needs",
-        r"template chat: turn 'User: {prompt}\nAssistant:\n{response}', system 'System: {system}\n'",
-        "next: python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/mine --dataset=mine\n",
-    ):
-        assert words in said
+    share = f"{answers / tokens:.1%} of the tokens count in the loss\nthe longest example, of {longest} tokens, needs"
+    assert f"train {len(train)} examples" in said and share in said
+    assert r"template chat: turn 'User: {prompt}\nAssistant:\n{response}', system 'System: {system}\n'" in said
+    train = "python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/mine --dataset=mine"
+    assert f"next: {train}\n" in said
 
 
 @pytest.mark.parametrize("start", [True, False])
@@ -264,75 +261,65 @@ def test_damaged_examples_are_refused_in_one_line(damage, words, home, tmp_path)
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 
-def bad_inputs(folder):
-    """Files for the table below."""
-    files = {
-        "form.jsonl": '{"prompt": "a", "response": "b"}\n\n{"question": "a", "answer": "b"}\n',
-        "empty.jsonl": '{"prompt": "a", "response": ""}\n',
-        "input.jsonl": '{"instruction": "a", "input": 3, "output": "b"}\n',
-        "odd.jsonl": '{"messages": "abc"}\n',
-        "system.jsonl": json.dumps({"messages": [{"role": "system", "content": "s"}, USER, ANSWER]}),
-        "cut.json": '[{"prompt": "a", "response": "b"}, {',
-        "object.json": '{"prompt": "a", "response": "b"}',
-        "nothing.jsonl": "\n\n",
-        "one.jsonl": '{"prompt": "a", "response": "b"}\n',
-        "notes.txt": "a text",
-        "texts/notes.txt": "a text",
-    }
-    for name, text in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-    write_records(folder / "in/good.jsonl", RECORDS)
-
-
+FILES = {
+    "form.jsonl": '{"prompt": "a", "response": "b"}\n\n{"question": "a", "answer": "b"}\n',
+    "empty.jsonl": '{"prompt": "a", "response": ""}\n',
+    "input.jsonl": '{"instruction": "a", "input": 3, "output": "b"}\n',
+    "odd.jsonl": '{"messages": "abc"}\n',
+    "system.jsonl": json.dumps({"messages": [{"role": "system", "content": "s"}, USER, ANSWER]}),
+    "cut.json": '[{"prompt": "a", "response": "b"}, {',
+    "object.json": '{"prompt": "a", "response": "b"}',
+    "nothing.jsonl": "\n\n",
+    "one.jsonl": '{"prompt": "a", "response": "b"}\n',
+    "notes.txt": "a text",
+    "texts/notes.txt": "a text",
+    "endless/tokenizer.json": starting_tokenizer()["json"],
+}
 BAD = [
-    ({"input": "form.jsonl"}, "form.jsonl, line 3: needs the keys 'prompt' and 'response', or 'messages', or"),
-    ({"input": "form.jsonl"}, "but found {'question': 'a', 'answer': 'b'}..."),
-    ({"input": "empty.jsonl"}, "line 1: the response (message 2) is empty or only white space in {'prompt': 'a'"),
-    ({"input": "input.jsonl"}, "line 1: instruction and output cannot be read in {'instruction': 'a', 'input': 3"),
-    ({"input": "odd.jsonl"}, "line 1: messages cannot be read in {'messages': 'abc'}"),
-    (
-        {"input": "system.jsonl", "template": "alpaca"},
-        "system.jsonl, line 1: a system message, and this template has no",
-    ),
-    ({"input": "cut.json"}, "cut.json is not JSON (Expecting property name"),
-    ({"input": "object.json"}, "object.json holds no array of records"),
-    ({"input": "texts"}, "--input holds no records (.jsonl, .json or .parquet)"),
-    ({"input": "in", "val_input": "nothing.jsonl"}, "--val_input holds no records"),
-    ({"input": "one.jsonl"}, "there is one example, and both training and validation need one"),
-    ({"input": "notes.txt"}, "notes.txt is none of .jsonl, .json, .parquet"),
-    ({"val_input": "missing.jsonl"}, "--val_input"),
-    ({"val_input": "in/good.jsonl"}, "overlap: hold out other files"),
-    ({"name": "sft"}, "sft is the source folder of another dataset"),
-    ({"tokenizer": "chars"}, "--tokenizer=chars has no end of text"),
-    ({"tokenizer": "endless"}, "names no end of text"),
-    ({"template": "chatt"}, "template 'chatt' is none of chat, alpaca, chatml, plain"),
-    ({"max_tokens": "5"}, "nothing remains: 40 of 40 examples of --input have more than max_tokens+1 = 6 tokens"),
-    ({"prompt_key": "question"}, "needs the keys 'question' and 'response'"),
+    ("input=form.jsonl", "form.jsonl, line 3: needs the keys 'prompt' and 'response', or 'messages', or"),
+    ("input=form.jsonl", "but found {'question': 'a', 'answer': 'b'}..."),
+    ("input=empty.jsonl", "line 1: the response (message 2) is empty or only white space in {'prompt': 'a'"),
+    ("input=input.jsonl", "line 1: instruction and output cannot be read in {'instruction': 'a', 'input': 3"),
+    ("input=odd.jsonl", "line 1: messages cannot be read in {'messages': 'abc'}"),
+    ("input=system.jsonl template=alpaca", "system.jsonl, line 1: a system message, and this template has no"),
+    ("input=cut.json", "cut.json is not JSON (Expecting property name"),
+    ("input=object.json", "object.json holds no array of records"),
+    ("input=texts", "--input holds no records (.jsonl, .json or .parquet)"),
+    ("input=in val_input=nothing.jsonl", "--val_input holds no records"),
+    ("input=one.jsonl", "there is one example, and both training and validation need one"),
+    ("input=notes.txt", "notes.txt is none of .jsonl, .json, .parquet"),
+    ("val_input=missing.jsonl", "--val_input"),
+    ("val_input=in/good.jsonl", "overlap: hold out other files"),
+    ("name=sft", "sft is the source folder of another dataset"),
+    ("tokenizer=chars", "--tokenizer=chars has no end of text"),
+    ("tokenizer=endless", "names no end of text"),
+    ("template=chatt", "template 'chatt' is none of chat, alpaca, chatml, plain"),
+    ("max_tokens=5", "nothing remains: 40 of 40 examples of --input have more than max_tokens+1 = 6 tokens"),
+    ("prompt_key=question", "needs the keys 'question' and 'response'"),
 ]
 
 
-@pytest.mark.parametrize("values, message", BAD, ids=[m[:40] for _, m in BAD])
-def test_bad_input_is_one_line_and_leaves_no_trace(values, message, home, tmp_path, monkeypatch):
+@pytest.mark.parametrize("given, message", BAD)
+def test_bad_input_is_one_line_and_leaves_no_trace(given, message, home, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    bad_inputs(tmp_path)
-    (tmp_path / "endless").mkdir()
-    (tmp_path / "endless/tokenizer.json").write_text(starting_tokenizer()["json"])
-    run(tmp_path / "in")
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    run(write_records(tmp_path / "in/good.jsonl", RECORDS).parent)
     (home / "sft").mkdir()
     (home / "sft/prepare.py").touch()
     before = contents(tmp_path)
     for name in ("mine", "new"):
-        given = {"input": "in", "tokenizer": "bytes", "name": name} | values
-        assert message in error_of(sft.main, *(f"--{key}={value}" for key, value in given.items()))
+        argv = f"input=in tokenizer=bytes name={name} {given}".split()  # of a flag given twice the last counts
+        assert message in error_of(sft.main, *(f"--{flag}" for flag in argv))
         assert contents(tmp_path) == before
     assert not (home / "new").exists() and not list(tmp_path.rglob("parts"))
 
 
 def test_the_scripts_need_no_torch():
-    for name in ("sft", "commonsense170k"):
-        code = f"import runpy, sys; runpy.run_path('data/{name}/prepare.py'); sys.exit('torch' in sys.modules)"
-        assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    code = "import runpy, sys; [runpy.run_path(f'data/{name}/prepare.py') for name in ('sft', 'commonsense170k')]; "
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
     command = [sys.executable, "data/sft/prepare.py", "--input=/missing", "--tokenizer=bytes", "--name=x"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "error: --input=/missing does not exist\n")

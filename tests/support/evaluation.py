@@ -2,15 +2,11 @@
 
 The command is loaded under another name: `evaluate` is also a package, which tasks of the harness import."""
 
-import importlib.util
 import json
+import runpy
 from pathlib import Path
 
-import pytest
-import torch
-
 from nanodnt.data.tokenizer import Tokenizer
-from support.processes import join_as
 from support.runs import ROOT, files, run, write_ids
 from support.runs import call as call_main
 
@@ -18,18 +14,11 @@ TEXT = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. π 
 EOT = 256
 
 
-def load_command():
-    """evaluate.py as a module."""
-    spec = importlib.util.spec_from_file_location("evaluate_command", ROOT / "evaluate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def call(*argv, **flags) -> int:
+def call(**flags) -> int:
     """The exit code of evaluate.py in this process."""
+    main = runpy.run_path(str(ROOT / "evaluate.py"))["main"]
     flags = dict(device="cpu", dtype="float32") | flags
-    return call_main(load_command().main, *argv, *(f"--{key}={value}" for key, value in flags.items()))
+    return call_main(main, *(f"--{key}={value}" for key, value in flags.items()))
 
 
 def read(folder) -> dict:
@@ -64,21 +53,9 @@ def make_runs(folder: Path) -> Path:
     """A folder with a dataset of bytes, `data`, two runs trained on it, `a` and `b`, and a text, text.txt."""
     data = make_byte_dataset(folder / "data")
     for name, seed in (("a", 1), ("b", 2)):
-        assert run(out_dir=folder / name, dataset=data, seed=seed, max_iters=12, eval_interval=6, eval_tokens=0) == 0
+        assert run(out_dir=folder / name, dataset=data, seed=seed, max_iters=12, eval_interval=12, eval_tokens=0) == 0
     (folder / "text.txt").write_text(TEXT * 3, encoding="utf-8", newline="")
     return folder
-
-
-# ------------------------------------------------------------------------------------------------ several processes
-
-
-def on_processes(rank: int, world: int, folder: Path, commands: list) -> None:
-    """evaluate.py on this process, one of `world` under torchrun, with each of the command lines {flag: value}."""
-    torch.set_num_threads(1)
-    for turn, flags in enumerate(commands):
-        with pytest.MonkeyPatch.context() as patch:
-            join_as(patch, rank, world, folder / f"evaluation.{turn}")
-            assert call(**flags) == 0
 
 
 # ----------------------------------------------------------------------------------------------- tasks of the harness
@@ -134,10 +111,12 @@ def write_tasks(folder: Path, until=("e", "\n"), choices=(), texts=()) -> Path:
 
 
 def keep_caches(patch, folder: Path) -> None:
-    """Data of tasks is cached in `folder`, and the hub is not asked."""
+    """Data of tasks is cached in `folder`, the hub is not asked, and the harness does not describe the machine, which
+    takes seconds."""
     import datasets
     import huggingface_hub
 
     patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
     patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    patch.setattr("torch.utils.collect_env.get_pretty_env_info", str)

@@ -7,7 +7,7 @@ text included) and counts in the loss, 2 where it is the first of an example, el
 import argparse
 import hashlib
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +22,6 @@ from nanodnt.prepare import script
 from nanodnt.prepare.text import id_dtype
 
 SHOWN = 5  # places of examples that are left out
-
-
-@dataclass
-class Example:
-    name: str
-    ids: np.ndarray  # (tokens,) as on disk
-    marks: np.ndarray  # (tokens,) uint8
 
 
 def add_flags(parser: argparse.ArgumentParser, template: str) -> None:
@@ -51,8 +44,8 @@ def check_flags(args) -> tuple:
     return tokenizer, template
 
 
-def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fraction, train) -> dict:
-    """Write train.bin, train.marks, val.bin, val.marks and meta.json to `out_dir`. Returns the content of meta.json.
+def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fraction, train) -> None:
+    """Write train.bin, train.marks, val.bin, val.marks and meta.json to `out_dir`.
 
     args           with the flags of `add_flags`
     found          conversations, as `conversations` yields them
@@ -66,24 +59,26 @@ def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fra
     splits = {"train": _encode("--input", found, reader, template, dtype, args.max_tokens)}
     if held_out is not None:
         splits["val"] = _encode("--val_input", held_out, reader, template, dtype, args.max_tokens)
+    elif len(examples := splits["train"]) == 1:
+        raise ValueError("there is one example, and both training and validation need one: add more, or --val_input")
     else:
-        splits = _split(splits["train"], val_fraction)
+        is_val = hold_out([script.score(name) for name, _, _ in examples], val_fraction)
+        splits["train"] = [example for example, val in zip(examples, is_val, strict=True) if not val]
+        splits["val"] = [example for example, val in zip(examples, is_val, strict=True) if val]
     source = f"{source} ({sum(map(len, splits.values())):,} examples)"
     with script.staging(out_dir, source) as parts:
         meta = {"format": 1, "kind": "examples", "dataset": name, "source": source, **tokenizer}
         meta |= {"template": asdict(template), "dtype": dtype.name}
         meta["splits"] = {split: _write_split(parts, split, examples) for split, examples in splits.items()}
         script.publish(parts, out_dir, meta)
-    _print_summary(meta, reader, template, out_dir, train)
-    return meta
+    _print_summary(meta, reader, args.template, out_dir)
+    print(f"next: {train} {script.dataset_flag(out_dir)}")
 
 
 def _encode(flag, found, tokenizer, template, dtype, max_tokens):
-    """The examples of conversations, without those of more than max_tokens inputs, which are reported."""
+    """[(name, ids, marks)] of conversations, without those of more than max_tokens inputs, which are reported."""
     examples, left_out, longest = [], [], 0
-    bar = tqdm(desc="tokenising", unit=" examples", disable=None)
-    for name, where, messages in found:
-        bar.update(1)
+    for name, where, messages in tqdm(found, desc="tokenising", unit=" examples", disable=None):
         try:
             ids, marks = encode_conversation(tokenizer, template, messages)
         except ValueError as e:
@@ -92,8 +87,7 @@ def _encode(flag, found, tokenizer, template, dtype, max_tokens):
             left_out.append(where)
             longest = max(longest, len(ids))
         else:
-            examples.append(Example(name, np.array(ids, dtype), np.array(marks, np.uint8)))
-    bar.close()
+            examples.append((name, np.array(ids, dtype), np.array(marks, np.uint8)))
     if left_out:
         places = "; ".join(left_out[:SHOWN]) + "; …" * (len(left_out) > SHOWN)
         report = (
@@ -108,41 +102,29 @@ def _encode(flag, found, tokenizer, template, dtype, max_tokens):
     return examples
 
 
-def _split(examples, fraction):
-    if len(examples) == 1:
-        raise ValueError("there is one example, and both training and validation need one: add more, or --val_input")
-    val = hold_out([script.score(example.name) for example in examples], fraction)
-    return {
-        split: [e for e, is_val in zip(examples, val, strict=True) if is_val == held_out]
-        for split, held_out in (("train", False), ("val", True))
-    }
-
-
 def _write_split(parts, split, examples):
     """Write parts/SPLIT.bin and .marks; returns the split's entry in meta.json."""
-    ids, marks = (np.concatenate([getattr(e, key) for e in examples]) for key in ("ids", "marks"))
-    digests = {}
+    _, ids, marks = zip(*examples, strict=True)
+    longest, ids, marks = max(map(len, ids)), np.concatenate(ids), np.concatenate(marks)
+    files = {}
     for kind, values in (("bin", ids), ("marks", marks)):
         script.write(parts / f"{split}.{kind}", raw := values.tobytes())
-        digests[kind] = {"file": f"{split}.{kind}", "sha256": hashlib.sha256(raw).hexdigest()}
+        files[kind] = {"file": f"{split}.{kind}", "sha256": hashlib.sha256(raw).hexdigest()}
     sizes = {"tokens": len(ids), "max_id": int(ids.max()), "examples": len(examples)}
-    sizes |= {"answer_tokens": int((marks == ANSWER).sum()), "longest": max(len(e.ids) for e in examples)}
-    return digests["bin"] | sizes | {"marks": digests["marks"]}
+    sizes |= {"answer_tokens": int((marks == ANSWER).sum()), "longest": longest}
+    return files["bin"] | sizes | {"marks": files["marks"]}
 
 
-def _print_summary(meta, tokenizer, template, out_dir, train):
-    parts = meta["splits"].values()
+def _print_summary(meta, tokenizer, template, out_dir):
+    parts, texts = meta["splits"].values(), meta["template"]
     counts = (f"{split} {p['examples']:,} examples, {p['tokens']:,} tokens" for split, p in meta["splits"].items())
     share = sum(p["answer_tokens"] for p in parts) / sum(p["tokens"] for p in parts)
     longest = max(p["longest"] for p in parts)
     print(f"{meta['dataset']}: {'; '.join(counts)}; {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}")
     print(f"{share:.1%} of the tokens count in the loss")
     print(f"the longest example, of {longest:,} tokens, needs block_size {longest - 1:,}")
-    known = next(name for name, texts in TEMPLATES.items() if texts == template)
-    print(f"template {known}: turn {template.turn!r}, system {template.system!r}")
-    if "<|im_end|>" in template.turn and tokenizer.added.get("<|im_end|>") != tokenizer.eot:
-        end = "answers end with this tokenizer's end of text, which is not <|im_end|>"
-        print(f"note: {end}: another template may fit better")
+    print(f"template {template}: turn {texts['turn']!r}, system {texts['system']!r}")
+    if "<|im_end|>" in texts["turn"] and tokenizer.added.get("<|im_end|>") != tokenizer.eot:
+        print("note: answers end with this tokenizer's end of text, which is not <|im_end|>: another template may fit")
     files = [out_dir / entry["file"] for part in parts for entry in (part, part["marks"])]
     print(f"{sum(f.stat().st_size for f in files):,} bytes in {out_dir}")
-    print(f"next: {train} {script.dataset_flag(out_dir)}")
