@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from interop.huggingface import families
@@ -14,7 +15,7 @@ from interop.huggingface.tokenizer_files import tokenizer_files
 from interop.huggingface.write import write_pretrained
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.generate import generate
-from support.models import S5, batch, build, error
+from support.models import S5, batch, build, error, gradients
 from support.peers import CHARS, PEERS, edit_config, make_peer, read_model
 
 
@@ -34,12 +35,25 @@ def llama(folders, tmp_path):
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_the_function_is_theirs(name, folders):
-    peer, model, idx = make_peer(name), read_model(folders[name]), batch()[0]
-    assert error(model(idx)[0], peer(idx).logits) < 1e-5
+def test_the_function_is_theirs(name, folders, tmp_path):
+    """Logits, texts, and gradients of the cross-entropy, which are read as weights are, from a folder of their own."""
+    peer, model, (idx, targets) = make_peer(name), read_model(folders[name]), batch()
+    logits = peer(idx).logits
+    assert error(model(idx)[0], logits) < 1e-5
     assert model.num_params() - (-50 % 64) * 16 * (1 if model.head is None else 2) == peer.num_parameters()
     expected = peer.generate(idx[:1], max_new_tokens=12, do_sample=False, pad_token_id=0)
     assert torch.equal(generate(model, idx[:1], 12, temperature=0), expected)
+
+    F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1).backward()
+    with torch.no_grad():
+        for p in peer.parameters():
+            p.copy_(p.grad)
+    peer.save_pretrained(tmp_path)
+    wanted, found = read_pretrained(str(tmp_path)).weights, gradients(model, idx, targets)[1]
+    scale = max(g.abs().max() for g in wanted.values())
+    assert found.keys() == wanted.keys()
+    for key, grad in found.items():
+        assert error(grad, wanted[key], floor=1e-2 * scale) < 1e-4, key
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "SmolLM"])
