@@ -82,9 +82,9 @@ def read_config(folder: Path) -> dict:
         theirs = read_json(folder / "config.json")
     except ValueError as e:
         raise ValueError(f"its config.json is damaged ({e})") from None
-    if any(folder.glob("*.pt")) and "model_type" not in theirs:
-        checkpoint = sorted(folder.glob("*.pt"))[0]
-        raise ValueError(f"it is a run directory: name one of its checkpoints, for example {checkpoint}")
+    checkpoints = sorted(folder.glob("*.pt"))
+    if checkpoints and "model_type" not in theirs:
+        raise ValueError(f"it is a run directory: name one of its checkpoints, for example {checkpoints[0]}")
     if not theirs:
         raise ValueError("it has no config.json")
     return theirs
@@ -92,7 +92,8 @@ def read_config(folder: Path) -> dict:
 
 def read_tensors(folder: Path) -> dict:
     """{name: tensor} of all safetensors files of a folder. ValueError where one is missing or damaged."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     files = [single]
@@ -109,8 +110,7 @@ def read_tensors(folder: Path) -> dict:
         if not file.is_file():
             raise ValueError(f"{file.name} is missing")
         try:
-            with safe_open(file, framework="pt") as f:
-                found |= {name: f.get_tensor(name) for name in f.keys()}
+            found |= load_file(file)
         except (SafetensorError, OSError) as e:
             raise ValueError(f"{file.name} is damaged ({str(e)[:100]})") from None
     found = {name: t for name, t in found.items() if not UNUSED.search(name)}
