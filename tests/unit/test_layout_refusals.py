@@ -60,7 +60,7 @@ REFUSED = (
     (dict(dropout=-0.1), "dropout=-0.1 at least 0"),
     (dict(drop_path=1.0), "drop_path=1.0 below 1"),
     (dict(n_embd=9), "n_embd=9 n_head=2"),
-    (dict(n_head=4, n_kv_head=3), "n_head=4 n_kv_head=3"),
+    (dict(n_kv_head=3), "n_head=2 n_kv_head=3"),
     (dict(pos="rope", n_embd=6), "pos=rope even 3 head_size"),
     (dict(rope_theta=500.0), "rope_theta pos=rope"),
     # experts
