@@ -5,9 +5,8 @@ import re
 import pytest
 
 from nanodnt.engine import split_batch
-from nanodnt.optim import fill_defaults
-from nanodnt.tasks import fill_from_dataset, task_of
-from support.pages import CONFIGS, ROOT, load
+from nanodnt.tasks import task_of
+from support.pages import CONFIGS, ROOT, complete, load
 
 
 @pytest.fixture(autouse=True)
@@ -17,10 +16,7 @@ def in_root(monkeypatch):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=str)
 def test_every_config_loads_builds_and_names_its_command(path):
-    model, config = load(str(path))
-    config.check()
-    fill_defaults(config)
-    fill_from_dataset(model, task_of(model).placeholder_meta(model)[0], config.dataset)
+    model, config = complete(*load(str(path)))
     task_of(model).network().empty(model)
     text = (ROOT / path).read_text()
     assert re.search(rf"train\.py .*{path}", text.replace("\\\n", " ")), "its launch line"

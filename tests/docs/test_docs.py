@@ -13,10 +13,10 @@ import pytest
 import bench
 from configurator import read_flags
 from nanodnt.engine import split_batch
-from nanodnt.optim import describe_groups, fill_defaults, make_optimizer
+from nanodnt.optim import describe_groups, make_optimizer
 from nanodnt.plan.__main__ import main, resolve
 from nanodnt.plan.planning import PlanConfig
-from nanodnt.tasks import fill_from_dataset, task_of
+from nanodnt.tasks import task_of
 from support.pages import (
     CONFIGS,
     FLAGS,
@@ -26,6 +26,7 @@ from support.pages import (
     WORDS,
     anchors,
     commands,
+    complete,
     links,
     load,
     read_values,
@@ -55,9 +56,7 @@ def test_the_readmes_layouts_build():
     found = [text for row in rows_with(README, "flags") for text in FLAGS.findall(row["flags"])]
     assert len(found) >= 9 and "lns=norm residual_init=plain" in found
     for text in found:
-        model, config = load(*(f"--{flag}" for flag in text.split()))
-        fill_from_dataset(model, task_of(model).placeholder_meta(model)[0], config.dataset)
-        fill_defaults(config)
+        model, config = complete(*load(*(f"--{flag}" for flag in text.split())))
         make_optimizer(task_of(model).network().empty(model), config)
 
 
@@ -121,11 +120,7 @@ def test_messages_on_the_page_about_many_gpus_are_the_codes():
 
 
 def check_training(argv, processes):
-    flags, config = load(*argv)
-    fill_from_dataset(flags, task_of(flags).placeholder_meta(flags)[0], config.dataset)
-    flags.check()
-    config.check()
-    fill_defaults(config)
+    _, config = complete(*load(*argv))
     split_batch(config.batch_size, config.micro_batch_size, processes)
 
 

@@ -10,7 +10,6 @@ from dataclasses import asdict
 import pytest
 
 from nanodnt.optim import fill_defaults
-from nanodnt.tasks import fill_from_dataset, task_of
 from studies.claims import quantities, reproduce
 from studies.claims.arms import ARMS, REFUSED, SCALES, SEEDS, STUDY, TUNING_SEED
 from studies.claims.claims import CLAIMS, GAPS
@@ -20,6 +19,7 @@ from studies.claims.record import digest_settings
 from studies.claims.reproduce import list_needs
 from studies.sweep.runner import TrainingRun, resolve_configs
 from support.claims import make_experiment
+from support.pages import complete
 from support.runs import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -109,14 +109,7 @@ def test_the_study_varies_one_thing():
 
 
 def resolved(run) -> tuple:
-    """(GPTConfig, TrainConfig) as train.py would have them, checked as it checks them."""
-    model, train = resolve_configs(run.args)
-    task = task_of(model)
-    fill_from_dataset(model, task.placeholder_meta(model)[0], train.dataset)
-    model.check()
-    train.check()
-    fill_defaults(train)
-    return model, train
+    return complete(*resolve_configs(run.args))
 
 
 @pytest.mark.parametrize("scale", SCALES)

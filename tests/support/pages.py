@@ -46,14 +46,19 @@ def load(*argv) -> list:
     return read_values(argv, SCHEMAS["train.py"])[0]
 
 
-def config(*names, **flags) -> tuple:
-    """(GPTConfig, TrainConfig) of files by their names under config/, and flags, completed as train.py does."""
-    files = [str(ROOT / "config" / f"{name}.py") for name in names]
-    model, train = load(*files, *(f"--{k}={v}" for k, v in flags.items()))
+def complete(model, train) -> tuple:
+    """A GPTConfig and a TrainConfig, checked and completed as train.py does, without the dataset."""
     fill_from_dataset(model, task_of(model).placeholder_meta(model)[0], train.dataset)
+    model.check()
     train.check()
     fill_defaults(train)
     return model, train
+
+
+def config(*names, **flags) -> tuple:
+    """The same of files by their names under config/, and flags."""
+    files = [str(ROOT / "config" / f"{name}.py") for name in names]
+    return complete(*load(*files, *(f"--{k}={v}" for k, v in flags.items())))
 
 
 def tables(text: str):
