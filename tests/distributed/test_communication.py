@@ -101,7 +101,7 @@ def ddp_steps(rank, env) -> dict:
             parallel, "DistributedDataParallel", partial(parallel.DistributedDataParallel, bucket_cap_mb=0.02)
         )
         compiled = compile_model(model, CONFIG, rows_of(0), env)
-        call = parallel.distribute(compiled, env)
+        call = parallel.data_parallel(compiled, env)
     found["graphs"] = graphs["unique_graphs"]
     found["once"] = make_gradients(model, call, rows_of(rank), ROWS)
     model.zero_grad(set_to_none=True)
