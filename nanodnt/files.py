@@ -11,9 +11,8 @@ DATA = Path(__file__).resolve().parents[1] / "data"  # the prepared datasets
 
 
 def write_file(path: Path, write) -> None:
-    """Write a temporary file, fsync it, rename it to `path`: `path` is the old file or the complete new one.
-
-    `write(f)` gets the open binary file. ValueError if it fails twice."""
+    """`path` is the old file or the complete new one, which `write(f)` writes to a binary file. ValueError if it fails
+    twice."""
 
     def write_and_rename(tmp):
         with open(tmp, "wb") as f:
@@ -26,9 +25,7 @@ def write_file(path: Path, write) -> None:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Make `target` the same file as `source`, or a copy where the file system has no hard links.
-
-    ValueError if it fails twice."""
+    """Make `target` a hard link of `source`, or a copy where there are none. ValueError if it fails twice."""
 
     def link_and_rename(tmp):
         try:
@@ -41,9 +38,8 @@ def link_file(source: Path, target: Path) -> None:
 
 
 def replace_file(path: Path, change) -> None:
-    """Call `change(tmp)`, which creates the temporary file `tmp` and renames it to `path`, then sync the folder.
-
-    Each part is retried once. If it fails again, `path` is unchanged, `tmp` is removed, and ValueError is raised."""
+    """Call `change(tmp)`, which creates the file `tmp` and renames it to `path`, then sync the folder. Each is retried
+    once; if it fails again, `path` is unchanged, `tmp` is removed, and ValueError is raised."""
     tmp = path.with_name(path.name + ".tmp")
 
     def change_or_clean_up():

@@ -22,8 +22,7 @@ def empty_model_like(checkpoint: dict, **overrides) -> Transformer:
 
     Raises ValueError if config or weights do not fit this code; the message names the first wrong field or tensor."""
     values, weights = {**checkpoint["model_config"], **overrides}, checkpoint["model"]
-    unknown = values.keys() - {f.name for f in fields(GPTConfig)}
-    if unknown:
+    if unknown := values.keys() - {f.name for f in fields(GPTConfig)}:
         raise ValueError(f"the checkpoint's model_config has {sorted(map(str, unknown))}, unknown to this version")
     config = GPTConfig(**values)
     config.check()
@@ -50,20 +49,16 @@ def load_weights(model: Transformer, weights: dict) -> None:
 
 @torch.no_grad()
 def profile_admin(model: Transformer, *inputs) -> None:
-    """Give Admin's ω of each sub-layer its start value, from one forward pass of what `stream` takes. Without
-    `admin`: nothing.
-
-    With the sub-layers in their order, ω₁ = 1 and ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), variances over all elements. Each ωᵢ is
-    set before sub-layer i runs. Meant for fresh weights."""
+    """Give Admin's ω of each sub-layer its start value, from one forward pass of what `stream` takes: ω₁ = 1 and
+    ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), variances over all elements, each set before sub-layer i runs. Meant for fresh weights.
+    Without `admin`: nothing."""
     if not model.config.admin:
         return
     state = {"omega": 1.0}
 
     def set_omega(skip, args):
         skip.set_gain(state["omega"])
-
-    def note_stream_variance(skip, args, y):
-        state["stream"] = y.var(correction=0).item()
+        state["stream"] = skip.forward(*args).var(correction=0).item()
 
     def compute_next_omega(mid, args, y):
         state["omega"] = (state["stream"] + upcast(y).var(correction=0).item()) ** 0.5
@@ -72,7 +67,6 @@ def profile_admin(model: Transformer, *inputs) -> None:
     hooks, training = [], [module for module in model.modules() if module.training]
     for residual in (r for block in model.blocks for r in (block.attn, block.mlp)):
         hooks.append(residual.skip.register_forward_pre_hook(set_omega))
-        hooks.append(residual.skip.register_forward_hook(note_stream_variance))
         hooks.append(residual.mid.register_forward_hook(compute_next_omega))
     try:
         model.eval().stream(*inputs)

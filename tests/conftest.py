@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config, items):
 
 pytest.register_assert_rewrite("support")
 
-from support.runs import make_dataset  # noqa: E402
+from support.runs import make_dataset, quick_runs  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -60,3 +60,9 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def quick():
+    with quick_runs():
+        yield

@@ -3,6 +3,7 @@
 A checkpoint is a flat dict of tensors and plain values. KINDS says what it must hold.
 """
 
+import json
 import math
 import os
 import re
@@ -22,9 +23,7 @@ from nanodnt.tasks import task_of_data
 
 CHECKPOINT_FORMAT = "nanoDNT checkpoint 1"
 
-# In the order in which `load_latest` looks for them: written but not yet renamed when the run was killed, the latest,
-# the one before; then the best by validation loss.
-CHECKPOINT_FILES = ("new.pt", "last.pt", "prev.pt", "best.pt")
+LATEST = ("new.pt", "last.pt", "prev.pt")  # new.pt: written, but not yet renamed when the run was killed
 KEPT_NAME = re.compile(r"best\.pt|step_\d+\.pt")  # other names of a checkpoint, which a later save does not take away
 
 
@@ -47,9 +46,9 @@ class RunState:
     def of(cls, checkpoint: dict) -> "RunState":
         """The state that a checkpoint holds. ValueError for numbers that no run has."""
         state = cls(**{f.name: checkpoint[f.name] for f in fields(cls)})
-        names = ("step", "tokens", "skipped", "shift", "rollbacks")
-        if wrong := [f"{name}={checkpoint[name]}" for name in names if not is_count(checkpoint[name])]:
-            raise ValueError(f"{', '.join(wrong)} cannot be")
+        for name in ("step", "tokens", "skipped", "shift", "rollbacks"):
+            if not is_count(checkpoint[name]):
+                raise ValueError(f"{name}={checkpoint[name]} cannot be")
         if not -1 <= state.evaluated <= state.step:
             raise ValueError(f"evaluated={state.evaluated} cannot be at step={state.step}")
         if state.pending and not (is_metrics_row(state.pending) and state.pending["step"] == state.step):
@@ -86,7 +85,7 @@ def is_number(value) -> bool:
 
 
 KINDS = dict.fromkeys(("model", "optimizer", "scaler", "meta", "model_config", "train_config"), dict)
-KINDS |= {"names": list, **RunState.__annotations__}
+KINDS |= dict(names=list, **RunState.__annotations__)
 OLDER = {"names": [], "recent": [], "shift": 0, "rollbacks": 0}  # what checkpoints of earlier versions lack
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -94,11 +93,9 @@ OLDER = {"names": [], "recent": [], "shift": 0, "rollbacks": 0}  # what checkpoi
 
 def save_checkpoint(out_dir: Path, checkpoint: dict, best: bool, keep: bool = False) -> None:
     """Write last.pt, keeping the one before as prev.pt. With `best` the same file is best.pt too (a hard link), with
-    `keep` also step_N.pt, which no later save overwrites.
+    `keep` also step_N.pt, which no later save overwrites. Checkpoints are never changed in place.
 
-    Checkpoints are never changed in place, so links are safe, and last.pt is always complete. The file is a zip archive
-    with a CRC-32 of each record. ValueError, with last.pt untouched, for tensors that are not finite, or a file that
-    cannot be written."""
+    ValueError, with last.pt untouched, for tensors that are not finite, or a file that cannot be written."""
     tensors = dict(checkpoint["model"])
     for i, state in checkpoint["optimizer"]["state"].items():
         tensors |= {f"optimizer state {i}.{name}": t for name, t in state.items()}
@@ -113,8 +110,7 @@ def save_checkpoint(out_dir: Path, checkpoint: dict, best: bool, keep: bool = Fa
 
 
 def name_checkpoint(out_dir: Path, names: list) -> None:
-    """Make new.pt the latest checkpoint, known also by `names`. A kill may interrupt this anywhere: the resumed run
-    does it again."""
+    """Make new.pt the latest checkpoint, known also by `names`. After a kill the resumed run does it again."""
     last, new = out_dir / "last.pt", out_dir / "new.pt"
     if last.exists():
         link_file(last, out_dir / "prev.pt")
@@ -124,9 +120,8 @@ def name_checkpoint(out_dir: Path, names: list) -> None:
 
 
 def snapshot(value, keep: bool = True):
-    """A copy of nested dicts and lists, with full tensors on the CPU, or None in their place without `keep`.
-
-    Sharded tensors are gathered, so all ranks must call this; only one of them needs to keep the copy."""
+    """A copy of nested dicts and lists with full tensors on the CPU; None in their place on ranks that need not `keep`
+    it. Sharded tensors are gathered, so all ranks must call this."""
     if isinstance(value, dict):
         return {key: snapshot(part, keep) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -168,11 +163,10 @@ class Saver:
 
 
 def fingerprint(out_dir: Path) -> dict:
-    """{name: (inode, time, size)} of the checkpoints in `out_dir`, step_N.pt included. A replaced file gets a new
-    entry."""
+    """{name: (inode, time, size)} of the checkpoints in `out_dir`. A replaced file gets a new entry."""
     found = {}
     for path in Path(out_dir).glob("*.pt"):
-        if path.name in CHECKPOINT_FILES or KEPT_NAME.fullmatch(path.name):
+        if path.name in LATEST or KEPT_NAME.fullmatch(path.name):
             with suppress(FileNotFoundError):
                 status = path.stat()
                 found[path.name] = status.st_ino, status.st_mtime_ns, status.st_size
@@ -180,10 +174,8 @@ def fingerprint(out_dir: Path) -> dict:
 
 
 def load_checkpoint(path) -> dict:
-    """A checkpoint on the CPU, with its "path", loaded without running code from it (`weights_only`). ValueError if it
-    cannot be read, if a checksum does not match, or if its structure is not that of a checkpoint.
-
-    The tensors are memory-mapped: processes of one machine share the memory, and copy only what they need."""
+    """A checkpoint on the CPU, with its "path", loaded without running code from it; processes of one machine share its
+    memory. ValueError if it cannot be read, a checksum does not match, or its structure is not a checkpoint's."""
     if not os.path.exists(path):
         raise ValueError(f"there is no checkpoint {path}")
     try:
@@ -203,13 +195,13 @@ def load_checkpoint(path) -> dict:
     except ValueError as e:
         raise ValueError(f"{path} is damaged: {e}") from None
     task.check_trained_meta(checkpoint["meta"], path)
-    prefix = "_orig_mod."  # left by code that saves a compiled model
-    checkpoint["model"] = {str(name).removeprefix(prefix): p for name, p in checkpoint["model"].items()}
-    return {**checkpoint, "path": Path(path)}
+    # a prefix that is left by code that saves a compiled model
+    model = {str(name).removeprefix("_orig_mod."): p for name, p in checkpoint["model"].items()}
+    return {**checkpoint, "model": model, "path": Path(path)}
 
 
 def verify_archive(path) -> None:
-    """ValueError unless `path` is a zip archive as torch.save writes it, and all its checksums match."""
+    """ValueError unless `path` is a zip archive as torch.save writes it, and all its CRC-32 match."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         if len(set(names)) < len(names) or any(record.compress_type for record in archive.infolist()):
@@ -219,40 +211,40 @@ def verify_archive(path) -> None:
 
 
 def check_structure(checkpoint: dict) -> None:
-    """ValueError, which names the key, unless each key of KINDS has a value of that kind. What a model and an optimizer
-    need is checked as they load it."""
-    wrong = [key for key, kind in KINDS.items() if not isinstance(checkpoint.get(key, ...), kind)]
-    wrong += [key for key in KINDS if key not in wrong and not is_plain(checkpoint[key], key in ("model", "optimizer"))]
-    if not wrong:
-        scaler, recent, names = (checkpoint[key] for key in ("scaler", "recent", "names"))
-        known = scaler.keys() in (set(), GradScaler("cpu").state_dict().keys())  # empty where losses were not scaled
-        wrong += ["scaler"] * (not known or not all(map(is_number, scaler.values())))
-        wrong += ["recent"] * (not all(map(is_number, recent)))
-        wrong += ["names"] * (not all(KEPT_NAME.fullmatch(str(name)) for name in names))
+    """ValueError, which names the key, unless each key of KINDS has a value of that kind: numbers, words, and ordinary
+    tensors of floats in "model" and "optimizer". What these two need is checked as they load it."""
+
+    def check_tensor(value):  # json calls it for whatever it does not know
+        if not isinstance(value, torch.Tensor) or value.is_nested or not value.is_floating_point():
+            raise TypeError
+        if value.layout != torch.strided or value.device.type != "cpu":
+            raise TypeError
+
+    wrong, scaled = [], GradScaler("cpu").state_dict().keys()
+    for key, kind in KINDS.items():
+        value = checkpoint.get(key, ...)
+        try:
+            fits = isinstance(value, kind)
+            json.dumps(value, default=check_tensor if key in ("model", "optimizer") else None)
+        except (TypeError, ValueError, RecursionError):
+            fits = False
+        if key == "scaler":  # empty where losses were not scaled
+            fits = fits and value.keys() in (set(), scaled) and all(map(is_number, value.values()))
+        if key == "recent":
+            fits = fits and all(map(is_number, value))
+        if key == "names":
+            fits = fits and all(KEPT_NAME.fullmatch(str(name)) for name in value)
+        wrong += [key] * (not fits)
     if wrong:
         raise ValueError(f"{', '.join(wrong)} missing or of a wrong kind")
     RunState.of(checkpoint)
 
 
-def is_plain(value, may_hold_tensors: bool) -> bool:
-    """Whether it consists of numbers, strings, None and ordinary tensors of floats, in dicts, lists and tuples."""
-    if isinstance(value, dict):
-        named = all(isinstance(key, (str, int)) for key in value)
-        return named and is_plain([*value.values()], may_hold_tensors)
-    if isinstance(value, (list, tuple)):
-        return all(is_plain(part, may_hold_tensors) for part in value)
-    if isinstance(value, torch.Tensor):
-        dense = value.layout == torch.strided and value.device.type == "cpu" and not value.is_nested
-        return may_hold_tensors and dense and value.is_floating_point()
-    return value is None or isinstance(value, (int, float, str))
-
-
 def load_latest(out_dir: Path, say=print) -> dict | None:
     """The latest checkpoint: last.pt, or new.pt if a kill came before its renaming. If that cannot be read, the one
     before, with a warning. None where there is no checkpoint; ValueError where none can be read."""
-    found = [out_dir / name for name in CHECKPOINT_FILES[:3] if (out_dir / name).exists()]
     problems = []
-    for path in found:
+    for path in (out_dir / name for name in LATEST if (out_dir / name).exists()):
         try:
             checkpoint = load_checkpoint(path)
         except ValueError as e:

@@ -19,8 +19,8 @@ KEPT_SHARE = 0.5  # of a GPU's memory, for what FSDP holds if it keeps full weig
 
 
 def keep_unsharded(model, dtype: torch.dtype, fixed_bytes: int, shard_size: int, total: float) -> tuple:
-    """(bool, text): whether FSDP over `shard_size` processes keeps all weights and gradients during a step. It does if
-    they and its shards leave enough of a GPU with `total` bytes. `dtype`: of the matrix products; `fixed_bytes`: as for
+    """(bool, text): whether FSDP over `shard_size` processes keeps all weights and gradients during a step: if they and
+    its shards leave enough of a GPU with `total` bytes. `dtype`: of matrix products; `fixed_bytes`: see
     `choose_parallel`."""
     n, padded = model.num_params(), padded_numel(model.parameters(), shard_size)
     shards = (fixed_bytes - 4 * n) * padded // (n * shard_size)
@@ -39,15 +39,12 @@ def choose_kept(model, shard_size: int, env, fixed_bytes: int) -> tuple:
 
 
 def shard_model(model, shard_size: int, env, keep: bool) -> None:
-    """FSDP2, in place: every process keeps some rows of each parameter.
-
-    shard_size 0: one copy of the model over all processes. Otherwise shard_size processes hold one copy, and the
-    copies are kept equal (HSDP). ValueError if it does not divide the number of processes.
+    """FSDP2, in place: shard_size processes (0: all) share the rows of one copy of the model; several copies are kept
+    equal (HSDP). ValueError if shard_size does not divide the number of processes.
 
     The matrices of a block are gathered when it runs, in the dtype in which they are multiplied; everything else is
     gathered in fp32, and all gradients are reduced in fp32. With `keep`, each weight is gathered and each gradient
-    reduced once a step. Without, the blocks' matrices are gathered for the forward and again for the backward pass of
-    each micro batch, and their gradients reduced in each."""
+    reduced once a step; without, those of the blocks' matrices in every micro batch, weights twice."""
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # half a second, needed only here
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -57,7 +54,8 @@ def shard_model(model, shard_size: int, env, keep: bool) -> None:
         raise ValueError(f"fsdp_shard_size={size} does not divide the {env.world_size} processes: use one of {valid}")
     if shard_size:  # groups with our timeout: those of init_device_mesh would have torch's default
         ranks = torch.arange(env.world_size).view(-1, size)
-        groups = [_new_groups(rows, env) for rows in (ranks.T.tolist(), ranks.tolist())]
+        of_rows = partial(dist.new_subgroups_by_enumeration, timeout=env.timeout)
+        groups = [of_rows(rows)[0] for rows in (ranks.T.tolist(), ranks.tolist())]
         mesh = DeviceMesh.from_group(groups, env.device.type, ranks, mesh_dim_names=("replicate", "shard"))
     else:
         mesh = init_device_mesh(env.device.type, (size,), mesh_dim_names=("shard",))
@@ -72,8 +70,7 @@ def shard_model(model, shard_size: int, env, keep: bool) -> None:
 
 
 def padded_numel(params, n: int) -> int:
-    """The entries that FSDP2 gathers from n processes, which all send ⌈rows/n⌉ rows of each parameter: more than the
-    parameter has where there are fewer rows, or experts of a stack, than processes."""
+    """The entries that FSDP2 gathers from n processes, each of which sends ⌈rows/n⌉ rows of each parameter."""
     return sum(-(-len(p) // n) * n * p.shape[1:].numel() for p in params)
 
 
@@ -99,12 +96,6 @@ def _accumulate(model, blocks: bool):
     finally:
         model.set_requires_gradient_sync(True, recurse=blocks)
         model.set_reshard_after_backward(True, recurse=blocks)
-
-
-def _new_groups(groups: list, env):
-    """Create a process group for each list of ranks; returns the one with this process. All ranks must call it."""
-    made = [(ranks, dist.new_group(ranks, timeout=env.timeout)) for ranks in groups]
-    return next(group for ranks, group in made if env.rank in ranks)
 
 
 def data_parallel(model, env):

@@ -7,34 +7,34 @@ from support.processes import processes
 
 
 @pytest.fixture(scope="session")
-def one(dataset, tmp_path_factory):
-    """A folder with the runs of one process. Those of several processes are added to it."""
+def one(tmp_path_factory):
+    """A folder with datasets and the runs of one process. Those of several processes are added to it."""
     folder = tmp_path_factory.mktemp("parallel")
-    parallel_runs.on_one(folder, dataset)
+    parallel_runs.on_one(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
-def two(one, dataset):
-    processes(2, parallel_runs.on_two, one, dataset)
+def two(one):
+    processes(2, parallel_runs.on_two, one)
     return one
 
 
 @pytest.fixture(scope="session")
-def two_more(two, dataset):
+def two_more(two):
     """The cases of the deep suite."""
-    parallel_runs.on_one_more(two, dataset)
-    processes(2, parallel_runs.on_two_more, two, dataset)
+    parallel_runs.on_one_more(two)
+    processes(2, parallel_runs.on_two_more, two)
     return two
 
 
 @pytest.fixture(scope="session")
-def three(two_more, dataset):
-    processes(3, parallel_runs.on_three, two_more, dataset)
+def three(two_more):
+    processes(3, parallel_runs.on_three, two_more)
     return two_more
 
 
 @pytest.fixture(scope="session")
-def four(three, dataset):
-    processes(4, parallel_runs.on_four, three, dataset)
+def four(three):
+    processes(4, parallel_runs.on_four, three)
     return three

@@ -14,7 +14,7 @@ import torch
 import train
 from nanodnt.run.checkpoints import load_checkpoint
 from support.faults import COMMANDS, Fault
-from support.processes import FORKSERVER, left, play, processes
+from support.processes import left, play, processes
 from support.runs import load, make_dataset, metrics, run
 from support.trials import Trial, strike_all
 
@@ -25,45 +25,44 @@ CONFIG = dict(max_iters=60, eval_interval=30, save_interval=9, micro_batch_size=
 # ------------------------------------------------------------------------------------------------------- one is wrong
 
 
-def no_data(config):
-    return (), dict(dataset="/nowhere")
+def no_data(out):
+    return dict(dataset="/nowhere")
 
 
-def no_room(config):
-    return [(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))], {}
+def no_room(out):
+    return dict(patches=[(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))])
 
 
-def no_room_left(config):
+def no_room_left(out):
     sync = os.fsync
 
     def full(file):
-        if (config["out"] / "prev.pt").exists():
+        if (out / "prev.pt").exists():
             raise OSError(errno.ENOSPC, "No space left on device")
         return sync(file)
 
-    return [(os, "fsync", full)], {}
+    return dict(patches=[(os, "fsync", full)])
 
 
-def another_flag(config):
-    return (), dict(eval_interval=7, seed=3)
+def other_flags(out):
+    return dict(eval_interval=7, seed=3)
 
 
-def another_dataset(config):
-    return (), dict(dataset=make_dataset(config["out"].parent / "other", seed=1))
+def other_dataset(out):
+    return dict(dataset=make_dataset(out.parent / "other", seed=1))
 
 
-MISTAKES = {  # the process that makes it, the mistake (a function that returns patches and flags), its message
+MISTAKES = {  # the process that makes it, the mistake (a function that returns arguments of `play`), its message
     "no data": (1, no_data, "[rank 1] error: dataset '/nowhere' is not prepared"),
     "a full disk": (0, no_room, "[rank 0] error: .* has 0.00 GB free, a checkpoint needs"),
     "a disk that fills up": (0, no_room_left, "[rank 0] error: cannot write .*No space left on device"),
 }
-DIFFERENT = {"flags": (1, another_flag, "seed, eval_interval"), "data": (1, another_dataset, "contents of the dataset")}
+DIFFERENT = {"flags": (1, other_flags, "seed, eval_interval"), "data": (1, other_dataset, "contents of the dataset")}
 
 
 def make_mistake(rank, world, mistake, config):
     wrong, prepare, _ = (MISTAKES | DIFFERENT)[mistake]
-    patches, flags = prepare(config) if rank == wrong else ((), {})
-    play(rank, world, patches=patches, last=True, **config | flags)
+    play(rank, world, last=True, **config | (prepare(config["out"]) if rank == wrong else {}))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -132,9 +131,7 @@ def hang_in_step_12(rank, world, config):
 def test_a_process_that_hangs_ends_the_other(dataset, tmp_path):
     """It gives up after timeout_s, and says so."""
     config = CONFIG | dict(out=tmp_path / "run", dataset=dataset, timeout_s=3)
-    started = [FORKSERVER.Process(target=hang_in_step_12, args=(rank, 2, config)) for rank in (0, 1)]
-    for process in started:
-        process.start()
+    started = processes(2, hang_in_step_12, config, join=False).processes
     try:
         started[0].join(60)
     finally:

@@ -15,14 +15,18 @@ from nanodnt.optim import make_optimizer
 from nanodnt.optim.orthogonal import newton_schulz
 from nanodnt.run.checkpoints import snapshot
 from nanodnt.run.parallel import shard_model
+from support.depth import spread
 from support.optimizers import lion_source, registered, settings
 from support.processes import assert_close, joined, processes, sharded_like
-from support.runs import deep_but, different, load, tensors
+from support.runs import different, load, tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZE = dict(n_head=2, n_embd=32, block_size=8, vocab_size=31)
 SMALL, LARGER = dict(n_layer=1), dict(n_layer=2, mlp="swiglu", n_kv_head=1)  # 6 matrices of 3 shapes, 14 of 4
+
+# An expert is orthogonalised where it lies. Three do not divide over two processes; at first some see no token.
+EXPERTS = dict(n_layer=1, mlp="swiglu", n_ff=48, n_expert=3, n_expert_active=1)
 
 
 def six_steps(model, optimizer, dtype: str, singly: bool, zeros: bool = False):
@@ -63,7 +67,7 @@ def muon_steps(rank, world, folder):
     torch.save(found, folder / f"{world}.{rank}")
 
 
-@pytest.mark.parametrize("world", deep_but((2, 3, 4, 7), 2))  # seven are more than one block has matrices
+@pytest.mark.parametrize("world", spread((2, 3, 4, 7), [2]))  # seven are more than one block has matrices
 def test_muons_steps_are_the_same_bits_on_any_number_of_processes(world, tmp_path):
     muon_steps(0, 1, tmp_path)
     one = load(tmp_path / "1.0")
@@ -82,6 +86,8 @@ STEPS = {  # optimizer, layout, dtype of Muon's iteration, matrices singly
     "adam_mini": ("adam_mini", LARGER, "float32", False),
     "muon": ("muon", LARGER, "float32", False),
     "muon, bf16": ("muon", SMALL, "bfloat16", True),
+    "muon, experts": ("muon", EXPERTS, "float32", False),
+    "muon, experts, bf16": ("muon", EXPERTS, "bfloat16", False),
     "lion": ("lion", SMALL, "float32", False),  # the docs' example, which nothing else knows
 }
 MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "/m")
@@ -107,7 +113,7 @@ def sharded_steps(rank, world, folder, shard_sizes=(0,)):
 WORLDS = [(2, (0,)), (3, (0,)), (4, (0, 2)), (7, (0,))]
 
 
-@pytest.mark.parametrize("worlds", deep_but(WORLDS, WORLDS[0]))
+@pytest.mark.parametrize("worlds", spread(WORLDS, [WORLDS[0]]))
 def test_steps_on_shards(worlds, tmp_path):
     """Muon's are the same bits as on full matrices. The others are the same to rounding: they work entry by entry, or
     by Adam-mini's blocks, which shards divide, and a kernel rounds the last few entries of a tensor differently."""
@@ -121,6 +127,8 @@ def test_steps_on_shards(worlds, tmp_path):
             for part in ("model", "state"):
                 a, b = tensors(got[part]), tensors(expected[part])
                 assert_close(a, b, 1e-6)
-                exact = [key for key in a if "momentum" in key or ".f." in key] if case.startswith("muon") else []
+                exact = [key for key in a if "momentum" in key or ".f." in key and "router" not in key]
+                exact = exact if case.startswith("muon") else []
                 assert different([a[key] for key in exact], [b[key] for key in exact]) == [] if exact else True, case
-            assert 0 < got["held"] < 1.2 * expected["held"] / (shard_size or world), (case, rank)
+            most = 1.5 if "experts" in case else 1.2  # rows of a stack are experts
+            assert 0 < got["held"] < most * expected["held"] / (shard_size or world), (case, rank)

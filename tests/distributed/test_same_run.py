@@ -1,17 +1,20 @@
 """DDP and FSDP2 on two to four processes train what one process trains, and checkpoints go from any launch to any."""
 
 import re
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
 import sample
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.weights import model_from_checkpoint
-from support import parallel_runs
-from support.parallel_runs import BAD, CASES, DDP_ON_THREE, DEEP, FAST, LONG_CHAIN, ON_FOUR, ON_THREE
-from support.processes import TOLERANCES, assert_close, assert_same_values, join_rows, left
-from support.runs import assert_same_run, column, different, load, tensors
+from support.parallel_runs import CASES, CHAINS, DEEP, FAST, LONG_CHAINS, ON_FOUR, ON_THREE, SIGMA, make_chains
+from support.prepared import open_prepared
+from support.processes import BAD, STEPS, TOLERANCES, assert_close, assert_same_values, join_rows, left
+from support.runs import assert_same_run, call, column, different, load, tensors
+from support.tracked import assert_close_numbers, tracks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,37 +24,29 @@ def divided_out(case: str, name: str) -> bool:
     return "unified" in case and name.endswith(("pre.magnitude", ".sigma"))
 
 
+def biases(checkpoint: dict) -> list:
+    return [t for name, t in checkpoint["model"].items() if name.endswith("choice_bias")]
+
+
 def assert_same_ends(case, got, expected, start):
-    """Two checkpoints: parameters, next to how far they have come; buffers; optimizer state."""
+    """Two checkpoints: parameters, next to how far they have come; buffers; optimizer state; biases of choices to the
+    bit."""
     pairs = [({}, {}), ({}, {})]
     names = [name for group in expected["optimizer"]["param_groups"] for name in group["param_names"]]
     for checkpoint, (moved, state) in zip((got, expected), pairs, strict=True):
         moved |= {name: checkpoint["model"][name] for name in names if not divided_out(case, name)}
         all_state = checkpoint["optimizer"]["state"]
-        state |= tensors({name: all_state[i] for i, name in enumerate(names) if not divided_out(case, name)})
+        held = {name: all_state[i] for i, name in enumerate(names) if i in all_state and not divided_out(case, name)}
+        state |= tensors(held)
     assert_close(pairs[0][0], pairs[1][0], 5e-4, start)
     assert_close(pairs[0][1], pairs[1][1], 1e-3)
     buffers = [{name: t for name, t in c["model"].items() if name not in names} for c in (got, expected)]
     assert_close(*buffers, 5e-4)
+    assert all(map(torch.equal, biases(got), biases(expected)))
 
 
-def assert_same_case(folder, case, launch, world):
-    """To rounding the run of one process: metrics, parameters, optimizer state. Nothing moves in the bad step."""
-    got, expected = folder / f"{case}, {launch}", folder / f"{case}, one"
-    assert_same_values(got, expected)
-    assert column(got, "skipped_steps")[20] == 1 and column(got, "grad_norm")[BAD] is None
-    parts, (start,) = left(got, world), left(expected, 1)
-    assert [part["frozen"] for part in parts] == [[BAD]] * world
-    assert [part["DDP outlives its group"] for part in parts] == [False] * world  # else the process may never end
-    a, b = load(got / "last.pt"), load(expected / "last.pt")
-    assert_same_ends(case, a, b, start["start"])
-    return parts, a, b
-
-
-def assert_same_fsdp(folder, case, world):
-    """Starts from the same bits, ends the same to rounding; each process holds its rows and no others."""
-    parts, saved, expected = assert_same_case(folder, case, f"fsdp{world}", world)
-    (single,) = left(folder / f"{case}, one", 1)
+def assert_rows(parts, single, saved, world):
+    """Each process starts and ends with its rows of the full parameters, and no others."""
     assert different(join_rows([part["start"] for part in parts]), single["start"]) == []
     for end in ("start", "end"):
         for name, p in single["start"].items():
@@ -60,45 +55,62 @@ def assert_same_fsdp(folder, case, world):
             assert [len(part[end][name]) for part in parts] == rows, name
     ended = join_rows([part["end"] for part in parts])
     assert different(ended, {name: saved["model"][name] for name in ended}) == []
-    kinds = [{name: (type(t), t.dtype, t.shape) for name, t in tensors(c).items()} for c in (saved, expected)]
+
+
+def assert_same_case(folder, case, launch, world):
+    """To rounding the run of one process: metrics, parameters, optimizer state. Nothing moves in the bad step."""
+    got, expected = folder / f"{case}, {launch}{world}", folder / f"{case}, one1"
+    assert_same_values(got, expected)
+    assert column(got, "skipped_steps")[STEPS] == 1 and column(got, "grad_norm")[BAD] is None
+    assert list(column(got, "train_loss")) == list(range(1, STEPS + 1)) and list(column(got, "val_loss")) == [0, STEPS]
+    for name in ("val_top1", "val_top5"):  # shares of 47 images, each of which is counted once
+        assert column(got, name) == column(expected, name)
+        assert all(47 * x == pytest.approx(round(47 * x)) for x in column(got, name).values())
+    a, b = tracks(got), tracks(expected)
+    assert_close_numbers(a, b, rel=2e-3)
+    for step, name in product(b, ("stream_var", "grad_norm", "weight_norm")):
+        assert_close_numbers(a[step][name], b[step][name], rel=2e-4)
+    parts, (single,) = left(got, world), left(expected, 1)
+    assert [part["frozen"] for part in (*parts, single)] == [[BAD]] * (world + 1)
+    assert [part["DDP outlives its group"] for part in parts] == [False] * world  # else the process may never end
+    saved, whole = load(got / "last.pt"), load(expected / "last.pt")
+    assert_same_ends(case, saved, whole, single["start"])
+    assert not biases(whole) or any(t.any() for t in biases(whole))
+    kinds = [{name: (type(t), t.dtype, t.shape) for name, t in tensors(c).items()} for c in (saved, whole)]
     assert kinds[0] == kinds[1]
-    assert saved["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
+    assert saved["optimizer"]["param_groups"] == whole["optimizer"]["param_groups"]
+    if launch == "ddp":
+        for part in parts:
+            assert different(part["end"], {name: saved["model"][name] for name in part["end"]}) == []
+    if launch == "fsdp":
+        assert_rows(parts, single, saved, world)
 
 
+@pytest.mark.parametrize("launch", ("ddp", "fsdp"))
 @pytest.mark.parametrize("case", FAST)
-def test_ddp(case, two):
-    assert_same_case(two, case, "ddp2", 2)
+def test_two_processes(case, launch, two):
+    assert_same_case(two, case, launch, 2)
 
 
-@pytest.mark.parametrize("case", FAST)
-def test_fsdp(case, two):
-    assert_same_fsdp(two, case, 2)
+FURTHER = [(2, launch, case) for launch in ("ddp", "fsdp") for case in DEEP]
+FURTHER += [(3, launch, case) for launch in ON_THREE for case in ON_THREE[launch]]
+FURTHER += [(4, launch, case) for launch in ON_FOUR for case in ON_FOUR[launch]]
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("world, case", [(2, case) for case in DEEP] + [(3, case) for case in DDP_ON_THREE])
-def test_ddp_further(world, case, three):
-    assert_same_case(three, case, f"ddp{world}", world)
-
-
-FURTHER = [(2, case) for case in DEEP] + [(3, case) for case in ON_THREE] + [(4, case) for case in ON_FOUR]
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("world, case", FURTHER)
-def test_fsdp_further(world, case, four):
-    assert_same_fsdp(four, case, world)
+@pytest.mark.parametrize("world, launch, case", FURTHER)
+def test_further_cases_and_processes(world, launch, case, four):
+    assert_same_case(four, case, launch, world)
 
 
 def test_ddp_with_a_bad_gradient_on_one_process(two):
     """All processes skip the step. They end with the same parameters."""
-    got, expected = two / "one bad, ddp2", two / "one bad, one"
+    got, expected = two / "one bad, ddp2", two / "one bad, one1"
     parts = left(got, 2)
     assert "2 processes × 2 accumulation × 2 sequences" in parts[0]["output"]
     assert parts[0]["output"].count("step 20/20 ") == 1 and parts[1]["output"] == ""  # only rank 0 prints
     assert different(parts[0]["end"], parts[1]["end"]) == []
     assert different(parts[0]["end"], load(got / "last.pt")["model"]) == []
-    assert list(column(got, "train_loss")) == list(range(1, 21))
     assert_same_values(got, expected)
     assert column(got, "skipped_steps")[20] == 1 and column(got, "grad_norm")[15] is None
     losses = column(got, "train_loss")
@@ -107,30 +119,33 @@ def test_ddp_with_a_bad_gradient_on_one_process(two):
 
 @pytest.mark.deep
 def test_clipping_is_at_work(two_more):
-    norms = [n for n in column(two_more / "msgdw, DNT, one", "grad_norm").values() if n is not None]
-    assert sum(n > CASES["msgdw, DNT"]["grad_clip"] for n in norms) > 6
+    norms = [n for n in column(two_more / "msgdw, DNT, one1", "grad_norm").values() if n is not None]
+    assert sum(n > CASES["msgdw, DNT"][1]["grad_clip"] for n in norms) > 2
+
+
+# ---------------------------------------------------------------------------------------------- what each process holds
 
 
 def assert_one_process_has_all(folder, case, name, world):
-    parts, (single,) = left(folder / f"{case}, fsdp{world}", world), left(folder / f"{case}, one", 1)
+    """Of a parameter with one entry, as σReparam's γ, one process has all."""
+    parts, (single,) = left(folder / f"{case}, fsdp{world}", world), left(folder / f"{case}, one1", 1)
     assert [part["end"][name].numel() for part in parts] == [1, *[0] * (world - 1)]
     assert (parts[0]["end"][name] - single["start"][name]).abs() > 1e-3  # it is trained there
 
 
 def test_a_process_without_a_row(two):
-    """Of a parameter with one entry, as σReparam's γ, one process has all."""
-    assert_one_process_has_all(two, "blockwise, sigmaReparam", "blocks.0.attn.f.q.sigma", 2)
+    assert_one_process_has_all(two, SIGMA, "blocks.0.attn.f.q.sigma", 2)
 
 
 @pytest.mark.deep
 def test_processes_without_a_row(three):
     assert_one_process_has_all(three, "nesterov, DyT", "final_norm.alpha", 3)
-    assert_one_process_has_all(three, "blockwise, sigmaReparam", "blocks.0.attn.f.q.sigma", 3)
+    assert_one_process_has_all(three, SIGMA, "blocks.0.attn.f.q.sigma", 3)
 
 
 def assert_sharded(folder, case, world):
     """Parameters are sharded before they have storage, and so is the optimizer's state but for its counters."""
-    single, parts = left(folder / f"{case}, one", 1)[0], left(folder / f"{case}, fsdp{world}", world)
+    single, parts = left(folder / f"{case}, one1", 1)[0], left(folder / f"{case}, fsdp{world}", world)
     n = sum(p.numel() for p in single["start"].values())
     for part in parts:
         assert part["meta"] and all(part["meta"])
@@ -144,10 +159,12 @@ def assert_sharded(folder, case, world):
 
 
 def test_each_process_holds_its_shards_only(two):
-    case = "blockwise, sigmaReparam"
-    assert_sharded(two, case, 2)
-    single, ddp = left(two / f"{case}, one", 1)[0], left(two / f"{case}, ddp2", 2)[1]
+    assert_sharded(two, SIGMA, 2)
+    single, ddp = left(two / f"{SIGMA}, one1", 1)[0], left(two / f"{SIGMA}, ddp2", 2)[1]
     assert not ddp["sharded"] and sum(ddp["bytes"].values()) == 4 * sum(p.numel() for p in single["start"].values())
+    part = left(two / "images, fsdp2", 2)[0]  # patches, class token, positions and head too
+    assert {"patch.weight", "cls.weight", "wpe.weight", "head.weight"} <= part["sharded"]
+    assert len(part["start"]["patch.weight"]) == 16 and len(part["start"]["wpe.weight"]) == 9
 
 
 @pytest.mark.deep
@@ -157,28 +174,68 @@ def test_each_of_two_or_four_processes_holds_its_shards_only(four):
         assert_sharded(four, "muon, unified", world)
 
 
+def held(folder, case, world) -> list:
+    """The number of experts that each process holds under FSDP2."""
+    parts = left(folder / f"{case}, fsdp{world}", world)
+    return [len(part["end"]["blocks.0.mlp.f.experts.up.weight"]) for part in parts]
+
+
+def note(folder, case, world) -> list:
+    output = left(folder / f"{case}, fsdp{world}", world)[0]["output"]
+    return re.findall(r"note: (\d+ experts do not divide evenly over .*)", output)
+
+
+def test_experts_that_do_not_divide_are_noted(two):
+    assert held(two, "experts", 2) == [2, 1]
+    assert note(two, "experts", 2) == [
+        "3 experts do not divide evenly over 2 processes: some hold 2, others fewer or none; with n_expert a multiple "
+        "of 2 all hold the same"
+    ]
+    assert "experts do not divide" not in left(two / "experts, ddp2", 2)[0]["output"]
+
+
+@pytest.mark.deep
+def test_processes_without_an_expert(three):
+    assert held(three, "two experts", 3) == [1, 1, 0] and len(note(three, "two experts", 3)) == 1
+    assert held(three, "one expert", 3) == [1, 0, 0]
+    assert held(three, "experts", 3) == [1, 1, 1] and note(three, "experts", 3) == []
+
+
+def test_processes_have_other_numbers_of_targets(two):
+    """So that a mean of their means would be another number. Of a text they have other numbers of validation rows."""
+    assert "with a mask of documents" in left(two / "examples, ddp2", 2)[0]["output"]
+    data = open_prepared(two / "data" / "examples", 32)
+    counts = np.array([(data.batch(step, 12)[1] != -1).reshape(2, -1).sum(1) for step in range(8)])
+    assert (counts.max(1) > 1.25 * counts.min(1)).sum() >= 3
+    assert counts.sum(1).tolist() == [data.loss_tokens(step, 12) for step in range(8)]
+    assert open_prepared(two / "data" / "documents", 32).n_val % 2
+
+
+@pytest.mark.deep
+def test_a_mask_of_documents_changes_the_run(two_more):
+    names = ("examples, whole rows, one1", "examples, one1")
+    assert column(two_more / names[0], "train_loss") != column(two_more / names[1], "train_loss")
+
+
 # ---------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def test_checkpoints_load_anywhere(two, capsys, monkeypatch):
-    out = two / "muon, unified, fsdp2"
-    idx = torch.arange(12)[None]
-    a, b = (
-        model_from_checkpoint(load_checkpoint(folder / "best.pt"))(idx)[0]
-        for folder in (out, two / "muon, unified, one")
-    )
+def test_checkpoints_load_anywhere(two, capsys):
+    out, idx = two / "muon, unified, fsdp2", torch.arange(12)[None]
+    folders = (out, two / "muon, unified, one1")
+    a, b = (model_from_checkpoint(load_checkpoint(folder / "best.pt"))(idx)[0] for folder in folders)
     assert torch.allclose(a, b, atol=1e-3) and a.std() > 0.1
     flags = ["--start=AB", "--device=cpu", "--num_samples=1", "--max_new_tokens=120"]
-    monkeypatch.setattr("sys.argv", ["sample.py", f"--out_dir={out}", *flags])
-    assert sample.main() == 0
+    assert call(sample.main, f"--out_dir={out}", *flags) == 0
     assert len(capsys.readouterr().out) > 100
 
 
-def assert_continued(folder, case, name, dataset):
-    """Continue a chain to step 20 on one process: it is the run that one process made without interruption."""
-    parallel_runs.make_chain(0, 1, folder, name, [case], 20, dataset=dataset)
-    out, smooth = folder / f"{case}, {name}", folder / f"{case}, smooth"
-    assert list(column(out, "train_loss")) == list(range(1, 21))
+def assert_continued(folder, case, name):
+    """Continue a chain to its end on one process: it is the run that one process made without interruption."""
+    out, smooth = folder / f"{case}, {name}", folder / f"{case}, one1"
+    assert load(out / "last.pt")["step"] == 5
+    make_chains(0, 1, folder, name, [case], 5, STEPS)
+    assert list(column(out, "train_loss")) == list(range(1, STEPS + 1))
     for field in ("train_loss", "grad_norm", "lr", "tokens"):
         expected = column(smooth, field)
         got = {step: value for step, value in column(out, field).items() if step in expected}
@@ -186,35 +243,55 @@ def assert_continued(folder, case, name, dataset):
     assert_same_ends(case, load(out / "last.pt"), load(smooth / "last.pt"), left(smooth, 1)[0]["start"])
 
 
-def test_saved_in_one_launch_and_resumed_in_another(two, dataset):
-    """One process, FSDP on two, DDP on two: four steps each; then one process again."""
-    assert_continued(two, "muon, unified", "short chain", dataset)
+@pytest.mark.parametrize("case", CHAINS)
+def test_saved_in_one_launch_and_resumed_in_another(case, two):
+    """One process, FSDP on two, DDP on two, one process again."""
+    assert_continued(two, case, "chain")
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("case", LONG_CHAIN)
-def test_saved_and_resumed_by_other_numbers_of_processes(case, four, dataset):
-    """One process; FSDP on two; DDP on three; HSDP on four, with two shards; one again: four steps each."""
-    assert_continued(four, case, "chain", dataset)
+@pytest.mark.parametrize("case", LONG_CHAINS)
+def test_saved_and_resumed_by_other_numbers_of_processes(case, four):
+    """One process; FSDP on two; DDP on three; HSDP on four, with two shards; one again."""
+    assert_continued(four, case, "long chain")
+
+
+def assert_same_halves(folder, name):
+    """One of two processes gets SIGTERM, and the run goes on exactly."""
+    left(folder / f"{name}, halves", 2)
+    assert_same_run(folder / f"{name}, halves", folder / f"{name}, whole")
 
 
 def test_stopped_and_resumed(two):
-    """One of two processes gets SIGTERM, and the run goes on exactly."""
-    assert load(two / "stopped.pt")["step"] == 5
-    left(two / "stopped", 2)
-    assert_same_run(two / "stopped", two / "short")
+    assert_same_halves(two, "by blocks")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", [f"{case}, {launch}" for case in ("experts", "images") for launch in ("ddp", "fsdp")])
+def test_stopped_and_resumed_with_what_is_random(name, two_more):
+    """With dropout and stochastic depth."""
+    assert_same_halves(two_more, name)
 
 
 def test_begun_from_weights(two):
-    weights = load(two / "muon, unified, one" / "last.pt")["model"]
+    weights = load(two / "muon, unified, one1" / "last.pt")["model"]
     start = join_rows([part["start"] for part in left(two / "from a file, fsdp2", 2)])
     assert different(start, weights) == []
-    assert_same_values(two / "from a file, fsdp2", two / "from a file, one")
+    assert_same_values(two / "from a file, fsdp2", two / "from a file, one1")
+
+
+def assert_evaluated(folder, name, case):
+    """Evaluation alone exits with the loss that the run of the checkpoint had logged."""
+    output = left(folder / name, 2)[0]["output"]
+    loss = float(re.search(r"step 0: validation loss ([\d.]+)", output)[1])
+    assert loss == pytest.approx(column(folder / f"{case}, one1", "val_loss")[STEPS], rel=2e-6)
+    assert not (folder / name).exists()
 
 
 def test_eval_only(two):
-    """Exits with the loss that the run of the checkpoint had logged."""
-    output = left(two / "eval_only, fsdp2", 2)[0]["output"]
-    loss = float(re.search(r"step 0: validation loss ([\d.]+)", output)[1])
-    assert loss == pytest.approx(column(two / "muon, unified, one", "val_loss")[20], rel=2e-6)
-    assert not (two / "eval_only, fsdp2").exists()
+    assert_evaluated(two, "eval_only, fsdp2", "muon, unified")
+
+
+@pytest.mark.deep
+def test_eval_only_of_examples(two_more):
+    assert_evaluated(two_more, "eval_only, examples", "examples")

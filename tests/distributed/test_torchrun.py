@@ -17,19 +17,16 @@ from pathlib import Path
 import pytest
 
 from support.parallel_runs import ONE_BAD, ONE_BAD_STEP, make_one_bad
-from support.processes import RUN, TOLERANCES, assert_close, play, processes, torchrun
+from support.processes import RUN, TOLERANCES, assert_close, finish, play, processes, start, torchrun, wait_for_row
 from support.runs import (
     ROOT,
     assert_same_run,
     column,
     different,
-    finish,
     load,
     metrics,
     run,
     some_step,
-    start,
-    wait_for_row,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -191,32 +188,6 @@ def test_a_killed_process_is_replaced(dataset, tmp_path):
     assert out.count("2 processes × 3 accumulation") == 2
     assert_gone(tmp_path / "a")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
-
-
-STOPPED = """
-step = train.training_step
-calls = iter(range(99))
-def step_or_hang(*args, **how):
-    if rank == "1" and next(calls) == 12:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return step(*args, **how)
-train.training_step = step_or_hang
-"""
-
-
-@pytest.mark.deep
-def test_a_process_that_hangs_ends_the_job(dataset, tmp_path):
-    """The other gives up after timeout_s. torchrun gives the hanging one 30 seconds, which this test does not wait."""
-    process = launch(tmp_path / "a", *torchrun(2), addition=STOPPED, dataset=dataset, timeout_s=3)
-    wait_for_row(process, tmp_path / "run", 12)
-    (hung,) = alive(tmp_path / "a", rank=1)
-    assert_gone(tmp_path / "a", rank=0)
-    os.kill(hung, signal.SIGKILL)
-    _, err = finish(process, 1)
-    assert re.search(r"\[rank 0\] error: lost or never met the other processes \(.*Timed out", err), err
-    assert_gone(tmp_path / "a")
-    assert [row["step"] for row in metrics(tmp_path / "run")] == list(range(13))
-    assert load(tmp_path / "run" / "last.pt")["step"] == 9
 
 
 @pytest.mark.deep

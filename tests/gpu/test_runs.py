@@ -10,7 +10,8 @@ from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.generate import compile_one_token, generate
 from nanodnt.weights import model_from_checkpoint
 from support.devices import GPU
-from support.runs import assert_same_run, call, column, finish, load, run, start, tensors, wait_for_row
+from support.processes import finish, start, wait_for_row
+from support.runs import assert_same_run, call, column, load, run, tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS, THIRD = 60, 20

@@ -1,18 +1,21 @@
 """What the hostile tests share: one small run to spoil, and ways to read it."""
 
-from contextlib import ExitStack
 from shutil import copytree
 
 import pytest
 
 from support import runs
-from support.hostile import World, make_world
+from support.hostile import CHECKPOINTS, TRAIN, World
 
 
 @pytest.fixture(scope="session")
 def earlier(tmp_path_factory):
     """A World that nobody may change: spoil a copy."""
-    return make_world(tmp_path_factory.mktemp("earlier"))
+    tmp = tmp_path_factory.mktemp("earlier")
+    world = World(tmp, tmp / "run", runs.make_dataset(tmp / "data"))
+    assert runs.run(**TRAIN, out_dir=world.run, dataset=world.data) == 0
+    assert {p.name for p in world.run.iterdir()} >= {*CHECKPOINTS, "metrics.jsonl", "config.json"}
+    return world
 
 
 @pytest.fixture
@@ -22,8 +25,7 @@ def world(earlier, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with ExitStack() as later:
-        yield World(tmp_path, tmp_path / "run", tmp_path / "data", monkeypatch, later)
+    return World(tmp_path, tmp_path / "run", tmp_path / "data", monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -43,12 +45,3 @@ def file(earlier):
 def scratch(tmp_path_factory):
     """An empty folder for the examples of hypothesis, one after the other."""
     return tmp_path_factory.mktemp("scratch")
-
-
-@pytest.fixture(scope="module")
-def quick():
-    """Runs without a loss curve, a quarter of a second each, and without asking git, which takes two processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *_: None)
-        patch.setattr("nanodnt.run.directory.run_record", dict)
-        yield

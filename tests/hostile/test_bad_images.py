@@ -20,7 +20,7 @@ from support.hostile import RESUME, TRAIN, World, cases, refuse, start
 from support.images import change_meta, encode, noise, write_dataset, write_split
 from support.spoil import drop, during, meta, missing_package, put, truncate
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "quick")
 IMAGES = dict(patch_size=4, block_size=5, eval_tokens=20)
 LONGER = f"{RESUME} --max_iters=6 --eval_interval=100"  # reads every training image
 PT = "run/*.pt"

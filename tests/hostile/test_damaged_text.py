@@ -26,12 +26,11 @@ from support.hostile import (
     assert_one_line,
     call,
     copy,
-    files,
     holders,
     rebuilt,
     refused_as_none,
     resume,
-    works_or_is_refused,
+    works,
 )
 from support.hypotheses import JSON, drawn
 
@@ -82,19 +81,11 @@ def changed_json(draw, tree):
 
 
 def dataset_of(folder):
-    """The PreparedText of a folder, or None where it is refused, naming the file or the folder."""
-
-    def open_and_name(folder):
-        try:
-            return PreparedText(str(folder), 16)
-        except ValueError as e:
-            assert "meta.json" in str(e) or str(folder) in str(e)
-            raise
-
-    return refused_as_none(open_and_name, folder)
+    """The PreparedText of a folder, or None where it is refused, naming the folder."""
+    return refused_as_none(PreparedText, str(folder), 16, names=folder)
 
 
-@drawn(fast=50, deep=450)
+@drawn(fast=50, deep=250)
 @given(data=st.data())
 def test_meta_json(earlier, scratch, data):
     """A meta.json that is accepted gives the same tokens as before, and a tokenizer for as many."""
@@ -116,7 +107,7 @@ def test_meta_json(earlier, scratch, data):
             assert tokenizer.encode(text) == list(range(50))
 
 
-@drawn(fast=5, deep=45)
+@drawn(fast=5, deep=20)
 @given(data=st.data())
 def test_a_run_on_another_meta_json(earlier, data):
     with copy(earlier) as world:
@@ -141,7 +132,7 @@ WORDS = st.one_of(
 )
 
 
-@drawn(fast=33, deep=300)
+@drawn(fast=33, deep=200)
 @given(
     given_=st.lists(st.tuples(st.sampled_from(["--", "--", "--", "-", ""]), st.sampled_from(FLAGS), WORDS), max_size=4),
     loose=st.lists(st.one_of(WORDS, WORDS.map(lambda w: f"--{w}")), max_size=1),
@@ -150,9 +141,8 @@ def test_command_lines(scratch, given_, loose):
     flags = [f"{dashes}{name}={value}" for dashes, name, value in given_]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(scratch)
-        outcome = call(plan, *flags, *loose)
+        works(None, plan, *flags, *loose)
         assert not Path("marker").exists()
-    works_or_is_refused(0, 0, outcome)
 
 
 @pytest.mark.parametrize("name", ["n_embd", "n_head", "n_ff", "block_size", "vocab_size"])
@@ -165,7 +155,7 @@ def test_sizes_that_no_machine_has(name, size):
     assert_one_line(outcome.err or "fits")
 
 
-@drawn(fast=6, deep=60)
+@drawn(fast=6, deep=25)
 @given(
     program=st.sampled_from([train, sample]),
     given_=st.lists(st.tuples(st.sampled_from(FLAGS + list(SAMPLE)), WORDS), min_size=1, max_size=2),
@@ -178,9 +168,7 @@ def test_command_lines_of_runs(earlier, program, given_):
         flags = flags | dict(out_dir="run") | (dict(dataset="data") if program is train else {})
         known = known - {"device", "compile", "wandb_log"}
         flags |= {name: value for name, value in given_ if name in known}
-        before = files(world.run)
-        outcome = call(program.main, **flags)
-        works_or_is_refused(before, files(world.run), outcome)
+        works(world.run, program.main, **flags)
 
 
 # --------------------------------------------------------------------------------------------------- metrics.jsonl
@@ -216,7 +204,7 @@ def changed_lines(draw, text):
     return draw(st.sampled_from([b"", b"", b"", b"\xef\xbb\xbf", b"\n"])) + raw
 
 
-@drawn(fast=5, deep=45)
+@drawn(fast=5, deep=20)
 @given(data=st.data())
 def test_metrics_before_a_resume(earlier, data):
     """Valid rows are kept, whatever else they say, and the run reaches its end, where it draws them."""

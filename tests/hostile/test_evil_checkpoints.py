@@ -3,7 +3,6 @@
 import io
 import os
 import pickle
-import subprocess
 import tarfile
 import zipfile
 from functools import reduce
@@ -28,11 +27,7 @@ class Evil:
     def __init__(self, marker, how):
         self.call = {
             "system": (os.system, (f"touch {marker}",)),
-            "open": (open, (str(marker), "w")),
             "exec": (exec, (f"open({str(marker)!r}, 'w')",)),
-            "eval": (eval, (f"open({str(marker)!r}, 'w')",)),
-            "touch": (Path.touch, (Path(marker),)),
-            "popen": (subprocess.getoutput, (f"touch {marker}",)),
             "torch": (torch.save, (1, str(marker))),
             "numpy": (np.save, (str(marker), 1)),
             "reduce": (reduce, (exec, [f"open({str(marker)!r}, 'w')", {}])),
@@ -42,7 +37,7 @@ class Evil:
         return self.call
 
 
-HOWS = ["system", "open", "exec", "eval", "touch", "popen", "torch", "numpy", "reduce"]
+HOWS = ["system", "exec", "torch", "numpy", "reduce"]
 
 
 class Array(np.ndarray):
@@ -114,7 +109,7 @@ def attributed(evil):
     return parameter
 
 
-@drawn(fast=20, deep=180)
+@drawn(fast=15, deep=80)
 @given(
     how=st.sampled_from(HOWS),
     disguise=st.sampled_from(sorted(DISGUISES)),

@@ -15,7 +15,7 @@ from interop.evaluation.text import FileWindows, count_bytes
 from nanodnt.data.tokenizer import Tokenizer, json_meta
 from nanodnt.trained import load_trained
 from support.evaluation import EOT, TEXT, assert_refused, call, make_runs, read, values
-from support.runs import column, files, run
+from support.runs import column, contents, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 T = 32  # block_size of the runs
@@ -152,13 +152,13 @@ def test_results_are_added_and_replaced(runs, capsys):
     entry = read(runs / "a")[text]
     assert entry["settings"]["overlap"] == 8 and entry["step"] == 12 and entry["device"] == "cpu"
     assert entry.keys() >= {"checkpoint", "versions", "date", "dtype", "batch_size"}
-    before = {name: files(runs / name) for name in ("a", "b")}
+    before = {name: contents(runs / name) for name in ("a", "b")}
     capsys.readouterr()
     assert call(out_dir=both) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "bits_per_byte" in line]
     assert [row.split()[-1] == "-" for row in rows] == [True, True, False]  # overlap 8, data; without overlap
     assert "overlap 8" in rows[0] or "overlap 8" in rows[1]
-    assert {name: files(runs / name) for name in ("a", "b")} == before
+    assert {name: contents(runs / name) for name in ("a", "b")} == before
 
 
 def entry_of(value=0.25, metric="acc", step=7, **settings) -> dict:

@@ -19,8 +19,8 @@ from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import script
 from nanodnt.prepare.text import build
 from support.examples import starting_tokenizer, write_records
-from support.prepared import contents, error_of, ids_of, load_script, open_prepared
-from support.runs import ROOT
+from support.prepared import error_of, ids_of, load_script, open_prepared
+from support.runs import ROOT, contents
 
 sft, commonsense = map(load_script, ("sft", "commonsense170k"))
 PAIRS = [(f"What is {i} + {i}?", f"It is {2 * i}.") for i in range(40)]

@@ -1,36 +1,13 @@
 """What the tests of whole runs share: quick runs, and one run of 30 steps to copy, resume and compare with."""
 
 import shutil
-from contextlib import contextmanager
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from support.faults import COMMANDS
-from support.runs import load, run
+from support.runs import load, quick_runs, run
 from support.trials import Trial
-
-
-@contextmanager
-def quick_runs():
-    """Runs on one thread, without what takes time and is not tested: the loss curve, asking git, and collecting
-    garbage, for which Python walks through all that earlier tests have left."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *_: None)
-        patch.setattr("train.gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)))
-        patch.setattr("nanodnt.run.directory.run_record", dict)
-        yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def quick():
-    with quick_runs():
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import torch
 import nanodnt.files
 import train
 from model import GPT, GPTConfig
+from support.depth import spread
 from support.hostile import refusal
 from support.runs import (
     Crash,
@@ -21,11 +22,10 @@ from support.runs import (
     at_row,
     checkpoints,
     column,
+    contents,
     crash,
     damage,
-    deep_but,
     evaluated,
-    files,
     kill_me,
     load,
     resume,
@@ -63,7 +63,7 @@ BEST = {  # validation losses at steps 0, 10 … 40: the step of best.pt
 }
 
 
-@pytest.mark.parametrize("losses", deep_but(BEST, *list(BEST)[1:]))
+@pytest.mark.parametrize("losses", spread(BEST, list(BEST)[1:]))
 def test_best_prev_and_last(losses, dataset, tmp_path, monkeypatch):
     script = iter(losses)
     monkeypatch.setattr(train, "evaluate", lambda *_: dict(val_loss=float(next(script))))
@@ -114,7 +114,7 @@ FAILURES = {  # what fails: (module, function, error, in which calls)
 }
 
 
-@pytest.mark.parametrize("name", deep_but(FAILURES, "torch.save, in its own words", "fsync", "rename to last.pt"))
+@pytest.mark.parametrize("name", spread(FAILURES, ["torch.save, in its own words", "fsync", "rename to last.pt"]))
 def test_a_write_that_fails_for_good(name, begun, short, dataset, monkeypatch, capsys):
     module, function, error, when = FAILURES[name]
     failing = fail(error, getattr(module, function), when)
@@ -136,7 +136,7 @@ def test_a_write_that_fails_for_good(name, begun, short, dataset, monkeypatch, c
     assert_same_run(begun, short)
 
 
-@pytest.mark.parametrize("name", deep_but(FAILURES, "torch.save", "rename to prev.pt"))
+@pytest.mark.parametrize("name", spread(FAILURES, ["torch.save", "rename to prev.pt"]))
 def test_a_write_that_fails_once(name, begun, short, dataset, monkeypatch):
     module, function, error, when = FAILURES[name]
     failing = fail(error, getattr(module, function), when, times=1)
@@ -206,11 +206,11 @@ def test_a_crash_after_falling_back_loses_nothing(begun, short, dataset):
 def test_nothing_left_to_resume_from(begun, dataset, tmp_path, capsys):
     for name in ("last.pt", "prev.pt"):
         damage(begun / name)
-    before = files(begun)
+    before = contents(begun)
     for source in ("resume", "auto"):
         refusal(capsys, resume(begun, dataset, init_from=source), begun / "last.pt", begun / "prev.pt", "damaged")
     refusal(capsys, resume(tmp_path / "empty", dataset), "nothing to resume", tmp_path / "empty", "--init_from=scratch")
-    assert files(begun) == before and not (tmp_path / "empty").exists()
+    assert contents(begun) == before and not (tmp_path / "empty").exists()
 
 
 def test_the_prefix_of_a_compiled_model_is_tolerated(begun, short, dataset):

@@ -14,7 +14,7 @@ if __name__ == "__main__":
 
 import train
 from nanodnt.data.tokenizer import Tokenizer
-from support.models import spread
+from support.depth import spread
 from support.runs import call, metrics, write_ids
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")

@@ -23,9 +23,9 @@ from support.runs import (
     assert_same_run,
     at_row,
     column,
+    contents,
     different,
     evaluated,
-    files,
     kill_me,
     load,
     metrics,
@@ -127,10 +127,10 @@ def test_all_validation_windows(short, dataset, tmp_path, capsys):
 
 
 def test_eval_only_writes_nothing(short, dataset, tmp_path, capsys):
-    before = files(short)
+    before = contents(short)
     assert run(out_dir=short, dataset=dataset, init_from="resume", eval_only=True) == 0
     assert evaluated(capsys) == pytest.approx(column(short, "val_loss")[30], abs=6e-7)
-    assert files(short) == before
+    assert contents(short) == before
     assert run(out_dir=tmp_path / "none", dataset=dataset, init_from=short / "prev.pt", eval_only=True) == 0
     assert evaluated(capsys) == pytest.approx(column(short, "val_loss")[20], abs=6e-7)
     assert list(tmp_path.iterdir()) == []

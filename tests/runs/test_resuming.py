@@ -13,6 +13,7 @@ import train
 from model import GPT
 from nanodnt.run import checkpoints as checkpoints_module
 from nanodnt.run.directory import RunDirectory
+from support.processes import finish, start, wait_for_row
 from support.runs import (
     Crash,
     assert_same_run,
@@ -20,9 +21,7 @@ from support.runs import (
     checkpoints,
     column,
     crash,
-    deep_but,
     different,
-    finish,
     kill_me,
     load,
     logged,
@@ -30,8 +29,6 @@ from support.runs import (
     resume,
     run,
     some_step,
-    start,
-    wait_for_row,
 )
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -92,34 +89,6 @@ def test_a_run_stopped_twice_goes_on_exactly(reference, tmp_path, capsys):
     assert run(**config) == 0  # a finished run has nothing left to do
     assert logged(tmp_path / "run") == logged(undisturbed)
     assert checkpoints(tmp_path / "run") == before
-
-
-FURTHER = {
-    "muon, dropout": dict(optimizer="muon", dropout=0.2, blockwise_lr=True, learning_rate=5e-3),
-    "muon, original": dict(optimizer="muon", muon_adjust_lr="original", nesterov=False, adamw_learning_rate=1e-2),
-    "adam_mini, dyt": dict(optimizer="adam_mini", schedule="dyt", micro_batch_size=4),
-    "msgdw, nesterov": dict(optimizer="msgdw", learning_rate=0.1, nesterov=True, schedule="linear"),
-    "msgdw, dampening": dict(optimizer="msgdw", learning_rate=0.5, dampening=0.5),
-    "adamw, blockwise, wsd": dict(blockwise_lr=True, learning_rate=2e-3, schedule="wsd", bias=True),
-}
-
-
-FAST = ("muon, dropout", "adam_mini, dyt", "msgdw, dampening")
-
-
-@pytest.mark.parametrize("name", deep_but(FURTHER, *FAST))
-def test_every_optimizer_goes_on_exactly(name, dataset, tmp_path):
-    """Stopped by SIGTERM, then ended by a crash between two checkpoints."""
-    config = dict(dataset=dataset, max_iters=24, save_interval=5, init_from="auto", **FURTHER[name])
-    assert run(out_dir=tmp_path / "whole", **config) == 0
-    losses = column(tmp_path / "whole", "train_loss")
-    assert losses[24] < losses[1] - 0.5
-    with at_row(some_step(2, 10), lambda: kill_me(signal.SIGTERM)):
-        assert run(out_dir=tmp_path / "run", **config) == 128 + signal.SIGTERM
-    with at_row(some_step(12, 23), crash), pytest.raises(Crash):
-        run(out_dir=tmp_path / "run", **config)
-    assert run(out_dir=tmp_path / "run", **config) == 0
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def test_max_iters_can_be_extended(begun, short, dataset, capsys):

@@ -12,7 +12,8 @@ import nanodnt.files
 import train
 from nanodnt.run.checkpoints import load_checkpoint, load_latest, save_checkpoint, snapshot
 from nanodnt.run.directory import RunDirectory
-from support.runs import assert_same_run, different, files, load, metrics, run, start, wait_for_row
+from support.processes import start, wait_for_row
+from support.runs import assert_same_run, contents, different, load, metrics, run
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")
 
@@ -172,12 +173,12 @@ def test_a_run_directory_in_use_is_refused(dataset, tmp_path, capsys):
     config = dict(out_dir=tmp_path / "run", dataset=dataset)
     first = start(**config, max_iters=100_000, eval_interval=100_000)
     wait_for_row(first, tmp_path / "run", 3)
-    before = {name: digest for name, digest in files(tmp_path / "run").items() if name.endswith(".pt")}
+    before = {name: digest for name, digest in contents(tmp_path / "run").items() if name.endswith(".pt")}
     for changes in (dict(init_from="auto"), dict(overwrite=True)):
         assert run(**config, **changes) == 1
         err = capsys.readouterr().err
         assert "is in use by another run (process " in err and str(first.pid) in err and err.count("\n") == 1
-    assert {name: digest for name, digest in files(tmp_path / "run").items() if name.endswith(".pt")} == before
+    assert {name: digest for name, digest in contents(tmp_path / "run").items() if name.endswith(".pt")} == before
     first.kill()
     first.communicate()
     assert run(**config, overwrite=True) == 0

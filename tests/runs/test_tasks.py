@@ -7,27 +7,24 @@ import pytest
 import torch
 
 import train
+from support.depth import spread
 from support.faults import Command, Fault
 from support.prepared import open_prepared
-from support.processes import assert_same_values
+from support.processes import assert_same_values, finish, start, wait_for_row
 from support.runs import (
     Crash,
     assert_same_run,
     at_row,
     column,
     crash,
-    deep_but,
     different,
     evaluated,
-    finish,
     kill_me,
     load,
     logged,
     patched,
     run,
     some_step,
-    start,
-    wait_for_row,
 )
 from support.tasks import BIAS, PRE, TASKS, write_all
 from support.trials import Trial, strike_all
@@ -53,6 +50,14 @@ CASES = {  # name: (task, flags)
     "images, LayerScale": ("images", dict(RANDOM, **PRE, branch_scale="layerscale", activation_checkpointing=True)),
     "LNS, Mix-LN": ("text", dict(PRE, lns="norm", residual_init="plain", post_norm_blocks=1)),
     "unified": ("text", dict(qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir", decay_gains="input")),
+    "muon, original": (
+        "text",
+        dict(optimizer="muon", muon_adjust_lr="original", nesterov=False, blockwise_lr=True, learning_rate=2e-3),
+    ),
+    "adam_mini, dyt": ("text", dict(optimizer="adam_mini", schedule="dyt", micro_batch_size=4)),
+    "msgdw, nesterov": ("text", dict(optimizer="msgdw", learning_rate=0.1, nesterov=True, schedule="linear")),
+    "msgdw, dampening": ("text", dict(optimizer="msgdw", learning_rate=0.5, dampening=0.5)),
+    "adamw, blockwise, wsd": ("text", dict(blockwise_lr=True, learning_rate=2e-3, schedule="wsd", bias=True)),
     "DyT": ("text", dict(PRE, norm="dyt", embed_scale=True, dyt_bias=True)),
     "sigmaReparam": ("text", dict(sigma_reparam=True)),
     "Admin": ("text", dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=False, admin=True)),
@@ -93,7 +98,7 @@ def whole(config, tmp_path_factory):
     return whole
 
 
-@pytest.mark.parametrize("case", deep_but(CASES, *TASKS, "experts, loss", "unified", "sigmaReparam"))
+@pytest.mark.parametrize("case", spread(CASES, [*TASKS, "adam_mini, dyt", "msgdw, dampening", "unified"]))
 def test_goes_on_exactly(case, config, whole, tmp_path):
     """With all that is random. Stopped by SIGTERM, then ended by a crash between two checkpoints."""
     with at_row(some_step(2, 5), lambda: kill_me(signal.SIGTERM)):
@@ -146,7 +151,7 @@ FEW = [("examples", 1), ("documents", 4), ("experts", 4), ("images", 4)]
 PLAIN = dict(dropout=0.0, drop_path=0.0, max_iters=8, init_from="scratch")  # what is drawn depends on the micro batch
 
 
-@pytest.mark.parametrize("case", deep_but(MICRO, *FEW))
+@pytest.mark.parametrize("case", spread(MICRO, FEW))
 def test_the_micro_batch_makes_no_difference(case, config, folders, tmp_path):
     """To losses, gradient norms, and validation losses, of rows that do not come to whole batches of 4."""
     task, micro = case

@@ -24,7 +24,8 @@ from studies.claims.judge import judge
 from studies.sweep.runner import Runner
 from support import runs as tiny
 from support.claims import STEPS, call, in_process, invented, make_experiment, write_base
-from support.runs import ROOT, assert_same_run, column, finish, load, metrics, wait_for_row
+from support.processes import finish, wait_for_row
+from support.runs import ROOT, assert_same_run, column, load, metrics
 from support.vision import make_digits
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -19,7 +19,8 @@ from studies.sweep.results import collect, find_axis, find_best, summary_rows
 from studies.sweep.runner import Runner, TrainingRun, make_run
 from support import runs as tiny
 from support.claims import in_process, write_base
-from support.runs import ROOT, assert_same_run, column, finish, wait_for_row
+from support.processes import finish, wait_for_row
+from support.runs import ROOT, assert_same_run, column
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,7 +7,7 @@ import runpy
 from pathlib import Path
 
 from nanodnt.data.tokenizer import Tokenizer
-from support.runs import ROOT, files, run, write_ids
+from support.runs import ROOT, contents, run, write_ids
 from support.runs import call as call_main
 
 TEXT = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. π ≈ 3,14159; 🙂\n"
@@ -34,12 +34,12 @@ def values(folder, task) -> dict:
 def assert_refused(capsys, runs: Path, expected: str, **flags) -> None:
     """The command ends with one line that begins with `expected`, and nothing changes below `runs`, which TMP stands
     for."""
-    before = files(runs)
+    before = contents(runs)
     capsys.readouterr()
     assert call(**{key: str(value).replace("TMP", str(runs)) for key, value in flags.items()}) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: " + expected.replace("TMP", str(runs))) and error.count("\n") == 1, error
-    assert files(runs) == before
+    assert contents(runs) == before
 
 
 def make_byte_dataset(folder: Path) -> Path:

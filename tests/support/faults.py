@@ -45,18 +45,18 @@ class Command(NamedTuple):
     bad_batches: tuple = ()
 
 
-STEPS, EVAL, SAVE = 80, 20, 7
+STEPS, EVAL, SAVE = 40, 10, 7
 LONG = dict(max_iters=STEPS, eval_interval=EVAL, save_interval=SAVE, keep_every=2 * EVAL)
 LONG |= dict(init_from="auto", timeout_s=15)
 COMMANDS = {
     "adamw, dropout": Command(dict(dropout=0.2, micro_batch_size=4)),
-    "msgdw, skipped steps": Command(dict(optimizer="msgdw", learning_rate=0.5), bad_losses=(30, 31, 57)),
+    "msgdw, skipped steps": Command(dict(optimizer="msgdw", learning_rate=0.5), bad_losses=(15, 16, 28)),
     "muon, blockwise": Command(dict(optimizer="muon", dropout=0.1, blockwise_lr=True, learning_rate=5e-3)),
     "adam_mini, wsd": Command(dict(optimizer="adam_mini", schedule="wsd", mlp="swiglu")),
-    "adamw, a spike": Command(dict(dropout=0.2, loss_spike=1.0), bad_batches=(50,)),
+    "adamw, a spike": Command(dict(dropout=0.2, loss_spike=1.0), bad_batches=(22,)),
     "two processes": Command(dict(dropout=0.2, micro_batch_size=2), processes=2),
     "two processes, fsdp": Command(dict(parallel="fsdp", dropout=0.1), processes=2),
-    "two processes, muon": Command(dict(optimizer="muon"), processes=2, bad_losses=(50,)),
+    "two processes, muon": Command(dict(optimizer="muon"), processes=2, bad_losses=(25,)),
 }
 
 
@@ -81,17 +81,17 @@ class Kind(NamedTuple):
     weight: float = 1.0  # how often soak.py draws it
 
 
-# Inside a process: where a fault strikes, and about how often a run of 80 steps comes there.
+# Inside a process: where a fault strikes, and about how often a run of STEPS comes there.
 PLACES = {
-    "forward": (GPT, "forward", 90),
-    "backward": (torch.Tensor, "backward", 80),
-    "update": (torch.amp.GradScaler, "update", 80),
+    "forward": (GPT, "forward", 50),
+    "backward": (torch.Tensor, "backward", 40),
+    "update": (torch.amp.GradScaler, "update", 40),
     "evaluation": (PreparedText, "val_batch", 10),
-    "fsync": (os, "fsync", 84),
-    "link": (os, "link", 24),
-    "rename": (os, "replace", 58),
-    "checkpoint": ("wb", None, 4_300_000),  # bytes of all files that are written at once
-    "row": ("ab", None, 36_000),  # bytes appended to metrics.jsonl
+    "fsync": (os, "fsync", 54),
+    "link": (os, "link", 16),
+    "rename": (os, "replace", 38),
+    "checkpoint": ("wb", None, 2_700_000),  # bytes of all files that are written at once
+    "row": ("ab", None, 18_000),  # bytes appended to metrics.jsonl
 }
 KINDS = {
     "SIGKILL, any moment": Kind("SIGKILL", "clock", weight=6),

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from support import runs
+from support.runs import contents
 
 TRAIN = runs.TINY | dict(n_layer=1, n_embd=16, block_size=16, batch_size=4, overwrite=True)
 TRAIN |= dict(max_iters=3, eval_interval=1, eval_tokens=64)
@@ -35,20 +36,12 @@ WEIGHTS = "--init_from={run}/best.pt"  # a new run from the weights of the earli
 
 @dataclass
 class World:
-    """A folder to spoil, and for a case of a table the means to spoil the machine."""
+    """A folder to spoil, and the means to spoil the machine."""
 
     tmp: Path  # it holds:
     run: Path  # a run of 3 steps
     data: Path  # its dataset
     patch: pytest.MonkeyPatch | None = None
-    later: contextlib.ExitStack | None = None  # undone after the program
-
-
-def make_world(tmp: Path) -> World:
-    world = World(tmp, tmp / "run", runs.make_dataset(tmp / "data"))
-    assert runs.run(**TRAIN, out_dir=world.run, dataset=world.data) == 0
-    assert {p.name for p in world.run.iterdir()} >= {*CHECKPOINTS, "metrics.jsonl", "config.json"}
-    return world
 
 
 @contextlib.contextmanager
@@ -59,21 +52,12 @@ def copy(world: World):
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(tmp)
-            yield World(tmp, tmp / "run", tmp / "data")
+            yield World(tmp, tmp / "run", tmp / "data", patch)
     finally:
         shutil.rmtree(tmp)
 
 
-def files(folder: Path, pattern: str = "**/*") -> dict:
-    """{path: content} of the files, folders and links in `folder`."""
-    return {p: p.read_bytes() if p.is_file() else None for p in folder.glob(pattern)}
-
-
 # ------------------------------------------------------------------------------------------------------- programs
-
-
-class Hangs(BaseException):
-    pass
 
 
 @contextlib.contextmanager
@@ -83,7 +67,7 @@ def limits():
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
 
     def give_up(*_):
-        raise Hangs(f"no answer in {PATIENCE_S} s")
+        pytest.fail(f"no answer in {PATIENCE_S} s")  # not an Exception, which a program would report
 
     handler = signal.signal(signal.SIGALRM, give_up)
     signal.alarm(PATIENCE_S)
@@ -135,14 +119,16 @@ def refusal(capsys, code: int, *words) -> None:
     assert_refused(Outcome(code, "", err), words)
 
 
-def works_or_is_refused(before, after, outcome: Outcome) -> bool:
-    """Whether it went well; if not, one line said why, and nothing changed (`before` is as `after`)."""
+def works(folder: Path | None, main, *argv, **flags) -> bool:
+    """Whether a program works; if not, one line says why, and nothing has changed in `folder`."""
+    before = folder and contents(folder)
+    outcome = call(main, *argv, **flags)
     if outcome.code == 0:
         assert outcome.err == ""
         return True
     assert_refused(outcome)
     assert "out of memory" not in outcome.err, outcome.err  # small files ask for too much: say what is wrong with them
-    assert after == before
+    assert (folder and contents(folder)) == before
     return False
 
 
@@ -150,18 +136,15 @@ def resume(world: World, **flags) -> bool:
     """Whether train.py goes on with the run, checked as above."""
     import train
 
-    before = files(world.run)
     flags = TRAIN | dict(init_from="resume", out_dir=world.run, dataset=world.data) | flags
-    return works_or_is_refused(before, files(world.run), call(train.main, **flags))
+    return works(world.run, train.main, **flags)
 
 
-def speak(world: World, **flags) -> bool:
+def speak(world: World) -> bool:
     """Whether sample.py takes the checkpoint last.pt, checked as above."""
     import sample
 
-    before = files(world.run)
-    outcome = call(sample.main, **(SAMPLE | dict(out_dir=world.run, checkpoint="last.pt") | flags))
-    return works_or_is_refused(before, files(world.run), outcome)
+    return works(world.run, sample.main, **SAMPLE | dict(out_dir=world.run, checkpoint="last.pt"))
 
 
 # ---------------------------------------------------------------------------------------------------- checkpoints
@@ -183,28 +166,22 @@ def changes(loaded: dict, original: dict) -> list:
     return [key for key in original if key not in loaded or plain(loaded[key]) != plain(original[key])]
 
 
-def refused_as_none(function, *args):
-    """What `function` returns under `limits`, or None where it refuses with a ValueError of one line."""
+def refused_as_none(function, *args, names=""):
+    """What `function` returns under `limits`, or None where it refuses in one line, a ValueError with `names` in it."""
     try:
         with limits(), warnings.catch_warnings():
             warnings.simplefilter("error")
             return function(*args)
     except ValueError as e:
         assert_one_line(" ".join(str(e).split()))  # as report_error prints it
+        assert str(names) in str(e)
 
 
 def load(path: Path) -> dict | None:
     """The checkpoint as load_checkpoint reads it, or None where it refuses, naming the file."""
     from nanodnt.run.checkpoints import load_checkpoint
 
-    def load_and_name(path):
-        try:
-            return load_checkpoint(path)
-        except ValueError as e:
-            assert str(path) in str(e)
-            raise
-
-    return refused_as_none(load_and_name, path)
+    return refused_as_none(load_checkpoint, path, names=path)
 
 
 def save(path: Path, content) -> bool:
@@ -245,10 +222,11 @@ class Case(NamedTuple):
 
 def cases(*rows):
     """Parameters of a test from the rows of a table; a row may end with a mark."""
-    marks = [row[-1] if isinstance(row[-1], pytest.MarkDecorator) else () for row in rows]
-    rows = [Case(*(row[:-1] if mark else row)) for row, mark in zip(rows, marks, strict=True)]
-    assert len({row.name for row in rows}) == len(rows)
-    params = [pytest.param(row, id=row.name, marks=mark) for row, mark in zip(rows, marks, strict=True)]
+    params = []
+    for row in rows:
+        marks = [part for part in row if isinstance(part, pytest.MarkDecorator)]
+        case = Case(*(part for part in row if part not in marks))
+        params.append(pytest.param(case, id=case.name, marks=marks))
     return pytest.mark.parametrize("case", params)
 
 
@@ -269,10 +247,9 @@ def refuse(world: World, program, case: Case) -> None:
     """Spoil the world as the case says, and check that the program refuses it and leaves every file as it was."""
     if case.spoil:
         case.spoil(world)
-    before = files(world.tmp, case.kept)
+    before = contents(world.tmp, case.kept)
     outcome = start(world, program, case.argv)
-    world.later.close()
     assert_refused(outcome, case.words)
-    after = files(world.tmp, case.kept)
-    changed = [str(p.relative_to(world.tmp)) for p in before | after if before.get(p, ()) != after.get(p, ())]
+    after = contents(world.tmp, case.kept)
+    changed = [path for path in before | after if before.get(path, ()) != after.get(path, ())]
     assert not changed, f"changed, new or gone: {changed}"

@@ -7,7 +7,6 @@ author wrote from the papers' equations.
 import inspect
 from dataclasses import replace
 
-import pytest
 import torch
 
 from model import GPT, GPTConfig
@@ -183,12 +182,6 @@ REPRESENTATIVES = (
     "DeepNorm | Admin | LayerScale | SkipInit, no norm | Group-LN | Fixup, llama, bias | sigmaReparam, HG, DP | "
     "HG, bias, LNS | DNP | ER, bias | unified | much at once"
 ).split(" | ")
-
-
-def spread(names, fast) -> list:
-    """`names` as pytest parameters. Those in `fast` run in the fast suite; the others are deep."""
-    assert set(fast) <= set(names), set(fast) - set(names)
-    return [pytest.param(name, marks=() if name in fast else pytest.mark.deep) for name in names]
 
 
 def network(name, n_layer, **changes):

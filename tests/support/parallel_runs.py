@@ -1,62 +1,128 @@
 """The runs that tests/distributed/ looks at: each number of processes is started once, and makes all of its runs.
 
-A run's folder is named "CASE, LAUNCH"; launches are one, ddp2, fsdp2, fsdp3, fsdp4 and others.
+A run's folder is named "CASE, LAUNCH WORLD": one1, ddp2, fsdp2, …, hsdp4.
+
+Three experts do not divide over two processes, and of two experts three processes share two: one has none. Examples
+give each process another number of targets that count. An image and the one that it is mixed with may lie on different
+processes, and 47 validation images divide over none.
 """
 
-import shutil
 from functools import partial
 
 import torch
 
 from nanodnt.data.windows import PreparedText
-from support.processes import play
-from support.runs import spoil_gradients
+from nanodnt.run import tracking
+from support.processes import BAD, play
+from support.runs import load, spoil_gradients
+from support.tasks import BIAS, PRE, TASKS, write_all
+from support.vision import AUGMENTED
 
-PRE = dict(pre_norm="both", mid_norm="none", input_norm=False)
 POST = dict(pre_norm="none", mid_norm="none", post_norm="both", input_norm=False)
 UNIFIED = dict(PRE, qk_norm=False, gain="branch", gain_out="norm", gain_param="magdir", decay_gains="input")
 UNIFIED |= dict(mlp="swiglu", pos="rope", n_kv_head=1, tie_weights=False)
-CASES = {  # DNT (S5) where nothing else is said
-    "adamw, Pre-LN": dict(PRE, norm="layernorm", bias=True),
-    "blockwise, sigmaReparam": dict(PRE, sigma_reparam=True, qk_norm=False, blockwise_lr=True, learning_rate=2e-3),
-    "msgdw, DNT": dict(optimizer="msgdw", learning_rate=0.5, grad_clip=0.5),
-    "nesterov, DyT": dict(
-        PRE, norm="dyt", dyt_bias=True, embed_scale=True, optimizer="msgdw", learning_rate=0.1, nesterov=True
+NESTEROV = dict(track_interval=3, embed_scale=True, optimizer="msgdw", learning_rate=0.1, nesterov=True)
+DYT = dict(PRE, norm="dyt", dyt_bias=True)
+DYT_IMAGES = dict(DYT, optimizer="adam_mini", blockwise_lr=True, learning_rate=1e-3)
+HG = dict(BIAS, optimizer="muon", gain="branch", gain_out="scale", mid_norm="none", pre_norm="both")
+ONE_OF_TWO = dict(BIAS, n_expert=2, n_expert_active=1, router_norm=False, blockwise_lr=True, learning_rate=1e-3)
+MSGDW = dict(optimizer="msgdw", learning_rate=0.5)
+SMOOTHED = dict(PRE, branch_scale="layerscale", activation_checkpointing=True, data_workers=1)
+MUON_IMAGES = dict(AUGMENTED, optimizer="muon", pool="mean", learning_rate=1e-2, crop_area=1.0, crop_padding=2)
+MSGDW_IMAGES = dict(AUGMENTED, optimizer="msgdw", learning_rate=0.1, n_expert=3, n_ff=16, mlp="swiglu", balance="bias")
+# name: (task, flags), a DNT (S5) where nothing else is said. Images have QK-norm: without it a bias of keys is moved by
+# rounding alone.
+CASES = {
+    "blockwise, sigmaReparam": (
+        "text",
+        dict(PRE, sigma_reparam=True, qk_norm=False, blockwise_lr=True, learning_rate=2e-3, track_interval=3),
     ),
-    "dampening, LNS": dict(PRE, lns="norm", optimizer="msgdw", learning_rate=0.5, dampening=0.5),
-    "muon, unified": dict(UNIFIED, optimizer="muon"),
-    "adam_mini, Admin": dict(POST, admin=True, optimizer="adam_mini"),
-    "adamw, unified, sigmaReparam": dict(UNIFIED, sigma_reparam=True, micro_batch_size=2),
+    "muon, unified": ("text", dict(UNIFIED, optimizer="muon")),
+    "experts": ("experts", dict(BIAS, n_expert=3, n_expert_shared=1, router="sigmoid", track_interval=3)),
+    "examples": ("examples", dict(micro_batch_size=2, track_interval=3)),
+    "images": ("images", dict(AUGMENTED, track_interval=3)),
+    # deep
+    "experts, muon": ("experts", dict(n_expert=3, optimizer="muon", balance_coef=0.1, z_coef=0.01)),
+    "adamw, Pre-LN": ("text", dict(PRE, norm="layernorm", bias=True)),
+    "msgdw, DNT": ("text", dict(MSGDW, grad_clip=0.5, micro_batch_size=3, track_interval=3)),
+    "nesterov, DyT": ("text", DYT | NESTEROV),
+    "dampening, LNS": ("text", dict(PRE, lns="norm", dampening=0.5, **MSGDW)),
+    "adam_mini, Admin": ("text", dict(POST, admin=True, optimizer="adam_mini")),
+    "adamw, unified, sigmaReparam": ("text", dict(UNIFIED, sigma_reparam=True, micro_batch_size=2)),
+    "experts, msgdw": ("experts", dict(MSGDW, z_coef=0.01, balance_coef=0.1, n_expert=3)),
+    "experts, adam_mini": ("experts", dict(BIAS, n_expert=3, optimizer="adam_mini", bias=True, norm="layernorm")),
+    "experts, muon, HG": ("experts", dict(HG, n_expert=3)),
+    "two experts": ("experts", ONE_OF_TWO),
+    "one expert": ("experts", dict(n_expert=1, n_expert_active=1, mlp="gelu")),
+    "experts, recomputed": ("experts", dict(BIAS, n_expert=3, activation_checkpointing=True)),
+    "experts, kept": ("experts", dict(BIAS, n_expert=3)),
+    "experts, no router_norm": ("experts", dict(n_expert=3, balance="none", router_norm=False, router_scale=2.0)),
+    "experts on examples": ("examples", TASKS["experts"].flags | dict(BIAS, n_expert=3, z_coef=0.01)),
+    "examples, whole rows": ("examples", dict(doc_mask=False)),
+    "examples, recomputed": ("examples", dict(activation_checkpointing=True)),
+    "documents": ("documents", dict(micro_batch_size=2, track_interval=3)),
+    "images, muon": ("images", MUON_IMAGES),
+    "images, adam_mini, DyT": ("images", AUGMENTED | DYT_IMAGES),
+    "images, experts": ("images", MSGDW_IMAGES),
+    "images, recomputed": ("images", AUGMENTED | SMOOTHED),
+    "images, LNS": ("images", dict(AUGMENTED, **PRE, norm="layernorm", lns="norm", cutmix=0)),
 }
-FAST = ["blockwise, sigmaReparam", "muon, unified"]  # the cases of the fast suite
-DEEP = [case for case in CASES if case not in FAST]
-ON_THREE, ON_FOUR = ["blockwise, sigmaReparam", "nesterov, DyT"], ["msgdw, DNT", "muon, unified"]
-DDP_ON_THREE = ["muon, unified", "adam_mini, Admin", "dampening, LNS", "blockwise, sigmaReparam"]
-BAD = 8  # in this step of each of these runs, the gradient is not finite
-SPIKE = dict(loss_spike=0.5, save_interval=5)
-SHORT = dict(CASES["adam_mini, Admin"], max_iters=8, micro_batch_size=3, parallel="fsdp")
+FAST = [*CASES][:5]
+DEEP = [*CASES][5:]
+# On three, each process has an image whose neighbour is elsewhere.
+CASES["images, odd"] = "images", dict(AUGMENTED, batch_size=9)
+# A third of a whole number is rounded: a load that is even may move its bias on three processes. It is not even here.
+TASKS_ON_THREE = ["experts", "experts, muon", "two experts", "one expert", "examples", "documents", "images, odd"]
+SIGMA = "blockwise, sigmaReparam"
+ON_THREE = dict(
+    ddp=["muon, unified", "adam_mini, Admin", "dampening, LNS", SIGMA, *TASKS_ON_THREE],
+    fsdp=["nesterov, DyT", SIGMA, *TASKS_ON_THREE],
+)
+ON_FOUR = dict(
+    fsdp=["msgdw, DNT", "muon, unified"],
+    hsdp=["experts", "two experts", "one expert", "examples", "documents", "images", "images, experts"],
+)
+LAUNCHES = dict(one={}, ddp={}, fsdp=dict(parallel="fsdp"), hsdp=dict(parallel="fsdp", fsdp_shard_size=2))
+CHAINS, LONG_CHAINS = ["muon, unified", "experts"], ["muon, unified", "adam_mini, Admin", "examples", "images"]
+SPIKE = dict(loss_spike=0.1, save_interval=4, max_iters=12, lr_decay_iters=12, eval_interval=12)
+RANDOM = dict(drop_path=0.4, dropout=0.1, track_interval=0)  # drawn anew by each process: not the run of one
 ONE_BAD = dict(eval_interval=10, save_interval=9, micro_batch_size=2, batch_size=8, block_size=32)
-ONE_BAD |= dict(eval_tokens=15 * 32)  # 15 windows: two ranks have 8 and 7
+ONE_BAD |= dict(eval_tokens=15 * 32, max_iters=20, lr_decay_iters=20)  # 15 windows: two ranks have 8 and 7
 ONE_BAD_STEP = dict(value=torch.nan, bad_steps={14}, name="wte.weight")
 REFUSED = {
     "none": dict(parallel="none"),
     "fp16": dict(parallel="fsdp", dtype="float16"),
     "thirds": dict(parallel="fsdp", fsdp_shard_size=3),
 }
+BY_BLOCKS = ("nanodnt.run.parallel.choose_kept", lambda *_: (False, "by blocks, as asked by a test"))
 
 
 # ------------------------------------------------------------------------------------------------------------ parts
 
 
-def make_cases(rank, world, folder, launch, names, **config):
-    """Runs of CASES in one launch, with a bad gradient on the last process. Under DDP it is on all processes: it is put
+def go(rank, world, folder, case, name, patches=(), **changes):
+    """The run of a case on this process, one of `world`, in folder/NAME. Tracking samples its matrices."""
+    task, flags = CASES[case]
+    config = TASKS[task].flags | dict(batch_size=12, micro_batch_size=0 if task == "text" else 3) | flags
+    few = [*patches, (tracking, "SAMPLE", 300)]
+    play(rank, world, folder / name, patches=few, **config | dict(dataset=folder / "data" / task) | changes)
+
+
+def make_cases(rank, world, folder, launches):
+    """The runs of {launch: cases}, with a bad gradient on the last process. Under DDP it is on all processes: it is put
     there after DDP has averaged, and is the same everywhere. (`make_one_bad` puts it on one of them before.)"""
-    everywhere = rank == world - 1 or launch.startswith("ddp")
-    for name in names:
-        flags = CASES[name] | config
-        if launch == "fsdp2" and name == "msgdw, DNT":
-            flags |= dict(micro_batch_size=3)  # with accumulation
-        play(rank, world, folder / f"{name}, {launch}", lambda step: everywhere and step == BAD, **flags)
+    for launch, cases in launches.items():
+        spoils = [BAD] * (rank == world - 1 or launch == "ddp")
+        for case in cases:
+            how = LAUNCHES[launch] | (dict(micro_batch_size=1) if world > 2 and CASES[case][0] != "text" else {})
+            go(rank, world, folder, case, f"{case}, {launch}{world}", spoils=spoils, **how)
+
+
+def make_chains(rank, world, folder, name, cases, begun, until, **how):
+    """Runs that one launch continues from the step that another has saved, with the bad gradient in its step."""
+    config = dict(init_from="auto", max_iters=until, eval_interval=2, track_interval=0) | how
+    for case in cases:
+        go(rank, world, folder, case, f"{case}, {name}", spoils=[BAD - begun], **config)
 
 
 def make_one_bad(rank, world, out, dataset, **config):
@@ -66,112 +132,100 @@ def make_one_bad(rank, world, out, dataset, **config):
 
 
 def other_targets(batch):
-    """PreparedText.batch whose batch 16 has targets that never follow (steps of the walk are 1, 2 and 5)."""
+    """PreparedText.batch whose batch 9 has targets that never follow (steps of the walk are 1, 2 and 5)."""
 
     def tampered(self, step, *args):
         x, y = batch(self, step, *args)
-        return x, (y + 7) % 50 if step == 16 else y
+        return x, (y + 7) % 50 if step == 9 else y
 
     return tampered
 
 
-def make_spike(rank, world, folder, launch, **config):
-    patch = (PreparedText, "batch", other_targets(PreparedText.batch))
-    play(rank, world, folder / f"spike, {launch}", patches=[patch], **SPIKE | config)
+def make_others(rank, world, folder, launch, **how):
+    """Runs with a spike, in bf16, from a file's weights, and one that only evaluates."""
+    start = partial(play, rank, world, dataset=folder / "data" / "text", **how)
+    start(folder / f"spike, {launch}", patches=[(PreparedText, "batch", other_targets(PreparedText.batch))], **SPIKE)
+    start(folder / f"bf16, {launch}", dtype="bfloat16", branch_scale="layerscale", max_iters=3, micro_batch_size=6)
+    begun = dict(init_from=folder / "muon, unified, one1" / "last.pt", max_iters=3)
+    start(folder / f"from a file, {launch}", **begun)
+    start(folder / f"eval_only, {launch}", eval_only=True, **begun)
 
 
-def make_others(rank, world, folder, launch, dataset, **config):
-    """Runs in bf16, from a file's weights, and one that only evaluates."""
-    config = dict(config, dataset=dataset)
-    bf16 = dict(dtype="bfloat16", branch_scale="layerscale", max_iters=6, micro_batch_size=6)
-    play(rank, world, folder / f"bf16, {launch}", **bf16 | config)
-    begun = dict(init_from=folder / "muon, unified, one" / "last.pt", max_iters=4)
-    play(rank, world, folder / f"from a file, {launch}", **begun | config)
-    play(rank, world, folder / f"eval_only, {launch}", eval_only=True, **begun | config)
+def make_halves(rank, world, folder, case, name, **how):
+    """A run; the same stopped and resumed."""
+    go(rank, world, folder, case, f"{name}, whole", **how)
+    go(rank, world, folder, case, f"{name}, halves", stop_in=3, **how)
+    assert rank or load(folder / f"{name}, halves" / "last.pt")["step"] == 3  # process 0 has written it
+    go(rank, world, folder, case, f"{name}, halves", init_from="resume", **how)
 
 
-def make_chain(rank, world, folder, name, cases, until, **config):
-    """Runs that one launch continues from what another has saved."""
-    for case in cases:
-        play(rank, world, folder / f"{case}, {name}", init_from="auto", max_iters=until, **CASES[case] | config)
+def make_compiled(rank, world, folder, case, name, backend, setting, **how):
+    """A run of one layer, eager and compiled."""
+    how |= dict(n_layer=1, track_interval=0, max_iters=4)
+    go(rank, world, folder, case, f"{name}, eager", **how)
+    compile = (torch, "compile", partial(torch.compile, backend=backend))
+    go(rank, world, folder, case, f"{name}, compiled", patches=[compile, BY_BLOCKS], compile=setting, **how)
 
 
-def make_stopped(rank, world, folder, dataset):
-    """A short FSDP run, that gathers and reduces in every micro batch; the same stopped and resumed, with activation
-    checkpointing, and compiled."""
-    by_blocks = ("nanodnt.run.parallel.choose_kept", lambda *_: (False, "by blocks, as asked by a test"))
-    go = partial(play, rank, world, dataset=dataset, patches=[by_blocks])
-    go(folder / "short", **SHORT)
-    go(folder / "recomputed", activation_checkpointing=True, **SHORT)
-    go(folder / "stopped", stop_in=5, **SHORT)
-    if rank == 0:
-        shutil.copy(folder / "stopped" / "last.pt", folder / "stopped.pt")
-    go(folder / "stopped", init_from="resume", **SHORT)
-    compile = (torch, "compile", partial(torch.compile, backend="eager"))
-    small = SHORT | dict(n_layer=1, max_iters=2)
-    go(folder / "eager", **small)
-    go(folder / "compiled", patches=[by_blocks, compile], **small | dict(compile=True))
-
-
-def make_failures(rank, world, folder, dataset):
+def make_failures(rank, world, folder):
     """Runs that end with an error: too many bad gradients, on either process; settings that do not fit."""
-    go = partial(play, rank, world, dataset=dataset)
+    start = partial(play, rank, world, dataset=folder / "data" / "text")
     for bad in (0, 1):
-        out = folder / f"bad rank {bad}"
-        go(out, lambda step, bad=bad: rank == bad and step > 3, max_skipped=3, parallel="fsdp")
+        start(folder / f"bad rank {bad}", spoils=[2, 3, 4] * (rank == bad), max_skipped=3, parallel="fsdp")
     for name, flags in REFUSED.items():
-        go(folder / name, **flags)
+        start(folder / name, **flags)
 
 
 # ------------------------------------------------------------------------------------------- what each world makes
 
 
-def on_one(folder, dataset):
-    go = partial(play, 0, 1, dataset=dataset)
-    make_cases(0, 1, folder, "one", FAST, dataset=dataset)
-    make_one_bad(0, 1, folder / "one bad, one", dataset, micro_batch_size=8)
-    make_spike(0, 1, folder, "one", dataset=dataset)
-    make_others(0, 1, folder, "one", dataset)
-    go(folder / "muon, unified, smooth", **CASES["muon, unified"])
-    make_chain(0, 1, folder, "short chain", ["muon, unified"], 4, dataset=dataset)
+def on_one(folder):
+    write_all(folder / "data")
+    make_cases(0, 1, folder, dict(one=FAST))
+    make_one_bad(0, 1, folder / "one bad, one1", folder / "data" / "text", micro_batch_size=8)
+    make_others(0, 1, folder, "one1")
+    make_chains(0, 1, folder, "chain", CHAINS, 0, 2)
 
 
-def on_two(rank, world, folder, dataset):
-    config, fsdp = dict(dataset=dataset), dict(dataset=dataset, parallel="fsdp")
-    make_cases(rank, world, folder, "ddp2", FAST, **config)
-    make_cases(rank, world, folder, "fsdp2", FAST, **fsdp)
-    make_one_bad(rank, world, folder / "one bad, ddp2", dataset)
-    make_spike(rank, world, folder, "fsdp2", **fsdp)
-    make_others(rank, world, folder, "fsdp2", dataset, parallel="fsdp")
-    make_chain(rank, world, folder, "short chain", ["muon, unified"], 8, micro_batch_size=2, **fsdp)
-    make_chain(rank, world, folder, "short chain", ["muon, unified"], 12, **config)
-    make_stopped(rank, world, folder, dataset)
-    make_failures(rank, world, folder, dataset)
+def on_two(rank, world, folder):
+    make_cases(rank, world, folder, dict(ddp=FAST, fsdp=FAST))
+    make_one_bad(rank, world, folder / "one bad, ddp2", folder / "data" / "text")
+    make_others(rank, world, folder, "fsdp2", parallel="fsdp")
+    make_chains(rank, world, folder, "chain", CHAINS, 2, 3, parallel="fsdp")
+    make_chains(rank, world, folder, "chain", CHAINS, 3, 5)
+    by_blocks = dict(parallel="fsdp", patches=[BY_BLOCKS], micro_batch_size=3, max_iters=5)
+    make_halves(rank, world, folder, "adam_mini, Admin", "by blocks", **by_blocks)
+    go(rank, world, folder, "adam_mini, Admin", "recomputed", activation_checkpointing=True, **by_blocks)
+    make_failures(rank, world, folder)
 
 
-LONG_CHAIN = ["muon, unified", "adam_mini, Admin"]
+def on_one_more(folder):
+    make_cases(0, 1, folder, dict(one=[*DEEP, "images, odd"]))
+    make_chains(0, 1, folder, "long chain", LONG_CHAINS, 0, 2)
 
 
-def on_one_more(folder, dataset):
-    make_cases(0, 1, folder, "one", DEEP, dataset=dataset)
-    play(0, 1, folder / "adam_mini, Admin, smooth", dataset=dataset, **CASES["adam_mini, Admin"])
-    make_chain(0, 1, folder, "chain", LONG_CHAIN, 4, dataset=dataset)
+def on_two_more(rank, world, folder):
+    make_cases(rank, world, folder, dict(ddp=DEEP, fsdp=DEEP))
+    make_chains(rank, world, folder, "long chain", LONG_CHAINS, 2, 3, parallel="fsdp")
+    make_others(rank, world, folder, "ddp2")
+    fsdp = dict(parallel="fsdp")
+    for launch, how in dict(ddp={}, fsdp=fsdp).items():
+        for case in ("experts", "images"):
+            make_halves(rank, world, folder, case, f"{case}, {launch}", **RANDOM | how)
+    make_compiled(rank, world, folder, "adam_mini, Admin", "fsdp", "eager", True, **fsdp)
+    make_compiled(rank, world, folder, "experts", "experts", "aot_eager", "blocks")
+    make_compiled(rank, world, folder, "images", "images", "aot_eager", "blocks")
+    spoils = dict(spoils=[BAD] * rank, patches=[BY_BLOCKS])
+    go(rank, world, folder, "experts", "experts by blocks", **fsdp | spoils)
+    weights = folder / "examples, one1" / "last.pt"
+    go(rank, world, folder, "examples", "eval_only, examples", init_from=weights, eval_only=True, **fsdp)
 
 
-def on_two_more(rank, world, folder, dataset):
-    make_cases(rank, world, folder, "ddp2", DEEP, dataset=dataset)
-    make_cases(rank, world, folder, "fsdp2", DEEP, dataset=dataset, parallel="fsdp")
-    make_spike(rank, world, folder, "ddp2", dataset=dataset)
-    make_chain(rank, world, folder, "chain", LONG_CHAIN, 8, dataset=dataset, parallel="fsdp", micro_batch_size=2)
+def on_three(rank, world, folder):
+    make_cases(rank, world, folder, ON_THREE)
+    make_chains(rank, world, folder, "long chain", LONG_CHAINS, 3, 4, micro_batch_size=1)
 
 
-def on_three(rank, world, folder, dataset):
-    make_cases(rank, world, folder, "ddp3", DDP_ON_THREE, dataset=dataset)
-    make_cases(rank, world, folder, "fsdp3", ON_THREE, dataset=dataset, parallel="fsdp")
-    make_chain(rank, world, folder, "chain", LONG_CHAIN, 12, dataset=dataset)
-
-
-def on_four(rank, world, folder, dataset):
-    make_cases(rank, world, folder, "fsdp4", ON_FOUR, dataset=dataset, parallel="fsdp")
-    hsdp = dict(parallel="fsdp", fsdp_shard_size=2, micro_batch_size=1)
-    make_chain(rank, world, folder, "chain", LONG_CHAIN, 16, dataset=dataset, **hsdp)
+def on_four(rank, world, folder):
+    make_cases(rank, world, folder, ON_FOUR)
+    make_chains(rank, world, folder, "long chain", LONG_CHAINS, 4, 5, **LAUNCHES["hsdp"] | dict(micro_batch_size=1))

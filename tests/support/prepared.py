@@ -100,11 +100,6 @@ def documents_of(folder, split):
     return [tokenizer.decode(part[:-1]) for part in np.split(ids, np.flatnonzero(ids == tokenizer.eot) + 1)[:-1]]
 
 
-def contents(folder):
-    """{path: bytes} of all files in a folder."""
-    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
-
-
 def error_of(main, *argv):
     """The line that a script ends with; it must be an error, and one line."""
     with pytest.raises(SystemExit) as e:

@@ -1,7 +1,6 @@
-"""Runs on several processes for tests: forked from one that has imported torch, they talk over gloo.
-
-`processes` starts them, `play` is train.py on one of them, `left` reads what each has left. `torchrun` is the launcher.
-"""
+"""Processes for tests: `start` is train.py in one of its own, with python or torchrun before it; `processes` forks
+several from one that has imported torch, which talk over gloo. `play` is train.py on one of these, `left` reads what
+each left."""
 
 import faulthandler
 import gc
@@ -9,11 +8,15 @@ import io
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
 import weakref
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from datetime import timedelta
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from layers.sharding import local_shard
 from nanodnt.run.environment import Env
-from support.runs import column, run
+from support.runs import ROOT, column, flags, run
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 # Imported once, before the fork: every process would otherwise take longer for this than for its part of a test.
@@ -32,15 +35,58 @@ FORKSERVER.set_forkserver_preload(PRELOAD)
 LIMIT_S = 600  # for a process that takes two minutes at most
 
 
+def start(*launcher, script="train.py", cwd=ROOT, out=subprocess.PIPE, err=subprocess.PIPE, **changes):
+    """train.py in a process (and process group) of its own: a Popen, whose output goes to `out` and `err`. `launcher`:
+    the arguments between python and the script."""
+    command = [sys.executable, *launcher, str(ROOT / script), *flags(**changes)]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    how = dict(stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, start_new_session=True)
+    # pytest may have been started so that Ctrl-C is ignored
+    listen = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    return subprocess.Popen(command, cwd=cwd, env=env, preexec_fn=listen, **how)
+
+
+def give_up(process: subprocess.Popen, why: str) -> None:
+    """End a process that hangs, and fail. SIGTERM first, so that torchrun ends its workers, for which it allows 30
+    seconds: they would outlive a killed torchrun and keep the pipes open."""
+    process.terminate()
+    try:
+        output = process.communicate(timeout=45)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output = "and had to be killed"
+    pytest.fail(f"{why}: {output}")
+
+
+def wait_for_row(process: subprocess.Popen, out_dir: Path, step: int, timeout_s: float = 120) -> None:
+    """Return as soon as metrics.jsonl of the running `process` has a row of `step`."""
+    path, deadline = out_dir / "metrics.jsonl", time.monotonic() + timeout_s
+    while not (path.exists() and f'{{"step": {step}, ' in path.read_text()):
+        if process.poll() is not None or time.monotonic() > deadline:
+            give_up(process, f"no row of step {step} in {path}")
+        time.sleep(0.002)
+
+
+def finish(process: subprocess.Popen, code: int, timeout_s: float = 120) -> tuple:
+    """(stdout, stderr) of a process that is expected to end with this exit code (-n: killed by signal n)."""
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        give_up(process, "did not end by itself")
+    assert process.returncode == code, f"exit code {process.returncode}\n{out[-2000:]}\n{err[-4000:]}"
+    return out, err
+
+
 def torchrun(processes: int) -> tuple:
-    """The launcher for `support.runs.start`."""
+    """The launcher for `start`."""
     return "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"
 
 
-def processes(world: int, function, *args) -> None:
+def processes(world: int, function, *args, join: bool = True):
     """function(rank, world, *args) on each of `world` processes; what one of them raises is raised here. One that hangs
-    says where, and ends with an error."""
-    mp.start_processes(within_limit, (function, world, *args), nprocs=world, start_method="forkserver")
+    says where, and ends with an error. Without `join` they still run: the result has them as `processes`."""
+    how = dict(nprocs=world, start_method="forkserver", join=join)
+    return mp.start_processes(within_limit, (function, world, *args), **how)
 
 
 def within_limit(rank: int, function, *args) -> None:
@@ -103,9 +149,12 @@ def assert_close(got: dict, expected: dict, rel: float, start: dict | None = Non
 
 # ------------------------------------------------------------------------------------------------------- one process
 
-RUN = dict(batch_size=12, block_size=16, max_iters=20, lr_decay_iters=20, eval_interval=20, eval_tokens=15 * 16)
+STEPS, BAD = 6, 5  # of each run, and the one whose gradient is made bad
+RUN = dict(
+    batch_size=12, block_size=16, max_iters=STEPS, lr_decay_iters=STEPS, eval_interval=STEPS, eval_tokens=15 * 16
+)
 RUN |= dict(timeout_s=60)
-SPOILT = "blocks.1.mlp.f.up.weight"  # the parameter in whose gradient `Watch` puts a NaN
+SPOILT = "blocks.1.mlp.f.up.weight"  # the parameter in whose gradient `Watch` puts a NaN, or its stack of experts
 turn = count()  # of the runs of this process: all processes make the same
 
 
@@ -125,9 +174,8 @@ def without_collector():
 
 
 class Watch:
-    """A run's model and optimizer as one process sees them. `spoils(step)`: whether to make the last entry of its part
-    of a gradient NaN in that step, from 1, after DDP has averaged. `stop_in`: the step after which the process sends
-    itself SIGTERM."""
+    """A run's model and optimizer as one process sees them. `spoils`: steps, from 1, in which the last entry of its
+    part of a gradient is made NaN, after DDP has averaged. `stop_in`: the step after which it sends itself SIGTERM."""
 
     def __init__(self, patch, spoils, stop_in: int):
         import train
@@ -173,8 +221,9 @@ class Watch:
     def get_total_norm(self, grads):
         self.step += 1
         named = dict(self.model.named_parameters())
-        if self.spoils(self.step):
-            local_shard(named[SPOILT].grad).view(-1)[-1] = torch.nan
+        if self.step in self.spoils:
+            spoilt = named.get(SPOILT, named.get(SPOILT.replace("up", "experts.up")))
+            local_shard(spoilt.grad).view(-1)[-1] = torch.nan
         self.seen["grads"] = {name: (p.dtype, p.grad.dtype) for name, p in named.items()}
         return self.norm(grads)
 
@@ -196,7 +245,7 @@ def play(
     rank,
     world,
     out,
-    spoils=lambda step: False,
+    spoils=(),
     stop_in=0,
     torchrun=None,
     patches=(),

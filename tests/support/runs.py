@@ -5,13 +5,10 @@ import json
 import os
 import random
 import re
-import signal
-import subprocess
 import sys
-import time
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -53,12 +50,6 @@ def make_dataset(folder: Path, alphabet: int = 50, seed: int = 0) -> Path:
     return write_ids(folder, dict(tokenizer="chars", vocab_size=alphabet, eot=None, chars=chars), splits)
 
 
-def deep_but(cases, *fast) -> list:
-    """Parameters of a test: only the cases in `fast` belong to the fast suite, the others are marked deep."""
-    assert set(fast) <= set(cases)
-    return [pytest.param(case, marks=() if case in fast else pytest.mark.deep) for case in cases]
-
-
 # ------------------------------------------------------------------------------------------------------------- runs
 
 
@@ -87,6 +78,20 @@ def run(**changes) -> int:
 def resume(out_dir: Path, dataset: Path, **changes) -> int:
     """Continue a tiny run in this process, to step 30; the exit code."""
     return run(**dict(dict(out_dir=out_dir, dataset=dataset, max_iters=30, init_from="resume"), **changes))
+
+
+@contextmanager
+def quick_runs():
+    """Runs on one thread, without what takes time and is not tested: the loss curve, asking git, and collecting
+    garbage, for which Python walks through all that earlier tests have left."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *_: None)
+        patch.setattr("train.gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)))
+        patch.setattr("nanodnt.run.directory.run_record", dict)
+        yield
+    torch.set_num_threads(threads)
 
 
 @contextmanager
@@ -179,51 +184,6 @@ def at_row(step: int, action):
     return patched(RunDirectory, "write", wrap)
 
 
-# ------------------------------------------------------------------------------------------- runs in other processes
-
-
-def start(*launcher, script="train.py", cwd=ROOT, out=subprocess.PIPE, err=subprocess.PIPE, **changes):
-    """train.py in a process (and process group) of its own: a Popen, whose output goes to `out` and `err`. `launcher`:
-    the arguments between python and the script."""
-    command = [sys.executable, *launcher, str(ROOT / script), *flags(**changes)]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    how = dict(stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, start_new_session=True)
-    # pytest may have been started so that Ctrl-C is ignored
-    listen = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
-    return subprocess.Popen(command, cwd=cwd, env=env, preexec_fn=listen, **how)
-
-
-def give_up(process: subprocess.Popen, why: str) -> None:
-    """End a process that hangs, and fail. SIGTERM first, so that torchrun ends its workers, for which it allows 30
-    seconds: they would outlive a killed torchrun and keep the pipes open."""
-    process.terminate()
-    try:
-        output = process.communicate(timeout=45)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output = "and had to be killed"
-    pytest.fail(f"{why}: {output}")
-
-
-def wait_for_row(process: subprocess.Popen, out_dir: Path, step: int, timeout_s: float = 120) -> None:
-    """Return as soon as metrics.jsonl of the running `process` has a row of `step`."""
-    path, deadline = out_dir / "metrics.jsonl", time.monotonic() + timeout_s
-    while not (path.exists() and f'{{"step": {step}, ' in path.read_text()):
-        if process.poll() is not None or time.monotonic() > deadline:
-            give_up(process, f"no row of step {step} in {path}")
-        time.sleep(0.002)
-
-
-def finish(process: subprocess.Popen, code: int, timeout_s: float = 120) -> tuple:
-    """(stdout, stderr) of a process that is expected to end with this exit code (-n: killed by signal n)."""
-    try:
-        out, err = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        give_up(process, "did not end by itself")
-    assert process.returncode == code, f"exit code {process.returncode}\n{out[-2000:]}\n{err[-4000:]}"
-    return out, err
-
-
 def some_step(low: int, high: int) -> int:
     """A step drawn anew in every test run; printed, so that a failure shows it."""
     step = random.randint(low, high)
@@ -301,12 +261,11 @@ def damage(path: Path, content: bytes = b"damaged") -> None:
     path.write_bytes(content)
 
 
-def files(out_dir: Path) -> dict:
-    """{name: (content's hash, time of the last change)} of a run directory."""
-    found = sorted(p for p in out_dir.rglob("*") if p.is_file())
-    return {p.name: (hashlib.sha256(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns) for p in found}
+def contents(folder: Path, pattern: str = "**/*") -> dict:
+    """{path in `folder`: bytes of a file, None of a folder} of what is there."""
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.glob(pattern))}
 
 
 def checkpoints(out_dir: Path) -> dict:
-    """{name: content's hash} of the checkpoints in a run directory."""
-    return {name: digest for name, (digest, _) in files(out_dir).items() if name.endswith(".pt")}
+    """{name: bytes} of the checkpoints in a run directory."""
+    return contents(out_dir, "*.pt")

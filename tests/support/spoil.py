@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import resource
 import shutil
 import sys
 import time
@@ -109,25 +108,6 @@ def cut(*names):
     return spoil
 
 
-class Evil:
-    """Unpickled without care, it makes a folder."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
-def evil(save):
-    def spoil(w):
-        for name in CHECKPOINTS:
-            with open(w.run / name, "wb") as f:
-                save(Evil(w.tmp / "pwned"), f)
-
-    return spoil
-
-
 def environ(**values):
     return lambda w: [w.patch.setenv(name, value) for name, value in values.items()]
 
@@ -163,41 +143,14 @@ def unreadable(w):
     w.patch.setattr(PreparedText, "_read", read)
 
 
-def full_disk(larger_than=-1):
-    """No room for files above this size, which shows at fsync as it does on a network file system."""
+def full_disk(w):
+    """It shows at fsync, as on a network file system."""
 
-    def spoil(w):
-        real = os.fsync
+    def fsync(fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-        def fsync(fd):
-            if os.fstat(fd).st_size > larger_than:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            real(fd)
-
-        w.patch.setattr(os, "fsync", fsync)
-        w.patch.setattr(time, "sleep", lambda s: None)  # before the second attempt
-
-    return spoil
-
-
-def file_size_limit(w):
-    """The kernel itself refuses to write more than 10 kB to a file; a checkpoint has more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    w.later.callback(resource.setrlimit, resource.RLIMIT_FSIZE, (soft, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    w.patch.setattr(time, "sleep", lambda s: None)
-
-
-def no_links_and_full(w):
-    def refuse(code):
-        def call(*_):
-            raise OSError(code, os.strerror(code))
-
-        return call
-
-    w.patch.setattr(os, "link", refuse(errno.EPERM))  # as FAT and some network file systems do
-    for name in ("copyfile", "copyfileobj", "copy", "copy2"):
-        w.patch.setattr(shutil, name, refuse(errno.ENOSPC))
+    w.patch.setattr(os, "fsync", fsync)
+    w.patch.setattr(time, "sleep", lambda s: None)  # before the second attempt
 
 
 def little_space(w):

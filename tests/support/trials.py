@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 from nanodnt.run.checkpoints import load_latest
 from support.faults import DAMAGES, EVAL, KINDS, LONG, SAVE, STEPS, Command, Fault, rewrite, train_here
-from support.processes import FORKSERVER, torchrun
-from support.runs import assert_same_run, bare, different, load, start
+from support.processes import FORKSERVER, start, torchrun
+from support.runs import assert_same_run, bare, different, load
 
 # A process that has not ended by then hangs. Where another dies just as they connect, gloo waits 5 times timeout_s.
 LIMIT_S = 6 * LONG["timeout_s"]

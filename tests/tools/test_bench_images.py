@@ -7,9 +7,10 @@ import torch
 
 import bench
 from nanodnt.bench import timing
+from support.depth import spread
 from support.devices import bench_setting
 from support.images import encode, noise, write_dataset
-from support.runs import call, deep_but
+from support.runs import call
 from vision import ViT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -81,7 +82,7 @@ def test_the_step_is_timed(changes, tmp_path, capsys):
     assert "tokens/s  images/s" in text and "vocabulary" not in text
 
 
-@pytest.mark.parametrize("name", deep_but(("layouts", "norms", "optimizers", "micro_batch"), "norms", "micro_batch"))
+@pytest.mark.parametrize("name", spread(("layouts", "norms", "optimizers", "micro_batch"), ["norms", "micro_batch"]))
 def test_sets(name, tmp_path):
     assert run(vary=name, json=tmp_path / "bench.json") == 0
     found = json.loads((tmp_path / "bench.json").read_text())

@@ -12,7 +12,8 @@ from nanodnt.bench import vary
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.run.compilation import compile_parts
 from nanodnt.settings import TrainConfig
-from support.models import LLAMA, POST, S4, S5, SIZE, UNIFIED, batch, build, error, gradients, spread
+from support.depth import spread
+from support.models import LLAMA, POST, S4, S5, SIZE, UNIFIED, batch, build, error, gradients
 from support.operators import IGNORED, assert_same_gradients, batch_ignoring, fresh_compiler, standing_for
 
 

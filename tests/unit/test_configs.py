@@ -18,7 +18,7 @@ from nanodnt.engine import split_batch
 from nanodnt.optim import lr_at, make_optimizer, notes
 from nanodnt.tasks import task_of
 from nanodnt.weights import profile_admin
-from support.models import spread
+from support.depth import spread
 from support.pages import ROOT, config
 
 FILES = {str(p.relative_to(ROOT / "config"))[:-3]: p for p in sorted((ROOT / "config").glob("*/*.py"))}

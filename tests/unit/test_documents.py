@@ -16,8 +16,9 @@ from nanodnt.run import compilation, tracking
 from nanodnt.run.compilation import can_use_flex, compile_parts
 from nanodnt.run.environment import Env
 from support.depth import examples as count
+from support.depth import spread
 from support.examples import documents
-from support.models import ALL, LLAMA, POST, S5, build, depth_of, error, gradients, network, spread, tokens
+from support.models import ALL, LLAMA, POST, S5, build, depth_of, error, gradients, network, tokens
 from support.operators import assert_same_gradients, fresh_compiler, saved_for_backward, standing_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -5,7 +5,8 @@ import torch
 
 from nanodnt.generate import KVCache, attention_kernels, compile_one_token, generate, last_logits, sample_token
 from support import reference
-from support.models import LLAMA, POST, S5, batch, build, error, spread, tokens
+from support.depth import spread
+from support.models import LLAMA, POST, S5, batch, build, error, tokens
 from support.operators import fresh_compiler
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from support import reference
-from support.models import ALL, NET, REPRESENTATIVES, batch, build, depth_of, error, floats, gradients, network, spread
+from support.depth import spread
+from support.models import ALL, NET, REPRESENTATIVES, batch, build, depth_of, error, floats, gradients, network
 from support.moe import backward, difference, minimised
 
 

@@ -11,7 +11,8 @@ from layers.linear import Linear
 from layers.roles import ROLES
 from model import GPT, GPTConfig, Residual
 from nanodnt.generate import KVCache
-from support.models import ALL, LAYOUTS, REPRESENTATIVES, SIZE, batch, build, depth_of, error, gradients, spread, tokens
+from support.depth import spread
+from support.models import ALL, LAYOUTS, REPRESENTATIVES, SIZE, batch, build, depth_of, error, gradients, tokens
 from vision import ViT
 
 BLOCK = r"blocks\.\d+\."  # of a parameter name

@@ -14,7 +14,8 @@ from layers.rules import MOST
 from model import GPT, GPTConfig
 from nanodnt.generate import KVCache
 from support import reference
-from support.models import LLAMA, S4, SIZE, UNIFIED, batch, build, error, floats, spread, tokens
+from support.depth import spread
+from support.models import LLAMA, S4, SIZE, UNIFIED, batch, build, error, floats, tokens
 from support.moe import MIXTURES, backward, batch_of, difference, excess, minimised, mixture, take_step
 from support.operators import NoWaiting, fresh_compiler
 

@@ -14,7 +14,7 @@ from nanodnt.optim import Optimizer, make_optimizer
 from nanodnt.optim.orthogonal import newton_schulz as mathematics
 from nanodnt.optim.orthogonal.messages import assign_owners
 from nanodnt.optim.orthogonal.newton_schulz import newton_schulz, one_at_a_time, split_into_stacks
-from support.models import spread
+from support.depth import spread
 from support.optimizers import settings, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,8 +18,8 @@ from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.data.windows import PreparedText
 from nanodnt.prepare import script, text
 from support.depth import examples
-from support.prepared import contents, documents_of, error_of, ids_of, load_script, needs_gpt2, note_parts, use_fake_bpe
-from support.runs import ROOT
+from support.prepared import documents_of, error_of, ids_of, load_script, needs_gpt2, note_parts, use_fake_bpe
+from support.runs import ROOT, contents
 
 local, pystdlib = map(load_script, ("local", "pystdlib"))
 BYTES = Tokenizer.meta_for("bytes")

@@ -14,7 +14,6 @@ from nanodnt.prepare import hub as downloads
 from nanodnt.prepare import text
 from support.prepared import (
     COMMIT,
-    contents,
     documents_of,
     error_of,
     ids_of,
@@ -23,6 +22,7 @@ from support.prepared import (
     use_fake_bpe,
     use_fake_hub,
 )
+from support.runs import contents
 
 shakespeare, openwebtext, minipile, c4 = map(load_script, ("shakespeare_char", "openwebtext", "minipile", "c4"))
 CHECK_DISK = downloads.check_disk

@@ -17,7 +17,8 @@ from nanodnt.data.images import PreparedImages
 from nanodnt.prepare import images as prepare_images
 from nanodnt.prepare import script, text
 from support.images import encode, noise
-from support.prepared import COMMIT, contents, error_of, load_script, use_fake_hub
+from support.prepared import COMMIT, error_of, load_script, use_fake_hub
+from support.runs import contents
 
 cifar10, cifar100, imagenet1k, local, digits = map(
     load_script, ("cifar10", "cifar100", "imagenet1k", "local_images", "digits")

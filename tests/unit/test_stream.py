@@ -10,7 +10,8 @@ from layers import ops
 from nanodnt.engine import prepare_model
 from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
-from support.models import LAYOUTS, LLAMA, POST, S5, batch, build, error, gradients, spread
+from support.depth import spread
+from support.models import LAYOUTS, LLAMA, POST, S5, batch, build, error, gradients
 from support.operators import assert_same_gradients, fresh_compiler, saved_for_backward
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from support import models
-from support.models import ALL, NET, REPRESENTATIVES, depth_of, error, floats, gradients, spread
+from support.depth import spread
+from support.models import ALL, NET, REPRESENTATIVES, depth_of, error, floats, gradients
 from support.moe import MIXTURES
 from support.vision import POOLS, build, equation, pictures, plain_loss, scheme
 
