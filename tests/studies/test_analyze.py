@@ -65,10 +65,10 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def drawn(runs):
     """(folder of the results, what was printed) of all figures of the DNT, which must stay as it was."""
-    before, output = tiny.files(runs / "dnt"), io.StringIO()
+    before, output = tiny.contents(runs / "dnt"), io.StringIO()
     with redirect_stdout(output):
         assert call(runs / "dnt", *SMALL) == 0
-    after = tiny.files(runs / "dnt")
+    after = tiny.contents(runs / "dnt")
     assert {name: after[name] for name in before} == before
     return runs / "dnt" / "analysis", output.getvalue()
 
