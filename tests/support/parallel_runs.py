@@ -109,11 +109,12 @@ def go(rank, world, folder, case, name, patches=(), **changes):
 
 
 def make_cases(rank, world, folder, launches):
-    """The runs of {launch: cases}, with a bad gradient on the last process. Under DDP it is on all processes: it is put
+    """The runs of {launch: cases}, with a bad gradient on one process, the last. Under DDP it is on all processes: it is put
     there after DDP has averaged, and is the same everywhere. (`make_one_bad` puts it on one of them before.)"""
     for launch, cases in launches.items():
-        spoils = [BAD] * (rank == world - 1 or launch == "ddp")
         for case in cases:
+            worst = 0 if case in ("one expert", "two experts") else world - 1  # it has some of the experts
+            spoils = [BAD] * (rank == worst or launch == "ddp")
             how = LAUNCHES[launch] | (dict(micro_batch_size=1) if world > 2 and CASES[case][0] != "text" else {})
             go(rank, world, folder, case, f"{case}, {launch}{world}", spoils=spoils, **how)
 
