@@ -120,7 +120,7 @@ def test_ddp_with_a_bad_gradient_on_one_process(two):
 @pytest.mark.deep
 def test_clipping_is_at_work(two_more):
     norms = [n for n in column(two_more / "msgdw, DNT, one1", "grad_norm").values() if n is not None]
-    assert sum(n > CASES["msgdw, DNT"][1]["grad_clip"] for n in norms) > 2
+    assert sum(n > CASES["msgdw, DNT"][1]["grad_clip"] for n in norms) > 1
 
 
 # ---------------------------------------------------------------------------------------------- what each process holds
@@ -130,7 +130,7 @@ def assert_one_process_has_all(folder, case, name, world):
     """Of a parameter with one entry, as σReparam's γ, one process has all."""
     parts, (single,) = left(folder / f"{case}, fsdp{world}", world), left(folder / f"{case}, one1", 1)
     assert [part["end"][name].numel() for part in parts] == [1, *[0] * (world - 1)]
-    assert (parts[0]["end"][name] - single["start"][name]).abs() > 1e-3  # it is trained there
+    assert (parts[0]["end"][name] - single["start"][name]).abs() > 1e-4  # it is trained there
 
 
 def test_a_process_without_a_row(two):

@@ -109,8 +109,8 @@ def go(rank, world, folder, case, name, patches=(), **changes):
 
 
 def make_cases(rank, world, folder, launches):
-    """The runs of {launch: cases}, with a bad gradient on one process, the last. Under DDP it is on all processes: it is put
-    there after DDP has averaged, and is the same everywhere. (`make_one_bad` puts it on one of them before.)"""
+    """The runs of {launch: cases}, with a bad gradient on one process. Under DDP it is on all processes: it is put there
+    after DDP has averaged, and is the same everywhere. (`make_one_bad` puts it on one of them before.)"""
     for launch, cases in launches.items():
         for case in cases:
             worst = 0 if case in ("one expert", "two experts") else world - 1  # it has some of the experts
