@@ -109,7 +109,7 @@ def go(rank, world, folder, case, name, patches=(), **changes):
 
 
 def make_cases(rank, world, folder, launches):
-    """The runs of {launch: cases}, with a bad gradient on one process. Under DDP it is on all processes: it is put there
+    """The runs of {launch: cases}, with a bad gradient on one process. Under DDP it is on all of them: it is put there
     after DDP has averaged, and is the same everywhere. (`make_one_bad` puts it on one of them before.)"""
     for launch, cases in launches.items():
         for case in cases:
