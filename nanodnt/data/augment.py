@@ -1,9 +1,7 @@
 """Random changes of training images: crops, flips, RandAugment; and mixup and cutmix of two of them.
 
-`flags` are `ImageFlags` (nanodnt/tasks/image_flags.py). All is done by Pillow, whose operations are those of timm's
-RandAugment, are pure functions of the numbers that we draw, and let other threads run meanwhile. Libraries like kornia
-draw from torch's one global generator for a whole batch: what an image gets would depend on the batch, the process and
-the thread. Here each image has its own generator.
+`flags` are `ImageFlags` (nanodnt/tasks/image_flags.py). All is done by Pillow, in functions of numbers that we draw:
+each image has a generator of its own. (Libraries like kornia draw for a whole batch from torch's global one.)
 """
 
 import math
@@ -16,8 +14,7 @@ CENTRE = 0.875  # of the shorter side is what validation sees of an image of ano
 
 
 def change(image, side: int, flags, fill, rng: np.random.Generator):
-    """A Pillow image of side × side pixels, changed at random as `flags` say; `fill` is the colour that rotations bring
-    in."""
+    """A Pillow image of side × side pixels, changed at random as `flags` say; rotations bring in the colour `fill`."""
     image = crop(image, side, flags.crop_area, rng) if flags.crop_area < 1 else fit(image, side)
     if flags.crop_padding:
         x, y = rng.integers(-flags.crop_padding, flags.crop_padding + 1, 2).tolist()

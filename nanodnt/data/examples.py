@@ -1,28 +1,22 @@
 """Batches of examples: conversations packed into rows, of which the answers alone count in the loss."""
 
-from dataclasses import dataclass
+from bisect import bisect_left, insort
+from typing import NamedTuple
 
 import numpy as np
 
-from nanodnt.data.packing import pack
 from nanodnt.data.prepared import Tokens
 
 ANSWER, BEGIN = 1, 2  # marks of a token: it counts in the loss as a target; it is the first of an example
 
 
-@dataclass
-class Rows:
+class Rows(NamedTuple):
     """The examples of a split in the order of their rows; within a row as in the file."""
 
     starts: np.ndarray  # (examples,) the first token of each
     lengths: np.ndarray  # (examples,) its tokens
     bounds: np.ndarray  # (rows + 1,) where the examples of each row begin in the two above
     loss_tokens: np.ndarray  # (rows,) targets that count in the loss
-
-    def examples(self, row: int):
-        """Yield (first token, number of tokens) of the examples of a row."""
-        part = slice(*self.bounds[row : row + 2])
-        yield from zip(self.starts[part].tolist(), self.lengths[part].tolist(), strict=True)
 
 
 class PreparedExamples(Tokens):
@@ -42,10 +36,9 @@ class PreparedExamples(Tokens):
         found = {split: self._find(split) for split in self.splits}
         check_lengths({split: lengths for split, (_, lengths, _) in found.items()}, block_size, name)
         self.rows = {split: arrange(*examples, block_size) for split, examples in found.items()}
-        self.n_train, self.n_val = (len(self.rows[split].loss_tokens) for split in ("train", "val"))
+        self.n_train, self.n_val = (len(rows.loss_tokens) for rows in self.rows.values())
 
     def describe(self) -> str:
-        """What an epoch is, in words."""
         train = self.rows["train"]
         targets = int(train.lengths.sum()) - len(train.lengths)
         return (
@@ -59,7 +52,7 @@ class PreparedExamples(Tokens):
 
     def _find(self, split):
         """First token, length and number of answer tokens of every example of a split, in the order of the file."""
-        marks = self._read_marks(split, 0, self.splits[split]["tokens"])
+        marks = self._read_values(self.marks[split], np.uint8, 0, self.splits[split]["tokens"])
         starts, expected = np.flatnonzero(marks == BEGIN), self.splits[split]["examples"]
         answers = np.add.reduceat(marks == ANSWER, starts, dtype=np.int64) if len(starts) else starts
         if not len(starts):
@@ -76,16 +69,15 @@ class PreparedExamples(Tokens):
             return starts, np.diff(starts, append=len(marks)), answers
         raise ValueError(f"{self.marks[split].name} {problem}: prepare {self.name!r} again")
 
-    def _read_marks(self, split, start, n):
-        return self._read_values(self.marks[split], np.dtype(np.uint8), start, n)
-
     def _rows(self, split, rows):
         x = np.full((len(rows), self.block_size), self.meta["eot"], np.int64)
         y, positions = np.full_like(x, -1), np.empty_like(x)
+        starts, lengths, bounds, _ = self.rows[split]
         for i, row in enumerate(rows.tolist()):
             at = 0
-            for start, n in self.rows[split].examples(row):
-                ids, marks = self._read(split, start, n), self._read_marks(split, start, n)
+            for example in range(*bounds[row : row + 2].tolist()):
+                start, n = int(starts[example]), int(lengths[example])
+                ids, marks = self._read(split, start, n), self._read_values(self.marks[split], np.uint8, start, n)
                 here = slice(at, at + n - 1)
                 x[i, here], y[i, here] = ids[:-1], np.where(marks[1:] == ANSWER, ids[1:], -1)
                 positions[i, here] = np.arange(n - 1)
@@ -99,6 +91,33 @@ def arrange(starts: np.ndarray, lengths: np.ndarray, answers: np.ndarray, block_
     rows = pack(lengths - 1, block_size)
     order, bounds = np.argsort(rows, kind="stable"), np.append(0, np.cumsum(np.bincount(rows)))
     return Rows(starts[order], lengths[order], bounds, np.add.reduceat(answers[order], bounds[:-1]))
+
+
+def pack(sizes: np.ndarray, room: int) -> np.ndarray:
+    """The row of each example, numbered from 0, so that no row holds more than `room`; int64 (examples,).
+
+    Best-fit decreasing: the largest example first, of equal ones the earlier, each into the row where it leaves the
+    least room. It needs at most 11/9 of the fewest rows possible, plus 4 (Johnson et al., 1974). `sizes`: 1 to `room`.
+    """
+    rows, used = np.empty(len(sizes), np.int64), 0
+    waiting = [[] for _ in range(room)]  # waiting[r]: the rows with room r left
+    rooms = []  # where `waiting` has a row, ascending
+    for example in np.argsort(-sizes, kind="stable").tolist():
+        size = int(sizes[example])
+        at = bisect_left(rooms, size)
+        if at == len(rooms):
+            row, left = used, room - size
+            used += 1
+        else:
+            row, left = waiting[rooms[at]].pop(), rooms[at] - size
+            if not waiting[rooms[at]]:
+                del rooms[at]
+        if left:
+            if not waiting[left]:
+                insort(rooms, left)
+            waiting[left].append(row)
+        rows[example] = row
+    return rows
 
 
 def check_lengths(lengths: dict, block_size: int, name: str) -> None:

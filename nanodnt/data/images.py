@@ -10,9 +10,7 @@ from nanodnt.data.augment import change, fit, mix_images
 from nanodnt.data.order import mix
 from nanodnt.data.prepared import PreparedData
 
-MODES = {1: "L", 3: "RGB"}  # Pillow's names for 8-bit gray and colour, by channels
 WIDE = ("I", "F")  # Pillow's modes with more than 8 bits begin so: converting them would cut values off
-FORMATS = ("PNG", "JPEG")
 PIXELS, MIXING = 0, 1  # what a random number is for: each has a generator of its own
 
 
@@ -60,7 +58,6 @@ class PreparedImages(PreparedData):
         self.pool = ThreadPoolExecutor(self.workers, thread_name_prefix="images")
 
     def describe(self) -> str:
-        """What an epoch is, in words."""
         return f"{self.n_train:,} images an epoch, of {len(self.meta['classes']):,} classes"
 
     def batch(self, step: int, batch_size: int, rows: slice = slice(None)) -> tuple:
@@ -72,47 +69,44 @@ class PreparedImages(PreparedData):
         own label."""
         index = np.arange(batch_size, dtype=np.int64)[rows]
         if not self.mixes:
-            return self._decode("train", self._draw(step, batch_size, rows), self._generators(step, index))
+            return self._decode("train", self._draw(step, batch_size, rows), step, index)
         partner = np.where((index ^ 1) < batch_size, index ^ 1, index)
         needed, at = np.unique(np.concatenate([index, partner]), return_inverse=True)
-        chosen = self._draw(step, batch_size)[needed]
-        images, labels = self._decode("train", chosen, self._generators(step, needed))
+        images, labels = self._decode("train", self._draw(step, batch_size)[needed], step, needed)
         own, other = at[: len(index)], at[len(index) :]
         mixed, share = images[own], np.ones(len(index), np.float32)
 
         def mix_one(row):
             if own[row] != other[row]:
-                rng = self._generator(step, int(index[row]), MIXING)
+                rng = self._generator(step, index[row], MIXING)
                 share[row] = mix_images(mixed[row], images[other[row]], self.flags, rng)
 
         self._for_each(len(index), mix_one)
         return mixed, labels[own], labels[other], share
 
     def val_batch(self, chosen: np.ndarray, size: int) -> tuple:
-        """Some rows of `validation`, never augmented, with the parts of `batch` and `size` rows. Further rows are zeros
-        with label -1, so that every evaluation batch has one shape."""
+        """Some rows of `validation`, never augmented, with the parts of `batch`. Further rows, up to `size`, are zeros
+        with label -1."""
         images = np.zeros((size, self.channels, self.size, self.size), np.float32)
         labels = np.full(size, -1, np.int64)
-        images[: len(chosen)], labels[: len(chosen)] = self._decode("val", chosen, [None] * len(chosen))
+        images[: len(chosen)], labels[: len(chosen)] = self._decode("val", chosen)
         return (images, labels, labels, np.ones(size, np.float32)) if self.mixes else (images, labels)
 
     def _generator(self, step, index, purpose):
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence([mix(self.seed), step, index, purpose])))
+        seed = np.random.SeedSequence([mix(self.seed), step, int(index), purpose])
+        return np.random.Generator(np.random.PCG64(seed))
 
-    def _generators(self, step, index):
-        """One for each image; or None for it where nothing is drawn."""
-        return [self._generator(step, i, PIXELS) if self.changes else None for i in index.tolist()]
-
-    def _decode(self, split, chosen, generators):
-        """Images float32 (n, C, S, S) and labels int64 (n,) of a split, augmented where there is a generator."""
+    def _decode(self, split, chosen, step=None, index=None):
+        """Images float32 (n, C, S, S) and labels int64 (n,) of a split; changed at random where there are a step and
+        their `index` in its batch."""
         images = np.empty((len(chosen), self.channels, self.size, self.size), np.float32)
 
         def read(row):
             image = self._image(split, int(chosen[row]))
-            if generators[row] is None:
-                image = fit(image, self.size)
+            if self.changes and step is not None:
+                image = change(image, self.size, self.flags, self.fill, self._generator(step, index[row], PIXELS))
             else:
-                image = change(image, self.size, self.flags, self.fill, generators[row])
+                image = fit(image, self.size)
             pixels = np.asarray(image).reshape(self.size, self.size, self.channels).transpose(2, 0, 1)
             np.multiply(pixels, self.scale, out=images[row])
             images[row] -= self.shift  # (pixels / 255 - mean) / std
@@ -145,7 +139,7 @@ class PreparedImages(PreparedData):
         """Where the images of a split begin in its file, and where the last one ends: int64 (n + 1,)."""
         part = self.splits[split]
         with self._open(part["offsets"]["file"]) as file:
-            offsets = self._read_values(file, np.dtype("<u8"), 0, part["images"] + 1)
+            offsets = self._read_values(file, "<u8", 0, part["images"] + 1)
         if offsets[0] or offsets[-1] != part["bytes"] or (offsets[1:] <= offsets[:-1]).any():
             raise ValueError(f"{file.name} does not ascend from 0 to {part['bytes']:,}: prepare {self.name!r} again")
         return offsets.astype(np.int64)
@@ -153,7 +147,7 @@ class PreparedImages(PreparedData):
     def _read_labels(self, split):
         part, classes = self.splits[split], len(self.meta["classes"])
         with self._open(part["labels"]["file"]) as file:
-            labels = self._read_values(file, np.dtype("<u2"), 0, part["images"]).astype(np.int64)
+            labels = self._read_values(file, "<u2", 0, part["images"]).astype(np.int64)
         if labels.max() >= classes:
             raise ValueError(
                 f"{file.name} holds label {labels.max()}, and there are {classes:,} classes (from 0): prepare "
@@ -169,18 +163,17 @@ def open_image(raw: bytes, channels: int, side: int | None):
     read after the name of the image, where it cannot be decoded or does not fit."""
     from PIL import Image, UnidentifiedImageError
 
-    mode = MODES[channels]
+    mode = "L" if channels == 1 else "RGB"
     try:
-        image = Image.open(io.BytesIO(raw), formats=FORMATS)
-        size = image.size
-        if side is None or size == (side, side):  # else it is refused below, and not worth decoding
+        image = Image.open(io.BytesIO(raw), formats=("PNG", "JPEG"))
+        if side is None or image.size == (side, side):  # else it is refused below, and not worth decoding
             image.load()
     except UnidentifiedImageError:
         raise ValueError("is neither PNG nor JPEG") from None
     except Exception as e:  # Pillow raises many kinds; among them one for an image that is a decompression bomb
         raise ValueError(f"cannot be decoded ({type(e).__name__}: {str(e)[:100]})".replace("\n", " ")) from None
-    if side is not None and size != (side, side):
-        raise ValueError(f"has {size[0]} × {size[1]} pixels instead of {side} × {side}")
+    if side is not None and image.size != (side, side):
+        raise ValueError(f"has {image.size[0]} × {image.size[1]} pixels instead of {side} × {side}")
     if side is not None and image.mode != mode or image.mode.startswith(WIDE):
         raise ValueError(f"is of mode {image.mode} instead of {mode} (channels={channels}, of 8 bits)")
     return image.convert(mode)

@@ -1,5 +1,4 @@
-"""What a user names to prepare a dataset from: files, their records, a place to write to. Shared by the scripts
-prepare.py of data/local, data/sft and data/local_images."""
+"""What a user names to prepare a dataset from: files, their records, a place to write to."""
 
 import json
 import re
@@ -50,8 +49,15 @@ def records(file: Path, key: str | None = None):
                 for number, line in enumerate(f, 1):
                     if line.strip():
                         yield number, _parse(line, f"{file}, line {number}", "one object a line is needed")
+        elif kind == ".json":
+            found = _parse(file.read_text(encoding="utf-8-sig"), file, "one array is needed")
+            if not isinstance(found, list):
+                raise ValueError(
+                    f"{file} holds no array of records: write [ … ], or one object a line into a .jsonl file"
+                )
+            yield from enumerate(found, 1)
         else:
-            yield from enumerate(_read_array(file) if kind == ".json" else _read_rows(file, key), 1)
+            yield from enumerate(_read_rows(file, key), 1)
     except UnicodeDecodeError as e:
         raise not_utf8(file, e) from None
 
@@ -71,13 +77,6 @@ def _parse(text, where, needed):
         return json.loads(text)
     except (ValueError, RecursionError) as e:
         raise ValueError(f"{where} is not JSON ({e}): {needed}") from None
-
-
-def _read_array(file):
-    found = _parse(file.read_text(encoding="utf-8-sig"), file, "one array is needed")
-    if not isinstance(found, list):
-        raise ValueError(f"{file} holds no array of records: write [ … ], or one object a line into a .jsonl file")
-    return found
 
 
 def _read_rows(file, key):

@@ -17,8 +17,7 @@ def folder_of(name: str) -> Path:
     return Path(name) if not (DATA / name).is_dir() and (Path(name) / "meta.json").is_file() else DATA / name
 
 
-def _advise(name: str) -> str:
-    """How to prepare the dataset `name`."""
+def _advise(name):
     if name == "pystdlib_gpt2_4096":
         return "run `python data/pystdlib/prepare.py --tokenizer=gpt2_4096`"
     return f"run `python data/{name}/prepare.py`" if (DATA / name / "prepare.py").exists() else "prepare it again"
@@ -27,31 +26,30 @@ def _advise(name: str) -> str:
 def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_AT_START) -> dict:
     """Read and check `data/<name>/meta.json` (`name` may also be the path of a prepared folder).
 
-    Kind, sizes, dtype and vocabulary or classes are always checked; with `verify` also the sha256 of every file of at
-    most max_hashed_bytes. Raises ValueError with one line that says what is wrong and what to do.
-    """
-    folder = folder_of(name)
+    Kind, sizes, dtype and vocabulary or classes are always checked; with `verify` also the sha256 of files of at
+    most max_hashed_bytes. ValueError, one line, says what is wrong and what to do."""
+    folder, advice = folder_of(name), _advise(name)
     path = folder / "meta.json"
-    advice = _advise(name)
     if not path.is_file():
         ready = sorted(p.parent.name for p in DATA.glob("*/meta.json"))
         raise ValueError(f"dataset {name!r} is not prepared (no {path}): {advice}; prepared: {ready}")
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         kind = meta.get("kind", "text")
-        if known := kind in list(KINDS):  # a list: it may be anything, even what no dict can look up
-            entries = [e for split in ("train", "val") for e in KINDS[kind].entries(meta, meta["splits"][split])]
-            files = [(folder / Path(entry["file"]).name, size, str(entry["sha256"])) for entry, size in entries]
+        if known := kind in list(DATASET_KINDS):  # a list: it may be anything, even what no dict can look up
+            entries = DATASET_KINDS[kind].entries
+            named = [entry for split in ("train", "val") for entry in entries(meta, meta["splits"][split])]
+            files = [(folder / Path(entry["file"]).name, size, str(entry["sha256"])) for entry, size in named]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         problem = f"{type(e).__name__}: {e}".replace("\n", " ")
         raise ValueError(f"{path} is damaged ({problem}): {advice}") from None
     if not known:
         raise ValueError(
-            f"{path} was prepared by a newer version (kind {str(kind)[:20]!r} is none of {', '.join(KINDS)}): use that "
-            f"version, or {advice}"
+            f"{path} was prepared by a newer version (kind {str(kind)[:20]!r} is none of {', '.join(DATASET_KINDS)}): "
+            f"use that version, or {advice}"
         )
     try:
-        KINDS[kind].check(meta, path)
+        DATASET_KINDS[kind].check(meta, path)
     except ValueError as e:
         raise ValueError(f"{e}: {advice}") from None
     for file, expected, digest in files:
@@ -62,12 +60,6 @@ def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_A
         if verify and size <= max_hashed_bytes and sha256(file) != digest:
             raise ValueError(f"{file} does not match the sha256 in meta.json (damaged or replaced): {advice}")
     return meta
-
-
-# ------------------------------------------------------------------------------------------------ kinds of datasets
-
-# What a split's entry in meta.json names, [(entry with file and sha256, bytes of the file)]. KeyError and others where
-# meta.json is damaged.
 
 
 def _text_entries(meta, part):
@@ -89,7 +81,6 @@ def _image_entries(meta, part):
 
 
 def _check_vocabulary(meta, path):
-    """ValueError unless the ids that occur, and end of text, are in the vocabulary of a tokenizer we know."""
     ids = [meta["eot"] or 0, *(meta["splits"][split]["max_id"] for split in ("train", "val"))]
     if max(ids) >= meta["vocab_size"]:
         raise ValueError(f"{path}: token id {max(ids)} is beyond the vocabulary of {meta['vocab_size']}")
@@ -99,7 +90,6 @@ def _check_vocabulary(meta, path):
 
 
 def _check_images(meta, path):
-    """ValueError unless sizes, classes, mean and standard deviation can be those of images."""
     side, channels, classes = meta.get("image_size", 0), meta.get("channels"), meta.get("classes")
     right = {
         "image_size": side is None or type(side) is int and side > 0,
@@ -121,25 +111,25 @@ def _are_numbers(values, count, above):
 class Kind(NamedTuple):
     """A kind of dataset: which files a split has, and what must fit together in its meta.json."""
 
-    entries: Callable  # (meta, a split's entry) → [(entry with file and sha256, bytes)]
+    entries: Callable  # (meta, a split's entry) → [(entry with file and sha256, bytes)]; KeyError and others: damaged
     check: Callable  # (meta, path of meta.json), ValueError
 
 
-KINDS = {  # a meta.json that names none is of a text
+DATASET_KINDS = {  # a meta.json that names none is of a text
     "text": Kind(_text_entries, _check_vocabulary),
     "examples": Kind(_example_entries, _check_vocabulary),
     "images": Kind(_image_entries, _check_images),
 }
 
 
-def _read_int(values: dict, key: str) -> int:
+def _read_int(values, key):
     if type(values[key]) is not int:
         raise ValueError(f"{key} is {values[key]!r}, not a whole number")
     return values[key]
 
 
 def sha256(path) -> str:
-    """Hex digest of a file, which is read in pieces of 4 MiB."""
+    """Hex digest of a file, which is read in pieces."""
     digest = hashlib.sha256()
     with open(path, "rb") as f:
         while piece := f.read(1 << 22):

@@ -32,9 +32,8 @@ class PreparedData:
 
     def validation(self, eval_tokens: int = 0) -> np.ndarray:
         """The validation rows, as `val_batch` takes them: evenly spaced, at most `eval_tokens` (0 = all)."""
-        available = self.n_val
-        wanted = min(available, max(1, eval_tokens // self.block_size)) if eval_tokens else available
-        return np.arange(wanted, dtype=np.int64) * available // wanted
+        wanted = min(self.n_val, max(1, eval_tokens // self.block_size)) if eval_tokens else self.n_val
+        return np.arange(wanted, dtype=np.int64) * self.n_val // wanted
 
     def loss_tokens(self, step: int, batch_size: int) -> int | None:
         """How many targets of the whole batch of `step` count in the loss; None: all."""
@@ -50,17 +49,17 @@ class PreparedData:
             chosen[epoch == e] = self._place(permutation(position[epoch == e], self.n_train, key), key)
         return chosen
 
-    def _place(self, windows, key):
-        """What these windows of the epoch with this key are read from."""
-        return windows
+    def _place(self, rows, key):
+        """What these rows of the epoch with this key are read from."""
+        return rows
 
     def _open(self, file):
         return open(folder_of(self.name) / Path(file).name, "rb", buffering=0)
 
     def _read_values(self, file, dtype, start, n):
-        file.seek(start * dtype.itemsize)
-        raw = file.read(n * dtype.itemsize)
-        self._check_length(file, raw, n * dtype.itemsize)
+        file.seek(start * np.dtype(dtype).itemsize)
+        raw = file.read(n * np.dtype(dtype).itemsize)
+        self._check_length(file, raw, n * np.dtype(dtype).itemsize)
         return np.frombuffer(raw, dtype)
 
     def _check_length(self, file, raw, expected):
@@ -69,7 +68,8 @@ class PreparedData:
 
 
 class Tokens(PreparedData):
-    """A prepared dataset of token ids, read as rows of `block_size` inputs and their targets. `_rows` reads them."""
+    """A prepared dataset of token ids: `batch` gives inputs, targets and, with doc_mask, each input's position in its
+    document; int64 arrays (rows, block_size). Targets of -1 do not count in the loss. A kind has `_rows` to read."""
 
     def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None, doc_mask: bool = False):
         super().__init__(name, block_size, seed, meta)
@@ -77,13 +77,11 @@ class Tokens(PreparedData):
         self.dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
 
     def batch(self, step: int, batch_size: int, rows: slice = slice(None)) -> tuple:
-        """Rows `rows` of the batch of `step` (from 0): inputs, targets and, with doc_mask, each input's position in its
-        document; int64 arrays (rows, T). Targets of -1 do not count in the loss."""
+        """Rows `rows` of the batch of `step` (from 0)."""
         return self._rows("train", self._draw(step, batch_size, rows))
 
     def val_batch(self, chosen: np.ndarray, size: int) -> tuple:
-        """Some rows of `validation`, as in `batch`, int64 arrays (size, T). Further rows have targets -1, so that every
-        evaluation batch has one shape."""
+        """Some rows of `validation`. Further rows, up to `size`, have targets -1: evaluation batches have one shape."""
         x = np.zeros((size, self.block_size), np.int64)
         batch = (x, np.full_like(x, -1), x + np.arange(self.block_size))[: 2 + self.doc_mask]
         if len(chosen):

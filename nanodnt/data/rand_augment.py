@@ -23,22 +23,6 @@ def _enhance(kind):
     return lambda image, level, sign, fill: kind(image).enhance(max(0.1, 1 + sign * 0.9 * level))
 
 
-def _posterize(image, level, sign, fill):
-    return ImageOps.posterize(image, max(1, 4 - int(4 * level)))
-
-
-def _solarize(image, level, sign, fill):
-    return ImageOps.solarize(image, 256 - int(256 * level))
-
-
-def _solarize_add(image, level, sign, fill):
-    return image.point([i + int(110 * level) if i < 128 else i for i in range(256)] * len(image.getbands()))
-
-
-def _rotate(image, level, sign, fill):
-    return image.rotate(sign * 30 * level, CUBIC, fillcolor=fill)
-
-
 def _affine(matrix):
     """`matrix(v, width, height)` says where the pixel (x, y) comes from: a·x + b·y + c, d·x + e·y + f. v: -1 to 1."""
 
@@ -53,14 +37,16 @@ OPERATIONS = {  # name: f(image, level from 0 to 1, sign of -1 or 1, colour that
     "auto_contrast": _plain(ImageOps.autocontrast),
     "equalize": _plain(ImageOps.equalize),
     "invert": _plain(ImageOps.invert),
-    "posterize": _posterize,
-    "solarize": _solarize,
-    "solarize_add": _solarize_add,
+    "posterize": lambda image, level, *_: ImageOps.posterize(image, max(1, 4 - int(4 * level))),
+    "solarize": lambda image, level, *_: ImageOps.solarize(image, 256 - int(256 * level)),
+    "solarize_add": lambda image, level, *_: image.point(
+        [i + int(110 * level) if i < 128 else i for i in range(256)] * len(image.getbands())
+    ),
     "color": _enhance(ImageEnhance.Color),
     "contrast": _enhance(ImageEnhance.Contrast),
     "brightness": _enhance(ImageEnhance.Brightness),
     "sharpness": _enhance(ImageEnhance.Sharpness),
-    "rotate": _rotate,
+    "rotate": lambda image, level, sign, fill: image.rotate(sign * 30 * level, CUBIC, fillcolor=fill),
     "shear_x": _affine(lambda v, width, height: (1, 0.3 * v, 0, 0, 1, 0)),
     "shear_y": _affine(lambda v, width, height: (1, 0, 0, 0.3 * v, 1, 0)),
     "shift_x": _affine(lambda v, width, height: (1, 0, 0.45 * v * width, 0, 1, 0)),

@@ -7,12 +7,12 @@ import json
 from nanodnt.files import DATA
 
 END_OF_TEXT = {"bytes": 256, "gpt2": 50256, "gpt2_4096": 4095}  # the last id of their vocabularies
-KINDS = (*END_OF_TEXT, "chars", "json")
+TOKENIZERS = (*END_OF_TEXT, "chars", "json")
 GPT2_4096 = DATA / "gpt2_4096.txt"  # its tokens by id, a line each, in base64; from OpenAI's GPT-2 (MIT licence)
 
 
 class Tokenizer:
-    """Text ↔ token ids, built from a dataset's meta.json (or the copy of it in a checkpoint).
+    """Text ↔ token ids.
 
     `bytes`: UTF-8 bytes, and end of text is 256. `chars`: the characters of one corpus, without end of text.
     `gpt2`: GPT-2's BPE. `gpt2_4096`: its first 4,095 tokens, and end of text is 4095; it needs no download.
@@ -35,7 +35,7 @@ class Tokenizer:
             self.added = {token.content: i for i, token in self.json.get_added_tokens_decoder().items()}
             self.bos = self.start[-1] if self.start else self.eot if self.bos is None else self.bos
         elif self.kind != "bytes":
-            self.bpe = _gpt2() if self.kind == "gpt2" else _gpt2_4096()
+            self.bpe = load_bpe(self.kind)
 
     @staticmethod
     def meta_for(kind: str, chars: list | None = None) -> dict:
@@ -45,8 +45,7 @@ class Tokenizer:
         if kind == "chars":
             meta = {"tokenizer": kind, "vocab_size": len(chars), "eot": None, "chars": list(chars)}
         else:
-            eot = END_OF_TEXT[kind]
-            meta = {"tokenizer": kind, "vocab_size": eot + 1, "eot": eot}
+            meta = {"tokenizer": kind, "vocab_size": END_OF_TEXT[kind] + 1, "eot": END_OF_TEXT[kind]}
         return meta | {"tokenizer_id": tokenizer_id(meta)}
 
     def encode(self, text: str) -> list:
@@ -89,8 +88,8 @@ class Tokenizer:
 def check_tokenizer(meta: dict, where) -> None:
     """ValueError unless `meta`, found in `where`, describes a tokenizer: its kind, vocabulary, end of text."""
     kind, chars = meta.get("tokenizer"), meta.get("chars")
-    if kind not in KINDS:
-        raise ValueError(f"{where}: unknown tokenizer {kind!r}: allowed are {', '.join(KINDS)}")
+    if kind not in TOKENIZERS:
+        raise ValueError(f"{where}: unknown tokenizer {kind!r}: allowed are {', '.join(TOKENIZERS)}")
     if kind == "json":
         size, ids = meta.get("vocab_size"), [meta.get(name) for name in ("eot", "bos")]
         wrong = type(size) is not int or size < 1 or not isinstance(meta.get("json"), str)
@@ -171,7 +170,7 @@ def json_meta(text: str, eot: str | None, bos: str | None = None) -> dict:
         if name is not None and name not in ids:
             raise ValueError(f"{name!r} ends or begins a text, but is not among the tokens of tokenizer.json")
     meta = {"tokenizer": "json", "vocab_size": max(ids.values()) + 1, "eot": ids.get(eot), "bos": ids.get(bos)}
-    meta |= {"json": text}
+    meta["json"] = text
     return meta | {"tokenizer_id": tokenizer_id(meta)}
 
 
@@ -191,30 +190,23 @@ def start_of(tokenizer) -> list:
 # ------------------------------------------------------------------------------------------------------ GPT-2's BPE
 
 
-def _import_tiktoken():
-    try:
-        import tiktoken
-        import tiktoken_ext.openai_public  # GPT-2's rule for splitting text into words
-    except ImportError:
-        raise ValueError("GPT-2's tokenizers need tiktoken: pip install tiktoken") from None
-    return tiktoken, tiktoken_ext.openai_public.r50k_pat_str
-
-
 def bpe_ranks(kind: str) -> dict:
     """{token's bytes: id} of gpt2 or gpt2_4096, without end of text."""
     if kind == "gpt2_4096":
         return {base64.b64decode(line): i for i, line in enumerate(GPT2_4096.read_text().split())}
-    bpe = _gpt2()
+    bpe = load_bpe(kind)
     return {bpe.decode_single_token_bytes(i): i for i in range(END_OF_TEXT[kind])}
 
 
-def _gpt2_4096():
-    tiktoken, word = _import_tiktoken()
-    return tiktoken.Encoding("gpt2_4096", pat_str=word, mergeable_ranks=bpe_ranks("gpt2_4096"), special_tokens={})
-
-
-def _gpt2():
-    tiktoken, _ = _import_tiktoken()
+def load_bpe(kind: str):
+    """The `tiktoken.Encoding` of gpt2 or gpt2_4096. ValueError without tiktoken, or without GPT-2's vocabulary."""
+    try:
+        import tiktoken
+        from tiktoken_ext.openai_public import r50k_pat_str as word  # GPT-2's rule for splitting text into words
+    except ImportError:
+        raise ValueError("GPT-2's tokenizers need tiktoken: pip install tiktoken") from None
+    if kind == "gpt2_4096":
+        return tiktoken.Encoding(kind, pat_str=word, mergeable_ranks=bpe_ranks(kind), special_tokens={})
     try:
         return tiktoken.get_encoding("gpt2")
     except Exception as e:  # tiktoken downloads two files once, and raises whatever its HTTP client raises

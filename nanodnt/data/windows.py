@@ -25,20 +25,19 @@ class PreparedText(Tokens):
                     f"{block_size + 1}: lower --block_size or prepare more text"
                 )
         self.opening = opening_token(self.meta, name) if doc_mask else None
-        self.n_train = max(1, (tokens["train"] - block_size) // block_size)  # per epoch
+        self.n_train = max(1, (tokens["train"] - block_size) // block_size)  # windows of an epoch
         self.n_val = (tokens["val"] - 1) // block_size
         self.shifts = min(block_size, tokens["train"] - self.n_train * block_size)  # allowed window offsets
 
     def describe(self) -> str:
-        """What an epoch is, in words."""
         return f"{self.n_train:,} windows an epoch"
 
     def validation(self, eval_tokens: int = 0) -> np.ndarray:
         """First tokens of the validation windows: evenly spaced over val.bin, at most `eval_tokens` (0 = all)."""
         return super().validation(eval_tokens) * self.block_size
 
-    def _place(self, windows, key):
-        return windows * self.block_size + key % self.shifts
+    def _place(self, rows, key):
+        return rows * self.block_size + key % self.shifts
 
     def _rows(self, split, starts):
         ids = np.empty((len(starts), self.block_size + 1), np.int64)

@@ -3,7 +3,7 @@
 `Task` says what a task answers for, `Transformer` in model.py what a network does, `PreparedData` in nanodnt/data what
 a dataset does. To add a task:
 1. A subclass in a file of its own, in TASKS, and in `task_of` if it has a network of its own.
-2. Its files in `KINDS` of nanodnt/data/meta.py.
+2. Its files in `DATASET_KINDS` of nanodnt/data/meta.py.
 3. With a network of its own: its fields in `GPTConfig`, one of which the user sets and tells the network by; their
    refusals in layers/rules.py; `causal` and DyT's defaults in model.py.
 4. Its flags of training: a dataclass that TrainConfig inherits, as image_flags.py, and their names in FLAGS.

@@ -5,8 +5,6 @@ mistake."""
 
 import errno
 import os
-import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from nanodnt.data.images import PreparedImages
 from nanodnt.tasks.image_flags import ImageFlags
 from support import runs
 from support.hostile import RESUME, TRAIN, World, cases, refuse, start
-from support.images import change_meta, encode, noise, write_dataset, write_split
+from support.images import bomb, change_meta, encode, noise, write_dataset, write_split
 from support.spoil import drop, during, meta, missing_package, put, truncate
 
 pytestmark = pytest.mark.usefixtures("one_thread", "quick")
@@ -55,28 +53,18 @@ def image(raw, split="train", number=7):
     return spoil
 
 
-def values(name, change):
-    """Change the numbers in SPLIT_offsets.bin or SPLIT_labels.bin, with a checksum that fits."""
+def values(name, index, value):
+    """Change a number in SPLIT_offsets.bin or SPLIT_labels.bin, with a checksum that fits."""
 
     def spoil(w):
         split, _, kind = name.partition("_")
         path = w.data / f"{name}.bin"
         numbers = np.fromfile(path, {"offsets": "<u8", "labels": "<u2"}[kind])
-        change(numbers)
+        numbers[index] = value
         numbers.tofile(path)
         change_meta(w.data, put("splits", split, kind, "sha256", sha256(path)))
 
     return spoil
-
-
-def bomb():
-    """A PNG whose header promises 20,000 × 20,000 pixels."""
-
-    def chunk(name, body):
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
 
 
 def unreadable(w):
@@ -88,13 +76,6 @@ def unreadable(w):
 
 def text(w):
     runs.make_dataset(w.tmp / "text")
-
-
-def put_at(index, value):
-    def change(numbers):
-        numbers[index] = value
-
-    return change
 
 
 META = ["meta.json", "prepare"]
@@ -111,10 +92,10 @@ BAD = cases(
     ("another kind", "", ["meta.json", "newer version", "videos"], meta(put("kind", "videos"))),
     ("hash of labels", "", ["val_labels.bin", "sha256"], meta(put("splits", "val", "labels", "sha256", "0" * 64))),
     ("missing file", "", ["val_labels.bin", "missing"], lambda w: (w.data / "val_labels.bin").unlink()),
-    ("label", "", ["train_labels.bin", "label 4", "4 classes", "prepare"], values("train_labels", put_at(3, 4))),
-    ("offsets descend", "", ["train_offsets.bin", "ascend"], values("train_offsets", put_at(2, 1))),
-    ("an offset beyond 2⁶³", "", ["train_offsets.bin", "ascend"], values("train_offsets", put_at(2, 1 << 63))),
-    ("offsets end late", "", ["val_offsets.bin", "ascend"], values("val_offsets", put_at(-1, 1 << 40))),
+    ("label", "", ["train_labels.bin", "label 4", "4 classes", "prepare"], values("train_labels", 3, 4)),
+    ("offsets descend", "", ["train_offsets.bin", "ascend"], values("train_offsets", 2, 1)),
+    ("an offset beyond 2⁶³", "", ["train_offsets.bin", "ascend"], values("train_offsets", 2, 1 << 63)),
+    ("offsets end late", "", ["val_offsets.bin", "ascend"], values("val_offsets", -1, 1 << 40)),
     ("document mask", "--doc_mask=True", ["doc_mask"]),
     ("a text", "--dataset={tmp}/text", ["patch_size=4", "text"], text),
     ("images for a GPT", "--patch_size=0", ["images", "patch_size"]),

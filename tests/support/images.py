@@ -2,6 +2,8 @@
 
 import io
 import json
+import struct
+import zlib
 
 import numpy as np
 from PIL import Image
@@ -19,6 +21,14 @@ def encode(pixels, kind="PNG") -> bytes:
 def noise(*shape, seed=0):
     """Random uint8 pixels of this shape."""
     return np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
+
+
+def bomb() -> bytes:
+    """A PNG whose header promises 20,000 × 20,000 pixels."""
+    body = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0)
+    chunks = (b"IHDR", body), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")
+    parts = (struct.pack(">I", len(b)) + name + b + struct.pack(">I", zlib.crc32(name + b)) for name, b in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def write_split(folder, split, images, labels) -> dict:

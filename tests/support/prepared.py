@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from model import GPTConfig
-from nanodnt.data import tokenizer
+from nanodnt.data import meta, tokenizer
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import hub, script, text
 from nanodnt.settings import TrainConfig
@@ -29,6 +29,13 @@ def load_script(name):
 def open_prepared(name, block_size, **settings):
     """The prepared dataset `name`, with these settings of a TrainConfig."""
     return open_data(TrainConfig(dataset=str(name), **settings), GPTConfig(block_size=block_size))
+
+
+def use_other_home(folder, module, monkeypatch):
+    """Make `folder` the data/ folder that `module`, a prepare script, writes to; returns it."""
+    for place in (script, module, meta):
+        monkeypatch.setattr(place, "DATA", folder)
+    return folder
 
 
 def gpt2_is_here():
@@ -70,7 +77,7 @@ def use_fake_hub(monkeypatch, folder, of_repo=lambda repo: repo):
 
 def use_fake_bpe(monkeypatch):
     """Make FakeBPE the tokenizer gpt2."""
-    monkeypatch.setattr(tokenizer, "_gpt2", FakeBPE)
+    monkeypatch.setattr(tokenizer, "load_bpe", lambda kind: FakeBPE())
     monkeypatch.setattr(text, "_tokenizer", text._tokenizer.__wrapped__)  # which keeps no tokenizer
 
 
@@ -88,8 +95,8 @@ def note_parts(monkeypatch) -> list:
 
 def ids_of(folder, split):
     """The token ids in a .bin file."""
-    meta = json.loads((folder / "meta.json").read_text())
-    return np.fromfile(folder / f"{split}.bin", np.dtype(meta["dtype"]).newbyteorder("<"))
+    dtype = json.loads((folder / "meta.json").read_text())["dtype"]
+    return np.fromfile(folder / f"{split}.bin", np.dtype(dtype).newbyteorder("<"))
 
 
 def documents_of(folder, split):

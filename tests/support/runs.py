@@ -36,8 +36,8 @@ def write_ids(folder: Path, tokenizer: dict, splits: dict, **more) -> Path:
     meta = dict(format=1, dataset=folder.name, source="a test", **tokenizer, dtype="uint16", splits={}) | more
     for split, ids in splits.items():
         ids, entries = ids if isinstance(ids, tuple) else (ids, {})
-        part = put_file(folder / f"{split}.bin", np.array(ids, "<u2").tobytes())
-        meta["splits"][split] = part | {"tokens": len(ids), "max_id": int(max(ids))} | entries
+        part = put_file(folder / f"{split}.bin", np.array(ids, np.dtype(meta["dtype"]).newbyteorder("<")).tobytes())
+        meta["splits"][split] = part | {"tokens": len(ids), "max_id": int(np.max(ids))} | entries
     (folder / "meta.json").write_text(json.dumps(meta))
     return folder
 

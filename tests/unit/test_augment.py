@@ -5,7 +5,6 @@ import pytest
 from PIL import Image
 
 from nanodnt.data import augment
-from nanodnt.data import rand_augment as module
 from nanodnt.data.rand_augment import OPERATIONS, rand_augment
 from nanodnt.tasks.image_flags import ImageFlags
 from support.images import noise
@@ -28,11 +27,9 @@ def pixels(image):
     "values, words",
     [
         (dict(crop_area=0), "crop_area=0 must be above 0"),
-        (dict(crop_area=1.1), "crop_area=1.1"),
         (dict(crop_area=float("nan")), "crop_area=nan"),
         (dict(crop_padding=-1), "crop_padding=-1"),
         (dict(rand_augment=10.5), "rand_augment=10.5 must be 0, which is off, or a magnitude of at most 10"),
-        (dict(rand_augment=-1), "rand_augment=-1"),
         (dict(rand_augment_std=-1), "rand_augment_std=-1"),
         (dict(rand_augment_std=float("inf")), "rand_augment_std=inf"),
         (dict(mixup=-0.1), "mixup=-0.1"),
@@ -79,11 +76,8 @@ def test_crops_have_areas_and_aspects_of_their_distributions(monkeypatch):
         assert np.abs(share - np.linspace(0, 1, len(share))).max() < 1.95 / len(share) ** 0.5  # Kolmogorov, p = 0.001
     left = found[small, 0] / (1000 - width[small])
     assert abs(left.mean() - 0.5) < 0.03 and left.min() < 0.01 and left.max() > 0.99
-
-
-def test_a_crop_that_never_fits_is_the_middle(monkeypatch):
     wide, high = (boxes(monkeypatch, Image.new("L", size), 0.9, 3) for size in ((90, 9), (9, 90)))
-    np.testing.assert_allclose(wide, [[39, 0, 51, 9]] * 3)
+    np.testing.assert_allclose(wide, [[39, 0, 51, 9]] * 3)  # none fits: the middle
     np.testing.assert_allclose(high, [[0, 39, 9, 51]] * 3)
 
 
@@ -92,7 +86,6 @@ def test_a_crop_is_that_part_resized():
     found = pixels(augment.crop(image, 50, 0.25, generator(3)))
     assert found.shape == (50, 50) and (np.diff(found, axis=0) >= 0).all() and (found == found[:, :1]).all()
     assert 40 < found[-1, 0] - found[0, 0] < 100
-    assert augment.crop(COLOUR, 7, 0.5, generator()).size == (7, 7)
 
 
 def test_padding_moves_and_brings_in_black():
@@ -117,9 +110,7 @@ def test_every_second_image_is_flipped():
 
 
 def test_an_image_of_another_size_is_fitted_where_nothing_crops_it():
-    found = augment.change(COLOUR, 8, ImageFlags(flip=True), 0, generator(1))
-    assert found.size == (8, 8)
-    assert augment.fit(COLOUR.crop((0, 0, 8, 8)), 8).size == (8, 8)
+    assert augment.change(COLOUR, 8, ImageFlags(flip=True), 0, generator(1)).size == (8, 8)
     whole = Image.new("L", (1, 100_000), 7)
     assert augment.fit(whole, 4).getextrema() == (7, 7) and augment.crop(whole, 4, 0.1, generator()).size == (4, 4)
 
@@ -188,9 +179,7 @@ def test_magnitude_0_changes_nothing_where_a_magnitude_counts(image):
 def test_two_operations_each_with_its_magnitude(monkeypatch):
     seen = []
     for name in OPERATIONS:
-        monkeypatch.setitem(
-            module.OPERATIONS, name, lambda image, *rest, name=name: seen.append((name, *rest)) or image
-        )
+        monkeypatch.setitem(OPERATIONS, name, lambda image, *rest, name=name: seen.append((name, *rest)) or image)
     rng = generator()
     for _ in range(3000):
         assert rand_augment(GRAY, 9, 0.5, 7, rng) is GRAY
@@ -221,7 +210,7 @@ def draw(settings, count=4000, side=16):
     return np.array(shares), np.array(means)
 
 
-@pytest.mark.parametrize("alpha", [0.2, 0.8, 1.0, 5.0])
+@pytest.mark.parametrize("alpha", [0.2, 5.0])
 def test_mixups_shares_are_of_the_beta_distribution(alpha):
     share, mean = draw(ImageFlags(mixup=alpha))
     np.testing.assert_allclose(1 - mean, share, atol=1e-5)
@@ -242,8 +231,8 @@ def test_both_have_every_second_image():
     assert 0.44 < (share * 256 == np.round(share * 256)).mean() < 0.56
 
 
-@pytest.mark.parametrize("alpha", [1e-6, 1e-2, 1e3, 1e6])
+@pytest.mark.parametrize("alpha", [1e-6, 1e6])
 def test_extreme_alphas_give_shares(alpha):
-    for settings in (ImageFlags(mixup=alpha), ImageFlags(cutmix=alpha)):
-        share, mean = draw(settings, 50)
+    for flags in (ImageFlags(mixup=alpha), ImageFlags(cutmix=alpha)):
+        share, mean = draw(flags, 50)
         assert ((share >= 0) & (share <= 1)).all() and np.isfinite(mean).all()

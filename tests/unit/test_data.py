@@ -1,6 +1,5 @@
 """Batches as a function of the step, validation windows, tokenizers, and the checks of meta.json."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,26 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanodnt.data import load_meta, sha256
+from nanodnt.data import load_meta
+from nanodnt.data.__main__ import main as check_dataset
 from nanodnt.data.order import permutation
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.data.windows import PreparedText
+from support.images import change_meta
+from support.runs import ROOT, write_ids
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-def prepare(folder, train, val, vocab_size=1000, dtype="uint16", **changes):
-    """Write a dataset folder by the contract of meta.json, independently of nanodnt.prepare."""
-    folder.mkdir(parents=True, exist_ok=True)
-    meta = {"format": 1, "dataset": folder.name, "source": "test", "tokenizer": "chars", "vocab_size": vocab_size}
-    meta |= {"chars": [chr(0x1_0000 + i) for i in range(vocab_size)], "eot": None, "dtype": dtype, "splits": {}}
-    for split, tokens in (("train", train), ("val", val)):
-        path = folder / f"{split}.bin"
-        np.asarray(tokens).astype(np.dtype(dtype).newbyteorder("<")).tofile(path)
-        entry = {"file": path.name, "tokens": len(tokens), "max_id": int(np.max(tokens)), "sha256": sha256(path)}
-        meta["splits"][split] = entry
-    (folder / "meta.json").write_text(json.dumps(meta | changes))
-    return str(folder)
+def prepare(folder, train, val, vocab_size=1000, **changes):
+    chars = [chr(0x1_0000 + i) for i in range(vocab_size)]
+    tokenizer = dict(tokenizer="chars", vocab_size=vocab_size, eot=None, chars=chars)
+    return str(write_ids(folder, tokenizer, dict(train=train, val=val), **changes))
 
 
 @pytest.fixture
@@ -86,10 +78,7 @@ def test_ranks_and_micro_batches_are_slices_of_one_batch(folder):
         n = 12 // parts
         split = [data.batch(9, 12, slice(i * n, (i + 1) * n))[0] for i in range(parts)]
         assert (np.concatenate(split) == whole).all()
-
-
-def test_a_batch_larger_than_an_epoch(folder):
-    x, _ = PreparedText(folder, 8).batch(0, 250)  # two and a half epochs
+    x, _ = data.batch(0, 250)  # two and a half epochs
     assert len(x) == 250 and len({int(r[0]) for r in x[:102]}) == 102
 
 
@@ -134,28 +123,22 @@ def test_memory_does_not_grow_with_what_was_read(batches, rows, tmp_path):
     assert int(run.stdout) <= 8  # MiB
 
 
-def test_ids_beyond_the_vocabulary_and_a_file_cut_short_are_noticed_while_reading(tmp_path):
-    lying = prepare(tmp_path / "a", np.arange(830), np.arange(97), vocab_size=1000)
-    data = PreparedText(lying, 8)
+def test_ids_beyond_the_vocabulary_and_a_file_cut_short_are_noticed_while_reading(folder):
+    data = PreparedText(folder, 8)
     data.meta["vocab_size"] = 100
     with pytest.raises(ValueError, match="beyond the vocabulary"):
         data.batch(0, 102)
-    os.truncate(Path(lying) / "train.bin", 40)
+    os.truncate(Path(folder) / "train.bin", 40)
     with pytest.raises(ValueError, match="shorter during the run"):
-        PreparedText.batch(data, 0, 102)
+        data.batch(0, 102)
 
 
 def edit(**changes):
-    return lambda f: (f / "meta.json").write_text(json.dumps(json.loads((f / "meta.json").read_text()) | changes))
+    return lambda f: change_meta(f, lambda meta: meta.update(changes))
 
 
 def edit_split(**changes):
-    def apply(f):
-        meta = json.loads((f / "meta.json").read_text())
-        meta["splits"]["train"] |= changes
-        (f / "meta.json").write_text(json.dumps(meta))
-
-    return apply
+    return lambda f: change_meta(f, lambda meta: meta["splits"]["train"].update(changes))
 
 
 def flip_byte(f):
@@ -205,13 +188,14 @@ def test_too_short_for_a_window(folder):
         PreparedText(folder, 97)
 
 
-def test_the_command_line_check(folder):
-    command = [sys.executable, "-m", "nanodnt.data", folder]
-    ok = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ok.returncode == 0 and "all checksums match" in ok.stdout
+def test_the_command_line_check(folder, capsys):
+    check_dataset([folder])
+    assert "all checksums match" in capsys.readouterr().out
     flip_byte(Path(folder))
-    bad = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert bad.returncode == 1 and bad.stderr.startswith("error:") and bad.stderr.count("\n") == 1
+    for argv, words in ([folder], "error: "), ([], "usage: "), (["--help"], "usage: "):
+        with pytest.raises(SystemExit) as ended:
+            check_dataset(argv)
+        assert ended.value.code.startswith(words) and "\n" not in ended.value.code
 
 
 def test_tokenizers():

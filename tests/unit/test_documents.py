@@ -118,29 +118,22 @@ def test_checkpointing_changes_no_bit(flags):
 BACKENDS = ("eager", "aot_eager", "inductor")
 
 
-def assert_compiled(model, call, graphs, tolerance):
-    """`call`, compiled code of `model`, has the gradients of single documents, with `graphs` graphs for all rows."""
-    torch._dynamo.utils.counters.clear()
-    for rows in (ROWS, OTHER_ROWS, ((T,),) * 3):
-        batch = batch_of(rows, seed=len(rows[0]))
-        assert_same_gradients(gradients(call, *batch), by_documents(model, *batch)[1:], tolerance)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
-    assert not torch._dynamo.utils.counters["graph_break"]
-
-
 @pytest.mark.parametrize("backend", spread(BACKENDS, fast=("eager",)))
 @pytest.mark.parametrize("checkpointing", (False, pytest.param(True, marks=pytest.mark.deep)))
 @fresh_compiler()
 def test_compiled_by_blocks(backend, checkpointing, monkeypatch):
-    """Blocks of one kind share a graph, whose input the mask is."""
-    induced = backend == "inductor"
-    model, plain = (
-        build(dict(S5, n_kv_head=2, block_size=T), 2, torch.float32 if induced else torch.float64) for _ in "ab"
-    )
+    """Blocks of one kind share a graph, whose input the mask is; it serves all rows."""
+    dtype, tolerance = (torch.float32, 1e-4) if backend == "inductor" else (torch.float64, 1e-10)
+    model, plain = (build(dict(S5, n_kv_head=2, block_size=T), 2, dtype) for _ in "ab")
     with monkeypatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=not checkpointing))
         compile_parts(model.train()).runtime.checkpointing = checkpointing
-    assert_compiled(plain, model, 2, 1e-4 if induced else 1e-10)
+    torch._dynamo.utils.counters.clear()
+    for rows in (ROWS, OTHER_ROWS, ((T,),) * 3):
+        batch = batch_of(rows, seed=len(rows[0]))
+        assert_same_gradients(gradients(model, *batch), by_documents(plain, *batch)[1:], tolerance)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert not torch._dynamo.utils.counters["graph_break"]
 
 
 # ------------------------------------------------------------------------------------------ nothing leaks
@@ -287,15 +280,21 @@ def test_blocks_of_documents_that_end_with_a_tile():
     assert tiles(blocks, "full_kv")[0].int().tolist() == [[0] * 5, [0] * 5, [0] * 5, [0, 0, 1, 0, 0], [0] * 5]
 
 
+COMPILED = [pytest.param(n, heads, True, marks=pytest.mark.deep) for n, heads in ((512, 4), (512, 2), (300, 2))]
+
+
 @eager_flex
-@pytest.mark.parametrize("kv_heads", spread((4, 2, 1), fast=(2,)))
-def test_flex_attention_is_attention(kv_heads):
-    """On a CPU, without gradients."""
-    positions = random_positions(300, BEGINS)
-    q, k, v = (torch.randn(5, heads, 300, 16, dtype=torch.float64) for heads in (4, kv_heads, kv_heads))
+@pytest.mark.parametrize("T, kv_heads, compiled", ((300, 2, False), (300, 1, False), *COMPILED))
+@fresh_compiler()
+def test_flex_attention_is_attention(T, kv_heads, compiled):
+    """On a CPU, without gradients. The compiled kernel skips tiles; the eager one does not."""
+    positions = random_positions(T, BEGINS, seed=7)
+    dtype = torch.float32 if compiled else torch.float64
+    q, k, v = (torch.randn(5, heads, T, 32, dtype=dtype) for heads in (4, kv_heads, kv_heads))
+    call = torch.compile(lambda *args: attend(*args), dynamic=False) if compiled else attend
     with torch.no_grad():
-        plain = attend(q, k, v, visible_keys(torch.arange(300), positions, 300))
-        assert error(attend(q, k, v, document_blocks(positions)), plain) < 1e-12
+        plain = attend(q, k, v, visible_keys(torch.arange(T), positions, T))
+        assert error(call(q, k, v, document_blocks(positions)), plain) < (1e-5 if compiled else 1e-12)
 
 
 @eager_flex
@@ -308,19 +307,6 @@ def test_a_network_with_flex_attention():
         assert not torch.is_tensor(model.mask(torch.arange(130), positions, None))
         assert error(model(idx, positions=positions)[0], expected) < 1e-12
         assert model.mask(torch.arange(130), None, None) is None
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("T, kv_heads", ((512, 4), (512, 2), (300, 2)))
-@fresh_compiler()
-def test_compiled_flex_attention_reads_these_tiles(T, kv_heads):
-    """The compiled kernel, which the CPU has for the forward pass, skips tiles; the eager one does not."""
-    positions = random_positions(T, BEGINS, seed=7)
-    q, k, v = (torch.randn(5, heads, T, 32) for heads in (4, kv_heads, kv_heads))
-    with torch.no_grad():
-        compiled = torch.compile(lambda q, k, v, mask: attend(q, k, v, mask), dynamic=False)
-        plain = attend(q, k, v, visible_keys(torch.arange(T), positions, T))
-        assert error(compiled(q, k, v, document_blocks(positions)), plain) < 1e-5
 
 
 @pytest.mark.deep

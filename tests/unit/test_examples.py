@@ -1,6 +1,5 @@
 """Examples packed into rows: targets, positions and order against plain Python that reads the files token by token."""
 
-import json
 import os
 from collections import Counter
 
@@ -9,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanodnt.data.examples import PreparedExamples
-from nanodnt.data.packing import pack
+from nanodnt.data.examples import PreparedExamples, pack
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.data.windows import PreparedText
 from support import examples as made
 from support.depth import examples as count
+from support.images import change_meta
 from support.prepared import open_prepared
 from support.runs import put_file, write_ids
 
@@ -89,15 +88,6 @@ def check_rows(batch, examples, block_size):
     assert sorted(rows) == fullness_plainly([len(tokens) - 1 for tokens in examples], block_size)
 
 
-def test_an_epoch_is_every_example_once_in_whole_rows_token_by_token(folder):
-    data, examples = PreparedExamples(folder, T, doc_mask=True), tokens_of(folder, "train")
-    batch = data.batch(0, data.n_train)
-    assert len(examples) == 90 and all(values.dtype == np.int64 for values in batch)
-    check_rows(batch, examples, T)
-    x, y = PreparedExamples(folder, T).batch(0, data.n_train)  # without doc_mask: the same, without positions
-    assert (x == batch[0]).all() and (y == batch[1]).all()
-
-
 def test_the_validation_split_is_packed_too(folder):
     data, examples = PreparedExamples(folder, T, doc_mask=True), tokens_of(folder, "val")
     everything = data.validation()
@@ -142,12 +132,15 @@ def test_equal_examples_are_taken_in_the_order_of_the_file(tmp_path):
 
 @given(st.integers(0, 10**6), st.integers(1, 60), st.integers(2, 20))
 @settings(max_examples=count(15, 300), deadline=None)
-def test_any_examples(tmp_path_factory, seed, n, high):
+def test_an_epoch_is_every_example_once_in_whole_rows_token_by_token(tmp_path_factory, seed, n, high):
     examples = made.random_examples(seed, n, high=high)
     folder = made.write_examples(tmp_path_factory.mktemp("any"), train=examples, val=examples[:1])
     data = PreparedExamples(folder, 20, doc_mask=True)
     batch = data.batch(1, data.n_train)
+    assert all(values.dtype == np.int64 for values in batch)
     check_rows(batch, tokens_of(folder, "train"), 20)
+    for values, same in zip(PreparedExamples(folder, 20).batch(1, data.n_train), batch[:2], strict=True):
+        assert (values == same).all()  # without doc_mask there are no positions
     assert data.loss_tokens(1, data.n_train) == (batch[1] != -1).sum()
 
 
@@ -155,27 +148,6 @@ def test_rows_are_well_filled():
     sizes = np.random.default_rng(0).integers(50, 301, 170_000)  # a search through all rows would take hours
     rows = pack(sizes, 1024)
     assert sizes.sum() / (1024 * (rows.max() + 1)) > 0.99
-
-
-def test_a_batch_depends_on_dataset_seed_and_step_alone(folder):
-    a, b = (PreparedExamples(folder, T, seed=1) for _ in range(2))
-    for step in (5, 0, 77, 5):  # in any order, with anything in between
-        b.batch(step + 1, 4)
-        b.val_batch(b.validation(), 40)
-        b.loss_tokens(step + 2, 3)
-        assert all((one == other).all() for one, other in zip(a.batch(step, 6), b.batch(step, 6), strict=True))
-    assert (a.batch(5, 6)[0] != PreparedExamples(folder, T, seed=2).batch(5, 6)[0]).any()
-    assert (a.batch(5, 6)[0] != a.batch(6, 6)[0]).any()
-
-
-def test_ranks_and_micro_batches_are_slices_of_one_batch(folder):
-    data = PreparedExamples(folder, T, doc_mask=True)
-    whole = data.batch(9, 12)
-    for parts in (2, 3, 4, 6, 12):
-        n = 12 // parts
-        split = [data.batch(9, 12, slice(i * n, (i + 1) * n)) for i in range(parts)]
-        for values, pieces in zip(whole, zip(*split, strict=True), strict=True):
-            assert (np.concatenate(pieces) == values).all()
 
 
 def test_epochs_hold_the_same_rows_in_another_order(folder):
@@ -212,36 +184,28 @@ def test_a_tokenizer_with_a_start(tmp_path):
 # ---------------------------------------------------------------------------------------------------- what is refused
 
 
-def change_marks(change, cut=None):
-    """Change train.marks, with a hash that fits: `change` gets its values."""
+def fill(begin, end, value, cut=None):
+    """Change train.marks, with a hash that fits."""
 
     def apply(folder):
         marks = bytearray((folder / "train.marks").read_bytes())
-        change(marks)
-        meta = json.loads((folder / "meta.json").read_text())
-        meta["splits"]["train"]["marks"] = put_file(folder / "train.marks", bytes(marks[:cut]))
-        (folder / "meta.json").write_text(json.dumps(meta))
+        marks[begin:end] = bytes([value]) * len(marks[begin:end])
+        entry = put_file(folder / "train.marks", bytes(marks[:cut]))
+        change_meta(folder, lambda meta: meta["splits"]["train"].update(marks=entry))
 
     return apply
-
-
-def fill(begin, end, value):
-    def change(marks):
-        marks[begin:end] = bytes([value]) * len(marks[begin:end])
-
-    return change
 
 
 @pytest.mark.parametrize(
     "damage, words",
     [
-        (change_marks(fill(0, 0, 0), cut=-1), "train.marks"),
-        (change_marks(fill(0, None, 0)), "no token as the first"),
-        (change_marks(fill(0, 1, 0)), "does not mark the first token"),
-        (change_marks(fill(0, 1, 3)), "the mark 3, and marks are 0, 1 or 2"),
-        (change_marks(fill(3, 4, 255)), "the mark 255"),
-        (change_marks(fill(4, 5, 2)), "marks 5 examples where meta.json says 4"),
-        (change_marks(fill(1, 5, 0)), "marks no answer in 1 examples"),
+        (fill(0, 0, 0, cut=-1), "train.marks"),
+        (fill(0, None, 0), "no token as the first"),
+        (fill(0, 1, 0), "does not mark the first token"),
+        (fill(0, 1, 3), "the mark 3, and marks are 0, 1 or 2"),
+        (fill(3, 4, 255), "the mark 255"),
+        (fill(4, 5, 2), "marks 5 examples where meta.json says 4"),
+        (fill(1, 5, 0), "marks no answer in 1 examples"),
         (lambda folder: os.truncate(folder / "train.bin", 10), "train.bin has 10 bytes"),
     ],
 )

@@ -14,38 +14,24 @@ def test_prefetch_gives_the_step_asked_for():
     assert [ahead(step) for step in steps] == [("batch", step) for step in steps]
 
 
-def test_prefetch_reads_each_batch_once():
-    fetched, tenth = [], threading.Event()
+def test_prefetch_reads_each_batch_once_and_while_the_step_is_made():
+    """When the batch of a step is there, fetch of the next has begun in another thread; the caller does not wait."""
+    fetched, begun, may_end = [], threading.Event(), threading.Event()
 
     def fetch(step):
-        fetched.append(step)
+        fetched.append((step, threading.get_ident()))
         if step == 10:
-            tenth.set()
+            begun.set()
+            assert may_end.wait(30)
         return np.full(3, step)  # without a truth value
 
     ahead = Prefetch(fetch)
     for step in range(10):
         assert (ahead(step) == step).all()
-    assert tenth.wait(30)
-    assert fetched == list(range(11))
-
-
-def test_prefetch_works_while_the_step_is_made():
-    """When the batch of `step` is there, fetch(step + 1) has begun in another thread, and the caller does not wait."""
-    begun, may_end = threading.Event(), threading.Event()
-
-    def fetch(step):
-        if step == 4:
-            begun.set()
-            assert may_end.wait(30)
-        return step, threading.get_ident()
-
-    ahead = Prefetch(fetch)
-    step, thread = ahead(3)
-    assert step == 3 and thread != threading.get_ident()
     assert begun.wait(30)
     may_end.set()
-    assert ahead(4)[0] == 4
+    assert [step for step, _ in fetched] == list(range(11)) and threading.get_ident() not in dict(fetched).values()
+    assert (ahead(10) == 10).all()
 
 
 def test_what_fetch_raises_arrives_with_its_step():
