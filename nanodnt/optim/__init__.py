@@ -3,13 +3,14 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
+import nanodnt.optim.adamw  # noqa: F401  # the default comes first in --help and in tables
 from nanodnt.optim.defaults import fill_defaults, notes
 from nanodnt.optim.groups import describe_groups, make_optimizer, state_bytes
 from nanodnt.optim.optimizer import Optimizer, load_optimizer
 from nanodnt.optim.registry import OPTIMIZERS, RATIOS, RULES
 from nanodnt.optim.schedule import lr_at
 
-for file in iter_modules(__path__):  # every file that lies here, so that optimizers register themselves
+for file in iter_modules(__path__):  # every file that lies here, by name: optimizers register themselves
     import_module(f"{__name__}.{file.name}")
 
 __all__ = ["OPTIMIZERS", "RATIOS", "RULES", "Optimizer", "describe_groups", "fill_defaults", "load_optimizer", "lr_at"]

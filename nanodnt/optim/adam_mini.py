@@ -3,8 +3,7 @@
     w ← w (1 − ηλ);   m ← β₁ m + (1 − β₁) g;   v ← β₂ v + (1 − β₂) mean(g² over the block);   w ← w − η m̂ / (√v̂ + ε)
 
 m̂ and v̂ are m / (1 − β₁ᵗ) and v / (1 − β₂ᵗ); ε = 1e-8. Blocks: the rows of one head for q and k; each row (an output
-neuron, a token) for the other matrices and the embeddings, and for learned positions, routers, every expert and the
-matrix of an image's patches (our choice); the whole tensor for all else.
+neuron, a token) for other matrices (our choice for positions, routers, experts and patches); the tensor for all else.
 State: 4 bytes a parameter and 4 a block. Defaults: AdamW's, as its authors recommend.
 """
 
@@ -59,7 +58,8 @@ def mean_squares(group, params: list, grads: list, counts: list) -> torch.Tensor
     else:
         norms = torch._foreach_norm(grads)
     if rows and shards:  # of all rows, since a block may lie on several processes; 0 for those of other processes
-        own, norms = norms, grads[0].new_zeros(sum(map(row_count, params))).split(list(map(row_count, params)))
+        row_counts = list(map(row_count, params))
+        own, norms = norms, grads[0].new_zeros(sum(row_counts)).split(row_counts)
         torch._foreach_copy_([part[own_rows(p)] for p, part in zip(params, norms, strict=True)], own)
     squares = torch.cat(norms).square() if rows else torch.stack(norms).square()
     if shards:
@@ -101,5 +101,4 @@ def own_rows(p) -> slice:
 
 
 PAPER_RATIOS = RATIOS | {"emb": 4.0, "qk": 1.0, "ffn": 4.0}  # arXiv 2502.19002, A.3
-DEFAULTS = dict(learning_rate=6e-4, weight_decay=0.1)
-register("adam_mini", options, state, step, defaults=DEFAULTS, ratios=PAPER_RATIOS)
+register("adam_mini", options, state, step, defaults=dict(learning_rate=6e-4, weight_decay=0.1), ratios=PAPER_RATIOS)

@@ -1,4 +1,4 @@
-"""Settings of optimizers and schedules: the defaults of what is None, and what is refused."""
+"""Settings of optimizers and schedules: the defaults of what is None, what is refused, what is noted."""
 
 from nanodnt.optim.registry import OPTIMIZERS, RATIOS
 
@@ -7,28 +7,33 @@ def fill_defaults(config) -> None:
     """Fill in what is None. ValueError for values that are impossible, contradict each other or have no effect."""
     name, entry = config.optimizer, OPTIMIZERS[config.optimizer]
     defaults = entry.defaults | entry.defaults_for(config)
-    for flag in optimizer_flags():
+    flags = optimizer_flags()
+    for flag in flags:
         value = getattr(config, flag)
         if value is not None and flag not in defaults:
             users = " or ".join(other for other, its in OPTIMIZERS.items() if flag in its.defaults)
             raise ValueError(f"{flag}={value} has no effect on {name}: leave it out, or choose {users}")
-        fill(config, flag, defaults.get(flag))
-    for flag in ("learning_rate", "weight_decay") if entry.rest else ():
-        fill(config, f"{entry.rest}_{flag}", getattr(config, flag))
-    fill(config, "min_lr", config.learning_rate / 10)
-    fill(config, "lr_decay_iters", config.max_iters)
+    fill(config, {flag: defaults.get(flag) for flag in flags})
+    if entry.rest:
+        fill(config, {f"{entry.rest}_{flag}": getattr(config, flag) for flag in ("learning_rate", "weight_decay")})
+    fill(config, dict(min_lr=config.learning_rate / 10, lr_decay_iters=config.max_iters))
+    if config.schedule == "wsd":
+        room = max(0, config.lr_decay_iters - config.warmup_iters)
+        fill(config, dict(wsd_decay="linear", wsd_decay_iters=min(config.lr_decay_iters // 5, room)))
+    if config.blockwise_lr:
+        fill(config, {f"lr_ratio_{block_type}": ratio for block_type, ratio in (entry.ratios or RATIOS).items()})
     check_ranges(config)
     check_combinations(config, entry)
-    entry.check(config)
-    fill_schedule(config)
-    fill_ratios(config, entry)
-    check_shrinkage(config, entry, defaults)
+    check_schedule(config)
+    check_ratios(config, entry)
+    check_shrinkage(config, entry)
 
 
-def fill(config, flag: str, value) -> None:
-    """Give a flag that is None this value."""
-    if getattr(config, flag) is None:
-        setattr(config, flag, value)
+def fill(config, values: dict) -> None:
+    """Give the fields that are None these values."""
+    for name, value in values.items():
+        if getattr(config, name) is None:
+            setattr(config, name, value)
 
 
 def optimizer_flags() -> list:
@@ -37,15 +42,16 @@ def optimizer_flags() -> list:
 
 
 def check_ranges(config) -> None:
-    """ValueError for single values that are out of range."""
     rates = [flag for flag in optimizer_flags() if flag.endswith(("learning_rate", "weight_decay"))]
     ratios = [f"lr_ratio_{block_type}" for block_type in RATIOS]
     for name in (*rates, "min_lr", *ratios, "grad_clip", "warmup_iters", "lr_decay_iters"):
-        if (getattr(config, name) or 0) < 0:
-            raise ValueError(f"{name}={getattr(config, name)} must not be negative")
+        if (value := getattr(config, name) or 0) < 0:
+            raise ValueError(f"{name}={value} must not be negative")
     for name in ("beta1", "beta2", "momentum", "dampening"):
-        if not 0 <= (getattr(config, name) or 0) < 1:
-            raise ValueError(f"{name}={getattr(config, name)} must be at least 0 and below 1")
+        if not 0 <= (value := getattr(config, name) or 0) < 1:
+            raise ValueError(f"{name}={value} must be at least 0 and below 1")
+    if config.muon_steps is not None and not 1 <= config.muon_steps <= 20:
+        raise ValueError(f"muon_steps={config.muon_steps} must be between 1 and 20")
 
 
 def check_combinations(config, entry) -> None:
@@ -58,63 +64,52 @@ def check_combinations(config, entry) -> None:
         raise ValueError(f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}: lower min_lr")
     decay = f"{entry.rest}_weight_decay" if entry.rest else "weight_decay"  # of gains and scalars
     for name, off in (("decay_gains", "none"), ("decay_scalars", False)):
-        if getattr(config, name) != off and not getattr(config, decay):
-            raise ValueError(
-                f"{name}={getattr(config, name)} decays by {decay}, which is 0: set that, or leave {name} out"
-            )
+        if (value := getattr(config, name)) != off and not getattr(config, decay):
+            raise ValueError(f"{name}={value} decays by {decay}, which is 0: set that, or leave {name} out")
 
 
-def fill_schedule(config) -> None:
-    """Fill in what schedule=wsd needs. ValueError if it does not fit, or if another schedule is given such flags."""
-    if config.schedule != "wsd":
-        for name in ("wsd_decay", "wsd_decay_iters"):
-            if getattr(config, name) is not None:
-                raise ValueError(f"{name} needs schedule=wsd, but schedule={config.schedule}: leave it out")
-        return
+def check_schedule(config) -> None:
+    for name in ("wsd_decay", "wsd_decay_iters"):
+        if config.schedule != "wsd" and getattr(config, name) is not None:
+            raise ValueError(f"{name} needs schedule=wsd, but schedule={config.schedule}: leave it out")
     room = max(0, config.lr_decay_iters - config.warmup_iters)
-    fill(config, "wsd_decay", "linear")
-    fill(config, "wsd_decay_iters", min(config.lr_decay_iters // 5, room))
-    if not 0 <= config.wsd_decay_iters <= room:
+    if config.schedule == "wsd" and not 0 <= config.wsd_decay_iters <= room:
         raise ValueError(
             f"wsd_decay_iters={config.wsd_decay_iters} must lie between 0 and the {room} steps after warm-up "
             f"(lr_decay_iters={config.lr_decay_iters}, warmup_iters={config.warmup_iters})"
         )
 
 
-def fill_ratios(config, entry) -> None:
-    """Fill in the ratios of blockwise_lr. ValueError if one puts a peak below min_lr, or if blockwise_lr is off but its
-    flags are set."""
-    names = {f"lr_ratio_{block_type}": ratio for block_type, ratio in (entry.ratios or RATIOS).items()}
+def check_ratios(config, entry) -> None:
+    """ValueError if flags of blockwise_lr are set without it, or if a ratio puts a peak below min_lr."""
+    ratios = {name: getattr(config, name) for name in (f"lr_ratio_{block_type}" for block_type in RATIOS)}
     if not config.blockwise_lr:
         usual = dict(blockwise_start="start", blockwise_min_lr="shared", blockwise_decay="scaled")
-        usual = dict.fromkeys(names) | usual
-        given = [name for name, value in usual.items() if getattr(config, name) != value]
-        if given:
+        usual = dict.fromkeys(ratios) | usual
+        if given := [name for name, value in usual.items() if getattr(config, name) != value]:
             raise ValueError(f"{', '.join(given)}: needs blockwise_lr=True")
-        return
-    for name, ratio in names.items():
-        fill(config, name, ratio)
-        falls_to_min_lr = config.schedule != "constant" and config.blockwise_min_lr == "shared"
-        if falls_to_min_lr and getattr(config, name) * config.learning_rate < config.min_lr:
-            raise ValueError(
-                f"{name}={getattr(config, name)} puts the peak below min_lr={config.min_lr}, which all blocks share: "
-                "lower min_lr, or set blockwise_min_lr=proportional"
-            )
+    elif config.schedule != "constant" and config.blockwise_min_lr == "shared":
+        for name, ratio in ratios.items():
+            if ratio * config.learning_rate < config.min_lr:
+                raise ValueError(
+                    f"{name}={ratio} puts the peak below min_lr={config.min_lr}, which all blocks share: lower min_lr, "
+                    "or set blockwise_min_lr=proportional"
+                )
 
 
-def check_shrinkage(config, entry, defaults: dict) -> None:
+def check_shrinkage(config, entry) -> None:
     """ValueError if weight decay would shrink a matrix by a tenth or more in one step."""
     scaled = config.blockwise_lr and config.blockwise_decay == "scaled"
     ratio = max(getattr(config, f"lr_ratio_{block_type}") for block_type in RATIOS) if scaled else 1
-    usual = {"": defaults["weight_decay"]}
+    usual = {"": (entry.defaults | entry.defaults_for(config))["weight_decay"]}
     if entry.rest:
         usual[f"{entry.rest}_"] = OPTIMIZERS[entry.rest].defaults["weight_decay"]
     for prefix, default in usual.items():
-        shrinkage = ratio * getattr(config, f"{prefix}learning_rate") * getattr(config, f"{prefix}weight_decay")
-        if shrinkage >= 0.1:
+        share = ratio * getattr(config, f"{prefix}learning_rate") * getattr(config, f"{prefix}weight_decay")
+        if share >= 0.1:
             raise ValueError(
-                f"{prefix}learning_rate·{prefix}weight_decay{'·ratio' * (ratio != 1)} = {shrinkage:.3g} would shrink "
-                f"every matrix by {shrinkage:.0%} a step: lower {prefix}weight_decay (the default is {default:g})"
+                f"{prefix}learning_rate·{prefix}weight_decay{'·ratio' * (ratio != 1)} = {share:.3g} would shrink every "
+                f"matrix by {share:.0%} a step: lower {prefix}weight_decay (the default is {default:g})"
             )
 
 

@@ -1,4 +1,4 @@
-"""Parameter groups: the role of a parameter decides on its update rule, its learning rate and its weight decay."""
+"""Parameter groups: a parameter's role decides its update rule, its learning rate and its weight decay."""
 
 import torch
 
@@ -10,23 +10,15 @@ from nanodnt.tables import table
 DECAYED_GAINS = {"none": (), "all": ("gain_in", "gain_out"), "input": ("gain_in",), "output": ("gain_out",)}
 
 
-def decayed_roles(config, roles: set) -> tuple:
-    """The roles with weight decay. ValueError if decay_gains names gains, but the model has none of those `roles`."""
-    gains = DECAYED_GAINS[config.decay_gains]
-    if config.decay_gains in ("input", "output") and not roles & set(gains):
-        raise ValueError(
-            f"decay_gains={config.decay_gains}, but the model has no such gains ({', '.join(gains)}): set "
-            "decay_gains=none, or choose another"
-        )
-    matrices = MATRICES if config.decay_emb else tuple(role for role in MATRICES if role not in ("emb", "pos"))
-    return matrices + gains + (("scalar", "bias") if config.decay_scalars else ())
-
-
 def make_optimizer(model, config) -> Optimizer:
-    """The configured optimizer, after `fill_defaults`: one group for each label of `make_group`. Beside torch's entries
-    (params, param_names, lr, weight_decay) it has those of `make_group`, and its rule's options.
+    """The configured optimizer, after `fill_defaults`. ValueError if decay or settings of experts have nothing to act
+    on, or if a rule does not fit a parameter."""
+    return Optimizer(make_groups(model, config))
 
-    ValueError as `decayed_roles`', if settings of experts have nothing to act on, or if a rule does not fit."""
+
+def make_groups(model, config) -> list:
+    """One group for each label. Beside torch's entries (params, param_names, lr, weight_decay) a group has those of
+    `make_group`, and its rule's options."""
     check_penalties(model.config, config)
     roles, block_types, groups = model.roles(), model.block_types(), {}
     decayed = decayed_roles(config, set(roles.values()))
@@ -36,7 +28,7 @@ def make_optimizer(model, config) -> Optimizer:
             if group["label"] not in groups:
                 groups[group["label"]] = group | RULES[group["rule"]].options(config, roles[name], model)
             groups[group["label"]]["params"].append((name, p))
-    return Optimizer(list(groups.values()))
+    return list(groups.values())
 
 
 def make_group(config, role: str, block_type: str, decays: bool) -> dict:
@@ -58,6 +50,18 @@ def make_group(config, role: str, block_type: str, decays: bool) -> dict:
     return dict(params=[], label=label, role=role, rule=rule, **numbers)
 
 
+def decayed_roles(config, roles: set) -> tuple:
+    """The roles with weight decay. ValueError if decay_gains names gains, but the model has none of those `roles`."""
+    gains = DECAYED_GAINS[config.decay_gains]
+    if config.decay_gains in ("input", "output") and not roles & set(gains):
+        raise ValueError(
+            f"decay_gains={config.decay_gains}, but the model has no such gains ({', '.join(gains)}): set "
+            "decay_gains=none, or choose another"
+        )
+    matrices = MATRICES if config.decay_emb else tuple(role for role in MATRICES if role not in ("emb", "pos"))
+    return matrices + gains + (("scalar", "bias") if config.decay_scalars else ())
+
+
 def check_penalties(model_config, config) -> None:
     """ValueError where a setting of the balance of experts has nothing to act on."""
     for name, balance in (("balance_coef", "loss"), ("balance_rate", "bias"), ("z_coef", model_config.balance)):
@@ -73,19 +77,19 @@ def check_penalties(model_config, config) -> None:
             )
 
 
-def describe_groups(optimizer, model=None) -> str:
-    """A table: role, tensors, parameters, rule, peak LR, weight decay; with `model` its frozen parameters too."""
+def describe_groups(optimizer, model) -> str:
+    """A table: role, tensors, parameters, rule, peak LR, weight decay; then the model's frozen parameters."""
     rows = [("role", "tensors", "parameters", "optimizer", "peak LR", "decay")]
     for g in optimizer.param_groups:
         count, peak = sum(p.numel() for p in g["params"]), g["base_lr"] * g["lr_ratio"]
         rows.append((g["label"], str(len(g["params"])), f"{count:,}", g["rule"], f"{peak:g}", f"{g['weight_decay']:g}"))
-    frozen = [p.numel() for p in model.parameters() if not p.requires_grad] if model else []
+    frozen = [p.numel() for p in model.parameters() if not p.requires_grad]
     if frozen:
         rows.append(("(frozen)", str(len(frozen)), f"{sum(frozen):,}", "", "", ""))
     return "\n".join(f"  {line}" for line in table(rows))
 
 
 def state_bytes(model, config) -> int:
-    """Bytes of optimizer state on `model`, which may be on the meta device: the state is made and counted."""
-    states = make_optimizer(model, config).state.values()
-    return sum(t.numel() * t.element_size() for state in states for t in state.values() if torch.is_tensor(t))
+    """Bytes of optimizer state on `model`, which may be on the meta device, without making an optimizer."""
+    states = (RULES[g["rule"]].state(p, g) for g in make_groups(model, config) for _, p in g["params"])
+    return sum(t.nbytes for state in states for t in state.values() if torch.is_tensor(t))

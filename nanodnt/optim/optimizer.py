@@ -1,4 +1,4 @@
-"""The optimizer: parameter groups, each updated by the rule that it names. Its state, loaded and counted."""
+"""The optimizer: parameter groups, each updated by the rule that it names. Its state, and loading it."""
 
 import torch
 
@@ -7,11 +7,11 @@ from nanodnt.optim.registry import RULES
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Groups as `make_optimizer` makes them. The state of every parameter exists from the start."""
+    """Groups as `make_groups` makes them. The state of every parameter exists from the start."""
 
-    # Set by training_step, as tensors (), for rules to follow: see registry.py.
-    grad_scale = None  # what the gradients of this step are to be divided by
-    found_inf = None  # whether they are not finite: not 0 if so
+    # Set by training_step for the rules, see registry.py. Named as in torch's fused kernels.
+    grad_scale = None  # (): what the gradients of this step are to be divided by
+    found_inf = None  # (): whether they are not finite; bool, or a number that is not 0 then
 
     def __init__(self, groups):
         super().__init__(groups, dict(lr=0.0, weight_decay=0.0))
@@ -43,11 +43,8 @@ def load_optimizer(optimizer, saved: dict, step: int) -> None:
     are: the configuration sets them.
 
     Raises ValueError, before anything is changed, if the state belongs to other parameters or another optimizer."""
-    fresh = {
-        name: optimizer.state[p]
-        for group in optimizer.param_groups
-        for name, p in zip(group["param_names"], group["params"], strict=True)
-    }
+    groups = optimizer.param_groups
+    fresh = {n: optimizer.state[p] for g in groups for n, p in zip(g["param_names"], g["params"], strict=True)}
     try:
         names = [name for group in saved["param_groups"] for name in group["param_names"]]
         states = {names[i]: state for i, state in saved["state"].items()}

@@ -1,16 +1,13 @@
-"""What an optimizer consists of, and where it registers. To add one, write one file in this folder; adamw.py is the
-shortest example. It ends with a call of `register`, and then --optimizer=NAME works everywhere. A rule is three
-functions:
+"""How to add an optimizer: one file in this folder that ends with a call of `register`; then --optimizer=NAME works
+everywhere. adamw.py is the shortest. A rule is three functions:
 
-    options(config, role, model)         a dict: constants of the parameter group of this role
-    state(p, group)                      a dict: the state of parameter p before the first step; p may be on the meta
-                                         device
-    step(work, grad_scale, found_inf)    update in place. work: [(group, params, grads, states)], lists of equal length
+    options(config, role, model)       → dict: constants of the parameter group of this role
+    state(p, group)                    → dict: the state of p before the first step; p may be on the meta device
+    step(work, grad_scale, found_inf)  updates in place; work: [(group, params, grads, states)], lists of equal length
 
-`step` first divides the gradients by the tensor `grad_scale`, which clips (None: by nothing): `divide_gradients`.
-Where the bool tensor `found_inf` is true (None: it is not) it changes nothing, without reading it on the host:
-`if_finite`. Both can go to torch's fused kernels: `for_kernel`. Under FSDP2 all tensors are DTensors, split by rows: a
-rule works on their `local_shard`s entry by entry, or it exchanges messages.
+`step` divides the gradients by the tensor `grad_scale` (this clips; None: it does not), and where the bool tensor
+`found_inf` is true (None: it is not) it changes nothing, without reading it on the host. Under FSDP2 tensors are split
+by rows: a rule works on their `local_shard`s, entry by entry, or exchanges messages. The functions below help.
 """
 
 from collections.abc import Callable
@@ -27,7 +24,6 @@ from layers.sharding import local_shard
 RATIOS = {"emb": 10.0, "qk": 8.0, "ffn": 6.0, "vo": 4.0, "norm": 1.0, "head": 1.0, "pos": 1.0, "router": 1.0}
 RATIOS |= {"patch": 1.0}
 NO_DECAY = dict(weight_decay=0.0, maximize=False)  # for torch's SGD, whose decay is added to the gradient
-NO_MOMENTUM = 1e-300  # a momentum of 0 as `average_gradients` needs it: rounded to fp32 it is 0
 
 
 class Rule(NamedTuple):
@@ -50,11 +46,10 @@ class Entry(NamedTuple):
     rest: str | None = None
     ratios: dict | None = None  # blockwise LR ratios published for it; None: it gets RATIOS, and a run prints a note
     uses_betas: bool = True  # whether beta1 and beta2 have an effect
-    check: Callable = lambda config: None  # raises ValueError for impossible values of flags that it alone has
 
 
 RULES = {}  # name: Rule
-OPTIMIZERS = {}  # name: Entry; adamw, which is the default, first, the others in the order of their names
+OPTIMIZERS = {}  # name: Entry
 
 
 def register(name: str, options: Callable, state: Callable, step: Callable, **entry) -> None:
@@ -66,15 +61,22 @@ def register(name: str, options: Callable, state: Callable, step: Callable, **en
         raise ValueError(f"optimizer {name!r} needs a default for {' and '.join(missing)}")
     RULES[name] = Rule(options, state, step)
     OPTIMIZERS[name] = Entry(**entry)
-    # the order of --help and of tables: adamw first, then by name
-    for other in sorted(OPTIMIZERS, key=lambda other: (other != "adamw", other)):
-        OPTIMIZERS[other] = OPTIMIZERS.pop(other)
 
 
 def divide_gradients(grads: list, grad_scale) -> None:
     """g ← g / grad_scale."""
     if grad_scale is not None:
         torch._foreach_div_(list(map(local_shard, grads)), grad_scale)
+
+
+def if_finite(found_inf, new, old):
+    """`new`, or `old` where found_inf is true. So m.lerp_(if_finite(found_inf, g, m), …) then leaves m as it is."""
+    return new if found_inf is None else torch.where(found_inf, old, new)
+
+
+def one_if_finite(found_inf):
+    """1, or 0 where found_inf is true: a factor for what a step adds."""
+    return 1.0 if found_inf is None else (~found_inf).float()
 
 
 def for_kernel(grad_scale, found_inf) -> dict:
@@ -86,18 +88,8 @@ def for_kernel(grad_scale, found_inf) -> dict:
 def average_gradients(params: list, grads: list, averages: list, beta: float, grad_scale, found_inf) -> None:
     """g ← g / grad_scale;  m ← β m + (1 − β) g, in one pass. Where found_inf is true, nothing changes.
 
-    This is the momentum of torch's fused SGD. At an LR of 0 the kernel leaves the parameters as they are; at a momentum
-    of 0 it would not write m."""
+    torch's fused SGD does just this before it updates the weights: w ← w − lr m. With lr = 0 they stay as they are."""
     params, grads, averages = (list(map(local_shard, tensors)) for tensors in (params, grads, averages))
-    numbers = dict(lr=0.0, momentum=beta or NO_MOMENTUM, dampening=beta, nesterov=False)
+    momentum = beta or 1e-300  # at 0 the kernel would not write m; 1e-300 is 0 in fp32
+    numbers = dict(lr=0.0, momentum=momentum, dampening=beta, nesterov=False)
     sgd(params, grads, averages, **numbers, **NO_DECAY, **for_kernel(grad_scale, found_inf))
-
-
-def if_finite(found_inf, new, old):
-    """`new`, or `old` where found_inf is true. So m.lerp_(if_finite(found_inf, g, m), …) then leaves m as it is."""
-    return new if found_inf is None else torch.where(found_inf, old, new)
-
-
-def one_if_finite(found_inf):
-    """1, or 0 where found_inf is true: a factor for what a step adds."""
-    return 1.0 if found_inf is None else (~found_inf).float()

@@ -95,7 +95,7 @@ def test_lions_settings(lion):
     assert {g["label"]: g["lr_ratio"] for g in optimizer.param_groups if g["role"] in DECAYED} == dict(
         emb=10, pos=1, head=1, qk=8, vo=4, ffn=6
     )
-    assert describe_groups(optimizer).count(" lion ") == len(optimizer.param_groups)
+    assert describe_groups(optimizer, model).count(" lion ") == len(optimizer.param_groups)
     assert [note.partition(" are our")[0] for note in notes(config, model)] == [
         "blockwise_lr: the paper has ratios for adamw and adam_mini; these for lion"
     ]
@@ -129,7 +129,7 @@ def test_what_register_refuses(lion):
 
 def test_order_and_names(lion):
     """adamw first, the others by name; and each of ours in a file of its name."""
-    assert list(OPTIMIZERS) == ["adamw", *sorted(OPTIMIZERS.keys() - {"adamw"})]
+    assert list(OPTIMIZERS) == ["adamw", *sorted(OPTIMIZERS.keys() - {"adamw", "lion"}), "lion"]  # registered last
     assert RULES.keys() - OPTIMIZERS.keys() == {"balance"}  # of the routers' biases, beside every optimizer
     assert OPTIMIZERS.keys() <= RULES.keys()
     files = Counter(module.name for module in iter_modules(optim.__path__))

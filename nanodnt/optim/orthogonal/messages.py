@@ -1,7 +1,6 @@
 """Muon's messages: which process orthogonalises which matrix, and how updates and rows get from process to process.
 
-All matrices of one exchange have the same shape. `owners` lists the rank of the owner of each: the process that
-orthogonalises it.
+All matrices of one exchange have the same shape. `owners`: for each the rank of the process that orthogonalises it.
 """
 
 import math
@@ -30,13 +29,9 @@ def assign_owners(shapes: tuple, world_size: int) -> list:
     return owners
 
 
-# ----------------------------------------------------------------------------------- DDP: all processes get all updates
-
-
 def start_exchange(owners: list, updates: list, p, dtype: torch.dtype):
-    """Start to send every process the updates of all matrices, which are shaped as p. `updates`: those of the matrices
-    that this process owns, as a list of stacks (…, *shape). Returns a function that waits until all have arrived, and
-    returns the update of each matrix.
+    """DDP: start to send every process the updates of all matrices, which are shaped as p. `updates`: those that this
+    process owns, as stacks (…, *shape). Returns a function that waits, and returns the update of each matrix.
 
     All processes send equally much, so ranks that own fewer matrices pad their message with uninitialised memory."""
     world_size = dist.get_world_size()
@@ -50,47 +45,40 @@ def start_exchange(owners: list, updates: list, p, dtype: torch.dtype):
 
     def finish(sent=sent) -> list:
         arrival.wait()
-        places = [owners[:i].count(owner) for i, owner in enumerate(owners)]
-        return [received[owner, place] for owner, place in zip(owners, places, strict=True)]
+        return [received[owner, owners[:i].count(owner)] for i, owner in enumerate(owners)]
 
     return finish
 
 
-# ---------------------------------------------------------------------------------- FSDP: rows to the owners, and back
-
-
 def rows_to_owners(owners: list, rows, shape: tuple, shards) -> torch.Tensor:
-    """Give every process of the group `shards` the whole matrices that it owns. `rows`: this process's rows of each
-    matrix. Returns (number of matrices that it owns, *shape)."""
-    row_counts, owned_counts, rank = count_shards(owners, shape, shards)
-    row_size, owned = math.prod(shape[1:]), owned_counts[rank]
+    """FSDP: give every process of the group `shards` the whole matrices that it owns. `rows`: this process's rows of
+    each matrix. Returns (number of matrices that it owns, *shape)."""
+    owned, row_counts, at_owner, at_holder = message_sizes(owners, shape, shards)
     sent = torch.cat([rows[i].flatten() for i in by_owner(owners)])
-    received, arriving = sent.new_empty(owned * shape[0] * row_size), [owned * r * row_size for r in row_counts]
-    leaving = [n * row_counts[rank] * row_size for n in owned_counts]
-    dist.all_to_all_single(received, sent, arriving, leaving, group=shards)
-    parts = [part.view(owned, r, *shape[1:]) for part, r in zip(received.split(arriving), row_counts, strict=True)]
+    received = sent.new_empty(sum(at_owner))
+    dist.all_to_all_single(received, sent, at_owner, at_holder, group=shards)
+    parts = [part.view(owned, r, *shape[1:]) for part, r in zip(received.split(at_owner), row_counts, strict=True)]
     return torch.cat(parts, dim=1)
 
 
 def rows_from_owners(owners: list, updates, shape: tuple, shards) -> list:
     """The reverse: from `updates` (number of matrices that it owns, *shape) of every process to a list with this
     process's rows of the update of each matrix."""
-    row_counts, owned_counts, rank = count_shards(owners, shape, shards)
-    row_size, owned = math.prod(shape[1:]), owned_counts[rank]
+    _, row_counts, at_owner, at_holder = message_sizes(owners, shape, shards)
     sent = torch.cat([part.flatten() for part in updates.split(row_counts, dim=1)])
-    received = sent.new_empty(len(owners), row_counts[rank], *shape[1:])
-    arriving = [n * row_counts[rank] * row_size for n in owned_counts]
-    leaving = [owned * r * row_size for r in row_counts]
-    dist.all_to_all_single(received.view(-1), sent, arriving, leaving, group=shards)
-    position = {i: position for position, i in enumerate(by_owner(owners))}
-    return [received[position[i]] for i in range(len(owners))]
+    received = sent.new_empty(len(owners), row_counts[dist.get_rank(shards)], *shape[1:])
+    dist.all_to_all_single(received.view(-1), sent, at_holder, at_owner, group=shards)
+    order = by_owner(owners)
+    return [received[order.index(i)] for i in range(len(owners))]
 
 
-def count_shards(owners: list, shape: tuple, shards) -> tuple:
-    """(rows of a matrix on each process, matrices that each process owns, this process's rank)."""
-    world_size = dist.get_world_size(shards)
-    owned_counts = [owners.count(rank) for rank in range(world_size)]
-    return [len(rows) for rows in row_ranges(shape[0], world_size)], owned_counts, dist.get_rank(shards)
+def message_sizes(owners: list, shape: tuple, shards) -> tuple:
+    """(number of matrices that this process owns, rows of a matrix on each process; entries between each process and
+    this one: of the matrices that this one owns, and of those that the other owns)."""
+    world_size, rank, row_size = dist.get_world_size(shards), dist.get_rank(shards), math.prod(shape[1:])
+    row_counts, owned = [len(rows) for rows in row_ranges(shape[0], world_size)], owners.count(rank)
+    at_holder = [owners.count(other) * row_counts[rank] * row_size for other in range(world_size)]
+    return owned, row_counts, [owned * r * row_size for r in row_counts], at_holder
 
 
 def by_owner(owners: list) -> list:

@@ -12,16 +12,14 @@ STACK_ENTRIES = 2**26  # matrices of one shape are stacked up to this many entri
 def newton_schulz(x, steps: int = 5, triangular: bool = False):
     """Orthogonalise a stack of matrices: x (S, m, n) → the same shape, U diag(s) Vᵀ for x = U diag(σ) Vᵀ.
 
-    It starts from X = x/‖x‖_F. A step is X ← aX + (bA + cA²)X with A = XXᵀ. After five steps s lies in [0.68, 1.21]
-    where σ is at least 0.002 ‖x‖_F (in exact arithmetic; bf16 adds its rounding), and falls to 0 with smaller σ. A
-    matrix of zeros stays zero. Tall matrices are transposed, so that A is small.
+    From X = x/‖x‖_F it takes steps X ← aX + (bA + cA²)X with A = XXᵀ. After five of them s lies in [0.68, 1.21] where σ
+    is at least 0.002 ‖x‖_F (in exact arithmetic), and falls to 0 with smaller σ. A matrix of zeros stays zero. Tall
+    matrices are transposed, so that A is small.
 
     Wide matrices (n ≥ 2m ≥ 128) take their first two steps at once, because products with X cost the most there:
-    X₂ = a²X + (a(P + P₂) + P₂P) X, where P = bA + cA², A₂ = a²A + (2aP + P²)A, P₂ = bA₂ + cA₂². These need A alone, are
-    symmetric and commute. Multiples of the identity are not added to them, so they are not rounded with them. Taking
-    later steps in pairs too, or the first ones of vectors, would cost accuracy in bf16.
-
-    `triangular`: compute symmetric products by triangles, see `symmetric`.
+    X₂ = a²X + (a(P + P₂) + P₂P) X, where P = bA + cA², A₂ = a²A + (2aP + P²)A, P₂ = bA₂ + cA₂². These are symmetric and
+    commute. Multiples of the identity are not added to them, so they are not rounded with them. Pairs of later steps,
+    or of steps on vectors, would cost accuracy in bf16. `triangular`: see `symmetric`.
     """
     a, b, c = NS
     product = partial(symmetric, triangular=triangular)

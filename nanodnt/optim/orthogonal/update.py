@@ -1,8 +1,5 @@
-"""One step of Muon: average the gradients, collect whole matrices, orthogonalise them, spread the updates, apply them.
-
-Alone, under DDP and under FSDP2 only `collect` and `spread` differ: `Alone`, `Replicated`, `Sharded`. With several
-processes each matrix has an owner, the rank that orthogonalises it.
-"""
+"""One step of Muon: average the gradients, then orthogonalise and apply the directions, one shape after another. With
+several processes each matrix has an owner, the rank that orthogonalises it."""
 
 from typing import NamedTuple
 
@@ -26,93 +23,27 @@ class Matrix(NamedTuple):
 
 
 def update_matrices(work, grad_scale, found_inf) -> None:
-    """Muon's `step`, see registry.py: all matrices of one shape, then those of the next."""
+    """Muon's `step`, see registry.py."""
     for group, params, grads, states in work:
         momenta = [s["momentum_buffer"] for s in states]
         average_gradients(params, grads, momenta, group["momentum"], grad_scale, found_inf)
-    way, under_way = choose_way(work[0][1][0]), []
-    for group, same_shape in by_shape(work, way.world_size):
-        for matrices in way.split(same_shape):
-            updates = [orthogonalize(u, group["ns_steps"]) for u in way.collect(group, matrices)]
-            under_way.append((group, matrices, way.spread(group, matrices, updates)))
-            if len(under_way) > way.most_under_way:
-                apply_updates(*under_way.pop(0), found_inf)
-    for sent in under_way:
-        apply_updates(*sent, found_inf)
-
-
-def choose_way(p):
-    """How a process whose parameters are like p works with the others."""
-    shards = shard_group(p)
-    if shards:
-        return Sharded(shards)
-    alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
-    return Alone() if alone else Replicated()
-
-
-class Alone:
-    """Every matrix is here. They are updated stack by stack, to bound the memory."""
-
-    world_size, most_under_way = 1, 0
-
-    def split(self, matrices: list) -> list:
-        return split_into_stacks(matrices, matrices[0].p)
-
-    def collect(self, group, matrices: list):
-        """Yield stacks of the directions that this process orthogonalises."""
-        yield directions(group, matrices)
-
-    def spread(self, group, matrices: list, updates: list):
-        """Send `updates`, a stack for each that `collect` yielded. Returns a function that waits for the others' and
-        returns the update of each matrix, or this process's rows of it."""
-        return lambda: updates[0]
-
-
-class Replicated:
-    """DDP: gradients and momenta are the same everywhere, and owners send their updates to all. That takes place while
-    the updates of the next shape are computed."""
-
-    most_under_way = 1
-
-    def __init__(self):
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-
-    def split(self, matrices: list) -> list:
-        return [matrices]
-
-    def collect(self, group, matrices: list):
-        owned = [x for x in matrices if x.owner == self.rank]
-        for part in split_into_stacks(owned, matrices[0].p):
-            yield directions(group, part)
-
-    def spread(self, group, matrices: list, updates: list):
-        owners, dtype = [x.owner for x in matrices], getattr(torch, group["ns_dtype"])
-        return start_exchange(owners, updates, matrices[0].p, dtype)
-
-
-class Sharded:
-    """FSDP2: owners get the rows of their matrices, and send rows of the updates back. A row of a stack of experts is a
-    whole matrix, and stays where it is."""
-
-    most_under_way = 0
-
-    def __init__(self, shards):
-        self.shards, self.world_size = shards, dist.get_world_size(shards)
-
-    def split(self, matrices: list) -> list:
-        return [matrices]
-
-    def collect(self, group, matrices: list):
-        u, p = directions(group, matrices), matrices[0].p
-        if p.ndim == 2:
-            u = rows_to_owners([x.owner for x in matrices], u, p.shape, self.shards)
-        yield from split_into_stacks(u, p)
-
-    def spread(self, group, matrices: list, updates: list):
-        p, dtype = matrices[0].p, getattr(torch, group["ns_dtype"])
-        owned = torch.cat(updates) if updates else torch.empty(0, *p.shape, dtype=dtype, device=p.device)
-        rows = owned if p.ndim > 2 else rows_from_owners([x.owner for x in matrices], owned, p.shape, self.shards)
-        return lambda: rows
+    shards = shard_group(work[0][1][0])
+    together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    world_size = dist.get_world_size(shards) if shards or together else 1
+    arriving = None  # DDP: the updates of one shape are under way while those of the next are computed
+    for group, matrices in by_shape(work, world_size):
+        if shards:
+            apply_updates(group, matrices, sharded_updates(group, matrices, shards), found_inf)
+        elif together:
+            started = group, matrices, start_updates(group, matrices)
+            if arriving:
+                apply_updates(*arriving[:2], arriving[2](), found_inf)
+            arriving = started
+        else:  # stack by stack, to bound the memory
+            for part in split_into_stacks(matrices, matrices[0].p):
+                apply_updates(group, part, orthogonalize(directions(group, part), group["ns_steps"]), found_inf)
+    if arriving:
+        apply_updates(*arriving[:2], arriving[2](), found_inf)
 
 
 def by_shape(work, world_size: int):
@@ -137,10 +68,29 @@ def directions(group, matrices: list) -> torch.Tensor:
     return stack_as(getattr(torch, group["ns_dtype"]), u)
 
 
-def apply_updates(group, matrices: list, wait_for_updates, found_inf) -> None:
+def start_updates(group, matrices: list):
+    """DDP: gradients and momenta are the same everywhere, and owners send their updates to all. Returns a function that
+    waits for them."""
+    p, owned = matrices[0].p, [x for x in matrices if x.owner == dist.get_rank()]
+    updates = [orthogonalize(directions(group, part), group["ns_steps"]) for part in split_into_stacks(owned, p)]
+    return start_exchange([x.owner for x in matrices], updates, p, getattr(torch, group["ns_dtype"]))
+
+
+def sharded_updates(group, matrices: list, shards):
+    """FSDP2: owners get the rows of their matrices, and send rows of the updates back. A row of a stack of experts is a
+    whole matrix, and stays where it is."""
+    u, p, owners = directions(group, matrices), matrices[0].p, [x.owner for x in matrices]
+    if p.ndim == 2:
+        u = rows_to_owners(owners, u, p.shape, shards)
+    updates = [orthogonalize(part, group["ns_steps"]) for part in split_into_stacks(u, p)]
+    u = torch.cat(updates) if updates else u  # none: this process owns none
+    return u if p.ndim > 2 else rows_from_owners(owners, u, p.shape, shards)
+
+
+def apply_updates(group, matrices: list, updates, found_inf) -> None:
     """w ← w (1 − ηλ) − η s update, for this process's rows of every matrix. Where found_inf is true, updates may hold
     anything."""
-    updates, (rows, columns), dtype = wait_for_updates(), matrices[0].p.shape[-2:], matrices[0].p.dtype
+    (rows, columns), dtype = matrices[0].p.shape[-2:], matrices[0].p.dtype
     size = 0.2 * max(rows, columns) ** 0.5
     if group["adjust_lr"] == "original":
         size = max(1, rows / columns) ** 0.5
