@@ -49,39 +49,24 @@ def resolve(description: str, *schemas, argv=None) -> tuple:
     return model, make_optimizer(model, config), config, remark, *others
 
 
-def describe_configuration(model, optimizer, config: TrainConfig) -> list:
-    """Lines: the network and its size, then what it is trained with."""
-    return [
-        *describe_network(model),
-        *(f"note: {note}" for note in rules.notes(model.config)),
-        "",
-        *describe_parameters(model),
-        "",
-        describe_flops(model),
-        "",
-        *describe_memory(model),
-        "activations come on top: --plan counts them",
-        "",
-        describe_groups(optimizer, model),
-        "",
-        *describe_rates(optimizer, config),
-        *(f"note: {note}" for note in notes(config, model)),
-    ]
-
-
 def main() -> int:
     """`python model.py …`; returns the exit code."""
     words, argv = {"--plan", "--plot"}, sys.argv[1:]
     given = words & set(argv)
-    schemas = (PlanConfig,) if given & {"--plan"} or {"--help", "-h"} & set(argv) else ()
+    schemas = (PlanConfig,) if {"--plan", "--help", "-h"} & set(argv) else ()
     try:
         argv = [argument for argument in argv if argument not in words]
         model, optimizer, config, remark, *others = resolve(__doc__, *schemas, argv=argv)
-        print(*describe_size(model, remark), *config.source_notes(), "", sep="\n")
+        lines = [*describe_size(model, remark), *config.source_notes(), ""]
         if "--plan" in given:
-            print(*describe_plan(model, config, *others), sep="\n", flush=True)
+            lines += describe_plan(model, config, *others)
         else:
-            print(*describe_configuration(model, optimizer, config), sep="\n", flush=True)
+            lines += [*describe_network(model), *(f"note: {note}" for note in rules.notes(model.config)), ""]
+            lines += [*describe_parameters(model), "", describe_flops(model), ""]
+            lines += [*describe_memory(model), "activations come on top: --plan counts them", ""]
+            lines += [describe_groups(optimizer, model), "", *describe_rates(optimizer, config)]
+            lines += [f"note: {note}" for note in notes(config, model)]
+        print(*lines, sep="\n", flush=True)
         if "--plot" in given:
             path = Path(config.out_dir) / "lr.png"
             draw_rates(optimizer, config, path)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from layers.roles import ROLES
 from model import Transformer
-from nanodnt.files import write_file
 from nanodnt.optim import OPTIMIZERS, fill_defaults, lr_at, state_bytes
+from nanodnt.run.loss_curve import save_figure
 from nanodnt.settings import TrainConfig
 from nanodnt.tables import table
 from nanodnt.tasks import task_of
@@ -24,35 +24,30 @@ def describe_size(model: Transformer, remark: str = "") -> list:
 
 
 def describe_parameters(model: Transformer) -> list:
-    """A table: tensors, parameters and their share, by role; with experts also those that are active, which a token
-    meets."""
+    """A table: tensors, parameters and their share, by role; with experts also the active ones, which a token meets."""
     roles, active, total = model.roles(), model.active_numel(), model.num_params()
     rows = [("role", "tensors", "parameters", "share", "active")]
-    for role in ROLES:
-        numbers = [(p.numel(), active[name]) for name, p in model.named_parameters() if roles[name] == role]
-        if numbers:
-            n, met = map(sum, zip(*numbers, strict=True))
-            rows.append((role, str(len(numbers)), f"{n:,}", f"{n / total:.3%}", f"{met:,}"))
+    for role in (role for role in ROLES if role in roles.values()):
+        of_role = {name: p.numel() for name, p in model.named_parameters() if roles[name] == role}
+        n, met = sum(of_role.values()), sum(active[name] for name in of_role)
+        rows.append((role, str(len(of_role)), f"{n:,}", f"{n / total:.3%}", f"{met:,}"))
     rows.append(("all", str(len(roles)), f"{total:,}", "", f"{sum(active.values()):,}"))
     return table(rows if model.config.n_expert else [row[:-1] for row in rows])
 
 
 def describe_flops(model: Transformer) -> str:
     """A line: FLOPs per token, of images also per image, and the shares of blocks, head and attention."""
-    c, total = model.config, model.flops_per_token()
-    attention, blocks = model.attention_flops(), 6 * model.active_matrices()
-    of_images = task_of(c).reads == "images"
-    ends, name = total - attention - blocks, "patches and head" if of_images else "head"
-    shares = f"blocks {blocks / total:.0%}, {name} {ends / total:.0%}, attention {attention / total:.0%}"
+    c, task, total = model.config, task_of(model.config), model.flops_per_token()
+    parts = {"blocks": 6 * model.active_matrices(), task.ends: 0, "attention": model.attention_flops()}
+    parts[task.ends] = total - sum(parts.values())
+    shares = ", ".join(f"{name} {flops / total:.0%}" for name, flops in parts.items())
     counted = ", counting active parameters" if c.n_expert else ""
-    image = f", {total * c.block_size / 1e9:.4g} per image" if of_images else ""
-    return f"{total / 1e9:.3f} GFLOPs per token{image}, forward and backward{counted} ({shares})"
+    a_row = f", {total * c.block_size / 1e9:.4g} per {task.counted_row}" if task.counted_row else ""
+    return f"{total / 1e9:.3f} GFLOPs per token{a_row}, forward and backward{counted} ({shares})"
 
 
 def describe_memory(model: Transformer) -> list:
-    """A table: fp32 weights, gradients and state under each optimizer with its defaults.
-
-    The state is that of a real optimizer, built on this model, which may be on the meta device."""
+    """A table: fp32 weights, gradients and state under each optimizer with its defaults."""
     weights, rows = 4 * model.num_params(), [("optimizer", "weights", "gradients", "state", "state, bytes/parameter")]
     for name in OPTIMIZERS:
         config = TrainConfig(optimizer=name)
@@ -99,5 +94,4 @@ def draw_rates(optimizer, config: TrainConfig, path: Path) -> None:
     axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, lambda f: figure.savefig(f, format="png"))
-    plt.close(figure)
+    save_figure(figure, path)

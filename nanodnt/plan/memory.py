@@ -4,10 +4,10 @@ The training step of nanodnt/engine.py runs on the meta device, where tensors ha
 is counted from the operator that makes it until it is freed. So any layout, optimizer or loss is counted as it is.
 """
 
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
+from unittest.mock import patch
 from weakref import ref
 
 import numpy as np
@@ -44,28 +44,23 @@ class Memory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        for tensor in tree_leaves((args, kwargs)):
-            self.register(tensor, is_new=False)
+        self.register((args, kwargs), new=False)
         if self.dry and (not func._schema.returns or func is torch.ops.aten._local_scalar_dense.default):
             return 0.0 if func._schema.returns else None
         result = func(*args, **kwargs)
-        for tensor in tree_leaves(result):
-            self.register(tensor, is_new=True)
+        self.register(result, new=True)
         self.peak = max(self.peak, self.now)
         if self.phase:
-            self.rows.append((self.phase, self.gradients, self.now))
+            self.add_row()
         return result
 
-    def register(self, tensor, is_new: bool) -> None:
-        """Note a tensor's storage when it is first seen. It counts only if an operator has just made it."""
-        if not isinstance(tensor, torch.Tensor):
-            return
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self.storages:
-            size = storage.nbytes() if is_new else 0
-            self.storages[key] = ref(storage, partial(self.forget, key)), size
-            self.now += size
+    def register(self, tree, new: bool) -> None:
+        """Note the storages of tensors that are seen for the first time. They count if an operator has made them."""
+        for storage in (t.untyped_storage() for t in tree_leaves(tree) if isinstance(t, torch.Tensor)):
+            key, size = storage._cdata, storage.nbytes() if new else 0
+            if key not in self.storages:
+                self.storages[key] = ref(storage, partial(self.forget, key)), size
+                self.now += size
 
     def forget(self, key, _) -> None:
         """Stop counting a storage that was freed."""
@@ -78,31 +73,14 @@ class Memory(TorchDispatchMode):
         self.storages[key] = reference, 0
         self.now, self.gradients = self.now - size, self.gradients + size
 
-
-@contextmanager
-def fused_attention():
-    """Replace attention by the operator of a fused kernel. Like the kernels of GPUs it keeps q, k, v, the result and
-    one fp32 number a row; on meta tensors torch would take the plain formula and keep all scores."""
-    plain = F.scaled_dot_product_attention
-
-    def fused(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, enable_gqa=False):
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout_p, is_causal)[0]
-
-    F.scaled_dot_product_attention = fused  # not a mode: modes are off while checkpointing computes a block again
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = plain
+    def add_row(self) -> None:
+        self.rows.append((self.phase, self.gradients, self.now))
 
 
-@contextmanager
-def alone():
-    """Let the optimizer take this for a run of one process, so that what is counted sends no messages."""
-    known, dist.is_initialized = dist.is_initialized, lambda: False
-    try:
-        yield
-    finally:
-        dist.is_initialized = known
+def fused_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, enable_gqa=False):
+    """Attention as one operator. Like a GPU's kernels it keeps q, k, v, the result and one fp32 number a row; on meta
+    tensors torch would take the plain formula and keep all scores."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout_p, is_causal)[0]
 
 
 def trace(model, optimizer, config, micro: int, accumulation: int = 1) -> Memory:
@@ -115,22 +93,23 @@ def trace(model, optimizer, config, micro: int, accumulation: int = 1) -> Memory
         memory.phase = NEXT_PHASE.get(phase)
 
     def loss_without_rows(*args):
-        memory.rows.append((memory.phase, memory.gradients, memory.now))
+        memory.add_row()
         memory.phase = None
         return compute_loss(*args)
 
     hooks = [p.register_post_accumulate_grad_hook(memory.count_as_gradient) for p in model.parameters()]
-    model.loss = loss_without_rows
-    try:
-        with fused_attention(), alone(), memory:
-            scaler = torch.amp.GradScaler("cpu", enabled=False)
-            trainer = Trainer(model, optimizer, scaler, micro, config.grad_clip, on_phase_end=enter_next_phase)
-            training_step(trainer, batch)
-    finally:
-        del model.loss
-        optimizer.zero_grad(set_to_none=True)
-        for hook in hooks:
-            hook.remove()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    trainer = Trainer(model, optimizer, scaler, micro, config.grad_clip, on_phase_end=enter_next_phase)
+    with (
+        patch.object(F, "scaled_dot_product_attention", fused_attention),
+        patch.object(dist, "is_initialized", lambda: False),  # so that the optimizer sends no messages
+        patch.object(model, "loss", loss_without_rows),
+        memory,
+    ):
+        training_step(trainer, batch)
+    optimizer.zero_grad(set_to_none=True)
+    for hook in hooks:
+        hook.remove()
     return memory
 
 
@@ -184,16 +163,14 @@ class Timeline:
     def peak(self, micro: int, accumulates: bool, strategy: Strategy) -> Peak:
         """The moment when the most is held. `accumulates`: gradients of an earlier micro batch exist from the start."""
         other = self.other_bytes(micro)
-        more = (strategy.extra, strategy.accumulated) if accumulates else (strategy.extra,)
-        extra = np.array([sum(part.get(str(phase), 0) for part in more) for phase in self.phases])[self.phase]
+        parts = (strategy.extra, strategy.accumulated) if accumulates else (strategy.extra,)
+        extra = np.array([sum(part.get(str(phase), 0) for part in parts) for phase in self.phases])[self.phase]
         share = 1 if accumulates else 0 if strategy.in_buckets else self.gradients
         gradients = strategy.gradients * share + 0 * other
         i = (gradients + extra + other).argmax()
-        kept = min(other[self.before_loss], other[i])
-        phase = str(self.phases[self.phase[i]])
-        return Peak(
-            phase, strategy.weights, gradients[i], strategy.state, extra[i], kept, other[i] - kept + strategy.batch
-        )
+        kept, phase = min(other[self.before_loss], other[i]), str(self.phases[self.phase[i]])
+        held = strategy.weights, gradients[i], strategy.state, extra[i]
+        return Peak(phase, *held, kept, other[i] - kept + strategy.batch)
 
 
 def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limit: float) -> int:
@@ -208,11 +185,12 @@ def choose_micro_batch(flags: GPTConfig, config, env, share: int) -> tuple:
 
     The count is that of `--plan`, of the eager step. Compiled steps take less, so for them it is an upper bound. If not
     even one row fits, it is 1 all the same."""
-    limit = env.minimum(available_bytes(env.device))  # so all ranks choose the same
+    limit, total = (
+        env.minimum(count(env.device)) for count in (available_bytes, memory_bytes)
+    )  # the same on all ranks
     model = task_of(flags).network().empty(flags)
     prepare_model(model, config, replace(env, device=torch.device("meta")))
     optimizer = make_optimizer(model, config)
-    total = env.minimum(memory_bytes(env.device))  # by which FSDP chose what to keep
     held = make_strategy(env.parallel, model, optimizer, config, env.world_size, total)
     timeline = Timeline(model, optimizer, config, config.activation_checkpointing)
     micro = largest_micro_batch(timeline, held, share, limit)

@@ -24,15 +24,9 @@ GPUS = {
     "h800": (80, "H800"),
     "gh200": (96, "GH200"),
     "b200": (180, "B200"),
-    "a100": (80, "A100"),
-    "a100-40": (40, "A100"),
-    "a800": (80, "A800"),
-    "l40s": (46, "L40S"),
-    "4090": (24, "RTX 4090"),
-    "3090": (24, "RTX 3090"),
-    "v100": (32, "V100"),
-    "t4": (15, "T4"),
 }
+GPUS |= {"a100": (80, "A100"), "a100-40": (40, "A100"), "a800": (80, "A800"), "l40s": (46, "L40S")}
+GPUS |= {"4090": (24, "RTX 4090"), "3090": (24, "RTX 3090"), "v100": (32, "V100"), "t4": (15, "T4")}
 NO_BF16 = ("v100", "t4")  # here dtype=auto is fp16
 PARTS = (  # of the memory at its peak, in the order of the fields of Peak
     "weights",
@@ -41,10 +35,6 @@ PARTS = (  # of the memory at its peak, in the order of the fields of Peak
     "DDP's buckets, FSDP's gathered copies",
     "kept for the backward",
     "everything else then",
-)
-NOTES = (
-    "kept for the backward: activations, and the folded and cast weights; with torch.compile less, so an upper bound",
-    "not counted: CUDA, NCCL, workspaces of kernels, gaps between tensors",
 )
 CHECKPOINTS = 4  # on disk at a time: last, prev, best, and the next one while it is written
 
@@ -78,42 +68,40 @@ def format_gb(n: float) -> str:
     return f"{n / 1e9:.2f}"
 
 
-def describe_strategies(timelines: dict, choices: list, share: int, config, limit: float) -> list:
-    """A table: the memory of one process at its peak, with the largest micro batch that fits into `limit` bytes.
+def describe_strategies(timelines: dict, choices: list, share: int, given: int, limit: float) -> list:
+    """A table: the memory of one process at its peak, with the largest micro batch that fits into `limit` bytes, and
+    the peak with the micro batch `given` (0 = none).
 
-    `timelines`: {whether with activation checkpointing: Timeline}; `choices`: strategies; `share`: sequences, or
-    images, of one process in a step."""
-    given = config.micro_batch_size if config.micro_batch_size and share % config.micro_batch_size == 0 else 0
-    first = ("GB", "micro_batch_size that fits", "accumulation", *PARTS, "peak", "phase of the peak")
-    columns = [first + ((f"peak with micro_batch_size={given}",) if given else ())]
+    `timelines`: {whether with activation checkpointing: Timeline}; `choices`: strategies; `share`: rows of one process
+    in a step."""
+    titles = ("GB", "micro_batch_size that fits", "accumulation", *PARTS, "peak", "phase of the peak")
+    columns = [(*titles, f"peak with micro_batch_size={given}")]
     for strategy in choices:
         for checkpointing, timeline in timelines.items():
             micro = largest_micro_batch(timeline, strategy, share, limit)
-            peak = timeline.peak(micro, micro < share, strategy)
-            column = [strategy.name + ", checkpointing" * checkpointing]
-            column += [str(micro) if peak.total <= limit else "none, 1 shown", str(share // micro)]
-            column += [*map(format_gb, peak[1:]), format_gb(peak.total), peak.phase]
-            if given:
-                column.append(format_gb(timeline.peak(given, given < share, strategy).total))
-            columns.append(column)
-    return table(list(zip(*columns, strict=True)))
+            peak, of_given = (timeline.peak(n, n < share, strategy) for n in (micro, given or micro))
+            fits = str(micro) if peak.total <= limit else "none, 1 shown"
+            cells = (fits, str(share // micro), *map(format_gb, (*peak[1:], peak.total)), peak.phase)
+            columns.append((strategy.name + ", checkpointing" * checkpointing, *cells, format_gb(of_given.total)))
+    rows = list(zip(*columns, strict=True))
+    return table(rows if given else rows[:-1])
 
 
 def describe_time(model, config, plan: PlanConfig, dtype) -> list:
     """Lines: the work of the run, and its days at the assumed MFU."""
-    rows, context, images = config.batch_size, model.config.block_size, task_of(model.config).reads == "images"
-    tokens = rows * context
+    rows, steps, context, row = config.batch_size, config.max_iters, model.config.block_size, task_of(model.config).counted_row
+    tokens, counted = rows * context, f" {row}s" if row else ""
     flops = tokens * model.flops_per_token()
+    work = f"{steps:,} steps of {rows}{counted} × {context} = {tokens:,} tokens are "
+    work += f"{steps * rows:,}{counted}, " if row else ""
+    work += f"{steps * tokens / 1e9:.4g}e9 tokens, {steps * flops:.3g} FLOPs"
     peak = config.peak_flops or (PEAK_FLOPS[GPUS[plan.gpu][1]] if dtype != torch.float32 else 0)
-    work = f"{config.max_iters:,} steps of {rows}{' images' * images} × {context} = {tokens:,} tokens are "
-    work += f"{config.max_iters * rows:,} images, " * images
-    work += f"{config.max_iters * tokens / 1e9:.4g}e9 tokens, {config.max_iters * flops:.3g} FLOPs"
     if not peak:
         return [work, "days: unknown, because the GPU's fp32 peak is unknown: give it with --peak_flops"]
     speed = plan.mfu * peak * plan.gpus
-    days = config.max_iters * flops / speed / 86400
-    time = f"{days:.3g} days, {flops / speed:.3g} s a step, {speed / model.flops_per_token():,.0f} tokens/s"
-    time += f", {rows * speed / flops:,.0f} images/s" * images
+    days, seconds = steps * flops / speed / 86400, flops / speed
+    time = f"{days:.3g} days, {seconds:.3g} s a step, {speed / model.flops_per_token():,.0f} tokens/s"
+    time += f", {rows * speed / flops:,.0f}{counted}/s" if row else ""
     time += f" at an assumed MFU of {plan.mfu:.0%} of {plan.gpus} × {peak / 1e12:.0f} TFLOP/s; with activation "
     lines = [work, time + "checkpointing about 4/3 of the time"]
     if model.config.n_expert:
@@ -139,6 +127,7 @@ def describe_plan(model, config, plan: PlanConfig) -> list:
     prepare_model(model, config, Env(0, 1, torch.device("meta"), dtype, False))
     optimizer = make_optimizer(model, config)  # after prepare_model, which sets the dtype of Muon's products
     share = math.prod(split_batch(config.batch_size, 0, plan.gpus))
+    given = config.micro_batch_size if config.micro_batch_size and share % config.micro_batch_size == 0 else 0
     choices = strategies(model, optimizer, config, plan.gpus, plan.bytes)
     if dtype == torch.float16:  # FSDP has no loss scaling
         choices = choices[:1]
@@ -154,7 +143,9 @@ def describe_plan(model, config, plan: PlanConfig) -> list:
         "",
         f"memory of one of {plan.gpus} {plan.gpu}, {plan.bytes / 1e9:g} GB each for tensors, not compiled "
         f"({share} {task_of(model.config).row_noun} of a step each):",
-        *describe_strategies(timelines, choices, share, config, plan.bytes),
+        *describe_strategies(timelines, choices, share, given, plan.bytes),
         *(strategy.note for strategy in choices if strategy.note),
-        *NOTES,
+        "kept for the backward: activations, and the folded and cast weights; with torch.compile less, so an upper "
+        "bound",
+        "not counted: CUDA, NCCL, workspaces of kernels, gaps between tensors",
     ]

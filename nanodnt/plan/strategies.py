@@ -72,13 +72,15 @@ def make_strategy(parallel: str, model, optimizer, config, gpus: int, limit: flo
     n = config.fsdp_shard_size or gpus
     if gpus % n:
         raise ValueError(f"fsdp_shard_size={n} does not divide gpus={gpus}: choose a divisor")
-    shard = shard_bytes(parameters, n)
-    keep, text = keep_unsharded(model, model.runtime.compute_dtype or torch.float32, 3 * weights + state_size, n, limit)
-    accumulated = dict.fromkeys(("forward", "loss", "backward"), weights if keep else root_bytes(model))
+    shard, dtype = shard_bytes(parameters, n), model.runtime.compute_dtype or torch.float32
+    keep, text = keep_unsharded(model, dtype, 3 * weights + state_size, n, limit)
+    # the root group: everything but the matrices of the blocks
+    root = weights - total_bytes(block_matrices(model))
+    accumulated = dict.fromkeys(("forward", "loss", "backward"), weights if keep else root)
     experts = model.config.n_expert
     if experts % n:
         text += f"; {experts} experts over {n} processes: gathered, they take the memory of {-(-experts // n) * n}"
-    sharded = shard + buffers, shard, shard_bytes(state, n), gathered_copies(model, keep, n), accumulated
+    sharded = shard + buffers, shard, shard_bytes(state, n), gathered_copies(model, dtype, root, keep, n), accumulated
     return Strategy("FSDP", *sharded, batch=batch, note=f"FSDP: {text}")
 
 
@@ -88,24 +90,17 @@ def strategies(model, optimizer, config, gpus: int, limit: float = math.inf) -> 
     return [make_strategy(kind, model, optimizer, config, gpus, limit) for kind in kinds]
 
 
-def root_bytes(model) -> int:
-    """The size of FSDP2's root group: everything but the matrices of the blocks."""
-    return total_bytes(model.parameters()) - total_bytes(block_matrices(model))
-
-
-def gathered_copies(model, keep: bool, n: int) -> dict:
+def gathered_copies(model, dtype: torch.dtype, root: int, keep: bool, n: int) -> dict:
     """Bytes by phase of the full weights and gradients that FSDP2 holds for a while: an upper bound, by our inference.
 
-    The root group is gathered from the start of a step to its end, then its gradients are reduced. Blocks are gathered
-    one after the other. Unless all are kept (`keep`), a process holds the matrices of one block, and those of the next
-    one twice, gathered and copied out. In the backward pass it also holds the gradients of that block, and in fp32
-    those of the block before, which are being reduced. Copies are as large as the n shards together: `padded_numel`."""
-    itemsize = gathered_dtype(model, model.runtime.compute_dtype or torch.float32).itemsize
+    The root group, of `root` bytes, is gathered from the start of a step to its end, then its gradients are reduced.
+    Blocks are gathered one after the other. Unless all are kept (`keep`), a process holds the matrices of one block,
+    and those of the next one twice, gathered and copied out. In the backward pass it also holds the gradients of that
+    block, and in fp32 those of the block before, which are being reduced. Copies are as large as the n shards together:
+    `padded_numel`."""
+    itemsize = gathered_dtype(model, dtype).itemsize
     counts = [padded_numel(block_matrices(block), n) for block in model.blocks]
-    root, block, reduced = root_bytes(model), itemsize * max(counts), 4 * max(counts)
-    if keep:
-        held = root + itemsize * sum(counts)
-        phases = dict(forward=held + 2 * block, loss=held + block, backward=held + block + reduced)
-    else:
-        phases = dict(forward=root + 3 * block, loss=root + 2 * block, backward=root + 4 * block + reduced)
+    block, reduced = itemsize * max(counts), 4 * max(counts)
+    held = root + (itemsize * sum(counts) if keep else block)
+    phases = dict(forward=held + 2 * block, loss=held + block, backward=held + (1 if keep else 3) * block + reduced)
     return phases | dict(reduction=3 * root)

@@ -8,7 +8,7 @@ from nanodnt.tasks.task import Task
 
 class ImageTask(Task):
     reads, how_chosen = "images", "set patch_size (see config/vdnt/)"
-    row_noun, loss_unit = "images", "image"
+    row_noun, counted_row, ends, loss_unit = "images", "image", "patches and head", "image"
 
     def network(self) -> type[Transformer]:
         from vision import ViT

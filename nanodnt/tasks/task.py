@@ -11,6 +11,8 @@ class Task:
     reads: str  # what its network reads: a dataset fits a network if both read the same
     how_chosen: str  # what a user does to get its network
     row_noun: str  # what a batch has: "sequences", say
+    counted_row: str = ""  # a row, where they are counted beside tokens: "image"
+    ends: str = "head"  # the matrices of the network besides those of the blocks, in words
     loss_unit: str  # what a loss is the mean over: "token", say
 
     # ---------------------------------------------------------------------------------------------------- network
