@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from model import GPT, GPTConfig
-from nanodnt.optim import OPTIMIZERS, RULES, fill_defaults
+from nanodnt.optim import OPTIMIZERS, RULES, fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
 from support.runs import ROOT, bits
 
@@ -34,11 +34,16 @@ VARIANTS |= {name: dict(optimizer=name) for name in OPTIMIZERS if name not in OU
 NAMES = list(OPTIMIZERS)
 
 
-def settings(**changes):
-    """The training settings with these changes, filled in. LR and decay suit every optimizer, and show in few steps."""
-    config = TrainConfig(**dict(learning_rate=0.01, weight_decay=0.3) | changes)
+def filled(**changes):
+    """The training settings with these changes, filled in."""
+    config = TrainConfig(**changes)
     fill_defaults(config)
     return config
+
+
+def settings(**changes):
+    """The same, with an LR and a decay that suit every optimizer, and show in few steps."""
+    return filled(**dict(learning_rate=0.01, weight_decay=0.3) | changes)
 
 
 def tiny(**flags):
@@ -50,9 +55,9 @@ def tiny(**flags):
     return model
 
 
-def gradients(model, steps, seed=0):
-    """[{name: gradient} of each step], in float64. Those of some roles are so small that Adam's ε matters."""
-    g, small = torch.Generator().manual_seed(seed), ("gain_out", "bias", "pos", "vo")
+def gradients(model, steps, seed=0, small=("gain_out", "bias", "pos", "vo")):
+    """[{name: gradient} of each step], in float64. Those of `small` roles are so small that Adam's ε matters."""
+    g = torch.Generator().manual_seed(seed)
     scale = {name: 1e-8 if role in small else 1.0 for name, role in model.roles().items()}
     shapes = {name: p.shape for name, p in model.named_parameters()}
     return [{n: scale[n] * torch.randn(s, generator=g).double() for n, s in shapes.items()} for _ in range(steps)]
@@ -82,6 +87,28 @@ def assert_parameters(model, want, tolerance):
     for name, p in model.named_parameters():
         message = lambda text, name=name: f"{name}: {text}"  # noqa: E731
         torch.testing.assert_close(p.detach().double(), want[name], rtol=tolerance, atol=tolerance, msg=message)
+
+
+def assert_steps(update, model, tolerance=1e-5, **changes):
+    """Some steps change every parameter as `update(role, w, decay, steps)` does in float64; `steps`: [(gradient, LR)].
+    Returns the optimizer."""
+    optimizer = make_optimizer(model, settings(**changes))
+    want, grads, roles = values(model), gradients(model, STEPS), model.roles()
+    rates = drive(model, optimizer, grads)
+    for name, w in want.items():
+        steps = [(g[name], lr) for g, lr in zip(grads, rates[name], strict=True)]
+        want[name] = update(roles[name], w, 0.3 if roles[name] in DECAYED else 0.0, steps)
+    assert_parameters(model, want, tolerance)
+    return optimizer
+
+
+def with_torch(p, steps, optimizer, decay=0.0):
+    """p after the steps [(gradient, LR)] of an optimizer of torch; `decay` comes before each."""
+    for grad, lr in steps:
+        optimizer.param_groups[0]["lr"], p.grad = lr, grad.to(p.dtype)
+        p.data.mul_(1 - lr * decay)
+        optimizer.step()
+    return p.detach().double()
 
 
 def everything(model, optimizer):

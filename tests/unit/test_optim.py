@@ -15,13 +15,12 @@ from model import GPT, GPTConfig
 from nanodnt.optim import make_optimizer
 from support.optimizers import (
     ALL,
-    DECAYED,
     DNT,
     LAYOUTS,
     OURS,
     STEPS,
     VARIANTS,
-    assert_parameters,
+    assert_steps,
     blocks_of,
     drive,
     everything,
@@ -29,6 +28,7 @@ from support.optimizers import (
     settings,
     tiny,
     values,
+    with_torch,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,19 +39,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_adamw_is_torchs(layout):
     """torch.optim.AdamW in float64, a parameter at a time, with decay on the matrices."""
-    model = tiny(**LAYOUTS[layout])
-    optimizer = make_optimizer(model, settings(beta1=0.8, beta2=0.9))
-    want, grads, roles = values(model), gradients(model, STEPS), model.roles()
-    rates = drive(model, optimizer, grads)
-    for name, w in want.items():
-        decay = 0.3 if roles[name] in DECAYED else 0.0
+
+    def update(role, w, decay, steps):
         p = torch.nn.Parameter(w)
-        theirs = torch.optim.AdamW([p], betas=(0.8, 0.9), eps=1e-8, weight_decay=decay, foreach=False)
-        for t, lr in enumerate(rates[name]):
-            theirs.param_groups[0]["lr"], p.grad = lr, grads[t][name]
-            theirs.step()
-        want[name] = p.detach()
-    assert_parameters(model, want, 1e-5)
+        return with_torch(p, steps, torch.optim.AdamW([p], betas=(0.8, 0.9), weight_decay=decay, foreach=False))
+
+    assert_steps(update, tiny(**LAYOUTS[layout]), beta1=0.8, beta2=0.9)
 
 
 SGD = [dict(), dict(dampening=0.3), dict(nesterov=True), dict(momentum=0.5), dict(momentum=0.0)]
@@ -60,48 +53,38 @@ SGD = [dict(), dict(dampening=0.3), dict(nesterov=True), dict(momentum=0.5), dic
 @pytest.mark.parametrize("options", SGD, ids=str)
 def test_msgdw_is_torchs_sgd_plus_explicit_decay(options):
     """Decay first, w ← w (1 − ηλ), then torch.optim.SGD, whose first buffer is the whole gradient."""
-    model = tiny(**ALL)
-    optimizer = make_optimizer(model, settings(optimizer="msgdw", **options))
-    want, grads, roles = values(model), gradients(model, STEPS), model.roles()
-    rates = drive(model, optimizer, grads)
-    for name, w in want.items():
+
+    def update(role, w, decay, steps):
         p = torch.nn.Parameter(w)
-        theirs = torch.optim.SGD([p], **dict(momentum=0.9) | options)
-        for t, lr in enumerate(rates[name]):
-            if roles[name] in DECAYED:
-                p.data.mul_(1 - lr * 0.3)
-            theirs.param_groups[0]["lr"], p.grad = lr, grads[t][name]
-            theirs.step()
-        want[name] = p.detach()
-    assert_parameters(model, want, 1e-5)
+        return with_torch(p, steps, torch.optim.SGD([p], **dict(momentum=0.9) | options), decay)
+
+    assert_steps(update, tiny(**ALL), optimizer="msgdw", **options)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_adam_mini_is_its_definition(layout):
     """One second moment a head of q and k, a row of other matrices, a whole tensor of all else; ε outside the root."""
-    model = tiny(**LAYOUTS[layout])
-    optimizer = make_optimizer(model, settings(optimizer="adam_mini", beta1=0.8, beta2=0.9))
-    want, grads, roles = values(model), gradients(model, STEPS), model.roles()
-    rates, moments = drive(model, optimizer, grads), {}
-    for name, w in want.items():
-        blocks = blocks_of(roles[name], len(w), head_dim=8)
+    model, moments = tiny(**LAYOUTS[layout]), []
+
+    def update(role, w, decay, steps):
+        blocks = blocks_of(role, len(w), head_dim=8)
         m, v = torch.zeros_like(w), [0.0] * len(blocks)
-        for t, lr in enumerate(rates[name]):
-            g = grads[t][name]
-            if roles[name] in DECAYED:
-                w *= 1 - lr * 0.3
+        for t, (g, lr) in enumerate(steps):
+            w = w * (1 - lr * decay)
             m = 0.8 * m + 0.2 * g
             for i, rows in enumerate(blocks):
                 v[i] = 0.9 * v[i] + 0.1 * float((g[rows] ** 2).sum()) / g[rows].numel()
                 corrected = m[rows] / (1 - 0.8 ** (t + 1)), v[i] / (1 - 0.9 ** (t + 1))
                 w[rows] -= lr * corrected[0] / (math.sqrt(corrected[1]) + 1e-8)
-        moments[name] = torch.tensor(v, dtype=torch.float64)
-    assert_parameters(model, want, 1e-5)
+        moments.append(torch.tensor(v, dtype=torch.float64))
+        return w
+
+    optimizer = assert_steps(update, model, optimizer="adam_mini", beta1=0.8, beta2=0.9)
     if layout == "all":  # 2 heads of q, one of k
-        heads = {n: len(v) for n, v in moments.items() if roles[n] == "qk"}
+        heads = {n: len(v) for (n, role), v in zip(model.roles().items(), moments, strict=True) if role == "qk"}
         assert heads == {"blocks.0.attn.f.q.weight": 2, "blocks.0.attn.f.k.weight": 1}
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(optimizer.state[p]["block_sq"].double(), moments[name], rtol=1e-5, atol=0.0)
+    for p, v in zip(model.parameters(), moments, strict=True):
+        torch.testing.assert_close(optimizer.state[p]["block_sq"].double(), v, rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize(
@@ -188,13 +171,12 @@ def test_gradients_are_divided_by_grad_scale_and_stay_as_they_are_otherwise(vari
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_grad_scale_is_the_same_as_smaller_gradients(variant):
     """Bit by bit: a step on gradients and a scale is a step on the gradients divided by it."""
-    runs, scale = [], torch.tensor(1.7)
-    for divided in (False, True):
+    runs, scale, one = [], torch.tensor(1.7), torch.tensor(1.0)
+    for divisor, grad_scale in ((one, scale), (scale, one)):
         model = tiny()
-        optimizer, grads = make_optimizer(model, settings(**VARIANTS[variant])), gradients(model, 3)
-        if divided:
-            grads = [{name: g.float() / scale for name, g in step.items()} for step in grads]
-        drive(model, optimizer, grads, torch.tensor(0.0), torch.tensor(1.0) if divided else scale)
+        optimizer = make_optimizer(model, settings(**VARIANTS[variant]))
+        grads = [{name: g.float() / divisor for name, g in step.items()} for step in gradients(model, 3)]
+        drive(model, optimizer, grads, torch.tensor(0.0), grad_scale)
         runs.append(everything(model, optimizer))
     assert runs[0] == runs[1]
 

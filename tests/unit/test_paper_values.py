@@ -10,8 +10,9 @@ from functools import cache, partial
 import pytest
 import torch
 
-from model import DYT_ALPHA
-from nanodnt.optim import lr_at, make_optimizer
+from model import DYT_ALPHA, GPTConfig
+from nanodnt.optim import lr_at
+from nanodnt.optim.groups import make_groups
 from nanodnt.tasks import task_of
 from support.pages import CONFIGS, config
 
@@ -39,22 +40,31 @@ def resolve(command: str) -> dict:
     words = command.split()
     flags = dict(word[2:].split("=") for word in words if word.startswith("--"))
     model, c = config(*(word for word in words if not word.startswith("--")), **flags)
-    net, epoch = task_of(model).network().empty(model), 1_281_167 // c.batch_size  # training images of ImageNet-1k
-    found = vars(model) | vars(c) | dict(d_ff=model.ffn_width, kv_heads=model.n_kv_head or model.n_head)
-    found |= dict(betas=(c.beta1, c.beta2), floor=c.min_lr / c.learning_rate)
+    net, built = build(tuple(vars(model).items()))
+    epoch = 1_281_167 // c.batch_size  # training images of ImageNet-1k
+    found = vars(model) | vars(c) | built | dict(betas=(c.beta1, c.beta2), floor=c.min_lr / c.learning_rate)
     found |= dict(epochs=c.max_iters / epoch, warmup_epochs=c.warmup_iters / epoch)
-    found |= dict(tokens_a_step=c.batch_size * model.block_size, active=net.num_params(active=True) / 1e6)
-    found["millions"] = net.num_params(positions=bool(model.patch_size)) / 1e6  # GPT-2 without positions, as usual
-    roles = net.roles()
-    found["gains"] = sum(p.numel() for name, p in net.named_parameters() if roles[name].startswith("gain"))
+    found |= dict(tokens_a_step=c.batch_size * model.block_size)
 
     # by role of the parameters: LR at the last step of warm-up, at the one after it, at the last of all; decay; rule
-    groups = {g["label"]: g for g in make_optimizer(net, c).param_groups}
+    groups = {g["label"]: g for g in make_groups(net, c)}
     for name, step in dict(warmed=max(0, c.warmup_iters - 1), after=c.warmup_iters, last=c.max_iters - 1).items():
         found[name] = {role: lr_at(step, c, g) for role, g in groups.items()}
     found["decays"] = {role: g["weight_decay"] for role, g in groups.items()}
     found["rules"] = {role: g["rule"] for role, g in groups.items()}
+    return found
 
+
+@cache
+def build(fields: tuple) -> tuple:
+    """(the network without storage of these fields of GPTConfig, {name: value} of what it is like)."""
+    model = GPTConfig(**dict(fields))
+    net = task_of(model).network().empty(model)
+    found = dict(d_ff=model.ffn_width, kv_heads=model.n_kv_head or model.n_head)
+    found["active"] = net.num_params(active=True) / 1e6
+    found["millions"] = net.num_params(positions=bool(model.patch_size)) / 1e6  # GPT-2 without positions, as usual
+    roles = net.roles()
+    found["gains"] = sum(p.numel() for name, p in net.named_parameters() if roles[name].startswith("gain"))
     places = [(branch, place) for branch in ("attn", "mlp") for place in ("pre", "mid", "post")]
     slots = {(f"{b}.{p}", i): getattr(getattr(x, b), p) for i, x in enumerate(net.blocks, 1) for b, p in places}
     slots |= {("input", 0): net.input_norm, ("qk", 0): net.blocks[0].attn.f.q_norm, ("final", 0): net.final_norm}
@@ -68,7 +78,7 @@ def resolve(command: str) -> dict:
     found["learned"] = one(isinstance(slot.alpha, torch.nn.Parameter) for slot in attn + other)
     found["beta"] = one(slot.bias is not None for slot in attn + other)
     found["scalar"] = None if net.embed_scale.gain is None else net.embed_scale.init_gain  # on the embedding
-    return found
+    return net, found
 
 
 # ------------------------------------------------------------------------------------------------------------- DNT
@@ -358,13 +368,18 @@ CHANGES = {
 }
 
 
+def all_fields(*names) -> dict:
+    """The fields of GPTConfig and TrainConfig."""
+    model, train = config(*names)
+    return vars(model) | vars(train) | dict(out_dir="")
+
+
 @pytest.mark.parametrize("size, baseline", CHANGES)
 def test_overlays_change_nothing_but_this(size, baseline):
-    before, family = resolve(f"{size} {baseline}"), baseline.split("/")[0]
-    settings = [field for part in config(size) for field in vars(part) if field != "out_dir"]
+    before, family = all_fields(size, baseline), baseline.split("/")[0]
     for overlay, (_, changes) in CHANGES[size, baseline].items():
-        after = resolve(f"{size} {family}/{overlay}")
-        assert {name: after[name] for name in settings if after[name] != before[name]} == changes, overlay
+        after = all_fields(size, f"{family}/{overlay}")
+        assert {name: after[name] for name in after if after[name] != before[name]} == changes, overlay
 
 
 def test_every_file_of_the_papers_is_here():

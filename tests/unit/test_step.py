@@ -7,12 +7,12 @@ import torch.nn.functional as F
 
 from model import GPT, GPTConfig
 from nanodnt.engine import Trainer, training_step
-from nanodnt.optim import fill_defaults, make_optimizer
+from nanodnt.optim import make_optimizer
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import attention_backend
-from nanodnt.settings import TrainConfig
 from support.models import LLAMA, S5, SIZE, error, gradients, tokens
 from support.operators import NoWaiting, Watch, with_plain_loss
+from support.optimizers import OURS, filled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = Env(0, 1, torch.device("cpu"), torch.float32, False)
@@ -44,24 +44,16 @@ def test_the_attention_that_is_named_is_the_one_that_runs(flags, dtype):
     assert [backend] == ["flash" if watch.calls["_scaled_dot_product_flash_attention_for_cpu"] else "math"]
 
 
-def filled(**settings) -> TrainConfig:
-    config = TrainConfig(**settings)
-    fill_defaults(config)
-    return config
-
-
-def step_parts(flags, optimizer, fp16=False, **settings):
-    """(model, optimizer, scaler, config) of a tiny run."""
-    config = filled(optimizer=optimizer, **settings)
-    model = (
-        GPT(GPTConfig(**SIZE | dict(n_layer=1) | flags))
-        .set_runtime(compute_dtype=torch.float16 if fp16 else None)
-        .train()
-    )
-    made = make_optimizer(model, config)
-    for group in made.param_groups:
+def make_trainer(flags, optimizer, grad_clip, fp16=False, **settings) -> Trainer:
+    """Of a tiny model, in micro batches of 2 rows."""
+    model = GPT(GPTConfig(**SIZE | dict(n_layer=1) | flags)).train()
+    model.set_runtime(compute_dtype=torch.float16 if fp16 else None)
+    optimizer = make_optimizer(model, filled(optimizer=optimizer))
+    for group in optimizer.param_groups:
         group["lr"] = 1e-2
-    return model, made, torch.amp.GradScaler("cpu", enabled=fp16, init_scale=1024), config
+    return Trainer(
+        model, optimizer, torch.amp.GradScaler("cpu", enabled=fp16, init_scale=1024), 2, grad_clip, **settings
+    )
 
 
 @pytest.mark.parametrize("grad_clip", (1.0, pytest.param(0.0, marks=pytest.mark.deep)))
@@ -72,35 +64,28 @@ def step_parts(flags, optimizer, fp16=False, **settings):
 )
 @pytest.mark.parametrize("fp16", (False, True), ids=("fp32", "fp16"))
 def test_a_step_waits_for_nothing(optimizer, flags, grad_clip, fp16):
-    model, made, scaler, config = step_parts(flags, optimizer, fp16, grad_clip=grad_clip)
-    x, y = tokens(6, 9), tokens(6, 9, seed=2)
+    trainer, x, y = make_trainer(flags, optimizer, grad_clip, fp16), tokens(6, 9), tokens(6, 9, seed=2)
     y[0, :4] = -1
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     with NoWaiting() as watch:
         for _ in range(2):
-            loss, norm, found_inf = training_step(Trainer(model, made, scaler, 2, config.grad_clip), (x, y))
+            loss, norm, found_inf = training_step(trainer, (x, y))
     assert watch.calls and not found_inf and loss.isfinite() and norm > 0
-    assert [name for name, p in model.named_parameters() if torch.equal(p, before[name])] == []
+    assert [name for name, p in trainer.model.named_parameters() if torch.equal(p, before[name])] == []
     with pytest.raises(AssertionError, match="_local_scalar_dense"), NoWaiting():
         loss.item()
 
 
-OPTIMIZERS = ("adamw", "msgdw", "muon", "adam_mini")
-
-
 def three_steps(optimizer, grad_clip, at_clip=lambda model: None):
     """Parameters, the last gradients, and the norms. at_clip(model) is called when the norm is known."""
-    model, made, scaler, config = step_parts(S5, optimizer, grad_clip=grad_clip)
-    norms = []
-    for seed in range(3):
-        x, y = tokens(4, 9, seed=seed), tokens(4, 9, seed=seed + 9)
-        note = lambda phase: phase == "clip" and at_clip(model)  # noqa: E731
-        result = training_step(Trainer(model, made, scaler, 2, config.grad_clip, on_phase_end=note), (x, y))
-        norms.append(result.grad_norm.item())
-    return [p.detach() for p in model.parameters()], [p.grad for p in model.parameters()], norms
+    trainer = make_trainer(S5, optimizer, grad_clip)
+    trainer.on_phase_end = lambda phase: phase == "clip" and at_clip(trainer.model)
+    batches = [(tokens(4, 9, seed=seed), tokens(4, 9, seed=seed + 9)) for seed in range(3)]
+    norms = [training_step(trainer, batch).grad_norm.item() for batch in batches]
+    return *([getattr(p, part) for p in trainer.model.parameters()] for part in ("data", "grad")), norms
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", OURS)
 def test_a_step_clips_as_torch_does(optimizer):
     """Parameters and gradients are those of torch's clip_grad_norm_. Norms are before clipping."""
     clip = 0.5
@@ -111,7 +96,7 @@ def test_a_step_clips_as_torch_does(optimizer):
         assert error(found, wanted, floor=1e-3) < 1e-5
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", OURS)
 def test_a_limit_that_is_not_reached_changes_no_bit(optimizer):
     """grad_clip above the norm, and none: the same parameters, gradients and norms."""
     (params, grads, norms), expected = three_steps(optimizer, 100.0), three_steps(optimizer, 0.0)
@@ -120,25 +105,23 @@ def test_a_limit_that_is_not_reached_changes_no_bit(optimizer):
 
 
 def test_a_step_tells_of_its_phases_in_order():
-    model, made, scaler, config = step_parts(dict(), "adamw", grad_clip=1e-3)
-    seen, state = [], {}
-    x, y = tokens(6, 9), tokens(6, 9, seed=2)
+    seen, x, y = [], tokens(6, 9), tokens(6, 9, seed=2)
 
     def note(phase):
         grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        seen.append(phase)
-        state[len(seen), phase] = bool(grads) and torch.nn.utils.get_total_norm(grads).item()
+        seen.append((phase, bool(grads) and torch.nn.utils.get_total_norm(grads).item()))
 
-    weights = [p.detach().clone() for p in model.parameters()]
-    loss, norm, _ = training_step(Trainer(model, made, scaler, 2, config.grad_clip, on_phase_end=note), (x, y))
-    assert seen == ["forward", "backward"] * 3 + ["clip", "optimizer"]
-    assert state[1, "forward"] is False and state[2, "backward"] > 0  # the gradients of the step before are gone
-    assert state[6, "backward"] == pytest.approx(norm.item(), rel=1e-5)
-    assert state[7, "clip"] == state[6, "backward"]  # the optimizer clips
-    assert state[8, "optimizer"] == pytest.approx(1e-3, rel=1e-3)
-    with torch.no_grad():
-        for p, old in zip(model.parameters(), weights, strict=True):
-            p.copy_(old)
+    trainer = make_trainer(dict(), "adamw", 1e-3, on_phase_end=note)
+    model, weights = trainer.model, [p.detach().clone() for p in trainer.model.parameters()]
+    loss, norm, _ = training_step(trainer, (x, y))
+    phases, norms = zip(*seen, strict=True)
+    assert phases == ("forward", "backward") * 3 + ("clip", "optimizer")
+    assert norms[0] is False and norms[1] > 0  # the gradients of the step before are gone
+    assert norms[5] == pytest.approx(norm.item(), rel=1e-5)
+    assert norms[6] == norms[5]  # the optimizer clips
+    assert norms[7] == pytest.approx(1e-3, rel=1e-3)
+    for p, old in zip(model.parameters(), weights, strict=True):
+        p.data = old
     expected, grads = gradients(with_plain_loss(model), x, y)
     assert error(loss, expected) < 1e-6
     assert error(norm, torch.nn.utils.get_total_norm(grads.values())) < 1e-5
