@@ -8,6 +8,7 @@ import torch
 
 from model import GPT
 from nanodnt.optim import describe_groups, load_optimizer, make_optimizer, state_bytes
+from nanodnt.optim.groups import make_groups
 from support.optimizers import (
     ALL,
     DECAYED,
@@ -102,9 +103,8 @@ def looked_at(*flags):
 
 def decays(flags, **changes):
     """{parameter name: weight decay} of the groups."""
-    model = looked_at(*flags.items())
-    groups = make_optimizer(model, settings(**dict(weight_decay=0.1) | changes)).param_groups
-    return {name: g["weight_decay"] for g in groups for name in g["param_names"]}
+    groups = make_groups(looked_at(*flags.items()), settings(**dict(weight_decay=0.1) | changes))
+    return {name: g["weight_decay"] for g in groups for name, _ in g["params"]}
 
 
 ROLE_DECAY = [

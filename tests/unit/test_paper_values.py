@@ -61,7 +61,6 @@ def build(fields: tuple) -> tuple:
     model = GPTConfig(**dict(fields))
     net = task_of(model).network().empty(model)
     found = dict(d_ff=model.ffn_width, kv_heads=model.n_kv_head or model.n_head)
-    found["active"] = net.num_params(active=True) / 1e6
     found["millions"] = net.num_params(positions=bool(model.patch_size)) / 1e6  # GPT-2 without positions, as usual
     roles = net.roles()
     found["gains"] = sum(p.numel() for name, p in net.named_parameters() if roles[name].startswith("gain"))
@@ -145,8 +144,6 @@ for size, (millions, d, heads, depth, peak, decay, drop, patch) in VIT_SIZES.ite
         RUNS[name] = ("Tables 3, 4", rest | layout | adamw)
         msgdw = rest | layout | MSGDW | paper(learning_rate=peak, weight_decay=decay)
         RUNS[f"{name} vdnt/{size}_msgdw"] = ("Tables 3, 4", msgdw)
-digits = ours(n_embd=64, n_head=4, n_layer=6, patch_size=2, block_size=17, drop_path=0.1, millions=about(0.302))
-RUNS["vdnt/digits --image_size=8 --channels=1 --n_class=10"] = ("ours", digits)
 
 # ---------------------------------------------------------------------------------------------------- Blockwise LR
 # Table 2: millions of parameters, d_model, d_FF, n_head, depth, lr_max on OpenWebText and on MiniPile
@@ -264,8 +261,6 @@ FLAGS = {  # explicit flags win over the kind of model
     "dyt/small dyt/dyt --embed_scale=False": ON_TEXT | ours(scalar=None),
 }
 RUNS |= {command: ("ours", values) for command, values in FLAGS.items()}
-small = ours(n_embd=768, n_head=12, n_layer=12, d_ff=2048, learning_rate=6e-4, floor=0.1, millions=about(162.2))
-RUNS["dyt/small"] = ("ours", LLAMA | ADAMW | ON_OWT | small | ours(warmup_iters=2000, scalar=None, grad_clip=1.0))
 
 # ------------------------------------------------------------------------------------------------------------- LNS
 # Sec. 5.1: LR. The scripts (code): d, heads, depth, d_ff, millions, thousands of steps (1B: sec. 5.1) and of warm-up
@@ -297,15 +292,8 @@ RUNS["lns/vit_s"] = ("Sec. 5.6", vit_s)
 RUNS["lns/vit_s --lns=off"] = ("Sec. 5.6", vit_s | paper(factors={}))
 
 # ------------------------------------------------------------------------------------ scale vectors, initial weights
-rest = LLAMA | ADAMW | OWT | ours(block_size=1024, batch_size=480, warmup_iters=1000, floor=0.1, grad_clip=1.0)
-rest |= ours(decay_gains="none", dropout=0.0)
-dense = ours(n_embd=768, n_head=12, n_layer=6, d_ff=2048, learning_rate=1e-3, max_iters=24_400, millions=about(119.7))
-moe = ours(n_embd=1024, n_head=16, n_layer=10, d_ff=1472, learning_rate=8e-4, max_iters=48_000, millions=about(506.8))
-moe |= ours(n_expert=8, n_expert_active=2, n_expert_shared=0, router="softmax", balance="loss")
-RUNS["scale_vectors/llama_120m"] = ("ours", rest | dense)
-RUNS["moe/scale_vectors_05b"] = ("ours", rest | moe | ours(active=about(236)))
 command = "scale_vectors/llama_120m --n_layer=22 --n_embd=1792 --n_head=14 --n_ff=4778"
-RUNS[command] = ("notes on the paper", rest | code(gains=80_640, millions=1028.065024))
+RUNS[command] = ("notes on the paper", LLAMA | code(gains=80_640, millions=1028.065024))
 nanogpt = GPT2 | GPT2_PARTS | code(init="normal", init_std=0.02, residual_init="gpt2")
 RUNS |= {f"gpt2_{size} init/gpt2": ("nanoGPT", nanogpt) for size in SIZES}
 
@@ -386,6 +374,6 @@ def test_every_file_of_the_papers_is_here():
     files = {str(path.relative_to("config"))[:-3] for path in CONFIGS}
     files -= {word for command in RUNS for word in command.split()} | {word for key in CHANGES for word in key}
     files -= {f"{key[1].split('/')[0]}/{overlay}" for key, overlays in CHANGES.items() for overlay in overlays}
-    others = ("claims/", "decay/", "moe/small", "optimizers/", "quickstart", "sft/example", "shakespeare_char")  # ours
+    others = ("claims/", "decay/", "moe/", "optimizers/", "quickstart", "sft/example", "shakespeare_char")  # ours
     assert not [file for file in files if not file.startswith(others)]
     assert DYT_ALPHA == TABLE_12 | {5120: TABLE_11["13b"][2:4]}
