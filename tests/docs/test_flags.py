@@ -21,7 +21,6 @@ LAYOUTS, OPTIMIZER_PAGE = PAGES["layouts"], PAGES["optimizers"]
 RULES = {"layouts": (rules.norms, rules.scales), "moe": (rules.experts,), "images": (rules.images,)}
 CHECKS = {"moe": [groups.check_penalties], "optimizers": [groups.decayed_roles]}  # functions that raise
 CHECKS["optimizers"] += [function for _, function in inspect.getmembers(defaults, inspect.isfunction)]
-CHECKS["optimizers"] += [entry.check for entry in OPTIMIZERS.values()]
 
 
 def in_column(page, title) -> list:
