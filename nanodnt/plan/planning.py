@@ -89,7 +89,8 @@ def describe_strategies(timelines: dict, choices: list, share: int, given: int, 
 
 def describe_time(model, config, plan: PlanConfig, dtype) -> list:
     """Lines: the work of the run, and its days at the assumed MFU."""
-    rows, steps, context, row = config.batch_size, config.max_iters, model.config.block_size, task_of(model.config).counted_row
+    rows, steps, context = config.batch_size, config.max_iters, model.config.block_size
+    row = task_of(model.config).counted_row
     tokens, counted = rows * context, f" {row}s" if row else ""
     flops = tokens * model.flops_per_token()
     work = f"{steps:,} steps of {rows}{counted} × {context} = {tokens:,} tokens are "
