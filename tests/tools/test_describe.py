@@ -216,13 +216,13 @@ def test_the_network_comes_first_then_what_it_is_trained_with(run):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # model.py runs a module that the tests have imported
-def test_a_reader_that_goes_away_is_no_error(monkeypatch, capsys):
+def test_a_reader_that_goes_away_is_no_error(capsys):
     """As in `python model.py | head`."""
     read, write = os.pipe()
     os.close(read)
-    monkeypatch.setattr(sys, "argv", ["model.py", "--n_layer=1", "--vocab_size=50"])
-    with os.fdopen(write, "w") as gone, pytest.raises(SystemExit) as end:
-        monkeypatch.setattr(sys, "stdout", gone)
+    with os.fdopen(write, "w") as gone, pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(sys, "argv", ["model.py", "--n_layer=1", "--vocab_size=50"])
+        patch.setattr(sys, "stdout", gone)
         runpy.run_path(str(ROOT / "model.py"), run_name="__main__")
     assert end.value.code == 128 + 13 and capsys.readouterr().err == ""
 
