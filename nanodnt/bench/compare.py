@@ -7,7 +7,7 @@ import torch
 
 from nanodnt.bench.measure import free_memory, held_bytes, read_bytes
 from nanodnt.bench.settings import Setting
-from nanodnt.bench.tables import describe_ceilings, describe_variants, dtype_name, figures, format_gb, format_ms
+from nanodnt.bench.tables import describe_ceilings, describe_variants, dtype_name, figures, format_gb
 from nanodnt.bench.timing import build, bytes_at_start, ceilings_of, time_variants
 from nanodnt.bench.variants import our_variant
 from nanodnt.bench.vary import SETS
@@ -19,8 +19,14 @@ from nanodnt.plan.strategies import batch_bytes, strategies
 
 def compare_variants(makes: dict, setting: Setting, turns: str = "together") -> dict:
     """Build, time and print variants. `makes`: {name: function that returns the Variant}, the first is the reference;
-    `turns`: a key of TURNS. Returns the figures for --json."""
-    rows, not_timed = TURNS[turns](makes, setting, bytes_at_start(setting))
+    `turns`: "together", or what `time_in_turn` takes. Returns the figures for --json."""
+    start = bytes_at_start(setting)
+    if turns == "together":  # they share the memory
+        variants, not_timed = [build(make, setting, start) for make in makes.values()], {}
+        time_variants(variants, setting)
+        rows = [figures(variant, variants[0]) for variant in variants]
+    else:
+        rows, not_timed = time_in_turn(makes, setting, start, turns == "pairs")
     dtypes = dict.fromkeys([*(row["dtype"] for row in rows), dtype_name(setting.env.dtype), "float32"])
     ceilings = {name: ceilings_of(setting, getattr(torch, name)) for name in dtypes}
     setting.env.print("\n".join([*describe_variants(rows), "", describe_ceilings(ceilings)]))
@@ -29,81 +35,52 @@ def compare_variants(makes: dict, setting: Setting, turns: str = "together") -> 
 
 def vary_set(name: str, setting: Setting) -> dict:
     """`compare_variants` of the configuration with the changes of a set."""
-
-    def make(name):
-        return our_variant(name, setting.replace(**changes[name]))
-
     list_changes, turns = SETS[name]
-    changes = list_changes(setting)
-    return compare_variants({name: partial(make, name) for name in changes}, setting, turns)
+    settings = {name: partial(setting.replace, **changes) for name, changes in list_changes(setting).items()}
+    return compare_variants({n: lambda n=n: our_variant(n, settings[n]()) for n in settings}, setting, turns)
 
 
-def time_together(makes: dict, setting: Setting, start: int | None) -> tuple:
-    """All variants take turns. They share the memory."""
-    variants = [build(make, setting, start) for make in makes.values()]
-    time_variants(variants, setting)
-    return [figures(variant, variants[0]) for variant in variants], {}
-
-
-def time_pairs(makes: dict, setting: Setting, start: int | None) -> tuple:
-    """Each variant takes turns with the first, one pair after the other: memory holds two models at a time. A variant
-    that this configuration cannot have is left out."""
-    (_, make_reference), *others = makes.items()
-    reference, rows, left_out = build(make_reference, setting, start), [], {}
-    for name, make in others:
-        try:
-            variant = build(make, setting, start)
-        except ValueError as e:  # for example Mix-LN of one block
-            left_out[name] = str(e)
-            setting.env.print(f"{name}: left out ({e})")
-            continue
-        time_variants([reference, variant], setting)
-        rows.append(figures(variant, reference))
-        setting.env.print(f"{name}: {format_ms(variant.seconds)} ms, {1 / rows[-1]['ratio'] - 1:+.1%}")
-        del variant
-        free_memory(setting.env.device)
-    return rows, left_out
-
-
-def time_alone(makes: dict, setting: Setting, start: int | None) -> tuple:
-    """Each size, FLAG=NUMBER, by itself, until memory or max_step_s ends it."""
-    rows, seen = [], []
+def time_in_turn(makes: dict, setting: Setting, start: int | None, in_pairs: bool) -> tuple:
+    """(rows of figures, {name: why it was not timed}) of one variant after the other. In pairs each takes turns with
+    the first, and one that this configuration cannot have is left out; else they are sizes, FLAG=NUMBER, each by
+    itself, until memory or max_step_s ends them."""
+    makes, rows, not_timed, seen = dict(makes), [], {}, []
+    reference = build(makes.pop(next(iter(makes))), setting, start) if in_pairs else None
     for name, make in makes.items():
-        size = float(name.partition("=")[2])
-        reason = refuse_size(size, seen, setting)
+        reason = "" if in_pairs else refuse_size(name, seen, setting)
         try:
             if not reason:
                 variant = build(make, setting, start)
-                time_variants([variant], setting)
+                time_variants([reference, variant] if in_pairs else [variant], setting)
         except (torch.OutOfMemoryError, MemoryError):
             reason = "out of memory"
-        except (
-            ValueError,
-            RuntimeError,
-        ) as e:  # a context longer than the data, or the CPU's memory
+        except (ValueError, RuntimeError) as e:  # Mix-LN of one block, a context longer than the data, the CPU's memory
             if isinstance(e, RuntimeError) and "allocate" not in str(e):
                 raise
             reason = str(e).splitlines()[0]
         if reason:
             setting.env.print(f"{name} not timed: {reason}")
-            return rows, {name: reason}
-        seen.append((size, variant.seconds, variant.memory))
-        rows.append(figures(variant, variant) | dict(planned_bytes=plan_memory(variant.setting)))
+            not_timed[name] = reason
+            if in_pairs:
+                continue
+            break
+        rows.append(figures(variant, reference or variant))
+        if not in_pairs:
+            seen.append((name, variant.seconds, variant.memory))
+            rows[-1]["planned_bytes"] = plan_memory(variant.setting)
         setting.env.print(f"{name}: {variant.tokens_per_s:,.0f} tokens/s")
         del variant
         free_memory(setting.env.device)
-    return rows, {}
+    return rows, not_timed
 
 
-# Each returns (rows of figures, {name of a variant: why it was not timed}).
-TURNS = {"together": time_together, "pairs": time_pairs, "alone": time_alone}
-
-
-def refuse_size(size: float, seen: list, setting: Setting) -> str:
-    """Why `size` must not be tried, or an empty string: extrapolated from (size, step seconds, peak bytes) so far."""
+def refuse_size(name: str, seen: list, setting: Setting) -> str:
+    """Why FLAG=NUMBER must not be tried, or an empty string: extrapolated from (name, step seconds, peak bytes) so
+    far."""
     if not seen:
         return ""
-    (a, t_a, m_a), (b, t_b, m_b) = seen[-2:] if len(seen) > 1 else [(0, 0.0, None), seen[-1]]
+    (a, t_a, m_a), (b, t_b, m_b) = seen[-2:] if len(seen) > 1 else [("=0", 0.0, None), seen[-1]]
+    a, b, size = (float(name.partition("=")[2]) for name in (a, b, name))
     t = t_b * max(size / b, (t_b / t_a) if t_a else 0)
     if t > setting.bench.max_step_s:
         return f"a step would take about {t:.0f} s, above max_step_s={setting.bench.max_step_s:g}"
@@ -130,5 +107,5 @@ def plan_memory(setting: Setting) -> float:
     optimizer = make_optimizer(model, setting.config)
     timeline = Timeline(model, optimizer, setting.config, setting.config.activation_checkpointing)
     (strategy,) = strategies(model, optimizer, setting.config, gpus=1)
-    strategy = strategy._replace(batch=batch_bytes(model, setting.sequences))
+    strategy = strategy._replace(batch=batch_bytes(model, setting.rows))
     return timeline.peak(setting.micro, setting.accumulation > 1, strategy).total

@@ -26,7 +26,7 @@ def time_norms(setting: Setting) -> dict:
     We read it as the model's time less that with the identity, since 14.1 − 2.1 = 13.0 − 1.0 in its table."""
     rows = []
     setting.open_dataset()
-    for mode in setting.compile_modes():
+    for mode in ("eager", "compiled") if setting.choose_compile() else ("eager",):
         calls = {(case, norm): call for norm in NORMS for case, call in norm_calls(norm, mode, setting).items()}
         times = take_turns(calls, setting)
         seconds = {key: statistics.median(sum(rounds, [])) for key, rounds in times.items()}

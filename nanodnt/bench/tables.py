@@ -21,14 +21,14 @@ def format_ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.2f}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
 
 
-def format_or_na(value, text) -> str:
-    """text(value), or n/a for None."""
-    return "n/a" if value is None else text(value)
+def format_or_na(value, form: str = "{:.1%}") -> str:
+    """The value as the form says, or n/a for None."""
+    return "n/a" if value is None else form.format(value)
 
 
 def format_gb(value) -> str:
     """Bytes as GB with the unit, or n/a for None."""
-    return format_or_na(value, lambda b: f"{b / 1e9:.3g} GB")
+    return "n/a" if value is None else f"{value / 1e9:.3g} GB"
 
 
 def header(setting: Setting) -> dict:
@@ -36,7 +36,7 @@ def header(setting: Setting) -> dict:
     flags, config, env = setting.flags, setting.config, setting.env
     full = setting.full_accumulation
     batch = "the whole batch_size" if setting.accumulation == full else f"batch_size={config.batch_size} needs {full}"
-    rows = f"{setting.micro} {'×' if setting.is_text else 'images of'} {flags.block_size} tokens"
+    rows = f"{setting.micro} {setting.task.row_noun} of {flags.block_size} tokens"
     return {
         "device": f"{env.device}, {device_name(env.device)}",
         "threads": torch.get_num_threads(),
@@ -57,7 +57,8 @@ def figures(variant: Variant, reference: Variant) -> dict:
     row |= dict(flops_per_token=v.flops_per_token, step_tokens=v.tokens, batch_size=setting.config.batch_size)
 
     low, high = np.percentile(list(itertools.chain(*v.rounds)), (10, 90)).tolist()
-    row |= dict(tokens_per_s=v.tokens_per_s, images_per_s=v.images / v.seconds if v.images else None)
+    row |= dict(tokens_per_s=v.tokens_per_s, images_per_s=None)
+    row |= {name: n / v.seconds for name, n in setting.task.step_counts(setting.rows).items()}
     row |= dict(step_s=v.seconds, step_s_p10=low, step_s_p90=high, rounds_s=v.rounds, parts_s=parts)
     median, least, largest = speed_ratio(v, reference)
     row |= dict(ratio=median, ratio_min=least, ratio_max=largest, reference=reference.name)
@@ -80,12 +81,12 @@ COLUMNS = {  # of the table of whole steps: title: text of a row of figures
     "images/s": lambda r: f"{r['images_per_s']:,.0f}",
     "ms/step": lambda r: format_ms(r["step_s"]),
     "10%…90%": lambda r: f"{format_ms(r['step_s_p10'])}…{format_ms(r['step_s_p90'])}",
-    "MFU": lambda r: format_or_na(r["mfu"], "{:.1%}".format),
+    "MFU": lambda r: format_or_na(r["mfu"]),
     "of ceiling": lambda r: f"{r['of_ceiling']:.1%}",
     "memory": lambda r: format_gb(r["peak_mem_bytes"]),
     "--plan, eager": lambda r: format_gb(r["planned_bytes"]),
     "FLOPs/token": lambda r: f"{r['flops_per_token']:,}",
-    "compile s": lambda r: format_or_na(r["compile_s"], "{:.1f}".format),
+    "compile s": lambda r: format_or_na(r["compile_s"], "{:.1f}"),
     "recompiled": lambda r: str(r["recompilations"]),
 }
 
@@ -99,18 +100,15 @@ def describe_variants(rows: list) -> list:
     """The figures of all variants as two tables: whole steps, and their parts."""
     if not rows:
         return ["nothing was timed"]
-    first, columns = rows[0], dict(COLUMNS)
-    if first["images_per_s"] is None:
-        del columns["images/s"]
-    if "planned_bytes" not in first:
-        del columns["--plan, eager"]
-    if len({r["flops_per_token"] for r in rows}) == 1:
-        del columns["FLOPs/token"]
+    first = rows[0]
+    absent = {"images/s": first["images_per_s"] is None, "--plan, eager": "planned_bytes" not in first}
+    absent["FLOPs/token"] = len({r["flops_per_token"] for r in rows}) == 1
+    columns = {title: text for title, text in COLUMNS.items() if not absent.get(title)}
     if any(r["name"] != r["reference"] for r in rows):
         title = f"× {first['reference']} (rounds)"
         columns[title] = lambda r: f"{r['ratio']:.3f} ({r['ratio_min']:.3f}…{r['ratio_max']:.3f})"
-    parts = {p: lambda r, p=p: format_ms(r["parts_s"][p]) for p in PARTS}
-    parts = {"forward+loss" if p == "forward" else p: text for p, text in parts.items()}
+    names = {"forward": "forward+loss"}
+    parts = {names.get(p, p): lambda r, p=p: format_ms(r["parts_s"][p]) for p in PARTS}
     parts["sum"] = lambda r: format_ms(sum(r["parts_s"].values()))
     parts[f"optimizer's share at batch_size={first['batch_size']}"] = lambda r: f"{r['optimizer_share']:.2%}"
     parts["its state"] = lambda r: f"{r['state_bytes'] / 1e6:,.1f} MB"

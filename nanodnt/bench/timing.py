@@ -12,12 +12,11 @@ from nanodnt.bench.settings import Setting
 from nanodnt.bench.variants import Variant
 
 PARTS = ("data", "forward", "backward", "clip", "optimizer")  # of a step; forward includes the loss
-CEILING_TOKENS = 16384  # of a plain product: more change nothing, and need memory
 
 
 def bytes_at_start(setting: Setting) -> int | None:
     """Bytes that the process holds before anything is built, with the compiler loaded if it will be used."""
-    if setting.choose_compile(float("inf")):
+    if setting.choose_compile():
         import torch._inductor.compile_fx  # noqa: F401
     gc.collect()
     gc.freeze()  # as train.py does: the collector need not walk through what is alive now
@@ -79,9 +78,9 @@ def measure_ceiling(rows: int, d: int, width: int, dtype: torch.dtype, device: t
 def ceilings_of(setting: Setting, dtype: torch.dtype) -> dict:
     """FLOP/s of plain products at the config's shapes: ffn, tokens × d × 4d; of text also head, tokens × d ×
     vocabulary. The tokens are those of a micro batch, up to 16384."""
-    d, rows = setting.flags.n_embd, min(setting.micro * setting.flags.block_size, CEILING_TOKENS)
-    widths = dict(ffn=4 * d) | (dict(head=setting.flags.padded_vocab_size) if setting.is_text else {})
-    return {part: measure_ceiling(rows, d, width, dtype, setting.env.device) for part, width in widths.items()}
+    d, rows = setting.flags.n_embd, min(setting.micro * setting.flags.block_size, 16384)  # more change nothing
+    widths = dict(ffn=4 * d, head=setting.flags.padded_vocab_size)
+    return {part: measure_ceiling(rows, d, n, dtype, setting.env.device) for part, n in widths.items() if n}
 
 
 def check_load(setting: Setting) -> list:

@@ -31,7 +31,6 @@ class Variant:
     flops_per_token: int
     dtype: torch.dtype
     parameters: int
-    images: int = 0  # of a step; 0 = it is of text
     compile_s: float | None = None  # None = it is not compiled
     memory: int | None = None  # peak bytes, without what other variants hold
     steps_done: int = 0
@@ -86,8 +85,7 @@ def our_variant(name: str, setting: Setting) -> Variant:
         name,
         setting,
         step,
-        tokens=setting.sequences * setting.flags.block_size,
-        images=0 if setting.is_text else setting.sequences,
+        tokens=setting.rows * setting.flags.block_size,
         flops_per_token=flops,
         dtype=env.dtype,
         parameters=model.num_params(),
@@ -126,7 +124,7 @@ def nanogpt_variant(kind: str, setting: Setting) -> Variant:
         kind,
         setting,
         nanogpt.make_step(call, optimizer, get_batch, setting.accumulation, bf16, get_lr, device),
-        tokens=setting.sequences * context,
+        tokens=setting.rows * context,
         flops_per_token=model.flops_per_token,
         dtype=torch.bfloat16 if bf16 else torch.float32,
         parameters=sum(p.numel() for p in model.parameters()),

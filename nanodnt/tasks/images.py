@@ -1,5 +1,8 @@
 """A ViT on images: their classes, in as many tokens as they have patches."""
 
+from functools import lru_cache
+
+import numpy as np
 import torch
 
 from model import GPTConfig, Transformer
@@ -69,6 +72,13 @@ class ImageTask(Task):
         sizes = dict(image_size=model_config.image_size, flags=config, workers=config.data_workers)
         return PreparedImages(config.dataset, model_config.block_size, config.seed, meta, **sizes)
 
+    def random_batch(self, config, model_config: GPTConfig, rows: int, step: int) -> tuple:
+        """Images, the same in every step since drawing them takes long, and labels of this step."""
+        c, random = model_config, np.random.default_rng(step)
+        images = normal_numbers(rows, c.channels, c.image_size, c.image_size)
+        labels, others = random.integers(c.n_class, size=(2, rows))
+        return images, labels, *((others, random.random(rows, np.float32)) if config.mixes else ())
+
     def step_counts(self, batch_size: int) -> dict:
         return {"images_per_s": batch_size}
 
@@ -81,3 +91,9 @@ class ImageTask(Task):
 def topk_hits(k: int, logits, targets) -> torch.Tensor:
     """(): how many targets (B,), −1 = ignored, are among the `k` largest of logits (B, n_class)."""
     return (logits.topk(min(k, logits.shape[1])).indices == targets[:, None]).sum()
+
+
+@lru_cache(maxsize=1)
+def normal_numbers(*shape: int) -> np.ndarray:
+    """Random normal numbers of this shape, float32, always the same."""
+    return np.random.default_rng(0).standard_normal(shape, np.float32)

@@ -56,6 +56,10 @@ class Task:
         """The dataset of a TrainConfig, a `PreparedData`, whose rows the model reads."""
         raise NotImplementedError
 
+    def random_batch(self, config, model_config: GPTConfig, rows: int, step: int) -> tuple:
+        """What a dataset's `batch` returns, drawn at random by numpy: for timing where there is no dataset."""
+        raise NotImplementedError
+
     def step_counts(self, batch_size: int) -> dict:
         """{field of metrics.jsonl that is a speed: what a step has of it}, besides tokens."""
         return {}

@@ -1,5 +1,7 @@
 """A GPT on a long text: the next token of each token of a window."""
 
+import numpy as np
+
 from model import GPT, GPTConfig
 from nanodnt.tasks.task import Task
 
@@ -47,6 +49,17 @@ class TextTask(Task):
 
     def open_data(self, meta: dict, config, model_config: GPTConfig):
         return self.dataset()(config.dataset, model_config.block_size, config.seed, meta, config.doc_mask)
+
+    def random_batch(self, config, model_config: GPTConfig, rows: int, step: int) -> tuple:
+        """With doc_mask in documents of 256 tokens on average."""
+        from nanodnt.data.windows import document_positions
+
+        random = np.random.default_rng(step)
+        tokens = random.integers(model_config.vocab_size, size=(rows, model_config.block_size + 1))
+        batch = tokens[:, :-1], tokens[:, 1:]
+        if not config.doc_mask:
+            return batch
+        return *batch, document_positions(random.random(batch[0].shape) < 1 / 256, True)
 
     def dataset(self):
         """The class that reads a dataset."""

@@ -22,5 +22,7 @@ def on_devices(cases, cpu=()) -> list:
 
 def bench_setting(env=CPU, **values) -> Setting:
     """The Setting of bench.py with these flags."""
-    schemas = (GPTConfig, TrainConfig, BenchConfig)
-    return Setting(*(s(**{k: v for k, v in values.items() if k in s.__dataclass_fields__}) for s in schemas), env)
+    schemas = dict(flags=GPTConfig, config=TrainConfig, bench=BenchConfig)
+    for part, schema in schemas.items():
+        schemas[part] = schema(**{k: v for k, v in values.items() if k in schema.__dataclass_fields__})
+    return Setting(**schemas, env=env)

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,9 +103,14 @@ def test_batches_of_a_dataset(dataset, tmp_path):
     assert setting.flags.vocab_size == 50
     for got, want in zip(setting.fetch_batch(3), PreparedText(str(dataset), 16).batch(3, 4), strict=True):
         assert np.array_equal(got.numpy(), want)
-    found = results(tmp_path, data="dataset", dataset=dataset, vocab_size=None, against="nanogpt-eager")
-    assert [v["name"] for v in found["variants"]] == ["nanogpt-eager", "ours"]
+    flags = dict(data="dataset", dataset=dataset, vocab_size=None, dtype="bfloat16")
+    found = results(tmp_path, against="nanogpt-eager", **flags)
+    names = [(v["name"], v["dtype"], v["reference"]) for v in found["variants"]]
+    assert names == [("nanogpt-eager", "float32", "nanogpt-eager"), ("ours", "bfloat16", "nanogpt-eager")]
     assert found["header"]["data"] == "dataset"
+    for v in found["variants"]:
+        assert v["step_tokens"] == 64 and v["parts_s"].keys() == set(timing.PARTS)
+        assert all(t > 0 for t in v["parts_s"].values())
 
 
 # ---------------------------------------------------------------------------------------------------------- figures
@@ -139,19 +143,15 @@ def test_every_figure_is_there_and_they_agree(tmp_path, capsys):
     assert [title for title in titles.split(",") if title not in out] == []
     facts = "device,threads,torch,attention,dtype,compile,step"
     assert [fact for fact in facts.split(",") if f"\n{fact}: " not in out] == []
-    assert "4 × 16 tokens × 1 accumulation (the whole batch_size)" in out
-
-
-def test_mfu_where_the_peak_is_known(tmp_path):
-    (v,) = results(tmp_path, peak_flops=1e12)["variants"]
-    assert v["mfu"] == pytest.approx(v["flops_per_s"] / 1e12)
+    assert "4 sequences of 16 tokens × 1 accumulation (the whole batch_size)" in out
 
 
 def test_parts_of_a_step(ticks, tmp_path, capsys):
-    (v,) = results(tmp_path, micro_batch_size=2, accumulation=0)["variants"]
+    (v,) = results(tmp_path, micro_batch_size=2, accumulation=0, peak_flops=1e12)["variants"]
+    assert v["mfu"] == pytest.approx(v["flops_per_s"] / 1e12)
     assert v["parts_s"] == dict(data=1, forward=2, backward=2, clip=1, optimizer=1)
     assert v["rounds_s"] == [[1, 1, 1], [1, 1, 1]] and v["tokens_per_s"] == 64
-    assert "2 × 16 tokens × 2 accumulation (the whole batch_size)" in capsys.readouterr().out
+    assert "2 sequences of 16 tokens × 2 accumulation (the whole batch_size)" in capsys.readouterr().out
 
 
 def test_a_ratio_pairs_the_rounds():
@@ -160,13 +160,12 @@ def test_a_ratio_pairs_the_rounds():
     assert timing.speed_ratio(b, a) == (1.0, 0.5, 2.0)
 
 
-def test_flags_win_over_files(tmp_path):
-    found = results(tmp_path, vary=f"{S1},{S5}", qk_norm=False, n_layer=1)
-    wanted = [GPT(GPTConfig(**SIZE | dict(n_layer=1), **flags)).num_params() for flags in FLAGS_OF_S1_AND_S5]
-    assert [v["parameters"] for v in found["variants"]] == wanted
-
-
-FLAGS_OF_S1_AND_S5 = (dict(), dict(pre_norm="attn", mid_norm="both", input_norm=True))  # with qk_norm=False
+def test_flags_win_over_files():
+    found = bench.read_variants([f"--vary={S1},{S5}", "--qk_norm=False", "--n_layer=1"])
+    assert {name: (flags.qk_norm, flags.n_layer, flags.input_norm) for name, (flags, *_) in found.items()} == {
+        "s1": (False, 1, False),
+        "s5": (False, 1, True),
+    }
 
 
 def test_recompilations_are_counted(tmp_path, monkeypatch):
@@ -207,10 +206,9 @@ def test_a_busy_machine(monkeypatch, capsys):
 
 
 def test_busy_cores(monkeypatch):
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
-        busy = measure.busy_cores()
-        other.kill()
-    assert busy is None or busy > 0.3  # its share, whatever else runs here
+    monkeypatch.setattr(measure.time, "sleep", lambda seconds: sum(range(10**6)))  # this process is busy meanwhile
+    busy = measure.busy_cores()
+    assert busy is None or 0 <= busy <= os.cpu_count()
     monkeypatch.setattr("builtins.open", lambda *_: (_ for _ in ()).throw(OSError()))
     assert measure.busy_cores() is None
 
@@ -218,10 +216,9 @@ def test_busy_cores(monkeypatch):
 # --------------------------------------------------------------------------------------------------------- bad input
 
 REFUSED = {
+    "vocabulary": (dict(data="dataset", vocab_size=10), 1, "50 tokens) does not fit the model's vocabulary"),
     "set": (dict(vary="layout"), 1, "give FLAG=VALUE,VALUE,… or FILE,FILE,… or one of norms, layouts"),
-    "one value": (dict(vary="bias=True"), 1, "give FLAG=VALUE,VALUE,…"),
     "no such flag": (dict(vary="n_layers=1,2"), 2, "unknown flag --n_layers (did you mean --n_layer?)"),
-    "no such value": (dict(vary="norm=rms,layernorm"), 2, "--norm cannot be 'rms'"),
     "given twice": (dict(vary="n_layer=1,2"), 2, "--n_layer is given twice"),
     "missing file": (dict(vary=f"{S1},nowhere.py"), 2, "cannot read config file 'nowhere.py'"),
     "no experts": (dict(vary="experts"), 1, "set n_expert, 8 for example"),
@@ -231,7 +228,7 @@ REFUSED = {
     "json": (dict(json=ROOT), 1, "is a folder: name a file"),
     "bad layout": (dict(deepnorm=True), 1, "set post_norm=both"),
     "micro batch": (dict(micro_batch_size=3), 1, "use"),
-    "no dataset": (dict(data="dataset", dataset="nowhere"), 1, "or time on random tokens: --data=random"),
+    "no dataset": (dict(data="dataset", dataset="nowhere"), 1, "or time on random text: --data=random"),
     "documents": (dict(against="nanogpt", doc_mask=True), 1, "does not keep documents apart"),
     "two modes": (dict(profile=True, against="nanogpt"), 1, "--against and --profile are different benchmarks"),
     "gpu": (dict(device="cuda:77"), 1, "cuda:77"),
@@ -239,17 +236,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_gets_one_line(case, capsys):
+def test_bad_input_gets_one_line(case, dataset, capsys):
     given, code, words = REFUSED[case]
-    assert run(**given) == code
+    assert run(**dict(dataset=dataset) | given) == code
     said = capsys.readouterr()
     assert words in said.err and said.err.startswith("error: ") and said.err.count("\n") == 1
     assert "tokens/s" not in said.out
-
-
-def test_a_vocabulary_below_the_datasets(dataset, capsys):
-    assert run(data="dataset", dataset=dataset, vocab_size=10) == 1
-    assert "vocab_size=10 is below the 50 tokens" in capsys.readouterr().err
 
 
 def test_one_device_for_all(tmp_path, capsys):
@@ -289,7 +281,7 @@ def test_layouts(tmp_path, monkeypatch, capsys):
     expected = [GPT(GPTConfig(**size)).num_params()]  # S5 and the norm are gone, SwiGLU stays
     assert [rows[0]["parameters"]] == expected and rows[0]["reference"] == "pre_ln"
     out = capsys.readouterr().out
-    assert "× pre_ln (rounds)" in out and "impossible: left out (deepnorm" in out
+    assert "× pre_ln (rounds)" in out and "impossible not timed: deepnorm" in out
 
 
 def test_experts(tmp_path, capsys):
@@ -304,12 +296,12 @@ def test_experts(tmp_path, capsys):
     assert "× dense (rounds)" in capsys.readouterr().out
 
 
-def test_values_of_a_flag(tmp_path):
-    rows = results(tmp_path, S5, vary="mlp=gelu,swiglu")["variants"]
-    assert [(row["name"], row["reference"]) for row in rows] == [(f"mlp={m}", "mlp=gelu") for m in ("gelu", "swiglu")]
-    assert [row["parameters"] for row in rows] == [
-        GPT(GPTConfig(**SIZE | FLAGS_OF_S1_AND_S5[1], qk_norm=True, mlp=m)).num_params() for m in ("gelu", "swiglu")
-    ]
+def test_values_of_a_flag():
+    found = bench.read_variants([S5, "--vary=mlp=gelu,swiglu"])
+    assert {name: (flags.mlp, flags.mid_norm) for name, (flags, *_) in found.items()} == {
+        "mlp=gelu": ("gelu", "both"),
+        "mlp=swiglu": ("swiglu", "both"),
+    }
 
 
 @pytest.mark.deep
@@ -391,11 +383,11 @@ def test_memory_ends_the_sizes(tmp_path, monkeypatch):
 def test_sizes_are_extrapolated(monkeypatch):
     monkeypatch.setattr(compare, "memory_room", lambda device: 900)
     setting = make_setting(max_step_s=10.0)
-    assert compare.refuse_size(1, [], setting) == ""
-    seen = [(1, 1.0, 300), (2, 2.0, 500)]
-    assert compare.refuse_size(4, seen, setting) == ""  # 900 bytes, and 4 s
-    assert "GB" in compare.refuse_size(5, seen, setting)  # 1100 bytes
-    assert "12 s" in compare.refuse_size(4, [(1, 3.0, 300), (2, 6.0, 300)], setting)
+    assert compare.refuse_size("n=1", [], setting) == ""
+    seen = [("n=1", 1.0, 300), ("n=2", 2.0, 500)]
+    assert compare.refuse_size("n=4", seen, setting) == ""  # 900 bytes, and 4 s
+    assert "GB" in compare.refuse_size("n=5", seen, setting)  # 1100 bytes
+    assert "12 s" in compare.refuse_size("n=4", [("n=1", 3.0, 300), ("n=2", 6.0, 300)], setting)
 
 
 def test_profile(tmp_path, capsys):
@@ -408,17 +400,6 @@ def test_profile(tmp_path, capsys):
 
 
 # ------------------------------------------------------------------------------------------ nanoGPT's step beside ours
-
-
-def test_nanogpt_beside_ours(tmp_path, capsys):
-    found = results(tmp_path, against="nanogpt-eager", micro_batch_size=2, accumulation=0, dtype="bfloat16")["variants"]
-    assert [(v["name"], v["dtype"], v["reference"]) for v in found] == [
-        ("nanogpt-eager", "float32", "nanogpt-eager"),
-        ("ours", "bfloat16", "nanogpt-eager"),
-    ]
-    assert [v["step_tokens"] for v in found] == [64, 64]
-    assert found[0]["parts_s"].keys() == set(timing.PARTS) and all(t > 0 for t in found[0]["parts_s"].values())
-    assert "× nanogpt-eager (rounds)" in capsys.readouterr().out
 
 
 def test_the_kinds_of_nanogpt(monkeypatch):
@@ -449,12 +430,11 @@ def test_a_report_goes_on_after_what_fails_and_says_so(tmp_path):
     for script, *argv in commands:
         for flags, config, bench_config in bench.read_variants(argv).values():
             assert script == "bench.py" and bench.choose_mode(bench_config)
-            Setting(flags, config, bench_config, CPU).flags.check()
+            Setting(flags=flags, config=config, bench=bench_config, env=CPU).flags.check()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it would run")
 def test_a_report_needs_a_gpu(tmp_path):
-    env = os.environ | {"PYTHON": sys.executable}
+    env = os.environ | {"PYTHON": "false"}  # as Python ends where there is none
     done = subprocess.run([REPORT, tmp_path / "new"], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "error: this machine has no CUDA GPU\n")
     assert not (tmp_path / "new").exists()
