@@ -12,22 +12,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.prepare import script
-from nanodnt.prepare.images import HubImages, build_from_hub
-
-SOURCE = HubImages(
-    name="cifar10",
-    repo="uoft-cs/cifar10",
-    revision="0b2714987fa478483af9968de7c934580d0bb9a2",
-    patterns=["plain_text/train-*.parquet", "plain_text/test-*.parquet"],
-    columns=("img", "label"),
-    image_size=32,
-    licence="none stated; cite Krizhevsky 2009",
-    gb=0.15,
-)
+from nanodnt.prepare.images import build_from_hub
 
 
 def main(argv=None):
-    build_from_hub(SOURCE, __doc__, argv)
+    build_from_hub(
+        __doc__,
+        argv,
+        dict(dataset="cifar10", licence="none stated; cite Krizhevsky 2009", image_size=32),
+        repo="uoft-cs/cifar10",
+        revision="0b2714987fa478483af9968de7c934580d0bb9a2",
+        patterns=["plain_text/train-*.parquet", "plain_text/test-*.parquet"],
+        columns=("img", "label"),
+        gb=0.15,
+    )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ the same people wrote both splits. Pixels of 0 to 16 become 0 to 240.
     python data/digits/prepare.py
 """
 
+import io
 import sys
 from pathlib import Path
 
@@ -14,34 +15,25 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.prepare import script
-from nanodnt.prepare.images import build, encode_png
+from nanodnt.prepare.images import build
 
 EVERY = 5  # images, the first of which is held out
 
 
 def main(argv=None):
     args = script.parser(__doc__, "digits").parse_args(argv)
+    from PIL import Image
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    images = [
-        (f"digit {i}", encode_png((15 * pixels).astype(np.uint8)), int(label))
-        for i, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True))
-    ]
-    build(
-        args.out_dir,
-        "sklearn.datasets.load_digits: UCI Optical Recognition of Handwritten Digits, test set",
-        "CC BY 4.0",
-        list(range(10)),
-        {
-            "train": [image for i, image in enumerate(images) if i % EVERY],
-            "val": [image for i, image in enumerate(images) if not i % EVERY],
-        },
-        image_size=8,
-        channels=1,
-        name="digits",
-        train="python train.py config/vdnt/digits.py",
-    )
+    splits = {"train": [], "val": []}
+    for i, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        png = io.BytesIO()
+        Image.fromarray((15 * pixels).astype(np.uint8)).save(png, format="PNG")
+        splits["train" if i % EVERY else "val"].append((f"digit {i}", png.getvalue(), int(label)))
+    source = "sklearn.datasets.load_digits: UCI Optical Recognition of Handwritten Digits, test set"
+    about = dict(dataset="digits", source=source, licence="CC BY 4.0", image_size=8, channels=1, classes=range(10))
+    build(args.out_dir, about, splits, train="python train.py config/vdnt/digits.py")
 
 
 if __name__ == "__main__":

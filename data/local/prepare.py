@@ -50,19 +50,16 @@ def documents(path: Path, key: str, skipped: list):
             skipped.append(name)
 
 
-def check_flags(args, out: Path) -> dict | None:
-    """The meta of the tokenizer, None for chars, whose alphabet is not known yet.
-
-    ValueError for flags that are wrong in themselves or do not fit what is on disk. No document is read yet."""
-    inputs.check_place(args, out)
-    if args.tokenizer == "chars":
+def tokenizer_of(name: str) -> dict | None:
+    """The meta of a --tokenizer, None for chars, whose alphabet is not known yet. ValueError if it cannot be had."""
+    if name == "chars":
         return None
-    if args.tokenizer in END_OF_TEXT:
-        Tokenizer(meta := Tokenizer.meta_for(args.tokenizer))  # ValueError if its vocabulary is missing
+    if name in END_OF_TEXT:
+        Tokenizer(meta := Tokenizer.meta_for(name))  # ValueError if its vocabulary is missing
         return meta
     from interop.huggingface.tokenizer_files import find_tokenizer
 
-    return find_tokenizer(args.tokenizer, others=("chars",))
+    return find_tokenizer(name, others=("chars",))
 
 
 def scan(args) -> tuple:
@@ -105,7 +102,8 @@ def main(argv=None):
     parser.add_argument("--text_key", default="text", help="of .jsonl and .parquet (default: text)")
     args = parser.parse_args(argv)
     out = DATA / args.name if args.out_dir == DATA / "NAME" else args.out_dir
-    tokenizer = check_flags(args, out)
+    inputs.check_place(args, out)
+    tokenizer = tokenizer_of(args.tokenizer)
     scores, size, alphabet = scan(args)
     source = f"{args.input.resolve().name} ({len(scores):,} documents)"
     workers = script.cpus() if size > 2 * JOB_CHARS else 1  # starting processes takes a second

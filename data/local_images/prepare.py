@@ -14,6 +14,8 @@ read. With --image_size=N all of them must be N × N, and of that mode.
 import sys
 from pathlib import Path
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.data import inputs
 from nanodnt.data.tokenizer import DATA
@@ -37,35 +39,37 @@ def find_images(folder: Path) -> dict:
             raise ValueError(f"{file} lies in no class: put the images into a folder for each class")
         else:
             classes.setdefault(name.split("/")[0], []).append((name, file))
-    if skipped:
-        print(f"note: no PNG or JPEG, so left out: {list_some(skipped)}", file=sys.stderr)
+    note_left_out("no PNG or JPEG", skipped)
     if not classes:
         raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)}) in folders of their classes")
     folders = {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
-    if empty := sorted(folders - classes.keys()):
-        print(f"note: without images, or links, so left out: {list_some(empty)}", file=sys.stderr)
+    note_left_out("without images, or links", sorted(folders - classes.keys()))
     return dict(sorted(classes.items()))
 
 
-def list_some(names: list) -> str:
-    """The first of some names, and how many there are."""
-    return ", ".join(names[:5]) + f" and others, {len(names):,} in all" * (len(names) > 5)
+def note_left_out(why: str, names: list) -> None:
+    """Print the first of some names, and how many there are."""
+    if names:
+        some = ", ".join(names[:5]) + f" and others, {len(names):,} in all" * (len(names) > 5)
+        print(f"note: {why}, so left out: {some}", file=sys.stderr)
+
+
+def with_labels(classes: dict) -> list:
+    """[(name, file, label)] of what `find_images` found."""
+    return [(name, file, label) for label, files in enumerate(classes.values()) for name, file in files]
 
 
 def find_splits(folder: Path, val_share: float | None) -> tuple:
-    """Names of the classes, and {split: [(file, label)]}."""
+    """Names of the classes, and {split: [(name, file, label)]}."""
     given = [folder / "train", folder / "val"]
     if all(part.is_dir() for part in given):
         if val_share is not None:
             raise ValueError(f"{folder} has train and val, so leave out --val_share")
-        if others := sorted(path.name for path in folder.iterdir() if path.is_dir() and path not in given):
-            print(f"note: neither train nor val, so left out: {list_some(others)}", file=sys.stderr)
+        others = sorted(path.name for path in folder.iterdir() if path.is_dir() and path not in given)
+        note_left_out("neither train nor val", others)
         train, val = map(find_images, given)
         check_classes(list(train), list(val))
-        return list(train), {
-            split: [(file, label) for label, files in enumerate(found.values()) for _, file in files]
-            for split, found in (("train", train), ("val", val))
-        }
+        return list(train), {"train": with_labels(train), "val": with_labels(val)}
     found = find_images(folder)
     splits = [name for name in found if name.lower() in SPLITS]
     if len(splits) > 1:
@@ -73,18 +77,17 @@ def find_splits(folder: Path, val_share: float | None) -> tuple:
             f"{folder} has {', '.join(splits)}, which look like splits, not like classes: call two of them train and "
             "val, or name as --folder the one whose folders are the classes"
         )
-    images = [(name, file, label) for label, files in enumerate(found.values()) for name, file in files]
+    images = with_labels(found)
     if len(images) == 1:
         raise ValueError(f"{folder} holds one image, and both training and validation need one")
-    held_out = list(inputs.hold_out([script.score(name) for name, _, _ in images], val_share or VAL_SHARE))
-    first = {label: i for i, (_, _, label) in reversed(list(enumerate(images)))}  # image of each class
-    kept = {label for (_, _, label), is_val in zip(images, held_out, strict=True) if not is_val}
-    for label in first.keys() - kept:  # a class that could not be learned
-        held_out[first[label]] = False
-    splits = {"train": [], "val": []}
-    for (_, file, label), is_val in zip(images, held_out, strict=True):
-        splits["val" if is_val else "train"].append((file, label))
-    return list(found), splits
+    held_out = inputs.hold_out([script.score(name) for name, _, _ in images], val_share or VAL_SHARE)
+    labels = np.array([label for _, _, label in images])
+    for label in range(len(found)):
+        of_class = np.flatnonzero(labels == label)
+        if held_out[of_class].all():  # a class that could not be learned
+            held_out[of_class[0]] = False
+    pairs = list(zip(images, held_out, strict=True))
+    return list(found), {"train": [i for i, val in pairs if not val], "val": [i for i, val in pairs if val]}
 
 
 def main(argv=None):
@@ -104,17 +107,11 @@ def main(argv=None):
     if args.image_size is not None and args.image_size < 1:
         raise ValueError(f"--image_size={args.image_size} must be 1 or more")
     classes, splits = find_splits(args.folder, args.val_share)
-    build(
-        out,
-        f"{args.folder.resolve().name} ({sum(map(len, splits.values())):,} images)",
-        args.licence,
-        classes,
-        {split: ((str(file), file.read_bytes(), label) for file, label in files) for split, files in splits.items()},
-        image_size=args.image_size,
-        channels=args.channels,
-        name=args.name,
-        totals={split: len(files) for split, files in splits.items()},
-    )
+    source = f"{args.folder.resolve().name} ({sum(map(len, splits.values())):,} images)"
+    about = dict(dataset=args.name, source=source, licence=args.licence, image_size=args.image_size)
+    images = {part: ((str(f), f.read_bytes(), label) for _, f, label in files) for part, files in splits.items()}
+    totals = {split: len(files) for split, files in splits.items()}
+    build(out, about | dict(channels=args.channels, classes=classes), images, totals)
 
 
 if __name__ == "__main__":

@@ -54,17 +54,13 @@ def main(argv=None):
             f"only {len(texts)} source files of the standard library are in {root}: use a Python with its full library "
             "(not the embeddable zip), or prepare your own text with data/local/prepare.py"
         )
-    held_out = {name for name in texts if script.score(f"pystdlib/{name}") < VAL_FRACTION}
+    train, val = [], []
+    for path, text in texts.items():
+        (val if script.score(f"pystdlib/{path}") < VAL_FRACTION else train).append(text)
+    source = f"source of the standard library of Python {platform.python_version()} ({len(texts)} files)"
+    command = f"python train.py config/quickstart.py --dataset={name}"
     build(
-        out_dir,
-        f"source of the standard library of Python {platform.python_version()} ({len(texts)} files)",
-        Tokenizer.meta_for(args.tokenizer),
-        {
-            "train": [[text for name, text in texts.items() if name not in held_out]],
-            "val": [[text for name, text in texts.items() if name in held_out]],
-        },
-        name=name,
-        train=f"python train.py config/quickstart.py --dataset={name}",
+        out_dir, source, Tokenizer.meta_for(args.tokenizer), {"train": [train], "val": [val]}, name=name, train=command
     )
 
 

@@ -23,13 +23,9 @@ def main(argv=None):
     args = script.parser(__doc__, "shakespeare_char").parse_args(argv)
     text = download(URL, args.out_dir / "parts" / "input.txt", SHA256).read_bytes().decode("utf-8")
     cut = int(len(text) * 0.9)
-    build(
-        args.out_dir,
-        URL,
-        Tokenizer.meta_for("chars", sorted(set(text))),
-        {"train": [[text[:cut]]], "val": [[text[cut:]]]},
-        name="shakespeare_char",
-    )
+    tokenizer = Tokenizer.meta_for("chars", sorted(set(text)))
+    splits = {"train": [[text[:cut]]], "val": [[text[cut:]]]}
+    build(args.out_dir, URL, tokenizer, splits, name="shakespeare_char")
 
 
 if __name__ == "__main__":

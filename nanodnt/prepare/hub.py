@@ -67,8 +67,7 @@ def hub_files(
     Returns (commit hash, [sorted paths per pattern]). The files go to the Hub's cache (HF_HOME moves it), where
     finished ones are found again. `download_gb` must be free there and `work_gb` in `out_dir`, less what is there
     already. ValueError if they are not, if the network fails (with `hint`), if a file does not have the Hub's sha256,
-    or if the `tokenizer` that comes after the download cannot be had.
-    """
+    or if the `tokenizer` that comes after the download cannot be had."""
     import pyarrow.parquet  # noqa: F401  (needed after the download: if it is missing, fail before)
     from huggingface_hub import constants, snapshot_download
 

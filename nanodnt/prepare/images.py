@@ -6,12 +6,10 @@ says where each begins, and where the last one ends (little-endian uint64); trai
 """
 
 import hashlib
-import io
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -24,56 +22,47 @@ MEASURED = 10_000  # training images, at most, that give mean and standard devia
 AHEAD = 256  # images that may wait for their check: they take memory
 
 
-def build(
-    out_dir,
-    source: str,
-    licence: str,
-    classes: list,
-    splits: dict,
-    *,
-    image_size: int | None,
-    channels: int,
-    name: str | None = None,
-    totals: dict | None = None,
-    train: str | None = None,
-) -> dict:
+def build(out_dir, about: dict, splits: dict, totals: dict | None = None, train: str | None = None) -> dict:
     """Write images, offsets and labels of both splits, and meta.json, to `out_dir`. Returns the content of meta.json.
 
-    classes     their names; labels count them from 0
+    about       of meta.json, in this order: dataset (its name), source, licence, image_size (width and height of all
+                images, whose mode is then L or RGB; None: they have several sizes, and are converted when they are
+                read), channels (1 or 3), classes (their names; labels count them from 0)
     splits      {"train": images, "val": images}, each an iterable of (where it is from, encoded bytes, label)
-    image_size  width and height of all images, whose mode is then L (1 channel) or RGB (3); None: they have several
-                sizes, and are converted when they are read
     totals      {split: number of images}, for the progress bar
     train       the command to print at the end, if it is a special one
 
     Every image is decoded once. ValueError for one that cannot be or does not fit, for a label that no class has, and
     for an empty split; then an earlier dataset in `out_dir` is unchanged.
     """
-    out_dir, classes = Path(out_dir), [str(name) for name in classes]
+    out_dir, classes = Path(out_dir), [str(name) for name in about["classes"]]
     if not 2 <= len(classes) <= MAX_CLASSES:
         found = ", ".join(map(repr, classes[:3])) + f" and others, {len(classes):,}" * (len(classes) > 3)
         found = f"the classes are {found}" if found else "there are no classes"
         raise ValueError(f"{found}, and 2 to {MAX_CLASSES:,} are needed")
-    with script.staging(out_dir, json.dumps([source, len(classes)])) as parts:
+    fits = dict(channels=about["channels"], side=about["image_size"])
+    with script.staging(out_dir, json.dumps([about["source"], len(classes)])) as parts:
         found = {}
         for split, images in splits.items():
-            images = _checked(images, len(classes), image_size, channels)
-            found[split] = _write_split(parts, split, images, (totals or {}).get(split))
-        mean, std = _measure(parts, found["train"]["images"], image_size, channels)
-        meta = {"format": 1, "dataset": name or out_dir.resolve().name, "kind": "images", "source": source}
-        meta |= {"licence": licence, "image_size": image_size, "channels": channels, "classes": classes}
-        meta |= {"mean": mean, "std": std, "splits": found}
+            found[split] = _write_split(parts, split, _checked(images, len(classes), fits), (totals or {}).get(split))
+        mean, std = _measure(parts, found["train"]["images"], fits)
+        meta = {"format": 1, "dataset": about["dataset"], "kind": "images"} | about
+        meta |= {"classes": classes, "mean": mean, "std": std, "splits": found}
         script.publish(parts, out_dir, meta)
-    _print_summary(meta, out_dir, train)
+    counts = ", ".join(f"{split} {part['images']:,} images" for split, part in found.items())
+    side = meta["image_size"]
+    sides, color = f"{side} × {side}" if side else "several sizes", "gray" if meta["channels"] == 1 else "colour"
+    print(f"{meta['dataset']}: {counts}; {sides}, {color}, {len(classes):,} classes; licence: {meta['licence']}")
+    script.print_end(meta, out_dir, train or f"python train.py {script.dataset_flag(out_dir)} {fitting_flags(side)}")
     return meta
 
 
-def _checked(images, classes, image_size, channels):
+def _checked(images, classes, fits):
     """Yield (bytes, label) of images in their order, after threads have decoded each."""
 
     def check(where, raw, label):
         try:
-            open_image(raw, channels, image_size)
+            open_image(raw, **fits)
         except ValueError as e:
             raise ValueError(f"{where} {e}: repair it or leave it out") from None
         if not 0 <= label < classes:
@@ -108,15 +97,15 @@ def _write_split(parts, split, images, total):
     return entry
 
 
-def _measure(parts, n, image_size, channels):
+def _measure(parts, n, fits):
     """Mean and standard deviation of each channel, of values from 0 to 1, over evenly spaced training images."""
     offsets = np.fromfile(parts / "train_offsets.bin", "<u8").tolist()
-    counts = np.zeros((channels, 256), np.int64)  # how often each value occurs: exact, and small for any image
+    counts = np.zeros((fits["channels"], 256), np.int64)  # how often each value occurs: exact, and small for any image
     with open(parts / "train.bin", "rb") as f:
         for i in range(min(n, MEASURED)):
             number = i * n // min(n, MEASURED)
             f.seek(offsets[number])
-            image = open_image(f.read(offsets[number + 1] - offsets[number]), channels, image_size)
+            image = open_image(f.read(offsets[number + 1] - offsets[number]), **fits)
             counts += np.reshape(image.histogram(), counts.shape)
     shares, values = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
     mean = shares @ values
@@ -126,18 +115,6 @@ def _measure(parts, n, image_size, channels):
     return [round(value, 6) for value in mean.tolist()], [round(value, 6) for value in std.tolist()]
 
 
-def _print_summary(meta, out_dir, train):
-    parts = meta["splits"].values()
-    counts = ", ".join(f"{split} {part['images']:,} images" for split, part in meta["splits"].items())
-    side = "several sizes" if meta["image_size"] is None else f"{meta['image_size']} × {meta['image_size']}"
-    color = "gray" if meta["channels"] == 1 else "colour"
-    print(f"{meta['dataset']}: {counts}; {side}, {color}, {len(meta['classes']):,} classes; licence: {meta['licence']}")
-    files = [out_dir / e["file"] for part in parts for e in (part, part["offsets"], part["labels"])]
-    print(f"{sum(f.stat().st_size for f in files):,} bytes in {out_dir}")
-    flags = f"{script.dataset_flag(out_dir)} {fitting_flags(meta['image_size'])}"
-    print(f"next: {train or f'python train.py {flags}'}")
-
-
 def fitting_flags(side: int | None) -> str:
     """Flags of train.py for images of `side` pixels, or of several sizes; the configs in config/vdnt/ say more."""
     if side is None:
@@ -145,55 +122,22 @@ def fitting_flags(side: int | None) -> str:
     return f"--patch_size={next(patch for patch in range(min(16, max(1, side // 7)), 0, -1) if side % patch == 0)}"
 
 
-def encode_png(pixels: np.ndarray) -> bytes:
-    """PNG of uint8 pixels (height, width), gray, or (height, width, 3)."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
-    return file.getvalue()
-
-
 # ---------------------------------------------------------------------------------------------- the Hugging Face Hub
 
 
-class HubImages(NamedTuple):
-    """A dataset of images on the Hugging Face Hub, as parquet files with a column of images and one of classes."""
-
-    name: str  # of the prepared dataset
-    repo: str
-    revision: str  # commit
-    patterns: list  # of the files to train on, and of those held out
-    columns: tuple  # of images and of labels
-    image_size: int | None
-    licence: str
-    gb: float  # to download, and to write
-    hint: str = "check the network and --revision"
-
-
-def build_from_hub(source: HubImages, doc: str, argv: list | None) -> None:
-    """A prepare script: `doc` is its --help. ValueError as in `build` and in `hub.hub_files`."""
-    args = script.parser(doc, source.name, source.revision, workers=False).parse_args(argv)
+def build_from_hub(doc, argv, about: dict, repo: str, revision: str, patterns, columns, gb: float, **hint) -> None:
+    """A prepare script, `doc` is its --help, for images of the Hugging Face Hub: parquet files with two `columns`, of
+    images and of classes. `about`: dataset, licence and image_size of `build`; `patterns`: the files to train on, and
+    those held out; `gb`: to download, and to write; `hint`: of `hub.hub_files`. ValueError as in these two."""
+    args = script.parser(doc, about["dataset"], revision, workers=False).parse_args(argv)
     import datasets  # noqa: F401  (needed after the download: if it is missing, fail before)
 
-    place = (source.repo, args.revision, source.patterns, args.out_dir, source.gb, source.gb)
-    commit, groups = hub.hub_files(*place, tokenizer=None, hint=source.hint)
-    files = dict(zip(("train", "val"), groups, strict=True))
-    classes, images = {}, {}
-    for split in files:
-        classes[split], images[split] = hub_images(files[split], *source.columns)
-    check_classes(classes["train"], classes["val"])
-    build(
-        args.out_dir,
-        f"{source.repo} at {commit}",
-        source.licence,
-        classes["train"],
-        images,
-        image_size=source.image_size,
-        channels=3,
-        name=source.name,
-        totals={split: sum(map(hub.parquet_rows, files[split])) for split in files},
-    )
+    commit, groups = hub.hub_files(repo, args.revision, patterns, args.out_dir, gb, gb, tokenizer=None, **hint)
+    (classes, train), (val_classes, val) = (hub_images(files, *columns) for files in groups)
+    check_classes(classes, val_classes)
+    totals = {split: sum(map(hub.parquet_rows, files)) for split, files in zip(("train", "val"), groups, strict=True)}
+    about = dict(dataset=about["dataset"], source=f"{repo} at {commit}", licence=about["licence"]) | about
+    build(args.out_dir, about | dict(channels=3, classes=classes), {"train": train, "val": val}, totals)
 
 
 def hub_images(files: list, image: str, label: str) -> tuple:

@@ -102,16 +102,26 @@ def staging(out_dir: Path, plan: str, resume: bool = False):
         parts.rmdir()
 
 
+def file_names(meta: dict) -> list:
+    """The files that a meta.json names."""
+    return [e["file"] for part in meta["splits"].values() for e in (part, *part.values()) if isinstance(e, dict)]
+
+
 def publish(parts: Path, out_dir: Path, meta: dict) -> None:
     """Make the files in `parts` that `meta` names, and `meta`, the dataset in `out_dir`."""
-    entries = [e for part in meta["splits"].values() for e in (part, *part.values()) if isinstance(e, dict)]
-    files = [entry["file"] for entry in entries]
+    files = file_names(meta)
     write(parts / "meta.json", json.dumps(meta, indent=1).encode())
     (out_dir / "meta.json").unlink(missing_ok=True)  # from here until the last file the folder is "not prepared"
     for file in {f"{split}{end}" for split in meta["splits"] for end in BESIDE} - set(files):
         (out_dir / file).unlink(missing_ok=True)  # of examples or images that were here
     for file in (*files, "meta.json"):
         os.replace(parts / file, out_dir / file)
+
+
+def print_end(meta: dict, out_dir: Path, command: str) -> None:
+    """Print the size of a dataset and the command to train on it."""
+    size = sum((out_dir / file).stat().st_size for file in file_names(meta))
+    print(f"{size:,} bytes in {out_dir}\nnext: {command}")
 
 
 def dataset_flag(out_dir: Path) -> str:

@@ -1,6 +1,5 @@
 """From text to a prepared dataset: SPLIT.bin holds token ids, little-endian uint16 or uint32, nothing else."""
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -16,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.prepare.script import dataset_flag, in_order, publish, staging
+from nanodnt.prepare.script import dataset_flag, in_order, print_end, publish, staging
 
 JOB_CHARS = 1 << 20  # characters that a worker tokenises at a time; it gets longer documents in pieces
 # GPT-2's pre-tokenizer always cuts around a lone newline between visible characters, so cutting there changes no token.
@@ -50,7 +49,11 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=Fa
         meta = {"format": 1, "dataset": name or out_dir.resolve().name, "source": source, **tokenizer}
         meta |= {"dtype": dtype.name, "splits": found}
         publish(parts, out_dir, meta)
-    _print_summary(meta, out_dir, train)
+    counts = ", ".join(f"{split} {part['tokens']:,} tokens" for split, part in found.items())
+    print(f"{meta['dataset']}: {counts}; {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}")
+    if meta["tokenizer"] == "json" and meta["eot"] is None:
+        print("note: this tokenizer names no end of text (eos_token), so nothing stands between documents")
+    print_end(meta, out_dir, train or f"python train.py {dataset_flag(out_dir)}")
     return meta
 
 
@@ -60,17 +63,12 @@ def build_from_hub(args, name: str, source: str, train: list, val: list) -> None
     build(args.out_dir, source, Tokenizer.meta_for("gpt2"), splits, name=name, workers=args.workers, resume=True)
 
 
-@contextlib.contextmanager
 def start_pool(workers: int):
     """A pool of so many processes; with one, a thread of this process."""
     if workers == 1:
-        pool = ThreadPoolExecutor(1)
-    else:  # spawn: the same on every system, and safe with the threads of pyarrow
-        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
+        return ThreadPoolExecutor(1)
+    # spawn: the same on every system, and safe with the threads of pyarrow
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
 
 
 def _start_worker():
@@ -82,17 +80,6 @@ def _start_worker():
 def id_dtype(tokenizer: dict) -> np.dtype:
     """The dtype of the ids of a `Tokenizer.meta_for(...)` on disk."""
     return np.dtype("<u2" if tokenizer["vocab_size"] <= 1 << 16 else "<u4")
-
-
-def encode(tokenizer: Tokenizer, text: str, ends: bool = True) -> np.ndarray:
-    """Token ids of a text, (tokens,) uint32, with end of text if the document `ends` here and the tokenizer has one.
-
-    A tokenizer.json's own start (LLaMA's <s>) stands before the text, which is then a whole document."""
-    if tokenizer.kind == "bytes":
-        ids = np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint32)
-    else:
-        ids = np.array([*tokenizer.start, *tokenizer.encode(text)], np.uint32)
-    return np.append(ids, np.uint32(tokenizer.eot)) if ends and tokenizer.eot is not None else ids
 
 
 def _write_part(path, texts, tokenizer, dtype, pool, ahead, title):
@@ -136,10 +123,18 @@ def _tokenizer(meta):
     return Tokenizer(json.loads(meta))
 
 
-def _encode_job(tokenizer, dtype, job):
-    """(the token ids as bytes, number of documents that end in the job)."""
-    ids = [encode(_tokenizer(tokenizer), text, ends) for text, ends in job]
-    return np.concatenate(ids).astype(dtype).tobytes(), sum(ends for _, ends in job)
+def _encode_job(meta, dtype, job):
+    """(the token ids as bytes, number of documents that end in the job). A tokenizer.json's own start (LLaMA's <s>)
+    stands before each text; end of text behind each document, if the tokenizer has one."""
+    tokenizer, found = _tokenizer(meta), []
+    for text, ends in job:
+        if tokenizer.kind == "bytes":
+            found.append(np.frombuffer(text.encode("utf-8"), np.uint8))
+        else:
+            found.append(np.array([*tokenizer.start, *tokenizer.encode(text)], np.uint32))
+        if ends and tokenizer.eot is not None:
+            found.append(np.array([tokenizer.eot], np.uint32))
+    return np.concatenate(found).astype(dtype).tobytes(), sum(ends for _, ends in job)
 
 
 def _join(paths, target, dtype):
@@ -155,12 +150,3 @@ def _join(paths, target, dtype):
         f.flush()
         os.fsync(f.fileno())
     return {"tokens": tokens, "max_id": max_id, "sha256": digest.hexdigest()}
-
-
-def _print_summary(meta, out_dir, train):
-    counts = ", ".join(f"{split} {part['tokens']:,} tokens" for split, part in meta["splits"].items())
-    print(f"{meta['dataset']}: {counts}; {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}")
-    if meta["tokenizer"] == "json" and meta["eot"] is None:
-        print("note: this tokenizer names no end of text (eos_token), so nothing stands between documents")
-    size = sum((out_dir / part["file"]).stat().st_size for part in meta["splits"].values())
-    print(f"{size:,} bytes in {out_dir}\nnext: {train or f'python train.py {dataset_flag(out_dir)}'}")

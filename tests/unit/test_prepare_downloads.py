@@ -1,5 +1,6 @@
 """Datasets that are downloaded: splits, restarts, and what a missing network, package or disk gets told."""
 
+import gzip
 import hashlib
 import io
 import json
@@ -7,7 +8,9 @@ import random
 import sys
 import urllib.error
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from nanodnt.data import load_meta
 from nanodnt.prepare import hub as downloads
@@ -86,11 +89,6 @@ def test_a_broken_download_continues(tmp_path, monkeypatch):
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A Hub of three small datasets, as its cache looks after a download; returns name → file → texts."""
-    import gzip
-
-    import pyarrow as pa
-    from pyarrow import parquet
-
     random.seed(1)
     names = {
         "openwebtext": [f"plain_text/train-{i:05d}-of-00003.parquet" for i in range(3)],
@@ -99,24 +97,20 @@ def hub(tmp_path, monkeypatch):
         "c4": [f"en/c4-train.{i:05d}-of-01024.json.gz" for i in range(3)]
         + [f"en/c4-validation.{i:05d}-of-00008.json.gz" for i in range(8)],
     }
-    made = {}
-    for dataset, files in names.items():
-        made[dataset] = {}
-        for name in files:
-            count = 900 if dataset == "openwebtext" else 5
-            texts = made[dataset][name] = [f"{name} {i} {random.random()} ü\n" for i in range(count)]
-            rows = [{"text": t, "url": "u", "timestamp": "2019-04-25T12:57:54Z"} for t in texts]
-            path = tmp_path / "blobs" / dataset / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if name.endswith(".gz"):
-                path.write_bytes(gzip.compress("".join(json.dumps(r) + "\n" for r in rows).encode()))
-            else:
-                parquet.write_table(pa.Table.from_pylist(rows), path)
-            blob = path.rename(path.with_name(hashlib.sha256(path.read_bytes()).hexdigest()))
-            link = tmp_path / "hub" / dataset / COMMIT / name
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(blob)
-
+    made = {dataset: {} for dataset in names}
+    for dataset, name in ((d, n) for d in names for n in names[d]):
+        count = 900 if dataset == "openwebtext" else 5
+        made[dataset][name] = [f"{name} {i} {random.random()} ü\n" for i in range(count)]
+        rows = [{"text": t, "url": "u", "timestamp": "2019-04-25T12:57:54Z"} for t in made[dataset][name]]
+        if name.endswith(".gz"):
+            raw = gzip.compress("".join(json.dumps(r) + "\n" for r in rows).encode())
+        else:
+            parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "made")
+            raw = (tmp_path / "made").read_bytes()
+        blob, link = tmp_path / hashlib.sha256(raw).hexdigest(), tmp_path / "hub" / dataset / COMMIT / name
+        blob.write_bytes(raw)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(blob)
     use_fake_hub(monkeypatch, tmp_path, lambda repo: repo.split("/")[1])
     use_fake_bpe(monkeypatch)
     return made
