@@ -109,12 +109,13 @@ def go(rank, world, folder, case, name, patches=(), **changes):
 
 
 def make_cases(rank, world, folder, launches):
-    """The runs of {launch: cases}, with a bad gradient on one process. Under DDP it is on all of them: it is put there
-    after DDP has averaged, and is the same everywhere. (`make_one_bad` puts it on one of them before.)"""
+    """The runs of {launch: cases}, with a bad gradient on one process, under DDP on all of them, under HSDP on those
+    with the same rows: it is put there after they have averaged. (`make_one_bad` puts it on one before.)"""
     for launch, cases in launches.items():
         for case in cases:
             worst = 0 if case in ("one expert", "two experts") else world - 1  # it has some of the experts
-            spoils = [BAD] * (rank == worst or launch == "ddp")
+            size = dict(ddp=1, hsdp=2).get(launch, world)  # of the groups that share the rows of one copy
+            spoils = [BAD] * (rank % size == worst % size)
             how = LAUNCHES[launch] | (dict(micro_batch_size=1) if world > 2 and CASES[case][0] != "text" else {})
             go(rank, world, folder, case, f"{case}, {launch}{world}", spoils=spoils, **how)
 
