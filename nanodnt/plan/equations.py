@@ -36,15 +36,13 @@ def symbol(slot: Slot) -> str | None:
 
 def equation(slot: Slot, x: str, is_sum: bool = False) -> str:
     """The slot applied to `x`, as text. Every constant is marked, «0.7071», also those that are 1."""
-    x = x if is_sum else f"«{slot.const_in:.4g}»{x}"
+    x = f"({x})" if is_sum else f"«{slot.const_in:.4g}»{x}"
     if slot.norm == "dyt":
         alpha = "α" if isinstance(slot.alpha, torch.nn.Parameter) else f"{slot.alpha:.4g}"
-        squash = "" if slot.squash == "identity" else slot.squash
-        x = f"{squash}({alpha} ({x}))" if is_sum else f"{squash}({alpha} {x})"
+        x = f"{'' if slot.squash == 'identity' else slot.squash}({alpha} {x})"
     elif slot.norm != "none":
-        x = NORMS[slot.norm] + (f"[{slot.groups} groups]" if slot.groups > 1 else "") + f"({x})"
-    elif is_sum:
-        x = f"({x})"
+        groups = f"[{slot.groups} groups]" if slot.groups > 1 else ""
+        x = NORMS[slot.norm] + groups + (x if is_sum else f"({x})")
     if symbol(slot):
         x = f"{symbol(slot)}·{x}"
     if slot.bias is not None:
@@ -129,31 +127,25 @@ def describe_blocks(config: GPTConfig, blocks) -> list:
     return lines
 
 
-def embedding_equation(model: Transformer) -> str:
-    """What the stream begins with, before embed_scale and input_norm."""
-    if not hasattr(model, "patch"):
-        return "wte[token]" + (" + wpe[position]" if model.wpe is not None else "")
-    patch = linear_equation(model.patch, "Wpatch", "patch")
-    return (patch if model.cls is None else f"[class token; {patch}]") + " + wpe[position]"
-
-
-def head_equation(model: Transformer) -> str:
-    """The logits of the stream x."""
+def ends_equations(model: Transformer) -> tuple:
+    """(what the stream begins with, before embed_scale and input_norm; the logits of the stream x)."""
     x = equation(model.final_norm, "x")
     if not hasattr(model, "patch"):
-        return f"logits = {'Wte' if model.head is None else 'Whead'} {x}"
-    pooled = f"mean over patches of {x}" if model.cls is None else f"class token of {x}"
-    return f"logits = {linear_equation(model.head, 'Whead', f'({pooled})')}"
+        position = " + wpe[position]" if model.wpe is not None else ""
+        return f"wte[token]{position}", f"{'Wte' if model.head is None else 'Whead'} {x}"
+    patch, pooled = linear_equation(model.patch, "Wpatch", "patch"), f"(mean over patches of {x})"
+    if model.cls is not None:
+        patch, pooled = f"[class token; {patch}]", f"(class token of {x})"
+    return f"{patch} + wpe[position]", linear_equation(model.head, "Whead", pooled)
 
 
 def describe_network(model: Transformer) -> list:
     """The network from token ids, or patches, to logits, an equation a line; then its symbols and initial weights."""
-    x = embedding_equation(model)
+    x, logits = ends_equations(model)
     for slot in (model.embed_scale, model.input_norm):
         if slot.norm != "none" or slot.gain is not None:
             x = equation(slot, x, is_sum=" + " in x)
-    lines = [f"x ← {simplify(x)}", *describe_blocks(model.config, model.blocks)]
-    lines.append(simplify(head_equation(model)))
+    lines = [f"x ← {simplify(x)}", *describe_blocks(model.config, model.blocks), simplify(f"logits = {logits}")]
     return [*lines, *describe_symbols(model), *describe_init(model)]
 
 
@@ -165,31 +157,28 @@ def number_range(numbers) -> str:
 
 def describe_symbols(model: Transformer) -> list:
     """A line for each kind of learned gain, scalar and bias, with its initial values."""
-    initial, admin = {}, [r.skip for block in model.blocks for r in (block.attn, block.mlp) if r.skip.gain is not None]
-    for module in model.modules():
-        if isinstance(module, Slot):
-            name = "ω" if any(module is slot for slot in admin) else symbol(module)
-            initial.setdefault(name, []).append(module.init_gain)
-            if isinstance(module.alpha, torch.nn.Parameter):
-                initial.setdefault("α", []).append(module.init_alpha)
-        if getattr(module, "bias", None) is not None:
-            initial.setdefault("b", []).append(0)
-        if getattr(module, "choice_bias", None) is not None:
-            initial.setdefault("bₑ", []).append(0)
-        if isinstance(module, SigmaReparam):
-            initial.setdefault("g", []).append(1)
-    return [f"{name}: {text.format(number_range(initial[name]))}" for name, text in LEGEND.items() if name in initial]
+    modules, skips = list(model.modules()), [r.skip for block in model.blocks for r in (block.attn, block.mlp)]
+    slots = [module for module in modules if isinstance(module, Slot)]
+    initial = {"ω": [slot.init_gain for slot in skips if slot.gain is not None]}
+    initial["α"] = [slot.init_alpha for slot in slots if isinstance(slot.alpha, torch.nn.Parameter)]
+    initial["b"] = [0 for module in modules if getattr(module, "bias", None) is not None]
+    initial["bₑ"] = [0 for module in modules if getattr(module, "choice_bias", None) is not None]
+    initial["g"] = [1 for module in modules if isinstance(module, SigmaReparam)]
+    for slot in slots:
+        if slot not in skips:
+            initial.setdefault(symbol(slot), []).append(slot.init_gain)
+    found = {name: number_range(initial[name]) for name in LEGEND if initial.get(name)}
+    return [f"{name}: {LEGEND[name].format(numbers)}" for name, numbers in found.items()]
 
 
 def describe_init(model: Transformer) -> list:
     """A line on the initial values of the matrices."""
-    factors, parts = {}, {}  # part of a block: its factors; factors as text: parts
+    c, factors, parts = model.config, {}, {}  # part of a block: its factors; factors as text: parts
     for name, module in model.named_modules():
         if isinstance(module, Linear) and module.init_scale != 1:
             factors.setdefault(name.split(".")[-1], []).append(module.init_scale)
     for part, scales in factors.items():
         parts.setdefault(number_range(scales), []).append(part)
-    c = model.config
     cut = " cut off at 2σ" if c.init == "xavier_cut" else ""
     kind = f"N(0, {c.init_std:g}²)" if c.init == "normal" else f"Xavier normal{cut}, embeddings N(0, {c.init_std:g}²)"
     return [f"initial weights: {kind}" + "".join(f"; W{', W'.join(p)} times {scale}" for scale, p in parts.items())]

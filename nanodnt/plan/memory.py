@@ -149,7 +149,7 @@ class Timeline:
         two, three = (trace(model, optimizer, config, micro).rows for micro in (2, 3))
         phases, gradients, other = zip(*two, strict=True)
         self.before_loss, other = phases.index("backward") - 1, np.array(other, float)
-        self.phases, self.phase = np.unique([*phases, "loss", "reduction"], return_inverse=True)
+        self.phases = [*phases, "loss", "reduction"]  # of each moment
         self.gradients = np.array([*gradients, 0, max(gradients)]) / max(gradients)  # the share that exists by then
         self.slope = np.array([row[-1] for row in three]) - other
         self.start = other - 2 * self.slope
@@ -164,13 +164,13 @@ class Timeline:
         """The moment when the most is held. `accumulates`: gradients of an earlier micro batch exist from the start."""
         other = self.other_bytes(micro)
         parts = (strategy.extra, strategy.accumulated) if accumulates else (strategy.extra,)
-        extra = np.array([sum(part.get(str(phase), 0) for part in parts) for phase in self.phases])[self.phase]
+        of_phase = {phase: sum(part.get(phase, 0) for part in parts) for phase in set(self.phases)}
+        extra = np.array([of_phase[phase] for phase in self.phases])
         share = 1 if accumulates else 0 if strategy.in_buckets else self.gradients
         gradients = strategy.gradients * share + 0 * other
         i = (gradients + extra + other).argmax()
-        kept, phase = min(other[self.before_loss], other[i]), str(self.phases[self.phase[i]])
-        held = strategy.weights, gradients[i], strategy.state, extra[i]
-        return Peak(phase, *held, kept, other[i] - kept + strategy.batch)
+        kept, held = min(other[self.before_loss], other[i]), (strategy.weights, gradients[i], strategy.state, extra[i])
+        return Peak(self.phases[i], *held, kept, other[i] - kept + strategy.batch)
 
 
 def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limit: float) -> int:
@@ -185,9 +185,8 @@ def choose_micro_batch(flags: GPTConfig, config, env, share: int) -> tuple:
 
     The count is that of `--plan`, of the eager step. Compiled steps take less, so for them it is an upper bound. If not
     even one row fits, it is 1 all the same."""
-    limit, total = (
-        env.minimum(count(env.device)) for count in (available_bytes, memory_bytes)
-    )  # the same on all ranks
+    limit = env.minimum(available_bytes(env.device))  # the same on all ranks
+    total = env.minimum(memory_bytes(env.device))  # by which FSDP chose what to keep
     model = task_of(flags).network().empty(flags)
     prepare_model(model, config, replace(env, device=torch.device("meta")))
     optimizer = make_optimizer(model, config)

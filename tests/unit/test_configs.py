@@ -5,8 +5,8 @@ on top of an experiment).
 """
 
 import ast
-import math
 import re
+from itertools import product
 
 import pytest
 import torch
@@ -14,26 +14,29 @@ import torch
 from configurator import read_file
 from layers import rules
 from model import GPT
-from nanodnt.engine import split_batch
+from nanodnt.engine import Trainer, prepare_model, split_batch, training_step
 from nanodnt.optim import lr_at, make_optimizer, notes
+from nanodnt.optim.groups import make_groups
+from nanodnt.run.environment import Env
 from nanodnt.tasks import task_of
 from nanodnt.weights import profile_admin
-from support.depth import spread
 from support.pages import ROOT, config
 
 FILES = {str(p.relative_to(ROOT / "config"))[:-3]: p for p in sorted((ROOT / "config").glob("*/*.py"))}
-OTHERS = r"moe/small$|claims/|vdnt/|.*/vit_"  # ours; and images: test_configs_images.py
+OTHERS = r"moe/small$|claims/|vdnt/|.*/vit_"  # ours; and images, see below
 FILES = {name: path for name, path in FILES.items() if not re.match(OTHERS, name)}
 KEYS = {name: {k: v for k, (v, _) in read_file(path).items()} for name, path in FILES.items()}
 EXPERIMENTS = [name for name in FILES if "n_layer" in KEYS[name]]
 OVERLAYS = [name for name in FILES if name not in EXPERIMENTS]
-OF_IMAGES = ["vdnt/large", "vdnt/huge", "dyt/vit_b", "dyt/vit_l", "lns/vit_s"]  # more: test_configs_images.py
+OF_IMAGES = ["vdnt/large", "vdnt/huge", "dyt/vit_b", "dyt/vit_l", "lns/vit_s"]
 SIZES_OF_DNT = ["dnt_small", "dnt_large", "dnt_xl", "gpt2_small", "gpt2_large", "gpt2_xl"]
 BASE = {"lns": "lns/130m", "dyt": "dyt/small", "scale_vectors": "scale_vectors/llama_120m", "dnt": "dnt_small"}
 BASE |= {"blockwise": "blockwise/llama_237m", "optimizers": "dnt_small", "decay": "dnt_small", "init": "gpt2_small"}
 BASE |= {"sft": "lns/250m"}  # the model of the run that a fine-tuning starts from
 # as small as the flags allow: 32 groups of 2 channels, 3 Post-LN blocks of 4
-TINY = "n_layer=4 n_head=2 n_embd=64 n_ff=96 block_size=8 vocab_size=64".split()
+TINY = dict(n_layer=4, n_head=2, n_embd=64, n_ff=96, block_size=8, vocab_size=64)
+TINY_IMAGES = dict(n_layer=2, n_head=2, n_embd=8, image_size=4, patch_size=2, channels=1, n_class=3)
+TINY_IMAGES |= dict(batch_size=4, micro_batch_size=4)
 
 
 # ------------------------------------------------------------------------------------------------------ experiments
@@ -48,32 +51,12 @@ def test_experiments_split_over_gpus_end_at_min_lr_and_print_no_notes(name):
     assert rules.notes(model) == notes(c, task_of(model).network().empty(model)) == []
 
 
-# At step t the LR over its peak is min(1 − (1 − t/w)², 0.1 + 0.45 (1 + cos(πt/T))), w = min(2000, T/20)
-@pytest.mark.parametrize("name", ["7b", "70b"])
-def test_dyts_schedule(name):
-    _, c = config(f"dyt/{name}")
-    T, w = c.max_iters, min(2000, c.max_iters // 20)
-    for t in (1, 500, 1900, 2000, 2001, 20_000, T, T + 1):
-        rising, falling = 1 - (1 - min(t, w) / w) ** 2, 0.1 + 0.45 * (1 + math.cos(math.pi * min(t, T) / T))
-        assert lr_at(t - 1, c) == pytest.approx(c.learning_rate * min(rising, falling), rel=1e-12)
-
-
 def test_every_experiment_has_a_run_directory_of_its_own():
     assert len({KEYS[name]["out_dir"] for name in EXPERIMENTS}) == len(EXPERIMENTS)
 
 
 # --------------------------------------------------------------------------------------------------------- overlays
 
-# Our overlays of an optimizer, every line of each; test_paper_values.py has the papers' overlays.
-MUON = dict(optimizer="muon", momentum=0.95, nesterov=True, muon_steps=5)
-LINES = {
-    "optimizers/adam_mini": dict(optimizer="adam_mini"),
-    "optimizers/muon": MUON | dict(muon_adjust_lr="match_rms_adamw"),
-    "optimizers/muon_original": MUON
-    | dict(muon_adjust_lr="original", learning_rate=0.02, min_lr=0.002, weight_decay=0.01)
-    | dict(adamw_learning_rate=6e-4, adamw_weight_decay=0.1),
-    "optimizers/wsd": dict(schedule="wsd", wsd_decay="linear", wsd_decay_iters=None),
-}
 OTHER_LINES = r"optimizers/|sft/|blockwise/(minipile|adam_mini)"  # overlays that are not variants of one another
 
 
@@ -86,50 +69,56 @@ def test_overlays_of_a_family_set_the_same_lines_in_the_same_order(family):
     assert family in ("dnt", "blockwise", "decay") or varied == first.keys()
 
 
-def test_our_optimizer_overlays_have_the_lines_meant():
-    papers = ("optimizers/msgdw", "optimizers/muon_dnt")
-    assert {n: KEYS[n] for n in OVERLAYS if n.startswith("optimizers/") and n not in papers} == LINES
-
-
 @pytest.mark.parametrize("baseline", ["lns/pre_ln", "scale_vectors/shared", "dyt/rmsnorm"])
 def test_the_baseline_overlay_changes_nothing_in_its_family(baseline):
     base = BASE[baseline.split("/")[0]]
     assert config(base) == config(base, baseline)
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_overlays_build_train_and_print_no_notes(name):
-    base = BASE[name.split("/")[0]]
-    model, train = config(base, name)
-    # true of the base model of the decay files
-    scalars = ["decay_scalars has no effect: the model has no learned scalars or biases"]
-    assert (rules.notes(model), notes(train, GPT.empty(model))) == ([], scalars if name == "decay/dyt" else [])
-    model, train = config(base, name, **dict(flag.split("=") for flag in TINY))
-    net = GPT(model)
+# images: the sizes, and pairs that the headers name
+IMAGES = [*((name,) for name in OF_IMAGES), ("vdnt/digits",), ("dyt/vit_b", "dyt/vit_layernorm")]
+IMAGES += [("vdnt/large", "vdnt/vit"), ("vdnt/large", "vdnt/large_msgdw"), ("vdnt/huge", "vdnt/vit")]
+IMAGES += [("vdnt/huge", "vdnt/huge_msgdw"), ("dyt/vit_b", "dyt/vit_dyt"), ("dyt/vit_l", "dyt/vit_dyt")]
+IMAGES += [("vdnt/digits", "vdnt/vit"), ("vdnt/digits", "dnt/s1", "dyt/vit_dyt")]
+IMAGES += [(base, f"dnt/s{i}") for base in ("vdnt/digits", "vdnt/huge") for i in range(1, 6)]
+IMAGES += [("vdnt/large", "vdnt/vit", "vdnt/large_msgdw"), ("vdnt/huge", "dnt/s1", "vdnt/huge_msgdw")]
+IMAGES += [("dyt/vit_b", f"dyt/{name}") for name in ("dyt", "hardtanh", "sigmoid", "identity", "no_alpha")]
+# true of the base model of this file
+NOTES = {"decay/dyt": ["decay_scalars has no effect: the model has no learned scalars or biases"]}
+
+
+@pytest.mark.parametrize("names", [*((BASE[n.split("/")[0]], n) for n in OVERLAYS), *IMAGES], ids="+".join)
+def test_files_together_build_train_and_print_no_notes(names):
+    model, train = config(*names)
+    network = task_of(model).network()
+    assert (rules.notes(model), notes(train, network.empty(model))) == ([], NOTES.get(names[-1], []))
+    model, train = config(*names, **TINY_IMAGES if model.patch_size else TINY)
+    net, batch = network(model), (torch.randn(4, 1, 4, 4), torch.tensor([0, 1, 2, 0]))
+    if not model.patch_size:
+        batch = torch.arange(32).view(4, 8).flip(0), torch.arange(32).view(4, 8)
+        profile_admin(net, batch[0])
+    prepare_model(net, train, Env(0, 1, torch.device("cpu"), torch.float32, False))
     optimizer = make_optimizer(net, train)  # refuses decay of gains that the model does not have
-    ids = torch.arange(16).view(2, 8)
-    profile_admin(net, ids)
-    loss = net(ids, ids)[1]
-    loss.backward()
-    assert loss.isfinite() and all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
     decay = {g["role"]: g["weight_decay"] > 0 for g in optimizer.param_groups}
     wanted = {"all": ("gain_in", "gain_out"), "input": ("gain_in",), "output": ("gain_out",), "none": ()}
     for role in decay.keys() & {"gain_in", "gain_out"}:
         assert decay[role] == (role in wanted[train.decay_gains])
-    before = {name: p.detach().clone() for name, p in net.named_parameters()}
     for group in optimizer.param_groups:
         group["lr"] = lr_at(train.warmup_iters, train, group)
-    optimizer.step()
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    result = training_step(Trainer(net, optimizer, scaler, 4, train.grad_clip), batch)
+    assert result.loss.isfinite() and not result.found_inf
     for name, p in net.named_parameters():
         assert p.isfinite().all() and (not torch.equal(p, before[name]) or not p.grad.any()), name
 
 
-@pytest.mark.parametrize("name", spread(["lns/250m", "lns/350m", "lns/1b"], fast=["lns/250m"]))
-def test_lns_overlays_go_over_the_deep_sizes(name):
-    for overlay in (overlay for overlay in OVERLAYS if overlay.startswith("lns/")):
-        model, _ = config(name, overlay)
-        assert rules.notes(model) == []
-        GPT.empty(model)
+def test_lns_overlays_go_over_the_deep_sizes():
+    for size, overlay in product(["lns/250m", "lns/350m", "lns/1b"], OVERLAYS):
+        if overlay.startswith("lns/"):
+            model, _ = config(size, overlay)
+            model.check()
+            assert rules.notes(model) == []
 
 
 # -------------------------------------------------------------------------- optimizers, blockwise LR, decay, by hand
@@ -138,12 +127,11 @@ def test_lns_overlays_go_over_the_deep_sizes(name):
 def groups(*names, **flags):
     """{label: (rule, LR at the end of warm-up, LR at the last step, decay)}, as in a run."""
     model, c = config(*names, **flags)
-    optimizer = make_optimizer(GPT.empty(model), c)
-    rates = [(lr_at(c.warmup_iters - 1, c, g), lr_at(c.max_iters - 1, c, g)) for g in optimizer.param_groups]
-    return {
-        g["label"]: (g["rule"], *map(pytest.approx, (peak, end, g["weight_decay"])))
-        for g, (peak, end) in zip(optimizer.param_groups, rates, strict=True)
-    }
+    found = {}
+    for g in make_groups(GPT.empty(model), c):
+        peak, end = (lr_at(step - 1, c, g) for step in (c.warmup_iters, c.max_iters))
+        found[g["label"]] = (g["rule"], *map(pytest.approx, (peak, end, g["weight_decay"])))
+    return found
 
 
 # (rule, peak LR, last LR, decay) of the matrices in the blocks, and of the embedding
@@ -192,24 +180,14 @@ def test_decay_overlays_go_over_any_size_and_optimizer(overlay, size, optimizer,
     assert {role: group[3] for role, group in found.items()} == {r: decay * (r in DECAYED[overlay]) for r in found}
 
 
-def test_gains_under_muon_decay_by_the_decay_of_the_rest():
-    """AdamW updates the gains, so decay_gains needs adamw_weight_decay, not weight_decay."""
-    flags = dict(decay_gains="all", n_layer=2)
-    found = groups("dnt_small", "optimizers/muon", weight_decay=0.0, adamw_weight_decay=0.1, **flags)
-    assert found["gain_in"][3] == 0.1 and found["qk"][3] == 0.0
-    with pytest.raises(ValueError, match="adamw_weight_decay"):
-        config("dnt_small", "optimizers/muon", adamw_weight_decay=0.0, **flags)
-
-
 @pytest.mark.deep
 def test_optimizer_and_blockwise_overlays_start_after_every_size():
     over = [name for name in OVERLAYS if name.split("/")[0] in ("optimizers", "blockwise", "decay")]
     sizes = [*EXPERIMENTS, *SIZES_OF_DNT, "quickstart", "shakespeare_char"]
-    for size in sizes:
-        for overlay in over:
-            model, c = config(size, overlay)
-            model.check()
-            c.check()
+    for size, overlay in product(sizes, over):
+        model, c = config(size, overlay)
+        model.check()
+        c.check()
     assert len(sizes) * len(over) > 400
 
 

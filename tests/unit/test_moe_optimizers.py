@@ -50,12 +50,10 @@ def test_roles_and_block_types_are_the_table():
         matrix = "router" if ".router." in name else "ffn"
         assert types[name] == ("norm" if name.endswith(".gain") else matrix), name
     magdir = tiny(**MIXED, gain_param="magdir").roles()
-    assert (
-        magdir["blocks.0.mlp.f.router.pre.magnitude"] == magdir["blocks.0.mlp.f.experts.up.pre.magnitude"] == "gain_in"
-    )
-    assert (
-        magdir["blocks.0.mlp.f.router.pre.direction"] == magdir["blocks.0.mlp.f.experts.up.out.direction"] == "gain_dir"
-    )
+    for name in ("router.pre", "experts.up.pre", "experts.up.out"):
+        gain = "gain_in" if name.endswith("pre") else "gain_out"
+        found = [magdir[f"blocks.0.mlp.f.{name}.{part}"] for part in ("magnitude", "direction")]
+        assert found == [gain, "gain_dir"], name
 
 
 def group_of(model, **changes) -> dict:
@@ -134,13 +132,9 @@ def test_a_step_on_a_stack_is_one_on_each_matrix(shape, changes):
 
 def test_a_stack_beyond_the_bound_is_orthogonalised_in_parts(monkeypatch):
     sizes, iterate = [], newton_schulz.newton_schulz
-
-    def note(x, *args, **how):
-        sizes.append(len(x))
-        return iterate(x, *args, **how)
-
     stack = torch.randn(5, 6, 4, generator=torch.Generator().manual_seed(0))
     whole = newton_schulz.orthogonalize(stack, 5)
+    note = lambda x, *args, **how: sizes.append(len(x)) or iterate(x, *args, **how)  # noqa: E731
     monkeypatch.setattr(newton_schulz, "newton_schulz", note)
     for bound, parts in ((2 * 24, [2, 2, 1]), (7, [1] * 5), (5 * 24, [5])):
         monkeypatch.setattr(newton_schulz, "STACK_ENTRIES", bound)
@@ -206,28 +200,25 @@ def test_a_step_that_is_skipped_moves_nothing(optimizer):
 def test_the_norm_is_that_of_all_but_the_loads_and_clipping_is_torchs(optimizer):
     """Parameters and gradients are those of torch's clip_grad_norm_ over all other parameters."""
 
-    def step(grad_clip, at=lambda phase: None):
+    def step(grad_clip):
+        """A step that clips; or, with grad_clip=0, that finds its gradients clipped by torch."""
         model, _ = mixture("sigmoid, shared, bias, llama", 1)
-        seen = {}
+        others, seen = [p for key, p in model.named_parameters() if key != BALANCED], {}
 
         def note(phase):
             if phase == "clip":
                 seen.update({key: p.grad.clone() for key, p in model.named_parameters()})
-                at(model)
+                if not grad_clip:
+                    torch.nn.utils.clip_grad_norm_(others, 0.05)
 
         changes = dict(optimizer=optimizer, balance_rate=RATE, z_coef=0.1, grad_clip=grad_clip, lr=1e-2)
         result, grads, _ = take_step(model, 2, at=note, **changes)
-        others = [grad for key, grad in seen.items() if key != BALANCED]
-        assert error(result.grad_norm, torch.nn.utils.get_total_norm(others)) < 1e-6
-        assert torch.equal(grads[BALANCED], seen[BALANCED])
+        loads = seen.pop(BALANCED)
+        assert error(result.grad_norm, torch.nn.utils.get_total_norm(seen.values())) < 1e-6
+        assert torch.equal(grads[BALANCED], loads)
         return values(model), grads, result.grad_norm
 
-    def clip(model):
-        others = [p for key, p in model.named_parameters() if key != BALANCED]
-        torch.nn.utils.clip_grad_norm_(others, 0.05)
-
-    ours, our_grads, norm = step(0.05)
-    theirs, grads, their_norm = step(0.0, clip)
+    (ours, our_grads, norm), (theirs, grads, their_norm) = step(0.05), step(0.0)
     assert norm == their_norm > 0.05
     for key in ours:
         assert error(ours[key], theirs[key], floor=1e-3) < 1e-6 and error(our_grads[key], grads[key], floor=1e-3) < 1e-6

@@ -10,8 +10,9 @@ from functools import cache, partial
 import pytest
 import torch
 
-from model import DYT_ALPHA
-from nanodnt.optim import lr_at, make_optimizer
+from model import DYT_ALPHA, GPTConfig
+from nanodnt.optim import lr_at
+from nanodnt.optim.groups import make_groups
 from nanodnt.tasks import task_of
 from support.pages import CONFIGS, config
 
@@ -39,22 +40,30 @@ def resolve(command: str) -> dict:
     words = command.split()
     flags = dict(word[2:].split("=") for word in words if word.startswith("--"))
     model, c = config(*(word for word in words if not word.startswith("--")), **flags)
-    net, epoch = task_of(model).network().empty(model), 1_281_167 // c.batch_size  # training images of ImageNet-1k
-    found = vars(model) | vars(c) | dict(d_ff=model.ffn_width, kv_heads=model.n_kv_head or model.n_head)
-    found |= dict(betas=(c.beta1, c.beta2), floor=c.min_lr / c.learning_rate)
+    net, built = build(tuple(vars(model).items()))
+    epoch = 1_281_167 // c.batch_size  # training images of ImageNet-1k
+    found = vars(model) | vars(c) | built | dict(betas=(c.beta1, c.beta2), floor=c.min_lr / c.learning_rate)
     found |= dict(epochs=c.max_iters / epoch, warmup_epochs=c.warmup_iters / epoch)
-    found |= dict(tokens_a_step=c.batch_size * model.block_size, active=net.num_params(active=True) / 1e6)
-    found["millions"] = net.num_params(positions=bool(model.patch_size)) / 1e6  # GPT-2 without positions, as usual
-    roles = net.roles()
-    found["gains"] = sum(p.numel() for name, p in net.named_parameters() if roles[name].startswith("gain"))
+    found |= dict(tokens_a_step=c.batch_size * model.block_size)
 
     # by role of the parameters: LR at the last step of warm-up, at the one after it, at the last of all; decay; rule
-    groups = {g["label"]: g for g in make_optimizer(net, c).param_groups}
+    groups = {g["label"]: g for g in make_groups(net, c)}
     for name, step in dict(warmed=max(0, c.warmup_iters - 1), after=c.warmup_iters, last=c.max_iters - 1).items():
         found[name] = {role: lr_at(step, c, g) for role, g in groups.items()}
     found["decays"] = {role: g["weight_decay"] for role, g in groups.items()}
     found["rules"] = {role: g["rule"] for role, g in groups.items()}
+    return found
 
+
+@cache
+def build(fields: tuple) -> tuple:
+    """(the network without storage of these fields of GPTConfig, {name: value} of what it is like)."""
+    model = GPTConfig(**dict(fields))
+    net = task_of(model).network().empty(model)
+    found = dict(d_ff=model.ffn_width, kv_heads=model.n_kv_head or model.n_head)
+    found["millions"] = net.num_params(positions=bool(model.patch_size)) / 1e6  # GPT-2 without positions, as usual
+    roles = net.roles()
+    found["gains"] = sum(p.numel() for name, p in net.named_parameters() if roles[name].startswith("gain"))
     places = [(branch, place) for branch in ("attn", "mlp") for place in ("pre", "mid", "post")]
     slots = {(f"{b}.{p}", i): getattr(getattr(x, b), p) for i, x in enumerate(net.blocks, 1) for b, p in places}
     slots |= {("input", 0): net.input_norm, ("qk", 0): net.blocks[0].attn.f.q_norm, ("final", 0): net.final_norm}
@@ -68,7 +77,7 @@ def resolve(command: str) -> dict:
     found["learned"] = one(isinstance(slot.alpha, torch.nn.Parameter) for slot in attn + other)
     found["beta"] = one(slot.bias is not None for slot in attn + other)
     found["scalar"] = None if net.embed_scale.gain is None else net.embed_scale.init_gain  # on the embedding
-    return found
+    return net, found
 
 
 # ------------------------------------------------------------------------------------------------------------- DNT
@@ -135,8 +144,6 @@ for size, (millions, d, heads, depth, peak, decay, drop, patch) in VIT_SIZES.ite
         RUNS[name] = ("Tables 3, 4", rest | layout | adamw)
         msgdw = rest | layout | MSGDW | paper(learning_rate=peak, weight_decay=decay)
         RUNS[f"{name} vdnt/{size}_msgdw"] = ("Tables 3, 4", msgdw)
-digits = ours(n_embd=64, n_head=4, n_layer=6, patch_size=2, block_size=17, drop_path=0.1, millions=about(0.302))
-RUNS["vdnt/digits --image_size=8 --channels=1 --n_class=10"] = ("ours", digits)
 
 # ---------------------------------------------------------------------------------------------------- Blockwise LR
 # Table 2: millions of parameters, d_model, d_FF, n_head, depth, lr_max on OpenWebText and on MiniPile
@@ -254,8 +261,6 @@ FLAGS = {  # explicit flags win over the kind of model
     "dyt/small dyt/dyt --embed_scale=False": ON_TEXT | ours(scalar=None),
 }
 RUNS |= {command: ("ours", values) for command, values in FLAGS.items()}
-small = ours(n_embd=768, n_head=12, n_layer=12, d_ff=2048, learning_rate=6e-4, floor=0.1, millions=about(162.2))
-RUNS["dyt/small"] = ("ours", LLAMA | ADAMW | ON_OWT | small | ours(warmup_iters=2000, scalar=None, grad_clip=1.0))
 
 # ------------------------------------------------------------------------------------------------------------- LNS
 # Sec. 5.1: LR. The scripts (code): d, heads, depth, d_ff, millions, thousands of steps (1B: sec. 5.1) and of warm-up
@@ -287,15 +292,8 @@ RUNS["lns/vit_s"] = ("Sec. 5.6", vit_s)
 RUNS["lns/vit_s --lns=off"] = ("Sec. 5.6", vit_s | paper(factors={}))
 
 # ------------------------------------------------------------------------------------ scale vectors, initial weights
-rest = LLAMA | ADAMW | OWT | ours(block_size=1024, batch_size=480, warmup_iters=1000, floor=0.1, grad_clip=1.0)
-rest |= ours(decay_gains="none", dropout=0.0)
-dense = ours(n_embd=768, n_head=12, n_layer=6, d_ff=2048, learning_rate=1e-3, max_iters=24_400, millions=about(119.7))
-moe = ours(n_embd=1024, n_head=16, n_layer=10, d_ff=1472, learning_rate=8e-4, max_iters=48_000, millions=about(506.8))
-moe |= ours(n_expert=8, n_expert_active=2, n_expert_shared=0, router="softmax", balance="loss")
-RUNS["scale_vectors/llama_120m"] = ("ours", rest | dense)
-RUNS["moe/scale_vectors_05b"] = ("ours", rest | moe | ours(active=about(236)))
 command = "scale_vectors/llama_120m --n_layer=22 --n_embd=1792 --n_head=14 --n_ff=4778"
-RUNS[command] = ("notes on the paper", rest | code(gains=80_640, millions=1028.065024))
+RUNS[command] = ("notes on the paper", LLAMA | code(gains=80_640, millions=1028.065024))
 nanogpt = GPT2 | GPT2_PARTS | code(init="normal", init_std=0.02, residual_init="gpt2")
 RUNS |= {f"gpt2_{size} init/gpt2": ("nanoGPT", nanogpt) for size in SIZES}
 
@@ -358,19 +356,24 @@ CHANGES = {
 }
 
 
+def all_fields(*names) -> dict:
+    """The fields of GPTConfig and TrainConfig."""
+    model, train = config(*names)
+    return vars(model) | vars(train) | dict(out_dir="")
+
+
 @pytest.mark.parametrize("size, baseline", CHANGES)
 def test_overlays_change_nothing_but_this(size, baseline):
-    before, family = resolve(f"{size} {baseline}"), baseline.split("/")[0]
-    settings = [field for part in config(size) for field in vars(part) if field != "out_dir"]
+    before, family = all_fields(size, baseline), baseline.split("/")[0]
     for overlay, (_, changes) in CHANGES[size, baseline].items():
-        after = resolve(f"{size} {family}/{overlay}")
-        assert {name: after[name] for name in settings if after[name] != before[name]} == changes, overlay
+        after = all_fields(size, f"{family}/{overlay}")
+        assert {name: after[name] for name in after if after[name] != before[name]} == changes, overlay
 
 
 def test_every_file_of_the_papers_is_here():
     files = {str(path.relative_to("config"))[:-3] for path in CONFIGS}
     files -= {word for command in RUNS for word in command.split()} | {word for key in CHANGES for word in key}
     files -= {f"{key[1].split('/')[0]}/{overlay}" for key, overlays in CHANGES.items() for overlay in overlays}
-    others = ("claims/", "decay/", "moe/small", "optimizers/", "quickstart", "sft/example", "shakespeare_char")  # ours
+    others = ("claims/", "decay/", "moe/", "optimizers/", "quickstart", "sft/example", "shakespeare_char")  # ours
     assert not [file for file in files if not file.startswith(others)]
     assert DYT_ALPHA == TABLE_12 | {5120: TABLE_11["13b"][2:4]}
