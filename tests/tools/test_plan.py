@@ -18,8 +18,8 @@ from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS, available_bytes
 from nanodnt.run.parallel import data_parallel
 from nanodnt.tasks import task_of
-from support.optimizers import filled
 from support.depth import spread
+from support.optimizers import filled
 from support.runs import call
 
 pytestmark = pytest.mark.usefixtures("one_thread")
