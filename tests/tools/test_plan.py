@@ -284,7 +284,7 @@ def alone():
 def test_ddp_takes_what_was_predicted(case, alone):
     """Real DDP: buckets as large as all gradients, and besides them the gradients of earlier micro batches."""
     context, accumulation = case
-    flags = DNT | dict(block_size=context)
+    flags = DNT | dict(block_size=context, n_layer=3)
     model, optimizer, config = build(flags, {})
     ddp = strategies(model, optimizer, config, 2)[0]
     predicted = Timeline(model, optimizer, config, False).peak(4, accumulation > 1, ddp._replace(weights=0, state=0))
