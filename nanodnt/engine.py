@@ -129,9 +129,8 @@ def measure_gradient(trainer: Trainer) -> tuple:
     norm = full_tensor(torch.nn.utils.get_total_norm(optimizer.gradients()))
     found_inf = ~norm.isfinite()
     optimizer.found_inf, optimizer.grad_scale = found_inf, None
-    if (
-        trainer.grad_clip
-    ):  # a divisor, named as in torch's fused kernels; gradients that are not finite stay as they are
+    if trainer.grad_clip:
+        # a divisor, named as in torch's fused kernels; gradients that are not finite stay as they are
         optimizer.grad_scale = ((norm + 1e-6) / trainer.grad_clip).clamp(min=1.0).masked_fill(found_inf, 1.0)
     trainer.on_phase_end("clip")
     return norm, found_inf
