@@ -2,12 +2,15 @@
 
 from nanodnt.optim.registry import OPTIMIZERS, RATIOS
 
+RATIO_FLAGS = [f"lr_ratio_{block_type}" for block_type in RATIOS]
+
 
 def fill_defaults(config) -> None:
     """Fill in what is None. ValueError for values that are impossible, contradict each other or have no effect."""
     name, entry = config.optimizer, OPTIMIZERS[config.optimizer]
     defaults = entry.defaults | entry.defaults_for(config)
-    flags = optimizer_flags()
+    # the flags of all optimizers, each once: fields of TrainConfig whose default is None
+    flags = list(dict.fromkeys(flag for other in OPTIMIZERS.values() for flag in other.defaults))
     for flag in flags:
         value = getattr(config, flag)
         if value is not None and flag not in defaults:
@@ -22,11 +25,9 @@ def fill_defaults(config) -> None:
         fill(config, dict(wsd_decay="linear", wsd_decay_iters=min(config.lr_decay_iters // 5, room)))
     if config.blockwise_lr:
         fill(config, {f"lr_ratio_{block_type}": ratio for block_type, ratio in (entry.ratios or RATIOS).items()})
-    check_ranges(config)
-    check_combinations(config, entry)
-    check_schedule(config)
-    check_ratios(config, entry)
-    check_shrinkage(config, entry)
+    for is_so, text in refusals(config, entry, flags, defaults):
+        if is_so:
+            raise ValueError(text)
 
 
 def fill(config, values: dict) -> None:
@@ -36,81 +37,59 @@ def fill(config, values: dict) -> None:
             setattr(config, name, value)
 
 
-def optimizer_flags() -> list:
-    """The flags of all optimizers, each once: fields of TrainConfig whose default is None."""
-    return list(dict.fromkeys(flag for entry in OPTIMIZERS.values() for flag in entry.defaults))
-
-
-def check_ranges(config) -> None:
-    rates = [flag for flag in optimizer_flags() if flag.endswith(("learning_rate", "weight_decay"))]
-    ratios = [f"lr_ratio_{block_type}" for block_type in RATIOS]
-    for name in (*rates, "min_lr", *ratios, "grad_clip", "warmup_iters", "lr_decay_iters"):
-        if (value := getattr(config, name) or 0) < 0:
-            raise ValueError(f"{name}={value} must not be negative")
+def refusals(config, entry, flags: list, defaults: dict):
+    """Yield (whether it is so, what is said then) for values that are impossible, or of which one makes another
+    useless."""
+    rates = [flag for flag in flags if flag.endswith(("learning_rate", "weight_decay"))]
+    for name in (*rates, "min_lr", *RATIO_FLAGS, "grad_clip", "warmup_iters", "lr_decay_iters"):
+        value = getattr(config, name) or 0
+        yield value < 0, f"{name}={value} must not be negative"
     for name in ("beta1", "beta2", "momentum", "dampening"):
-        if not 0 <= (value := getattr(config, name) or 0) < 1:
-            raise ValueError(f"{name}={value} must be at least 0 and below 1")
-    if config.muon_steps is not None and not 1 <= config.muon_steps <= 20:
-        raise ValueError(f"muon_steps={config.muon_steps} must be between 1 and 20")
-
-
-def check_combinations(config, entry) -> None:
-    """ValueError for values that contradict each other, or of which one makes another useless."""
-    if config.nesterov and (config.dampening or not config.momentum):
-        raise ValueError("nesterov needs momentum and no dampening: set nesterov=False, or change those")
-    if config.dampening and not config.momentum:
-        raise ValueError(f"dampening={config.dampening} has no effect without momentum: set one of them")
-    if config.min_lr > config.learning_rate:
-        raise ValueError(f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}: lower min_lr")
+        value = getattr(config, name) or 0
+        yield not 0 <= value < 1, f"{name}={value} must be at least 0 and below 1"
+    steps, dampening = config.muon_steps, config.dampening
+    yield steps is not None and not 1 <= steps <= 20, f"muon_steps={steps} must be between 1 and 20"
+    text = "nesterov needs momentum and no dampening: set nesterov=False, or change those"
+    yield config.nesterov and (config.dampening or not config.momentum), text
+    text = f"dampening={dampening} has no effect without momentum: set one of them"
+    yield dampening and not config.momentum, text
+    text = f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}: lower min_lr"
+    yield config.min_lr > config.learning_rate, text
     decay = f"{entry.rest}_weight_decay" if entry.rest else "weight_decay"  # of gains and scalars
     for name, off in (("decay_gains", "none"), ("decay_scalars", False)):
-        if (value := getattr(config, name)) != off and not getattr(config, decay):
-            raise ValueError(f"{name}={value} decays by {decay}, which is 0: set that, or leave {name} out")
-
-
-def check_schedule(config) -> None:
-    for name in ("wsd_decay", "wsd_decay_iters"):
-        if config.schedule != "wsd" and getattr(config, name) is not None:
-            raise ValueError(f"{name} needs schedule=wsd, but schedule={config.schedule}: leave it out")
-    room = max(0, config.lr_decay_iters - config.warmup_iters)
-    if config.schedule == "wsd" and not 0 <= config.wsd_decay_iters <= room:
-        raise ValueError(
-            f"wsd_decay_iters={config.wsd_decay_iters} must lie between 0 and the {room} steps after warm-up "
-            f"(lr_decay_iters={config.lr_decay_iters}, warmup_iters={config.warmup_iters})"
-        )
-
-
-def check_ratios(config, entry) -> None:
-    """ValueError if flags of blockwise_lr are set without it, or if a ratio puts a peak below min_lr."""
-    ratios = {name: getattr(config, name) for name in (f"lr_ratio_{block_type}" for block_type in RATIOS)}
-    if not config.blockwise_lr:
-        usual = dict(blockwise_start="start", blockwise_min_lr="shared", blockwise_decay="scaled")
-        usual = dict.fromkeys(ratios) | usual
-        if given := [name for name, value in usual.items() if getattr(config, name) != value]:
-            raise ValueError(f"{', '.join(given)}: needs blockwise_lr=True")
-    elif config.schedule != "constant" and config.blockwise_min_lr == "shared":
-        for name, ratio in ratios.items():
-            if ratio * config.learning_rate < config.min_lr:
-                raise ValueError(
-                    f"{name}={ratio} puts the peak below min_lr={config.min_lr}, which all blocks share: lower min_lr, "
-                    "or set blockwise_min_lr=proportional"
-                )
-
-
-def check_shrinkage(config, entry) -> None:
-    """ValueError if weight decay would shrink a matrix by a tenth or more in one step."""
+        value = getattr(config, name)
+        text = f"{name}={value} decays by {decay}, which is 0: set that, or leave {name} out"
+        yield value != off and not getattr(config, decay), text
+    yield from refused_schedules(config)
     scaled = config.blockwise_lr and config.blockwise_decay == "scaled"
-    ratio = max(getattr(config, f"lr_ratio_{block_type}") for block_type in RATIOS) if scaled else 1
-    usual = {"": (entry.defaults | entry.defaults_for(config))["weight_decay"]}
+    ratio = max(getattr(config, name) for name in RATIO_FLAGS) if scaled else 1
+    usual = {"": defaults["weight_decay"]}
     if entry.rest:
         usual[f"{entry.rest}_"] = OPTIMIZERS[entry.rest].defaults["weight_decay"]
     for prefix, default in usual.items():
         share = ratio * getattr(config, f"{prefix}learning_rate") * getattr(config, f"{prefix}weight_decay")
-        if share >= 0.1:
-            raise ValueError(
-                f"{prefix}learning_rate·{prefix}weight_decay{'·ratio' * (ratio != 1)} = {share:.3g} would shrink every "
-                f"matrix by {share:.0%} a step: lower {prefix}weight_decay (the default is {default:g})"
-            )
+        text = f"{prefix}learning_rate·{prefix}weight_decay{'·ratio' * (ratio != 1)} = {share:.3g} would shrink every "
+        text += f"matrix by {share:.0%} a step: lower {prefix}weight_decay (the default is {default:g})"
+        yield share >= 0.1, text
+
+
+def refused_schedules(config):
+    """The same of schedules and blockwise LRs."""
+    ratios, is_wsd = {name: getattr(config, name) for name in RATIO_FLAGS}, config.schedule == "wsd"
+    for name in ("wsd_decay", "wsd_decay_iters"):
+        text = f"{name} needs schedule=wsd, but schedule={config.schedule}: leave it out"
+        yield not is_wsd and getattr(config, name) is not None, text
+    room = max(0, config.lr_decay_iters - config.warmup_iters)
+    text = f"wsd_decay_iters={config.wsd_decay_iters} must lie between 0 and the {room} steps after warm-up "
+    text += f"(lr_decay_iters={config.lr_decay_iters}, warmup_iters={config.warmup_iters})"
+    yield is_wsd and not 0 <= config.wsd_decay_iters <= room, text
+    usual = dict.fromkeys(ratios) | dict(blockwise_start="start", blockwise_min_lr="shared", blockwise_decay="scaled")
+    given = [name for name, value in usual.items() if getattr(config, name) != value]
+    yield given and not config.blockwise_lr, f"{', '.join(given)}: needs blockwise_lr=True"
+    if config.blockwise_lr and config.schedule != "constant" and config.blockwise_min_lr == "shared":
+        for name, ratio in ratios.items():
+            text = f"{name}={ratio} puts the peak below min_lr={config.min_lr}, which all blocks share: lower min_lr, "
+            yield ratio * config.learning_rate < config.min_lr, text + "or set blockwise_min_lr=proportional"
 
 
 def notes(config, model) -> list:
@@ -122,21 +101,19 @@ def notes(config, model) -> list:
         listed = [block_type for block_type in RATIOS if block_type not in ("router", "patch") or block_type in roles]
         ratios = ", ".join(f"{block_type} {getattr(config, f'lr_ratio_{block_type}'):g}" for block_type in listed)
         found.append(f"blockwise_lr: the paper has ratios for {published}; these for {name} are our choice: {ratios}")
+    none = "has no effect: the model has no"
     for role in ("head", "pos", "router", "patch"):
         if role not in roles and getattr(config, f"lr_ratio_{role}") not in (None, 1):
-            found.append(f"lr_ratio_{role} has no effect: the model has no {role} of its own")
-    if config.decay_gains == "all" and not roles & {"gain_in", "gain_out"}:
-        found.append("decay_gains has no effect: the model has no gains")
-    if config.decay_scalars and not roles & {"scalar", "bias"}:
-        found.append("decay_scalars has no effect: the model has no learned scalars or biases")
-    if not entry.uses_betas and (config.beta1, config.beta2) != (0.9, 0.95):
-        found.append(f"beta1 and beta2 have no effect on {name}")
+            found.append(f"lr_ratio_{role} {none} {role} of its own")
     end_is_set = config.min_lr != config.learning_rate / 10 or config.lr_decay_iters != config.max_iters
-    if config.schedule == "constant" and end_is_set:
-        found.append("min_lr and lr_decay_iters have no effect with schedule=constant")
-    elif config.schedule != "constant" and config.lr_decay_iters < config.warmup_iters < config.max_iters:
-        found.append(
-            f"warm-up ({config.warmup_iters} steps) outlasts lr_decay_iters={config.lr_decay_iters}: the LR falls from "
-            "its peak to min_lr in one step"
-        )
-    return found
+    betas_are_set = (config.beta1, config.beta2) != (0.9, 0.95)
+    falls, warmup = config.schedule != "constant", config.warmup_iters
+    outlasts = f"warm-up ({warmup} steps) outlasts lr_decay_iters={config.lr_decay_iters}: the LR falls from its "
+    pairs = [  # whether it is so, and the note
+        (config.decay_gains == "all" and not roles & {"gain_in", "gain_out"}, f"decay_gains {none} gains"),
+        (config.decay_scalars and not roles & {"scalar", "bias"}, f"decay_scalars {none} learned scalars or biases"),
+        (betas_are_set and not entry.uses_betas, f"beta1 and beta2 have no effect on {name}"),
+        (end_is_set and not falls, "min_lr and lr_decay_iters have no effect with schedule=constant"),
+        (falls and config.lr_decay_iters < warmup < config.max_iters, outlasts + "peak to min_lr in one step"),
+    ]
+    return found + [note for is_so, note in pairs if is_so]

@@ -4,6 +4,7 @@ The training step of nanodnt/engine.py runs on the meta device, where tensors ha
 is counted from the operator that makes it until it is freed. So any layout, optimizer or loss is counted as it is.
 """
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
@@ -123,19 +124,11 @@ def loss_bytes(model, micro: int) -> int:
 
 
 class Peak(NamedTuple):
-    """Bytes that one process holds at the moment when it holds the most."""
+    """The moment when one process holds the most."""
 
     phase: str
-    weights: float
-    gradients: float
-    state: float
-    extra: float  # Strategy.extra of the phase
-    kept: float  # for the backward pass
-    rest: float  # everything else, the step's batch too
-
-    @property
-    def total(self) -> float:
-        return sum(self[1:])
+    parts: dict  # the bytes of each part, by the names in --plan's table
+    total: float
 
 
 class Timeline:
@@ -163,14 +156,21 @@ class Timeline:
     def peak(self, micro: int, accumulates: bool, strategy: Strategy) -> Peak:
         """The moment when the most is held. `accumulates`: gradients of an earlier micro batch exist from the start."""
         other = self.other_bytes(micro)
-        parts = (strategy.extra, strategy.accumulated) if accumulates else (strategy.extra,)
-        of_phase = {phase: sum(part.get(phase, 0) for part in parts) for phase in set(self.phases)}
+        of_phase = Counter(strategy.extra) + Counter(strategy.accumulated if accumulates else {})
         extra = np.array([of_phase[phase] for phase in self.phases])
         share = 1 if accumulates else 0 if strategy.in_buckets else self.gradients
         gradients = strategy.gradients * share + 0 * other
         i = (gradients + extra + other).argmax()
-        kept, held = min(other[self.before_loss], other[i]), (strategy.weights, gradients[i], strategy.state, extra[i])
-        return Peak(self.phases[i], *held, kept, other[i] - kept + strategy.batch)
+        kept = min(other[self.before_loss], other[i])
+        parts = {
+            "weights": strategy.weights,
+            "gradients outside buckets": gradients[i],
+            "optimizer state": strategy.state,
+            "DDP's buckets, FSDP's gathered copies": extra[i],
+            "kept for the backward": kept,
+            "everything else then": other[i] - kept + strategy.batch,
+        }
+        return Peak(self.phases[i], parts, sum(parts.values()))
 
 
 def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limit: float) -> int:

@@ -28,14 +28,6 @@ GPUS = {
 GPUS |= {"a100": (80, "A100"), "a100-40": (40, "A100"), "a800": (80, "A800"), "l40s": (46, "L40S")}
 GPUS |= {"4090": (24, "RTX 4090"), "3090": (24, "RTX 3090"), "v100": (32, "V100"), "t4": (15, "T4")}
 NO_BF16 = ("v100", "t4")  # here dtype=auto is fp16
-PARTS = (  # of the memory at its peak, in the order of the fields of Peak
-    "weights",
-    "gradients outside buckets",
-    "optimizer state",
-    "DDP's buckets, FSDP's gathered copies",
-    "kept for the backward",
-    "everything else then",
-)
 CHECKPOINTS = 4  # on disk at a time: last, prev, best, and the next one while it is written
 
 
@@ -74,16 +66,19 @@ def describe_strategies(timelines: dict, choices: list, share: int, given: int, 
 
     `timelines`: {whether with activation checkpointing: Timeline}; `choices`: strategies; `share`: rows of one process
     in a step."""
-    titles = ("GB", "micro_batch_size that fits", "accumulation", *PARTS, "peak", "phase of the peak")
-    columns = [(*titles, f"peak with micro_batch_size={given}")]
+    columns = []
     for strategy in choices:
         for checkpointing, timeline in timelines.items():
             micro = largest_micro_batch(timeline, strategy, share, limit)
             peak, of_given = (timeline.peak(n, n < share, strategy) for n in (micro, given or micro))
-            fits = str(micro) if peak.total <= limit else "none, 1 shown"
-            cells = (fits, str(share // micro), *map(format_gb, (*peak[1:], peak.total)), peak.phase)
-            columns.append((strategy.name + ", checkpointing" * checkpointing, *cells, format_gb(of_given.total)))
-    rows = list(zip(*columns, strict=True))
+            column = {"GB": strategy.name + ", checkpointing" * checkpointing}
+            column["micro_batch_size that fits"] = str(micro) if peak.total <= limit else "none, 1 shown"
+            column["accumulation"] = str(share // micro)
+            column |= {part: format_gb(n) for part, n in (peak.parts | dict(peak=peak.total)).items()}
+            column["phase of the peak"] = peak.phase
+            column[f"peak with micro_batch_size={given}"] = format_gb(of_given.total)
+            columns.append(column)
+    rows = [(title, *(column[title] for column in columns)) for title in columns[0]]
     return table(rows if given else rows[:-1])
 
 

@@ -78,6 +78,14 @@ def drive(model, optimizer, steps, found_inf=None, grad_scale=None):
     return rates
 
 
+def driven(changes, steps, found_inf=None, grad_scale=None, **flags):
+    """(A tiny model, its optimizer with these settings) after `drive`; the numbers may be plain ones."""
+    model = tiny(**flags)
+    optimizer = make_optimizer(model, settings(**changes))
+    drive(model, optimizer, steps, *(None if x is None else torch.as_tensor(x) for x in (found_inf, grad_scale)))
+    return model, optimizer
+
+
 def values(model):
     """{name: a copy of the parameter in float64}."""
     return {name: p.detach().double().clone() for name, p in model.named_parameters()}

@@ -111,32 +111,22 @@ def test_it_is_the_plain_iteration(kind, shape, triangular, small_blocks):
         assert found.min() > s.min() - 0.03 > 0.45
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(5, 5), (5, 7), (5, 20), (20, 5), (1, 9), (9, 1)], ids=str)
-@pytest.mark.parametrize("triangular", [False, True])
-def test_zeros_stay_zeros(shape, dtype, triangular):
-    """And they do not change their neighbours in a stack."""
-    x = torch.zeros(2, *shape, dtype=dtype)
-    x[1] = matrix("random", *shape)
-    y = newton_schulz(x, 5, triangular)
-    assert (y[0] == 0).all() and y.isfinite().all()
-    assert BAND[0] - 0.2 < torch.linalg.svdvals(y[1].double()).max() < BAND[1] + 0.03
-
-
 @pytest.mark.parametrize("triangular", [False, True])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.05)], ids=str)
 @pytest.mark.parametrize(
-    "shape", spread([(24, 24), (130, 64), (3, 4), (24, 60), (300, 310)], [(24, 24), (130, 64), (3, 4)])
+    "shape", spread([(24, 24), (130, 64), (3, 4), (1, 9), (24, 60), (300, 310)], [(24, 24), (130, 64), (3, 4), (1, 9)])
 )
 def test_a_stack_gives_what_its_matrices_give(shape, dtype, tolerance, triangular, small_blocks):
-    """The matrices differ by orders of magnitude: each is divided by its own norm. The input does not change."""
-    x = torch.stack([matrix("random", *shape, seed=i) * 10.0 ** (2 * i - 2) for i in range(3)]).to(dtype)
+    """The matrices differ by orders of magnitude: each is divided by its own norm. Zeros stay zeros. The input does
+    not change."""
+    x = torch.stack([matrix("random", *shape, seed=i) * factor for i, factor in enumerate((0.01, 1, 100, 0))]).to(dtype)
     before = x.clone()
     y = newton_schulz(x, 5, triangular)
     assert torch.equal(x, before)
-    for i in range(3):
+    for i in range(4):
         one = newton_schulz(x[i : i + 1], 5)[0]
         assert (y[i] - one).norm() <= tolerance * one.norm()
+    assert y[3].count_nonzero() == 0
 
 
 def test_work():

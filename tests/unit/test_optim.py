@@ -20,9 +20,11 @@ from support.optimizers import (
     OURS,
     STEPS,
     VARIANTS,
+    assert_parameters,
     assert_steps,
     blocks_of,
     drive,
+    driven,
     everything,
     gradients,
     settings,
@@ -91,9 +93,7 @@ def test_adam_mini_is_its_definition(layout):
     "changes", [dict(optimizer="adam_mini", beta1=0.0), dict(optimizer="muon", momentum=0.0, nesterov=False)], ids=str
 )
 def test_without_momentum_the_average_is_the_last_gradient(changes):
-    model = tiny()
-    optimizer, grads = make_optimizer(model, settings(**changes)), gradients(model, 3)
-    drive(model, optimizer, grads)
+    model, optimizer = driven(changes, grads := gradients(tiny(), 3))
     for group in optimizer.param_groups:
         key = dict(adam_mini="exp_avg", muon="momentum_buffer").get(group["rule"])
         for name, p in zip(group["param_names"], group["params"], strict=True) if key else ():
@@ -143,42 +143,29 @@ def test_found_inf_makes_a_step_change_nothing(variant, kind):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_found_inf_of_zero_is_the_same_as_none(variant):
     """Bitwise for torch's fused rules. The others compute 1 − λη in fp32 with found_inf, in fp64 without."""
-    runs = []
-    for found_inf in (None, torch.tensor(0.0)):
-        model = tiny()
-        optimizer = make_optimizer(model, settings(**VARIANTS[variant]))
-        drive(model, optimizer, gradients(model, STEPS), found_inf)
-        runs.append((values(model), everything(model, optimizer)))
+    without, zero = (driven(VARIANTS[variant], gradients(tiny(), STEPS), found_inf) for found_inf in (None, 0.0))
     if VARIANTS[variant]["optimizer"] in ("adamw", "msgdw"):
-        assert runs[0][1] == runs[1][1]
-    for name, w in runs[0][0].items():
-        torch.testing.assert_close(w, runs[1][0][name], rtol=2e-6, atol=2e-6)
+        assert everything(*without) == everything(*zero)
+    assert_parameters(without[0], values(zero[0]), 2e-6)
 
 
 @pytest.mark.parametrize("found_inf, grad_scale", [(None, None), (0.0, 1.0), (0.0, 1.7), (1.0, 1.0)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradients_are_divided_by_grad_scale_and_stay_as_they_are_otherwise(variant, found_inf, grad_scale):
     """After the step a run looks for the first gradient that is not finite, and tracking looks at all of them."""
-    model = tiny()
-    optimizer, grads = make_optimizer(model, settings(**VARIANTS[variant])), gradients(model, 2)
-    numbers = [None if number is None else torch.tensor(number) for number in (found_inf, grad_scale)]
-    for step in grads:
-        drive(model, optimizer, [step], *numbers)
-        for name, p in model.named_parameters():
-            assert torch.equal(p.grad, step[name].float() / (grad_scale or 1.0)), name
+    steps = gradients(tiny(), 2)
+    model, _ = driven(VARIANTS[variant], steps, found_inf, grad_scale)
+    for name, p in model.named_parameters():
+        assert torch.equal(p.grad, steps[-1][name].float() / (grad_scale or 1.0)), name
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_grad_scale_is_the_same_as_smaller_gradients(variant):
     """Bit by bit: a step on gradients and a scale is a step on the gradients divided by it."""
-    runs, scale, one = [], torch.tensor(1.7), torch.tensor(1.0)
-    for divisor, grad_scale in ((one, scale), (scale, one)):
-        model = tiny()
-        optimizer = make_optimizer(model, settings(**VARIANTS[variant]))
-        grads = [{name: g.float() / divisor for name, g in step.items()} for step in gradients(model, 3)]
-        drive(model, optimizer, grads, torch.tensor(0.0), grad_scale)
-        runs.append(everything(model, optimizer))
-    assert runs[0] == runs[1]
+    scale, grads = torch.tensor(1.7), [{n: g.float() for n, g in step.items()} for step in gradients(tiny(), 3)]
+    smaller = [{name: g / scale for name, g in step.items()} for step in grads]
+    runs = driven(VARIANTS[variant], grads, 0.0, scale), driven(VARIANTS[variant], smaller, 0.0, 1.0)
+    assert everything(*runs[0]) == everything(*runs[1])
 
 
 # -------------------------------------------------------------------------------------------- kernels of a step

@@ -19,6 +19,7 @@ from support.optimizers import (
     VARIANTS,
     blocks_of,
     drive,
+    driven,
     everything,
     gradients,
     settings,
@@ -178,26 +179,23 @@ def through_a_file(value):
 
 
 def test_training_continues_bit_by_bit_after_loading():
+    grads = gradients(tiny(), 4)
     for variant, changes in VARIANTS.items():
-        config, models = settings(**changes), (tiny(), tiny())
-        first, second = (make_optimizer(model, config) for model in models)
-        grads = gradients(models[0], 4)
-        drive(models[0], first, grads[:2])
-        saved = through_a_file(dict(model=models[0].state_dict(), optimizer=first.state_dict()))
+        first, second = driven(changes, grads[:2]), driven(changes, [])
+        saved = through_a_file([part.state_dict() for part in first])
         before = bits(saved)
-        models[1].load_state_dict(saved["model"])
-        load_optimizer(second, saved["optimizer"], step=2)
-        for model, optimizer in zip(models, (first, second), strict=True):
-            drive(model, optimizer, grads[2:])
-        assert everything(models[0], first) == everything(models[1], second), variant
+        second[0].load_state_dict(saved[0])
+        load_optimizer(second[1], saved[1], step=2)
+        for pair in (first, second):
+            drive(*pair, grads[2:])
+        assert everything(*first) == everything(*second), variant
         assert bits(saved) == before, "the optimizer works on the loaded tensors themselves"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_configuration_wins_over_a_loaded_state(name):
-    model = tiny()
-    first, second = (make_optimizer(model, settings(optimizer=name, weight_decay=d)) for d in (0.1, 0.3))
-    drive(model, first, gradients(model, 1))
+    model, first = driven(dict(optimizer=name, weight_decay=0.1), gradients(tiny(), 1))
+    second = make_optimizer(model, settings(optimizer=name, weight_decay=0.3))
     second.param_groups[0]["lr"] = 0.2
     before = [{k: v for k, v in g.items() if k != "params"} for g in second.param_groups]
     load_optimizer(second, through_a_file(first.state_dict()), 1)
@@ -209,11 +207,9 @@ def test_the_configuration_wins_over_a_loaded_state(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_state_is_loaded_by_name_into_other_groups(name):
     """Under blockwise LRs biases and scalars have groups of their own. Their state still finds its parameter."""
-    model, other = tiny(**ALL), tiny(**ALL)
-    first = make_optimizer(model, settings(optimizer=name))
-    second = make_optimizer(other, settings(optimizer=name, blockwise_lr=True))
+    model, first = driven(dict(optimizer=name), gradients(tiny(**ALL), 2), **ALL)
+    other, second = driven(dict(optimizer=name, blockwise_lr=True), [], **ALL)
     assert len(second.param_groups) > len(first.param_groups)
-    drive(model, first, gradients(model, 2))
     load_optimizer(second, through_a_file(first.state_dict()), step=2)
     for (n, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
         assert different(first.state[p], second.state[q]) == [], n
@@ -261,10 +257,9 @@ DAMAGE = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_state_that_does_not_fit_is_refused_before_anything_changes(name):
-    config, model, other = settings(optimizer=name), tiny(), tiny()
-    source, target = make_optimizer(model, config), make_optimizer(other, config)
-    drive(model, source, gradients(model, 2))
-    drive(other, target, gradients(model, 1, seed=5))
+    config = settings(optimizer=name)
+    _, source = driven(dict(optimizer=name), gradients(tiny(), 2))
+    other, target = driven(dict(optimizer=name), gradients(tiny(), 1, seed=5))
     saved = [through_a_file(source.state_dict()) for _ in DAMAGE]
     for damage, state in zip(DAMAGE, saved, strict=True):
         damage(state)
@@ -282,8 +277,7 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_changes(name):
 
 
 def test_a_state_from_before_the_first_step_may_be_empty():
-    model = tiny()
-    optimizer = make_optimizer(model, settings())
+    model, optimizer = driven({}, [])
     before = everything(model, optimizer)
     load_optimizer(optimizer, optimizer.state_dict() | dict(state={}), step=0)
     assert everything(model, optimizer) == before
