@@ -53,8 +53,7 @@ def mean_squares(group, params: list, grads: list, counts: list) -> torch.Tensor
     of each. Under FSDP2 processes add up their parts, in one message."""
     rows, shards, grads = group["block_rows"], shard_group(params[0]), list(map(local_shard, grads))
     if rows:
-        matrices = [as_matrix(p, g) for p, g in zip(params, grads, strict=True)]
-        norms = [torch.linalg.vector_norm(g, dim=1) for g in matrices]
+        norms = [torch.linalg.vector_norm(g, dim=-1).flatten() for g in grads]
     else:
         norms = torch._foreach_norm(grads)
     if rows and shards:  # of all rows, since a block may lie on several processes; 0 for those of other processes
@@ -75,7 +74,7 @@ def subtract(group, params: list, m: list, sizes) -> None:
     if rows:  # one operator for each matrix: those on lists of tensors would need sizes written out for each entry
         of_rows = sizes.repeat_interleave(rows).split(list(map(row_count, params)))
         for p, w, mean, size in zip(params, own, m, of_rows, strict=True):
-            as_matrix(p, w).addcmul_(as_matrix(p, mean), size[own_rows(p)][:, None], value=-1)
+            w.addcmul_(mean, size[own_rows(p)].view(*w.shape[:-1], 1), value=-1)
     else:
         counts = [mean.numel() for mean in m]
         steps = torch.cat([size.expand(n) for size, n in zip(sizes.unbind(), counts, strict=True)])
@@ -87,11 +86,6 @@ def subtract(group, params: list, m: list, sizes) -> None:
 def row_count(p) -> int:
     """The rows of a matrix, or of all matrices of a stack; of other tensors the entries."""
     return p.shape[:-1].numel() if p.ndim > 1 else len(p)
-
-
-def as_matrix(p, t) -> torch.Tensor:
-    """t, this process's part of p, as a matrix with p's rows."""
-    return t.view(-1, p.numel() // row_count(p))
 
 
 def own_rows(p) -> slice:
