@@ -118,8 +118,8 @@ def test_auto_never_changes_the_function(tmp_path):
         if kind != "nanodnt":
             write_it(model, folder := tmp_path / str(len(kinds[kind])) / kind)
             assert error(load(folder)(idx).logits, model(idx)[0]) < 1e-5, name
-    assert kinds["gpt2"] == ["pre-LN, bias", "pre-LN, no bias", "LNS, bias", "no gains, bias"]
-    assert kinds["llama"] == ["llama", "LNS 1/l, ffn, llama"] and len(kinds["nanodnt"]) > 50
+    assert kinds["gpt2"] == ["LN", "LN without bias", "LN + LNS", "LN + no gains + LNS"]
+    assert kinds["llama"] == ["llama", "llama + LNS + 1/l + ffn alone"] and len(kinds["nanodnt"]) > 50
 
 
 def test_half_precision(tmp_path):

@@ -17,13 +17,13 @@ NETS = {
     "DNT S5": (S5, S5_NET),
     "Post-LN": (POST, POST_NET),
     "LNS": (dict(lns="norm"), dict(PRE, lns="norm")),
-    "LNS branch, mid": SCHEMES["LNS branch, mid"],
+    "LNS branch, mid": SCHEMES["S5 + LNS branch + swiglu"],
     "SkipInit": SCHEMES["SkipInit"],
     "Mix-LN, HG, llama": (
         dict(LLAMA, post_norm_blocks=1, gain="branch"),
         dict(PRE, **LLAMA_NET, post_blocks=1, gains="branch"),
     ),
-    "DyT, embed scale": SCHEMES["DyT, embed scale"],
+    "DyT, embed scale": SCHEMES["dyt + embed scale"],
     "experts": MIXTURES["sigmoid, shared, bias, llama"],
     "experts, HG, DP": MIXTURES["softmax, shared, bias, HG, DP"],
 }

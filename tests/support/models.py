@@ -32,156 +32,103 @@ UNIFIED_NET = dict(gains="branch", out="norm", gain_kind="magdir")
 MANY_GAINS = dict(S4, **LAYERNORM, gain="branch", gain_out="scale")
 DYT_CONSTANT = dict(norm="dyt", dyt_learn_alpha=False, dyt_alpha_attn=0.7, dyt_alpha_other=0.4)
 
-# name: (flags of GPTConfig, the same network as a support.reference.Net): placements and parts.
+# name: (flags of GPTConfig, the same network as fields of support.reference.Net): placements and parts,
 LAYOUTS = {
     "S1": (dict(), dict()),
     "S2": (dict(qk_norm=True), dict(qk_norm=True)),
     "S4": (S4, S4_NET),
     "S5": (S5, S5_NET),
     "input norm": (dict(input_norm=True), dict(input_norm=True)),
-    "pre-LN, bias": (LAYERNORM, LAYERNORM_NET),
-    "pre-LN, no bias": (dict(norm="layernorm"), dict(kind="layer")),
-    "rmsnorm, bias": (dict(bias=True), dict(linear_bias=True)),
-    "post-LN, bias": (dict(POST, **LAYERNORM), dict(POST_NET, **LAYERNORM_NET)),
+    "LN": (LAYERNORM, LAYERNORM_NET),
+    "LN without bias": (dict(norm="layernorm"), dict(kind="layer")),
+    "bias": (dict(bias=True), dict(linear_bias=True)),
     "dyt": (dict(norm="dyt"), dict(kind="dyt")),
-    "dyt, S5": (dict(S5, norm="dyt", dyt_bias=True), dict(S5_NET, kind="dyt", norm_bias=True)),
-    "dyt, post": (dict(POST, norm="dyt"), dict(POST_NET, kind="dyt")),
     "no norm": (NONE, NO_NET),
-    "no norm but qk": (dict(norm="none", qk_norm=True), dict(NO_NET, qk_norm=True)),
     "rope": (dict(pos="rope"), dict(theta=10000.0)),
-    "mqa, qk norm": (dict(n_kv_head=1, qk_norm=True), dict(kv_heads=1, qk_norm=True)),
-    "head size": (
-        dict(head_size=6, pos="rope", n_kv_head=2, qk_norm=True),
-        dict(theta=10000.0, kv_heads=2, qk_norm=True),
-    ),
-    "relu, n_ff": (dict(mlp="relu", n_ff=24), dict(act="relu")),
+    "relu": (dict(mlp="relu", n_ff=24), dict(act="relu")),
     "relu2": (dict(mlp="relu2"), dict(act="relu2")),
     "untied": (dict(tie_weights=False), dict(tied=False)),
     "llama": (LLAMA, LLAMA_NET),
-    "llama, S5": (dict(LLAMA, **S5), dict(S5_NET, **LLAMA_NET)),
 }
-
-# The same for the published schemes. Net derives the final norm of Mix-LN and the numbers of the blocks itself.
+# published schemes (Net derives the final norm of Mix-LN and the numbers of the blocks itself),
 SCHEMES = {
     "LNS": (dict(lns="norm"), dict(lns="norm")),
-    "LNS, bias": (dict(LAYERNORM, lns="norm"), dict(**LAYERNORM_NET, lns="norm")),
-    "LNS 1/l, ffn, llama": (
-        dict(LLAMA, lns="norm", lns_power=1.0, lns_branches="mlp"),
-        dict(LLAMA_NET, lns="norm", power=1.0, lns_on="mlp"),
-    ),
-    "LNS branch": (dict(lns="branch", lns_power=0.25), dict(lns="branch", power=0.25)),
-    "LNS branch, mid": (dict(S5, lns="branch", mlp="swiglu"), dict(S5_NET, lns="branch", act="swiglu")),
     "LNS residual": (dict(lns="residual"), dict(lns="residual")),
-    "LNS residual, post": (
-        dict(POST, **LAYERNORM, lns="residual", lns_branches="mlp"),
-        dict(POST_NET, lns="residual", lns_on="mlp", **LAYERNORM_NET),
-    ),
-    "LNS input": (dict(lns="input", norm="layernorm"), dict(lns="input", kind="layer")),
-    "LNS input, DyT": (dict(norm="dyt", lns="input"), dict(kind="dyt", lns="input")),
     "LNS learned": (dict(lns="norm", lns_learn=True), dict()),
     "Mix-LN": (dict(post_norm_blocks=1), dict(post_blocks=1)),
-    "Mix-LN, S5, LNS": (
-        dict(S5, post_norm_blocks=1, lns="norm", pos="rope"),
-        dict(S5_NET, post_blocks=1, lns="norm", theta=10000.0),
-    ),
-    "Mix-LN, LNS residual": (
-        dict(LAYERNORM, mid_norm="mlp", post_norm_blocks=2, lns="residual"),
-        dict(attn="pre", mlp="pre mid", **LAYERNORM_NET, post_blocks=2, lns="residual"),
-    ),
     "DeepNorm": (dict(POST, deepnorm=True), dict(POST_NET, deepnorm=True)),
     "Admin": (dict(POST, admin=True), dict(POST_NET, admin=True)),
     "LayerScale": (dict(branch_scale="layerscale"), dict(branch_gain="vector")),
-    "LayerScale, S4": (dict(S4, branch_scale="layerscale"), dict(S4_NET, branch_gain="vector")),
-    "LayerScale, ER, one mid": (
-        dict(mid_norm="mlp", branch_scale="layerscale", gain_param="expmagdir"),
-        dict(attn="pre", mlp="pre mid", branch_gain="vector", gain_kind="expmagdir"),
-    ),
-    "LayerScale, no gains": (
-        dict(S4, branch_scale="layerscale", gain="none"),
-        dict(S4_NET, branch_gain="vector", gains="none"),
-    ),
     "SkipInit": (dict(branch_scale="skipinit"), dict(branch_gain="scalar")),
-    "SkipInit, no norm": (dict(NONE, branch_scale="skipinit"), dict(NO_NET, branch_gain="scalar")),
-    "SkipInit, mid, bias, OR": (
-        dict(LAYERNORM, mid_norm="attn", branch_scale="skipinit", gain_param="magdir"),
-        dict(attn="pre mid", mlp="pre", branch_gain="scalar", gain_kind="magdir", **LAYERNORM_NET),
-    ),
-    "Group-LN": (dict(LAYERNORM, norm_groups=4), dict(**LAYERNORM_NET, groups=4)),
-    "Group-RMS, S5": (dict(S5, norm_groups=2), dict(S5_NET, groups=2)),
     "Fixup": (FIXUP, dict(NO_NET, fixup=True)),
-    "Fixup, llama, bias": (
-        dict(FIXUP, **LLAMA, bias=True, lns="branch"),
-        dict(NO_NET, **LLAMA_NET, fixup=True, linear_bias=True, lns="branch"),
-    ),
-    "Fixup, QK, DP, bias": (
-        dict(FIXUP, qk_norm=True, gain_out="scale", bias=True),
-        dict(NO_NET, fixup=True, qk_norm=True, out="scale", linear_bias=True),
-    ),
-    "Fixup, DNP": (dict(FIXUP, gain_out="norm"), dict(NO_NET, fixup=True, out="norm")),
     "sigmaReparam": (dict(sigma_reparam=True), dict(sigma=True)),
-    "sigmaReparam, HG, DP": (
-        dict(sigma_reparam=True, gain="branch", gain_out="scale", bias=True),
-        dict(sigma=True, gains="branch", out="scale", linear_bias=True),
-    ),
-    "DyT, embed scale": (dict(norm="dyt", embed_scale=True), dict(kind="dyt", embed_scale=True)),
-    "embed scale, no norm, rope": (
-        dict(NONE, embed_scale=True, pos="rope"),
-        dict(NO_NET, embed_scale=True, theta=10000.0),
-    ),
-    "DyT hardtanh, constant alpha": (
-        dict(DYT_CONSTANT, dyt_squash="hardtanh", dyt_bias=True),
-        dict(kind="dyt", squash="hardtanh", alpha=(0.7, 0.4), norm_bias=True),
-    ),
-    "DyT sigmoid, S4": (dict(S4, norm="dyt", dyt_squash="sigmoid"), dict(S4_NET, kind="dyt", squash="sigmoid")),
-    "DyT identity, S5, LNS": (
-        dict(S5, **DYT_CONSTANT, dyt_squash="identity", lns="norm"),
-        dict(S5_NET, kind="dyt", squash="identity", alpha=(0.7, 0.4), lns="norm"),
-    ),
-    "no gains": (dict(S4, gain="none"), dict(S4_NET, gains="none")),
-    "no gains, bias": (dict(LAYERNORM, gain="none", lns="norm"), dict(**LAYERNORM_NET, gains="none", lns="norm")),
-    "no gains, DyT": (
-        dict(POST, norm="dyt", gain="none", dyt_bias=True),
-        dict(POST_NET, kind="dyt", gains="none", norm_bias=True),
-    ),
     "HG": (dict(gain="branch"), dict(gains="branch")),
-    "HG, bias, LNS": (
-        dict(LAYERNORM, gain="branch", lns="norm", mlp="swiglu"),
-        dict(**LAYERNORM_NET, gains="branch", lns="norm", act="swiglu"),
-    ),
-    "HG, S5, llama": (dict(S5, **LLAMA, gain="branch"), dict(S5_NET, **LLAMA_NET, gains="branch")),
-    "HG, Mix-LN, LNS learned": (
-        dict(gain="branch", post_norm_blocks=1, lns="norm", lns_learn=True),
-        dict(gains="branch", post_blocks=1),
-    ),
-    "HG, DyT": (
-        dict(norm="dyt", dyt_bias=True, gain="branch", n_kv_head=2),
-        dict(kind="dyt", norm_bias=True, gains="branch", kv_heads=2),
-    ),
     "DP": (dict(gain_out="scale"), dict(out="scale")),
     "DNP": (dict(gain_out="norm"), dict(out="norm")),
-    "OR, S4": (dict(S4, gain_param="magdir"), dict(S4_NET, gain_kind="magdir")),
-    "ER, bias": (
-        dict(LAYERNORM, gain_param="expmagdir", post_norm="attn"),
-        dict(attn="pre post", mlp="pre", **LAYERNORM_NET, gain_kind="expmagdir"),
-    ),
-    "unified": (UNIFIED, UNIFIED_NET),
-    "unified, llama, LNS": (dict(UNIFIED, **LLAMA, lns="norm"), dict(**UNIFIED_NET, **LLAMA_NET, lns="norm")),
-    "much at once": (
-        dict(LLAMA, mid_norm="both", input_norm=True, bias=True, norm_groups=2, post_norm_blocks=1)
-        | dict(lns="norm", lns_power=0.3, branch_scale="layerscale", sigma_reparam=True)
-        | dict(gain="branch", gain_out="scale", gain_param="expmagdir"),
-        dict(LLAMA_NET, attn="pre mid", mlp="pre mid", input_norm=True, linear_bias=True, groups=2, post_blocks=1)
-        | dict(lns="norm", power=0.3, branch_gain="vector", sigma=True)
-        | dict(gains="branch", out="scale", gain_kind="expmagdir"),
-    ),
 }
+# and what is tested beside others alone.
+BESIDE = {
+    "post": (POST, POST_NET),
+    "post attn": (dict(post_norm="attn"), dict(attn="pre post")),
+    "mid": (dict(mid_norm="both"), dict(attn="pre mid", mlp="pre mid")),
+    "mid attn": (dict(mid_norm="attn"), dict(attn="pre mid")),
+    "mid mlp": (dict(mid_norm="mlp"), dict(mlp="pre mid")),
+    "mqa": (dict(n_kv_head=1), dict(kv_heads=1)),
+    "gqa": (dict(n_kv_head=2), dict(kv_heads=2)),
+    "head size": (dict(head_size=6), dict()),
+    "swiglu": (dict(mlp="swiglu"), dict(act="swiglu")),
+    "LNS branch": (dict(lns="branch"), dict(lns="branch")),
+    "LNS input": (dict(lns="input"), dict(lns="input")),
+    "1/l": (dict(lns_power=1.0), dict(power=1.0)),
+    "1/l^0.3": (dict(lns_power=0.3), dict(power=0.3)),
+    "ffn alone": (dict(lns_branches="mlp"), dict(lns_on="mlp")),
+    "Mix-LN 2": (dict(post_norm_blocks=2), dict(post_blocks=2)),
+    "2 groups": (dict(norm_groups=2), dict(groups=2)),
+    "4 groups": (dict(norm_groups=4), dict(groups=4)),
+    "embed scale": (dict(embed_scale=True), dict(embed_scale=True)),
+    "beta": (dict(dyt_bias=True), dict(norm_bias=True)),
+    "constant": (DYT_CONSTANT, dict(kind="dyt", alpha=(0.7, 0.4))),
+    "hardtanh": (dict(dyt_squash="hardtanh"), dict(squash="hardtanh")),
+    "sigmoid": (dict(dyt_squash="sigmoid"), dict(squash="sigmoid")),
+    "identity": (dict(dyt_squash="identity"), dict(squash="identity")),
+    "no gains": (dict(gain="none"), dict(gains="none")),
+    "OR": (dict(gain_param="magdir"), dict(gain_kind="magdir")),
+    "ER": (dict(gain_param="expmagdir"), dict(gain_kind="expmagdir")),
+}
+PARTS = LAYOUTS | SCHEMES | BESIDE
+
+
+def joined(names: str) -> dict:
+    """{"A + B": (flags, fields of Net)} of parts that are tested together; in each the later one wins."""
+    found = {}
+    for name in names.split(" | "):
+        flags, nets = zip(*(PARTS[part] for part in name.split(" + ")), strict=True)
+        found[name] = tuple({key: value for part in parts for key, value in part.items()} for parts in (flags, nets))
+    return found
+
+
+MUCH = "llama + mid + input norm + bias + 2 groups + Mix-LN + LNS + 1/l^0.3 + LayerScale + sigmaReparam + HG + DP + ER"
+# One or two of every family, for checks that are too slow to run on all in the fast suite.
+REPRESENTATIVES = joined(
+    "S5 | post + LN | S5 + dyt + beta | no norm + S2 | llama + S5 | relu2 | LNS | S5 + LNS branch + swiglu | "
+    "S5 + Mix-LN + LNS + rope | DeepNorm | Admin | LayerScale | no norm + SkipInit | LN + 4 groups | "
+    "Fixup + llama + bias + LNS branch | sigmaReparam + HG + DP + bias | LN + HG + LNS + swiglu | DNP | "
+    f"LN + post attn + ER | HG + DNP + OR | {MUCH}"
+)
+LAYOUTS |= joined(
+    "post + LN | S5 + dyt + beta | post + dyt | no norm + S2 | S2 + mqa | S2 + rope + gqa + head size | llama + S5"
+)
+SCHEMES |= {name: layout for name, layout in REPRESENTATIVES.items() if name not in LAYOUTS}
+SCHEMES |= joined(
+    "LN + LNS | llama + LNS + 1/l + ffn alone | LNS branch + 1/l^0.3 | post + LN + LNS residual + ffn alone | "
+    "LN without bias + LNS input | dyt + LNS input | LN + mid mlp + Mix-LN 2 + LNS residual | S4 + LayerScale | "
+    "mid mlp + LayerScale + ER | S4 + LayerScale + no gains | LN + mid attn + SkipInit + OR | S5 + 2 groups | "
+    "Fixup + S2 + DP + bias | Fixup + DNP | dyt + embed scale | no norm + embed scale + rope | "
+    "constant + hardtanh + beta | S4 + dyt + sigmoid | S5 + constant + identity + LNS | S4 + no gains | "
+    "LN + no gains + LNS | post + dyt + no gains + beta | S5 + llama + HG | HG + Mix-LN + LNS learned | "
+    "dyt + beta + HG + gqa | S4 + OR | llama + HG + DNP + OR + LNS"
+)
 ALL = LAYOUTS | SCHEMES
-# One or two schemes of every family, for checks that are too slow to run on all in the fast suite.
-REPRESENTATIVES = (
-    "S5 | post-LN, bias | dyt, S5 | no norm but qk | llama, S5 | relu2 | LNS | LNS branch, mid | Mix-LN, S5, LNS | "
-    "DeepNorm | Admin | LayerScale | SkipInit, no norm | Group-LN | Fixup, llama, bias | sigmaReparam, HG, DP | "
-    "HG, bias, LNS | DNP | ER, bias | unified | much at once"
-).split(" | ")
 
 
 def network(name, n_layer, **changes):

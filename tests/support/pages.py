@@ -6,7 +6,11 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+from torch.nn import Identity
+
 from configurator import read_arguments, read_flags
+from model import Block
 from nanodnt.optim import fill_defaults
 from nanodnt.tasks import fill_from_dataset, task_of
 
@@ -59,6 +63,13 @@ def config(*names, **flags) -> tuple:
     """The same of files by their names under config/, and flags."""
     files = [str(ROOT / "config" / f"{name}.py") for name in names]
     return complete(*load(*files, *(f"--{k}={v}" for k, v in flags.items())))
+
+
+def outline(model):
+    """The network of a GPTConfig without storage. Of its blocks only the first two and the last are made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("model.Block", lambda c, layer: Block(c, layer) if layer in (1, 2, c.n_layer) else Identity())
+        return task_of(model).network().empty(model)
 
 
 def tables(text: str):

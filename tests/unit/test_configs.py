@@ -20,7 +20,7 @@ from nanodnt.optim.groups import make_groups
 from nanodnt.run.environment import Env
 from nanodnt.tasks import task_of
 from nanodnt.weights import profile_admin
-from support.pages import ROOT, config
+from support.pages import ROOT, config, outline
 
 FILES = {str(p.relative_to(ROOT / "config"))[:-3]: p for p in sorted((ROOT / "config").glob("*/*.py"))}
 OTHERS = r"moe/small$|claims/|vdnt/|.*/vit_"  # ours; and images, see below
@@ -48,7 +48,7 @@ def test_experiments_split_over_gpus_end_at_min_lr_and_print_no_notes(name):
     for gpus in (1, 2, 4) if c.batch_size == 300 else (1, 2, 4, 8):  # 300 is the paper's, and does not split over 8
         assert split_batch(c.batch_size, c.micro_batch_size, gpus)[0] == c.micro_batch_size
     assert lr_at(c.max_iters - 1, c) == pytest.approx(c.min_lr, rel=1e-3)
-    assert rules.notes(model) == notes(c, task_of(model).network().empty(model)) == []
+    assert rules.notes(model) == notes(c, outline(model)) == []
 
 
 def test_every_experiment_has_a_run_directory_of_its_own():
@@ -90,10 +90,9 @@ NOTES = {"decay/dyt": ["decay_scalars has no effect: the model has no learned sc
 @pytest.mark.parametrize("names", [*((BASE[n.split("/")[0]], n) for n in OVERLAYS), *IMAGES], ids="+".join)
 def test_files_together_build_train_and_print_no_notes(names):
     model, train = config(*names)
-    network = task_of(model).network()
-    assert (rules.notes(model), notes(train, network.empty(model))) == ([], NOTES.get(names[-1], []))
+    assert (rules.notes(model), notes(train, outline(model))) == ([], NOTES.get(names[-1], []))
     model, train = config(*names, **TINY_IMAGES if model.patch_size else TINY)
-    net, batch = network(model), (torch.randn(4, 1, 4, 4), torch.tensor([0, 1, 2, 0]))
+    net, batch = task_of(model).network()(model), (torch.randn(4, 1, 4, 4), torch.tensor([0, 1, 2, 0]))
     if not model.patch_size:
         batch = torch.arange(32).view(4, 8).flip(0), torch.arange(32).view(4, 8)
         profile_admin(net, batch[0])

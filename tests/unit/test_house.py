@@ -52,6 +52,7 @@ def split_tests(sources: dict) -> tuple:
 parse = cache(ast.parse)
 
 
+@cache
 def imported_names(source: str) -> set:
     """The modules that a file imports, in functions too: absolute names, and ".x" for a relative import. The x of
     `from m import x` may be a module, so both m and m.x are in it."""

@@ -23,6 +23,7 @@ def compare_with_equations(flags, net, tolerances):
         assert error(logits, expected[0]) < tolerance and error(loss, expected[1]) < tolerance
 
 
+MIXED = "S5 + Mix-LN + LNS + rope"
 BRANCHES = {"both": ("attn", "mlp"), "attn": ("attn",), "mlp": ("mlp",), "none": ()}
 
 
@@ -61,7 +62,7 @@ def test_gradients_are_the_equations_gradients(name):
 
 
 def test_a_removed_block_leaves_the_others_their_numbers():
-    for name in ("LNS", "LNS branch, mid", "LNS residual", "HG, bias, LNS", "Mix-LN, S5, LNS", "DeepNorm"):
+    for name in ("LNS", "S5 + LNS branch + swiglu", "LNS residual", "LN + HG + LNS + swiglu", "DeepNorm", MIXED):
         flags, net = network(name, 3)
         model, idx = build(flags, 3), batch()[0]
         del model.blocks[1]

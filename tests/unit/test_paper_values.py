@@ -10,11 +10,11 @@ from functools import cache, partial
 import pytest
 import torch
 
-from model import DYT_ALPHA, GPTConfig
+from model import DYT_ALPHA, Block, GPTConfig
 from nanodnt.optim import lr_at
 from nanodnt.optim.groups import make_groups
 from nanodnt.tasks import task_of
-from support.pages import CONFIGS, config
+from support.pages import CONFIGS, config, outline
 
 paper = dict  # the paper's text, or a table in it
 code = dict  # not in the text: the authors' code or another public one (nanoGPT, timm, ConvNeXt, LLaMA, GaLore)
@@ -59,13 +59,18 @@ def resolve(command: str) -> dict:
 def build(fields: tuple) -> tuple:
     """(the network without storage of these fields of GPTConfig, {name: value} of what it is like)."""
     model = GPTConfig(**dict(fields))
-    net = task_of(model).network().empty(model)
+    net = outline(model) if model.lns == "off" else task_of(model).network().empty(model)
+    blocks = {i: block for i, block in enumerate(net.blocks, 1) if isinstance(block, Block)}
     found = dict(d_ff=model.ffn_width, kv_heads=model.n_kv_head or model.n_head)
-    found["millions"] = net.num_params(positions=bool(model.patch_size)) / 1e6  # GPT-2 without positions, as usual
+    like_2 = 1 + model.n_layer - len(blocks)  # blocks that are as the second
+    sizes = {n: p.numel() * (like_2 if n.startswith("blocks.1.") else 1) for n, p in net.named_parameters()}
+    found["millions"] = sum(sizes.values()) / 1e6
+    if not model.patch_size:  # GPT-2 is counted without positions
+        found["millions"] -= sizes.get("wpe.weight", 0) / 1e6
     roles = net.roles()
-    found["gains"] = sum(p.numel() for name, p in net.named_parameters() if roles[name].startswith("gain"))
+    found["gains"] = sum(size for name, size in sizes.items() if roles[name].startswith("gain"))
     places = [(branch, place) for branch in ("attn", "mlp") for place in ("pre", "mid", "post")]
-    slots = {(f"{b}.{p}", i): getattr(getattr(x, b), p) for i, x in enumerate(net.blocks, 1) for b, p in places}
+    slots = {(f"{b}.{p}", i): getattr(getattr(x, b), p) for i, x in blocks.items() for b, p in places}
     slots |= {("input", 0): net.input_norm, ("qk", 0): net.blocks[0].attn.f.q_norm, ("final", 0): net.final_norm}
     found["norms"] = {name for (name, _), slot in slots.items() if slot.norm != "none"}
     found["factors"] = {key: slot.const for key, slot in slots.items() if slot.factor is not None}

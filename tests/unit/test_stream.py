@@ -22,7 +22,7 @@ def with_stream(flags, dtype, n_layer=2):
     return build(flags, n_layer=n_layer, dtype=torch.float32).train().set_runtime(stream_dtype=dtype)
 
 
-@pytest.mark.parametrize("name", spread(LAYOUTS, fast=("S5", "post-LN, bias", "llama, S5", "dyt, S5")))
+@pytest.mark.parametrize("name", spread(LAYOUTS, fast=("S5", "post + LN", "llama + S5", "S5 + dyt + beta")))
 def test_a_bf16_stream_is_the_same_function_but_for_rounding(name):
     exact, model = (with_stream(LAYOUTS[name][0], dtype) for dtype in (None, BF16))
     idx, targets = batch()

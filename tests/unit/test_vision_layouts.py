@@ -50,7 +50,7 @@ def test_experts_are_the_equation(name):
     compare(dict(flags, pool=pool), replace(NET, blocks=2, **parts | images_have), pool, 2)
 
 
-@pytest.mark.parametrize("name", spread(ALL, fast=("S5", "post-LN, bias", "LNS")))
+@pytest.mark.parametrize("name", spread(ALL, fast=("S5", "post + LN", "LNS")))
 @pytest.mark.parametrize("pool, smoothing", (("cls", 0.1), ("mean", 0.0)))
 def test_gradients_are_the_equations_gradients(name, pool, smoothing):
     flags, net = scheme(name, pool)
