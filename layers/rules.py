@@ -15,7 +15,8 @@ MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_
 MOST |= dict(patch_size=2**16, image_size=2**16, channels=2**16, n_class=2**24)
 MOST |= dict(n_expert=2**15, n_expert_shared=2**15)  # Routes sorts experts as int16
 
-# Flags that only one kind of network has, besides the one that chooses it (see `kind_of`), and which of them are sizes.
+CHOOSES = "patch_size"  # the flag that chooses the kind of network
+# Flags that only one kind of network has, besides the one that chooses it, and which of them are sizes.
 OF = {"text": ("pos", "rope_theta", "vocab_size"), "images": ("image_size", "channels", "n_class", "pool")}
 SIZES = {"text": ("vocab_size",), "images": ("image_size", "channels", "n_class")}
 # Flags that only a mixture of experts has, besides n_expert.
@@ -33,8 +34,8 @@ def check_config(config) -> None:
 
 
 def kind_of(c) -> str:
-    """The network's key in OF."""
-    return "images" if c.patch_size else "text"
+    """The network's key in OF: of a GPTConfig, or of its fields, as a checkpoint holds them."""
+    return "images" if (c if isinstance(c, dict) else vars(c)).get(CHOOSES) else "text"
 
 
 def where(c, names, wrong) -> str:

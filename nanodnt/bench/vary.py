@@ -1,6 +1,6 @@
 """The sets of variants that bench.py --vary knows by name."""
 
-from layers.rules import OF, OF_EXPERTS
+from layers.rules import CHOOSES, OF, OF_EXPERTS
 from model import GPTConfig
 from nanodnt.bench.settings import Setting
 from nanodnt.optim import OPTIMIZERS, RATIOS
@@ -33,7 +33,7 @@ LAYOUTS = {
 # Flags that keep the config's value in every layout.
 KEPT = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "pos", "rope_theta", "n_kv_head", "mlp", "n_ff")
 KEPT += ("head_size", "tie_weights", "bias", "dropout", "drop_path", "norm_eps", "init_std")
-KEPT += ("n_expert", *OF_EXPERTS, "patch_size", *OF["images"])
+KEPT += ("n_expert", *OF_EXPERTS, CHOOSES, *OF["images"])
 PENALTIES = ("balance_coef", "balance_rate", "z_coef", "lr_ratio_router")  # flags of training that need experts
 SIZES = ("n_layer", "n_embd", "block_size", "micro_batch_size")  # each value of these is timed by itself
 

@@ -2,51 +2,52 @@
 
 `Task` says what a task answers for, `Transformer` in model.py what a network does, `PreparedData` in nanodnt/data what
 a dataset does. To add a task:
-1. A subclass in a file of its own, in TASKS, and in `task_of` if it has a network of its own.
+1. A subclass in a file of its own, in TASKS, and in `kind_of` of layers/rules.py if it has a network of its own.
 2. Its files in `DATASET_KINDS` of nanodnt/data/meta.py.
 3. With a network of its own: its fields in `GPTConfig`, one of which the user sets and tells the network by; their
-   refusals in layers/rules.py; `causal` and DyT's defaults in model.py.
-4. Its flags of training: a dataclass that TrainConfig inherits, as image_flags.py, and their names in FLAGS.
+   refusals in layers/rules.py; `causal` and DyT's defaults in model.py; in HOW_CHOSEN, how the user gets it.
+4. Its flags of training: a dataclass that TrainConfig inherits, as `ImageFlags`, and their names in FLAGS.
 """
 
-from importlib import import_module
+from dataclasses import fields
 
+from layers.rules import CHOOSES, kind_of
 from model import GPTConfig
 from nanodnt.data import load_meta
-from nanodnt.tasks.image_flags import FLAGS_OF_IMAGES
-from nanodnt.tasks.task import Task
+from nanodnt.settings import ImageFlags
+from nanodnt.tasks.text import Task
 
-TASKS = {"text": "TextTask", "examples": "ExamplesTask", "images": "ImageTask"}  # kind of dataset, and file: class
-FLAGS = {"text": ("doc_mask", "loss_chunks"), "images": FLAGS_OF_IMAGES}  # what a network reads: flags for it alone
-
-
-def task_named(kind: str) -> Task:
-    """The task of a kind of dataset. Its file is imported here, so that a run on text reads no code for images."""
-    return getattr(import_module(f"nanodnt.tasks.{kind}"), TASKS[kind])()
+TASKS = ("text", "examples", "images")  # kinds of datasets; text and examples share a network and a task
+# Flags of training that are for one kind of network; two of those of images change nothing by themselves.
+FLAGS = {"text": ["doc_mask", "loss_chunks"], "images": [f.name for f in fields(ImageFlags)]}
+FLAGS["images"] = [name for name in FLAGS["images"] if name not in ("rand_augment_std", "data_workers")]
+HOW_CHOSEN = {"text": f"leave {CHOOSES} out", "images": f"set {CHOOSES} (see config/vdnt/)"}
 
 
 def task_of(model: GPTConfig | dict) -> Task:
-    """The task that a network reads: of a GPTConfig, or of its fields, as a checkpoint holds them. Text and examples
-    share a network, so this is text for both."""
-    fields = model if isinstance(model, dict) else vars(model)
-    return task_named("images" if fields.get("patch_size") else "text")
+    """The task that a network reads: of a GPTConfig, or of its fields, as a checkpoint holds them."""
+    return task_of_data({"kind": kind_of(model)})
 
 
 def task_of_data(meta: dict) -> Task:
     """The task of a prepared dataset, by its meta.json, or a checkpoint's copy. ValueError for an unknown kind."""
     kind = meta.get("kind", "text")
-    if kind not in list(TASKS):  # a list: it may be anything, even what no dict can look up
+    if kind not in TASKS:
         raise ValueError(f"data of kind {str(kind)[:20]!r}, which is none of {', '.join(TASKS)}")
-    return task_named(kind)
+    if kind != "images":
+        return Task()
+    from nanodnt.tasks.images import ImageTask  # a run on text reads no code for images
+
+    return ImageTask()
 
 
 def fill_from_dataset(config: GPTConfig, meta: dict, dataset: str) -> None:
     """Fill in what a config leaves to the dataset, in place. ValueError where they do not fit each other."""
-    task, found = task_of(config), task_of_data(meta)
-    if found.reads != task.reads:
+    task, found = task_of(config), task_of_data(meta).reads
+    if found != task.reads:
         raise ValueError(
-            f"dataset {dataset!r} is of {found.reads}, but patch_size={config.patch_size} is for {task.reads}: "
-            f"{found.how_chosen}, or choose a dataset of {task.reads}"
+            f"dataset {dataset!r} is of {found}, but {CHOOSES}={getattr(config, CHOOSES)} is for {task.reads}: "
+            f"{HOW_CHOSEN[found]}, or choose a dataset of {task.reads}"
         )
     task.fill_from_dataset(config, meta, dataset)
 

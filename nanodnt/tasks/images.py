@@ -6,12 +6,13 @@ import numpy as np
 import torch
 
 from model import GPTConfig, Transformer
-from nanodnt.tasks.task import Task
+from nanodnt.tasks.text import Task
 
 
 class ImageTask(Task):
-    reads, how_chosen = "images", "set patch_size (see config/vdnt/)"
-    row_noun, counted_row, ends, loss_unit = "images", "image", "patches and head", "image"
+    reads = row_noun = "images"
+    counted_row = loss_unit = "image"
+    ends = "patches and head"
 
     def network(self) -> type[Transformer]:
         from vision import ViT
@@ -28,7 +29,7 @@ class ImageTask(Task):
             if not given and not its:
                 raise ValueError(f"the images of {dataset!r} have several sizes: set image_size, as config/vdnt/ does")
             setattr(config, name, given or its)
-        if config.block_size == GPTConfig.block_size and config.image_size % config.patch_size == 0:
+        if config.block_size == GPTConfig.block_size:
             config.block_size = config.image_tokens
 
     def left_to_dataset(self, config: GPTConfig) -> list:

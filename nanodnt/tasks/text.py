@@ -1,41 +1,59 @@
-"""A GPT on a long text: the next token of each token of a window."""
+"""What a task answers for, and what text answers: a GPT on windows of a long text, or on packed examples."""
 
 import numpy as np
+import torch
 
-from model import GPT, GPTConfig
-from nanodnt.tasks.task import Task
+from model import GPT, GPTConfig, Transformer
 
 
-class TextTask(Task):
-    reads, how_chosen = "text", "leave patch_size out"
-    row_noun, loss_unit = "sequences", "token"
+class Task:
+    """Everything that depends on what a model is trained on. It holds no state. Another task than text is a subclass:
+    it must answer all of this for itself, but for the last two methods."""
 
-    def network(self) -> type[GPT]:
+    reads = "text"  # what its network reads: a dataset fits a network if both read the same
+    row_noun = "sequences"  # what a batch has
+    counted_row = ""  # a row, where they are counted beside tokens: "image"
+    ends = "head"  # the matrices of the network besides those of the blocks, in words
+    loss_unit = "token"  # what a loss is the mean over
+
+    # ---------------------------------------------------------------------------------------------------- network
+
+    def network(self) -> type[Transformer]:
+        """The class of network."""
         return GPT
 
     def fill_from_dataset(self, config: GPTConfig, meta: dict, dataset: str) -> None:
-        """Fill in the vocabulary."""
+        """Fill in what a config leaves to a dataset of what the network reads. ValueError where they do not fit."""
         config.vocab_size = config.vocab_size or meta["vocab_size"]
 
     def left_to_dataset(self, config: GPTConfig) -> list:
+        """The fields that `fill_from_dataset` will fill in."""
         return [] if config.vocab_size else ["vocab_size"]
 
     def placeholder_meta(self, config: GPTConfig) -> tuple:
+        """(what `fill_from_dataset` reads of a meta.json, where there is no dataset; whose values these are, in words,
+        or "" where the config says all of them itself)."""
         return dict(vocab_size=50257), "" if config.vocab_size else "GPT-2's"
 
     def meaning_of_none(self, uses_dyt: bool) -> dict:
+        """What None means in a config of this task: {field: value}."""
         return dict(dyt_bias=False, embed_scale=uses_dyt)
 
     def describe_size(self, config: GPTConfig) -> tuple:
+        """(the size of a row, what the network reads), in words."""
         words = f"vocabulary {config.vocab_size}, padded to {config.padded_vocab_size}"
         return f"context {config.block_size}", words
 
+    # ------------------------------------------------------------------------------------------------------- data
+
     def check_trained_meta(self, meta: dict, path) -> None:
+        """ValueError unless a checkpoint's copy of a meta.json, at `path`, says what the model reads."""
         from nanodnt.data.tokenizer import check_tokenizer
 
         check_tokenizer(meta, path)
 
     def check_data(self, dataset: str, meta: dict, saved_meta: dict | None, config: GPTConfig) -> None:
+        """ValueError unless the dataset (meta) means what a model was trained on (saved_meta, where that is known)."""
         from nanodnt.data.tokenizer import same_tokenizer
 
         different = saved_meta and not same_tokenizer(meta, saved_meta)
@@ -48,10 +66,16 @@ class TextTask(Task):
             )
 
     def open_data(self, meta: dict, config, model_config: GPTConfig):
-        return self.dataset()(config.dataset, model_config.block_size, config.seed, meta, config.doc_mask)
+        """The dataset of a TrainConfig, a `PreparedData`, whose rows the model reads."""
+        if meta.get("kind") == "examples":  # conversations packed into rows, of which the answers alone count
+            from nanodnt.data.examples import PreparedExamples as Prepared
+        else:
+            from nanodnt.data.windows import PreparedText as Prepared
+        return Prepared(config.dataset, model_config.block_size, config.seed, meta, config.doc_mask)
 
     def random_batch(self, config, model_config: GPTConfig, rows: int, step: int) -> tuple:
-        """With doc_mask in documents of 256 tokens on average."""
+        """What a dataset's `batch` returns, drawn at random by numpy: for timing where there is no dataset. With
+        doc_mask in documents of 256 tokens on average."""
         from nanodnt.data.windows import document_positions
 
         random = np.random.default_rng(step)
@@ -61,8 +85,14 @@ class TextTask(Task):
             return batch
         return *batch, document_positions(random.random(batch[0].shape) < 1 / 256, True)
 
-    def dataset(self):
-        """The class that reads a dataset."""
-        from nanodnt.data.windows import PreparedText
+    # ------------------------------------------------------------------------------------ what subclasses may leave
 
-        return PreparedText
+    def step_counts(self, batch_size: int) -> dict:
+        """{field of metrics.jsonl that is a speed: what a step has of it}, besides tokens."""
+        return {}
+
+    def count_scores(self, logits, loss, targets) -> tuple:
+        """(how many targets count, {score: its sum over them}) of one batch, tensors. `evaluate` adds and divides. One
+        score is val_loss, and lower is better."""
+        count, wide = (targets != -1).sum(), torch.float32 if loss.device.type == "mps" else torch.float64
+        return count, {"val_loss": loss.to(wide) * count}  # mps has no fp64

@@ -12,7 +12,7 @@ import pytest
 import train
 from nanodnt.data import sha256
 from nanodnt.data.images import PreparedImages
-from nanodnt.tasks.image_flags import ImageFlags
+from nanodnt.settings import ImageFlags
 from support import runs
 from support.hostile import RESUME, TRAIN, World, cases, refuse, start
 from support.images import bomb, change_meta, encode, noise, write_dataset, write_split

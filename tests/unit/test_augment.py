@@ -6,7 +6,7 @@ from PIL import Image
 
 from nanodnt.data import augment
 from nanodnt.data.rand_augment import OPERATIONS, rand_augment
-from nanodnt.tasks.image_flags import ImageFlags
+from nanodnt.settings import ImageFlags
 from support.images import noise
 
 GRAY, COLOUR = Image.fromarray(noise(20, 30)), Image.fromarray(noise(20, 30, 3))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nanodnt.data.images import PreparedImages, threads
-from nanodnt.tasks.image_flags import ImageFlags
+from nanodnt.settings import ImageFlags
 from support.images import encode, noise, write_dataset
 from support.prepared import load_script, open_prepared
 from support.runs import ROOT, make_dataset
