@@ -1,6 +1,4 @@
-"""Where a run starts from if not from scratch: its own checkpoint, that of another run, or weights of Hugging Face.
-
-Each source gives (the empty model, its state dict, meta of the data that it was trained on, if that is known)."""
+"""Where a run starts from if not from scratch: its own checkpoint, that of another run, or weights of Hugging Face."""
 
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -17,50 +15,38 @@ from nanodnt.weights import empty_model_like
 NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings whose changes are not worth a line
 
 
-def resume(checkpoint: dict, config, model_config: GPTConfig, env) -> tuple:
-    """A run goes on from its checkpoint."""
-    model = model_of(checkpoint, model_config)
-    print_model_changes(model, model_config, env)
-    given = {name: value for name, value in asdict(config).items() if value is not None}
-    print_changes("changed on resume", checkpoint["train_config"], given, env)
-    env.print(f"weights: {config.out_dir}, step {checkpoint['step']}")
-    return model, checkpoint["model"], checkpoint["meta"]
+def load_source(checkpoint: dict | None, source: str, config, flags: GPTConfig, read_pretrained, env) -> tuple:
+    """(the empty model, its state dict, meta of the data that it was trained on, if that is known): of a run that goes
+    on from its `checkpoint`; without one, of a new run from `source`, a checkpoint's file or a model of Hugging Face,
+    which `read_pretrained` reads. `flags`: the model of the flags.
 
-
-def start_from_checkpoint(source: str, config, model_config: GPTConfig, env) -> tuple:
-    """A new run from the weights of a checkpoint's file."""
-    if not Path(source).is_file():
+    ValueError where `source` names nothing, or where weights do not fit this code."""
+    resumed = checkpoint is not None
+    if not resumed and (pretrained := read_pretrained(source, flags)):
+        model, weights = choose_balance(GPT.empty(pretrained.config), pretrained.weights, flags, env)
+        print_changes("model of the weights, not of the flags", asdict(flags), asdict(model.config), env)
+        env.print(f"weights: {source}")
+        if not pretrained.meta:
+            env.print(f"note: {source} has no tokenizer.json; its tokens are taken to be those of {config.dataset}")
+        return model, weights, pretrained.meta
+    if not resumed and not Path(source).is_file():
         raise ValueError(
             f"init_from={config.init_from!r} names neither a run directory or a checkpoint file, nor a folder or a "
             "name (OWNER/MODEL) of Hugging Face, nor is it one of scratch, resume, auto, auto:SOURCE, gpt2, "
             "gpt2-medium, gpt2-large, gpt2-xl"
         )
-    checkpoint = load_checkpoint(Path(source))
-    model = model_of(checkpoint, model_config)
-    model, weights = choose_balance(model, checkpoint["model"], model_config, env)
-    print_model_changes(model, model_config, env)
-    env.print(f"weights: {source}, step {checkpoint['step']}")
-    return model, weights, checkpoint["meta"]
-
-
-def model_of(checkpoint: dict, model_config: GPTConfig) -> Transformer:
-    """The empty model of a checkpoint: its architecture, and of the flags what has no parameters."""
-    return empty_model_like(checkpoint, dropout=model_config.dropout, drop_path=model_config.drop_path)
-
-
-def print_model_changes(model: Transformer, model_config: GPTConfig, env) -> None:
-    given, saved = resolve_none(asdict(model_config)), resolve_none(asdict(model.config))
+    checkpoint = checkpoint or load_checkpoint(Path(source))
+    # the checkpoint's architecture, and of the flags what has no parameters
+    model, weights = empty_model_like(checkpoint, dropout=flags.dropout, drop_path=flags.drop_path), checkpoint["model"]
+    if not resumed:
+        model, weights = choose_balance(model, weights, flags, env)
+    given, saved = resolve_none(asdict(flags)), resolve_none(asdict(model.config))
     print_changes("model of the checkpoint, not of the flags", given, saved, env)
-
-
-def start_from_pretrained(source: str, pretrained, config, model_config: GPTConfig, env) -> tuple:
-    """A new run from weights of Hugging Face, as interop/huggingface/read.py gives them."""
-    model, weights = choose_balance(GPT.empty(pretrained.config), pretrained.weights, model_config, env)
-    print_changes("model of the weights, not of the flags", asdict(model_config), asdict(model.config), env)
-    env.print(f"weights: {source}")
-    if not pretrained.meta:
-        env.print(f"note: {source} has no tokenizer.json; its tokens are taken to be those of {config.dataset}")
-    return model, weights, pretrained.meta
+    if resumed:
+        given = {name: value for name, value in asdict(config).items() if value is not None}
+        print_changes("changed on resume", checkpoint["train_config"], given, env)
+    env.print(f"weights: {config.out_dir if resumed else source}, step {checkpoint['step']}")
+    return model, weights, checkpoint["meta"]
 
 
 def choose_balance(model: Transformer, weights: dict, flags: GPTConfig, env) -> tuple:

@@ -12,6 +12,7 @@ from nanodnt.run.checkpoints import RunState, fingerprint, load_latest
 from nanodnt.run.environment import choose_parallel
 from nanodnt.run.hardware import attention_backend, choose_compile
 from nanodnt.tasks import fill_from_dataset, task_of, task_of_data
+from nanodnt.weights import load_weights, profile_admin
 
 
 def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained) -> tuple:
@@ -27,23 +28,25 @@ def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained
     if checkpoint is None:
         check_out_dir(config, out_dir)
     fresh = checkpoint is None and source == "scratch"
-    task = task_of(model_config)
-    # a run that is not fresh only compares its flags with its model, and `check_data` the model with the dataset
-    if fresh or task.reads == task_of_data(meta).reads:
+    task, there = task_of(model_config), task_of_data(meta)
+    # a run that is not fresh only compares its flags with its model, and the model with the dataset
+    if fresh or task.reads == there.reads:
         fill_from_dataset(model_config, meta, config.dataset)
     if fresh:
         model, weights, trained_on = task.network().empty(model_config), None, None
     else:
-        from nanodnt import sources
+        from nanodnt.sources import check_same_data, load_source
 
         if checkpoint:
-            sources.check_same_data(config.dataset, meta, checkpoint, source, out_dir, env)
-            model, weights, trained_on = sources.resume(checkpoint, config, model_config, env)
-        elif pretrained := read_pretrained(source, model_config):
-            model, weights, trained_on = sources.start_from_pretrained(source, pretrained, config, model_config, env)
-        else:
-            model, weights, trained_on = sources.start_from_checkpoint(source, config, model_config, env)
-    check_data(config.dataset, meta, trained_on, model)
+            check_same_data(config.dataset, meta, checkpoint, source, out_dir, env)
+        model, weights, trained_on = load_source(checkpoint, source, config, model_config, read_pretrained, env)
+    task = task_of(model.config)
+    if there.reads != task.reads:
+        raise ValueError(
+            f"dataset {config.dataset!r} is of {there.reads}, but the model reads {task.reads}: choose another "
+            "dataset, or start from scratch"
+        )
+    task.check_data(config.dataset, meta, trained_on, model.config)
     return model, weights, checkpoint
 
 
@@ -71,28 +74,6 @@ def check_out_dir(config, out_dir: Path) -> None:
         )
 
 
-def check_data(dataset: str, meta: dict, saved_meta: dict | None, model: Transformer) -> None:
-    """ValueError unless the dataset (meta) means what the model was trained on (saved_meta, if it was): the same
-    tokens, or the same classes of images of the same size."""
-    task, there = task_of(model.config), task_of_data(meta).reads
-    if there != task.reads:
-        raise ValueError(
-            f"dataset {dataset!r} is of {there}, but the model reads {task.reads}: choose another dataset, or start "
-            "from scratch"
-        )
-    task.check_data(dataset, meta, saved_meta, model.config)
-
-
-def admin_weights(config, model_config: GPTConfig, data) -> dict:
-    """Fresh weights with Admin's ω set by profiling. On the CPU and the same few rows everywhere, so that a seed means
-    the same weights."""
-    from nanodnt.weights import profile_admin
-
-    model = task_of(model_config).network()(model_config, config.seed)
-    profile_admin(model, *model.inputs(*map(torch.from_numpy, data.batch(0, config.batch_size, slice(0, 8)))))
-    return model.state_dict()
-
-
 def fixed_bytes(model: Transformer, config) -> int:
     """What a process holds under DDP before the first activation: fp32 weights, gradients, DDP's copy of these, and the
     optimizer's state."""
@@ -102,8 +83,10 @@ def fixed_bytes(model: Transformer, config) -> int:
 def allocate_and_fill(model: Transformer, weights: dict | None, data, config, env) -> None:
     """Give the model storage on its device, sharded under fsdp, and fill it with its weights or from the seed. `data`:
     what Admin's ω are profiled on."""
-    if weights is None and model.config.admin:
-        weights = admin_weights(config, model.config, data)
+    if weights is None and model.config.admin:  # on the CPU and the same few rows everywhere: a seed gives one model
+        drawn = task_of(model.config).network()(model.config, config.seed)
+        profile_admin(drawn, *drawn.inputs(*map(torch.from_numpy, data.batch(0, config.batch_size, slice(0, 8)))))
+        weights = drawn.state_dict()
         env.print("admin: profiled on the first batch")
     fixed = fixed_bytes(model, config) if env.distributed else 0
     env.parallel, reason = choose_parallel(config.parallel, env, fixed)
@@ -120,8 +103,6 @@ def allocate_and_fill(model: Transformer, weights: dict | None, data, config, en
     if weights is None:
         model.init_weights(config.seed)
     else:
-        from nanodnt.weights import load_weights
-
         load_weights(model, weights)
 
 
@@ -153,8 +134,7 @@ def describe_run(run) -> None:
     )
     if config.warmup_iters >= config.max_iters and not config.eval_only:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
-    experts = model.config.n_expert
-    shards = config.fsdp_shard_size or env.world_size
+    experts, shards = model.config.n_expert, config.fsdp_shard_size or env.world_size
     if env.parallel == "fsdp" and experts % shards:
         env.print(
             f"note: {experts} experts do not divide evenly over {shards} processes: some hold "
