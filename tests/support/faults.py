@@ -21,12 +21,11 @@ import torch
 
 import nanodnt.files
 import nanodnt.run.directory
-import nanodnt.run.loss_curve
 import train
 from model import GPT
 from nanodnt.data.windows import PreparedText
 from nanodnt.run.errors import end_with
-from support.runs import flags, steps_noted
+from support.runs import flags, quick_runs, steps_noted
 
 NOBODY = 65534  # the id of a user that may write nothing
 FOR_GOOD = ExitStack()  # of patches, until the process ends
@@ -290,9 +289,8 @@ def train_here(rank: int, command: Command, out: Path, dataset: Path, fault: Fau
         signal.signal(signum, signal.SIG_DFL)
     for fd, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{out}.{name}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
-    torch.set_num_threads(1)
-    # saves time: no picture, no pause before a write is retried
-    nanodnt.run.loss_curve.draw_loss = time.sleep = lambda *_: None
+    FOR_GOOD.enter_context(quick_runs())
+    time.sleep = lambda *_: None  # no pause before a write is retried
     sys.argv = ["train.py", *flags(out_dir=out, dataset=dataset, **LONG | command.flags)]
     if command.processes > 1:
         where = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from layers.sharding import local_shard
 from nanodnt.run.environment import Env
-from support.runs import ROOT, column, flags, run
+from support.runs import ROOT, column, flags, quick_runs, run
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 # Imported once, before the fork: every process would otherwise take longer for this than for its part of a test.
@@ -265,10 +265,8 @@ def play(
     meet       a path for the file where the processes meet, if not next to `out`
     last       whether this process makes no further run: then an error may leave the process group as it is
     """
-    torch.set_num_threads(1)
     output, torchrun = io.StringIO(), world > 1 if torchrun is None else torchrun
-    with within or nullcontext(), without_collector(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *_: None)
+    with within or nullcontext(), quick_runs(), without_collector(), pytest.MonkeyPatch.context() as patch:
         for args in patches:
             patch.setattr(*args)
         watch = Watch(patch, spoils, stop_in if rank == world - 1 else 0)
