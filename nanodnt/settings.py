@@ -16,9 +16,7 @@ LEAST |= dict.fromkeys("balance_coef balance_rate z_coef".split(), 0)
 
 
 @dataclass
-class RunFlags:
-    """Where a run starts and writes, and its data."""
-
+class TrainConfig:
     # --- run ---
     out_dir: str = "out/run"  # the run directory: config.json, metrics.jsonl, checkpoints, loss.png
     init_from: str = "scratch"  # scratch, resume, auto (resume if there is something to resume), or weights to start
@@ -32,12 +30,6 @@ class RunFlags:
     batch_size: int = 480  # sequences, or images, per optimizer step, over all devices
     micro_batch_size: int = 0  # sequences one device holds at a time; 0 = the largest divisor of its share that fits
     #   into a GPU's memory by the count of --plan; on a CPU, and in bench.py, the largest up to 16
-
-
-@dataclass
-class ImageFlags:
-    """What happens to training images. The defaults are: nothing."""
-
     # --- images ---
     label_smoothing: float = 0.0  # share of each target that training spreads over all classes
     crop_area: float = 1.0  # training images are random parts of at least this share of the area, resized (ImageNet:
@@ -49,39 +41,6 @@ class ImageFlags:
     mixup: float = 0.0  # α: an image is the sum of two, with weights from Beta(α, α); 0 = off
     cutmix: float = 0.0  # α: a box of an image, its share of the area from Beta(α, α), is that of another; 0 = off
     data_workers: int = 0  # threads of a process that decode and augment images; 0 = one a core
-
-    @property
-    def changes(self) -> bool:
-        """Whether images are changed one by one."""
-        return self.crop_area < 1 or self.crop_padding > 0 or self.flip or self.rand_augment > 0
-
-    @property
-    def mixes(self) -> bool:
-        """Whether images are mixed with others."""
-        return self.mixup > 0 or self.cutmix > 0
-
-    def check_images(self) -> None:
-        """ValueError, one line, for a value out of its range, or crops of both kinds."""
-        for name, right, allowed in (
-            ("label_smoothing", 0 <= self.label_smoothing < 1, "be at least 0 and below 1"),
-            ("crop_area", 0 < self.crop_area <= 1, "be above 0 and at most 1, which is off"),
-            ("crop_padding", self.crop_padding >= 0, "be a number of pixels, or 0, which is off"),
-            ("rand_augment", 0 <= self.rand_augment <= 10, "be 0, which is off, or a magnitude of at most 10"),
-            ("rand_augment_std", 0 <= self.rand_augment_std <= 10, "be from 0 to 10"),
-            ("mixup", 0 <= self.mixup < math.inf, "be 0, which is off, or the α of a Beta distribution"),
-            ("cutmix", 0 <= self.cutmix < math.inf, "be 0, which is off, or the α of a Beta distribution"),
-        ):
-            if not right:
-                raise ValueError(f"{name}={getattr(self, name)} must {allowed}")
-        if self.crop_area < 1 and self.crop_padding:
-            raise ValueError(
-                f"crop_area={self.crop_area} and crop_padding={self.crop_padding} are two kinds of crops: set "
-                "crop_area=1 or crop_padding=0"
-            )
-
-
-@dataclass
-class TrainConfig(ImageFlags, RunFlags):  # the fields are in the order of --help: RunFlags, ImageFlags, then these
     # --- optimizer ---
     optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # AdamW; Adam-mini; momentum SGD with decoupled decay (DNT's
     #   mSGDW); Muon for the matrices of the blocks (but routers) with AdamW for the rest
@@ -170,6 +129,16 @@ class TrainConfig(ImageFlags, RunFlags):  # the fields are in the order of --hel
     peak_flops: float = 0.0  # FLOP/s of one device, for MFU; 0 = by device name, or no MFU where it is unknown
     timeout_s: int = 1800  # seconds after which a process waiting for another gives up
 
+    @property
+    def changes(self) -> bool:
+        """Whether images are changed one by one."""
+        return self.crop_area < 1 or self.crop_padding > 0 or self.flip or self.rand_augment > 0
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images are mixed with others."""
+        return self.mixup > 0 or self.cutmix > 0
+
     def source_notes(self) -> list:
         """A line for commands that only look at the network of the flags, where a run would load another."""
         if self.init_from in ("scratch", "resume", "auto"):
@@ -178,18 +147,30 @@ class TrainConfig(ImageFlags, RunFlags):  # the fields are in the order of --hel
 
     def check(self):
         """ValueError for values that make no sense."""
-        for name, least in LEAST.items():
-            if getattr(self, name) < least:
-                allowed = f"be at least {least}" if least else "not be negative"
+        least = {0: "not be negative", 1: "be at least 1"}
+        for name, right, allowed in (
+            *((name, getattr(self, name) >= low, least[low]) for name, low in LEAST.items()),
+            ("label_smoothing", 0 <= self.label_smoothing < 1, "be at least 0 and below 1"),
+            ("crop_area", 0 < self.crop_area <= 1, "be above 0 and at most 1, which is off"),
+            ("crop_padding", self.crop_padding >= 0, "be a number of pixels, or 0, which is off"),
+            ("rand_augment", 0 <= self.rand_augment <= 10, "be 0, which is off, or a magnitude of at most 10"),
+            ("rand_augment_std", 0 <= self.rand_augment_std <= 10, "be from 0 to 10"),
+            ("mixup", 0 <= self.mixup < math.inf, "be 0, which is off, or the α of a Beta distribution"),
+            ("cutmix", 0 <= self.cutmix < math.inf, "be 0, which is off, or the α of a Beta distribution"),
+            ("batch_size", self.batch_size <= MAX_BATCH, f"be at most {MAX_BATCH}: it counts sequences"),
+        ):
+            if not right:
                 raise ValueError(f"{name}={getattr(self, name)} must {allowed}")
-        if self.batch_size > MAX_BATCH:
-            raise ValueError(f"batch_size={self.batch_size} must be at most {MAX_BATCH}: it counts sequences")
         saves = [n for n in ("eval_interval", "save_interval", "keep_every") if getattr(self, n) % self.log_interval]
         if self.loss_spike and saves:  # else a checkpoint could be saved after a spike that was not yet read
             raise ValueError(
                 f"loss_spike needs {', '.join(saves)} to be a multiple of log_interval={self.log_interval}"
             )
-        self.check_images()
+        if self.crop_area < 1 and self.crop_padding:
+            raise ValueError(
+                f"crop_area={self.crop_area} and crop_padding={self.crop_padding} are two kinds of crops: set "
+                "crop_area=1 or crop_padding=0"
+            )
         if not self.out_dir:
             raise ValueError("out_dir is empty: name a folder")
         if self.fsdp_shard_size and self.parallel != "fsdp":

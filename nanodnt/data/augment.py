@@ -1,7 +1,7 @@
 """Random changes of training images: crops, flips, RandAugment; and mixup and cutmix of two of them.
 
-`flags` are `ImageFlags` (nanodnt/settings.py). All is done by Pillow, in functions of numbers that we draw:
-each image has a generator of its own. (Libraries like kornia draw for a whole batch from torch's global one.)
+`flags` are a `TrainConfig`. All is done by Pillow, in functions of numbers that we draw: each image has a generator of
+its own. (Libraries like kornia draw for a whole batch from torch's global one.)
 """
 
 import math

@@ -22,7 +22,7 @@ class PreparedImages(PreparedData):
     `workers` (threads; 0 = the cores that this process may use), processes, and resumed or not.
 
     `image_size` is S; `block_size` is the tokens that the network makes of an image, with which tokens are counted.
-    `flags` are `ImageFlags`, which say what happens to training images; None: nothing.
+    `flags` are a `TrainConfig`, which says what happens to training images; None: nothing.
     ValueError, one line, where the dataset has images of one size and it is not S, or its files do not fit together.
     """
 

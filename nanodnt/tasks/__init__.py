@@ -6,21 +6,18 @@ a dataset does. To add a task:
 2. Its files in `DATASET_KINDS` of nanodnt/data/meta.py.
 3. With a network of its own: its fields in `GPTConfig`, one of which the user sets and tells the network by; their
    refusals in layers/rules.py; `causal` and DyT's defaults in model.py; in HOW_CHOSEN, how the user gets it.
-4. Its flags of training: a dataclass that TrainConfig inherits, as `ImageFlags`, and their names in FLAGS.
+4. Its flags of training: fields of TrainConfig, in a section of their own, and their names in FLAGS.
 """
-
-from dataclasses import fields
 
 from layers.rules import CHOOSES, kind_of
 from model import GPTConfig
 from nanodnt.data import load_meta
-from nanodnt.settings import ImageFlags
 from nanodnt.tasks.text import Task
 
 TASKS = ("text", "examples", "images")  # kinds of datasets; text and examples share a network and a task
-# Flags of training that are for one kind of network; two of those of images change nothing by themselves.
-FLAGS = {"text": ["doc_mask", "loss_chunks"], "images": [f.name for f in fields(ImageFlags)]}
-FLAGS["images"] = [name for name in FLAGS["images"] if name not in ("rand_augment_std", "data_workers")]
+# Flags of training that do something for one kind of network only.
+FLAGS = {"text": ("doc_mask", "loss_chunks"), "images": ("label_smoothing", "crop_area", "crop_padding", "flip")}
+FLAGS["images"] += ("rand_augment", "mixup", "cutmix")
 HOW_CHOSEN = {"text": f"leave {CHOOSES} out", "images": f"set {CHOOSES} (see config/vdnt/)"}
 
 

@@ -12,7 +12,7 @@ import pytest
 import train
 from nanodnt.data import sha256
 from nanodnt.data.images import PreparedImages
-from nanodnt.settings import ImageFlags
+from nanodnt.settings import TrainConfig
 from support import runs
 from support.hostile import RESUME, TRAIN, World, cases, refuse, start
 from support.images import bomb, change_meta, encode, noise, write_dataset, write_split
@@ -127,6 +127,6 @@ def test_big_photos_of_a_dataset_of_several_sizes(tmp_path):
     """Images of extreme shapes take little memory: only what is wanted of them is resized."""
     shapes = [(1, 50_000, 3), (50_000, 1, 3), (1, 1, 3), (2, 3, 3)]
     name = write_dataset(tmp_path, [encode(noise(*s)) for s in shapes], [GRAY[0]], channels=3, image_size=None)
-    for augment in (None, ImageFlags(crop_area=0.08, rand_augment=9, flip=True)):
+    for augment in (None, TrainConfig(crop_area=0.08, rand_augment=9, flip=True)):
         images = PreparedImages(name, 5, image_size=8, flags=augment).batch(0, 4)[0]
         assert images.shape == (4, 3, 8, 8) and np.isfinite(images).all()

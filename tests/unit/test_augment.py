@@ -6,7 +6,7 @@ from PIL import Image
 
 from nanodnt.data import augment
 from nanodnt.data.rand_augment import OPERATIONS, rand_augment
-from nanodnt.settings import ImageFlags
+from nanodnt.settings import TrainConfig
 from support.images import noise
 
 GRAY, COLOUR = Image.fromarray(noise(20, 30)), Image.fromarray(noise(20, 30, 3))
@@ -38,17 +38,17 @@ def pixels(image):
     ],
 )
 def test_values_out_of_range(values, words):
-    ImageFlags().check_images()
+    TrainConfig().check()
     with pytest.raises(ValueError) as error:
-        ImageFlags(**values).check_images()
+        TrainConfig(**values).check()
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_flags_say_what_is_on():
-    assert not ImageFlags().changes and not ImageFlags().mixes
+    assert not TrainConfig().changes and not TrainConfig().mixes
     for on in (dict(crop_area=0.9), dict(crop_padding=1), dict(flip=True), dict(rand_augment=1)):
-        assert ImageFlags(**on).changes and not ImageFlags(**on).mixes
-    assert ImageFlags(mixup=0.1).mixes and ImageFlags(cutmix=0.1).mixes and not ImageFlags(mixup=1, cutmix=1).changes
+        assert TrainConfig(**on).changes and not TrainConfig(**on).mixes
+    assert TrainConfig(mixup=0.1).mixes and TrainConfig(cutmix=0.1).mixes and not TrainConfig(mixup=1, cutmix=1).changes
 
 
 # --------------------------------------------------------------------------------------------------- crops and flips
@@ -91,7 +91,7 @@ def test_a_crop_is_that_part_resized():
 def test_padding_moves_and_brings_in_black():
     image, rng, seen = Image.fromarray(noise(6, 6) // 2 + 100), generator(), set()
     for _ in range(300):
-        found = pixels(augment.change(image, 6, ImageFlags(crop_padding=2), 0, rng))
+        found = pixels(augment.change(image, 6, TrainConfig(crop_padding=2), 0, rng))
         for dy, dx in ((dy, dx) for dy in range(5) for dx in range(5)):
             if (np.pad(pixels(image), 2)[dy : dy + 6, dx : dx + 6] == found).all():
                 seen.add((dy, dx))
@@ -103,14 +103,14 @@ def test_padding_moves_and_brings_in_black():
 
 def test_every_second_image_is_flipped():
     image, rng = Image.fromarray(noise(6, 6, 3)), generator()
-    found = [pixels(augment.change(image, 6, ImageFlags(flip=True), 0, rng)) for _ in range(400)]
+    found = [pixels(augment.change(image, 6, TrainConfig(flip=True), 0, rng)) for _ in range(400)]
     flipped = [(image_ == pixels(image)[:, ::-1]).all() for image_ in found]
     assert 160 < sum(flipped) < 240  # 4 sigma
     assert all(f or (image_ == pixels(image)).all() for f, image_ in zip(flipped, found, strict=True))
 
 
 def test_an_image_of_another_size_is_fitted_where_nothing_crops_it():
-    assert augment.change(COLOUR, 8, ImageFlags(flip=True), 0, generator(1)).size == (8, 8)
+    assert augment.change(COLOUR, 8, TrainConfig(flip=True), 0, generator(1)).size == (8, 8)
     whole = Image.new("L", (1, 100_000), 7)
     assert augment.fit(whole, 4).getextrema() == (7, 7) and augment.crop(whole, 4, 0.1, generator()).size == (4, 4)
 
@@ -212,7 +212,7 @@ def draw(settings, count=4000, side=16):
 
 @pytest.mark.parametrize("alpha", [0.2, 5.0])
 def test_mixups_shares_are_of_the_beta_distribution(alpha):
-    share, mean = draw(ImageFlags(mixup=alpha))
+    share, mean = draw(TrainConfig(mixup=alpha))
     np.testing.assert_allclose(1 - mean, share, atol=1e-5)
     variance = 1 / (4 * (2 * alpha + 1))
     assert abs(share.mean() - 0.5) < 4 * (variance / 4000) ** 0.5
@@ -220,19 +220,19 @@ def test_mixups_shares_are_of_the_beta_distribution(alpha):
 
 
 def test_cutmixs_share_is_the_area_that_is_left():
-    share, mean = draw(ImageFlags(cutmix=1.0))
+    share, mean = draw(TrainConfig(cutmix=1.0))
     np.testing.assert_allclose(1 - mean, share, atol=1e-6)
     assert 0.5 < share.mean() < 0.75  # without the border 1/2; it cuts boxes
     assert set(np.round(share * 256)) == set((share * 256).tolist())  # whole pixels
 
 
 def test_both_have_every_second_image():
-    share, _ = draw(ImageFlags(mixup=5.0, cutmix=1.0))
+    share, _ = draw(TrainConfig(mixup=5.0, cutmix=1.0))
     assert 0.44 < (share * 256 == np.round(share * 256)).mean() < 0.56
 
 
 @pytest.mark.parametrize("alpha", [1e-6, 1e6])
 def test_extreme_alphas_give_shares(alpha):
-    for flags in (ImageFlags(mixup=alpha), ImageFlags(cutmix=alpha)):
+    for flags in (TrainConfig(mixup=alpha), TrainConfig(cutmix=alpha)):
         share, mean = draw(flags, 50)
         assert ((share >= 0) & (share <= 1)).all() and np.isfinite(mean).all()

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from nanodnt.data.images import PreparedImages, threads
-from nanodnt.settings import ImageFlags
+from nanodnt.settings import TrainConfig
 from support.images import encode, noise, write_dataset
 from support.prepared import load_script, open_prepared
 from support.runs import ROOT, make_dataset
 
-ALL = ImageFlags(crop_area=0.3, flip=True, rand_augment=9, mixup=0.8, cutmix=1.0)
+ALL = TrainConfig(crop_area=0.3, flip=True, rand_augment=9, mixup=0.8, cutmix=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,9 @@ def test_tokens_are_those_of_the_network(colour):
 # ------------------------------------------------------------------------- batches are functions of seed, step, index
 
 
-@pytest.mark.parametrize("augment", [None, ImageFlags(crop_padding=3), ALL, ImageFlags(mixup=1), ImageFlags(cutmix=1)])
+@pytest.mark.parametrize(
+    "augment", [None, TrainConfig(crop_padding=3), ALL, TrainConfig(mixup=1), TrainConfig(cutmix=1)]
+)
 def test_a_batch_is_the_same_for_any_workers_and_any_slices(colour, augment):
     data = [PreparedImages(colour, 9, image_size=12, flags=augment, workers=n) for n in (1, 2, 5)]
     for step in (7, 0, 7, 123_456_789_012):
@@ -119,9 +121,9 @@ def test_a_batch_is_the_same_for_any_workers_and_any_slices(colour, augment):
 def test_a_batch_depends_on_seed_and_step(colour):
     a, b = (PreparedImages(colour, 9, seed=seed, image_size=12, flags=ALL) for seed in (1, 2))
     assert (a.batch(0, 8)[0] != b.batch(0, 8)[0]).any() and (a.batch(0, 8)[3] != a.batch(1, 8)[3]).all()
-    share = PreparedImages(colour, 9, image_size=12, flags=ImageFlags(mixup=1)).batch(0, 23)[3]
+    share = PreparedImages(colour, 9, image_size=12, flags=TrainConfig(mixup=1)).batch(0, 23)[3]
     assert len(set(share.tolist())) == 23  # each index draws for itself
-    moved = PreparedImages(colour, 9, image_size=12, flags=ImageFlags(crop_padding=3))
+    moved = PreparedImages(colour, 9, image_size=12, flags=TrainConfig(crop_padding=3))
     assert len({image.tobytes() for i in range(6) for image in moved.batch(i, 23)[0]}) > 5 * 23  # of 23 images
     assert PreparedImages(colour, 9, seed=-3, image_size=12, flags=ALL).batch(0, 4)[0].shape == (4, 3, 12, 12)
 
@@ -149,7 +151,7 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch):
 
 def test_mixup_is_a_weighted_mean_of_neighbours(colour):
     plain, labels = PreparedImages(colour, 9, image_size=12).batch(3, 7)
-    images, own, other, share = PreparedImages(colour, 9, image_size=12, flags=ImageFlags(mixup=0.8)).batch(3, 7)
+    images, own, other, share = PreparedImages(colour, 9, image_size=12, flags=TrainConfig(mixup=0.8)).batch(3, 7)
     neighbour = [1, 0, 3, 2, 5, 4, 6]
     assert share.dtype == np.float32 and share[6] == 1 and ((share[:6] > 0) & (share[:6] < 1)).all()
     assert (own == labels).all() and (other == labels[neighbour]).all()
@@ -159,7 +161,7 @@ def test_mixup_is_a_weighted_mean_of_neighbours(colour):
 
 def test_cutmix_puts_a_box_of_the_neighbour(colour):
     plain, labels = PreparedImages(colour, 9, image_size=12).batch(3, 23)
-    images, own, other, share = PreparedImages(colour, 9, image_size=12, flags=ImageFlags(cutmix=1.0)).batch(3, 23)
+    images, own, other, share = PreparedImages(colour, 9, image_size=12, flags=TrainConfig(cutmix=1.0)).batch(3, 23)
     neighbour = [i ^ 1 for i in range(22)] + [22]
     assert (own == labels).all() and (other == labels[neighbour]).all()
     for i in range(23):
@@ -218,7 +220,7 @@ def test_what_does_not_fit_the_images(colour):
     with pytest.raises(ValueError, match="image_size=16, and images of .* are 12 × 12: set image_size=12$"):
         PreparedImages(colour, 9, image_size=16)
     with pytest.raises(ValueError, match="crop_padding=12 must be below image_size=12$"):
-        PreparedImages(colour, 9, image_size=12, flags=ImageFlags(crop_padding=12))
+        PreparedImages(colour, 9, image_size=12, flags=TrainConfig(crop_padding=12))
 
 
 def test_a_text_gets_no_augmentation(tmp_path):
