@@ -16,8 +16,7 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
 from nanodnt.run.errors import EXPECTED, report_error
-from studies.analysis.pipeline import analyze
-from studies.analysis.settings import AnalyzeConfig
+from studies.analysis.pipeline import AnalyzeConfig, analyze
 
 
 def main() -> int:

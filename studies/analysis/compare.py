@@ -1,11 +1,14 @@
-"""Runs beside each other, by their config.json and metrics.jsonl: where they end, what differs, their losses drawn.
+"""Runs beside each other, by their config.json and metrics.jsonl: where they end, what differs, their losses drawn, and
+report.md, a page on one or several runs.
 
 Datasets are compared by name, and tokenizers by the size of their vocabulary: config.json says no more about them.
 """
 
 import json
 import os
-from dataclasses import asdict, dataclass
+import re
+import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +19,12 @@ from nanodnt.run.loss_curve import finish_axis, plot_losses, save_figure
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import task_of
-from studies.analysis.figure import plt
+from studies.analysis.figure import FIGURES, plt
 
 # what a valid config.json holds, and of which type
 RECORD = {"model": dict, "train": dict, "command": list, "versions": dict, "git_commit": (str, type(None))}
 PATHS = ("out_dir", "overwrite", "wandb_log", "wandb_project")  # where a run's files go: not listed as differences
+LOSS = "Training and validation loss against steps, tokens or images, and hours of training"
 DEFINITION = (
     "Baseline needs: the first step at which the baseline's validation loss is as low as the run's final one, linear "
     "between evaluations. Speed-up: that step divided by the run's steps. Both are our reading of Blockwise LR (arXiv "
@@ -29,16 +33,25 @@ DEFINITION = (
 )
 
 
-@dataclass
 class RunRecord:
-    """What a run directory says about its run: a name that no other run of the comparison has, rows, configuration."""
+    """A run directory: a name that no other run of the comparison has, rows of metrics.jsonl, config.json. ValueError,
+    one line, for a folder that is not a run directory or is damaged."""
 
-    name: str
-    path: Path
-    rows: list  # of metrics.jsonl, at least one
-    config: dict  # config.json: {"model", "train", "command", "versions", "git_commit", …}
-
-    def __post_init__(self):
+    def __init__(self, name: str, path: Path):
+        self.name, self.path, self.rows, file = name, path, read_metrics(path), path / "config.json"
+        if not self.rows:
+            raise ValueError(f"{path} is not the directory of a run: it has no metrics.jsonl, or one without rows")
+        try:
+            self.config = json.loads(file.read_text(encoding="utf-8"))
+            wrong = [key for key, kind in RECORD.items() if not isinstance(self.config[key], kind)]
+            if wrong or not isinstance(self.config["train"]["max_iters"], int):
+                raise ValueError(f"{', '.join(wrong) or 'max_iters'} of a wrong kind")
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as e:
+            reason = f"{type(e).__name__}: {e}".replace("\n", " ")
+            raise ValueError(f"{file} is missing or damaged ({reason}): restore it, or leave this run out") from None
+        changed = len(self.config.get("git_changed_files") or [])
+        commit = (self.config["git_commit"] or "unknown")[:12] + (f", changed files: {changed}" if changed else "")
+        self.config["versions"]["commit"] = commit
         self.flags = self.config["model"] | self.config["train"]
         self.max_iters = self.flags["max_iters"]
         self.evaluations = [row for row in self.rows if "val_loss" in row]  # a loss is None where it was not finite
@@ -58,34 +71,10 @@ class RunRecord:
         }
         return ", ".join(fact for fact, holds in facts.items() if holds)
 
-    def versions(self) -> dict:
-        """{package: version}, and the git commit, with the number of changed files."""
-        changed = len(self.config.get("git_changed_files") or [])
-        commit = (self.config["git_commit"] or "unknown")[:12] + (f", changed files: {changed}" if changed else "")
-        return {**self.config["versions"], "commit": commit}
-
 
 def load_records(paths) -> list:
-    """The run directories `paths` as `RunRecord`s. ValueError, one line, if one of them is not a run directory, is
-    damaged, or is given twice."""
-    records = []
-    for name, path in zip(distinct_names(paths), map(Path, paths), strict=True):
-        if not (rows := read_metrics(path)):
-            raise ValueError(f"{path} is not the directory of a run: it has no metrics.jsonl, or one without rows")
-        records.append(RunRecord(name, path, rows, load_config(path / "config.json")))
-    return records
-
-
-def load_config(file: Path) -> dict:
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        wrong = [key for key, kind in RECORD.items() if not isinstance(config[key], kind)]
-        if wrong or not isinstance(config["train"]["max_iters"], int):
-            raise ValueError(f"{', '.join(wrong) or 'max_iters'} of a wrong kind")
-        return config
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as e:
-        reason = f"{type(e).__name__}: {e}".replace("\n", " ")
-        raise ValueError(f"{file} is missing or damaged ({reason}): restore it, or leave this run out") from None
+    """The run directories `paths` as `RunRecord`s. ValueError if one is given twice, too."""
+    return [RunRecord(name, Path(path)) for name, path in zip(distinct_names(paths), paths, strict=True)]
 
 
 def distinct_names(paths: list) -> list:
@@ -116,7 +105,8 @@ def first_step_at(evaluations: list, loss: float | None) -> float | None:
     """The first step at which a validation curve is down to `loss`, linear between evaluations; None if it never is,
     or if `loss` is None. An evaluation that was not finite interrupts the curve."""
     before = None
-    for step, value in [(row["step"], row["val_loss"]) for row in evaluations] if loss is not None else ():
+    for row in evaluations if loss is not None else ():
+        step, value = row["step"], row["val_loss"]
         if value is not None and value <= loss:
             if before is None:
                 return float(step)
@@ -235,7 +225,7 @@ def find_differences(runs: list) -> list:
     out."""
     found = []
     for section, defaults in (("model", asdict(GPTConfig())), ("train", asdict(TrainConfig())), ("versions", {})):
-        settings = [run.versions() if section == "versions" else run.config[section] for run in runs]
+        settings = [run.config[section] for run in runs]
         for field in dict.fromkeys(name for setting in settings for name in setting):
             default, *values = (format_value(its[field]) if field in its else "–" for its in (defaults, *settings))
             if len(set(values)) > 1 and field not in PATHS:
@@ -260,13 +250,13 @@ def draw_losses(runs: list, path: Path, smooth: float) -> None:
 
     The y axis is fitted to what comes after a twentieth of the longest run, as in a run's own loss.png."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), dpi=130, sharey=True, layout="constrained")
-    unit, lines = data_unit(runs), []
+    unit, lines = data_unit(runs), []  # a line of each run, for the legend
     for i, run in enumerate(runs):
-        counts = [row["tokens"] // (run.image_tokens if unit == "image" else 1) for row in run.rows]
-        for axis, x in zip(axes, ([row["step"] for row in run.rows], counts, training_hours(run.rows)), strict=True):
-            if x:  # a run without tokens_per_s has no hours
-                line, dashed = plot_losses(axis, x, run.rows, smooth, f"C{i % 10}")
-                lines += [line] * (axis is axes[0])
+        steps, counts = zip(*((row["step"], row["tokens"]) for row in run.rows), strict=True)
+        counts = [n // (run.image_tokens if unit == "image" else 1) for n in counts]
+        xs = [x for x in (steps, counts, training_hours(run.rows)) if x]  # a run without tokens_per_s has no hours
+        drawn = [plot_losses(ax, x, run.rows, smooth, f"C{i % 10}") for ax, x in zip(axes, xs, strict=False)]
+        lines.append(drawn[0][0])
     names = ("step", f"{unit}s", f"hours of training ({unit}s / {unit}s per s;\nwithout evaluation and saving)")
     every, longest = [row for run in runs for row in run.rows], max(run.rows[-1]["step"] for run in runs)
     for axis, name in zip(axes, names, strict=True):
@@ -296,3 +286,39 @@ def compare_runs(runs: list, out: Path, baseline: str = "", smooth: float = 0.05
     draw_losses(runs, out / "loss.png", smooth)
     write_file(out / "compare.json", lambda f: f.write(json.dumps(result, indent=2).encode()))
     return result
+
+
+def write_report(runs: list, comparison: dict, folder: Path, figures: list) -> Path:
+    """Write report.md in `folder`; returns its path. It holds where the runs end, what differs between them, the
+    `figures`, names of PNG files in the folder, and each run's command line. `comparison`: of `compare_runs`."""
+    table, several = comparison["table"], len(runs) > 1
+    page = [f"# {len(runs)} runs compared" if several else f"# Run {plain(runs[0].name)}"]
+    page += ["## Where they end", f"Validation loss in nats per {table['unit']}, at the last evaluation."]
+    page += [format_table(plain(table_cells(table))), *(f"**Warning:** {plain(line)}" for line in table["warnings"])]
+    if several:
+        header = ["field", "of", "default", *(run.name for run in runs)]
+        rows = [[d["field"], d["section"], d["default"], *d["values"]] for d in comparison["differences"]]
+        nothing = "Nothing in their configuration, versions or commit."
+        page += [plain(DEFINITION), "## What differs", format_table(plain([header, *rows])) if rows else nothing]
+    page.append("## Figures")
+    for name in figures:
+        shows, after = (FIGURES[name].shows, FIGURES[name].after) if name in FIGURES else (LOSS, "")
+        page.append(f"**{name}**: {shows}.{f' After {after}.' if after else ''}\n\n![{shows}]({name}.png)")
+    page.append("## How they were made")
+    for run in runs:
+        facts = [f"{key} {format_value(value)}" for key, value in run.config["versions"].items() if value is not None]
+        facts += [f"started {run.config['started']}"] if "started" in run.config else []
+        command = " ".join(make_printable(shlex.quote(str(word))) for word in run.config["command"])
+        page += [f"### {plain(run.name)}", f"    {command}", plain(" · ".join(facts))]  # four spaces: no markup in it
+        if (failure := run.rows[-1].get("failure")) is not None:
+            page.append(f"**Failed:** {plain(str(failure))}")
+    path = folder / "report.md"
+    write_file(path, lambda f: f.write("\n\n".join([*page, ""]).encode(errors="replace")))
+    return path
+
+
+def plain(text):
+    """`text`, or lists of texts, each in one line of Markdown that shows it as it is, without markup."""
+    if isinstance(text, list):
+        return [plain(part) for part in text]
+    return re.sub(r"[\\`*\[\]<&|~$#]|\b_|_\b", r"\\\g<0>", make_printable(text))

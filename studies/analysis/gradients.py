@@ -44,6 +44,15 @@ def sum_gradients(model: Transformer, losses) -> dict:
     return total
 
 
+def pool_by_type(tensors: dict, types: dict) -> dict:
+    """{type: all entries of that type as one vector}; tensors: {name: tensor}, types: {name: type, of all or some}."""
+    pooled = {}
+    for name, t in tensors.items():
+        if name in types:
+            pooled.setdefault(types[name], []).append(t.flatten())
+    return {kind: torch.cat(parts) for kind, parts in pooled.items()}
+
+
 # --------------------------------------------------------------------------------------------------- gradients
 
 
@@ -57,16 +66,17 @@ def compute_gradients(model: Transformer, batches) -> dict:
 
 def pool_gradients(model: Transformer, batches) -> dict:
     """{type of matrix: the entries of their gradients, with all layers in one}."""
-    found, types = compute_gradients(model, batches), matrix_types(model)
-    kinds = dict.fromkeys(MATRICES.values())
-    return {kind: torch.cat([found[n].flatten() for n, its in types.items() if its == kind]) for kind in kinds}
+    pooled = pool_by_type(compute_gradients(model, batches), matrix_types(model))
+    return {kind: pooled[kind] for kind in dict.fromkeys(MATRICES.values())}
 
 
 def tail_statistics(g: torch.Tensor) -> dict:
     """How heavy the tail of the entries of g is. All but n and rms are independent of scale [I].
 
-    max_over_rms; kurtosis E g⁴ / (E g²)², Gaussian 3; p999_over_p50, quantiles of |g|; hill, see `hill_index`;
-    participation (Σg²)² / (n Σg⁴), the share of the entries that carry the energy, Gaussian 1/3."""
+    max_over_rms; kurtosis E g⁴ / (E g²)², Gaussian 3; p999_over_p50, quantiles of |g|; participation (Σg²)² / (n Σg⁴),
+    the share of the entries that carry the energy, Gaussian 1/3; hill, the Hill estimate of the index α of the tail
+    P(|g| > x) ~ x^−α: 1 / mean of ln(aᵢ / aₖ₊₁) over the k largest |g|, 0.1 % of them, at least 10. Smaller = heavier;
+    nan if fewer than k + 1 are not 0."""
     a = g.detach().abs().flatten().cpu().double().numpy()
     n, largest = a.size, a.max(initial=0.0)
     if not n or not 0 < largest < math.inf:
@@ -74,38 +84,28 @@ def tail_statistics(g: torch.Tensor) -> dict:
     a = a / largest  # fourth powers of small gradients would be 0
     square, fourth = np.square(a).mean(), np.square(np.square(a)).mean()
     p50, p999 = np.quantile(a, (0.5, 0.999))
+    k = max(10, n // 1000)
+    top = np.partition(a, n - k - 1)[-k - 1 :] if n > k else np.zeros(1)  # the k + 1 largest, the smallest first
+    excess = np.log(top[1:] / top[0]).mean() if top[0] else math.nan
     return {
         "n": n,
         "rms": float(largest * square**0.5),
         "max_over_rms": float(square**-0.5),
         "kurtosis": float(fourth / square**2),
         "p999_over_p50": float(p999 / p50) if p50 else math.inf,
-        "hill": hill_index(a),
+        "hill": float(1 / excess) if excess else math.inf,
         "participation": float(square**2 / fourth),
     }
-
-
-def hill_index(a: np.ndarray) -> float:
-    """The Hill estimate of the index α of the tail P(a > x) ~ x^−α: 1 / mean of ln(aᵢ / aₖ₊₁) over the k largest
-    entries, 0.1 % of them, at least 10. Smaller = heavier; nan if fewer than k + 1 are positive."""
-    k = max(10, len(a) // 1000)
-    top = np.partition(a, len(a) - k - 1)[-k - 1 :] if len(a) > k else [0]  # the k + 1 largest, the smallest first
-    if top[0] == 0:
-        return math.nan
-    mean = np.log(top[1:] / top[0]).mean()
-    return float(1 / mean) if mean else math.inf
 
 
 def log_histogram(g: torch.Tensor, bins: int, low: float, high: float) -> dict:
     """Histogram of |g| over `bins` bins; their bins + 1 edges are evenly spaced in log from low to high > low > 0.
 
     density: share of all entries per unit of |g|. ccdf: share of all entries at or above each edge."""
-    a = np.sort(g.detach().abs().flatten().float().cpu().numpy())
-    edges = np.geomspace(low, high, bins + 1)
-    below = np.searchsorted(a, edges)  # entries below each edge
-    n = max(1, a.size)
-    density = np.diff(below) / n / np.diff(edges)
-    return {"edges": edges.tolist(), "density": density.tolist(), "ccdf": (1 - below / n).tolist()}
+    edges, a = np.geomspace(low, high, bins + 1), np.sort(g.detach().abs().flatten().float().cpu().numpy())
+    below = np.searchsorted(a, edges) / max(1, a.size)  # share of the entries below each edge
+    density = np.diff(below) / np.diff(edges)
+    return {"edges": edges.tolist(), "density": density.tolist(), "ccdf": (1 - below).tolist()}
 
 
 def measure_gradients(model, batches, run):
@@ -177,12 +177,6 @@ def drop_padding_rows(model: Transformer, h: dict) -> dict:
     return {name: t[:vocab] if types[name] in ("emb", "head") and t.ndim > 1 else t for name, t in h.items()}
 
 
-def pool_by_type(h: dict, types: dict) -> dict:
-    """{type: all entries of that type as one vector, float64}; h: {name: tensor}, types: {name: type}."""
-    kinds = dict.fromkeys(types[name] for name in h)
-    return {kind: torch.cat([t.flatten().double() for name, t in h.items() if types[name] == kind]) for kind in kinds}
-
-
 def average_by_type(h: dict, types: dict) -> dict:
     """{type: {"arithmetic", "geometric": means over the entries of that type, "zero_fraction", "n"}}.
 
@@ -190,8 +184,9 @@ def average_by_type(h: dict, types: dict) -> dict:
     geometric one (App. A.1) over those that are not 0 [I]: `zero_fraction` is the share of n that it leaves out."""
     found = {}
     for kind, values in pool_by_type(h, types).items():
+        values = values.double()
         positive = values[values > 0]
-        geometric = positive.log().mean().exp().item() if len(positive) else math.nan
+        geometric = positive.log().mean().exp().item()
         zeros = 1 - len(positive) / len(values)
         found[kind] = dict(arithmetic=values.mean().item(), geometric=geometric, zero_fraction=zeros, n=len(values))
     return found

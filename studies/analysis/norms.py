@@ -3,15 +3,16 @@ DyT (2503.10622) and scale vectors (2605.26895). What the papers leave open, and
 
 import math
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.optimize import minimize_scalar
 
 from layers.ops import upcast
 from layers.slot import Slot
 from model import Transformer
-from nanodnt.run.tracking import watch
 from studies.analysis.figure import (
     BRANCHES,
     TYPE_COLORS,
@@ -24,9 +25,9 @@ from studies.analysis.figure import (
     register,
     short_slot,
 )
-from studies.analysis.gradients import MATRICES, matrix_types, trained_parameters
+from studies.analysis.gradients import matrix_types, pool_by_type, trained_parameters
 from studies.analysis.runs import WINDOW, pick_evenly
-from studies.analysis.streams import Moments
+from studies.analysis.streams import joint_variance, moments, walk
 
 LINES = {"FFN": ("mlp_gain", "w1", "w2"), "attention": ("attn_gain", "q", "k", "v", "o")}  # of block_norms, as drawn
 
@@ -36,11 +37,7 @@ LINES = {"FFN": ("mlp_gain", "w1", "w2"), "attention": ("attn_gain", "q", "k", "
 
 def norms_by_type(parameters: dict, types: dict) -> dict:
     """{type: L2 norm of all its parameters as one vector}; parameters: {name: tensor}, types: {name: type}."""
-    squares = {}
-    for name, p in parameters.items():
-        if name in types:
-            squares[types[name]] = squares.get(types[name], 0.0) + torch.linalg.vector_norm(p).item() ** 2
-    return {kind: square**0.5 for kind, square in squares.items()}
+    return {kind: torch.linalg.vector_norm(v).item() for kind, v in pool_by_type(parameters, types).items()}
 
 
 def gain_vectors(module: torch.nn.Module) -> dict:
@@ -57,18 +54,6 @@ def joint_gain(module: torch.nn.Module) -> float:
 
 
 @torch.no_grad()
-def block_norms(model: Transformer) -> dict:
-    """{"q", "k", "v", "o", "w1", "w2": ‖W‖, the Frobenius norm of a block's matrices of that type (`matrix_types`) as
-    one; "attn_gain", "mlp_gain": ‖γ‖ of the branch}: lists [L] (Blockwise LR Fig. 6 a, b)."""
-    types, blocks = matrix_types(model), []
-    for i, block in enumerate(model.blocks):
-        norms = norms_by_type(dict(block.named_parameters(prefix=f"blocks.{i}")), types)
-        blocks.append(norms | {f"{branch}_gain": joint_gain(getattr(block, branch)) for branch in BRANCHES})
-    keys = dict.fromkeys((*MATRICES.values(), "attn_gain", "mlp_gain"))
-    return {kind: [norms[kind] for norms in blocks] for kind in keys}
-
-
-@torch.no_grad()
 def smallest_row(model: Transformer) -> dict:
     """{"rows": d, the size of the vocabulary; "smallest": min ‖w̃‖² over the rows w of the embedding, w̃ = w − mean(w);
     "gain": ‖γ‖ of the norm that comes next: the input norm, else block 1's first, else all gains of its attention [I]}.
@@ -82,9 +67,20 @@ def smallest_row(model: Transformer) -> dict:
     return {"rows": len(rows), "smallest": smallest, "gain": next((g for g in gains if g > 0), math.nan)}
 
 
-def measure_norms(model, batches, run):
-    types = norms_by_type(trained_parameters(model), model.block_types())
-    return {"types": types, "blocks": block_norms(model), "embedding": smallest_row(model)}
+@torch.no_grad()
+def measure_norms(model, batches=None, run=None):
+    """{"types": `norms_by_type` of the block types; "blocks": {"q", "k", "v", "o", "w1", "w2": ‖W‖, the Frobenius norm
+    of a block's matrices of that type (`matrix_types`) as one; "attn_gain", "mlp_gain": ‖γ‖ of the branch}, lists [L]
+    (Blockwise LR Fig. 6 a, b); "embedding": of `smallest_row`}."""
+    types, blocks = matrix_types(model), []
+    for i, block in enumerate(model.blocks):
+        norms = norms_by_type(dict(block.named_parameters(prefix=f"blocks.{i}")), types)
+        blocks.append(norms | {f"{branch}_gain": joint_gain(getattr(block, branch)) for branch in BRANCHES})
+    return {
+        "types": norms_by_type(trained_parameters(model), model.block_types()),
+        "blocks": {kind: [norms[kind] for norms in blocks] for kind in blocks[0]},
+        "embedding": smallest_row(model),
+    }
 
 
 @register("norms", measure_norms, over_training=True)
@@ -125,13 +121,12 @@ def dyt_alphas(model: Transformer, batches) -> list:
     """[{"slot": name, "alpha": α, "inv_std": 1 / std over all elements of the slot's input}] of every DyT, in the order
     of the forward (DyT Fig. 8)."""
     slots = {name: slot for name, slot in norm_slots(model).items() if slot.norm == "dyt"}
-    seen = {name: Moments() for name in slots}
-    with watch([(slot, lambda args, y, name=name: seen[name].add(args[0])) for name, slot in slots.items()]):
-        for inputs, _ in batches if slots else ():
-            model.final_norm(model.stream(inputs))
-    stds = {name: moments.variance**0.5 for name, moments in seen.items()}
-    inverse = {name: 1 / std if std else math.inf for name, std in stds.items()}
-    return [{"slot": name, "alpha": float(slot.alpha), "inv_std": inverse[name]} for name, slot in slots.items()]
+    found, batches = [], walk(model, batches if slots else (), slots.values(), moments)
+    for (name, slot), parts in zip(slots.items(), zip(*batches, strict=True), strict=True):
+        variance = joint_variance(parts)
+        inv_std = variance**-0.5 if variance else math.inf
+        found.append({"slot": name, "alpha": float(slot.alpha), "inv_std": inv_std})
+    return found
 
 
 def measure_alpha(model, batches, run):
@@ -165,29 +160,26 @@ def norm_scatter(model: Transformer, batches, slot_name: str, n: int, generator:
     {"x", "y", "token", "channel": input, output before the affine part, index of the token in all inputs, and channel
     of at most n elements, drawn without replacement, of each batch in proportion; "amplitude", "slope", "r2",
     "linear_r2": of `fit_tanh`; "token_rms_cv": standard deviation over mean of the RMS of all tokens' inputs}."""
-    slot, seen, rms, points, done = norm_slots(model)[slot_name], [], Moments(), [], 0
+    slot, points, rms, done = norm_slots(model)[slot_name], [], [], 0
     rows = sum(len(inputs) for inputs, _ in batches)
-    for inputs, _ in batches:
-        with watch([(slot, lambda args, y: seen.append(upcast(args[0])))]):
-            model.final_norm(model.stream(inputs))
-        x = seen.pop().flatten(0, 1)  # (tokens, C)
+    for (x,) in walk(model, batches, [slot], upcast):
+        done, before, x = done + len(x), done, x.flatten(0, 1)  # (tokens, C)
         y = slot.normalise(x if slot.const_in == 1.0 else slot.const_in * x)
-        most = n * (done + len(inputs)) // rows - n * done // rows
+        most = n * done // rows - n * before // rows
         chosen = torch.randperm(x.numel(), generator=generator, device=generator.device)[:most].sort().values
         token, channel = (i.to(x.device) for i in (chosen // x.shape[1], chosen % x.shape[1]))
-        points.append([t.cpu() for t in (x[token, channel], y[token, channel], token + rms.n, channel)])
-        rms.add(x.square().mean(-1).sqrt())
-        done += len(inputs)
-    xs, ys, token, channel = map(torch.cat, zip(*points, strict=True))
+        points.append([t.cpu() for t in (x[token, channel], y[token, channel], token + sum(map(len, rms)), channel)])
+        rms.append(x.square().mean(-1).sqrt().cpu())
+    (xs, ys, token, channel), rms = map(torch.cat, zip(*points, strict=True)), torch.cat(rms)
     found = {"x": xs.tolist(), "y": ys.tolist(), "token": token.tolist(), "channel": channel.tolist()}
-    spread = rms.variance**0.5 / rms.mean if rms.mean else math.nan
+    spread = (rms.std(correction=0) / rms.mean()).item()
     return {**found, **fit_tanh(xs.double().numpy(), ys.double().numpy()), "token_rms_cv": spread}
 
 
 def fit_tanh(x: np.ndarray, y: np.ndarray) -> dict:
     """The least-squares fit y ≈ A tanh(a x), a > 0, as "amplitude", "slope", "r2", and "linear_r2" of y ≈ c x.
 
-    For each a the best A has a closed form; a is searched on a grid that narrows, from 1e-3 to 1e2 over rms(x)."""
+    For each a the best A has a closed form; a is searched on a grid from 1e-3 to 1e2 over rms(x), then refined."""
     size, spread = np.square(x).mean() ** 0.5, np.square(y - y.mean()).sum()
     if not size or not spread:
         return dict.fromkeys(("amplitude", "slope", "r2", "linear_r2"), math.nan)
@@ -196,13 +188,13 @@ def fit_tanh(x: np.ndarray, y: np.ndarray) -> dict:
         factor = (basis @ y) / (basis @ basis)
         return np.square(y - factor * basis).sum(), factor
 
-    low, high = np.log(np.array([1e-3, 1e2]) / size)
-    for _ in range(6):
-        grid = np.linspace(low, high, 33)
-        errors = [fit(np.tanh(np.exp(a) * x))[0] for a in grid]
-        best = int(np.argmin(errors))
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, 32)]
-    slope = math.exp(grid[best])
+    def error_at(log_a):
+        return fit(np.tanh(np.exp(log_a) * x))[0]
+
+    grid = np.linspace(*np.log(np.array([1e-3, 1e2]) / size), 33)
+    best = int(np.argmin([error_at(log_a) for log_a in grid]))
+    bounds = grid[max(best - 1, 0)], grid[min(best + 1, 32)]
+    slope = math.exp(minimize_scalar(error_at, bounds=bounds, method="bounded", options={"xatol": 1e-9}).x)
     error, amplitude = fit(np.tanh(slope * x))
     r2, linear_r2 = (float(1 - e / spread) for e in (error, fit(x)[0]))
     return {"amplitude": float(amplitude), "slope": slope, "r2": r2, "linear_r2": linear_r2}
@@ -239,32 +231,24 @@ def draw_scatter(measured):
 
 
 @torch.no_grad()
-def gain_statistics(model: Transformer) -> dict:
-    """{slot name: {"rms", "std"}} of the `gain_vectors` (scale vectors, Fig. 4)."""
-    return {
-        name: {"rms": gain.square().mean().sqrt().item(), "std": gain.std(correction=0).item()}
-        for name, gain in gain_vectors(model).items()
-    }
-
-
-@torch.no_grad()
-def qkv_cosines(model: Transformer) -> list:
-    """[{"qk", "qv", "kv": cosine between the gains that HG gives q, k and v}] by block; nan in a block without a pre
-    norm (Mix-LN's first blocks); [] without HG (scale vectors, Fig. 4)."""
-    found = []
-    for block in model.blocks:
-        gains = {part: getattr(block.attn.f, part).pre.gain_vector() for part in "qkv"}
-        pairs = {a + b: (gains[a], gains[b]) for a, b in ("qk", "qv", "kv")}
-        cosine = {ab: F.cosine_similarity(*pair, dim=0).item() for ab, pair in pairs.items() if pair[0] is not None}
-        found.append(cosine or dict.fromkeys(pairs, math.nan))
-    return found if any(not math.isnan(cosines["qk"]) for cosines in found) else []
-
-
-def measure_gains(model, batches, run):
-    slots = gain_statistics(model)
-    if not slots:
+def measure_gains(model, batches=None, run=None):
+    """{"slots": {slot name: {"rms", "std"}} of the `gain_vectors`; "cosines": [{"qk", "qv", "kv": cosine between the
+    gains that HG gives q, k and v}] by block, nan in a block without a pre norm (Mix-LN's first blocks), [] without
+    HG} (scale vectors, Fig. 4)."""
+    gains, cosines = gain_vectors(model), []
+    if not gains:
         raise NotApplicable("no scale vector")
-    return {"slots": slots, "cosines": qkv_cosines(model)}
+    for i in range(len(model.blocks)):
+        of_qkv = [gains.get(f"blocks.{i}.attn.f.{part}.pre") for part in "qkv"]
+        pairs = dict(zip(("qk", "qv", "kv"), combinations(of_qkv, 2), strict=True))
+        there = of_qkv[0] is not None
+        cosines.append(
+            {ab: F.cosine_similarity(*two, dim=0).item() if there else math.nan for ab, two in pairs.items()}
+        )
+    slots = {
+        name: {"rms": g.square().mean().sqrt().item(), "std": g.std(correction=0).item()} for name, g in gains.items()
+    }
+    return {"slots": slots, "cosines": cosines if any(name.endswith("attn.f.q.pre") for name in gains) else []}
 
 
 @register("gains", measure_gains, over_training=True)

@@ -1,21 +1,51 @@
-"""From run directories to figures: measure, draw, write the PNG and JSON files, and compare several runs."""
+"""The flags of `analyze.py`, and from run directories to figures: measure, draw, write, and compare several runs."""
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import matplotlib.pyplot as plt
 
 from nanodnt.files import write_file
 from nanodnt.run.environment import choose_device
 from nanodnt.run.loss_curve import save_figure
 from nanodnt.tables import table
-from studies.analysis import compare
-from studies.analysis.figure import STYLE, NotApplicable, draw
-from studies.analysis.report import write_report
+from studies.analysis import compare, gradients, norms, streams, tracked  # noqa: F401  # they fill FIGURES
+from studies.analysis.figure import FIGURES, STYLE, NotApplicable, draw, plt
 from studies.analysis.runs import Batches, CheckpointedRun
-from studies.analysis.settings import FIGURES, AnalyzeConfig
+
+
+@dataclass
+class AnalyzeConfig:
+    # --- what to draw ---
+    figures: str = "all"  # all, or a comma list of gradients, sharpness, norms, alpha, scatter, gains, variance,
+    #   angular, removal, jacobian, logits, experts, tracking
+    out: str = ""  # folder for the results; empty = RUN/analysis, for several runs out/analysis
+    report: bool = False  # for a single run too, put its losses and all figures on one page, report.md
+    baseline: str = ""  # name of the run that the others are compared with; empty = the first
+    smooth: float = 0.05  # training losses are averaged over a window of this share of the run
+    # --- what to measure on ---
+    dataset: str = ""  # its validation windows, or images, are read; empty = the run's own dataset
+    tokens: int | None = None  # how many each figure reads, in whole windows or images, whose tokens are patches;
+    #   None = few, for a CPU: gradients 65,536, removal 32,768, alpha, variance, angular, logits 8,192, sharpness
+    #   4,096, jacobian 2,048, scatter 128 (these two read 128 of a window). Published: angular 256K, sharpness 1,024
+    #   tokens or sequences; of the others none. More tokens take more time, not more memory
+    draws: int = 8  # sampled gradients that sharpness is averaged over
+    snapshots: int = 6  # most checkpoints, evenly spread, for a figure over training
+    seed: int = 1337  # of sampled labels, positions and points
+    device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
+
+    def __post_init__(self):
+        names = [name.strip() for name in self.figures.split(",") if name.strip()]
+        self.figure_names = list(FIGURES) if names == ["all"] else list(dict.fromkeys(names))  # each once
+        unknown = [name for name in self.figure_names if name not in FIGURES]
+        if unknown or not names:
+            allowed = ", ".join(FIGURES)
+            raise ValueError(f"figures={self.figures!r} has {unknown or 'none'}: allowed are all, {allowed}")
+        for name in ("tokens", "draws", "snapshots"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed} must not be negative")
 
 
 def analyze(paths: list, config: AnalyzeConfig) -> None:
@@ -41,9 +71,8 @@ def analyze(paths: list, config: AnalyzeConfig) -> None:
         drawn.append(folder / "loss.png")
     for name, found in measure_runs(runs, config.figure_names).items():
         drawn.append(write_figure(name, found, config, folder))
-        print_table(name, found)
     if comparing:
-        drawn.append(write_report(records, comparison, folder, [path.stem for path in drawn]))
+        drawn.append(compare.write_report(records, comparison, folder, [path.stem for path in drawn]))
     print("\n".join(map(str, drawn)))
 
 
@@ -59,29 +88,22 @@ def measure_runs(runs: list, names: list) -> dict:
         for i, path in enumerate(run.snapshots, 1):
             model, step = run.load(path)
             for name in [n for n in left if FIGURES[n].over_training or i == len(run.snapshots)]:
-                start = time.perf_counter()
+                start, figure = time.perf_counter(), FIGURES[name]
+                batches = Batches(run, figure.tokens and (run.config.tokens or figure.tokens), figure.window)
                 try:
-                    found = measure_figure(FIGURES[name], model, run)
+                    found = (batches.count if figure.tokens else {}) | figure.measure(model, batches, run)
                 except NotApplicable as e:
                     left.remove(name)
                     reasons.append(f"{run.name}: {name} is left out: {e}")
                     print(reasons[-1])
                     continue
                 results[name].setdefault(run.name, []).append({"checkpoint": path.name, "step": step, **found})
-                which = f" {i}/{len(run.snapshots)} checkpoints" if FIGURES[name].over_training else ""
+                which = f" {i}/{len(run.snapshots)} checkpoints" if figure.over_training else ""
                 facts = [f"{run.name}: {name}{which}", *how_much(found), f"{time.perf_counter() - start:.1f} s"]
                 print(", ".join(facts))
     if not any(results.values()):
         raise ValueError(f"nothing to draw: {'; '.join(reasons)}")
     return {name: found for name, found in results.items() if found}
-
-
-def measure_figure(figure, model, run: CheckpointedRun) -> dict:
-    """What a figure measures of a checkpoint's model, and how much it has read."""
-    if not figure.tokens:
-        return figure.measure(model, None, run)
-    batches = Batches(run, run.config.tokens or figure.tokens, figure.window)
-    return {**batches.count, **figure.measure(model, batches, run)}
 
 
 def how_much(found: dict) -> list:
@@ -90,16 +112,21 @@ def how_much(found: dict) -> list:
 
 
 def write_figure(name: str, results: dict, config: AnalyzeConfig, folder: Path) -> Path:
-    """Draw figure `name` from {run: what was measured}; write name.png and, with all its numbers, name.json."""
-    shows, after = FIGURES[name].shows, FIGURES[name].after
-    how = ", ".join(how_much(next(iter(results.values()))[0]))
+    """Draw figure `name` from {run: what was measured}; write name.png and, with all its numbers, name.json. Print its
+    `table`, if it has one: a line for each type, of each run's last checkpoint."""
+    figure, how = FIGURES[name], ", ".join(how_much(next(iter(results.values()))[0]))
     with plt.rc_context(STYLE):  # "$" in a run's name would begin mathematics
-        figure = draw({run.replace("$", r"\$"): FIGURES[name].panels(its) for run, its in results.items()})
-        figure.suptitle(f"{shows}{f' ({after})' if after else ''}{f'; {how}' if how else ''}")
-        save_figure(figure, folder / f"{name}.png")
-    record = {"figure": name, "shows": shows, "source": after, "settings": asdict(config)}
+        drawing = draw({run.replace("$", r"\$"): figure.panels(its) for run, its in results.items()})
+        drawing.suptitle(f"{figure.shows}{f' ({figure.after})' if figure.after else ''}{f'; {how}' if how else ''}")
+        save_figure(drawing, folder / f"{name}.png")
+    record = {"figure": name, "shows": figure.shows, "source": figure.after, "settings": asdict(config)}
     record["runs"] = round_for_json(results)
     write_file(folder / f"{name}.json", lambda f: f.write(json.dumps(record).encode()))
+    if figure.table:
+        rows = [[name, "of", *figure.table]]
+        for run, (*_, last) in results.items():
+            rows += [[run, kind, *(f"{its[key]:.4g}" for key in figure.table)] for kind, its in last["types"].items()]
+        print("\n".join(table(rows)))
     return folder / f"{name}.png"
 
 
@@ -107,12 +134,3 @@ def round_for_json(value):
     """`value` as JSON gives it back: floats with 6 digits, and None for nan and infinity, which JSON lacks."""
     how = dict(parse_float=lambda digits: float(f"{float(digits):.6g}"), parse_constant=lambda _: None)
     return json.loads(json.dumps(value), **how)
-
-
-def print_table(name: str, results: dict) -> None:
-    """Print a figure's `table`, if it has one: a line for each type, of each run's last checkpoint."""
-    if keys := FIGURES[name].table:
-        rows = [[name, "of", *keys]]
-        for run, (*_, last) in results.items():
-            rows += [[run, kind, *(f"{found[key]:.4g}" for key in keys)] for kind, found in last["types"].items()]
-        print("\n".join(table(rows)))

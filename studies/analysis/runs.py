@@ -21,9 +21,18 @@ class CheckpointedRun:
 
     def __init__(self, path: Path, name: str, config, device: torch.device):
         self.name, self.config, self.device, self.folder = name, config, device, path if path.is_dir() else path.parent
-        kept = kept_checkpoints(path) if path.is_dir() else [path]
-        self.snapshots, self.has_kept_one = pick_evenly(kept, config.snapshots), len(kept) == 1 and path.is_dir()
-        checkpoint = load_checkpoint(kept[-1])
+        kept = {-1: path}
+        if path.is_dir():
+            kept, last = kept_steps(path), path / "last.pt"
+            if last.exists():
+                kept[load_checkpoint(last)["step"]] = last
+            if not kept:
+                there = ", ".join(sorted(p.name for p in path.glob("*.pt"))) or "no checkpoint at all"
+                wanted = "name a run directory or a checkpoint"
+                raise ValueError(f"{path} holds neither last.pt nor step_N.pt ({there}): {wanted}")
+        self.snapshots = pick_evenly([kept[step] for step in sorted(kept)], config.snapshots)
+        self.has_kept_one = len(kept) == 1 and path.is_dir()
+        checkpoint = load_checkpoint(self.snapshots[-1])
         trained_on, self.train_config = checkpoint["meta"], checkpoint["train_config"]
         self.model_config = GPTConfig(**checkpoint["model_config"])
         task, dataset = task_of(self.model_config), config.dataset or self.train_config["dataset"]
@@ -37,9 +46,6 @@ class CheckpointedRun:
             print(f"note: {name}: {dataset!r} has another validation split than the data of its training")
         if self.train_config.get("doc_mask"):
             print(f"note: {name} was trained with doc_mask; here the documents of a row see each other")
-        available = self.data.n_val * self.block_size
-        if (config.tokens or 0) > available:
-            print(f"note: {name}: the validation data has {available:,} tokens, fewer than tokens={config.tokens}")
 
     def load(self, path: Path) -> tuple:
         """(model in eval mode, fp32, on the device; step)."""
@@ -86,19 +92,6 @@ def kept_steps(folder: Path) -> dict:
     """{step: path} of the checkpoints step_N.pt, in their order."""
     found = {int(path.stem[5:]): path for path in folder.glob("step_*.pt") if path.stem[5:].isdigit()}
     return dict(sorted(found.items()))
-
-
-def kept_checkpoints(folder: Path) -> list:
-    """step_N.pt and last.pt, by step. ValueError if there is none."""
-    steps = kept_steps(folder)
-    if (folder / "last.pt").exists():
-        steps[load_checkpoint(folder / "last.pt")["step"]] = folder / "last.pt"
-    if not steps:
-        there = ", ".join(sorted(p.name for p in folder.glob("*.pt"))) or "no checkpoint at all"
-        raise ValueError(
-            f"{folder} holds neither last.pt nor step_N.pt ({there}): name a run directory or a checkpoint"
-        )
-    return [steps[step] for step in sorted(steps)]
 
 
 def pick_evenly(items: list, most: int) -> list:

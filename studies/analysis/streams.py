@@ -2,6 +2,7 @@
 open, and what we chose: docs/analysis.md."""
 
 import math
+from itertools import product
 
 import numpy as np
 import torch
@@ -15,52 +16,49 @@ from nanodnt.run.tracking import probe, watch
 from studies.analysis.figure import BRANCHES, Panel, by_block, dark_to_light, over_steps, register
 from studies.analysis.runs import WINDOW, pick_evenly, target_shares
 
-JACOBIAN_LABELS = {"deviation": "‖J−I‖/√C", "off_diagonal": "off-diagonal share"}
-
-
-class Moments:
-    """`mean` and `variance` of all elements of what is added, part by part; 0 of nothing. The variance divides by their
-    number `n`."""
-
-    def __init__(self):
-        self.n, self.mean, self.variance = 0, 0.0, 0.0
-
-    def add(self, x: torch.Tensor) -> None:
-        x = upcast(x)
-        mean, variance = x.mean().item(), x.var(correction=0).item()
-        n = self.n + x.numel()
-        share, shift = x.numel() / n, mean - self.mean
-        self.variance += share * (variance - self.variance) + share * (1 - share) * shift**2
-        self.n, self.mean = n, self.mean + share * shift
-
 
 @torch.no_grad()
-def collect_streams(model: Transformer, inputs: torch.Tensor) -> list:
-    """L + 1 CPU tensors (B, T, C): the stream that enters block 1, and the stream after each block; the last of them
-    is before the final norm."""
-    found = []
-    first = [(model.blocks[0], lambda args, y: found.append(args[0].cpu()))]
-    with watch(first + [(block, lambda args, y: found.append(y.cpu())) for block in model.blocks]):
-        model.stream(inputs)
-    return found
+def walk(model: Transformer, batches, modules, note):
+    """Of each batch, a list: what note(*inputs) returns of each of the modules, in the order of the forward, which ends
+    with the final norm."""
+    for inputs, _ in batches:
+        found = []
+        with watch([(module, lambda args, y, found=found: found.append(note(*args))) for module in modules]):
+            model.final_norm(model.stream(inputs))
+        yield found
 
 
-# ---------------------------------------------------------------------------------------------------- variance
+def collect_streams(model: Transformer, batches):
+    """Of each batch L + 1 CPU tensors (B, T, C): the stream that enters block 1, and the stream after each block; the
+    last of them is before the final norm."""
+    return walk(model, batches, [*model.blocks, model.final_norm], lambda x, *_: x.cpu())
+
+
+def moments(x: torch.Tensor, *_) -> tuple:
+    """(number, mean, variance) of the elements of x. The variance divides by their number."""
+    variance, mean = torch.var_mean(upcast(x), correction=0)
+    return x.numel(), mean.item(), variance.item()
+
+
+def joint_variance(parts: list) -> float:
+    """The variance of all elements of several tensors, of which `parts` has the `moments`."""
+    n, mean, variance = np.array(parts, float).T
+    shift = mean - np.average(mean, weights=n)
+    return float(np.average(variance + shift**2, weights=n))
 
 
 def stream_variance(model: Transformer, batches) -> dict:
     """{"stream": [L + 1], "attn": [L], "mlp": [L]}: stream_var and branch_var of the tracker, mean over all tokens;
     "stream_global" [L + 1]: variance over all elements of the stream."""
-    depth = len(model.blocks)
-    sums, rows, whole = 0.0, 0, [Moments() for _ in range(depth + 1)]
+    depth, rows, found = len(model.blocks), [], []
     for inputs, _ in batches:
-        found = probe(model, inputs)
-        values = found["stream_var"] + found["branch_var"]["attn"] + found["branch_var"]["mlp"]
-        sums, rows = sums + len(inputs) * torch.stack(values).double().cpu(), rows + len(inputs)
-        for moments, x in zip(whole, collect_streams(model, inputs), strict=True):
-            moments.add(x)
-    stream, attn, mlp = (part.tolist() for part in (sums / rows).split([depth + 1, depth, depth]))
-    return dict(stream=stream, attn=attn, mlp=mlp, stream_global=[moments.variance for moments in whole])
+        its = probe(model, inputs)
+        rows.append(len(inputs))
+        found.append(torch.stack([*its["stream_var"], *its["branch_var"]["attn"], *its["branch_var"]["mlp"]]).tolist())
+    means = np.average(found, 0, rows).tolist()
+    whole = zip(*walk(model, batches, [*model.blocks, model.final_norm], moments), strict=True)
+    parts = {"stream": means[: depth + 1], "attn": means[depth + 1 : -depth], "mlp": means[-depth:]}
+    return parts | {"stream_global": [joint_variance(its) for its in whole]}
 
 
 @register("variance", lambda model, batches, run: stream_variance(model, batches), tokens=8192, over_training=True)
@@ -75,9 +73,6 @@ def draw_variance(measured):
     return [[*panels, Panel("branch outputs, as they are added (at the end)", "block", branches, log="y")]]
 
 
-# -------------------------------------------------------------------------------------------- angular distance
-
-
 def token_angles(streams: list) -> torch.Tensor:
     """(n, n, tokens): arccos(cosine) / π between each two of n streams (B, T, C): 0 = same direction, 0.5 = orthogonal,
     1 = opposite (LNS eq. 1)."""
@@ -87,11 +82,9 @@ def token_angles(streams: list) -> torch.Tensor:
 
 def angular_distance(model: Transformer, batches) -> list:
     """d[a][b]: mean of `token_angles` between the L + 1 streams of the model, over all tokens."""
-    total, n = 0.0, 0
-    for inputs, _ in batches:
-        angles = token_angles(collect_streams(model, inputs))
-        total, n = total + angles.sum(-1), n + angles.shape[-1]
-    return (total / n).fill_diagonal_(0.0).tolist()  # on the diagonal there is only rounding
+    angles = map(token_angles, collect_streams(model, batches))
+    sums, counts = zip(*((part.sum(-1), part.shape[-1]) for part in angles), strict=True)
+    return (sum(sums) / sum(counts)).fill_diagonal_(0.0).tolist()  # on the diagonal there is only rounding
 
 
 @register("angular", lambda model, batches, run: {"distance": angular_distance(model, batches)}, tokens=8192)
@@ -105,30 +98,25 @@ def draw_angular(measured):
     return [[Panel(title, "block ℓ", ylabel="n", paint=lambda ax: ax.imshow(shown, **how))]]
 
 
-# ----------------------------------------------------------------------------------------------------- removal
-
-
 @torch.no_grad()
 def removal_drop(model: Transformer, batches) -> dict:
     """{"loss": mean loss over the targets of `batches`, [(inputs, targets), …], "drop": [how much higher it is with
     block ℓ deleted]}, and of images {"top1": share whose class has the largest logit, "top1_drop": [how much lower it
     is]}. The other blocks keep their constants, such as LNS's 1/√ℓ (LNS)."""
 
-    def measure():
-        """Mean loss, and where the model returns logits top-1."""
-        total = [0.0, 0.0]
+    def measure(blocks):
+        """Mean loss with these blocks, and where the model returns logits top-1."""
+        model.blocks, total = torch.nn.ModuleList(blocks), np.zeros(2)
         for batch, share in zip(batches, shares, strict=True):
             (logits, loss), targets = model(*batch), batch[1]
             hits = math.nan if logits is None else (logits.argmax(-1) == targets).sum() / (targets != -1).sum()
-            total = [t + share * float(value) for t, value in zip(total, (loss, hits), strict=True)]
-        return total
+            total += share * np.array([float(loss), float(hits)])
+        return total.tolist()
 
-    shares = target_shares(batches)
-    blocks, (loss, top1), without = model.blocks, measure(), []
+    shares, blocks = target_shares(batches), model.blocks
     try:
-        for i in range(len(blocks)):
-            model.blocks = torch.nn.ModuleList([*blocks[:i], *blocks[i + 1 :]])
-            without.append(measure())
+        loss, top1 = measure(blocks)
+        without = [measure([*blocks[:i], *blocks[i + 1 :]]) for i in range(len(blocks))]
     finally:
         model.blocks = blocks
     found = {"loss": loss, "drop": [other - loss for other, _ in without]}
@@ -146,9 +134,6 @@ def draw_removal(measured):
     return [panels]
 
 
-# ---------------------------------------------------------------------------------------------------- Jacobian
-
-
 def residual_jacobian(model: Transformer, batches, positions: list, block: int, branch: str) -> torch.Tensor:
     """(C, C): ∂y[i]/∂x[j] for the token at positions[b] of each sequence b, averaged over the sequences (LNS Fig. 5).
 
@@ -156,7 +141,9 @@ def residual_jacobian(model: Transformer, batches, positions: list, block: int, 
     of the same token. The others that it sees, those before it or all of an image, are held fixed: their keys and
     values are put in a cache, so that C copies of the token give all rows in one backward pass."""
     module, total = getattr(model.blocks[block], branch), 0.0
-    for (sequence, rope), t in zip(sequences_entering(module, model, batches), map(int, positions), strict=True):
+    entering = walk(model, batches, [module], lambda x, rope=None, *_: [(sequence, rope) for sequence in x])
+    sequences = (sequence for (found,) in entering for sequence in found)
+    for (sequence, rope), t in zip(sequences, map(int, positions), strict=True):
         context, channels = (), torch.arange(sequence.shape[-1], device=sequence.device)
         if branch != "mlp":  # the FFN looks at no other token
             others = sequence[:t] if model.config.causal else torch.cat((sequence[:t], sequence[t + 1 :]))
@@ -175,16 +162,6 @@ def residual_jacobian(model: Transformer, batches, positions: list, block: int, 
     return (total / len(positions)).cpu()
 
 
-def sequences_entering(module: torch.nn.Module, model: Transformer, batches):
-    """(x (T, C), the rotation of its positions or None) of each sequence as it enters `module` of the model."""
-    for inputs, _ in batches:
-        seen = []
-        with torch.no_grad(), watch([(module, lambda args, y, seen=seen: seen.extend(args))]):
-            model.stream(inputs)
-        for sequence in seen[0]:
-            yield sequence, seen[1] if len(seen) > 1 else None
-
-
 def jacobian_statistics(jacobian: torch.Tensor) -> dict:
     """{"deviation": ‖J − I‖ / √C in the Frobenius norm, "off_diagonal": share of Σ J² that is off the diagonal}."""
     j = jacobian.double()
@@ -195,16 +172,18 @@ def jacobian_statistics(jacobian: torch.Tensor) -> dict:
 
 def measure_jacobian(model, batches, run):
     positions = torch.randint(batches.length, (len(batches.starts),), generator=run.generator()).tolist()
-    width, blocks = model.config.n_embd, len(model.blocks)
+    width, blocks = model.config.n_embd, range(len(model.blocks))
     channels = [i * width // min(64, width) for i in range(min(64, width))]
-    shown, maps, layers = pick_evenly(list(range(blocks)), 3), {}, {"attn": [], "mlp": []}
-    for branch, statistics in layers.items():
-        for block in range(blocks):
-            jacobian = residual_jacobian(model, batches, positions, block, branch)
-            statistics.append(jacobian_statistics(jacobian))
-            if block in shown:
-                part = jacobian[channels][:, channels].tolist()
-                maps.setdefault(branch, []).append({"block": block + 1, "map": part})
+    shown, maps, layers = (
+        pick_evenly(blocks, 3),
+        {branch: [] for branch in BRANCHES},
+        {branch: [] for branch in BRANCHES},
+    )
+    for branch, block in product(BRANCHES, blocks):
+        jacobian = residual_jacobian(model, batches, positions, block, branch)
+        layers[branch].append(jacobian_statistics(jacobian))
+        if block in shown:
+            maps[branch].append({"block": block + 1, "map": jacobian[channels][:, channels].tolist()})
     return {"positions": positions, "channels": channels, "maps": maps, "layers": layers}
 
 
@@ -221,9 +200,6 @@ def draw_jacobian(measured):
         lines += [by_block([s["off_diagonal"] for s in statistics], "s--", label="off-diagonal share")]
         rows.append([*row, Panel("", "block", lines)])
     return rows
-
-
-# -------------------------------------------------------------------------------------------- attention logits
 
 
 def largest_logits(model: Transformer, batches) -> list:

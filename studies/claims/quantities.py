@@ -18,8 +18,8 @@ from nanodnt.run.environment import choose_device
 from nanodnt.run.metrics import read_metrics
 from nanodnt.tasks import task_of
 from studies.analysis import gradients, norms, streams
+from studies.analysis.pipeline import AnalyzeConfig
 from studies.analysis.runs import Batches, CheckpointedRun, kept_steps
-from studies.analysis.settings import AnalyzeConfig
 
 GRADIENT_TOKENS = 65536  # of the validation set
 LOSS_TOKENS = 16384

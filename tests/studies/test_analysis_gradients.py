@@ -48,10 +48,10 @@ def test_block_norms(name):
             kind = type_by_name(path, matrices=True) or (last == "gain" and p.numel() > 1 and f"{branch}_gain")
             key = kind, int(block)
             squares[key] = squares.get(key, 0) + sum(x**2 for x in p.double().flatten().tolist())
-    types = norms.measure_norms(model, None, None)["types"]
+    measured = norms.measure_norms(model)
+    types, found = measured["types"], measured["blocks"]
     assert types.keys() == whole.keys()
     assert all(types[kind] == pytest.approx(square**0.5, rel=1e-5) for kind, square in whole.items())
-    found = norms.block_norms(model)
     assert list(found) == ["q", "k", "v", "o", "w1", "w2", "attn_gain", "mlp_gain"]
     for kind, its in found.items():
         wanted = [squares.get((kind, block), math.nan) ** 0.5 for block in range(3)]
@@ -78,7 +78,7 @@ def test_the_bias_on_the_choice_of_experts_is_left_out():
     """No loss trains it: its zeros would lower the router's sharpness, and it is no part of the router's norm."""
     model = build(dict(n_expert=4, balance="bias"), dtype=torch.float32)
     router = torch.cat([block.mlp.f.router.weight.flatten() for block in model.blocks])
-    assert close(norms.measure_norms(model, None, None)["types"]["router"], router.norm().item())
+    assert close(norms.measure_norms(model)["types"]["router"], router.norm().item())
     h = gradients.estimate_sharpness(model, batches_of(tokens(2, 7)), 2, torch.Generator().manual_seed(0))
     grads = gradients.compute_gradients(model, [(tokens(2, 7), tokens(2, 7, seed=2))])
     names = [name for name, _ in model.named_parameters() if not name.endswith("choice_bias")]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from studies.analysis import norms, streams
+from studies.analysis.figure import NotApplicable
 from support import reference
 from support.analysis import IN_PARTS, batches_of, close, solve
 from support.models import DYT_CONSTANT, NET, POST, PRE, S5, UNIFIED, build, error, floats, tokens
@@ -98,7 +99,7 @@ def test_scatter_of_rmsnorm_is_a_line_for_each_token(rows):
 
 def test_scatter_of_layernorm():
     model, idx = build(dict(norm="layernorm", norm_eps=1e-5, bias=True), dtype=torch.float32), tokens(5, 9)
-    entering = streams.collect_streams(model, idx)[2].double().flatten(0, 1)
+    entering = next(streams.collect_streams(model, batches_of(idx)))[2].double().flatten(0, 1)
     found, x, y, token, channel = scatter(model, idx, "final_norm", n=10**6)  # more than there are
     assert torch.equal(x, entering[token, channel])
     assert error(y, reference.standardise(entering, 1e-5)[token, channel]) < 1e-4
@@ -141,20 +142,21 @@ def test_gain_statistics(param):
             size = math.exp(size) if param == "expmagdir" else size
             gain = size * direction / ((direction**2).sum() / len(direction)) ** 0.5
         wanted[name] = of_gain(gain.tolist())
-    found = norms.gain_statistics(model)
+    found = norms.measure_gains(model)["slots"]
     assert found.keys() == wanted.keys()
     for name, numbers in wanted.items():
         assert found[name].keys() == numbers.keys() and all(close(found[name][k], v) for k, v in numbers.items()), name
-    assert norms.gain_statistics(build(dict(gain="none"))) == {}
+    with pytest.raises(NotApplicable, match="no scale vector"):
+        norms.measure_gains(build(dict(gain="none")))
 
 
 def test_qkv_cosines():
     model = build(dict(gain="branch", n_kv_head=2, post_norm_blocks=1), 3, torch.float32)
-    found = norms.qkv_cosines(model)
+    found = norms.measure_gains(model)["cosines"]
     assert len(found) == 3 and all(math.isnan(x) for x in found[0].values())  # a block of Mix-LN has no pre norm
     for i in (1, 2):
         gains = {part: getattr(model.blocks[i].attn.f, part).pre.gain.tolist() for part in "qkv"}
         dot = {a + b: sum(x * y for x, y in zip(gains[a], gains[b], strict=True)) for a in "qkv" for b in "qkv"}
         assert found[i].keys() == {"qk", "qv", "kv"}
         assert all(close(c, dot[ab] / math.sqrt(dot[ab[0] * 2] * dot[ab[1] * 2])) for ab, c in found[i].items())
-    assert norms.qkv_cosines(build(S5)) == []
+    assert norms.measure_gains(build(S5))["cosines"] == []

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", NETS)
 def test_streams_are_those_of_the_equations(name):
     net = solve(name, 3)
-    found = streams.collect_streams(net.model, net.idx)
+    (found,) = streams.collect_streams(net.model, batches_of(net.idx))
     assert len(found) == 4 and all(error(a, b) < 1e-5 for a, b in zip(found, net.streams, strict=True))
 
 
@@ -58,16 +58,12 @@ def test_angular_distance_of_a_model_is_that_of_the_equations():
 
 
 @pytest.mark.parametrize("sizes", [(60,), (1, 40, 19), (7,) * 8 + (4,)])
-def test_moments(sizes):
+def test_the_variance_of_parts(sizes):
     x = torch.empty(60, 3).normal_(generator=torch.Generator().manual_seed(1)) * torch.arange(1, 61)[:, None] + 100
-    found = streams.Moments()
-    assert (found.n, found.mean, found.variance) == (0, 0, 0)
-    for part in x.split(sizes):
-        found.add(part)
     values = x.double().flatten().tolist()
     mean = sum(values) / 180
-    assert found.n == 180 and close(found.mean, mean)
-    assert close(found.variance, sum((v - mean) ** 2 for v in values) / 180)
+    found = streams.joint_variance([streams.moments(part) for part in x.split(sizes)])
+    assert close(found, sum((v - mean) ** 2 for v in values) / 180)
 
 
 def test_angular_distance():
@@ -193,8 +189,7 @@ def test_nothing_is_left_behind():
     gradients.estimate_sharpness(model, batches, 2, generator)
     for function in (streams.stream_variance, streams.angular_distance, norms.dyt_alphas, streams.largest_logits):
         function(model, batches)
-    norms.block_norms(model)
-    norms.smallest_row(model)
+    norms.measure_norms(model)
     streams.removal_drop(model, batches)
     norms.norm_scatter(model, batches, "final_norm", 10, generator)
     for branch in ("attn", "mlp"):

@@ -2,8 +2,7 @@
 
 import re
 
-from studies.analysis.compare import compare_runs, load_records
-from studies.analysis.report import plain, write_report
+from studies.analysis.compare import compare_runs, load_records, plain, write_report
 from support.analysis import make_run
 
 HOSTILE = '<img src=x onerror="alert(1)"> & | `code` **b** [a](b) $x$ \n# head'

@@ -12,8 +12,8 @@ import sweep
 from model import GPTConfig
 from studies.analysis import gradients, streams
 from studies.analysis.compare import final_loss_table, load_records, table_cells
+from studies.analysis.pipeline import FIGURES, AnalyzeConfig
 from studies.analysis.runs import CheckpointedRun
-from studies.analysis.settings import FIGURES, AnalyzeConfig
 from support import runs as tiny
 from support.images import encode, noise, write_dataset
 from vision import ViT
@@ -123,7 +123,7 @@ def test_the_jacobian_of_a_token_that_sees_all(branch):
     """The token's block of the Jacobian of the whole sub-layer, by autograd."""
     model, x, positions = network(mid_norm="both"), images(), [0, 2, 4]
     found = streams.residual_jacobian(model, [(x, None)], positions, 1, branch)
-    entering = streams.collect_streams(model, x)[1]
+    entering = next(streams.collect_streams(model, [(x, None)]))[1]
     block, wanted = model.blocks[1], 0
     for one, t in zip(entering, positions, strict=True):
         if branch == "mlp":

@@ -24,7 +24,7 @@ SCHEMAS = {  # by name: a fork may have deleted interop/ and studies/
     "model.py": (*RUN, "nanodnt.plan.planning.PlanConfig"),
     "bench.py": (*RUN, "nanodnt.bench.settings.BenchConfig"),
     "sample.py": ("sample.SampleConfig",),
-    "analyze.py": ("studies.analysis.settings.AnalyzeConfig",),
+    "analyze.py": ("studies.analysis.pipeline.AnalyzeConfig",),
     "reproduce.py": ("studies.claims.experiment.ReproduceConfig",),
     "export.py": ("export.ExportConfig",),
     "evaluate.py": ("interop.evaluation.settings.EvaluateConfig",),
