@@ -29,6 +29,7 @@ from support.pages import (
     complete,
     links,
     load,
+    outline,
     read_values,
     rows_with,
     shown_outputs,
@@ -69,6 +70,19 @@ def test_links_resolve_and_every_page_is_linked():
             missing += [f"{NAMES[page]}: {target}#{anchor}"] * (not there)
             linked |= {path} - {page}
     assert missing == [] and set(PAGES[1:]) <= linked
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=str)
+def test_every_config_loads_builds_and_names_its_command(path):
+    model, config = complete(*load(str(ROOT / path)))
+    outline(model)
+    text = (ROOT / path).read_text()
+    assert re.search(rf"train\.py .*{path}", text.replace("\\\n", " ")), "its launch line"
+    assert text.count("\n") <= (75 if model.patch_size else 40)  # recipes for images are long
+    if path.parent.name == "config":
+        assert config.out_dir == f"out/{path.stem}"
+        for gpus in (1, 2, 4, 8) if "small" in path.stem or "large" in path.stem or "xl" in path.stem else (1,):
+            split_batch(config.batch_size, config.micro_batch_size, gpus)
 
 
 # Flags of other programs, and of data/*/prepare.py and soak.py.
@@ -221,16 +235,17 @@ def apply_changes(root):
 
 
 def test_the_readmes_changes_work(tmp_path):
-    """In a copy of the tree: a run with the new layout and the new optimizer, the layout's row of tests, and that its
-    flag is on the page. One process, since starting one takes as long as the tests."""
+    """In a copy of the tree: a run with the new layout and the new optimizer, and the layout's row of tests. One
+    process, since starting one takes as long as the tests."""
     root = copy_tree(tmp_path / "tree")
     apply_changes(root)
     flags = TINY | dict(dataset=make_dataset(root / "data" / "walk"), out_dir="out/run", max_iters=40, eval_interval=20)
     flags |= dict(skip_scale=0.9, optimizer="lion", learning_rate=3e-3, min_lr=3e-4, weight_decay=0.1)
     pattern, name = re.search(r"^python -m pytest (\S+) -k (\w+)", README, re.MULTILINE).groups()
-    tests = [*sorted(map(str, root.glob(pattern))), "tests/docs/test_flags.py", "-k", f"{name} or on_the_page"]
-    script = f"import sys, pytest, train\nsys.argv[1:] = {[f'--{key}={value}' for key, value in flags.items()]}\n"
-    script += f"train.main()\nsys.exit(pytest.main({['-p', 'no:cacheprovider', *tests]}))"
+    tests = ["-p", "no:cacheprovider", *sorted(map(str, root.glob(pattern))), "-k", name]
+    script = "import sys\nsys.path.append('tests')\nimport pytest, train\nfrom support.runs import call, quick_runs\n"
+    script += f"with quick_runs():\n    call(train.main, *{[f'--{key}={value}' for key, value in flags.items()]})\n"
+    script += f"sys.exit(pytest.main({tests}))"
     printed = call(root, [sys.executable, "-c", script])
     losses = [float(x) for x in re.findall(r"validation loss ([\d.]+)", printed)]
     assert losses[-1] < losses[0] - 1 and "lion" in printed

@@ -4,7 +4,6 @@ compiled against eager code.
 The limits are relative: at least 3 times what 4 blocks of 768 channels were found to need on a CPU, whose code is
 tested with equations."""
 
-from contextlib import contextmanager
 from itertools import product as pairs
 
 import pytest
@@ -52,15 +51,13 @@ def make_setting(device: str, name="Pre-LN, RMSNorm", dtype=torch.float32, **cha
     return bench_setting(Env(0, 1, torch.device(device), dtype, False), **values)
 
 
-@contextmanager
+@pytest.fixture(autouse=True)
 def exact_products():
     """Products of fp32 matrices in fp32: without TF32, whose rounding would hide errors of the code."""
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
+    yield
+    torch.set_float32_matmul_precision(precision)
 
 
 def by_role(model, tensors: dict) -> dict:
@@ -118,24 +115,21 @@ def test_loss_and_gradients_are_those_of_float64(device, name):
     model = prepare_model(setting.new_model(), setting.config, setting.env)
     for dtype in ALLOWED:
         model.set_runtime(compute_dtype=dtype)
-        with exact_products():
-            assert_close(loss_and_gradients(model, model, batch), wanted, setting, dtype)
+        assert_close(loss_and_gradients(model, model, batch), wanted, setting, dtype)
 
 
 COMPILED = [(name, dtype, False) for name in MODELS for dtype in ALLOWED]  # model, dtype, documents kept apart
 COMPILED += [(name, torch.bfloat16, True) for name in MODELS if "images" not in name]
+TRACED = ("DNT (S5)", torch.bfloat16, True)
 
 
-@pytest.mark.parametrize(
-    "device, name, dtype, doc_mask", on_devices(COMPILED, cpu=[("DNT (S5)", torch.bfloat16, True)])
-)
+@pytest.mark.parametrize("device, name, dtype, doc_mask", on_devices(COMPILED, deep=[TRACED]))
 def test_compiled_code_does_what_eager_code_does(device, name, dtype, doc_mask):
     setting = make_setting(device, name, dtype, compile=True, doc_mask=doc_mask, n_layer=2)
     batch = setting.first_micro_batch()
     model = prepare_model(setting.new_model(), setting.config, setting.env)
-    with exact_products():
-        wanted = loss_and_gradients(model, model, batch)
-        assert_close(loss_and_gradients(compile_here(model, setting, batch), model, batch), wanted, setting, dtype)
+    wanted = loss_and_gradients(model, model, batch)
+    assert_close(loss_and_gradients(compile_here(model, setting, batch), model, batch), wanted, setting, dtype)
 
 
 def test_wrong_gradients_are_seen():
@@ -185,8 +179,7 @@ def check_updates(name: str, device, dtype) -> None:
     gradients = [{n: 1e-3 * torch.randn(s, generator=generator) for n, s in shapes.items()} for _ in SCALES]
     _, wanted = optimizer_steps(exact, config, gradients)
     model = prepare_model(setting.new_model(), config, setting.env)
-    with exact_products():
-        optimizer, found = optimizer_steps(model, config, gradients, SCALES)
+    optimizer, found = optimizer_steps(model, config, gradients, SCALES)
     rounded = name == "muon" and dtype == torch.bfloat16  # the products of its Newton-Schulz iteration
     for role, want in wanted.items():
         assert relative_error(found[role], want) <= (ALLOWED[dtype][1] if rounded else ALLOWED_UPDATE), role
@@ -264,9 +257,7 @@ def test_the_product_of_all_experts(device, spread, dtype, more, has_bias):
     wanted = exact_product(*given)
     for t in [w.to(dy) for w in wanted]:
         t.fill_(torch.nan)  # a GPU gives this memory to the next tensors: what a kernel leaves unwritten there shows
-    with exact_products():
-        found = product(*given)
-    for name, a, b in zip(("output", "x", "weight", "bias"), found, wanted, strict=False):
+    for name, a, b in zip(("output", "x", "weight", "bias"), product(*given), wanted, strict=False):
         assert relative_error(a, b) <= ALLOWED_PRODUCT[dtype], name
 
 
@@ -278,5 +269,4 @@ def test_a_model_of_experts(device, way):
     model = prepare_model(setting.new_model(), setting.config, setting.env)
     call = compile_here(model, setting, batch) if way == "compiled" else model
     wanted = exact_loss_and_gradients(setting, batch)
-    with exact_products():
-        assert_close(loss_and_gradients(call, model, batch), wanted, setting, torch.float32)
+    assert_close(loss_and_gradients(call, model, batch), wanted, setting, torch.float32)

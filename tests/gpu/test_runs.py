@@ -20,7 +20,8 @@ SIZES = {"cpu": {}, "cuda": dict(n_layer=4, n_head=4, n_embd=256, block_size=64)
 EXPERTS = dict(n_expert=4, n_ff=32, mlp="swiglu", balance="bias")
 
 
-on_device = pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU), "cpu"])
+TRIED = pytest.param("cpu", marks=pytest.mark.deep)  # where it tries the code of the test
+on_device = pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU), TRIED])
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ CPU = Env(0, 1, torch.device("cpu"), torch.float32, False)
 GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU"))
 
 
-def on_devices(cases, cpu=()) -> list:
-    """Parameters (device, *case) of a test: all cases on a GPU, those in `cpu` on the CPU too."""
-    cases = [case if isinstance(case, tuple) else (case,) for case in cases]
-    cpu = [case if isinstance(case, tuple) else (case,) for case in cpu]
-    assert set(cpu) <= set(cases)
-    return [pytest.param("cuda", *case, marks=GPU) for case in cases] + [("cpu", *case) for case in cpu]
+def on_devices(cases, cpu=(), deep=()) -> list:
+    """Parameters (device, *case) of a test: all cases on a GPU, those in `cpu` and `deep` on the CPU too."""
+    assert {*cpu, *deep} <= {*cases}
+    every = [("cuda", case, GPU) for case in cases] + [("cpu", case, ()) for case in cpu]
+    every += [("cpu", case, pytest.mark.deep) for case in deep]
+    return [pytest.param(on, *(c if isinstance(c, tuple) else (c,)), marks=marks) for on, c, marks in every]
 
 
 def bench_setting(env=CPU, **values) -> Setting:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,16 +19,17 @@ IGNORED = {"none": [], "some": [3, 7], "a whole chunk": list(range(7)), "all but
 
 
 class Watch(TorchDispatchMode):
-    """Sees every operator: `calls` counts them, `shapes` has the shapes of their results, and `peak` is the largest
-    number of bytes of these results that were alive at the same time."""
+    """Sees every operator: `calls` counts them, `shapes` has the shapes of their results, `multiplied` the dtypes that
+    matrix products have read, and `peak` is the largest number of bytes of results that were alive at the same time."""
 
     def __init__(self):
         super().__init__()
-        self.calls, self.shapes, self.live, self.peak = Counter(), set(), {}, 0
+        self.calls, self.shapes, self.multiplied, self.live, self.peak = Counter(), set(), set(), {}, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **kwargs or {})
-        self.calls[func.overloadpacket.__name__] += 1
+        self.calls[name := func.overloadpacket.__name__] += 1
+        self.multiplied |= {t.dtype for t in args} if name in ("mm", "addmm", "bmm") else set()
         for t in tree_leaves(result):
             if isinstance(t, torch.Tensor):
                 self.shapes.add(t.shape)
@@ -84,10 +86,7 @@ def with_plain_loss(model):
 
 def standing_for(model, f):
     """f, with the two attributes that `support.models.gradients` needs of a model."""
-
-    def call(*args):
-        return f(*args)
-
+    call = partial(f)
     call.zero_grad, call.named_parameters = model.zero_grad, model.named_parameters
     return call
 

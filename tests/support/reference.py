@@ -229,14 +229,16 @@ def admin_omegas(net: Net, weights: dict, idx) -> dict:
     return found
 
 
-def mean_loss(logits, targets):
-    """-log p(target), in nats, averaged over the positions whose target is not -1."""
+def mean_loss(logits, targets, smoothing=0.0):
+    """-Σ q log p, in nats, averaged over the positions whose target is not -1: q is 1 at the target, but for the share
+    `smoothing`, which all entries have equally."""
     terms = []
-    for row in range(targets.shape[0]):
-        for t in range(targets.shape[1]):
-            if targets[row, t] != -1:
-                z = logits[row, t] - logits[row, t].max()
-                terms.append(torch.log(torch.exp(z).sum()) - z[targets[row, t]])
+    for z, target in zip(logits.flatten(0, -2), targets.flatten().tolist(), strict=True):
+        if target != -1:
+            log_p = z - z.max() - torch.log(torch.exp(z - z.max()).sum())
+            q = torch.full_like(z, smoothing / len(z))
+            q[target] += 1 - smoothing
+            terms.append(-(q * log_p).sum())
     return sum(terms) / len(terms)
 
 

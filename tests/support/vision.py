@@ -76,19 +76,6 @@ def equation(net: reference.Net, weights: dict, images, size: int, pool: str, se
     return (logits[:, 0] if pool == "cls" else logits.mean(1)) + bias
 
 
-def plain_loss(logits, targets, smoothing=0.0):
-    """Mean cross-entropy in nats, term by term: −Σ q log p, where q is 1 at the target but for the share `smoothing`,
-    which all classes have equally; over the targets that are not −1."""
-    terms = []
-    for row, target in zip(logits, targets.tolist(), strict=True):
-        if target >= 0:
-            log_p = row - torch.log(torch.exp(row - row.max()).sum()) - row.max()
-            q = torch.full_like(row, smoothing / len(row))
-            q[target] += 1 - smoothing
-            terms.append(-(q * log_p).sum())
-    return sum(terms) / len(terms)
-
-
 # ------------------------------------------------------------------------------------------------------------- digits
 
 # A V-DNT (S5) of two layers, a few milliseconds a step: beside the flags of support.runs.TINY.

@@ -112,14 +112,6 @@ def test_files_together_build_train_and_print_no_notes(names):
         assert p.isfinite().all() and (not torch.equal(p, before[name]) or not p.grad.any()), name
 
 
-def test_lns_overlays_go_over_the_deep_sizes():
-    for size, overlay in product(["lns/250m", "lns/350m", "lns/1b"], OVERLAYS):
-        if overlay.startswith("lns/"):
-            model, _ = config(size, overlay)
-            model.check()
-            assert rules.notes(model) == []
-
-
 # -------------------------------------------------------------------------- optimizers, blockwise LR, decay, by hand
 
 
@@ -180,14 +172,13 @@ def test_decay_overlays_go_over_any_size_and_optimizer(overlay, size, optimizer,
 
 
 @pytest.mark.deep
-def test_optimizer_and_blockwise_overlays_start_after_every_size():
+def test_overlays_start_after_every_size():
+    """Those of optimizers after all; those of LNS after its deeper models, without a note."""
     over = [name for name in OVERLAYS if name.split("/")[0] in ("optimizers", "blockwise", "decay")]
-    sizes = [*EXPERIMENTS, *SIZES_OF_DNT, "quickstart", "shakespeare_char"]
-    for size, overlay in product(sizes, over):
-        model, c = config(size, overlay)
-        model.check()
-        c.check()
-    assert len(sizes) * len(over) > 400
+    for size, overlay in product([*EXPERIMENTS, *SIZES_OF_DNT, "quickstart", "shakespeare_char"], over):
+        config(size, overlay)
+    for size, overlay in product(["lns/250m", "lns/350m", "lns/1b"], OVERLAYS):
+        assert not overlay.startswith("lns/") or rules.notes(config(size, overlay)[0]) == []
 
 
 def test_flags_named_in_headers_exist_with_values_that_go_with_the_file():
@@ -198,8 +189,6 @@ def test_flags_named_in_headers_exist_with_values_that_go_with_the_file():
         prose = [line for line in header.split("\n") if not re.search(r"\w\.py ", line)]
         files = [name] if name in EXPERIMENTS else [BASE[name.split("/")[0]], name]
         for flag, value in re.findall(r"--(\w+)=([\w.+-]*\w)", "\n".join(prose)):
-            model, train = config(*files, **{flag: value})
-            model.check()
-            train.check()
+            config(*files, **{flag: value})
             checked += 1
     assert checked > 20

@@ -3,30 +3,20 @@
 import pytest
 import torch
 
-from nanodnt.generate import KVCache, attention_kernels, compile_one_token, generate, last_logits, sample_token
+from nanodnt.generate import KVCache, attention_kernels, compile_one_token, generate, sample_token
 from support import reference
 from support.depth import spread
-from support.models import LLAMA, POST, S5, batch, build, error, tokens
+from support.models import LLAMA, POST, S5, build, tokens
 from support.operators import fresh_compiler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-cached_layouts = pytest.mark.parametrize(
-    "flags",
-    (dict(), dict(pos="rope"), dict(n_kv_head=2), LLAMA, S5, dict(LLAMA, **S5), dict(POST, pos="rope")),
-    ids=("learned", "rope", "gqa", "llama", "S5", "llama S5", "post rope"),
-)
 
-
-@cached_layouts
-@pytest.mark.parametrize("prefill", (1, 5))
-def test_cached_logits_equal_the_full_forward(flags, prefill):
-    model, idx = build(flags), tokens(2, 9)
+def test_a_cache_is_no_longer_than_the_block():
+    """test_layout_properties.py compares cached logits of every layout with the full forward pass."""
+    model, idx = build(S5), tokens(2, 9)
     cache = [KVCache(9) for _ in model.blocks]
-    parts = [model(idx[:, :prefill], cache=cache)[0]]
-    parts += [model(idx[:, t : t + 1], cache=cache)[0] for t in range(prefill, 9)]
-    assert cache[0].length == 9
-    assert error(torch.cat(parts, dim=1), model(idx)[0]) < 1e-12
+    model(idx, cache=cache)
     with pytest.raises(ValueError, match="10 tokens does not fit block_size=9"):
         model(idx[:, :1], cache=cache)
 
@@ -48,9 +38,10 @@ def plain_loop(model, idx, n, temperature=0.0, generator=None):
 
 # tokens of the prompt, tokens to generate; block_size is 9
 LENGTHS = ((1, 8), (4, 6), (3, 20), (9, 7), (12, 8))
+WALKED = {"learned": dict(), "gqa": dict(n_kv_head=2), "llama S5": dict(LLAMA, **S5), "post": dict(POST, pos="rope")}
 
 
-@cached_layouts
+@pytest.mark.parametrize("flags", WALKED.values(), ids=WALKED)
 @pytest.mark.parametrize("lengths", spread(LENGTHS, fast=((3, 20), (12, 8))), ids=str)
 def test_generate_equals_a_plain_loop(flags, lengths):
     prompt, new = lengths
@@ -63,56 +54,19 @@ def test_generate_equals_a_plain_loop(flags, lengths):
     assert out.shape == (3, prompt + new) and torch.equal(out[:, :prompt], idx)
 
 
-class GrowingCache:
-    """Keys and values, concatenated anew for each token."""
-
-    needs_mask = False
-
-    def __init__(self):
-        self.k = self.v = None
-        self.length = 0
-
-    def extend(self, k, v):
-        self.k, self.v = (k, v) if self.k is None else (torch.cat((self.k, k), 2), torch.cat((self.v, v), 2))
-        self.length = self.k.shape[2]
-        return self.k, self.v
-
-    def n_keys(self, T):
-        return self.length + T
+COMPILED = {"rope": dict(S5, pos="rope", n_kv_head=2), "learned": dict(norm="dyt", lns="norm", mlp="swiglu")}
+COMPILING = [("rope", "eager"), ("learned", "eager"), ("rope", "inductor")]
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
-def test_writing_in_place_changes_no_bit(dtype):
-    model = build(dict(LLAMA, **S5, block_size=40), dtype=torch.float32).set_runtime(compute_dtype=dtype)
-    for prompt in (1, 6):
-        idx = tokens(2, prompt)
-        caches = [[make() for _ in model.blocks] for make in (GrowingCache, lambda: KVCache(40))]
-        for _ in range(30):
-            growing, ours = (last_logits(model, idx, cache) for cache in caches)
-            assert torch.equal(growing, ours)
-            idx = ours.argmax(-1, keepdim=True)
-
-
-COMPILED = {
-    "learned": dict(),
-    "rope, gqa, QK-norm": dict(S5, pos="rope", n_kv_head=2),
-    "llama, DyT": dict(LLAMA, norm="dyt"),
-    "LNS": dict(LLAMA, lns="norm"),
-}
-
-
-COMPILING = [(name, "eager") for name in COMPILED] + [("rope, gqa, QK-norm", "inductor")]
-
-
-@pytest.mark.parametrize("case", spread(COMPILING, fast=COMPILING[1:2]), ids=str)
+@pytest.mark.parametrize("case", spread(COMPILING, fast=COMPILING[:1]), ids=str)
 def test_a_compiled_step_is_one_graph_for_all_lengths(case):
     """The same tokens as without a compiler, greedy and drawn, also past block_size; error_on_recompile is on."""
     torch._dynamo.utils.counters.clear()
     name, backend = case
-    model, idx, long = build(dict(COMPILED[name], block_size=60)), tokens(2, 5), tokens(2, 70)
+    model, idx, long = build(dict(COMPILED[name], block_size=20)), tokens(2, 5), tokens(2, 30)
     with fresh_compiler():
         one_token = compile_one_token(backend)
-        for prompt, new, options in ((idx, 58, dict(temperature=0)), (long, 10, dict(temperature=1.3, top_k=20))):
+        for prompt, new, options in ((idx, 18, dict(temperature=0)), (long, 10, dict(temperature=1.3, top_k=20))):
             seeded = [torch.Generator().manual_seed(4) for _ in range(2)]
             plain = generate(model, prompt, new, generator=seeded[0], **options)
             assert torch.equal(generate(model, prompt, new, generator=seeded[1], one_token=one_token, **options), plain)
@@ -162,14 +116,6 @@ def test_padding_tokens_are_never_sampled(tied):
             assert out.max() < 50, options
 
 
-def drawn(p, n=4000, **options):
-    """The set of tokens drawn from probabilities p in n tries, row by row."""
-    logits = torch.tensor(p).log().repeat(n, 1)
-    out = sample_token(logits, generator=torch.Generator().manual_seed(0), **options)
-    assert out.shape == (n, 1)
-    return set(out.flatten().tolist())
-
-
 @pytest.mark.parametrize(
     "options, support",
     (
@@ -197,7 +143,9 @@ def drawn(p, n=4000, **options):
     ids=str,
 )
 def test_sampling_support(options, support):
-    assert drawn([0.15, 0.5, 0.1, 0.25], **options) == support
+    logits = torch.tensor([0.15, 0.5, 0.1, 0.25]).log().repeat(4000, 1)
+    out = sample_token(logits, generator=torch.Generator().manual_seed(0), **options)
+    assert out.shape == (4000, 1) and set(out.flatten().tolist()) == support
 
 
 def test_sampling_treats_rows_apart():
@@ -224,12 +172,3 @@ def test_sampling_frequencies(options, p):
     out = sample_token(logits, generator=torch.Generator().manual_seed(0), **options)
     counts = out.flatten().bincount(minlength=3)
     assert ((counts - n * expected).abs() <= 5 * (n * expected * (1 - expected)).sqrt()).all()
-
-
-def test_the_cache_holds_the_compute_dtype():
-    model = build(dict(S5, pos="rope"), dtype=torch.float32).set_runtime(
-        compute_dtype=torch.bfloat16
-    )  # rotated in fp32
-    cache = [KVCache(9) for _ in model.blocks]
-    model(batch()[0], cache=cache)
-    assert {x.dtype for layer in cache for x in (layer.k, layer.v)} == {torch.bfloat16}

@@ -1,4 +1,5 @@
-"""Every layout against its equations, which support/reference.py computes in plain float64."""
+"""Every layout, of the language model and as a ViT, against its equations, which support/reference.py computes in plain
+float64."""
 
 import itertools
 from dataclasses import replace
@@ -8,8 +9,25 @@ import torch
 
 from support import reference
 from support.depth import spread
-from support.models import ALL, NET, REPRESENTATIVES, batch, build, depth_of, error, floats, gradients, network
-from support.moe import backward, difference, minimised
+from support.models import (
+    ALL,
+    NET,
+    REPRESENTATIVES,
+    S5,
+    S5_NET,
+    batch,
+    build,
+    depth_of,
+    error,
+    floats,
+    gradients,
+    network,
+)
+from support.moe import MIXTURES, backward, difference, minimised
+from support.vision import POOLS, equation, pictures, scheme
+from support.vision import build as build_vit
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def compare_with_equations(flags, net, tolerances):
@@ -90,3 +108,59 @@ def test_experts_in_every_layout(name):
     found, grads = backward(model, idx, targets)
     tolerance = 1e-4 if net.theta else 1e-10  # rotary angles are fp32
     assert error(found, loss) < tolerance and difference(grads, wanted) < tolerance
+
+
+# ------------------------------------------------------------------------------------------------------------- images
+
+# name: flags that only images have, or that are new with them
+OWN = {
+    "exact gelu": (dict(mlp="gelu_erf", bias=True, norm="layernorm"), dict(act="gelu_erf", kind="layer")),
+    "V-DNT": (dict(S5, mlp="gelu_erf", bias=True), dict(S5_NET, act="gelu_erf")),
+}
+
+
+def compare_images(flags, net, pool, n_layer):
+    model, images = build_vit(flags, n_layer), pictures()
+    logits = equation(net, floats(model), images, 2, pool)
+    assert error(model(images)[0], logits) < 1e-10
+    single = build_vit(flags, n_layer, torch.float32)
+    assert error(single(images.float())[0], logits) < 1e-5
+
+
+@pytest.mark.parametrize("name", spread(ALL, fast=REPRESENTATIVES))
+def test_a_vits_forward_is_the_equation(name):
+    pool = POOLS[len(name) % 2]
+    compare_images(*scheme(name, pool), pool, depth_of(name))
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("name", OWN)
+def test_what_only_images_have_is_the_equation(name, pool):
+    flags, net = OWN[name]
+    net = replace(scheme("S1", pool)[1], blocks=2, norm_bias=net.get("kind") == "layer", linear_bias=True, **net)
+    compare_images(dict(flags, pool=pool), net, pool, 2)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_of_images_are_the_equation(name):
+    """Each patch goes to experts of its own."""
+    (flags, parts), pool = MIXTURES[name], POOLS[len(name) % 2]
+    images_have = dict(vocab=7, theta=None, tied=False, causal=False)
+    compare_images(dict(flags, pool=pool), replace(NET, blocks=2, **parts | images_have), pool, 2)
+
+
+@pytest.mark.parametrize("name", spread(ALL, fast=("S5", "post + LN", "LNS")))
+@pytest.mark.parametrize("pool, smoothing", (("cls", 0.1), ("mean", 0.0)))
+def test_a_vits_gradients_are_the_equations_gradients(name, pool, smoothing):
+    flags, net = scheme(name, pool)
+    model, images, targets = build_vit(flags, depth_of(name)).train(), pictures(3), torch.tensor([2, -1, 6])
+    model.runtime.label_smoothing = smoothing
+    weights, parameters = floats(model), dict(model.named_parameters())
+    for key in parameters:
+        weights[key].requires_grad_()
+    loss = reference.mean_loss(equation(net, weights, images, 2, pool), targets, smoothing)
+    loss.backward()
+    ours, grads = gradients(model, images, targets)
+    assert error(ours, loss) < 1e-10
+    for key, grad in grads.items():
+        assert error(grad, weights[key].grad, floor=1e-5) < 1e-9, key

@@ -1,14 +1,11 @@
 """Stochastic depth: rates by block, whole samples, an expectation that stays, and no trace where it is off."""
 
-from functools import partial
-
 import pytest
 import torch
 
 from layers.ops import drop_samples
 from layers.slot import Slot
 from model import GPT, GPTConfig, Residual
-from nanodnt.run.compilation import compile_parts
 from support.models import S5, SIZE, build, error, gradients
 from support.moe import batch_of
 from support.operators import assert_same_gradients, fresh_compiler, standing_for
@@ -109,22 +106,6 @@ def test_off_in_evaluation_and_where_the_rate_is_0():
     assert list(plain.state_dict()) == list(dropping.state_dict())
 
 
-def test_blocks_share_a_graph_whatever_their_rates(monkeypatch):
-    """Compiled one by one, blocks of four rates are one graph; the drops are those of eager code."""
-    torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
-    model, parts = build(dict(S5, drop_path=0.6), 4).train(), batch_of(4)
-    torch.manual_seed(4)
-    eager = gradients(model, *parts)
-    compile_parts(model)
-    torch._dynamo.utils.counters.clear()
-    for _ in range(2):
-        torch.manual_seed(4)
-        assert_same_gradients(gradients(model, *parts), eager, 1e-10)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # and the loss
-    torch._dynamo.reset()
-
-
 @pytest.mark.deep
 @fresh_compiler()
 def test_one_graph_of_the_whole_model():
@@ -142,7 +123,7 @@ def test_one_graph_of_the_whole_model():
 @fresh_compiler()
 def test_inductors_drops_are_drops():
     """Inductor draws other numbers: over many steps the losses have the same mean, and without a seed they differ."""
-    model, parts = build(dict(S5, drop_path=0.6), 3, torch.float32).train(), batch_of(16)
+    model, parts = build(dict(S5, drop_path=0.6), 2, torch.float32).train(), batch_of(16)
     compiled = torch.compile(model, dynamic=False)
     torch.manual_seed(0)
     with torch.no_grad():

@@ -11,7 +11,7 @@ from nanodnt.engine import prepare_model
 from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
 from support.depth import spread
-from support.models import LAYOUTS, LLAMA, POST, S5, batch, build, error, gradients
+from support.models import LAYOUTS, LLAMA, S5, batch, build, error, gradients
 from support.operators import assert_same_gradients, fresh_compiler, saved_for_backward
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -59,16 +59,15 @@ def test_the_flag_sets_it():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("dtype", (None, BF16), ids=str)
 @fresh_compiler()
-def test_compiled_it_is_the_same(dtype):
+def test_compiled_it_is_the_same():
     """The operator that stores is known to other compilers than inductor, and to autograd."""
-    model = with_stream(dict(S5, pos="rope"), dtype, n_layer=1)
+    model = with_stream(dict(S5, pos="rope"), BF16, n_layer=1)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
     idx, targets = batch()
     loss = compiled(idx, targets)[1]
     grads = dict(zip(dict(model.named_parameters()), torch.autograd.grad(loss, model.parameters()), strict=True))
-    assert_same_gradients((loss.detach(), grads), gradients(model, idx, targets), 1e-5 if dtype is None else 0.02)
+    assert_same_gradients((loss.detach(), grads), gradients(model, idx, targets), 0.02)
 
 
 @pytest.mark.parametrize("flags", (dict(), dict(norm="layernorm")), ids=str)
@@ -82,21 +81,20 @@ def test_a_pre_norm_keeps_no_fp32_copy(flags):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("flags", (LLAMA, POST), ids=str)
 @fresh_compiler()
-def test_inductor_computes_the_rotary_angles_once(flags):
+def test_inductor_computes_the_rotary_angles_once():
     """Whatever the number of layers, in value and in code."""
     torch._inductor.config.force_disable_caches = True
     codes = {}
     for n_layer in (1, 3):
         torch._dynamo.reset()
-        model, (idx, targets) = with_stream(flags, None, n_layer), batch()
+        model, (idx, targets) = with_stream(LLAMA, None, n_layer), batch()
         compiled = torch.compile(model, fullgraph=True, dynamic=False)
         (_, loss), code = run_and_get_code(lambda compiled=compiled, at=(idx, targets): compiled(*at))
         assert error(loss, model(idx, targets)[1]) < 1e-5
         codes[n_layer] = sum(len(re.findall(r"\b(cos|sin)\(", text)) for text in code)
     torch._inductor.config.force_disable_caches = False
-    assert codes[1] == codes[3] and (codes[1] > 0) == ("pos" in flags)
+    assert codes[1] == codes[3] > 0
 
 
 @pytest.mark.deep

@@ -15,7 +15,8 @@ from nanodnt.tasks import fill_from_dataset
 from nanodnt.tasks.images import ImageTask
 from support.hypotheses import drawn
 from support.models import S5, error, gradients
-from support.vision import PATCHES, build, config_of, cut, labels, pictures, plain_loss
+from support.reference import mean_loss
+from support.vision import PATCHES, build, config_of, cut, labels, pictures
 from vision import ViT, patches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -160,7 +161,7 @@ def test_loss_is_the_formula(smoothing, targets, training):
     if (targets < 0).all():
         assert loss == 0
         return
-    assert error(loss, plain_loss(logits, targets, smoothing if training else 0.0)) < 1e-12
+    assert error(loss, mean_loss(logits, targets, smoothing if training else 0.0)) < 1e-12
 
 
 @pytest.mark.parametrize("smoothing", (0.0, 0.1))
