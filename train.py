@@ -8,6 +8,7 @@ python train.py config/dnt_small.py --optimizer=msgdw --learning_rate=1.0  # any
 import gc
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
@@ -25,7 +26,7 @@ from nanodnt.run.environment import Env, Stop, environment
 from nanodnt.run.errors import EXPECTED, end_with, report_error
 from nanodnt.run.metrics import Meter, finite, progress_line, validation_line
 from nanodnt.settings import TrainConfig
-from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, note_old_rate, restore, wrap_ddp
+from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, note_old_rate, restore
 from nanodnt.tasks import Task, open_data, task_of_data
 
 
@@ -74,9 +75,9 @@ class Run:
         """A spike rolls back while roll-backs are left; after that it ends the run like any other failure."""
         return isinstance(self.failure, RollBack) and self.state.rollbacks < self.config.max_rollbacks
 
-    def is_due(self, interval: int) -> bool:
-        """Whether something with this interval (0 = never) is due at this step."""
-        return interval > 0 and self.state.step % interval == 0
+    def is_due(self, interval: int, ahead: int = 0) -> bool:
+        """Whether something with this interval (0 = never) is due at this step, or so many steps `ahead`."""
+        return interval > 0 and (self.state.step + ahead) % interval == 0
 
 
 def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -> Run:
@@ -128,7 +129,7 @@ def open_records(run: Run, seen: dict) -> None:
 
         run.tracker = Tracker(run.model, run.optimizer, run.data, config, env)
     run.saver = Saver(Path(config.out_dir))
-    env.closing.append(run.saver.close)
+    env.closing.append(run.saver.pool.shutdown)  # which waits for the last write
     if env.is_main:
         run.directory = RunDirectory(Path(config.out_dir))
         # the rows of metrics.jsonl to keep; a pending one and that of a roll-back are still to be written
@@ -146,34 +147,26 @@ def open_records(run: Run, seen: dict) -> None:
             run.directory.write(run.rollback_row)
 
 
-@dataclass
-class Due:
-    log: bool
-    track: bool
-    evaluate: bool
-    save: bool
-
-
-def what_is_due(run: Run) -> Due:
+def what_is_due(run: Run) -> SimpleNamespace:
     """In this order, by the intervals. The last step is logged and evaluated in any case."""
     config, step = run.config, run.state.step
     has_trained = run.result is not None
-    return Due(
+    return SimpleNamespace(
         log=has_trained and (run.is_done or run.is_due(config.log_interval)),
-        track=has_trained and run.tracker is not None and run.tracker.due(step),
+        track=has_trained and run.is_due(config.track_interval),
         evaluate=run.state.evaluated != step and (run.is_done or run.is_due(config.eval_interval)),
         save=run.saved_step != step
         and (run.rollback_row is not None or run.is_due(config.save_interval) or run.is_due(config.keep_every)),
     )
 
 
-def log_step(run: Run, metrics_row: dict, due: Due) -> None:
+def log_step(run: Run, metrics_row: dict, due: SimpleNamespace) -> None:
     """Log the step just made. What ends the run is found here: then it is saved, unless the loss spiked."""
-    reading, seconds = run.meter.read(run.result, run.state.step)  # blocks until the device is done
-    metrics_row |= run.meter.fields(reading, run.rates, seconds)
+    row, streak, seconds = run.meter.read(run.result, run.rates, run.state.step)  # blocks until the device is done
+    metrics_row |= row
     run.env.print(progress_line(metrics_row, run.config.max_iters, seconds))
-    stuck = check_skipped(reading, run.state, run.model, run.config, run.env)
-    run.failure = record_loss(reading.loss, run.state, run.config) or stuck
+    stuck = check_skipped(streak, run.state, run.model, run.config, run.env)
+    run.failure = record_loss(row["train_loss"], run.state, run.config) or stuck
     if run.failure:
         due.evaluate = False
         due.save = run.saved_step != run.state.step and not isinstance(run.failure, RollBack)
@@ -216,7 +209,11 @@ def train(run: Run) -> int:
     per_process = run.micro * run.accumulation
     own_rows = slice(env.rank * per_process, (env.rank + 1) * per_process)  # this process's part of each batch
     next_batch = Prefetch(lambda step: env.pin(*data.batch(step + state.shift, config.batch_size, own_rows)))
-    step_model = wrap_ddp(run.eval_model, env)
+    step_model = run.eval_model  # under FSDP it is sharded already
+    if env.parallel == "ddp":
+        from nanodnt.run.parallel import data_parallel
+
+        step_model = data_parallel(step_model, env)
     trainer = Trainer(run.model, run.optimizer, run.scaler, run.micro, config.grad_clip, step_model)
     gc.collect()
     gc.freeze()  # the collector need not walk through what is alive now
@@ -224,7 +221,7 @@ def train(run: Run) -> int:
 
     while True:
         # 1. what the step before gives (of a run that starts: what is due at its step): log, track, evaluate, save
-        run.saver.check()  # a write that failed ends the run here
+        run.saver.finish(wait=False)  # a write that failed ends the run here
         due, metrics_row = what_is_due(run), state.open_metrics_row()
         if due.log:
             log_step(run, metrics_row, due)
@@ -247,12 +244,12 @@ def train(run: Run) -> int:
         seed_step(config.seed, state.step, env.rank)
         run.rates = set_learning_rates(run.optimizer, state.step, config)
         batch = env.put(*next_batch(state.step))
-        if run.tracker and run.tracker.due(state.step + 1):
+        if run.is_due(config.track_interval, ahead=1):
             run.tracker.before()
         targets = data.loss_tokens(state.step + state.shift, config.batch_size)  # that count, of the whole batch
         run.result = training_step(trainer, batch, targets and targets / env.world_size)
         run.meter.count(run.result.found_inf)
-        state.advance(run.step_tokens)
+        state.step, state.tokens = state.step + 1, state.tokens + run.step_tokens
 
     return finish(run)
 

@@ -16,13 +16,13 @@ class RollBack(Exception):
         self.step, self.loss, self.median_loss = step, loss, median_loss
 
 
-def check_skipped(reading, state, model, config, env) -> ValueError | None:
+def check_skipped(streak: int, state, model, config, env) -> ValueError | None:
     """The error that ends a run after max_skipped steps in a row without a finite gradient. All ranks must call it."""
-    if reading.longest_streak < config.max_skipped:
+    if streak < config.max_skipped:
         return None
     bad = first_bad_tensor(model, env)
     return ValueError(  # the parameters are as before those steps, since every one of them was skipped
-        f"{reading.longest_streak} steps in a row, up to about step {state.step}, had a gradient that is not "
+        f"{streak} steps in a row, up to about step {state.step}, had a gradient that is not "
         f"finite (first bad tensor: {bad}). Nothing of them was kept; resume {config.out_dir} with a lower "
         "learning rate"
     )

@@ -164,15 +164,6 @@ def compile_run(run) -> None:
         run.eval_model = compile_model(run.model, config, example, env)
 
 
-def wrap_ddp(model, env):
-    """The model as the training step calls it: under DDP wrapped; under FSDP it is sharded already."""
-    if env.parallel != "ddp":
-        return model
-    from nanodnt.run.parallel import data_parallel
-
-    return data_parallel(model, env)
-
-
 def note_old_rate(config, given: dict, env) -> None:
     """A note where the optimizer is from the command line, but its learning rate from a file for another one."""
     optimizer, rate = (given.get(name, (None, ""))[1] for name in ("optimizer", "learning_rate"))

@@ -60,10 +60,6 @@ class RunState:
         row, self.pending = {"step": self.step, "tokens": self.tokens} | self.pending, {}
         return row
 
-    def advance(self, tokens: int) -> None:
-        """One more step, on so many tokens."""
-        self.step, self.tokens = self.step + 1, self.tokens + tokens
-
 
 def is_metrics_row(value) -> bool:
     """Whether it is a row of metrics.jsonl: only the fields that this project reads back are checked."""
@@ -133,7 +129,7 @@ def snapshot(value, keep: bool = True):
 
 
 class Saver:
-    """Writes checkpoints in a thread, one at a time. Its error is raised by the next `check`, `save` or `finish`."""
+    """Writes checkpoints in a thread, one at a time. Its error is raised by the next `save` or `finish`."""
 
     def __init__(self, out_dir: Path):
         self.out_dir, self.pool, self.writing = out_dir, ThreadPoolExecutor(1), None
@@ -143,20 +139,11 @@ class Saver:
         self.finish()
         self.writing = self.pool.submit(save_checkpoint, self.out_dir, checkpoint, best, keep)
 
-    def check(self) -> None:
-        """Raise the error of a write that has ended; do not wait for one that has not."""
-        if self.writing and self.writing.done():
-            self.finish()
-
-    def finish(self) -> None:
-        """Wait until the last checkpoint is on disk. Raises the error of its write."""
-        writing, self.writing = self.writing, None
-        if writing:
+    def finish(self, wait: bool = True) -> None:
+        """Wait until the last checkpoint is on disk. Raises the error of its write; without `wait`, if it has ended."""
+        if self.writing and (wait or self.writing.done()):
+            writing, self.writing = self.writing, None
             writing.result()
-
-    def close(self) -> None:
-        """Wait for the last write without raising its error: the run may be ending with another."""
-        self.pool.shutdown()
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -179,7 +166,12 @@ def load_checkpoint(path) -> dict:
     if not os.path.exists(path):
         raise ValueError(f"there is no checkpoint {path}")
     try:
-        verify_archive(path)
+        with zipfile.ZipFile(path) as archive:  # as torch.save writes it, and all its CRC-32 match
+            names = archive.namelist()
+            if len(set(names)) < len(names) or any(record.compress_type for record in archive.infolist()):
+                raise ValueError("packed by another program")  # torch would misread its tensors
+            if record := archive.testzip():
+                raise ValueError(f"checksum of {record}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old pickles, which are refused here anyway
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -200,16 +192,6 @@ def load_checkpoint(path) -> dict:
     return {**checkpoint, "model": model, "path": Path(path)}
 
 
-def verify_archive(path) -> None:
-    """ValueError unless `path` is a zip archive as torch.save writes it, and all its CRC-32 match."""
-    with zipfile.ZipFile(path) as archive:
-        names = archive.namelist()
-        if len(set(names)) < len(names) or any(record.compress_type for record in archive.infolist()):
-            raise ValueError("packed by another program")  # torch would misread its tensors
-        if record := archive.testzip():
-            raise ValueError(f"checksum of {record}")
-
-
 def check_structure(checkpoint: dict) -> None:
     """ValueError, which names the key, unless each key of KINDS has a value of that kind: numbers, words, and ordinary
     tensors of floats in "model" and "optimizer". What these two need is checked as they load it."""
@@ -228,13 +210,13 @@ def check_structure(checkpoint: dict) -> None:
             json.dumps(value, default=check_tensor if key in ("model", "optimizer") else None)
         except (TypeError, ValueError, RecursionError):
             fits = False
-        if key == "scaler":  # empty where losses were not scaled
-            fits = fits and value.keys() in (set(), scaled) and all(map(is_number, value.values()))
-        if key == "recent":
-            fits = fits and all(map(is_number, value))
-        if key == "names":
-            fits = fits and all(KEPT_NAME.fullmatch(str(name)) for name in value)
-        wrong += [key] * (not fits)
+        if fits and key == "scaler":  # empty where losses were not scaled
+            fits = value.keys() in (set(), scaled) and all(map(is_number, value.values()))
+        if fits and key == "recent":
+            fits = all(map(is_number, value))
+        if fits and key == "names":
+            fits = all(KEPT_NAME.fullmatch(str(name)) for name in value)
+        wrong += [] if fits else [key]
     if wrong:
         raise ValueError(f"{', '.join(wrong)} missing or of a wrong kind")
     RunState.of(checkpoint)

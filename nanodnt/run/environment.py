@@ -84,11 +84,6 @@ class Env:
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         return tf32
 
-    def synchronize(self) -> None:
-        """Wait until the GPU has finished its work so far."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def pin(self, *arrays) -> tuple:
         """NumPy arrays as tensors on the host, in pinned memory where the device is a GPU."""
         tensors = [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays]  # one layout: no recompilation

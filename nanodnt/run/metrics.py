@@ -5,7 +5,6 @@ import math
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch.utils._pytree import tree_map
@@ -14,24 +13,15 @@ from nanodnt.run.checkpoints import is_metrics_row
 from nanodnt.run.hardware import peak_flops, peak_memory_bytes
 
 
-class Reading(NamedTuple):
-    """What the host fetches at a logged step."""
-
-    loss: float  # mean over all processes, nats per token, or image
-    grad_norm: float
-    skipped: int  # steps skipped in the whole run
-    longest_streak: int  # of steps skipped in a row, since the last reading
-
-
 class Meter:
     """Counts skipped steps on the device, and time on the host. Between readings nobody waits for the device."""
 
     def __init__(self, state, step_tokens: int, step_flops: float, config, env, step_counts: dict):
-        self.env, self.step_tokens, self.step_flops = env, step_tokens, step_flops
+        self.env, self.step_flops = env, step_flops
         self.peak = peak_flops(env.device, env.dtype, config.peak_flops)
         self.counts = torch.tensor([state.skipped, 0.0, 0.0], device=env.device)  # skipped, streak, longest_streak
         self.last_step, self.clock = state.step, time.perf_counter()
-        self.step_counts = step_counts  # {field of metrics.jsonl: what a step has of it}
+        self.step_counts = {"tokens_per_s": step_tokens} | step_counts  # {field of metrics.jsonl: what a step has}
 
     def count(self, found_inf) -> None:
         """Note whether the step just made was skipped."""
@@ -43,30 +33,25 @@ class Meter:
         """Steps skipped in the whole run. Waits for the device."""
         return int(self.counts[0])
 
-    def read(self, result, step: int) -> tuple:
-        """(Reading, seconds per step) since the last reading. Waits for the device. All ranks must call it."""
+    def read(self, result, rates: dict, step: int) -> tuple:
+        """(what metrics.jsonl has of the step just made; the longest streak of steps skipped in a row, and seconds per
+        step, since the last reading). Waits for the device. All ranks must call it."""
         loss = self.env.sum(result.loss.clone()) / self.env.world_size
         loss, norm, skipped, _, longest = torch.stack((loss, result.grad_norm, *self.counts)).tolist()
         seconds = (time.perf_counter() - self.clock) / (step - self.last_step)
         self.last_step, self.clock = step, time.perf_counter()
         self.counts[2] = 0.0
-        return Reading(loss=loss, grad_norm=norm, skipped=int(skipped), longest_streak=int(longest)), seconds
-
-    def fields(self, reading: Reading, rates: dict, seconds: float) -> dict:
-        """What metrics.jsonl has of a logged step; `seconds` per step."""
-        row = {"train_loss": reading.loss, **rates, "grad_norm": reading.grad_norm}
-        row |= {"skipped_steps": reading.skipped, "tokens_per_s": self.step_tokens / seconds}
+        row = {"train_loss": loss, **rates, "grad_norm": norm, "skipped_steps": int(skipped)}  # loss: of all processes
         row |= {name: count / seconds for name, count in self.step_counts.items()}
-        row |= {"peak_mem_bytes": peak_memory_bytes(self.env.device), "mfu": None}
-        if self.peak:
-            row["mfu"] = self.step_flops / seconds / (self.peak * self.env.world_size)
-        return row
+        mfu = self.step_flops / seconds / (self.peak * self.env.world_size) if self.peak else None
+        row |= {"peak_mem_bytes": peak_memory_bytes(self.env.device), "mfu": mfu}
+        return row, int(longest), seconds
 
     @contextmanager
     def paused(self, wait: bool):
         """Time inside does not count as training. `wait`: for the device first, whose work so far is training."""
-        if wait:
-            self.env.synchronize()
+        if wait and self.env.device.type == "cuda":
+            torch.cuda.synchronize(self.env.device)
         start = time.perf_counter()
         yield
         self.clock += time.perf_counter() - start

@@ -184,10 +184,10 @@ def sample(p):
 
 
 class Tracker:
-    """Makes row["track"] for the steps that are `due`. All processes must call all of its methods."""
+    """Makes row["track"] of the steps that it is called before and after. All processes must call all of its methods."""
 
     def __init__(self, model: Transformer, optimizer, data, config, env):
-        self.model, self.env, self.every, self.clip = model, env, config.track_interval, config.grad_clip
+        self.model, self.env, self.clip = model, env, config.grad_clip
         self.dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
         self.roles, self.old = {}, {}  # {role: parameters}, {parameter: its sample before the step}
         followed = [group for group in optimizer.param_groups if group["role"] != "balance"]  # no loss has its gradient
@@ -198,11 +198,8 @@ class Tracker:
         starts = data.validation(config.eval_tokens)[: min(config.batch_size, max(1, TOKENS // data.block_size))]
         self.inputs = model.inputs(*env.put(*env.pin(*data.val_batch(starts, len(starts)))))
 
-    def due(self, step: int) -> bool:
-        return step % self.every == 0
-
     def before(self) -> None:
-        """Must be called before a step that is due."""
+        """Must be called before a step that is to be tracked."""
         self.old = {p: sample(p) for params in self.roles.values() for p in params}
 
     def after(self, grad_norm, found_inf) -> dict:
