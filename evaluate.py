@@ -12,16 +12,18 @@ python evaluate.py --out_dir=out/dnt_small,out/lns_350m                       # 
 Results are added to evaluation.json in the run directory; a task that is evaluated again is replaced.
 """
 
+import importlib.util
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
-from interop.evaluation.answers import describe_counts, list_inputs, mean_entry, open_answers, score_answers
-from interop.evaluation.harness import load_tasks, run_task
-from interop.evaluation.results import compare_results, read_results, write_results
+from interop.evaluation.inputs import open_sources
+from interop.evaluation.results import compare_results, mean_entry, read_results, write_results
+from interop.evaluation.scoring import score
 from interop.evaluation.settings import EvaluateConfig
-from interop.evaluation.text import open_text, score_text
 from interop.huggingface.read import load_pretrained
 from nanodnt.run.directory import run_record
 from nanodnt.run.environment import environment
@@ -32,23 +34,20 @@ from nanodnt.trained import load_trained
 def evaluate_runs(config: EvaluateConfig, env) -> list:
     """Evaluate every run on every task, and write what is found. Returns the lines of a table with the runs side by
     side; all ranks must call it."""
-    folders, names = config.folders(), config.task_names()
+    folders = config.folders()
     # everything that can be wrong is looked at before the work begins
     for folder in folders:
         read_results(folder)
-    inputs = list_inputs(config.input) if "answers" in names else []
     if config.init_from:
         runs = {folders[0]: load_pretrained(config.init_from)}
     else:
         runs = {folder: load_trained(folder, config.checkpoint) for folder in folders}
-    texts, asked = {}, {}
-    for folder, run in runs.items():
-        if "text" in names:
-            texts[folder] = open_text(config.input, config.overlap, run, env.is_main)
-        asked[folder] = open_answers(inputs, config, run, env) if inputs else []
-    env.check_same({"contents of the input": [(one.name, one.sha256) for one in sum(asked.values(), [])]})
-    in_harness = [name for name in names if name not in ("text", "answers")]
-    tasks = load_tasks(in_harness, config, env) if in_harness else []
+    sources = {folder: open_sources(config, run, env) for folder, run in runs.items()}
+    contents = [(source.task, source.settings["sha256"]) for found in sources.values() for source in found]
+    env.check_same({"contents of the input": contents})
+    in_harness = [name for name in config.task_names() if name not in ("text", "answers")]
+    harness = import_harness() if in_harness else None
+    tasks = harness.load_tasks(in_harness, config, env) if harness else []
     record = run_record()
     about = dict(checkpoint=config.init_from or config.checkpoint, device=str(env.device), processes=env.world_size)
     about |= dict(dtype=str(env.dtype).removeprefix("torch."), batch_size=config.batch_size, date=record["started"])
@@ -64,23 +63,39 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
             shown[folder] = write_results(folder, {t: entry | about | {"step": run.step} for t, entry in found.items()})
 
     for folder in folders:
-        run = runs.pop(folder)
+        run, entries = runs.pop(folder), {}
         env.print(f"evaluating {run.source}, step {run.step}")
         model = run.model.to(env.device).set_runtime(compute_dtype=env.dtype)
-        if folder in texts:
-            entry = score_text(model, texts[folder], config.batch_size, env)
-            record_results(folder, run, {f"text {config.input}": entry})
-        entries = {}
-        for answers in asked.pop(folder):
-            entry = score_answers(model, answers, config.max_answer_tokens, config.batch_size, env)
-            env.print(f"{answers.name}: {describe_counts(entry)}")
-            entries[f"answers {answers.name}"] = entry
-            record_results(folder, run, {f"answers {answers.name}": entry})
+        for source in sources.pop(folder):
+            entry = entries[source.task] = score(model, source, config.batch_size, env)
+            if source.eot is not None:
+                env.print(f"{source.task}: {describe_counts(entry)}")
+            record_results(folder, run, {source.task: entry})
         if mean := mean_entry(entries):
             record_results(folder, run, {f"answers, mean of {len(entries)}": mean})
         for name, task in tasks:
-            record_results(folder, run, run_task(name, task, run, config, env))
+            record_results(folder, run, harness.run_task(name, task, run, config, env))
     return compare_results(shown, evaluated)
+
+
+def import_harness():
+    """The module that runs tasks of lm-evaluation-harness. ValueError where that is not installed."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError("every task but text and answers needs lm-evaluation-harness: make install-eval")
+    root = Path(__file__).resolve().parent
+    # tasks import the package `evaluate`, which must be found before this command
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != root] + [str(root)]
+    from interop.evaluation import harness
+
+    return harness
+
+
+def describe_counts(entry: dict) -> str:
+    """How many answers were scored, in words."""
+    limit, short = entry["settings"]["max_answer_tokens"], entry["short_answers"]
+    exact = f"exact_match counts {f'{short:,} with at most {limit} tokens' if limit else 'all'}"
+    exact = exact if short else f"no exact_match: none has at most {limit}"
+    return f"{entry['answers']:,} answers in {entry['examples']:,} examples, {entry['answer_tokens']:,} tokens; {exact}"
 
 
 def main() -> int:

@@ -1,33 +1,37 @@
-"""Tasks of lm-evaluation-harness (the package lm_eval, `make install-eval`): found, loaded with their data, run."""
+"""Tasks of lm-evaluation-harness (the package lm_eval, `make install-eval`): found, loaded with their data, run.
+
+The model is the harness's own for `transformers`, around the network in memory. Only log-likelihoods are computed by
+code of ours. The harness's own needs the logits of all positions: of 16 windows of 1,024 tokens with GPT-2's vocabulary
+that is 6.6 GB, and twice the time for a small model."""
 
 import difflib
-import importlib.util
 import logging
 import os
 import sys
+import tempfile
 import warnings
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import torch
+import torch.distributed as dist
+from huggingface_hub.errors import HfHubHTTPError
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.tasks import TaskManager
+from transformers import PreTrainedTokenizerFast
 
-from interop.evaluation.settings import SUITES
+from interop.evaluation.scoring import Example, predict
+from interop.evaluation.settings import SUITES, EvaluateConfig
+from interop.huggingface.modeling_nanodnt import NanoDNTConfig, NanoDNTForCausalLM
+from interop.huggingface.tokenizer_files import tokenizer_files
 from nanodnt.trained import Trained
 
-ROOT = Path(__file__).resolve().parents[2]
 UNREACHABLE = "connect once, or point HF_HOME at a folder that has it (HF_DATASETS_OFFLINE=1: look only there)"
-ANSWER_S = 10  # how long the Hugging Face hub may take to answer
-
-
-def import_harness() -> None:
-    """Make lm_eval importable. ValueError where it is not installed."""
-    if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError("every task but text and answers needs lm-evaluation-harness: make install-eval")
-    # tasks import the package `evaluate`, which must be found before our command of that name
-    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != ROOT] + [str(ROOT)]
-    for name in ("lm_eval", "datasets", "huggingface_hub", "transformers"):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 @contextmanager
@@ -36,6 +40,8 @@ def quiet():
     shown."""
     handler = logging.StreamHandler(sys.stderr)
     logging.getLogger("lm_eval").addHandler(handler)
+    for name in ("lm_eval", "datasets", "huggingface_hub", "transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
             bars = sys.stderr if sys.stderr.isatty() else nowhere
@@ -46,25 +52,9 @@ def quiet():
         logging.getLogger("lm_eval").removeHandler(handler)
 
 
-def go_offline_if_cut_off(env) -> None:
-    """Look for data sets in the cache only, if the hub does not answer: each request would be tried six times."""
-    import datasets
-    import huggingface_hub
-
-    if datasets.config.HF_HUB_OFFLINE:
-        return
-    try:
-        huggingface_hub.utils.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=ANSWER_S)
-    except Exception:  # whatever its HTTP client raises
-        huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-        env.print("note: the Hugging Face hub does not answer; data is looked for in its cache only")
-
-
 @contextmanager
 def errors_in_one_line(name: str, failed: str = "could not be loaded"):
     """What the harness, a task's code or its data may raise, as a ValueError that names the task."""
-    from huggingface_hub.errors import HfHubHTTPError
-
     try:
         yield
     except (ConnectionError, HfHubHTTPError) as e:
@@ -77,18 +67,14 @@ def errors_in_one_line(name: str, failed: str = "could not be loaded"):
         raise ValueError(f"task {name} {failed} ({type(e).__name__}: {reason})") from e
 
 
-def find_tasks(names: list, folder: str):
+def find_tasks(names: list, folder: str) -> TaskManager:
     """The harness's TaskManager that knows the tasks `names`. ValueError for one that does not exist."""
-    from lm_eval.tasks import TaskManager
-
     if folder and not Path(folder).is_dir():
         raise ValueError(f"there is no folder {folder}: task_folder holds YAML files of tasks")
     with quiet():
-        if folder:
-            manager = TaskManager(include_path=folder, include_defaults=False)
-            if set(names) <= set(manager.all_subtasks):
-                return manager  # without reading the harness's 14,000 files
-        manager = TaskManager(include_path=folder or None)
+        manager = TaskManager(include_path=folder, include_defaults=False) if folder else None
+        if manager is None or not set(names) <= set(manager.all_subtasks):
+            manager = TaskManager(include_path=folder or None)  # which reads the harness's 14,000 files
     for name in names:
         if name not in manager.all_tasks:
             near = difflib.get_close_matches(name, [*manager.all_tasks, "text", "answers", *SUITES], n=1)
@@ -97,12 +83,10 @@ def find_tasks(names: list, folder: str):
     return manager
 
 
-def load_tasks(names: list, config, env) -> list:
+def load_tasks(names: list, config: EvaluateConfig, env) -> list:
     """[(name, the harness's object)] of the tasks and groups `names`, and of the tasks of the tags, with their data."""
-    import_harness()
     env.print("reading the list of tasks")
     manager, found = find_tasks(names, config.task_folder), []
-    go_offline_if_cut_off(env)
     if not env.is_main:
         env.barrier()  # the first process fetches the data
     for name in names:
@@ -120,24 +104,17 @@ def load_tasks(names: list, config, env) -> list:
     return found
 
 
-def run_task(name: str, task, trained: Trained, config, env) -> dict:
+def run_task(name: str, task, trained: Trained, config: EvaluateConfig, env) -> dict:
     """{task: {"metrics": …, "settings": …, …}} of a task, or of those in a group, on the first process; {} on the
     others. The model is on env's device. All ranks must call it."""
-    from lm_eval.evaluator import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    from interop.evaluation.harness_model import HarnessModel
-
-    with quiet():
-        lm = HarnessModel(trained, env, config.batch_size)
     how = dict(num_fewshot=config.num_fewshot, limit=config.limit or None, gen_kwargs=config.gen_kwargs or None)
     how |= dict(numpy_random_seed=config.seed, torch_random_seed=config.seed, fewshot_random_seed=config.seed)
+    with quiet():
+        lm = HarnessModel(trained, env, config.batch_size)
     with errors_in_one_line(name, "failed"), quiet():
         manager = TaskManager(include_defaults=False)  # tasks are loaded: the list need not be read again
         found = simple_evaluate(lm, tasks=[task], task_manager=manager, log_samples=False, **how)
-    if found is None:
-        return {}
-    settings = dict(num_fewshot=config.num_fewshot, limit=config.limit, gen_kwargs=config.gen_kwargs, seed=config.seed)
+    settings = {key: getattr(config, key) for key in ("num_fewshot", "limit", "gen_kwargs", "seed")}
     return {
         task: {
             "metrics": read_metrics(values),
@@ -147,7 +124,7 @@ def run_task(name: str, task, trained: Trained, config, env) -> dict:
             "task_version": found["versions"].get(task),
             "lm_eval": version("lm_eval"),
         }
-        for task, values in found["results"].items()
+        for task, values in (found["results"].items() if found else ())
     }
 
 
@@ -162,3 +139,83 @@ def read_metrics(values: dict) -> dict:
             stderr = float(stderr) if isinstance(stderr, (int, float)) else None
             metrics[metric if way == "none" else f"{metric}, {way}"] = {"value": float(value), "stderr": stderr}
     return metrics
+
+
+class HarnessModel(HFLM):
+    """`trained`, whose model is on env's device. Each process gets its share of the requests (`rank`, `world_size`),
+    and the harness collects the answers.
+
+    ValueError for a tokenizer without a token that begins or ends a text."""
+
+    def __init__(self, trained: Trained, env, batch_size: int):
+        if trained.tokenizer.bos is None:
+            raise ValueError(
+                f"the tokenizer of {trained.source} ({trained.tokenizer.kind}) has no token that begins or ends a "
+                "text, which tasks of lm-evaluation-harness need: evaluate it with --tasks=text"
+            )
+        with torch.device("meta"):
+            model = NanoDNTForCausalLM(NanoDNTConfig(network=asdict(trained.model.config)))
+        model.network = trained.model  # the same, not a copy
+        model.generation_config.eos_token_id = trained.tokenizer.eot
+        with tempfile.TemporaryDirectory() as folder:  # the tokenizer as an export has it
+            for name, text in tokenizer_files(trained.meta, trained.model.config.block_size).items():
+                (Path(folder) / name).write_text(text, encoding="utf-8")
+            # a special token's name in a text is ordinary text
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, split_special_tokens=True)
+        tokenizer.eos_token = tokenizer.eos_token or tokenizer.bos_token
+        tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token
+        bos = trained.tokenizer.bos
+        super().__init__(model, tokenizer=tokenizer, batch_size=batch_size, prefix_token_id=bos)
+        self.env, self._rank, self._world_size = env, env.rank, env.world_size
+
+    @property
+    def max_gen_toks(self) -> int:
+        """Of a text where a task does not say it."""
+        return min(super().max_gen_toks, self.max_length // 2)
+
+    def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
+        """(log-probability, whether it is the greedy text) of each request (strings or None, context's ids,
+        continuation's ids). What is too long loses its beginning."""
+        groups = {}  # requests that differ in their last token only share a forward pass
+        for number, (_, context, continuation) in enumerate(requests):
+            if len(continuation) > self.max_length:
+                raise ValueError(f"{len(continuation)} tokens to score do not fit block_size={self.max_length}")
+            groups.setdefault((*context, *continuation[:-1]), []).append(number)
+        examples = []
+        for ids, numbers in groups.items():
+            inputs, targets = np.array(ids[-self.max_length :]), [requests[number][2] for number in numbers]
+            places = [np.arange(len(inputs) - len(part), len(inputs)) for part in targets]
+            examples.append(Example(inputs, np.concatenate(places), np.concatenate(targets)))
+        answers = [None] * len(requests)
+        found = predict(self.model.network, examples, self.batch_size, self.env)
+        for numbers, (nats, hits) in zip(groups.values(), found, strict=True):
+            for number in numbers:
+                n = len(requests[number][2])
+                answers[number] = -float(nats[:n].sum(dtype=np.float64)), bool(hits[:n].all())
+                nats, hits = nats[n:], hits[n:]
+        return answers
+
+    def generate_until(self, requests, disable_tqdm: bool = False) -> list:
+        """The text that continues each context. ValueError where the context and what is asked for have no room."""
+        asked = [normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"] for request in requests]
+        if (n_new := max(asked)) >= self.max_length:
+            raise ValueError(
+                f"the task generates {n_new} tokens, and block_size={self.max_length} has no room for them and a "
+                f"prompt: lower it, --gen_kwargs=max_gen_toks={self.max_length // 2}, say"
+            )
+        kept, self.batch_size_per_gpu = self.batch_size, 1  # the network has no cache for rows with padding
+        found = super().generate_until(requests, disable_tqdm)
+        self.batch_size_per_gpu = kept
+        return found
+
+    def all_gather(self, tensor):
+        return torch.stack(self.gather_object(tensor.cpu())).flatten()
+
+    def gather_object(self, obj, dst: int = 0) -> list:
+        everyone = [obj] * self.world_size
+        if self.env.distributed:
+            dist.all_gather_object(everyone, obj, group=self.env.control)
+        return everyone
+
+    def barrier(self) -> None:
+        self.env.barrier()

@@ -59,6 +59,19 @@ def suite_means(tasks: dict) -> dict:
     return means
 
 
+def mean_entry(entries: dict) -> dict:
+    """The entry for the mean of exact_match over several sources, {name: entry}, each with the same weight; {} where
+    there is only one, or one of them has no exact_match."""
+    found = [entry["metrics"].get("exact_match") for entry in entries.values()]
+    if len(found) < 2 or None in found:
+        return {}
+    mean = sum(one["value"] for one in found) / len(found)
+    stderr = math.hypot(*(one["stderr"] for one in found)) / len(found)
+    settings = {name: dict(entry["settings"]) for name, entry in sorted(entries.items())}
+    how = dict(max_answer_tokens=next(iter(settings.values()))["max_answer_tokens"], inputs=settings)
+    return dict(metrics={"exact_match": {"value": mean, "stderr": stderr}}, settings=how)
+
+
 def compare_results(runs: dict, only=None) -> list:
     """The lines of a table with a column for each run, {folder: {task: entry}}; `only`: a set of tasks.
 

@@ -51,8 +51,8 @@ class EvaluateConfig:
     gen_kwargs: str = ""  # settings of generation, instead of the tasks': temperature=0.7,do_sample=True
     seed: int = 1234  # of the choice of few-shot examples, and of sampled text
     # --- how ---
-    batch_size: int = 16  # sequences of one forward pass, on each process (answers: what has as many tokens as so many
-    #   sequences of block_size); changes no result but by rounding
+    batch_size: int = 16  # of one forward pass, on each process, in sequences of block_size: no shorter texts have more
+    #   tokens together; changes no result but by rounding
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix multiplications
     timeout_s: int = 1800  # a process gives up after waiting this long for the others

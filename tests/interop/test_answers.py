@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from interop.conversations.template import TEMPLATES
-from interop.evaluation import answers as module
-from interop.evaluation.answers import answer_ends, list_inputs, mean_entry, open_answers, predict, score_answers
-from interop.evaluation.results import compare_results
+from interop.evaluation import scoring
+from interop.evaluation.inputs import list_inputs, open_sources
+from interop.evaluation.results import compare_results, mean_entry
+from interop.evaluation.scoring import Example, Source, predict, score
 from interop.evaluation.settings import EvaluateConfig
 from nanodnt.generate import generate
 from nanodnt.run.environment import Env
@@ -69,10 +70,11 @@ def environment(rank=0, world_size=1) -> Env:
 
 @pytest.fixture(scope="module")
 def opened(folder):
-    """(the model that kept documents apart, the chats as it reads them)."""
+    """(the model that kept documents apart, the chats as it reads them, of which answers of 4 tokens are short)."""
     trained = load_trained(folder / "apart", "last.pt")
-    (answers,) = open_answers([str(folder / "data")], EvaluateConfig(), trained, environment())
-    return trained.model, answers
+    config = EvaluateConfig(tasks="answers", input=str(folder / "data"), max_answer_tokens=4)
+    (source,) = open_sources(config, trained, environment())
+    return trained.model, source
 
 
 def answers_of(example) -> list:
@@ -119,10 +121,10 @@ def test_the_command_against_generation_and_a_plain_count(name, runs):
 @pytest.mark.parametrize("batch_size, world_size, most", [(1, 1, 1 << 26), (3, 2, 1), (2, 40, 700)])
 def test_batches_and_processes_change_nothing(batch_size, world_size, most, opened, monkeypatch):
     """What each of several processes finds adds up to what one finds. With 40 there are more than chats."""
-    model, answers = opened
-    whole = score_answers(model, answers, 4, 16, environment())
-    monkeypatch.setattr(module, "MAX_LOGITS", most)  # of 320 entries a token
-    parts = [score_answers(model, answers, 4, batch_size, environment(rank, world_size)) for rank in range(world_size)]
+    model, source = opened
+    whole = score(model, source, 16, environment())
+    monkeypatch.setattr(scoring, "MAX_LOGITS", most)  # of 320 entries a token
+    parts = [score(model, source, batch_size, environment(rank, world_size)) for rank in range(world_size)]
     for name, metric in whole["metrics"].items():
         assert sum(part["metrics"][name]["value"] for part in parts) == pytest.approx(metric["value"], rel=1e-5)
     assert all({**part, "metrics": 0} == {**whole, "metrics": 0} for part in parts)
@@ -130,32 +132,31 @@ def test_batches_and_processes_change_nothing(batch_size, world_size, most, open
 
 def test_memory_is_bounded(opened):
     """Logits are made at answers' tokens only, and no forward pass has more inputs than batch_size · block_size."""
-    model, answers = opened
+    model, source = opened
     shapes, positions = [], []
     spy = SimpleNamespace(config=model.config, stream=lambda x: shapes.append(x.shape) or model.stream(x))
     spy.logits = lambda x: positions.append(x.shape[1]) or model.logits(x)
-    entry = score_answers(spy, answers, 0, 2, environment())
+    entry = score(spy, source, 2, environment())
     assert sum(positions) == entry["answer_tokens"] and max(rows * width for rows, width in shapes) <= 2 * T
     widths = [width for _, width in shapes]
-    assert widths == sorted(widths, reverse=True) and widths[0] == max(len(ids) for ids, _ in answers.examples) - 1
+    assert widths == sorted(widths, reverse=True) and widths[0] == max(len(e.inputs) for e in source.examples)
     assert sum(rows for rows, _ in shapes) == len(CHATS) and len(shapes) > 5
 
 
 def test_where_answers_end():
     """One may follow the end of another at once; end of text in a prompt ends nothing."""
-    first = made.example(("ab", "c"), ([], "de"), ("f", []))
-    second = made.example(([EOT, 5], "x"))
-    examples = [tuple(map(np.array, example)) for example in (first, second)]
-    assert answer_ends(examples, EOT).tolist() == [2, 5, 6, 8]  # c·  de·  ·  x·
+    targets = np.array([*b"c", EOT, *b"de", EOT, EOT, *b"x", EOT])  # c·  de·  ·  x·
+    example = Example(np.array([EOT, *b"ab", EOT, 5]), np.arange(8), targets)
+    assert [len(part) for part in Source("", [], {}, eot=EOT).answers(targets, example)] == [2, 3, 1, 2]
 
 
 @pytest.mark.parametrize("longest", [1, 4, 0])
 def test_short_answers_alone_count_for_exact_match(longest, runs, opened, capsys):
-    model, answers = opened
+    model, source = opened
     right = counted = 0
-    for example in answers.examples:
-        (_, hits), start = predict(model, [example], environment()), 0
-        for a, b in answers_of(example):
+    for chat, example in zip(map(encode, CHATS), source.examples, strict=True):
+        ((_, hits),), start = predict(model, [example], 1, environment()), 0
+        for a, b in answers_of(chat):
             if not longest or b - a <= longest:
                 counted, right = counted + 1, right + bool(hits[start : start + b - a].all())
             start += b - a

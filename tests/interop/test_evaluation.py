@@ -3,15 +3,14 @@
 import json
 import math
 import shutil
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
+from interop.evaluation.inputs import count_bytes, windows
 from interop.evaluation.results import compare_results, read_results, suite_means, write_results
 from interop.evaluation.settings import SUITES, EvaluateConfig
-from interop.evaluation.text import FileWindows, count_bytes
 from nanodnt.data.tokenizer import Tokenizer, json_meta
 from nanodnt.trained import load_trained
 from support.evaluation import EOT, TEXT, assert_refused, call, make_runs, read, values
@@ -69,17 +68,12 @@ def test_a_text_equals_a_plain_loop(runs, overlap, batch_size):
 def test_every_token_is_a_target_once(block_size):
     for overlap in range(block_size):
         for n in range(1, 30):
-            windows, seen = FileWindows(np.arange(n + 1) + 100, block_size, overlap), Counter()
-            starts = windows.validation()
-            x, y = windows.val_batch(starts, len(starts) + 2)
-            for i, (inputs, targets) in enumerate(zip(x.tolist(), y.tolist(), strict=True)):
-                counted = [(p, b) for p, b in enumerate(targets) if b != -1]
-                seen.update(b for _, b in counted)
-                assert all(inputs[p] == b - 1 for p, b in counted)
-                if counted and i:  # the context before the first target: what is repeated, and one token
-                    p, first = counted[0]
-                    assert p == overlap and inputs[: p + 1] == list(range(first - p - 1, first))
-            assert seen == {100 + i: 1 for i in range(1, n + 1)}
+            seen = []
+            for i, (inputs, places, targets) in enumerate(windows(np.arange(n + 1) + 100, block_size, overlap)):
+                assert len(inputs) <= block_size and (inputs[places] == targets - 1).all()
+                assert places[0] == (overlap if i else 0)  # the context before the first target is what is repeated
+                seen += targets.tolist()
+            assert seen == list(range(101, 101 + n))
 
 
 def test_a_dataset_has_training_s_loss(runs):

@@ -7,12 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from interop.evaluation import harness
 from interop.evaluation.settings import EvaluateConfig
 from interop.huggingface.write import write_pretrained
 from model import GPT, GPTConfig
@@ -26,6 +26,7 @@ from support.evaluation import (
     TEXT,
     assert_refused,
     call,
+    command,
     keep_caches,
     make_runs,
     read,
@@ -118,22 +119,24 @@ def runs(made):
 ENV = Env(0, 1, torch.device("cpu"), torch.float32, distributed=False)
 
 
+@cache
+def harness():
+    """The module with our part, which imports lm_eval."""
+    return command("import_harness")()
+
+
 def harness_model(ours, meta=None, batch_size=3):
     """Our model of the harness, around `ours`."""
-    from interop.evaluation.harness_model import HarnessModel
-
     meta = meta or Tokenizer.meta_for("bytes")
-    return HarnessModel(Trained(ours, Tokenizer(meta), meta, "a test", 0), ENV, batch_size)
+    return harness().HarnessModel(Trained(ours, Tokenizer(meta), meta, "a test", 0), ENV, batch_size)
 
 
 def evaluate(lm, folder, **how) -> dict:
     """What the harness finds with a model on the tasks in `folder`."""
-    from lm_eval.evaluator import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    tasks = [task for _, task in harness.load_tasks(NAMES, EvaluateConfig(task_folder=str(folder)), ENV)]
-    with harness.quiet():
-        return simple_evaluate(lm, tasks=tasks, task_manager=TaskManager(include_defaults=False), **how)
+    tasks = [task for _, task in harness().load_tasks(NAMES, EvaluateConfig(task_folder=str(folder)), ENV)]
+    with harness().quiet():
+        manager = harness().TaskManager(include_defaults=False)
+        return harness().simple_evaluate(lm, tasks=tasks, task_manager=manager, **how)
 
 
 def answers(found) -> dict:
@@ -148,10 +151,7 @@ def answers(found) -> dict:
 @pytest.fixture(scope="module")
 def expected(folder, exported):
     """What the harness finds with its own model."""
-    harness.import_harness()
-    from lm_eval.models.huggingface import HFLM
-
-    return evaluate(HFLM(pretrained=exported[0], tokenizer=exported[1], batch_size=1, device="cpu"), folder)
+    return evaluate(harness().HFLM(pretrained=exported[0], tokenizer=exported[1], batch_size=1, device="cpu"), folder)
 
 
 @pytest.mark.parametrize("batch_size", [3, 16])
@@ -167,7 +167,7 @@ def test_every_answer_is_the_hf_model_s(batch_size, folder, ours, expected):
             else:
                 assert other == (one if key[0] == "local_texts" else pytest.approx(one, rel=1e-6, abs=1e-4)), key
     for task, theirs in expected["results"].items():
-        ours, theirs = harness.read_metrics(found["results"][task]), harness.read_metrics(theirs)
+        ours, theirs = harness().read_metrics(found["results"][task]), harness().read_metrics(theirs)
         assert list(ours) == list(theirs) == METRICS[task]
         for name in theirs:
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4), (task, name)
@@ -255,7 +255,7 @@ def test_the_package_evaluate_is_not_our_command(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.delitem(sys.modules, "evaluate", raising=False)  # another test may have imported our command
     assert importlib.util.find_spec("evaluate").origin == str(ROOT / "evaluate.py")
-    harness.import_harness()
+    command("import_harness")()
     assert importlib.util.find_spec("evaluate").origin.endswith("site-packages/evaluate/__init__.py")
     assert importlib.util.find_spec("model").origin == str(ROOT / "model.py")
 
@@ -272,15 +272,13 @@ BAD_TASKS = {  # (the YAML of a task that is added, what the one line says); TAS
 
 @pytest.mark.parametrize("name", BAD_TASKS)
 def test_bad_tasks_are_refused_in_one_line(name, runs, folder, tmp_path, monkeypatch, capsys):
-    import lm_eval.tasks
-
-    class OwnTasks(lm_eval.tasks.TaskManager):
+    class OwnTasks(harness().TaskManager):
         """Without the harness's 14,000 files, which take seconds to read."""
 
         def __init__(self, include_path=None, include_defaults=True):
             super().__init__(include_path=include_path, include_defaults=False)
 
-    monkeypatch.setattr(lm_eval.tasks, "TaskManager", OwnTasks)
+    monkeypatch.setattr(harness(), "TaskManager", OwnTasks)
     yaml, message = BAD_TASKS[name]
     tasks = tmp_path / "tasks"
     if yaml is not None:
@@ -290,32 +288,10 @@ def test_bad_tasks_are_refused_in_one_line(name, runs, folder, tmp_path, monkeyp
     assert_refused(capsys, runs, message.replace("TASKS", str(tasks)), **flags)
 
 
-@pytest.mark.parametrize("answers", [True, False])
-def test_a_hub_that_does_not_answer_is_asked_once(answers, monkeypatch, capsys):
-    import datasets
-    import huggingface_hub
-
-    asked = []
-
-    def head(url, timeout):
-        asked.append(url)
-        if not answers:
-            raise OSError("no route")
-
-    monkeypatch.setattr(huggingface_hub.utils, "get_session", lambda: SimpleNamespace(head=head))
-    for module in (huggingface_hub.constants, datasets.config):
-        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
-    for _ in range(2):
-        harness.go_offline_if_cut_off(ENV)
-    assert datasets.config.HF_HUB_OFFLINE == huggingface_hub.constants.HF_HUB_OFFLINE == (not answers)
-    assert len(asked) == 1 + answers
-    assert capsys.readouterr().out.count("does not answer") == (not answers)
-
-
 def test_too_few_documents_for_the_processes(folder):
     env = Env(0, 7, torch.device("cpu"), torch.float32, distributed=False)
     with pytest.raises(ValueError, match="task local_rolling: 6 documents are too few for 7 processes"):
-        harness.load_tasks(["local_rolling"], EvaluateConfig(task_folder=str(folder)), env)
+        harness().load_tasks(["local_rolling"], EvaluateConfig(task_folder=str(folder)), env)
 
 
 @pytest.mark.deep

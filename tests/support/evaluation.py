@@ -14,11 +14,15 @@ TEXT = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. π 
 EOT = 256
 
 
+def command(name: str):
+    """The function of this name in evaluate.py."""
+    return runpy.run_path(str(ROOT / "evaluate.py"))[name]
+
+
 def call(**flags) -> int:
     """The exit code of evaluate.py in this process."""
-    main = runpy.run_path(str(ROOT / "evaluate.py"))["main"]
     flags = dict(device="cpu", dtype="float32") | flags
-    return call_main(main, *(f"--{key}={value}" for key, value in flags.items()))
+    return call_main(command("main"), *(f"--{key}={value}" for key, value in flags.items()))
 
 
 def read(folder) -> dict:
