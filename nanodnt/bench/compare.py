@@ -14,7 +14,7 @@ from nanodnt.bench.vary import SETS
 from nanodnt.engine import prepare_model
 from nanodnt.optim import make_optimizer
 from nanodnt.plan.memory import Timeline
-from nanodnt.plan.strategies import batch_bytes, strategies
+from nanodnt.plan.strategies import make_strategy
 
 
 def compare_variants(makes: dict, setting: Setting, turns: str = "together") -> dict:
@@ -106,6 +106,5 @@ def plan_memory(setting: Setting) -> float:
     model = prepare_model(setting.task.network().empty(setting.flags), setting.config, meta)
     optimizer = make_optimizer(model, setting.config)
     timeline = Timeline(model, optimizer, setting.config, setting.config.activation_checkpointing)
-    (strategy,) = strategies(model, optimizer, setting.config, gpus=1)
-    strategy = strategy._replace(batch=batch_bytes(model, setting.rows))
-    return timeline.peak(setting.micro, setting.accumulation > 1, strategy).total
+    strategy = make_strategy("none", model, optimizer, setting.config, gpus=1)
+    return timeline.peak(setting.micro, setting.rows, strategy).total

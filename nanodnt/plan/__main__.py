@@ -14,21 +14,16 @@ from pathlib import Path
 
 from configurator import configure
 from layers import rules
-from model import GPTConfig
+from layers.roles import ROLES
+from model import GPTConfig, Transformer
 from nanodnt.data import folder_of, load_meta
-from nanodnt.optim import describe_groups, fill_defaults, make_optimizer, notes
-from nanodnt.plan.describe import (
-    describe_flops,
-    describe_memory,
-    describe_parameters,
-    describe_rates,
-    describe_size,
-    draw_rates,
-)
+from nanodnt.optim import OPTIMIZERS, describe_groups, fill_defaults, lr_at, make_optimizer, notes, state_bytes
 from nanodnt.plan.equations import describe_network
-from nanodnt.plan.planning import PlanConfig, describe_plan
+from nanodnt.plan.planning import PlanConfig, describe_flops, describe_plan
 from nanodnt.run.errors import EXPECTED, report_error
+from nanodnt.run.loss_curve import save_figure
 from nanodnt.settings import TrainConfig
+from nanodnt.tables import table
 from nanodnt.tasks import fill_from_dataset, task_of
 
 
@@ -47,6 +42,81 @@ def resolve(description: str, *schemas, argv=None) -> tuple:
     remark = source and f"; {source}, since dataset {config.dataset!r} is not prepared here"
     model = task.network().empty(flags)
     return model, make_optimizer(model, config), config, remark, *others
+
+
+def describe_size(model: Transformer, remark: str = "") -> list:
+    """Two lines: the model's sizes, and its vocabulary or images, followed by the `remark`."""
+    c = model.config
+    heads = f"{c.n_head} heads of {c.head_dim}" + (f", {c.n_kv_head} for k and v" if c.n_kv_head else "")
+    ffn = f"FFN {c.ffn_width}"
+    if c.n_expert:
+        shared = f", {c.n_expert_shared} shared" if c.n_expert_shared else ""
+        ffn = f"{c.n_expert} experts of FFN {c.ffn_width} ({c.n_expert_active} active{shared})"
+    rows, data = task_of(c).describe_size(c)
+    return [f"{c.n_layer} blocks, {c.n_embd} wide, {heads}, {ffn}, {rows}", data + remark]
+
+
+def describe_parameters(model: Transformer) -> list:
+    """A table: tensors, parameters and their share, by role; with experts also the active ones, which a token meets."""
+    roles, active, total = model.roles(), model.active_numel(), model.num_params()
+    rows = [("role", "tensors", "parameters", "share", "active")]
+    for role in (role for role in ROLES if role in roles.values()):
+        of_role = {name: p.numel() for name, p in model.named_parameters() if roles[name] == role}
+        n, met = sum(of_role.values()), sum(active[name] for name in of_role)
+        rows.append((role, str(len(of_role)), f"{n:,}", f"{n / total:.3%}", f"{met:,}"))
+    rows.append(("all", str(len(roles)), f"{total:,}", "", f"{sum(active.values()):,}"))
+    return table(rows if model.config.n_expert else [row[:-1] for row in rows])
+
+
+def describe_memory(model: Transformer) -> list:
+    """A table: fp32 weights, gradients and state under each optimizer with its defaults."""
+    weights, rows = 4 * model.num_params(), [("optimizer", "weights", "gradients", "state", "state, bytes/parameter")]
+    for name in OPTIMIZERS:
+        config = TrainConfig(optimizer=name)
+        fill_defaults(config)
+        state = state_bytes(model, config)
+        sizes = [f"{size / 1e9:.2f} GB" for size in (weights, weights, state)]
+        rows.append((name, *sizes, f"{state / model.num_params():.2f}"))
+    return table(rows)
+
+
+def describe_rates(optimizer, config: TrainConfig) -> list:
+    """A table: the learning rate of each group (rows) at the updates where its schedule turns (columns)."""
+    end, warmup = config.lr_decay_iters, config.warmup_iters
+    turns = {1, warmup, warmup + 1, (warmup + end) // 2, end, config.max_iters}
+    if config.schedule == "wsd":
+        turns |= {end - config.wsd_decay_iters, end - config.wsd_decay_iters // 2}
+    turns = sorted(t for t in turns if 1 <= t <= max(config.max_iters, 1))
+    rows = [("LR at update", *map(str, turns))]
+    for group in optimizer.param_groups:
+        rows.append((group["label"], *(f"{lr_at(t - 1, config, group):.3g}" for t in turns)))
+    return table(rows)
+
+
+def draw_rates(optimizer, config: TrainConfig, path: Path) -> None:
+    """Draw the learning rate of each group over all steps into the PNG file `path`. Groups with the same rates share
+    a line. ValueError without matplotlib."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise ValueError("--plot needs matplotlib: pip install matplotlib") from None
+    updates = sorted({1 + i * (config.max_iters - 1) // 1000 for i in range(1001)})
+    lines = {}
+    for group in optimizer.param_groups:
+        lines.setdefault(tuple(lr_at(t - 1, config, group) for t in updates), []).append(group["label"])
+    figure, axis = plt.subplots(figsize=(7.6, 4), dpi=160)
+    for rates, labels in sorted(lines.items(), key=lambda line: -max(line[0])):
+        axis.plot(updates, rates, label=", ".join(labels), linewidth=1.4)
+    axis.set(xlabel="update", ylabel="learning rate", title=f"{config.optimizer}, {config.schedule}")
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_figure(figure, path)
 
 
 def main() -> int:

@@ -127,24 +127,19 @@ def describe_blocks(config: GPTConfig, blocks) -> list:
     return lines
 
 
-def ends_equations(model: Transformer) -> tuple:
-    """(what the stream begins with, before embed_scale and input_norm; the logits of the stream x)."""
-    x = equation(model.final_norm, "x")
-    if not hasattr(model, "patch"):
-        position = " + wpe[position]" if model.wpe is not None else ""
-        return f"wte[token]{position}", f"{'Wte' if model.head is None else 'Whead'} {x}"
-    patch, pooled = linear_equation(model.patch, "Wpatch", "patch"), f"(mean over patches of {x})"
-    if model.cls is not None:
-        patch, pooled = f"[class token; {patch}]", f"(class token of {x})"
-    return f"{patch} + wpe[position]", linear_equation(model.head, "Whead", pooled)
-
-
 def describe_network(model: Transformer) -> list:
     """The network from token ids, or patches, to logits, an equation a line; then its symbols and initial weights."""
-    x, logits = ends_equations(model)
+    x, last = "wte[token]", equation(model.final_norm, "x")
+    if not model.config.causal:  # patches see each other
+        x, pooled = linear_equation(model.patch, "Wpatch", "patch"), "mean over patches"
+        if model.cls is not None:
+            x, pooled = f"[class token; {x}]", "class token"
+        last = f"({pooled} of {last})"
+    x += " + wpe[position]" if model.wpe is not None else ""
     for slot in (model.embed_scale, model.input_norm):
         if slot.norm != "none" or slot.gain is not None:
             x = equation(slot, x, is_sum=" + " in x)
+    logits = f"Wte {last}" if model.head is None else linear_equation(model.head, "Whead", last)
     lines = [f"x ← {simplify(x)}", *describe_blocks(model.config, model.blocks), simplify(f"logits = {logits}")]
     return [*lines, *describe_symbols(model), *describe_init(model)]
 

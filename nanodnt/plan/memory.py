@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from model import GPTConfig
 from nanodnt.engine import Trainer, prepare_model, training_step
 from nanodnt.optim import make_optimizer
-from nanodnt.plan.strategies import Strategy, make_strategy
+from nanodnt.plan.strategies import Strategy, make_strategy, total_bytes
 from nanodnt.run.hardware import available_bytes, memory_bytes
 from nanodnt.tasks import task_of
 
@@ -138,7 +138,7 @@ class Timeline:
     shortcuts). The exception is the loss, which works on chunks of tokens and is counted for each micro batch."""
 
     def __init__(self, model, optimizer, config, checkpointing: bool):
-        self.model, model.runtime.checkpointing = model, checkpointing
+        model.runtime.checkpointing, self.loss_bytes = checkpointing, cache(partial(loss_bytes, model))
         two, three = (trace(model, optimizer, config, micro).rows for micro in (2, 3))
         phases, gradients, other = zip(*two, strict=True)
         self.before_loss, other = phases.index("backward") - 1, np.array(other, float)
@@ -146,20 +146,17 @@ class Timeline:
         self.gradients = np.array([*gradients, 0, max(gradients)]) / max(gradients)  # the share that exists by then
         self.slope = np.array([row[-1] for row in three]) - other
         self.start = other - 2 * self.slope
+        self.row_bytes = total_bytes(model.example(1))  # inputs and targets are on the device from the step's start
 
-    @cache  # noqa: B019
-    def other_bytes(self, micro: int) -> np.ndarray:
-        """Bytes besides weights, gradients and state: after each operator, then in the loss, then at the end."""
-        other = self.start + self.slope * micro
-        return np.append(other, (other[self.before_loss] + loss_bytes(self.model, micro), 0))
-
-    def peak(self, micro: int, accumulates: bool, strategy: Strategy) -> Peak:
-        """The moment when the most is held. `accumulates`: gradients of an earlier micro batch exist from the start."""
-        other = self.other_bytes(micro)
+    def peak(self, micro: int, share: int, strategy: Strategy) -> Peak:
+        """The moment when the most is held, in a step of `share` rows. If these are more than one micro batch,
+        gradients of an earlier one exist from the start."""
+        accumulates, other = micro < share, self.start + self.slope * micro  # besides weights, gradients and state
+        other = np.append(other, (other[self.before_loss] + self.loss_bytes(micro), 0))
         of_phase = Counter(strategy.extra) + Counter(strategy.accumulated if accumulates else {})
         extra = np.array([of_phase[phase] for phase in self.phases])
-        share = 1 if accumulates else 0 if strategy.in_buckets else self.gradients
-        gradients = strategy.gradients * share + 0 * other
+        existing = 1 if accumulates else 0 if strategy.in_buckets else self.gradients
+        gradients = strategy.gradients * existing + 0 * other
         i = (gradients + extra + other).argmax()
         kept = min(other[self.before_loss], other[i])
         parts = {
@@ -168,7 +165,7 @@ class Timeline:
             "optimizer state": strategy.state,
             "DDP's buckets, FSDP's gathered copies": extra[i],
             "kept for the backward": kept,
-            "everything else then": other[i] - kept + strategy.batch,
+            "everything else then": other[i] - kept + share * self.row_bytes,
         }
         return Peak(self.phases[i], parts, sum(parts.values()))
 
@@ -176,7 +173,7 @@ class Timeline:
 def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limit: float) -> int:
     """The largest divisor of `share`, the rows of one process, whose peak is within `limit` bytes; else 1."""
     valid = [micro for micro in range(share, 0, -1) if share % micro == 0]
-    return next((micro for micro in valid if timeline.peak(micro, micro < share, strategy).total <= limit), 1)
+    return next((micro for micro in valid if timeline.peak(micro, share, strategy).total <= limit), 1)
 
 
 def choose_micro_batch(flags: GPTConfig, config, env, share: int) -> tuple:
@@ -193,7 +190,7 @@ def choose_micro_batch(flags: GPTConfig, config, env, share: int) -> tuple:
     held = make_strategy(env.parallel, model, optimizer, config, env.world_size, total)
     timeline = Timeline(model, optimizer, config, config.activation_checkpointing)
     micro = largest_micro_batch(timeline, held, share, limit)
-    peak = timeline.peak(micro, micro < share, held).total
+    peak = timeline.peak(micro, share, held).total
     why, advice = "the largest that fits", ""
     if peak > limit:
         why = "none fits, memory may run out"

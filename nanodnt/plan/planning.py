@@ -8,9 +8,8 @@ import torch
 
 from nanodnt.engine import prepare_model, split_batch
 from nanodnt.optim import make_optimizer
-from nanodnt.plan.describe import describe_flops
 from nanodnt.plan.memory import Timeline, largest_micro_batch
-from nanodnt.plan.strategies import state_tensors, strategies, total_bytes
+from nanodnt.plan.strategies import make_strategy, state_tensors, total_bytes
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS
 from nanodnt.tables import table
@@ -18,14 +17,9 @@ from nanodnt.tasks import task_of
 
 # GB that tensors can have (our choice), and the name in PEAK_FLOPS. A GPU has 2 to 6 GB more (an H100 85, in GB of 10⁹
 # bytes), which CUDA, NCCL, the kernels' workspaces and the allocator's gaps need.
-GPUS = {
-    "h100": (80, "H100"),
-    "h200": (141, "H200"),
-    "h800": (80, "H800"),
-    "gh200": (96, "GH200"),
-    "b200": (180, "B200"),
-}
-GPUS |= {"a100": (80, "A100"), "a100-40": (40, "A100"), "a800": (80, "A800"), "l40s": (46, "L40S")}
+GPUS = {"h100": (80, "H100"), "h200": (141, "H200"), "h800": (80, "H800"), "gh200": (96, "GH200")}
+GPUS |= {"b200": (180, "B200"), "a100": (80, "A100"), "a100-40": (40, "A100"), "a800": (80, "A800")}
+GPUS |= {"l40s": (46, "L40S")}
 GPUS |= {"4090": (24, "RTX 4090"), "3090": (24, "RTX 3090"), "v100": (32, "V100"), "t4": (15, "T4")}
 NO_BF16 = ("v100", "t4")  # here dtype=auto is fp16
 CHECKPOINTS = 4  # on disk at a time: last, prev, best, and the next one while it is written
@@ -55,9 +49,15 @@ class PlanConfig:
         return 1e9 * (self.gpu_mem_gb or GPUS[self.gpu][0])
 
 
-def format_gb(n: float) -> str:
-    """Bytes as GB, without the unit."""
-    return f"{n / 1e9:.2f}"
+def describe_flops(model) -> str:
+    """A line: FLOPs per token, of images also per image, and the shares of blocks, head and attention."""
+    c, task, total = model.config, task_of(model.config), model.flops_per_token()
+    parts = {"blocks": 6 * model.active_matrices(), task.ends: 0, "attention": model.attention_flops()}
+    parts[task.ends] = total - sum(parts.values())
+    shares = ", ".join(f"{name} {flops / total:.0%}" for name, flops in parts.items())
+    counted = ", counting active parameters" if c.n_expert else ""
+    a_row = f", {total * c.block_size / 1e9:.4g} per {task.counted_row}" if task.counted_row else ""
+    return f"{total / 1e9:.3f} GFLOPs per token{a_row}, forward and backward{counted} ({shares})"
 
 
 def describe_strategies(timelines: dict, choices: list, share: int, given: int, limit: float) -> list:
@@ -70,13 +70,13 @@ def describe_strategies(timelines: dict, choices: list, share: int, given: int, 
     for strategy in choices:
         for checkpointing, timeline in timelines.items():
             micro = largest_micro_batch(timeline, strategy, share, limit)
-            peak, of_given = (timeline.peak(n, n < share, strategy) for n in (micro, given or micro))
+            peak, of_given = (timeline.peak(n, share, strategy) for n in (micro, given or micro))
             column = {"GB": strategy.name + ", checkpointing" * checkpointing}
             column["micro_batch_size that fits"] = str(micro) if peak.total <= limit else "none, 1 shown"
             column["accumulation"] = str(share // micro)
-            column |= {part: format_gb(n) for part, n in (peak.parts | dict(peak=peak.total)).items()}
+            column |= {part: f"{n / 1e9:.2f}" for part, n in (peak.parts | dict(peak=peak.total)).items()}
             column["phase of the peak"] = peak.phase
-            column[f"peak with micro_batch_size={given}"] = format_gb(of_given.total)
+            column[f"peak with micro_batch_size={given}"] = f"{of_given.total / 1e9:.2f}"
             columns.append(column)
     rows = [(title, *(column[title] for column in columns)) for title in columns[0]]
     return table(rows if given else rows[:-1])
@@ -105,15 +105,6 @@ def describe_time(model, config, plan: PlanConfig, dtype) -> list:
     return lines
 
 
-def describe_disk(model, optimizer, config) -> str:
-    """A line: the size of one checkpoint, and of all that are on disk at a time."""
-    one = total_bytes(model.state_dict().values()) + total_bytes(state_tensors(optimizer))
-    kept = config.max_iters // config.keep_every if config.keep_every else 0
-    text = f"a checkpoint: {format_gb(one)} GB, and as much host memory on rank 0 while it is written; on disk up to "
-    text += f"{CHECKPOINTS} " + (f"and {kept} kept ones " if kept else "")
-    return text + f"at a time: {format_gb((CHECKPOINTS + kept) * one)} GB"
-
-
 def describe_plan(model, config, plan: PlanConfig) -> list:
     """Lines for a model on the meta device. ValueError if the batch cannot be split over the GPUs, or the GPUs into
     shards."""
@@ -124,10 +115,14 @@ def describe_plan(model, config, plan: PlanConfig) -> list:
     optimizer = make_optimizer(model, config)  # after prepare_model, which sets the dtype of Muon's products
     share = math.prod(split_batch(config.batch_size, 0, plan.gpus))
     given = config.micro_batch_size if config.micro_batch_size and share % config.micro_batch_size == 0 else 0
-    choices = strategies(model, optimizer, config, plan.gpus, plan.bytes)
-    if dtype == torch.float16:  # FSDP has no loss scaling
-        choices = choices[:1]
+    kinds = ("none",) if plan.gpus == 1 else ("ddp", "fsdp")
+    choices = [make_strategy(kind, model, optimizer, config, plan.gpus, plan.bytes) for kind in kinds]
+    choices = choices[:1] if dtype == torch.float16 else choices  # FSDP has no loss scaling
     timelines = {checkpointing: Timeline(model, optimizer, config, checkpointing) for checkpointing in (False, True)}
+    saved = total_bytes(model.state_dict().values()) + total_bytes(state_tensors(optimizer))
+    kept = config.max_iters // config.keep_every if config.keep_every else 0
+    disk = f"on disk up to {CHECKPOINTS} " + f"and {kept} kept ones " * (kept > 0)
+    disk += f"at a time: {(CHECKPOINTS + kept) * saved / 1e9:.2f} GB"
     size = f"{model.num_params():,} parameters"
     if model.config.n_expert:
         size += f", {model.num_params(active=True):,} of them active"
@@ -135,7 +130,7 @@ def describe_plan(model, config, plan: PlanConfig) -> list:
         f"{size}, {config.optimizer}, products in {str(dtype).removeprefix('torch.')}",
         describe_flops(model),
         *describe_time(model, config, plan, dtype),
-        describe_disk(model, optimizer, config),
+        f"a checkpoint: {saved / 1e9:.2f} GB, and as much host memory on rank 0 while it is written; {disk}",
         "",
         f"memory of one of {plan.gpus} {plan.gpu}, {plan.bytes / 1e9:g} GB each for tensors, not compiled "
         f"({share} {task_of(model.config).row_noun} of a step each):",

@@ -18,14 +18,12 @@ class Strategy(NamedTuple):
     state: int
     extra: dict = {}  # further bytes by phase; the phase "reduction" is the end of FSDP's backward pass
     accumulated: dict = {}  # more than that if an earlier micro batch has left gradients, by phase
-    batch: int = 0  # the step's inputs and targets, on the device from its start
     in_buckets: bool = False  # DDP: `extra` has the last micro batch's gradients; `gradients` are of earlier ones
     note: str = ""  # a line for the reader
 
 
 def total_bytes(tensors) -> int:
-    """The size of all tensors."""
-    return sum(t.numel() * t.element_size() for t in tensors)
+    return sum(t.nbytes for t in tensors)
 
 
 def shard_bytes(tensors, n: int) -> int:
@@ -37,11 +35,6 @@ def shard_bytes(tensors, n: int) -> int:
 def state_tensors(optimizer) -> list:
     """All tensors of the optimizer's state."""
     return [t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
-
-
-def batch_bytes(model, rows: int) -> int:
-    """The size of the inputs and targets of `rows` sequences, or images."""
-    return rows * total_bytes(model.example(1))
 
 
 def message_bytes(optimizer, gpus: int) -> int:
@@ -62,32 +55,24 @@ def make_strategy(parallel: str, model, optimizer, config, gpus: int, limit: flo
     fsdp_shard_size does not divide `gpus`."""
     parameters, state, buffers = list(model.parameters()), state_tensors(optimizer), total_bytes(model.buffers())
     weights, state_size = total_bytes(parameters), total_bytes(state)
-    batch = batch_bytes(model, config.batch_size // gpus)
     if parallel == "none":
-        return Strategy("one GPU", weights + buffers, weights, state_size, batch=batch)
+        return Strategy("one GPU", weights + buffers, weights, state_size)
     if parallel == "ddp":
         buckets = dict.fromkeys(("forward", "loss", "backward", "clip", "optimizer"), weights)
         buckets["optimizer"] += message_bytes(optimizer, gpus)
-        return Strategy("DDP", weights + buffers, weights, state_size, buckets, batch=batch, in_buckets=True)
+        return Strategy("DDP", weights + buffers, weights, state_size, buckets, in_buckets=True)
     n = config.fsdp_shard_size or gpus
     if gpus % n:
         raise ValueError(f"fsdp_shard_size={n} does not divide gpus={gpus}: choose a divisor")
     shard, dtype = shard_bytes(parameters, n), model.runtime.compute_dtype or torch.float32
     keep, text = keep_unsharded(model, dtype, 3 * weights + state_size, n, limit)
-    # the root group: everything but the matrices of the blocks
-    root = weights - total_bytes(block_matrices(model))
+    root = weights - total_bytes(block_matrices(model))  # of the root group
     accumulated = dict.fromkeys(("forward", "loss", "backward"), weights if keep else root)
     experts = model.config.n_expert
     if experts % n:
         text += f"; {experts} experts over {n} processes: gathered, they take the memory of {-(-experts // n) * n}"
     sharded = shard + buffers, shard, shard_bytes(state, n), gathered_copies(model, dtype, root, keep, n), accumulated
-    return Strategy("FSDP", *sharded, batch=batch, note=f"FSDP: {text}")
-
-
-def strategies(model, optimizer, config, gpus: int, limit: float = math.inf) -> list:
-    """The strategies for this number of GPUs with `limit` bytes each: one GPU alone, or DDP and FSDP."""
-    kinds = ("none",) if gpus == 1 else ("ddp", "fsdp")
-    return [make_strategy(kind, model, optimizer, config, gpus, limit) for kind in kinds]
+    return Strategy("FSDP", *sharded, note=f"FSDP: {text}")
 
 
 def gathered_copies(model, dtype: torch.dtype, root: int, keep: bool, n: int) -> dict:

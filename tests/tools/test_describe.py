@@ -1,4 +1,5 @@
-"""`python model.py CONFIG`: equations, counts, bytes and learning rates are those of the network and its optimizer."""
+"""`python model.py CONFIG`: equations, counts, bytes and learning rates are those of the network and its optimizer.
+What --plan counts is in test_plan.py."""
 
 import os
 import re
@@ -11,6 +12,7 @@ from model import GPT, GPTConfig
 from nanodnt.optim import OPTIMIZERS
 from nanodnt.plan.__main__ import main
 from nanodnt.plan.equations import describe_network
+from nanodnt.plan.planning import PlanConfig
 from support.runs import ROOT, call
 
 SIZE = dict(n_layer=3, n_head=2, n_embd=16, block_size=8, vocab_size=50)
@@ -229,7 +231,7 @@ def test_a_reader_that_goes_away_is_no_error(capsys):
 
 # ------------------------------------------------------------------------------------------------------ learning rates
 
-TRAINED = dict(SIZE, warmup_iters=5, max_iters=25, learning_rate=1e-2)
+TRAINED = dict(SIZE, n_layer=1, warmup_iters=5, max_iters=25, learning_rate=1e-2, batch_size=12)
 
 
 @pytest.fixture
@@ -273,6 +275,42 @@ def test_learning_rates_drawn(tmp_path, run_small):
     assert "memory of one of 1 h100" in out and "LR at update" not in out and out.splitlines()[-1] == drawn
 
 
+# ---------------------------------------------------------------------------------------------------------------- plan
+
+
+def test_a_plan(run_small):
+    code, out, err = run_small("--plan", "--gpus=3", "--gpu=a800", "--micro_batch_size=2")
+    assert (code, err) == (0, "")
+    # a cell is two spaces or more from the next
+    found = {line[0]: line[1:] for line in (re.split("  +", line) for line in out.splitlines()) if len(line) > 1}
+    assert found["GB"] == ["DDP", "DDP, checkpointing", "FSDP", "FSDP, checkpointing"]
+    assert found["micro_batch_size that fits"] == ["4"] * 4 and found["accumulation"] == ["1"] * 4
+    assert "80 GB each" in out and "MFU of 40% of 3 × 312 TFLOP/s" in out and "bfloat16" in out
+    assert "peak with micro_batch_size=2" in found
+    code, out, _ = run_small("--plan", "--gpu=t4", "--gpu_mem_gb=0.0002", "--n_expert=8")
+    assert code == 0 and re.search("^GB +one GPU +one GPU, checkpointing$", out, re.MULTILINE)
+    assert re.search("^micro_batch_size that fits +none, 1 shown", out, re.MULTILINE)
+    d = 16  # embeddings and positions, attention and experts, router and gains
+    n, active = (64 * d + 8 * d + (4 + 8 * k) * d * d + 8 * d + 3 * d for k in (8, 2))
+    assert f"{n:,} parameters, {active:,} of them active, adamw, products in float16" in out
+
+
+def test_without_a_dataset_it_is_imagenet(run_small):
+    code, text, _ = run_small("--dataset=nowhere", "--patch_size=16", "--vocab_size=0", "--block_size=1024")
+    first, second, *_ = text.splitlines()
+    assert code == 0 and first.endswith("197 tokens an image")
+    sizes = "images of 224 × 224 pixels, 3 channels, patches of 16 × 16, 1000 classes"
+    assert second == f"{sizes}; ImageNet-1k's, since dataset 'nowhere' is not prepared here"
+    assert "vocabulary" not in text
+
+
+def test_flags_of_the_plan_belong_to_it(run):
+    assert "unknown flag --gpus" in run("--gpus=4")[2]
+    code, out, _ = run("--help")
+    assert code == 0 and "--plan --gpus=32" in out and "--plot  " in out and "words without a value" in out
+    assert all(f"--{name}=" in out for name in PlanConfig.__dataclass_fields__)
+
+
 # what is refused: the exit code, and what is said
 REFUSED = {
     "--n_leyer=3": (2, "n_layer"),
@@ -280,6 +318,12 @@ REFUSED = {
     "--lns=norm --pre_norm=none": (1, "error: lns=norm needs a pre norm"),
     "--decay_gains=input --gain=none": (1, "error: decay_gains=input, but the model has no"),
     "--out_dir={tmp}/file/run": (1, "{tmp}/file"),
+    "--plan --gpu=h1000": (2, "h100 | h200"),
+    "--plan --gpus=0": (1, "gpus=0 must be at least 1"),
+    "--plan --mfu=1.5": (1, "mfu=1.5 must be above 0"),
+    "--plan --gpu_mem_gb=-1": (1, "gpu_mem_gb=-1 must not be negative"),
+    "--plan --gpus=5": (1, "cannot be split over 5 processes: use 10 or 15"),
+    "--plan --gpus=4 --parallel=fsdp --fsdp_shard_size=3": (1, "fsdp_shard_size=3 does not divide gpus=4"),
 }
 
 

@@ -10,17 +10,15 @@ import torch.distributed as dist
 from model import GPTConfig
 from nanodnt.engine import Trainer, prepare_model, training_step
 from nanodnt.optim import make_optimizer
-from nanodnt.plan.__main__ import main
 from nanodnt.plan.memory import Memory, Timeline, choose_micro_batch, fused_attention, trace
-from nanodnt.plan.planning import GPUS, NO_BF16, PlanConfig, describe_disk, describe_plan, describe_time
-from nanodnt.plan.strategies import Strategy, batch_bytes, message_bytes, shard_bytes, strategies, total_bytes
+from nanodnt.plan.planning import GPUS, NO_BF16, PlanConfig, describe_plan, describe_time
+from nanodnt.plan.strategies import Strategy, make_strategy, message_bytes, shard_bytes, total_bytes
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS, available_bytes
 from nanodnt.run.parallel import data_parallel
 from nanodnt.tasks import task_of
 from support.depth import spread
 from support.optimizers import filled
-from support.runs import call
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = dict(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
@@ -58,9 +56,12 @@ def build(flags, config, device="meta", dtype=torch.float32):
     return model, make_optimizer(model, config), config
 
 
-def one_process(model) -> Strategy:
-    """One process that holds everything. Weights and state count as 0: only what a step adds is left."""
-    return Strategy("one", 0, total_bytes(model.parameters()), 0)
+def added(model, optimizer, config, micro, accumulation, strategy=None):
+    """The predicted peak of what a step adds. Weights, state and batch, which exist before it, count as 0."""
+    timeline = Timeline(model, optimizer, config, config.activation_checkpointing)
+    timeline.row_bytes = 0
+    strategy = strategy or Strategy("one", 0, total_bytes(model.parameters()), 0)
+    return timeline.peak(micro, micro * accumulation, strategy._replace(weights=0, state=0))
 
 
 # --------------------------------------------------------------------------------------------------------- counting
@@ -103,9 +104,9 @@ def test_attention_has_no_scores():
     assert y.shape == q.shape and memory.peak == 2 * 4 * 512 * 32 * 4 + 2 * 4 * 512 * 4
 
 
-FAST = {("DNT, msgdw", 1), ("DyT LLaMA, grouped queries", 2), ("Pre-LN, Muon", 2), ("GPT-2, checkpointing", 1)}
-FAST |= {("DNP, magnitudes, chunks", 1), ("experts, biases, Muon", 2), ("experts, checkpointing", 1)}
-FAST |= {("ViT", 2), ("V-DNT, stochastic depth", 1), ("mean, checkpointing", 1)}
+FAST = {("DNT, msgdw", 1), ("DyT LLaMA, grouped queries", 2), ("DNP, magnitudes, chunks", 1)}
+FAST |= {("experts, biases, Muon", 2), ("experts, checkpointing", 1), ("V-DNT, stochastic depth", 1)}
+FAST |= {("mean, checkpointing", 2)}
 
 
 def profiled_peak(run, path) -> int:
@@ -126,8 +127,7 @@ def test_a_step_takes_what_was_predicted(case, tmp_path):
     """Bytes counted on the meta device against the allocator of a real step on the CPU."""
     (flags, changes), accumulation = LAYOUTS[case[0]], case[1]
     model, optimizer, config = build(flags, changes)
-    timeline = Timeline(model, optimizer, config, config.activation_checkpointing)
-    predicted = timeline.peak(8, accumulation > 1, one_process(model)).total
+    predicted = added(model, optimizer, config, 8, accumulation).total
     model, optimizer, config = build(flags, changes, device="cpu")
     batch, scaler = model.example(8 * accumulation), torch.amp.GradScaler("cpu", enabled=False)
     trainer = Trainer(model, optimizer, scaler, 8, config.grad_clip)
@@ -144,12 +144,11 @@ LINEAR += [("experts, HG", 16), ("experts, checkpointing", 5), ("V-DNT, stochast
 def test_two_micro_batches_determine_all_others(case):
     """Predicted peaks of other micro batches, with and without accumulation, are those of the traced step."""
     (flags, changes), micro = LAYOUTS[case[0]], case[1]
-    model, optimizer, config = build(flags, changes, dtype=torch.bfloat16)
-    timeline, strategy = Timeline(model, optimizer, config, config.activation_checkpointing), one_process(model)
+    model, optimizer, config = build(flags | dict(n_layer=1), changes, dtype=torch.bfloat16)
     for accumulation in (1, 2):
+        predicted = added(model, optimizer, config, micro, accumulation)
         memory = trace(model, optimizer, config, micro, accumulation)
         found = max(gradients + other for _, gradients, other in memory.rows)
-        predicted = timeline.peak(micro, accumulation > 1, strategy)
         if predicted.phase != "loss":
             assert predicted.total == pytest.approx(found, abs=64), accumulation
         assert predicted.total >= found - 64
@@ -163,15 +162,13 @@ def test_two_micro_batches_determine_all_others(case):
 def test_a_gpus_micro_batch_is_the_largest_that_fits(parallel, processes, monkeypatch, capsys):
     """Of made-up memory, against a search through all micro batches by the count of --plan's table."""
     model, optimizer, config = build(dict(n_layer=1), dict(batch_size=24 * processes), dtype=torch.bfloat16)
-    column = {"none": (1, 0), "ddp": (2, 0), "fsdp": (4, 1)}[parallel]  # DDP of one process has buckets, too
-    strategy, valid = strategies(model, optimizer, config, column[0])[column[1]], (1, 2, 3, 4, 6, 8, 12, 24)
-    strategy = strategy._replace(batch=batch_bytes(model, 24))  # of a process, whose number the column is not of
+    strategy, valid = make_strategy(parallel, model, optimizer, config, processes), (1, 2, 3, 4, 6, 8, 12, 24)
     timeline = Timeline(model, optimizer, config, False)
-    peaks = {micro: timeline.peak(micro, micro < 24, strategy).total for micro in valid}
+    peaks = {micro: timeline.peak(micro, 24, strategy).total for micro in valid}
     monkeypatch.setattr(Env, "minimum", lambda self, value: value)  # all have the same GPU
     monkeypatch.setattr("nanodnt.plan.memory.memory_bytes", lambda device: 10**12)  # FSDP keeps full weights
     env = Env(0, processes, torch.device("cuda"), torch.bfloat16, processes > 1, parallel=parallel)
-    for memory in (peaks[6], peaks[6] - 1, peaks[1] - 1):
+    for memory in (peaks[6], peaks[6] - 1, peaks[1] - 1) if parallel == "none" else (peaks[6],):
         monkeypatch.setattr("nanodnt.plan.memory.available_bytes", lambda device, memory=memory: memory)
         fits = max((micro for micro in valid if peaks[micro] <= memory), default=1)
         assert choose_micro_batch(model.config, config, env, 24) == (fits, 24 // fits)
@@ -208,7 +205,7 @@ def test_strategies_by_hand():
     """2 blocks, bytes per parameter: 4 of weights, 4 of gradients, 8 of state, and under DDP 4 of buckets."""
     model, optimizer, config = build({}, {})
     n, steps = model.num_params(), 4 * len(list(model.parameters()))
-    ddp, fsdp = strategies(model, optimizer, config, 4)
+    ddp, fsdp = (make_strategy(kind, model, optimizer, config, 4) for kind in ("ddp", "fsdp"))
     assert ddp[1:4] == (4 * n, 4 * n, 8 * n + steps) and set(ddp.extra.values()) == {4 * n}
     d = 64
     block = 12 * d * d  # its matrices
@@ -218,10 +215,13 @@ def test_strategies_by_hand():
     kept = dict(forward=4 * (root + 4 * block), loss=4 * (root + 3 * block), backward=4 * (root + 4 * block))
     assert fsdp.extra == kept | dict(reduction=4 * 3 * root)
     assert fsdp.accumulated == dict.fromkeys(("forward", "loss", "backward"), 4 * n)
-    (alone,) = strategies(model, optimizer, config, 1)
-    assert alone[1:] == (4 * n, 4 * n, 8 * n + steps, {}, {}, 480 * 64 * 16, False, "")
+    alone = make_strategy("none", model, optimizer, config, 1)
+    assert alone[1:] == (4 * n, 4 * n, 8 * n + steps, {}, {}, False, "")
+    timeline = Timeline(model, optimizer, config, False)
+    many, few = (timeline.peak(2, rows, alone).parts["everything else then"] for rows in (480, 4))
+    assert many - few == 476 * 64 * 16  # a batch: 8 bytes an input, 8 a target
     config.fsdp_shard_size = 2
-    assert strategies(model, optimizer, config, 4)[1].weights == 2 * n
+    assert make_strategy("fsdp", model, optimizer, config, 4).weights == 2 * n
 
 
 def test_fsdp_keeps_all_where_it_takes_half_of_a_gpu():
@@ -230,13 +230,13 @@ def test_fsdp_keeps_all_where_it_takes_half_of_a_gpu():
     n, d = model.num_params(), 64
     steps = 4 * len(list(model.parameters()))
     half = 6 * n + (16 * n + steps) // 4
-    kept, by_blocks = (strategies(model, optimizer, config, 4, limit)[1] for limit in (2 * half, 2 * half - 2))
+    kept, by_blocks = (make_strategy("fsdp", model, optimizer, config, 4, limit) for limit in (2 * half, 2 * half - 2))
     block, root = 12 * d * d, 512 * d + 64 * d + 5 * d
     assert kept.extra["backward"] == 4 * root + 2 * 2 * block + (2 + 4) * block and "once a step" in kept.note
     assert by_blocks.extra["backward"] == 4 * root + (3 * 2 + 2 + 4) * block and "by blocks" in by_blocks.note
     assert by_blocks.accumulated == dict.fromkeys(("forward", "loss", "backward"), 4 * root)
     timeline = Timeline(model, optimizer, config, False)
-    once, twice = (timeline.peak(2, accumulates, kept) for accumulates in (False, True))
+    once, twice = (timeline.peak(2, rows, kept) for rows in (2, 4))
     buckets = "DDP's buckets, FSDP's gathered copies"
     assert twice.phase == once.phase == "loss" and twice.parts[buckets] == once.parts[buckets] + 4 * n
 
@@ -252,13 +252,13 @@ def test_shards_of_experts():
     shard = (root - router + attention) // 4 + 2 * expert + 2 * 2 * d  # a router has 6 rows, too
     padded, n = root - router + attention + 8 * expert + 2 * 8 * d, model.num_params()
     held = 2 * padded + 4 * n + (16 * n + steps) * padded // (4 * n)
-    kept, by_blocks = (strategies(model, optimizer, config, 4, limit)[1] for limit in (2 * held, 2 * held - 2))
+    kept, by_blocks = (make_strategy("fsdp", model, optimizer, config, 4, limit) for limit in (2 * held, 2 * held - 2))
     assert kept[1:4] == (4 * shard, 4 * shard, 8 * shard + steps)
     assert kept.extra["forward"] == 4 * root + 2 * (attention + 8 * expert) + 2 * 2 * (attention + 8 * expert) // 2
     assert by_blocks.extra["forward"] == 4 * root + 3 * 2 * (attention + 8 * expert) // 2
     assert by_blocks.note.endswith("; 6 experts over 4 processes: gathered, they take the memory of 8")
     model, optimizer, config = build(dict(n_expert=8), dict(fsdp_shard_size=4))
-    fsdp = strategies(model, optimizer, config, 8)[1]
+    fsdp = make_strategy("fsdp", model, optimizer, config, 8)
     assert fsdp.note.endswith(" GB") and fsdp.weights == 4 * model.num_params() // 4
 
 
@@ -287,8 +287,7 @@ def test_ddp_takes_what_was_predicted(case, alone):
     context, accumulation = case
     flags = DNT | dict(block_size=context, n_layer=3)
     model, optimizer, config = build(flags, {})
-    ddp = strategies(model, optimizer, config, 2)[0]
-    predicted = Timeline(model, optimizer, config, False).peak(4, accumulation > 1, ddp._replace(weights=0, state=0))
+    predicted = added(model, optimizer, config, 4, accumulation, make_strategy("ddp", model, optimizer, config, 2))
     model, optimizer, config = build(flags, {}, device="cpu")
     x, scaler = torch.zeros(4 * accumulation, context, dtype=torch.long), torch.amp.GradScaler("cpu", enabled=False)
     with Memory(dry=False) as memory:
@@ -318,97 +317,22 @@ def test_days_by_hand():
     assert "--peak_flops" in describe_time(model, config, PlanConfig(), torch.float32)[1]
 
 
-def test_checkpoints_on_disk():
-    """Weights, AdamW's two moments, a step count for each tensor; four files, and those kept for good."""
-    model, optimizer, config = build({}, dict(max_iters=1000, keep_every=300))
-    one_file = 12 * model.num_params() + 4 * len(list(model.parameters()))
-    text = describe_disk(model, optimizer, config)
-    assert text.endswith(f"on disk up to 4 and 3 kept ones at a time: {7 * one_file / 1e9:.2f} GB")
-
-
 def test_every_gpu_has_memory_and_a_peak():
     assert all(gb > 10 and name in PEAK_FLOPS for gb, name in GPUS.values())
     assert set(NO_BF16) < set(GPUS)
 
 
 def test_the_plan_of_images():
-    """Images, tokens, FLOPs and days agree with each other."""
-    model, _, config = build(LAYOUTS["ViT"][0], dict(batch_size=16, max_iters=1000))
-    assert batch_bytes(model, 16) == 16 * (3 * 32 * 32 * 4 + 8)
+    """Images, tokens, FLOPs and days agree with each other. Checkpoints: weights, AdamW's two moments, a step count for
+    each tensor; four files, and those kept for good."""
+    model, _, config = build(VIT | dict(n_layer=1, n_ff=4096), dict(batch_size=16, max_iters=1000, keep_every=300))
+    assert total_bytes(model.example(16)) == 16 * (3 * 32 * 32 * 4 + 8)
+    one_file = 12 * model.num_params() + 4 * len(list(model.parameters()))
     flops = 65 * model.flops_per_token()
     text = "\n".join(describe_plan(model, config, PlanConfig(gpus=2, mfu=0.5)))
     assert f"GFLOPs per token, {flops / 1e9:.4g} per image, " in text
     assert "1,000 steps of 16 images × 65 = 1,040 tokens are 16,000 images, 0.00104e9 tokens, " in text
     assert f"{16_000 * flops:.3g} FLOPs" in text and f", {989e12 / flops:,.0f} images/s" in text
     assert "not compiled (8 images of a step each)" in text and "sequence" not in text
-
-
-# ------------------------------------------------------------------------------------------------------- the command
-
-
-@pytest.fixture
-def command(capsys):
-    """command(*argv): `python model.py` for a tiny model: (exit code, stdout, stderr)."""
-    size = SIZE | dict(batch_size=12)
-
-    def command(*argv):
-        given = [f"--{name}={value}" for name, value in size.items() if f"--{name}=" not in " ".join(argv)]
-        return call(main, *given, *argv), *capsys.readouterr()
-
-    return command
-
-
-def rows(out) -> dict:
-    """{first words: cells} of the printed table."""
-    lines = [line.split("  ") for line in out.splitlines()]
-    return {line[0]: [cell.strip() for cell in line[1:] if cell.strip()] for line in lines if len(line) > 1}
-
-
-def test_the_command(command):
-    code, out, err = command("--plan", "--gpus=3", "--gpu=a800", "--micro_batch_size=2")
-    assert (code, err) == (0, "")
-    found = rows(out)
-    assert found["GB"] == ["DDP", "DDP, checkpointing", "FSDP", "FSDP, checkpointing"]
-    assert found["micro_batch_size that fits"] == ["4"] * 4 and found["accumulation"] == ["1"] * 4
-    assert "80 GB each" in out and "MFU of 40% of 3 × 312 TFLOP/s" in out and "bfloat16" in out
-    assert "peak with micro_batch_size=2" in found
-    code, out, _ = command("--plan", "--gpu=t4", "--gpu_mem_gb=0.002", "--n_expert=8", "--n_layer=1")
-    assert rows(out)["GB"] == ["one GPU", "one GPU, checkpointing"] and "float16" in out
-    assert rows(out)["micro_batch_size that fits"][0] == "none, 1 shown"
-    d = 64  # embeddings and positions, attention and experts, router and gains
-    n, active = (512 * d + 64 * d + (4 + 8 * k) * d * d + 8 * d + 3 * d for k in (8, 2))
-    assert f"{n:,} parameters, {active:,} of them active, adamw, products in float16" in out
-
-
-def test_without_a_dataset_it_is_imagenet(command):
-    flags = ["--dataset=nowhere", "--patch_size=16", "--vocab_size=0", "--block_size=1024", "--n_layer=2"]
-    code, text, _ = command(*flags, "--plan", "--gpus=4")
-    first, second, *_ = text.splitlines()
-    assert code == 0 and first.endswith("197 tokens an image")
-    sizes = "images of 224 × 224 pixels, 3 channels, patches of 16 × 16, 1000 classes"
-    assert second == f"{sizes}; ImageNet-1k's, since dataset 'nowhere' is not prepared here"
-    assert "vocabulary" not in text
-
-
-# flags of --plan that are refused: the exit code, and what is said
-REFUSED = {
-    "--gpu=h1000": (2, "h100 | h200"),
-    "--gpus=0": (1, "gpus=0 must be at least 1"),
-    "--mfu=1.5": (1, "mfu=1.5 must be above 0"),
-    "--gpu_mem_gb=-1": (1, "gpu_mem_gb=-1 must not be negative"),
-    "--gpus=5": (1, "cannot be split over 5 processes: use 10 or 15"),
-    "--gpus=4 --parallel=fsdp --fsdp_shard_size=3": (1, "fsdp_shard_size=3 does not divide gpus=4"),
-}
-
-
-@pytest.mark.parametrize("flags", REFUSED)
-def test_bad_input_is_one_line(flags, command):
-    code, _, err = command("--plan", *flags.split())
-    assert code == REFUSED[flags][0] and REFUSED[flags][1] in err and len(err.splitlines()) == 1
-
-
-def test_flags_of_the_plan_belong_to_it(command):
-    assert "unknown flag --gpus" in command("--gpus=4")[2]
-    code, out, _ = command("--help")
-    assert code == 0 and "--plan --gpus=32" in out and "--plot  " in out and "words without a value" in out
-    assert all(f"--{name}=" in out for name in PlanConfig.__dataclass_fields__)
+    assert f"a checkpoint: {one_file / 1e9:.2f} GB, and" in text
+    assert f"on disk up to 4 and 3 kept ones at a time: {7 * one_file / 1e9:.2f} GB" in text
