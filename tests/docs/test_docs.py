@@ -16,7 +16,6 @@ from nanodnt.engine import split_batch
 from nanodnt.optim import describe_groups, make_optimizer
 from nanodnt.plan.__main__ import main, resolve
 from nanodnt.plan.planning import PlanConfig
-from nanodnt.tasks import task_of
 from support.pages import (
     CONFIGS,
     FLAGS,
@@ -58,7 +57,7 @@ def test_the_readmes_layouts_build():
     assert len(found) >= 9 and "lns=norm residual_init=plain" in found
     for text in found:
         model, config = complete(*load(*(f"--{flag}" for flag in text.split())))
-        make_optimizer(task_of(model).network().empty(model), config)
+        make_optimizer(outline(model), config)
 
 
 def test_links_resolve_and_every_page_is_linked():
@@ -190,14 +189,13 @@ def test_commands_and_outputs_are_found():
     assert {("README.md", "model.py"), ("docs/layouts.md", "model.py"), ("docs/optimizers.md", "train.py")} <= shown
 
 
-def cost_of(path, command, arguments, output):
-    """A plan of 48 blocks traces four training steps."""
-    marks = [pytest.mark.deep] if "--plan" in arguments else []
-    name = f"{NAMES[path]}: {command} {' '.join(arguments)}"
-    return pytest.param(command, tuple(arguments), output, marks=marks, id=name)
-
-
-@pytest.mark.parametrize("command, arguments, output", [cost_of(*shown) for shown in OUTPUTS])
+@pytest.mark.parametrize(
+    "command, arguments, output",
+    [  # a plan of 48 blocks traces four training steps
+        pytest.param(*shown[1:], marks=[pytest.mark.deep] * ("--plan" in shown[2]), id=f"{NAMES[shown[0]]}: {shown[2]}")
+        for shown in OUTPUTS
+    ],
+)
 def test_output_on_a_page_is_what_is_printed(command, arguments, output, tmp_path, monkeypatch, capsys):
     """Line by line and in order; a line "…" leaves some out, a line that ends so is cut."""
     monkeypatch.chdir(ROOT)

@@ -10,11 +10,10 @@ import pytest
 from configurator import read_file
 from layers import rules
 from layers.roles import ROLES
-from model import GPT
 from nanodnt.optim import OPTIMIZERS, defaults, fill_defaults, groups, make_optimizer
 from nanodnt.settings import TrainConfig
 from support.models import rule_lines
-from support.pages import CONFIGS, FLAGS, ROOT, load, rows_with
+from support.pages import CONFIGS, FLAGS, ROOT, load, outline, rows_with
 
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("layouts", "optimizers", "moe", "images")}
 LAYOUTS, OPTIMIZER_PAGE = PAGES["layouts"], PAGES["optimizers"]
@@ -47,12 +46,10 @@ def read(text):
 def start(text):
     """What a run does with these flags before its first step."""
     model, config = read(text)
-    if model.n_layer > 2 and not model.post_norm_blocks:
-        model.n_layer = 2  # the others are like these
     model.check()
     config.check()
     fill_defaults(config)
-    make_optimizer(GPT.empty(model), config)
+    make_optimizer(outline(model), config)
     return model
 
 
@@ -87,12 +84,6 @@ def test_refused_flags_are_refused_and_every_refusal_is_in_the_table(page):
             found = rule(read(text)[0])
             reached |= {(rule.__name__, found.gi_frame.f_lineno) for wrong, _ in found if wrong}
     assert wanted and wanted - reached == set(), "a refusal without a row"
-
-
-def test_one_active_expert_whose_weight_is_always_1_is_noted():
-    notes = {text: rules.notes(start(f"n_expert=4 n_expert_active=1 {text}")) for text in ("", "router_norm=False")}
-    assert "router_norm=False" in notes[""][0] and notes["router_norm=False"] == []
-    assert rules.notes(start("n_expert=1 n_expert_active=1")) == []
 
 
 def test_every_optimizer_and_every_role_has_a_row():

@@ -223,23 +223,19 @@ SPREADS = {  # tokens of each expert
 ALLOWED_PRODUCT = {torch.float32: 1e-5, torch.bfloat16: 0.01}  # what goes in is rounded before
 
 
-def product(x, weight, bias, ends, dy) -> tuple:
-    """y of `grouped`, and the gradients of x, weight and bias (if there is one) for the gradient dy of y."""
+def product(multiply, x, weight, bias, ends, dy) -> tuple:
+    """y of multiply(x, weight, bias, Routes), and the gradients of x, weight and bias (if there is one) for that of y,
+    dy."""
     inputs = [t.detach().requires_grad_() for t in (x, weight, bias) if t is not None]
-    x, weight, bias = (*inputs, None)[:3]
-    y = grouped(x, weight, bias, Routes(None, None, ends))
+    y = multiply(*(*inputs, None)[:3], Routes(None, None, ends))
     return y.detach(), *torch.autograd.grad(y, inputs, dy)
 
 
-def exact_product(x, weight, bias, ends, dy) -> tuple:
-    """`product`, expert by expert in float64 on the CPU."""
-    inputs = [t.cpu().double().requires_grad_() for t in (x, weight, bias) if t is not None]
-    sizes = torch.diff(ends.cpu(), prepend=torch.zeros(1)).int().tolist()
-    parts = [rows @ w.T for rows, w in zip(inputs[0].split(sizes), inputs[1], strict=True)]
-    if bias is not None:
-        parts = [part + b for part, b in zip(parts, inputs[2], strict=True)]
-    y = torch.cat(parts)
-    return y.detach(), *torch.autograd.grad(y, inputs, dy.cpu().double())
+def one_by_one(x, weight, bias, routes):
+    """`grouped`, expert by expert."""
+    sizes = torch.diff(routes.ends, prepend=torch.zeros(1)).int().tolist()
+    pieces = zip(x.split(sizes), weight, [0] * len(weight) if bias is None else bias, strict=True)
+    return torch.cat([rows @ w.T + b for rows, w, b in pieces])
 
 
 PRODUCTS = list(pairs(SPREADS, ALLOWED))
@@ -254,10 +250,10 @@ def test_the_product_of_all_experts(device, spread, dtype, more, has_bias):
     shapes = [(sum(sizes), n_in), (len(sizes), n_out, n_in), (len(sizes), n_out), (sum(sizes), n_out)]
     x, weight, bias, dy = (torch.randn(s, generator=generator).to(device, dtype) for s in shapes)
     given = x, weight, bias if has_bias else None, ends, dy
-    wanted = exact_product(*given)
+    wanted = product(one_by_one, *(t if t is None else t.cpu().double() for t in given))
     for t in [w.to(dy) for w in wanted]:
         t.fill_(torch.nan)  # a GPU gives this memory to the next tensors: what a kernel leaves unwritten there shows
-    for name, a, b in zip(("output", "x", "weight", "bias"), product(*given), wanted, strict=False):
+    for name, a, b in zip(("output", "x", "weight", "bias"), product(grouped, *given), wanted, strict=False):
         assert relative_error(a, b) <= ALLOWED_PRODUCT[dtype], name
 
 

@@ -3,22 +3,13 @@
 import pytest
 import torch
 
-from nanodnt.generate import KVCache, attention_kernels, compile_one_token, generate, sample_token
+from nanodnt.generate import attention_kernels, compile_one_token, generate, sample_token
 from support import reference
 from support.depth import spread
 from support.models import LLAMA, POST, S5, build, tokens
 from support.operators import fresh_compiler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def test_a_cache_is_no_longer_than_the_block():
-    """test_layout_properties.py compares cached logits of every layout with the full forward pass."""
-    model, idx = build(S5), tokens(2, 9)
-    cache = [KVCache(9) for _ in model.blocks]
-    model(idx, cache=cache)
-    with pytest.raises(ValueError, match="10 tokens does not fit block_size=9"):
-        model(idx[:, :1], cache=cache)
 
 
 def plain_loop(model, idx, n, temperature=0.0, generator=None):

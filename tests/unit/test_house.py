@@ -26,7 +26,7 @@ UPPER_TESTS += tuple(f"tests/support/{name}.py" for name in ("claims", "evaluati
 UPPER_TESTS += ("tests/unit/test_house.py", "tests/runs/test_deletion.py")
 TABLES = {"studies/claims/claims.py"}  # data, one entry after another: may be longer than code
 MAX_LINES = {"model.py": 500, "train.py": 320}
-MAX_CODE_LINES, MAX_TEST_LINES, MAX_FUNCTION_LINES, MAX_LOOP_LINES = 450, 600, 60, 60
+MAX_CODE_LINES, MAX_TEST_LINES, MAX_FUNCTION_LINES = 450, 600, 60
 # What the whole may come to: lower these when something goes. Flags are those of the model and of training.
 MAX_ALL_CODE, MAX_ALL_TESTS, MAX_FLAGS, MAX_REFUSALS = 19_150, 31_000, 136, 351
 
@@ -85,11 +85,8 @@ def floor(path: str) -> int:
 
 
 def upward_arrows(graph: dict) -> list:
-    return [f"{a} → {b}" for a in graph for b in sorted(graph[a]) if floor(b) > floor(a)]
-
-
-def imported_commands(graph: dict) -> list:
-    return [f"{a} → {b}" for a in graph for b in sorted(graph[a]) if floor(b) == COMMAND]
+    """To a higher floor, or to a command."""
+    return [f"{a} → {b}" for a in graph for b in sorted(graph[a]) if floor(b) > floor(a) or floor(b) == COMMAND]
 
 
 def circle(graph: dict) -> list:
@@ -127,11 +124,6 @@ def long_functions(code: dict) -> list:
     return found
 
 
-def loop_lines(source: str) -> list:
-    """The length of each `while` loop."""
-    return [node.end_lineno - node.lineno + 1 for node in ast.walk(parse(source)) if isinstance(node, ast.While)]
-
-
 def long_files(sources: dict, most: int) -> list:
     lines = {path: source.count("\n") for path, source in sources.items() if path not in TABLES}
     return [f"{path}: {count} lines" for path, count in lines.items() if count > MAX_LINES.get(path, most)]
@@ -162,7 +154,6 @@ GRAPH = import_graph(CODE)
 
 def test_arrows_point_down():
     assert upward_arrows(GRAPH) == []
-    assert imported_commands(GRAPH) == []
     assert [path for path in SOURCES for name in imported_names(SOURCES[path]) if name.startswith(".")] == []
 
 
@@ -192,7 +183,6 @@ def test_lengths():
     assert long_files(CODE, MAX_CODE_LINES) == []
     assert long_files(TESTS, MAX_TEST_LINES) == []
     assert long_functions(CODE) == []
-    assert loop_lines(CODE["train.py"]) and max(loop_lines(CODE["train.py"])) <= MAX_LOOP_LINES
 
 
 def test_the_sums_do_not_grow():
@@ -230,7 +220,6 @@ def checks(sources: dict) -> set:
     graph = import_graph(code)
     found = {
         "upward": upward_arrows(graph),
-        "commands": imported_commands(graph),
         "circle": circle(graph),
         "folders": circle(folder_graph(graph)),
         "foreign": foreign_imports(code["model.py"], {"torch", "layers"}),
@@ -246,8 +235,9 @@ def test_the_checks_can_fail():
     assert checks(GOOD) == set()
     for path, source, found in (
         ("layers/ops.py", "def f():\n    from nanodnt import files\n", {"upward"}),
-        ("nanodnt/files.py", "from train import main\n", {"upward", "commands", "circle", "folders"}),
+        ("nanodnt/files.py", "from train import main\n", {"upward", "circle", "folders"}),
         ("nanodnt/files.py", "import nanodnt.run.saving as s\n", {"circle", "folders"}),
+        ("bench.py", "import train\n", {"upward"}),
         ("model.py", "import torch\nimport numpy.linalg\n", {"foreign"}),
         ("nanodnt/x.py", "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES, {"functions"}),
         ("nanodnt/x.py", "\n" * 451, {"files"}),
@@ -260,4 +250,3 @@ def test_the_checks_can_fail():
         ("tests/interop/test_b.py", 'x = "export.py"', set()),
     ):
         assert checks(GOOD | {path: source}) == found, (path, source)
-    assert loop_lines("while 1:\n    if 1:\n        break\n") == [3]

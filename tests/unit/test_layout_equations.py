@@ -1,5 +1,5 @@
 """Every layout, of the language model and as a ViT, against its equations, which support/reference.py computes in plain
-float64."""
+float64; so they are causal."""
 
 import itertools
 from dataclasses import replace
@@ -7,25 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from support import reference
+from support import models, reference, vision
 from support.depth import spread
-from support.models import (
-    ALL,
-    NET,
-    REPRESENTATIVES,
-    S5,
-    S5_NET,
-    batch,
-    build,
-    depth_of,
-    error,
-    floats,
-    gradients,
-    network,
-)
+from support.models import ALL, NET, REPRESENTATIVES, batch, build, depth_of, error, floats, gradients, network
 from support.moe import MIXTURES, backward, difference, minimised
 from support.vision import POOLS, equation, pictures, scheme
-from support.vision import build as build_vit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -115,15 +101,15 @@ def test_experts_in_every_layout(name):
 # name: flags that only images have, or that are new with them
 OWN = {
     "exact gelu": (dict(mlp="gelu_erf", bias=True, norm="layernorm"), dict(act="gelu_erf", kind="layer")),
-    "V-DNT": (dict(S5, mlp="gelu_erf", bias=True), dict(S5_NET, act="gelu_erf")),
+    "V-DNT": (dict(models.S5, mlp="gelu_erf", bias=True), dict(models.S5_NET, act="gelu_erf")),
 }
 
 
 def compare_images(flags, net, pool, n_layer):
-    model, images = build_vit(flags, n_layer), pictures()
+    model, images = vision.build(flags, n_layer), pictures()
     logits = equation(net, floats(model), images, 2, pool)
     assert error(model(images)[0], logits) < 1e-10
-    single = build_vit(flags, n_layer, torch.float32)
+    single = vision.build(flags, n_layer, torch.float32)
     assert error(single(images.float())[0], logits) < 1e-5
 
 
@@ -153,7 +139,7 @@ def test_experts_of_images_are_the_equation(name):
 @pytest.mark.parametrize("pool, smoothing", (("cls", 0.1), ("mean", 0.0)))
 def test_a_vits_gradients_are_the_equations_gradients(name, pool, smoothing):
     flags, net = scheme(name, pool)
-    model, images, targets = build_vit(flags, depth_of(name)).train(), pictures(3), torch.tensor([2, -1, 6])
+    model, images, targets = vision.build(flags, depth_of(name)).train(), pictures(3), torch.tensor([2, -1, 6])
     model.runtime.label_smoothing = smoothing
     weights, parameters = floats(model), dict(model.named_parameters())
     for key in parameters:

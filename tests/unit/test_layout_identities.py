@@ -1,9 +1,9 @@
-"""Layouts compared with each other: flags that mean the same function, and scales that a norm divides out."""
+"""Layouts compared with each other: flags that mean the same function, or the same start. That a norm divides scales
+out, and that RoPE sees relative positions alone, follows from the equations (test_layout_equations.py)."""
 
 import pytest
 import torch
 
-from layers.ops import rotary
 from support.models import LLAMA, MANY_GAINS, POST, S4, S5, batch, build, copied, error, fresh
 
 
@@ -63,41 +63,6 @@ def test_magnitude_and_direction_precondition_as_claimed(kind):
         assert error(before.square().mean(), torch.ones(())) < 1e-12
 
 
-def scale_matrices(flags, factors):
-    """Relative change of the logits when the matrices named in `factors` are multiplied by them in every block."""
-    model, idx = build(dict(flags, norm_eps=1e-14)), batch()[0]
-    before = model(idx)[0]
-    with torch.no_grad():
-        for block in model.blocks:
-            for name, factor in factors.items():
-                block.get_submodule(name).weight.mul_(factor)
-    return error(model(idx)[0], before)
-
-
-@pytest.mark.parametrize(
-    "with_norm, without, factors",
-    (
-        (dict(qk_norm=True), dict(), {"attn.f.q": 3.0, "attn.f.k": 0.2}),
-        (dict(mid_norm="both"), dict(), {"attn.f.o": 3.0, "mlp.f.down": 0.2}),
-        (dict(mid_norm="attn"), dict(mid_norm="mlp"), {"attn.f.o": 5.0}),
-        (dict(mid_norm="both", mlp="relu"), dict(mlp="relu"), {"mlp.f.up": 5.0}),  # ReLU is homogeneous
-        (dict(mid_norm="both"), dict(), {"attn.f.v": 5.0}),
-        (dict(gain_out="norm"), dict(gain_out="scale"), {"attn.f.q": 7.0, "attn.f.k": 7.0}),
-        (
-            dict(gain_out="norm", mlp="swiglu"),
-            dict(mlp="swiglu"),
-            {"attn.f.v": 7.0, "mlp.f.gate": 3.0, "mlp.f.up": 0.2},
-        ),
-        (dict(sigma_reparam=True), dict(), {"attn.f.q": 7.0, "attn.f.v": 0.2, "attn.f.o": 3.0, "mlp.f.up": 3.0}),
-        (dict(sigma_reparam=True), dict(), {"mlp.f.down": 7.0}),
-        (dict(S4, branch_scale="layerscale"), dict(branch_scale="layerscale"), {"attn.f.o": 7.0, "mlp.f.down": 7.0}),
-    ),
-)
-def test_a_norm_ignores_the_scale_of_the_matrix_before_it(with_norm, without, factors):
-    assert scale_matrices(with_norm, factors) < 1e-9
-    assert scale_matrices(without, factors) > 1e-3
-
-
 def test_lns_under_qk_norm_acts_through_v_and_under_a_mid_norm_not_at_all():
     lns, idx = dict(lns="norm", lns_branches="attn", norm_eps=1e-14), batch()[0]
     for flags, acts in ((dict(qk_norm=True), True), (dict(qk_norm=True, mid_norm="attn"), False)):
@@ -109,13 +74,3 @@ def test_lns_under_qk_norm_acts_through_v_and_under_a_mid_norm_not_at_all():
         assert error(model(idx)[0], plain(idx)[0]) < 1e-9
     flags = dict(gain_out="norm", norm_eps=1e-14)  # q, k, v and up are normalised, which divides the factor out
     assert error(build(dict(flags, lns="norm"), 3)(idx)[0], build(flags, 3)(idx)[0]) < 1e-9
-
-
-def test_rope_sees_relative_positions_only():
-    torch.manual_seed(0)
-    model, x = build(dict(pos="rope", qk_norm=True)), torch.randn(2, 6, 16, dtype=torch.float64)
-    y, shifted, stretched = (
-        model.blocks[0](x, rotary(positions, head_dim=4, theta=10000.0))
-        for positions in (torch.arange(6), torch.arange(6) + 11, torch.arange(6) * 2)
-    )
-    assert error(shifted, y) < 1e-5 < 1e-3 < error(stretched, y)

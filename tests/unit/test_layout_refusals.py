@@ -8,7 +8,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from layers import rules
@@ -16,7 +16,7 @@ from model import GPT, GPTConfig
 from nanodnt.optim import make_optimizer
 from nanodnt.tasks import task_of
 from nanodnt.weights import model_from_checkpoint, profile_admin
-from support.depth import examples
+from support.hypotheses import drawn
 from support.models import FIXUP, NONE, POST, S5, SCHEMES, rule_lines
 from support.optimizers import settings as step_settings
 
@@ -184,6 +184,9 @@ PLAIN = dict(residual_init="plain")
         (dict(PLAIN, lns="norm", lns_learn=True, qk_norm=True, mid_norm="both"), []),  # other steps, if the same start
         (dict(PLAIN, lns="norm", gain_out="norm"), ["lns no effect gain_out=norm"]),
         (dict(PLAIN, lns="norm", gain_out="norm", lns_branches="mlp"), ["lns no effect gain_out=norm"]),
+        (dict(n_expert=4, n_expert_active=1), ["router_norm=False"]),  # a weight that is always 1
+        (dict(n_expert=4, n_expert_active=1, router_norm=False), []),
+        (dict(n_expert=1, n_expert_active=1), []),
         (dict(PLAIN, lns="norm", gain_out="norm", bias=True), []),  # a bias keeps its size beside the factor
     ),
     ids=str,
@@ -228,11 +231,8 @@ IMAGES = [dict(IMAGES, qk_norm=True), dict(IMAGES, pool="mean", block_size=4, dr
 START_FLAGS = st.sampled_from([{}, *(flags for flags, _ in SCHEMES.values()), dict(n_expert=3), EXPERTS, *IMAGES])
 
 
-ANY_FLAGS = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-
-
-@settings(max_examples=examples(fast=60, deep=600), **ANY_FLAGS)
 @given(START_FLAGS, SOME_FLAGS)
+@drawn(60, 400)
 def test_any_flags_are_refused_by_name_or_train_and_survive_a_checkpoint(one_thread, scheme, some):
     config = GPTConfig(**{**TINY, **scheme, **some})
     try:

@@ -51,9 +51,8 @@ def make_trainer(flags, optimizer, grad_clip, fp16=False, **settings) -> Trainer
     optimizer = make_optimizer(model, filled(optimizer=optimizer))
     for group in optimizer.param_groups:
         group["lr"] = 1e-2
-    return Trainer(
-        model, optimizer, torch.amp.GradScaler("cpu", enabled=fp16, init_scale=1024), 2, grad_clip, **settings
-    )
+    scaler = torch.amp.GradScaler("cpu", enabled=fp16, init_scale=1024)
+    return Trainer(model, optimizer, scaler, 2, grad_clip, **settings)
 
 
 @pytest.mark.parametrize("grad_clip", (1.0, pytest.param(0.0, marks=pytest.mark.deep)))

@@ -14,7 +14,7 @@ from model import GPTConfig
 from nanodnt.tasks import fill_from_dataset
 from nanodnt.tasks.images import ImageTask
 from support.hypotheses import drawn
-from support.models import S5, error, gradients
+from support.models import error, gradients
 from support.reference import mean_loss
 from support.vision import PATCHES, build, config_of, cut, labels, pictures
 from vision import ViT, patches
@@ -129,13 +129,6 @@ def test_what_comes_back():
             kept, loss = model(images, targets)
             assert loss.shape == () and loss.dtype == torch.float32
             assert kept is None if training else torch.equal(kept, logits)
-
-
-def test_a_batch_is_its_images_one_by_one():
-    for flags in (dict(), dict(S5, pool="mean"), dict(n_expert=4)):
-        model, images = build(flags), pictures(5)
-        single = torch.cat([model(images[i : i + 1])[0] for i in range(5)])
-        assert error(model(images)[0], single) < 1e-12
 
 
 def test_example_and_inputs_fit():
