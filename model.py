@@ -368,9 +368,9 @@ class Transformer(Network):
     """What `GPT` below and `ViT` in vision.py share: from an embedding sum to the final norm.
 
     What another network needs: `wpe` and `head`, or None for them; an __init__(config, seed) that ends with
-    `share_runtime` and `init_weights`; forward(inputs, targets=None, *rest) → (logits or None, loss), whose loss is
-    self.loss(x, targets, *rest); stream(*inputs) → x (B, block_size, C); logits(x), of one token too; inputs(*batch),
-    what `stream` takes of a batch; example(rows), two tensors; flops_per_token()."""
+    `init_weights`; forward(inputs, targets=None, *rest) → (logits or None, loss), whose loss is self.loss(x, targets,
+    *rest); stream(*inputs) → x (B, block_size, C); logits(x), of one token too; inputs(*batch), what `stream` takes of
+    a batch; example(rows), two tensors; flops_per_token()."""
 
     def __init__(self, config: GPTConfig):
         """ValueError for what layers/rules.py refuses."""
@@ -411,7 +411,6 @@ class GPT(Transformer):
         self.add_blocks()
         # Fixup starts the output head at zero; a tied head is the embedding and cannot
         self.head = None if config.tie_weights else Linear(d, vocab, "head", init_scale=0.0 if config.fixup else 1.0)
-        self.share_runtime()
         self.init_weights(seed)
 
     def forward(self, idx, targets=None, positions=None, cache=None):

@@ -29,7 +29,6 @@ class ViT(Transformer):
         self.wpe = Embedding(c.block_size, d, "pos")
         self.add_blocks()
         self.head = Linear(d, c.n_class, "head", c.bias, init_scale=0.0 if c.fixup else 1.0)
-        self.share_runtime()
         self.init_weights(seed)
 
     def forward(self, images, targets=None, others=None, share=None):

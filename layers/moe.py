@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from layers.linear import Linear, linear
 from layers.ops import forbid_second_derivative, store_once, upcast
 
-# ---------------------------------------------------------------------------------------------- one product a stack
-
 
 def grouped(x, weight, bias, routes):
     """Rows of x times the matrix of their expert: x (N·k, n_in), weight (E, n_out, n_in), bias (E, n_out) or None →
@@ -104,9 +102,6 @@ if not hasattr(torch.ops.nanodnt, "grouped"):
     )
 
 
-# -------------------------------------------------------------------------------------------------- to and from experts
-
-
 class Gather(torch.autograd.Function):
     """x[index] for x (n, C) and index (m,). The gradient is gathered too, so its sums have a fixed order: `places`
     (n, r) are the r places of m where each row of x has gone."""
@@ -153,9 +148,6 @@ def count(experts, n_expert: int):
     return (experts[..., None] == torch.arange(n_expert, device=experts.device)).sum(-2)
 
 
-# -------------------------------------------------------------------------------------------------------------- router
-
-
 def balance_loss(scores, experts):
     """E Σₑ fₑ Pₑ, mean over the sequences: fₑ is the share of a sequence's choices that expert e gets, Pₑ its mean
     score, scores summing to 1. It is 1 where either is even, and at most E/k. scores (B, T, E), experts (B, T, k) → ().
@@ -166,11 +158,6 @@ def balance_loss(scores, experts):
     shares = count(chosen, scores.shape[-1]).to(scores.dtype) / chosen.shape[1]
     means = (scores / scores.sum(-1, keepdim=True)).mean(1)
     return scores.shape[-1] * (shares * means).sum(-1).mean()
-
-
-def z_loss(logits):
-    """Mean of (log Σₑ exp logitₑ)² over the tokens (ST-MoE, arXiv 2202.08906, eq. 5): logits (B, T, E) → ()."""
-    return logits.logsumexp(-1).square().mean()
 
 
 class Penalise(torch.autograd.Function):
@@ -228,8 +215,8 @@ class Router(Linear):
         penalty, runtime = logits.new_zeros(()), self.runtime
         if self.balance == "loss" and runtime.balance_coef:
             penalty = penalty + runtime.balance_coef * balance_loss(scores, experts)
-        if runtime.z_coef:
-            penalty = penalty + runtime.z_coef * z_loss(logits)
+        if runtime.z_coef:  # mean of (log Σₑ exp logitₑ)² over the tokens: ST-MoE (arXiv 2202.08906) eq. 5
+            penalty = penalty + runtime.z_coef * logits.logsumexp(-1).square().mean()
         if runtime.loss_scale is not None:
             penalty = penalty * runtime.loss_scale.to(penalty.dtype)
         if self.choice_bias is None:

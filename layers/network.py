@@ -17,12 +17,6 @@ class Network(nn.Module):
         super().__init__()
         self.runtime = Runtime()
 
-    def share_runtime(self) -> None:
-        """Give every module that reads a Runtime this network's."""
-        for module in self.modules():
-            if hasattr(module, "runtime"):
-                module.runtime = self.runtime
-
     def set_runtime(self, **changes) -> "Network":
         """Change these fields of the `Runtime`; returns the network. AttributeError for a field that does not exist."""
         for name, value in changes.items():
@@ -38,9 +32,11 @@ class Network(nn.Module):
     @torch.no_grad()
     def init_weights(self, seed: int = 1337) -> None:
         """Set every parameter. Drawn on the CPU from a generator of its own: a seed means the same weights on every
-        device, whatever else draws random numbers."""
+        device, whatever else draws random numbers. Every module that reads a Runtime gets this network's."""
         generator, c = torch.Generator().manual_seed(seed), self.config
         for module in self.modules():
+            if hasattr(module, "runtime"):
+                module.runtime = self.runtime
             if isinstance(module, Slot):
                 module.init()
             elif isinstance(module, Linear) and module is not self.head and c.init != "normal":

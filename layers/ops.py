@@ -92,12 +92,7 @@ def gelu(x):
     return (y * torch.sigmoid((8 / math.pi) ** 0.5 * y * (1 + 0.044715 * (y * y)))).to(x.dtype)
 
 
-ACTIVATIONS = {
-    "gelu": gelu,
-    "gelu_erf": F.gelu,
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),
-}
+ACTIVATIONS = {"gelu": gelu, "gelu_erf": F.gelu, "relu": F.relu, "relu2": lambda x: F.relu(x).square()}
 
 
 def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> tuple:

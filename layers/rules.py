@@ -52,8 +52,7 @@ def changed(c, *names) -> str:
 def values(c):
     """Each field's type and allowed values."""
     for name, hint in get_type_hints(type(c)).items():
-        value = getattr(c, name)
-        allowed = get_args(hint) or (hint,)  # a Literal's values, a union's types, or the type itself
+        value, allowed = getattr(c, name), get_args(hint) or (hint,)  # a Literal's values, a union's types, or the type
         if get_origin(hint) is Literal:
             yield value not in allowed, f"{name}={value!r} is unknown: allowed are {', '.join(allowed)}"
             continue
@@ -77,19 +76,16 @@ def images(c):
 def sizes(c):
     """Sizes and plain numbers."""
     names = ("n_layer", "n_head", "n_embd", "block_size", *SIZES[kind_of(c)])
-    yield where(c, names, lambda _, value: value < 1), ": must be at least 1"
+    yield where(c, names, lambda _, v: v < 1), ": must be at least 1"
     limits = f"{MOST['n_layer']:,} blocks, {MOST['n_expert']:,} experts, {MOST['n_embd']:,} for other sizes"
     yield where(c, MOST, lambda name, value: value > MOST[name]), f": larger than any model has ({limits})"
-    negative = where(c, ("n_kv_head", "n_ff", "head_size"), lambda _, value: value < 0)
-    yield negative, " must not be negative (0 = the default)"
-    yield where(c, ("norm_eps",), lambda _, value: value < 0), " must not be negative"
-    not_positive = where(c, ("rope_theta", "init_std", "router_scale"), lambda _, value: value <= 0)
-    yield not_positive, " must be positive"
+    yield where(c, ("n_kv_head", "n_ff", "head_size"), lambda _, v: v < 0), " must not be negative (0 = the default)"
+    yield where(c, ("norm_eps",), lambda _, v: v < 0), " must not be negative"
+    yield where(c, ("rope_theta", "init_std", "router_scale"), lambda _, v: v <= 0), " must be positive"
     yield where(c, ("dropout", "drop_path"), lambda _, p: not 0 <= p < 1), " must be at least 0 and below 1"
     broken = not c.head_size and c.n_embd % c.n_head
     yield broken, f"n_embd={c.n_embd} must be a multiple of n_head={c.n_head}, unless head_size is given"
-    uneven = c.n_kv_head and c.n_head % c.n_kv_head
-    yield uneven, f"n_head={c.n_head} must be a multiple of n_kv_head={c.n_kv_head}"
+    yield c.n_kv_head and c.n_head % c.n_kv_head, f"n_head={c.n_head} must be a multiple of n_kv_head={c.n_kv_head}"
     odd = c.pos == "rope" and c.head_dim % 2
     yield odd, f"pos=rope needs an even head size, but it is {c.head_dim}: change n_embd, n_head or head_size"
     yield c.pos != "rope" and changed(c, "rope_theta"), ": needs pos=rope: set that, or leave it out"
@@ -97,10 +93,8 @@ def sizes(c):
 
 def experts(c):
     E, k = c.n_expert, c.n_expert_active
-    negative = where(c, ("n_expert", "n_expert_shared"), lambda _, value: value < 0)
-    yield negative, " must not be negative (0 = none)"
-    given = E == 0 and changed(c, *OF_EXPERTS)
-    yield given, ": needs experts, set n_expert (8, for example), or leave it out"
+    yield where(c, ("n_expert", "n_expert_shared"), lambda _, v: v < 0), " must not be negative (0 = none)"
+    yield E == 0 and changed(c, *OF_EXPERTS), ": needs experts, set n_expert (8, for example), or leave it out"
     yield E and k < 1, f"n_expert_active={k} must be at least 1"
     yield E and k > E, f"n_expert_active={k} is more than n_expert={E}: set it to at most {E}, or raise n_expert"
     both = E and c.sigma_reparam
@@ -121,12 +115,11 @@ def norms(c):
     yield single, f"norm_groups={groups} leaves LayerNorm groups of one channel, which are always 0: lower norm_groups"
     dyt = [f.name for f in fields(c) if f.name.startswith("dyt_") and (f.name, getattr(c, f.name)) != NO_DYT_BIAS]
     yield c.norm != "dyt" and changed(c, *dyt), f": needs norm=dyt, but norm={c.norm}"
-    zero = where(c, ("dyt_alpha_attn", "dyt_alpha_other"), lambda _, value: value == 0)
+    zero = where(c, ("dyt_alpha_attn", "dyt_alpha_other"), lambda _, v: v == 0)
     yield zero, " would make the slot constant: choose another α₀"
     divided = c.embed_scale and c.input_norm and c.norm != "dyt"
     yield divided, "embed_scale has no effect under input_norm, which divides it out again: leave one of them out"
-    twice = c.qk_norm and c.gain_out == "norm"
-    yield twice, "gain_out=norm already normalises each head of q and k: leave qk_norm out"
+    yield c.qk_norm and c.gain_out == "norm", "gain_out=norm already normalises each head of q and k: leave qk_norm out"
 
 
 def scales(c):
@@ -149,8 +142,7 @@ def scales(c):
     yield c.fixup and c.norm != "none", f"fixup replaces the norms, but norm={c.norm}: set norm=none"
     other = c.fixup and changed(c, "branch_scale", "sigma_reparam")
     yield other, " contradicts fixup, which has its own multiplier on the branch, and matrices that start at zero"
-    wrong = c.gain == "branch" and not pre
-    yield wrong, f"gain=branch needs a pre norm, whose gains it separates: {fix}"
+    yield c.gain == "branch" and not pre, f"gain=branch needs a pre norm, whose gains it separates: {fix}"
     kinds = c.gain == "none" and changed(c, "gain_out", "gain_param")
     yield kinds, " contradicts gain=none: choose gain=shared or branch"
     negative = c.gain_param == "expmagdir" and scale == "layerscale" and start is not None and start <= 0

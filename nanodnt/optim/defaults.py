@@ -60,21 +60,6 @@ def refusals(config, entry, flags: list, defaults: dict):
         value = getattr(config, name)
         text = f"{name}={value} decays by {decay}, which is 0: set that, or leave {name} out"
         yield value != off and not getattr(config, decay), text
-    yield from refused_schedules(config)
-    scaled = config.blockwise_lr and config.blockwise_decay == "scaled"
-    ratio = max(getattr(config, name) for name in RATIO_FLAGS) if scaled else 1
-    usual = {"": defaults["weight_decay"]}
-    if entry.rest:
-        usual[f"{entry.rest}_"] = OPTIMIZERS[entry.rest].defaults["weight_decay"]
-    for prefix, default in usual.items():
-        share = ratio * getattr(config, f"{prefix}learning_rate") * getattr(config, f"{prefix}weight_decay")
-        text = f"{prefix}learning_rate·{prefix}weight_decay{'·ratio' * (ratio != 1)} = {share:.3g} would shrink every "
-        text += f"matrix by {share:.0%} a step: lower {prefix}weight_decay (the default is {default:g})"
-        yield share >= 0.1, text
-
-
-def refused_schedules(config):
-    """The same of schedules and blockwise LRs."""
     ratios, is_wsd = {name: getattr(config, name) for name in RATIO_FLAGS}, config.schedule == "wsd"
     for name in ("wsd_decay", "wsd_decay_iters"):
         text = f"{name} needs schedule=wsd, but schedule={config.schedule}: leave it out"
@@ -90,6 +75,14 @@ def refused_schedules(config):
         for name, ratio in ratios.items():
             text = f"{name}={ratio} puts the peak below min_lr={config.min_lr}, which all blocks share: lower min_lr, "
             yield ratio * config.learning_rate < config.min_lr, text + "or set blockwise_min_lr=proportional"
+    scaled = config.blockwise_lr and config.blockwise_decay == "scaled"
+    ratio = max(ratios.values()) if scaled else 1
+    decays = {"": defaults} | ({f"{entry.rest}_": OPTIMIZERS[entry.rest].defaults} if entry.rest else {})
+    for prefix, its in decays.items():
+        share = ratio * getattr(config, f"{prefix}learning_rate") * getattr(config, f"{prefix}weight_decay")
+        text = f"{prefix}learning_rate·{prefix}weight_decay{'·ratio' * (ratio != 1)} = {share:.3g} would shrink every "
+        text += f"matrix by {share:.0%} a step: lower {prefix}weight_decay (the default is {its['weight_decay']:g})"
+        yield share >= 0.1, text
 
 
 def notes(config, model) -> list:
