@@ -10,14 +10,16 @@ from nanodnt.optim import OPTIMIZERS, RULES, fill_defaults, make_optimizer
 from nanodnt.settings import TrainConfig
 from support.runs import ROOT, bits
 
-DECAYED = {"emb", "pos", "head", "qk", "vo", "ffn"}  # matrices; written out, not imported
-STEPS = 20
+DECAYED = {"emb", "pos", "head", "qk", "vo", "ffn", "router"}  # matrices; written out, not imported
+STEPS = 8
 
 # DNT with biases and a head of its own; and a layout with every other kind of parameter, whose k and v have fewer heads
 DNT = dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True, bias=True, tie_weights=False)
 ALL = dict(pos="rope", mlp="swiglu", n_kv_head=1, bias=True, sigma_reparam=True, branch_scale="skipinit")
 ALL |= dict(embed_scale=True, mid_norm="both", gain="branch", gain_out="norm", gain_param="magdir")
 LAYOUTS = {"dnt": DNT, "tied": dict(DNT, tie_weights=True), "all": ALL}
+MIXED = dict(mlp="swiglu", bias=True, n_ff=24, n_expert=3, n_expert_shared=1, balance="bias", router="sigmoid")
+MIXED |= dict(gain="branch", gain_out="scale")
 
 # Every rule with every option that changes its path through the code. One that a fork adds is tested by its defaults.
 VARIANTS = {

@@ -14,12 +14,10 @@ from nanodnt.optim.orthogonal import newton_schulz
 from support import reference
 from support.models import error
 from support.moe import batch_of, excess, mixture, take_step
-from support.optimizers import NAMES, settings, tiny, values
+from support.optimizers import MIXED, NAMES, settings, tiny, values
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-MIXED = dict(mlp="swiglu", bias=True, n_ff=24, n_expert=3, n_expert_shared=1, balance="bias", router="sigmoid")
-MIXED |= dict(gain="branch", gain_out="scale")
 FFN = r"blocks\.0\.mlp\.f\."
 ROLES = {
     FFN + r"(experts|shared)\.(gate|up|down)\.weight": "ffn",
@@ -29,7 +27,6 @@ ROLES = {
     FFN + r"(experts|shared)\.(gate|up)\.out\.gain": "gain_out",
     FFN + r"(experts|shared)\.(gate|up|down)\.bias": "bias",
 }
-DECAYED = {"emb", "pos", "qk", "vo", "ffn", "router"}
 BALANCED = "blocks.0.mlp.f.router.choice_bias"
 
 
@@ -60,38 +57,6 @@ def group_of(model, **changes) -> dict:
     """{parameter name: its group}."""
     groups = make_optimizer(model, settings(**changes)).param_groups
     return {name: group for group in groups for name in group["param_names"]}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_groups_by_role(name):
-    """Under muon the matrices of the experts are muon's; the router goes to AdamW, as all that reads the stream but no
-    branch. The biases on the choice have a rule, a rate and no decay of their own, whatever is decayed."""
-    model = tiny(**MIXED)
-    groups = group_of(model, optimizer=name, weight_decay=0.1, balance_rate=0.02, decay_gains="all", decay_scalars=True)
-    rest = "adamw" if name == "muon" else name
-    for key, role in model.roles().items():
-        group = groups[key]
-        assert group["role"] == role
-        expected = "balance" if role == "balance" else name if role in ("qk", "vo", "ffn") else rest
-        assert group["rule"] == expected, key
-        assert group["weight_decay"] == (0.0 if role == "balance" else 0.1), key
-        if group["rule"] == "adam_mini":  # rows of a block: of a head, each by itself, or 0: the tensor's
-            assert group["block_rows"] == (8 if role == "qk" else int(role in DECAYED)), key
-    balance = groups[BALANCED]
-    assert balance["label"] == "balance" and balance["param_names"] == [BALANCED]
-    assert balance["base_lr"] == 0.02
-
-
-def test_blockwise_ratios():
-    model = tiny(**MIXED)
-    groups, types = group_of(model, blockwise_lr=True, lr_ratio_router=3.0, lr_ratio_ffn=5.0), model.block_types()
-    for name in parts(model):
-        ratio = {"router": 3.0, "ffn": 5.0, "norm": 1.0}[types[name]]
-        assert groups[name]["lr_ratio"] == (1.0 if name == BALANCED else ratio), name
-    router = "blocks.0.mlp.f.router.weight"
-    assert group_of(model, blockwise_lr=True)[router]["lr_ratio"] == 1.0
-    assert group_of(model)[router]["lr_ratio"] == 1.0 and group_of(model)[BALANCED]["base_lr"] == 0.001
-    assert group_of(model, blockwise_lr=True)["blocks.0.mlp.f.experts.up.bias"]["lr_ratio"] == 6.0
 
 
 @pytest.mark.parametrize("schedule", ("cosine", "wsd", "dyt"))

@@ -14,6 +14,7 @@ from support.optimizers import (
     DECAYED,
     DNT,
     LAYOUTS,
+    MIXED,
     NAMES,
     OURS,
     VARIANTS,
@@ -45,20 +46,30 @@ def table(text):
 
 
 @pytest.mark.parametrize("blockwise", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, "experts"])
 @pytest.mark.parametrize("name", NAMES)
 def test_groups_hold_every_parameter_once_and_the_table_says_so(name, layout, blockwise):
-    model = tiny(**LAYOUTS[layout])
+    """Muon has the matrices of the blocks, experts among them; routers go to AdamW, as all that reads the stream but no
+    branch. The biases on the choice of experts have a rule and a rate of their own."""
+    model = tiny(**(LAYOUTS | dict(experts=MIXED))[layout])
     optimizer = make_optimizer(model, settings(optimizer=name, blockwise_lr=blockwise))
     names = {id(p): n for n, p in model.named_parameters()}
     grouped = [names[id(p)] for g in optimizer.param_groups for p in g["params"]]
     assert sorted(grouped) == sorted(names.values())
     assert grouped == [n for g in optimizer.param_groups for n in g["param_names"]]
     assert all(model.roles()[n] == g["role"] for g in optimizer.param_groups for n in g["param_names"])
+    rest = "adamw" if name == "muon" else name
+    for g in optimizer.param_groups:
+        role = g["role"]
+        assert g["rule"] == ("balance" if role == "balance" else name if role in ("qk", "vo", "ffn") else rest), role
+        if g["rule"] == "adam_mini":  # rows of a block: of a head, each by itself, or 0: the tensor's
+            assert g["block_rows"] == (8 if role == "qk" else int(role in DECAYED)), role
     rows = table(describe_groups(optimizer, model))
     assert sum(row[1] for row in rows.values()) == model.num_params()
     assert sum(row[0] for row in rows.values()) == len(names)
-    if layout != "all":  # width 16, 8 positions, FFN of 64
+    if layout == "experts":
+        assert rows["balance"] == (1, 3, "balance", 0.001, 0.0)
+    elif layout != "all":  # width 16, 8 positions, FFN of 64
         assert rows["qk"][:2] == rows["vo"][:2] == (2, 512) and rows["ffn"][:2] == (2, 2048)
         assert rows["pos"][:2] == (1, 128) and ("head" in rows) == (layout == "dnt")
 
@@ -124,10 +135,10 @@ ROLE_DECAY = [
 def test_decay_of_every_role(name, changes, moved, blockwise):
     """By default only matrices decay, under every optimizer; directions never do. Muon's rest has its own decay."""
     want = {role: 0.1 if role in DECAYED else 0.0 for role in (*DECAYED, "gain_in", "gain_out")}
-    want |= dict(scalar=0.0, bias=0.0, gain_dir=0.0) | moved
+    want |= dict(scalar=0.0, bias=0.0, gain_dir=0.0, balance=0.0) | moved
     rest = dict(adamw_weight_decay=0.02) if name == "muon" else {}
     seen = set()
-    for flags in (DNT, ALL, dict(DNT, tie_weights=True)):
+    for flags in (DNT, ALL, dict(DNT, tie_weights=True), MIXED):
         roles = looked_at(*flags.items()).roles()
         for n, decay in decays(flags, optimizer=name, blockwise_lr=blockwise, **changes, **rest).items():
             part = 0.2 if rest and roles[n] not in ("qk", "vo", "ffn") else 1.0
