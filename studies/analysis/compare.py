@@ -78,16 +78,15 @@ def load_records(paths) -> list:
 
 
 def distinct_names(paths: list) -> list:
-    """Each folder's name, with as many parents in front as tell it apart from the others. ValueError for a folder that
-    is given twice."""
-    parts, names = [Path(os.path.abspath(path)).parts for path in paths], []
-    for mine in parts:
-        ends = [mine[-n:] for n in range(1, len(mine) + 1)]
-        alone = [end for end in ends if [other[-len(end) :] for other in parts].count(end) == 1]
-        if not alone:
-            raise ValueError(f"{make_printable(mine[-1])} is given twice: name each run once")
-        names.append(make_printable("/".join(alone[0])))
-    return names
+    """The folders' names, or if two have the same, their paths in the folder that holds all. ValueError for a folder
+    that is given twice."""
+    paths = [Path(os.path.abspath(path)) for path in paths]
+    if twice := [path.name for path in paths if paths.count(path) > 1]:
+        raise ValueError(f"{make_printable(twice[0])} is given twice: name each run once")
+    names, root = [path.name for path in paths], os.path.commonpath([path.parent for path in paths])
+    if len(set(names)) < len(names):
+        names = [path.relative_to(root).as_posix() for path in paths]
+    return list(map(make_printable, names))
 
 
 def make_printable(text: str) -> str:
@@ -168,11 +167,8 @@ def describe_disagreement(runs: list, base: RunRecord, *flags: str) -> str:
     """Which of the flags differ from the baseline's, and in which runs; "" if none does."""
     facts = []
     for flag in flags:
-        runs_by_value = {}
-        for run in [base, *runs]:
-            runs_by_value.setdefault(format_value(run.flags.get(flag)), []).append(run.name)
-        usual, *others = runs_by_value
-        others = [f"{value} ({', '.join(runs_by_value[value])})" for value in others]
+        usual, *values = (format_value(run.flags.get(flag)) for run in (base, *runs))
+        others = [f"{value} ({run.name})" for run, value in zip(runs, values, strict=True) if value != usual]
         facts += [f"{flag} is {usual}, but {', '.join(others)}"] if others else []
     return "; ".join(facts)
 
@@ -275,12 +271,8 @@ def draw_losses(runs: list, path: Path, smooth: float) -> None:
 
 def compare_runs(runs: list, out: Path, baseline: str = "", smooth: float = 0.05) -> dict:
     """Draw loss.png and write compare.json in the folder `out`; returns what compare.json holds: {"definition",
-    "smooth", "table": of `final_loss_table`, "differences": of `find_differences`, "figure": "loss.png"}.
-
-    `smooth`: the window that training losses are averaged over, as a share of the run. ValueError for a `smooth`
-    outside [0, 1) and as in `final_loss_table`."""
-    if not 0 <= smooth < 1:
-        raise ValueError(f"smooth={smooth} must be at least 0 and below 1: it is a share of the run")
+    "smooth", "table": of `final_loss_table`, "differences": of `find_differences`, "figure": "loss.png"}. `smooth`: the
+    window that training losses are averaged over, as a share of the run."""
     result = {"definition": DEFINITION, "smooth": smooth, "table": final_loss_table(runs, baseline)}
     result |= {"differences": find_differences(runs), "figure": "loss.png"}
     draw_losses(runs, out / "loss.png", smooth)

@@ -27,8 +27,7 @@ class AnalyzeConfig:
     dataset: str = ""  # its validation windows, or images, are read; empty = the run's own dataset
     tokens: int | None = None  # how many each figure reads, in whole windows or images, whose tokens are patches;
     #   None = few, for a CPU: gradients 65,536, removal 32,768, alpha, variance, angular, logits 8,192, sharpness
-    #   4,096, jacobian 2,048, scatter 128 (these two read 128 of a window). Published: angular 256K, sharpness 1,024
-    #   tokens or sequences; of the others none. More tokens take more time, not more memory
+    #   4,096, jacobian 2,048, scatter 128 (these two read 128 of a window). More tokens take more time, not more memory
     draws: int = 8  # sampled gradients that sharpness is averaged over
     snapshots: int = 6  # most checkpoints, evenly spread, for a figure over training
     seed: int = 1337  # of sampled labels, positions and points
@@ -44,6 +43,8 @@ class AnalyzeConfig:
         for name in ("tokens", "draws", "snapshots"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not 0 <= self.smooth < 1:
+            raise ValueError(f"smooth={self.smooth} must be at least 0 and below 1: it is a share of the run")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed} must not be negative")
 

@@ -300,6 +300,7 @@ def refuse(capsys, *argv, code=1) -> str:
         (dict(figures="all,nothing"), "nothing"),
         (dict(tokens=0), "tokens=0 must be at least 1"),
         (dict(seed=-1), "seed=-1"),
+        (dict(smooth=1), "smooth=1 must be at least 0 and below 1"),
     ],
 )
 def test_flags_that_mean_nothing(flag, says):
