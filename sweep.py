@@ -19,30 +19,13 @@ from configurator import configure
 from nanodnt.run.errors import EXPECTED, report_error
 from studies.sweep.grid import SweepConfig, list_points, split_arguments
 from studies.sweep.results import write_results
-from studies.sweep.runner import ROOT, MissingRun, Runner, Stopped
-
-
-def finish_all(points: list, runner: Runner, train: bool) -> tuple:
-    """Train what is missing, or only look what is there; returns ({the runs that are finished}, 0 or the exit code)."""
-    finished, code, runs = set(), 0, {point.run.path.name: point.run for point in points}
-    with runner:
-        for name, error in runner.call_all(runner.finish, {name: (run, train) for name, run in runs.items()}):
-            if isinstance(error, Stopped):
-                return finished, 130
-            if isinstance(error, MissingRun):
-                print(f"not finished: {name}")
-            elif error:
-                code = 1
-            else:
-                finished.add(runs[name])
-    return finished, code
+from studies.sweep.runner import ROOT, Runner
 
 
 def main() -> int:
     try:
         own, files, lists = split_arguments(sys.argv[1:])
         (config,), _ = configure(SweepConfig, argv=own, description=__doc__)
-        config.check()
         folder = ROOT / "out" / "sweep" / (Path(files[0]).stem if files else "base")
         folder = Path(config.out).expanduser().resolve() if config.out else folder
         points, runner = list_points(config, files, lists, folder), Runner(config.jobs)
@@ -53,7 +36,8 @@ def main() -> int:
         runner.expected = sum(not (point.run.path / "done.json").exists() for point in points)
         if not config.collect:
             print(f"{len(points)} runs, {runner.expected} of them to be made, {runner.jobs} at a time, in {folder}")
-        finished, code = finish_all(points, runner, train=not config.collect)
+        runs = {point.run.path.name: (point.run, not config.collect) for point in points}
+        finished, code = runner.call_all(runner.finish, runs)
         print("\n".join(write_results(points, finished, folder, sys.argv)))
         return code
     except EXPECTED as e:

@@ -16,7 +16,6 @@ class Scale(NamedTuple):
     rates: dict  # optimizer: the middle of the grid of learning rates; None: the config's own rate, without tuning
     own: dict = {}  # arm: the papers' own config files and flags, in place of the base and of the arm's; all rates and
     #   their floors are then those of the config files
-    smoke: bool = False  # a test of the machinery: one rate, no verdicts
     distributed: bool = False  # torchrun over all GPUs, one run at a time
     side_seeds: int = 2  # of arms that no primary number needs
     on: str = ""  # the data, said with every verdict
@@ -114,8 +113,7 @@ SCALES = {
             "llama": f"{LLAMA} {SMOKE} --n_ff=64",
             "deep": f"{LLAMA} {LNS} {SMOKE} --n_ff=64",
         },
-        rates=RATES,
-        smoke=True,
+        rates=dict.fromkeys(RATES),
     ),
     "mini": Scale(
         "2M parameters (4M for LNS, 16 blocks), 0.6M tokens of Python source a run; CPU cores",
@@ -169,19 +167,14 @@ SCALES = {
     ),
 }
 
-# optimizer: (config files, of Scale.rates)
+# optimizer: (config files, of Scale.rates, the layouts run under it: fewer where another optimizer tells as much)
 OPTIMIZERS = {
-    "AdamW": ("", "adamw"),
-    "mSGDW": ("config/optimizers/msgdw.py", "msgdw"),
-    "Muon": ("config/optimizers/muon.py", "muon"),
-    "Adam-mini": ("config/optimizers/adam_mini.py", "adam_mini"),
+    "AdamW": ("", "adamw", LAYOUTS),
+    "mSGDW": ("config/optimizers/msgdw.py", "msgdw", LAYOUTS),
+    "Muon": ("config/optimizers/muon.py", "muon", ("S1", "S5", "LNS", "DyT", "unified")),
+    "Adam-mini": ("config/optimizers/adam_mini.py", "adam_mini", ("S1", "S5")),
 }
-ROBUSTNESS = {  # which layouts are run under an optimizer; fewer where another optimizer tells as much
-    "AdamW": tuple(LAYOUTS),
-    "mSGDW": tuple(LAYOUTS),
-    "Muon": ("S1", "S5", "LNS", "DyT", "unified"),
-    "Adam-mini": ("S1", "S5"),
-}
+CURVES = {f"{layout} {name}": (name, layout) for name, (*_, layouts) in OPTIMIZERS.items() for layout in layouts}
 HEADLINES = {f"S{i} mSGDW" for i in range(1, 6)} | {f"{s} {o}" for s in ("S1", "S5") for o in ("AdamW", "Muon")}
 FACTORS = (4, 8, 16)  # of the best learning rate, for robustness
 # by train.py, at mini: weight decay would take a tenth of every matrix a step
@@ -203,29 +196,33 @@ STUDY = {
 }
 
 
-def study_arm(layout: str, optimizer: str, what: str, value: str) -> str:
-    """The name of an arm of `STUDY`: with the base's value, and for AdamW where it is not varied, the plain arm."""
-    values, both = STUDY[what]
-    varied = values[value] and (both or optimizer == "mSGDW")
-    return f"{layout} {optimizer}, {what} {value}" if varied else f"{layout} {optimizer}"
-
-
 def arms_of_layouts() -> dict:
-    """Every layout under every optimizer, at its best rate and at multiples of it, and the arms of `STUDY`."""
+    """Every layout under every optimizer, at its best rate and at multiples of it."""
     arms = {}
-    for optimizer, layouts in ROBUSTNESS.items():
-        files, rate = OPTIMIZERS[optimizer]
-        for layout in layouts:
-            name, command = f"{layout} {optimizer}", join(LAYOUTS[layout], files)
-            points, keep = 5 if name in HEADLINES else 3, name in ("S1 AdamW", "S5 AdamW")  # to measure gradients
-            arms[name] = Arm("gpt", command, "adamw_s5" if name == "S5 AdamW" else rate, points=points, keep=keep)
-            arms |= {f"{name} ×{k}": Arm("gpt", command, rate, of=name, times=k) for k in FACTORS}
-    for what, (values, _) in STUDY.items():
-        for (value, flags), layout, optimizer in product(values.items(), ("S1", "S5"), ("AdamW", "mSGDW")):
-            files, rate = OPTIMIZERS[optimizer]
-            varied = Arm("gpt", join(LAYOUTS[layout], files, flags), rate, points=3, around=f"{layout} {optimizer}")
-            arms.setdefault(study_arm(layout, optimizer, what, value), varied)
-    return {name: arm for name, arm in arms.items() if name not in REFUSED}
+    for name, (optimizer, layout) in CURVES.items():
+        files, rate, _ = OPTIMIZERS[optimizer]
+        arm = Arm("gpt", join(LAYOUTS[layout], files), "adamw_s5" if name == "S5 AdamW" else rate)
+        keep = name in ("S1 AdamW", "S5 AdamW")  # to measure gradients
+        arms[name] = arm._replace(points=5 if name in HEADLINES else 3, keep=keep)
+        arms |= {f"{name} ×{k}": arm._replace(of=name, times=k) for k in FACTORS if f"{name} ×{k}" not in REFUSED}
+    return arms
+
+
+def study() -> tuple:
+    """({arm: `Arm`} of STUDY, {what is varied: the gap "arm - arm"}). An arm that has the base's value, or AdamW where
+    it is not varied, is the plain one, and not among them."""
+    arms, gaps = {}, {}
+    for what, (values, both) in STUDY.items():
+        for (value, flags), layout in product(values.items(), ("S1", "S5")):
+            pair = {optimizer: f"{layout} {optimizer}" for optimizer in ("mSGDW", "AdamW")}
+            for optimizer, plain in pair.items():
+                if flags and (both or optimizer == "mSGDW"):
+                    files, rate, _ = OPTIMIZERS[optimizer]
+                    pair[optimizer] = f"{plain}, {what} {value}"
+                    command = join(LAYOUTS[layout], files, flags)
+                    arms[pair[optimizer]] = Arm("gpt", command, rate, points=3, around=plain)
+            gaps[f"{layout}, {what} {value}"] = " - ".join(pair.values())
+    return arms, gaps
 
 
 def on_s1(files: str, *rate, **how) -> Arm:
@@ -238,8 +235,10 @@ def llama(file: str, **how) -> Arm:
     return Arm("llama", f"config/{file}", **how)
 
 
+STUDY_ARMS, VARIED = study()
 ARMS = {
     **arms_of_layouts(),
+    **STUDY_ARMS,
     "S5 mSGDW, half": Arm(
         "gpt", "config/dnt/s5.py config/optimizers/msgdw.py", "msgdw", of="S5 mSGDW", times=0.5, seeds=4
     ),
@@ -261,24 +260,17 @@ ARMS = {
     "none, rate of shared": llama("scale_vectors/none.py", of="shared"),
     "QK-norm": llama("scale_vectors/qk_norm.py", points=3),
     "unified": llama("scale_vectors/unified.py", points=3),
-    "HG": llama("scale_vectors/hg.py", of="shared"),
-    "DP": llama("scale_vectors/dp.py", of="shared"),
-    "OR": llama("scale_vectors/or_magdir.py", of="shared"),
-    "ER": llama("scale_vectors/er_magdir.py", of="shared"),
-    "DNP": llama("scale_vectors/dnp.py", of="QK-norm"),
-    "decay all": llama("scale_vectors/decay_all.py", of="QK-norm"),
-    "decay output": llama("scale_vectors/decay_output.py", of="QK-norm"),
-    "IWD": llama("scale_vectors/iwd.py", of="QK-norm"),
+    **{name: llama(f"scale_vectors/{name.lower()}.py", of="shared") for name in ("HG", "DP")},
+    **{name: llama(f"scale_vectors/{name.lower()}_magdir.py", of="shared") for name in ("OR", "ER")},
+    **{name: llama(f"scale_vectors/{name.lower()}.py", of="QK-norm") for name in ("DNP", "IWD")},
+    **{f"decay {gains}": llama(f"scale_vectors/decay_{gains}.py", of="QK-norm") for gains in ("all", "output")},
     # DyT
     "RMSNorm": llama("scale_vectors/shared.py"),
     "DyT": llama("dyt/dyt.py", tries=tuple(f"--dyt_alpha_attn={a} --dyt_alpha_other={a}" for a in ("0.5", "2", "4"))),
     "DyT, α₀ of the paper": llama("dyt/dyt.py", of="DyT"),
-    "hardtanh": llama("dyt/hardtanh.py", of="DyT"),
-    "sigmoid": llama("dyt/sigmoid.py", of="DyT"),
-    "identity": llama("dyt/identity.py", of="DyT"),
+    **{name: llama(f"dyt/{name}.py", of="DyT") for name in ("hardtanh", "sigmoid", "identity")},
     "tanh, no α": llama("dyt/no_alpha.py", of="DyT"),
-    "hardtanh, no α": llama("dyt/no_alpha.py --dyt_squash=hardtanh", of="DyT"),
-    "sigmoid, no α": llama("dyt/no_alpha.py --dyt_squash=sigmoid", of="DyT"),
+    **{f"{s}, no α": llama(f"dyt/no_alpha.py --dyt_squash={s}", of="DyT") for s in ("hardtanh", "sigmoid")},
     "no embedding scalar": llama("dyt/no_embed_scale.py", of="DyT"),
     # LNS
     "Pre-LN": Arm("deep", "config/lns/pre_ln.py"),

@@ -6,24 +6,15 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from nanodnt.data import load_meta
 from nanodnt.optim import fill_defaults
 from studies.claims import quantities
-from studies.claims.arms import ARMS, ROBUSTNESS, SCALES, SEEDS, TUNING_SEED
-from studies.claims.claims import CLAIMS
+from studies.claims.arms import ARMS, CURVES, SCALES, SEEDS, TUNING_SEED
+from studies.claims.claims import CLAIMS, GAPS
 from studies.claims.record import Record
+from studies.sweep import runner
 from studies.sweep.results import describe_hardware
-from studies.sweep.runner import (
-    ROOT,
-    MissingRun,
-    Runner,
-    Stopped,
-    TrainingRun,
-    make_run,
-    read_origin,
-    read_outcome,
-    resolve_configs,
-    split_command,
-)
+from studies.sweep.runner import ROOT, MissingRun, Runner, Stopped, TrainingRun, resolve_configs
 
 EXTRAS = ("robustness", "momentum-sgd")  # what `only` can name beside claims and papers
 MOST_DOUBLINGS = 6  # of the grid's middle, up or down
@@ -43,20 +34,13 @@ class ReproduceConfig:
     out: str = "out/reproduce"  # folder of the runs
     results: str = "docs/results"  # where claims.md, and claims/ with the record and figures, are written
 
-    def check(self):
-        """ValueError for values that make no sense."""
-        if not 1 <= self.seeds <= len(SEEDS):
-            raise ValueError(f"seeds={self.seeds} must be between 1 and {len(SEEDS)}")
-        if self.jobs < 0:
-            raise ValueError(f"jobs={self.jobs} must not be negative (0 = chosen for the machine)")
-
 
 class Tuned(NamedTuple):
     """An arm's settings, and the losses of the tuning seed that chose them: None where the run diverged."""
 
     lr: float | None  # None: the config's own
     files: str
-    tried: dict  # learning rate: loss
+    tried: dict = {}  # learning rate: loss
     variants: dict = {}  # further files or flags: loss
 
 
@@ -74,7 +58,7 @@ def arms_in(numbers) -> list:
 def claims_at(scale: str) -> list:
     """The claims of a scale: those whose arms it has the bases of."""
     bases = SCALES[scale].bases
-    return [c for c in CLAIMS if all(ARMS[name].family in bases for name in arms_in([c.primary, *c.sides]))]
+    return [claim for claim in CLAIMS if all(ARMS[name].family in bases for name in arms_in(claim.numbers))]
 
 
 def choose_claims(only: str, scale: str = "mini") -> tuple:
@@ -93,9 +77,11 @@ class Experiment:
     """Claims at a scale: finds each number in the record; where it is not there, trains and measures."""
 
     def __init__(self, config: ReproduceConfig):
+        if not 1 <= config.seeds <= len(SEEDS):
+            raise ValueError(f"seeds={config.seeds} must be between 1 and {len(SEEDS)}")
         self.config, self.scale, self.claims = config, SCALES[config.scale], claims_at(config.scale)
-        tunes = "gpt" in self.scale.bases and not self.scale.own
-        self.robustness = ROBUSTNESS if tunes else {}  # its arms are GPTs, at multiples of tuned rates
+        self.tunes = any(self.scale.rates.values())
+        self.curves = CURVES if self.tunes and "gpt" in self.scale.bases else {}  # multiples of tuned rates, of GPTs
         self.record = Record(ROOT / config.results / "claims" / f"{config.scale}.json")
         self.out = (ROOT / config.out / config.scale).resolve()
         self.may_train, self.missing = not (config.dry_run or config.judge_only), {}
@@ -113,79 +99,72 @@ class Experiment:
 
     def names_of(self, name: str) -> list:
         """All arms with the command and the learning rate of this one: the same runs, as each claim names them."""
-
-        def runs(arm):
-            about = ARMS[arm]._replace(family="", files="", points=0, seeds=0, keep=False)
-            return self.command_of(arm), about
-
-        these = runs(name)
-        return [other for other in ARMS if runs(other) == these]
+        arm, command = ARMS[name], self.command_of(name)
+        alike = [other for other, a in ARMS.items() if (a.times, a.lr) == (arm.times, arm.lr)]
+        alike = [other for other in alike if not self.tunes or ARMS[other].of == arm.of]
+        return [other for other in alike if self.command_of(other) == command]
 
     def run_of(self, name: str, lr: float | None, seed: int, files: str | None = None) -> TrainingRun:
         """The run of an arm with this learning rate (None: its config's own), seed, and files (None: the arm's)."""
-        arm = ARMS[name]
-        base, its_files = command = self.command_of(name)
-        paths, flags = split_command(base, its_files if files is None else files)
-        paths = {"init" if path.startswith("config/init/") else path: path for path in paths}  # the last one's place
+        base, its_files = self.command_of(name)
+        paths, flags = {}, {}
+        for word in f"{base} {its_files if files is None else files}".split():
+            flag, equals, value = word.removeprefix("--").partition("=")
+            if equals:
+                flags[flag] = value  # the last one wins
+            else:
+                paths["init" if word.startswith("config/init/") else word] = word  # in the first one's place
         if lr is not None:
             flags |= {"learning_rate": lr} if self.scale.own else {"learning_rate": lr, "min_lr": lr / 10}
-        kept = [other for other, a in ARMS.items() if a.keep and (a.times, a.lr) == (arm.times, arm.lr)]
-        keep = any(self.command_of(other) == command for other in kept)
-        return make_run(self.out, list(paths.values()), flags | {"seed": seed}, keep=10 * keep)
+        keep = any(ARMS[other].keep for other in self.names_of(name))
+        return runner.make_run(self.out, list(paths.values()), flags | {"seed": seed}, keep=10 * keep)
 
     def tune(self, name: str) -> Tuned:
         """An arm's learning rate and files. Trains what it needs. MissingRun if it may not."""
         if name not in self.tuned:
             arm, (_, files) = ARMS[name], self.command_of(name)
-            middle = self.scale.rates[arm.rate] if arm.lr is None else arm.lr
+            lr = self.scale.rates[arm.rate] if arm.lr is None else arm.lr
             if arm.of:
                 lr = self.tune(arm.of).lr
-                if lr is None and arm.times != 1:
-                    lr = self.own_rate(arm.of)
-                self.tuned[name] = Tuned(lr and lr * arm.times, files, {})
-            elif arm.lr is not None or middle is None or self.scale.smoke:
-                self.tuned[name] = Tuned(middle, files, {})
+                if lr is None and arm.times != 1:  # of what its config files set
+                    config = resolve_configs(self.run_of(arm.of, None, TUNING_SEED).args)[1]
+                    fill_defaults(config)
+                    lr = config.learning_rate
+                self.tuned[name] = Tuned(lr and lr * arm.times, files)
+            elif arm.lr is not None or lr is None:
+                self.tuned[name] = Tuned(lr, files)
             else:
-                self.tuned[name] = self.search(name, self.tune(arm.around).lr if arm.around else middle)
+                self.tuned[name] = self.search(name, self.tune(arm.around).lr if arm.around else lr)
         return self.tuned[name]
 
     def search(self, name: str, middle: float) -> Tuned:
         """Try factors of two around `middle`, and one beyond while the best is at an edge; then the arm's `tries`."""
         arm, (_, files) = ARMS[name], self.command_of(name)
-        low, high, tried = -(arm.points // 2), arm.points // 2, {}
+        low, high = -(arm.points // 2), arm.points // 2
         while True:
-            steps = [k for k in range(low, high + 1) if k not in tried]
-            runs = {k: self.run_of(name, middle * 2.0**k, TUNING_SEED) for k in steps}
+            runs = {middle * 2.0**k: self.run_of(name, middle * 2.0**k, TUNING_SEED) for k in range(low, high + 1)}
             self.require(runs.values())
-            tried |= {k: self.measure("loss", run) for k, run in runs.items()}
-            tried = dict(sorted(tried.items()))
+            tried = {lr: self.measure("loss", run) for lr, run in runs.items()}
             best = lowest(tried)
-            if best == low > -MOST_DOUBLINGS:
+            if best == middle * 2.0**low and low > -MOST_DOUBLINGS:
                 low -= 1
-            elif best == high < MOST_DOUBLINGS:
+            elif best == middle * 2.0**high and high < MOST_DOUBLINGS:
                 high += 1
             else:
                 break
-        lr, variants = middle * 2.0**best, {"": tried[best]}
+        variants = {"": tried[best]}
         for more in arm.tries:
-            variants[more] = self.measure("loss", self.run_of(name, lr, TUNING_SEED, f"{files} {more}"))
-        tried = {middle * 2.0**k: loss for k, loss in tried.items()}
-        return Tuned(lr, f"{files} {lowest(variants)}".strip(), tried, variants if arm.tries else {})
-
-    def own_rate(self, name: str) -> float:
-        """The learning rate that an arm's config files set."""
-        config = resolve_configs(self.run_of(name, None, TUNING_SEED).args)[1]
-        fill_defaults(config)
-        return config.learning_rate
+            variants[more] = self.measure("loss", self.run_of(name, best, TUNING_SEED, f"{files} {more}"))
+        return Tuned(best, f"{files} {lowest(variants)}".strip(), tried, variants if arm.tries else {})
 
     def seeds_of(self, name: str) -> list:
         """The seeds that an arm is reported with: the first of SEEDS, as many as any of its claims needs."""
-        names = self.names_of(name)
-        n = min(max(self.scale.side_seeds, *(ARMS[other].seeds for other in names)), self.config.seeds)
+        names, most = self.names_of(name), self.config.seeds
+        n = min(max(self.scale.side_seeds, *(ARMS[other].seeds for other in names)), most)
         for claim in self.claims:
-            if not set(names).isdisjoint(arms_in([claim.primary])):
+            if not set(names).isdisjoint(arms_in(claim.numbers[:1])):
                 whole = self.config.scale in claim.adequate and not claim.few_seeds
-                n = max(n, self.config.seeds if whole else (self.config.seeds + 1) // 2)
+                n = max(n, most if whole else (most + 1) // 2)
         return list(SEEDS[:n])
 
     def reported(self, name: str, seed: int) -> TrainingRun:
@@ -211,10 +190,42 @@ class Experiment:
 
     # -- training and measuring them
 
+    def list_needs(self, claims: list, extras: list) -> dict:
+        """{arm: {measures of its reported seeds}} of all that the claims and extras need, in the order in which it is
+        trained: what claims are judged by, robustness, the gaps of momentum SGD, the claims' other numbers; in each
+        group those last that need another arm's rate. A set is empty for arms that only have the tuning seed."""
+        numbers = [claim.numbers_at(self.config.scale) for claim in claims]
+        curves = [name for name in ARMS if name.partition(" ×")[0] in self.curves and "robustness" in extras]
+        gaps = GAPS if "momentum-sgd" in extras and self.config.scale == "mini" else []  # its values are those of mini
+        groups = [primary for primary, *_ in numbers], gaps, [side for _, *sides in numbers for side in sides]
+        pairs = [[(name, {number.measure}) for number in group for name in arms_in([number])] for group in groups]
+        pairs.insert(1, [(name, set()) for name in curves])
+        needs = {}
+        for group in pairs:
+            for name, measures in sorted(group, key=lambda need: bool(ARMS[need[0]].of or ARMS[need[0]].around)):
+                needs.setdefault(name, set()).update(measures)
+        return needs
+
+    def check_datasets(self, names) -> None:
+        """ValueError if a dataset of these arms is not prepared."""
+        runs = {self.run_of(name, None, TUNING_SEED) for name in names}
+        for dataset in {resolve_configs(run.args)[1].dataset for run in runs}:
+            load_meta(dataset)
+
+    def train_arm(self, name: str, measures: set) -> None:
+        """Train and measure an arm: with the tuning seed, and if any number needs it with the reported seeds."""
+        lr = self.tune(name).lr
+        runs = {self.run_of(name, lr, TUNING_SEED): ["loss"]} if ARMS[name].times != 1 else {}  # robustness
+        for seed in self.seeds_of(name) if measures else ():
+            runs[self.reported(name, seed)] = ["loss", *sorted(measures - {"loss"})]
+        self.require(runs)
+        for run, its in runs.items():
+            for measure in its:
+                self.measure(measure, run)
+
     def measure(self, measure: str, run: TrainingRun) -> float | None:
         """A measure of a run: recorded, or trained, measured and recorded now. None if the run diverged."""
-        known = self.record.measures(run)
-        if measure in known:
+        if measure in (known := self.record.measures(run)):
             return known[measure]
         self.require([run], measure)
         self.runner.finish(run)
@@ -222,11 +233,11 @@ class Experiment:
             raise Stopped
         with self.runner.thread_lock(run.path):  # several arms may ask at once
             if measure not in self.record.measures(run):
-                outcome, loss = read_outcome(run.path)
+                outcome, loss = runner.read_outcome(run.path)
                 if measure != "loss" and outcome != "diverged":
                     loss = quantities.MEASURES[measure](run.path)
                 seconds = json.loads((run.path / "done.json").read_text())["seconds"]
-                origin = {"hardware": self.hardware, **read_origin(run.path)}
+                origin = {"hardware": self.hardware, **runner.read_origin(run.path)}
                 self.record.add(run, measure, loss, outcome=outcome, seconds=round(seconds or 0), machine=origin)
             return self.record.measures(run)[measure]
 

@@ -15,7 +15,6 @@ from studies.claims.experiment import Experiment
 from studies.sweep.runner import MissingRun
 
 CLASSES = ("reproduced", "direction only", "no effect", "contradicted here", "undecided")
-NOT_JUDGED = "not judged"  # at a scale that only tests the machinery
 LEVEL = 0.05
 
 
@@ -98,8 +97,8 @@ def judge(experiment: Experiment) -> dict:
     adjusted = holm({name: p for name, p in p_values.items() if p is not None}, len(experiment.claims))
     for claim in (claim for claim in experiment.claims if claim.id in found):
         row, p = found[claim.id], adjusted.get(claim.id)
-        verdict = (NOT_JUDGED, "") if experiment.scale.smoke else classify(row["primary"], claim, scale, p)
-        row |= {"p": p, "class": verdict[0], "why": verdict[1]}
+        row["class"], row["why"] = classify(row["primary"], claim, scale, p)
+        row["p"] = p
     return found
 
 

@@ -7,14 +7,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanodnt.files import write_file
-from studies.claims.arms import ARMS, FACTORS, TUNING_SEED
+from nanodnt.run.loss_curve import save_figure
+from studies.claims.arms import ARMS, FACTORS, LAYOUTS, TUNING_SEED
 from studies.claims.claims import GAPS, Claim
 from studies.claims.experiment import Experiment, arms_in
-from studies.claims.figures import HIGHEST, draw_forest, draw_robustness
-from studies.claims.judge import CLASSES, NOT_JUDGED, find_values, interval, judge
-from studies.sweep.results import markdown_table
+from studies.claims.judge import CLASSES, find_values, interval, judge
+from studies.sweep.results import draw_curves, markdown_table, new_figure
 from studies.sweep.runner import ROOT, MissingRun
 
+COLORS = dict(zip(CLASSES, ("tab:green", "yellowgreen", "tab:gray", "tab:red", "silver"), strict=True))
+HIGHEST = 2.0  # nats, the edge of the figure on robustness
+WIDEST = 12.0  # the forest plot's edge, in smallest effects of interest
 INTRO = """# The papers' claims, tested here
 
 {about}
@@ -93,8 +96,7 @@ def describe_runs(experiment: Experiment) -> str:
 def verdict_rows(found: dict, experiment: Experiment) -> list:
     """A row a claim, grouped by class: paper, claim, published, ours, verdict."""
     rows = []
-    claims = [claim for claim in experiment.claims if claim.id in found]
-    for claim in sorted(claims, key=lambda claim: (*CLASSES, NOT_JUDGED).index(found[claim.id]["class"])):
+    for claim in by_class(found, experiment):
         row, (published, _) = found[claim.id], claim.effect(experiment.config.scale)
         published = claim.expect if claim.expect in ("equal", "not above") else format_number(published)
         verdict = f"**{row['class']}{experiment.scale.on}**" + (f" ({row['why']})" if row["why"] else "")
@@ -105,22 +107,26 @@ def verdict_rows(found: dict, experiment: Experiment) -> list:
     return rows
 
 
+def by_class(found: dict, experiment: Experiment) -> list:
+    """The judged claims, in the order of their classes."""
+    claims = [claim for claim in experiment.claims if claim.id in found]
+    return sorted(claims, key=lambda claim: CLASSES.index(found[claim.id]["class"]))
+
+
 def number_tables(values: dict, experiment: Experiment) -> list:
     """The lines of two tables: numbers with their values by seed, and their arms with rates and losses."""
-    rows = []
+    rows = [["number", "paper's", "ours (95% interval)", "by seed"]]
     for number, by_seed in values.items():
         measure = "" if number.measure == "loss" else f", {number.measure}"
         published, by_seed_text = format_number(number.published), ", ".join(map(format_number, by_seed))
         rows.append([number.says + measure, published, format_interval(by_seed), by_seed_text])
-    lines = markdown_table([["number", "paper's", "ours (95% interval)", "by seed"], *rows])
-    rows = []
+    arms = [["arm", "files and flags", f"learning rate (losses with seed {TUNING_SEED})", "validation loss by seed"]]
     for name in arms_in(values):
         runs = [experiment.reported(name, seed) for seed in experiment.seeds_of(name)]
-        losses = [experiment.record.measures(run).get("loss", "–") for run in runs]
+        losses = [format_loss(experiment.record.measures(run).get("loss", "–")) for run in runs]
         files = experiment.tune(name).files or "the base"
-        rows.append([name, f"`{files}`", format_rate(name, experiment), ", ".join(map(format_loss, losses))])
-    rate = f"learning rate (losses with seed {TUNING_SEED})"
-    return lines + markdown_table([["arm", "files and flags", rate, "validation loss by seed"], *rows])
+        arms.append([name, f"`{files}`", format_rate(name, experiment), ", ".join(losses)])
+    return markdown_table(rows) + markdown_table(arms)
 
 
 def claim_section(claim: Claim, row: dict, experiment: Experiment) -> list:
@@ -129,7 +135,7 @@ def claim_section(claim: Claim, row: dict, experiment: Experiment) -> list:
     shows = "can show the effect" if scale in claim.adequate else "cannot show it"
     p = "" if row["p"] is None else f" Holm's p: {row['p']:.2g}."
     waiting = [number.says for number in claim.numbers_at(scale) if number not in row["values"]]
-    left_out = [number.says for number in claim.sides if scale in number.left_out]
+    left_out = [number.says for number in claim.numbers if scale in number.left_out]
     lines = [
         f'<a id="{claim.id}"></a>\n<details>',
         f"<summary><b>{claim.paper}: {claim.statement}</b>: {verdict}</summary>\n",
@@ -144,6 +150,52 @@ def claim_section(claim: Claim, row: dict, experiment: Experiment) -> list:
     return list(filter(None, lines))
 
 
+def draw_forest(found: dict, experiment: Experiment, path: Path) -> None:
+    """Draw every judged claim, grouped by class: our interval, and the paper's value as a diamond. An effect is divided
+    by its smallest effect of interest, and the paper's sign points to the right."""
+    ordered = by_class(found, experiment)
+    figure, (axis,) = new_figure(1, 9.0, 0.42 * len(ordered) + 1.2)
+    axis.axvspan(-1, 1, color="0.93", linewidth=0)
+    axis.axvline(0, color="0.5", linewidth=0.8)
+    for i, claim in enumerate(ordered):
+        published, smallest = claim.effect(experiment.config.scale)
+        row, unit = found[claim.id], smallest * claim.toward()
+        color, values = COLORS[row["class"]], [value / unit for value in row["primary"]]
+        if not all(map(math.isfinite, values)):
+            axis.text(0, i, " diverged", color=color, va="center")
+        else:
+            ours = interval(values) if len(values) > 1 else (values[0],) * 3
+            mean, low, high = (min(max(x, -WIDEST), WIDEST) for x in ours)
+            mark = {-WIDEST: "<", WIDEST: ">"}.get(mean, "o")  # an arrow: beyond the edge
+            axis.plot([low, high], [i, i], color=color, linewidth=2.5)
+            axis.plot(mean, i, mark, color=color, markersize=7)
+        if published is not None:
+            axis.plot(published / unit, i, "D", color="black", markersize=5, fillstyle="none")
+    axis.set_yticks(range(len(ordered)), [f"{c.id}: {found[c.id]['class']}{experiment.scale.on}" for c in ordered])
+    axis.set_ylim(len(ordered) - 0.4, -0.6)
+    axis.set_xlim(-WIDEST - 0.5, WIDEST + 0.5)
+    axis.set_xlabel("effect / smallest effect of interest; the paper's sign is to the right")
+    axis.plot([], [], "o-", color="0.3", label="ours, 95% interval")
+    axis.plot([], [], "D", color="black", fillstyle="none", label="the paper's")
+    axis.legend(frameon=False, fontsize=8, loc="lower right")
+    save_figure(figure, path)
+
+
+def find_curves(experiment: Experiment) -> dict:
+    """{(optimizer, layout): {learning rate over the best one: loss with the tuning seed, None where it diverged}} of
+    the arms of robustness that are tuned, and of the multiples of their best rates, as far as they are recorded."""
+    curves = {}
+    for name, where in experiment.curves.items():
+        with suppress(MissingRun):
+            best, losses = experiment.tune(name).lr, dict(experiment.tune(name).tried)
+            for other in [f"{name} ×{k}" for k in FACTORS if f"{name} ×{k}" in ARMS]:
+                with suppress(MissingRun):
+                    run = experiment.reported(other, TUNING_SEED)
+                    losses[best * ARMS[other].times] = experiment.measure("loss", run)
+            curves[where] = {lr / best: loss for lr, loss in sorted(losses.items())}
+    return curves
+
+
 def robustness_rows(curves: dict, experiment: Experiment) -> list:
     """A row a layout and optimizer: the best rate, the loss there, and its rise at each of FACTORS."""
     rows = []
@@ -155,20 +207,22 @@ def robustness_rows(curves: dict, experiment: Experiment) -> list:
     return rows
 
 
-def find_curves(experiment: Experiment) -> dict:
-    """{(optimizer, layout): {learning rate over the best one: loss with the tuning seed, None where it diverged}} of
-    the arms of robustness that are tuned, and of the multiples of their best rates, as far as they are recorded."""
-    curves = {}
-    for optimizer, layout in ((name, layout) for name, layouts in experiment.robustness.items() for layout in layouts):
-        name, losses = f"{layout} {optimizer}", {}
-        with suppress(MissingRun):
-            best, losses = experiment.tune(name).lr, dict(experiment.tune(name).tried)
-        for other in [f"{name} ×{k}" for k in FACTORS if losses and f"{name} ×{k}" in ARMS]:
-            with suppress(MissingRun):
-                losses[best * ARMS[other].times] = experiment.measure("loss", experiment.reported(other, TUNING_SEED))
-        if losses:
-            curves[optimizer, layout] = {lr / best: loss for lr, loss in sorted(losses.items())}
-    return curves
+def draw_robustness(curves: dict, path: Path) -> None:
+    """Draw {(optimizer, layout): {learning rate over the tuned one: loss, None where it diverged}}: how far the loss is
+    above that at the tuned rate, up to HIGHEST. A cross at the top is a run that diverged."""
+    optimizers = list(dict.fromkeys(optimizer for optimizer, _ in curves))
+    figure, axes = new_figure(len(optimizers), 4.0, 3.6)
+    for axis, optimizer in zip(axes, optimizers, strict=True):
+        rises = {layout: {} for layout in LAYOUTS}  # of all, so that each has its color
+        for layout in rises:
+            curve = curves.get((optimizer, layout), {})
+            rises[layout] = {x: [loss if loss is None else loss - curve[1.0]] for x, loss in curve.items()}
+        draw_curves(axis, rises, "learning rate / tuned one", "loss above that at the tuned rate, nats", HIGHEST)
+        axis.set_title(optimizer)
+    for axis in axes[1:]:
+        axis.set_ylabel("")
+        axis.get_legend().remove()
+    save_figure(figure, path)
 
 
 def render_page(experiment: Experiment, found: dict, curves: dict) -> str:

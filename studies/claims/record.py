@@ -4,16 +4,11 @@
 ends with a digest of its command; "settings" is one of its resolved configuration.
 """
 
+import fcntl
 import json
-import threading
 import zlib
 from dataclasses import fields
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 from nanodnt.files import write_file
 from nanodnt.optim import fill_defaults
@@ -40,7 +35,7 @@ class Record:
 
     def __init__(self, path: Path):
         """ValueError if the file is damaged."""
-        self.path, self.guard, self.checked = path, threading.Lock(), set()
+        self.path, self.checked = path, set()
         self.runs = self._read()
 
     def _read(self) -> dict:
@@ -55,26 +50,23 @@ class Record:
     def measures(self, run: TrainingRun) -> dict:
         """{measure: value, None for a run that diverged} of what is known. ValueError if the run was recorded with
         other settings than its command has now."""
-        found = self.runs.get(run.path.name)
-        if found is None:
+        if (name := run.path.name) not in self.runs:
             return {}
-        if run.path.name not in self.checked:
-            if found["settings"] != digest_settings(run):
-                raise ValueError(
-                    f"{self.path}: {run.path.name} was recorded with other settings than its config files have now: "
-                    "undo their change, or remove the entry and its folder to train it again"
-                )
-            self.checked.add(run.path.name)
-        return found["measures"]
+        if name not in self.checked and self.runs[name]["settings"] != digest_settings(run):
+            raise ValueError(
+                f"{self.path}: {name} was recorded with other settings than its config files have now: undo their "
+                "change, or remove the entry and its folder to train it again"
+            )
+        self.checked.add(name)
+        return self.runs[name]["measures"]
 
     def add(self, run: TrainingRun, measure: str, value: float | None, **about) -> None:
         """Note a measure, and `about`: outcome, seconds and machine of the run; write the file. What another process
         has recorded meanwhile is kept."""
         about |= {"args": list(run.args), "settings": digest_settings(run)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.guard, open(self.path.with_name(f".{self.path.name}.lock"), "w") as lock:
-            if fcntl:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with open(self.path.with_name(f".{self.path.name}.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # between threads too
             runs = self._read()
             known = runs.get(run.path.name, {"measures": {}})
             runs[run.path.name] = known | about | {"measures": known["measures"] | {measure: value}}

@@ -30,11 +30,7 @@ class SweepConfig:
     print: bool = False  # print the commands, one a line, and run nothing
     collect: bool = False  # run nothing: write the results of the runs that are finished, and name the others
 
-    def check(self):
-        """ValueError for values that make no sense."""
-        self.list_seeds()
-        if self.jobs < 0:
-            raise ValueError(f"jobs={self.jobs} must not be negative (0 = chosen for the machine)")
+    def __post_init__(self):
         if self.print and self.collect:
             raise ValueError("print and collect do not go together: print the commands, run them, then collect")
         if self.out and Path(self.out).expanduser().is_file():
@@ -79,13 +75,14 @@ def split_arguments(argv: list) -> tuple:
             raise ValueError(
                 f"--{name} is given twice: write its values with commas, --{name}={lists[name][0]},{value}"
             )
-        elif arg.startswith("--") and equals and name in train:
-            lists[name] = [part.strip() for part in value.split(",")]
-            if len(set(lists[name])) < len(lists[name]) or "" in lists[name]:
-                raise ValueError(f"--{name}={value}: values must differ and not be empty; no space after a comma")
         else:
-            read_arguments([arg], train | ours)  # says what is wrong
-            lists[name] = ["True"]  # nothing: a bool
+            several = equals and arg.startswith("--")
+            values = [part.strip() for part in value.split(",")] if several else ["True"]  # a bool needs no value
+            if len(set(values)) < len(values) or "" in values:
+                raise ValueError(f"--{name}={value}: values must differ and not be empty; no space after a comma")
+            for word in [f"--{name}={text}" for text in values] if several else [arg]:
+                read_arguments([word], train | ours)  # says what is wrong
+            lists[name] = values
     if names := lists.get("dataset"):  # a path is meant from here; the runs start elsewhere
         paths = {name for name in names if "/" in name and (Path(name) / "meta.json").is_file()}
         lists["dataset"] = [str(Path(name).resolve()) if name in paths else name for name in names]
@@ -108,31 +105,19 @@ def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> 
         raise ValueError("there is nothing to sweep: name a config file, and flags with several values")
     swept = [name for name in lists if len(lists[name]) > 1]
     choices = [text.strip().split("+") if text.strip() else [] for text in config.files.split(",")]
-    points, seeds = [], config.list_seeds()
+    points, seen, seeds = [], [], config.list_seeds()
     for names, values in product(choices, product(*lists.values())):
         chosen = [_locate(name.strip()) for name in names]
         flags = dict(zip(lists, values, strict=True))
-        extra = {}
-        if "learning_rate" in flags and "min_lr" not in flags:
-            try:
-                extra["min_lr"] = f"{float(flags['learning_rate']) / 10:g}"
-            except ValueError:
-                raise ValueError(f"--learning_rate={flags['learning_rate']} is not a number") from None
-        for seed in seeds:
-            run = make_run(folder, [*files, *chosen], flags | extra | {"seed": seed})
-            points.append(Point(run, "+".join(chosen), {name: flags[name] for name in swept}, seed))
-    check_different(points[:: len(seeds)])
-    return points
-
-
-def check_different(points: list) -> None:
-    """ValueError if one of the points cannot be trained, or if two have the same settings."""
-    seen = []
-    for point in points:
-        settings = check_trainable(point.run)
+        decay = {"min_lr": f"{float(flags['learning_rate']) / 10:g}"} if "learning_rate" in flags else {}
+        runs = {seed: make_run(folder, [*files, *chosen], decay | flags | {"seed": seed}) for seed in seeds}
+        run, settings = runs[seeds[0]], check_trainable(runs[seeds[0]])
         if same := [name for name, others in seen if others == settings]:
-            raise ValueError(f"{same[0]} and {point.run.path.name} have the same settings: leave one out")
-        seen.append((point.run.path.name, settings))
+            raise ValueError(f"{same[0]} and {run.path.name} have the same settings: leave one out")
+        seen.append((run.path.name, settings))
+        values = {name: flags[name] for name in swept}
+        points += [Point(run, "+".join(chosen), values, seed) for seed, run in runs.items()]
+    return points
 
 
 def check_trainable(run: TrainingRun) -> tuple:

@@ -7,14 +7,18 @@ import statistics
 from contextlib import suppress
 from pathlib import Path
 
+import matplotlib
+
 from nanodnt.files import write_file
 from nanodnt.run.environment import choose_device
 from nanodnt.run.hardware import device_name
 from nanodnt.run.loss_curve import save_figure
 from nanodnt.tables import table
 from nanodnt.tasks import task_of
-from studies.sweep.figure import draw_curves, new_figure
 from studies.sweep.runner import read_origin, read_outcome, resolve_configs
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 
 BASE = "the config"  # the name of a curve without choices
 
@@ -29,20 +33,20 @@ def describe_hardware() -> str:
 def find_axis(points: list) -> str | None:
     """The flag on the figure's x axis: learning_rate if it has several values, else the first flag whose values are all
     numbers."""
-    names = [name for name in points[0].flags if all(is_number(point.flags[name]) for point in points)]
-    return "learning_rate" if "learning_rate" in names else next(iter(names), None)
+    flags = dict(points[0].flags)
+    for point in points:
+        for name, value in point.flags.items():
+            with suppress(ValueError):
+                if not math.isnan(float(value)):
+                    continue
+            flags.pop(name, None)
+    return "learning_rate" if "learning_rate" in flags else next(iter(flags), None)
 
 
-def is_number(text: str) -> bool:
-    with suppress(ValueError):
-        return not math.isnan(float(text))
-    return False
-
-
-def collect(points: list, finished: set) -> dict:
+def collect(points: list, finished: list) -> dict:
     """What sweep.json holds: {"axis": flag or None, "curves": {name: [{x, seed, outcome, loss, run, …}]}} of the runs
-    that are finished, "seeds": how many there should be, "missing": the names of the other runs. A curve's name is its
-    files and its values of the other flags."""
+    whose names are in `finished`, "seeds": how many there should be, "missing": the names of the other runs. A curve's
+    name is its files and its values of the other flags."""
     axis, curves = find_axis(points), {}
     titles = {point.files: "+".join(Path(part).stem for part in point.files.split("+")) for point in points}
     if len(set(titles.values())) < len(titles):  # names without folders do not tell them apart
@@ -50,12 +54,12 @@ def collect(points: list, finished: set) -> dict:
     for point in points:
         others = [f"{name}={value}" for name, value in point.flags.items() if name != axis]
         rows = curves.setdefault(" ".join(filter(None, [titles[point.files], *others])) or BASE, [])
-        if point.run in finished:
+        if point.run.path.name in finished:
             outcome, loss = read_outcome(point.run.path)
             x = float(point.flags[axis]) if axis else None
             row = dict(x=x, seed=point.seed, outcome=outcome, loss=loss, run=point.run.path.name)
             rows.append(row | read_origin(point.run.path))
-    missing = [point.run.path.name for point in points if point.run not in finished]
+    missing = [point.run.path.name for point in points if point.run.path.name not in finished]
     return {"axis": axis, "seeds": len({point.seed for point in points}), "missing": missing, "curves": curves}
 
 
@@ -67,23 +71,18 @@ def by_x(rows: list) -> dict:
     return found
 
 
-def find_best(rows: list) -> tuple:
-    """(x, its losses) with the lowest mean loss among those where no seed diverged, of as many seeds as any has; (None,
-    []) without any."""
-    found = by_x(rows)
-    most = max(map(len, found.values()), default=0)
-    whole = {x: losses for x, losses in found.items() if None not in losses and len(losses) == most}
-    return min(whole.items(), key=lambda item: statistics.mean(item[1]), default=(None, []))
-
-
 def summary_rows(found: dict) -> list:
-    """The table's rows, head first: each curve's best, its spread over the seeds, the runs that diverged, and the mean
-    at each x."""
+    """The table's rows, head first: each curve's best x, which has the lowest mean among those where no seed diverged,
+    of as many seeds as any has; its spread over the seeds, the runs that diverged, and the mean at each x."""
     xs = sorted({row["x"] for rows in found["curves"].values() for row in rows if row["x"] is not None})
     head = ["", *([f"best {found['axis']}"] if xs else []), "loss", "lowest to highest", "diverged"]
     lines = [head + [f"{x:g}" for x in xs]]
     for name, rows in found["curves"].items():
-        (x, best), losses = find_best(rows), by_x(rows)
+        losses = by_x(rows)
+        most = max(map(len, losses.values()), default=0)
+        whole = {x: its for x, its in losses.items() if None not in its and len(its) == most}
+        x = min(whole, key=lambda x: statistics.mean(whole[x]), default=None)
+        best = whole.get(x, [])
         cells = [f"{x:g}" if best else "–"] if xs else []
         cells += [mean_text(best, found["seeds"]), f"{min(best):.4f} to {max(best):.4f}" if best else "–"]
         cells += [f"{sum(row['outcome'] == 'diverged' for row in rows)} of {len(rows)}"]
@@ -105,7 +104,46 @@ def markdown_table(rows: list) -> list:
     return [f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines] + [""]
 
 
-def write_results(points: list, finished: set, folder: Path, command: list) -> list:
+def new_figure(n: int, width: float = 6.0, height: float = 4.0):
+    """(figure, its n axes side by side, which share the y axis)."""
+    how = dict(sharey=True, squeeze=False, dpi=100, layout="constrained")
+    figure, axes = plt.subplots(1, n, figsize=(width * n, height), **how)
+    for axis in axes[0]:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes[0]
+
+
+def draw_curves(axis, curves: dict, xlabel: str, ylabel: str, highest: float | None = None) -> None:
+    """Draw {name: {x: losses of the seeds, None for a run that diverged}}, up to `highest`: a band over the seeds, a
+    line through the means where some run ended well, and crosses at the top for runs that diverged."""
+    every = [loss for points in curves.values() for losses in points.values() for loss in losses]
+    ends = [loss for loss in every if loss is not None]
+    low, high = (min(ends), highest or max(ends)) if ends else (0.0, 1.0)
+    top = high + 0.06 * (high - low or 1.0)
+    for i, (name, points) in enumerate(curves.items()):
+        finished = {x: [loss for loss in losses if loss is not None] for x, losses in points.items()}
+        finished = {x: losses for x, losses in finished.items() if losses}
+        low, mean, high = (list(map(f, finished.values())) for f in (min, statistics.mean, max))
+        how = dict(color=f"C{i % 10}", marker="os^vD"[i // 10 % 5])  # after ten colours
+        axis.plot(list(finished), mean, "-", markersize=4, linewidth=1.5, label=name, **how)
+        axis.fill_between(list(finished), low, high, color=how["color"], alpha=0.2, linewidth=0)
+        diverged = [x for x, losses in points.items() if None in losses]
+        axis.plot(diverged, [top] * len(diverged), "x", color=how["color"], markersize=6 + i % 10, zorder=3)
+    xs = sorted({x for points in curves.values() for x in points})
+    if len(xs) > 1 and xs[0] > 0 and xs[-1] / xs[0] > 3:
+        axis.set_xscale("log", base=2 if all(math.log2(x / xs[0]).is_integer() for x in xs) else 10)
+        axis.set_xticks(xs, [f"{x:g}" for x in xs], rotation=45)
+        axis.minorticks_off()
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    if highest:
+        axis.set_ylim(top=top + 0.02 * highest)
+    if None in every:
+        axis.plot([], [], "kx", label="diverged")
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def write_results(points: list, finished: list, folder: Path, command: list) -> list:
     """Write sweep.json, sweep.md and, where a number is swept, sweep.png to `folder`; returns the table's lines for the
     console, and a last one that names the files."""
     found = {"command": command, "hardware": describe_hardware(), **collect(points, finished)}

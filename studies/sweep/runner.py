@@ -4,6 +4,7 @@ A run's folder is named after its command. done.json in it says that the run is 
 its last checkpoint. Threads and processes may ask for the same run: a lock lets one of them train it.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -15,15 +16,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 from configurator import configure
 from model import GPTConfig
@@ -52,18 +49,6 @@ class MissingRun(Exception):
 
 class Stopped(Exception):
     """The user ended the command; the runs have saved."""
-
-
-def split_command(*parts: str) -> tuple:
-    """(config files, {flag: value}) of texts in this order; a later flag replaces an earlier one."""
-    files, flags = [], {}
-    for word in " ".join(parts).split():
-        name, equals, value = word.removeprefix("--").partition("=")
-        if equals:
-            flags[name] = value
-        else:
-            files.append(word)
-    return files, flags
 
 
 def make_run(folder: Path, files: list, flags: dict, keep: int = 0) -> TrainingRun:
@@ -136,44 +121,29 @@ def mark_finished(run: TrainingRun, seconds: float | None) -> tuple:
     return outcome
 
 
-def visible_gpus() -> list:
-    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    if not torch.cuda.is_available():
-        return []
-    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return named or [str(i) for i in range(torch.cuda.device_count())]
-
-
 class Runner:
     """Trains runs, each once, `jobs` at a time.
 
     jobs          0: one per CPU core, or one per GPU; one under torchrun
     distributed   each run is on all GPUs, by torchrun
-    expected      an attribute: how many runs will be trained, for the progress line
+    expected      an attribute: how many runs will be trained, for the progress line; 0 where that is not known
     """
 
     def __init__(self, jobs: int = 0, distributed: bool = False):
-        self.gpus = [] if distributed else visible_gpus()
-        self.jobs = jobs or (1 if distributed else len(self.gpus) or cpus())
-        self.processes = torch.cuda.device_count() if distributed else 1
-        one_thread = {"OMP_NUM_THREADS": "1"} if self.jobs > 1 and not torch.cuda.is_available() else {}
+        if jobs < 0:
+            raise ValueError(f"jobs={jobs} must not be negative (0 = chosen for the machine)")
+        n = torch.cuda.device_count()
+        named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        gpus, self.processes = (named or [str(i) for i in range(n)]) if n else [], n if distributed else 1
+        self.jobs = jobs or (1 if distributed else len(gpus) or cpus())
+        one_thread = {"OMP_NUM_THREADS": "1"} if self.jobs > 1 and not gpus else {}
         self.env = one_thread | os.environ
         if "OMP_NUM_THREADS" in self.env:
             torch.set_num_threads(int(self.env["OMP_NUM_THREADS"]))  # this process measures while others train
+        several = len(gpus) > 1 and not distributed
+        self.slots = [{"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if several else {} for i in range(self.jobs)]
         self.guard, self.locks, self.children, self.stopping = threading.Lock(), {}, set(), False
         self.expected, self.seconds, self.began = 0, [], time.perf_counter()
-        self.pool, self.slots = ThreadPoolExecutor(self.jobs), list(range(self.jobs))
-
-    def __enter__(self):
-        """Until the end of the `with`, Ctrl-C and SIGTERM end the runs, which save."""
-        self.handlers = {s: signal.signal(s, self.stop) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_):
-        self.stop()
-        self.pool.shutdown(cancel_futures=True)
-        for name, handler in self.handlers.items():
-            signal.signal(name, handler)
 
     def stop(self, *_) -> None:
         """End: ask the runs to save and leave. Also a signal handler."""
@@ -181,36 +151,48 @@ class Runner:
         for child in list(self.children):
             child.terminate()
 
-    def call_all(self, function, tasks: dict):
-        """Call `function(*arguments)` for {name: arguments}, `jobs` at a time; yield (name, its error or None) as they
-        end. An error is printed, and the others go on. After `Stopped` and `MissingRun` the caller decides."""
-        futures = {self.pool.submit(function, *arguments): name for name, arguments in tasks.items()}
-        for future in as_completed(futures):
-            name, error = futures[future], future.exception()
-            if isinstance(error, Stopped):
-                print("stopped; the same command goes on from here", flush=True)
-            elif isinstance(error, (ValueError, OSError, ArithmeticError)):
-                print(f"error: {name}: {error}", file=sys.stderr, flush=True)
-                self.expected -= 1
-            elif error and not isinstance(error, MissingRun):
-                raise error
-            yield name, error
+    def call_all(self, function, tasks: dict) -> tuple:
+        """Call `function(*arguments)` for {name: arguments}, `jobs` at a time; returns ([names that ended well], 0 or
+        the exit code). An error is printed, as is what a `MissingRun` says, and the others go on. Ctrl-C and SIGTERM
+        end the runs, which save."""
+        finished, code, handlers = [], 0, {s: signal.signal(s, self.stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        pool = ThreadPoolExecutor(self.jobs)
+        try:
+            futures = {pool.submit(function, *arguments): name for name, arguments in tasks.items()}
+            for future in as_completed(futures):
+                name, error = futures[future], future.exception()
+                if error is None:
+                    finished.append(name)
+                elif isinstance(error, Stopped):
+                    print("stopped; the same command goes on from here", flush=True)
+                    return finished, 130
+                elif isinstance(error, MissingRun):
+                    print(*error.args, sep="", end="\n" if error.args else "")
+                elif isinstance(error, (ValueError, OSError, ArithmeticError)):
+                    print(f"error: {name}: {error}", file=sys.stderr, flush=True)
+                    self.expected, code = self.expected - 1, 1
+                else:
+                    raise error
+        finally:
+            self.stop()
+            pool.shutdown(cancel_futures=True)
+            for name, handler in handlers.items():
+                signal.signal(name, handler)
+        return finished, code
 
     def command(self, run: TrainingRun) -> str:
         """The command that makes the run, to be typed in the repository."""
         path = os.path.relpath(run.path, ROOT) if run.path.is_relative_to(ROOT) else run.path
-        launcher = ["python" if word == sys.executable else word for word in self.launch(run)]
-        return shlex.join([*launcher, "train.py", *run.args, "--init_from=auto", f"--out_dir={path}"])
+        return shlex.join(["python", *self.launch(run), "train.py", *run.args, "--init_from=auto", f"--out_dir={path}"])
 
     def launch(self, run: TrainingRun) -> list:
-        """What comes before train.py: Python, or torchrun with as many GPUs as can share the run's batch."""
+        """Python's arguments before train.py: torchrun, with as many GPUs as can share the run's batch, or none."""
         n = self.processes
         if n > 1:
             config = resolve_configs(run.args)[1]
             whole = config.batch_size // max(1, config.micro_batch_size)  # micro batches of a step
             n = max(i for i in range(1, n + 1) if whole % i == 0)
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}"]
-        return [sys.executable, *(torchrun if n > 1 else [])]
+        return ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}"] if n > 1 else []
 
     def finish(self, run: TrainingRun, train: bool = True) -> None:
         """Train `run` unless it is finished. ValueError if it fails; Stopped; without `train`, MissingRun."""
@@ -218,14 +200,13 @@ class Runner:
             if self.is_finished(run):
                 return
             if not train:
-                raise MissingRun
+                raise MissingRun(f"not finished: {run.path.name}")
             run.path.mkdir(parents=True, exist_ok=True)
             with self.lock_folder(run.path) as lock:
-                if self.is_finished(run):  # the process that held the lock has finished it
-                    return
-                began = time.perf_counter()
-                self.train(run, lock)
-                self.report(run, time.perf_counter() - began)
+                if not self.is_finished(run):  # else the process that held the lock has finished it
+                    began = time.perf_counter()
+                    self.train(run, lock)
+                    self.report(run, time.perf_counter() - began)
 
     def report(self, run: TrainingRun, seconds: float) -> None:
         """Note that a run is made; print the minutes since the start, how many are made and expected, its result."""
@@ -269,36 +250,31 @@ class Runner:
         """An open file that locks `path` for this process and for the train.py that inherits it.
 
         So a train.py that outlives a killed command keeps the lock, and the next command waits for it."""
-        file, waiting = open(path / ".runner", "w"), False
-        while fcntl:
+        file = open(path / ".runner", "w")
+        for naps in count():
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                return file
             except BlockingIOError:
                 if self.stopping:
                     raise Stopped from None
-                if not waiting:
+                if not naps:
                     print(f"waiting: {path} is being trained by another process", flush=True)
-                waiting = True
                 time.sleep(1)
             except OSError:  # a file system without locks
-                break
-        return file
+                return file
 
     def train(self, run: TrainingRun, lock) -> None:
         """Start train.py on `run`, from its last checkpoint if there is one, and wait until it ends. ValueError if it
         fails, but not if the run diverged."""
-        command = [*self.launch(run), str(ROOT / "train.py"), *run.args, "--init_from=auto", f"--out_dir={run.path}"]
+        command = [sys.executable, *self.launch(run), str(ROOT / "train.py"), *run.args, "--init_from=auto"]
         with open(run.path / "train.log", "ab") as log:
-            how = dict(cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env)
-            how |= dict(pass_fds=(lock.fileno(),)) if fcntl else {}
+            how = dict(cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock.fileno(),))
             with self.guard:
                 if self.stopping:
                     raise Stopped
                 slot = self.slots.pop(0)
-                if len(self.gpus) > 1:
-                    how["env"] = self.env | {"CUDA_VISIBLE_DEVICES": self.gpus[slot % len(self.gpus)]}
-                child = subprocess.Popen(command, **how)
+                child = subprocess.Popen([*command, f"--out_dir={run.path}"], env=self.env | slot, **how)
                 self.children.add(child)
                 if self.stopping:  # `stop` was called in between and has not seen this child
                     child.terminate()

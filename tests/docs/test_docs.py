@@ -157,17 +157,16 @@ def check_command(command, argv, processes):
 
         own, files, lists = split_arguments(argv)
         (config,), _ = read_values(own, (SweepConfig,))
-        config.check()
         assert list_points(config, files, lists | {"vocab_size": ["64"]}, ROOT / "out")  # so that no dataset is needed
     else:
         (config,), given = read_values(argv, SCHEMAS[command], "run")
         assert given["run"][0] or command != "analyze.py"
-        if command != "analyze.py":  # which checks itself as it is made
-            config.check()
         if command == "reproduce.py":
-            from studies.claims.experiment import choose_claims
+            from studies.claims.experiment import Experiment, choose_claims
 
-            assert choose_claims(config.only, config.scale)
+            assert choose_claims(config.only, config.scale) and Experiment(config)
+        elif command != "analyze.py":  # which checks itself as it is made
+            config.check()
 
 
 def test_every_command_would_start(monkeypatch):

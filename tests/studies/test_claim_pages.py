@@ -5,9 +5,8 @@ import math
 
 import pytest
 
-from studies.claims.figures import HIGHEST, draw_robustness
 from studies.claims.judge import judge
-from studies.claims.page import find_curves, render_page, robustness_rows, verdict_rows
+from studies.claims.page import HIGHEST, draw_robustness, find_curves, render_page, robustness_rows, verdict_rows
 from studies.sweep.runner import MissingRun
 from support.claims import flag, make_experiment
 
@@ -70,7 +69,7 @@ def test_what_too_high_a_rate_costs(tmp_path, monkeypatch):
     ]
     assert list(curves["AdamW", "S1"]) == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0] and curves["AdamW", "S1"][16.0] is None
     drawn = []
-    monkeypatch.setattr("studies.claims.figures.save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("studies.claims.page.save_figure", lambda figure, path: drawn.append(figure))
     draw_robustness({("AdamW", "S1"): curves["AdamW", "S1"], ("mSGDW", "S5"): curves["AdamW", "S5"]}, tmp_path)
     adam, sgd = drawn[0].axes
     legend = zip(adam.get_legend().get_texts(), adam.get_legend().get_lines(), strict=True)

@@ -10,13 +10,12 @@ from dataclasses import asdict
 import pytest
 
 from nanodnt.optim import fill_defaults
-from studies.claims import quantities, reproduce
+from studies.claims import experiment, quantities
 from studies.claims.arms import ARMS, REFUSED, SCALES, SEEDS, STUDY, TUNING_SEED
 from studies.claims.claims import CLAIMS, GAPS
 from studies.claims.experiment import Experiment, ReproduceConfig, arms_in, choose_claims, claims_at, split_value
 from studies.claims.page import write_page
 from studies.claims.record import digest_settings
-from studies.claims.reproduce import list_needs
 from studies.sweep.runner import TrainingRun, resolve_configs
 from support.claims import make_experiment
 from support.pages import complete
@@ -50,8 +49,8 @@ def test_claims_are_well_formed():
         assert len(claims_at(scale)) == (2 if scale == "digits" else 12)  # rows of the page's table
     for claim in CLAIMS:
         assert set(claim.adequate) < set(SCALES) and "tiny" not in claim.adequate and claim.why
-        assert not claim.beside or claim.beside in [side.says for side in claim.sides]
-        for number in (claim.primary, *claim.sides):
+        assert not claim.beside or claim.beside in [side.says for side in claim.numbers[1:]]
+        for number in claim.numbers:
             assert number.measure in {"loss", *quantities.MEASURES}, claim.id
             assert number.says and set(arms_in([number])) <= set(ARMS)
 
@@ -73,7 +72,7 @@ def test_the_published_values_are_the_papers():
 def test_claims_about_images_are_a_scale_s_own():
     assert [claim.id for claim in claims_at("digits")] == ["vdnt-sgd", "dyt-vit"]
     for claim in claims_at("digits"):  # no size of ImageNet's is compared, and no other scale can show it
-        assert claim.primary.published is None and claim.adequate == ("digits",)
+        assert claim.numbers[0].published is None and claim.adequate == ("digits",)
     assert [claim.id for claim in choose_claims("DyT", "digits")[0]] == ["dyt-vit"]
     with pytest.raises(ValueError, match="only=dnt-sgd is neither a claim nor a paper of scale digits: allowed are D"):
         choose_claims("dnt-sgd", "digits")
@@ -83,10 +82,10 @@ def test_every_arm_is_looked_at(tmp_path):
     needs = {}
     for scale in ("mini", "digits", "small"):
         made = make_experiment(tmp_path, scale, judge_only=True)
-        needs[scale] = set(list_needs(*choose_claims("", scale), made))
+        needs[scale] = set(made.list_needs(*choose_claims("", scale)))
     assert needs["digits"] == set(arms_at("digits"))
     assert needs["mini"] | needs["small"] == set(arms_at("mini"))
-    alone = {name for claim in CLAIMS for number in claim.sides if number.left_out for name in arms_in([number])}
+    alone = {name for claim in CLAIMS for number in claim.numbers if number.left_out for name in arms_in([number])}
     assert needs["small"] - needs["mini"] <= alone and {"HG", "IWD"} <= alone
 
 
@@ -180,8 +179,8 @@ def test_datasets_of_the_commands_are_looked_at(tmp_path, monkeypatch):
         ("124m", "blockwise-loss", {"openwebtext", "minipile"}),
     ):
         made, found = make_experiment(tmp_path, scale), set()
-        monkeypatch.setattr(reproduce, "load_meta", found.add)
-        reproduce.check_datasets(list_needs(*choose_claims(only, scale), made), made)
+        monkeypatch.setattr(experiment, "load_meta", found.add)
+        made.check_datasets(made.list_needs(*choose_claims(only, scale)))
         assert found == datasets
 
 
@@ -230,7 +229,7 @@ def test_no_number_is_reported_with_a_seed_that_chose_something(tmp_path):
         for claim in made.claims:  # what can decide has all seeds
             whole = scale in claim.adequate and not claim.few_seeds
             enough = seeds if whole else (seeds + 1) // 2
-            assert all(len(made.seeds_of(name)) >= enough for name in arms_in([claim.primary]))
+            assert all(len(made.seeds_of(name)) >= enough for name in arms_in(claim.numbers[:1]))
 
 
 @pytest.mark.parametrize("scale, name", [("mini", "claims.md"), ("digits", "claims_digits.md")])

@@ -21,6 +21,7 @@ import reproduce
 from studies.claims.arms import ARMS, SCALES
 from studies.claims.experiment import claims_at
 from studies.claims.judge import judge
+from studies.sweep import runner
 from studies.sweep.runner import Runner
 from support import runs as tiny
 from support.claims import STEPS, call, in_process, invented, make_experiment, write_base
@@ -139,10 +140,12 @@ def test_a_run_that_diverges_in_a_process_of_its_own(base, tmp_path):
         assert made.measure("loss", made.reported("broken", 1)) is None
 
 
-def test_a_run_that_fails_is_one_line(base, tmp_path, capsys):
+def test_a_run_that_fails_is_one_line(base, tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.py").write_text("print('begun')\nraise SystemExit('error: made up')\n")
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
     assert call(base, tmp_path, "--only=fails", "--seeds=1") == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: wrong: a run ended with exit code 1 (error: micro_batch_size=3 does not divide")
+    assert line.startswith("error: wrong: a run ended with exit code 1 (error: made up): ")
     (folder,) = (tmp_path / "out" / "mini").iterdir()
     assert line.endswith(f"see {folder / 'train.log'}")
     assert not (folder / "done.json").exists()
@@ -208,14 +211,15 @@ def test_every_claim_of_a_scale(scale, dataset, tmp_path, monkeypatch):
     if scale == "digits":
         short = f"{steps} --dataset={make_digits(tmp_path / 'digits')} --n_layer=2 --n_embd=32 --n_head=2"
     bases = {family: f"{files} {short}" for family, files in SCALES[scale].bases.items()}
-    monkeypatch.setitem(SCALES, scale, SCALES[scale]._replace(bases=bases, smoke=True))
+    rates = dict.fromkeys(SCALES[scale].rates)
+    monkeypatch.setitem(SCALES, scale, SCALES[scale]._replace(bases=bases, rates=rates))
     for name in ("ViT LayerNorm, long", "ViT DyT, long"):
         monkeypatch.setitem(ARMS, name, ARMS[name]._replace(files=f"{ARMS[name].files} {steps}"))
     flags = [f"--scale={scale}", "--seeds=1", f"--out={tmp_path / 'out'}", f"--results={tmp_path}"]
     with in_process():
         assert tiny.call(reproduce.main, *flags) == 0
     text = (tmp_path / f"claims_{scale}.md").read_text()
-    assert text.count("**not judged") == len(claims_at(scale)) and "Not run yet" not in text
+    assert text.count("**undecided") == len(claims_at(scale)) and "Not run yet" not in text
     assert not [word for word in ("reproduced", "contradicted") if f"**{word}" in text]
     runs = json.loads((tmp_path / "claims" / f"{scale}.json").read_text())
     top1 = {name: run["measures"]["top-1"] for name, run in runs.items() if "top-1" in run["measures"]}

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import math
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -74,7 +73,7 @@ def test_rates_that_are_given_or_of_another_arm(tmp_path, monkeypatch):
     assert flag(paper.run_of("S1 AdamW", None, 1), "learning_rate") is None  # the config's own
     assert flag(paper.run_of("S1 mSGDW ×8", 8.0, 1), "min_lr") is None  # the config's own floor too
     smoke = searching(tmp_path, monkeypatch, lambda lr: pytest.fail("tunes"), "tiny")
-    assert smoke.tune("S1 AdamW").lr == 4e-3
+    assert smoke.tune("S1 AdamW").lr is None
 
 
 def test_the_best_of_several_settings_is_taken_at_the_best_rate(tmp_path, monkeypatch):
@@ -126,7 +125,7 @@ def test_as_many_gpus_as_can_share_the_batch(tmp_path):
     for processes, n in ((8, 5), (4, 4), (1, 1)):  # of batches of 300 in micro batches of 15
         made.runner.processes = processes
         launch = made.runner.launch(made.run_of("Fig. 8, one rate", None, 1))
-        assert (f"--nproc_per_node={n}" in launch) == (n > 1) and launch[0] == sys.executable
+        assert (f"--nproc_per_node={n}" in launch) == (n > 1) == bool(launch)
 
 
 def test_what_none_means_is_no_other_setting():

@@ -15,11 +15,12 @@ from studies.analysis.compare import final_loss_table, load_records, table_cells
 from studies.analysis.pipeline import FIGURES, AnalyzeConfig
 from studies.analysis.runs import CheckpointedRun
 from support import runs as tiny
+from support.claims import in_process
 from support.images import encode, noise, write_dataset
 from vision import ViT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-VIT = dict(patch_size=4, block_size=5, mlp="gelu_erf", label_smoothing=0.1, crop_padding=1)
+VIT = dict(patch_size=4, block_size=5, mlp="gelu_erf", label_smoothing=0.1, crop_padding=1, eval_tokens=0)
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +79,9 @@ def test_the_table_ends_with_top1(folder, drawn):
 
 def test_two_runs_of_images_compared(folder, tmp_path):
     """Another patch size means another number of tokens, of the same images: the losses are comparable."""
-    how = VIT | dict(patch_size=2, block_size=17, track_interval=0, eval_tokens=0)
+    how = VIT | dict(patch_size=2, block_size=17)
     assert tiny.run(**how, dataset=folder / "data", out_dir=tmp_path / "fine") == 0
-    assert tiny.run(**VIT, dataset=folder / "data", out_dir=tmp_path / "coarse", track_interval=0, eval_tokens=0) == 0
-    table = final_loss_table(load_records([tmp_path / "fine", tmp_path / "coarse"]))
+    table = final_loss_table(load_records([tmp_path / "fine", folder / "vit"]))
     assert [row["images"] for row in table["rows"]] == [160, 160] and table["unit"] == "image"
     assert not [line for line in table["warnings"] if "comparable" in line or "numbers of" in line]
     head, *rows = table_cells(table)
@@ -178,15 +178,14 @@ def test_sharpness_counts_images():
 # -------------------------------------------------------------------------------------------------------------- sweeps
 
 
-@pytest.mark.parametrize("only_print", [True, pytest.param(False, marks=pytest.mark.deep)])
-def test_a_sweep_of_images(only_print, folder, tmp_path, capsys):
+def test_a_sweep_of_images(folder, tmp_path, capsys):
     words = [f"--{name}={value}" for name, value in (tiny.TINY | VIT | dict(max_iters=2, warmup_iters=1)).items()]
     words = [word for word in words if not word.startswith(("--learning_rate", "--block_size"))]
     words += [f"--dataset={folder / 'data'}", "--learning_rate=1e-3,1e-2", "--seeds=1", "--jobs=1", f"--out={tmp_path}"]
-    assert tiny.call(sweep.main, *words, f"--print={only_print}") == 0
-    if only_print:
-        assert capsys.readouterr().out.count("train.py") == 2
-        return
+    assert tiny.call(sweep.main, *words, "--print=True") == 0
+    assert capsys.readouterr().out.count("train.py") == 2
+    with in_process():
+        assert tiny.call(sweep.main, *words) == 0
     found = json.loads((tmp_path / "sweep.json").read_text())
     assert [row["x"] for row in found["curves"]["the config"]] == [1e-3, 1e-2] and not found["missing"]
     assert (tmp_path / "sweep.png").exists()

@@ -15,7 +15,7 @@ import pytest
 import sweep
 from studies.sweep import runner
 from studies.sweep.grid import SweepConfig, list_points, split_arguments
-from studies.sweep.results import collect, find_axis, find_best, summary_rows
+from studies.sweep.results import collect, find_axis, summary_rows
 from studies.sweep.runner import Runner, TrainingRun, make_run
 from support import runs as tiny
 from support.claims import in_process, write_base
@@ -60,7 +60,7 @@ def test_seeds_are_a_number_or_a_list():
         assert SweepConfig(seeds=text).list_seeds() == seeds
     for text in ("0", "", ",", "a", "-1", "1,1", "1,01", "1.5", "101"):
         with pytest.raises(ValueError, match="seeds="):
-            SweepConfig(seeds=text).check()
+            SweepConfig(seeds=text).list_seeds()
 
 
 def test_min_lr_is_a_tenth_of_a_given_rate_unless_it_is_given(base):
@@ -105,7 +105,7 @@ def test_a_number_written_in_two_ways_is_one_run(tmp_path):
         (["--learning_rate=1e-3", "--learning_rate=2e-3"], "--learning_rate is given twice"),
         (["--learning_rate=1e-3,1e-3"], "--learning_rate=1e-3,1e-3: values must differ and not be empty"),
         (["--learning_rate=1e-3,,2e-3"], "values must differ and not be empty"),
-        (["--learning_rate=1e-3,fast"], "--learning_rate=fast is not a number"),
+        (["--learning_rate=1e-3,fast"], "--learning_rate cannot be 'fast': it takes float"),
         (["--learning_rate=1e-3,0.001"], "have the same settings: leave one out"),
         (["--bias=True,1"], "have the same settings: leave one out"),
         (["--files=config/dnt/s1.py,config/dnt/s1.py"], "have the same settings: leave one out"),
@@ -145,13 +145,13 @@ def row(x, seed, loss):
 
 def test_the_best_is_the_lowest_mean_where_no_seed_diverged():
     rows = [row(1.0, 1, 3.0), row(1.0, 2, 2.0), row(2.0, 1, 2.2), row(2.0, 2, 2.4), row(4.0, 1, 1.0), row(4.0, 2, None)]
-    assert find_best(rows) == (2.0, [2.2, 2.4])
-    assert find_best([*rows, row(8.0, 1, 0.5)]) == (2.0, [2.2, 2.4])  # of which one seed is missing
-    assert find_best([row(4.0, 1, None)]) == find_best([]) == (None, [])
-    lines = summary_rows({"axis": "learning_rate", "seeds": 2, "curves": {"a": rows, "b": []}})
-    assert lines[0] == ["", "best learning_rate", "loss", "lowest to highest", "diverged", "1", "2", "4"]
-    assert lines[1] == ["a", "2", "2.3000", "2.2000 to 2.4000", "1 of 6", "2.5000", "2.3000", "diverged"]
-    assert lines[2] == ["b", "–", "–", "–", "0 of 0", "–", "–", "–"]
+    curves = {"a": rows, "b": [], "c": [*rows, row(8.0, 1, 0.5)], "d": [row(4.0, 1, None)]}  # c: a seed is missing
+    lines = summary_rows({"axis": "learning_rate", "seeds": 2, "curves": curves})
+    assert lines[0] == ["", "best learning_rate", "loss", "lowest to highest", "diverged", "1", "2", "4", "8"]
+    assert lines[1] == ["a", "2", "2.3000", "2.2000 to 2.4000", "1 of 6", "2.5000", "2.3000", "diverged", "–"]
+    assert lines[2] == ["b", "–", "–", "–", "0 of 0", "–", "–", "–", "–"]
+    assert lines[3][:5] == ["c", "2", "2.3000", "2.2000 to 2.4000", "1 of 7"]
+    assert lines[4][:5] == ["d", "–", "–", "–", "1 of 1"]
     lines = summary_rows({"axis": "learning_rate", "seeds": 3, "curves": {"a": rows[:1]}})  # stopped early
     assert lines[1] == ["a", "1", "3.0000 (1 of 3 seeds)", "3.0000 to 3.0000", "0 of 1", "3.0000 (1 of 3 seeds)"]
 

@@ -8,8 +8,8 @@ from unittest.mock import Mock, patch
 import pytest
 
 from nanodnt.run.metrics import read_metrics
-from studies.claims.arms import ARMS, ROBUSTNESS, SCALES, Arm, Scale
-from studies.claims.claims import CLAIMS, GAPS, Claim, Number
+from studies.claims.arms import ARMS, CURVES, SCALES, Arm, Scale
+from studies.claims.claims import CLAIMS, GAPS, PAPERS, Claim, Number
 from studies.claims.experiment import Experiment, ReproduceConfig
 from studies.sweep import runner
 from studies.sweep.runner import Runner
@@ -28,18 +28,17 @@ MADE_UP_ARMS = {
 }
 
 
-def claim(id: str, value: str, expect: str = "below", published=-0.5, sides=(), paper="A") -> Claim:
+def claim(id: str, value: str, expect: str = "below", published=-0.5, *sides) -> Claim:
     """A made-up claim."""
-    number = Number(f"the value of {value}", value, published)
-    how = dict(adequate=("mini",), smallest=0.25)
-    return Claim(id, paper, f"{id} is so", "ours", number, expect, "It is made up.", sides, "A note.", **how)
+    numbers, how = (Number(f"the value of {value}", value, published), *sides), dict(adequate=("mini",), smallest=0.25)
+    return Claim(id, f"{id} is so", "ours", "It is made up.", "A note.", numbers, expect, **how)
 
 
 MADE_UP = [
-    claim("learns", "fast - slow", sides=(Number("slow | alone", "slow"),)),
-    claim("tunes", "tuned - fast", "equal", 0.0, paper="B"),
-    claim("fails", "wrong", paper="B"),
-    claim("breaks", "broken - fast", "above", 0.5, paper="C"),
+    claim("learns", "fast - slow", "below", -0.5, Number("slow | alone", "slow")),
+    claim("tunes", "tuned - fast", "equal", 0.0),
+    claim("fails", "wrong"),
+    claim("breaks", "broken - fast", "above", 0.5),
 ]
 
 
@@ -65,8 +64,8 @@ def write_base(path: Path, dataset, **changes) -> Path:
 def invented(base):
     """Inside, the made-up scale, arms and claims stand in place of the real ones."""
     scale, claims, gaps = Scale("a test", {"f": str(base)}, {"adamw": 2e-2}), list(CLAIMS), list(GAPS)
-    arms = patch.dict(ARMS, MADE_UP_ARMS, clear=True)
-    with arms, patch.dict(SCALES, mini=scale), patch.dict(ROBUSTNESS, clear=True):
+    arms, papers = patch.dict(ARMS, MADE_UP_ARMS, clear=True), dict(learns="A", tunes="B", fails="B", breaks="C")
+    with arms, patch.dict(SCALES, mini=scale), patch.dict(CURVES, clear=True), patch.dict(PAPERS, papers):
         CLAIMS[:], GAPS[:] = MADE_UP, []
         try:
             yield
