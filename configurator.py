@@ -36,7 +36,7 @@ RENAMED = {
 }
 ALLOWED = "name = expression of numbers, strings, True, False, None, names assigned above, + - * / // % **"
 ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-ARITHMETIC |= {ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow}
+ARITHMETIC |= {ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.USub: operator.neg}
 MAX_FILE_CHARS = 100_000  # of a config file
 MAX_NUMBER = {int: 2**63 - 1, float: sys.float_info.max}
 WORDS = {"True": True, "true": True, "1": True, "False": False, "false": False, "0": False}
@@ -190,23 +190,19 @@ def _evaluate(node, names):
             value = names[name]
         case ast.Name(id=name):
             raise ConfigError(f"{name} is not assigned above (a string needs quotes)")
-        case ast.UnaryOp(op=ast.USub(), operand=x):
-            value = _calculate(operator.neg, _evaluate(x, names))
-        case ast.BinOp(left=x, op=op, right=y) if type(op) in ARITHMETIC:
-            value = _calculate(ARITHMETIC[type(op)], _evaluate(x, names), _evaluate(y, names))
+        case ast.UnaryOp(op=op) | ast.BinOp(op=op) if type(op) in ARITHMETIC:
+            parts = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
+            numbers = [_evaluate(part, names) for part in parts]
+            if not all(type(number) in (int, float) for number in numbers):
+                raise ConfigError("arithmetic is for numbers only")
+            if isinstance(op, ast.Pow):
+                float(numbers[0]) ** numbers[1]  # overflows at once; 9**9**9 in integers would take hours
+            value = ARITHMETIC[type(op)](*numbers)
         case _:
             raise ConfigError(f"not allowed; a config file holds only {ALLOWED}")
     if type(value) in (int, float) and abs(value) > MAX_NUMBER[float]:
         raise ConfigError("the number is out of range")
     return value
-
-
-def _calculate(operation, *numbers):
-    if not all(type(number) in (int, float) for number in numbers):
-        raise ConfigError("arithmetic is for numbers only")
-    if operation is operator.pow:
-        float(numbers[0]) ** numbers[1]  # overflows at once; 9**9**9 in integers would take hours
-    return operation(*numbers)
 
 
 # ------------------------------------------------------------------------------------------- values and their types

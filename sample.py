@@ -81,11 +81,15 @@ def main() -> int:
         text = read_prompt(config)
         device, _ = choose_device(config.device)
         dtype, _ = choose_dtype(config.dtype, device)
-        trained = load_model(config)
+        if config.init_from:
+            from interop.huggingface.read import load_pretrained
+
+            trained = load_pretrained(config.init_from)
+        else:
+            trained = load_trained(config.out_dir, config.checkpoint)
         trained.model.to(device).set_runtime(compute_dtype=dtype)
-        drawing = dict(temperature=config.temperature, top_k=config.top_k or None)
-        drawing |= dict(top_p=config.top_p if config.top_p < 1 else None)
-        drawing |= dict(generator=torch.Generator(device).manual_seed(config.seed))
+        top = dict(top_k=config.top_k or None, top_p=config.top_p if config.top_p < 1 else None)
+        drawing = dict(temperature=config.temperature, generator=torch.Generator(device).manual_seed(config.seed)) | top
         if config.chat:
             from interop.conversations.chat import chat_with
 
@@ -95,15 +99,6 @@ def main() -> int:
         return 0
     except EXPECTED as e:
         return report_error(e)
-
-
-def load_model(config: SampleConfig) -> Trained:
-    """The model and its tokenizer, from a run directory or from Hugging Face."""
-    if not config.init_from:
-        return load_trained(config.out_dir, config.checkpoint)
-    from interop.huggingface.read import load_pretrained
-
-    return load_pretrained(config.init_from)
 
 
 def read_prompt(config: SampleConfig) -> str:

@@ -20,9 +20,7 @@ class KVCache:
         self.k = self.v = None
 
     def extend(self, k, v):
-        """Append k and v, each (B, H_kv, T, head_dim). Returns (all keys, all values).
-
-        ValueError if they do not fit."""
+        """Append k and v, (B, H_kv, T, head_dim) each; returns all keys, all values. ValueError if they do not fit."""
         if self.length + k.shape[2] > self.size:
             raise ValueError(f"a cache of {self.size} tokens that holds {self.length} has no room for {k.shape[2]}")
         self.make_buffers(k)
@@ -82,28 +80,14 @@ def attention_kernels(device: torch.device):
 
 
 @torch.no_grad()
-def generate(
-    model: GPT,
-    idx,
-    max_new_tokens,
-    temperature=1.0,
-    top_k=None,
-    top_p=None,
-    stop=None,
-    generator=None,
-    one_token=None,
-    cache=None,
-):
+def generate(model: GPT, idx, max_new_tokens, stop=None, one_token=None, cache=None, **how):
     """Continue each row of idx, (B, T) token ids with T ≥ 1; returns (B, T + new), new ≤ max_new_tokens.
 
-    temperature   0 takes the most likely token
-    top_k         sample among the k most likely tokens only
-    top_p         sample among the fewest most likely tokens whose probabilities sum to at least top_p
     stop          a token id: a row that has produced it repeats it; generation ends when all rows are done
-    generator     the torch.Generator to draw from; None = torch's global one
     one_token     what `compile_one_token` returns, for the steps of one token; None = eager
     cache         a KVCache per block, of size block_size, that holds the first tokens of idx, but not all; it is left
                   with all tokens but the last. They must fit it, and one_token is None. None: `generate` makes its own
+    how           to draw a token: options of `sample_token`
 
     A sequence that outgrows block_size continues from its last block_size/2 tokens. In training mode dropout is on:
     call `model.eval()` first.
@@ -131,7 +115,7 @@ def generate(
             length.fill_(cached)
             logits = run(model, tokens, cache)
             cached += tokens.shape[1]
-            new = sample_token(logits, temperature, top_k, top_p, generator)
+            new = sample_token(logits, **how)
             if stop is not None:
                 new = new.masked_fill(done[:, None], stop)
                 done |= new[:, 0] == stop
@@ -142,7 +126,12 @@ def generate(
 
 
 def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None):
-    """Draw one token per row: logits (B, V) → ids (B, 1). The options are those of `generate`."""
+    """Draw one token per row: logits (B, V) → ids (B, 1).
+
+    temperature   0 takes the most likely token
+    top_k         sample among the k most likely tokens only
+    top_p         sample among the fewest most likely tokens whose probabilities sum to at least top_p
+    generator     the torch.Generator to draw from; None = torch's global one"""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     logits = logits / temperature

@@ -125,11 +125,9 @@ def lock_folder(out_dir: Path):
         ) from None
     except OSError:  # a file system without locks
         return file
-    file.seek(0)
-    if file.read() != (owner := f"process {os.getpid()} on {platform.node()}"):
-        file.truncate(0)
-        file.write(owner)
-        file.flush()
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}")
+    file.flush()
     return file
 
 

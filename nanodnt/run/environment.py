@@ -124,10 +124,8 @@ def choose_device(name: str, local_rank: int = 0) -> tuple:
 
 
 def choose_dtype(name: str, device: torch.device) -> tuple:
-    """(torch.dtype, reason) of the matrix multiplications for `auto`, `float32`, `bfloat16`, `float16`.
-
-    auto is bf16 where the hardware has it (emulation does not count), else fp16 with loss scaling on a GPU, else fp32.
-    """
+    """(torch.dtype, reason) of the matrix multiplications. auto is bf16 where the hardware has it (emulation does not
+    count), else fp16 with loss scaling on a GPU, else fp32."""
     if name != "auto":
         return getattr(torch, name), "as asked"
     if device.type == "cuda":
@@ -217,9 +215,7 @@ def _env_int(name: str, default: int) -> int:
 
 class Stop:
     """SIGINT and SIGTERM ask the run to save and exit. So does the death of torchrun, which its processes survive.
-    Without torchrun a second Ctrl-C ends the run at once.
-
-    (With torchrun it does not: torchrun passes the terminal's Ctrl-C on, so every process gets it twice.)
+    Without torchrun a second Ctrl-C ends the run at once. (torchrun passes the terminal's Ctrl-C on: all get it twice.)
     """
 
     def __init__(self, env):

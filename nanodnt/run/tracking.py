@@ -184,7 +184,7 @@ def sample(p):
 
 
 class Tracker:
-    """Makes row["track"] of the steps that it is called before and after. All processes must call all of its methods."""
+    """Makes row["track"] of a step: called `before` and `after` it. All processes must call all of its methods."""
 
     def __init__(self, model: Transformer, optimizer, data, config, env):
         self.model, self.env, self.clip = model, env, config.grad_clip

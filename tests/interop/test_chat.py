@@ -44,7 +44,7 @@ def say(chat, text) -> str:
 def letters(monkeypatch):
     """Greedy, among letters only: answers that are text, and never end by themselves. Returns the choice (B, 1)."""
 
-    def choose(logits, *how):
+    def choose(logits, **how):
         return torch.tensor(LETTERS)[logits[:, LETTERS].argmax(-1)][:, None]
 
     monkeypatch.setattr("nanodnt.generate.sample_token", choose)
@@ -59,7 +59,7 @@ def script(monkeypatch):
     def script(*tokens):
         drawn = [i for token in tokens for i in ([*token.encode(), EOT] if isinstance(token, str) else [token])]
 
-        def draw(*_):
+        def draw(*_, **how):
             if drawn[0] is KeyboardInterrupt:
                 raise drawn.pop(0)
             return torch.tensor([[drawn.pop(0)]])

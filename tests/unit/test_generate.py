@@ -78,7 +78,7 @@ def test_generate_stops_row_by_row():
     model, idx = build(dict(vocab_size=4)), tokens(4, 2, vocab=4)
 
     def run(n, stop=None):
-        return generate(model, idx, n, 5.0, stop=stop, generator=torch.Generator().manual_seed(0))
+        return generate(model, idx, n, temperature=5.0, stop=stop, generator=torch.Generator().manual_seed(0))
 
     for stop in (0, 3):
         expected, ends = run(30), []
