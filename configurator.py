@@ -62,8 +62,7 @@ def configure(*schemas, argv=None, description="", positional="config"):
     given["run"] = (["out/a", "out/b"], "command line").
 
     A mistake in the input, or a ValueError from a dataclass, becomes one line on stderr and exit code 2. `--help`
-    prints every flag and exits with 0. ValueError for a mistake in `schemas`: a name in two of them, say.
-    """
+    prints every flag and exits with 0. ValueError for a mistake in `schemas`: a name in two of them, say."""
     argv = sys.argv[1:] if argv is None else list(argv)
     flags = read_flags(*schemas)
     if "--help" in argv or "-h" in argv:
@@ -275,18 +274,13 @@ def read_flags(*schemas):
     return flags
 
 
-@cache
 def _comments(schema):
-    """name → (section, comment) of a dataclass and its base classes: the comment beside a field, and the comment lines
-    below it up to a blank line."""
+    """name → (section, comment) of a dataclass: the comment beside a field, and those below it up to a blank line."""
     found, section, name = {}, schema.__name__, None
-    for base in reversed(schema.__bases__):
-        found |= _comments(base)
     try:
         source = inspect.getsource(schema)
     except (OSError, TypeError):  # no source: a run can do without help texts
         return found
-    own = {}
     for line in re.split(r"\n +(?:def|@)", source)[0].splitlines()[1:]:  # up to the first method
         field = re.match(r" +(\w+): ", line)
         comment = re.search(r"(?:^|  ) *# *(.*)", line)
@@ -294,10 +288,10 @@ def _comments(schema):
         if comment and comment[1].startswith("---"):
             name, section = None, comment[1].strip("- ") or section
         elif comment and name:
-            own[name] = (section, f"{own[name][1]} {comment[1]}".strip() if name in own else comment[1])
+            found[name] = (section, f"{found[name][1]} {comment[1]}".strip() if name in found else comment[1])
         elif field:
-            own[name] = (section, "")
-    return found | own
+            found[name] = (section, "")
+    return found
 
 
 def _help_text(flags, description, positional):

@@ -26,7 +26,7 @@ from nanodnt.run.environment import Env, Stop, environment
 from nanodnt.run.errors import EXPECTED, end_with, report_error
 from nanodnt.run.metrics import Meter, finite, progress_line, validation_line
 from nanodnt.settings import TrainConfig
-from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, note_old_rate, restore
+from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, restore
 from nanodnt.tasks import Task, open_data, task_of_data
 
 
@@ -299,7 +299,6 @@ def main() -> int:
             # dataset and device may differ between machines; the contents of the dataset are compared later
             env.check_same({**asdict(model_config), **asdict(config), "dataset": None, "device": None})
             env.print(describe(model_config, config, given=given))
-            note_old_rate(config, given, env)
             spike = None
             while True:
                 try:

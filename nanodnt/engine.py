@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from layers.sharding import full_tensor, local_shard
+from layers.sharding import full_tensor
 from model import Transformer
 from nanodnt.optim import Optimizer, lr_at
 
@@ -163,13 +163,3 @@ def evaluate(model, task, data, config, micro: int, env, stop) -> dict | None:
     model.train()
     *totals, count = env.sum(totals).tolist()
     return None if stopped else {name: total / count for name, total in zip(sums, totals, strict=True)}
-
-
-def first_bad_tensor(model, env) -> str:
-    """Name of the first parameter that is not finite, or whose gradient is not, on any rank. All ranks must call it."""
-    tensors = []
-    for name, p in model.named_parameters():
-        tensors += [(name, p), (f"the gradient of {name}", p.grad)]
-    bad = [i for i, (_, t) in enumerate(tensors) if t is not None and not local_shard(t).isfinite().all()]
-    first = env.minimum(min(bad, default=len(tensors)))
-    return tensors[first][0] if first < len(tensors) else "none any more"

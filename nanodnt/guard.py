@@ -3,7 +3,7 @@
 import math
 import statistics
 
-from nanodnt.engine import first_bad_tensor
+from layers.sharding import local_shard
 
 RECENT = 20  # logged losses that a spike is measured against, once there are a quarter of them
 
@@ -20,11 +20,15 @@ def check_skipped(streak: int, state, model, config, env) -> ValueError | None:
     """The error that ends a run after max_skipped steps in a row without a finite gradient. All ranks must call it."""
     if streak < config.max_skipped:
         return None
-    bad = first_bad_tensor(model, env)
-    return ValueError(  # the parameters are as before those steps, since every one of them was skipped
-        f"{streak} steps in a row, up to about step {state.step}, had a gradient that is not "
-        f"finite (first bad tensor: {bad}). Nothing of them was kept; resume {config.out_dir} with a lower "
-        "learning rate"
+    tensors = []  # the first bad one on any rank is named; parameters are as before those steps, which were skipped
+    for name, p in model.named_parameters():
+        tensors += [(name, p), (f"the gradient of {name}", p.grad)]
+    finite = [t is None or bool(local_shard(t).isfinite().all()) for _, t in tensors] + [False]
+    first = env.minimum(finite.index(False))
+    bad = tensors[first][0] if first < len(tensors) else "none any more"
+    return ValueError(
+        f"{streak} steps in a row, up to about step {state.step}, had a gradient that is not finite (first bad tensor: "
+        f"{bad}). Nothing of them was kept; resume {config.out_dir} with a lower learning rate"
     )
 
 

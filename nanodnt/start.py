@@ -162,10 +162,3 @@ def compile_run(run) -> None:
     if compiled:
         example = env.put(*env.pin(*data.val_batch(data.validation(eval_tokens=1), run.micro)))
         run.eval_model = compile_model(run.model, config, example, env)
-
-
-def note_old_rate(config, given: dict, env) -> None:
-    """A note where the optimizer is from the command line, but its learning rate from a file for another one."""
-    optimizer, rate = (given.get(name, (None, ""))[1] for name in ("optimizer", "learning_rate"))
-    if optimizer == "command line" and rate not in ("", "command line"):
-        env.print(f"note: learning_rate={config.learning_rate:g} is from {rate}; does it suit this optimizer?")

@@ -21,20 +21,12 @@ def choose_blocks(setting, n_layer: int, env) -> tuple:
 
 
 def compile_parts(model):
-    """Compile each block and the loss, in place; returns the model. The code between them stays eager.
-
-    Blocks of one kind share a graph. The compiled functions replace the methods inside the modules' hooks, so all
-    parameter names stay as they are."""
+    """Compile each block and the loss, in place; returns the model. The code between them stays eager. Blocks of a kind
+    share a graph. The methods inside the modules' hooks are replaced, so all parameter names stay as they are."""
     for block in model.blocks:
         block.forward = torch.compile(block.forward, dynamic=False)
     model.loss = torch.compile(model.loss, dynamic=False)
     return model
-
-
-def undo_parts(model) -> None:
-    """Make a model whose parts were compiled eager again."""
-    for module, name in [(block, "forward") for block in model.blocks] + [(model, "loss")]:
-        vars(module).pop(name, None)
 
 
 def can_use_flex(model_config, config, env) -> bool:
@@ -78,7 +70,8 @@ def compile_model(model, config, example: tuple, env):
     finally:
         model.train().zero_grad(set_to_none=True)
     if env.any_rank(failed):
-        undo_parts(model)
+        for module, name in [*((block, "forward") for block in model.blocks), (model, "loss")]:  # undo compile_parts
+            vars(module).pop(name, None)
         model.runtime.flex_attention = False  # eager, it would keep all attention weights
         return model
     env.print(f"compiled in {time.time() - t0:.0f} s")

@@ -11,15 +11,12 @@ from configurator import discard_output, rank_tag
 
 # To be given to `report_error`.
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError, ModuleNotFoundError)
-
 WANTED = ("safetensors", "tokenizers", "huggingface_hub", "tiktoken")  # packages of requirements.txt that few runs need
-
 KEPT = []  # errors, and through their tracebacks all objects that were alive: under torchrun nothing may be freed
 
 
 def report_error(error: BaseException) -> int:
     """Print a user's mistake, a limit of the machine or an interruption as one line on stderr. Returns the exit code.
-
     What is none of these is raised again."""
     line = " ".join(str(error).split())
     if rank_tag():
@@ -27,12 +24,11 @@ def report_error(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return 130
-    elif isinstance(error, BrokenPipeError):  # the reader of the output has gone, as in `… | head`
+    if isinstance(error, BrokenPipeError):  # the reader of the output has gone, as in `… | head`
         return discard_output()
-    elif isinstance(error, torch.OutOfMemoryError):
-        line = (
-            f"out of GPU memory: lower --micro_batch_size (accumulation makes up for it) or --num_samples ({line[:99]})"
-        )
+    if isinstance(error, torch.OutOfMemoryError):
+        advice = "lower --micro_batch_size (accumulation makes up for it) or --num_samples"
+        line = f"out of GPU memory: {advice} ({line[:99]})"
     elif isinstance(error, MemoryError) or "can't allocate memory" in line or "Storage size" in line:
         line = "out of memory: choose a smaller model or a smaller --micro_batch_size"
     elif isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "interop":
@@ -48,10 +44,8 @@ def report_error(error: BaseException) -> int:
 
 
 def end_with(main) -> None:
-    """Run `main()` and end the process with its exit code.
-
-    Under torchrun a process with an error exits at once and frees nothing: freeing the process groups would wait for
-    processes that are gone."""
+    """Run `main()` and end the process with its exit code. Under torchrun a process with an error exits at once and
+    frees nothing: to free the process groups would be to wait for processes that are gone."""
     code = 1
     try:
         code = main()

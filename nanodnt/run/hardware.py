@@ -66,16 +66,13 @@ def attention_backend(config, env, masked: bool = False) -> str:
     "flash, bfloat16"; kernels are cudnn, flash, efficient, math. `masked`: with a mask of documents."""
     if env.device.type not in ("cpu", "cuda"):
         return f"torch's choice for {env.device.type}"
-    dtype = env.dtype if env.device.type != "cpu" or config.block_size >= 512 else torch.float32
-    q, k = (
-        torch.empty(1, heads, config.block_size, config.head_dim, dtype=dtype, device=env.device, requires_grad=True)
-        for heads in (config.n_head, config.n_kv_head or config.n_head)
-    )
-    gqa = q.shape != k.shape
-    T = config.block_size
-    mask = torch.ones(1, 1, 1, 1, dtype=dtype, device=env.device).expand(1, 1, T, T) if masked else None
-    how = dict(attn_mask=mask, dropout_p=config.dropout, is_causal=config.causal and not masked, enable_gqa=gqa)
-    kernel = SDPBackend(torch._fused_sdp_choice(q, k, k, **how)).name.removesuffix("_ATTENTION").lower()
+    T, kv = config.block_size, config.n_kv_head or config.n_head
+    dtype = env.dtype if env.device.type != "cpu" or T >= 512 else torch.float32
+    like = dict(dtype=dtype, device=env.device)
+    q, k = (torch.empty(1, n, T, config.head_dim, requires_grad=True, **like) for n in (config.n_head, kv))
+    mask = torch.ones(1, 1, 1, 1, **like).expand(1, 1, T, T) if masked else None
+    how = dict(dropout_p=config.dropout, is_causal=config.causal and not masked, enable_gqa=kv != config.n_head)
+    kernel = SDPBackend(torch._fused_sdp_choice(q, k, k, attn_mask=mask, **how)).name.removesuffix("_ATTENTION").lower()
     return f"{kernel}{' with a mask of documents' * masked}, {str(dtype).removeprefix('torch.')}"
 
 

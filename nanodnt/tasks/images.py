@@ -3,7 +3,6 @@
 from functools import lru_cache
 
 import numpy as np
-import torch
 
 from model import GPTConfig, Transformer
 from nanodnt.tasks.text import Task
@@ -86,12 +85,9 @@ class ImageTask(Task):
     def count_scores(self, logits, loss, targets) -> tuple:
         """Besides the loss: the images whose class is the first, or among the first five."""
         count, sums = super().count_scores(logits, loss, targets)
-        return count, sums | {f"val_top{k}": topk_hits(k, logits, targets) for k in (1, 5)}
-
-
-def topk_hits(k: int, logits, targets) -> torch.Tensor:
-    """(): how many targets (B,), −1 = ignored, are among the `k` largest of logits (B, n_class)."""
-    return (logits.topk(min(k, logits.shape[1])).indices == targets[:, None]).sum()
+        for k in (1, 5):
+            sums[f"val_top{k}"] = (logits.topk(min(k, logits.shape[1])).indices == targets[:, None]).sum()
+        return count, sums
 
 
 @lru_cache(maxsize=1)
