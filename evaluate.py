@@ -28,7 +28,7 @@ from interop.huggingface.read import load_pretrained
 from nanodnt.run.directory import run_record
 from nanodnt.run.environment import environment
 from nanodnt.run.errors import EXPECTED, end_with, report_error
-from nanodnt.trained import load_trained
+from nanodnt.weights import load_trained
 
 
 def evaluate_runs(config: EvaluateConfig, env) -> list:

@@ -21,7 +21,7 @@ import torch
 from configurator import configure
 from interop.huggingface.write import write_pretrained
 from nanodnt.run.errors import EXPECTED, report_error
-from nanodnt.trained import load_trained
+from nanodnt.weights import load_trained
 
 
 @dataclass

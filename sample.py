@@ -26,7 +26,7 @@ from nanodnt.files import reason_of
 from nanodnt.generate import compile_one_token, generate
 from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.errors import EXPECTED, report_error
-from nanodnt.trained import Trained, load_trained
+from nanodnt.weights import Trained, load_trained
 
 NOT_IN_CHAT = dict(start="", start_file="", num_samples=1, compile=False)  # what a chat can only be given as
 

@@ -12,7 +12,7 @@ from interop.conversations.template import Template, encode_conversation, encode
 from model import GPT
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.generate import KVCache, generate
-from nanodnt.trained import Trained
+from nanodnt.weights import Trained
 
 
 @dataclass

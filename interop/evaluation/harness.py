@@ -29,7 +29,7 @@ from interop.evaluation.scoring import Example, predict
 from interop.evaluation.settings import SUITES, EvaluateConfig
 from interop.huggingface.modeling_nanodnt import NanoDNTConfig, NanoDNTForCausalLM
 from interop.huggingface.tokenizer_files import tokenizer_files
-from nanodnt.trained import Trained
+from nanodnt.weights import Trained
 
 UNREACHABLE = "connect once, or point HF_HOME at a folder that has it (HF_DATASETS_OFFLINE=1: look only there)"
 

@@ -16,7 +16,7 @@ from nanodnt.data.inputs import visible_files
 from nanodnt.data.tokenizer import Tokenizer, same_tokenizer
 from nanodnt.data.windows import PreparedText
 from nanodnt.tasks import task_of_data
-from nanodnt.trained import Trained
+from nanodnt.weights import Trained
 
 
 def open_sources(config: EvaluateConfig, trained: Trained, env) -> list:

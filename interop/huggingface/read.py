@@ -10,8 +10,7 @@ from interop.huggingface.hub import fetch, is_pretrained
 from interop.huggingface.tokenizer_files import read_json, read_tokenizer
 from model import GPT, GPTConfig
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.trained import Trained
-from nanodnt.weights import empty_model_like, load_weights
+from nanodnt.weights import Trained, empty_model_like, load_weights
 
 UNUSED = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # constants that old versions saved
 

@@ -16,7 +16,7 @@ from interop.evaluation.scoring import Example, Source, predict, score
 from interop.evaluation.settings import EvaluateConfig
 from nanodnt.generate import generate
 from nanodnt.run.environment import Env
-from nanodnt.trained import load_trained
+from nanodnt.weights import load_trained
 from support import examples as made
 from support.evaluation import EOT, assert_refused, call, make_byte_dataset, read
 from support.runs import column, run

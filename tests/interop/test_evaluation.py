@@ -12,7 +12,7 @@ from interop.evaluation.inputs import count_bytes, windows
 from interop.evaluation.results import compare_results, read_results, suite_means, write_results
 from interop.evaluation.settings import SUITES, EvaluateConfig
 from nanodnt.data.tokenizer import Tokenizer, json_meta
-from nanodnt.trained import load_trained
+from nanodnt.weights import load_trained
 from support.evaluation import EOT, TEXT, assert_refused, call, make_runs, read, values
 from support.runs import column, contents, run
 

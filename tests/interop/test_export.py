@@ -22,7 +22,7 @@ from interop.huggingface.write import write_pretrained
 from nanodnt.data.tokenizer import Tokenizer, json_meta, same_tokenizer
 from nanodnt.generate import generate
 from nanodnt.run.checkpoints import load_checkpoint
-from nanodnt.trained import load_trained
+from nanodnt.weights import load_trained
 from support.models import ALL, LAYERNORM, LLAMA, S5, batch, build, error
 from support.peers import CHARS, make_peer
 from support.prepared import ids_of, load_script, needs_gpt2

@@ -18,7 +18,7 @@ from interop.huggingface.write import write_pretrained
 from model import GPT, GPTConfig
 from nanodnt.data.tokenizer import Tokenizer, json_meta
 from nanodnt.run.environment import Env
-from nanodnt.trained import Trained, load_trained
+from nanodnt.weights import Trained, load_trained
 from support.evaluation import (
     CONTEXTS,
     HEAD,
