@@ -154,7 +154,7 @@ def start_slowly(rank, world, out, dataset, weights):
         return load_checkpoint(path)
 
     config = dict(dataset=dataset, init_from=weights, overwrite=True, max_iters=3)
-    play(rank, world, out, patches=[("nanodnt.sources.load_checkpoint", load_slowly)], **config)
+    play(rank, world, out, patches=[("nanodnt.start.load_checkpoint", load_slowly)], **config)
 
 
 def test_overwriting_waits_until_every_rank_has_read(dataset, tmp_path):
