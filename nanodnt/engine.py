@@ -97,9 +97,8 @@ def training_step(trainer: Trainer, batch, targets_per_rank: float | None = None
 
 def accumulate(trainer: Trainer, batch, targets_per_rank: float | None) -> torch.Tensor:
     """Sum the gradients of all micro batches into p.grad, times the scaler's factor. Returns the loss of the batch, ().
-
-    All factors on the loss are here. The model gives the mean over the targets of a micro batch: it counts by their
-    share of all that count. What routers minimise beside it has no targets: it counts one n-th, by `loss_scale`."""
+    All factors on it are here: the model's, a mean over the targets of a micro batch, counts by their share of all that
+    count. What routers minimise beside it has no targets, and counts one n-th, by `loss_scale`."""
     micro_batches = list(zip(*(t.split(trainer.micro) for t in batch), strict=True))
     n = len(micro_batches)
     loss = torch.zeros((), device=batch[0].device)
@@ -147,9 +146,7 @@ def update(trainer: Trainer) -> None:
 @torch.no_grad()
 def evaluate(model, task, data, config, micro: int, env, stop) -> dict | None:
     """{"val_loss": mean loss in nats, and what else the task scores} over the fixed validation rows, split over ranks.
-    None if the run is stopped meanwhile. All ranks must call it.
-
-    Sums over all rows, divided by a sum of counts: they depend on neither the batch size nor the number of ranks."""
+    None if the run is stopped meanwhile. All ranks must call it. The means depend on neither batch size nor ranks."""
     starts = data.validation(config.eval_tokens)
     own_starts = starts[env.rank :: env.world_size]
     totals, stopped = 0, False

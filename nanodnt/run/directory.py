@@ -109,9 +109,8 @@ def check_space(out_dir: Path, needed_bytes: int) -> None:
 
 
 def lock_folder(out_dir: Path):
-    """An open file: while it is open, no other process can lock `out_dir`. ValueError if another holds the lock.
-
-    None, or a file without a lock, where the system has no locks."""
+    """An open file: while it is open, no other process can lock `out_dir`. ValueError if another holds the lock. None,
+    or a file without a lock, where the system has no locks."""
     if fcntl is None:
         return None
     file = open(out_dir / ".lock", "a+")
@@ -142,10 +141,5 @@ def run_record() -> dict:
     with suppress(OSError, subprocess.SubprocessError):  # git is not installed
         commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
     versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    return {
-        "command": sys.argv,
-        "versions": versions | {"numpy": np.__version__},
-        "git_commit": commit or None,
-        "git_changed_files": changes.splitlines(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
+    record = {"command": sys.argv, "versions": versions | {"numpy": np.__version__}, "git_commit": commit or None}
+    return record | {"git_changed_files": changes.splitlines(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}

@@ -162,9 +162,8 @@ def choose_parallel(setting: str, env, fixed_bytes: int) -> tuple:
 
 @contextmanager
 def environment(device: str, dtype: str, timeout_s: int):
-    """The Env of this process: device, precision and, under torchrun, the process group.
-
-    The group is destroyed at the end, but not after an exception: see `end_with`."""
+    """The Env of this process: device, precision and, under torchrun, the process group, which is destroyed at the end,
+    but not after an exception: see `end_with`."""
     rank, local_rank, world_size = _env_int("RANK", 0), _env_int("LOCAL_RANK", 0), _env_int("WORLD_SIZE", 1)
     distributed = "RANK" in os.environ and "MASTER_ADDR" in os.environ
     chosen, reason = choose_device(device, local_rank)

@@ -77,10 +77,8 @@ def attention_backend(config, env, masked: bool = False) -> str:
 
 
 def choose_compile(setting, device: torch.device, training_flops: float) -> tuple:
-    """(bool, reason) for `auto`, True, False, `blocks`.
-
-    A cold compile takes about a minute. auto compiles on a GPU; on a CPU only where there is a compiler, and where the
-    whole run (`training_flops`, those of this process) would take several minutes."""
+    """(bool, reason) for `auto`, True, False, `blocks`. A cold compile takes about a minute. auto compiles on a GPU; on
+    a CPU only with a compiler, and where the run (`training_flops`, of this process) would take several minutes."""
     if setting != "auto":
         return bool(setting), "as asked"
     if device.type == "cuda":
