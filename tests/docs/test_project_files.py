@@ -1,55 +1,13 @@
-"""Makefile, .ci/run, requirements, CITATION.cff: both parts of the tests always run; what is imported is pinned."""
+"""Makefile, .ci/run, CITATION.cff: both parts of the tests always run; the papers are named."""
 
-import ast
 import os
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from support.pages import ROOT
-
-BY_OTHERS = {"PIL": "pillow", "sklearn": "scikit-learn", "pyarrow": "datasets", "regex": "tiktoken"}
-BY_OTHERS |= {"tiktoken_ext": "tiktoken", "lm_eval": "lm-eval"}
-OWN = {"layers", "nanodnt", "interop", "studies", "data", "support", "conftest"}
-OPTIONAL = {"wandb", "transformers", "triton"}  # in a `try`: a message says what to install; triton comes with torch
-
-
-def pinned(name):
-    """{package: version or versions} of a requirements file; every line must be a pin."""
-    lines = [line.partition("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
-    found = [re.fullmatch(r"([\w-]+)==([\d.]+)(; python_version [<>=]+ \"[\d.]+\")?", line) for line in lines if line]
-    assert all(found)
-    return {package: [m[2] for m in found if m[1] == package] for package in (m[1] for m in found)}
-
-
-def imported(paths):
-    names = set()
-    for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                names.add(node.module)
-    found = {name.split(".")[0] for name in names} - sys.stdlib_module_names
-    return {BY_OTHERS.get(name, name) for name in found - OWN - {path.stem for path in ROOT.glob("*.py")}}
-
-
-def python_files(*folders):
-    return [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-
-
-def test_what_the_code_imports_is_pinned():
-    run, develop, evaluation = (pinned(f"requirements{name}.txt") for name in ("", "-dev", "-eval"))
-    code = imported([*ROOT.glob("*.py"), *python_files("layers", "nanodnt", "interop", "studies", "data", "docs")])
-    assert code - OPTIONAL - set(evaluation) <= set(run) and set(run) <= code
-    tests = imported(python_files("tests"))
-    assert tests <= set(run) | set(develop) | set(evaluation)
-    assert not set(run) & {*develop, *evaluation}
-    assert {name: develop[name] for name in develop if name in evaluation}.items() <= evaluation.items()
-    assert list(run)[0] == "torch" and run["torch"] == ["2.13.0"]
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")

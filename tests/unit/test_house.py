@@ -7,6 +7,7 @@ Every check gets the sources as data, so that `test_the_checks_can_fail` can giv
 
 import ast
 import os
+import re
 import sys
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -24,6 +25,11 @@ UPPER_HELPERS = {"support.claims", "support.evaluation", "support.peers"}
 UPPER_TESTS = ("tests/interop/", "tests/studies/", "tests/docs/")  # and pages are about all rings
 UPPER_TESTS += tuple(f"tests/support/{name}.py" for name in ("claims", "evaluation", "pages", "peers"))
 UPPER_TESTS += ("tests/unit/test_house.py", "tests/runs/test_deletion.py")
+BY_OTHERS = {"PIL": "pillow", "sklearn": "scikit-learn", "pyarrow": "datasets", "regex": "tiktoken"}
+BY_OTHERS |= {"tiktoken_ext": "tiktoken", "lm_eval": "lm-eval"}
+FOLDERS = {"layers", "nanodnt", "interop", "studies", "data"}
+OWN = {"support", "conftest", *FOLDERS, *(name[:-3] for name in IN_ROOT)}
+OPTIONAL = {"wandb", "transformers", "triton"}  # in a `try`: a message says what to install; triton comes with torch
 TABLES = {"studies/claims/claims.py"}  # data, one entry after another: may be longer than code
 MAX_LINES = {"model.py": 500, "train.py": 320}
 MAX_CODE_LINES, MAX_TEST_LINES, MAX_FUNCTION_LINES = 450, 600, 60
@@ -166,7 +172,7 @@ def test_what_lies_in_the_root():
     """A fork may have deleted the upper rings."""
     assert IN_ROOT - UPPER <= {path for path in CODE if "/" not in path} <= IN_ROOT
     folders = {path.split("/")[0] for path in CODE if "/" in path}
-    assert {"layers", "nanodnt", "data"} <= folders <= {"layers", "nanodnt", "interop", "studies", "data"}
+    assert {"layers", "nanodnt", "data"} <= folders <= FOLDERS
 
 
 def test_what_the_network_imports():
@@ -176,6 +182,26 @@ def test_what_the_network_imports():
     network = {p: foreign_imports(CODE[p], names) for p, names in allowed.items()}
     assert {path: names for path, names in network.items() if names} == {}
     assert foreign_imports(CODE["configurator.py"], set()) == set()
+
+
+def pinned(name):
+    """{package: version or versions} of a requirements file; every line must be a pin."""
+    lines = [line.partition("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
+    found = [re.fullmatch(r"([\w-]+)==([\d.]+)(; python_version [<>=]+ \"[\d.]+\")?", line) for line in lines if line]
+    assert all(found)
+    return {package: [m[2] for m in found if m[1] == package] for package in (m[1] for m in found)}
+
+
+def test_what_is_imported_is_pinned():
+    run, develop, evaluation = (pinned(f"requirements{name}.txt") for name in ("", "-dev", "-eval"))
+    code, tests = (set().union(*(foreign_imports(s, OWN) for s in part.values())) for part in (CODE, TESTS))
+    code, tests = ({BY_OTHERS.get(name, name) for name in names} for names in (code, tests))
+    assert code - OPTIONAL - set(evaluation) <= set(run)
+    assert set(run) <= code or not UPPER <= CODE.keys()  # a fork that has deleted rings needs less
+    assert tests <= set(run) | set(develop) | set(evaluation)
+    assert not set(run) & {*develop, *evaluation}
+    assert {name: develop[name] for name in develop if name in evaluation}.items() <= evaluation.items()
+    assert list(run)[0] == "torch" and run["torch"] == ["2.13.0"]
 
 
 def test_lengths():

@@ -86,7 +86,7 @@ def test_inductor_computes_the_rotary_angles_once():
     """Whatever the number of layers, in value and in code."""
     torch._inductor.config.force_disable_caches = True
     codes = {}
-    for n_layer in (1, 3):
+    for n_layer in (1, 2):
         torch._dynamo.reset()
         model, (idx, targets) = with_stream(LLAMA, None, n_layer), batch()
         compiled = torch.compile(model, fullgraph=True, dynamic=False)
@@ -94,7 +94,7 @@ def test_inductor_computes_the_rotary_angles_once():
         assert error(loss, model(idx, targets)[1]) < 1e-5
         codes[n_layer] = sum(len(re.findall(r"\b(cos|sin)\(", text)) for text in code)
     torch._inductor.config.force_disable_caches = False
-    assert codes[1] == codes[3] > 0
+    assert codes[1] == codes[2] > 0
 
 
 @pytest.mark.deep
