@@ -17,17 +17,19 @@ from pathlib import Path
 import pytest
 
 from support.parallel_runs import ONE_BAD, ONE_BAD_STEP, make_one_bad
-from support.processes import RUN, TOLERANCES, assert_close, finish, play, processes, start, torchrun, wait_for_row
-from support.runs import (
-    ROOT,
-    assert_same_run,
-    column,
-    different,
-    load,
-    metrics,
-    run,
-    some_step,
+from support.processes import (
+    RUN,
+    TOLERANCES,
+    assert_close,
+    finish,
+    play,
+    processes,
+    start,
+    torchrun,
+    torchrun_forked,
+    wait_for_row,
 )
+from support.runs import ROOT, assert_same_run, column, different, load, metrics, run, some_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -65,7 +67,7 @@ def test_stopped_and_resumed(two, dataset, tmp_path):
     """SIGTERM to torchrun, as a cluster sends it: both ranks save and end, and the run goes on exactly."""
     (tmp_path / "script.py").write_text(ONE_BAD_RUN)
     config = RUN | ONE_BAD | dict(dataset=dataset, out_dir=tmp_path / "run")
-    process = start(*torchrun(2), script=tmp_path / "script.py", **config)
+    process = torchrun_forked(tmp_path / "script.py", 2, **config)
     wait_for_row(process, tmp_path / "run", step := some_step(2, 8))
     process.terminate()
     out, _ = process.communicate(timeout=60)

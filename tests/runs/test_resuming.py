@@ -13,7 +13,7 @@ import train
 from model import GPT
 from nanodnt.run import checkpoints as checkpoints_module
 from nanodnt.run.directory import RunDirectory
-from support.processes import finish, start, wait_for_row
+from support.processes import finish, start, train_forked, wait_for_row
 from support.runs import (
     Crash,
     assert_same_run,
@@ -63,7 +63,7 @@ def test_a_run_logs_every_step_once(reference):
 
 def test_a_killed_run_goes_on_exactly(reference, tmp_path):
     config, undisturbed = reference
-    process = start(out_dir=tmp_path, **config)
+    process = train_forked(out_dir=tmp_path, **config)
     wait_for_row(process, tmp_path, some_step(4, config["max_iters"] // 3))
     process.kill()
     finish(process, -signal.SIGKILL)

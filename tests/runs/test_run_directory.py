@@ -12,7 +12,7 @@ import nanodnt.files
 import train
 from nanodnt.run.checkpoints import load_checkpoint, load_latest, save_checkpoint, snapshot
 from nanodnt.run.directory import RunDirectory
-from support.processes import start, wait_for_row
+from support.processes import train_forked, wait_for_row
 from support.runs import assert_same_run, contents, different, load, metrics, run
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")
@@ -171,7 +171,7 @@ def test_a_run_that_another_has_overtaken_is_refused(begun, dataset, tmp_path, m
 def test_a_run_directory_in_use_is_refused(dataset, tmp_path, capsys):
     """By the same command and by another. After the first was killed, the folder is free."""
     config = dict(out_dir=tmp_path / "run", dataset=dataset)
-    first = start(**config, max_iters=100_000, eval_interval=100_000)
+    first = train_forked(**config, max_iters=100_000, eval_interval=100_000)
     wait_for_row(first, tmp_path / "run", 3)
     before = {name: digest for name, digest in contents(tmp_path / "run").items() if name.endswith(".pt")}
     for changes in (dict(init_from="auto"), dict(overwrite=True)):
@@ -180,7 +180,7 @@ def test_a_run_directory_in_use_is_refused(dataset, tmp_path, capsys):
         assert "is in use by another run (process " in err and str(first.pid) in err and err.count("\n") == 1
     assert {name: digest for name, digest in contents(tmp_path / "run").items() if name.endswith(".pt")} == before
     first.kill()
-    first.communicate()
+    first.join()
     assert run(**config, overwrite=True) == 0
     assert run(**config, init_from="resume", max_iters=21) == 0
 

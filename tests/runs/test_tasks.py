@@ -10,7 +10,7 @@ import train
 from support.depth import spread
 from support.faults import Command, Fault
 from support.prepared import open_prepared
-from support.processes import assert_same_values, finish, start, wait_for_row
+from support.processes import assert_same_values, finish, train_forked, wait_for_row
 from support.runs import (
     Crash,
     assert_same_run,
@@ -117,7 +117,7 @@ def test_goes_on_exactly(case, config, whole, tmp_path):
 def test_a_killed_run_goes_on_exactly(task, config, tmp_path):
     longer = config(task, max_iters=80, eval_interval=20, save_interval=7)
     assert run(out_dir=tmp_path / "whole", **longer) == 0
-    process = start(out_dir=tmp_path / "run", **longer)
+    process = train_forked(out_dir=tmp_path / "run", **longer)
     wait_for_row(process, tmp_path / "run", some_step(8, 35))
     process.kill()
     finish(process, -signal.SIGKILL)

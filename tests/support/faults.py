@@ -4,12 +4,10 @@ A `Fault` says what strikes, where and when; KINDS has all kinds. trials.py make
 """
 
 import errno
-import faulthandler
 import itertools
 import math
 import os
 import signal
-import sys
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -21,11 +19,10 @@ import torch
 
 import nanodnt.files
 import nanodnt.run.directory
-import train
 from model import GPT
 from nanodnt.data.windows import PreparedText
-from nanodnt.run.errors import end_with
-from support.runs import flags, quick_runs, steps_noted
+from support.processes import call_main
+from support.runs import flags, steps_noted
 
 NOBODY = 65534  # the id of a user that may write nothing
 FOR_GOOD = ExitStack()  # of patches, until the process ends
@@ -284,14 +281,7 @@ def spoil_batches(steps: tuple) -> None:
 
 def train_here(rank: int, command: Command, out: Path, dataset: Path, fault: Fault | None, left: float, port: int):
     """train.py in this forked process, one of `command.processes`."""
-    os.setsid()
-    for signum in (signal.SIGINT, signal.SIGTERM):  # not what this process inherited
-        signal.signal(signum, signal.SIG_DFL)
-    for fd, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(f"{out}.{name}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
-    FOR_GOOD.enter_context(quick_runs())
     time.sleep = lambda *_: None  # no pause before a write is retried
-    sys.argv = ["train.py", *flags(out_dir=out, dataset=dataset, **LONG | command.flags)]
     if command.processes > 1:
         where = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         here = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=command.processes) | where
@@ -301,6 +291,4 @@ def train_here(rank: int, command: Command, out: Path, dataset: Path, fault: Fau
     spoil_batches(command.bad_batches)
     if fault and fault.rank == rank and KINDS[fault.kind].place in PLACES:
         break_process(fault, left, out)
-    faulthandler.register(signal.SIGUSR1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    end_with(train.main)
+    call_main("train", *flags(out_dir=out, dataset=dataset, **LONG | command.flags))

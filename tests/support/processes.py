@@ -1,9 +1,10 @@
-"""Processes for tests: `start` is train.py in one of its own, with python or torchrun before it; `processes` forks
-several from one that has imported torch, which talk over gloo. `play` is train.py on one of these, `left` reads what
-each left."""
+"""Processes for tests: `start` is train.py in a new interpreter, with python or torchrun before it. The others are
+forked from one that has imported torch: `Forked` is one alone, `processes` are several that talk over gloo. `play` is
+train.py on one of these, `left` reads what each left."""
 
 import faulthandler
 import gc
+import importlib
 import io
 import multiprocessing
 import os
@@ -26,6 +27,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from layers.sharding import local_shard
 from nanodnt.run.environment import Env
+from nanodnt.run.errors import end_with
 from support.runs import ROOT, column, flags, quick_runs, run
 
 FORKSERVER = multiprocessing.get_context("forkserver")
@@ -46,7 +48,61 @@ def start(*launcher, script="train.py", cwd=ROOT, out=subprocess.PIPE, err=subpr
     return subprocess.Popen(command, cwd=cwd, env=env, preexec_fn=listen, **how)
 
 
-def give_up(process: subprocess.Popen, why: str) -> None:
+class Forked(FORKSERVER.Process):
+    """`function(*args)` in a process (and process group) of its own, started at once; used as a Popen is. It prints to
+    the files OUT.out and OUT.err."""
+
+    def __init__(self, out: Path, function, *args):
+        super().__init__(target=alone, args=(out, function, *args))
+        self.out = out
+        self.start()
+
+    returncode = property(lambda self: self.exitcode)
+
+    def poll(self) -> int | None:
+        return self.exitcode
+
+    def wait(self, timeout: float | None = None) -> None:
+        self.join(timeout)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self.out), timeout)
+
+    def communicate(self, timeout: float | None = None) -> tuple:
+        self.wait(timeout)
+        return tuple(Path(f"{self.out}.{name}").read_text() for name in ("out", "err"))
+
+
+def alone(out: Path, function, *args) -> None:
+    """A forked process as a new one, but that runs in it are quick."""
+    os.setsid()
+    for signum in (signal.SIGINT, signal.SIGTERM):  # not what this process inherited
+        signal.signal(signum, signal.SIG_DFL)
+    for fd, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{out}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
+    faulthandler.register(signal.SIGUSR1)
+    with quick_runs():
+        function(*args)
+
+
+def train_forked(**changes) -> Forked:
+    """train.py in a process of its own; it prints to files beside its run directory."""
+    return Forked(changes["out_dir"], call_main, "train", *flags(**changes))
+
+
+def torchrun_forked(script: Path, world: int, **changes) -> Forked:
+    """torchrun's agent in a process of its own, and forked from it `world` processes of `script`."""
+    how = ("--standalone", f"--nproc_per_node={world}", "--start-method=fork", "--run-path")
+    return Forked(changes["out_dir"], call_main, "torch.distributed.run", *how, str(script), *flags(**changes))
+
+
+def call_main(module: str, *argv) -> None:
+    """A program as python runs it: end with the exit code of its main."""
+    sys.argv = [module, *argv]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    end_with(importlib.import_module(module).main)
+
+
+def give_up(process, why: str) -> None:
     """End a process that hangs, and fail. SIGTERM first, so that torchrun ends its workers, for which it allows 30
     seconds: they would outlive a killed torchrun and keep the pipes open."""
     process.terminate()
@@ -58,7 +114,7 @@ def give_up(process: subprocess.Popen, why: str) -> None:
     pytest.fail(f"{why}: {output}")
 
 
-def wait_for_row(process: subprocess.Popen, out_dir: Path, step: int, timeout_s: float = 120) -> None:
+def wait_for_row(process, out_dir: Path, step: int, timeout_s: float = 120) -> None:
     """Return as soon as metrics.jsonl of the running `process` has a row of `step`."""
     path, deadline = out_dir / "metrics.jsonl", time.monotonic() + timeout_s
     while not (path.exists() and f'{{"step": {step}, ' in path.read_text()):
@@ -67,7 +123,7 @@ def wait_for_row(process: subprocess.Popen, out_dir: Path, step: int, timeout_s:
         time.sleep(0.002)
 
 
-def finish(process: subprocess.Popen, code: int, timeout_s: float = 120) -> tuple:
+def finish(process, code: int, timeout_s: float = 120) -> tuple:
     """(stdout, stderr) of a process that is expected to end with this exit code (-n: killed by signal n)."""
     try:
         out, err = process.communicate(timeout=timeout_s)

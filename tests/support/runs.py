@@ -82,14 +82,17 @@ def resume(out_dir: Path, dataset: Path, **changes) -> int:
 
 @contextmanager
 def quick_runs():
-    """Runs on one thread, without what takes time and is not tested: the loss curve, asking git, and collecting
-    garbage, for which Python walks through all that earlier tests have left."""
+    """Runs on one thread, without what takes time and is not tested: the loss curve, asking git, collecting garbage, for
+    which Python walks through all that earlier tests have left, and the stack traces that torch.manual_seed notes in
+    each step for devices that are not here."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *_: None)
         patch.setattr("train.gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)))
         patch.setattr("nanodnt.run.directory.run_record", dict)
+        for device in ("cuda", "xpu", "mtia") * (not torch.cuda.is_available()):
+            patch.setattr(f"torch.{device}._is_in_bad_fork", lambda: True)
         yield
     torch.set_num_threads(threads)
 

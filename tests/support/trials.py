@@ -8,7 +8,6 @@ Processes are forked from one that has imported torch, and run train.py's main. 
 "torchrun" in their name start a new interpreter instead.
 """
 
-import itertools
 import json
 import os
 import re
@@ -25,29 +24,24 @@ from typing import NamedTuple
 
 from nanodnt.run.checkpoints import load_latest
 from support.faults import DAMAGES, EVAL, KINDS, LONG, SAVE, STEPS, Command, Fault, rewrite, train_here
-from support.processes import FORKSERVER, start, torchrun
+from support.processes import FORKSERVER, Forked, start, torchrun
 from support.runs import assert_same_run, bare, different, load
 
 # A process that has not ended by then hangs. Where another dies just as they connect, gloo waits 5 times timeout_s.
 LIMIT_S = 6 * LONG["timeout_s"]
 
 
-def ended(started, deadline: float) -> int | None:
-    """Exit code of a process, or None if it still runs at `deadline` (monotonic time)."""
-    wait_s = max(0.0, deadline - time.monotonic())
-    if isinstance(started, subprocess.Popen):
+def ended(started: list, deadline: float) -> tuple:
+    """Exit codes of processes, None for one that still runs at `deadline` (monotonic time)."""
+    for p in started:
         with suppress(subprocess.TimeoutExpired):
-            started.wait(wait_s)
-        return started.poll()
-    started.join(wait_s)
-    return started.exitcode
+            p.wait(max(0.0, deadline - time.monotonic()))
+    return tuple(p.poll() for p in started)
 
 
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def alive(started: list) -> list:
+    """Ids of those processes that still run."""
+    return [p.pid for p in started if p.poll() is None]
 
 
 def pids_of(out: Path, rank: int | None = None) -> list:
@@ -117,31 +111,30 @@ class Trial:
         FORKSERVER.Process(target=int).start()  # the server first
         begun, self.startup_s = time.monotonic(), 0.0
         started = self.start(None)
-        while not (self.out / "metrics.jsonl").exists() and ended(started[0], 0) is None:
+        while not (self.out / "metrics.jsonl").exists() and alive(started[:1]):
             assert time.monotonic() < begun + LIMIT_S, f"the run does not begin: {self.output()}"
             time.sleep(0.001)
         self.startup_s = time.monotonic() - begun
-        codes = [ended(p, begun + 4 * LIMIT_S) for p in started]
+        codes = ended(started, begun + 4 * LIMIT_S)
         self.life_s = time.monotonic() - begun
         assert set(codes) == {0}, (codes, self.output())
 
     def start(self, fault: Fault | None) -> list:
         """Start the run; its processes, of which torchrun is one."""
         self.begun = self.out
-        for name, rank in itertools.product(("out", "err"), self.ranks):
-            Path(f"{self.out}.{name}{rank}").unlink(missing_ok=True)
+        for path in self.folder.glob(f"{self.out.name}.[0-9].*"):
+            path.unlink()
         launcher = KINDS[fault.kind].launcher if fault else "fork"
         if launcher != "fork":
             module = torchrun(self.command.processes) if launcher == "torchrun" else ()
             config = dict(out_dir=self.out, dataset=self.dataset, **LONG | self.command.flags)
-            with open(f"{self.out}.out0", "w") as out, open(f"{self.out}.err0", "w") as err:
+            with open(f"{self.out}.0.out", "w") as out, open(f"{self.out}.0.err", "w") as err:
                 return [start(*module, out=out, err=err, **config)]
-        port = free_port()
-        args = [(r, self.command, self.out, self.dataset, fault, self.left(), port) for r in self.ranks]
-        started = [FORKSERVER.Process(target=train_here, args=a) for a in args]
-        for p in started:
-            p.start()
-        return started
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]  # that nobody listens on now
+        rest = self.command, self.out, self.dataset, fault, self.left(), port
+        return [Forked(f"{self.out}.{rank}", train_here, rank, *rest) for rank in self.ranks]
 
     @property
     def ranks(self) -> range:
@@ -159,7 +152,7 @@ class Trial:
     def output(self) -> tuple:
         """(stdout, stderr) of all processes of the last start, without torch's warnings to programmers."""
         out, err = (
-            "".join(p.read_text() for r in self.ranks if (p := Path(f"{self.begun}.{name}{r}")).exists())
+            "".join(path.read_text() for path in sorted(self.folder.glob(f"{self.begun.name}.[0-9].{name}")))
             for name in ("out", "err")
         )
         return out, WARNING.sub("", err)
@@ -183,8 +176,7 @@ class Trial:
         started = self.start(fault)
         if kind.place in ("clock", "start-up", "seen"):
             self.strike_from_outside(fault, started, begun)
-        deadline = time.monotonic() + LIMIT_S
-        codes = tuple(ended(p, deadline) for p in started)
+        codes = ended(started, time.monotonic() + LIMIT_S)
         if None in codes or self.left_behind(started):
             self.end(started)
             problems.append(("hang", f"exit codes {codes}, {self.output()[1]}"))
@@ -208,14 +200,14 @@ class Trial:
         else:
             wait_s = begun + fault.moment * last - time.monotonic()
             if wait_s > 0:
-                ended(started[0], time.monotonic() + wait_s)
+                ended(started[:1], time.monotonic() + wait_s)
         if kind.what == "data truncated":
             return rewrite(self.dataset / "train.bin", partial(DAMAGES[kind.what], moment=0))
-        pids = [p.pid for p in started if ended(p, 0) is None]
+        pids = alive(started)
         if kind.launcher == "torchrun" and kind.ranks != "launcher":
             pids = pids_of(self.out, None if kind.ranks == "all" else fault.rank)
         elif kind.ranks == "one" and kind.launcher == "fork":
-            pids = [p.pid for p in started[fault.rank : fault.rank + 1] if ended(p, 0) is None]
+            pids = alive(started[fault.rank : fault.rank + 1])
         for name in kind.what.split():
             kill(pids, signal.Signals[name])
             time.sleep(fault.moment * 0.01 if " " in kind.what else 0)  # between two signals
@@ -223,7 +215,7 @@ class Trial:
     def wait_for_tmp(self, started: list, times: int) -> None:
         """Return when a temporary file has been seen so many times in the run directory, or when the run has ended."""
         seen, deadline = 0, time.monotonic() + LIMIT_S
-        while seen < times and started[0].is_alive() and time.monotonic() < deadline:
+        while seen < times and alive(started[:1]) and time.monotonic() < deadline:
             with suppress(FileNotFoundError):
                 seen += any(name.endswith(".tmp") for name in os.listdir(self.out))
             time.sleep(0.0002)
@@ -231,20 +223,17 @@ class Trial:
     def left_behind(self, started: list, patience_s: float = 10.0) -> list:
         """Ids of this run's processes that have not ended after `patience_s`."""
         deadline = time.monotonic() + patience_s
-        while (alive := [p.pid for p in started if ended(p, 0) is None] + pids_of(self.out)) and (
-            time.monotonic() < deadline
-        ):
+        while (left := alive(started) + pids_of(self.out)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return alive
+        return left
 
     def end(self, started: list) -> None:
         """Kill what does not end, after it has printed on stderr where it is."""
         if not isinstance(started[0], subprocess.Popen):
-            kill([p.pid for p in started if ended(p, 0) is None], signal.SIGUSR1)
+            kill(alive(started), signal.SIGUSR1)
             time.sleep(1)
-        kill({*(p.pid for p in started if ended(p, 0) is None), *pids_of(self.out)}, signal.SIGKILL)
-        for p in started:
-            ended(p, time.monotonic() + LIMIT_S)
+        kill({*alive(started), *pids_of(self.out)}, signal.SIGKILL)
+        ended(started, time.monotonic() + LIMIT_S)
 
     def inspect(self, fault: Fault, codes: tuple, floor: int) -> list:
         """What is wrong after a fault. `floor`: the step that the checkpoint must have reached."""
@@ -324,7 +313,7 @@ class Trial:
     def finish(self) -> list:
         """Start once more, without a fault, to the end. What is wrong then."""
         started = self.start(None)
-        codes = tuple(ended(p, time.monotonic() + 4 * LIMIT_S) for p in started)
+        codes = ended(started, time.monotonic() + 4 * LIMIT_S)
         if None in codes:
             self.end(started)
             return [("hang", f"exit codes {codes}")]
