@@ -8,7 +8,6 @@ checked first. Run it again after a kill: it continues with the finished downloa
     python data/c4/prepare.py --shards=16
 """
 
-import itertools
 import sys
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from nanodnt.prepare import script
 from nanodnt.prepare.hub import hub_files, hub_texts
 from nanodnt.prepare.text import build_from_hub
 
-REPO = "allenai/c4"
-REVISION = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
+REPO, REVISION = "allenai/c4", "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
 
 
 def main(argv=None):
@@ -30,9 +28,9 @@ def main(argv=None):
     patterns = [f"en/c4-train.{i:05d}-of-01024.json.gz" for i in range(args.shards)]
     patterns.append("en/c4-validation.*-of-00008.json.gz")
     units = args.shards + 1
-    commit, (*train, val) = hub_files(REPO, args.revision, patterns, args.out_dir, 0.33 * units, 0.75 * units)
+    commit, (*train, val) = hub_files(args, REPO, patterns, 0.33 * units, 0.75 * units)
     source = f"{REPO} (en) at {commit}, {args.shards} of 1024 training files"
-    build_from_hub(args, "c4", source, [*map(hub_texts, itertools.chain(*train))], [*map(hub_texts, val)])
+    build_from_hub(args, "c4", source, [hub_texts(file) for (file,) in train], [*map(hub_texts, val)])
 
 
 if __name__ == "__main__":

@@ -8,24 +8,17 @@ a citation: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images",
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.prepare import script
 from nanodnt.prepare.images import build_from_hub
 
-
-def main(argv=None):
-    build_from_hub(
-        __doc__,
-        argv,
-        dict(dataset="cifar10", licence="none stated; cite Krizhevsky 2009", image_size=32),
-        repo="uoft-cs/cifar10",
-        revision="0b2714987fa478483af9968de7c934580d0bb9a2",
-        patterns=["plain_text/train-*.parquet", "plain_text/test-*.parquet"],
-        columns=("img", "label"),
-        gb=0.15,
-    )
+REPO, REVISION = "uoft-cs/cifar10", "0b2714987fa478483af9968de7c934580d0bb9a2"
+FILES = ["plain_text/train-*.parquet", "plain_text/test-*.parquet"]
+ABOUT = dict(dataset="cifar10", licence="none stated; cite Krizhevsky 2009", image_size=32)
+main = partial(build_from_hub, __doc__, ABOUT, REPO, REVISION, FILES, columns=("img", "label"), gb=0.15)
 
 
 if __name__ == "__main__":

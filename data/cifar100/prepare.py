@@ -8,24 +8,17 @@ ask for a citation: Krizhevsky, "Learning Multiple Layers of Features from Tiny 
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.prepare import script
 from nanodnt.prepare.images import build_from_hub
 
-
-def main(argv=None):
-    build_from_hub(
-        __doc__,
-        argv,
-        dict(dataset="cifar100", licence="none stated; cite Krizhevsky 2009", image_size=32),
-        repo="uoft-cs/cifar100",
-        revision="aadb3af77e9048adbea6b47c21a81e47dd092ae5",
-        patterns=["cifar100/train-*.parquet", "cifar100/test-*.parquet"],
-        columns=("img", "fine_label"),
-        gb=0.15,
-    )
+REPO, REVISION = "uoft-cs/cifar100", "aadb3af77e9048adbea6b47c21a81e47dd092ae5"
+FILES = ["cifar100/train-*.parquet", "cifar100/test-*.parquet"]
+ABOUT = dict(dataset="cifar100", licence="none stated; cite Krizhevsky 2009", image_size=32)
+main = partial(build_from_hub, __doc__, ABOUT, REPO, REVISION, FILES, columns=("img", "fine_label"), gb=0.15)
 
 
 if __name__ == "__main__":

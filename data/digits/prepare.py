@@ -11,13 +11,11 @@ import io
 import sys
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.prepare import script
 from nanodnt.prepare.images import build
 
-EVERY = 5  # images, the first of which is held out
+SOURCE = "sklearn.datasets.load_digits: UCI Optical Recognition of Handwritten Digits, test set"
 
 
 def main(argv=None):
@@ -25,14 +23,11 @@ def main(argv=None):
     from PIL import Image
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    splits = {"train": [], "val": []}
-    for i, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
-        png = io.BytesIO()
-        Image.fromarray((15 * pixels).astype(np.uint8)).save(png, format="PNG")
-        splits["train" if i % EVERY else "val"].append((f"digit {i}", png.getvalue(), int(label)))
-    source = "sklearn.datasets.load_digits: UCI Optical Recognition of Handwritten Digits, test set"
-    about = dict(dataset="digits", source=source, licence="CC BY 4.0", image_size=8, channels=1, classes=range(10))
+    digits, splits = load_digits(), {"train": [], "val": []}
+    for i, pixels in enumerate((15 * digits.images).astype("uint8")):
+        Image.fromarray(pixels).save(png := io.BytesIO(), format="PNG")
+        splits["train" if i % 5 else "val"].append((f"digit {i}", png.getvalue(), int(digits.target[i])))
+    about = dict(dataset="digits", source=SOURCE, licence="CC BY 4.0", image_size=8, channels=1, classes=range(10))
     build(args.out_dir, about, splits, train="python train.py config/vdnt/digits.py")
 
 

@@ -11,28 +11,19 @@ decoded once here, on all cores, to see that it can be.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.prepare import script
 from nanodnt.prepare.images import build_from_hub
 
+REPO, REVISION = "ILSVRC/imagenet-1k", "49e2ee26f3810fb5a7536bbf732a7b07389a47b5"
+FILES = ["data/train-*.parquet", "data/validation-*.parquet"]
 LICENCE = "non-commercial research and education only: https://image-net.org/download"
-
-
-def main(argv=None):
-    build_from_hub(
-        __doc__,
-        argv,
-        dict(dataset="imagenet1k", licence=LICENCE, image_size=None),
-        repo="ILSVRC/imagenet-1k",
-        revision="49e2ee26f3810fb5a7536bbf732a7b07389a47b5",
-        patterns=["data/train-*.parquet", "data/validation-*.parquet"],
-        columns=("image", "label"),
-        gb=154,
-        hint="accept the terms at https://huggingface.co/datasets/ILSVRC/imagenet-1k and log in with `hf auth login`, "
-        "check the network and --revision",
-    )
+ABOUT = dict(dataset="imagenet1k", licence=LICENCE, image_size=None)
+HINT = f"accept the terms at https://huggingface.co/datasets/{REPO}, log in with `hf auth login`, "
+main = partial(build_from_hub, __doc__, ABOUT, REPO, REVISION, FILES, columns=("image", "label"), gb=154, hint=HINT)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.data import inputs
-from nanodnt.data.tokenizer import DATA, END_OF_TEXT, Tokenizer
+from nanodnt.data.tokenizer import END_OF_TEXT, Tokenizer
 from nanodnt.prepare import script
 from nanodnt.prepare.text import JOB_CHARS, build
 
@@ -34,10 +34,8 @@ def documents(path: Path, key: str, skipped: list):
             for number, record in inputs.records(file, key):
                 text = record.get(key) if isinstance(record, dict) else None
                 if not isinstance(text, str) or re.search("[\ud800-\udfff]", text):
-                    start = repr(record)[:60]
-                    raise ValueError(
-                        f"{file}, line {number}: no UTF-8 text under {key!r} in {start}... (see --text_key)"
-                    )
+                    where = f"{inputs.place(file, number)}: no UTF-8 text under {key!r}"
+                    raise ValueError(f"{where} in {repr(record)[:60]}... (see --text_key)")
                 if text:
                     yield f"{name}, {number}", text
             continue
@@ -50,65 +48,47 @@ def documents(path: Path, key: str, skipped: list):
             skipped.append(name)
 
 
-def tokenizer_of(name: str) -> dict | None:
-    """The meta of a --tokenizer, None for chars, whose alphabet is not known yet. ValueError if it cannot be had."""
-    if name == "chars":
-        return None
-    if name in END_OF_TEXT:
-        Tokenizer(meta := Tokenizer.meta_for(name))  # ValueError if its vocabulary is missing
-        return meta
-    from interop.huggingface.tokenizer_files import find_tokenizer
+def main(argv=None):
+    parser = script.parser(__doc__)
+    parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
+    parser.add_argument("--tokenizer", required=True, help="bytes, chars, gpt2, gpt2_4096, a folder or OWNER/MODEL")
+    parser.add_argument("--val_fraction", type=float, default=0.1, help="to hold out (default: 0.1)")
+    parser.add_argument("--text_key", default="text", help="of .jsonl and .parquet (default: text)")
+    args = parser.parse_args(argv)
+    out, tokenizer = inputs.output_folder(args, "input"), None  # of chars, whose alphabet is not known yet
+    if args.tokenizer in END_OF_TEXT:
+        Tokenizer(tokenizer := Tokenizer.meta_for(args.tokenizer))  # ValueError if its vocabulary is missing
+    elif args.tokenizer != "chars":
+        from interop.huggingface.tokenizer_files import find_tokenizer
 
-    return find_tokenizer(name, others=("chars",))
+        tokenizer = find_tokenizer(args.tokenizer, others=("chars",))
 
-
-def scan(args) -> tuple:
-    """Read every document once: (score of each, number of characters, sorted alphabet if the tokenizer is chars).
-
-    Bad input is found here, before anything is written. ValueError for it, and where there is no text."""
+    # Every document is read twice: bad input is found here, before anything is written.
     scores, size, alphabet, skipped = [], 0, set(), []
     for name, text in documents(args.input, args.text_key, skipped):
         scores.append(script.score(name))
         size += len(text)
-        alphabet.update(text if args.tokenizer == "chars" else "")
+        alphabet.update("" if tokenizer else text)
     if skipped:
         print(f"skipped {len(skipped)} files that are not UTF-8 text: {', '.join(skipped[:5])} ...", file=sys.stderr)
     if not scores:
         raise ValueError(f"--input={args.input} holds no text")
-    return scores, size, sorted(alphabet)
 
+    if len(scores) == 1:  # a document alone is cut in two
+        cut = int(size * (1 - args.val_fraction))
+        train, val = [text[:cut]] * (cut > 0), [text[cut:]]
+    else:
+        held_out = inputs.hold_out(scores, args.val_fraction)
 
-def split_documents(args, scores: list) -> dict:
-    """{"train": texts, "val": texts}, which read the documents again. A single document is cut in two."""
-    if len(scores) == 1:
-        text = next(documents(args.input, args.text_key, []))[1]
-        cut = int(len(text) * (1 - args.val_fraction))
-        return {"train": [[text[:cut]] * (cut > 0)], "val": [[text[cut:]]]}
-    val = inputs.hold_out(scores, args.val_fraction)
+        def split(of_val):
+            pairs = zip(documents(args.input, args.text_key, []), held_out, strict=True)
+            return (text for (_, text), is_val in pairs if is_val == of_val)
 
-    def split(held_out):
-        texts = documents(args.input, args.text_key, [])
-        return (text for (_, text), is_val in zip(texts, val, strict=True) if is_val == held_out)
-
-    return {"train": [split(False)], "val": [split(True)]}
-
-
-def main(argv=None):
-    parser = script.parser(__doc__, "NAME")
-    parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
-    parser.add_argument("--tokenizer", required=True, help="bytes, chars, gpt2, gpt2_4096, a folder or OWNER/MODEL")
-    parser.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
-    parser.add_argument("--val_fraction", type=float, default=0.1, help="to hold out (default: 0.1)")
-    parser.add_argument("--text_key", default="text", help="of .jsonl and .parquet (default: text)")
-    args = parser.parse_args(argv)
-    out = DATA / args.name if args.out_dir == DATA / "NAME" else args.out_dir
-    inputs.check_place(args, out)
-    tokenizer = tokenizer_of(args.tokenizer)
-    scores, size, alphabet = scan(args)
+        train, val = split(False), split(True)
     source = f"{args.input.resolve().name} ({len(scores):,} documents)"
+    tokenizer = tokenizer or Tokenizer.meta_for("chars", sorted(alphabet))
     workers = script.cpus() if size > 2 * JOB_CHARS else 1  # starting processes takes a second
-    tokenizer = tokenizer or Tokenizer.meta_for("chars", alphabet)
-    build(out, source, tokenizer, split_documents(args, scores), name=args.name, workers=workers)
+    build(out, source, tokenizer, {"train": [train], "val": [val]}, name=args.name, workers=workers)
 
 
 if __name__ == "__main__":

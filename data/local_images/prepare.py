@@ -18,7 +18,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.data import inputs
-from nanodnt.data.tokenizer import DATA
 from nanodnt.prepare import script
 from nanodnt.prepare.images import build, check_classes
 
@@ -27,24 +26,25 @@ SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", 
 VAL_SHARE = 0.1
 
 
-def find_images(folder: Path) -> dict:
-    """{class: [(name, file)]} of the images in the folders in `folder`, sorted.
+def find_images(folder: Path) -> tuple:
+    """Names of the classes, and [(name, file, label)] of the images in the folders in `folder`, sorted.
 
     ValueError where there is none, or where one lies in no class."""
-    classes, skipped = {}, []
+    found, skipped = {}, []
     for name, file in inputs.visible_files(folder):
         if file.suffix.lower() not in SUFFIXES:
             skipped.append(name)
         elif "/" not in name:
             raise ValueError(f"{file} lies in no class: put the images into a folder for each class")
         else:
-            classes.setdefault(name.split("/")[0], []).append((name, file))
+            found.setdefault(name.split("/")[0], []).append((name, file))
     note_left_out("no PNG or JPEG", skipped)
-    if not classes:
+    if not found:
         raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)}) in folders of their classes")
     folders = {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
-    note_left_out("without images, or links", sorted(folders - classes.keys()))
-    return dict(sorted(classes.items()))
+    note_left_out("without images, or links", sorted(folders - found.keys()))
+    classes = sorted(found)
+    return classes, [(*image, label) for label, name in enumerate(classes) for image in found[name]]
 
 
 def note_left_out(why: str, names: list) -> None:
@@ -52,11 +52,6 @@ def note_left_out(why: str, names: list) -> None:
     if names:
         some = ", ".join(names[:5]) + f" and others, {len(names):,} in all" * (len(names) > 5)
         print(f"note: {why}, so left out: {some}", file=sys.stderr)
-
-
-def with_labels(classes: dict) -> list:
-    """[(name, file, label)] of what `find_images` found."""
-    return [(name, file, label) for label, files in enumerate(classes.values()) for name, file in files]
 
 
 def find_splits(folder: Path, val_share: float | None) -> tuple:
@@ -67,50 +62,44 @@ def find_splits(folder: Path, val_share: float | None) -> tuple:
             raise ValueError(f"{folder} has train and val, so leave out --val_share")
         others = sorted(path.name for path in folder.iterdir() if path.is_dir() and path not in given)
         note_left_out("neither train nor val", others)
-        train, val = map(find_images, given)
-        check_classes(list(train), list(val))
-        return list(train), {"train": with_labels(train), "val": with_labels(val)}
-    found = find_images(folder)
-    splits = [name for name in found if name.lower() in SPLITS]
+        (classes, train), (val_classes, val) = map(find_images, given)
+        check_classes(classes, val_classes)
+        return classes, {"train": train, "val": val}
+    classes, images = find_images(folder)
+    splits = [name for name in classes if name.lower() in SPLITS]
     if len(splits) > 1:
         raise ValueError(
             f"{folder} has {', '.join(splits)}, which look like splits, not like classes: call two of them train and "
             "val, or name as --folder the one whose folders are the classes"
         )
-    images = with_labels(found)
     if len(images) == 1:
         raise ValueError(f"{folder} holds one image, and both training and validation need one")
     held_out = inputs.hold_out([script.score(name) for name, _, _ in images], val_share or VAL_SHARE)
     labels = np.array([label for _, _, label in images])
-    for label in range(len(found)):
+    for label in range(len(classes)):
         of_class = np.flatnonzero(labels == label)
         if held_out[of_class].all():  # a class that could not be learned
             held_out[of_class[0]] = False
-    pairs = list(zip(images, held_out, strict=True))
-    return list(found), {"train": [i for i, val in pairs if not val], "val": [i for i, val in pairs if val]}
+    parts = {"train": np.flatnonzero(~held_out), "val": np.flatnonzero(held_out)}
+    return classes, {split: [images[i] for i in numbers] for split, numbers in parts.items()}
 
 
 def main(argv=None):
-    parser = script.parser(__doc__, "NAME")
+    parser = script.parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of folders of images, one for each class")
-    parser.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
     parser.add_argument("--val_share", type=float, help=f"of the images, to hold out (default: {VAL_SHARE})")
     parser.add_argument("--image_size", type=int, help="width and height of all images (default: they may differ)")
     parser.add_argument("--channels", type=int, choices=(1, 3), default=3, help="1: gray, 3: colour (the default)")
     parser.add_argument("--licence", default="not stated", help="of the images, for meta.json")
     args = parser.parse_args(argv)
-    out = DATA / args.name if args.out_dir == DATA / "NAME" else args.out_dir
-    inputs.check_name(args.name, out)
-    inputs.check_input("folder", args.folder, out)
-    if args.val_share is not None and not 0 < args.val_share < 1:
-        raise ValueError(f"--val_share={args.val_share} must be above 0 and below 1")
+    out = inputs.output_folder(args, "folder")
     if args.image_size is not None and args.image_size < 1:
         raise ValueError(f"--image_size={args.image_size} must be 1 or more")
     classes, splits = find_splits(args.folder, args.val_share)
-    source = f"{args.folder.resolve().name} ({sum(map(len, splits.values())):,} images)"
+    totals = {split: len(files) for split, files in splits.items()}
+    source = f"{args.folder.resolve().name} ({sum(totals.values()):,} images)"
     about = dict(dataset=args.name, source=source, licence=args.licence, image_size=args.image_size)
     images = {part: ((str(f), f.read_bytes(), label) for _, f, label in files) for part, files in splits.items()}
-    totals = {split: len(files) for split, files in splits.items()}
     build(out, about | dict(channels=args.channels, classes=classes), images, totals)
 
 

@@ -15,14 +15,13 @@ from nanodnt.prepare import script
 from nanodnt.prepare.hub import hub_files, hub_texts
 from nanodnt.prepare.text import build_from_hub
 
-REPO = "JeanKaddour/minipile"
-REVISION = "18ad1b0c701eaa0de03d3cecfdd769cbc70ffbd0"
-PATTERNS = ["data/train-*.parquet", "data/validation-*.parquet"]
+REPO, REVISION = "JeanKaddour/minipile", "18ad1b0c701eaa0de03d3cecfdd769cbc70ffbd0"
 
 
 def main(argv=None):
     args = script.parser(__doc__, "minipile", REVISION).parse_args(argv)
-    commit, (train, val) = hub_files(REPO, args.revision, PATTERNS, args.out_dir, 3.2, 7)
+    patterns = ["data/train-*.parquet", "data/validation-*.parquet"]
+    commit, (train, val) = hub_files(args, REPO, patterns, 3.2, 7)
     build_from_hub(args, "minipile", f"{REPO} at {commit}", [*map(hub_texts, train)], [*map(hub_texts, val)])
 
 

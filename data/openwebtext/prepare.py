@@ -7,7 +7,6 @@ after a kill: it continues with the finished downloads and parts. Tokenising tak
     python data/openwebtext/prepare.py
 """
 
-import functools
 import math
 import sys
 from pathlib import Path
@@ -23,38 +22,27 @@ REPO = "Skylion007/openwebtext"
 REVISION = "b4325f019c648b1641a1784748667e8b74e5e064"  # the commit with parquet files instead of a script
 
 
-def nanogpt_split(files: list, counts: list, fraction: float = 0.0005, seed: int = 2357) -> tuple:
-    """Training and validation texts as `datasets.train_test_split(test_size=fraction, seed=seed)` chooses them.
-
-    `files` are iterated over twice: each is what makes the texts of a file, `counts` says how many. Returns the
-    training texts of each file, in its order (batches are drawn at random anyway), and the validation texts in
-    nanoGPT's order.
-    """
-    total = sum(counts)
-    chosen = np.random.default_rng(seed).permutation(total)[: math.ceil(fraction * total)]
-    place = {int(number): i for i, number in enumerate(chosen)}
-    firsts = [sum(counts[:i]) for i in range(len(counts))]
-
-    def train(texts, first):
-        return (text for number, text in enumerate(texts(), first) if number not in place)
-
-    def val():
-        held_out = [""] * len(place)
-        for texts, first in zip(files, firsts, strict=True):
-            for number, text in enumerate(texts(), first):
-                if number in place:
-                    held_out[place[number]] = text
-        yield from held_out
-
-    return [train(texts, first) for texts, first in zip(files, firsts, strict=True)], val()
-
-
 def main(argv=None):
     args = script.parser(__doc__, "openwebtext", REVISION).parse_args(argv)
-    commit, (files,) = hub_files(REPO, args.revision, ["plain_text/train-*.parquet"], args.out_dir, 24.5, 38)
-    counts = [parquet_rows(file) for file in files]
-    train, val = nanogpt_split([functools.partial(hub_texts, file) for file in files], counts)
-    build_from_hub(args, "openwebtext", f"{REPO} at {commit}, {sum(counts):,} documents", train, [val])
+    commit, (files,) = hub_files(args, REPO, ["plain_text/train-*.parquet"], 24.5, 38)
+    counts = [*map(parquet_rows, files)]
+    total, firsts = sum(counts), np.cumsum([0, *counts]).tolist()
+    # As datasets.train_test_split(test_size=0.0005, seed=2357) chooses them, in this order.
+    chosen = np.random.default_rng(2357).permutation(total)[: math.ceil(0.0005 * total)].tolist()
+    held_out = set(chosen)
+
+    def train(file, first):  # in the order of the file: batches are drawn at random anyway
+        return (text for number, text in enumerate(hub_texts(file), first) if number not in held_out)
+
+    def val():
+        numbered = (
+            pair for file, first in zip(files, firsts, strict=False) for pair in enumerate(hub_texts(file), first)
+        )
+        found = {number: text for number, text in numbered if number in held_out}
+        yield from (found[number] for number in chosen)
+
+    source = f"{REPO} at {commit}, {total:,} documents"
+    build_from_hub(args, "openwebtext", source, [*map(train, files, firsts)], [val()])
 
 
 if __name__ == "__main__":

@@ -48,32 +48,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from interop import prepare_examples
 from interop.conversations.records import conversations
 from nanodnt.data import inputs
-from nanodnt.data.tokenizer import DATA
 from nanodnt.prepare import script
 
 
-def check_inputs(args, out: Path) -> None:
-    """ValueError for a name, a place or inputs that are wrong in themselves or do not fit what is on disk."""
-    inputs.check_place(args, out)
-    if args.val_input is not None:
-        inputs.check_input("val_input", args.val_input, out)
-        train, val = args.input.resolve(), args.val_input.resolve()
-        if val.is_relative_to(train) or train.is_relative_to(val):
-            raise ValueError(f"--val_input={args.val_input} and --input={args.input} overlap: hold out other files")
-
-
 def main(argv=None):
-    parser = script.parser(__doc__, "NAME")
+    parser = script.parser(__doc__)
     parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
-    parser.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
     prepare_examples.add_flags(parser, template="chat")
     parser.add_argument("--val_input", type=Path, help="a file or a folder to hold out (default: a part of --input)")
     parser.add_argument("--val_fraction", type=float, default=0.05, help="of --input to hold out (default: 0.05)")
     parser.add_argument("--prompt_key", default="prompt", help="of a record's prompt (default: prompt)")
     parser.add_argument("--response_key", default="response", help="of a record's response (default: response)")
     args = parser.parse_args(argv)
-    out = DATA / args.name if args.out_dir == DATA / "NAME" else args.out_dir
-    check_inputs(args, out)
+    out = inputs.output_folder(args, "input", *["val_input"] * (args.val_input is not None))
+    if args.val_input is not None:
+        train, val = args.input.resolve(), args.val_input.resolve()
+        if val.is_relative_to(train) or train.is_relative_to(val):
+            raise ValueError(f"--val_input={args.val_input} and --input={args.input} overlap: hold out other files")
     skipped = []
 
     def read(path):

@@ -20,12 +20,10 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 def main(argv=None):
-    args = script.parser(__doc__, "shakespeare_char").parse_args(argv)
-    text = download(URL, args.out_dir / "parts" / "input.txt", SHA256).read_bytes().decode("utf-8")
-    cut = int(len(text) * 0.9)
-    tokenizer = Tokenizer.meta_for("chars", sorted(set(text)))
-    splits = {"train": [[text[:cut]]], "val": [[text[cut:]]]}
-    build(args.out_dir, URL, tokenizer, splits, name="shakespeare_char")
+    out = script.parser(__doc__, "shakespeare_char").parse_args(argv).out_dir
+    text = download(URL, out / "parts" / "input.txt", SHA256).read_bytes().decode("utf-8")
+    splits = {"train": [[text[: int(len(text) * 0.9)]]], "val": [[text[int(len(text) * 0.9) :]]]}
+    build(out, URL, Tokenizer.meta_for("chars", sorted(set(text))), splits, name="shakespeare_char")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ calls, so there is no loader state to save.
 """
 
 from nanodnt.data.meta import folder_of, load_meta, sha256
-from nanodnt.data.prefetch import Prefetch
-from nanodnt.data.prepared import PreparedData
+from nanodnt.data.prepared import Prefetch, PreparedData
 
 __all__ = ["Prefetch", "PreparedData", "folder_of", "load_meta", "sha256"]

@@ -15,8 +15,7 @@ def main(argv: list) -> None:
     except (ValueError, OSError) as e:
         sys.exit(f"error: {e}")
     long = ("chars", "json", *["classes"] * (len(meta.get("classes", ())) > 100))
-    meta = {key: value for key, value in meta.items() if key not in long}
-    print(json.dumps(meta, indent=2))
+    print(json.dumps({key: value for key, value in meta.items() if key not in long}, indent=2))
     print("all checksums match")
 
 

@@ -7,7 +7,9 @@ its own. (Libraries like kornia draw for a whole batch from torch's global one.)
 import math
 
 import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
 
+CUBIC = Image.Resampling.BICUBIC
 ASPECT = math.log(4 / 3)  # parts of an image have widths of 3/4 to 4/3 of their heights
 TRIES = 10  # to place a part that fits into the image, then its middle is taken
 CENTRE = 0.875  # of the shorter side is what validation sees of an image of another size, as in timm
@@ -22,8 +24,6 @@ def change(image, side: int, flags, fill, rng: np.random.Generator):
     if flags.flip and rng.random() < 0.5:
         image = image.transpose(0)  # left to right
     if flags.rand_augment:
-        from nanodnt.data.rand_augment import rand_augment
-
         image = rand_augment(image, flags.rand_augment, flags.rand_augment_std, fill, rng)
     return image
 
@@ -59,7 +59,7 @@ def crop(image, side: int, least: float, rng: np.random.Generator):
     else:  # the largest part of an allowed aspect, in the middle
         w, h = min(width, height * math.exp(ASPECT)), min(height, width * math.exp(ASPECT))
         x, y = (width - w) / 2, (height - h) / 2
-    return _resize(image, side, (x, y, x + w, y + h))
+    return image.resize((side, side), CUBIC, (x, y, x + w, y + h))
 
 
 def fit(image, side: int):
@@ -69,10 +69,63 @@ def fit(image, side: int):
         return image
     part = CENTRE * min(width, height)
     x, y = (width - part) / 2, (height - part) / 2
-    return _resize(image, side, (x, y, x + part, y + part))
+    return image.resize((side, side), CUBIC, (x, y, x + part, y + part))
 
 
-def _resize(image, side, box):
-    from PIL import Image
+# ------------------------------------------------------------------------------------------------------- RandAugment
 
-    return image.resize((side, side), Image.Resampling.BICUBIC, box)
+COUNT = 2  # operations an image
+CHANCE = 0.5  # that one that was drawn is done
+LARGEST = 10  # magnitude
+
+
+def _plain(change):
+    return lambda image, level, sign, fill: change(image)
+
+
+def _enhance(kind):
+    return lambda image, level, sign, fill: kind(image).enhance(max(0.1, 1 + sign * 0.9 * level))
+
+
+def _affine(matrix):
+    """`matrix(v, width, height)` says where the pixel (x, y) comes from: a·x + b·y + c, d·x + e·y + f. v: -1 to 1."""
+    return lambda image, level, sign, fill: image.transform(
+        image.size, Image.Transform.AFFINE, matrix(sign * level, *image.size), CUBIC, fillcolor=fill
+    )
+
+
+OPERATIONS = {  # name: f(image, level from 0 to 1, sign of -1 or 1, colour that comes in from outside)
+    "auto_contrast": _plain(ImageOps.autocontrast),
+    "equalize": _plain(ImageOps.equalize),
+    "invert": _plain(ImageOps.invert),
+    "posterize": lambda image, level, *_: ImageOps.posterize(image, max(1, 4 - int(4 * level))),
+    "solarize": lambda image, level, *_: ImageOps.solarize(image, 256 - int(256 * level)),
+    "solarize_add": lambda image, level, *_: image.point(
+        [i + int(110 * level) if i < 128 else i for i in range(256)] * len(image.getbands())
+    ),
+    "color": _enhance(ImageEnhance.Color),
+    "contrast": _enhance(ImageEnhance.Contrast),
+    "brightness": _enhance(ImageEnhance.Brightness),
+    "sharpness": _enhance(ImageEnhance.Sharpness),
+    "rotate": lambda image, level, sign, fill: image.rotate(sign * 30 * level, CUBIC, fillcolor=fill),
+    "shear_x": _affine(lambda v, width, height: (1, 0.3 * v, 0, 0, 1, 0)),
+    "shear_y": _affine(lambda v, width, height: (1, 0, 0, 0.3 * v, 1, 0)),
+    "shift_x": _affine(lambda v, width, height: (1, 0, 0.45 * v * width, 0, 1, 0)),
+    "shift_y": _affine(lambda v, width, height: (1, 0, 0, 0, 1, 0.45 * v * height)),
+}
+NAMES = tuple(OPERATIONS)
+
+
+def rand_augment(image, magnitude: float, std: float, fill, rng: np.random.Generator):
+    """`image` after two operations, drawn with replacement, each with a magnitude from N(magnitude, std), 0 to 10
+    (Cubuk et al. 2019).
+
+    Operations, ranges, noise and the chance of each to be left out are those of timm's `rand-m9-mstd0.5-inc1`, whose
+    strength grows with the magnitude ("inc"): our choice. The DNT paper has (9, 0.5) in Table 4, and augments like Xie
+    et al. 2024 (sec. 4). Rotations, shears and shifts are bicubic, where timm also draws between that and bilinear; and
+    posterize leaves one bit at least, where timm takes that too at magnitude 10."""
+    for _ in range(COUNT):
+        name, left_out = NAMES[rng.integers(len(NAMES))], rng.random() >= CHANCE
+        level, sign = rng.normal(magnitude, std) / LARGEST, 2 * int(rng.integers(2)) - 1
+        image = image if left_out else OPERATIONS[name](image, min(1, max(0, level)), sign, fill)
+    return image

@@ -30,12 +30,17 @@ class PreparedExamples(Tokens):
 
     kind = "examples"
 
-    def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None, doc_mask: bool = False):
-        super().__init__(name, block_size, seed, meta, doc_mask)
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
         self.marks = {split: self._open(part["marks"]["file"]) for split, part in self.splits.items()}
         found = {split: self._find(split) for split in self.splits}
-        check_lengths({split: lengths for split, (_, lengths, _) in found.items()}, block_size, name)
-        self.rows = {split: arrange(*examples, block_size) for split, examples in found.items()}
+        self._check_lengths({split: lengths for split, (_, lengths, _) in found.items()})
+        self.rows = {}
+        for split, (starts, lengths, answers) in found.items():
+            rows = pack(lengths - 1, self.block_size)
+            order, bounds = np.argsort(rows, kind="stable"), np.append(0, np.cumsum(np.bincount(rows)))
+            counted = np.add.reduceat(answers[order], bounds[:-1])
+            self.rows[split] = Rows(starts[order], lengths[order], bounds, counted)
         self.n_train, self.n_val = (len(rows.loss_tokens) for rows in self.rows.values())
 
     def describe(self) -> str:
@@ -69,6 +74,18 @@ class PreparedExamples(Tokens):
             return starts, np.diff(starts, append=len(marks)), answers
         raise ValueError(f"{self.marks[split].name} {problem}: prepare {self.name!r} again")
 
+    def _check_lengths(self, lengths):
+        """ValueError unless all examples fit into a row; `lengths` are {split: tokens of each example}."""
+        room, longest = self.block_size + 1, max(n.max() for n in lengths.values())
+        if longest > room:
+            long = {split: (n > room).sum() for split, n in lengths.items()}
+            counts = " and ".join(f"{k:,} of {len(lengths[split]):,} in {split}" for split, k in long.items() if k)
+            raise ValueError(
+                f"examples of {self.name!r} are longer than block_size+1 = {room} tokens ({counts}; the longest has "
+                f"{longest:,}): prepare it again with --max_tokens={room - 1}, which leaves them out, or raise "
+                f"--block_size to {longest - 1} (not with init_from: a trained model keeps its own)"
+            )
+
     def _rows(self, split, rows):
         x = np.full((len(rows), self.block_size), self.meta["eot"], np.int64)
         y, positions = np.full_like(x, -1), np.empty_like(x)
@@ -86,48 +103,24 @@ class PreparedExamples(Tokens):
         return (x, y, positions) if self.doc_mask else (x, y)
 
 
-def arrange(starts: np.ndarray, lengths: np.ndarray, answers: np.ndarray, block_size: int) -> Rows:
-    """Pack the examples of a split into rows of `block_size`."""
-    rows = pack(lengths - 1, block_size)
-    order, bounds = np.argsort(rows, kind="stable"), np.append(0, np.cumsum(np.bincount(rows)))
-    return Rows(starts[order], lengths[order], bounds, np.add.reduceat(answers[order], bounds[:-1]))
-
-
 def pack(sizes: np.ndarray, room: int) -> np.ndarray:
     """The row of each example, numbered from 0, so that no row holds more than `room`; int64 (examples,).
 
     Best-fit decreasing: the largest example first, of equal ones the earlier, each into the row where it leaves the
     least room. It needs at most 11/9 of the fewest rows possible, plus 4 (Johnson et al., 1974). `sizes`: 1 to `room`.
     """
-    rows, used = np.empty(len(sizes), np.int64), 0
-    waiting = [[] for _ in range(room)]  # waiting[r]: the rows with room r left
-    rooms = []  # where `waiting` has a row, ascending
+    rows = np.empty(len(sizes), np.int64)
+    waiting = [[] for _ in range(room)] + [list(range(len(sizes)))[::-1]]  # waiting[r]: the rows with room r left
+    rooms = [room]  # where `waiting` has a row, ascending
     for example in np.argsort(-sizes, kind="stable").tolist():
         size = int(sizes[example])
         at = bisect_left(rooms, size)
-        if at == len(rooms):
-            row, left = used, room - size
-            used += 1
-        else:
-            row, left = waiting[rooms[at]].pop(), rooms[at] - size
-            if not waiting[rooms[at]]:
-                del rooms[at]
+        row, left = waiting[rooms[at]].pop(), rooms[at] - size
+        if not waiting[rooms[at]]:
+            del rooms[at]
         if left:
             if not waiting[left]:
                 insort(rooms, left)
             waiting[left].append(row)
         rows[example] = row
     return rows
-
-
-def check_lengths(lengths: dict, block_size: int, name: str) -> None:
-    """ValueError unless all examples fit into a row; `lengths` are {split: tokens of each example}."""
-    long = {split: (n > block_size + 1).sum() for split, n in lengths.items()}
-    if any(long.values()):
-        counts = " and ".join(f"{k:,} of {len(lengths[split]):,} in {split}" for split, k in long.items() if k)
-        longest = max(n.max() for n in lengths.values())
-        raise ValueError(
-            f"examples of {name!r} are longer than block_size+1 = {block_size + 1} tokens ({counts}; the longest has "
-            f"{longest:,}): prepare it again with --max_tokens={block_size}, which leaves them out, or raise "
-            f"--block_size to {longest - 1} (not with init_from: a trained model keeps its own)"
-        )

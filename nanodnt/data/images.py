@@ -5,10 +5,10 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from PIL import Image, UnidentifiedImageError
 
 from nanodnt.data.augment import change, fit, mix_images
-from nanodnt.data.order import mix
-from nanodnt.data.prepared import PreparedData
+from nanodnt.data.prepared import PreparedData, mix
 
 WIDE = ("I", "F")  # Pillow's modes with more than 8 bits begin so: converting them would cut values off
 PIXELS, MIXING = 0, 1  # what a random number is for: each has a generator of its own
@@ -28,33 +28,19 @@ class PreparedImages(PreparedData):
 
     kind = "images"
 
-    def __init__(
-        self,
-        name: str,
-        block_size: int,
-        seed: int = 1337,
-        meta: dict | None = None,
-        *,
-        image_size: int,
-        flags=None,
-        workers: int = 0,
-    ):
-        super().__init__(name, block_size, seed, meta)
+    def __init__(self, *args, image_size: int, flags=None, workers: int = 0, **settings):
+        super().__init__(*args, **settings)
         self.channels, self.size, self.flags = self.meta["channels"], image_size, flags
         self.changes, self.mixes = (flags.changes, flags.mixes) if flags else (False, False)
-        check_size(image_size, self.meta["image_size"], flags.crop_padding if flags else 0, name)
+        self._check_size(self.meta["image_size"], flags.crop_padding if flags else 0)
         self.offsets = {split: self._read_offsets(split) for split in self.splits}
         self.labels = {split: self._read_labels(split) for split in self.splits}
-        self.n_train, self.n_val = (len(self.labels[split]) for split in ("train", "val"))
+        self.n_train, self.n_val = map(len, self.labels.values())
         mean, std = (np.reshape(self.meta[key], (self.channels, 1, 1)) for key in ("mean", "std"))
         self.scale, self.shift = (1 / (255 * std)).astype(np.float32), (mean / std).astype(np.float32)
         fill = tuple(round(255 * value) for value in self.meta["mean"])  # what rotations and shifts bring in
         self.fill = fill if self.channels == 3 else fill[0]
         self.workers = workers or threads()
-        try:
-            import PIL.Image  # noqa: F401  (threads need it later: if it is missing, fail here)
-        except ImportError:
-            raise ValueError("images need Pillow: pip install -r requirements.txt") from None
         self.pool = ThreadPoolExecutor(self.workers, thread_name_prefix="images")
 
     def describe(self) -> str:
@@ -135,6 +121,16 @@ class PreparedImages(PreparedData):
         except ValueError as e:
             raise ValueError(f"image {number:,} of {file.name} {e}: prepare {self.name!r} again") from None
 
+    def _check_size(self, side, crop_padding):
+        """ValueError unless the images, which have this `side` or None, can become what is asked for."""
+        asked, images = f"image_size={self.size}", f"images of {self.name!r}"
+        if side not in (None, self.size):
+            raise ValueError(f"{asked}, and {images} are {side} × {side}: set image_size={side}")
+        if self.size < 1:
+            raise ValueError(f"{asked}, and {images} have several sizes: set it to 1 or more")
+        if crop_padding >= self.size:
+            raise ValueError(f"crop_padding={crop_padding} must be below {asked}")
+
     def _read_offsets(self, split):
         """Where the images of a split begin in its file, and where the last one ends: int64 (n + 1,)."""
         part = self.splits[split]
@@ -161,8 +157,6 @@ def open_image(raw: bytes, channels: int, side: int | None):
 
     With a `side` it must have this width, height and mode; without one it is converted to the mode. ValueError, to be
     read after the name of the image, where it cannot be decoded or does not fit."""
-    from PIL import Image, UnidentifiedImageError
-
     mode = "L" if channels == 1 else "RGB"
     try:
         image = Image.open(io.BytesIO(raw), formats=("PNG", "JPEG"))
@@ -177,16 +171,6 @@ def open_image(raw: bytes, channels: int, side: int | None):
     if side is not None and image.mode != mode or image.mode.startswith(WIDE):
         raise ValueError(f"is of mode {image.mode} instead of {mode} (channels={channels}, of 8 bits)")
     return image.convert(mode)
-
-
-def check_size(image_size: int, side: int | None, crop_padding: int, name: str) -> None:
-    """ValueError unless images of the dataset `name`, which have this `side` or None, can become `image_size`."""
-    if side not in (None, image_size):
-        raise ValueError(f"image_size={image_size}, and images of {name!r} are {side} × {side}: set image_size={side}")
-    if image_size < 1:
-        raise ValueError(f"image_size={image_size}, and images of {name!r} have several sizes: set it to 1 or more")
-    if crop_padding >= image_size:
-        raise ValueError(f"crop_padding={crop_padding} must be below image_size={image_size}")
 
 
 def threads() -> int:

@@ -6,29 +6,28 @@ from pathlib import Path
 
 import numpy as np
 
-
-def check_place(args, out: Path) -> None:
-    """ValueError for a --name, --val_fraction or --input that is wrong in itself, or where `out` cannot be written."""
-    check_name(args.name, out)
-    if not 0 < args.val_fraction < 1:
-        raise ValueError(f"--val_fraction={args.val_fraction} must be above 0 and below 1")
-    check_input("input", args.input, out)
+from nanodnt.files import DATA
 
 
-def check_name(name: str, out: Path) -> None:
-    """ValueError for a --name of a dataset that cannot be one, or where a prepare script's folder would be its own."""
-    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
-        raise ValueError(f"--name={name!r}: use letters, digits and '_', after the first also '.' and '-'")
+def output_folder(args, *flags: str) -> Path:
+    """The folder to write the dataset --name to. ValueError where it cannot be that, or for a share to hold out that is
+    none, or unless the inputs, which `flags` name, are there and do not hold the folder."""
+    out = args.out_dir or DATA / args.name
+    if not re.fullmatch(r"\w[\w.-]*", args.name, re.ASCII):
+        raise ValueError(f"--name={args.name!r}: use letters, digits and '_', after the first also '.' and '-'")
     if (out / "prepare.py").exists():
         raise ValueError(f"{out} is the source folder of another dataset: give another --name")
-
-
-def check_input(flag: str, path: Path, out: Path) -> None:
-    """ValueError unless `path`, which the flag names, is there and does not hold `out`."""
-    if not path.exists():
-        raise ValueError(f"--{flag}={path} does not exist")
-    if out.resolve().is_relative_to(path.resolve()):
-        raise ValueError(f"{out} lies in --{flag}={path} and would be read too: give another --out_dir")
+    for flag in ("val_fraction", "val_share"):
+        share = getattr(args, flag, None)
+        if share is not None and not 0 < share < 1:
+            raise ValueError(f"--{flag}={share} must be above 0 and below 1")
+    for flag in flags:
+        path = getattr(args, flag)
+        if not path.exists():
+            raise ValueError(f"--{flag}={path} does not exist")
+        if out.resolve().is_relative_to(path.resolve()):
+            raise ValueError(f"{out} lies in --{flag}={path} and would be read too: give another --out_dir")
+    return out
 
 
 def visible_files(path: Path):

@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from nanodnt.files import DATA
 
@@ -36,22 +34,14 @@ def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_A
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         kind = meta.get("kind", "text")
-        if known := kind in list(DATASET_KINDS):  # a list: it may be anything, even what no dict can look up
-            entries = DATASET_KINDS[kind].entries
-            named = [entry for split in ("train", "val") for entry in entries(meta, meta["splits"][split])]
-            files = [(folder / Path(entry["file"]).name, size, str(entry["sha256"])) for entry, size in named]
+        if kind not in list(DATASET_KINDS):  # a list: it may be anything, even what no dict can look up
+            known = ", ".join(DATASET_KINDS)
+            raise ValueError(f"kind {str(kind)[:20]!r} is none of {known}: use the version that prepared it")
+        named = [entry for split in ("train", "val") for entry in DATASET_KINDS[kind](meta, meta["splits"][split])]
+        files = [(folder / Path(entry["file"]).name, size, str(entry["sha256"])) for entry, size in named]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-        problem = f"{type(e).__name__}: {e}".replace("\n", " ")
-        raise ValueError(f"{path} is damaged ({problem}): {advice}") from None
-    if not known:
-        raise ValueError(
-            f"{path} was prepared by a newer version (kind {str(kind)[:20]!r} is none of {', '.join(DATASET_KINDS)}): "
-            f"use that version, or {advice}"
-        )
-    try:
-        DATASET_KINDS[kind].check(meta, path)
-    except ValueError as e:
-        raise ValueError(f"{e}: {advice}") from None
+        problem = (str(e) if type(e) is ValueError else f"{type(e).__name__}: {e}").replace("\n", " ")
+        raise ValueError(f"{path} is damaged, or of a newer version ({problem}): {advice}") from None
     for file, expected, digest in files:
         size = file.stat().st_size if file.is_file() else None
         if size != expected:
@@ -62,34 +52,24 @@ def load_meta(name: str, verify: bool = True, max_hashed_bytes: float = HASHED_A
     return meta
 
 
-def _text_entries(meta, part):
-    _read_int(meta, "vocab_size"), _read_int(part, "max_id")
+def _text_files(meta, part):
+    from nanodnt.data.tokenizer import check_tokenizer
+
+    size, ids = _read_int(meta, "vocab_size"), [_read_int(part, "max_id")]
     if meta["eot"] is not None:
-        _read_int(meta, "eot")
+        ids.append(_read_int(meta, "eot"))
+    if max(ids) >= size:
+        raise ValueError(f"token id {max(ids)} is beyond the vocabulary of {size}")
+    check_tokenizer(meta, "its tokenizer")
     return [(part, _read_int(part, "tokens") * {"uint16": 2, "uint32": 4}[meta["dtype"]])]
 
 
-def _example_entries(meta, part):
+def _example_files(meta, part):
     _read_int(meta, "eot"), _read_int(part, "examples")
-    return [*_text_entries(meta, part), (part["marks"], part["tokens"])]
+    return [*_text_files(meta, part), (part["marks"], part["tokens"])]
 
 
-def _image_entries(meta, part):
-    if (n := _read_int(part, "images")) < 1:
-        raise ValueError(f"images is {n}")
-    return [(part, _read_int(part, "bytes")), (part["offsets"], 8 * (n + 1)), (part["labels"], 2 * n)]
-
-
-def _check_vocabulary(meta, path):
-    ids = [meta["eot"] or 0, *(meta["splits"][split]["max_id"] for split in ("train", "val"))]
-    if max(ids) >= meta["vocab_size"]:
-        raise ValueError(f"{path}: token id {max(ids)} is beyond the vocabulary of {meta['vocab_size']}")
-    from nanodnt.data.tokenizer import check_tokenizer
-
-    check_tokenizer(meta, path)
-
-
-def _check_images(meta, path):
+def _image_files(meta, part):
     side, channels, classes = meta.get("image_size", 0), meta.get("channels"), meta.get("classes")
     right = {
         "image_size": side is None or type(side) is int and side > 0,
@@ -100,26 +80,20 @@ def _check_images(meta, path):
     }
     for name in right:
         if not right[name]:
-            raise ValueError(f"{path}: {name} is {repr(meta.get(name))[:80]}, which no dataset of images has")
+            raise ValueError(f"{name} is {repr(meta.get(name))[:80]}, which no dataset of images has")
+    if (n := _read_int(part, "images")) < 1:
+        raise ValueError(f"images is {n}")
+    return [(part, _read_int(part, "bytes")), (part["offsets"], 8 * (n + 1)), (part["labels"], 2 * n)]
+
+
+# What a split's files are: f(meta, the split's entry) → [(entry with file and sha256, bytes)]. It raises an error where
+# meta.json does not fit together. A meta.json that names no kind is of a text.
+DATASET_KINDS = {"text": _text_files, "examples": _example_files, "images": _image_files}
 
 
 def _are_numbers(values, count, above):
     numbers = type(values) is list and len(values) == count and all(type(v) in (int, float) for v in values)
     return numbers and all(above < v < 1e6 for v in values)
-
-
-class Kind(NamedTuple):
-    """A kind of dataset: which files a split has, and what must fit together in its meta.json."""
-
-    entries: Callable  # (meta, a split's entry) → [(entry with file and sha256, bytes)]; KeyError and others: damaged
-    check: Callable  # (meta, path of meta.json), ValueError
-
-
-DATASET_KINDS = {  # a meta.json that names none is of a text
-    "text": Kind(_text_entries, _check_vocabulary),
-    "examples": Kind(_example_entries, _check_vocabulary),
-    "images": Kind(_image_entries, _check_images),
-}
 
 
 def _read_int(values, key):

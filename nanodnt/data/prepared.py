@@ -1,12 +1,12 @@
-"""What every kind of dataset shares: files, the order of an epoch, evenly spaced validation rows; and what texts and
-examples share: rows of token ids."""
+"""What every kind of dataset shares: files, the order of an epoch, evenly spaced validation rows, reading ahead; and
+what texts and examples share: rows of token ids."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from nanodnt.data.meta import folder_of, load_meta
-from nanodnt.data.order import mix, permutation
 
 
 class PreparedData:
@@ -22,11 +22,11 @@ class PreparedData:
     n_train: int
     n_val: int
 
-    def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None):
+    def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None, doc_mask: bool = False):
         self.meta = meta or load_meta(name)  # a given one was verified
         if (kind := self.meta.get("kind", "text")) != self.kind:
             raise ValueError(f"dataset {name!r} is of kind {kind}, and this reads {self.kind}: choose another dataset")
-        self.name, self.block_size, self.seed = name, block_size, seed
+        self.name, self.block_size, self.seed, self.doc_mask = name, block_size, seed, doc_mask
         self.splits = {split: self.meta["splits"][split] for split in ("train", "val")}
         self.files = {split: self._open(part["file"]) for split, part in self.splits.items()}
 
@@ -57,9 +57,10 @@ class PreparedData:
         return open(folder_of(self.name) / Path(file).name, "rb", buffering=0)
 
     def _read_values(self, file, dtype, start, n):
-        file.seek(start * np.dtype(dtype).itemsize)
-        raw = file.read(n * np.dtype(dtype).itemsize)
-        self._check_length(file, raw, n * np.dtype(dtype).itemsize)
+        size = np.dtype(dtype).itemsize
+        file.seek(start * size)
+        raw = file.read(n * size)
+        self._check_length(file, raw, n * size)
         return np.frombuffer(raw, dtype)
 
     def _check_length(self, file, raw, expected):
@@ -70,11 +71,6 @@ class PreparedData:
 class Tokens(PreparedData):
     """A prepared dataset of token ids: `batch` gives inputs, targets and, with doc_mask, each input's position in its
     document; int64 arrays (rows, block_size). Targets of -1 do not count in the loss. A kind has `_rows` to read."""
-
-    def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None, doc_mask: bool = False):
-        super().__init__(name, block_size, seed, meta)
-        self.doc_mask = doc_mask
-        self.dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
 
     def batch(self, step: int, batch_size: int, rows: slice = slice(None)) -> tuple:
         """Rows `rows` of the batch of `step` (from 0)."""
@@ -91,10 +87,62 @@ class Tokens(PreparedData):
 
     def _read(self, split, start, n):
         """n token ids of a split from its token `start` on, int64."""
-        ids = self._read_values(self.files[split], self.dtype, start, n).astype(np.int64)
+        dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
+        ids = self._read_values(self.files[split], dtype, start, n).astype(np.int64)
         if ids.max() >= self.meta["vocab_size"]:
             raise ValueError(
                 f"{self.files[split].name} holds token id {ids.max()}, beyond the vocabulary of "
                 f"{self.meta['vocab_size']} in its meta.json; prepare {self.name!r} again"
             )
         return ids
+
+
+class Prefetch:
+    """Call it with a step for the result of fetch(step); a thread then already works on that of the next step.
+
+    An exception in fetch is raised by the call for its step."""
+
+    def __init__(self, fetch):
+        self.fetch, self.pool, self.next = fetch, ThreadPoolExecutor(1), {}
+
+    def __call__(self, step: int):
+        future = self.next.pop(step, None) or self.pool.submit(self.fetch, step)
+        try:
+            return future.result()
+        finally:
+            self.next = {step + 1: self.pool.submit(self.fetch, step + 1)}
+
+
+# ----------------------------------------------------------------------------------------- the order of an epoch
+
+
+def permutation(index: np.ndarray, n: int, key: int) -> np.ndarray:
+    """Where a pseudorandom permutation of range(n) maps `index`; the permutation itself is never stored.
+
+    A Feistel network permutes range(4ᵏ), the next power of four from n on. It is applied until the value is below n:
+    that restricts it to a permutation of range(n).
+    """
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    mask = np.uint64((1 << half) - 1)
+    keys = [np.uint64(mix(key + r)) for r in range(1, 9)]
+
+    def encrypt(v):
+        left, right = v >> np.uint64(half), v & mask
+        for k in keys:
+            left, right = right, left ^ (_mix_array(right + k) & mask)
+        return left << np.uint64(half) | right
+
+    out = encrypt(np.asarray(index).astype(np.uint64))
+    while (outside := out >= n).any():
+        out[outside] = encrypt(out[outside])
+    return out.astype(np.int64)
+
+
+def _mix_array(x):  # splitmix64's finaliser: every input bit reaches every output bit
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return x ^ x >> np.uint64(31)
+
+
+def mix(x: int) -> int:
+    return int(_mix_array(np.array([x + 0x9E3779B97F4A7C15 & (1 << 64) - 1], np.uint64))[0])

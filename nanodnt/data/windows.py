@@ -15,19 +15,19 @@ class PreparedText(Tokens):
 
     kind = "text"
 
-    def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None, doc_mask: bool = False):
-        super().__init__(name, block_size, seed, meta, doc_mask)
-        tokens = {split: part["tokens"] for split, part in self.splits.items()}
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        T, tokens = self.block_size, {split: part["tokens"] for split, part in self.splits.items()}
         for split, n in tokens.items():
-            if n < block_size + 1:
+            if n < T + 1:
                 raise ValueError(
-                    f"{split}.bin of {name!r} holds {n} tokens, too few for one window of block_size+1 = "
-                    f"{block_size + 1}: lower --block_size or prepare more text"
+                    f"{split}.bin of {self.name!r} holds {n} tokens, too few for one window of block_size+1 = {T + 1}: "
+                    "lower --block_size or prepare more text"
                 )
-        self.opening = opening_token(self.meta, name) if doc_mask else None
-        self.n_train = max(1, (tokens["train"] - block_size) // block_size)  # windows of an epoch
-        self.n_val = (tokens["val"] - 1) // block_size
-        self.shifts = min(block_size, tokens["train"] - self.n_train * block_size)  # allowed window offsets
+        self.opening = self._opening_token() if self.doc_mask else None
+        self.n_train = max(1, (tokens["train"] - T) // T)  # windows of an epoch
+        self.n_val = (tokens["val"] - 1) // T
+        self.shifts = min(T, tokens["train"] - self.n_train * T)  # allowed window offsets
 
     def describe(self) -> str:
         return f"{self.n_train:,} windows an epoch"
@@ -40,26 +40,23 @@ class PreparedText(Tokens):
         return rows * self.block_size + key % self.shifts
 
     def _rows(self, split, starts):
-        ids = np.empty((len(starts), self.block_size + 1), np.int64)
-        for row, start in zip(ids, starts.tolist(), strict=True):
-            row[:] = self._read(split, start, self.block_size + 1)
+        ids = np.stack([self._read(split, start, self.block_size + 1) for start in starts.tolist()])
         x, y = ids[:, :-1], ids[:, 1:]
         return (x, y, document_positions(x, self.opening)) if self.doc_mask else (x, y)
 
+    def _opening_token(self):
+        """The token that opens each document: the first of the tokenizer's `start`, else end of text, which stands
+        behind a document and is the first that a model reads of the next. ValueError where there is neither."""
+        from nanodnt.data.tokenizer import parse_json, start_of
 
-def opening_token(meta: dict, name: str) -> int:
-    """The token that opens each document of a text: the first of the tokenizer's `start`, else end of text, which
-    stands behind a document and is the first that a model reads of the next. ValueError where there is neither."""
-    from nanodnt.data.tokenizer import parse_json, start_of
-
-    start = start_of(parse_json(meta["json"])) if meta["tokenizer"] == "json" else []
-    opening = start[0] if start else meta["eot"]
-    if opening is None:
-        raise ValueError(
-            f"doc_mask=True needs documents, and nothing marks where those of {name!r} begin: its tokenizer "
-            f"({meta['tokenizer']}) has no end of text; use doc_mask=False, or prepare it with another tokenizer"
-        )
-    return opening
+        kind = self.meta["tokenizer"]
+        start = start_of(parse_json(self.meta["json"])) if kind == "json" else []
+        if not start and self.meta["eot"] is None:
+            raise ValueError(
+                f"doc_mask=True needs documents, and nothing marks where those of {self.name!r} begin: its tokenizer "
+                f"({kind}) has no end of text; use doc_mask=False, or prepare it with another tokenizer"
+            )
+        return start[0] if start else self.meta["eot"]
 
 
 def document_positions(x: np.ndarray, opening: int) -> np.ndarray:

@@ -32,12 +32,10 @@ def download(url: str, path: Path, checksum: str | None, digest=sha256) -> Path:
         with urllib.request.urlopen(request, timeout=60) as answer:
             have = have if getattr(answer, "status", None) == 206 else 0  # 206: the server sends only the rest
             size = have + int(answer.headers.get("Content-Length") or 0)
-            bar = tqdm(total=size, initial=have, desc=path.name, unit="B", unit_scale=True, disable=None)
-            with open(partial, "ab" if have else "wb") as f:
-                while block := answer.read(1 << 16):
-                    have += f.write(block)
-                    bar.update(len(block))
-            bar.close()
+            shown = dict(total=size, initial=have, desc=path.name, disable=None)
+            with open(partial, "ab" if have else "wb") as f, tqdm.wrapattr(f, "write", **shown) as out:
+                shutil.copyfileobj(answer, out)
+                have = f.tell()
     except (OSError, http.client.HTTPException) as e:  # URLError, HTTPError, timeouts, resets
         if getattr(e, "code", None) == 416:  # the server has no more to send, but the file is not right: start again
             partial.unlink()
@@ -52,41 +50,33 @@ def download(url: str, path: Path, checksum: str | None, digest=sha256) -> Path:
     return path
 
 
-def hub_files(
-    repo: str,
-    revision: str,
-    patterns: list,
-    out_dir: Path,
-    download_gb: float,
-    work_gb: float,
-    tokenizer: str | None = "gpt2",
-    hint: str = "check the network and --revision",
-) -> tuple:
-    """Download the files of a Hugging Face Hub dataset that match `patterns`.
+def hub_files(args, repo: str, patterns: list, download_gb: float, work_gb: float, tokenizer=True, hint="") -> tuple:
+    """Download the files of a Hugging Face Hub dataset that match `patterns`; `args` are flags of `script.parser`.
 
     Returns (commit hash, [sorted paths per pattern]). The files go to the Hub's cache (HF_HOME moves it), where
-    finished ones are found again. `download_gb` must be free there and `work_gb` in `out_dir`, less what is there
-    already. ValueError if they are not, if the network fails (with `hint`), if a file does not have the Hub's sha256,
-    or if the `tokenizer` that comes after the download cannot be had."""
+    finished ones are found again. `download_gb` must be free there and `work_gb` in the folder to write to, less what
+    is there already. ValueError if they are not, if the network fails (with `hint`), if a file does not have the Hub's
+    sha256, or if GPT-2's vocabulary, which is needed after the download where there is a `tokenizer`, cannot be had."""
     import pyarrow.parquet  # noqa: F401  (needed after the download: if it is missing, fail before)
     from huggingface_hub import constants, snapshot_download
 
     if tokenizer:
-        Tokenizer(Tokenizer.meta_for(tokenizer))  # needed after the download too
+        Tokenizer(Tokenizer.meta_for("gpt2"))
     cache = Path(constants.HF_HUB_CACHE)
     here = _size(cache / f"datasets--{repo.replace('/', '--')}" / "blobs")
-    check_disk({cache: download_gb * 1e9 - here, out_dir: work_gb * 1e9 - _size(out_dir / "parts")})
-    hint += ", then run again (finished files are kept)"
+    check_disk({cache: download_gb * 1e9 - here, args.out_dir: work_gb * 1e9 - _size(args.out_dir / "parts")})
+    source = f"{repo} at {args.revision}"
+    hint += "check the network and --revision, then run again (finished files are kept)"
     try:
-        folder = Path(snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=patterns))
+        folder = Path(snapshot_download(repo, repo_type="dataset", revision=args.revision, allow_patterns=patterns))
     except Exception as e:  # the HTTP client and the Hub's client raise many kinds
         reason = (str(e).strip().splitlines() or [""])[0]
-        raise ValueError(f"could not download {repo} at {revision} ({type(e).__name__}: {reason}): {hint}") from None
+        raise ValueError(f"could not download {source} ({type(e).__name__}: {reason}): {hint}") from None
     groups = [sorted(folder.glob(pattern)) for pattern in patterns]
     for pattern, files in zip(patterns, groups, strict=True):
         wanted = re.search(r"-of-(\d+)", files[0].name) if files and "*" in pattern else None
         if not files or wanted and len(files) != int(wanted[1]):  # offline, the client returns what is in the cache
-            raise ValueError(f"{repo} at {revision} gave only {len(files)} of the files {pattern}: {hint}")
+            raise ValueError(f"{source} gave only {len(files)} of the files {pattern}: {hint}")
     for file in tqdm([f for files in groups for f in files], desc="checking sha256", unit=" files", disable=None):
         blob = file.resolve()  # in the cache the name of a large file is its sha256
         if re.fullmatch("[0-9a-f]{64}", blob.name) and sha256(blob) != blob.name:

@@ -9,12 +9,12 @@ import hashlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from nanodnt.data.images import open_image
 from nanodnt.data.meta import MAX_CLASSES, sha256
 from nanodnt.prepare import hub, script
 
@@ -35,34 +35,36 @@ def build(out_dir, about: dict, splits: dict, totals: dict | None = None, train:
     Every image is decoded once. ValueError for one that cannot be or does not fit, for a label that no class has, and
     for an empty split; then an earlier dataset in `out_dir` is unchanged.
     """
-    out_dir, classes = Path(out_dir), [str(name) for name in about["classes"]]
+    from nanodnt.data.images import open_image  # needs Pillow
+
+    out_dir, classes, side = Path(out_dir), [str(name) for name in about["classes"]], about["image_size"]
     if not 2 <= len(classes) <= MAX_CLASSES:
         found = ", ".join(map(repr, classes[:3])) + f" and others, {len(classes):,}" * (len(classes) > 3)
         found = f"the classes are {found}" if found else "there are no classes"
         raise ValueError(f"{found}, and 2 to {MAX_CLASSES:,} are needed")
-    fits = dict(channels=about["channels"], side=about["image_size"])
+    read = partial(open_image, channels=about["channels"], side=side)
     with script.staging(out_dir, json.dumps([about["source"], len(classes)])) as parts:
         found = {}
         for split, images in splits.items():
-            found[split] = _write_split(parts, split, _checked(images, len(classes), fits), (totals or {}).get(split))
-        mean, std = _measure(parts, found["train"]["images"], fits)
+            found[split] = _write_split(parts, split, _checked(images, len(classes), read), (totals or {}).get(split))
+        mean, std = _measure(parts, found["train"]["images"], read, about["channels"])
         meta = {"format": 1, "dataset": about["dataset"], "kind": "images"} | about
         meta |= {"classes": classes, "mean": mean, "std": std, "splits": found}
         script.publish(parts, out_dir, meta)
-    counts = ", ".join(f"{split} {part['images']:,} images" for split, part in found.items())
-    side = meta["image_size"]
-    sides, color = f"{side} × {side}" if side else "several sizes", "gray" if meta["channels"] == 1 else "colour"
-    print(f"{meta['dataset']}: {counts}; {sides}, {color}, {len(classes):,} classes; licence: {meta['licence']}")
-    script.print_end(meta, out_dir, train or f"python train.py {script.dataset_flag(out_dir)} {fitting_flags(side)}")
+    sizes, color = f"{side} × {side}" if side else "several sizes", "gray" if meta["channels"] == 1 else "colour"
+    words = f"{sizes}, {color}, {len(classes):,} classes; licence: {meta['licence']}"
+    patch = next(patch for patch in range(min(16, max(1, side // 7)), 0, -1) if side % patch == 0) if side else 16
+    flags = f"{'' if side else '--image_size=224 '}--patch_size={patch}"  # the configs in config/vdnt/ say more
+    script.print_end(meta, out_dir, "images", words, train or f"python train.py {script.dataset_flag(out_dir)} {flags}")
     return meta
 
 
-def _checked(images, classes, fits):
+def _checked(images, classes, read):
     """Yield (bytes, label) of images in their order, after threads have decoded each."""
 
     def check(where, raw, label):
         try:
-            open_image(raw, **fits)
+            read(raw)
         except ValueError as e:
             raise ValueError(f"{where} {e}: repair it or leave it out") from None
         if not 0 <= label < classes:
@@ -97,15 +99,15 @@ def _write_split(parts, split, images, total):
     return entry
 
 
-def _measure(parts, n, fits):
+def _measure(parts, n, read, channels):
     """Mean and standard deviation of each channel, of values from 0 to 1, over evenly spaced training images."""
     offsets = np.fromfile(parts / "train_offsets.bin", "<u8").tolist()
-    counts = np.zeros((fits["channels"], 256), np.int64)  # how often each value occurs: exact, and small for any image
+    counts = np.zeros((channels, 256), np.int64)  # how often each value occurs: exact, and small for any image
     with open(parts / "train.bin", "rb") as f:
         for i in range(min(n, MEASURED)):
             number = i * n // min(n, MEASURED)
             f.seek(offsets[number])
-            image = open_image(f.read(offsets[number + 1] - offsets[number]), **fits)
+            image = read(f.read(offsets[number + 1] - offsets[number]))
             counts += np.reshape(image.histogram(), counts.shape)
     shares, values = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
     mean = shares @ values
@@ -115,29 +117,22 @@ def _measure(parts, n, fits):
     return [round(value, 6) for value in mean.tolist()], [round(value, 6) for value in std.tolist()]
 
 
-def fitting_flags(side: int | None) -> str:
-    """Flags of train.py for images of `side` pixels, or of several sizes; the configs in config/vdnt/ say more."""
-    if side is None:
-        return "--image_size=224 --patch_size=16"
-    return f"--patch_size={next(patch for patch in range(min(16, max(1, side // 7)), 0, -1) if side % patch == 0)}"
-
-
 # ---------------------------------------------------------------------------------------------- the Hugging Face Hub
 
 
-def build_from_hub(doc, argv, about: dict, repo: str, revision: str, patterns, columns, gb: float, **hint) -> None:
+def build_from_hub(doc, about: dict, repo: str, revision: str, patterns, argv=None, *, columns, gb, hint="") -> None:
     """A prepare script, `doc` is its --help, for images of the Hugging Face Hub: parquet files with two `columns`, of
     images and of classes. `about`: dataset, licence and image_size of `build`; `patterns`: the files to train on, and
     those held out; `gb`: to download, and to write; `hint`: of `hub.hub_files`. ValueError as in these two."""
     args = script.parser(doc, about["dataset"], revision, workers=False).parse_args(argv)
     import datasets  # noqa: F401  (needed after the download: if it is missing, fail before)
 
-    commit, groups = hub.hub_files(repo, args.revision, patterns, args.out_dir, gb, gb, tokenizer=None, **hint)
+    commit, groups = hub.hub_files(args, repo, patterns, gb, gb, tokenizer=False, hint=hint)
     (classes, train), (val_classes, val) = (hub_images(files, *columns) for files in groups)
     check_classes(classes, val_classes)
     totals = {split: sum(map(hub.parquet_rows, files)) for split, files in zip(("train", "val"), groups, strict=True)}
-    about = dict(dataset=about["dataset"], source=f"{repo} at {commit}", licence=about["licence"]) | about
-    build(args.out_dir, about | dict(channels=3, classes=classes), {"train": train, "val": val}, totals)
+    about = dict(dataset=about["dataset"], source=f"{repo} at {commit}") | about | dict(channels=3, classes=classes)
+    build(args.out_dir, about, {"train": train, "val": val}, totals)
 
 
 def hub_images(files: list, image: str, label: str) -> tuple:

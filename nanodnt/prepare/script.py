@@ -19,13 +19,18 @@ from nanodnt.files import DATA, write_file
 BESIDE = (".marks", "_offsets.bin", "_labels.bin")  # what a split of examples or images has beside SPLIT.bin
 
 
-def parser(doc: str, name: str, revision: str | None = None, workers=True) -> argparse.ArgumentParser:
-    """The flags of a prepare script. `doc` is its --help, `name` its folder in data/. Datasets of the Hugging Face Hub
-    have a `revision`, the commit to download, and texts of it `workers`."""
+def parser(
+    doc: str, name: str | None = None, revision: str | None = None, workers: bool = True
+) -> argparse.ArgumentParser:
+    """The flags of a prepare script. `doc` is its --help, `name` its folder in data/; None: the user gives a --name.
+    Datasets of the Hugging Face Hub have a `revision`, the commit to download, and texts of it `workers`."""
     flags = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    flags.add_argument("--out_dir", type=Path, default=DATA / name, help=f"folder to write to (default: data/{name})")
+    where = f"folder to write to (default: data/{name or 'NAME'})"
+    flags.add_argument("--out_dir", type=Path, default=name and DATA / name, help=where)
+    if name is None:
+        flags.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
     if revision and workers:
         flags.add_argument("--workers", type=int, default=cpus(), help="tokenising processes (default: all cores)")
     if revision:
@@ -118,10 +123,11 @@ def publish(parts: Path, out_dir: Path, meta: dict) -> None:
         os.replace(parts / file, out_dir / file)
 
 
-def print_end(meta: dict, out_dir: Path, command: str) -> None:
-    """Print the size of a dataset and the command to train on it."""
+def print_end(meta: dict, out_dir: Path, unit: str, about: str, command: str) -> None:
+    """Print how many of `unit` each split has, more `about` it, its bytes, and the command to train on the dataset."""
+    counts = ", ".join(f"{split} {part[unit]:,} {unit}" for split, part in meta["splits"].items())
     size = sum((out_dir / file).stat().st_size for file in file_names(meta))
-    print(f"{size:,} bytes in {out_dir}\nnext: {command}")
+    print(f"{meta['dataset']}: {counts}; {about}\n{size:,} bytes in {out_dir}\nnext: {command}")
 
 
 def dataset_flag(out_dir: Path) -> str:

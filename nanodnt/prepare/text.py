@@ -49,16 +49,16 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=Fa
         meta = {"format": 1, "dataset": name or out_dir.resolve().name, "source": source, **tokenizer}
         meta |= {"dtype": dtype.name, "splits": found}
         publish(parts, out_dir, meta)
-    counts = ", ".join(f"{split} {part['tokens']:,} tokens" for split, part in found.items())
-    print(f"{meta['dataset']}: {counts}; {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}")
+    about = f"{meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}"
     if meta["tokenizer"] == "json" and meta["eot"] is None:
-        print("note: this tokenizer names no end of text (eos_token), so nothing stands between documents")
-    print_end(meta, out_dir, train or f"python train.py {dataset_flag(out_dir)}")
+        about += "\nnote: this tokenizer names no end of text (eos_token), so nothing stands between documents"
+    print_end(meta, out_dir, "tokens", about, train or f"python train.py {dataset_flag(out_dir)}")
     return meta
 
 
 def build_from_hub(args, name: str, source: str, train: list, val: list) -> None:
-    """`build` a dataset of the Hub, in GPT-2 BPE; the flags `args` are those of `script.parser`."""
+    """`build` a dataset of the Hub, in GPT-2 BPE; the flags `args` are those of `script.parser`. `train` and `val`:
+    files as of `build`."""
     splits = {"train": train, "val": val}
     build(args.out_dir, source, Tokenizer.meta_for("gpt2"), splits, name=name, workers=args.workers, resume=True)
 

@@ -11,7 +11,8 @@ from configurator import discard_output, rank_tag
 
 # To be given to `report_error`.
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError, ModuleNotFoundError)
-WANTED = ("safetensors", "tokenizers", "huggingface_hub", "tiktoken")  # packages of requirements.txt that few runs need
+# Packages of requirements.txt that few runs need. PIL is Pillow.
+WANTED = ("safetensors", "tokenizers", "huggingface_hub", "tiktoken", "PIL")
 KEPT = []  # errors, and through their tracebacks all objects that were alive: under torchrun nothing may be freed
 
 

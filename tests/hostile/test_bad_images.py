@@ -5,6 +5,7 @@ mistake."""
 
 import errno
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from nanodnt.settings import TrainConfig
 from support import runs
 from support.hostile import RESUME, TRAIN, World, cases, refuse, start
 from support.images import bomb, change_meta, encode, noise, write_dataset, write_split
-from support.spoil import drop, during, meta, missing_package, put, truncate
+from support.spoil import drop, during, meta, put, truncate
 
 pytestmark = pytest.mark.usefixtures("one_thread", "quick")
 IMAGES = dict(patch_size=4, block_size=5, eval_tokens=20)
@@ -74,6 +75,12 @@ def unreadable(w):
     w.patch.setattr(os, "pread", pread)
 
 
+def without_pillow(w):
+    for module in ("nanodnt.data.images", "nanodnt.data.augment"):  # which import it
+        w.patch.delitem(sys.modules, module)
+    w.patch.setitem(sys.modules, "PIL", None)
+
+
 def text(w):
     runs.make_dataset(w.tmp / "text")
 
@@ -99,7 +106,7 @@ BAD = cases(
     ("document mask", "--doc_mask=True", ["doc_mask"]),
     ("a text", "--dataset={tmp}/text", ["patch_size=4", "text"], text),
     ("images for a GPT", "--patch_size=0", ["images", "patch_size"]),
-    ("no Pillow", "", ["Pillow", "pip install"], missing_package("PIL")),
+    ("no Pillow", "", ["package PIL", "pip install"], without_pillow),
     # What only reading an image shows, in a run that goes on with the earlier one, whose checkpoints must stay.
     ("not an image", LONGER, ["image 7", "train.bin", "is neither PNG nor JPEG"], image(b"no image"), PT),
     ("a cut image", LONGER, ["image 7", "cannot be decoded"], image(GRAY[7][:-40]), PT),

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from interop.conversations.records import conversations, messages_of
 from interop.conversations.template import TEMPLATES, template_of
-from nanodnt.data import load_meta
+from nanodnt.data import inputs, load_meta
 from nanodnt.data import meta as data
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import script
@@ -30,7 +30,7 @@ RECORDS = [{"prompt": prompt, "response": response} for prompt, response in PAIR
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """An empty data/ folder for the scripts to write to."""
-    for module in (script, sft, commonsense, data):
+    for module in (script, inputs, commonsense, data):
         monkeypatch.setattr(module, "DATA", tmp_path / "data")
     return tmp_path / "data"
 
@@ -246,7 +246,7 @@ def flip_mark(folder):
         (edit(lambda m: m["splits"]["val"].update(examples="40")), "is damaged"),
         (edit(lambda m: m["splits"]["val"].update(file="train.bin")), "train.bin has"),
         (edit(lambda m: m.update(eot=None)), "is damaged"),
-        (edit(lambda m: m.update(kind=["\n"], splits={})), "was prepared by a newer version"),
+        (edit(lambda m: m.update(kind=["\n"], splits={})), "of a newer version"),
     ],
 )
 def test_damaged_examples_are_refused_in_one_line(damage, words, home, tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from model import GPTConfig
-from nanodnt.data import meta, tokenizer
+from nanodnt.data import inputs, meta, tokenizer
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import hub, script, text
 from nanodnt.settings import TrainConfig
@@ -31,9 +31,9 @@ def open_prepared(name, block_size, **settings):
     return open_data(TrainConfig(dataset=str(name), **settings), GPTConfig(block_size=block_size))
 
 
-def use_other_home(folder, module, monkeypatch):
-    """Make `folder` the data/ folder that `module`, a prepare script, writes to; returns it."""
-    for place in (script, module, meta):
+def use_other_home(folder, monkeypatch):
+    """Make `folder` the data/ folder that prepare scripts for own data write to; returns it."""
+    for place in (script, inputs, meta):
         monkeypatch.setattr(place, "DATA", folder)
     return folder
 

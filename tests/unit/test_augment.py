@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from nanodnt.data import augment
-from nanodnt.data.rand_augment import OPERATIONS, rand_augment
+from nanodnt.data.augment import OPERATIONS, rand_augment
 from nanodnt.settings import TrainConfig
 from support.images import noise
 
@@ -56,9 +56,8 @@ def test_flags_say_what_is_on():
 
 def boxes(monkeypatch, image, least, count):
     """The parts that `count` crops take: (count, 4) left, top, right, bottom."""
-    found = []
-    monkeypatch.setattr(augment, "_resize", lambda image, side, box: found.append(box))
-    rng = generator()
+    found, rng = [], generator()
+    monkeypatch.setattr(Image.Image, "resize", lambda image, size, resample, box: found.append(box))
     for _ in range(count):
         augment.crop(image, 8, least, rng)
     return np.array(found)

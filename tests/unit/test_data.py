@@ -10,7 +10,7 @@ import pytest
 
 from nanodnt.data import load_meta
 from nanodnt.data.__main__ import main as check_dataset
-from nanodnt.data.order import permutation
+from nanodnt.data.prepared import permutation
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.data.windows import PreparedText
 from support.images import change_meta

@@ -36,7 +36,7 @@ TEXTS = [f"Document {i}: naïve λ → " + "x y\n" * (i % 7) + f"\n\nend {i * i}
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    return use_other_home(tmp_path / "data", local, monkeypatch)
+    return use_other_home(tmp_path / "data", monkeypatch)
 
 
 # ------------------------------------------------------------------------------------------------------- pystdlib

@@ -144,7 +144,7 @@ def test_bad_files_of_the_hub(changes, words, hub, tmp_path):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    return use_other_home(tmp_path / "data", local, monkeypatch)
+    return use_other_home(tmp_path / "data", monkeypatch)
 
 
 def write_folder(folder, shape=(9, 9, 3), per_class=4):

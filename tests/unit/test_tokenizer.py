@@ -74,7 +74,9 @@ def test_the_standard_library_in_these_tokens(tmp_path, monkeypatch, tokenizer):
 
 def test_its_folder_is_beside_the_bytes(monkeypatch, tmp_path):
     script, made = load_script("pystdlib"), []
-    monkeypatch.setattr(script, "source_files", lambda root: dict.fromkeys(map(str, range(120)), "text"))
+    for i in range(120):
+        (tmp_path / f"{i}.py").touch()
+    monkeypatch.setattr(script.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     monkeypatch.setattr(script, "build", lambda out_dir, *args, **how: made.append((out_dir, how["name"])))
     for argv in ([], ["--tokenizer=gpt2_4096"], ["--tokenizer=gpt2_4096", f"--out_dir={tmp_path}"]):
         script.main(argv)
