@@ -5,7 +5,6 @@ text included) and counts in the loss, 2 where it is the first of an example, el
 """
 
 import argparse
-import hashlib
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -106,13 +105,11 @@ def _write_split(parts, split, examples):
     """Write parts/SPLIT.bin and .marks; returns the split's entry in meta.json."""
     _, ids, marks = zip(*examples, strict=True)
     longest, ids, marks = max(map(len, ids)), np.concatenate(ids), np.concatenate(marks)
-    files = {}
-    for kind, values in (("bin", ids), ("marks", marks)):
-        script.write(parts / f"{split}.{kind}", raw := values.tobytes())
-        files[kind] = {"file": f"{split}.{kind}", "sha256": hashlib.sha256(raw).hexdigest()}
+    entry = script.write(parts / f"{split}.bin", ids.tobytes())
+    beside = {"marks": script.write(parts / f"{split}.marks", marks.tobytes())}
     sizes = {"tokens": len(ids), "max_id": int(ids.max()), "examples": len(examples)}
     sizes |= {"answer_tokens": int((marks == ANSWER).sum()), "longest": longest}
-    return files["bin"] | sizes | {"marks": files["marks"]}
+    return entry | sizes | beside
 
 
 def _print_summary(meta, tokenizer, template, out_dir):

@@ -1,9 +1,7 @@
 """Data as a function of the step: batches, validation rows.
 
-`PreparedText` reads a text in windows, `PreparedExamples` whole examples, `PreparedImages` images and their labels.
 `batch(step)` depends on (dataset, block_size, seed, batch_size, step) and on nothing else: not on the number of
-processes, the micro batch, the evaluation settings, or whether the run was resumed. Nothing is remembered between
-calls, so there is no loader state to save.
+processes, the micro batch, the evaluation settings, or whether the run was resumed. So there is no state to save.
 
     python -m nanodnt.data pystdlib      # check a prepared dataset against its checksums and print its meta.json
 """

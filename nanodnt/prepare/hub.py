@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import urllib.request
-from collections import Counter
 from pathlib import Path
 
 from tqdm import tqdm
@@ -106,15 +105,14 @@ def parquet_rows(file: Path) -> int:
 
 def check_disk(needs: dict):
     """ValueError unless there is room for `needs`, {folder: bytes}. Needs on one file system are added up."""
-    wanted, folders = Counter(), {}
+    disks = {}  # device: a folder on it, and the bytes that it needs
     for folder, size in needs.items():
         existing = next(p for p in [folder.resolve(), *folder.resolve().parents] if p.exists())
-        folders[existing.stat().st_dev] = existing
-        wanted[existing.stat().st_dev] += max(0, int(size))
-    for device, size in wanted.items():
-        if size > (free := shutil.disk_usage(folders[device]).free):
+        disks.setdefault(existing.stat().st_dev, [existing, 0])[1] += max(0, int(size))
+    for folder, size in disks.values():
+        if size > (free := shutil.disk_usage(folder).free):
             raise ValueError(
-                f"{folders[device]} has {free / 1e9:.1f} GB free, and this needs {size / 1e9:.1f} GB: make room, give "
+                f"{folder} has {free / 1e9:.1f} GB free, and this needs {size / 1e9:.1f} GB: make room, give "
                 "--out_dir on another disk, or set HF_HOME to move the download"
             )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from nanodnt.data.meta import MAX_CLASSES, sha256
+from nanodnt.data.meta import MAX_CLASSES
 from nanodnt.prepare import hub, script
 
 MEASURED = 10_000  # training images, at most, that give mean and standard deviation
@@ -54,8 +54,8 @@ def build(out_dir, about: dict, splits: dict, totals: dict | None = None, train:
     sizes, color = f"{side} × {side}" if side else "several sizes", "gray" if meta["channels"] == 1 else "colour"
     words = f"{sizes}, {color}, {len(classes):,} classes; licence: {meta['licence']}"
     patch = next(patch for patch in range(min(16, max(1, side // 7)), 0, -1) if side % patch == 0) if side else 16
-    flags = f"{'' if side else '--image_size=224 '}--patch_size={patch}"  # the configs in config/vdnt/ say more
-    script.print_end(meta, out_dir, "images", words, train or f"python train.py {script.dataset_flag(out_dir)} {flags}")
+    flags = f"{'' if side else ' --image_size=224'} --patch_size={patch}"  # the configs in config/vdnt/ say more
+    script.print_end(meta, out_dir, "images", words, train, flags)
     return meta
 
 
@@ -93,9 +93,7 @@ def _write_split(parts, split, images, total):
         raise ValueError(f"there is no image for {split}.bin")
     entry = {"images": len(labels), "file": f"{split}.bin", "bytes": offsets[-1], "sha256": digest.hexdigest()}
     for kind, values, dtype in (("offsets", offsets, "<u8"), ("labels", labels, "<u2")):
-        file = parts / f"{split}_{kind}.bin"
-        script.write(file, np.array(values, dtype).tobytes())
-        entry[kind] = {"file": file.name, "sha256": sha256(file)}
+        entry[kind] = script.write(parts / f"{split}_{kind}.bin", np.array(values, dtype).tobytes())
     return entry
 
 

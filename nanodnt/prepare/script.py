@@ -19,9 +19,7 @@ from nanodnt.files import DATA, write_file
 BESIDE = (".marks", "_offsets.bin", "_labels.bin")  # what a split of examples or images has beside SPLIT.bin
 
 
-def parser(
-    doc: str, name: str | None = None, revision: str | None = None, workers: bool = True
-) -> argparse.ArgumentParser:
+def parser(doc: str, name: str | None = None, revision: str | None = None, workers=True) -> argparse.ArgumentParser:
     """The flags of a prepare script. `doc` is its --help, `name` its folder in data/; None: the user gives a --name.
     Datasets of the Hugging Face Hub have a `revision`, the commit to download, and texts of it `workers`."""
     flags = argparse.ArgumentParser(
@@ -123,11 +121,13 @@ def publish(parts: Path, out_dir: Path, meta: dict) -> None:
         os.replace(parts / file, out_dir / file)
 
 
-def print_end(meta: dict, out_dir: Path, unit: str, about: str, command: str) -> None:
-    """Print how many of `unit` each split has, more `about` it, its bytes, and the command to train on the dataset."""
+def print_end(meta: dict, out_dir: Path, unit: str, about: str, train: str | None, flags: str = "") -> None:
+    """Print how many of `unit` each split has, more `about` it, its bytes, and the command to train on the dataset:
+    `train`, or else train.py with these `flags`."""
     counts = ", ".join(f"{split} {part[unit]:,} {unit}" for split, part in meta["splits"].items())
     size = sum((out_dir / file).stat().st_size for file in file_names(meta))
-    print(f"{meta['dataset']}: {counts}; {about}\n{size:,} bytes in {out_dir}\nnext: {command}")
+    train = train or f"python train.py {dataset_flag(out_dir)}{flags}"
+    print(f"{meta['dataset']}: {counts}; {about}\n{size:,} bytes in {out_dir}\nnext: {train}")
 
 
 def dataset_flag(out_dir: Path) -> str:
@@ -135,9 +135,10 @@ def dataset_flag(out_dir: Path) -> str:
     return f"--dataset={out_dir.name if out_dir.resolve().parent == DATA else out_dir.resolve()}"
 
 
-def write(path: Path, raw: bytes) -> None:
-    """Make `raw` the file `path`, which is complete or not there."""
+def write(path: Path, raw: bytes) -> dict:
+    """Make `raw` the file `path`, which is complete or not there; returns the file's entry in meta.json."""
     write_file(path, lambda f: f.write(raw))
+    return {"file": path.name, "sha256": hashlib.sha256(raw).hexdigest()}
 
 
 def _clear(parts):

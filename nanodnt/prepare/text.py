@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.prepare.script import dataset_flag, in_order, print_end, publish, staging
+from nanodnt.prepare.script import in_order, print_end, publish, staging
 
 JOB_CHARS = 1 << 20  # characters that a worker tokenises at a time; it gets longer documents in pieces
 # GPT-2's pre-tokenizer always cuts around a lone newline between visible characters, so cutting there changes no token.
@@ -52,7 +52,7 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=Fa
     about = f"{meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}"
     if meta["tokenizer"] == "json" and meta["eot"] is None:
         about += "\nnote: this tokenizer names no end of text (eos_token), so nothing stands between documents"
-    print_end(meta, out_dir, "tokens", about, train or f"python train.py {dataset_flag(out_dir)}")
+    print_end(meta, out_dir, "tokens", about, train)
     return meta
 
 
