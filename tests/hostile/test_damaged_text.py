@@ -1,5 +1,5 @@
 """Damaged and hostile text, drawn by hypothesis: meta.json, command lines, metrics.jsonl (config files:
-tests/unit/test_configurator_files.py). Each is read as it was meant or refused in one line; no code in it runs, and a
+tests/unit/test_configurator.py). Each is read as it was meant or refused in one line; no code in it runs, and a
 refusal leaves an earlier run as it was."""
 
 import json
