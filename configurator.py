@@ -139,8 +139,13 @@ def read_arguments(argv, flags, positional="config"):
                 raise ConfigError(f"{where}: unknown key {name} ({_hint(name, flags)})")
             given[name] = (_checked([value], flags[name], f"{where}: {name} cannot be {value!r}"), where)
     for name, value in typed.items():
+        # what the word can mean, for the flag to choose from: "1" is the string, True or the number
+        readings = [value, WORDS[value]] if value in WORDS else [value]
+        for number in (int, float):
+            with suppress(ValueError):
+                readings.append(number(value))
         what = f"command line: --{name} cannot be {value!r}"
-        given[name] = (_checked(_readings(value), flags[name], what), "command line")
+        given[name] = (_checked(readings, flags[name], what), "command line")
     return given
 
 
@@ -217,15 +222,6 @@ def _options(hint):
     if hint not in simple:
         raise ValueError(f"a flag cannot be {hint}: use int, float, bool, str, None, Literal and unions of them")
     return simple[hint]
-
-
-def _readings(text):
-    """What a word on the command line can mean, for the flag to choose from: "1" is the string, True or the number."""
-    readings = [text, WORDS[text]] if text in WORDS else [text]
-    for number in (int, float):
-        with suppress(ValueError):
-            readings.append(number(text))
-    return readings
 
 
 def _checked(readings, flag, what):

@@ -222,7 +222,8 @@ def train(run: Run) -> int:
     while True:
         # 1. what the step before gives (of a run that starts: what is due at its step): log, track, evaluate, save
         run.saver.finish(wait=False)  # a write that failed ends the run here
-        due, metrics_row = what_is_due(run), state.open_metrics_row()
+        due, metrics_row = what_is_due(run), {"step": state.step, "tokens": state.tokens} | state.pending
+        state.pending = {}
         if due.log:
             log_step(run, metrics_row, due)
         with run.meter.paused(wait=due.track or due.evaluate or due.save):

@@ -55,11 +55,6 @@ class RunState:
             raise ValueError(f"pending is not the metrics row of step={state.step}")
         return state
 
-    def open_metrics_row(self) -> dict:
-        """A new row of metrics.jsonl for this step. It contains what an interrupted evaluation left pending."""
-        row, self.pending = {"step": self.step, "tokens": self.tokens} | self.pending, {}
-        return row
-
 
 def is_metrics_row(value) -> bool:
     """Whether it is a row of metrics.jsonl: only the fields that this project reads back are checked."""

@@ -40,7 +40,14 @@ class RunDirectory:
         configs     goes into config.json
         seen        the fingerprint of the directory before any file in it was read
         wandb       None, or (project, id of the wandb run to continue or None)"""
-        check_space(self.path, needed_bytes)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.path).free
+        except OSError as e:
+            raise ValueError(f"cannot use out_dir {self.path} ({e.strerror}): choose another --out_dir") from None
+        if free < needed_bytes:
+            need = f"{needed_bytes / 1e9:.2f} GB"
+            raise ValueError(f"{self.path} has {free / 1e9:.2f} GB free, a checkpoint needs {need}: make room")
         rows = read_metrics(self.path) if resumed else []
         rows = [row for row in rows if row["step"] <= keep_until[0] and row.get("rollbacks", 0) <= keep_until[1]]
         if wandb:
@@ -94,18 +101,6 @@ class RunDirectory:
             self.wandb.finish()
         if self.lock:
             self.lock.close()
-
-
-def check_space(out_dir: Path, needed_bytes: int) -> None:
-    """Create `out_dir`. ValueError if that fails, or if less than `needed_bytes` are free there."""
-    try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(out_dir).free
-    except OSError as e:
-        raise ValueError(f"cannot use out_dir {out_dir} ({e.strerror}): choose another --out_dir") from None
-    if free < needed_bytes:
-        need = f"{needed_bytes / 1e9:.2f} GB"
-        raise ValueError(f"{out_dir} has {free / 1e9:.2f} GB free, a checkpoint needs {need}: make room")
 
 
 def lock_folder(out_dir: Path):
