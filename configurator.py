@@ -94,9 +94,8 @@ def rank_tag() -> str:
 
 
 def describe(*instances, given=None):
-    """The resolved configuration as text: three flags a line, by section. `*` marks what is not the default.
-
-    With `given`, which configure returned, further lines name the flags that each file and the command line set."""
+    """The resolved configuration as text: three flags a line, by section. `*` marks what is not the default. With
+    `given`, which configure returned, further lines name the flags that each file and the command line set."""
     flags = read_flags(*map(type, instances))
     lines = []
     values = {f.name: getattr(x, f.name) for x in instances for f in fields(x)}
@@ -150,9 +149,8 @@ def read_arguments(argv, flags, positional="config"):
 
 
 def read_file(path):
-    """The keys of a config file: name → (value, "path:line"). ConfigError where it is no config file.
-
-    The values are not yet checked against a schema."""
+    """The keys of a config file: name → (value, "path:line"). ConfigError where it is no config file. The values are
+    not yet checked against a schema."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             source = file.read(MAX_FILE_CHARS)

@@ -173,9 +173,8 @@ def log_step(run: Run, metrics_row: dict, due: SimpleNamespace) -> None:
 
 
 def evaluate_step(run: Run, metrics_row: dict) -> bool:
-    """Add what the validation gives to `metrics_row`. Returns whether it is the best so far.
-
-    If the run is stopped meanwhile, the row stays pending: the resumed run evaluates again, and writes it."""
+    """Add what the validation gives to `metrics_row`. Returns whether it is the best so far. If the run is stopped
+    meanwhile, the row stays pending: the resumed run evaluates again, and writes it."""
     state = run.state
     scores = evaluate(run.eval_model, run.task, run.data, run.config, run.micro, run.env, run.stop)
     if scores is None:
@@ -202,9 +201,8 @@ def save(run: Run, is_best: bool) -> None:
 
 
 def train(run: Run) -> int:
-    """The loop. Returns the exit code. Every rank runs this and calls the same collectives.
-
-    RollBack: the loss spiked, set up again from the last checkpoint. ValueError: the run cannot go on."""
+    """The loop. Returns the exit code. Every rank runs this and calls the same collectives. RollBack: the loss spiked,
+    set up again from the last checkpoint. ValueError: the run cannot go on."""
     config, env, state, data = run.config, run.env, run.state, run.data
     per_process = run.micro * run.accumulation
     own_rows = slice(env.rank * per_process, (env.rank + 1) * per_process)  # this process's part of each batch

@@ -79,9 +79,8 @@ def check_out_dir(config, out_dir: Path) -> None:
 def load_source(checkpoint: dict | None, source: str, config, flags: GPTConfig, read_pretrained, env) -> tuple:
     """(the empty model, its state dict, meta of the data that it was trained on, if that is known): of a run that goes
     on from its `checkpoint`; without one, of a new run from `source`, a checkpoint's file or a model of Hugging Face,
-    which `read_pretrained` reads. `flags`: the model of the flags.
-
-    ValueError where `source` names nothing, or where weights do not fit this code."""
+    which `read_pretrained` reads. `flags`: the model of the flags. ValueError where `source` names nothing, or where
+    weights do not fit this code."""
     resumed = checkpoint is not None
     if not resumed and (pretrained := read_pretrained(source, flags)):
         model, weights = choose_balance(GPT.empty(pretrained.config), pretrained.weights, flags, env)
@@ -184,9 +183,8 @@ def allocate_and_fill(model: Transformer, weights: dict | None, data, config, en
 
 
 def restore(checkpoint: dict, optimizer, scaler, config, env) -> RunState:
-    """Load the optimizer's and the loss scaler's state from a checkpoint; returns how far the run was.
-
-    ValueError where the state does not fit this optimizer on this model."""
+    """Load the optimizer's and the loss scaler's state from a checkpoint; returns how far the run was. ValueError where
+    the state does not fit this optimizer on this model."""
     used = checkpoint["train_config"].get("optimizer", config.optimizer)
     if used == config.optimizer:
         load_optimizer(optimizer, checkpoint["optimizer"], checkpoint["step"])

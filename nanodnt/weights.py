@@ -21,7 +21,6 @@ def model_from_checkpoint(checkpoint: dict, **overrides) -> Transformer:
 
 def empty_model_like(checkpoint: dict, **overrides) -> Transformer:
     """The model of a checkpoint without storage (`Network.empty`). `overrides` are config fields that change no shape.
-
     Raises ValueError if config or weights do not fit this code; the message names the first wrong field or tensor."""
     values, weights = {**checkpoint["model_config"], **overrides}, checkpoint["model"]
     if unknown := values.keys() - {f.name for f in fields(GPTConfig)}:
@@ -59,9 +58,8 @@ class Trained:
 
 
 def load_trained(out_dir: str, checkpoint: str) -> Trained:
-    """What the file `checkpoint` in the run directory `out_dir` holds.
-
-    ValueError, in one line, where there is none, where it is damaged, or of no text."""
+    """What the file `checkpoint` in the run directory `out_dir` holds. ValueError, in one line, where there is none,
+    where it is damaged, or of no text."""
     from nanodnt.data.tokenizer import Tokenizer  # a run does without
 
     path = Path(out_dir) / checkpoint

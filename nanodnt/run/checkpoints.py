@@ -84,9 +84,8 @@ OLDER = {"names": [], "recent": [], "shift": 0, "rollbacks": 0}  # what checkpoi
 
 def save_checkpoint(out_dir: Path, checkpoint: dict, best: bool, keep: bool = False) -> None:
     """Write last.pt, keeping the one before as prev.pt. With `best` the same file is best.pt too (a hard link), with
-    `keep` also step_N.pt, which no later save overwrites. Checkpoints are never changed in place.
-
-    ValueError, with last.pt untouched, for tensors that are not finite, or a file that cannot be written."""
+    `keep` also step_N.pt, which no later save overwrites. Checkpoints are never changed in place. ValueError, with
+    last.pt untouched, for tensors that are not finite, or a file that cannot be written."""
     tensors = dict(checkpoint["model"])
     for i, state in checkpoint["optimizer"]["state"].items():
         tensors |= {f"optimizer state {i}.{name}": t for name, t in state.items()}

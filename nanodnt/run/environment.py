@@ -141,7 +141,6 @@ def choose_dtype(name: str, device: torch.device) -> tuple:
 
 def choose_parallel(setting: str, env, fixed_bytes: int) -> tuple:
     """(none, ddp or fsdp, reason). `fixed_bytes`: what each process holds under DDP before the first activation.
-
     ValueError for a setting that does not fit how the processes were started. All ranks must call it."""
     if env.distributed and setting == "none" and env.world_size > 1:
         raise ValueError(f"parallel=none, but torchrun started {env.world_size} processes: use --parallel=auto")
