@@ -23,7 +23,7 @@ mostly_deep = pytest.mark.parametrize("name", spread(ALL, fast=REPRESENTATIVES))
 @pytest.mark.parametrize("name", ALL)
 def test_every_parameter_gets_a_gradient(name):
     flags, least = ALL[name][0], 1e-6 if name in LAYOUTS else 1e-7
-    model, (idx, targets) = build(flags, 3), batch()
+    model, (idx, targets) = build(flags, depth_of(name)), batch()
     shift_shows = flags.get("qk_norm") or flags.get("pos") == "rope" or flags.get("gain_out") == "norm"
     for key, grad in gradients(model, idx, targets)[1].items():
         if key.endswith("attn.f.k.bias") and not shift_shows:
