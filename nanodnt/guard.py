@@ -24,7 +24,7 @@ def check_skipped(streak: int, state, model, config, env) -> ValueError | None:
     for name, p in model.named_parameters():
         tensors += [(name, p), (f"the gradient of {name}", p.grad)]
     finite = [t is None or bool(local_shard(t).isfinite().all()) for _, t in tensors] + [False]
-    first = env.minimum(finite.index(False))
+    first = min(env.gather(finite.index(False)))
     bad = tensors[first][0] if first < len(tensors) else "none any more"
     return ValueError(
         f"{streak} steps in a row, up to about step {state.step}, had a gradient that is not finite (first bad tensor: "

@@ -182,8 +182,8 @@ def choose_micro_batch(flags: GPTConfig, config, env, share: int) -> tuple:
 
     The count is that of `--plan`, of the eager step. Compiled steps take less, so for them it is an upper bound. If not
     even one row fits, it is 1 all the same."""
-    limit = env.minimum(available_bytes(env.device))  # the same on all ranks
-    total = env.minimum(memory_bytes(env.device))  # by which FSDP chose what to keep
+    limit = min(env.gather(available_bytes(env.device)))  # the same on all ranks
+    total = min(env.gather(memory_bytes(env.device)))  # by which FSDP chose what to keep
     model = task_of(flags).network().empty(flags)
     prepare_model(model, config, replace(env, device=torch.device("meta")))
     optimizer = make_optimizer(model, config)

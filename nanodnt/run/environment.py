@@ -63,10 +63,6 @@ class Env:
         dist.all_gather_object(everyone, value, group=self.control)
         return everyone
 
-    def minimum(self, value: int) -> int:
-        """The smallest `value` of all ranks. All ranks must call it."""
-        return min(self.gather(value))
-
     def check_same(self, settings: dict) -> None:
         """ValueError, naming what differs, unless `settings` are the same on every rank. All ranks must call it."""
         everyone = self.gather(settings)
@@ -154,7 +150,7 @@ def choose_parallel(setting: str, env, fixed_bytes: int) -> tuple:
         return "none", "auto: one process"
     if env.device.type != "cuda" or env.dtype == torch.float16:
         return "ddp", "auto"
-    total = env.minimum(memory_bytes(env.device))
+    total = min(env.gather(memory_bytes(env.device)))
     text = f"auto: ddp's weights, gradients and optimizer state are {fixed_bytes / 1e9:.1f} of {total / 1e9:.0f} GB"
     return "fsdp" if fixed_bytes > FIXED_SHARE * total and env.world_size > 1 else "ddp", text
 

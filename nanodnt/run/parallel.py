@@ -34,7 +34,7 @@ def choose_kept(model, shard_size: int, env, fixed_bytes: int) -> tuple:
     """(bool, text): `keep_unsharded` for this run; True on a CPU. All ranks must call it."""
     if env.device.type != "cuda":
         return True, "gathered and reduced once a step: not a GPU"
-    total = env.minimum(memory_bytes(env.device))
+    total = min(env.gather(memory_bytes(env.device)))
     return keep_unsharded(model, env.dtype, fixed_bytes, shard_size or env.world_size, total)
 
 

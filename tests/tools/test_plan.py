@@ -165,7 +165,7 @@ def test_a_gpus_micro_batch_is_the_largest_that_fits(parallel, processes, monkey
     strategy, valid = make_strategy(parallel, model, optimizer, config, processes), (1, 2, 3, 4, 6, 8, 12, 24)
     timeline = Timeline(model, optimizer, config, False)
     peaks = {micro: timeline.peak(micro, 24, strategy).total for micro in valid}
-    monkeypatch.setattr(Env, "minimum", lambda self, value: value)  # all have the same GPU
+    monkeypatch.setattr(Env, "gather", lambda self, value: [value])  # all have the same GPU
     monkeypatch.setattr("nanodnt.plan.memory.memory_bytes", lambda device: 10**12)  # FSDP keeps full weights
     env = Env(0, processes, torch.device("cuda"), torch.bfloat16, processes > 1, parallel=parallel)
     for memory in (peaks[6], peaks[6] - 1, peaks[1] - 1) if parallel == "none" else (peaks[6],):

@@ -95,7 +95,7 @@ GB = 10**9
 def give_gpu(patch, size):
     """All processes have a GPU of so many bytes."""
     patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=size))
-    patch.setattr(Env, "minimum", lambda self, value: value)
+    patch.setattr(Env, "gather", lambda self, value: [value])
 
 
 @pytest.mark.parametrize(
