@@ -359,35 +359,25 @@ def scratch(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz") / "c.py"
 
 
+ARGUMENTS = st.one_of(
+    st.text().map(lambda t: "-" + t),
+    st.tuples(st.sampled_from(["--", "-", ""]), NAMES, st.sampled_from(["=", ""]), st.text()).map("".join),
+    st.tuples(st.just("--"), NAMES, st.just("="), ATOMS).map("".join),
+)
+
+
 @settings(max_examples=examples(fast=60, deep=2000), deadline=None, database=None)
-@given(text=st.one_of(TEXTS, PROGRAMS, PROGRAMS))
-@example(text=b"seed = 9**9**9")
-@example(text=b"n_layer = 3\nlearning_rate = n_layer / 4")
-@example(text=b"out_dir = '\\ud800'")
-def test_any_file_loads_or_is_refused(scratch, text):
+@given(text=st.one_of(TEXTS, PROGRAMS, PROGRAMS), argv=st.lists(ARGUMENTS, max_size=3))
+@example(text=b"seed = 9**9**9", argv=["\0"])
+@example(text=b"n_layer = 3\nlearning_rate = n_layer / 4", argv=["--seed=" + "9" * 5000])
+@example(text=b"out_dir = '\\ud800'", argv=["--dropout=" + "9" * 400])
+def test_any_file_and_any_command_line_load_or_are_refused(scratch, text, argv):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(scratch.parent)
         scratch.write_bytes(text)
         check_outcome([str(scratch)])
+        check_outcome(argv)
         assert os.listdir() == ["c.py"]
-
-
-@settings(max_examples=examples(fast=60, deep=2000), deadline=None, database=None)
-@given(
-    argv=st.lists(
-        st.one_of(
-            st.text().map(lambda t: "-" + t),
-            st.tuples(st.sampled_from(["--", "-", ""]), NAMES, st.sampled_from(["=", ""]), st.text()).map("".join),
-            st.tuples(st.just("--"), NAMES, st.just("="), ATOMS).map("".join),
-        ),
-        max_size=3,
-    )
-)
-@example(argv=["\0"])
-@example(argv=["--seed=" + "9" * 5000])
-@example(argv=["--dropout=" + "9" * 400])
-def test_any_command_line_loads_or_is_refused(scratch, argv):
-    check_outcome(argv)
 
 
 # ---------------------------------------------------------------------------------------- schemas and other arguments
