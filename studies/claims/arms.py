@@ -36,10 +36,6 @@ class Arm(NamedTuple):
     keep: bool = False  # keep ten checkpoints, for what is measured over training: also of other arms with this command
 
 
-def join(*parts: str) -> str:
-    return " ".join(part for part in parts if part)
-
-
 GPT = "config/claims/mini_gpt.py config/init/width_128.py"
 LLAMA, LLAMA_120M = "config/claims/mini_llama.py", "config/scale_vectors/llama_120m.py"
 LNS = "--beta2=0.999 --grad_clip=0 --weight_decay=0"  # as in the scripts of the LNS paper's authors
@@ -57,6 +53,7 @@ LAYOUTS = {
     "DyT": "config/dyt/dyt.py",
     "unified": "config/scale_vectors/unified.py",
 }
+S1 = LAYOUTS["S1"]
 LEFT_OUT = ("QK", "pre", "mid", "input")  # App. F of DNT: Adam without warm-up, and one norm left out of S4
 STRESS, STRESS_RATE = "--warmup_iters=0 --weight_decay=0", 0.3
 STRESSED = {f"S4 without {norm}, stress": f"config/dnt/no_{norm.lower()}_norm.py" for norm in LEFT_OUT}
@@ -86,15 +83,15 @@ FIG_8 = {
 def papers_own(gpt2: str, dnt: str, rmsnorm: str, dyt: str) -> dict:
     """`Scale.own` for config files of DNT's baseline and of DNT, and for files and flags of DyT's baseline and of DyT.
     Blockwise LR has its runs of 237M: Table 1 on OpenWebText, Fig. 8 on MiniPile."""
-    optimizers = {"AdamW": "", "mSGDW": "config/optimizers/msgdw.py", "Muon": "config/optimizers/muon_dnt.py"}
+    optimizers = {"AdamW": "", "mSGDW": " config/optimizers/msgdw.py", "Muon": " config/optimizers/muon_dnt.py"}
     sizes = {"S1": gpt2, "S5": dnt, **{f"S{i}": f"{dnt} config/dnt/s{i}.py" for i in (2, 3, 4)}}
     llama = "config/blockwise/llama_237m.py"
     minipile = f"{llama} config/blockwise/minipile.py --learning_rate=7.5e-4 --min_lr=3.75e-5"
     return {
-        **{f"{a} {b}": join(size, file) for a, size in sizes.items() for b, file in optimizers.items()},
+        **{f"{a} {b}": size + file for a, size in sizes.items() for b, file in optimizers.items()},
         **{name: f"{dnt} {file} {STRESS}" for name, file in STRESSED.items()},
-        **{name: join(llama, file) for name, file in TABLE_1.items()},
-        **{name: join(minipile, file) for name, file in FIG_8.items()},
+        **{name: f"{llama} {file}".strip() for name, file in TABLE_1.items()},
+        **{name: f"{minipile} {file}".strip() for name, file in FIG_8.items()},
         "sharpness": llama,  # Figs. 2 and 3
         "RMSNorm": rmsnorm,
         "DyT": dyt,
@@ -167,12 +164,12 @@ SCALES = {
     ),
 }
 
-# optimizer: (config files, of Scale.rates, the layouts run under it: fewer where another optimizer tells as much)
+# optimizer: (after a layout's files, of Scale.rates, the layouts run under it: fewer where another tells as much)
 OPTIMIZERS = {
     "AdamW": ("", "adamw", LAYOUTS),
-    "mSGDW": ("config/optimizers/msgdw.py", "msgdw", LAYOUTS),
-    "Muon": ("config/optimizers/muon.py", "muon", ("S1", "S5", "LNS", "DyT", "unified")),
-    "Adam-mini": ("config/optimizers/adam_mini.py", "adam_mini", ("S1", "S5")),
+    "mSGDW": (" config/optimizers/msgdw.py", "msgdw", LAYOUTS),
+    "Muon": (" config/optimizers/muon.py", "muon", ("S1", "S5", "LNS", "DyT", "unified")),
+    "Adam-mini": (" config/optimizers/adam_mini.py", "adam_mini", ("S1", "S5")),
 }
 CURVES = {f"{layout} {name}": (name, layout) for name, (*_, layouts) in OPTIMIZERS.items() for layout in layouts}
 HEADLINES = {f"S{i} mSGDW" for i in range(1, 6)} | {f"{s} {o}" for s in ("S1", "S5") for o in ("AdamW", "Muon")}
@@ -201,17 +198,17 @@ def arms_of_layouts() -> dict:
     arms = {}
     for name, (optimizer, layout) in CURVES.items():
         files, rate, _ = OPTIMIZERS[optimizer]
-        arm = Arm("gpt", join(LAYOUTS[layout], files), "adamw_s5" if name == "S5 AdamW" else rate)
+        arm = Arm("gpt", LAYOUTS[layout] + files, "adamw_s5" if name == "S5 AdamW" else rate)
         keep = name in ("S1 AdamW", "S5 AdamW")  # to measure gradients
         arms[name] = arm._replace(points=5 if name in HEADLINES else 3, keep=keep)
         arms |= {f"{name} ×{k}": arm._replace(of=name, times=k) for k in FACTORS if f"{name} ×{k}" not in REFUSED}
     return arms
 
 
-def study() -> tuple:
-    """({arm: `Arm`} of STUDY, {what is varied: the gap "arm - arm"}). An arm that has the base's value, or AdamW where
-    it is not varied, is the plain one, and not among them."""
-    arms, gaps = {}, {}
+def study(arms: dict) -> tuple:
+    """(`arms` and those of STUDY, {what is varied: the gap "arm - arm"}). An arm that has the base's value, or AdamW
+    where it is not varied, is the plain one."""
+    gaps = {}
     for what, (values, both) in STUDY.items():
         for (value, flags), layout in product(values.items(), ("S1", "S5")):
             pair = {optimizer: f"{layout} {optimizer}" for optimizer in ("mSGDW", "AdamW")}
@@ -219,15 +216,10 @@ def study() -> tuple:
                 if flags and (both or optimizer == "mSGDW"):
                     files, rate, _ = OPTIMIZERS[optimizer]
                     pair[optimizer] = f"{plain}, {what} {value}"
-                    command = join(LAYOUTS[layout], files, flags)
-                    arms[pair[optimizer]] = Arm("gpt", command, rate, points=3, around=plain)
+                    varied = Arm("gpt", f"{LAYOUTS[layout]}{files} {flags}", rate, points=3, around=plain)
+                    arms[pair[optimizer]] = varied
             gaps[f"{layout}, {what} {value}"] = " - ".join(pair.values())
     return arms, gaps
-
-
-def on_s1(files: str, *rate, **how) -> Arm:
-    """An arm on Pre-LN."""
-    return Arm("gpt", join("config/dnt/s1.py", files), *rate, **how)
 
 
 def llama(file: str, **how) -> Arm:
@@ -235,24 +227,21 @@ def llama(file: str, **how) -> Arm:
     return Arm("llama", f"config/{file}", **how)
 
 
-STUDY_ARMS, VARIED = study()
+STUDIED, VARIED = study(arms_of_layouts())
 ARMS = {
-    **arms_of_layouts(),
-    **STUDY_ARMS,
-    "S5 mSGDW, half": Arm(
-        "gpt", "config/dnt/s5.py config/optimizers/msgdw.py", "msgdw", of="S5 mSGDW", times=0.5, seeds=4
-    ),
+    **STUDIED,
+    "S5 mSGDW, half": STUDIED["S5 mSGDW"]._replace(of="S5 mSGDW", times=0.5, seeds=4),
     **{name: Arm("gpt", f"{file} {STRESS}", lr=STRESS_RATE) for name, file in STRESSED.items()},
     # blockwise learning rates, on S1
-    "one rate": on_s1(""),
-    **{name: on_s1(file, of="one rate") for name, file in TABLE_1.items() if file},
-    "after warm-up": on_s1(f"config/blockwise/warmup_end.py {FP32}", of="one rate", seeds=4),
-    "one rate, beside it": on_s1(FP32, of="one rate", seeds=4),
-    "all blocks, tuned": on_s1("config/blockwise/blockwise.py", "blockwise", seeds=4),
-    "Adam-mini, one rate": on_s1("config/optimizers/adam_mini.py", "adam_mini", points=3),
-    "Adam-mini, blocks": on_s1("config/blockwise/adam_mini_blockwise.py", of="Adam-mini, one rate"),
-    **{name: on_s1(file, of="Fig. 8, one rate") for name, file in FIG_8.items()},
-    "Fig. 8, one rate": on_s1(""),
+    **{name: Arm("gpt", f"{S1} {file}", of="one rate") for name, file in TABLE_1.items() if file},
+    "one rate": Arm("gpt", S1),
+    "after warm-up": Arm("gpt", f"{S1} config/blockwise/warmup_end.py {FP32}", of="one rate", seeds=4),
+    "one rate, beside it": Arm("gpt", f"{S1} {FP32}", of="one rate", seeds=4),
+    "all blocks, tuned": Arm("gpt", f"{S1} config/blockwise/blockwise.py", "blockwise", seeds=4),
+    "Adam-mini, one rate": Arm("gpt", f"{S1} config/optimizers/adam_mini.py", "adam_mini", points=3),
+    "Adam-mini, blocks": Arm("gpt", f"{S1} config/blockwise/adam_mini_blockwise.py", of="Adam-mini, one rate"),
+    **{name: Arm("gpt", f"{S1} {file}", of="Fig. 8, one rate") for name, file in FIG_8.items() if file},
+    "Fig. 8, one rate": Arm("gpt", S1),
     "sharpness": llama("scale_vectors/shared.py", keep=True),
     # scale vectors
     "shared": llama("scale_vectors/shared.py"),

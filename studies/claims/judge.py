@@ -7,6 +7,7 @@ primary numbers of all claims of the scale; the interval says what lies within Â
 import math
 import statistics
 from contextlib import suppress
+from itertools import accumulate
 
 from scipy import stats
 
@@ -44,11 +45,9 @@ def all_diverged(values: list) -> bool:
 def holm(p_values: dict, total: int) -> dict:
     """Holm's correction over `total` tests, of which these are the ones made so far: the adjusted p value of each, such
     that the chance of any false one below 0.05 is at most 5% over all of them."""
-    adjusted, largest = {}, 0.0
-    for i, name in enumerate(sorted(p_values, key=p_values.get)):
-        largest = max(largest, min(1.0, (total - i) * p_values[name]))
-        adjusted[name] = largest
-    return adjusted
+    names = sorted(p_values, key=p_values.get)
+    raised = [min(1.0, (total - i) * p_values[name]) for i, name in enumerate(names)]
+    return dict(zip(names, accumulate(raised, max), strict=True))
 
 
 def classify(values: list, claim: Claim, scale: str, p: float | None) -> tuple:

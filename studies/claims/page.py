@@ -15,6 +15,7 @@ from studies.claims.judge import CLASSES, find_values, interval, judge
 from studies.sweep.results import draw_curves, markdown_table, new_figure
 from studies.sweep.runner import ROOT, MissingRun
 
+FOREST = "An effect is divided by its smallest effect of interest, and the paper's sign points to the right."
 COLORS = dict(zip(CLASSES, ("tab:green", "yellowgreen", "tab:gray", "tab:red", "silver"), strict=True))
 HIGHEST = 2.0  # nats, the edge of the figure on robustness
 WIDEST = 12.0  # the forest plot's edge, in smallest effects of interest
@@ -26,10 +27,6 @@ INTRO = """# The papers' claims, tested here
 given; another tuning seed may choose others.
 
 {note}
-"""
-FOREST = """![Ours beside the papers'](claims/{scale}.png)
-
-An effect is divided by its smallest effect of interest, and the paper's sign points to the right.
 """
 ROBUSTNESS = f"""## What too high a learning rate costs
 
@@ -231,7 +228,11 @@ def render_page(experiment: Experiment, found: dict, curves: dict) -> str:
     lines = [INTRO.format(about=describe_runs(experiment), note=textwrap.fill(experiment.scale.note, 120))]
     if found:
         head = ["paper", "claim", "paper's", "ours (95% interval)", "verdict"]
-        lines += [FOREST.format(scale=scale), *markdown_table([head, *verdict_rows(found, experiment)])]
+        lines += [
+            f"![Ours beside the papers'](claims/{scale}.png)\n",
+            f"{FOREST}\n",
+            *markdown_table([head, *verdict_rows(found, experiment)]),
+        ]
     if missing := [claim.id for claim in experiment.claims if claim.id not in found]:
         lines += [f"Not run yet: {', '.join(missing)}.\n"]
     if curves:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -66,11 +67,10 @@ def make_run(folder: Path, files: list, flags: dict, keep: int = 0) -> TrainingR
 
 def plain_number(value) -> str:
     """A flag's value as text; a number always in the same form, so that 1e-3 and 0.001 are one run."""
-    try:
-        text = f"{float(value):.12g}"
-        return text if float(text) == float(value) else str(value)
-    except ValueError:
-        return str(value)
+    with suppress(ValueError):
+        if float(text := f"{float(value):.12g}") == float(value):
+            return text
+    return str(value)
 
 
 PARSING = threading.Lock()  # Python 3.11's ast.parse fails at random when several threads call it at once

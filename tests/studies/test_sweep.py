@@ -264,20 +264,21 @@ def test_progress_says_what_is_left(tmp_path, monkeypatch, capsys):
 @pytest.mark.deep
 def test_killed_in_the_middle_it_goes_on_and_ends_the_same(dataset, tmp_path):
     base = write_base(tmp_path / "base.py", dataset, max_iters=120)
-    flags = [str(base), "--learning_rate=1e-3,1e-2", "--jobs=1"]
+    flags = [str(base), "--learning_rate=1e-2", "--jobs=1"]
     with in_process():
         assert call(*flags, f"--out={tmp_path / 'undisturbed'}") == 0
-    command = [sys.executable, str(ROOT / "sweep.py"), *flags, f"--out={tmp_path / 'disturbed'}"]
+    (point,), (one, other) = points_of(*flags[:2]), (tmp_path / name for name in ("undisturbed", "disturbed"))
+    command = [sys.executable, str(ROOT / "sweep.py"), *flags, f"--out={other}"]
     how = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     how |= dict(env=os.environ | {"OMP_NUM_THREADS": "1"})
-    runs = [tmp_path / "undisturbed" / point.run.path.name for point in points_of(*flags[:2])]
     process = subprocess.Popen(command, **how)
-    wait_for_row(process, tmp_path / "disturbed" / runs[0].name, 60)
+    wait_for_row(process, other / point.run.path.name, 58)
     os.killpg(process.pid, signal.SIGKILL)
     finish(process, -signal.SIGKILL)
-    process = subprocess.Popen(command, **how)
-    finish(process, 0)
-    for run in runs:
-        assert_same_run(tmp_path / "disturbed" / run.name, run)
-    one, other = (json.loads((tmp_path / f / "sweep.json").read_text())["curves"] for f in ("undisturbed", "disturbed"))
+    assert not (other / point.run.path.name / "done.json").exists()
+    finish(subprocess.Popen(command, **how), 0)
+    log = (other / point.run.path.name / "train.log").read_text()
+    assert re.findall(r"weights: .*, step (\d+)", log) in (["20"], ["40"])  # the last two saves before row 58
+    assert_same_run(other / point.run.path.name, one / point.run.path.name)
+    one, other = (json.loads((folder / "sweep.json").read_text())["curves"] for folder in (one, other))
     assert one == other
