@@ -228,7 +228,7 @@ def test_penalties_of_routers(tmp_path):
         assert frozen == {f"network.blocks.{i}.mlp.f.router.choice_bias" for i in range(2)}
 
 
-@pytest.mark.parametrize("name", ["Admin", "sigmaReparam, HG, DP", "experts"])
+@pytest.mark.parametrize("name", ["Admin", "sigmaReparam + HG + DP + bias", "experts"])
 def test_saved_again(name, tmp_path):
     """What `transformers` writes loads again, code included, and has the same content."""
     ours, theirs = pair(tmp_path, EXPERTS if name == "experts" else network(name, 2)[0])

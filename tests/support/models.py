@@ -107,14 +107,15 @@ def joined(names: str) -> dict:
     return found
 
 
-MUCH = "llama + mid + input norm + bias + 2 groups + Mix-LN + LNS + 1/l^0.3 + LayerScale + sigmaReparam + HG + DP + ER"
 # One or two of every family, for checks that are too slow to run on all in the fast suite.
 REPRESENTATIVES = joined(
     "S5 | post + LN | S5 + dyt + beta | no norm + S2 | llama + S5 | relu2 | LNS | S5 + LNS branch + swiglu | "
     "S5 + Mix-LN + LNS + rope | DeepNorm | Admin | LayerScale | no norm + SkipInit | LN + 4 groups | "
     "Fixup + llama + bias + LNS branch | sigmaReparam + HG + DP + bias | LN + HG + LNS + swiglu | DNP | "
-    f"LN + post attn + ER | HG + DNP + OR | {MUCH}"
+    "LN + post attn + ER | HG + DNP + OR"
 )
+MUCH = "llama + mid + input norm + bias + 2 groups + Mix-LN + LNS + 1/l^0.3 + LayerScale + sigmaReparam + HG + DP + ER"
+REPRESENTATIVES["much at once"] = joined(MUCH)[MUCH]
 LAYOUTS |= joined(
     "post + LN | S5 + dyt + beta | post + dyt | no norm + S2 | S2 + mqa | S2 + rope + gqa + head size | llama + S5"
 )

@@ -18,7 +18,7 @@ from nanodnt.run.environment import Env
 from support.depth import examples as count
 from support.depth import spread
 from support.examples import documents
-from support.models import ALL, LLAMA, MUCH, POST, S5, build, depth_of, error, gradients, network, tokens
+from support.models import ALL, LLAMA, POST, S5, build, depth_of, error, gradients, network, tokens
 from support.operators import assert_same_gradients, fresh_compiler, saved_for_backward, standing_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,7 +66,7 @@ def assert_apart(model, batch, tolerance, of_gradients=None):
     assert error(model(idx)[0], logits) > 0.01
 
 
-SOME = ("S1", "rope", "S2 + mqa", "post + LN", "S5 + dyt + beta", "llama + S5", "S5 + Mix-LN + LNS + rope", MUCH)
+SOME = ("S1", "S2 + mqa", "post + LN", "S5 + dyt + beta", "llama + S5", "S5 + Mix-LN + LNS + rope", "much at once")
 
 
 @pytest.mark.parametrize("name", spread(tuple(ALL), fast=SOME))
