@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -36,29 +37,23 @@ def test_permutation_is_one_and_depends_on_the_key(n):
 
 
 def test_permutation_reaches_every_order_about_equally_often():
-    counts = {}
-    for key in range(2400):
-        order = tuple(permutation(np.arange(4), 4, key * 7919))
-        counts[order] = counts.get(order, 0) + 1
-    assert len(counts) == 24 and min(counts.values()) > 50 and max(counts.values()) < 170  # 100 expected, 5 to 7 sigma
+    counts = Counter(tuple(permutation(np.arange(4), 4, key * 7919)) for key in range(1200))
+    assert len(counts) == 24 and min(counts.values()) > 15 and max(counts.values()) < 99  # 50 expected, 5 to 7 sigma
 
 
 def test_an_epoch_sees_every_window_once_and_targets_are_shifted_by_one(folder):
     data = PreparedText(folder, block_size=8, seed=3)
     assert data.n_train == (830 - 8) // 8
-    rows = [row for step in range(51) for row in zip(*data.batch(step, 2), strict=True)]  # 102 windows = one epoch
-    assert data.n_train == len(rows)
-    starts = sorted(int(x[0]) for x, _ in rows)
-    assert len(set(starts)) == 102 and all(b - a == 8 for a, b in zip(starts, starts[1:], strict=False))
-    for x, y in rows:  # token i of the file is i
-        assert (x == np.arange(x[0], x[0] + 8)).all() and (y == x + 1).all()
+    x, y = map(np.concatenate, zip(*(data.batch(step, 2) for step in range(51)), strict=True))  # 102 windows: an epoch
+    assert data.n_train == len(x) and (np.diff(np.sort(x[:, 0])) == 8).all()
+    assert (x == x[:, :1] + np.arange(8)).all() and (y == x + 1).all()  # token i of the file is i
 
 
 def test_epochs_differ_in_order_and_offset(folder):
     data = PreparedText(folder, block_size=8)
-    epochs = [[int(data.batch(e * 102 + i, 1)[0][0, 0]) for i in range(102)] for e in range(8)]
-    assert len({tuple(e) for e in epochs}) == 8 and len({min(e) for e in epochs}) > 2
-    assert min(map(min, epochs)) >= 0 and max(map(max, epochs)) + 8 < 830
+    epochs = [data.batch(epoch, 102)[0][:, 0] for epoch in range(8)]
+    assert len({tuple(e) for e in epochs}) == 8 and len({e.min() for e in epochs}) > 2
+    assert np.min(epochs) >= 0 and np.max(epochs) + 8 < 830
 
 
 def test_a_batch_depends_on_dataset_seed_and_step_alone(folder):
@@ -74,10 +69,8 @@ def test_a_batch_depends_on_dataset_seed_and_step_alone(folder):
 def test_ranks_and_micro_batches_are_slices_of_one_batch(folder):
     data = PreparedText(folder, 8)
     whole = data.batch(9, 12)[0]
-    for parts in (2, 3, 4, 6):
-        n = 12 // parts
-        split = [data.batch(9, 12, slice(i * n, (i + 1) * n))[0] for i in range(parts)]
-        assert (np.concatenate(split) == whole).all()
+    for n in (6, 4, 3, 2):
+        assert (np.concatenate([data.batch(9, 12, slice(i, i + n))[0] for i in range(0, 12, n)]) == whole).all()
     x, _ = data.batch(0, 250)  # two and a half epochs
     assert len(x) == 250 and len({int(r[0]) for r in x[:102]}) == 102
 
@@ -106,16 +99,15 @@ def test_uint32_files(tmp_path):
     assert data.batch(0, 3)[0].min() >= 70_000 and data.batch(0, 3)[0].dtype == np.int64
 
 
-@pytest.mark.parametrize("batches, rows", [(500, 32), pytest.param(10_000, 8, marks=pytest.mark.deep)])
-def test_memory_does_not_grow_with_what_was_read(batches, rows, tmp_path):
-    """A mapped file of 64 MB would add what was read of it, 31 MB or all, to the resident set."""
-    prepare(tmp_path / "m", np.zeros(1 << 25, np.uint16), np.zeros(2000, np.uint16))
+def test_memory_does_not_grow_with_what_was_read(tmp_path):
+    """A mapped file of 64 MB would add what was read of it, half, to the resident set."""
+    prepare(tmp_path / "m", np.zeros(1 << 25, np.uint16), np.zeros(20_000, np.uint16))
     code = (
-        "import sys, resource; from nanodnt.data.windows import PreparedText; d = PreparedText(sys.argv[1], 1024)\n"
+        "import sys, resource; from nanodnt.data.windows import PreparedText; d = PreparedText(sys.argv[1], 1 << 14)\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
-        f"for s in range(100): d.batch(s, {rows})\n"
+        "for s in range(100): d.batch(s, 2)\n"
         "a = peak()\n"
-        f"for s in range(100, 100 + {batches}): d.batch(s, {rows})\n"
+        "for s in range(100, 600): d.batch(s, 2)\n"
         "print(peak() - a)"
     )
     run = subprocess.run([sys.executable, "-c", code, tmp_path / "m"], cwd=ROOT, capture_output=True, text=True)
