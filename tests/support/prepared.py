@@ -15,7 +15,7 @@ from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import hub, script, text
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import open_data
-from support.runs import ROOT
+from support.runs import ROOT, contents
 
 
 def load_script(name):
@@ -75,19 +75,34 @@ def use_fake_hub(monkeypatch, folder, of_repo=lambda repo: repo):
     monkeypatch.setattr(hub, "check_disk", lambda needs: None)
 
 
+def use_failing_hub(monkeypatch, message):
+    """Downloads from the Hugging Face Hub fail."""
+    import huggingface_hub
+
+    def snapshot_download(*args, **how):
+        raise ConnectionError(message)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+
 def use_fake_bpe(monkeypatch):
     """Make FakeBPE the tokenizer gpt2."""
     monkeypatch.setattr(tokenizer, "load_bpe", lambda kind: FakeBPE())
     monkeypatch.setattr(text, "_tokenizer", text._tokenizer.__wrapped__)  # which keeps no tokenizer
 
 
-def note_parts(monkeypatch) -> list:
-    """A list that gets the name of every part that is written from now on."""
-    written, write_part = [], text._write_part
+WRITE_PART = text._write_part
+
+
+def note_parts(monkeypatch, most=99) -> list:
+    """A list that gets the name of every part that is written from now on; after so many it is as if Ctrl-C came."""
+    written = []
 
     def note(path, *rest):
+        if len(written) == most:
+            raise KeyboardInterrupt
         written.append(path.name)
-        write_part(path, *rest)
+        WRITE_PART(path, *rest)
 
     monkeypatch.setattr(text, "_write_part", note)
     return written
@@ -107,9 +122,32 @@ def documents_of(folder, split):
     return [tokenizer.decode(part[:-1]) for part in np.split(ids, np.flatnonzero(ids == tokenizer.eot) + 1)[:-1]]
 
 
+def texts_of(folder):
+    """The documents of train.bin and those of val.bin."""
+    return documents_of(folder, "train"), documents_of(folder, "val")
+
+
 def error_of(main, *argv):
     """The line that a script ends with; it must be an error, and one line."""
     with pytest.raises(SystemExit) as e:
         script.run(lambda: main(list(argv)))
     assert isinstance(e.value.code, str) and e.value.code.startswith("error: ") and "\n" not in e.value.code
     return e.value.code
+
+
+def assert_refused(main, home, flags, words):
+    """A script for own data refuses these flags in a line with these words, whether its dataset is there or not, and
+    leaves no trace."""
+    (home / "digits").mkdir()
+    (home / "digits" / "prepare.py").touch()
+    before = contents(home.parent)
+    for name in ("mine", "new"):
+        line = error_of(main, *(f"--{key}={value}" for key, value in ({"name": name} | flags).items()))
+        assert words in line and contents(home.parent) == before
+    assert not any(path.name in ("new", "parts") for path in home.parent.rglob("*"))
+
+
+def list_files_backwards(monkeypatch):
+    """Another file system lists files in another order."""
+    rglob = Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(rglob(self, pattern))))

@@ -16,27 +16,18 @@ from nanodnt.data import load_meta
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.data.windows import PreparedText
 from nanodnt.prepare import script, text
+from support import prepared
 from support.depth import examples
-from support.prepared import (
-    documents_of,
-    error_of,
-    ids_of,
-    load_script,
-    needs_gpt2,
-    note_parts,
-    use_fake_bpe,
-    use_other_home,
-)
 from support.runs import ROOT, contents
 
-local, pystdlib = map(load_script, ("local", "pystdlib"))
+local, pystdlib = map(prepared.load_script, ("local", "pystdlib"))
 BYTES = Tokenizer.meta_for("bytes")
 TEXTS = [f"Document {i}: naïve λ → " + "x y\n" * (i % 7) + f"\n\nend {i * i}" for i in range(40)]
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    return use_other_home(tmp_path / "data", monkeypatch)
+    return prepared.use_other_home(tmp_path / "data", monkeypatch)
 
 
 # ------------------------------------------------------------------------------------------------------- pystdlib
@@ -62,10 +53,10 @@ def test_pystdlib(tmp_path, monkeypatch, capsys):
     shares = {name: int(hashlib.sha256(f"pystdlib/{name}".encode()).hexdigest()[:12], 16) / 16**12 for name in names}
     val = [f'"""Größe {name}"""\n' for name in sorted(names) if shares[name] < 0.08]
     train = [f'"""Größe {name}"""\n' for name in sorted(names) if shares[name] >= 0.08]
-    assert documents_of(out, "train") == train and documents_of(out, "val") == val and 3 < len(val) < 20
+    assert prepared.texts_of(out) == (train, val) and 3 < len(val) < 20
     for name in names[:30]:
         (root / name).unlink()
-    assert "only 90 source files" in error_of(pystdlib.main, f"--out_dir={out}")
+    assert "only 90 source files" in prepared.error_of(pystdlib.main, f"--out_dir={out}")
     assert contents(out) == made[1]
 
 
@@ -74,17 +65,17 @@ def test_pystdlib(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("kind", ["bytes", "gpt2"])
 def test_local_round_trip(kind, home, tmp_path, capsys, monkeypatch):
-    use_fake_bpe(monkeypatch)
+    prepared.use_fake_bpe(monkeypatch)
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS))
     local.main([f"--input={tmp_path / 'texts.jsonl'}", f"--tokenizer={kind}", "--name=mine", "--val_fraction=0.2"])
     assert "next: python train.py --dataset=mine" in capsys.readouterr().out
-    train, val = documents_of(home / "mine", "train"), documents_of(home / "mine", "val")
+    train, val = prepared.texts_of(home / "mine")
     assert sorted(train + val) == sorted(TEXTS) and 3 <= len(val) <= 14
     assert [t for t in TEXTS if t in train] == train  # in the order of the file
     meta, eot = load_meta("mine"), {"bytes": 256, "gpt2": 50256}[kind]
     assert (meta["vocab_size"], meta["eot"], meta["dtype"]) == (eot + 1, eot, "uint16")
     for split in ("train", "val"):
-        ids, part = ids_of(home / "mine", split), meta["splits"][split]
+        ids, part = prepared.ids_of(home / "mine", split), meta["splits"][split]
         assert (part["tokens"], part["max_id"]) == (len(ids), ids.max())
         assert part["sha256"] == hashlib.sha256((home / "mine" / f"{split}.bin").read_bytes()).hexdigest()
     assert set(contents(home / "mine")) == {"train.bin", "val.bin", "meta.json"}
@@ -102,7 +93,7 @@ def test_the_end_of_a_single_text_is_held_out(fraction, home, tmp_path):
     assert meta["chars"] == sorted(set(text)) and meta["eot"] is None and meta["vocab_size"] == len(set(text))
     cut = int(len(text) * (1 - fraction))
     for split, expected in (("train", text[:cut]), ("val", text[cut:])):
-        assert "".join(meta["chars"][i] for i in ids_of(home / "h", split)) == expected
+        assert "".join(meta["chars"][i] for i in prepared.ids_of(home / "h", split)) == expected
     local.main(arguments)
     assert contents(home / "h") == first
 
@@ -113,7 +104,8 @@ def test_ids_are_two_bytes_as_long_as_they_fit(size, dtype, tmp_path):
     splits = {"train": [["".join(chars)]], "val": [["".join(chars[-2:])]]}
     meta = text.build(tmp_path / "d", "test", Tokenizer.meta_for("chars", chars), splits)
     assert meta["dtype"] == dtype == load_meta(str(tmp_path / "d"))["dtype"]
-    assert ids_of(tmp_path / "d", "train").tolist() == list(range(size)) and meta["splits"]["val"]["max_id"] == size - 1
+    assert meta["splits"]["val"]["max_id"] == size - 1
+    assert prepared.ids_of(tmp_path / "d", "train").tolist() == list(range(size))
     assert (tmp_path / "d" / "train.bin").stat().st_size == size * int(dtype[4:]) // 8
 
 
@@ -143,16 +135,16 @@ def write_inputs(folder):
 def test_local_reads_files_and_folders(part, expected, home, tmp_path, capsys, monkeypatch):
     texts = write_inputs(tmp_path / "in")[expected]
     local.main([f"--input={tmp_path / 'in' / part}", "--tokenizer=bytes", "--name=x"])
-    train, val = documents_of(home / "x", "train"), documents_of(home / "x", "val")
+    train, val = prepared.texts_of(home / "x")
     assert sorted(train + val) == sorted(texts) and train == [t for t in texts if t not in val] and train and val
     assert ("image.png" in capsys.readouterr().err) == (part == "")
-    made, rglob = contents(home / "x"), Path.rglob
-    monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(rglob(self, pattern))))
+    made = contents(home / "x")
+    prepared.list_files_backwards(monkeypatch)
     local.main([f"--input={tmp_path / 'in' / part}", "--tokenizer=bytes", "--name=x"])
-    assert contents(home / "x") == made  # whatever order the file system lists them in
+    assert contents(home / "x") == made
 
 
-@needs_gpt2
+@prepared.needs_gpt2
 def test_real_gpt2_tokens(tmp_path, monkeypatch):
     import tiktoken
 
@@ -161,7 +153,7 @@ def test_real_gpt2_tokens(tmp_path, monkeypatch):
     assert bpe.encode_ordinary("Hello world") == [15496, 995]
     texts = ["Hello world", Path(local.__file__).read_text(encoding="utf-8") * 3, "a\n\n\n b\nc \n d\n" * 50]
     text.build(tmp_path, "test", Tokenizer.meta_for("gpt2"), {"train": [texts], "val": [["x"]]})
-    assert ids_of(tmp_path, "train").tolist() == [i for t in texts for i in [*bpe.encode_ordinary(t), 50256]]
+    assert prepared.ids_of(tmp_path, "train").tolist() == [i for t in texts for i in [*bpe.encode_ordinary(t), 50256]]
 
 
 @settings(max_examples=examples(fast=50, deep=2000), deadline=None)
@@ -194,8 +186,8 @@ def test_parallel_is_one_by_one(workers, tmp_path, monkeypatch):
     monkeypatch.setattr(text, "JOB_CHARS", 20)
     files = [*FILES[:2], iter(FILES[2])]
     text.build(tmp_path, "test", BYTES, {"train": files, "val": [["held out"]]}, workers=workers)
-    assert ids_of(tmp_path, "train").tolist() == [i for text in TEXTS for i in [*text.encode(), 256]]
-    assert documents_of(tmp_path, "val") == ["held out"]
+    assert prepared.ids_of(tmp_path, "train").tolist() == [i for text in TEXTS for i in [*text.encode(), 256]]
+    assert prepared.documents_of(tmp_path, "val") == ["held out"]
 
 
 def killed(texts, how):
@@ -226,7 +218,7 @@ def test_a_restart_uses_finished_files(how, workers, said, tmp_path, monkeypatch
     finished = {p.name for p in (out / "parts").glob("train-*.bin")}
     assert finished == {"train-000000.bin", "train-000001.bin"} and not (out / "meta.json").exists()
 
-    written = note_parts(monkeypatch)
+    written = prepared.note_parts(monkeypatch)
     text.build(out, "test", BYTES, {"train": FILES, "val": val}, name="same", resume=True)
     assert written == ["train-000002.bin", "val-000000.bin"]
     assert contents(out) == contents(whole)
@@ -234,15 +226,15 @@ def test_a_restart_uses_finished_files(how, workers, said, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("change", ["source", "tokenizer"])
 def test_parts_of_something_else_are_not_used(change, tmp_path):
+    splits = {"train": [*FILES[:2], killed(FILES[2], interrupt)], "val": [["v"]]}
     with pytest.raises(KeyboardInterrupt):
-        splits = {"train": [*FILES[:2], killed(FILES[2], interrupt)], "val": [["v"]]}
         text.build(tmp_path, "one", BYTES, splits, resume=True)
     assert list((tmp_path / "parts").glob("train-*.bin"))
     other = [text.upper() for text in TEXTS]
     chars = Tokenizer.meta_for("chars", sorted(set("".join(other) + "v")))
     source, tokenizer = {"source": ("two", BYTES), "tokenizer": ("one", chars)}[change]
     text.build(tmp_path, source, tokenizer, {"train": [other], "val": [["v"]]}, resume=True)
-    assert Tokenizer(tokenizer).decode(ids_of(tmp_path, "train")) == "".join(other)
+    assert Tokenizer(tokenizer).decode(prepared.ids_of(tmp_path, "train")) == "".join(other)
 
 
 def test_a_half_replaced_dataset_is_not_prepared(tmp_path, monkeypatch):
@@ -261,7 +253,7 @@ def test_a_half_replaced_dataset_is_not_prepared(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="not prepared"):
         load_meta(str(tmp_path))
     text.build(tmp_path, "first", BYTES, splits)
-    assert documents_of(tmp_path, "train") == ["one", "two"] and load_meta(str(tmp_path))["source"] == "first"
+    assert prepared.documents_of(tmp_path, "train") == ["one", "two"] and load_meta(str(tmp_path))["source"] == "first"
 
 
 # ------------------------------------------------------------------------------------------------------- bad input
@@ -300,7 +292,7 @@ BAD = [
     ({"input": "fake.parquet"}, "fake.parquet is not a parquet file"),
     ({"input": "key.parquet"}, "no UTF-8 text under 'text' in {'body': 'a'}"),
     ({"name": "../mine"}, "--name='../mine': use letters"),
-    ({"name": "openwebtext"}, "openwebtext is the source folder of another dataset"),
+    ({"name": "digits"}, "digits is the source folder of another dataset"),
     ({"name": "a_file"}, "a_file is a file"),
     ({"val_fraction": "0"}, "--val_fraction=0.0 must be above 0 and below 1"),
     ({"val_fraction": "nan"}, "below 1"),
@@ -320,16 +312,10 @@ def test_bad_input_is_one_line_and_leaves_no_trace(flags, message, home, tmp_pat
     monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
     bad_inputs(tmp_path)
     local.main([f"--input={tmp_path / 'in'}", "--tokenizer=bytes", "--name=mine"])
-    (home / "openwebtext").mkdir()
-    (home / "openwebtext" / "prepare.py").touch()
     (home / "a_file").touch()
-    before = contents(tmp_path)
-    flags = {"input": "in", "tokenizer": "bytes", "name": "mine"} | flags
+    flags = {"input": "in", "tokenizer": "bytes"} | flags
     flags |= {key: tmp_path / flags[key] for key in ("input", "out_dir") if key in flags}
-    assert message in error_of(local.main, *(f"--{k}={v}" for k, v in flags.items()))
-    assert contents(tmp_path) == before
-    error_of(local.main, *(f"--{k}={v}" for k, v in ({"name": "new"} | flags).items()))
-    assert not any(p.name in ("new", "parts") for p in tmp_path.rglob("*"))
+    prepared.assert_refused(local.main, home, flags, message)
 
 
 def test_a_script_ends_with_a_line_and_exit_code_1():

@@ -14,20 +14,11 @@ from pyarrow import parquet
 
 from nanodnt.data import load_meta
 from nanodnt.prepare import hub as downloads
-from nanodnt.prepare import text
-from support.prepared import (
-    COMMIT,
-    documents_of,
-    error_of,
-    ids_of,
-    load_script,
-    note_parts,
-    use_fake_bpe,
-    use_fake_hub,
-)
+from support import prepared
 from support.runs import contents
 
-shakespeare, openwebtext, minipile, c4 = map(load_script, ("shakespeare_char", "openwebtext", "minipile", "c4"))
+SCRIPTS = "shakespeare_char", "openwebtext", "minipile", "c4"
+shakespeare, openwebtext, minipile, c4 = map(prepared.load_script, SCRIPTS)
 CHECK_DISK = downloads.check_disk
 PLAY = "First Citizen:\nBefore we proceed any further, hear me speak.\n" * 7
 
@@ -40,8 +31,8 @@ def test_shakespeare_is_downloaded_checked_and_split_as_in_nanogpt(tmp_path, mon
     shakespeare.main([f"--out_dir={out}"])
     ids = {c: i for i, c in enumerate(sorted(set(PLAY)))}
     cut = int(len(PLAY) * 0.9)
-    assert ids_of(out, "train").tolist() == [ids[c] for c in PLAY[:cut]]
-    assert ids_of(out, "val").tolist() == [ids[c] for c in PLAY[cut:]]
+    assert prepared.ids_of(out, "train").tolist() == [ids[c] for c in PLAY[:cut]]
+    assert prepared.ids_of(out, "val").tolist() == [ids[c] for c in PLAY[cut:]]
     assert load_meta(str(out))["source"] == (tmp_path / "input.txt").as_uri()
 
     (tmp_path / "input.txt").write_text("changed")
@@ -49,12 +40,12 @@ def test_shakespeare_is_downloaded_checked_and_split_as_in_nanogpt(tmp_path, mon
     shakespeare.main([f"--out_dir={out}"])  # what was downloaded is still there
     assert contents(out) == before
     (out / "parts" / "input.txt").write_text("damaged")
-    line = error_of(shakespeare.main, f"--out_dir={out}")
+    line = prepared.error_of(shakespeare.main, f"--out_dir={out}")
     assert hashlib.sha256(b"changed").hexdigest() in line and checksum in line
     assert not (out / "parts" / "input.txt.partial").exists()
     assert (out / "train.bin").read_bytes() == before["train.bin"] and load_meta(str(out))
     (tmp_path / "input.txt").unlink()
-    assert "could not download" in error_of(shakespeare.main, f"--out_dir={out}")
+    assert "could not download" in prepared.error_of(shakespeare.main, f"--out_dir={out}")
 
 
 def test_a_broken_download_continues(tmp_path, monkeypatch):
@@ -107,20 +98,20 @@ def hub(tmp_path, monkeypatch):
         else:
             parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "made")
             raw = (tmp_path / "made").read_bytes()
-        blob, link = tmp_path / hashlib.sha256(raw).hexdigest(), tmp_path / "hub" / dataset / COMMIT / name
+        blob, link = tmp_path / hashlib.sha256(raw).hexdigest(), tmp_path / "hub" / dataset / prepared.COMMIT / name
         blob.write_bytes(raw)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(blob)
-    use_fake_hub(monkeypatch, tmp_path, lambda repo: repo.split("/")[1])
-    use_fake_bpe(monkeypatch)
+    prepared.use_fake_hub(monkeypatch, tmp_path, lambda repo: repo.split("/")[1])
+    prepared.use_fake_bpe(monkeypatch)
     return made
 
 
-def prepared(script, out, *flags):
+def made_by(script, out, *flags):
     script.main([f"--out_dir={out}", "--workers=1", *flags])
     meta = load_meta(str(out))
-    assert meta["tokenizer"] == "gpt2" and COMMIT in meta["source"] and not (out / "parts").exists()
-    return documents_of(out, "train"), documents_of(out, "val")
+    assert meta["tokenizer"] == "gpt2" and prepared.COMMIT in meta["source"] and not (out / "parts").exists()
+    return prepared.texts_of(out)
 
 
 def test_openwebtext_is_split_as_in_nanogpt(hub, tmp_path):
@@ -128,74 +119,61 @@ def test_openwebtext_is_split_as_in_nanogpt(hub, tmp_path):
 
     texts = [t for file in hub["openwebtext"].values() for t in file]
     split = datasets.Dataset.from_dict({"text": texts}).train_test_split(test_size=0.0005, seed=2357, shuffle=True)
-    train, val = prepared(openwebtext, tmp_path / "owt")
+    train, val = made_by(openwebtext, tmp_path / "owt")
     assert len(val) == 2 and val == list(split["test"]["text"])
     assert sorted(train) == sorted(split["train"]["text"]) and train == [t for t in texts if t not in val]
 
 
 def test_minipile_and_c4_keep_their_splits(hub, tmp_path):
     files = hub["minipile"]
-    train, val = prepared(minipile, tmp_path / "m")
+    train, val = made_by(minipile, tmp_path / "m")
     assert [t for name in list(files)[:2] for t in files[name]] == train and val == files[list(files)[2]]
     files = hub["c4"]
-    train, val = prepared(c4, tmp_path / "c", "--shards=2")
+    train, val = made_by(c4, tmp_path / "c", "--shards=2")
     assert [t for name in list(files)[:2] for t in files[name]] == train
     assert [t for name in list(files)[3:] for t in files[name]] == val
     assert "2 of 1024" in load_meta(str(tmp_path / "c"))["source"]
 
 
 def test_a_killed_hub_dataset_is_continued(hub, tmp_path, monkeypatch):
-    prepared(openwebtext, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        written = note_parts(patch)
-        write_part = text._write_part
-
-        def die_at_the_fourth(*part):
-            if len(written) == 3:
-                raise KeyboardInterrupt
-            write_part(*part)
-
-        patch.setattr(text, "_write_part", die_at_the_fourth)
-        with pytest.raises(KeyboardInterrupt):
-            prepared(openwebtext, tmp_path / "again")
-    resumed = note_parts(monkeypatch)
-    prepared(openwebtext, tmp_path / "again")
-    written += resumed
-    assert len(written) == len(set(written)) == 4  # no part was made twice
+    made_by(openwebtext, tmp_path / "whole")
+    written = prepared.note_parts(monkeypatch, most=3)
+    with pytest.raises(KeyboardInterrupt):
+        made_by(openwebtext, tmp_path / "again")
+    resumed = prepared.note_parts(monkeypatch)
+    made_by(openwebtext, tmp_path / "again")
+    assert len(written + resumed) == len({*written, *resumed}) == 4  # no part was made twice
     assert contents(tmp_path / "again") == contents(tmp_path / "whole")
 
 
 def test_no_network_no_package_no_room(hub, tmp_path, monkeypatch):
-    import huggingface_hub
-
-    def fails(*args, **kwargs):
-        raise ConnectionError("name resolution failed\nand more")
-
     out = f"--out_dir={tmp_path / 'out'}"
     with monkeypatch.context() as patch:
-        patch.setattr(huggingface_hub, "snapshot_download", fails)
-        line = error_of(minipile.main, out)
+        prepared.use_failing_hub(patch, "name resolution failed\nand more")
+        line = prepared.error_of(minipile.main, out)
         assert "could not download" in line and minipile.REVISION in line and "name resolution failed" in line
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "pyarrow.parquet", None)
-        assert "the package pyarrow.parquet is missing: pip install" in error_of(minipile.main, out)
+        assert "the package pyarrow.parquet is missing: pip install" in prepared.error_of(minipile.main, out)
     with monkeypatch.context() as patch:
         patch.setattr(downloads, "check_disk", CHECK_DISK)
         patch.setattr(downloads.shutil, "disk_usage", lambda path: type("", (), {"free": 5_000_000_000}))
-        assert "has 5.0 GB free, and this needs" in error_of(minipile.main, out)
+        assert "has 5.0 GB free, and this needs" in prepared.error_of(minipile.main, out)
     assert not (tmp_path / "out").exists()
 
 
 def test_an_incomplete_or_damaged_hub_download(hub, tmp_path):
-    folder = tmp_path / "hub" / "minipile" / COMMIT / "data"
+    folder = tmp_path / "hub" / "minipile" / prepared.COMMIT / "data"
     first, second = sorted(folder.glob("train-*"))
     with open(second.resolve(), "ab") as f:
         f.write(b"x")
-    assert f"{second.name} was damaged" in error_of(minipile.main, f"--out_dir={tmp_path / 'out'}")
+    assert f"{second.name} was damaged" in prepared.error_of(minipile.main, f"--out_dir={tmp_path / 'out'}")
     assert first.exists() and not second.exists()  # a dangling link: the next run downloads it again
     second.unlink()
-    assert "gave only 1 of the files data/train-*" in error_of(minipile.main, f"--out_dir={tmp_path / 'out'}")
-    assert "gave only 0 of the files en/c4-train.00003" in error_of(c4.main, f"--out_dir={tmp_path}", "--shards=4")
+    assert "gave only 1 of the files data/train-*" in prepared.error_of(minipile.main, f"--out_dir={tmp_path / 'out'}")
+    assert "gave only 0 of the files en/c4-train.00003" in prepared.error_of(
+        c4.main, f"--out_dir={tmp_path}", "--shards=4"
+    )
 
 
 def test_disk_space_counts_what_is_there(tmp_path, monkeypatch):

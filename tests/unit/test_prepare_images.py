@@ -17,11 +17,11 @@ from nanodnt.data.images import PreparedImages
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import images as prepare_images
 from nanodnt.prepare import text
+from support import prepared
 from support.images import bomb, encode, noise
-from support.prepared import COMMIT, error_of, load_script, use_fake_hub, use_other_home
 from support.runs import contents
 
-cifar10, imagenet1k, local = map(load_script, ("cifar10", "imagenet1k", "local_images"))
+cifar10, imagenet1k, local = map(prepared.load_script, ("cifar10", "imagenet1k", "local_images"))
 
 
 def images_of(folder, split) -> list:
@@ -47,70 +47,67 @@ def make_parquet(path: Path, columns: dict, classes: dict):
     datasets.Dataset.from_dict(columns, features=features).to_parquet(path)
 
 
+HUB = {  # repository, folder, name of what is held out, columns, classes
+    "cifar10": ("uoft-cs/cifar10", "plain_text", "test", ("img", "label"), 10),
+    "cifar100": ("uoft-cs/cifar100", "cifar100", "test", ("img", "fine_label"), 100),
+    "imagenet1k": ("ILSVRC/imagenet-1k", "data", "validation", ("image", "label"), 1000),
+}
+
+
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A Hub of three small datasets; returns {name: {split: [(encoded bytes, label)]}}."""
-    small = [encode(noise(32, 32, 3, seed=i)) for i in range(9)]
-    photos = [encode(noise(40 + i, 50, 3, seed=i), "JPEG") for i in range(6)] + [encode(noise(30, 33), "JPEG")]
-    cmyk = io.BytesIO()
-    Image.fromarray(noise(20, 25, 4), mode="CMYK").save(cmyk, "JPEG")
-    photos.append(cmyk.getvalue())
-    made = {}
-    for name, repo, folder, held_out, columns, classes, images in (
-        ("cifar10", "uoft-cs/cifar10", "plain_text", "test", ("img", "label"), 10, small),
-        ("cifar100", "uoft-cs/cifar100", "cifar100", "test", ("img", "fine_label"), 100, small),
-        ("imagenet1k", "ILSVRC/imagenet-1k", "data", "validation", ("image", "label"), 1000, photos),
-    ):
+    """Make a small dataset of a Hub: hub(name) returns {split: [(encoded bytes, label)]}."""
+    prepared.use_fake_hub(monkeypatch, tmp_path)
+
+    def make(name):
+        repo, folder, held_out, columns, classes = HUB[name]
+        if name == "imagenet1k":
+            images = [encode(noise(40 + i, 50, 3, seed=i), "JPEG") for i in range(6)]
+            images.append(encode(noise(30, 33), "JPEG"))
+            Image.fromarray(noise(20, 25, 4), mode="CMYK").save(cmyk := io.BytesIO(), "JPEG")
+            images.append(cmyk.getvalue())
+        else:
+            images = [encode(noise(32, 32, 3, seed=i)) for i in range(9)]
         pairs = [(raw, (7 * i + 3) % classes) for i, raw in enumerate(images)]
-        made[name] = {"train": pairs[:6], "val": pairs[6:]}
         for part, found in (("train", pairs[:6]), (held_out, pairs[6:])):
             values = [{"bytes": raw, "path": None} for raw, _ in found], [label for _, label in found]
             names = {columns[1]: [f"kind {i}" for i in range(classes)], "coarse_label": ["a", "b"]}
-            file = tmp_path / "hub" / repo / COMMIT / folder / f"{part}-00000-of-00001.parquet"
+            file = tmp_path / "hub" / repo / prepared.COMMIT / folder / f"{part}-00000-of-00001.parquet"
             make_parquet(file, dict(zip(columns, values, strict=True), coarse_label=[0] * len(found)), names)
-    use_fake_hub(monkeypatch, tmp_path)
-    return made
+        return {"train": pairs[:6], "val": pairs[6:]}
+
+    return make
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "imagenet1k"])
+@pytest.mark.parametrize("name", HUB)
 def test_images_of_the_hub_are_kept_byte_for_byte(name, hub, tmp_path, capsys):
-    out = tmp_path / "out"
-    load_script(name).main([f"--out_dir={out}"])
+    out, made, photos, classes = tmp_path / "out", hub(name), name == "imagenet1k", HUB[name][-1]
+    prepared.load_script(name).main([f"--out_dir={out}"])
     meta = load_meta(str(out))
-    assert {split: images_of(out, split) for split in ("train", "val")} == hub[name]
-    assert (
-        meta["dataset"] == name
-        and COMMIT in meta["source"]
-        and ("research" in meta["licence"]) == (name == "imagenet1k")
-    )
-    assert len(meta["classes"]) == {"cifar10": 10, "cifar100": 100, "imagenet1k": 1000}[name]
-    assert meta["image_size"] == (None if name == "imagenet1k" else 32) and not (out / "parts").exists()
-    patches = "--image_size=224 --patch_size=16" if name == "imagenet1k" else "--patch_size=4"
+    assert {split: images_of(out, split) for split in ("train", "val")} == made
+    assert meta["dataset"] == name and prepared.COMMIT in meta["source"] and ("research" in meta["licence"]) == photos
+    assert len(meta["classes"]) == classes
+    assert meta["image_size"] == (None if photos else 32) and not (out / "parts").exists()
+    patches = "--image_size=224 --patch_size=16" if photos else "--patch_size=4"
     said = capsys.readouterr().out
     assert "train 6 images" in said and f"next: python train.py --dataset={out} {patches}\n" in said
     check_dataset([str(out)])
     said = capsys.readouterr().out
-    assert "all checksums match" in said and ("kind 7" in said) == (name != "imagenet1k")  # 1,000 would be too many
+    assert "all checksums match" in said and ("kind 7" in said) != photos  # 1,000 would be too many
     size = meta["image_size"] or 24
     images, labels = PreparedImages(str(out), 9, image_size=size).val_batch(np.arange(2), 2)
-    assert images.shape == (2, 3, size, size) and labels.tolist() == [label for _, label in hub[name]["val"][:2]]
+    assert images.shape == (2, 3, size, size) and labels.tolist() == [label for _, label in made["val"][:2]]
 
 
-def test_no_permission_no_package(hub, tmp_path, monkeypatch):
-    import huggingface_hub
-
-    def fails(*args, **kwargs):
-        raise ConnectionError("403 Client Error: you are not in the authorized list\nand more")
-
+def test_no_permission_no_package(tmp_path, monkeypatch):
     out = f"--out_dir={tmp_path / 'out'}"
-    with monkeypatch.context() as patch:
-        patch.setattr(huggingface_hub, "snapshot_download", fails)
-        line = error_of(imagenet1k.main, out)
-        assert "could not download" in line and "49e2ee26f38" in line and "403 Client Error" in line
-        assert "accept the terms at https://huggingface.co" in line
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "datasets", None)
-        assert "the package datasets is missing: pip install" in error_of(imagenet1k.main, out)
+    prepared.use_fake_hub(monkeypatch, tmp_path)
+    prepared.use_failing_hub(monkeypatch, "403 Client Error: you are not in the authorized list\nand more")
+    line = prepared.error_of(imagenet1k.main, out)
+    assert "could not download" in line and "49e2ee26f38" in line and "403 Client Error" in line
+    assert "accept the terms at https://huggingface.co" in line
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "the package datasets is missing: pip install" in prepared.error_of(imagenet1k.main, out)
     assert not (tmp_path / "out").exists()
 
 
@@ -132,10 +129,11 @@ TEN, PIXELS = [f"kind {i}" for i in range(10)], encode(noise(32, 32, 3))
 def test_bad_files_of_the_hub(changes, words, hub, tmp_path):
     made = dict(column="img", images=[PIXELS], label=0, names=TEN) | changes
     images = [raw and {"bytes": raw, "path": None} for raw in made["images"]]
+    hub("cifar10")
     columns = {made["column"]: images, "label": [made["label"]] * len(images)}
-    path = tmp_path / "hub/uoft-cs/cifar10" / COMMIT / "plain_text/test-00000-of-00001.parquet"
+    path = tmp_path / "hub/uoft-cs/cifar10" / prepared.COMMIT / "plain_text/test-00000-of-00001.parquet"
     make_parquet(path, columns, {"label": made["names"]})
-    assert words in error_of(cifar10.main, f"--out_dir={tmp_path / 'out'}")
+    assert words in prepared.error_of(cifar10.main, f"--out_dir={tmp_path / 'out'}")
     assert not (tmp_path / "out").exists()
 
 
@@ -144,7 +142,7 @@ def test_bad_files_of_the_hub(changes, words, hub, tmp_path):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    return use_other_home(tmp_path / "data", monkeypatch)
+    return prepared.use_other_home(tmp_path / "data", monkeypatch)
 
 
 def write_folder(folder, shape=(9, 9, 3), per_class=4):
@@ -182,10 +180,10 @@ def test_a_share_is_held_out_by_a_hash_of_names(home, tmp_path, monkeypatch):
     train, val = (images_of(home / "pets", split) for split in ("train", "val"))
     assert sorted(train + val) == sorted((raw, i) for i, name in enumerate(made) for raw in made[name])
     assert 9 <= len(val) <= 27 and load_meta("pets")["image_size"] is None
-    before, rglob = contents(home / "pets"), Path.rglob
-    monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(rglob(self, pattern))))
+    before = contents(home / "pets")
+    prepared.list_files_backwards(monkeypatch)
     local.main(flags)
-    assert contents(home / "pets") == before  # whatever order the file system lists them in
+    assert contents(home / "pets") == before
 
 
 def test_no_class_is_held_out_whole(home, tmp_path):
@@ -302,20 +300,14 @@ def test_bad_images_are_one_line_and_leave_no_trace(flag, spoil, words, home, tm
     folder = tmp_path / "in"
     for split in ("train", "val"):
         write_folder(folder / split)
-    flags = {"folder": folder, "name": "mine", "image_size": 9}
-    local.main([f"--{key}={value}" for key, value in flags.items()])
-    (home / "digits").mkdir()
-    (home / "digits" / "prepare.py").touch()
+    flags = {"folder": folder, "image_size": 9}
+    local.main(["--name=mine", *(f"--{key}={value}" for key, value in flags.items())])
     if spoil:
         spoil(folder)
     key, _, value = flag[2:].partition("=")
     flags = {k: v for k, v in (flags | {key: value}).items() if v != ""}
-    before = contents(tmp_path)
-    assert words in error_of(local.main, *(f"--{k}={v}" for k, v in flags.items()))
-    assert contents(tmp_path) == before and load_meta("mine")
-    if key != "name":
-        error_of(local.main, *(f"--{k}={v}" for k, v in (flags | {"name": "new"}).items()))
-    assert not any(p.name in ("new", "parts") for p in tmp_path.rglob("*"))
+    prepared.assert_refused(local.main, home, flags, words)
+    assert load_meta("mine")
 
 
 def test_labels_and_classes(tmp_path):
