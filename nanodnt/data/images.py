@@ -15,15 +15,14 @@ PIXELS, MIXING = 0, 1  # what a random number is for: each has a generator of it
 
 
 class PreparedImages(PreparedData):
-    """A prepared dataset of images, read as float32 (rows, C, S, S) with their labels.
+    """A prepared dataset of images, read as float32 (rows, C, S, S) with their labels; S is `image_size`.
 
     In every epoch each image comes once, in another order. What is drawn at random for an image (crop, flip, ...)
     depends on the seed, the step and its index in the whole batch alone: so a batch is the same for any number of
     `workers` (threads; 0 = the cores that this process may use), processes, and resumed or not.
 
-    `image_size` is S; `block_size` is the tokens that the network makes of an image, with which tokens are counted.
-    `flags` are a `TrainConfig`, which says what happens to training images; None: nothing.
-    ValueError, one line, where the dataset has images of one size and it is not S, or its files do not fit together.
+    `block_size` is the tokens that the network makes of an image. `flags` are a `TrainConfig`, which says what happens
+    to training images; None: nothing. ValueError where the images have one size that is not S, or files do not fit.
     """
 
     kind = "images"
@@ -102,14 +101,9 @@ class PreparedImages(PreparedData):
 
     def _for_each(self, count, work):
         """work(row) for each row, by all threads. An exception in it is raised here."""
-
-        def work_on(part):
-            for row in range(*part.indices(count)):
-                work(row)
-
         # Several parts a thread, since images take unequal time; not one an image, since handing over takes time too.
-        length = -(-count // (4 * self.workers)) or 1
-        list(self.pool.map(work_on, [slice(start, start + length) for start in range(0, count, length)]))
+        parts = np.array_split(np.arange(count), min(count, 4 * self.workers) or 1)
+        list(self.pool.map(lambda part: [work(row) for row in part.tolist()], parts))
 
     def _image(self, split, number):
         start, end = self.offsets[split][number : number + 2].tolist()

@@ -12,11 +12,10 @@ GPT2_4096 = DATA / "gpt2_4096.txt"  # its tokens by id, a line each, in base64; 
 
 
 class Tokenizer:
-    """Text ↔ token ids.
-
-    `bytes`: UTF-8 bytes, and end of text is 256. `chars`: the characters of one corpus, without end of text.
+    """`bytes`: UTF-8 bytes, and end of text is 256. `chars`: the characters of one corpus, without end of text.
     `gpt2`: GPT-2's BPE. `gpt2_4096`: its first 4,095 tokens, and end of text is 4095; it needs no download.
     `json`: any other, described by a tokenizer.json, which the library `tokenizers` runs.
+
     `start` lists the ids that stand before every text (LLaMA's <s>); only `json` has any. `bos` is the id that begins a
     text where none stands before it: the tokenizer's own, else end of text. `added` are the tokens, {name: id}, that a
     tokenizer.json adds to its model's, special ones and others.
@@ -94,9 +93,7 @@ def check_tokenizer(meta: dict, where) -> None:
         size, ids = meta.get("vocab_size"), [meta.get(name) for name in ("eot", "bos")]
         wrong = type(size) is not int or size < 1 or not isinstance(meta.get("json"), str)
         if wrong or not all(i is None or type(i) is int and 0 <= i < size for i in ids):
-            raise ValueError(
-                f"{where}: the tokenizer is json, but vocab_size, eot, bos or json is missing or not valid"
-            )
+            raise ValueError(f"{where}: the tokenizer is json, but vocab_size, eot, bos or json is missing or wrong")
         return
     if kind == "chars":
         listed = isinstance(chars, list) and chars and all(isinstance(c, str) and len(c) == 1 for c in chars)
@@ -110,8 +107,8 @@ def check_tokenizer(meta: dict, where) -> None:
 
 def same_tokenizer(a: dict, b: dict) -> bool:
     """Whether two metas describe tokenizers with the same ids and the same end of text."""
-    keys = [(m["vocab_size"], m["eot"], m.get("tokenizer_id") or tokenizer_id(m)) for m in (a, b)]
-    return keys[0] == keys[1]  # meta.json of earlier versions has no tokenizer_id
+    a, b = ((m["vocab_size"], m["eot"], m.get("tokenizer_id") or tokenizer_id(m)) for m in (a, b))
+    return a == b  # meta.json of earlier versions has no tokenizer_id
 
 
 def tokenizer_id(meta: dict) -> str:

@@ -46,7 +46,7 @@ def build(out_dir, about: dict, splits: dict, totals: dict | None = None, train:
     with script.staging(out_dir, json.dumps([about["source"], len(classes)])) as parts:
         found = {}
         for split, images in splits.items():
-            found[split] = _write_split(parts, split, _checked(images, len(classes), read), (totals or {}).get(split))
+            found[split] = _write_split(parts, split, images, (totals or {}).get(split), len(classes), read)
         mean, std = _measure(parts, found["train"]["images"], read, about["channels"])
         meta = {"format": 1, "dataset": about["dataset"], "kind": "images"} | about
         meta |= {"classes": classes, "mean": mean, "std": std, "splits": found}
@@ -59,8 +59,8 @@ def build(out_dir, about: dict, splits: dict, totals: dict | None = None, train:
     return meta
 
 
-def _checked(images, classes, read):
-    """Yield (bytes, label) of images in their order, after threads have decoded each."""
+def _write_split(parts, split, images, total, classes, read):
+    """Write the three files of a split to `parts`, after threads have decoded each image; its entry in meta.json."""
 
     def check(where, raw, label):
         try:
@@ -71,16 +71,10 @@ def _checked(images, classes, read):
             raise ValueError(f"{where} has label {label}, and there are {classes:,} classes (from 0)")
         return raw, label
 
-    with ThreadPoolExecutor(script.cpus()) as pool:
-        yield from script.in_order(pool, check, images, AHEAD)
-
-
-def _write_split(parts, split, images, total):
-    """Write the three files of a split to `parts`; returns its entry in meta.json."""
     offsets, labels, digest = [0], [], hashlib.sha256()
     bar = tqdm(total=total, desc=split, unit=" images", disable=None)  # None: shown only on a terminal
-    with open(parts / f"{split}.bin", "wb") as f:
-        for raw, label in images:
+    with ThreadPoolExecutor(script.cpus()) as pool, open(parts / f"{split}.bin", "wb") as f:
+        for raw, label in script.in_order(pool, check, images, AHEAD):
             f.write(raw)
             digest.update(raw)
             offsets.append(offsets[-1] + len(raw))
