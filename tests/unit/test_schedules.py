@@ -83,37 +83,31 @@ def test_defaults_of_blockwise_lr():
 BARE = dict(gain="none", gain_out="none", gain_param="direct", branch_scale="none", sigma_reparam=False, bias=False)
 
 
-@pytest.mark.parametrize(
-    "changes, flags, words",
-    [
-        (dict(blockwise_lr=True, lr_ratio_head=2.0), dict(tie_weights=True), "lr_ratio_head has no effect"),
-        (dict(blockwise_lr=True, lr_ratio_pos=2.0), dict(pos="rope"), "lr_ratio_pos has no effect"),
-        (dict(decay_gains="all"), BARE, "decay_gains has no effect"),
-        (dict(decay_scalars=True), BARE, "decay_scalars has no effect"),
-        (dict(optimizer="msgdw", beta2=0.99), {}, "beta1 and beta2 have no effect on msgdw"),
-        (dict(schedule="constant", min_lr=0.0), {}, "min_lr and lr_decay_iters have no effect"),
-        (dict(schedule="constant", lr_decay_iters=9), {}, "min_lr and lr_decay_iters have no effect"),
-        (dict(lr_decay_iters=9, warmup_iters=10), {}, "warm-up (10 steps) outlasts lr_decay_iters=9"),
-    ],
-)
+NOTED = [  # settings, the network, how the only note begins; None: there is none
+    (dict(blockwise_lr=True, lr_ratio_head=2.0), dict(tie_weights=True), "lr_ratio_head has no effect"),
+    (dict(blockwise_lr=True, lr_ratio_pos=2.0), dict(pos="rope"), "lr_ratio_pos has no effect"),
+    (dict(blockwise_lr=True, lr_ratio_head=2.0, lr_ratio_pos=2.0), {}, None),
+    (dict(blockwise_lr=True, lr_ratio_head=1.0, lr_ratio_pos=1.0), dict(tie_weights=True, pos="rope"), None),
+    (dict(decay_gains="all"), BARE, "decay_gains has no effect"),
+    (dict(decay_scalars=True), BARE, "decay_scalars has no effect"),
+    (dict(decay_gains="all", decay_scalars=True), {}, None),
+    (dict(decay_gains="all"), dict(BARE, gain="shared"), None),
+    (dict(decay_scalars=True), dict(BARE, bias=True), None),
+    (dict(optimizer="msgdw", beta2=0.99), {}, "beta1 and beta2 have no effect on msgdw"),
+    (dict(optimizer="muon", beta2=0.99), {}, None),
+    (dict(schedule="constant", min_lr=0.0), {}, "min_lr and lr_decay_iters have no effect"),
+    (dict(schedule="constant", lr_decay_iters=9), {}, "min_lr and lr_decay_iters have no effect"),
+    (dict(schedule="constant"), {}, None),
+    (dict(schedule="constant", warmup_iters=10, lr_decay_iters=20, max_iters=20), {}, None),
+    (dict(lr_decay_iters=9, warmup_iters=10), {}, "warm-up (10 steps) outlasts lr_decay_iters=9"),
+    (dict(lr_decay_iters=10, warmup_iters=10), {}, None),
+]
+
+
+@pytest.mark.parametrize("changes, flags, words", NOTED)
 def test_a_note_names_what_has_no_effect(changes, flags, words):
     found = notes(settings(**changes), model(**flags))
-    assert len(found) == 1 and found[0].startswith(words)
-
-
-def test_no_note_for_what_has_an_effect():
-    for changes, flags in (
-        (dict(blockwise_lr=True, lr_ratio_head=2.0, lr_ratio_pos=2.0), {}),
-        (dict(blockwise_lr=True, lr_ratio_head=1.0, lr_ratio_pos=1.0), dict(tie_weights=True, pos="rope")),
-        (dict(decay_gains="all", decay_scalars=True), {}),
-        (dict(decay_gains="all"), dict(BARE, gain="shared")),
-        (dict(decay_scalars=True), dict(BARE, bias=True)),
-        (dict(schedule="constant"), {}),
-        (dict(schedule="constant", warmup_iters=10, lr_decay_iters=20, max_iters=20), {}),
-        (dict(optimizer="muon", beta2=0.99), {}),
-        (dict(lr_decay_iters=10, warmup_iters=10), {}),
-    ):
-        assert notes(settings(**changes), model(**flags)) == []
+    assert len(found) == (words is not None) and all(note.startswith(words) for note in found)
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals
@@ -214,19 +208,6 @@ def rates(updates, group=None, **changes):
     """LRs of these updates, counted from 1."""
     config = settings(**PLAIN | changes)
     return [lr_at(t - 1, config, group) for t in updates]
-
-
-def test_the_recipe_of_dyt():
-    """min( 1 − (1 − t/w)², 0.1 + 0.45 (1 + cos πt/T) ) times the peak, with the minimum at a tenth of it."""
-    for w, T in ((10, 110), (200, 4000), (50, 60)):
-        for t in (1, w // 2, w, w + 1, (w + T) // 2, T - 1, T):
-            rising = 1 - (1 - t / w) ** 2 if t < w else 1.0
-            want = 1e-2 * min(rising, 0.1 + 0.45 * (1 + math.cos(math.pi * t / T)))
-            found = rates([t], schedule="dyt", warmup_iters=w, max_iters=T)[0]
-            assert found == pytest.approx(want, rel=1e-12), (w, T, t)
-    assert rates((111, 5000), schedule="dyt") == pytest.approx([1e-3, 1e-3])
-    assert rates([55], schedule="dyt", min_lr=0.0)[0] == pytest.approx(5e-3)
-    assert rates([1], schedule="dyt", warmup_iters=0)[0] == pytest.approx(1e-2, rel=1e-3)  # the cosine starts at once
 
 
 def test_schedule_edges():
@@ -337,15 +318,19 @@ def test_rates(name, start, min_lr):
 
 @pytest.mark.parametrize("min_lr", ["shared", "proportional"])
 @pytest.mark.parametrize("start", ["start", "warmup_end"])
-def test_blockwise_rates_under_the_recipe_of_dyt(start, min_lr):
-    found, config = groups(schedule="dyt", blockwise_start=start, blockwise_min_lr=min_lr)
-    for label, group in found.items():
-        r, floor = PAPER[label], 1e-3 * (PAPER[label] if min_lr == "proportional" else 1)
-        for t in (1, 5, 10, 11, 60, 110, 111):
-            peak = 1e-2 * (1 if start == "warmup_end" and t <= 10 else r)
-            rising = peak * (1 - (1 - min(t, 10) / 10) ** 2)
-            want = min(rising, floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * min(t, 110) / 110)))
-            assert lr_at(t - 1, config, group) == pytest.approx(want, rel=1e-12), (label, t)
+def test_the_recipe_of_dyt(start, min_lr):
+    """min( peak · (1 − (1 − t/w)²), a cosine from the peak at 0 to the minimum at T ). Without a group: ratio 1."""
+    for w, T, low in ((10, 110, 1e-3), (200, 4000, 1e-3), (50, 60, 1e-3), (10, 110, 0.0), (0, 110, 1e-3)):
+        how = dict(blockwise_start=start, blockwise_min_lr=min_lr, warmup_iters=w, max_iters=T, min_lr=low)
+        found, config = groups(schedule="dyt", **how)
+        for label, group in (found | {None: None}).items():
+            r = PAPER.get(label, 1)
+            floor = low * (r if min_lr == "proportional" else 1)
+            for t in {1, w // 2 + 1, w, w + 1, (w + T) // 2, T - 1, T, T + 1, 5000} - {0}:
+                peak = 1e-2 * (1 if start == "warmup_end" and t <= w else r)
+                rising = peak * (1 - (1 - t / w) ** 2) if t < w else peak
+                want = min(rising, floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * min(t, T) / T)))
+                assert lr_at(t - 1, config, group) == pytest.approx(want, rel=1e-12), (w, T, label, t)
 
 
 @pytest.mark.parametrize("decay", ["scaled", "unscaled"])
