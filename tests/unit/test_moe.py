@@ -3,6 +3,7 @@ must equal: a dense FFN, themselves in another order, in parts, cached, compiled
 
 import math
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -28,24 +29,23 @@ TIGHT = 1e-10
 
 
 @each_mixture
-def test_logits_and_loss_are_the_equations(name):
-    """In both modes: what is minimised besides never shows in a loss."""
-    model, net = mixture(name)
-    idx, targets = batch()
-    logits, loss = reference.forward(net, floats(model), idx, targets)
-    model.set_runtime(balance_coef=0.7, z_coef=0.3)
-    for training in (False, True):
-        model.train(training)
-        assert error(model(idx)[0], logits) < TIGHT
-        assert error(model(idx, targets)[1], loss) < TIGHT
+def test_logits_are_the_equations_token_by_token(name):
+    """From a cache that begins with so many tokens. (Whole batches: in their loss, below.)"""
+    (model, net), idx = mixture(name), tokens(2, 9)
+    logits = reference.forward(net, floats(model), idx)[0]
+    for rows, prefill in product((1, 2), (1, 4)):
+        cache = [KVCache(9) for _ in model.blocks]
+        parts = [model(idx[:rows, :prefill], cache=cache)[0]]
+        parts += [model(idx[:rows, t : t + 1], cache=cache)[0] for t in range(prefill, 9)]
+        assert error(torch.cat(parts, 1), logits[:rows]) < TIGHT
 
 
 @pytest.mark.parametrize("coefs", spread([(0.7, 0.3), (0.7, 0.0), (0.0, 0.3), (0.0, 0.0)], [(0.7, 0.3)]), ids=str)
 @each_mixture
 def test_gradients_are_those_of_all_that_is_minimised(name, coefs):
-    """Of every parameter, to 1e-10 of the largest entry: in training mode of cross-entropy + coef · balance + z_coef ·
-    z, summed over the blocks; in evaluation mode of the cross-entropy. The gradient of the biases on the choice is the
-    load above the mean, times the number of experts."""
+    """The loss, and the gradient of every parameter, to 1e-10 of its largest entry: in training mode of cross-entropy +
+    coef · balance + z_coef · z, summed over the blocks; in evaluation mode of the cross-entropy. The gradient of the
+    biases on the choice is the load above the mean, times the number of experts."""
     (model, net), (coef, z_coef) = mixture(name), coefs
     idx, targets = batch()
     model.set_runtime(balance_coef=coef, z_coef=z_coef).train()
@@ -70,15 +70,15 @@ def test_a_step_is_the_same_in_any_micro_batches(name, ignored):
     if ignored:
         targets[0, 1:], targets[1, :3], targets[3, 4] = -1, -1, -1
     targets_per_rank, tolerance = (float((targets != -1).sum()), 1e-6) if ignored else (None, TIGHT)  # shares are fp32
+    model, net = mixture(name, 1)
+    coefs = dict(balance_coef=0.7) if model.config.balance == "loss" else {}
+    loss, wanted, chosen = minimised(model, net, idx, targets, coefs.get("balance_coef", 0.0), 0.3)
+    if net.choice_bias:
+        load = net.experts * torch.tensor(excess(chosen[0], net.experts), dtype=torch.float64)
+        wanted["blocks.0.mlp.f.router.choice_bias"] = load
     for micro in (1, 2, 4):
-        model, net = mixture(name, 1)
-        coefs = dict(balance_coef=0.7) if model.config.balance == "loss" else {}
         data = dict(data=(idx, targets), targets_per_rank=targets_per_rank, z_coef=0.3, **coefs)
-        result, grads, _ = take_step(model, micro, **data)
-        loss, wanted, chosen = minimised(model, net, idx, targets, coefs.get("balance_coef", 0.0), 0.3)
-        if net.choice_bias:
-            load = net.experts * torch.tensor(excess(chosen[0], net.experts), dtype=torch.float64)
-            wanted["blocks.0.mlp.f.router.choice_bias"] = load
+        result, grads, _ = take_step(mixture(name, 1)[0], micro, **data)
         assert error(result.loss, loss) < 1e-6  # the sum of a step is fp32
         assert difference(grads, wanted) < tolerance
 
@@ -260,19 +260,7 @@ def test_router_logits_are_fp32_where_all_else_is_bf16(cast):
     assert error(logits, u.double() @ weight.double().T) < 1e-6
 
 
-# ------------------------------------------------------------------------------------------------ sampling, compilation
-
-
-@pytest.mark.parametrize("rows", (1, 2))
-@each_mixture
-def test_cached_logits_equal_the_full_forward(name, rows):
-    model, idx = mixture(name)[0], tokens(rows, 9)
-    full = model(idx)[0]
-    for prefill in (1, 4):
-        cache = [KVCache(9) for _ in model.blocks]
-        parts = [model(idx[:, :prefill], cache=cache)[0]]
-        parts += [model(idx[:, t : t + 1], cache=cache)[0] for t in range(prefill, 9)]
-        assert error(torch.cat(parts, 1), full) < 1e-12
+# ---------------------------------------------------------------------------------------------------------- compilation
 
 
 COMPILED = {
