@@ -259,7 +259,7 @@ def test_learning_rates_of_a_configuration(run_small):
     assert shown["pos"] == ["0.001", "0.005", "0.005", "0.005", "0.00275", "0.0005"]
 
 
-def test_learning_rates_drawn(tmp_path, run_small):
+def test_learning_rates_drawn(tmp_path, run_small, monkeypatch):
     """The picture is the only file written. Notes, and the line that names it, come last, also after a plan."""
     flags = ("--plot", f"--out_dir={tmp_path}/new", "--optimizer=muon", "--blockwise_lr=True")
     code, out, err = run_small(*flags)
@@ -271,6 +271,7 @@ def test_learning_rates_drawn(tmp_path, run_small):
     assert re.fullmatch("note: blockwise_lr: the paper has ratios for adamw and adam_mini.*pos 1", note)
     assert "head 1, pos 1, router 1\n" in run_small(*flags[2:], "--n_expert=4")[1]
     assert drawn == f"drawn: {tmp_path}/new/lr.png" and out.endswith("\n")
+    monkeypatch.setattr("nanodnt.plan.__main__.draw_rates", lambda *_: None)
     out = run_small(*flags, "--plan")[1]
     assert "memory of one of 1 h100" in out and "LR at update" not in out and out.splitlines()[-1] == drawn
 

@@ -56,12 +56,13 @@ def build(flags, config, device="meta", dtype=torch.float32):
     return model, make_optimizer(model, config), config
 
 
-def added(model, optimizer, config, micro, accumulation, strategy=None):
-    """The predicted peak of what a step adds. Weights, state and batch, which exist before it, count as 0."""
+def added(model, optimizer, config, micro, accumulations, strategy=None) -> list:
+    """For each accumulation the predicted peak of what a step adds. Weights, state and batch, which exist before it,
+    count as 0."""
     timeline = Timeline(model, optimizer, config, config.activation_checkpointing)
     timeline.row_bytes = 0
     strategy = strategy or Strategy("one", 0, total_bytes(model.parameters()), 0)
-    return timeline.peak(micro, micro * accumulation, strategy._replace(weights=0, state=0))
+    return [timeline.peak(micro, micro * n, strategy._replace(weights=0, state=0)) for n in accumulations]
 
 
 # --------------------------------------------------------------------------------------------------------- counting
@@ -127,7 +128,7 @@ def test_a_step_takes_what_was_predicted(case, tmp_path):
     """Bytes counted on the meta device against the allocator of a real step on the CPU."""
     (flags, changes), accumulation = LAYOUTS[case[0]], case[1]
     model, optimizer, config = build(flags, changes)
-    predicted = added(model, optimizer, config, 8, accumulation).total
+    predicted = added(model, optimizer, config, 8, [accumulation])[0].total
     model, optimizer, config = build(flags, changes, device="cpu")
     batch, scaler = model.example(8 * accumulation), torch.amp.GradScaler("cpu", enabled=False)
     trainer = Trainer(model, optimizer, scaler, 8, config.grad_clip)
@@ -144,9 +145,9 @@ LINEAR += [("experts, HG", 16), ("experts, checkpointing", 5), ("V-DNT, stochast
 def test_two_micro_batches_determine_all_others(case):
     """Predicted peaks of other micro batches, with and without accumulation, are those of the traced step."""
     (flags, changes), micro = LAYOUTS[case[0]], case[1]
+    changes = changes | dict(optimizer="adamw")  # whose memory does not depend on the batch
     model, optimizer, config = build(flags | dict(n_layer=1), changes, dtype=torch.bfloat16)
-    for accumulation in (1, 2):
-        predicted = added(model, optimizer, config, micro, accumulation)
+    for accumulation, predicted in zip((1, 2), added(model, optimizer, config, micro, (1, 2)), strict=True):
         memory = trace(model, optimizer, config, micro, accumulation)
         found = max(gradients + other for _, gradients, other in memory.rows)
         if predicted.phase != "loss":
@@ -287,7 +288,8 @@ def test_ddp_takes_what_was_predicted(case, alone):
     context, accumulation = case
     flags = DNT | dict(block_size=context, n_layer=3)
     model, optimizer, config = build(flags, {})
-    predicted = added(model, optimizer, config, 4, accumulation, make_strategy("ddp", model, optimizer, config, 2))
+    ddp = make_strategy("ddp", model, optimizer, config, 2)
+    (predicted,) = added(model, optimizer, config, 4, [accumulation], ddp)
     model, optimizer, config = build(flags, {}, device="cpu")
     x, scaler = torch.zeros(4 * accumulation, context, dtype=torch.long), torch.amp.GradScaler("cpu", enabled=False)
     with Memory(dry=False) as memory:

@@ -264,9 +264,9 @@ def test_router_logits_are_fp32_where_all_else_is_bf16(cast):
 
 
 COMPILED = {
-    "much": dict(LLAMA, gain="branch", gain_out="scale", bias=True, n_expert=3, n_expert_shared=1, balance="bias"),
+    "much": dict(LLAMA, gain="branch", gain_out="scale", bias=True, n_expert=3, balance="bias"),
     "softmax": dict(n_expert=4),
-    "sigmoid": dict(S4, n_expert=4, router="sigmoid", n_expert_active=1, router_norm=False),
+    "sigmoid": dict(S4, n_expert=4, n_expert_shared=1, router="sigmoid", n_expert_active=1, router_norm=False),
 }
 
 

@@ -51,21 +51,17 @@ def test_lion_is_its_recurrence(lion):
     assert_steps(update, tiny(**ALL).double(), 1e-12, optimizer="lion", beta1=0.8, beta2=0.9)
 
 
-def test_lions_state_is_saved_loaded_and_counted(lion):
-    """And a step whose gradients are not finite changes nothing."""
+def test_lions_state_is_counted_and_kept(lion):
+    """It is part of the optimizer's state, which loads into another; a step that is not finite changes nothing."""
     grads = gradients(tiny(), 4)
     (model, optimizer), other = driven(dict(optimizer="lion"), grads[:2]), driven(dict(optimizer="lion"), [])
     other[0].load_state_dict(model.state_dict())
     load_optimizer(other[1], optimizer.state_dict(), step=2)
-    spoilt = grads[2] | {"wte.weight": torch.full_like(grads[2]["wte.weight"], torch.nan)}
-    drive(model, optimizer, [spoilt], torch.ones(()))
-    assert everything(model, optimizer) == everything(*other)
+    drive(model, optimizer, [grads[2] | {"wte.weight": torch.full((64, 16), torch.nan)}], torch.ones(()))
     for pair in ((model, optimizer), other):
         drive(*pair, grads[2:])
     assert everything(model, optimizer) == everything(*other)
     assert count_state_bytes(model, settings(optimizer="lion")) == 4 * model.num_params()
-    with pytest.raises(ValueError, match="does not fit this optimizer"):
-        load_optimizer(driven(dict(optimizer="adamw"), [])[1], optimizer.state_dict(), step=4)
 
 
 def test_lions_settings(lion):
