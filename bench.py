@@ -22,9 +22,8 @@ import torch
 
 from configurator import configure
 from model import GPTConfig
-from nanodnt.bench.compare import compare_variants, vary_set
+from nanodnt.bench.compare import compare_variants, profile_steps
 from nanodnt.bench.norms import time_norms
-from nanodnt.bench.profile import profile_steps
 from nanodnt.bench.settings import BenchConfig, Setting
 from nanodnt.bench.tables import header
 from nanodnt.bench.timing import check_load
@@ -78,9 +77,14 @@ def measure(mode: str, settings: dict) -> dict:
     if vary == "norms":
         return time_norms(setting)
     if vary in SETS:
-        return vary_set(vary, setting)
-    makes = {name: partial(our_variant, name, one) for name, one in settings.items()}
-    return compare_variants(makes, setting, "alone" if vary.partition("=")[0] in SIZES else "together")
+        list_changes, turns = SETS[vary]
+        makes = {
+            name: partial(our_variant, name, setting, **changes) for name, changes in list_changes(setting).items()
+        }
+    else:
+        turns = "alone" if vary.partition("=")[0] in SIZES else "together"
+        makes = {name: partial(our_variant, name, one) for name, one in settings.items()}
+    return compare_variants(makes, setting, turns)
 
 
 def run(argv: list) -> int:

@@ -1,20 +1,22 @@
-"""Variants of a step, timed side by side."""
+"""Variants of a step, timed side by side; and the kernels of one."""
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
-from nanodnt.bench.measure import free_memory, held_bytes, read_bytes
+from nanodnt.bench.measure import free_memory, held_bytes, read_bytes, seconds_of
 from nanodnt.bench.settings import Setting
-from nanodnt.bench.tables import describe_ceilings, describe_variants, dtype_name, figures, format_gb
+from nanodnt.bench.tables import describe_variants, dtype_name, figures, format_gb
 from nanodnt.bench.timing import build, bytes_at_start, ceilings_of, time_variants
 from nanodnt.bench.variants import our_variant
-from nanodnt.bench.vary import SETS
 from nanodnt.engine import prepare_model
 from nanodnt.optim import make_optimizer
 from nanodnt.plan.memory import Timeline
 from nanodnt.plan.strategies import make_strategy
+
+PROFILED_STEPS, PRINTED_KERNELS = 3, 25
 
 
 def compare_variants(makes: dict, setting: Setting, turns: str = "together") -> dict:
@@ -29,25 +31,21 @@ def compare_variants(makes: dict, setting: Setting, turns: str = "together") -> 
         rows, not_timed = time_in_turn(makes, setting, start, turns == "pairs")
     dtypes = dict.fromkeys([*(row["dtype"] for row in rows), dtype_name(setting.env.dtype), "float32"])
     ceilings = {name: ceilings_of(setting, getattr(torch, name)) for name in dtypes}
-    setting.env.print("\n".join([*describe_variants(rows), "", describe_ceilings(ceilings)]))
+    texts = [f"{dtype} {part} {x / 1e12:.3g}" for dtype, parts in ceilings.items() for part, x in parts.items()]
+    what = "ffn: tokens × d × 4d, for “of ceiling”" + "; head: tokens × d × vocabulary" * ("head" in texts[-1])
+    ceiling = f"ceiling, TFLOP/s of plain products ({what}): {', '.join(texts)}"
+    setting.env.print("\n".join([*describe_variants(rows), "", ceiling]))
     return dict(variants=rows, not_timed=not_timed, ceilings_flops_per_s=ceilings)
-
-
-def vary_set(name: str, setting: Setting) -> dict:
-    """`compare_variants` of the configuration with the changes of a set."""
-    list_changes, turns = SETS[name]
-    settings = {name: partial(setting.replace, **changes) for name, changes in list_changes(setting).items()}
-    return compare_variants({n: lambda n=n: our_variant(n, settings[n]()) for n in settings}, setting, turns)
 
 
 def time_in_turn(makes: dict, setting: Setting, start: int | None, in_pairs: bool) -> tuple:
     """(rows of figures, {name: why it was not timed}) of one variant after the other. In pairs each takes turns with
     the first, and one that this configuration cannot have is left out; else they are sizes, FLAG=NUMBER, each by
     itself, until memory or max_step_s ends them."""
-    makes, rows, not_timed, seen = dict(makes), [], {}, []
+    makes, rows, not_timed = dict(makes), [], {}
     reference = build(makes.pop(next(iter(makes))), setting, start) if in_pairs else None
     for name, make in makes.items():
-        reason = "" if in_pairs else refuse_size(name, seen, setting)
+        reason = "" if in_pairs else refuse_size(name, rows, setting)
         try:
             if not reason:
                 variant = build(make, setting, start)
@@ -66,7 +64,6 @@ def time_in_turn(makes: dict, setting: Setting, start: int | None, in_pairs: boo
             break
         rows.append(figures(variant, reference or variant))
         if not in_pairs:
-            seen.append((name, variant.seconds, variant.memory))
             rows[-1]["planned_bytes"] = plan_memory(variant.setting)
         setting.env.print(f"{name}: {variant.tokens_per_s:,.0f} tokens/s")
         del variant
@@ -74,12 +71,12 @@ def time_in_turn(makes: dict, setting: Setting, start: int | None, in_pairs: boo
     return rows, not_timed
 
 
-def refuse_size(name: str, seen: list, setting: Setting) -> str:
-    """Why FLAG=NUMBER must not be tried, or an empty string: extrapolated from (name, step seconds, peak bytes) so
-    far."""
-    if not seen:
+def refuse_size(name: str, rows: list, setting: Setting) -> str:
+    """Why FLAG=NUMBER must not be tried, or an empty string: extrapolated from the rows of figures so far."""
+    if not rows:
         return ""
-    (a, t_a, m_a), (b, t_b, m_b) = seen[-2:] if len(seen) > 1 else [("=0", 0.0, None), seen[-1]]
+    seen = [("=0", 0.0, None), *((row["name"], row["step_s"], row["peak_mem_bytes"]) for row in rows)]
+    (a, t_a, m_a), (b, t_b, m_b) = seen[-2:]
     a, b, size = (float(name.partition("=")[2]) for name in (a, b, name))
     t = t_b * max(size / b, (t_b / t_a) if t_a else 0)
     if t > setting.bench.max_step_s:
@@ -108,3 +105,25 @@ def plan_memory(setting: Setting) -> float:
     timeline = Timeline(model, optimizer, setting.config, setting.config.activation_checkpointing)
     strategy = make_strategy("none", model, optimizer, setting.config, gpus=1)
     return timeline.peak(setting.micro, setting.rows, strategy).total
+
+
+def profile_steps(setting: Setting) -> dict:
+    """Write a trace for chrome://tracing or Perfetto, and print the kernels that cost the most."""
+    device, kind = setting.env.device, "cuda" if setting.env.device.type == "cuda" else "cpu"
+    variant = build(partial(our_variant, "ours", setting), setting, None)
+    activities = {torch.profiler.ProfilerActivity.CPU, getattr(torch.profiler.ProfilerActivity, kind.upper())}
+    with torch.profiler.profile(activities=activities) as profiler:
+        elapsed = sum(seconds_of(variant.run, PROFILED_STEPS, device))
+    path = Path(setting.config.out_dir) / "bench" / "trace.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(path))
+    events, idle = profiler.key_averages(), None
+    setting.env.print(
+        f"{PROFILED_STEPS} steps\n{events.table(f'self_{kind}_time_total', PRINTED_KERNELS, max_name_column_width=70)}"
+    )
+    if kind == "cuda":  # kernels of one stream do not overlap; the calls that started them would count twice
+        kernels = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation]
+        idle = 1 - sum(e.self_device_time_total for e in kernels) / 1e6 / elapsed
+        setting.env.print(f"GPU idle {idle:.1%} of the time, under the profiler")
+    setting.env.print(f"written: {path}")
+    return dict(gpu_idle=idle, trace=str(path), steps=PROFILED_STEPS)

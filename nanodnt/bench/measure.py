@@ -4,10 +4,10 @@ import ctypes
 import gc
 import itertools
 import os
-import statistics
 import sys
 import time
 
+import numpy as np
 import torch
 
 clock = time.perf_counter
@@ -15,10 +15,8 @@ clock = time.perf_counter
 
 def wait_for(device: torch.device) -> None:
     """Wait until the accelerator has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def seconds_of(run, n: int, device: torch.device) -> list:
@@ -39,13 +37,6 @@ def seconds_of(run, n: int, device: torch.device) -> list:
         wait_for(device)
         times.append(clock())
     return [b - a for a, b in itertools.pairwise(times)]
-
-
-def median_seconds(run, device: torch.device) -> float:
-    """Median seconds of a call, after two untimed ones: at least 5 calls, more within half a second."""
-    run()
-    (once,) = seconds_of(run, 1, device)
-    return statistics.median(seconds_of(run, max(5, min(200, int(0.5 / max(once, 1e-9)))), device))
 
 
 class PhaseTimer:
@@ -116,13 +107,12 @@ def busy_cores() -> float | None:
 
     def read_ticks():
         with open("/proc/stat") as f:
-            ticks = [int(t) for t in f.readline().split()[1:9]]
-        return sum(ticks), ticks[3] + ticks[4]  # all, idle
+            return np.array(f.readline().split()[1:9], float)
 
     try:
         before = read_ticks()
         time.sleep(1)
-        total, idle = (b - a for a, b in zip(before, read_ticks(), strict=True))
-    except (OSError, ValueError, IndexError):
+        ticks = read_ticks() - before
+    except (OSError, ValueError):
         return None
-    return (1 - idle / total) * (os.cpu_count() or 1) if total else None
+    return float(1 - ticks[3:5].sum() / ticks.sum()) * os.cpu_count()  # all but idle and waiting for a disk

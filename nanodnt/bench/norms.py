@@ -1,6 +1,7 @@
 """What the norms cost, as bare layers and in the model: DyT's Table 7 (arXiv 2503.10622)."""
 
 import statistics
+from functools import partial
 
 import torch
 
@@ -25,7 +26,6 @@ def time_norms(setting: Setting) -> dict:
     A bare layer works on the fp32 residual stream of one micro batch. The paper's figure is for all layers of a model.
     We read it as the model's time less that with the identity, since 14.1 − 2.1 = 13.0 − 1.0 in its table."""
     rows = []
-    setting.open_dataset()
     for mode in ("eager", "compiled") if setting.choose_compile() else ("eager",):
         calls = {(case, norm): call for norm in NORMS for case, call in norm_calls(norm, mode, setting).items()}
         times = take_turns(calls, setting)
@@ -54,27 +54,23 @@ def norm_calls(norm: str, mode: str, setting: Setting) -> dict:
     stream = torch.randn(setting.micro, setting.flags.block_size, d, device=device, requires_grad=True)
     upstream = torch.randn_like(stream)  # the gradient that the layer is given
 
-    @torch.no_grad()
-    def forward():
-        call_layer(stream)
-
     def forward_and_backward():
         stream.grad = None
         out = call_layer(stream)
         if out is not stream:  # the identity has no backward pass
             out.backward(upstream)
 
-    @torch.no_grad()
-    def inference():
-        if model.training:  # eval() walks over all modules, which takes time
-            model.eval()
-        call_model(*batch)
+    def in_model(training):
+        if model.training != training:  # train() walks over all modules, which takes time
+            model.train(training)
+        loss = call_model(*batch)[1]
+        if training:
+            loss.backward()
+            model.zero_grad(set_to_none=True)
 
-    def training():
-        if not model.training:
-            model.train()
-        model.zero_grad(set_to_none=True)
-        call_model(*batch)[1].backward()
-
-    layers = {"layer, forward": forward, "layer, forward+backward": forward_and_backward}
-    return layers | {"model, inference": inference, "model, training": training}
+    return {
+        "layer, forward": torch.no_grad()(partial(call_layer, stream)),
+        "layer, forward+backward": forward_and_backward,
+        "model, inference": torch.no_grad()(partial(in_model, False)),
+        "model, training": partial(in_model, True),
+    }

@@ -1,6 +1,7 @@
 """What a benchmark measures and how: the flags of bench.py, and a configuration made ready to be timed."""
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -94,18 +95,16 @@ class Setting:
         """A copy with other flags, of any of the three dataclasses."""
         parts = dict(flags=self.flags, config=self.config, bench=self.bench)
         for name, part in parts.items():
-            its = {field.name for field in fields(part)}
-            parts[name] = replace(part, **{k: v for k, v in changes.items() if k in its})
+            parts[name] = replace(part, **{f.name: changes[f.name] for f in fields(part) if f.name in changes})
         return Setting(**parts, env=self.env)
 
     def new_model(self):
         """The network with fresh weights, on the CPU."""
         return self.task.network()(self.flags, self.config.seed)
 
-    def open_dataset(self) -> None:
-        """Open the dataset, if there is one; `fetch_batch` needs it."""
-        if self.bench.data == "dataset":
-            self.dataset = open_data(self.config, self.flags, load_meta(self.config.dataset, verify=False))
+    @cached_property
+    def dataset(self):
+        return open_data(self.config, self.flags, load_meta(self.config.dataset, verify=False))
 
     def fetch_batch(self, step: int) -> tuple:
         """The batch of a step, on the host, as the dataset gives it."""

@@ -27,8 +27,7 @@ def format_or_na(value, form: str = "{:.1%}") -> str:
 
 
 def format_gb(value) -> str:
-    """Bytes as GB with the unit, or n/a for None."""
-    return "n/a" if value is None else f"{value / 1e9:.3g} GB"
+    return format_or_na(value and value / 1e9, "{:.3g} GB")
 
 
 def header(setting: Setting) -> dict:
@@ -113,10 +112,3 @@ def describe_variants(rows: list) -> list:
     parts[f"optimizer's share at batch_size={first['batch_size']}"] = lambda r: f"{r['optimizer_share']:.2%}"
     parts["its state"] = lambda r: f"{r['state_bytes'] / 1e6:,.1f} MB"
     return [*make_table(rows, columns), "", "ms, waiting after each part:", *make_table(rows, parts)]
-
-
-def describe_ceilings(ceilings: dict) -> str:
-    """{dtype: {part: FLOP/s}} as a line."""
-    texts = [f"{dtype} {part} {x / 1e12:.3g}" for dtype, parts in ceilings.items() for part, x in parts.items()]
-    what = "ffn: tokens × d × 4d, for “of ceiling”" + "; head: tokens × d × vocabulary" * ("head" in texts[-1])
-    return f"ceiling, TFLOP/s of plain products ({what}): {', '.join(texts)}"

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from nanodnt.bench.measure import PhaseTimer, busy_cores, held_bytes, median_seconds, peak_bytes, seconds_of
+from nanodnt.bench.measure import PhaseTimer, busy_cores, held_bytes, peak_bytes, seconds_of
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.variants import Variant
 
@@ -70,9 +70,11 @@ def speed_ratio(variant: Variant, reference: Variant) -> tuple:
 
 @lru_cache
 def measure_ceiling(rows: int, d: int, width: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Median FLOP/s of plain products of (rows, d) with (d, width)."""
+    """Median FLOP/s of plain products of (rows, d) with (d, width): of at least 5, more within half a second."""
     x, w = (torch.randn(n, d, device=device).to(dtype) for n in (rows, width))
-    return 2 * rows * d * width / median_seconds(lambda: x @ w.T, device)
+    *_, once = seconds_of(lambda: x @ w.T, 2, device)
+    seconds = seconds_of(lambda: x @ w.T, max(5, min(200, int(0.5 / max(once, 1e-9)))), device)
+    return 2 * rows * d * width / statistics.median(seconds)
 
 
 def ceilings_of(setting: Setting, dtype: torch.dtype) -> dict:

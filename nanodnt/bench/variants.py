@@ -56,10 +56,10 @@ class Variant:
         return self.tokens / self.seconds
 
 
-def our_variant(name: str, setting: Setting) -> Variant:
-    """The step of train.py."""
+def our_variant(name: str, setting: Setting, **changes) -> Variant:
+    """The step of train.py, of the setting with changed flags."""
+    setting = setting.replace(**changes)
     env, config = setting.env, setting.config
-    setting.open_dataset()
     env.set_matmul_precision()
     model = prepare_model(setting.new_model(), config, env)
     optimizer = make_optimizer(model, config)
@@ -107,7 +107,6 @@ def variants_beside_nanogpt(setting: Setting) -> dict:
 def nanogpt_variant(kind: str, setting: Setting) -> Variant:
     """The step of nanoGPT; `kind` is one of nanogpt.KINDS."""
     device, context = setting.env.device, setting.flags.block_size
-    setting.open_dataset()
     model = nanogpt.NanoGPT(setting.flags).to(device)
     bf16, compiled = device.type == "cuda" or kind == "nanogpt-bf16", kind != "nanogpt-eager"
     call = torch.compile(model) if compiled else model  # compiles at the first step

@@ -99,7 +99,6 @@ def test_random_batches(monkeypatch):
 
 def test_batches_of_a_dataset(dataset, tmp_path):
     setting = make_setting(data="dataset", dataset=str(dataset), vocab_size=0)
-    setting.open_dataset()
     assert setting.flags.vocab_size == 50
     for got, want in zip(setting.fetch_batch(3), PreparedText(str(dataset), 16).batch(3, 4), strict=True):
         assert np.array_equal(got.numpy(), want)
@@ -384,10 +383,14 @@ def test_sizes_are_extrapolated(monkeypatch):
     monkeypatch.setattr(compare, "memory_room", lambda device: 900)
     setting = make_setting(max_step_s=10.0)
     assert compare.refuse_size("n=1", [], setting) == ""
-    seen = [("n=1", 1.0, 300), ("n=2", 2.0, 500)]
+
+    def figures(*found):
+        return [dict(name=name, step_s=seconds, peak_mem_bytes=peak) for name, seconds, peak in found]
+
+    seen = figures(("n=1", 1.0, 300), ("n=2", 2.0, 500))
     assert compare.refuse_size("n=4", seen, setting) == ""  # 900 bytes, and 4 s
     assert "GB" in compare.refuse_size("n=5", seen, setting)  # 1100 bytes
-    assert "12 s" in compare.refuse_size("n=4", [("n=1", 3.0, 300), ("n=2", 6.0, 300)], setting)
+    assert "12 s" in compare.refuse_size("n=4", figures(("n=1", 3.0, 300), ("n=2", 6.0, 300)), setting)
 
 
 def test_profile(tmp_path, capsys):

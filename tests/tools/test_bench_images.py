@@ -63,7 +63,6 @@ def test_images_of_a_dataset(data):
     """They are those of the dataset, and decide size, channels and classes."""
     setting = make_setting(data="dataset", dataset=data, image_size=0, channels=0, n_class=0, crop_padding=1)
     assert (setting.flags.image_size, setting.flags.n_class, setting.flags.block_size) == (8, 4, 5)
-    setting.open_dataset()
     for found, wanted in zip(setting.fetch_batch(3), setting.dataset.batch(3, 4), strict=True):
         assert torch.equal(found, torch.from_numpy(wanted))
     assert isinstance(setting.new_model(), ViT)
