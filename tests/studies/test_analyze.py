@@ -16,10 +16,11 @@ from matplotlib.image import imread
 
 import analyze
 from studies.analysis import runs as analysis_runs
-from studies.analysis.figure import STYLE, NotApplicable, draw
+from studies.analysis.figure import NotApplicable, draw
 from studies.analysis.norms import LINES
 from studies.analysis.pipeline import FIGURES, AnalyzeConfig, measure_runs, round_for_json
 from studies.analysis.runs import Batches, CheckpointedRun, pick_evenly
+from support import analysis  # noqa: F401  # figures that are quick to draw
 from support import runs as tiny
 from support.pages import ROOT, rows_with
 
@@ -27,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 APPLY = set(FIGURES) - {"alpha", "experts", "tracking"}  # to a DNT run without tracked rows
 HG = r"$\hg$"  # a run's name that must not be taken for mathematics
 SMALL = ("--tokens=256", "--draws=1", "--device=cpu")
-STYLE["figure.constrained_layout.use"] = False  # half of the time
 
 
 def call(*argv):

@@ -14,6 +14,7 @@ from studies.analysis import gradients, streams
 from studies.analysis.compare import final_loss_table, load_records, table_cells
 from studies.analysis.pipeline import FIGURES, AnalyzeConfig
 from studies.analysis.runs import CheckpointedRun
+from support import analysis  # noqa: F401  # figures that are quick to draw
 from support import runs as tiny
 from support.claims import in_process
 from support.images import encode, noise, write_dataset
