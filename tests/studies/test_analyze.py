@@ -20,8 +20,8 @@ from studies.analysis.figure import NotApplicable, draw
 from studies.analysis.norms import LINES
 from studies.analysis.pipeline import FIGURES, AnalyzeConfig, measure_runs, round_for_json
 from studies.analysis.runs import Batches, CheckpointedRun, pick_evenly
-from support import analysis  # noqa: F401  # figures that are quick to draw
 from support import runs as tiny
+from support.analysis import quick_runs
 from support.pages import ROOT, rows_with
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -45,14 +45,14 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("analyze")
     data = tiny.make_dataset(folder / "data")
     how = dict(dataset=data, track_interval=0)
-    assert tiny.run(**how, out_dir=folder / "dnt", keep_every=10) == 0
-    how |= dict(pre_norm="both", mid_norm="none", input_norm=False, qk_norm=False)
-    changes = dict(gain="branch", post_norm_blocks=1, tie_weights=False, mlp="swiglu", pos="rope", n_kv_head=1)
-    assert tiny.run(**how, **changes, out_dir=folder / "hg") == 0
-    assert tiny.run(**how, norm="dyt", out_dir=folder / "dyt", keep_every=20) == 0
+    plain = how | dict(pre_norm="both", mid_norm="none", input_norm=False, qk_norm=False)
+    hg = dict(gain="branch", post_norm_blocks=1, tie_weights=False, mlp="swiglu", pos="rope", n_kv_head=1)
     experts = dict(n_expert=5, n_expert_shared=1, balance="bias", track_interval=4, keep_every=10)
-    assert tiny.run(**how | experts, out_dir=folder / "moe") == 0
-    (folder / "hg").rename(folder / HG)
+    with quick_runs():
+        assert tiny.run(**how, out_dir=folder / "dnt", keep_every=10) == 0
+        assert tiny.run(**plain, **hg, out_dir=folder / HG) == 0
+        assert tiny.run(**plain, norm="dyt", out_dir=folder / "dyt", keep_every=20) == 0
+        assert tiny.run(**plain | experts, out_dir=folder / "moe") == 0
     roles = {"qk": 0.5, "ffn": 2.0}
     rows = tiny.metrics(folder / HG)
     for i, row in enumerate(rows):

@@ -1,6 +1,7 @@
 """What the tests of studies/analysis share: networks solved by the reference, types by name, made-up runs."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from studies.analysis.figure import STYLE
-from support import reference
+from support import reference, runs
 from support.models import LLAMA, LLAMA_NET, NET, POST, POST_NET, PRE, S5, S5_NET, SCHEMES, build, error, floats, tokens
 from support.moe import MIXTURES
 
@@ -89,6 +90,14 @@ def two_batches():
 MODEL = {"n_embd": 768, "block_size": 10, "vocab_size": 50, "norm": "rmsnorm"}
 TRAIN = {"dataset": "words", "batch_size": 1, "eval_tokens": 100, "max_iters": 200, "out_dir": "somewhere"}
 RECORD = {"versions": {"torch": "2.13.0"}, "git_commit": "c0ffee", "git_changed_files": []}
+
+
+@contextmanager
+def quick_runs():
+    """`support.runs.quick_runs`, whose config.json can be compared."""
+    with runs.quick_runs(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nanodnt.run.directory.run_record", lambda: RECORD | {"command": ["train.py"]})
+        yield
 
 
 def make_run(folder, losses=None, rows=None, model=None, command=("train.py",), record=None, **train):
