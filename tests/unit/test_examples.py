@@ -42,10 +42,10 @@ def fullness_plainly(sizes, room):
     equally full rows is taken makes no difference to this."""
     rows = []
     for size in sorted(sizes, reverse=True):
-        fitting = [row for row in rows if row + size <= room]
-        if fitting:
-            rows.remove(max(fitting))
-        rows.append(max(fitting, default=0) + size)
+        fullest = max((row for row in rows if row + size <= room), default=0)
+        if fullest:
+            rows.remove(fullest)
+        rows.append(fullest + size)
     return sorted(rows)
 
 
@@ -196,6 +196,12 @@ def fill(begin, end, value, cut=None):
     return apply
 
 
+@pytest.fixture
+def small(tmp_path):
+    examples = [made.example(("ab", "c"))] * 4  # five tokens each
+    return made.write_examples(tmp_path / "d", train=examples, val=examples)
+
+
 @pytest.mark.parametrize(
     "damage, words",
     [
@@ -209,22 +215,18 @@ def fill(begin, end, value, cut=None):
         (lambda folder: os.truncate(folder / "train.bin", 10), "train.bin has 10 bytes"),
     ],
 )
-def test_damaged_marks_are_refused_in_one_line(tmp_path, damage, words):
-    examples = [made.example(("ab", "c"))] * 4  # five tokens each
-    folder = made.write_examples(tmp_path / "d", train=examples, val=examples)
-    assert PreparedExamples(folder, 8).n_train == 2
-    damage(folder)
+def test_damaged_marks_are_refused_in_one_line(small, damage, words):
+    assert PreparedExamples(small, 8).n_train == 2
+    damage(small)
     with pytest.raises(ValueError, match=words) as error:
-        PreparedExamples(folder, 8)
+        PreparedExamples(small, 8)
     assert "\n" not in str(error.value) and "prepare" in str(error.value)
 
 
 @pytest.mark.parametrize("file", ["train.bin", "train.marks"])
-def test_a_file_cut_short_is_noticed_while_reading(tmp_path, file):
-    examples = [made.example(("ab", "c"))] * 4
-    folder = made.write_examples(tmp_path / "d", train=examples, val=examples)
-    data = PreparedExamples(folder, 8)
-    os.truncate(folder / file, 2)
+def test_a_file_cut_short_is_noticed_while_reading(small, file):
+    data = PreparedExamples(small, 8)
+    os.truncate(small / file, 2)
     with pytest.raises(ValueError, match=f"{file} became shorter during the run"):
         data.batch(0, 2)
 

@@ -2,6 +2,7 @@
 
 import base64
 import sys
+from itertools import pairwise
 
 import pytest
 import regex
@@ -23,10 +24,8 @@ def encode_plainly(text: str) -> list:
     found = []
     for word in WORD.findall(text):
         parts = [bytes([b]) for b in word.encode()]
-        while pairs := [
-            (RANK[a + b], i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in RANK
-        ]:
-            _, i = min(pairs)
+        while pairs := [(RANK[a + b], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in RANK]:
+            i = min(pairs)[1]
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
         found += [RANK[part] for part in parts]
     return found
@@ -61,7 +60,8 @@ def test_any_text(tokenizer, text):
 
 
 def test_the_standard_library_in_these_tokens(tmp_path, monkeypatch, tokenizer):
-    script, root = load_script("pystdlib"), tmp_path / "lib"
+    """Its folder is beside that of the bytes."""
+    script, root, made = load_script("pystdlib"), tmp_path / "lib", []
     root.mkdir()
     for i in range(120):
         (root / f"module{i}.py").write_text(f'"""The module number {i}."""\nx = {i}\n')
@@ -70,13 +70,6 @@ def test_the_standard_library_in_these_tokens(tmp_path, monkeypatch, tokenizer):
     ids = ids_of(tmp_path / "out", "train").tolist()
     text = tokenizer.decode(ids)
     assert ids.count(4095) == text.count("The module number") > 100 and "x = 17\n" in text
-
-
-def test_its_folder_is_beside_the_bytes(monkeypatch, tmp_path):
-    script, made = load_script("pystdlib"), []
-    for i in range(120):
-        (tmp_path / f"{i}.py").touch()
-    monkeypatch.setattr(script.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     monkeypatch.setattr(script, "build", lambda out_dir, *args, **how: made.append((out_dir, how["name"])))
     for argv in ([], ["--tokenizer=gpt2_4096"], ["--tokenizer=gpt2_4096", f"--out_dir={tmp_path}"]):
         script.main(argv)
