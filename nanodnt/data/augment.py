@@ -79,10 +79,6 @@ CHANCE = 0.5  # that one that was drawn is done
 LARGEST = 10  # magnitude
 
 
-def _plain(change):
-    return lambda image, level, sign, fill: change(image)
-
-
 def _enhance(kind):
     return lambda image, level, sign, fill: kind(image).enhance(max(0.1, 1 + sign * 0.9 * level))
 
@@ -95,9 +91,9 @@ def _affine(matrix):
 
 
 OPERATIONS = {  # name: f(image, level from 0 to 1, sign of -1 or 1, colour that comes in from outside)
-    "auto_contrast": _plain(ImageOps.autocontrast),
-    "equalize": _plain(ImageOps.equalize),
-    "invert": _plain(ImageOps.invert),
+    "auto_contrast": lambda image, *_: ImageOps.autocontrast(image),
+    "equalize": lambda image, *_: ImageOps.equalize(image),
+    "invert": lambda image, *_: ImageOps.invert(image),
     "posterize": lambda image, level, *_: ImageOps.posterize(image, max(1, 4 - int(4 * level))),
     "solarize": lambda image, level, *_: ImageOps.solarize(image, 256 - int(256 * level)),
     "solarize_add": lambda image, level, *_: image.point(

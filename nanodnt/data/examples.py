@@ -1,22 +1,12 @@
 """Batches of examples: conversations packed into rows, of which the answers alone count in the loss."""
 
 from bisect import bisect_left, insort
-from typing import NamedTuple
 
 import numpy as np
 
 from nanodnt.data.prepared import Tokens
 
 ANSWER, BEGIN = 1, 2  # marks of a token: it counts in the loss as a target; it is the first of an example
-
-
-class Rows(NamedTuple):
-    """The examples of a split in the order of their rows; within a row as in the file."""
-
-    starts: np.ndarray  # (examples,) the first token of each
-    lengths: np.ndarray  # (examples,) its tokens
-    bounds: np.ndarray  # (rows + 1,) where the examples of each row begin in the two above
-    loss_tokens: np.ndarray  # (rows,) targets that count in the loss
 
 
 class PreparedExamples(Tokens):
@@ -35,25 +25,26 @@ class PreparedExamples(Tokens):
         self.marks = {split: self._open(part["marks"]["file"]) for split, part in self.splits.items()}
         found = {split: self._find(split) for split in self.splits}
         self._check_lengths({split: lengths for split, (_, lengths, _) in found.items()})
-        self.rows = {}
+        self.rows, self.counted = {}, {}  # counted: targets of each row that count in the loss
         for split, (starts, lengths, answers) in found.items():
             rows = pack(lengths - 1, self.block_size)
+            # First token and length of each example, in the order of rows; and where each row begins in these.
             order, bounds = np.argsort(rows, kind="stable"), np.append(0, np.cumsum(np.bincount(rows)))
-            counted = np.add.reduceat(answers[order], bounds[:-1])
-            self.rows[split] = Rows(starts[order], lengths[order], bounds, counted)
-        self.n_train, self.n_val = (len(rows.loss_tokens) for rows in self.rows.values())
+            self.rows[split] = starts[order], lengths[order], bounds
+            self.counted[split] = np.add.reduceat(answers[order], bounds[:-1])
+        self.n_train, self.n_val = map(len, self.counted.values())
 
     def describe(self) -> str:
-        train = self.rows["train"]
-        targets = int(train.lengths.sum()) - len(train.lengths)
+        lengths = self.rows["train"][1]
+        targets = int(lengths.sum()) - len(lengths)
+        filled, counted = targets / (self.n_train * self.block_size), self.counted["train"].sum() / targets
         return (
-            f"{len(train.lengths):,} examples in {self.n_train:,} rows an epoch, "
-            f"{targets / (self.n_train * self.block_size):.0%} filled, "
-            f"{train.loss_tokens.sum() / targets:.0%} of the tokens count in the loss"
+            f"{len(lengths):,} examples in {self.n_train:,} rows an epoch, {filled:.0%} filled, {counted:.0%} of the "
+            "tokens count in the loss"
         )
 
     def loss_tokens(self, step: int, batch_size: int) -> int:
-        return int(self.rows["train"].loss_tokens[self._draw(step, batch_size)].sum())
+        return int(self.counted["train"][self._draw(step, batch_size)].sum())
 
     def _find(self, split):
         """First token, length and number of answer tokens of every example of a split, in the order of the file."""
@@ -89,7 +80,7 @@ class PreparedExamples(Tokens):
     def _rows(self, split, rows):
         x = np.full((len(rows), self.block_size), self.meta["eot"], np.int64)
         y, positions = np.full_like(x, -1), np.empty_like(x)
-        starts, lengths, bounds, _ = self.rows[split]
+        starts, lengths, bounds = self.rows[split]
         for i, row in enumerate(rows.tolist()):
             at = 0
             for example in range(*bounds[row : row + 2].tolist()):
