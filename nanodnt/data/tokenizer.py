@@ -1,6 +1,7 @@
 """Tokenizers: text ↔ token ids, as the meta.json of a dataset, or the copy of it in a checkpoint, describes them."""
 
 import base64
+import contextlib
 import hashlib
 import json
 
@@ -173,13 +174,11 @@ def json_meta(text: str, eot: str | None, bos: str | None = None) -> dict:
 def start_of(tokenizer) -> list:
     """The special ids that a `tokenizers.Tokenizer` puts before every text."""
     for text in ("a", "1", " ", "\n"):  # one that it can encode
-        try:
+        with contextlib.suppress(Exception):  # a character without an id, and no token for those
             whole, alone = (tokenizer.encode(text, add_special_tokens=special).ids for special in (True, False))
-        except Exception:  # a character without an id, and no token for those
-            continue
-        for i in range(len(whole)) if alone else ():
-            if whole[i : i + len(alone)] == alone:
-                return whole[:i]
+            for i in range(len(whole)) if alone else ():
+                if whole[i : i + len(alone)] == alone:
+                    return whole[:i]
     return []
 
 

@@ -241,8 +241,6 @@ def random_positions(T, begins, seed=0):
 eager_flex = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 BEGINS = (0.0, 0.003, 0.03, 0.5, 1.0)  # one document, … , of one token each
 LISTS = [f"{side}_{what}" for side in ("kv", "q", "full_kv", "full_q") for what in ("num_blocks", "indices")]
-
-
 END_WITH_A_TILE = ((128, 128, 256, 128), (127, 129, 255, 129), (129, 127, 257, 127), (1, 384, 255))
 
 
