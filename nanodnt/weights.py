@@ -1,5 +1,6 @@
 """Weights into models: from a checkpoint, with the tokenizer if it is asked for; and Admin's profiled start values."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -94,14 +95,10 @@ def profile_admin(model: Transformer, *inputs) -> None:
         state["omega"] = (state["stream"] + upcast(y).var(correction=0).item()) ** 0.5
 
     # Residual.forward computes skip(x) before mid(f(…)), so a sub-layer's stream variance is there when mid ends
-    hooks, training = [], [module for module in model.modules() if module.training]
-    for residual in (r for block in model.blocks for r in (block.attn, block.mlp)):
-        hooks.append(residual.skip.register_forward_pre_hook(set_omega))
-        hooks.append(residual.mid.register_forward_hook(compute_next_omega))
-    try:
+    training = model.training
+    with ExitStack() as hooks:
+        hooks.callback(model.train, training)
+        for residual in (r for block in model.blocks for r in (block.attn, block.mlp)):
+            hooks.enter_context(residual.skip.register_forward_pre_hook(set_omega))
+            hooks.enter_context(residual.mid.register_forward_hook(compute_next_omega))
         model.eval().stream(*inputs)
-    finally:
-        for module in training:
-            module.training = True
-        for hook in hooks:
-            hook.remove()

@@ -6,7 +6,7 @@ random number.
 """
 
 import math
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -53,13 +53,10 @@ def largest_logit(q, k, positions=None, causal=True):
 def watch(notes: list):
     """Inside, note(args, output) follows every forward of its module, and may return another output; notes:
     [(module, note), …]."""
-    hooks = [(module, lambda _, *passed, note=note: note(*passed)) for module, note in notes]
-    handles = [module.register_forward_hook(hook) for module, hook in hooks]
-    try:
+    with ExitStack() as hooks:
+        for module, note in notes:
+            hooks.enter_context(module.register_forward_hook(lambda _, *passed, note=note: note(*passed)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()
@@ -190,9 +187,9 @@ class Tracker:
         self.model, self.env, self.clip = model, env, config.grad_clip
         self.dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
         self.roles, self.old = {}, {}  # {role: parameters}, {parameter: its sample before the step}
-        followed = [group for group in optimizer.param_groups if group["role"] != "balance"]  # no loss has its gradient
-        for group in followed:  # not model.parameters(): FSDP may swap those for gathered ones
-            self.roles.setdefault(group["role"], []).extend(group["params"])
+        for group in optimizer.param_groups:  # not model.parameters(): FSDP may swap those for gathered ones
+            if group["role"] != "balance":  # no loss has its gradient
+                self.roles.setdefault(group["role"], []).extend(group["params"])
         counts = [sum(p.numel() for p in params) for params in self.roles.values()]
         self.counts = torch.tensor(counts, dtype=self.dtype, device=env.device)
         starts = data.validation(config.eval_tokens)[: min(config.batch_size, max(1, TOKENS // data.block_size))]
