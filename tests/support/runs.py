@@ -82,8 +82,8 @@ def resume(out_dir: Path, dataset: Path, **changes) -> int:
 
 @contextmanager
 def quick_runs():
-    """Runs on one thread, without what takes time and is not tested: the loss curve, asking git, the walk of the garbage
-    collector through all that tests have left, and the stack traces that torch.manual_seed notes for absent devices."""
+    """Runs on one thread, without what takes time and is not tested: the loss curve, asking git, the walk of the
+    garbage collector through all that tests have left, and stacks that torch.manual_seed notes for absent GPUs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
