@@ -164,20 +164,14 @@ def power_sums(t, dtype) -> list:
     return [square.to(dtype) * largest.to(dtype) ** 2, fourth.to(dtype) * largest.to(dtype) ** 4]
 
 
-def spacing(p) -> int:
-    """n: the sample of p is every n-th entry. n shares no factor with the row length, so all columns are sampled
-    equally often."""
+def sample(p) -> tuple:
+    """(a copy of every n-th entry of p, those in this process; n). They are the same ones in all however p is sharded,
+    and equally often of each column, because n shares no factor with the row length."""
     n, columns = math.ceil(p.numel() / SAMPLE), p.numel() // len(p)
     while math.gcd(n, columns) > 1:
         n += 1
-    return n
-
-
-def sample(p):
-    """A copy of every n-th entry of p, n = `spacing`: those in this process. However p is sharded, they are the same
-    ones in all."""
-    n, start = spacing(p), shard_rows(len(p), shard_group(p)).start * (p.numel() // len(p))
-    return local_shard(p.detach()).flatten()[-start % n :: n].clone()
+    start = shard_rows(len(p), shard_group(p)).start * columns
+    return local_shard(p.detach()).flatten()[-start % n :: n].clone(), n
 
 
 class Tracker:
@@ -197,7 +191,7 @@ class Tracker:
 
     def before(self) -> None:
         """Must be called before a step that is to be tracked."""
-        self.old = {p: sample(p) for params in self.roles.values() for p in params}
+        self.old = {p: sample(p)[0] for params in self.roles.values() for p in params}
 
     def after(self, grad_norm, found_inf) -> dict:
         """row["track"] of the step just made. Tensors (): the norm of its gradient before clipping, and whether that
@@ -226,7 +220,7 @@ class Tracker:
     def sums(self, p):
         """(5,): Σ g², Σ g⁴, Σ w², and, estimated from the sample, Σ w² before the step and Σ Δw². All are over the rows
         of p that this process holds."""
-        old, n, gradient = self.old[p], spacing(p), torch.zeros_like(p) if p.grad is None else p.grad
-        weights = (local_shard(p.detach()), 1), (old, n), (sample(p) - old, n)
+        old, (new, n), gradient = self.old[p], sample(p), torch.zeros_like(p) if p.grad is None else p.grad
+        weights = (local_shard(p.detach()), 1), (old, n), (new - old, n)
         squares = [torch.linalg.vector_norm(w).to(self.dtype).square() * k for w, k in weights]
         return torch.stack([*power_sums(local_shard(gradient), self.dtype), *squares])
