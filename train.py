@@ -193,7 +193,7 @@ def save(run: Run, is_best: bool) -> None:
     run.saver.finish()  # before there is a second copy
     tensors = snapshot({"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}, run.env.is_main)
     run.saved_step, run.rollback_row = run.state.step, None
-    run.state.skipped = run.meter.skipped()
+    run.state.skipped = int(run.meter.counts[0])
     if run.env.is_main:
         configs = {"model_config": asdict(run.model.config), "train_config": asdict(run.config)}
         rest = {"scaler": run.scaler.state_dict(), "meta": run.dataset_meta, **configs}

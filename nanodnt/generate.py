@@ -15,9 +15,8 @@ class KVCache:
 
     needs_mask = False  # even for one new token
 
-    def __init__(self, size: int):
-        self.size, self.length = size, 0
-        self.k = self.v = None
+    def __init__(self, size: int, length=0):
+        self.size, self.length, self.k, self.v = size, length, None, None
 
     def extend(self, k, v):
         """Append k and v, (B, H_kv, T, head_dim) each; returns all keys, all values. ValueError if they do not fit."""
@@ -43,10 +42,6 @@ class StaticKVCache(KVCache):
     and one new token gets the whole buffers, of which it sees a part. So one graph serves all lengths."""
 
     needs_mask = True
-
-    def __init__(self, size: int, length: torch.Tensor):
-        super().__init__(size)
-        self.length = length
 
     def n_keys(self, T: int) -> int:
         """How many keys `extend` returns. One new token sees only a part of them."""

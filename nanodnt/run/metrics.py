@@ -29,10 +29,6 @@ class Meter:
         streak = (streak + 1) * found_inf
         self.counts = torch.stack((skipped + found_inf, streak, torch.maximum(longest, streak)))
 
-    def skipped(self) -> int:
-        """Steps skipped in the whole run. Waits for the device."""
-        return int(self.counts[0])
-
     def read(self, result, rates: dict, step: int) -> tuple:
         """(what metrics.jsonl has of the step just made; the longest streak of steps skipped in a row, and seconds per
         step, since the last reading). Waits for the device. All ranks must call it."""
