@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import nanodnt.start
 import train
-from nanodnt.run.checkpoints import load_checkpoint
 from support.faults import COMMANDS, Fault
 from support.processes import left, play, processes
-from support.runs import load, make_dataset, metrics, run
+from support.runs import ALWAYS, at_call, kill_me, load, make_dataset, metrics, run
 from support.trials import Trial, strike_all
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,39 +25,25 @@ CONFIG = dict(max_iters=60, eval_interval=30, save_interval=9, micro_batch_size=
 # ------------------------------------------------------------------------------------------------------- one is wrong
 
 
-def no_data(out):
-    return dict(dataset="/nowhere")
-
-
-def no_room(out):
-    return dict(patches=[(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))])
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def no_room_left(out):
-    sync = os.fsync
-
-    def full(file):
-        if (out / "prev.pt").exists():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return sync(file)
-
-    return dict(patches=[(os, "fsync", full)])
+    within = at_call(os, "fsync", 1, full, lambda file: (out / "prev.pt").exists(), ALWAYS)
+    return dict(within=within, patches=[(time, "sleep", lambda seconds: None)])
 
 
-def other_flags(out):
-    return dict(eval_interval=7, seed=3)
-
-
-def other_dataset(out):
-    return dict(dataset=make_dataset(out.parent / "other", seed=1))
-
-
+NO_ROOM = dict(patches=[(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))])
 MISTAKES = {  # the process that makes it, the mistake (a function that returns arguments of `play`), its message
-    "no data": (1, no_data, "[rank 1] error: dataset '/nowhere' is not prepared"),
-    "a full disk": (0, no_room, "[rank 0] error: .* has 0.00 GB free, a checkpoint needs"),
+    "no data": (1, lambda out: dict(dataset="/nowhere"), "[rank 1] error: dataset '/nowhere' is not prepared"),
+    "a full disk": (0, lambda out: NO_ROOM, "[rank 0] error: .* has 0.00 GB free, a checkpoint needs"),
     "a disk that fills up": (0, no_room_left, "[rank 0] error: cannot write .*No space left on device"),
 }
-DIFFERENT = {"flags": (1, other_flags, "seed, eval_interval"), "data": (1, other_dataset, "contents of the dataset")}
+DIFFERENT = {
+    "flags": (1, lambda out: dict(eval_interval=7, seed=3), "seed, eval_interval"),
+    "data": (1, lambda out: dict(dataset=make_dataset(out.parent / "other", seed=1)), "contents of the dataset"),
+}
 
 
 def make_mistake(rank, world, mistake, config):
@@ -118,19 +104,13 @@ def test_one_of_two_processes_dies(faults, dataset, tmp_path):
 
 def hang_in_step_12(rank, world, config):
     """Rank 1 stops in its 13th step, as it would in the debugger."""
-    step, calls = train.training_step, iter(range(99))
-
-    def step_or_hang(*args, **how):
-        if next(calls) == 12:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return step(*args, **how)
-
-    play(rank, world, patches=[(train, "training_step", step_or_hang)] if rank == 1 else (), last=True, **config)
+    stop = at_call(train, "training_step", 13, lambda *_: kill_me(signal.SIGSTOP))
+    play(rank, world, within=stop if rank == 1 else None, last=True, **config)
 
 
 def test_a_process_that_hangs_ends_the_other(dataset, tmp_path):
     """It gives up after timeout_s, and says so."""
-    config = CONFIG | dict(out=tmp_path / "run", dataset=dataset, timeout_s=3)
+    config = CONFIG | dict(out=tmp_path / "run", dataset=dataset, timeout_s=2)
     started = processes(2, hang_in_step_12, config, join=False).processes
     try:
         started[0].join(60)
@@ -149,12 +129,8 @@ def test_a_process_that_hangs_ends_the_other(dataset, tmp_path):
 def start_slowly(rank, world, out, dataset, weights):
     """Rank 1 is slow to read the checkpoint whose folder the run overwrites."""
 
-    def load_slowly(path):
-        time.sleep(0.7 * rank)
-        return load_checkpoint(path)
-
-    config = dict(dataset=dataset, init_from=weights, overwrite=True, max_iters=3)
-    play(rank, world, out, patches=[("nanodnt.start.load_checkpoint", load_slowly)], **config)
+    slow = at_call(nanodnt.start, "load_checkpoint", 1, lambda *_: time.sleep(0.5 * rank), times=ALWAYS)
+    play(rank, world, out, within=slow, dataset=dataset, init_from=weights, overwrite=True, max_iters=3)
 
 
 def test_overwriting_waits_until_every_rank_has_read(dataset, tmp_path):

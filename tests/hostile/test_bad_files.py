@@ -105,7 +105,7 @@ OF_WEIGHTS = ("unknown field", "wider than its weights", "no meta", "another alp
 
 CHECKPOINT_CASES = cases(
     ("scratch over a run", "--overwrite=False", ["earlier run", "--init_from=resume", "--overwrite=True"]),
-    ("nothing there", f"{RESUME} --out_dir={{tmp}}/new", ["new", "nothing to resume"]),
+    ("nothing there", f"{RESUME} --out_dir={{tmp}}/new", ["new", "nothing to resume", "--init_from=scratch"]),
     ("no such start", "--init_from={tmp}/no.pt", ["no.pt", "scratch", "resume", "auto", "gpt2"]),
     (
         "no run to start from",
@@ -115,12 +115,22 @@ CHECKPOINT_CASES = cases(
     ("no file in a folder", "--init_from={run}/model", ["run/model", "scratch", "resume", "auto", "OWNER/MODEL"]),
     ("misspelt start", "--init_from=resum", ["resum", "resume"]),
     ("all truncated", RESUME, ["last.pt", "prev.pt", "damaged"], cut(*CHECKPOINTS)),
+    ("all truncated, auto", "--init_from=auto", ["last.pt", "prev.pt", "damaged"], cut(*CHECKPOINTS)),
     ("weights truncated", WEIGHTS, ["best.pt", "damaged"], cut("best.pt")),
     ("empty files", RESUME, ["last.pt", "damaged"], all_checkpoints(b"")),
     ("random bytes", RESUME, ["last.pt", "damaged"], all_checkpoints(np.random.default_rng(0).bytes(5000))),
     ("a folder", RESUME, ["last.pt"], all_checkpoints(None)),
     ("somebody's state dict", RESUME, NOT, saved({"w": torch.ones(3)})),
     ("another vocabulary", RESUME, ["300", "50", "vocabulary"], meta(lambda m: m.update(HUGE))),
+    (
+        "another vocabulary, auto",
+        "--init_from=auto",
+        ["300", "50 tokens", "vocabulary"],
+        meta(lambda m: m.update(HUGE)),
+    ),
+    ("a smaller vocabulary", RESUME, ["40", "50 tokens", "vocabulary"], lambda w: runs.make_dataset(w.data, 40)),
+    ("weights, another vocabulary", WEIGHTS, ["300", "50 tokens"], meta(lambda m: m.update(HUGE))),
+    ("weights, a smaller vocabulary", WEIGHTS, ["40", "50 tokens"], lambda w: runs.make_dataset(w.data, 40)),
     ("another tokenizer", RESUME, ["bytes", "chars", "dataset"], meta(lambda m: m.update(BYTES))),
     ("a longer context than the data", WEIGHTS, ["val.bin", "3000", "block_size"], checkpoint(longer_context)),
     (

@@ -5,6 +5,8 @@ import math
 import os
 import resource
 import signal
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +19,13 @@ from model import GPT, GPTConfig
 from support.depth import spread
 from support.hostile import refusal
 from support.runs import (
+    ALWAYS,
     Crash,
     assert_same_run,
+    at_call,
     at_row,
     checkpoints,
     column,
-    contents,
     crash,
     damage,
     evaluated,
@@ -87,46 +90,63 @@ def test_best_is_the_model_of_its_loss(short, dataset, tmp_path, capsys):
 # ------------------------------------------------------------------------------------------------ writes that fail
 
 
-def fail(error, original, when, times=10**6):
-    """A function that raises in the first `times` calls for which `when` is true; otherwise it is the original."""
-    calls = []
+@contextmanager
+def failing(module, function, error, target="", times=ALWAYS):
+    """A function that raises instead of writing, where its last argument is a path of this name."""
 
-    def call(*args, **kwargs):
-        if when(*args, **kwargs):
-            calls.append(args)
-            if len(calls) <= times:
-                if args and hasattr(args[-1], "write"):
-                    args[-1].write(b"half of it")
-                raise type(error)(*error.args)
-        return original(*args, **kwargs)
+    failed = []
 
-    return call
+    def fail(*args):
+        failed.append(args)
+        if hasattr(args[-1], "write"):
+            args[-1].write(b"half of it")
+        raise type(error)(*error.args)
+
+    def when(*args):
+        return not target or Path(args[-1]).name == target
+
+    with at_call(module, function, 1, fail, when, times):
+        yield
+    assert failed
+
+
+@contextmanager
+def files_that_may_not_grow():
+    """The real thing: the system refuses the bytes after the first 100,000."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 NO_SPACE, IO_ERROR = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
-FAILURES = {  # what fails: (module, function, error, in which calls)
-    "torch.save": (torch, "save", NO_SPACE, lambda *a, **k: True),
-    "torch.save, in its own words": (torch, "save", RuntimeError("unexpected pos 64 vs 0"), lambda *a, **k: True),
-    "fsync": (os, "fsync", IO_ERROR, lambda *a: True),
-    "rename to new.pt": (os, "replace", IO_ERROR, lambda source, target: Path(target).name == "new.pt"),
-    "rename to prev.pt": (os, "replace", IO_ERROR, lambda source, target: Path(target).name == "prev.pt"),
-    "rename to last.pt": (os, "replace", IO_ERROR, lambda source, target: Path(target).name == "last.pt"),
+OWN_WORDS = RuntimeError("unexpected pos 64 vs 0")
+FAILURES = {  # what fails: (a context manager, words of the message)
+    "torch.save": (partial(failing, torch, "save", NO_SPACE), "No space left"),
+    "torch.save, in its own words": (partial(failing, torch, "save", OWN_WORDS), "unexpected pos 64"),
+    "fsync": (partial(failing, os, "fsync", IO_ERROR), "Input/output error"),
+    "rename to new.pt": (partial(failing, os, "replace", IO_ERROR, "new.pt"), "Input/output error"),
+    "rename to prev.pt": (partial(failing, os, "replace", IO_ERROR, "prev.pt"), "Input/output error"),
+    "rename to last.pt": (partial(failing, os, "replace", IO_ERROR, "last.pt"), "Input/output error"),
+    "a file that may not grow": (files_that_may_not_grow, "cannot write"),
 }
+FOR_GOOD = ["torch.save, in its own words", "fsync", "rename to last.pt", "a file that may not grow"]
 
 
-@pytest.mark.parametrize("name", spread(FAILURES, ["torch.save, in its own words", "fsync", "rename to last.pt"]))
-def test_a_write_that_fails_for_good(name, begun, short, dataset, monkeypatch, capsys):
-    module, function, error, when = FAILURES[name]
-    failing = fail(error, getattr(module, function), when)
-    before, patch = checkpoints(begun), pytest.MonkeyPatch()
+@pytest.fixture
+def no_pause(monkeypatch):
+    """Before a write is tried again."""
     monkeypatch.setattr(nanodnt.files.time, "sleep", lambda seconds: None)
-    with at_row(25, lambda: patch.setattr(module, function, failing)):
-        try:
-            code = resume(begun, dataset)
-        finally:
-            patch.undo()
-    refusal(capsys, code, error.args[-1])
-    after = {path: digest for path, digest in checkpoints(begun).items() if path in before}
+
+
+@pytest.mark.parametrize("name", spread(FAILURES, FOR_GOOD))
+def test_a_write_that_fails_for_good(name, begun, short, dataset, no_pause, capsys):
+    failure, words = FAILURES[name]
+    before = checkpoints(begun)
+    with ExitStack() as stack, at_row(25, lambda: stack.enter_context(failure())):
+        code = resume(begun, dataset)
+    refusal(capsys, code, words)
+    after = {path: content for path, content in checkpoints(begun).items() if path in before}
     if name == "rename to last.pt":  # then the other files are replaced already
         assert after["last.pt"] == before["last.pt"]
     else:
@@ -136,39 +156,16 @@ def test_a_write_that_fails_for_good(name, begun, short, dataset, monkeypatch, c
     assert_same_run(begun, short)
 
 
-@pytest.mark.parametrize("name", spread(FAILURES, ["torch.save", "rename to prev.pt"]))
-def test_a_write_that_fails_once(name, begun, short, dataset, monkeypatch):
-    module, function, error, when = FAILURES[name]
-    failing = fail(error, getattr(module, function), when, times=1)
-    monkeypatch.setattr(nanodnt.files.time, "sleep", lambda seconds: None)
-    with at_row(25, lambda: monkeypatch.setattr(module, function, failing)):
+@pytest.mark.parametrize("name", spread([*FAILURES][:-1], ["torch.save", "rename to prev.pt"]))
+def test_a_write_that_fails_once(name, begun, short, dataset, no_pause):
+    with ExitStack() as stack, at_row(25, lambda: stack.enter_context(FAILURES[name][0](times=1))):
         assert resume(begun, dataset) == 0
-    assert getattr(module, function) is failing
-    monkeypatch.undo()
     assert_same_run(begun, short)
 
 
-def test_a_file_that_may_not_grow(begun, short, dataset, monkeypatch, capsys):
-    """The real thing: the system refuses the bytes after the first 100,000."""
-    before, limits = checkpoints(begun), resource.getrlimit(resource.RLIMIT_FSIZE)
-    monkeypatch.setattr(nanodnt.files.time, "sleep", lambda seconds: None)
-    with at_row(25, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))):
-        try:
-            code = resume(begun, dataset)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    refusal(capsys, code, "cannot write")
-    assert checkpoints(begun) == before
-    assert resume(begun, dataset) == 0
-    assert_same_run(begun, short)
-
-
-def test_a_file_system_without_hard_links(short, dataset, tmp_path, monkeypatch):
-    def link(*_):
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", link)
-    assert run(out_dir=tmp_path, dataset=dataset, max_iters=30) == 0
+def test_a_file_system_without_hard_links(short, dataset, tmp_path):
+    with failing(os, "link", OSError(errno.EPERM, "Operation not permitted")):
+        assert run(out_dir=tmp_path, dataset=dataset, max_iters=30) == 0
     assert_same_run(tmp_path, short)
     for name in ("best.pt", "prev.pt"):
         assert load(tmp_path / name)["step"] == load(short / name)["step"]
@@ -195,22 +192,10 @@ def test_a_damaged_last_never_becomes_prev(begun, dataset):
 
 def test_a_crash_after_falling_back_loses_nothing(begun, short, dataset):
     damage(begun / "last.pt")
-    replace = os.replace
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(os, "replace", lambda a, b: replace(a, b) if Path(b).name != "last.pt" else crash())
+    with at_call(os, "replace", 1, crash, lambda a, b: Path(b).name == "last.pt"), pytest.raises(Crash):
         resume(begun, dataset)
     assert resume(begun, dataset) == 0
     assert_same_run(begun, short)
-
-
-def test_nothing_left_to_resume_from(begun, dataset, tmp_path, capsys):
-    for name in ("last.pt", "prev.pt"):
-        damage(begun / name)
-    before = contents(begun)
-    for source in ("resume", "auto"):
-        refusal(capsys, resume(begun, dataset, init_from=source), begun / "last.pt", begun / "prev.pt", "damaged")
-    refusal(capsys, resume(tmp_path / "empty", dataset), "nothing to resume", tmp_path / "empty", "--init_from=scratch")
-    assert contents(begun) == before and not (tmp_path / "empty").exists()
 
 
 def test_the_prefix_of_a_compiled_model_is_tolerated(begun, short, dataset):

@@ -169,24 +169,6 @@ def test_another_optimizer_on_resume(switch, dataset, tmp_path, capsys):
 # ------------------------------------------------------------------------------------------------- other datasets
 
 
-@pytest.mark.parametrize("source, alphabet", [("resume", 60), ("auto", 40), ("last.pt", 60), ("last.pt", 40)])
-def test_another_vocabulary_is_refused(source, alphabet, begun, tmp_path, capsys):
-    other, before = make_dataset(tmp_path / "other", alphabet=alphabet), contents(begun)
-    out = tmp_path / "out" if source == "last.pt" else begun
-    source = begun / source if source == "last.pt" else source
-    code = run(out_dir=out, dataset=other, init_from=source, max_iters=30)
-    refusal(capsys, code, other, alphabet, "50 tokens", "vocabulary")
-    assert contents(begun) == before
-
-
-def test_another_alphabet_of_the_same_size_is_refused(begun, tmp_path, capsys):
-    other = make_dataset(tmp_path / "other")
-    meta = json.loads((other / "meta.json").read_text())
-    meta["chars"] = [chr(ord(c) + 300) for c in meta["chars"]]
-    (other / "meta.json").write_text(json.dumps(meta))
-    refusal(capsys, resume(begun, other), other, "vocabulary")
-
-
 def test_another_dataset_of_the_same_vocabulary_is_fine(begun, tmp_path, capsys):
     other = make_dataset(tmp_path / "other", seed=1)
     assert resume(begun, other) == 0
@@ -230,11 +212,6 @@ def test_a_run_directory_is_its_best_checkpoint(short, dataset, tmp_path, capsys
     shutil.copy(short / "prev.pt", tmp_path / "old" / "last.pt")  # a run that has not been evaluated
     assert run(out_dir=tmp_path / "d", dataset=dataset, init_from=tmp_path / "old", max_iters=1) == 0
     assert f"weights: {tmp_path / 'old' / 'last.pt'}, step" in capsys.readouterr().out
-
-
-def test_dropout_may_change(short, dataset, tmp_path):
-    assert run(out_dir=tmp_path, dataset=dataset, init_from=short / "last.pt", dropout=0.4, max_iters=3) == 0
-    assert load(tmp_path / "last.pt")["model_config"]["dropout"] == 0.4
 
 
 @pytest.mark.parametrize("kept", ["last.pt", "prev.pt", "best.pt", "step_5.pt"])

@@ -4,19 +4,20 @@ import os
 import random
 import signal
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
 import train
 from model import GPT
-from nanodnt.run import checkpoints as checkpoints_module
+from nanodnt.run import checkpoints as saving
 from nanodnt.run.directory import RunDirectory
 from support.processes import finish, start, train_forked, wait_for_row
 from support.runs import (
     Crash,
     assert_same_run,
+    at_call,
     at_row,
     checkpoints,
     column,
@@ -26,7 +27,6 @@ from support.runs import (
     load,
     logged,
     metrics,
-    resume,
     run,
     some_step,
 )
@@ -91,90 +91,42 @@ def test_a_run_stopped_twice_goes_on_exactly(reference, tmp_path, capsys):
     assert checkpoints(tmp_path / "run") == before
 
 
-def test_max_iters_can_be_extended(begun, short, dataset, capsys):
-    assert resume(begun, dataset) == 0
-    assert "max_iters 20 → 30" in capsys.readouterr().out
-    assert_same_run(begun, short)
-
-
 # ------------------------------------------------------------------------------------------------- bad moments
 
 
-def stop_in_evaluation(patch, number=2):
-    """SIGTERM during an evaluation: the second is at step 10."""
-    evaluate, calls = train.evaluate, []
-
-    def evaluate_and_stop(*args):
-        calls.append(args)
-        if len(calls) == number:
-            kill_me(signal.SIGTERM)
-        return evaluate(*args)
-
-    patch.setattr(train, "evaluate", evaluate_and_stop)
+def stop(*_):
+    kill_me(signal.SIGTERM)
 
 
-def stop_in_forward(patch):
-    """SIGTERM in the middle of a training step."""
-    forward, calls = GPT.forward, []
-
-    def forward_and_stop(self, *args, **kwargs):
-        calls.append(self.training)
-        if sum(calls) == 14:
-            kill_me(signal.SIGTERM)
-        return forward(self, *args, **kwargs)
-
-    patch.setattr(GPT, "forward", forward_and_stop)
-
-
-def crash_before_the_second_checkpoint(patch):
-    """A crash while the only checkpoint is of step 0."""
-    write = RunDirectory.write
-    patch.setattr(RunDirectory, "write", lambda self, row: write(self, row) if row["step"] < 5 else crash())
-
-
-def crash_after_the_row(patch):
-    """A crash between the row of an evaluated step and its checkpoint."""
-    save = checkpoints_module.save_checkpoint
-    patch.setattr(checkpoints_module, "save_checkpoint", lambda *a: save(*a) if a[1]["step"] < 20 else crash())
-
-
-def crash_between_renames(patch):
-    """A crash when prev.pt is replaced and last.pt not yet."""
-    replace, calls = os.replace, []
-
-    def replace_or_crash(source, target):
-        calls.append(Path(target).name)
-        if calls.count("last.pt") == 3:
-            crash()
-        replace(source, target)
-
-    patch.setattr(os, "replace", replace_or_crash)
-
-
-def crash_in_a_row(patch):
+@contextmanager
+def half_a_row():
     """A crash when half of a row is on disk."""
-    write = RunDirectory.write
 
-    def write_half(self, row):
-        if row["step"] < 17:
-            return write(self, row)
-        with open(self.metrics, "a") as file:
+    def write_half(directory, row):
+        with open(directory.metrics, "a") as file:
             file.write('{"step": 17, "tok')
         crash()
 
-    patch.setattr(RunDirectory, "write", write_half)
+    with at_call(RunDirectory, "write", 18, write_half):
+        yield
 
 
-INTERRUPTIONS = [stop_in_evaluation, stop_in_forward, crash_before_the_second_checkpoint, crash_after_the_row]
-INTERRUPTIONS += [crash_between_renames, crash_in_a_row]
+INTERRUPTIONS = {  # of a run of 30 steps that is evaluated and saved every 10
+    "SIGTERM in the evaluation of step 10": lambda: at_call(train, "evaluate", 2, stop),
+    "SIGTERM in a training step": lambda: at_call(GPT, "forward", 14, stop, lambda model, *_: model.training),
+    "a crash while the only checkpoint is of step 0": lambda: at_call(RunDirectory, "write", 6, crash),
+    "a crash between an evaluated step's row and its checkpoint": lambda: at_call(saving, "save_checkpoint", 3, crash),
+    "a crash when prev.pt is replaced and last.pt not yet": lambda: at_call(
+        os, "replace", 3, crash, lambda source, target: Path(target).name == "last.pt"
+    ),
+    "a crash in a row": half_a_row,
+}
 
 
-@pytest.mark.parametrize("interrupt", INTERRUPTIONS)
-def test_interrupted_at_a_bad_moment(interrupt, short, dataset, tmp_path):
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt(patch)
-        with pytest.raises(Crash) if "crash" in interrupt.__name__ else nullcontext():
-            assert run(out_dir=tmp_path, dataset=dataset, max_iters=30) == 128 + signal.SIGTERM
+@pytest.mark.parametrize("moment", INTERRUPTIONS)
+def test_interrupted_at_a_bad_moment(moment, short, dataset, tmp_path):
+    with INTERRUPTIONS[moment](), pytest.raises(Crash) if "crash" in moment else nullcontext():
+        assert run(out_dir=tmp_path, dataset=dataset, max_iters=30) == 128 + signal.SIGTERM
     assert run(out_dir=tmp_path, dataset=dataset, max_iters=30, init_from="resume") == 0
     assert_same_run(tmp_path, short)
 
@@ -182,8 +134,7 @@ def test_interrupted_at_a_bad_moment(interrupt, short, dataset, tmp_path):
 def test_interrupted_in_the_last_evaluation(first_20, dataset, tmp_path):
     """The resumed run evaluates and saves without another step. Learning rates are still those of the last step."""
     config = dict(out_dir=tmp_path, dataset=dataset, max_iters=20, lr_decay_iters=30)
-    with pytest.MonkeyPatch.context() as patch:
-        stop_in_evaluation(patch, number=3)
+    with at_call(train, "evaluate", 3, stop):
         assert run(**config) == 128 + signal.SIGTERM
     assert run(**config, init_from="resume") == 0
     assert_same_run(tmp_path, first_20)
@@ -219,8 +170,7 @@ def test_an_evaluation_repeated_on_resume_may_be_the_best(dataset, tmp_path):
 
 def test_resuming_after_an_interrupted_evaluation_with_another_interval(dataset, tmp_path):
     config = dict(out_dir=tmp_path, dataset=dataset, max_iters=30)
-    with pytest.MonkeyPatch.context() as patch:
-        stop_in_evaluation(patch)
+    with at_call(train, "evaluate", 2, stop):
         assert run(**config) == 128 + signal.SIGTERM
     assert run(**config | dict(eval_interval=15), init_from="resume") == 0
     rows = metrics(tmp_path)
@@ -237,13 +187,6 @@ def test_a_kill_in_the_first_save(dataset, tmp_path):
     (tmp_path / "prev.pt").unlink()
     assert run(out_dir=tmp_path, dataset=dataset, max_iters=4, init_from="auto") == 0
     assert different(load(tmp_path / "last.pt")["model"], expected) == []
-
-
-def test_overwrite_removes_only_the_runs_own_checkpoints(dataset, tmp_path):
-    tmp_path.joinpath("kept_by_hand.pt").touch()
-    for _ in range(2):
-        assert run(out_dir=tmp_path, dataset=dataset, max_iters=2, overwrite=True) == 0
-    assert tmp_path.joinpath("kept_by_hand.pt").exists()
 
 
 # ------------------------------------------------------------------------------------------------------- Ctrl-C

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import time
 import zipfile
 
 import pytest
@@ -11,9 +12,8 @@ import torch
 import nanodnt.files
 import train
 from nanodnt.run.checkpoints import load_checkpoint, load_latest, save_checkpoint, snapshot
-from nanodnt.run.directory import RunDirectory
 from support.processes import train_forked, wait_for_row
-from support.runs import assert_same_run, contents, different, load, metrics, run
+from support.runs import ALWAYS, assert_same_run, at_call, at_row, checkpoints, different, load, metrics, run
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")
 
@@ -79,9 +79,11 @@ def test_every_nth_checkpoint_is_kept(keeping, dataset, tmp_path):
 def test_overwriting_removes_what_was_kept_and_nothing_else(dataset, tmp_path):
     config = dict(out_dir=tmp_path, dataset=dataset)
     assert run(**config, keep_every=5, max_iters=10) == 0
-    (tmp_path / "step_one.pt").write_text("mine")
+    for name in ("step_one.pt", "kept_by_hand.pt"):
+        (tmp_path / name).write_text("mine")
     assert run(**config, overwrite=True, keep_every=4, max_iters=4) == 0
     assert {path.name for path in tmp_path.glob("step_*")} == {"step_0.pt", "step_4.pt", "step_one.pt"}
+    assert (tmp_path / "kept_by_hand.pt").exists()
 
 
 def test_a_folder_is_synced_after_each_rename(keeping, tmp_path, monkeypatch):
@@ -132,37 +134,30 @@ def test_a_save_that_a_kill_cut_short_is_finished(names_too, dataset, tmp_path):
 )
 def test_a_folder_that_cannot_be_synced(code, ends, dataset, tmp_path, monkeypatch, capsys):
     """A network disk that cannot do it is no error. A real error is retried once; if it persists, it ends the run."""
-    fsync, failed = os.fsync, []
+    failed = []
 
     def fail(handle):
-        if os.path.isdir(f"/proc/self/fd/{handle}") and len(failed) < limit:
-            failed.append(handle)
-            raise OSError(code, os.strerror(code))
-        fsync(handle)
+        failed.append(handle)
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(nanodnt.files.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(os, "fsync", fail)
-    for limit, expected in ((1, 0), (10**6, int(ends))):
+    for times, expected in ((1, 0), (ALWAYS, int(ends))):
         failed.clear()
-        assert run(out_dir=tmp_path / str(limit), dataset=dataset, max_iters=2) == expected
+        with at_call(os, "fsync", 1, fail, lambda handle: os.path.isdir(f"/proc/self/fd/{handle}"), times):
+            assert run(out_dir=tmp_path / str(times), dataset=dataset, max_iters=2) == expected
         assert failed
     assert ("cannot write" in capsys.readouterr().err) == ends
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_run_that_another_has_overtaken_is_refused(begun, dataset, tmp_path, monkeypatch, capsys):
+def test_a_run_that_another_has_overtaken_is_refused(begun, dataset, tmp_path, capsys):
     """Another run starts and ends while this one builds its model, before it has the lock."""
-    config, allocate_and_fill = dict(out_dir=tmp_path, dataset=dataset, init_from="auto"), train.allocate_and_fill
+    config, codes = dict(out_dir=tmp_path, dataset=dataset, init_from="auto"), []
     assert not begun or run(**config, max_iters=10) == 0
-
-    def overtaken(*args):
-        monkeypatch.setattr(train, "allocate_and_fill", allocate_and_fill)
-        assert run(**config) == 0
-        allocate_and_fill(*args)
-
-    monkeypatch.setattr(train, "allocate_and_fill", overtaken)
     capsys.readouterr()
-    assert run(**config, max_iters=12) == 1
+    with at_call(train, "allocate_and_fill", 1, lambda *_: codes.append(run(**config))):
+        assert run(**config, max_iters=12) == 1
+    assert codes == [0]
     assert "another run has written to" in capsys.readouterr().err
     assert load(tmp_path / "last.pt")["step"] == 20
     assert run(**config, max_iters=22) == 0
@@ -173,12 +168,14 @@ def test_a_run_directory_in_use_is_refused(dataset, tmp_path, capsys):
     config = dict(out_dir=tmp_path / "run", dataset=dataset)
     first = train_forked(**config, max_iters=100_000, eval_interval=100_000)
     wait_for_row(first, tmp_path / "run", 3)
-    before = {name: digest for name, digest in contents(tmp_path / "run").items() if name.endswith(".pt")}
+    while not (tmp_path / "run" / "last.pt").exists():
+        time.sleep(0.01)
+    before = checkpoints(tmp_path / "run")
     for changes in (dict(init_from="auto"), dict(overwrite=True)):
         assert run(**config, **changes) == 1
         err = capsys.readouterr().err
         assert "is in use by another run (process " in err and str(first.pid) in err and err.count("\n") == 1
-    assert {name: digest for name, digest in contents(tmp_path / "run").items() if name.endswith(".pt")} == before
+    assert checkpoints(tmp_path / "run") == before
     first.kill()
     first.join()
     assert run(**config, overwrite=True) == 0
@@ -188,26 +185,18 @@ def test_a_run_directory_in_use_is_refused(dataset, tmp_path, capsys):
 # -------------------------------------------------------------------------------------------- beside the training
 
 
-def test_training_goes_on_during_a_write_and_the_file_holds_the_state_of_its_step(dataset, tmp_path, monkeypatch):
+def test_training_goes_on_during_a_write_and_the_file_holds_the_state_of_its_step(dataset, tmp_path):
     """The first write waits until step 4 is logged; the next save waits for the first."""
-    go_on, save, write = threading.Event(), torch.save, RunDirectory.write
+    go_on, in_time = threading.Event(), []
 
-    def slow_save(state, f):
-        if state["step"] == 0:
-            assert go_on.wait(60)
-        save(state, f)
-
-    def note(self, row):
-        write(self, row)
-        if row["step"] == 4:
-            assert not (tmp_path / "slow" / "last.pt").exists()
-            go_on.set()
+    def let_it_write():
+        assert not (tmp_path / "slow" / "last.pt").exists()
+        go_on.set()
 
     config = dict(dataset=dataset, max_iters=10, save_interval=5, keep_every=5)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", slow_save)
-        patch.setattr(RunDirectory, "write", note)
+    with at_call(torch, "save", 1, lambda *_: in_time.append(go_on.wait(60))), at_row(4, let_it_write):
         assert run(out_dir=tmp_path / "slow", **config) == 0
+    assert in_time == [True]
     assert run(out_dir=tmp_path / "usual", **config) == 0
     assert_same_run(tmp_path / "slow", tmp_path / "usual")
     for n in (0, 5, 10):

@@ -15,7 +15,7 @@ from nanodnt.run.environment import Env
 from support.hostile import refusal
 from support.models import batch, build
 from support.operators import fresh_compiler
-from support.runs import assert_same_run, column, run
+from support.runs import assert_same_run, at_call, column, run
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")
 
@@ -38,16 +38,12 @@ def test_a_run_reads_the_batches_it_would_read_directly(dataset, tmp_path, monke
     assert_same_run(tmp_path / "ahead", tmp_path / "direct")
 
 
-def test_an_error_in_reading_ahead_ends_the_run_in_one_line(dataset, tmp_path, monkeypatch, capsys):
-    batch = PreparedText.batch
+def test_an_error_in_reading_ahead_ends_the_run_in_one_line(dataset, tmp_path, capsys):
+    def fail(*_):
+        raise OSError("the disk is gone")
 
-    def fail(self, step, *args):
-        if step == 5:
-            raise OSError("the disk is gone")
-        return batch(self, step, *args)
-
-    monkeypatch.setattr(PreparedText, "batch", fail)
-    code = run(dataset=dataset, out_dir=tmp_path, max_iters=12)
+    with at_call(PreparedText, "batch", 1, fail, lambda data, step, *_: step == 5):
+        code = run(dataset=dataset, out_dir=tmp_path, max_iters=12)
     refusal(capsys, code, "the disk is gone")
     assert list(column(tmp_path, "train_loss")) == [1, 2, 3, 4, 5]
 

@@ -4,7 +4,6 @@ A `Fault` says what strikes, where and when; KINDS has all kinds. trials.py make
 """
 
 import errno
-import itertools
 import math
 import os
 import signal
@@ -22,7 +21,7 @@ import nanodnt.run.directory
 from model import GPT
 from nanodnt.data.windows import PreparedText
 from support.processes import call_main
-from support.runs import flags, steps_noted
+from support.runs import ALWAYS, at_call, flags, steps_noted
 
 NOBODY = 65534  # the id of a user that may write nothing
 FOR_GOOD = ExitStack()  # of patches, until the process ends
@@ -188,23 +187,6 @@ def action(what: str):
     return fail
 
 
-def break_calls(owner, name: str, number: int, after: bool, always: bool, act) -> None:
-    """Make call `number` (from 0) of a function, `always` also those after, do `act()` before or after its work."""
-    real, calls = getattr(owner, name), itertools.count()
-
-    def broken(*args, **kwargs):
-        call = next(calls)
-        now = call == number or (always and call > number)
-        if now and not after:
-            act()
-        result = real(*args, **kwargs)
-        if now and after:
-            act()
-        return result
-
-    setattr(owner, name, broken)
-
-
 def break_writes(mode: str, number: int, always: bool, act) -> None:
     """Do `act()` when the run has written `number` bytes to files opened with `mode`; `always`: at each later write."""
     written, over = [0], []
@@ -253,7 +235,8 @@ def break_process(fault: Fault, left: float, out: Path) -> None:
     if name is None:
         break_writes(owner, int(number), always, act)
     else:
-        break_calls(owner, name, int(number), kind.what.startswith("SIG") and fraction > 0.5, always, act)
+        how = dict(times=ALWAYS if always else 1, after=kind.what.startswith("SIG") and fraction > 0.5)
+        FOR_GOOD.enter_context(at_call(owner, name, int(number) + 1, lambda *_: act(), **how))
 
 
 def spoil_losses(steps: tuple) -> None:

@@ -1,6 +1,7 @@
 """Tiny runs for tests: a dataset, a run in this process or in one of its own, and what a run leaves behind."""
 
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -161,7 +162,7 @@ class Crash(BaseException):
     """Ends a run on the spot, as a power cut would: nothing is caught, nothing is saved."""
 
 
-def crash():
+def crash(*_):
     raise Crash
 
 
@@ -171,19 +172,36 @@ def kill_me(*signals):
         os.kill(os.getpid(), signum)
 
 
+ALWAYS = 10**9  # times
+
+
+def at_call(owner, name: str, number: int, action, when=lambda *args: True, times: int = 1, after: bool = False):
+    """Do action(*args) in call `number` (from 1) of owner.NAME for which when(*args) is true, and in so many `times` in
+    all, before its work or after it. A context manager."""
+
+    def wrap(function):
+        calls = itertools.count(1)
+
+        def call(*args, **kwargs):
+            now = when(*args) and number <= next(calls) < number + times
+            if now and not after:
+                action(*args)
+            result = function(*args, **kwargs)
+            if now and after:
+                action(*args)
+            return result
+
+        return call
+
+    return patched(owner, name, wrap)
+
+
 def at_row(step: int, action):
     """Do `action()` right after the row of `step` is written to metrics.jsonl. A context manager."""
     from nanodnt.run.directory import RunDirectory
 
-    def wrap(write):
-        def write_then_act(self, row):
-            write(self, row)
-            if row["step"] == step:
-                action()
-
-        return write_then_act
-
-    return patched(RunDirectory, "write", wrap)
+    here = dict(when=lambda self, row: row["step"] == step, times=ALWAYS, after=True)
+    return at_call(RunDirectory, "write", 1, lambda *_: action(), **here)
 
 
 def some_step(low: int, high: int) -> int:
