@@ -154,15 +154,6 @@ def test_the_probe_measures_what_the_equations_say(flags, monkeypatch):
     assert not any(m.training for m in model.modules())
 
 
-def test_logits_in_pieces(monkeypatch):
-    q, k = (torch.randn(2, heads, 11, 4, generator=torch.Generator().manual_seed(heads)) for heads in (6, 3))
-    at_once = tracking.largest_logit(q, k)
-    k[:, :, 10] *= 100  # only the last token itself sees it
-    monkeypatch.setattr(tracking, "PIECE", 2 * 6 * 11 * 3)
-    last = (q[:, :, 10] * k[:, :, 10].repeat_interleave(2, 1)).sum(-1).abs().max() / 2
-    assert tracking.largest_logit(q, k) == pytest.approx(last.item()) and last > 2 * at_once
-
-
 # --------------------------------------------------------------------------------------------------------- the step
 
 
