@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -69,15 +70,14 @@ def table(counts: dict) -> str:
 
 def soak(config: SoakConfig, folder: Path) -> int:
     """Make the plan's trials in `folder`, and print what went wrong. Returns the exit code."""
-    begun, todo, counts, failures, references = time.time(), plan(config.kills, config.seed), {}, 0, {}
+    begun, todo, counts, failures = time.time(), plan(config.kills, config.seed), {}, 0
     dataset = make_dataset(folder / "walk")
-    for name, command in COMMANDS.items():
-        references[name] = Trial(folder / f"reference of {name}", command, dataset)
+    reference = cache(lambda name: Trial(folder / f"reference of {name}", COMMANDS[name], dataset))
     for number, (name, faults) in enumerate(todo):
         if time.time() - begun > 60 * config.minutes:
             print(f"time is over: {len(todo) - number} of {len(todo)} trials are left out")
             break
-        trial = Trial(folder / str(number), COMMANDS[name], dataset, references[name])
+        trial = Trial(folder / str(number), COMMANDS[name], dataset, reference(name))
         for fault in faults:
             for outcome in strike(trial, fault):
                 counts.setdefault(fault.kind, Counter())["times"] += outcome.struck

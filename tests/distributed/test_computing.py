@@ -1,6 +1,7 @@
 """Ways to compute under FSDP; runs of two processes that go wrong together: bad gradients, spikes, wrong settings."""
 
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from nanodnt.run.parallel import shard_model
 from support.parallel_runs import REFUSED
 from support.processes import SPOILT, assert_close, assert_same_values, joined, left, play, processes
 from support.runs import column, different, load, metrics, run
+from support.tracked import tracks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -66,6 +68,32 @@ def test_compiled_by_inductor(dataset, tmp_path):
     processes(1, inductor, tmp_path, dataset)
     assert "compiled in" in left(tmp_path / "inductor", 1)[0]["output"]
     assert_same_values(tmp_path / "inductor", tmp_path / "eager")
+
+
+def play_compiled(rank, world, folder, dataset):
+    """FSDP with compiled parts, without and with tracking; leaves how many graphs each took."""
+    compile, graphs = (torch, "compile", partial(torch.compile, backend="eager")), []
+    flags = dict(n_layer=1, max_iters=2, eval_interval=1, compile=True, parallel="fsdp", dataset=dataset)
+    for interval in (0, 1):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        play(rank, world, folder / f"compiled {interval}", patches=[compile], track_interval=interval, **flags)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    torch.save(graphs, folder / f"graphs.{rank}")
+
+
+@pytest.mark.deep
+def test_tracking_leaves_compiled_parts_alone(dataset, tmp_path):
+    """No graph more, and the bits of the run without tracking."""
+    processes(2, play_compiled, tmp_path, dataset)
+    for interval in (0, 1):
+        left(tmp_path / f"compiled {interval}", 2)
+    for rank in range(2):
+        without, tracked = torch.load(tmp_path / f"graphs.{rank}")
+        assert tracked == without > 0
+    assert list(tracks(tmp_path / "compiled 1")) == [1, 2]
+    off, on = (load(tmp_path / f"compiled {interval}" / "last.pt") for interval in (0, 1))
+    assert different(on["model"], off["model"]) == []
 
 
 def test_bfloat16_leaves_gains_in_fp32(two):
@@ -132,18 +160,11 @@ def test_ddp_is_rolled_back_after_a_spike(two_more):
     assert_rolled_back(two_more, "ddp2")
 
 
-REFUSALS = {
-    "none": "parallel=none, but torchrun started 2 processes: use --parallel=auto",
-    "fp16": "parallel=fsdp has no loss scaling, which fp16 needs: use --dtype=bfloat16 or float32, or ddp",
-    "thirds": "fsdp_shard_size=3 does not divide the 2 processes: use one of 1, 2",
-}
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_under_torchrun(name, two):
     for rank, part in enumerate(left(two / name, 2, code=1)):
         errors = [line for line in part["output"].splitlines() if "rror" in line]
-        assert errors == [f"[rank {rank}] error: {REFUSALS[name]}"]
+        assert errors == [f"[rank {rank}] error: {REFUSED[name][1]}"]
         assert "Traceback" not in part["output"]
     assert not (two / name).exists()
 

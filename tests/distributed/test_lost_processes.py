@@ -15,7 +15,8 @@ import nanodnt.start
 import train
 from support.faults import COMMANDS, Fault
 from support.processes import left, play, processes
-from support.runs import ALWAYS, at_call, kill_me, load, make_dataset, metrics, run
+from support.runs import load, make_dataset, metrics, run
+from support.strikes import ALWAYS, at_call, kill_me
 from support.trials import Trial, strike_all
 
 pytestmark = pytest.mark.usefixtures("one_thread")

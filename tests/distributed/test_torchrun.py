@@ -29,7 +29,8 @@ from support.processes import (
     torchrun_forked,
     wait_for_row,
 )
-from support.runs import ROOT, assert_same_run, column, different, load, metrics, run, some_step
+from support.runs import ROOT, assert_same_run, column, different, load, metrics, run
+from support.strikes import some_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,7 +52,7 @@ from pathlib import Path
 import torch
 import train
 from nanodnt.run import loss_curve
-from support.runs import optimizers, spoil_gradients
+from support.strikes import optimizers, spoil_gradients
 
 models, rank, step = [], int(os.environ["RANK"]), {ONE_BAD_STEP}
 loss_curve.draw_loss = lambda *_: None

@@ -7,6 +7,7 @@ case does not set it: not even then may a mistake cost the earlier run.
 
 import os
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -146,6 +147,12 @@ CHECKPOINT_CASES = cases(
 
 # ----------------------------------------------------------------------------------------------------------- writing
 
+
+def remove_run(w):
+    shutil.rmtree(w.run)
+    w.patch.setattr(time, "sleep", lambda seconds: None)  # before the second attempt
+
+
 OUT = cases(
     ("a file", "--out_dir={data}/meta.json", ["meta.json", "--out_dir"]),
     ("below a file", "--out_dir={data}/meta.json/run", ["meta.json/run", "--out_dir"]),
@@ -165,7 +172,7 @@ OUT = cases(
         "run directory removed",
         LONGER,
         ["metrics.jsonl", "No such file"],
-        during(lambda w: shutil.rmtree(w.run)),
+        during(remove_run),
         "data/*",
     ),
 )

@@ -5,9 +5,6 @@ test_bad_files.py), and adds one mistake. The command line of train.py says --ov
 it: not even then may a mistake cost the earlier run.
 """
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -15,8 +12,8 @@ import sample
 import train
 from nanodnt.optim import fill_defaults
 from nanodnt.settings import TrainConfig
-from support import runs
 from support.hostile import CHECKPOINTS, RESUME, Outcome, assert_refused, cases, command_line, refuse
+from support.processes import Forked, call_main, finish
 from support.runs import contents
 from support.spoil import broken_compiler, checkpoint, cut, environ, missing_package, put, write
 
@@ -52,7 +49,7 @@ VALUES = cases(
     ("too large a batch", f"--batch_size={2**60}", [f"batch_size={2**60}", "at most 1048576"]),
     ("batch over ranks", "", ["batch_size=4", "3 processes", "3 or 6"], environ(WORLD_SIZE="3", RANK="0")),
     ("WORLD_SIZE=two", "", ["WORLD_SIZE"], environ(WORLD_SIZE="two", RANK="0")),
-    ("no first rank", "--timeout_s=1", ["127.0.0.1"], NO_FIRST_RANK),
+    ("no first rank", "--timeout_s=1", ["127.0.0.1"], NO_FIRST_RANK, pytest.mark.deep),
     # optimizer and schedule
     ("lr times decay", "--learning_rate=1 --weight_decay=0.5", ["learning_rate", "weight_decay", "50%"]),
     ("momentum for AdamW", "--momentum=0.9", ["momentum=0.9", "no effect on adamw", "msgdw or muon"]),
@@ -123,13 +120,12 @@ def test_sampling(world, case):
     refuse(world, sample, case)
 
 
-# --------------------------------------------------------------------------------------------- as a user runs it
+# ------------------------------------------------------------------------------------- in a process of its own
 
 
 def test_as_a_program(world):
     cut(*CHECKPOINTS)(world)
     before = contents(world.tmp)
-    argv = [sys.executable, runs.ROOT / "train.py", *command_line(world, train, RESUME)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
-    assert_refused(Outcome(done.returncode, done.stdout, done.stderr), ["last.pt", "prev.pt", "damaged"])
-    assert done.returncode == 1 and contents(world.tmp) == before
+    process = Forked(world.tmp.with_name("program"), call_main, "train", *command_line(world, train, RESUME))
+    assert_refused(Outcome(1, *finish(process, 1)), ["last.pt", "prev.pt", "damaged"])
+    assert contents(world.tmp) == before

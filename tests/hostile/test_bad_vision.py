@@ -143,10 +143,7 @@ def test_the_flags_that_the_tables_begin_with_work(both):
 
 # ----------------------------------------------------------------------------------------------- programs for text
 
-PROGRAMS = {
-    "sample.py": (sample, ["--device=cpu"]),
-    "sample.py, chat": (sample, ["--chat=True", "--template=chat"]),
-}
+PROGRAMS = {"sample.py": (sample, ["--device=cpu"]), "sample.py, chat": (sample, ["--chat=True", "--template=chat"])}
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

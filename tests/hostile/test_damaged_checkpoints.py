@@ -66,7 +66,7 @@ def damage(draw, raw):
     return raw
 
 
-@drawn(fast=60, deep=400)
+@drawn(fast=30, deep=400)
 @given(data=st.data())
 def test_a_checkpoint_of_damaged_bytes(file, original, scratch, data):
     path = scratch / "damaged.pt"
@@ -176,7 +176,7 @@ def model_of(path):
     return None if loaded is None else refused_as_none(model_from_checkpoint, loaded)
 
 
-@drawn(fast=30, deep=150)
+@drawn(fast=15, deep=150)
 @given(data=st.data())
 def test_a_checkpoint_of_changed_content(original, scratch, data):
     content = changed(data.draw, original())

@@ -7,21 +7,8 @@ import pytest
 
 from support.depth import spread
 from support.hostile import refusal
-from support.runs import (
-    VICTIM,
-    assert_same_run,
-    at_row,
-    bits,
-    column,
-    different,
-    kill_me,
-    load,
-    metrics,
-    optimizers,
-    run,
-    spoil_gradients,
-    tensors,
-)
+from support.runs import assert_same_run, bits, column, different, load, metrics, run, tensors
+from support.strikes import VICTIM, at_row, kill_me, optimizers, spoil_gradients
 
 pytestmark = pytest.mark.usefixtures("quick")
 

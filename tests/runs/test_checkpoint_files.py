@@ -18,22 +18,8 @@ import train
 from model import GPT, GPTConfig
 from support.depth import spread
 from support.hostile import refusal
-from support.runs import (
-    ALWAYS,
-    Crash,
-    assert_same_run,
-    at_call,
-    at_row,
-    checkpoints,
-    column,
-    crash,
-    damage,
-    evaluated,
-    kill_me,
-    load,
-    resume,
-    run,
-)
+from support.runs import assert_same_run, checkpoints, column, damage, load, resume, run
+from support.strikes import ALWAYS, Crash, at_call, at_row, crash, kill_me
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -79,11 +65,9 @@ def test_best_prev_and_last(losses, dataset, tmp_path, monkeypatch):
     assert load(tmp_path / "last.pt")["best_val_loss"] == min(losses)
 
 
-def test_best_is_the_model_of_its_loss(short, dataset, tmp_path, capsys):
+def test_best_has_the_lowest_loss(short):
     best = load(short / "best.pt")["step"]
     assert best == min(column(short, "val_loss").items(), key=lambda item: item[1])[0]
-    assert run(out_dir=tmp_path / "none", dataset=dataset, init_from=short / "best.pt", eval_only=True) == 0
-    assert evaluated(capsys) == pytest.approx(column(short, "val_loss")[best], abs=6e-7)
     assert load(short / "best.pt")["best_val_loss"] == column(short, "val_loss")[best]
 
 

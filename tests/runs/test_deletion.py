@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+import sample
+from support import runs
 from support.runs import TINY, column, make_dataset
 from support.trees import call, copy_tree
 
@@ -15,12 +17,15 @@ TRAIN = f"train.py {' '.join(f'--{name}={value}' for name, value in FLAGS.items(
 OUT = " --out_dir=out/run"
 ONE_BY_ONE = """
 import runpy, sys
+codes = []
 for line in sys.argv[1:]:
     sys.argv = line.split()
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as e:
-        assert not e.code, line
+        codes.append(e.code or 0)
+assert len({*codes}) < 2, codes
+sys.exit(max(codes, default=0))
 """
 BENCH = "--data=random --device=cpu --compile=False --n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --vocab_size=50"
 BENCH += " --batch_size=4 --steps=2"
@@ -33,37 +38,47 @@ def core(tmp_path_factory):
     return root
 
 
-def test_the_core_runs(core):
+def call_all(core, *lines, code=0):
     """All in one process, which imports torch once."""
+    return call(core, [sys.executable, "-c", ONE_BY_ONE, *lines], code)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_core_imports_no_other_ring(dataset, tmp_path, monkeypatch, capsys):
+    for name in ["interop", "studies", *sys.modules]:
+        if name.partition(".")[0] in ("interop", "studies"):
+            monkeypatch.setitem(sys.modules, name, None)
+    flags = dict(dataset=dataset, out_dir=tmp_path, eval_interval=2, track_interval=2)
+    assert runs.run(**flags, max_iters=4) == 0 and runs.run(**flags, max_iters=6, init_from="resume") == 0
+    assert runs.call(sample.main, f"--out_dir={tmp_path}", "--start=AB", "--max_new_tokens=8", "--device=cpu") == 0
+    assert "\nAB" in capsys.readouterr().out
+
+
+@pytest.mark.deep
+def test_the_core_runs(core):
     lines = [f"{TRAIN}{OUT} --max_iters=4 --track_interval=2", f"{TRAIN}{OUT} --max_iters=6 --init_from=resume"]
-    lines += ["sample.py --out_dir=out/run --start=AB --max_new_tokens=8 --device=cpu"]
-    printed = call(core, [sys.executable, "-c", ONE_BY_ONE, *lines])
-    assert "done at step 4" in printed and "done at step 6" in printed and "\nAB" in printed
+    lines += ["sample.py --out_dir=out/run --start=AB --max_new_tokens=8 --device=cpu", f"bench.py {BENCH}"]
+    printed = call_all(core, *lines)
+    assert "done at step 4" in printed and "done at step 6" in printed and "\nAB" in printed and "tokens/s" in printed
     assert [*column(core / "out" / "run", "val_loss")] == [0, 2, 4, 6]
 
 
 @pytest.mark.deep
 def test_what_was_deleted_is_missed_in_one_line(core):
-    for line in (f"{TRAIN} --out_dir=out/gpt2 --init_from=gpt2", "sample.py --init_from=gpt2"):
-        err = call(core, f"python {line}", code=1)
-        assert err.startswith("error: ") and "interop" in err and err.count("\n") == 1, err
+    lines = f"{TRAIN} --out_dir=out/gpt2 --init_from=gpt2", "sample.py --init_from=gpt2"
+    errors = call_all(core, *lines, code=1).splitlines()
+    assert len(errors) == 2 and all(line.startswith("error: ") and "interop" in line for line in errors), errors
 
 
 @pytest.mark.deep
-def test_its_tests_are_collected(core):
-    found = call(core, "python -m pytest --collect-only -p no:cacheprovider tests")
-    assert "tests/unit/test_layers.py" in found and "tests/docs/test_docs.py" in found
-
-
-@pytest.mark.deep
-def test_it_runs_on_two_processes_and_is_timed(core):
+def test_it_runs_on_two_processes(core):
     torchrun = "torchrun --standalone --nproc_per_node=2"
     assert "done at step 4" in call(core, f"{torchrun} {TRAIN} --out_dir=out/two --max_iters=4 --parallel=fsdp")
-    assert "tokens/s" in call(core, f"python bench.py {BENCH}")
 
 
 @pytest.mark.deep
-def test_its_tests_pass(core):
-    files = "test_layers test_layout_equations test_optim test_data test_step test_configurator test_house"
-    found = call(core, f"python -m pytest -p no:cacheprovider {' '.join(f'tests/unit/{f}.py' for f in files.split())}")
+def test_its_tests_are_collected_and_pass(core):
+    files = "layers layout_equations optim data step configurator house"
+    chosen = " or ".join(f"test_{name}.py" for name in files.split())
+    found = call(core, [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests", "-k", chosen])
     assert " passed" in found

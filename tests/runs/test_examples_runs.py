@@ -20,7 +20,8 @@ from nanodnt.weights import model_from_checkpoint
 from support.examples import UNEVEN, documents, mean_loss, write_documents, write_examples
 from support.models import LLAMA, S5, SIZE, error, perturb, tokens
 from support.prepared import open_prepared
-from support.runs import column, load, metrics, patched, run
+from support.runs import column, load, metrics, run
+from support.strikes import patched
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")
 

@@ -17,20 +17,8 @@ from model import GPT, GPTConfig
 from nanodnt.data.windows import PreparedText
 from nanodnt.run.directory import run_record
 from nanodnt.run.loss_curve import draw_loss
-from support.runs import (
-    ROOT,
-    TINY,
-    assert_same_run,
-    at_row,
-    column,
-    contents,
-    different,
-    evaluated,
-    kill_me,
-    load,
-    metrics,
-    run,
-)
+from support.runs import ROOT, TINY, assert_same_run, column, contents, different, evaluated, load, metrics, run
+from support.strikes import at_row, kill_me
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -70,17 +58,6 @@ def test_wandb_leaves_training_alone(with_dropout, dataset, tmp_path, monkeypatc
     assert_same_run(tmp_path / "run", with_dropout)
     assert load(tmp_path / "run" / "last.pt")["wandb_id"] == wandb_id
     assert len(list(tmp_path.rglob(f"run-{wandb_id}.wandb"))) == 2  # one file for each start, of the same wandb run
-
-
-def test_micro_batches_only_split_the_work(dataset, tmp_path):
-    for micro in (8, 4, 2):
-        assert run(out_dir=tmp_path / str(micro), dataset=dataset, micro_batch_size=micro, max_iters=15) == 0
-    for name in ("train_loss", "val_loss", "grad_norm"):
-        expected = column(tmp_path / "8", name)
-        for micro in (4, 2):
-            got = column(tmp_path / str(micro), name)
-            assert got == pytest.approx(expected, rel=2e-4 if name == "grad_norm" else 2e-5), (micro, name)
-            assert got != expected  # it was split
 
 
 # ------------------------------------------------------------------------------------------- what the numbers mean

@@ -8,7 +8,8 @@ import torch
 
 from nanodnt.data.windows import PreparedText
 from nanodnt.run.directory import RunDirectory
-from support.runs import assert_same_run, different, load, logged, metrics, optimizers, run
+from support.runs import assert_same_run, different, load, logged, metrics, run
+from support.strikes import optimizers
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")
 

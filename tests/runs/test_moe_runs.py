@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from support.runs import column, different, load, run, spoil_gradients
+from support.runs import column, different, load, run
+from support.strikes import spoil_gradients
 
 pytestmark = pytest.mark.usefixtures("quick")
 

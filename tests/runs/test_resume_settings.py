@@ -13,22 +13,19 @@ from nanodnt.settings import TrainConfig
 from support.depth import spread
 from support.hostile import refusal
 from support.runs import (
-    Crash,
     assert_same_run,
-    at_row,
     checkpoints,
     column,
     contents,
-    crash,
     damage,
     different,
     load,
     logged,
     make_dataset,
-    optimizers,
     resume,
     run,
 )
+from support.strikes import Crash, at_row, crash, optimizers
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -223,13 +220,8 @@ def test_scratch_does_not_overwrite(kept, begun, dataset, capsys):
     before = contents(begun)
     for source in ("scratch", begun / kept, *["auto"] * (kept in ("best.pt", "step_5.pt"))):
         code = run(out_dir=begun, dataset=dataset, init_from=source)
-        refusal(
-            capsys,
-            code,
-            f"{begun} holds checkpoints of an earlier run ({kept})",
-            "--init_from=resume",
-            "--overwrite=True",
-        )
+        found = f"{begun} holds checkpoints of an earlier run ({kept})"
+        refusal(capsys, code, found, "--init_from=resume", "--overwrite=True")
     assert contents(begun) == before
 
 

@@ -14,22 +14,8 @@ from model import GPT
 from nanodnt.run import checkpoints as saving
 from nanodnt.run.directory import RunDirectory
 from support.processes import finish, start, train_forked, wait_for_row
-from support.runs import (
-    Crash,
-    assert_same_run,
-    at_call,
-    at_row,
-    checkpoints,
-    column,
-    crash,
-    different,
-    kill_me,
-    load,
-    logged,
-    metrics,
-    run,
-    some_step,
-)
+from support.runs import assert_same_run, checkpoints, column, different, load, logged, metrics, run
+from support.strikes import Crash, at_call, at_row, crash, kill_me, some_step
 
 pytestmark = pytest.mark.usefixtures("quick")
 

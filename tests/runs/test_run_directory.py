@@ -13,7 +13,8 @@ import nanodnt.files
 import train
 from nanodnt.run.checkpoints import load_checkpoint, load_latest, save_checkpoint, snapshot
 from support.processes import train_forked, wait_for_row
-from support.runs import ALWAYS, assert_same_run, at_call, at_row, checkpoints, different, load, metrics, run
+from support.runs import assert_same_run, checkpoints, different, load, metrics, run
+from support.strikes import ALWAYS, at_call, at_row
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")
 

@@ -208,6 +208,7 @@ def test_best_is_the_default_and_any_checkpoint_can_be_named(run, draw, tmp_path
     assert [draw(*flags, f"--checkpoint={name}")[0] for name in ("best.pt", "last.pt", "prev.pt")] == ["ab", "al", "ap"]
 
 
+@pytest.mark.deep
 def test_as_a_program_with_the_prompt_piped_in(run, draw):
     argv = [f"--out_dir={run}", "--device=cpu", "--dtype=float32", "--max_new_tokens=24", "--num_samples=2"]
     command = [sys.executable, ROOT / "sample.py", *argv, "--start_file=-"]

@@ -15,7 +15,8 @@ from nanodnt.run.environment import Env
 from support.hostile import refusal
 from support.models import batch, build
 from support.operators import fresh_compiler
-from support.runs import assert_same_run, at_call, column, run
+from support.runs import assert_same_run, column, run
+from support.strikes import at_call
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")
 
@@ -97,6 +98,41 @@ def test_a_resumed_run_compiles_as_an_uninterrupted_one(dataset, tmp_path, monke
     assert full[2] == pytest.approx(20 * 8 * 32 * model.flops_per_token())
     assert run(**config, eval_only=True, init_from="resume") == 0
     assert asked[3][2] == 0
+
+
+def break_compiler(patch, early):
+    def compile(model, **_):
+        if early:
+            raise RuntimeError("no compiler here\nat all")
+
+        def call(*_):
+            raise RuntimeError("no compiler here\nat all")
+
+        return call
+
+    patch.setattr(torch, "compile", compile)
+
+
+@pytest.mark.parametrize("early, deep", [(True, 99), (False, 99), (False, 1)], ids=["early", "late", "blocks"])
+def test_compile_auto_falls_back(early, deep, short, dataset, tmp_path, monkeypatch, capsys):
+    """In torch.compile or in the first call; with one graph, or with one for each block."""
+    break_compiler(monkeypatch, early)
+    monkeypatch.setattr("nanodnt.run.compilation.DEEP", deep)
+    monkeypatch.setattr("nanodnt.start.choose_compile", lambda *_: (True, "auto"))
+    assert run(out_dir=tmp_path, dataset=dataset, compile="auto", max_iters=30) == 0
+    out = capsys.readouterr().out
+    assert ("compiling each block and the loss by themselves (auto: 2 layers)" in out) == (deep == 1)
+    warnings = [line for line in out.splitlines() if "warning" in line]
+    assert len(warnings) == 1 and "no compiler here" in warnings[0] and "eagerly" in warnings[0]
+    assert_same_run(tmp_path, short)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["in torch.compile", "in the first call"])
+def test_compile_true_does_not(early, dataset, tmp_path, monkeypatch, capsys):
+    break_compiler(monkeypatch, early)
+    code = run(out_dir=tmp_path / "out", dataset=dataset, compile=True)
+    refusal(capsys, code, "torch.compile failed (no compiler here)", "--compile=False")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.deep

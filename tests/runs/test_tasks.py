@@ -1,6 +1,7 @@
 """What holds for every task: interrupted runs go on exactly, the micro batch and tracking make no difference, and
 evaluation finds what was logged."""
 
+import shutil
 import signal
 
 import pytest
@@ -11,21 +12,8 @@ from support.depth import spread
 from support.faults import Command, Fault
 from support.prepared import open_prepared
 from support.processes import assert_same_values, finish, train_forked, wait_for_row
-from support.runs import (
-    Crash,
-    assert_same_run,
-    at_row,
-    column,
-    crash,
-    different,
-    evaluated,
-    kill_me,
-    load,
-    logged,
-    patched,
-    run,
-    some_step,
-)
+from support.runs import assert_same_run, column, different, evaluated, load, logged, run
+from support.strikes import Crash, at_row, crash, kill_me, patched, some_step
 from support.tasks import BIAS, PRE, TASKS, write_all
 from support.trials import Trial, strike_all
 from support.vision import AUGMENTED
@@ -147,7 +135,7 @@ def test_two_processes_killed_anywhere(dataset, tmp_path):
 
 
 MICRO = [(task, micro) for task in TASKS for micro in (1, 4)]
-FEW = [("examples", 1), ("documents", 4), ("experts", 4), ("images", 4)]
+FEW = [("text", 4), ("examples", 1), ("documents", 4), ("experts", 4), ("images", 4)]
 PLAIN = dict(dropout=0.0, drop_path=0.0, max_iters=8, init_from="scratch")  # what is drawn depends on the micro batch
 
 
@@ -158,6 +146,7 @@ def test_the_micro_batch_makes_no_difference(case, config, folders, tmp_path):
     for name, size in (("whole", 12), ("parts", micro)):
         assert run(out_dir=tmp_path / name, **config(task, micro_batch_size=size, **PLAIN)) == 0
     assert_same_values(tmp_path / "parts", tmp_path / "whole")
+    assert task != "text" or column(tmp_path / "parts", "train_loss") != column(tmp_path / "whole", "train_loss")
     if task in ("examples", "documents"):
         assert open_prepared(folders[task], 32).n_val % 4
 
@@ -186,6 +175,26 @@ def test_activation_checkpointing_changes_no_bit(case, config, tmp_path):
     for name in (False, True):
         assert run(out_dir=tmp_path / str(name), activation_checkpointing=name, **config(case, max_iters=4)) == 0
     assert different(*(load(tmp_path / name / "last.pt")["model"] for name in ("False", "True"))) == []
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("task", ["text", "images"])
+def test_a_compiled_run_goes_on_exactly(task, config, tmp_path):
+    """From the checkpoint of its middle, compiled anew; on two threads, where a backward pass that adds with atomics
+    would differ from run to run."""
+    flags = config(task, compile=True, n_layer=1, n_embd=64, max_iters=8, eval_interval=4, keep_every=4)
+    torch.set_num_threads(2)
+    try:
+        torch._dynamo.reset()
+        assert run(out_dir=tmp_path / "whole", **flags) == 0
+        shutil.copytree(tmp_path / "whole", tmp_path / "halves")
+        (tmp_path / "halves" / "prev.pt").unlink()
+        (tmp_path / "halves" / "step_4.pt").rename(tmp_path / "halves" / "last.pt")
+        torch._dynamo.reset()
+        assert run(out_dir=tmp_path / "halves", **flags) == 0
+    finally:
+        torch.set_num_threads(1)
+    assert_same_run(tmp_path / "whole", tmp_path / "halves")
 
 
 @pytest.mark.deep

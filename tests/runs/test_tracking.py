@@ -21,7 +21,8 @@ from nanodnt.run.environment import Env
 from nanodnt.run.metrics import read_metrics
 from nanodnt.weights import model_from_checkpoint
 from support.depth import spread
-from support.runs import assert_same_run, at_row, different, kill_me, load, metrics, optimizers, run, spoil_gradients
+from support.runs import assert_same_run, different, load, metrics, run
+from support.strikes import at_row, kill_me, optimizers, spoil_gradients
 from support.tracked import PRE, UNIFIED, assert_close_numbers, leaves, tracks
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")

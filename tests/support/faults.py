@@ -21,7 +21,8 @@ import nanodnt.run.directory
 from model import GPT
 from nanodnt.data.windows import PreparedText
 from support.processes import call_main
-from support.runs import ALWAYS, at_call, flags, steps_noted
+from support.runs import flags
+from support.strikes import ALWAYS, at_call, steps_noted
 
 NOBODY = 65534  # the id of a user that may write nothing
 FOR_GOOD = ExitStack()  # of patches, until the process ends

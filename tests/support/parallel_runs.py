@@ -14,7 +14,8 @@ import torch
 from nanodnt.data.windows import PreparedText
 from nanodnt.run import tracking
 from support.processes import BAD, play
-from support.runs import load, spoil_gradients
+from support.runs import load
+from support.strikes import spoil_gradients
 from support.tasks import BIAS, PRE, TASKS, write_all
 from support.vision import AUGMENTED
 
@@ -89,10 +90,13 @@ RANDOM = dict(drop_path=0.4, dropout=0.1, track_interval=0)  # drawn anew by eac
 ONE_BAD = dict(eval_interval=10, save_interval=9, micro_batch_size=2, batch_size=8, block_size=32)
 ONE_BAD |= dict(eval_tokens=15 * 32, max_iters=20, lr_decay_iters=20)  # 15 windows: two ranks have 8 and 7
 ONE_BAD_STEP = dict(value=torch.nan, bad_steps={14}, name="wte.weight")
-REFUSED = {
-    "none": dict(parallel="none"),
-    "fp16": dict(parallel="fsdp", dtype="float16"),
-    "thirds": dict(parallel="fsdp", fsdp_shard_size=3),
+NONE = "parallel=none, but torchrun started 2 processes: use --parallel=auto"
+FP16 = "parallel=fsdp has no loss scaling, which fp16 needs: use --dtype=bfloat16 or float32, or ddp"
+THIRDS = "fsdp_shard_size=3 does not divide the 2 processes: use one of 1, 2"
+REFUSED = {  # name: (flags, message)
+    "none": (dict(parallel="none"), NONE),
+    "fp16": (dict(parallel="fsdp", dtype="float16"), FP16),
+    "thirds": (dict(parallel="fsdp", fsdp_shard_size=3), THIRDS),
 }
 BY_BLOCKS = ("nanodnt.run.parallel.choose_kept", lambda *_: (False, "by blocks, as asked by a test"))
 
@@ -174,7 +178,7 @@ def make_failures(rank, world, folder):
     start = partial(play, rank, world, dataset=folder / "data" / "text")
     for bad in (0, 1):
         start(folder / f"bad rank {bad}", spoils=[2, 3, 4] * (rank == bad), max_skipped=3, parallel="fsdp")
-    for name, flags in REFUSED.items():
+    for name, (flags, _) in REFUSED.items():
         start(folder / name, **flags)
 
 

@@ -298,17 +298,7 @@ class Watch:
 
 
 def play(
-    rank,
-    world,
-    out,
-    spoils=(),
-    stop_in=0,
-    torchrun=None,
-    patches=(),
-    within=None,
-    meet=None,
-    last=False,
-    **config,
+    rank, world, out, spoils=(), stop_in=0, torchrun=None, patches=(), within=None, meet=None, last=False, **config
 ) -> None:
     """train.py with the flags of RUN and `config` on this process, one of `world`. Leaves exit code, output, and what
     `Watch` saw in a file next to `out`.

@@ -10,6 +10,8 @@ from support.vision import TINY, make_digits
 
 EXPERTS = dict(n_ff=16, mlp="swiglu")
 BIAS = dict(balance="bias", balance_rate=0.01)
+EXAMPLES = dict(block_size=32, doc_mask=True, eval_tokens=0)
+DOCUMENTS = EXAMPLES | dict(pos="rope", n_kv_head=1)
 PRE = dict(pre_norm="both", mid_norm="none", input_norm=False)
 
 
@@ -20,13 +22,13 @@ class Task(NamedTuple):
 
 TASKS = {
     "text": Task(make_dataset, {}),
-    "examples": Task(lambda folder: write_examples(folder, **UNEVEN), dict(block_size=32, doc_mask=True)),
-    "documents": Task(write_documents, dict(block_size=32, doc_mask=True, pos="rope", n_kv_head=1)),
+    "examples": Task(
+        lambda folder: write_examples(folder, **UNEVEN), dict(block_size=32, doc_mask=True, eval_tokens=0)
+    ),
+    "documents": Task(write_documents, DOCUMENTS),
     "experts": Task(make_dataset, EXPERTS | dict(n_expert=4)),
     "images": Task(lambda folder: make_digits(folder, train=100, val=47), TINY),
 }
-TASKS["examples"].flags.update(eval_tokens=0)
-TASKS["documents"].flags.update(eval_tokens=0)
 
 
 def write_all(folder: Path) -> dict:

@@ -93,7 +93,7 @@ def test_the_compiled_model_is_one_graph_and_the_same():
     assert_compiled_is_eager(model, "aot_eager", 1e-10)
 
 
-@pytest.mark.deep  # the fast suite has tests/runs/test_compiled_runs.py: a whole run, compiled by inductor
+@pytest.mark.deep  # tests/runs/test_tasks.py has whole runs, compiled by inductor
 @pytest.mark.parametrize("dtype, tolerance", ((None, 5e-6), (torch.bfloat16, 0.01)), ids=str)
 @fresh_compiler()
 def test_the_model_that_inductor_compiles_is_the_same(dtype, tolerance):

@@ -19,7 +19,8 @@ from nanodnt.run.hardware import choose_compile, peak_flops
 from nanodnt.run.parallel import choose_kept
 from nanodnt.settings import LEAST, TrainConfig
 from nanodnt.start import fixed_bytes
-from support.runs import ROOT, kill_me
+from support.runs import ROOT
+from support.strikes import kill_me
 
 PEAKS = {  # a device's name: TFLOP/s
     "NVIDIA H100 80GB HBM3": 989,
