@@ -12,6 +12,7 @@ from model import GPT, GPTConfig, Residual
 from nanodnt.generate import KVCache
 from support.depth import spread
 from support.models import ALL, LAYOUTS, REPRESENTATIVES, SIZE, batch, build, depth_of, error, gradients, tokens
+from support.moe import MIXTURES
 from support.operators import Watch
 from vision import ViT
 
@@ -43,9 +44,14 @@ ROLE_TABLE = {
     r"head\.weight": "head",
     BLOCK + r"attn\.f\.[qk]\.weight": "qk",
     BLOCK + r"attn\.f\.[vo]\.weight": "vo",
-    BLOCK + r"mlp\.f\.(gate|up|down)\.weight": "ffn",
-    "(" + BLOCK + r"(attn|mlp)\.(pre|f\.([qkv]|gate|up)\.pre)|final_norm)" + VECTOR: "gain_in",
-    BLOCK + r"(attn|mlp)\.(post|mid|f\.([qkv]|gate|up)\.out|f\.[qk]_norm)" + VECTOR: "gain_out",
+    BLOCK + r"mlp\.f\.((experts|shared)\.)?(gate|up|down)\.weight": "ffn",
+    BLOCK + r"mlp\.f\.router\.weight": "router",
+    BLOCK + r"mlp\.f\.router\.choice_bias": "balance",
+    "("
+    + BLOCK
+    + r"(attn|mlp)\.(pre|f\.(experts\.|shared\.)?([qkv]|gate|up|router)\.pre)|final_norm)"
+    + VECTOR: "gain_in",
+    BLOCK + r"(attn|mlp)\.(post|mid|f\.(experts\.|shared\.)?([qkv]|gate|up)\.out|f\.[qk]_norm)" + VECTOR: "gain_out",
     BLOCK + r"(attn|mlp)\.skip\.gain|input_norm" + VECTOR: "gain_out",
     r".*\.direction": "gain_dir",
     SCALARS: "scalar",
@@ -57,16 +63,16 @@ def empty(flags, n_layer):
     return GPT.empty(GPTConfig(**{**SIZE, "n_layer": n_layer, **flags}))
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, *MIXTURES])
 def test_roles_are_the_table(name):
-    flags = ALL[name][0]
-    model = empty(flags, depth_of(name))
+    flags, depth = (ALL | MIXTURES)[name][0], 2 if name in MIXTURES else depth_of(name)
+    model = empty(flags, depth)
     roles, shapes = model.roles(), {key: p.shape for key, p in model.named_parameters()}
     assert list(roles) == list(shapes)
     scalar_branch = flags.get("branch_scale") == "skipinit" or "fixup" in flags
     for key, role in roles.items():
         expected = [r for pattern, r in ROLE_TABLE.items() if re.fullmatch(pattern, key)]
-        if re.fullmatch(rf"blocks\.{depth_of(name) - 1}\.mlp\.post" + VECTOR, key):  # the final norm: the head follows
+        if re.fullmatch(rf"blocks\.{depth - 1}\.mlp\.post" + VECTOR, key):  # the final norm: the head follows
             expected = ["gain_in"]
         if scalar_branch and re.fullmatch(BRANCH_GAIN, key):
             expected = ["scalar"]

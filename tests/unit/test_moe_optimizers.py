@@ -1,8 +1,7 @@
-"""Optimizers on mixtures of experts: the parts' roles and groups, updates of stacks against formulas in float64, the
-biases on the choice, and what the gradient's norm counts."""
+"""Optimizers on mixtures of experts: updates of stacks are those of their matrices, the biases on the choice, and what
+the gradient's norm counts."""
 
 import math
-import re
 
 import pytest
 import torch
@@ -18,39 +17,7 @@ from support.optimizers import MIXED, NAMES, settings, tiny, values
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FFN = r"blocks\.0\.mlp\.f\."
-ROLES = {
-    FFN + r"(experts|shared)\.(gate|up|down)\.weight": "ffn",
-    FFN + r"router\.weight": "router",
-    FFN + r"router\.choice_bias": "balance",
-    FFN + r"(router|(experts|shared)\.(gate|up))\.pre\.gain": "gain_in",
-    FFN + r"(experts|shared)\.(gate|up)\.out\.gain": "gain_out",
-    FFN + r"(experts|shared)\.(gate|up|down)\.bias": "bias",
-}
 BALANCED = "blocks.0.mlp.f.router.choice_bias"
-
-
-def parts(model) -> dict:
-    """{name: parameter} of the mixture."""
-    return {name: p for name, p in model.named_parameters() if re.match(FFN, name)}
-
-
-# ---------------------------------------------------------------------------------------------------- roles and groups
-
-
-def test_roles_and_block_types_are_the_table():
-    model = tiny(**MIXED)
-    roles, types = model.roles(), model.block_types()
-    assert len(parts(model)) == 6 + 2 + 5 + 4 + 6
-    for name in parts(model):
-        assert [roles[name]] == [role for pattern, role in ROLES.items() if re.fullmatch(pattern, name)], name
-        matrix = "router" if ".router." in name else "ffn"
-        assert types[name] == ("norm" if name.endswith(".gain") else matrix), name
-    magdir = tiny(**MIXED, gain_param="magdir").roles()
-    for name in ("router.pre", "experts.up.pre", "experts.up.out"):
-        gain = "gain_in" if name.endswith("pre") else "gain_out"
-        found = [magdir[f"blocks.0.mlp.f.{name}.{part}"] for part in ("magnitude", "direction")]
-        assert found == [gain, "gain_dir"], name
 
 
 def group_of(model, **changes) -> dict:

@@ -276,10 +276,13 @@ def test_ratios_that_are_given():
     found, _ = groups(**changes, lr_ratio_head=7.0, lr_ratio_pos=0.5)
     want = dict(emb=2, qk=3, bias_qk=3, ffn=4, scalar_ffn=4, vo=5, gain_in=1.5, scalar=1.5, head=7, pos=0.5)
     assert {label: found[label]["lr_ratio"] for label in want} == want
-    mixed = model(sigma_reparam=False, n_expert=3, balance="bias")  # experts are FFNs
+    mixed = model(sigma_reparam=False, n_expert=3, n_expert_shared=1, gain="branch", balance="bias")
     for given, want in (({}, dict(router=1, ffn=6, bias_ffn=6)), (changes | dict(lr_ratio_router=3.0), dict(router=3))):
         found, _ = groups(mixed, **given)
         assert {label: found[label]["lr_ratio"] for label in want} == want and found["balance"]["lr_ratio"] == 1
+    of_experts = [(n.split("."), t) for n, t in mixed.block_types().items() if ".mlp.f." in n]
+    found = {(parts[4], t) for parts, t in of_experts if parts[-1] in ("weight", "bias")}
+    assert found == {("router", "router"), ("experts", "ffn"), ("shared", "ffn")}
 
 
 # The part of the way from peak to minimum that is left at updates W + 1 = 11, 60, 109, T = 110 and later.
