@@ -77,8 +77,8 @@ def test_a_step_waits_for_nothing(optimizer, flags, grad_clip, fp16):
 
 @pytest.mark.parametrize("optimizer", OURS)
 def test_a_limit_that_is_not_reached_changes_no_bit(optimizer):
-    """grad_clip above the norm, and none: the same parameters, gradients and norms. test_moe_optimizers.py has limits
-    that are reached."""
+    """grad_clip above the norm, and none: the same parameters, gradients and norms. test_moe.py has limits that are
+    reached."""
     trainers = [make_trainer(S5, optimizer, grad_clip) for grad_clip in (100.0, 0.0)]
     for seed in range(3):
         batch = tokens(4, 9, seed=seed), tokens(4, 9, seed=seed + 9)
