@@ -35,9 +35,7 @@ class ReproduceConfig:
     results: str = "docs/results"  # where claims.md, and claims/ with the record and figures, are written
 
 
-class Tuned(NamedTuple):
-    """An arm's settings, and the losses of the tuning seed that chose them: None where the run diverged."""
-
+class Tuned(NamedTuple):  # an arm's settings, and the losses that chose them: None where the run diverged
     lr: float | None  # None: the config's own
     files: str
     tried: dict = {}  # learning rate: loss
@@ -173,10 +171,9 @@ class Experiment:
         return self.run_of(name, tuned.lr, seed, tuned.files)
 
     def values(self, number) -> list:
-        """A `Number` seed by seed, of the seeds that all its arms have. MissingRun if one is not recorded.
-
-        Infinite where the loss of one side diverged: of two arms, or of one at a multiple of its best rate; nan where
-        another arm diverged, or both sides did."""
+        """A `Number` seed by seed, of the seeds that all its arms have: infinite where the loss of one side diverged,
+        of two arms or of one at a multiple of its best rate; nan where another arm diverged, or both sides did.
+        MissingRun if one is not recorded."""
         parts = split_value(number.value)
         seeds, values = min((self.seeds_of(name) for _, name in parts), key=len), []
         for seed in seeds:

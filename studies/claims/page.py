@@ -16,6 +16,7 @@ from studies.sweep.results import draw_curves, markdown_table, new_figure
 from studies.sweep.runner import ROOT, MissingRun
 
 FOREST = "An effect is divided by its smallest effect of interest, and the paper's sign points to the right."
+EACH = "The first number of a claim decides. An arm's files and flags follow the base of its family{own}. {bases}.\n"
 COLORS = dict(zip(CLASSES, ("tab:green", "yellowgreen", "tab:gray", "tab:red", "silver"), strict=True))
 HIGHEST = 2.0  # nats, the edge of the figure on robustness
 WIDEST = 12.0  # the forest plot's edge, in smallest effects of interest
@@ -67,10 +68,12 @@ def format_loss(loss: float | str | None) -> str:
 def format_rate(name: str, experiment: Experiment) -> str:
     """An arm's learning rate and how it was found."""
     arm, tuned = ARMS[name], experiment.tune(name)
+    if tuned.lr is None:
+        return "the config's"
     if arm.of:
         return f"{tuned.lr:g}, {f'{arm.times:g} × ' if arm.times != 1 else ''}that of {arm.of}"
     if not tuned.tried:
-        return "the config's" if tuned.lr is None else f"{tuned.lr:g}, given"
+        return f"{tuned.lr:g}, given"
     tried = ", ".join(f"{lr:g}: {format_loss(loss)}" for lr, loss in tuned.tried.items())
     more = "".join(f"; `{files or 'as it is'}`: {format_loss(loss)}" for files, loss in tuned.variants.items())
     return f"{tuned.lr:g}, tuned ({tried}{more})"
@@ -91,8 +94,8 @@ def describe_runs(experiment: Experiment) -> str:
 
 
 def verdict_rows(found: dict, experiment: Experiment) -> list:
-    """A row a claim, grouped by class: paper, claim, published, ours, verdict."""
-    rows = []
+    """The table's rows, head first: one for each claim, grouped by class."""
+    rows = [["paper", "claim", "paper's", "ours (95% interval)", "verdict"]]
     for claim in by_class(found, experiment):
         row, (published, _) = found[claim.id], claim.effect(experiment.config.scale)
         published = claim.expect if claim.expect in ("equal", "not above") else format_number(published)
@@ -194,8 +197,8 @@ def find_curves(experiment: Experiment) -> dict:
 
 
 def robustness_rows(curves: dict, experiment: Experiment) -> list:
-    """A row a layout and optimizer: the best rate, the loss there, and its rise at each of FACTORS."""
-    rows = []
+    """The table's rows, head first: one for each layout and optimizer."""
+    rows = [["optimizer", "layout", "tuned rate", "loss there", *(f"× {factor}" for factor in FACTORS)]]
     for (optimizer, layout), curve in curves.items():
         losses = [curve.get(factor, math.nan) for factor in FACTORS]
         rises = [format_number(math.inf if loss is None else loss - curve[1]) for loss in losses]
@@ -227,28 +230,19 @@ def render_page(experiment: Experiment, found: dict, curves: dict) -> str:
     scale = experiment.config.scale
     lines = [INTRO.format(about=describe_runs(experiment), note=textwrap.fill(experiment.scale.note, 120))]
     if found:
-        head = ["paper", "claim", "paper's", "ours (95% interval)", "verdict"]
-        lines += [
-            f"![Ours beside the papers'](claims/{scale}.png)\n",
-            f"{FOREST}\n",
-            *markdown_table([head, *verdict_rows(found, experiment)]),
-        ]
+        lines += [f"![Ours beside the papers'](claims/{scale}.png)\n\n{FOREST}\n"]
+        lines += markdown_table(verdict_rows(found, experiment))
     if missing := [claim.id for claim in experiment.claims if claim.id not in found]:
         lines += [f"Not run yet: {', '.join(missing)}.\n"]
     if curves:
-        head = ["optimizer", "layout", "tuned rate", "loss there", "× 4", "× 8", "× 16"]
-        lines += [ROBUSTNESS.format(scale=scale), *markdown_table([head, *robustness_rows(curves, experiment)])]
+        lines += [ROBUSTNESS.format(scale=scale), *markdown_table(robustness_rows(curves, experiment))]
     if scale == "mini" and (gaps := find_values(GAPS, experiment)):
         lines += [STUDY, *number_tables(gaps, experiment)]
     bases = "; ".join(f"{family}: `{files}`" for family, files in experiment.scale.bases.items())
     own = "; the papers' own configurations stand alone" if experiment.scale.own else ""
-    lines += [
-        "## Each claim\n",
-        f"The first number of a claim decides. An arm's files and flags follow the base of its family{own}. {bases}.\n",
-    ]
-    for claim in experiment.claims:
-        if claim.id in found:
-            lines += claim_section(claim, found[claim.id], experiment)
+    lines += ["## Each claim\n", EACH.format(own=own, bases=bases)]
+    for claim in (claim for claim in experiment.claims if claim.id in found):
+        lines += claim_section(claim, found[claim.id], experiment)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -263,6 +257,5 @@ def write_page(experiment: Experiment) -> Path:
     if curves:
         draw_robustness(curves, folder / "claims" / f"{scale}-robustness.png")
     path = folder / ("claims.md" if scale == "mini" else f"claims_{scale}.md")
-    text = render_page(experiment, found, curves)
-    write_file(path, lambda f: f.write(text.encode()))
+    write_file(path, lambda f: f.write(render_page(experiment, found, curves).encode()))
     return path

@@ -50,8 +50,6 @@ class SweepConfig:
 
 
 class Point(NamedTuple):
-    """One run of a sweep, and where it stands in it."""
-
     run: TrainingRun
     files: str  # its choice of --files
     flags: dict  # its values of the flags that have several
@@ -90,10 +88,9 @@ def split_arguments(argv: list) -> tuple:
 
 
 def _locate(file: str) -> str:
-    """A config file as the runs name it: relative to the repository where it lies in it. ValueError if it is not there,
-    neither from the current folder nor from the repository."""
-    found = next((path.resolve() for path in (Path(file), ROOT / file) if path.is_file()), None)
-    if found is None:
+    """A config file, from the current folder or else the repository, as the runs name it: relative to the repository
+    where it lies in it. ValueError if it is not there."""
+    if not (found := next((path.resolve() for path in (Path(file), ROOT / file) if path.is_file()), None)):
         raise ValueError(f"there is no config file {file!r}")
     return found.relative_to(ROOT).as_posix() if found.is_relative_to(ROOT) else str(found)
 

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import statistics
-from contextlib import suppress
 from pathlib import Path
 
 import matplotlib
@@ -34,19 +33,17 @@ def find_axis(points: list) -> str | None:
     """The flag on the figure's x axis: learning_rate if it has several values, else the first flag whose values are all
     numbers."""
     flags = dict(points[0].flags)
-    for point in points:
-        for name, value in point.flags.items():
-            with suppress(ValueError):
-                if not math.isnan(float(value)):
-                    continue
+    for name, value in (item for point in points for item in point.flags.items()):
+        try:
+            float(value)
+        except ValueError:
             flags.pop(name, None)
     return "learning_rate" if "learning_rate" in flags else next(iter(flags), None)
 
 
 def collect(points: list, finished: list) -> dict:
-    """What sweep.json holds: {"axis": flag or None, "curves": {name: [{x, seed, outcome, loss, run, …}]}} of the runs
-    whose names are in `finished`, "seeds": how many there should be, "missing": the names of the other runs. A curve's
-    name is its files and its values of the other flags."""
+    """What sweep.json holds: {"axis": flag or None, "seeds": how many there should be, "missing": names of the runs
+    that are not in `finished`, "curves": {files and values of the other flags: [{x, seed, outcome, loss, run, …}]}}."""
     axis, curves = find_axis(points), {}
     titles = {point.files: "+".join(Path(part).stem for part in point.files.split("+")) for point in points}
     if len(set(titles.values())) < len(titles):  # names without folders do not tell them apart

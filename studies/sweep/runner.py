@@ -38,10 +38,8 @@ IGNORED_FIELDS = ("vocab_size", "out_dir", "init_from", "overwrite", "keep_every
 
 
 class TrainingRun(NamedTuple):
-    """One training run: its folder, and the arguments of train.py that make it."""
-
-    path: Path
-    args: tuple
+    path: Path  # its folder
+    args: tuple  # of train.py, that make it
 
 
 class MissingRun(Exception):
@@ -85,13 +83,11 @@ def resolve_configs(args) -> tuple:
 
 
 def read_outcome(path: Path) -> tuple:
-    """("finished" or "diverged", validation loss at the end or None) of a run directory.
-
-    A run has diverged if it was ended because its gradients were not finite, or if it ends worse than it began.
-    ValueError without any validation loss."""
+    """("finished" or "diverged", validation loss at the end or None) of a run directory. A run has diverged if it was
+    ended because its gradients were not finite, or if it ends worse than it began. ValueError without any validation
+    loss."""
     rows = read_metrics(path)
-    losses = [row["val_loss"] for row in rows if "val_loss" in row]
-    if not losses:
+    if not (losses := [row["val_loss"] for row in rows if "val_loss" in row]):
         raise ValueError(f"{path / 'metrics.jsonl'} has no validation loss: remove {path}")
     if "failure" in rows[-1] or losses[-1] is None or losses[-1] > losses[0]:
         return "diverged", None
@@ -122,12 +118,8 @@ def mark_finished(run: TrainingRun, seconds: float | None) -> tuple:
 
 
 class Runner:
-    """Trains runs, each once, `jobs` at a time.
-
-    jobs          0: one per CPU core, or one per GPU; one under torchrun
-    distributed   each run is on all GPUs, by torchrun
-    expected      an attribute: how many runs will be trained, for the progress line; 0 where that is not known
-    """
+    """Trains runs, each once, `jobs` at a time; 0: one per CPU core, or one per GPU. `distributed`: one at a time, on
+    all GPUs, by torchrun. The attribute `expected`: how many will be trained, for the progress line; 0: not known."""
 
     def __init__(self, jobs: int = 0, distributed: bool = False):
         if jobs < 0:
@@ -247,9 +239,8 @@ class Runner:
         return (run.path / "done.json").exists()
 
     def lock_folder(self, path: Path):
-        """An open file that locks `path` for this process and for the train.py that inherits it.
-
-        So a train.py that outlives a killed command keeps the lock, and the next command waits for it."""
+        """An open file that locks `path` for this process and for the train.py that inherits it: one that outlives a
+        killed command keeps the lock, and the next command waits for it."""
         file = open(path / ".runner", "w")
         for naps in count():
             try:
