@@ -17,10 +17,9 @@ from studies.sweep import runner
 from studies.sweep.grid import SweepConfig, list_points, split_arguments
 from studies.sweep.results import collect, find_axis, summary_rows
 from studies.sweep.runner import Runner, TrainingRun, make_run
-from support import runs as tiny
 from support.claims import in_process, write_base
 from support.processes import finish, wait_for_row
-from support.runs import ROOT, assert_same_run, column
+from support.runs import ROOT, assert_same_run, call, column
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -35,11 +34,6 @@ def points_of(*argv, folder=ROOT / "out") -> list:
     own, files, lists = split_arguments(list(argv))
     config = SweepConfig(**{arg[2:].partition("=")[0]: arg.partition("=")[2] for arg in own})
     return list_points(config, files, lists, folder)
-
-
-def call(*argv) -> int:
-    """The exit code of sweep.py, in this process."""
-    return tiny.call(sweep.main, *argv)
 
 
 def test_every_combination_once_in_order(base):
@@ -108,7 +102,6 @@ def test_a_number_written_in_two_ways_is_one_run(tmp_path):
         (["--learning_rate=1e-3,fast"], "--learning_rate cannot be 'fast': it takes float"),
         (["--learning_rate=1e-3,0.001"], "have the same settings: leave one out"),
         (["--bias=True,1"], "have the same settings: leave one out"),
-        (["--files=config/dnt/s1.py,config/dnt/s1.py"], "have the same settings: leave one out"),
         (["--files=config/dnt/s9.py"], "there is no config file 'config/dnt/s9.py'"),
         (["--files=config/dnt/s1.py+"], "there is no config file ''"),
         (["--leraning_rate=1e-3,2e-3"], "unknown flag --leraning_rate (did you mean --learning_rate?)"),
@@ -123,7 +116,7 @@ def test_a_number_written_in_two_ways_is_one_run(tmp_path):
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_run(argv, words, base, tmp_path, capsys):
-    assert call(base, f"--out={tmp_path / 'out'}", *argv) in (1, 2)
+    assert call(sweep.main, base, f"--out={tmp_path / 'out'}", *argv) in (1, 2)
     (line,) = capsys.readouterr().err.splitlines()
     assert "error:" in line and words in line
     assert not (tmp_path / "out").exists()
@@ -131,7 +124,7 @@ def test_mistakes_are_one_line_before_anything_is_run(argv, words, base, tmp_pat
 
 def test_printed_commands_are_those_of_the_runs(base, tmp_path, capsys):
     flags = ["--learning_rate=1e-3,1e-2", "--seeds=2", f"--out={tmp_path}"]
-    assert call(base, *flags, "--print=True") == 0
+    assert call(sweep.main, base, *flags, "--print=True") == 0
     lines = capsys.readouterr().out.splitlines()
     points = points_of(str(base), *flags, folder=tmp_path)
     wanted = [["python", "train.py", *p.run.args, "--init_from=auto", f"--out_dir={p.run.path}"] for p in points]
@@ -180,12 +173,12 @@ def swept(base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("swept")
     with in_process():
         flags = ["--norm=none", "--pre_norm=none", "--weight_decay=0", "--learning_rate=1e-3,1e15", "--seeds=2"]
-        assert call(base, *flags, f"--out={folder}") == 0
+        assert call(sweep.main, base, *flags, f"--out={folder}") == 0
     return folder, flags
 
 
-def test_table_json_and_figure(swept):
-    folder, _ = swept
+def test_table_json_and_figure_and_started_again_it_trains_nothing(swept, base, monkeypatch):
+    folder, flags = swept
     found = json.loads((folder / "sweep.json").read_text())
     (curve,) = found["curves"].values()
     assert [r["outcome"] for r in curve] == ["finished"] * 2 + ["diverged"] * 2
@@ -197,14 +190,9 @@ def test_table_json_and_figure(swept):
     assert f"{statistics.mean(losses):.4f} | {min(losses):.4f} to {max(losses):.4f} | 2 of 4" in table
     assert "| diverged |" in table.splitlines()[-1]
     assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-
-
-def test_started_again_it_trains_nothing(swept, base, monkeypatch):
-    folder, flags = swept
     monkeypatch.setattr(Runner, "train", lambda self, run, lock: pytest.fail(f"trains {run.path}"))
-    before = json.loads((folder / "sweep.json").read_text())["curves"]
-    assert call(base, *flags, f"--out={folder}") == 0
-    assert json.loads((folder / "sweep.json").read_text())["curves"] == before
+    assert call(sweep.main, base, *flags, f"--out={folder}") == 0
+    assert json.loads((folder / "sweep.json").read_text())["curves"] == found["curves"]
 
 
 def test_runs_that_fail_or_are_refused_are_reported_and_the_others_go_on(swept, base, tmp_path, monkeypatch, capsys):
@@ -221,7 +209,7 @@ def test_runs_that_fail_or_are_refused_are_reported_and_the_others_go_on(swept, 
         raise ValueError(f"made up: {run.path.name}")
 
     monkeypatch.setattr(Runner, "train", fail)
-    assert call(base, *flags, f"--out={copy}") == 1
+    assert call(sweep.main, base, *flags, f"--out={copy}") == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3 and f"error: {runs[2].name}: made up: {runs[2].name}" in lines
     assert any(line.endswith("was trained with other settings (max_iters 5 → 20): remove it") for line in lines)
@@ -242,7 +230,7 @@ def test_runs_made_by_their_printed_commands_are_collected(swept, base, tmp_path
     os.utime(killed / "last.pt", (1, 1))
     shutil.rmtree(missing)
     monkeypatch.setattr(Runner, "train", lambda self, run, lock: pytest.fail(f"trains {run.path}"))
-    assert call(base, *flags, f"--out={copy}", "--collect=True") == 0
+    assert call(sweep.main, base, *flags, f"--out={copy}", "--collect=True") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [f"not finished: {killed.name}", f"not finished: {missing.name}"]
     found = json.loads((copy / "sweep.json").read_text())
@@ -266,7 +254,7 @@ def test_killed_in_the_middle_it_goes_on_and_ends_the_same(dataset, tmp_path):
     base = write_base(tmp_path / "base.py", dataset, max_iters=120)
     flags = [str(base), "--learning_rate=1e-2", "--jobs=1"]
     with in_process():
-        assert call(*flags, f"--out={tmp_path / 'undisturbed'}") == 0
+        assert call(sweep.main, *flags, f"--out={tmp_path / 'undisturbed'}") == 0
     (point,), (one, other) = points_of(*flags[:2]), (tmp_path / name for name in ("undisturbed", "disturbed"))
     command = [sys.executable, str(ROOT / "sweep.py"), *flags, f"--out={other}"]
     how = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)

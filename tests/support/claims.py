@@ -1,6 +1,6 @@
 """reproduce.py on a made-up scale with tiny runs, and a runner for the real scales."""
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock, patch
@@ -83,11 +83,8 @@ def call(base, folder: Path, *flags) -> int:
         return runs.call(reproduce.main, *argv)
 
 
-class SameThread:
-    """An executor that does its work at once, in this thread."""
-
-    def __init__(self, workers):
-        pass
+class SameThread(ThreadPoolExecutor):
+    """It does its work at once, in this thread."""
 
     def submit(self, function, *args) -> Future:
         future = Future()
@@ -96,9 +93,6 @@ class SameThread:
         except Exception as e:
             future.set_exception(e)
         return future
-
-    def shutdown(self, **how) -> None:
-        pass
 
 
 def train_here(self, run, lock) -> None:
