@@ -40,8 +40,6 @@ GPT = "config/claims/mini_gpt.py config/init/width_128.py"
 LLAMA, LLAMA_120M = "config/claims/mini_llama.py", "config/scale_vectors/llama_120m.py"
 LNS = "--beta2=0.999 --grad_clip=0 --weight_decay=0"  # as in the scripts of the LNS paper's authors
 VIT = "config/claims/mini_vit.py"
-SMOKE = "--n_layer=4 --n_embd=32 --n_head=2 --block_size=32 --batch_size=4 --max_iters=20 --warmup_iters=2"
-SMOKE += " --eval_interval=10 --eval_tokens=512 --dtype=float32 --dataset=pystdlib"
 SMALL = "--n_embd=256 --block_size=256 --batch_size=32 --max_iters=1000 --warmup_iters=100 --eval_interval=200"
 SMALL += " --init_std=0.035 --eval_tokens=500000 --dtype=auto"
 RATES = {"adamw": 4e-3, "adamw_s5": 32e-3, "adam_mini": 4e-3, "blockwise": 1e-3, "muon": 8e-3, "msgdw": 0.25}
@@ -103,15 +101,6 @@ def papers_own(gpt2: str, dnt: str, rmsnorm: str, dyt: str) -> dict:
 SMALL_DYT = "config/dyt/small.py {} config/decay/dyt.py --schedule=dyt"
 
 SCALES = {
-    "tiny": Scale(
-        "a smoke test of 20 steps",
-        bases={
-            "gpt": f"{GPT} {SMOKE}",
-            "llama": f"{LLAMA} {SMOKE} --n_ff=64",
-            "deep": f"{LLAMA} {LNS} {SMOKE} --n_ff=64",
-        },
-        rates=dict.fromkeys(RATES),
-    ),
     "mini": Scale(
         "2M parameters (4M for LNS, 16 blocks), 0.6M tokens of Python source a run; CPU cores",
         bases={"gpt": GPT, "llama": LLAMA, "deep": f"{LLAMA} --n_layer=16 {LNS}"},

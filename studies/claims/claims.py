@@ -75,6 +75,7 @@ def minus(baseline: str, *arms: str, left_out: tuple = (), optimizer: str = "") 
     )
 
 
+DYT_VARIANTS = ("hardtanh", "sigmoid", "identity", "tanh, no α", "no embedding scalar")
 MINI, LARGE, NOT_SMALL = ("mini",), ("124m", "paper"), ("mini", "124m", "paper")
 
 CLAIMS = [
@@ -228,11 +229,7 @@ CLAIMS = [
         "and at 124m and paper because Tables 8 and 9 are of ViTs.",
         Number("DyT minus RMSNorm, with α₀ tuned where rates are", "DyT - RMSNorm", 0.01),
         *minus("DyT", "DyT, α₀ of the paper", left_out=NOT_SMALL),
-        *minus(
-            "DyT, α₀ of the paper",
-            *("hardtanh", "sigmoid", "identity", "tanh, no α", "no embedding scalar"),
-            left_out=NOT_SMALL,
-        ),
+        *minus("DyT, α₀ of the paper", *DYT_VARIANTS, left_out=NOT_SMALL),
         *minus("hardtanh", "hardtanh, no α", left_out=NOT_SMALL),
         *minus("sigmoid", "sigmoid, no α", left_out=NOT_SMALL),
         Number("Pearson's r of α and 1/std over slots", "DyT", measure="alpha and 1/std"),

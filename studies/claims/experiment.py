@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, NamedTuple
 
 from nanodnt.data import load_meta
@@ -24,8 +25,9 @@ MOST_DOUBLINGS = 6  # of the grid's middle, up or down
 class ReproduceConfig:
     # --- what ---
     only: str = ""  # ids of claims, names of papers, robustness, momentum-sgd, separated by commas; empty = all
-    scale: Literal[tuple(SCALES)] = "mini"  # tiny: a smoke test; mini: CPU cores; digits: images, CPU cores; small:
-    #   one GPU; 124m, paper: more
+    scale: Literal[tuple(SCALES)] = (
+        "mini"  # mini: CPU cores; digits: images, CPU cores; small: one GPU; 124m, paper: more
+    )
     seeds: int = 8  # of 1, 2, 3, 4, 6, 7, 8, 9, for each number that can decide; learning rates are tuned with seed 0
     dry_run: bool = False  # print the commands that are missing, as far as they are known, and run nothing
     judge_only: bool = False  # run nothing: judge what is recorded
@@ -83,7 +85,7 @@ class Experiment:
         self.record = Record(ROOT / config.results / "claims" / f"{config.scale}.json")
         self.out = (ROOT / config.out / config.scale).resolve()
         self.may_train, self.missing = not (config.dry_run or config.judge_only), {}
-        self.tuned = {}  # {arm: `Tuned`}
+        self.tune = cache(self.tune)
         self.runner = Runner(config.jobs, self.scale.distributed)
         self.hardware = describe_hardware()
 
@@ -119,21 +121,18 @@ class Experiment:
 
     def tune(self, name: str) -> Tuned:
         """An arm's learning rate and files. Trains what it needs. MissingRun if it may not."""
-        if name not in self.tuned:
-            arm, (_, files) = ARMS[name], self.command_of(name)
-            lr = self.scale.rates[arm.rate] if arm.lr is None else arm.lr
-            if arm.of:
-                lr = self.tune(arm.of).lr
-                if lr is None and arm.times != 1:  # of what its config files set
-                    config = resolve_configs(self.run_of(arm.of, None, TUNING_SEED).args)[1]
-                    fill_defaults(config)
-                    lr = config.learning_rate
-                self.tuned[name] = Tuned(lr and lr * arm.times, files)
-            elif arm.lr is not None or lr is None:
-                self.tuned[name] = Tuned(lr, files)
-            else:
-                self.tuned[name] = self.search(name, self.tune(arm.around).lr if arm.around else lr)
-        return self.tuned[name]
+        arm, (_, files) = ARMS[name], self.command_of(name)
+        lr = self.scale.rates[arm.rate] if arm.lr is None else arm.lr
+        if arm.of:
+            lr = self.tune(arm.of).lr
+            if lr is None and arm.times != 1:  # of what its config files set
+                config = resolve_configs(self.run_of(arm.of, None, TUNING_SEED).args)[1]
+                fill_defaults(config)
+                lr = config.learning_rate
+            return Tuned(lr and lr * arm.times, files)
+        if arm.lr is not None or lr is None:
+            return Tuned(lr, files)
+        return self.search(name, self.tune(arm.around).lr if arm.around else lr)
 
     def search(self, name: str, middle: float) -> Tuned:
         """Try factors of two around `middle`, and one beyond while the best is at an edge; then the arm's `tries`."""

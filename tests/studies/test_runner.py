@@ -73,8 +73,6 @@ def test_rates_that_are_given_or_of_another_arm(tmp_path, monkeypatch):
     assert paper.tune("S5 AdamW ×8").files == paper.tune("S5 AdamW").files == "config/dnt_xl.py"
     assert flag(paper.run_of("S1 AdamW", None, 1), "learning_rate") is None  # the config's own
     assert flag(paper.run_of("S1 mSGDW ×8", 8.0, 1), "min_lr") is None  # the config's own floor too
-    smoke = searching(tmp_path, monkeypatch, lambda *_: pytest.fail("tunes"), "tiny")
-    assert smoke.tune("S1 AdamW").lr is None
 
 
 def test_the_best_of_several_settings_is_taken_at_the_best_rate(tmp_path, monkeypatch):

@@ -133,7 +133,7 @@ def test_why_a_claim_is_undecided():
     made = claim("c", "fast - slow")
     assert classify([nan, -0.1], made, "mini", None) == ("undecided", "1 of 2 seeds diverged")
     assert classify([-0.1], made, "mini", None) == ("undecided", "one seed has no interval")
-    assert classify([-0.1] * 4, made, "tiny", 0.001) == ("undecided", "cannot show at this scale, needs mini")
+    assert classify([-0.1] * 4, made, "digits", 0.001) == ("undecided", "cannot show at this scale, needs mini")
     why = classify(around(-0.3, 0.1), made, "mini", 0.095)[1]
     assert why == "p = 0.095 after Holm's correction; ± 0.1 around the mean, 0.25 would matter"
 
