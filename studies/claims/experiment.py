@@ -8,7 +8,6 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from nanodnt.data import load_meta
-from nanodnt.optim import fill_defaults
 from studies.claims import quantities
 from studies.claims.arms import ARMS, CURVES, SCALES, SEEDS, TUNING_SEED
 from studies.claims.claims import CLAIMS, GAPS
@@ -62,8 +61,7 @@ def claims_at(scale: str) -> list:
 
 
 def choose_claims(only: str, scale: str = "mini") -> tuple:
-    """(claims, extras) of a scale that `only` names by id or paper; all of them if it is empty. ValueError for another
-    name."""
+    """(claims, extras) of a scale that `only` names by id or paper, "" for all. ValueError for another name."""
     names, claims = [name.strip() for name in only.split(",") if name.strip()], claims_at(scale)
     allowed = {claim.id for claim in claims} | {claim.paper for claim in claims} | set(EXTRAS)
     if unknown := [name for name in names if name not in allowed]:
@@ -126,9 +124,7 @@ class Experiment:
         if arm.of:
             lr = self.tune(arm.of).lr
             if lr is None and arm.times != 1:  # of what its config files set
-                config = resolve_configs(self.run_of(arm.of, None, TUNING_SEED).args)[1]
-                fill_defaults(config)
-                lr = config.learning_rate
+                lr = resolve_configs(self.run_of(arm.of, None, TUNING_SEED).args)[1].learning_rate
             return Tuned(lr and lr * arm.times, files)
         if arm.lr is not None or lr is None:
             return Tuned(lr, files)
@@ -187,9 +183,8 @@ class Experiment:
     # -- training and measuring them
 
     def list_needs(self, claims: list, extras: list) -> dict:
-        """{arm: {measures of its reported seeds}} of all that the claims and extras need, in the order in which it is
-        trained: what claims are judged by, robustness, the gaps of momentum SGD, the claims' other numbers; in each
-        group those last that need another arm's rate. A set is empty for arms that only have the tuning seed."""
+        """{arm: {measures of its reported seeds, none if it only has the tuning seed}}, in the order of training: what
+        claims are judged by, robustness, gaps, the other numbers; in each group those last that need another's rate."""
         numbers = [claim.numbers_at(self.config.scale) for claim in claims]
         curves = [name for name in ARMS if name.partition(" ×")[0] in self.curves and "robustness" in extras]
         gaps = GAPS if "momentum-sgd" in extras and self.config.scale == "mini" else []  # its values are those of mini

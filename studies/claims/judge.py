@@ -84,8 +84,8 @@ def classify(values: list, claim: Claim, scale: str, p: float | None) -> tuple:
 
 
 def judge(experiment: Experiment) -> dict:
-    """{claim id: {"class", "why", "p", "primary": the primary number by seed, "values": {`Number`: by seed}}} of the
-    claims whose primary number is recorded, which "values" has first; others that are not recorded are left out."""
+    """{claim id: {"class", "why", "p", "primary": by seed, "values": {`Number`: by seed}, the primary one first}} of
+    the claims whose primary number is recorded."""
     scale, found, p_values = experiment.config.scale, {}, {}
     for claim in experiment.claims:
         numbers = claim.numbers_at(scale)

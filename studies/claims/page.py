@@ -151,8 +151,7 @@ def claim_section(claim: Claim, row: dict, experiment: Experiment) -> list:
 
 
 def draw_forest(found: dict, experiment: Experiment, path: Path) -> None:
-    """Draw every judged claim, grouped by class: our interval, and the paper's value as a diamond. An effect is divided
-    by its smallest effect of interest, and the paper's sign points to the right."""
+    """Draw every judged claim, grouped by class: our interval, and the paper's value as a diamond."""
     ordered = by_class(found, experiment)
     figure, (axis,) = new_figure(1, 9.0, 0.42 * len(ordered) + 1.2)
     axis.axvspan(-1, 1, color="0.93", linewidth=0)
@@ -183,7 +182,7 @@ def draw_forest(found: dict, experiment: Experiment, path: Path) -> None:
 
 def find_curves(experiment: Experiment) -> dict:
     """{(optimizer, layout): {learning rate over the best one: loss with the tuning seed, None where it diverged}} of
-    the arms of robustness that are tuned, and of the multiples of their best rates, as far as they are recorded."""
+    what is recorded."""
     curves = {}
     for name, where in experiment.curves.items():
         with suppress(MissingRun):

@@ -11,7 +11,6 @@ from dataclasses import fields
 from pathlib import Path
 
 from nanodnt.files import write_file
-from nanodnt.optim import fill_defaults
 from studies.sweep.runner import IGNORED_FIELDS, TrainingRun, resolve_configs
 
 ENTRY = {"args", "settings", "outcome", "seconds", "measures", "machine"}
@@ -22,8 +21,6 @@ def digest_settings(run: TrainingRun) -> str:
     a new type of block, whose ratio of learning rates is 1."""
     found = {}
     for part in resolve_configs(run.args):
-        if hasattr(part, "learning_rate"):
-            fill_defaults(part)
         found |= {f.name: getattr(part, f.name) for f in fields(part) if getattr(part, f.name) != f.default}
     unused = {name for name, value in found.items() if name.startswith("lr_ratio_") and value == 1}
     kept = {name: value for name, value in sorted(found.items()) if name not in {*IGNORED_FIELDS, *unused}}

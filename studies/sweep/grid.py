@@ -9,7 +9,7 @@ from configurator import read_arguments, read_flags
 from model import GPTConfig
 from nanodnt.data import load_meta
 from nanodnt.engine import split_batch
-from nanodnt.optim import fill_defaults, make_optimizer
+from nanodnt.optim import make_optimizer
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import fill_from_dataset, task_of
 from studies.sweep.runner import ROOT, TrainingRun, make_run, resolve_configs
@@ -120,10 +120,9 @@ def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> 
 def check_trainable(run: TrainingRun) -> tuple:
     """The run's (GPTConfig, TrainConfig). ValueError, which names the run, unless they are allowed and the dataset is
     prepared."""
-    flags, config = resolve_configs(run.args)
     try:
+        flags, config = resolve_configs(run.args)
         config.check()
-        fill_defaults(config)
         task = task_of(flags)
         meta, left_open = task.placeholder_meta(flags)
         fill_from_dataset(flags, load_meta(config.dataset, verify=False) if left_open else meta, config.dataset)

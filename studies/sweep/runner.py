@@ -75,10 +75,11 @@ PARSING = threading.Lock()  # Python 3.11's ast.parse fails at random when sever
 
 
 def resolve_configs(args) -> tuple:
-    """(GPTConfig, TrainConfig) of a command line."""
+    """(GPTConfig, TrainConfig) of a command line, with the optimizer's defaults. ValueError where they contradict."""
     with PARSING:
         paths = [arg if arg.startswith("-") else str(ROOT / arg) for arg in args]
         (flags, config), _ = configure(GPTConfig, TrainConfig, argv=paths)
+    fill_defaults(config)
     return flags, config
 
 
@@ -222,7 +223,6 @@ class Runner:
         if not (run.path / "config.json").exists():
             return False
         flags, config = resolve_configs(run.args)
-        fill_defaults(config)
         try:
             made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
             made = resolve_none(made["model"]) | made["train"]

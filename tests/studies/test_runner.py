@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanodnt.optim import fill_defaults
 from nanodnt.tasks import fill_from_dataset, resolve_none
 from studies.claims import quantities
 from studies.claims.arms import ARMS
@@ -143,7 +142,6 @@ def test_what_the_dataset_says_of_images_is_no_other_setting(tmp_path):
     """config.json of a run has its images' size, channels and classes, which the command may leave to the dataset."""
     run = make_experiment(tmp_path, "digits").run_of("ViT DyT", 1e-3, 1)
     model, train = resolve_configs(run.args)
-    fill_defaults(train)
     fill_from_dataset(model, {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, "digits")
     run.path.mkdir(parents=True)
     (run.path / "config.json").write_text(json.dumps({"model": asdict(model), "train": asdict(train)}))

@@ -57,27 +57,17 @@ def verdict(values, expect="below", published=-0.5, scale="mini") -> str:
     return classify(values, claim("c", "fast - slow", expect, published), scale, p_of(values, expect, published))[0]
 
 
-@pytest.mark.parametrize(
-    "mean, half, word",
-    [
-        (-0.5, 0.1, "reproduced"),
-        (-0.99, 0.1, "reproduced"),  # up to twice the paper's
-        (-1.01, 0.1, "direction only"),
-        (-1.2, 0.3, "direction only"),  # that the interval reaches −1 is no merit
-        (-0.251, 0.1, "reproduced"),  # from half the paper's
-        (-0.249, 0.1, "direction only"),
-        (-0.2, 0.04, "no effect"),  # it lies within ± 0.25, though it excludes 0
-        (0.0, 0.2499, "no effect"),
-        (0.0, 0.2501, "undecided"),
-        (-0.2, 0.21, "undecided"),
-        (-0.3, 0.31, "undecided"),  # includes 0
-        (0.3, 0.31, "undecided"),
-        (0.3, 0.29, "contradicted here"),
-        (0.5, 0.1, "contradicted here"),
-        (0.2, 0.04, "no effect"),  # the wrong sign, but of no interest
-    ],
-)
-def test_a_claim_of_a_lower_loss(mean, half, word):
+CASES = {  # (mean, half of the interval)
+    "reproduced": [(-0.5, 0.1), (-0.99, 0.1), (-0.251, 0.1)],  # from half the paper's to twice
+    "direction only": [(-1.01, 0.1), (-0.249, 0.1), (-1.2, 0.3)],  # that the last interval reaches −1 is no merit
+    "no effect": [(-0.2, 0.04), (0.0, 0.2499), (0.2, 0.04)],  # within ± 0.25, though two exclude 0
+    "undecided": [(0.0, 0.2501), (-0.2, 0.21), (-0.3, 0.31), (0.3, 0.31)],  # include 0
+    "contradicted here": [(0.3, 0.29), (0.5, 0.1)],
+}
+
+
+@pytest.mark.parametrize("word, mean, half", [(word, *case) for word, cases in CASES.items() for case in cases])
+def test_a_claim_of_a_lower_loss(word, mean, half):
     assert verdict(around(mean, half)) == word
     assert verdict([-v for v in around(mean, half)], "above", 0.5) == word  # the mirror image
     assert verdict(around(mean, half), scale="small") == "undecided"  # which is not among those that can show it
