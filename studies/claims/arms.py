@@ -57,30 +57,20 @@ STRESS, STRESS_RATE = "--warmup_iters=0 --weight_decay=0", 0.3
 STRESSED = {f"S4 without {norm}, stress": f"config/dnt/no_{norm.lower()}_norm.py" for norm in LEFT_OUT}
 STRESSED["S4, stress"] = LAYOUTS["S4"]
 
-# Blockwise LR: what an arm adds to its base; of Table 1, and of Fig. 8
-TABLE_1 = {
-    "one rate": "",
-    "one rate, beside it": "",
-    "all blocks": "config/blockwise/blockwise.py",
-    "all blocks, tuned": "config/blockwise/blockwise.py",
-    "after warm-up": "config/blockwise/warmup_end.py",
-    "Emb": "config/blockwise/emb.py",
-    "Emb, FFN": "config/blockwise/emb_ffn.py",
-    "Norm ×2": "config/blockwise/norm_double.py",
-    "Adam-mini, one rate": "config/blockwise/adam_mini.py",
-    "Adam-mini, blocks": "config/blockwise/adam_mini_blockwise.py",
-}
-FIG_8 = {
-    "Fig. 8, one rate": "",
-    "Fig. 8, 6 4 3 2": "config/blockwise/rejected_6432.py",
-    "Fig. 8, 8 6 4 3": "config/blockwise/rejected_8643.py",
-    "Fig. 8, 10 8 6 4": "config/blockwise/blockwise.py",
-}
+# Blockwise LR: arms that have more than one rate for all, and files of config/blockwise/; of Table 1, and of Fig. 8
+TABLE_1 = {"all blocks": "blockwise", "all blocks, tuned": "blockwise", "after warm-up": "warmup_end", "Emb": "emb"}
+TABLE_1 |= {"Emb, FFN": "emb_ffn", "Norm ×2": "norm_double", "Adam-mini, one rate": "adam_mini"}
+TABLE_1 |= {"Adam-mini, blocks": "adam_mini_blockwise"}
+FIG_8 = {"Fig. 8, 6 4 3 2": "rejected_6432", "Fig. 8, 8 6 4 3": "rejected_8643", "Fig. 8, 10 8 6 4": "blockwise"}
+# DyT's baseline, and DyT: files and flags. The paper's smallest language model has 7B; the smaller shape is ours [I]
+SMALL_DYT = "config/dyt/small.py config/dyt/{}.py config/decay/dyt.py --schedule=dyt"
+DYT_SMALL = [SMALL_DYT.format(norm) for norm in ("rmsnorm", "dyt")]
+DYT_7B = ["config/dyt/7b.py config/dyt/rmsnorm.py", "config/dyt/7b.py"]
 
 
 def papers_own(gpt2: str, dnt: str, rmsnorm: str, dyt: str) -> dict:
-    """`Scale.own` for config files of DNT's baseline and of DNT, and for files and flags of DyT's baseline and of DyT.
-    Blockwise LR has its runs of 237M: Table 1 on OpenWebText, Fig. 8 on MiniPile."""
+    """`Scale.own` for files of DNT's baseline and of DNT, and of DyT's baseline and of DyT. Blockwise LR has its runs
+    of 237M: Table 1 on OpenWebText, Fig. 8 on MiniPile."""
     optimizers = {"AdamW": "", "mSGDW": " config/optimizers/msgdw.py", "Muon": " config/optimizers/muon_dnt.py"}
     sizes = {"S1": gpt2, "S5": dnt, **{f"S{i}": f"{dnt} config/dnt/s{i}.py" for i in (2, 3, 4)}}
     llama = "config/blockwise/llama_237m.py"
@@ -88,17 +78,15 @@ def papers_own(gpt2: str, dnt: str, rmsnorm: str, dyt: str) -> dict:
     return {
         **{f"{a} {b}": size + file for a, size in sizes.items() for b, file in optimizers.items()},
         **{name: f"{dnt} {file} {STRESS}" for name, file in STRESSED.items()},
-        **{name: f"{llama} {file}".strip() for name, file in TABLE_1.items()},
-        **{name: f"{minipile} {file}".strip() for name, file in FIG_8.items()},
-        "sharpness": llama,  # Figs. 2 and 3
+        **dict.fromkeys(("one rate", "one rate, beside it", "sharpness"), llama),  # the last: Figs. 2 and 3
+        **{name: f"{llama} config/blockwise/{file}.py" for name, file in TABLE_1.items()},
+        "Fig. 8, one rate": minipile,
+        **{name: f"{minipile} config/blockwise/{file}.py" for name, file in FIG_8.items()},
         "RMSNorm": rmsnorm,
         "DyT": dyt,
         "DyT, α₀ of the paper": dyt,
     }
 
-
-# the DyT paper's smallest language model has 7B: of the smaller ones, the shape is ours [I]
-SMALL_DYT = "config/dyt/small.py {} config/decay/dyt.py --schedule=dyt"
 
 SCALES = {
     "mini": Scale(
@@ -134,21 +122,14 @@ SCALES = {
         "0.12B parameters, 0.24B for Blockwise LR; the papers' own configurations and rates where we have them; GPUs",
         bases={"gpt": "config/gpt2_small.py", "llama": LLAMA_120M, "deep": "config/lns/130m.py"},
         rates=dict.fromkeys(RATES),
-        own=papers_own(
-            "config/gpt2_small.py",
-            "config/dnt_small.py",
-            SMALL_DYT.format("config/dyt/rmsnorm.py"),
-            SMALL_DYT.format("config/dyt/dyt.py"),
-        ),
+        own=papers_own("config/gpt2_small.py", "config/dnt_small.py", *DYT_SMALL),
         distributed=True,
     ),
     "paper": Scale(
         "the papers' largest language models for some nodes; their own configurations where we have them; GPUs",
         bases={"gpt": "config/gpt2_xl.py", "llama": LLAMA_120M, "deep": "config/lns/1b.py"},
         rates=dict.fromkeys(RATES),
-        own=papers_own(
-            "config/gpt2_xl.py", "config/dnt_xl.py", "config/dyt/7b.py config/dyt/rmsnorm.py", "config/dyt/7b.py"
-        ),
+        own=papers_own("config/gpt2_xl.py", "config/dnt_xl.py", *DYT_7B),
         distributed=True,
     ),
 }
@@ -222,14 +203,14 @@ ARMS = {
     "S5 mSGDW, half": STUDIED["S5 mSGDW"]._replace(of="S5 mSGDW", times=0.5, seeds=4),
     **{name: Arm("gpt", f"{file} {STRESS}", lr=STRESS_RATE) for name, file in STRESSED.items()},
     # blockwise learning rates, on S1
-    **{name: Arm("gpt", f"{S1} {file}", of="one rate") for name, file in TABLE_1.items() if file},
+    **{name: Arm("gpt", f"{S1} config/blockwise/{file}.py", of="one rate") for name, file in TABLE_1.items()},
     "one rate": Arm("gpt", S1),
     "after warm-up": Arm("gpt", f"{S1} config/blockwise/warmup_end.py {FP32}", of="one rate", seeds=4),
     "one rate, beside it": Arm("gpt", f"{S1} {FP32}", of="one rate", seeds=4),
     "all blocks, tuned": Arm("gpt", f"{S1} config/blockwise/blockwise.py", "blockwise", seeds=4),
     "Adam-mini, one rate": Arm("gpt", f"{S1} config/optimizers/adam_mini.py", "adam_mini", points=3),
     "Adam-mini, blocks": Arm("gpt", f"{S1} config/blockwise/adam_mini_blockwise.py", of="Adam-mini, one rate"),
-    **{name: Arm("gpt", f"{S1} {file}", of="Fig. 8, one rate") for name, file in FIG_8.items() if file},
+    **{name: Arm("gpt", f"{S1} config/blockwise/{file}.py", of="Fig. 8, one rate") for name, file in FIG_8.items()},
     "Fig. 8, one rate": Arm("gpt", S1),
     "sharpness": llama("scale_vectors/shared.py", keep=True),
     # scale vectors
