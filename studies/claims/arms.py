@@ -184,10 +184,9 @@ def study(arms: dict) -> tuple:
             pair = {optimizer: f"{layout} {optimizer}" for optimizer in ("mSGDW", "AdamW")}
             for optimizer, plain in pair.items():
                 if flags and (both or optimizer == "mSGDW"):
-                    files, rate, _ = OPTIMIZERS[optimizer]
                     pair[optimizer] = f"{plain}, {what} {value}"
-                    varied = Arm("gpt", f"{LAYOUTS[layout]}{files} {flags}", rate, points=3, around=plain)
-                    arms[pair[optimizer]] = varied
+                    files = f"{arms[plain].files} {flags}"
+                    arms[pair[optimizer]] = arms[plain]._replace(files=files, points=3, around=plain, keep=False)
             gaps[f"{layout}, {what} {value}"] = " - ".join(pair.values())
     return arms, gaps
 

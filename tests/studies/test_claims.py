@@ -160,11 +160,10 @@ def test_large_scales_run_the_papers_own_configurations(name, scale, tmp_path, m
 def test_claims_keep_what_they_measure_whatever_an_arm_is_called(tmp_path):
     """Arms with one command are one run: all have the checkpoints and the seeds that any of them needs."""
     for scale in ("mini", "124m"):
-        made = make_experiment(tmp_path, scale)
+        made, args = make_experiment(tmp_path, scale), {}
         assert "S1 AdamW" in made.names_of("one rate") or scale == "124m"
         for name in ("one rate", "RMSNorm", "sharpness"):
             assert len({len(made.seeds_of(other)) for other in made.names_of(name)}) == 1
-        args = {}
         for name in (name for name, arm in arms_at(scale).items() if arm.times == 1):
             run = made.run_of(name, None, 1)
             assert args.setdefault(run.path, run.args) == run.args, name
