@@ -181,8 +181,8 @@ def draw_forest(found: dict, experiment: Experiment, path: Path) -> None:
 
 
 def find_curves(experiment: Experiment) -> dict:
-    """{(optimizer, layout): {learning rate over the best one: loss with the tuning seed, None where it diverged}} of
-    what is recorded."""
+    """{(optimizer, layout): (the tuned rate, its loss with the tuning seed, {rate over the tuned one: how far its loss
+    is above that, None where it diverged})} of what is recorded."""
     curves = {}
     for name, where in experiment.curves.items():
         with suppress(MissingRun):
@@ -191,31 +191,31 @@ def find_curves(experiment: Experiment) -> dict:
                 with suppress(MissingRun):
                     run = experiment.reported(other, TUNING_SEED)
                     losses[best * ARMS[other].times] = experiment.measure("loss", run)
-            curves[where] = {lr / best: loss for lr, loss in sorted(losses.items())}
+            low = losses[best]
+            rises = {lr / best: loss if loss is None else loss - low for lr, loss in sorted(losses.items())}
+            curves[where] = best, low, rises
     return curves
 
 
-def robustness_rows(curves: dict, experiment: Experiment) -> list:
+def robustness_rows(curves: dict) -> list:
     """The table's rows, head first: one for each layout and optimizer."""
     rows = [["optimizer", "layout", "tuned rate", "loss there", *(f"× {factor}" for factor in FACTORS)]]
-    for (optimizer, layout), curve in curves.items():
-        losses = [curve.get(factor, math.nan) for factor in FACTORS]
-        rises = [format_number(math.inf if loss is None else loss - curve[1]) for loss in losses]
-        rate = f"{experiment.tune(f'{layout} {optimizer}').lr:g}"
-        rows.append([optimizer, layout, rate, format_loss(curve[1]), *rises])
+    for (optimizer, layout), (rate, loss, rises) in curves.items():
+        found = [rises.get(factor, math.nan) for factor in FACTORS]
+        cells = [format_number(math.inf if rise is None else rise) for rise in found]
+        rows.append([optimizer, layout, f"{rate:g}", format_loss(loss), *cells])
     return rows
 
 
 def draw_robustness(curves: dict, path: Path) -> None:
-    """Draw {(optimizer, layout): {learning rate over the tuned one: loss, None where it diverged}}: how far the loss is
-    above that at the tuned rate, up to HIGHEST. A cross at the top is a run that diverged."""
+    """Draw the rises of `find_curves`, up to HIGHEST. A cross at the top is a run that diverged."""
     optimizers = list(dict.fromkeys(optimizer for optimizer, _ in curves))
     figure, axes = new_figure(len(optimizers), 4.0, 3.6)
     for axis, optimizer in zip(axes, optimizers, strict=True):
-        rises = {layout: {} for layout in LAYOUTS}  # of all, so that each has its color
-        for layout in rises:
-            curve = curves.get((optimizer, layout), {})
-            rises[layout] = {x: [loss if loss is None else loss - curve[1.0]] for x, loss in curve.items()}
+        found = {
+            layout: curves.get((optimizer, layout), (0, 0, {})) for layout in LAYOUTS
+        }  # of all: each has its color
+        rises = {layout: {x: [rise] for x, rise in its.items()} for layout, (*_, its) in found.items()}
         draw_curves(axis, rises, "learning rate / tuned one", "loss above that at the tuned rate, nats", HIGHEST)
         axis.set_title(optimizer)
     for axis in axes[1:]:
@@ -234,7 +234,7 @@ def render_page(experiment: Experiment, found: dict, curves: dict) -> str:
     if missing := [claim.id for claim in experiment.claims if claim.id not in found]:
         lines += [f"Not run yet: {', '.join(missing)}.\n"]
     if curves:
-        lines += [ROBUSTNESS.format(scale=scale), *markdown_table(robustness_rows(curves, experiment))]
+        lines += [ROBUSTNESS.format(scale=scale), *markdown_table(robustness_rows(curves))]
     if scale == "mini" and (gaps := find_values(GAPS, experiment)):
         lines += [STUDY, *number_tables(gaps, experiment)]
     bases = "; ".join(f"{family}: `{files}`" for family, files in experiment.scale.bases.items())
