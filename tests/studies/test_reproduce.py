@@ -9,8 +9,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -24,9 +22,9 @@ from studies.claims.judge import judge
 from studies.sweep import runner
 from studies.sweep.runner import Runner
 from support import runs as tiny
-from support.claims import STEPS, call, in_process, invented, make_experiment, write_base
-from support.processes import finish, wait_for_row
-from support.runs import ROOT, assert_same_run, column, load, metrics
+from support.claims import STEPS, alone, call, in_process, invented, make_experiment, write_base
+from support.processes import Forked, finish, wait_for_row
+from support.runs import assert_same_run, column, load, metrics
 from support.vision import make_digits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -233,24 +231,10 @@ def test_every_claim_of_a_scale(scale, dataset, tmp_path, monkeypatch):
     assert scale == "small" or any(top1.values())
 
 
-DRIVER = """
-import sys
-import reproduce
-from support.claims import invented
-
-with invented(sys.argv.pop(1)):
-    sys.exit(reproduce.main())
-"""
-
-
-def begin(base, folder: Path) -> subprocess.Popen:
-    """reproduce.py on the first seed of "fast", in a process group of its own; its output goes to folder/output."""
+def begin(base, folder: Path) -> Forked:
+    """reproduce.py on the first seed of "fast"; it prints to folder.out."""
     flags = ["--only=learns", "--seeds=1", "--jobs=1", f"--out={folder / 'out'}", f"--results={folder / 'results'}"]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    command = [sys.executable, "-c", DRIVER, str(base), *flags]
-    with open(folder / "output", "wb") as output:
-        how = dict(stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
-        return subprocess.Popen(command, cwd=folder, env=env, **how)
+    return Forked(folder, alone, "reproduce", base, *flags)
 
 
 @pytest.mark.deep
@@ -260,15 +244,13 @@ def test_killed_and_stopped_it_goes_on_and_ends_the_same(dataset, tmp_path):
     with in_process():
         assert call(base, tmp_path / "undisturbed", "--only=learns", "--seeds=1") == 0
     undisturbed = one_run(tmp_path / "undisturbed", "0.01", 1)
-    folder = tmp_path / "disturbed"
-    run, output = folder / "out" / "mini" / undisturbed.name, folder / "output"
-    folder.mkdir()
+    folder, output = tmp_path / "disturbed", tmp_path / "disturbed.out"
+    run = folder / "out" / "mini" / undisturbed.name
 
     process = begin(base, folder)  # stopped
     wait_for_row(process, run, 40)
     process.terminate()
-    finish(process, 130)
-    assert output.read_text() == "stopped; the same command goes on from here\n"
+    assert finish(process, 130) == ("stopped; the same command goes on from here\n", "")
     assert not (run / "done.json").exists()
     saved = load(run / "last.pt")["step"]
     assert 40 <= saved < 120
@@ -284,8 +266,7 @@ def test_killed_and_stopped_it_goes_on_and_ends_the_same(dataset, tmp_path):
     while "waiting" not in output.read_text() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(child, signal.SIGCONT)
-    finish(process, 0)
-    assert f"waiting: {run} is being trained by another process" in output.read_text()
+    assert f"waiting: {run} is being trained by another process" in finish(process, 0)[0]
 
     resumed = [int(step) for step in re.findall(r"weights: .*, step (\d+)", (run / "train.log").read_text())]
     assert resumed == [saved]  # the run that lived on is found finished, and not started again

@@ -7,8 +7,6 @@ import shlex
 import shutil
 import signal
 import statistics
-import subprocess
-import sys
 
 import pytest
 
@@ -17,8 +15,8 @@ from studies.sweep import runner
 from studies.sweep.grid import SweepConfig, list_points, split_arguments
 from studies.sweep.results import collect, find_axis, summary_rows
 from studies.sweep.runner import Runner, TrainingRun, make_run
-from support.claims import in_process, write_base
-from support.processes import finish, wait_for_row
+from support.claims import alone, in_process, write_base
+from support.processes import Forked, finish, wait_for_row
 from support.runs import ROOT, assert_same_run, call, column
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -256,15 +254,13 @@ def test_killed_in_the_middle_it_goes_on_and_ends_the_same(dataset, tmp_path):
     with in_process():
         assert call(sweep.main, *flags, f"--out={tmp_path / 'undisturbed'}") == 0
     (point,), (one, other) = points_of(*flags[:2]), (tmp_path / name for name in ("undisturbed", "disturbed"))
-    command = [sys.executable, str(ROOT / "sweep.py"), *flags, f"--out={other}"]
-    how = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
-    how |= dict(env=os.environ | {"OMP_NUM_THREADS": "1"})
-    process = subprocess.Popen(command, **how)
+    command = (other, alone, "sweep", base, *flags, f"--out={other}")
+    process = Forked(*command)
     wait_for_row(process, other / point.run.path.name, 58)
     os.killpg(process.pid, signal.SIGKILL)
     finish(process, -signal.SIGKILL)
     assert not (other / point.run.path.name / "done.json").exists()
-    finish(subprocess.Popen(command, **how), 0)
+    finish(Forked(*command), 0)
     log = (other / point.run.path.name / "train.log").read_text()
     assert re.findall(r"weights: .*, step (\d+)", log) in (["20"], ["40"])  # the last two saves before row 58
     assert_same_run(other / point.run.path.name, one / point.run.path.name)

@@ -83,6 +83,14 @@ def call(base, folder: Path, *flags) -> int:
         return runs.call(reproduce.main, *argv)
 
 
+def alone(command: str, base, *argv) -> None:
+    """A command as a process of its own makes it, to be forked, with the made-up claims and on one thread."""
+    from support.processes import call_main
+
+    with invented(base), patch.dict("os.environ", OMP_NUM_THREADS="1"):
+        call_main(command, *argv)
+
+
 class SameThread(ThreadPoolExecutor):
     """It does its work at once, in this thread."""
 
