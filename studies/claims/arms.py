@@ -13,10 +13,9 @@ SEEDS = (1, 2, 3, 4, 6, 7, 8, 9)  # that numbers are reported with; by 0 and 5 i
 class Scale(NamedTuple):
     title: str
     bases: dict  # family: config files and flags that come first
-    rates: dict  # optimizer: the middle of the grid of learning rates; None: the config's own rate, without tuning
-    own: dict = {}  # arm: the papers' own config files and flags, in place of the base and of the arm's; all rates and
-    #   their floors are then those of the config files
-    distributed: bool = False  # torchrun over all GPUs, one run at a time
+    rates: dict = {}  # optimizer: the middle of the grid of learning rates; {}: the configs' own rates, without tuning
+    own: dict = {}  # arm: the papers' own config files and flags, in place of the base and of the arm's; all floors of
+    #   rates are then those of the config files, and runs are on all GPUs by torchrun, one at a time
     side_seeds: int = 2  # of arms that no primary number needs
     on: str = ""  # the data, said with every verdict
     note: str = ""  # the second paragraph of the page
@@ -121,16 +120,12 @@ SCALES = {
     "124m": Scale(
         "0.12B parameters, 0.24B for Blockwise LR; the papers' own configurations and rates where we have them; GPUs",
         bases={"gpt": "config/gpt2_small.py", "llama": LLAMA_120M, "deep": "config/lns/130m.py"},
-        rates=dict.fromkeys(RATES),
         own=papers_own("config/gpt2_small.py", "config/dnt_small.py", *DYT_SMALL),
-        distributed=True,
     ),
     "paper": Scale(
         "the papers' largest language models for some nodes; their own configurations where we have them; GPUs",
         bases={"gpt": "config/gpt2_xl.py", "llama": LLAMA_120M, "deep": "config/lns/1b.py"},
-        rates=dict.fromkeys(RATES),
         own=papers_own("config/gpt2_xl.py", "config/dnt_xl.py", *DYT_7B),
-        distributed=True,
     ),
 }
 

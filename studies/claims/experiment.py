@@ -78,13 +78,13 @@ class Experiment:
         if not 1 <= config.seeds <= len(SEEDS):
             raise ValueError(f"seeds={config.seeds} must be between 1 and {len(SEEDS)}")
         self.config, self.scale, self.claims = config, SCALES[config.scale], claims_at(config.scale)
-        self.tunes = any(self.scale.rates.values())
+        self.tunes = bool(self.scale.rates)
         self.curves = CURVES if self.tunes and "gpt" in self.scale.bases else {}  # multiples of tuned rates, of GPTs
         self.record = Record(ROOT / config.results / "claims" / f"{config.scale}.json")
         self.out = (ROOT / config.out / config.scale).resolve()
         self.may_train, self.missing = not (config.dry_run or config.judge_only), {}
         self.tune = cache(self.tune)
-        self.runner = Runner(config.jobs, self.scale.distributed)
+        self.runner = Runner(config.jobs, distributed=bool(self.scale.own))
         self.hardware = describe_hardware()
 
     # -- which runs there are
@@ -120,7 +120,7 @@ class Experiment:
     def tune(self, name: str) -> Tuned:
         """An arm's learning rate and files. Trains what it needs. MissingRun if it may not."""
         arm, (_, files) = ARMS[name], self.command_of(name)
-        lr = self.scale.rates[arm.rate] if arm.lr is None else arm.lr
+        lr = self.scale.rates.get(arm.rate) if arm.lr is None else arm.lr
         if arm.of:
             lr = self.tune(arm.of).lr
             if lr is None and arm.times != 1:  # of what its config files set

@@ -37,11 +37,8 @@ def test_the_page_shows_what_is_in_the_runs_as_text(tmp_path):
     assert "After DNT, Fig. 1.\n\n![Gradient entries" in page and "](gradients.png)" in page and "](loss.png)" in page
 
 
-def test_one_run_alone_has_a_page_without_comparison(tmp_path):
+def test_one_run_alone_and_runs_alike(tmp_path):
     page = page_of(tmp_path, make_run(tmp_path / "mine"), figures=["loss"])
     assert page.startswith("# Run mine\n") and "| 2.0000 " in page
     assert "baseline" not in page and "What differs" not in page
-
-
-def test_runs_alike(tmp_path):
     assert "Nothing in their configuration" in page_of(tmp_path, make_run(tmp_path / "a"), make_run(tmp_path / "b"))
