@@ -41,7 +41,6 @@ LNS = "--beta2=0.999 --grad_clip=0 --weight_decay=0"  # as in the scripts of the
 VIT = "config/claims/mini_vit.py"
 SMALL = "--n_embd=256 --block_size=256 --batch_size=32 --max_iters=1000 --warmup_iters=100 --eval_interval=200"
 SMALL += " --init_std=0.035 --eval_tokens=500000 --dtype=auto"
-RATES = {"adamw": 4e-3, "adamw_s5": 32e-3, "adam_mini": 4e-3, "blockwise": 1e-3, "muon": 8e-3, "msgdw": 0.25}
 
 # layout on the GPT: config files and flags. S1 is Pre-LN; LNS needs the initial weights without 1/√(2L).
 LAYOUTS = {
@@ -91,7 +90,7 @@ SCALES = {
     "mini": Scale(
         "2M parameters (4M for LNS, 16 blocks), 0.6M tokens of Python source a run; CPU cores",
         bases={"gpt": GPT, "llama": LLAMA, "deep": f"{LLAMA} --n_layer=16 {LNS}"},
-        rates=RATES,
+        rates={"adamw": 4e-3, "adamw_s5": 32e-3, "adam_mini": 4e-3, "blockwise": 1e-3, "muon": 8e-3, "msgdw": 0.25},
         note="The claims about vision transformers are tested [on handwritten digits](claims_digits.md). The initial "
         "weights of the GPTs are those of [init.md](init.md) that suit small models, for all layouts [I]; the DNT "
         "paper's are “Xavier” (Table 5). The LR falls to a tenth; in Table 5 it falls to 6e-5 under AdamW and mSGDW.",

@@ -19,8 +19,6 @@ from studies.sweep.runner import read_origin, read_outcome, resolve_configs
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-BASE = "the config"  # the name of a curve without choices
-
 
 def describe_hardware() -> str:
     """What this process computes on: a GPU's name, or a CPU's and its cores."""
@@ -50,7 +48,7 @@ def collect(points: list, finished: list) -> dict:
         titles = {files: files for files in titles}
     for point in points:
         others = [f"{name}={value}" for name, value in point.flags.items() if name != axis]
-        rows = curves.setdefault(" ".join(filter(None, [titles[point.files], *others])) or BASE, [])
+        rows = curves.setdefault(" ".join(filter(None, [titles[point.files], *others])) or "the config", [])
         if point.run.path.name in finished:
             outcome, loss = read_outcome(point.run.path)
             x = float(point.flags[axis]) if axis else None
