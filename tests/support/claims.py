@@ -3,10 +3,11 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import pytest
 
+from nanodnt.run import directory
 from nanodnt.run.metrics import read_metrics
 from studies.claims.arms import ARMS, CURVES, SCALES, Arm, Scale
 from studies.claims.claims import CLAIMS, GAPS, PAPERS, Claim, Number
@@ -114,9 +115,9 @@ def train_here(self, run, lock) -> None:
 @contextmanager
 def in_process():
     """Inside, runs are trained in this process and thread: quicker, since torch is imported already."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *_: None)  # which takes longer than the steps
-        patch.setattr("train.gc", Mock())
+    record = directory.run_record
+    with runs.quick_runs(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(directory, "run_record", record)  # the runner reads it
         patch.setattr(runner, "ThreadPoolExecutor", SameThread)
         patch.setattr(Runner, "train", train_here)
         yield
