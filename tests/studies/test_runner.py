@@ -16,6 +16,7 @@ from studies.claims import quantities
 from studies.claims.arms import ARMS
 from studies.claims.claims import Number
 from studies.claims.experiment import Experiment
+from studies.claims.page import format_rate
 from studies.claims.record import Record
 from studies.sweep.runner import Runner, Stopped, read_outcome, resolve_configs
 from support.claims import flag, make_experiment
@@ -68,6 +69,7 @@ def test_rates_that_are_given_or_of_another_arm(tmp_path, monkeypatch):
     assert made.tune("all blocks").files == ARMS["all blocks"].files
     paper = searching(tmp_path, monkeypatch, valley(8e-3), "paper")
     assert paper.tune("S5 AdamW").lr is paper.tune("all blocks").lr is None
+    assert format_rate("all blocks", paper) == "the config's"
     assert paper.tune("S5 AdamW ×8").lr == pytest.approx(8 * 6e-4)
     assert paper.tune("S5 AdamW ×8").files == paper.tune("S5 AdamW").files == "config/dnt_xl.py"
     assert flag(paper.run_of("S1 AdamW", None, 1), "learning_rate") is None  # the config's own
