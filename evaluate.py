@@ -54,27 +54,28 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
     about |= {key: record[key] for key in ("command", "versions", "git_commit")}
     shown, evaluated = {}, set()
 
-    def record_results(folder: str, run, found: dict) -> None:
-        """Write what a task has found at once: a later one may fail."""
-        for entry in found.values():
-            entry["settings"]["dtype"] = about["dtype"]
-        if env.is_main:
-            evaluated.update(found)
-            shown[folder] = write_results(folder, {t: entry | about | {"step": run.step} for t, entry in found.items()})
-
-    for folder in folders:
-        run, entries = runs.pop(folder), {}
-        env.print(f"evaluating {run.source}, step {run.step}")
-        model = run.model.to(env.device).set_runtime(compute_dtype=env.dtype)
+    def evaluate_run(run):
+        """Yield {task: entry}, one task or group after the other."""
+        model, entries = run.model.to(env.device).set_runtime(compute_dtype=env.dtype), {}
         for source in sources.pop(folder):
             entry = entries[source.task] = score(model, source, config.batch_size, env)
             if source.eot is not None:
                 env.print(f"{source.task}: {describe_counts(entry)}")
-            record_results(folder, run, {source.task: entry})
-        if mean := mean_entry(entries):
-            record_results(folder, run, {f"answers, mean of {len(entries)}": mean})
+            yield {source.task: entry}
+        yield mean_entry(entries)
         for name, task in tasks:
-            record_results(folder, run, harness.run_task(name, task, run, config, env))
+            yield harness.run_task(name, task, run, config, env)
+
+    for folder in folders:
+        run = runs.pop(folder)
+        env.print(f"evaluating {run.source}, step {run.step}")
+        for found in evaluate_run(run):  # written at once: a later task may fail
+            for entry in found.values():
+                entry["settings"]["dtype"] = about["dtype"]
+            if env.is_main and found:
+                evaluated.update(found)
+                entries = {task: entry | about | {"step": run.step} for task, entry in found.items()}
+                shown[folder] = write_results(folder, entries)
     return compare_results(shown, evaluated)
 
 

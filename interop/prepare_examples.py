@@ -43,55 +43,54 @@ def check_flags(args) -> tuple:
     return tokenizer, template
 
 
-def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fraction, train) -> None:
+def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fraction, command) -> None:
     """Write train.bin, train.marks, val.bin, val.marks and meta.json to `out_dir`.
 
     args           with the flags of `add_flags`
     found          conversations, as `conversations` yields them
     held_out       those of val.bin; None: about `val_fraction` of `found`, by a hash of their names
-    name, train    of the dataset; the command to print at the end, which --dataset is added to
+    name, command  of the dataset; what to type next, to which --dataset is added
 
     ValueError, one line, where a conversation does not fit or a split is empty; then nothing in `out_dir` has changed.
     The tokens of all examples are held in memory, 3 to 5 bytes each."""
     out_dir, (tokenizer, template) = Path(out_dir), check_flags(args)
     reader, dtype = Tokenizer(tokenizer), id_dtype(tokenizer)
-    splits = {"train": _encode("--input", found, reader, template, dtype, args.max_tokens)}
+    train, val = _encode("--input", found, reader, template, dtype, args.max_tokens), None
     if held_out is not None:
-        splits["val"] = _encode("--val_input", held_out, reader, template, dtype, args.max_tokens)
-    elif len(examples := splits["train"]) == 1:
+        val = _encode("--val_input", held_out, reader, template, dtype, args.max_tokens)
+    elif len(train) == 1:
         raise ValueError("there is one example, and both training and validation need one: add more, or --val_input")
     else:
-        is_val = hold_out([script.score(name) for name, _, _ in examples], val_fraction)
-        splits["train"] = [example for example, val in zip(examples, is_val, strict=True) if not val]
-        splits["val"] = [example for example, val in zip(examples, is_val, strict=True) if val]
+        is_val = hold_out([script.score(name) for name, _, _ in train], val_fraction)
+        train, val = ([e for e, held in zip(train, is_val, strict=True) if held == wanted] for wanted in (False, True))
+    splits = {"train": train, "val": val}
     source = f"{source} ({sum(map(len, splits.values())):,} examples)"
     with script.staging(out_dir, source) as parts:
         meta = {"format": 1, "kind": "examples", "dataset": name, "source": source, **tokenizer}
         meta |= {"template": asdict(template), "dtype": dtype.name}
         meta["splits"] = {split: _write_split(parts, split, examples) for split, examples in splits.items()}
         script.publish(parts, out_dir, meta)
-    _print_summary(meta, reader, args.template, out_dir)
-    print(f"next: {train} {script.dataset_flag(out_dir)}")
+    _print_summary(meta, reader, args.template)
+    script.print_end(meta, out_dir, f"{command} {script.dataset_flag(out_dir)}")
 
 
 def _encode(flag, found, tokenizer, template, dtype, max_tokens):
     """[(name, ids, marks)] of conversations, without those of more than max_tokens inputs, which are reported."""
-    examples, left_out, longest = [], [], 0
+    examples, left_out = [], {}  # {place: tokens}
     for name, where, messages in tqdm(found, desc="tokenising", unit=" examples", disable=None):
         try:
             ids, marks = encode_conversation(tokenizer, template, messages)
         except ValueError as e:
             raise ValueError(f"{where}: {e}") from None
         if max_tokens is not None and len(ids) > max_tokens + 1:
-            left_out.append(where)
-            longest = max(longest, len(ids))
+            left_out[where] = len(ids)
         else:
             examples.append((name, np.array(ids, dtype), np.array(marks, np.uint8)))
     if left_out:
-        places = "; ".join(left_out[:SHOWN]) + "; …" * (len(left_out) > SHOWN)
         report = (
             f"{len(left_out):,} of {len(left_out) + len(examples):,} examples of {flag} have more than max_tokens+1 = "
-            f"{max_tokens + 1:,} tokens (the longest {longest:,}): {places}"
+            f"{max_tokens + 1:,} tokens (the longest {max(left_out.values()):,}): "
+            f"{'; '.join(list(left_out)[:SHOWN])}{'; …' * (len(left_out) > SHOWN)}"
         )
         if not examples:
             raise ValueError(f"nothing remains: {report}")
@@ -112,7 +111,7 @@ def _write_split(parts, split, examples):
     return entry | sizes | beside
 
 
-def _print_summary(meta, tokenizer, template, out_dir):
+def _print_summary(meta, tokenizer, template):
     parts, texts = meta["splits"].values(), meta["template"]
     counts = (f"{split} {p['examples']:,} examples, {p['tokens']:,} tokens" for split, p in meta["splits"].items())
     share = sum(p["answer_tokens"] for p in parts) / sum(p["tokens"] for p in parts)
@@ -123,5 +122,3 @@ def _print_summary(meta, tokenizer, template, out_dir):
     print(f"template {template}: turn {texts['turn']!r}, system {texts['system']!r}")
     if "<|im_end|>" in texts["turn"] and tokenizer.added.get("<|im_end|>") != tokenizer.eot:
         print("note: answers end with this tokenizer's end of text, which is not <|im_end|>: another template may fit")
-    files = [out_dir / entry["file"] for part in parts for entry in (part, part["marks"])]
-    print(f"{sum(f.stat().st_size for f in files):,} bytes in {out_dir}")

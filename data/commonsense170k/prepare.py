@@ -61,7 +61,7 @@ def main(argv=None):
         found,
         name="commonsense170k",
         val_fraction=HELD_OUT / len(found),
-        train="python train.py config/sft/commonsense170k.py",
+        command="python train.py config/sft/commonsense170k.py",
     )
 
 

@@ -78,7 +78,7 @@ def main(argv=None):
         read(args.val_input),
         name=args.name,
         val_fraction=args.val_fraction,
-        train=f"python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/{out.resolve().name}",
+        command=f"python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/{out.resolve().name}",
     )
     if skipped:
         print(f"skipped {len(skipped)} files of other kinds: {', '.join(skipped[:5])} ...", file=sys.stderr)

@@ -25,15 +25,12 @@ class Turn:
 class Chat:
     """A conversation with `model`, in eval mode, by `template`: `ask`, then read the `answer`.
 
-    The model reads what `encode_prompt` makes of the messages. Only the answers' tokens are those that it has drawn:
-    their text, tokenised, could be others. Where block_size is full, the oldest turns are dropped, until the rest takes
-    up half of it or is one turn; the system message stays. `notes` collects lines for the user about what was cut.
+    The model reads what `encode_prompt` makes of the messages; but answers stay the tokens that it has drawn: their
+    text, tokenised, could be others. Where block_size is full, the oldest turns are dropped, until the rest takes up
+    half of it or is one turn; the system message stays. `notes` collects lines for the user about what was cut.
 
-    system          a system message, or ""
-    max_new_tokens  the longest answer, its end of text included
-    how             options of `generate`: temperature, top_k, top_p, generator
-
-    ValueError, one line, where the tokenizer has no end of text, or the template no place for the system message."""
+    max_new_tokens: the longest answer, its end of text included. how: options of `generate`. ValueError, one line,
+    where the tokenizer has no end of text, or the template no place for the system message."""
 
     def __init__(
         self, model: GPT, tokenizer: Tokenizer, template: Template, system: str = "", max_new_tokens: int = 500, **how
@@ -115,10 +112,9 @@ class Chat:
 
 
 def pieces(tokens, decode):
-    """Yield the text of token ids as they come: together the pieces are `decode` of all ids.
-
-    A piece is text that the latest token has not changed. So the bytes of a character come together, and so do tokens
-    whose text depends on each other. Should a token change older text, the whole text follows, on a line of its own."""
+    """Yield the text of token ids as they come: together the pieces are `decode` of all ids. A piece is text that the
+    latest token has not changed, so the bytes of a character come together. Should a token change older text, the whole
+    text follows, on a line of its own."""
     ids, before, shown = [], "", ""
     for token in tokens:
         ids.append(token)

@@ -32,13 +32,10 @@ def messages_of(record: dict, where: str, prompt_key: str = "prompt", response_k
 
     ValueError, one line that begins with `where`, for a record of no known form and for messages that do not fit."""
     forms = {
-        (prompt_key, response_key): lambda prompt, response: [("user", prompt), ("assistant", response)],
+        (prompt_key, response_key): _from_pair,
         ("messages",): _from_list,
         ("conversations",): _from_list,
-        ("instruction", "output"): lambda task, output: [
-            ("user", _task(task, record.get("input"))),
-            ("assistant", output),
-        ],
+        ("instruction", "output"): lambda task, output: _from_pair(task, output, record.get("input")),
     }
     start = f"in {repr(record)[:60]}..."
     found = record if isinstance(record, dict) else {}
@@ -46,24 +43,24 @@ def messages_of(record: dict, where: str, prompt_key: str = "prompt", response_k
         if found.keys() >= set(keys) and any(found[key] is not None for key in keys):
             try:
                 messages = [{"role": role, "content": content} for role, content in read(*(found[key] for key in keys))]
+                if messages and messages[0] == {"role": "system", "content": ""}:
+                    messages = messages[1:]
+                check_messages(messages, last="assistant")
+            except ValueError as e:
+                raise ValueError(f"{where}: {e} {start}") from None
             except (TypeError, AttributeError):
                 raise ValueError(f"{where}: {' and '.join(keys)} cannot be read {start}") from None
-            if messages and messages[0] == {"role": "system", "content": ""}:
-                messages = messages[1:]
-            try:
-                check_messages(messages, where, last="assistant")
-            except ValueError as e:
-                raise ValueError(f"{e} {start}") from None
             return messages
     wanted = ", or ".join(" and ".join(map(repr, keys)) for keys in forms)
     raise ValueError(f"{where}: needs the keys {wanted} (see --prompt_key, --response_key), but found {start[3:]}")
+
+
+def _from_pair(prompt, response, more=None):
+    prompt = f"{prompt}\n\n{more}" if prompt and more and more.strip() else prompt
+    return ("user", prompt), ("assistant", response)
 
 
 def _from_list(messages):
     for message in messages:
         role = message.get("role", message.get("from"))
         yield ROLES.get(role, role), message.get("content", message.get("value"))
-
-
-def _task(instruction, more):
-    return f"{instruction}\n\n{more}" if instruction and more and more.strip() else instruction

@@ -10,10 +10,10 @@ assistant's in turn, in front of them at most one of the system. A template has 
 The whole conversation is: begin, [system], turn, end of text, newline, turn, end of text, … Begin is the tokenizer's
 own start of a text (LLaMA's <s>), else its bos, else end of text. The newline stands only between turns.
 
-What stands before an answer is tokenised as one text, and the answer by itself: so its tokens are known exactly, the
-same in training and in a chat. After a newline most tokenizers make the same of the whole text; after a space they do
-not, because the space belongs to the next word's token. Where a template names tokens that a tokenizer.json adds to its
-model's, such as <|im_start|>, they become these tokens. A content never becomes a special token.
+What stands before an answer is tokenised as one text, and the answer by itself: so its tokens are the same in training
+and in a chat. (After a newline most tokenizers make the same of the whole text, after a space they do not.) Where a
+template names tokens that a tokenizer.json adds to its model's, such as <|im_start|>, they become these tokens. A
+content never becomes a special token.
 """
 
 import re
@@ -27,8 +27,6 @@ CALLED = {"system": "system message", "user": "prompt", "assistant": "response"}
 
 @dataclass(frozen=True)
 class Template:
-    """The two texts of a template."""
-
     system: str
     turn: str
 
@@ -66,49 +64,46 @@ def template_of(meta: dict) -> Template | None:
     return Template(system, turn)
 
 
-def check_messages(messages: list, where: str, last: str | None = None) -> None:
-    """ValueError, one line that begins with `where`, unless `messages` are a conversation: their roles in order, their
-    contents text that is not blank, and the last of the role `last` if one is given."""
+def check_messages(messages: list, last: str) -> None:
+    """ValueError, one line, unless `messages` are a conversation: their roles in order, their contents text that is not
+    blank, and the last of the role `last`."""
     if not isinstance(messages, list) or not messages:
-        raise ValueError(f"{where}: there are no messages")
+        raise ValueError("there are no messages")
     before = None
     for number, message in enumerate(messages, 1):
         role, content = (message.get(key) if isinstance(message, dict) else None for key in ("role", "content"))
         if role not in tuple(CALLED):
-            raise ValueError(f"{where}: the role of message {number} is {role!r}: allowed are {', '.join(CALLED)}")
+            raise ValueError(f"the role of message {number} is {role!r}: allowed are {', '.join(CALLED)}")
         if role not in AFTER[before]:
-            due = " or ".join(AFTER[before])
             raise ValueError(
-                f"{where}: message {number} has the role {role}, where {due} is due: after at most one system message, "
-                "user and assistant alternate"
+                f"message {number} has the role {role}, where {' or '.join(AFTER[before])} is due: after at most one "
+                "system message, user and assistant alternate"
             )
-        if not isinstance(content, str) or re.search("[\ud800-\udfff]", content):
-            kind = "not text in UTF-8" if isinstance(content, str) else f"of type {type(content).__name__}, not text"
-            raise ValueError(f"{where}: the {CALLED[role]} (message {number}) is {kind}")
-        if not content.strip():
-            raise ValueError(f"{where}: the {CALLED[role]} (message {number}) is empty or only white space")
+        problem = None if isinstance(content, str) else f"of type {type(content).__name__}, not text"
+        if problem is None and not content.strip():
+            problem = "empty or only white space"
+        if problem or re.search("[\ud800-\udfff]", content):
+            raise ValueError(f"the {CALLED[role]} (message {number}) is {problem or 'not text in UTF-8'}")
         before = role
-    if last and before != last:
-        raise ValueError(f"{where}: the last message has the role {before}, where {last} is due")
+    if before != last:
+        raise ValueError(f"the last message has the role {before}, where {last} is due")
 
 
 # ----------------------------------------------------------------------------------------------------------- token ids
 
 
 def encode_prompt(tokenizer, template: Template, messages: list) -> list:
-    """Token ids that a model reads before its next answer; `messages` end with a user's.
-
-    `encode_conversation` of the same messages and an answer begins with them. They begin with those of the messages
-    without the last. ValueError as there."""
+    """Token ids that a model reads before its next answer; `messages` end with a user's. `encode_conversation` of the
+    same messages and an answer begins with them. ValueError as there."""
     return encode_conversation(tokenizer, template, messages, last="user")[0]
 
 
 def encode_conversation(tokenizer, template: Template, messages: list, last: str = "assistant") -> tuple:
-    """(ids, marks) of a conversation that ends with a message of `last`: two lists of the same length.
+    """(ids, marks) of a conversation that ends with a message of `last`: two lists of the same length. Marks are 2 for
+    the first token, 1 for the tokens of answers and the end of text after each, else 0.
 
-    Marks are 2 for the first token, 1 for the tokens of answers and the end of text after each, else 0. ValueError, one
-    line, for messages that are no such conversation, and where tokenizer or template do not fit them."""
-    check_messages(messages, "the conversation", last)
+    ValueError, one line, for messages that are no such conversation, or that tokenizer or template do not fit."""
+    check_messages(messages, last)
     if tokenizer.eot is None:
         raise ValueError("this tokenizer has no end of text, with which every answer ends: choose another --tokenizer")
     text = template.system + template.turn
@@ -118,24 +113,22 @@ def encode_conversation(tokenizer, template: Template, messages: list, last: str
     head, waiting = template.turn.removesuffix("{response}"), []
     for number, message in enumerate(messages, 1):
         role, content = message["role"], message["content"]
+        if role == "system" and not template.system:
+            raise ValueError(
+                "a system message, and this template has no text for one: use one that has: chat, chatml"
+            )
         if role == "assistant":
-            prompt = _encode_pieces(tokenizer, waiting, named)
             answer = _encode_pieces(tokenizer, [(content, False)], named)
             if not answer:
                 raise ValueError(f"this tokenizer makes no token of the response (message {number})")
-            ids += [*prompt, *answer, tokenizer.eot]
-            marks += [0] * len(prompt) + [ANSWER] * (len(answer) + 1)
+            ids += [*answer, tokenizer.eot]
             waiting = [("\n", True)]
         else:
-            if role == "system" and not template.system:
-                raise ValueError(
-                    "a system message, and this template has no text for one: give a template with one (chat, chatml)"
-                )
             before, after = head.split("{prompt}") if role == "user" else template.system.split("{system}")
             waiting += [(before, True), (content, False), (after, True)]
-    if last == "user":  # what stands before the answer
-        prompt = _encode_pieces(tokenizer, waiting, named)
-        ids, marks = ids + prompt, marks + [0] * len(prompt)
+            if role == "user":  # what stands before the answer
+                ids += _encode_pieces(tokenizer, waiting, named)
+        marks += [ANSWER if role == "assistant" else 0] * (len(ids) - len(marks))
     return ids, marks
 
 
@@ -156,8 +149,6 @@ def _encode_pieces(tokenizer, pieces, named):
         found = tokenizer.encode(part) if part else []
         if not special.isdisjoint(found):  # a few vocabularies have such names as words of text
             name = tokenizer.json.id_to_token(next(i for i in found if i in special))
-            raise ValueError(
-                f"this tokenizer reads {name!r} in a text as its special token: take it out of the messages"
-            )
+            raise ValueError(f"this tokenizer reads {name!r} in a text as its special token: take it out of messages")
         ids += found
     return ids

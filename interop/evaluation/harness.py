@@ -136,8 +136,8 @@ def read_metrics(values: dict) -> dict:
         metric, comma, way = name.partition(",")
         if comma and not metric.endswith("_stderr") and isinstance(value, (int, float)):
             stderr = values.get(f"{metric}_stderr,{way}")
-            stderr = float(stderr) if isinstance(stderr, (int, float)) else None
-            metrics[metric if way == "none" else f"{metric}, {way}"] = {"value": float(value), "stderr": stderr}
+            found = dict(value=float(value), stderr=float(stderr) if isinstance(stderr, (int, float)) else None)
+            metrics[metric if way == "none" else f"{metric}, {way}"] = found
     return metrics
 
 

@@ -102,25 +102,19 @@ def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
     return sum(len(tokenizer.decode(document).encode("utf-8")) for document in documents)
 
 
-OF_THE_OTHER_TASK = {  # by the kind that is wanted
-    "text": "examples, whose answers are evaluated: use --tasks=answers",
-    "examples": "a text, without answers: use --tasks=text",
-}
-
-
 def load_dataset_meta(name: str, kind: str, trained: Trained, verify: bool) -> dict:
     """meta.json of the dataset `name`. ValueError unless it is of this kind, and has the tokenizer of the model."""
     meta = load_meta(name, verify)
     if (reads := task_of_data(meta).reads) != "text":
         raise ValueError(f"dataset {name} is of {reads}, and the model reads text: choose another dataset")
     if meta.get("kind", "text") != kind:
-        raise ValueError(f"dataset {name} holds {OF_THE_OTHER_TASK[kind]}")
+        held = {"text": "examples, whose answers are evaluated: use --tasks=answers"}
+        raise ValueError(f"dataset {name} holds {held.get(kind, 'a text, without answers: use --tasks=text')}")
     if not same_tokenizer(meta, trained.meta):
         theirs, ours = (f"{m['tokenizer']}, {m['vocab_size']} tokens" for m in (meta, trained.meta))
-        other = {"text": "a text file", "examples": "a file of records"}[kind]
         raise ValueError(
             f"dataset {name} has another tokenizer ({theirs}) than {trained.source} ({ours}): prepare it with the "
-            f"model's, or name {other}"
+            f"model's, or name a file {'of text' if kind == 'text' else 'of records'}"
         )
     return meta
 
@@ -156,10 +150,8 @@ def open_answers(config: EvaluateConfig, trained: Trained, env) -> list:
         )
     known, found, limit = template_of(trained.meta), [], trained.model.config.block_size
     for name in list_inputs(config.input):
-        is_file = Path(name).is_file()
-        pairs, template, digest = (
-            read_file(name, config, trained) if is_file else read_examples(name, config, trained, env.is_main)
-        )
+        read = read_file if Path(name).is_file() else read_examples
+        pairs, template, digest = read(name, config, trained, env.is_main)
         lengths = np.array([len(ids) for ids, _ in pairs])
         if long := int((lengths > limit + 1).sum()):
             raise ValueError(
@@ -171,15 +163,16 @@ def open_answers(config: EvaluateConfig, trained: Trained, env) -> list:
         for ids, marks in pairs:
             places = np.flatnonzero(marks[1:] == ANSWER)
             examples.append(Example(ids[:-1], places, ids[1:][places]))
-        settings = dict(max_answer_tokens=config.max_answer_tokens, template=template and asdict(template))
-        settings |= dict(sha256=digest)
+        settings = dict(
+            max_answer_tokens=config.max_answer_tokens, template=template and asdict(template), sha256=digest
+        )
         found.append(Source(f"answers {name}", examples, settings, eot=trained.tokenizer.eot))
         if known and template != known:
             env.print(f"note: {trained.source} was trained with another template than that of {name}")
     return found
 
 
-def read_file(name: str, config: EvaluateConfig, trained: Trained) -> tuple:
+def read_file(name: str, config: EvaluateConfig, trained: Trained, verify: bool) -> tuple:
     """([(ids, marks) of each conversation], their template, sha256) of a file of records."""
     template = named_template(config.template) if config.template else template_of(trained.meta)
     if template is None:

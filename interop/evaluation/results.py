@@ -18,10 +18,9 @@ FILE = "evaluation.json"
 
 def read_results(folder: str) -> dict:
     """{task: entry} of a run directory's evaluation.json; {} where there is none. ValueError where it is damaged."""
-    path = Path(folder) / FILE
+    path, task = Path(folder) / FILE, "no tasks"
     if not path.exists():
         return {}
-    task = "no tasks"
     try:
         tasks = json.loads(path.read_text(encoding="utf-8"))["tasks"]
         for task, entry in tasks.items():
@@ -29,9 +28,7 @@ def read_results(folder: str) -> dict:
             if not isinstance(entry["checkpoint"], str) or not isinstance(entry["step"], int):
                 raise TypeError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-        raise ValueError(
-            f"{path} is damaged ({task[:99]}: {type(e).__name__}): move it away, and evaluate again"
-        ) from None
+        raise ValueError(f"{path} is damaged ({task[:99]}: {type(e).__name__}): move it away, evaluate again") from None
     return tasks
 
 
@@ -50,26 +47,27 @@ def suite_means(tasks: dict) -> dict:
     list, of the same checkpoint, with the same settings."""
     means = {}
     for suite, metrics in SUITES.items():
-        entries = [tasks[task] for task in metrics if task in tasks]
-        kinds = {json.dumps([e["checkpoint"], e["step"], e["settings"]], sort_keys=True) for e in entries}
-        values = [tasks[t]["metrics"].get(m, {}).get("value") for t, m in metrics.items() if t in tasks]
-        if len(entries) == len(metrics) and len(kinds) == 1 and None not in values:
-            mean, settings = sum(values) / len(values), entries[0]["settings"]
-            means[suite] = dict(mean=mean, metrics=metrics, how=HOW[suite], settings=settings)
+        entries = {task: tasks[task] for task in metrics if task in tasks}
+        kinds = {json.dumps([e["checkpoint"], e["step"], e["settings"]], sort_keys=True) for e in entries.values()}
+        values = [entry["metrics"].get(metrics[task], {}).get("value") for task, entry in entries.items()]
+        if len(values) == len(metrics) and len(kinds) == 1 and None not in values:
+            settings = next(iter(entries.values()))["settings"]
+            means[suite] = dict(mean=sum(values) / len(values), metrics=metrics, how=HOW[suite], settings=settings)
     return means
 
 
 def mean_entry(entries: dict) -> dict:
-    """The entry for the mean of exact_match over several sources, {name: entry}, each with the same weight; {} where
-    there is only one, or one of them has no exact_match."""
+    """{task: the entry} for the mean of exact_match over several sources, {name: entry}, each with the same weight; {}
+    where there is only one, or one of them has no exact_match."""
     found = [entry["metrics"].get("exact_match") for entry in entries.values()]
     if len(found) < 2 or None in found:
         return {}
     mean = sum(one["value"] for one in found) / len(found)
     stderr = math.hypot(*(one["stderr"] for one in found)) / len(found)
-    settings = {name: dict(entry["settings"]) for name, entry in sorted(entries.items())}
-    how = dict(max_answer_tokens=next(iter(settings.values()))["max_answer_tokens"], inputs=settings)
-    return dict(metrics={"exact_match": {"value": mean, "stderr": stderr}}, settings=how)
+    inputs = {name: dict(entry["settings"]) for name, entry in sorted(entries.items())}
+    settings = dict(max_answer_tokens=next(iter(inputs.values()))["max_answer_tokens"], inputs=inputs)
+    entry = dict(metrics={"exact_match": {"value": mean, "stderr": stderr}}, settings=settings)
+    return {f"answers, mean of {len(entries)}": entry}
 
 
 def compare_results(runs: dict, only=None) -> list:
@@ -99,9 +97,8 @@ def compare_results(runs: dict, only=None) -> list:
 def describe(task: str, settings: dict) -> str:
     """A task's name with the settings that are not the default."""
     shots, limit, overlap = (settings.get(name) for name in ("num_fewshot", "limit", "overlap"))
-    parts = [task, f"{shots}-shot" if shots is not None else "", f"first {limit}" if limit else ""]
-    parts += [f"overlap {overlap}" if overlap else "", settings.get("gen_kwargs") or ""]
-    parts.append("documents apart" if settings.get("doc_mask") else "")
+    parts = [task, shots is not None and f"{shots}-shot", limit and f"first {limit}", overlap and f"overlap {overlap}"]
+    parts += [settings.get("gen_kwargs"), settings.get("doc_mask") and "documents apart"]
     if (longest := settings.get("max_answer_tokens", default := EvaluateConfig.max_answer_tokens)) != default:
         parts.append(f"answers of up to {longest} tokens" if longest else "answers of any length")
     return ", ".join(filter(None, parts))
@@ -110,4 +107,4 @@ def describe(task: str, settings: dict) -> str:
 def show(value, stderr=None) -> str:
     if value is None or not math.isfinite(value):
         return "not finite"
-    return f"{value:,.4f}" + (f" ± {stderr:.4f}" if stderr is not None else "")
+    return f"{value:,.4f}" if stderr is None else f"{value:,.4f} ± {stderr:.4f}"

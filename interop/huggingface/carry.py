@@ -45,12 +45,8 @@ def carried_text(module: str, root: Path) -> tuple:
     source = path.read_text(encoding="utf-8")
     lines, needed = source.split("\n"), []
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            imported = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            imported = ["." * node.level + (node.module or "")]
-        else:
-            continue
+        imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        imported += ["." * node.level + (node.module or "")] if isinstance(node, ast.ImportFrom) else []
         for name in imported:
             top = name.split(".")[0]
             if top and not (root / f"{top}.py").exists() and not (root / top / "__init__.py").exists():

@@ -51,10 +51,7 @@ GPT2 = Family(
 ATTENTION = {
     "embed_tokens": "wte",
     "layers.{}.input_layernorm": "blocks.{}.attn.pre",
-    "layers.{}.self_attn.q_proj": "blocks.{}.attn.f.q",
-    "layers.{}.self_attn.k_proj": "blocks.{}.attn.f.k",
-    "layers.{}.self_attn.v_proj": "blocks.{}.attn.f.v",
-    "layers.{}.self_attn.o_proj": "blocks.{}.attn.f.o",
+    **{f"layers.{{}}.self_attn.{x}_proj": f"blocks.{{}}.attn.f.{x}" for x in "qkvo"},
     "layers.{}.post_attention_layernorm": "blocks.{}.mlp.pre",
     "norm": "final_norm",
     "lm_head": "head",
@@ -153,15 +150,14 @@ def rope_of(theirs: dict) -> dict:
 
 def config_from_theirs(theirs: dict) -> GPTConfig:
     """The GPTConfig of a config.json. ValueError, in one line, for a model that has parts ours lacks."""
-    kind, lacking = theirs.get("model_type"), missing_parts(theirs)
-    if lacking:
+    kind = theirs.get("model_type")
+    if lacking := missing_parts(theirs):
         raise ValueError(f"it ({kind}) has parts that this model lacks: {', '.join(lacking)}")
     if kind not in FAMILIES:
         raise ValueError(f"model_type={kind!r} is not one of {', '.join(FAMILIES)}, nanodnt")
     family = FAMILIES[kind]
     theirs = family.defaults | {key: theirs[other] for key, other in SAME_KEYS.items() if other in theirs} | theirs
-    absent = [key for key in family.sizes.values() if theirs.get(key) is None and key not in OPTIONAL]
-    if absent:
+    if absent := [key for key in family.sizes.values() if theirs.get(key) is None and key not in OPTIONAL]:
         raise ValueError(f"its config.json lacks {', '.join(absent)}")
     flags = family.flags | {ours: theirs[key] for ours, key in family.sizes.items() if theirs.get(key) is not None}
     if kind == "gpt2":

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import torch
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.generation import StoppingCriteria, StoppingCriteriaList
+from transformers.generation import StoppingCriteriaList
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import logging
 
@@ -55,16 +55,6 @@ class LayerCache:
         return self.cache.update(k, v, self.layer)
 
 
-class EndOfContext(StoppingCriteria):
-    """Ends a batch when its longest row has `size` tokens, padding (attention_mask (B, T) is 0) not counted."""
-
-    def __init__(self, size: int, attention_mask=None):
-        self.longest = size + (0 if attention_mask is None else int(attention_mask.eq(0).sum(1).min()))
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.full((len(input_ids),), input_ids.shape[1] >= self.longest, device=input_ids.device)
-
-
 class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
     """GPT with the methods of a `transformers` model. Parameters have GPT's names after "network.".
 
@@ -101,8 +91,7 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
     ):  # fmt: skip
         """input_ids (B, T) → logits (B, T, vocab_size) in fp32, and with labels (B, T) the loss.
 
-        attention_mask   (B, cached + T), 0 for padding on either side. The logits of the other tokens are those
-                         of the row without its padding; those of the padding mean nothing
+        attention_mask   (B, cached + T), 0 for padding on either side, which changes no other token's logits
         past_key_values  a DynamicCache, which input_ids continue
         labels           −100 = ignored; position t predicts label t + 1. Padding predicts nothing
         use_cache        return a cache (None: unless training). Batches with padding have none: past_key_values is None
@@ -162,15 +151,12 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
         if cached:
             raise ValueError("attention_mask has padding, but past_key_values none: give the whole sequences instead")
         if (keep[:, 1:] & ~keep[:, :-1]).sum(1).add(keep[:, 0]).ne(1).any():
-            raise ValueError(
-                "attention_mask has a row without tokens, or padding between tokens: to generate, pad on the left"
-            )
+            raise ValueError("attention_mask has a row without tokens, or padding between tokens: pad on the left")
         return keep
 
     def _padded_stream(self, input_ids, keep):
-        """The residual stream (B, T, C) after the last block for rows with padding, without a cache: each row is moved
-        to the left, where its positions are those it has alone. What stands to the right of its tokens cannot change
-        them."""
+        """The stream (B, T, C) after the last block for rows with padding, without a cache: each row is moved to the
+        left, where its positions are those it has alone, and what stands to its right cannot change it."""
         lengths = keep.sum(1, keepdim=True)
         filled = torch.arange(int(lengths.max()), device=keep.device) < lengths  # (B, longest)
         packed = input_ids.new_zeros(filled.shape)
@@ -188,11 +174,12 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
         return super().train(mode)
 
     def generate(self, inputs=None, **kwargs):
-        """As in `transformers`; texts end where the longest fills the context."""
-        given = kwargs.pop("stopping_criteria", None) or []
-        full = EndOfContext(self.config.max_position_embeddings, kwargs.get("attention_mask"))
-        ends = StoppingCriteriaList([full, *given])
-        return super().generate(inputs, stopping_criteria=ends, **kwargs)
+        """As in `transformers`; texts end where the longest fills the context, padding not counted."""
+        longest, mask = self.config.max_position_embeddings, kwargs.get("attention_mask")
+        longest += 0 if mask is None else int(mask.eq(0).sum(1).min())
+        ends = [lambda ids, *_, **__: torch.full((len(ids),), ids.shape[1] >= longest, device=ids.device)]
+        ends += kwargs.pop("stopping_criteria", None) or []
+        return super().generate(inputs, stopping_criteria=StoppingCriteriaList(ends), **kwargs)
 
     def prepare_inputs_for_generation(
         self, input_ids, past_key_values=None, attention_mask=None, cache_position=None, next_sequence_length=None,

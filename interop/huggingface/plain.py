@@ -53,7 +53,13 @@ def plain_model(model: GPT, kind: str) -> tuple:
     c = model.config
     kept = {name: getattr(c, name) for name in KEPT.split()}
     config = GPTConfig(**FAMILIES[kind].flags | kept | dict(bias=c.bias or kind == "gpt2"))
-    parts = [embeddings(model), norm(model.final_norm, "final_norm", c.norm)]
+    affine(model.input_norm, "a norm on the embedding (input_norm)")
+    scale, _ = affine(model.embed_scale)
+    if model.head is None and c.scales_embedding:
+        raise NotPlain("embed_scale cannot move into a table that is the output head too (tie_weights)")
+    tables = {"wte.weight": model.wte, "wpe.weight": model.wpe}
+    parts = [{name: table.weight.double() * scale for name, table in tables.items() if table is not None}]
+    parts.append(norm(model.final_norm, "final_norm", c.norm))
     for i, block in enumerate(model.blocks):
         parts += [sublayer(block.attn, f"blocks.{i}.attn", c.norm), sublayer(block.mlp, f"blocks.{i}.mlp", c.norm)]
     if model.head is not None:
@@ -66,16 +72,6 @@ def plain_model(model: GPT, kind: str) -> tuple:
     return config, {name: found[name].expand(t.shape).contiguous() for name, t in wanted.items()}
 
 
-def embeddings(model: GPT) -> dict:
-    """The tables of tokens and positions, with the embedding's scale in them."""
-    affine(model.input_norm, "a norm on the embedding (input_norm)")
-    scale, _ = affine(model.embed_scale)
-    if model.head is None and model.config.scales_embedding:
-        raise NotPlain("embed_scale cannot move into a table that is the output head too (tie_weights)")
-    tables = {"wte.weight": model.wte, "wpe.weight": model.wpe}
-    return {name: table.weight.double() * scale for name, table in tables.items() if table is not None}
-
-
 def sublayer(residual, where: str, kind: str) -> dict:
     """The tensors of one residual sub-layer, whose name in the model is `where`; its pre norm is a `kind`."""
     scale, shift = affine(residual.mid, "a norm on a branch's output (mid_norm)")
@@ -85,27 +81,21 @@ def sublayer(residual, where: str, kind: str) -> dict:
             raise NotPlain(f"a factor {what} has no place there")
     found = norm(residual.pre, f"{where}.pre", kind)
     for name, module in residual.f.named_modules():
-        if isinstance(module, Linear):
-            weight, bias = folded_matrix(module)
-            if name.split(".")[-1] in ("o", "down"):  # the branch ends here
-                weight, bias = weight * column(scale), None if bias is None else bias * scale
-                bias = bias if shift is None else shift if bias is None else bias + shift
-            found[f"{where}.f.{name}.weight"] = weight
-            found |= {} if bias is None else {f"{where}.f.{name}.bias": bias}
+        if isinstance(module, Linear):  # x ↦ rows · (W (columns · x) + b), or a stack of such
+            columns, before = affine(module.pre, "a norm before a matrix")
+            rows, after = affine(module.out, "a norm on the outputs of q, k, v, gate, up (gain_out=norm)")
+            if before is not None or after is not None:
+                raise NotPlain("a bias in the slot of a matrix (fixup) has no place there")
+            ends = name.split(".")[-1] in ("o", "down")  # the branch's last
+            rows = rows * scale if ends else rows
+            bias = [] if module.bias is None else [module.bias.double() * rows]
+            bias += [shift] if ends and shift is not None else []
+            by_row = rows[:, None] if torch.is_tensor(rows) else rows
+            found[f"{where}.f.{name}.weight"] = module.effective_weight().double() * columns * by_row
+            found |= {f"{where}.f.{name}.bias": sum(bias)} if bias else {}
         elif isinstance(module, Slot) and module.norm != "none":  # QK-norm: of a matrix's own norm we know by now
             found |= norm(module, f"{where}.f.{name}", "rmsnorm")
     return found
-
-
-def folded_matrix(matrix: Linear) -> tuple:
-    """(weight, bias or None) of a matrix, or of each of a stack, with its slots' factors: x ↦ rows · (W (columns · x) +
-    b)."""
-    columns, before = affine(matrix.pre, "a norm before a matrix")
-    rows, after = affine(matrix.out, "a norm on the outputs of q, k, v, gate, up (gain_out=norm)")
-    if before is not None or after is not None:
-        raise NotPlain("a bias in the slot of a matrix (fixup) has no place there")
-    bias = None if matrix.bias is None else matrix.bias.double() * rows
-    return matrix.effective_weight().double() * columns * column(rows), bias
 
 
 def norm(slot: Slot, where: str, kind: str) -> dict:
@@ -126,8 +116,3 @@ def affine(slot: Slot, what: str = "", kind: str = "none") -> tuple:
     gain, factor = slot.gain_vector(), 1.0 if slot.factor is None else slot.const
     scale = factor if gain is None else factor * gain.double()
     return scale, None if slot.bias is None else factor * slot.bias.double()
-
-
-def column(rows):
-    """A vector of factors of a matrix's rows, shaped to multiply it; a number stays one."""
-    return rows[:, None] if torch.is_tensor(rows) else rows

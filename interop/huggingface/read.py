@@ -2,8 +2,8 @@
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from interop.huggingface.families import FAMILIES, config_from_theirs, tensors_from_theirs
 from interop.huggingface.hub import fetch, is_pretrained
@@ -15,8 +15,7 @@ from nanodnt.weights import Trained, empty_model_like, load_weights
 UNUSED = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # constants that old versions saved
 
 
-@dataclass
-class Pretrained:
+class Pretrained(NamedTuple):
     """A model of Hugging Face in our terms. `weights` is a state dict in the files' precision."""
 
     config: GPTConfig
@@ -94,22 +93,19 @@ def read_tensors(folder: Path) -> dict:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    files = [single]
+    files, index = [folder / "model.safetensors"], folder / "model.safetensors.index.json"
     if index.is_file():
         try:
             files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{index.name} is damaged") from None
-    elif not single.is_file():
-        hint = ": its .bin files are not read; load and save it once with transformers" * any(folder.glob("*.bin"))
-        raise ValueError(f"it has no model.safetensors{hint}")
     found = {}
     for file in files:
-        if not file.is_file():
-            raise ValueError(f"{file.name} is missing")
         try:
             found |= load_file(file)
+        except FileNotFoundError:
+            hint = ": its .bin files are not read; load and save it once with transformers" * any(folder.glob("*.bin"))
+            raise ValueError(f"it has no {file.name}{hint}") from None
         except (SafetensorError, OSError) as e:
             raise ValueError(f"{file.name} is damaged ({str(e)[:100]})") from None
     found = {name: t for name, t in found.items() if not UNUSED.search(name)}

@@ -5,6 +5,7 @@ template of conversations goes along twice: in Jinja, for `transformers`, and as
 """
 
 import json
+import re
 from pathlib import Path
 
 from interop.conversations.template import Template, template_of
@@ -25,59 +26,47 @@ OWN_TEMPLATE = "nanodnt_template"  # the key under which our own template stands
 
 def tokenizer_files(meta: dict, block_size: int) -> dict:
     """{file name: text} of the tokenizer that `meta` describes, for a model with this context."""
-    config = dict(CONFIG)
+    config, text = dict(CONFIG), meta["json"] if meta["tokenizer"] == "json" else make_json(meta)
     if meta["tokenizer"] == "json":
-        text, known = meta["json"], meta.get("json_config", {})
+        known = meta.get("json_config", {})
         config |= {key: value for key, value in known.items() if key.endswith("_token") or key in KEPT}
         for name, number in (("eos_token", meta["eot"]), ("bos_token", meta.get("bos"))):
             if number is not None:  # it may have been named in another file
                 config[name] = parse_json(text).id_to_token(number)
-    else:
-        text = make_json(meta)
-        config |= dict.fromkeys(("bos_token", "eos_token"), EOT) if meta["eot"] is not None else {}
+    elif meta["eot"] is not None:
+        config |= dict.fromkeys(("bos_token", "eos_token"), EOT)
     if (template := template_of(meta)) and meta["eot"] is not None:
         config |= {"chat_template": chat_template(template, Tokenizer(meta)), OWN_TEMPLATE: meta["template"]}
     config["model_max_length"] = block_size
     return {"tokenizer.json": text, "tokenizer_config.json": json.dumps(config, indent=2, ensure_ascii=False)}
 
 
+# What add_generation_prompt adds is always there. $name: a string; a string in Jinja has Python's escapes
+CHAT_TEMPLATE = (
+    "{{ $begin }}{% set turns = messages %}{% if messages[0]['role'] == 'system' %}{% set turns = messages[1:] %}"
+    "{{ SYSTEM }}{% endif %}{% for message in turns %}"
+    "{% if message['role'] != ['user', 'assistant'][loop.index0 % 2] %}"
+    "{{ raise_exception('after at most one system message, user and assistant alternate') }}"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] + $end }}"
+    "{% else %}{% if not loop.first %}{{ '\\n' }}{% endif %}{{ $before + message['content'] + $after }}"
+    "{% endif %}{% endfor %}"
+)
+
+
 def chat_template(template: Template, tokenizer: Tokenizer) -> str:
-    """A template as Jinja, for `apply_chat_template`. What add_generation_prompt adds is always there.
+    """A template as Jinja, for `apply_chat_template`.
 
     `transformers` tokenises the text as one: ids differ from ours where a token would span an answer and the text
     before it (rare after a newline), and where a message names a special token."""
-    begin = end = EOT
+    system = "$first + messages[0]['content'] + $second"
+    if not template.system:
+        system = "raise_exception('this model knows no system message')"
+    texts = dict(zip(("first", "second"), template.system.split("{system}"), strict=False), begin=EOT, end=EOT)
+    texts["before"], texts["after"] = template.turn.removesuffix("{response}").split("{prompt}")
     if tokenizer.kind == "json":
-        begin = "".join(map(tokenizer.json.id_to_token, tokenizer.start or [tokenizer.bos]))
-        end = tokenizer.json.id_to_token(tokenizer.eot)
-
-    def text(before: str, message: str = "", after: str = "") -> str:
-        """Jinja that prints the text before, a message's content, and the text after it."""
-        parts = [repr(before)] * bool(before) + [f"{message}['content']"] * bool(message) + [repr(after)] * bool(after)
-        return "{{ " + " + ".join(parts) + " }}"  # a string in Jinja has Python's escapes
-
-    def refuse(reason: str) -> str:
-        return f"{{{{ raise_exception({reason!r}) }}}}"
-
-    first = refuse("this model knows no system message")
-    if template.system:
-        before, after = template.system.split("{system}")
-        first = text(before, "messages[0]", after)
-    before, after = template.turn.removesuffix("{response}").split("{prompt}")
-    return (
-        text(begin)
-        + "{% set turns = messages %}{% if messages[0]['role'] == 'system' %}{% set turns = messages[1:] %}"
-        + first
-        + "{% endif %}{% for message in turns %}{% if message['role'] != ['user', 'assistant'][loop.index0 % 2] %}"
-        + refuse("after at most one system message, user and assistant alternate")
-        + "{% elif message['role'] == 'assistant' %}"
-        + text("", "message", end)
-        + "{% else %}{% if not loop.first %}"
-        + text("\n")
-        + "{% endif %}"
-        + text(before, "message", after)
-        + "{% endif %}{% endfor %}"
-    )
+        texts["begin"] = "".join(map(tokenizer.json.id_to_token, tokenizer.start or [tokenizer.bos]))
+        texts["end"] = tokenizer.json.id_to_token(tokenizer.eot)
+    return re.sub(r"\$(\w+)", lambda name: repr(texts[name[1]]), CHAT_TEMPLATE.replace("SYSTEM", system))
 
 
 def make_json(meta: dict) -> str:
@@ -90,7 +79,9 @@ def make_json(meta: dict) -> str:
         made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         made.decoder = decoders.Fuse()
         return made.to_str()
-    byte = byte_characters()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())  # a printable byte is itself; the n-th other the n-th other
+    others = (character for character in alphabet if ord(character) > 255)
+    byte = [chr(b) if chr(b) in alphabet else next(others) for b in range(256)]
     ranks = {bytes([b]): b for b in range(256)} if meta["tokenizer"] == "bytes" else bpe_ranks(meta["tokenizer"])
     name = {token: "".join(byte[b] for b in token) for token in ranks}
     pairs = [(name[a], name[b]) for a, b in find_merges(ranks)]
@@ -99,14 +90,6 @@ def make_json(meta: dict) -> str:
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(EOT, special=True, normalized=False)])
     return made.to_str()
-
-
-def byte_characters() -> list:
-    """The 256 characters that stand for bytes in a byte-level tokenizer.json: a printable byte is itself, the n-th of
-    the others is character 256 + n (GPT-2's code)."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
-    others = iter(range(256, 512))
-    return [chr(b if b in printable else next(others)) for b in range(256)]
 
 
 def find_merges(ranks: dict) -> list:
@@ -131,13 +114,11 @@ def find_tokenizer(name: str, others: tuple = ()) -> dict:
     """The meta of the tokenizer that --tokenizer names: bytes, gpt2, gpt2_4096, a folder or OWNER/MODEL.
 
     ValueError where there is none, or its vocabulary is missing; `others` are names that are allowed too."""
-    if name in END_OF_TEXT:
-        meta = Tokenizer.meta_for(name)
-    elif is_pretrained(name):
-        meta = read_tokenizer(fetch(name, ["*.json", "*.jinja"]))
-    else:
+    if name not in END_OF_TEXT and not is_pretrained(name):
         kinds = ", ".join((*END_OF_TEXT, *others))
         raise ValueError(f"--tokenizer={name} is neither one of {kinds}, nor a folder, nor OWNER/MODEL on the Hub")
+    known = name in END_OF_TEXT
+    meta = Tokenizer.meta_for(name) if known else read_tokenizer(fetch(name, ["*.json", "*.jinja"]))
     if meta is None:
         raise ValueError(f"--tokenizer={name} has no tokenizer.json")
     Tokenizer(meta)  # ValueError if its vocabulary is missing
@@ -149,13 +130,11 @@ def read_tokenizer(folder: Path) -> dict | None:
     ours can have a template of conversations, too.
 
     ValueError where a file is damaged."""
-    path = folder / "tokenizer.json"
+    path, template = folder / "tokenizer.json", folder / "chat_template.jinja"
     if not path.is_file():
         return None
     try:
-        text = path.read_text(encoding="utf-8")
-        config = read_json(folder / "tokenizer_config.json")
-        template = folder / "chat_template.jinja"
+        text, config = path.read_text(encoding="utf-8"), read_json(folder / "tokenizer_config.json")
         if template.is_file():
             config["chat_template"] = template.read_text(encoding="utf-8")
         meta = json_meta(text, *(special_token(folder, text, config, name) for name in ("eos", "bos")))
@@ -194,8 +173,5 @@ def recognise(text: str, meta: dict) -> dict | None:
     chars = sorted(vocab, key=vocab.get)
     metas = [Tokenizer.meta_for("bytes"), Tokenizer.meta_for("gpt2_4096")]
     metas += [Tokenizer.meta_for("chars", chars)] * all(len(c) == 1 for c in chars)
-    for own in metas:
-        if own["vocab_size"] == len(vocab) and meta["eot"] in (None, own["eot"]):
-            if hash_json(make_json(own)) == meta["tokenizer_id"]:
-                return own
-    return None
+    metas = (own for own in metas if own["vocab_size"] == len(vocab) and meta["eot"] in (None, own["eot"]))
+    return next((own for own in metas if hash_json(make_json(own)) == meta["tokenizer_id"]), None)

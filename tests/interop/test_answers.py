@@ -19,7 +19,7 @@ from nanodnt.run.environment import Env
 from nanodnt.weights import load_trained
 from support import examples as made
 from support.evaluation import EOT, assert_refused, call, make_byte_dataset, read
-from support.runs import column, run
+from support.runs import column, quick_runs, run
 from support.vision import make_digits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,10 +47,11 @@ def folder(tmp_path_factory):
     data = made.write_examples(folder / "data", train=train, val=list(map(encode, CHATS)))
     made.write_records(folder / "chats.jsonl", [dict(messages=made.chat(*sum(turns, ()))) for turns in CHATS])
     how = dict(dataset=data, block_size=T, batch_size=16, eval_tokens=0, log_interval=120, track_interval=0)
-    for name, doc_mask, n in (("apart", True, 120), ("together", False, 20)):
-        assert run(out_dir=folder / name, doc_mask=doc_mask, max_iters=n, eval_interval=n, **how) == 0
-    texts = make_byte_dataset(folder / "texts")
-    assert run(out_dir=folder / "base", dataset=texts, block_size=T, max_iters=2, eval_interval=2, eval_tokens=0) == 0
+    with quick_runs():
+        for name, doc_mask, n in (("apart", True, 120), ("together", False, 20)):
+            assert run(out_dir=folder / name, doc_mask=doc_mask, max_iters=n, eval_interval=n, **how) == 0
+        how |= dict(dataset=make_byte_dataset(folder / "texts"), max_iters=2, eval_interval=2)
+        assert run(out_dir=folder / "base", **how) == 0
     return folder
 
 
@@ -254,7 +255,7 @@ def test_a_mean_needs_all_of_them():
     entry = dict(metrics={"exact_match": found}, settings=dict(max_answer_tokens=32, sha256="a"))
     assert mean_entry({"a": entry}) == mean_entry({"a": entry, "b": entry | dict(metrics={})}) == {}
     found = {"value": 0.25, "stderr": 0.0}
-    both = mean_entry({"a": entry, "b": entry | dict(metrics={"exact_match": found})})
+    both = mean_entry({"a": entry, "b": entry | dict(metrics={"exact_match": found})})["answers, mean of 2"]
     assert both["metrics"]["exact_match"] == {"value": 0.375, "stderr": 0.05}
     runs = {name: {"m": both | dict(checkpoint="best.pt", step=1)} for name in "ab"}
     runs["b"] = {"m": runs["b"]["m"] | dict(settings=dict(max_answer_tokens=32, inputs={"a": dict(sha256="b")}))}
@@ -307,7 +308,8 @@ def bad(folder, dataset, tmp_path_factory):
     raw = (bad / "changed" / "val.bin").read_bytes()
     (bad / "changed" / "val.bin").write_bytes(raw[2:] + raw[:2])
     make_digits(bad / "digits", train=20, val=5)
-    assert run(out_dir=bad / "walker", dataset=dataset, max_iters=1, eval_interval=1) == 0
+    with quick_runs():
+        assert run(out_dir=bad / "walker", dataset=dataset, max_iters=1, eval_interval=1) == 0
     return bad
 
 

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 import interop.conversations.chat as chat_module
+import sample
 from interop.conversations.chat import Chat, pieces, talk, user_lines
 from interop.conversations.template import TEMPLATES, Template, encode_conversation, encode_prompt
 from nanodnt.data.tokenizer import Tokenizer
 from support.models import LLAMA, S5, build
+from support.runs import call
+from support.sampling import chain, make_dataset, train_run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("quick")
 BYTES, GPT2_4096 = (Tokenizer(Tokenizer.meta_for(kind)) for kind in ("bytes", "gpt2_4096"))
 EOT = 256
 LETTERS = list(range(ord("a"), ord("z") + 1))
@@ -353,3 +356,74 @@ def test_ctrl_c(script, monkeypatch, capsys):
     piped(monkeypatch, b"1\n2\n")
     with pytest.raises(KeyboardInterrupt):  # and where there is none
         talk(Chat(bytes_model(), BYTES, QUESTION))
+
+
+# ----------------------------------------------------------------------------------------------------- sample.py --chat
+
+META = Tokenizer.meta_for("bytes")
+TALK = META | {"template": {"system": "{system};", "turn": "{prompt}={response}"}}
+SAYS = {"=": "b", "b": "c", "c": [""]}  # every answer is "bc"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bytes")
+    return train_run(folder / "run", make_dataset(folder / "data"), "--max_iters=10")
+
+
+@pytest.fixture
+def chat(run, tmp_path, capsys, monkeypatch):
+    """chat(raw bytes of standard input, flags) → (exit code, stdout, stderr), of the model that answers "bc"."""
+
+    def chat(raw, *flags, tokenizer=TALK, follows=SAYS):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+        out = chain(run, tmp_path / "chat", follows, tokenizer)
+        capsys.readouterr()
+        code = call(sample.main, f"--out_dir={out}", "--device=cpu", "--dtype=float32", "--temperature=0", *flags)
+        return code, *capsys.readouterr()
+
+    return chat
+
+
+def test_a_conversation(chat):
+    assert chat(b"hi\n\n", "--chat") == (0, "bc\n", "")
+    assert chat(b"", "--chat=True") == (0, "", "")
+    code, out, err = chat(b"hi\nxy\na long prompt\nz", "--chat", "--system=s", "--num_samples=1", "--compile=False")
+    assert (code, out) == (0, "bc\nbc\n\nbc\n")
+    outgrew, left_out, again = err.splitlines()
+    assert outgrew == again == "note: the conversation outgrew block_size=8: its oldest turn is dropped"
+    assert left_out.startswith("left out: this prompt makes 17 tokens with its template and system message")
+
+
+def test_the_template_of_a_chat(chat):
+    code, out, err = chat(b"hi\n", "--chat", "--template=plain", "--max_new_tokens=3")
+    assert code == 0 and out != "bc\n" and "note: --template is used; the checkpoint was fine-tuned with another" in err
+    plain = {"hi"[-1]: "b"} | SAYS  # the prompt's last letter is followed by an answer
+    assert chat(b"hi\n", "--chat", "--template=plain", tokenizer=META, follows=plain) == (0, "bc\n", "")
+    code, out, err = chat(b"hi\n", "--chat", tokenizer=META)
+    assert (code, out) == (1, "") and err.count("\n") == 1
+    assert "best.pt has no template" in err and "--template=chat|alpaca|chatml|plain" in err
+    code, _, err = chat(b"hi\n", "--chat", tokenizer=TALK | {"template": 5})
+    assert code == 1 and "damaged" in err and err.count("\n") == 1
+    code, _, err = chat(b"x\n", "--chat", "--system=a long system message")
+    assert code == 1 and "the system message leaves no room in block_size=8: shorten it" in err
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ("--chat --start=It", "start is not for a chat"),
+        ("--chat --start_file=-", "start_file is not for a chat"),
+        ("--chat --num_samples=2", "leave out --chat or --num_samples"),
+        ("--chat --compile=True", "compile is not for a chat"),
+        ("--system=s", "template and system are for a chat: add --chat"),
+        ("--template=chat", "template and system are for a chat: add --chat"),
+        ("--chat --template=unknown", "is none of chat, alpaca, chatml, plain"),
+        ("--chat --template=alpaca --system=s", "a system message, and this template has no text for one"),
+    ],
+)
+def test_what_a_chat_refuses(chat, flags, words):
+    code, out, err = chat(b"hi\n", *flags.split())
+    notes, error = err.splitlines()[:-1], err.splitlines()[-1]
+    assert (code, out) == (1, "") and error.startswith("error: ") and words in error
+    assert all(note.startswith("note: ") for note in notes)

@@ -5,29 +5,22 @@ import json
 import sys
 
 import pytest
-import tokenizers
 
 import export
 import sample
 from interop.conversations.template import TEMPLATES, Template, encode_conversation, encode_prompt, template_of
 from interop.huggingface.read import load_pretrained
-from interop.huggingface.tokenizer_files import make_json, read_tokenizer, tokenizer_files
-from nanodnt.data.tokenizer import Tokenizer, json_meta
+from interop.huggingface.tokenizer_files import read_tokenizer, tokenizer_files
+from nanodnt.data.tokenizer import Tokenizer
 from support.examples import TEMPLATE, chat, shouts, starting_tokenizer, write_examples
+from support.peers import chatml_tokenizer, save_tokenizer
 from support.runs import run
 
-
-def chatml_tokenizer() -> dict:
-    """GPT-2's first 4,095 tokens, and added to them <|im_start|> and, as the end of text, <|im_end|>."""
-    made = tokenizers.Tokenizer.from_str(make_json(Tokenizer.meta_for("gpt2_4096")))
-    made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    return json_meta(made.to_str(), "<|im_end|>", "<|endoftext|>")
-
-
+pytestmark = pytest.mark.usefixtures("quick")
 METAS = {
     "bytes": Tokenizer.meta_for("bytes"),
     "gpt2_4096": Tokenizer.meta_for("gpt2_4096"),
-    "chatml": chatml_tokenizer(),
+    "chatml": chatml_tokenizer("gpt2_4096", bos="<|endoftext|>"),
     "a start": starting_tokenizer(),  # <s> <a> before a text
 }
 ODD = Template("'{system}' \"{{ x }}\"\\n\t☃\n", "{% raw %}{prompt}\r\n'\\'{# no #}\x85é\u2028\U0001f600\n{response}")
@@ -41,8 +34,7 @@ def exported(folder, meta, template):
     import transformers
 
     texts = {"system": template.system, "turn": template.turn}
-    for file, content in tokenizer_files(meta | {"template": texts}, 99).items():
-        (folder / file).write_text(content, encoding="utf-8")
+    save_tokenizer(meta | {"template": texts}, folder)
     back = read_tokenizer(folder)
     assert back["template"] == texts and "nanodnt_template" not in back.get("json_config", {})
     return transformers.AutoTokenizer.from_pretrained(folder)
@@ -96,12 +88,6 @@ def test_our_template_replaces_another_and_no_template_changes_nothing(tmp_path)
     config = json.loads(tokenizer_files(meta, 9)["tokenizer_config.json"])
     assert "nanodnt_template" not in config and config["chat_template"] == "theirs"
     assert "chat_template" not in tokenizer_files(METAS["bytes"], 9)["tokenizer_config.json"]
-
-
-@pytest.mark.parametrize("bad", [5, {}, {"system": "", "turn": "{response}"}, {"system": "x", "turn": "{prompt}"}])
-def test_a_damaged_template_is_one_line(bad):
-    with pytest.raises(ValueError, match="of this dataset or checkpoint is damaged"):
-        tokenizer_files(METAS["bytes"] | {"template": bad}, 9)
 
 
 def test_the_export_of_a_run(tmp_path, monkeypatch, capsys):

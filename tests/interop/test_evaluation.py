@@ -1,5 +1,6 @@
 """`evaluate.py`: texts and datasets against a plain loop and training's own loss, its results, and what it refuses."""
 
+import importlib.util
 import json
 import math
 import shutil
@@ -13,8 +14,10 @@ from interop.evaluation.results import compare_results, read_results, suite_mean
 from interop.evaluation.settings import SUITES, EvaluateConfig
 from nanodnt.data.tokenizer import Tokenizer, json_meta
 from nanodnt.weights import load_trained
-from support.evaluation import EOT, TEXT, assert_refused, call, make_runs, read, values
-from support.runs import column, contents, run
+from support.evaluation import EOT, TEXT, assert_refused, call, keep_caches, make_runs, read, values, write_tasks
+from support.examples import write_records
+from support.processes import join_as, processes
+from support.runs import column, contents, quick_runs, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 T = 32  # block_size of the runs
@@ -77,12 +80,15 @@ def test_every_token_is_a_target_once(block_size):
 
 
 def test_a_dataset_has_training_s_loss(runs):
-    """With training's doc_mask; a file is one document whatever the run was trained with."""
+    """With training's doc_mask, and with experts; a file is one document whatever the run was trained with."""
     data, file, out = runs / "data", runs / "text.txt", runs / "apart"
     ids = np.fromfile(data / "val.bin", "<u2")
     targets = ids[1 : 1 + (len(ids) - 1) // T * T]
     n_bytes = int((targets != EOT).sum())
-    assert run(out_dir=out, dataset=data, doc_mask=True, max_iters=12, eval_interval=12, eval_tokens=0) == 0
+    experts = dict(n_expert=4, n_ff=16, mlp="swiglu", balance="bias", n_expert_shared=1)
+    with quick_runs():
+        how = dict(doc_mask=True, max_iters=12, eval_interval=12, eval_tokens=0)
+        assert run(out_dir=out, dataset=data, **how, **experts) == 0
     for folder in (runs / "a", out):
         for name in (data, file):
             assert call(out_dir=folder, tasks="text", input=name, checkpoint="last.pt", batch_size=5) == 0
@@ -229,7 +235,8 @@ def test_bad_input_is_refused_in_one_line(name, runs, dataset, capsys):
 
 def test_an_alphabet_that_has_nothing_to_begin_with(made, dataset, tmp_path, capsys):
     """Such a model can be evaluated on datasets only."""
-    assert run(out_dir=tmp_path / "c", dataset=dataset, max_iters=2, eval_interval=2, eval_tokens=0) == 0
+    with quick_runs():
+        assert run(out_dir=tmp_path / "c", dataset=dataset, max_iters=2, eval_interval=2, eval_tokens=0) == 0
     assert call(out_dir=tmp_path / "c", tasks="text", input=made / "text.txt") == 1
     assert "neither end of text nor newline" in capsys.readouterr().err
     assert call(out_dir=tmp_path / "c", tasks="text", input=dataset) == 0
@@ -239,8 +246,6 @@ def test_an_alphabet_that_has_nothing_to_begin_with(made, dataset, tmp_path, cap
 
 
 def test_without_the_harness(runs, capsys, monkeypatch):
-    import importlib.util
-
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "lm_eval" else find(name, *a))
     assert call(out_dir=runs / "a", tasks="text,wic", input=runs / "text.txt") == 1
@@ -248,3 +253,55 @@ def test_without_the_harness(runs, capsys, monkeypatch):
         "error: every task but text and answers needs lm-evaluation-harness: make install-eval\n"
     )
     assert not (runs / "a" / "evaluation.json").exists()
+
+
+# ------------------------------------------------------------------------------------------------- several processes
+
+
+def on_processes(rank: int, world: int, folder, commands: list) -> None:
+    """evaluate.py on this process, one of `world` under torchrun, with each of the command lines {flag: value}."""
+    torch.set_num_threads(1)
+    for turn, flags in enumerate(commands):
+        with pytest.MonkeyPatch.context() as patch:
+            join_as(patch, rank, world, folder / f"evaluation.{turn}")
+            assert call(**flags) == 0
+
+
+def assert_same_on_two(folder, run: str, commands: list) -> dict:
+    """One process and two find the same; {task: its entry}."""
+    commands = [dict(command, out_dir=folder / run, batch_size=2) for command in commands]
+    for command in commands:
+        assert call(**command) == 0
+    one = read(folder / run)
+    (folder / run / "evaluation.json").unlink()
+    processes(2, on_processes, folder / run, commands)
+    two = read(folder / run)
+    assert one.keys() == two.keys()
+    for task, entry in one.items():
+        assert (entry["processes"], two[task]["processes"]) == (1, 2)
+        assert entry["metrics"].keys() == two[task]["metrics"].keys() != set()
+        for name, value in entry["metrics"].items():
+            assert two[task]["metrics"][name] == pytest.approx(value, rel=1e-6), name
+    return two
+
+
+def test_texts_and_answers_on_two_processes(made):
+    """Answers of two files with five and one conversations: a process may have none."""
+    for name, n in (("five", 5), ("one", 1)):
+        records = [dict(prompt=f"{i} π?", response=i % 3 * "Zwölf " + "!") for i in range(n)]
+        write_records(made / "records" / f"{name}.json", records, array=True)
+    commands = [dict(tasks="text", input=made / "data"), dict(tasks="text", input=made / "text.txt", overlap=5)]
+    commands += [dict(tasks="answers", input=made / "records", template="plain")]
+    assert len(assert_same_on_two(made, "a", commands)) == 2 + 3
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(not importlib.util.find_spec("lm_eval"), reason="lm_eval is not installed: make install-eval")
+def test_tasks_of_the_harness_on_two_processes(made, monkeypatch):
+    """Of 5 documents, 3 are the first process's."""
+    keep_caches(monkeypatch, made)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # for the other processes
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(made / "cache"))
+    names, tasks = ["local_choices", "local_rolling", "local_texts"], write_tasks(made / "tasks")
+    found = assert_same_on_two(made, "b", [dict(tasks=",".join(names), task_folder=tasks, limit=5)])
+    assert list(found) == names and {entry["documents"] for entry in found.values()} == {5}

@@ -1,34 +1,23 @@
-"""evaluate.py, export.py and folders of Hugging Face on runs of experts, on images, and under FSDP2."""
+"""export.py and folders of Hugging Face on runs of experts, on images, and under FSDP2."""
 
 import pytest
 
-import evaluate
 import export
 import train
 from support import runs
-from support.evaluation import values
 from support.hostile import assert_refused, call
 from support.peers import make_peer
 from support.processes import assert_same_values, join_rows, left, play, processes
 from support.runs import column, different, load, run
 from support.vision import TINY, make_digits
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("quick")
 EXPERTS = dict(n_expert=4, n_ff=16, mlp="swiglu")
 
 
 def export_to(folder, out_dir):
     assert call(export.main, out_dir=out_dir, checkpoint="last.pt", to=folder, compare=False).code == 0
     return folder
-
-
-def test_evaluate_sees_the_loss_that_training_saw(dataset, tmp_path):
-    config = dict(out_dir=tmp_path, dataset=dataset, **EXPERTS, balance="bias", n_expert_shared=1, max_iters=8)
-    assert run(**config, eval_interval=8, eval_tokens=0) == 0
-    flags = dict(out_dir=tmp_path, tasks="text", input=dataset, device="cpu", dtype="float32", checkpoint="last.pt")
-    assert call(evaluate.main, **flags).code == 0
-    found = values(tmp_path, f"text {dataset}")["nats_per_token"]
-    assert found == pytest.approx(column(tmp_path, "val_loss")[8], rel=1e-6)
 
 
 @pytest.mark.parametrize("old, new, found", [("none", "bias", "bias"), ("bias", "loss", "bias")])

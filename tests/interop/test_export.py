@@ -24,10 +24,11 @@ from nanodnt.generate import generate
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.weights import load_trained
 from support.models import ALL, LAYERNORM, LLAMA, S5, batch, build, error
-from support.peers import CHARS, make_peer
+from support.peers import CHARS, make_peer, save_tokenizer
 from support.prepared import ids_of, load_script, needs_gpt2
 from support.runs import call, make_dataset, run
 
+pytestmark = pytest.mark.usefixtures("quick")
 QWEN3 = LLAMA | dict(qk_norm=True, head_size=6)
 MOE = LLAMA | dict(n_expert=4)
 MAGDIR = dict(gain="branch", gain_out="scale", gain_param="magdir")
@@ -152,11 +153,6 @@ def like_llama() -> dict:
 LIKE_LLAMA, BPE = like_llama(), Tokenizer.meta_for("gpt2_4096")
 METAS = {"bytes": Tokenizer.meta_for("bytes"), "chars": Tokenizer.meta_for("chars", sorted(set(TEXT)))}
 METAS |= {"gpt2_4096": BPE, "gpt2": Tokenizer.meta_for("gpt2"), "like LLaMA's": LIKE_LLAMA}
-
-
-def save_tokenizer(meta, folder, block_size=32):
-    for file, text in tokenizer_files(meta, block_size).items():
-        (folder / file).write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs_gpt2 if name == "gpt2" else ()) for name in METAS])

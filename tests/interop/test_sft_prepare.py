@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 
@@ -210,52 +209,12 @@ def test_what_is_held_out(home, tmp_path):
     assert load_meta("one")["splits"]["train"]["examples"] == 1
 
 
-# --------------------------------------------------------------------------------------------- old and damaged datasets
-
-
 def test_a_text_in_the_place_of_examples(home, tmp_path):
     run(write_records(tmp_path / "a.jsonl", RECORDS))
     build(home / "mine", "a text", Tokenizer.meta_for("bytes"), {"train": [["one"]], "val": [["two"]]})
     assert set(contents(home / "mine")) == {"train.bin", "val.bin", "meta.json"} and "kind" not in load_meta("mine")
     run(tmp_path / "a.jsonl")
     assert load_meta("mine")["kind"] == "examples"
-
-
-def edit(change):
-    def apply(folder):
-        meta = json.loads((folder / "meta.json").read_text())
-        change(meta)
-        (folder / "meta.json").write_text(json.dumps(meta))
-
-    return apply
-
-
-def flip_mark(folder):
-    raw = (folder / "train.marks").read_bytes()
-    (folder / "train.marks").write_bytes(raw[:5] + b"\1" + raw[6:])
-
-
-@pytest.mark.parametrize(
-    "damage, words",
-    [
-        (flip_mark, "train.marks does not match the sha256"),
-        (lambda f: (f / "val.marks").unlink(), "val.marks is missing"),
-        (lambda f: os.truncate(f / "train.marks", 9), "train.marks has 9 bytes where"),
-        (edit(lambda m: m["splits"]["train"].pop("marks")), "is damaged"),
-        (edit(lambda m: m["splits"]["val"].update(marks=["val.marks"])), "is damaged"),
-        (edit(lambda m: m["splits"]["val"].update(examples="40")), "is damaged"),
-        (edit(lambda m: m["splits"]["val"].update(file="train.bin")), "train.bin has"),
-        (edit(lambda m: m.update(eot=None)), "is damaged"),
-        (edit(lambda m: m.update(kind=["\n"], splits={})), "of a newer version"),
-    ],
-)
-def test_damaged_examples_are_refused_in_one_line(damage, words, home, tmp_path):
-    run(write_records(tmp_path / "a.jsonl", RECORDS))
-    load_meta("mine")
-    damage(home / "mine")
-    with pytest.raises(ValueError) as error:
-        load_meta("mine")
-    assert words in str(error.value) and "\n" not in str(error.value) and "prepare" in str(error.value)
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input

@@ -13,23 +13,13 @@ from interop.conversations.template import (
     encode_prompt,
     template_of,
 )
-from interop.huggingface.tokenizer_files import make_json
 from nanodnt.data.tokenizer import Tokenizer, json_meta
 from support.examples import chat, starting_tokenizer
+from support.peers import chatml_tokenizer
 
 BYTES, GPT2_4096 = (Tokenizer(Tokenizer.meta_for(kind)) for kind in ("bytes", "gpt2_4096"))
-END, START = 258, 257  # of `chatml_tokenizer`
-
-
-def chatml_tokenizer(*added) -> Tokenizer:
-    """Bytes, <|endoftext|> 256, <|im_start|> 257 and, as the end of text, <|im_end|> 258; then the tokens `added`."""
-    made = tokenizers.Tokenizer.from_str(make_json(Tokenizer.meta_for("bytes")))
-    made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    made.add_tokens(list(added))
-    return Tokenizer(json_meta(made.to_str(), "<|im_end|>"))
-
-
-CHATML = chatml_tokenizer()
+CHATML = Tokenizer(chatml_tokenizer())  # bytes, <|endoftext|> 256, and
+END, START = 258, 257  # <|im_end|>, <|im_start|>
 
 
 def rows(*parts):
@@ -164,7 +154,7 @@ def test_a_vocabulary_with_a_special_name_as_a_word():
 
 
 def test_of_several_names_the_longest_counts_and_white_space_is_text():
-    tokenizer = chatml_tokenizer("  ", "<x", "<x>")  # 259, 260, 261
+    tokenizer = Tokenizer(chatml_tokenizer("bytes", "  ", "<x", "<x>"))  # 259, 260, 261
     ids, _ = encode_conversation(tokenizer, Template("", "<x>  {prompt}\n{response}"), chat("a  b", "c  d"))
     assert ids == [END, 261, 259, *b"a", 259, *b"b\nc", 259, *b"d", END]
 
@@ -231,7 +221,7 @@ def of(*roles):
 )
 def test_messages_that_are_no_conversation(messages, words):
     for refuse in (
-        lambda: check_messages(messages, "here", last="assistant"),
+        lambda: check_messages(messages, "assistant"),
         lambda: encode_conversation(BYTES, TEMPLATES["chat"], messages),
     ):
         with raises(ValueError) as error:
@@ -239,7 +229,7 @@ def test_messages_that_are_no_conversation(messages, words):
         assert words in str(error.value) and "\n" not in str(error.value)
     with raises(ValueError, match="the last message has the role assistant, where user is due"):
         encode_prompt(BYTES, TEMPLATES["chat"], of("user", "assistant"))
-    check_messages(of("system", "user", "assistant", "user"), "here")
+    check_messages(of("system", "user", "assistant", "user"), "user")
 
 
 def test_what_does_not_fit_the_messages():
@@ -247,7 +237,7 @@ def test_what_does_not_fit_the_messages():
     with raises(ValueError, match="no end of text, with which every answer ends"):
         encode_prompt(chars, TEMPLATES["plain"], chat("a"))
     for name in ("alpaca", "plain"):
-        with raises(ValueError, match="no text for one: give a template with one"):
+        with raises(ValueError, match="no text for one: use one that has"):
             encode_conversation(BYTES, TEMPLATES[name], chat("a", "b", system="s"))
     letters = Tokenizer(starting_tokenizer())
     with raises(ValueError, match="makes no token of the response .message 2."):

@@ -7,7 +7,7 @@ import runpy
 from pathlib import Path
 
 from nanodnt.data.tokenizer import Tokenizer
-from support.runs import ROOT, contents, run, write_ids
+from support.runs import ROOT, contents, quick_runs, run, write_ids
 from support.runs import call as call_main
 
 TEXT = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. π ≈ 3,14159; 🙂\n"
@@ -56,8 +56,10 @@ def make_byte_dataset(folder: Path) -> Path:
 def make_runs(folder: Path) -> Path:
     """A folder with a dataset of bytes, `data`, two runs trained on it, `a` and `b`, and a text, text.txt."""
     data = make_byte_dataset(folder / "data")
-    for name, seed in (("a", 1), ("b", 2)):
-        assert run(out_dir=folder / name, dataset=data, seed=seed, max_iters=12, eval_interval=12, eval_tokens=0) == 0
+    with quick_runs():
+        for name, seed in (("a", 1), ("b", 2)):
+            steps = dict(max_iters=12, eval_interval=12, eval_tokens=0)
+            assert run(out_dir=folder / name, dataset=data, seed=seed, **steps) == 0
     (folder / "text.txt").write_text(TEXT * 3, encoding="utf-8", newline="")
     return folder
 

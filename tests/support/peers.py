@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import tokenizers
 import torch
 
 from interop.huggingface.read import read_pretrained
+from interop.huggingface.tokenizer_files import make_json, tokenizer_files
 from model import GPT
-from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.data.tokenizer import Tokenizer, json_meta
 from nanodnt.weights import load_weights
 
 CHARS = Tokenizer.meta_for("chars", [chr(ord("A") + i) for i in range(50)])  # a tokenizer for the models below
@@ -51,12 +53,26 @@ def make_peer(name: str, seed: int = 3, **changes):
     return peer.eval()
 
 
+def chatml_tokenizer(base: str = "bytes", *added, bos=None) -> dict:
+    """The tokenizer `base`, then <|im_start|> and, as the end of text, <|im_end|>, then the tokens `added`."""
+    made = tokenizers.Tokenizer.from_str(make_json(Tokenizer.meta_for(base)))
+    made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    made.add_tokens(list(added))
+    return json_meta(made.to_str(), "<|im_end|>", bos)
+
+
 def read_model(folder, **changes) -> GPT:
     """The model in a folder of Hugging Face, as we read it."""
     found = read_pretrained(str(folder), **changes)
     model = GPT.empty(found.config).to_empty(device="cpu")
     load_weights(model, found.weights)
     return model.eval()
+
+
+def save_tokenizer(meta: dict, folder: Path, block_size: int = 32) -> None:
+    """The files of a tokenizer in a folder."""
+    for name, text in tokenizer_files(meta, block_size).items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def edit_config(folder: Path, **changes) -> None:

@@ -202,6 +202,10 @@ def small(tmp_path):
     return made.write_examples(tmp_path / "d", train=examples, val=examples)
 
 
+def edit(change):
+    return lambda folder: change_meta(folder, change)
+
+
 @pytest.mark.parametrize(
     "damage, words",
     [
@@ -213,6 +217,15 @@ def small(tmp_path):
         (fill(4, 5, 2), "marks 5 examples where meta.json says 4"),
         (fill(1, 5, 0), "marks no answer in 1 examples"),
         (lambda folder: os.truncate(folder / "train.bin", 10), "train.bin has 10 bytes"),
+        (lambda folder: (folder / "train.marks").write_bytes(b"\2\1" * 10), "train.marks does not match the sha256"),
+        (lambda folder: (folder / "val.marks").unlink(), "val.marks is missing"),
+        (lambda folder: os.truncate(folder / "train.marks", 9), "train.marks has 9 bytes where"),
+        (edit(lambda m: m["splits"]["train"].pop("marks")), "is damaged"),
+        (edit(lambda m: m["splits"]["val"].update(marks=["val.marks"])), "is damaged"),
+        (edit(lambda m: m["splits"]["val"].update(examples="40")), "is damaged"),
+        (edit(lambda m: m["splits"]["val"].update(tokens=9)), "val.bin has"),
+        (edit(lambda m: m.update(eot=None)), "is damaged"),
+        (edit(lambda m: m.update(kind=["\n"], splits={})), "of a newer version"),
     ],
 )
 def test_damaged_marks_are_refused_in_one_line(small, damage, words):
