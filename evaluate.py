@@ -54,10 +54,10 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
     about |= {key: record[key] for key in ("command", "versions", "git_commit")}
     shown, evaluated = {}, set()
 
-    def evaluate_run(run):
+    def evaluate_run(run, own_sources):
         """Yield {task: entry}, one task or group after the other."""
         model, entries = run.model.to(env.device).set_runtime(compute_dtype=env.dtype), {}
-        for source in sources.pop(folder):
+        for source in own_sources:
             entry = entries[source.task] = score(model, source, config.batch_size, env)
             if source.eot is not None:
                 env.print(f"{source.task}: {describe_counts(entry)}")
@@ -69,7 +69,7 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
     for folder in folders:
         run = runs.pop(folder)
         env.print(f"evaluating {run.source}, step {run.step}")
-        for found in evaluate_run(run):  # written at once: a later task may fail
+        for found in evaluate_run(run, sources.pop(folder)):  # written at once: a later task may fail
             for entry in found.values():
                 entry["settings"]["dtype"] = about["dtype"]
             if env.is_main and found:

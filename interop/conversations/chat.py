@@ -81,10 +81,17 @@ class Chat:
 
     def _draw_tokens(self):
         """Yield the answer's token ids as they are drawn, its end of text included. Each is in the turn by then."""
-        answer = self.turns[-1].answer
+        answer, limit = self.turns[-1].answer, self.model.config.block_size
         for _ in range(self.max_new_tokens):
-            self._make_room()
-            if len(self.ids) > (limit := self.model.config.block_size):
+            full, dropped = len(self.ids) > limit, 0
+            while full and len(self.turns) > 1 and len(self.ids) > limit // 2:  # the oldest turns make room
+                del self.turns[0]
+                self.turns[0].prompt = self._encode(self.turns[0].text, first=True)
+                self.cache, dropped = None, dropped + 1
+            if dropped:
+                what = f"{dropped} oldest turns are" if dropped > 1 else "oldest turn is"
+                self.notes.append(f"note: the conversation outgrew block_size={limit}: its {what} dropped")
+            if len(self.ids) > limit:
                 self.notes.append(f"note: the answer is cut after {len(answer)} tokens: block_size={limit} is full")
                 return
             cache = self.cache or [KVCache(limit) for _ in self.model.blocks]
@@ -96,19 +103,6 @@ class Chat:
             if answer[-1] == self.tokenizer.eot:
                 return
         self.notes.append(f"note: the answer is cut after max_new_tokens={self.max_new_tokens}")
-
-    def _make_room(self):
-        """Drop the oldest turns if block_size is too small for all."""
-        limit, turns = self.model.config.block_size, len(self.turns)
-        if len(self.ids) <= limit:
-            return
-        while len(self.turns) > 1 and len(self.ids) > limit // 2:
-            del self.turns[0]
-            self.turns[0].prompt = self._encode(self.turns[0].text, first=True)
-            self.cache = None
-        if dropped := turns - len(self.turns):
-            what = f"{dropped} oldest turns are" if dropped > 1 else "oldest turn is"
-            self.notes.append(f"note: the conversation outgrew block_size={limit}: its {what} dropped")
 
 
 def pieces(tokens, decode):

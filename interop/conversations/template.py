@@ -114,9 +114,7 @@ def encode_conversation(tokenizer, template: Template, messages: list, last: str
     for number, message in enumerate(messages, 1):
         role, content = message["role"], message["content"]
         if role == "system" and not template.system:
-            raise ValueError(
-                "a system message, and this template has no text for one: use one that has: chat, chatml"
-            )
+            raise ValueError("a system message, and this template has no text for one: use one that has: chat, chatml")
         if role == "assistant":
             answer = _encode_pieces(tokenizer, [(content, False)], named)
             if not answer:

@@ -8,9 +8,6 @@ exact_match             share of the answers of which every token, the end of te
 
 An answer counts for exact_match if it has at most `max_answer_tokens` tokens, end of text included. Its standard error
 is that of independent answers. Each conversation is read by itself, from its beginning, however the run was trained.
-
-Of LLM-Adapters' eight test sets (data/commonsense170k) this asks for the whole answer [I]. Their own script lets the
-model write 32 tokens, with 4 beams, and takes the first option that the text names: its numbers are other ones.
 """
 
 import math
