@@ -59,7 +59,7 @@ def test_use_from_beginning_to_end(tree):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("line", NETWORK)
+@pytest.mark.parametrize("line", [line for line in NETWORK if "dyt15" not in line])  # that is as hellaswag's
 def test_what_needs_a_network_says_so(line, tree):
     """Without one: one line, and an exit code."""
     (tree / "corpus").mkdir(exist_ok=True)
