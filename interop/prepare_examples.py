@@ -70,8 +70,8 @@ def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fra
         meta |= {"template": asdict(template), "dtype": dtype.name}
         meta["splits"] = {split: _write_split(parts, split, examples) for split, examples in splits.items()}
         script.publish(parts, out_dir, meta)
-    _print_summary(meta, reader, args.template)
-    script.print_end(meta, out_dir, f"{command} {script.dataset_flag(out_dir)}")
+    about, command = _describe(meta, reader, args.template), f"{command} {script.dataset_flag(out_dir)}"
+    script.print_end(meta, out_dir, "examples", about, command)
 
 
 def _encode(flag, found, tokenizer, template, dtype, max_tokens):
@@ -111,14 +111,13 @@ def _write_split(parts, split, examples):
     return entry | sizes | beside
 
 
-def _print_summary(meta, tokenizer, template):
+def _describe(meta, tokenizer, template):
     parts, texts = meta["splits"].values(), meta["template"]
-    counts = (f"{split} {p['examples']:,} examples, {p['tokens']:,} tokens" for split, p in meta["splits"].items())
-    share = sum(p["answer_tokens"] for p in parts) / sum(p["tokens"] for p in parts)
-    longest = max(p["longest"] for p in parts)
-    print(f"{meta['dataset']}: {'; '.join(counts)}; {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}")
-    print(f"{share:.1%} of the tokens count in the loss")
-    print(f"the longest example, of {longest:,} tokens, needs block_size {longest - 1:,}")
-    print(f"template {template}: turn {texts['turn']!r}, system {texts['system']!r}")
+    n_tokens, longest = sum(p["tokens"] for p in parts), max(p["longest"] for p in parts)
+    lines = [f"{n_tokens:,} tokens, {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}"]
+    lines.append(f"{sum(p['answer_tokens'] for p in parts) / n_tokens:.1%} of the tokens count in the loss")
+    lines.append(f"the longest example, of {longest:,} tokens, needs block_size {longest - 1:,}")
+    lines.append(f"template {template}: turn {texts['turn']!r}, system {texts['system']!r}")
     if "<|im_end|>" in texts["turn"] and tokenizer.added.get("<|im_end|>") != tokenizer.eot:
-        print("note: answers end with this tokenizer's end of text, which is not <|im_end|>: another template may fit")
+        lines.append("note: answers end with this tokenizer's end of text, not <|im_end|>: another template may fit")
+    return "\n".join(lines)

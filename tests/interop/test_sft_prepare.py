@@ -105,7 +105,7 @@ def test_a_tokenizer_of_hugging_face(start, home, tmp_path, capsys):
     letters = [ord(c) - 94 for c in "imstartuserabimendimstartassistant"]  # what this vocabulary has of the template
     expected = ([*begin, *letters, 5, 2], [2, *[0] * (len(begin) - 1 + len(letters)), 1, 1])
     assert examples_of(home / "mine", "train") == examples_of(home / "mine", "val") == [expected]
-    assert "note: answers end with this tokenizer's end of text, which is not <|im_end|>" in capsys.readouterr().out
+    assert "note: answers end with this tokenizer's end of text, not <|im_end|>" in capsys.readouterr().out
     assert load_meta("mine")["json"] == meta["json"]
 
 
