@@ -14,9 +14,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NOISE = (0.0, 0.01, -0.01, 0.02, -0.02, 0.015, -0.015, 0.005, -0.005, 0.0)  # by seed
 
 
-def invent_losses(tmp_path, monkeypatch, loss, **changes):
+def invent_losses(tmp_path, monkeypatch, loss):
     """An experiment in which `loss(run)` has been measured: a number, None for diverged; MissingRun if it raises it."""
-    made = make_experiment(tmp_path, judge_only=True, **changes)
+    made = make_experiment(tmp_path, judge_only=True)
     monkeypatch.setattr(
         made, "measure", lambda measure, run: loss(run) if measure == "loss" else NOISE[int(flag(run, "seed"))]
     )

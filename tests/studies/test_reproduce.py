@@ -102,8 +102,8 @@ def test_the_page_and_the_figures(whole, base):
     fast, slow, found = final(whole, "0.01"), final(whole, "0.0001"), judged(base, whole)
     text = (whole / "results" / "claims.md").read_text()
     assert (whole / "results" / "claims" / "mini.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    for name, row in found.items():
-        assert f"<summary><b>{'A' if name == 'learns' else 'B' if name == 'tunes' else 'C'}: {name} is so</b>" in text
+    for (name, row), paper in zip(found.items(), "ABC", strict=True):
+        assert f"<summary><b>{paper}: {name} is so</b>" in text
         assert f"**{row['class']}**" in text and f'<a id="{name}"></a>' in text
     assert "Not run yet: fails." in text and "A note." in text and "diverged with 2 of 2 seeds" in text
     assert "slow / alone" in text
@@ -153,18 +153,14 @@ def test_mistakes_are_one_line_before_anything_is_run(base, tmp_path, capsys):
     other = tmp_path / "other.py"
     other.write_text(base.read_text().replace("walk", "gone"))
     for flags, words, code in (
-        (
-            ["--only=learns,nothing"],
-            "only=nothing is neither a claim nor a paper of scale mini: allowed are A, B, C, breaks",
-            1,
-        ),
-        (["--seeds=0"], "seeds=0 must be between 1 and 8", 1),
-        (["--seeds=9"], "seeds=9 must be between 1 and 8", 1),
-        (["--jobs=-1"], "jobs=-1 must not be negative", 1),
-        (["--scale=large"], "--scale cannot be 'large'", 2),
-        (["--only=A"], "gone", 1),  # the dataset
+        ("--only=learns,nothing", "only=nothing is neither a claim nor a paper of scale mini: allowed are A, B, C", 1),
+        ("--seeds=0", "seeds=0 must be between 1 and 8", 1),
+        ("--seeds=9", "seeds=9 must be between 1 and 8", 1),
+        ("--jobs=-1", "jobs=-1 must not be negative", 1),
+        ("--scale=large", "--scale cannot be 'large'", 2),
+        ("--only=A", "gone", 1),  # the dataset
     ):
-        assert call(other, tmp_path, *flags) == code
+        assert call(other, tmp_path, flags) == code
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ") and words in line
     assert [path.name for path in tmp_path.iterdir()] == ["other.py"]
