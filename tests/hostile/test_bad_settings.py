@@ -102,6 +102,11 @@ SAMPLING = cases(
     ("unknown tokenizer", "", ["sentencepiece"], checkpoint(put("meta", "tokenizer", "sentencepiece"))),
     ("no alphabet", "", ["chars"], checkpoint(lambda c: c["meta"].pop("chars"))),
     ("missing prompt file", "--start= --start_file={tmp}/no.txt", ["no.txt", "No such file"]),
+    ("missing FILE:", "--start=FILE:{tmp}/no.txt", ["start=FILE:", "no.txt", "No such file"]),
+    ("FILE: without a name", "--start=FILE:", ["start=FILE:", "directory"]),
+    ("a folder for a prompt", "--start=FILE:.", ["start=FILE:.", "directory"]),
+    ("not UTF-8", "--start=FILE:{tmp}/p.txt", ["is not UTF-8 text"], write("{tmp}/p.txt", "déjà".encode("latin-1"))),
+    ("FILE: and start_file", "--start=FILE:p.txt --start_file={data}/meta.json", ["start and start_file", "keep one"]),
     ("binary prompt", "--start= --start_file={run}/best.pt", ["best.pt", "UTF-8"]),
     ("unknown characters", "--start=AB7é", ["'7'", "'é'", "alphabet"]),
     ("no new document", "--start=", ["start"]),  # the alphabet has no newline to begin one after

@@ -60,8 +60,6 @@ NAMES = [f"digit {i}" for i in range(10)]
 HERE = "--dataset={tmp}/digits2"
 
 MIXED_UP = cases(  # text and images
-    ("text for a vision config", SIZE, ["patch_size=2 is for images", "data' is of text", "leave patch_size out"]),
-    ("images for a text config", "--dataset={tmp}/digits", ["digits' is of images", "patch_size=0 is for text"]),
     ("rope", IMAGES + " --pos=rope", ["pos=rope", "patch_size=2 makes this a model of images"]),
     ("doc_mask", IMAGES + " --doc_mask=True", ["reads images", "are for text: leave out --doc_mask=True"]),
     ("label_smoothing, text", "--label_smoothing=0.1 --crop_area=0.5", ["leave out --label_smoothing=0.1 --crop_area"]),
@@ -74,10 +72,8 @@ MIXED_UP = cases(  # text and images
 )
 
 SETTINGS = cases(  # that do not fit the dataset, or each other
-    ("image_size", IMAGES + " --image_size=16", ["image_size=16 does not fit", "which has 8", "leave it out"]),
     ("3 does not divide 8", PATCHES + "3", ["image_size=8 must be a multiple of patch_size=3"]),
     ("block_size", BLOCK + "16", ["block_size=16", "17 tokens", "leave it out"]),
-    ("images of several sizes", IMAGES, ["several sizes", "set image_size"], meta(lambda m: m.update(image_size=None))),
 )
 
 OTHER_CLASSES = cases(  # a run goes on, or begins from weights, on other images

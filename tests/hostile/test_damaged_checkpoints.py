@@ -6,6 +6,7 @@ import io
 import json
 import re
 import zipfile
+from copy import deepcopy
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from nanodnt.run.checkpoints import RunState, load_checkpoint, load_latest
 from nanodnt.run.metrics import read_metrics
 from nanodnt.weights import model_from_checkpoint
 from support import runs
-from support.hostile import changes, copy, holders, load, rebuilt, refused_as_none, resume, save, speak
+from support.hostile import changes, copy, holders, load, refused_as_none, resume, save, speak
 from support.hypotheses import JSON, LEAVES, NUMBERS, drawn
 
 pytestmark = pytest.mark.usefixtures("one_thread", "quick")
@@ -138,7 +139,7 @@ def one_of(draw, options):
 
 def changed(draw, tree):
     """`tree` with one or two changes anywhere in it, top levels as likely as deep ones."""
-    tree = rebuilt(tree)
+    tree = deepcopy(tree)
     for _ in range(draw(st.integers(1, 2))):
         every = [holder for holder in holders(tree) if holder]
         if not every:
@@ -197,7 +198,7 @@ SIZES = "n_layer n_head n_embd block_size vocab_size n_kv_head n_ff norm_groups 
 @given(data=st.data())
 def test_a_model_config_that_the_weights_do_not_have(original, scratch, data):
     """Whatever sizes it names, memory and time go to what the file holds."""
-    content = rebuilt(original())
+    content = deepcopy(original())
     config = content["model_config"]
     for name in data.draw(st.lists(st.sampled_from(SIZES), min_size=1, max_size=2, unique=True)):
         config[name] = data.draw(
@@ -236,7 +237,7 @@ PLAIN = [*RunState.__annotations__, "scaler", "train_config", "meta"]
 @given(data=st.data())
 def test_resuming_with_other_plain_values(earlier, original, data):
     """What is no tensor: a wrong value has no wrong shape to give it away."""
-    content = rebuilt(original())
+    content = deepcopy(original())
     name = data.draw(st.sampled_from(PLAIN))
     value = content[name]
     if isinstance(value, dict):

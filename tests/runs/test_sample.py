@@ -76,24 +76,6 @@ def test_a_prompt_is_the_same_from_a_flag_a_file_and_stdin(draw, tmp_path, monke
     assert draw("--start_file=-") == from_flag
 
 
-def test_a_prompt_file_that_cannot_be_read(run, tmp_path, capsys):
-    (tmp_path / "latin1.txt").write_bytes("déjà".encode("latin-1"))
-    (tmp_path / "prompt.txt").write_text("a")
-    for name, problem in (
-        ("missing.txt", "No such file"),
-        ("", "directory"),
-        ("latin1.txt", "is not UTF-8 text"),
-        (".", "directory"),
-    ):
-        start = f"FILE:{tmp_path / name if name else ''}"
-        code = call(sample.main, f"--out_dir={run}", f"--start={start}")
-        refusal(capsys, code, f"start={start}", problem)
-    both = f"--start=FILE:{tmp_path / 'prompt.txt'}", f"--start_file={tmp_path / 'prompt.txt'}"
-    refusal(capsys, call(sample.main, f"--out_dir={run}", *both), "start and start_file", "keep one")
-    assert call(sample.main, "--help") == 0
-    assert "FILE:" in capsys.readouterr().out
-
-
 def test_the_prompt_conditions_the_text(run, draw, tmp_path):
     out = chain(run, tmp_path / "chain", {"a": "b", "b": "a", "x": "y", "y": "x"})
     assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=5") == ["ababab"] * 2

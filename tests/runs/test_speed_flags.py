@@ -14,7 +14,6 @@ from nanodnt.run import compilation
 from nanodnt.run.environment import Env
 from support.hostile import refusal
 from support.models import batch, build
-from support.operators import fresh_compiler
 from support.runs import assert_same_run, column, run
 from support.strikes import at_call
 
@@ -133,27 +132,3 @@ def test_compile_true_does_not(early, dataset, tmp_path, monkeypatch, capsys):
     code = run(out_dir=tmp_path / "out", dataset=dataset, compile=True)
     refusal(capsys, code, "torch.compile failed (no compiler here)", "--compile=False")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("how, number", [(True, 2), ("blocks", 4)])
-@fresh_compiler()
-def test_nothing_is_left_to_compile_in_a_run(how, number, base, tmp_path, monkeypatch):
-    """The graphs, for evaluation and for training, are compiled before the first step: of the whole model, or of the
-    loss and one that all blocks share. The run needs no others."""
-    compile_, compile_original, counts = torch.compile, compilation.compile_model, []
-    graphs = torch._dynamo.utils.counters["stats"]
-    monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="aot_eager", **options))
-
-    def note(*args):
-        with torch._dynamo.config.patch(error_on_recompile=False):
-            compiled = compile_original(*args)
-        counts.append(graphs["unique_graphs"])
-        return compiled
-
-    monkeypatch.setattr(compilation, "compile_model", note)
-    graphs.clear()
-    assert run(out_dir=tmp_path, **base[0] | dict(compile=how)) == 0
-    assert counts == [number] and graphs["unique_graphs"] == number
-    for name in ("train_loss", "val_loss"):
-        assert column(tmp_path, name) == pytest.approx(column(base[1], name), rel=1e-4)

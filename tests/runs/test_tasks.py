@@ -13,7 +13,7 @@ from support.faults import Command, Fault
 from support.prepared import open_prepared
 from support.processes import assert_same_values, finish, train_forked, wait_for_row
 from support.runs import assert_same_run, column, different, evaluated, load, logged, run
-from support.strikes import Crash, at_row, crash, kill_me, patched, some_step
+from support.strikes import Crash, at_call, at_row, crash, kill_me, patched, some_step
 from support.tasks import BIAS, PRE, TASKS, write_all
 from support.trials import Trial, strike_all
 from support.vision import AUGMENTED
@@ -201,15 +201,20 @@ def test_a_compiled_run_goes_on_exactly(task, config, tmp_path):
 @pytest.mark.parametrize("compile", (True, "blocks"))
 @pytest.mark.parametrize("task", ["text", "examples", "images"])
 def test_compiled_is_eager(task, compile, config, tmp_path, capsys):
-    """Nothing compiles in the run itself, whatever documents its batches have."""
+    """The graphs, for evaluation and for training, are compiled before the first step: of the whole model, or of the
+    loss and one that all blocks share. Nothing compiles in the run itself, whatever documents its batches have."""
+    graphs, before = torch._dynamo.utils.counters["stats"], []
 
     def strictly(function):
         return torch._dynamo.config.patch(error_on_recompile=True)(function)
 
     torch._dynamo.reset()
-    flags = config(task, n_layer=1, **PLAIN)
+    graphs.clear()
+    flags = config(task, n_layer=1 if compile is True else 2, **PLAIN)
     assert run(out_dir=tmp_path / "eager", **flags) == 0
-    with patched(train, "train", strictly):
+    note = at_call(train, "train", 1, lambda *_: before.append(graphs["unique_graphs"]))
+    with patched(train, "train", strictly), note:
         assert run(out_dir=tmp_path / "compiled", **flags | dict(compile=compile)) == 0
     assert "compiled in" in capsys.readouterr().out
+    assert before == [graphs["unique_graphs"]] and (task != "text" or before == [2 if compile is True else 4])
     assert_same_values(tmp_path / "compiled", tmp_path / "eager", grad_norm=5e-4)

@@ -194,13 +194,6 @@ def save(path: Path, content) -> bool:
     return True
 
 
-def rebuilt(value):
-    """The dicts and lists of a tree anew, the leaves as they are."""
-    if isinstance(value, dict):
-        return {k: rebuilt(v) for k, v in value.items()}
-    return [rebuilt(v) for v in value] if isinstance(value, list) else value
-
-
 def holders(value):
     """Every dict and list in a tree, the tree itself first."""
     if isinstance(value, (dict, list)):

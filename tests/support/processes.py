@@ -29,6 +29,7 @@ from layers.sharding import local_shard
 from nanodnt.run.environment import Env
 from nanodnt.run.errors import end_with
 from support.runs import ROOT, column, flags, quick_runs, run
+from support.strikes import ALWAYS, at_call, optimizers, patched
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 # Imported once, before the fork: every process would otherwise take longer for this than for its part of a test.
@@ -233,37 +234,43 @@ class Watch:
     """A run's model and optimizer as one process sees them. `spoils`: steps, from 1, in which the last entry of its
     part of a gradient is made NaN, after DDP has averaged. `stop_in`: the step after which it sends itself SIGTERM."""
 
-    def __init__(self, patch, spoils, stop_in: int):
-        import train
+    def __init__(self, spoils, stop_in: int):
+        self.spoils, self.stop_in, self.step = spoils, stop_in, 0
+        self.seen, self.ddp = {"frozen": [], "gain": set(), "meta": []}, lambda: None
+
+    @contextmanager
+    def watching(self):
+        """Runs meanwhile are watched."""
         from nanodnt.run import parallel
 
-        self.spoils, self.stop_in, self.step, self.seen = spoils, stop_in, 0, {"frozen": [], "gain": set()}
-        self.make, self.norm = train.make_optimizer, torch.nn.utils.get_total_norm
-        self.shard, self.wrap, self.wrapped = parallel.shard_model, parallel.data_parallel, None
-        patch.setattr(train, "make_optimizer", self.make_optimizer)
-        patch.setattr(torch.nn.utils, "get_total_norm", self.get_total_norm)
-        patch.setattr(parallel, "shard_model", self.shard_model)
-        patch.setattr(parallel, "data_parallel", self.data_parallel)
-        self.destroy = dist.destroy_process_group
-        patch.setattr(dist, "destroy_process_group", self.destroy_process_group)
+        def note_ddp(data_parallel):
+            def wrap(model, env):
+                call = data_parallel(model, env)
+                self.ddp = weakref.ref(call)
+                return call
 
-    def shard_model(self, model, *args):
-        self.seen["meta"] = [p.is_meta for p in model.parameters()]
-        self.shard(model, *args)
-        self.seen["meta"] += [p.is_meta for p in model.parameters()]
+            return wrap
 
-    def data_parallel(self, model, env):
-        call = self.wrap(model, env)
-        self.wrapped = weakref.ref(call)
-        return call
+        def note_meta(model, *_):
+            self.seen["meta"] += [p.is_meta for p in model.parameters()]
 
-    def destroy_process_group(self):
-        self.seen["DDP outlives its group"] = bool(self.wrapped and self.wrapped())
-        self.destroy()
+        def note_end():
+            self.seen["DDP outlives its group"] = bool(self.ddp())
 
-    def make_optimizer(self, model, config):
-        """The optimizer of the run; notes where the run starts."""
-        self.model, self.optimizer = model, self.make(model, config)
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            optimizers(self.begin),
+            at_call(torch.nn.utils, "get_total_norm", 1, self.spoil, times=ALWAYS),
+            at_call(parallel, "shard_model", 1, note_meta, times=ALWAYS),
+            at_call(parallel, "shard_model", 1, note_meta, times=ALWAYS, after=True),
+            at_call(dist, "destroy_process_group", 1, note_end, times=ALWAYS),
+            patched(parallel, "data_parallel", note_ddp),
+        ):
+            yield patch
+
+    def begin(self, model, optimizer) -> None:
+        """Note where the run starts."""
+        self.model, self.optimizer = model, optimizer
         self.seen["start"] = shards(model.named_parameters())
         self.seen["bytes"] = {name: local_shard(p).untyped_storage().nbytes() for name, p in model.named_parameters()}
         self.seen["sharded"] = {name for name, p in model.named_parameters() if isinstance(p, DTensor)}
@@ -272,16 +279,14 @@ class Watch:
         self.optimizer.register_step_post_hook(self.after)
         if model.final_norm.gain is not None:
             model.final_norm.register_forward_pre_hook(lambda slot, x: self.seen["gain"].add(slot.gain.dtype))
-        return self.optimizer
 
-    def get_total_norm(self, grads):
+    def spoil(self, *_) -> None:
         self.step += 1
         named = dict(self.model.named_parameters())
         if self.step in self.spoils:
             spoilt = named.get(SPOILT, named.get(SPOILT.replace("up", "experts.up")))
             local_shard(spoilt.grad).view(-1)[-1] = torch.nan
         self.seen["grads"] = {name: (p.dtype, p.grad.dtype) for name, p in named.items()}
-        return self.norm(grads)
 
     def before(self, *_):
         self.old = [*shards(self.model.named_parameters()).values(), *map(torch.clone, self.state())]
@@ -312,10 +317,10 @@ def play(
     last       whether this process makes no further run: then an error may leave the process group as it is
     """
     output, torchrun = io.StringIO(), world > 1 if torchrun is None else torchrun
-    with within or nullcontext(), quick_runs(), without_collector(), pytest.MonkeyPatch.context() as patch:
+    watch = Watch(spoils, stop_in if rank == world - 1 else 0)
+    with within or nullcontext(), quick_runs(), without_collector(), watch.watching() as patch:
         for args in patches:
             patch.setattr(*args)
-        watch = Watch(patch, spoils, stop_in if rank == world - 1 else 0)
         if torchrun:
             join_as(patch, rank, world, f"{meet or out}.{world}.{next(turn)}")
         with redirect_stdout(output), redirect_stderr(output):
