@@ -80,11 +80,6 @@ def changed_json(draw, tree):
     return text.encode("utf-8", "surrogatepass")
 
 
-def dataset_of(folder):
-    """The PreparedText of a folder, or None where it is refused, naming the folder."""
-    return refused_as_none(PreparedText, str(folder), 16, names=folder)
-
-
 @drawn(fast=50, deep=250)
 @given(data=st.data())
 def test_meta_json(earlier, scratch, data):
@@ -94,7 +89,7 @@ def test_meta_json(earlier, scratch, data):
         shutil.copytree(earlier.data, folder)
     meta = json.loads((earlier.data / "meta.json").read_text())
     (folder / "meta.json").write_bytes(changed_json(data.draw, meta))
-    found = dataset_of(folder)
+    found = refused_as_none(PreparedText, str(folder), 16, names=folder)
     if found is not None:
         whole = PreparedText(str(earlier.data), 16)
         assert np.array_equal(found.batch(0, 4), whole.batch(0, 4))

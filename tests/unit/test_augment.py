@@ -23,9 +23,6 @@ def pixels(image):
     return np.asarray(image).astype(int)
 
 
-# ------------------------------------------------------------------------------------------------------------ settings
-
-
 @pytest.mark.parametrize(
     "values, words",
     [
@@ -52,9 +49,6 @@ def test_flags_say_what_is_on():
     for on in (dict(crop_area=0.9), dict(crop_padding=1), dict(flip=True), dict(rand_augment=1)):
         assert TrainConfig(**on).changes and not TrainConfig(**on).mixes
     assert TrainConfig(mixup=0.1).mixes and TrainConfig(cutmix=0.1).mixes and not TrainConfig(mixup=1, cutmix=1).changes
-
-
-# --------------------------------------------------------------------------------------------------- crops and flips
 
 
 def boxes(monkeypatch, image, least, count):
@@ -108,9 +102,6 @@ def test_an_image_of_another_size_is_fitted_where_nothing_crops_it():
     assert augment.change(COLOUR, 8, TrainConfig(flip=True), 0, generator(1)).size == (8, 8)
     whole = Image.new("L", (1, 100_000), 7)
     assert augment.fit(whole, 4).getextrema() == (7, 7) and augment.crop(whole, 4, 0.1, generator()).size == (4, 4)
-
-
-# ------------------------------------------------------------------------------------------------------- RandAugment
 
 
 @pytest.mark.parametrize("image", [GRAY, COLOUR], ids=["gray", "colour"])
@@ -188,9 +179,6 @@ def test_two_operations_each_with_its_magnitude(monkeypatch):
     for _ in range(20):
         rand_augment(GRAY, 0, 10, 7, rng)
     assert 0 in [level for _, level, _, _ in seen] and all(0 <= level <= 1 for _, level, _, _ in seen)
-
-
-# ------------------------------------------------------------------------------------------------- mixup and cutmix
 
 
 def draw(settings, count=4000, side=16):

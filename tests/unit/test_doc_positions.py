@@ -68,16 +68,12 @@ def test_the_rest_of_a_batch_is_the_same(text):
     assert (y[2:] == -1).all() and (positions[2:] == np.arange(T)).all()
     assert len(plain.batch(0, 2)) == len(plain.val_batch(plain.validation(), 90)) == 2
     assert len(data.batch(0, 6, slice(2, 4))[2]) == 2
+    assert data.describe() == f"{data.n_train} windows an epoch" and data.loss_tokens(3, 5) is None
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=5))
 def test_any_windows(ids):
     assert document_positions(np.array(ids), 2).tolist() == [positions_plainly(row, 2) for row in ids]
-
-
-def test_in_words_and_numbers(text):
-    data = PreparedText(text[0], T, doc_mask=True)
-    assert data.describe() == f"{data.n_train} windows an epoch" and data.loss_tokens(3, 5) is None
 
 
 def test_characters_have_no_documents(dataset):

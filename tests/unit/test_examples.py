@@ -181,9 +181,6 @@ def test_a_tokenizer_with_a_start(tmp_path):
     assert y.tolist() == [[-1, 6, 7, 2, -1, -1, 10, 2, -1]]
 
 
-# ---------------------------------------------------------------------------------------------------- what is refused
-
-
 def fill(begin, end, value, cut=None):
     """Change train.marks, with a hash that fits."""
 

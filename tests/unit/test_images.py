@@ -54,9 +54,6 @@ def rounded(image):
     return image.round(2).tobytes()
 
 
-# ------------------------------------------------------------------------------------------------- what is in a batch
-
-
 def test_digits_are_those_of_scikit_learn(digits):
     from sklearn.datasets import load_digits
 
@@ -95,9 +92,6 @@ def test_tokens_are_those_of_the_network(colour):
     assert data.block_size == 10 and data.loss_tokens(3, 8) is None
     assert data.validation().tolist() == list(range(7)) and data.validation(39).tolist() == [0, 2, 4]
     assert data.validation(1).tolist() == [0]
-
-
-# ------------------------------------------------------------------------- batches are functions of seed, step, index
 
 
 @pytest.mark.parametrize(
@@ -143,9 +137,6 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch):
         assert threads() == max(1, alone // processes)
 
 
-# ------------------------------------------------------------------------------------------------------------ mixing
-
-
 def test_mixup_is_a_weighted_mean_of_neighbours(colour):
     plain, labels = PreparedImages(colour, 9, image_size=12).batch(3, 7)
     images, own, other, share = PreparedImages(colour, 9, image_size=12, flags=TrainConfig(mixup=0.8)).batch(3, 7)
@@ -167,9 +158,6 @@ def test_cutmix_puts_a_box_of_the_neighbour(colour):
         rows, columns = np.nonzero(~kept)
         if len(rows):  # a box
             assert (np.ptp(rows) + 1) * (np.ptp(columns) + 1) == len(rows)
-
-
-# -------------------------------------------------------------------------------------------------------- validation
 
 
 def test_validation_is_never_augmented_and_padded_to_one_shape(colour):
@@ -199,9 +187,6 @@ def test_images_of_several_sizes_are_cut_in_the_middle(photos):
 def test_images_of_every_mode_become_those_of_the_dataset(photos, augment):
     images = PreparedImages(photos, 9, image_size=16, flags=augment).batch(0, 5)[0]
     assert images.shape == (5, 3, 16, 16) and np.isfinite(images).all() and torch.from_numpy(images).std() > 0.1
-
-
-# ---------------------------------------------------------------------------------------------------------- refusals
 
 
 def test_texts_need_no_pillow_and_images_no_torch(monkeypatch):

@@ -198,13 +198,13 @@ def interrupt():
 
 
 def kill_workers():
-    for worker in multiprocessing.active_children():
-        worker.kill()
+    [worker.kill() for worker in multiprocessing.active_children()]
 
 
-@pytest.mark.parametrize(
-    "how, workers, said", [(interrupt, 1, "stopped"), (kill_workers, 2, "error: a worker was killed")]
-)
+KILLS = [(interrupt, 1, "stopped"), (kill_workers, 2, "error: a worker was killed")]
+
+
+@pytest.mark.parametrize("how, workers, said", KILLS)
 def test_a_restart_uses_finished_files(how, workers, said, tmp_path, monkeypatch):
     out, whole, val = tmp_path / "out", tmp_path / "whole", [TEXTS[:3]]
     text.build(whole, "test", BYTES, {"train": FILES, "val": val}, name="same")
@@ -301,12 +301,7 @@ BAD = [
 
 @pytest.mark.parametrize("flags, message", BAD, ids=[m[:40] for _, m in BAD])
 def test_bad_input_is_one_line_and_leaves_no_trace(flags, message, home, tmp_path, monkeypatch):
-    import tiktoken
-
-    def unreachable(name):
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
+    monkeypatch.setattr("tiktoken.get_encoding", lambda name: 1 / 0)  # there is no network
     bad_inputs(tmp_path)
     local.main([f"--input={tmp_path / 'in'}", "--tokenizer=bytes", "--name=mine"])
     (home / "a_file").touch()

@@ -34,9 +34,6 @@ def images_of(folder, split) -> list:
     return list(zip(parts, labels, strict=True))
 
 
-# ------------------------------------------------------------------------------------------------- the Hub's datasets
-
-
 def make_parquet(path: Path, columns: dict, classes: dict):
     """A parquet file as the Hub has them; `classes` are {column of labels: names}."""
     import datasets
@@ -137,9 +134,6 @@ def test_bad_files_of_the_hub(changes, words, hub, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-# ------------------------------------------------------------------------------------------------- folders of images
-
-
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     return prepared.use_other_home(tmp_path / "data", monkeypatch)
@@ -187,10 +181,10 @@ def test_a_share_is_held_out_by_a_hash_of_names(home, tmp_path, monkeypatch):
 
 
 def test_no_class_is_held_out_whole(home, tmp_path):
-    for c, i in [(c, i) for c, count in enumerate((1, 2, 40)) for i in range(count)]:
-        path = tmp_path / "in" / f"class {c}" / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode(noise(4, 4, 3, seed=100 * c + i)))
+    for c, count in enumerate((1, 2, 40)):
+        (tmp_path / "in" / f"class {c}").mkdir(parents=True)
+        for i in range(count):
+            (tmp_path / "in" / f"class {c}" / f"{i}.png").write_bytes(encode(noise(4, 4, 3, seed=100 * c + i)))
     local.main([f"--folder={tmp_path / 'in'}", "--name=few", "--val_share=0.9"])
     assert {label for _, label in images_of(home / "few", "train")} == {0, 1, 2}
     assert len(images_of(home / "few", "val")) > 20
@@ -219,11 +213,7 @@ def test_mean_and_deviation_are_of_all_pixels_of_training_images(home, tmp_path,
         assert len(pixels) == count * 9 * 14
         np.testing.assert_allclose(load_meta("pets")["mean"], pixels.mean(0), atol=1e-6)
         np.testing.assert_allclose(load_meta("pets")["std"], pixels.std(0), atol=1e-6)
-
-
-def test_gray_is_asked_for(home, tmp_path):
-    write_folder(tmp_path / "pets")
-    local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--channels=1"])
+    local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--channels=1"])  # gray is asked for
     assert load_meta("pets")["channels"] == 1 == len(load_meta("pets")["mean"])
     assert PreparedImages("pets", 9, image_size=6).batch(0, 3)[0].shape == (3, 1, 6, 6)
 
@@ -248,34 +238,22 @@ def test_more_images_than_wait_for_their_check_stay_in_order(tmp_path, monkeypat
     assert images_of(tmp_path, "train") == [image[1:] for image in images]
 
 
-# -------------------------------------------------------------------------------------------------------- bad input
-
-
 def replace_image(raw, split="train"):
     """Make the last image of FOLDER/train something else."""
     return lambda folder: (folder / split / "dog" / "2.PNG").write_bytes(raw)
 
 
-def wide(folder):
-    Image.fromarray(np.full((9, 9), 1000, np.uint16)).save(folder / "train" / "dog" / "2.PNG")
-
-
-def cut(folder):
-    path = folder / "train" / "dog" / "deep" / "1.jpg"
+def halve(path):
     os.truncate(path, path.stat().st_size // 2)
 
 
-def one_colour(folder):
-    for path in (folder / "train").rglob("*.[Pj]*[Gg]"):
-        path.write_bytes(encode(np.zeros((9, 9, 3))))
-
-
+WIDE, BLACK = Image.fromarray(np.full((9, 9), 1000, np.uint16)), encode(np.zeros((9, 9, 3)))
 BAD = [
     ("", replace_image(encode(noise(9, 8, 3))), "2.PNG has 8 × 9 pixels instead of 9 × 9"),
     ("", replace_image(encode(noise(9, 9))), "2.PNG is of mode L instead of RGB (channels=3"),
     ("", replace_image(b"no image"), "2.PNG is neither PNG nor JPEG: repair it"),
     ("", replace_image(b"GIF89a" + bytes(50), split="val"), "val/dog/2.PNG is neither PNG nor JPEG"),
-    ("", cut, "1.jpg cannot be decoded (OSError: "),
+    ("", lambda f: halve(f / "train/dog/deep/1.jpg"), "1.jpg cannot be decoded (OSError: "),
     ("", replace_image(bomb()), "cannot be decoded (DecompressionBombError"),
     ("", lambda f: (f / "val" / "dog").rename(f / "val" / "cow"), "classes of train and val differ: 'cow', 'dog'"),
     ("", lambda f: shutil.rmtree(f / "train") or (f / "train").mkdir(), "train holds no images (.png, .jpg, .jpeg)"),
@@ -283,8 +261,12 @@ BAD = [
     ("", lambda f: shutil.rmtree(f / "val"), "the classes are 'train', and 2"),
     ("", lambda f: (f / "val").rename(f / "test"), "has test, train, which look like splits"),
     ("", lambda f: (f / "val" / "dog" / "0.PNG").rename(f / "val" / "0.png"), "0.png lies in no class"),
-    ("", one_colour, "one and the same value in a channel"),
-    ("--image_size=", wide, "2.PNG is of mode I;16 instead of RGB"),
+    (
+        "",
+        lambda f: [p.write_bytes(BLACK) for p in (f / "train").rglob("*.[Pj]*[Gg]")],
+        "one and the same value in a channel",
+    ),
+    ("--image_size=", lambda f: WIDE.save(f / "train/dog/2.PNG"), "2.PNG is of mode I;16 instead of RGB"),
     ("--image_size=0", None, "--image_size=0 must be 1 or more"),
     ("--val_share=0.1", None, "has train and val, so leave out --val_share"),
     ("--val_share=1", None, "--val_share=1.0 must be above 0 and below 1"),
