@@ -96,8 +96,8 @@ def main(argv=None):
     if args.image_size is not None and args.image_size < 1:
         raise ValueError(f"--image_size={args.image_size} must be 1 or more")
     classes, splits = find_splits(args.folder, args.val_share)
-    totals = {split: len(files) for split, files in splits.items()}
-    source = f"{args.folder.resolve().name} ({sum(totals.values()):,} images)"
+    totals = [*map(len, splits.values())]
+    source = f"{args.folder.resolve().name} ({sum(totals):,} images)"
     about = dict(dataset=args.name, source=source, licence=args.licence, image_size=args.image_size)
     images = {part: ((str(f), f.read_bytes(), label) for _, f, label in files) for part, files in splits.items()}
     build(out, about | dict(channels=args.channels, classes=classes), images, totals)

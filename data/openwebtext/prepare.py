@@ -15,7 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.prepare import script
-from nanodnt.prepare.hub import hub_files, hub_texts, parquet_rows
+from nanodnt.prepare.hub import hub_files, hub_texts
 from nanodnt.prepare.text import build_from_hub
 
 REPO = "Skylion007/openwebtext"
@@ -25,7 +25,9 @@ REVISION = "b4325f019c648b1641a1784748667e8b74e5e064"  # the commit with parquet
 def main(argv=None):
     args = script.parser(__doc__, "openwebtext", REVISION).parse_args(argv)
     commit, (files,) = hub_files(args, REPO, ["plain_text/train-*.parquet"], 24.5, 38)
-    counts = [*map(parquet_rows, files)]
+    from pyarrow.parquet import read_metadata
+
+    counts = [read_metadata(file).num_rows for file in files]
     total, firsts = sum(counts), np.cumsum([0, *counts]).tolist()
     # As datasets.train_test_split(test_size=0.0005, seed=2357) chooses them, in this order.
     chosen = np.random.default_rng(2357).permutation(total)[: math.ceil(0.0005 * total)].tolist()

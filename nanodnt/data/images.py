@@ -56,9 +56,9 @@ class PreparedImages(PreparedData):
         if not self.mixes:
             return self._decode("train", self._draw(step, batch_size, rows), step, index)
         partner = np.where((index ^ 1) < batch_size, index ^ 1, index)
-        needed, at = np.unique(np.concatenate([index, partner]), return_inverse=True)
+        needed, at = np.unique([index, partner], return_inverse=True)
+        own, other = at.reshape(2, -1)
         images, labels = self._decode("train", self._draw(step, batch_size)[needed], step, needed)
-        own, other = at[: len(index)], at[len(index) :]
         mixed, share = images[own], np.ones(len(index), np.float32)
 
         def mix_one(row):

@@ -96,13 +96,6 @@ def hub_texts(file: Path):
             yield from batch.column("text").to_pylist()
 
 
-def parquet_rows(file: Path) -> int:
-    """Number of rows of a parquet file, from its footer."""
-    import pyarrow.parquet
-
-    return pyarrow.parquet.read_metadata(file).num_rows
-
-
 def check_disk(needs: dict):
     """ValueError unless there is room for `needs`, {folder: bytes}. Needs on one file system are added up."""
     disks = {}  # device: a folder on it, and the bytes that it needs

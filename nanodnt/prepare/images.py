@@ -22,14 +22,14 @@ MEASURED = 10_000  # training images, at most, that give mean and standard devia
 AHEAD = 256  # images that may wait for their check: they take memory
 
 
-def build(out_dir, about: dict, splits: dict, totals: dict | None = None, train: str | None = None) -> dict:
+def build(out_dir, about: dict, splits: dict, totals=(None, None), train: str | None = None) -> dict:
     """Write images, offsets and labels of both splits, and meta.json, to `out_dir`. Returns the content of meta.json.
 
     about       of meta.json, in this order: dataset (its name), source, licence, image_size (width and height of all
                 images, whose mode is then L or RGB; None: they have several sizes, and are converted when they are
                 read), channels (1 or 3), classes (their names; labels count them from 0)
     splits      {"train": images, "val": images}, each an iterable of (where it is from, encoded bytes, label)
-    totals      {split: number of images}, for the progress bar
+    totals      the number of images of each, for the progress bar
     train       the command to print at the end, if it is a special one
 
     Every image is decoded once. ValueError for one that cannot be or does not fit, for a label that no class has, and
@@ -45,8 +45,8 @@ def build(out_dir, about: dict, splits: dict, totals: dict | None = None, train:
     read = partial(open_image, channels=about["channels"], side=side)
     with script.staging(out_dir, json.dumps([about["source"], len(classes)])) as parts:
         found = {}
-        for split, images in splits.items():
-            found[split] = _write_split(parts, split, images, (totals or {}).get(split), len(classes), read)
+        for (split, images), total in zip(splits.items(), totals, strict=True):
+            found[split] = _write_split(parts, split, images, total, len(classes), read)
         mean, std = _measure(parts, found["train"]["images"], read, about["channels"])
         meta = {"format": 1, "dataset": about["dataset"], "kind": "images"} | about
         meta |= {"classes": classes, "mean": mean, "std": std, "splits": found}
@@ -118,11 +118,12 @@ def build_from_hub(doc, about: dict, repo: str, revision: str, patterns, argv=No
     those held out; `gb`: to download, and to write; `hint`: of `hub.hub_files`. ValueError as in these two."""
     args = script.parser(doc, about["dataset"], revision, workers=False).parse_args(argv)
     import datasets  # noqa: F401  (needed after the download: if it is missing, fail before)
+    from pyarrow.parquet import read_metadata
 
     commit, groups = hub.hub_files(args, repo, patterns, gb, gb, tokenizer=False, hint=hint)
     (classes, train), (val_classes, val) = (hub_images(files, *columns) for files in groups)
     check_classes(classes, val_classes)
-    totals = {split: sum(map(hub.parquet_rows, files)) for split, files in zip(("train", "val"), groups, strict=True)}
+    totals = (sum(read_metadata(file).num_rows for file in files) for files in groups)
     about = dict(dataset=about["dataset"], source=f"{repo} at {commit}") | about | dict(channels=3, classes=classes)
     build(args.out_dir, about, {"train": train, "val": val}, totals)
 
