@@ -75,9 +75,8 @@ def draw(weight, std: float, generator: torch.Generator, cut: float | None = Non
 class Linear(nn.Linear):
     """out( W pre(in_gain · x) + b ), computed in the runtime's compute_dtype; the weight itself stays fp32.
 
-    `in_gain` is what a norm before this map has left to it. It enters the weight, as do the factors of `pre` and `out`:
-    W (in_gain · x) = (W diag in_gain) x. Factors and cast are one pass, part of the graph, which torch.compile fuses:
-    it costs less than autocast and loses no accuracy.
+    Gains enter the weight, W (in_gain · x) = (W diag in_gain) x, in one pass with its cast. torch.compile fuses it: it
+    costs less than autocast and loses no accuracy.
     With `stack` it is that many matrices (stack, n_out, n_in) with the same slots, and `forward` is given a `product`
     that knows which row of x goes to which.
     """

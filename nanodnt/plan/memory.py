@@ -178,10 +178,8 @@ def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limi
 
 def choose_micro_batch(flags: GPTConfig, config, env, share: int) -> tuple:
     """(micro batch, accumulation steps) on a GPU: the largest divisor of `share`, the rows of one process, that fits;
-    it is printed. All ranks must call this, with `env.parallel` set.
-
-    The count is that of `--plan`, of the eager step. Compiled steps take less, so for them it is an upper bound. If not
-    even one row fits, it is 1 all the same."""
+    it is printed. All ranks must call this, with `env.parallel` set. The count is that of `--plan`, of the eager step:
+    an upper bound for compiled ones. If not even one row fits, it is 1 all the same."""
     limit = min(env.gather(available_bytes(env.device)))  # the same on all ranks
     total = min(env.gather(memory_bytes(env.device)))  # by which FSDP chose what to keep
     model = task_of(flags).network().empty(flags)

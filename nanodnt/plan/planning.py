@@ -43,11 +43,6 @@ class PlanConfig:
         if not 0 < self.mfu <= 1:
             raise ValueError(f"mfu={self.mfu:g} must be above 0 and at most 1")
 
-    @property
-    def bytes(self) -> float:
-        """Bytes that tensors can have on one GPU."""
-        return 1e9 * (self.gpu_mem_gb or GPUS[self.gpu][0])
-
 
 def describe_flops(model) -> str:
     """A line: FLOPs per token, of images also per image, and the shares of blocks, head and attention."""
@@ -62,10 +57,8 @@ def describe_flops(model) -> str:
 
 def describe_strategies(timelines: dict, choices: list, share: int, given: int, limit: float) -> list:
     """A table: the memory of one process at its peak, with the largest micro batch that fits into `limit` bytes, and
-    the peak with the micro batch `given` (0 = none).
-
-    `timelines`: {whether with activation checkpointing: Timeline}; `choices`: strategies; `share`: rows of one process
-    in a step."""
+    the peak with the micro batch `given` (0 = none). `timelines`: {whether with activation checkpointing: Timeline};
+    `choices`: strategies; `share`: rows of one process in a step."""
     columns = []
     for strategy in choices:
         for checkpointing, timeline in timelines.items():
@@ -115,8 +108,8 @@ def describe_plan(model, config, plan: PlanConfig) -> list:
     optimizer = make_optimizer(model, config)  # after prepare_model, which sets the dtype of Muon's products
     share = math.prod(split_batch(config.batch_size, 0, plan.gpus))
     given = config.micro_batch_size if config.micro_batch_size and share % config.micro_batch_size == 0 else 0
-    kinds = ("none",) if plan.gpus == 1 else ("ddp", "fsdp")
-    choices = [make_strategy(kind, model, optimizer, config, plan.gpus, plan.bytes) for kind in kinds]
+    limit, kinds = 1e9 * (plan.gpu_mem_gb or GPUS[plan.gpu][0]), ("none",) if plan.gpus == 1 else ("ddp", "fsdp")
+    choices = [make_strategy(kind, model, optimizer, config, plan.gpus, limit) for kind in kinds]
     choices = choices[:1] if dtype == torch.float16 else choices  # FSDP has no loss scaling
     timelines = {checkpointing: Timeline(model, optimizer, config, checkpointing) for checkpointing in (False, True)}
     saved = total_bytes(model.state_dict().values()) + total_bytes(state_tensors(optimizer))
@@ -132,9 +125,9 @@ def describe_plan(model, config, plan: PlanConfig) -> list:
         *describe_time(model, config, plan, dtype),
         f"a checkpoint: {saved / 1e9:.2f} GB, and as much host memory on rank 0 while it is written; {disk}",
         "",
-        f"memory of one of {plan.gpus} {plan.gpu}, {plan.bytes / 1e9:g} GB each for tensors, not compiled "
+        f"memory of one of {plan.gpus} {plan.gpu}, {limit / 1e9:g} GB each for tensors, not compiled "
         f"({share} {task_of(model.config).row_noun} of a step each):",
-        *describe_strategies(timelines, choices, share, given, plan.bytes),
+        *describe_strategies(timelines, choices, share, given, limit),
         *(strategy.note for strategy in choices if strategy.note),
         "kept for the backward: activations, and the folded and cast weights; with torch.compile less, so an upper "
         "bound",

@@ -17,6 +17,7 @@ from support.optimizers import (
     ALL,
     DNT,
     LAYOUTS,
+    MIXED,
     OURS,
     STEPS,
     VARIANTS,
@@ -124,10 +125,11 @@ def spoil(grads, kind):
 @pytest.mark.parametrize("kind", ["nan", "inf", "one", "other"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_found_inf_makes_a_step_change_nothing(variant, kind):
-    """Neither parameters nor state change by a bit, in the first step or a later one; nor do the steps that follow."""
+    """Neither parameters nor state change by a bit, in the first step or a later one; nor do the steps that follow.
+    Experts have stacks of matrices, and biases with a rule of their own."""
     runs = []
     for with_spoilt in (False, True):
-        model = tiny()
+        model = tiny(**MIXED)
         optimizer = make_optimizer(model, settings(**VARIANTS[variant]))
         grads, spoilt = gradients(model, 3), spoil(gradients(model, 1, seed=1)[0], kind)
         for t in range(4):
