@@ -1,10 +1,4 @@
-"""The papers' figures from runs, and runs compared (`analyze.py`).
-
-    settings.py     the flags of analyze.py          gradients.py   gradient tails and sharpness
-    figure.py       what a figure is                 norms.py       norms, DyT's α and scale vectors
-    runs.py         checkpoints and batches          streams.py     residual stream, Jacobian, attention logits
-    pipeline.py     measure, draw and write          tracked.py     what a run logged
-    compare.py      runs side by side                report.py      the page on them
+"""The papers' figures from runs, and runs compared (`analyze.py`): pipeline.py measures, draws and writes.
 
 gradients.py, norms.py and streams.py work on any model: a GPT or a ViT in eval mode, computing in fp32 or better.
 `batches` are read in turn, again each time: pairs (inputs, targets) on the model's device. Inputs are token ids (B, T),

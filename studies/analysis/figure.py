@@ -84,13 +84,13 @@ def blocks_over_steps(steps: list, rows: list, first: int = 1) -> list:
     """A line over the steps for each block, the first one darkest; rows: a list [L] for each step. The legend names the
     first and the last."""
     blocks, lines = list(zip_longest(*rows)), []
-    for i, (values, color) in enumerate(zip(blocks, dark_to_light(len(blocks)), strict=True)):
+    for i, (values, color) in enumerate(zip(blocks, shades(len(blocks)), strict=True)):
         label = f"block {first + i}" if i in (0, len(blocks) - 1) else None
         lines.append(line(steps, np.array(values, float), ".-", color=color, label=label))  # None becomes nan
     return lines
 
 
-def dark_to_light(n: int) -> list:
+def shades(n: int) -> list:
     """n colors from dark to light, for depth or time."""
     return [plt.colormaps["viridis"](0.9 * i / max(1, n - 1)) for i in range(n)]
 
@@ -121,11 +121,3 @@ def draw(runs: dict):
         for ax in row[len(panels) :]:
             ax.set_visible(False)
     return figure
-
-
-def short_slot(slot: str, block: bool = True) -> str:
-    """A slot's name for a legend: blocks.3.attn.f.q_norm → 4 attn q_norm. Without `block` it is the same in all."""
-    parts = [part for part in slot.split(".") if part != "f"]
-    if parts[0] != "blocks":
-        return slot
-    return " ".join([str(int(parts[1]) + 1), *parts[2:]] if block else parts[2:])

@@ -53,9 +53,6 @@ def pool_by_type(tensors: dict, types: dict) -> dict:
     return {kind: torch.cat(parts) for kind, parts in pooled.items()}
 
 
-# --------------------------------------------------------------------------------------------------- gradients
-
-
 def compute_gradients(model: Transformer, batches) -> dict:
     """{parameter name: gradient, fp32, on the CPU} of the mean loss over all targets of `batches`, [(inputs, targets),
     …], before clipping. ValueError if all targets are ignored."""
@@ -132,9 +129,6 @@ def draw_gradients(measured):
         panels.append(Panel("density per decade", size, densities, log="xy"))
         panels.append(Panel("share of larger ones", size, shares, log="xy"))
     return [panels]
-
-
-# --------------------------------------------------------------------------------------------------- sharpness
 
 
 def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch.Generator) -> dict:

@@ -14,25 +14,20 @@ from layers.ops import upcast
 from layers.slot import Slot
 from model import Transformer
 from studies.analysis.figure import (
-    BRANCHES,
     TYPE_COLORS,
     NotApplicable,
     Panel,
     by_block,
-    dark_to_light,
     line,
     over_steps,
     register,
-    short_slot,
+    shades,
 )
 from studies.analysis.gradients import matrix_types, pool_by_type, trained_parameters
 from studies.analysis.runs import WINDOW, pick_evenly
 from studies.analysis.streams import joint_variance, moments, walk
 
-LINES = {"FFN": ("mlp_gain", "w1", "w2"), "attention": ("attn_gain", "q", "k", "v", "o")}  # of block_norms, as drawn
-
-
-# -------------------------------------------------------------------------------------------- norms of parameters
+LINES = {"FFN": ("mlp_gain", "w1", "w2"), "attention": ("attn_gain", "q", "k", "v", "o")}  # of measure_norms, as drawn
 
 
 def norms_by_type(parameters: dict, types: dict) -> dict:
@@ -75,7 +70,7 @@ def measure_norms(model, batches=None, run=None):
     types, blocks = matrix_types(model), []
     for i, block in enumerate(model.blocks):
         norms = norms_by_type(dict(block.named_parameters(prefix=f"blocks.{i}")), types)
-        blocks.append(norms | {f"{branch}_gain": joint_gain(getattr(block, branch)) for branch in BRANCHES})
+        blocks.append(norms | {f"{branch}_gain": joint_gain(getattr(block, branch)) for branch in ("attn", "mlp")})
     return {
         "types": norms_by_type(trained_parameters(model), model.block_types()),
         "blocks": {kind: [norms[kind] for norms in blocks] for kind in blocks[0]},
@@ -105,12 +100,9 @@ def draw_norms(measured):
     return [panels]
 
 
-# ----------------------------------------------------------------------------------------------- norms and DyT
-
-
 def norm_slots(model: Transformer) -> dict:
     """{name: Slot} of every norm on the residual path, in the order of the forward; QK-norm and DNP are not on it."""
-    branches = [f"blocks.{i}.{branch}" for i in range(len(model.blocks)) for branch in BRANCHES]
+    branches = [f"blocks.{i}.{branch}" for i in range(len(model.blocks)) for branch in ("attn", "mlp")]
     places = [f"{branch}.{place}" for branch in branches for place in ("pre", "mid", "post")]
     slots = {name: model.get_submodule(name) for name in ("input_norm", *places, "final_norm")}
     return {name: slot for name, slot in slots.items() if slot.norm != "none"}
@@ -129,6 +121,14 @@ def dyt_alphas(model: Transformer, batches) -> list:
     return found
 
 
+def short_slot(slot: str, block: bool = True) -> str:
+    """A slot's name for a legend: blocks.3.attn.f.q_norm → 4 attn q_norm. Without `block` it is the same in all."""
+    parts = [part for part in slot.split(".") if part != "f"]
+    if parts[0] != "blocks":
+        return slot
+    return " ".join([str(int(parts[1]) + 1), *parts[2:]] if block else parts[2:])
+
+
 def measure_alpha(model, batches, run):
     slots = dyt_alphas(model, batches)
     if not slots:
@@ -142,7 +142,7 @@ def measure_alpha(model, batches, run):
 def draw_alpha(measured):
     """DyT's α and 1/std of its input, over training and over the layers (DyT, Fig. 8)."""
     slots, alphas, inverse, ends = measured[-1]["slots"], [], [], []
-    for i, (slot, color) in enumerate(zip(slots, dark_to_light(len(slots)), strict=True)):
+    for i, (slot, color) in enumerate(zip(slots, shades(len(slots)), strict=True)):
         label = short_slot(slot["slot"]) if i in pick_evenly(range(len(slots)), 5) else None
         alphas.append(over_steps(measured, [m["slots"][i]["alpha"] for m in measured], color=color))
         inverse.append(over_steps(measured, [m["slots"][i]["inv_std"] for m in measured], color=color))
@@ -225,9 +225,6 @@ def draw_scatter(measured):
         for row, by, title in zip(rows, ("token", "channel"), titles, strict=True):
             row.append(Panel(title, "input x", ylabel=f"output y, by {by}", paint=partial(draw_points, by=by, p=p)))
     return rows
-
-
-# ----------------------------------------------------------------------------------------------- scale vectors
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from layers.ops import upcast
 from model import Transformer
 from nanodnt.generate import KVCache
 from nanodnt.run.tracking import probe, watch
-from studies.analysis.figure import BRANCHES, Panel, by_block, dark_to_light, over_steps, register
+from studies.analysis.figure import BRANCHES, Panel, by_block, over_steps, register, shades
 from studies.analysis.runs import WINDOW, pick_evenly, target_shares
 
 
@@ -65,7 +65,7 @@ def stream_variance(model: Transformer, batches) -> dict:
 def draw_variance(measured):
     """Variance of the residual stream after each block, over training (LNS, Figs. 4, 8, 9)."""
     last, streams = measured[-1], []
-    for m, color in zip(measured, dark_to_light(len(measured)), strict=True):
+    for m, color in zip(measured, shades(len(measured)), strict=True):
         streams.append(by_block(m["stream"], first=0, color=color, label=f"step {m['step']}"))
     streams.append(by_block(last["stream_global"], "k:", first=0, label="over all elements"))
     branches = [by_block(last[branch], label=label) for branch, label in BRANCHES.items()]
