@@ -147,13 +147,23 @@ def final_loss_table(runs: list, baseline: str = "") -> dict:
 
 def find_warnings(runs: list, base: RunRecord, rows: list) -> list:
     """Lines on what makes the numbers of the table mean less than they seem to."""
+
+    def differing(*flags):
+        """Which of the flags differ from the baseline's, and in which runs; "" if none does."""
+        facts = []
+        for flag in flags:
+            usual, *values = (format_value(run.flags.get(flag)) for run in (base, *runs))
+            others = [f"{value} ({run.name})" for run, value in zip(runs, values, strict=True) if value != usual]
+            facts += [f"{flag} is {usual}, but {', '.join(others)}"] if others else []
+        return "; ".join(facts)
+
     unit, fields, lines = data_unit(runs), ["dataset", "vocab_size", "block_size", "eval_tokens"], []
     if unit == "image" and not any(run.flags.get("eval_tokens") for run in runs):
         fields.remove("block_size")  # a loss is of an image, however many tokens it has; but eval_tokens counts tokens
-    if different := describe_disagreement(runs, base, *fields):
-        data = {"token": "text", "image": "images"}[unit]
+    if different := differing(*fields):
+        data = "images" if unit == "image" else "text"
         lines.append(f"losses are not comparable, they are not of the same {data}: {different}")
-    if different := describe_disagreement(runs, base, "batch_size"):
+    if different := differing("batch_size"):
         lines.append(f"a step is not the same number of {unit}s everywhere: {different}")
     if len({row[f"{unit}s"] for row in rows}) > 1:
         lines.append(f"the runs end after different numbers of {unit}s: the differences are not at equal training")
@@ -161,16 +171,6 @@ def find_warnings(runs: list, base: RunRecord, rows: list) -> list:
         longer = "speed-ups need a longer one"
         lines.append(f"the baseline's schedule ({base.max_iters:,} steps) is no longer than another run's: {longer}")
     return lines
-
-
-def describe_disagreement(runs: list, base: RunRecord, *flags: str) -> str:
-    """Which of the flags differ from the baseline's, and in which runs; "" if none does."""
-    facts = []
-    for flag in flags:
-        usual, *values = (format_value(run.flags.get(flag)) for run in (base, *runs))
-        others = [f"{value} ({run.name})" for run, value in zip(runs, values, strict=True) if value != usual]
-        facts += [f"{flag} is {usual}, but {', '.join(others)}"] if others else []
-    return "; ".join(facts)
 
 
 def table_cells(table: dict) -> list:
@@ -195,19 +195,16 @@ def table_cells(table: dict) -> list:
             cells["reaches baseline"] = number(row["reaches_baseline"], ",.0f", "at {}", never)
         if any(row["top1"] is not None for row in table["rows"]):
             cells["top-1"] = number(row["top1"], ".2%")
-        words = ["baseline" if is_base and several else "", row["state"]]
-        cells["state"] = ", ".join(filter(None, words))
+        cells["state"] = ", ".join(filter(None, ["baseline" if is_base and several else "", row["state"]]))
         lines.append(cells)
     return [list(lines[0]), *(list(cells.values()) for cells in lines)]
 
 
 def format_table(lines: list) -> str:
     """A table of texts, the first line its headings, as aligned Markdown: for the terminal and for report.md."""
-    columns = []
-    for column in zip(*lines, strict=True):
-        width = max(map(len, column))
-        columns.append([cell.ljust(width) for cell in (column[0], "-" * width, *column[1:])])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in zip(*columns, strict=True))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines = [lines[0], ["-" * width for width in widths], *lines[1:]]
+    return "\n".join(f"| {' | '.join(map(str.ljust, cells, widths))} |" for cells in lines)
 
 
 def format_value(value) -> str:

@@ -13,16 +13,7 @@ from scipy.optimize import minimize_scalar
 from layers.ops import upcast
 from layers.slot import Slot
 from model import Transformer
-from studies.analysis.figure import (
-    TYPE_COLORS,
-    NotApplicable,
-    Panel,
-    by_block,
-    line,
-    over_steps,
-    register,
-    shades,
-)
+from studies.analysis.figure import TYPE_COLORS, NotApplicable, Panel, by_block, line, over_steps, register, shades
 from studies.analysis.gradients import matrix_types, pool_by_type, trained_parameters
 from studies.analysis.runs import WINDOW, pick_evenly
 from studies.analysis.streams import joint_variance, moments, walk

@@ -51,11 +51,9 @@ def draw_experts(measured):
         values = np.maximum(np.array(load, float).T, 1e-9)  # a load of 0 has a color: the lowest
         return ax.pcolormesh(edges, np.arange(experts + 1) + 0.5, values, norm=LogNorm(0.25, 4), cmap="RdBu_r")
 
-    upper = [
-        Panel(f"load / mean, block {block}", "step", ylabel="expert", paint=partial(draw_load, load=load))
-        for block, load in last["load"].items()
-    ]
-    lower = []
+    upper, lower = [], []
+    for block, load in last["load"].items():
+        upper.append(Panel(f"load / mean, block {block}", "step", ylabel="expert", paint=partial(draw_load, load=load)))
     for key, title, limit, label in (
         ("largest", "largest load / mean", 1, "even"),
         ("smallest", "smallest load / mean", 1, "even"),

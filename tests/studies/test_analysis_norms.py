@@ -15,8 +15,6 @@ from support.models import DYT_CONSTANT, NET, POST, PRE, S5, UNIFIED, build, err
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-# -------------------------------------------------------------------------------------------------------- norms and DyT
-
 SLOTS = {
     "Pre-LN": (dict(), ["attn.pre", "mlp.pre"], ["final_norm"]),
     "DNT S5": (S5, ["attn.pre", "attn.mid", "mlp.mid"], ["final_norm"]),
@@ -115,9 +113,6 @@ def test_scatter_of_dyt_finds_its_tanh():
         assert error(y, torch.tanh(alpha * x)) < 1e-5
         assert found["r2"] > 1 - 1e-6 > found["linear_r2"]
         assert close(found["slope"], abs(alpha), 1e-2) and close(found["amplitude"], math.copysign(1, alpha), 1e-2)
-
-
-# ---------------------------------------------------------------------------------------------------------------- gains
 
 
 def of_gain(values):

@@ -16,16 +16,6 @@ from support.models import LLAMA, NET, POST, S5, SCHEMES, build, error, floats, 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-# ------------------------------------------------------------------------------------------------------ residual stream
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_streams_are_those_of_the_equations(name):
-    net = solve(name, 3)
-    (found,) = streams.collect_streams(net.model, batches_of(net.idx))
-    assert len(found) == 4 and all(error(a, b) < 1e-5 for a, b in zip(found, net.streams, strict=True))
-
-
 def mean_variance(x):
     """Over the channels of each token, divided by their number; the mean over tokens."""
     rows = x.flatten(0, 1).tolist()
@@ -34,8 +24,10 @@ def mean_variance(x):
 
 @IN_PARTS
 @pytest.mark.parametrize("name", NETS)
-def test_variance_is_that_of_the_equations(name, rows):
+def test_streams_and_variances_are_those_of_the_equations(name, rows):
     net = solve(name, 3)
+    parts = zip(*streams.collect_streams(net.model, batches_of(net.idx, rows)), strict=True)
+    assert all(error(torch.cat(a), b) < 1e-5 for a, b in zip(parts, net.streams, strict=True))
     found = streams.stream_variance(net.model, batches_of(net.idx, rows))
     assert found.keys() == {"stream", "stream_global", "attn", "mlp"}
     assert close(found["stream"], [mean_variance(x) for x in net.streams])
@@ -80,9 +72,6 @@ def test_angular_distance():
     assert (found[0, :4] - torch.tensor((0, 0.5, 1, 7 / 9))).abs().max() < 5e-4
 
 
-# -------------------------------------------------------------------------------------------------------------- removal
-
-
 CUT = {  # name: (flags, the whole network of 3 blocks, what differs in the network with one block less)
     "LNS": (*NETS["LNS"], dict()),
     "LNS residual": (*SCHEMES["LNS residual"], dict()),
@@ -113,9 +102,6 @@ def test_removal_is_the_network_without_the_block(name):
     assert min(abs(loss - whole) for loss in losses) > 1e-3
     assert len(model.blocks) == 3 and all(map(torch.equal, before, model.parameters()))
     assert close(model(idx, targets)[1].item(), whole)
-
-
-# ------------------------------------------------------------------------------------------------------------- Jacobian
 
 
 def sublayers(model, idx):
@@ -162,9 +148,6 @@ def test_jacobian_statistics():
     assert close(list(found([[1.0, 0.0, 2.0], [0.0, 4.0, 0.0], [0.0, 0.0, 1.0]]).values()), [(13 / 3) ** 0.5, 4 / 22])
 
 
-# ----------------------------------------------------------------------------------------------------- attention logits
-
-
 def test_logit_max_is_the_trackers_over_all_parts():
     """tests/runs/test_tracking.py has its number against the equations."""
     model, idx = build(dict(S5, **LLAMA), 3, torch.float32), tokens(3, 9)
@@ -175,9 +158,6 @@ def test_logit_max_is_the_trackers_over_all_parts():
             streams.largest_logits(model, batches_of(idx, rows)),
             [max(by_block) for by_block in zip(*wanted, strict=True)],
         )
-
-
-# --------------------------------------------------------------------------------------------------------- what is left
 
 
 def test_nothing_is_left_behind():

@@ -7,29 +7,16 @@ import pytest
 
 from nanodnt.run.loss_curve import smoothed
 from studies.analysis import compare
-from studies.analysis.compare import (
-    compare_runs,
-    draw_losses,
-    final_loss_table,
-    find_differences,
-    first_step_at,
-    format_table,
-    load_records,
-    table_cells,
-    training_hours,
-)
+from studies.analysis.compare import compare_runs, final_loss_table, load_records, table_cells
 from support.analysis import MODEL, RECORD, TRAIN, make_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def table(tmp_path, *runs, baseline=""):
+def table(tmp_path, *runs):
     """The table of runs with these validation losses, named a, b, …, whose schedule ends with them."""
     paths = [make_run(tmp_path / "abcd"[i], losses, max_iters=max(losses)) for i, losses in enumerate(runs)]
-    return final_loss_table(load_records(paths), baseline)
-
-
-# --------------------------------------------------------------------------------------------- where the runs end
+    return final_loss_table(load_records(paths))
 
 
 def test_steps_the_baseline_needs_by_hand(tmp_path):
@@ -41,7 +28,7 @@ def test_steps_the_baseline_needs_by_hand(tmp_path):
     head, first, line = table_cells(found)
     assert line == ["b", "75", "750", "2.5000", "2.2500", "+0.5000", "150 steps", "2.00×", "not in 75 steps", ""]
     assert first == ["a", "200", "2,000", "2.0000", "2.0000", "–", "–", "–", "–", "baseline"] and len(head) == 10
-    assert format_table([["run", "x"], ["a", "3.25"]]) == "| run | x    |\n| --- | ---- |\n| a   | 3.25 |"
+    assert compare.format_table([["run", "x"], ["a", "3.25"]]) == "| run | x    |\n| --- | ---- |\n| a   | 3.25 |"
 
 
 def test_a_loss_the_baseline_never_reaches_is_not_extrapolated(tmp_path):
@@ -55,7 +42,7 @@ def test_a_loss_the_baseline_never_reaches_is_not_extrapolated(tmp_path):
 
 def test_the_first_crossing_counts_and_no_line_passes_a_loss_that_was_not_finite():
     def step_at(loss, losses):
-        return first_step_at([{"step": step, "val_loss": value} for step, value in losses.items()], loss)
+        return compare.first_step_at([{"step": step, "val_loss": value} for step, value in losses.items()], loss)
 
     up_and_down = {0: 4.0, 100: 2.0, 200: 3.0, 300: 1.0}
     assert [step_at(loss, up_and_down) for loss in (2.5, 2.0, 1.5, 5.0)] == [75, 100, 275, 0]
@@ -124,9 +111,6 @@ def test_warnings_of_what_makes_the_table_mean_less(tmp_path, change, words):
     assert not words or re.search(words, warnings[0])
 
 
-# ------------------------------------------------------------------------------------------------- names and folders
-
-
 def test_names_have_parents_where_they_need_them(tmp_path):
     paths = [make_run(tmp_path / part) for part in ("x/1/run", "x/2/run", "y/2/run", "other")]
     assert [run.name for run in load_records(paths)] == ["x/1/run", "x/2/run", "y/2/run", "other"]
@@ -138,7 +122,8 @@ def test_names_have_parents_where_they_need_them(tmp_path):
 
 
 RIGHT = {"model": MODEL, "train": TRAIN, "command": []} | RECORD
-BROKEN = {  # text of config.json
+BROKEN = {  # text of config.json, None: it is missing
+    None: "FileNotFoundError",
     '{"model": {': "JSONDecodeError",
     "[1]": "TypeError",
     json.dumps(RIGHT | {"command": "x"}): "ValueError: command of a wrong kind",
@@ -151,27 +136,23 @@ BROKEN = {  # text of config.json
 @pytest.mark.parametrize("text", BROKEN, ids=BROKEN.values())
 def test_a_damaged_config_is_one_clear_line(tmp_path, text):
     folder = make_run(tmp_path / "run")
-    (folder / "config.json").write_text(text)
+    (folder / "config.json").unlink() if text is None else (folder / "config.json").write_text(text)
     with pytest.raises(ValueError, match=rf"^[^\n]+config.json is missing or damaged \({BROKEN[text]}[^\n]*$"):
         load_records([folder])
 
 
 def test_folders_that_are_no_runs(tmp_path):
-    folder = make_run(tmp_path / "run")
-    (folder / "config.json").unlink()
-    with pytest.raises(ValueError, match="config.json is missing or damaged .FileNotFoundError"):
-        load_records([folder])
-    (folder / "metrics.jsonl").write_text("")
-    for path in (folder, tmp_path / "nowhere"):
-        with pytest.raises(ValueError, match=f"{path.name} is not the directory of a run: it has no metrics.jsonl, or"):
-            load_records([path])
+    (make_run(tmp_path / "run") / "metrics.jsonl").write_text("")
+    for name in ("run", "nowhere"):
+        with pytest.raises(ValueError, match=f"{name} is not the directory of a run: it has no metrics.jsonl, or"):
+            load_records([tmp_path / name])
 
 
 def test_differences_have_the_default_and_leave_out_paths(tmp_path):
     a = make_run(tmp_path / "a", seed=1, optimizer="adamw", out_dir="here")
     changed = {"git_changed_files": [" M model.py"], "versions": {"torch": "2.11.0"}}
     b = make_run(tmp_path / "b", model={"norm": "dyt"}, optimizer="muon", out_dir="there", record=changed)
-    found = find_differences(load_records([a, b]))
+    found = compare.find_differences(load_records([a, b]))
     assert [tuple(line.values()) for line in found] == [
         ("model", "norm", "rmsnorm", ["rmsnorm", "dyt"]),
         ("train", "seed", "1337", ["1", "–"]),
@@ -179,9 +160,6 @@ def test_differences_have_the_default_and_leave_out_paths(tmp_path):
         ("versions", "torch", "–", ["2.13.0", "2.11.0"]),
         ("versions", "commit", "–", ["c0ffee", "c0ffee, changed files: 1"]),
     ]
-
-
-# ---------------------------------------------------------------------------------------------------------- losses
 
 
 def test_hours_of_training_leave_out_what_is_not_training():
@@ -192,8 +170,8 @@ def test_hours_of_training_leave_out_what_is_not_training():
         {"step": 3, "tokens": 7200, "tokens_per_s": 2.0},  # half an hour for 3600 tokens
         {"step": 4, "tokens": 9000, "tokens_per_s": None},
     ]
-    assert training_hours(rows) == [0, 1, 1.25, 1.5, 1.5]
-    assert training_hours(rows[:1]) is None
+    assert compare.training_hours(rows) == [0, 1, 1.25, 1.5, 1.5]
+    assert compare.training_hours(rows[:1]) is None
 
 
 def test_smoothing_is_centred_and_shorter_at_the_ends():
@@ -211,7 +189,7 @@ def test_what_the_figure_draws(tmp_path, monkeypatch):
     end = {"tokens_per_s": 1.0, "val_loss": 2.5}
     a = make_run(tmp_path / "a", rows=[*first, second[0], second[1] | end], max_iters=100)
     b = make_run(tmp_path / "$x_{$", rows=[*first, second[0], {"step": 50, "tokens": 500, "train_loss": None}])
-    draw_losses(load_records([a, b]), tmp_path / "loss.png", smooth=0.0)
+    compare.draw_losses(load_records([a, b]), tmp_path / "loss.png", smooth=0.0)
     (figure,) = figures
     assert (tmp_path / "loss.png").read_bytes().startswith(PNG)
     steps, tokens, hours = figure.axes

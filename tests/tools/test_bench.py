@@ -1,4 +1,4 @@
-"""bench.py: it times train.py's step, its figures agree with each other, and bad input gets one line.
+"""bench.py: it times train.py's step, on text and images, its figures agree, and bad input gets one line.
 
 No test asserts a time: where a figure is checked, the clock is a counter.
 """
@@ -6,6 +6,7 @@ No test asserts a time: where a figure is checked, the clock is a counter.
 import itertools
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,14 +24,19 @@ from nanodnt.bench.settings import Setting
 from nanodnt.bench.variants import Variant
 from nanodnt.data.windows import PreparedText
 from nanodnt.settings import TrainConfig
+from support.depth import spread
 from support.devices import CPU, bench_setting
+from support.images import encode, noise, write_dataset
 from support.runs import call
+from vision import ViT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=50)
 TINY = SIZE | dict(batch_size=4, data="random", device="cpu", dtype="float32", compile=False)
 TINY |= dict(repeats=2, steps=3, warmup=1)
+VIT = dict(n_layer=2, n_head=2, n_embd=32, patch_size=4, image_size=8, channels=1, n_class=4, drop_path=0.2)
+VIT |= dict(vocab_size=None, block_size=None, label_smoothing=0.1, repeats=1, steps=1, dataset="nowhere")
 S1, S5 = (str(ROOT / "config" / "dnt" / f"{name}.py") for name in ("s1", "s5"))
 
 
@@ -53,7 +59,14 @@ def results(tmp_path, *words, **changes) -> dict:
 
 
 def make_setting(**changes) -> Setting:
-    return bench_setting(**TINY | changes)
+    return bench_setting(**{name: value for name, value in (TINY | changes).items() if value is not None})
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A dataset of images of 8 × 8 in 4 classes."""
+    train, val = ([encode(pixels) for pixels in noise(n, 8, 8, seed=n)] for n in (40, 12))
+    return write_dataset(tmp_path_factory.mktemp("data") / "noise", train, val)
 
 
 @pytest.fixture
@@ -159,12 +172,14 @@ def test_a_ratio_pairs_the_rounds():
     assert timing.speed_ratio(b, a) == (1.0, 0.5, 2.0)
 
 
-def test_flags_win_over_files():
+def test_variants_of_files_and_flags():
+    """Flags win over files."""
     found = bench.read_variants([f"--vary={S1},{S5}", "--qk_norm=False", "--n_layer=1"])
-    assert {name: (flags.qk_norm, flags.n_layer, flags.input_norm) for name, (flags, *_) in found.items()} == {
-        "s1": (False, 1, False),
-        "s5": (False, 1, True),
-    }
+    values = {name: (flags.qk_norm, flags.n_layer, flags.input_norm) for name, (flags, *_) in found.items()}
+    assert values == {"s1": (False, 1, False), "s5": (False, 1, True)}
+    found = bench.read_variants([S5, "--vary=mlp=gelu,swiglu"])
+    values = {name: (flags.mlp, flags.mid_norm) for name, (flags, *_) in found.items()}
+    assert values == {"mlp=gelu": ("gelu", "both"), "mlp=swiglu": ("swiglu", "both")}
 
 
 def test_recompilations_are_counted(tmp_path, monkeypatch):
@@ -231,13 +246,19 @@ REFUSED = {
     "documents": (dict(against="nanogpt", doc_mask=True), 1, "does not keep documents apart"),
     "two modes": (dict(profile=True, against="nanogpt"), 1, "--against and --profile are different benchmarks"),
     "gpu": (dict(device="cuda:77"), 1, "cuda:77"),
+    "images, nanoGPT": (VIT | dict(against="nanogpt"), 1, "nanoGPT reads text"),
+    "images, documents": (VIT | dict(doc_mask=True), 1, "for text: leave out --doc_mask=True"),
+    "images, chunks": (VIT | dict(vary="loss_chunks=1,2"), 1, "for text: leave out --loss_chunks=1"),
+    "images from text": (VIT | dict(data="dataset", dataset="text"), 1, "patch_size=4 is for images: leave"),
+    "no images": (VIT | dict(data="dataset"), 1, "or time on random images: --data=random"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_input_gets_one_line(case, dataset, capsys):
     given, code, words = REFUSED[case]
-    assert run(**dict(dataset=dataset) | given) == code
+    where = given.get("dataset", "text")
+    assert run(**given | dict(dataset=dataset if where == "text" else where)) == code
     said = capsys.readouterr()
     assert words in said.err and said.err.startswith("error: ") and said.err.count("\n") == 1
     assert "tokens/s" not in said.out
@@ -253,19 +274,17 @@ def test_one_device_for_all(tmp_path, capsys):
 # ---------------------------------------------------------------------------------------------------------- variants
 
 
-def test_layouts_are_the_configs(tmp_path):
+def test_layouts_are_the_configs():
     """Their flags are those of the config files of the same scheme, but for initialisation."""
-    files = {f"S{i}": f"dnt/s{i}" for i in (2, 3, 4)} | {"pre_ln (S1)": "dnt/s1", "S5 (DNT)": "dnt/s5"}
-    files |= {name: f"lns/{name}" for name in ("lns", "post_ln", "mix_ln", "deepnorm", "sandwich", "layerscale")}
-    files |= {name: f"scale_vectors/{name}" for name in ("hg", "dp", "dnp", "or_magdir", "unified")}
-    files |= {"dyt": "dyt/dyt", "skipinit": "lns/skipinit", "sigma_reparam": "dyt/sigma_reparam"}
+    folders = [ROOT / "config" / name for name in ("scale_vectors", "dyt", "lns", "dnt")]
+    files = {path.stem: read_file(path) for folder in folders for path in folder.glob("*.py")}
     others = {"layernorm": dict(norm="layernorm"), "no norm": dict(norm="none")}
-    assert files.keys() | others.keys() == vary.LAYOUTS.keys()
     base = make_setting(n_layer=12, qk_norm=True, norm="layernorm", lns="norm")
     for name in vary.LAYOUTS:
         made = base.replace(**vary.plain_flags() | vary.layout_flags(name, base.flags))
         made = vars(made.flags) | vars(made.config)
-        wanted = others.get(name) or {k: v for k, (v, _) in read_file(ROOT / "config" / f"{files[name]}.py").items()}
+        stem = (re.search(r"S\d", name) or [name])[0].lower()
+        wanted = others.get(name) or {k: v for k, (v, _) in files[stem].items()}
         free = {"init", "residual_init", "norm_eps"}
         assert {k: made[k] for k in wanted.keys() - free} == {k: wanted[k] for k in wanted.keys() - free}, name
 
@@ -293,14 +312,6 @@ def test_experts(tmp_path, capsys):
     work = [row["flops_per_s"] / row["tokens_per_s"] for row in (dense, experts)]
     assert work[1] - work[0] == pytest.approx(6 * 2 * 4 * 32)  # the routers' alone: what counts is active
     assert "× dense (rounds)" in capsys.readouterr().out
-
-
-def test_values_of_a_flag():
-    found = bench.read_variants([S5, "--vary=mlp=gelu,swiglu"])
-    assert {name: (flags.mlp, flags.mid_norm) for name, (flags, *_) in found.items()} == {
-        "mlp=gelu": ("gelu", "both"),
-        "mlp=swiglu": ("swiglu", "both"),
-    }
 
 
 @pytest.mark.deep
@@ -412,6 +423,61 @@ def test_the_kinds_of_nanogpt(monkeypatch):
     for make in variants.variants_beside_nanogpt(make_setting(against="nanogpt-all")).values():
         make()
     assert made == ["nanogpt", "nanogpt-eager", "nanogpt-bf16", "ours"]
+
+
+# ------------------------------------------------------------------------------------------------------------ images
+
+
+def test_random_images():
+    setting = make_setting(**VIT)
+    images, labels = setting.fetch_batch(7)
+    assert images.shape == (4, 1, 8, 8) and images.dtype == torch.float32 and 0.5 < images.std() < 1.5
+    assert labels.shape == (4,) and labels.dtype == torch.int64 and set(labels.tolist()) <= set(range(4))
+    assert torch.equal(setting.fetch_batch(7)[1], labels) and torch.equal(setting.fetch_batch(8)[0], images)
+    assert len({tuple(setting.fetch_batch(step)[1].tolist()) for step in range(8)}) > 1
+    *_, others, share = make_setting(**VIT, mixup=0.2).fetch_batch(7)
+    assert others.dtype == torch.int64 and share.dtype == torch.float32 and 0 <= share.min() <= share.max() <= 1
+
+
+def test_the_size_of_random_images(images):
+    """The dataset's, or if there is none ImageNet's."""
+    sizes = dict(image_size=0, channels=0, n_class=0)
+    flags = make_setting(**VIT | sizes | dict(patch_size=16)).flags
+    assert (flags.image_size, flags.channels, flags.n_class, flags.block_size) == (224, 3, 1000, 197)
+    flags = make_setting(**VIT | sizes | dict(dataset=images)).flags
+    assert (flags.image_size, flags.channels, flags.n_class, flags.block_size) == (8, 1, 4, 5)
+
+
+def test_images_of_a_dataset(images):
+    """They are those of the dataset, and decide size, channels and classes."""
+    sizes = dict(image_size=0, channels=0, n_class=0)
+    setting = make_setting(**VIT | sizes | dict(data="dataset", dataset=images, crop_padding=1))
+    assert (setting.flags.image_size, setting.flags.n_class, setting.flags.block_size) == (8, 4, 5)
+    for found, wanted in zip(setting.fetch_batch(3), setting.dataset.batch(3, 4), strict=True):
+        assert torch.equal(found, torch.from_numpy(wanted))
+    assert isinstance(setting.new_model(), ViT)
+
+
+@pytest.mark.parametrize("changes", [{}, dict(mixup=0.2, accumulation=0, micro_batch_size=2)])
+def test_a_step_on_images(changes, tmp_path, capsys):
+    found = results(tmp_path, **VIT | changes)
+    (row,) = found["variants"]
+    assert row["step_tokens"] == 20 and row["images_per_s"] == pytest.approx(row["tokens_per_s"] / 5)
+    micro, parts = (2, 2) if changes else (4, 1)
+    assert found["header"]["step"] == f"{micro} images of 5 tokens × {parts} accumulation (the whole batch_size)"
+    assert found["ceilings_flops_per_s"]["float32"].keys() == {"ffn"}
+    text = capsys.readouterr().out
+    assert "tokens/s  images/s" in text and "vocabulary" not in text
+
+
+@pytest.mark.parametrize("name", spread(("layouts", "norms", "optimizers", "micro_batch"), ["norms", "micro_batch"]))
+def test_sets_on_images(name, tmp_path):
+    found = results(tmp_path, **VIT, vary=name)
+    if name == "micro_batch":
+        assert [row["step_tokens"] for row in found["variants"]] == [5, 10, 20]
+        assert all(row["images_per_s"] and row["planned_bytes"] for row in found["variants"])
+    if name == "layouts":
+        assert len(found["variants"]) == 21
 
 
 # ------------------------------------------------------------------------------------------------ the report on a GPU
