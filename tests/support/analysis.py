@@ -8,12 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from studies.analysis.figure import STYLE
 from support import reference, runs
 from support.models import LLAMA, LLAMA_NET, NET, POST, POST_NET, PRE, S5, S5_NET, SCHEMES, build, error, floats, tokens
 from support.moe import MIXTURES
-
-STYLE |= {"figure.constrained_layout.use": False, "xtick.labelbottom": False, "ytick.labelleft": False}  # quick to draw
 
 # name: (flags, the same network for support.reference): together every norm placement, constant and kind of gain.
 NETS = {
