@@ -47,7 +47,7 @@ def joint_variance(parts: list) -> float:
     return float(np.average(variance + shift**2, weights=n))
 
 
-def stream_variance(model: Transformer, batches) -> dict:
+def stream_variance(model: Transformer, batches, run=None) -> dict:
     """{"stream": [L + 1], "attn": [L], "mlp": [L]}: stream_var and branch_var of the tracker, mean over all tokens;
     "stream_global" [L + 1]: variance over all elements of the stream."""
     depth, rows, found = len(model.blocks), [], []
@@ -61,7 +61,7 @@ def stream_variance(model: Transformer, batches) -> dict:
     return parts | {"stream_global": [joint_variance(its) for its in whole]}
 
 
-@register("variance", lambda model, batches, run: stream_variance(model, batches), tokens=8192, over_training=True)
+@register("variance", stream_variance, tokens=8192, over_training=True)
 def draw_variance(measured):
     """Variance of the residual stream after each block, over training (LNS, Figs. 4, 8, 9)."""
     last, streams = measured[-1], []
@@ -99,7 +99,7 @@ def draw_angular(measured):
 
 
 @torch.no_grad()
-def removal_drop(model: Transformer, batches) -> dict:
+def removal_drop(model: Transformer, batches, run=None) -> dict:
     """{"loss": mean loss over the targets of `batches`, [(inputs, targets), …], "drop": [how much higher it is with
     block ℓ deleted]}, and of images {"top1": share whose class has the largest logit, "top1_drop": [how much lower it
     is]}. The other blocks keep their constants, such as LNS's 1/√ℓ (LNS)."""
@@ -123,7 +123,7 @@ def removal_drop(model: Transformer, batches) -> dict:
     return found if math.isnan(top1) else found | {"top1": top1, "top1_drop": [top1 - other for _, other in without]}
 
 
-@register("removal", lambda model, batches, run: removal_drop(model, batches), tokens=32768)
+@register("removal", removal_drop, tokens=32768)
 def draw_removal(measured):
     """Rise of the loss, of images also fall of top-1, when one block is deleted (LNS, Figs. 2, 3, 7)."""
     last = measured[-1]
@@ -202,15 +202,13 @@ def draw_jacobian(measured):
     return rows
 
 
-def largest_logits(model: Transformer, batches) -> list:
-    """[L]: logit_max of the tracker, over all tokens."""
+def largest_logits(model: Transformer, batches, run=None) -> dict:
+    """{"layers": [L]}: logit_max of the tracker, over all tokens."""
     found = [torch.stack(probe(model, inputs)["logit_max"]) for inputs, _ in batches]
-    return torch.stack(found).amax(0).tolist()
+    return {"layers": torch.stack(found).amax(0).tolist()}
 
 
-@register(
-    "logits", lambda model, batches, run: {"layers": largest_logits(model, batches)}, tokens=8192, over_training=True
-)
+@register("logits", largest_logits, tokens=8192, over_training=True)
 def draw_logits(measured):
     """Largest attention logit of each block."""
     at_end, largest = by_block(measured[-1]["layers"]), over_steps(measured, [max(m["layers"]) for m in measured])

@@ -155,7 +155,7 @@ def test_logit_max_is_the_trackers_over_all_parts():
     assert len(wanted[0]) == 3 and len(set(map(tuple, wanted))) == 3
     for rows in (3, 1):
         assert close(
-            streams.largest_logits(model, batches_of(idx, rows)),
+            streams.largest_logits(model, batches_of(idx, rows))["layers"],
             [max(by_block) for by_block in zip(*wanted, strict=True)],
         )
 

@@ -144,7 +144,7 @@ def test_the_largest_logit_is_of_all_pairs():
     for seed in range(6):
         kept = []
         hook = attention.register_forward_pre_hook(lambda module, args, kept=kept: kept.append(args[0]))
-        found = streams.largest_logits(model, [(images(seed=seed), None)])
+        found = streams.largest_logits(model, [(images(seed=seed), None)])["layers"]
         hook.remove()
         q, k = (m(kept[0]).view(3, 5, 2, 8).transpose(1, 2) for m in (attention.q, attention.k))
         largest, causal = ((x.abs().max() / 8**0.5).item() for x in (q @ k.mT, (q @ k.mT).tril()))

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,9 +41,13 @@ VIT |= dict(vocab_size=None, block_size=None, label_smoothing=0.1, repeats=1, st
 S1, S5 = (str(ROOT / "config" / "dnt" / f"{name}.py") for name in ("s1", "s5"))
 
 
+git_asked_once = cache(bench.run_record)
+
+
 @pytest.fixture(autouse=True)
 def idle(monkeypatch):
     monkeypatch.setattr(timing, "busy_cores", lambda: 0.0)  # the real one takes a second
+    monkeypatch.setattr(bench, "run_record", git_asked_once)
 
 
 def run(*words, **changes) -> int:
