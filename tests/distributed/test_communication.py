@@ -16,6 +16,7 @@ from nanodnt.run.compilation import compile_model
 from nanodnt.run.environment import Env
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import load_weights
+from support.depth import spread
 from support.processes import assert_close, joined, processes
 from support.runs import load
 
@@ -84,19 +85,18 @@ class Note(TorchDispatchMode):
 # ---------------------------------------------------------------------------------------------------------------- DDP
 
 
-def ddp_compiled(rank, world, folder):
+def ddp_compiled(rank, world, folder, backend):
     """Leaves what `ddp_steps` finds."""
     with joined(rank, world, folder / "ddp", parallel="ddp") as env:
-        torch.save(ddp_steps(rank, env), folder / f"{rank}")
+        torch.save(ddp_steps(rank, env, backend), folder / f"{rank}")
 
 
-def ddp_steps(rank, env) -> dict:
+def ddp_steps(rank, env, backend) -> dict:
     """As compile_run and train do it, with small buckets: gradients, and in which order things happened."""
     found, graphs = {}, torch._dynamo.utils.counters["stats"]
     model = prepare_model(make_model(DNT), CONFIG, env)
     with pytest.MonkeyPatch.context() as patch:
-        # a backward graph, as inductor has, but quickly made
-        patch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+        patch.setattr(torch, "compile", partial(torch.compile, backend=backend))
         patch.setattr(
             parallel, "DistributedDataParallel", partial(parallel.DistributedDataParallel, bucket_cap_mb=0.02)
         )
@@ -115,9 +115,11 @@ def ddp_steps(rank, env) -> dict:
     return found
 
 
-def test_buckets_leave_during_the_backward_pass(tmp_path):
-    """If the model were one graph, all matrix products would come before the first bucket."""
-    processes(2, ddp_compiled, tmp_path)
+@pytest.mark.parametrize("backend", spread(("eager", "aot_eager"), ["eager"]))
+def test_buckets_leave_during_the_backward_pass(backend, tmp_path):
+    """If the model were one graph, all matrix products would come before the first bucket. (With aot_eager, which has
+    a graph of the backward pass, as inductor has.)"""
+    processes(2, ddp_compiled, tmp_path, backend)
     losses, expected = alone(DNT, 2, ROWS)
     for rank in range(2):
         found = load(tmp_path / f"{rank}")

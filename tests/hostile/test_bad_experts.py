@@ -11,6 +11,7 @@ import sample
 import train
 from nanodnt.plan import __main__ as plan
 from support import runs
+from support.depth import spread
 from support.hostile import RESUME, TRAIN, assert_refused, call, cases, refuse, start
 from support.runs import contents
 from support.spoil import checkpoint, put
@@ -46,7 +47,7 @@ PROGRAMS = {"model.py": (plan, []), "model.py --plan": (plan, ["--plan"]), "benc
 SIZE = ["--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=16", "--vocab_size=50", "--batch_size=4"]
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", spread(PROGRAMS, [*PROGRAMS][:2]))  # bench.py is slow to import
 def test_other_programs_refuse_as_train_does(program, world):
     """What only model and training settings together can tell."""
     module, words = PROGRAMS[program]
