@@ -116,8 +116,8 @@ def test_python_on_the_pages_imports_what_exists():
             imported += [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert len(imported) > 10
     for node in imported:
-        module = importlib.import_module(node.module)
-        assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == [], node.module
+        known = dir(importlib.import_module(node.module))  # of transformers too, which imports a name when it is got
+        assert {alias.name for alias in node.names} <= {*known}, node.module
 
 
 def test_messages_on_the_page_about_many_gpus_are_the_codes():
@@ -239,7 +239,7 @@ def test_the_readmes_changes_work(tmp_path):
     flags = TINY | dict(dataset=make_dataset(root / "data" / "walk"), out_dir="out/run", max_iters=40, eval_interval=20)
     flags |= dict(skip_scale=0.9, optimizer="lion", learning_rate=3e-3, min_lr=3e-4, weight_decay=0.1)
     pattern, name = re.search(r"^python -m pytest (\S+) -k (\w+)", README, re.MULTILINE).groups()
-    tests = ["-p", "no:cacheprovider", *sorted(map(str, root.glob(pattern))), "-k", name]
+    tests = ["-p", "no:cacheprovider", "--assert=plain", *sorted(map(str, root.glob(pattern))), "-k", name]
     script = "import sys\nsys.path.append('tests')\nimport pytest, train\nfrom support.runs import call, quick_runs\n"
     script += f"with quick_runs():\n    call(train.main, *{[f'--{key}={value}' for key, value in flags.items()]})\n"
     script += f"sys.exit(pytest.main({tests}))"
