@@ -4,6 +4,7 @@ refusal leaves an earlier run as it was."""
 
 import json
 import shutil
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,6 @@ from support.hostile import (
     call,
     copy,
     holders,
-    rebuilt,
     refused_as_none,
     resume,
     works,
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "quick")
 
 def changed_json(draw, tree):
     """The text of a JSON tree, changed in its values, its keys or its letters."""
-    tree = rebuilt(tree)
+    tree = deepcopy(tree)
     for _ in range(draw(st.integers(0, 2))):
         holder = draw(st.sampled_from([h for h in holders(tree) if h]))
         key = draw(st.sampled_from(list(holder) if isinstance(holder, dict) else range(min(3, len(holder)))))
