@@ -50,13 +50,19 @@ class NanoGPT(nn.Module):
         self.ln_f = nn.LayerNorm(d, bias=flags.bias)
         self.lm_head = nn.Linear(d, vocab, bias=False)
         self.wte.weight = self.lm_head.weight
-        matrices = sum(p.numel() for p in self.blocks.parameters() if p.ndim > 1) + vocab * d
-        self.flops_per_token = 6 * matrices + 12 * layers * d * flags.block_size  # as GPT.flops_per_token
         for name, p in self.named_parameters():
             if p.ndim > 1:
                 nn.init.normal_(p, 0.0, 0.02 / (2 * layers) ** 0.5 if name.endswith("c_proj.weight") else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(p)
+
+    def num_params(self):
+        return sum(p.numel() for p in self.parameters())
+
+    def flops_per_token(self):
+        """As GPT's."""
+        (context, d), matrices = self.wpe.weight.shape, [p for p in self.blocks.parameters() if p.ndim > 1]
+        return 6 * sum(p.numel() for p in [*matrices, self.wte.weight]) + 12 * len(self.blocks) * d * context
 
     def forward(self, idx, targets):
         x = self.dropout(self.wte(idx) + self.wpe(torch.arange(idx.shape[1], device=idx.device)))

@@ -52,8 +52,10 @@ def header(setting: Setting) -> dict:
 def figures(variant: Variant, reference: Variant) -> dict:
     """Everything measured of a variant, in plain values."""
     v, setting, parts = variant, variant.setting, variant.parts
-    row = dict(name=v.name, dtype=dtype_name(v.dtype), compiled=v.compile_s is not None, parameters=v.parameters)
-    row |= dict(flops_per_token=v.flops_per_token, step_tokens=v.tokens, batch_size=setting.config.batch_size)
+    row = dict(name=v.name, dtype=dtype_name(v.dtype), compiled=v.compile_s is not None)
+    flops_per_token = v.model.flops_per_token()
+    row |= dict(parameters=v.model.num_params(), flops_per_token=flops_per_token)
+    row |= dict(step_tokens=v.tokens, batch_size=setting.config.batch_size)
 
     low, high = np.percentile(list(itertools.chain(*v.rounds)), (10, 90)).tolist()
     row |= dict(tokens_per_s=v.tokens_per_s, images_per_s=None)
@@ -62,7 +64,7 @@ def figures(variant: Variant, reference: Variant) -> dict:
     median, least, largest = speed_ratio(v, reference)
     row |= dict(ratio=median, ratio_min=least, ratio_max=largest, reference=reference.name)
 
-    flops, ceiling = v.flops_per_token * v.tokens_per_s, ceilings_of(setting, v.dtype)["ffn"]
+    flops, ceiling = flops_per_token * v.tokens_per_s, ceilings_of(setting, v.dtype)["ffn"]
     peak = peak_flops(setting.env.device, v.dtype, setting.config.peak_flops)
     row |= dict(flops_per_s=flops, ceiling_flops_per_s=ceiling, of_ceiling=flops / ceiling)
     row |= dict(mfu=flops / peak if peak else None)

@@ -27,17 +27,15 @@ class Variant:
     name: str
     setting: Setting
     step: Callable  # step(i, on_phase_end): makes step i
-    tokens: int  # of a step
-    flops_per_token: int
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
     dtype: torch.dtype
-    parameters: int
     compile_s: float | None = None  # None = it is not compiled
     memory: int | None = None  # peak bytes, without what other variants hold
     steps_done: int = 0
     rounds: list = field(default_factory=list)  # seconds of each timed step, one list per round
     parts: dict = field(default_factory=dict)  # median seconds of each of timing.PARTS
     recompilations: int = 0  # since the warm-up
-    optimizer: object = None
 
     def run(self, on_phase_end=lambda phase: None) -> None:
         """Make the next step."""
@@ -52,6 +50,11 @@ class Variant:
         return statistics.median(itertools.chain(*self.rounds))
 
     @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.setting.rows * self.setting.flags.block_size
+
+    @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds
 
@@ -64,9 +67,8 @@ def our_variant(name: str, setting: Setting, **changes) -> Variant:
     model = prepare_model(setting.new_model(), config, env)
     optimizer = make_optimizer(model, config)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
-    flops, start = model.flops_per_token(), clock()
-    step_model = model
-    if setting.choose_compile(flops):
+    step_model, start = model, clock()
+    if setting.choose_compile(model.flops_per_token()):
         step_model = compile_model(model, config, setting.first_micro_batch(), env)
     trainer = Trainer(model, optimizer, scaler, setting.micro, config.grad_clip, step_model)
     compile_s, next_batch = clock() - start, Prefetch(setting.fetch_batch)
@@ -81,17 +83,8 @@ def our_variant(name: str, setting: Setting, **changes) -> Variant:
         trainer.on_phase_end = on_phase_end
         training_step(trainer, batch)
 
-    return Variant(
-        name,
-        setting,
-        step,
-        tokens=setting.rows * setting.flags.block_size,
-        flops_per_token=flops,
-        dtype=env.dtype,
-        parameters=model.num_params(),
-        compile_s=compile_s if is_compiled(step_model) else None,  # with compile=auto it may have failed
-        optimizer=optimizer,
-    )
+    compile_s = compile_s if is_compiled(step_model) else None  # with compile=auto it may have failed
+    return Variant(name, setting, step, model, optimizer, env.dtype, compile_s)
 
 
 def variants_beside_nanogpt(setting: Setting) -> dict:
@@ -119,14 +112,6 @@ def nanogpt_variant(kind: str, setting: Setting) -> Variant:
     get_batch = nanogpt.make_get_batch(tokens, setting.micro, context, device)
     optimizer = nanogpt.make_optimizer(model, setting.config)
     get_lr = partial(lr_at, config=setting.config)
-    return Variant(
-        kind,
-        setting,
-        nanogpt.make_step(call, optimizer, get_batch, setting.accumulation, bf16, get_lr, device),
-        tokens=setting.rows * context,
-        flops_per_token=model.flops_per_token,
-        dtype=torch.bfloat16 if bf16 else torch.float32,
-        parameters=sum(p.numel() for p in model.parameters()),
-        compile_s=0.0 if compiled else None,
-        optimizer=optimizer,
-    )
+    step = nanogpt.make_step(call, optimizer, get_batch, setting.accumulation, bf16, get_lr, device)
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    return Variant(kind, setting, step, model, optimizer, dtype, compile_s=0.0 if compiled else None)

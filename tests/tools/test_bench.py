@@ -172,7 +172,7 @@ def test_parts_of_a_step(ticks, tmp_path, capsys):
 
 
 def test_a_ratio_pairs_the_rounds():
-    a, b = (Variant(name, None, None, 10, 1, torch.float32, 1) for name in "ab")
+    a, b = (Variant(name, make_setting(), None, None, None, torch.float32) for name in "ab")
     a.rounds, b.rounds = [[1.0], [2.0], [4.0]], [[2.0], [1.0], [4.0]]
     assert timing.speed_ratio(b, a) == (1.0, 0.5, 2.0)
 
@@ -196,8 +196,9 @@ def test_recompilations_are_counted(tmp_path, monkeypatch):
         on_phase_end("forward")
 
     def our_variant(name, setting):
-        how = dict(compile_s=0.0, optimizer=SimpleNamespace(state={}))
-        return Variant(name, setting, step, 64, 1, torch.float32, 1, **how)
+        return Variant(
+            name, setting, step, setting.new_model(), SimpleNamespace(state={}), torch.float32, compile_s=0.0
+        )
 
     monkeypatch.setattr(bench, "our_variant", our_variant)
     (v,) = results(tmp_path)["variants"]

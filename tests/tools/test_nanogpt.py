@@ -58,8 +58,8 @@ def test_nanogpt_without_biases_has_none_and_pads_gpt2_s_vocabulary():
     with torch.device("meta"):
         big = nanogpt.NanoGPT(GPTConfig(vocab_size=50257))
         ours = GPT(GPTConfig(vocab_size=50257))
-    assert sum(p.numel() for p in big.parameters()) == 124_373_760  # nanoGPT prints 123.59M, without positions
-    assert big.flops_per_token == ours.flops_per_token()
+    assert big.num_params() == 124_373_760  # nanoGPT prints 123.59M, without positions
+    assert big.flops_per_token() == ours.flops_per_token()
     with torch.device("meta"):
         assert len(nanogpt.NanoGPT(GPTConfig(**SIZE | dict(vocab_size=65))).wte.weight) == 65
 
