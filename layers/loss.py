@@ -11,13 +11,6 @@ LOGITS_BYTES = 2**30  # on a CPU, in bytes of the product's dtype
 MAX_LOGITS = 2**31 - 1  # on a GPU, in entries: it is fastest with few chunks, while 32 bits can count a chunk's entries
 
 
-def minus_one_hot_(x, index):
-    """x (n, V) minus 1 at index (n, 1) of each row, in place."""
-    if torch.compiler.is_compiling():  # then a part of the kernel that computes x
-        return x.add_(torch.arange(x.shape[-1], device=x.device) == index, alpha=-1)
-    return x.scatter_add_(-1, index, x.new_full(index.shape, -1))
-
-
 class LinearCrossEntropy(torch.autograd.Function):
     """Sum of the cross-entropy of logits x Wᵀ. The forward pass computes the gradients too: for each chunk of tokens
     the logits, their gradient (softmax, minus 1 at the target), and from it the chunk's part of the gradients of x and
@@ -40,7 +33,12 @@ class LinearCrossEntropy(torch.autograd.Function):
             sums = exps.sum(-1, keepdim=True)
             total = total + ((sums.log() - at_target) * counts).sum()
             if with_grad:
-                grad = minus_one_hot_(exps.div_(sums), index).mul_(counts).to(dtype)
+                grad = exps.div_(sums)  # minus 1 at the target; compiled, in the same kernel
+                if torch.compiler.is_compiling():
+                    grad.add_(torch.arange(grad.shape[-1], device=grad.device) == index, alpha=-1)
+                else:
+                    grad.scatter_add_(-1, index, grad.new_full(index.shape, -1))
+                grad = grad.mul_(counts).to(dtype)
                 dx.append(grad @ w)
                 if dtype == torch.float16:  # the sum over tokens could overflow, and the loss scale comes after it
                     part = upcast(grad.T @ (x_chunk * 2**-8)) * 2**8

@@ -58,25 +58,24 @@ class Network(nn.Module):
     def roles(self) -> dict:
         """{parameter name: role}, each parameter exactly once, in the order of `named_parameters`."""
         roles = {}
-        for full_name, (module, name) in self._owners().items():
-            role = getattr(module, "param_roles", {}).get(name)
-            if role not in ROLES:
+        for full_name, (its, name) in self._owners().items():
+            roles[full_name] = its.get(name)
+            if roles[full_name] not in ROLES:
                 fix = f"give its module param_roles = {{'{name}': role}}"
-                raise ValueError(f"parameter {full_name} has role {role}: {fix}")
-            roles[full_name] = role
+                raise ValueError(f"parameter {full_name} has role {roles[full_name]}: {fix}")
         return roles
 
     def block_types(self) -> dict:
         """{parameter name: block type (emb, patch, pos, head, qk, vo, ffn, router or norm)}. A bias, or σReparam's γ,
         has the type of its matrix; gains and all else are "norm"."""
-        return {
-            full_name: getattr(module, "param_roles", {}).get("weight", "norm")
-            for full_name, (module, _) in self._owners().items()
-        }
+        return {full_name: its.get("weight", "norm") for full_name, (its, _) in self._owners().items()}
 
     def _owners(self) -> dict:
-        """{parameter name: (module, its name there)}."""
-        owner = {id(p): (m, name) for m in self.modules() for name, p in m.named_parameters(recurse=False)}
+        """{parameter name: (its module's param_roles, its name there)}."""
+        owner = {}
+        for module in self.modules():
+            for name, p in module.named_parameters(recurse=False):
+                owner[id(p)] = getattr(module, "param_roles", {}), name
         return {full_name: owner[id(p)] for full_name, p in self.named_parameters()}
 
     def active_numel(self) -> dict:

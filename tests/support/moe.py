@@ -65,12 +65,6 @@ def balance(scores, chosen) -> torch.Tensor:
     return total
 
 
-def z_penalty(logits) -> torch.Tensor:
-    """ST-MoE eq. 5: the mean over the tokens of (log Σₑ exp xₑ)²."""
-    tokens = [row for rows in logits for row in rows]
-    return sum(torch.log(torch.exp(x).sum()) ** 2 for x in tokens) / len(tokens)
-
-
 def excess(chosen, E: int) -> list:
     """By how many choices each expert's load is above the mean."""
     found = [sum(e in experts for row in chosen for experts in row) for e in range(E)]
@@ -83,7 +77,8 @@ def minimised(model, net, idx, targets, coef=0.0, z_coef=0.0) -> tuple:
     weights = {name: t.detach().double().clone().requires_grad_() for name, t in model.state_dict().items()}
     routed = []
     loss = reference.forward(net, weights, idx, targets, routed=routed)[1]
-    penalties = [coef * balance(s, chosen) + z_coef * z_penalty(z) for z, s, chosen in routed]
+    penalties = [coef * balance(s, chosen) for _, s, chosen in routed]
+    penalties += [z_coef * (z.exp().sum(-1).log() ** 2).mean() for z, _, _ in routed]  # ST-MoE eq. 5
     grads = torch.autograd.grad(loss + sum(penalties), weights.values(), allow_unused=True)
     return loss.detach(), dict(zip(weights, grads, strict=True)), [chosen for _, _, chosen in routed]
 
