@@ -17,21 +17,18 @@ START = "interop.huggingface.modeling_nanodnt"  # the module that `transformers`
 
 
 def carried_files(root: Path = ROOT) -> dict:
-    """{file name: text} of modeling_nanodnt.py and all modules below `root` that it reaches by imports.
-
-    Raises ValueError for an import that cannot be made relative."""
-    files, wanted = {}, [START]
+    """{file name: text} of modeling_nanodnt.py and all modules below `root` that it reaches by imports. ValueError for
+    an import that cannot be made relative."""
+    texts, wanted, first = {}, [START], flat_name(START)
     while wanted:
         module = wanted.pop()
-        if f"{flat_name(module)}.py" not in files:
-            files[f"{flat_name(module)}.py"], needed = carried_text(module, root)
+        if flat_name(module) not in texts:
+            texts[flat_name(module)], needed = carried_text(module, root)
             wanted += needed
     # version 4 of `transformers` copies only what the first file imports, which it sees in the file's text
-    first, others = f"{flat_name(START)}.py", sorted(name.removesuffix(".py") for name in files)
-    imports = [f"    from .{name} import __name__\n" for name in others if name != flat_name(START)]
-    comment = "# lists for `transformers` all the files that belong to this one"
-    files[first] += f"\n\nif False:  {comment}\n{''.join(imports)}"
-    return files
+    texts[first] += "\n\nif False:  # lists for `transformers` all the files that belong to this one\n"
+    texts[first] += "".join(f"    from .{name} import __name__\n" for name in sorted(texts.keys() - {first}))
+    return {f"{name}.py": text for name, text in texts.items()}
 
 
 def flat_name(module: str) -> str:

@@ -31,13 +31,6 @@ def bytes_model(block_size=128, **flags):
     return build(dict(vocab_size=257, block_size=block_size, **flags))
 
 
-def count_fed(model) -> list:
-    """The number of tokens of every pass through `model` from now on."""
-    fed = []
-    model.register_forward_pre_hook(lambda module, args: fed.append(args[0].shape[1]))
-    return fed
-
-
 def say(chat, text) -> str:
     chat.ask(text)
     return "".join(chat.answer())
@@ -89,7 +82,8 @@ def messages_of(chat) -> list:
 @pytest.mark.parametrize("system", ("", "Be brief."))
 def test_each_turn_equals_generation_from_the_whole_history(flags, system, letters):
     model = bytes_model(**flags)
-    chat, fed = Chat(model, BYTES, TEMPLATES["chat"], system, max_new_tokens=4), count_fed(model)
+    chat, fed = Chat(model, BYTES, TEMPLATES["chat"], system, max_new_tokens=4), []
+    model.register_forward_pre_hook(lambda module, args: fed.append(args[0].shape[1]))  # tokens of each pass
     history = chat.system.copy()
     for text in ("Hi", "Wie geht's, ☃?", " x "):
         history.append({"role": "user", "content": text})

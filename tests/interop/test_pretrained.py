@@ -1,6 +1,7 @@
 """Weights of Hugging Face, read: the same function as `transformers`', or refused with the reason."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -202,16 +203,7 @@ def edit(**changes):
     return lambda folder: edit_config(folder, **changes)
 
 
-def cut(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def rename_to_bin(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-NORM, FEW = "model.norm.weight", dict(model_type="mixtral", num_local_experts=2)
+FILE, NORM, FEW = "model.safetensors", "model.norm.weight", dict(model_type="mixtral", num_local_experts=2)
 BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
     "sliding window": (edit(sliding_window=16), "parts that this model lacks: sliding_window=16"),
     "layers with windows": (edit(layer_types=["sliding_attention", "full_attention"]), "layer_types sliding_attention"),
@@ -231,9 +223,9 @@ BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
     "another width": (edit(intermediate_size=32), "gate_proj [24, 16]"),
     "more blocks": (edit(num_hidden_layers=3), "layers.2 missing"),
     "millions of blocks": (edit(num_hidden_layers=10**6), "n_layer=1000000 larger"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
-    "old weights": (rename_to_bin, "no model.safetensors: its .bin files are not read"),
-    "cut off": (cut, "model.safetensors is damaged"),
+    "no weights": (lambda folder: (folder / FILE).unlink(), f"no {FILE}"),
+    "old weights": (lambda folder: (folder / FILE).rename(folder / "x.bin"), f"no {FILE}: its .bin files are not read"),
+    "cut off": (lambda folder: os.truncate(folder / FILE, 5000), f"{FILE} is damaged"),
     "not finite": (change(NORM, lambda t: t / 0), f"{NORM} finite"),
     "whole numbers": (change(NORM, lambda t: t.long()), f"{NORM} floats"),
     "another shape": (change(NORM, lambda t: t[:3]), "norm.weight [3]"),
