@@ -19,6 +19,7 @@ from support.spoil import checkpoint, put
 pytestmark = pytest.mark.usefixtures("one_thread", "quick")
 FOUR = "--n_expert=4"
 BIAS = f"{FOUR} --balance=bias"
+BLOCKWISE = f"{FOUR} --blockwise_lr=True --learning_rate=1e-3"
 
 SETTINGS = cases(  # test_layout_refusals.py has those of the model alone
     ("more active than there are", f"{FOUR} --n_expert_active=5", ["n_expert_active=5", "n_expert=4", "to at most 4"]),
@@ -29,11 +30,7 @@ SETTINGS = cases(  # test_layout_refusals.py has those of the model alone
     ("balance_rate of a loss", f"{FOUR} --balance_rate=0.5", ["balance_rate=0.5 needs balance=bias", "balance=loss"]),
     ("negative balance_coef", f"{FOUR} --balance_coef=-1", ["balance_coef=-1.0", "must not be negative"]),
     ("router's ratio, not blockwise", f"{FOUR} --lr_ratio_router=2", ["lr_ratio_router", "blockwise_lr=True"]),
-    (
-        "negative ratio",
-        f"{FOUR} --blockwise_lr=True --lr_ratio_router=-1 --learning_rate=1e-3",
-        ["lr_ratio_router=-1.0", "must not be negative"],
-    ),
+    ("negative ratio", f"{BLOCKWISE} --lr_ratio_router=-1", ["lr_ratio_router=-1.0", "must not be negative"]),
     ("more weights than memory", "--n_expert=30000 --n_ff=131072", ["memory"]),
 )
 
@@ -126,15 +123,11 @@ BOTH = cases(  # refused by train.py and sample.py
     ("more active", "", ["n_expert_active=5"], model_setting("n_expert_active", 5)),
     ("no biases wanted", "", ["router.choice_bias", "absent"], model_setting("balance", "loss")),
 )
+NOT_FINITE, LONGER = ["router.choice_bias is not finite at step 4: not saved"], f"{RESUME} --max_iters=4"
+NANS = weight("router.choice_bias", lambda b: b * torch.nan)
 STATE = cases(
     ("a group fewer", RESUME, ["optimizer state does not fit"], checkpoint(forget_a_choice)),
-    (
-        "a bias that is not finite",
-        f"{RESUME} --max_iters=4",
-        ["router.choice_bias is not finite at step 4: not saved"],
-        weight("router.choice_bias", lambda b: b * torch.nan),
-        "**/*.pt",
-    ),
+    ("a bias that is not finite", LONGER, NOT_FINITE, NANS, "**/*.pt"),
 )
 
 

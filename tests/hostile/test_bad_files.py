@@ -54,13 +54,7 @@ DATA = cases(
     ("no val", "", [*META, "val"], meta(lambda m: m["splits"].pop("val"))),
     ("no hash", "", [*META, "sha256"], meta(lambda m: m["splits"]["train"].pop("sha256"))),
     ("id in val.bin", "", ["val.bin", "60", "vocabulary of 50"], token("val", 60)),
-    (
-        "id in train.bin, found in training",
-        LONGER,
-        ["train.bin", "60", "vocabulary of 50", "prepare"],
-        token("train", 60),
-        PT,
-    ),
+    ("id found in training", LONGER, ["train.bin", "60", "vocabulary of 50", "prepare"], token("train", 60), PT),
     ("cut during the run", LONGER, ["train.bin", "shorter", "prepare"], during(truncate("train")), PT),
     ("cannot be read during the run", LONGER, ["Input/output error"], during(unreadable), PT),
 )
@@ -103,16 +97,13 @@ CONTENT = {  # mistakes in a checkpoint's content: (words, change)
 }
 OF_WEIGHTS = ("unknown field", "wider than its weights", "no meta", "another alphabet")
 
-
+AUTO_NONE = "--init_from=auto:{tmp}/none --out_dir={tmp}/new"
+BROKEN = '{"step": 1, "tokens": 64}\n{"st\n{"step": 3}\n'
 CHECKPOINT_CASES = cases(
     ("scratch over a run", "--overwrite=False", ["earlier run", "--init_from=resume", "--overwrite=True"]),
     ("nothing there", f"{RESUME} --out_dir={{tmp}}/new", ["new", "nothing to resume", "--init_from=scratch"]),
     ("no such start", "--init_from={tmp}/no.pt", ["no.pt", "scratch", "resume", "auto", "gpt2"]),
-    (
-        "no run to start from",
-        "--init_from=auto:{tmp}/none --out_dir={tmp}/new",
-        ["auto:", "none", "run directory", "auto:SOURCE"],
-    ),
+    ("no run to start from", AUTO_NONE, ["auto:", "none", "run directory", "auto:SOURCE"]),
     ("no file in a folder", "--init_from={run}/model", ["run/model", "scratch", "resume", "auto", "OWNER/MODEL"]),
     ("misspelt start", "--init_from=resum", ["resum", "resume"]),
     ("all truncated", RESUME, ["last.pt", "prev.pt", "damaged"], cut(*CHECKPOINTS)),
@@ -134,18 +125,20 @@ CHECKPOINT_CASES = cases(
     ("weights, a smaller vocabulary", WEIGHTS, ["40", "50 tokens"], lambda w: runs.make_dataset(w.data, 40)),
     ("another tokenizer", RESUME, ["bytes", "chars", "dataset"], meta(lambda m: m.update(BYTES))),
     ("a longer context than the data", WEIGHTS, ["val.bin", "3000", "block_size"], checkpoint(longer_context)),
-    (
-        "broken metrics",
-        RESUME,
-        ["metrics.jsonl:2"],
-        write("{run}/metrics.jsonl", '{"step": 1, "tokens": 64}\n{"st\n{"step": 3}\n'),
-    ),
+    ("broken metrics", RESUME, ["metrics.jsonl:2"], write("{run}/metrics.jsonl", BROKEN)),
     ("metrics are a folder", RESUME, ["metrics.jsonl"], write("{run}/metrics.jsonl", None)),
     *((f"resumed, {name}", RESUME, words, checkpoint(change)) for name, (words, change) in CONTENT.items()),
     *((f"weights, {name}", WEIGHTS, CONTENT[name][0], checkpoint(CONTENT[name][1])) for name in OF_WEIGHTS),
 )
 
 # ----------------------------------------------------------------------------------------------------------- writing
+
+
+NO_ROOT = pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+
+
+def make_closed(w):
+    (w.tmp / "closed").mkdir(mode=0o500)
 
 
 def remove_run(w):
@@ -159,22 +152,10 @@ OUT = cases(
     ("an empty name", "--out_dir=", ["out_dir"]),
     ("too long a name", f"--out_dir={'x' * 300}", ["name too long"]),
     ("not for writing", "--out_dir=/proc/nanodnt", ["/proc/nanodnt", "--out_dir"]),
-    (
-        "no permission",
-        "--out_dir={tmp}/closed/run",
-        ["closed/run"],
-        lambda w: (w.tmp / "closed").mkdir(mode=0o500),
-        pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere"),
-    ),
+    ("no permission", "--out_dir={tmp}/closed/run", ["closed/run"], make_closed, NO_ROOT),
     ("full disk at the start", RESUME, ["config.json", "No space left", "intact"], full_disk),
     ("no room at the start", "", ["0.00 GB free", "make room"], little_space),
-    (
-        "run directory removed",
-        LONGER,
-        ["metrics.jsonl", "No such file"],
-        during(remove_run),
-        "data/*",
-    ),
+    ("run directory removed", LONGER, ["metrics.jsonl", "No such file"], during(remove_run), "data/*"),
 )
 
 

@@ -76,42 +76,27 @@ SETTINGS = cases(  # that do not fit the dataset, or each other
     ("block_size", BLOCK + "16", ["block_size=16", "17 tokens", "leave it out"]),
 )
 
-OTHER_CLASSES = cases(  # a run goes on, or begins from weights, on other images
-    ("class names", f"{VIT} {HERE}", ["classes 10 of other names", "do not fit"], other_digits(NAMES)),
-    (
-        "class names in another order",
-        VIT + DIGITS,
-        ["of other names", "do not fit the model"],
-        meta(lambda m: m["classes"].reverse()),
-    ),
-    (
-        "class names, from weights",
-        f"--init_from={{tmp}}/vit {SIZE} {HERE}",
-        ["of other names", "choose another dataset, or start from scratch"],
-        other_digits(NAMES),
-    ),
-    (
-        "another size of images",
-        f"{VIT} {HERE}",
-        ["size 12", "size 8"],
-        lambda world: small_colour(world.tmp / "digits2", image_size=12),
-    ),
-    (
-        "colour",
-        f"{VIT} {HERE}",
-        ["channels 3", "channels 1"],
-        lambda world: small_colour(world.tmp / "digits2", channels=3),
-    ),
-)
 
-
-def small_colour(folder, image_size=8, channels=1):
-    """Noise of ten classes."""
+def noise_images(**size):
+    """Noise of ten classes, in digits2/, 8 x 8 and gray where `size` does not say otherwise."""
     from support.images import encode, noise, write_dataset
 
-    shape = (image_size, image_size) + (channels,) * (channels == 3)
-    split = [[encode(noise(*shape, seed=i)) for i in range(n)] for n in (40, 10)]
-    write_dataset(folder, *split, classes=10, image_size=image_size, channels=channels)
+    size = dict(image_size=8, channels=1) | size
+    shape = (size["image_size"],) * 2 + (size["channels"],) * (size["channels"] == 3)
+    splits = [[encode(noise(*shape, seed=i)) for i in range(n)] for n in (40, 10)]
+    return lambda world: write_dataset(world.tmp / "digits2", *splits, classes=10, **size)
+
+
+FROM_WEIGHTS = f"--init_from={{tmp}}/vit {SIZE} {HERE}"
+SCRATCH = "choose another dataset, or start from scratch"
+REVERSED = meta(lambda m: m["classes"].reverse())
+OTHER_CLASSES = cases(  # a run goes on, or begins from weights, on other images
+    ("class names", f"{VIT} {HERE}", ["classes 10 of other names", "do not fit"], other_digits(NAMES)),
+    ("class names in another order", VIT + DIGITS, ["of other names", "do not fit the model"], REVERSED),
+    ("class names, from weights", FROM_WEIGHTS, ["of other names", SCRATCH], other_digits(NAMES)),
+    ("another size of images", f"{VIT} {HERE}", ["size 12", "size 8"], noise_images(image_size=12)),
+    ("colour", f"{VIT} {HERE}", ["channels 3", "channels 1"], noise_images(channels=3)),
+)
 
 
 @MIXED_UP

@@ -5,10 +5,11 @@ import signal
 
 import pytest
 
+import train
 from support.depth import spread
 from support.hostile import refusal
 from support.runs import assert_same_run, bits, column, different, load, metrics, run, tensors
-from support.strikes import VICTIM, at_row, kill_me, optimizers, spoil_gradients
+from support.strikes import VICTIM, at_call, at_row, kill_me, optimizers, spoil_gradients
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -78,18 +79,11 @@ def test_a_state_that_is_not_finite_is_never_saved(what, dataset, tmp_path, caps
     config = dict(out_dir=tmp_path, dataset=dataset, save_interval=1)
     config |= dict(optimizer="msgdw", learning_rate=0.1) if what == "momentum_buffer" else {}
 
-    def prepare(model, optimizer):
-        calls = []
+    def spoil(trainer, *_):
+        p = dict(trainer.model.named_parameters())[VICTIM]
+        (p if what == "parameter" else trainer.optimizer.state[p][what]).data[0, 0] = math.inf
 
-        def spoil(*_):
-            calls.append(1)
-            p = dict(model.named_parameters())[VICTIM]
-            if len(calls) == 8:
-                (p if what == "parameter" else optimizer.state[p][what]).data[0, 0] = math.inf
-
-        optimizer.register_step_post_hook(spoil)
-
-    with optimizers(prepare):
+    with at_call(train, "training_step", 8, spoil, after=True):
         code = run(**config)
     refusal(capsys, code, "not finite at step 8", VICTIM if what == "parameter" else what)
     found = {path.name: load(path) for path in tmp_path.glob("*.pt")}

@@ -3,7 +3,6 @@
 The short version of soak.py; tests/distributed/ has the faults of two processes.
 """
 
-import re
 import signal
 import subprocess
 import sys
@@ -13,9 +12,9 @@ from random import Random
 
 import pytest
 
-from support.faults import COMMANDS, KINDS, PLACES, Command, Fault, draw
-from support.runs import ROOT, load, metrics
-from support.trials import LIMIT_S, Trial, ended, strike_all
+from support.faults import COMMANDS, KINDS, PLACES, Fault, draw
+from support.runs import ROOT, metrics
+from support.trials import strike_all
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -81,32 +80,6 @@ def test_what_fails_says_so_and_goes_on_once_repaired(kinds, trial):
     """One line (trials.WORDS) and exit code 1; what fails once is tried again."""
     outcomes = strike_all(trial("adamw, dropout"), [Fault(kind, 0.2) for kind in kinds])
     assert [outcome.codes for outcome in outcomes] == [(0,) if "once" in kind else (1,) for kind in kinds]
-
-
-# --------------------------------------------------------------------------------------------- losses not finite
-
-
-@pytest.mark.deep
-def test_losses_that_are_not_finite(dataset, tmp_path):
-    """Two are skipped. The third in a row ends the run, which names the first bad tensor, and can be resumed."""
-    bad = (15, 16, 30, 31, 32)
-    command = Command(dict(COMMANDS["adamw, dropout"].flags), bad_losses=bad)
-    reference = Trial(tmp_path / "reference", command, dataset)
-    rows = {row["step"]: row for row in metrics(reference.out)}
-    assert [step for step, row in rows.items() if row.get("train_loss", 0) is None] == [step + 1 for step in bad]
-    assert rows[40]["skipped_steps"] == 5
-    strict = Trial(tmp_path / "strict", command._replace(flags=command.flags | dict(max_skipped=3)), dataset, reference)
-    started = strict.start(None)
-    assert ended(started, time.monotonic() + LIMIT_S) == (1,)
-    err = strict.output()[1]
-    assert re.fullmatch(
-        r"error: 3 steps in a row, up to about step 33, [^\n]+ the gradient of wte\.weight\)[^\n]+\n", err
-    )
-    assert load(strict.out / "last.pt")["step"] == 33
-    path = strict.out / "metrics.jsonl"
-    path.write_text(re.sub(r', "failure": "[^"]+"', "", text := path.read_text()))
-    assert path.read_text() != text  # the reference has no such field
-    assert strict.finish() == []
 
 
 @pytest.mark.deep

@@ -1,61 +1,44 @@
 """Loss spikes: the run goes back to its last checkpoint and skips the batches since."""
 
 import io
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 
 import pytest
 import torch
 
+import train
 from nanodnt.data.windows import PreparedText
 from nanodnt.run.directory import RunDirectory
 from support.runs import assert_same_run, different, load, logged, metrics, run
-from support.strikes import optimizers
+from support.strikes import ALWAYS, at_call
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")
 
 SPIKE = dict(max_iters=40, eval_interval=20, save_interval=6, loss_spike=0.5)
 
 
-@contextmanager
-def spoiling():
-    """Gives spoil_after(*steps), which spoils the weights after these steps, counted over all runs from then on. It
-    returns a list that gets the steps whose batches these runs read."""
-    read, batch, made = [], PreparedText.batch, {"steps": 0, "bad": ()}
-
-    def spoil(model):
-        made["steps"] += 1
-        if made["steps"] in made["bad"]:
-            with torch.no_grad():
-                model.wte.weight.add_(torch.randn(model.wte.weight.shape, generator=torch.Generator().manual_seed(1)))
-
-    def note(self, step, *args):
-        read.append(step)
-        return batch(self, step, *args)
-
-    def spoil_after(*steps):
-        made.update(steps=0, bad=steps)
-        read.clear()
-        return read
-
-    with optimizers(lambda model, optimizer: optimizer.register_step_post_hook(lambda *_: spoil(model))):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(PreparedText, "batch", note)
-            yield spoil_after
+def spoil(trainer, *_):
+    """Spoil the weights."""
+    weight = trainer.model.wte.weight
+    with torch.no_grad():
+        weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
 
 
-@pytest.fixture
-def spoil_after():
-    with spoiling() as spoil_after:
-        yield spoil_after
+def spoilt_after(*steps):
+    """Spoil the weights after these steps, counted over all runs meanwhile. A context manager."""
+    stack = ExitStack()
+    for step in steps:
+        stack.enter_context(at_call(train, "training_step", step, spoil, after=True))
+    return stack
 
 
 @pytest.fixture(scope="module")
 def rolled_back(dataset, tmp_path_factory, one_thread):
     """(run directory, output, steps whose batches were read) of a run whose weights are spoilt after step 21: the loss
     of step 22 shows it, and the last checkpoint is of step 20."""
-    out_dir, output = tmp_path_factory.mktemp("rolled_back"), io.StringIO()
-    with spoiling() as spoil_after, redirect_stdout(output):
-        read = spoil_after(21)
+    out_dir, output, read = tmp_path_factory.mktemp("rolled_back"), io.StringIO(), []
+    note = at_call(PreparedText, "batch", 1, lambda data, step, *_: read.append(step), times=ALWAYS)
+    with spoilt_after(21), note, redirect_stdout(output):
         assert run(out_dir=out_dir, dataset=dataset, **SPIKE) == 0
     return out_dir, output.getvalue(), read
 
@@ -84,29 +67,25 @@ def test_a_spike_rolls_back_and_skips_the_batches_since(rolled_back, dataset, tm
 
 
 @pytest.mark.parametrize("crash_at", [20, 21, 30])
-def test_a_rolled_back_run_goes_on_exactly(crash_at, spoil_after, rolled_back, dataset, tmp_path, monkeypatch):
+def test_a_rolled_back_run_goes_on_exactly(crash_at, rolled_back, dataset, tmp_path):
     """Killed right after the roll-back (it is logged, but nothing is saved), one step later, or much later."""
     config = dict(out_dir=tmp_path, dataset=dataset, **SPIKE)
-    spoil_after(21, *([23] if crash_at == 20 else []))  # then the roll-back was not saved: it happens again
-    write, rows = RunDirectory.write, []
 
-    def write_and_die(self, row):
-        write(self, row)
-        rows.append(row["step"])
-        if 22 in rows and row["step"] == crash_at:
-            raise KeyboardInterrupt
+    def die(*_):
+        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "write", write_and_die)
-        assert run(**config) == 130
-    assert run(**config, init_from="resume") == 0
+    number = 1 if crash_at > 22 else 2  # of the row with this step: the first one after the roll-back
+    dies = at_call(RunDirectory, "write", number, die, lambda _, row: row["step"] == crash_at, after=True)
+    with spoilt_after(21, *[23] * (crash_at == 20)):  # then the roll-back was not saved: it happens again
+        with dies:
+            assert run(**config) == 130
+        assert run(**config, init_from="resume") == 0
     assert_same_run(tmp_path, rolled_back[0])
 
 
-def test_too_many_spikes_end_the_run_with_the_last_good_checkpoint(spoil_after, dataset, tmp_path, capsys):
-    spoil_after(21, 24)  # 22 steps, back to 20, two more
-    config = dict(out_dir=tmp_path, dataset=dataset, **SPIKE)
-    assert run(**config, max_rollbacks=1) == 1
+def test_too_many_spikes_end_the_run_with_the_last_good_checkpoint(dataset, tmp_path, capsys):
+    with spoilt_after(21, 24):  # 22 steps, back to 20, two more
+        assert run(out_dir=tmp_path, dataset=dataset, **SPIKE, max_rollbacks=1) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: the loss spiked to ") and "after 1 roll-backs" in err and err.count("\n") == 1
     last = load(tmp_path / "last.pt")
@@ -128,7 +107,7 @@ def test_what_is_no_spike_changes_nothing(dataset, tmp_path):
     assert_same_run(tmp_path / "with", tmp_path / "without")
 
 
-def test_without_the_flag_a_spike_is_trained_through(spoil_after, dataset, tmp_path):
-    spoil_after(21)
-    assert run(out_dir=tmp_path, dataset=dataset, **SPIKE | dict(loss_spike=0.0, max_iters=24)) == 0
+def test_without_the_flag_a_spike_is_trained_through(dataset, tmp_path):
+    with spoilt_after(21):
+        assert run(out_dir=tmp_path, dataset=dataset, **SPIKE | dict(loss_spike=0.0, max_iters=24)) == 0
     assert max(row["train_loss"] for row in metrics(tmp_path) if row["step"] == 22) > 3
