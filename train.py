@@ -298,6 +298,9 @@ def main() -> int:
             # dataset and device may differ between machines; the contents of the dataset are compared later
             env.check_same({**asdict(model_config), **asdict(config), "dataset": None, "device": None})
             env.print(describe(model_config, config, given=given))
+            optimizer, rate = (given.get(name, (None, ""))[1] for name in ("optimizer", "learning_rate"))
+            if optimizer == "command line" and rate not in ("", "command line"):
+                env.print(f"note: learning_rate={config.learning_rate:g} is from {rate}; does it suit this optimizer?")
             spike = None
             while True:
                 try:

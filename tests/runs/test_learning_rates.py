@@ -4,9 +4,10 @@ import math
 
 import pytest
 
+import train
 from nanodnt.optim import lr_at
 from nanodnt.settings import TrainConfig
-from support.runs import column, load, metrics, run
+from support.runs import call, column, flags, load, metrics, run
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -86,3 +87,12 @@ def test_learning_rates_by_role(name, dataset, tmp_path):
     peak = flags["learning_rate"]
     low = peak / 10 if "min_lr" not in flags else 0.0
     assert [rows[step]["lr"] for step in (1, 5, 10, 15)] == pytest.approx([peak / 5, peak, (peak + low) / 2, low])
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_an_optimizer_with_the_learning_rate_of_a_file(given, dataset, tmp_path, capsys):
+    (file := tmp_path / "mine.py").write_text("learning_rate = 0.02\n")
+    argv = flags(out_dir=tmp_path / "out", dataset=dataset, max_iters=0, optimizer="msgdw")
+    assert call(train.main, file, *(flag for flag in argv if given or "learning_rate" not in flag)) == 0
+    note = f"learning_rate=0.02 is from {file}:1; does it suit this optimizer?"
+    assert (note in capsys.readouterr().out) != given
