@@ -86,23 +86,20 @@ def staging(out_dir: Path, plan: str, resume: bool = False):
     if out_dir.exists() and not out_dir.is_dir():
         raise ValueError(f"{out_dir} is a file: give another --out_dir")
     parts = out_dir / "parts"
-    new = [folder for folder in (parts, out_dir) if not folder.exists()]
+    made, keep = [parts] if out_dir.exists() else [parts, out_dir], resume
     parts.mkdir(parents=True, exist_ok=True)
     if not (resume and (parts / "plan.json").is_file() and (parts / "plan.json").read_text("utf-8") == plan):
         _clear(parts)  # parts of another text or tokenizer
         write(parts / "plan.json", plan.encode())
     try:
         yield parts
-    except BaseException:
-        if not resume:
+        keep = False
+    finally:
+        if not keep:
             _clear(parts)
-            for folder in new:
-                with contextlib.suppress(OSError):  # not empty, or not there
+            for folder in made:
+                with contextlib.suppress(OSError):  # not empty
                     folder.rmdir()
-        raise
-    _clear(parts)
-    with contextlib.suppress(OSError):
-        parts.rmdir()
 
 
 def file_names(meta: dict) -> list:
