@@ -1,7 +1,8 @@
-"""Examples packed into rows: targets, positions and order against plain Python that reads the files token by token."""
+"""Examples packed into rows: targets, positions and order against plain Python, token by token."""
 
 import os
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,24 +18,12 @@ from support.images import change_meta
 from support.prepared import open_prepared
 from support.runs import put_file, write_ids
 
-EOT, T = 256, 16
+EOT, T, VAL = 256, 16, made.random_examples(1, 31)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    examples = dict(train=made.random_examples(0, 90), val=made.random_examples(1, 31))
-    return made.write_examples(tmp_path_factory.mktemp("examples") / "d", **examples)
-
-
-def tokens_of(folder, split):
-    """[[(id, mark) …] of each example], read byte by byte."""
-    raw, marks = ((folder / f"{split}.{kind}").read_bytes() for kind in ("bin", "marks"))
-    found = []
-    for i, mark in enumerate(marks):
-        if mark == 2:
-            found.append([])
-        found[-1].append((raw[2 * i] + 256 * raw[2 * i + 1], mark))
-    return found
+    return made.write_examples(tmp_path_factory.mktemp("examples") / "d", train=made.random_examples(0, 90), val=VAL)
 
 
 def fullness_plainly(sizes, room):
@@ -49,49 +38,25 @@ def fullness_plainly(sizes, room):
     return sorted(rows)
 
 
-def row_plainly(examples, block_size):
-    """Inputs, targets and positions of a row of examples, token by token."""
-    x, y, positions = [], [], []
-    for tokens in examples:
-        for i in range(len(tokens) - 1):
-            (next_id, next_mark) = tokens[i + 1]
-            x.append(tokens[i][0])
-            y.append(next_id if next_mark == 1 else -1)
-            positions.append(i)
-    padding = block_size - len(x)
-    return x + [EOT] * padding, y + [-1] * padding, positions + list(range(padding))
-
-
-def split_plainly(x, y, positions):
-    """The examples of a row: [(its inputs, its targets)], cut where positions begin anew. Without the padding."""
-    cuts = [i for i, p in enumerate(positions) if p == 0] + [len(x)]
-    parts = [(tuple(x[a:b]), tuple(y[a:b])) for a, b in zip(cuts, cuts[1:], strict=False)]
-    return [part for part in parts if set(part[1]) != {-1}]  # every example has an answer
-
-
-def pairs_of(tokens):
-    """An example as `split_plainly` returns it."""
-    x, y, _ = row_plainly([tokens], len(tokens) - 1)
-    return tuple(x), tuple(y)
-
-
 def check_rows(batch, examples, block_size):
-    """Every row is a row of whole examples, and all rows together hold `examples`, each once."""
-    rows, known, seen = [], {pairs_of(tokens): tokens for tokens in examples}, Counter()
+    """Every row is whole examples, (ids, marks), and padding; all rows together hold `examples`, each once."""
+    fullness, seen = [], Counter()
     for x, y, positions in zip(*(values.tolist() for values in batch), strict=True):
-        parts = split_plainly(x, y, positions)
-        expected = row_plainly([known[part] for part in parts], block_size)
-        assert (x, y, positions) == expected
-        seen.update(parts)
-        rows.append(sum(len(part[0]) for part in parts))
-    assert seen == Counter(map(pairs_of, examples))
-    assert sorted(rows) == fullness_plainly([len(tokens) - 1 for tokens in examples], block_size)
+        parts = list(pairwise([i for i, p in enumerate(positions) if p == 0] + [block_size]))
+        assert positions == [p for a, b in parts for p in range(b - a)]
+        if set(y[slice(*parts[-1])]) == {-1}:  # every example has an answer
+            assert set(x[slice(*parts.pop())]) == {EOT}
+        seen.update((tuple(x[a:b]), tuple(y[a:b])) for a, b in parts)
+        fullness.append(parts[-1][1])
+    targets = ((i if mark == 1 else -1 for i, mark in zip(ids[1:], marks[1:], strict=True)) for ids, marks in examples)
+    assert seen == Counter((tuple(ids[:-1]), tuple(y)) for (ids, _), y in zip(examples, targets, strict=True))
+    assert sorted(fullness) == fullness_plainly([len(ids) - 1 for ids, _ in examples], block_size)
 
 
 def test_the_validation_split_is_packed_too(folder):
-    data, examples = PreparedExamples(folder, T, doc_mask=True), tokens_of(folder, "val")
+    data = PreparedExamples(folder, T, doc_mask=True)
     everything = data.validation()
-    check_rows(data.val_batch(everything, len(everything)), examples, T)
+    check_rows(data.val_batch(everything, len(everything)), VAL, T)
     assert data.validation(4 * T).tolist() == [i * len(everything) // 4 for i in range(4)]
     assert data.validation(1).tolist() == [0] and len(data.validation(10**9)) == len(everything)
     some = data.val_batch(everything[[3, 1]], 5)
@@ -138,7 +103,7 @@ def test_an_epoch_is_every_example_once_in_whole_rows_token_by_token(tmp_path_fa
     data = PreparedExamples(folder, 20, doc_mask=True)
     batch = data.batch(1, data.n_train)
     assert all(values.dtype == np.int64 for values in batch)
-    check_rows(batch, tokens_of(folder, "train"), 20)
+    check_rows(batch, examples, 20)
     for values, same in zip(PreparedExamples(folder, 20).batch(1, data.n_train), batch[:2], strict=True):
         assert (values == same).all()  # without doc_mask there are no positions
     assert data.loss_tokens(1, data.n_train) == (batch[1] != -1).sum()
