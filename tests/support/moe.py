@@ -49,9 +49,6 @@ def mixture(name, n_layer=2, dtype=torch.float64):
     return build(flags, n_layer, dtype), replace(NET, blocks=n_layer, **parts)
 
 
-# ----------------------------------------------------------------------------------------------- what a step minimises
-
-
 def balance(scores, chosen) -> torch.Tensor:
     """Switch Transformer eq. 4 to 6 in every sequence, mean over the sequences: E Σₑ fₑ Pₑ, where fₑ is the share of
     the sequence's choices that fall on e and Pₑ the mean share of e in a token's scores."""
@@ -100,9 +97,6 @@ def difference(ours: dict, theirs: dict) -> float:
     theirs = {name: grad for name, grad in theirs.items() if grad is not None}
     largest = max(grad.abs().max().item() for name, grad in theirs.items() if not name.endswith("choice_bias"))
     return max(error(ours[name], grad, floor=1e-3 * largest) for name, grad in theirs.items())
-
-
-# --------------------------------------------------------------------------------------------------------------- steps
 
 
 def take_step(model, micro, lr=0.0, targets_per_rank=None, data=None, scale=None, run=None, at=lambda _: None, **flags):

@@ -265,9 +265,6 @@ def test_router_logits_are_fp32_where_all_else_is_bf16(cast):
     assert error(logits, u.double() @ weight.double().T) < 1e-6
 
 
-# ---------------------------------------------------------------------------------------------------------- compilation
-
-
 COMPILED = {
     "much": dict(LLAMA, gain="branch", gain_out="scale", bias=True, n_expert=3, balance="bias"),
     "softmax": dict(n_expert=4),
@@ -365,8 +362,6 @@ def test_a_stack_beyond_the_bound_is_orthogonalised_in_parts(monkeypatch):
         assert torch.equal(newton_schulz.orthogonalize(stack, 5), whole) and sizes == parts
         sizes.clear()
 
-
-# ------------------------------------------------------------------------------------------------- biases on the choice
 
 RATE = 0.0625
 

@@ -170,9 +170,6 @@ def test_decay_gains_without_such_gains_is_refused(name):
         decays(DNT | flags, optimizer=name, decay_gains="all")  # all means none here
 
 
-# ------------------------------------------------------------------------------------------------------------- state
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", OURS)
 def test_state_bytes_by_hand_and_without_storage(name, layout):
@@ -191,7 +188,7 @@ def test_state_bytes_by_hand_and_without_storage(name, layout):
     assert state_bytes(meta, config) == state_bytes(real, config) == want
 
 
-# ----------------------------------------------------------------------------------------------------------- loading
+# ------------------------------------------------------------------------------------------------------- state, loading
 
 
 def through_a_file(value):
