@@ -70,8 +70,15 @@ def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fra
         meta |= {"template": asdict(template), "dtype": dtype.name}
         meta["splits"] = {split: _write_split(parts, split, examples) for split, examples in splits.items()}
         script.publish(parts, out_dir, meta)
-    about, command = _describe(meta, reader, args.template), f"{command} {script.dataset_flag(out_dir)}"
-    script.print_end(meta, out_dir, "examples", about, command)
+    parts, turn = meta["splits"].values(), template.turn
+    n_tokens, longest = sum(p["tokens"] for p in parts), max(p["longest"] for p in parts)
+    about = f"{n_tokens:,} tokens, {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}"
+    about += f"\n{sum(p['answer_tokens'] for p in parts) / n_tokens:.1%} of the tokens count in the loss"
+    about += f"\nthe longest example, of {longest:,} tokens, needs block_size {longest - 1:,}"
+    about += f"\ntemplate {args.template}: turn {turn!r}, system {template.system!r}"
+    if "<|im_end|>" in turn and reader.added.get("<|im_end|>") != reader.eot:
+        about += "\nnote: answers end with this tokenizer's end of text, not <|im_end|>: another template may fit"
+    script.print_end(meta, out_dir, "examples", about, f"{command} {script.dataset_flag(out_dir)}")
 
 
 def _encode(flag, found, tokenizer, template, dtype, max_tokens):
@@ -109,15 +116,3 @@ def _write_split(parts, split, examples):
     sizes = {"tokens": len(ids), "max_id": int(ids.max()), "examples": len(examples)}
     sizes |= {"answer_tokens": int((marks == ANSWER).sum()), "longest": longest}
     return entry | sizes | beside
-
-
-def _describe(meta, tokenizer, template):
-    parts, texts = meta["splits"].values(), meta["template"]
-    n_tokens, longest = sum(p["tokens"] for p in parts), max(p["longest"] for p in parts)
-    lines = [f"{n_tokens:,} tokens, {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}"]
-    lines.append(f"{sum(p['answer_tokens'] for p in parts) / n_tokens:.1%} of the tokens count in the loss")
-    lines.append(f"the longest example, of {longest:,} tokens, needs block_size {longest - 1:,}")
-    lines.append(f"template {template}: turn {texts['turn']!r}, system {texts['system']!r}")
-    if "<|im_end|>" in texts["turn"] and tokenizer.added.get("<|im_end|>") != tokenizer.eot:
-        lines.append("note: answers end with this tokenizer's end of text, not <|im_end|>: another template may fit")
-    return "\n".join(lines)

@@ -67,9 +67,11 @@ def errors_in_one_line(name: str, failed: str = "could not be loaded"):
         raise ValueError(f"task {name} {failed} ({type(e).__name__}: {reason})") from e
 
 
-def find_tasks(names: list, folder: str) -> TaskManager:
-    """The harness's TaskManager that knows the tasks `names`. ValueError for one that does not exist."""
-    if folder and not Path(folder).is_dir():
+def load_tasks(names: list, config: EvaluateConfig, env) -> list:
+    """[(name, the harness's object)] of the tasks and groups `names`, and of the tasks of the tags, with their data.
+    ValueError for a task that does not exist, or has no data."""
+    env.print("reading the list of tasks")
+    if (folder := config.task_folder) and not Path(folder).is_dir():
         raise ValueError(f"there is no folder {folder}: task_folder holds YAML files of tasks")
     with quiet():
         manager = TaskManager(include_path=folder, include_defaults=False) if folder else None
@@ -80,13 +82,7 @@ def find_tasks(names: list, folder: str) -> TaskManager:
             near = difflib.get_close_matches(name, [*manager.all_tasks, "text", "answers", *SUITES], n=1)
             hint = f"did you mean {near[0]}?" if near else "lm-evaluation-harness lists them: lm_eval ls tasks"
             raise ValueError(f"there is no task {name!r}: {hint}")
-    return manager
-
-
-def load_tasks(names: list, config: EvaluateConfig, env) -> list:
-    """[(name, the harness's object)] of the tasks and groups `names`, and of the tasks of the tags, with their data."""
-    env.print("reading the list of tasks")
-    manager, found = find_tasks(names, config.task_folder), []
+    found = []
     if not env.is_main:
         env.barrier()  # the first process fetches the data
     for name in names:
