@@ -155,19 +155,19 @@ class GPTConfig:
         """ValueError for what layers/rules.py refuses."""
         check_config(self)
 
-    def norm_positions(self, layer: int, branch: str) -> set:
+    def slots_with_norm(self, layer: int, branch: str) -> set:
         """Which of "pre", "mid", "post" carry a norm in `branch` ("attn" or "mlp") of layer ℓ = `layer`, from 1."""
         if self.norm == "none":
             return set()
         if layer <= self.post_norm_blocks:  # Mix-LN
             return {"post"}
         flags = dict(pre=self.pre_norm, mid=self.mid_norm, post=self.post_norm)
-        return {position for position, branches in flags.items() if branches in ("both", branch)}
+        return {slot for slot, branches in flags.items() if branches in ("both", branch)}
 
 
 def layout(config: GPTConfig, layer: int, branch: str) -> dict:
     """The four slots of `branch` ("attn" or "mlp") in layer ℓ = `layer`, counted from 1: the whole block layout."""
-    c, d, norms = config, config.n_embd, config.norm_positions(layer, branch)
+    c, d, norms = config, config.n_embd, config.slots_with_norm(layer, branch)
 
     pre = dict(const_in=lns_factor(c, layer, branch, "input"))
     lns = lns_factor(c, layer, branch, "norm")
@@ -256,7 +256,7 @@ def matrix_slots(config: GPTConfig, layer: int, part: str, n_out: int) -> tuple:
 def own_gain(config: GPTConfig, layer: int, branch: str) -> Slot:
     """HG: the slot of a matrix that has its own gain in place of the pre norm's; else empty."""
     c = config
-    if c.gain != "branch" or "pre" not in c.norm_positions(layer, branch):
+    if c.gain != "branch" or "pre" not in c.slots_with_norm(layer, branch):
         return Slot()
     init = lns_factor(c, layer, branch, "norm") if c.lns_learn else None
     return Slot(n_gain=c.n_embd, role="gain_in", param=c.gain_param, fold=True, init=init or 1.0)
@@ -338,7 +338,7 @@ class Residual(nn.Module):
         self.f, self.dropout = f, nn.Dropout(dropout)
         self.pre, self.mid, self.post, self.skip = pre, mid, post, skip
 
-    def store_once(self, x):
+    def stored(self, x):
         """x, to be given to this sub-layer: compiled, it is written to memory first if a norm reads it, more than once.
         Not a part of `forward`: there x may be the input of a graph, which is in memory, and would be copied."""
         return x if self.pre.norm == "none" else store_once(x)
@@ -360,7 +360,7 @@ class Block(nn.Module):
 
     def forward(self, x, rope=None, cache=None, mask=None):
         x = self.attn(x, rope, cache, mask)
-        x = self.mlp(self.mlp.store_once(x))
+        x = self.mlp(self.mlp.stored(x))
         return x
 
 
@@ -369,7 +369,7 @@ class Transformer(Network):
 
     What another network needs: `wpe` and `head`, or None for them; an __init__(config, seed) that ends with
     `init_weights`; forward(inputs, targets=None, *rest) → (logits or None, loss), whose loss is self.loss(x, targets,
-    *rest); stream(*inputs) → x (B, block_size, C); logits(x), of one token too; inputs(*batch), what `stream` takes of
+    …); stream(*inputs) → x (B, block_size, C); logits(x), of one token too; inputs(*batch), what `stream` takes of
     a batch; example(rows), two tensors; flops_per_token()."""
 
     def __init__(self, config: GPTConfig):
@@ -385,14 +385,14 @@ class Transformer(Network):
         self.input_norm = norm_slot(c) if c.input_norm else Slot()
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(1, L + 1))
-        ends_in_norm = "post" in c.norm_positions(L, "mlp")  # Post-LN: then no other, our choice; LNS's code has one
+        ends_in_norm = "post" in c.slots_with_norm(L, "mlp")  # Post-LN: then no other, our choice; LNS's code has one
         self.final_norm = Slot() if ends_in_norm else norm_slot(c, "gain_in", fold=False)  # in DNT too: our choice
 
     def through_blocks(self, x, rope=None, cache=None, mask=None):
         """The residual stream after the last block, before the final norm; x (B, T, C): the embedding sum."""
         x = rounded(self.dropout(self.input_norm(self.embed_scale(x))), self.runtime.stream_dtype)
         for i, block in enumerate(self.blocks):
-            x = block.attn.store_once(x)
+            x = block.attn.stored(x)
             if self.runtime.checkpointing and cache is None and torch.is_grad_enabled():
                 x = checkpoint(block, x, rope, None, mask, use_reentrant=False)
             else:
@@ -423,8 +423,8 @@ class GPT(Transformer):
         """
         if targets is None:
             return self.logits(self.stream(idx, positions, cache)), None
-        rows, head = (None, None) if self.head else Lookup.apply(self.wte.weight, idx)
-        return None, self.loss(self.stream(idx, positions, cache, rows), targets, head)
+        rows, table = (None, None) if self.head else Lookup.apply(self.wte.weight, idx)
+        return None, self.loss(self.stream(idx, positions, cache, rows), targets, table)
 
     def stream(self, idx, positions=None, cache=None, rows=None):
         """The residual stream after the last block, before the final norm: idx (B, T) → (B, T, C). `rows`: the tokens'

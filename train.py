@@ -41,7 +41,7 @@ class Run:
     data: PreparedData
     dataset_meta: dict
     model: Transformer  # what checkpoints hold
-    eval_model: Transformer  # what is evaluated: the same, compiled if that is chosen
+    compiled: Transformer  # what steps and evaluations call: the same, compiled if that is chosen
     optimizer: Optimizer
     scaler: torch.amp.GradScaler  # of the loss, for fp16
     state: RunState
@@ -106,7 +106,7 @@ def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -
     if len(set(env.gather(state.step))) > 1:  # also a barrier: now rank 0 may replace the checkpoint
         raise ValueError(f"processes found different checkpoints: {config.out_dir} must be a folder that all share")
     run = dict(config=config, env=env, stop=stop, data=data, dataset_meta=meta, micro=micro, accumulation=accumulation)
-    run |= dict(model=model, eval_model=model, optimizer=optimizer, scaler=scaler, state=state, task=task_of_data(meta))
+    run |= dict(model=model, compiled=model, optimizer=optimizer, scaler=scaler, state=state, task=task_of_data(meta))
     return Run(**run, saved_step=state.step if checkpoint else -1, resumed_from=checkpoint and checkpoint["path"])
 
 
@@ -148,7 +148,7 @@ def open_records(run: Run, seen: dict) -> None:
 
 
 def what_is_due(run: Run) -> SimpleNamespace:
-    """In this order, by the intervals. The last step is logged and evaluated in any case."""
+    """What is due at this step, done in this order. The last step is logged and evaluated in any case."""
     config, step = run.config, run.state.step
     has_trained = run.result is not None
     return SimpleNamespace(
@@ -176,7 +176,7 @@ def evaluate_step(run: Run, metrics_row: dict) -> bool:
     """Add what the validation gives to `metrics_row`. Returns whether it is the best so far. If the run is stopped
     meanwhile, the row stays pending: the resumed run evaluates again, and writes it."""
     state = run.state
-    scores = evaluate(run.eval_model, run.task, run.data, run.config, run.micro, run.env, run.stop)
+    scores = evaluate(run.compiled, run.task, run.data, run.config, run.micro, run.env, run.stop)
     if scores is None:
         state.pending = finite(metrics_row)
         return False
@@ -207,7 +207,7 @@ def train(run: Run) -> int:
     per_process = run.micro * run.accumulation
     own_rows = slice(env.rank * per_process, (env.rank + 1) * per_process)  # this process's part of each batch
     next_batch = Prefetch(lambda step: env.pin(*data.batch(step + state.shift, config.batch_size, own_rows)))
-    step_model = run.eval_model  # under FSDP it is sharded already
+    step_model = run.compiled  # under FSDP it is sharded already
     if env.parallel == "ddp":
         from nanodnt.run.parallel import data_parallel
 
@@ -245,8 +245,8 @@ def train(run: Run) -> int:
         batch = env.put(*next_batch(state.step))
         if run.is_due(config.track_interval, ahead=1):
             run.tracker.before()
-        targets = data.loss_tokens(state.step + state.shift, config.batch_size)  # that count, of the whole batch
-        run.result = training_step(trainer, batch, targets and targets / env.world_size)
+        n_targets = data.loss_tokens(state.step + state.shift, config.batch_size)  # that count; None: all
+        run.result = training_step(trainer, batch, n_targets and n_targets / env.world_size)
         run.meter.count(run.result.found_inf)
         state.step, state.tokens = state.step + 1, state.tokens + run.step_tokens
 
@@ -282,7 +282,7 @@ def run_once(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop,
     describe_run(run)
     compile_run(run)
     if config.eval_only:
-        if scores := evaluate(run.eval_model, run.task, run.data, config, run.micro, env, stop):
+        if scores := evaluate(run.compiled, run.task, run.data, config, run.micro, env, stop):
             env.print(f"step {run.state.step}: {validation_line(scores, digits=6)}")
         return stop.exit_code()
     open_records(run, seen)

@@ -50,7 +50,7 @@ def linear(x, weight, bias=None, dtype=None, in_gain=None, out_gain=None, produc
     F.linear."""
     dtype = dtype or weight.dtype
     if has_one_row(x, weight):
-        x = x if in_gain is None else x * in_gain  # smaller than the weight, as y is
+        x = x if in_gain is None else x * in_gain  # x and y are smaller than the weight, so they take the gains
         y = product(x.to(dtype), *scale_weight(weight, bias, dtype))
         return y if out_gain is None else (y * out_gain).to(dtype)
     is_plain = in_gain is None and out_gain is None and bias is None and product is F.linear
@@ -73,7 +73,7 @@ def draw(weight, std: float, generator: torch.Generator, cut: float | None = Non
 
 
 class Linear(nn.Linear):
-    """out( W pre(in_gain · x) + b ), computed in the runtime's compute_dtype; the weight itself stays fp32.
+    """out( W (in_gain · pre(x)) + b ), computed in the runtime's compute_dtype; the weight itself stays fp32.
 
     Gains enter the weight, W (in_gain · x) = (W diag in_gain) x, in one pass with its cast. torch.compile fuses it: it
     costs less than autocast and loses no accuracy.

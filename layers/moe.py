@@ -211,7 +211,7 @@ class Router(Linear):
         return weights * self.scale, experts
 
     def penalty(self, logits, scores, experts):
-        """What is minimised besides the cross-entropy, (), times the loss scale."""
+        """What is minimised besides the cross-entropy, (), times the runtime's `loss_scale`."""
         penalty, runtime = logits.new_zeros(()), self.runtime
         if self.balance == "loss" and runtime.balance_coef:
             penalty = penalty + runtime.balance_coef * balance_loss(scores, experts)

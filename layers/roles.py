@@ -1,6 +1,6 @@
 """Roles of parameters. Optimizers, weight decay and diagnostics go by these, never by parameter names."""
 
-BLOCK_ROLES = ("qk", "vo", "ffn")  # the matrices inside the blocks; experts are ffn
+BLOCK_ROLES = ("qk", "vo", "ffn")  # the matrices inside the blocks but routers; experts are ffn
 MATRICES = ("emb", "patch", "pos", "head", *BLOCK_ROLES, "router")  # pos: the class token of images too
 # gain_in: scale vectors followed by a linear map; gain_out: the others; gain_dir: the directions α of gains stored as
 # magnitude and direction, which never decay; balance: the biases on the choice of experts, which no loss trains

@@ -154,7 +154,7 @@ def scales(c):
 
 def branches_with_pre_norm(c) -> list:
     """The branches with a pre norm in some block. Mix-LN's first blocks have none, so the last block decides."""
-    return [branch for branch in ("attn", "mlp") if "pre" in c.norm_positions(c.n_layer, branch)]
+    return [branch for branch in ("attn", "mlp") if "pre" in c.slots_with_norm(c.n_layer, branch)]
 
 
 def notes(c) -> list:

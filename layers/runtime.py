@@ -17,5 +17,5 @@ class Runtime:
     label_smoothing: float = 0.0  # of images, in training: this share of each target is spread over all classes
     balance_coef: float = 0.01  # factor on the balance loss of routers, minimised beside the cross-entropy
     z_coef: float = 0.0  # factor on their z-loss
-    loss_scale: torch.Tensor | None = None  # (): what backward multiplies a micro batch's loss by, so the routers'
-    #   losses too; None: 1. A tensor from the first step on, because going from None to one would recompile
+    loss_scale: torch.Tensor | None = None  # (): factor on the routers' losses: fp16's loss scale over the number of
+    #   micro batches; None: 1. A tensor from the first step on, because going from None to one would recompile

@@ -10,6 +10,7 @@ from layers.ops import drop_samples, forbid_second_derivative, tanh, upcast
 from layers.runtime import Runtime
 
 SQUASH = {"tanh": tanh, "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
+CENTRES = {"rmsnorm": False, "layernorm": True}  # whether a norm subtracts the mean
 
 
 class Normalise(torch.autograd.Function):
@@ -42,7 +43,7 @@ class Normalise(torch.autograd.Function):
         return s * dx, None, None, None
 
 
-def factor(value: float | None):
+def cpu_scalar(value: float | None):
     """`value` as a tensor () on the CPU, which every device can multiply by, or None. For Python floats torch.compile
     would compile each block anew; buffers would be lost in meta-device init and broadcast by DDP."""
     return None if value is None else torch.tensor(value, dtype=torch.float64, device="cpu")
@@ -92,8 +93,8 @@ class Slot(nn.Module):
     ):
         super().__init__()
         self.norm, self.eps, self.groups, self.squash, self.param = norm, eps, groups, squash, param
-        self.const, self.const_in = (1.0 if c is None else c for c in (const, const_in))  # to read; factors compute
-        self.factor, self.factor_in, self.drop = factor(const), factor(const_in), factor(drop)
+        self.const, self.const_in = (1.0 if c is None else c for c in (const, const_in))  # floats, to be read
+        self.factor, self.factor_in, self.drop = map(cpu_scalar, (const, const_in, drop))
         self.init_gain, self.init_alpha = init, alpha
         self.fold = fold and not n_bias  # a bias comes after the gain, so the gain cannot move to the next matrix
         is_direct = param == "direct" or role == "scalar"
@@ -128,7 +129,7 @@ class Slot(nn.Module):
         groups = x if self.groups == 1 else x.unflatten(-1, (self.groups, -1))
         # what goes into a matrix as it is, is rounded for the product here, and kept like that
         dtype = (self.runtime.compute_dtype if self.fold else None) or upcast(x).dtype
-        return Normalise.apply(groups, self.eps, self.norm == "layernorm", dtype).view_as(x)
+        return Normalise.apply(groups, self.eps, CENTRES[self.norm], dtype).view_as(x)
 
     def forward(self, x):
         x = self.normalise(x if self.factor_in is None else self.factor_in * x)

@@ -97,8 +97,8 @@ def training_step(trainer: Trainer, batch, targets_per_rank: float | None = None
 
 def accumulate(trainer: Trainer, batch, targets_per_rank: float | None) -> torch.Tensor:
     """Sum the gradients of all micro batches into p.grad, times the scaler's factor. Returns the loss of the batch, ().
-    All factors on it are here: the model's, a mean over the targets of a micro batch, counts by their share of all that
-    count. What routers minimise beside it has no targets, and counts one n-th, by `loss_scale`."""
+    The model's loss is a mean over the targets of its micro batch; here it is weighted by their share of all targets
+    that count. The routers' losses have no targets: each micro batch weighs 1/n, by `loss_scale`."""
     micro_batches = list(zip(*(t.split(trainer.micro) for t in batch), strict=True))
     n = len(micro_batches)
     loss = torch.zeros((), device=batch[0].device)
@@ -147,12 +147,12 @@ def update(trainer: Trainer) -> None:
 def evaluate(model, task, data, config, micro: int, env, stop) -> dict | None:
     """{"val_loss": mean loss in nats, and what else the task scores} over the fixed validation rows, split over ranks.
     None if the run is stopped meanwhile. All ranks must call it. The means depend on neither batch size nor ranks."""
-    starts = data.validation(config.eval_tokens)
-    own_starts = starts[env.rank :: env.world_size]
+    rows = data.validation(config.eval_tokens)
+    own_rows = rows[env.rank :: env.world_size]
     totals, stopped = 0, False
     model.eval()
-    for i in range(math.ceil(len(starts) / (env.world_size * micro))):  # as often on every rank
-        batch = env.put(*env.pin(*data.val_batch(own_starts[i * micro : (i + 1) * micro], micro)))
+    for i in range(math.ceil(len(rows) / (env.world_size * micro))):  # as often on every rank
+        batch = env.put(*env.pin(*data.val_batch(own_rows[i * micro : (i + 1) * micro], micro)))
         count, sums = task.count_scores(*model(*batch), batch[1])
         totals = totals + torch.stack((*sums.values(), count))
         if stopped := stop.agreed():

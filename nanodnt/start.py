@@ -1,4 +1,5 @@
-"""The start of a run: where model, weights, optimizer state and progress come from, as `init_from` says."""
+"""The start of a run: where model, weights, optimizer state and progress come from, as `init_from` says; then storage,
+what is printed, and compilation."""
 
 import math
 from dataclasses import asdict, fields, replace
@@ -32,9 +33,9 @@ def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained
     if checkpoint is None:
         check_out_dir(config, out_dir)
     fresh = checkpoint is None and source == "scratch"
-    task, there = task_of(model_config), task_of_data(meta)
+    task, data_task = task_of(model_config), task_of_data(meta)
     # a run that is not fresh only compares its flags with its model, and the model with the dataset
-    if fresh or task.reads == there.reads:
+    if fresh or task.reads == data_task.reads:
         fill_from_dataset(model_config, meta, config.dataset)
     if fresh:
         model, weights, trained_on = task.network().empty(model_config), None, None
@@ -43,9 +44,9 @@ def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained
             check_same_data(config.dataset, meta, checkpoint, source, out_dir, env)
         model, weights, trained_on = load_source(checkpoint, source, config, model_config, read_pretrained, env)
     task = task_of(model.config)
-    if there.reads != task.reads:
+    if data_task.reads != task.reads:
         raise ValueError(
-            f"dataset {config.dataset!r} is of {there.reads}, but the model reads {task.reads}: choose another "
+            f"dataset {config.dataset!r} is of {data_task.reads}, but the model reads {task.reads}: choose another "
             "dataset, or start from scratch"
         )
     task.check_data(config.dataset, meta, trained_on, model.config)
@@ -236,4 +237,4 @@ def compile_run(run) -> None:
     env.print(f"compile {compiled} ({reason}), attention {kernel}")
     if compiled:
         example = env.put(*env.pin(*data.val_batch(data.validation(eval_tokens=1), run.micro)))
-        run.eval_model = compile_model(run.model, config, example, env)
+        run.compiled = compile_model(run.model, config, example, env)

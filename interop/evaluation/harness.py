@@ -112,19 +112,19 @@ def run_task(name: str, task, trained: Trained, config: EvaluateConfig, env) -> 
         found = simple_evaluate(lm, tasks=[task], task_manager=manager, log_samples=False, **how)
     settings = {key: getattr(config, key) for key in ("num_fewshot", "limit", "gen_kwargs", "seed")}
     return {
-        task: {
-            "metrics": read_metrics(values),
+        each: {
+            "metrics": metrics_of(values),
             "settings": settings,
-            "documents": found["n-samples"].get(task, {}).get("effective"),
-            "num_fewshot": found["n-shot"].get(task),
-            "task_version": found["versions"].get(task),
+            "documents": found["n-samples"].get(each, {}).get("effective"),
+            "num_fewshot": found["n-shot"].get(each),
+            "task_version": found["versions"].get(each),
             "lm_eval": version("lm_eval"),
         }
-        for task, values in (found["results"].items() if found else ())
+        for each, values in (found["results"].items() if found else ())
     }
 
 
-def read_metrics(values: dict) -> dict:
+def metrics_of(values: dict) -> dict:
     """{metric: {"value": …, "stderr": a number or None}} of what the harness reports, {"acc,none": 0.3,
     "acc_stderr,none": "N/A", …}. A filter other than none stays in the name."""
     metrics = {}

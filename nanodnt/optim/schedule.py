@@ -1,4 +1,5 @@
-"""Learning rate schedules."""
+"""Learning rate schedules. A new form of decay is an entry in DECAYS, and its name in `schedule` or `wsd_decay` of
+nanodnt/settings.py; any other schedule is a case in `lr_at`."""
 
 import math
 

@@ -47,8 +47,8 @@ class PlanConfig:
 def describe_flops(model) -> str:
     """A line: FLOPs per token, of images also per image, and the shares of blocks, head and attention."""
     c, task, total = model.config, task_of(model.config), model.flops_per_token()
-    parts = {"blocks": 6 * model.active_matrices(), task.ends: 0, "attention": model.attention_flops()}
-    parts[task.ends] = total - sum(parts.values())
+    parts = {"blocks": 6 * model.active_matrices(), task.other_matrices: 0, "attention": model.attention_flops()}
+    parts[task.other_matrices] = total - sum(parts.values())
     shares = ", ".join(f"{name} {flops / total:.0%}" for name, flops in parts.items())
     counted = ", counting active parameters" if c.n_expert else ""
     a_row = f", {total * c.block_size / 1e9:.4g} per {task.counted_row}" if task.counted_row else ""

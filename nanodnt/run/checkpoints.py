@@ -24,7 +24,7 @@ from nanodnt.tasks import task_of_data
 CHECKPOINT_FORMAT = "nanoDNT checkpoint 1"
 
 LATEST = ("new.pt", "last.pt", "prev.pt")  # new.pt: written, but not yet renamed when the run was killed
-KEPT_NAME = re.compile(r"best\.pt|step_\d+\.pt")  # other names of a checkpoint, which a later save does not take away
+KEPT_NAME = re.compile(r"best\.pt|step_\d+\.pt")  # step_N.pt stays for good, best.pt until a better one
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""What a run measures, the rows of metrics.jsonl, and what the console shows of them."""
+"""What a run measures, the rows of metrics.jsonl, and what the console shows of them.
+
+A new number goes into `Meter.read` (at each logged step), `count_scores` of a task (at each evaluation), or `probe` of
+tracking.py (from inside the network)."""
 
 import json
 import math
@@ -19,7 +22,7 @@ class Meter:
     def __init__(self, state, step_tokens: int, step_flops: float, config, env, step_counts: dict):
         self.env, self.step_flops = env, step_flops
         self.peak = peak_flops(env.device, env.dtype, config.peak_flops)
-        self.counts = torch.tensor([state.skipped, 0.0, 0.0], device=env.device)  # skipped, streak, longest_streak
+        self.counts = torch.tensor([state.skipped, 0.0, 0.0], device=env.device)  # skipped, streak, longest streak
         self.last_step, self.clock = state.step, time.perf_counter()
         self.step_counts = {"tokens_per_s": step_tokens} | step_counts  # {field of metrics.jsonl: what a step has}
 

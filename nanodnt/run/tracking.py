@@ -186,8 +186,8 @@ class Tracker:
                 self.roles.setdefault(group["role"], []).extend(group["params"])
         counts = [sum(p.numel() for p in params) for params in self.roles.values()]
         self.counts = torch.tensor(counts, dtype=self.dtype, device=env.device)
-        starts = data.validation(config.eval_tokens)[: min(config.batch_size, max(1, TOKENS // data.block_size))]
-        self.inputs = model.inputs(*env.put(*env.pin(*data.val_batch(starts, len(starts)))))
+        rows = data.validation(config.eval_tokens)[: min(config.batch_size, max(1, TOKENS // data.block_size))]
+        self.inputs = model.inputs(*env.put(*env.pin(*data.val_batch(rows, len(rows)))))
 
     def before(self) -> None:
         """Must be called before a step that is to be tracked."""

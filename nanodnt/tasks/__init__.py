@@ -2,7 +2,8 @@
 
 `Task` says what a task answers for, `Transformer` in model.py what a network does, `PreparedData` in nanodnt/data what
 a dataset does. To add a task:
-1. A subclass in a file of its own, in TASKS, and in `kind_of` of layers/rules.py if it has a network of its own.
+1. A subclass in a file of its own, which `task_of_data` returns for its kind; and its kind in `kind_of` of
+   layers/rules.py if it has a network of its own.
 2. Its files in `DATASET_KINDS` of nanodnt/data/meta.py.
 3. With a network of its own: its fields in `GPTConfig`, one of which the user sets and tells the network by; their
    refusals in layers/rules.py; `causal` and DyT's defaults in model.py; in HOW_CHOSEN, how the user gets it.
@@ -12,9 +13,9 @@ a dataset does. To add a task:
 from layers.rules import CHOOSES, kind_of
 from model import GPTConfig
 from nanodnt.data import load_meta
+from nanodnt.data.meta import DATASET_KINDS
 from nanodnt.tasks.text import Task
 
-TASKS = ("text", "examples", "images")  # kinds of datasets; text and examples share a network and a task
 # Flags of training that do something for one kind of network only.
 FLAGS = {"text": ("doc_mask", "loss_chunks"), "images": ("label_smoothing", "crop_area", "crop_padding", "flip")}
 FLAGS["images"] += ("rand_augment", "mixup", "cutmix")
@@ -29,8 +30,8 @@ def task_of(model: GPTConfig | dict) -> Task:
 def task_of_data(meta: dict) -> Task:
     """The task of a prepared dataset, by its meta.json, or a checkpoint's copy. ValueError for an unknown kind."""
     kind = meta.get("kind", "text")
-    if kind not in TASKS:
-        raise ValueError(f"data of kind {str(kind)[:20]!r}, which is none of {', '.join(TASKS)}")
+    if kind not in list(DATASET_KINDS):  # a list: a kind of a damaged file may have no hash
+        raise ValueError(f"data of kind {str(kind)[:20]!r}, which is none of {', '.join(DATASET_KINDS)}")
     if kind != "images":
         return Task()
     from nanodnt.tasks.images import ImageTask  # a run on text reads no code for images

@@ -11,7 +11,7 @@ from nanodnt.tasks.text import Task
 class ImageTask(Task):
     reads = row_noun = "images"
     counted_row = loss_unit = "image"
-    ends = "patches and head"
+    other_matrices = "patches and head"
 
     def network(self) -> type[Transformer]:
         from vision import ViT

@@ -13,7 +13,7 @@ class Task:
     reads = "text"  # what its network reads: a dataset fits a network if both read the same
     row_noun = "sequences"  # what a batch has
     counted_row = ""  # a row, where they are counted beside tokens: "image"
-    ends = "head"  # the matrices of the network besides those of the blocks, in words
+    other_matrices = "head"  # the matrices of the network besides those of the blocks, in words
     loss_unit = "token"  # what a loss is the mean over
 
     # ---------------------------------------------------------------------------------------------------- network

@@ -118,10 +118,10 @@ def draw_curves(axis, curves: dict, xlabel: str, ylabel: str, highest: float | N
     for i, (name, points) in enumerate(curves.items()):
         finished = {x: [loss for loss in losses if loss is not None] for x, losses in points.items()}
         finished = {x: losses for x, losses in finished.items() if losses}
-        low, mean, high = (list(map(f, finished.values())) for f in (min, statistics.mean, max))
+        lows, means, highs = (list(map(f, finished.values())) for f in (min, statistics.mean, max))
         how = dict(color=f"C{i % 10}", marker="os^vD"[i // 10 % 5])  # after ten colours
-        axis.plot(list(finished), mean, "-", markersize=4, linewidth=1.5, label=name, **how)
-        axis.fill_between(list(finished), low, high, color=how["color"], alpha=0.2, linewidth=0)
+        axis.plot(list(finished), means, "-", markersize=4, linewidth=1.5, label=name, **how)
+        axis.fill_between(list(finished), lows, highs, color=how["color"], alpha=0.2, linewidth=0)
         diverged = [x for x, losses in points.items() if None in losses]
         axis.plot(diverged, [top] * len(diverged), "x", color=how["color"], markersize=6 + i % 10, zorder=3)
     xs = sorted({x for points in curves.values() for x in points})

@@ -167,7 +167,7 @@ def test_every_answer_is_the_hf_model_s(batch_size, folder, ours, expected):
             else:
                 assert other == (one if key[0] == "local_texts" else pytest.approx(one, rel=1e-6, abs=1e-4)), key
     for task, theirs in expected["results"].items():
-        ours, theirs = harness().read_metrics(found["results"][task]), harness().read_metrics(theirs)
+        ours, theirs = harness().metrics_of(found["results"][task]), harness().metrics_of(theirs)
         assert list(ours) == list(theirs) == METRICS[task]
         for name in theirs:
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4), (task, name)
