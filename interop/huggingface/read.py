@@ -30,7 +30,12 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> Pre
     ValueError, in one line, where it cannot be fetched or read, or has parts that our model lacks."""
     folder = fetch(name)
     try:
-        theirs = read_config(folder)
+        theirs = read_json(folder / "config.json")
+        checkpoints = sorted(folder.glob("*.pt"))
+        if checkpoints and "model_type" not in theirs:
+            raise ValueError(f"it is a run directory: name one of its checkpoints, for example {checkpoints[0]}")
+        if not theirs:
+            raise ValueError("it has no config.json")
         if theirs.get("model_type") == "nanodnt":
             if not isinstance(theirs.get("network"), dict):
                 raise ValueError("its config.json has no network")
@@ -72,20 +77,6 @@ def load_pretrained(name: str) -> Trained:
     model = GPT.empty(found.config).to_empty(device="cpu")
     load_weights(model, found.weights)
     return Trained(model.eval(), Tokenizer(found.meta), found.meta, name, 0)
-
-
-def read_config(folder: Path) -> dict:
-    """config.json of a model. ValueError where it is missing, damaged, or that of a run of ours."""
-    try:
-        theirs = read_json(folder / "config.json")
-    except ValueError as e:
-        raise ValueError(f"its config.json is damaged ({e})") from None
-    checkpoints = sorted(folder.glob("*.pt"))
-    if checkpoints and "model_type" not in theirs:
-        raise ValueError(f"it is a run directory: name one of its checkpoints, for example {checkpoints[0]}")
-    if not theirs:
-        raise ValueError("it has no config.json")
-    return theirs
 
 
 def read_tensors(folder: Path) -> dict:

@@ -157,11 +157,14 @@ def special_token(folder: Path, text: str, config: dict, name: str) -> str | Non
 
 
 def read_json(path: Path) -> dict:
-    """The dict in a JSON file; {} where there is no file."""
-    value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if not isinstance(value, dict):
-        raise ValueError(f"{path.name} holds no JSON object")
-    return value
+    """The dict in a JSON file; {} where there is no file. ValueError where it is damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not isinstance(value, dict):
+            raise TypeError("no JSON object")
+        return value
+    except (ValueError, TypeError, RecursionError) as e:
+        raise ValueError(f"its {path.name} is damaged ({e})") from None
 
 
 def recognise(text: str, meta: dict) -> dict | None:
