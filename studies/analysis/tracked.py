@@ -30,14 +30,11 @@ def measure_experts(model, batches, run):
     if not tracks:
         raise NotApplicable("no tracked row has the load of experts")
     load = np.array([track["load"] for track in tracks.values()], float) * model.config.n_expert  # (rows, L, E); mean 1
-    return {
-        "steps": list(tracks),
-        "experts": model.config.n_expert,
-        "load": {block + 1: load[:, block].tolist() for block in pick_evenly(list(range(load.shape[1])), 3)},
-        "largest": load.max(-1).tolist(),
-        "smallest": load.min(-1).tolist(),
-        "entropy": [track.get("router_entropy") or [] for track in tracks.values()],
-    }
+    shown = pick_evenly(list(range(load.shape[1])), 3)
+    found = {"steps": list(tracks), "experts": model.config.n_expert}
+    found |= {"load": {block + 1: load[:, block].tolist() for block in shown}}
+    found |= {"largest": load.max(-1).tolist(), "smallest": load.min(-1).tolist()}
+    return found | {"entropy": [track.get("router_entropy") or [] for track in tracks.values()]}
 
 
 @register("experts", measure_experts)

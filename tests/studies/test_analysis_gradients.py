@@ -16,9 +16,6 @@ from support.moe import MIXTURES
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-# -------------------------------------------------------------------------------------------------------- types by name
-
-
 @pytest.mark.parametrize("name", [*ALL, *MIXTURES])
 def test_types_cover_every_parameter(name):
     model = build((ALL | MIXTURES)[name][0])
@@ -88,9 +85,6 @@ def test_the_bias_on_the_choice_of_experts_is_left_out():
     assert list(gradients.average_by_block(model, h)) == ["all", "qk", "vo", "ffn", "router", "norm"]
 
 
-# ------------------------------------------------------------------------------------------------------- gradient tails
-
-
 @pytest.mark.parametrize("flags, words", [(S5, S5_NET), MIXTURES["softmax"]], ids=["S5", "experts"])
 def test_gradients_are_of_the_mean_over_all_targets(flags, words):
     """Batches of different size with different numbers of ignored targets, one with none that counts."""
@@ -158,8 +152,6 @@ def test_hill_finds_the_index_of_a_pareto_tail(alpha):
     excess = sum(math.log(x / tail[0]) for x in tail[1:])  # of the ten largest over the eleventh
     assert close(statistics(body + tail)["hill"], 10 / excess)
 
-
-# ------------------------------------------------------------------------------------------------------------ sharpness
 
 SMALL = dict(n_head=2, n_embd=8, block_size=4, vocab_size=5)
 SHARP = {
@@ -311,9 +303,6 @@ def test_sharpness_by_layer():
             assert close(means["arithmetic"][block], sum(values) / len(values))
             assert close(means["geometric"][block], math.exp(sum(logs) / len(logs)))
             assert close(means["zero_fraction"][block], 1 - len(logs) / len(values)) and len(logs) < len(values)
-
-
-# ----------------------------------------------------------------------------------------------------------- histograms
 
 
 def test_log_histogram():
