@@ -15,6 +15,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
+import datasets
+import huggingface_hub
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -52,6 +54,16 @@ def quiet():
         logging.getLogger("lm_eval").removeHandler(handler)
 
 
+def go_offline_if_cut_off(env) -> None:
+    """Look for data sets in the cache only, if the hub does not answer: each request would be tried six times."""
+    if not datasets.config.HF_HUB_OFFLINE:
+        try:
+            huggingface_hub.utils.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=10)
+        except Exception:  # whatever its HTTP client raises
+            huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+            env.print("note: the Hugging Face hub does not answer; data is looked for in its cache only")
+
+
 @contextmanager
 def errors_in_one_line(name: str, failed: str = "could not be loaded"):
     """What the harness, a task's code or its data may raise, as a ValueError that names the task."""
@@ -83,6 +95,7 @@ def load_tasks(names: list, config: EvaluateConfig, env) -> list:
             hint = f"did you mean {near[0]}?" if near else "lm-evaluation-harness lists them: lm_eval ls tasks"
             raise ValueError(f"there is no task {name!r}: {hint}")
     found = []
+    go_offline_if_cut_off(env)
     if not env.is_main:
         env.barrier()  # the first process fetches the data
     for name in names:

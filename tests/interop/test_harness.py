@@ -288,6 +288,28 @@ def test_bad_tasks_are_refused_in_one_line(name, runs, folder, tmp_path, monkeyp
     assert_refused(capsys, runs, message.replace("TASKS", str(tasks)), **flags)
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_hub_that_does_not_answer_is_asked_once(answers, monkeypatch, capsys):
+    import datasets
+    import huggingface_hub
+
+    asked = []
+
+    def head(url, timeout):
+        asked.append(url)
+        if not answers:
+            raise OSError("no route")
+
+    monkeypatch.setattr(huggingface_hub.utils, "get_session", lambda: SimpleNamespace(head=head))
+    for module in (huggingface_hub.constants, datasets.config):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
+    for _ in range(2):
+        harness().go_offline_if_cut_off(ENV)
+    assert datasets.config.HF_HUB_OFFLINE == huggingface_hub.constants.HF_HUB_OFFLINE == (not answers)
+    assert len(asked) == 1 + answers
+    assert capsys.readouterr().out.count("does not answer") == (not answers)
+
+
 def test_too_few_documents_for_the_processes(folder):
     env = Env(0, 7, torch.device("cpu"), torch.float32, distributed=False)
     with pytest.raises(ValueError, match="task local_rolling: 6 documents are too few for 7 processes"):
