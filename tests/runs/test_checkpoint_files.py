@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -25,18 +24,9 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 # ------------------------------------------------------------------------------------------------ what they hold
 
-PLAIN = (torch.Tensor, dict, list, tuple, str, int, float, bool, type(None))
-
-
-def plain(value):
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
-    return isinstance(value, PLAIN) and all(plain(key) and plain(part) for key, part in parts)
-
 
 def test_what_a_checkpoint_holds(short):
-    checkpoint = load(short / "last.pt")  # weights_only
-    assert plain(checkpoint)
-    assert not plain({"a": [np.float64(1.0).reshape(1)]})
+    checkpoint = load(short / "last.pt")  # with weights_only: nothing but tensors and plain values
     names = "model optimizer scaler step tokens best_val_loss model_config train_config meta skipped wandb_id"
     assert set(names.split()) <= checkpoint.keys()
     assert checkpoint["model_config"]["n_layer"] == 2 and checkpoint["train_config"]["max_iters"] == 30

@@ -148,6 +148,7 @@ def processes(world: int, function, *args, join: bool = True):
 
 def within_limit(rank: int, function, *args) -> None:
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)  # until the process ends: its last act may hang, too
+    gc.disable()  # it would free at some moment what a run has to free by itself
     function(rank, *args)
 
 
@@ -218,16 +219,6 @@ turn = count()  # of the runs of this process: all processes make the same
 def shards(params) -> dict:
     """A copy of what this process has of each parameter."""
     return {name: local_shard(p.detach()).clone() for name, p in params}
-
-
-@contextmanager
-def without_collector():
-    """Python's garbage collector would free at some moment what a run has to free by itself."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 class Watch:
@@ -318,7 +309,7 @@ def play(
     """
     output, torchrun = io.StringIO(), world > 1 if torchrun is None else torchrun
     watch = Watch(spoils, stop_in if rank == world - 1 else 0)
-    with within or nullcontext(), quick_runs(), without_collector(), watch.watching() as patch:
+    with within or nullcontext(), quick_runs(), watch.watching() as patch:
         for args in patches:
             patch.setattr(*args)
         if torchrun:
