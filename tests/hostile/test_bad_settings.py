@@ -90,8 +90,6 @@ def test_numbers_out_of_range(name):
     assert len(str(caught.value).splitlines()) == 1
 
 
-# ---------------------------------------------------------------------------------------------------------- sampling
-
 SAMPLING = cases(
     ("unknown flag", "--temprature=1", ["--temprature", "--temperature?"]),
     ("missing run", "--out_dir={tmp}/nothing", ["nothing", "no checkpoint"]),
@@ -123,9 +121,6 @@ SAMPLING = cases(
 @SAMPLING
 def test_sampling(world, case):
     refuse(world, sample, case)
-
-
-# ------------------------------------------------------------------------------------- in a process of its own
 
 
 def test_as_a_program(world):

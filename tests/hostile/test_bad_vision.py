@@ -122,8 +122,6 @@ def test_the_flags_that_the_tables_begin_with_work(both):
     assert runs.load(both.tmp / "vit" / "last.pt")["step"] == 5
 
 
-# ----------------------------------------------------------------------------------------------- programs for text
-
 PROGRAMS = {"sample.py": (sample, ["--device=cpu"]), "sample.py, chat": (sample, ["--chat=True", "--template=chat"])}
 
 

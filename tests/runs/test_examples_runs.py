@@ -172,9 +172,6 @@ def test_after_a_rollback_the_later_batch_and_its_number_of_targets_go_together(
     assert column(tmp_path, "train_loss")[9] == pytest.approx(by_hand, rel=2e-6)
 
 
-# -------------------------------------------------------------------------------------------------- what is recorded
-
-
 def test_what_is_tracked_is_of_documents_by_themselves(folders, wholes):
     """Of the first validation rows, as many as a step has, with their padding."""
     data = open_prepared(folders["examples"], T, doc_mask=True)

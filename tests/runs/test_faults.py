@@ -93,9 +93,6 @@ def test_killed_around_a_roll_back(trial):
     assert [outcome.codes for outcome in outcomes] == [(-signal.SIGKILL,)] * len(kills)
 
 
-# --------------------------------------------------------------------------------------------------------- the soak
-
-
 @pytest.mark.deep
 def test_a_short_soak():
     """One plan of soak.py: faults of every kind, on one process and two, with torchrun and without."""

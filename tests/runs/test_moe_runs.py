@@ -48,9 +48,6 @@ def test_each_weight_of_a_penalty_acts(dataset, tmp_path):
     assert all(len(different(end, ends[0])) == 2 for end in ends[2:])
 
 
-# ------------------------------------------------------------------------------------------------- what goes wrong
-
-
 def test_fp16_with_loss_scaling(dataset, tmp_path):
     """An overflow halves the scale; the biases move by the load, not by its scale."""
     config = dict(dataset=dataset, **BIAS, max_iters=10)

@@ -163,9 +163,6 @@ def test_another_optimizer_on_resume(switch, dataset, tmp_path, capsys):
     assert steps == (set() if new == "msgdw" else {3.0})
 
 
-# ------------------------------------------------------------------------------------------------- other datasets
-
-
 def test_another_dataset_of_the_same_vocabulary_is_fine(begun, tmp_path, capsys):
     other = make_dataset(tmp_path / "other", seed=1)
     assert resume(begun, other) == 0

@@ -104,9 +104,6 @@ def test_a_new_run_from_weights(digits, tmp_path, capsys):
     assert (saved["model_config"]["drop_path"], saved["model_config"]["dropout"]) == (0.5, 0.1)
 
 
-# ------------------------------------------------------------------------------------------ precision
-
-
 def test_bf16_is_close_to_fp32(digits, tmp_path):
     for dtype in ("float32", "bfloat16"):
         train(tmp_path / dtype, digits, max_iters=10, dtype=dtype, label_smoothing=0.1)
