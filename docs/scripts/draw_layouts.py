@@ -69,15 +69,16 @@ def read(part) -> tuple:
     return text, "norm" if part.norm != "none" else "gain" if learned else "const" if text else None
 
 
-def draw_panel(ax, model: GPT, block: int) -> float:
-    """Draw a model from the embedding up, with one of its blocks; returns the height of the drawing, in rows."""
-    y, style = 0.0, dict(ha="center", va="center", color=INK, zorder=4)
+def draw_panel(ax, model: GPT, block: int, taken: set) -> float:
+    """Draw a model from the embedding up, with one of its blocks; returns the height of the drawing, in rows. `taken`:
+    the rows in which something happens, in any panel of the family; those of this one are added."""
+    y, row_number, style = 0.0, 0, dict(ha="center", va="center", color=INK, zorder=4)
     for name, module in model.named_modules():
         module.label = name.split(".")[-1]
 
     def stack(column, *rows):
-        """Rows of slots, matrices and texts above each other; a row in which nothing happens takes no place."""
-        nonlocal y
+        """Rows of slots, matrices and texts above each other; a row that is not taken has no place."""
+        nonlocal y, row_number
         x, width = column
         for row in rows:
             pitch, boxes = width / max(1, len(row)), list(map(read, row))
@@ -85,9 +86,11 @@ def draw_panel(ax, model: GPT, block: int) -> float:
                 if key:
                     left = x - width / 2 + i * pitch
                     ax.barh(y, pitch - 0.015, 0.72, left, color=BOXES[key][0], ec=LINE, lw=0.7, zorder=3)
-                    size = min(7.4, 112 * pitch * WIDTH / COLUMNS / len(text))  # a character is 0.6 of the size wide
+                    size = min(7.4, 98 * pitch * WIDTH / COLUMNS / len(text))  # a character is 0.6 of the size wide
                     ax.text(left + pitch / 2, y - 0.03, text, fontsize=size, **style)
-            y += any(key for _, key in boxes)
+            row_number += 1
+            taken.update([row_number] * any(key for _, key in boxes))
+            y += row_number in taken
 
     stack(STREAM, ["embedding"], [model.embed_scale], [model.input_norm], ["other blocks"])
     for name, residual in (("attention", model.blocks[block - 1].attn), ("FFN", model.blocks[block - 1].mlp)):
@@ -119,9 +122,9 @@ def draw(family: str, path: Path):
     rows = [line.replace("*", "").split(" | ") for line in (DOCS / "layouts.md").read_text().splitlines()]
     flags = {row[0].removeprefix("| "): row[2].strip("`").split() for row in rows if len(row) > 3}
     names = FAMILIES[family].split("; ")
-    lines, heights = -(-len(names) // COLUMNS), []
+    lines, models, taken = -(-len(names) // COLUMNS), {}, set()
     fig, axes = plt.subplots(lines, COLUMNS, squeeze=False, layout="constrained")
-    for ax, name in zip(axes.flat, names, strict=False):
+    for name in names:
         scheme, _, block = name.partition(", block ")
         words = [
             "--vocab_size=50257",
@@ -130,12 +133,16 @@ def draw(family: str, path: Path):
         ]
         with torch.device("meta"):
             model = GPT(configure(GPTConfig, TrainConfig, argv=words, description="")[0][0])
-        heights.append(draw_panel(ax, model, int(block or 4)))
-        ax.text(0.5, heights[-1] + 0.3, name, ha="center", fontsize=9, color=INK, weight="bold")
+        models[name] = model, int(block or 4), taken
+        draw_panel(axes.flat[0], *models[name])  # only to see which rows are taken
+    axes.flat[0].clear()
+    for ax, name in zip(axes.flat, names, strict=False):
+        height = draw_panel(ax, *models[name])
+        ax.text(0.5, height, name, ha="center", fontsize=9, color=INK, weight="bold")
     for ax in axes.flat:
-        ax.set(xlim=(0, 1), ylim=(-0.5, max(heights) + 1))
+        ax.set(xlim=(0, 1), ylim=(-0.5, height + 1))
         ax.axis("off")
-    fig.set_size_inches(WIDTH, lines * ROW * (max(heights) + 1.5) + 0.3)
+    fig.set_size_inches(WIDTH, lines * ROW * (height + 1.5) + 0.3)
     key = [Patch(fc=colour, ec=LINE, lw=0.7, label=words) for colour, words in BOXES.values()]
     fig.legend(handles=key, loc="outside lower center", ncols=len(key), fontsize=7, frameon=False)
     fig.savefig(path, dpi=150)
