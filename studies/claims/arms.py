@@ -28,7 +28,7 @@ class Arm(NamedTuple):
     of: str = ""  # take the best learning rate of this arm, without tuning
     times: float = 1.0  # multiply it by this
     lr: float | None = None  # a given learning rate, without tuning
-    tries: tuple = ()  # further files or flags, one of which is chosen with the tuning seed, after the rate
+    tries: tuple = ()  # further files or flags, "" for none: one is chosen with the tuning seed, after the rate
     points: int = 5  # of the grid of learning rates
     around: str = ""  # the arm whose best learning rate is the grid's middle; "": the scale's
     seeds: int = 0  # at least so many, though no primary number needs them
@@ -218,7 +218,7 @@ ARMS = {
     **{f"decay {gains}": llama(f"scale_vectors/decay_{gains}.py", of="QK-norm") for gains in ("all", "output")},
     # DyT
     "RMSNorm": llama("scale_vectors/shared.py"),
-    "DyT": llama("dyt/dyt.py", tries=tuple(f"--dyt_alpha_attn={a} --dyt_alpha_other={a}" for a in ("0.5", "2", "4"))),
+    "DyT": llama("dyt/dyt.py", tries=("", *(f"--dyt_alpha_attn={a} --dyt_alpha_other={a}" for a in ("0.5", "2", "4")))),
     "DyT, α₀ of the paper": llama("dyt/dyt.py", of="DyT"),
     **{name: llama(f"dyt/{name}.py", of="DyT") for name in ("hardtanh", "sigmoid", "identity")},
     "tanh, no α": llama("dyt/no_alpha.py", of="DyT"),

@@ -1,22 +1,14 @@
 """The papers' claims as data, written down before the runs: what a paper says, and the one number that decides.
 
-A `Number` is a sum of arms such as "A - B" (studies/claims/arms.py), each measured by `measure`. It is computed seed by
-seed: arms with the same seed see the same data, so they are paired. A `Claim` is judged by its primary number alone
-(docs/claims.md says how); the others are shown and decide nothing.
+A `Number` is a sum of arms such as "A - B" (studies/claims/arms.py), each measured by `measure`, seed by seed: arms of
+the same seed see the same data. A `Claim` is judged by its primary number alone (docs/claims.md); the others are shown.
 """
 
 from typing import NamedTuple
 
 from studies.claims.arms import LEFT_OUT, STRESS_RATE, VARIED
 
-PAPERS = {
-    "dnt": "DNT",
-    "vdnt": "DNT",
-    "blockwise": "Blockwise LR",
-    "dyt": "DyT",
-    "lns": "LNS",
-    "gains": "scale vectors",
-}
+PAPERS = dict(dnt="DNT", vdnt="DNT", blockwise="Blockwise LR", dyt="DyT", lns="LNS", gains="scale vectors")
 
 
 class Number(NamedTuple):
@@ -34,8 +26,7 @@ class Claim(NamedTuple):
     why: str  # why the scales of `adequate` can show the effect, and others cannot
     note: str  # how our test differs from the paper's
     numbers: tuple  # the primary one first
-    expect: str = "below"  # of the primary number: "below" or "above" 0, "equal": within ± the smallest effect of
-    #   interest, or "not above": below + the smallest effect of interest
+    expect: str = "below"  # or "above" 0; or "equal", "not above": within ±, below + the smallest effect of interest
     adequate: tuple = ("mini", "small", "124m", "paper")  # whose regime can show the effect, the smallest first
     smallest: float | None = None  # the smallest effect of interest; None: half of the published one
     beside: str = ""  # the further number that is shown with the verdict
@@ -67,12 +58,10 @@ def claim(id: str, statement: str, published: str, why: str, note: str, *numbers
     return Claim(id, statement, published, why, note, numbers, **how)
 
 
-def minus(baseline: str, *arms: str, left_out: tuple = (), optimizer: str = "") -> tuple:
+def minus(baseline: str, *arms: str, left_out: tuple = (), optimizer: str = "") -> list:
     """A `Number` for each arm: how far its loss is above the baseline's. `optimizer` is added to the arms' names."""
-    return tuple(
-        Number(f"{arm} minus {baseline}", f"{arm}{optimizer} - {baseline}{optimizer}", left_out=left_out)
-        for arm in arms
-    )
+    pairs = {f"{arm} minus {baseline}": f"{arm}{optimizer} - {baseline}{optimizer}" for arm in arms}
+    return [Number(says, value, left_out=left_out) for says, value in pairs.items()]
 
 
 DYT_VARIANTS = ("hardtanh", "sigmoid", "identity", "tanh, no α", "no embedding scalar")

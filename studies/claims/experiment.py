@@ -1,21 +1,30 @@
-"""The claims' runs at one scale: which they are, how learning rates are tuned, and what was measured of them."""
+"""The claims' runs at one scale: which they are, how learning rates are tuned, and the record of what was measured.
 
+The record is docs/results/claims/SCALE.json: {run's name: {"args", "settings", "outcome", "seconds", "measures":
+{measure: value, or null if the run diverged}, "machine"}}. Every verdict and figure is derived from it alone. A run's
+name ends with a digest of its command; "settings" is one of its resolved configuration.
+"""
+
+import fcntl
 import json
 import math
 import re
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, fields
 from functools import cache
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from nanodnt.data import load_meta
+from nanodnt.files import write_file
 from studies.claims import quantities
 from studies.claims.arms import ARMS, CURVES, SCALES, SEEDS, TUNING_SEED
 from studies.claims.claims import CLAIMS, GAPS
-from studies.claims.record import Record
 from studies.sweep import runner
 from studies.sweep.results import describe_hardware
-from studies.sweep.runner import ROOT, MissingRun, Runner, Stopped, TrainingRun, resolve_configs
+from studies.sweep.runner import IGNORED_FIELDS, ROOT, MissingRun, Runner, Stopped, TrainingRun, resolve_configs
 
+ENTRY = {"args", "settings", "outcome", "seconds", "measures", "machine"}  # of the record
 EXTRAS = ("robustness", "momentum-sgd")  # what `only` can name beside claims and papers
 MOST_DOUBLINGS = 6  # of the grid's middle, up or down
 
@@ -24,9 +33,7 @@ MOST_DOUBLINGS = 6  # of the grid's middle, up or down
 class ReproduceConfig:
     # --- what ---
     only: str = ""  # ids of claims, names of papers, robustness, momentum-sgd, separated by commas; empty = all
-    scale: Literal[tuple(SCALES)] = (
-        "mini"  # mini: CPU cores; digits: images, CPU cores; small: one GPU; 124m, paper: more
-    )
+    scale: Literal[tuple(SCALES)] = "mini"  # mini, digits (images): CPU cores; small: one GPU; 124m, paper: more
     seeds: int = 8  # of 1, 2, 3, 4, 6, 7, 8, 9, for each number that can decide; learning rates are tuned with seed 0
     dry_run: bool = False  # print the commands that are missing, as far as they are known, and run nothing
     judge_only: bool = False  # run nothing: judge what is recorded
@@ -69,6 +76,62 @@ def choose_claims(only: str, scale: str = "mini") -> tuple:
         raise ValueError(f"only={unknown[0]} is neither a claim nor a paper of scale {scale}: allowed are {allowed}")
     claims = [claim for claim in claims if not names or claim.id in names or claim.paper in names]
     return claims, [name for name in EXTRAS if not names or name in names]
+
+
+def digest_settings(run: TrainingRun) -> str:
+    """A checksum of the run's settings that are not the default; so a new flag with a default changes nothing, nor does
+    a new type of block, whose ratio of learning rates is 1."""
+    found = {}
+    for part in resolve_configs(run.args):
+        found |= {f.name: getattr(part, f.name) for f in fields(part) if getattr(part, f.name) != f.default}
+    unused = {name for name, value in found.items() if name.startswith("lr_ratio_") and value == 1}
+    kept = {name: value for name, value in sorted(found.items()) if name not in {*IGNORED_FIELDS, *unused}}
+    return f"{zlib.crc32(json.dumps(kept).encode()):08x}"
+
+
+class Record:
+    """Runs and what was measured of them, in one file that is written after each change. Threads may share it."""
+
+    def __init__(self, path: Path):
+        """ValueError if the file is damaged."""
+        self.path, self.runs, self.digest = path, self._read(path), cache(digest_settings)
+
+    @staticmethod
+    def _read(path: Path) -> dict:
+        try:
+            runs = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            if all(ENTRY <= run.keys() for run in runs.values()):
+                return runs
+        except (ValueError, AttributeError):
+            pass
+        raise ValueError(f"{path} is damaged: restore it from git, or remove it")
+
+    def measures(self, run: TrainingRun) -> dict:
+        """{measure: value} of what is known. ValueError if the run was recorded with other settings than its command
+        has now."""
+        if not (entry := self.runs.get(run.path.name)):
+            return {}
+        if entry["settings"] != self.digest(run):
+            raise ValueError(
+                f"{self.path}: {run.path.name} was recorded with other settings than its config files have now: undo "
+                "their change, or remove the entry and its folder to train it again"
+            )
+        return entry["measures"]
+
+    def add(self, run: TrainingRun, measure: str, value: float | None, **about) -> None:
+        """Note a measure, and `about`: outcome, seconds and machine of the run; write the file. What another process
+        has recorded meanwhile is kept."""
+        about |= {"args": list(run.args), "settings": self.digest(run)}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path.with_name(f".{self.path.name}.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # between threads too
+            runs = self._read(self.path)
+            known = runs.get(run.path.name, {"measures": {}})
+            runs[run.path.name] = known | about | {"measures": known["measures"] | {measure: value}}
+            lines = [f"{json.dumps(name)}: {json.dumps(runs[name], ensure_ascii=False)}" for name in sorted(runs)]
+            text = "{\n" + ",\n".join(lines) + "\n}\n"
+            write_file(self.path, lambda f: f.write(text.encode()))
+            self.runs = runs  # another thread sees the old dictionary or the new one
 
 
 class Experiment:
@@ -118,37 +181,31 @@ class Experiment:
         return runner.make_run(self.out, list(paths.values()), flags | {"seed": seed}, keep=10 * keep)
 
     def tune(self, name: str) -> Tuned:
-        """An arm's learning rate and files. Trains what it needs. MissingRun if it may not."""
+        """An arm's learning rate and files: given, of another arm, or the best of factors of two around the scale's
+        rate, and of one beyond while the best is at an edge; then of `tries`. Trains what it needs, or MissingRun."""
         arm, (_, files) = ARMS[name], self.command_of(name)
-        lr = self.scale.rates.get(arm.rate) if arm.lr is None else arm.lr
+        middle = self.scale.rates.get(arm.rate) if arm.lr is None else arm.lr
         if arm.of:
             lr = self.tune(arm.of).lr
             if lr is None and arm.times != 1:  # of what its config files set
                 lr = resolve_configs(self.run_of(arm.of, None, TUNING_SEED).args)[1].learning_rate
             return Tuned(lr and lr * arm.times, files)
-        if arm.lr is not None or lr is None:
-            return Tuned(lr, files)
-        return self.search(name, self.tune(arm.around).lr if arm.around else lr)
-
-    def search(self, name: str, middle: float) -> Tuned:
-        """Try factors of two around `middle`, and one beyond while the best is at an edge; then the arm's `tries`."""
-        arm, (_, files) = ARMS[name], self.command_of(name)
+        if arm.lr is not None or middle is None:
+            return Tuned(middle, files)
+        middle = self.tune(arm.around).lr if arm.around else middle
         low, high = -(arm.points // 2), arm.points // 2
         while True:
             runs = {middle * 2.0**k: self.run_of(name, middle * 2.0**k, TUNING_SEED) for k in range(low, high + 1)}
             self.require(runs.values())
             tried = {lr: self.measure("loss", run) for lr, run in runs.items()}
             best = lowest(tried)
-            if best == middle * 2.0**low and low > -MOST_DOUBLINGS:
-                low -= 1
-            elif best == middle * 2.0**high and high < MOST_DOUBLINGS:
-                high += 1
-            else:
+            k = round(math.log2(best / middle))
+            if low < k < high or abs(k) == MOST_DOUBLINGS:
                 break
-        variants = {"": tried[best]}
-        for more in arm.tries:
-            variants[more] = self.measure("loss", self.run_of(name, best, TUNING_SEED, f"{files} {more}"))
-        return Tuned(best, f"{files} {lowest(variants)}".strip(), tried, variants if arm.tries else {})
+            low, high = min(low, k - 1), max(high, k + 1)
+        runs = {more: self.run_of(name, best, TUNING_SEED, f"{files} {more}") for more in arm.tries}
+        variants = {more: self.measure("loss", run) for more, run in runs.items()}
+        return Tuned(best, f"{files} {lowest(variants)}".strip(), tried, variants)
 
     def seeds_of(self, name: str) -> list:
         """The seeds that an arm is reported with: the first of SEEDS, as many as any of its claims needs."""
@@ -241,5 +298,5 @@ class Experiment:
 
 
 def lowest(losses: dict):
-    """The key of the lowest loss, the first of several; a run that diverged, None, is the highest."""
-    return min(losses, key=lambda key: math.inf if losses[key] is None else losses[key])
+    """The key of the lowest loss, the first of several, "" of none; a run that diverged, None, is the highest."""
+    return min(losses, key=lambda key: math.inf if losses[key] is None else losses[key], default="")

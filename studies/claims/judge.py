@@ -64,13 +64,13 @@ def classify(values: list, claim: Claim, scale: str, p: float | None) -> tuple:
         return ("undecided" if p >= LEVEL else "direction only" if right else "contradicted here"), why
     mean, low, high = interval([toward * value for value in values])  # + is the paper's sign
     doubt = f"p = {p:.2g} after Holm's correction; ± {(high - low) / 2:.2g} around the mean, {small:.2g} would matter"
+    if claim.expect == "not above":  # better is no objection
+        low, high = min(low, 0), min(high, 0)
     inside = -small <= low and high <= small
     if claim.expect in ("equal", "not above"):
-        one_sided = claim.expect == "not above"
-        if p < LEVEL and (-small <= low if one_sided else inside):
+        if inside and p < LEVEL:
             return "reproduced", ""
-        outside = high <= -small or (low >= small and not one_sided)
-        return ("contradicted here", "") if outside else ("undecided", doubt)
+        return ("contradicted here", "") if high <= -small or low >= small else ("undecided", doubt)
     if inside:
         return "no effect", ""
     if p >= LEVEL:
@@ -84,20 +84,19 @@ def classify(values: list, claim: Claim, scale: str, p: float | None) -> tuple:
 
 
 def judge(experiment: Experiment) -> dict:
-    """{claim id: {"class", "why", "p", "primary": by seed, "values": {`Number`: by seed}, the primary one first}} of
-    the claims whose primary number is recorded."""
-    scale, found, p_values = experiment.config.scale, {}, {}
+    """{claim id: {"claim", "values": {`Number`: by seed}, the primary one first, "primary": its values, "p", "class",
+    "why"}} of the claims whose primary number is recorded."""
+    scale, found = experiment.config.scale, {}
     for claim in experiment.claims:
         numbers = claim.numbers_at(scale)
         values = find_values(numbers, experiment)
         if primary := values.get(numbers[0]):
-            found[claim.id] = {"primary": primary, "values": values}
-            p_values[claim.id] = p_value(primary, claim, claim.effect(scale)[1])
-    adjusted = holm({name: p for name, p in p_values.items() if p is not None}, len(experiment.claims))
-    for claim in (claim for claim in experiment.claims if claim.id in found):
-        row, p = found[claim.id], adjusted.get(claim.id)
-        row["class"], row["why"] = classify(row["primary"], claim, scale, p)
-        row["p"] = p
+            p = p_value(primary, claim, claim.effect(scale)[1])
+            found[claim.id] = {"claim": claim, "values": values, "primary": primary, "p": p}
+    adjusted = holm({name: row["p"] for name, row in found.items() if row["p"] is not None}, len(experiment.claims))
+    for name, row in found.items():
+        row["p"] = adjusted.get(name)
+        row["class"], row["why"] = classify(row["primary"], row["claim"], scale, row["p"])
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from nanodnt.files import write_file
 from nanodnt.run.loss_curve import save_figure
 from studies.claims.arms import ARMS, FACTORS, LAYOUTS, TUNING_SEED
-from studies.claims.claims import GAPS, Claim
+from studies.claims.claims import GAPS
 from studies.claims.experiment import Experiment, arms_in
 from studies.claims.judge import CLASSES, find_values, interval, judge
 from studies.sweep.results import draw_curves, markdown_table, new_figure
@@ -96,9 +96,10 @@ def describe_runs(experiment: Experiment) -> str:
 def verdict_rows(found: dict, experiment: Experiment) -> list:
     """The table's rows, head first: one for each claim, grouped by class."""
     rows = [["paper", "claim", "paper's", "ours (95% interval)", "verdict"]]
-    for claim in by_class(found, experiment):
-        row, (published, _) = found[claim.id], claim.effect(experiment.config.scale)
-        published = claim.expect if claim.expect in ("equal", "not above") else format_number(published)
+    for row in by_class(found):
+        claim = row["claim"]
+        published = format_number(claim.effect(experiment.config.scale)[0])
+        published = claim.expect if claim.expect in ("equal", "not above") else published
         verdict = f"**{row['class']}{experiment.scale.on}**" + (f" ({row['why']})" if row["why"] else "")
         beside = [values for number, values in row["values"].items() if number.says == claim.beside]
         verdict += "".join(f"; {claim.beside}: {format_interval(values)}" for values in beside)
@@ -107,10 +108,9 @@ def verdict_rows(found: dict, experiment: Experiment) -> list:
     return rows
 
 
-def by_class(found: dict, experiment: Experiment) -> list:
-    """The judged claims, in the order of their classes."""
-    claims = [claim for claim in experiment.claims if claim.id in found]
-    return sorted(claims, key=lambda claim: CLASSES.index(found[claim.id]["class"]))
+def by_class(found: dict) -> list:
+    """The verdicts, in the order of their classes."""
+    return sorted(found.values(), key=lambda row: CLASSES.index(row["class"]))
 
 
 def number_tables(values: dict, experiment: Experiment) -> list:
@@ -129,9 +129,9 @@ def number_tables(values: dict, experiment: Experiment) -> list:
     return markdown_table(rows) + markdown_table(arms)
 
 
-def claim_section(claim: Claim, row: dict, experiment: Experiment) -> list:
+def claim_section(row: dict, experiment: Experiment) -> list:
     """The folded lines on a claim: its numbers, of which the first decides, and their arms."""
-    scale, verdict = experiment.config.scale, f"{row['class']}{experiment.scale.on}"
+    claim, scale, verdict = row["claim"], experiment.config.scale, f"{row['class']}{experiment.scale.on}"
     shows = "can show the effect" if scale in claim.adequate else "cannot show it"
     p = "" if row["p"] is None else f" Holm's p: {row['p']:.2g}."
     waiting = [number.says for number in claim.numbers_at(scale) if number not in row["values"]]
@@ -152,13 +152,13 @@ def claim_section(claim: Claim, row: dict, experiment: Experiment) -> list:
 
 def draw_forest(found: dict, experiment: Experiment, path: Path) -> None:
     """Draw every judged claim, grouped by class: our interval, and the paper's value as a diamond."""
-    ordered = by_class(found, experiment)
+    ordered = by_class(found)
     figure, (axis,) = new_figure(1, 9.0, 0.42 * len(ordered) + 1.2)
     axis.axvspan(-1, 1, color="0.93", linewidth=0)
     axis.axvline(0, color="0.5", linewidth=0.8)
-    for i, claim in enumerate(ordered):
-        published, smallest = claim.effect(experiment.config.scale)
-        row, unit = found[claim.id], smallest * claim.toward()
+    for i, row in enumerate(ordered):
+        published, smallest = row["claim"].effect(experiment.config.scale)
+        unit = smallest * row["claim"].toward()
         color, values = COLORS[row["class"]], [value / unit for value in row["primary"]]
         if not all(map(math.isfinite, values)):
             axis.text(0, i, " diverged", color=color, va="center")
@@ -170,9 +170,9 @@ def draw_forest(found: dict, experiment: Experiment, path: Path) -> None:
             axis.plot(mean, i, mark, color=color, markersize=7)
         if published is not None:
             axis.plot(published / unit, i, "D", color="black", markersize=5, fillstyle="none")
-    axis.set_yticks(range(len(ordered)), [f"{c.id}: {found[c.id]['class']}{experiment.scale.on}" for c in ordered])
-    axis.set_ylim(len(ordered) - 0.4, -0.6)
-    axis.set_xlim(-WIDEST - 0.5, WIDEST + 0.5)
+    labels = [f"{row['claim'].id}: {row['class']}{experiment.scale.on}" for row in ordered]
+    axis.set_yticks(range(len(ordered)), labels)
+    axis.set(xlim=(-WIDEST - 0.5, WIDEST + 0.5), ylim=(len(ordered) - 0.4, -0.6))
     axis.set_xlabel("effect / smallest effect of interest; the paper's sign is to the right")
     axis.plot([], [], "o-", color="0.3", label="ours, 95% interval")
     axis.plot([], [], "D", color="black", fillstyle="none", label="the paper's")
@@ -186,14 +186,13 @@ def find_curves(experiment: Experiment) -> dict:
     curves = {}
     for name, where in experiment.curves.items():
         with suppress(MissingRun):
-            best, losses = experiment.tune(name).lr, dict(experiment.tune(name).tried)
-            for other in [f"{name} ×{k}" for k in FACTORS if f"{name} ×{k}" in ARMS]:
+            tuned = experiment.tune(name)
+            losses = {lr / tuned.lr: loss for lr, loss in tuned.tried.items()}
+            for factor in (factor for factor in FACTORS if f"{name} ×{factor}" in ARMS):
                 with suppress(MissingRun):
-                    run = experiment.reported(other, TUNING_SEED)
-                    losses[best * ARMS[other].times] = experiment.measure("loss", run)
-            low = losses[best]
-            rises = {lr / best: loss if loss is None else loss - low for lr, loss in sorted(losses.items())}
-            curves[where] = best, low, rises
+                    losses[factor] = experiment.measure("loss", experiment.reported(f"{name} ×{factor}", TUNING_SEED))
+            rises = {factor: loss if loss is None else loss - losses[1] for factor, loss in sorted(losses.items())}
+            curves[where] = tuned.lr, losses[1], rises
     return curves
 
 
@@ -212,10 +211,8 @@ def draw_robustness(curves: dict, path: Path) -> None:
     optimizers = list(dict.fromkeys(optimizer for optimizer, _ in curves))
     figure, axes = new_figure(len(optimizers), 4.0, 3.6)
     for axis, optimizer in zip(axes, optimizers, strict=True):
-        found = {
-            layout: curves.get((optimizer, layout), (0, 0, {})) for layout in LAYOUTS
-        }  # of all: each has its color
-        rises = {layout: {x: [rise] for x, rise in its.items()} for layout, (*_, its) in found.items()}
+        found = {layout: curves.get((optimizer, layout), (0, 0, {}))[2] for layout in LAYOUTS}  # each has its color
+        rises = {layout: {x: [rise] for x, rise in its.items()} for layout, its in found.items()}
         draw_curves(axis, rises, "learning rate / tuned one", "loss above that at the tuned rate, nats", HIGHEST)
         axis.set_title(optimizer)
     for axis in axes[1:]:
@@ -240,8 +237,8 @@ def render_page(experiment: Experiment, found: dict, curves: dict) -> str:
     bases = "; ".join(f"{family}: `{files}`" for family, files in experiment.scale.bases.items())
     own = "; the papers' own configurations stand alone" if experiment.scale.own else ""
     lines += ["## Each claim\n", EACH.format(own=own, bases=bases)]
-    for claim in (claim for claim in experiment.claims if claim.id in found):
-        lines += claim_section(claim, found[claim.id], experiment)
+    for row in found.values():
+        lines += claim_section(row, experiment)
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -1,8 +1,7 @@
-"""The numbers that the papers' claims are judged by, each of one finished run.
+"""The numbers that the papers' claims are judged by: `MEASURES`, functions of the directory of a run that ended well.
 
-`MEASURES`: name → function of the directory of a run that did not diverge, which returns a float. The definitions are
-those of studies/analysis; the sizes below are small enough for a CPU. How types, slots or halves of the network are
-pooled is our choice.
+The definitions are those of studies/analysis; the sizes below are small enough for a CPU. How types, slots or halves of
+the network are pooled is our choice.
 """
 
 import math
@@ -68,11 +67,6 @@ def sharpness(path: Path, name: str = "last.pt") -> dict:
     return {t: by_type[t]["arithmetic"] for t in ORDER}
 
 
-def sharpness_ratio(path: Path, a: str, b: str) -> float:
-    """log10 of the sharpness of type a over that of type b, at the end."""
-    return math.log10(sharpness(path)[a] / sharpness(path)[b])
-
-
 def is_ordered(path: Path, step: int) -> bool:
     """Whether the sharpness at this step has the claimed order."""
     return all(a < b for a, b in pairwise(sharpness(path, f"step_{step}.pt").values()))
@@ -96,6 +90,7 @@ def tail_slope(path: Path) -> float:
     return statistics.mean(slopes)
 
 
+@cache
 def log_variances(path: Path, start: bool = False) -> list:
     """log10 of the stream's variance before the first and after each block, at the end, or before the first step. Not
     for Admin, whose ω are profiled."""
@@ -104,12 +99,6 @@ def log_variances(path: Path, start: bool = False) -> list:
         network = task_of(run.model_config).network()
         model = network(run.model_config, run.train_config["seed"]).eval().to(run.device)
     return [math.log10(v) for v in streams.stream_variance(model, x)["stream"]]
-
-
-def variance_growth(path: Path, start: bool = False) -> float:
-    """log10 of the stream's variance after the last block over that after the first."""
-    v = log_variances(path, start)
-    return v[-1] - v[1]
 
 
 def halves(path: Path, figure: str) -> tuple:
@@ -127,13 +116,16 @@ MEASURES = {
     "top-1": lambda path: 100 * [row["val_top1"] for row in read_metrics(path) if "val_top1" in row][-1],  # percent
     "log10 gradient RMS": partial(mean_log_tail, what="rms"),
     "log10 gradient kurtosis": partial(mean_log_tail, what="kurtosis"),
-    **{f"log10 sharpness {a}/{b}": partial(sharpness_ratio, a=a, b=b) for b, a in (*pairwise(ORDER), ("emb", "norm"))},
+    **{
+        f"log10 sharpness {a}/{b}": lambda path, a=a, b=b: math.log10(sharpness(path)[a] / sharpness(path)[b])
+        for b, a in (*pairwise(ORDER), ("emb", "norm"))
+    },
     "onset of the order": order_onset,
     "order at the start": lambda path: float(is_ordered(path, 0)),
     "tail slope": tail_slope,
     "alpha and 1/std": lambda path: measured(path, "alpha")["pearson_r"],
-    "log10 variance growth": variance_growth,
-    "log10 variance growth at the start": partial(variance_growth, start=True),
+    "log10 variance growth": lambda path: log_variances(path)[-1] - log_variances(path)[1],
+    "log10 variance growth at the start": lambda path: log_variances(path, True)[-1] - log_variances(path, True)[1],
     "log10 last variance": lambda path: log_variances(path)[-1],
     "angular ratio": lambda path: halves(path, "angular")[1] / halves(path, "angular")[0],
     "angular deep": lambda path: halves(path, "angular")[1],

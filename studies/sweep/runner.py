@@ -1,4 +1,4 @@
-"""Training runs, each made once by train.py, `jobs` at a time, and found again later. sweep.py and reproduce.py use it.
+"""Training runs, each made once by train.py, `jobs` at a time, and found again later, for sweep.py and reproduce.py.
 
 A run's folder is named after its command. done.json in it says that the run is finished; an unfinished run goes on from
 its last checkpoint. Threads and processes may ask for the same run: a lock lets one of them train it.
@@ -175,17 +175,18 @@ class Runner:
 
     def command(self, run: TrainingRun) -> str:
         """The command that makes the run, to be typed in the repository."""
-        path = os.path.relpath(run.path, ROOT) if run.path.is_relative_to(ROOT) else run.path
-        return shlex.join(["python", *self.launch(run), "train.py", *run.args, "--init_from=auto", f"--out_dir={path}"])
+        return shlex.join(["python", *self.launch(run)])
 
     def launch(self, run: TrainingRun) -> list:
-        """Python's arguments before train.py: torchrun, with as many GPUs as can share the run's batch, or none."""
+        """Python's arguments in the repository: train.py's, after torchrun's if several GPUs can share the batch."""
         n = self.processes
         if n > 1:
             config = resolve_configs(run.args)[1]
             whole = config.batch_size // max(1, config.micro_batch_size)  # micro batches of a step
             n = max(i for i in range(1, n + 1) if whole % i == 0)
-        return ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}"] if n > 1 else []
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}"] if n > 1 else []
+        path = run.path.relative_to(ROOT) if run.path.is_relative_to(ROOT) else run.path
+        return [*torchrun, "train.py", *run.args, "--init_from=auto", f"--out_dir={path}"]
 
     def finish(self, run: TrainingRun, train: bool = True) -> None:
         """Train `run` unless it is finished. ValueError if it fails; Stopped; without `train`, MissingRun."""
@@ -258,14 +259,13 @@ class Runner:
     def train(self, run: TrainingRun, lock) -> None:
         """Start train.py on `run`, from its last checkpoint if there is one, and wait until it ends. ValueError if it
         fails, but not if the run diverged."""
-        command = [sys.executable, *self.launch(run), str(ROOT / "train.py"), *run.args, "--init_from=auto"]
         with open(run.path / "train.log", "ab") as log:
             how = dict(cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock.fileno(),))
             with self.guard:
                 if self.stopping:
                     raise Stopped
                 slot = self.slots.pop(0)
-                child = subprocess.Popen([*command, f"--out_dir={run.path}"], env=self.env | slot, **how)
+                child = subprocess.Popen([sys.executable, *self.launch(run)], env=self.env | slot, **how)
                 self.children.add(child)
                 if self.stopping:  # `stop` was called in between and has not seen this child
                     child.terminate()

@@ -14,7 +14,6 @@ from studies.claims.arms import ARMS, REFUSED, SCALES, SEEDS, STUDY, TUNING_SEED
 from studies.claims.claims import CLAIMS, GAPS
 from studies.claims.experiment import Experiment, ReproduceConfig, arms_in, choose_claims, claims_at, split_value
 from studies.claims.page import write_page
-from studies.claims.record import digest_settings
 from studies.sweep.runner import TrainingRun, resolve_configs
 from support.claims import make_experiment
 from support.pages import complete
@@ -212,7 +211,7 @@ def test_a_ratio_of_one_makes_no_other_run(tmp_path):
     """A record outlives the day on which another type of block gets a learning rate of its own."""
     run = make_experiment(tmp_path).run_of("all blocks", 1e-3, 1)
     flags = [(), ("--dropout=0.0",), ("--lr_ratio_router=1",), ("--lr_ratio_router=2",)]
-    plain, *same, other = (digest_settings(run._replace(args=run.args + more)) for more in flags)
+    plain, *same, other = (experiment.digest_settings(run._replace(args=run.args + more)) for more in flags)
     assert same == [plain] * 2 and plain != other
 
 

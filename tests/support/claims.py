@@ -23,7 +23,7 @@ NO_NORM = "--norm=none --pre_norm=none --weight_decay=0"  # a network that a lar
 MADE_UP_ARMS = {
     "fast": Arm("f", lr=1e-2, keep=True),
     "slow": Arm("f", lr=1e-4),
-    "tuned": Arm("f", points=3, tries=("--beta2=0.5",)),
+    "tuned": Arm("f", points=3, tries=("", "--beta2=0.5")),
     "wrong": Arm("f", "--micro_batch_size=3", lr=1e-2),
     "broken": Arm("f", NO_NORM, lr=1e15),
 }
