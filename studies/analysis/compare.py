@@ -34,8 +34,7 @@ DEFINITION = (
 
 
 class RunRecord:
-    """A run directory: a name that no other run of the comparison has, rows of metrics.jsonl, config.json. ValueError,
-    one line, for a folder that is not a run directory or is damaged."""
+    """A run directory: its name in the comparison, rows of metrics.jsonl, config.json. ValueError for what is none."""
 
     def __init__(self, name: str, path: Path):
         self.name, self.path, self.rows, file = name, path, read_metrics(path), path / "config.json"
@@ -95,8 +94,7 @@ def make_printable(text: str) -> str:
 
 
 def data_unit(runs: list) -> str:
-    """What the runs' data is counted in, and what a loss is the mean of: "image" where all are on images, else
-    "token"."""
+    """What data is counted in, and a loss the mean of: "image" where all runs are on images, else "token"."""
     return "image" if all(run.image_tokens for run in runs) else "token"
 
 
@@ -118,10 +116,9 @@ def final_loss_table(runs: list, baseline: str = "") -> dict:
     """Where each run ends, compared with `baseline`: a run's name or path, "" for the first. ValueError for neither.
 
     {"baseline": name, "baseline_steps" (to its last finite evaluation), "baseline_loss", "unit": of `data_unit`,
-    "rows", "warnings": lines}. A row: name; step, tokens, images (None for text), loss and top1 (None for text) of the
-    last evaluation; best loss; difference to the baseline's loss; baseline_needs and speedup (see DEFINITION);
-    reaches_baseline, the step at which the run is first as low as the baseline at its end; state. None stands for what
-    does not exist or was never reached."""
+    "rows", "warnings"}. A row: step, tokens, loss and, of images, their number and top1 at the last evaluation; best
+    loss; baseline_needs and speedup (DEFINITION); reaches_baseline, the step at which the run is first as low as the
+    baseline at its end. None: there is none, or it was never reached."""
     named = [run for run in runs if baseline in ("", run.name) or Path(baseline).resolve() == run.path.resolve()]
     if not named:
         names = ", ".join(run.name for run in runs)
@@ -174,8 +171,7 @@ def find_warnings(runs: list, base: RunRecord, rows: list) -> list:
 
 
 def table_cells(table: dict) -> list:
-    """The headings and the rows of `final_loss_table` as texts; of images with top-1, for a single run without what
-    compares it with a baseline."""
+    """The headings and the rows of `final_loss_table` as texts; for a single run without what needs a baseline."""
 
     def number(value, form, words="{}", missing="–"):
         return missing if value is None else words.format(format(value, form))
@@ -201,7 +197,7 @@ def table_cells(table: dict) -> list:
 
 
 def format_table(lines: list) -> str:
-    """A table of texts, the first line its headings, as aligned Markdown: for the terminal and for report.md."""
+    """A table of texts, the first line its headings, as aligned Markdown."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines = [lines[0], ["-" * width for width in widths], *lines[1:]]
     return "\n".join(f"| {' | '.join(map(str.ljust, cells, widths))} |" for cells in lines)
@@ -213,9 +209,8 @@ def format_value(value) -> str:
 
 
 def find_differences(runs: list) -> list:
-    """[{"section": "model", "train" or "versions", "field", "default", "values": one per run}] of every field that is
-    not the same in all runs, all as text; "–" where a run does not have it. Fields that say where files go are left
-    out."""
+    """[{"section": "model", "train" or "versions", "field", "default", "values": one per run}] of every field but PATHS
+    that is not the same in all runs, all as text; "–" where there is none."""
     found = []
     for section, defaults in (("model", asdict(GPTConfig())), ("train", asdict(TrainConfig())), ("versions", {})):
         settings = [run.config[section] for run in runs]
@@ -239,9 +234,8 @@ def training_hours(rows: list) -> list | None:
 
 
 def draw_losses(runs: list, path: Path, smooth: float) -> None:
-    """The losses of the runs over each other, against steps, tokens or images, and hours of training, as PNG to `path`.
-
-    The y axis is fitted to what comes after a twentieth of the longest run, as in a run's own loss.png."""
+    """Losses against steps, tokens or images, and hours of training, as PNG to `path`. The y axis is fitted to what
+    comes after a twentieth of the longest run, as in a run's own loss.png."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), dpi=130, sharey=True, layout="constrained")
     unit, lines = data_unit(runs), []  # a line of each run, for the legend
     for i, run in enumerate(runs):
@@ -258,8 +252,7 @@ def draw_losses(runs: list, path: Path, smooth: float) -> None:
         finish_axis(axis, every, 0.05 * longest)
     axes[0].set_ylabel(f"loss (nats per {unit})")
     labels = [run.name if len(run.name) <= 60 else f"…{run.name[-59:]}" for run in runs]
-    kind = f"training, smoothed over {smooth:.0%} of the run" if smooth else "training"
-    title = f"{kind}; dashed: validation"
+    title = f"training{f', smoothed over {smooth:.0%} of the run' if smooth else ''}; dashed: validation"
     legend = figure.legend(lines, labels, title=title, loc="outside lower center", ncols=4, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a "$" in a run's name is a "$"
@@ -267,9 +260,8 @@ def draw_losses(runs: list, path: Path, smooth: float) -> None:
 
 
 def compare_runs(runs: list, out: Path, baseline: str = "", smooth: float = 0.05) -> dict:
-    """Draw loss.png and write compare.json in the folder `out`; returns what compare.json holds: {"definition",
-    "smooth", "table": of `final_loss_table`, "differences": of `find_differences`, "figure": "loss.png"}. `smooth`: the
-    window that training losses are averaged over, as a share of the run."""
+    """Draw loss.png and write compare.json in the folder `out`; returns what compare.json holds. `smooth`: the window
+    that training losses are averaged over, as a share of the run."""
     result = {"definition": DEFINITION, "smooth": smooth, "table": final_loss_table(runs, baseline)}
     result |= {"differences": find_differences(runs), "figure": "loss.png"}
     draw_losses(runs, out / "loss.png", smooth)
@@ -278,8 +270,8 @@ def compare_runs(runs: list, out: Path, baseline: str = "", smooth: float = 0.05
 
 
 def write_report(runs: list, comparison: dict, folder: Path, figures: list) -> Path:
-    """Write report.md in `folder`; returns its path. It holds where the runs end, what differs between them, the
-    `figures`, names of PNG files in the folder, and each run's command line. `comparison`: of `compare_runs`."""
+    """Write report.md in `folder`; returns its path. `comparison`: of `compare_runs`; `figures`: names of PNG files in
+    the folder."""
     table, several = comparison["table"], len(runs) > 1
     page = [f"# {len(runs)} runs compared" if several else f"# Run {plain(runs[0].name)}"]
     page += ["## Where they end", f"Validation loss in nats per {table['unit']}, at the last evaluation."]

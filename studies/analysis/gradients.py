@@ -54,17 +54,11 @@ def pool_by_type(tensors: dict, types: dict) -> dict:
 
 
 def compute_gradients(model: Transformer, batches) -> dict:
-    """{parameter name: gradient, fp32, on the CPU} of the mean loss over all targets of `batches`, [(inputs, targets),
-    …], before clipping. ValueError if all targets are ignored."""
+    """{parameter name: gradient, fp32, on the CPU} of the mean loss over all targets, before clipping. ValueError if
+    all are ignored."""
     shares = target_shares(batches)
     losses = (model(*batch)[1] * share for batch, share in zip(batches, shares, strict=True))
     return {name: g.cpu() for name, g in sum_gradients(model, losses).items()}
-
-
-def pool_gradients(model: Transformer, batches) -> dict:
-    """{type of matrix: the entries of their gradients, with all layers in one}."""
-    pooled = pool_by_type(compute_gradients(model, batches), matrix_types(model))
-    return {kind: pooled[kind] for kind in dict.fromkeys(MATRICES.values())}
 
 
 def tail_statistics(g: torch.Tensor) -> dict:
@@ -76,7 +70,7 @@ def tail_statistics(g: torch.Tensor) -> dict:
     nan if fewer than k + 1 are not 0."""
     a = g.detach().abs().flatten().cpu().double().numpy()
     n, largest = a.size, a.max(initial=0.0)
-    if not n or not 0 < largest < math.inf:
+    if not 0 < largest < math.inf:
         return {"n": n, "rms": float(largest), **dict.fromkeys(TAIL_STATISTICS, math.nan)}
     a = a / largest  # fourth powers of small gradients would be 0
     square, fourth = np.square(a).mean(), np.square(np.square(a)).mean()
@@ -84,15 +78,10 @@ def tail_statistics(g: torch.Tensor) -> dict:
     k = max(10, n // 1000)
     top = np.partition(a, n - k - 1)[-k - 1 :] if n > k else np.zeros(1)  # the k + 1 largest, the smallest first
     excess = np.log(top[1:] / top[0]).mean() if top[0] else math.nan
-    return {
-        "n": n,
-        "rms": float(largest * square**0.5),
-        "max_over_rms": float(square**-0.5),
-        "kurtosis": float(fourth / square**2),
-        "p999_over_p50": float(p999 / p50) if p50 else math.inf,
-        "hill": float(1 / excess) if excess else math.inf,
-        "participation": float(square**2 / fourth),
-    }
+    found = dict(rms=largest * square**0.5, max_over_rms=square**-0.5, kurtosis=fourth / square**2)
+    found |= dict(p999_over_p50=p999 / p50 if p50 else math.inf, hill=1 / excess if excess else math.inf)
+    found["participation"] = square**2 / fourth
+    return {"n": n} | {name: float(value) for name, value in found.items()}
 
 
 def log_histogram(g: torch.Tensor, bins: int, low: float, high: float) -> dict:
@@ -106,10 +95,10 @@ def log_histogram(g: torch.Tensor, bins: int, low: float, high: float) -> dict:
 
 
 def measure_gradients(model, batches, run):
-    types = {}
-    for kind, g in pool_gradients(model, batches).items():
-        statistics = tail_statistics(g)
-        histogram = log_histogram(g / (statistics["rms"] or 1), 80, 1e-6, 1e4)
+    pooled, types = pool_by_type(compute_gradients(model, batches), matrix_types(model)), {}
+    for kind in dict.fromkeys(MATRICES.values()):
+        statistics = tail_statistics(pooled[kind])
+        histogram = log_histogram(pooled[kind] / (statistics["rms"] or 1), 80, 1e-6, 1e4)
         types[kind] = {**statistics, "histogram_of_g_over_rms": histogram}
     return {"types": types}
 
@@ -165,17 +154,9 @@ def sample_labels(model: Transformer, x: torch.Tensor, generator: torch.Generato
     return torch.cat(labels).to(x.device)
 
 
-def drop_padding_rows(model: Transformer, h: dict) -> dict:
-    """`h`, {parameter name: tensor}, without the rows that pad the vocabulary: they belong to no token."""
-    types, vocab = model.block_types(), model.config.vocab_size or None  # images have none
-    return {name: t[:vocab] if types[name] in ("emb", "head") and t.ndim > 1 else t for name, t in h.items()}
-
-
 def average_by_type(h: dict, types: dict) -> dict:
-    """{type: {"arithmetic", "geometric": means over the entries of that type, "zero_fraction", "n"}}.
-
-    h: {name: tensor}, types: {name: type}. The arithmetic mean is over all n entries (Blockwise LR eq. 4), the
-    geometric one (App. A.1) over those that are not 0 [I]: `zero_fraction` is the share of n that it leaves out."""
+    """{type: {"arithmetic": mean over all n entries (Blockwise LR eq. 4), "geometric": over those that are not 0 [I]
+    (App. A.1), "zero_fraction": the share that it leaves out, "n"}}; h: {name: tensor}, types: {name: type}."""
     found = {}
     for kind, values in pool_by_type(h, types).items():
         values = values.double()
@@ -187,9 +168,8 @@ def average_by_type(h: dict, types: dict) -> dict:
 
 
 def average_by_block(model: Transformer, h: dict) -> dict:
-    """{type: {each of MEANS: [one per block]}}, as in `average_by_type`: for "all", all parameters of a block
-    (Blockwise LR Fig. 7), and for those of "qk", "vo", "ffn", "router", "norm" that the blocks have; nan for a block
-    that lacks the type."""
+    """{type: {each of MEANS: [one per block]}} of `average_by_type`, nan for a block that lacks the type. Types: "all",
+    all parameters of a block (Blockwise LR Fig. 7), and those that the blocks have."""
     types, layers = model.block_types(), []
     for i in range(len(model.blocks)):
         mine = {name: t for name, t in h.items() if name.startswith(f"blocks.{i}.")}
@@ -199,16 +179,18 @@ def average_by_block(model: Transformer, h: dict) -> dict:
 
 
 def log10_density(values: torch.Tensor, bins: int) -> dict:
-    """Density of log₁₀ of the positive entries of `values` over `bins` even bins: {"edges" (bins + 1, in log₁₀),
-    "density" (per decade, integral 1)}; both lists are empty if no entry is positive (Blockwise LR Fig. 2)."""
+    """{"edges": of `bins` even bins, in log₁₀, "density": of the positive entries, per decade, integral 1}; both empty
+    if none is positive (Blockwise LR Fig. 2)."""
     logs = values[values > 0].double().log10().numpy()
     density, edges = np.histogram(logs, bins, density=True) if len(logs) else (logs, logs)
     return {"edges": edges.tolist(), "density": density.tolist()}
 
 
 def measure_sharpness(model, batches, run):
-    types, draws = model.block_types(), run.config.draws
-    h = drop_padding_rows(model, estimate_sharpness(model, batches, draws, run.generator(run.device)))
+    types, draws, vocab = model.block_types(), run.config.draws, model.config.vocab_size or None  # images have none
+    h = estimate_sharpness(model, batches, draws, run.generator(run.device))
+    for name in [name for name, t in h.items() if types[name] in ("emb", "head") and t.ndim > 1]:
+        h[name] = h[name][:vocab]  # the rows that pad the vocabulary belong to no token
     found = {"draws": draws, "types": average_by_type(h, types), "layers": average_by_block(model, h)}
     density = {kind: log10_density(values, 60) for kind, values in pool_by_type(h, types).items()}
     return {**found, "log10_density": density}

@@ -3,7 +3,7 @@ DyT (2503.10622) and scale vectors (2605.26895). What the papers leave open, and
 
 import math
 from functools import partial
-from itertools import combinations
+from itertools import product
 
 import numpy as np
 import torch
@@ -93,23 +93,10 @@ def draw_norms(measured):
 
 def norm_slots(model: Transformer) -> dict:
     """{name: Slot} of every norm on the residual path, in the order of the forward; QK-norm and DNP are not on it."""
-    branches = [f"blocks.{i}.{branch}" for i in range(len(model.blocks)) for branch in ("attn", "mlp")]
-    places = [f"{branch}.{place}" for branch in branches for place in ("pre", "mid", "post")]
-    slots = {name: model.get_submodule(name) for name in ("input_norm", *places, "final_norm")}
+    places = product(range(len(model.blocks)), ("attn", "mlp"), ("pre", "mid", "post"))
+    names = "input_norm", *(f"blocks.{i}.{branch}.{place}" for i, branch, place in places), "final_norm"
+    slots = {name: model.get_submodule(name) for name in names}
     return {name: slot for name, slot in slots.items() if slot.norm != "none"}
-
-
-@torch.no_grad()
-def dyt_alphas(model: Transformer, batches) -> list:
-    """[{"slot": name, "alpha": α, "inv_std": 1 / std over all elements of the slot's input}] of every DyT, in the order
-    of the forward (DyT Fig. 8)."""
-    slots = {name: slot for name, slot in norm_slots(model).items() if slot.norm == "dyt"}
-    found, batches = [], walk(model, batches if slots else (), slots.values(), moments)
-    for (name, slot), parts in zip(slots.items(), zip(*batches, strict=True), strict=True):
-        variance = joint_variance(parts)
-        inv_std = variance**-0.5 if variance else math.inf
-        found.append({"slot": name, "alpha": float(slot.alpha), "inv_std": inv_std})
-    return found
 
 
 def short_slot(slot: str, block: bool = True) -> str:
@@ -120,13 +107,18 @@ def short_slot(slot: str, block: bool = True) -> str:
     return " ".join([str(int(parts[1]) + 1), *parts[2:]] if block else parts[2:])
 
 
-def measure_alpha(model, batches, run):
-    slots = dyt_alphas(model, batches)
+@torch.no_grad()
+def measure_alpha(model, batches, run=None):
+    """{"slots": [{"slot": name, "alpha": α, "inv_std": 1 / std over all elements of its input}] of every DyT, in the
+    order of the forward, "pearson_r": between the two, nan where it has no meaning} (DyT Fig. 8)."""
+    slots = {name: slot for name, slot in norm_slots(model).items() if slot.norm == "dyt"}
     if not slots:
         raise NotApplicable("no DyT")
-    alpha, inv_std = ([slot[key] for slot in slots] for key in ("alpha", "inv_std"))
+    variances = map(joint_variance, zip(*walk(model, batches, slots.values(), moments), strict=True))
+    inv_std, alpha = [v**-0.5 if v else math.inf for v in variances], [float(slot.alpha) for slot in slots.values()]
     spread = min(np.ptp(alpha), np.ptp(inv_std)) if len(slots) > 2 else 0
-    return {"slots": slots, "pearson_r": float(np.corrcoef(alpha, inv_std)[0, 1]) if spread else math.nan}
+    found = [dict(slot=name, alpha=a, inv_std=s) for name, a, s in zip(slots, alpha, inv_std, strict=True)]
+    return {"slots": found, "pearson_r": float(np.corrcoef(alpha, inv_std)[0, 1]) if spread else math.nan}
 
 
 @register("alpha", measure_alpha, tokens=8192, over_training=True)
@@ -220,22 +212,16 @@ def draw_scatter(measured):
 
 @torch.no_grad()
 def measure_gains(model, batches=None, run=None):
-    """{"slots": {slot name: {"rms", "std"}} of the `gain_vectors`; "cosines": [{"qk", "qv", "kv": cosine between the
-    gains that HG gives q, k and v}] by block, nan in a block without a pre norm (Mix-LN's first blocks), [] without
-    HG} (scale vectors, Fig. 4)."""
-    gains, cosines = gain_vectors(model), []
+    """{"slots": {slot name: {"rms", "std"}}, "cosines": by block [{"qk", "qv", "kv": between the gains of HG}], nan
+    without a pre norm (Mix-LN's first blocks), [] without HG} (scale vectors, Fig. 4)."""
+    gains, slots, cosines, missing = gain_vectors(model), {}, [], torch.tensor([math.nan])
     if not gains:
         raise NotApplicable("no scale vector")
+    for name, g in gains.items():
+        slots[name] = {"rms": g.square().mean().sqrt().item(), "std": g.std(correction=0).item()}
     for i in range(len(model.blocks)):
-        of_qkv = [gains.get(f"blocks.{i}.attn.f.{part}.pre") for part in "qkv"]
-        pairs = dict(zip(("qk", "qv", "kv"), combinations(of_qkv, 2), strict=True))
-        there = of_qkv[0] is not None
-        cosines.append(
-            {ab: F.cosine_similarity(*two, dim=0).item() if there else math.nan for ab, two in pairs.items()}
-        )
-    slots = {
-        name: {"rms": g.square().mean().sqrt().item(), "std": g.std(correction=0).item()} for name, g in gains.items()
-    }
+        of = {part: gains.get(f"blocks.{i}.attn.f.{part}.pre", missing) for part in "qkv"}
+        cosines.append({a + b: F.cosine_similarity(of[a], of[b], dim=0).item() for a, b in ("qk", "qv", "kv")})
     return {"slots": slots, "cosines": cosines if any(name.endswith("attn.f.q.pre") for name in gains) else []}
 
 

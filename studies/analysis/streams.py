@@ -174,15 +174,11 @@ def measure_jacobian(model, batches, run):
     positions = torch.randint(batches.length, (len(batches.starts),), generator=run.generator()).tolist()
     width, blocks = model.config.n_embd, range(len(model.blocks))
     channels = [i * width // min(64, width) for i in range(min(64, width))]
-    shown, maps, layers = (
-        pick_evenly(blocks, 3),
-        {branch: [] for branch in BRANCHES},
-        {branch: [] for branch in BRANCHES},
-    )
+    maps, layers = ({branch: [] for branch in BRANCHES} for _ in range(2))
     for branch, block in product(BRANCHES, blocks):
         jacobian = residual_jacobian(model, batches, positions, block, branch)
         layers[branch].append(jacobian_statistics(jacobian))
-        if block in shown:
+        if block in pick_evenly(blocks, 3):
             maps[branch].append({"block": block + 1, "map": jacobian[channels][:, channels].tolist()})
     return {"positions": positions, "channels": channels, "maps": maps, "layers": layers}
 

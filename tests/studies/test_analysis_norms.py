@@ -46,12 +46,13 @@ def test_dyt_alphas(constant, rows):
     reference.forward(net, weights, idx, seen=terms)
     names = [f"blocks.{i}.{branch}.pre" for i in range(2) for branch in ("attn", "mlp")] + ["final_norm"]
     inputs = [x for x, _ in terms] + [sum(terms[-1])]
-    found = norms.dyt_alphas(model, batches_of(idx, rows))
+    found = norms.measure_alpha(model, batches_of(idx, rows))["slots"]
     assert [slot["slot"] for slot in found] == names
     for slot, name, x in zip(found, names, inputs, strict=True):
         alpha = (0.7 if "attn" in name else 0.4) if constant else weights[name + ".alpha"].item()
         assert close(slot["alpha"], alpha) and close(slot["inv_std"], 1 / ((x - x.mean()) ** 2).mean().sqrt().item())
-    assert norms.dyt_alphas(build(S5, dtype=torch.float32), batches_of(idx)) == []
+    with pytest.raises(NotApplicable, match="no DyT"):
+        norms.measure_alpha(build(S5, dtype=torch.float32), batches_of(idx))
 
 
 def scatter(model, idx, slot, n=400, rows=9):

@@ -167,7 +167,7 @@ def test_nothing_is_left_behind():
     before, state = {n: t.clone() for n, t in model.state_dict().items()}, torch.get_rng_state()
     gradients.compute_gradients(model, batches)
     gradients.estimate_sharpness(model, batches, 2, generator)
-    for function in (streams.stream_variance, streams.angular_distance, norms.dyt_alphas, streams.largest_logits):
+    for function in (streams.stream_variance, streams.angular_distance, norms.measure_alpha, streams.largest_logits):
         function(model, batches)
     norms.measure_norms(model)
     streams.removal_drop(model, batches)

@@ -3,6 +3,7 @@
 import io
 import json
 from contextlib import redirect_stdout
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -175,7 +176,8 @@ def test_sharpness_counts_images():
     assert labels.shape == (4,) and set(labels.tolist()) <= {0, 1, 2}
     for name, g in gradients.compute_gradients(model, [(x, labels)]).items():
         assert torch.allclose(h[name], 4 * g.square()), name
-    assert gradients.drop_padding_rows(model, h)["head.weight"].shape == (3, 16)
+    run = SimpleNamespace(config=SimpleNamespace(draws=1), generator=torch.Generator, device="cpu")
+    assert gradients.measure_sharpness(model, [(x, None)], run)["types"]["head"]["n"] == 3 * 16
 
 
 # -------------------------------------------------------------------------------------------------------------- sweeps
