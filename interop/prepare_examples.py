@@ -65,20 +65,19 @@ def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fra
         train, val = ([e for e, held in zip(train, is_val, strict=True) if held == wanted] for wanted in (False, True))
     splits = {"train": train, "val": val}
     source = f"{source} ({sum(map(len, splits.values())):,} examples)"
-    with script.staging(out_dir, source) as parts:
+    with script.staging(out_dir) as parts:
         meta = {"format": 1, "kind": "examples", "dataset": name, "source": source, **tokenizer}
         meta |= {"template": asdict(template), "dtype": dtype.name}
         meta["splits"] = {split: _write_split(parts, split, examples) for split, examples in splits.items()}
-        script.publish(parts, out_dir, meta)
-    parts, turn = meta["splits"].values(), template.turn
-    n_tokens, longest = sum(p["tokens"] for p in parts), max(p["longest"] for p in parts)
-    about = f"{n_tokens:,} tokens, {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}"
-    about += f"\n{sum(p['answer_tokens'] for p in parts) / n_tokens:.1%} of the tokens count in the loss"
-    about += f"\nthe longest example, of {longest:,} tokens, needs block_size {longest - 1:,}"
-    about += f"\ntemplate {args.template}: turn {turn!r}, system {template.system!r}"
-    if "<|im_end|>" in turn and reader.added.get("<|im_end|>") != reader.eot:
-        about += "\nnote: answers end with this tokenizer's end of text, not <|im_end|>: another template may fit"
-    script.print_end(meta, out_dir, "examples", about, f"{command} {script.dataset_flag(out_dir)}")
+        found, turn = meta["splits"].values(), template.turn
+        n_tokens, longest = sum(p["tokens"] for p in found), max(p["longest"] for p in found)
+        about = f"{n_tokens:,} tokens, {meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}"
+        about += f"\n{sum(p['answer_tokens'] for p in found) / n_tokens:.1%} of the tokens count in the loss"
+        about += f"\nthe longest example, of {longest:,} tokens, needs block_size {longest - 1:,}"
+        about += f"\ntemplate {args.template}: turn {turn!r}, system {template.system!r}"
+        if "<|im_end|>" in turn and reader.added.get("<|im_end|>") != reader.eot:
+            about += "\nnote: answers end with this tokenizer's end of text, not <|im_end|>: another template may fit"
+        script.publish(parts, out_dir, meta, "examples", about, command)
 
 
 def _encode(flag, found, tokenizer, template, dtype, max_tokens):

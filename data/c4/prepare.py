@@ -4,8 +4,6 @@ A shard is 356,317 documents or about 0.17 billion tokens, so the default of 16 
 takes 0.33 GB to download (to the Hugging Face cache, which HF_HOME moves) and 0.75 GB in data/c4 while this runs;
 0.35 GB of these stay. Validation takes as much as one shard. So 16 shards need 5.6 GB and 12.8 GB of disk, which is
 checked first. Run it again after a kill: it continues with the finished downloads and parts.
-
-    python data/c4/prepare.py --shards=16
 """
 
 import sys
@@ -19,6 +17,7 @@ from nanodnt.prepare.text import build_from_hub
 REPO, REVISION = "allenai/c4", "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
 
 
+@script.command
 def main(argv=None):
     parser = script.parser(__doc__, "c4", REVISION)
     parser.add_argument("--shards", type=int, default=16, help="training files, 1 to 1024 (default: %(default)s)")
@@ -31,7 +30,3 @@ def main(argv=None):
     commit, (*train, val) = hub_files(args, REPO, patterns, 0.33 * units, 0.75 * units)
     source = f"{REPO} (en) at {commit}, {args.shards} of 1024 training files"
     build_from_hub(args, "c4", source, [hub_texts(file) for (file,) in train], [*map(hub_texts, val)])
-
-
-if __name__ == "__main__":
-    script.run(main)

@@ -3,12 +3,9 @@
 Colour images of 32 × 32 pixels from the Hugging Face Hub (uoft-cs/cifar10), 0.15 GB. They go to the Hugging Face cache,
 which HF_HOME moves, where they are found again, and as much to data/cifar10. The authors state no licence; they ask for
 a citation: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
-
-    python data/cifar10/prepare.py
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -16,10 +13,11 @@ from nanodnt.prepare import script
 from nanodnt.prepare.images import build_from_hub
 
 REPO, REVISION = "uoft-cs/cifar10", "0b2714987fa478483af9968de7c934580d0bb9a2"
-FILES = ["plain_text/train-*.parquet", "plain_text/test-*.parquet"]
-ABOUT = dict(dataset="cifar10", licence="none stated; cite Krizhevsky 2009", image_size=32)
-main = partial(build_from_hub, __doc__, ABOUT, REPO, REVISION, FILES, columns=("img", "label"), gb=0.15)
 
 
-if __name__ == "__main__":
-    script.run(main)
+@script.command
+def main(argv=None):
+    args = script.parser(__doc__, "cifar10", REVISION, workers=False).parse_args(argv)
+    files = ["plain_text/train-*.parquet", "plain_text/test-*.parquet"]
+    about = dict(dataset="cifar10", licence="none stated; cite Krizhevsky 2009", image_size=32)
+    build_from_hub(args, about, REPO, files, ("img", "label"), gb=0.15)

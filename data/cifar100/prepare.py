@@ -3,12 +3,9 @@
 Colour images of 32 × 32 pixels from the Hugging Face Hub (uoft-cs/cifar100), 0.15 GB. They go to the Hugging Face
 cache, which HF_HOME moves, where they are found again, and as much to data/cifar100. The authors state no licence; they
 ask for a citation: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
-
-    python data/cifar100/prepare.py
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -16,10 +13,11 @@ from nanodnt.prepare import script
 from nanodnt.prepare.images import build_from_hub
 
 REPO, REVISION = "uoft-cs/cifar100", "aadb3af77e9048adbea6b47c21a81e47dd092ae5"
-FILES = ["cifar100/train-*.parquet", "cifar100/test-*.parquet"]
-ABOUT = dict(dataset="cifar100", licence="none stated; cite Krizhevsky 2009", image_size=32)
-main = partial(build_from_hub, __doc__, ABOUT, REPO, REVISION, FILES, columns=("img", "fine_label"), gb=0.15)
 
 
-if __name__ == "__main__":
-    script.run(main)
+@script.command
+def main(argv=None):
+    args = script.parser(__doc__, "cifar100", REVISION, workers=False).parse_args(argv)
+    files = ["cifar100/train-*.parquet", "cifar100/test-*.parquet"]
+    about = dict(dataset="cifar100", licence="none stated; cite Krizhevsky 2009", image_size=32)
+    build_from_hub(args, about, REPO, files, ("img", "fine_label"), gb=0.15)

@@ -43,6 +43,7 @@ def git_blob(path: Path) -> str:
     return digest.hexdigest()
 
 
+@script.command
 def main(argv=None):
     parser = script.parser(__doc__, "commonsense170k")
     prepare_examples.add_flags(parser, template="alpaca")
@@ -54,16 +55,6 @@ def main(argv=None):
         test = download(f"{URL}/dataset/{task}/test.json", raw / "test" / f"{task}.json", None)
         print(f"{test}: {sum(1 for _ in conversations(test)):,} questions")
     found = list(conversations(train))
-    prepare_examples.build_examples(
-        args.out_dir,
-        f"{URL}/{TRAIN}",
-        args,
-        found,
-        name="commonsense170k",
-        val_fraction=HELD_OUT / len(found),
-        command="python train.py config/sft/commonsense170k.py",
-    )
-
-
-if __name__ == "__main__":
-    script.run(main)
+    about = dict(name="commonsense170k", command="python train.py config/sft/commonsense170k.py")
+    val = HELD_OUT / len(found)
+    prepare_examples.build_examples(args.out_dir, f"{URL}/{TRAIN}", args, found, val_fraction=val, **about)

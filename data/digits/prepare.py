@@ -3,8 +3,6 @@
 From the "Optical Recognition of Handwritten Digits" of the UCI repository (Alpaydin and Kaynak 1998, licence CC BY
 4.0): the part of it that the repository calls its test set. Every fifth image, 360 of them, is held out for validation:
 the same people wrote both splits. Pixels of 0 to 16 become 0 to 240.
-
-    python data/digits/prepare.py
 """
 
 import io
@@ -18,6 +16,7 @@ from nanodnt.prepare.images import build
 SOURCE = "sklearn.datasets.load_digits: UCI Optical Recognition of Handwritten Digits, test set"
 
 
+@script.command
 def main(argv=None):
     args = script.parser(__doc__, "digits").parse_args(argv)
     from PIL import Image
@@ -28,8 +27,4 @@ def main(argv=None):
         Image.fromarray(pixels).save(png := io.BytesIO(), format="PNG")
         splits["train" if i % 5 else "val"].append((f"digit {i}", png.getvalue(), int(digits.target[i])))
     about = dict(dataset="digits", source=SOURCE, licence="CC BY 4.0", image_size=8, channels=1, classes=range(10))
-    build(args.out_dir, about, splits, train="python train.py config/vdnt/digits.py")
-
-
-if __name__ == "__main__":
-    script.run(main)
+    build(args.out_dir, about, splits, command="python train.py config/vdnt/digits.py")

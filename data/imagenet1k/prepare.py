@@ -6,12 +6,9 @@ writes as much to data/imagenet1k; both are checked first. Run it again after a 
 
 The JPEG files stay as they are. They have several sizes, and some are gray or CMYK: reading makes RGB of them. Each is
 decoded once here, on all cores, to see that it can be.
-
-    python data/imagenet1k/prepare.py
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -19,12 +16,13 @@ from nanodnt.prepare import script
 from nanodnt.prepare.images import build_from_hub
 
 REPO, REVISION = "ILSVRC/imagenet-1k", "49e2ee26f3810fb5a7536bbf732a7b07389a47b5"
-FILES = ["data/train-*.parquet", "data/validation-*.parquet"]
 LICENCE = "non-commercial research and education only: https://image-net.org/download"
-ABOUT = dict(dataset="imagenet1k", licence=LICENCE, image_size=None)
 HINT = f"accept the terms at https://huggingface.co/datasets/{REPO}, log in with `hf auth login`, "
-main = partial(build_from_hub, __doc__, ABOUT, REPO, REVISION, FILES, columns=("image", "label"), gb=154, hint=HINT)
 
 
-if __name__ == "__main__":
-    script.run(main)
+@script.command
+def main(argv=None):
+    args = script.parser(__doc__, "imagenet1k", REVISION, workers=False).parse_args(argv)
+    files = ["data/train-*.parquet", "data/validation-*.parquet"]
+    about = dict(dataset="imagenet1k", licence=LICENCE, image_size=None)
+    build_from_hub(args, about, REPO, files, ("image", "label"), gb=154, hint=HINT)

@@ -48,6 +48,7 @@ def documents(path: Path, key: str, skipped: list):
             skipped.append(name)
 
 
+@script.command
 def main(argv=None):
     parser = script.parser(__doc__)
     parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
@@ -89,7 +90,3 @@ def main(argv=None):
     tokenizer = tokenizer or Tokenizer.meta_for("chars", sorted(alphabet))
     workers = script.cpus() if size > 2 * JOB_CHARS else 1  # starting processes takes a second
     build(out, source, tokenizer, {"train": [train], "val": [val]}, name=args.name, workers=workers)
-
-
-if __name__ == "__main__":
-    script.run(main)

@@ -84,6 +84,7 @@ def find_splits(folder: Path, val_share: float | None) -> tuple:
     return classes, {split: [images[i] for i in numbers] for split, numbers in parts.items()}
 
 
+@script.command
 def main(argv=None):
     parser = script.parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of folders of images, one for each class")
@@ -101,7 +102,3 @@ def main(argv=None):
     about = dict(dataset=args.name, source=source, licence=args.licence, image_size=args.image_size)
     images = {part: ((str(f), f.read_bytes(), label) for _, f, label in files) for part, files in splits.items()}
     build(out, about | dict(channels=args.channels, classes=classes), images, totals)
-
-
-if __name__ == "__main__":
-    script.run(main)

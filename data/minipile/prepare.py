@@ -3,8 +3,6 @@
 Needs 3.2 GB of disk for the download (to the Hugging Face cache, which HF_HOME moves) and 7 GB in data/minipile while
 it runs; about half of these stay. Both are checked first. Run it again after a kill: it continues with the finished
 downloads and parts.
-
-    python data/minipile/prepare.py
 """
 
 import sys
@@ -18,12 +16,9 @@ from nanodnt.prepare.text import build_from_hub
 REPO, REVISION = "JeanKaddour/minipile", "18ad1b0c701eaa0de03d3cecfdd769cbc70ffbd0"
 
 
+@script.command
 def main(argv=None):
     args = script.parser(__doc__, "minipile", REVISION).parse_args(argv)
     patterns = ["data/train-*.parquet", "data/validation-*.parquet"]
     commit, (train, val) = hub_files(args, REPO, patterns, 3.2, 7)
     build_from_hub(args, "minipile", f"{REPO} at {commit}", [*map(hub_texts, train)], [*map(hub_texts, val)])
-
-
-if __name__ == "__main__":
-    script.run(main)

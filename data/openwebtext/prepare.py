@@ -3,8 +3,6 @@
 8,013,769 documents in 80 parquet files. Needs 24.5 GB of disk for the download (to the Hugging Face cache, which
 HF_HOME moves) and 38 GB in data/openwebtext while it runs; 18 GB of these stay. Both are checked first. Run it again
 after a kill: it continues with the finished downloads and parts. Tokenising takes one to two core-hours.
-
-    python data/openwebtext/prepare.py
 """
 
 import math
@@ -22,6 +20,7 @@ REPO = "Skylion007/openwebtext"
 REVISION = "b4325f019c648b1641a1784748667e8b74e5e064"  # the commit with parquet files instead of a script
 
 
+@script.command
 def main(argv=None):
     args = script.parser(__doc__, "openwebtext", REVISION).parse_args(argv)
     commit, (files,) = hub_files(args, REPO, ["plain_text/train-*.parquet"], 24.5, 38)
@@ -45,7 +44,3 @@ def main(argv=None):
 
     source = f"{REPO} at {commit}, {total:,} documents"
     build_from_hub(args, "openwebtext", source, [*map(train, files, firsts)], [val()])
-
-
-if __name__ == "__main__":
-    script.run(main)

@@ -20,11 +20,13 @@ from nanodnt.data.tokenizer import DATA, Tokenizer
 from nanodnt.prepare import script
 from nanodnt.prepare.text import build
 
+COMMAND = "python train.py config/quickstart.py"
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 # Generated when Python is built, installed or packaged, so they differ between machines.
 SKIPPED_FILES = ("_sysconfigdata", "_sysconfig_vars", "sitecustomize", "usercustomize", "config-")
 
 
+@script.command
 def main(argv=None):
     parser = script.parser(__doc__, "pystdlib")
     parser.set_defaults(out_dir=None)
@@ -47,9 +49,4 @@ def main(argv=None):
         (val if script.score(f"pystdlib/{path}") < 0.08 else train).append(text)
     source = f"source of the standard library of Python {platform.python_version()} ({len(texts)} files)"
     tokenizer, splits = Tokenizer.meta_for(args.tokenizer), {"train": [train], "val": [val]}
-    command = f"python train.py config/quickstart.py --dataset={name}"
-    build(args.out_dir or DATA / name, source, tokenizer, splits, name=name, train=command)
-
-
-if __name__ == "__main__":
-    script.run(main)
+    build(args.out_dir or DATA / name, source, tokenizer, splits, name=name, command=COMMAND)

@@ -9,7 +9,6 @@ the task. A third are conversations of two turns, whose second answer is in the 
 
 import json
 import random
-import sys
 from pathlib import Path
 
 RECORDS = 6000
@@ -42,4 +41,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -51,6 +51,7 @@ from nanodnt.data import inputs
 from nanodnt.prepare import script
 
 
+@script.command
 def main(argv=None):
     parser = script.parser(__doc__)
     parser.add_argument("--input", type=Path, required=True, help="a file or a folder")
@@ -70,19 +71,9 @@ def main(argv=None):
     def read(path):
         return path and conversations(path, args.prompt_key, args.response_key, skipped)
 
-    prepare_examples.build_examples(
-        out,
-        args.input.resolve().name,
-        args,
-        read(args.input),
-        read(args.val_input),
-        name=args.name,
-        val_fraction=args.val_fraction,
-        command=f"python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/{out.resolve().name}",
-    )
+    command = f"python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/{out.resolve().name}"
+    about = dict(name=args.name, val_fraction=args.val_fraction, command=command)
+    found, held_out = read(args.input), read(args.val_input)
+    prepare_examples.build_examples(out, args.input.resolve().name, args, found, held_out, **about)
     if skipped:
         print(f"skipped {len(skipped)} files of other kinds: {', '.join(skipped[:5])} ...", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    script.run(main)

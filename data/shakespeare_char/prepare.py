@@ -1,8 +1,6 @@
 """Tiny Shakespeare as characters, split as in nanoGPT: the first 90 % (1,003,854) to train on, the rest held out.
 
 Downloads 1.1 MB and checks its sha256. The file stays in data/shakespeare_char/parts: a second run needs no network.
-
-    python data/shakespeare_char/prepare.py
 """
 
 import sys
@@ -19,12 +17,9 @@ URL = f"https://raw.githubusercontent.com/karpathy/char-rnn/{COMMIT}/data/tinysh
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
+@script.command
 def main(argv=None):
     out = script.parser(__doc__, "shakespeare_char").parse_args(argv).out_dir
     text = download(URL, out / "parts" / "input.txt", SHA256).read_bytes().decode("utf-8")
     splits = {"train": [[text[: int(len(text) * 0.9)]]], "val": [[text[int(len(text) * 0.9) :]]]}
     build(out, URL, Tokenizer.meta_for("chars", sorted(set(text))), splits, name="shakespeare_char")
-
-
-if __name__ == "__main__":
-    script.run(main)

@@ -21,6 +21,7 @@ class PreparedData:
     kind: str  # in meta.json
     n_train: int
     n_val: int
+    stride = shifts = 1  # a row is read from its number · stride on, in an epoch further by one of so many shifts
 
     def __init__(self, name: str, block_size: int, seed: int = 1337, meta: dict | None = None, doc_mask: bool = False):
         self.meta = meta or load_meta(name)  # a given one was verified
@@ -31,27 +32,24 @@ class PreparedData:
         self.files = {split: self._open(part["file"]) for split, part in self.splits.items()}
 
     def validation(self, eval_tokens: int = 0) -> np.ndarray:
-        """The validation rows, as `val_batch` takes them: evenly spaced, at most `eval_tokens` (0 = all)."""
+        """What the validation rows are read from, for `val_batch`: evenly spaced, at most `eval_tokens` (0 = all)."""
         wanted = min(self.n_val, max(1, eval_tokens // self.block_size)) if eval_tokens else self.n_val
-        return np.arange(wanted, dtype=np.int64) * self.n_val // wanted
+        return np.arange(wanted, dtype=np.int64) * self.n_val // wanted * self.stride
 
     def loss_tokens(self, step: int, batch_size: int) -> int | None:
         """How many targets of the whole batch of `step` count in the loss; None: all."""
         return None
 
-    def _draw(self, step, batch_size, rows=slice(None)):
-        """What the rows `rows` of the batch of `step` are read from: without replacement within an epoch."""
-        index = step * batch_size + np.arange(batch_size, dtype=np.int64)[rows]
+    def _draw(self, step, batch_size, part=slice(None)):
+        """What the rows `part` of the batch of `step` are read from: without replacement within an epoch."""
+        index = step * batch_size + np.arange(batch_size, dtype=np.int64)[part]
         epoch, position = np.divmod(index, self.n_train)
         chosen = np.empty_like(index)
         for e in np.unique(epoch):
             key = mix(mix(self.seed) + int(e))
-            chosen[epoch == e] = self._place(permutation(position[epoch == e], self.n_train, key), key)
+            rows = permutation(position[epoch == e], self.n_train, key)
+            chosen[epoch == e] = rows * self.stride + key % self.shifts
         return chosen
-
-    def _place(self, rows, key):
-        """What these rows of the epoch with this key are read from."""
-        return rows
 
     def _open(self, file):
         return open(folder_of(self.name) / Path(file).name, "rb", buffering=0)

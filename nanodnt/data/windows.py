@@ -27,17 +27,10 @@ class PreparedText(Tokens):
         self.opening = self._opening_token() if self.doc_mask else None
         self.n_train = max(1, (tokens["train"] - T) // T)  # windows of an epoch
         self.n_val = (tokens["val"] - 1) // T
-        self.shifts = min(T, tokens["train"] - self.n_train * T)  # allowed window offsets
+        self.stride, self.shifts = T, min(T, tokens["train"] - self.n_train * T)  # of windows in the text
 
     def describe(self) -> str:
         return f"{self.n_train:,} windows an epoch"
-
-    def validation(self, eval_tokens: int = 0) -> np.ndarray:
-        """First tokens of the validation windows: evenly spaced over val.bin, at most `eval_tokens` (0 = all)."""
-        return super().validation(eval_tokens) * self.block_size
-
-    def _place(self, rows, key):
-        return rows * self.block_size + key % self.shifts
 
     def _rows(self, split, starts):
         ids = np.stack([self._read(split, start, self.block_size + 1) for start in starts.tolist()])

@@ -6,7 +6,6 @@ says where each begins, and where the last one ends (little-endian uint64); trai
 """
 
 import hashlib
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,7 +21,7 @@ MEASURED = 10_000  # training images, at most, that give mean and standard devia
 AHEAD = 256  # images that may wait for their check: they take memory
 
 
-def build(out_dir, about: dict, splits: dict, totals=(None, None), train: str | None = None) -> dict:
+def build(out_dir, about: dict, splits: dict, totals=(None, None), command: str | None = None) -> dict:
     """Write images, offsets and labels of both splits, and meta.json, to `out_dir`. Returns the content of meta.json.
 
     about       of meta.json, in this order: dataset (its name), source, licence, image_size (width and height of all
@@ -30,7 +29,7 @@ def build(out_dir, about: dict, splits: dict, totals=(None, None), train: str | 
                 read), channels (1 or 3), classes (their names; labels count them from 0)
     splits      {"train": images, "val": images}, each an iterable of (where it is from, encoded bytes, label)
     totals      the number of images of each, for the progress bar
-    train       the command to print at the end, if it is a special one
+    command     to print at the end, with the --dataset; None: train.py with flags that fit
 
     Every image is decoded once. ValueError for one that cannot be or does not fit, for a label that no class has, and
     for an empty split; then an earlier dataset in `out_dir` is unchanged.
@@ -43,19 +42,18 @@ def build(out_dir, about: dict, splits: dict, totals=(None, None), train: str | 
         found = f"the classes are {found}" if found else "there are no classes"
         raise ValueError(f"{found}, and 2 to {MAX_CLASSES:,} are needed")
     read = partial(open_image, channels=about["channels"], side=side)
-    with script.staging(out_dir, json.dumps([about["source"], len(classes)])) as parts:
+    with script.staging(out_dir) as parts:
         found = {}
         for (split, images), total in zip(splits.items(), totals, strict=True):
             found[split] = _write_split(parts, split, images, total, len(classes), read)
         mean, std = _measure(parts, found["train"]["images"], read, about["channels"])
         meta = {"format": 1, "dataset": about["dataset"], "kind": "images"} | about
         meta |= {"classes": classes, "mean": mean, "std": std, "splits": found}
-        script.publish(parts, out_dir, meta)
-    sizes, color = f"{side} × {side}" if side else "several sizes", "gray" if meta["channels"] == 1 else "colour"
-    words = f"{sizes}, {color}, {len(classes):,} classes; licence: {meta['licence']}"
-    patch = next(patch for patch in range(min(16, max(1, side // 7)), 0, -1) if side % patch == 0) if side else 16
-    flags = f"{'' if side else ' --image_size=224'} --patch_size={patch}"  # the configs in config/vdnt/ say more
-    script.print_end(meta, out_dir, "images", words, train, flags)
+        sizes, color = f"{side} × {side}" if side else "several sizes", "gray" if meta["channels"] == 1 else "colour"
+        words = f"{sizes}, {color}, {len(classes):,} classes; licence: {meta['licence']}"
+        patch = next(n for n in range(min(16, max(1, side // 7)), 0, -1) if side % n == 0) if side else 16
+        fitting = f"python train.py{'' if side else ' --image_size=224'} --patch_size={patch}"  # config/vdnt/ has more
+        script.publish(parts, out_dir, meta, "images", words, command or fitting)
     return meta
 
 
@@ -112,11 +110,11 @@ def _measure(parts, n, read, channels):
 # ---------------------------------------------------------------------------------------------- the Hugging Face Hub
 
 
-def build_from_hub(doc, about: dict, repo: str, revision: str, patterns, argv=None, *, columns, gb, hint="") -> None:
-    """A prepare script, `doc` is its --help, for images of the Hugging Face Hub: parquet files with two `columns`, of
-    images and of classes. `about`: dataset, licence and image_size of `build`; `patterns`: the files to train on, and
-    those held out; `gb`: to download, and to write; `hint`: of `hub.hub_files`. ValueError as in these two."""
-    args = script.parser(doc, about["dataset"], revision, workers=False).parse_args(argv)
+def build_from_hub(args, about: dict, repo: str, patterns: list, columns: tuple, gb: float, hint="") -> None:
+    """`build` a dataset of the Hugging Face Hub: parquet files with two `columns`, of images and of classes.
+
+    `args`: flags of `script.parser`; `about`: dataset, licence, image_size; `patterns`: the files to train on, and to
+    hold out; `gb`: to download, and to write; `hint`: of `hub_files`. ValueError as in `build` and `hub_files`."""
     import datasets  # noqa: F401  (needed after the download: if it is missing, fail before)
     from pyarrow.parquet import read_metadata
 

@@ -22,9 +22,8 @@ BESIDE = (".marks", "_offsets.bin", "_labels.bin")  # what a split of examples o
 def parser(doc: str, name: str | None = None, revision: str | None = None, workers=True) -> argparse.ArgumentParser:
     """The flags of a prepare script. `doc` is its --help, `name` its folder in data/; None: the user gives a --name.
     Datasets of the Hugging Face Hub have a `revision`, the commit to download, and texts of it `workers`."""
-    flags = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    shape, prog = argparse.RawDescriptionHelpFormatter, name and f"python data/{name}/prepare.py"
+    flags = argparse.ArgumentParser(prog, description=doc, formatter_class=shape, allow_abbrev=False)
     where = f"folder to write to (default: data/{name or 'NAME'})"
     flags.add_argument("--out_dir", type=Path, default=name and DATA / name, help=where)
     if name is None:
@@ -34,6 +33,13 @@ def parser(doc: str, name: str | None = None, revision: str | None = None, worke
     if revision:
         flags.add_argument("--revision", default=revision, help="commit or branch of the source (default: %(default)s)")
     return flags
+
+
+def command(main):
+    """A decorator: `main` is run where its file is the script that was started."""
+    if main.__module__ == "__main__":
+        run(main)
+    return main
 
 
 def run(main):
@@ -79,18 +85,18 @@ def in_order(pool, function, jobs, ahead: int):
 
 
 @contextlib.contextmanager
-def staging(out_dir: Path, plan: str, resume: bool = False):
+def staging(out_dir: Path, plan: str | None = None):
     """The folder `out_dir`/parts, for files that `publish` moves. Afterwards it is gone, also where the block fails.
 
-    With `resume` it stays then, and the files are there again for the next block with the same `plan`."""
+    With a `plan` it stays then, and the files are there again for the next block with the same one."""
     if out_dir.exists() and not out_dir.is_dir():
         raise ValueError(f"{out_dir} is a file: give another --out_dir")
     parts = out_dir / "parts"
-    made, keep = [parts] if out_dir.exists() else [parts, out_dir], resume
+    made, keep = [parts] if out_dir.exists() else [parts, out_dir], plan is not None
     parts.mkdir(parents=True, exist_ok=True)
-    if not (resume and (parts / "plan.json").is_file() and (parts / "plan.json").read_text("utf-8") == plan):
+    if not (keep and (parts / "plan.json").is_file() and (parts / "plan.json").read_text("utf-8") == plan):
         _clear(parts)  # parts of another text or tokenizer
-        write(parts / "plan.json", plan.encode())
+        write(parts / "plan.json", (plan or "").encode())
     try:
         yield parts
         keep = False
@@ -102,34 +108,20 @@ def staging(out_dir: Path, plan: str, resume: bool = False):
                     folder.rmdir()
 
 
-def file_names(meta: dict) -> list:
-    """The files that a meta.json names."""
-    return [e["file"] for part in meta["splits"].values() for e in (part, *part.values()) if isinstance(e, dict)]
-
-
-def publish(parts: Path, out_dir: Path, meta: dict) -> None:
-    """Make the files in `parts` that `meta` names, and `meta`, the dataset in `out_dir`."""
-    files = file_names(meta)
+def publish(parts: Path, out_dir: Path, meta: dict, unit: str, about: str, command: str) -> None:
+    """Make the files in `parts` that `meta` names, and `meta`, the dataset in `out_dir`. Print how many of `unit` each
+    split has, more `about` it, its bytes, and what to type next: `command` with its --dataset."""
+    files = [e["file"] for part in meta["splits"].values() for e in (part, *part.values()) if isinstance(e, dict)]
     write(parts / "meta.json", json.dumps(meta, indent=1).encode())
     (out_dir / "meta.json").unlink(missing_ok=True)  # from here until the last file the folder is "not prepared"
     for file in {f"{split}{end}" for split in meta["splits"] for end in BESIDE} - set(files):
         (out_dir / file).unlink(missing_ok=True)  # of examples or images that were here
     for file in (*files, "meta.json"):
         os.replace(parts / file, out_dir / file)
-
-
-def print_end(meta: dict, out_dir: Path, unit: str, about: str, train: str | None, flags: str = "") -> None:
-    """Print how many of `unit` each split has, more `about` it, its bytes, and the command to train on the dataset:
-    `train`, or else train.py with these `flags`."""
     counts = ", ".join(f"{split} {part[unit]:,} {unit}" for split, part in meta["splits"].items())
-    size = sum((out_dir / file).stat().st_size for file in file_names(meta))
-    train = train or f"python train.py {dataset_flag(out_dir)}{flags}"
-    print(f"{meta['dataset']}: {counts}; {about}\n{size:,} bytes in {out_dir}\nnext: {train}")
-
-
-def dataset_flag(out_dir: Path) -> str:
-    """The flag of train.py for the dataset in this folder."""
-    return f"--dataset={out_dir.name if out_dir.resolve().parent == DATA else out_dir.resolve()}"
+    size = sum((out_dir / file).stat().st_size for file in files)
+    name = out_dir.name if out_dir.resolve().parent == DATA else out_dir.resolve()
+    print(f"{meta['dataset']}: {counts}; {about}\n{size:,} bytes in {out_dir}\nnext: {command} --dataset={name}")
 
 
 def write(path: Path, raw: bytes) -> dict:

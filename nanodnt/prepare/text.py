@@ -15,14 +15,14 @@ import numpy as np
 from tqdm import tqdm
 
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.prepare.script import in_order, print_end, publish, staging
+from nanodnt.prepare.script import in_order, publish, staging
 
 JOB_CHARS = 1 << 20  # characters that a worker tokenises at a time; it gets longer documents in pieces
 # GPT-2's pre-tokenizer always cuts around a lone newline between visible characters, so cutting there changes no token.
 PIECE_END = re.compile(r"(?<=\S\n)(?=\S)")
 
 
-def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=False, train=None) -> dict:
+def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=False, command="python train.py") -> dict:
     """Tokenise documents and write train.bin, val.bin and meta.json to `out_dir`. Returns the content of meta.json.
 
     tokenizer   a `Tokenizer.meta_for(...)`; where it has an end of text, that follows every document
@@ -30,12 +30,12 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=Fa
     workers     tokenising processes; what is written does not depend on it
     resume      if this run dies, the files that it has finished stay in `out_dir`/parts, and the next one with the same
                 `source` and `tokenizer` does not read them again; otherwise a failed run leaves nothing
-    train       the command to print at the end
+    command     to print at the end, with the --dataset
 
     ValueError if a split is empty; then an earlier dataset in `out_dir` is unchanged.
     """
-    out_dir, dtype = Path(out_dir), id_dtype(tokenizer)
-    with staging(out_dir, json.dumps([source, tokenizer]), resume) as parts, start_pool(workers) as pool:
+    out_dir, dtype, plan = Path(out_dir), id_dtype(tokenizer), json.dumps([source, tokenizer]) if resume else None
+    with staging(out_dir, plan) as parts, start_pool(workers) as pool:
         found = {}
         for split, files in splits.items():
             paths = []
@@ -48,11 +48,10 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=Fa
                 raise ValueError(f"there is no text for {split}.bin")
         meta = {"format": 1, "dataset": name or out_dir.resolve().name, "source": source, **tokenizer}
         meta |= {"dtype": dtype.name, "splits": found}
-        publish(parts, out_dir, meta)
-    about = f"{meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}"
-    if meta["tokenizer"] == "json" and meta["eot"] is None:
-        about += "\nnote: this tokenizer names no end of text (eos_token), so nothing stands between documents"
-    print_end(meta, out_dir, "tokens", about, train)
+        about = f"{meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}"
+        if meta["tokenizer"] == "json" and meta["eot"] is None:
+            about += "\nnote: this tokenizer names no end of text (eos_token), so nothing stands between documents"
+        publish(parts, out_dir, meta, "tokens", about, command)
     return meta
 
 

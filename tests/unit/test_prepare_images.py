@@ -87,7 +87,7 @@ def test_images_of_the_hub_are_kept_byte_for_byte(name, hub, tmp_path, capsys):
     assert meta["image_size"] == (None if photos else 32) and not (out / "parts").exists()
     patches = "--image_size=224 --patch_size=16" if photos else "--patch_size=4"
     said = capsys.readouterr().out
-    assert "train 6 images" in said and f"next: python train.py --dataset={out} {patches}\n" in said
+    assert "train 6 images" in said and f"next: python train.py {patches} --dataset={out}\n" in said
     check_dataset([str(out)])
     said = capsys.readouterr().out
     assert "all checksums match" in said and ("kind 7" in said) != photos  # 1,000 would be too many
@@ -158,7 +158,7 @@ def test_a_folder_with_train_and_val(home, tmp_path, capsys):
     made = {split: write_folder(tmp_path / "pets" / split) for split in ("train", "val")}
     local.main([f"--folder={tmp_path / 'pets'}", "--name=pets", "--image_size=9", "--licence=mine"])
     out = capsys.readouterr()
-    assert "next: python train.py --dataset=pets --patch_size=1\n" in out.out
+    assert "next: python train.py --patch_size=1 --dataset=pets\n" in out.out
     assert "no PNG or JPEG, so left out: cat/notes.txt\n" in out.err and "neither train nor val" not in out.err
     meta = load_meta("pets")
     assert (meta["classes"], meta["image_size"], meta["licence"]) == (["cat", "dog"], 9, "mine")
