@@ -61,8 +61,7 @@ TABLE_1 |= {"Emb, FFN": "emb_ffn", "Norm ×2": "norm_double", "Adam-mini, one ra
 TABLE_1 |= {"Adam-mini, blocks": "adam_mini_blockwise"}
 FIG_8 = {"Fig. 8, 6 4 3 2": "rejected_6432", "Fig. 8, 8 6 4 3": "rejected_8643", "Fig. 8, 10 8 6 4": "blockwise"}
 # DyT's baseline, and DyT: files and flags. The paper's smallest language model has 7B; the smaller shape is ours [I]
-SMALL_DYT = "config/dyt/small.py config/dyt/{}.py config/decay/dyt.py --schedule=dyt"
-DYT_SMALL = [SMALL_DYT.format(norm) for norm in ("rmsnorm", "dyt")]
+DYT_SMALL = [f"config/dyt/small.py config/dyt/{x}.py config/decay/dyt.py --schedule=dyt" for x in ("rmsnorm", "dyt")]
 DYT_7B = ["config/dyt/7b.py config/dyt/rmsnorm.py", "config/dyt/7b.py"]
 
 
@@ -81,8 +80,7 @@ def papers_own(gpt2: str, dnt: str, rmsnorm: str, dyt: str) -> dict:
         "Fig. 8, one rate": minipile,
         **{name: f"{minipile} config/blockwise/{file}.py" for name, file in FIG_8.items()},
         "RMSNorm": rmsnorm,
-        "DyT": dyt,
-        "DyT, α₀ of the paper": dyt,
+        **dict.fromkeys(("DyT", "DyT, α₀ of the paper"), dyt),
     }
 
 

@@ -141,14 +141,12 @@ class Experiment:
         if not 1 <= config.seeds <= len(SEEDS):
             raise ValueError(f"seeds={config.seeds} must be between 1 and {len(SEEDS)}")
         self.config, self.scale, self.claims = config, SCALES[config.scale], claims_at(config.scale)
-        self.tunes = bool(self.scale.rates)
-        self.curves = CURVES if self.tunes and "gpt" in self.scale.bases else {}  # multiples of tuned rates, of GPTs
+        self.curves = CURVES if self.scale.rates and "gpt" in self.scale.bases else {}  # at multiples of tuned rates
         self.record = Record(ROOT / config.results / "claims" / f"{config.scale}.json")
         self.out = (ROOT / config.out / config.scale).resolve()
         self.may_train, self.missing = not (config.dry_run or config.judge_only), {}
         self.tune = cache(self.tune)
         self.runner = Runner(config.jobs, distributed=bool(self.scale.own))
-        self.hardware = describe_hardware()
 
     # -- which runs there are
 
@@ -162,7 +160,7 @@ class Experiment:
         """All arms with the command and the learning rate of this one: the same runs, as each claim names them."""
         arm, command = ARMS[name], self.command_of(name)
         alike = [other for other, a in ARMS.items() if (a.times, a.lr) == (arm.times, arm.lr)]
-        alike = [other for other in alike if not self.tunes or ARMS[other].of == arm.of]
+        alike = [other for other in alike if not self.scale.rates or ARMS[other].of == arm.of]
         return [other for other in alike if self.command_of(other) == command]
 
     def run_of(self, name: str, lr: float | None, seed: int, files: str | None = None) -> TrainingRun:
@@ -184,15 +182,14 @@ class Experiment:
         """An arm's learning rate and files: given, of another arm, or the best of factors of two around the scale's
         rate, and of one beyond while the best is at an edge; then of `tries`. Trains what it needs, or MissingRun."""
         arm, (_, files) = ARMS[name], self.command_of(name)
-        middle = self.scale.rates.get(arm.rate) if arm.lr is None else arm.lr
         if arm.of:
             lr = self.tune(arm.of).lr
             if lr is None and arm.times != 1:  # of what its config files set
                 lr = resolve_configs(self.run_of(arm.of, None, TUNING_SEED).args)[1].learning_rate
             return Tuned(lr and lr * arm.times, files)
+        middle = self.tune(arm.around).lr if arm.around else self.scale.rates.get(arm.rate)
         if arm.lr is not None or middle is None:
-            return Tuned(middle, files)
-        middle = self.tune(arm.around).lr if arm.around else middle
+            return Tuned(arm.lr, files)
         low, high = -(arm.points // 2), arm.points // 2
         while True:
             runs = {middle * 2.0**k: self.run_of(name, middle * 2.0**k, TUNING_SEED) for k in range(low, high + 1)}
@@ -285,8 +282,8 @@ class Experiment:
                 if measure != "loss" and outcome != "diverged":
                     loss = quantities.MEASURES[measure](run.path)
                 seconds = json.loads((run.path / "done.json").read_text())["seconds"]
-                origin = {"hardware": self.hardware, **runner.read_origin(run.path)}
-                self.record.add(run, measure, loss, outcome=outcome, seconds=round(seconds or 0), machine=origin)
+                machine = {"hardware": describe_hardware(), **runner.read_origin(run.path)}
+                self.record.add(run, measure, loss, outcome=outcome, seconds=round(seconds or 0), machine=machine)
             return self.record.measures(run)[measure]
 
     def require(self, runs, measure: str = "loss") -> None:

@@ -180,15 +180,10 @@ def test_sharpness_counts_images():
     assert gradients.measure_sharpness(model, [(x, None)], run)["types"]["head"]["n"] == 3 * 16
 
 
-# -------------------------------------------------------------------------------------------------------------- sweeps
-
-
-def test_a_sweep_of_images(folder, tmp_path, capsys):
+def test_a_sweep_of_images(folder, tmp_path):
     words = [f"--{name}={value}" for name, value in (tiny.TINY | VIT | dict(max_iters=2, warmup_iters=1)).items()]
     words = [word for word in words if not word.startswith(("--learning_rate", "--block_size"))]
     words += [f"--dataset={folder / 'data'}", "--learning_rate=1e-3,1e-2", "--seeds=1", "--jobs=1", f"--out={tmp_path}"]
-    assert tiny.call(sweep.main, *words, "--print=True") == 0
-    assert capsys.readouterr().out.count("train.py") == 2
     with in_process():
         assert tiny.call(sweep.main, *words) == 0
     found = json.loads((tmp_path / "sweep.json").read_text())

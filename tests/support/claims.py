@@ -50,9 +50,7 @@ def make_experiment(folder: Path, scale="mini", **changes) -> Experiment:
 
 def flag(run, name: str):
     """The value of a flag in the run's command, as text; None without."""
-    found = [arg.partition("=")[2] for arg in run.args if arg.startswith(f"--{name}=")]
-    assert len(found) < 2
-    return found[0] if found else None
+    return dict(arg[2:].split("=", 1) for arg in run.args if arg.startswith("--")).get(name)
 
 
 def write_base(path: Path, dataset, **changes) -> Path:
