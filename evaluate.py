@@ -30,10 +30,11 @@ from nanodnt.run.environment import environment
 from nanodnt.run.errors import EXPECTED, end_with, report_error
 from nanodnt.weights import load_trained
 
+COUNTS = "{answers:,} answers in {examples:,} examples, {answer_tokens:,} tokens; exact_match counts {short_answers:,}"
+
 
 def evaluate_runs(config: EvaluateConfig, env) -> list:
-    """Evaluate every run on every task, and write what is found. Returns the lines of a table with the runs side by
-    side; all ranks must call it."""
+    """The lines of a table of every run on every task; what is found is written. All ranks must call it."""
     folders = config.folders()
     # everything that can be wrong is looked at before the work begins
     for folder in folders:
@@ -60,7 +61,8 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
         for source in own_sources:
             entry = entries[source.task] = score(model, source, config.batch_size, env)
             if source.eot is not None:
-                env.print(f"{source.task}: {describe_counts(entry)}")
+                limit = config.max_answer_tokens or "any number of"
+                env.print(f"{source.task}: {COUNTS.format(**entry)} with at most {limit} tokens")
             yield {source.task: entry}
         yield mean_entry(entries)
         for name, task in tasks:
@@ -89,14 +91,6 @@ def import_harness():
     from interop.evaluation import harness
 
     return harness
-
-
-def describe_counts(entry: dict) -> str:
-    """How many answers were scored, in words."""
-    limit, short = entry["settings"]["max_answer_tokens"], entry["short_answers"]
-    exact = f"exact_match counts {f'{short:,} with at most {limit} tokens' if limit else 'all'}"
-    exact = exact if short else f"no exact_match: none has at most {limit}"
-    return f"{entry['answers']:,} answers in {entry['examples']:,} examples, {entry['answer_tokens']:,} tokens; {exact}"
 
 
 def main() -> int:

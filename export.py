@@ -34,16 +34,13 @@ class ExportConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the weights in the files
     compare: bool = True  # where transformers is installed: load the folder, and compare its logits with the model's
 
-    def check(self) -> None:
-        if not self.to:
-            raise ValueError("--to=FOLDER is needed: the folder to write, which must not exist")
-
 
 def main() -> int:
     (config,), _ = configure(ExportConfig, description=__doc__)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # removes what is half written
     try:
-        config.check()
+        if not config.to:
+            raise ValueError("--to=FOLDER is needed: the folder to write, which must not exist")
         trained = load_trained(config.out_dir, config.checkpoint)
         how = dict(target=config.target, dtype=getattr(torch, config.dtype), check=config.compare)
         kind, checked = write_pretrained(trained.model, trained.meta, Path(config.to), **how)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from interop.conversations.template import TEMPLATES, encode_conversation, named_template
+from interop.conversations.template import TEMPLATES, encode_all, named_template
 from interop.huggingface.tokenizer_files import find_tokenizer
 from nanodnt.data.examples import ANSWER
 from nanodnt.data.inputs import hold_out
@@ -83,21 +83,16 @@ def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fra
 def _encode(flag, found, tokenizer, template, dtype, max_tokens):
     """[(name, ids, marks)] of conversations, without those of more than max_tokens inputs, which are reported."""
     examples, left_out = [], {}  # {place: tokens}
-    for name, where, messages in tqdm(found, desc="tokenising", unit=" examples", disable=None):
-        try:
-            ids, marks = encode_conversation(tokenizer, template, messages)
-        except ValueError as e:
-            raise ValueError(f"{where}: {e}") from None
+    found = tqdm(found, desc="tokenising", unit=" examples", disable=None)
+    for name, where, (ids, marks) in encode_all(found, tokenizer, template):
         if max_tokens is not None and len(ids) > max_tokens + 1:
             left_out[where] = len(ids)
         else:
             examples.append((name, np.array(ids, dtype), np.array(marks, np.uint8)))
     if left_out:
-        report = (
-            f"{len(left_out):,} of {len(left_out) + len(examples):,} examples of {flag} have more than max_tokens+1 = "
-            f"{max_tokens + 1:,} tokens (the longest {max(left_out.values()):,}): "
-            f"{'; '.join(list(left_out)[:SHOWN])}{'; …' * (len(left_out) > SHOWN)}"
-        )
+        report = f"{len(left_out):,} of {len(left_out) + len(examples):,} examples of {flag} have more than "
+        report += f"max_tokens+1 = {max_tokens + 1:,} tokens (the longest {max(left_out.values()):,}): "
+        report += "; ".join([*list(left_out)[:SHOWN], *["…"] * (len(left_out) > SHOWN)])
         if not examples:
             raise ValueError(f"nothing remains: {report}")
         print(f"left out: {report}", file=sys.stderr)

@@ -84,12 +84,13 @@ def load_source(checkpoint: dict | None, source: str, config, flags: GPTConfig, 
     weights do not fit this code."""
     resumed = checkpoint is not None
     if not resumed and (pretrained := read_pretrained(source, flags)):
-        model, weights = choose_balance(GPT.empty(pretrained.config), pretrained.weights, flags, env)
+        theirs, weights, trained_on = pretrained
+        model, weights = choose_balance(GPT.empty(theirs), weights, flags, env)
         print_changes("model of the weights, not of the flags", asdict(flags), asdict(model.config), env)
         env.print(f"weights: {source}")
-        if not pretrained.meta:
+        if not trained_on:
             env.print(f"note: {source} has no tokenizer.json; its tokens are taken to be those of {config.dataset}")
-        return model, weights, pretrained.meta
+        return model, weights, trained_on
     if not resumed and not Path(source).is_file():
         raise ValueError(
             f"init_from={config.init_from!r} names neither a run directory or a checkpoint file, nor a folder or a "

@@ -8,7 +8,7 @@ from os.path import commonprefix  # of any strings, character by character
 import torch
 
 from interop.conversations import template as templates
-from interop.conversations.template import Template, encode_conversation, encode_prompt
+from interop.conversations.template import Template, encode_conversation
 from model import GPT
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.generate import KVCache, generate
@@ -25,21 +25,17 @@ class Turn:
 class Chat:
     """A conversation with `model`, in eval mode, by `template`: `ask`, then read the `answer`.
 
-    The model reads what `encode_prompt` makes of the messages; but answers stay the tokens that it has drawn: their
-    text, tokenised, could be others. Where block_size is full, the oldest turns are dropped, until the rest takes up
-    half of it or is one turn; the system message stays. `notes` collects lines for the user about what was cut.
-
-    max_new_tokens: the longest answer, its end of text included. how: options of `generate`. ValueError, one line,
-    where the tokenizer has no end of text, or the template no place for the system message."""
+    Answers stay the tokens that the model has drawn: their text, tokenised, could be others. Where block_size is full,
+    the oldest turns are dropped, until the rest takes up half of it or is one turn; the system message stays. `notes`
+    collects lines for the user about what was cut. `how`: options of `generate`. ValueError, one line, where the
+    tokenizer has no end of text, or the template no place for the system message."""
 
     def __init__(
         self, model: GPT, tokenizer: Tokenizer, template: Template, system: str = "", max_new_tokens: int = 500, **how
     ):
         if tokenizer.eot is None:
-            raise ValueError(
-                f"the model's tokenizer ({tokenizer.kind}) has no end of text, with which every answer ends: a chat "
-                "needs a model that was trained with one"
-            )
+            what = f"the model's tokenizer ({tokenizer.kind}) has no end of text, with which every answer ends"
+            raise ValueError(f"{what}: a chat needs a model that was trained with one")
         self.model, self.tokenizer, self.template = model, tokenizer, template
         self.max_new_tokens, self.how = max_new_tokens, how
         self.system = [{"role": "system", "content": system}] if system else []
@@ -58,10 +54,8 @@ class Chat:
         the conversation is as before."""
         limit, first = self.model.config.block_size, self._encode(text, first=True)
         if len(first) >= limit:
-            raise ValueError(
-                f"this prompt makes {len(first)} tokens with its template{' and system message' * bool(self.system)}, "
-                f"and block_size={limit} must hold the answer too: shorten it"
-            )
+            what = f"this prompt makes {len(first)} tokens with its template{' and system message' * bool(self.system)}"
+            raise ValueError(f"{what}, and block_size={limit} must hold the answer too: shorten it")
         prompt = self._encode(text, first=False) if self.turns else first
         if self.turns and self.turns[-1].answer[-1:] != [self.tokenizer.eot]:  # it was cut short
             self.turns[-1].answer.append(self.tokenizer.eot)
@@ -74,10 +68,9 @@ class Chat:
     def _encode(self, text, first):
         """Token ids from the beginning (`first`), or from the end of an answer, to the place of the next answer."""
         user, assistant = ({"role": role, "content": text} for role in ("user", "assistant"))
-        if first:
-            return encode_prompt(self.tokenizer, self.template, [*self.system, user])
-        before, _ = encode_conversation(self.tokenizer, self.template, [user, assistant])  # any turn will do
-        return encode_prompt(self.tokenizer, self.template, [user, assistant, user])[len(before) :]
+        before = self.system if first else [user, assistant]  # any turn will do
+        ids, _ = encode_conversation(self.tokenizer, self.template, [*before, user])
+        return ids if first else ids[len(encode_conversation(self.tokenizer, self.template, before)[0]) :]
 
     def _draw_tokens(self):
         """Yield the answer's token ids as they are drawn, its end of text included. Each is in the turn by then."""
@@ -129,10 +122,8 @@ def chat_with(trained: Trained, name: str, system: str, max_new_tokens: int, how
     """`talk` by the template `name`, or else the checkpoint's. ValueError, one line, if there is none."""
     own = templates.template_of(trained.meta)
     if own is None and not name:
-        raise ValueError(
-            f"{trained.source} has no template, since it was not fine-tuned on conversations (data/sft/prepare.py): "
-            f"give --template={'|'.join(templates.TEMPLATES)}"
-        )
+        why = f"{trained.source} has no template, since it was not fine-tuned on conversations (data/sft/prepare.py)"
+        raise ValueError(f"{why}: give --template={'|'.join(templates.TEMPLATES)}")
     template = templates.named_template(name) if name else own
     if own not in (None, template):
         print("note: --template is used; the checkpoint was fine-tuned with another", file=sys.stderr)
@@ -145,13 +136,10 @@ def talk(chat: Chat) -> None:
     for text in filter(str.strip, user_lines()):
         try:
             chat.ask(text)
-        except ValueError as e:
-            print(f"left out: {e}", file=sys.stderr)
-            print(end="" if sys.stdin.isatty() else "\n", flush=True)  # in a pipe, the nth line stays the nth answer
-            continue
-        try:
             for piece in chat.answer():
                 print(piece, end="", flush=True)
+        except ValueError as e:  # its answer is an empty line: in a pipe, the nth line stays the nth answer
+            chat.notes.append(f"left out: {e}")
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise

@@ -3,17 +3,12 @@ r"""Templates: how the messages of a conversation become token ids, and which of
 A conversation is a list of messages {"role": "system" | "user" | "assistant", "content": text}: a user's and an
 assistant's in turn, in front of them at most one of the system. A template has two texts with places for the contents:
 
-    turn     a prompt and its response, as in "User: {prompt}\nAssistant:\n{response}"; it ends with {response}
-    system   stands in front of the first turn where there is a system message, as in "System: {system}\n";
-             where it is "", conversations with a system message are refused
+    turn     a prompt and its response; it ends with {response}
+    system   stands in front of the first turn where there is a system message; where it is "", that is refused
 
-The whole conversation is: begin, [system], turn, end of text, newline, turn, end of text, … Begin is the tokenizer's
-own start of a text (LLaMA's <s>), else its bos, else end of text. The newline stands only between turns.
-
-What stands before an answer is tokenised as one text, and the answer by itself: so its tokens are the same in training
-and in a chat. (After a newline most tokenizers make the same of the whole text, after a space they do not.) Where a
-template names tokens that a tokenizer.json adds to its model's, such as <|im_start|>, they become these tokens. A
-content never becomes a special token.
+The whole conversation is: begin, [system], turn, end of text, newline, turn, end of text, … (data/sft/prepare.py --help
+says more.) What stands before an answer is tokenised as one text, and the answer by itself: so its tokens are the same
+in training and in a chat. A content never becomes a special token.
 """
 
 import re
@@ -64,9 +59,9 @@ def template_of(meta: dict) -> Template | None:
     return Template(system, turn)
 
 
-def check_messages(messages: list, last: str) -> None:
+def check_messages(messages: list, last: str | None = None) -> None:
     """ValueError, one line, unless `messages` are a conversation: their roles in order, their contents text that is not
-    blank, and the last of the role `last`."""
+    blank, and the last of the role `last` (None: of any)."""
     if not isinstance(messages, list) or not messages:
         raise ValueError("there are no messages")
     before = None
@@ -75,35 +70,28 @@ def check_messages(messages: list, last: str) -> None:
         if role not in tuple(CALLED):
             raise ValueError(f"the role of message {number} is {role!r}: allowed are {', '.join(CALLED)}")
         if role not in AFTER[before]:
-            raise ValueError(
-                f"message {number} has the role {role}, where {' or '.join(AFTER[before])} is due: after at most one "
-                "system message, user and assistant alternate"
-            )
+            what = f"message {number} has the role {role}, where {' or '.join(AFTER[before])} is due"
+            raise ValueError(f"{what}: after at most one system message, user and assistant alternate")
         problem = None if isinstance(content, str) else f"of type {type(content).__name__}, not text"
         if problem is None and not content.strip():
             problem = "empty or only white space"
         if problem or re.search("[\ud800-\udfff]", content):
             raise ValueError(f"the {CALLED[role]} (message {number}) is {problem or 'not text in UTF-8'}")
         before = role
-    if before != last:
+    if last not in (before, None):
         raise ValueError(f"the last message has the role {before}, where {last} is due")
 
 
 # ----------------------------------------------------------------------------------------------------------- token ids
 
 
-def encode_prompt(tokenizer, template: Template, messages: list) -> list:
-    """Token ids that a model reads before its next answer; `messages` end with a user's. `encode_conversation` of the
-    same messages and an answer begins with them. ValueError as there."""
-    return encode_conversation(tokenizer, template, messages, last="user")[0]
+def encode_conversation(tokenizer, template: Template, messages: list) -> tuple:
+    """(ids, marks) of a conversation, two lists of the same length. Marks are 2 for the first token, 1 for the tokens
+    of answers and the end of text after each, else 0. After a user's message the ids are all that a model reads before
+    its answer, with which the conversation goes on.
 
-
-def encode_conversation(tokenizer, template: Template, messages: list, last: str = "assistant") -> tuple:
-    """(ids, marks) of a conversation that ends with a message of `last`: two lists of the same length. Marks are 2 for
-    the first token, 1 for the tokens of answers and the end of text after each, else 0.
-
-    ValueError, one line, for messages that are no such conversation, or that tokenizer or template do not fit."""
-    check_messages(messages, last)
+    ValueError, one line, for messages that are no conversation, or that tokenizer or template do not fit."""
+    check_messages(messages)
     if tokenizer.eot is None:
         raise ValueError("this tokenizer has no end of text, with which every answer ends: choose another --tokenizer")
     text = template.system + template.turn
@@ -128,6 +116,15 @@ def encode_conversation(tokenizer, template: Template, messages: list, last: str
                 ids += _encode_pieces(tokenizer, waiting, named)
         marks += [ANSWER if role == "assistant" else 0] * (len(ids) - len(marks))
     return ids, marks
+
+
+def encode_all(found, tokenizer, template: Template):
+    """Yield (name, place, (ids, marks)) of each of the conversations `found`, (name, place, messages)."""
+    for name, where, messages in found:
+        try:
+            yield name, where, encode_conversation(tokenizer, template, messages)
+        except ValueError as e:
+            raise ValueError(f"{where}: {e}") from None
 
 
 def _encode_pieces(tokenizer, pieces, named):

@@ -19,7 +19,6 @@ import datasets
 import huggingface_hub
 import numpy as np
 import torch
-import torch.distributed as dist
 from huggingface_hub.errors import HfHubHTTPError
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
@@ -32,8 +31,6 @@ from interop.evaluation.settings import SUITES, EvaluateConfig
 from interop.huggingface.modeling_nanodnt import NanoDNTConfig, NanoDNTForCausalLM
 from interop.huggingface.tokenizer_files import tokenizer_files
 from nanodnt.weights import Trained
-
-UNREACHABLE = "connect once, or point HF_HOME at a folder that has it (HF_DATASETS_OFFLINE=1: look only there)"
 
 
 @contextmanager
@@ -69,13 +66,13 @@ def errors_in_one_line(name: str, failed: str = "could not be loaded"):
     """What the harness, a task's code or its data may raise, as a ValueError that names the task."""
     try:
         yield
-    except (ConnectionError, HfHubHTTPError) as e:
-        reason = " ".join(str(e).split())[:200]
-        raise ValueError(f"task {name}: its data could not be fetched ({reason}): {UNREACHABLE}") from e
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as e:  # a task's YAML file, its code and its data can raise anything
         reason = " ".join(str(e).split())[:200]
+        if isinstance(e, (ConnectionError, HfHubHTTPError)):
+            what = "connect once, or point HF_HOME at a folder that has it (HF_DATASETS_OFFLINE=1: look only there)"
+            raise ValueError(f"task {name}: its data could not be fetched ({reason}): {what}") from e
         raise ValueError(f"task {name} {failed} ({type(e).__name__}: {reason})") from e
 
 
@@ -124,17 +121,13 @@ def run_task(name: str, task, trained: Trained, config: EvaluateConfig, env) -> 
         manager = TaskManager(include_defaults=False)  # tasks are loaded: the list need not be read again
         found = simple_evaluate(lm, tasks=[task], task_manager=manager, log_samples=False, **how)
     settings = {key: getattr(config, key) for key in ("num_fewshot", "limit", "gen_kwargs", "seed")}
-    return {
-        each: {
-            "metrics": metrics_of(values),
-            "settings": settings,
-            "documents": found["n-samples"].get(each, {}).get("effective"),
-            "num_fewshot": found["n-shot"].get(each),
-            "task_version": found["versions"].get(each),
-            "lm_eval": version("lm_eval"),
-        }
-        for each, values in (found["results"].items() if found else ())
-    }
+    entries = {}
+    for each, values in found["results"].items() if found else ():
+        documents = found["n-samples"].get(each, {}).get("effective")
+        about = dict(documents=documents, num_fewshot=found["n-shot"].get(each))
+        about |= dict(task_version=found["versions"].get(each), lm_eval=version("lm_eval"))
+        entries[each] = dict(metrics=metrics_of(values), settings=settings, **about)
+    return entries
 
 
 def metrics_of(values: dict) -> dict:
@@ -158,10 +151,8 @@ class HarnessModel(HFLM):
 
     def __init__(self, trained: Trained, env, batch_size: int):
         if trained.tokenizer.bos is None:
-            raise ValueError(
-                f"the tokenizer of {trained.source} ({trained.tokenizer.kind}) has no token that begins or ends a "
-                "text, which tasks of lm-evaluation-harness need: evaluate it with --tasks=text"
-            )
+            what = f"the tokenizer of {trained.source} ({trained.tokenizer.kind})"
+            raise ValueError(f"{what} has no token that begins or ends a text, as tasks need: use --tasks=text")
         with torch.device("meta"):
             model = NanoDNTForCausalLM(NanoDNTConfig(network=asdict(trained.model.config)))
         model.network = trained.model  # the same, not a copy
@@ -175,7 +166,7 @@ class HarnessModel(HFLM):
         tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token
         bos = trained.tokenizer.bos
         super().__init__(model, tokenizer=tokenizer, batch_size=batch_size, prefix_token_id=bos)
-        self.env, self._rank, self._world_size = env, env.rank, env.world_size
+        self.env, self._rank, self._world_size, self.barrier = env, env.rank, env.world_size, env.barrier
 
     @property
     def max_gen_toks(self) -> int:
@@ -208,10 +199,9 @@ class HarnessModel(HFLM):
         """The text that continues each context. ValueError where the context and what is asked for have no room."""
         asked = [normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"] for request in requests]
         if (n_new := max(asked)) >= self.max_length:
-            raise ValueError(
-                f"the task generates {n_new} tokens, and block_size={self.max_length} has no room for them and a "
-                f"prompt: lower it, --gen_kwargs=max_gen_toks={self.max_length // 2}, say"
-            )
+            room = f"block_size={self.max_length} has no room for them and a prompt"
+            half = f"--gen_kwargs=max_gen_toks={self.max_length // 2}"
+            raise ValueError(f"the task generates {n_new} tokens, and {room}: lower it, {half}, say")
         kept, self.batch_size_per_gpu = self.batch_size, 1  # the network has no cache for rows with padding
         found = super().generate_until(requests, disable_tqdm)
         self.batch_size_per_gpu = kept
@@ -221,10 +211,4 @@ class HarnessModel(HFLM):
         return torch.stack(self.gather_object(tensor.cpu())).flatten()
 
     def gather_object(self, obj, dst: int = 0) -> list:
-        everyone = [obj] * self.world_size
-        if self.env.distributed:
-            dist.all_gather_object(everyone, obj, group=self.env.control)
-        return everyone
-
-    def barrier(self) -> None:
-        self.env.barrier()
+        return self.env.gather(obj)

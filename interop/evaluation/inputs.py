@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from interop.conversations.records import SUFFIXES, conversations
-from interop.conversations.template import TEMPLATES, encode_conversation, named_template, template_of
+from interop.conversations.template import TEMPLATES, encode_all, named_template, template_of
 from interop.evaluation.scoring import Example, Source
 from interop.evaluation.settings import EvaluateConfig
 from nanodnt.data import folder_of, load_meta, sha256
@@ -51,10 +51,8 @@ def open_text(name: str, overlap: int, trained: Trained, verify: bool = True) ->
     try:
         first = trained.tokenizer.new_document()[-1]
     except ValueError:
-        raise ValueError(
-            "this model's alphabet has neither end of text nor newline, so nothing can stand before a text: "
-            "it can be evaluated on prepared datasets only"
-        ) from None
+        why = "this model's alphabet has neither end of text nor newline to stand before a text"
+        raise ValueError(f"{why}: it can be evaluated on prepared datasets only") from None
     ids = np.array([first, *trained.tokenizer.encode(text)], np.int64)
     settings = dict(overlap=overlap, sha256=hashlib.sha256(raw).hexdigest())
     return Source(f"text {name}", windows(ids, block_size, overlap), settings, n_bytes=len(raw))
@@ -112,10 +110,8 @@ def load_dataset_meta(name: str, kind: str, trained: Trained, verify: bool) -> d
         raise ValueError(f"dataset {name} holds {held.get(kind, 'a text, without answers: use --tasks=text')}")
     if not same_tokenizer(meta, trained.meta):
         theirs, ours = (f"{m['tokenizer']}, {m['vocab_size']} tokens" for m in (meta, trained.meta))
-        raise ValueError(
-            f"dataset {name} has another tokenizer ({theirs}) than {trained.source} ({ours}): prepare it with the "
-            f"model's, or name a file {'of text' if kind == 'text' else 'of records'}"
-        )
+        other = f"has another tokenizer ({theirs}) than {trained.source} ({ours})"
+        raise ValueError(f"dataset {name} {other}: prepare it with the model's, or name a file")
     return meta
 
 
@@ -144,28 +140,21 @@ def list_inputs(text: str) -> list:
 def open_answers(config: EvaluateConfig, trained: Trained, env) -> list:
     """The sources of all conversations that `config.input` names."""
     if trained.tokenizer.eot is None:
-        raise ValueError(
-            f"the tokenizer of {trained.source} ({trained.tokenizer.kind}) has no end of text, with which every answer "
-            "ends: evaluate it with --tasks=text"
-        )
+        what = f"the tokenizer of {trained.source} ({trained.tokenizer.kind})"
+        raise ValueError(f"{what} has no end of text, with which every answer ends: evaluate it with --tasks=text")
     known, found, limit = template_of(trained.meta), [], trained.model.config.block_size
     for name in list_inputs(config.input):
         read = read_file if Path(name).is_file() else read_examples
         pairs, template, digest = read(name, config, trained, env.is_main)
         lengths = np.array([len(ids) for ids, _ in pairs])
         if long := int((lengths > limit + 1).sum()):
-            raise ValueError(
-                f"{long:,} of {len(lengths):,} examples of {name} are longer than {limit + 1} tokens, block_size+1 of "
-                f"{trained.source} (the longest has {lengths.max():,}): leave them out, as data/sft/prepare.py "
-                f"--max_tokens={limit} does, or evaluate a model with a longer context"
-            )
-        examples = []
-        for ids, marks in pairs:
-            places = np.flatnonzero(marks[1:] == ANSWER)
-            examples.append(Example(ids[:-1], places, ids[1:][places]))
-        settings = dict(
-            max_answer_tokens=config.max_answer_tokens, template=template and asdict(template), sha256=digest
-        )
+            what = f"{long:,} of {len(lengths):,} examples of {name} are longer than {limit + 1} tokens, block_size+1"
+            why = f"{what} of {trained.source} (the longest has {lengths.max():,})"
+            raise ValueError(f"{why}: leave them out, as data/sft/prepare.py --max_tokens={limit} does")
+        places = [np.flatnonzero(marks[1:] == ANSWER) for _, marks in pairs]
+        examples = [Example(ids[:-1], at, ids[1:][at]) for (ids, _), at in zip(pairs, places, strict=True)]
+        settings = dict(max_answer_tokens=config.max_answer_tokens, template=template and asdict(template))
+        settings["sha256"] = digest
         found.append(Source(f"answers {name}", examples, settings, eot=trained.tokenizer.eot))
         if known and template != known:
             env.print(f"note: {trained.source} was trained with another template than that of {name}")
@@ -176,16 +165,10 @@ def read_file(name: str, config: EvaluateConfig, trained: Trained, verify: bool)
     """([(ids, marks) of each conversation], their template, sha256) of a file of records."""
     template = named_template(config.template) if config.template else template_of(trained.meta)
     if template is None:
-        raise ValueError(
-            f"{trained.source} was trained without a template, which {name} needs: name one, --template="
-            f"{', '.join(TEMPLATES)}"
-        )
-    pairs = []
-    for _, where, messages in conversations(Path(name), config.prompt_key, config.response_key):
-        try:
-            pairs.append(tuple(map(np.array, encode_conversation(trained.tokenizer, template, messages))))
-        except ValueError as e:
-            raise ValueError(f"{where}: {e}") from None
+        why = f"{trained.source} was trained without a template, which {name} needs"
+        raise ValueError(f"{why}: name one, --template={', '.join(TEMPLATES)}")
+    found = conversations(Path(name), config.prompt_key, config.response_key)
+    pairs = [tuple(map(np.array, pair)) for *_, pair in encode_all(found, trained.tokenizer, template)]
     if not pairs:
         raise ValueError(f"input {name} is empty: there are no records in it")
     return pairs, template, sha256(name)

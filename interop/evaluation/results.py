@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
-from interop.evaluation.settings import HOW, SUITES, EvaluateConfig
+from interop.evaluation.settings import SUITES, EvaluateConfig
 from nanodnt.files import write_file
 from nanodnt.run.metrics import finite
 from nanodnt.tables import table
@@ -36,23 +36,23 @@ def write_results(folder: str, new: dict) -> dict:
     """Put the entries `new` into a run directory's evaluation.json, in the place of those of the same tasks.
     Returns {task: entry} of all that it now holds."""
     tasks = read_results(folder) | finite(new)
-    content = json.dumps({"tasks": tasks, "means": suite_means(tasks)}, indent=1, ensure_ascii=False)
+    content = json.dumps({"tasks": tasks}, indent=1, ensure_ascii=False)
     Path(folder).mkdir(parents=True, exist_ok=True)
     write_file(Path(folder) / FILE, lambda f: f.write(content.encode("utf-8")))
     return tasks
 
 
 def suite_means(tasks: dict) -> dict:
-    """{list: its mean and how that was taken}, for each list of tasks that was evaluated as a whole: all tasks of the
-    list, of the same checkpoint, with the same settings."""
+    """{list: an entry with its mean}, for each list of tasks that was evaluated as a whole: all tasks of the list, of
+    the same checkpoint, with the same settings."""
     means = {}
     for suite, metrics in SUITES.items():
-        entries = {task: tasks[task] for task in metrics if task in tasks}
-        kinds = {json.dumps([e["checkpoint"], e["step"], e["settings"]], sort_keys=True) for e in entries.values()}
-        values = [entry["metrics"].get(metrics[task], {}).get("value") for task, entry in entries.items()]
+        found = [(tasks[task], metric) for task, metric in metrics.items() if task in tasks]
+        kinds = {json.dumps([e["checkpoint"], e["step"], e["settings"]], sort_keys=True) for e, _ in found}
+        values = [entry["metrics"].get(metric, {}).get("value") for entry, metric in found]
         if len(values) == len(metrics) and len(kinds) == 1 and None not in values:
-            settings = next(iter(entries.values()))["settings"]
-            means[suite] = dict(mean=sum(values) / len(values), metrics=metrics, how=HOW[suite], settings=settings)
+            mean = {f"mean of {len(values)} [I]": dict(value=sum(values) / len(values))}
+            means[suite] = dict(metrics=mean, settings=found[0][0]["settings"])
     return means
 
 
@@ -74,21 +74,18 @@ def compare_results(runs: dict, only=None) -> list:
     """The lines of a table with a column for each run, {folder: {task: entry}}; `only`: a set of tasks.
 
     What was measured with other settings has a row of its own: numbers side by side can be compared."""
-    head, rows, means, cells = [""], {}, {}, {}  # rows and means: {key: the row's name}
+    head, rows, cells = [""], {}, {}  # rows: {key: the row's name}
+    runs = {folder: {t: e for t, e in tasks.items() if only is None or t in only} for folder, tasks in runs.items()}
     for folder, tasks in runs.items():
-        shown = {task: entry for task, entry in tasks.items() if only is None or task in only}
-        steps = sorted({entry["step"] for entry in shown.values()})
+        steps = sorted({entry["step"] for entry in tasks.values()})
         head.append(f"{folder}, step{'s' * (len(steps) > 1)} {', '.join(map(str, steps)) or '-'}")
-        for task, entry in shown.items():
+    means = [(folder, suite_means(tasks)) for folder, tasks in runs.items()]
+    for folder, entries in [*runs.items(), *means]:  # the means behind all tasks
+        for task, entry in entries.items():
             settings = json.dumps(entry["settings"], sort_keys=True)
             for metric, found in entry["metrics"].items():
                 rows[task, settings, metric] = f"{describe(task, entry['settings'])}  {metric}"
                 cells[folder, task, settings, metric] = show(**found)
-        for suite, mean in suite_means(shown).items():
-            settings = json.dumps(mean["settings"], sort_keys=True)
-            means[suite, settings] = f"{describe(suite, mean['settings'])}  mean of {len(mean['metrics'])} [I]"
-            cells[folder, suite, settings] = show(mean["mean"])
-    rows |= means  # behind all tasks
     twice = [name for name, n in Counter(rows.values()).items() if n > 1]  # of a file, say, that has changed
     names = {key: f"{name}, with {key[1]}" if name in twice else name for key, name in rows.items()}
     return table([head, *([name, *(cells.get((folder, *key), "-") for folder in runs)] for key, name in names.items())])

@@ -9,8 +9,7 @@ from interop.conversations.template import named_template
 DYT15 = "anli_r1 anli_r2 anli_r3 arc_challenge arc_easy boolq hellaswag openbookqa piqa record rte"
 DYT15 += " truthfulqa_mc1 truthfulqa_mc2 wic winogrande"
 COMMONSENSE8 = "boolq piqa social_iqa hellaswag winogrande arc_easy arc_challenge openbookqa"
-UNPUBLISHED = "the paper does not say which metric of each task it takes [U]; ours: acc"
-# list: {task: the metric of it that the list's mean takes}
+# list: {task: the metric of it that the list's mean takes}. The papers do not say which they take [U]; ours [I]
 SUITES = {
     # The 15 zero-shot tasks of the DyT paper (arXiv 2503.10622, App. A). record has no accuracy
     "dyt15": {task: "f1" if task == "record" else "acc" for task in DYT15.split()},
@@ -18,11 +17,8 @@ SUITES = {
     # that we have lacks its cells [U]: these are the eight of its dataset, Commonsense170K (Hu et al. 2023) [I]
     "commonsense8": dict.fromkeys(COMMONSENSE8.split(), "acc"),
 }
-HOW = {"dyt15": UNPUBLISHED + ", and f1 for record [I]", "commonsense8": UNPUBLISHED + " [I]"}
-OF_TASK = {  # flag: the task that it belongs to
-    "overlap": "text",
-    **dict.fromkeys(("max_answer_tokens", "template", "prompt_key", "response_key"), "answers"),
-}
+OF_ANSWERS = ("max_answer_tokens", "template", "prompt_key", "response_key")
+OF_TASK = {"overlap": "text"} | dict.fromkeys(OF_ANSWERS, "answers")  # flag: the task that it belongs to
 
 
 @dataclass
@@ -77,18 +73,18 @@ class EvaluateConfig:
             raise ValueError(f"{self.out_dir} holds a run of its own: name another --out_dir for results of init_from")
         names = self.task_names()
         inputs = {"text": "a text file or a prepared dataset", "answers": "a dataset of examples, or records"}
-        if names.count("text") + names.count("answers") == 2:
+        reading = [name for name in inputs if name in names]
+        if len(reading) == 2:
             raise ValueError("the tasks text and answers read different inputs: evaluate one after the other")
-        for name in inputs.keys() & set(names):
-            if not self.input:
-                raise ValueError(f"the task {name} needs --input=FILE, {inputs[name]}")
-        if self.input and not inputs.keys() & set(names):
+        if reading and not self.input:
+            raise ValueError(f"the task {reading[0]} needs --input=FILE, {inputs[reading[0]]}")
+        if self.input and not reading:
             raise ValueError("input belongs to the tasks text and answers: add one to --tasks, or leave it out")
         for flag, task in OF_TASK.items():
             if task not in names and getattr(self, flag) != getattr(EvaluateConfig, flag):
                 raise ValueError(f"{flag} belongs to the task {task}: add it to --tasks, or leave it out")
         if self.template:
-            named_template(self.template)  # ValueError where there is none
+            named_template(self.template)
 
     def folders(self) -> list:
         """The run directories, each once."""

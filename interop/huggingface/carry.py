@@ -51,10 +51,8 @@ def carried_text(module: str, root: Path) -> tuple:
             pattern = rf"^(\s*)from\s+{re.escape(name)}\s+import\b"
             line, count = re.subn(pattern, rf"\1from .{flat_name(name)} import", lines[node.lineno - 1])
             if not count or not (root / f"{name.replace('.', '/')}.py").exists():
-                raise ValueError(
-                    f"{path.relative_to(root)}, line {node.lineno}: `{lines[node.lineno - 1].strip()}` cannot be "
-                    "exported: write `from folder.file import name`, at the beginning of a line"
-                )
+                what = f"{path.relative_to(root)}, line {node.lineno}: `{lines[node.lineno - 1].strip()}`"
+                raise ValueError(f"{what} cannot be exported: write `from folder.file import name`, on its own line")
             lines[node.lineno - 1] = line
             needed.append(name)
     return "\n".join(lines), needed
@@ -63,14 +61,9 @@ def carried_text(module: str, root: Path) -> tuple:
 def network_config(config: GPTConfig) -> dict:
     """The content of config.json, without the ids of special tokens and the dtype of the weights."""
     c, module = config, flat_name(START)
+    classes = {"AutoConfig": f"{module}.NanoDNTConfig", "AutoModelForCausalLM": f"{module}.NanoDNTForCausalLM"}
     return {
-        "architectures": ["NanoDNTForCausalLM"],
-        "auto_map": {
-            "AutoConfig": f"{module}.NanoDNTConfig",
-            "AutoModelForCausalLM": f"{module}.NanoDNTForCausalLM",
-        },
-        "model_type": "nanodnt",
-        "network": asdict(c),
+        **dict(architectures=["NanoDNTForCausalLM"], auto_map=classes, model_type="nanodnt", network=asdict(c)),
         # copies for tools that look for the usual names
         **dict(vocab_size=c.vocab_size, max_position_embeddings=c.block_size, hidden_size=c.n_embd),
         **dict(intermediate_size=c.ffn_width, num_hidden_layers=c.n_layer, num_attention_heads=c.n_head),

@@ -8,14 +8,11 @@ NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # known without an own
 
 def is_pretrained(name: str) -> bool:
     """Whether `name` means a folder, or a model on the Hub, OWNER/MODEL, and not a checkpoint of ours."""
-    if name in NAMES:
+    if name in NAMES or name and Path(name).is_dir():
         return True
-    path = Path(name)
-    if not name or path.is_dir():
-        return bool(name)
     # a mistyped path is not looked for on the Hub
     on_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name, re.ASCII) and not name.endswith(".pt")
-    return bool(on_hub) and not path.parent.exists()
+    return bool(on_hub) and not Path(name).parent.exists()
 
 
 def fetch(name: str, patterns=("*.json", "*.safetensors", "*.jinja")) -> Path:
@@ -24,10 +21,9 @@ def fetch(name: str, patterns=("*.json", "*.safetensors", "*.jinja")) -> Path:
         return Path(name)
     from huggingface_hub import snapshot_download
 
+    ignored = ["*/*", "consolidated*"]  # other formats
     try:
-        ignored = ["*/*", "consolidated*"]  # other formats
         return Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=ignored))
     except Exception as e:  # the HTTP client and the Hub's client raise many kinds
-        reason = (str(e).strip().splitlines() or [""])[0][:200]
-        why = f"{type(e).__name__}: {reason}"
+        why = f"{type(e).__name__}: {(str(e).strip().splitlines() or [''])[0][:200]}"
         raise ValueError(f"{name} is no folder, and could not be fetched ({why}): check name and network") from None

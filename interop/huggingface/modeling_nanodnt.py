@@ -205,10 +205,9 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
 
     def resize_token_embeddings(self, new_num_tokens=None, *args, **kwargs):
         """The table, if its size stays; ValueError otherwise: the network ends the vocabulary at vocab_size."""
-        if new_num_tokens not in (None, self.config.vocab_size):
-            raise ValueError(
-                f"the vocabulary has {self.config.vocab_size} tokens, which cannot become {new_num_tokens}"
-            )
+        size = self.config.vocab_size
+        if new_num_tokens not in (None, size):
+            raise ValueError(f"the vocabulary has {size} tokens, which cannot become {new_num_tokens}")
         return self.network.wte
 
     @property

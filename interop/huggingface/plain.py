@@ -21,9 +21,6 @@ class NotPlain(ValueError):
 PLAIN = dict(norm="rmsnorm", pos="rope", pre_norm="both", mid_norm="none", post_norm="none", post_norm_blocks=0)
 PLAIN |= dict(input_norm=False, qk_norm=False, norm_groups=1)
 PLAIN |= dict(n_expert=0, n_expert_shared=0, router="softmax", router_scale=1.0)
-# Fields that a plain model keeps
-KEPT = "n_layer n_head n_embd block_size vocab_size pos rope_theta n_kv_head head_size mlp n_ff tie_weights n_expert"
-KEPT += " n_expert_active router_norm norm_eps init_std"
 
 
 def misfits(config: GPTConfig, kind: str) -> list:
@@ -51,7 +48,7 @@ def plain_model(model: GPT, kind: str) -> tuple:
     if wrong := misfits(model.config, kind):
         raise NotPlain(", ".join(wrong))
     c = model.config
-    kept = {name: getattr(c, name) for name in KEPT.split()}
+    kept = {name: getattr(c, name) for name in (*FAMILIES[kind].sizes, "mlp", "rope_theta")}
     config = GPTConfig(**FAMILIES[kind].flags | kept | dict(bias=c.bias or kind == "gpt2"))
     affine(model.input_norm, "a norm on the embedding (input_norm)")
     scale, _ = affine(model.embed_scale)

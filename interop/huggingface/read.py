@@ -3,29 +3,20 @@
 import json
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 from interop.huggingface.families import FAMILIES, config_from_theirs, tensors_from_theirs
 from interop.huggingface.hub import fetch, is_pretrained
 from interop.huggingface.tokenizer_files import read_json, read_tokenizer
-from model import GPT, GPTConfig
+from model import GPT
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.weights import Trained, empty_model_like, load_weights
 
 UNUSED = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # constants that old versions saved
 
 
-class Pretrained(NamedTuple):
-    """A model of Hugging Face in our terms. `weights` is a state dict in the files' precision."""
-
-    config: GPTConfig
-    weights: dict
-    meta: dict | None  # of the tokenizer; None: the folder has none
-
-
-def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> Pretrained:
-    """The model in the folder `name`, or with that name on the Hub, with a context of at most `block_size` tokens (0 =
-    all of its own).
+def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tuple:
+    """(GPTConfig, state dict in the files' precision, meta of the tokenizer or None where there is none) of the folder
+    `name`, or of the Hub's model, with a context of at most `block_size` tokens (0 = all of its own).
 
     ValueError, in one line, where it cannot be fetched or read, or has parts that our model lacks."""
     folder = fetch(name)
@@ -61,22 +52,20 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> Pre
         config.block_size = block_size
         if "wpe.weight" in weights:
             weights["wpe.weight"] = weights["wpe.weight"][:block_size]
-    return Pretrained(config, weights, meta)
+    return config, weights, meta
 
 
 def load_pretrained(name: str) -> Trained:
     """The model and tokenizer of a folder or name of Hugging Face. ValueError where there is no tokenizer."""
     if not is_pretrained(name):
-        raise ValueError(
-            f"init_from={name} is neither a folder nor a name (OWNER/MODEL) of Hugging Face; checkpoints are named by "
-            "--out_dir and --checkpoint"
-        )
-    found = read_pretrained(name)
-    if found.meta is None:
+        what = f"init_from={name} is neither a folder nor a name (OWNER/MODEL) of Hugging Face"
+        raise ValueError(f"{what}; checkpoints are named by --out_dir and --checkpoint")
+    config, weights, meta = read_pretrained(name)
+    if meta is None:
         raise ValueError(f"{name} has no tokenizer.json, which is needed to read and write text")
-    model = GPT.empty(found.config).to_empty(device="cpu")
-    load_weights(model, found.weights)
-    return Trained(model.eval(), Tokenizer(found.meta), found.meta, name, 0)
+    model = GPT.empty(config).to_empty(device="cpu")
+    load_weights(model, weights)
+    return Trained(model.eval(), Tokenizer(meta), meta, name, 0)
 
 
 def read_tensors(folder: Path) -> dict:

@@ -88,15 +88,11 @@ def compare_with_transformers(folder: Path, model: GPT, kind: str, dtype: torch.
         found = difference(folder, model, typical=model.config.n_expert > 0 and dtype != torch.float32)
     except Exception as e:  # transformers raises many kinds
         reason = (str(e).strip().splitlines() or [""])[0][:200]
-        raise ValueError(
-            f"transformers cannot load the export as {kind} ({type(e).__name__}: {reason}), nothing was written: "
-            "--compare=False leaves the comparison out"
-        ) from e
+        what = f"transformers cannot load the export as {kind} ({type(e).__name__}: {reason}), nothing was written"
+        raise ValueError(f"{what}: --compare=False leaves the comparison out") from e
     if not found <= TOLERANCES[dtype]:
-        raise ValueError(
-            f"transformers computes something else from the export as {kind} (logits differ by {found:.1e} of the "
-            "largest), nothing was written: was the network's code changed? Try --target=nanodnt"
-        )
+        what = f"transformers computes something else from the export as {kind} (logits differ by {found:.1e} of the"
+        raise ValueError(f"{what} largest), nothing was written: was the network changed? Try --target=nanodnt")
     return True
 
 

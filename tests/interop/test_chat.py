@@ -14,7 +14,7 @@ from tokenizers import decoders, models
 import interop.conversations.chat as chat_module
 import sample
 from interop.conversations.chat import Chat, pieces, talk, user_lines
-from interop.conversations.template import TEMPLATES, Template, encode_conversation, encode_prompt
+from interop.conversations.template import TEMPLATES, Template, encode_conversation
 from nanodnt.data.tokenizer import Tokenizer
 from support.models import LLAMA, S5, build
 from support.runs import call
@@ -87,7 +87,7 @@ def test_each_turn_equals_generation_from_the_whole_history(flags, system, lette
     history = chat.system.copy()
     for text in ("Hi", "Wie geht's, ☃?", " x "):
         history.append({"role": "user", "content": text})
-        ids = encode_prompt(BYTES, TEMPLATES["chat"], history)
+        ids = encode_conversation(BYTES, TEMPLATES["chat"], history)[0]
         seen = len(chat.ids[:-1])  # the last token of an answer has not been read yet, nor its end of text
         fed.clear()
         answer = say(chat, text)
@@ -98,7 +98,8 @@ def test_each_turn_equals_generation_from_the_whole_history(flags, system, lette
         history.append({"role": "assistant", "content": answer})
     assert len(chat.notes) == 3 and set(chat.notes) == {"note: the answer is cut after max_new_tokens=4"}
     chat.ask("And now?")  # which ends what was cut
-    assert chat.ids == encode_prompt(BYTES, TEMPLATES["chat"], [*history, {"role": "user", "content": "And now?"}])
+    history.append({"role": "user", "content": "And now?"})
+    assert chat.ids == encode_conversation(BYTES, TEMPLATES["chat"], history)[0]
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
@@ -117,7 +118,7 @@ def test_an_answer_keeps_the_tokens_that_were_drawn(script):
     script(*drawn)
     chat = Chat(build(dict(vocab_size=4096, block_size=64)), GPT2_4096, TEMPLATES["chat"])
     assert say(chat, "Hi") == "ab" == say(chat, "Hi")
-    prompt = encode_prompt(GPT2_4096, TEMPLATES["chat"], [{"role": "user", "content": "Hi"}])
+    prompt, _ = encode_conversation(GPT2_4096, TEMPLATES["chat"], [{"role": "user", "content": "Hi"}])
     assert chat.ids == [*prompt, *drawn[:3], *GPT2_4096.encode("\nUser: Hi\nAssistant:\n"), *drawn[:3]]
 
 
@@ -154,7 +155,7 @@ def test_the_oldest_turns_make_room(reads):
         reads.clear()
         answer = say(chat, str(number)).encode()
         assert len(answer) == 5 and chat.turns[-1].answer == list(answer)
-        read = encode_prompt(BYTES, QUESTION, messages_of(chat)[:-1])  # the conversation without what was dropped
+        read, _ = encode_conversation(BYTES, QUESTION, messages_of(chat)[:-1])  # without what was dropped
         assert chat.ids == [*read, *answer] and read[1:6] == list(b"Ssys;")
         for n, (ids, fed) in enumerate(reads):
             assert len(ids) <= 32 and ids[-n or len(ids) :] == list(answer[:n])

@@ -174,7 +174,7 @@ def test_the_mean_of_a_list_of_tasks():
     assert EvaluateConfig(tasks="commonsense8").task_names() == eight.split()
     assert len(suite) == 15 and {task for task, metric in suite.items() if metric != "acc"} == {"record"}
     tasks = {task: entry_of(i / 100, metric) for i, (task, metric) in enumerate(suite.items())}
-    assert suite_means(tasks)["dyt15"]["mean"] == pytest.approx(0.07)
+    assert suite_means(tasks)["dyt15"]["metrics"]["mean of 15 [I]"]["value"] == pytest.approx(0.07)
     assert suite_means(tasks | dict(social_iqa=entry_of())).keys() == {"dyt15", "commonsense8"}
     last = compare_results({"a": tasks, "b": {}})[-1]
     assert last.startswith("dyt15  mean of 15 [I]") and last.split()[-2:] == ["0.0700", "-"]

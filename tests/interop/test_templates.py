@@ -17,7 +17,6 @@ from interop.conversations.template import (
     Template,
     check_messages,
     encode_conversation,
-    encode_prompt,
     template_of,
 )
 from interop.huggingface.read import load_pretrained
@@ -52,8 +51,8 @@ def test_two_turns_in_bytes():
     ]  # fmt: skip
     found = encode_conversation(BYTES, template, chat("a", "bé", "d", "e"))
     assert list(zip(*found, strict=True)) == expected
-    assert encode_prompt(BYTES, template, chat("a")) == [256, *b"Q:a\nA:"]
-    assert encode_prompt(BYTES, template, chat("a", "bé", "d")) == [i for i, _ in expected[:-2]]
+    assert encode_conversation(BYTES, template, chat("a"))[0] == [256, *b"Q:a\nA:"]
+    assert encode_conversation(BYTES, template, chat("a", "bé", "d"))[0] == [i for i, _ in expected[:-2]]
 
 
 def test_two_turns_in_chatml():
@@ -75,7 +74,7 @@ def test_a_start_of_several_tokens():
         [0, 1, 3, 4, 5, 2],
         [2, 0, 0, 0, 1, 1],
     )
-    assert encode_prompt(tokenizer, TEMPLATES["plain"], chat("ab")) == [0, 1, 3, 4]
+    assert encode_conversation(tokenizer, TEMPLATES["plain"], chat("ab"))[0] == [0, 1, 3, 4]
 
 
 @mark.parametrize(
@@ -92,7 +91,7 @@ def test_a_start_of_several_tokens():
     ],
 )
 def test_a_prompt_is_tokenised_as_one_text(name, text):
-    assert encode_prompt(GPT2_4096, TEMPLATES[name], chat("Hi there")) == [4095, *GPT2_4096.encode(text)]
+    assert encode_conversation(GPT2_4096, TEMPLATES[name], chat("Hi there"))[0] == [4095, *GPT2_4096.encode(text)]
     ids, marks = encode_conversation(GPT2_4096, TEMPLATES[name], chat("Hi there", "Yes, do."))
     if name != "plain":  # after a newline the answer has the tokens that it has in the whole text
         assert ids == [4095, *GPT2_4096.encode(text + "Yes, do."), 4095]
@@ -124,7 +123,7 @@ def test_any_conversation(tokenizer, template, turns, system):
     assert answers == [answer for _, answer in turns] and start == len(ids)  # each ends with end of text
     for n in range(len(messages)):  # the tokens of a conversation grow, and never change
         if messages[n]["role"] == "assistant":
-            prompt = encode_prompt(tokenizer, template, messages[:n])
+            prompt, _ = encode_conversation(tokenizer, template, messages[:n])
             assert ids[: len(prompt)] == prompt and marks[len(prompt) - 1] != 1 and marks[len(prompt)] == 1
             so_far = encode_conversation(tokenizer, template, messages[: n + 1])
             assert (ids[: len(so_far[0])], marks[: len(so_far[1])]) == so_far
@@ -179,7 +178,7 @@ def test_texts_of_a_template_are_as_they_stand():
         {"template": {"system": "S {system}\n", "turn": '{"a": {}} \\n { prompt } {prompt}\n{response}'}}
     )
     text = 'S s\n{"a": {}} \\n { prompt } p\n'
-    assert encode_prompt(BYTES, template, chat("p", system="s")) == [256, *text.encode()]
+    assert encode_conversation(BYTES, template, chat("p", system="s"))[0] == [256, *text.encode()]
 
 
 def test_the_template_of_a_meta():
@@ -221,7 +220,6 @@ def of(*roles):
         (of("user", "user", "assistant"), "message 2 has the role user, where assistant is due"),
         (of("system", "assistant"), "message 2 has the role assistant, where user is due"),
         (of("user", "system", "assistant"), "message 2 has the role system, where"),
-        (of("user", "assistant", "user"), "the last message has the role user, where assistant is due"),
         (chat("a", ""), "the response (message 2) is empty or only white space"),
         (chat(" \n", "b"), "the prompt (message 1) is empty or only white space"),
         (chat("a", "b", system="\t"), "the system message (message 1) is empty"),
@@ -238,15 +236,15 @@ def test_messages_that_are_no_conversation(messages, words):
         with raises(ValueError) as error:
             refuse()
         assert words in str(error.value) and "\n" not in str(error.value)
-    with raises(ValueError, match="the last message has the role assistant, where user is due"):
-        encode_prompt(BYTES, TEMPLATES["chat"], of("user", "assistant"))
+    with raises(ValueError, match="the last message has the role user, where assistant is due"):
+        check_messages(of("user", "assistant", "user"), "assistant")
     check_messages(of("system", "user", "assistant", "user"), "user")
 
 
 def test_what_does_not_fit_the_messages():
     chars = Tokenizer(Tokenizer.meta_for("chars", ["\n", "a"]))
     with raises(ValueError, match="no end of text, with which every answer ends"):
-        encode_prompt(chars, TEMPLATES["plain"], chat("a"))
+        encode_conversation(chars, TEMPLATES["plain"], chat("a"))
     for name in ("alpaca", "plain"):
         with raises(ValueError, match="no text for one: use one that has"):
             encode_conversation(BYTES, TEMPLATES[name], chat("a", "b", system="s"))
@@ -298,8 +296,7 @@ def test_transformers_makes_the_same_of_messages(name, template, tmp_path):
         contents += [(" Hi {prompt} \n☃ {{ x }}",), ("What?", "No, not \n\n so. ", "\tWhy\n", "So é", "x")]
     for messages in [chat(*texts, system=s) for texts in contents for s in (None, system)]:
         text, ids = apply(theirs, messages)
-        encode = encode_prompt if messages[-1]["role"] == "user" else lambda *args: encode_conversation(*args)[0]
-        expected = encode(ours, template, messages)
+        expected, _ = encode_conversation(ours, template, messages)
         assert letters or text == theirs.decode(expected, skip_special_tokens=False)
         alone = [m["role"] for m in messages].count("user") == 1
         if alone or letters or name == "bytes" or template.turn.endswith("\n{response}"):

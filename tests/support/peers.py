@@ -63,9 +63,9 @@ def chatml_tokenizer(base: str = "bytes", *added, bos=None) -> dict:
 
 def read_model(folder, **changes) -> GPT:
     """The model in a folder of Hugging Face, as we read it."""
-    found = read_pretrained(str(folder), **changes)
-    model = GPT.empty(found.config).to_empty(device="cpu")
-    load_weights(model, found.weights)
+    config, weights, _ = read_pretrained(str(folder), **changes)
+    model = GPT.empty(config).to_empty(device="cpu")
+    load_weights(model, weights)
     return model.eval()
 
 
