@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt.prepare import script
-from nanodnt.prepare.hub import hub_files, hub_texts
-from nanodnt.prepare.text import build_from_hub
+from nanodnt.prepare import hub, script, text
 
 REPO, REVISION = "allenai/c4", "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
 
@@ -27,6 +25,6 @@ def main(argv=None):
     patterns = [f"en/c4-train.{i:05d}-of-01024.json.gz" for i in range(args.shards)]
     patterns.append("en/c4-validation.*-of-00008.json.gz")
     units = args.shards + 1
-    commit, (*train, val) = hub_files(args, REPO, patterns, 0.33 * units, 0.75 * units)
+    commit, (*train, val) = hub.files(args, REPO, patterns, 0.33 * units, 0.75 * units)
     source = f"{REPO} (en) at {commit}, {args.shards} of 1024 training files"
-    build_from_hub(args, "c4", source, [hub_texts(file) for (file,) in train], [*map(hub_texts, val)])
+    text.build_from_hub(args, "c4", source, [hub.texts(file) for (file,) in train], [*map(hub.texts, val)])

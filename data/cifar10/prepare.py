@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt.prepare import script
-from nanodnt.prepare.images import build_from_hub
+from nanodnt.prepare import images, script
 
 REPO, REVISION = "uoft-cs/cifar10", "0b2714987fa478483af9968de7c934580d0bb9a2"
 
@@ -20,4 +19,4 @@ def main(argv=None):
     args = script.parser(__doc__, "cifar10", REVISION, workers=False).parse_args(argv)
     files = ["plain_text/train-*.parquet", "plain_text/test-*.parquet"]
     about = dict(dataset="cifar10", licence="none stated; cite Krizhevsky 2009", image_size=32)
-    build_from_hub(args, about, REPO, files, ("img", "label"), gb=0.15)
+    images.build_from_hub(args, about, REPO, files, ("img", "label"), gb=0.15)

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt.prepare import script
-from nanodnt.prepare.images import build_from_hub
+from nanodnt.prepare import images, script
 
 REPO, REVISION = "uoft-cs/cifar100", "aadb3af77e9048adbea6b47c21a81e47dd092ae5"
 
@@ -20,4 +19,4 @@ def main(argv=None):
     args = script.parser(__doc__, "cifar100", REVISION, workers=False).parse_args(argv)
     files = ["cifar100/train-*.parquet", "cifar100/test-*.parquet"]
     about = dict(dataset="cifar100", licence="none stated; cite Krizhevsky 2009", image_size=32)
-    build_from_hub(args, about, REPO, files, ("img", "fine_label"), gb=0.15)
+    images.build_from_hub(args, about, REPO, files, ("img", "fine_label"), gb=0.15)

@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from interop import prepare_examples
 from interop.conversations.records import conversations
 from nanodnt.data.tokenizer import DATA
-from nanodnt.prepare import script
-from nanodnt.prepare.hub import download
+from nanodnt.prepare import hub, script
 
 COMMIT = "fe675038fb60d61b3fc03d98673d6d11d2bef4f9"
 URL = f"https://raw.githubusercontent.com/AGI-Edgerunners/LLM-Adapters/{COMMIT}"
@@ -36,11 +35,8 @@ HELD_OUT = 120  # examples, about
 
 def git_blob(path: Path) -> str:
     """The id that git gives to a file's content."""
-    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-    with open(path, "rb") as f:
-        while piece := f.read(1 << 22):
-            digest.update(piece)
-    return digest.hexdigest()
+    raw = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(raw) + raw, usedforsecurity=False).hexdigest()
 
 
 @script.command
@@ -50,9 +46,9 @@ def main(argv=None):
     args = parser.parse_args(argv)
     prepare_examples.check_flags(args)
     raw = DATA / "commonsense170k" / "raw"
-    train = download(f"{URL}/{TRAIN}", raw / "commonsense_170k.json", BLOB, git_blob)
+    train = hub.download(f"{URL}/{TRAIN}", raw / "commonsense_170k.json", BLOB, git_blob)
     for task in TASKS:
-        test = download(f"{URL}/dataset/{task}/test.json", raw / "test" / f"{task}.json", None)
+        test = hub.download(f"{URL}/dataset/{task}/test.json", raw / "test" / f"{task}.json", None)
         print(f"{test}: {sum(1 for _ in conversations(test)):,} questions")
     found = list(conversations(train))
     about = dict(name="commonsense170k", command="python train.py config/sft/commonsense170k.py")

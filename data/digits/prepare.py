@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt.prepare import script
-from nanodnt.prepare.images import build
+from nanodnt.prepare import images, script
 
 SOURCE = "sklearn.datasets.load_digits: UCI Optical Recognition of Handwritten Digits, test set"
 
@@ -27,4 +26,4 @@ def main(argv=None):
         Image.fromarray(pixels).save(png := io.BytesIO(), format="PNG")
         splits["train" if i % 5 else "val"].append((f"digit {i}", png.getvalue(), int(digits.target[i])))
     about = dict(dataset="digits", source=SOURCE, licence="CC BY 4.0", image_size=8, channels=1, classes=range(10))
-    build(args.out_dir, about, splits, command="python train.py config/vdnt/digits.py")
+    images.build(args.out_dir, about, splits, command="python train.py config/vdnt/digits.py")

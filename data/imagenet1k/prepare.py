@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt.prepare import script
-from nanodnt.prepare.images import build_from_hub
+from nanodnt.prepare import images, script
 
 REPO, REVISION = "ILSVRC/imagenet-1k", "49e2ee26f3810fb5a7536bbf732a7b07389a47b5"
 LICENCE = "non-commercial research and education only: https://image-net.org/download"
@@ -25,4 +24,4 @@ def main(argv=None):
     args = script.parser(__doc__, "imagenet1k", REVISION, workers=False).parse_args(argv)
     files = ["data/train-*.parquet", "data/validation-*.parquet"]
     about = dict(dataset="imagenet1k", licence=LICENCE, image_size=None)
-    build_from_hub(args, about, REPO, files, ("image", "label"), gb=154, hint=HINT)
+    images.build_from_hub(args, about, REPO, files, ("image", "label"), gb=154, hint=HINT)

@@ -19,8 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.data import inputs
 from nanodnt.data.tokenizer import END_OF_TEXT, Tokenizer
-from nanodnt.prepare import script
-from nanodnt.prepare.text import JOB_CHARS, build
+from nanodnt.prepare import script, text
 
 
 def documents(path: Path, key: str, skipped: list):
@@ -66,27 +65,26 @@ def main(argv=None):
 
     # Every document is read twice: bad input is found here, before anything is written.
     scores, size, alphabet, skipped = [], 0, set(), []
-    for name, text in documents(args.input, args.text_key, skipped):
+    for name, document in documents(args.input, args.text_key, skipped):
         scores.append(script.score(name))
-        size += len(text)
-        alphabet.update("" if tokenizer else text)
-    if skipped:
-        print(f"skipped {len(skipped)} files that are not UTF-8 text: {', '.join(skipped[:5])} ...", file=sys.stderr)
+        size += len(document)
+        alphabet.update("" if tokenizer else document)
+    script.note_left_out("no UTF-8 text", skipped)
     if not scores:
         raise ValueError(f"--input={args.input} holds no text")
 
     if len(scores) == 1:  # a document alone is cut in two
         cut = int(size * (1 - args.val_fraction))
-        train, val = [text[:cut]] * (cut > 0), [text[cut:]]
+        train, val = [document[:cut]] * (cut > 0), [document[cut:]]
     else:
         held_out = inputs.hold_out(scores, args.val_fraction)
 
         def split(of_val):
             pairs = zip(documents(args.input, args.text_key, []), held_out, strict=True)
-            return (text for (_, text), is_val in pairs if is_val == of_val)
+            return (document for (_, document), is_val in pairs if is_val == of_val)
 
         train, val = split(False), split(True)
     source = f"{args.input.resolve().name} ({len(scores):,} documents)"
     tokenizer = tokenizer or Tokenizer.meta_for("chars", sorted(alphabet))
-    workers = script.cpus() if size > 2 * JOB_CHARS else 1  # starting processes takes a second
-    build(out, source, tokenizer, {"train": [train], "val": [val]}, name=args.name, workers=workers)
+    workers = script.cpus() if size > 2 * text.JOB_CHARS else 1  # starting processes takes a second
+    text.build(out, source, tokenizer, {"train": [train], "val": [val]}, name=args.name, workers=workers)

@@ -18,8 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.data import inputs
-from nanodnt.prepare import script
-from nanodnt.prepare.images import build, check_classes
+from nanodnt.prepare import images, script
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev")  # names of folders of splits
@@ -38,20 +37,13 @@ def find_images(folder: Path) -> tuple:
             raise ValueError(f"{file} lies in no class: put the images into a folder for each class")
         else:
             found.setdefault(name.split("/")[0], []).append((name, file))
-    note_left_out("no PNG or JPEG", skipped)
+    script.note_left_out("no PNG or JPEG", skipped)
     if not found:
         raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)}) in folders of their classes")
     folders = {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
-    note_left_out("without images, or links", sorted(folders - found.keys()))
+    script.note_left_out("without images, or links", sorted(folders - found.keys()))
     classes = sorted(found)
     return classes, [(*image, label) for label, name in enumerate(classes) for image in found[name]]
-
-
-def note_left_out(why: str, names: list) -> None:
-    """Print the first of some names, and how many there are."""
-    if names:
-        some = ", ".join(names[:5]) + f" and others, {len(names):,} in all" * (len(names) > 5)
-        print(f"note: {why}, so left out: {some}", file=sys.stderr)
 
 
 def find_splits(folder: Path, val_share: float | None) -> tuple:
@@ -61,27 +53,27 @@ def find_splits(folder: Path, val_share: float | None) -> tuple:
         if val_share is not None:
             raise ValueError(f"{folder} has train and val, so leave out --val_share")
         others = sorted(path.name for path in folder.iterdir() if path.is_dir() and path not in given)
-        note_left_out("neither train nor val", others)
+        script.note_left_out("neither train nor val", others)
         (classes, train), (val_classes, val) = map(find_images, given)
-        check_classes(classes, val_classes)
+        images.check_classes(classes, val_classes)
         return classes, {"train": train, "val": val}
-    classes, images = find_images(folder)
+    classes, found = find_images(folder)
     splits = [name for name in classes if name.lower() in SPLITS]
     if len(splits) > 1:
         raise ValueError(
             f"{folder} has {', '.join(splits)}, which look like splits, not like classes: call two of them train and "
             "val, or name as --folder the one whose folders are the classes"
         )
-    if len(images) == 1:
+    if len(found) == 1:
         raise ValueError(f"{folder} holds one image, and both training and validation need one")
-    held_out = inputs.hold_out([script.score(name) for name, _, _ in images], val_share or VAL_SHARE)
-    labels = np.array([label for _, _, label in images])
+    held_out = inputs.hold_out([script.score(name) for name, _, _ in found], val_share or VAL_SHARE)
+    labels = np.array([label for _, _, label in found])
     for label in range(len(classes)):
         of_class = np.flatnonzero(labels == label)
         if held_out[of_class].all():  # a class that could not be learned
             held_out[of_class[0]] = False
     parts = {"train": np.flatnonzero(~held_out), "val": np.flatnonzero(held_out)}
-    return classes, {split: [images[i] for i in numbers] for split, numbers in parts.items()}
+    return classes, {split: [found[i] for i in numbers] for split, numbers in parts.items()}
 
 
 @script.command
@@ -100,5 +92,5 @@ def main(argv=None):
     totals = [*map(len, splits.values())]
     source = f"{args.folder.resolve().name} ({sum(totals):,} images)"
     about = dict(dataset=args.name, source=source, licence=args.licence, image_size=args.image_size)
-    images = {part: ((str(f), f.read_bytes(), label) for _, f, label in files) for part, files in splits.items()}
-    build(out, about | dict(channels=args.channels, classes=classes), images, totals)
+    encoded = {part: ((str(f), f.read_bytes(), label) for _, f, label in files) for part, files in splits.items()}
+    images.build(out, about | dict(channels=args.channels, classes=classes), encoded, totals)

@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt.prepare import script
-from nanodnt.prepare.hub import hub_files, hub_texts
-from nanodnt.prepare.text import build_from_hub
+from nanodnt.prepare import hub, script, text
 
 REPO, REVISION = "JeanKaddour/minipile", "18ad1b0c701eaa0de03d3cecfdd769cbc70ffbd0"
 
@@ -20,5 +18,5 @@ REPO, REVISION = "JeanKaddour/minipile", "18ad1b0c701eaa0de03d3cecfdd769cbc70ffb
 def main(argv=None):
     args = script.parser(__doc__, "minipile", REVISION).parse_args(argv)
     patterns = ["data/train-*.parquet", "data/validation-*.parquet"]
-    commit, (train, val) = hub_files(args, REPO, patterns, 3.2, 7)
-    build_from_hub(args, "minipile", f"{REPO} at {commit}", [*map(hub_texts, train)], [*map(hub_texts, val)])
+    commit, (train, val) = hub.files(args, REPO, patterns, 3.2, 7)
+    text.build_from_hub(args, "minipile", f"{REPO} at {commit}", [*map(hub.texts, train)], [*map(hub.texts, val)])

@@ -12,9 +12,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from nanodnt.prepare import script
-from nanodnt.prepare.hub import hub_files, hub_texts
-from nanodnt.prepare.text import build_from_hub
+from nanodnt.prepare import hub, script, text
 
 REPO = "Skylion007/openwebtext"
 REVISION = "b4325f019c648b1641a1784748667e8b74e5e064"  # the commit with parquet files instead of a script
@@ -23,7 +21,7 @@ REVISION = "b4325f019c648b1641a1784748667e8b74e5e064"  # the commit with parquet
 @script.command
 def main(argv=None):
     args = script.parser(__doc__, "openwebtext", REVISION).parse_args(argv)
-    commit, (files,) = hub_files(args, REPO, ["plain_text/train-*.parquet"], 24.5, 38)
+    commit, (files,) = hub.files(args, REPO, ["plain_text/train-*.parquet"], 24.5, 38)
     from pyarrow.parquet import read_metadata
 
     counts = [read_metadata(file).num_rows for file in files]
@@ -33,14 +31,13 @@ def main(argv=None):
     held_out = set(chosen)
 
     def train(file, first):  # in the order of the file: batches are drawn at random anyway
-        return (text for number, text in enumerate(hub_texts(file), first) if number not in held_out)
+        return (document for number, document in enumerate(hub.texts(file), first) if number not in held_out)
 
     def val():
-        numbered = (
-            pair for file, first in zip(files, firsts, strict=False) for pair in enumerate(hub_texts(file), first)
-        )
-        found = {number: text for number, text in numbered if number in held_out}
+        found = {}
+        for file, first in zip(files, firsts, strict=False):
+            found |= {number: document for number, document in enumerate(hub.texts(file), first) if number in held_out}
         yield from (found[number] for number in chosen)
 
     source = f"{REPO} at {commit}, {total:,} documents"
-    build_from_hub(args, "openwebtext", source, [*map(train, files, firsts)], [val()])
+    text.build_from_hub(args, "openwebtext", source, [*map(train, files, firsts)], [val()])

@@ -4,9 +4,6 @@ Needs no network, no package but numpy, and only seconds: about 10 million token
 --tokenizer=gpt2_4096, which needs tiktoken, it is 7 million tokens in data/pystdlib_gpt2_4096. End of text follows
 every file. Whole files, chosen by a hash of their path, are held out for validation. The result depends on the
 library's own files, not on where Python is installed.
-
-    python data/pystdlib/prepare.py
-    python data/pystdlib/prepare.py --tokenizer=gpt2_4096
 """
 
 import contextlib
@@ -17,8 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.data.tokenizer import DATA, Tokenizer
-from nanodnt.prepare import script
-from nanodnt.prepare.text import build
+from nanodnt.prepare import script, text
 
 COMMAND = "python train.py config/quickstart.py"
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -45,8 +41,8 @@ def main(argv=None):
             "(not the embeddable zip), or prepare your own text with data/local/prepare.py"
         )
     train, val = [], []
-    for path, text in sorted(texts.items()):
-        (val if script.score(f"pystdlib/{path}") < 0.08 else train).append(text)
+    for path, code in sorted(texts.items()):
+        (val if script.score(f"pystdlib/{path}") < 0.08 else train).append(code)
     source = f"source of the standard library of Python {platform.python_version()} ({len(texts)} files)"
     tokenizer, splits = Tokenizer.meta_for(args.tokenizer), {"train": [train], "val": [val]}
-    build(args.out_dir or DATA / name, source, tokenizer, splits, name=name, command=COMMAND)
+    text.build(args.out_dir or DATA / name, source, tokenizer, splits, name=name, command=COMMAND)

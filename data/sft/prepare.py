@@ -75,5 +75,4 @@ def main(argv=None):
     about = dict(name=args.name, val_fraction=args.val_fraction, command=command)
     found, held_out = read(args.input), read(args.val_input)
     prepare_examples.build_examples(out, args.input.resolve().name, args, found, held_out, **about)
-    if skipped:
-        print(f"skipped {len(skipped)} files of other kinds: {', '.join(skipped[:5])} ...", file=sys.stderr)
+    script.note_left_out("of other kinds", skipped)

@@ -8,9 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.prepare import script
-from nanodnt.prepare.hub import download
-from nanodnt.prepare.text import build
+from nanodnt.prepare import hub, script, text
 
 COMMIT = "6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e"
 URL = f"https://raw.githubusercontent.com/karpathy/char-rnn/{COMMIT}/data/tinyshakespeare/input.txt"
@@ -20,6 +18,6 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 @script.command
 def main(argv=None):
     out = script.parser(__doc__, "shakespeare_char").parse_args(argv).out_dir
-    text = download(URL, out / "parts" / "input.txt", SHA256).read_bytes().decode("utf-8")
-    splits = {"train": [[text[: int(len(text) * 0.9)]]], "val": [[text[int(len(text) * 0.9) :]]]}
-    build(out, URL, Tokenizer.meta_for("chars", sorted(set(text))), splits, name="shakespeare_char")
+    play = hub.download(URL, out / "parts" / "input.txt", SHA256).read_bytes().decode("utf-8")
+    splits = {"train": [[play[: int(len(play) * 0.9)]]], "val": [[play[int(len(play) * 0.9) :]]]}
+    text.build(out, URL, Tokenizer.meta_for("chars", sorted(set(play))), splits, name="shakespeare_char")

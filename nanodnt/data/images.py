@@ -32,8 +32,9 @@ class PreparedImages(PreparedData):
         self.channels, self.size, self.flags = self.meta["channels"], image_size, flags
         self.changes, self.mixes = (flags.changes, flags.mixes) if flags else (False, False)
         self._check_size(self.meta["image_size"], flags.crop_padding if flags else 0)
-        self.offsets = {split: self._read_offsets(split) for split in self.splits}
-        self.labels = {split: self._read_labels(split) for split in self.splits}
+        self.offsets, self.labels = {}, {}
+        for split in self.splits:
+            self.offsets[split], self.labels[split] = self._read_index(split)
         self.n_train, self.n_val = map(len, self.labels.values())
         mean, std = (np.reshape(self.meta[key], (self.channels, 1, 1)) for key in ("mean", "std"))
         self.scale, self.shift = (1 / (255 * std)).astype(np.float32), (mean / std).astype(np.float32)
@@ -125,25 +126,17 @@ class PreparedImages(PreparedData):
         if crop_padding >= self.size:
             raise ValueError(f"crop_padding={crop_padding} must be below {asked}")
 
-    def _read_offsets(self, split):
-        """Where the images of a split begin in its file, and where the last one ends: int64 (n + 1,)."""
-        part = self.splits[split]
-        with self._open(part["offsets"]["file"]) as file:
+    def _read_index(self, split):
+        """Where the images of a split begin in its file, and the last one ends, int64 (n + 1,); their labels (n,)."""
+        part, classes, again = self.splits[split], len(self.meta["classes"]), f"prepare {self.name!r} again"
+        with self._open(part["offsets"]["file"]) as file, self._open(part["labels"]["file"]) as beside:
             offsets = self._read_values(file, "<u8", 0, part["images"] + 1)
+            labels = self._read_values(beside, "<u2", 0, part["images"])
         if offsets[0] or offsets[-1] != part["bytes"] or (offsets[1:] <= offsets[:-1]).any():
-            raise ValueError(f"{file.name} does not ascend from 0 to {part['bytes']:,}: prepare {self.name!r} again")
-        return offsets.astype(np.int64)
-
-    def _read_labels(self, split):
-        part, classes = self.splits[split], len(self.meta["classes"])
-        with self._open(part["labels"]["file"]) as file:
-            labels = self._read_values(file, "<u2", 0, part["images"]).astype(np.int64)
-        if labels.max() >= classes:
-            raise ValueError(
-                f"{file.name} holds label {labels.max()}, and there are {classes:,} classes (from 0): prepare "
-                f"{self.name!r} again"
-            )
-        return labels
+            raise ValueError(f"{file.name} does not ascend from 0 to {part['bytes']:,}: {again}")
+        if (most := labels.max()) >= classes:
+            raise ValueError(f"{beside.name} holds label {most}, and there are {classes:,} classes (from 0): {again}")
+        return offsets.astype(np.int64), labels.astype(np.int64)
 
 
 def open_image(raw: bytes, channels: int, side: int | None):

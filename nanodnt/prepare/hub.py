@@ -49,7 +49,7 @@ def download(url: str, path: Path, checksum: str | None, digest=sha256) -> Path:
     return path
 
 
-def hub_files(args, repo: str, patterns: list, download_gb: float, work_gb: float, tokenizer=True, hint="") -> tuple:
+def files(args, repo: str, patterns: list, download_gb: float, work_gb: float, tokenizer=True, hint="") -> tuple:
     """Download the files of a Hugging Face Hub dataset that match `patterns`; `args` are flags of `script.parser`.
 
     Returns (commit hash, [sorted paths per pattern]). The files go to the Hub's cache (HF_HOME moves it), where
@@ -72,11 +72,11 @@ def hub_files(args, repo: str, patterns: list, download_gb: float, work_gb: floa
         reason = (str(e).strip().splitlines() or [""])[0]
         raise ValueError(f"could not download {source} ({type(e).__name__}: {reason}): {hint}") from None
     groups = [sorted(folder.glob(pattern)) for pattern in patterns]
-    for pattern, files in zip(patterns, groups, strict=True):
-        wanted = re.search(r"-of-(\d+)", files[0].name) if files and "*" in pattern else None
-        if not files or wanted and len(files) != int(wanted[1]):  # offline, the client returns what is in the cache
-            raise ValueError(f"{source} gave only {len(files)} of the files {pattern}: {hint}")
-    for file in tqdm([f for files in groups for f in files], desc="checking sha256", unit=" files", disable=None):
+    for pattern, found in zip(patterns, groups, strict=True):
+        wanted = re.search(r"-of-(\d+)", found[0].name) if found and "*" in pattern else None
+        if not found or wanted and len(found) != int(wanted[1]):  # offline, the client returns what is in the cache
+            raise ValueError(f"{source} gave only {len(found)} of the files {pattern}: {hint}")
+    for file in tqdm([f for found in groups for f in found], desc="checking sha256", unit=" files", disable=None):
         blob = file.resolve()  # in the cache the name of a large file is its sha256
         if re.fullmatch("[0-9a-f]{64}", blob.name) and sha256(blob) != blob.name:
             blob.unlink()
@@ -84,7 +84,7 @@ def hub_files(args, repo: str, patterns: list, download_gb: float, work_gb: floa
     return folder.name, groups
 
 
-def hub_texts(file: Path):
+def texts(file: Path):
     """Yield the texts of a parquet file with a column "text", or of a .json.gz with an object a line."""
     if file.suffix == ".gz":
         with gzip.open(file, "rt", encoding="utf-8") as lines:

@@ -114,11 +114,11 @@ def build_from_hub(args, about: dict, repo: str, patterns: list, columns: tuple,
     """`build` a dataset of the Hugging Face Hub: parquet files with two `columns`, of images and of classes.
 
     `args`: flags of `script.parser`; `about`: dataset, licence, image_size; `patterns`: the files to train on, and to
-    hold out; `gb`: to download, and to write; `hint`: of `hub_files`. ValueError as in `build` and `hub_files`."""
+    hold out; `gb`: to download, and to write; `hint`: of `hub.files`. ValueError as in `build` and `hub.files`."""
     import datasets  # noqa: F401  (needed after the download: if it is missing, fail before)
     from pyarrow.parquet import read_metadata
 
-    commit, groups = hub.hub_files(args, repo, patterns, gb, gb, tokenizer=False, hint=hint)
+    commit, groups = hub.files(args, repo, patterns, gb, gb, tokenizer=False, hint=hint)
     (classes, train), (val_classes, val) = (hub_images(files, *columns) for files in groups)
     check_classes(classes, val_classes)
     totals = (sum(read_metadata(file).num_rows for file in files) for files in groups)

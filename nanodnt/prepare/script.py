@@ -69,6 +69,13 @@ def score(name: str) -> float:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48
 
 
+def note_left_out(why: str, names: list) -> None:
+    """Print the first of some names, and how many there are."""
+    if names:
+        some = ", ".join(names[:5]) + f" and others, {len(names):,} in all" * (len(names) > 5)
+        print(f"note: {why}, so left out: {some}", file=sys.stderr)
+
+
 def in_order(pool, function, jobs, ahead: int):
     """Yield function(*job) for each of `jobs`, in their order. At most `ahead` jobs wait: they take memory."""
     waiting = deque()
@@ -92,7 +99,7 @@ def staging(out_dir: Path, plan: str | None = None):
     if out_dir.exists() and not out_dir.is_dir():
         raise ValueError(f"{out_dir} is a file: give another --out_dir")
     parts = out_dir / "parts"
-    made, keep = [parts] if out_dir.exists() else [parts, out_dir], plan is not None
+    keep = plan is not None
     parts.mkdir(parents=True, exist_ok=True)
     if not (keep and (parts / "plan.json").is_file() and (parts / "plan.json").read_text("utf-8") == plan):
         _clear(parts)  # parts of another text or tokenizer
@@ -103,7 +110,7 @@ def staging(out_dir: Path, plan: str | None = None):
     finally:
         if not keep:
             _clear(parts)
-            for folder in made:
+            for folder in (parts, out_dir):
                 with contextlib.suppress(OSError):  # not empty
                     folder.rmdir()
 

@@ -163,7 +163,7 @@ def test_kinds_of_files(home, tmp_path, capsys):
         f"{folder}/deep/c.PARQUET, record 2",
     ]
     run(folder)
-    assert "skipped 1 files of other kinds: README.md" in capsys.readouterr().err
+    assert "of other kinds, so left out: README.md" in capsys.readouterr().err
     made = texts_of(home / "mine", "train") + texts_of(home / "mine", "val")
     assert sorted(answer for _, answer in made) == sorted(r for _, r in PAIRS[:7])
 
