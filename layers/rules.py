@@ -159,7 +159,7 @@ def branches_with_pre_norm(c) -> list:
 
 def notes(c) -> list:
     """What is allowed but should be known: one line each, printed when a run starts."""
-    return [*lns_notes(c), *other_notes(c)]
+    return [*(lns_notes(c) if c.lns != "off" else ()), *other_notes(c)]
 
 
 def other_notes(c):
@@ -169,28 +169,20 @@ def other_notes(c):
     if own_init and c.residual_init != "plain":
         yield f"{own_init} has its own initialisation: residual_init={c.residual_init} is not used"
     if c.n_expert > 1 and c.n_expert_active == 1 and c.router_norm:
-        yield (
-            "router_norm=True makes the weight of a token's one expert 1, so the loss does not train the router: "
-            "router_norm=False is Switch's setting"
-        )
+        text = "router_norm=True makes the weight of a token's one expert 1, so the loss does not train the router: "
+        yield text + "router_norm=False is Switch's setting"
     size = c.init_std * c.n_embd**0.5
     if c.norm == "dyt" and not c.patch_size and c.init == "normal" and size < 0.5:
-        yield (
-            f"dyt does not enlarge small signals, and init_std·√n_embd = {size:.2f} makes them small; the paper's "
-            f"language models have 0.6 to 1.8 (1024 to 8192 wide, std 0.02 in its code). init_std={c.n_embd**-0.5:.2g} "
-            "gives 1"
-        )
+        text = f"dyt does not enlarge small signals, and init_std·√n_embd = {size:.2f} makes them small; the paper's "
+        text += "language models have 0.6 to 1.8 (1024 to 8192 wide, std 0.02 in its code). "
+        yield text + f"init_std={c.n_embd**-0.5:.2g} gives 1"
 
 
 def lns_notes(c):
     """Where LNS's factor has no effect, or less than one would think: a later norm divides it out again."""
-    if c.lns == "off":
-        return
     if c.residual_init != "plain":
-        yield (
-            f"lns with residual_init={c.residual_init}: the LNS paper removes such scaling of the initial weights; "
-            "residual_init=plain is its setting"
-        )
+        text = f"lns with residual_init={c.residual_init}: the LNS paper removes such scaling of the initial weights; "
+        yield text + "residual_init=plain is its setting"
     wanted = ["attn", "mlp"] if c.lns_branches == "both" else [c.lns_branches]
     with_pre_norm = [branch for branch in wanted if branch in branches_with_pre_norm(c)]
     divided, remains = [], c.bias or c.lns_learn  # a bias is not scaled; a learned factor is a gain: both remain

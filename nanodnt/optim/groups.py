@@ -54,10 +54,8 @@ def decayed_roles(config, roles: set) -> tuple:
     """The roles with weight decay. ValueError if decay_gains names gains, but the model has none of those `roles`."""
     gains = DECAYED_GAINS[config.decay_gains]
     if config.decay_gains in ("input", "output") and not roles & set(gains):
-        raise ValueError(
-            f"decay_gains={config.decay_gains}, but the model has no such gains ({', '.join(gains)}): set "
-            "decay_gains=none, or choose another"
-        )
+        text = f"decay_gains={config.decay_gains}, but the model has no such gains ({', '.join(gains)})"
+        raise ValueError(f"{text}: set decay_gains=none, or choose another")
     matrices = MATRICES if config.decay_emb else tuple(role for role in MATRICES if role not in ("emb", "pos"))
     return matrices + gains + (("scalar", "bias") if config.decay_scalars else ())
 
@@ -71,10 +69,8 @@ def check_penalties(model_config, config) -> None:
         if not model_config.n_expert:
             raise ValueError(f"{name}={value} needs experts: set n_expert (8, for example), or leave {name} out")
         if model_config.balance != balance:
-            raise ValueError(
-                f"{name}={value} needs balance={balance}, but the model has balance={model_config.balance}: "
-                f"leave {name} out, or change balance"
-            )
+            text = f"{name}={value} needs balance={balance}, but the model has balance={model_config.balance}"
+            raise ValueError(f"{text}: leave {name} out, or change balance")
 
 
 def describe_groups(optimizer, model) -> str:

@@ -94,38 +94,33 @@ def describe_rates(optimizer, config: TrainConfig) -> list:
 
 
 def draw_rates(optimizer, config: TrainConfig, path: Path) -> None:
-    """Draw the learning rate of each group over all steps into the PNG file `path`. Groups with the same rates share
-    a line. ValueError without matplotlib."""
+    """Draw the learning rate of each group over all steps into the PNG file `path`; equal ones share a line."""
     try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
+        from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("--plot needs matplotlib: pip install matplotlib") from None
     updates = sorted({1 + i * (config.max_iters - 1) // 1000 for i in range(1001)})
     lines = {}
     for group in optimizer.param_groups:
         lines.setdefault(tuple(lr_at(t - 1, config, group) for t in updates), []).append(group["label"])
-    figure, axis = plt.subplots(figsize=(7.6, 4), dpi=160)
+    figure = Figure(figsize=(7.6, 4), dpi=160, layout="constrained")
+    axis = figure.subplots()
     for rates, labels in sorted(lines.items(), key=lambda line: -max(line[0])):
         axis.plot(updates, rates, label=", ".join(labels), linewidth=1.4)
     axis.set(xlabel="update", ylabel="learning rate", title=f"{config.optimizer}, {config.schedule}")
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines
-    figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path)
 
 
 def main() -> int:
     """`python model.py …`; returns the exit code."""
-    words, argv = {"--plan", "--plot"}, sys.argv[1:]
-    given = words & set(argv)
-    schemas = (PlanConfig,) if {"--plan", "--help", "-h"} & set(argv) else ()
+    given = set(sys.argv[1:])
+    schemas = (PlanConfig,) if {"--plan", "--help", "-h"} & given else ()
     try:
-        argv = [argument for argument in argv if argument not in words]
+        argv = [argument for argument in sys.argv[1:] if argument not in ("--plan", "--plot")]
         model, optimizer, config, remark, *others = resolve(__doc__, *schemas, argv=argv)
         lines = [*describe_size(model, remark), *config.source_notes(), ""]
         if "--plan" in given:

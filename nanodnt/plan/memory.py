@@ -4,6 +4,7 @@ The training step of nanodnt/engine.py runs on the meta device, where tensors ha
 is counted from the operator that makes it until it is freed. So any layout, optimizer or loss is counted as it is.
 """
 
+import math
 from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
@@ -52,7 +53,7 @@ class Memory(TorchDispatchMode):
         self.register(result, new=True)
         self.peak = max(self.peak, self.now)
         if self.phase:
-            self.add_row()
+            self.rows.append((self.phase, self.gradients, self.now))
         return result
 
     def register(self, tree, new: bool) -> None:
@@ -74,9 +75,6 @@ class Memory(TorchDispatchMode):
         self.storages[key] = reference, 0
         self.now, self.gradients = self.now - size, self.gradients + size
 
-    def add_row(self) -> None:
-        self.rows.append((self.phase, self.gradients, self.now))
-
 
 def fused_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, enable_gqa=False):
     """Attention as one operator. Like a GPU's kernels it keeps q, k, v, the result and one fp32 number a row; on meta
@@ -94,7 +92,7 @@ def trace(model, optimizer, config, micro: int, accumulation: int = 1) -> Memory
         memory.phase = NEXT_PHASE.get(phase)
 
     def loss_without_rows(*args):
-        memory.add_row()
+        memory.rows.append((memory.phase, memory.gradients, memory.now))
         memory.phase = None
         return compute_loss(*args)
 
@@ -176,17 +174,21 @@ def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limi
     return next((micro for micro in valid if timeline.peak(micro, share, strategy).total <= limit), 1)
 
 
+def count_step(flags: GPTConfig, config, env, limit: float = math.inf) -> tuple:
+    """(Timeline, Strategy) of a run in `env`, whose GPUs have `limit` bytes."""
+    model = prepare_model(task_of(flags).network().empty(flags), config, replace(env, device=torch.device("meta")))
+    optimizer = make_optimizer(model, config)
+    strategy = make_strategy(env.parallel, model, optimizer, config, env.world_size, limit)
+    return Timeline(model, optimizer, config, config.activation_checkpointing), strategy
+
+
 def choose_micro_batch(flags: GPTConfig, config, env, share: int) -> tuple:
     """(micro batch, accumulation steps) on a GPU: the largest divisor of `share`, the rows of one process, that fits;
     it is printed. All ranks must call this, with `env.parallel` set. The count is that of `--plan`, of the eager step:
     an upper bound for compiled ones. If not even one row fits, it is 1 all the same."""
     limit = min(env.gather(available_bytes(env.device)))  # the same on all ranks
     total = min(env.gather(memory_bytes(env.device)))  # by which FSDP chose what to keep
-    model = task_of(flags).network().empty(flags)
-    prepare_model(model, config, replace(env, device=torch.device("meta")))
-    optimizer = make_optimizer(model, config)
-    held = make_strategy(env.parallel, model, optimizer, config, env.world_size, total)
-    timeline = Timeline(model, optimizer, config, config.activation_checkpointing)
+    timeline, held = count_step(flags, config, env, total)
     micro = largest_micro_batch(timeline, held, share, limit)
     peak = timeline.peak(micro, share, held).total
     why, advice = "the largest that fits", ""

@@ -53,15 +53,13 @@ def save_figure(figure, path: Path) -> None:
 def draw_loss(out_dir: Path, unit: str) -> None:
     """Draw loss.png from metrics.jsonl, or print that matplotlib is missing. `unit`: what a loss is the mean over."""
     try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
+        from matplotlib.figure import Figure
     except ImportError:
         print("loss.png is not drawn: matplotlib is not installed")
         return
     rows = read_metrics(out_dir)
-    fig, ax = plt.subplots(figsize=(6.4, 4), dpi=160, layout="constrained")
+    fig = Figure(figsize=(6.4, 4), dpi=160, layout="constrained")
+    ax = fig.subplots()
     line, dashed = plot_losses(ax, [row["step"] for row in rows], rows, 0.05, "tab:blue")
     line.set_label("training, smoothed")
     if len(val := dashed.get_ydata()):

@@ -165,7 +165,7 @@ def test_the_run_directory(dataset, tmp_path, monkeypatch):
 
 def test_without_matplotlib_a_run_still_ends_well(dataset, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("nanodnt.run.loss_curve.draw_loss", draw_loss)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert run(out_dir=tmp_path, dataset=dataset, max_iters=2) == 0
     assert "matplotlib is not installed" in capsys.readouterr().out
     assert load(tmp_path / "last.pt")["step"] == 2

@@ -338,7 +338,7 @@ def test_bad_input_is_one_line_and_draws_nothing(flags, tmp_path, run_small):
 
 
 def test_a_plot_without_matplotlib(tmp_path, run_small, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     code, _, err = run_small("--plot", f"--out_dir={tmp_path}")
     assert code == 1 and err == "error: --plot needs matplotlib: pip install matplotlib\n"
     assert not list(tmp_path.iterdir())
