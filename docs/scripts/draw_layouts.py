@@ -32,7 +32,7 @@ FAMILIES = {  # file: rows of tables of docs/layouts.md, by their first cells
     "normfree": "Pre-LN = S1; embedding scalar; β; σReparam; Fixup",
     "scale_vectors": "none; shared; OR; ER; HG; DP; DNP; unified",
 }
-FURTHER = {"scale_vectors": ["--mlp=swiglu"]}  # flags of all panels
+FURTHER = {"scale_vectors": ["mlp=swiglu"]}  # flags of all panels
 BOXES = {  # what is in a box: its colour, and the words of the key
     "norm": ("#cfe0f4", "norm; /n: in n groups"),
     "gain": ("#fbe0bd", "learned: γ vector, s scalar, b bias; (a): a at first"),
@@ -56,10 +56,9 @@ def read(part) -> tuple:
     if not isinstance(part, Slot):
         text = part.label + (f" ×{part.init_scale:.2g}" if part.init_scale != 1.0 else "")
         return text, "sigma" if isinstance(part, SigmaReparam) else "matrix"
+    gain = "" if part.gain is None else "s" if part.param_roles["gain"] == "scalar" else "γ"
     if part.direction is not None:
         gain = "β·α̂" if part.param == "magdir" else "eᵇ·α̂"
-    else:
-        gain = "" if part.gain is None else "s" if part.param_roles["gain"] == "scalar" else "γ"
     gain += f" ({part.init_gain:.3g})" if gain and part.init_gain != 1.0 else ""
     norm = f"{part.squash}(αx)" if part.norm == "dyt" else NORMS[part.norm]
     norm += (f"/{part.groups}" if part.groups > 1 else "") + (f"({part.const_in:.3g}x)" if part.const_in != 1 else "")
@@ -126,11 +125,7 @@ def draw(family: str, path: Path):
     fig, axes = plt.subplots(lines, COLUMNS, squeeze=False, layout="constrained")
     for name in names:
         scheme, _, block = name.partition(", block ")
-        words = [
-            "--vocab_size=50257",
-            *FURTHER.get(family, ()),
-            *(f"--{flag}" for flag in flags[scheme] if "=" in flag),
-        ]
+        words = [f"--{flag}" for flag in ["vocab_size=50257", *FURTHER.get(family, ()), *flags[scheme]] if "=" in flag]
         with torch.device("meta"):
             model = GPT(configure(GPTConfig, TrainConfig, argv=words, description="")[0][0])
         models[name] = model, int(block or 4), taken

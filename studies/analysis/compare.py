@@ -55,8 +55,7 @@ class RunRecord:
         self.max_iters = self.flags["max_iters"]
         self.evaluations = [row for row in self.rows if "val_loss" in row]  # a loss is None where it was not finite
         self.end = {"val_loss": None} | (self.evaluations or self.rows)[-1]
-        is_text = task_of(self.config["model"]).loss_unit == "token"
-        self.image_tokens = 0 if is_text else self.flags["block_size"]  # tokens of an image; 0 for text
+        self.image_tokens = self.flags["block_size"] * (task_of(self.config["model"]).reads == "images")  # 0 for text
 
     def state(self) -> str:
         """What is unusual about its end; "" for a run that finished."""
@@ -72,7 +71,7 @@ class RunRecord:
 
 
 def load_records(paths) -> list:
-    """The run directories `paths` as `RunRecord`s. ValueError if one is given twice, too."""
+    """The run directories `paths` as `RunRecord`s."""
     return [RunRecord(name, Path(path)) for name, path in zip(distinct_names(paths), paths, strict=True)]
 
 
@@ -222,9 +221,8 @@ def find_differences(runs: list) -> list:
 
 
 def training_hours(rows: list) -> list | None:
-    """Hours of training up to each row, the sum of tokens / tokens_per_s; None if no row has a tokens_per_s.
-
-    Compilation, evaluation, saving, the time between two sessions, and rolled-back steps are not in it."""
+    """Hours of training up to each row, the sum of tokens / tokens_per_s, without compilation, evaluation, saving, the
+    time between two sessions, and rolled-back steps; None if no row has a tokens_per_s."""
     knots = [(0, 0.0)]
     for row in rows:
         if rate := row.get("tokens_per_s"):

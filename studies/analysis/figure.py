@@ -81,8 +81,7 @@ def by_block(values: list, style: str = "o-", first: int = 1, **how) -> tuple:
 
 
 def blocks_over_steps(steps: list, rows: list, first: int = 1) -> list:
-    """A line over the steps for each block, the first one darkest; rows: a list [L] for each step. The legend names the
-    first and the last."""
+    """A line over the steps for each block, the first darkest; rows: [L] for each step. The legend names two."""
     blocks, lines = list(zip_longest(*rows)), []
     for i, (values, color) in enumerate(zip(blocks, shades(len(blocks)), strict=True)):
         label = f"block {first + i}" if i in (0, len(blocks) - 1) else None

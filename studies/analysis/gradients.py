@@ -62,10 +62,9 @@ def compute_gradients(model: Transformer, batches) -> dict:
 
 
 def tail_statistics(g: torch.Tensor) -> dict:
-    """How heavy the tail of the entries of g is. All but n and rms are independent of scale [I].
-
-    max_over_rms; kurtosis E g⁴ / (E g²)², Gaussian 3; p999_over_p50, quantiles of |g|; participation (Σg²)² / (n Σg⁴),
-    the share of the entries that carry the energy, Gaussian 1/3; hill, the Hill estimate of the index α of the tail
+    """How heavy the tail of the entries of g is. All but n and rms are independent of scale [I]: max_over_rms;
+    kurtosis E g⁴ / (E g²)², Gaussian 3; p999_over_p50, quantiles of |g|; participation (Σg²)² / (n Σg⁴), the share of
+    the entries that carry the energy, Gaussian 1/3; hill, the Hill estimate of the index α of the tail
     P(|g| > x) ~ x^−α: 1 / mean of ln(aᵢ / aₖ₊₁) over the k largest |g|, 0.1 % of them, at least 10. Smaller = heavier;
     nan if fewer than k + 1 are not 0."""
     a = g.detach().abs().flatten().cpu().double().numpy()
@@ -85,9 +84,8 @@ def tail_statistics(g: torch.Tensor) -> dict:
 
 
 def log_histogram(g: torch.Tensor, bins: int, low: float, high: float) -> dict:
-    """Histogram of |g| over `bins` bins; their bins + 1 edges are evenly spaced in log from low to high > low > 0.
-
-    density: share of all entries per unit of |g|. ccdf: share of all entries at or above each edge."""
+    """Histogram of |g| over bins even in log from low to high: their edges; density, the share of all entries per unit
+    of |g|; ccdf, the share at or above each edge."""
     edges, a = np.geomspace(low, high, bins + 1), np.sort(g.detach().abs().flatten().float().cpu().numpy())
     below = np.searchsorted(a, edges) / max(1, a.size)  # share of the entries below each edge
     density = np.diff(below) / np.diff(edges)
@@ -123,7 +121,6 @@ def draw_gradients(measured):
 def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch.Generator) -> dict:
     """{parameter name: h, a CPU tensor of its shape}: the mean over `draws` of n g², with n = B·T tokens, or B images,
     and g the gradient of their mean loss on labels drawn from softmax(logits), at temperature 1 (Blockwise LR eq. 3).
-
     An unbiased estimate of the diagonal of the mean loss's Gauss-Newton matrix: with such labels the gradients of
     different tokens are independent and have mean zero. The labels depend on the generator alone, of any device."""
     counts, h = [], dict.fromkeys(trained_parameters(model), 0.0)

@@ -27,8 +27,7 @@ def norms_by_type(parameters: dict, types: dict) -> dict:
 
 
 def gain_vectors(module: torch.nn.Module) -> dict:
-    """{slot name: its gain, as it acts} of every slot with more than one entry: norms of all kinds, LayerScale, Admin,
-    HG, DP, DNP."""
+    """{slot name: its gain, as it acts} of every slot whose gain is a vector: norms, LayerScale, Admin, HG, DP, DNP."""
     gains = {name: slot.gain_vector() for name, slot in module.named_modules() if isinstance(slot, Slot)}
     return {name: gain for name, gain in gains.items() if gain is not None and gain.numel() > 1}
 
@@ -55,9 +54,9 @@ def smallest_row(model: Transformer) -> dict:
 
 @torch.no_grad()
 def measure_norms(model, batches=None, run=None):
-    """{"types": `norms_by_type` of the block types; "blocks": {"q", "k", "v", "o", "w1", "w2": ‖W‖, the Frobenius norm
-    of a block's matrices of that type (`matrix_types`) as one; "attn_gain", "mlp_gain": ‖γ‖ of the branch}, lists [L]
-    (Blockwise LR Fig. 6 a, b); "embedding": of `smallest_row`}."""
+    """{"types": `norms_by_type` of the block types; "blocks": {a type of `matrix_types`: ‖W‖ of a block's matrices as
+    one; "attn_gain", "mlp_gain": ‖γ‖ of the branch}, lists [L] (Blockwise LR Fig. 6 a, b); "embedding": of
+    `smallest_row`}."""
     types, blocks = matrix_types(model), []
     for i, block in enumerate(model.blocks):
         norms = norms_by_type(dict(block.named_parameters(prefix=f"blocks.{i}")), types)
@@ -86,8 +85,7 @@ def draw_norms(measured):
     if tables := [m["embedding"] for m in measured if m["embedding"]]:
         rows = over_steps(measured, [e["rows"] * e["smallest"] for e in tables], label="d · min ‖w̃‖²")
         gain = over_steps(measured, [e["gain"] ** 2 for e in tables], color="k", label="‖γ‖²")
-        title = "smallest row of the embedding,\nand the norm after it"
-        panels.append(Panel(title, "step", [rows, gain], log="y"))
+        panels.append(Panel("smallest row of the embedding,\nand the norm after it", "step", [rows, gain], log="y"))
     return [panels]
 
 
@@ -130,19 +128,16 @@ def draw_alpha(measured):
         alphas.append(over_steps(measured, [m["slots"][i]["alpha"] for m in measured], color=color))
         inverse.append(over_steps(measured, [m["slots"][i]["inv_std"] for m in measured], color=color))
         ends.append(line(slot["inv_std"], slot["alpha"], "o", markersize=6, color=color, label=label))
-    panels = [Panel("α over training", "step", alphas, "α")]
-    panels += [Panel("1/std over training", "step", inverse, "1 / std of the input")]
-    title = f"at the end: Pearson r = {measured[-1]['pearson_r']:.2f}"
-    return [[*panels, Panel(title, "1 / std of the input", ends, "α")]]
+    label, title = "1 / std of the input", f"at the end: Pearson r = {measured[-1]['pearson_r']:.2f}"
+    panels = [Panel("α over training", "step", alphas, "α"), Panel("1/std over training", "step", inverse, label)]
+    return [[*panels, Panel(title, label, ends, "α")]]
 
 
 @torch.no_grad()
 def norm_scatter(model: Transformer, batches, slot_name: str, n: int, generator: torch.Generator) -> dict:
-    """What norm slot `slot_name` (a name of `norm_slots`) does to the elements of its input (DyT Figs. 2, 4).
-
-    {"x", "y", "token", "channel": input, output before the affine part, index of the token in all inputs, and channel
-    of at most n elements, drawn without replacement, of each batch in proportion; "amplitude", "slope", "r2",
-    "linear_r2": of `fit_tanh`; "token_rms_cv": standard deviation over mean of the RMS of all tokens' inputs}."""
+    """{"x", "y", "token", "channel": input of norm slot `slot_name`, output before the affine part, index of the token
+    in all inputs, and channel of at most n elements, drawn without replacement, of each batch in proportion (DyT Figs.
+    2, 4); `fit_tanh`; "token_rms_cv": standard deviation over mean of the RMS of all tokens' inputs}."""
     slot, points, rms, done = norm_slots(model)[slot_name], [], [], 0
     rows = sum(len(inputs) for inputs, _ in batches)
     for (x,) in walk(model, batches, [slot], upcast):
@@ -160,9 +155,8 @@ def norm_scatter(model: Transformer, batches, slot_name: str, n: int, generator:
 
 
 def fit_tanh(x: np.ndarray, y: np.ndarray) -> dict:
-    """The least-squares fit y ≈ A tanh(a x), a > 0, as "amplitude", "slope", "r2", and "linear_r2" of y ≈ c x.
-
-    For each a the best A has a closed form; a is searched on a grid from 1e-3 to 1e2 over rms(x), then refined."""
+    """The least-squares fit y ≈ A tanh(a x), a > 0, as "amplitude", "slope", "r2", and "linear_r2" of y ≈ c x. For each
+    a the best A has a closed form; a is searched on a grid from 1e-3 to 1e2 over rms(x), then refined."""
     size, spread = np.square(x).mean() ** 0.5, np.square(y - y.mean()).sum()
     if not size or not spread:
         return dict.fromkeys(("amplitude", "slope", "r2", "linear_r2"), math.nan)

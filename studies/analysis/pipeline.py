@@ -38,8 +38,7 @@ class AnalyzeConfig:
         self.figure_names = list(FIGURES) if names == ["all"] else list(dict.fromkeys(names))  # each once
         unknown = [name for name in self.figure_names if name not in FIGURES]
         if unknown or not names:
-            allowed = ", ".join(FIGURES)
-            raise ValueError(f"figures={self.figures!r} has {unknown or 'none'}: allowed are all, {allowed}")
+            raise ValueError(f"figures={self.figures!r} has {unknown or 'none'}: allowed are all, {', '.join(FIGURES)}")
         for name in ("tokens", "draws", "snapshots"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
@@ -50,9 +49,7 @@ class AnalyzeConfig:
 
 
 def analyze(paths: list, config: AnalyzeConfig) -> None:
-    """Draw what `config` asks for of the run directories or checkpoint files `paths`.
-
-    ValueError, one line, for what cannot be read, drawn or written."""
+    """Draw what `config` asks for of the run directories or checkpoint files `paths`. ValueError for what cannot be."""
     device, _ = choose_device(config.device)
     names = compare.distinct_names([path.with_suffix("") if path.is_file() else path for path in paths])
     runs = [CheckpointedRun(path, name, config, device) for path, name in zip(paths, names, strict=True)]
@@ -79,13 +76,10 @@ def analyze(paths: list, config: AnalyzeConfig) -> None:
 
 def measure_runs(runs: list, names: list) -> dict:
     """{figure: {run: [{"checkpoint", "step", and what was measured}, one per snapshot that the figure needs]}}.
-
-    Each checkpoint is read once. ValueError if no figure applies to any run."""
+    ValueError if no figure applies to any run."""
     results, reasons = {name: {} for name in names}, []
     for run in runs:
         left = list(names)
-        if run.has_kept_one and any(FIGURES[name].over_training for name in names):
-            print(f"note: {run.name} has kept one checkpoint, so nothing is over training: train with --keep_every=N")
         for i, path in enumerate(run.snapshots, 1):
             model, step = run.load(path)
             for name in [n for n in left if FIGURES[n].over_training or i == len(run.snapshots)]:

@@ -16,8 +16,7 @@ WINDOW = 128  # scatter and jacobian read so many tokens of a sequence; jacobian
 
 
 class CheckpointedRun:
-    """A run directory, or one checkpoint file in it: its snapshots and the data that they are measured on. `config`: an
-    AnalyzeConfig."""
+    """A run directory, or one checkpoint file in it, and the data it is measured on. `config`: an AnalyzeConfig."""
 
     def __init__(self, path: Path, name: str, config, device: torch.device):
         self.name, self.config, self.device, self.folder = name, config, device, path if path.is_dir() else path.parent
@@ -28,10 +27,8 @@ class CheckpointedRun:
                 kept[load_checkpoint(last)["step"]] = last
             if not kept:
                 there = ", ".join(sorted(p.name for p in path.glob("*.pt"))) or "no checkpoint at all"
-                wanted = "name a run directory or a checkpoint"
-                raise ValueError(f"{path} holds neither last.pt nor step_N.pt ({there}): {wanted}")
+                raise ValueError(f"{path} holds neither last.pt nor step_N.pt ({there}): name a run or a checkpoint")
         self.snapshots = pick_evenly([kept[step] for step in sorted(kept)], config.snapshots)
-        self.has_kept_one = len(kept) == 1 and path.is_dir()
         checkpoint = load_checkpoint(self.snapshots[-1])
         trained_on, self.train_config = checkpoint["meta"], checkpoint["train_config"]
         self.model_config = GPTConfig(**checkpoint["model_config"])
@@ -58,11 +55,9 @@ class CheckpointedRun:
 
 
 class Batches:
-    """At most `tokens` tokens of a run's validation data, evenly spread: at least one window, or image. Of each window
-    only the first `length` tokens are read, if given. An iterable of (inputs, targets) on the run's device, of
-    MICRO_TOKENS tokens or less: each batch is read anew when it is its turn, so few are in memory.
-
-    `count`: how much it is, {"tokens": number}, or {"images": number}."""
+    """At most `tokens` tokens of a run's validation data: evenly spread windows, of each the first `length` if given,
+    or images; at least one. An iterable of (inputs, targets) on the run's device, of MICRO_TOKENS tokens or less, each
+    read when it is its turn. `count`: how much it is, {"tokens": number}, or {"images": number}."""
 
     def __init__(self, run: CheckpointedRun, tokens: int, length: int = 0):
         whole = run.images or not length or length > run.block_size  # an image cannot be cut
@@ -80,8 +75,7 @@ class Batches:
 
 
 def target_shares(batches) -> list:
-    """Each batch's share of all targets that are not ignored; batches: [(inputs, targets), …]. ValueError if all
-    are."""
+    """Each batch's share of all targets that are not ignored (-1). ValueError if all are."""
     counts = [int((targets != -1).sum()) for _, targets in batches]
     if not sum(counts):
         raise ValueError("every target is ignored (-1): give at least one that is not")

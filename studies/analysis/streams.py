@@ -100,12 +100,11 @@ def draw_angular(measured):
 
 @torch.no_grad()
 def removal_drop(model: Transformer, batches, run=None) -> dict:
-    """{"loss": mean loss over the targets of `batches`, [(inputs, targets), …], "drop": [how much higher it is with
-    block ℓ deleted]}, and of images {"top1": share whose class has the largest logit, "top1_drop": [how much lower it
-    is]}. The other blocks keep their constants, such as LNS's 1/√ℓ (LNS)."""
+    """{"loss": mean over the targets, "drop": [how much higher it is with block ℓ deleted]}, of images also {"top1":
+    share whose class has the largest logit, "top1_drop": [how much lower]}. The other blocks keep their constants, such
+    as LNS's 1/√ℓ."""
 
     def measure(blocks):
-        """Mean loss with these blocks, and where the model returns logits top-1."""
         model.blocks, total = torch.nn.ModuleList(blocks), np.zeros(2)
         for batch, share in zip(batches, shares, strict=True):
             (logits, loss), targets = model(*batch), batch[1]
@@ -135,11 +134,10 @@ def draw_removal(measured):
 
 
 def residual_jacobian(model: Transformer, batches, positions: list, block: int, branch: str) -> torch.Tensor:
-    """(C, C): ∂y[i]/∂x[j] for the token at positions[b] of each sequence b, averaged over the sequences (LNS Fig. 5).
-
-    x enters and y leaves the residual sub-layer `branch` ("attn" or "mlp") of block `block`, counted from 0. Both are
-    of the same token. The others that it sees, those before it or all of an image, are held fixed: their keys and
-    values are put in a cache, so that C copies of the token give all rows in one backward pass."""
+    """(C, C): ∂y[i]/∂x[j] for the token at positions[b] of each sequence b, averaged over the sequences (LNS Fig. 5); x
+    enters and y leaves the residual sub-layer `branch` ("attn" or "mlp") of block `block`, counted from 0. The tokens
+    that this one sees, those before it or all of an image, are held fixed: their keys and values are put in a cache,
+    so that C copies of the token give all rows in one backward pass."""
     module, total = getattr(model.blocks[block], branch), 0.0
     entering = walk(model, batches, [module], lambda x, rope=None, *_: [(sequence, rope) for sequence in x])
     sequences = (sequence for (found,) in entering for sequence in found)

@@ -12,7 +12,6 @@ from nanodnt.run.parallel import shard_model
 from support.parallel_runs import REFUSED
 from support.processes import SPOILT, assert_close, assert_same_values, joined, left, play, processes
 from support.runs import column, different, load, metrics, run
-from support.tracked import tracks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -91,7 +90,7 @@ def test_tracking_leaves_compiled_parts_alone(dataset, tmp_path):
     for rank in range(2):
         without, tracked = torch.load(tmp_path / f"graphs.{rank}")
         assert tracked == without > 0
-    assert list(tracks(tmp_path / "compiled 1")) == [1, 2]
+    assert list(column(tmp_path / "compiled 1", "track")) == [1, 2]
     off, on = (load(tmp_path / f"compiled {interval}" / "last.pt") for interval in (0, 1))
     assert different(on["model"], off["model"]) == []
 

@@ -14,7 +14,7 @@ from support.parallel_runs import CASES, CHAINS, DEEP, FAST, LONG_CHAINS, ON_FOU
 from support.prepared import open_prepared
 from support.processes import BAD, STEPS, TOLERANCES, assert_close, assert_same_values, join_rows, left
 from support.runs import assert_same_run, call, column, different, load, tensors
-from support.tracked import assert_close_numbers, tracks
+from support.tracked import assert_close_numbers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -66,7 +66,7 @@ def assert_same_case(folder, case, launch, world):
     for name in ("val_top1", "val_top5"):  # shares of 47 images, each of which is counted once
         assert column(got, name) == column(expected, name)
         assert all(47 * x == pytest.approx(round(47 * x)) for x in column(got, name).values())
-    a, b = tracks(got), tracks(expected)
+    a, b = column(got, "track"), column(expected, "track")
     assert_close_numbers(a, b, rel=2e-3)
     for step, name in product(b, ("stream_var", "grad_norm", "weight_norm")):
         assert_close_numbers(a[step][name], b[step][name], rel=2e-4)

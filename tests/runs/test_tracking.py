@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
 
 import train
 from layers.slot import Slot
@@ -21,9 +22,9 @@ from nanodnt.run.environment import Env
 from nanodnt.run.metrics import read_metrics
 from nanodnt.weights import model_from_checkpoint
 from support.depth import spread
-from support.runs import assert_same_run, different, load, metrics, run
+from support.runs import assert_same_run, column, different, load, metrics, run
 from support.strikes import at_row, kill_me, optimizers, spoil_gradients
-from support.tracked import PRE, UNIFIED, assert_close_numbers, leaves, tracks
+from support.tracked import PRE, UNIFIED, assert_close_numbers
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")
 
@@ -244,7 +245,7 @@ def test_the_probe_is_of_the_first_validation_sequences(dataset, tmp_path, monke
         assert np.array_equal(idx, expected)
     assert read[3].shape == (1, 80)
     model = model_from_checkpoint(load_checkpoint(tmp_path / "a" / "last.pt"))
-    last = tracks(tmp_path / "a")[1]
+    last = column(tmp_path / "a", "track")[1]
     with torch.no_grad():
         expected = by_hand(model, torch.tensor(windows[:8].astype(np.int64)))
     assert_close_numbers({name: last[name] for name in expected}, expected)
@@ -296,7 +297,7 @@ def test_rows_of_the_interval_whatever_else_is_logged(dataset, tmp_path, capsys)
     rows = {row["step"]: row.keys() for row in metrics(tmp_path / "on")}
     assert [step for step, keys in rows.items() if "track" in keys] == [4, 8]
     assert rows[4] == {"step", "tokens", "track"}
-    assert list(rows) == sorted({0, 3, 6, 9, 5, 10, 4, 8}) and not tracks(tmp_path / "off")
+    assert list(rows) == sorted({0, 3, 6, 9, 5, 10, 4, 8}) and not column(tmp_path / "off", "track")
 
 
 def test_nothing_is_tracked_to_evaluate(dataset, tmp_path, monkeypatch):
@@ -327,7 +328,7 @@ def test_an_interrupted_run_tracks_what_the_uninterrupted_one_does(dataset, tmp_
         waiting = load(tmp_path / "run" / "last.pt")["pending"]
         assert waiting["step"] == 8 and waiting["grad_norm"] is None and waiting["track"]["stream_var"]
         assert run(out_dir=tmp_path / "run", **config, init_from="resume") == 0
-    assert list(tracks(tmp_path / "run")) == [2, 4, 6, 8, 10, 12]
+    assert list(column(tmp_path / "run", "track")) == [2, 4, 6, 8, 10, 12]
     assert_same_run(tmp_path / "run", tmp_path / "uninterrupted")
 
 
@@ -338,11 +339,11 @@ def test_a_step_that_is_not_finite_has_null(value, dataset, tmp_path):
         assert run(out_dir=tmp_path, dataset=dataset, **ALWAYS | dict(max_iters=4, eval_interval=4)) == 0
     text = (tmp_path / "metrics.jsonl").read_text()
     assert "NaN" not in text and "Infinity" not in text
-    found = tracks(tmp_path)
+    found = column(tmp_path, "track")
     for name in BY_STEP:
         assert set(found[3][name].values()) == {None} and None not in found[4][name].values()
     rest = {name: part for name, part in found[3].items() if name not in BY_STEP}
-    assert rest == {name: found[2][name] for name in rest} and None not in leaves(rest).values()
+    assert rest == {name: found[2][name] for name in rest} and None not in tree_leaves(rest)
 
 
 def test_rows_become_json_and_flat_for_wandb(tmp_path):
@@ -382,6 +383,6 @@ def test_tracking_compiles_nothing(layout, dataset, tmp_path, monkeypatch):
             assert run(out_dir=tmp_path / name, **flags | dict(track_interval=interval)) == 0
             assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
     torch._dynamo.reset()
-    assert len(tracks(tmp_path / "on")) == STEPS
+    assert len(column(tmp_path / "on", "track")) == STEPS
     on, off = (load(tmp_path / name / "last.pt") for name in ("on", "off"))
     assert different(on["model"], off["model"]) == []

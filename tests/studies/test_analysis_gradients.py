@@ -1,6 +1,7 @@
 """studies/analysis/gradients.py against its definitions: the reference's equations, closed forms, cases by hand."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -35,16 +36,14 @@ def test_block_norms(name):
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.empty_like(p).normal_(std=0.1, generator=torch.Generator().manual_seed(p.numel())))
-    squares, whole = {}, {}  # (kind, block): Σ x²; {block type: Σ x²}
+    squares, whole = Counter(), Counter()  # (kind, block): Σ x²; {block type: Σ x²}
     for path, p in model.named_parameters():
-        *_, last = path.split(".")
-        kind = type_by_name(path, matrices=False)
-        whole[kind] = whole.get(kind, 0) + sum(x**2 for x in p.double().flatten().tolist())
+        square = sum(x**2 for x in p.double().flatten().tolist())
+        whole[type_by_name(path, matrices=False)] += square
         if path.startswith("blocks."):
-            _, block, branch, *_ = path.split(".")
+            _, block, branch, *_, last = path.split(".")
             kind = type_by_name(path, matrices=True) or (last == "gain" and p.numel() > 1 and f"{branch}_gain")
-            key = kind, int(block)
-            squares[key] = squares.get(key, 0) + sum(x**2 for x in p.double().flatten().tolist())
+            squares[kind, int(block)] += square
     measured = norms.measure_norms(model)
     types, found = measured["types"], measured["blocks"]
     assert types.keys() == whole.keys()
@@ -161,14 +160,10 @@ SHARP = {
 }
 
 
-def sampled(name, draws, *marks):
-    return pytest.param((name, draws), marks=marks, id=f"{name}, {draws} draws")
+MANY = [pytest.param((name, 1000), marks=pytest.mark.deep) for name in SHARP]
 
 
-MANY = [sampled(name, 1000, pytest.mark.deep) for name in SHARP]
-
-
-@pytest.fixture(scope="module", params=[sampled("S5, untied", 400), *MANY])
+@pytest.fixture(scope="module", params=[("S5, untied", 400), *MANY], ids=str)
 def sharp(request):
     """A tiny model, the exact diagonal of its loss's Gauss-Newton matrix, and many estimates of one draw each.
 
@@ -211,10 +206,9 @@ def deviations(sample, value):
 
 def by_type(h, dims=0):
     """{block type: sum of all its entries} of {name: tensor}, whose first `dims` dimensions stay."""
-    sums = {}
+    sums = Counter()
     for name, t in h.items():
-        kind = type_by_name(name, matrices=False)
-        sums[kind] = sums.get(kind, 0) + t.flatten(dims).sum(-1)
+        sums[type_by_name(name, matrices=False)] += t.flatten(dims).sum(-1)
     return sums
 
 
@@ -240,10 +234,9 @@ def test_sharpness_of_what_no_token_reaches_is_zero(sharp):
 
 
 def test_sharpness_is_the_mean_over_draws_of_a_generator(sharp):
-    def estimate(seed, draws=40):
-        return gradients.estimate_sharpness(
-            sharp.model, batches_of(sharp.idx), draws, torch.Generator().manual_seed(seed)
-        )
+    def estimate(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return gradients.estimate_sharpness(sharp.model, batches_of(sharp.idx), 40, generator)
 
     one, again, other = estimate(0), estimate(0), estimate(1)
     for name, h in one.items():

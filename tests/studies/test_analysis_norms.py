@@ -42,7 +42,7 @@ def test_dyt_alphas(constant, rows):
     if constant:
         flags, words = flags | DYT_CONSTANT, words | dict(alpha=(0.7, 0.4))
     model, net, terms = build(flags, dtype=torch.float32), replace(NET, blocks=2, **words), []
-    weights, idx = floats(model), tokens(2, 7)
+    weights, idx = floats(model), tokens(3, 7)
     reference.forward(net, weights, idx, seen=terms)
     names = [f"blocks.{i}.{branch}.pre" for i in range(2) for branch in ("attn", "mlp")] + ["final_norm"]
     inputs = [x for x, _ in terms] + [sum(terms[-1])]
@@ -64,14 +64,10 @@ def scatter(model, idx, slot, n=400, rows=9):
     return found, x.double(), y.double(), token, channel
 
 
-def sizes():
-    """(64, 1): factors of the embedding's rows, so that the tokens' RMS differ as they do after training."""
-    return torch.empty(64, 1).normal_(generator=torch.Generator().manual_seed(2)).exp()
-
-
 @IN_PARTS
 def test_scatter_of_rmsnorm_is_a_line_for_each_token(rows):
-    net = solve("Pre-LN", idx=tokens(5, 9), scale=sizes())
+    sizes = torch.empty(64, 1).normal_(generator=torch.Generator().manual_seed(2)).exp()  # tokens differ
+    net = solve("Pre-LN", idx=tokens(5, 9), scale=sizes)
     found, x, y, token, channel = scatter(net.model, net.idx, "blocks.1.attn.pre", rows=rows)
     entering = net.streams[1].flatten(0, 1)
     mean_square = (entering**2).mean(-1)
@@ -93,7 +89,7 @@ def test_scatter_of_rmsnorm_is_a_line_for_each_token(rows):
     best = max(r2(torch.tanh(a * x)) for a in slopes.tolist())
     fitted = y - found["amplitude"] * torch.tanh(found["slope"] * x)
     assert close(found["r2"], (1 - fitted @ fitted / ((y - y.mean()) ** 2).sum()).item())
-    assert best - 1e-6 < found["r2"] < best + 1e-3 and close(found["linear_r2"], r2(x)) and best > r2(x) + 0.05
+    assert best - 1e-6 < found["r2"] < best + 1e-3 and close(found["linear_r2"], r2(x)) and best > r2(x) + 0.02
 
 
 def test_scatter_of_layernorm():
@@ -116,12 +112,6 @@ def test_scatter_of_dyt_finds_its_tanh():
         assert close(found["slope"], abs(alpha), 1e-2) and close(found["amplitude"], math.copysign(1, alpha), 1e-2)
 
 
-def of_gain(values):
-    n, mean = len(values), sum(values) / len(values)
-    rms, std = (sum((v - centre) ** 2 / n for v in values) ** 0.5 for centre in (0, mean))
-    return dict(rms=rms, std=std)
-
-
 @pytest.mark.parametrize("param", ("direct", "magdir", "expmagdir"))
 def test_gain_statistics(param):
     """HG, DP, post norms: each gain as it acts. Not SkipInit's scalar, in the place of the mid norm's."""
@@ -137,7 +127,7 @@ def test_gain_statistics(param):
             size, direction = weights[name + ".magnitude"].item(), weights[name + ".direction"]
             size = math.exp(size) if param == "expmagdir" else size
             gain = size * direction / ((direction**2).sum() / len(direction)) ** 0.5
-        wanted[name] = of_gain(gain.tolist())
+        wanted[name] = {key: ((gain - c) ** 2).mean().item() ** 0.5 for key, c in (("rms", 0), ("std", gain.mean()))}
     found = norms.measure_gains(model)["slots"]
     assert found.keys() == wanted.keys()
     for name, numbers in wanted.items():

@@ -18,8 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def mean_variance(x):
     """Over the channels of each token, divided by their number; the mean over tokens."""
-    rows = x.flatten(0, 1).tolist()
-    return sum(sum((v - sum(t) / len(t)) ** 2 for v in t) / len(t) for t in rows) / len(rows)
+    return ((x - x.mean(-1, keepdim=True)) ** 2).mean().item()
 
 
 @IN_PARTS
@@ -47,15 +46,6 @@ def test_angular_distance_of_a_model_is_that_of_the_equations():
     for rows in (5, 3):
         found = torch.tensor(streams.angular_distance(net.model, batches_of(net.idx, rows)), dtype=torch.float64)
         assert (found - wanted).abs().max() < 1e-6 and wanted[0, 3] > 0.05
-
-
-@pytest.mark.parametrize("sizes", [(60,), (1, 40, 19), (7,) * 8 + (4,)])
-def test_the_variance_of_parts(sizes):
-    x = torch.empty(60, 3).normal_(generator=torch.Generator().manual_seed(1)) * torch.arange(1, 61)[:, None] + 100
-    values = x.double().flatten().tolist()
-    mean = sum(values) / 180
-    found = streams.joint_variance([streams.moments(part) for part in x.split(sizes)])
-    assert close(found, sum((v - mean) ** 2 for v in values) / 180)
 
 
 def test_angular_distance():
@@ -104,17 +94,6 @@ def test_removal_is_the_network_without_the_block(name):
     assert close(model(idx, targets)[1].item(), whole)
 
 
-def sublayers(model, idx):
-    """{branch of block 2: (its input, its function of it)}."""
-    c = model.config
-    rope = rotary(torch.arange(idx.shape[1]), c.head_dim, c.rope_theta) if c.pos == "rope" else None
-    rope = None if rope is None else tuple(r.double() for r in rope)
-    x = model.wte(idx) if model.wpe is None else model.wte(idx) + model.wpe.weight[: idx.shape[1]]
-    x = model.blocks[0](model.input_norm(x), rope)
-    block = model.blocks[1]
-    return {"attn": (x, lambda x: block.attn(x, rope)), "mlp": (block.attn(x, rope), block.mlp)}
-
-
 JACOBIAN = {"Pre-LN": dict(), "S5, llama": dict(LLAMA, **S5), "Post-LN": POST, "DyT, LNS": dict(norm="dyt", lns="norm")}
 JACOBIAN |= {"experts": NETS["experts"][0]}
 
@@ -124,7 +103,10 @@ JACOBIAN |= {"experts": NETS["experts"][0]}
 @torch.no_grad()
 def test_jacobian_against_differences(name, branch):
     model, idx, positions = build(JACOBIAN[name]), tokens(3, 7), torch.tensor([0, 6, 3])
-    (x, function), rows, step = sublayers(model, idx)[branch], torch.arange(3), 1e-5
+    (one, block), c, rows, step = model.blocks, model.config, torch.arange(3), 1e-5
+    rope = None if model.wpe else tuple(r.double() for r in rotary(torch.arange(7), c.head_dim, c.rope_theta))
+    x = one(model.input_norm(model.wte(idx) + (model.wpe.weight[:7] if model.wpe else 0)), rope)
+    x, function = (x, lambda x: block.attn(x, rope)) if branch == "attn" else (block.attn(x, rope), block.mlp)
     wanted = torch.empty(16, 16, dtype=torch.float64)  # [i, j]: of output i by input j
     for j in range(16):
         shift = torch.zeros_like(x)
@@ -154,10 +136,8 @@ def test_logit_max_is_the_trackers_over_all_parts():
     wanted = [tracking.fetch_numbers(tracking.probe(model, part))["logit_max"] for part in idx.split(1)]
     assert len(wanted[0]) == 3 and len(set(map(tuple, wanted))) == 3
     for rows in (3, 1):
-        assert close(
-            streams.largest_logits(model, batches_of(idx, rows))["layers"],
-            [max(by_block) for by_block in zip(*wanted, strict=True)],
-        )
+        found = streams.largest_logits(model, batches_of(idx, rows))["layers"]
+        assert close(found, [max(by_block) for by_block in zip(*wanted, strict=True)])
 
 
 def test_nothing_is_left_behind():

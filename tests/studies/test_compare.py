@@ -9,7 +9,8 @@ import pytest
 from nanodnt.run.loss_curve import smoothed
 from studies.analysis import compare
 from studies.analysis.compare import compare_runs, final_loss_table, load_records, plain, table_cells, write_report
-from support.analysis import MODEL, RECORD, TRAIN, make_run
+from support.analysis import MODEL, TRAIN, make_run
+from support.runs import RECORD
 
 PNG = b"\x89PNG\r\n\x1a\n"
 HOSTILE = '<img src=x onerror="alert(1)"> & | `code` **b** [a](b) $x$ \n# head'
@@ -123,7 +124,7 @@ def test_names_have_parents_where_they_need_them(tmp_path):
         load_records([paths[3], f"{paths[3]}/../other"])
 
 
-RIGHT = {"model": MODEL, "train": TRAIN, "command": []} | RECORD
+RIGHT = {"model": MODEL, "train": TRAIN} | RECORD
 BROKEN = {  # text of config.json, None: it is missing
     None: "FileNotFoundError",
     '{"model": {': "JSONDecodeError",

@@ -16,7 +16,6 @@ from studies.analysis.compare import final_loss_table, load_records, table_cells
 from studies.analysis.pipeline import FIGURES, AnalyzeConfig
 from studies.analysis.runs import CheckpointedRun
 from support import runs as tiny
-from support.analysis import quick_runs
 from support.claims import in_process
 from support.images import encode, noise, write_dataset
 from vision import ViT
@@ -31,7 +30,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     train, val = ([encode(pixels) for pixels in noise(n, 8, 8, seed=n)] for n in (40, 12))
     write_dataset(folder / "data", train, val)
-    with quick_runs():
+    with tiny.quick_runs():
         assert tiny.run(**VIT, dataset=folder / "data", out_dir=folder / "vit", keep_every=10, track_interval=10) == 0
     return folder
 
@@ -83,7 +82,7 @@ def test_the_table_ends_with_top1(folder, drawn):
 def test_two_runs_of_images_compared(folder, tmp_path):
     """Another patch size means another number of tokens, of the same images: the losses are comparable."""
     how = VIT | dict(patch_size=2, block_size=17)
-    with quick_runs():
+    with tiny.quick_runs():
         assert tiny.run(**how, dataset=folder / "data", out_dir=tmp_path / "fine") == 0
     table = final_loss_table(load_records([tmp_path / "fine", folder / "vit"]))
     assert [row["images"] for row in table["rows"]] == [160, 160] and table["unit"] == "image"

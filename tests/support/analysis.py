@@ -1,16 +1,16 @@
 """What the tests of studies/analysis share: networks solved by the reference, types by name, made-up runs."""
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from support import reference, runs
+from support import reference
 from support.models import LLAMA, LLAMA_NET, NET, POST, POST_NET, PRE, S5, S5_NET, SCHEMES, build, error, floats, tokens
 from support.moe import MIXTURES
+from support.runs import RECORD
 
 # name: (flags, the same network for support.reference): together every norm placement, constant and kind of gain.
 NETS = {
@@ -39,7 +39,7 @@ def solve(name, n_layer=2, idx=None, scale=None):
     if scale is not None:
         with torch.no_grad():
             model.wte.weight.mul_(scale)
-    idx, terms, weights = tokens(2, 7) if idx is None else idx, [], floats(model)
+    idx, terms, weights = tokens(3, 7) if idx is None else idx, [], floats(model)
     reference.forward(net, weights, idx, seen=terms)
     last = sum(terms[-1])
     if "post" in net.mlp:
@@ -48,8 +48,8 @@ def solve(name, n_layer=2, idx=None, scale=None):
     return SimpleNamespace(model=model, idx=idx, terms=terms, streams=streams, eps=net.eps)
 
 
-# A test's `rows`, for `batches_of`: all inputs are one batch, or each sequence is one.
-IN_PARTS = pytest.mark.parametrize("rows", (9, 1), ids=("whole", "in parts"))
+# A test's `rows`, for `batches_of`: all inputs are one batch, or of an odd number of sequences the last is alone.
+IN_PARTS = pytest.mark.parametrize("rows", (9, 2), ids=("whole", "in parts"))
 
 
 def batches_of(inputs, rows=9) -> list:
@@ -86,15 +86,6 @@ def two_batches():
 
 MODEL = {"n_embd": 768, "block_size": 10, "vocab_size": 50, "norm": "rmsnorm"}
 TRAIN = {"dataset": "words", "batch_size": 1, "eval_tokens": 100, "max_iters": 200, "out_dir": "somewhere"}
-RECORD = {"versions": {"torch": "2.13.0"}, "git_commit": "c0ffee", "git_changed_files": []}
-
-
-@contextmanager
-def quick_runs():
-    """`support.runs.quick_runs`, whose config.json can be compared."""
-    with runs.quick_runs(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nanodnt.run.directory.run_record", lambda: RECORD | {"command": ["train.py"]})
-        yield
 
 
 def make_run(folder, losses=None, rows=None, model=None, command=("train.py",), record=None, **train):
@@ -103,6 +94,6 @@ def make_run(folder, losses=None, rows=None, model=None, command=("train.py",), 
     losses = {0: 4.0, 100: 3.0, 200: 2.0} if losses is None else losses
     rows = rows or [{"step": step, "tokens": 10 * step, "val_loss": loss} for step, loss in losses.items()]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = {"model": MODEL | (model or {}), "train": TRAIN | train, "command": list(command)}
-    (folder / "config.json").write_text(json.dumps(config | RECORD | (record or {})))
+    config = RECORD | {"model": MODEL | (model or {}), "train": TRAIN | train, "command": list(command)}
+    (folder / "config.json").write_text(json.dumps(config | (record or {})))
     return folder

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, pre_norm="attn", mid_norm="both", input_norm=True)
 TINY |= dict(qk_norm=True, batch_size=8, learning_rate=1e-2, warmup_iters=5, max_iters=20, eval_interval=10)
 TINY |= dict(eval_tokens=512, log_interval=1, device="cpu", dtype="float32", compile=False)
+RECORD = {"command": ["train.py"], "versions": {"torch": "2.13.0"}, "git_commit": "c0ffee", "git_changed_files": []}
 MACHINE = ("tokens_per_s", "images_per_s", "peak_mem_bytes", "mfu")  # of a row: what depends on the machine
 
 
@@ -87,7 +88,7 @@ def quick_runs():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *_: None)
         patch.setattr("train.gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)))
-        patch.setattr("nanodnt.run.directory.run_record", dict)
+        patch.setattr("nanodnt.run.directory.run_record", RECORD.copy)
         for device in ("cuda", "xpu", "mtia") * (not torch.cuda.is_available()):
             patch.setattr(f"torch.{device}._is_in_bad_fork", lambda: True)
         yield
