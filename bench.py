@@ -87,8 +87,8 @@ def measure(mode: str, settings: dict) -> dict:
     return compare_variants(makes, setting, turns)
 
 
-def run(argv: list) -> int:
-    """Do what the arguments say; returns the exit code."""
+def run(argv: list) -> None:
+    """Do what the arguments say."""
     found = read_variants(argv)
     _, config, bench = next(iter(found.values()))
     mode = choose_mode(bench)
@@ -112,14 +112,14 @@ def run(argv: list) -> int:
         if bench.json:
             write_file(Path(bench.json), lambda f: f.write(json.dumps(result, indent=1).encode()))
             env.print(f"written: {bench.json}")
-    return 0
 
 
 def main() -> int:
     try:
-        return run(sys.argv[1:])
+        run(sys.argv[1:])
     except EXPECTED as e:
         return report_error(e)
+    return 0
 
 
 if __name__ == "__main__":

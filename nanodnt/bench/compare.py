@@ -1,6 +1,5 @@
 """Variants of a step, timed side by side; and the kernels of one."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,10 +10,7 @@ from nanodnt.bench.settings import Setting
 from nanodnt.bench.tables import describe_variants, dtype_name, figures, format_gb
 from nanodnt.bench.timing import build, bytes_at_start, ceilings_of, time_variants
 from nanodnt.bench.variants import our_variant
-from nanodnt.engine import prepare_model
-from nanodnt.optim import make_optimizer
-from nanodnt.plan.memory import Timeline
-from nanodnt.plan.strategies import make_strategy
+from nanodnt.plan.memory import count_step
 
 PROFILED_STEPS, PRINTED_KERNELS = 3, 25
 
@@ -64,8 +60,10 @@ def time_in_turn(makes: dict, setting: Setting, start: int | None, in_pairs: boo
             break
         rows.append(figures(variant, reference or variant))
         if not in_pairs:
-            rows[-1]["planned_bytes"] = plan_memory(variant.setting)
-        setting.env.print(f"{name}: {variant.tokens_per_s:,.0f} tokens/s")
+            s = variant.setting
+            timeline, strategy = count_step(s.flags, s.config, s.env)
+            rows[-1]["planned_bytes"] = timeline.peak(s.micro, s.rows, strategy).total  # not compiled
+        setting.env.print(f"{name}: {rows[-1]['tokens_per_s']:,.0f} tokens/s")
         del variant
         free_memory(setting.env.device)
     return rows, not_timed
@@ -95,16 +93,6 @@ def memory_room(device: torch.device) -> float | None:
         return torch.cuda.get_device_properties(device).total_memory
     free = read_bytes("/proc/meminfo", "MemAvailable:") if device.type == "cpu" else None
     return None if free is None else 0.9 * (free + held_bytes(device))
-
-
-def plan_memory(setting: Setting) -> float:
-    """Peak bytes of the timed step, as `model.py --plan` counts them: not compiled."""
-    meta = replace(setting.env, device=torch.device("meta"))
-    model = prepare_model(setting.task.network().empty(setting.flags), setting.config, meta)
-    optimizer = make_optimizer(model, setting.config)
-    timeline = Timeline(model, optimizer, setting.config, setting.config.activation_checkpointing)
-    strategy = make_strategy("none", model, optimizer, setting.config, gpus=1)
-    return timeline.peak(setting.micro, setting.rows, strategy).total
 
 
 def profile_steps(setting: Setting) -> dict:

@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 import time
+from collections import Counter
 
 import numpy as np
 import torch
@@ -39,19 +40,19 @@ def seconds_of(run, n: int, device: torch.device) -> list:
     return [b - a for a, b in itertools.pairwise(times)]
 
 
-class PhaseTimer:
-    """Called at the end of each phase with its name: waits for the device, and adds the seconds since the last call to
-    `seconds[phase]`."""
+def seconds_of_phases(run, device: torch.device) -> Counter:
+    """{phase: its seconds} of run(on_phase_end), which calls that with the name of each phase at its end."""
+    wait_for(device)
+    seconds, last = Counter(), clock()
 
-    def __init__(self, device: torch.device, phases: tuple):
-        self.device, self.seconds = device, dict.fromkeys(phases, 0.0)
+    def on_phase_end(phase: str) -> None:
+        nonlocal last
         wait_for(device)
-        self.last = clock()
-
-    def __call__(self, phase: str) -> None:
-        wait_for(self.device)
         now = clock()
-        self.seconds[phase], self.last = self.seconds[phase] + now - self.last, now
+        seconds[phase], last = seconds[phase] + now - last, now
+
+    run(on_phase_end)
+    return seconds
 
 
 def read_bytes(path: str, name: str) -> int | None:
@@ -76,10 +77,7 @@ def held_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     if sys.platform == "linux":
-        try:
-            ctypes.CDLL(None).malloc_trim(0)  # returns free memory to the system
-        except (OSError, AttributeError):
-            pass  # not with this C library
+        ctypes.CDLL(None).malloc_trim(0)  # returns free memory to the system
     return read_bytes("/proc/self/status", "VmRSS:")
 
 
@@ -104,15 +102,13 @@ def peak_bytes(run, device: torch.device) -> int | None:
 def busy_cores() -> float | None:
     """CPU cores that other processes keep busy while this one sleeps for a second; None where that is unknown. (The
     load average would still count the work of a minute ago.)"""
-
-    def read_ticks():
-        with open("/proc/stat") as f:
-            return np.array(f.readline().split()[1:9], float)
-
+    ticks = []
     try:
-        before = read_ticks()
-        time.sleep(1)
-        ticks = read_ticks() - before
+        for pause in (1, 0):
+            with open("/proc/stat") as f:
+                ticks.append(np.array(f.readline().split()[1:9], float))
+            time.sleep(pause)
     except (OSError, ValueError):
         return None
-    return float(1 - ticks[3:5].sum() / ticks.sum()) * os.cpu_count()  # all but idle and waiting for a disk
+    passed = ticks[1] - ticks[0]
+    return float(1 - passed[3:5].sum() / passed.sum()) * os.cpu_count()  # all but idle and waiting for a disk

@@ -10,7 +10,7 @@ from nanodnt.bench.measure import free_memory
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.tables import format_ms, make_table
 from nanodnt.bench.timing import take_turns
-from nanodnt.bench.vary import plain_flags
+from nanodnt.bench.vary import PLAIN
 
 NORMS = ("rmsnorm", "layernorm", "dyt", "none")  # the first is the reference; none is the identity
 COLUMNS = {
@@ -46,7 +46,7 @@ def norm_calls(norm: str, mode: str, setting: Setting) -> dict:
     n_bias = d * (setting.flags.bias and norm == "layernorm")
     layer = Slot(norm, n_gain=d * (norm != "none"), n_bias=n_bias).to(device)
     layer.init()
-    model = setting.replace(**plain_flags() | dict(norm=norm)).new_model()
+    model = setting.replace(**PLAIN | dict(norm=norm)).new_model()
     model.to(device).set_runtime(compute_dtype=setting.env.dtype)
     call_layer, call_model = layer, model
     if mode == "compiled":

@@ -78,15 +78,13 @@ class Setting:
     def _fit(self) -> None:
         """Fill in what the flags leave to the dataset; at random, to GPT-2's vocabulary or ImageNet's images."""
         name, reads, random = self.config.dataset, self.task.reads, self.bench.data == "random"
-        if random and (reads == "text" or not (folder_of(name) / "meta.json").exists()):
-            fill_from_dataset(self.flags, self.task.placeholder_meta(self.flags)[0], "random")
-            return
-        try:
-            meta = load_meta(name, verify=False)
-        except ValueError as e:
-            raise ValueError(f"{e}; or time on random {reads}: --data=random") from None
-        if random and task_of_data(meta).reads != reads:
-            meta = self.task.placeholder_meta(self.flags)[0]
+        meta, _ = self.task.placeholder_meta(self.flags)
+        if not random or reads != "text" and (folder_of(name) / "meta.json").exists():
+            try:
+                found = load_meta(name, verify=False)
+            except ValueError as e:
+                raise ValueError(f"{e}; or time on random {reads}: --data=random") from None
+            meta = meta if random and task_of_data(found).reads != reads else found
         fill_from_dataset(self.flags, meta, name)
         if not random:
             self.task.check_data(name, meta, None, self.flags)

@@ -8,6 +8,7 @@ import torch
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.timing import PARTS, ceilings_of, speed_ratio
 from nanodnt.bench.variants import Variant
+from nanodnt.plan.strategies import state_tensors, total_bytes
 from nanodnt.run.hardware import attention_backend, device_name, peak_flops
 from nanodnt.tables import table
 
@@ -57,14 +58,14 @@ def figures(variant: Variant, reference: Variant) -> dict:
     row |= dict(parameters=v.model.num_params(), flops_per_token=flops_per_token)
     row |= dict(step_tokens=v.tokens, batch_size=setting.config.batch_size)
 
-    low, high = np.percentile(list(itertools.chain(*v.rounds)), (10, 90)).tolist()
-    row |= dict(tokens_per_s=v.tokens_per_s, images_per_s=None)
-    row |= {name: n / v.seconds for name, n in setting.task.step_counts(setting.rows).items()}
-    row |= dict(step_s=v.seconds, step_s_p10=low, step_s_p90=high, rounds_s=v.rounds, parts_s=parts)
+    low, seconds, high = np.percentile(list(itertools.chain(*v.rounds)), (10, 50, 90)).tolist()
+    row |= dict(tokens_per_s=v.tokens / seconds, images_per_s=None)
+    row |= {name: n / seconds for name, n in setting.task.step_counts(setting.rows).items()}
+    row |= dict(step_s=seconds, step_s_p10=low, step_s_p90=high, rounds_s=v.rounds, parts_s=parts)
     median, least, largest = speed_ratio(v, reference)
     row |= dict(ratio=median, ratio_min=least, ratio_max=largest, reference=reference.name)
 
-    flops, ceiling = flops_per_token * v.tokens_per_s, ceilings_of(setting, v.dtype)["ffn"]
+    flops, ceiling = flops_per_token * row["tokens_per_s"], ceilings_of(setting, v.dtype)["ffn"]
     peak = peak_flops(setting.env.device, v.dtype, setting.config.peak_flops)
     row |= dict(flops_per_s=flops, ceiling_flops_per_s=ceiling, of_ceiling=flops / ceiling)
     row |= dict(mfu=flops / peak if peak else None)
@@ -72,8 +73,7 @@ def figures(variant: Variant, reference: Variant) -> dict:
     micro_batches = setting.full_accumulation / setting.accumulation  # of an iteration, for each that was timed
     iteration = micro_batches * (parts["data"] + parts["forward"] + parts["backward"])
     share = parts["optimizer"] / (iteration + parts["clip"] + parts["optimizer"])
-    state = [t for state in v.optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
-    row |= dict(optimizer_share=share, state_bytes=sum(t.numel() * t.element_size() for t in state))
+    row |= dict(optimizer_share=share, state_bytes=total_bytes(state_tensors(v.optimizer)))
     return row | dict(peak_mem_bytes=v.memory, compile_s=v.compile_s, recompilations=v.recompilations)
 
 

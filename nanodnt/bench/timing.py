@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from nanodnt.bench.measure import PhaseTimer, busy_cores, held_bytes, peak_bytes, seconds_of
+from nanodnt.bench.measure import busy_cores, held_bytes, peak_bytes, seconds_of, seconds_of_phases
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.variants import Variant
 
@@ -53,11 +53,9 @@ def time_variants(variants: list, setting: Setting) -> None:
     """Time whole steps, the variants taking turns; then the parts of their steps. Fills `rounds` and `parts`."""
     seconds = take_turns({i: variant.run for i, variant in enumerate(variants)}, setting)
     for i, variant in enumerate(variants):
-        variant.rounds, timers = seconds[i], []
-        for _ in range(setting.bench.steps):
-            timers.append(PhaseTimer(setting.env.device, PARTS))
-            variant.run(timers[-1])
-        variant.parts = {part: statistics.median(timer.seconds[part] for timer in timers) for part in PARTS}
+        phases = [seconds_of_phases(variant.run, setting.env.device) for _ in range(setting.bench.steps)]
+        variant.parts = {part: statistics.median(one[part] for one in phases) for part in PARTS}
+        variant.rounds = seconds[i]
 
 
 def speed_ratio(variant: Variant, reference: Variant) -> tuple:

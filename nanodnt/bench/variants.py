@@ -1,7 +1,5 @@
 """What can be timed: the training step of train.py, and nanoGPT's."""
 
-import itertools
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,18 +43,9 @@ class Variant:
         self.steps_done += 1
 
     @property
-    def seconds(self) -> float:
-        """Seconds of a step: the median over all rounds."""
-        return statistics.median(itertools.chain(*self.rounds))
-
-    @property
     def tokens(self) -> int:
         """Tokens of a step."""
         return self.setting.rows * self.setting.flags.block_size
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
 
 
 def our_variant(name: str, setting: Setting, **changes) -> Variant:
@@ -90,9 +79,6 @@ def our_variant(name: str, setting: Setting, **changes) -> Variant:
 def variants_beside_nanogpt(setting: Setting) -> dict:
     """{name: function that makes it} for --against: nanoGPT's step, the reference, and ours."""
     kinds = list(nanogpt.KINDS) if setting.bench.against == "nanogpt-all" else [setting.bench.against]
-    if setting.env.device.type == "cuda" and "nanogpt-bf16" in kinds:
-        setting.env.print("nanogpt-bf16 is the same as nanogpt on a GPU: left out")
-        kinds = [kind for kind in kinds if kind != "nanogpt-bf16"] or ["nanogpt"]
     makes = {kind: partial(nanogpt_variant, kind, setting) for kind in kinds}
     return makes | {"ours": partial(our_variant, "ours", setting)}
 

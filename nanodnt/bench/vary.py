@@ -34,13 +34,10 @@ LAYOUTS = {
 KEPT = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "pos", "rope_theta", "n_kv_head", "mlp", "n_ff")
 KEPT += ("head_size", "tie_weights", "bias", "dropout", "drop_path", "norm_eps", "init_std")
 KEPT += ("n_expert", *OF_EXPERTS, CHOOSES, *OF["images"])
+# Turns a config of any layout into plain Pre-LN with RMSNorm, at its size.
+PLAIN = {k: v for k, v in vars(GPTConfig()).items() if k not in KEPT} | dict(decay_gains="none")
 PENALTIES = ("balance_coef", "balance_rate", "z_coef", "lr_ratio_router")  # flags of training that need experts
 SIZES = ("n_layer", "n_embd", "block_size", "micro_batch_size")  # each value of these is timed by itself
-
-
-def plain_flags() -> dict:
-    """Flags that turn a config of any layout into plain Pre-LN with RMSNorm, at its size."""
-    return {k: v for k, v in vars(GPTConfig()).items() if k not in KEPT} | dict(decay_gains="none")
 
 
 def layout_flags(name: str, flags: GPTConfig) -> dict:
@@ -50,8 +47,7 @@ def layout_flags(name: str, flags: GPTConfig) -> dict:
 
 def vary_layouts(setting: Setting) -> dict:
     """Every layout beside plain Pre-LN."""
-    plain = plain_flags()
-    return {"pre_ln": plain} | {name: plain | layout_flags(name, setting.flags) for name in LAYOUTS}
+    return {"pre_ln": PLAIN} | {name: PLAIN | layout_flags(name, setting.flags) for name in LAYOUTS}
 
 
 def vary_experts(setting: Setting) -> dict:
@@ -82,7 +78,7 @@ def vary_micro_batch(setting: Setting) -> dict:
     return {f"micro_batch_size={n}": dict(micro_batch_size=n) for n in sizes}
 
 
-# Each lists {name: changed flags}, the first is the reference; how they are timed is a key of compare.TURNS.
+# Each lists {name: changed flags}, the first is the reference; how they are timed: see compare_variants.
 SETS = {
     "layouts": (vary_layouts, "pairs"),
     "experts": (vary_experts, "together"),

@@ -34,18 +34,14 @@ def step(work, grad_scale, found_inf):
         kernel = for_kernel(None if group["dampening"] else grad_scale, found_inf)
         if group["dampening"]:  # then the kernel gets copies
             divide_gradients(grads, grad_scale)
-            shares = 1 - group["dampening"] * has_started(momenta, shards)
+            # 1 where a momentum is not all zeros, on any process
+            started = (torch.stack(torch._foreach_norm(momenta, 1)) > 0).float()
+            if shards:
+                dist.all_reduce(started, dist.ReduceOp.MAX, shards)
+            shares = 1 - group["dampening"] * started
             grads = [g * share for g, share in zip(grads, shares, strict=True)]
         numbers = dict(lr=group["lr"], momentum=group["momentum"], nesterov=group["nesterov"], dampening=0.0)
         sgd(params, grads, momenta, **numbers, **NO_DECAY, **kernel)
-
-
-def has_started(momenta: list, shards) -> torch.Tensor:
-    """(len(momenta),): 1 where a momentum is not all zeros, on any process of the group `shards`; else 0."""
-    started = (torch.stack(torch._foreach_norm(momenta, 1)) > 0).float()
-    if shards:
-        dist.all_reduce(started, dist.ReduceOp.MAX, shards)
-    return started
 
 
 DEFAULTS = dict(learning_rate=1.0, weight_decay=1e-4, momentum=0.9, dampening=0.0, nesterov=False)

@@ -27,19 +27,14 @@ NO_DECAY = dict(weight_decay=0.0, maximize=False)  # for torch's SGD, whose deca
 
 
 class Rule(NamedTuple):
-    """How the parameters of a group are updated: see the top of this file."""
+    """How the parameters of a group are updated: see the top of this file. What follows is of optimizers."""
 
     options: Callable
     state: Callable
     step: Callable
-
-
-class Entry(NamedTuple):
-    """What the configuration has to know about an optimizer."""
-
     # {flag: value where the configuration says None}, with learning_rate and weight_decay. Flags of other optimizers
     # are refused. A new flag is one more line in TrainConfig, with None as its default
-    defaults: dict
+    defaults: dict = {}
     defaults_for: Callable = lambda config: {}  # those defaults that depend on other settings
     # The rule of all parameters but the matrices inside the blocks (muon: adamw); None: this rule too. The flags
     # {rest}_learning_rate and {rest}_weight_decay are the matrices' values where they have no default
@@ -49,18 +44,17 @@ class Entry(NamedTuple):
 
 
 RULES = {}  # name: Rule
-OPTIMIZERS = {}  # name: Entry
+OPTIMIZERS = {}  # those that --optimizer names
 
 
-def register(name: str, options: Callable, state: Callable, step: Callable, **entry) -> None:
-    """Register a rule as --optimizer=`name`; `entry`: the fields of its `Entry`."""
+def register(name: str, *functions: Callable, **settings) -> None:
+    """Register a `Rule`, of these fields, as --optimizer=`name`."""
     if name in OPTIMIZERS:
         raise ValueError(f"two optimizers register as {name!r}: rename one")
-    missing = [flag for flag in ("learning_rate", "weight_decay") if flag not in entry["defaults"]]
+    missing = [flag for flag in ("learning_rate", "weight_decay") if flag not in settings["defaults"]]
     if missing:
         raise ValueError(f"optimizer {name!r} needs a default for {' and '.join(missing)}")
-    RULES[name] = Rule(options, state, step)
-    OPTIMIZERS[name] = Entry(**entry)
+    RULES[name] = OPTIMIZERS[name] = Rule(*functions, **settings)
 
 
 def divide_gradients(grads: list, grad_scale) -> None:

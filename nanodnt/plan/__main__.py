@@ -34,10 +34,9 @@ def resolve(description: str, *schemas, argv=None) -> tuple:
     config.check()
     fill_defaults(config)
     task = task_of(flags)
+    meta, source = task.placeholder_meta(flags)
     if (folder_of(config.dataset) / "meta.json").exists():
         meta, source = load_meta(config.dataset, verify=False), ""
-    else:
-        meta, source = task.placeholder_meta(flags)
     fill_from_dataset(flags, meta, config.dataset)
     remark = source and f"; {source}, since dataset {config.dataset!r} is not prepared here"
     model = task.network().empty(flags)

@@ -117,8 +117,7 @@ def describe_plan(model, config, plan: PlanConfig) -> list:
     disk = f"on disk up to {CHECKPOINTS} " + f"and {kept} kept ones " * (kept > 0)
     disk += f"at a time: {(CHECKPOINTS + kept) * saved / 1e9:.2f} GB"
     size = f"{model.num_params():,} parameters"
-    if model.config.n_expert:
-        size += f", {model.num_params(active=True):,} of them active"
+    size += f", {model.num_params(active=True):,} of them active" if model.config.n_expert else ""
     return [
         f"{size}, {config.optimizer}, products in {str(dtype).removeprefix('torch.')}",
         describe_flops(model),

@@ -287,7 +287,7 @@ def test_layouts_are_the_configs():
     others = {"layernorm": dict(norm="layernorm"), "no norm": dict(norm="none")}
     base = make_setting(n_layer=12, qk_norm=True, norm="layernorm", lns="norm")
     for name in vary.LAYOUTS:
-        made = base.replace(**vary.plain_flags() | vary.layout_flags(name, base.flags))
+        made = base.replace(**vary.PLAIN | vary.layout_flags(name, base.flags))
         made = vars(made.flags) | vars(made.config)
         stem = (re.search(r"S\d", name) or [name])[0].lower()
         wanted = others.get(name) or {k: v for k, (v, _) in files[stem].items()}
