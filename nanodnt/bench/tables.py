@@ -108,8 +108,7 @@ def describe_variants(rows: list) -> list:
     if any(r["name"] != r["reference"] for r in rows):
         title = f"× {first['reference']} (rounds)"
         columns[title] = lambda r: f"{r['ratio']:.3f} ({r['ratio_min']:.3f}…{r['ratio_max']:.3f})"
-    names = {"forward": "forward+loss"}
-    parts = {names.get(p, p): lambda r, p=p: format_ms(r["parts_s"][p]) for p in PARTS}
+    parts = {p + "+loss" * (p == "forward"): lambda r, p=p: format_ms(r["parts_s"][p]) for p in PARTS}
     parts["sum"] = lambda r: format_ms(sum(r["parts_s"].values()))
     parts[f"optimizer's share at batch_size={first['batch_size']}"] = lambda r: f"{r['optimizer_share']:.2%}"
     parts["its state"] = lambda r: f"{r['state_bytes'] / 1e6:,.1f} MB"

@@ -79,8 +79,7 @@ def our_variant(name: str, setting: Setting, **changes) -> Variant:
 def variants_beside_nanogpt(setting: Setting) -> dict:
     """{name: function that makes it} for --against: nanoGPT's step, the reference, and ours."""
     kinds = list(nanogpt.KINDS) if setting.bench.against == "nanogpt-all" else [setting.bench.against]
-    makes = {kind: partial(nanogpt_variant, kind, setting) for kind in kinds}
-    return makes | {"ours": partial(our_variant, "ours", setting)}
+    return {k: partial(nanogpt_variant, k, setting) for k in kinds} | {"ours": partial(our_variant, "ours", setting)}
 
 
 def nanogpt_variant(kind: str, setting: Setting) -> Variant:

@@ -353,8 +353,8 @@ def test_a_rest_of_its_own(lion):
     """Lion on the matrices of the blocks alone. The rest has adamw's rule, and LR and decay of the matrices unless it
     is given its own."""
     defaults = dict(learning_rate=1e-4, weight_decay=1.0, adamw_learning_rate=None, adamw_weight_decay=0.2)
-    source = f"from nanodnt.optim.registry import register, RULES\nregister('both', *RULES['lion'], defaults={defaults}"
-    with registered(f"{source}, rest='adamw', uses_betas=False)"):
+    source = "from nanodnt.optim.registry import register, RULES\nregister('both', *RULES['lion'][:3], "
+    with registered(f"{source}defaults={defaults}, rest='adamw', uses_betas=False)"):
         config = filled(optimizer="both", beta1=0.5)
         assert (config.adamw_learning_rate, config.adamw_weight_decay) == (1e-4, 0.2)
         model = tiny()
@@ -366,12 +366,12 @@ def test_a_rest_of_its_own(lion):
 
 
 def test_what_register_refuses(lion):
-    rule, defaults = RULES["lion"], dict(learning_rate=1.0, weight_decay=0.0)
+    functions, defaults = RULES["lion"][:3], dict(learning_rate=1.0, weight_decay=0.0)
     with pytest.raises(ValueError, match="two optimizers register as 'lion'"):
-        register("lion", *rule, defaults=defaults)
+        register("lion", *functions, defaults=defaults)
     for flag in defaults:
         with pytest.raises(ValueError, match=f"optimizer 'tiger' needs a default for {flag}"):
-            register("tiger", *rule, defaults={k: v for k, v in defaults.items() if k != flag})
+            register("tiger", *functions, defaults={k: v for k, v in defaults.items() if k != flag})
     assert "tiger" not in OPTIMIZERS and "tiger" not in RULES
 
 
