@@ -165,6 +165,8 @@ def check_command(command, argv, processes):
             from studies.claims.experiment import Experiment, choose_claims
 
             assert choose_claims(config.only, config.scale) and Experiment(config)
+        elif command == "export.py":
+            assert config.to
         elif command != "analyze.py":  # which checks itself as it is made
             config.check()
 
