@@ -70,7 +70,7 @@ def test_the_standard_library_in_these_tokens(tmp_path, monkeypatch, tokenizer):
     ids = ids_of(tmp_path / "out", "train").tolist()
     text = tokenizer.decode(ids)
     assert ids.count(4095) == text.count("The module number") > 100 and "x = 17\n" in text
-    monkeypatch.setattr(script, "build", lambda out_dir, *args, **how: made.append((out_dir, how["name"])))
+    monkeypatch.setattr(script.text, "build", lambda out_dir, *args, **how: made.append((out_dir, how["name"])))
     for argv in ([], ["--tokenizer=gpt2_4096"], ["--tokenizer=gpt2_4096", f"--out_dir={tmp_path}"]):
         script.main(argv)
     both = DATA / "pystdlib", DATA / "pystdlib_gpt2_4096"
