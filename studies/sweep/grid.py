@@ -70,9 +70,7 @@ def split_arguments(argv: list) -> tuple:
         elif name in SET_HERE:
             raise ValueError(f"--{name} is set for each run by the sweep: {SET_HERE[name]}")
         elif name in lists:
-            raise ValueError(
-                f"--{name} is given twice: write its values with commas, --{name}={lists[name][0]},{value}"
-            )
+            raise ValueError(f"--{name} is given twice: write --{name}={','.join(lists[name])},{value}")
         else:
             several = equals and arg.startswith("--")
             values = [part.strip() for part in value.split(",")] if several else ["True"]  # a bool needs no value

@@ -101,15 +101,6 @@ def read_origin(path: Path) -> dict:
     return dict(torch=record["versions"]["torch"], git_commit=record["git_commit"], date=record["started"][:10])
 
 
-def has_ended(path: Path, max_iters: int) -> bool:
-    """Whether a run directory holds a run that reached its end and saved there, or that was given up."""
-    rows, last = read_metrics(path), path / "last.pt"
-    if not rows or "failure" in rows[-1]:
-        return bool(rows)
-    evaluated = rows[-1]["step"] == max_iters and "val_loss" in rows[-1]
-    return evaluated and last.exists() and last.stat().st_mtime >= (path / "metrics.jsonl").stat().st_mtime
-
-
 def mark_finished(run: TrainingRun, seconds: float | None) -> tuple:
     """Write done.json of a run that took `seconds` (None: not known); returns `read_outcome`."""
     outcome = read_outcome(run.path)
@@ -235,9 +226,14 @@ class Runner:
         changed = [f"{name} {made[name]!r} → {wanted[name]!r}" for name in names if made[name] != wanted[name]]
         if changed:
             raise ValueError(f"{run.path} was trained with other settings ({', '.join(changed)}): remove it")
-        if not (run.path / "done.json").exists() and has_ended(run.path, config.max_iters):
+        if (run.path / "done.json").exists():
+            return True
+        rows, last = read_metrics(run.path), run.path / "last.pt"  # else it may have ended, and saved, elsewhere
+        whole = rows and rows[-1]["step"] == config.max_iters and "val_loss" in rows[-1] and last.exists()
+        saved = whole and last.stat().st_mtime >= (run.path / "metrics.jsonl").stat().st_mtime
+        if ended := bool(saved or rows and "failure" in rows[-1]):
             mark_finished(run, None)
-        return (run.path / "done.json").exists()
+        return ended
 
     def lock_folder(self, path: Path):
         """An open file that locks `path` for this process and for the train.py that inherits it: one that outlives a

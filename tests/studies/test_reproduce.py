@@ -31,12 +31,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def base(dataset, tmp_path_factory):
-    """The config file of the made-up family."""
-    return write_base(tmp_path_factory.mktemp("base") / "base.py", dataset)
-
-
-@pytest.fixture(scope="module")
 def whole(base, tmp_path_factory):
     """All claims but the one that fails, with two seeds, trained in this process."""
     folder = tmp_path_factory.mktemp("whole")

@@ -22,12 +22,6 @@ from support.runs import ROOT, assert_same_run, call, column
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def base(dataset, tmp_path_factory):
-    """A config file of a tiny model, 20 steps."""
-    return write_base(tmp_path_factory.mktemp("sweep") / "base.py", dataset, max_iters=20)
-
-
 def points_of(*argv, folder=ROOT / "out") -> list:
     own, files, lists = split_arguments(list(argv))
     config = SweepConfig(**{arg[2:].partition("=")[0]: arg.partition("=")[2] for arg in own})

@@ -77,7 +77,6 @@ def call(base, folder: Path, *flags) -> int:
     import reproduce
 
     argv = [f"--out={folder / 'out'}", f"--results={folder / 'results'}", *flags]
-    argv += [] if any(flag.startswith("--jobs") for flag in flags) else ["--jobs=1"]
     with invented(base), patch.dict("os.environ", OMP_NUM_THREADS="1"):
         return runs.call(reproduce.main, *argv)
 
