@@ -276,15 +276,13 @@ class Experiment:
         self.runner.finish(run)
         if self.runner.stopping:
             raise Stopped
-        with self.runner.thread_lock(run.path):  # several arms may ask at once
-            if measure not in self.record.measures(run):
-                outcome, loss = runner.read_outcome(run.path)
-                if measure != "loss" and outcome != "diverged":
-                    loss = quantities.MEASURES[measure](run.path)
-                seconds = json.loads((run.path / "done.json").read_text())["seconds"]
-                machine = {"hardware": describe_hardware(), **runner.read_origin(run.path)}
-                self.record.add(run, measure, loss, outcome=outcome, seconds=round(seconds or 0), machine=machine)
-            return self.record.measures(run)[measure]
+        outcome, value = runner.read_outcome(run.path)
+        if measure != "loss" and outcome != "diverged":
+            value = quantities.MEASURES[measure](run.path)
+        seconds = json.loads((run.path / "done.json").read_text())["seconds"]
+        machine = {"hardware": describe_hardware(), **runner.read_origin(run.path)}
+        self.record.add(run, measure, value, outcome=outcome, seconds=round(seconds or 0), machine=machine)
+        return value
 
     def require(self, runs, measure: str = "loss") -> None:
         """Without leave to train, note those of the runs whose measure is not recorded; MissingRun if there are any."""

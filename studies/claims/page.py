@@ -97,9 +97,8 @@ def verdict_rows(found: dict, experiment: Experiment) -> list:
     """The table's rows, head first: one for each claim, grouped by class."""
     rows = [["paper", "claim", "paper's", "ours (95% interval)", "verdict"]]
     for row in by_class(found):
-        claim = row["claim"]
-        published = format_number(claim.effect(experiment.config.scale)[0])
-        published = claim.expect if claim.expect in ("equal", "not above") else published
+        claim, (published, _) = row["claim"], row["claim"].effect(experiment.config.scale)
+        published = claim.expect if claim.expect in ("equal", "not above") else format_number(published)
         verdict = f"**{row['class']}{experiment.scale.on}**" + (f" ({row['why']})" if row["why"] else "")
         beside = [values for number, values in row["values"].items() if number.says == claim.beside]
         verdict += "".join(f"; {claim.beside}: {format_interval(values)}" for values in beside)
@@ -170,8 +169,7 @@ def draw_forest(found: dict, experiment: Experiment, path: Path) -> None:
             axis.plot(mean, i, mark, color=color, markersize=7)
         if published is not None:
             axis.plot(published / unit, i, "D", color="black", markersize=5, fillstyle="none")
-    labels = [f"{row['claim'].id}: {row['class']}{experiment.scale.on}" for row in ordered]
-    axis.set_yticks(range(len(ordered)), labels)
+    axis.set_yticks(range(len(ordered)), [f"{row['claim'].id}: {row['class']}{experiment.scale.on}" for row in ordered])
     axis.set(xlim=(-WIDEST - 0.5, WIDEST + 0.5), ylim=(len(ordered) - 0.4, -0.6))
     axis.set_xlabel("effect / smallest effect of interest; the paper's sign is to the right")
     axis.plot([], [], "o-", color="0.3", label="ours, 95% interval")

@@ -34,8 +34,7 @@ def open_run(path: Path) -> CheckpointedRun:
 
 
 def probe(path: Path, tokens: int = PROBE_TOKENS, name: str = "last.pt") -> tuple:
-    """(the model of a checkpoint, in fp32 and eval mode; whole validation sequences, or images, of about so many
-    tokens; the run)."""
+    """(a checkpoint's model, fp32, eval mode; whole validation sequences, or images, of about so many tokens; run)."""
     run = open_run(path)
     return run.load(path / name)[0], Batches(run, tokens), run
 

@@ -116,8 +116,7 @@ def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> 
 
 
 def check_trainable(run: TrainingRun) -> tuple:
-    """The run's (GPTConfig, TrainConfig). ValueError, which names the run, unless they are allowed and the dataset is
-    prepared."""
+    """(GPTConfig, TrainConfig). ValueError, which names the run, unless they are allowed and the dataset prepared."""
     try:
         flags, config = resolve_configs(run.args)
         config.check()

@@ -28,8 +28,7 @@ def describe_hardware() -> str:
 
 
 def find_axis(points: list) -> str | None:
-    """The flag on the figure's x axis: learning_rate if it has several values, else the first flag whose values are all
-    numbers."""
+    """The flag on the x axis: learning_rate if it has several values, else the first whose values are all numbers."""
     flags = dict(points[0].flags)
     for name, value in (item for point in points for item in point.flags.items()):
         try:

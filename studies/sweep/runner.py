@@ -84,9 +84,8 @@ def resolve_configs(args) -> tuple:
 
 
 def read_outcome(path: Path) -> tuple:
-    """("finished" or "diverged", validation loss at the end or None) of a run directory. A run has diverged if it was
-    ended because its gradients were not finite, or if it ends worse than it began. ValueError without any validation
-    loss."""
+    """("finished", the last validation loss) of a run directory; ("diverged", None) if it was ended because gradients
+    were not finite, or ends worse than it began. ValueError without any validation loss."""
     rows = read_metrics(path)
     if not (losses := [row["val_loss"] for row in rows if "val_loss" in row]):
         raise ValueError(f"{path / 'metrics.jsonl'} has no validation loss: remove {path}")
@@ -181,7 +180,9 @@ class Runner:
 
     def finish(self, run: TrainingRun, train: bool = True) -> None:
         """Train `run` unless it is finished. ValueError if it fails; Stopped; without `train`, MissingRun."""
-        with self.thread_lock(run.path):
+        with self.guard:
+            thread_lock = self.locks.setdefault(run.path, threading.Lock())
+        with thread_lock:
             if self.is_finished(run):
                 return
             if not train:
@@ -203,11 +204,6 @@ class Runner:
             if left > 0:
                 text += f", {left} left, about {sum(self.seconds) / done / 60 * left / min(self.jobs, left):.0f} min"
             print(f"{text}  {run.path.name}  {outcome if loss is None else f'loss {loss:.4f}'}", flush=True)
-
-    def thread_lock(self, path: Path) -> threading.Lock:
-        """The lock between the threads of this process for a run's folder."""
-        with self.guard:
-            return self.locks.setdefault(path, threading.Lock())
 
     def is_finished(self, run: TrainingRun) -> bool:
         """Whether the run is finished, here or by its command somewhere else. ValueError if it was begun with other
@@ -253,8 +249,7 @@ class Runner:
                 return file
 
     def train(self, run: TrainingRun, lock) -> None:
-        """Start train.py on `run`, from its last checkpoint if there is one, and wait until it ends. ValueError if it
-        fails, but not if the run diverged."""
+        """Let train.py begin `run`, or go on with it, and wait. ValueError if it fails, but not if the run diverged."""
         with open(run.path / "train.log", "ab") as log:
             how = dict(cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock.fileno(),))
             with self.guard:

@@ -35,8 +35,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-# ------------------------------------------------------------------------------------------------------------ analyze
-
 SMALL = ("--tokens=60", "--draws=1", "--snapshots=2", "--device=cpu")
 WITHOUT = {"alpha", "experts"}  # DyT and a mixture of experts this run has not
 
