@@ -72,11 +72,10 @@ def split_arguments(argv: list) -> tuple:
         elif name in lists:
             raise ValueError(f"--{name} is given twice: write --{name}={','.join(lists[name])},{value}")
         else:
-            several = equals and arg.startswith("--")
-            values = [part.strip() for part in value.split(",")] if several else ["True"]  # a bool needs no value
+            values = [part.strip() for part in value.split(",")] if equals else ["True"]  # a bool needs no value
             if len(set(values)) < len(values) or "" in values:
                 raise ValueError(f"--{name}={value}: values must differ and not be empty; no space after a comma")
-            for word in [f"--{name}={text}" for text in values] if several else [arg]:
+            for word in [f"--{name}={text}" for text in values] if equals and arg.startswith("--") else [arg]:
                 read_arguments([word], train | ours)  # says what is wrong
             lists[name] = values
     if names := lists.get("dataset"):  # a path is meant from here; the runs start elsewhere
