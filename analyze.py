@@ -15,22 +15,19 @@ from pathlib import Path
 import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
-from nanodnt.run.errors import EXPECTED, report_error
+from nanodnt.run.errors import reports_errors
 from studies.analysis.pipeline import AnalyzeConfig, analyze
 
 
-def main() -> int:
+@reports_errors
+def main() -> None:
     (config,), given = configure(AnalyzeConfig, description=__doc__, positional="run")
-    try:
-        paths = [Path(path) for path in given["run"][0]]
-        if not paths:
-            raise ValueError("no run is named: python analyze.py RUN [RUN ...], a run directory or a checkpoint of one")
-        if missing := [str(path) for path in paths if not path.exists()]:
-            raise ValueError(f"there is no {', '.join(missing)}: name run directories, or checkpoint files in them")
-        analyze(paths, config)
-        return 0
-    except EXPECTED as e:
-        return report_error(e)
+    paths = [Path(path) for path in given["run"][0]]
+    if not paths:
+        raise ValueError("no run is named: python analyze.py RUN [RUN ...], a run directory or a checkpoint of one")
+    if missing := [str(path) for path in paths if not path.exists()]:
+        raise ValueError(f"there is no {', '.join(missing)}: name run directories, or checkpoint files in them")
+    analyze(paths, config)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from nanodnt.bench.vary import SETS, SIZES
 from nanodnt.files import write_file
 from nanodnt.run.directory import run_record
 from nanodnt.run.environment import environment
-from nanodnt.run.errors import EXPECTED, report_error
+from nanodnt.run.errors import reports_errors
 from nanodnt.settings import TrainConfig
 
 
@@ -114,12 +114,9 @@ def run(argv: list) -> None:
             env.print(f"written: {bench.json}")
 
 
-def main() -> int:
-    try:
-        run(sys.argv[1:])
-    except EXPECTED as e:
-        return report_error(e)
-    return 0
+@reports_errors
+def main() -> None:
+    run(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from interop.evaluation.settings import EvaluateConfig
 from interop.huggingface.read import load_pretrained
 from nanodnt.run.directory import run_record
 from nanodnt.run.environment import environment
-from nanodnt.run.errors import EXPECTED, end_with, report_error
+from nanodnt.run.errors import end_with, reports_errors
 from nanodnt.weights import load_trained
 
 COUNTS = "{answers:,} answers in {examples:,} examples, {answer_tokens:,} tokens; exact_match counts {short_answers:,}"
@@ -93,22 +93,20 @@ def import_harness():
     return harness
 
 
+@reports_errors
 def main() -> int:
     (config,), _ = configure(EvaluateConfig, description=__doc__)
-    try:
-        config.check()
-        if not config.task_names():
-            found = {folder: read_results(folder) for folder in config.folders()}
-            if missing := [folder for folder, tasks in found.items() if not tasks]:
-                raise ValueError(f"nothing was evaluated yet in {', '.join(missing)}: name tasks, as in --tasks=dyt15")
-            print("\n".join(compare_results(found)))
-            return 0
-        with environment(config.device, config.dtype, config.timeout_s) as env:
-            env.check_same({**asdict(config), "device": None})
-            env.print("\n".join(evaluate_runs(config, env)))
+    config.check()
+    if not config.task_names():
+        found = {folder: read_results(folder) for folder in config.folders()}
+        if missing := [folder for folder, tasks in found.items() if not tasks]:
+            raise ValueError(f"nothing was evaluated yet in {', '.join(missing)}: name tasks, as in --tasks=dyt15")
+        print("\n".join(compare_results(found)))
         return 0
-    except EXPECTED as e:
-        return report_error(e)
+    with environment(config.device, config.dtype, config.timeout_s) as env:
+        env.check_same({**asdict(config), "device": None})
+        env.print("\n".join(evaluate_runs(config, env)))
+    return 0
 
 
 if __name__ == "__main__":

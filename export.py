@@ -20,7 +20,7 @@ import torch
 
 from configurator import configure
 from interop.huggingface.write import write_pretrained
-from nanodnt.run.errors import EXPECTED, report_error
+from nanodnt.run.errors import reports_errors
 from nanodnt.weights import load_trained
 
 
@@ -35,24 +35,21 @@ class ExportConfig:
     compare: bool = True  # where transformers is installed: load the folder, and compare its logits with the model's
 
 
-def main() -> int:
+@reports_errors
+def main() -> None:
     (config,), _ = configure(ExportConfig, description=__doc__)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # removes what is half written
-    try:
-        if not config.to:
-            raise ValueError("--to=FOLDER is needed: the folder to write, which must not exist")
-        trained = load_trained(config.out_dir, config.checkpoint)
-        how = dict(target=config.target, dtype=getattr(torch, config.dtype), check=config.compare)
-        kind, checked = write_pretrained(trained.model, trained.meta, Path(config.to), **how)
-        seen = "transformers computes the same" if checked else "not compared"
-        if config.compare and not checked:
-            seen += ": transformers is not installed"
-        code = ", trust_remote_code=True" if kind == "nanodnt" else ""
-        print(f"{trained.source}, step {trained.step}, as {kind} in {config.dtype}: {config.to} ({seen})")
-        print(f'next: transformers.AutoModelForCausalLM.from_pretrained("{config.to}"{code})')
-        return 0
-    except EXPECTED as e:
-        return report_error(e)
+    if not config.to:
+        raise ValueError("--to=FOLDER is needed: the folder to write, which must not exist")
+    trained = load_trained(config.out_dir, config.checkpoint)
+    how = dict(target=config.target, dtype=getattr(torch, config.dtype), check=config.compare)
+    kind, checked = write_pretrained(trained.model, trained.meta, Path(config.to), **how)
+    seen = "transformers computes the same" if checked else "not compared"
+    if config.compare and not checked:
+        seen += ": transformers is not installed"
+    code = ", trust_remote_code=True" if kind == "nanodnt" else ""
+    print(f"{trained.source}, step {trained.step}, as {kind} in {config.dtype}: {config.to} ({seen})")
+    print(f'next: transformers.AutoModelForCausalLM.from_pretrained("{config.to}"{code})')
 
 
 if __name__ == "__main__":

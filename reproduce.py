@@ -19,30 +19,28 @@ import sys
 import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
-from nanodnt.run.errors import EXPECTED, report_error
+from nanodnt.run.errors import reports_errors
 from studies.claims.experiment import Experiment, ReproduceConfig, choose_claims
 from studies.claims.page import write_page
 
 
+@reports_errors
 def main() -> int:
     (config,), _ = configure(ReproduceConfig, description=__doc__)
-    try:
-        chosen, experiment, code = choose_claims(config.only, config.scale), Experiment(config), 0
-        if config.judge_only and not experiment.record.runs:
-            raise ValueError(f"{experiment.record.path} has no runs: train them, without --judge_only")
-        if not config.judge_only:
-            needs, runner = experiment.list_needs(*chosen), experiment.runner
-            if not config.dry_run:
-                experiment.check_datasets(needs)
-            _, code = runner.call_all(experiment.train_arm, {name: (name, needs[name]) for name in needs})
-            if config.dry_run:
-                print("".join(f"{runner.command(run)}\n" for run in experiment.missing.values()), end="")
-                return code
-        if experiment.record.runs and code != 130:
-            print(write_page(experiment))
-        return code
-    except EXPECTED as e:
-        return report_error(e)
+    chosen, experiment, code = choose_claims(config.only, config.scale), Experiment(config), 0
+    if config.judge_only and not experiment.record.runs:
+        raise ValueError(f"{experiment.record.path} has no runs: train them, without --judge_only")
+    if not config.judge_only:
+        needs, runner = experiment.list_needs(*chosen), experiment.runner
+        if not config.dry_run:
+            experiment.check_datasets(needs)
+        _, code = runner.call_all(experiment.train_arm, {name: (name, needs[name]) for name in needs})
+        if config.dry_run:
+            print("".join(f"{runner.command(run)}\n" for run in experiment.missing.values()), end="")
+            return code
+    if experiment.record.runs and code != 130:
+        print(write_page(experiment))
+    return code
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from configurator import configure
 from nanodnt.files import reason_of
 from nanodnt.generate import compile_one_token, generate
 from nanodnt.run.environment import choose_device, choose_dtype
-from nanodnt.run.errors import EXPECTED, report_error
+from nanodnt.run.errors import reports_errors
 from nanodnt.weights import Trained, load_trained
 
 NOT_IN_CHAT = dict(start="", start_file="", num_samples=1, compile=False)  # what a chat can only be given as
@@ -74,31 +74,28 @@ class SampleConfig:
             raise ValueError("template and system are for a chat: add --chat, or leave them out")
 
 
-def main() -> int:
+@reports_errors
+def main() -> None:
     (config,), given = configure(SampleConfig, description=__doc__)
-    try:
-        config.check(given)
-        text = read_prompt(config)
-        device, _ = choose_device(config.device)
-        dtype, _ = choose_dtype(config.dtype, device)
-        if config.init_from:
-            from interop.huggingface.read import load_pretrained
+    config.check(given)
+    text = read_prompt(config)
+    device, _ = choose_device(config.device)
+    dtype, _ = choose_dtype(config.dtype, device)
+    if config.init_from:
+        from interop.huggingface.read import load_pretrained
 
-            trained = load_pretrained(config.init_from)
-        else:
-            trained = load_trained(config.out_dir, config.checkpoint)
-        trained.model.to(device).set_runtime(compute_dtype=dtype)
-        top = dict(top_k=config.top_k or None, top_p=config.top_p if config.top_p < 1 else None)
-        drawing = dict(temperature=config.temperature, generator=torch.Generator(device).manual_seed(config.seed)) | top
-        if config.chat:
-            from interop.conversations.chat import chat_with
+        trained = load_pretrained(config.init_from)
+    else:
+        trained = load_trained(config.out_dir, config.checkpoint)
+    trained.model.to(device).set_runtime(compute_dtype=dtype)
+    top = dict(top_k=config.top_k or None, top_p=config.top_p if config.top_p < 1 else None)
+    drawing = dict(temperature=config.temperature, generator=torch.Generator(device).manual_seed(config.seed)) | top
+    if config.chat:
+        from interop.conversations.chat import chat_with
 
-            chat_with(trained, config.template, config.system, config.max_new_tokens, drawing)
-        else:
-            draw_samples(config, trained, text, drawing)
-        return 0
-    except EXPECTED as e:
-        return report_error(e)
+        chat_with(trained, config.template, config.system, config.max_new_tokens, drawing)
+    else:
+        draw_samples(config, trained, text, drawing)
 
 
 def read_prompt(config: SampleConfig) -> str:

@@ -16,32 +16,30 @@ from pathlib import Path
 import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
-from nanodnt.run.errors import EXPECTED, report_error
+from nanodnt.run.errors import reports_errors
 from studies.sweep.grid import SweepConfig, list_points, split_arguments
 from studies.sweep.results import write_results
 from studies.sweep.runner import ROOT, Runner
 
 
+@reports_errors
 def main() -> int:
-    try:
-        own, files, lists = split_arguments(sys.argv[1:])
-        (config,), _ = configure(SweepConfig, argv=own, description=__doc__)
-        folder = ROOT / "out" / "sweep" / (Path(files[0]).stem if files else "base")
-        folder = Path(config.out).expanduser().resolve() if config.out else folder
-        points, runner = list_points(config, files, lists, folder), Runner(config.jobs)
-        if config.print:
-            print("\n".join(runner.command(point.run) for point in points))
-            return 0
-        folder.mkdir(parents=True, exist_ok=True)
-        runner.expected = sum(not (point.run.path / "done.json").exists() for point in points)
-        if not config.collect:
-            print(f"{len(points)} runs, {runner.expected} of them to be made, {runner.jobs} at a time, in {folder}")
-        runs = {point.run.path.name: (point.run, not config.collect) for point in points}
-        finished, code = runner.call_all(runner.finish, runs)
-        print("\n".join(write_results(points, finished, folder, sys.argv)))
-        return code
-    except EXPECTED as e:
-        return report_error(e)
+    own, files, lists = split_arguments(sys.argv[1:])
+    (config,), _ = configure(SweepConfig, argv=own, description=__doc__)
+    folder = ROOT / "out" / "sweep" / (Path(files[0]).stem if files else "base")
+    folder = Path(config.out).expanduser().resolve() if config.out else folder
+    points, runner = list_points(config, files, lists, folder), Runner(config.jobs)
+    if config.print:
+        print("\n".join(runner.command(point.run) for point in points))
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    runner.expected = sum(not (point.run.path / "done.json").exists() for point in points)
+    if not config.collect:
+        print(f"{len(points)} runs, {runner.expected} of them to be made, {runner.jobs} at a time, in {folder}")
+    runs = {point.run.path.name: (point.run, not config.collect) for point in points}
+    finished, code = runner.call_all(runner.finish, runs)
+    print("\n".join(write_results(points, finished, folder, sys.argv)))
+    return code
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from nanodnt.optim import Optimizer, fill_defaults, make_optimizer
 from nanodnt.run.checkpoints import RunState, Saver, fingerprint, snapshot
 from nanodnt.run.directory import RunDirectory
 from nanodnt.run.environment import Env, Stop, environment
-from nanodnt.run.errors import EXPECTED, end_with, report_error
+from nanodnt.run.errors import end_with, reports_errors
 from nanodnt.run.metrics import Meter, finite, progress_line, validation_line
 from nanodnt.settings import TrainConfig
 from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, restore
@@ -289,28 +289,26 @@ def run_once(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop,
     return train(run)
 
 
+@reports_errors
 def main() -> int:
     (model_config, config), given = configure(GPTConfig, TrainConfig, description=__doc__)
-    try:
-        with environment(config.device, config.dtype, config.timeout_s) as env, Stop(env) as stop:
-            config.check()  # in here, so that torchrun stops the other processes at once
-            fill_defaults(config)
-            # dataset and device may differ between machines; the contents of the dataset are compared later
-            env.check_same({**asdict(model_config), **asdict(config), "dataset": None, "device": None})
-            env.print(describe(model_config, config, given=given))
-            optimizer, rate = (given.get(name, (None, ""))[1] for name in ("optimizer", "learning_rate"))
-            if optimizer == "command line" and rate not in ("", "command line"):
-                env.print(f"note: learning_rate={config.learning_rate:g} is from {rate}; does it suit this optimizer?")
-            spike = None
-            while True:
-                try:
-                    return run_once(config, model_config, env, stop, spike)
-                except RollBack as e:
-                    spike = e.with_traceback(None)  # a traceback would keep the old model alive
-                    config.init_from = "resume"
-                gc.collect()
-    except EXPECTED as e:
-        return report_error(e)
+    with environment(config.device, config.dtype, config.timeout_s) as env, Stop(env) as stop:
+        config.check()  # in here, so that torchrun stops the other processes at once
+        fill_defaults(config)
+        # dataset and device may differ between machines; the contents of the dataset are compared later
+        env.check_same({**asdict(model_config), **asdict(config), "dataset": None, "device": None})
+        env.print(describe(model_config, config, given=given))
+        optimizer, rate = (given.get(name, (None, ""))[1] for name in ("optimizer", "learning_rate"))
+        if optimizer == "command line" and rate not in ("", "command line"):
+            env.print(f"note: learning_rate={config.learning_rate:g} is from {rate}; does it suit this optimizer?")
+        spike = None
+        while True:
+            try:
+                return run_once(config, model_config, env, stop, spike)
+            except RollBack as e:
+                spike = e.with_traceback(None)  # a traceback would keep the old model alive
+                config.init_from = "resume"
+            gc.collect()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from configurator import configure
-from nanodnt.run.errors import EXPECTED, report_error
+from nanodnt.run.errors import reports_errors
 from support.faults import COMMANDS, KINDS, Fault, draw, suits
 from support.runs import make_dataset
 from support.trials import COLUMNS, Trial
@@ -105,15 +105,13 @@ def note(counter: Counter, wrong: tuple, what: str) -> int:
     return int(bool(wrong))
 
 
+@reports_errors
 def main() -> int:
     (config,), _ = configure(SoakConfig, description=__doc__)
     config.seed = config.seed or int(time.time())
     print(f"seed {config.seed}", flush=True)
-    try:
-        with tempfile.TemporaryDirectory(prefix="soak") as folder:
-            return soak(config, Path(folder))
-    except EXPECTED as e:
-        return report_error(e)
+    with tempfile.TemporaryDirectory(prefix="soak") as folder:
+        return soak(config, Path(folder))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from nanodnt.data import folder_of, load_meta
 from nanodnt.optim import OPTIMIZERS, describe_groups, fill_defaults, lr_at, make_optimizer, notes, state_bytes
 from nanodnt.plan.equations import describe_network
 from nanodnt.plan.planning import PlanConfig, describe_flops, describe_plan
-from nanodnt.run.errors import EXPECTED, report_error
+from nanodnt.run.errors import reports_errors
 from nanodnt.run.loss_curve import save_figure
 from nanodnt.settings import TrainConfig
 from nanodnt.tables import table
@@ -114,30 +114,27 @@ def draw_rates(optimizer, config: TrainConfig, path: Path) -> None:
     save_figure(figure, path)
 
 
-def main() -> int:
-    """`python model.py …`; returns the exit code."""
+@reports_errors
+def main() -> None:
+    """`python model.py …`."""
     given = set(sys.argv[1:])
     schemas = (PlanConfig,) if {"--plan", "--help", "-h"} & given else ()
-    try:
-        argv = [argument for argument in sys.argv[1:] if argument not in ("--plan", "--plot")]
-        model, optimizer, config, remark, *others = resolve(__doc__, *schemas, argv=argv)
-        lines = [*describe_size(model, remark), *config.source_notes(), ""]
-        if "--plan" in given:
-            lines += describe_plan(model, config, *others)
-        else:
-            lines += [*describe_network(model), *(f"note: {note}" for note in rules.notes(model.config)), ""]
-            lines += [*describe_parameters(model), "", describe_flops(model), ""]
-            lines += [*describe_memory(model), "activations come on top: --plan counts them", ""]
-            lines += [describe_groups(optimizer, model), "", *describe_rates(optimizer, config)]
-            lines += [f"note: {note}" for note in notes(config, model)]
-        print(*lines, sep="\n", flush=True)
-        if "--plot" in given:
-            path = Path(config.out_dir) / "lr.png"
-            draw_rates(optimizer, config, path)
-            print(f"drawn: {path}", flush=True)
-    except EXPECTED as e:
-        return report_error(e)
-    return 0
+    argv = [argument for argument in sys.argv[1:] if argument not in ("--plan", "--plot")]
+    model, optimizer, config, remark, *others = resolve(__doc__, *schemas, argv=argv)
+    lines = [*describe_size(model, remark), *config.source_notes(), ""]
+    if "--plan" in given:
+        lines += describe_plan(model, config, *others)
+    else:
+        lines += [*describe_network(model), *(f"note: {note}" for note in rules.notes(model.config)), ""]
+        lines += [*describe_parameters(model), "", describe_flops(model), ""]
+        lines += [*describe_memory(model), "activations come on top: --plan counts them", ""]
+        lines += [describe_groups(optimizer, model), "", *describe_rates(optimizer, config)]
+        lines += [f"note: {note}" for note in notes(config, model)]
+    print(*lines, sep="\n", flush=True)
+    if "--plot" in given:
+        path = Path(config.out_dir) / "lr.png"
+        draw_rates(optimizer, config, path)
+        print(f"drawn: {path}", flush=True)
 
 
 if __name__ == "__main__":

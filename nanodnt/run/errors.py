@@ -3,17 +3,30 @@
 import os
 import sys
 import traceback
+from functools import wraps
 
 import torch
 import torch.distributed as dist
 
 from configurator import discard_output, rank_tag
 
-# To be given to `report_error`.
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError, ModuleNotFoundError)
 # Packages of requirements.txt that few runs need. PIL is Pillow.
 WANTED = ("safetensors", "tokenizers", "huggingface_hub", "tiktoken", "PIL")
 KEPT = []  # errors, and through their tracebacks all objects that were alive: under torchrun nothing may be freed
+
+
+def reports_errors(main):
+    """Decorator of a command's `main()`, which then returns its exit code also after an error that is EXPECTED."""
+
+    @wraps(main)
+    def run() -> int:
+        try:
+            return main() or 0
+        except EXPECTED as e:
+            return report_error(e)
+
+    return run
 
 
 def report_error(error: BaseException) -> int:
@@ -50,8 +63,6 @@ def end_with(main) -> None:
     code = 1
     try:
         code = main()
-    except KeyboardInterrupt as e:
-        code = report_error(e)
     except SystemExit as e:  # of --help, or a mistake in the flags
         code = e.code
     except BaseException:
