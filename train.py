@@ -24,7 +24,7 @@ from nanodnt.run.checkpoints import RunState, Saver, fingerprint, snapshot
 from nanodnt.run.directory import RunDirectory
 from nanodnt.run.environment import Env, Stop, environment
 from nanodnt.run.errors import end_with, reports_errors
-from nanodnt.run.metrics import Meter, finite, progress_line, validation_line
+from nanodnt.run.metrics import Meter, draw_loss, finite, progress_line, validation_line
 from nanodnt.settings import TrainConfig
 from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, restore
 from nanodnt.tasks import Task, open_data, task_of_data
@@ -265,8 +265,6 @@ def finish(run: Run) -> int:
         run.env.barrier()  # the others wait until rank 0 has written the checkpoint
         raise run.failure
     if run.env.is_main:
-        from nanodnt.run.loss_curve import draw_loss
-
         draw_loss(run.directory.path, run.task.loss_unit)
         end = "stopped" if run.stop.stopped else "done"
         run.env.print(f"{end} at step {run.state.step}; run directory {run.directory.path}")

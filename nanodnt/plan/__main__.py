@@ -21,7 +21,7 @@ from nanodnt.optim import OPTIMIZERS, describe_groups, fill_defaults, lr_at, mak
 from nanodnt.plan.equations import describe_network
 from nanodnt.plan.planning import PlanConfig, describe_flops, describe_plan
 from nanodnt.run.errors import reports_errors
-from nanodnt.run.loss_curve import save_figure
+from nanodnt.run.metrics import save_figure
 from nanodnt.settings import TrainConfig
 from nanodnt.tables import table
 from nanodnt.tasks import fill_from_dataset, task_of

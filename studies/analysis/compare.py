@@ -15,8 +15,7 @@ import numpy as np
 
 from model import GPTConfig
 from nanodnt.files import write_file
-from nanodnt.run.loss_curve import finish_axis, plot_losses, save_figure
-from nanodnt.run.metrics import read_metrics
+from nanodnt.run.metrics import finish_axis, plot_losses, read_metrics, save_figure
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import task_of
 from studies.analysis.figure import FIGURES, plt

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nanodnt.files import write_file
 from nanodnt.run.environment import choose_device
-from nanodnt.run.loss_curve import save_figure
+from nanodnt.run.metrics import save_figure
 from nanodnt.tables import table
 from studies.analysis import compare, gradients, norms, streams, tracked  # noqa: F401  # they fill FIGURES
 from studies.analysis.figure import FIGURES, STYLE, NotApplicable, draw, plt

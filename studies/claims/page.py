@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanodnt.files import write_file
-from nanodnt.run.loss_curve import save_figure
+from nanodnt.run.metrics import save_figure
 from studies.claims.arms import ARMS, FACTORS, LAYOUTS, TUNING_SEED
 from studies.claims.claims import GAPS
 from studies.claims.experiment import Experiment, arms_in

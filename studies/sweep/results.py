@@ -11,7 +11,7 @@ import matplotlib
 from nanodnt.files import write_file
 from nanodnt.run.environment import choose_device
 from nanodnt.run.hardware import device_name
-from nanodnt.run.loss_curve import save_figure
+from nanodnt.run.metrics import save_figure
 from nanodnt.tables import table
 from nanodnt.tasks import task_of
 from studies.sweep.runner import read_origin, read_outcome, resolve_configs

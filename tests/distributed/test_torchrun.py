@@ -51,11 +51,10 @@ from math import nan
 from pathlib import Path
 import torch
 import train
-from nanodnt.run import loss_curve
 from support.strikes import optimizers, spoil_gradients
 
 models, rank, step = [], int(os.environ["RANK"]), {ONE_BAD_STEP}
-loss_curve.draw_loss = lambda *_: None
+train.draw_loss = lambda *_: None
 with optimizers(lambda model, optimizer: models.append(model)):
     with spoil_gradients(**step if rank == 1 else step | dict(bad_steps=())):
         code = train.main()
@@ -107,7 +106,6 @@ WORKER = """
 import os, signal, sys, time
 from pathlib import Path
 import train
-from nanodnt.run import loss_curve
 from nanodnt.run.directory import RunDirectory
 from support.strikes import ALWAYS, at_call
 
@@ -122,7 +120,7 @@ def hold(_, row):
 
 
 train.Stop = lambda env: stops.append(make(env)) or stops[0]
-loss_curve.draw_loss = lambda *_: None
+train.draw_loss = lambda *_: None
 # here a test adds to it
 with at_call(RunDirectory, "write", 1, hold, times=ALWAYS, after=True):
     sys.exit(train.main())

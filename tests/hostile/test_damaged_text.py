@@ -18,7 +18,7 @@ from model import GPTConfig
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.data.windows import PreparedText
 from nanodnt.plan.__main__ import main as plan
-from nanodnt.run.loss_curve import draw_loss
+from nanodnt.run.metrics import draw_loss
 from nanodnt.settings import TrainConfig
 from support import runs
 from support.hostile import (

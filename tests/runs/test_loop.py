@@ -17,7 +17,7 @@ import train
 from model import GPT, GPTConfig
 from nanodnt.data.windows import PreparedText
 from nanodnt.run.directory import run_record
-from nanodnt.run.loss_curve import draw_loss
+from nanodnt.run.metrics import draw_loss
 from support.depth import spread
 from support.runs import ROOT, TINY, assert_same_run, column, contents, different, evaluated, load, metrics, run
 from support.strikes import at_row, kill_me
@@ -128,7 +128,7 @@ FIELDS |= dict(peak_mem_bytes=int, skipped_steps=int)
 
 
 def test_the_run_directory(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr("nanodnt.run.loss_curve.draw_loss", draw_loss)
+    monkeypatch.setattr("train.draw_loss", draw_loss)
     monkeypatch.setattr("nanodnt.run.directory.run_record", run_record)
     out = tmp_path / "new" / "run"
     config = tmp_path / "config.py"
@@ -164,7 +164,7 @@ def test_the_run_directory(dataset, tmp_path, monkeypatch):
 
 
 def test_without_matplotlib_a_run_still_ends_well(dataset, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("nanodnt.run.loss_curve.draw_loss", draw_loss)
+    monkeypatch.setattr("train.draw_loss", draw_loss)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert run(out_dir=tmp_path, dataset=dataset, max_iters=2) == 0
     assert "matplotlib is not installed" in capsys.readouterr().out

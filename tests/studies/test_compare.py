@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nanodnt.run.loss_curve import smoothed
+from nanodnt.run.metrics import smoothed
 from studies.analysis import compare
 from studies.analysis.compare import compare_runs, final_loss_table, load_records, plain, table_cells, write_report
 from support.analysis import MODEL, TRAIN, make_run

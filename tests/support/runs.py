@@ -86,7 +86,7 @@ def quick_runs():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nanodnt.run.loss_curve.draw_loss", lambda *_: None)
+        patch.setattr("train.draw_loss", lambda *_: None)
         patch.setattr("train.gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)))
         patch.setattr("nanodnt.run.directory.run_record", RECORD.copy)
         for device in ("cuda", "xpu", "mtia") * (not torch.cuda.is_available()):
