@@ -72,9 +72,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """fsync `folder`, so that renames in it reach the disk. Windows and some network disks cannot do this."""
-    if os.name != "posix":
-        return
+    """fsync `folder`, so that renames in it reach the disk. Some network disks cannot do this."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,5 +1,6 @@
 """A run directory: who may write to it, its records in config.json and metrics.jsonl, and wandb beside them."""
 
+import fcntl
 import json
 import os
 import platform
@@ -12,11 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 from nanodnt.files import link_file, reason_of, retry_once, write_file
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, name_checkpoint
@@ -104,10 +100,8 @@ class RunDirectory:
 
 
 def lock_folder(out_dir: Path):
-    """An open file: while it is open, no other process can lock `out_dir`. ValueError if another holds the lock. None,
-    or a file without a lock, where the system has no locks."""
-    if fcntl is None:
-        return None
+    """An open file: while it is open, no other process can lock `out_dir`, unless the file system has no locks.
+    ValueError if another holds the lock."""
     file = open(out_dir / ".lock", "a+")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import resource
 import shutil
 import sys
 from importlib.util import find_spec
@@ -29,13 +30,9 @@ def peak_flops(device: torch.device, dtype: torch.dtype, override: float = 0.0) 
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Peak memory of this process: allocated on a GPU, or resident on a CPU; 0 where the system does not tell."""
+    """Peak memory of this process: allocated on a GPU, or resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # not on this platform
-        return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
