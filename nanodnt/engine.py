@@ -76,12 +76,9 @@ class Trainer:
     scaler: torch.amp.GradScaler  # of the loss, for fp16
     micro: int  # sequences, or images, of a micro batch
     grad_clip: float  # limit on the gradient norm; 0 = none
-    step_model: Callable | None = None  # what is called: the model compiled, and wrapped for several processes
+    step_model: Callable | None = None  # what is called: the model compiled, wrapped for several processes; None: model
     # called after forward and backward of each micro batch, clip, optimizer
     on_phase_end: Callable = lambda phase: None
-
-    def __post_init__(self):
-        self.step_model = self.model if self.step_model is None else self.step_model
 
 
 def training_step(trainer: Trainer, batch, targets_per_rank: float | None = None) -> StepResult:
@@ -90,9 +87,7 @@ def training_step(trainer: Trainer, batch, targets_per_rank: float | None = None
     `targets_per_rank`: how many targets of the whole batch count (are not −1), divided by the number of processes, so
     that the loss is their mean however the batch is split; None: all do."""
     loss = accumulate(trainer, batch, targets_per_rank)
-    grad_norm, found_inf = measure_gradient(trainer)
-    update(trainer)
-    return StepResult(loss, grad_norm, found_inf)
+    return StepResult(loss, *update(trainer))
 
 
 def accumulate(trainer: Trainer, batch, targets_per_rank: float | None) -> torch.Tensor:
@@ -100,14 +95,14 @@ def accumulate(trainer: Trainer, batch, targets_per_rank: float | None) -> torch
     The model's loss is a mean over the targets of its micro batch; here it is weighted by their share of all targets
     that count. The routers' losses have no targets: each micro batch weighs 1/n, by `loss_scale`."""
     micro_batches = list(zip(*(t.split(trainer.micro) for t in batch), strict=True))
-    n = len(micro_batches)
+    n, step_model = len(micro_batches), trainer.step_model or trainer.model
     loss = torch.zeros((), device=batch[0].device)
     trainer.model.runtime.loss_scale = trainer.scaler.scale(torch.ones_like(loss)) / n
     trainer.optimizer.zero_grad(set_to_none=True)
     for i, micro_batch in enumerate(micro_batches):
-        with sync_gradients(trainer.step_model, i == n - 1):
+        with sync_gradients(step_model, i == n - 1):
             divisor = n if targets_per_rank is None else targets_per_rank / (micro_batch[1] != -1).sum()
-            micro_loss = trainer.step_model(*micro_batch)[1] / divisor
+            micro_loss = step_model(*micro_batch)[1] / divisor
             trainer.on_phase_end("forward")
             trainer.scaler.scale(micro_loss).backward()
             trainer.on_phase_end("backward")
@@ -120,9 +115,10 @@ def sync_gradients(model, last: bool):
     return nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()
 
 
-def measure_gradient(trainer: Trainer) -> tuple:
-    """(norm of the gradient, whether it is not finite), tensors (). The optimizer gets both: it clips as it reads the
-    gradients, and skips the step on the device if they are not finite. (scaler.step would make the host wait.)"""
+def update(trainer: Trainer) -> tuple:
+    """Update the parameters, the loss scale, and the estimates of σReparam. Returns (norm of the gradient, whether it
+    is not finite), tensors (). The optimizer gets both: it clips as it reads the gradients, and skips the step on the
+    device if they are not finite. (scaler.step would make the host wait.)"""
     optimizer = trainer.optimizer
     trainer.scaler.unscale_(optimizer)
     norm = full_tensor(torch.nn.utils.get_total_norm(optimizer.gradients()))
@@ -132,15 +128,11 @@ def measure_gradient(trainer: Trainer) -> tuple:
         # a divisor, named as in torch's fused kernels; gradients that are not finite stay as they are
         optimizer.grad_scale = ((norm + 1e-6) / trainer.grad_clip).clamp(min=1.0).masked_fill(found_inf, 1.0)
     trainer.on_phase_end("clip")
-    return norm, found_inf
-
-
-def update(trainer: Trainer) -> None:
-    """Update the parameters, the loss scale, and the estimates of σReparam."""
-    trainer.optimizer.step()
+    optimizer.step()
     trainer.scaler.update()
     trainer.model.power_iteration()
     trainer.on_phase_end("optimizer")
+    return norm, found_inf
 
 
 @torch.no_grad()

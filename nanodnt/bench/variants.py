@@ -15,7 +15,7 @@ from nanodnt.bench.settings import Setting
 from nanodnt.data import Prefetch, folder_of
 from nanodnt.engine import Trainer, prepare_model, training_step
 from nanodnt.optim import lr_at, make_optimizer
-from nanodnt.run.compilation import compile_model, is_compiled
+from nanodnt.run.compilation import compile_model
 
 
 @dataclass
@@ -72,8 +72,8 @@ def our_variant(name: str, setting: Setting, **changes) -> Variant:
         trainer.on_phase_end = on_phase_end
         training_step(trainer, batch)
 
-    compile_s = compile_s if is_compiled(step_model) else None  # with compile=auto it may have failed
-    return Variant(name, setting, step, model, optimizer, env.dtype, compile_s)
+    compiled = hasattr(step_model, "_orig_mod") or "loss" in vars(step_model)  # with compile=auto it may have failed
+    return Variant(name, setting, step, model, optimizer, env.dtype, compile_s if compiled else None)
 
 
 def variants_beside_nanogpt(setting: Setting) -> dict:

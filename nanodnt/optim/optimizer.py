@@ -9,7 +9,7 @@ from nanodnt.optim.registry import RULES
 class Optimizer(torch.optim.Optimizer):
     """Groups as `make_groups` makes them. The state of every parameter exists from the start."""
 
-    # Set for the rules (see registry.py) by measure_gradient in nanodnt/engine.py. Named as in torch's fused kernels.
+    # Set for the rules (see registry.py) by `update` of nanodnt/engine.py. Named as in torch's fused kernels.
     grad_scale = None  # (): what the gradients of this step are to be divided by
     found_inf = None  # (): whether they are not finite; bool, or a number that is not 0 then
 

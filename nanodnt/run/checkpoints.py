@@ -44,16 +44,8 @@ class RunState:
 
     @classmethod
     def of(cls, checkpoint: dict) -> "RunState":
-        """The state that a checkpoint holds. ValueError for numbers that no run has."""
-        state = cls(**{f.name: checkpoint[f.name] for f in fields(cls)})
-        for name in ("step", "tokens", "skipped", "shift", "rollbacks"):
-            if not is_count(checkpoint[name]):
-                raise ValueError(f"{name}={checkpoint[name]} cannot be")
-        if not -1 <= state.evaluated <= state.step:
-            raise ValueError(f"evaluated={state.evaluated} cannot be at step={state.step}")
-        if state.pending and not (is_metrics_row(state.pending) and state.pending["step"] == state.step):
-            raise ValueError(f"pending is not the metrics row of step={state.step}")
-        return state
+        """The state that a checkpoint holds."""
+        return cls(**{f.name: checkpoint[f.name] for f in fields(cls)})
 
 
 def is_metrics_row(value) -> bool:
@@ -187,8 +179,8 @@ def load_checkpoint(path) -> dict:
 
 
 def check_structure(checkpoint: dict) -> None:
-    """ValueError, which names the key, unless each key of KINDS has a value of that kind: numbers, words, and ordinary
-    tensors of floats in "model" and "optimizer". What these two need is checked as they load it."""
+    """ValueError, which names the key, unless each key of KINDS has a value of that kind that a run can have: numbers,
+    words, and ordinary tensors of floats in "model" and "optimizer". What these two need is checked as they load it."""
 
     def check_tensor(value):  # json calls it for whatever it does not know
         if not isinstance(value, torch.Tensor) or value.is_nested or not value.is_floating_point():
@@ -196,24 +188,25 @@ def check_structure(checkpoint: dict) -> None:
         if value.layout != torch.strided or value.device.type != "cpu":
             raise TypeError
 
-    wrong, scaled = [], GradScaler("cpu").state_dict().keys()
+    step, scaled = checkpoint.get("step"), GradScaler("cpu").state_dict().keys()
+    checks = dict.fromkeys(("step", "tokens", "skipped", "shift", "rollbacks"), is_count) | dict(
+        evaluated=lambda value: is_count(step) and -1 <= value <= step,
+        pending=lambda value: not value or is_metrics_row(value) and value["step"] == step,
+        scaler=lambda value: value.keys() in (set(), scaled) and all(map(is_number, value.values())),  # or not scaled
+        recent=lambda value: all(map(is_number, value)),
+        names=lambda value: all(KEPT_NAME.fullmatch(str(name)) for name in value),
+    )
+    wrong = []
     for key, kind in KINDS.items():
         value = checkpoint.get(key, ...)
         try:
-            fits = isinstance(value, kind)
             json.dumps(value, default=check_tensor if key in ("model", "optimizer") else None)
+            fits = isinstance(value, kind) and (key not in checks or checks[key](value))
         except (TypeError, ValueError, RecursionError):
             fits = False
-        if fits and key == "scaler":  # empty where losses were not scaled
-            fits = value.keys() in (set(), scaled) and all(map(is_number, value.values()))
-        if fits and key == "recent":
-            fits = all(map(is_number, value))
-        if fits and key == "names":
-            fits = all(KEPT_NAME.fullmatch(str(name)) for name in value)
         wrong += [] if fits else [key]
     if wrong:
-        raise ValueError(f"{', '.join(wrong)} missing or of a wrong kind")
-    RunState.of(checkpoint)
+        raise ValueError(f"{', '.join(wrong)} missing, or nothing that a run saves")
 
 
 def load_latest(out_dir: Path, say=print) -> dict | None:

@@ -36,11 +36,6 @@ def can_use_flex(model_config, config, env) -> bool:
     return config.doc_mask and possible
 
 
-def is_compiled(model) -> bool:
-    """Whether this model, as `compile_model` returned it, is compiled: whole or in parts."""
-    return hasattr(model, "_orig_mod") or "loss" in vars(model)
-
-
 def compile_model(model, config, example: tuple, env):
     """The model compiled, whole or in parts (then in place), and tried on one `example` micro batch (idx, targets) in
     evaluation and in training mode, so that nothing compiles, or fails to, during the run.

@@ -1,6 +1,6 @@
 """Measurements inside the network: row["track"] of metrics.jsonl, every `track_interval` steps.
 
-`probe` measures the weights after the step by one forward pass, `Tracker.measure_step` the step itself, by role. What
+`probe` measures the weights after the step by one forward pass, `Tracker.after` the step itself, by role. What
 each number is, with its shape: docs/analysis.md, "While it trains". Tracking changes no bit of the run and draws no
 random number.
 """
@@ -193,14 +193,10 @@ class Tracker:
         """Must be called before a step that is to be tracked."""
         self.old = {p: sample(p)[0] for params in self.roles.values() for p in params}
 
+    @torch.no_grad()
     def after(self, grad_norm, found_inf) -> dict:
         """row["track"] of the step just made. Tensors (): the norm of its gradient before clipping, and whether that
         is not finite. The host waits for the device once."""
-        return fetch_numbers(self.measure_step(grad_norm, found_inf) | probe(self.model, *self.inputs), self.dtype)
-
-    @torch.no_grad()
-    def measure_step(self, grad_norm, found_inf) -> dict:
-        """{name: {role: tensor ()}} for grad_norm, grad_kurtosis, update_ratio, weight_norm."""
         sums = torch.stack([torch.stack([self.sums(p) for p in params]).sum(0) for params in self.roles.values()])
         group = shard_group(next(iter(self.old)))
         if group:  # under HSDP every copy of the model adds its own
@@ -208,14 +204,15 @@ class Tracker:
         square, fourth, weight, old, change = sums.unbind(1)
         valid = torch.where(found_inf, math.nan, 1.0).to(self.dtype)  # NaN, in the row null, for a skipped step
         clipped = (self.clip / (grad_norm + 1e-6)).clamp(max=1.0) if self.clip else 1.0  # p.grad was scaled by this
-        values = dict(
+        step = dict(
             grad_norm=valid * square.sqrt() / clipped,
             grad_kurtosis=valid * self.counts * fourth / square.square(),
             update_ratio=valid * (change / old).sqrt(),
             weight_norm=weight.sqrt(),
         )
         self.old = {}
-        return {name: dict(zip(self.roles, by_role.unbind(), strict=True)) for name, by_role in values.items()}
+        found = {name: dict(zip(self.roles, by_role.unbind(), strict=True)) for name, by_role in step.items()}
+        return fetch_numbers(found | probe(self.model, *self.inputs), self.dtype)
 
     def sums(self, p):
         """(5,): Σ g², Σ g⁴, Σ w², and, estimated from the sample, Σ w² before the step and Σ Δw². All are over the rows
