@@ -149,8 +149,7 @@ def read_arguments(argv, flags, positional="config"):
 
 
 def read_file(path):
-    """The keys of a config file: name → (value, "path:line"). ConfigError where it is no config file. The values are
-    not yet checked against a schema."""
+    """The keys of a config file, as it says them: name → (value, "path:line"). ConfigError where it is none."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             source = file.read(MAX_FILE_CHARS)
@@ -253,8 +252,7 @@ def _hint(name, flags, dashes=""):
 
 @cache
 def read_flags(*schemas):
-    """name → Flag for all fields of all schemas. ValueError for a name in two schemas, a type that no flag can express,
-    or a default that its type does not allow."""
+    """name → Flag of all fields. ValueError for a name in two schemas, a type that no flag has, a wrong default."""
     flags = {}
     for schema in schemas:
         hints, comments = get_type_hints(schema), _comments(schema)

@@ -33,10 +33,8 @@ def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tupl
     micro = micro_batch_size or max(m for m in valid if m <= 16)
     if micro not in valid:
         near = sorted(sorted(valid, key=lambda m: abs(m - micro))[:2])
-        raise ValueError(
-            f"micro_batch_size={micro} does not divide the {sequences} sequences of each process "
-            f"(batch_size={batch_size} over {world_size}): use {' or '.join(map(str, near))}"
-        )
+        share = f"the {sequences} sequences of each process (batch_size={batch_size} over {world_size})"
+        raise ValueError(f"micro_batch_size={micro} does not divide {share}: use {' or '.join(map(str, near))}")
     return micro, sequences // micro
 
 

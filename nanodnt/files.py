@@ -11,8 +11,7 @@ DATA = Path(__file__).resolve().parents[1] / "data"  # the prepared datasets
 
 
 def write_file(path: Path, write) -> None:
-    """`path` is the old file or the complete new one, which `write(f)` writes to a binary file. ValueError if it fails
-    twice."""
+    """`path` is the old file or the complete new one, which `write(f)` writes. ValueError if it fails twice."""
 
     def write_and_rename(tmp):
         with open(tmp, "wb") as f:
@@ -42,16 +41,15 @@ def replace_file(path: Path, change) -> None:
     once; if it fails again, `path` is unchanged, `tmp` is removed, and ValueError is raised."""
     tmp = path.with_name(path.name + ".tmp")
 
-    def change_or_clean_up():
-        try:
-            tmp.unlink(missing_ok=True)
-            change(tmp)
-        except BaseException:
-            with suppress(OSError):
-                tmp.unlink(missing_ok=True)
-            raise
+    def begin_anew():
+        tmp.unlink(missing_ok=True)
+        change(tmp)
 
-    retry_once(path, change_or_clean_up)
+    try:
+        retry_once(path, begin_anew)
+    finally:
+        with suppress(OSError):
+            tmp.unlink(missing_ok=True)
     retry_once(path, lambda: sync_folder(path.parent))
 
 

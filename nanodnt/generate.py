@@ -91,10 +91,8 @@ def generate(model: GPT, idx, max_new_tokens, stop=None, one_token=None, cache=N
     if cache is not None:
         fits = cache[0].length < prompt and prompt + max_new_tokens - 1 <= cache[0].size
         if one_token is not None or not fits:
-            raise ValueError(
-                f"a cache with {cache[0].length} of at most {cache[0].size} tokens cannot be continued to {prompt} "
-                f"tokens and {max_new_tokens} new ones, or one_token is given, which has caches of its own"
-            )
+            why = f"cannot be continued to {prompt} tokens and {max_new_tokens} new ones, nor with one_token"
+            raise ValueError(f"a cache with {cache[0].length} of at most {cache[0].size} tokens {why}")
     size = min(limit, prompt + max_new_tokens)
     length = torch.zeros((), dtype=torch.long, device=idx.device)
     cached = limit if cache is None else cache[0].length  # as if a cache were full: start with the prompt

@@ -26,10 +26,9 @@ def check_skipped(streak: int, state, model, config, env) -> ValueError | None:
     finite = [t is None or bool(local_shard(t).isfinite().all()) for _, t in tensors] + [False]
     first = min(env.gather(finite.index(False)))
     bad = tensors[first][0] if first < len(tensors) else "none any more"
-    return ValueError(
-        f"{streak} steps in a row, up to about step {state.step}, had a gradient that is not finite (first bad tensor: "
-        f"{bad}). Nothing of them was kept; resume {config.out_dir} with a lower learning rate"
-    )
+    what = f"{streak} steps in a row, up to about step {state.step}, had a gradient that is not finite"
+    advice = f"resume {config.out_dir} with a lower learning rate"
+    return ValueError(f"{what} (first bad tensor: {bad}), and were skipped: {advice}")
 
 
 def record_loss(loss: float, state, config) -> RollBack | None:
@@ -40,21 +39,17 @@ def record_loss(loss: float, state, config) -> RollBack | None:
         state.recent = [*recent, loss][-RECENT:]
     if not config.loss_spike or not median_loss + config.loss_spike < loss < math.inf:
         return None
-    message = (
-        f"the loss spiked to {loss:.4f} at step {state.step} (usually {median_loss:.4f}), after {state.rollbacks} "
-        f"roll-backs: resume {config.out_dir} with a lower learning rate, or raise max_rollbacks"
-    )
-    return RollBack(message, state.step, loss, median_loss)
+    what = f"the loss spiked to {loss:.4f} at step {state.step} (usually {median_loss:.4f})"
+    advice = f"resume {config.out_dir} with a lower learning rate, or raise max_rollbacks"
+    return RollBack(f"{what}, after {state.rollbacks} roll-backs: {advice}", state.step, loss, median_loss)
 
 
 def roll_back(state, spike: RollBack, config, env) -> dict:
     """Let a state just restored skip the batches up to the spike. Returns the row of metrics.jsonl that tells of it."""
     passed = spike.step - state.step
     state.shift, state.rollbacks = state.shift + passed, state.rollbacks + 1
-    env.print(
-        f"rolled back to step {state.step}: the loss spiked to {spike.loss:.4f} at step {spike.step}, usually "
-        f"{spike.median_loss:.4f}; the {passed} batches between are skipped "
-        f"({state.rollbacks} of {config.max_rollbacks})"
-    )
+    what = f"the loss spiked to {spike.loss:.4f} at step {spike.step}, usually {spike.median_loss:.4f}"
+    skipped = f"the {passed} batches between are skipped ({state.rollbacks} of {config.max_rollbacks})"
+    env.print(f"rolled back to step {state.step}: {what}; {skipped}")
     event = dict(rolled_back_from=spike.step, spike_loss=spike.loss, usual_loss=spike.median_loss)
     return {"step": state.step, "tokens": state.tokens, **event, "rollbacks": state.rollbacks}

@@ -12,7 +12,7 @@ MAX_BATCH = 2**20  # sequences, or images; a larger number is a typing error, an
 LEAST = dict.fromkeys("batch_size eval_interval log_interval max_skipped timeout_s".split(), 1)
 LEAST |= dict.fromkeys("max_iters micro_batch_size eval_tokens track_interval save_interval keep_every seed".split(), 0)
 LEAST |= dict.fromkeys("loss_spike max_rollbacks fsdp_shard_size loss_chunks peak_flops data_workers".split(), 0)
-LEAST |= dict.fromkeys("balance_coef balance_rate z_coef".split(), 0)
+LEAST |= dict.fromkeys("balance_coef balance_rate z_coef crop_padding mixup cutmix".split(), 0)
 
 
 @dataclass
@@ -147,30 +147,23 @@ class TrainConfig:
 
     def check(self):
         """ValueError for values that make no sense."""
-        least = {0: "not be negative", 1: "be at least 1"}
         for name, right, allowed in (
-            *((name, getattr(self, name) >= low, least[low]) for name, low in LEAST.items()),
+            *((name, low <= getattr(self, name) < math.inf, f"be at least {low}") for name, low in LEAST.items()),
             ("label_smoothing", 0 <= self.label_smoothing < 1, "be at least 0 and below 1"),
             ("crop_area", 0 < self.crop_area <= 1, "be above 0 and at most 1, which is off"),
-            ("crop_padding", self.crop_padding >= 0, "be a number of pixels, or 0, which is off"),
             ("rand_augment", 0 <= self.rand_augment <= 10, "be 0, which is off, or a magnitude of at most 10"),
             ("rand_augment_std", 0 <= self.rand_augment_std <= 10, "be from 0 to 10"),
-            ("mixup", 0 <= self.mixup < math.inf, "be 0, which is off, or the α of a Beta distribution"),
-            ("cutmix", 0 <= self.cutmix < math.inf, "be 0, which is off, or the α of a Beta distribution"),
             ("batch_size", self.batch_size <= MAX_BATCH, f"be at most {MAX_BATCH}: it counts sequences"),
         ):
             if not right:
                 raise ValueError(f"{name}={getattr(self, name)} must {allowed}")
         saves = [n for n in ("eval_interval", "save_interval", "keep_every") if getattr(self, n) % self.log_interval]
         if self.loss_spike and saves:  # else a checkpoint could be saved after a spike that was not yet read
-            raise ValueError(
-                f"loss_spike needs {', '.join(saves)} to be a multiple of log_interval={self.log_interval}"
-            )
+            multiple = f"a multiple of log_interval={self.log_interval}"
+            raise ValueError(f"loss_spike needs {', '.join(saves)} to be {multiple}")
         if self.crop_area < 1 and self.crop_padding:
-            raise ValueError(
-                f"crop_area={self.crop_area} and crop_padding={self.crop_padding} are two kinds of crops: set "
-                "crop_area=1 or crop_padding=0"
-            )
+            both = f"crop_area={self.crop_area} and crop_padding={self.crop_padding} are two kinds of crops"
+            raise ValueError(f"{both}: set crop_area=1 or crop_padding=0")
         if not self.out_dir:
             raise ValueError("out_dir is empty: name a folder")
         if self.fsdp_shard_size and self.parallel != "fsdp":

@@ -1,7 +1,5 @@
-"""The start of a run: where model, weights, optimizer state and progress come from, as `init_from` says; then storage,
-what is printed, and compilation."""
+"""The start of a run: model, weights, optimizer state and progress, as `init_from` says; storage; compilation."""
 
-import math
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -22,11 +20,9 @@ NOT_PRINTED = ("init_from", "overwrite", "out_dir", "vocab_size")  # settings wh
 
 def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained) -> tuple:
     """(the model without storage, its state dict or None: to be drawn from the seed, the checkpoint of the run that
-    goes on or None), as init_from says. Prints what it took from where. `meta`: of the dataset.
-
-    `read_pretrained(source, model_config)` reads a model of Hugging Face, or returns None where the source cannot be
-    one. ValueError where there is nothing to resume, where checkpoints of another run would be overwritten, or where
-    weights, vocabulary and dataset do not fit each other."""
+    goes on or None), as init_from says. `meta`: of the dataset. `read_pretrained(source, model_config)` reads a model
+    of Hugging Face, or returns None where the source cannot be one. ValueError where there is nothing to resume, where
+    checkpoints would be overwritten, or where weights, vocabulary and dataset do not fit each other."""
     out_dir = Path(config.out_dir)
     resumes, source = read_init_from(config.init_from)
     checkpoint = load_latest(out_dir, env.print) if resumes else None
@@ -45,10 +41,8 @@ def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained
         model, weights, trained_on = load_source(checkpoint, source, config, model_config, read_pretrained, env)
     task = task_of(model.config)
     if data_task.reads != task.reads:
-        raise ValueError(
-            f"dataset {config.dataset!r} is of {data_task.reads}, but the model reads {task.reads}: choose another "
-            "dataset, or start from scratch"
-        )
+        found = f"dataset {config.dataset!r} is of {data_task.reads}, but the model reads {task.reads}"
+        raise ValueError(f"{found}: choose another dataset, or start from scratch")
     task.check_data(config.dataset, meta, trained_on, model.config)
     return model, weights, checkpoint
 
@@ -65,23 +59,18 @@ def read_init_from(setting: str) -> tuple:
 def check_out_dir(config, out_dir: Path) -> None:
     """ValueError if there is no run to resume, or if a new run would overwrite the checkpoints of another."""
     if config.init_from == "resume":
-        raise ValueError(
-            f"nothing to resume in {out_dir} (no last.pt or prev.pt): use --init_from=scratch or auto, another "
-            "--out_dir, or --init_from=CHECKPOINT_FILE for a new run from its weights"
-        )
+        what = f"nothing to resume in {out_dir} (no last.pt or prev.pt)"
+        raise ValueError(f"{what}: use --init_from=scratch, auto or CHECKPOINT_FILE (its weights) or another --out_dir")
     earlier = sorted(fingerprint(out_dir))
     if earlier and not config.overwrite and not config.eval_only:
-        raise ValueError(
-            f"{out_dir} holds checkpoints of an earlier run ({', '.join(earlier[:4])}): continue it with "
-            "--init_from=resume, choose another --out_dir, or replace it with --overwrite=True"
-        )
+        what = f"{out_dir} holds checkpoints of an earlier run ({', '.join(earlier[:4])})"
+        raise ValueError(f"{what}: --init_from=resume continues, --overwrite=True replaces it; or another --out_dir")
 
 
 def load_source(checkpoint: dict | None, source: str, config, flags: GPTConfig, read_pretrained, env) -> tuple:
     """(the empty model, its state dict, meta of the data that it was trained on, if that is known): of a run that goes
-    on from its `checkpoint`; without one, of a new run from `source`, a checkpoint's file or a model of Hugging Face,
-    which `read_pretrained` reads. `flags`: the model of the flags. ValueError where `source` names nothing, or where
-    weights do not fit this code."""
+    on from its `checkpoint`, or else of a new run from `source`. `flags`: the model of the flags. ValueError where
+    `source` names nothing, or where weights do not fit this code."""
     resumed = checkpoint is not None
     if not resumed and (pretrained := read_pretrained(source, flags)):
         theirs, weights, trained_on = pretrained
@@ -92,11 +81,9 @@ def load_source(checkpoint: dict | None, source: str, config, flags: GPTConfig, 
             env.print(f"note: {source} has no tokenizer.json; its tokens are taken to be those of {config.dataset}")
         return model, weights, trained_on
     if not resumed and not Path(source).is_file():
-        raise ValueError(
-            f"init_from={config.init_from!r} names neither a run directory or a checkpoint file, nor a folder or a "
-            "name (OWNER/MODEL) of Hugging Face, nor is it one of scratch, resume, auto, auto:SOURCE, gpt2, "
-            "gpt2-medium, gpt2-large, gpt2-xl"
-        )
+        models = "a model of Hugging Face (a folder, OWNER/MODEL, gpt2, gpt2-medium, gpt2-large, gpt2-xl)"
+        what = f"init_from={config.init_from!r} names neither a run directory or a checkpoint file"
+        raise ValueError(f"{what} nor {models}, and is none of scratch, resume, auto, auto:SOURCE")
     checkpoint = checkpoint or load_checkpoint(Path(source))
     # the checkpoint's architecture, and of the flags what has no parameters
     model, weights = empty_model_like(checkpoint, dropout=flags.dropout, drop_path=flags.drop_path), checkpoint["model"]
@@ -135,10 +122,8 @@ def check_same_data(dataset: str, meta: dict, checkpoint: dict, source: str, out
     else:
         return
     if source not in ("resume", "scratch"):
-        raise ValueError(
-            f"{out_dir} holds a run on {change}: give another --out_dir to start one from {source}, or continue "
-            "that run with --init_from=resume"
-        )
+        new = f"give another --out_dir to start one from {source}"
+        raise ValueError(f"{out_dir} holds a run on {change}: {new}, or continue that run with --init_from=resume")
     env.print(f"note: the run goes on, but was on {change}")
 
 
@@ -153,14 +138,12 @@ def print_changes(title: str, old: dict, new: dict, env) -> None:
 
 
 def fixed_bytes(model: Transformer, config) -> int:
-    """What a process holds under DDP before the first activation: fp32 weights, gradients, DDP's copy of these, and the
-    optimizer's state."""
+    """What a process of DDP holds before it computes: fp32 weights, gradients, DDP's copy of these, optimizer state."""
     return 12 * model.num_params() + state_bytes(model, config)
 
 
 def allocate_and_fill(model: Transformer, weights: dict | None, data, config, env) -> None:
-    """Give the model storage on its device, sharded under fsdp, and fill it with its weights or from the seed. `data`:
-    what Admin's ω are profiled on."""
+    """Give the model storage on its device, sharded under fsdp, and weights, or the seed's; Admin's ω from `data`."""
     if weights is None and model.config.admin:  # on the CPU and the same few rows everywhere: a seed gives one model
         drawn = task_of(model.config).network()(model.config, config.seed)
         profile_admin(drawn, *drawn.inputs(*map(torch.from_numpy, data.batch(0, config.batch_size, slice(0, 8)))))
@@ -196,7 +179,7 @@ def restore(checkpoint: dict, optimizer, scaler, config, env) -> RunState:
         env.print(f"optimizer {used} → {config.optimizer}: its state starts fresh")
     if checkpoint["scaler"]:  # empty after a run that needed none
         scaler.load_state_dict(checkpoint["scaler"])
-    return RunState.of(checkpoint)
+    return RunState(**{f.name: checkpoint[f.name] for f in fields(RunState)})
 
 
 def describe_run(run) -> None:
@@ -205,19 +188,15 @@ def describe_run(run) -> None:
     env.print(describe_groups(run.optimizer, model))
     n_params = model.num_params(positions=False)
     env.print(f"{model.num_params():,} parameters ({n_params / 1e6:.1f}M without the position table)")
-    env.print(
-        f"{config.batch_size} × {run.data.block_size} = {run.step_tokens:,} tokens a step = {env.world_size} processes "
-        f"× {run.accumulation} accumulation × {run.micro} {run.task.row_noun}; {run.data.describe()}"
-    )
+    step = f"{config.batch_size} × {run.data.block_size} = {run.step_tokens:,} tokens a step"
+    split = f"{env.world_size} processes × {run.accumulation} accumulation × {run.micro} {run.task.row_noun}"
+    env.print(f"{step} = {split}; {run.data.describe()}")
     if config.warmup_iters >= config.max_iters and not config.eval_only:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
     experts, shards = model.config.n_expert, config.fsdp_shard_size or env.world_size
     if env.parallel == "fsdp" and experts % shards:
-        env.print(
-            f"note: {experts} experts do not divide evenly over {shards} processes: some hold "
-            f"{math.ceil(experts / shards)}, others fewer or none; with n_expert a multiple of {shards} all hold the "
-            "same"
-        )
+        uneven = f"{experts} experts do not divide evenly over {shards} processes: some hold {-(-experts // shards)}"
+        env.print(f"note: {uneven}, others fewer or none; with n_expert a multiple of {shards} all hold the same")
     for note in layout_notes(model.config) + notes(config, model):
         env.print(f"note: {note}")
 

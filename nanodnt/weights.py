@@ -59,8 +59,7 @@ class Trained:
 
 
 def load_trained(out_dir: str, checkpoint: str) -> Trained:
-    """What the file `checkpoint` in the run directory `out_dir` holds. ValueError, in one line, where there is none,
-    where it is damaged, or of no text."""
+    """What the file `checkpoint` of a run directory holds. ValueError if it is missing, damaged or not of text."""
     from nanodnt.data.tokenizer import Tokenizer  # a run does without
 
     path = Path(out_dir) / checkpoint
@@ -73,9 +72,6 @@ def load_trained(out_dir: str, checkpoint: str) -> Trained:
     model = model_from_checkpoint(found).eval()
     doc_mask = found["train_config"].get("doc_mask") is True  # checkpoints of earlier versions lack it
     return Trained(model, Tokenizer(found["meta"]), found["meta"], str(path), found["step"], doc_mask)
-
-
-# --------------------------------------------------------------------------------------------------------------- Admin
 
 
 @torch.no_grad()

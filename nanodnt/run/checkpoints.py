@@ -11,7 +11,7 @@ import warnings
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -42,11 +42,6 @@ class RunState:
     shift: int = 0  # step s trains on batch s + shift
     rollbacks: int = 0  # roll-backs made
 
-    @classmethod
-    def of(cls, checkpoint: dict) -> "RunState":
-        """The state that a checkpoint holds."""
-        return cls(**{f.name: checkpoint[f.name] for f in fields(cls)})
-
 
 def is_metrics_row(value) -> bool:
     """Whether it is a row of metrics.jsonl: only the fields that this project reads back are checked."""
@@ -70,8 +65,6 @@ def is_number(value) -> bool:
 KINDS = dict.fromkeys(("model", "optimizer", "scaler", "meta", "model_config", "train_config"), dict)
 KINDS |= dict(names=list, **RunState.__annotations__)
 OLDER = {"names": [], "recent": [], "shift": 0, "rollbacks": 0}  # what checkpoints of earlier versions lack
-
-# ---------------------------------------------------------------------------------------------------------- writing
 
 
 def save_checkpoint(out_dir: Path, checkpoint: dict, best: bool, keep: bool = False) -> None:
@@ -130,9 +123,6 @@ class Saver:
         if self.writing and (wait or self.writing.done()):
             writing, self.writing = self.writing, None
             writing.result()
-
-
-# ---------------------------------------------------------------------------------------------------------- reading
 
 
 def fingerprint(out_dir: Path) -> dict:

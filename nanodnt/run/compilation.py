@@ -30,8 +30,7 @@ def compile_parts(model):
 
 
 def can_use_flex(model_config, config, env) -> bool:
-    """Whether compiled code keeps documents apart with FlexAttention: it has no dropout, needs heads of at least 16
-    channels, and trains on GPUs only."""
+    """Whether it keeps documents apart by FlexAttention: on GPUs, heads of 16 channels or more, without dropout."""
     possible = env.device.type == "cuda" and not model_config.dropout and model_config.head_dim >= 16
     return config.doc_mask and possible
 

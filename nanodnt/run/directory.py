@@ -73,9 +73,8 @@ class RunDirectory:
         except ImportError:
             raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
         except Exception as e:  # no key, no network, a full disk: wandb's errors share no base class
-            raise ValueError(
-                f"wandb did not start ({reason_of(e)}): set WANDB_MODE=offline or --wandb_log=False"
-            ) from e
+            reason = reason_of(e)
+            raise ValueError(f"wandb did not start ({reason}): set WANDB_MODE=offline or --wandb_log=False") from e
 
     def write(self, row: dict) -> None:
         """Append one row to metrics.jsonl. NaN and infinity, which JSON lacks, become null."""
@@ -95,22 +94,18 @@ class RunDirectory:
     def close(self) -> None:
         if self.wandb:
             self.wandb.finish()
-        if self.lock:
-            self.lock.close()
+        self.lock.close()
 
 
 def lock_folder(out_dir: Path):
-    """An open file: while it is open, no other process can lock `out_dir`, unless the file system has no locks.
-    ValueError if another holds the lock."""
+    """A file: while it is open, no other process can lock `out_dir`, where there are locks. ValueError if one has."""
     file = open(out_dir / ".lock", "a+")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         file.seek(0)
-        raise ValueError(
-            f"{out_dir} is in use by another run ({file.read() or 'of an unknown process'}): end that first, or choose "
-            "another --out_dir"
-        ) from None
+        used = f"{out_dir} is in use by another run ({file.read() or 'of an unknown process'})"
+        raise ValueError(f"{used}: end that first, or choose another --out_dir") from None
     except OSError:  # a file system without locks
         return file
     file.truncate(0)

@@ -112,10 +112,8 @@ def choose_device(name: str, local_rank: int = 0) -> tuple:
         return torch.device(kind), reason
     index = int(index or local_rank)
     if index >= torch.cuda.device_count():
-        raise ValueError(
-            f"process {local_rank} wants cuda:{index}, but there are {torch.cuda.device_count()} GPUs: "
-            "lower --nproc_per_node, or choose another --device"
-        )
+        wanted = f"process {local_rank} wants cuda:{index}, but there are {torch.cuda.device_count()} GPUs"
+        raise ValueError(f"{wanted}: lower --nproc_per_node, or choose another --device")
     return torch.device("cuda", index), reason
 
 
@@ -189,10 +187,8 @@ def environment(device: str, dtype: str, timeout_s: int):
 def join_processes(env: Env, timeout_s: int) -> None:
     """Make the process group that torchrun's environment variables describe, and `env.control`."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and _env_int("TORCHELASTIC_MAX_RESTARTS", 0):
-        env.print(
-            "note: after a restart by torchrun the processes may fail to find each other: before torchrun, "
-            "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
-        )
+        note = "note: after a restart by torchrun the processes may fail to find each other"
+        env.print(f"{note}: before torchrun, export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
     env.timeout = timedelta(seconds=timeout_s)
     cuda = env.device.type == "cuda"
     # device_id: NCCL connects now, and not in the first step; a barrier or a new group need not guess the device

@@ -30,8 +30,7 @@ def reports_errors(main):
 
 
 def report_error(error: BaseException) -> int:
-    """Print a user's mistake, a limit of the machine or an interruption as one line on stderr. Returns the exit code.
-    What is none of these is raised again."""
+    """Print a user's mistake, a limit of the machine or an interruption in one line; the exit code. Raise others."""
     line = " ".join(str(error).split())
     if rank_tag():
         KEPT.append(error)

@@ -58,9 +58,6 @@ class Meter:
         self.clock += time.perf_counter() - start
 
 
-# ------------------------------------------------------------------------------------------------------------- rows
-
-
 def finite(value):
     """`value`, nested dicts and lists, with None for NaN and infinity."""
     return tree_map(lambda x: None if isinstance(x, float) and not math.isfinite(x) else x, value)
@@ -119,8 +116,7 @@ def progress_line(row: dict, max_iters: int, seconds: float) -> str:
 
 
 def smoothed(values: list, share: float) -> list:
-    """Moving means over a centred window of that `share` of the values, shorter at both ends. (A trailing window would
-    lag behind.)"""
+    """Moving means over a window of that `share` of the values, shorter at both ends; centred, so without a lag."""
     half, n = int(len(values) * share / 2), len(values)
     sums = np.cumsum([0.0, *values])
     low, high = np.maximum(np.arange(n) - half, 0), np.minimum(np.arange(n) + half + 1, n)
@@ -128,8 +124,7 @@ def smoothed(values: list, share: float) -> list:
 
 
 def plot_losses(ax, x: list, rows: list, smooth: float, color) -> tuple:
-    """The training losses of metrics rows over x, raw and smoothed, and the validation losses, dashed. Returns the
-    lines (smoothed, validation)."""
+    """Training losses of metrics rows over x, raw and smoothed, validation losses, dashed; the last two lines drawn."""
     found = []
     for key in ("train_loss", "val_loss"):
         there = [(at, row[key]) for at, row in zip(x, rows, strict=True) if row.get(key) is not None]
@@ -142,8 +137,7 @@ def plot_losses(ax, x: list, rows: list, smooth: float, color) -> tuple:
 
 
 def finish_axis(ax, rows: list, start: float) -> None:
-    """Fit the y axis to the losses of the rows from step `start` on: the first ones fall from ln(vocabulary) and would
-    flatten everything else."""
+    """Fit the y axis to the losses from step `start` on: those before fall from ln(vocabulary), and flatten it."""
     late = [row.get(key) for row in rows if row["step"] >= start for key in ("train_loss", "val_loss")]
     if points := [loss for loss in late if loss is not None]:
         margin = 0.05 * (max(points) - min(points)) + 1e-3

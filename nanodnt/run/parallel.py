@@ -87,8 +87,7 @@ def gathered_dtype(model, compute_dtype: torch.dtype) -> torch.dtype:
 
 @contextmanager
 def _accumulate(model, blocks: bool):
-    """What no_sync is to DDP: weights stay gathered, and gradients are added up in this process. `blocks`: those of the
-    blocks' matrices too."""
+    """no_sync: weights stay gathered, gradients are added up in this process, with `blocks` those of matrices too."""
     model.set_requires_gradient_sync(False, recurse=blocks)
     model.set_reshard_after_backward(False, recurse=blocks)
     try:

@@ -1,8 +1,7 @@
 """Measurements inside the network: row["track"] of metrics.jsonl, every `track_interval` steps.
 
-`probe` measures the weights after the step by one forward pass, `Tracker.after` the step itself, by role. What
-each number is, with its shape: docs/analysis.md, "While it trains". Tracking changes no bit of the run and draws no
-random number.
+`probe` measures the weights after the step by one forward pass, `Tracker.after` the step itself, by role. The
+numbers, with shapes: docs/analysis.md, "While it trains". Tracking changes no bit of a run, and draws no random number.
 """
 
 import math
@@ -22,9 +21,6 @@ from model import Transformer
 TOKENS = 4096  # of the probe, at most; but at least one sequence, and not more sequences than a step has
 SAMPLE = 2**16  # entries of a parameter, at most, on which its update is measured
 PIECE = 2**24  # entries of a gradient, and attention logits, that are worked on at once: bounds memory
-
-
-# ---------------------------------------------------------------------------------------------- one forward pass
 
 
 def variance(x):
@@ -51,8 +47,7 @@ def largest_logit(q, k, positions=None, causal=True):
 
 @contextmanager
 def watch(notes: list):
-    """Inside, note(args, output) follows every forward of its module, and may return another output; notes:
-    [(module, note), …]."""
+    """Inside, note(args, output) follows each forward of its module, or changes its output; notes: [(module, note)]."""
     with ExitStack() as hooks:
         for module, note in notes:
             hooks.enter_context(module.register_forward_hook(lambda _, *passed, note=note: note(*passed)))
@@ -142,14 +137,10 @@ def notes_of_experts(model: Transformer, found: dict):
 
 
 def fetch_numbers(tree, dtype=torch.float64):
-    """`tree`, nested dicts and lists, with its tensors () as floats of six digits. One transfer fetches all of them, in
-    `dtype`."""
+    """`tree`, nested dicts and lists, with its tensors () as floats of six digits, fetched at once, in `dtype`."""
     leaves, spec = tree_flatten(tree)
     fetched = iter(torch.stack([x.to(dtype) for x in leaves if torch.is_tensor(x)]).tolist())
     return tree_unflatten([float(f"{next(fetched):.6g}") if torch.is_tensor(x) else x for x in leaves], spec)
-
-
-# ---------------------------------------------------------------------------------------------------------- the step
 
 
 def power_sums(t, dtype) -> list:
@@ -215,8 +206,7 @@ class Tracker:
         return fetch_numbers(found | probe(self.model, *self.inputs), self.dtype)
 
     def sums(self, p):
-        """(5,): Σ g², Σ g⁴, Σ w², and, estimated from the sample, Σ w² before the step and Σ Δw². All are over the rows
-        of p that this process holds."""
+        """(5,): Σ g², Σ g⁴, Σ w²; from the sample, Σ w² before the step and Σ Δw²: of p's rows in this process."""
         old, (new, n), gradient = self.old[p], sample(p), torch.zeros_like(p) if p.grad is None else p.grad
         weights = (local_shard(p.detach()), 1), (old, n), (new - old, n)
         squares = [torch.linalg.vector_norm(w).to(self.dtype).square() * k for w, k in weights]

@@ -43,17 +43,14 @@ def fill_from_dataset(config: GPTConfig, meta: dict, dataset: str) -> None:
     """Fill in what a config leaves to the dataset, in place. ValueError where they do not fit each other."""
     task, found = task_of(config), task_of_data(meta).reads
     if found != task.reads:
-        raise ValueError(
-            f"dataset {dataset!r} is of {found}, but {CHOOSES}={getattr(config, CHOOSES)} is for {task.reads}: "
-            f"{HOW_CHOSEN[found]}, or choose a dataset of {task.reads}"
-        )
+        what = f"dataset {dataset!r} is of {found}, but {CHOOSES}={getattr(config, CHOOSES)} is for {task.reads}"
+        raise ValueError(f"{what}: {HOW_CHOSEN[found]}, or choose a dataset of {task.reads}")
     task.fill_from_dataset(config, meta, dataset)
 
 
 def open_data(config, model_config: GPTConfig, meta: dict | None = None):
     """The dataset of a TrainConfig, a `PreparedData`, cut into what the model reads at once. `meta`: its meta.json, if
-    it was read and verified already. ValueError for a dataset that is not prepared or damaged, and for flags of another
-    task."""
+    it is verified already. ValueError for a dataset that is not prepared or damaged, and flags of another task."""
     meta = meta or load_meta(config.dataset)
     task = task_of_data(meta)
     check_flags(task, config)

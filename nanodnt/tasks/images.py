@@ -61,10 +61,8 @@ class ImageTask(Task):
             return
         words = "size {}, channels {}, classes {}".format
         named = " of other names" * (here == there)
-        raise ValueError(
-            f"the images of {dataset!r} ({words(*here)}{named}) do not fit the model ({words(*there)}): choose another "
-            "dataset, or start from scratch"
-        )
+        what = f"the images of {dataset!r} ({words(*here)}{named}) do not fit the model ({words(*there)})"
+        raise ValueError(f"{what}: choose another dataset, or start from scratch")
 
     def open_data(self, meta: dict, config, model_config: GPTConfig):
         from nanodnt.data.images import PreparedImages

@@ -16,8 +16,6 @@ class Task:
     other_matrices = "head"  # the matrices of the network besides those of the blocks, in words
     loss_unit = "token"  # what a loss is the mean over
 
-    # ---------------------------------------------------------------------------------------------------- network
-
     def network(self) -> type[Transformer]:
         """The class of network."""
         return GPT
@@ -43,8 +41,6 @@ class Task:
         """(the size of a row, what the network reads), in words."""
         words = f"vocabulary {config.vocab_size}, padded to {config.padded_vocab_size}"
         return f"context {config.block_size}", words
-
-    # ------------------------------------------------------------------------------------------------------- data
 
     def check_trained_meta(self, meta: dict, path) -> None:
         """ValueError unless a checkpoint's copy of a meta.json, at `path`, says what the model reads."""

@@ -177,7 +177,7 @@ NEEDS_TORCHRUN = "parallel={} needs torchrun: torchrun --standalone --nproc_per_
         (dict(parallel="fsdp"), NEEDS_TORCHRUN.format("fsdp")),
         (dict(parallel="ddp"), NEEDS_TORCHRUN.format("ddp")),
         (dict(fsdp_shard_size=2), "fsdp_shard_size=2 needs parallel=fsdp: set that, or leave it out"),
-        (dict(fsdp_shard_size=-1, parallel="fsdp"), "fsdp_shard_size=-1 must not be negative"),
+        (dict(fsdp_shard_size=-1, parallel="fsdp"), "fsdp_shard_size=-1 must be at least 0"),
     ],
 )
 def test_refused_without_torchrun(flags, message, dataset, tmp_path, capsys):

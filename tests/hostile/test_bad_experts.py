@@ -28,7 +28,7 @@ SETTINGS = cases(  # test_layout_refusals.py has those of the model alone
     ("z_coef, without experts", "--z_coef=0.1", ["z_coef=0.1 needs experts"]),
     ("balance_coef of a bias", f"{BIAS} --balance_coef=0.5", ["balance_coef=0.5 needs balance=loss", "balance=bias"]),
     ("balance_rate of a loss", f"{FOUR} --balance_rate=0.5", ["balance_rate=0.5 needs balance=bias", "balance=loss"]),
-    ("negative balance_coef", f"{FOUR} --balance_coef=-1", ["balance_coef=-1.0", "must not be negative"]),
+    ("negative balance_coef", f"{FOUR} --balance_coef=-1", ["balance_coef=-1.0", "must be at least 0"]),
     ("router's ratio, not blockwise", f"{FOUR} --lr_ratio_router=2", ["lr_ratio_router", "blockwise_lr=True"]),
     ("negative ratio", f"{BLOCKWISE} --lr_ratio_router=-1", ["lr_ratio_router=-1.0", "must not be negative"]),
     ("more weights than memory", "--n_expert=30000 --n_ff=131072", ["memory"]),
