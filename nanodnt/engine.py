@@ -22,8 +22,7 @@ class StepResult(NamedTuple):
 
 
 def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tuple:
-    """(micro batch, accumulation steps) of one process; micro_batch_size=0 is the largest up to 16. ValueError with the
-    nearest valid values if the batch cannot be split so."""
+    """(micro batch, accumulation steps) of a process; 0 is the largest up to 16. ValueError with valid ones nearby."""
     sequences, rest = divmod(batch_size, world_size)
     if rest:
         low = sequences * world_size
@@ -75,8 +74,7 @@ class Trainer:
     micro: int  # sequences, or images, of a micro batch
     grad_clip: float  # limit on the gradient norm; 0 = none
     step_model: Callable | None = None  # what is called: the model compiled, wrapped for several processes; None: model
-    # called after forward and backward of each micro batch, clip, optimizer
-    on_phase_end: Callable = lambda phase: None
+    on_phase_end: Callable = lambda phase: None  # called after forward and backward of micro batches, clip, optimizer
 
 
 def training_step(trainer: Trainer, batch, targets_per_rank: float | None = None) -> StepResult:

@@ -48,8 +48,7 @@ def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained
 
 
 def read_init_from(setting: str) -> tuple:
-    """(whether to resume if there is something to resume, what to start from otherwise). A run directory is replaced by
-    the path of its best.pt, or else of its last.pt."""
+    """(whether to resume if there is a run, what to start from if not: of a run directory its best.pt, or last.pt)."""
     first, _, rest = setting.partition(":")
     source = setting if first != "auto" else "scratch" if setting == "auto" else rest
     checkpoints = [path for name in ("best.pt", "last.pt") if source and (path := Path(source) / name).is_file()]
@@ -168,8 +167,7 @@ def allocate_and_fill(model: Transformer, weights: dict | None, data, config, en
 
 
 def restore(checkpoint: dict, optimizer, scaler, config, env) -> RunState:
-    """Load the optimizer's and the loss scaler's state from a checkpoint; returns how far the run was. ValueError where
-    the state does not fit this optimizer on this model."""
+    """Load optimizer and loss scaler from a checkpoint; returns how far the run was. ValueError if they do not fit."""
     used = checkpoint["train_config"].get("optimizer", config.optimizer)
     if used == config.optimizer:
         load_optimizer(optimizer, checkpoint["optimizer"], checkpoint["step"])

@@ -77,8 +77,7 @@ def load_trained(out_dir: str, checkpoint: str) -> Trained:
 @torch.no_grad()
 def profile_admin(model: Transformer, *inputs) -> None:
     """Give Admin's ω of each sub-layer its start value, from one forward pass of what `stream` takes: ω₁ = 1 and
-    ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), variances over all elements, each set before sub-layer i runs. Meant for fresh weights.
-    Without `admin`: nothing."""
+    ωᵢ₊₁² = Var(ωᵢ x) + Var(fᵢ), variances over all elements, each set before sub-layer i runs. Only with `admin`."""
     if not model.config.admin:
         return
     state = {"omega": 1.0}

@@ -1,7 +1,4 @@
-"""Checkpoints: written in a background thread, complete or not at all, and loaded without running code from them.
-
-A checkpoint is a flat dict of tensors and plain values. KINDS says what it must hold.
-"""
+"""Checkpoints, dicts of what KINDS says: written in a thread, complete or not at all, and read without running code."""
 
 import json
 import math
@@ -76,8 +73,7 @@ def save_checkpoint(out_dir: Path, checkpoint: dict, best: bool, keep: bool = Fa
         tensors |= {f"optimizer state {i}.{name}": t for name, t in state.items()}
     for name, t in tensors.items():
         if torch.is_tensor(t) and not t.isfinite().all():
-            where = f"{name} is not finite at step {checkpoint['step']}"
-            raise ValueError(f"{where}: not saved; earlier checkpoints are intact")
+            raise ValueError(f"{name} is not finite at step {checkpoint['step']}: not saved; earlier files are intact")
     names = ["best.pt"] * best + [f"step_{checkpoint['step']}.pt"] * keep
     checkpoint = {"format": CHECKPOINT_FORMAT, "names": names, **checkpoint}
     write_file(out_dir / "new.pt", lambda f: torch.save(checkpoint, f))

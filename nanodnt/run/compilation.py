@@ -37,10 +37,9 @@ def can_use_flex(model_config, config, env) -> bool:
 
 def compile_model(model, config, example: tuple, env):
     """The model compiled, whole or in parts (then in place), and tried on one `example` micro batch (idx, targets) in
-    evaluation and in training mode, so that nothing compiles, or fails to, during the run.
-
-    If it fails with compile=auto, there is one warning and the model runs eagerly, on all processes. With another
-    setting, or under FSDP, it is a ValueError. All ranks must call this."""
+    evaluation and in training mode, so that nothing compiles, or fails to, during the run. If it fails with
+    compile=auto, there is one warning and the model runs eagerly, on all processes. With another setting, or under
+    FSDP, it is a ValueError. All ranks must call this."""
     t0, failed = time.time(), False
     model.runtime.flex_attention = can_use_flex(model.config, config, env)
     blocks, why = choose_blocks(config.compile, len(model.blocks), env)

@@ -204,9 +204,8 @@ def _env_int(name: str, default: int) -> int:
 
 
 class Stop:
-    """SIGINT and SIGTERM ask the run to save and exit. So does the death of torchrun, which its processes survive.
-    Without torchrun a second Ctrl-C ends the run at once. (torchrun passes the terminal's Ctrl-C on: all get it twice.)
-    """
+    """SIGINT and SIGTERM ask the run to save and exit, and so does the death of torchrun, which its processes survive.
+    Without torchrun (it passes Ctrl-C on, so that all get it twice) a second Ctrl-C ends the run at once."""
 
     def __init__(self, env):
         self.env, self.signal, self.stopped = env, 0, False

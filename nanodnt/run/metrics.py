@@ -112,9 +112,6 @@ def progress_line(row: dict, max_iters: int, seconds: float) -> str:
     )
 
 
-# ----------------------------------------------------------------------- losses drawn: loss.png, and analyze.py's too
-
-
 def smoothed(values: list, share: float) -> list:
     """Moving means over a window of that `share` of the values, shorter at both ends; centred, so without a lag."""
     half, n = int(len(values) * share / 2), len(values)

@@ -19,9 +19,8 @@ KEPT_SHARE = 0.5  # of a GPU's memory, for what FSDP holds if it keeps full weig
 
 
 def keep_unsharded(model, dtype: torch.dtype, fixed_bytes: int, shard_size: int, total: float) -> tuple:
-    """(bool, text): whether FSDP over `shard_size` processes keeps all weights and gradients during a step: if they and
-    its shards leave enough of a GPU with `total` bytes. `dtype`: of matrix products; `fixed_bytes`: see
-    `choose_parallel`."""
+    """(bool, text): whether FSDP over `shard_size` processes keeps all weights and gradients in a step: if that leaves
+    enough of a GPU's `total` bytes. `dtype`: of matrix products; `fixed_bytes`: see `choose_parallel`."""
     n, padded = model.num_params(), padded_numel(model.parameters(), shard_size)
     shards = (fixed_bytes - 4 * n) * padded // (n * shard_size)
     held = gathered_dtype(model, dtype).itemsize * padded + 4 * n + shards

@@ -30,8 +30,7 @@ def variance(x):
 
 def largest_logit(q, k, positions=None, causal=True):
     """Largest |q·k|/√head_dim over heads and pairs of a query and a key that it sees: q (B, H, T, head_dim), k
-    (B, H_kv, T, head_dim) → (). `positions` (B, T) as the network got them, None: one document a row. Not `causal`: all
-    see all."""
+    (B, H_kv, T, head_dim) → (). `positions` (B, T), None: one document a row. Not `causal`: all see all."""
     B, H, T, head_dim = q.shape
     q, k = q.unflatten(1, (k.shape[1], -1)), k[:, :, None]
     largest, places = q.new_zeros(()), torch.arange(T, device=q.device)
@@ -56,8 +55,7 @@ def watch(notes: list):
 
 @torch.no_grad()
 def probe(model: Transformer, *inputs) -> dict:
-    """The numbers of one forward pass of what `stream` takes: tensors () on the device, for `fetch_numbers`. All
-    processes that share a sharded model must call this."""
+    """What one forward pass of what `stream` takes shows: tensors (). All ranks of a sharded model must call it."""
     found = dict(stream_var=[], branch_var=dict(attn=[], mlp=[]), logit_max=[], alpha={}, inv_std={}, gain={})
     notes = [*notes_of_stream(model, found), *notes_of_logits(model, found, *inputs), *notes_of_experts(model, found)]
     notes.append((model.final_norm, lambda args, y: y[:, :1]))  # the logits are not needed
@@ -186,8 +184,7 @@ class Tracker:
 
     @torch.no_grad()
     def after(self, grad_norm, found_inf) -> dict:
-        """row["track"] of the step just made. Tensors (): the norm of its gradient before clipping, and whether that
-        is not finite. The host waits for the device once."""
+        """row["track"] of the step just made, whose StepResult has these tensors. The host waits for the device."""
         sums = torch.stack([torch.stack([self.sums(p) for p in params]).sum(0) for params in self.roles.values()])
         group = shard_group(next(iter(self.old)))
         if group:  # under HSDP every copy of the model adds its own

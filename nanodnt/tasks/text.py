@@ -55,11 +55,9 @@ class Task:
         different = saved_meta and not same_tokenizer(meta, saved_meta)
         if different or meta["vocab_size"] > config.vocab_size:
             trained = f"{saved_meta['tokenizer']}, {saved_meta['vocab_size']}" if different else config.vocab_size
-            raise ValueError(
-                f"dataset {dataset!r} ({meta['tokenizer']}, {meta['vocab_size']} tokens) does not fit the model's "
-                f"vocabulary ({trained} tokens): choose another dataset, prepare one with the model's tokenizer "
-                "(data/local/prepare.py --tokenizer=FOLDER), or start from scratch"
-            )
+            what = f"dataset {dataset!r} ({meta['tokenizer']}, {meta['vocab_size']} tokens) does not fit the model's"
+            other = "another dataset, prepare one with the model's tokenizer (data/local/prepare.py --tokenizer=FOLDER)"
+            raise ValueError(f"{what} vocabulary ({trained} tokens): choose {other}, or start from scratch")
 
     def open_data(self, meta: dict, config, model_config: GPTConfig):
         """The dataset of a TrainConfig, a `PreparedData`, whose rows the model reads."""
@@ -70,8 +68,7 @@ class Task:
         return Prepared(config.dataset, model_config.block_size, config.seed, meta, config.doc_mask)
 
     def random_batch(self, config, model_config: GPTConfig, rows: int, step: int) -> tuple:
-        """What a dataset's `batch` returns, drawn at random by numpy: for timing where there is no dataset. With
-        doc_mask in documents of 256 tokens on average."""
+        """What a dataset's `batch` returns, drawn at random, for timing; with doc_mask in documents of about 256."""
         from nanodnt.data.windows import document_positions
 
         random = np.random.default_rng(step)
