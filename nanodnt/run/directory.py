@@ -30,8 +30,7 @@ class RunDirectory:
         changed: no access, less than `needed_bytes` free, damaged metrics, wandb does not start, another run uses the
         folder or has changed it.
 
-        resumed     the checkpoint that the run goes on from, which becomes last.pt; None for a new run, which deletes
-                    the checkpoints of an earlier one (overwrite=True allowed it)
+        resumed     the checkpoint to go on from, which becomes last.pt; None: a new run, which deletes those it finds
         keep_until  (step, roll-backs): later rows of metrics.jsonl are dropped
         configs     goes into config.json
         seen        the fingerprint of the directory before any file in it was read
