@@ -23,11 +23,8 @@ from nanodnt.prepare import script, text
 
 
 def documents(path: Path, key: str, skipped: list):
-    """Yield (name, text) of every document in `path`, a file or a folder, always in the same order, without empty ones.
-
-    ValueError for a file that cannot be read; but in a folder, a plain text file that is not UTF-8 is skipped, and its
-    name is added to the list `skipped`.
-    """
+    """Yield (name, text) of every document in `path`, always in the same order, without empty ones. ValueError for a
+    file that cannot be read; but in a folder the name of a plain text file that is not UTF-8 is added to `skipped`."""
     for name, file in inputs.visible_files(path):
         if file.suffix.lower() in (".jsonl", ".parquet"):
             for number, record in inputs.records(file, key):

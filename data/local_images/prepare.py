@@ -60,10 +60,8 @@ def find_splits(folder: Path, val_share: float | None) -> tuple:
     classes, found = find_images(folder)
     splits = [name for name in classes if name.lower() in SPLITS]
     if len(splits) > 1:
-        raise ValueError(
-            f"{folder} has {', '.join(splits)}, which look like splits, not like classes: call two of them train and "
-            "val, or name as --folder the one whose folders are the classes"
-        )
+        hint = "call two of them train and val, or name as --folder the one whose folders are the classes"
+        raise ValueError(f"{folder} has {', '.join(splits)}, which look like splits, not like classes: {hint}")
     if len(found) == 1:
         raise ValueError(f"{folder} holds one image, and both training and validation need one")
     held_out = inputs.hold_out([script.score(name) for name, _, _ in found], val_share or VAL_SHARE)

@@ -36,10 +36,8 @@ def main(argv=None):
             with contextlib.suppress(UnicodeDecodeError, OSError):
                 texts[place.as_posix()] = path.read_text(encoding="utf-8")
     if len(texts) < 100:
-        raise ValueError(
-            f"only {len(texts)} source files of the standard library are in {root}: use a Python with its full library "
-            "(not the embeddable zip), or prepare your own text with data/local/prepare.py"
-        )
+        hint = "use one with its full library (not the embeddable zip), or your own text: data/local/prepare.py"
+        raise ValueError(f"only {len(texts)} source files of this Python's library are in {root}: {hint}")
     train, val = [], []
     for path, code in sorted(texts.items()):
         (val if script.score(f"pystdlib/{path}") < 0.08 else train).append(code)

@@ -66,13 +66,9 @@ def main(argv=None):
         train, val = args.input.resolve(), args.val_input.resolve()
         if val.is_relative_to(train) or train.is_relative_to(val):
             raise ValueError(f"--val_input={args.val_input} and --input={args.input} overlap: hold out other files")
-    skipped = []
-
-    def read(path):
-        return path and conversations(path, args.prompt_key, args.response_key, skipped)
-
+    keys, skipped = (args.prompt_key, args.response_key), []
+    found, held_out = (path and conversations(path, *keys, skipped) for path in (args.input, args.val_input))
     command = f"python train.py config/sft/example.py --init_from=auto:RUN --out_dir=out/{out.resolve().name}"
     about = dict(name=args.name, val_fraction=args.val_fraction, command=command)
-    found, held_out = read(args.input), read(args.val_input)
     prepare_examples.build_examples(out, args.input.resolve().name, args, found, held_out, **about)
     script.note_left_out("of other kinds", skipped)

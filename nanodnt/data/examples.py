@@ -15,8 +15,7 @@ class PreparedExamples(Tokens):
     An example of n tokens gives n - 1 inputs and their targets, which are -1 unless they belong to an answer. Which
     examples share a row follows from the lengths alone and stays; in every epoch the rows come in another order. The
     rest of a row is padding: end of text, with targets -1. With `doc_mask` batches have positions, which begin at 0 in
-    each example and in the padding.
-    """
+    each example and in the padding."""
 
     kind = "examples"
 
@@ -98,8 +97,7 @@ def pack(sizes: np.ndarray, room: int) -> np.ndarray:
     """The row of each example, numbered from 0, so that no row holds more than `room`; int64 (examples,).
 
     Best-fit decreasing: the largest example first, of equal ones the earlier, each into the row where it leaves the
-    least room. It needs at most 11/9 of the fewest rows possible, plus 4 (Johnson et al., 1974). `sizes`: 1 to `room`.
-    """
+    least room. It needs at most 11/9 of the fewest rows, plus 4 (Johnson et al., 1974). `sizes`: 1 to `room`."""
     rows = np.empty(len(sizes), np.int64)
     waiting = [[] for _ in range(room)] + [list(range(len(sizes)))[::-1]]  # waiting[r]: the rows with room r left
     rooms = [room]  # where `waiting` has a row, ascending

@@ -22,8 +22,7 @@ class PreparedImages(PreparedData):
     `workers` (threads; 0 = the cores that this process may use), processes, and resumed or not.
 
     `block_size` is the tokens that the network makes of an image. `flags` are a `TrainConfig`, which says what happens
-    to training images; None: nothing. ValueError where the images have one size that is not S, or files do not fit.
-    """
+    to training images; None: nothing. ValueError where the images have one size that is not S, or files do not fit."""
 
     kind = "images"
 

@@ -51,9 +51,8 @@ def records(file: Path, key: str | None = None):
         elif kind == ".json":
             found = _parse(file.read_text(encoding="utf-8-sig"), file, "one array is needed")
             if not isinstance(found, list):
-                raise ValueError(
-                    f"{file} holds no array of records: write [ … ], or one object a line into a .jsonl file"
-                )
+                hint = "write [ … ], or one object a line into a .jsonl file"
+                raise ValueError(f"{file} holds no array of records: {hint}")
             yield from enumerate(found, 1)
         else:
             yield from enumerate(_read_rows(file, key), 1)

@@ -15,8 +15,7 @@ class PreparedData:
     A kind says how many rows there are, `n_train` in an epoch and `n_val` to validate on; what they are, in words,
     `describe()`; and reads them: `batch(step, batch_size, rows)` and `val_batch(chosen, size)` give arrays, inputs
     first, targets second (−1 does not count), then what else the network takes. Files are read, not mapped, so that
-    resident memory does not grow.
-    """
+    resident memory does not grow."""
 
     kind: str  # in meta.json
     n_train: int
@@ -87,11 +86,9 @@ class Tokens(PreparedData):
         """n token ids of a split from its token `start` on, int64."""
         dtype = np.dtype(self.meta["dtype"]).newbyteorder("<")
         ids = self._read_values(self.files[split], dtype, start, n).astype(np.int64)
-        if ids.max() >= self.meta["vocab_size"]:
-            raise ValueError(
-                f"{self.files[split].name} holds token id {ids.max()}, beyond the vocabulary of "
-                f"{self.meta['vocab_size']} in its meta.json; prepare {self.name!r} again"
-            )
+        if (most := ids.max()) >= self.meta["vocab_size"]:
+            problem = f"holds token id {most}, beyond the vocabulary of {self.meta['vocab_size']} in its meta.json"
+            raise ValueError(f"{self.files[split].name} {problem}; prepare {self.name!r} again")
         return ids
 
 
@@ -118,8 +115,7 @@ def permutation(index: np.ndarray, n: int, key: int) -> np.ndarray:
     """Where a pseudorandom permutation of range(n) maps `index`; the permutation itself is never stored.
 
     A Feistel network permutes range(4ᵏ), the next power of four from n on. It is applied until the value is below n:
-    that restricts it to a permutation of range(n).
-    """
+    that restricts it to a permutation of range(n)."""
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half) - 1)
     keys = [np.uint64(mix(key + r)) for r in range(1, 9)]

@@ -19,8 +19,7 @@ class Tokenizer:
 
     `start` lists the ids that stand before every text (LLaMA's <s>); only `json` has any. `bos` is the id that begins a
     text where none stands before it: the tokenizer's own, else end of text. `added` are the tokens, {name: id}, that a
-    tokenizer.json adds to its model's, special ones and others.
-    """
+    tokenizer.json adds to its model's, special ones and others."""
 
     def __init__(self, meta: dict):
         check_tokenizer(meta, "meta.json, or the checkpoint's copy of it")
@@ -39,9 +38,7 @@ class Tokenizer:
 
     @staticmethod
     def meta_for(kind: str, chars: list | None = None) -> dict:
-        """The part of meta.json that describes a tokenizer; `chars` is the sorted alphabet for kind `chars`.
-
-        For kind `json`: `json_meta`."""
+        """The part of meta.json that describes a tokenizer; `chars` is the sorted alphabet. Of `json`: `json_meta`."""
         if kind == "chars":
             meta = {"tokenizer": kind, "vocab_size": len(chars), "eot": None, "chars": list(chars)}
         else:
@@ -205,7 +202,5 @@ def load_bpe(kind: str):
     try:
         return tiktoken.get_encoding("gpt2")
     except Exception as e:  # tiktoken downloads two files once, and raises whatever its HTTP client raises
-        raise ValueError(
-            f"GPT-2's vocabulary could not be fetched ({type(e).__name__}); connect once, or point TIKTOKEN_CACHE_DIR "
-            "to a folder that holds it"
-        ) from None
+        hint = "connect once, or point TIKTOKEN_CACHE_DIR to a folder that holds it"
+        raise ValueError(f"GPT-2's vocabulary could not be fetched ({type(e).__name__}); {hint}") from None

@@ -10,8 +10,7 @@ class PreparedText(Tokens):
 
     Training windows of one epoch do not overlap and are drawn in a pseudorandom order without replacement. Every epoch
     moves the window boundaries and has another order. With `doc_mask` batches have positions, which begin at 0 in each
-    document; the rest of a document that began before the window is one too.
-    """
+    document; the rest of a document that began before the window is one too."""
 
     kind = "text"
 
@@ -20,10 +19,8 @@ class PreparedText(Tokens):
         T, tokens = self.block_size, {split: part["tokens"] for split, part in self.splits.items()}
         for split, n in tokens.items():
             if n < T + 1:
-                raise ValueError(
-                    f"{split}.bin of {self.name!r} holds {n} tokens, too few for one window of block_size+1 = {T + 1}: "
-                    "lower --block_size or prepare more text"
-                )
+                problem = f"holds {n} tokens, too few for one window of block_size+1 = {T + 1}"
+                raise ValueError(f"{split}.bin of {self.name!r} {problem}: lower --block_size or prepare more text")
         self.opening = self._opening_token() if self.doc_mask else None
         self.n_train = max(1, (tokens["train"] - T) // T)  # windows of an epoch
         self.n_val = (tokens["val"] - 1) // T
@@ -45,10 +42,9 @@ class PreparedText(Tokens):
         kind = self.meta["tokenizer"]
         start = start_of(parse_json(self.meta["json"])) if kind == "json" else []
         if not start and self.meta["eot"] is None:
-            raise ValueError(
-                f"doc_mask=True needs documents, and nothing marks where those of {self.name!r} begin: its tokenizer "
-                f"({kind}) has no end of text; use doc_mask=False, or prepare it with another tokenizer"
-            )
+            problem = f"nothing marks where those of {self.name!r} begin: its tokenizer ({kind}) has no end of text"
+            hint = "use doc_mask=False, or prepare it with another tokenizer"
+            raise ValueError(f"doc_mask=True needs documents, and {problem}; {hint}")
         return start[0] if start else self.meta["eot"]
 
 

@@ -104,10 +104,8 @@ def check_disk(needs: dict):
         disks.setdefault(existing.stat().st_dev, [existing, 0])[1] += max(0, int(size))
     for folder, size in disks.values():
         if size > (free := shutil.disk_usage(folder).free):
-            raise ValueError(
-                f"{folder} has {free / 1e9:.1f} GB free, and this needs {size / 1e9:.1f} GB: make room, give "
-                "--out_dir on another disk, or set HF_HOME to move the download"
-            )
+            hint = "make room, give --out_dir on another disk, or set HF_HOME to move the download"
+            raise ValueError(f"{folder} has {free / 1e9:.1f} GB free, and this needs {size / 1e9:.1f} GB: {hint}")
 
 
 def _size(folder):

@@ -32,8 +32,7 @@ def build(out_dir, about: dict, splits: dict, totals=(None, None), command: str 
     command     to print at the end, with the --dataset; None: train.py with flags that fit
 
     Every image is decoded once. ValueError for one that cannot be or does not fit, for a label that no class has, and
-    for an empty split; then an earlier dataset in `out_dir` is unchanged.
-    """
+    for an empty split; then an earlier dataset in `out_dir` is unchanged."""
     from nanodnt.data.images import open_image  # needs Pillow
 
     out_dir, classes, side = Path(out_dir), [str(name) for name in about["classes"]], about["image_size"]
@@ -71,7 +70,7 @@ def _write_split(parts, split, images, total, classes, read):
 
     offsets, labels, digest = [0], [], hashlib.sha256()
     bar = tqdm(total=total, desc=split, unit=" images", disable=None)  # None: shown only on a terminal
-    with ThreadPoolExecutor(script.cpus()) as pool, open(parts / f"{split}.bin", "wb") as f:
+    with bar, ThreadPoolExecutor(script.cpus()) as pool, open(parts / f"{split}.bin", "wb") as f:
         for raw, label in script.in_order(pool, check, images, AHEAD):
             f.write(raw)
             digest.update(raw)
@@ -80,7 +79,6 @@ def _write_split(parts, split, images, total, classes, read):
             bar.update(1)
         f.flush()
         os.fsync(f.fileno())
-    bar.close()
     if not labels:
         raise ValueError(f"there is no image for {split}.bin")
     entry = {"images": len(labels), "file": f"{split}.bin", "bytes": offsets[-1], "sha256": digest.hexdigest()}
@@ -134,10 +132,8 @@ def hub_images(files: list, image: str, label: str) -> tuple:
     data = datasets.load_dataset("parquet", data_files=[str(f) for f in files], split="train", streaming=True)
     kinds = {name: type(feature).__name__ for name, feature in (data.features or {}).items()}
     if (kinds.get(image), kinds.get(label)) != ("Image", "ClassLabel"):
-        raise ValueError(
-            f"{files[0].name} needs a column {image!r} of images and a column {label!r} of classes, and has {kinds}: "
-            "check --revision"
-        )
+        wanted = f"a column {image!r} of images and a column {label!r} of classes"
+        raise ValueError(f"{files[0].name} needs {wanted}, and has {kinds}: check --revision")
     rows = data.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))  # the bytes as they are
     name = files[0].name.split("-")[0]
     return data.features[label].names, (

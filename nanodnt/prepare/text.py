@@ -32,8 +32,7 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=Fa
                 `source` and `tokenizer` does not read them again; otherwise a failed run leaves nothing
     command     to print at the end, with the --dataset
 
-    ValueError if a split is empty; then an earlier dataset in `out_dir` is unchanged.
-    """
+    ValueError if a split is empty; then an earlier dataset in `out_dir` is unchanged."""
     out_dir, dtype, plan = Path(out_dir), id_dtype(tokenizer), json.dumps([source, tokenizer]) if resume else None
     with staging(out_dir, plan) as parts, start_pool(workers) as pool:
         found = {}
@@ -56,8 +55,7 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=Fa
 
 
 def build_from_hub(args, name: str, source: str, train: list, val: list) -> None:
-    """`build` a dataset of the Hub, in GPT-2 BPE; the flags `args` are those of `script.parser`. `train` and `val`:
-    files as of `build`."""
+    """`build` a dataset of the Hub, in GPT-2 BPE; `args`: flags of `script.parser`, `train`, `val`: files of texts."""
     splits = {"train": train, "val": val}
     build(args.out_dir, source, Tokenizer.meta_for("gpt2"), splits, name=name, workers=args.workers, resume=True)
 
@@ -87,12 +85,11 @@ def _write_part(path, texts, tokenizer, dtype, pool, ahead, title):
     jobs = ((key, dtype.str, job) for job in _jobs(texts, whole))
     bar = tqdm(desc=title, unit=" documents", disable=None)  # None: shown only on a terminal
     tmp = path.with_name(path.name + ".tmp")
-    with open(tmp, "wb") as f:
+    with bar, open(tmp, "wb") as f:
         for raw, documents in in_order(pool, _encode_job, jobs, ahead):
             f.write(raw)
             bar.update(documents)
     os.replace(tmp, path)
-    bar.close()
 
 
 def _jobs(texts, whole=False):
