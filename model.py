@@ -32,7 +32,7 @@ from layers.linear import Embedding, Linear, Lookup, SigmaReparam, fused_linear,
 from layers.loss import linear_cross_entropy
 from layers.network import Network
 from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, store_once, upcast
-from layers.rules import check_config
+from layers.rules import check_config, kind_of
 from layers.runtime import Runtime
 from layers.slot import Slot
 
@@ -135,12 +135,12 @@ class GPTConfig:
     @property
     def scales_embedding(self) -> bool:
         """Whether there is a learned scalar on the embedding sum."""
-        return self.norm == "dyt" and not self.patch_size if self.embed_scale is None else self.embed_scale
+        return self.norm == "dyt" and self.causal if self.embed_scale is None else self.embed_scale
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees only what stands before it; patches see each other."""
-        return not self.patch_size
+        """Whether this is a language model, whose tokens see only what stands before them; patches see each other."""
+        return kind_of(self) == "text"
 
     @property
     def image_tokens(self) -> int:
@@ -206,8 +206,8 @@ def norm_slot(config: GPTConfig, role: str = "gain_out", branch: str = "", **cha
     width = min(DYT_ALPHA, key=lambda d: abs(math.log(d / c.n_embd)))  # nearest listed width: our choice
     alpha = c.dyt_alpha_attn if branch == "attn" else c.dyt_alpha_other
     if alpha is None:
-        alpha = DYT_ALPHA_IMAGES if c.patch_size else DYT_ALPHA[width][0 if branch == "attn" else 1]
-    bias = {"layernorm": c.bias, "dyt": bool(c.patch_size) if c.dyt_bias is None else c.dyt_bias}.get(c.norm, False)
+        alpha = DYT_ALPHA[width][0 if branch == "attn" else 1] if c.causal else DYT_ALPHA_IMAGES
+    bias = {"layernorm": c.bias, "dyt": not c.causal if c.dyt_bias is None else c.dyt_bias}.get(c.norm, False)
     n_gain = c.n_embd if c.norm != "none" and c.gain != "none" else 0
     parts = dict(n_gain=n_gain, role=role, param=c.gain_param, n_bias=c.n_embd * bias, fold=role == "gain_in")
     parts |= dict(eps=c.norm_eps, groups=c.norm_groups, squash=c.dyt_squash, learn_alpha=c.dyt_learn_alpha)
@@ -370,7 +370,8 @@ class Transformer(Network):
     What another network needs: `wpe` and `head`, or None for them; an __init__(config, seed) that ends with
     `init_weights`; forward(inputs, targets=None, *rest) → (logits or None, loss), whose loss is self.loss(x, targets,
     …); stream(*inputs) → x (B, block_size, C); logits(x), of one token too; inputs(*batch), what `stream` takes of
-    a batch; example(rows), two tensors; flops_per_token()."""
+    a batch; example(rows), two tensors; flops_per_token(); unless it is causal, `patch`, the matrix that reads
+    the input, and `cls`, a class token or None. Analysis calls `stream` with the first input alone."""
 
     def __init__(self, config: GPTConfig):
         """ValueError for what layers/rules.py refuses."""

@@ -15,8 +15,8 @@ MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_
 MOST |= dict(patch_size=2**16, image_size=2**16, channels=2**16, n_class=2**24)
 MOST |= dict(n_expert=2**15, n_expert_shared=2**15)  # Routes sorts experts as int16
 
-CHOOSES = "patch_size"  # the flag that chooses the kind of network
-# Flags that only one kind of network has, besides the one that chooses it, and which of them are sizes.
+CHOOSES = {"images": "patch_size"}  # the flag that chooses a kind of network; without one it reads text
+# Flags that not every kind of network has, besides those that choose it, and which of them are sizes.
 OF = {"text": ("pos", "rope_theta", "vocab_size"), "images": ("image_size", "channels", "n_class", "pool")}
 SIZES = {"text": ("vocab_size",), "images": ("image_size", "channels", "n_class")}
 # Flags that only a mixture of experts has, besides n_expert.
@@ -35,7 +35,8 @@ def check_config(config) -> None:
 
 def kind_of(c) -> str:
     """The network's key in OF: of a GPTConfig, or of its fields, as a checkpoint holds them."""
-    return "images" if (c if isinstance(c, dict) else vars(c)).get(CHOOSES) else "text"
+    given = c if isinstance(c, dict) else vars(c)
+    return next((kind for kind, flag in CHOOSES.items() if given.get(flag)), "text")
 
 
 def where(c, names, wrong) -> str:
@@ -63,9 +64,11 @@ def values(c):
 
 def images(c):
     yield c.patch_size < 0, f"patch_size={c.patch_size} must not be negative (0 = text)"
-    kind, fix = kind_of(c), "" if c.patch_size else "set patch_size, or "
-    others = [flag for other, flags in OF.items() if other != kind for flag in flags]
-    yield changed(c, *others), f": patch_size={c.patch_size} makes this a model of {kind}: {fix}leave it out"
+    kind = kind_of(c)
+    for other in OF.keys() - {kind}:
+        flag, fix = (CHOOSES[other], f"set {CHOOSES[other]}, or ") if other in CHOOSES else (CHOOSES[kind], "")
+        own = [name for name in OF[other] if name not in OF[kind]]
+        yield changed(c, *own), f": {flag}={getattr(c, flag)} makes this a model of {kind}: {fix}leave it out"
     rest = c.patch_size and c.image_size % c.patch_size
     yield rest, f"image_size={c.image_size} must be a multiple of patch_size={c.patch_size}"
     tokens = c.image_tokens if c.patch_size and c.image_size else c.block_size
@@ -172,7 +175,7 @@ def other_notes(c):
         text = "router_norm=True makes the weight of a token's one expert 1, so the loss does not train the router: "
         yield text + "router_norm=False is Switch's setting"
     size = c.init_std * c.n_embd**0.5
-    if c.norm == "dyt" and not c.patch_size and c.init == "normal" and size < 0.5:
+    if c.norm == "dyt" and c.causal and c.init == "normal" and size < 0.5:
         text = f"dyt does not enlarge small signals, and init_std·√n_embd = {size:.2f} makes them small; the paper's "
         text += "language models have 0.6 to 1.8 (1024 to 8192 wide, std 0.02 in its code). "
         yield text + f"init_std={c.n_embd**-0.5:.2g} gives 1"

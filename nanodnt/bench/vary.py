@@ -33,7 +33,7 @@ LAYOUTS = {
 # Flags that keep the config's value in every layout.
 KEPT = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "pos", "rope_theta", "n_kv_head", "mlp", "n_ff")
 KEPT += ("head_size", "tie_weights", "bias", "dropout", "drop_path", "norm_eps", "init_std")
-KEPT += ("n_expert", *OF_EXPERTS, CHOOSES, *OF["images"])
+KEPT += ("n_expert", *OF_EXPERTS, *CHOOSES.values(), *OF["images"])
 # Turns a config of any layout into plain Pre-LN with RMSNorm, at its size.
 PLAIN = {k: v for k, v in vars(GPTConfig()).items() if k not in KEPT} | dict(decay_gains="none")
 PENALTIES = ("balance_coef", "balance_rate", "z_coef", "lr_ratio_router")  # flags of training that need experts

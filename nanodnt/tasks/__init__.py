@@ -2,12 +2,13 @@
 
 `Task` says what a task answers for, `Transformer` in model.py what a network does, `PreparedData` in nanodnt/data what
 a dataset does. To add a task:
-1. A subclass in a file of its own, which `task_of_data` returns for its kind; and its kind in `kind_of` of
-   layers/rules.py if it has a network of its own.
-2. Its files in `DATASET_KINDS` of nanodnt/data/meta.py.
-3. With a network of its own: its fields in `GPTConfig`, one of which the user sets and tells the network by; their
-   refusals in layers/rules.py; `causal` and DyT's defaults in model.py; in HOW_CHOSEN, how the user gets it.
-4. Its flags of training: fields of TrainConfig, in a section of their own, and their names in FLAGS.
+1. A subclass in a file of its own, which `task_of_data` returns for its kind.
+2. Its files in `DATASET_KINDS` of nanodnt/data/meta.py, and in `BESIDE` of nanodnt/prepare/script.py; a `PreparedData`
+   that reads them, a script that prepares them.
+3. With a network of its own: its fields in `GPTConfig`, and in CHOOSES, OF and SIZES of layers/rules.py. Roles of its
+   parameters are those of layers/roles.py; `patch` is the matrix that reads the input.
+4. Its flags of training: fields of TrainConfig, in a section of their own, and their names in FLAGS. There, as in OF,
+   one may stand under several kinds.
 """
 
 from layers.rules import CHOOSES, kind_of
@@ -19,7 +20,6 @@ from nanodnt.tasks.text import Task
 # Flags of training that do something for one kind of network only.
 FLAGS = {"text": ("doc_mask", "loss_chunks"), "images": ("label_smoothing", "crop_area", "crop_padding", "flip")}
 FLAGS["images"] += ("rand_augment", "mixup", "cutmix")
-HOW_CHOSEN = {"text": f"leave {CHOOSES} out", "images": f"set {CHOOSES} (see config/vdnt/)"}
 
 
 def task_of(model: GPTConfig | dict) -> Task:
@@ -43,8 +43,10 @@ def fill_from_dataset(config: GPTConfig, meta: dict, dataset: str) -> None:
     """Fill in what a config leaves to the dataset, in place. ValueError where they do not fit each other."""
     task, found = task_of(config), task_of_data(meta).reads
     if found != task.reads:
-        what = f"dataset {dataset!r} is of {found}, but {CHOOSES}={getattr(config, CHOOSES)} is for {task.reads}"
-        raise ValueError(f"{what}: {HOW_CHOSEN[found]}, or choose a dataset of {task.reads}")
+        flag = CHOOSES.get(found) or CHOOSES[task.reads]
+        fix = f"set {flag} (see config/vdnt/)" if found in CHOOSES else f"leave {flag} out"
+        what = f"dataset {dataset!r} is of {found}, but {flag}={getattr(config, flag)} is for {task.reads}"
+        raise ValueError(f"{what}: {fix}, or choose a dataset of {task.reads}")
     task.fill_from_dataset(config, meta, dataset)
 
 
@@ -60,7 +62,8 @@ def open_data(config, model_config: GPTConfig, meta: dict | None = None):
 def check_flags(task: Task, config) -> None:
     """ValueError for flags of a TrainConfig that are for another task."""
     for reads in FLAGS.keys() - {task.reads}:
-        given = [name for name in FLAGS[reads] if getattr(config, name) != getattr(type(config), name)]
+        others = (name for name in FLAGS[reads] if name not in FLAGS[task.reads])
+        given = [name for name in others if getattr(config, name) != getattr(type(config), name)]
         if given:
             flags = " ".join(f"--{name}={getattr(config, name)}" for name in given)
             raise ValueError(f"the model reads {task.reads}, and these flags are for {reads}: leave out {flags}")

@@ -143,7 +143,7 @@ def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch
 def sample_labels(model: Transformer, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """One label per token (B, T), or per image (B,), drawn from softmax(logits) of the stream x (B, T, C); few logits
     exist at a time."""
-    rows = max(1, LOGITS_BYTES // (8 * x.shape[1] * (model.config.padded_vocab_size or model.config.n_class)))
+    rows = max(1, LOGITS_BYTES // (8 * x.shape[1] * len((model.head or model.wte).weight)))
     labels = []
     for part in x.split(rows):
         p = model.logits(part).softmax(-1).to(generator.device)

@@ -37,7 +37,7 @@ class CheckpointedRun:
         if (its := task_of_data(meta)).reads != task.reads:
             raise ValueError(f"dataset {dataset!r} is of {its.reads}, {path} of {task.reads}: choose another --dataset")
         task.check_data(dataset, meta, trained_on, self.model_config)
-        self.images, self.block_size = task.reads == "images", self.model_config.block_size
+        self.images, self.block_size = bool(task.counted_row), self.model_config.block_size
         self.data = open_data(TrainConfig(dataset=dataset), self.model_config, meta)
         if meta["splits"]["val"] != trained_on.get("splits", {}).get("val"):
             print(f"note: {name}: {dataset!r} has another validation split than the data of its training")
