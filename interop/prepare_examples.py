@@ -1,8 +1,6 @@
 """From conversations to a prepared dataset of kind "examples": what data/sft and data/commonsense170k share.
 
-Beside token ids it has train.marks and val.marks, a byte for each token: 1 where it belongs to an answer (its end of
-text included) and counts in the loss, 2 where it is the first of an example, else 0.
-"""
+Beside token ids it has train.marks and val.marks, a byte a token: ANSWER (its end of text included), BEGIN, or 0."""
 
 import argparse
 import sys
@@ -19,8 +17,6 @@ from nanodnt.data.inputs import hold_out
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import script
 from nanodnt.prepare.text import id_dtype
-
-SHOWN = 5  # places of examples that are left out
 
 
 def add_flags(parser: argparse.ArgumentParser, template: str) -> None:
@@ -46,10 +42,10 @@ def check_flags(args) -> tuple:
 def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fraction, command) -> None:
     """Write train.bin, train.marks, val.bin, val.marks and meta.json to `out_dir`.
 
-    args           with the flags of `add_flags`
-    found          conversations, as `conversations` yields them
-    held_out       those of val.bin; None: about `val_fraction` of `found`, by a hash of their names
-    name, command  of the dataset; what to type next, to which --dataset is added
+    args      with the flags of `add_flags`
+    found     conversations, as `conversations` yields them
+    held_out  those of val.bin; None: about `val_fraction` of `found`, by a hash of their names
+    command   what to type next, to which --dataset is added
 
     ValueError, one line, where a conversation does not fit or a split is empty; then nothing in `out_dir` has changed.
     The tokens of all examples are held in memory, 3 to 5 bytes each."""
@@ -92,7 +88,7 @@ def _encode(flag, found, tokenizer, template, dtype, max_tokens):
     if left_out:
         report = f"{len(left_out):,} of {len(left_out) + len(examples):,} examples of {flag} have more than "
         report += f"max_tokens+1 = {max_tokens + 1:,} tokens (the longest {max(left_out.values()):,}): "
-        report += "; ".join([*list(left_out)[:SHOWN], *["…"] * (len(left_out) > SHOWN)])
+        report += "; ".join([*list(left_out)[:5], *["…"] * (len(left_out) > 5)])
         if not examples:
             raise ValueError(f"nothing remains: {report}")
         print(f"left out: {report}", file=sys.stderr)

@@ -30,9 +30,7 @@ class Chat:
     collects lines for the user about what was cut. `how`: options of `generate`. ValueError, one line, where the
     tokenizer has no end of text, or the template no place for the system message."""
 
-    def __init__(
-        self, model: GPT, tokenizer: Tokenizer, template: Template, system: str = "", max_new_tokens: int = 500, **how
-    ):
+    def __init__(self, model: GPT, tokenizer: Tokenizer, template: Template, system="", max_new_tokens=500, **how):
         if tokenizer.eot is None:
             what = f"the model's tokenizer ({tokenizer.kind}) has no end of text, with which every answer ends"
             raise ValueError(f"{what}: a chat needs a model that was trained with one")
@@ -113,9 +111,6 @@ def pieces(tokens, decode):
         before = text
     if before != shown:
         yield before[len(shown) :] if before.startswith(shown) else "\n" + before
-
-
-# -------------------------------------------------------------------------------------------------------- the terminal
 
 
 def chat_with(trained: Trained, name: str, system: str, max_new_tokens: int, how: dict) -> None:

@@ -29,7 +29,6 @@ def conversations(path: Path, prompt_key: str = "prompt", response_key: str = "r
 
 def messages_of(record: dict, where: str, prompt_key: str = "prompt", response_key: str = "response") -> list:
     """The messages of a record, checked: they end with an assistant's. An empty system message is left out.
-
     ValueError, one line that begins with `where`, for a record of no known form and for messages that do not fit."""
     forms = {
         (prompt_key, response_key): _from_pair,

@@ -46,9 +46,8 @@ def named_template(name: str) -> Template:
 
 
 def template_of(meta: dict) -> Template | None:
-    """The template in the meta of a dataset or a checkpoint; None where there is none. ValueError if it is damaged.
-
-    Its texts stand there, not its name: so it stays the same, and templates of earlier versions are read."""
+    """The template in the meta of a dataset or a checkpoint, or None. Its texts stand there, not its name: so it stays
+    the same, and templates of earlier versions are read. ValueError if it is damaged."""
     found = meta.get("template")
     if found is None:
         return None
@@ -67,10 +66,8 @@ def check_messages(messages: list, last: str | None = None) -> None:
     before = None
     for number, message in enumerate(messages, 1):
         role, content = (message.get(key) if isinstance(message, dict) else None for key in ("role", "content"))
-        if role not in tuple(CALLED):
-            raise ValueError(f"the role of message {number} is {role!r}: allowed are {', '.join(CALLED)}")
         if role not in AFTER[before]:
-            what = f"message {number} has the role {role}, where {' or '.join(AFTER[before])} is due"
+            what = f"message {number} has the role {role!r}, where {' or '.join(AFTER[before])} is due"
             raise ValueError(f"{what}: after at most one system message, user and assistant alternate")
         problem = None if isinstance(content, str) else f"of type {type(content).__name__}, not text"
         if problem is None and not content.strip():
@@ -82,14 +79,10 @@ def check_messages(messages: list, last: str | None = None) -> None:
         raise ValueError(f"the last message has the role {before}, where {last} is due")
 
 
-# ----------------------------------------------------------------------------------------------------------- token ids
-
-
 def encode_conversation(tokenizer, template: Template, messages: list) -> tuple:
     """(ids, marks) of a conversation, two lists of the same length. Marks are 2 for the first token, 1 for the tokens
     of answers and the end of text after each, else 0. After a user's message the ids are all that a model reads before
     its answer, with which the conversation goes on.
-
     ValueError, one line, for messages that are no conversation, or that tokenizer or template do not fit."""
     check_messages(messages)
     if tokenizer.eot is None:

@@ -19,7 +19,6 @@ import datasets
 import huggingface_hub
 import numpy as np
 import torch
-from huggingface_hub.errors import HfHubHTTPError
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
@@ -70,7 +69,7 @@ def errors_in_one_line(name: str, failed: str = "could not be loaded"):
         raise
     except Exception as e:  # a task's YAML file, its code and its data can raise anything
         reason = " ".join(str(e).split())[:200]
-        if isinstance(e, (ConnectionError, HfHubHTTPError)):
+        if isinstance(e, (ConnectionError, huggingface_hub.errors.HfHubHTTPError)):
             what = "connect once, or point HF_HOME at a folder that has it (HF_DATASETS_OFFLINE=1: look only there)"
             raise ValueError(f"task {name}: its data could not be fetched ({reason}): {what}") from e
         raise ValueError(f"task {name} {failed} ({type(e).__name__}: {reason})") from e
@@ -145,9 +144,7 @@ def metrics_of(values: dict) -> dict:
 
 class HarnessModel(HFLM):
     """`trained`, whose model is on env's device. Each process gets its share of the requests (`rank`, `world_size`),
-    and the harness collects the answers.
-
-    ValueError for a tokenizer without a token that begins or ends a text."""
+    and the harness collects the answers. ValueError for a tokenizer without a token that begins or ends a text."""
 
     def __init__(self, trained: Trained, env, batch_size: int):
         if trained.tokenizer.bos is None:
@@ -164,8 +161,7 @@ class HarnessModel(HFLM):
             tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, split_special_tokens=True)
         tokenizer.eos_token = tokenizer.eos_token or tokenizer.bos_token
         tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token
-        bos = trained.tokenizer.bos
-        super().__init__(model, tokenizer=tokenizer, batch_size=batch_size, prefix_token_id=bos)
+        super().__init__(model, tokenizer=tokenizer, batch_size=batch_size, prefix_token_id=trained.tokenizer.bos)
         self.env, self._rank, self._world_size, self.barrier = env, env.rank, env.world_size, env.barrier
 
     @property

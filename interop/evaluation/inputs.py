@@ -1,6 +1,5 @@
 """What --input names, as sources to score: text files, prepared datasets, files of conversations."""
 
-import hashlib
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from interop.conversations.template import TEMPLATES, encode_all, named_template
 from interop.evaluation.scoring import Example, Source
 from interop.evaluation.settings import EvaluateConfig
 from nanodnt.data import folder_of, load_meta, sha256
-from nanodnt.data.examples import ANSWER, BEGIN
+from nanodnt.data.examples import ANSWER, PreparedExamples
 from nanodnt.data.inputs import visible_files
 from nanodnt.data.tokenizer import Tokenizer, same_tokenizer
 from nanodnt.data.windows import PreparedText
@@ -20,16 +19,12 @@ from nanodnt.weights import Trained
 
 
 def open_sources(config: EvaluateConfig, trained: Trained, env) -> list:
-    """The `Source` of the text, or those of the conversations, that a command names, for the model `trained`.
-
-    ValueError, one line, where one is missing, empty, damaged, or does not fit the model, its tokenizer or context."""
+    """The sources that a command names, for the model `trained`. ValueError, one line, where one is missing, empty,
+    damaged, or does not fit the model, its tokenizer or context."""
     names = config.task_names()
     if "text" in names:
         return [open_text(config.input, config.overlap, trained, env.is_main)]
     return open_answers(config, trained, env) if "answers" in names else []
-
-
-# -------------------------------------------------------------------------------------------------------------- texts
 
 
 def open_text(name: str, overlap: int, trained: Trained, verify: bool = True) -> Source:
@@ -38,7 +33,14 @@ def open_text(name: str, overlap: int, trained: Trained, verify: bool = True) ->
     if overlap >= block_size:
         raise ValueError(f"overlap={overlap} must be below {trained.source}'s block_size={block_size}")
     if not Path(name).is_file() and folder_of(name).is_dir():
-        return read_windows(name, overlap, trained, verify)
+        if overlap:
+            raise ValueError(f"overlap={overlap} is for text files: {name} is read in the windows of training")
+        examples, meta = read_dataset(name, "text", trained, verify)
+        # the windows follow each other, so their targets are one stretch of the file
+        n_bytes = count_bytes(trained.tokenizer, np.concatenate([example.targets for example in examples]))
+        settings = dict(overlap=0, sha256=meta["splits"]["val"]["sha256"])
+        settings |= {"doc_mask": True} if trained.doc_mask else {}
+        return Source(f"text {name}", examples, settings, n_bytes)
     try:
         raw = Path(name).read_bytes()
         text = raw.decode("utf-8")
@@ -54,7 +56,7 @@ def open_text(name: str, overlap: int, trained: Trained, verify: bool = True) ->
         why = "this model's alphabet has neither end of text nor newline to stand before a text"
         raise ValueError(f"{why}: it can be evaluated on prepared datasets only") from None
     ids = np.array([first, *trained.tokenizer.encode(text)], np.int64)
-    settings = dict(overlap=overlap, sha256=hashlib.sha256(raw).hexdigest())
+    settings = dict(overlap=overlap, sha256=sha256(name))
     return Source(f"text {name}", windows(ids, block_size, overlap), settings, n_bytes=len(raw))
 
 
@@ -69,22 +71,29 @@ def windows(ids: np.ndarray, block_size: int, overlap: int) -> list:
     return found
 
 
-def read_windows(name: str, overlap: int, trained: Trained, verify: bool) -> Source:
-    """The validation windows of a prepared dataset: those of training with eval_tokens=0, and with its doc_mask."""
-    if overlap:
-        raise ValueError(f"overlap={overlap} is for text files: {name} is read in the windows of training")
-    meta = load_dataset_meta(name, "text", trained, verify)
-    data = PreparedText(name, trained.model.config.block_size, meta=meta, doc_mask=trained.doc_mask)
-    examples = []
+def read_dataset(name: str, kind: str, trained: Trained, verify: bool) -> tuple:
+    """(examples, meta.json) of a prepared dataset's validation split: of a text the windows of training with
+    eval_tokens=0, and with its doc_mask. ValueError unless it is of this kind, and has the tokenizer of the model."""
+    meta = load_meta(name, verify)
+    if (reads := task_of_data(meta).reads) != "text":
+        raise ValueError(f"dataset {name} is of {reads}, and the model reads text: choose another dataset")
+    if meta.get("kind", "text") != kind:
+        held = {"text": "examples, whose answers are evaluated: use --tasks=answers"}
+        raise ValueError(f"dataset {name} holds {held.get(kind, 'a text, without answers: use --tasks=text')}")
+    if not same_tokenizer(meta, trained.meta):
+        theirs, ours = (f"{m['tokenizer']}, {m['vocab_size']} tokens" for m in (meta, trained.meta))
+        other = f"has another tokenizer ({theirs}) than {trained.source} ({ours})"
+        raise ValueError(f"dataset {name} {other}: prepare it with the model's, or name a file")
+    prepared, doc_mask = (PreparedText, trained.doc_mask) if kind == "text" else (PreparedExamples, True)
+    data, examples = prepared(name, trained.model.config.block_size, meta=meta, doc_mask=doc_mask), []
     for start in data.validation():
         x, y, *positions = (rows[0] for rows in data.val_batch(start[None], 1))
-        begins = np.flatnonzero(positions[0] == 0)[1:] if data.doc_mask else []
+        begins = np.flatnonzero(positions[0] == 0)[1:] if doc_mask else []
         for inputs, targets in zip(np.split(x, begins), np.split(y, begins), strict=True):
-            examples.append(Example(inputs, np.arange(len(inputs)), targets))
-    # the windows follow each other, so their targets are one stretch of the file
-    n_bytes = count_bytes(trained.tokenizer, np.concatenate([example.targets for example in examples]))
-    settings = dict(overlap=0, sha256=meta["splits"]["val"]["sha256"]) | ({"doc_mask": True} if data.doc_mask else {})
-    return Source(f"text {name}", examples, settings, n_bytes)
+            places = np.flatnonzero(targets >= 0)
+            if len(places):  # else it is a row's padding
+                examples.append(Example(inputs, places, targets[places]))
+    return examples, meta
 
 
 def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
@@ -100,37 +109,17 @@ def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
     return sum(len(tokenizer.decode(document).encode("utf-8")) for document in documents)
 
 
-def load_dataset_meta(name: str, kind: str, trained: Trained, verify: bool) -> dict:
-    """meta.json of the dataset `name`. ValueError unless it is of this kind, and has the tokenizer of the model."""
-    meta = load_meta(name, verify)
-    if (reads := task_of_data(meta).reads) != "text":
-        raise ValueError(f"dataset {name} is of {reads}, and the model reads text: choose another dataset")
-    if meta.get("kind", "text") != kind:
-        held = {"text": "examples, whose answers are evaluated: use --tasks=answers"}
-        raise ValueError(f"dataset {name} holds {held.get(kind, 'a text, without answers: use --tasks=text')}")
-    if not same_tokenizer(meta, trained.meta):
-        theirs, ours = (f"{m['tokenizer']}, {m['vocab_size']} tokens" for m in (meta, trained.meta))
-        other = f"has another tokenizer ({theirs}) than {trained.source} ({ours})"
-        raise ValueError(f"dataset {name} {other}: prepare it with the model's, or name a file")
-    return meta
-
-
-# ------------------------------------------------------------------------------------------------------ conversations
-
-
 def list_inputs(text: str) -> list:
     """The prepared datasets and the files, each once, that `input` names: one, or several with commas between; of a
     folder, its files of records. ValueError for a name of nothing."""
     names = [text] if Path(text).exists() else [name.strip() for name in text.split(",")]
     found, records = [], ", ".join(SUFFIXES)
     for name in filter(None, names):
-        files = [name]
+        files = [name] if Path(name).is_file() or folder_of(name).is_dir() else []
         if Path(name).is_dir() and not (folder_of(name) / "meta.json").is_file():
             files = [str(file) for _, file in visible_files(Path(name)) if file.suffix.lower() in SUFFIXES]
-            if not files:
-                raise ValueError(f"input {name} holds neither a prepared dataset nor a {records} file")
-        elif not Path(name).is_file() and not folder_of(name).is_dir():
-            raise ValueError(f"there is no input {name}: name a dataset of examples, or a {records} file")
+        if not files:
+            raise ValueError(f"input {name} is no dataset of examples, no {records} file, and no folder with one")
         found += files
     if not found:
         raise ValueError(f"input={text} names nothing")
@@ -142,17 +131,16 @@ def open_answers(config: EvaluateConfig, trained: Trained, env) -> list:
     if trained.tokenizer.eot is None:
         what = f"the tokenizer of {trained.source} ({trained.tokenizer.kind})"
         raise ValueError(f"{what} has no end of text, with which every answer ends: evaluate it with --tasks=text")
-    known, found, limit = template_of(trained.meta), [], trained.model.config.block_size
+    known, found = template_of(trained.meta), []
     for name in list_inputs(config.input):
-        read = read_file if Path(name).is_file() else read_examples
-        pairs, template, digest = read(name, config, trained, env.is_main)
-        lengths = np.array([len(ids) for ids, _ in pairs])
-        if long := int((lengths > limit + 1).sum()):
-            what = f"{long:,} of {len(lengths):,} examples of {name} are longer than {limit + 1} tokens, block_size+1"
-            why = f"{what} of {trained.source} (the longest has {lengths.max():,})"
-            raise ValueError(f"{why}: leave them out, as data/sft/prepare.py --max_tokens={limit} does")
-        places = [np.flatnonzero(marks[1:] == ANSWER) for _, marks in pairs]
-        examples = [Example(ids[:-1], at, ids[1:][at]) for (ids, _), at in zip(pairs, places, strict=True)]
+        if Path(name).is_file():
+            examples, template, digest = read_file(name, config, trained)
+        else:
+            for flag in ("template", "prompt_key", "response_key"):
+                if getattr(config, flag) != getattr(EvaluateConfig, flag):
+                    raise ValueError(f"{flag} is for files of records: the dataset {name} has its own template")
+            examples, meta = read_dataset(name, "examples", trained, env.is_main)
+            template, digest = template_of(meta), meta["splits"]["val"]["sha256"]
         settings = dict(max_answer_tokens=config.max_answer_tokens, template=template and asdict(template))
         settings["sha256"] = digest
         found.append(Source(f"answers {name}", examples, settings, eot=trained.tokenizer.eot))
@@ -161,30 +149,23 @@ def open_answers(config: EvaluateConfig, trained: Trained, env) -> list:
     return found
 
 
-def read_file(name: str, config: EvaluateConfig, trained: Trained, verify: bool) -> tuple:
-    """([(ids, marks) of each conversation], their template, sha256) of a file of records."""
+def read_file(name: str, config: EvaluateConfig, trained: Trained) -> tuple:
+    """(examples, their template, sha256) of a file of records."""
     template = named_template(config.template) if config.template else template_of(trained.meta)
     if template is None:
         why = f"{trained.source} was trained without a template, which {name} needs"
         raise ValueError(f"{why}: name one, --template={', '.join(TEMPLATES)}")
-    found = conversations(Path(name), config.prompt_key, config.response_key)
-    pairs = [tuple(map(np.array, pair)) for *_, pair in encode_all(found, trained.tokenizer, template)]
-    if not pairs:
+    found, examples = conversations(Path(name), config.prompt_key, config.response_key), []
+    for *_, pair in encode_all(found, trained.tokenizer, template):
+        ids, marks = map(np.array, pair)
+        places = np.flatnonzero(marks[1:] == ANSWER)
+        examples.append(Example(ids[:-1], places, ids[1:][places]))
+    if not examples:
         raise ValueError(f"input {name} is empty: there are no records in it")
-    return pairs, template, sha256(name)
-
-
-def read_examples(name: str, config: EvaluateConfig, trained: Trained, verify: bool) -> tuple:
-    """The same of a prepared dataset's validation split. `verify`: check its checksums."""
-    for flag in ("template", "prompt_key", "response_key"):
-        if getattr(config, flag) != getattr(EvaluateConfig, flag):
-            raise ValueError(f"{flag} is for files of records: the dataset {name} is prepared, with its own template")
-    meta = load_dataset_meta(name, "examples", trained, verify)
-    part, folder = meta["splits"]["val"], folder_of(name)
-    ids = np.fromfile(folder / Path(part["file"]).name, np.dtype(meta["dtype"]).newbyteorder("<"))
-    marks = np.fromfile(folder / Path(part["marks"]["file"]).name, np.uint8)
-    starts = np.flatnonzero(marks == BEGIN)
-    if len(starts) != part["examples"] or starts[:1].any() or not np.logical_or.reduceat(marks == ANSWER, starts).all():
-        raise ValueError(f"val.marks of {name!r} does not mark {part['examples']:,} examples: prepare it again")
-    pairs = list(zip(np.split(ids, starts[1:]), np.split(marks, starts[1:]), strict=True))
-    return pairs, template_of(meta), part["sha256"]
+    limit = trained.model.config.block_size
+    if (longest := max(len(example.inputs) for example in examples)) > limit:
+        long = sum(len(example.inputs) > limit for example in examples)
+        what = f"{long:,} of {len(examples):,} examples of {name} are longer than {limit + 1} tokens, block_size+1"
+        why = f"{what} of {trained.source} (the longest has {longest + 1:,})"
+        raise ValueError(f"{why}: leave them out, as data/sft/prepare.py --max_tokens={limit} does")
+    return examples, template, sha256(name)

@@ -72,7 +72,6 @@ def mean_entry(entries: dict) -> dict:
 
 def compare_results(runs: dict, only=None) -> list:
     """The lines of a table with a column for each run, {folder: {task: entry}}; `only`: a set of tasks.
-
     What was measured with other settings has a row of its own: numbers side by side can be compared."""
     head, rows, cells = [""], {}, {}  # rows: {key: the row's name}
     runs = {folder: {t: e for t, e in tasks.items() if only is None or t in only} for folder, tasks in runs.items()}

@@ -6,9 +6,8 @@ nats_per_answer_token   mean over all tokens of all answers, the end of text aft
 exact_match             share of the answers of which every token, the end of text included, is the model's most likely
                         one after the true text before it: so what it would write at temperature 0, token for token
 
-An answer counts for exact_match if it has at most `max_answer_tokens` tokens, end of text included. Its standard error
-is that of independent answers. Each conversation is read by itself, from its beginning, however the run was trained.
-"""
+An answer of more than `max_answer_tokens` tokens does not count for exact_match, whose standard error is that of
+independent answers. Each conversation is read by itself, from its beginning, however the run was trained."""
 
 import math
 from typing import NamedTuple

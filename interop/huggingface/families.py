@@ -122,11 +122,8 @@ NEUTRAL = dict(
 )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------ configuration
-
-
-def missing_parts(theirs: dict) -> list:
-    """What a config.json (`theirs`) asks for that our model lacks, each as "key=value"."""
+def missing_parts(theirs: dict, rope: dict) -> list:
+    """What a config.json (`theirs`), with these settings of RoPE, asks for that our model lacks, as "key=value"."""
     sizes = FAMILIES[theirs["model_type"]].sizes.values() if theirs.get("model_type") in FAMILIES else ()
     known = {*sizes, *(SAME_KEYS.get(key) for key in sizes)}
     values = {key: theirs.get(key) for key in NEUTRAL if key not in known}
@@ -135,23 +132,18 @@ def missing_parts(theirs: dict) -> list:
         found.append(f"sliding_window={theirs['sliding_window']}")
     other = sorted(set(theirs.get("layer_types") or ()) - {"full_attention"})
     found += [f"layer_types with {name}" for name in other]
-    rope = rope_of(theirs)
-    kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
-    neutral = {"rope_theta": rope.get("rope_theta"), "type": rope.get("type"), "partial_rotary_factor": 1.0}
-    rope = {name: value for name, value in rope.items() if value is not None and neutral.get(name) != value}
-    return found + [f"RoPE of type {kind} {rope or ''}".strip()] * (kind != "default" or bool(rope))
-
-
-def rope_of(theirs: dict) -> dict:
-    """The settings of RoPE in a config.json, in the form of any version of `transformers`: a scaling given in the old
-    form wins."""
-    return {**(theirs.get("rope_parameters") or {}), **(theirs.get("rope_scaling") or {})}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    rest = {name: v for name, v in rope.items() if v is not None and name not in ("rope_type", "type", "rope_theta")}
+    rest = {name: v for name, v in rest.items() if (name, v) != ("partial_rotary_factor", 1.0)}
+    return found + [f"RoPE of type {kind} {rest or ''}".strip()] * (kind != "default" or bool(rest))
 
 
 def config_from_theirs(theirs: dict) -> GPTConfig:
     """The GPTConfig of a config.json. ValueError, in one line, for a model that has parts ours lacks."""
     kind = theirs.get("model_type")
-    if lacking := missing_parts(theirs):
+    # in the form of any version of `transformers`: a scaling given in the old form wins
+    rope = {**(theirs.get("rope_parameters") or {}), **(theirs.get("rope_scaling") or {})}
+    if lacking := missing_parts(theirs, rope):
         raise ValueError(f"it ({kind}) has parts that this model lacks: {', '.join(lacking)}")
     if kind not in FAMILIES:
         raise ValueError(f"model_type={kind!r} is not one of {', '.join(FAMILIES)}, nanodnt")
@@ -167,7 +159,7 @@ def config_from_theirs(theirs: dict) -> GPTConfig:
         flags["mlp"] = ACTIVATIONS[function]
     else:
         attention, mlp = (bool(theirs.get(name)) for name in ("attention_bias", "mlp_bias"))
-        theta = rope_of(theirs).get("rope_theta") or theirs.get("rope_theta") or 10000.0
+        theta = rope.get("rope_theta") or theirs.get("rope_theta") or 10000.0
         flags |= dict(rope_theta=float(theta), bias=attention)
         if theirs["hidden_act"] not in ("silu", "swish"):
             raise ValueError(f"hidden_act={theirs['hidden_act']} is not silu")
@@ -198,9 +190,6 @@ def config_to_theirs(config: GPTConfig, kind: str) -> dict:
     return values | {"intermediate_size": config.ffn_width, family.sizes["n_ff"]: config.ffn_width}
 
 
-# ------------------------------------------------------------------------------------------------------------ tensors
-
-
 def matches(config: GPTConfig, kind: str) -> list:
     """[(names of theirs, names of ours, whether theirs are transposed)] of the tensors of a plain model of `kind`: one
     of theirs has the rows of all of ours one after the other, or one of ours is the stack of all of theirs."""
@@ -220,7 +209,6 @@ def matches(config: GPTConfig, kind: str) -> list:
 
 def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
     """Our state dict from theirs, {name without the family's prefix: tensor}. Padding rows of the vocabulary are zero.
-
     ValueError, which names the tensor, where one is missing, of another shape, or not known."""
     wanted, found, prefix = GPT.empty(config).state_dict(), {}, FAMILIES[kind].prefix
     expected = {name.removeprefix(prefix): t for name, t in tensors_to_theirs(wanted, config, kind).items()}

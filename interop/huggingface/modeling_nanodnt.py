@@ -123,9 +123,8 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _refuse(self, input_ids, labels, logits_to_keep, kwargs: dict) -> None:
         """ValueError for arguments of other models, which must not be ignored."""
-        taken = ("num_items_in_batch",)  # Trainer's, for the loss
-        unknown = [name for name, v in kwargs.items() if not (v is None or v is False or name in taken)]
-        if unknown:
+        known = kwargs | {"num_items_in_batch": None}  # Trainer's, for the loss
+        if unknown := [name for name, v in known.items() if v is not None and v is not False]:
             raise ValueError(f"this network does not take {', '.join(unknown)}: leave it out")
         if input_ids is None:
             raise ValueError("this network needs input_ids")
@@ -194,8 +193,6 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
                 raise ValueError(f"the cache holds {cached} tokens, the input {total}: give both input and cache whole")
             input_ids = input_ids[:, cached - total :]
         return dict(kwargs, input_ids=input_ids, past_key_values=past_key_values, attention_mask=attention_mask)
-
-    # ------------------------------------------------------------------------- what `transformers` calls on any model
 
     def get_input_embeddings(self):
         return self.network.wte

@@ -106,7 +106,6 @@ def norm(slot: Slot, where: str, kind: str) -> dict:
 
 def affine(slot: Slot, what: str = "", kind: str = "none") -> tuple:
     """(scale, bias) of a slot y = scale · normalise(x) + bias, in fp64; 1.0 and None where there is none.
-
     NotPlain, which names `what`, where the norm is not `kind`, or where a factor stands before it."""
     if slot.norm != kind or slot.factor_in is not None:
         raise NotPlain(f"{what if slot.norm != kind else 'a factor before a norm (lns=input)'} has no place there")

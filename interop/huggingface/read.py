@@ -7,9 +7,8 @@ from pathlib import Path
 from interop.huggingface.families import FAMILIES, config_from_theirs, tensors_from_theirs
 from interop.huggingface.hub import fetch, is_pretrained
 from interop.huggingface.tokenizer_files import read_json, read_tokenizer
-from model import GPT
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.weights import Trained, empty_model_like, load_weights
+from nanodnt.weights import Trained, empty_model_like, model_from_checkpoint
 
 UNUSED = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # constants that old versions saved
 
@@ -17,7 +16,6 @@ UNUSED = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # constan
 def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tuple:
     """(GPTConfig, state dict in the files' precision, meta of the tokenizer or None where there is none) of the folder
     `name`, or of the Hub's model, with a context of at most `block_size` tokens (0 = all of its own).
-
     ValueError, in one line, where it cannot be fetched or read, or has parts that our model lacks."""
     folder = fetch(name)
     try:
@@ -63,8 +61,7 @@ def load_pretrained(name: str) -> Trained:
     config, weights, meta = read_pretrained(name)
     if meta is None:
         raise ValueError(f"{name} has no tokenizer.json, which is needed to read and write text")
-    model = GPT.empty(config).to_empty(device="cpu")
-    load_weights(model, weights)
+    model = model_from_checkpoint(dict(model_config=vars(config), model=weights))
     return Trained(model.eval(), Tokenizer(meta), meta, name, 0)
 
 

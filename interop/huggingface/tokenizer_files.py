@@ -21,15 +21,11 @@ KEPT = ("added_tokens_decoder", "additional_special_tokens", "extra_special_toke
 OWN_TEMPLATE = "nanodnt_template"  # the key under which our own template stands there, beside its Jinja
 
 
-# ------------------------------------------------------------------------------------------------------------ writing
-
-
 def tokenizer_files(meta: dict, block_size: int) -> dict:
     """{file name: text} of the tokenizer that `meta` describes, for a model with this context."""
     config, text = dict(CONFIG), meta["json"] if meta["tokenizer"] == "json" else make_json(meta)
     if meta["tokenizer"] == "json":
-        known = meta.get("json_config", {})
-        config |= {key: value for key, value in known.items() if key.endswith("_token") or key in KEPT}
+        config |= {k: v for k, v in meta.get("json_config", {}).items() if k.endswith("_token") or k in KEPT}
         for name, number in (("eos_token", meta["eot"]), ("bos_token", meta.get("bos"))):
             if number is not None:  # it may have been named in another file
                 config[name] = parse_json(text).id_to_token(number)
@@ -55,7 +51,6 @@ CHAT_TEMPLATE = (
 
 def chat_template(template: Template, tokenizer: Tokenizer) -> str:
     """A template as Jinja, for `apply_chat_template`.
-
     `transformers` tokenises the text as one: ids differ from ours where a token would span an answer and the text
     before it (rare after a newline), and where a message names a special token."""
     system = "$first + messages[0]['content'] + $second"
@@ -94,7 +89,6 @@ def make_json(meta: dict) -> str:
 
 def find_merges(ranks: dict) -> list:
     """The pairs (bytes, bytes) whose merging makes each token of {bytes: rank}, in the order of the ranks.
-
     A token's pair is what merging its own bytes, lowest rank first, leaves before the last step."""
     pairs = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
@@ -107,18 +101,13 @@ def find_merges(ranks: dict) -> list:
     return pairs
 
 
-# ------------------------------------------------------------------------------------------------------------ reading
-
-
 def find_tokenizer(name: str, others: tuple = ()) -> dict:
     """The meta of the tokenizer that --tokenizer names: bytes, gpt2, gpt2_4096, a folder or OWNER/MODEL.
-
     ValueError where there is none, or its vocabulary is missing; `others` are names that are allowed too."""
     if name not in END_OF_TEXT and not is_pretrained(name):
         kinds = ", ".join((*END_OF_TEXT, *others))
         raise ValueError(f"--tokenizer={name} is neither one of {kinds}, nor a folder, nor OWNER/MODEL on the Hub")
-    known = name in END_OF_TEXT
-    meta = Tokenizer.meta_for(name) if known else read_tokenizer(fetch(name, ["*.json", "*.jinja"]))
+    meta = Tokenizer.meta_for(name) if name in END_OF_TEXT else read_tokenizer(fetch(name, ["*.json", "*.jinja"]))
     if meta is None:
         raise ValueError(f"--tokenizer={name} has no tokenizer.json")
     Tokenizer(meta)  # ValueError if its vocabulary is missing
@@ -127,9 +116,7 @@ def find_tokenizer(name: str, others: tuple = ()) -> dict:
 
 def read_tokenizer(folder: Path) -> dict | None:
     """The part of meta.json for the tokenizer of a folder of Hugging Face; None where the folder has none. An export of
-    ours can have a template of conversations, too.
-
-    ValueError where a file is damaged."""
+    ours can have a template of conversations, too. ValueError where a file is damaged."""
     path, template = folder / "tokenizer.json", folder / "chat_template.jinja"
     if not path.is_file():
         return None

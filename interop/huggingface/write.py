@@ -18,17 +18,15 @@ from interop.huggingface.plain import NotPlain, plain_model
 from interop.huggingface.tokenizer_files import tokenizer_files
 from model import GPT
 from nanodnt.data.tokenizer import Tokenizer
+from nanodnt.files import reason_of
 
 # Largest relative difference of the logits: the rounding of the products, and that of the weights in the files.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.2, torch.float16: 0.05}
 
 
-def write_pretrained(
-    model: GPT, meta: dict, folder: Path, target: str = "auto", dtype: torch.dtype = torch.float32, check: bool = True
-) -> tuple:
+def write_pretrained(model: GPT, meta: dict, folder: Path, target="auto", dtype=torch.float32, check=True) -> tuple:
     """Write `model`, on the CPU in fp32 and eval mode, and the tokenizer that `meta` describes, to the new folder
     `folder`, complete or not at all. Returns (architecture, whether `transformers` was seen to compute the same).
-
     target "auto" takes an architecture of `transformers` where one computes the same, else "nanodnt", the network's own
     code. `check`: load the folder with `transformers`, where that is installed, and compare.
     ValueError where the folder exists, where the layout has a part that `target` lacks, or where the check fails."""
@@ -64,19 +62,15 @@ def write_pretrained(
 
 def convert(model: GPT, target: str) -> tuple:
     """(architecture, its config.json, its tensors) of a model."""
-    reasons = []
     for kind in FAMILIES if target == "auto" else {target} & FAMILIES.keys():
         try:
             config, weights = plain_model(model, kind)
             return kind, config_to_theirs(config, kind), tensors_to_theirs(weights, config, kind)
         except NotPlain as e:
-            reasons.append(str(e))
+            reason = str(e)
     if target not in ("auto", "nanodnt"):
-        raise ValueError(f"--target={target} cannot hold this layout: {reasons[0]}; use --target=auto or nanodnt")
+        raise ValueError(f"--target={target} cannot hold this layout: {reason}; use --target=auto or nanodnt")
     return "nanodnt", network_config(model.config), {f"network.{name}": t for name, t in model.state_dict().items()}
-
-
-# ---------------------------------------------------------------------------------------------------------- comparing
 
 
 def compare_with_transformers(folder: Path, model: GPT, kind: str, dtype: torch.dtype) -> bool:
@@ -87,8 +81,8 @@ def compare_with_transformers(folder: Path, model: GPT, kind: str, dtype: torch.
     try:
         found = difference(folder, model, typical=model.config.n_expert > 0 and dtype != torch.float32)
     except Exception as e:  # transformers raises many kinds
-        reason = (str(e).strip().splitlines() or [""])[0][:200]
-        what = f"transformers cannot load the export as {kind} ({type(e).__name__}: {reason}), nothing was written"
+        reason = f"{type(e).__name__}: {reason_of(e)[:200]}"
+        what = f"transformers cannot load the export as {kind} ({reason}), nothing was written"
         raise ValueError(f"{what}: --compare=False leaves the comparison out") from e
     if not found <= TOLERANCES[dtype]:
         what = f"transformers computes something else from the export as {kind} (logits differ by {found:.1e} of the"
