@@ -5,7 +5,6 @@ Beside token ids it has train.marks and val.marks, a byte a token: ANSWER (its e
 import argparse
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -49,7 +48,7 @@ def build_examples(out_dir, source, args, found, held_out=None, *, name, val_fra
 
     ValueError, one line, where a conversation does not fit or a split is empty; then nothing in `out_dir` has changed.
     The tokens of all examples are held in memory, 3 to 5 bytes each."""
-    out_dir, (tokenizer, template) = Path(out_dir), check_flags(args)
+    tokenizer, template = check_flags(args)
     reader, dtype = Tokenizer(tokenizer), id_dtype(tokenizer)
     train, val = _encode("--input", found, reader, template, dtype, args.max_tokens), None
     if held_out is not None:

@@ -34,8 +34,7 @@ from nanodnt.weights import Trained
 
 @contextmanager
 def quiet():
-    """Without the harness's notes and warnings, and, but on a terminal, its progress bars. Errors that it logs are
-    shown."""
+    """Without the harness's notes, warnings and, but on a terminal, progress bars. Errors that it logs are shown."""
     handler = logging.StreamHandler(sys.stderr)
     logging.getLogger("lm_eval").addHandler(handler)
     for name in ("lm_eval", "datasets", "huggingface_hub", "transformers"):
