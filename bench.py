@@ -23,10 +23,10 @@ import torch
 from configurator import configure
 from model import GPTConfig
 from nanodnt.bench.compare import compare_variants, profile_steps
+from nanodnt.bench.measure import check_load
 from nanodnt.bench.norms import time_norms
 from nanodnt.bench.settings import BenchConfig, Setting
 from nanodnt.bench.tables import header
-from nanodnt.bench.timing import check_load
 from nanodnt.bench.variants import our_variant, variants_beside_nanogpt
 from nanodnt.bench.vary import SETS, SIZES
 from nanodnt.files import write_file

@@ -4,8 +4,7 @@ python export.py --out_dir=out/quickstart --to=exported/quickstart
 python export.py --out_dir=out/llama --checkpoint=last.pt --to=exported/llama --target=llama --dtype=bfloat16
 
 A layout that GPT-2, LLaMA, Qwen3, Mixtral or Qwen3-MoE can compute becomes that architecture; constants and gains that
-it lacks, LNS's for one, are multiplied into the weights. Every other layout takes its own code along: load it with
-trust_remote_code=True.
+it lacks, LNS's for one, are multiplied into the weights. Every other takes its code along: trust_remote_code=True.
 """
 
 import signal

@@ -46,8 +46,7 @@ def has_one_row(x, weight) -> bool:
 
 def linear(x, weight, bias=None, dtype=None, in_gain=None, out_gain=None, product=F.linear):
     """out_gain · (W (in_gain · x) + b) in `dtype` (None: the weight's own). Gains: vectors (n_in,) and (n_out,),
-    tensors (), or None. `product(x, weight, bias)` multiplies; a stack of matrices needs another than
-    F.linear."""
+    tensors (), or None. `product(x, weight, bias)` multiplies: F.linear, but for stacks."""
     dtype = dtype or weight.dtype
     if has_one_row(x, weight):
         x = x if in_gain is None else x * in_gain  # x and y are smaller than the weight, so they take the gains
@@ -165,8 +164,7 @@ class SigmaReparam(Linear):
 class Lookup(torch.autograd.Function):
     """(rows, table): the rows idx (B, T) of a table (n, dim), and the table itself, for its use as the output head.
 
-    The gradient of the rows is added into that of the head. Autograd by itself would add it into a table of zeros, and
-    then add the two tables."""
+    The gradient of the rows is added into that of the head. Autograd by itself makes a second table, and adds both."""
 
     @staticmethod
     def forward(ctx, table, idx):

@@ -56,8 +56,7 @@ class Grouped(torch.autograd.Function):
 
 
 def split(ends, *tensors):
-    """An iterator over the experts: the rows of each tensor (N·k, …) that are an expert's. The host waits for the
-    device."""
+    """An iterator over the experts: the rows of each tensor (N·k, …) that are an expert's. The host waits."""
     sizes = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
     return zip(*(t.split(sizes) for t in tensors), strict=True)
 
@@ -161,8 +160,7 @@ def balance_loss(scores, experts):
 
 
 class Penalise(torch.autograd.Function):
-    """x as it is, with `penalty` () added to what is minimised. The loss that a model returns stays the
-    cross-entropy."""
+    """x as it is, with `penalty` () added to what is minimised. The loss returned stays the cross-entropy."""
 
     @staticmethod
     def forward(ctx, x, penalty):
@@ -221,8 +219,7 @@ class Router(Linear):
             penalty = penalty * runtime.loss_scale.to(penalty.dtype)
         if self.choice_bias is None:
             return penalty
-        # not scaled: the gradient of the biases is E times the load above the mean, whole numbers, which micro batches
-        # add up exactly
+        # not scaled: the gradient of the biases is E times the load above the mean: whole numbers, which add up exactly
         E = scores.shape[-1]
         excess = E * count(experts.flatten(), E) - experts.numel()
         return penalty + (excess * self.choice_bias).sum()

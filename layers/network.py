@@ -98,7 +98,6 @@ class Network(nn.Module):
         return 12 * c.n_layer * c.n_head * c.head_dim * c.block_size
 
     def num_params(self, positions: bool = True, active: bool = False) -> int:
-        """Number of parameters, or of those that a token meets; with `positions=False` without the learned position
-        table, as GPT-2's are counted."""
+        """Number of parameters, or of those that a token meets; positions=False: as GPT-2's are counted."""
         n = sum(self.active_numel().values()) if active else sum(p.numel() for p in self.parameters())
         return n if positions or self.wpe is None else n - self.wpe.weight.numel()

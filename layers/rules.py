@@ -1,8 +1,7 @@
 """What a GPTConfig refuses, and what is allowed but should be known.
 
 The refusals are one table: each line `yield condition, message` is a row. Rows are read in order, and each may rely on
-those before it. A condition that is text names the flags that are wrong, and the message goes on from there. A new flag
-does not need a row.
+those before it. A condition that is text names the flags that are wrong, and the message goes on from there.
 """
 
 import math

@@ -60,8 +60,7 @@ class TrainConfig:
     muon_adjust_lr: Literal["original", "match_rms_adamw"] | None = None  # muon: updates times √max(1, rows/columns),
     #   or times 0.2·√max(rows, columns), as large as AdamW's; None = match_rms_adamw
     muon_steps: int | None = None  # muon: steps of the Newton-Schulz iteration; None = 5
-    adamw_learning_rate: float | None = None  # muon: peak LR of the rest, on AdamW; None = learning_rate, with
-    #   original 6e-4
+    adamw_learning_rate: float | None = None  # muon: peak LR of the rest (AdamW); None = learning_rate, original: 6e-4
     adamw_weight_decay: float | None = None  # muon: decay of the rest; None = weight_decay, with original 0.1
     grad_clip: float = 1.0  # limit on the global gradient norm; 0 = off
     balance_coef: float = 0.01  # experts with balance=loss: weight of the balance loss, which is minimised too
@@ -95,12 +94,10 @@ class TrainConfig:
     #   divided by it (exact while the LR is ratio times the base, so not near a shared min_lr)
     # --- evaluation, logging, checkpoints ---
     eval_interval: int = 1000  # steps between evaluations, each followed by a checkpoint
-    eval_tokens: int = 1_000_000  # validation tokens read each time, the same every time; 0 = all. Of images: patches
-    #   and class tokens
+    eval_tokens: int = 1_000_000  # validation tokens, the same each time; 0 = all. Of images: patches and class tokens
     eval_only: bool = False  # evaluate once and exit
     log_interval: int = 10  # steps between rows of metrics.jsonl
-    track_interval: int = 100  # steps between rows that also log the stream, attention logits, gradients, updates and
-    #   gains; 0 = off
+    track_interval: int = 100  # steps between rows that also log stream, logits, gradients, updates, gains; 0 = off
     save_interval: int = 0  # steps between further checkpoints; 0 = only after evaluations
     keep_every: int = 0  # steps between checkpoints that are kept for good, as step_N.pt; 0 = none
     max_skipped: int = 10  # end the run after this many steps in a row whose gradient is not finite (each is skipped)
@@ -113,8 +110,7 @@ class TrainConfig:
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"  # under torchrun: ddp keeps the whole model on every
     #   device, fsdp (FSDP2) shards weights, gradients and optimizer state; auto: fsdp if these fill most of a GPU
-    fsdp_shard_size: int = 0  # fsdp: number of processes that share one copy of the model, for example those of one
-    #   machine (HSDP); 0 = all
+    fsdp_shard_size: int = 0  # fsdp: processes that share one copy of the model, as those of a machine (HSDP); 0 = all
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the matrix products; weights are fp32.
     #   float32 is TF32 on GPUs that have it, unless NVIDIA_TF32_OVERRIDE=0 is in the environment
     stream_dtype: Literal["float32", "bfloat16"] = "float32"  # of the residual stream between sub-layers, whose sums

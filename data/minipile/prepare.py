@@ -1,8 +1,7 @@
 """MiniPile in GPT-2 BPE, with its own splits: 1,000,000 training and 500 validation documents.
 
 Needs 3.2 GB of disk for the download (to the Hugging Face cache, which HF_HOME moves) and 7 GB in data/minipile while
-it runs; about half of these stay. Both are checked first. Run it again after a kill: it continues with the finished
-downloads and parts.
+it runs; about half of these stay. Both are checked first. After a kill run it again: what is finished stays.
 """
 
 import sys

@@ -48,8 +48,7 @@ class Chat:
         return [i for turn in self.turns for i in (*turn.prompt, *turn.answer)]
 
     def ask(self, text: str) -> None:
-        """Add the user's text. ValueError, one line, where it cannot be encoded, or leaves no room for an answer; then
-        the conversation is as before."""
+        """Add the user's text. ValueError, nothing added, where it cannot be encoded or leaves no room to answer."""
         limit, first = self.model.config.block_size, self._encode(text, first=True)
         if len(first) >= limit:
             what = f"this prompt makes {len(first)} tokens with its template{' and system message' * bool(self.system)}"

@@ -1,7 +1,6 @@
 """What evaluations found: evaluation.json beside a run, and tables of several runs side by side.
 
-An entry has metrics {name: {"value": a number, "stderr": a number or None}}, settings, and what was evaluated with
-what."""
+An entry has metrics {name: {"value": a number, "stderr": a number or None}}, settings, and what was evaluated."""
 
 import json
 import math

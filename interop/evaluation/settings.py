@@ -34,10 +34,8 @@ class EvaluateConfig:
     #   read. answers: a prepared dataset of examples, of which the validation split is read; a file of records (.jsonl,
     #   .json or .parquet, as for data/sft/prepare.py); a folder of such files; or several of these, with commas between
     overlap: int = 0  # text: tokens that each window of a file repeats, as context, from the window before; 0 = none
-    max_answer_tokens: int = 32  # answers: exact_match counts those of at most so many tokens, end of text included;
-    #   0 = all
-    template: str = ""  # answers: how records become text: chat, alpaca, chatml, plain; empty = the template that the
-    #   run was trained with
+    max_answer_tokens: int = 32  # answers: exact_match counts those of up to so many tokens, with end of text; 0 = all
+    template: str = ""  # answers: how records become text: chat, alpaca, chatml, plain; empty = the run's own
     prompt_key: str = "prompt"  # answers: the key of a record's prompt
     response_key: str = "response"  # answers: the key of a record's response
     # --- tasks of lm-evaluation-harness ---

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import torch
 
-from nanodnt.bench.measure import free_memory, held_bytes, read_bytes, seconds_of
+from nanodnt.bench import measure
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.tables import describe_variants, dtype_name, figures, format_gb
-from nanodnt.bench.timing import build, bytes_at_start, ceilings_of, time_variants
 from nanodnt.bench.variants import our_variant
 from nanodnt.plan.memory import count_step
 
@@ -18,15 +17,15 @@ PROFILED_STEPS, PRINTED_KERNELS = 3, 25
 def compare_variants(makes: dict, setting: Setting, turns: str = "together") -> dict:
     """Build, time and print variants. `makes`: {name: function that returns the Variant}, the first is the reference;
     `turns`: "together", or what `time_in_turn` takes. Returns the figures for --json."""
-    start = bytes_at_start(setting)
+    start = measure.bytes_at_start(setting)
     if turns == "together":  # they share the memory
-        variants, not_timed = [build(make, setting, start) for make in makes.values()], {}
-        time_variants(variants, setting)
+        variants, not_timed = [measure.build(make, setting, start) for make in makes.values()], {}
+        measure.time_variants(variants, setting)
         rows = [figures(variant, variants[0]) for variant in variants]
     else:
         rows, not_timed = time_in_turn(makes, setting, start, turns == "pairs")
     dtypes = dict.fromkeys([*(row["dtype"] for row in rows), dtype_name(setting.env.dtype), "float32"])
-    ceilings = {name: ceilings_of(setting, getattr(torch, name)) for name in dtypes}
+    ceilings = {name: measure.ceilings_of(setting, getattr(torch, name)) for name in dtypes}
     texts = [f"{dtype} {part} {x / 1e12:.3g}" for dtype, parts in ceilings.items() for part, x in parts.items()]
     what = "ffn: tokens × d × 4d, for “of ceiling”" + "; head: tokens × d × vocabulary" * ("head" in texts[-1])
     ceiling = f"ceiling, TFLOP/s of plain products ({what}): {', '.join(texts)}"
@@ -39,13 +38,13 @@ def time_in_turn(makes: dict, setting: Setting, start: int | None, in_pairs: boo
     the first, and one that this configuration cannot have is left out; else they are sizes, FLAG=NUMBER, each by
     itself, until memory or max_step_s ends them."""
     makes, rows, not_timed = dict(makes), [], {}
-    reference = build(makes.pop(next(iter(makes))), setting, start) if in_pairs else None
+    reference = measure.build(makes.pop(next(iter(makes))), setting, start) if in_pairs else None
     for name, make in makes.items():
         reason = "" if in_pairs else refuse_size(name, rows, setting)
         try:
             if not reason:
-                variant = build(make, setting, start)
-                time_variants([reference, variant] if in_pairs else [variant], setting)
+                variant = measure.build(make, setting, start)
+                measure.time_variants([reference, variant] if in_pairs else [variant], setting)
         except (torch.OutOfMemoryError, MemoryError):
             reason = "out of memory"
         except (ValueError, RuntimeError) as e:  # Mix-LN of one block, a context longer than the data, the CPU's memory
@@ -65,7 +64,7 @@ def time_in_turn(makes: dict, setting: Setting, start: int | None, in_pairs: boo
             rows[-1]["planned_bytes"] = timeline.peak(s.micro, s.rows, strategy).total  # not compiled
         setting.env.print(f"{name}: {rows[-1]['tokens_per_s']:,.0f} tokens/s")
         del variant
-        free_memory(setting.env.device)
+        measure.free_memory(setting.env.device)
     return rows, not_timed
 
 
@@ -91,17 +90,17 @@ def memory_room(device: torch.device) -> float | None:
     harm, one on a CPU may: a tenth is left."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    free = read_bytes("/proc/meminfo", "MemAvailable:") if device.type == "cpu" else None
-    return None if free is None else 0.9 * (free + held_bytes(device))
+    free = measure.read_bytes("/proc/meminfo", "MemAvailable:") if device.type == "cpu" else None
+    return None if free is None else 0.9 * (free + measure.held_bytes(device))
 
 
 def profile_steps(setting: Setting) -> dict:
     """Write a trace for chrome://tracing or Perfetto, and print the kernels that cost the most."""
     device, kind = setting.env.device, "cuda" if setting.env.device.type == "cuda" else "cpu"
-    variant = build(partial(our_variant, "ours", setting), setting, None)
+    variant = measure.build(partial(our_variant, "ours", setting), setting, None)
     activities = {torch.profiler.ProfilerActivity.CPU, getattr(torch.profiler.ProfilerActivity, kind.upper())}
     with torch.profiler.profile(activities=activities) as profiler:
-        elapsed = sum(seconds_of(variant.run, PROFILED_STEPS, device))
+        elapsed = sum(measure.seconds_of(variant.run, PROFILED_STEPS, device))
     path = Path(setting.config.out_dir) / "bench" / "trace.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(path))

@@ -1,17 +1,24 @@
-"""What the benchmarks measure with: a clock that waits for the device, memory, the load of the machine."""
+"""How variants are timed: built and warmed up, then in turns, so that a slow moment of the machine slows all alike. And
+what that measures with: a clock that waits for the device, memory, the load of the machine."""
 
 import ctypes
 import gc
 import itertools
 import os
+import statistics
 import sys
 import time
 from collections import Counter
+from functools import lru_cache
 
 import numpy as np
 import torch
 
+from nanodnt.bench.settings import Setting
+from nanodnt.bench.variants import Variant
+
 clock = time.perf_counter
+PARTS = ("data", "forward", "backward", "clip", "optimizer")  # of a step; forward includes the loss
 
 
 def wait_for(device: torch.device) -> None:
@@ -21,8 +28,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def seconds_of(run, n: int, device: torch.device) -> list:
-    """Seconds of each of n calls. On CUDA the host waits only before the first and after the last call; the calls are
-    timed by the device's own events."""
+    """Seconds of each of n calls. On CUDA the host waits before the first and after the last; events time them."""
     wait_for(device)
     if device.type == "cuda":
         events = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
@@ -112,3 +118,85 @@ def busy_cores() -> float | None:
         return None
     passed = ticks[1] - ticks[0]
     return float(1 - passed[3:5].sum() / passed.sum()) * os.cpu_count()  # all but idle and waiting for a disk
+
+
+def bytes_at_start(setting: Setting) -> int | None:
+    """Bytes that the process holds before anything is built, with the compiler loaded if it will be used."""
+    if setting.choose_compile():
+        import torch._inductor.compile_fx  # noqa: F401
+    gc.collect()
+    gc.freeze()  # as train.py does: the collector need not walk through what is alive now
+    return held_bytes(setting.env.device)
+
+
+def build(make, setting: Setting, start: int | None) -> Variant:
+    """The Variant that make() returns, compiled and warm, its memory measured. `start`: bytes_at_start."""
+    device = setting.env.device
+    held = held_bytes(device)
+    variant = make()
+    (first,) = seconds_of(variant.run, 1, device)
+    warm = []
+    peak = peak_bytes(lambda: warm.extend(seconds_of(variant.run, setting.bench.warmup, device)), device)
+    if variant.compile_s is not None:  # the first call may compile, too
+        variant.compile_s += max(0.0, first - statistics.median(warm))
+    variant.recompilations = 0
+    variant.memory = None if None in (peak, held, start) else peak - (held - start)
+    return variant
+
+
+def take_turns(runs: dict, setting: Setting) -> dict:
+    """{name: seconds of each timed call, one list per round}. In each round every function of `runs` has its turn: an
+    untimed call, then `steps` timed ones."""
+    seconds = {name: [] for name in runs}
+    for i in range(setting.bench.repeats):
+        for name, run in list(runs.items())[:: -1 if i % 2 else 1]:  # every second round in reverse order
+            run()  # fills the caches with its own data
+            seconds[name].append(seconds_of(run, setting.bench.steps, setting.env.device))
+    return seconds
+
+
+def time_variants(variants: list, setting: Setting) -> None:
+    """Time whole steps, the variants taking turns; then the parts of their steps. Fills `rounds` and `parts`."""
+    seconds = take_turns({i: variant.run for i, variant in enumerate(variants)}, setting)
+    for i, variant in enumerate(variants):
+        phases = [seconds_of_phases(variant.run, setting.env.device) for _ in range(setting.bench.steps)]
+        variant.parts = {part: statistics.median(one[part] for one in phases) for part in PARTS}
+        variant.rounds = seconds[i]
+
+
+def speed_ratio(variant: Variant, reference: Variant) -> tuple:
+    """tokens/s over the reference's: (median of the rounds, least, largest)."""
+    pairs = zip(variant.rounds, reference.rounds, strict=True)
+    scale = variant.tokens / reference.tokens
+    ratios = sorted(scale * statistics.median(b) / statistics.median(a) for a, b in pairs)
+    return statistics.median(ratios), ratios[0], ratios[-1]
+
+
+@lru_cache
+def measure_ceiling(rows: int, d: int, width: int, dtype: torch.dtype, device: torch.device) -> float:
+    """Median FLOP/s of plain products of (rows, d) with (d, width): of at least 5, more within half a second."""
+    x, w = (torch.randn(n, d, device=device).to(dtype) for n in (rows, width))
+    *_, once = seconds_of(lambda: x @ w.T, 2, device)
+    seconds = seconds_of(lambda: x @ w.T, max(5, min(200, int(0.5 / max(once, 1e-9)))), device)
+    return 2 * rows * d * width / statistics.median(seconds)
+
+
+def ceilings_of(setting: Setting, dtype: torch.dtype) -> dict:
+    """FLOP/s of plain products at the config's shapes: ffn, tokens × d × 4d; of text also head, tokens × d ×
+    vocabulary. The tokens are those of a micro batch, up to 16384."""
+    d, rows = setting.flags.n_embd, min(setting.micro * setting.flags.block_size, 16384)  # more change nothing
+    widths = dict(ffn=4 * d, head=setting.flags.padded_vocab_size)
+    return {part: measure_ceiling(rows, d, n, dtype, setting.env.device) for part, n in widths.items() if n}
+
+
+def check_load(setting: Setting) -> list:
+    """Warnings about other work on the machine: more than a quarter of a core, beside a GPU more than half of all."""
+    cuda, cores, problems = setting.env.device.type == "cuda", busy_cores(), []
+    if cores is not None and cores > (0.5 * (os.cpu_count() or 1) if cuda else 0.25):
+        problems.append(f"other processes keep {cores:.1f} CPU cores busy: figures mean little")
+    try:
+        if cuda and (use := torch.cuda.utilization(setting.env.device)) > 10:
+            problems.append(f"the GPU is busy ({use}% used by others): figures mean little")
+    except Exception:  # any error of the driver's library, which may be missing
+        problems.append("whether others use the GPU is unknown (pip install nvidia-ml-py)")
+    return [f"warning: {problem}" for problem in problems]

@@ -38,8 +38,7 @@ class Block(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """idx, targets (B, T) → logits, and the mean cross-entropy over the targets that are not -1. GPT-2's vocabulary is
-    padded."""
+    """idx, targets (B, T) → logits, and the mean cross-entropy over the targets that are not -1."""
 
     def __init__(self, flags):
         super().__init__()

@@ -6,10 +6,9 @@ from functools import partial
 import torch
 
 from layers.slot import Slot
-from nanodnt.bench.measure import free_memory
+from nanodnt.bench.measure import free_memory, take_turns
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.tables import format_ms, make_table
-from nanodnt.bench.timing import take_turns
 from nanodnt.bench.vary import PLAIN
 
 NORMS = ("rmsnorm", "layernorm", "dyt", "none")  # the first is the reference; none is the identity

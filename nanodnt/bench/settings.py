@@ -38,8 +38,7 @@ class BenchConfig:
     json: str = ""  # a file for all figures, each round's too, with versions, command line and git commit
 
     def check(self):
-        """ValueError for values that no benchmark can have. Makes the folder of `json`, so that a bad path is refused
-        before anything is measured."""
+        """ValueError for values that no benchmark can have. Makes the folder of `json`: a bad path is seen now."""
         for name, least in dict(warmup=1, repeats=1, steps=1, accumulation=0, max_step_s=0).items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")

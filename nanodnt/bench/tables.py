@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import torch
 
+from nanodnt.bench.measure import PARTS, ceilings_of, speed_ratio
 from nanodnt.bench.settings import Setting
-from nanodnt.bench.timing import PARTS, ceilings_of, speed_ratio
 from nanodnt.bench.variants import Variant
-from nanodnt.plan.strategies import state_tensors, total_bytes
+from nanodnt.plan.memory import state_tensors, total_bytes
 from nanodnt.run.hardware import attention_backend, device_name, peak_flops
 from nanodnt.tables import table
 

@@ -1,5 +1,6 @@
 """What can be timed: the training step of train.py, and nanoGPT's."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +11,6 @@ import torch
 from torch._dynamo.utils import counters
 
 from nanodnt.bench import nanogpt
-from nanodnt.bench.measure import clock
 from nanodnt.bench.settings import Setting
 from nanodnt.data import Prefetch, folder_of
 from nanodnt.engine import Trainer, prepare_model, training_step
@@ -32,7 +32,7 @@ class Variant:
     memory: int | None = None  # peak bytes, without what other variants hold
     steps_done: int = 0
     rounds: list = field(default_factory=list)  # seconds of each timed step, one list per round
-    parts: dict = field(default_factory=dict)  # median seconds of each of timing.PARTS
+    parts: dict = field(default_factory=dict)  # median seconds of each of measure.PARTS
     recompilations: int = 0  # since the warm-up
 
     def run(self, on_phase_end=lambda phase: None) -> None:
@@ -56,11 +56,11 @@ def our_variant(name: str, setting: Setting, **changes) -> Variant:
     model = prepare_model(setting.new_model(), config, env)
     optimizer = make_optimizer(model, config)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
-    step_model, start = model, clock()
+    step_model, start = model, time.perf_counter()
     if setting.choose_compile(model.flops_per_token()):
         step_model = compile_model(model, config, setting.first_micro_batch(), env)
     trainer = Trainer(model, optimizer, scaler, setting.micro, config.grad_clip, step_model)
-    compile_s, next_batch = clock() - start, Prefetch(setting.fetch_batch)
+    compile_s, next_batch = time.perf_counter() - start, Prefetch(setting.fetch_batch)
 
     def step(i, on_phase_end):
         env.set_matmul_precision()  # of this variant: others may have another dtype

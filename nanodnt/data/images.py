@@ -50,8 +50,7 @@ class PreparedImages(PreparedData):
         and standard deviation, and labels int64 (rows,).
 
         With mixup or cutmix an image is mixed with its neighbour in the whole batch, also if another process has that.
-        Then there are also other labels int64 (rows,), the neighbours', and share float32 (rows,), that of the image's
-        own label."""
+        Then there are also other labels int64 (rows,), the neighbours', and share float32 (rows,), of the own label."""
         index = np.arange(batch_size, dtype=np.int64)[rows]
         if not self.mixes:
             return self._decode("train", self._draw(step, batch_size, rows), step, index)
@@ -70,8 +69,7 @@ class PreparedImages(PreparedData):
         return mixed, labels[own], labels[other], share
 
     def val_batch(self, chosen: np.ndarray, size: int) -> tuple:
-        """Some rows of `validation`, never augmented, with the parts of `batch`. Further rows, up to `size`, are zeros
-        with label -1."""
+        """Some rows of `validation`, never augmented, with the parts of `batch`. Up to `size` come zeros, label -1."""
         images = np.zeros((size, self.channels, self.size, self.size), np.float32)
         labels = np.full(size, -1, np.int64)
         images[: len(chosen)], labels[: len(chosen)] = self._decode("val", chosen)
@@ -82,8 +80,7 @@ class PreparedImages(PreparedData):
         return np.random.Generator(np.random.PCG64(seed))
 
     def _decode(self, split, chosen, step=None, index=None):
-        """Images float32 (n, C, S, S) and labels int64 (n,) of a split; changed at random where there are a step and
-        their `index` in its batch."""
+        """Images float32 (n, C, S, S) and labels int64 (n,) of a split; augmented, by `index`, if there is a step."""
         images = np.empty((len(chosen), self.channels, self.size, self.size), np.float32)
 
         def read(row):

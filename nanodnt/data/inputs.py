@@ -89,8 +89,7 @@ def _read_rows(file, key):
 
 
 def hold_out(scores: list, fraction: float) -> np.ndarray:
-    """Which of two documents or more are held out, (documents,) bool: those with a score below the fraction, at least
-    one, and not all."""
+    """Which of two documents or more are held out, (documents,) bool: score below fraction; at least one, not all."""
     val = np.array(scores) < fraction
     val[np.argmin(scores)], val[np.argmax(scores)] = True, False  # neither split is empty
     return val

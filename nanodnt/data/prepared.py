@@ -14,8 +14,7 @@ class PreparedData:
 
     A kind says how many rows there are, `n_train` in an epoch and `n_val` to validate on; what they are, in words,
     `describe()`; and reads them: `batch(step, batch_size, rows)` and `val_batch(chosen, size)` give arrays, inputs
-    first, targets second (−1 does not count), then what else the network takes. Files are read, not mapped, so that
-    resident memory does not grow."""
+    first, targets second (−1 does not count), then what else the network takes. Files are read, not mapped."""
 
     kind: str  # in meta.json
     n_train: int

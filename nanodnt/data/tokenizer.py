@@ -157,8 +157,7 @@ def parse_json(text: str):
 
 
 def json_meta(text: str, eot: str | None, bos: str | None = None) -> dict:
-    """The part of meta.json for a tokenizer.json with this text; `eot` and `bos` are the names of the tokens that end
-    and begin a text."""
+    """The part of meta.json for a tokenizer.json with this text; `eot`, `bos`: the names of its end and begin."""
     ids = parse_json(text).get_vocab(with_added_tokens=True)
     for name in (eot, bos):
         if name is not None and name not in ids:

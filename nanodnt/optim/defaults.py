@@ -38,8 +38,7 @@ def fill(config, values: dict) -> None:
 
 
 def refusals(config, entry, flags: list, defaults: dict):
-    """Yield (whether it is so, what is said then) for values that are impossible, or of which one makes another
-    useless."""
+    """Yield (whether it is so, what is said then) for values that are impossible, or make others useless."""
     rates = [flag for flag in flags if flag.endswith(("learning_rate", "weight_decay"))]
     for name in (*rates, "min_lr", *RATIO_FLAGS, "grad_clip", "warmup_iters", "lr_decay_iters"):
         value = getattr(config, name) or 0
@@ -86,8 +85,7 @@ def refusals(config, entry, flags: list, defaults: dict):
 
 
 def notes(config, model) -> list:
-    """Notes for the start of a run, one line each: settings that are allowed, but have no effect or an unusual one.
-    After `fill_defaults`."""
+    """Lines for the start of a run: what is allowed, but has no effect or an unusual one. After `fill_defaults`."""
     name, entry, found, roles = config.optimizer, OPTIMIZERS[config.optimizer], [], set(model.roles().values())
     if config.blockwise_lr and not entry.ratios:
         published = " and ".join(other for other, its in OPTIMIZERS.items() if its.ratios)

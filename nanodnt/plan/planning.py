@@ -8,8 +8,7 @@ import torch
 
 from nanodnt.engine import prepare_model, split_batch
 from nanodnt.optim import make_optimizer
-from nanodnt.plan.memory import Timeline, largest_micro_batch
-from nanodnt.plan.strategies import make_strategy, state_tensors, total_bytes
+from nanodnt.plan.memory import Timeline, largest_micro_batch, make_strategy, state_tensors, total_bytes
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS
 from nanodnt.tables import table
@@ -31,8 +30,7 @@ class PlanConfig:
     gpus: int = 1  # GPUs in all, one process each
     gpu: Literal[tuple(GPUS)] = "h100"  # their kind
     gpu_mem_gb: float = 0.0  # GB (10⁹ bytes) that tensors can have on one GPU; 0 = by kind
-    mfu: float = 0.4  # model FLOP/s over peak FLOP/s that the run is assumed to reach (our choice); train.py logs
-    #   the real one
+    mfu: float = 0.4  # assumed: model FLOP/s over peak FLOP/s (our choice); train.py logs the real one
 
     def check(self):
         """ValueError for values that no machine could have."""
@@ -99,8 +97,7 @@ def describe_time(model, config, plan: PlanConfig, dtype) -> list:
 
 
 def describe_plan(model, config, plan: PlanConfig) -> list:
-    """Lines for a model on the meta device. ValueError if the batch cannot be split over the GPUs, or the GPUs into
-    shards."""
+    """Lines for a model on the meta device. ValueError if GPUs cannot share the batch, or a copy of the model."""
     plan.check()
     half = torch.float16 if plan.gpu in NO_BF16 else torch.bfloat16
     dtype = half if config.dtype == "auto" else getattr(torch, config.dtype)

@@ -64,8 +64,7 @@ def cpus() -> int:
 
 
 def score(name: str) -> float:
-    """A pseudorandom number in [0, 1) that depends only on a document's name. Documents with a score below a fraction
-    are held out for validation."""
+    """A pseudorandom number in [0, 1) that depends only on a name: small ones are held out for validation."""
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48
 
 

@@ -27,8 +27,7 @@ class RunDirectory:
 
     def claim(self, resumed: Path | None, keep_until, configs: dict, needed_bytes: int, seen: dict, wandb=None):
         """Make the directory this run's. Returns the id of its run at wandb, or None. ValueError, before anything is
-        changed: no access, less than `needed_bytes` free, damaged metrics, wandb does not start, another run uses the
-        folder or has changed it.
+        changed: no access, less than `needed_bytes` free, damaged metrics, no wandb, another run at work.
 
         resumed     the checkpoint to go on from, which becomes last.pt; None: a new run, which deletes those it finds
         keep_until  (step, roll-backs): later rows of metrics.jsonl are dropped

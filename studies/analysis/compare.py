@@ -267,8 +267,7 @@ def compare_runs(runs: list, out: Path, baseline: str = "", smooth: float = 0.05
 
 
 def write_report(runs: list, comparison: dict, folder: Path, figures: list) -> Path:
-    """Write report.md in `folder`; returns its path. `comparison`: of `compare_runs`; `figures`: names of PNG files in
-    the folder."""
+    """Write report.md in `folder`; returns its path. `comparison`: of `compare_runs`; `figures`: its PNGs."""
     table, several = comparison["table"], len(runs) > 1
     page = [f"# {len(runs)} runs compared" if several else f"# Run {plain(runs[0].name)}"]
     page += ["## Where they end", f"Validation loss in nats per {table['unit']}, at the last evaluation."]

@@ -54,8 +54,7 @@ def pool_by_type(tensors: dict, types: dict) -> dict:
 
 
 def compute_gradients(model: Transformer, batches) -> dict:
-    """{parameter name: gradient, fp32, on the CPU} of the mean loss over all targets, before clipping. ValueError if
-    all are ignored."""
+    """{parameter name: gradient, fp32, on the CPU} of the mean loss over targets, unclipped. ValueError if none."""
     shares = target_shares(batches)
     losses = (model(*batch)[1] * share for batch, share in zip(batches, shares, strict=True))
     return {name: g.cpu() for name, g in sum_gradients(model, losses).items()}
@@ -141,8 +140,7 @@ def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch
 
 @torch.no_grad()
 def sample_labels(model: Transformer, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """One label per token (B, T), or per image (B,), drawn from softmax(logits) of the stream x (B, T, C); few logits
-    exist at a time."""
+    """One label per token (B, T), or per image (B,), drawn from softmax(logits) of x (B, T, C); few exist at a time."""
     rows = max(1, LOGITS_BYTES // (8 * x.shape[1] * len((model.head or model.wte).weight)))
     labels = []
     for part in x.split(rows):

@@ -42,8 +42,7 @@ def joint_gain(module: torch.nn.Module) -> float:
 def smallest_row(model: Transformer) -> dict:
     """{"rows": d, the size of the vocabulary; "smallest": min ‖w̃‖² over the rows w of the embedding, w̃ = w − mean(w);
     "gain": ‖γ‖ of the norm that comes next: the input norm, else block 1's first, else all gains of its attention [I]}.
-    The paper sets d · smallest against ‖γ‖² (Blockwise LR Theorem 4.3, Fig. 6 c). {} for images, which have no such
-    table."""
+    The paper sets d · smallest against ‖γ‖² (Blockwise LR Theorem 4.3, Fig. 6 c). {} for images: no such table."""
     if getattr(model, "wte", None) is None:
         return {}
     rows, attn = model.wte.weight[: model.config.vocab_size], model.blocks[0].attn

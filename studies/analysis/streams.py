@@ -19,8 +19,7 @@ from studies.analysis.runs import WINDOW, pick_evenly, target_shares
 
 @torch.no_grad()
 def walk(model: Transformer, batches, modules, note):
-    """Of each batch, a list: what note(*inputs) returns of each of the modules, in the order of the forward, which ends
-    with the final norm."""
+    """Of each batch, a list: what note(*inputs) returns of each module, in the forward's order, final norm last."""
     for inputs, _ in batches:
         found = []
         with watch([(module, lambda args, y, found=found: found.append(note(*args))) for module in modules]):
@@ -101,8 +100,7 @@ def draw_angular(measured):
 @torch.no_grad()
 def removal_drop(model: Transformer, batches, run=None) -> dict:
     """{"loss": mean over the targets, "drop": [how much higher it is with block ℓ deleted]}, of images also {"top1":
-    share whose class has the largest logit, "top1_drop": [how much lower]}. The other blocks keep their constants, such
-    as LNS's 1/√ℓ."""
+    share whose class has the largest logit, "top1_drop": [how much lower]}. Other blocks keep LNS's constants."""
 
     def measure(blocks):
         model.blocks, total = torch.nn.ModuleList(blocks), np.zeros(2)

@@ -107,8 +107,7 @@ class Record:
         raise ValueError(f"{path} is damaged: restore it from git, or remove it")
 
     def measures(self, run: TrainingRun) -> dict:
-        """{measure: value} of what is known. ValueError if the run was recorded with other settings than its command
-        has now."""
+        """{measure: value} of what is known. ValueError if it was recorded with other settings than its command has."""
         if not (entry := self.runs.get(run.path.name)):
             return {}
         if entry["settings"] != self.digest(run):
@@ -119,8 +118,7 @@ class Record:
         return entry["measures"]
 
     def add(self, run: TrainingRun, measure: str, value: float | None, **about) -> None:
-        """Note a measure, and `about`: outcome, seconds and machine of the run; write the file. What another process
-        has recorded meanwhile is kept."""
+        """Note a measure, and `about`: outcome, seconds, machine; write the file, with what others recorded."""
         about |= {"args": list(run.args), "settings": self.digest(run)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path.with_name(f".{self.path.name}.lock"), "w") as lock:

@@ -91,8 +91,7 @@ def tail_slope(path: Path) -> float:
 
 @cache
 def log_variances(path: Path, start: bool = False) -> list:
-    """log10 of the stream's variance before the first and after each block, at the end, or before the first step. Not
-    for Admin, whose ω are profiled."""
+    """log10 of the stream's variance before the first and after each block, at the end or at first. Not for Admin."""
     model, x, run = probe(path)
     if start:
         network = task_of(run.model_config).network()

@@ -206,8 +206,7 @@ class Runner:
             print(f"{text}  {run.path.name}  {outcome if loss is None else f'loss {loss:.4f}'}", flush=True)
 
     def is_finished(self, run: TrainingRun) -> bool:
-        """Whether the run is finished, here or by its command somewhere else. ValueError if it was begun with other
-        settings than its command has now."""
+        """Whether the run is finished, here or by its command somewhere else. ValueError for other settings."""
         if not (run.path / "config.json").exists():
             return False
         flags, config = resolve_configs(run.args)

@@ -20,7 +20,7 @@ import bench
 from configurator import read_file
 from model import GPT, GPTConfig
 from nanodnt import optim
-from nanodnt.bench import compare, measure, settings, timing, variants, vary
+from nanodnt.bench import compare, measure, settings, variants, vary
 from nanodnt.bench.settings import Setting
 from nanodnt.bench.variants import Variant
 from nanodnt.data.windows import PreparedText
@@ -44,9 +44,12 @@ S1, S5 = (str(ROOT / "config" / "dnt" / f"{name}.py") for name in ("s1", "s5"))
 git_asked_once = cache(bench.run_record)
 
 
+BUSY_CORES = measure.busy_cores
+
+
 @pytest.fixture(autouse=True)
 def idle(monkeypatch):
-    monkeypatch.setattr(timing, "busy_cores", lambda: 0.0)  # the real one takes a second
+    monkeypatch.setattr(measure, "busy_cores", lambda: 0.0)  # the real one takes a second
     monkeypatch.setattr(bench, "run_record", git_asked_once)
 
 
@@ -126,7 +129,7 @@ def test_batches_of_a_dataset(dataset, tmp_path):
     assert names == [("nanogpt-eager", "float32", "nanogpt-eager"), ("ours", "bfloat16", "nanogpt-eager")]
     assert found["header"]["data"] == "dataset"
     for v in found["variants"]:
-        assert v["step_tokens"] == 64 and v["parts_s"].keys() == set(timing.PARTS)
+        assert v["step_tokens"] == 64 and v["parts_s"].keys() == set(measure.PARTS)
         assert all(t > 0 for t in v["parts_s"].values())
 
 
@@ -150,7 +153,7 @@ def test_every_figure_is_there_and_they_agree(tmp_path, capsys):
         assert v["flops_per_s"] == pytest.approx(model.flops_per_token() * v["tokens_per_s"])
         assert v["of_ceiling"] == pytest.approx(v["flops_per_s"] / ceiling["ffn"])
         assert v["parameters"] == model.num_params()
-        assert v["parts_s"].keys() == set(timing.PARTS) and all(t > 0 for t in v["parts_s"].values())
+        assert v["parts_s"].keys() == set(measure.PARTS) and all(t > 0 for t in v["parts_s"].values())
         assert v["mfu"] is None and v["compile_s"] is None and v["recompilations"] == 0 and not v["compiled"]
         assert v["ratio_min"] <= v["ratio"] <= v["ratio_max"] and v["reference"] == "s1"
     assert found["variants"][0]["ratio"] == 1
@@ -174,7 +177,7 @@ def test_parts_of_a_step(ticks, tmp_path, capsys):
 def test_a_ratio_pairs_the_rounds():
     a, b = (Variant(name, make_setting(), None, None, None, torch.float32) for name in "ab")
     a.rounds, b.rounds = [[1.0], [2.0], [4.0]], [[2.0], [1.0], [4.0]]
-    assert timing.speed_ratio(b, a) == (1.0, 0.5, 2.0)
+    assert measure.speed_ratio(b, a) == (1.0, 0.5, 2.0)
 
 
 def test_variants_of_files_and_flags():
@@ -220,17 +223,17 @@ def test_peak_memory():
 
 
 def test_a_busy_machine(monkeypatch, capsys):
-    monkeypatch.setattr(timing, "busy_cores", lambda: 1.5)
+    monkeypatch.setattr(measure, "busy_cores", lambda: 1.5)
     assert run() == 0
     assert capsys.readouterr().out.count("warning: other processes keep 1.5 CPU cores busy") == 2
 
 
 def test_busy_cores(monkeypatch):
     monkeypatch.setattr(measure.time, "sleep", lambda seconds: sum(range(10**6)))  # this process is busy meanwhile
-    busy = measure.busy_cores()
+    busy = BUSY_CORES()
     assert busy is None or 0 <= busy <= os.cpu_count()
     monkeypatch.setattr("builtins.open", lambda *_: (_ for _ in ()).throw(OSError()))
-    assert measure.busy_cores() is None
+    assert BUSY_CORES() is None
 
 
 # --------------------------------------------------------------------------------------------------------- bad input
@@ -381,7 +384,7 @@ def test_micro_batches(ticks, tmp_path, capsys):
 
 
 def test_memory_ends_the_sizes(tmp_path, monkeypatch):
-    real = compare.build
+    real = measure.build
 
     def out_of_memory(make, *args):
         variant = real(make, *args)
@@ -389,7 +392,7 @@ def test_memory_ends_the_sizes(tmp_path, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return variant
 
-    monkeypatch.setattr(compare, "build", out_of_memory)
+    monkeypatch.setattr(measure, "build", out_of_memory)
     found = results(tmp_path, vary="micro_batch_size=1,2,4,8", batch_size=8)
     assert [row["step_tokens"] for row in found["variants"]] == [16, 32]
     assert found["not_timed"] == {"micro_batch_size=4": "out of memory"}

@@ -10,9 +10,19 @@ import torch.distributed as dist
 from model import GPTConfig
 from nanodnt.engine import Trainer, prepare_model, training_step
 from nanodnt.optim import make_optimizer
-from nanodnt.plan.memory import Memory, Timeline, choose_micro_batch, fused_attention, trace
+from nanodnt.plan.memory import (
+    Memory,
+    Strategy,
+    Timeline,
+    choose_micro_batch,
+    fused_attention,
+    make_strategy,
+    message_bytes,
+    shard_bytes,
+    total_bytes,
+    trace,
+)
 from nanodnt.plan.planning import GPUS, NO_BF16, PlanConfig, describe_plan, describe_time
-from nanodnt.plan.strategies import Strategy, make_strategy, message_bytes, shard_bytes, total_bytes
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS, available_bytes
 from nanodnt.run.parallel import data_parallel

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nanodnt.optim import Optimizer, make_optimizer
 from nanodnt.optim.orthogonal import newton_schulz as mathematics
-from nanodnt.optim.orthogonal.messages import assign_owners
 from nanodnt.optim.orthogonal.newton_schulz import newton_schulz, one_at_a_time, split_into_stacks
+from nanodnt.optim.orthogonal.update import assign_owners
 from support.depth import spread
 from support.optimizers import drive, gradients, settings, tiny, values, with_torch
 

@@ -68,8 +68,7 @@ def one_at_a_time(x) -> bool:
 
 
 def split_into_stacks(items, p) -> list:
-    """`items`, a list or tensor with one item for each of several parameters shaped as p, in parts that are to be
-    orthogonalised as one stack."""
+    """`items`, a list or tensor with one item for each of several parameters shaped as p, in parts, each one stack."""
     size = 1 if one_at_a_time(p) else max(1, STACK_ENTRIES // p.numel())
     return [items[i : i + size] for i in range(0, len(items), size)]
 
