@@ -78,9 +78,7 @@ def measure(mode: str, settings: dict) -> dict:
         return time_norms(setting)
     if vary in SETS:
         list_changes, turns = SETS[vary]
-        makes = {
-            name: partial(our_variant, name, setting, **changes) for name, changes in list_changes(setting).items()
-        }
+        makes = {n: partial(our_variant, n, setting, **changes) for n, changes in list_changes(setting).items()}
     else:
         turns = "alone" if vary.partition("=")[0] in SIZES else "together"
         makes = {name: partial(our_variant, name, one) for name, one in settings.items()}

@@ -35,8 +35,7 @@ class ViT(Transformer):
         """images (B, channels, S, S), normalised → logits (B, n_class), fp32.
 
         targets (B,), −1 = ignored → loss: cross-entropy in nats, mean over the images that count, 0 if none does. With
-        mixup or cutmix: of targets with weight `share` (B,), and of `others` (B,) with the rest. ValueError for images
-        of another shape."""
+        mixup or cutmix: targets with weight `share` (B,), `others` (B,) with the rest. ValueError for other shapes."""
         c = self.config
         if images.shape[1:] != (c.channels, c.image_size, c.image_size):
             shape, wanted = (" × ".join(map(str, s)) for s in (images.shape[1:], (c.channels, *[c.image_size] * 2)))

@@ -16,8 +16,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     the logits, their gradient (softmax, minus 1 at the target), and from it the chunk's part of the gradients of x and
     W. So the logits of one chunk alone are in memory (in fp32 if not compiled), and no logit is computed twice.
 
-    x (N, C), weight (V, C), targets (N,), −1 = ignored → loss (), in nats, fp32 at least. Only the first `vocab_size`
-    rows of the weight count."""
+    x (N, C), weight (V, C), its first `vocab_size` rows, targets (N,), −1 = ignored → loss (), nats, fp32 at least."""
 
     @staticmethod
     def forward(ctx, x, weight, targets, dtype, vocab_size, chunk_rows, with_grad):

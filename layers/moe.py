@@ -136,8 +136,7 @@ class Routes(NamedTuple):
         return Gather.apply(u.flatten(0, -2), self.order // self.places.shape[1], self.places)
 
     def bring_back(self, y, weights):
-        """y (N·k, C) as `send` sorts, weights (..., k) → (..., C), the weighted sum over a token's experts, in the
-        dtype of y."""
+        """y (N·k, C) as `send` sorts, weights (..., k) → (..., C), the weighted sum of a token, in y's dtype."""
         y = Gather.apply(y, self.places.flatten(), self.order[:, None]).unflatten(0, weights.shape)
         return (weights[..., None] * y).sum(-2).to(y.dtype)
 

@@ -10,8 +10,7 @@ from layers.slot import Slot
 
 
 class Network(nn.Module):
-    """A model as optimizers, diagnostics and the training step see it. Its modules say what role each of their own
-    parameters has: `param_roles`, {name: role}."""
+    """A model as optimizers and the training step see it. Modules say their parameters' roles: `param_roles`."""
 
     def __init__(self):
         super().__init__()
@@ -80,12 +79,9 @@ class Network(nn.Module):
 
     def active_numel(self) -> dict:
         """{parameter name: number of its entries that a token meets}: of a stack of experts those of its own."""
-        c = self.config
+        k, E = self.config.n_expert_active, self.config.n_expert
         stacked = {id(p) for m in self.modules() if getattr(m, "stack", 0) for p in m.parameters(recurse=False)}
-        return {
-            name: p.numel() * c.n_expert_active // c.n_expert if id(p) in stacked else p.numel()
-            for name, p in self.named_parameters()
-        }
+        return {n: p.numel() * k // E if id(p) in stacked else p.numel() for n, p in self.named_parameters()}
 
     def active_matrices(self) -> int:
         """Number of entries of the blocks' matrices, routers included, that a token meets."""

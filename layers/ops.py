@@ -73,8 +73,7 @@ class Sum(torch.autograd.Function):
 
 
 def drop_samples(x, rate):
-    """Stochastic depth (Huang et al., 2016): each sample of x (B, …) is 0 with probability `rate`, a tensor () on the
-    CPU, or else divided by 1 − rate."""
+    """Stochastic depth (Huang et al., 2016): samples of x (B, …) are 0 with probability `rate`, else / (1 − rate)."""
     keep = torch.rand((len(x),) + (1,) * (x.ndim - 1), device=x.device) >= rate
     return torch.where(keep, x / (1 - rate), 0.0)
 

@@ -91,7 +91,8 @@ def accumulate(trainer: Trainer, batch, targets_per_rank: float | None) -> torch
     The model's loss is a mean over the targets of its micro batch; here it is weighted by their share of all targets
     that count. The routers' losses have no targets: each micro batch weighs 1/n, by `loss_scale`."""
     micro_batches = list(zip(*(t.split(trainer.micro) for t in batch), strict=True))
-    n, step_model = len(micro_batches), trainer.step_model or trainer.model
+    n = len(micro_batches)
+    step_model = trainer.model if trainer.step_model is None else trainer.step_model
     loss = torch.zeros((), device=batch[0].device)
     trainer.model.runtime.loss_scale = trainer.scaler.scale(torch.ones_like(loss)) / n
     trainer.optimizer.zero_grad(set_to_none=True)

@@ -32,8 +32,7 @@ def read_results(folder: str) -> dict:
 
 
 def write_results(folder: str, new: dict) -> dict:
-    """Put the entries `new` into a run directory's evaluation.json, in the place of those of the same tasks.
-    Returns {task: entry} of all that it now holds."""
+    """Put entries into a run directory's evaluation.json, over those of the same tasks. Returns all, {task: entry}."""
     tasks = read_results(folder) | finite(new)
     content = json.dumps({"tasks": tasks}, indent=1, ensure_ascii=False)
     Path(folder).mkdir(parents=True, exist_ok=True)

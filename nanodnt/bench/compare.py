@@ -86,8 +86,7 @@ def refuse_size(name: str, rows: list, setting: Setting) -> str:
 
 
 def memory_room(device: torch.device) -> float | None:
-    """Bytes that this process may come to hold; None where that is unknown. An allocation that fails on a GPU does no
-    harm, one on a CPU may: a tenth is left."""
+    """Bytes that this process may come to hold; None where that is unknown. On a CPU a tenth is left: failing harms."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     free = measure.read_bytes("/proc/meminfo", "MemAvailable:") if device.type == "cpu" else None
@@ -105,9 +104,8 @@ def profile_steps(setting: Setting) -> dict:
     path.parent.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(path))
     events, idle = profiler.key_averages(), None
-    setting.env.print(
-        f"{PROFILED_STEPS} steps\n{events.table(f'self_{kind}_time_total', PRINTED_KERNELS, max_name_column_width=70)}"
-    )
+    kernels_table = events.table(f"self_{kind}_time_total", PRINTED_KERNELS, max_name_column_width=70)
+    setting.env.print(f"{PROFILED_STEPS} steps\n{kernels_table}")
     if kind == "cuda":  # kernels of one stream do not overlap; the calls that started them would count twice
         kernels = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation]
         idle = 1 - sum(e.self_device_time_total for e in kernels) / 1e6 / elapsed

@@ -145,8 +145,7 @@ def build(make, setting: Setting, start: int | None) -> Variant:
 
 
 def take_turns(runs: dict, setting: Setting) -> dict:
-    """{name: seconds of each timed call, one list per round}. In each round every function of `runs` has its turn: an
-    untimed call, then `steps` timed ones."""
+    """{name: seconds of each timed call, one list per round}. In a round all take turns: a warm call, `steps` timed."""
     seconds = {name: [] for name in runs}
     for i in range(setting.bench.repeats):
         for name, run in list(runs.items())[:: -1 if i % 2 else 1]:  # every second round in reverse order

@@ -37,10 +37,8 @@ class PreparedExamples(Tokens):
         lengths = self.rows["train"][1]
         targets = int(lengths.sum()) - len(lengths)
         filled, counted = targets / (self.n_train * self.block_size), self.counted["train"].sum() / targets
-        return (
-            f"{len(lengths):,} examples in {self.n_train:,} rows an epoch, {filled:.0%} filled, {counted:.0%} of the "
-            "tokens count in the loss"
-        )
+        rows = f"{len(lengths):,} examples in {self.n_train:,} rows an epoch, {filled:.0%} filled"
+        return f"{rows}, {counted:.0%} of the tokens count in the loss"
 
     def loss_tokens(self, step: int, batch_size: int) -> int:
         return int(self.counted["train"][self._draw(step, batch_size)].sum())

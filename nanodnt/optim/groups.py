@@ -11,14 +11,12 @@ DECAYED_GAINS = {"none": (), "all": ("gain_in", "gain_out"), "input": ("gain_in"
 
 
 def make_optimizer(model, config) -> Optimizer:
-    """The configured optimizer, after `fill_defaults`. ValueError if decay or settings of experts have nothing to act
-    on, or if a rule does not fit a parameter."""
+    """The configured optimizer, after `fill_defaults`. ValueError if a setting or a rule does not fit the model."""
     return Optimizer(make_groups(model, config))
 
 
 def make_groups(model, config) -> list:
-    """One group for each label. Beside torch's entries (params, param_names, lr, weight_decay) a group has those of
-    `make_group`, and its rule's options."""
+    """One group for each label. Beside torch's entries a group has `make_group`'s, and its rule's options."""
     check_penalties(model.config, config)
     roles, block_types, groups = model.roles(), model.block_types(), {}
     decayed = decayed_roles(config, set(roles.values()))

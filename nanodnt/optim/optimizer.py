@@ -39,10 +39,8 @@ class Optimizer(torch.optim.Optimizer):
 
 
 def load_optimizer(optimizer, saved: dict, step: int) -> None:
-    """Load the state dict that was saved after `step` steps, parameter by parameter. LR, betas and decay stay as they
-    are: the configuration sets them.
-
-    Raises ValueError, before anything is changed, if the state belongs to other parameters or another optimizer."""
+    """Load the state dict that was saved after `step` steps, parameter by parameter; LR, betas and decay stay as set.
+    ValueError, before anything is changed, if the state belongs to other parameters or another optimizer."""
     groups = optimizer.param_groups
     fresh = {n: optimizer.state[p] for g in groups for n, p in zip(g["param_names"], g["params"], strict=True)}
     try:

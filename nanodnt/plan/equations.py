@@ -90,12 +90,10 @@ def block_equations(config: GPTConfig, block) -> list:
     k = equation(head.k_norm, linear_equation(head.k, "Wk", "u")) + rotated
     v = linear_equation(head.v, "Wv", "u")
     scores = f"(softmax(q kᵀ/√{config.head_dim}{' + causal mask' * config.causal}) v)"
-    inside = {
-        "attention": [f"q = {q}", f"k = {k}", f"v = {v}", linear_equation(head.o, "Wo", scores)],
-        "ffn": mixture_equations(config, mlp) if config.n_expert else [mlp_equation(config, mlp)],
-    }
+    attention = [f"q = {q}", f"k = {k}", f"v = {v}", linear_equation(head.o, "Wo", scores)]
+    ffn = mixture_equations(config, mlp) if config.n_expert else [mlp_equation(config, mlp)]
     lines = []
-    for residual, (name, steps) in zip((block.attn, block.mlp), inside.items(), strict=True):
+    for residual, name, steps in ((block.attn, "attention", attention), (block.mlp, "ffn", ffn)):
         branch = equation(residual.mid, f"{name}({equation(residual.pre, 'x')})")
         total = equation(residual.post, f"{equation(residual.skip, 'x').replace('γ', 'ω')} + {branch}", is_sum=True)
         lines += [f"x ← {total}", *(f"    {step}" for step in steps[:-1]), f"    {name}(u) = {steps[-1]}"]

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from model import GPT, GPTConfig, Transformer
+from nanodnt.data.windows import PreparedText, document_positions
 
 
 class Task:
@@ -61,16 +62,13 @@ class Task:
 
     def open_data(self, meta: dict, config, model_config: GPTConfig):
         """The dataset of a TrainConfig, a `PreparedData`, whose rows the model reads."""
+        kind = PreparedText
         if meta.get("kind") == "examples":  # conversations packed into rows, of which the answers alone count
-            from nanodnt.data.examples import PreparedExamples as Prepared
-        else:
-            from nanodnt.data.windows import PreparedText as Prepared
-        return Prepared(config.dataset, model_config.block_size, config.seed, meta, config.doc_mask)
+            from nanodnt.data.examples import PreparedExamples as kind
+        return kind(config.dataset, model_config.block_size, config.seed, meta, config.doc_mask)
 
     def random_batch(self, config, model_config: GPTConfig, rows: int, step: int) -> tuple:
         """What a dataset's `batch` returns, drawn at random, for timing; with doc_mask in documents of about 256."""
-        from nanodnt.data.windows import document_positions
-
         random = np.random.default_rng(step)
         tokens = random.integers(model_config.vocab_size, size=(rows, model_config.block_size + 1))
         batch = tokens[:, :-1], tokens[:, 1:]

@@ -75,8 +75,7 @@ def load_records(paths) -> list:
 
 
 def distinct_names(paths: list) -> list:
-    """The folders' names, or if two have the same, their paths in the folder that holds all. ValueError for a folder
-    that is given twice."""
+    """The folders' names, or if two are the same, paths in the folder that holds all. ValueError for one twice."""
     paths = [Path(os.path.abspath(path)) for path in paths]
     if twice := [path.name for path in paths if paths.count(path) > 1]:
         raise ValueError(f"{make_printable(twice[0])} is given twice: name each run once")

@@ -75,8 +75,7 @@ def analyze(paths: list, config: AnalyzeConfig) -> None:
 
 
 def measure_runs(runs: list, names: list) -> dict:
-    """{figure: {run: [{"checkpoint", "step", and what was measured}, one per snapshot that the figure needs]}}.
-    ValueError if no figure applies to any run."""
+    """{figure: {run: [{"checkpoint", "step", and what was measured}, …]}}. ValueError if none applies."""
     results, reasons = {name: {} for name in names}, []
     for run in runs:
         left = list(names)

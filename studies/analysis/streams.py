@@ -28,8 +28,7 @@ def walk(model: Transformer, batches, modules, note):
 
 
 def collect_streams(model: Transformer, batches):
-    """Of each batch L + 1 CPU tensors (B, T, C): the stream that enters block 1, and the stream after each block; the
-    last of them is before the final norm."""
+    """Of each batch L + 1 CPU tensors (B, T, C): the stream into block 1 and after each, before the final norm."""
     return walk(model, batches, [*model.blocks, model.final_norm], lambda x, *_: x.cpu())
 
 

@@ -111,10 +111,8 @@ class Record:
         if not (entry := self.runs.get(run.path.name)):
             return {}
         if entry["settings"] != self.digest(run):
-            raise ValueError(
-                f"{self.path}: {run.path.name} was recorded with other settings than its config files have now: undo "
-                "their change, or remove the entry and its folder to train it again"
-            )
+            what = f"{self.path}: {run.path.name} was recorded with other settings than its config files have now"
+            raise ValueError(f"{what}: undo their change, or remove the entry and its folder to train it again")
         return entry["measures"]
 
     def add(self, run: TrainingRun, measure: str, value: float | None, **about) -> None:

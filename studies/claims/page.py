@@ -87,10 +87,12 @@ def describe_runs(experiment: Experiment) -> str:
     days = sorted({run["machine"]["date"] for run in runs})
     hours = sum(run["seconds"] for run in runs) / 3600
     seeds = sorted({int(word.removeprefix("--seed=")) for run in runs for word in run["args"] if "--seed=" in word})
-    return (
-        f"Scale *{experiment.config.scale}*: {experiment.scale.title}. {len(runs)} runs, {hours:.1f} hours of one run "
-        f"at a time; seeds {', '.join(map(str, seeds))}; {where}; {' to '.join(dict.fromkeys([days[0], days[-1]]))}."
+    scale, when = (
+        f"*{experiment.config.scale}*: {experiment.scale.title}",
+        " to ".join(dict.fromkeys([days[0], days[-1]])),
     )
+    counts = f"{len(runs)} runs, {hours:.1f} hours of one run at a time; seeds {', '.join(map(str, seeds))}"
+    return f"Scale {scale}. {counts}; {where}; {when}."
 
 
 def verdict_rows(found: dict, experiment: Experiment) -> list:

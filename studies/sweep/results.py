@@ -138,8 +138,7 @@ def draw_curves(axis, curves: dict, xlabel: str, ylabel: str, highest: float | N
 
 
 def write_results(points: list, finished: list, folder: Path, command: list) -> list:
-    """Write sweep.json, sweep.md and, where a number is swept, sweep.png to `folder`; returns the table's lines for the
-    console, and a last one that names the files."""
+    """Write sweep.json, sweep.md and, where a number is swept, sweep.png; returns lines for the console."""
     found = {"command": command, "hardware": describe_hardware(), **collect(points, finished)}
     write_file(folder / "sweep.json", lambda f: f.write(json.dumps(found, indent=1).encode()))
     rows = summary_rows(found)

@@ -136,8 +136,7 @@ class Runner:
 
     def call_all(self, function, tasks: dict) -> tuple:
         """Call `function(*arguments)` for {name: arguments}, `jobs` at a time; returns ([names that ended well], 0 or
-        the exit code). An error is printed, as is what a `MissingRun` says, and the others go on. Ctrl-C and SIGTERM
-        end the runs, which save."""
+        the exit code). An error, or what a `MissingRun` says, is printed, the others go on. SIGTERM ends the runs."""
         finished, code, handlers = [], 0, {s: signal.signal(s, self.stop) for s in (signal.SIGINT, signal.SIGTERM)}
         pool = ThreadPoolExecutor(self.jobs)
         try:
