@@ -57,7 +57,7 @@ class GPTConfig:
     rope_theta: float = 10000.0  # base of the rotary frequencies
     n_kv_head: int = 0  # heads of k and v (grouped-query attention); 0 = n_head
     head_size: int = 0  # channels of a head; 0 = n_embd/n_head
-    mlp: Literal["gelu", "gelu_erf", "relu", "relu2", "swiglu"] = "gelu"  # GPT-2's tanh form, ViT's exact one
+    mlp: Literal["gelu", "gelu_erf", "relu", "relu2", "swiglu"] = "gelu"  # gelu is GPT-2's tanh form, gelu_erf exact
     n_ff: int = 0  # hidden width of the FFN, or of one expert; 0 = 4·n_embd
     tie_weights: bool = True  # the output head is the token embedding
     bias: bool = False  # biases in linear layers, and in LayerNorm
@@ -110,7 +110,7 @@ class GPTConfig:
     fixup: bool = False  # Fixup, with norm=none: scalar biases and multipliers; the last matrix of a branch starts at 0
     sigma_reparam: bool = False  # σReparam: matrices of the blocks (our choice: no others) are γ W/σ(W), γ learned
     # --- scale vectors (HG, DP, DNP, OR and ER are from notes by others: we have the paper's text in part) ---
-    gain: Literal["shared", "none", "branch"] = "shared"  # one a norm, none, or one for each of q, k, v, gate, up (HG)
+    gain: Literal["shared", "none", "branch"] = "shared"  # gains: one a norm, none, or for each of q k v gate up (HG)
     gain_out: Literal["none", "scale", "norm"] = "none"  # after q, k, v, gate, up: a scale vector (DP), or an RMSNorm
     #   with one (DNP), over each head of q and k, over all of v, gate, up: our choice, not published
     gain_param: Literal["direct", "magdir", "expmagdir"] = "direct"  # γ, β·α/rms(α) (OR), or exp(b)·α/rms(α) (ER), both

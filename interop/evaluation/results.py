@@ -34,7 +34,7 @@ def read_results(folder: str) -> dict:
 def write_results(folder: str, new: dict) -> dict:
     """Put entries into a run directory's evaluation.json, over those of the same tasks. Returns all, {task: entry}."""
     tasks = read_results(folder) | finite(new)
-    content = json.dumps({"tasks": tasks}, indent=1, ensure_ascii=False)
+    content = json.dumps({"tasks": tasks, "means": suite_means(tasks)}, indent=1, ensure_ascii=False)
     Path(folder).mkdir(parents=True, exist_ok=True)
     write_file(Path(folder) / FILE, lambda f: f.write(content.encode("utf-8")))
     return tasks
