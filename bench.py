@@ -99,7 +99,7 @@ def run(argv: list) -> None:
             raise ValueError("bench.py times one process: start it without torchrun")
         torch._dynamo.config.recompile_limit = 10_000  # every variant is another network to the same code
         torch._dynamo.config.accumulated_recompile_limit = 10_000
-        settings = {n: Setting(flags=f, config=c, bench=b, env=env) for n, (f, c, b) in found.items()}
+        settings = {n: Setting(model_config=f, config=c, bench=b, env=env) for n, (f, c, b) in found.items()}
         first = next(iter(settings.values()))
         record, facts = run_record(), header(first)
         warnings = check_load(first) + config.source_notes()

@@ -66,15 +66,15 @@ def check_out_dir(config, out_dir: Path) -> None:
         raise ValueError(f"{what}: --init_from=resume continues, --overwrite=True replaces it; or another --out_dir")
 
 
-def load_source(checkpoint: dict | None, source: str, config, flags: GPTConfig, read_pretrained, env) -> tuple:
+def load_source(checkpoint: dict | None, source: str, config, model_config: GPTConfig, read_pretrained, env) -> tuple:
     """(the empty model, its state dict, meta of the data that it was trained on, if that is known): of a run that goes
-    on from its `checkpoint`, or else of a new run from `source`. `flags`: the model of the flags. ValueError where
+    on from its `checkpoint`, or else of a new run from `source`. `model_config`: of the flags. ValueError where
     `source` names nothing, or where weights do not fit this code."""
     resumed = checkpoint is not None
-    if not resumed and (pretrained := read_pretrained(source, flags)):
+    if not resumed and (pretrained := read_pretrained(source, model_config)):
         theirs, weights, trained_on = pretrained
-        model, weights = choose_balance(GPT.empty(theirs), weights, flags, env)
-        print_changes("model of the weights, not of the flags", asdict(flags), asdict(model.config), env)
+        model, weights = choose_balance(GPT.empty(theirs), weights, model_config, env)
+        print_changes("model of the weights, not of the flags", asdict(model_config), asdict(model.config), env)
         env.print(f"weights: {source}")
         if not trained_on:
             env.print(f"note: {source} has no tokenizer.json; its tokens are taken to be those of {config.dataset}")
@@ -84,11 +84,11 @@ def load_source(checkpoint: dict | None, source: str, config, flags: GPTConfig, 
         what = f"init_from={config.init_from!r} names neither a run directory or a checkpoint file"
         raise ValueError(f"{what} nor {models}, and is none of scratch, resume, auto, auto:SOURCE")
     checkpoint = checkpoint or load_checkpoint(Path(source))
-    # the checkpoint's architecture, and of the flags what has no parameters
-    model, weights = empty_model_like(checkpoint, dropout=flags.dropout, drop_path=flags.drop_path), checkpoint["model"]
+    c, weights = model_config, checkpoint["model"]
+    model = empty_model_like(checkpoint, dropout=c.dropout, drop_path=c.drop_path)  # these two have no parameters
     if not resumed:
-        model, weights = choose_balance(model, weights, flags, env)
-    given, saved = resolve_none(asdict(flags)), resolve_none(asdict(model.config))
+        model, weights = choose_balance(model, weights, model_config, env)
+    given, saved = resolve_none(asdict(model_config)), resolve_none(asdict(model.config))
     print_changes("model of the checkpoint, not of the flags", given, saved, env)
     if resumed:
         given = {name: value for name, value in asdict(config).items() if value is not None}
@@ -97,10 +97,10 @@ def load_source(checkpoint: dict | None, source: str, config, flags: GPTConfig, 
     return model, weights, checkpoint["meta"]
 
 
-def choose_balance(model: Transformer, weights: dict, flags: GPTConfig, env) -> tuple:
+def choose_balance(model: Transformer, weights: dict, model_config: GPTConfig, env) -> tuple:
     """(empty model, weights) of a new run, whose experts are balanced as its flags say, not as the weights' run had it.
     Biases start at 0. Weights with biases keep them, because without biases tokens go to other experts."""
-    old, new = model.config.balance, flags.balance
+    old, new = model.config.balance, model_config.balance
     if not model.config.n_expert or old in (new, "bias"):
         return model, weights
     env.print(f"balance of experts: {old} in the run of the weights, {new} in this one")

@@ -60,7 +60,7 @@ def time_in_turn(makes: dict, setting: Setting, start: int | None, in_pairs: boo
         rows.append(figures(variant, reference or variant))
         if not in_pairs:
             s = variant.setting
-            timeline, strategy = count_step(s.flags, s.config, s.env)
+            timeline, strategy = count_step(s.model_config, s.config, s.env)
             rows[-1]["planned_bytes"] = timeline.peak(s.micro, s.rows, strategy).total  # not compiled
         setting.env.print(f"{name}: {rows[-1]['tokens_per_s']:,.0f} tokens/s")
         del variant

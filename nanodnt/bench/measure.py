@@ -183,9 +183,9 @@ def measure_ceiling(rows: int, d: int, width: int, dtype: torch.dtype, device: t
 def ceilings_of(setting: Setting, dtype: torch.dtype) -> dict:
     """FLOP/s of plain products at the config's shapes: ffn, tokens × d × 4d; of text also head, tokens × d ×
     vocabulary. The tokens are those of a micro batch, up to 16384."""
-    d, rows = setting.flags.n_embd, min(setting.micro * setting.flags.block_size, 16384)  # more change nothing
-    widths = dict(ffn=4 * d, head=setting.flags.padded_vocab_size)
-    return {part: measure_ceiling(rows, d, n, dtype, setting.env.device) for part, n in widths.items() if n}
+    c, rows = setting.model_config, min(setting.micro * setting.model_config.block_size, 16384)  # more change nothing
+    widths = dict(ffn=4 * c.n_embd, head=c.padded_vocab_size)
+    return {part: measure_ceiling(rows, c.n_embd, n, dtype, setting.env.device) for part, n in widths.items() if n}
 
 
 def check_load(setting: Setting) -> list:

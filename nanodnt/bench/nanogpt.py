@@ -18,11 +18,11 @@ KINDS = ("nanogpt", "nanogpt-eager", "nanogpt-bf16")
 class Block(nn.Module):
     """Pre-LN: attention, then the FFN. x is (B, T, d)."""
 
-    def __init__(self, flags):
+    def __init__(self, c):
         super().__init__()
-        d, bias, self.n_head, self.p = flags.n_embd, flags.bias, flags.n_head, flags.dropout
+        d, bias, self.n_head, self.p = c.n_embd, c.bias, c.n_head, c.dropout
         self.ln_1, self.ln_2 = nn.LayerNorm(d, bias=bias), nn.LayerNorm(d, bias=bias)
-        self.dropout = nn.Dropout(flags.dropout)
+        self.dropout = nn.Dropout(c.dropout)
         self.c_attn, self.attn_c_proj = nn.Linear(d, 3 * d, bias), nn.Linear(d, d, bias)  # q, k and v in one matrix
         self.c_fc, self.mlp_c_proj = nn.Linear(d, 4 * d, bias), nn.Linear(4 * d, d, bias)
 
@@ -40,13 +40,13 @@ class Block(nn.Module):
 class NanoGPT(nn.Module):
     """idx, targets (B, T) → logits, and the mean cross-entropy over the targets that are not -1."""
 
-    def __init__(self, flags):
+    def __init__(self, c):
         super().__init__()
-        d, layers, vocab = flags.n_embd, flags.n_layer, 50304 if flags.vocab_size == 50257 else flags.vocab_size
-        self.wte, self.wpe = nn.Embedding(vocab, d), nn.Embedding(flags.block_size, d)
-        self.dropout = nn.Dropout(flags.dropout)
-        self.blocks = nn.ModuleList(Block(flags) for _ in range(layers))
-        self.ln_f = nn.LayerNorm(d, bias=flags.bias)
+        d, layers, vocab = c.n_embd, c.n_layer, 50304 if c.vocab_size == 50257 else c.vocab_size
+        self.wte, self.wpe = nn.Embedding(vocab, d), nn.Embedding(c.block_size, d)
+        self.dropout = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(d, bias=c.bias)
         self.lm_head = nn.Linear(d, vocab, bias=False)
         self.wte.weight = self.lm_head.weight
         for name, p in self.named_parameters():

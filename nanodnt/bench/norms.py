@@ -41,8 +41,8 @@ def time_norms(setting: Setting) -> dict:
 
 def norm_calls(norm: str, mode: str, setting: Setting) -> dict:
     """{case: a function that does it once}, in a layer and in a model."""
-    d, device, batch = setting.flags.n_embd, setting.env.device, setting.first_micro_batch()
-    n_bias = d * (setting.flags.bias and norm == "layernorm")
+    d, device, batch = setting.model_config.n_embd, setting.env.device, setting.first_micro_batch()
+    n_bias = d * (setting.model_config.bias and norm == "layernorm")
     layer = Slot(norm, n_gain=d * (norm != "none"), n_bias=n_bias).to(device)
     layer.init()
     model = setting.replace(**PLAIN | dict(norm=norm)).new_model()
@@ -50,7 +50,7 @@ def norm_calls(norm: str, mode: str, setting: Setting) -> dict:
     call_layer, call_model = layer, model
     if mode == "compiled":
         call_layer, call_model = (torch.compile(m, dynamic=False) for m in (layer, model))
-    stream = torch.randn(setting.micro, setting.flags.block_size, d, device=device, requires_grad=True)
+    stream = torch.randn(setting.micro, setting.model_config.block_size, d, device=device, requires_grad=True)
     upstream = torch.randn_like(stream)  # the gradient that the layer is given
 
     def forward_and_backward():

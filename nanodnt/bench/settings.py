@@ -54,7 +54,7 @@ class Setting:
     `micro` sequences, or images, at a time, `accumulation` of these, `rows` in all. `full_accumulation` is what the
     whole batch_size would need."""
 
-    flags: GPTConfig
+    model_config: GPTConfig
     config: TrainConfig
     bench: BenchConfig
     env: Env
@@ -63,7 +63,7 @@ class Setting:
         """ValueError for a missing dataset, unless data=random, and for what is not for a model of images."""
         self.config.check()
         fill_defaults(self.config)
-        self.task = task_of(self.flags)
+        self.task = task_of(self.model_config)
         check_flags(self.task, self.config)
         if self.bench.against != "none" and (self.config.doc_mask or self.task.reads != "text"):
             raise ValueError("nanoGPT reads text, not images, and does not keep documents apart: leave out against")
@@ -77,36 +77,36 @@ class Setting:
     def _fit(self) -> None:
         """Fill in what the flags leave to the dataset; at random, to GPT-2's vocabulary or ImageNet's images."""
         name, reads, random = self.config.dataset, self.task.reads, self.bench.data == "random"
-        meta, _ = self.task.placeholder_meta(self.flags)
+        meta, _ = self.task.placeholder_meta(self.model_config)
         if not random or reads != "text" and (folder_of(name) / "meta.json").exists():
             try:
                 found = load_meta(name, verify=False)
             except ValueError as e:
                 raise ValueError(f"{e}; or time on random {reads}: --data=random") from None
             meta = meta if random and task_of_data(found).reads != reads else found
-        fill_from_dataset(self.flags, meta, name)
+        fill_from_dataset(self.model_config, meta, name)
         if not random:
-            self.task.check_data(name, meta, None, self.flags)
+            self.task.check_data(name, meta, None, self.model_config)
 
     def replace(self, **changes) -> "Setting":
         """A copy with other flags, of any of the three dataclasses."""
-        parts = dict(flags=self.flags, config=self.config, bench=self.bench)
+        parts = dict(model_config=self.model_config, config=self.config, bench=self.bench)
         for name, part in parts.items():
             parts[name] = replace(part, **{f.name: changes[f.name] for f in fields(part) if f.name in changes})
         return Setting(**parts, env=self.env)
 
     def new_model(self):
         """The network with fresh weights, on the CPU."""
-        return self.task.network()(self.flags, self.config.seed)
+        return self.task.network()(self.model_config, self.config.seed)
 
     @cached_property
     def dataset(self):
-        return open_data(self.config, self.flags, load_meta(self.config.dataset, verify=False))
+        return open_data(self.config, self.model_config, load_meta(self.config.dataset, verify=False))
 
     def fetch_batch(self, step: int) -> tuple:
         """The batch of a step, on the host, as the dataset gives it."""
         if self.bench.data == "random":
-            return self.env.pin(*self.task.random_batch(self.config, self.flags, self.rows, step))
+            return self.env.pin(*self.task.random_batch(self.config, self.model_config, self.rows, step))
         return self.env.pin(*self.dataset.batch(step, self.rows))
 
     def first_micro_batch(self) -> tuple:
@@ -115,5 +115,5 @@ class Setting:
 
     def choose_compile(self, flops_per_token: float = float("inf")) -> bool:
         """Whether to compile, chosen as train.py chooses for the whole run; without an argument whether one may."""
-        tokens = self.config.batch_size * self.flags.block_size * self.config.max_iters
+        tokens = self.config.batch_size * self.model_config.block_size * self.config.max_iters
         return choose_compile(self.config.compile, self.env.device, tokens * flops_per_token)[0]

@@ -33,15 +33,15 @@ def format_gb(value) -> str:
 
 def header(setting: Setting) -> dict:
     """What is measured, and on which machine."""
-    flags, config, env = setting.flags, setting.config, setting.env
+    model_config, config, env = setting.model_config, setting.config, setting.env
     full = setting.full_accumulation
     batch = "the whole batch_size" if setting.accumulation == full else f"batch_size={config.batch_size} needs {full}"
-    rows = f"{setting.micro} {setting.task.row_noun} of {flags.block_size} tokens"
+    rows = f"{setting.micro} {setting.task.row_noun} of {model_config.block_size} tokens"
     return {
         "device": f"{env.device}, {device_name(env.device)}",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "attention": attention_backend(flags, env),
+        "attention": attention_backend(model_config, env),
         "dtype": dtype_name(env.dtype),
         "compile": config.compile,
         "optimizer": config.optimizer,

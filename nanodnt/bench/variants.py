@@ -45,7 +45,7 @@ class Variant:
     @property
     def tokens(self) -> int:
         """Tokens of a step."""
-        return self.setting.rows * self.setting.flags.block_size
+        return self.setting.rows * self.setting.model_config.block_size
 
 
 def our_variant(name: str, setting: Setting, **changes) -> Variant:
@@ -84,13 +84,13 @@ def variants_beside_nanogpt(setting: Setting) -> dict:
 
 def nanogpt_variant(kind: str, setting: Setting) -> Variant:
     """The step of nanoGPT; `kind` is one of nanogpt.KINDS."""
-    device, context = setting.env.device, setting.flags.block_size
-    model = nanogpt.NanoGPT(setting.flags).to(device)
+    device, context = setting.env.device, setting.model_config.block_size
+    model = nanogpt.NanoGPT(setting.model_config).to(device)
     bf16, compiled = device.type == "cuda" or kind == "nanogpt-bf16", kind != "nanogpt-eager"
     call = torch.compile(model) if compiled else model  # compiles at the first step
     if setting.bench.data == "random":
         n = max(1 << 20, 2 * context)
-        tokens = np.random.default_rng(0).integers(setting.flags.vocab_size, size=n, dtype=np.uint32)
+        tokens = np.random.default_rng(0).integers(setting.model_config.vocab_size, size=n, dtype=np.uint32)
     else:
         meta, folder = setting.dataset.meta, folder_of(setting.config.dataset)
         tokens = folder / Path(meta["splits"]["train"]["file"]).name, np.dtype(meta["dtype"]).newbyteorder("<")

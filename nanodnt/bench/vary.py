@@ -6,7 +6,7 @@ from nanodnt.bench.settings import Setting
 from nanodnt.optim import OPTIMIZERS, RATIOS
 from nanodnt.settings import TrainConfig
 
-# Layouts as changes to plain Pre-LN with RMSNorm. A function takes the model's flags.
+# Layouts as changes to plain Pre-LN with RMSNorm. A function takes the GPTConfig.
 LAYOUTS = {
     "pre_ln (S1)": dict(),
     "S2": dict(qk_norm=True),
@@ -16,7 +16,7 @@ LAYOUTS = {
     "lns": dict(lns="norm", residual_init="plain"),
     "dyt": dict(norm="dyt", embed_scale=None),
     "post_ln": dict(pre_norm="none", post_norm="both"),
-    "mix_ln": dict(post_norm_blocks=lambda flags: max(1, flags.n_layer // 4)),
+    "mix_ln": dict(post_norm_blocks=lambda c: max(1, c.n_layer // 4)),
     "deepnorm": dict(pre_norm="none", post_norm="both", deepnorm=True, init="xavier", residual_init="plain"),
     "sandwich": dict(mid_norm="both"),
     "layernorm": dict(norm="layernorm"),
@@ -40,25 +40,25 @@ PENALTIES = ("balance_coef", "balance_rate", "z_coef", "lr_ratio_router")  # fla
 SIZES = ("n_layer", "n_embd", "block_size", "micro_batch_size")  # each value of these is timed by itself
 
 
-def layout_flags(name: str, flags: GPTConfig) -> dict:
-    """What a layout changes in plain Pre-LN of the size of `flags`."""
-    return {k: v(flags) if callable(v) else v for k, v in LAYOUTS[name].items()}
+def layout_flags(name: str, model_config: GPTConfig) -> dict:
+    """What a layout changes in plain Pre-LN of the size of `model_config`."""
+    return {k: v(model_config) if callable(v) else v for k, v in LAYOUTS[name].items()}
 
 
 def vary_layouts(setting: Setting) -> dict:
     """Every layout beside plain Pre-LN."""
-    return {"pre_ln": PLAIN} | {name: PLAIN | layout_flags(name, setting.flags) for name in LAYOUTS}
+    return {"pre_ln": PLAIN} | {name: PLAIN | layout_flags(name, setting.model_config) for name in LAYOUTS}
 
 
 def vary_experts(setting: Setting) -> dict:
     """A mixture of experts beside the dense model in which a token meets as many parameters: one FFN as wide as all
     experts that a token goes to. ValueError without experts."""
-    flags = setting.flags
-    if not flags.n_expert:
+    c = setting.model_config
+    if not c.n_expert:
         raise ValueError("vary=experts times a mixture of experts beside a dense model: set n_expert, 8 for example")
     dense = {name: getattr(GPTConfig, name) for name in ("n_expert", *OF_EXPERTS)}
     dense |= {name: getattr(TrainConfig, name) for name in PENALTIES}
-    dense |= dict(n_ff=flags.ffn_width * (flags.n_expert_active + flags.n_expert_shared))
+    dense |= dict(n_ff=c.ffn_width * (c.n_expert_active + c.n_expert_shared))
     return {"dense": dense, "experts": {}}
 
 

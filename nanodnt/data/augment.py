@@ -1,6 +1,6 @@
 """Random changes of training images: crops, flips, RandAugment; and mixup and cutmix of two of them.
 
-`flags` are a `TrainConfig`. All is done by Pillow, in functions of numbers that we draw: each image has a generator of
+`config` is a `TrainConfig`. All is done by Pillow, in functions of numbers that we draw: each image has a generator of
 its own. (Libraries like kornia draw for a whole batch from torch's global one.)
 """
 
@@ -15,26 +15,26 @@ TRIES = 10  # to place a part that fits into the image, then its middle is taken
 CENTRE = 0.875  # of the shorter side is what validation sees of an image of another size, as in timm
 
 
-def change(image, side: int, flags, fill, rng: np.random.Generator):
-    """A Pillow image of side × side pixels, changed at random as `flags` say; rotations bring in the colour `fill`."""
-    image = crop(image, side, flags.crop_area, rng) if flags.crop_area < 1 else fit(image, side)
-    if flags.crop_padding:
-        x, y = rng.integers(-flags.crop_padding, flags.crop_padding + 1, 2).tolist()
+def change(image, side: int, config, fill, rng: np.random.Generator):
+    """A Pillow image of side × side pixels, changed as `config` says. Rotations bring in the colour `fill`."""
+    image = crop(image, side, config.crop_area, rng) if config.crop_area < 1 else fit(image, side)
+    if config.crop_padding:
+        x, y = rng.integers(-config.crop_padding, config.crop_padding + 1, 2).tolist()
         image = image.crop((x, y, x + side, y + side))  # what lies outside is black
-    if flags.flip and rng.random() < 0.5:
+    if config.flip and rng.random() < 0.5:
         image = image.transpose(0)  # left to right
-    if flags.rand_augment:
-        image = rand_augment(image, flags.rand_augment, flags.rand_augment_std, fill, rng)
+    if config.rand_augment:
+        image = rand_augment(image, config.rand_augment, config.rand_augment_std, fill, rng)
     return image
 
 
-def mix_images(image: np.ndarray, other: np.ndarray, flags, rng: np.random.Generator) -> float:
+def mix_images(image: np.ndarray, other: np.ndarray, config, rng: np.random.Generator) -> float:
     """Mix `other` into `image`, both (C, S, S), in place; the share of `image` in the result.
 
     Mixup (Zhang et al. 2018) weights both by λ ~ Beta(α, α); cutmix (Yun et al. 2019) puts a box with 1 - λ of the
     area, which the border may cut, from one into the other. Where both are on, each has every second image."""
-    cuts = flags.cutmix > 0 and (flags.mixup == 0 or rng.random() < 0.5)
-    alpha = flags.cutmix if cuts else flags.mixup
+    cuts = config.cutmix > 0 and (config.mixup == 0 or rng.random() < 0.5)
+    alpha = config.cutmix if cuts else config.mixup
     share = float(rng.beta(alpha, alpha))
     if not cuts:
         image *= share

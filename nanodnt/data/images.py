@@ -21,16 +21,16 @@ class PreparedImages(PreparedData):
     depends on the seed, the step and its index in the whole batch alone: so a batch is the same for any number of
     `workers` (threads; 0 = the cores that this process may use), processes, and resumed or not.
 
-    `block_size` is the tokens that the network makes of an image. `flags` are a `TrainConfig`, which says what happens
+    `block_size` is the tokens that the network makes of an image. `config` is a `TrainConfig`, which says what happens
     to training images; None: nothing. ValueError where the images have one size that is not S, or files do not fit."""
 
     kind = "images"
 
-    def __init__(self, *args, image_size: int, flags=None, workers: int = 0, **settings):
+    def __init__(self, *args, image_size: int, config=None, workers: int = 0, **settings):
         super().__init__(*args, **settings)
-        self.channels, self.size, self.flags = self.meta["channels"], image_size, flags
-        self.changes, self.mixes = (flags.changes, flags.mixes) if flags else (False, False)
-        self._check_size(self.meta["image_size"], flags.crop_padding if flags else 0)
+        self.channels, self.size, self.config = self.meta["channels"], image_size, config
+        self.changes, self.mixes = (config.changes, config.mixes) if config else (False, False)
+        self._check_size(self.meta["image_size"], config.crop_padding if config else 0)
         self.offsets, self.labels = {}, {}
         for split in self.splits:
             self.offsets[split], self.labels[split] = self._read_index(split)
@@ -63,7 +63,7 @@ class PreparedImages(PreparedData):
         def mix_one(row):
             if own[row] != other[row]:
                 rng = self._generator(step, index[row], MIXING)
-                share[row] = mix_images(mixed[row], images[other[row]], self.flags, rng)
+                share[row] = mix_images(mixed[row], images[other[row]], self.config, rng)
 
         self._for_each(len(index), mix_one)
         return mixed, labels[own], labels[other], share
@@ -86,7 +86,7 @@ class PreparedImages(PreparedData):
         def read(row):
             image = self._image(split, int(chosen[row]))
             if self.changes and step is not None:
-                image = change(image, self.size, self.flags, self.fill, self._generator(step, index[row], PIXELS))
+                image = change(image, self.size, self.config, self.fill, self._generator(step, index[row], PIXELS))
             else:
                 image = fit(image, self.size)
             pixels = np.asarray(image).reshape(self.size, self.size, self.channels).transpose(2, 0, 1)

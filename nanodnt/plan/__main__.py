@@ -30,16 +30,16 @@ from nanodnt.tasks import fill_from_dataset, task_of
 def resolve(description: str, *schemas, argv=None) -> tuple:
     """Read the command line: (model, optimizer, TrainConfig, a remark on the data), then an instance of each
     further schema. Model and optimizer are on the meta device."""
-    (flags, config, *others), _ = configure(GPTConfig, TrainConfig, *schemas, argv=argv, description=description)
+    (model_config, config, *others), _ = configure(GPTConfig, TrainConfig, *schemas, argv=argv, description=description)
     config.check()
     fill_defaults(config)
-    task = task_of(flags)
-    meta, source = task.placeholder_meta(flags)
+    task = task_of(model_config)
+    meta, source = task.placeholder_meta(model_config)
     if (folder_of(config.dataset) / "meta.json").exists():
         meta, source = load_meta(config.dataset, verify=False), ""
-    fill_from_dataset(flags, meta, config.dataset)
+    fill_from_dataset(model_config, meta, config.dataset)
     remark = source and f"; {source}, since dataset {config.dataset!r} is not prepared here"
-    model = task.network().empty(flags)
+    model = task.network().empty(model_config)
     return model, make_optimizer(model, config), config, remark, *others
 
 

@@ -255,21 +255,22 @@ def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limi
     return next((micro for micro in valid if timeline.peak(micro, share, strategy).total <= limit), 1)
 
 
-def count_step(flags: GPTConfig, config, env, limit: float = math.inf) -> tuple:
+def count_step(model_config: GPTConfig, config, env, limit: float = math.inf) -> tuple:
     """(Timeline, Strategy) of a run in `env`, whose GPUs have `limit` bytes."""
-    model = prepare_model(task_of(flags).network().empty(flags), config, replace(env, device=torch.device("meta")))
+    model = task_of(model_config).network().empty(model_config)
+    prepare_model(model, config, replace(env, device=torch.device("meta")))
     optimizer = make_optimizer(model, config)
     strategy = make_strategy(env.parallel, model, optimizer, config, env.world_size, limit)
     return Timeline(model, optimizer, config, config.activation_checkpointing), strategy
 
 
-def choose_micro_batch(flags: GPTConfig, config, env, share: int) -> tuple:
+def choose_micro_batch(model_config: GPTConfig, config, env, share: int) -> tuple:
     """(micro batch, accumulation steps) on a GPU: the largest divisor of `share`, the rows of one process, that fits;
     it is printed. All ranks must call this, with `env.parallel` set. The count is that of `--plan`, of the eager step:
     an upper bound for compiled ones. If not even one row fits, it is 1 all the same."""
     limit = min(env.gather(available_bytes(env.device)))  # the same on all ranks
     total = min(env.gather(memory_bytes(env.device)))  # by which FSDP chose what to keep
-    timeline, held = count_step(flags, config, env, total)
+    timeline, held = count_step(model_config, config, env, total)
     micro = largest_micro_batch(timeline, held, share, limit)
     peak = timeline.peak(micro, share, held).total
     why, advice = "the largest that fits", ""

@@ -67,7 +67,7 @@ class ImageTask(Task):
     def open_data(self, meta: dict, config, model_config: GPTConfig):
         from nanodnt.data.images import PreparedImages
 
-        sizes = dict(image_size=model_config.image_size, flags=config, workers=config.data_workers)
+        sizes = dict(image_size=model_config.image_size, config=config, workers=config.data_workers)
         return PreparedImages(config.dataset, model_config.block_size, config.seed, meta, **sizes)
 
     def random_batch(self, config, model_config: GPTConfig, rows: int, step: int) -> tuple:

@@ -117,13 +117,13 @@ def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> 
 def check_trainable(run: TrainingRun) -> tuple:
     """(GPTConfig, TrainConfig). ValueError, which names the run, unless they are allowed and the dataset prepared."""
     try:
-        flags, config = resolve_configs(run.args)
+        model_config, config = resolve_configs(run.args)
         config.check()
-        task = task_of(flags)
-        meta, left_open = task.placeholder_meta(flags)
-        fill_from_dataset(flags, load_meta(config.dataset, verify=False) if left_open else meta, config.dataset)
-        make_optimizer(task.network().empty(flags), config)
+        task = task_of(model_config)
+        meta, left_open = task.placeholder_meta(model_config)
+        fill_from_dataset(model_config, load_meta(config.dataset, verify=False) if left_open else meta, config.dataset)
+        make_optimizer(task.network().empty(model_config), config)
         split_batch(config.batch_size, config.micro_batch_size, 1)
     except ValueError as e:
         raise ValueError(f"{run.path.name}: {e}") from None
-    return flags, config
+    return model_config, config

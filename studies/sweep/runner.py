@@ -78,9 +78,9 @@ def resolve_configs(args) -> tuple:
     """(GPTConfig, TrainConfig) of a command line, with the optimizer's defaults. ValueError where they contradict."""
     with PARSING:
         paths = [arg if arg.startswith("-") else str(ROOT / arg) for arg in args]
-        (flags, config), _ = configure(GPTConfig, TrainConfig, argv=paths)
+        (model_config, config), _ = configure(GPTConfig, TrainConfig, argv=paths)
     fill_defaults(config)
-    return flags, config
+    return model_config, config
 
 
 def read_outcome(path: Path) -> tuple:
@@ -208,14 +208,14 @@ class Runner:
         """Whether the run is finished, here or by its command somewhere else. ValueError for other settings."""
         if not (run.path / "config.json").exists():
             return False
-        flags, config = resolve_configs(run.args)
+        model_config, config = resolve_configs(run.args)
         try:
             made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
             made = resolve_none(made["model"]) | made["train"]
-            wanted = resolve_none(asdict(flags)) | asdict(config)
+            wanted = resolve_none(asdict(model_config)) | asdict(config)
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{run.path / 'config.json'} is damaged: remove {run.path}") from None
-        ignored = {*IGNORED_FIELDS, *task_of(flags).left_to_dataset(flags)}
+        ignored = {*IGNORED_FIELDS, *task_of(model_config).left_to_dataset(model_config)}
         names = [name for name in made if name in wanted and name not in ignored]
         changed = [f"{name} {made[name]!r} → {wanted[name]!r}" for name in names if made[name] != wanted[name]]
         if changed:

@@ -91,7 +91,7 @@ def assert_close(found: tuple, wanted: tuple, setting: Setting, dtype) -> None:
     """Two results of `loss_and_gradients` are as close as products in `dtype` can be."""
     allowed_loss, allowed = ALLOWED[dtype]
     error = abs(found[0] - wanted[0]) / abs(wanted[0])
-    assert error <= allowed_loss * (1 if setting.flags.vocab_size else OF_FEW)
+    assert error <= allowed_loss * (1 if setting.model_config.vocab_size else OF_FEW)
     errors = {role: relative_error(found[1][role], want) for role, want in wanted[1].items()}
     assert {role: error for role, error in errors.items() if not error <= allowed} == {}  # a NaN is not
 

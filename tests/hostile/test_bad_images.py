@@ -135,5 +135,5 @@ def test_big_photos_of_a_dataset_of_several_sizes(tmp_path):
     shapes = [(1, 50_000, 3), (50_000, 1, 3), (1, 1, 3), (2, 3, 3)]
     name = write_dataset(tmp_path, [encode(noise(*s)) for s in shapes], [GRAY[0]], channels=3, image_size=None)
     for augment in (None, TrainConfig(crop_area=0.08, rand_augment=9, flip=True)):
-        images = PreparedImages(name, 5, image_size=8, flags=augment).batch(0, 4)[0]
+        images = PreparedImages(name, 5, image_size=8, config=augment).batch(0, 4)[0]
         assert images.shape == (4, 3, 8, 8) and np.isfinite(images).all()

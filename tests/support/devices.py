@@ -22,7 +22,7 @@ def on_devices(cases, cpu=(), deep=()) -> list:
 
 def bench_setting(env=CPU, **values) -> Setting:
     """The Setting of bench.py with these flags."""
-    schemas = dict(flags=GPTConfig, config=TrainConfig, bench=BenchConfig)
+    schemas = dict(model_config=GPTConfig, config=TrainConfig, bench=BenchConfig)
     for part, schema in schemas.items():
         schemas[part] = schema(**{k: v for k, v in values.items() if k in schema.__dataclass_fields__})
     return Setting(**schemas, env=env)

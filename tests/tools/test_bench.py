@@ -110,7 +110,7 @@ def test_it_times_the_training_step_of_train_py(monkeypatch, tmp_path, changes, 
 
 def test_random_batches(monkeypatch):
     monkeypatch.setattr(settings, "load_meta", lambda *a, **k: pytest.fail("asked for a dataset"))
-    assert make_setting(vocab_size=0).flags.vocab_size == 50257
+    assert make_setting(vocab_size=0).model_config.vocab_size == 50257
     setting = make_setting()
     x, y = setting.fetch_batch(7)
     assert x.shape == y.shape == (4, 16) and x.dtype == torch.int64 and x.min() >= 0 and x.max() < 50
@@ -120,7 +120,7 @@ def test_random_batches(monkeypatch):
 
 def test_batches_of_a_dataset(dataset, tmp_path):
     setting = make_setting(data="dataset", dataset=str(dataset), vocab_size=0)
-    assert setting.flags.vocab_size == 50
+    assert setting.model_config.vocab_size == 50
     for got, want in zip(setting.fetch_batch(3), PreparedText(str(dataset), 16).batch(3, 4), strict=True):
         assert np.array_equal(got.numpy(), want)
     flags = dict(data="dataset", dataset=dataset, vocab_size=None, dtype="bfloat16")
@@ -290,8 +290,8 @@ def test_layouts_are_the_configs():
     others = {"layernorm": dict(norm="layernorm"), "no norm": dict(norm="none")}
     base = make_setting(n_layer=12, qk_norm=True, norm="layernorm", lns="norm")
     for name in vary.LAYOUTS:
-        made = base.replace(**vary.PLAIN | vary.layout_flags(name, base.flags))
-        made = vars(made.flags) | vars(made.config)
+        made = base.replace(**vary.PLAIN | vary.layout_flags(name, base.model_config))
+        made = vars(made.model_config) | vars(made.config)
         stem = (re.search(r"S\d", name) or [name])[0].lower()
         wanted = others.get(name) or {k: v for k, (v, _) in files[stem].items()}
         free = {"init", "residual_init", "norm_eps"}
@@ -450,9 +450,9 @@ def test_random_images():
 def test_the_size_of_random_images(images):
     """The dataset's, or if there is none ImageNet's."""
     sizes = dict(image_size=0, channels=0, n_class=0)
-    flags = make_setting(**VIT | sizes | dict(patch_size=16)).flags
+    flags = make_setting(**VIT | sizes | dict(patch_size=16)).model_config
     assert (flags.image_size, flags.channels, flags.n_class, flags.block_size) == (224, 3, 1000, 197)
-    flags = make_setting(**VIT | sizes | dict(dataset=images)).flags
+    flags = make_setting(**VIT | sizes | dict(dataset=images)).model_config
     assert (flags.image_size, flags.channels, flags.n_class, flags.block_size) == (8, 1, 4, 5)
 
 
@@ -460,7 +460,7 @@ def test_images_of_a_dataset(images):
     """They are those of the dataset, and decide size, channels and classes."""
     sizes = dict(image_size=0, channels=0, n_class=0)
     setting = make_setting(**VIT | sizes | dict(data="dataset", dataset=images, crop_padding=1))
-    assert (setting.flags.image_size, setting.flags.n_class, setting.flags.block_size) == (8, 4, 5)
+    assert (setting.model_config.image_size, setting.model_config.n_class, setting.model_config.block_size) == (8, 4, 5)
     for found, wanted in zip(setting.fetch_batch(3), setting.dataset.batch(3, 4), strict=True):
         assert torch.equal(found, torch.from_numpy(wanted))
     assert isinstance(setting.new_model(), ViT)
@@ -507,7 +507,7 @@ def test_a_report_goes_on_after_what_fails_and_says_so(tmp_path):
     for script, *argv in commands:
         for flags, config, bench_config in bench.read_variants(argv).values():
             assert script == "bench.py" and bench.choose_mode(bench_config)
-            Setting(flags=flags, config=config, bench=bench_config, env=CPU).flags.check()
+            Setting(model_config=flags, config=config, bench=bench_config, env=CPU).model_config.check()
 
 
 def test_a_report_needs_a_gpu(tmp_path):

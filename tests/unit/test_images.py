@@ -98,7 +98,7 @@ def test_tokens_are_those_of_the_network(colour):
     "augment", [None, TrainConfig(crop_padding=3), ALL, TrainConfig(mixup=1), TrainConfig(cutmix=1)]
 )
 def test_a_batch_is_the_same_for_any_workers_and_any_slices(colour, augment):
-    data = [PreparedImages(colour, 9, image_size=12, flags=augment, workers=n) for n in (1, 2, 5)]
+    data = [PreparedImages(colour, 9, image_size=12, config=augment, workers=n) for n in (1, 2, 5)]
     for step in (7, 0, 7, 123_456_789_012):
         whole = data[0].batch(step, 10)
         for other in data[1:]:
@@ -111,17 +111,17 @@ def test_a_batch_is_the_same_for_any_workers_and_any_slices(colour, augment):
 
 
 def test_a_batch_depends_on_seed_and_step(colour):
-    a, b = (PreparedImages(colour, 9, seed=seed, image_size=12, flags=ALL) for seed in (1, 2))
+    a, b = (PreparedImages(colour, 9, seed=seed, image_size=12, config=ALL) for seed in (1, 2))
     assert (a.batch(0, 8)[0] != b.batch(0, 8)[0]).any() and (a.batch(0, 8)[3] != a.batch(1, 8)[3]).all()
-    share = PreparedImages(colour, 9, image_size=12, flags=TrainConfig(mixup=1)).batch(0, 23)[3]
+    share = PreparedImages(colour, 9, image_size=12, config=TrainConfig(mixup=1)).batch(0, 23)[3]
     assert len(set(share.tolist())) == 23  # each index draws for itself
-    moved = PreparedImages(colour, 9, image_size=12, flags=TrainConfig(crop_padding=3))
+    moved = PreparedImages(colour, 9, image_size=12, config=TrainConfig(crop_padding=3))
     assert len({image.tobytes() for i in range(6) for image in moved.batch(i, 23)[0]}) > 5 * 23  # of 23 images
-    assert PreparedImages(colour, 9, seed=-3, image_size=12, flags=ALL).batch(0, 4)[0].shape == (4, 3, 12, 12)
+    assert PreparedImages(colour, 9, seed=-3, image_size=12, config=ALL).batch(0, 4)[0].shape == (4, 3, 12, 12)
 
 
 def test_threads_may_read_at_the_same_time(photos, colour):
-    data = PreparedImages(colour, 9, image_size=12, flags=ALL, workers=3)
+    data = PreparedImages(colour, 9, image_size=12, config=ALL, workers=3)
     alone = [data.batch(step, 6) for step in range(12)]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda step: data.batch(step, 6), range(12)))
@@ -139,7 +139,7 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch):
 
 def test_mixup_is_a_weighted_mean_of_neighbours(colour):
     plain, labels = PreparedImages(colour, 9, image_size=12).batch(3, 7)
-    images, own, other, share = PreparedImages(colour, 9, image_size=12, flags=TrainConfig(mixup=0.8)).batch(3, 7)
+    images, own, other, share = PreparedImages(colour, 9, image_size=12, config=TrainConfig(mixup=0.8)).batch(3, 7)
     neighbour = [1, 0, 3, 2, 5, 4, 6]
     assert share.dtype == np.float32 and share[6] == 1 and ((share[:6] > 0) & (share[:6] < 1)).all()
     assert (own == labels).all() and (other == labels[neighbour]).all()
@@ -149,7 +149,7 @@ def test_mixup_is_a_weighted_mean_of_neighbours(colour):
 
 def test_cutmix_puts_a_box_of_the_neighbour(colour):
     plain, labels = PreparedImages(colour, 9, image_size=12).batch(3, 23)
-    images, own, other, share = PreparedImages(colour, 9, image_size=12, flags=TrainConfig(cutmix=1.0)).batch(3, 23)
+    images, own, other, share = PreparedImages(colour, 9, image_size=12, config=TrainConfig(cutmix=1.0)).batch(3, 23)
     neighbour = [i ^ 1 for i in range(22)] + [22]
     assert (own == labels).all() and (other == labels[neighbour]).all()
     for i in range(23):
@@ -161,7 +161,7 @@ def test_cutmix_puts_a_box_of_the_neighbour(colour):
 
 
 def test_validation_is_never_augmented_and_padded_to_one_shape(colour):
-    plain, augmented = (PreparedImages(colour, 9, image_size=12, flags=a) for a in (None, ALL))
+    plain, augmented = (PreparedImages(colour, 9, image_size=12, config=a) for a in (None, ALL))
     chosen = plain.validation(40)
     images, labels = plain.val_batch(chosen, 6)
     assert images.shape == (6, 3, 12, 12) and labels.tolist() == [0, 1, 3, 1, -1, -1] and not images[4:].any()
@@ -185,7 +185,7 @@ def test_images_of_several_sizes_are_cut_in_the_middle(photos):
 
 @pytest.mark.parametrize("augment", [None, ALL])
 def test_images_of_every_mode_become_those_of_the_dataset(photos, augment):
-    images = PreparedImages(photos, 9, image_size=16, flags=augment).batch(0, 5)[0]
+    images = PreparedImages(photos, 9, image_size=16, config=augment).batch(0, 5)[0]
     assert images.shape == (5, 3, 16, 16) and np.isfinite(images).all() and torch.from_numpy(images).std() > 0.1
 
 
@@ -208,7 +208,7 @@ def test_what_does_not_fit_the_images(colour):
     with pytest.raises(ValueError, match="image_size=16, and images of .* are 12 × 12: set image_size=12$"):
         PreparedImages(colour, 9, image_size=16)
     with pytest.raises(ValueError, match="crop_padding=12 must be below image_size=12$"):
-        PreparedImages(colour, 9, image_size=12, flags=TrainConfig(crop_padding=12))
+        PreparedImages(colour, 9, image_size=12, config=TrainConfig(crop_padding=12))
 
 
 def test_a_text_gets_no_augmentation(tmp_path):
