@@ -183,10 +183,10 @@ def test_a_ratio_pairs_the_rounds():
 def test_variants_of_files_and_flags():
     """Flags win over files."""
     found = bench.read_variants([f"--vary={S1},{S5}", "--qk_norm=False", "--n_layer=1"])
-    values = {name: (flags.qk_norm, flags.n_layer, flags.input_norm) for name, (flags, *_) in found.items()}
+    values = {name: (c.qk_norm, c.n_layer, c.input_norm) for name, (c, *_) in found.items()}
     assert values == {"s1": (False, 1, False), "s5": (False, 1, True)}
     found = bench.read_variants([S5, "--vary=mlp=gelu,swiglu"])
-    values = {name: (flags.mlp, flags.mid_norm) for name, (flags, *_) in found.items()}
+    values = {name: (c.mlp, c.mid_norm) for name, (c, *_) in found.items()}
     assert values == {"mlp=gelu": ("gelu", "both"), "mlp=swiglu": ("swiglu", "both")}
 
 
@@ -450,10 +450,10 @@ def test_random_images():
 def test_the_size_of_random_images(images):
     """The dataset's, or if there is none ImageNet's."""
     sizes = dict(image_size=0, channels=0, n_class=0)
-    flags = make_setting(**VIT | sizes | dict(patch_size=16)).model_config
-    assert (flags.image_size, flags.channels, flags.n_class, flags.block_size) == (224, 3, 1000, 197)
-    flags = make_setting(**VIT | sizes | dict(dataset=images)).model_config
-    assert (flags.image_size, flags.channels, flags.n_class, flags.block_size) == (8, 1, 4, 5)
+    c = make_setting(**VIT | sizes | dict(patch_size=16)).model_config
+    assert (c.image_size, c.channels, c.n_class, c.block_size) == (224, 3, 1000, 197)
+    c = make_setting(**VIT | sizes | dict(dataset=images)).model_config
+    assert (c.image_size, c.channels, c.n_class, c.block_size) == (8, 1, 4, 5)
 
 
 def test_images_of_a_dataset(images):
@@ -505,9 +505,9 @@ def test_a_report_goes_on_after_what_fails_and_says_so(tmp_path):
     _, tests, *commands = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
     assert tests == ["-m", "pytest", "-m", "gpu"] and len(commands) == 14
     for script, *argv in commands:
-        for flags, config, bench_config in bench.read_variants(argv).values():
+        for model_config, config, bench_config in bench.read_variants(argv).values():
             assert script == "bench.py" and bench.choose_mode(bench_config)
-            Setting(model_config=flags, config=config, bench=bench_config, env=CPU).model_config.check()
+            Setting(model_config=model_config, config=config, bench=bench_config, env=CPU).model_config.check()
 
 
 def test_a_report_needs_a_gpu(tmp_path):
