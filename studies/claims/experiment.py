@@ -1,81 +1,83 @@
-"""The claims' runs at one scale: which they are, how learning rates are tuned, and the record of what was measured.
+"""The runs of a study: which they are, how learning rates are tuned and seeds counted, and the record of them.
 
-The record is docs/results/claims/SCALE.json: {run's name: {"args", "settings", "outcome", "seconds", "measures":
-{measure: value, or null if the run diverged}, "machine"}}. Every verdict and figure is derived from it alone. A run's
-name ends with a digest of its command; "settings" is one of its resolved configuration.
+The record is RESULTS/NAME/record.json: {run's name: {"args", "settings", "outcome", "seconds", "measures": {measure:
+value, or null if the run diverged}, "machine"}}. Every verdict and figure is derived from it alone. A run's name ends
+with a digest of its command; "settings" is one of its resolved configuration.
 """
 
 import fcntl
 import json
 import math
-import re
+import statistics
 import zlib
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from nanodnt.data import load_meta
 from nanodnt.files import write_file
 from studies.claims import quantities
-from studies.claims.arms import ARMS, CURVES, SCALES, SEEDS, TUNING_SEED
-from studies.claims.claims import CLAIMS, GAPS
+from studies.claims.judge import FEWEST, classify, holm, p_value, plan_seeds, pool_variance
+from studies.claims.study import arms_in, compare_protocol, load_study, split_value
 from studies.sweep import runner
 from studies.sweep.results import describe_hardware
 from studies.sweep.runner import IGNORED_FIELDS, ROOT, MissingRun, Runner, Stopped, TrainingRun, resolve_configs
 
 ENTRY = {"args", "settings", "outcome", "seconds", "measures", "machine"}  # of the record
-EXTRAS = ("robustness", "momentum-sgd")  # what `only` can name beside claims and papers
+TUNING_SEEDS = (0, 5)  # they choose learning rates and the number of seeds, and no verdict is made with them
+SEEDS = (1, 2, 3, 4, 6, 7, 8, 9, *range(10, 18))  # that numbers are reported with
 MOST_DOUBLINGS = 6  # of the grid's middle, up or down
+CLIFF = 0.2  # nats: a rate whose double costs more is no tuned rate
 
 
 @dataclass
 class ReproduceConfig:
     # --- what ---
-    only: str = ""  # ids of claims, names of papers, robustness, momentum-sgd, separated by commas; empty = all
-    scale: Literal[tuple(SCALES)] = "mini"  # mini, digits (images): CPU cores; small: one GPU; 124m, paper: more
-    seeds: int = 8  # of 1, 2, 3, 4, 6, 7, 8, 9, for each number that can decide; learning rates are tuned with seed 0
-    dry_run: bool = False  # print the commands that are missing, as far as they are known, and run nothing
+    claims: str = "config/studies/papers.py"  # the claims file: yours, or one of config/studies/
+    only: str = ""  # ids of claims, names of papers, separated by commas; empty = all
+    dry_run: bool = False  # print how many runs and hours it takes, and the commands that are known; train nothing
     judge_only: bool = False  # run nothing: judge what is recorded
     # --- how ---
     jobs: int = 0  # runs at a time; 0 = one per CPU core, or one per GPU; 1 under torchrun
     out: str = "out/reproduce"  # folder of the runs
-    results: str = "docs/results"  # where claims.md, and claims/ with the record and figures, are written
+    results: str = "docs/results"  # where NAME.md, and NAME/ with the record and figures, are written
 
 
-class Tuned(NamedTuple):  # an arm's settings, and the losses that chose them: None where the run diverged
+class Tuned(NamedTuple):  # an arm's settings, and the losses that chose them
     lr: float | None  # None: the config's own
     files: str
-    tried: dict = {}  # learning rate: loss
-    variants: dict = {}  # further files or flags: loss
+    tried: dict = {}  # learning rate: losses of the tuning seeds, None where the run diverged
+    variants: dict = {}  # further files or flags: (their rate, mean loss)
 
 
-def split_value(value: str) -> list:
-    """[(sign, arm)] of "A - B + C"."""
-    words = re.split(r" ([+-]) ", value)
-    return list(zip([1] + [1 if sign == "+" else -1 for sign in words[1::2]], words[::2], strict=True))
-
-
-def arms_in(numbers) -> list:
-    """The names of all arms of some numbers, each once."""
-    return list(dict.fromkeys(name for number in numbers for _, name in split_value(number.value)))
-
-
-def claims_at(scale: str) -> list:
-    """The claims of a scale: those whose arms it has the bases of."""
-    bases = SCALES[scale].bases
-    return [claim for claim in CLAIMS if all(ARMS[name].family in bases for name in arms_in(claim.numbers))]
-
-
-def choose_claims(only: str, scale: str = "mini") -> tuple:
-    """(claims, extras) of a scale that `only` names by id or paper, "" for all. ValueError for another name."""
-    names, claims = [name.strip() for name in only.split(",") if name.strip()], claims_at(scale)
-    allowed = {claim.id for claim in claims} | {claim.paper for claim in claims} | set(EXTRAS)
+def choose_claims(only: str, study) -> list:
+    """The claims that `only` names by id or paper, "" for all. ValueError for another name."""
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    allowed = sorted({claim.id for claim in study.claims} | {claim.paper for claim in study.claims} - {""})
     if unknown := [name for name in names if name not in allowed]:
-        allowed = ", ".join(sorted(allowed))
-        raise ValueError(f"only={unknown[0]} is neither a claim nor a paper of scale {scale}: allowed are {allowed}")
-    claims = [claim for claim in claims if not names or claim.id in names or claim.paper in names]
-    return claims, [name for name in EXTRAS if not names or name in names]
+        raise ValueError(f"only={unknown[0]} is neither a claim nor a paper of the study: it has {', '.join(allowed)}")
+    return [claim for claim in study.claims if not names or claim.id in names or claim.paper in names]
+
+
+def choose_rate(losses: dict) -> tuple:
+    """(the tuned one or None, those to try before that can be said) of learning rates as powers of two: {k: mean loss,
+    infinite if a run diverged}. The tuned one has the lowest loss of those whose double was tried and costs at most
+    CLIFF more, and a lower one was tried. Where stepping back from a cliff costs more than CLIFF too, half steps are
+    tried."""
+    tried = sorted(losses)
+    best = min(tried, key=losses.get)
+    if best == tried[-1] and losses[best] < math.inf:
+        return None, [best + 1]
+    safe = [k for k in tried if losses.get(k + 1, math.inf) - losses[k] <= CLIFF]  # inf - inf is nan
+    chosen = min(safe, key=losses.get, default=tried[0])
+    if chosen == tried[0]:
+        return None, [chosen - 1]
+    halves = [best - 0.5, best + 0.5]
+    if losses[chosen] - losses[best] > CLIFF and best == int(best) and not set(halves) <= set(losses):
+        return None, halves
+    return chosen, []
 
 
 def digest_settings(run: TrainingRun) -> str:
@@ -131,138 +133,179 @@ class Record:
 
 
 class Experiment:
-    """Claims at a scale: finds each number in the record; where it is not there, trains and measures."""
+    """A study: finds each number in the record; where it is not there, trains and measures."""
 
     def __init__(self, config: ReproduceConfig):
-        if not 1 <= config.seeds <= len(SEEDS):
-            raise ValueError(f"seeds={config.seeds} must be between 1 and {len(SEEDS)}")
-        self.config, self.scale, self.claims = config, SCALES[config.scale], claims_at(config.scale)
-        self.curves = CURVES if self.scale.rates and "gpt" in self.scale.bases else {}  # at multiples of tuned rates
-        self.record = Record(ROOT / config.results / "claims" / f"{config.scale}.json")
-        self.out = (ROOT / config.out / config.scale).resolve()
+        self.config, self.name = config, Path(config.claims).stem
+        self.study = load_study(str(ROOT / config.claims), {"loss", *quantities.MEASURES})
+        self.chosen = choose_claims(config.only, self.study)
+        self.folder = ROOT / config.results / self.name
+        self.record = Record(self.folder / "record.json")
+        self.out = (ROOT / config.out / self.name).resolve()
         self.may_train, self.missing = not (config.dry_run or config.judge_only), {}
-        self.tune = cache(self.tune)
-        self.runner = Runner(config.jobs, distributed=bool(self.scale.own))
+        self.tune, self.plan = cache(self.tune), cache(self.plan)
+        self.runner = Runner(config.jobs, distributed=not self.study.tuned)
 
     # -- which runs there are
 
-    def command_of(self, name: str) -> tuple:
-        """(base, files) of an arm: its family's and its own, or "" and the papers' own."""
-        arm = ARMS[name]
-        own = self.scale.own.get(arm.of if arm.times != 1 else name)
-        return ("", own) if own else (self.scale.bases.get(arm.family), arm.files)
-
-    def names_of(self, name: str) -> list:
-        """All arms with the command and the learning rate of this one: the same runs, as each claim names them."""
-        arm, command = ARMS[name], self.command_of(name)
-        alike = [other for other, a in ARMS.items() if (a.times, a.lr) == (arm.times, arm.lr)]
-        alike = [other for other in alike if not self.scale.rates or ARMS[other].of == arm.of]
-        return [other for other in alike if self.command_of(other) == command]
-
     def run_of(self, name: str, lr: float | None, seed: int, files: str | None = None) -> TrainingRun:
         """The run of an arm with this learning rate (None: its config's own), seed, and files (None: the arm's)."""
-        base, its_files = self.command_of(name)
+        arm = self.study.arms[name]
         paths, flags = {}, {}
-        for word in f"{base} {its_files if files is None else files}".split():
+        for word in f"{self.study.bases[arm.base]} {arm.files if files is None else files}".split():
             flag, equals, value = word.removeprefix("--").partition("=")
             if equals:
                 flags[flag] = value  # the last one wins
             else:
                 paths["init" if word.startswith("config/init/") else word] = word  # in the first one's place
         if lr is not None:
-            flags |= {"learning_rate": lr} if self.scale.own else {"learning_rate": lr, "min_lr": lr / 10}
-        keep = any(ARMS[other].keep for other in self.names_of(name))
+            flags["learning_rate"] = lr
+            if arm.floor:
+                flags.setdefault("min_lr", lr * arm.floor)
+        keep = any(a.keep for a in self.study.arms.values() if a[:2] == arm[:2])
         return runner.make_run(self.out, list(paths.values()), flags | {"seed": seed}, keep=10 * keep)
 
     def tune(self, name: str) -> Tuned:
-        """An arm's learning rate and files: given, of another arm, or the best of factors of two around the scale's
-        rate, and of one beyond while the best is at an edge; then of `tries`. Trains what it needs, or MissingRun."""
-        arm, (_, files) = ARMS[name], self.command_of(name)
-        if arm.of:
-            lr = self.tune(arm.of).lr
+        """An arm's learning rate and files: given, of another arm, or found by `find_rate`, for each of its `tries`.
+        Trains what it needs, or MissingRun."""
+        arm = self.study.arms[name]
+        if arm.of or arm.lr is not None or not self.study.tuned:
+            lr = self.tune(arm.of).lr if arm.of else arm.lr
             if lr is None and arm.times != 1:  # of what its config files set
-                lr = resolve_configs(self.run_of(arm.of, None, TUNING_SEED).args)[1].learning_rate
-            return Tuned(lr and lr * arm.times, files)
-        middle = self.tune(arm.around).lr if arm.around else self.scale.rates.get(arm.rate)
-        if arm.lr is not None or middle is None:
-            return Tuned(arm.lr, files)
-        low, high = -(arm.points // 2), arm.points // 2
-        while True:
-            runs = {middle * 2.0**k: self.run_of(name, middle * 2.0**k, TUNING_SEED) for k in range(low, high + 1)}
-            self.require(runs.values())
-            tried = {lr: self.measure("loss", run) for lr, run in runs.items()}
-            best = lowest(tried)
-            k = round(math.log2(best / middle))
-            if low < k < high or abs(k) == MOST_DOUBLINGS:
-                break
-            low, high = min(low, k - 1), max(high, k + 1)
-        runs = {more: self.run_of(name, best, TUNING_SEED, f"{files} {more}") for more in arm.tries}
-        variants = {more: self.measure("loss", run) for more, run in runs.items()}
-        return Tuned(best, f"{files} {lowest(variants)}".strip(), tried, variants)
+                lr = resolve_configs(self.run_of(arm.of, None, TUNING_SEEDS[0]).args)[1].learning_rate
+            return Tuned(lr and lr * arm.times, arm.files)
+        found = {more: self.find_rate(name, f"{arm.files} {more}".strip()) for more in arm.tries or ("",)}
+        losses = {more: mean_loss(tuned.tried[tuned.lr]) for more, tuned in found.items()}
+        variants = {more: (found[more].lr, loss) for more, loss in losses.items()} if arm.tries else {}
+        return found[min(losses, key=losses.get)]._replace(variants=variants)
 
-    def seeds_of(self, name: str) -> list:
-        """The seeds that an arm is reported with: the first of SEEDS, as many as any of its claims needs."""
-        names, most = self.names_of(name), self.config.seeds
-        n = min(max(self.scale.side_seeds, *(ARMS[other].seeds for other in names)), most)
-        for claim in self.claims:
-            if not set(names).isdisjoint(arms_in(claim.numbers[:1])):
-                whole = self.config.scale in claim.adequate and not claim.few_seeds
-                n = max(n, most if whole else (most + 1) // 2)
+    def find_rate(self, name: str, files: str) -> Tuned:
+        """The best learning rate of an arm with these files, by `choose_rate`: factors of two around that of the files,
+        on the mean of the tuning seeds."""
+        middle = resolve_configs(self.run_of(name, None, TUNING_SEEDS[0], files).args)[1].learning_rate
+        wanted, tried, best = [-1, 0, 1], {}, None
+        while wanted and max(map(abs, wanted)) <= MOST_DOUBLINGS:
+            runs = {k: [self.run_of(name, middle * 2.0**k, s, files) for s in TUNING_SEEDS] for k in wanted}
+            self.require(run for its in runs.values() for run in its)
+            tried |= {k: [self.measure("loss", run) for run in its] for k, its in runs.items()}
+            best, wanted = choose_rate({k: mean_loss(losses) for k, losses in tried.items()})
+        if best is None:  # at the end of the grid: one step inside its top, or its lowest
+            best = max(tried) - 1 if wanted[0] > 0 else min(tried)
+        return Tuned(middle * 2.0**best, files, {middle * 2.0**k: tried[k] for k in sorted(tried)})
+
+    def plan(self, name: str) -> tuple:
+        """(seeds of a claim's primary number, 0 if the scale cannot judge it; why): `plan_seeds` from the tuning seeds.
+        The spread of one run is that of the tuning seeds' pairs at the tuned rates and at their neighbours."""
+        claim = next(claim for claim in self.study.claims if claim.id == name)
+        if claim.seeds or claim.cannot:
+            return (0 if claim.cannot else claim.seeds), claim.cannot or f"{claim.seeds} seeds, set in the claims file"
+        pairs = []
+        for arm in arms_in([claim.number]):
+            tuned = self.tune(arm)
+            near = [its for lr, its in tuned.tried.items() if 0.4 < lr / tuned.lr < 2.5]
+            if claim.number.measure != "loss" or not near:
+                near = [[self.measure(claim.number.measure, self.reported(arm, s)) for s in TUNING_SEEDS]]
+            pairs += [its for its in near if None not in its]
+        spread = math.sqrt(sum((a - b) ** 2 / 2 for a, b in pairs) / max(1, len(pairs)))
+        spread *= math.sqrt(len(split_value(claim.number.value)))
+        tests = sum(not claim.cannot for claim in self.study.claims)
+        return plan_seeds(claim, self.values(claim.number, TUNING_SEEDS), spread, tests)
+
+    def seeds_of(self, name: str, claims: list | None = None) -> list:
+        """The seeds that an arm is reported with: the first of SEEDS, as many as any of the claims needs that can be
+        planned; side numbers FEWEST."""
+        n = 0
+        for claim in self.study.claims if claims is None else claims:
+            if name in arms_in(claim.numbers):
+                with suppress(MissingRun):
+                    planned = self.plan(claim.id)[0] or claim.seeds
+                    n = max(n, planned if name in arms_in([claim.number]) else min(planned, FEWEST))
         return list(SEEDS[:n])
 
     def reported(self, name: str, seed: int) -> TrainingRun:
-        """The run of an arm, as it was tuned, with a seed that is reported."""
+        """The run of an arm, as it was tuned, with a seed."""
         tuned = self.tune(name)
         return self.run_of(name, tuned.lr, seed, tuned.files)
 
-    def values(self, number) -> list:
-        """A `Number` seed by seed, of the seeds that all its arms have: infinite where the loss of one side diverged,
-        of two arms or of one at a multiple of its best rate; nan where another arm diverged, or both sides did.
-        MissingRun if one is not recorded."""
-        parts = split_value(number.value)
-        seeds, values = min((self.seeds_of(name) for _, name in parts), key=len), []
+    def values(self, number, seeds=None) -> list:
+        """A `Number` seed by seed, of these seeds or of those that all its arms have: infinite where the loss of one
+        side diverged, of two arms or of one at a multiple of its best rate; nan where another arm diverged, or both
+        sides did. MissingRun if one is not recorded."""
+        parts, values = split_value(number.value), []
+        seeds = seeds or min((self.seeds_of(name) for _, name in parts), key=len) or TUNING_SEEDS
         for seed in seeds:
             terms = []
             for sign, name in parts:
                 value = self.measure(number.measure, self.reported(name, seed))
-                tells = number.measure == "loss" and (len(parts) == 2 or ARMS[name].times != 1)
+                tells = number.measure == "loss" and (len(parts) == 2 or self.study.arms[name].times != 1)
                 terms.append(sign * (value if value is not None else math.inf if tells else math.nan))
             values.append(sum(terms))
         return values
 
     # -- training and measuring them
 
-    def list_needs(self, claims: list, extras: list) -> dict:
-        """{arm: {measures of its reported seeds, none if it only has the tuning seed}}, in the order of training: what
-        claims are judged by, robustness, gaps, the other numbers; in each group those last that need another's rate."""
-        numbers = [claim.numbers_at(self.config.scale) for claim in claims]
-        curves = [name for name in ARMS if name.partition(" ×")[0] in self.curves and "robustness" in extras]
-        gaps = GAPS if "momentum-sgd" in extras and self.config.scale == "mini" else []  # its values are those of mini
-        groups = [primary for primary, *_ in numbers], gaps, [side for _, *sides in numbers for side in sides]
-        pairs = [[(name, {number.measure}) for number in group for name in arms_in([number])] for group in groups]
-        pairs.insert(1, [(name, set()) for name in curves])
-        needs = {}
-        for group in pairs:
-            for name, measures in sorted(group, key=lambda need: bool(ARMS[need[0]].of or ARMS[need[0]].around)):
-                needs.setdefault(name, set()).update(measures)
-        return needs
-
-    def check_datasets(self, names) -> None:
-        """ValueError if a dataset of these arms is not prepared."""
-        runs = {self.run_of(name, None, TUNING_SEED) for name in names}
+    def check(self) -> None:
+        """ValueError if a protocol is not the paper's and no reason is given, or a dataset is not prepared."""
+        for claim in self.chosen:
+            self.protocol(claim)
+        names = arms_in(number for claim in self.chosen for number in claim.numbers)
+        runs = {self.run_of(name, None, TUNING_SEEDS[0]) for name in names}
         for dataset in {resolve_configs(run.args)[1].dataset for run in runs}:
             load_meta(dataset)
 
-    def train_arm(self, name: str, measures: set) -> None:
-        """Train and measure an arm: with the tuning seed, and if any number needs it with the reported seeds."""
-        lr = self.tune(name).lr
-        runs = {self.run_of(name, lr, TUNING_SEED): ["loss"]} if ARMS[name].times != 1 else {}  # robustness
-        for seed in self.seeds_of(name) if measures else ():
-            runs[self.reported(name, seed)] = ["loss", *sorted(measures - {"loss"})]
-        self.require(runs)
-        for run, its in runs.items():
-            for measure in its:
+    def protocol(self, claim) -> list:
+        """The rows of `compare_protocol`, from the configurations of the arms of the claim's primary number."""
+        configs = []
+        for name in arms_in([claim.number]):
+            arm = self.study.arms[name]
+            given = self.study.arms[arm.of] if arm.of else arm
+            lr = given.lr and given.lr * arm.times
+            args = self.run_of(name, lr, TUNING_SEEDS[0]).args
+            model_config, config = resolve_configs(args)
+            if lr is None and arm.floor and self.study.tuned and "min_lr" not in arm.files:
+                config.min_lr = config.learning_rate * arm.floor
+            configs.append((model_config, config, self.study.tuned and lr is None))
+        return compare_protocol(claim, configs)
+
+    def tuning_tasks(self) -> dict:
+        """{arm: arguments of `prepare`}: what claims are judged by; those last that need another's rate."""
+        arms = arms_in(claim.number for claim in self.chosen if not claim.cannot or claim.seeds)
+        return {name: (name,) for name in sorted(arms, key=lambda name: bool(self.study.arms[name].of))}
+
+    def prepare(self, name: str) -> None:
+        """Tune an arm, and measure with the tuning seeds what its claims' seeds are counted by."""
+        self.tune(name)
+        judged = [claim.number for claim in self.chosen if not claim.cannot and not claim.seeds]
+        for measure in sorted({number.measure for number in judged if name in arms_in([number])}):
+            self.finish(name, TUNING_SEEDS, {measure})
+
+    def reporting_tasks(self) -> dict:
+        """{what: arguments of `finish`} of the reported seeds of the claims that can be planned, the first ones first."""
+        tasks = {}
+        for claim in self.chosen:
+            for number in claim.numbers:
+                for name in arms_in([number]):
+                    for seed in self.seeds_of(name, [claim]):
+                        what = f"{name}, seed {seed}"
+                        tasks.setdefault(what, (name, [seed], set()))[2].add(number.measure)
+        return tasks
+
+    def finish(self, name: str, seeds, measures: set) -> None:
+        """Train an arm with these seeds, as it is tuned, and measure it."""
+        runs = [self.reported(name, seed) for seed in seeds]
+        for measure in sorted(measures, key=lambda measure: (measure != "loss", measure)):
+            self.require(runs, measure)
+            for run in runs:
                 self.measure(measure, run)
+
+    @contextmanager
+    def only_reading(self):
+        """Inside, nothing is trained: what is not recorded is a MissingRun."""
+        before, self.may_train = self.may_train, False
+        try:
+            yield
+        finally:
+            self.may_train, self.missing = before, {}
 
     def measure(self, measure: str, run: TrainingRun) -> float | None:
         """A measure of a run: recorded, or trained, measured and recorded now. None if the run diverged."""
@@ -287,7 +330,66 @@ class Experiment:
         if missing:
             raise MissingRun
 
+    # -- verdicts
 
-def lowest(losses: dict):
-    """The key of the lowest loss, the first of several, "" of none; a run that diverged, None, is the highest."""
-    return min(losses, key=lambda key: math.inf if losses[key] is None else losses[key], default="")
+    def judge(self) -> dict:
+        """{claim id: {"claim", "values": {`Number`: by seed}, the primary one first, "pooled", "p", "class", "why",
+        "plan"}} of the claims whose primary number is recorded, or that cannot be judged."""
+        found = {}
+        for claim in self.study.claims:
+            try:
+                n, plan = self.plan(claim.id)
+                values = self.find_values(claim.numbers)
+            except MissingRun:
+                continue
+            if claim.number not in values and not claim.cannot:
+                continue
+            row = found[claim.id] = dict(claim=claim, values=values, plan=plan, p=None, pooled={})
+            if n:
+                row["pooled"] = self.pool(claim, values)
+                row["p"] = p_value(values[claim.number], claim, row["pooled"].get(claim.number))
+            else:
+                row["class"], row["why"] = "cannot judge", plan
+        raw = {name: row["p"] for name, row in found.items() if row["p"] is not None}
+        adjusted = holm(raw, sum(row.get("class") != "cannot judge" for row in found.values()) + self.waiting(found))
+        for name, row in found.items():
+            row["p"] = adjusted.get(name)
+            if "class" not in row:
+                pooled = row["pooled"].get(row["claim"].number)
+                row["class"], row["why"] = classify(row["values"][row["claim"].number], row["claim"], row["p"], pooled)
+        return found
+
+    def waiting(self, found: dict) -> int:
+        """How many claims are still to be tested."""
+        return sum(claim.id not in found and not claim.cannot for claim in self.study.claims)
+
+    def pool(self, claim, values: dict) -> dict:
+        """{`Number`: (variance, degrees of freedom)} of the numbers whose arms' variances may be pooled: of the claim's
+        numbers with the primary one's measure, over the arms that have all its seeds."""
+        measure, n = claim.number.measure, len(values[claim.number])
+        seeds, losses = SEEDS[:n], {}
+        for name in arms_in(number for number in values if number.measure == measure):
+            if len(self.seeds_of(name)) >= n:
+                losses[name] = [self.measure(measure, self.reported(name, seed)) for seed in seeds]
+        losses = {name: its for name, its in losses.items() if None not in its}
+        if not (found := pool_variance(list(losses.values()))):
+            return {}
+        parts = {number: split_value(number.value) for number in values if number.measure == measure}
+        return {
+            number: (found[0] * len(its), found[1])
+            for number, its in parts.items()
+            if all(name in losses for _, name in its) and len(values[number]) == n
+        }
+
+    def find_values(self, numbers) -> dict:
+        """{`Number`: its values by seed} of the numbers that are recorded."""
+        found = {}
+        for number in numbers:
+            with suppress(MissingRun):
+                found[number] = self.values(number)
+        return found
+
+
+def mean_loss(losses: list) -> float:
+    """The mean over seeds; infinite where one diverged."""
+    return math.inf if None in losses else statistics.mean(losses)

@@ -1,45 +1,74 @@
-"""The verdict on each claim, from its primary number and what was written down before: a pure function of the record.
+"""The statistics of claims: how many seeds, intervals, p values, verdicts. docs/claims.md explains the classes.
 
-docs/claims.md explains the classes. Signs count if their p value is below LEVEL after Holm's correction over the
-primary numbers of all claims of the scale; the interval says what lies within ± the smallest effect of interest.
+Signs count if their p value is below LEVEL after Holm's correction over the numbers that decide, of all claims that
+the study can judge; the interval says what lies within ± the smallest effect that matters.
 """
 
 import math
 import statistics
-from contextlib import suppress
 from itertools import accumulate
 
 from scipy import stats
 
-from studies.claims.claims import Claim
-from studies.claims.experiment import Experiment
-from studies.sweep.runner import MissingRun
+from studies.claims.study import Claim
 
-CLASSES = ("reproduced", "direction only", "no effect", "contradicted here", "undecided")
-LEVEL = 0.05
+CLASSES = ("reproduced", "holds", "direction only", "no effect", "contradicted here", "undecided", "cannot judge")
+LEVEL, POWER = 0.05, 0.8
+FEWEST, MOST = 4, 16  # seeds: of three or fewer an interval says nothing, and more than 16 are another experiment
+SAME_SPREAD = 0.1  # arms whose variances differ with a p value below this are not pooled
 
 
-def interval(values: list) -> tuple:
-    """(mean, low, high): the 95% interval of the mean by Student's t, of two finite values or more."""
-    mean, half = statistics.mean(values), float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+def interval(values: list, pooled: tuple | None = None) -> tuple:
+    """(mean, low, high): the 95% interval of the mean by Student's t, of two finite values or more. pooled: (variance
+    of one value, its degrees of freedom), in place of the values' own."""
+    mean, n = statistics.mean(values), len(values)
+    variance, freedom = pooled or (statistics.variance(values), n - 1)
+    half = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * math.sqrt(variance / n)
     return mean, mean - half, mean + half
 
 
-def p_value(values: list, claim: Claim, smallest: float) -> float | None:
-    """The p value of a primary number's values; None if it has none: fewer than two, or some diverged. If all runs of
-    one side diverge and none of the other, it is that of so extreme a split of exchangeable runs."""
-    if len(values) > 1 and all_diverged(values):
-        return 2 / math.comb(2 * len(values), len(values))
-    if len(values) < 2 or not all(map(math.isfinite, values)):
+def pool_variance(losses: list) -> tuple | None:
+    """(variance of one run's loss, degrees of freedom) from lists of losses of several arms with the same seeds: what
+    arm and seed do not explain (randomised blocks). None for fewer than three arms, and where the arms' residuals
+    differ in their variance (Brown and Forsythe's test)."""
+    k, n = len(losses), min(map(len, losses), default=0)
+    if k < 3 or n < FEWEST or not all(math.isfinite(x) for row in losses for x in row):
         return None
-    limits = {"not above": [(smallest, "less")], "equal": [(smallest, "less"), (-smallest, "greater")]}
-    tests = limits.get(claim.expect, [(0.0, "two-sided")])
-    return max(float(stats.ttest_1samp(values, limit, alternative=side).pvalue) for limit, side in tests)
+    whole, seeds = statistics.mean(map(statistics.mean, losses)), [statistics.mean(c) for c in zip(*losses, strict=True)]
+    rest = [[x - statistics.mean(row) - s + whole for x, s in zip(row, seeds, strict=True)] for row in losses]
+    if not stats.levene(*rest, center="median").pvalue >= SAME_SPREAD:  # nan: no variance at all
+        return None
+    freedom = (k - 1) * (n - 1)
+    return sum(x * x for row in rest for x in row) / freedom, freedom
+
+
+def p_value(values: list, claim: Claim, pooled: tuple | None = None) -> float | None:
+    """The p value of a primary number's values; None if it has none: fewer than FEWEST, or some diverged. If all runs
+    of one side diverge and none of the other, it is that of so extreme a split of exchangeable runs."""
+    n = len(values)
+    if n >= FEWEST and all_diverged(values):
+        return split_p(n)
+    if n < FEWEST or not all(map(math.isfinite, values)):
+        return None
+    variance, freedom = pooled or (statistics.variance(values), n - 1)
+    error, mean = math.sqrt(variance / n), statistics.mean(values)
+
+    def above(limit: float) -> float:  # of a mean at `limit`, the chance of one as high as ours
+        return float(stats.t.sf((mean - limit) / error, freedom)) if error else float(mean <= limit)
+
+    if claim.expect in ("equal", "not above"):
+        low = above(-claim.effect) if claim.expect == "equal" else 0.0
+        return max(1 - above(claim.effect), low)
+    return min(1.0, 2 * min(above(0.0), 1 - above(0.0)))
 
 
 def all_diverged(values: list) -> bool:
     """Whether all runs of one side diverged, and none of the other."""
     return all(map(math.isinf, values)) and len(set(values)) == 1
+
+
+def split_p(n: int) -> float:
+    return 2 / math.comb(2 * n, n)
 
 
 def holm(p_values: dict, total: int) -> dict:
@@ -50,26 +79,76 @@ def holm(p_values: dict, total: int) -> dict:
     return dict(zip(names, accumulate(raised, max), strict=True))
 
 
-def classify(values: list, claim: Claim, scale: str, p: float | None) -> tuple:
-    """(class, why) of a claim with these values of its primary number by seed, and Holm's p value."""
-    if scale not in claim.adequate:
-        return "undecided", f"cannot show at this scale, needs {claim.adequate[0]}"
+# -- how many seeds, before they run
+
+
+def power(n: int, effect: float, level: float = LEVEL, equal: bool = False) -> float:
+    """The chance that n values with standard deviation 1 show an effect: two-sided t test; equal: two one-sided tests
+    that a mean of 0 lies within ± effect."""
+    freedom, shift = n - 1, effect * math.sqrt(n)
+    if equal:
+        limit = shift - stats.t.ppf(1 - level, freedom)
+        return float(max(0.0, 2 * stats.t.cdf(limit, freedom) - 1)) if limit > 0 else 0.0
+    limit = stats.t.ppf(1 - level / 2, freedom)
+    return float(stats.nct.sf(limit, freedom, shift) + stats.nct.cdf(-limit, freedom, shift))
+
+
+def count_seeds(effect: float, spread: float, level: float = LEVEL, equal: bool = False) -> int | None:
+    """The fewest seeds, from FEWEST, that show this effect with a chance of POWER, where a number has this standard
+    deviation over seeds; None: more than a thousand."""
+    if spread == 0:
+        return FEWEST
+    return next((n for n in range(FEWEST, 1001) if power(n, effect / spread, level, equal) >= POWER), None)
+
+
+def plan_seeds(claim: Claim, tuning: list, spread: float, tests: int) -> tuple:
+    """(seeds, or 0 where the scale cannot judge, why) of a claim: from its number's values with the tuning seeds, and
+    from the standard deviation over seeds; level LEVEL over the number of tests, as Holm's first step. The test shall
+    see the published effect or, if none is published, the smallest that matters; or half of what the tuning seeds
+    show, if that is more."""
+    level = LEVEL / tests
+    if not all(map(math.isfinite, tuning)):
+        n = next(n for n in range(FEWEST, MOST + 1) if split_p(n) < level)
+        return n, f"{n} seeds: runs diverge, and fewer could not tell that from chance"
+    shown, smallest = abs(statistics.mean(tuning)) / 2, claim.effect
+    found = {}
+    if claim.expect in ("equal", "not above"):
+        found[count_seeds(smallest, spread, level, equal=True)] = f"that it lies within ± {smallest:.2g}"
+        effect = shown - smallest
+    else:
+        effect = max(shown, abs(claim.number.published or smallest))
+    if effect > 0:
+        found[count_seeds(effect, spread, level)] = f"an effect of {effect:.2g}"
+    n = min((n for n in found if n), default=None)
+    why = f"to see {found.get(n) or ' or '.join(found.values())} where the number's standard deviation is {spread:.2g}"
+    if n is None or n > MOST:
+        return 0, f"{why} takes {n or 'more than 1,000'} seeds, more than {MOST}"
+    return n, f"{n} seeds, {why}"
+
+
+# -- verdicts
+
+
+def classify(values: list, claim: Claim, p: float | None, pooled: tuple | None = None) -> tuple:
+    """(class, why) of a claim that the study can judge, with these values of its primary number by seed, and Holm's p
+    value."""
     if p is None:
         diverged = sum(not math.isfinite(v) for v in values)
-        return "undecided", f"{diverged} of {len(values)} seeds diverged" if diverged else "one seed has no interval"
-    toward, (published, small) = claim.toward(), claim.effect(scale)
+        few = f"{len(values)} seeds have no interval"
+        return "undecided", f"{diverged} of {len(values)} seeds diverged" if diverged else few
+    toward, published, small = claim.toward, claim.number.published, claim.effect
     if all_diverged(values):
         right = claim.expect != "equal" and toward * values[0] > 0
-        why = f"{len(values)} of {len(values)} seeds diverged"
-        return ("undecided" if p >= LEVEL else "direction only" if right else "contradicted here"), why
-    mean, low, high = interval([toward * value for value in values])  # + is the paper's sign
+        why = f"{len(values)} of {len(values)} seeds diverged on one side, none on the other"
+        return ("undecided" if p >= LEVEL else "holds" if right else "contradicted here"), why
+    mean, low, high = interval([toward * value for value in values], pooled)  # + is the claimed sign
     doubt = f"p = {p:.2g} after Holm's correction; ± {(high - low) / 2:.2g} around the mean, {small:.2g} would matter"
     if claim.expect == "not above":  # better is no objection
         low, high = min(low, 0), min(high, 0)
     inside = -small <= low and high <= small
     if claim.expect in ("equal", "not above"):
         if inside and p < LEVEL:
-            return "reproduced", ""
+            return "reproduced" if claim.paper else "holds", ""
         return ("contradicted here", "") if high <= -small or low >= small else ("undecided", doubt)
     if inside:
         return "no effect", ""
@@ -78,32 +157,6 @@ def classify(values: list, claim: Claim, scale: str, p: float | None) -> tuple:
     if mean < 0:
         return "contradicted here", ""
     if published is None:
-        return "direction only", "no size is published"
+        return "holds", ""
     as_large = abs(published) / 2 <= mean <= 2 * abs(published)
     return ("reproduced", "") if as_large else ("direction only", "another size")
-
-
-def judge(experiment: Experiment) -> dict:
-    """{claim id: {"claim", "values": {`Number`: by seed}, the primary one first, "primary": its values, "p", "class",
-    "why"}} of the claims whose primary number is recorded."""
-    scale, found = experiment.config.scale, {}
-    for claim in experiment.claims:
-        numbers = claim.numbers_at(scale)
-        values = find_values(numbers, experiment)
-        if primary := values.get(numbers[0]):
-            p = p_value(primary, claim, claim.effect(scale)[1])
-            found[claim.id] = {"claim": claim, "values": values, "primary": primary, "p": p}
-    adjusted = holm({name: row["p"] for name, row in found.items() if row["p"] is not None}, len(experiment.claims))
-    for name, row in found.items():
-        row["p"] = adjusted.get(name)
-        row["class"], row["why"] = classify(row["primary"], row["claim"], scale, row["p"])
-    return found
-
-
-def find_values(numbers: list, experiment: Experiment) -> dict:
-    """{`Number`: its values by seed} of the numbers that are recorded."""
-    found = {}
-    for number in numbers:
-        with suppress(MissingRun):
-            found[number] = experiment.values(number)
-    return found

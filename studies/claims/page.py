@@ -1,4 +1,4 @@
-"""docs/results/claims.md (claims_SCALE.md but for mini) and its figures: tables of what a scale's record says."""
+"""RESULTS/NAME.md and its figures: what the record of a study says, first what is decided, in plain words."""
 
 import math
 import textwrap
@@ -8,40 +8,39 @@ from pathlib import Path
 
 from nanodnt.files import write_file
 from nanodnt.run.metrics import save_figure
-from studies.claims.arms import ARMS, FACTORS, LAYOUTS, TUNING_SEED
-from studies.claims.claims import GAPS
-from studies.claims.experiment import Experiment, arms_in
-from studies.claims.judge import CLASSES, find_values, interval, judge
+from studies.claims.experiment import SEEDS, TUNING_SEEDS, Experiment
+from studies.claims.judge import CLASSES, FEWEST, interval
+from studies.claims.study import SHARES, arms_in
 from studies.sweep.results import draw_curves, markdown_table, new_figure
-from studies.sweep.runner import ROOT, MissingRun
+from studies.sweep.runner import ROOT, MissingRun, resolve_configs
 
-FOREST = "An effect is divided by its smallest effect of interest, and the paper's sign points to the right."
-EACH = "The first number of a claim decides. An arm's files and flags follow the base of its family{own}. {bases}.\n"
-COLORS = dict(zip(CLASSES, ("tab:green", "yellowgreen", "tab:gray", "tab:red", "silver"), strict=True))
-HIGHEST = 2.0  # nats, the edge of the figure on robustness
-WIDEST = 12.0  # the forest plot's edge, in smallest effects of interest
-INTRO = """# The papers' claims, tested here
+PALETTE = ("tab:green", "tab:green", "yellowgreen", "tab:gray", "tab:red", "silver", "white")
+COLORS = dict(zip(CLASSES, PALETTE, strict=True))
+HIGHEST = 2.0  # nats above the lowest loss: the edge of the figure on learning rates
+WIDEST = 12.0  # the edge of the figure of effects, in smallest effects that matter
+INTRO = """# {title}
 
 {about}
 
 [How claims are judged](../claims.md). Brackets are 95% intervals over the seeds (Student's t) at the learning rates
-given; another tuning seed may choose others.
+given; a range is of two seeds.
 
 {note}
 """
-ROBUSTNESS = f"""## What too high a learning rate costs
+EFFECTS = """![Ours beside the papers']({name}/effects.png)
 
-![Loss and rate](claims/{{scale}}-robustness.png)
-
-The rise of the loss from the tuned rate to 4, 8 and 16 times it, with seed {TUNING_SEED}, which chose the rate too: so
-rises are a little too large. Below 0, tuning stopped at a local minimum. S1 is Pre-LN. The figure ends at
-{HIGHEST:g} nats; a cross is a run that diverged, a dash one that is missing, or that train.py refuses for its decay.
+An effect is divided by the smallest that matters, and the claimed sign points to the right.
 """
-STUDY = """## Momentum SGD behind AdamW
+RATES = """## Loss and learning rate
 
-The gap is the loss under mSGDW minus the loss under AdamW, each at its own learning rate. One thing is varied at a
-time; warm-up, clipping and momentum under mSGDW alone. A gap can be small because AdamW does badly: the second table
-has both losses. Under AdamW DNT's loss is so flat that a grid may stop at a local minimum.
+![Loss and learning rate]({name}/rates.png)
+
+Of the arms that are tuned: mean and range of the tuning seeds. The figure ends {highest:g} nats above its lowest loss; a cross
+is a rate at which a run diverged.
+"""
+EACH = """## Each claim
+
+The first number of a claim decides. An arm's files and flags follow its base: {bases}.
 """
 
 
@@ -52,30 +51,36 @@ def format_number(x: float | None) -> str:
     return "diverged" if math.isinf(x) else f"{x:+.3f}".replace("-", "−")
 
 
-def format_interval(values: list) -> str:
-    """Mean and 95% interval of values by seed."""
+def format_values(values: list, pooled: tuple | None = None) -> str:
+    """Mean and 95% interval of values by seed; their range where they are too few for one."""
+    if not values:
+        return "–"
     if not all(map(math.isfinite, values)):
         return f"diverged with {sum(not math.isfinite(v) for v in values)} of {len(values)} seeds"
-    if len(values) < 2:
-        return format_number(values[0])
-    return "{} ({} to {})".format(*map(format_number, interval(values)))
+    if len(values) < FEWEST:
+        return " to ".join(dict.fromkeys(map(format_number, (min(values), max(values)))))
+    return "{} ({} to {})".format(*map(format_number, interval(values, pooled)))
 
 
-def format_loss(loss: float | str | None) -> str:
-    return loss if isinstance(loss, str) else "diverged" if loss is None else f"{loss:.3f}"
+def format_loss(loss: float | None) -> str:
+    return "diverged" if loss is None else f"{loss:.3f}"
+
+
+def format_setting(value) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def format_rate(name: str, experiment: Experiment) -> str:
     """An arm's learning rate and how it was found."""
-    arm, tuned = ARMS[name], experiment.tune(name)
+    arm, tuned = experiment.study.arms[name], experiment.tune(name)
     if tuned.lr is None:
         return "the config's"
     if arm.of:
         return f"{tuned.lr:g}, {f'{arm.times:g} × ' if arm.times != 1 else ''}that of {arm.of}"
     if not tuned.tried:
         return f"{tuned.lr:g}, given"
-    tried = ", ".join(f"{lr:g}: {format_loss(loss)}" for lr, loss in tuned.tried.items())
-    more = "".join(f"; `{files or 'as it is'}`: {format_loss(loss)}" for files, loss in tuned.variants.items())
+    tried = ", ".join(f"{lr:g}: {' / '.join(map(format_loss, losses))}" for lr, losses in tuned.tried.items())
+    more = "".join(f"; `{files or 'as it is'}`: {loss:.3f} at {lr:g}" for files, (lr, loss) in tuned.variants.items())
     return f"{tuned.lr:g}, tuned ({tried}{more})"
 
 
@@ -85,28 +90,27 @@ def describe_runs(experiment: Experiment) -> str:
     machines = Counter((run["machine"]["hardware"], run["machine"]["torch"]) for run in runs)
     where = ", ".join(f"{hardware} (torch {torch}: {n} runs)" for (hardware, torch), n in machines.most_common())
     days = sorted({run["machine"]["date"] for run in runs})
-    hours = sum(run["seconds"] for run in runs) / 3600
-    seeds = sorted({int(word.removeprefix("--seed=")) for run in runs for word in run["args"] if "--seed=" in word})
-    scale, when = (
-        f"*{experiment.config.scale}*: {experiment.scale.title}",
-        " to ".join(dict.fromkeys([days[0], days[-1]])),
-    )
-    counts = f"{len(runs)} runs, {hours:.1f} hours of one run at a time; seeds {', '.join(map(str, seeds))}"
-    return f"Scale {scale}. {counts}; {where}; {when}."
+    hours, when = sum(run["seconds"] for run in runs) / 3600, " to ".join(dict.fromkeys([days[0], days[-1]]))
+    seeds = f"seeds {', '.join(map(str, TUNING_SEEDS))} tune and plan, {', '.join(map(str, SEEDS))} are reported"
+    counts = f"{len(runs)} runs, {hours:.1f} hours of one run at a time; {seeds}"
+    return f"{experiment.study.title}. {counts}; {where}; {when}."
 
 
-def verdict_rows(found: dict, experiment: Experiment) -> list:
-    """The table's rows, head first: one for each claim, grouped by class."""
-    rows = [["paper", "claim", "paper's", "ours (95% interval)", "verdict"]]
-    for row in by_class(found):
-        claim, (published, _) = row["claim"], row["claim"].effect(experiment.config.scale)
-        published = claim.expect if claim.expect in ("equal", "not above") else format_number(published)
-        verdict = f"**{row['class']}{experiment.scale.on}**" + (f" ({row['why']})" if row["why"] else "")
-        beside = [values for number, values in row["values"].items() if number.says == claim.beside]
-        verdict += "".join(f"; {claim.beside}: {format_interval(values)}" for values in beside)
-        statement = f"[{claim.statement}](#{claim.id})"
-        rows.append([claim.paper, statement, published, format_interval(row["primary"]), verdict])
-    return rows
+def in_words(row: dict) -> str:
+    """What was found, in plain words: the claim file's for this class, or the statement."""
+    return row["claim"].plain.get(row["class"], row["claim"].statement)
+
+
+def verdict_rows(rows: list) -> list:
+    """The table's rows, head first: one for each claim."""
+    table = [["paper", "found here", "ours (95% interval)", "paper's", "verdict"]]
+    for row in rows:
+        claim, number = row["claim"], row["claim"].number
+        published = claim.expect if claim.expect in ("equal", "not above") else format_number(number.published)
+        verdict = f"**{row['class']}**" + (f" ({row['why']})" if row["why"] else "")
+        ours = format_values(row["values"][number], row["pooled"].get(number))
+        table.append([claim.paper or "ours", f"[{in_words(row)}](#{claim.id})", ours, published, verdict])
+    return table
 
 
 def by_class(found: dict) -> list:
@@ -114,66 +118,77 @@ def by_class(found: dict) -> list:
     return sorted(found.values(), key=lambda row: CLASSES.index(row["class"]))
 
 
-def number_tables(values: dict, experiment: Experiment) -> list:
+def number_tables(row: dict, experiment: Experiment) -> list:
     """The lines of two tables: numbers with their values by seed, and their arms with rates and losses."""
-    rows = [["number", "paper's", "ours (95% interval)", "by seed"]]
-    for number, by_seed in values.items():
+    table = [["number", "paper's", "ours (95% interval)", "by seed"]]
+    for number, by_seed in row["values"].items():
         measure = "" if number.measure == "loss" else f", {number.measure}"
-        published, by_seed_text = format_number(number.published), ", ".join(map(format_number, by_seed))
-        rows.append([number.says + measure, published, format_interval(by_seed), by_seed_text])
-    arms = [["arm", "files and flags", f"learning rate (losses with seed {TUNING_SEED})", "validation loss by seed"]]
-    for name in arms_in(values):
+        ours = format_values(by_seed, row["pooled"].get(number))
+        cells = [number.says + measure, format_number(number.published), ours]
+        table.append([*cells, ", ".join(map(format_number, by_seed))])
+    arms = [["arm", "files and flags", "learning rate (losses with the tuning seeds)", "validation loss by seed"]]
+    for name in arms_in(row["values"]):
+        base, files = experiment.study.arms[name].base, experiment.tune(name).files
         runs = [experiment.reported(name, seed) for seed in experiment.seeds_of(name)]
-        losses = [format_loss(experiment.record.measures(run).get("loss", "–")) for run in runs]
-        files = experiment.tune(name).files or "the base"
-        arms.append([name, f"`{files}`", format_rate(name, experiment), ", ".join(losses)])
-    return markdown_table(rows) + markdown_table(arms)
+        measures = [experiment.record.measures(run) for run in runs]
+        losses = [format_loss(found["loss"]) if "loss" in found else "–" for found in measures]
+        arms.append([name, f"{base}: `{files}`" if files else base, format_rate(name, experiment), ", ".join(losses)])
+    return markdown_table(table) + markdown_table(arms)
+
+
+def protocol_table(claim, experiment: Experiment) -> list:
+    """The lines of the table of the paper's settings beside ours."""
+    rows = [["setting", "paper's", "source", "here", "why"]]
+    for name, paper, source, ours, why in experiment.protocol(claim):
+        here = " / ".join(map(format_setting, ours))
+        rows.append([name, format_setting(paper), source, here, why or "kept"])
+    return markdown_table(rows) if claim.protocol else []
 
 
 def claim_section(row: dict, experiment: Experiment) -> list:
-    """The folded lines on a claim: its numbers, of which the first decides, and their arms."""
-    claim, scale, verdict = row["claim"], experiment.config.scale, f"{row['class']}{experiment.scale.on}"
-    shows = "can show the effect" if scale in claim.adequate else "cannot show it"
+    """The folded lines on a claim: its protocol, its numbers, of which the first decides, and their arms."""
+    claim = row["claim"]
     p = "" if row["p"] is None else f" Holm's p: {row['p']:.2g}."
-    waiting = [number.says for number in claim.numbers_at(scale) if number not in row["values"]]
-    left_out = [number.says for number in claim.numbers if scale in number.left_out]
+    pooled = row["pooled"].get(claim.number)
+    pooled = f" The variance is pooled over arms, {pooled[1]} degrees of freedom." if pooled else ""
+    waiting = [number.says for number in claim.numbers if number not in row["values"]]
+    smallest = f"Smallest effect that matters: {claim.effect:.3g}."
     lines = [
         f'<a id="{claim.id}"></a>\n<details>',
-        f"<summary><b>{claim.paper}: {claim.statement}</b>: {verdict}</summary>\n",
-        f"Published: {claim.published}.\n",
-        f"Smallest effect of interest: {claim.effect(scale)[1]:g}. Scale {scale} {shows}: {claim.why}{p}\n",
+        f"<summary><b>{claim.paper or 'ours'}: {claim.statement}</b>: {row['class']}</summary>\n",
+        f"Published: {claim.published}.\n" if claim.published else "",
+        f"{smallest} Planned: {row['plan']}.{p}{pooled}\n",
         f"{claim.note}\n" if claim.note else "",
-        *number_tables(row["values"], experiment),
-        f"Not run yet: {'; '.join(waiting)}.\n" if waiting else "",
-        f"Not measured at this scale: {'; '.join(left_out)}.\n" if left_out else "",
+        *protocol_table(claim, experiment),
+        *number_tables(row, experiment),
+        f"Not run: {'; '.join(waiting)}.\n" if waiting else "",
         "</details>\n",
     ]
     return list(filter(None, lines))
 
 
-def draw_forest(found: dict, experiment: Experiment, path: Path) -> None:
-    """Draw every judged claim, grouped by class: our interval, and the paper's value as a diamond."""
-    ordered = by_class(found)
-    figure, (axis,) = new_figure(1, 9.0, 0.42 * len(ordered) + 1.2)
+def draw_effects(rows: list, path: Path) -> None:
+    """Draw the judged claims: our interval, and the paper's value as a diamond."""
+    figure, (axis,) = new_figure(1, 9.0, 0.42 * len(rows) + 1.2)
     axis.axvspan(-1, 1, color="0.93", linewidth=0)
     axis.axvline(0, color="0.5", linewidth=0.8)
-    for i, row in enumerate(ordered):
-        published, smallest = row["claim"].effect(experiment.config.scale)
-        unit = smallest * row["claim"].toward()
-        color, values = COLORS[row["class"]], [value / unit for value in row["primary"]]
+    for i, row in enumerate(rows):
+        number = row["claim"].number
+        unit, color = row["claim"].effect * row["claim"].toward, COLORS[row["class"]]
+        values, pooled = row["values"][number], row["pooled"].get(number)
         if not all(map(math.isfinite, values)):
             axis.text(0, i, " diverged", color=color, va="center")
         else:
-            ours = interval(values) if len(values) > 1 else (values[0],) * 3
-            mean, low, high = (min(max(x, -WIDEST), WIDEST) for x in ours)
+            ours = interval(values, pooled) if len(values) >= FEWEST else (values[0], min(values), max(values))
+            mean, low, high = (min(max(x / unit, -WIDEST), WIDEST) for x in ours)
             mark = {-WIDEST: "<", WIDEST: ">"}.get(mean, "o")  # an arrow: beyond the edge
             axis.plot([low, high], [i, i], color=color, linewidth=2.5)
             axis.plot(mean, i, mark, color=color, markersize=7)
-        if published is not None:
-            axis.plot(published / unit, i, "D", color="black", markersize=5, fillstyle="none")
-    axis.set_yticks(range(len(ordered)), [f"{row['claim'].id}: {row['class']}{experiment.scale.on}" for row in ordered])
-    axis.set(xlim=(-WIDEST - 0.5, WIDEST + 0.5), ylim=(len(ordered) - 0.4, -0.6))
-    axis.set_xlabel("effect / smallest effect of interest; the paper's sign is to the right")
+        if number.published is not None:
+            axis.plot(number.published / unit, i, "D", color="black", markersize=5, fillstyle="none")
+    axis.set_yticks(range(len(rows)), [f"{row['claim'].id}: {row['class']}" for row in rows])
+    axis.set(xlim=(-WIDEST - 0.5, WIDEST + 0.5), ylim=(len(rows) - 0.4, -0.6))
+    axis.set_xlabel("effect / smallest effect that matters; the claimed sign is to the right")
     axis.plot([], [], "o-", color="0.3", label="ours, 95% interval")
     axis.plot([], [], "D", color="black", fillstyle="none", label="the paper's")
     axis.legend(frameon=False, fontsize=8, loc="lower right")
@@ -181,77 +196,67 @@ def draw_forest(found: dict, experiment: Experiment, path: Path) -> None:
 
 
 def find_curves(experiment: Experiment) -> dict:
-    """{(optimizer, layout): (the tuned rate, its loss with the tuning seed, {rate over the tuned one: how far its loss
-    is above that, None where it diverged})} of what is recorded."""
+    """{base and optimizer: {arm: {learning rate: losses of the tuning seeds}}} of the arms that are tuned."""
     curves = {}
-    for name, where in experiment.curves.items():
+    for name, arm in experiment.study.arms.items():
         with suppress(MissingRun):
-            tuned = experiment.tune(name)
-            losses = {lr / tuned.lr: loss for lr, loss in tuned.tried.items()}
-            for factor in (factor for factor in FACTORS if f"{name} ×{factor}" in ARMS):
-                with suppress(MissingRun):
-                    losses[factor] = experiment.measure("loss", experiment.reported(f"{name} ×{factor}", TUNING_SEED))
-            rises = {factor: loss if loss is None else loss - losses[1] for factor, loss in sorted(losses.items())}
-            curves[where] = tuned.lr, losses[1], rises
+            if (tuned := experiment.tune(name)).tried:
+                config = resolve_configs(experiment.run_of(name, tuned.lr, TUNING_SEEDS[0]).args)[1]
+                curves.setdefault(f"{arm.base}, {config.optimizer}", {})[name] = tuned.tried
     return curves
 
 
-def robustness_rows(curves: dict) -> list:
-    """The table's rows, head first: one for each layout and optimizer."""
-    rows = [["optimizer", "layout", "tuned rate", "loss there", *(f"× {factor}" for factor in FACTORS)]]
-    for (optimizer, layout), (rate, loss, rises) in curves.items():
-        found = [rises.get(factor, math.nan) for factor in FACTORS]
-        cells = [format_number(math.inf if rise is None else rise) for rise in found]
-        rows.append([optimizer, layout, f"{rate:g}", format_loss(loss), *cells])
-    return rows
-
-
-def draw_robustness(curves: dict, path: Path) -> None:
-    """Draw the rises of `find_curves`, up to HIGHEST. A cross at the top is a run that diverged."""
-    optimizers = list(dict.fromkeys(optimizer for optimizer, _ in curves))
-    figure, axes = new_figure(len(optimizers), 4.0, 3.6)
-    for axis, optimizer in zip(axes, optimizers, strict=True):
-        found = {layout: curves.get((optimizer, layout), (0, 0, {}))[2] for layout in LAYOUTS}  # each has its color
-        rises = {layout: {x: [rise] for x, rise in its.items()} for layout, its in found.items()}
-        draw_curves(axis, rises, "learning rate / tuned one", "loss above that at the tuned rate, nats", HIGHEST)
-        axis.set_title(optimizer)
-    for axis in axes[1:]:
-        axis.set_ylabel("")
-        axis.get_legend().remove()
+def draw_rates(curves: dict, path: Path) -> None:
+    """Draw the losses of `find_curves`, up to HIGHEST above the lowest of all."""
+    figure, axes = new_figure(len(curves), 4.2, 3.8)
+    for axis, (what, arms) in zip(axes, curves.items(), strict=True):
+        lowest = min(x for its in arms.values() for losses in its.values() for x in losses if x is not None)
+        axis.sharey(axis)
+        draw_curves(axis, arms, "learning rate", "validation loss, nats", lowest + HIGHEST)
+        axis.set_title(what, fontsize=9)
     save_figure(figure, path)
+
+
+def others_table(others: dict) -> list:
+    """The lines on what others found."""
+    rows = [["paper", "who and where", "what they found", "for the paper"]]
+    rows += [[paper, where, what, sign] for paper, its in others.items() for where, what, sign in its]
+    return ["## What others found\n", *markdown_table(rows)] if others else []
 
 
 def render_page(experiment: Experiment, found: dict, curves: dict) -> str:
     """The page's text, from the verdicts and the curves."""
-    scale = experiment.config.scale
-    lines = [INTRO.format(about=describe_runs(experiment), note=textwrap.fill(experiment.scale.note, 120))]
-    if found:
-        lines += [f"![Ours beside the papers'](claims/{scale}.png)\n\n{FOREST}\n"]
-        lines += markdown_table(verdict_rows(found, experiment))
-    if missing := [claim.id for claim in experiment.claims if claim.id not in found]:
+    study, name = experiment.study, experiment.name
+    judged = [row for row in by_class(found) if row["class"] != "cannot judge"]
+    title = "The papers' claims, tested here" if any(claim.paper for claim in study.claims) else "Claims, tested"
+    lines = [INTRO.format(title=title, about=describe_runs(experiment), note=textwrap.fill(study.note, 120)).rstrip()]
+    if judged:
+        lines += ["", "## What is decided\n", EFFECTS.format(name=name), *markdown_table(verdict_rows(judged))]
+    if missing := [claim.id for claim in study.claims if claim.id not in found]:
         lines += [f"Not run yet: {', '.join(missing)}.\n"]
+    if cannot := [row for row in by_class(found) if row["class"] == "cannot judge"]:
+        lines += ["## What this scale cannot judge\n"]
+        lines += [f"- {r['claim'].paper}: [{r['claim'].statement}](#{r['claim'].id}): {r['why']}." for r in cannot]
+        lines += [""]
+    lines += others_table(study.others)
     if curves:
-        lines += [ROBUSTNESS.format(scale=scale), *markdown_table(robustness_rows(curves))]
-    if scale == "mini" and (gaps := find_values(GAPS, experiment)):
-        lines += [STUDY, *number_tables(gaps, experiment)]
-    bases = "; ".join(f"{family}: `{files}`" for family, files in experiment.scale.bases.items())
-    own = "; the papers' own configurations stand alone" if experiment.scale.own else ""
-    lines += ["## Each claim\n", EACH.format(own=own, bases=bases)]
-    for row in found.values():
+        lines += [RATES.format(name=name, highest=HIGHEST)]
+    bases = "; ".join(f"{base}: `{files}`" for base, files in study.bases.items() if files)
+    lines += [EACH.format(bases=bases or "the papers' own configurations stand alone")]
+    for row in by_class(found):
         lines += claim_section(row, experiment)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def write_page(experiment: Experiment) -> Path:
     """Write the page and its figures; returns the page's path."""
-    folder, scale = ROOT / experiment.config.results, experiment.config.scale
-    (folder / "claims").mkdir(parents=True, exist_ok=True)
-    experiment.may_train = False  # from here on it only reads the record
-    found, curves = judge(experiment), find_curves(experiment)
-    if found:
-        draw_forest(found, experiment, folder / "claims" / f"{scale}.png")
-    if curves:
-        draw_robustness(curves, folder / "claims" / f"{scale}-robustness.png")
-    path = folder / ("claims.md" if scale == "mini" else f"claims_{scale}.md")
-    write_file(path, lambda f: f.write(render_page(experiment, found, curves).encode()))
+    with experiment.only_reading():
+        found, curves = experiment.judge(), find_curves(experiment)
+        experiment.folder.mkdir(parents=True, exist_ok=True)
+        if judged := [row for row in by_class(found) if row["class"] != "cannot judge"]:
+            draw_effects(judged, experiment.folder / "effects.png")
+        if curves:
+            draw_rates(curves, experiment.folder / "rates.png")
+        path = ROOT / experiment.config.results / f"{experiment.name}.md"
+        write_file(path, lambda f: f.write(render_page(experiment, found, curves).encode()))
     return path

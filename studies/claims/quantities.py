@@ -15,7 +15,7 @@ import torch
 from nanodnt.run.environment import choose_device
 from nanodnt.run.metrics import read_metrics
 from nanodnt.tasks import task_of
-from studies.analysis import norms, streams
+from studies.analysis import gradients, norms, streams
 from studies.analysis.figure import FIGURES
 from studies.analysis.pipeline import AnalyzeConfig
 from studies.analysis.runs import Batches, CheckpointedRun, kept_steps
@@ -58,6 +58,23 @@ def mean_log_tail(path: Path, what: str) -> float:
     early = next(step for step in steps_of(path) if step >= open_run(path).train_config["warmup_iters"])
     tails = measured(path, "gradients", f"step_{early}.pt")["types"].values()
     return statistics.mean(math.log10(tail[what]) for tail in tails)
+
+
+def mean_log_kurtosis(path: Path) -> float:
+    """The mean over all matrices of the blocks, each by itself, of the log10 of the kurtosis of its gradient entries,
+    at the first checkpoint after warm-up."""
+    early = next(step for step in steps_of(path) if step >= open_run(path).train_config["warmup_iters"])
+    model, batches, _ = probe(path, TOKENS["gradients"], f"step_{early}.pt")
+    found = gradients.compute_gradients(model, batches)
+    return statistics.mean(
+        math.log10(gradients.tail_statistics(found[name])["kurtosis"]) for name in gradients.matrix_types(model)
+    )
+
+
+def rise(path: Path) -> float:
+    """How far the last validation loss is above the lowest one."""
+    losses = [row["val_loss"] for row in read_metrics(path) if "val_loss" in row]
+    return losses[-1] - min(losses)
 
 
 def sharpness(path: Path, name: str = "last.pt") -> dict:
@@ -114,6 +131,8 @@ MEASURES = {
     "top-1": lambda path: 100 * [row["val_top1"] for row in read_metrics(path) if "val_top1" in row][-1],  # percent
     "log10 gradient RMS": partial(mean_log_tail, what="rms"),
     "log10 gradient kurtosis": partial(mean_log_tail, what="kurtosis"),
+    "log10 gradient kurtosis by matrix": mean_log_kurtosis,
+    "rise": rise,
     **{
         f"log10 sharpness {a}/{b}": lambda path, a=a, b=b: math.log10(sharpness(path)[a] / sharpness(path)[b])
         for b, a in (*pairwise(ORDER), ("emb", "norm"))
@@ -124,6 +143,9 @@ MEASURES = {
     "alpha and 1/std": lambda path: measured(path, "alpha")["pearson_r"],
     "log10 variance growth": lambda path: log_variances(path)[-1] - log_variances(path)[1],
     "log10 variance growth at the start": lambda path: log_variances(path, True)[-1] - log_variances(path, True)[1],
+    "log10 variance growth since the start": lambda path: (
+        MEASURES["log10 variance growth"](path) - MEASURES["log10 variance growth at the start"](path)
+    ),
     "log10 last variance": lambda path: log_variances(path)[-1],
     "angular ratio": lambda path: halves(path, "angular")[1] / halves(path, "angular")[0],
     "angular deep": lambda path: halves(path, "angular")[1],

@@ -138,7 +138,7 @@ class Runner:
         """Call `function(*arguments)` for {name: arguments}, `jobs` at a time; returns ([names that ended well], 0 or
         the exit code). An error, or what a `MissingRun` says, is printed, the others go on. SIGTERM ends the runs."""
         finished, code, handlers = [], 0, {s: signal.signal(s, self.stop) for s in (signal.SIGINT, signal.SIGTERM)}
-        pool = ThreadPoolExecutor(self.jobs)
+        pool, self.stopping = ThreadPoolExecutor(self.jobs), False
         try:
             futures = {pool.submit(function, *arguments): name for name, arguments in tasks.items()}
             for future in as_completed(futures):

@@ -1,0 +1,553 @@
+"""The papers' claims about language models, written down before the runs, for `python reproduce.py`.
+
+    python reproduce.py --claims=config/studies/papers.py
+
+Numbers in brackets are lines of the papers' texts that we read; [I] is our choice, [U] is not published where we could
+read it. The largest effects and the papers' headlines come first.
+"""
+
+from studies.claims.study import Arm, Claim, Number, Setting, Study
+
+# -- what the scale changes in every protocol
+
+SIZE = "two CPU cores train it in a minute and a half"
+RATE = "the paper's rate goes with its size and steps: tuned for each arm"
+
+
+def kept(paper: dict, **sources) -> tuple:
+    """Settings that are the paper's here too: {flag: value}, and where the paper has them, by flag."""
+    return tuple(Setting(name, value, sources[name.split()[0]]) for name, value in paper.items())
+
+
+def size(source: str, n_layer: int, n_embd: int, batch_size: int, block_size: int, max_iters: int, dataset: str) -> tuple:
+    values = dict(n_layer=n_layer, n_embd=n_embd, batch_size=batch_size, block_size=block_size, max_iters=max_iters)
+    return tuple(Setting(name, value, source, SIZE) for name, value in (values | dict(dataset=dataset)).items())
+
+
+# -- DNT: arms
+
+MSGDW = "config/optimizers/msgdw.py"
+S = {f"S{i}": f"config/dnt/s{i}.py" for i in range(1, 6)}
+LEFT_OUT = ("QK", "pre", "mid", "input")
+STRESS = "--warmup_iters=0 --weight_decay=0"
+DNT_ARMS = {
+    **{f"{s} at 1.0": Arm("gpt", f"{file} {MSGDW}", lr=1.0, floor=0) for s, file in S.items()},
+    **{f"{s} mSGDW": Arm("gpt", f"{S[s]} {MSGDW} --learning_rate=0.5", floor=0) for s in ("S1", "S5")},
+    **{f"{s} AdamW": Arm("gpt", S[s]) for s in ("S1", "S5")},
+    **{f"{s} AdamW, 8 × S1's rate": Arm("gpt", S[s], of="S1 AdamW", times=8) for s in ("S1", "S5")},
+    **{f"{s} mSGDW, 8 × S1's rate": Arm("gpt", f"{S[s]} {MSGDW}", of="S1 mSGDW", times=8, floor=0) for s in ("S1", "S5")},
+    **{f"{s} Muon": Arm("gpt", f"{S[s]} config/optimizers/muon.py --learning_rate=8e-3") for s in ("S1", "S5")},
+    **{f"S4 without {n}": Arm("gpt", f"config/dnt/no_{n.lower()}_norm.py {STRESS}", lr=0.3) for n in LEFT_OUT},
+    "S4, whole": Arm("gpt", f"{S['S4']} {STRESS}", lr=0.3),
+    "S1, as S4": Arm("gpt", f"{S['S1']} {STRESS}", lr=0.3),
+}
+
+# -- DNT: protocols. Table 5 has the same values for GPT-2 and L-DNT, but for AdamW's rate
+
+DNT_SIZE = size("Tables 3, 5 [528, 583, 584, 586]", 12, 768, 480, 1024, 200_000, "openwebtext")
+TABLE_5 = kept(
+    dict(init="xavier", schedule="cosine", grad_clip=1.0, dropout=0.0),
+    init="Table 5 [582]",
+    schedule="Table 5 [576]",
+    grad_clip="Table 5 [589]",
+    dropout="Table 5 [587]",
+)
+WARMUP = Setting("warm-up / steps", 0.01, "App. C [537]: 2000 of 200K; under mSGDW Table 5 has 0 [581]")
+SGD = (
+    *kept(
+        dict(optimizer="msgdw", momentum=0.9, weight_decay=1e-4, min_lr=6e-5),
+        optimizer="Table 5 [575]",
+        momentum="Table 5 [580]",
+        weight_decay="Table 5 [579]",
+        min_lr="Table 5 [578]",
+    ),
+    *TABLE_5,
+    WARMUP,
+)
+COMMON = (Setting("learning_rate", 1.0, "Table 5 [577], both models"), *SGD, *DNT_SIZE)
+OWN = "that each layout has its own is a check of ours [I]: a common rate may suit one alone"
+OWN_RATE = (Setting("learning_rate", 1.0, "Table 5 [577], both models", OWN), *SGD, *DNT_SIZE)
+ADAMW = (
+    Setting("learning_rate", 6e-4, "Table 5 [577]", RATE),
+    *kept(
+        {"optimizer": "adamw", "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "min_lr / rate": 0.1},
+        optimizer="Table 5 [575]",
+        beta1="Table 5 [580]",
+        beta2="Table 5 [580]",
+        weight_decay="Table 5 [579]",
+        min_lr="Table 5 [577, 578]",
+    ),
+    *TABLE_5,
+    WARMUP,
+    *DNT_SIZE,
+)
+APP_F = (
+    *kept(
+        dict(learning_rate=0.3, optimizer="adamw", warmup_iters=0, weight_decay=0.0, init="xavier"),
+        learning_rate="App. F [624]",
+        optimizer="App. F [624]: Adam, which is AdamW without decay",
+        warmup_iters="App. F [624]",
+        weight_decay="App. F [624]: Adam",
+        init="Table 5 [582]",
+    ),
+    Setting("max_iters", 30_000, "App. F [635]: it looks at up to 30K steps", SIZE),
+    *DNT_SIZE[:4],
+)
+MUON = (
+    Setting("learning_rate", 1e-4, "App. F.1 [646]: of matrices, 6e-4 of the rest", f"{RATE}; one for both"),
+    Setting("warm-up / steps", 0.01, "App. F.1 [646]: 2000 steps; how many in all is [U]"),
+    *kept(dict(init="xavier"), init="Table 5 [582]"),
+    *DNT_SIZE[:4],
+)
+
+DNT = [
+    Claim(
+        "dnt-common",
+        "Under momentum SGD at the paper's learning rate of 1.0, DNT has a lower loss than Pre-LN",
+        Number("S5 minus S1, both at 1.0", "S5 at 1.0 - S1 at 1.0", -0.057),
+        sides=tuple(Number(f"{s} minus S1", f"{s} at 1.0 - S1 at 1.0") for s in ("S2", "S3", "S4")),
+        paper="DNT",
+        published="124M: 2.849 and 2.906 (Table 1 [246, 247])",
+        protocol=COMMON,
+        note="S1 has RMSNorm here, so that the layouts alone differ; nanoGPT's GPT-2 has LayerNorm.",
+    ),
+    Claim(
+        "dnt-order",
+        "Under momentum SGD, S4 and S5 are better than S3",
+        Number("S4 minus S3 plus S5 minus S3", "S4 at 1.0 - S3 at 1.0 + S5 at 1.0 - S3 at 1.0"),
+        smallest=0.057,
+        sides=(
+            Number("S3 minus S1: better, in the paper", "S3 at 1.0 - S1 at 1.0"),
+            Number("S2 minus S1: similar, in the paper", "S2 at 1.0 - S1 at 1.0"),
+            Number("S5 minus S4: similar, in the paper", "S5 at 1.0 - S4 at 1.0"),
+        ),
+        paper="DNT",
+        published="Fig. 6, 124M, all with the same hyper-parameters [264]: S1 worst, S2 similar, S3 better, S4 and S5 "
+        "best and similar [268]; no numbers",
+        protocol=COMMON,
+        note="0.057, for the sum of two differences, is our choice [I]: Table 1's effect.",
+    ),
+    Claim(
+        "dnt-own",
+        "Under momentum SGD, each at its own learning rate, DNT has a lower loss than Pre-LN",
+        Number("S5 minus S1, each at its own rate", "S5 mSGDW - S1 mSGDW", -0.057),
+        paper="DNT",
+        published="124M: 2.849 and 2.906, at one rate (Table 1 [246, 247])",
+        protocol=OWN_RATE,
+    ),
+    Claim(
+        "dnt-gap",
+        "DNT narrows momentum SGD's gap to AdamW",
+        Number("gap of S5 minus gap of S1", "S5 mSGDW - S5 AdamW - S1 mSGDW + S1 AdamW", -0.053),
+        sides=(
+            Number("gap of S1: mSGDW minus AdamW", "S1 mSGDW - S1 AdamW", 0.039),
+            Number("gap of S5", "S5 mSGDW - S5 AdamW", -0.014),
+            Number("S5 minus S1 under AdamW", "S5 AdamW - S1 AdamW", -0.004),
+        ),
+        paper="DNT",
+        published="124M, AdamW then mSGDW: GPT-2 2.867, 2.906; DNT 2.863, 2.849 (Table 1 [244-247])",
+        protocol=(*TABLE_5, WARMUP, *DNT_SIZE),
+        note="Each arm at its own rate; rates, decay and floors as in dnt-own and dnt-robust.",
+    ),
+    Claim(
+        "dnt-robust",
+        "At eight times Pre-LN's learning rate under AdamW, DNT has a lower loss than Pre-LN [I]",
+        Number("S5 minus S1, both at 8 × S1's rate", "S5 AdamW, 8 × S1's rate - S1 AdamW, 8 × S1's rate"),
+        smallest=0.2,
+        sides=(
+            Number("S5 at that rate minus S5 at its own", "S5 AdamW, 8 × S1's rate - S5 AdamW"),
+            Number("S1 at that rate minus S1 at its own", "S1 AdamW, 8 × S1's rate - S1 AdamW"),
+            Number("the first under mSGDW", "S5 mSGDW, 8 × S1's rate - S1 mSGDW, 8 × S1's rate"),
+        ),
+        paper="DNT",
+        published="no number; App. C: DNT is “robust to large learning rate” [543]",
+        protocol=ADAMW,
+        note="Eight times, the comparison at one rate, and 0.2 nats are our choices [I].",
+    ),
+    Claim(
+        "dnt-leave-out",
+        "Under Adam at 0.3 without warm-up, DNT without QK-norm collapses within a few steps",
+        Number("S4 without QK-norm minus S4", "S4 without QK - S4, whole"),
+        expect="above",
+        smallest=0.5,
+        sides=(
+            *(Number(f"S4 without {n} norm minus S4", f"S4 without {n} - S4, whole") for n in LEFT_OUT[1:]),
+            Number("S1 (Pre-LN) minus S4", "S1, as S4 - S4, whole"),
+        ),
+        paper="DNT",
+        published="App. F: without QK-norm it collapses within a few steps [633], without pre norms from about 4,000 "
+        "[634], without mid norms it oscillates between 10K and 30K [635], without input norm it converges [636]; "
+        "ranking QK > pre ≈ mid > input [638]",
+        protocol=APP_F,
+        note="Of the four, a run of this length can show the first collapse alone. The paper says that it starts from S5 "
+        "but lists two pre norms [624], which is S4 [I]. A collapse of 0.5 nats is our choice [I].",
+    ),
+    Claim(
+        "dnt-muon",
+        "DNT has a lower loss under Muon than under AdamW",
+        Number("S5: Muon minus AdamW", "S5 Muon - S5 AdamW"),
+        smallest=0.02,
+        sides=(
+            Number("S1: Muon minus AdamW", "S1 Muon - S1 AdamW"),
+            Number("S5 minus S1 under Muon", "S5 Muon - S1 Muon"),
+        ),
+        paper="DNT",
+        published="no number; App. F.1: DNT converges “significantly” faster under Muon [655]",
+        protocol=MUON,
+        note="0.02 nats is our choice [I].",
+    ),
+    Claim(
+        "dnt-muon-rise",
+        "Under Muon, Pre-LN's validation loss rises late in training",
+        Number("S1 Muon: last loss minus the lowest", "S1 Muon", measure="rise"),
+        expect="above",
+        smallest=0.02,
+        paper="DNT",
+        published="App. F.1: GPT-2's loss rises after 50K steps [655]",
+        cannot="it takes 50,000 steps, and the whole run has 300",
+    ),
+]
+
+# -- Blockwise LR, on a LLaMA as in the paper: untied, gains decayed as in its authors' code
+
+ONE = "--decay_gains=all --n_ff=512"
+B = "config/blockwise"
+BLOCKWISE_ARMS = {
+    "one rate": Arm("blockwise", floor=0.05),
+    "all blocks": Arm("blockwise", f"{B}/warmup_end.py", of="one rate", floor=0.05),
+    "all blocks, from the start": Arm("blockwise", f"{B}/blockwise.py", of="one rate", floor=0.05),
+    "all blocks, own rate": Arm("blockwise", f"{B}/warmup_end.py --learning_rate=1e-3", floor=0.05),
+    "Emb": Arm("blockwise", f"{B}/emb.py --blockwise_start=warmup_end", of="one rate", floor=0.05),
+    "Emb, FFN": Arm("blockwise", f"{B}/emb_ffn.py --blockwise_start=warmup_end", of="one rate", floor=0.05),
+    "Norm ×2": Arm("blockwise", f"{B}/norm_double.py --blockwise_start=warmup_end", of="one rate", floor=0.05),
+    "one rate, twice the steps": Arm("blockwise", "--max_iters=600 --warmup_iters=12", of="one rate", floor=0.05),
+    "Adam-mini, one rate": Arm("blockwise", "config/optimizers/adam_mini.py --decay_gains=none", of="one rate", floor=0.05),
+    "Adam-mini, blocks": Arm(
+        "blockwise",
+        f"{B}/adam_mini_blockwise.py --decay_gains=none --blockwise_start=warmup_end",
+        of="one rate",
+        floor=0.05,
+    ),
+    "sharpness": Arm("llama", "config/scale_vectors/shared.py", keep=True),
+}
+BLOCKWISE = (
+    Setting("learning_rate", 8e-4, "Table 2 [407]: the baseline's own, tuned", RATE),
+    *kept(
+        {
+            "optimizer": "adamw",
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "weight_decay": 0.1,
+            "grad_clip": 1.0,
+            "min_lr / rate": 0.05,
+            "schedule": "cosine",
+            "warm-up / steps": 0.02,
+            "tie_weights": False,
+            "mlp": "swiglu",
+            "pos": "rope",
+            "norm": "rmsnorm",
+            "FFN width / width": 4.0,
+        },
+        optimizer="sec. 6 [231]",
+        beta1="sec. 6 [231]",
+        beta2="sec. 6 [231]",
+        weight_decay="sec. 6 [231]",
+        grad_clip="sec. 6 [231]",
+        min_lr="sec. 6 [231]",
+        schedule="sec. 6 [231]",
+        **{"warm-up": "A.1 [413]: 1,000 of 50,000"},
+        tie_weights="its authors' code, a LLaMA of Hugging Face [389]",
+        mlp="A [389]",
+        pos="A [389]",
+        norm="A [389]",
+        FFN="Table 2 [407]",
+    ),
+    Setting("decay_gains", "all", "its authors' code; the text says nanoGPT's settings [231], which decay none"),
+    *size("Table 2, A.1 [407, 413]", 8, 1024, 480, 1024, 50_000, "openwebtext")[1:],
+)
+AT_SWITCH = Setting("blockwise_start", "warmup_end", "A.2 [426]", "one rate has no switch")
+BLOCKWISE_CLAIMS = [
+    Claim(
+        "blockwise-loss",
+        "Blockwise rates beat one rate, at the rate that is best for one",
+        Number("all four ratios, from the end of warm-up, minus one rate", "all blocks - one rate", -0.050),
+        sides=(
+            Number("from the start, as in its authors' code", "all blocks, from the start - one rate", -0.050),
+            Number("Emb alone", "Emb - one rate", -0.016),
+            Number("Emb and FFN", "Emb, FFN - one rate", -0.043),
+            Number("Norm ×2", "Norm ×2 - one rate", 0.003),
+        ),
+        paper="Blockwise LR",
+        published="0.25B, 50K steps: 2.784 and 2.834; Emb 2.818, Emb and FFN 2.791, Norm 2.837 (Table 1 [270-274])",
+        protocol=(*BLOCKWISE, AT_SWITCH),
+        note="Ratios 10, 8, 6, 4 for Emb, QK, FFN, VO (Eq. 5 [235]). The paper's grid has steps of about a third (A.1 "
+        "[413]), ours of two; how near to failing its rate is, is [U].",
+    ),
+    Claim(
+        "blockwise-own",
+        "Blockwise rates beat one rate, each at its own base rate [I]",
+        Number("all four ratios minus one rate, each at its own", "all blocks, own rate - one rate", -0.050),
+        paper="Blockwise LR",
+        published="at the rate that is best for one: 2.784 and 2.834 (Table 1 [270, 273])",
+        protocol=(*BLOCKWISE, AT_SWITCH),
+        note="A check of ours: whether more than a higher rate is gained.",
+    ),
+    Claim(
+        "blockwise-speed",
+        "Blockwise rates reach in half the steps the loss of one rate",
+        Number("all blocks in 300 steps minus one rate in 600", "all blocks, own rate - one rate, twice the steps"),
+        expect="not above",
+        smallest=0.02,
+        sides=(Number("one rate in 600 steps minus in 300", "one rate, twice the steps - one rate"),),
+        paper="Blockwise LR",
+        published="nearly 2 × faster: against a baseline of twice the steps (sec. 6.1 [256])",
+        protocol=(*BLOCKWISE, AT_SWITCH),
+        note="Each run has a schedule of its own length, as in Fig. 4. 0.02 nats is our choice [I].",
+    ),
+    Claim(
+        "blockwise-adam-mini",
+        "Blockwise rates beat one rate under Adam-mini",
+        Number("Emb 4, QK 1, FFN 4, VO 4 minus one rate", "Adam-mini, blocks - Adam-mini, one rate", -0.044),
+        paper="Blockwise LR",
+        published="Fig. 5 [289]; 0.044 is read off a plot in its authors' repository. At the rate tuned for AdamW [284]",
+        protocol=tuple(s for s in BLOCKWISE if s.name not in ("optimizer", "decay_gains")),
+        note="Its authors' Adam-mini decays no gains.",
+    ),
+    Claim(
+        "blockwise-order",
+        "Norms are far sharper than embeddings",
+        Number("log10 of Norm over Emb at the end", "sharpness", 1.557, "log10 sharpness norm/emb"),
+        expect="above",
+        smallest=0.778,
+        sides=(
+            Number("log10 of QK over Emb", "sharpness", 0.242, "log10 sharpness qk/emb"),
+            Number("log10 of FFN over QK", "sharpness", 0.286, "log10 sharpness ffn/qk"),
+            Number("log10 of VO over FFN", "sharpness", 0.270, "log10 sharpness vo/ffn"),
+            Number("log10 of Norm over VO", "sharpness", 0.759, "log10 sharpness norm/vo"),
+        ),
+        paper="Blockwise LR",
+        published="Emb ≪ QK < FFN < VO ≪ Norm (Principle 1 [47]); LLaMA 0.25B at 40K steps about 8.6e-7, 1.5e-6, "
+        "2.9e-6, 5.4e-6, 3.1e-5 (read off a chart in its authors' repository)",
+        note="Arithmetic means (Eq. 4 [124]; A.1 [421] computes on a logarithmic scale). Gains are not decayed here.",
+        cannot="an embedding's mean falls as the vocabulary grows, since a text uses few of its rows: with 4,096 tokens "
+        "in place of 50,304 the paper's 1.557 would be about 0.47",
+        seeds=4,
+    ),
+]
+
+# -- LNS: a LLaMA of 16 blocks, Adam at one rate for all
+
+LNS_ARMS = {
+    "Pre-LN": Arm("deep", "config/lns/pre_ln.py", of="scaled init"),
+    "scaled init": Arm("deep", "config/lns/scaled_init.py --learning_rate=2e-3"),
+    "LNS": Arm("deep", "config/lns/lns.py", of="scaled init"),
+}
+LNS = (
+    Setting("learning_rate", 1e-3, "Table 1's caption [189]: one for all methods", "one for all: that best for scaled init"),
+    *kept(
+        {"optimizer": "adamw", "weight_decay": 0.0, "mlp": "swiglu", "norm": "rmsnorm", "min_lr / rate": 0.1},
+        optimizer="sec. 5.1 [189]: Adam, which is AdamW without decay",
+        weight_decay="its authors' scripts",
+        mlp="Table 1's caption [189]",
+        norm="Table 1's caption [189]",
+        min_lr="its authors' scripts",
+    ),
+    Setting("beta2", 0.999, "its authors' scripts"),
+    Setting("grad_clip", 0.0, "its authors' scripts"),
+    Setting("tie_weights", False, "its authors' scripts"),
+    Setting("warm-up / steps", 0.1, "its authors' scripts: 2K of 20K"),
+    Setting("n_layer", 12, "its authors' scripts, 130M", "16, for the depth is the point"),
+    *size("its authors' scripts, 130M", 12, 768, 512, 256, 20_000, "c4")[1:],
+)
+LNS_CLAIMS = [
+    Claim(
+        "lns-variance",
+        "In training, the stream's variance grows less with depth under LNS than in Pre-LN",
+        Number(
+            "log10 of the growth over the blocks, since initialisation, LNS minus Pre-LN",
+            "LNS - Pre-LN",
+            measure="log10 variance growth since the start",
+        ),
+        smallest=0.2,
+        sides=(
+            Number("against Pre-LN with scaled init", "LNS - scaled init", None, "log10 variance growth since the start"),
+            Number("the growth at the end", "LNS - Pre-LN", -0.845, "log10 variance growth"),
+            Number("the growth before the first step", "LNS - Pre-LN", None, "log10 variance growth at the start"),
+        ),
+        paper="LNS",
+        published="Fig. 4, 130M: the last layer grows after 2K iterations, to 175 in Pre-LN, with scaled init too; LNS "
+        "about 25 (sec. 5.4 [217])",
+        protocol=LNS,
+        note="The estimator is [U]: here over a token's channels, mean over tokens [I]. The factors alone make the growth "
+        "smaller before the first step: so what training adds decides. 0.2 is our choice [I].",
+    ),
+    Claim(
+        "lns-depth",
+        "Under LNS the deeper half of the blocks does more than in Pre-LN",
+        Number("cost of removing a block of the deeper half, nats, LNS minus Pre-LN", "LNS - Pre-LN", None, "removal deep"),
+        expect="above",
+        smallest=0.01,
+        sides=(
+            Number("against Pre-LN with scaled init", "LNS - scaled init", None, "removal deep"),
+            Number("deeper over shallower half, LNS", "LNS", None, "removal ratio"),
+            Number("deeper over shallower half, Pre-LN", "Pre-LN", None, "removal ratio"),
+            Number("turn by a block of the deeper half, LNS minus Pre-LN", "LNS - Pre-LN", None, "angular deep"),
+        ),
+        paper="LNS",
+        published="Fig. 7 and sec. 5.5 [225]: removing deeper layers costs more under LNS, and they turn the stream more; "
+        "no numbers but angles “exceeding 0.6”",
+        protocol=LNS,
+        note="Cost is the rise of the validation loss, where the paper has accuracy. 0.01 nats is our choice [I].",
+    ),
+    Claim(
+        "lns-loss",
+        "LNS has a lower loss than Pre-LN with scaled initialisation",
+        Number("LNS minus scaled init", "LNS - scaled init", -0.011),
+        sides=(
+            Number("LNS minus Pre-LN", "LNS - Pre-LN", -0.037),
+            Number("scaled init minus Pre-LN", "scaled init - Pre-LN", -0.026),
+        ),
+        paper="LNS",
+        published="130M: LNS 25.76, Pre-LN 26.73 (sec. 6 [243]); scaled init 26.04 (Table 6, in an image of its authors' "
+        "repository)",
+        protocol=LNS,
+        note="The paper sees LNS behind early in training [204]: so 1,200 steps, four times the other claims' runs.",
+    ),
+]
+
+# -- DyT
+
+ALPHA = "config/dyt/dyt.py --dyt_alpha_attn=2 --dyt_alpha_other=2 --learning_rate=2e-3"
+DYT_ARMS = {
+    "RMSNorm": Arm("llama", "config/scale_vectors/shared.py"),
+    "DyT": Arm("llama", ALPHA),
+    "DyT, no embedding scalar": Arm("llama", f"{ALPHA} --embed_scale=False", of="DyT"),
+}
+DYT = (
+    Setting("learning_rate", 3e-4, "App. A [437]: 7B, for DyT and RMSNorm", RATE),
+    Setting("dyt_alpha_attn", 0.8, "Table 11 [288]: 7B", "of 0.5, 1, 2 and 4 the best in an earlier round"),
+    Setting("dyt_alpha_other", 0.2, "Table 11 [288]: 7B", "the same"),
+    Setting("decay_gains", "all", "its authors' code", "none, as in the other claims here"),
+    Setting("n_embd", 4096, "Table 11 [288]: 7B", SIZE),
+    Setting("n_layer", 32, "Table 11 [288]: 7B", SIZE),
+    *kept(dict(mlp="swiglu", pos="rope"), mlp="LLaMA [437]", pos="LLaMA [437]"),
+)
+DYT_CLAIMS = [
+    Claim(
+        "dyt-embedding",
+        "Without its scalar on the embedding, DyT trains badly",
+        Number("without minus with", "DyT, no embedding scalar - DyT"),
+        expect="above",
+        smallest=0.05,
+        paper="DyT",
+        published="no number; App. A [435]: without it “training struggles to progress”",
+        protocol=DYT,
+        note="0.05 nats is our choice [I].",
+    ),
+    Claim(
+        "dyt-rmsnorm",
+        "DyT matches RMSNorm",
+        Number("DyT minus RMSNorm, α₀ tuned", "DyT - RMSNorm", 0.01),
+        expect="equal",
+        smallest=0.02,
+        paper="DyT",
+        published="LLaMA 7B 1.60 and 1.59, 13B 1.54 and 1.53, 34B and 70B equal (Table 4 [165-168])",
+        protocol=DYT,
+        note="0.02 nats is our choice [I].",
+        cannot="the paper's models are 4,096 wide and more and see 200B tokens; α₀ goes with width, from 1,024 on (Table "
+        "12), and the seeds differ by 0.1",
+        seeds=4,
+    ),
+]
+
+# -- scale vectors
+
+V = "config/scale_vectors"
+GAINS_ARMS = {
+    "shared": Arm("llama", f"{V}/shared.py"),
+    "none": Arm("llama", f"{V}/none.py"),
+    "none, rate of shared": Arm("llama", f"{V}/none.py", of="shared"),
+    "QK-norm": Arm("llama", f"{V}/qk_norm.py"),
+    "unified": Arm("llama", f"{V}/unified.py"),
+    **{name: Arm("llama", f"{V}/{name.lower()}.py", of="shared") for name in ("HG", "DP")},
+    **{name: Arm("llama", f"{V}/{name.lower()}_magdir.py", of="shared") for name in ("OR", "ER")},
+    **{name: Arm("llama", f"{V}/{name.lower()}.py", of="QK-norm") for name in ("DNP", "IWD")},
+    **{f"decay {gains}": Arm("llama", f"{V}/decay_{gains}.py", of="QK-norm") for gains in ("all", "output")},
+}
+UNKNOWN = "Rates, data, batch and decay of the paper's runs are not in what we have of its text [U]."
+GAINS_CLAIMS = [
+    Claim(
+        "gains-removal",
+        "Removing the scale vectors hurts, at one rate",
+        Number("without minus with, at one rate", "none, rate of shared - shared", 0.028),
+        expect="above",
+        sides=(Number("each at its own rate", "none - shared", 0.015),),
+        paper="scale vectors",
+        published="“substantially degrades” (abstract [56]); 0.12B: +0.028, after tuning the rate again +0.015 [from "
+        "secondary notes]",
+        note=UNKNOWN,
+    ),
+    Claim(
+        "gains-unified",
+        "The unified variant (HG, DNP, OR, IWD) has a lower loss than QK-norm alone",
+        Number("unified minus QK-norm", "unified - QK-norm", -0.04),
+        sides=(
+            Number("unified minus shared", "unified - shared", -0.04),
+            Number("QK-norm minus shared", "QK-norm - shared"),
+        ),
+        paper="scale vectors",
+        published="lower than tuned baselines, 0.12B to 2B (abstract [56]); about 0.04 [from secondary notes]; whether the "
+        "baseline has QK-norm: [U]",
+        note=f"{UNKNOWN} DNP adds QK-norm, so that is the baseline [I]; the formulas of OR and ER are ours [I].",
+    ),
+    *(
+        Claim(
+            f"gains-{name.lower()}",
+            f"{what} lowers the loss by itself",
+            Number(f"{name} minus {base}", f"{name} - {base}"),
+            smallest=0.01,
+            sides=tuple(Number(f"{side} minus {base}", f"{side} - {base}") for side in sides),
+            paper="scale vectors",
+            published="“each improvement yields consistent gains” (abstract [56]); sizes [U]",
+            note=f"{UNKNOWN} 0.01 nats, a quarter of what all parts are worth, is our choice [I].",
+        )
+        for name, base, what, sides in (
+            ("HG", "shared", "A gain for each of q, k, v, gate and up (HG)", ()),
+            ("DNP", "QK-norm", "Placement on both sides of linear maps (DNP)", ()),
+            ("OR", "shared", "Magnitude and direction apart (OR)", ("ER", "DP")),
+        )
+    ),
+    Claim(
+        "gains-decay",
+        "Weight decay on Input-Norm gains lowers the loss, on Output-Norm gains it raises it",
+        Number("decay on input gains minus on output gains", "IWD - decay output"),
+        smallest=0.01,
+        sides=(
+            Number("input minus none", "IWD - QK-norm"),
+            Number("output minus none", "decay output - QK-norm"),
+            Number("all minus none", "decay all - QK-norm"),
+        ),
+        paper="scale vectors",
+        published="beneficial for Input-Norms, harmful for Output-Norms (abstract [56]); no numbers",
+        note=f"{UNKNOWN} 0.01 nats is our choice [I].",
+        cannot="in 300 steps a decay of 0.1 shrinks a gain by 6% in all; the paper has “industrial-scale token budgets”",
+    ),
+]
+
+OTHERS = {}
+
+study = Study(
+    "Language models of 2M parameters (4M for LNS, 16 blocks), 0.6M tokens of Python source a run (2.5M for LNS); CPU cores",
+    bases={
+        "gpt": "config/claims/mini_gpt.py config/init/xavier.py --warmup_iters=3",
+        "llama": "config/claims/mini_llama.py",
+        "blockwise": f"config/claims/mini_llama.py {ONE} --warmup_iters=6",
+        "deep": "config/claims/mini_llama.py --n_layer=16 --beta2=0.999 --grad_clip=0 --weight_decay=0 --max_iters=1200 "
+        "--warmup_iters=120 --eval_interval=300 --compile=True",
+    },
+    arms=DNT_ARMS | BLOCKWISE_ARMS | LNS_ARMS | DYT_ARMS | GAINS_ARMS,
+    claims=[*DNT, *BLOCKWISE_CLAIMS, *LNS_CLAIMS, *DYT_CLAIMS, *GAINS_CLAIMS],
+    others=OTHERS,
+    note="The claims about vision transformers are tested [on handwritten digits](digits.md). An earlier round of the "
+    "claims, with other initial weights, is [a page of its own](rates.md).",
+)

@@ -1,0 +1,162 @@
+"""What a claims file holds: a `Study`, the claims of one scale as data, and how such a file is read.
+
+A claim has one `Number` that decides, a sum of arms such as "A - B", each measured seed by seed: arms of the same seed
+see the same data. Its protocol says, setting by setting, what the paper has and where it says so; what a study has in
+its place is looked up in the arms' own configurations, and a difference must have a reason.
+"""
+
+import math
+import re
+import runpy
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Arm(NamedTuple):
+    base: str  # of Study.bases
+    files: str = ""  # config files and flags after the base's; a file of config/init/ takes the place of the base's
+    lr: float | None = None  # a given learning rate; None: tuned, by factors of two from that of the files
+    of: str = ""  # take the tuned learning rate of this arm
+    times: float = 1.0  # multiply it by this
+    floor: float = 0.1  # the learning rate ends at this share of itself; 0: where the config files say
+    tries: tuple = ()  # further files or flags, "" for none: each is tuned, and the best is taken
+    keep: bool = False  # keep ten checkpoints, for what is measured over training
+
+
+class Number(NamedTuple):
+    says: str
+    value: str  # "arm", "arm - arm + arm …"
+    published: float | None = None  # the paper's value
+    measure: str = "loss"  # or a key of studies/claims/quantities.py
+
+
+class Setting(NamedTuple):
+    name: str  # a flag, or a key of SHARES
+    paper: object  # the paper's value
+    source: str  # where the paper says so
+    why: str = ""  # why the study has another one
+
+
+class Claim(NamedTuple):
+    id: str
+    statement: str
+    number: Number  # that decides
+    expect: str = "below"  # or "above" 0; or "equal", "not above": within ±, below + the smallest effect
+    smallest: float | None = None  # the smallest effect that matters; None: half of the published one
+    sides: tuple = ()  # further numbers: shown, they decide nothing
+    paper: str = ""
+    published: str = ""  # the paper's numbers, and where they are
+    protocol: tuple = ()  # of `Setting`
+    note: str = ""  # what else a reader must know
+    cannot: str = ""  # why this scale cannot judge it, written before the runs
+    seeds: int = 0  # so many, and not as many as the spread asks for
+    plain: dict = {}  # {class of the verdict: what was found, in plain words}
+
+    @property
+    def numbers(self) -> tuple:
+        return self.number, *self.sides
+
+    @property
+    def toward(self) -> int:
+        """What turns the claimed sign into +."""
+        return -1 if self.expect in ("below", "not above") else 1
+
+    @property
+    def effect(self) -> float:
+        """The smallest effect that matters."""
+        return abs(self.number.published) / 2 if self.smallest is None else self.smallest
+
+
+class Study(NamedTuple):
+    title: str  # the scale: models, data, hardware
+    bases: dict  # {name: config files and flags that come first}
+    arms: dict  # {name: `Arm`}
+    claims: list
+    tuned: bool = True  # False: the config files' own rates, and runs are on all GPUs by torchrun, one at a time
+    note: str = ""  # a paragraph for the page
+    others: dict = {}  # {paper: [(who and where, what they did and found, "+", "−" or "0")]}
+
+
+# Settings that are shares of others, so that they can be the paper's in a shorter run
+SHARES = {
+    "warm-up / steps": lambda model_config, config: config.warmup_iters / config.max_iters,
+    "min_lr / rate": lambda model_config, config: config.min_lr / config.learning_rate,
+    "FFN width / width": lambda model_config, config: (model_config.n_ff or 4 * model_config.n_embd)
+    / model_config.n_embd,
+}
+
+
+def split_value(value: str) -> list:
+    """[(sign, arm)] of "A - B + C"."""
+    words = re.split(r" ([+-]) ", value)
+    return list(zip([1] + [1 if sign == "+" else -1 for sign in words[1::2]], words[::2], strict=True))
+
+
+def arms_in(numbers) -> list:
+    """The names of all arms of some numbers, each once."""
+    return list(dict.fromkeys(name for number in numbers for _, name in split_value(number.value)))
+
+
+def load_study(path: str, measures: set) -> Study:
+    """The `study` of a claims file. ValueError, in one line, if there is none or if it contradicts itself."""
+    if not Path(path).is_file():
+        raise ValueError(f"claims={path} is not a file: name a claims file, such as config/studies/papers.py")
+    try:
+        study = runpy.run_path(path).get("study")
+    except Exception as error:  # whatever the user's file does wrong
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = getattr(error, "lineno", None) or (lines or ["?"])[-1]
+        raise ValueError(f"{path}, line {line}: {type(error).__name__}: {error}") from None
+    if not isinstance(study, Study):
+        raise ValueError(f"{path} has no `study = Study(…)`: docs/claims.md shows one")
+    for problem in find_problems(study, measures):
+        raise ValueError(f"{path}: {problem}")
+    return study
+
+
+def find_problems(study: Study, measures: set):
+    """What contradicts itself in a study, each in one line."""
+    ids = [claim.id for claim in study.claims]
+    yield from (f"two claims have the id {name}" for name in {name for name in ids if ids.count(name) > 1})
+    for name, arm in study.arms.items():
+        if arm.base not in study.bases:
+            yield f"arm {name!r} has the base {arm.base!r}: the study has {', '.join(study.bases)}"
+        if arm.of and arm.of not in study.arms:
+            yield f"arm {name!r} takes the rate of {arm.of!r}, which is no arm"
+    for claim in study.claims:
+        if unknown := [name for name in arms_in(claim.numbers) if name not in study.arms]:
+            yield f"claim {claim.id}: {unknown[0]!r} is no arm of the study; arms are joined by ' - ' or ' + '"
+        if unknown := [number.measure for number in claim.numbers if number.measure not in measures]:
+            yield f"claim {claim.id}: no measure is called {unknown[0]!r}: there are {', '.join(sorted(measures))}"
+        if claim.expect not in (kinds := ("below", "above", "equal", "not above")):
+            yield f"claim {claim.id}: expect={claim.expect!r} is not one of {', '.join(kinds)}"
+        elif claim.smallest is None and not claim.number.published or not claim.effect > 0:
+            yield f"claim {claim.id}: smallest, the smallest effect that matters, must be a number above 0"
+
+
+def compare_protocol(claim: Claim, configs: list) -> list:
+    """[(setting's name, the paper's value, source, ours, why)] of a claim whose arms have these (GPTConfig,
+    TrainConfig, whether the rate is tuned). ValueError where ours is another and no reason is given."""
+    rows = []
+    for setting in claim.protocol:
+        values = []
+        for model_config, config, tuned in configs:
+            if setting.name == "learning_rate" and tuned:
+                values.append("tuned")
+            elif setting.name in SHARES:
+                values.append(SHARES[setting.name](model_config, config))
+            else:
+                part = model_config if hasattr(model_config, setting.name) else config
+                values.append(getattr(part, setting.name))
+        if not setting.why and (other := [value for value in values if not is_same(value, setting.paper)]):
+            what = f"claim {claim.id}: {setting.name} is {other[0]!r}, and {setting.paper!r} in the paper"
+            raise ValueError(f"{what} ({setting.source}): give the arms the paper's value, or the setting a reason")
+        rows.append((setting.name, setting.paper, setting.source, list(dict.fromkeys(values)), setting.why))
+    return rows
+
+
+def is_same(a, b) -> bool:
+    """Whether two settings are equal; of numbers, up to rounding."""
+    numbers = [isinstance(x, (int, float)) and not isinstance(x, bool) for x in (a, b)]
+    return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12) if all(numbers) else a == b
