@@ -43,8 +43,9 @@ class Clock:
         with tempfile.TemporaryDirectory() as folder:
             path, began = Path(folder) / "probe", time.perf_counter()
             path.mkdir()
+            args = [arg for arg in run.args if arg.removeprefix("--").partition("=")[0] not in flags]
             with open(path / ".runner", "w") as lock:
-                self.runner.train(TrainingRun(path, (*run.args, *(f"--{n}={v}" for n, v in flags.items()))), lock)
+                self.runner.train(TrainingRun(path, (*args, *(f"--{n}={v}" for n, v in flags.items()))), lock)
             whole, rows = time.perf_counter() - began, read_metrics(path)
         (rate,) = (name for name in rows[-1] if name.endswith("_per_s"))  # tokens or images
         amount = rows[-1][rate.removesuffix("_per_s")] / PROBE_STEPS  # of a step
