@@ -16,8 +16,8 @@ MORE_RATES = (1, 3)  # that a grid of three learning rates grows by: few, many
 
 
 class Clock:
-    """Seconds that runs take: those of recorded runs with the same config files and number of steps; else those of the
-    first steps of one, trained in a temporary folder."""
+    """Seconds that runs take: the median of recorded runs of the same base model and number of steps; else what the
+    first steps of one say, trained in a temporary folder."""
 
     def __init__(self, experiment: Experiment):
         self.runner, self.known = experiment.runner, {}
@@ -27,9 +27,8 @@ class Clock:
 
     @staticmethod
     def kind(args) -> tuple:
-        """(config files, steps) of a run's arguments."""
-        files = tuple(arg for arg in args if not arg.startswith("--"))
-        return files, next((arg for arg in args if arg.startswith("--max_iters=")), "")
+        """What tells base models and lengths apart in a run's arguments."""
+        return args[0], *(arg for arg in args if arg.startswith(("--max_iters=", "--n_layer=", "--n_embd=")))
 
     def seconds(self, run: TrainingRun) -> float:
         if (kind := self.kind(run.args)) not in self.known:

@@ -1,0 +1,48 @@
+"""The papers' own configurations at 0.12B parameters (0.24B for Blockwise LR), for `python reproduce.py`, on GPUs.
+
+    python reproduce.py --claims=config/studies/large.py --dry_run
+
+Rates are the papers', or ours where we have none; nothing is tuned, and a run takes all GPUs, by torchrun. `own` makes
+the study of other sizes: config/studies/xl.py.
+"""
+
+from config.studies.papers import LEFT_OUT, MSGDW, STRESS, S, Study
+from config.studies.papers import study as papers
+
+
+def own(title: str, gpt2: str, dnt: str, lns: str, rmsnorm: str, dyt: str) -> Study:
+    """The study with these config files of DNT's baseline and of DNT, of LNS, of DyT's baseline and of DyT."""
+    layouts = {"S1": gpt2, "S5": dnt, **{s: f"{dnt} {S[s]}" for s in ("S2", "S3", "S4")}}
+    llama, gains = "config/blockwise/llama_237m.py", "config/scale_vectors/llama_120m.py"
+    files = {f"{s} at 1.0": f"{layout} {MSGDW}" for s, layout in layouts.items()}
+    for s in ("S1", "S5"):
+        files |= {f"{s} AdamW": layouts[s], f"{s} AdamW, 8 × S1's rate": layouts[s]}
+        files |= dict.fromkeys((f"{s} mSGDW", f"{s} mSGDW, 8 × S1's rate"), f"{layouts[s]} {MSGDW}")
+        files[f"{s} Muon"] = f"{layouts[s]} config/optimizers/muon_dnt.py"
+    files |= {f"S4 without {n}": f"{dnt} config/dnt/no_{n.lower()}_norm.py {STRESS}" for n in LEFT_OUT}
+    files |= {"S4, whole": f"{dnt} {S['S4']} {STRESS}", "S1, as S4": f"{gpt2} {STRESS}"}
+    for name, arm in papers.arms.items():
+        if arm.base == "blockwise":
+            its = arm.files.replace("--max_iters=600 --warmup_iters=12", "--max_iters=100000")
+            files[name] = f"{llama} {its.partition(' --learning_rate')[0]}"
+        elif arm.base == "deep":
+            files[name] = f"{lns} {arm.files.partition(' --learning_rate')[0]}"
+        elif arm.base == "llama":
+            files[name] = f"{gains} {arm.files}"
+    files |= {"sharpness": llama, "RMSNorm": rmsnorm, "DyT": dyt, "DyT, no embedding scalar": f"{dyt} --embed_scale=False"}
+    arms = {name: papers.arms[name]._replace(base="own", files=its, floor=0) for name, its in files.items()}
+    claims = []
+    for claim in (claim for claim in papers.claims if claim.id != "blockwise-own"):  # no rate is tuned
+        protocol = tuple(s._replace(why=s.why or "the paper's configuration of this size") for s in claim.protocol)
+        claims.append(claim._replace(protocol=protocol, cannot="", seeds=0))
+    return papers._replace(title=title, bases={"own": ""}, arms=arms, claims=claims, tuned=False, note="")
+
+
+DYT = [f"config/dyt/small.py config/dyt/{x}.py config/decay/dyt.py --schedule=dyt" for x in ("rmsnorm", "dyt")]
+study = own(
+    "0.12B parameters, 0.24B for Blockwise LR; the papers' own configurations and rates where we have them; GPUs",
+    "config/gpt2_small.py",
+    "config/dnt_small.py",
+    "config/lns/130m.py",
+    *DYT,
+)
