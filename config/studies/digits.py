@@ -12,11 +12,16 @@ SIZE = "two CPU cores train it in a minute"
 DATA = "digits of 8 × 8 pixels"
 STRESS = "--warmup_iters=0 --weight_decay=0"
 LEFT_OUT = ("QK", "pre", "mid", "input")
-SGD = "config/optimizers/msgdw.py --grad_clip=0 --weight_decay=2e-4 --min_lr=1e-8 --warmup_iters=160 --learning_rate=0.03"
+SGD = (
+    "config/optimizers/msgdw.py --grad_clip=0 --weight_decay=2e-4 --min_lr=1e-8 --warmup_iters=160 --learning_rate=0.03"
+)
 
 ARMS = {
     **{f"S{i}": Arm("vit", f"config/dnt/s{i}.py {SGD}", floor=0) for i in (1, 5)},
-    **{f"S{i} at S1's rate": Arm("vit", f"config/dnt/s{i}.py {SGD}", of="S1", floor=0, keep=i in (1, 5)) for i in range(1, 6)},
+    **{
+        f"S{i} at S1's rate": Arm("vit", f"config/dnt/s{i}.py {SGD}", of="S1", floor=0, keep=i in (1, 5))
+        for i in range(1, 6)
+    },
     **{f"S4 without {n}": Arm("vit", f"config/dnt/no_{n.lower()}_norm.py {STRESS}", lr=0.3) for n in LEFT_OUT},
     "S4, whole": Arm("vit", f"config/dnt/s4.py {STRESS}", lr=0.3),
     "S1, as S4": Arm("vit", f"config/dnt/s1.py {STRESS}", lr=0.3),
@@ -37,7 +42,9 @@ ARMS = {
 }
 
 TABLE_4 = (
-    Setting("learning_rate", 0.5, "Table 4 [550]: ViT-L and V-DNT-L", "the paper's goes with its size and batch: tuned"),
+    Setting(
+        "learning_rate", 0.5, "Table 4 [550]: ViT-L and V-DNT-L", "the paper's goes with its size and batch: tuned"
+    ),
     Setting("optimizer", "msgdw", "Table 4 [548]"),
     Setting("momentum", 0.9, "Table 4 [553]"),
     Setting("min_lr", 1e-8, "Table 4 [551]"),
@@ -65,7 +72,9 @@ APP_F = (
     Setting("dataset", "imagenet1k", "App. C [539]", DATA),
 )
 DYT = (
-    Setting("learning_rate", 4e-3, "Table 13 [454]: ViT-B, LN and DyT", "the paper's goes with its size and batch: tuned"),
+    Setting(
+        "learning_rate", 4e-3, "Table 13 [454]: ViT-B, LN and DyT", "the paper's goes with its size and batch: tuned"
+    ),
     Setting("weight_decay", 0.05, "its recipe, ConvNeXt's [431]", "0.1, AdamW's default here"),
     Setting("drop_path", 0.1, "App. A [431]: ViT-B"),
     Setting("label_smoothing", 0.1, "its recipe, ConvNeXt's [431]"),
@@ -73,7 +82,9 @@ DYT = (
     Setting("n_embd", 768, "ViT-B", SIZE),
     Setting("dataset", "imagenet1k", "sec. 5 [123]", DATA),
 )
-EASY = "6 blocks of width 64 learn digits in 400 steps without tanh too: in an earlier round identity, which fails in the "
+EASY = (
+    "6 blocks of width 64 learn digits in 400 steps without tanh too: in an earlier round identity, which fails in the "
+)
 EASY += "paper, did as well as tanh"
 
 CLAIMS = [
@@ -95,8 +106,8 @@ CLAIMS = [
         smallest=0.01,
         sides=tuple(Number(f"S{i} minus S1", f"S{i} at S1's rate - S1 at S1's rate") for i in (2, 3, 4)),
         paper="DNT",
-        published="Fig. 6, 632M, all with the same hyper-parameters [264]: S1 much worst, S3 best, S4 and S5 “excellent” "
-        "[269]; no numbers",
+        published="Fig. 6, 632M, all with the same hyper-parameters [264]: S1 much worst, S3 best, S4 and S5 "
+        "“excellent” [269]; no numbers",
         protocol=TABLE_4,
         note="0.01 nats is our choice [I].",
     ),
@@ -111,17 +122,20 @@ CLAIMS = [
         smallest=0.1,
         sides=(
             Number(
-                "log10 of the kurtosis, layers pooled by type", "S5 at S1's rate - S1 at S1's rate", None, "log10 gradient kurtosis"
+                "log10 of the kurtosis, layers pooled by type",
+                "S5 at S1's rate - S1 at S1's rate",
+                None,
+                "log10 gradient kurtosis",
             ),
             Number("log10 of the RMS", "S5 at S1's rate - S1 at S1's rate", -1.0, "log10 gradient RMS"),
         ),
         paper="DNT",
-        published="Fig. 1, an early checkpoint: a ViT's entries almost even over [0, 1e-4], V-DNT's mainly in [0, 1e-5] "
-        "(sec. 4.1 [234]); no number for the tail",
+        published="Fig. 1, an early checkpoint: a ViT's entries almost even over [0, 1e-4], V-DNT's mainly in [0, "
+        "1e-5] (sec. 4.1 [234]); no number for the tail",
         protocol=TABLE_4,
-        note="The first checkpoint after warm-up, all validation images. Batch, layers and optimizer of the figure are [U]. "
-        "The kurtosis, since ranges mix scale with the tail's shape, and 0.1 are our choices [I]; a tenth of the range is "
-        "read as a tenth of the RMS.",
+        note="The first checkpoint after warm-up, all validation images. Batch, layers and optimizer of the figure are "
+        "[U]. The kurtosis, since ranges mix scale with the tail's shape, and 0.1 are our choices [I]; a tenth of the "
+        "range is read as a tenth of the RMS.",
     ),
     Claim(
         "vdnt-leave-out",
@@ -134,7 +148,8 @@ CLAIMS = [
             Number("S1 (Pre-LN) minus S4", "S1, as S4 - S4, whole"),
         ),
         paper="DNT",
-        published="App. F [640]: on V-DNT with AdamW “similar”: QK-norm crucial, pre and mid norms alike, input norm minor",
+        published="App. F [640]: on V-DNT with AdamW “similar”: QK-norm crucial, pre and mid norms alike, input norm "
+        "minor",
         protocol=APP_F,
         note="A collapse of 0.5 nats is our choice [I].",
     ),
@@ -167,10 +182,11 @@ CLAIMS = [
             Number("tanh: no α minus α", "tanh, no α - DyT, α₀ 0.5"),
         ),
         paper="DyT",
-        published="ViT-B, top-1: identity 61.0, then it diverges, tanh 82.5, hardtanh 82.2, sigmoid 81.6 (Table 8 [212]); "
-        "without α 81.1, 80.7, 80.7 (Table 9 [219])",
+        published="ViT-B, top-1: identity 61.0, then it diverges, tanh 82.5, hardtanh 82.2, sigmoid 81.6 (Table 8 "
+        "[212]); without α 81.1, 80.7, 80.7 (Table 9 [219])",
         protocol=DYT,
-        note="All at the rate that is best for tanh, as in the paper, which has LayerNorm's. 0.1 nats is our choice [I].",
+        note="All at the rate that is best for tanh, as in the paper, which has LayerNorm's. 0.1 nats is our choice "
+        "[I].",
         cannot=EASY,
         seeds=4,
     ),
@@ -182,8 +198,8 @@ study = Study(
     arms=ARMS,
     claims=CLAIMS,
     note="**This is not ImageNet.** An image is 8 × 8 pixels, in one of 10 classes, and 360 are held out, of the same "
-    "writers; one image is 0.28 percentage points of top-1. The papers' vision transformers are ViT-S to ViT-H, of 632M "
-    "parameters, with 1.28M photographs in 1,000 classes. A sign can show here, a size cannot: no published size is "
-    "compared, and a verdict holds on digits alone. The claims about language models are on [a page of their "
+    "writers; one image is 0.28 percentage points of top-1. The papers' vision transformers are ViT-S to ViT-H, of "
+    "632M parameters, with 1.28M photographs in 1,000 classes. A sign can show here, a size cannot: no published size "
+    "is compared, and a verdict holds on digits alone. The claims about language models are on [a page of their "
     "own](papers.md); Holm's correction is over the claims of each page.",
 )

@@ -29,7 +29,12 @@ def own(title: str, gpt2: str, dnt: str, lns: str, rmsnorm: str, dyt: str) -> St
             files[name] = f"{lns} {arm.files.partition(' --learning_rate')[0]}"
         elif arm.base == "llama":
             files[name] = f"{gains} {arm.files}"
-    files |= {"sharpness": llama, "RMSNorm": rmsnorm, "DyT": dyt, "DyT, no embedding scalar": f"{dyt} --embed_scale=False"}
+    files |= {
+        "sharpness": llama,
+        "RMSNorm": rmsnorm,
+        "DyT": dyt,
+        "DyT, no embedding scalar": f"{dyt} --embed_scale=False",
+    }
     arms = {name: papers.arms[name]._replace(base="own", files=its, floor=0) for name, its in files.items()}
     claims = []
     for claim in (claim for claim in papers.claims if claim.id != "blockwise-own"):  # no rate is tuned

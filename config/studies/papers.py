@@ -19,7 +19,9 @@ def kept(paper: dict, **sources) -> tuple:
     return tuple(Setting(name, value, sources[name.split()[0]]) for name, value in paper.items())
 
 
-def size(source: str, n_layer: int, n_embd: int, batch_size: int, block_size: int, max_iters: int, dataset: str) -> tuple:
+def size(
+    source: str, n_layer: int, n_embd: int, batch_size: int, block_size: int, max_iters: int, dataset: str
+) -> tuple:
     values = dict(n_layer=n_layer, n_embd=n_embd, batch_size=batch_size, block_size=block_size, max_iters=max_iters)
     return tuple(Setting(name, value, source, SIZE) for name, value in (values | dict(dataset=dataset)).items())
 
@@ -35,7 +37,10 @@ DNT_ARMS = {
     **{f"{s} mSGDW": Arm("gpt", f"{S[s]} {MSGDW} --learning_rate=0.5", floor=0) for s in ("S1", "S5")},
     **{f"{s} AdamW": Arm("gpt", S[s]) for s in ("S1", "S5")},
     **{f"{s} AdamW, 8 × S1's rate": Arm("gpt", S[s], of="S1 AdamW", times=8) for s in ("S1", "S5")},
-    **{f"{s} mSGDW, 8 × S1's rate": Arm("gpt", f"{S[s]} {MSGDW}", of="S1 mSGDW", times=8, floor=0) for s in ("S1", "S5")},
+    **{
+        f"{s} mSGDW, 8 × S1's rate": Arm("gpt", f"{S[s]} {MSGDW}", of="S1 mSGDW", times=8, floor=0)
+        for s in ("S1", "S5")
+    },
     **{f"{s} Muon": Arm("gpt", f"{S[s]} config/optimizers/muon.py --learning_rate=8e-3") for s in ("S1", "S5")},
     **{f"S4 without {n}": Arm("gpt", f"config/dnt/no_{n.lower()}_norm.py {STRESS}", lr=0.3) for n in LEFT_OUT},
     "S4, whole": Arm("gpt", f"{S['S4']} {STRESS}", lr=0.3),
@@ -179,8 +184,8 @@ DNT = [
         "[634], without mid norms it oscillates between 10K and 30K [635], without input norm it converges [636]; "
         "ranking QK > pre ≈ mid > input [638]",
         protocol=APP_F,
-        note="Of the four, a run of this length can show the first collapse alone. The paper says that it starts from S5 "
-        "but lists two pre norms [624], which is S4 [I]. A collapse of 0.5 nats is our choice [I].",
+        note="Of the four, a run of this length can show the first collapse alone. The paper says that it starts from "
+        "S5 but lists two pre norms [624], which is S4 [I]. A collapse of 0.5 nats is our choice [I].",
     ),
     Claim(
         "dnt-muon",
@@ -204,6 +209,8 @@ DNT = [
         smallest=0.02,
         paper="DNT",
         published="App. F.1: GPT-2's loss rises after 50K steps [655]",
+        protocol=MUON,
+        note="0.02 nats is our choice [I].",
         cannot="it takes 50,000 steps, and the whole run has 300",
     ),
 ]
@@ -221,7 +228,9 @@ BLOCKWISE_ARMS = {
     "Emb, FFN": Arm("blockwise", f"{B}/emb_ffn.py --blockwise_start=warmup_end", of="one rate", floor=0.05),
     "Norm ×2": Arm("blockwise", f"{B}/norm_double.py --blockwise_start=warmup_end", of="one rate", floor=0.05),
     "one rate, twice the steps": Arm("blockwise", "--max_iters=600 --warmup_iters=12", of="one rate", floor=0.05),
-    "Adam-mini, one rate": Arm("blockwise", "config/optimizers/adam_mini.py --decay_gains=none", of="one rate", floor=0.05),
+    "Adam-mini, one rate": Arm(
+        "blockwise", "config/optimizers/adam_mini.py --decay_gains=none", of="one rate", floor=0.05
+    ),
     "Adam-mini, blocks": Arm(
         "blockwise",
         f"{B}/adam_mini_blockwise.py --decay_gains=none --blockwise_start=warmup_end",
@@ -309,7 +318,8 @@ BLOCKWISE_CLAIMS = [
         "Blockwise rates beat one rate under Adam-mini",
         Number("Emb 4, QK 1, FFN 4, VO 4 minus one rate", "Adam-mini, blocks - Adam-mini, one rate", -0.044),
         paper="Blockwise LR",
-        published="Fig. 5 [289]; 0.044 is read off a plot in its authors' repository. At the rate tuned for AdamW [284]",
+        published="Fig. 5 [289]; 0.044 is read off a plot in its authors' repository. At the rate tuned for AdamW "
+        "[284]",
         protocol=tuple(s for s in BLOCKWISE if s.name not in ("optimizer", "decay_gains")),
         note="Its authors' Adam-mini decays no gains.",
     ),
@@ -329,8 +339,8 @@ BLOCKWISE_CLAIMS = [
         published="Emb ≪ QK < FFN < VO ≪ Norm (Principle 1 [47]); LLaMA 0.25B at 40K steps about 8.6e-7, 1.5e-6, "
         "2.9e-6, 5.4e-6, 3.1e-5 (read off a chart in its authors' repository)",
         note="Arithmetic means (Eq. 4 [124]; A.1 [421] computes on a logarithmic scale). Gains are not decayed here.",
-        cannot="an embedding's mean falls as the vocabulary grows, since a text uses few of its rows: with 4,096 tokens "
-        "in place of 50,304 the paper's 1.557 would be about 0.47",
+        cannot="an embedding's mean falls as the vocabulary grows, since a text uses few of its rows: with 4,096 "
+        "tokens in place of 50,304 the paper's 1.557 would be about 0.47",
         seeds=4,
     ),
 ]
@@ -343,7 +353,9 @@ LNS_ARMS = {
     "LNS": Arm("deep", "config/lns/lns.py", of="scaled init"),
 }
 LNS = (
-    Setting("learning_rate", 1e-3, "Table 1's caption [189]: one for all methods", "one for all: that best for scaled init"),
+    Setting(
+        "learning_rate", 1e-3, "Table 1's caption [189]: one for all methods", "one for all: that best for scaled init"
+    ),
     *kept(
         {"optimizer": "adamw", "weight_decay": 0.0, "mlp": "swiglu", "norm": "rmsnorm", "min_lr / rate": 0.1},
         optimizer="sec. 5.1 [189]: Adam, which is AdamW without decay",
@@ -370,7 +382,9 @@ LNS_CLAIMS = [
         ),
         smallest=0.2,
         sides=(
-            Number("against Pre-LN with scaled init", "LNS - scaled init", None, "log10 variance growth since the start"),
+            Number(
+                "against Pre-LN with scaled init", "LNS - scaled init", None, "log10 variance growth since the start"
+            ),
             Number("the growth at the end", "LNS - Pre-LN", -0.845, "log10 variance growth"),
             Number("the growth before the first step", "LNS - Pre-LN", None, "log10 variance growth at the start"),
         ),
@@ -378,13 +392,15 @@ LNS_CLAIMS = [
         published="Fig. 4, 130M: the last layer grows after 2K iterations, to 175 in Pre-LN, with scaled init too; LNS "
         "about 25 (sec. 5.4 [217])",
         protocol=LNS,
-        note="The estimator is [U]: here over a token's channels, mean over tokens [I]. The factors alone make the growth "
-        "smaller before the first step: so what training adds decides. 0.2 is our choice [I].",
+        note="The estimator is [U]: here over a token's channels, mean over tokens [I]. The factors alone make the "
+        "growth smaller before the first step: so what training adds decides. 0.2 is our choice [I].",
     ),
     Claim(
         "lns-depth",
         "Under LNS the deeper half of the blocks does more than in Pre-LN",
-        Number("cost of removing a block of the deeper half, nats, LNS minus Pre-LN", "LNS - Pre-LN", None, "removal deep"),
+        Number(
+            "cost of removing a block of the deeper half, nats, LNS minus Pre-LN", "LNS - Pre-LN", None, "removal deep"
+        ),
         expect="above",
         smallest=0.01,
         sides=(
@@ -394,8 +410,8 @@ LNS_CLAIMS = [
             Number("turn by a block of the deeper half, LNS minus Pre-LN", "LNS - Pre-LN", None, "angular deep"),
         ),
         paper="LNS",
-        published="Fig. 7 and sec. 5.5 [225]: removing deeper layers costs more under LNS, and they turn the stream more; "
-        "no numbers but angles “exceeding 0.6”",
+        published="Fig. 7 and sec. 5.5 [225]: removing deeper layers costs more under LNS, and they turn the stream "
+        "more; no numbers but angles “exceeding 0.6”",
         protocol=LNS,
         note="Cost is the rise of the validation loss, where the paper has accuracy. 0.01 nats is our choice [I].",
     ),
@@ -408,8 +424,8 @@ LNS_CLAIMS = [
             Number("scaled init minus Pre-LN", "scaled init - Pre-LN", -0.026),
         ),
         paper="LNS",
-        published="130M: LNS 25.76, Pre-LN 26.73 (sec. 6 [243]); scaled init 26.04 (Table 6, in an image of its authors' "
-        "repository)",
+        published="130M: LNS 25.76, Pre-LN 26.73 (sec. 6 [243]); scaled init 26.04 (Table 6, in an image of its "
+        "authors' repository)",
         protocol=LNS,
         note="The paper sees LNS behind early in training [204]: so 1,200 steps, four times the other claims' runs.",
     ),
@@ -454,8 +470,8 @@ DYT_CLAIMS = [
         published="LLaMA 7B 1.60 and 1.59, 13B 1.54 and 1.53, 34B and 70B equal (Table 4 [165-168])",
         protocol=DYT,
         note="0.02 nats is our choice [I].",
-        cannot="the paper's models are 4,096 wide and more and see 200B tokens; α₀ goes with width, from 1,024 on (Table "
-        "12), and the seeds differ by 0.1",
+        cannot="the paper's models are 4,096 wide and more and see 200B tokens; α₀ goes with width, from 1,024 on "
+        "(Table 12), and the seeds differ by 0.1",
         seeds=4,
     ),
 ]
@@ -496,8 +512,8 @@ GAINS_CLAIMS = [
             Number("QK-norm minus shared", "QK-norm - shared"),
         ),
         paper="scale vectors",
-        published="lower than tuned baselines, 0.12B to 2B (abstract [56]); about 0.04 [from secondary notes]; whether the "
-        "baseline has QK-norm: [U]",
+        published="lower than tuned baselines, 0.12B to 2B (abstract [56]); about 0.04 [from secondary notes]; whether "
+        "the baseline has QK-norm: [U]",
         note=f"{UNKNOWN} DNP adds QK-norm, so that is the baseline [I]; the formulas of OR and ER are ours [I].",
     ),
     *(
@@ -530,20 +546,22 @@ GAINS_CLAIMS = [
         paper="scale vectors",
         published="beneficial for Input-Norms, harmful for Output-Norms (abstract [56]); no numbers",
         note=f"{UNKNOWN} 0.01 nats is our choice [I].",
-        cannot="in 300 steps a decay of 0.1 shrinks a gain by 6% in all; the paper has “industrial-scale token budgets”",
+        cannot="in 300 steps a decay of 0.1 shrinks a gain by 6% in all; the paper has “industrial-scale token "
+        "budgets”",
     ),
 ]
 
 OTHERS = {}
 
 study = Study(
-    "Language models of 2M parameters (4M for LNS, 16 blocks), 0.6M tokens of Python source a run (2.5M for LNS); CPU cores",
+    "Language models of 2M parameters (4M for LNS, 16 blocks), 0.6M tokens of Python source a run (2.5M for LNS); CPU "
+    "cores",
     bases={
         "gpt": "config/claims/mini_gpt.py config/init/xavier.py --warmup_iters=3",
         "llama": "config/claims/mini_llama.py",
         "blockwise": f"config/claims/mini_llama.py {ONE} --warmup_iters=6",
-        "deep": "config/claims/mini_llama.py --n_layer=16 --beta2=0.999 --grad_clip=0 --weight_decay=0 --max_iters=1200 "
-        "--warmup_iters=120 --eval_interval=300 --compile=True",
+        "deep": "config/claims/mini_llama.py --n_layer=16 --beta2=0.999 --grad_clip=0 --weight_decay=0 "
+        "--max_iters=1200 --warmup_iters=120 --eval_interval=300 --compile=True",
     },
     arms=DNT_ARMS | BLOCKWISE_ARMS | LNS_ARMS | DYT_ARMS | GAINS_ARMS,
     claims=[*DNT, *BLOCKWISE_CLAIMS, *LNS_CLAIMS, *DYT_CLAIMS, *GAINS_CLAIMS],

@@ -1,6 +1,6 @@
 """The papers' claims about language models at 8M parameters and 8M tokens a run, on one GPU, for `python reproduce.py`.
 
-    python reproduce.py --claims=config/studies/small.py --jobs=4
+python reproduce.py --claims=config/studies/small.py --jobs=4
 """
 
 from config.studies.papers import study as papers

@@ -1,6 +1,6 @@
 """The papers' largest language models for some nodes, in their own configurations, for `python reproduce.py`, on GPUs.
 
-    python reproduce.py --claims=config/studies/xl.py --dry_run
+python reproduce.py --claims=config/studies/xl.py --dry_run
 """
 
 from config.studies.large import own

@@ -71,7 +71,7 @@ def choose_rate(losses: dict) -> tuple:
     if best == tried[-1] and losses[best] < math.inf:
         return None, [best + 1]
     safe = [k for k in tried if losses.get(k + 1, math.inf) - losses[k] <= CLIFF]  # inf - inf is nan
-    chosen = min(safe, key=losses.get, default=tried[0])
+    chosen = min(reversed(safe), key=losses.get, default=tried[0])
     if chosen == tried[0]:
         return None, [chosen - 1]
     halves = [best - 0.5, best + 0.5]
@@ -162,7 +162,7 @@ class Experiment:
             flags["learning_rate"] = lr
             if arm.floor:
                 flags.setdefault("min_lr", lr * arm.floor)
-        keep = any(a.keep for a in self.study.arms.values() if a[:2] == arm[:2])
+        keep = any(a.keep for a in self.study.arms.values() if a[:3] == arm[:3])
         return runner.make_run(self.out, list(paths.values()), flags | {"seed": seed}, keep=10 * keep)
 
     def tune(self, name: str) -> Tuned:
@@ -280,7 +280,7 @@ class Experiment:
             self.finish(name, TUNING_SEEDS, {measure})
 
     def reporting_tasks(self) -> dict:
-        """{what: arguments of `finish`} of the reported seeds of the claims that can be planned, the first ones first."""
+        """{what: arguments of `finish`} of the reported seeds, of the claims that can be planned, in their order."""
         tasks = {}
         for claim in self.chosen:
             for number in claim.numbers:

@@ -63,7 +63,7 @@ def forecast(experiment: Experiment) -> list:
     waiting = [claim for claim in waiting if not claim.seeds]
     totals = []
     for i, seeds in enumerate((FEWEST, MOST)):
-        more = {name: seeds for name in arms_in(claim.number for claim in waiting)}
+        more = dict.fromkeys(arms_in(claim.number for claim in waiting), seeds)
         for name in untuned:
             arm = study.arms[name]
             grows = study.tuned and arm.lr is None and not arm.of

@@ -34,9 +34,9 @@ def pool_variance(losses: list) -> tuple | None:
     k, n = len(losses), min(map(len, losses), default=0)
     if k < 3 or n < FEWEST or not all(math.isfinite(x) for row in losses for x in row):
         return None
-    whole, seeds = statistics.mean(map(statistics.mean, losses)), [statistics.mean(c) for c in zip(*losses, strict=True)]
+    whole, seeds = statistics.mean(map(statistics.mean, losses)), list(map(statistics.mean, zip(*losses, strict=True)))
     rest = [[x - statistics.mean(row) - s + whole for x, s in zip(row, seeds, strict=True)] for row in losses]
-    if not stats.levene(*rest, center="median").pvalue >= SAME_SPREAD:  # nan: no variance at all
+    if not all(map(any, rest)) or stats.levene(*rest, center="median").pvalue < SAME_SPREAD:
         return None
     freedom = (k - 1) * (n - 1)
     return sum(x * x for row in rest for x in row) / freedom, freedom

@@ -10,7 +10,7 @@ from nanodnt.files import write_file
 from nanodnt.run.metrics import save_figure
 from studies.claims.experiment import SEEDS, TUNING_SEEDS, Experiment
 from studies.claims.judge import CLASSES, FEWEST, interval
-from studies.claims.study import SHARES, arms_in
+from studies.claims.study import arms_in
 from studies.sweep.results import draw_curves, markdown_table, new_figure
 from studies.sweep.runner import ROOT, MissingRun, resolve_configs
 
@@ -35,8 +35,8 @@ RATES = """## Loss and learning rate
 
 ![Loss and learning rate]({name}/rates.png)
 
-Of the arms that are tuned: mean and range of the tuning seeds. The figure ends {highest:g} nats above its lowest loss; a cross
-is a rate at which a run diverged.
+Of the arms that are tuned: mean and range of the tuning seeds. A panel ends {highest:g} nats above its lowest loss; a
+cross is a rate at which a run diverged.
 """
 EACH = """## Each claim
 

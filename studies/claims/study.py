@@ -82,8 +82,9 @@ class Study(NamedTuple):
 SHARES = {
     "warm-up / steps": lambda model_config, config: config.warmup_iters / config.max_iters,
     "min_lr / rate": lambda model_config, config: config.min_lr / config.learning_rate,
-    "FFN width / width": lambda model_config, config: (model_config.n_ff or 4 * model_config.n_embd)
-    / model_config.n_embd,
+    "FFN width / width": lambda model_config, config: (
+        (model_config.n_ff or 4 * model_config.n_embd) / model_config.n_embd
+    ),
 }
 
 

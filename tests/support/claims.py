@@ -1,4 +1,4 @@
-"""reproduce.py on a made-up scale with tiny runs, and a runner for the real scales."""
+"""reproduce.py on a made-up claims file with tiny runs, and a runner for the real ones."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,9 +9,8 @@ import pytest
 
 from nanodnt.run import directory
 from nanodnt.run.metrics import read_metrics
-from studies.claims.arms import ARMS, CURVES, SCALES, Arm, Scale
-from studies.claims.claims import CLAIMS, GAPS, PAPERS, Claim, Number
 from studies.claims.experiment import Experiment, ReproduceConfig
+from studies.claims.study import Claim, Number
 from studies.sweep import runner
 from studies.sweep.runner import Runner
 from support import runs
@@ -19,33 +18,43 @@ from support import runs
 STEPS = 20  # of a made-up run
 TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, batch_size=8, warmup_iters=5, max_iters=STEPS)
 TINY |= dict(eval_interval=20, eval_tokens=512, log_interval=1, device="cpu", dtype="float32", compile=False)
+TINY |= dict(learning_rate=2e-2)
 NO_NORM = "--norm=none --pre_norm=none --weight_decay=0"  # a network that a large step makes infinite
-MADE_UP_ARMS = {
-    "fast": Arm("f", lr=1e-2, keep=True),
-    "slow": Arm("f", lr=1e-4),
-    "tuned": Arm("f", points=3, tries=("", "--beta2=0.5")),
-    "wrong": Arm("f", "--micro_batch_size=3", lr=1e-2),
-    "broken": Arm("f", NO_NORM, lr=1e15),
-}
+MADE_UP = '''"""Made-up claims."""
+from studies.claims.study import Arm, Claim, Number, Study
+
+study = Study(
+    "a test",
+    bases={{"f": "{base}"}},
+    arms={{
+        "fast": Arm("f", lr=1e-2, keep=True),
+        "slow": Arm("f", lr=1e-4),
+        "tuned": Arm("f", tries=("", "--beta2=0.5")),
+        "wrong": Arm("f", "--micro_batch_size=3", lr=1e-2),
+        "broken": Arm("f", "{no_norm}", lr=1e15),
+    }},
+    claims=[
+        Claim("learns", "fast is better", Number("fast minus slow", "fast - slow", -0.5), paper="A", note="A note.",
+              sides=(Number("slow | alone", "slow"),), plain=dict(reproduced="A high rate learns")),
+        Claim("tunes", "tuned is the same", Number("tuned minus fast", "tuned - fast", 0.0), "equal", 0.25, paper="B"),
+        Claim("fails", "wrong is better", Number("wrong", "wrong"), smallest=0.25, paper="B"),
+        Claim("breaks", "broken is worse", Number("broken minus fast", "broken - fast", 0.5), "above", paper="C"),
+        Claim("waits", "it takes long", Number("slow", "slow"), smallest=1, paper="D", cannot="it is short"),
+    ],
+)
+'''
 
 
-def claim(id: str, value: str, expect: str = "below", published=-0.5, *sides) -> Claim:
-    """A made-up claim."""
-    numbers, how = (Number(f"the value of {value}", value, published), *sides), dict(adequate=("mini",), smallest=0.25)
-    return Claim(id, f"{id} is so", "ours", "It is made up.", "A note.", numbers, expect, **how)
+def claim(id: str, value: str, expect: str = "below", published=-0.5, **how) -> Claim:
+    """A made-up claim of a paper."""
+    number = Number(f"the value of {value}", value, published)
+    return Claim(id, f"{id} is so", number, expect, **({"smallest": 0.25, "paper": "A"} | how))
 
 
-MADE_UP = [
-    claim("learns", "fast - slow", "below", -0.5, Number("slow | alone", "slow")),
-    claim("tunes", "tuned - fast", "equal", 0.0),
-    claim("fails", "wrong"),
-    claim("breaks", "broken - fast", "above", 0.5),
-]
-
-
-def make_experiment(folder: Path, scale="mini", **changes) -> Experiment:
+def make_experiment(folder: Path, claims="config/studies/papers.py", **changes) -> Experiment:
     """An Experiment whose runs and results are in `folder`."""
-    return Experiment(ReproduceConfig(scale=scale, out=str(folder / "out"), results=str(folder / "results"), **changes))
+    where = dict(out=str(folder / "out"), results=str(folder / "results"))
+    return Experiment(ReproduceConfig(claims=str(claims), **where, **changes))
 
 
 def flag(run, name: str):
@@ -54,38 +63,35 @@ def flag(run, name: str):
 
 
 def write_base(path: Path, dataset, **changes) -> Path:
-    """The config file of the made-up family."""
+    """The config file of the made-up base."""
     path.write_text("".join(f"{k} = {v!r}\n" for k, v in (TINY | {"dataset": str(dataset)} | changes).items()))
     return path
 
 
-@contextmanager
-def invented(base):
-    """Inside, the made-up scale, arms and claims stand in place of the real ones."""
-    scale, claims, gaps = Scale("a test", {"f": str(base)}, {"adamw": 2e-2}), list(CLAIMS), list(GAPS)
-    arms, papers = patch.dict(ARMS, MADE_UP_ARMS, clear=True), dict(learns="A", tunes="B", fails="B", breaks="C")
-    with arms, patch.dict(SCALES, mini=scale), patch.dict(CURVES, clear=True), patch.dict(PAPERS, papers):
-        CLAIMS[:], GAPS[:] = MADE_UP, []
-        try:
-            yield
-        finally:
-            CLAIMS[:], GAPS[:] = claims, gaps
+def write_claims(base: Path) -> Path:
+    """The made-up claims file, beside its base."""
+    path = base.parent / "made_up.py"
+    path.write_text(MADE_UP.format(base=base, no_norm=NO_NORM))
+    return path
 
 
-def call(base, folder: Path, *flags) -> int:
-    """The exit code of reproduce.py, in this process, with the made-up claims."""
+def argv(claims: Path, folder: Path, *flags) -> list:
+    return [f"--claims={claims}", f"--out={folder / 'out'}", f"--results={folder / 'results'}", *flags]
+
+
+def call(claims: Path, folder: Path, *flags) -> int:
+    """The exit code of reproduce.py, in this process."""
     import reproduce
 
-    argv = [f"--out={folder / 'out'}", f"--results={folder / 'results'}", *flags]
-    with invented(base), patch.dict("os.environ", OMP_NUM_THREADS="1"):
-        return runs.call(reproduce.main, *argv)
+    with patch.dict("os.environ", OMP_NUM_THREADS="1"):
+        return runs.call(reproduce.main, *argv(claims, folder, *flags))
 
 
-def alone(command: str, base, *argv) -> None:
-    """A command as a process of its own makes it, to be forked, with the made-up claims and on one thread."""
+def alone(command: str, *argv) -> None:
+    """A command as a process of its own makes it, to be forked, on one thread."""
     from support.processes import call_main
 
-    with invented(base), patch.dict("os.environ", OMP_NUM_THREADS="1"):
+    with patch.dict("os.environ", OMP_NUM_THREADS="1"):
         call_main(command, *argv)
 
 
