@@ -30,7 +30,6 @@ def own(title: str, gpt2: str, dnt: str, lns: str, rmsnorm: str, dyt: str) -> St
         elif arm.base == "llama":
             files[name] = f"{gains} {arm.files}"
     files |= {
-        "sharpness": llama,
         "RMSNorm": rmsnorm,
         "DyT": dyt,
         "DyT, no embedding scalar": f"{dyt} --embed_scale=False",

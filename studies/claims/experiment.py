@@ -67,9 +67,9 @@ def choose_rate(losses: dict) -> tuple:
     CLIFF more, and a lower one was tried. Where stepping back from a cliff costs more than CLIFF too, half steps are
     tried."""
     tried = sorted(losses)
-    best = min(tried, key=losses.get)
-    if best == tried[-1] and losses[best] < math.inf:
-        return None, [best + 1]
+    best = min(reversed(tried), key=losses.get)
+    if best in (tried[0], tried[-1]):
+        return None, [best + 1 if best == tried[-1] and losses[best] < math.inf else tried[0] - 1]
     safe = [k for k in tried if losses.get(k + 1, math.inf) - losses[k] <= CLIFF]  # inf - inf is nan
     chosen = min(reversed(safe), key=losses.get, default=tried[0])
     if chosen == tried[0]:
@@ -162,7 +162,7 @@ class Experiment:
             flags["learning_rate"] = lr
             if arm.floor:
                 flags.setdefault("min_lr", lr * arm.floor)
-        keep = any(a.keep for a in self.study.arms.values() if a[:3] == arm[:3])
+        keep = any(a.keep for a in self.study.arms.values() if a[:2] == arm[:2])
         return runner.make_run(self.out, list(paths.values()), flags | {"seed": seed}, keep=10 * keep)
 
     def tune(self, name: str) -> Tuned:

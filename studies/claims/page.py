@@ -63,7 +63,7 @@ def format_values(values: list, pooled: tuple | None = None) -> str:
 
 
 def format_loss(loss: float | None) -> str:
-    return "diverged" if loss is None else f"{loss:.3f}"
+    return "diverged" if loss in (None, math.inf) else f"{loss:.3f}"
 
 
 def format_setting(value) -> str:
@@ -80,7 +80,8 @@ def format_rate(name: str, experiment: Experiment) -> str:
     if not tuned.tried:
         return f"{tuned.lr:g}, given"
     tried = ", ".join(f"{lr:g}: {' / '.join(map(format_loss, losses))}" for lr, losses in tuned.tried.items())
-    more = "".join(f"; `{files or 'as it is'}`: {loss:.3f} at {lr:g}" for files, (lr, loss) in tuned.variants.items())
+    more = ((files or "as it is", lr, format_loss(loss)) for files, (lr, loss) in tuned.variants.items())
+    more = "".join(f"; `{files}`: {loss} at {lr:g}" for files, lr, loss in more)
     return f"{tuned.lr:g}, tuned ({tried}{more})"
 
 

@@ -22,6 +22,7 @@ from support.pages import (
     PAGES,
     ROOT,
     SCHEMAS,
+    STUDIES,
     WORDS,
     anchors,
     commands,
@@ -39,7 +40,7 @@ from support.trees import call, copy_tree
 README = (ROOT / "README.md").read_text()
 NAMES = {page: page.relative_to(ROOT).as_posix() for page in PAGES}
 SOURCES = [ROOT / name for name in ("Makefile", *SCHEMAS, "nanodnt/plan/__main__.py")]
-COMMANDS = list(commands([*PAGES, *SOURCES, *(ROOT / path for path in CONFIGS)]))
+COMMANDS = list(commands([*PAGES, *SOURCES, *(ROOT / path for path in [*CONFIGS, *STUDIES])]))
 OUTPUTS = [shown for shown in shown_outputs(PAGES) if shown[1] != "export.py"]  # tests/interop/test_pages.py has those
 ADDED_BY_README = ("--skip_scale", "--optimizer=lion")  # tried by test_the_readmes_changes_work
 
@@ -162,9 +163,9 @@ def check_command(command, argv, processes):
         (config,), given = read_values(argv, SCHEMAS[command], "run")
         assert given["run"][0] or command != "analyze.py"
         if command == "reproduce.py":
-            from studies.claims.experiment import Experiment, choose_claims
+            from studies.claims.experiment import Experiment
 
-            assert choose_claims(config.only, config.scale) and Experiment(config)
+            assert config.claims == "my_claims.py" or Experiment(config)  # the page has it whole
         elif command == "export.py":
             assert config.to
         elif command != "analyze.py":  # which checks itself as it is made

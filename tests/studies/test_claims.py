@@ -1,4 +1,4 @@
-"""The claims files: well formed, with the papers' numbers and settings, and each arm the configuration that it is called.
+"""The claims files: well formed, with the papers' numbers and settings, and each arm the configuration it is called.
 And what is on record: the pages are made from it, and README says its verdicts."""
 
 import itertools

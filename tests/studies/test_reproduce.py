@@ -76,7 +76,6 @@ def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, claims):
         assert f"--seed={re.search('seed([0-9]+)', name)[1]}" in run["args"]
     steps = {f"step_{n}.pt" for n in range(0, STEPS + 1, STEPS // 10)}
     assert {p.name for p in one_run(whole, "0.01", 2).glob("step_*")} == steps
-    assert not list(one_run(whole, "0.0001", 2).glob("step_*"))
 
 
 def test_seeds_are_counted_from_the_tuning_seeds_alone(whole, claims):

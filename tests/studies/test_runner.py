@@ -13,23 +13,22 @@ import torch
 
 from nanodnt.tasks import fill_from_dataset, resolve_none
 from studies.claims import quantities
-from studies.claims.arms import ARMS
-from studies.claims.claims import Number
-from studies.claims.experiment import Experiment, Record
+from studies.claims.experiment import TUNING_SEEDS, Experiment, Record
 from studies.claims.page import format_rate
+from studies.claims.study import Number
 from studies.sweep.runner import Runner, Stopped, read_outcome, resolve_configs
 from support.claims import flag, make_experiment
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def searching(tmp_path, monkeypatch, loss, scale="mini", also="seed") -> Experiment:
-    """An experiment whose runs with the tuning seed have the loss `loss(learning rate, value of the flag "also")`, at
+def searching(tmp_path, monkeypatch, loss, study="papers", also="seed") -> Experiment:
+    """An experiment whose runs with the tuning seeds have the loss `loss(learning rate, value of the flag "also")`, at
     once."""
-    made = make_experiment(tmp_path, scale)
+    made = make_experiment(tmp_path, f"config/studies/{study}.py")
 
     def measured(measure, run):
-        assert measure == "loss" and flag(run, "seed") == "0"
+        assert measure == "loss" and int(flag(run, "seed")) in TUNING_SEEDS
         return loss(float(flag(run, "learning_rate")), flag(run, also))
 
     monkeypatch.setattr(made, "measure", measured)
@@ -37,92 +36,89 @@ def searching(tmp_path, monkeypatch, loss, scale="mini", also="seed") -> Experim
 
 
 def valley(best: float):
-    return lambda lr, _=None: math.log2(lr / best) ** 2
+    return lambda lr, _=None: math.log2(lr / best) ** 2 / 10
 
 
-# At scale mini the middle of AdamW's grid is 4e-3.
+# The middle of AdamW's grid is 4e-3.
 @pytest.mark.parametrize(
     "loss, best, tried",
     [
-        (valley(4e-3), 4, {1, 2, 4, 8, 16}),
-        (valley(1.7e-3), 2, {1, 2, 4, 8, 16}),
-        (valley(1.6e-2), 16, {1, 2, 4, 8, 16, 32}),  # grows until the best lies inside
-        (valley(5e-4), 0.5, {0.25, 0.5, 1, 2, 4, 8, 16}),
-        (valley(1.0), 256, {1, 2, 4, 8, 16, 32, 64, 128, 256}),  # but not for ever
-        (lambda *_: None, 0.0625, {4 * 2.0**k for k in range(-6, 3)}),  # all diverged: the lowest
-        (lambda lr, _=None: valley(1e-3)(lr) if lr < 3e-3 else None, 1, {0.5, 1, 2, 4, 8, 16}),
+        (valley(4e-3), 4, {2, 4, 8}),
+        (valley(1.7e-3), 2, {1, 2, 4, 8}),
+        (valley(1.6e-2), 16, {2, 4, 8, 16, 32}),  # grows until the best lies inside
+        (valley(5e-4), 0.5, {0.25, 0.5, 1, 2, 4, 8}),
+        (valley(1.0), 128, {2, 4, 8, 16, 32, 64, 128, 256}),  # but not for ever
+        (lambda *_: None, 0.0625, {4 * 2.0**k for k in range(-6, 2)}),  # all diverged: the lowest
+        (lambda lr, _=None: valley(1e-3)(lr) if lr < 3e-3 else None, 1, {0.5, 1, 2, 4, 8}),
+        (
+            lambda lr, _=None: 0.1 * math.log2(8e-3 / lr) if lr < 9e-3 else 9.0,
+            4,
+            {2, 4, 8, 16},
+        ),  # a step from the cliff
     ],
 )
 def test_the_grid_grows_until_the_best_rate_lies_inside(loss, best, tried, tmp_path, monkeypatch):
-    found = searching(tmp_path, monkeypatch, loss).tune("S1 AdamW")
-    assert found.lr == pytest.approx(best * 1e-3) and found.files == ARMS["S1 AdamW"].files
+    made = searching(tmp_path, monkeypatch, loss)
+    found = made.tune("S1 AdamW")
+    assert found.lr == pytest.approx(best * 1e-3) and found.files == made.study.arms["S1 AdamW"].files
     assert list(found.tried) == pytest.approx(sorted(lr * 1e-3 for lr in tried))
-    assert all(found.tried[lr] == loss(lr) for lr in found.tried)
+    assert all(found.tried[lr] == [loss(lr)] * 2 for lr in found.tried)
 
 
 def test_rates_that_are_given_or_of_another_arm(tmp_path, monkeypatch):
     made = searching(tmp_path, monkeypatch, valley(8e-3))
-    assert made.tune("S4, stress")[::2] == (0.3, {})
-    assert made.tune("all blocks")[::2] == (pytest.approx(8e-3), {})  # that of S1
-    assert made.tune("S1 AdamW ×8").lr == pytest.approx(64e-3)
-    assert made.tune("all blocks").files == ARMS["all blocks"].files
-    paper = searching(tmp_path, monkeypatch, valley(8e-3), "paper")
+    assert made.tune("S4, whole")[::2] == (0.3, {})
+    assert made.tune("all blocks")[::2] == (pytest.approx(8e-3), {})  # that of one rate
+    assert made.tune("S5 AdamW, 8 × S1's rate").lr == pytest.approx(64e-3)
+    assert made.tune("all blocks").files == made.study.arms["all blocks"].files
+    paper = searching(tmp_path, monkeypatch, valley(8e-3), "xl")
     assert paper.tune("S5 AdamW").lr is paper.tune("all blocks").lr is None
     assert format_rate("all blocks", paper) == "the config's"
-    assert paper.tune("S5 AdamW ×8").lr == pytest.approx(8 * 6e-4)
-    assert paper.tune("S5 AdamW ×8").files == paper.tune("S5 AdamW").files == "config/dnt_xl.py"
+    found = paper.tune("S5 AdamW, 8 × S1's rate")
+    assert found.lr == pytest.approx(8 * 1.5e-4) and found.files == paper.tune("S5 AdamW").files == "config/dnt_xl.py"
     assert flag(paper.run_of("S1 AdamW", None, 1), "learning_rate") is None  # the config's own
-    assert flag(paper.run_of("S1 mSGDW ×8", 8.0, 1), "min_lr") is None  # the config's own floor too
+    assert flag(paper.run_of("S1 mSGDW, 8 × S1's rate", 8.0, 1), "min_lr") is None  # the config's own floor too
 
 
-def test_the_best_of_several_settings_is_taken_at_the_best_rate(tmp_path, monkeypatch):
-    losses = {None: 2.0, "0.5": 2.1, "2": 1.9, "4": None}
+def test_each_of_several_settings_is_tuned_and_the_best_is_taken(tmp_path, monkeypatch):
+    best = {None: (2e-3, 2.0), "1": (4e-3, 2.1), "1.2": (1e-3, 1.9), "2": (2e-3, None)}
 
     def loss(lr, alpha):
-        return losses[alpha] and losses[alpha] + valley(4e-3)(lr)
+        rate, lowest = best[alpha]
+        return lowest and lowest + valley(rate)(lr)
 
-    made = searching(tmp_path, monkeypatch, loss, also="dyt_alpha_attn")
+    made = searching(tmp_path, monkeypatch, loss, "digits", "dyt_alpha_attn")
     found = made.tune("DyT")
-    assert found.files == f"{ARMS['DyT'].files} --dyt_alpha_attn=2 --dyt_alpha_other=2" and found.lr == 4e-3
-    assert list(found.variants.values()) == [2.0, 2.1, 1.9, None]
-    assert flag(made.reported("DyT", 3), "dyt_alpha_other") == "2"
-    assert flag(made.reported("DyT, α₀ of the paper", 1), "dyt_alpha_other") is None
+    files = made.study.arms["DyT"].files
+    assert found.files == f"{files} --dyt_alpha_attn=1.2 --dyt_alpha_other=1.2" and found.lr == pytest.approx(1e-3)
+    assert [loss for _, loss in found.variants.values()] == pytest.approx([2.0, 2.1, 1.9, math.inf])
+    assert "diverged at" in format_rate("DyT", made)
+    assert flag(made.reported("DyT", 3), "dyt_alpha_other") == "1.2"
+    assert flag(made.reported("DyT, α₀ 0.5", 1), "dyt_alpha_other") is None
 
 
-def test_a_variation_is_tuned_around_the_rate_of_its_arm(tmp_path, monkeypatch):
-    asked = []
-
-    def loss(lr, momentum):
-        asked.append((momentum, lr))
-        return valley(1.0)(lr)
-
-    made = searching(tmp_path, monkeypatch, loss, also="momentum")
-    assert made.tune("S5 mSGDW, momentum 0.98").lr == made.tune("S5 mSGDW").lr == 1
-    assert sorted(lr for varied, lr in asked if varied) == [0.5, 1, 2]
-
-
-def test_the_folder_is_of_the_command_but_not_of_what_is_kept(tmp_path, monkeypatch):
+def test_the_folder_is_of_the_command_but_not_of_what_is_kept(tmp_path):
     made = make_experiment(tmp_path)
-    run = made.run_of("S1 AdamW", 1e-3, 2)  # which keeps checkpoints
-    assert made.run_of("one rate", 1e-3, 2) == run  # the same command under another name
-    monkeypatch.setitem(ARMS, "S1 AdamW", ARMS["S1 AdamW"]._replace(keep=False))
-    plain = made.run_of("S1 AdamW", 1e-3, 2)
-    assert run.path == plain.path and run.path.parent == tmp_path / "out" / "mini"
+    run = made.run_of("one rate", 1e-3, 2)  # which keeps checkpoints
+    made.study.arms["one rate"] = made.study.arms["one rate"]._replace(keep=False)
+    plain = made.run_of("one rate", 1e-3, 2)
+    assert run.path == plain.path and run.path.parent == tmp_path / "out" / "papers"
     assert run.args == (*plain.args, "--keep_every=30")  # ten of 300 steps
-    assert (flag(run, "learning_rate"), flag(run, "min_lr"), flag(run, "seed")) == ("0.001", "0.0001", "2")
-    others = [made.run_of("S2 AdamW", 1e-3, 2), made.run_of("S1 AdamW", 2e-3, 2), made.run_of("S1 AdamW", 1e-3, 3)]
-    others.append(made.run_of("S1 AdamW", 1e-3, 2, "config/dnt/s1.py --weight_decay=0.2"))
+    assert (flag(run, "learning_rate"), flag(run, "min_lr"), flag(run, "seed")) == ("0.001", "5e-05", "2")
+    others = [made.run_of("all blocks", 1e-3, 2), made.run_of("one rate", 2e-3, 2), made.run_of("one rate", 1e-3, 3)]
+    others.append(made.run_of("one rate", 1e-3, 2, "--weight_decay=0.2"))
     assert len({run.path, *(other.path for other in others)}) == 5
-    assert flag(made.run_of("Pre-LN", 1e-3, 1), "beta2") == "0.999"  # the family's
+    assert flag(made.run_of("Pre-LN", 1e-3, 1), "beta2") == "0.999"  # the base's
     assert flag(made.run_of("Pre-LN", 1e-3, 1, "--beta2=0.9 --learning_rate=7"), "beta2") == "0.9"  # the last one wins
     assert flag(made.run_of("Pre-LN", 1e-3, 1, "--learning_rate=7"), "learning_rate") == "0.001"
+    assert flag(made.run_of("Pre-LN", 1e-3, 1, "--min_lr=7"), "min_lr") == "7"  # set by hand
 
 
 def test_as_many_gpus_as_can_share_the_batch(tmp_path):
-    made = make_experiment(tmp_path, "124m")
-    for processes, n in ((8, 5), (4, 4), (1, 1)):  # of batches of 300 in micro batches of 15
+    made = make_experiment(tmp_path, "config/studies/large.py")
+    for processes, n in ((7, 6), (4, 4), (1, 1)):  # of batches of 480 in micro batches of 20
         made.runner.processes = processes
-        launch = made.runner.launch(made.run_of("Fig. 8, one rate", None, 1))
+        launch = made.runner.launch(made.run_of("one rate", None, 1))
         assert (f"--nproc_per_node={n}" in launch) == (n > 1) == (launch[0] != "train.py")
 
 
@@ -141,7 +137,7 @@ def test_what_none_means_is_no_other_setting():
 
 def test_what_the_dataset_says_of_images_is_no_other_setting(tmp_path):
     """config.json of a run has its images' size, channels and classes, which the command may leave to the dataset."""
-    run = make_experiment(tmp_path, "digits").run_of("ViT DyT", 1e-3, 1)
+    run = make_experiment(tmp_path, "config/studies/digits.py").run_of("DyT", 1e-3, 1)
     model, train = resolve_configs(run.args)
     fill_from_dataset(model, {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, "digits")
     run.path.mkdir(parents=True)
@@ -210,7 +206,7 @@ def test_the_record_keeps_what_is_measured(tmp_path):
     assert again.runs[run.path.name]["args"] == list(run.args) and again.runs[run.path.name]["seconds"] == 60
     for damaged in ("{", "[]", '{"a": 1}', '{"a": {"args": []}}'):
         made.record.path.write_text(damaged)
-        with pytest.raises(ValueError, match="mini.json is damaged: restore it from git"):
+        with pytest.raises(ValueError, match="record.json is damaged: restore it from git"):
             Record(made.record.path)
 
 
@@ -228,9 +224,11 @@ def test_threads_share_a_record(tmp_path):
 
 
 def test_values_by_seed(tmp_path, monkeypatch):
-    made, losses = make_experiment(tmp_path, seeds=3), {"S1": [3.0, 3.1, None], "S5": [2.5, None, None]}
+    made, losses = make_experiment(tmp_path), {"S1": [3.0, 3.1, None], "S5": [2.5, None, None]}
     high = {"S1": None, "S5": 2.75}
+    seeds = {"S1 AdamW": [1, 2, 3], "S5 AdamW": [1, 2, 3]}
     monkeypatch.setattr(made, "reported", lambda name, seed: (name, seed))
+    monkeypatch.setattr(made, "seeds_of", lambda name: seeds.get(name, [1, 2]))
 
     def measured(measure, run):
         name, seed = run
@@ -243,13 +241,25 @@ def test_values_by_seed(tmp_path, monkeypatch):
     found = values("S5 AdamW - S1 AdamW")
     assert found[:2] == [-0.5, math.inf] and math.isnan(found[2])  # DNT diverged; both did
     assert values("S1 AdamW - S5 AdamW")[:2] == [0.5, -math.inf]
-    assert len(values("S1 Muon ×4 - S1 AdamW")) == 2  # those that both have
+    assert len(values("S1 Muon - S1 AdamW")) == 2  # those that both have
     found = values("S5 AdamW", measure="tail slope")  # what is no loss says nothing of a run that diverged
     assert found[0] == 2.5 and all(map(math.isnan, found[1:]))
-    four = "S5 AdamW ×8 - S5 AdamW - S1 AdamW ×8 + S1 AdamW"
-    assert all(map(math.isnan, values(four)[1:]))  # S5 diverged at its own best rate
+    high_rate = "S5 AdamW, 8 × S1's rate - S5 AdamW - S1 AdamW, 8 × S1's rate + S1 AdamW"
+    assert all(map(math.isnan, values(high_rate)[1:]))  # S5 diverged at its own best rate
     losses.update({"S1": [3.0, 3.0, 3.0], "S5": [2.5, 2.5, 2.5]})
-    assert values(four) == [-math.inf] * 2  # S1 diverged, but only at eight times its rate
+    assert values(high_rate) == [-math.inf] * 2  # S1 diverged, but only at eight times its rate
+
+
+def test_how_far_the_loss_rises(tmp_path):
+    rows = [{"val_loss": v} for v in (4.0, 3.0, 3.25)]
+    assert quantities.MEASURES["rise"](left(tmp_path / "up", *rows)) == pytest.approx(0.25)
+    assert quantities.MEASURES["rise"](left(tmp_path / "down", *rows[:2])) == 0
+
+
+def test_growth_is_counted_from_the_start(monkeypatch):
+    variances = {False: [0.0, 0.1, 1.1], True: [0.0, 0.2, 0.5]}  # log10, before the first block and after each
+    monkeypatch.setattr(quantities, "log_variances", lambda path, start=False: variances[start])
+    assert quantities.MEASURES["log10 variance growth since the start"](Path()) == pytest.approx(1.0 - 0.3)
 
 
 @pytest.mark.parametrize("squash, slope", [(lambda x: 2 * x, 1.0), (lambda x: x.sign() * x.abs().sqrt(), 0.5)])

@@ -17,6 +17,8 @@ from nanodnt.tasks import fill_from_dataset, task_of
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CONFIGS = sorted(path.relative_to(ROOT) for path in (ROOT / "config").rglob("*.py"))
+STUDIES = [path for path in CONFIGS if path.parent.name == "studies"]  # claims files, for reproduce.py
+CONFIGS = [path for path in CONFIGS if path not in STUDIES]
 FLAGS = re.compile(r"`(\w+=[^\s`]+(?: \w+=[^\s`]+)*)`")  # `a=b c=d` in backticks
 RUN = "model.GPTConfig", "nanodnt.settings.TrainConfig"
 SCHEMAS = {  # by name: a fork may have deleted interop/ and studies/

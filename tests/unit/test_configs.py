@@ -23,7 +23,7 @@ from nanodnt.weights import profile_admin
 from support.pages import ROOT, config, outline
 
 FILES = {str(p.relative_to(ROOT / "config"))[:-3]: p for p in sorted((ROOT / "config").glob("*/*.py"))}
-OTHERS = r"moe/small$|claims/|vdnt/|.*/vit_"  # ours; and images, see below
+OTHERS = r"moe/small$|claims/|studies/|vdnt/|.*/vit_"  # ours; and images, see below
 FILES = {name: path for name, path in FILES.items() if not re.match(OTHERS, name)}
 KEYS = {name: {k: v for k, (v, _) in read_file(path).items()} for name, path in FILES.items()}
 EXPERIMENTS = [name for name in FILES if "n_layer" in KEYS[name]]
