@@ -1,4 +1,4 @@
-"""The base model for claims about GPTs, run on two CPU cores (`python reproduce.py --scale=mini`): 2.1M parameters.
+"""The base model for claims about GPTs, run on two CPU cores (`python reproduce.py`): 2.1M parameters.
 
     python data/pystdlib/prepare.py --tokenizer=gpt2_4096
     python train.py config/claims/mini_gpt.py config/init/xavier.py config/dnt/s5.py --out_dir=out/mini_dnt

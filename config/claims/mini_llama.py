@@ -1,4 +1,4 @@
-"""The base model for claims about LLaMAs on two CPU cores (`python reproduce.py --scale=mini`): 2.6M parameters.
+"""The base model for claims about LLaMAs on two CPU cores (`python reproduce.py`): 2.6M parameters.
 
     python data/pystdlib/prepare.py --tokenizer=gpt2_4096
     python train.py config/claims/mini_llama.py --out_dir=out/mini_llama

@@ -551,7 +551,67 @@ GAINS_CLAIMS = [
     ),
 ]
 
-OTHERS = {}
+# Public replications that we found and read; "+" speaks for the paper's claim, "−" against it, "0" for neither
+NANOCHAT = "[nanochat](https://github.com/karpathy/nanochat/blob/master/dev/LOG.md), dev/LOG.md"
+ABLATION = "[ischlag](https://github.com/ischlag/megatron-lm-research-baseline), 350m-ablation, May 2026"
+PRORES = "[ProRes](https://arxiv.org/abs/2603.05369), Table 2, March 2026; shares an author with LNS"
+OTHERS = {
+    "DNT": [
+        (
+            "its [reviews](https://openreview.net/forum?id=62pn18XmAg)",
+            "no runs; momentum SGD's gap, single norms doubted",
+            "0",
+        ),
+        (
+            PRORES,
+            "norms around branches: perplexity 14.55, 11.97, 10.16 at 130M to 1.3B; Pre-LN 14.67, 12.36, 10.32",
+            "+",
+        ),
+        (ABLATION, "QK-norm: 2.200 to 2.185 at 350M, one seed", "+"),
+        ("nobody, that we found", "DNT itself, or momentum SGD with its layout", "0"),
+    ],
+    "scale vectors": [
+        (f"{NANOCHAT}, 2026-01-29", "gains on norms that had none, under MuonH: no gain", "−"),
+        (ABLATION, "decay on QK-norm's gains: 2.187 and 2.185, no difference", "0"),
+        (
+            "[Lingle](https://lucaslingle.substack.com/p/parametric-or-nonparametric-rmsnorm)",
+            "28 blocks of width 3,584, rates tuned: 2.240 with gains, 2.253 without",
+            "+",
+        ),
+    ],
+    "Blockwise LR": [
+        (
+            "[LLR](https://github.com/hed-ucas/Layer-wise-Learning-Rate), a rival method, 2026",
+            "its ratios: perplexity 23.28, 18.54, 14.91, 9.77 at 60M to 1B; one rate 21.94, 17.86, 12.96, 9.77",
+            "−",
+        ),
+    ],
+    "DyT": [
+        (f"{NANOCHAT}, 2026-05-05", "12 blocks: no variant better even per step; about 10% fewer tokens/s", "−"),
+        (ABLATION, "2.307, RMSNorm 2.185 at 350M, one seed", "−"),
+        (
+            "[guillesanbri](https://guillesanbri.com/layernorm-tanh), April 2025",
+            "small ViT, Tiny-ImageNet, LayerNorm's settings: 56.71%, LayerNorm 58.76%",
+            "−",
+        ),
+        ("[BlaGPT](https://github.com/erogol/BlaGPT)", "a GPT: loss stays high; its α was one a channel", "−"),
+    ],
+    "LNS": [
+        (f"{NANOCHAT}, 2026-03-24", "1/√ℓ on each block's normalised input: did not help; no number", "−"),
+        (PRORES, "LNS 14.45, 11.74, 9.93 at 130M to 1.3B; Pre-LN 14.67, 12.36, 10.32", "+"),
+        (
+            "[Edu model](https://github.com/igal-abachi-dev/AI-LLM-Transformers-Edu-Model), "
+            "reports/mf081-ln-scaling.md",
+            "150M, 10M tokens: LNS in place of scaled init 5.301, scaled init 5.155, both 5.137",
+            "0",
+        ),
+        (
+            "[OLMo-core](https://github.com/allenai/OLMo-core/pull/698), May 2026",
+            "the factor, a buffer, was wiped before training: its runs may be without LNS",
+            "0",
+        ),
+    ],
+}
 
 study = Study(
     "Language models of 2M parameters (4M for LNS, 16 blocks), 0.6M tokens of Python source a run (2.5M for LNS); CPU "

@@ -234,9 +234,21 @@ def apply_changes(root):
         (root / name).write_text(source)
 
 
+def write_my_claims(root, flags: dict):
+    """The claims file of docs/claims.md, on the model of these flags, without what the claims vary."""
+    (source,) = re.findall(
+        r"the whole of `my_claims.py`:\n\n```python\n(.*?)```", (ROOT / "docs" / "claims.md").read_text(), re.DOTALL
+    )
+    base = "config/claims/mini_gpt.py config/init/xavier.py"
+    varied = ("out_dir", "skip_scale", "min_lr", "seed")
+    tiny = " ".join(f"--{key}={value}" for key, value in flags.items() if key not in varied)
+    assert source.count(base) == 1
+    (root / "my_claims.py").write_text(source.replace(base, tiny))
+
+
 def test_the_readmes_changes_work(tmp_path):
-    """In a copy of the tree: a run with the new layout and the new optimizer, and the layout's row of tests. One
-    process, since starting one takes as long as the tests."""
+    """In a copy of the tree: a run with the new layout and the new optimizer, the claims about it of docs/claims.md, on
+    a tiny model, and the layout's row of tests. One process, since starting one takes as long as the tests."""
     root = copy_tree(tmp_path / "tree")
     apply_changes(root)
     flags = TINY | dict(dataset=make_dataset(root / "data" / "walk"), out_dir="out/run", max_iters=40, eval_interval=20)
@@ -245,8 +257,17 @@ def test_the_readmes_changes_work(tmp_path):
     tests = ["-p", "no:cacheprovider", "--assert=plain", *sorted(map(str, root.glob(pattern))), "-k", name]
     script = "import sys\nsys.path.append('tests')\nimport pytest, train\nfrom support.runs import call, quick_runs\n"
     script += f"with quick_runs():\n    call(train.main, *{[f'--{key}={value}' for key, value in flags.items()]})\n"
+    write_my_claims(root, flags | dict(optimizer="adamw", learning_rate=1e-2, max_iters=20))
+    script += "import reproduce\nfrom support.claims import in_process\n"
+    script += "with in_process():\n    call(reproduce.main, '--claims=my_claims.py', '--results=out', '--jobs=1')\n"
     script += f"sys.exit(pytest.main({tests}))"
     printed = call(root, [sys.executable, "-c", script])
     losses = [float(x) for x in re.findall(r"validation loss ([\d.]+)", printed)]
     assert losses[-1] < losses[0] - 1 and "lion" in printed
     assert int(re.search(r"(\d+) passed", printed)[1]) >= 3
+    page = (root / "out" / "my_claims.md").read_text()
+    for claim, arms in (("forgetful", "Pre-LN"), ("high-rate", "Pre-LN × 8")):
+        section = page.split(f'<a id="{claim}"></a>')[1].split("</details>")[0]
+        assert re.search(r"</b>: (holds|no effect|contradicted here|undecided|cannot judge)</summary>", section)
+        assert f"| {arms} | gpt" in section and "Planned: " in section
+    assert "--skip_scale=0.9" in page and (root / "out" / "my_claims" / "rates.png").exists()
