@@ -20,7 +20,7 @@ from nanodnt.data import load_meta
 from nanodnt.files import write_file
 from studies.claims import quantities
 from studies.claims.judge import FEWEST, classify, holm, p_value, plan_seeds, pool_variance
-from studies.claims.study import arms_in, compare_protocol, load_study, split_value
+from studies.claims.study import arms_in, compare_protocol, load_study, split_value, squared_weights
 from studies.sweep import runner
 from studies.sweep.results import describe_hardware
 from studies.sweep.runner import IGNORED_FIELDS, ROOT, MissingRun, Runner, Stopped, TrainingRun, resolve_configs
@@ -207,7 +207,7 @@ class Experiment:
                 near = [[self.measure(claim.number.measure, self.reported(arm, s)) for s in TUNING_SEEDS]]
             pairs += [its for its in near if None not in its]
         spread = math.sqrt(sum((a - b) ** 2 / 2 for a, b in pairs) / max(1, len(pairs)))
-        spread *= math.sqrt(len(split_value(claim.number.value)))
+        spread *= math.sqrt(squared_weights(claim.number.value))
         tests = sum(not claim.cannot for claim in self.study.claims)
         return plan_seeds(claim, self.values(claim.number, TUNING_SEEDS), spread, tests)
 
@@ -374,11 +374,10 @@ class Experiment:
         losses = {name: its for name, its in losses.items() if None not in its}
         if not (found := pool_variance(list(losses.values()))):
             return {}
-        parts = {number: split_value(number.value) for number in values if number.measure == measure}
         return {
-            number: (found[0] * len(its), found[1])
-            for number, its in parts.items()
-            if all(name in losses for _, name in its) and len(values[number]) == n
+            number: (found[0] * squared_weights(number.value), found[1])
+            for number in values
+            if number.measure == measure and set(arms_in([number])) <= set(losses) and len(values[number]) == n
         }
 
     def find_values(self, numbers) -> dict:

@@ -9,6 +9,7 @@ import math
 import re
 import runpy
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,6 +93,15 @@ def split_value(value: str) -> list:
     """[(sign, arm)] of "A - B + C"."""
     words = re.split(r" ([+-]) ", value)
     return list(zip([1] + [1 if sign == "+" else -1 for sign in words[1::2]], words[::2], strict=True))
+
+
+def squared_weights(value: str) -> int:
+    """The sum of the squares of the arms' weights in "A - B + C - B", where B has -2: the variance of a number whose
+    arms have variance 1."""
+    weights = Counter()
+    for sign, arm in split_value(value):
+        weights[arm] += sign
+    return sum(weight**2 for weight in weights.values())
 
 
 def arms_in(numbers) -> list:

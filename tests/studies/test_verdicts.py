@@ -20,7 +20,7 @@ from studies.claims.judge import (
     power,
 )
 from studies.claims.page import HIGHEST, draw_rates, find_curves, format_values, render_page, verdict_rows
-from studies.claims.study import Number
+from studies.claims.study import split_value, squared_weights
 from studies.sweep.runner import MissingRun
 from support.claims import claim, flag, make_experiment
 
@@ -314,6 +314,6 @@ def test_loss_and_rate_are_drawn(tmp_path, monkeypatch):
     assert axis.get_ylim()[1] > 3.0 + HIGHEST and "diverged" in [t.get_text() for t in axis.get_legend().get_texts()]
 
 
-def test_the_numbers_of_a_value():
-    made = claim("c", "a - b + c - d")
-    assert made.number == Number("the value of a - b + c - d", "a - b + c - d", -0.5) and made.numbers == (made.number,)
+def test_what_a_number_is_a_sum_of():
+    assert split_value("a - b + c") == [(1, "a"), (-1, "b"), (1, "c")]
+    assert [squared_weights(value) for value in ("a", "a - b", "a - b + c - d", "a - b + c - b")] == [1, 2, 4, 6]
