@@ -77,6 +77,12 @@ def rise(path: Path) -> float:
     return losses[-1] - min(losses)
 
 
+def loss_at_a_quarter(path: Path) -> float:
+    """The first validation loss after a quarter of the steps."""
+    quarter = open_run(path).train_config["max_iters"] / 4
+    return next(row["val_loss"] for row in read_metrics(path) if "val_loss" in row and row["step"] >= quarter)
+
+
 def sharpness(path: Path, name: str = "last.pt") -> dict:
     """{block type: arithmetic mean of the sharpness} at a checkpoint."""
     by_type = measured(path, "sharpness", name)["types"]
@@ -133,6 +139,7 @@ MEASURES = {
     "log10 gradient kurtosis": partial(mean_log_tail, what="kurtosis"),
     "log10 gradient kurtosis by matrix": mean_log_kurtosis,
     "rise": rise,
+    "loss at a quarter": loss_at_a_quarter,
     **{
         f"log10 sharpness {a}/{b}": lambda path, a=a, b=b: math.log10(sharpness(path)[a] / sharpness(path)[b])
         for b, a in (*pairwise(ORDER), ("emb", "norm"))

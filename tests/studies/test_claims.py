@@ -214,7 +214,7 @@ MEANING = {
     "all blocks": dict(blockwise_start="warmup_end", lr_ratio_emb=10, decay_gains="all", tie_weights=False),
     "Emb": dict(blockwise_start="warmup_end", lr_ratio_emb=10, lr_ratio_ffn=1, lr_ratio_qk=1, lr_ratio_vo=1),
     "Adam-mini, blocks": dict(optimizer="adam_mini", lr_ratio_emb=4, lr_ratio_qk=1, decay_gains="none"),
-    "LNS": dict(lns="norm", n_layer=16, beta2=0.999, grad_clip=0, weight_decay=0, residual_init="plain"),
+    "LNS": dict(lns="norm", n_layer=12, beta2=0.999, grad_clip=0, weight_decay=0, residual_init="plain"),
     "scaled init": dict(lns="off", residual_init="gpt2"),
     "HG": dict(gain="branch", gain_out="none", gain_param="direct"),
     "DNP": dict(gain_out="norm"),
