@@ -240,10 +240,12 @@ def write_my_claims(root, flags: dict):
         r"the whole of `my_claims.py`:\n\n```python\n(.*?)```", (ROOT / "docs" / "claims.md").read_text(), re.DOTALL
     )
     base = "config/claims/mini_gpt.py config/init/xavier.py"
-    varied = ("out_dir", "skip_scale", "min_lr", "seed")
-    tiny = " ".join(f"--{key}={value}" for key, value in flags.items() if key not in varied)
+    varied = ("out_dir", "skip_scale", "min_lr", "seed", "optimizer", "weight_decay")
+    flags = flags | dict(dataset=str(flags["dataset"]))
+    tiny = [f"{key} = {value!r}\n" for key, value in flags.items() if key not in varied]
+    (root / "tiny.py").write_text("".join(tiny))
     assert source.count(base) == 1  # of both bases
-    (root / "my_claims.py").write_text(source.replace(base, tiny))
+    (root / "my_claims.py").write_text(source.replace(base, "tiny.py"))
 
 
 def test_the_readmes_changes_work(tmp_path):
@@ -257,9 +259,9 @@ def test_the_readmes_changes_work(tmp_path):
     tests = ["-p", "no:cacheprovider", "--assert=plain", *sorted(map(str, root.glob(pattern))), "-k", name]
     script = "import sys\nsys.path.append('tests')\nimport pytest, train\nfrom support.runs import call, quick_runs\n"
     script += f"with quick_runs():\n    call(train.main, *{[f'--{key}={value}' for key, value in flags.items()]})\n"
-    write_my_claims(root, flags | dict(optimizer="adamw", learning_rate=1e-2, max_iters=20))
+    write_my_claims(root, flags | dict(learning_rate=1e-2, max_iters=20))
     script += "import reproduce\nfrom support.claims import in_process\n"
-    script += "with in_process():\n    call(reproduce.main, '--claims=my_claims.py', '--results=out', '--jobs=1')\n"
+    script += "with in_process():\n    code = call(reproduce.main, '--claims=my_claims.py', '--results=out', '--jobs=1')\nassert code == 0\n"
     script += f"sys.exit(pytest.main({tests}))"
     printed = call(root, [sys.executable, "-c", script])
     losses = [float(x) for x in re.findall(r"validation loss ([\d.]+)", printed)]
