@@ -35,8 +35,8 @@ RATES = """## Loss and learning rate
 
 ![Loss and learning rate]({name}/rates.png)
 
-Of the arms that are tuned: mean and range of the tuning seeds. A panel ends {highest:g} nats above its lowest loss; a
-cross is a rate at which a run diverged.
+Of the arms that are tuned: mean and range of the tuning seeds. The figure ends {highest:g} nats above its lowest
+loss; a cross is a rate at which a run diverged.
 """
 EACH = """## Each claim
 
@@ -210,9 +210,9 @@ def find_curves(experiment: Experiment) -> dict:
 def draw_rates(curves: dict, path: Path) -> None:
     """Draw the losses of `find_curves`, up to HIGHEST above the lowest of all."""
     figure, axes = new_figure(len(curves), 4.2, 3.8)
+    every = [losses for arms in curves.values() for its in arms.values() for losses in its.values()]
+    lowest = min(loss for losses in every for loss in losses if loss is not None)
     for axis, (what, arms) in zip(axes, curves.items(), strict=True):
-        lowest = min(x for its in arms.values() for losses in its.values() for x in losses if x is not None)
-        axis.sharey(axis)
         draw_curves(axis, arms, "learning rate", "validation loss, nats", lowest + HIGHEST)
         axis.set_title(what, fontsize=9)
     save_figure(figure, path)

@@ -261,7 +261,10 @@ def test_the_readmes_changes_work(tmp_path):
     script += f"with quick_runs():\n    call(train.main, *{[f'--{key}={value}' for key, value in flags.items()]})\n"
     write_my_claims(root, flags | dict(learning_rate=1e-2, max_iters=20))
     script += "import reproduce\nfrom support.claims import in_process\n"
-    script += "with in_process():\n    code = call(reproduce.main, '--claims=my_claims.py', '--results=out', '--jobs=1')\nassert code == 0\n"
+    script += (
+        "with in_process():\n    code = call(reproduce.main, '--claims=my_claims.py', '--results=out', '--jobs=1')\n"
+    )
+    script += "assert code == 0\n"
     script += f"sys.exit(pytest.main({tests}))"
     printed = call(root, [sys.executable, "-c", script])
     losses = [float(x) for x in re.findall(r"validation loss ([\d.]+)", printed)]

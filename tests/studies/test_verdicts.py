@@ -310,7 +310,7 @@ def test_loss_and_rate_are_drawn(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("studies.claims.page.save_figure", lambda figure, path: drawn.append(figure))
     draw_rates(curves, tmp_path)
-    (axis,) = drawn[0].axes
+    (axis,) = drawn[0].axes  # further panels share its y axis
     assert axis.get_ylim()[1] > 3.0 + HIGHEST and "diverged" in [t.get_text() for t in axis.get_legend().get_texts()]
 
 
