@@ -35,8 +35,8 @@ RATES = """## Loss and learning rate
 
 ![Loss and learning rate]({name}/rates.png)
 
-Of the arms that are tuned: mean and range of the tuning seeds. The figure ends {highest:g} nats above its lowest
-loss; a cross is a rate at which a run diverged.
+Of the arms that are tuned: mean and range of the tuning seeds. The figure ends {highest:g} nats above its lowest loss;
+a cross is a rate at which a run diverged.
 """
 EACH = """## Each claim
 
