@@ -339,7 +339,7 @@ class Experiment:
         for claim in self.study.claims:
             try:
                 n, plan = self.plan(claim.id)
-                values = self.find_values(claim.numbers)
+                values = self.find_values(claim, n)
             except MissingRun:
                 continue
             if claim.number not in values and not claim.cannot:
@@ -380,12 +380,12 @@ class Experiment:
             if number.measure == measure and set(arms_in([number])) <= set(losses) and len(values[number]) == n
         }
 
-    def find_values(self, numbers) -> dict:
-        """{`Number`: its values by seed} of the numbers that are recorded."""
+    def find_values(self, claim, n: int) -> dict:
+        """{`Number`: its values by seed} of a claim's numbers that are recorded; of the primary one the n planned."""
         found = {}
-        for number in numbers:
+        for number in claim.numbers:
             with suppress(MissingRun):
-                found[number] = self.values(number)
+                found[number] = self.values(number, SEEDS[:n] if number == claim.number else None)
         return found
 
 
