@@ -114,7 +114,8 @@ DNT = [
         paper="DNT",
         published="124M: 2.849 and 2.906 (Table 1 [246, 247])",
         protocol=COMMON,
-        note="S1 has RMSNorm here, so that the layouts alone differ; nanoGPT's GPT-2 has LayerNorm.",
+        note="S1 has RMSNorm here, so that the layouts alone differ; nanoGPT's GPT-2 has LayerNorm. The size of the "
+        "effect is that of Xavier too: see dnt-own.",
     ),
     Claim(
         "dnt-order",
@@ -139,6 +140,8 @@ DNT = [
         paper="DNT",
         published="124M: 2.849 and 2.906, at one rate (Table 1 [246, 247])",
         protocol=OWN_RATE,
+        note="Xavier, the paper's, decides much of the size: it is hard on a narrow Pre-LN. In the earlier round, with "
+        "initial weights that suit small models, the difference was −0.061 (−0.143 to +0.021).",
     ),
     Claim(
         "dnt-gap",
@@ -153,6 +156,7 @@ DNT = [
         published="124M, AdamW then mSGDW: GPT-2 2.867, 2.906; DNT 2.863, 2.849 (Table 1 [244-247])",
         protocol=(*TABLE_5, WARMUP, *DNT_SIZE),
         note="Each arm at its own rate; rates, decay and floors as in dnt-own and dnt-robust.",
+        plain={"contradicted here": "DNT widens momentum SGD's gap to AdamW: it helps AdamW even more"},
     ),
     Claim(
         "dnt-robust",
@@ -168,6 +172,7 @@ DNT = [
         published="no number; App. C: DNT is “robust to large learning rate” [543]",
         protocol=ADAMW,
         note="Eight times, the comparison at one rate, and 0.2 nats are our choices [I].",
+        plain=dict(holds="Under AdamW, at 8 times Pre-LN's learning rate, DNT is far ahead of Pre-LN"),
     ),
     Claim(
         "dnt-leave-out",
@@ -184,6 +189,7 @@ DNT = [
         "[634], without mid norms it oscillates between 10K and 30K [635], without input norm it converges [636]; "
         "ranking QK > pre ≈ mid > input [638]",
         protocol=APP_F,
+        plain={"no effect": "Under Adam at 0.3 without warm-up, DNT without QK-norm does not collapse in 300 steps"},
         note="Of the four, a run of this length can show the first collapse alone. The paper says that it starts from "
         "S5 but lists two pre norms [624], which is S4 [I]. A collapse of 0.5 nats is our choice [I].",
     ),
