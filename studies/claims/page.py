@@ -197,13 +197,18 @@ def draw_effects(rows: list, path: Path) -> None:
 
 
 def find_curves(experiment: Experiment) -> dict:
-    """{base and optimizer: {arm: {learning rate: losses of the tuning seeds}}} of the arms that are tuned."""
-    curves = {}
-    for name, arm in experiment.study.arms.items():
+    """{base and optimizer: {arm: {learning rate: losses of the tuning seeds}}} of the arms that are tuned, and of those
+    with the same files at another rate."""
+    curves, arms = {}, experiment.study.arms
+    for name, arm in arms.items():
         with suppress(MissingRun):
-            if (tuned := experiment.tune(name)).tried:
-                config = resolve_configs(experiment.run_of(name, tuned.lr, TUNING_SEEDS[0]).args)[1]
-                curves.setdefault(f"{arm.base}, {config.optimizer}", {})[name] = tuned.tried
+            if tried := dict(experiment.tune(name).tried):
+                for other in (other for other, its in arms.items() if its.of and its[:2] == arm[:2]):
+                    with suppress(MissingRun):
+                        lr = experiment.tune(other).lr
+                        tried[lr] = [experiment.measure("loss", experiment.reported(other, s)) for s in TUNING_SEEDS]
+                config = resolve_configs(experiment.run_of(name, None, TUNING_SEEDS[0]).args)[1]
+                curves.setdefault(f"{arm.base}, {config.optimizer}", {})[name] = dict(sorted(tried.items()))
     return curves
 
 
@@ -215,6 +220,7 @@ def draw_rates(curves: dict, path: Path) -> None:
     for axis, (what, arms) in zip(axes, curves.items(), strict=True):
         draw_curves(axis, arms, "learning rate", "validation loss, nats", lowest + HIGHEST)
         axis.set_title(what, fontsize=9)
+    axes[0].set_ylim(lowest - 0.05 * HIGHEST, lowest + 1.08 * HIGHEST)  # of all panels
     save_figure(figure, path)
 
 

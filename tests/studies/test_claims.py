@@ -275,5 +275,5 @@ def test_readme_says_the_verdicts_of_the_record():
         decided = (ROOT / "docs" / "results" / f"{page}.md").read_text().split("## What")[1]
         rows = re.findall(r"^\| ([^|]+) \| \[(.+?)\]\(#(.+?)\) \| (.+?) \| (.+?) \|.*\|$", decided, re.MULTILINE)
         found += [(paper, words, page, name, ours, theirs) for paper, words, name, ours, theirs in rows]
-    assert len(said) >= 5 and set(said) <= set(found)
+    assert len(said) >= 3 and set(said) <= set(found)
     assert "p =" not in results  # p values are on the pages
