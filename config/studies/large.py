@@ -1,5 +1,7 @@
 """The papers' own configurations at 0.12B parameters (0.24B for Blockwise LR), for `python reproduce.py`, on GPUs.
 
+Sizes, data and rates of scale vectors, and sizes of DyT, are ours [I], where the papers have none so small.
+
     python reproduce.py --claims=config/studies/large.py --dry_run
 
 Rates are the papers', or ours where we have none; nothing is tuned, and a run takes all GPUs, by torchrun. `own` makes
@@ -10,8 +12,9 @@ from config.studies.papers import LEFT_OUT, MSGDW, STRESS, S, Study
 from config.studies.papers import study as papers
 
 
-def own(title: str, gpt2: str, dnt: str, lns: str, rmsnorm: str, dyt: str) -> Study:
-    """The study with these config files of DNT's baseline and of DNT, of LNS, of DyT's baseline and of DyT."""
+def own(title: str, gpt2: str, dnt: str, lns: str, rmsnorm: str, dyt: str, published: dict | None = None) -> Study:
+    """The study with these config files of DNT's baseline and of DNT, of LNS, of DyT's baseline and of DyT. published:
+    the papers' values at this size, {claim: value}, of the claims that have another one at 0.12B."""
     layouts = {"S1": gpt2, "S5": dnt, **{s: f"{dnt} {S[s]}" for s in ("S2", "S3", "S4")}}
     llama, gains = "config/blockwise/llama_237m.py", "config/scale_vectors/llama_120m.py"
     files = {f"{s} at 1.0": f"{layout} {MSGDW}" for s, layout in layouts.items()}
@@ -36,9 +39,20 @@ def own(title: str, gpt2: str, dnt: str, lns: str, rmsnorm: str, dyt: str) -> St
     }
     arms = {name: papers.arms[name]._replace(base="own", files=its, floor=0) for name, its in files.items()}
     claims = []
-    for claim in (claim for claim in papers.claims if claim.id != "blockwise-own"):  # no rate is tuned
-        protocol = tuple(s._replace(why=s.why or "the paper's configuration of this size") for s in claim.protocol)
-        claims.append(claim._replace(protocol=protocol, cannot="", seeds=0))
+    for claim in (claim for claim in papers.claims if claim.id not in ("dnt-own", "blockwise-own")):  # nothing is tuned
+        protocol = tuple(s._replace(why="the configuration of this size") for s in claim.protocol)
+        number, sides = claim.number, claim.sides
+        if published is not None:
+            number = number._replace(published=published.get(claim.id, number.published))
+            sides = tuple(side._replace(published=None) for side in sides)
+        how = dict(
+            smallest=claim.effect,
+            note="Smallest effects as in papers.py [I]; a setting that no paper has is [U].",
+            plain={},
+            cannot="",
+            seeds=0,
+        )
+        claims.append(claim._replace(number=number, sides=sides, protocol=protocol, **how))
     return papers._replace(title=title, bases={"own": ""}, arms=arms, claims=claims, tuned=False, note="")
 
 

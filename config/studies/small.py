@@ -8,6 +8,7 @@ from config.studies.papers import study as papers
 SMALL = "--n_embd=256 --block_size=256 --batch_size=32 --max_iters=1000 --eval_interval=1000 --eval_tokens=500000"
 SMALL += " --dtype=auto --init_std=0.035"
 
+LONG = "one rate, twice the steps"
 study = papers._replace(
     title="Language models of 8M parameters, 8M tokens of Python source a run (33M for LNS); one GPU",
     bases={
@@ -16,5 +17,6 @@ study = papers._replace(
         "blockwise": f"{papers.bases['blockwise']} {SMALL} --n_ff=1024 --warmup_iters=20",
         "deep": f"{papers.bases['deep']} {SMALL} --n_ff=688 --max_iters=4000 --warmup_iters=400 --compile=auto",
     },
+    arms=papers.arms | {LONG: papers.arms[LONG]._replace(files="--max_iters=2000 --warmup_iters=40")},
     note="",
 )

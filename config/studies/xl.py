@@ -12,4 +12,6 @@ study = own(
     "config/lns/1b.py",
     "config/dyt/7b.py config/dyt/rmsnorm.py",
     "config/dyt/7b.py",
+    # Table 1 of DNT at 1436M; LNS at 1B has no scaled init; Blockwise LR stays at 0.24B
+    {"dnt-common": -0.064, "dnt-gap": -0.025, "dnt-par": 0.012, "lns-loss": None},
 )

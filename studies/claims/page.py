@@ -10,7 +10,7 @@ from nanodnt.files import write_file
 from nanodnt.run.metrics import save_figure
 from studies.claims.experiment import SEEDS, TUNING_SEEDS, Experiment
 from studies.claims.judge import CLASSES, FEWEST, interval
-from studies.claims.study import arms_in
+from studies.claims.study import arms_in, is_same
 from studies.sweep.results import draw_curves, markdown_table, new_figure
 from studies.sweep.runner import ROOT, MissingRun, resolve_configs
 
@@ -142,7 +142,8 @@ def protocol_table(claim, experiment: Experiment) -> list:
     rows = [["setting", "paper's", "source", "here", "why"]]
     for name, paper, source, ours, why in experiment.protocol(claim):
         here = " / ".join(map(format_setting, ours))
-        rows.append([name, format_setting(paper), source, here, why or "kept"])
+        why = "kept" if all(is_same(value, paper) for value in ours) else why
+        rows.append([name, format_setting(paper), source, here, why])
     return markdown_table(rows) if claim.protocol else []
 
 
@@ -157,15 +158,15 @@ def claim_section(row: dict, experiment: Experiment) -> list:
     lines = [
         f'<a id="{claim.id}"></a>\n<details>',
         f"<summary><b>{claim.paper or 'ours'}: {claim.statement}</b>: {row['class']}</summary>\n",
-        f"Published: {claim.published}.\n" if claim.published else "",
+        f"Published: {claim.published}.\n" if claim.published else None,
         f"{smallest} Planned: {row['plan']}.{p}{pooled}\n",
-        f"{claim.note}\n" if claim.note else "",
+        f"{claim.note}\n" if claim.note else None,
         *protocol_table(claim, experiment),
         *number_tables(row, experiment),
-        f"Not run: {'; '.join(waiting)}.\n" if waiting else "",
+        f"Not run: {'; '.join(waiting)}.\n" if waiting else None,
         "</details>\n",
     ]
-    return list(filter(None, lines))
+    return [line for line in lines if line is not None]
 
 
 def draw_effects(rows: list, path: Path) -> None:

@@ -111,18 +111,20 @@ def arms_in(numbers) -> list:
 
 def load_study(path: str, measures: set) -> Study:
     """The `study` of a claims file. ValueError, in one line, if there is none or if it contradicts itself."""
+    study = problem = None
     if not Path(path).is_file():
-        raise ValueError(f"claims={path} is not a file: name a claims file, such as config/studies/papers.py")
-    try:
-        study = runpy.run_path(path).get("study")
-    except Exception as error:  # whatever the user's file does wrong
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-        line = getattr(error, "lineno", None) or (lines or ["?"])[-1]
-        raise ValueError(f"{path}, line {line}: {type(error).__name__}: {error}") from None
-    if not isinstance(study, Study):
-        raise ValueError(f"{path} has no `study = Study(…)`: docs/claims.md shows one")
-    for problem in find_problems(study, measures):
-        raise ValueError(f"{path}: {problem}")
+        problem = f"claims={path} is not a file: name a claims file, such as config/studies/papers.py"
+    else:
+        try:
+            study = runpy.run_path(path).get("study")
+        except Exception as error:  # whatever the user's file does wrong
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+            line = getattr(error, "lineno", None) or (lines or ["?"])[-1]
+            problem = f"{path}, line {line}: {type(error).__name__}: {error}"
+    if not problem and not isinstance(study, Study):
+        problem = f"{path} has no `study = Study(…)`: docs/claims.md shows one"
+    if problem := problem or next((f"{path}: {found}" for found in find_problems(study, measures)), None):
+        raise ValueError(problem)
     return study
 
 

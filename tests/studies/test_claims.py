@@ -24,10 +24,9 @@ STUDIES = sorted(path.stem for path in (ROOT / "config" / "studies").glob("*.py"
 # The papers' numbers, from their tables: {claim: the value of its primary number}; the others have none
 PUBLISHED = {
     "dnt-common": 2.849 - 2.906,
-    "dnt-own": 2.849 - 2.906,
+    "dnt-par": 2.849 - 2.863,
     "dnt-gap": (2.849 - 2.863) - (2.906 - 2.867),
     "blockwise-loss": 2.784 - 2.834,
-    "blockwise-own": 2.784 - 2.834,
     "blockwise-adam-mini": -0.044,
     "blockwise-order": math.log10(3.1e-5 / 8.6e-7),
     "dyt-rmsnorm": 1.60 - 1.59,
@@ -46,11 +45,23 @@ BLOCKWISE |= {"min_lr / rate": 1 / 20, "warm-up / steps": 1000 / 50_000, "tie_we
 BLOCKWISE |= {"pos": "rope", "norm": "rmsnorm", "FFN width / width": 4096 / 1024, "n_embd": 1024, "batch_size": 480}
 BLOCKWISE |= {"block_size": 1024, "max_iters": 50_000, "dataset": "openwebtext", "decay_gains": "all"}
 BLOCKWISE |= dict(optimizer="adamw", blockwise_start="warmup_end")
+LNS = (
+    dict(learning_rate=1e-3, optimizer="adamw", weight_decay=0.0, beta2=0.999, grad_clip=0.0, tie_weights=False)
+    | {"warm-up / steps": 2000 / 20_000, "min_lr / rate": 0.1, "mlp": "swiglu", "norm": "rmsnorm", "n_layer": 12}
+    | dict(n_embd=768, batch_size=512, block_size=256, max_iters=20_000, dataset="c4")
+)
+VIT = (
+    dict(learning_rate=0.5, optimizer="msgdw", momentum=0.9, min_lr=1e-8, weight_decay=2e-4, grad_clip=0.0)
+    | {"warm-up / steps": 60 / 150, "schedule": "cosine", "init": "xavier_cut", "label_smoothing": 0.1}
+    | dict(drop_path=0.1, rand_augment=9.0, mixup=0.8, cutmix=1.0, batch_size=1024, n_layer=24, n_embd=1024)
+    | dict(dataset="imagenet1k")
+)
 TABLES = {
     "dnt-common": SGD,
     "dnt-order": SGD,
     "dnt-own": SGD,
     "dnt-gap": TABLE_5,
+    "dnt-par": TABLE_5,
     "dnt-robust": ADAMW | {"min_lr / rate": 6e-5 / 6e-4},
     "dnt-leave-out": dict(learning_rate=0.3, optimizer="adamw", warmup_iters=0, weight_decay=0.0, init="xavier")
     | dict(max_iters=30_000, n_layer=12, n_embd=768, batch_size=480, block_size=1024),
@@ -59,13 +70,12 @@ TABLES = {
     "blockwise-loss": BLOCKWISE,
     "blockwise-own": BLOCKWISE,
     "blockwise-speed": BLOCKWISE,
-    "lns": dict(learning_rate=1e-3, optimizer="adamw", weight_decay=0.0, beta2=0.999, grad_clip=0.0, tie_weights=False)
-    | {"warm-up / steps": 2000 / 20_000, "min_lr / rate": 0.1, "mlp": "swiglu", "norm": "rmsnorm", "n_layer": 12}
-    | dict(n_embd=768, batch_size=512, block_size=256, max_iters=20_000, dataset="c4"),
-    "vdnt-sgd": dict(learning_rate=0.5, optimizer="msgdw", momentum=0.9, min_lr=1e-8, weight_decay=2e-4, grad_clip=0.0)
-    | {"warm-up / steps": 60 / 150, "schedule": "cosine", "init": "xavier_cut", "label_smoothing": 0.1}
-    | dict(drop_path=0.1, rand_augment=9.0, mixup=0.8, cutmix=1.0, batch_size=1024, n_layer=24, n_embd=1024)
-    | dict(dataset="imagenet1k"),
+    "lns-variance": LNS | dict(max_iters=10_000),  # Fig. 4
+    "lns-depth": LNS,
+    "lns-loss": LNS,
+    "vdnt-common": VIT | dict(learning_rate=0.1, weight_decay=1e-3, drop_path=0.5, n_layer=32, n_embd=1280),  # Huge
+    "vdnt-gradients": VIT,
+    "vdnt-sgd": VIT,
 }
 
 
@@ -76,7 +86,7 @@ def load(name: str, folder):
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_is_well_formed(name, tmp_path):
     made = load(name, tmp_path)  # which refuses what `find_problems` finds
-    assert len(made.study.claims) == (6 if name == "digits" else 24 if name in ("papers", "small") else 23)
+    assert len(made.study.claims) == (6 if name == "digits" else 25 if name in ("papers", "small") else 23)
     used = arms_in(number for claim in made.study.claims for number in claim.numbers)
     used += [arm.of for arm in made.study.arms.values()]
     assert name in ("large", "xl") or set(made.study.arms) <= set(used)  # every arm is looked at
@@ -92,7 +102,7 @@ def test_the_published_values_are_the_papers(tmp_path):
             assert claim.number.published is None and claim.smallest
             continue
         assert claim.number.published == pytest.approx(PUBLISHED[claim.id], abs=1e-3), claim.id
-        if claim.expect == "equal":
+        if claim.expect in ("equal", "not above"):
             assert abs(claim.number.published) < claim.effect
         else:
             assert claim.effect == pytest.approx(abs(claim.number.published) / 2, rel=1e-3), claim.id
