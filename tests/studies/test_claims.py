@@ -43,7 +43,7 @@ ADAMW = TABLE_5 | dict(learning_rate=6e-4, optimizer="adamw", beta1=0.9, beta2=0
 BLOCKWISE = dict(learning_rate=8e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, grad_clip=1.0, schedule="cosine")
 BLOCKWISE |= {"min_lr / rate": 1 / 20, "warm-up / steps": 1000 / 50_000, "tie_weights": False, "mlp": "swiglu"}
 BLOCKWISE |= {"pos": "rope", "norm": "rmsnorm", "FFN width / width": 4096 / 1024, "n_embd": 1024, "batch_size": 480}
-BLOCKWISE |= {"block_size": 1024, "max_iters": 50_000, "dataset": "openwebtext", "decay_gains": "all"}
+BLOCKWISE |= {"n_layer": 8, "block_size": 1024, "max_iters": 50_000, "dataset": "openwebtext", "decay_gains": "all"}
 BLOCKWISE |= dict(optimizer="adamw", blockwise_start="warmup_end")
 LNS = (
     dict(learning_rate=1e-3, optimizer="adamw", weight_decay=0.0, beta2=0.999, grad_clip=0.0, tie_weights=False)
