@@ -8,7 +8,7 @@ Rates are the papers', or ours where we have none; nothing is tuned, and a run t
 the study of other sizes: config/studies/xl.py.
 """
 
-from config.studies.papers import LEFT_OUT, MSGDW, STRESS, S, Study
+from config.studies.papers import LEFT_OUT, MSGDW, SCALED, STRESS, S, Study
 from config.studies.papers import study as papers
 
 
@@ -20,8 +20,9 @@ def own(title: str, gpt2: str, dnt: str, lns: str, rmsnorm: str, dyt: str, publi
     files = {f"{s} at 1.0": f"{layout} {MSGDW}" for s, layout in layouts.items()}
     for s in ("S1", "S5"):
         files |= {f"{s} AdamW": layouts[s], f"{s} AdamW, 8 × S1's rate": layouts[s]}
-        files |= dict.fromkeys((f"{s} mSGDW", f"{s} mSGDW, 8 × S1's rate"), f"{layouts[s]} {MSGDW}")
+        files |= {f"{s} mSGDW": f"{layouts[s]} {MSGDW}", f"{s} mSGDW, scaled": f"{layouts[s]} {MSGDW} {SCALED}"}
         files[f"{s} Muon"] = f"{layouts[s]} config/optimizers/muon_dnt.py"
+    files["S5 AdamW, S1's rate"] = dnt
     files |= {f"S4 without {n}": f"{dnt} config/dnt/no_{n.lower()}_norm.py {STRESS}" for n in LEFT_OUT}
     files |= {"S4, whole": f"{dnt} {S['S4']} {STRESS}", "S1, as S4": f"{gpt2} {STRESS}"}
     for name, arm in papers.arms.items():

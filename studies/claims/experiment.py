@@ -364,21 +364,16 @@ class Experiment:
         return sum(claim.id not in found and not claim.cannot for claim in self.study.claims)
 
     def pool(self, claim, values: dict) -> dict:
-        """{`Number`: (variance, degrees of freedom)} of the numbers whose arms' variances may be pooled: of the claim's
-        numbers with the primary one's measure, over the arms that have all its seeds."""
-        measure, n = claim.number.measure, len(values[claim.number])
-        seeds, losses = SEEDS[:n], {}
+        """{the primary `Number`: (variance, degrees of freedom)} if the variances of the claim's arms may be pooled: of
+        those of the same measure that have all its seeds. {} if not."""
+        measure, losses = claim.number.measure, []
+        seeds = SEEDS[: len(values[claim.number])]
         for name in arms_in(number for number in values if number.measure == measure):
-            if len(self.seeds_of(name)) >= n:
-                losses[name] = [self.measure(measure, self.reported(name, seed)) for seed in seeds]
-        losses = {name: its for name, its in losses.items() if None not in its}
-        if not (found := pool_variance(list(losses.values()))):
-            return {}
-        return {
-            number: (found[0] * squared_weights(number.value), found[1])
-            for number in values
-            if number.measure == measure and set(arms_in([number])) <= set(losses) and len(values[number]) == n
-        }
+            if len(self.seeds_of(name)) >= len(seeds):
+                losses.append([self.measure(measure, self.reported(name, seed)) for seed in seeds])
+        found = pool_variance([its for its in losses if None not in its])
+        whole = found and all(map(math.isfinite, values[claim.number]))
+        return {claim.number: (found[0] * squared_weights(claim.number.value), found[1])} if whole else {}
 
     def find_values(self, claim, n: int) -> dict:
         """{`Number`: its values by seed} of a claim's numbers that are recorded; of the primary one the n planned."""

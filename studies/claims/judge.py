@@ -29,14 +29,14 @@ def interval(values: list, pooled: tuple | None = None) -> tuple:
 
 def pool_variance(losses: list) -> tuple | None:
     """(variance of one run's loss, degrees of freedom) from lists of losses of several arms with the same seeds: what
-    arm and seed do not explain (randomised blocks). None for fewer than three arms, and where the arms' residuals
-    differ in their variance (Brown and Forsythe's test)."""
+    arm and seed do not explain (randomised blocks). None for fewer than three arms, and where the arms' losses differ
+    in their variance (Brown and Forsythe's test)."""
     k, n = len(losses), min(map(len, losses), default=0)
     if k < 3 or n < FEWEST or not all(math.isfinite(x) for row in losses for x in row):
         return None
     whole, seeds = statistics.mean(map(statistics.mean, losses)), list(map(statistics.mean, zip(*losses, strict=True)))
     rest = [[x - statistics.mean(row) - s + whole for x, s in zip(row, seeds, strict=True)] for row in losses]
-    if not all(map(any, rest)) or stats.levene(*rest, center="median").pvalue < SAME_SPREAD:
+    if not all(map(any, rest)) or stats.levene(*losses, center="median").pvalue < SAME_SPREAD:
         return None
     freedom = (k - 1) * (n - 1)
     return sum(x * x for row in rest for x in row) / freedom, freedom

@@ -77,7 +77,7 @@ def test_rates_that_are_given_or_of_another_arm(tmp_path, monkeypatch):
     found = paper.tune("S5 AdamW, 8 × S1's rate")
     assert found.lr == pytest.approx(8 * 1.5e-4) and found.files == paper.tune("S5 AdamW").files == "config/dnt_xl.py"
     assert flag(paper.run_of("S1 AdamW", None, 1), "learning_rate") is None  # the config's own
-    assert flag(paper.run_of("S1 mSGDW, 8 × S1's rate", 8.0, 1), "min_lr") is None  # the config's own floor too
+    assert flag(paper.run_of("S1 mSGDW", 8.0, 1), "min_lr") is None  # the config's own floor too
 
 
 def test_each_of_several_settings_is_tuned_and_the_best_is_taken(tmp_path, monkeypatch):

@@ -104,10 +104,10 @@ def test_a_plan_sees_the_published_effect_or_half_of_what_tuning_shows():
 def test_a_pooled_variance_by_hand():
     """Three arms, four seeds, each a sum of its arm's, its seed's and a rest that sums to 0 both ways: what is left."""
     rest = [[1, -1, 1, -1], [-1, 1, -1, 1], [0, 0, 0, 0]]
-    losses = [[10 * i + j + r for j, r in enumerate(row)] for i, row in enumerate(rest)]
+    losses = [[10 * i + 0.1 * j + r for j, r in enumerate(row)] for i, row in enumerate(rest)]
     assert pool_variance(losses) is None  # one arm has no variance: not the others'
     rest[2], rest[0] = [1, 1, -1, -1], [0, -2, 2, 0]
-    losses = [[10 * i + j + r for j, r in enumerate(row)] for i, row in enumerate(rest)]
+    losses = [[10 * i + 0.1 * j + r for j, r in enumerate(row)] for i, row in enumerate(rest)]
     variance, freedom = pool_variance(losses)
     assert freedom == 6 and variance == pytest.approx(16 / 6)
     assert pool_variance(losses[:2]) is pool_variance([row[:3] for row in losses]) is None
