@@ -218,7 +218,7 @@ DNT = [
         "ranking QK > pre ≈ mid > input [638]",
         protocol=APP_F,
         plain={
-            "no effect": "Under Adam at 0.3, so small a DNT does not collapse without QK-norm; mid norms matter far more"
+            "no effect": "Under Adam at 0.3, so small a DNT does not collapse without QK-norm; mid norms matter more"
         },
         note="The paper says that it starts from "
         "S5 but lists two pre norms [624], which is S4 [I]. A collapse of 0.5 nats is our choice [I].",
