@@ -245,7 +245,7 @@ def test_killed_in_the_middle_it_goes_on_and_ends_the_same(dataset, tmp_path):
     with in_process():
         assert call(sweep.main, *flags, f"--out={tmp_path / 'undisturbed'}") == 0
     (point,), (one, other) = points_of(*flags[:2]), (tmp_path / name for name in ("undisturbed", "disturbed"))
-    command = (other, alone, "sweep", base, *flags, f"--out={other}")
+    command = (other, alone, "sweep", *flags, f"--out={other}")
     process = Forked(*command)
     wait_for_row(process, other / point.run.path.name, 58)
     os.killpg(process.pid, signal.SIGKILL)
