@@ -217,7 +217,7 @@ def draw_rates(curves: dict, path: Path) -> None:
     """Draw the losses of `find_curves`, up to HIGHEST above the lowest of all."""
     figure, axes = new_figure(len(curves), 4.2, 3.8)
     every = [losses for arms in curves.values() for its in arms.values() for losses in its.values()]
-    lowest = min(loss for losses in every for loss in losses if loss is not None)
+    lowest = min((loss for losses in every for loss in losses if loss is not None), default=0.0)
     for axis, (what, arms) in zip(axes, curves.items(), strict=True):
         draw_curves(axis, arms, "learning rate", "validation loss, nats", lowest + HIGHEST)
         axis.set_title(what, fontsize=9)
@@ -244,7 +244,9 @@ def render_page(experiment: Experiment, found: dict, curves: dict) -> str:
         lines += [f"Not run yet: {', '.join(missing)}.\n"]
     if cannot := [row for row in by_class(found) if row["class"] == "cannot judge"]:
         lines += ["## What this scale cannot judge\n"]
-        lines += [f"- {r['claim'].paper}: [{r['claim'].statement}](#{r['claim'].id}): {r['why']}." for r in cannot]
+        lines += [
+            f"- {r['claim'].paper or 'ours'}: [{r['claim'].statement}](#{r['claim'].id}): {r['why']}." for r in cannot
+        ]
         lines += [""]
     lines += others_table(study.others)
     if curves:

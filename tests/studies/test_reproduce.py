@@ -24,7 +24,7 @@ from support.processes import Forked, finish, wait_for_row
 from support.runs import assert_same_run, column, load, metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-WELL = "--only=A,tunes,C,D"  # all claims but the one that fails
+WELL = "--only=A,tunes,C,waits"  # all claims but the one that fails
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +107,10 @@ def test_the_page_and_the_figures(whole, claims):
         assert (whole / "results" / "made_up" / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
         assert f"(made_up/{name}.png)" in text
     for name, row in found.items():
-        assert f"<summary><b>{row['claim'].paper}: {row['claim'].statement}</b>: {row['class']}" in text
+        assert f"<summary><b>{row['claim'].paper or 'ours'}: {row['claim'].statement}</b>: {row['class']}" in text
         assert f'<a id="{name}"></a>' in text and f"Planned: {row['plan']}." in text
     assert "Not run yet: fails." in text and "A note." in text
-    assert "- D: [it takes long](#waits): it is short." in text.split("## What this scale cannot judge")[1]
+    assert "- ours: [it takes long](#waits): it is short." in text.split("## What this scale cannot judge")[1]
     assert "slow / alone" in text and "| 0.0001, given |" in text
     decided = text.split("## What is decided")[1].split("\n## ")[0]
     assert "waits" not in decided and "diverged with" in decided
@@ -164,7 +164,12 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
         (('"equal", 0.25', '"same", 0.25'), "", "claim tunes: expect='same' is not one of below, above, equal", 1),
         (('"equal", 0.25', '"equal", 0.0'), "", "claim tunes: smallest, the smallest effect that matters, must be", 1),
         (('"fails"', '"learns"'), "", "two claims have the id learns", 1),
-        (('paper="D"', 'paper="D", protocol=(Setting("n_layer", 3, "p. 1"),)'), "", "waits: n_layer is 2, and 3 in", 1),
+        (
+            ('cannot="it', 'protocol=(Setting("n_layer", 3, "p. 1"),), cannot="it'),
+            "",
+            "waits: n_layer is 2, and 3 in",
+            1,
+        ),
         ((str(base), str(other)), "--only=A", "gone", 1),  # the dataset
     ]
     for (old, new), flags, words, code in mistakes:

@@ -39,7 +39,7 @@ study = Study(
         Claim("tunes", "tuned is the same", Number("tuned minus fast", "tuned - fast", 0.0), "equal", 0.25, paper="B"),
         Claim("fails", "wrong is better", Number("wrong", "wrong"), smallest=0.25, paper="B"),
         Claim("breaks", "broken is worse", Number("broken minus fast", "broken - fast", 0.5), "above", paper="C"),
-        Claim("waits", "it takes long", Number("slow", "slow"), smallest=1, paper="D", cannot="it is short"),
+        Claim("waits", "it takes long", Number("slow", "slow"), smallest=1, cannot="it is short"),
     ],
 )
 '''
