@@ -164,12 +164,7 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
         (('"equal", 0.25', '"same", 0.25'), "", "claim tunes: expect='same' is not one of below, above, equal", 1),
         (('"equal", 0.25', '"equal", 0.0'), "", "claim tunes: smallest, the smallest effect that matters, must be", 1),
         (('"fails"', '"learns"'), "", "two claims have the id learns", 1),
-        (
-            ('cannot="it', 'protocol=(Setting("n_layer", 3, "p. 1"),), cannot="it'),
-            "",
-            "waits: n_layer is 2, and 3 in",
-            1,
-        ),
+        (('cannot="it', 'protocol=(Setting("n_layer", 3, "p"),), cannot="it'), "", "n_layer is 2, and 3 in", 1),
         ((str(base), str(other)), "--only=A", "gone", 1),  # the dataset
     ]
     for (old, new), flags, words, code in mistakes:
