@@ -10,19 +10,16 @@ from functools import cache, partial
 from itertools import pairwise, takewhile
 from pathlib import Path
 
-import torch
-
 from nanodnt.run.environment import choose_device
 from nanodnt.run.metrics import read_metrics
 from nanodnt.tasks import task_of
-from studies.analysis import gradients, norms, streams
+from studies.analysis import gradients, streams
 from studies.analysis.figure import FIGURES
 from studies.analysis.pipeline import AnalyzeConfig
 from studies.analysis.runs import Batches, CheckpointedRun, kept_steps
 
 TOKENS = dict(gradients=65536, removal=16384)  # of the validation set
 PROBE_TOKENS = 2048  # for figures that need fewer
-SCATTER_POINTS = 100_000  # elements of a norm's input
 DRAWS = 8  # of labels, for sharpness
 SEED = 1  # of those draws
 ORDER = ("emb", "qk", "ffn", "vo", "norm")  # from the least sharp, as the paper claims
@@ -100,18 +97,6 @@ def order_onset(path: Path) -> float:
     return ordered[-1] / open_run(path).train_config["max_iters"] if ordered else 1.0
 
 
-def tail_slope(path: Path) -> float:
-    """How a norm's output y grows with its input x where x is largest: the least-squares slope of log |y| on log |x|
-    over the 1% largest |x|, mean over the norms. 1 for a straight line, less for an S-shape."""
-    (model, x, _), generator, slopes = probe(path), torch.Generator().manual_seed(SEED), []
-    for name in norms.norm_slots(model):
-        points = norms.norm_scatter(model, x, name, SCATTER_POINTS, generator)
-        size, out = (torch.tensor(points[key]).abs() for key in ("x", "y"))
-        largest = size.topk(len(size) // 100).indices
-        slopes.append(statistics.linear_regression(size[largest].log().tolist(), out[largest].log().tolist()).slope)
-    return statistics.mean(slopes)
-
-
 @cache
 def log_variances(path: Path, start: bool = False) -> list:
     """log10 of the stream's variance before the first and after each block, at the end or at first. Not for Admin."""
@@ -145,16 +130,12 @@ MEASURES = {
         for b, a in (*pairwise(ORDER), ("emb", "norm"))
     },
     "onset of the order": order_onset,
-    "order at the start": lambda path: float(is_ordered(path, 0)),
-    "tail slope": tail_slope,
-    "alpha and 1/std": lambda path: measured(path, "alpha")["pearson_r"],
     "log10 variance growth": lambda path: log_variances(path)[-1] - log_variances(path)[1],
     "log10 variance growth at the start": lambda path: log_variances(path, True)[-1] - log_variances(path, True)[1],
     "log10 variance growth since the start": lambda path: (
         MEASURES["log10 variance growth"](path) - MEASURES["log10 variance growth at the start"](path)
     ),
     "log10 last variance": lambda path: log_variances(path)[-1],
-    "angular ratio": lambda path: halves(path, "angular")[1] / halves(path, "angular")[0],
     "angular deep": lambda path: halves(path, "angular")[1],
     "removal ratio": lambda path: halves(path, "removal")[1] / halves(path, "removal")[0],
     "removal deep": lambda path: halves(path, "removal")[1],

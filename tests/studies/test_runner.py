@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
 
 from nanodnt.tasks import fill_from_dataset, resolve_none
 from studies.claims import quantities
@@ -198,10 +197,10 @@ def test_the_record_keeps_what_is_measured(tmp_path):
     run, other = made.run_of("S1 AdamW", 1e-3, 1), made.run_of("S5 AdamW", 1e-3, 1)
     about = dict(outcome="finished", seconds=60, machine={})
     made.record.add(run, "loss", 3.0, **about)
-    make_experiment(tmp_path).record.add(run, "tail slope", 0.5, **about)  # another process
+    make_experiment(tmp_path).record.add(run, "rise", 0.5, **about)  # another process
     made.record.add(other, "loss", None, **about | {"outcome": "diverged"})
     again = Record(made.record.path)
-    assert again.measures(run) == {"loss": 3.0, "tail slope": 0.5} and again.measures(other) == {"loss": None}
+    assert again.measures(run) == {"loss": 3.0, "rise": 0.5} and again.measures(other) == {"loss": None}
     assert again.measures(made.run_of("S5 AdamW", 1e-3, 2)) == {}
     assert again.runs[run.path.name]["args"] == list(run.args) and again.runs[run.path.name]["seconds"] == 60
     for damaged in ("{", "[]", '{"a": 1}', '{"a": {"args": []}}'):
@@ -242,7 +241,7 @@ def test_values_by_seed(tmp_path, monkeypatch):
     assert found[:2] == [-0.5, math.inf] and math.isnan(found[2])  # DNT diverged; both did
     assert values("S1 AdamW - S5 AdamW")[:2] == [0.5, -math.inf]
     assert len(values("S1 Muon - S1 AdamW")) == 2  # those that both have
-    found = values("S5 AdamW", measure="tail slope")  # what is no loss says nothing of a run that diverged
+    found = values("S5 AdamW", measure="rise")  # what is no loss says nothing of a run that diverged
     assert found[0] == 2.5 and all(map(math.isnan, found[1:]))
     high_rate = "S5 AdamW, 8 × S1's rate - S5 AdamW - S1 AdamW, 8 × S1's rate + S1 AdamW"
     assert all(map(math.isnan, values(high_rate)[1:]))  # S5 diverged at its own best rate
@@ -260,13 +259,3 @@ def test_growth_is_counted_from_the_start(monkeypatch):
     variances = {False: [0.0, 0.1, 1.1], True: [0.0, 0.2, 0.5]}  # log10, before the first block and after each
     monkeypatch.setattr(quantities, "log_variances", lambda path, start=False: variances[start])
     assert quantities.MEASURES["log10 variance growth since the start"](Path()) == pytest.approx(1.0 - 0.3)
-
-
-@pytest.mark.parametrize("squash, slope", [(lambda x: 2 * x, 1.0), (lambda x: x.sign() * x.abs().sqrt(), 0.5)])
-def test_the_slope_of_the_tail_by_hand(squash, slope, monkeypatch):
-    x = torch.randn(20_000, generator=torch.Generator().manual_seed(1))
-    points = {"x": x.tolist(), "y": squash(x).tolist()}
-    monkeypatch.setattr(quantities, "probe", lambda path: (None, None, None))
-    monkeypatch.setattr(quantities.norms, "norm_slots", lambda model: ["a", "b"])
-    monkeypatch.setattr(quantities.norms, "norm_scatter", lambda *args: points)
-    assert quantities.tail_slope(Path()) == pytest.approx(slope, abs=1e-5)
