@@ -22,7 +22,7 @@ def own(title: str, gpt2: str, dnt: str, lns: str, rmsnorm: str, dyt: str, publi
         files |= {f"{s} AdamW": layouts[s], f"{s} AdamW, 8 × S1's rate": layouts[s]}
         files |= {f"{s} mSGDW": f"{layouts[s]} {MSGDW}", f"{s} mSGDW, scaled": f"{layouts[s]} {MSGDW} {SCALED}"}
         files[f"{s} Muon"] = f"{layouts[s]} config/optimizers/muon_dnt.py"
-    files["S5 AdamW, S1's rate"] = dnt
+    files["S5 AdamW, S1's rate"] = files["S5 AdamW, 8 × its rate"] = dnt
     files |= {f"S4 without {n}": f"{dnt} config/dnt/no_{n.lower()}_norm.py {STRESS}" for n in LEFT_OUT}
     files |= {"S4, whole": f"{dnt} {S['S4']} {STRESS}", "S1, as S4": f"{gpt2} {STRESS}"}
     for name, arm in papers.arms.items():

@@ -264,7 +264,7 @@ class Experiment:
             model_config, config = resolve_configs(args)
             if lr is None and arm.floor and self.study.tuned and "min_lr" not in arm.files:
                 config.min_lr = config.learning_rate * arm.floor
-            configs.append((model_config, config, self.study.tuned and lr is None))
+            configs.append((model_config, config, arm.rate_from if self.study.tuned and lr is None else ""))
         return compare_protocol(claim, configs)
 
     def tuning_tasks(self) -> dict:

@@ -75,10 +75,8 @@ def format_rate(name: str, experiment: Experiment) -> str:
     arm, tuned = experiment.study.arms[name], experiment.tune(name)
     if tuned.lr is None:
         return "the config's"
-    if arm.of:
-        return f"{tuned.lr:g}, {f'{arm.times:g} × ' if arm.times != 1 else ''}that of {arm.of}"
     if not tuned.tried:
-        return f"{tuned.lr:g}, given"
+        return f"{tuned.lr:g}, {arm.rate_from}"
     tried = ", ".join(f"{lr:g}: {' / '.join(map(format_loss, losses))}" for lr, losses in tuned.tried.items())
     more = ((files or "as it is", lr, format_loss(loss)) for files, (lr, loss) in tuned.variants.items())
     more = "".join(f"; `{files}`: {loss} at {lr:g}" for files, lr, loss in more)

@@ -24,6 +24,12 @@ class Arm(NamedTuple):
     tries: tuple = ()  # further files or flags, "" for none: each is tuned, and the best is taken
     keep: bool = False  # keep ten checkpoints, for what is measured over training
 
+    @property
+    def rate_from(self) -> str:
+        if self.of:
+            return f"{self.times:g} × that of {self.of}" if self.times != 1 else f"that of {self.of}"
+        return "tuned" if self.lr is None else "given"
+
 
 class Number(NamedTuple):
     says: str
@@ -150,13 +156,13 @@ def find_problems(study: Study, measures: set):
 
 def compare_protocol(claim: Claim, configs: list) -> list:
     """[(setting's name, the paper's value, source, ours, why)] of a claim whose arms have these (GPTConfig,
-    TrainConfig, whether the rate is tuned). ValueError where ours is another and no reason is given."""
+    TrainConfig, where the rate is from or "": the flags). ValueError where ours is another and no reason is given."""
     rows = []
     for setting in claim.protocol:
         values = []
-        for model_config, config, tuned in configs:
-            if setting.name == "learning_rate" and tuned:
-                values.append("tuned")
+        for model_config, config, rate_from in configs:
+            if setting.name == "learning_rate" and rate_from:
+                values.append(rate_from)
             elif setting.name in SHARES:
                 values.append(SHARES[setting.name](model_config, config))
             else:

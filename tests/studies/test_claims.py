@@ -133,14 +133,14 @@ def test_a_reason_is_given_where_a_setting_differs_and_only_there(name, tmp_path
 def test_a_protocol_that_contradicts_its_paper_fails(tmp_path):
     made = load("papers", tmp_path)
     (claim,) = (claim for claim in made.study.claims if claim.id == "dnt-common")
-    configs = [(*resolve_configs(made.run_of("S1 at 1.0", 1.0, 0).args), False)]
+    configs = [(*resolve_configs(made.run_of("S1 at 1.0", 1.0, 0).args), "")]
     assert len(compare_protocol(claim, configs)) == len(claim.protocol)
     for changed in ("--init=normal", "--warmup_iters=30", "--weight_decay=0.01", "--momentum=0.95", "--min_lr=0.1"):
         args = made.run_of("S1 at 1.0", 1.0, 0, f"{made.study.arms['S1 at 1.0'].files} {changed}").args
         with pytest.raises(ValueError, match=r"claim dnt-common: .* in the paper \(.*\): give the arms the paper's"):
-            compare_protocol(claim, [(*resolve_configs(args), False)])
+            compare_protocol(claim, [(*resolve_configs(args), "")])
     with pytest.raises(ValueError, match="learning_rate is 'tuned', and 1.0 in the paper"):
-        compare_protocol(claim, [(*configs[0][:2], True)])
+        compare_protocol(claim, [(*configs[0][:2], "tuned")])
     wrong = claim._replace(protocol=(Setting("n_embd", 768, "Table 3"),))
     with pytest.raises(ValueError, match=r"n_embd is 128, and 768 in the paper \(Table 3\)"):
         compare_protocol(wrong, configs)
