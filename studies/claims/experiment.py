@@ -280,14 +280,15 @@ class Experiment:
             self.finish(name, TUNING_SEEDS, {measure})
 
     def reporting_tasks(self) -> dict:
-        """{what: arguments of `finish`} of the reported seeds, of the claims that can be planned, in their order."""
+        """{what: arguments of `finish`} of the reported seeds, of the claims that can be planned, in their order. All
+        have their loss measured, for the page."""
         tasks = {}
         for claim in self.chosen:
             for number in claim.numbers:
                 for name in arms_in([number]):
                     for seed in self.seeds_of(name, [claim]):
                         what = f"{name}, seed {seed}"
-                        tasks.setdefault(what, (name, [seed], set()))[2].add(number.measure)
+                        tasks.setdefault(what, (name, [seed], {"loss"}))[2].add(number.measure)
         return tasks
 
     def finish(self, name: str, seeds, measures: set) -> None:
@@ -376,11 +377,13 @@ class Experiment:
         return {claim.number: (found[0] * squared_weights(claim.number.value), found[1])} if whole else {}
 
     def find_values(self, claim, n: int) -> dict:
-        """{`Number`: its values by seed} of a claim's numbers that are recorded; of the primary one the n planned."""
+        """{`Number`: its values by seed} of a claim's numbers that are recorded; of the primary one the n planned, or
+        where the plan has none, those that it was made by."""
         found = {}
         for number in claim.numbers:
             with suppress(MissingRun):
-                found[number] = self.values(number, SEEDS[:n] if number == claim.number else None)
+                planned = number == claim.number and not claim.cannot
+                found[number] = self.values(number, (SEEDS[:n] or TUNING_SEEDS) if planned else None)
         return found
 
 
