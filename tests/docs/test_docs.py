@@ -244,7 +244,7 @@ def write_my_claims(root, flags: dict):
     flags = flags | dict(dataset=str(flags["dataset"]))
     tiny = [f"{key} = {value!r}\n" for key, value in flags.items() if key not in varied]
     (root / "tiny.py").write_text("".join(tiny))
-    assert source.count(base) == 1  # of both bases
+    assert source.count(base) == 1
     (root / "my_claims.py").write_text(source.replace(base, "tiny.py"))
 
 
@@ -271,7 +271,7 @@ def test_the_readmes_changes_work(tmp_path):
     assert losses[-1] < losses[0] - 1 and "lion" in printed
     assert int(re.search(r"(\d+) passed", printed)[1]) >= 3
     page = (root / "out" / "my_claims.md").read_text()
-    for claim, arms in (("forgetful", "Pre-LN | adamw"), ("high-rate", "Pre-LN, SGD × 8 | sgd")):
+    for claim, arms in (("forgetful", "Pre-LN | gpt"), ("high-rate", "Pre-LN × 8 | gpt")):
         section = page.split(f'<a id="{claim}"></a>')[1].split("</details>")[0]
         assert re.search(r"</b>: (holds|no effect|contradicted here|undecided|cannot judge)</summary>", section)
         assert f"| {arms}" in section and "Planned: " in section
