@@ -378,12 +378,16 @@ class Experiment:
 
     def find_values(self, claim, n: int) -> dict:
         """{`Number`: its values by seed} of a claim's numbers that are recorded; of the primary one the n planned, or
-        where the plan has none, those that it was made by."""
+        where the plan has none, those that it was made by; of losses all that there are, for whichever claim."""
         found = {}
         for number in claim.numbers:
             with suppress(MissingRun):
-                planned = number == claim.number and not claim.cannot
-                found[number] = self.values(number, (SEEDS[:n] or TUNING_SEEDS) if planned else None)
+                seeds = None
+                if number == claim.number and not claim.cannot:
+                    seeds = SEEDS[:n] or TUNING_SEEDS
+                elif number.measure != "loss":
+                    seeds = min((self.seeds_of(name, [claim]) for name in arms_in([number])), key=len)
+                found[number] = self.values(number, seeds)
         return found
 
 
