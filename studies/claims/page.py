@@ -11,7 +11,7 @@ from nanodnt.run.metrics import save_figure
 from studies.claims.experiment import SEEDS, TUNING_SEEDS, Experiment
 from studies.claims.judge import CLASSES, FEWEST, interval
 from studies.claims.study import arms_in, is_same
-from studies.sweep.results import draw_curves, markdown_table, new_figure
+from studies.sweep.results import COLUMNS, draw_curves, markdown_table, new_figure
 from studies.sweep.runner import ROOT, MissingRun, resolve_configs
 
 PALETTE = ("tab:green", "tab:green", "yellowgreen", "tab:gray", "tab:red", "silver", "white")
@@ -216,8 +216,8 @@ def draw_rates(curves: dict, path: Path) -> None:
     figure, axes = new_figure(len(curves), 4.2, 3.8)
     every = [losses for arms in curves.values() for its in arms.values() for losses in its.values()]
     lowest = min((loss for losses in every for loss in losses if loss is not None), default=0.0)
-    for axis, (what, arms) in zip(axes, curves.items(), strict=True):
-        draw_curves(axis, arms, "learning rate", "validation loss, nats", lowest + HIGHEST)
+    for i, (axis, (what, arms)) in enumerate(zip(axes, curves.items(), strict=True)):
+        draw_curves(axis, arms, "learning rate", "" if i % COLUMNS else "validation loss, nats", lowest + HIGHEST)
         axis.set_title(what, fontsize=9)
     axes[0].set_ylim(lowest - 0.05 * HIGHEST, lowest + 1.08 * HIGHEST)  # of all panels
     save_figure(figure, path)

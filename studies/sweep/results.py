@@ -98,13 +98,19 @@ def markdown_table(rows: list) -> list:
     return [f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines] + [""]
 
 
+COLUMNS = 3  # of a figure
+
+
 def new_figure(n: int, width: float = 6.0, height: float = 4.0):
-    """(figure, its n axes side by side, which share the y axis)."""
+    """(figure, its n axes, up to COLUMNS in a row, which share the y axis)."""
     how = dict(sharey=True, squeeze=False, dpi=100, layout="constrained")
-    figure, axes = plt.subplots(1, n, figsize=(width * n, height), **how)
-    for axis in axes[0]:
+    rows, columns = -(-n // COLUMNS), min(n, COLUMNS)
+    figure, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), **how)
+    for axis in axes.flat[n:]:
+        axis.remove()
+    for axis in axes.flat[:n]:
         axis.spines[["top", "right"]].set_visible(False)
-    return figure, axes[0]
+    return figure, list(axes.flat[:n])
 
 
 def draw_curves(axis, curves: dict, xlabel: str, ylabel: str, highest: float | None = None) -> None:
