@@ -351,9 +351,7 @@ BLOCKWISE_CLAIMS = [
         paper="Blockwise LR",
         published="0.25B, 50K steps: 2.784 and 2.834; Emb 2.818, Emb and FFN 2.791, Norm 2.837 (Table 1 [270-274])",
         protocol=(*BLOCKWISE, AT_SWITCH),
-        plain={
-            "contradicted here": "In so short a run blockwise rates lose to one rate; the embedding's ratio alone wins"
-        },
+        plain={"contradicted here": "Here blockwise rates lose to one rate, and the embedding's ratio alone wins"},
         note="Ratios 10, 8, 6, 4 for Emb, QK, FFN, VO (Eq. 5 [235]). The paper's grid is finer than ours, which has "
         "factors of two (A.1 [413]); how near its rate is to failing: [U].",
     ),

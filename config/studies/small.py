@@ -17,6 +17,7 @@ study = papers._replace(
         "blockwise": f"{papers.bases['blockwise']} {SMALL} --n_ff=1024 --warmup_iters=20",
         "deep": f"{papers.bases['deep']} {SMALL} --n_ff=688 --max_iters=4000 --warmup_iters=400 --compile=auto",
     },
+    claims=[claim._replace(plain={}) for claim in papers.claims],  # what was found at another size
     arms=papers.arms | {LONG: papers.arms[LONG]._replace(files="--max_iters=2000 --warmup_iters=40")},
     note="",
 )

@@ -386,7 +386,7 @@ class Experiment:
                 if number == claim.number and not claim.cannot:
                     seeds = SEEDS[:n] or TUNING_SEEDS
                 elif number.measure != "loss":
-                    seeds = min((self.seeds_of(name, [claim]) for name in arms_in([number])), key=len)
+                    seeds = min((self.seeds_of(name, [claim]) for name in arms_in([number])), key=len) or TUNING_SEEDS
                 found[number] = self.values(number, seeds)
         return found
 

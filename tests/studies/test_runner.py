@@ -14,7 +14,7 @@ from nanodnt.tasks import fill_from_dataset, resolve_none
 from studies.claims import quantities
 from studies.claims.experiment import TUNING_SEEDS, Experiment, Record
 from studies.claims.page import format_rate
-from studies.claims.study import Number
+from studies.claims.study import Claim, Number
 from studies.sweep.runner import Runner, Stopped, read_outcome, resolve_configs
 from support.claims import flag, make_experiment
 
@@ -247,6 +247,24 @@ def test_values_by_seed(tmp_path, monkeypatch):
     assert all(map(math.isnan, values(high_rate)[1:]))  # S5 diverged at its own best rate
     losses.update({"S1": [3.0, 3.0, 3.0], "S5": [2.5, 2.5, 2.5]})
     assert values(high_rate) == [-math.inf] * 2  # S1 diverged, but only at eight times its rate
+
+
+def test_a_measure_has_the_seeds_of_its_own_claim(tmp_path, monkeypatch):
+    """Other claims train more seeds of an arm, of which only the loss is known."""
+    made = make_experiment(tmp_path)
+    planned, own = Number("", "S5 AdamW"), Number("", "S1 AdamW", measure="rise")
+    claim, seen = Claim("one", "", planned, smallest=1.0, sides=(own, Number("", "S1 AdamW"))), {}
+    monkeypatch.setattr(made, "seeds_of", lambda name, claims=None: [1, 2] if claims == [claim] else [1, 2, 3, 4])
+    monkeypatch.setattr(made, "values", lambda number, seeds=None: seen.setdefault(number, seeds))
+    made.find_values(claim, 3)
+    assert list(map(len, (seen[planned], seen[own]))) == [3, 2] and seen[claim.sides[1]] is None
+    seen.clear()
+    made.find_values(claim, 0)  # the plan gives it up
+    assert tuple(seen[planned]) == TUNING_SEEDS
+    monkeypatch.setattr(made, "seeds_of", lambda name, claims=None: [])
+    seen.clear()
+    made.find_values(claim, 0)
+    assert tuple(seen[own]) == TUNING_SEEDS
 
 
 def test_how_far_the_loss_rises(tmp_path):
