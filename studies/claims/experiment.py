@@ -10,9 +10,10 @@ import json
 import math
 import statistics
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -187,7 +188,9 @@ class Experiment:
         while wanted and max(map(abs, wanted)) <= MOST_DOUBLINGS:
             runs = {k: [self.run_of(name, middle * 2.0**k, s, files) for s in TUNING_SEEDS] for k in wanted}
             self.require(run for its in runs.values() for run in its)
-            tried |= {k: [self.measure("loss", run) for run in its] for k, its in runs.items()}
+            with ThreadPoolExecutor(len(wanted) * len(TUNING_SEEDS)) as pool:  # the runner has `jobs` at a time
+                losses = {k: pool.map(partial(self.measure, "loss"), its) for k, its in runs.items()}
+            tried |= {k: list(its) for k, its in losses.items()}
             best, wanted = choose_rate({k: mean_loss(losses) for k, losses in tried.items()})
         if best is None:  # at the end of the grid: one step inside its top, or its lowest
             best = max(tried) - 1 if wanted[0] > 0 else min(tried)

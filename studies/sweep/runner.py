@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
+from queue import Queue
 from typing import NamedTuple
 
 import torch
@@ -124,7 +125,9 @@ class Runner:
         if "OMP_NUM_THREADS" in self.env:
             torch.set_num_threads(int(self.env["OMP_NUM_THREADS"]))  # this process measures while others train
         several = len(gpus) > 1 and not distributed
-        self.slots = [{"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if several else {} for i in range(self.jobs)]
+        self.slots = Queue()  # one for each run at a time
+        for i in range(self.jobs):
+            self.slots.put({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if several else {})
         self.guard, self.locks, self.children, self.stopping = threading.Lock(), {}, set(), False
         self.expected, self.seconds, self.began = 0, [], time.perf_counter()
 
@@ -248,22 +251,24 @@ class Runner:
 
     def train(self, run: TrainingRun, lock) -> None:
         """Let train.py begin `run`, or go on with it, and wait. ValueError if it fails, but not if the run diverged."""
-        with open(run.path / "train.log", "ab") as log:
-            how = dict(cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock.fileno(),))
+        slot = self.slots.get()
+        try:
+            with open(run.path / "train.log", "ab") as log:
+                how = dict(cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock.fileno(),))
+                with self.guard:
+                    if self.stopping:
+                        raise Stopped
+                    child = subprocess.Popen([sys.executable, *self.launch(run)], env=self.env | slot, **how)
+                    self.children.add(child)
+                    if self.stopping:  # `stop` was called in between and has not seen this child
+                        child.terminate()
+                code = child.wait()
             with self.guard:
+                self.children.remove(child)
                 if self.stopping:
                     raise Stopped
-                slot = self.slots.pop(0)
-                child = subprocess.Popen([sys.executable, *self.launch(run)], env=self.env | slot, **how)
-                self.children.add(child)
-                if self.stopping:  # `stop` was called in between and has not seen this child
-                    child.terminate()
-            code = child.wait()
-        with self.guard:
-            self.children.remove(child)
-            self.slots.append(slot)
-            if self.stopping:
-                raise Stopped
+        finally:
+            self.slots.put(slot)
         rows = read_metrics(run.path)
         if code and not (rows and "failure" in rows[-1]):
             lines = (run.path / "train.log").read_text(errors="replace").splitlines()
