@@ -97,25 +97,38 @@ def order_onset(path: Path) -> float:
     return ordered[-1] / open_run(path).train_config["max_iters"] if ordered else 1.0
 
 
+def probe_start(path: Path) -> tuple:
+    """`probe` with the initial weights, which the seed gives. Not for Admin."""
+    _, x, run = probe(path)
+    network = task_of(run.model_config).network()
+    return network(run.model_config, run.train_config["seed"]).eval().to(run.device), x, run
+
+
 @cache
 def log_variances(path: Path, start: bool = False) -> list:
-    """log10 of the stream's variance before the first and after each block, at the end or at first. Not for Admin."""
-    model, x, run = probe(path)
-    if start:
-        network = task_of(run.model_config).network()
-        model = network(run.model_config, run.train_config["seed"]).eval().to(run.device)
+    """log10 of the stream's variance before the first and after each block, at the end or at first."""
+    model, x, _ = (probe_start if start else probe)(path)
     return [math.log10(v) for v in streams.stream_variance(model, x)["stream"]]
 
 
-def halves(path: Path, figure: str) -> tuple:
-    """(of the shallower half of the blocks, of the deeper half) the mean angular distance between a block's input and
-    the next block's, or the mean rise of the loss when one block is deleted."""
-    if figure == "angular":
-        values = [row[i + 1] for i, row in enumerate(measured(path, figure)["distance"][:-1])]
-    else:
-        values = measured(path, figure)["drop"]
-    half = len(values) // 2
-    return statistics.mean(values[:half]), statistics.mean(values[-half:])
+def grown(path: Path, block: int) -> float:
+    """How far training has raised `log_variances` after a block, from 1."""
+    return log_variances(path)[block] - log_variances(path, True)[block]
+
+
+def turns(found: dict) -> list:
+    """The angular distance between each block's input and the next block's, of what analyze.py measures."""
+    return [row[i + 1] for i, row in enumerate(found["distance"][:-1])]
+
+
+def deeper_half(values: list) -> float:
+    return statistics.mean(values[-(len(values) // 2) :])
+
+
+def removal_ratio(path: Path) -> float:
+    """The mean rise of the loss when one block is deleted: of the deeper half, over the others after the first."""
+    costs = measured(path, "removal")["drop"]
+    return deeper_half(costs) / statistics.mean(costs[1 : -(len(costs) // 2)])
 
 
 MEASURES = {
@@ -130,13 +143,11 @@ MEASURES = {
         for b, a in (*pairwise(ORDER), ("emb", "norm"))
     },
     "onset of the order": order_onset,
-    "log10 variance growth": lambda path: log_variances(path)[-1] - log_variances(path)[1],
-    "log10 variance growth at the start": lambda path: log_variances(path, True)[-1] - log_variances(path, True)[1],
-    "log10 variance growth since the start": lambda path: (
-        MEASURES["log10 variance growth"](path) - MEASURES["log10 variance growth at the start"](path)
-    ),
     "log10 last variance": lambda path: log_variances(path)[-1],
-    "angular deep": lambda path: halves(path, "angular")[1],
-    "removal ratio": lambda path: halves(path, "removal")[1] / halves(path, "removal")[0],
-    "removal deep": lambda path: halves(path, "removal")[1],
+    "log10 last variance since the start": partial(grown, block=-1),
+    "log10 variance growth since the start": lambda path: grown(path, -1) - grown(path, 1),
+    "angular deep": lambda path: deeper_half(turns(measured(path, "angular"))),
+    "angular deep at the start": lambda path: deeper_half(turns(FIGURES["angular"].measure(*probe_start(path)))),
+    "removal deep": lambda path: deeper_half(measured(path, "removal")["drop"]),
+    "removal ratio after the first": removal_ratio,
 }

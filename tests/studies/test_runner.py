@@ -277,3 +277,14 @@ def test_growth_is_counted_from_the_start(monkeypatch):
     variances = {False: [0.0, 0.1, 1.1], True: [0.0, 0.2, 0.5]}  # log10, before the first block and after each
     monkeypatch.setattr(quantities, "log_variances", lambda path, start=False: variances[start])
     assert quantities.MEASURES["log10 variance growth since the start"](Path()) == pytest.approx(1.0 - 0.3)
+    assert quantities.MEASURES["log10 last variance since the start"](Path()) == pytest.approx(1.1 - 0.5)
+
+
+def test_halves_of_the_blocks(monkeypatch):
+    """Of six blocks 4 to 6, and 2 and 3: beside the first all else is small. Of four turns the last two."""
+    found = {"removal": {"drop": [9.0, 2.0, 4.0, 1.0, 1.0, 4.0]}}
+    found["angular"] = {"distance": [[0.0] * (i + 1) + [float(i)] for i in range(4)] + [[]]}  # row i: to each stage
+    monkeypatch.setattr(quantities, "measured", lambda path, figure: found[figure])
+    assert quantities.MEASURES["removal deep"](Path()) == 2.0
+    assert quantities.MEASURES["removal ratio after the first"](Path()) == pytest.approx(2 / 3)
+    assert quantities.MEASURES["angular deep"](Path()) == 2.5

@@ -9,6 +9,7 @@ import pytest
 
 from nanodnt.run import directory
 from nanodnt.run.metrics import read_metrics
+from studies.claims import experiment
 from studies.claims.experiment import Experiment, ReproduceConfig
 from studies.claims.study import Claim, Number
 from studies.sweep import runner
@@ -121,6 +122,7 @@ def in_process():
     record = directory.run_record
     with runs.quick_runs(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(directory, "run_record", record)  # the runner reads it
-        patch.setattr(runner, "ThreadPoolExecutor", SameThread)
+        for module in (runner, experiment):
+            patch.setattr(module, "ThreadPoolExecutor", SameThread)
         patch.setattr(Runner, "train", train_here)
         yield
