@@ -487,6 +487,10 @@ LNS_CLAIMS = [
         published="Fig. 4, 130M: shallow layers stay stable, the last layer grows after 2K iterations, up to 175 in "
         "Pre-LN and Pre-LN with scaled init together; LNS about 25 (sec. 5.4 [217])",
         protocol=FIG_4,
+        plain={
+            "no effect": "LNS ends with a seventh of Pre-LN's last variance, as published, but most of that is there "
+            "at the start"
+        },
         note="The estimator is [U]: here over a token's channels, mean over tokens [I]. Fig. 4 has the variance at the "
         "end; the factors alone make it smaller before the first step, so what training adds decides, and 0.2: our "
         "choices [I]. In an earlier round (16 blocks, 300 steps) the number was the growth from the first block to "
@@ -513,6 +517,10 @@ LNS_CLAIMS = [
         published="Fig. 7 and sec. 5.5 [225]: the cost is more even over the layers, removing deeper layers costs more "
         "under LNS, and they turn the stream more; no numbers but angles “exceeding 0.6”",
         protocol=LNS,
+        plain={
+            "contradicted here": "In so short a run deep blocks do less under LNS: removing one costs a third of what "
+            "it costs in Pre-LN"
+        },
         note="Cost is the rise of the validation loss, where the paper has accuracy; angles are raw, and the paper's "
         "may be scaled. Halves and 0.01 nats are our choices [I]. An earlier round (16 blocks, 300 steps) had the same "
         "sign. The factor enters a SwiGLU twice: deep FFNs start nearly switched off, and these runs are short.",
@@ -534,6 +542,7 @@ LNS_CLAIMS = [
         published="130M: LNS 25.76, Pre-LN 26.73 (sec. 6 [243]); scaled init 26.04 (Table 6, in an image of its "
         "authors' repository)",
         protocol=LNS,
+        plain={"contradicted here": "In so short a run LNS is level with Pre-LN and behind scaled init"},
         note="The rate is the best for scaled init, as if for all; the sides have each at its own. Scaled: o and down "
         "[I]; the paper's text says W0 and W2 [217]. The paper sees LNS behind Pre-LN early in training, at 7B [204]. "
         "These runs have a thousandth of its tokens, less than one a parameter. An earlier round (16 blocks, 300 "
