@@ -496,7 +496,8 @@ LNS_CLAIMS = [
         "choices [I]. In an earlier round (16 blocks, 300 steps) the number was the growth from the first block to "
         "the last, at the end (−0.59, of which −0.83 was there at the start), then the same since initialisation. "
         "That divides by the first block's variance, which the paper does not and which is not stable here: it was "
-        "changed when nine seeds of LNS minus Pre-LN were known, and none of trained scaled init.",
+        "changed when nine seeds of LNS minus Pre-LN were known, and none of trained scaled init. Scaled init starts "
+        "lower than LNS and ends higher: against it the paper's sign shows in training too (side number).",
     ),
     Claim(
         "lns-depth",

@@ -189,8 +189,8 @@ class Experiment:
             runs = {k: [self.run_of(name, middle * 2.0**k, s, files) for s in TUNING_SEEDS] for k in wanted}
             self.require(run for its in runs.values() for run in its)
             with ThreadPoolExecutor(len(wanted) * len(TUNING_SEEDS)) as pool:  # the runner has `jobs` at a time
-                losses = {k: pool.map(partial(self.measure, "loss"), its) for k, its in runs.items()}
-            tried |= {k: list(its) for k, its in losses.items()}
+                found = {k: pool.map(partial(self.measure, "loss"), its) for k, its in runs.items()}
+            tried |= {k: list(its) for k, its in found.items()}
             best, wanted = choose_rate({k: mean_loss(losses) for k, losses in tried.items()})
         if best is None:  # at the end of the grid: one step inside its top, or its lowest
             best = max(tried) - 1 if wanted[0] > 0 else min(tried)
