@@ -12,6 +12,12 @@ def upcast(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def cast(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """x in `dtype` (None: its own). For what an autograd.Function returns: a cast that changes nothing would give the
+    result a second name, and torch 2.11 compiles that to zero gradients (pytorch issue 180642)."""
+    return x if dtype in (None, x.dtype) else x.to(dtype)
+
+
 def forbid_second_derivative() -> None:
     """For backward passes written by hand: RuntimeError where autograd would differentiate them."""
     if torch.is_grad_enabled():

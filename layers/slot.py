@@ -6,7 +6,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from layers.ops import drop_samples, forbid_second_derivative, tanh, upcast
+from layers.ops import cast, drop_samples, forbid_second_derivative, tanh, upcast
 from layers.runtime import Runtime
 
 SQUASH = {"tanh": tanh, "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "identity": lambda x: x}
@@ -27,7 +27,7 @@ class Normalise(torch.autograd.Function):
         if centre:
             x = x - x.mean(-1, keepdim=True)
         s = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        y = (x * s).to(dtype)
+        y = cast(x * s, dtype)
         ctx.save_for_backward(y, s)
         ctx.centre = centre
         return y
