@@ -10,7 +10,7 @@ from model import GPT, GPTConfig, Transformer
 from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
 from nanodnt.run.checkpoints import RunState, fingerprint, load_checkpoint, load_latest
 from nanodnt.run.environment import choose_parallel
-from nanodnt.run.hardware import attention_backend, choose_compile
+from nanodnt.run.hardware import attention_backend, choose_compile, device_name, peak_flops
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import fill_from_dataset, resolve_none, task_of, task_of_data
 from nanodnt.weights import empty_model_like, load_weights, profile_admin
@@ -195,6 +195,9 @@ def describe_run(run) -> None:
     if env.parallel == "fsdp" and experts % shards:
         uneven = f"{experts} experts do not divide evenly over {shards} processes: some hold {-(-experts // shards)}"
         env.print(f"note: {uneven}, others fewer or none; with n_expert a multiple of {shards} all hold the same")
+    if env.device.type == "cuda" and not peak_flops(env.device, env.dtype, config.peak_flops):
+        card = f"{device_name(env.device)} in {str(env.dtype).removeprefix('torch.')}"
+        env.print(f"note: no MFU, because the peak FLOP/s of {card} are not known: give --peak_flops")
     for note in layout_notes(model.config) + notes(config, model):
         env.print(f"note: {note}")
 

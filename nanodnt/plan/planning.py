@@ -17,8 +17,9 @@ from nanodnt.tasks import task_of
 # GB that tensors can have (our choice), and the name in PEAK_FLOPS. A GPU has 2 to 6 GB more (an H100 85, in GB of 10⁹
 # bytes), which CUDA, NCCL, the kernels' workspaces and the allocator's gaps need.
 GPUS = {"h100": (80, "H100"), "h200": (141, "H200"), "h800": (80, "H800"), "gh200": (96, "GH200")}
-GPUS |= {"b200": (180, "B200"), "a100": (80, "A100"), "a100-40": (40, "A100"), "a800": (80, "A800")}
-GPUS |= {"l40s": (46, "L40S")}
+GPUS |= {"h20": (96, "H20"), "b200": (180, "B200"), "gb200": (186, "GB200"), "b300": (270, "B300"), "l20": (46, "L20")}
+GPUS |= {"a100": (80, "A100"), "a100-40": (40, "A100"), "a800": (80, "A800"), "l40s": (46, "L40S")}
+GPUS |= {"mi300x": (188, "MI300X"), "mi325x": (252, "MI325X"), "5090": (31, "RTX 5090"), "4090-d": (24, "4090 D")}
 GPUS |= {"4090": (24, "RTX 4090"), "3090": (24, "RTX 3090"), "v100": (32, "V100"), "t4": (15, "T4")}
 NO_BF16 = ("v100", "t4")  # here dtype=auto is fp16
 CHECKPOINTS = 4  # on disk at a time: last, prev, best, and the next one while it is written

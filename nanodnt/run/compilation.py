@@ -4,8 +4,10 @@ import time
 
 import torch
 
+from layers.sharding import local_shard
 from nanodnt.files import reason_of
 
+WRONG = 0.5  # relative error of a role's gradient beyond which it is no rounding: our choice
 DEEP = 36  # from so many blocks, auto compiles them one by one: a graph grows with their number; our choice
 
 
@@ -35,11 +37,45 @@ def can_use_flex(model_config, config, env) -> bool:
     return config.doc_mask and possible
 
 
+def check_gradients(model, compiled, example: tuple, env) -> None:
+    """ValueError if compiled code has other gradients than eager code, beyond rounding: torch 2.11 once made them zero
+    without a word. Eager code gets one row, compiled code as many copies of it as a micro batch has rows; with dropout
+    they cannot be compared. All ranks must call this."""
+    found, flex, c = [], model.runtime.flex_attention, model.config
+    for call, batch, stance in (
+        (compiled, [t[:1].expand_as(t).contiguous() for t in example], "default"),
+        (model, [t[:1] for t in example], "force_eager"),
+    ):
+        with torch.compiler.set_stance(stance):
+            call(*batch)[1].backward()
+        found.append({name: local_shard(p.grad) for name, p in model.named_parameters() if p.grad is not None})
+        model.zero_grad(set_to_none=True)
+        model.runtime.flex_attention = False  # eager, it keeps all attention weights
+        if c.dropout or c.drop_path:
+            break
+    model.runtime.flex_attention = flex
+    if len(found) == 1:
+        return
+    sums, roles = {}, model.roles()  # {role: (sum of squared errors, of squared entries)}
+    for name, wanted in found[1].items():
+        error = found[0][name] - wanted if name in found[0] else wanted
+        squares = torch.stack([t.float().square().sum() for t in (error, wanted)])
+        sums[roles[name]] = sums.get(roles[name], 0) + squares
+    sums.pop("balance", None)  # counts of tokens, not means
+    errors, squares = env.sum(torch.stack(list(sums.values()))).T
+    limits = WRONG**2 * squares + 1e-6 * squares.sum()  # a gradient that is zero but for rounding may differ
+    wrong = [role for role, more in zip(sums, (~(errors <= limits)).tolist(), strict=True) if more]
+    if wrong and squares.isfinite().all():
+        raise ValueError(
+            f"its gradients of {', '.join(wrong)} are not those of eager code; another torch may do better"
+        )
+
+
 def compile_model(model, config, example: tuple, env):
     """The model compiled, whole or in parts (then in place), and tried on one `example` micro batch (idx, targets) in
-    evaluation and in training mode, so that nothing compiles, or fails to, during the run. If it fails with
-    compile=auto, there is one warning and the model runs eagerly, on all processes. With another setting, or under
-    FSDP, it is a ValueError. All ranks must call this."""
+    evaluation and in training mode, so that nothing compiles, or fails to, during the run. If it fails on a CPU with
+    compile=auto, there is one warning and the model runs eagerly, on all processes. On a GPU, where that would be slow
+    for days, with another setting, and under FSDP, it is a ValueError. All ranks must call this."""
     t0, failed = time.time(), False
     model.runtime.flex_attention = can_use_flex(model.config, config, env)
     blocks, why = choose_blocks(config.compile, len(model.blocks), env)
@@ -51,13 +87,16 @@ def compile_model(model, config, example: tuple, env):
             compiled(*example)
         model.train()
         if not config.eval_only:
-            compiled(*example)[1].backward()
+            check_gradients(model, compiled, example, env)
     except Exception as e:  # whatever torch.compile, or the compiler that it calls, raises
         if isinstance(e, torch.OutOfMemoryError) or "out of memory" in str(e).lower():  # eager needs even more
             raise torch.OutOfMemoryError(str(e)) from e
         reason = reason_of(e)[:200]
-        if config.compile != "auto" or env.parallel == "fsdp":  # FSDP's other processes wait for this one's weights
-            raise ValueError(f"torch.compile failed ({reason}): use --compile=False") from e
+        gpu = env.device.type == "cuda"
+        if gpu or config.compile != "auto" or env.parallel == "fsdp":  # whose others wait for this one's weights
+            tools = "it needs gcc and Python.h (on Debian: apt install gcc python3-dev); or, slower, "
+            fix = tools if gpu and not isinstance(e, ValueError) else ""  # such an error is of `check_gradients`
+            raise ValueError(f"torch.compile failed ({reason}): {fix}use --compile=False") from e
         failed = True
         print(f"warning: torch.compile failed ({reason}); running eagerly", flush=True)
     finally:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nanodnt.run.hardware import memory_bytes
+from nanodnt.run.hardware import memory_bytes, unusable_gpu
 
 FIXED_SHARE = 0.7  # of a GPU's memory, for DDP's weights, gradients and optimizer state: our choice
 
@@ -99,7 +99,9 @@ class Env:
 def choose_device(name: str, local_rank: int = 0) -> tuple:
     """(torch.device, reason) for `auto`, `cpu`, `cuda`, `cuda:N`, `mps`. ValueError where the machine lacks it."""
     found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    reason = "as asked"
+    reason, unusable = "as asked", name.startswith(("auto", "cuda")) and unusable_gpu()
+    if unusable:
+        raise ValueError(unusable)
     if name == "auto":
         name = next(kind for kind in found if found[kind])
         reason = "auto: no GPU found" if name == "cpu" else "auto: found"

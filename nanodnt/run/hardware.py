@@ -6,14 +6,24 @@ import re
 import resource
 import shutil
 import sys
+from pathlib import Path
 
 import torch
 from torch.nn.attention import SDPBackend
 
-# Dense bf16/fp16 peak FLOP/s (vendors' data sheets) of devices whose name has all these words; first match wins.
+# Dense bf16/fp16 peak FLOP/s, summed in fp32, of devices whose name has all these words; first match wins. Sources: the
+# vendors' data sheets of each product (H100, H200 and NVL, GB200 NVL72, HGX B200 and B300, A100, L20, L40S, V100, T4;
+# AMD Instinct) and NVIDIA's white papers of the Ada and Blackwell GeForce cards. Half of what is given with sparsity.
 PEAK_FLOPS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200 NVL": 835e12, "H200": 989e12}
-PEAK_FLOPS |= {"H800": 989e12, "GH200": 989e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12}
-PEAK_FLOPS |= {"RTX 4090": 165e12, "RTX 3090": 71e12, "V100": 125e12, "T4": 65e12}
+PEAK_FLOPS |= {"H800 PCIe": 756e12, "H800": 989e12, "H20": 148e12, "GH200": 989e12}
+PEAK_FLOPS |= {"GB200": 2500e12, "GB300": 2500e12, "B200": 2250e12, "B300": 2250e12}
+PEAK_FLOPS |= {"A100": 312e12, "A800": 312e12, "L40S": 362e12, "L20": 119.5e12, "V100": 125e12, "T4": 65e12}
+PEAK_FLOPS |= {"4090 D": 147e12, "RTX 5090": 209.5e12, "RTX 4090": 165e12, "RTX 3090": 71e12}
+PEAK_FLOPS |= {"MI300X": 1307e12, "MI325X": 1307e12}
+OTHERS = {"Laptop", "MIG"}  # a part of such a device, or a slower one of its name
+
+NVIDIA_DRIVER, DEVICES = Path("/proc/driver/nvidia/version"), Path("/dev")
+DRIVERS = {13: 580, 12: 525, 11: 450}  # the oldest that runs programs of this CUDA: NVIDIA's release notes
 
 RESERVE = 0.05  # of a GPU's memory, for NCCL, workspaces of kernels and gaps between tensors: our choice
 
@@ -25,7 +35,28 @@ def peak_flops(device: torch.device, dtype: torch.dtype, override: float = 0.0) 
     if device.type != "cuda" or dtype == torch.float32:
         return None
     words = set(re.split(r"[^A-Za-z0-9]+", torch.cuda.get_device_name(device)))
+    if words & OTHERS:
+        return None
     return next((peak for key, peak in PEAK_FLOPS.items() if words >= set(key.split())), None)
+
+
+def unusable_gpu() -> str:
+    """Why torch cannot use this machine's NVIDIA GPU, and what to do; empty if it has none, or if it is hidden."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if hidden or torch.cuda.is_available() or not NVIDIA_DRIVER.exists():
+        return ""
+    driver = re.search(r"\d+\.\d+[.\d]*", NVIDIA_DRIVER.read_text())[0]
+    found, cuda = f"this machine has NVIDIA's driver {driver}, but torch {torch.__version__}", torch.version.cuda
+    builds = " or ".join(f"CUDA {n} (from driver {least})" for n, least in DRIVERS.items() if n > 11)
+    if not cuda:
+        return f"{found} is no build for CUDA: install one from torch's own index, for {builds}; or use --device=cpu"
+    least = DRIVERS.get(int(cuda.split(".")[0]), 0)
+    if int(driver.split(".")[0]) < least:
+        fix = f"update the driver, or install torch's build for an older CUDA: {builds}; or use --device=cpu"
+        return f"{found} is built for CUDA {cuda}, which needs {least} or newer: {fix}"
+    if not any(DEVICES.glob("nvidia[0-9]*")):
+        return f"{found} finds no {DEVICES}/nvidia0: start the container with the GPUs, or use --device=cpu"
+    return f"{found} finds no GPU that works: nvidia-smi may say why; or use --device=cpu"
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -12,6 +12,7 @@ from model import GPT, GPTConfig
 from nanodnt.data.windows import PreparedText
 from nanodnt.run import compilation
 from nanodnt.run.environment import Env
+from nanodnt.settings import TrainConfig
 from support.hostile import refusal
 from support.models import batch, build
 from support.runs import assert_same_run, column, run
@@ -132,3 +133,24 @@ def test_compile_true_does_not(early, dataset, tmp_path, monkeypatch, capsys):
     code = run(out_dir=tmp_path / "out", dataset=dataset, compile=True)
     refusal(capsys, code, "torch.compile failed (no compiler here)", "--compile=False")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dropout, factor", [(0.0, 2.0), (0.0, 0.0), (0.1, 2.0), (0.0, 1.0)])
+def test_compiled_gradients_that_are_wrong_are_seen(dropout, factor, monkeypatch, capsys):
+    """Twice as large, or zero; with dropout none are compared. Then the model runs eagerly."""
+    model = build(dict(dropout=dropout)).train()
+    monkeypatch.setattr(torch, "compile", lambda m, **_: lambda *b: (None, factor * m(*b)[1]))
+    env = Env(0, 1, torch.device("cpu"), torch.float32, False)
+    compiled = compilation.compile_model(model, TrainConfig(compile="auto"), batch(), env)
+    is_wrong = factor != 1 and not dropout
+    assert (compiled is model) == is_wrong
+    assert ("are not those of eager code; another torch may do better); running" in capsys.readouterr().out) == is_wrong
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_compile_auto_does_not_on_a_gpu(monkeypatch):
+    break_compiler(monkeypatch, early=True)
+    model = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=32, vocab_size=50))
+    env = Env(0, 1, torch.device("cuda"), torch.bfloat16, False)
+    with pytest.raises(ValueError, match=r"no compiler here\): it needs gcc and Python.h"):
+        compilation.compile_model(model, TrainConfig(compile="auto"), model.example(1), env)

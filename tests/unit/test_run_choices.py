@@ -14,7 +14,7 @@ from model import GPT, GPTConfig
 from nanodnt.engine import seed_step, split_batch
 from nanodnt.optim import fill_defaults
 from nanodnt.run.compilation import choose_blocks
-from nanodnt.run.environment import Env, Stop, choose_parallel, join_processes
+from nanodnt.run.environment import Env, Stop, choose_device, choose_parallel, join_processes
 from nanodnt.run.hardware import choose_compile, peak_flops
 from nanodnt.run.parallel import choose_kept
 from nanodnt.settings import LEAST, TrainConfig
@@ -31,6 +31,16 @@ PEAKS = {  # a device's name: TFLOP/s
     "Tesla T4": 65,
     "NVIDIA GH200 480GB": 989,
     "NVIDIA GeForce RTX 4090": 165,
+    "NVIDIA GeForce RTX 4090 D": 147,
+    "NVIDIA GeForce RTX 5090": 209.5,
+    "NVIDIA GB200": 2500,
+    "NVIDIA B300 SXM6 AC": 2250,
+    "NVIDIA H20": 148,
+    "NVIDIA H800 PCIe": 756,
+    "NVIDIA L20": 119.5,
+    "AMD Instinct MI325X": 1307,
+    "NVIDIA GeForce RTX 4090 Laptop GPU": None,
+    "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,
     **dict.fromkeys(["NVIDIA RTX A1000 Laptop GPU", "NVIDIA T400", "Something New"]),
 }
 
@@ -42,6 +52,35 @@ def test_peak_flops_by_name(name, monkeypatch):
     assert peak_flops(device, torch.bfloat16) == (tflops and tflops * 1e12)
     assert peak_flops(device, torch.bfloat16, 5e12) == 5e12  # the flag wins
     assert peak_flops(device, torch.float32) is None
+
+
+DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (root@host)"
+
+
+@pytest.mark.parametrize(
+    "driver, cuda, node, words",
+    [
+        ("580.159.04", None, True, "is no build for CUDA: install one"),
+        ("535.104", "13.0", True, "is built for CUDA 13.0, which needs 580 or newer: update the driver"),
+        ("535.104", "12.6", False, "finds no .*/nvidia0: start the container"),
+        ("580.1", "13.0", True, "nvidia-smi may say why"),
+        (None, None, True, ""),  # no driver: a machine without a GPU
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_no_machine_without_one(driver, cuda, node, words, tmp_path, monkeypatch):
+    monkeypatch.setattr("nanodnt.run.hardware.NVIDIA_DRIVER", tmp_path / "version")
+    monkeypatch.setattr("nanodnt.run.hardware.DEVICES", tmp_path)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / ("nvidia0" if node else "nvidiactl")).touch()
+    if driver:
+        (tmp_path / "version").write_text(DRIVER.format(driver))
+        with pytest.raises(ValueError, match=f"driver {driver}, but torch .*{words}"):
+            choose_device("auto")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert choose_device("auto") == (torch.device("cpu"), "auto: no GPU found")
+    assert choose_device("cpu") == (torch.device("cpu"), "as asked")
 
 
 def test_under_torchrun_a_second_ctrl_c_is_the_first():
