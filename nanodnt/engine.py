@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from layers.sharding import full_tensor
 from model import Transformer
@@ -95,7 +96,8 @@ def accumulate(trainer: Trainer, batch, targets_per_rank: float | None) -> torch
     step_model = trainer.model if trainer.step_model is None else trainer.step_model
     loss = torch.zeros((), device=batch[0].device)
     trainer.model.runtime.loss_scale = trainer.scaler.scale(torch.ones_like(loss)) / n
-    trainer.optimizer.zero_grad(set_to_none=True)
+    # gradients that DDP keeps in its buckets are set to 0 there; dropped, they would be copied back into them
+    trainer.optimizer.zero_grad(set_to_none=not isinstance(step_model, DistributedDataParallel))
     for i, micro_batch in enumerate(micro_batches):
         with sync_gradients(step_model, i == n - 1):
             divisor = n if targets_per_rank is None else targets_per_rank / (micro_batch[1] != -1).sum()

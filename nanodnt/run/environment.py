@@ -30,6 +30,7 @@ class Env:
     control: object = None  # gloo group for messages between hosts, which do not wait for a GPU
     parallel: str = "none"  # none, ddp, fsdp: see `choose_parallel`
     closing: list = field(default_factory=list)  # functions to call before the process group is destroyed
+    asked: tuple | None = None  # the answer and the message of the last `any_rank_before`
 
     @property
     def is_main(self) -> bool:
@@ -50,6 +51,18 @@ class Env:
         value = torch.tensor(float(flag))
         dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.control)
         return value.item() > 0
+
+    def any_rank_before(self, flag: bool) -> bool:
+        """`any_rank` of the call before, which has arrived meanwhile, so that nobody waits; of the first call, False.
+        Without other processes, `flag`. All ranks must call it."""
+        if not self.distributed:
+            return flag
+        before, value = self.asked, torch.tensor(float(flag))
+        self.asked = value, dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.control, async_op=True)
+        if before is None:
+            return False
+        before[1].wait()
+        return before[0].item() > 0
 
     def barrier(self) -> None:
         """Wait until all ranks are here. All ranks must call it."""
@@ -227,10 +240,11 @@ class Stop:
         self.signal = signum  # nothing else: a handler may run in the middle of a print
 
     def agreed(self) -> bool:
-        """Whether any rank was asked to stop. All ranks must call it at the same point."""
+        """Whether any rank was asked to stop, with several processes before its last call. All ranks must call it at
+        the same point."""
         if self.agent not in (None, os.getppid()):
             self.signal = self.signal or signal.SIGTERM
-        if not self.stopped and self.env.any_rank(bool(self.signal)):
+        if not self.stopped and self.env.any_rank_before(bool(self.signal)):
             self.stopped = True
             self.env.print(f"{signal.Signals(self.signal or signal.SIGTERM).name}: saving, then exiting")
         return self.stopped

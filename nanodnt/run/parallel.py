@@ -86,14 +86,19 @@ def gathered_dtype(model, compute_dtype: torch.dtype) -> torch.dtype:
 
 @contextmanager
 def _accumulate(model, blocks: bool):
-    """no_sync: weights stay gathered, gradients are added up in this process, with `blocks` those of matrices too."""
-    model.set_requires_gradient_sync(False, recurse=blocks)
-    model.set_reshard_after_backward(False, recurse=blocks)
+    """no_sync: weights stay gathered, gradients are added up in this process, with `blocks` those of matrices too.
+    Without, HSDP's copies of the model wait for the last micro batch before they reduce them between each other."""
+
+    def set_all(value: bool) -> None:
+        model.set_requires_gradient_sync(value, recurse=blocks)
+        model.set_reshard_after_backward(value, recurse=blocks)
+        model.set_requires_all_reduce(value)
+
+    set_all(False)
     try:
         yield
     finally:
-        model.set_requires_gradient_sync(True, recurse=blocks)
-        model.set_reshard_after_backward(True, recurse=blocks)
+        set_all(True)
 
 
 def data_parallel(model, env):

@@ -1,6 +1,8 @@
 """What two processes send in a step, and when: DDP's buckets during the backward pass; FSDP each weight and gradient
 once. Gradients are those of one process."""
 
+import os
+import signal
 from collections import Counter
 from functools import partial
 
@@ -10,10 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from layers.sharding import full_tensor
 from model import GPT, GPTConfig
-from nanodnt.engine import prepare_model, sync_gradients
+from nanodnt.engine import Trainer, accumulate, prepare_model, sync_gradients
+from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.run import parallel
 from nanodnt.run.compilation import compile_model
-from nanodnt.run.environment import Env
+from nanodnt.run.environment import Env, Stop
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import load_weights
 from support.depth import spread
@@ -25,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 DNT = dict(pre_norm="attn", mid_norm="both", input_norm=True, qk_norm=True)
 SIZE = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=50)
 ROWS = 6  # of each process in a step
+MICRO = 2  # so there are three micro batches
 CONFIG = TrainConfig(compile=True)
 
 
@@ -111,6 +115,15 @@ def ddp_steps(rank, env, backend) -> dict:
     found["order"] = list(note.found)
     model.runtime.checkpointing = True
     found["recomputed"] = make_gradients(model, call, rows_of(rank), ROWS)
+    fill_defaults(config := TrainConfig())
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    places = []  # of the gradients after each micro batch
+    trainer, twice = Trainer(model, make_optimizer(model, config), scaler, ROWS, 0.0, call), [rows_of(rank)] * 2
+    for _ in range(2):
+        accumulate(trainer, tuple(torch.cat(t) for t in zip(*twice, strict=True)), None)
+        trainer.on_phase_end = lambda _: places.append(tuple(p.grad.data_ptr() for p in model.parameters()))
+    found["accumulated"] = found["once"][0], {name: p.grad.clone() for name, p in model.named_parameters()}
+    found["places"] = len(places), len(set(places))
     found["more graphs"] = graphs["unique_graphs"] - found["graphs"]
     return found
 
@@ -127,9 +140,10 @@ def test_buckets_leave_during_the_backward_pass(backend, tmp_path):
         products = order.count("product")
         assert products > 12 and order.count("bucket") > 2
         assert order[order.index("bucket") :].count("product") > products / 3
-        for way in ("once", "recomputed"):
+        for way in ("once", "recomputed", "accumulated"):
             assert found[way][0] == pytest.approx(losses[rank], rel=1e-5)
             assert_close(found[way][1], expected, 1e-5)
+        assert found["places"] == (4, 1)  # two micro batches forward and backward: none leaves DDP's buckets
         assert found["graphs"] > 0 and found["more graphs"] == 0
 
 
@@ -142,7 +156,6 @@ WAYS = {  # layout, dtype, whether weights and gradients are kept during a step,
     "bf16, by blocks": (PRE, torch.bfloat16, False, 1e-5),  # no gain is folded: the same products as in one process
     "bf16, sigmaReparam": (dict(sigma_reparam=True), torch.bfloat16, True, 1e-5),  # its weights are gathered in fp32
 }
-MICRO = 2  # so there are three micro batches
 
 
 def fsdp_steps(rank, world, folder):
@@ -192,6 +205,37 @@ def test_fsdp_sends_what_a_step_needs(way, sharded):
         assert found == pytest.approx(losses[rank], rel=error / 10)
         assert {grad.dtype for grad in gradients.values()} == {torch.float32}
         assert_close(gradients, expected, error)
+
+
+def hsdp_steps(rank, world, folder):
+    """Two copies of a model, each over two processes."""
+    with joined(rank, world, folder / "hsdp", parallel="fsdp") as env:
+        model = GPT.empty(GPTConfig(**SIZE | DNT))
+        parallel.shard_model(model, 2, env, keep=False)
+        load_weights(model.to_empty(device="cpu"), make_model(DNT).state_dict())
+        prepare_model(model, CONFIG, env)
+        make_gradients(model, model, rows_of(rank), MICRO)
+        with Note() as note:
+            _, gradients = make_gradients(model, model, rows_of(rank), MICRO)
+        stops = []
+        with Stop(env) as stop:
+            for i in range(4):
+                if rank == 1 and i == 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                stops.append(stop.agreed())
+        torch.save((gradients, note.found.count("bucket"), stops), folder / f"{rank}")
+
+
+def test_copies_of_a_model_reduce_once_a_step(tmp_path):
+    """Over three micro batches: one message a block, and one for the rest. And a signal to one process ends all of
+    them at the same step, the next."""
+    processes(4, hsdp_steps, tmp_path)
+    _, expected = alone(DNT, 4, MICRO)
+    for rank in range(4):
+        gradients, all_reduced, stops = torch.load(tmp_path / f"{rank}", weights_only=False)
+        assert all_reduced == 3
+        assert_close(gradients, expected, 1e-5)
+        assert stops == [False, False, True, True]
 
 
 def relative_error(gradients: dict, expected: dict) -> float:
