@@ -20,7 +20,7 @@ from nanodnt.data import Prefetch, PreparedData, load_meta
 from nanodnt.engine import Trainer, evaluate, prepare_model, seed_step, set_learning_rates, split_batch, training_step
 from nanodnt.guard import RollBack, check_skipped, record_loss, roll_back
 from nanodnt.optim import Optimizer, fill_defaults, make_optimizer
-from nanodnt.run.checkpoints import RunState, Saver, fingerprint, snapshot
+from nanodnt.run.checkpoints import RunState, Saver, fingerprint
 from nanodnt.run.directory import RunDirectory
 from nanodnt.run.environment import Env, Stop, environment
 from nanodnt.run.errors import end_with, reports_errors
@@ -190,8 +190,8 @@ def evaluate_step(run: Run, metrics_row: dict) -> bool:
 
 def save(run: Run, is_best: bool) -> None:
     """Copy everything to the host; a thread writes it while training goes on. All ranks must call it."""
-    run.saver.finish()  # before there is a second copy
-    tensors = snapshot({"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}, run.env.is_main)
+    state = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
+    tensors = run.saver.copy(state, keep=run.env.is_main)
     run.saved_step, run.rollback_row = run.state.step, None
     run.state.skipped = int(run.meter.counts[0])
     if run.env.is_main:
@@ -226,8 +226,10 @@ def train(run: Run) -> int:
             log_step(run, metrics_row, due)
         with run.meter.paused(wait=due.track or due.evaluate or due.save):
             if due.track:
-                metrics_row["track"] = run.tracker.after(run.result.grad_norm, run.result.found_inf)
-            is_best = due.evaluate and evaluate_step(run, metrics_row)
+                with run.meter.stalled("tracking_s"):
+                    metrics_row["track"] = run.tracker.after(run.result.grad_norm, run.result.found_inf)
+            with run.meter.stalled("evaluating_s"):
+                is_best = due.evaluate and evaluate_step(run, metrics_row)
             if env.is_main and len(metrics_row) > 2 and not state.pending:  # more than step and tokens
                 run.directory.write(metrics_row | ({"failure": str(run.failure)} if run.failure else {}))
             if run.will_roll_back:
@@ -235,7 +237,8 @@ def train(run: Run) -> int:
             stopping = run.stop.agreed()
             evaluated = due.evaluate and not state.pending
             if due.save or evaluated or (stopping and run.saved_step != state.step and not run.failure):
-                save(run, is_best)
+                with run.meter.stalled("saving_s"):
+                    save(run, is_best)
         if run.failure or stopping or run.is_done:
             break
 

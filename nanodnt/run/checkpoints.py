@@ -90,24 +90,37 @@ def name_checkpoint(out_dir: Path, names: list) -> None:
     replace_file(last, lambda tmp: os.replace(new, last))
 
 
-def snapshot(value, keep: bool = True):
-    """A copy of nested dicts and lists with full tensors on the CPU; None in their place on ranks that need not `keep`
-    it. Sharded tensors are gathered, so all ranks must call this."""
-    if isinstance(value, dict):
-        return {key: snapshot(part, keep) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(snapshot(part, keep) for part in value)
-    if not torch.is_tensor(value):
-        return value
-    value = full_tensor(value.detach())
-    return value.to("cpu", copy=True) if keep else None
-
-
 class Saver:
-    """Writes checkpoints in a thread, one at a time. Its error is raised by the next `save` or `finish`."""
+    """Writes checkpoints in a thread, one at a time. Its error is raised by the next `copy`, `save` or `finish`."""
 
     def __init__(self, out_dir: Path):
         self.out_dir, self.pool, self.writing = out_dir, ThreadPoolExecutor(1), None
+        self.memory = {}  # of the copy of each tensor, by its path
+
+    def copy(self, value, keep: bool = True):
+        """A copy of nested dicts and lists with full tensors on the CPU, good until the next; None in their place on
+        ranks that need not `keep` it. Sharded tensors are gathered, so all ranks must call this."""
+        self.finish()  # who reads the memory of the last copy
+        copied = self._copy(value, keep, ())
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return copied
+
+    def _copy(self, value, keep: bool, path: tuple):
+        if isinstance(value, dict):
+            return {key: self._copy(part, keep, (*path, key)) for key, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._copy(part, keep, (*path, i)) for i, part in enumerate(value))
+        if not torch.is_tensor(value):
+            return value
+        value, memory = full_tensor(value.detach()), self.memory.get(path)
+        if not keep:
+            return None
+        if memory is None or (memory.shape, memory.dtype) != (value.shape, value.dtype):
+            # pinned for a GPU: its copies to fresh memory that is not are many times slower
+            memory = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=value.is_cuda)
+            self.memory[path] = memory
+        return memory.copy_(value, non_blocking=True)
 
     def save(self, checkpoint: dict, best: bool, keep: bool) -> None:
         """Begin `save_checkpoint`. Nobody may change `checkpoint` after this."""

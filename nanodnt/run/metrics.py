@@ -26,6 +26,7 @@ class Meter:
         self.peak = peak_flops(env.device, env.dtype, config.peak_flops)
         self.counts = torch.tensor([state.skipped, 0.0, 0.0], device=env.device)  # skipped, streak, longest streak
         self.last_step, self.clock = state.step, time.perf_counter()
+        self.start, self.stalls = self.clock, dict.fromkeys(("tracking_s", "evaluating_s", "saving_s"), 0.0)
         self.step_counts = {"tokens_per_s": step_tokens} | step_counts  # {field of metrics.jsonl: what a step has}
 
     def count(self, found_inf) -> None:
@@ -40,12 +41,17 @@ class Meter:
         loss = self.env.sum(result.loss.clone()) / self.env.world_size
         loss, norm, skipped, _, longest = torch.stack((loss, result.grad_norm, *self.counts)).tolist()
         seconds = (time.perf_counter() - self.clock) / (step - self.last_step)
-        self.last_step, self.clock = step, time.perf_counter()
+        now = time.perf_counter()
+        wall, stalls, trained = now - self.start, self.stalls, seconds * (step - self.last_step)
+        self.last_step, self.clock, self.start, self.stalls = step, now, now, dict.fromkeys(stalls, 0.0)
         self.counts[2] = 0.0
         row = {"train_loss": loss, **rates, "grad_norm": norm, "skipped_steps": int(skipped)}  # loss: of all processes
         row |= {name: count / seconds for name, count in self.step_counts.items()}
         mfu = self.step_flops / seconds / (self.peak * self.env.world_size) if self.peak else None
         row |= {"peak_mem_bytes": peak_memory_bytes(self.env.device), "mfu": mfu}
+        row |= stalls | {
+            "goodput": trained / wall
+        }  # what training waited for since the last reading; its share of time
         return row, int(longest), seconds
 
     @contextmanager
@@ -56,6 +62,13 @@ class Meter:
         start = time.perf_counter()
         yield
         self.clock += time.perf_counter() - start
+
+    @contextmanager
+    def stalled(self, name: str):
+        """Counts the time inside as that of this stall. What the device has to do before is not waited for."""
+        start = time.perf_counter()
+        yield
+        self.stalls[name] += time.perf_counter() - start
 
 
 def finite(value):

@@ -13,7 +13,7 @@ from layers.sharding import local_shard
 from model import GPT, GPTConfig
 from nanodnt.optim import make_optimizer
 from nanodnt.optim.orthogonal import newton_schulz
-from nanodnt.run.checkpoints import snapshot
+from nanodnt.run.checkpoints import Saver
 from nanodnt.run.parallel import shard_model
 from support.depth import spread
 from support.optimizers import lion_source, registered, settings
@@ -105,7 +105,7 @@ def sharded_steps(rank, world, folder, shard_sizes=(0,)):
             config = settings(optimizer=name, dampening=0.5 if name == "msgdw" else None)
             state = six_steps(model, make_optimizer(model, config), dtype, singly, zeros=True)
             sizes = {key: local_shard(t).numel() for key, t in tensors(state).items() if key.endswith(MOMENTS)}
-            full = snapshot({"model": model.state_dict(), "state": state})
+            full = Saver(folder).copy({"model": model.state_dict(), "state": state})
             found[case, shard_size] = dict(full, held=sum(sizes.values()))
     torch.save(found, folder / f"{world}.rank{rank}")
 

@@ -145,6 +145,7 @@ def test_the_run_directory(dataset, tmp_path, monkeypatch):
     for row in rows[1:]:
         wanted = {k: t for k, t in FIELDS.items() if k != "val_loss" or row["step"] in (10, 12)}
         assert {k: type(row[k]) for k in wanted} == wanted
+        assert 0 < row["goodput"] <= 1 and row["evaluating_s"] >= 0
         assert row["mfu"] > 0 and row["tokens_per_s"] > 0 and row["peak_mem_bytes"] > 50e6
         flops = row["mfu"] * 1e9 / row["tokens_per_s"]  # a token: 6 per matrix weight and head, 12·L·d·T for attention
         assert flops == pytest.approx(6 * (2 * 12 * 32 * 32 + 64 * 32) + 12 * 2 * 32 * 32)

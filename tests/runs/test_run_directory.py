@@ -11,7 +11,7 @@ import torch
 
 import nanodnt.files
 import train
-from nanodnt.run.checkpoints import load_checkpoint, load_latest, save_checkpoint, snapshot
+from nanodnt.run.checkpoints import Saver, load_checkpoint, load_latest, save_checkpoint
 from support.processes import train_forked, wait_for_row
 from support.runs import assert_same_run, checkpoints, different, load, metrics, run
 from support.strikes import ALWAYS, at_call, at_row
@@ -206,13 +206,25 @@ def test_training_goes_on_during_a_write_and_the_file_holds_the_state_of_its_ste
         assert not n or different(slow["optimizer"], usual["optimizer"]) == []
 
 
-def test_a_snapshot_is_not_changed_by_what_follows():
-    t = torch.arange(6.0).view(2, 3)
-    copy = snapshot({"a": [t.T, (t, 3)], "b": None})
+def test_a_copy_is_not_changed_by_what_follows(tmp_path):
+    """But for the next copy, which is made in the same memory where shapes are the same."""
+    t, saver = torch.arange(6.0).view(2, 3), Saver(tmp_path)
+    copy = saver.copy({"a": [t.T, (t, 3)], "b": None})
     t.zero_()
     assert copy["a"][0].tolist() == [[0, 3], [1, 4], [2, 5]] and copy["a"][1][0].sum() == 15
     assert copy["a"][1][1] == 3 and copy["b"] is None and type(copy["a"][1]) is tuple
-    assert snapshot({"a": t, "b": 1}, keep=False) == {"a": None, "b": 1}
+    again = saver.copy({"a": [t, (t, 4)], "b": t})
+    assert again["a"][1][0] is copy["a"][1][0] and again["a"][0] is not copy["a"][0] and again["b"].sum() == 0
+    assert saver.copy({"a": t, "b": 1}, keep=False) == {"a": None, "b": 1}
+
+
+def test_what_a_run_waits_for_is_counted(dataset, tmp_path, monkeypatch):
+    """In the row after: half a second of each save, and of the evaluation, are no time of training."""
+    monkeypatch.setattr(train, "save", lambda *_: time.sleep(0.5))
+    monkeypatch.setattr(train, "evaluate_step", lambda *_: time.sleep(0.5) or False)
+    assert run(out_dir=tmp_path, dataset=dataset, max_iters=12, log_interval=2, eval_interval=4, save_interval=4) == 0
+    after = {row["step"]: (row["evaluating_s"], row["saving_s"], row["goodput"]) for row in metrics(tmp_path)[1:]}
+    assert min(after[6][:2]) >= 0.5 > max(after[4][:2]) and after[6][2] < after[4][2]
 
 
 def test_a_row_is_written_once_though_the_first_attempt_left_a_part(dataset, tmp_path, monkeypatch):

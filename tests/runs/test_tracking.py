@@ -22,7 +22,7 @@ from nanodnt.run.environment import Env
 from nanodnt.run.metrics import read_metrics
 from nanodnt.weights import model_from_checkpoint
 from support.depth import spread
-from support.runs import assert_same_run, column, different, load, metrics, run
+from support.runs import MACHINE, assert_same_run, column, different, load, metrics, run
 from support.strikes import at_row, kill_me, optimizers, spoil_gradients
 from support.tracked import PRE, UNIFIED, assert_close_numbers
 
@@ -192,8 +192,7 @@ def measure_by_hand(gradients, old, new, roles) -> dict:
 
 def strip(rows: list) -> list:
     """Rows of metrics.jsonl without what depends on the machine, and without "track"."""
-    left_out = ("tokens_per_s", "peak_mem_bytes", "track")
-    return [{k: v for k, v in row.items() if k not in left_out} for row in rows]
+    return [{k: v for k, v in row.items() if k not in (*MACHINE, "track")} for row in rows]
 
 
 EXPERTS = dict(n_expert=3, n_expert_shared=1, z_coef=0.01)

@@ -19,7 +19,8 @@ TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, pre_norm="attn", mid_
 TINY |= dict(qk_norm=True, batch_size=8, learning_rate=1e-2, warmup_iters=5, max_iters=20, eval_interval=10)
 TINY |= dict(eval_tokens=512, log_interval=1, device="cpu", dtype="float32", compile=False)
 RECORD = {"command": ["train.py"], "versions": {"torch": "2.13.0"}, "git_commit": "c0ffee", "git_changed_files": []}
-MACHINE = ("tokens_per_s", "images_per_s", "peak_mem_bytes", "mfu")  # of a row: what depends on the machine
+# of a row: what depends on the machine
+MACHINE = ("tokens_per_s", "images_per_s", "peak_mem_bytes", "mfu", "tracking_s", "evaluating_s", "saving_s", "goodput")
 
 
 def put_file(path: Path, raw: bytes) -> dict:
