@@ -26,7 +26,7 @@ from nanodnt.run.environment import Env, Stop, environment
 from nanodnt.run.errors import end_with, reports_errors
 from nanodnt.run.metrics import Meter, draw_loss, finite, progress_line, validation_line
 from nanodnt.settings import TrainConfig
-from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, restore
+from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, restore, set_parallel
 from nanodnt.tasks import Task, open_data, task_of_data
 
 
@@ -91,13 +91,14 @@ def set_up(config: TrainConfig, model_config: GPTConfig, env: Env, stop: Stop) -
     model, weights, checkpoint = find_start(config, model_config, meta, env, read_pretrained)
     data = open_data(config, model.config, meta)
 
-    # 3. storage on the devices, the micro batch that fits them, the optimizer
-    allocate_and_fill(model, weights, data, config, env)
-    prepare_model(model, config, env)
-    if env.device.type == "cuda" and not config.micro_batch_size:
+    # 3. the micro batch that fits the devices, storage on them, the optimizer
+    reason = set_parallel(model, config, env)
+    if env.device.type == "cuda":
         from nanodnt.plan.memory import choose_micro_batch
 
         micro, accumulation = choose_micro_batch(model.config, config, env, micro * accumulation)
+    allocate_and_fill(model, weights, data, config, env, reason)
+    prepare_model(model, config, env)
     optimizer = make_optimizer(model, config)
     scaler = torch.amp.GradScaler(env.device.type, enabled=env.dtype == torch.float16)
 

@@ -108,6 +108,7 @@ class TrainConfig:
     wandb_project: str = "nanodnt"  # its project; the run is named after out_dir
     # --- system ---
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
+    must_fit: bool = True  # refuse a start on GPUs for whose memory `--plan` counts too much; False: try it
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"  # under torchrun: ddp keeps the whole model on every
     #   device, fsdp (FSDP2) shards weights, gradients and optimizer state; auto: fsdp if these fill most of a GPU
     fsdp_shard_size: int = 0  # fsdp: processes that share one copy of the model, as those of a machine (HSDP); 0 = all

@@ -137,25 +137,30 @@ def print_changes(title: str, old: dict, new: dict, env) -> None:
 
 
 def fixed_bytes(model: Transformer, config) -> int:
-    """What a process of DDP holds before it computes: fp32 weights, gradients, DDP's copy of these, optimizer state."""
-    return 12 * model.num_params() + state_bytes(model, config)
+    """What a process of DDP holds before it computes: fp32 weights, gradients, optimizer state."""
+    return 8 * model.num_params() + state_bytes(model, config)
 
 
-def allocate_and_fill(model: Transformer, weights: dict | None, data, config, env) -> None:
-    """Give the model storage on its device, sharded under fsdp, and weights, or the seed's; Admin's ω from `data`."""
+def set_parallel(model: Transformer, config, env) -> str:
+    """Choose `env.parallel` for the empty model; returns why. All ranks must call it."""
+    env.parallel, reason = choose_parallel(config.parallel, env, fixed_bytes(model, config) if env.distributed else 0)
+    env.check_same({"parallel": env.parallel, "dtype": env.dtype, "device": env.device.type})
+    return reason
+
+
+def allocate_and_fill(model: Transformer, weights: dict | None, data, config, env, reason: str) -> None:
+    """Give the model storage on its device, sharded under fsdp, and weights, or the seed's; Admin's ω from `data`.
+    `reason`: that of `set_parallel`, which is printed."""
     if weights is None and model.config.admin:  # on the CPU and the same few rows everywhere: a seed gives one model
         drawn = task_of(model.config).network()(model.config, config.seed)
         profile_admin(drawn, *drawn.inputs(*map(torch.from_numpy, data.batch(0, config.batch_size, slice(0, 8)))))
         weights = drawn.state_dict()
         env.print("admin: profiled on the first batch")
-    fixed = fixed_bytes(model, config) if env.distributed else 0
-    env.parallel, reason = choose_parallel(config.parallel, env, fixed)
-    env.check_same({"parallel": env.parallel, "dtype": env.dtype, "device": env.device.type})
     details = f", shards of {config.fsdp_shard_size}" if config.fsdp_shard_size else ""
     if env.parallel == "fsdp":
         from nanodnt.run.parallel import choose_kept, shard_model
 
-        keep, text = choose_kept(model, config.fsdp_shard_size, env, fixed)
+        keep, text = choose_kept(model, config.fsdp_shard_size, env, fixed_bytes(model, config))
         shard_model(model, config.fsdp_shard_size, env, keep)
         details += f", {text}"
     env.print(f"parallel {env.parallel} ({reason}), {env.world_size} processes{details}")

@@ -27,6 +27,9 @@ from nanodnt.run.hardware import available_bytes, memory_bytes
 from nanodnt.run.parallel import block_matrices, gathered_dtype, keep_unsharded, padded_numel
 from nanodnt.tasks import task_of
 
+# Of what is counted as kept for the backward pass, compiled code keeps at least this share: our choice, below the 0.58
+# of GPT-2 and the 0.55 of DNT that were measured on an H100 (docs/results/speed.md).
+COMPILED = 0.5
 NEXT_PHASE = dict(forward="backward", backward="clip", clip="optimizer")
 
 
@@ -39,7 +42,6 @@ class Strategy(NamedTuple):
     state: int
     extra: dict = {}  # further bytes by phase; the phase "reduction" is the end of FSDP's backward pass
     accumulated: dict = {}  # more than that if an earlier micro batch has left gradients, by phase
-    in_buckets: bool = False  # DDP: `extra` has the last micro batch's gradients; `gradients` are of earlier ones
     note: str = ""  # a line for the reader
 
 
@@ -78,15 +80,15 @@ def make_strategy(parallel: str, model, optimizer, config, gpus: int, limit: flo
     weights, state_size = total_bytes(parameters), total_bytes(state)
     if parallel == "none":
         return Strategy("one GPU", weights + buffers, weights, state_size)
-    if parallel == "ddp":
+    if parallel == "ddp":  # whose buckets hold the gradients
         buckets = dict.fromkeys(("forward", "loss", "backward", "clip", "optimizer"), weights)
         buckets["optimizer"] += message_bytes(optimizer, gpus)
-        return Strategy("DDP", weights + buffers, weights, state_size, buckets, in_buckets=True)
+        return Strategy("DDP", weights + buffers, 0, state_size, buckets)
     n = config.fsdp_shard_size or gpus
     if gpus % n:
         raise ValueError(f"fsdp_shard_size={n} does not divide gpus={gpus}: choose a divisor")
     shard, dtype = shard_bytes(parameters, n), model.runtime.compute_dtype or torch.float32
-    keep, text = keep_unsharded(model, dtype, 3 * weights + state_size, n, limit)
+    keep, text = keep_unsharded(model, dtype, 2 * weights + state_size, n, limit)
     root = weights - total_bytes(block_matrices(model))  # of the root group
     accumulated = dict.fromkeys(("forward", "loss", "backward"), weights if keep else root)
     experts = model.config.n_expert
@@ -234,7 +236,7 @@ class Timeline:
         other = np.append(other, (other[self.before_loss] + self.loss_bytes(micro), 0))
         of_phase = Counter(strategy.extra) + Counter(strategy.accumulated if accumulates else {})
         extra = np.array([of_phase[phase] for phase in self.phases])
-        existing = 1 if accumulates else 0 if strategy.in_buckets else self.gradients
+        existing = 1 if accumulates else self.gradients
         gradients = strategy.gradients * existing + 0 * other
         i = (gradients + extra + other).argmax()
         kept = min(other[self.before_loss], other[i])
@@ -255,28 +257,68 @@ def largest_micro_batch(timeline: Timeline, strategy: Strategy, share: int, limi
     return next((micro for micro in valid if timeline.peak(micro, share, strategy).total <= limit), 1)
 
 
-def count_step(model_config: GPTConfig, config, env, limit: float = math.inf) -> tuple:
-    """(Timeline, Strategy) of a run in `env`, whose GPUs have `limit` bytes."""
+def make_empty(model_config: GPTConfig, config, env) -> tuple:
+    """(model, optimizer) of a run in `env`, on the meta device."""
     model = task_of(model_config).network().empty(model_config)
     prepare_model(model, config, replace(env, device=torch.device("meta")))
-    optimizer = make_optimizer(model, config)
+    return model, make_optimizer(model, config)
+
+
+def count_step(model_config: GPTConfig, config, env, limit: float = math.inf) -> tuple:
+    """(Timeline, Strategy) of a run in `env`, whose GPUs have `limit` bytes."""
+    model, optimizer = make_empty(model_config, config, env)
     strategy = make_strategy(env.parallel, model, optimizer, config, env.world_size, limit)
     return Timeline(model, optimizer, config, config.activation_checkpointing), strategy
 
 
 def choose_micro_batch(model_config: GPTConfig, config, env, share: int) -> tuple:
-    """(micro batch, accumulation steps) on a GPU: the largest divisor of `share`, the rows of one process, that fits;
-    it is printed. All ranks must call this, with `env.parallel` set. The count is that of `--plan`, of the eager step:
-    an upper bound for compiled ones. If not even one row fits, it is 1 all the same."""
+    """(micro batch, accumulation steps) on a GPU: the one that is set, or else the largest divisor of `share`, the rows
+    of one process, that fits; it is printed. All ranks must call this, with `env.parallel` set. The count is that of
+    `--plan`, of the eager step: an upper bound for compiled ones. ValueError, which says what would fit, if this would
+    not, not even compiled, by `least_bytes`; unless must_fit is False."""
     limit = min(env.gather(available_bytes(env.device)))  # the same on all ranks
-    total = min(env.gather(memory_bytes(env.device)))  # by which FSDP chose what to keep
+    total = min(env.gather(memory_bytes(env.device)))  # by which FSDP chooses what to keep
     timeline, held = count_step(model_config, config, env, total)
-    micro = largest_micro_batch(timeline, held, share, limit)
-    peak = timeline.peak(micro, share, held).total
-    why, advice = "the largest that fits", ""
-    if peak > limit:
-        why = "none fits, memory may run out"
-        advice = "; try --activation_checkpointing=True, or --parallel=fsdp on more GPUs"
+    micro = config.micro_batch_size or largest_micro_batch(timeline, held, share, limit)
+    counted = timeline.peak(micro, share, held)
+    peak = counted.total
     memory = f"{peak / 1e9:.1f} GB counted, not compiled, of {limit / 1e9:.1f} GB"
-    env.print(f"micro_batch_size {micro} (auto: {why}; {memory}){advice}")
+    if least_bytes(counted, config) > limit and config.must_fit:
+        fits = what_fits(model_config, config, env, share * env.world_size, limit, total)
+        problem = f"a step does not fit into a GPU with micro_batch_size={micro} ({memory})"
+        raise ValueError(f"{problem}: {fits}; --must_fit=False tries it all the same")
+    if peak > limit:
+        env.print(f"warning: micro_batch_size {micro}: memory may run out ({memory})")
+    elif not config.micro_batch_size:
+        env.print(f"micro_batch_size {micro} (auto: the largest that fits; {memory})")
     return micro, share // micro
+
+
+def least_bytes(peak: Peak, config) -> float:
+    """What is needed at least of what was counted, where the step may be compiled. (Checkpointing keeps no more than it
+    must.)"""
+    exact = config.compile is False or config.activation_checkpointing
+    return peak.total - (0 if exact else (1 - COMPILED) * peak.parts["kept for the backward"])
+
+
+def what_fits(model_config: GPTConfig, config, env, rows: int, limit: float, total: float) -> str:
+    """What makes a step of `rows` rows fit into `limit` bytes a GPU, each of `total`: with the least GPUs, up to 1024
+    times as many, as the settings are and with activation checkpointing."""
+    found, half, worlds = [], env.dtype == torch.float16, [env.world_size * 2**i for i in range(11)]
+    for checkpointing in dict.fromkeys((config.activation_checkpointing, True)):
+        changed = replace(config, activation_checkpointing=checkpointing, fsdp_shard_size=0)
+        model, optimizer = make_empty(model_config, changed, env)
+        timeline = Timeline(model, optimizer, changed, checkpointing)
+        for i, n in enumerate(n for n in worlds if rows % n == 0):
+            kind = "fsdp" if n > 1 and not half else env.parallel  # which has no fp16
+            strategy = make_strategy(kind, model, optimizer, changed, n, total)
+            if least_bytes(timeline.peak(1, rows // n, strategy), changed) <= limit:
+                flags = ["--parallel=fsdp"] * (kind != env.parallel)
+                flags += ["--fsdp_shard_size=0"] * bool(config.fsdp_shard_size)
+                flags += ["--micro_batch_size=1"] * (config.micro_batch_size > 1)
+                flags += ["--activation_checkpointing=True"] * (checkpointing and not config.activation_checkpointing)
+                words = [f"on {n} GPUs"] * (n > env.world_size) + [f"with {' '.join(flags)}"] * bool(flags)
+                found.append(" ".join(words))
+                worlds = worlds[:i]  # checkpointing is worth a word where it needs fewer
+                break
+    return f"it does {', or '.join(found)}" if found else "no number of GPUs does"

@@ -22,7 +22,7 @@ def keep_unsharded(model, dtype: torch.dtype, fixed_bytes: int, shard_size: int,
     """(bool, text): whether FSDP over `shard_size` processes keeps all weights and gradients in a step: if that leaves
     enough of a GPU's `total` bytes. `dtype`: of matrix products; `fixed_bytes`: see `choose_parallel`."""
     n, padded = model.num_params(), padded_numel(model.parameters(), shard_size)
-    shards = (fixed_bytes - 4 * n) * padded // (n * shard_size)
+    shards = fixed_bytes * padded // (n * shard_size)
     held = gathered_dtype(model, dtype).itemsize * padded + 4 * n + shards
     keep = held <= KEPT_SHARE * total
     times = "once a step" if keep else "by blocks in every micro batch"
@@ -102,7 +102,9 @@ def _accumulate(model, blocks: bool):
 
 
 def data_parallel(model, env):
-    """The model wrapped for DDP."""
+    """The model wrapped for DDP, all gradients 0 in its buckets."""
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)  # which DDP moves into its buckets: a first micro batch would make its own
     ids = [env.device.index] if env.device.type == "cuda" else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about broadcast_buffers: all ranks compute the same ones

@@ -1,6 +1,7 @@
 """`python model.py CONFIG --plan`: bytes as counted by hand and by torch's profiler; fits, days and shards by hand."""
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -16,6 +17,7 @@ from nanodnt.plan.memory import (
     Timeline,
     choose_micro_batch,
     fused_attention,
+    least_bytes,
     make_strategy,
     message_bytes,
     shard_bytes,
@@ -26,6 +28,7 @@ from nanodnt.plan.planning import GPUS, NO_BF16, PlanConfig, describe_plan, desc
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS, available_bytes
 from nanodnt.run.parallel import data_parallel
+from nanodnt.settings import TrainConfig
 from nanodnt.tasks import task_of
 from support.depth import spread
 from support.optimizers import filled
@@ -184,8 +187,50 @@ def test_a_gpus_micro_batch_is_the_largest_that_fits(parallel, processes, monkey
         fits = max((micro for micro in valid if peaks[micro] <= memory), default=1)
         assert choose_micro_batch(model.config, config, env, 24) == (fits, 24 // fits)
         (line,) = capsys.readouterr().out.splitlines()
-        assert line.startswith(f"micro_batch_size {fits} (auto: ") and f"{peaks[fits] / 1e9:.1f} GB counted" in line
-        assert ("none fits" in line) == ("--activation_checkpointing=True" in line) == (memory < peaks[1])
+        words = "warning: micro_batch_size 1: memory may run out (" if memory < peaks[1] else f"{fits} (auto: "
+        assert words in line and f"{peaks[fits] / 1e9:.1f} GB counted" in line
+
+
+@pytest.mark.parametrize(
+    "config, share, gpus, words",
+    [
+        (
+            {},
+            0.7,
+            1,
+            "it does on . GPUs with --parallel=fsdp, or with --activation_checkpointing=True; --must",
+        ),
+        (dict(micro_batch_size=8), 1.1, 1, "8 .*: it does with --micro_batch_size=1; --must_fit=False tries it"),
+        (
+            dict(micro_batch_size=1),
+            0.6,
+            2,
+            "it does .*--parallel=fsdp, or .*_checkpointing=True;",
+        ),
+        (dict(micro_batch_size=1), 0.01, 1, "no number of GPUs does"),
+    ],
+)
+def test_what_does_not_fit_is_refused(config, share, gpus, words, monkeypatch, capsys):
+    """`share`: the memory, of what one row needs. Compiled, it may need half of what is kept: so that is tried."""
+    flags = dict(n_layer=8, block_size=256, vocab_size=64)
+    model, optimizer, config = build(flags, config | dict(batch_size=8, compile=False), dtype=torch.bfloat16)
+    kind = "ddp" if gpus > 1 else "none"
+    timeline, rows = Timeline(model, optimizer, config, False), 8 // gpus
+    limit = share * timeline.peak(1, rows, make_strategy(kind, model, optimizer, config, gpus)).total
+    monkeypatch.setattr(Env, "gather", lambda self, value: [value])
+    monkeypatch.setattr("nanodnt.plan.memory.memory_bytes", lambda device: 10**12)
+    monkeypatch.setattr("nanodnt.plan.memory.available_bytes", lambda device: limit)
+    env = Env(0, gpus, torch.device("cuda"), torch.bfloat16, gpus > 1, parallel=kind)
+    with pytest.raises(ValueError, match=words):
+        choose_micro_batch(model.config, config, env, rows)
+    config.micro_batch_size = 1
+    assert choose_micro_batch(model.config, replace(config, must_fit=False), env, rows) == (1, rows)
+    limit = least_bytes(timeline.peak(1, rows, make_strategy(kind, model, optimizer, config, gpus)), TrainConfig())
+    compiled = replace(config, compile="auto")
+    assert choose_micro_batch(model.config, compiled, env, rows) == (1, rows)
+    limit -= 1
+    with pytest.raises(ValueError, match="does not fit"):
+        choose_micro_batch(model.config, compiled, env, rows)
 
 
 def test_a_gpus_memory_is_what_is_free_or_ours(monkeypatch):
@@ -217,7 +262,7 @@ def test_strategies_by_hand():
     model, optimizer, config = build({}, {})
     n, steps = model.num_params(), 4 * len(list(model.parameters()))
     ddp, fsdp = (make_strategy(kind, model, optimizer, config, 4) for kind in ("ddp", "fsdp"))
-    assert ddp[1:4] == (4 * n, 4 * n, 8 * n + steps) and set(ddp.extra.values()) == {4 * n}
+    assert ddp[1:4] == (4 * n, 0, 8 * n + steps) and set(ddp.extra.values()) == {4 * n}
     d = 64
     block = 12 * d * d  # its matrices
     root = 512 * d + 64 * d + 5 * d  # embeddings, norms
@@ -227,7 +272,7 @@ def test_strategies_by_hand():
     assert fsdp.extra == kept | dict(reduction=4 * 3 * root)
     assert fsdp.accumulated == dict.fromkeys(("forward", "loss", "backward"), 4 * n)
     alone = make_strategy("none", model, optimizer, config, 1)
-    assert alone[1:] == (4 * n, 4 * n, 8 * n + steps, {}, {}, False, "")
+    assert alone[1:] == (4 * n, 4 * n, 8 * n + steps, {}, {}, "")
     timeline = Timeline(model, optimizer, config, False)
     many, few = (timeline.peak(2, rows, alone).parts["everything else then"] for rows in (480, 4))
     assert many - few == 476 * 64 * 16  # a batch: 8 bytes an input, 8 a target
@@ -294,7 +339,7 @@ def alone():
 # The peak is at the end of the backward pass (context 8), or in the loss (64).
 @pytest.mark.parametrize("case", spread(list(product((8, 64), (1, 2))), [(8, 2), (64, 1)]), ids=str)
 def test_ddp_takes_what_was_predicted(case, alone):
-    """Real DDP: buckets as large as all gradients, and besides them the gradients of earlier micro batches."""
+    """Real DDP: buckets as large as all gradients, which hold those of earlier micro batches too."""
     context, accumulation = case
     flags = DNT | dict(block_size=context, n_layer=3)
     model, optimizer, config = build(flags, {})
