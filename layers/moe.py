@@ -13,14 +13,17 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from layers.linear import Linear, linear
-from layers.ops import forbid_second_derivative, store_once, upcast
+from layers.ops import forbid_second_derivative, namespace_of, store_once, upcast
+
+NAMESPACE = namespace_of(__file__)
+OPERATORS = getattr(torch.ops, NAMESPACE)
 
 
 def grouped(x, weight, bias, routes):
     """Rows of x times the matrix of their expert: x (N·k, n_in), weight (E, n_out, n_in), bias (E, n_out) or None →
     (N·k, n_out). The rows of expert e end at `routes.ends[e]`."""
     if not has_grouped_product(x, weight):
-        return torch.ops.nanodnt.grouped(x, weight, routes.ends, bias)
+        return OPERATORS.grouped(x, weight, routes.ends, bias)
     y = Grouped.apply(x, store_once(weight), routes.ends)
     if bias is None:
         return y
@@ -62,9 +65,9 @@ def split(ends, *tensors):
 
 
 # Operators, so that compiled code stays one graph. A copy of this file, from an exported folder, uses what is there.
-if not hasattr(torch.ops.nanodnt, "grouped"):
+if not hasattr(OPERATORS, "grouped"):
 
-    @torch.library.custom_op("nanodnt::grouped", mutates_args=())
+    @torch.library.custom_op(f"{NAMESPACE}::grouped", mutates_args=())
     def _grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`grouped`, expert by expert."""
         y = x.new_empty(len(x), weight.shape[1])
@@ -75,7 +78,7 @@ if not hasattr(torch.ops.nanodnt, "grouped"):
                 torch.addmm(bias[e], rows, weight[e].T, out=out)
         return y
 
-    @torch.library.custom_op("nanodnt::grouped_outer", mutates_args=())
+    @torch.library.custom_op(f"{NAMESPACE}::grouped_outer", mutates_args=())
     def _grouped_outer(dy: torch.Tensor, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         """Gradient of the weight: dy (N·k, n_out), x (N·k, n_in) → (E, n_out, n_in)."""
         d_weight = x.new_empty(len(ends), dy.shape[1], x.shape[1])
@@ -83,13 +86,13 @@ if not hasattr(torch.ops.nanodnt, "grouped"):
             torch.mm(d_out.T, rows, out=d_weight[e])
         return d_weight
 
-    @torch.library.custom_op("nanodnt::grouped_sum", mutates_args=())
+    @torch.library.custom_op(f"{NAMESPACE}::grouped_sum", mutates_args=())
     def _grouped_sum(dy: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         """Gradient of the bias: dy (N·k, n_out) → (E, n_out)."""
         return torch.stack([rows.sum(0) for (rows,) in split(ends, dy)])
 
     def _grouped_backward(ctx, dy):
-        (x, weight, ends), dy, ops = ctx.saved_tensors, dy.contiguous(), torch.ops.nanodnt
+        (x, weight, ends), dy, ops = ctx.saved_tensors, dy.contiguous(), OPERATORS
         d_bias = ops.grouped_sum(dy, ends) if ctx.needs_input_grad[3] else None
         return ops.grouped(dy, weight.mT, ends, None), ops.grouped_outer(dy, x, ends), None, d_bias
 

@@ -2,6 +2,8 @@
 
 import math
 import sys
+import zlib
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -24,17 +26,27 @@ def forbid_second_derivative() -> None:
         raise RuntimeError("the network has no second derivatives: its backward passes are written by hand")
 
 
+def namespace_of(file: str) -> str:
+    """The namespace of a file's operators, named after its content: cached compiled code is found by the names of its
+    operators, which say nothing about what these do."""
+    return f"nanodnt_{zlib.crc32(Path(file).read_bytes()):08x}"
+
+
+NAMESPACE = namespace_of(__file__)
+OPERATORS = getattr(torch.ops, NAMESPACE)
+
+
 def store_once(x):
     """Returns x. When compiled, writes it to memory once.
 
     Inductor would rather compute a sum, or a cosine, again in each kernel that reads it: a residual stream from up to
     seven branch outputs, the rotary angles in every layer."""
-    return torch.ops.nanodnt.store_once(x) if torch.compiler.is_compiling() else x
+    return OPERATORS.store_once(x) if torch.compiler.is_compiling() else x
 
 
-if not hasattr(torch.ops.nanodnt, "store_once"):  # a copy of this file, from an exported folder, uses what is there
+if not hasattr(OPERATORS, "store_once"):  # a copy of this file, from an exported folder, uses what is there
 
-    @torch.library.custom_op("nanodnt::store_once", mutates_args=())
+    @torch.library.custom_op(f"{NAMESPACE}::store_once", mutates_args=())
     def _operator(x: torch.Tensor) -> torch.Tensor:
         return x.clone()  # only for compilers other than inductor
 

@@ -254,6 +254,7 @@ DNT = [
         protocol=MUON,
         note="A lower last loss is our reading, and so are 0.02 nats [I]. Decay, floor and the place of embeddings are "
         "[U].",
+        plain={"holds": "Muon helps DNT, and Pre-LN even more; under Muon DNT still leads"},
     ),
     Claim(
         "dnt-muon-rise",
@@ -580,7 +581,7 @@ DYT_CLAIMS = [
         published="no number; App. A [435]: without it “training struggles to progress”",
         protocol=DYT,
         note="0.05 nats is our choice [I]. Data, batch and schedule of the paper are Pile, 4M tokens [437] and its "
-        "code's.",
+        "code's. Rate and α₀ are those found with the scalar: without it others may be better.",
     ),
     Claim(
         "dyt-rmsnorm",

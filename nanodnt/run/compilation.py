@@ -3,9 +3,13 @@
 import time
 
 import torch
+import torch._functorch.config
 
 from layers.sharding import local_shard
 from nanodnt.files import reason_of
+
+# then torch keeps compiled code of networks that have functions like `Normalise`: their bodies are part of its key
+torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
 
 WRONG = 0.5  # relative error of a role's gradient beyond which it is no rounding: our choice
 DEEP = 36  # from so many blocks, auto compiles them one by one: a graph grows with their number; our choice

@@ -1,12 +1,14 @@
 """torch.compile: one graph without a break, the same loss and gradients as without it."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from layers.ops import gelu, tanh
+from layers import ops
+from layers.ops import gelu, namespace_of, tanh
 from model import GPT, GPTConfig
 from nanodnt.bench import vary
 from nanodnt.optim import fill_defaults, make_optimizer
@@ -127,3 +129,21 @@ def test_blocks_of_one_kind_share_a_graph(name, monkeypatch):
         model(*batch())[1].backward()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == KINDS.get(name, 1) + 1  # and the loss
     torch._dynamo.reset()
+
+
+@pytest.mark.deep
+def test_compiled_code_is_found_again(tmp_path, monkeypatch):
+    """By the next start, forward and backward; an operator that does something else has another name."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    found, counters = {}, torch._dynamo.utils.counters
+    for start in ("first", "second"):
+        torch._dynamo.reset()
+        counters.clear()
+        model = build(S4, n_layer=1).train()
+        torch.compile(model, dynamic=False)(*batch())[1].backward()
+        found[start] = {key: counters["aot_autograd"][f"autograd_cache_{key}"] for key in ("miss", "hit")}
+    assert found == dict(first=dict(miss=1, hit=0), second=dict(miss=0, hit=1))
+    (tmp_path / "ops.py").write_bytes(Path(ops.__file__).read_bytes())
+    assert namespace_of(tmp_path / "ops.py") == ops.NAMESPACE
+    (tmp_path / "ops.py").write_text("another operator")
+    assert namespace_of(tmp_path / "ops.py") != ops.NAMESPACE

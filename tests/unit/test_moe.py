@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from layers import moe
-from layers.moe import Router, Routes
+from layers.moe import OPERATORS, Router, Routes
 from layers.rules import MOST
 from layers.runtime import Runtime
 from model import GPT, GPTConfig
@@ -248,11 +248,11 @@ def test_the_operators_are_sound():
     """Fake tensors, schema and gradients, as torch checks operators."""
     x, w = torch.randn(12, 8, requires_grad=True), torch.randn(3, 16, 8, requires_grad=True)
     ends = torch.tensor([4, 4, 12], dtype=torch.int32)
-    torch.library.opcheck(torch.ops.nanodnt.grouped.default, (x, w, ends, torch.randn(3, 16, requires_grad=True)))
-    torch.library.opcheck(torch.ops.nanodnt.grouped.default, (x, w.detach().mT.contiguous().mT, ends, None))
+    torch.library.opcheck(OPERATORS.grouped.default, (x, w, ends, torch.randn(3, 16, requires_grad=True)))
+    torch.library.opcheck(OPERATORS.grouped.default, (x, w.detach().mT.contiguous().mT, ends, None))
     x, dy = x.detach(), torch.randn(12, 16)
-    torch.library.opcheck(torch.ops.nanodnt.grouped_outer.default, (dy, x, ends))
-    torch.library.opcheck(torch.ops.nanodnt.grouped_sum.default, (dy, ends))
+    torch.library.opcheck(OPERATORS.grouped_outer.default, (dy, x, ends))
+    torch.library.opcheck(OPERATORS.grouped_sum.default, (dy, ends))
 
 
 @pytest.mark.parametrize("cast", (False, True), ids=("computing in bf16", "cast to bf16"))
