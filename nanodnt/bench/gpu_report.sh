@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Checks and measures a GPU in 25 minutes: `make test-gpu`, then one command of bench.py after the other, each of which
-# anyone can repeat. Its output goes to FOLDER/NAME.txt, its figures to FOLDER/NAME.json. What fails does not stop the
+# Checks and measures a GPU in 25 minutes: `make test-gpu`; the same run alone, under DDP and under FSDP over NCCL, each
+# of one process, whose losses train.txt shows; then one command of bench.py after the other. All of them anyone can
+# repeat. Its output goes to FOLDER/NAME.txt, its figures to FOLDER/NAME.json. What fails does not stop the
 # others; the last line names it, and the exit code is 1. Nothing begins after 23 minutes.
 #
 # make gpu-report                      # into out/gpu
@@ -29,7 +30,17 @@ run() {  # run NAME ARGUMENTS: bench.py with these arguments
 }
 
 echo "$(date +%T) tests"
-"$python" -m pytest -m gpu > "$folder/tests.txt" 2>&1 || failed=" tests"
+"$python" -m pytest -m gpu -n 8 > "$folder/tests.txt" 2>&1 || failed=" tests"
+
+echo "$(date +%T) train"
+"$python" data/pystdlib/prepare.py > "$folder/train.txt" 2>&1
+for parallel in none ddp fsdp; do
+    launch=(-m torch.distributed.run --standalone --nproc_per_node=1)
+    [[ $parallel = none ]] && launch=()
+    echo "$parallel" >> "$folder/train.txt"
+    timeout 300 "$python" "${launch[@]}" train.py config/quickstart.py --parallel=$parallel --max_iters=400 --seed=1 \
+        --out_dir="$folder/train_$parallel" --init_from=auto >> "$folder/train.txt" 2>&1 || failed+=" train_$parallel"
+done
 
 small=config/gpt2_small.py dnt=config/dnt_small.py one="--batch_size=32 --micro_batch_size=32 --steps=5"
 experts="--n_expert=8 --n_ff=1536 --mlp=swiglu" # a token meets as many parameters as in gelu's n_ff = 4608

@@ -118,14 +118,16 @@ def test_loss_and_gradients_are_those_of_float64(device, name):
         assert_close(loss_and_gradients(model, model, batch), wanted, setting, dtype)
 
 
-COMPILED = [(name, dtype, False) for name in MODELS for dtype in ALLOWED]  # model, dtype, documents kept apart
-COMPILED += [(name, torch.bfloat16, True) for name in MODELS if "images" not in name]
-TRACED = ("DNT (S5)", torch.bfloat16, True)
+COMPILED = [(name, dtype, {}) for name in MODELS for dtype in ALLOWED]  # model, dtype, settings
+COMPILED += [(name, torch.bfloat16, dict(doc_mask=True)) for name in MODELS if "images" not in name]
+COMPILED += [(name, torch.bfloat16, dict(compile="blocks")) for name in MODELS]
+TRACED = ("DNT (S5)", torch.bfloat16, dict(doc_mask=True))
 
 
-@pytest.mark.parametrize("device, name, dtype, doc_mask", on_devices(COMPILED, deep=[TRACED]))
-def test_compiled_code_does_what_eager_code_does(device, name, dtype, doc_mask):
-    setting = make_setting(device, name, dtype, compile=True, doc_mask=doc_mask, n_layer=2)
+@pytest.mark.parametrize("device, name, dtype, changes", on_devices(COMPILED, deep=[TRACED]))
+def test_compiled_code_does_what_eager_code_does(device, name, dtype, changes):
+    """As one graph, and with documents kept apart; each block and the loss by themselves, as DDP and FSDP need them."""
+    setting = make_setting(device, name, dtype, **dict(compile=True, n_layer=2) | changes)
     batch = setting.first_micro_batch()
     model = prepare_model(setting.new_model(), setting.config, setting.env)
     wanted = loss_and_gradients(model, model, batch)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import bench
-from configurator import read_file
+from configurator import configure, read_file
 from model import GPT, GPTConfig
 from nanodnt import optim
 from nanodnt.bench import compare, measure, settings, variants, vary
@@ -494,8 +494,8 @@ REPORT = ROOT / "nanodnt" / "bench" / "gpu_report.sh"
 
 
 def test_a_report_goes_on_after_what_fails_and_says_so(tmp_path):
-    """With a Python that only notes its arguments. bench.py must not refuse them first on a rented GPU: flags, files,
-    batches."""
+    """With a Python that only notes its arguments. bench.py and train.py must not refuse them first on a rented GPU:
+    flags, files, batches."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\ncase "$*" in *dnt_large*) exit 3;; esac\n')
     python.chmod(0o755)
@@ -503,7 +503,11 @@ def test_a_report_goes_on_after_what_fails_and_says_so(tmp_path):
     done = subprocess.run([REPORT, tmp_path / "new"], env=env, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout.endswith("failed: 774m_dnt\n")
     _, tests, *commands = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
-    assert tests == ["-m", "pytest", "-m", "gpu"] and len(commands) == 14
+    assert tests[:4] == ["-m", "pytest", "-m", "gpu"] and commands.pop(0) == ["data/pystdlib/prepare.py"]
+    trained, commands = commands[:3], commands[3:]
+    assert len(commands) == 14 and ["train.py" in words for words in trained] == [True] * 3
+    for words in trained:
+        configure(GPTConfig, TrainConfig, argv=words[words.index("train.py") + 1 :])
     for script, *argv in commands:
         for model_config, config, bench_config in bench.read_variants(argv).values():
             assert script == "bench.py" and bench.choose_mode(bench_config)
