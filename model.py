@@ -387,9 +387,12 @@ class Transformer(Network):
         ends_in_norm = "post" in c.slots_with_norm(L, "mlp")  # Post-LN: then no other, our choice; LNS's code has one
         self.final_norm = Slot() if ends_in_norm else norm_slot(c, "gain_in", fold=False)  # in DNT too: our choice
 
+    def enter(self, x):
+        """The residual stream before the first block; x (B, T, C): the embedding sum."""
+        return rounded(self.dropout(self.input_norm(self.embed_scale(x))), self.runtime.stream_dtype)
+
     def through_blocks(self, x, rope=None, cache=None, mask=None):
-        """The residual stream after the last block, before the final norm; x (B, T, C): the embedding sum."""
-        x = rounded(self.dropout(self.input_norm(self.embed_scale(x))), self.runtime.stream_dtype)
+        """The residual stream after the last block, before the final norm; x (B, T, C): before the first."""
         for i, block in enumerate(self.blocks):
             x = block.attn.stored(x)
             if self.runtime.checkpointing and cache is None and torch.is_grad_enabled():
@@ -422,23 +425,30 @@ class GPT(Transformer):
         """
         if targets is None:
             return self.logits(self.stream(idx, positions, cache)), None
-        rows, table = (None, None) if self.head else Lookup.apply(self.wte.weight, idx)
-        return None, self.loss(self.stream(idx, positions, cache, rows), targets, table)
+        x, table = self.stream_and_table(idx, positions, cache, gives_table=self.head is None)
+        return None, self.loss(x, targets, table)
 
-    def stream(self, idx, positions=None, cache=None, rows=None):
-        """The residual stream after the last block, before the final norm: idx (B, T) → (B, T, C). `rows`: the tokens'
-        embeddings (B, T, C), if they are looked up already."""
+    def stream(self, idx, positions=None, cache=None):
+        """The residual stream after the last block, before the final norm: idx (B, T) → (B, T, C)."""
+        return self.stream_and_table(idx, positions, cache)[0]
+
+    def stream_and_table(self, idx, positions=None, cache=None, gives_table=False):
+        """(`stream`, the table that `embed` gives)."""
         T, start = idx.shape[1], cache[0].length if cache else 0
         if not torch.is_tensor(start) and start + T > self.config.block_size:  # a tensor: see StaticKVCache
             raise ValueError(f"a sequence of {start + T} tokens does not fit block_size={self.config.block_size}")
         places = start + torch.arange(T, device=idx.device)
         mask, positions = self.mask(places, positions, cache), places if positions is None else positions
-        x = self.wte(idx) if rows is None else rows
-        if self.wpe is not None:
-            x = x + self.wpe(positions)
+        x, table = self.embed(idx, positions, gives_table)
         c = self.config
         rope = rotary(positions, c.head_dim, c.rope_theta) if c.pos == "rope" else None
-        return self.through_blocks(x, rope, cache, mask)
+        return self.through_blocks(x, rope, cache, mask), table
+
+    def embed(self, idx, positions, gives_table=False):
+        """(the stream before the first block, the table of a `Lookup` for the head, or None): idx (B, T), positions
+        (T,) or (B, T)."""
+        x, table = Lookup.apply(self.wte.weight, idx) if gives_table else (self.wte(idx), None)
+        return self.enter(x if self.wpe is None else x + self.wpe(positions)), table
 
     def mask(self, places, positions, cache):
         """The mask for `attend`, or None where it needs none: places (T,) in the row or cache, positions (B, T)."""

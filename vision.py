@@ -47,10 +47,14 @@ class ViT(Transformer):
 
     def stream(self, images):
         """The residual stream after the last block, before the final norm: (B, channels, S, S) → (B, T, C)."""
+        return self.through_blocks(self.embed(images))
+
+    def embed(self, images):
+        """The stream before the first block."""
         x = upcast(self.patch(patches(images, self.config.patch_size)))
         if self.cls is not None:
             x = torch.cat((self.cls.weight.expand(len(x), 1, -1), x), 1)
-        return self.through_blocks(x + self.wpe.weight)
+        return self.enter(x + self.wpe.weight)
 
     def logits(self, x):
         """x (B, T, C), the stream after the last block → (B, n_class), fp32."""

@@ -27,12 +27,16 @@ def choose_blocks(setting, n_layer: int, env) -> tuple:
 
 
 def compile_parts(model):
-    """Compile each block and the loss, in place; returns the model. The code between them stays eager. Blocks of a kind
-    share a graph. The methods inside the modules' hooks are replaced, so all parameter names stay as they are."""
-    for block in model.blocks:
-        block.forward = torch.compile(block.forward, dynamic=False)
-    model.loss = torch.compile(model.loss, dynamic=False)
+    """Compile the embedding, each block and the loss, in place; returns the model. Blocks of a kind share a graph. The
+    methods inside the modules' hooks are replaced, so all parameter names stay as they are."""
+    for module, name in parts(model):
+        setattr(module, name, torch.compile(getattr(module, name), dynamic=False))
     return model
+
+
+def parts(model) -> list:
+    """(module, name of the method) of each part that `compile_parts` compiles."""
+    return [(model, "embed"), *((block, "forward") for block in model.blocks), (model, "loss")]
 
 
 def can_use_flex(model_config, config, env) -> bool:
@@ -83,7 +87,7 @@ def compile_model(model, config, example: tuple, env):
     t0, failed = time.time(), False
     model.runtime.flex_attention = can_use_flex(model.config, config, env)
     blocks, why = choose_blocks(config.compile, len(model.blocks), env)
-    env.print(f"compiling {'each block and the loss by themselves' if blocks else 'the model as one graph'} ({why})")
+    env.print(f"compiling {'embedding, blocks and loss by themselves' if blocks else 'the model as one graph'} ({why})")
     try:
         compiled = compile_parts(model) if blocks else torch.compile(model, dynamic=False)
         model.eval()
@@ -106,7 +110,7 @@ def compile_model(model, config, example: tuple, env):
     finally:
         model.train().zero_grad(set_to_none=True)
     if env.any_rank(failed):
-        for module, name in [*((block, "forward") for block in model.blocks), (model, "loss")]:  # undo compile_parts
+        for module, name in parts(model):  # undo compile_parts
             vars(module).pop(name, None)
         model.runtime.flex_attention = False  # eager, it would keep all attention weights
         return model

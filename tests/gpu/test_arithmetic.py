@@ -126,7 +126,7 @@ TRACED = ("DNT (S5)", torch.bfloat16, dict(doc_mask=True))
 
 @pytest.mark.parametrize("device, name, dtype, changes", on_devices(COMPILED, deep=[TRACED]))
 def test_compiled_code_does_what_eager_code_does(device, name, dtype, changes):
-    """As one graph, and with documents kept apart; each block and the loss by themselves, as DDP and FSDP need them."""
+    """As one graph, with documents kept apart too; embedding, blocks and loss by themselves, as DDP needs them."""
     setting = make_setting(device, name, dtype, **dict(compile=True, n_layer=2) | changes)
     batch = setting.first_micro_batch()
     model = prepare_model(setting.new_model(), setting.config, setting.env)

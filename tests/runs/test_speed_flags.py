@@ -121,7 +121,7 @@ def test_compile_auto_falls_back(early, deep, short, dataset, tmp_path, monkeypa
     monkeypatch.setattr("nanodnt.start.choose_compile", lambda *_: (True, "auto"))
     assert run(out_dir=tmp_path, dataset=dataset, compile="auto", max_iters=30) == 0
     out = capsys.readouterr().out
-    assert ("compiling each block and the loss by themselves (auto: 2 layers)" in out) == (deep == 1)
+    assert ("compiling embedding, blocks and loss by themselves (auto: 2 layers)" in out) == (deep == 1)
     warnings = [line for line in out.splitlines() if "warning" in line]
     assert len(warnings) == 1 and "no compiler here" in warnings[0] and "eagerly" in warnings[0]
     assert_same_run(tmp_path, short)

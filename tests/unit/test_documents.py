@@ -130,7 +130,7 @@ def test_compiled_by_blocks(backend, checkpointing, monkeypatch):
     for rows in (ROWS, OTHER_ROWS, ((T,),) * 3):
         batch = batch_of(rows, seed=len(rows[0]))
         assert_same_gradients(gradients(model, *batch), by_documents(plain, *batch)[1:], tolerance)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
@@ -304,7 +304,7 @@ def test_flex_attention_is_traced_once(by_blocks, monkeypatch):
         for seed in (1, 2, 3):
             idx, positions = tokens(5, 200, seed=seed), random_positions(200, BEGINS, seed)
             assert error(call(idx, positions=positions)[0], plain(idx, positions=positions)[0]) < 1e-12
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1 + by_blocks
 
 
 @pytest.mark.gpu
