@@ -367,7 +367,9 @@ def test_days_by_hand():
     assert "1,000 steps of 8 × 64 = 512 tokens" in work and f"{512_000 / 1e9:.4g}e9 tokens" in work
     assert time.startswith(f"{1000 * seconds / 86400:.3g} days, {seconds:.3g} s a step, {1e12 / flops:,.0f} tokens/s")
     active = 6 * (2 * (4 + 2 * 8) * d * d + 2 * 8 * d + 512 * d) + 12 * 2 * d * 64  # 2 of 8 experts, and the routers
-    work, _, note = describe_time(build(dict(n_expert=8), {})[0], config, PlanConfig(), torch.bfloat16)
+    experts = build(dict(n_expert=8), {})[0]
+    assert "a loop, in which the host" in describe_time(experts, config, PlanConfig(gpu="a800"), torch.bfloat16)[-1]
+    work, _, note = describe_time(experts, config, PlanConfig(), torch.bfloat16)
     assert work.endswith(f", {512_000 * active:.3g} FLOPs") and note.endswith("set --mfu lower")
     config.peak_flops = 0.0
     assert "4 × 989 TFLOP/s" in describe_time(model, config, PlanConfig(gpus=4), torch.bfloat16)[1]
