@@ -23,15 +23,6 @@ GPUS |= {"mi300x": (188, "MI300X"), "mi325x": (252, "MI325X"), "5090": (31, "RTX
 GPUS |= {"4090": (24, "RTX 4090"), "3090": (24, "RTX 3090"), "v100": (32, "V100"), "t4": (15, "T4")}
 NO_BF16 = ("v100", "t4")  # here dtype=auto is fp16
 GROUPED = ("h100", "h200", "h800", "h20", "gh200", "b200", "gb200", "b300")  # torch multiplies all experts in one go
-    "h100",
-    "h200",
-    "h800",
-    "h20",
-    "gh200",
-    "b200",
-    "gb200",
-    "b300",
-)  # torch multiplies all experts in one kernel
 CHECKPOINTS = 4  # on disk at a time: last, prev, best, and the next one while it is written
 
 
