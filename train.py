@@ -25,8 +25,9 @@ from nanodnt.run.directory import RunDirectory
 from nanodnt.run.environment import Env, Stop, environment
 from nanodnt.run.errors import end_with, reports_errors
 from nanodnt.run.metrics import Meter, draw_loss, finite, progress_line, validation_line
+from nanodnt.run.shards import use_shards
 from nanodnt.settings import TrainConfig
-from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, restore, set_parallel
+from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, fixed_bytes, restore, set_parallel
 from nanodnt.tasks import Task, open_data, task_of_data
 
 
@@ -129,8 +130,9 @@ def open_records(run: Run, seen: dict) -> None:
         from nanodnt.run.tracking import Tracker
 
         run.tracker = Tracker(run.model, run.optimizer, run.data, config, env)
-    run.saver = Saver(Path(config.out_dir))
-    env.closing.append(run.saver.pool.shutdown)  # which waits for the last write
+    sharded = use_shards(config.checkpoint_format, env, fixed_bytes(run.model, config) - 4 * run.model.num_params())
+    run.saver = Saver(Path(config.out_dir), env, sharded)
+    env.closing.append(run.saver.close)  # which waits for the last write
     if env.is_main:
         run.directory = RunDirectory(Path(config.out_dir))
         # the rows of metrics.jsonl to keep; a pending one and that of a roll-back are still to be written
@@ -192,13 +194,12 @@ def evaluate_step(run: Run, metrics_row: dict) -> bool:
 def save(run: Run, is_best: bool) -> None:
     """Copy everything to the host; a thread writes it while training goes on. All ranks must call it."""
     state = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
-    tensors = run.saver.copy(state, keep=run.env.is_main)
+    tensors = run.saver.copy(state)
     run.saved_step, run.rollback_row = run.state.step, None
     run.state.skipped = int(run.meter.counts[0])
-    if run.env.is_main:
-        configs = {"model_config": asdict(run.model.config), "train_config": asdict(run.config)}
-        rest = {"scaler": run.scaler.state_dict(), "meta": run.dataset_meta, **configs}
-        run.saver.save(tensors | rest | asdict(run.state), is_best, keep=run.is_due(run.config.keep_every))
+    configs = {"model_config": asdict(run.model.config), "train_config": asdict(run.config)}
+    rest = {"scaler": run.scaler.state_dict(), "meta": run.dataset_meta, **configs, **asdict(run.state)}
+    run.saver.save(tensors, rest, is_best, keep=run.is_due(run.config.keep_every))
 
 
 def train(run: Run) -> int:

@@ -100,6 +100,8 @@ class TrainConfig:
     track_interval: int = 100  # steps between rows that also log stream, logits, gradients, updates, gains; 0 = off
     save_interval: int = 0  # steps between further checkpoints; 0 = only after evaluations
     keep_every: int = 0  # steps between checkpoints that are kept for good, as step_N.pt; 0 = none
+    checkpoint_format: Literal["auto", "file", "sharded"] = "auto"  # sharded: under FSDP every process writes its own
+    #   part, and last.pt says where; auto: that from 10 GB on, else one file
     max_skipped: int = 10  # end the run after this many steps in a row whose gradient is not finite (each is skipped)
     loss_spike: float = 0.0  # go back to last.pt and skip the batches since, when a logged loss is this many nats
     #   above the median of the 20 before it; 0 = never

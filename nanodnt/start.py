@@ -25,7 +25,7 @@ def find_start(config, model_config: GPTConfig, meta: dict, env, read_pretrained
     checkpoints would be overwritten, or where weights, vocabulary and dataset do not fit each other."""
     out_dir = Path(config.out_dir)
     resumes, source = read_init_from(config.init_from)
-    checkpoint = load_latest(out_dir, env.print) if resumes else None
+    checkpoint = load_latest(out_dir, env.print, env) if resumes else None
     if checkpoint is None:
         check_out_dir(config, out_dir)
     fresh = checkpoint is None and source == "scratch"

@@ -66,7 +66,7 @@ def load_trained(out_dir: str, checkpoint: str) -> Trained:
     if not path.exists():
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.pt"))) or "none"
         raise ValueError(f"there is no checkpoint {path}; in {path.parent}: {there} (choose with --checkpoint)")
-    found = load_checkpoint(path)
+    found = load_checkpoint(path, parts=("model",))
     if (reads := task_of(found["model_config"]).reads) != "text":
         raise ValueError(f"{path} is a model of {reads}, which neither reads nor writes text: choose one of text")
     model = model_from_checkpoint(found).eval()

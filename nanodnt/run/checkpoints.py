@@ -4,6 +4,8 @@ import json
 import math
 import os
 import re
+import secrets
+import threading
 import warnings
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ from torch.amp import GradScaler
 
 from layers.sharding import full_tensor
 from nanodnt.files import link_file, replace_file, write_file
+from nanodnt.run import shards
 from nanodnt.tasks import task_of_data
 
 CHECKPOINT_FORMAT = "nanoDNT checkpoint 1"
@@ -61,7 +64,14 @@ def is_number(value) -> bool:
 
 KINDS = dict.fromkeys(("model", "optimizer", "scaler", "meta", "model_config", "train_config"), dict)
 KINDS |= dict(names=list, **RunState.__annotations__)
-OLDER = {"names": [], "recent": [], "shift": 0, "rollbacks": 0}  # what checkpoints of earlier versions lack
+KINDS |= dict(shards=dict)  # {}, or where its tensors are: see shards.py
+OLDER = {
+    "names": [],
+    "recent": [],
+    "shift": 0,
+    "rollbacks": 0,
+    "shards": {},
+}  # what checkpoints of earlier versions lack
 
 
 def save_checkpoint(out_dir: Path, checkpoint: dict, best: bool, keep: bool = False) -> None:
@@ -72,7 +82,7 @@ def save_checkpoint(out_dir: Path, checkpoint: dict, best: bool, keep: bool = Fa
     for i, state in checkpoint["optimizer"]["state"].items():
         tensors |= {f"optimizer state {i}.{name}": t for name, t in state.items()}
     for name, t in tensors.items():
-        if torch.is_tensor(t) and not t.isfinite().all():
+        if torch.is_tensor(t) and not t.is_meta and not t.isfinite().all():
             raise ValueError(f"{name} is not finite at step {checkpoint['step']}: not saved; earlier files are intact")
     names = ["best.pt"] * best + [f"step_{checkpoint['step']}.pt"] * keep
     checkpoint = {"format": CHECKPOINT_FORMAT, "names": names, **checkpoint}
@@ -91,47 +101,83 @@ def name_checkpoint(out_dir: Path, names: list) -> None:
 
 
 class Saver:
-    """Writes checkpoints in a thread, one at a time. Its error is raised by the next `copy`, `save` or `finish`."""
+    """Writes checkpoints in a thread, one at a time: rank 0, or, `sharded`, each rank its shards. An error of a write
+    is raised by the next `copy`, `save` or `finish`. All ranks of `env` must call these alike."""
 
-    def __init__(self, out_dir: Path):
-        self.out_dir, self.pool, self.writing = out_dir, ThreadPoolExecutor(1), None
+    def __init__(self, out_dir: Path, env=None, sharded: bool = False):
+        self.out_dir, self.env, self.is_main, self.sharded = out_dir, env, env is None or env.is_main, sharded
+        self.pool, self.writing, self.abandoned = ThreadPoolExecutor(1), None, threading.Event()
         self.memory = {}  # of the copy of each tensor, by its path
+        self.name = env.gather(secrets.token_hex(4))[0] if sharded else ""  # of the shards, with the step
 
-    def copy(self, value, keep: bool = True):
-        """A copy of nested dicts and lists with full tensors on the CPU, good until the next; None in their place on
-        ranks that need not `keep` it. Sharded tensors are gathered, so all ranks must call this."""
+    def copy(self, value):
+        """A copy of nested dicts and lists for `save`, good until the next: with full tensors on the CPU, and None in
+        their place but on rank 0. Sharded, nothing is gathered, and each rank copies what it holds."""
         self.finish()  # who reads the memory of the last copy
-        copied = self._copy(value, keep, ())
+        copied = shards.split(value, self._copy_tensor) if self.sharded else self._copy(value, ())
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return copied
 
-    def _copy(self, value, keep: bool, path: tuple):
+    def _copy(self, value, path: tuple):
         if isinstance(value, dict):
-            return {key: self._copy(part, keep, (*path, key)) for key, part in value.items()}
+            return {key: self._copy(part, (*path, key)) for key, part in value.items()}
         if isinstance(value, (list, tuple)):
-            return type(value)(self._copy(part, keep, (*path, i)) for i, part in enumerate(value))
+            return type(value)(self._copy(part, (*path, i)) for i, part in enumerate(value))
         if not torch.is_tensor(value):
             return value
-        value, memory = full_tensor(value.detach()), self.memory.get(path)
-        if not keep:
-            return None
+        value = full_tensor(value.detach())
+        return self._copy_tensor(value, path) if self.is_main else None
+
+    def _copy_tensor(self, value, path):
+        memory = self.memory.get(path)
         if memory is None or (memory.shape, memory.dtype) != (value.shape, value.dtype):
             # pinned for a GPU: its copies to fresh memory that is not are many times slower
             memory = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=value.is_cuda)
             self.memory[path] = memory
         return memory.copy_(value, non_blocking=True)
 
-    def save(self, checkpoint: dict, best: bool, keep: bool) -> None:
-        """Begin `save_checkpoint`. Nobody may change `checkpoint` after this."""
+    def save(self, copied, rest: dict, best: bool, keep: bool) -> None:
+        """Begin `save_checkpoint` of what `copy` returned and the `rest`, which nobody may change after this."""
         self.finish()
-        self.writing = self.pool.submit(save_checkpoint, self.out_dir, checkpoint, best, keep)
+        if self.sharded:
+            tensors, mine, whole, count = copied
+            name = f"{self.name}-{rest['step']}"
+            checkpoint = tensors | rest | {"shards": dict(name=name, count=count, whole=whole)}
+            self.writing = self.pool.submit(self._write_shards, checkpoint, mine, best, keep)
+        elif self.is_main:
+            self.writing = self.pool.submit(self._write, copied | rest, best, keep)
+
+    def _write(self, checkpoint: dict, best: bool, keep: bool) -> None:
+        save_checkpoint(self.out_dir, checkpoint, best, keep)
+        if (self.out_dir / shards.FOLDER).exists():
+            with suppress(ValueError):  # a damaged checkpoint: what it needs is not known
+                shards.remove_unused(self.out_dir, names_of_shards(self.out_dir))
+
+    def _write_shards(self, checkpoint: dict, mine: dict, best: bool, keep: bool) -> None:
+        (self.out_dir / shards.FOLDER).mkdir(exist_ok=True)
+        name, count, rank = checkpoint["shards"]["name"], checkpoint["shards"]["count"], self.env.rank
+        shards.write_shards(self.out_dir, name, rank, mine, checkpoint["step"])
+        if self.is_main:
+            shards.wait_for_shards(self.out_dir, name, count, self.env.timeout.total_seconds(), self.abandoned)
+            self._write(checkpoint, best, keep)
+
+    def close(self) -> None:
+        """Wait for the last write, but not for shards of processes that may be gone."""
+        self.abandoned.set()
+        self.pool.shutdown()
 
     def finish(self, wait: bool = True) -> None:
         """Wait until the last checkpoint is on disk. Raises the error of its write; without `wait`, if it has ended."""
         if self.writing and (wait or self.writing.done()):
             writing, self.writing = self.writing, None
             writing.result()
+
+
+def names_of_shards(out_dir: Path) -> set:
+    """The names of the shards that the checkpoints in `out_dir` need. ValueError if one of these cannot be read."""
+    found = [load_checkpoint(out_dir / name, parts=()) for name in fingerprint(out_dir)]
+    return {checkpoint["shards"]["name"] for checkpoint in found if checkpoint["shards"]}
 
 
 def fingerprint(out_dir: Path) -> dict:
@@ -145,24 +191,33 @@ def fingerprint(out_dir: Path) -> dict:
     return found
 
 
-def load_checkpoint(path) -> dict:
-    """A checkpoint on the CPU, with its "path", loaded without running code from it; processes of one machine share its
-    memory. ValueError if it cannot be read, a checksum does not match, or its structure is not a checkpoint's."""
-    if not os.path.exists(path):
-        raise ValueError(f"there is no checkpoint {path}")
+def verify_records(path) -> None:
+    """ValueError unless a file is as torch.save writes it, and all its CRC-32 match."""
     try:
-        with zipfile.ZipFile(path) as archive:  # as torch.save writes it, and all its CRC-32 match
+        with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             if len(set(names)) < len(names) or any(record.compress_type for record in archive.infolist()):
                 raise ValueError("packed by another program")  # torch would misread its tensors
             if record := archive.testzip():
                 raise ValueError(f"checksum of {record}")
+    except Exception as e:  # a damaged file can raise nearly anything
+        reason = str(e) if str(e).startswith(("checksum", "packed")) else type(e).__name__
+        raise ValueError(f"{path} cannot be read as a checkpoint, it is damaged or foreign ({reason})") from e
+
+
+def load_checkpoint(path, parts=shards.PARTS, share: tuple = (0, 1)) -> dict:
+    """A checkpoint on the CPU, with its "path", loaded without running code from it; processes of one machine share its
+    memory. ValueError if it cannot be read, a checksum does not match, or its structure is not a checkpoint's. Of a
+    sharded one, tensors of these `parts` can be read (`attach`), whose files the processes of `share` verify."""
+    if not os.path.exists(path):
+        raise ValueError(f"there is no checkpoint {path}")
+    verify_records(path)
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old pickles, which are refused here anyway
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as e:  # a damaged file can raise nearly anything
-        reason = str(e) if str(e).startswith(("checksum", "packed")) else type(e).__name__
-        raise ValueError(f"{path} cannot be read as a checkpoint, it is damaged or foreign ({reason})") from e
+        raise ValueError(f"{path} cannot be read as a checkpoint, it is damaged ({type(e).__name__})") from e
     if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this project ({CHECKPOINT_FORMAT!r} expected)")
     checkpoint = OLDER | checkpoint
@@ -172,6 +227,8 @@ def load_checkpoint(path) -> dict:
     except ValueError as e:
         raise ValueError(f"{path} is damaged: {e}") from None
     task.check_trained_meta(checkpoint["meta"], path)
+    if checkpoint["shards"]:
+        shards.attach(checkpoint, Path(path).parent, parts, share, verify_records)
     # a prefix that is left by code that saves a compiled model
     model = {str(name).removeprefix("_orig_mod."): p for name, p in checkpoint["model"].items()}
     return {**checkpoint, "model": model, "path": Path(path)}
@@ -184,7 +241,7 @@ def check_structure(checkpoint: dict) -> None:
     def check_tensor(value):  # json calls it for whatever it does not know
         if not isinstance(value, torch.Tensor) or value.is_nested or not value.is_floating_point():
             raise TypeError
-        if value.layout != torch.strided or value.device.type != "cpu":
+        if value.layout != torch.strided or value.device.type != ("meta" if checkpoint.get("shards") else "cpu"):
             raise TypeError
 
     step, scaled = checkpoint.get("step"), GradScaler("cpu").state_dict().keys()
@@ -193,6 +250,7 @@ def check_structure(checkpoint: dict) -> None:
         pending=lambda value: not value or is_metrics_row(value) and value["step"] == step,
         scaler=lambda value: value.keys() in (set(), scaled) and all(map(is_number, value.values())),  # or not scaled
         recent=lambda value: all(map(is_number, value)),
+        shards=shards.is_description,
         names=lambda value: all(KEPT_NAME.fullmatch(str(name)) for name in value),
     )
     wrong = []
@@ -208,15 +266,19 @@ def check_structure(checkpoint: dict) -> None:
         raise ValueError(f"{', '.join(wrong)} missing, or nothing that a run saves")
 
 
-def load_latest(out_dir: Path, say=print) -> dict | None:
+def load_latest(out_dir: Path, say=print, env=None) -> dict | None:
     """The latest checkpoint: last.pt, or new.pt if a kill came before its renaming. If that cannot be read, the one
-    before, with a warning. None where there is no checkpoint; ValueError where none can be read."""
+    before, with a warning. None where there is no checkpoint; ValueError where none can be read. All ranks of `env`
+    must call this: they verify shards by turns, and read the same checkpoint."""
     problems = []
     for path in (out_dir / name for name in LATEST if (out_dir / name).exists()):
+        problem = None
         try:
-            checkpoint = load_checkpoint(path)
+            checkpoint = load_checkpoint(path, share=(env.rank, env.world_size) if env else (0, 1))
         except ValueError as e:
-            problems.append(str(e))
+            problem = str(e)
+        if problem := next(filter(None, env.gather(problem) if env else [problem]), None):
+            problems.append(problem)
             continue
         if problems:
             say(f"warning: {problems[0]}; going on from {path}, step {checkpoint['step']}")

@@ -17,6 +17,7 @@ import torch
 from nanodnt.files import link_file, reason_of, retry_once, write_file
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, name_checkpoint
 from nanodnt.run.metrics import finite, flat, read_metrics
+from nanodnt.run.shards import remove_unused
 
 
 class RunDirectory:
@@ -56,8 +57,9 @@ class RunDirectory:
         if resumed is None:
             for name in seen:
                 (self.path / name).unlink(missing_ok=True)
+            remove_unused(self.path, set())
         elif resumed.name == "new.pt":
-            name_checkpoint(self.path, load_checkpoint(resumed)["names"])
+            name_checkpoint(self.path, load_checkpoint(resumed, parts=())["names"])
         elif resumed.name != "last.pt":
             link_file(resumed, self.path / "last.pt")
         return self.wandb and self.wandb.id

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -215,7 +216,7 @@ def test_a_copy_is_not_changed_by_what_follows(tmp_path):
     assert copy["a"][1][1] == 3 and copy["b"] is None and type(copy["a"][1]) is tuple
     again = saver.copy({"a": [t, (t, 4)], "b": t})
     assert again["a"][1][0] is copy["a"][1][0] and again["a"][0] is not copy["a"][0] and again["b"].sum() == 0
-    assert saver.copy({"a": t, "b": 1}, keep=False) == {"a": None, "b": 1}
+    assert Saver(tmp_path, SimpleNamespace(is_main=False)).copy({"a": t, "b": 1}) == {"a": None, "b": 1}
 
 
 def test_what_a_run_waits_for_is_counted(dataset, tmp_path, monkeypatch):

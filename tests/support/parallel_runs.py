@@ -86,6 +86,7 @@ ON_FOUR = dict(
 LAUNCHES = dict(one={}, ddp={}, fsdp=dict(parallel="fsdp"), hsdp=dict(parallel="fsdp", fsdp_shard_size=2))
 CHAINS, LONG_CHAINS = ["muon, unified", "experts"], ["muon, unified", "adam_mini, Admin", "examples", "images"]
 SPIKE = dict(loss_spike=0.1, save_interval=4, max_iters=12, lr_decay_iters=12, eval_interval=12)
+SHARDED = dict(parallel="fsdp", checkpoint_format="sharded")
 RANDOM = dict(drop_path=0.4, dropout=0.1, track_interval=0)  # drawn anew by each process: not the run of one
 ONE_BAD = dict(eval_interval=10, save_interval=9, micro_batch_size=2, batch_size=8, block_size=32)
 ONE_BAD |= dict(eval_tokens=15 * 32, max_iters=20, lr_decay_iters=20)  # 15 windows: two ranks have 8 and 7
@@ -197,7 +198,7 @@ def on_two(rank, world, folder):
     make_cases(rank, world, folder, dict(ddp=FAST, fsdp=FAST))
     make_one_bad(rank, world, folder / "one bad, ddp2", folder / "data" / "text")
     make_others(rank, world, folder, "fsdp2", parallel="fsdp")
-    make_chains(rank, world, folder, "chain", CHAINS, 2, 3, parallel="fsdp")
+    make_chains(rank, world, folder, "chain", CHAINS, 2, 3, **SHARDED)
     make_chains(rank, world, folder, "chain", CHAINS, 3, 5)
     by_blocks = dict(parallel="fsdp", patches=[BY_BLOCKS], micro_batch_size=3, max_iters=5)
     make_halves(rank, world, folder, "adam_mini, Admin", "by blocks", **by_blocks)
@@ -212,7 +213,7 @@ def on_one_more(folder):
 
 def on_two_more(rank, world, folder):
     make_cases(rank, world, folder, dict(ddp=DEEP, fsdp=DEEP))
-    make_chains(rank, world, folder, "long chain", LONG_CHAINS, 2, 3, parallel="fsdp")
+    make_chains(rank, world, folder, "long chain", LONG_CHAINS, 2, 3, **SHARDED)
     make_others(rank, world, folder, "ddp2")
     fsdp = dict(parallel="fsdp")
     for launch, how in dict(ddp={}, fsdp=fsdp).items():
@@ -234,4 +235,4 @@ def on_three(rank, world, folder):
 
 def on_four(rank, world, folder):
     make_cases(rank, world, folder, ON_FOUR)
-    make_chains(rank, world, folder, "long chain", LONG_CHAINS, 4, 5, **LAUNCHES["hsdp"] | dict(micro_batch_size=1))
+    make_chains(rank, world, folder, "long chain", LONG_CHAINS, 4, 5, **SHARDED, fsdp_shard_size=2, micro_batch_size=1)

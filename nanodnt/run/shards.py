@@ -1,0 +1,159 @@
+"""Checkpoints in shards: under FSDP every process writes the rows that it holds, and nothing is gathered.
+
+The checkpoint itself (last.pt, …) then has tensors without contents, on the meta device, and says where these are, in
+shards/ID.RANK.KIND.pt, KIND being "model" or "optimizer". Each such file is complete or not there; the checkpoint is
+written when all of them are. They are read as checkpoints are: CRC-32s are compared, no code runs.
+"""
+
+import re
+import time
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from layers.sharding import is_sharded, local_shard, row_ranges, shard_group
+from nanodnt.files import write_file
+
+FORMAT = "nanoDNT shard 1"
+FOLDER, PARTS = "shards", ("model", "optimizer")
+FROM_BYTES = 10e9  # of weights and optimizer state, from which a checkpoint is sharded under FSDP: our choice
+
+
+def use_shards(setting: str, env, total_bytes: int) -> bool:
+    """Whether checkpoints are sharded. ValueError where this is asked for and nothing is sharded."""
+    if setting == "sharded" and env.parallel != "fsdp":
+        raise ValueError(f"checkpoint_format=sharded needs parallel=fsdp, not {env.parallel}: use auto or file")
+    return setting == "sharded" or (setting == "auto" and env.parallel == "fsdp" and total_bytes >= FROM_BYTES)
+
+
+def shard_path(out_dir: Path, name: str, rank: int, part: str) -> Path:
+    return Path(out_dir) / FOLDER / f"{name}.{rank}.{part}.pt"
+
+
+def is_description(value) -> bool:
+    """Whether it is what a checkpoint says of its shards: {} for none."""
+    try:
+        name, count, whole = value["name"], value["count"], value["whole"]
+    except (KeyError, TypeError):
+        return value == {}
+    fits = type(name) is str and re.fullmatch(r"[0-9a-f]{8}-\d{1,15}", name)
+    return bool(fits) and type(count) is int and 0 < count <= 2**20 and all(type(path) is str for path in whole)
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+def split(value, copy) -> tuple:
+    """(`value` with meta tensors, {path: copy of what this process holds of a tensor}, paths of whole tensors, number
+    of processes that a tensor is split over). `value`: nested dicts and lists; `copy(tensor, path)`."""
+    mine, whole, counts = {}, [], [1]
+
+    def take(part, path):
+        if isinstance(part, dict):
+            return {key: take(inner, f"{path}/{key}") for key, inner in part.items()}
+        if isinstance(part, (list, tuple)):
+            return type(part)(take(inner, f"{path}/{i}") for i, inner in enumerate(part))
+        if not torch.is_tensor(part):
+            return part
+        part, first = part.detach(), torch.distributed.get_rank() == 0
+        if is_sharded(part):
+            counts.append(torch.distributed.get_world_size(shard_group(part)))
+            first = part.device_mesh.ndim == 1 or part.device_mesh.get_local_rank(0) == 0  # HSDP: the first copy
+        else:
+            whole.append(path)
+        if first:
+            mine[path] = copy(local_shard(part), path)
+        return torch.empty(part.shape, dtype=part.dtype, device="meta")
+
+    return take(value, ""), mine, whole, max(counts)
+
+
+def write_shards(out_dir: Path, name: str, rank: int, mine: dict, step: int) -> None:
+    """Write what this process holds. ValueError for tensors that are not finite, or a file that cannot be written."""
+    for path, t in mine.items():
+        if not t.isfinite().all():
+            raise ValueError(f"{path[1:]} is not finite at step {step}: not saved; earlier files are intact")
+    for part in PARTS if mine else ():
+        tensors = {path: t for path, t in mine.items() if path.startswith(f"/{part}/")}
+        shard = {"format": FORMAT, "name": name, "tensors": tensors}
+        write_file(shard_path(out_dir, name, rank, part), lambda f, shard=shard: torch.save(shard, f))
+
+
+def wait_for_shards(out_dir: Path, name: str, count: int, timeout_s: float, abandoned) -> None:
+    """Return when all files of a checkpoint are there. ValueError if that takes too long, or if `abandoned` is set."""
+    waiting, end = [shard_path(out_dir, name, rank, part) for rank in range(count) for part in PARTS], timeout_s
+    start, pause = time.monotonic(), 0.01
+    while waiting := [path for path in waiting if not path.exists()]:
+        if abandoned.wait(pause) or time.monotonic() - start > end:
+            raise ValueError(f"{waiting[0]} was not written: its process has ended or waits for its disk")
+        pause = min(2 * pause, 1.0)
+
+
+def remove_unused(out_dir: Path, used: set) -> None:
+    """Delete the shards of all checkpoints but those named."""
+    for path in (Path(out_dir) / FOLDER).glob("*.pt"):
+        if path.name.split(".")[0] not in used:
+            path.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def attach(checkpoint: dict, out_dir: Path, parts, share: tuple, verify) -> None:
+    """Give each meta tensor of these parts a method read(rows), which returns these rows (a range; None: all).
+    `share`: (this process, of how many), which verify the files by turns; `verify(path)` raises ValueError. ValueError,
+    with its name, for a file that is missing or damaged."""
+    name, count, whole = (checkpoint["shards"][key] for key in ("name", "count", "whole"))
+    whole = set(whole)
+    files = {(rank, part): shard_path(out_dir, name, rank, part) for rank in range(count) for part in parts}
+    if missing := next((path for path in files.values() if not path.exists()), None):
+        raise ValueError(f"{missing} is missing, which the checkpoint needs")
+    for i, path in enumerate(files.values()):
+        if i % share[1] == share[0]:
+            verify(path)
+
+    @cache
+    def tensors_of(rank: int, part: str) -> dict:
+        path = files[rank, part]
+        try:
+            shard = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            if shard["format"] == FORMAT and shard["name"] == name and isinstance(shard["tensors"], dict):
+                return shard["tensors"]
+        except Exception as e:  # a damaged file can raise nearly anything
+            raise ValueError(f"{path} cannot be read, it is damaged or foreign ({type(e).__name__})") from e
+        raise ValueError(f"{path} is no part of this checkpoint")
+
+    def take(rank: int, part: str, path: str, shape, dtype):
+        found = tensors_of(rank, part).get(path)
+        if not torch.is_tensor(found) or (found.shape, found.dtype) != (shape, dtype):
+            raise ValueError(f"{files[rank, part]} has no {path[1:]} of {tuple(shape)}: it is damaged")
+        return found
+
+    def add_read(value, path: str, part: str) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                add_read(inner, f"{path}/{key}", part)
+        elif torch.is_tensor(value):
+
+            def read(rows=None):
+                if path in whole:
+                    t = take(0, part, path, value.shape, value.dtype)
+                    return t if rows is None or t.ndim == 0 else t[rows.start : rows.stop]
+                rows = range(len(value)) if rows is None else rows
+                pieces = []
+                for rank, held in enumerate(row_ranges(len(value), count)):
+                    first, last = max(rows.start, held.start), min(rows.stop, held.stop)
+                    if first < last:
+                        t = take(rank, part, path, (len(held), *value.shape[1:]), value.dtype)
+                        pieces.append(t[first - held.start : last - held.start])
+                empty = torch.empty(0, *value.shape[1:], dtype=value.dtype)
+                return pieces[0] if len(pieces) == 1 else torch.cat(pieces or [empty])
+
+            value.read = read
+
+    for part in parts:
+        add_read(checkpoint[part], f"/{part}", part)
+    for i, place in enumerate(files):
+        if i % share[1] == share[0]:
+            tensors_of(*place)  # whose file may be that of another checkpoint

@@ -1,0 +1,144 @@
+"""Checkpoints in shards: the same tensors as in one file, whoever reads them; damage is named; what nobody needs is
+deleted. That runs go on from them on another number of processes: test_same_run.py."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import sample
+from nanodnt.run import checkpoints
+from nanodnt.run.checkpoints import load_checkpoint, load_latest
+from nanodnt.run.shards import FROM_BYTES, use_shards
+from nanodnt.weights import load_trained
+from support.hostile import refusal
+from support.processes import play, processes
+from support.runs import call, contents, load, make_dataset, run, tensors
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CONFIG = dict(max_iters=20, eval_interval=10, parallel="fsdp", block_size=16, track_interval=0)
+FORMATS = ("file", "sharded")
+
+
+def never(*_):
+    raise AssertionError("a tensor was gathered")
+
+
+def make_runs(rank, world, folder):
+    for form in FORMATS:
+        alone = [(checkpoints, "full_tensor", never)] if form == "sharded" else []
+        how = dict(checkpoint_format=form, dataset=folder / "data", patches=alone)
+        play(rank, world, folder / form, **CONFIG | how)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The same run of two processes in each format; nothing was gathered to save the shards."""
+    folder = tmp_path_factory.mktemp("shards")
+    make_dataset(folder / "data")
+    processes(2, make_runs, folder)
+    return folder
+
+
+@pytest.fixture
+def copy(runs, tmp_path):
+    return shutil.copytree(runs / "sharded", tmp_path / "run")
+
+
+def names(out_dir) -> set:
+    return {path.name.split(".")[0] for path in (out_dir / "shards").iterdir()}
+
+
+def test_shards_hold_what_the_file_holds(runs):
+    """Read whole, and by rows as three processes, and seven, would."""
+    found, wanted = load_checkpoint(runs / "sharded" / "last.pt"), load(runs / "file" / "last.pt")
+    assert found["step"] == wanted["step"] == 20
+    wanted = tensors([wanted["model"], wanted["optimizer"]])
+    for name, t in tensors([found["model"], found["optimizer"]]).items():
+        assert t.is_meta and torch.equal(t.read(), wanted[name])
+        for parts in (3, 7) if t.ndim else ():
+            size = -(-len(t) // parts)
+            rows = [range(i, min(i + size, len(t))) for i in range(0, len(t), size)]
+            assert torch.equal(torch.cat([t.read(r) for r in rows]), wanted[name])
+            assert len(t.read(range(len(t), len(t)))) == 0
+    assert len(list((runs / "sharded" / "shards").iterdir())) == 2 * 2 * 2  # last and prev, two processes, two parts
+
+
+def test_tools_read_the_weights_alone(runs, copy, capsys):
+    for path in (copy / "shards").glob("*.optimizer.pt"):
+        path.unlink()
+    one, other = (load_trained(str(out), "last.pt").model.state_dict() for out in (copy, runs / "file"))
+    assert all(torch.equal(one[name], t) for name, t in other.items())
+    assert call(sample.main, f"--out_dir={copy}", "--start=A", "--num_samples=1", "--max_new_tokens=3") == 0
+
+
+def flip(path):
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+DAMAGES = {  # what is done to a file, words of the message
+    "missing": (lambda path: path.unlink(), "is missing"),
+    "flipped": (flip, "it is damaged or foreign (checksum of"),
+    "cut": (lambda path: path.write_bytes(path.read_bytes()[:-300]), "it is damaged or foreign (BadZipFile)"),
+    "of another": (lambda path: shutil.copyfile(str(path).replace("-20.", "-10."), path), "is no part of this"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("which", ["0.model", "1.optimizer"])
+def test_a_damaged_shard_is_named_and_the_checkpoint_before_is_taken(damage, which, copy):
+    spoil, words = DAMAGES[damage]
+    (path,) = (copy / "shards").glob(f"*-20.{which}.pt")
+    spoil(path)
+    said = []
+    assert load_latest(copy, said.append)["step"] == 10
+    assert str(path) in said[0] and words in said[0] and said[0].startswith("warning: ")
+    for other in (copy / "shards").glob(f"*-10.{which}.pt"):
+        other.unlink()
+    before = contents(copy)
+    with pytest.raises(ValueError, match="nothing to resume from") as e:
+        load_latest(copy, said.append)
+    assert str(path) in str(e.value) and str(other) in str(e.value) and contents(copy) == before
+
+
+@pytest.mark.parametrize("name", ["../x-1", "ffffffff-1/..", "", None, 7])
+def test_what_names_no_shards_is_refused(name, copy):
+    checkpoint = torch.load(copy / "last.pt", weights_only=True)
+    checkpoint["shards"]["name"] = name
+    torch.save(checkpoint, copy / "last.pt")
+    with pytest.raises(ValueError, match="last.pt is damaged: shards missing, or nothing that a run saves"):
+        load_checkpoint(copy / "last.pt")
+
+
+def test_a_shard_with_other_tensors_is_refused(copy):
+    (path,) = (copy / "shards").glob("*-20.1.model.pt")
+    shard = torch.load(path, weights_only=True)
+    shard["tensors"]["/model/wte.weight"] = torch.zeros(3, 3)
+    torch.save(shard, path)
+    with pytest.raises(ValueError, match=r"20.1.model.pt has no model/wte.weight of \(32, 32\): it is damaged"):
+        load_trained(str(copy), "last.pt")
+
+
+def test_shards_go_with_their_checkpoints(runs, copy, dataset):
+    """A run in one file that goes on leaves those of best.pt at most; one that overwrites leaves none."""
+    how = dict(out_dir=copy, dataset=runs / "data", block_size=16, eval_interval=10, track_interval=0)
+    assert names(copy) == {name for name in names(copy) if name.endswith(("-10", "-20"))}
+    stray = copy / "shards" / "ffffffff-5.0.model.pt"  # of a run killed before its checkpoint was written
+    stray.write_bytes(b"")
+    assert run(**how, init_from="resume", max_iters=40) == 0
+    assert not stray.exists() and names(copy) == set()
+    assert run(**how, overwrite=True, max_iters=2) == 0
+    assert list((copy / "shards").iterdir()) == []
+
+
+def test_what_is_sharded(runs, tmp_path, capsys):
+    def env(parallel):
+        return SimpleNamespace(parallel=parallel)
+
+    assert [use_shards("auto", env(way), FROM_BYTES) for way in ("none", "ddp", "fsdp")] == [False, False, True]
+    assert not use_shards("auto", env("fsdp"), FROM_BYTES - 1) and not use_shards("file", env("fsdp"), 10**15)
+    code = run(out_dir=tmp_path / "no", dataset=runs / "data", checkpoint_format="sharded")
+    refusal(capsys, code, "checkpoint_format=sharded needs parallel=fsdp, not none: use auto or file")
