@@ -152,7 +152,8 @@ class Saver:
         save_checkpoint(self.out_dir, checkpoint, best, keep)
         if (self.out_dir / shards.FOLDER).exists():
             with suppress(ValueError):  # a damaged checkpoint: what it needs is not known
-                shards.remove_unused(self.out_dir, names_of_shards(self.out_dir))
+                last = checkpoint.get("shards", {}).get("name", "")
+                shards.remove_unused(self.out_dir, names_of_shards(self.out_dir), last)
 
     def _write_shards(self, checkpoint: dict, mine: dict, best: bool, keep: bool) -> None:
         (self.out_dir / shards.FOLDER).mkdir(exist_ok=True)

@@ -9,8 +9,8 @@ import torch
 
 import sample
 from nanodnt.run import checkpoints
-from nanodnt.run.checkpoints import load_checkpoint, load_latest
-from nanodnt.run.shards import FROM_BYTES, use_shards
+from nanodnt.run.checkpoints import load_checkpoint, load_latest, names_of_shards
+from nanodnt.run.shards import FROM_BYTES, remove_unused, use_shards
 from nanodnt.weights import load_trained
 from support.hostile import refusal
 from support.processes import play, processes
@@ -132,6 +132,16 @@ def test_shards_go_with_their_checkpoints(runs, copy, dataset):
     assert not stray.exists() and names(copy) == set()
     assert run(**how, overwrite=True, max_iters=2) == 0
     assert list((copy / "shards").iterdir()) == []
+
+
+def test_shards_of_the_next_checkpoint_stay(copy):
+    """A process may be at work on the next save while rank 0 still cleans up."""
+    (last,) = {name for name in names(copy) if name.endswith("-20")}
+    run, at_work = last.split("-")[0], copy / "shards" / f"{last.replace('-20', '-30')}.1.model.pt"
+    for path in (at_work, *(copy / "shards" / f"{name}.0.model.pt" for name in (f"{run}-5", "ffffffff-30"))):
+        path.touch()
+    remove_unused(copy, names_of_shards(copy), last)
+    assert names(copy) == {last, f"{run}-10", f"{run}-30"}
 
 
 def test_what_is_sharded(runs, tmp_path, capsys):

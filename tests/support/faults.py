@@ -44,6 +44,7 @@ class Command(NamedTuple):
 STEPS, EVAL, SAVE = 40, 10, 7
 LONG = dict(max_iters=STEPS, eval_interval=EVAL, save_interval=SAVE, keep_every=2 * EVAL)
 LONG |= dict(init_from="auto", timeout_s=15)
+SHARDED = dict(parallel="fsdp", checkpoint_format="sharded")
 COMMANDS = {
     "adamw, dropout": Command(dict(dropout=0.2, micro_batch_size=4)),
     "msgdw, skipped steps": Command(dict(optimizer="msgdw", learning_rate=0.5), bad_losses=(15, 16, 28)),
@@ -51,7 +52,8 @@ COMMANDS = {
     "adam_mini, wsd": Command(dict(optimizer="adam_mini", schedule="wsd", mlp="swiglu")),
     "adamw, a spike": Command(dict(dropout=0.2, loss_spike=1.0), bad_batches=(22,)),
     "two processes": Command(dict(dropout=0.2, micro_batch_size=2), processes=2),
-    "two processes, fsdp": Command(dict(parallel="fsdp", dropout=0.1), processes=2),
+    "two processes, shards": Command(dict(SHARDED, dropout=0.1), processes=2),
+    "three processes, shards": Command(dict(SHARDED, batch_size=12, optimizer="msgdw", learning_rate=0.5), processes=3),
     "two processes, muon": Command(dict(optimizer="muon"), processes=2, bad_losses=(25,)),
 }
 

@@ -120,8 +120,24 @@ def column(out_dir: Path, name: str) -> dict:
 
 
 def load(path: Path) -> dict:
-    """A checkpoint, read without the code under test."""
-    return torch.load(path, map_location="cpu", weights_only=True)
+    """A checkpoint, read without the code under test; of a sharded one, the rows of all processes are joined."""
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    if not (about := checkpoint.get("shards")):
+        return checkpoint
+
+    def join(value, at, pieces):
+        if isinstance(value, dict):
+            return {key: join(part, f"{at}/{key}", pieces) for key, part in value.items()}
+        if not torch.is_tensor(value):
+            return value
+        its = [shard[at] for shard in pieces if at in shard]
+        return its[0] if at in about["whole"] else torch.cat(its)
+
+    for part in ("model", "optimizer"):
+        files = [path.parent / "shards" / f"{about['name']}.{rank}.{part}.pt" for rank in range(about["count"])]
+        pieces = [torch.load(file, weights_only=True)["tensors"] for file in files]
+        checkpoint[part] = join(checkpoint[part], f"/{part}", pieces)
+    return checkpoint
 
 
 def tensors(value, name="") -> dict:
