@@ -271,8 +271,10 @@ def load_latest(out_dir: Path, say=print, env=None) -> dict | None:
     """The latest checkpoint: last.pt, or new.pt if a kill came before its renaming. If that cannot be read, the one
     before, with a warning. None where there is no checkpoint; ValueError where none can be read. All ranks of `env`
     must call this: they verify shards by turns, and read the same checkpoint."""
-    problems = []
-    for path in (out_dir / name for name in LATEST if (out_dir / name).exists()):
+    problems, there = [], [name for name in LATEST if (out_dir / name).exists()]
+    if env and any(names != there for names in env.gather(there)):
+        raise ValueError(f"processes found different checkpoints: {out_dir} must be a folder that all share")
+    for path in (out_dir / name for name in there):
         problem = None
         try:
             checkpoint = load_checkpoint(path, share=(env.rank, env.world_size) if env else (0, 1))

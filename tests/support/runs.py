@@ -122,7 +122,8 @@ def column(out_dir: Path, name: str) -> dict:
 def load(path: Path) -> dict:
     """A checkpoint, read without the code under test; of a sharded one, the rows of all processes are joined."""
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    if not (about := checkpoint.get("shards")):
+    about = isinstance(checkpoint, dict) and checkpoint.get("shards")
+    if not about:
         return checkpoint
 
     def join(value, at, pieces):
