@@ -146,6 +146,7 @@ def open_records(run: Run, seen: dict) -> None:
             seen=seen,
             wandb=(config.wandb_project, state.wandb_id) if config.wandb_log else None,
         )
+        run.saver.clean()  # what a kill has left
         if run.rollback_row:
             run.directory.write(run.rollback_row)
 
@@ -267,6 +268,7 @@ def finish(run: Run) -> int:
     if run.env.is_main:
         run.directory.close()
     if run.will_roll_back:
+        run.saver.close()
         run.env.barrier()  # the others wait until rank 0 has written the checkpoint
         raise run.failure
     if run.env.is_main:

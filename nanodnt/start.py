@@ -83,7 +83,7 @@ def load_source(checkpoint: dict | None, source: str, config, model_config: GPTC
         models = "a model of Hugging Face (a folder, OWNER/MODEL, gpt2, gpt2-medium, gpt2-large, gpt2-xl)"
         what = f"init_from={config.init_from!r} names neither a run directory or a checkpoint file"
         raise ValueError(f"{what} nor {models}, and is none of scratch, resume, auto, auto:SOURCE")
-    checkpoint = checkpoint or load_checkpoint(Path(source))
+    checkpoint = checkpoint or load_checkpoint(Path(source), parts=("model",))
     c, weights = model_config, checkpoint["model"]
     model = empty_model_like(checkpoint, dropout=c.dropout, drop_path=c.drop_path)  # these two have no parameters
     if not resumed:

@@ -283,7 +283,7 @@ def choose_micro_batch(model_config: GPTConfig, config, env, share: int) -> tupl
     counted = timeline.peak(micro, share, held)
     peak = counted.total
     memory = f"{peak / 1e9:.1f} GB counted, not compiled, of {limit / 1e9:.1f} GB"
-    if least_bytes(counted, config) > limit and config.must_fit:
+    if least_bytes(counted, config) > limit and config.must_fit and not config.eval_only:
         fits = what_fits(model_config, config, env, share * env.world_size, limit, total)
         problem = f"a step does not fit into a GPU with micro_batch_size={micro} ({memory})"
         raise ValueError(f"{problem}: {fits}; --must_fit=False tries it all the same")

@@ -132,10 +132,12 @@ class Saver:
     def _copy_tensor(self, value, path):
         memory = self.memory.get(path)
         if memory is None or (memory.shape, memory.dtype) != (value.shape, value.dtype):
-            # pinned for a GPU: its copies to fresh memory that is not are many times slower
-            memory = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=value.is_cuda)
+            memory = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+            if value.is_cuda:  # whose copies to fresh memory that is not pinned are many times slower
+                with suppress(RuntimeError):  # where the driver pins no more
+                    memory = memory.pin_memory()
             self.memory[path] = memory
-        return memory.copy_(value, non_blocking=True)
+        return memory.copy_(value, non_blocking=value.is_cuda)
 
     def save(self, copied, rest: dict, best: bool, keep: bool) -> None:
         """Begin `save_checkpoint` of what `copy` returned and the `rest`, which nobody may change after this."""
@@ -150,10 +152,13 @@ class Saver:
 
     def _write(self, checkpoint: dict, best: bool, keep: bool) -> None:
         save_checkpoint(self.out_dir, checkpoint, best, keep)
-        if (self.out_dir / shards.FOLDER).exists():
+        self.clean(checkpoint["step"])
+
+    def clean(self, step: int = -1) -> None:
+        """Delete shards that no checkpoint needs, but those of this run after `step`, which may be being written."""
+        if self.is_main and (self.out_dir / shards.FOLDER).exists():
             with suppress(ValueError):  # a damaged checkpoint: what it needs is not known
-                last = checkpoint.get("shards", {}).get("name", "")
-                shards.remove_unused(self.out_dir, names_of_shards(self.out_dir), last)
+                shards.remove_unused(self.out_dir, names_of_shards(self.out_dir), self.name, step)
 
     def _write_shards(self, checkpoint: dict, mine: dict, best: bool, keep: bool) -> None:
         (self.out_dir / shards.FOLDER).mkdir(exist_ok=True)
@@ -167,6 +172,7 @@ class Saver:
         """Wait for the last write, but not for shards of processes that may be gone."""
         self.abandoned.set()
         self.pool.shutdown()
+        self.memory.clear()
 
     def finish(self, wait: bool = True) -> None:
         """Wait until the last checkpoint is on disk. Raises the error of its write; without `wait`, if it has ended."""
@@ -176,9 +182,16 @@ class Saver:
 
 
 def names_of_shards(out_dir: Path) -> set:
-    """The names of the shards that the checkpoints in `out_dir` need. ValueError if one of these cannot be read."""
-    found = [load_checkpoint(out_dir / name, parts=()) for name in fingerprint(out_dir)]
-    return {checkpoint["shards"]["name"] for checkpoint in found if checkpoint["shards"]}
+    """The names of the shards that the checkpoints in `out_dir` need. ValueError if one of these cannot be read. It
+    reads no tensor."""
+    names = set()
+    for name in fingerprint(out_dir):
+        try:
+            about = torch.load(out_dir / name, map_location="cpu", weights_only=True, mmap=True).get("shards")
+        except Exception as e:  # a damaged file can raise nearly anything
+            raise ValueError(f"{out_dir / name} cannot be read ({type(e).__name__})") from e
+        names |= {about["name"]} if about else set()
+    return names
 
 
 def fingerprint(out_dir: Path) -> dict:

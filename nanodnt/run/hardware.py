@@ -42,10 +42,11 @@ def peak_flops(device: torch.device, dtype: torch.dtype, override: float = 0.0) 
 
 def unusable_gpu() -> str:
     """Why torch cannot use this machine's NVIDIA GPU, and what to do; empty if it has none, or if it is hidden."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if hidden or torch.cuda.is_available() or not NVIDIA_DRIVER.exists():
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")  # names none if it is empty, -1 or, by Slurm, NoDevFiles
+    if not re.match(r"\d|GPU-|MIG-", visible) or torch.cuda.is_available() or not NVIDIA_DRIVER.exists():
         return ""
-    driver = re.search(r"\d+\.\d+[.\d]*", NVIDIA_DRIVER.read_text())[0]
+    version = re.search(r"\d+\.\d+[.\d]*", NVIDIA_DRIVER.read_text())
+    driver = version[0] if version else "0"
     found, cuda = f"this machine has NVIDIA's driver {driver}, but torch {torch.__version__}", torch.version.cuda
     builds = " or ".join(f"CUDA {n} (from driver {least})" for n, least in DRIVERS.items() if n > 11)
     if not cuda:

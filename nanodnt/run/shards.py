@@ -90,13 +90,12 @@ def wait_for_shards(out_dir: Path, name: str, count: int, timeout_s: float, aban
         pause = min(2 * pause, 1.0)
 
 
-def remove_unused(out_dir: Path, used: set, saved: str = "") -> None:
-    """Delete the shards of all checkpoints but those named. `saved`: the name of the last one; those that its run has
-    made since stay, because other processes may be at work on the next."""
-    run, _, step = saved.partition("-")
-    for path in (Path(out_dir) / FOLDER).glob("*.pt"):
+def remove_unused(out_dir: Path, used: set, run: str = "", step: int = -1) -> None:
+    """Delete the shards of all checkpoints but those named, and what a kill has left of them. Those that `run` makes
+    after `step` stay, because other processes may be at work on them."""
+    for path in (Path(out_dir) / FOLDER).glob("*.pt*"):
         name = path.name.split(".")[0]
-        is_next = run and name.startswith(f"{run}-") and int(name.rpartition("-")[2]) > int(step)
+        is_next = run and name.startswith(f"{run}-") and int(name.rpartition("-")[2]) > step
         if name not in used and not is_next:
             path.unlink(missing_ok=True)
 

@@ -126,7 +126,7 @@ def test_shards_go_with_their_checkpoints(runs, copy, dataset):
     """A run in one file that goes on leaves those of best.pt at most; one that overwrites leaves none."""
     how = dict(out_dir=copy, dataset=runs / "data", block_size=16, eval_interval=10, track_interval=0)
     assert names(copy) == {name for name in names(copy) if name.endswith(("-10", "-20"))}
-    stray = copy / "shards" / "ffffffff-5.0.model.pt"  # of a run killed before its checkpoint was written
+    stray = copy / "shards" / "ffffffff-5.0.model.pt.tmp"  # of a run killed as it wrote
     stray.write_bytes(b"")
     assert run(**how, init_from="resume", max_iters=40) == 0
     assert not stray.exists() and names(copy) == set()
@@ -140,7 +140,7 @@ def test_shards_of_the_next_checkpoint_stay(copy):
     run, at_work = last.split("-")[0], copy / "shards" / f"{last.replace('-20', '-30')}.1.model.pt"
     for path in (at_work, *(copy / "shards" / f"{name}.0.model.pt" for name in (f"{run}-5", "ffffffff-30"))):
         path.touch()
-    remove_unused(copy, names_of_shards(copy), last)
+    remove_unused(copy, names_of_shards(copy), run, 20)
     assert names(copy) == {last, f"{run}-10", f"{run}-30"}
 
 
