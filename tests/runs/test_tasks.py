@@ -202,7 +202,7 @@ def test_a_compiled_run_goes_on_exactly(task, config, tmp_path):
 @pytest.mark.parametrize("task", ["text", "examples", "images"])
 def test_compiled_is_eager(task, compile, config, tmp_path, capsys):
     """The graphs, for evaluation and for training, are compiled before the first step: of the whole model, or of
-    embedding and loss and one that all blocks share. Nothing compiles in the run itself, whatever documents there are."""
+    embedding and loss and one that all blocks share. Nothing compiles in the run itself, whatever its documents."""
     graphs, before = torch._dynamo.utils.counters["stats"], []
 
     def strictly(function):
