@@ -49,9 +49,7 @@ class Meter:
         row |= {name: count / seconds for name, count in self.step_counts.items()}
         mfu = self.step_flops / seconds / (self.peak * self.env.world_size) if self.peak else None
         row |= {"peak_mem_bytes": peak_memory_bytes(self.env.device), "mfu": mfu}
-        row |= stalls | {
-            "goodput": trained / wall
-        }  # what training waited for since the last reading; its share of time
+        row |= stalls | {"goodput": trained / wall}  # both since the last reading
         return row, int(longest), seconds
 
     @contextmanager

@@ -82,10 +82,10 @@ def write_shards(out_dir: Path, name: str, rank: int, mine: dict, step: int) -> 
 
 def wait_for_shards(out_dir: Path, name: str, count: int, timeout_s: float, abandoned) -> None:
     """Return when all files of a checkpoint are there. ValueError if that takes too long, or if `abandoned` is set."""
-    waiting, end = [shard_path(out_dir, name, rank, part) for rank in range(count) for part in PARTS], timeout_s
+    waiting = [shard_path(out_dir, name, rank, part) for rank in range(count) for part in PARTS]
     start, pause = time.monotonic(), 0.01
     while waiting := [path for path in waiting if not path.exists()]:
-        if abandoned.wait(pause) or time.monotonic() - start > end:
+        if abandoned.wait(pause) or time.monotonic() - start > timeout_s:
             raise ValueError(f"{waiting[0]} was not written: its process has ended or waits for its disk")
         pause = min(2 * pause, 1.0)
 
@@ -112,9 +112,6 @@ def attach(checkpoint: dict, out_dir: Path, parts, share: tuple, verify) -> None
     files = {(rank, part): shard_path(out_dir, name, rank, part) for rank in range(count) for part in parts}
     if missing := next((path for path in files.values() if not path.exists()), None):
         raise ValueError(f"{missing} is missing, which the checkpoint needs")
-    for i, path in enumerate(files.values()):
-        if i % share[1] == share[0]:
-            verify(path)
 
     @cache
     def tensors_of(rank: int, part: str) -> dict:
@@ -157,6 +154,7 @@ def attach(checkpoint: dict, out_dir: Path, parts, share: tuple, verify) -> None
 
     for part in parts:
         add_read(checkpoint[part], f"/{part}", part)
-    for i, place in enumerate(files):
+    for i, (place, path) in enumerate(files.items()):
         if i % share[1] == share[0]:
+            verify(path)
             tensors_of(*place)  # whose file may be that of another checkpoint
