@@ -24,7 +24,7 @@ from model import GPTConfig
 from nanodnt.engine import Trainer, prepare_model, training_step
 from nanodnt.optim import make_optimizer
 from nanodnt.run.hardware import available_bytes, memory_bytes
-from nanodnt.run.parallel import block_matrices, gathered_dtype, keep_unsharded, padded_numel
+from nanodnt.run.parallel import block_matrices, gathered_dtype, keep_unsharded, own_head, padded_numel
 from nanodnt.tasks import task_of
 
 # Of what is counted as kept for the backward pass, compiled code keeps at least this share: our choice, below the 0.58
@@ -89,8 +89,10 @@ def make_strategy(parallel: str, model, optimizer, config, gpus: int, limit: flo
         raise ValueError(f"fsdp_shard_size={n} does not divide gpus={gpus}: choose a divisor")
     shard, dtype = shard_bytes(parameters, n), model.runtime.compute_dtype or torch.float32
     keep, text = keep_unsharded(model, dtype, 2 * weights + state_size, n, limit)
-    root = weights - total_bytes(block_matrices(model))  # of the root group
-    accumulated = dict.fromkeys(("forward", "loss", "backward"), weights if keep else root)
+    blocks = total_bytes(block_matrices(model))
+    accumulated = dict.fromkeys(("forward", "loss", "backward"), weights if keep else weights - blocks)
+    head = own_head(model)
+    root = weights - blocks - (total_bytes(head.parameters()) if head else 0)  # of the root group
     experts = model.config.n_expert
     if experts % n:
         text += f"; {experts} experts over {n} processes: gathered, they take the memory of {-(-experts // n) * n}"
@@ -104,11 +106,12 @@ def gathered_copies(model, dtype: torch.dtype, root: int, keep: bool, n: int) ->
     The root group, of `root` bytes, is gathered from the start of a step to its end, then its gradients are reduced.
     Blocks are gathered one after the other. Unless all are kept (`keep`), a process holds the matrices of one block,
     and those of the next one twice, gathered and copied out. In the backward pass it also holds the gradients of that
-    block, and in fp32 those of the block before, which are being reduced. Sizes: `padded_numel`."""
-    itemsize = gathered_dtype(model, dtype).itemsize
+    block, and in fp32 those of the block before, or of the head, which are being reduced. Sizes: `padded_numel`."""
+    itemsize, own = gathered_dtype(model, dtype).itemsize, own_head(model)
     counts = [padded_numel(block_matrices(block), n) for block in model.blocks]
-    block, reduced = itemsize * max(counts), 4 * max(counts)
-    held = root + (itemsize * sum(counts) if keep else block)
+    head = padded_numel(own.parameters(), n) if own else 0
+    block, reduced = itemsize * max(counts), 4 * max(*counts, head)
+    held = root + itemsize * head + (itemsize * sum(counts) if keep else block)
     phases = dict(forward=held + 2 * block, loss=held + block, backward=held + (1 if keep else 3) * block + reduced)
     return phases | dict(reduction=3 * root)
 

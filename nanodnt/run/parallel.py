@@ -41,31 +41,48 @@ def shard_model(model, shard_size: int, env, keep: bool) -> None:
     """FSDP2, in place: shard_size processes (0: all) share the rows of one copy of the model; several copies are kept
     equal (HSDP). ValueError if shard_size does not divide the number of processes.
 
-    The matrices of a block are gathered when it runs, in the dtype in which they are multiplied; everything else is
-    gathered in fp32, and all gradients are reduced in fp32. With `keep`, each weight is gathered and each gradient
-    reduced once a step; without, those of the blocks' matrices in every micro batch, weights twice."""
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # half a second, needed only here
+    The matrices of a block, and a head of its own, are gathered when they are used, in the dtype in which they are
+    multiplied; everything else is gathered in fp32 at first, and all gradients are reduced in fp32. With `keep`, each
+    weight is gathered and each gradient reduced once a step; without, those of the blocks' matrices in every micro
+    batch, weights twice."""
+    from torch.distributed.device_mesh import init_device_mesh  # half a second, needed only here
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     size = shard_size or env.world_size
     if env.world_size % size:
         valid = ", ".join(str(n) for n in range(1, env.world_size + 1) if env.world_size % n == 0)
         raise ValueError(f"fsdp_shard_size={size} does not divide the {env.world_size} processes: use one of {valid}")
-    if shard_size:  # groups with our timeout: those of init_device_mesh would have torch's default
-        ranks = torch.arange(env.world_size).view(-1, size)
-        of_rows = partial(dist.new_subgroups_by_enumeration, timeout=env.timeout)
-        groups = [of_rows(rows)[0] for rows in (ranks.T.tolist(), ranks.tolist())]
-        mesh = DeviceMesh.from_group(groups, env.device.type, ranks, mesh_dim_names=("replicate", "shard"))
-    else:
-        mesh = init_device_mesh(env.device.type, (size,), mesh_dim_names=("shard",))
+    shape = {"replicate": env.world_size // size, "shard": size} if shard_size else {"shard": size}
+    mesh = init_device_mesh(env.device.type, (*shape.values(),), mesh_dim_names=(*shape,))
+    for group in mesh.get_all_groups():
+        dist.distributed_c10d._set_pg_timeout(env.timeout, group)  # theirs is torch's default
     dtype = gathered_dtype(model, env.dtype)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     matrices = set(block_matrices(model))
+    once = [model]  # what is gathered and reduced once a step
+    if head := own_head(model):  # its gradient leaves first, not with the rest at last
+        once.append(fully_shard(head, mesh=mesh, mp_policy=policy, reshard_after_forward=False))
+        for name in ("logits", "loss"):
+            gather_for(model, name, head)
     fully_shard(model, mesh=mesh, ignored_params=matrices)  # before the blocks, so that it gets their gains
     for block in model.blocks:
         others = {p for p in block.parameters() if p not in matrices}
         fully_shard(block, mesh=mesh, ignored_params=others, mp_policy=policy, reshard_after_forward=not keep)
-    model.no_sync = partial(_accumulate, model, keep)
+    model.no_sync = partial(_accumulate, model, once + list(model.blocks if keep else ()))
+
+
+def gather_for(model, name: str, module) -> None:
+    """Let FSDP gather `module`, a unit of its own, around each call of the model's method `name`."""
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
+    setattr(module, name, getattr(model, name))
+    register_fsdp_forward_method(module, name)
+    setattr(model, name, getattr(module, name))
+
+
+def own_head(model):
+    """A language model's head, if it is not the embedding: a unit of FSDP's; or None."""
+    return model.head if model.config.causal else None
 
 
 def padded_numel(params, n: int) -> int:
@@ -85,13 +102,14 @@ def gathered_dtype(model, compute_dtype: torch.dtype) -> torch.dtype:
 
 
 @contextmanager
-def _accumulate(model, blocks: bool):
-    """no_sync: weights stay gathered, gradients are added up in this process, with `blocks` those of matrices too.
-    Without, HSDP's copies of the model wait for the last micro batch before they reduce them between each other."""
+def _accumulate(model, units: list):
+    """no_sync: weights of these units stay gathered, their gradients are added up in this process. For the gradients of
+    others, HSDP's copies of the model wait for the last micro batch before they reduce them between each other."""
 
     def set_all(value: bool) -> None:
-        model.set_requires_gradient_sync(value, recurse=blocks)
-        model.set_reshard_after_backward(value, recurse=blocks)
+        for unit in units:
+            unit.set_requires_gradient_sync(value, recurse=False)
+            unit.set_reshard_after_backward(value, recurse=False)
         model.set_requires_all_reduce(value)
 
     set_all(False)

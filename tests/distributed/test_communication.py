@@ -150,9 +150,12 @@ def test_buckets_leave_during_the_backward_pass(backend, tmp_path):
 # --------------------------------------------------------------------------------------------------------------- FSDP
 
 PRE = dict(bias=True, norm="layernorm", gain="none")
+HEAD = DNT | dict(tie_weights=False)
 WAYS = {  # layout, dtype, whether weights and gradients are kept during a step, relative error of gradients
     "fp32": (DNT, torch.float32, True, 1e-5),
+    "fp32, head, by blocks": (HEAD, torch.float32, False, 1e-5),
     "bf16": (DNT, torch.bfloat16, True, 0.03),  # where a gain is folded into a weight, the weight is rounded twice
+    "bf16, head": (HEAD, torch.bfloat16, True, 0.05),
     "bf16, by blocks": (PRE, torch.bfloat16, False, 1e-5),  # no gain is folded: the same products as in one process
     "bf16, sigmaReparam": (dict(sigma_reparam=True), torch.bfloat16, True, 1e-5),  # its weights are gathered in fp32
 }
@@ -168,8 +171,7 @@ def fsdp_steps(rank, world, folder):
             make_gradients(model, model, rows_of(rank), MICRO)
             with Note() as note:
                 made = make_gradients(model, model, rows_of(rank), MICRO)
-                messages = Counter(message for message in note.found if message != "product")
-            torch.save((made, messages), folder / f"{way}.{rank}")
+            torch.save((made, note.found), folder / f"{way}.{rank}")
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +186,9 @@ def messages_of(flags, dtype, keep: bool) -> dict:
     model = GPT.empty(GPTConfig(**SIZE | flags))
     sizes = {name: -(-len(p) // 2) * 2 * p[0].numel() for name, p in model.named_parameters()}
     block = sum(sizes[name] for name, p in model.named_parameters() if name.startswith("blocks.0.") and p.ndim == 2)
-    rest, matrices = sum(sizes.values()) - 2 * block, torch.float32 if "sigma_reparam" in flags else dtype
-    return {
+    head, matrices = sizes.get("head.weight", 0), torch.float32 if "sigma_reparam" in flags else dtype
+    rest, own = sum(sizes.values()) - 2 * block - head, {("gather", dtype, head): 1, ("reduce", torch.float32, head): 1}
+    return (own if head else {}) | {
         ("gather", matrices, block): 2 if keep else 2 * 2 * 3,  # of two blocks; for the backward pass again
         ("gather", torch.float32, rest): 1,
         ("reduce", torch.float32, block): 2 if keep else 2 * 3,
@@ -196,12 +199,14 @@ def messages_of(flags, dtype, keep: bool) -> dict:
 @pytest.mark.parametrize("way", WAYS)
 def test_fsdp_sends_what_a_step_needs(way, sharded):
     """In bf16 what is multiplied in bf16. Each weight and each gradient once, however many micro batches; if not kept,
-    the matrices of the blocks in every one."""
+    the matrices of the blocks in every one. The gradients of a head of its own leave while blocks still compute."""
     flags, dtype, keep, error = WAYS[way]
     losses, expected = alone(flags, 2, MICRO, dtype)
     for rank in range(2):
-        (found, gradients), messages = torch.load(sharded / f"{way}.{rank}", weights_only=False)
-        assert messages == messages_of(flags, dtype, keep)
+        (found, gradients), noted = torch.load(sharded / f"{way}.{rank}", weights_only=False)
+        assert Counter(message for message in noted if message != "product") == messages_of(flags, dtype, keep)
+        if flags is HEAD:
+            assert noted[noted.index(("reduce", torch.float32, 64 * 32)) :].count("product") == 2 * 12
         assert found == pytest.approx(losses[rank], rel=error / 10)
         assert {grad.dtype for grad in gradients.values()} == {torch.float32}
         assert_close(gradients, expected, error)

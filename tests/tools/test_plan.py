@@ -271,6 +271,9 @@ def test_strategies_by_hand():
     kept = dict(forward=4 * (root + 4 * block), loss=4 * (root + 3 * block), backward=4 * (root + 4 * block))
     assert fsdp.extra == kept | dict(reduction=4 * 3 * root)
     assert fsdp.accumulated == dict.fromkeys(("forward", "loss", "backward"), 4 * n)
+    apart = make_strategy("fsdp", *build(dict(tie_weights=False), {}), 4)  # a head, 512 d, larger than half a block
+    later = dict(forward=4 * (root + 512 * d + 4 * block), reduction=4 * 3 * root)
+    assert later.items() <= apart.extra.items() and apart.extra["backward"] == kept["backward"] + 4 * 512 * d
     alone = make_strategy("none", model, optimizer, config, 1)
     assert alone[1:] == (4 * n, 4 * n, 8 * n + steps, {}, {}, "")
     timeline = Timeline(model, optimizer, config, False)
