@@ -3,6 +3,7 @@
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from layers.runtime import Runtime
 from layers.sharding import assign, full_tensor
@@ -19,6 +20,14 @@ def scale_weight(weight, bias, dtype, in_gain=None, out_gain=None) -> tuple:
     if out_gain is not None:
         weight, bias = weight * out_gain[:, None], None if bias is None else bias * out_gain
     return weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def recomputed(compute, weight, dtype, *args):
+    """compute(*args): what a product in `dtype` takes in place of `weight`. Compiled code computes it again in the
+    backward pass if the weight comes in `dtype`, as FSDP gathers it: to keep it would undo that FSDP frees the weight."""
+    if weight.dtype == dtype != torch.float32 and torch.compiler.is_compiling() and torch.is_grad_enabled():
+        return checkpoint(compute, *args, use_reentrant=False)
+    return compute(*args)
 
 
 class Product(torch.autograd.Function):
@@ -55,7 +64,9 @@ def linear(x, weight, bias=None, dtype=None, in_gain=None, out_gain=None, produc
     is_plain = in_gain is None and out_gain is None and bias is None and product is F.linear
     if is_plain and torch.compiler.is_compiling() and weight.is_cuda and dtype.itemsize < weight.dtype.itemsize:
         return Product.apply(x.to(dtype), weight)
-    return product(x.to(dtype), *scale_weight(weight, bias, dtype, in_gain, out_gain))
+    args = weight, bias, dtype, in_gain, out_gain
+    is_scaled = in_gain is not None or out_gain is not None
+    return product(x.to(dtype), *(recomputed(scale_weight, weight, dtype, *args) if is_scaled else scale_weight(*args)))
 
 
 def draw(weight, std: float, generator: torch.Generator, cut: float | None = None) -> None:
@@ -116,6 +127,12 @@ class Linear(nn.Linear):
             self.bias.zero_()
 
 
+def joined(each: list) -> tuple:
+    """(weight, bias) of one map to the outputs of several, each the arguments of `scale_weight`."""
+    weights, biases = zip(*(scale_weight(*args) for args in each), strict=True)
+    return torch.cat(weights, -2), None if biases[0] is None else torch.cat(biases, -1)
+
+
 def fused_linear(matrices, x, in_gain=None, product=F.linear) -> list:
     """[m(x, in_gain, product) for m in matrices] as one product: x (…, n_in) is read once, and its gradient is one sum.
 
@@ -124,11 +141,9 @@ def fused_linear(matrices, x, in_gain=None, product=F.linear) -> list:
     if has_one_row(x, first.weight):  # `linear` multiplies the gains into x, and each matrix may have its own
         return [m(x, in_gain, product) for m in matrices]
     dtype = first.runtime.compute_dtype or first.weight.dtype
-    scaled = [scale_weight(m.effective_weight(), m.bias, dtype, *m.factors(in_gain)) for m in matrices]
-    weights, biases = zip(*scaled, strict=True)
-    bias = None if biases[0] is None else torch.cat(biases, -1)
-    y = product(x.to(dtype), torch.cat(weights, -2), bias)
-    parts = y.split([w.shape[-2] for w in weights], dim=-1)
+    each = [(m.effective_weight(), m.bias, dtype, *m.factors(in_gain)) for m in matrices]
+    y = product(x.to(dtype), *recomputed(joined, first.weight, dtype, each))
+    parts = y.split([m.weight.shape[-2] for m in matrices], dim=-1)
     return [m.out(part).to(part.dtype) for m, part in zip(matrices, parts, strict=True)]
 
 

@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.backends.common import aot_autograd
+from functorch.compile import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils.checkpoint import checkpoint
 
 from layers import ops
 from layers.ops import gelu, namespace_of, tanh
@@ -13,9 +17,10 @@ from model import GPT, GPTConfig
 from nanodnt.bench import vary
 from nanodnt.optim import fill_defaults, make_optimizer
 from nanodnt.run.compilation import compile_parts
+from nanodnt.run.parallel import block_matrices
 from nanodnt.settings import TrainConfig
 from support.depth import spread
-from support.models import FIXUP, S4, S5, SIZE, UNIFIED, batch, build, error, gradients
+from support.models import FIXUP, LLAMA, MANY_GAINS, NONE, S4, S5, SIZE, UNIFIED, batch, build, error, gradients
 from support.operators import IGNORED, assert_same_gradients, batch_ignoring, fresh_compiler, standing_for
 
 
@@ -129,6 +134,41 @@ def test_blocks_of_one_kind_share_a_graph(name, monkeypatch):
         model(*batch())[1].backward()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == KINDS.get(name, 1) + 2  # embedding and loss
     torch._dynamo.reset()
+
+
+GATHERED = {"S5": S5, "LLaMA": dict(lns="norm", **LLAMA), "many gains": MANY_GAINS, "unified": UNIFIED, "none": NONE}
+GATHERED["experts"] = dict(n_expert=4, n_expert_active=2, mlp="swiglu")
+
+
+@pytest.mark.parametrize("name", GATHERED)
+@fresh_compiler()
+def test_compiled_blocks_keep_no_copy_of_a_gathered_weight(name):
+    """FSDP gathers bf16 weights and frees them; weight times gain is computed again. Gradients are those of eager code,
+    and of a block whose activations are recomputed."""
+    model = build(GATHERED[name], n_layer=1).float().set_runtime(compute_dtype=torch.bfloat16)
+    for weight in block_matrices(model):
+        weight.data = weight.data.bfloat16()
+    kept, x, rope = [], torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0)), None
+    if model.config.pos == "rope":
+        rope = ops.rotary(torch.arange(9), model.config.head_dim, 100.0)
+
+    def forward(graph, _):
+        kept.extend(n.meta["val"] for n in graph.graph.output_node().args[0] if n is not None and n.op != "placeholder")
+        return make_boxed_func(graph)
+
+    def gradients(block) -> list:
+        model.zero_grad()
+        block(x.requires_grad_(), rope).square().sum().backward()
+        return [p.grad for p in model.blocks.parameters()]
+
+    block, partition = model.blocks[0], partial(min_cut_rematerialization_partition, compiler="inductor")
+    backend = aot_autograd(fw_compiler=forward, bw_compiler=lambda graph, _: make_boxed_func(graph), partition_fn=partition)
+    compiled, wanted = torch.compile(block, backend=backend, fullgraph=True), gradients(block)
+    for way in (compiled, lambda *args: checkpoint(compiled, *args, use_reentrant=False)):
+        for grad, right in zip(gradients(way), wanted, strict=True):
+            assert (grad - right).norm() <= 0.02 * right.norm()
+    large = [t.shape for t in kept if torch.is_tensor(t) and t.numel() >= 16 * 16]
+    assert large and all({9, 18, 36} & set(shape) for shape in large)
 
 
 @pytest.mark.deep
