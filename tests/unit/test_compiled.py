@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._dynamo.backends.common import aot_autograd
 from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import checkpoint
 
@@ -162,8 +162,8 @@ def test_compiled_blocks_keep_no_copy_of_a_gathered_weight(name):
         return [p.grad for p in model.blocks.parameters()]
 
     block, partition = model.blocks[0], partial(min_cut_rematerialization_partition, compiler="inductor")
-    backend = aot_autograd(fw_compiler=forward, bw_compiler=lambda graph, _: make_boxed_func(graph), partition_fn=partition)
-    compiled, wanted = torch.compile(block, backend=backend, fullgraph=True), gradients(block)
+    backend = partial(aot_autograd, bw_compiler=lambda graph, _: make_boxed_func(graph), partition_fn=partition)
+    compiled, wanted = torch.compile(block, backend=backend(fw_compiler=forward), fullgraph=True), gradients(block)
     for way in (compiled, lambda *args: checkpoint(compiled, *args, use_reentrant=False)):
         for grad, right in zip(gradients(way), wanted, strict=True):
             assert (grad - right).norm() <= 0.02 * right.norm()
