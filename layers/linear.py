@@ -24,7 +24,7 @@ def scale_weight(weight, bias, dtype, in_gain=None, out_gain=None) -> tuple:
 
 def recomputed(compute, weight, dtype, *args):
     """compute(*args): what a product in `dtype` takes in place of `weight`. Compiled code computes it again in the
-    backward pass if the weight comes in `dtype`, as FSDP gathers it: kept, it would be there when FSDP frees the weight."""
+    backward pass if the weight comes in `dtype`, as FSDP gathers it: to keep it would undo that FSDP frees weights."""
     if weight.dtype == dtype != torch.float32 and torch.compiler.is_compiling() and torch.is_grad_enabled():
         return checkpoint(compute, *args, use_reentrant=False)
     return compute(*args)
