@@ -12,10 +12,10 @@ def is_sharded(p) -> bool:
 @torch.no_grad()
 def assign(p, full):
     """p ← full, a tensor of p's full shape. Every process keeps its rows of a sharded p; nothing is sent. Of a tensor
-    that is on disk, with a method read(rows), it reads these rows alone."""
-    if hasattr(full, "read"):
+    that is on disk, with a method read_into(out, rows), it reads these rows alone."""
+    if hasattr(full, "read_into"):
         rows = shard_rows(len(p), shard_group(p)) if is_sharded(p) else None
-        local_shard(p).copy_(full.read(rows))
+        full.read_into(local_shard(p), rows)
         return
     if is_sharded(p):
         from torch.distributed.tensor import distribute_tensor

@@ -104,7 +104,7 @@ def remove_unused(out_dir: Path, used: set, run: str = "", step: int = -1) -> No
 
 
 def attach(checkpoint: dict, out_dir: Path, parts, share: tuple, verify) -> None:
-    """Give each meta tensor of these parts a method read(rows), which returns these rows (a range; None: all).
+    """Give each meta tensor of these parts a method read_into(out, rows) for these rows (a range; None: all).
     `share`: (this process, of how many), which verify the files by turns; `verify(path)` raises ValueError. ValueError,
     with its name, for a file that is missing or damaged."""
     name, count, whole = (checkpoint["shards"][key] for key in ("name", "count", "whole"))
@@ -136,21 +136,19 @@ def attach(checkpoint: dict, out_dir: Path, parts, share: tuple, verify) -> None
                 add_read(inner, f"{path}/{key}", part)
         elif torch.is_tensor(value):
 
-            def read(rows=None):
+            def read_into(out, rows=None):
                 if path in whole:
                     t = take(0, part, path, value.shape, value.dtype)
-                    return t if rows is None or t.ndim == 0 else t[rows.start : rows.stop]
+                    out.copy_(t if rows is None or t.ndim == 0 else t[rows.start : rows.stop])
+                    return
                 rows = range(len(value)) if rows is None else rows
-                pieces = []
                 for rank, held in enumerate(row_ranges(len(value), count)):
                     first, last = max(rows.start, held.start), min(rows.stop, held.stop)
                     if first < last:
                         t = take(rank, part, path, (len(held), *value.shape[1:]), value.dtype)
-                        pieces.append(t[first - held.start : last - held.start])
-                empty = torch.empty(0, *value.shape[1:], dtype=value.dtype)
-                return pieces[0] if len(pieces) == 1 else torch.cat(pieces or [empty])
+                        out[first - rows.start : last - rows.start] = t[first - held.start : last - held.start]
 
-            value.read = read
+            value.read_into = read_into
 
     for part in parts:
         add_read(checkpoint[part], f"/{part}", part)
