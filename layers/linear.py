@@ -1,15 +1,20 @@
 """Matrices: linear maps that take the gains beside them into their weight, and embeddings."""
 
+import os
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from layers.runtime import Runtime
-from layers.sharding import assign, full_tensor
+from layers.sharding import assign, full_tensor, local_shard, shard_group, shard_rows
 from layers.slot import Slot
 
 SIGMA_INIT_ITERATIONS = 30  # of the power iteration, for σReparam's initial σ
+DRAWN = 2**18  # entries of a block of initial weights: our choice; another means other weights for every seed
 
 
 def scale_weight(weight, bias, dtype, in_gain=None, out_gain=None) -> tuple:
@@ -69,17 +74,37 @@ def linear(x, weight, bias=None, dtype=None, in_gain=None, out_gain=None, produc
     return product(x.to(dtype), *(recomputed(scale_weight, weight, dtype, *args) if is_scaled else scale_weight(*args)))
 
 
-def draw(weight, std: float, generator: torch.Generator, cut: float | None = None) -> None:
-    """Fill `weight` from N(0, std²), cut off at ± `cut` · std; do nothing on the meta device. All entries are drawn, on
-    the CPU, so that every device and every sharding gets the same."""
-    if weight.is_meta:
-        return
-    drawn = torch.empty(weight.shape, device="cpu")
-    if cut is None or std == 0:  # Fixup starts some matrices at 0, which trunc_normal_ cannot draw
-        drawn.normal_(0, std, generator=generator)
-    else:
-        nn.init.trunc_normal_(drawn, 0, std, -cut * std, cut * std, generator)
-    assign(weight, drawn)
+class Draws:
+    """The random numbers of initial weights, in blocks of DRAWN entries with a generator each: so a process draws what
+    it holds alone, in threads. On the CPU, so that every device and every sharding gets the same."""
+
+    def __init__(self, seed: int):
+        self.next = zlib.crc32(str(seed).encode())  # the seed of the next block
+
+    @torch.no_grad()
+    def fill(self, weight, std: float, cut: float | None = None) -> None:
+        """Draw the next weight from N(0, std²), cut off at ± `cut` · std. On the meta device nothing is drawn."""
+        n, each, start = weight.numel(), weight[0].numel(), self.next
+        self.next += -(-n // DRAWN)
+        if weight.is_meta:
+            return
+        mine = local_shard(weight.detach()).view(-1)
+        first = shard_rows(len(weight), shard_group(weight)).start * each
+
+        def draw(block: int) -> None:
+            generator = torch.Generator().manual_seed((start + block) % 2**32)
+            begin, drawn = block * DRAWN, torch.empty(min(DRAWN, n - block * DRAWN), device="cpu")
+            if cut is None:
+                drawn.normal_(generator=generator)
+            else:
+                nn.init.trunc_normal_(drawn, 0, 1, -cut, cut, generator)
+            rows = slice(max(begin, first), min(begin + len(drawn), first + len(mine)))
+            part = drawn[rows.start - begin : rows.stop - begin].mul_(std)
+            mine[rows.start - first : rows.stop - first].copy_(part)
+
+        blocks = range(first // DRAWN, -(-(first + len(mine)) // DRAWN)) if len(mine) else ()
+        with ThreadPoolExecutor(max(1, os.cpu_count() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))) as threads:
+            list(threads.map(draw, blocks))  # a list, to see errors
 
 
 class Linear(nn.Linear):
@@ -121,8 +146,8 @@ class Linear(nn.Linear):
         y = linear(self.pre(x), self.effective_weight(), self.bias, dtype, *factors, product)
         return self.out(y).to(y.dtype)
 
-    def init(self, std: float, generator: torch.Generator, cut: float | None = None):
-        draw(self.weight, std * self.init_scale, generator, cut)
+    def init(self, std: float, draws: Draws, cut: float | None = None):
+        draws.fill(self.weight, std * self.init_scale, cut)
         if self.bias is not None:
             self.bias.zero_()
 
@@ -168,8 +193,8 @@ class SigmaReparam(Linear):
             self.v.copy_(F.normalize(self.u @ weight, dim=0))
             self.u.copy_(F.normalize(weight @ self.v, dim=0))
 
-    def init(self, std: float, generator: torch.Generator, cut: float | None = None):
-        super().init(std, generator, cut)
+    def init(self, std: float, draws: Draws, cut: float | None = None):
+        super().init(std, draws, cut)
         if not self.weight.is_meta:  # γ = σ(W) initially, so that the matrix is W: as in the released code
             self.u.fill_(1.0)  # not drawn: a seed gives the same weights with and without σReparam
             self.power_iteration(SIGMA_INIT_ITERATIONS)
@@ -201,5 +226,5 @@ class Embedding(nn.Embedding):
     def reset_parameters(self):
         pass  # Network.init_weights sets every parameter
 
-    def init(self, std: float, generator: torch.Generator):
-        draw(self.weight, std, generator)
+    def init(self, std: float, draws: Draws):
+        draws.fill(self.weight, std)

@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from layers.linear import Linear, linear
+from layers.linear import Draws, Linear, linear
 from layers.ops import forbid_second_derivative, namespace_of, store_once, upcast
 
 NAMESPACE = namespace_of(__file__)
@@ -226,8 +226,8 @@ class Router(Linear):
         excess = E * count(experts.flatten(), E) - experts.numel()
         return penalty + (excess * self.choice_bias).sum()
 
-    def init(self, std: float, generator: torch.Generator, cut: float | None = None):
-        super().init(std, generator, cut)
+    def init(self, std: float, draws: Draws, cut: float | None = None):
+        super().init(std, draws, cut)
         if self.choice_bias is not None:
             self.choice_bias.zero_()
 

@@ -3,7 +3,7 @@
 import torch
 import torch.nn as nn
 
-from layers.linear import Embedding, Linear, SigmaReparam
+from layers.linear import Draws, Embedding, Linear, SigmaReparam
 from layers.roles import BLOCK_ROLES, ROLES
 from layers.runtime import Runtime
 from layers.slot import Slot
@@ -30,9 +30,9 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int = 1337) -> None:
-        """Set every parameter. Drawn on the CPU from a generator of its own: a seed means the same weights on every
-        device, whatever else draws random numbers. Every module that reads a Runtime gets this network's."""
-        generator, c = torch.Generator().manual_seed(seed), self.config
+        """Set every parameter, random ones by `Draws`: a seed means the same weights on every device and any number of
+        processes, whatever else draws random numbers. Every module that reads a Runtime gets this network's."""
+        draws, c = Draws(seed), self.config
         for module in self.modules():
             if hasattr(module, "runtime"):
                 module.runtime = self.runtime
@@ -40,9 +40,9 @@ class Network(nn.Module):
                 module.init()
             elif isinstance(module, Linear) and module is not self.head and c.init != "normal":
                 std = (2 / sum(module.weight.shape[-2:])) ** 0.5
-                module.init(std, generator, 2.0 if c.init == "xavier_cut" else None)
+                module.init(std, draws, 2.0 if c.init == "xavier_cut" else None)
             elif isinstance(module, (Linear, Embedding)):
-                module.init(c.init_std, generator)
+                module.init(c.init_std, draws)
 
     def routers(self) -> dict:
         """{name: its Router}, in the order of the blocks."""

@@ -53,7 +53,7 @@ def ours():
     """A GPT with random weights, large ones, so that texts differ: with this seed some end with end of text, and some
     repeat a letter."""
     sizes = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=257, init_std=0.4)
-    return GPT(GPTConfig(**sizes, norm="layernorm", norm_eps=1e-5, bias=True), seed=8).eval()
+    return GPT(GPTConfig(**sizes, norm="layernorm", norm_eps=1e-5, bias=True), seed=2).eval()
 
 
 @pytest.fixture(scope="module")

@@ -35,22 +35,22 @@ WSD = "schedule=wsd wsd_decay=sqrt wsd_decay_iters=8"
 
 # name: flags, training loss at steps 4, 8, 12, 16, 20, validation loss at step 20
 GOLDEN = {
-    "pre_ln": ("norm=layernorm bias=True norm_eps=1e-5", [5.13064, 4.21032, 3.45092, 3.06338, 3.10931, 2.90732]),
-    "dnt_s5_adamw": (DNT, [5.14939, 4.25782, 3.56763, 3.20803, 3.3003, 3.07863]),
-    "dnt_s5_msgdw": (f"{DNT} optimizer=msgdw learning_rate=0.5", [5.22079, 3.8235, 2.62817, 2.07223, 2.27148, 1.96611]),
-    "llama": (LLAMA, [4.99669, 4.00085, 3.08223, 2.54399, 2.59373, 2.41442]),
-    "post_ln": ("pre_norm=none post_norm=both mlp=relu", [5.19233, 4.18445, 3.4652, 3.08105, 3.12121, 2.96861]),
-    "dyt": (f"norm=dyt dyt_bias=True {LLAMA}", [5.53511, 5.31745, 4.08076, 3.92267, 4.16116, 3.87519]),
-    "dropout": (f"{DNT} dropout=0.2 micro_batch_size=4", [5.21417, 4.34884, 3.76699, 3.53514, 3.59611, 3.29232]),
-    "muon": (f"{DNT} optimizer=muon", [5.13433, 4.19349, 3.51542, 3.16032, 3.20669, 3.01975]),
-    "muon_original": (ORIGINAL, [5.04246, 3.96955, 3.04788, 2.49011, 2.52721, 2.38225]),
-    "adam_mini": (f"{LLAMA} {MINI}", [4.48584, 2.78273, 1.17565, 0.88108, 1.10341, 0.98076]),
-    "nesterov": (f"{MSGDW} learning_rate=0.1 nesterov=True", [5.39389, 4.87266, 4.29349, 3.80808, 3.76824, 3.50026]),
-    "dampening": (f"{MSGDW} learning_rate=0.5 dampening=0.5", [5.28856, 4.11941, 3.29506, 2.72885, 2.81498, 2.34965]),
-    "blockwise": (f"{DNT} {BLOCKWISE}", [4.84764, 3.61995, 2.88203, 2.46461, 2.69561, 2.42102]),
-    "blockwise_warmup_end": (BLOCKWISE_LLAMA, [5.31558, 4.89036, 4.5344, 4.33461, 4.34116, 4.27631]),
-    "wsd": (f"{DNT} {WSD}", [5.14939, 4.24924, 3.45098, 2.98265, 3.05752, 2.82236]),
-    "dyt_schedule": (f"{DNT} schedule=dyt", [5.04912, 4.20033, 3.7069, 3.44953, 3.51724, 3.30121]),
+    "pre_ln": ("norm=layernorm bias=True norm_eps=1e-5", [5.10523, 4.17156, 3.36744, 2.92526, 2.98912, 2.79471]),
+    "dnt_s5_adamw": (DNT, [5.17332, 4.25538, 3.57677, 3.25116, 3.30256, 3.12058]),
+    "dnt_s5_msgdw": (f"{DNT} optimizer=msgdw learning_rate=0.5", [5.26955, 3.58966, 2.47129, 1.86699, 1.9919, 1.69709]),
+    "llama": (LLAMA, [5.01641, 4.03736, 3.0737, 2.54456, 2.62011, 2.43464]),
+    "post_ln": ("pre_norm=none post_norm=both mlp=relu", [5.19661, 4.14863, 3.41037, 2.99213, 3.08183, 2.89924]),
+    "dyt": (f"norm=dyt dyt_bias=True {LLAMA}", [5.53488, 5.32631, 4.09234, 3.95721, 4.12394, 3.88596]),
+    "dropout": (f"{DNT} dropout=0.2 micro_batch_size=4", [5.18265, 4.33817, 3.7776, 3.47832, 3.61238, 3.30488]),
+    "muon": (f"{DNT} optimizer=muon", [5.16987, 4.19095, 3.4453, 3.05125, 3.13578, 2.96123]),
+    "muon_original": (ORIGINAL, [5.04889, 3.98623, 3.03906, 2.51235, 2.55933, 2.39196]),
+    "adam_mini": (f"{LLAMA} {MINI}", [4.48827, 2.89679, 1.11242, 0.83032, 1.1068, 0.94694]),
+    "nesterov": (f"{MSGDW} learning_rate=0.1 nesterov=True", [5.37322, 4.9666, 4.32199, 3.79998, 3.7618, 3.52395]),
+    "dampening": (f"{MSGDW} learning_rate=0.5 dampening=0.5", [5.27499, 4.22037, 3.12916, 2.48536, 2.56801, 2.20247]),
+    "blockwise": (f"{DNT} {BLOCKWISE}", [4.86836, 3.64686, 3.00201, 2.59926, 2.8572, 2.5987]),
+    "blockwise_warmup_end": (BLOCKWISE_LLAMA, [5.32779, 4.88154, 4.52863, 4.32698, 4.32789, 4.27894]),
+    "wsd": (f"{DNT} {WSD}", [5.17332, 4.24712, 3.49719, 3.04507, 3.06146, 2.885]),
+    "dyt_schedule": (f"{DNT} schedule=dyt", [5.02913, 4.23552, 3.70127, 3.44172, 3.56601, 3.34428]),
 }
 
 

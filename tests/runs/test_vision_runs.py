@@ -118,7 +118,7 @@ def test_bf16_is_close_to_fp32(digits, tmp_path):
 def test_tracked_numbers(digits, tmp_path, monkeypatch):
     """Variances of the stream, and the largest logit of all pairs: patches see later ones too."""
     config = dict(PRE, qk_norm=False, norm="dyt", dyt_alpha_attn=0.7, n_kv_head=1)
-    train(tmp_path, digits, max_iters=4, track_interval=2, **RANDOM | config)
+    train(tmp_path, digits, max_iters=4, track_interval=2, seed=2, **RANDOM | config)
     track = column(tmp_path, "track")[4]
     model, data = model_from_checkpoint(load(tmp_path / "last.pt")).eval(), PreparedImages(digits, 17, image_size=8)
     streams, logits, attend = [], [], F.scaled_dot_product_attention

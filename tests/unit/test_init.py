@@ -7,6 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
+from layers import linear
+from layers.linear import Draws
 from model import GPT, GPTConfig, init_scale
 from support.models import FIXUP, LLAMA, MANY_GAINS, POST, S5, SIZE, batch, build, gradients
 
@@ -167,3 +169,25 @@ def test_counts_with_wide_heads_and_biases():
     biases, gains = L * (heads + 2 * kv + 2 * hidden + 2 * d), (2 * L + 1) * d + 2 * L * 6
     assert model.num_params() == model.num_params(positions=False) == matrices + 2 * vocab * d + biases + gains
     assert model.flops_per_token() == 6 * (matrices + vocab * d) + 12 * L * heads * T
+
+
+def test_a_process_draws_what_it_holds(monkeypatch):
+    """In blocks, each from its own generator: of any share of the rows the same entries, and no block twice."""
+    monkeypatch.setattr(linear, "DRAWN", 7)
+    whole = {cut: torch.zeros(5, 4, 3) for cut in (None, 2.0)}
+    for cut, weight in whole.items():
+        Draws(1).fill(weight, 0.5, cut)
+        assert len(set(weight.flatten().tolist())) == 60 and (cut is None or weight.abs().max() <= 1.0)
+        for share in (range(2), range(2, 3), range(3, 5), range(5, 5)):
+            monkeypatch.setattr(linear, "local_shard", lambda p, share=share: p[share.start : share.stop])
+            monkeypatch.setattr(linear, "shard_rows", lambda *_, share=share: share)
+            draws, sharded = Draws(1), torch.zeros(5, 4, 3)
+            draws.fill(sharded, 0.5, cut)
+            assert torch.equal(sharded[share.start : share.stop], weight[share.start : share.stop])
+            assert sharded.count_nonzero() == 12 * len(share)
+        monkeypatch.undo()
+        monkeypatch.setattr(linear, "DRAWN", 7)
+    draws, two = Draws(1), torch.zeros(2, 5, 4, 3)
+    for weight in two:
+        draws.fill(weight, 0.5)
+    assert torch.equal(two[0], whole[None]) and len(set(two.flatten().tolist())) == 120
