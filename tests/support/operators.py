@@ -6,6 +6,10 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -55,6 +59,27 @@ def fresh_compiler():
     with torch._dynamo.config.patch(error_on_recompile=True):
         yield
     torch._dynamo.reset()
+
+
+def compiled_and_kept(module) -> tuple:
+    """(the module compiled as inductor would split it into a forward and a backward pass; the tensors that the forward
+    pass makes for the backward pass, known after a call)."""
+    kept = []
+
+    def source(node):
+        """What a view is one of."""
+        return source(node.args[0]) if getattr(node.target, "is_view", False) else node
+
+    def forward(graph, _):
+        _, *saved = graph.graph.output_node().args[0]  # the result is none of them
+        made = {source(node) for node in saved if node is not None}
+        kept.extend(t for node in made if node.op != "placeholder" and torch.is_tensor(t := node.meta["val"]))
+        return make_boxed_func(graph)
+
+    partition = partial(min_cut_rematerialization_partition, compiler="inductor")
+    how = dict(fw_compiler=forward, bw_compiler=lambda graph, _: make_boxed_func(graph), partition_fn=partition)
+    backend = aot_autograd(**how, decompositions=select_decomp_table())
+    return torch.compile(module, backend=backend, fullgraph=True, dynamic=False), kept
 
 
 def saved_for_backward(f) -> list:

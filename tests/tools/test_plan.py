@@ -8,10 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from model import GPTConfig
+from layers.ops import rotary
+from model import GPT, GPTConfig
 from nanodnt.engine import Trainer, prepare_model, training_step
 from nanodnt.optim import make_optimizer
 from nanodnt.plan.memory import (
+    COMPILED,
     Memory,
     Strategy,
     Timeline,
@@ -27,10 +29,11 @@ from nanodnt.plan.memory import (
 from nanodnt.plan.planning import GPUS, NO_BF16, PlanConfig, describe_plan, describe_time
 from nanodnt.run.environment import Env
 from nanodnt.run.hardware import PEAK_FLOPS, available_bytes
-from nanodnt.run.parallel import data_parallel
+from nanodnt.run.parallel import block_matrices, data_parallel
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import task_of
 from support.depth import spread
+from support.operators import compiled_and_kept, fresh_compiler
 from support.optimizers import filled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -167,6 +170,31 @@ def test_two_micro_batches_determine_all_others(case):
             assert predicted.total == pytest.approx(found, abs=64), accumulation
         assert predicted.total >= found - 64
     assert (memory.now, memory.gradients) == (pytest.approx(0, abs=64), total_bytes(model.parameters()))
+
+
+COMPILED_LAYOUTS = {"GPT-2": dict(norm="layernorm"), "DNT": DNT, "DyT LLaMA": LLAMA | dict(norm="dyt", n_ff=384)}
+COMPILED_LAYOUTS["DNP"] = dict(gain="branch", gain_out="norm")
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["one process, DDP", "FSDP"])
+@pytest.mark.parametrize("name", COMPILED_LAYOUTS)
+@fresh_compiler()
+def test_what_a_compiled_block_keeps(name, half):
+    """Between the share that a start counts with, and what --plan counts. bf16; under FSDP matrices come in bf16."""
+    flags = dict(block_size=512, n_embd=128, n_head=2, vocab_size=64) | COMPILED_LAYOUTS[name]
+    counted = []
+    for n_layer in (1, 2):
+        memory = trace(*build(flags | dict(n_layer=n_layer), {}, dtype=torch.bfloat16), micro=4)
+        counted.append(memory.rows[[phase for phase, *_ in memory.rows].index("backward") - 1][-1])
+    model = GPT(build(flags, {})[0].config).set_runtime(compute_dtype=torch.bfloat16)
+    for weight in block_matrices(model) if half else ():
+        weight.data = weight.data.bfloat16()
+    compiled, kept = compiled_and_kept(model.blocks[1])
+    rope = rotary(torch.arange(512), 64, 1e4) if model.config.pos == "rope" else None
+    compiled(torch.randn(4, 512, 128, requires_grad=True), rope)
+    share = sum(t.numel() * t.element_size() for t in kept) / (counted[1] - counted[0])
+    print(f"{name}: a compiled block keeps {share:.2f} of what is counted")
+    assert COMPILED < share <= 1.001
 
 
 # -------------------------------------------------------------------------------------------------- parts and numbers

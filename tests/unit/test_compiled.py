@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import checkpoint
 
 from layers import ops
@@ -21,7 +18,14 @@ from nanodnt.run.parallel import block_matrices
 from nanodnt.settings import TrainConfig
 from support.depth import spread
 from support.models import FIXUP, LLAMA, MANY_GAINS, NONE, S4, S5, SIZE, UNIFIED, batch, build, error, gradients
-from support.operators import IGNORED, assert_same_gradients, batch_ignoring, fresh_compiler, standing_for
+from support.operators import (
+    IGNORED,
+    assert_same_gradients,
+    batch_ignoring,
+    compiled_and_kept,
+    fresh_compiler,
+    standing_for,
+)
 
 
 @pytest.mark.parametrize("backend", ("aot_eager", pytest.param("inductor", marks=pytest.mark.deep)))
@@ -148,26 +152,21 @@ def test_compiled_blocks_keep_no_copy_of_a_gathered_weight(name):
     model = build(GATHERED[name], n_layer=1).float().set_runtime(compute_dtype=torch.bfloat16)
     for weight in block_matrices(model):
         weight.data = weight.data.bfloat16()
-    kept, x, rope = [], torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0)), None
+    x, rope = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0)), None
     if model.config.pos == "rope":
         rope = ops.rotary(torch.arange(9), model.config.head_dim, 100.0)
-
-    def forward(graph, _):
-        kept.extend(n.meta["val"] for n in graph.graph.output_node().args[0] if n is not None and n.op != "placeholder")
-        return make_boxed_func(graph)
 
     def gradients(block) -> list:
         model.zero_grad()
         block(x.requires_grad_(), rope).square().sum().backward()
         return [p.grad for p in model.blocks.parameters()]
 
-    block, partition = model.blocks[0], partial(min_cut_rematerialization_partition, compiler="inductor")
-    backend = partial(aot_autograd, bw_compiler=lambda graph, _: make_boxed_func(graph), partition_fn=partition)
-    compiled, wanted = torch.compile(block, backend=backend(fw_compiler=forward), fullgraph=True), gradients(block)
+    block = model.blocks[0]
+    (compiled, kept), wanted = compiled_and_kept(block), gradients(block)
     for way in (compiled, lambda *args: checkpoint(compiled, *args, use_reentrant=False)):
         for grad, right in zip(gradients(way), wanted, strict=True):
             assert (grad - right).norm() <= 0.02 * right.norm()
-    large = [t.shape for t in kept if torch.is_tensor(t) and t.numel() >= 16 * 16]
+    large = [t.shape for t in kept if t.numel() >= 16 * 16]
     assert large and all({9, 18, 36} & set(shape) for shape in large)
 
 
