@@ -1,6 +1,5 @@
 """Matrices: linear maps that take the gains beside them into their weight, and embeddings."""
 
-import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,8 +8,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from layers.cores import own_cores
 from layers.runtime import Runtime
-from layers.sharding import assign, full_tensor, local_shard, shard_group, shard_rows
+from layers.sharding import assign, full_tensor, local_shard, own_rows, shard_dim
 from layers.slot import Slot
 
 SIGMA_INIT_ITERATIONS = 30  # of the power iteration, for σReparam's initial σ
@@ -83,28 +83,39 @@ class Draws:
 
     @torch.no_grad()
     def fill(self, weight, std: float, cut: float | None = None) -> None:
-        """Draw the next weight from N(0, std²), cut off at ± `cut` · std. On the meta device nothing is drawn."""
-        n, each, start = weight.numel(), weight[0].numel(), self.next
-        self.next += -(-n // DRAWN)
+        """Draw the next weight, or stack, from N(0, std²), cut off at ± `cut` · std; on the meta device nothing."""
+        n, first = weight.shape[-2:].numel(), self.next
+        blocks = -(-n // DRAWN)  # of a matrix
+        self.next += weight.numel() // n * blocks
         if weight.is_meta:
             return
-        mine = local_shard(weight.detach()).view(-1)
-        first = shard_rows(len(weight), shard_group(weight)).start * each
+        held, own = local_shard(weight.detach()), own_rows(weight)
+        whole = weight.ndim == 3 and shard_dim(weight) == 0  # then it holds whole matrices, else rows of each
+        begin = 0 if whole else own.start * weight.shape[-1]
+        parts = zip(own if whole else range(weight.numel() // n), held if weight.ndim == 3 else [held], strict=True)
 
-        def draw(block: int) -> None:
-            generator = torch.Generator().manual_seed((start + block) % 2**32)
-            begin, drawn = block * DRAWN, torch.empty(min(DRAWN, n - block * DRAWN), device="cpu")
+        def draw(place: tuple) -> None:
+            i, block, mine = place
+            generator = torch.Generator().manual_seed((first + i * blocks + block) % 2**32)
+            at, drawn = block * DRAWN, torch.empty(min(DRAWN, n - block * DRAWN), device="cpu")
             if cut is None:
                 drawn.normal_(generator=generator)
             else:
                 nn.init.trunc_normal_(drawn, 0, 1, -cut, cut, generator)
-            rows = slice(max(begin, first), min(begin + len(drawn), first + len(mine)))
-            part = drawn[rows.start - begin : rows.stop - begin].mul_(std)
-            mine[rows.start - first : rows.stop - first].copy_(part)
+            low, high = max(at, begin), min(at + len(drawn), begin + len(mine))
+            mine[low - begin : high - begin].copy_(drawn[low - at : high - at].mul_(std))
 
-        blocks = range(first // DRAWN, -(-(first + len(mine)) // DRAWN)) if len(mine) else ()
-        with ThreadPoolExecutor(max(1, os.cpu_count() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))) as threads:
-            list(threads.map(draw, blocks))  # a list, to see errors
+        places = []
+        for i, part in parts:
+            touched = range(begin // DRAWN, -(-(begin + part.numel()) // DRAWN)) if part.numel() else ()
+            places += [(i, block, part.view(-1)) for block in touched]
+        teams = torch.get_num_threads()
+        torch.set_num_threads(1)  # else each of these threads would start a team of its own
+        try:
+            with ThreadPoolExecutor(1 if weight.device.type == "mps" else own_cores()) as threads:
+                list(threads.map(draw, places))  # a list, to see errors
+        finally:
+            torch.set_num_threads(teams)
 
 
 class Linear(nn.Linear):

@@ -1,4 +1,5 @@
-"""The few helpers for parameters that FSDP2 shards: DTensors, split by rows over processes."""
+"""The few helpers for parameters that FSDP2 shards: DTensors, split by rows over processes. Where a stack of matrices
+has not one for each process, the rows of every matrix are split: its second dimension."""
 
 import torch
 import torch.distributed as dist
@@ -12,10 +13,9 @@ def is_sharded(p) -> bool:
 @torch.no_grad()
 def assign(p, full):
     """p ← full, a tensor of p's full shape. Every process keeps its rows of a sharded p; nothing is sent. Of a tensor
-    that is on disk, with a method read_into(out, rows), it reads these rows alone."""
+    that is on disk, with a method read_into(out, rows, dim), it reads these rows alone."""
     if hasattr(full, "read_into"):
-        rows = shard_rows(len(p), shard_group(p)) if is_sharded(p) else None
-        full.read_into(local_shard(p), rows)
+        full.read_into(local_shard(p), *((own_rows(p), shard_dim(p)) if is_sharded(p) else ()))
         return
     if is_sharded(p):
         from torch.distributed.tensor import distribute_tensor
@@ -40,9 +40,26 @@ def shard_group(p):
     return p.device_mesh.get_group(p.device_mesh.ndim - 1) if is_sharded(p) else None
 
 
-def shard_rows(n: int, group) -> range:
-    """Which of n rows this process holds when they are split over `group`; all n without a group."""
+def shard_dim(p) -> int:
+    """The dimension of p's rows: along which it is split, 0 where it is not sharded."""
+    return p.placements[-1].dim if is_sharded(p) else 0
+
+
+def own_rows(p) -> range:
+    """Which of p's rows this process holds."""
+    n, group = p.shape[shard_dim(p)], shard_group(p)
     return row_ranges(n, dist.get_world_size(group))[dist.get_rank(group)] if group else range(n)
+
+
+def choose_dim(p, world_size: int) -> int:
+    """Along which dimension FSDP2 is to split p: the second of a stack whose matrices do not divide evenly over the
+    processes, while their rows do."""
+    return int(p.ndim == 3 and len(p) % world_size > 0 and p.shape[1] % world_size == 0)
+
+
+def shard_numel(p, world_size: int) -> int:
+    """The entries of the largest shard of p."""
+    return p.numel() // world_size if choose_dim(p, world_size) else -(-len(p) // world_size) * p.shape[1:].numel()
 
 
 def row_ranges(n: int, world_size: int) -> list:

@@ -196,10 +196,13 @@ def describe_run(run) -> None:
     env.print(f"{step} = {split}; {run.data.describe()}")
     if config.warmup_iters >= config.max_iters and not config.eval_only:
         env.print(f"note: warm-up ({config.warmup_iters} steps) does not end within max_iters={config.max_iters}")
-    experts, shards = model.config.n_expert, config.fsdp_shard_size or env.world_size
-    if env.parallel == "fsdp" and experts % shards:
-        uneven = f"{experts} experts do not divide evenly over {shards} processes: some hold {-(-experts // shards)}"
-        env.print(f"note: {uneven}, others fewer or none; with n_expert a multiple of {shards} all hold the same")
+    if env.parallel == "fsdp":
+        from nanodnt.run.parallel import uneven_experts
+
+        shards = config.fsdp_shard_size or env.world_size
+        if experts := uneven_experts(model, shards):
+            uneven = f"{experts} experts and their rows do not divide evenly over {shards} processes"
+            env.print(f"note: {uneven}: some hold {-(-experts // shards)}, others fewer or none")
     if env.device.type == "cuda" and not peak_flops(env.device, env.dtype, config.peak_flops):
         card = f"{device_name(env.device)} in {str(env.dtype).removeprefix('torch.')}"
         env.print(f"note: no MFU, because the peak FLOP/s of {card} are not known: give --peak_flops")

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from layers.cores import own_cores
 from nanodnt.data import inputs
 from nanodnt.data.tokenizer import END_OF_TEXT, Tokenizer
 from nanodnt.prepare import script, text
@@ -83,5 +84,5 @@ def main(argv=None):
         train, val = split(False), split(True)
     source = f"{args.input.resolve().name} ({len(scores):,} documents)"
     tokenizer = tokenizer or Tokenizer.meta_for("chars", sorted(alphabet))
-    workers = script.cpus() if size > 2 * text.JOB_CHARS else 1  # starting processes takes a second
+    workers = own_cores() if size > 2 * text.JOB_CHARS else 1  # starting processes takes a second
     text.build(out, source, tokenizer, {"train": [train], "val": [val]}, name=args.name, workers=workers)

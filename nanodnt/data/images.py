@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from layers.cores import own_cores
 from nanodnt.data.augment import change, fit, mix_images
 from nanodnt.data.prepared import PreparedData, mix
 
@@ -39,7 +40,7 @@ class PreparedImages(PreparedData):
         self.scale, self.shift = (1 / (255 * std)).astype(np.float32), (mean / std).astype(np.float32)
         fill = tuple(round(255 * value) for value in self.meta["mean"])  # what rotations and shifts bring in
         self.fill = fill if self.channels == 3 else fill[0]
-        self.workers = workers or threads()
+        self.workers = workers or own_cores()
         self.pool = ThreadPoolExecutor(self.workers, thread_name_prefix="images")
 
     def describe(self) -> str:
@@ -154,9 +155,3 @@ def open_image(raw: bytes, channels: int, side: int | None):
     if side is not None and image.mode != mode or image.mode.startswith(WIDE):
         raise ValueError(f"is of mode {image.mode} instead of {mode} (channels={channels}, of 8 bits)")
     return image.convert(mode)
-
-
-def threads() -> int:
-    """Cores that this process may use, shared with the other processes of its machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from layers.roles import MATRICES
-from layers.sharding import local_shard, shard_group, shard_rows
+from layers.sharding import local_shard, own_rows, shard_dim, shard_group
 from nanodnt.optim.registry import RATIOS, average_gradients, if_finite, one_if_finite, register
 
 
@@ -52,15 +52,12 @@ def mean_squares(group, params: list, grads: list, counts: list) -> torch.Tensor
     """(number of blocks,): the mean of g² over each block, for all parameters one after the other. `counts`: the blocks
     of each. Under FSDP2 processes add up their parts, in one message."""
     rows, shards, grads = group["block_rows"], shard_group(params[0]), list(map(local_shard, grads))
-    if rows:
-        norms = [torch.linalg.vector_norm(g, dim=-1).flatten() for g in grads]
-    else:
-        norms = torch._foreach_norm(grads)
+    norms = [torch.linalg.vector_norm(g, dim=-1) for g in grads] if rows else torch._foreach_norm(grads)
     if rows and shards:  # of all rows, since a block may lie on several processes; 0 for those of other processes
         row_counts = list(map(row_count, params))
         own, norms = norms, grads[0].new_zeros(sum(row_counts)).split(row_counts)
-        torch._foreach_copy_([part[own_rows(p)] for p, part in zip(params, norms, strict=True)], own)
-    squares = torch.cat(norms).square() if rows else torch.stack(norms).square()
+        torch._foreach_copy_([own_part(part, p) for p, part in zip(params, norms, strict=True)], own)
+    squares = torch.cat([norm.view(-1) for norm in norms]).square()
     if shards:
         dist.all_reduce(squares, group=shards)
     squares = squares.view(-1, rows or 1).sum(1)
@@ -74,7 +71,7 @@ def subtract(group, params: list, m: list, sizes) -> None:
     if rows:  # one operator for each matrix: those on lists of tensors would need sizes written out for each entry
         of_rows = sizes.repeat_interleave(rows).split(list(map(row_count, params)))
         for p, w, mean, size in zip(params, own, m, of_rows, strict=True):
-            w.addcmul_(mean, size[own_rows(p)].view(*w.shape[:-1], 1), value=-1)
+            w.addcmul_(mean, own_part(size, p)[..., None], value=-1)
     else:
         counts = [mean.numel() for mean in m]
         steps = torch.cat([size.expand(n) for size, n in zip(sizes.unbind(), counts, strict=True)])
@@ -88,10 +85,10 @@ def row_count(p) -> int:
     return p.shape[:-1].numel() if p.ndim > 1 else len(p)
 
 
-def own_rows(p) -> slice:
-    """The rows of p that this process holds."""
-    rows, each = shard_rows(len(p), shard_group(p)), row_count(p) // len(p)
-    return slice(rows.start * each, rows.stop * each)
+def own_part(of_rows, p) -> torch.Tensor:
+    """Of a number for each row of p (`row_count`), those of the rows that this process holds: a view."""
+    rows = own_rows(p)
+    return of_rows.view(p.shape[:-1]).narrow(shard_dim(p), rows.start, len(rows))
 
 
 PAPER_RATIOS = RATIOS | {"emb": 4.0, "qk": 1.0, "ffn": 4.0}  # arXiv 2502.19002, A.3

@@ -20,11 +20,12 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from layers.sharding import shard_numel
 from model import GPTConfig
 from nanodnt.engine import Trainer, prepare_model, training_step
 from nanodnt.optim import make_optimizer
 from nanodnt.run.hardware import available_bytes, memory_bytes
-from nanodnt.run.parallel import block_matrices, gathered_dtype, keep_unsharded, own_head, padded_numel
+from nanodnt.run.parallel import block_matrices, gathered_dtype, keep_unsharded, own_head, padded_numel, uneven_experts
 from nanodnt.tasks import task_of
 
 # Of what is counted as kept for the backward pass, compiled code keeps at least this share: our choice, below the 0.58
@@ -50,9 +51,8 @@ def total_bytes(tensors) -> int:
 
 
 def shard_bytes(tensors, n: int) -> int:
-    """The size of the largest shard, where n processes split the rows of each tensor as FSDP2 does: ⌈rows/n⌉ each.
-    Tensors without dimensions are on every process."""
-    return sum(total_bytes([t]) if t.ndim == 0 else -(-len(t) // n) * total_bytes([t[0]]) for t in tensors)
+    """The size of the largest shard of n processes. Tensors without dimensions are on every process."""
+    return sum(t.element_size() * (shard_numel(t, n) if t.ndim else 1) for t in tensors)
 
 
 def state_tensors(optimizer) -> list:
@@ -93,8 +93,7 @@ def make_strategy(parallel: str, model, optimizer, config, gpus: int, limit: flo
     accumulated = dict.fromkeys(("forward", "loss", "backward"), weights if keep else weights - blocks)
     head = own_head(model)
     root = weights - blocks - (total_bytes(head.parameters()) if head else 0)  # of the root group
-    experts = model.config.n_expert
-    if experts % n:
+    if experts := uneven_experts(model, n):
         text += f"; {experts} experts over {n} processes: gathered, they take the memory of {-(-experts // n) * n}"
     sharded = shard + buffers, shard, shard_bytes(state, n), gathered_copies(model, dtype, root, keep, n), accumulated
     return Strategy("FSDP", *sharded, note=f"FSDP: {text}")

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from layers.cores import own_cores
 from nanodnt.data.meta import MAX_CLASSES
 from nanodnt.prepare import hub, script
 
@@ -70,7 +71,7 @@ def _write_split(parts, split, images, total, classes, read):
 
     offsets, labels, digest = [0], [], hashlib.sha256()
     bar = tqdm(total=total, desc=split, unit=" images", disable=None)  # None: shown only on a terminal
-    with bar, ThreadPoolExecutor(script.cpus()) as pool, open(parts / f"{split}.bin", "wb") as f:
+    with bar, ThreadPoolExecutor(own_cores()) as pool, open(parts / f"{split}.bin", "wb") as f:
         for raw, label in script.in_order(pool, check, images, AHEAD):
             f.write(raw)
             digest.update(raw)

@@ -14,6 +14,7 @@ from collections import deque
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+from layers.cores import own_cores
 from nanodnt.files import DATA, write_file
 
 BESIDE = (".marks", "_offsets.bin", "_labels.bin")  # what a split of examples or images has beside SPLIT.bin
@@ -29,7 +30,7 @@ def parser(doc: str, name: str | None = None, revision: str | None = None, worke
     if name is None:
         flags.add_argument("--name", required=True, help="of the dataset: train with --dataset=NAME")
     if revision and workers:
-        flags.add_argument("--workers", type=int, default=cpus(), help="tokenising processes (default: all cores)")
+        flags.add_argument("--workers", type=int, default=own_cores(), help="tokenising processes (default: all cores)")
     if revision:
         flags.add_argument("--revision", default=revision, help="commit or branch of the source (default: %(default)s)")
     return flags
@@ -56,11 +57,6 @@ def run(main):
         sys.exit(f"error: the package {e.name} is missing: pip install -r requirements.txt")
     except (ValueError, OSError) as e:
         sys.exit(f"error: {e}")
-
-
-def cpus() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def score(name: str) -> float:

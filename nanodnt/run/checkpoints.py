@@ -143,9 +143,8 @@ class Saver:
         """Begin `save_checkpoint` of what `copy` returned and the `rest`, which nobody may change after this."""
         self.finish()
         if self.sharded:
-            tensors, mine, whole, count = copied
-            name = f"{self.name}-{rest['step']}"
-            checkpoint = tensors | rest | {"shards": dict(name=name, count=count, whole=whole)}
+            tensors, mine, about = copied
+            checkpoint = tensors | rest | {"shards": dict(about, name=f"{self.name}-{rest['step']}")}
             self.writing = self.pool.submit(self._write_shards, checkpoint, mine, best, keep)
         elif self.is_main:
             self.writing = self.pool.submit(self._write, copied | rest, best, keep)

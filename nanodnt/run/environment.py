@@ -206,7 +206,8 @@ def join_processes(env: Env, timeout_s: int) -> None:
         env.print(f"{note}: before torchrun, export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
     env.timeout = timedelta(seconds=timeout_s)
     cuda = env.device.type == "cuda"
-    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # connect with whom one talks to, not each with every other
+    if sys.platform == "linux" and "GLOO_DEVICE_TRANSPORT" not in os.environ:  # other transports cannot
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # connect with whom one talks to, not each with every other
     # device_id: NCCL connects now, and not in the first step; a barrier or a new group need not guess the device
     dist.init_process_group("nccl" if cuda else "gloo", timeout=env.timeout, device_id=env.device if cuda else None)
     env.control = dist.new_group(backend="gloo", timeout=env.timeout)

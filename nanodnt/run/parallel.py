@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from layers.linear import Linear
 from layers.roles import BLOCK_ROLES
+from layers.sharding import choose_dim, shard_numel
 from nanodnt.run.hardware import memory_bytes
 
 KEPT_SHARE = 0.5  # of a GPU's memory, for what FSDP holds if it keeps full weights and gradients in a step: our choice
@@ -42,23 +43,24 @@ def shard_model(model, shard_size: int, env, keep: bool) -> None:
     equal (HSDP). ValueError if shard_size does not divide the number of processes.
 
     The matrices of a block, and a head of its own, are gathered when they are used, in the dtype in which they are
-    multiplied; everything else is gathered in fp32 at first, and all gradients are reduced in fp32. With `keep`, each
-    weight is gathered and each gradient reduced once a step; without, those of the blocks' matrices in every micro
-    batch, weights twice."""
+    multiplied; everything else is gathered in fp32 at the start of a step. All gradients are reduced in fp32. With
+    `keep`, each weight is gathered and each gradient reduced once a step; without, those of the blocks' matrices in
+    every micro batch, weights twice."""
     from torch.distributed.device_mesh import init_device_mesh  # half a second, needed only here
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import Shard
 
     size = shard_size or env.world_size
     if env.world_size % size:
         valid = ", ".join(str(n) for n in range(1, env.world_size + 1) if env.world_size % n == 0)
         raise ValueError(f"fsdp_shard_size={size} does not divide the {env.world_size} processes: use one of {valid}")
     shape = {"replicate": env.world_size // size, "shard": size} if shard_size else {"shard": size}
-    mesh = init_device_mesh(env.device.type, (*shape.values(),), mesh_dim_names=(*shape,))
+    mesh = init_device_mesh(env.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     for group in mesh.get_all_groups():
         dist.distributed_c10d._set_pg_timeout(env.timeout, group)  # theirs is torch's default
     dtype = gathered_dtype(model, env.dtype)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    matrices = set(block_matrices(model))
+    matrices, split = set(block_matrices(model)), lambda p: Shard(choose_dim(p, size))
     once = [model]  # what is gathered and reduced once a step
     if head := own_head(model):  # its gradient leaves first, not with the rest at last
         once.append(fully_shard(head, mesh=mesh, mp_policy=policy, reshard_after_forward=False))
@@ -67,12 +69,13 @@ def shard_model(model, shard_size: int, env, keep: bool) -> None:
     fully_shard(model, mesh=mesh, ignored_params=matrices)  # before the blocks, so that it gets their gains
     for block in model.blocks:
         others = {p for p in block.parameters() if p not in matrices}
-        fully_shard(block, mesh=mesh, ignored_params=others, mp_policy=policy, reshard_after_forward=not keep)
+        how = dict(mp_policy=policy, reshard_after_forward=not keep, shard_placement_fn=split)
+        fully_shard(block, mesh=mesh, ignored_params=others, **how)
     model.no_sync = partial(_accumulate, model, once + list(model.blocks if keep else ()))
 
 
 def gather_for(model, name: str, module) -> None:
-    """Let FSDP gather `module`, a unit of its own, around each call of the model's method `name`."""
+    """Let FSDP gather `module`, a unit of its own, around each call of the model's method `name` in its forward."""
     from torch.distributed.fsdp import register_fsdp_forward_method
 
     setattr(module, name, getattr(model, name))
@@ -86,8 +89,14 @@ def own_head(model):
 
 
 def padded_numel(params, n: int) -> int:
-    """The entries that FSDP2 gathers from n processes, each of which sends ⌈rows/n⌉ rows of each parameter."""
-    return sum(-(-len(p) // n) * n * p.shape[1:].numel() for p in params)
+    """The entries that FSDP2 gathers from n processes, each of which sends as many as the largest shard has."""
+    return n * sum(shard_numel(p, n) for p in params)
+
+
+def uneven_experts(model, n: int) -> int:
+    """The number of experts, if they do not divide evenly over n processes, and their rows neither; else 0."""
+    stacks = [p for p in model.parameters() if p.ndim == 3]
+    return model.config.n_expert if any(len(p) % n and not choose_dim(p, n) for p in stacks) else 0
 
 
 def block_matrices(module) -> list:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from layers.sharding import is_sharded, local_shard, row_ranges, shard_group
+from layers.sharding import is_sharded, local_shard, row_ranges, shard_dim, shard_group
 from nanodnt.files import write_file
 
 FORMAT = "nanoDNT shard 1"
@@ -32,22 +32,23 @@ def shard_path(out_dir: Path, name: str, rank: int, part: str) -> Path:
 
 
 def is_description(value) -> bool:
-    """Whether it is what a checkpoint says of its shards: {} for none."""
+    """Whether it is what a checkpoint says of its shards: {} for none; else the name of their files, the number of
+    processes, paths of tensors that one process has whole, and of those that are split along the second dimension."""
     try:
-        name, count, whole = value["name"], value["count"], value["whole"]
+        name, count, paths = value["name"], value["count"], value["whole"] + value["by_second"]
     except (KeyError, TypeError):
         return value == {}
     fits = type(name) is str and re.fullmatch(r"[0-9a-f]{8}-\d{1,15}", name)
-    return bool(fits) and type(count) is int and 0 < count <= 2**20 and all(type(path) is str for path in whole)
+    return bool(fits) and type(count) is int and 0 < count <= 2**20 and all(type(path) is str for path in paths)
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
 def split(value, copy) -> tuple:
-    """(`value` with meta tensors, {path: copy of what this process holds of a tensor}, paths of whole tensors, number
-    of processes that a tensor is split over). `value`: nested dicts and lists; `copy(tensor, path)`."""
-    mine, whole, counts = {}, [], [1]
+    """(`value` with meta tensors, {path: copy of what this process holds of a tensor}, what `is_description` describes
+    but the name). `value`: nested dicts and lists; `copy(tensor, path)`."""
+    mine, about = {}, dict(count=1, whole=[], by_second=[])
 
     def take(part, path):
         if isinstance(part, dict):
@@ -58,15 +59,16 @@ def split(value, copy) -> tuple:
             return part
         part, first = part.detach(), torch.distributed.get_rank() == 0
         if is_sharded(part):
-            counts.append(torch.distributed.get_world_size(shard_group(part)))
+            about["count"] = torch.distributed.get_world_size(shard_group(part))
+            about["by_second"] += [path] * shard_dim(part)
             first = part.device_mesh.ndim == 1 or part.device_mesh.get_local_rank(0) == 0  # HSDP: the first copy
         else:
-            whole.append(path)
+            about["whole"].append(path)
         if first:
             mine[path] = copy(local_shard(part), path)
         return torch.empty(part.shape, dtype=part.dtype, device="meta")
 
-    return take(value, ""), mine, whole, max(counts)
+    return take(value, ""), mine, about
 
 
 def write_shards(out_dir: Path, name: str, rank: int, mine: dict, step: int) -> None:
@@ -104,11 +106,12 @@ def remove_unused(out_dir: Path, used: set, run: str = "", step: int = -1) -> No
 
 
 def attach(checkpoint: dict, out_dir: Path, parts, share: tuple, verify) -> None:
-    """Give each meta tensor of these parts a method read_into(out, rows) for these rows (a range; None: all).
+    """Give each meta tensor of these parts a method read_into(out, rows, dim) for these rows (a range; None: all) of a
+    dimension.
     `share`: (this process, of how many), which verify the files by turns; `verify(path)` raises ValueError. ValueError,
     with its name, for a file that is missing or damaged."""
-    name, count, whole = (checkpoint["shards"][key] for key in ("name", "count", "whole"))
-    whole = set(whole)
+    name, count, *paths = (checkpoint["shards"][key] for key in ("name", "count", "whole", "by_second"))
+    whole, by_second = map(set, paths)
     files = {(rank, part): shard_path(out_dir, name, rank, part) for rank in range(count) for part in parts}
     if missing := next((path for path in files.values() if not path.exists()), None):
         raise ValueError(f"{missing} is missing, which the checkpoint needs")
@@ -136,17 +139,20 @@ def attach(checkpoint: dict, out_dir: Path, parts, share: tuple, verify) -> None
                 add_read(inner, f"{path}/{key}", part)
         elif torch.is_tensor(value):
 
-            def read_into(out, rows=None):
-                if path in whole:
-                    t = take(0, part, path, value.shape, value.dtype)
-                    out.copy_(t if rows is None or t.ndim == 0 else t[rows.start : rows.stop])
+            def read_into(out, rows=None, dim=0):
+                if value.ndim == 0:
+                    out.copy_(take(0, part, path, value.shape, value.dtype))
                     return
-                rows = range(len(value)) if rows is None else rows
-                for rank, held in enumerate(row_ranges(len(value), count)):
-                    first, last = max(rows.start, held.start), min(rows.stop, held.stop)
-                    if first < last:
-                        t = take(rank, part, path, (len(held), *value.shape[1:]), value.dtype)
-                        out[first - rows.start : last - rows.start] = t[first - held.start : last - held.start]
+                split, shape = int(path in by_second), list(value.shape)
+                rows = range(shape[dim]) if rows is None else rows
+                for rank, held in enumerate(row_ranges(shape[split], 1 if path in whole else count)):
+                    common = range(max(rows.start, held.start), min(rows.stop, held.stop)) if dim == split else held
+                    if common and rows:
+                        shape[split] = len(held)
+                        t = take(rank, part, path, tuple(shape), value.dtype)
+                        t = t.narrow(split, common.start - held.start, len(common))
+                        t = t if dim == split else t.narrow(dim, rows.start, len(rows))
+                        out.narrow(split, common.start - rows.start * (dim == split), len(common)).copy_(t)
 
             value.read_into = read_into
 

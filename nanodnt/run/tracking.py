@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from layers.attention import visible_keys
 from layers.ops import rotary, rotate, upcast
-from layers.sharding import local_shard, shard_group, shard_rows
+from layers.sharding import local_shard, own_rows, shard_dim, shard_group
 from layers.slot import Slot
 from model import Transformer
 
@@ -159,8 +159,10 @@ def sample(p) -> tuple:
     n, columns = math.ceil(p.numel() / SAMPLE), p.numel() // len(p)
     while math.gcd(n, columns) > 1:
         n += 1
-    start = shard_rows(len(p), shard_group(p)).start * columns
-    return local_shard(p.detach()).flatten()[-start % n :: n].clone(), n
+    dim, local = shard_dim(p), local_shard(p.detach())
+    rows, parts = p.shape[dim:].numel(), local if dim else [local]  # parts: of each matrix, if these are split
+    starts = [i * rows + own_rows(p).start * rows // p.shape[dim] for i in range(len(parts))]
+    return torch.cat([part.flatten()[-start % n :: n] for start, part in zip(starts, parts, strict=True)]), n
 
 
 class Tracker:

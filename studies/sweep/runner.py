@@ -25,10 +25,10 @@ from typing import NamedTuple
 import torch
 
 from configurator import configure
+from layers.cores import own_cores
 from model import GPTConfig
 from nanodnt.files import write_file
 from nanodnt.optim import fill_defaults
-from nanodnt.prepare.script import cpus
 from nanodnt.run.metrics import read_metrics
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import resolve_none, task_of
@@ -119,7 +119,7 @@ class Runner:
         n = torch.cuda.device_count()
         named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         gpus, self.processes = (named or [str(i) for i in range(n)]) if n else [], n if distributed else 1
-        self.jobs = jobs or (1 if distributed else len(gpus) or cpus())
+        self.jobs = jobs or (1 if distributed else len(gpus) or own_cores())
         one_thread = {"OMP_NUM_THREADS": "1"} if self.jobs > 1 and not gpus else {}
         self.env = one_thread | os.environ
         if "OMP_NUM_THREADS" in self.env:

@@ -155,7 +155,7 @@ WAYS = {  # layout, dtype, whether weights and gradients are kept during a step,
     "fp32": (DNT, torch.float32, True, 1e-5),
     "fp32, head, by blocks": (HEAD, torch.float32, False, 1e-5),
     "bf16": (DNT, torch.bfloat16, True, 0.03),  # where a gain is folded into a weight, the weight is rounded twice
-    "bf16, head": (HEAD, torch.bfloat16, True, 0.05),
+    "bf16, head": (HEAD, torch.bfloat16, True, 0.035),
     "bf16, by blocks": (PRE, torch.bfloat16, False, 1e-5),  # no gain is folded: the same products as in one process
     "bf16, sigmaReparam": (dict(sigma_reparam=True), torch.bfloat16, True, 1e-5),  # its weights are gathered in fp32
 }

@@ -97,9 +97,11 @@ def messages_of(kind, shard_size, keep, optimizer, flags, patch) -> tuple:
     model = GPT.empty(GPTConfig(**sizes | flags))
     if kind == "fsdp":
         parallel.shard_model(model, shard_size, env, keep)
-    model.to_empty(device="cpu").init_weights()
+    with (notes := Note()):
+        model.to_empty(device="cpu").init_weights()
+    assert notes.found == []
     prepare_model(model, config, env)
-    call, notes = model, Note()
+    call = model
     if kind == "ddp":
         call = parallel.data_parallel(model, env)
         call.register_comm_hook(None, lambda state, bucket: notes.bucket(state, bucket))

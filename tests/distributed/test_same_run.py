@@ -46,14 +46,16 @@ def assert_same_ends(case, got, expected, start):
 
 
 def assert_rows(parts, single, saved, world):
-    """Each process starts and ends with its rows of the full parameters, and no others."""
-    assert different(join_rows([part["start"] for part in parts]), single["start"]) == []
+    """Each process starts and ends with its rows of the full parameters alone; of a stack whose matrices do not divide
+    evenly, with rows of each."""
+    assert different(join_rows(parts, "start"), single["start"]) == []
     for end in ("start", "end"):
         for name, p in single["start"].items():
-            size = -(-len(p) // world)
-            rows = [min(len(p), (rank + 1) * size) - min(len(p), rank * size) for rank in range(world)]
-            assert [len(part[end][name]) for part in parts] == rows, name
-    ended = join_rows([part["end"] for part in parts])
+            dim = 1 if p.ndim == 3 and len(p) % world and not p.shape[1] % world else 0
+            n, size = p.shape[dim], -(-p.shape[dim] // world)
+            rows = [min(n, (rank + 1) * size) - min(n, rank * size) for rank in range(world)]
+            assert [part[end][name].shape[dim] for part in parts] == rows and parts[0]["dims"][name] == dim, name
+    ended = join_rows(parts, "end")
     assert different(ended, {name: saved["model"][name] for name in ended}) == []
 
 
@@ -175,30 +177,28 @@ def test_each_of_two_or_four_processes_holds_its_shards_only(four):
 
 
 def held(folder, case, world) -> list:
-    """The number of experts that each process holds under FSDP2."""
+    """What each process holds of a stack of experts under FSDP2: (experts, rows of each)."""
     parts = left(folder / f"{case}, fsdp{world}", world)
-    return [len(part["end"]["blocks.0.mlp.f.experts.up.weight"]) for part in parts]
+    return [tuple(part["end"]["blocks.0.mlp.f.experts.down.weight"].shape[:2]) for part in parts]
 
 
 def note(folder, case, world) -> list:
     output = left(folder / f"{case}, fsdp{world}", world)[0]["output"]
-    return re.findall(r"note: (\d+ experts do not divide evenly over .*)", output)
+    return re.findall(r"note: (\d+ experts and their rows do not divide evenly over .*)", output)
 
 
-def test_experts_that_do_not_divide_are_noted(two):
-    assert held(two, "experts", 2) == [2, 1]
-    assert note(two, "experts", 2) == [
-        "3 experts do not divide evenly over 2 processes: some hold 2, others fewer or none; with n_expert a multiple "
-        "of 2 all hold the same"
-    ]
-    assert "experts do not divide" not in left(two / "experts, ddp2", 2)[0]["output"]
+def test_rows_of_experts_are_split_where_experts_do_not_divide(two):
+    assert held(two, "experts", 2) == [(3, 16)] * 2 and note(two, "experts", 2) == []
 
 
 @pytest.mark.deep
 def test_processes_without_an_expert(three):
-    assert held(three, "two experts", 3) == [1, 1, 0] and len(note(three, "two experts", 3)) == 1
-    assert held(three, "one expert", 3) == [1, 0, 0]
-    assert held(three, "experts", 3) == [1, 1, 1] and note(three, "experts", 3) == []
+    assert held(three, "two experts", 3) == [(1, 32), (1, 32), (0, 32)]
+    assert note(three, "two experts", 3) == [
+        "2 experts and their rows do not divide evenly over 3 processes: some hold 1, others fewer or none"
+    ]
+    assert held(three, "one expert", 3) == [(1, 32), (0, 32), (0, 32)]
+    assert held(three, "experts", 3) == [(1, 32)] * 3 and note(three, "experts", 3) == []
 
 
 def test_processes_have_other_numbers_of_targets(two):
@@ -275,7 +275,7 @@ def test_stopped_and_resumed_with_what_is_random(name, two_more):
 
 def test_begun_from_weights(two):
     weights = load(two / "muon, unified, one1" / "last.pt")["model"]
-    start = join_rows([part["start"] for part in left(two / "from a file, fsdp2", 2)])
+    start = join_rows(left(two / "from a file, fsdp2", 2), "start")
     assert different(start, weights) == []
     assert_same_values(two / "from a file, fsdp2", two / "from a file, one1")
 

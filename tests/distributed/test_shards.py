@@ -2,6 +2,7 @@
 deleted. That runs go on from them on another number of processes: test_same_run.py."""
 
 import shutil
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from support.processes import play, processes
 from support.runs import call, contents, load, make_dataset, run, tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CONFIG = dict(max_iters=20, eval_interval=10, parallel="fsdp", block_size=16, track_interval=0)
+CONFIG = dict(max_iters=20, eval_interval=10, parallel="fsdp", block_size=16, track_interval=0, n_expert=3)
 FORMATS = ("file", "sharded")
 
 
@@ -51,19 +52,18 @@ def names(out_dir) -> set:
 
 
 def test_shards_hold_what_the_file_holds(runs):
-    """Read whole, and by rows as three processes, and seven, would."""
+    """Read whole, and by rows as three processes, and seven, would. Three experts are split by rows."""
     found, wanted = load_checkpoint(runs / "sharded" / "last.pt"), load(runs / "file" / "last.pt")
-    assert found["step"] == wanted["step"] == 20
+    assert found["step"] == wanted["step"] == 20 and len(found["shards"]["by_second"]) == 2 * 2 * 3
     wanted = tensors([wanted["model"], wanted["optimizer"]])
     for name, t in tensors([found["model"], found["optimizer"]]).items():
         t.read_into(found := torch.empty_like(wanted[name]))
         assert t.is_meta and torch.equal(found, wanted[name])
-        for parts in (3, 7) if t.ndim else ():
-            size = -(-len(t) // parts)
-            rows = [range(i, min(i + size, len(t))) for i in range(0, len(t), size)]
+        for parts, dim in product((3, 7), range({0: 0, 3: 2}.get(t.ndim, 1))):
+            n, size = t.shape[dim], -(-t.shape[dim] // parts)
             found = torch.empty_like(wanted[name])
-            for r in (*rows, range(len(t), len(t))):
-                t.read_into(found[r.start : r.stop], r)
+            for r in (*(range(i, min(i + size, n)) for i in range(0, n, size)), range(n, n)):
+                t.read_into(found.narrow(dim, r.start, len(r)), r, dim)
             assert torch.equal(found, wanted[name])
     assert len(list((runs / "sharded" / "shards").iterdir())) == 2 * 2 * 2  # last and prev, two processes, two parts
 

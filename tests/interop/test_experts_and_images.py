@@ -46,7 +46,7 @@ def test_begun_from_a_folder_on_two_processes(dataset, tmp_path):
     export_to(tmp_path / "exported", tmp_path / "old")
     begin(0, 1, tmp_path, dataset)
     processes(2, begin, tmp_path, dataset)
-    start = join_rows([part["start"] for part in left(tmp_path / "on 2", 2)])
+    start = join_rows(left(tmp_path / "on 2", 2), "start")
     assert different(start, load(tmp_path / "old" / "last.pt")["model"]) == []
     assert_same_values(tmp_path / "on 2", tmp_path / "on 1")
     assert len(column(tmp_path / "on 2", "train_loss")) == 4

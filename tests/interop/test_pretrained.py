@@ -144,7 +144,7 @@ def test_rounding_sends_tokens_to_other_experts(tmp_path):
     here one expert a token in place of two, or another last block."""
     sizes = dict(n_layer=6, n_head=4, n_embd=64, n_ff=64, block_size=64, vocab_size=50, n_expert=8, init_std=0.1)
     config = GPTConfig(**sizes, pos="rope", mlp="swiglu")
-    model = GPT(config, seed=5).eval()
+    model = GPT(config, seed=4).eval()
     assert write_pretrained(model, CHARS, tmp_path / "it", dtype=torch.float16) == ("mixtral", True)
     allowed = TOLERANCES[torch.float16]
     assert difference(tmp_path / "it", model) > 2 * allowed > allowed / 10 > difference(tmp_path / "it", model, True)

@@ -265,6 +265,8 @@ class Watch:
         self.seen["start"] = shards(model.named_parameters())
         self.seen["bytes"] = {name: local_shard(p).untyped_storage().nbytes() for name, p in model.named_parameters()}
         self.seen["sharded"] = {name for name, p in model.named_parameters() if isinstance(p, DTensor)}
+        sharded = ((name, p) for name, p in model.named_parameters() if isinstance(p, DTensor))
+        self.seen["dims"] = {name: p.placements[-1].dim for name, p in sharded}
         self.seen["state_sizes"] = [t.numel() for t in self.state()]
         self.optimizer.register_step_pre_hook(self.before)
         self.optimizer.register_step_post_hook(self.after)
@@ -331,6 +333,7 @@ def left(out, world: int, code: int = 0) -> list:
     return found
 
 
-def join_rows(parts: list) -> dict:
-    """Full parameters from the rows that each process has, in the order of the processes."""
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+def join_rows(parts: list, end: str) -> dict:
+    """Full parameters from the rows that each process has at the "start" or "end", in the order of the processes."""
+    dims = parts[0]["dims"]
+    return {name: torch.cat([part[end][name] for part in parts], dims[name]) for name in parts[0][end]}

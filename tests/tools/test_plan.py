@@ -329,20 +329,21 @@ def test_fsdp_keeps_all_where_it_takes_half_of_a_gpu():
 
 
 def test_shards_of_experts():
-    """6 experts over 4 processes: the largest shard is 2 experts, and 4 · 2 are gathered. A block: 4 d² in attention,
-    8 d² an expert."""
-    model, optimizer, config = build(dict(n_expert=6), {}, dtype=torch.bfloat16)
+    """6 experts over 4 processes: the largest shard is 2 matrices, and 4 · 2 are gathered, where their 66 rows do not
+    divide, but the other's 64 do. A block: 4 d² in attention, 2 d · 66 an expert."""
+    model, optimizer, config = build(dict(n_expert=6, n_ff=66), {}, dtype=torch.bfloat16)
     d, steps = 64, 4 * len(list(model.parameters()))
     root = 512 * d + 64 * d + 5 * d + 2 * 6 * d  # embeddings, norms, routers
-    attention, expert, router = 2 * 4 * d * d, 2 * 8 * d * d, 2 * 6 * d
-    assert model.num_params() == root + attention + 6 * expert
-    shard = (root - router + attention) // 4 + 2 * expert + 2 * 2 * d  # a router has 6 rows, too
-    padded, n = root - router + attention + 8 * expert + 2 * 8 * d, model.num_params()
+    attention, matrix, router = 2 * 4 * d * d, 2 * 66 * d, 2 * 6 * d
+    assert model.num_params() == root + attention + 6 * 2 * matrix
+    shard = (root - router + attention) // 4 + 2 * matrix + 6 * matrix // 4 + 2 * 2 * d  # a router has 6 rows, too
+    gathered = attention + (8 + 6) * matrix
+    padded, n = root - router + gathered + 2 * 8 * d, model.num_params()
     held = 2 * padded + 4 * n + (16 * n + steps) * padded // (4 * n)
     kept, by_blocks = (make_strategy("fsdp", model, optimizer, config, 4, limit) for limit in (2 * held, 2 * held - 2))
     assert kept[1:4] == (4 * shard, 4 * shard, 8 * shard + steps)
-    assert kept.extra["forward"] == 4 * root + 2 * (attention + 8 * expert) + 2 * 2 * (attention + 8 * expert) // 2
-    assert by_blocks.extra["forward"] == 4 * root + 3 * 2 * (attention + 8 * expert) // 2
+    assert kept.extra["forward"] == 4 * root + 2 * gathered + 2 * 2 * gathered // 2
+    assert by_blocks.extra["forward"] == 4 * root + 3 * 2 * gathered // 2
     assert by_blocks.note.endswith("; 6 experts over 4 processes: gathered, they take the memory of 8")
     model, optimizer, config = build(dict(n_expert=8), dict(fsdp_shard_size=4))
     fsdp = make_strategy("fsdp", model, optimizer, config, 8)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from nanodnt.data.images import PreparedImages, threads
+from layers.cores import own_cores
+from nanodnt.data.images import PreparedImages
 from nanodnt.settings import TrainConfig
 from support.images import encode, noise, write_dataset
 from support.prepared import load_script, open_prepared
@@ -131,10 +132,10 @@ def test_threads_may_read_at_the_same_time(photos, colour):
 
 def test_processes_of_a_machine_share_its_cores(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    alone = threads()
+    alone = own_cores()
     for processes in (2, 10_000):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-        assert threads() == max(1, alone // processes)
+        assert own_cores() == max(1, alone // processes)
 
 
 def test_mixup_is_a_weighted_mean_of_neighbours(colour):

@@ -171,23 +171,29 @@ def test_counts_with_wide_heads_and_biases():
     assert model.flops_per_token() == 6 * (matrices + vocab * d) + 12 * L * heads * T
 
 
-def test_a_process_draws_what_it_holds(monkeypatch):
-    """In blocks, each from its own generator: of any share of the rows the same entries, and no block twice."""
+@pytest.mark.parametrize("cut", (None, 2.0))
+def test_a_process_draws_what_it_holds(cut, monkeypatch):
+    """Rows of a matrix, matrices of a stack, or rows of each: what one process draws, and no block twice."""
     monkeypatch.setattr(linear, "DRAWN", 7)
-    whole = {cut: torch.zeros(5, 4, 3) for cut in (None, 2.0)}
-    for cut, weight in whole.items():
-        Draws(1).fill(weight, 0.5, cut)
-        assert len(set(weight.flatten().tolist())) == 60 and (cut is None or weight.abs().max() <= 1.0)
-        for share in (range(2), range(2, 3), range(3, 5), range(5, 5)):
-            monkeypatch.setattr(linear, "local_shard", lambda p, share=share: p[share.start : share.stop])
-            monkeypatch.setattr(linear, "shard_rows", lambda *_, share=share: share)
-            draws, sharded = Draws(1), torch.zeros(5, 4, 3)
-            draws.fill(sharded, 0.5, cut)
-            assert torch.equal(sharded[share.start : share.stop], weight[share.start : share.stop])
-            assert sharded.count_nonzero() == 12 * len(share)
-        monkeypatch.undo()
-        monkeypatch.setattr(linear, "DRAWN", 7)
-    draws, two = Draws(1), torch.zeros(2, 5, 4, 3)
-    for weight in two:
-        draws.fill(weight, 0.5)
-    assert torch.equal(two[0], whole[None]) and len(set(two.flatten().tolist())) == 120
+    for shape, dim in (((5, 3), 0), ((5, 4, 3), 0), ((2, 5, 3), 1)):
+        whole = torch.zeros(2, *shape)  # two parameters
+        draws = Draws(1)
+        for weight in whole:
+            draws.fill(weight, 0.5, cut)
+        assert len(set(whole.flatten().tolist())) == whole.numel() and (cut is None or whole.abs().max() <= 1.0)
+        for own in (range(2), range(2, 3), range(3, 5), range(5, 5)):
+            with monkeypatch.context() as patch:
+                patch.setattr(linear, "own_rows", lambda p, own=own: own)
+                patch.setattr(linear, "shard_dim", lambda p, dim=dim: dim)
+                held = []
+                patch.setattr(linear, "local_shard", lambda p: held.append(keep(p, dim, own)) or held[-1])  # noqa: B023
+                draws = Draws(1)
+                for weight in torch.zeros(2, *shape):
+                    draws.fill(weight, 0.5, cut)
+            for part, weight in zip(held, whole, strict=True):
+                assert torch.equal(part, weight.narrow(dim, own.start, len(own)))
+
+
+def keep(p, dim: int, own: range):
+    """A shard of p that is a tensor of its own, as FSDP2's are."""
+    return p.narrow(dim, own.start, len(own)).clone()

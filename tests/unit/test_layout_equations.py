@@ -61,8 +61,8 @@ def test_gradients_are_the_equations_gradients(name):
     reference.forward(net, weights, idx, targets)[1].backward()
     for key, grad in gradients(model, idx, targets)[1].items():
         # a key bias has gradient 0 (softmax ignores it) unless a norm or a rotation follows: hence the floor
-        # the rotary angles are fp32
-        assert error(grad, weights[key].grad, floor=1e-5) < (2e-4 if net.theta else 1e-9), key
+        # the rotary angles are fp32: at most 8.4e-5, for a σ
+        assert error(grad, weights[key].grad, floor=1e-5) < (1e-4 if net.theta else 1e-9), key
 
 
 def test_a_removed_block_leaves_the_others_their_numbers():

@@ -169,7 +169,7 @@ def test_bf16_compute_multiplies_bf16_and_keeps_the_stream_in_fp32(name):
     assert {p.dtype for p in model.parameters()} == {g.dtype for g in half_grads.values()} == {torch.float32}
     assert 0 < error(half, loss) < 0.02
     total, half_total = (torch.cat([g.flatten() for g in some.values()]) for some in (grads, half_grads))
-    assert 0 < (half_total - total).norm() / total.norm() < (0.1 if name in LAYOUTS else 0.3)
+    assert 0 < (half_total - total).norm() / total.norm() < (0.1 if name in LAYOUTS else 0.25)
     cache = [KVCache(9) for _ in model.blocks]
     model(idx[:, :3], cache=cache)
     assert {x.dtype for layer in cache for x in (layer.k, layer.v)} == {torch.bfloat16}

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.sgd import sgd
 
-from layers.sharding import is_sharded, local_shard, row_ranges, shard_group
+from layers.sharding import is_sharded, local_shard, row_ranges, shard_dim, shard_group
 from nanodnt.optim.orthogonal.newton_schulz import orthogonalize, split_into_stacks, stack_as
 from nanodnt.optim.registry import average_gradients, for_kernel
 
@@ -49,17 +49,26 @@ def update_matrices(work, grad_scale, found_inf) -> None:
 
 def by_shape(work, world_size: int):
     """Yield (group, matrices of one shape) of each group and shape."""
-    params = [p for _, params, _, _ in work for p in params]
+    work = [(group, each_matrix(p, g, [s["momentum_buffer"] for s in states])) for group, p, g, states in work]
+    params = [p for _, matrices in work for p, _, _ in matrices]
     # a sharded stack has an owner like the others, with none of its matrices to work on: they stay where they are
     shapes = tuple((0, *p.shape[1:]) if p.ndim > 2 and is_sharded(p) else tuple(p.shape) for p in params)
     owners = iter(assign_owners(shapes, world_size))
-    for group, params, grads, states in work:
+    for group, matrices in work:
         found = {}
-        for p, g, s in zip(params, grads, states, strict=True):
-            matrix = Matrix(next(owners), p, local_shard(g), local_shard(s["momentum_buffer"]))
-            found.setdefault(p.shape, []).append(matrix)
+        for p, g, m in matrices:
+            found.setdefault(p.shape, []).append(Matrix(next(owners), p, local_shard(g), local_shard(m)))
         for matrices in found.values():
             yield group, matrices
+
+
+def each_matrix(*lists) -> list:
+    """(p, gradient, momentum), … of the lists of these; of a stack whose matrices are split by rows, for each."""
+    found = []
+    for tensors in zip(*lists, strict=True):
+        split = shard_dim(tensors[0]) > 0
+        found += [tuple(t[i] for t in tensors) for i in range(len(tensors[0]))] if split else [tensors]
+    return found
 
 
 def directions(group, matrices: list) -> torch.Tensor:
