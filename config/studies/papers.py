@@ -393,6 +393,7 @@ BLOCKWISE_CLAIMS = [
         "blockwise-adam-mini",
         "Blockwise rates beat one rate under Adam-mini",
         Number("Emb 4, QK 1, FFN 4, VO 4 minus one rate", "Adam-mini, blocks - Adam-mini, one rate", -0.044),
+        plain={"contradicted here": "Under Adam-mini too, blockwise rates lose to one rate here"},
         paper="Blockwise LR",
         published="Fig. 5 [289]; 0.044 is read off a plot in its authors' repository. At the rate tuned for AdamW "
         "[284]",
