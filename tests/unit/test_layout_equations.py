@@ -149,4 +149,4 @@ def test_a_vits_gradients_are_the_equations_gradients(name, pool, smoothing):
     ours, grads = gradients(model, images, targets)
     assert error(ours, loss) < 1e-10
     for key, grad in grads.items():
-        assert error(grad, weights[key].grad, floor=1e-5) < 1e-9, key
+        assert error(grad, weights[key].grad, floor=2e-5) < 1e-9, key
