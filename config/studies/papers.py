@@ -545,7 +545,8 @@ LNS_CLAIMS = [
         protocol=LNS,
         plain={"contradicted here": "In so short a run LNS is level with Pre-LN and behind scaled init"},
         note="The rate is the best for scaled init, as if for all; a side has LNS at its own. Pre-LN's own was planned "
-        "and left out before any run of it: the time was up. Scaled: o and down [I]; the paper's text says W0 and W2 [217]. The paper sees LNS behind Pre-LN early in training, at 7B [204]. "
+        "and left out before any run of it: the time was up. Scaled: o and down [I]; the paper's text says W0 and W2 "
+        "[217]. The paper sees LNS behind Pre-LN early in training, at 7B [204]. "
         "These runs have a thousandth of its tokens, less than one a parameter. An earlier round (16 blocks, 300 "
         "steps, own rates) said that it cannot show this, and had LNS 0.28 behind scaled init and 0.73 ahead of "
         "Pre-LN. The authors' scripts keep weights and Adam's state in bf16; here they are fp32.",
