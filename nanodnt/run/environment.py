@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from nanodnt.run.hardware import memory_bytes, unusable_gpu
 
+MANY = 256  # processes, from which gloo's full mesh of connections is avoided: our choice
 FIXED_SHARE = 0.7  # of a GPU's memory, for DDP's weights, gradients and optimizer state: our choice
 
 
@@ -206,8 +207,10 @@ def join_processes(env: Env, timeout_s: int) -> None:
         env.print(f"{note}: before torchrun, export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
     env.timeout = timedelta(seconds=timeout_s)
     cuda = env.device.type == "cuda"
-    if sys.platform == "linux" and "GLOO_DEVICE_TRANSPORT" not in os.environ:  # other transports cannot
-        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # connect with whom one talks to, not each with every other
+    if env.world_size >= MANY and sys.platform == "linux" and "GLOO_DEVICE_TRANSPORT" not in os.environ:
+        # connect with whom one talks to, not each with every other. (Other transports cannot; and where a process is
+        # lost before its first message, torch prints its own stack.)
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     # device_id: NCCL connects now, and not in the first step; a barrier or a new group need not guess the device
     dist.init_process_group("nccl" if cuda else "gloo", timeout=env.timeout, device_id=env.device if cuda else None)
     env.control = dist.new_group(backend="gloo", timeout=env.timeout)
