@@ -33,10 +33,11 @@ def shard_path(out_dir: Path, name: str, rank: int, part: str) -> Path:
 
 def is_description(value) -> bool:
     """Whether it is what a checkpoint says of its shards: {} for none; else the name of their files, the number of
-    processes, paths of tensors that one process has whole, and of those that are split along the second dimension."""
+    processes, paths of tensors that one process has whole, and of those that are split along the second dimension
+    (which checkpoints of earlier versions lack)."""
     try:
-        name, count, paths = value["name"], value["count"], value["whole"] + value["by_second"]
-    except (KeyError, TypeError):
+        name, count, paths = value["name"], value["count"], value["whole"] + value.get("by_second", [])
+    except (KeyError, TypeError, AttributeError):
         return value == {}
     fits = type(name) is str and re.fullmatch(r"[0-9a-f]{8}-\d{1,15}", name)
     return bool(fits) and type(count) is int and 0 < count <= 2**20 and all(type(path) is str for path in paths)
@@ -106,12 +107,11 @@ def remove_unused(out_dir: Path, used: set, run: str = "", step: int = -1) -> No
 
 
 def attach(checkpoint: dict, out_dir: Path, parts, share: tuple, verify) -> None:
-    """Give each meta tensor of these parts a method read_into(out, rows, dim) for these rows (a range; None: all) of a
-    dimension.
+    """Give each meta tensor of these parts a method read_into(out, rows, dim): `rows` of a dimension; None: all.
     `share`: (this process, of how many), which verify the files by turns; `verify(path)` raises ValueError. ValueError,
     with its name, for a file that is missing or damaged."""
-    name, count, *paths = (checkpoint["shards"][key] for key in ("name", "count", "whole", "by_second"))
-    whole, by_second = map(set, paths)
+    name, count, whole = (checkpoint["shards"][key] for key in ("name", "count", "whole"))
+    whole, by_second = set(whole), set(checkpoint["shards"].get("by_second", ()))
     files = {(rank, part): shard_path(out_dir, name, rank, part) for rank in range(count) for part in parts}
     if missing := next((path for path in files.values() if not path.exists()), None):
         raise ValueError(f"{missing} is missing, which the checkpoint needs")

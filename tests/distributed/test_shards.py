@@ -11,7 +11,7 @@ import torch
 import sample
 from nanodnt.run import checkpoints
 from nanodnt.run.checkpoints import load_checkpoint, load_latest, names_of_shards
-from nanodnt.run.shards import FROM_BYTES, remove_unused, use_shards
+from nanodnt.run.shards import FROM_BYTES, is_description, remove_unused, use_shards
 from nanodnt.weights import load_trained
 from support.hostile import refusal
 from support.processes import play, processes
@@ -66,6 +66,12 @@ def test_shards_hold_what_the_file_holds(runs):
                 t.read_into(found.narrow(dim, r.start, len(r)), r, dim)
             assert torch.equal(found, wanted[name])
     assert len(list((runs / "sharded" / "shards").iterdir())) == 2 * 2 * 2  # last and prev, two processes, two parts
+
+
+def test_what_an_earlier_version_says_of_its_shards():
+    about = dict(name="0a1b2c3d-20", count=2, whole=[])
+    assert is_description(about) and is_description(about | dict(by_second=["/model/a"])) and is_description({})
+    assert not any(map(is_description, (about | dict(by_second=[1]), about | dict(whole=3), ["name"], dict(name="x"))))
 
 
 def test_tools_read_the_weights_alone(runs, copy, capsys):
