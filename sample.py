@@ -12,6 +12,7 @@ python sample.py --out_dir=out/sft --chat --system="Be brief." < prompts.txt > a
 In a chat each line of standard input is a prompt. The template is the one of the data that the model was fine-tuned on.
 """
 
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ class SampleConfig:
         for name, ok, allowed in (
             ("num_samples", self.num_samples >= 1, "at least 1"),
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
-            ("temperature", self.temperature >= 0, "0 or more"),
+            ("temperature", self.temperature == 0 or 1e-4 <= self.temperature < math.inf, "0, or at least 0.0001"),
             ("top_k", self.top_k >= 0, "0 or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
         ):

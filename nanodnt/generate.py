@@ -107,6 +107,9 @@ def generate(model: GPT, idx, max_new_tokens, stop=None, one_token=None, cache=N
                 cached = 0
             length.fill_(cached)
             logits = run(model, tokens, cache)
+            if not (logits.amax(-1) < math.inf).all():  # so it is for NaN
+                why = "float16 overflows, or weights are not finite"
+                raise ValueError(f"the model's logits are not finite ({why}): use --dtype=float32, another checkpoint")
             cached += tokens.shape[1]
             new = sample_token(logits, **how)
             if stop is not None:

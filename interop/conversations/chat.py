@@ -125,9 +125,9 @@ def chat_with(trained: Trained, name: str, system: str, max_new_tokens: int, how
 
 
 def talk(chat: Chat) -> None:
-    """Answer the lines of standard input until they end; blank ones are passed over. Ctrl-C at a terminal ends an
-    answer. Answers go to standard output, everything else to standard error."""
-    for text in filter(str.strip, user_lines()):
+    """Answer the lines of standard input until they end. Ctrl-C at a terminal ends an answer. Answers go to standard
+    output, everything else to standard error."""
+    for text in user_lines():
         try:
             chat.ask(text)
             for piece in chat.answer():
@@ -150,7 +150,8 @@ def user_lines():
             import readline  # noqa: F401  # makes `input` edit lines and remember them
         while True:
             try:
-                yield input("> ")
+                if (text := input("> ")).strip():
+                    yield text
             except EOFError:
                 return print()
     for number, line in enumerate(sys.stdin.buffer, 1):

@@ -55,7 +55,8 @@ def messages_of(record: dict, where: str, prompt_key: str = "prompt", response_k
 
 
 def _from_pair(prompt, response, more=None):
-    prompt = f"{prompt}\n\n{more}" if prompt and more and more.strip() else prompt
+    if prompt and more and more.strip() and isinstance(prompt, str):
+        prompt = f"{prompt}\n\n{more}"
     return ("user", prompt), ("assistant", response)
 
 

@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 
 from nanodnt.data.examples import ANSWER, BEGIN
+from nanodnt.data.meta import check_template
 
 AFTER = {None: ("system", "user"), "system": ("user",), "user": ("assistant",), "assistant": ("user",)}
 CALLED = {"system": "system message", "user": "prompt", "assistant": "response"}
@@ -49,13 +50,8 @@ def template_of(meta: dict) -> Template | None:
     """The template in the meta of a dataset or a checkpoint, or None. Its texts stand there, not its name: so it stays
     the same, and templates of earlier versions are read. ValueError if it is damaged."""
     found = meta.get("template")
-    if found is None:
-        return None
-    system, turn = (found.get(key) for key in ("system", "turn")) if isinstance(found, dict) else (None, None)
-    wrong = not isinstance(system, str) or not isinstance(turn, str) or system.count("{system}") != bool(system)
-    if wrong or turn.count("{prompt}") != 1 or not turn.endswith("{response}"):
-        raise ValueError(f"the template {str(found)[:60]!r} of this dataset or checkpoint is damaged: prepare it again")
-    return Template(system, turn)
+    check_template(found)
+    return found and Template(found["system"], found["turn"])
 
 
 def check_messages(messages: list, last: str | None = None) -> None:

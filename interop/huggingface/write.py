@@ -47,6 +47,9 @@ def write_pretrained(model: GPT, meta: dict, folder: Path, target="auto", dtype=
             partial = Path(temporary) / folder.name
             partial.mkdir()
             tensors = {name: t.to(dtype).contiguous() for name, t in tensors.items()}
+            if wrong := next((name for name, t in tensors.items() if not t.isfinite().all()), None):
+                what = f"the tensor {wrong} has weights that {dtype} cannot hold"
+                raise ValueError(f"{what}, nothing was written: use --dtype=bfloat16 or float32")
             save_torch_state_dict(tensors, partial, max_shard_size="5GB")
             for name, text in files.items():
                 (partial / name).write_text(text, encoding="utf-8")
@@ -56,6 +59,8 @@ def write_pretrained(model: GPT, meta: dict, folder: Path, target="auto", dtype=
             partial.rename(folder)
     except (OSError, SafetensorError) as e:
         reason = getattr(e, "strerror", None) or e
+        if file := next((path for path in folder.parents if path.is_file()), None):
+            reason = f"{file} is a file, not a folder"
         raise ValueError(f"cannot write {folder} ({reason}): nothing was written") from None
     return kind, checked
 

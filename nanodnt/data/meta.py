@@ -66,6 +66,7 @@ def _text_files(meta, part):
 
 def _example_files(meta, part):
     _read_int(meta, "eot"), _read_int(part, "examples")
+    check_template(meta.get("template"))
     return [*_text_files(meta, part), (part["marks"], part["tokens"])]
 
 
@@ -89,6 +90,14 @@ def _image_files(meta, part):
 # What a split's files are: f(meta, the split's entry) → [(entry with file and sha256, bytes)]. It raises an error where
 # meta.json does not fit together. A meta.json that names no kind is of a text.
 DATASET_KINDS = {"text": _text_files, "examples": _example_files, "images": _image_files}
+
+
+def check_template(found) -> None:
+    """ValueError unless a meta's template is None, or has the two texts of interop/conversations/template.py."""
+    system, turn = (found.get(key) for key in ("system", "turn")) if isinstance(found, dict) else (None, None)
+    wrong = not isinstance(system, str) or not isinstance(turn, str) or system.count("{system}") != bool(system)
+    if found is not None and (wrong or turn.count("{prompt}") != 1 or not turn.endswith("{response}")):
+        raise ValueError(f"the template {str(found)[:60]!r} of this dataset or checkpoint is damaged: prepare it again")
 
 
 def _are_numbers(values, count, above):

@@ -43,7 +43,7 @@ def report_error(error: BaseException) -> int:
         advice = "lower --micro_batch_size (accumulation makes up for it) or --num_samples"
         line = f"out of GPU memory: {advice} ({line[:99]})"
     elif isinstance(error, MemoryError) or "can't allocate memory" in line or "Storage size" in line:
-        line = "out of memory: choose a smaller model or a smaller --micro_batch_size"
+        line = "out of memory: lower --micro_batch_size, or --num_samples of sample.py, or choose a smaller model"
     elif isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "interop":
         line = "this needs the folder interop/ (Hugging Face, evaluation, conversations), which is not here"
     elif isinstance(error, ModuleNotFoundError) and error.name in WANTED:

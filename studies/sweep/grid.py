@@ -100,11 +100,12 @@ def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> 
     swept = [name for name in lists if len(lists[name]) > 1]
     choices = [text.strip().split("+") if text.strip() else [] for text in config.files.split(",")]
     points, seen, seeds = [], [], config.list_seeds()
+    first = [*swept, "seed"]
     for names, values in product(choices, product(*lists.values())):
         chosen = [_locate(name.strip()) for name in names]
         flags = dict(zip(lists, values, strict=True))
         decay = {"min_lr": f"{float(flags['learning_rate']) / 10:g}"} if "learning_rate" in flags else {}
-        runs = {seed: make_run(folder, [*files, *chosen], decay | flags | {"seed": seed}) for seed in seeds}
+        runs = {s: make_run(folder, [*files, *chosen], decay | flags | {"seed": s}, first=first) for s in seeds}
         run, settings = runs[seeds[0]], check_trainable(runs[seeds[0]])
         if same := [name for name, others in seen if others == settings]:
             raise ValueError(f"{same[0]} and {run.path.name} have the same settings: leave one out")

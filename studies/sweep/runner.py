@@ -37,6 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]  # of the repository
 # fields of config.json that may differ from the command line's without making it another run
 IGNORED_FIELDS = ("vocab_size", "out_dir", "init_from", "overwrite", "keep_every", "track_interval")
 
+MAX_NAME = 100  # characters of a run folder's name, before its digest
+
 
 class TrainingRun(NamedTuple):
     path: Path  # its folder
@@ -51,17 +53,20 @@ class Stopped(Exception):
     """The user ended the command; the runs have saved."""
 
 
-def make_run(folder: Path, files: list, flags: dict, keep: int = 0) -> TrainingRun:
+def make_run(folder: Path, files: list, flags: dict, keep: int = 0, first=()) -> TrainingRun:
     """The run of `train.py FILES --FLAG=VALUE …` in `folder`. Its command decides which run it is, but not `keep`, the
-    number of checkpoints to keep over the run."""
+    number of checkpoints to keep over the run. Where its name must be cut, the flags `first` come first."""
     flags = {name: plain_number(value) for name, value in sorted(flags.items())}
     args = [*files, *(f"--{name}={value}" for name, value in flags.items())]
     digest = hashlib.sha256(" ".join(args).encode()).hexdigest()[:6]
     words = [Path(name).stem for name in files[1:] or files] or ["base"]
-    words += [f"{name}{value}" for name, value in flags.items() if name != "min_lr"]
+    named = {name: f"{name}{value}" for name, value in flags.items() if name != "min_lr"}
+    if len("-".join([*words, *named.values()])) > MAX_NAME:
+        words = [named.pop(name) for name in first if name in named] + words
+    words += named.values()
     if keep:
         args += [f"--keep_every={max(1, resolve_configs(args)[1].max_iters // keep)}"]
-    return TrainingRun(folder / f"{'-'.join(words).replace('/', '_')[:100]}-{digest}", tuple(args))
+    return TrainingRun(folder / f"{'-'.join(words).replace('/', '_')[:MAX_NAME]}-{digest}", tuple(args))
 
 
 def plain_number(value) -> str:
@@ -185,16 +190,18 @@ class Runner:
         with self.guard:
             thread_lock = self.locks.setdefault(run.path, threading.Lock())
         with thread_lock:
-            if self.is_finished(run):
-                return
-            if not train:
-                raise MissingRun(f"not finished: {run.path.name}")
-            run.path.mkdir(parents=True, exist_ok=True)
-            with self.lock_folder(run.path) as lock:
-                if not self.is_finished(run):  # else the process that held the lock has finished it
-                    began = time.perf_counter()
-                    self.train(run, lock)
-                    self.report(run, time.perf_counter() - began)
+            known = (run.path / "done.json").exists()  # else it is one of those expected
+            if not self.is_finished(run):
+                if not train:
+                    raise MissingRun(f"not finished: {run.path.name}")
+                run.path.mkdir(parents=True, exist_ok=True)
+                with self.lock_folder(run.path) as lock:
+                    if not self.is_finished(run):  # else the process that held the lock has finished it
+                        began = time.perf_counter()
+                        self.train(run, lock)
+                        return self.report(run, time.perf_counter() - began)
+            with self.guard:
+                self.expected -= not known
 
     def report(self, run: TrainingRun, seconds: float) -> None:
         """Note that a run is made; print the minutes since the start, how many are made and expected, its result."""

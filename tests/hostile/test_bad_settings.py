@@ -5,6 +5,8 @@ test_bad_files.py), and adds one mistake. The command line of train.py says --ov
 it: not even then may a mistake cost the earlier run.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -90,6 +92,10 @@ def test_numbers_out_of_range(name):
     assert len(str(caught.value).splitlines()) == 1
 
 
+def not_finite(saved):
+    saved["model"]["final_norm.gain"].fill_(math.nan)
+
+
 SAMPLING = cases(
     ("unknown flag", "--temprature=1", ["--temprature", "--temperature?"]),
     ("missing run", "--out_dir={tmp}/nothing", ["nothing", "no checkpoint"]),
@@ -110,6 +116,8 @@ SAMPLING = cases(
     ("no new document", "--start=", ["start"]),  # the alphabet has no newline to begin one after
     ("both prompts", "--start_file={data}/meta.json", ["start", "start_file", "keep one"]),
     ("temperature", "--temperature=-1", ["temperature=-1"]),
+    ("tiny temperature", "--temperature=1e-39", ["temperature=1e-39", "0, or at least 0.0001"]),
+    ("weights not finite", "--start=A", ["logits are not finite"], checkpoint(not_finite)),
     ("top_p above 1", "--top_p=1.5", ["top_p=1.5", "at most 1"]),
     ("top_k", "--top_k=-1", ["top_k=-1"]),
     ("no samples", "--num_samples=0", ["num_samples=0", "at least 1"]),

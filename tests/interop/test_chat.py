@@ -339,6 +339,14 @@ def test_lines_from_a_pipe(monkeypatch):
         next(lines)
 
 
+def test_a_blank_line_from_a_pipe_is_a_blank_answer(script, monkeypatch, capsys):
+    script(*b"x", EOT, *b"y", EOT)
+    piped(monkeypatch, b"1\n\n2\n")
+    talk(Chat(bytes_model(), BYTES, QUESTION))
+    out, err = capsys.readouterr()
+    assert out == "x\n\ny\n" and err == "left out: the prompt (message 1) is empty or only white space\n"
+
+
 def test_ctrl_c(script, monkeypatch, capsys):
     script(*[*b"abc", KeyboardInterrupt, "ok"] * 2)
     typed(monkeypatch, "1", "2", KeyboardInterrupt)
@@ -381,7 +389,7 @@ def chat(run, tmp_path, capsys, monkeypatch):
 
 
 def test_a_conversation(chat):
-    assert chat(b"hi\n\n", "--chat") == (0, "bc\n", "")
+    assert chat(b"hi\n", "--chat") == (0, "bc\n", "")
     assert chat(b"", "--chat=True") == (0, "", "")
     code, out, err = chat(b"hi\nxy\na long prompt\nz", "--chat", "--system=s", "--num_samples=1", "--compile=False")
     assert (code, out) == (0, "bc\nbc\n\nbc\n")

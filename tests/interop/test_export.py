@@ -132,6 +132,14 @@ def test_half_precision(tmp_path):
     assert 1e-4 < error(theirs.float()(idx).logits, ours(idx)[0]) < 0.1  # rounded, and not more
 
 
+def test_weights_that_a_precision_cannot_hold(tmp_path):
+    model = build(LLAMA, dtype=torch.float32)
+    torch.nn.init.constant_(model.final_norm.gain, 7e4)
+    with pytest.raises(ValueError, match="norm.weight has weights that torch.float16 cannot hold, nothing was written"):
+        write_it(model, tmp_path / "it", dtype=torch.float16)
+    assert not list(tmp_path.iterdir())
+
+
 # ---------------------------------------------------------------------------------------------------------- tokenizers
 
 TEXT = "def f(x):\n    return  'naïve ☃'  # 日本\n\n\tThe end, isn't it?"
@@ -282,7 +290,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(begun, tmp_path, capsys):
         ((begun, ""), "--to=FOLDER is needed"),
         ((begun, tmp_path / "there"), "there exists already"),
         ((begun, tmp_path / "file"), "file exists already"),
-        ((begun, tmp_path / "file" / "x"), "cannot write"),
+        ((begun, tmp_path / "file" / "x"), "file is a file, not a folder): nothing was written"),
         ((begun, tmp_path / "x", "--target=llama"), "--target=llama cannot hold this layout"),
         ((tmp_path, tmp_path / "x"), "there is no checkpoint"),
         ((begun, tmp_path / "x", "--checkpoint=first.pt"), "best.pt, last.pt"),

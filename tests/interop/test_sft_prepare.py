@@ -223,6 +223,7 @@ def test_a_text_in_the_place_of_examples(home, tmp_path):
 FILES = {
     "form.jsonl": '{"prompt": "a", "response": "b"}\n\n{"question": "a", "answer": "b"}\n',
     "empty.jsonl": '{"prompt": "a", "response": ""}\n',
+    "list.jsonl": '{"instruction": ["a"], "input": "b", "output": "c"}\n',
     "input.jsonl": '{"instruction": "a", "input": 3, "output": "b"}\n',
     "odd.jsonl": '{"messages": "abc"}\n',
     "system.jsonl": json.dumps({"messages": [{"role": "system", "content": "s"}, USER, ANSWER]}),
@@ -239,6 +240,7 @@ BAD = [
     ("input=form.jsonl", "but found {'question': 'a', 'answer': 'b'}..."),
     ("input=empty.jsonl", "line 1: the response (message 2) is empty or only white space in {'prompt': 'a'"),
     ("input=input.jsonl", "line 1: instruction and output cannot be read in {'instruction': 'a', 'input': 3"),
+    ("input=list.jsonl", "line 1: the prompt (message 1) is of type list, not text in {'instruction': ['a'], 'input'"),
     ("input=odd.jsonl", "line 1: messages cannot be read in {'messages': 'abc'}"),
     ("input=system.jsonl template=alpaca", "system.jsonl, line 1: a system message, and this template has no"),
     ("input=cut.json", "cut.json is not JSON (Expecting property name"),

@@ -21,8 +21,9 @@ from interop.conversations.template import (
 )
 from interop.huggingface.read import load_pretrained
 from interop.huggingface.tokenizer_files import read_tokenizer, tokenizer_files
+from nanodnt.data.meta import load_meta
 from nanodnt.data.tokenizer import Tokenizer, json_meta
-from support.examples import TEMPLATE, chat, shouts, starting_tokenizer, write_examples
+from support.examples import TEMPLATE, chat, example, shouts, starting_tokenizer, write_examples
 from support.peers import chatml_tokenizer, save_tokenizer
 from support.runs import call, run
 
@@ -199,6 +200,13 @@ def test_the_template_of_a_meta():
         with raises(ValueError) as error:
             template_of({"template": bad})
         assert "\n" not in str(error.value)
+
+
+def test_a_damaged_template_is_refused_before_training(tmp_path):
+    path = write_examples(tmp_path / "data", train=[example(("a", "b"))], val=[example(("c", "d"))]) / "meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"template": {"system": "", "turn": "{prompt}"}}))
+    with raises(ValueError, match="meta.json is damaged, or of a newer version \\(the template .* prepare it again"):
+        load_meta(str(path.parent))
 
 
 # ---------------------------------------------------------------------------------------------------------- messages

@@ -238,6 +238,26 @@ def test_progress_says_what_is_left(tmp_path, monkeypatch, capsys):
     assert re.fullmatch(r" +0\.0 min  2 done, 1 left, about 2 min  b  loss 2\.5000", second)
 
 
+def test_a_run_that_ended_unmarked_is_not_left(tmp_path, monkeypatch):
+    """As after kill -9: it was counted among the expected, and is found to have ended."""
+    made, run = Runner(1), TrainingRun(tmp_path / "a", ())
+    made.expected = 2
+    monkeypatch.setattr(Runner, "is_finished", lambda self, run: True)
+    made.finish(run)
+    assert made.expected == 1
+    run.path.mkdir()
+    (run.path / "done.json").touch()
+    made.finish(run)
+    assert made.expected == 1
+
+
+def test_long_names_begin_with_what_varies(tmp_path):
+    constant = {"dataset": "x" * 90, "n_layer": 2}
+    runs = [make_run(tmp_path, [], constant | {"weight_decay": w}, first=["weight_decay"]) for w in (0.1, 0.2)]
+    assert [run.path.name[:20] for run in runs] == ["weight_decay0.1-base", "weight_decay0.2-base"]
+    assert make_run(tmp_path, [], {"b": 1, "a": 2}, first=["b"]).path.name.startswith("base-a2-b1-")
+
+
 @pytest.mark.deep
 def test_killed_in_the_middle_it_goes_on_and_ends_the_same(dataset, tmp_path):
     base = write_base(tmp_path / "base.py", dataset, max_iters=120)
