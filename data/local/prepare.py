@@ -1,4 +1,4 @@
-"""Your own text → data/NAME: plain text, .jsonl or .parquet, one file or a folder of them.
+"""Your own text → data/NAME: plain text, .jsonl or .parquet, one file or a folder of them; or files of token ids.
 
 A document is a plain text file (.txt, .md, .py, any UTF-8), a line of a .jsonl file or a row of a .parquet file.
 Folders are read recursively, without hidden files and files that are not text. End of text follows every document where
@@ -6,6 +6,9 @@ the tokenizer has one (chars has none). About --val_fraction of the documents, c
 out for validation; of a single document, its end. Tokenizers: bytes (any text), chars (the characters that occur), gpt2
 (BPE), gpt2_4096 (its first 4,095 tokens, for small models; needs no download), or a model's of Hugging Face: a folder
 with a tokenizer.json, or OWNER/MODEL. Such a tokenizer reads a document whole: split files of gigabytes first.
+
+Files of token ids are .bin files in the form of llm.c, of GPT-2's ids (--tokenizer=gpt2), and nothing else: those with
+"val" in their names are held out, or where there are none the last --val_fraction of all tokens.
 
     python data/local/prepare.py --input=notes.txt --tokenizer=chars --name=notes
     python data/local/prepare.py --input=corpus/ --tokenizer=gpt2 --name=corpus
@@ -20,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from layers.cores import own_cores
 from nanodnt.data import inputs
 from nanodnt.data.tokenizer import END_OF_TEXT, Tokenizer
-from nanodnt.prepare import script, text
+from nanodnt.prepare import script, shards, text
 
 
 def documents(path: Path, key: str, skipped: list):
@@ -60,6 +63,14 @@ def main(argv=None):
         from interop.huggingface.tokenizer_files import find_tokenizer
 
         tokenizer = find_tokenizer(args.tokenizer, others=("chars",))
+
+    files = [file for _, file in inputs.visible_files(args.input)]
+    if files and all(file.suffix == ".bin" for file in files):
+        if args.tokenizer != "gpt2":
+            raise ValueError(f"--tokenizer={args.tokenizer}: the token ids in .bin files are GPT-2's, --tokenizer=gpt2")
+        splits = shards.split(files, args.val_fraction, tokenizer["vocab_size"])
+        text.build(out, f"{args.input.resolve().name} ({len(files)} files)", tokenizer, splits, name=args.name)
+        return
 
     # Every document is read twice: bad input is found here, before anything is written.
     scores, size, alphabet, skipped = [], 0, set(), []

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare.script import in_order, publish, staging
+from nanodnt.prepare.shards import Shard
 
 JOB_CHARS = 1 << 20  # characters that a worker tokenises at a time; it gets longer documents in pieces
 # GPT-2's pre-tokenizer always cuts around a lone newline between visible characters, so cutting there changes no token.
@@ -26,7 +27,7 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=Fa
     """Tokenise documents and write train.bin, val.bin and meta.json to `out_dir`. Returns the content of meta.json.
 
     tokenizer   a `Tokenizer.meta_for(...)`; where it has an end of text, that follows every document
-    splits      {"train": files, "val": files}, read in this order; a file is an iterable of texts
+    splits      {"train": files, "val": files}, read in this order; a file is an iterable of texts, or a `Shard`
     workers     tokenising processes; what is written does not depend on it
     resume      if this run dies, the files that it has finished stay in `out_dir`/parts, and the next one with the same
                 `source` and `tokenizer` does not read them again; otherwise a failed run leaves nothing
@@ -39,8 +40,8 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=Fa
         for split, files in splits.items():
             paths = []
             for i, texts in enumerate(files):
-                paths.append(parts / f"{split}-{i:06d}.bin")
-                if not paths[-1].exists():
+                paths.append(texts if isinstance(texts, Shard) else parts / f"{split}-{i:06d}.bin")
+                if not isinstance(texts, Shard) and not paths[-1].exists():
                     _write_part(paths[-1], texts, tokenizer, dtype, pool, 2 * workers, f"{split} {i + 1}/{len(files)}")
             found[split] = {"file": f"{split}.bin"} | _join(paths, parts / f"{split}.bin", dtype)
             if not found[split]["tokens"]:

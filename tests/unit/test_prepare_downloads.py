@@ -8,6 +8,7 @@ import random
 import sys
 import urllib.error
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -17,8 +18,8 @@ from nanodnt.prepare import hub as downloads
 from support import prepared
 from support.runs import contents
 
-SCRIPTS = "shakespeare_char", "openwebtext", "minipile", "c4"
-shakespeare, openwebtext, minipile, c4 = map(prepared.load_script, SCRIPTS)
+SCRIPTS = "shakespeare_char", "openwebtext", "minipile", "c4", "fineweb", "local"
+shakespeare, openwebtext, minipile, c4, fineweb, local = map(prepared.load_script, SCRIPTS)
 CHECK_DISK = downloads.check_disk
 PLAY = "First Citizen:\nBefore we proceed any further, hear me speak.\n" * 7
 
@@ -133,6 +134,76 @@ def test_minipile_and_c4_keep_their_splits(hub, tmp_path):
     assert [t for name in list(files)[:2] for t in files[name]] == train
     assert [t for name in list(files)[3:] for t in files[name]] == val
     assert "2 of 1024" in load_meta(str(tmp_path / "c"))["source"]
+
+
+# ------------------------------------------------------------------------------- token ids that others have made
+
+
+def write_shard(file, ids, head=(20240520, 1), tokens=None, more=b""):
+    """A file in llm.c's form."""
+    header = np.zeros(256, "<i4")
+    header[:3] = *head, len(ids) if tokens is None else tokens
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(header.tobytes() + np.array(ids, "<u2").tobytes() + more)
+    return file
+
+
+def made_shards(folder, names, tokens=50):
+    """{name: ids} of files of documents that begin with end of text."""
+    rng, ids = np.random.default_rng(1), {}
+    for name in names:
+        ids[name] = [50256 if i % 9 == 0 else int(rng.integers(50256)) for i in range(tokens)]
+        write_shard(folder / name, ids[name])
+    return ids
+
+
+@pytest.mark.parametrize("flags, kind", [([], "fineweb"), (["--edu"], "finewebedu")])
+def test_fineweb(flags, kind, tmp_path, monkeypatch):
+    prepared.use_fake_hub(monkeypatch, tmp_path, lambda repo: repo.split("/")[1])
+    prepared.use_fake_bpe(monkeypatch)
+    names = [f"{kind}_train_{i:06d}.bin" for i in range(1, 4)] + [f"{kind}_val_000000.bin"]
+    ids = made_shards(tmp_path / "hub" / f"{kind}10B-gpt2" / prepared.COMMIT, names)
+    fineweb.main(["--shards=2", f"--out_dir={tmp_path / 'f'}", *flags])
+    assert prepared.ids_of(tmp_path / "f", "train").tolist() == ids[names[0]] + ids[names[1]]
+    assert prepared.ids_of(tmp_path / "f", "val").tolist() == ids[names[3]]
+    meta = load_meta(str(tmp_path / "f"))
+    assert f"kjj0/{kind}10B-gpt2 at {prepared.COMMIT}, 2 of" in meta["source"] and meta["splits"]["val"]["tokens"] == 50
+    x, y, positions = prepared.open_prepared(str(tmp_path / "f"), 9, doc_mask=True).batch(0, 4)
+    assert (x[:, 1:] == y[:, :-1]).all() and (positions[x == 50256] == 0).all()
+    for shards, words in (("0", "has 1 to"), ("104", "has 1 to"), ("5", "gave only 0 of the files")):
+        assert words in prepared.error_of(fineweb.main, f"--shards={shards}", f"--out_dir={tmp_path / 'f'}", *flags)
+
+
+def test_a_folder_of_shards(tmp_path, monkeypatch):
+    prepared.use_fake_bpe(monkeypatch)
+    home = prepared.use_other_home(tmp_path / "data", monkeypatch)
+    names = ["a_train_1.bin", "a_train_2.bin", "a_val_0.bin"]
+    ids = made_shards(tmp_path / "in", names)
+    how = [f"--input={tmp_path / 'in'}", "--name=mine", "--tokenizer=gpt2"]
+    local.main(how)
+    assert prepared.ids_of(home / "mine", "train").tolist() == ids[names[0]] + ids[names[1]]
+    assert prepared.ids_of(home / "mine", "val").tolist() == ids[names[2]]
+    (tmp_path / "in" / names[2]).unlink()
+    local.main([*how, "--val_fraction=0.6"])  # the end of all: a part of the first, and the second
+    together = ids[names[0]] + ids[names[1]]
+    assert prepared.ids_of(home / "mine", "train").tolist() == together[:40]
+    assert prepared.ids_of(home / "mine", "val").tolist() == together[40:]
+
+    before, bad = contents(home), tmp_path / "in" / "b.bin"
+    for words, how_written in (
+        ("b.bin does not begin as llm.c's files", dict(head=(20240801, 1))),
+        ("b.bin is of version 7 of llm.c's files", dict(head=(20240520, 7))),
+        ("b.bin holds 6 bytes of ids, where its header says 4 tokens", dict(tokens=4)),
+        ("b.bin holds 7 bytes of ids, where its header says 3 tokens", dict(more=b"x")),
+        ("b.bin holds 6 bytes of ids, where its header says -1 tokens", dict(tokens=-1)),
+        ("b.bin holds token id 50257, beyond the vocabulary of 50257", dict(ids=[1, 50257, 3])),
+    ):
+        write_shard(bad, **{"ids": [1, 2, 3]} | how_written)
+        assert words in prepared.error_of(local.main, *how)
+        assert contents(home) == before
+    bad.write_bytes(b"short")
+    assert "b.bin does not begin as" in prepared.error_of(local.main, *how)
+    assert "are GPT-2's, --tokenizer=gpt2" in prepared.error_of(local.main, *how[:2], "--tokenizer=bytes")
 
 
 def test_a_killed_hub_dataset_is_continued(hub, tmp_path, monkeypatch):
