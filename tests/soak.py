@@ -30,6 +30,7 @@ class SoakConfig:
     kills: int = 300  # how many faults
     seed: int = 0  # of the plan; 0 = from the clock
     minutes: float = 60.0  # begin no further trial after this time
+    only: str = ""  # runs whose name has this word: shards, ddp, …; empty = all
 
 
 def plan(kills: int, seed: int) -> list:
@@ -70,6 +71,12 @@ def table(counts: dict) -> str:
 
 def soak(config: SoakConfig, folder: Path) -> int:
     """Make the plan's trials in `folder`, and print what went wrong. Returns the exit code."""
+    if not any(config.only in name for name in COMMANDS):
+        raise ValueError(f"only={config.only} is in none of the names: {'; '.join(COMMANDS)}")
+    for name in [name for name in COMMANDS if config.only not in name]:
+        del COMMANDS[name]
+    for kind in [kind for kind in KINDS if not any(suits(kind, command) for command in COMMANDS.values())]:
+        del KINDS[kind]
     begun, todo, counts, failures = time.time(), plan(config.kills, config.seed), {}, 0
     dataset = make_dataset(folder / "walk")
     reference = cache(lambda name: Trial(folder / f"reference of {name}", COMMANDS[name], dataset))
