@@ -24,7 +24,7 @@ import torch
 
 from configurator import configure
 from nanodnt.files import reason_of
-from nanodnt.generate import compile_one_token, generate
+from nanodnt.generate import compile_one_token, continue_text
 from nanodnt.run.environment import choose_device, choose_dtype
 from nanodnt.run.errors import reports_errors
 from nanodnt.weights import Trained, load_trained
@@ -118,22 +118,17 @@ def read_prompt(config: SampleConfig) -> str:
 
 def draw_samples(config: SampleConfig, trained: Trained, text: str, drawing: dict) -> None:
     """Print samples that continue `text`; `drawing`: how `generate` draws."""
-    tokenizer = trained.tokenizer
-    prompt = [*tokenizer.start, *tokenizer.encode(text)] if text else tokenizer.new_document()
-    idx = torch.tensor([prompt] * config.num_samples, device=drawing["generator"].device)
-    drawing = drawing | dict(stop=tokenizer.eot, one_token=compile_one_token() if config.compile else None)
+    how = drawing | dict(stop=trained.tokenizer.eot, one_token=compile_one_token() if config.compile else None)
     try:
-        out = generate(trained.model, idx, config.max_new_tokens, **drawing)
+        texts = continue_text(
+            trained.model, trained.tokenizer, text, config.max_new_tokens, rows=config.num_samples, **how
+        )
     except RuntimeError as e:
         if not config.compile or isinstance(e, torch.OutOfMemoryError):
             raise
         raise ValueError(f"torch.compile failed ({reason_of(e)[:200]}): use --compile=False") from e
-    for row in out[:, len(prompt) :].tolist():
-        if tokenizer.eot in row:
-            row = row[: row.index(tokenizer.eot)]
-        # the new tokens' text is read after the prompt's: some tokenizers drop a text's first space
-        print(text + tokenizer.decode(prompt + row)[len(tokenizer.decode(prompt)) :])
-        print("-" * 80)
+    for found in texts:
+        print(found, "-" * 80, sep="\n")
 
 
 if __name__ == "__main__":

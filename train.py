@@ -19,12 +19,12 @@ from model import GPTConfig, Transformer
 from nanodnt.data import Prefetch, PreparedData, load_meta
 from nanodnt.engine import Trainer, evaluate, prepare_model, seed_step, set_learning_rates, split_batch, training_step
 from nanodnt.guard import RollBack, check_skipped, record_loss, roll_back
-from nanodnt.optim import Optimizer, fill_defaults, make_optimizer
+from nanodnt.optim import Optimizer, fill_defaults, make_optimizer, rate_notes
 from nanodnt.run.checkpoints import RunState, Saver, fingerprint
 from nanodnt.run.directory import RunDirectory
 from nanodnt.run.environment import Env, Stop, environment
 from nanodnt.run.errors import end_with, reports_errors
-from nanodnt.run.metrics import Meter, draw_loss, finite, progress_line, validation_line
+from nanodnt.run.metrics import Meter, draw_loss, end_line, finite, make_watchers, progress_line, validation_line
 from nanodnt.run.shards import use_shards
 from nanodnt.settings import TrainConfig
 from nanodnt.start import allocate_and_fill, compile_run, describe_run, find_start, fixed_bytes, restore, set_parallel
@@ -53,6 +53,7 @@ class Run:
     rollback_row: dict | None = None  # of metrics.jsonl: a roll-back that no checkpoint holds yet
     meter: Meter | None = None
     tracker: object = None  # a Tracker
+    watcher: object = None  # a Watcher
     saver: Saver | None = None
     directory: RunDirectory | None = None  # of rank 0
     result: tuple | None = None  # of the step just made, a StepResult
@@ -68,8 +69,10 @@ class Run:
         return self.step_tokens * self.model.flops_per_token()
 
     @property
-    def is_done(self) -> bool:
-        return self.state.step >= self.config.max_iters
+    def is_done(self) -> str:
+        """Why the run ends at this step, in words; "" = it goes on."""
+        reached = self.state.best_val_loss <= self.config.target_val_loss
+        return "target_val_loss reached" if reached else "done" * (self.state.step >= self.config.max_iters)
 
     @property
     def will_roll_back(self) -> bool:
@@ -126,10 +129,7 @@ def read_pretrained(source: str, model_config: GPTConfig):
 def open_records(run: Run, seen: dict) -> None:
     """Start what watches and writes: tracker, checkpoints, metrics. `seen`: the checkpoints that were there before."""
     config, env, state = run.config, run.env, run.state
-    if config.track_interval:
-        from nanodnt.run.tracking import Tracker
-
-        run.tracker = Tracker(run.model, run.optimizer, run.data, config, env)
+    run.tracker, run.watcher = make_watchers(run)
     sharded = use_shards(config.checkpoint_format, env, fixed_bytes(run.model, config) - 4 * run.model.num_params())
     run.saver = Saver(Path(config.out_dir), env, sharded)
     env.closing.append(run.saver.close)  # which waits for the last write
@@ -144,7 +144,7 @@ def open_records(run: Run, seen: dict) -> None:
             configs={"model": asdict(run.model.config), "train": asdict(config)},
             needed_bytes=8 * run.model.num_params(),  # weights and one momentum at least
             seen=seen,
-            wandb=(config.wandb_project, state.wandb_id) if config.wandb_log else None,
+            wandb_id=state.wandb_id,
         )
         run.saver.clean()  # what a kill has left
         if run.rollback_row:
@@ -153,11 +153,11 @@ def open_records(run: Run, seen: dict) -> None:
 
 def what_is_due(run: Run) -> SimpleNamespace:
     """What is due at this step, done in this order. The last step is logged and evaluated in any case."""
-    config, step = run.config, run.state.step
-    has_trained = run.result is not None
+    config, step, has_trained = run.config, run.state.step, run.result is not None
     return SimpleNamespace(
-        log=has_trained and (run.is_done or run.is_due(config.log_interval)),
+        log=has_trained and (bool(run.is_done) or run.is_due(config.log_interval)),
         track=has_trained and run.is_due(config.track_interval),
+        sample=has_trained and run.is_due(config.sample_interval),
         evaluate=run.state.evaluated != step and (run.is_done or run.is_due(config.eval_interval)),
         save=run.saved_step != step
         and (run.rollback_row is not None or run.is_due(config.save_interval) or run.is_due(config.keep_every)),
@@ -227,12 +227,14 @@ def train(run: Run) -> int:
         state.pending = {}
         if due.log:
             log_step(run, metrics_row, due)
-        with run.meter.paused(wait=due.track or due.evaluate or due.save):
+        with run.meter.paused(wait=due.track or due.evaluate or due.save or due.sample):
             if due.track:
                 with run.meter.stalled("tracking_s"):
                     metrics_row["track"] = run.tracker.after(run.result.grad_norm, run.result.found_inf)
             with run.meter.stalled("evaluating_s"):
                 is_best = due.evaluate and evaluate_step(run, metrics_row)
+                if due.sample:
+                    metrics_row["sample"] = run.watcher(env)
             if env.is_main and len(metrics_row) > 2 and not state.pending:  # more than step and tokens
                 run.directory.write(metrics_row | ({"failure": str(run.failure)} if run.failure else {}))
             if run.will_roll_back:
@@ -263,18 +265,19 @@ def finish(run: Run) -> int:
     """Finish all writes. Returns the exit code, or raises the failure that ended the loop."""
     gc.unfreeze()
     run.saver.finish()
-    if run.failure and not run.will_roll_back:
-        raise ValueError(str(run.failure))
-    if run.env.is_main:
-        run.directory.close()
-    if run.will_roll_back:
+    if run.failure:
+        if run.env.is_main:
+            run.directory.close()
+        if not run.will_roll_back:
+            raise ValueError(str(run.failure))
         run.saver.close()
         run.env.barrier()  # the others wait until rank 0 has written the checkpoint
         raise run.failure
+    end = run.meter.end("stopped" if run.stop.stopped else run.is_done, run.state)
     if run.env.is_main:
         draw_loss(run.directory.path, run.task.loss_unit)
-        end = "stopped" if run.stop.stopped else "done"
-        run.env.print(f"{end} at step {run.state.step}; run directory {run.directory.path}")
+        run.directory.close(end)
+        run.env.print(f"{end_line(end)}; run directory {run.directory.path}")
     return run.stop.exit_code()
 
 
@@ -302,10 +305,7 @@ def main() -> int:
         fill_defaults(config)
         # dataset and device may differ between machines; the contents of the dataset are compared later
         env.check_same({**asdict(model_config), **asdict(config), "dataset": None, "device": None})
-        env.print(describe(model_config, config, given=given))
-        optimizer, rate = (given.get(name, (None, ""))[1] for name in ("optimizer", "learning_rate"))
-        if optimizer == "command line" and rate not in ("", "command line"):
-            env.print(f"note: learning_rate={config.learning_rate:g} is from {rate}; does it suit this optimizer?")
+        env.print("\n".join([describe(model_config, config, given=given), *rate_notes(config, given)]))
         spike = None
         while True:
             try:

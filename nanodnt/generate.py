@@ -8,6 +8,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model import GPT
 
+WATCHED = 64  # tokens that a run shows at each sample_interval: our choice
+
 
 class KVCache:
     """Keys and values of one layer for the tokens seen so far: the first `length` positions of the buffers `k` and `v`,
@@ -119,6 +121,50 @@ def generate(model: GPT, idx, max_new_tokens, stop=None, one_token=None, cache=N
             if done.all():
                 break
     return idx
+
+
+def continue_text(model: GPT, tokenizer, text: str, n: int, rows: int = 1, **how) -> list:
+    """`text`, or if it is empty a new document, continued by n tokens or to end of text: so many texts of `generate`,
+    which draws as `how` says. `tokenizer`: a Tokenizer. ValueError where it cannot encode the text."""
+    prompt = [*tokenizer.start, *tokenizer.encode(text)] if text else tokenizer.new_document()
+    idx = torch.tensor([prompt] * rows, device=model.wte.weight.device)
+    texts = []
+    for row in generate(model, idx, n, **how)[:, len(prompt) :].tolist():
+        if tokenizer.eot in row:
+            row = row[: row.index(tokenizer.eot)]
+        # the new tokens' text is read after the prompt's: some tokenizers drop a text's first space
+        texts.append(text + tokenizer.decode(prompt + row)[len(tokenizer.decode(prompt)) :])
+    return texts
+
+
+class Watcher:
+    """What a model in training writes after `start`: `Watcher(…)()` is the text. ValueError where the
+    dataset's tokenizer cannot encode that."""
+
+    def __init__(self, model: GPT, meta: dict, start: str):
+        from nanodnt.data.tokenizer import Tokenizer
+
+        self.model, self.tokenizer, self.start = model, Tokenizer(meta), start
+        try:
+            self.tokenizer.encode(start) if start else self.tokenizer.new_document()
+        except ValueError as e:
+            raise ValueError(f"sample_start={start!r} begins no text: {e}") from None
+
+    def __call__(self, env) -> str:
+        """WATCHED tokens, greedily: no random number is drawn. It is printed, too. All ranks of a sharded model must
+        call it; as many tokens on each, whatever they are."""
+        training, flex = self.model.training, self.model.runtime.flex_attention
+        try:
+            with torch.compiler.set_stance("force_eager"):  # compiled code would be compiled for each length
+                self.model.eval().runtime.flex_attention = False
+                (text,) = continue_text(self.model, self.tokenizer, self.start, WATCHED, temperature=0)
+        except ValueError as e:  # logits that are not finite
+            text = f"({e})"
+        finally:
+            self.model.train(training)
+            self.model.runtime.flex_attention = flex
+        env.print(f"it writes: {text!r}")
+        return text
 
 
 def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None):

@@ -10,8 +10,12 @@ MAX_BATCH = 2**20  # sequences, or images; a larger number is a typing error, an
 
 # The least value of each number that has one.
 LEAST = dict.fromkeys("batch_size eval_interval log_interval max_skipped timeout_s".split(), 1)
-LEAST |= dict.fromkeys("max_iters micro_batch_size eval_tokens track_interval save_interval keep_every seed".split(), 0)
-LEAST |= dict.fromkeys("loss_spike max_rollbacks fsdp_shard_size loss_chunks peak_flops data_workers".split(), 0)
+LEAST |= dict.fromkeys(
+    "max_iters micro_batch_size eval_tokens track_interval save_interval sample_interval keep_every seed".split(), 0
+)
+LEAST |= dict.fromkeys(
+    "target_val_loss loss_spike max_rollbacks fsdp_shard_size loss_chunks peak_flops data_workers".split(), 0
+)
 LEAST |= dict.fromkeys("balance_coef balance_rate z_coef crop_padding mixup cutmix".split(), 0)
 
 
@@ -96,6 +100,9 @@ class TrainConfig:
     eval_interval: int = 1000  # steps between evaluations, each followed by a checkpoint
     eval_tokens: int = 1_000_000  # validation tokens, the same each time; 0 = all. Of images: patches and class tokens
     eval_only: bool = False  # evaluate once and exit
+    target_val_loss: float = 0.0  # end the run at the first evaluation with a loss of at most this; 0 = never
+    sample_interval: int = 0  # steps between short texts that the model writes, greedily, after sample_start; 0 = never
+    sample_start: str = ""  # empty = a new document
     log_interval: int = 10  # steps between rows of metrics.jsonl
     track_interval: int = 100  # steps between rows that also log stream, logits, gradients, updates, gains; 0 = off
     save_interval: int = 0  # steps between further checkpoints; 0 = only after evaluations
@@ -108,6 +115,8 @@ class TrainConfig:
     max_rollbacks: int = 3  # end the run when that happens more often than this
     wandb_log: bool = False  # also log to Weights & Biases (WANDB_MODE=offline works)
     wandb_project: str = "nanodnt"  # its project; the run is named after out_dir
+    wandb_group: str = ""  # its group
+    wandb_tags: str = ""  # its tags, with commas between
     # --- system ---
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     must_fit: bool = True  # refuse a start on GPUs for whose memory `--plan` counts too much; False: try it

@@ -4,7 +4,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 import nanodnt.optim.adamw  # noqa: F401  # the default comes first in --help and in tables
-from nanodnt.optim.defaults import fill_defaults, notes
+from nanodnt.optim.defaults import fill_defaults, notes, rate_notes
 from nanodnt.optim.groups import describe_groups, make_optimizer, state_bytes
 from nanodnt.optim.optimizer import Optimizer, load_optimizer
 from nanodnt.optim.registry import OPTIMIZERS, RATIOS, RULES
@@ -14,4 +14,4 @@ for file in iter_modules(__path__):  # every file that lies here, by name: optim
     import_module(f"{__name__}.{file.name}")
 
 __all__ = ["OPTIMIZERS", "RATIOS", "RULES", "Optimizer", "describe_groups", "fill_defaults", "load_optimizer", "lr_at"]
-__all__ += ["make_optimizer", "notes", "state_bytes"]
+__all__ += ["make_optimizer", "notes", "rate_notes", "state_bytes"]

@@ -30,6 +30,14 @@ def fill_defaults(config) -> None:
             raise ValueError(text)
 
 
+def rate_notes(config, given: dict) -> list:
+    """A line for a learning rate from a file, with an optimizer from the command line. `given`: of `configure`."""
+    optimizer, rate = (given.get(name, (None, ""))[1] for name in ("optimizer", "learning_rate"))
+    if optimizer != "command line" or rate in ("", "command line"):
+        return []
+    return [f"note: learning_rate={config.learning_rate:g} is from {rate}; does it suit this optimizer?"]
+
+
 def fill(config, values: dict) -> None:
     """Give the fields that are None these values."""
     for name, value in values.items():

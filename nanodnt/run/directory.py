@@ -19,6 +19,9 @@ from nanodnt.run.checkpoints import fingerprint, load_checkpoint, name_checkpoin
 from nanodnt.run.metrics import finite, flat, read_metrics
 from nanodnt.run.shards import remove_unused
 
+ROOT = Path(__file__).resolve().parents[2]
+MAX_PATCH = 10_000_000  # bytes of source.patch
+
 
 class RunDirectory:
     """A run directory, written by rank 0. Nothing is written before `claim`."""
@@ -26,7 +29,7 @@ class RunDirectory:
     def __init__(self, path: Path):
         self.path, self.metrics, self.lock, self.wandb = path, path / "metrics.jsonl", None, None
 
-    def claim(self, resumed: Path | None, keep_until, configs: dict, needed_bytes: int, seen: dict, wandb=None):
+    def claim(self, resumed: Path | None, keep_until, configs: dict, needed_bytes: int, seen: dict, wandb_id=None):
         """Make the directory this run's. Returns the id of its run at wandb, or None. ValueError, before anything is
         changed: no access, less than `needed_bytes` free, damaged metrics, no wandb, another run at work.
 
@@ -34,7 +37,7 @@ class RunDirectory:
         keep_until  (step, roll-backs): later rows of metrics.jsonl are dropped
         configs     goes into config.json
         seen        the fingerprint of the directory before any file in it was read
-        wandb       None, or (project, id of the wandb run to continue or None)"""
+        wandb_id    of the wandb run to continue, or None"""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.path).free
@@ -45,14 +48,15 @@ class RunDirectory:
             raise ValueError(f"{self.path} has {free / 1e9:.2f} GB free, a checkpoint needs {need}: make room")
         rows = read_metrics(self.path) if resumed else []
         rows = [row for row in rows if row["step"] <= keep_until[0] and row.get("rollbacks", 0) <= keep_until[1]]
-        if wandb:
-            self._start_wandb(*wandb, configs)
+        if configs["train"]["wandb_log"]:
+            self._start_wandb(wandb_id, configs)
         self.lock = lock_folder(self.path)
         if fingerprint(self.path) != seen:
             raise ValueError(f"another run has written to {self.path} since this one began: start again")
         # from here on it writes
-        record = json.dumps({**configs, **run_record()}, indent=2)
-        write_file(self.path / "config.json", lambda f: f.write(record.encode()))
+        self.record = {**configs, **run_record()}
+        self._write_record()
+        write_patch(self.path / "source.patch")
         write_file(self.metrics, lambda f: f.writelines(json.dumps(row).encode() + b"\n" for row in rows))
         if resumed is None:
             for name in seen:
@@ -64,17 +68,25 @@ class RunDirectory:
             link_file(resumed, self.path / "last.pt")
         return self.wandb and self.wandb.id
 
-    def _start_wandb(self, project, run_id, configs):
+    def _write_record(self):
+        record = json.dumps(self.record, indent=2).encode()
+        write_file(self.path / "config.json", lambda f: f.write(record))
+
+    def _start_wandb(self, run_id, configs):
         try:
             import wandb
 
-            names = dict(project=project, name=self.path.name, id=run_id, resume="allow" if run_id else None)
-            self.wandb = wandb.init(dir=self.path, config=configs, **names)
+            config = {**configs, "git": {key: value for key, value in run_record().items() if key.startswith("git")}}
+            how = {name: configs["train"][f"wandb_{name}"] or None for name in ("project", "group", "tags")}
+            how["tags"] = how["tags"] and [tag.strip() for tag in how["tags"].split(",")]
+            how |= dict(name=self.path.name, id=run_id, resume="allow" if run_id else None)
+            self.wandb = wandb.init(dir=self.path, config=config, **how)
         except ImportError:
             raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
         except Exception as e:  # no key, no network, a full disk: wandb's errors share no base class
             reason = reason_of(e)
-            raise ValueError(f"wandb did not start ({reason}): set WANDB_MODE=offline or --wandb_log=False") from e
+            fix = "run `wandb login`, set WANDB_MODE=offline, or --wandb_log=False"
+            raise ValueError(f"wandb did not start ({reason}): {fix}") from e
 
     def write(self, row: dict) -> None:
         """Append one row to metrics.jsonl. NaN and infinity, which JSON lacks, become null."""
@@ -91,8 +103,17 @@ class RunDirectory:
         if self.wandb:
             self.wandb.log(flat(row), step=row["step"])
 
-    def close(self) -> None:
+    def close(self, end: dict | None = None) -> None:
+        """`end`: how the run has ended, and what it took; it goes into config.json."""
+        if end:
+            self.record["end"] = finite(end)
+            self._write_record()
         if self.wandb:
+            if (self.path / "loss.png").exists():
+                import wandb
+
+                self.wandb.log({"loss": wandb.Image(str(self.path / "loss.png"))})
+            self.wandb.summary.update({"best_checkpoint": str(self.path / "best.pt"), "end": end})
             self.wandb.finish()
         self.lock.close()
 
@@ -114,16 +135,34 @@ def lock_folder(out_dir: Path):
     return file
 
 
+def git(*command) -> bytes:
+    """What git prints in this repository; b"" where there is no git, or no repository."""
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(["git", "-C", ROOT, *command], capture_output=True, timeout=10).stdout
+    return b""
+
+
+def write_patch(path: Path) -> None:
+    """Write what `git apply` makes of the commit in config.json the code of this run: changes of tracked files, and new
+    text files, of at most MAX_PATCH bytes together; those left out are named. Without changes there is no file."""
+    how = "diff", "--no-color", "--no-ext-diff"
+    tracked = git(*how, "HEAD")
+    parts = [tracked if len(tracked) <= MAX_PATCH else b"left out: the changes of tracked files, which are too large\n"]
+    for name in git("ls-files", "--others", "--exclude-standard", "-z").decode().split("\0")[:-1]:
+        size, new = sum(map(len, parts)), b""
+        if os.path.getsize(ROOT / name) + size <= MAX_PATCH:
+            new = git(*how, "--no-index", "--", "/dev/null", name)
+        parts.append(b"" if not new or b"\nBinary files " in new else new)
+        if not parts[-1]:
+            parts.insert(0, f"left out, too large or not text: {name}\n".encode())
+    path.unlink(missing_ok=True)
+    if any(parts):
+        write_file(path, lambda f: f.writelines(parts))
+
+
 def run_record() -> dict:
     """What config.json holds besides the configuration: command line, versions, git commit, time."""
-
-    def git(*command) -> str:
-        call = ["git", "-C", str(Path(__file__).parent), *command]
-        return subprocess.run(call, capture_output=True, text=True, timeout=10).stdout.strip()
-
-    commit, changes = None, ""
-    with suppress(OSError, subprocess.SubprocessError):  # git is not installed
-        commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
+    commit, changes = git("rev-parse", "HEAD").decode().strip(), git("status", "--porcelain", "-uall").decode()
     versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
     record = {"command": sys.argv, "versions": versions | {"numpy": np.__version__}, "git_commit": commit or None}
     return record | {"git_changed_files": changes.splitlines(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}

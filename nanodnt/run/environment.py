@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -31,6 +32,7 @@ class Env:
     control: object = None  # gloo group for messages between hosts, which do not wait for a GPU
     parallel: str = "none"  # none, ddp, fsdp: see `choose_parallel`
     closing: list = field(default_factory=list)  # functions to call before the process group is destroyed
+    began: float = field(default_factory=time.perf_counter)
     asked: tuple | None = None  # the answer and the message of the last `any_rank_before`
 
     @property

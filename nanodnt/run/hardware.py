@@ -1,5 +1,6 @@
 """What this machine is and can do: device name, peak FLOP/s, peak memory, attention kernel, whether compiling pays."""
 
+import ctypes
 import os
 import platform
 import re
@@ -65,6 +66,26 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def energy_joules(device: torch.device) -> float | None:
+    """What a GPU has used since its driver was loaded, by NVML, or by RAPL all CPUs of this machine (on Linux readable
+    by root; its counters begin anew every few hours of full load). None where neither can be read."""
+    if device.type != "cuda":
+        packages = Path("/sys/class/powercap").glob("intel-rapl:[0-9]*/energy_uj")
+        try:
+            counters = [int(path.read_text()) for path in packages if path.parent.name.count(":") == 1]
+        except OSError:
+            return None
+        return sum(counters) / 1e6 if counters else None
+    try:
+        nvml, handle, used = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), ctypes.c_ulonglong()
+    except OSError:
+        return None
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
+    failed = nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle))
+    failed = failed or nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(used))
+    return None if failed else used.value / 1e3
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from nanodnt.files import write_file
 from nanodnt.run.checkpoints import is_metrics_row
-from nanodnt.run.hardware import peak_flops, peak_memory_bytes
+from nanodnt.run.hardware import energy_joules, peak_flops, peak_memory_bytes
 
 
 class Meter:
@@ -28,6 +28,7 @@ class Meter:
         self.last_step, self.clock = state.step, time.perf_counter()
         self.start, self.stalls = self.clock, dict.fromkeys(("tracking_s", "evaluating_s", "saving_s"), 0.0)
         self.step_counts = {"tokens_per_s": step_tokens} | step_counts  # {field of metrics.jsonl: what a step has}
+        self.trained, self.energy = 0.0, energy_joules(env.device)
 
     def count(self, found_inf) -> None:
         """Note whether the step just made was skipped."""
@@ -44,13 +45,29 @@ class Meter:
         now = time.perf_counter()
         wall, stalls, trained = now - self.start, self.stalls, seconds * (step - self.last_step)
         self.last_step, self.clock, self.start, self.stalls = step, now, now, dict.fromkeys(stalls, 0.0)
-        self.counts[2] = 0.0
+        self.counts[2], self.trained = 0.0, self.trained + trained
         row = {"train_loss": loss, **rates, "grad_norm": norm, "skipped_steps": int(skipped)}  # loss: of all processes
         row |= {name: count / seconds for name, count in self.step_counts.items()}
         mfu = self.step_flops / seconds / (self.peak * self.env.world_size) if self.peak else None
         row |= {"peak_mem_bytes": peak_memory_bytes(self.env.device), "mfu": mfu}
         row |= stalls | {"goodput": trained / wall}  # both since the last reading
         return row, int(longest), seconds
+
+    def end(self, how: str, state) -> dict:
+        """What config.json has of the end of a run, a RunState. Of the whole run steps, tokens, FLOPs; since its last
+        start seconds of training (without compiling, evaluating, saving) and in all, the largest peak memory of a
+        process, and joules of all GPUs, or of the first machine's CPUs, None where they cannot be read. All ranks must
+        call it."""
+        wall, energy = time.perf_counter() - self.env.began, energy_joules(self.env.device)
+        energy = None if None in (energy, self.energy) or energy < self.energy else energy - self.energy
+        mine = peak_memory_bytes(self.env.device), energy
+        memory, joules = zip(*self.env.gather(mine), strict=True)
+        joules = joules[:1] if self.env.device.type == "cpu" else joules
+        flops = state.tokens * self.step_flops / self.step_counts["tokens_per_s"]
+        found = dict(how=how, ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"), step=state.step)
+        found |= dict(tokens=state.tokens, flops=flops, training_s=self.trained, wall_s=wall)
+        found |= dict(goodput=self.trained / wall, peak_mem_bytes=max(memory))
+        return found | {"energy_j": None if None in joules else sum(joules)}
 
     @contextmanager
     def paused(self, wait: bool):
@@ -67,6 +84,20 @@ class Meter:
         start = time.perf_counter()
         yield
         self.stalls[name] += time.perf_counter() - start
+
+
+def make_watchers(run) -> tuple:
+    """(its Tracker, its Watcher), each None where its interval is 0."""
+    config, tracker, watcher = run.config, None, None
+    if config.track_interval:
+        from nanodnt.run.tracking import Tracker
+
+        tracker = Tracker(run.model, run.optimizer, run.data, config, run.env)
+    if config.sample_interval:
+        from nanodnt.generate import Watcher
+
+        watcher = Watcher(run.model, run.dataset_meta, config.sample_start)
+    return tracker, watcher
 
 
 def finite(value):
@@ -121,6 +152,25 @@ def progress_line(row: dict, max_iters: int, seconds: float) -> str:
         f"norm {row['grad_norm']:.2f}  {seconds * 1e3:.0f} ms  {row['tokens_per_s']:,.0f} tokens/s"
         f"{images}{mfu}{skipped}  eta {eta}"
     )
+
+
+def end_line(end: dict) -> str:
+    """The console's words for what `Meter.end` found."""
+    words = f"{end['how']} at step {end['step']}: {end['tokens']:,} tokens, {end['flops']:.2e} FLOPs; since the start "
+    words += f"{end['training_s']:.1f} s of training in {end['wall_s']:.1f} s (goodput {end['goodput']:.0%}), "
+    words += f"{end['peak_mem_bytes'] / 1e9:.2f} GB at most"
+    return words if end["energy_j"] is None else f"{words}, {end['energy_j'] / 3.6e6:.3g} kWh"
+
+
+def training_seconds(rows: list) -> list | None:
+    """Seconds of training up to each row, the sum of tokens / tokens_per_s, without compilation, evaluation, saving,
+    the time between two sessions, and rolled-back steps; None if no row has a tokens_per_s."""
+    knots = [(0, 0.0)]
+    for row in rows:
+        if rate := row.get("tokens_per_s"):
+            tokens, seconds = knots[-1]
+            knots.append((row["tokens"], seconds + max(0, row["tokens"] - tokens) / rate))
+    return np.interp([row["tokens"] for row in rows], *zip(*knots, strict=True)).tolist() if knots[1:] else None
 
 
 def smoothed(values: list, share: float) -> list:

@@ -18,7 +18,10 @@ from nanodnt.data.meta import DATASET_KINDS
 from nanodnt.tasks.text import Task
 
 # Flags of training that do something for one kind of network only.
-FLAGS = {"text": ("doc_mask", "loss_chunks"), "images": ("label_smoothing", "crop_area", "crop_padding", "flip")}
+FLAGS = {
+    "text": ("doc_mask", "loss_chunks", "sample_interval", "sample_start"),
+    "images": ("label_smoothing", "crop_area", "crop_padding", "flip"),
+}
 FLAGS["images"] += ("rand_augment", "mixup", "cutmix")
 
 

@@ -11,18 +11,17 @@ import shlex
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
 from model import GPTConfig
 from nanodnt.files import write_file
-from nanodnt.run.metrics import finish_axis, plot_losses, read_metrics, save_figure
+from nanodnt.run.metrics import finish_axis, plot_losses, read_metrics, save_figure, training_seconds
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import task_of
 from studies.analysis.figure import FIGURES, plt
 
 # what a valid config.json holds, and of which type
 RECORD = {"model": dict, "train": dict, "command": list, "versions": dict, "git_commit": (str, type(None))}
-PATHS = ("out_dir", "overwrite", "wandb_log", "wandb_project")  # where a run's files go: not listed as differences
+# where a run's files go, and what it shows: not listed as differences
+PATHS = "out_dir overwrite wandb_log wandb_project wandb_group wandb_tags sample_interval sample_start".split()
 LOSS = "Training and validation loss against steps, tokens or images, and hours of training"
 DEFINITION = (
     "Baseline needs: the first step at which the baseline's validation loss is as low as the run's final one, linear "
@@ -218,17 +217,6 @@ def find_differences(runs: list) -> list:
     return found
 
 
-def training_hours(rows: list) -> list | None:
-    """Hours of training up to each row, the sum of tokens / tokens_per_s, without compilation, evaluation, saving, the
-    time between two sessions, and rolled-back steps; None if no row has a tokens_per_s."""
-    knots = [(0, 0.0)]
-    for row in rows:
-        if rate := row.get("tokens_per_s"):
-            tokens, hours = knots[-1]
-            knots.append((row["tokens"], hours + max(0, row["tokens"] - tokens) / rate / 3600))
-    return np.interp([row["tokens"] for row in rows], *zip(*knots, strict=True)).tolist() if knots[1:] else None
-
-
 def draw_losses(runs: list, path: Path, smooth: float) -> None:
     """Losses against steps, tokens or images, and hours of training, as PNG to `path`. The y axis is fitted to what
     comes after a twentieth of the longest run, as in a run's own loss.png."""
@@ -237,7 +225,8 @@ def draw_losses(runs: list, path: Path, smooth: float) -> None:
     for i, run in enumerate(runs):
         steps, counts = zip(*((row["step"], row["tokens"]) for row in run.rows), strict=True)
         counts = [n // (run.image_tokens if unit == "image" else 1) for n in counts]
-        xs = [x for x in (steps, counts, training_hours(run.rows)) if x]  # a run without tokens_per_s has no hours
+        hours = [s / 3600 for s in training_seconds(run.rows) or ()]  # none without tokens_per_s
+        xs = [x for x in (steps, counts, hours) if x]
         drawn = [plot_losses(ax, x, run.rows, smooth, f"C{i % 10}") for ax, x in zip(axes, xs, strict=False)]
         lines.append(drawn[0][0])
     names = ("step", f"{unit}s", f"hours of training ({unit}s / {unit}s per s;\nwithout evaluation and saving)")

@@ -65,6 +65,7 @@ def assert_same_case(folder, case, launch, world):
     assert_same_values(got, expected)
     assert column(got, "skipped_steps")[STEPS] == 1 and column(got, "grad_norm")[BAD] is None
     assert list(column(got, "train_loss")) == list(range(1, STEPS + 1)) and list(column(got, "val_loss")) == [0, STEPS]
+    assert column(got, "sample") == column(expected, "sample")
     for name in ("val_top1", "val_top5"):  # shares of 47 images, each of which is counted once
         assert column(got, name) == column(expected, name)
         assert all(47 * x == pytest.approx(round(47 * x)) for x in column(got, name).values())

@@ -19,6 +19,7 @@ from interop.huggingface import write
 from interop.huggingface.read import load_pretrained
 from interop.huggingface.tokenizer_files import make_json, read_tokenizer, tokenizer_files
 from interop.huggingface.write import write_pretrained
+from nanodnt import generate as generation
 from nanodnt.data.tokenizer import Tokenizer, json_meta, same_tokenizer
 from nanodnt.generate import generate
 from nanodnt.run.checkpoints import load_checkpoint
@@ -410,13 +411,13 @@ def test_a_tokenizer_of_theirs(tmp_path, monkeypatch, capsys):
 
     config = dict(dataset=tmp_path / "data", out_dir=tmp_path / "run", init_from=tmp_path / "theirs", block_size=16)
     assert run(**config, max_iters=2) == 0
-    prompts, draw = [], sample.generate
+    prompts, draw = [], generation.generate
 
     def note(model, idx, *args, **how):
         prompts.append(idx[0].tolist())
         return draw(model, idx, *args, **how)
 
-    monkeypatch.setattr(sample, "generate", note)
+    monkeypatch.setattr(generation, "generate", note)
     for start in ("--start=abc", "--start="):
         assert call(sample.main, f"--out_dir={tmp_path / 'run'}", start, "--max_new_tokens=3") == 0
     assert prompts == [theirs("abc")["input_ids"], [0]] and capsys.readouterr().out.count("abc") >= 5

@@ -3,7 +3,9 @@
 import json
 import math
 import re
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -16,8 +18,10 @@ import torch.nn.functional as F
 import train
 from model import GPT, GPTConfig
 from nanodnt.data.windows import PreparedText
-from nanodnt.run.directory import run_record
-from nanodnt.run.metrics import draw_loss
+from nanodnt.run import directory
+from nanodnt.run.directory import run_record, write_patch
+from nanodnt.run.metrics import draw_loss, training_seconds
+from nanodnt.weights import load_trained
 from support.depth import spread
 from support.runs import ROOT, TINY, assert_same_run, column, contents, different, evaluated, load, metrics, run
 from support.strikes import at_row, kill_me
@@ -53,10 +57,11 @@ def test_wandb_leaves_training_alone(real, with_dropout, dataset, tmp_path, monk
     if real:
         pytest.importorskip("wandb", reason="wandb is not installed")
     else:
-        monkeypatch.setitem(sys.modules, "wandb", Mock(**{"init.return_value.id": "abc"}))
+        monkeypatch.setitem(sys.modules, "wandb", wandb := Mock(**{"init.return_value.id": "abc"}))
     for name, value in dict(MODE="offline", DIR=tmp_path, SILENT="true", CACHE_DIR=tmp_path, DATA_DIR=tmp_path).items():
         monkeypatch.setenv(f"WANDB_{name}", str(value))
     config = dict(out_dir=tmp_path / "run", dataset=dataset, dropout=0.3, wandb_log=True)
+    config |= dict(wandb_group="g", wandb_tags="a, b")
     with at_row(12, lambda: kill_me(signal.SIGTERM)):
         assert run(**config) == 143
     wandb_id = load(tmp_path / "run" / "last.pt")["wandb_id"]
@@ -66,6 +71,97 @@ def test_wandb_leaves_training_alone(real, with_dropout, dataset, tmp_path, monk
     assert (
         not real or len([*tmp_path.rglob(f"run-{wandb_id}.wandb")]) == 2
     )  # one file for each start, of the same wandb run
+    if not real:
+        starts = [call.kwargs for call in wandb.init.call_args_list]
+        assert [(its["group"], its["tags"], its["id"], its["resume"]) for its in starts] == [
+            ("g", ["a", "b"], None, None),
+            ("g", ["a", "b"], "abc", "allow"),
+        ]
+        assert starts[0]["config"]["model"]["dropout"] == 0.3 and "git_commit" in starts[0]["config"]["git"]
+        (found,) = wandb.init.return_value.summary.update.call_args.args
+        assert found["best_checkpoint"] == str(tmp_path / "run" / "best.pt") and found["end"]["step"] == 20
+
+
+def test_what_a_run_writes_leaves_training_alone(with_dropout, dataset, tmp_path, capsys):
+    assert run(out_dir=tmp_path, dataset=dataset, dropout=0.3, sample_interval=5, sample_start="AB") == 0
+    texts = column(tmp_path, "sample")
+    assert list(texts) == [5, 10, 15, 20] and all(text.startswith("AB") and len(text) > 30 for text in texts.values())
+    assert all(f"it writes: {text!r}" in capsys.readouterr().out for text in [texts[20]])
+    assert different(load(tmp_path / "last.pt")["model"], load(with_dropout / "last.pt")["model"]) == []
+    trained = load_trained(str(tmp_path), "last.pt")
+    wanted = plain_text(trained, "AB", 64)
+    assert texts[20] == wanted
+
+
+def plain_text(trained, text, n) -> str:
+    """`text` and the n most likely tokens, one after the other, without a cache."""
+    ids, half = trained.tokenizer.encode(text), trained.model.config.block_size // 2
+    start = 0
+    for _ in range(n):
+        if len(ids) - start > trained.model.config.block_size:
+            start = len(ids) - half
+        ids.append(int(trained.model(torch.tensor([ids[start:]]))[0][0, -1].argmax()))
+    return trained.tokenizer.decode(ids)
+
+
+def test_a_run_ends_at_its_target(with_dropout, dataset, tmp_path, capsys):
+    """At the first evaluation that is low enough; with a lower target it goes on, and equals a run without one."""
+    losses = column(with_dropout, "val_loss")
+    target = sorted(losses.values())[1]
+    step = next(step for step, loss in losses.items() if loss <= target)
+    assert 0 < step < 20
+    config = dict(out_dir=tmp_path, dataset=dataset, dropout=0.3)
+    assert run(**config, target_val_loss=target) == 0
+    out = capsys.readouterr().out
+    end = json.loads((tmp_path / "config.json").read_text())["end"]
+    assert f"target_val_loss reached at step {step}: {end['tokens']:,} tokens" in out
+    rows = metrics(tmp_path)
+    assert rows[-1]["step"] == end["step"] == step and end["how"] == "target_val_loss reached"
+    assert end["training_s"] == pytest.approx(training_seconds(rows)[-1], rel=1e-6)
+    assert end["flops"] == pytest.approx(end["tokens"] * load_trained(str(tmp_path), "last.pt").model.flops_per_token())
+    assert 0 < end["training_s"] < end["wall_s"] and end["goodput"] == end["training_s"] / end["wall_s"]
+    assert run(**config, init_from="resume", target_val_loss=1e-9) == 0
+    assert_same_run(tmp_path, with_dropout)
+    assert json.loads((tmp_path / "config.json").read_text())["end"]["how"] == "done"
+
+
+def test_the_code_of_a_run_comes_back_from_its_record(tmp_path, monkeypatch):
+    """A changed file, a deleted one, and new ones, such as an optimizer in a file of its own."""
+
+    def git(*words, at="tree"):
+        subprocess.run(["git", "-C", tmp_path / at, "-c", "user.name=a", "-c", "user.email=b", *words], check=True)
+
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    git("init", "-q")
+    for name in ("model.py", "gone.py", "kept.py"):
+        (tree / name).write_text(f"{name}\n")
+    (tree / ".gitignore").write_text("out/\n")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    monkeypatch.setattr(directory, "ROOT", tree)
+    write_patch(tmp_path / "source.patch")
+    assert not (tmp_path / "source.patch").exists()  # nothing is changed
+    (tree / "model.py").write_text("model.py\nx = 'ü'\n")
+    (tree / "gone.py").unlink()
+    new = {"nanodnt/optim/lion.py": b"lion", "a name.py": b"x\n", "out/not.py": b"y\n", "image.bin": b"\0\1"}
+    for name, raw in new.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_bytes(raw)
+    monkeypatch.setattr(directory, "MAX_PATCH", 1000)
+    (tree / "big.txt").write_text("z" * 1001)
+    write_patch(tmp_path / "source.patch")
+    left_out = [line for line in (tmp_path / "source.patch").read_text().splitlines() if line.startswith("left out")]
+    assert sorted(line.split(": ")[1] for line in left_out) == ["big.txt", "image.bin"]
+    changed = {line[3:] for line in run_record()["git_changed_files"]}
+    assert changed >= {"model.py", "gone.py", "nanodnt/optim/lion.py", "big.txt"}
+    git("clone", "-q", "tree", "again", at=".")
+    git("apply", tmp_path / "source.patch", at="again")
+    for folder in (tree / ".git", tmp_path / "again" / ".git", tree / "out"):
+        shutil.rmtree(folder)
+    for name in ("big.txt", "image.bin"):
+        (tree / name).unlink()
+    assert contents(tmp_path / "again") == contents(tree)
 
 
 # ------------------------------------------------------------------------------------------- what the numbers mean

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import sample
+from nanodnt import generate as generation
 from nanodnt.data.tokenizer import Tokenizer
 from support.hostile import refusal
 from support.runs import ROOT, call
@@ -49,13 +50,13 @@ def draw(run, capsys):
 @pytest.fixture
 def drawn(monkeypatch):
     """The token ids of every batch of samples, prompt included, as the model returned them."""
-    batches, generate = [], sample.generate
+    batches, generate = [], generation.generate
 
     def recorded(*args, **how):
         batches.append(generate(*args, **how))
         return batches[-1]
 
-    monkeypatch.setattr(sample, "generate", recorded)
+    monkeypatch.setattr(generation, "generate", recorded)
     return batches
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nanodnt.run.metrics import smoothed
+from nanodnt.run.metrics import smoothed, training_seconds
 from studies.analysis import compare
 from studies.analysis.compare import compare_runs, final_loss_table, load_records, plain, table_cells, write_report
 from support.analysis import MODEL, TRAIN, make_run
@@ -173,8 +173,8 @@ def test_hours_of_training_leave_out_what_is_not_training():
         {"step": 3, "tokens": 7200, "tokens_per_s": 2.0},  # half an hour for 3600 tokens
         {"step": 4, "tokens": 9000, "tokens_per_s": None},
     ]
-    assert compare.training_hours(rows) == [0, 1, 1.25, 1.5, 1.5]
-    assert compare.training_hours(rows[:1]) is None
+    assert training_seconds(rows) == [3600 * hours for hours in (0, 1, 1.25, 1.5, 1.5)]
+    assert training_seconds(rows[:1]) is None
 
 
 def test_smoothing_is_centred_and_shorter_at_the_ends():

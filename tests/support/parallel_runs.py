@@ -31,14 +31,15 @@ MSGDW = dict(optimizer="msgdw", learning_rate=0.5)
 SMOOTHED = dict(PRE, branch_scale="layerscale", activation_checkpointing=True, data_workers=1)
 MUON_IMAGES = dict(AUGMENTED, optimizer="muon", pool="mean", learning_rate=1e-2, crop_area=1.0, crop_padding=2)
 MSGDW_IMAGES = dict(AUGMENTED, optimizer="msgdw", learning_rate=0.1, n_expert=3, n_ff=16, mlp="swiglu", balance="bias")
+SHOWN = dict(track_interval=3, sample_interval=3, sample_start="AB")
 # name: (task, flags), a DNT (S5) where nothing else is said. Images have QK-norm: without it a bias of keys is moved by
 # rounding alone.
 CASES = {
     "blockwise, sigmaReparam": (
         "text",
-        dict(PRE, sigma_reparam=True, qk_norm=False, blockwise_lr=True, learning_rate=2e-3, track_interval=3),
+        dict(PRE, sigma_reparam=True, qk_norm=False, blockwise_lr=True, learning_rate=2e-3, **SHOWN),
     ),
-    "muon, unified": ("text", dict(UNIFIED, optimizer="muon")),
+    "muon, unified": ("text", dict(UNIFIED, optimizer="muon", sample_interval=2, sample_start="AB")),
     "experts": ("experts", dict(BIAS, n_expert=3, n_expert_shared=1, router="sigmoid", track_interval=3)),
     "examples": ("examples", dict(micro_batch_size=2, track_interval=3)),
     "images": ("images", dict(AUGMENTED, track_interval=3)),
