@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from matplotlib.colors import SymLogNorm
 
 from layers.ops import upcast
-from model import Transformer
+from model import Attention, Transformer
 from nanodnt.generate import KVCache
 from nanodnt.run.tracking import probe, watch
 from studies.analysis.figure import BRANCHES, Panel, by_block, over_steps, register, shades
@@ -130,31 +130,51 @@ def draw_removal(measured):
     return [panels]
 
 
+def token_functions(model: Transformer, batches, positions: list, modules: list):
+    """Of each sequence b a list, for each of the residual sub-layers `modules`: (x (C,), function). x is the token at
+    positions[b] as it enters, function(copies (n, 1, C), residual=True) → (n, 1, C) what leaves for so many variants of
+    it, or without `residual` the branch output as it is added. The tokens that this one sees, those before it or all of
+    an image, are held fixed: their keys and values are put in a cache."""
+    entering = walk(model, batches, modules, lambda x, rope=None, *_: [(sequence, rope) for sequence in x])
+    sequences = (its for found in entering for its in zip(*found, strict=True))
+    for its, t in zip(sequences, map(int, positions), strict=True):
+        pairs = zip(modules, its, strict=True)
+        yield [(x[t], hold_others(module, x, rope, t, model.config.causal)) for module, (x, rope) in pairs]
+
+
+def hold_others(module, sequence, rope, t: int, causal: bool):
+    """The function of `token_functions` for token t of sequence (T, C)."""
+    others = sequence[:t] if causal else torch.cat((sequence[:t], sequence[t + 1 :]))
+    before, here = (rope and tuple(angle[span] for angle in rope) for span in (slice(t), slice(t, t + 1)))
+    held, looks = KVCache(len(others) + 1), isinstance(module.f, Attention)  # the FFN looks at no other token
+    if looks and len(others):
+        with torch.no_grad():
+            module(others[None], before, held)
+
+    def function(copies, residual=True):
+        cache, found = KVCache(held.size, held.length), []
+        if held.k is not None:
+            cache.k, cache.v = (kv.repeat(len(copies), 1, 1, 1) for kv in (held.k, held.v))
+        with watch([(module.mid, lambda args, y: found.append(y))]):
+            y = module(copies, *((here, cache) if looks else ()))
+        return y if residual else found[0]
+
+    return function
+
+
+@torch.enable_grad()
+def pull_back(function, x: torch.Tensor, rows: torch.Tensor, **how) -> torch.Tensor:
+    """rows (n, C) times the Jacobian ∂y[i]/∂x[j] of a `function` of `token_functions` at its x: one backward pass."""
+    copies = x.expand(len(rows), 1, -1).clone().requires_grad_()
+    return torch.autograd.grad(function(copies, **how), copies, rows[:, None])[0][:, 0]
+
+
 def residual_jacobian(model: Transformer, batches, positions: list, block: int, branch: str) -> torch.Tensor:
     """(C, C): ∂y[i]/∂x[j] for the token at positions[b] of each sequence b, averaged over the sequences (LNS Fig. 5); x
-    enters and y leaves the residual sub-layer `branch` ("attn" or "mlp") of block `block`, counted from 0. The tokens
-    that this one sees, those before it or all of an image, are held fixed: their keys and values are put in a cache,
-    so that C copies of the token give all rows in one backward pass."""
-    module, total = getattr(model.blocks[block], branch), 0.0
-    entering = walk(model, batches, [module], lambda x, rope=None, *_: [(sequence, rope) for sequence in x])
-    sequences = (sequence for (found,) in entering for sequence in found)
-    for (sequence, rope), t in zip(sequences, map(int, positions), strict=True):
-        context, channels = (), torch.arange(sequence.shape[-1], device=sequence.device)
-        if branch != "mlp":  # the FFN looks at no other token
-            others = sequence[:t] if model.config.causal else torch.cat((sequence[:t], sequence[t + 1 :]))
-            cache, spans = KVCache(len(others) + 1), (slice(t), slice(t, t + 1))
-            before, here = (rope and tuple(angle[span] for angle in rope) for span in spans)
-            if len(others):
-                with torch.no_grad():
-                    module(others[None], before, cache)
-                cache.k, cache.v = (kv.repeat(len(channels), 1, 1, 1) for kv in (cache.k, cache.v))
-            context = here, cache
-        with torch.enable_grad():
-            copies = sequence[t].expand(len(channels), 1, -1).clone().requires_grad_()  # (C, 1, C)
-            y = module(copies, *context)
-            (rows,) = torch.autograd.grad(y[channels, 0, channels].sum(), copies)
-        total = total + rows[:, 0]
-    return (total / len(positions)).cpu()
+    enters and y leaves the residual sub-layer `branch` ("attn" or "mlp") of block `block`, counted from 0."""
+    tokens = token_functions(model, batches, positions, [getattr(model.blocks[block], branch)])
+    jacobians = (pull_back(function, x, torch.eye(len(x)).to(x)) for ((x, function),) in tokens)
+    return (sum(jacobians) / len(positions)).cpu()
 
 
 def jacobian_statistics(jacobian: torch.Tensor) -> dict:
@@ -165,8 +185,13 @@ def jacobian_statistics(jacobian: torch.Tensor) -> dict:
     return {"deviation": deviation, "off_diagonal": 1 - diagonal / energy if energy else math.nan}
 
 
+def draw_positions(batches, run) -> list:
+    """One random position in each sequence."""
+    return torch.randint(batches.length, (len(batches.starts),), generator=run.generator()).tolist()
+
+
 def measure_jacobian(model, batches, run):
-    positions = torch.randint(batches.length, (len(batches.starts),), generator=run.generator()).tolist()
+    positions = draw_positions(batches, run)
     width, blocks = model.config.n_embd, range(len(model.blocks))
     channels = [i * width // min(64, width) for i in range(min(64, width))]
     maps, layers = ({branch: [] for branch in BRANCHES} for _ in range(2))
