@@ -132,7 +132,7 @@ def measure_conditioning(model, batches, run):
     return {"positions": positions, "types": {kind: worst(its) for kind, its in found.items()}, "blocks": found}
 
 
-@register("conditioning", measure_conditioning, tokens=512, window=WINDOW, over_training=True, table=tuple(WORST))
+@register("conditioning", measure_conditioning, tokens=256, window=WINDOW, over_training=True, table=tuple(WORST))
 def draw_conditioning(measured):
     """Singular values of the weights and of the sub-layers' Jacobians (DNT, sec. 3.2)."""
     last, rows = measured[-1], []
@@ -165,8 +165,7 @@ def branch_degree(module, part: str, act: str) -> float:
     steps = [0 if isinstance(matrix, SigmaReparam) else 1, slot_step(matrix.out)]
     steps += [slot_step(parts[f"{part}_norm"])] if f"{part}_norm" in parts else []  # q and k
     steps += [POWER_UP.get(act, NONE) if part == "up" else POWER[part]]
-    if matrix is not last:
-        steps += [1 if last.bias is None else NONE]
+    steps += [NONE] if matrix is not last and last.bias is not None else []
     return degree([*steps, slot_step(module.mid)])
 
 
@@ -240,7 +239,7 @@ def measure_propositions(model, batches, run):
     return {"types": {row: average(its) for row, its in rows.items()}}
 
 
-@register("propositions", measure_propositions, tokens=512, window=WINDOW, table=RATIOS)
+@register("propositions", measure_propositions, tokens=256, window=WINDOW, table=RATIOS)
 def draw_propositions(measured):
     """What multiplying a matrix by c does to output, Jacobian and gradient (DNT, Propositions 1, 3, 5)."""
     types, panels = measured[-1]["types"], []

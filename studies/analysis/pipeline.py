@@ -27,7 +27,7 @@ class AnalyzeConfig:
     dataset: str = ""  # its validation windows, or images, are read; empty = the run's own dataset
     tokens: int | None = None  # how many each figure reads, in whole windows or images, whose tokens are patches;
     #   None = few, for a CPU: gradients 65,536, removal 32,768, alpha, variance, angular, logits 8,192, sharpness
-    #   4,096, jacobian 2,048, conditioning, propositions 512, scatter 128 (these four read 128 of a window). More
+    #   4,096, jacobian 2,048, conditioning, propositions 256, scatter 128 (these four read 128 of a window). More
     #   tokens take more time, not more memory
     draws: int = 8  # sampled gradients that sharpness is averaged over
     snapshots: int = 6  # most checkpoints, evenly spread, for a figure over training

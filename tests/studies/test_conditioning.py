@@ -202,6 +202,38 @@ def test_ratios_are_those_of_the_equations():
             assert close([ratios[key] for key in ("output", "gradient", "loss_gradient")], wanted, 1e-9), (part, c)
 
 
+def test_the_embedding_reaches_all_gradients_of_the_block():
+    """DNT Prop. 1, by the equations: tokens and positions are scaled; with an untied head, which sees it through the
+    stream alone."""
+    model, net, batches = build(dict(tie_weights=False), 1), replace(NET, blocks=1, tied=False), two_batches()
+    types = conditioning.measure_propositions(model, batches, RUN)["types"]
+    idx, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    norms = []
+    for c in (1, 2, 0.5):
+        weights = {name: w * c if name in ("wte.weight", "wpe.weight") else w for name, w in floats(model).items()}
+        inside = [w.requires_grad_() for name, w in weights.items() if name.startswith("blocks.")]
+        its = torch.autograd.grad(reference.forward(net, weights, idx, targets)[1], inside)
+        norms.append(torch.cat([g.flatten() for g in its]).norm().item())
+    found = [types[f"emb × {c:g}, Prop. 1"]["loss_gradient"] for c in (2, 0.5)]
+    assert close(found, [norms[1] / norms[0], norms[2] / norms[0]], 1e-9) and found[0] < 0.9
+
+
+def test_blocks_are_in_their_order():
+    class Parts(list):
+        length, starts = 7, range(3)
+
+    model = build(dict(), 3)
+    found = conditioning.measure_conditioning(model, Parts(batches_of(tokens(3, 7))), RUN)
+    assert len(found["positions"]) == 3
+    for kind in ("o", "WqᵀWk"):
+        its = [conditioning.weight_spectra(block)[kind] for block in model.blocks]
+        assert found["blocks"][kind] == its and its[0] != its[2]
+        assert found["types"][kind]["stable_rank"] == min(one["stable_rank"] for one in its)
+    ((weights, *_), (jacobians, *_)) = conditioning.draw_conditioning([dict(found, step=1)])
+    assert [how["label"] for _, how in weights.lines] == ["q", "k", "v", "o", "up", "down", "WqᵀWk"]
+    assert jacobians.lines[0][0][1] == [its["largest"] for its in found["blocks"]["attention"]]
+
+
 def test_nothing_is_left_behind():
     """No weight is another one afterwards, also where the forward fails."""
     model, batches = build(dict(S5, n_expert=3), 1, torch.float32), two_batches()
