@@ -187,7 +187,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> dict:
     post = dict(const=lns_factor(c, layer, branch, "residual"))
     if layer == c.n_layer and branch == "mlp":
         # the last post norm is the final norm (our choice), and its gain has that role; no matrix follows it
-        post |= dict(role="gain_in", fold=False)
+        post |= dict(role="final", fold=False)
 
     skip = dict(const=(2 * c.n_layer) ** 0.25 if c.deepnorm else None, n_gain=d if c.admin else 0)
     return dict(
@@ -243,7 +243,8 @@ def matrix_slots(config: GPTConfig, layer: int, part: str, n_out: int) -> tuple:
         return Slot(n_bias=int(c.fixup)), Slot()
     pre = own_gain(c, layer, "attn" if part in ("q", "k", "v") else "mlp")  # HG
     if c.gain_out != "none":  # DP
-        out = dict(n_gain=n_out, param=c.gain_param, fold=c.gain_out == "scale")
+        role = part if part == "v" or (part == "up" and c.mlp == "swiglu") else "gain_out"
+        out = dict(n_gain=n_out, param=c.gain_param, fold=c.gain_out == "scale", role=role)
     if c.gain_out == "norm":  # DNP: over each head of q and k, a gain for each channel; over all of v, gate, up
         out |= dict(norm="rmsnorm", eps=c.norm_eps, groups=n_out // c.head_dim if part in ("q", "k") else 1)
     if c.fixup and part == ("gate" if c.mlp == "swiglu" else "up"):  # before the activation
@@ -385,7 +386,7 @@ class Transformer(Network):
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(1, L + 1))
         ends_in_norm = "post" in c.slots_with_norm(L, "mlp")  # Post-LN: then no other, our choice; LNS's code has one
-        self.final_norm = Slot() if ends_in_norm else norm_slot(c, "gain_in", fold=False)  # in DNT too: our choice
+        self.final_norm = Slot() if ends_in_norm else norm_slot(c, "final", fold=False)  # in DNT too: our choice
 
     def enter(self, x):
         """The residual stream before the first block; x (B, T, C): the embedding sum."""

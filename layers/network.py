@@ -4,7 +4,7 @@ import torch
 import torch.nn as nn
 
 from layers.linear import Draws, Embedding, Linear, SigmaReparam
-from layers.roles import BLOCK_ROLES, ROLES
+from layers.roles import BLOCK_ROLES, OPEN_GAINS, ROLES
 from layers.runtime import Runtime
 from layers.slot import Slot
 
@@ -54,11 +54,14 @@ class Network(nn.Module):
             if isinstance(module, SigmaReparam):
                 module.power_iteration()
 
-    def roles(self) -> dict:
-        """{parameter name: role}, each parameter exactly once, in the order of `named_parameters`."""
+    def roles(self, inputs: str = "final") -> dict:
+        """{parameter name: role}, each parameter exactly once, in the order of `named_parameters`. `inputs`: those of
+        OPEN_GAINS, with commas, that are gain_in; the others are gain_out."""
         roles = {}
         for full_name, (its, name) in self._owners().items():
-            roles[full_name] = its.get(name)
+            role = its.get(name)
+            is_open = role in OPEN_GAINS
+            roles[full_name] = ("gain_in" if role in inputs.split(",") else "gain_out") if is_open else role
             if roles[full_name] not in ROLES:
                 fix = f"give its module param_roles = {{'{name}': role}}"
                 raise ValueError(f"parameter {full_name} has role {roles[full_name]}: {fix}")

@@ -61,7 +61,8 @@ class Slot(nn.Module):
     n_gain    number of learned gains: 0 (none), 1 (a scalar) or dim; `init` is their initial value
     param     how gains are stored, except a scalar: "direct", or as magnitude times direction, "magdir" β · α/rms(α)
               or "expmagdir" exp(b) · α/rms(α)
-    role      of the gain: `gain_in` where a linear map follows, else `gain_out`; `scalar` for a single learned factor
+    role      of the gain: `gain_in` where a linear map follows, else `gain_out`; where that is open, one of OPEN_GAINS;
+              `scalar` for a single learned factor
     n_bias    number of learned biases: 0 (none), 1 or dim
     const     a factor, or None; 1.0 still counts as a factor
     const_in  the same, on the input; for lns=input only

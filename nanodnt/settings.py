@@ -2,11 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
+from layers.roles import OPEN_GAINS
 from nanodnt.optim import OPTIMIZERS
 
 MAX_BATCH = 2**20  # sequences, or images; a larger number is a typing error, and its batches would not fit into memory
+
+INPUT_GAINS = ["none", *(",".join(part) for n in (1, 2, 3) for part in combinations(OPEN_GAINS, n))]
 
 # The least value of each number that has one.
 LEAST = dict.fromkeys("batch_size eval_interval log_interval max_skipped timeout_s".split(), 1)
@@ -54,7 +58,9 @@ class TrainConfig:
     #   adam_mini 0.1, msgdw 1e-4, muon 0.1 or, with original, 0.01
     decay_emb: bool = True  # decay for embeddings: of tokens (with a tied head: the head too), positions, class token
     decay_gains: Literal["none", "all", "input", "output"] = "none"  # scale vectors that get weight decay too: all,
-    #   those followed by a linear map (input: pre norms, and, our choice, the final norm; IWD), or the others
+    #   those followed by a linear map (input: pre norms, and those of input_gains; IWD), or the others
+    input_gains: Literal[tuple(INPUT_GAINS)] = "final"  # which gains count as input though the paper leaves it open:
+    #   after v, after SwiGLU's up (gain_out), of the final norm
     decay_scalars: bool = False  # decay for learned scalars (as in DyT's LLaMA code) and biases
     beta1: float = 0.9  # of running averages like Adam's: not for msgdw, nor for Muon's matrices
     beta2: float = 0.95  # the same

@@ -67,6 +67,10 @@ def refusals(config, entry, flags: list, defaults: dict):
         value = getattr(config, name)
         text = f"{name}={value} decays by {decay}, which is 0: set that, or leave {name} out"
         yield value != off and not getattr(config, decay), text
+    text = (
+        f"input_gains={config.input_gains} has no effect with decay_gains={config.decay_gains}: choose input or output"
+    )
+    yield config.input_gains != "final" and config.decay_gains in ("none", "all"), text
     ratios, is_wsd = {name: getattr(config, name) for name in RATIO_FLAGS}, config.schedule == "wsd"
     for name in ("wsd_decay", "wsd_decay_iters"):
         text = f"{name} needs schedule=wsd, but schedule={config.schedule}: leave it out"
@@ -108,7 +112,9 @@ def notes(config, model) -> list:
     betas_are_set = (config.beta1, config.beta2) != (0.9, 0.95)
     falls, warmup = config.schedule != "constant", config.warmup_iters
     outlasts = f"warm-up ({warmup} steps) outlasts lr_decay_iters={config.lr_decay_iters}: the LR falls from its "
+    same_inputs = config.input_gains != "final" and model.roles(config.input_gains) == model.roles()
     pairs = [  # whether it is so, and the note
+        (same_inputs, f"input_gains={config.input_gains} {none} such gain (gain_out=scale or norm)"),
         (config.decay_gains == "all" and not roles & {"gain_in", "gain_out"}, f"decay_gains {none} gains"),
         (config.decay_scalars and not roles & {"scalar", "bias"}, f"decay_scalars {none} learned scalars or biases"),
         (betas_are_set and not entry.uses_betas, f"beta1 and beta2 have no effect on {name}"),

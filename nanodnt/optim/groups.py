@@ -18,7 +18,7 @@ def make_optimizer(model, config) -> Optimizer:
 def make_groups(model, config) -> list:
     """One group for each label. Beside torch's entries a group has `make_group`'s, and its rule's options."""
     check_penalties(model.config, config)
-    roles, block_types, groups = model.roles(), model.block_types(), {}
+    roles, block_types, groups = model.roles(config.input_gains), model.block_types(), {}
     decayed = decayed_roles(config, set(roles.values()))
     for name, p in model.named_parameters():
         if p.requires_grad:

@@ -9,7 +9,9 @@ python model.py config/dnt_xl.py --plan --gpus=32 --gpu=a800 --mfu=0.45 --optimi
 --plan and --plot are words without a value.
 """
 
+import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 from configurator import configure
@@ -79,6 +81,17 @@ def describe_memory(model: Transformer) -> list:
     return table(rows)
 
 
+def describe_gains(optimizer) -> list:
+    """A line for each weight decay of scale vectors: which have it, and how many tensors those are in all blocks."""
+    found = {}
+    for group in optimizer.param_groups:
+        for name in group["param_names"] if group["role"] in ("gain_in", "gain_out") else ():
+            place = re.sub(r"blocks\.\d+\.|\bf\.|\.\w+$", "", name)
+            found.setdefault(group["weight_decay"], Counter())[place] += 1
+    named = {decay: ", ".join(f"{place} ({n})" for place, n in its.items()) for decay, its in found.items()}
+    return [f"  gains with decay {decay:g}: {named[decay]}" for decay in sorted(named)]
+
+
 def describe_rates(optimizer, config: TrainConfig) -> list:
     """A table: the learning rate of each group (rows) at the updates where its schedule turns (columns)."""
     end, warmup = config.lr_decay_iters, config.warmup_iters
@@ -128,7 +141,8 @@ def main() -> None:
         lines += [*describe_network(model), *(f"note: {note}" for note in rules.notes(model.config)), ""]
         lines += [*describe_parameters(model), "", describe_flops(model), ""]
         lines += [*describe_memory(model), "activations come on top: --plan counts them", ""]
-        lines += [describe_groups(optimizer, model), "", *describe_rates(optimizer, config)]
+        lines += [describe_groups(optimizer, model), "", *describe_gains(optimizer), ""]
+        lines += describe_rates(optimizer, config)
         lines += [f"note: {note}" for note in notes(config, model)]
     print(*lines, sep="\n", flush=True)
     if "--plot" in given:

@@ -6,6 +6,7 @@ tests/distributed/test_optimizer_steps.py trains it on shards.
 """
 
 import io
+import re
 from collections import Counter
 from functools import cache
 from pkgutil import iter_modules
@@ -168,6 +169,33 @@ def test_decay_gains_without_such_gains_is_refused(name):
             with pytest.raises(ValueError, match=rf"decay_gains={choice}, but the model has no such gains \({role}\)"):
                 decays(DNT | flags, optimizer=name, decay_gains=choice)
         decays(DNT | flags, optimizer=name, decay_gains="all")  # all means none here
+
+
+OPEN = {  # of input_gains: the parameters
+    "v": r".*attn\.f\.v\.out\.(gain|magnitude)",
+    "up": r".*mlp\.f\.((experts|shared)\.)?up\.out\.(gain|magnitude)",
+    "final": r"(final_norm|blocks\.0\.mlp\.post)\.(gain|magnitude)",
+}
+SWIGLU = dict(DNT, mlp="swiglu", gain_out="scale", tie_weights=True)
+
+
+@pytest.mark.parametrize("choice", ["none", "v", "up", "v,up", "v,final", "v,up,final"])
+@pytest.mark.parametrize("flags", [SWIGLU, dict(SWIGLU, post_norm="mlp"), ALL, MIXED])
+def test_input_gains_move_the_named_gains_alone(flags, choice):
+    """Between what input and what output decays; a gain is of the one or of the other. The default is `final`."""
+    usual, gains = decays(flags, decay_gains="input"), decays(flags, decay_gains="all")
+    named = {n: part for n in gains for part, pattern in OPEN.items() if re.fullmatch(pattern, n)}
+    assert set(named.values()) == {*OPEN} and all(usual[n] == 0.1 * (part == "final") for n, part in named.items())
+    wanted = usual | {n: 0.1 * (part in choice.split(",")) for n, part in named.items()}
+    assert decays(flags, decay_gains="input", input_gains=choice) == wanted
+    matrices = decays(flags)
+    wanted = {n: d or 0.1 * (gains[n] > 0 and not wanted[n]) for n, d in matrices.items()}
+    assert decays(flags, decay_gains="output", input_gains=choice) == wanted
+
+
+def test_a_gain_before_an_activation_is_open_to_no_choice():
+    flags = dict(SWIGLU, mlp="gelu")
+    assert decays(flags, decay_gains="input", input_gains="up,final") == decays(flags, decay_gains="input")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -86,6 +86,8 @@ NOTED = [  # settings, the network, how the only note begins; None: there is non
     (dict(blockwise_lr=True, lr_ratio_head=2.0, lr_ratio_pos=2.0), {}, None),
     (dict(blockwise_lr=True, lr_ratio_head=1.0, lr_ratio_pos=1.0), dict(tie_weights=True, pos="rope"), None),
     (dict(decay_gains="all"), BARE, "decay_gains has no effect"),
+    (dict(decay_gains="input", input_gains="v,final"), dict(gain_out="none"), "input_gains=v,final has no effect"),
+    (dict(decay_gains="input", input_gains="v"), dict(gain_out="scale"), None),
     (dict(decay_scalars=True), BARE, "decay_scalars has no effect"),
     (dict(decay_gains="all", decay_scalars=True), {}, None),
     (dict(decay_gains="all"), dict(BARE, gain="shared"), None),
@@ -147,6 +149,7 @@ REFUSED = [
     # under Muon AdamW updates gains and scalars
     (dict(decay_gains="input", weight_decay=0.0), "decay_gains=input decays by weight_decay, which is 0: set that"),
     (dict(SGD, decay_scalars=True, weight_decay=0.0), "decay_scalars=True decays by weight_decay, which is 0"),
+    (dict(input_gains="v"), "input_gains=v has no effect with decay_gains=none: choose input or output"),
     (dict(MU, decay_gains="all", adamw_weight_decay=0.0), "decay_gains=all decays by adamw_weight_decay, which is 0"),
     # schedules
     (dict(wsd_decay="sqrt"), "wsd_decay needs schedule=wsd, but schedule=cosine: leave it out"),
