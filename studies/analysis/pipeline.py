@@ -9,7 +9,8 @@ from nanodnt.files import write_file
 from nanodnt.run.environment import choose_device
 from nanodnt.run.metrics import save_figure
 from nanodnt.tables import table
-from studies.analysis import compare, conditioning, gradients, norms, streams, tracked  # noqa: F401  # fill FIGURES
+from studies.analysis import compare, conditioning, gradients, norms  # noqa: F401  # they fill FIGURES
+from studies.analysis import scale_vectors, streams, tracked  # noqa: F401
 from studies.analysis.figure import FIGURES, STYLE, NotApplicable, draw, plt
 from studies.analysis.runs import Batches, CheckpointedRun
 
@@ -17,8 +18,8 @@ from studies.analysis.runs import Batches, CheckpointedRun
 @dataclass
 class AnalyzeConfig:
     # --- what to draw ---
-    figures: str = "all"  # all, or a comma list of gradients, sharpness, norms, alpha, scatter, gains, variance,
-    #   angular, removal, jacobian, logits, experts, tracking, conditioning, propositions
+    figures: str = "all"  # all, or a comma list of gradients, sharpness, norms, alpha, scatter, gains, preconditioner,
+    #   variance, angular, removal, jacobian, conditioning, propositions, logits, experts, tracking
     out: str = ""  # folder for the results; empty = RUN/analysis, for several runs out/analysis
     report: bool = False  # for a single run too, put its losses and all figures on one page, report.md
     baseline: str = ""  # name of the run that the others are compared with; empty = the first
@@ -26,9 +27,9 @@ class AnalyzeConfig:
     # --- what to measure on ---
     dataset: str = ""  # its validation windows, or images, are read; empty = the run's own dataset
     tokens: int | None = None  # how many each figure reads, in whole windows or images, whose tokens are patches;
-    #   None = few, for a CPU: gradients 65,536, removal 32,768, alpha, variance, angular, logits 8,192, sharpness
-    #   4,096, jacobian 2,048, conditioning, propositions 256, scatter 128 (these four read 128 of a window). More
-    #   tokens take more time, not more memory
+    #   None = few, for a CPU: gradients 65,536, removal 32,768, alpha, variance, angular, logits 8,192, sharpness,
+    #   preconditioner 4,096, jacobian 2,048, conditioning, propositions 256, scatter 128 (these and jacobian read 128
+    #   of a window). More tokens take more time, not more memory
     draws: int = 8  # sampled gradients that sharpness is averaged over
     snapshots: int = 6  # most checkpoints, evenly spread, for a figure over training
     seed: int = 1337  # of sampled labels, positions and points
