@@ -16,11 +16,13 @@ from layers.attention import visible_keys
 from layers.ops import rotary, rotate, upcast
 from layers.sharding import local_shard, own_rows, shard_dim, shard_group
 from layers.slot import Slot
-from model import Transformer
+from model import MLP, Attention, Transformer
 
 TOKENS = 4096  # of the probe, at most; but at least one sequence, and not more sequences than a step has
 SAMPLE = 2**16  # entries of a parameter, at most, on which its update is measured
 PIECE = 2**24  # entries of a gradient, and attention logits, that are worked on at once: bounds memory
+BRANCHES = "attn", "mlp"
+MATRICES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}  # and their types
 
 
 def variance(x):
@@ -44,6 +46,42 @@ def largest_logit(q, k, positions=None, causal=True):
     return largest / head_dim**0.5
 
 
+def matrix_types(model: Transformer) -> dict:
+    """{name of a block's matrix: its type, a value of MATRICES}: w1 is up and SwiGLU's gate, w2 is down."""
+    types = {}
+    for name, module in model.named_modules():
+        for part, kind in MATRICES.items() if isinstance(module, (Attention, MLP)) else ():
+            if getattr(module, part, None) is not None:  # an MLP has no q, and a gate only under SwiGLU
+                types[f"{name}.{part}.weight"] = kind
+    return types
+
+
+def gain_vectors(module: torch.nn.Module) -> dict:
+    """{slot name: its gain, as it acts} of every slot whose gain is a vector: norms, LayerScale, Admin, HG, DP, DNP."""
+    gains = {name: slot.gain_vector() for name, slot in module.named_modules() if isinstance(slot, Slot)}
+    return {name: gain for name, gain in gains.items() if gain is not None and gain.numel() > 1}
+
+
+def joint_gain(module: torch.nn.Module):
+    """‖γ‖, a tensor (): the L2 norm of all gains in `module` as one vector; the float nan for none."""
+    gains = list(gain_vectors(module).values())
+    return torch.linalg.vector_norm(torch.cat(gains)) if gains else math.nan
+
+
+@torch.no_grad()
+def smallest_row(model: Transformer) -> dict:
+    """{"rows": d, the size of the vocabulary; "smallest": min ‖w̃‖² over the rows w of the embedding, w̃ = w − mean(w);
+    "gain": `joint_gain` of the norm that comes next: the input norm, else block 1's first, else all gains of its
+    attention [I]}. The paper sets d · smallest against ‖γ‖² (Blockwise LR Theorem 4.3, Fig. 6 c). {} for images: no
+    such table."""
+    if getattr(model, "wte", None) is None:
+        return {}
+    rows, attn = model.wte.weight[: model.config.vocab_size], model.blocks[0].attn
+    smallest = (rows - rows.mean(1, keepdim=True)).square().sum(1).min()
+    gain = next((m for m in (model.input_norm, attn.pre) if gain_vectors(m)), attn)
+    return {"rows": len(rows), "smallest": smallest, "gain": joint_gain(gain)}
+
+
 @contextmanager
 def watch(notes: list):
     """Inside, note(args, output) follows each forward of its module, or changes its output; notes: [(module, note)]."""
@@ -56,7 +94,9 @@ def watch(notes: list):
 @torch.no_grad()
 def probe(model: Transformer, *inputs) -> dict:
     """What one forward pass of what `stream` takes shows: tensors (). All ranks of a sharded model must call it."""
-    found = dict(stream_var=[], branch_var=dict(attn=[], mlp=[]), logit_max=[], alpha={}, inv_std={}, gain={})
+    found = dict(
+        stream_var=[], branch_var={branch: [] for branch in BRANCHES}, logit_max=[], alpha={}, inv_std={}, gain={}
+    )
     notes = [*notes_of_stream(model, found), *notes_of_logits(model, found, *inputs), *notes_of_experts(model, found)]
     notes.append((model.final_norm, lambda args, y: y[:, :1]))  # the logits are not needed
     training, flex = model.training, model.runtime.flex_attention
@@ -72,7 +112,7 @@ def probe(model: Transformer, *inputs) -> dict:
 
 
 def notes_of_stream(model: Transformer, found: dict):
-    """For `watch`: stream_var, branch_var, alpha, inv_std and gain."""
+    """For `watch`: stream_var, branch_var, alpha, inv_std, gain, the gains of block_norm, and embedding."""
     slots = {name: m for name, m in model.named_modules() if isinstance(m, Slot)}
 
     def note_part(prefixes, args, output):  # FSDP has gathered the parameters of this part by now
@@ -87,11 +127,16 @@ def notes_of_stream(model: Transformer, found: dict):
         found["alpha"][name] = alpha[0].clone() if torch.is_tensor(alpha) else alpha
         found["inv_std"][name] = 1 / upcast(args[0]).std(correction=0)
 
+    def note_bounds(args, output):
+        gains = {f"{branch}_gain": [joint_gain(getattr(b, branch)) for b in model.blocks] for branch in BRANCHES}
+        found.update(block_norm=gains, embedding=smallest_row(model))
+
     for i, block in enumerate(model.blocks):
         yield block.attn, partial(note_part, f"blocks.{i}.")
         for branch, values in found["branch_var"].items():
             yield getattr(block, branch).mid, lambda args, y, values=values: values.append(variance(y))
     yield model.final_norm, partial(note_part, tuple(name for name in slots if not name.startswith("blocks.")))
+    yield model.final_norm, note_bounds  # FSDP keeps all gains and the embedding gathered through the forward
     yield from [(slot, partial(note_dyt, name)) for name, slot in slots.items() if slot.norm == "dyt"]
 
 
@@ -172,9 +217,13 @@ class Tracker:
         self.model, self.env, self.clip = model, env, config.grad_clip
         self.dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
         self.roles, self.old = {}, {}  # {role: parameters}, {parameter: its sample before the step}
+        types, self.places = matrix_types(model), {}  # places: {matrix of a block: (its type, block)}
         for group in optimizer.param_groups:  # not model.parameters(): FSDP may swap those for gathered ones
             if group["role"] != "balance":  # no loss has its gradient
                 self.roles.setdefault(group["role"], []).extend(group["params"])
+            for name, p in zip(group["param_names"], group["params"], strict=True):
+                if name in types:
+                    self.places[p] = types[name], int(name.split(".")[1])
         counts = [sum(p.numel() for p in params) for params in self.roles.values()]
         self.counts = torch.tensor(counts, dtype=self.dtype, device=env.device)
         rows = data.validation(config.eval_tokens)[: min(config.batch_size, max(1, TOKENS // data.block_size))]
@@ -187,10 +236,12 @@ class Tracker:
     @torch.no_grad()
     def after(self, grad_norm, found_inf) -> dict:
         """row["track"] of the step just made, whose StepResult has these tensors. The host waits for the device."""
-        sums = torch.stack([torch.stack([self.sums(p) for p in params]).sum(0) for params in self.roles.values()])
+        sums = torch.stack([self.sums(p) for params in self.roles.values() for p in params])
         group = shard_group(next(iter(self.old)))
         if group:  # under HSDP every copy of the model adds its own
             sums = self.env.sum(sums) * (dist.get_world_size(group) / self.env.world_size)
+        norms = self.block_norms(dict(zip(self.old, sums[:, 2], strict=True)))
+        sums = torch.stack([part.sum(0) for part in sums.split([len(params) for params in self.roles.values()])])
         square, fourth, weight, old, change = sums.unbind(1)
         valid = torch.where(found_inf, math.nan, 1.0).to(self.dtype)  # NaN, in the row null, for a skipped step
         clipped = (self.clip / (grad_norm + 1e-6)).clamp(max=1.0) if self.clip else 1.0  # p.grad was scaled by this
@@ -202,7 +253,16 @@ class Tracker:
         )
         self.old = {}
         found = {name: dict(zip(self.roles, by_role.unbind(), strict=True)) for name, by_role in step.items()}
-        return fetch_numbers(found | probe(self.model, *self.inputs), self.dtype)
+        seen = probe(self.model, *self.inputs)
+        seen["block_norm"] |= norms
+        return fetch_numbers(found | seen, self.dtype)
+
+    def block_norms(self, squares: dict) -> dict:
+        """{a type of `matrix_types`: [‖W‖ of a block's matrices as one]}, from {parameter: Σ w² of all processes}."""
+        norms = {kind: [0.0] * len(self.model.blocks) for kind, _ in self.places.values()}
+        for p, (kind, block) in self.places.items():
+            norms[kind][block] += squares[p]
+        return {kind: [square**0.5 for square in its] for kind, its in norms.items()}
 
     def sums(self, p):
         """(5,): Σ g², Σ g⁴, Σ w²; from the sample, Σ w² before the step and Σ Δw²: of p's rows in this process."""

@@ -39,6 +39,7 @@ class Figure(NamedTuple):
     window: int = 0  # it reads so many tokens of each sequence; 0 = all
     over_training: bool = False  # measured on every snapshot, else on the last alone
     table: tuple = ()  # statistics of each type that are printed too
+    says: Callable | None = None  # says(what was measured of a run's last checkpoint) → text that is printed too
 
 
 FIGURES = {}  # name: Figure, as --figures takes them
@@ -95,13 +96,13 @@ def shades(n: int) -> list:
 
 
 def draw(runs: dict):
-    """A matplotlib figure of {name of a run: its rows of panels}. A column of lines has one scale for all runs."""
-    rows = [(name, row) for name, its in runs.items() for row in its]
-    size = len(rows), max(len(row) for _, row in rows)
+    """A matplotlib figure of {name of a run: its rows of panels}. Lines in one place have one scale for all runs."""
+    rows = [(name, i, row) for name, its in runs.items() for i, row in enumerate(its)]
+    size, alike = (len(rows), max(len(row) for *_, row in rows)), len({len(its) for its in runs.values()}) == 1
     figure, axes = plt.subplots(*size, figsize=(9.5, 2.5 * size[0] + 0.6), squeeze=False)
-    for row, (name, panels) in zip(axes, rows, strict=True):
-        for ax, top, panel in zip(row, axes[0], panels, strict=False):
-            if len(rows) == len(runs) and panel.lines and ax is not top:
+    for row, (name, i, panels) in zip(axes, rows, strict=True):
+        for ax, top, panel in zip(row, axes[i], panels, strict=False):
+            if alike and panel.lines and ax is not top:
                 ax.sharey(top)
             for values, how in panel.lines:
                 ax.plot(*values, **how)

@@ -7,23 +7,14 @@ import numpy as np
 import torch
 
 from layers.loss import LOGITS_BYTES
-from model import MLP, Attention, Transformer
-from studies.analysis.figure import TYPE_COLORS, Panel, by_block, line, over_steps, register
+from model import Transformer
+from nanodnt.run.tracking import MATRICES, matrix_types
+from studies.analysis.figure import TYPE_COLORS, Panel, blocks_over_steps, by_block, line, over_steps, register
 from studies.analysis.runs import target_shares
 
-MATRICES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}  # and their types
 TAIL_STATISTICS = ("kurtosis", "max_over_rms", "p999_over_p50", "hill", "participation")
 MEANS = ("arithmetic", "geometric", "zero_fraction")  # the last: the share that the geometric mean leaves out
-
-
-def matrix_types(model: Transformer) -> dict:
-    """{name of a block's matrix: its type, a value of MATRICES}: w1 is up and SwiGLU's gate, w2 is down."""
-    types = {}
-    for name, module in model.named_modules():
-        for part, kind in MATRICES.items() if isinstance(module, (Attention, MLP)) else ():
-            if getattr(module, part, None) is not None:  # an MLP has no q, and a gate only under SwiGLU
-                types[f"{name}.{part}.weight"] = kind
-    return types
+RATIOS = {"arithmetic": ("ratio", "low", "high"), "geometric": ("geo_ratio", "geo_low", "geo_high")}  # S(Norm)/S(type)
 
 
 def trained_parameters(model: Transformer) -> dict:
@@ -117,11 +108,12 @@ def draw_gradients(measured):
     return [panels]
 
 
-def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch.Generator) -> dict:
+def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch.Generator, note=None) -> dict:
     """{parameter name: h, a CPU tensor of its shape}: the mean over `draws` of n g², with n = B·T tokens, or B images,
     and g the gradient of their mean loss on labels drawn from softmax(logits), at temperature 1 (Blockwise LR eq. 3).
     An unbiased estimate of the diagonal of the mean loss's Gauss-Newton matrix: with such labels the gradients of
-    different tokens are independent and have mean zero. The labels depend on the generator alone, of any device."""
+    different tokens are independent and have mean zero. The labels depend on the generator alone, of any device.
+    note(h), if given, gets the h of each draw alone."""
     counts, h = [], dict.fromkeys(trained_parameters(model), 0.0)
 
     def losses():  # sums over the labels
@@ -133,9 +125,11 @@ def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch
 
     for _ in range(draws):
         counts.clear()
-        for name, s in sum_gradients(model, losses()).items():
-            h[name] += s.square() / (sum(counts) * draws)  # n (s/n)²
-    return {name: t.cpu() for name, t in h.items()}
+        one = {name: (s.square() / sum(counts)).cpu() for name, s in sum_gradients(model, losses()).items()}  # n (s/n)²
+        h = {name: h[name] + t / draws for name, t in one.items()}
+        if note:
+            note(one)
+    return h
 
 
 @torch.no_grad()
@@ -181,22 +175,62 @@ def log10_density(values: torch.Tensor, bins: int) -> dict:
     return {"edges": edges.tolist(), "density": density.tolist()}
 
 
+def compare_to_norm(types: dict, draws: list, train_config: dict) -> dict:
+    """{type: {"ratio": S(Norm) / S(type) of arithmetic means, to which LR ratios are proportional by Blockwise LR sec.
+    5, Norm's own being 1; "low", "high": the smallest and largest of the single draws; "geo_…": of geometric means;
+    "lr_ratio": in use by the run}}. types: of `average_by_type`; draws: the same of each draw alone. A ratio is nan
+    without gains, inf over 0."""
+    found = {}
+    for kind in types:
+        used = train_config.get(f"lr_ratio_{kind}") if train_config.get("blockwise_lr") else 1.0
+        found[kind] = {"lr_ratio": used}
+        for mean, names in RATIOS.items():
+            pairs = [(its["norm"][mean] if "norm" in its else math.nan, its[kind][mean]) for its in (types, *draws)]
+            whole, *single = [norm / mine if mine else math.inf for norm, mine in pairs]
+            found[kind] |= dict(zip(names, (whole, min(single), max(single)), strict=True))
+    return found
+
+
+def describe_ratios(found: dict) -> str:
+    """What LR ratios the principle has for a checkpoint, as flags of training: a line for each mean."""
+    lines = ["lr ratios by the principle, S(Norm)/S(type); the paper tunes smaller ones by hand (Blockwise LR, sec. 5)"]
+    for mean, (name, *_) in RATIOS.items():
+        ratios = {kind: its[name] for kind, its in found["types"].items() if math.isfinite(its[name])}
+        flags = [f"--lr_ratio_{kind}={ratio:.3g}" for kind, ratio in ratios.items()]
+        lines.append(f"  {mean}: {' '.join(['--blockwise_lr=True', *flags]) if flags else 'none, without gains'}")
+    return "\n".join(lines)
+
+
 def measure_sharpness(model, batches, run):
     types, draws, vocab = model.block_types(), run.config.draws, model.config.vocab_size or None  # images have none
-    h = estimate_sharpness(model, batches, draws, run.generator(run.device))
-    for name in [name for name, t in h.items() if types[name] in ("emb", "head") and t.ndim > 1]:
-        h[name] = h[name][:vocab]  # the rows that pad the vocabulary belong to no token
-    found = {"draws": draws, "types": average_by_type(h, types), "layers": average_by_block(model, h)}
+    tables = [n for n, p in model.named_parameters() if types[n] in ("emb", "head") and p.ndim > 1]
+
+    def without_padding(h):  # the rows that pad the vocabulary belong to no token
+        return h | {name: h[name][:vocab] for name in tables}
+
+    def note(one):
+        single.append(average_by_type(without_padding(one), types))
+
+    single, generator = [], run.generator(run.device)
+    h = without_padding(estimate_sharpness(model, batches, draws, generator, note))
+    means = average_by_type(h, types)
+    ratios = compare_to_norm(means, single, run.train_config)
+    found = {"draws": draws, "types": {kind: its | ratios[kind] for kind, its in means.items()}}
     density = {kind: log10_density(values, 60) for kind, values in pool_by_type(h, types).items()}
-    return {**found, "log10_density": density}
+    return {**found, "layers": average_by_block(model, h), "log10_density": density}
 
 
-@register("sharpness", measure_sharpness, tokens=4096, over_training=True, table=MEANS)
+TABLE = (*MEANS, *(name for names in RATIOS.values() for name in names), "lr_ratio")
+
+
+@register("sharpness", measure_sharpness, tokens=4096, over_training=True, table=TABLE, says=describe_ratios)
 def draw_sharpness(measured):
     """Sharpness by block type and block: average, over training, density (Blockwise LR, Figs. 1-3, 7)."""
     last, ticks, training, densities, blocks = measured[-1], [], [], [], []
     kinds = [kind for kind in TYPE_COLORS if kind in last["types"]]
     ends = [line(kinds, [last["types"][kind][mean] for kind in kinds], "o", label=mean) for mean in MEANS[:2]]
+    fitting = [its["arithmetic"] * its["ratio"] / its["lr_ratio"] for its in map(last["types"].get, kinds)]
+    ends.append(line(kinds, fitting, "kx", label="S(Norm) / LR ratio in use"))
     for kind in kinds:
         color, zeros = TYPE_COLORS[kind], 100 * last["types"][kind]["zero_fraction"]
         ticks.append(f"{kind}\n{zeros:.2g}% zeros" if zeros else kind)
@@ -211,4 +245,9 @@ def draw_sharpness(measured):
     panels = [Panel("mean h, the geometric\nwithout the zeros", "", ends, log="y", ticks=ticks)]
     panels += [Panel("arithmetic mean h", "step", training, log="y")]
     panels += [Panel("density of log₁₀ h\n(at the end)", "log₁₀ h", densities)]
-    return [[*panels, Panel("mean h by block (at the end)", "block", blocks, log="y")]]
+    panels += [Panel("mean h by block (at the end)", "block", blocks, log="y")]
+    steps, lower = [m["step"] for m in measured], []
+    for kind in [kind for kind in last["layers"] if kind != "all"]:
+        lines = blocks_over_steps(steps, [m["layers"][kind]["arithmetic"] for m in measured])
+        lower.append(Panel(f"mean h of {kind}, by block", "step", lines, log="y"))
+    return [panels, lower]

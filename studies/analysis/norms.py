@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
 
 from layers.ops import upcast
-from layers.slot import Slot
 from model import Transformer
+from nanodnt.run.tracking import gain_vectors, joint_gain, matrix_types, smallest_row
 from studies.analysis.figure import TYPE_COLORS, NotApplicable, Panel, by_block, line, over_steps, register, shades
-from studies.analysis.gradients import matrix_types, pool_by_type, trained_parameters
+from studies.analysis.gradients import pool_by_type, trained_parameters
 from studies.analysis.runs import WINDOW, pick_evenly
 from studies.analysis.streams import joint_variance, moments, walk
 
@@ -26,31 +26,6 @@ def norms_by_type(parameters: dict, types: dict) -> dict:
     return {kind: torch.linalg.vector_norm(v).item() for kind, v in pool_by_type(parameters, types).items()}
 
 
-def gain_vectors(module: torch.nn.Module) -> dict:
-    """{slot name: its gain, as it acts} of every slot whose gain is a vector: norms, LayerScale, Admin, HG, DP, DNP."""
-    gains = {name: slot.gain_vector() for name, slot in module.named_modules() if isinstance(slot, Slot)}
-    return {name: gain for name, gain in gains.items() if gain is not None and gain.numel() > 1}
-
-
-def joint_gain(module: torch.nn.Module) -> float:
-    """‖γ‖: the L2 norm of all gains in `module` as one vector; nan for none."""
-    gains = gain_vectors(module)
-    return norms_by_type(gains, dict.fromkeys(gains, "gain")).get("gain", math.nan)
-
-
-@torch.no_grad()
-def smallest_row(model: Transformer) -> dict:
-    """{"rows": d, the size of the vocabulary; "smallest": min ‖w̃‖² over the rows w of the embedding, w̃ = w − mean(w);
-    "gain": ‖γ‖ of the norm that comes next: the input norm, else block 1's first, else all gains of its attention [I]}.
-    The paper sets d · smallest against ‖γ‖² (Blockwise LR Theorem 4.3, Fig. 6 c). {} for images: no such table."""
-    if getattr(model, "wte", None) is None:
-        return {}
-    rows, attn = model.wte.weight[: model.config.vocab_size], model.blocks[0].attn
-    smallest = (rows - rows.mean(1, keepdim=True)).square().sum(1).min().item()
-    gains = [joint_gain(module) for module in (model.input_norm, attn.pre, attn)]
-    return {"rows": len(rows), "smallest": smallest, "gain": next((g for g in gains if g > 0), math.nan)}
-
-
 @torch.no_grad()
 def measure_norms(model, batches=None, run=None):
     """{"types": `norms_by_type` of the block types; "blocks": {a type of `matrix_types`: ‖W‖ of a block's matrices as
@@ -59,11 +34,11 @@ def measure_norms(model, batches=None, run=None):
     types, blocks = matrix_types(model), []
     for i, block in enumerate(model.blocks):
         norms = norms_by_type(dict(block.named_parameters(prefix=f"blocks.{i}")), types)
-        blocks.append(norms | {f"{branch}_gain": joint_gain(getattr(block, branch)) for branch in ("attn", "mlp")})
+        blocks.append(norms | {f"{of}_gain": float(joint_gain(getattr(block, of))) for of in ("attn", "mlp")})
     return {
         "types": norms_by_type(trained_parameters(model), model.block_types()),
         "blocks": {kind: [norms[kind] for norms in blocks] for kind in blocks[0]},
-        "embedding": smallest_row(model),
+        "embedding": {key: float(value) for key, value in smallest_row(model).items()},
     }
 
 

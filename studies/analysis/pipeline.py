@@ -109,7 +109,7 @@ def how_much(found: dict) -> list:
 
 def write_figure(name: str, results: dict, config: AnalyzeConfig, folder: Path) -> Path:
     """Draw figure `name` from {run: what was measured}; write name.png and, with all its numbers, name.json. Print its
-    `table`, if it has one: a line for each type, of each run's last checkpoint."""
+    `table`, if it has one: a line for each type, of each run's last checkpoint; and what it `says`."""
     figure, how = FIGURES[name], ", ".join(how_much(next(iter(results.values()))[0]))
     with plt.rc_context(STYLE):  # "$" in a run's name would begin mathematics
         drawing = draw({run.replace("$", r"\$"): figure.panels(its) for run, its in results.items()})
@@ -123,6 +123,8 @@ def write_figure(name: str, results: dict, config: AnalyzeConfig, folder: Path) 
         for run, (*_, last) in results.items():
             rows += [[run, kind, *(f"{its[key]:.4g}" for key in figure.table)] for kind, its in last["types"].items()]
         print("\n".join(table(rows)))
+    if figure.says:
+        print("\n".join(f"{run}: {figure.says(last)}" for run, (*_, last) in results.items()))
     return folder / f"{name}.png"
 
 

@@ -10,11 +10,16 @@ import torch.nn.functional as F
 from matplotlib.colors import SymLogNorm
 
 from layers.ops import upcast
+from layers.slot import CENTRES
 from model import Attention, Transformer
 from nanodnt.generate import KVCache
 from nanodnt.run.tracking import probe, watch
 from studies.analysis.figure import BRANCHES, Panel, by_block, over_steps, register, shades
 from studies.analysis.runs import WINDOW, pick_evenly, target_shares
+
+THEORY = dict(pre_norm="both", mid_norm="none", post_norm="none", post_norm_blocks=0, branch_scale="none", fixup=False)
+THEORY |= dict(lns_power=0.5, lns_branches="both", lns_learn=False)  # what the theory is about: Pre-LN, and LNS
+THEORY_LABELS = dict(linear="Θ(L)", lower="lower bound", law="law", upper="upper bound")
 
 
 @torch.no_grad()
@@ -45,9 +50,31 @@ def joint_variance(parts: list) -> float:
     return float(np.average(variance + shift**2, weights=n))
 
 
+def theory_curves(config, variance: list) -> dict:
+    """How σ², the variance of the stream after blocks 1 … L, grows by the theory of LNS: lists [L] from `variance` [L].
+    "linear": Θ(L), the lower bound of eqs. 7 and 14; "law": eqs. 6 and 13, σ₁² Π (1 + u), with u = c / (s σ) of each
+    block, σ that of the stream into it, s = 1, or for LNS √ℓ; "lower": σ₁² exp Σ (u − u²/2), below eq. 34 and in eq.
+    56; "upper": eq. 33, σ₁² (1 + c / σ₁)ᵏ after k blocks more, or for LNS Θ(ℓ^(2−ε)), eq. 14, at its smallest ε, 1/2.
+    The paper has c = 1, leaves Θ's constants open, and starts at the embedding. Ours start after block 1, which often
+    raises the variance many times, and all but "lower" pass through the measured value after block 2 [I]. {} for other
+    layouts, and where block 2 does not raise the variance."""
+    about = config.norm in CENTRES and config.lns in ("off", "norm")
+    about &= all(getattr(config, flag) == value for flag, value in THEORY.items())
+    if not about or len(variance) < 2 or not 0 < variance[0] < variance[1]:
+        return {}
+    x, (start, second, *_), block = np.array(variance), variance, np.arange(1, len(variance) + 1)
+    u, upper = (second / start - 1) * np.sqrt(start / x[:-1]), start * (second / start) ** (block - 1.0)
+    if config.lns == "norm":
+        u, power = u * np.sqrt(2 / block[1:]), (block + 1) ** 1.5  # x_ℓ is what leaves block ℓ − 1
+        upper = start + (second - start) * (power - power[0]) / (power[1] - power[0])
+    law, lower = (start * np.exp(np.append(0, np.cumsum(steps))) for steps in (np.log1p(u), u - u**2 / 2))
+    curves = dict(linear=start + (second - start) * (block - 1), lower=lower, law=law, upper=upper)
+    return {name: curve.tolist() for name, curve in curves.items()}
+
+
 def stream_variance(model: Transformer, batches, run=None) -> dict:
     """{"stream": [L + 1], "attn": [L], "mlp": [L]}: stream_var and branch_var of the tracker, mean over all tokens;
-    "stream_global" [L + 1]: variance over all elements of the stream."""
+    "stream_global" [L + 1]: variance over all elements of the stream; "theory": of `theory_curves`."""
     depth, rows, found = len(model.blocks), [], []
     for inputs, _ in batches:
         its = probe(model, inputs)
@@ -56,7 +83,8 @@ def stream_variance(model: Transformer, batches, run=None) -> dict:
     means = np.average(found, 0, rows).tolist()
     whole = zip(*walk(model, batches, [*model.blocks, model.final_norm], moments), strict=True)
     parts = {"stream": means[: depth + 1], "attn": means[depth + 1 : -depth], "mlp": means[-depth:]}
-    return parts | {"stream_global": [joint_variance(its) for its in whole]}
+    theory = theory_curves(model.config, parts["stream"][1:])
+    return parts | {"stream_global": [joint_variance(its) for its in whole], "theory": theory}
 
 
 @register("variance", stream_variance, tokens=8192, over_training=True)
@@ -67,8 +95,14 @@ def draw_variance(measured):
         streams.append(by_block(m["stream"], first=0, color=color, label=f"step {m['step']}"))
     streams.append(by_block(last["stream_global"], "k:", first=0, label="over all elements"))
     branches = [by_block(last[branch], label=label) for branch, label in BRANCHES.items()]
+    blocks, theory = last["stream"][1:], []
+    for (name, curve), style in zip(last["theory"].items(), ("k:", "C0--", "C2-", "C3--"), strict=False):
+        near = [v if min(blocks) / 10 < v < 10 * max(blocks) else math.nan for v in curve]
+        theory.append(by_block(near, style, label=THEORY_LABELS[name]))
+    title = "at the end, beside LNS's theory" if theory else "at the end: a case outside\nLNS's theory"
     panels = [Panel("residual stream", "after block (0: what enters the first)", streams, "variance", log="y")]
-    return [[*panels, Panel("branch outputs, as they are added (at the end)", "block", branches, log="y")]]
+    panels += [Panel("branch outputs, as they are added (at the end)", "block", branches, log="y")]
+    return [[*panels, Panel(title, "after block", [*theory, by_block(blocks, "ko-", label="measured")], log="y")]]
 
 
 def token_angles(streams: list) -> torch.Tensor:

@@ -9,6 +9,7 @@ from matplotlib.colors import LogNorm
 from layers.roles import ROLES
 from nanodnt.run.metrics import read_metrics
 from studies.analysis.figure import NotApplicable, Panel, blocks_over_steps, line, register
+from studies.analysis.norms import LINES
 from studies.analysis.runs import pick_evenly
 
 BY_ROLE = {"grad_norm": "gradient norm", "grad_kurtosis": "gradient kurtosis", "update_ratio": "update / weight norm"}
@@ -67,14 +68,15 @@ def measure_tracking(model, batches, run):
     found |= {key: [track.get(key) or [] for track in tracks] for key in BY_DEPTH}
     gains = [(track.get("gain") or {}).items() for track in tracks]
     ranges = [{slot: g[2] - g[1] for slot, g in found if None not in g} for found in gains]
+    found |= {key: [track.get(key) or {} for track in tracks] for key in ("block_norm", "embedding")}
     return {"steps": list(steps), **found, "gain_range": ranges}
 
 
 @register("tracking", measure_tracking)
 def draw_tracking(measured):
-    """What the run logged about itself: gradients and updates by role, stream, logits, gains."""
+    """What the run logged about itself: gradients and updates by role, stream, logits, gains, norms of the theorems."""
     last = measured[-1]
-    steps, upper, lower = last["steps"], [], []
+    steps, upper, lower, bounds = last["steps"], [], [], []
     for key, title in BY_ROLE.items():
         lines = []
         for role in [role for role in ROLES if any(role in values for values in last[key])]:
@@ -87,4 +89,16 @@ def draw_tracking(measured):
         lower.append(Panel(f"{title}, by block", "step", lines, log="y"))
     gains = [[found.get(slot, math.nan) for found in last["gain_range"]] for slot in last["gain_range"][-1]]
     lower.append(Panel("gains: largest − smallest, each slot", "step", [line(steps, gain, "C0-") for gain in gains]))
-    return [upper, lower]
+    for branch, kinds in LINES.items():
+        lines = []
+        for color, kind in zip("kbgrm", kinds, strict=False):
+            for block, style in ((0, "-"), (-1, "--")):
+                norms = np.array([(its.get(kind) or [None])[block] for its in last["block_norm"]], float)
+                lines.append(line(steps, norms, color + style, label=None if block else kind))
+        bounds.append(Panel(f"{branch}: ‖W‖, ‖γ‖ of block 1\n(dashed: of the last)", "step", lines, log="y"))
+    rows, smallest, gain = (
+        np.array([its.get(key) for its in last["embedding"]], float) for key in ("rows", "smallest", "gain")
+    )
+    lines = [line(steps, rows * smallest, "-", label="d · min ‖w̃‖²"), line(steps, gain**2, "k-", label="‖γ‖²")]
+    bounds.append(Panel("smallest row of the embedding,\nand the norm after it", "step", lines, log="y"))
+    return [upper, lower, bounds]

@@ -71,7 +71,7 @@ def assert_same_case(folder, case, launch, world):
         assert all(47 * x == pytest.approx(round(47 * x)) for x in column(got, name).values())
     a, b = column(got, "track"), column(expected, "track")
     assert_close_numbers(a, b, rel=2e-3)
-    for step, name in product(b, ("stream_var", "grad_norm", "weight_norm")):
+    for step, name in product(b, ("stream_var", "grad_norm", "weight_norm", "block_norm", "embedding")):
         assert_close_numbers(a[step][name], b[step][name], rel=2e-4)
     parts, (single,) = left(got, world), left(expected, 1)
     assert [part["frozen"] for part in (*parts, single)] == [[BAD]] * (world + 1)

@@ -101,7 +101,23 @@ def by_hand(model, idx) -> dict:
         gain = gain_by_hand(slot)
         if gain.size > 1:
             found["gain"][name] = [float(np.sqrt((gain**2).mean())), float(gain.min()), float(gain.max())]
+    found["block_norm"] = {
+        f"{branch}_gain": [joint_gain_by_hand(slots, f"blocks.{i}.{branch}.") for i in range(c.n_layer)]
+        for branch in ("attn", "mlp")
+    }
+    rows = model.wte.weight.double().numpy()[: c.vocab_size]
+    smallest = min(((row - row.mean()) ** 2).sum() for row in rows)
+    gains = [joint_gain_by_hand(slots, name) for name in ("input_norm", "blocks.0.attn.pre", "blocks.0.attn.")]
+    found["embedding"] = dict(
+        rows=c.vocab_size, smallest=float(smallest), gain=next((g for g in gains if g > 0), math.nan)
+    )
     return found
+
+
+def joint_gain_by_hand(slots, prefix) -> float:
+    """The norm of all gains of slots whose name begins so; nan for none."""
+    gains = [gain_by_hand(slot) for name, slot in slots.items() if name.startswith(prefix)]
+    return math.sqrt(sum((gain**2).sum() for gain in gains if gain.size > 1)) or math.nan
 
 
 def routing_by_hand(router, u, pre, config) -> tuple:
@@ -190,6 +206,16 @@ def measure_by_hand(gradients, old, new, roles) -> dict:
     return found
 
 
+def block_norms_by_hand(new) -> dict:
+    """{type of a block's matrix: ‖W‖ by block}, from copies {name: array} of the weights after a step."""
+    squares, kinds = {}, dict(q="q", k="k", v="v", o="o", up="w1", gate="w1", down="w2")
+    for name, w in new.items():
+        *path, last = name.split(".")
+        if kind := last == "weight" and kinds.get(path[-1]):
+            squares.setdefault(kind, {}).setdefault(int(name.split(".")[1]), []).append((w**2).sum())
+    return {kind: [math.sqrt(sum(its[i])) for i in range(len(its))] for kind, its in squares.items()}
+
+
 def strip(rows: list) -> list:
     """Rows of metrics.jsonl without what depends on the machine, and without "track"."""
     return [{k: v for k, v in row.items() if k not in (*MACHINE, "track")} for row in rows]
@@ -218,6 +244,9 @@ def test_a_step_by_role_and_the_same_run_without_tracking(case, dataset, tmp_pat
     for row, step in zip(rows[1:], seen, strict=True):
         expected = measure_by_hand(*step)
         assert_close_numbers({name: row["track"][name] for name in expected}, expected)
+        norms = block_norms_by_hand(step[2])
+        assert list(row["track"]["block_norm"]) == ["attn_gain", "mlp_gain", *norms] and len(norms) == 6
+        assert_close_numbers({kind: row["track"]["block_norm"][kind] for kind in norms}, norms)
         assert math.hypot(*row["track"]["grad_norm"].values()) == pytest.approx(row["grad_norm"], rel=1e-5)
 
     monkeypatch.setattr("nanodnt.run.tracking.Tracker", None)  # calling it would be an error
@@ -247,6 +276,8 @@ def test_the_probe_is_of_the_first_validation_sequences(dataset, tmp_path, monke
     last = column(tmp_path / "a", "track")[1]
     with torch.no_grad():
         expected = by_hand(model, torch.tensor(windows[:8].astype(np.int64)))
+    weights = {name: p.detach().double().numpy() for name, p in model.named_parameters()}
+    expected["block_norm"] |= block_norms_by_hand(weights)
     assert_close_numbers({name: last[name] for name in expected}, expected)
 
 
@@ -266,7 +297,9 @@ def test_the_sample_of_a_large_parameter(monkeypatch):
         block_size=16, validation=lambda n: np.zeros(1), val_batch=lambda *_: np.ones((2, 1, 16), int)
     )
     config = SimpleNamespace(grad_clip=0.0, eval_tokens=0, batch_size=1)
-    tracker = tracking.Tracker(model, SimpleNamespace(param_groups=[dict(role="ffn", params=[p])]), data, config, env)
+    tracker = tracking.Tracker(
+        model, SimpleNamespace(param_groups=[dict(role="ffn", params=[p], param_names=["p"])]), data, config, env
+    )
     tracker.before()
     with torch.no_grad():
         p.mul_(0.9).add_(0.5 * p.grad)

@@ -28,11 +28,56 @@ def test_streams_and_variances_are_those_of_the_equations(name, rows):
     parts = zip(*streams.collect_streams(net.model, batches_of(net.idx, rows)), strict=True)
     assert all(error(torch.cat(a), b) < 1e-5 for a, b in zip(parts, net.streams, strict=True))
     found = streams.stream_variance(net.model, batches_of(net.idx, rows))
-    assert found.keys() == {"stream", "stream_global", "attn", "mlp"}
+    assert found.keys() == {"stream", "stream_global", "attn", "mlp", "theory"}
+    assert bool(found["theory"]) == (name in ("Pre-LN", "LNS", "experts", "experts, HG, DP"))
+    assert not found["theory"] or found["theory"]["law"][:2] == pytest.approx(found["stream"][1:3])
     assert close(found["stream"], [mean_variance(x) for x in net.streams])
     assert close(found["stream_global"], [((x - x.mean()) ** 2).mean().item() for x in net.streams])
     assert close(found["attn"], [mean_variance(y) for _, y in net.terms[::2]])
     assert close(found["mlp"], [mean_variance(y) for _, y in net.terms[1::2]])
+
+
+@pytest.mark.parametrize("lns", (False, True))
+def test_growth_by_the_theory(lns):
+    """The equations of the LNS paper's appendix, block by block."""
+    x = [2.0, 3.0, 5.0, 6.0, 6.5]  # after blocks 1 … 5, so x_2 … x_6 of the paper
+    scale = [math.sqrt(block) if lns else 1 for block in range(2, 6)]
+    c = (x[1] / x[0] - 1) * scale[0] * math.sqrt(x[0])
+    wanted = dict(linear=[x[0]], lower=[x[0]], law=[x[0]], upper=[x[0]])
+    for i, s in enumerate(scale):
+        term = c / (s * math.sqrt(x[i]))
+        wanted["linear"].append(wanted["linear"][-1] + 1.0)
+        wanted["law"].append(wanted["law"][-1] * (1 + term))
+        wanted["lower"].append(wanted["lower"][-1] * math.exp(term - term**2 / 2))
+        wanted["upper"].append(wanted["upper"][-1] * (1 + c / math.sqrt(x[0])))
+    if lns:  # a + b ℓ^1.5 through x_2 and x_3
+        b = 1.0 / (3**1.5 - 2**1.5)
+        wanted["upper"] = [2.0 + b * (depth**1.5 - 2**1.5) for depth in range(2, 7)]
+    config = build(dict(lns="norm") if lns else {}).config
+    found = streams.theory_curves(config, x)
+    assert found.keys() == wanted.keys() and all(close(found[name], curve, 1e-12) for name, curve in wanted.items())
+    assert lns or all(
+        a < b <= d for a, b, d in list(zip(*(found[k] for k in ("lower", "law", "upper")), strict=True))[1:]
+    )
+    for flat in ([2.0], [2.0, 2.0, 3.0], [0.0, 1.0]):
+        assert streams.theory_curves(config, flat) == {}
+    measured = dict(stream=[1e-9, *x], stream_global=[1.0] * 6, attn=x, mlp=x, step=3)
+    ((*_, panel),) = streams.draw_variance([measured | {"theory": found | {"upper": [2.0, 3.0, 60.0, 70.0, 1e9]}}])
+    assert [how["label"] for _, how in panel.lines] == ["Θ(L)", "lower bound", "law", "upper bound", "measured"]
+    assert panel.lines[3][0][1][:3] == [2.0, 3.0, 60.0] and all(map(math.isnan, panel.lines[3][0][1][3:]))  # far off
+    assert "beside" in panel.title and list(panel.lines[4][0][0]) == [1, 2, 3, 4, 5]
+    ((*_, panel),) = streams.draw_variance([measured | {"theory": {}}])
+    assert "outside" in panel.title and len(panel.lines) == 1
+
+
+OUTSIDE = [dict(lns="norm", lns_power=1.0), dict(lns="norm", lns_branches="mlp"), dict(lns="norm", lns_learn=True)]
+OUTSIDE += [dict(pre_norm="attn"), dict(mid_norm="mlp"), dict(norm="dyt"), dict(post_norm_blocks=1), POST]
+OUTSIDE += [dict(lns="branch"), dict(branch_scale="layerscale")]
+
+
+@pytest.mark.parametrize("flags", OUTSIDE, ids=str)
+def test_the_theory_is_of_two_layouts(flags):
+    assert streams.theory_curves(build(flags).config, [2.0, 3.0]) == {}
 
 
 def test_angular_distance_of_a_model_is_that_of_the_equations():

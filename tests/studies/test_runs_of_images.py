@@ -173,7 +173,7 @@ def test_sharpness_counts_images():
     assert labels.shape == (4,) and set(labels.tolist()) <= {0, 1, 2}
     for name, g in gradients.compute_gradients(model, [(x, labels)]).items():
         assert torch.allclose(h[name], 4 * g.square()), name
-    run = SimpleNamespace(config=SimpleNamespace(draws=1), generator=torch.Generator, device="cpu")
+    run = SimpleNamespace(config=SimpleNamespace(draws=1), generator=torch.Generator, device="cpu", train_config={})
     assert gradients.measure_sharpness(model, [(x, None)], run)["types"]["head"]["n"] == 3 * 16
 
 
