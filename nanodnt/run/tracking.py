@@ -21,7 +21,6 @@ from model import MLP, Attention, Transformer
 TOKENS = 4096  # of the probe, at most; but at least one sequence, and not more sequences than a step has
 SAMPLE = 2**16  # entries of a parameter, at most, on which its update is measured
 PIECE = 2**24  # entries of a gradient, and attention logits, that are worked on at once: bounds memory
-BRANCHES = "attn", "mlp"
 MATRICES = {"q": "q", "k": "k", "v": "v", "o": "o", "gate": "w1", "up": "w1", "down": "w2"}  # and their types
 
 
@@ -77,7 +76,7 @@ def smallest_row(model: Transformer) -> dict:
     if getattr(model, "wte", None) is None:
         return {}
     rows, attn = model.wte.weight[: model.config.vocab_size], model.blocks[0].attn
-    smallest = (rows - rows.mean(1, keepdim=True)).square().sum(1).min()
+    smallest = rows.var(1, correction=0).min() * rows.shape[1]
     gain = next((m for m in (model.input_norm, attn.pre) if gain_vectors(m)), attn)
     return {"rows": len(rows), "smallest": smallest, "gain": joint_gain(gain)}
 
@@ -94,9 +93,7 @@ def watch(notes: list):
 @torch.no_grad()
 def probe(model: Transformer, *inputs) -> dict:
     """What one forward pass of what `stream` takes shows: tensors (). All ranks of a sharded model must call it."""
-    found = dict(
-        stream_var=[], branch_var={branch: [] for branch in BRANCHES}, logit_max=[], alpha={}, inv_std={}, gain={}
-    )
+    found = dict(stream_var=[], branch_var=dict(attn=[], mlp=[]), logit_max=[], alpha={}, inv_std={}, gain={})
     notes = [*notes_of_stream(model, found), *notes_of_logits(model, found, *inputs), *notes_of_experts(model, found)]
     notes.append((model.final_norm, lambda args, y: y[:, :1]))  # the logits are not needed
     training, flex = model.training, model.runtime.flex_attention
@@ -128,7 +125,7 @@ def notes_of_stream(model: Transformer, found: dict):
         found["inv_std"][name] = 1 / upcast(args[0]).std(correction=0)
 
     def note_bounds(args, output):
-        gains = {f"{branch}_gain": [joint_gain(getattr(b, branch)) for b in model.blocks] for branch in BRANCHES}
+        gains = {f"{branch}_gain": [joint_gain(getattr(b, branch)) for b in model.blocks] for branch in ("attn", "mlp")}
         found.update(block_norm=gains, embedding=smallest_row(model))
 
     for i, block in enumerate(model.blocks):

@@ -14,7 +14,8 @@ from studies.analysis.runs import target_shares
 
 TAIL_STATISTICS = ("kurtosis", "max_over_rms", "p999_over_p50", "hill", "participation")
 MEANS = ("arithmetic", "geometric", "zero_fraction")  # the last: the share that the geometric mean leaves out
-RATIOS = {"arithmetic": ("ratio", "low", "high"), "geometric": ("geo_ratio", "geo_low", "geo_high")}  # S(Norm)/S(type)
+RATIOS = {"arithmetic": "ratio", "geometric": "geo_ratio"}  # S(Norm) / S(type) of each mean
+TABLE = (*MEANS, "ratio", "low", "high", "geo_ratio", "lr_ratio")
 
 
 def trained_parameters(model: Transformer) -> dict:
@@ -126,7 +127,8 @@ def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch
     for _ in range(draws):
         counts.clear()
         one = {name: (s.square() / sum(counts)).cpu() for name, s in sum_gradients(model, losses()).items()}  # n (s/n)²
-        h = {name: h[name] + t / draws for name, t in one.items()}
+        for name, t in one.items():
+            h[name] += t / draws
         if note:
             note(one)
     return h
@@ -177,24 +179,27 @@ def log10_density(values: torch.Tensor, bins: int) -> dict:
 
 def compare_to_norm(types: dict, draws: list, train_config: dict) -> dict:
     """{type: {"ratio": S(Norm) / S(type) of arithmetic means, to which LR ratios are proportional by Blockwise LR sec.
-    5, Norm's own being 1; "low", "high": the smallest and largest of the single draws; "geo_…": of geometric means;
-    "lr_ratio": in use by the run}}. types: of `average_by_type`; draws: the same of each draw alone. A ratio is nan
-    without gains, inf over 0."""
+    5, Norm's own being 1; "low", "high": the smallest and largest of the single draws; "geo_ratio": that of geometric
+    means; "lr_ratio": in use by the run}}. types: of `average_by_type`; draws: the same of each draw alone. A ratio is
+    nan without gains, inf over 0."""
+
+    def ratio(its, kind, mean="arithmetic"):
+        mine = its[kind][mean]
+        return (its["norm"][mean] if "norm" in its else math.nan) / mine if mine else math.inf
+
     found = {}
     for kind in types:
-        used = train_config.get(f"lr_ratio_{kind}") if train_config.get("blockwise_lr") else 1.0
-        found[kind] = {"lr_ratio": used}
-        for mean, names in RATIOS.items():
-            pairs = [(its["norm"][mean] if "norm" in its else math.nan, its[kind][mean]) for its in (types, *draws)]
-            whole, *single = [norm / mine if mine else math.inf for norm, mine in pairs]
-            found[kind] |= dict(zip(names, (whole, min(single), max(single)), strict=True))
+        single = [ratio(its, kind) for its in draws]
+        found[kind] = {name: ratio(types, kind, mean) for mean, name in RATIOS.items()}
+        used = train_config.get(f"lr_ratio_{kind}", 1.0) if train_config.get("blockwise_lr") else 1.0
+        found[kind] |= dict(low=min(single), high=max(single), lr_ratio=used)
     return found
 
 
 def describe_ratios(found: dict) -> str:
     """What LR ratios the principle has for a checkpoint, as flags of training: a line for each mean."""
     lines = ["lr ratios by the principle, S(Norm)/S(type); the paper tunes smaller ones by hand (Blockwise LR, sec. 5)"]
-    for mean, (name, *_) in RATIOS.items():
+    for mean, name in RATIOS.items():
         ratios = {kind: its[name] for kind, its in found["types"].items() if math.isfinite(its[name])}
         flags = [f"--lr_ratio_{kind}={ratio:.3g}" for kind, ratio in ratios.items()]
         lines.append(f"  {mean}: {' '.join(['--blockwise_lr=True', *flags]) if flags else 'none, without gains'}")
@@ -220,16 +225,15 @@ def measure_sharpness(model, batches, run):
     return {**found, "layers": average_by_block(model, h), "log10_density": density}
 
 
-TABLE = (*MEANS, *(name for names in RATIOS.values() for name in names), "lr_ratio")
-
-
 @register("sharpness", measure_sharpness, tokens=4096, over_training=True, table=TABLE, says=describe_ratios)
 def draw_sharpness(measured):
     """Sharpness by block type and block: average, over training, density (Blockwise LR, Figs. 1-3, 7)."""
     last, ticks, training, densities, blocks = measured[-1], [], [], [], []
     kinds = [kind for kind in TYPE_COLORS if kind in last["types"]]
     ends = [line(kinds, [last["types"][kind][mean] for kind in kinds], "o", label=mean) for mean in MEANS[:2]]
-    fitting = [its["arithmetic"] * its["ratio"] / its["lr_ratio"] for its in map(last["types"].get, kinds)]
+    fitting = [
+        its["arithmetic"] * its["ratio"] / (its["lr_ratio"] or math.nan) for its in map(last["types"].get, kinds)
+    ]
     ends.append(line(kinds, fitting, "kx", label="S(Norm) / LR ratio in use"))
     for kind in kinds:
         color, zeros = TYPE_COLORS[kind], 100 * last["types"][kind]["zero_fraction"]

@@ -316,12 +316,10 @@ def test_sharpness_against_the_norms():
     mean = {kind: sum(its[kind] for its in draws) / 3 for kind in draws[0]}
     assert found.keys() == mean.keys() == {"emb", "pos", "qk", "vo", "ffn", "norm", "head"}
     for kind, its in found.items():
-        ratios = [(one["norm"].mean() / one[kind].mean()).item() for one in (mean, *draws)]
-        logs = [{k: one[k][one[k] > 0].log().mean().item() for k in ("norm", kind)} for one in (mean, *draws)]
-        geometric = [math.exp(its["norm"] - its[kind]) for its in logs]
-        for prefix, (whole, *single) in (("", ratios), ("geo_", geometric)):
-            wanted = {"ratio": whole, "low": min(single), "high": max(single)}
-            assert all(close(its[prefix + key], value, 1e-4) for key, value in wanted.items()), kind
+        whole, *single = [(one["norm"].mean() / one[kind].mean()).item() for one in (mean, *draws)]
+        norm, mine = (math.exp(mean[k][mean[k] > 0].log().mean().item()) for k in ("norm", kind))
+        wanted = {"ratio": whole, "low": min(single), "high": max(single), "geo_ratio": norm / mine}
+        assert all(close(its[key], value, 1e-4) for key, value in wanted.items()), kind
         assert its["lr_ratio"] == (1.5 if kind == "norm" else 2.0)
         assert kind == "norm" or its["low"] < its["ratio"] < its["high"] and not close(its["geo_ratio"], its["ratio"])
     _, arithmetic, geometric = gradients.describe_ratios(measured).splitlines()
@@ -331,13 +329,15 @@ def test_sharpness_against_the_norms():
         assert flags.keys() <= vars(TrainConfig()).keys()
         assert {k[9:]: v for k, v in flags.items()} == {k: f"{found[k][key]:.3g}" for k in found}
 
-    panels, lower = gradients.draw_sharpness([measured | {"step": step} for step in (0, 5)])
+    double = {kind: {m: [2 * x for x in its[m]] for m in its} for kind, its in measured["layers"].items()}
+    early = dict(measured, step=0, layers=double)
+    panels, lower = gradients.draw_sharpness([early, dict(measured, step=5)])
     (kinds, fitting, _), _ = panels[0].lines[2]  # at a fitting LR ratio a type's sharpness is on the cross
     norm = found["norm"]["arithmetic"]
     assert close(fitting, [norm / found[kind]["lr_ratio"] for kind in kinds])
     assert [panel.title.split()[3] for panel in lower] == ["qk,", "vo,", "ffn,", "norm,"]
     for panel, layers in zip(lower, list(measured["layers"].values())[1:], strict=True):
-        assert [list(y) for (_, y, _), _ in panel.lines] == [[value] * 2 for value in layers["arithmetic"]]
+        assert [list(y) for (_, y, _), _ in panel.lines] == [[2 * x, x] for x in layers["arithmetic"]]
 
 
 def test_sharpness_without_norms_or_ratios():
