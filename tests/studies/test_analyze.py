@@ -16,7 +16,7 @@ from matplotlib.image import imread
 
 import analyze
 from studies.analysis import runs as analysis_runs
-from studies.analysis.figure import NotApplicable, draw
+from studies.analysis.figure import NotApplicable, Panel, draw, line
 from studies.analysis.norms import LINES
 from studies.analysis.pipeline import FIGURES, AnalyzeConfig, measure_runs, round_for_json
 from studies.analysis.runs import Batches, CheckpointedRun, pick_evenly
@@ -185,6 +185,31 @@ def test_norms_are_drawn_over_the_blocks_at_each_step():
     assert (list(x), y) == ([1, 2], [10, 11]) and [y[1] for (_, y, _), _ in rows.lines] == [5, 9]
     ((*_, last),) = FIGURES["norms"].panels([steps[1] | {"embedding": {}}])  # images
     assert last.title == types.title
+
+
+def test_tracked_norms_are_drawn_over_the_steps():
+    """Of the first and the last block; a run of before they were tracked has none."""
+    names = ("grad_norm", "grad_kurtosis", "update_ratio", "stream_var", "logit_max", "gain_range")
+    norms = [{"w1": [1.0 + step, 3.0, 5.0 + step]} for step in (0, 1)]
+    tables = [dict(rows=10, smallest=0.5, gain=3.0), dict(rows=10, smallest=1.0, gain=None)]
+    for block_norm, embedding in ((norms, tables), ([{}] * 2, [{}] * 2)):
+        found = dict.fromkeys(names, [{}] * 2) | dict(steps=[1, 2], block_norm=block_norm, embedding=embedding)
+        *_, (ffn, attention, rows) = FIGURES["tracking"].panels([found])
+        values = [list(y) for (_, y, _), _ in (*ffn.lines[2:4], *rows.lines)]
+        wanted = [[1, 2], [5, 6], [5, 10], [9, math.nan]] if block_norm is norms else [[math.nan] * 2] * 4
+        assert np.array_equal(values, wanted, equal_nan=True) and len(attention.lines) == 10
+
+
+def test_lines_in_one_place_have_one_scale():
+    """In all runs, if all have as many rows of panels."""
+
+    def rows(*highest):
+        return [[Panel("", "step", [line([0, 1], [0, y])])] for y in highest]
+
+    drawn = draw({"a": rows(1, 10), "b": rows(2, 20)}), draw({"a": rows(1, 10), "b": rows(2)}), draw({"a": rows(1, 9)})
+    tops = [[round(ax.get_ylim()[1]) for ax in figure.axes] for figure in drawn]  # with a margin
+    assert tops == [[2, 21, 2, 21], [1, 10, 2], [1, 9]]
+    plt.close("all")
 
 
 @pytest.mark.parametrize("names", ["alpha,gains,tracking", pytest.param("all", marks=pytest.mark.deep)])
