@@ -198,7 +198,7 @@ def compare_to_norm(types: dict, draws: list, train_config: dict) -> dict:
 
 def describe_ratios(found: dict) -> str:
     """What LR ratios the principle has for a checkpoint, as flags of training: a line for each mean."""
-    lines = ["lr ratios by the principle, S(Norm)/S(type); the paper tunes smaller ones by hand (Blockwise LR, sec. 5)"]
+    lines = ["lr ratios by the principle, S(Norm)/S(type); the paper tunes by hand from there (Blockwise LR, sec. 5)"]
     for mean, name in RATIOS.items():
         ratios = {kind: its[name] for kind, its in found["types"].items() if math.isfinite(its[name])}
         flags = [f"--lr_ratio_{kind}={ratio:.3g}" for kind, ratio in ratios.items()]
