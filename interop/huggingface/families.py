@@ -1,4 +1,4 @@
-"""Architectures of `transformers` that a GPT can be: GPT-2, LLaMA, Qwen3, Mixtral, Qwen3-MoE.
+"""Architectures of `transformers` that a GPT can be: GPT-2, LLaMA, Qwen2, Qwen3, Mixtral, Qwen3-MoE.
 
 A family is Pre-LN with one kind of norm, position and FFN. Its configuration and tensors are ours under other names.
 """
@@ -22,6 +22,7 @@ class Family(NamedTuple):
     # 0, a second one in theirs the expert's: each expert has a matrix of its own there, and ours is the stack of them.
     modules: dict
     transposed: bool = False  # their matrices in the blocks are (in, out), ours (out, in)
+    unbiased: tuple = ()  # of ours, whose biases theirs have not: they are 0
 
 
 GPT2 = Family(
@@ -79,6 +80,12 @@ LLAMA = Family(
     dict(tie_word_embeddings=False, rms_norm_eps=1e-6, initializer_range=0.02, hidden_act="silu"),
     ATTENTION | swiglu("mlp", GATE_UP_DOWN, "mlp.f"),
 )  # fmt: skip
+QWEN2 = LLAMA._replace(  # it is read only: LLaMA, with all biases, holds what it holds
+    architecture="Qwen2ForCausalLM",
+    flags=LLAMA.flags | dict(bias=True),
+    defaults=LLAMA.defaults | dict(attention_bias=True, mlp_bias=True),  # what no config.json of it says
+    unbiased=("o", "gate", "up", "down"),
+)
 QWEN3 = LLAMA._replace(
     architecture="Qwen3ForCausalLM",
     flags=LLAMA.flags | dict(qk_norm=True, bias=False),
@@ -104,7 +111,7 @@ QWEN3_MOE = MIXTRAL._replace(
     | {"layers.{}.mlp.gate": "blocks.{}.mlp.f.router"}
     | swiglu("mlp.experts.{}", GATE_UP_DOWN, "mlp.f.experts"),
 )
-FAMILIES = dict(gpt2=GPT2, llama=LLAMA, qwen3=QWEN3, mixtral=MIXTRAL, qwen3_moe=QWEN3_MOE)
+FAMILIES = dict(gpt2=GPT2, llama=LLAMA, qwen2=QWEN2, qwen3=QWEN3, mixtral=MIXTRAL, qwen3_moe=QWEN3_MOE)
 OPTIONAL = ("num_key_value_heads", "head_dim", "n_inner")  # keys that may be null: then they follow from the others
 SAME_KEYS = {"num_local_experts": "num_experts"}  # {key: its name in version 4's Qwen3-MoE}; both are written
 
@@ -201,7 +208,8 @@ def matches(config: GPTConfig, kind: str) -> list:
             modules = our_modules.format(*[i] * 3).split()
             for part in ("weight", "bias"):
                 own = "gain" if part == "weight" and f"{modules[0]}.gain" in ours else part
-                if f"{modules[0]}.{own}" in ours:
+                absent = part == "bias" and modules[0].split(".")[-1] in family.unbiased
+                if f"{modules[0]}.{own}" in ours and not absent:
                     names = [f"{module}.{part}" for module in theirs], [f"{module}.{own}" for module in modules]
                     found.append((*names, family.transposed and part == "weight" and ".f." in modules[0]))
     return found
@@ -210,7 +218,7 @@ def matches(config: GPTConfig, kind: str) -> list:
 def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
     """Our state dict from theirs, {name without the family's prefix: tensor}. Padding rows of the vocabulary are zero.
     ValueError, which names the tensor, where one is missing, of another shape, or not known."""
-    wanted, found, prefix = GPT.empty(config).state_dict(), {}, FAMILIES[kind].prefix
+    wanted, prefix = GPT.empty(config).state_dict(), FAMILIES[kind].prefix
     expected = {name.removeprefix(prefix): t for name, t in tensors_to_theirs(wanted, config, kind).items()}
     for name, t in expected.items():
         if name not in tensors:
@@ -219,6 +227,8 @@ def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
             raise ValueError(f"the tensor {name} is {list(tensors[name].shape)}, which config.json does not allow")
     if extra := sorted(tensors.keys() - expected.keys()):
         raise ValueError(f"the tensor {extra[0]} is unknown")
+    ends = tuple(f".{name}.bias" for name in FAMILIES[kind].unbiased)
+    found = {name: torch.zeros(t.shape) for name, t in wanted.items() if name.endswith(ends)}
     for theirs, ours, transposed in matches(config, kind):
         parts = [tensors[name].T if transposed else tensors[name] for name in theirs]
         whole = torch.stack(parts) if wanted[ours[0]].ndim == 3 else parts[0]

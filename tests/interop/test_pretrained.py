@@ -22,6 +22,8 @@ from nanodnt.generate import generate
 from support.models import S5, batch, build, error, gradients
 from support.peers import CHARS, PEERS, edit_config, make_peer, read_model, save_tokenizer
 
+QWEN2_ABSENT = ("o.bias", "gate.bias", "up.bias", "down.bias")
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
@@ -44,7 +46,10 @@ def test_the_function_is_theirs(name, folders, tmp_path):
     peer, model, (idx, targets) = make_peer(name), read_model(folders[name]), batch()
     logits = peer(idx).logits
     assert error(model(idx)[0], logits) < 1e-5
-    assert model.num_params() - (-50 % 64) * 16 * (1 if model.head is None else 2) == peer.num_parameters()
+    absent = {key: p.numel() for key, p in model.named_parameters() if not p.any()}  # biases that theirs lack
+    assert set(absent) == {key for key in absent if name == "Qwen2" and key.endswith(QWEN2_ABSENT)}
+    padding = (-50 % 64) * 16 * (1 if model.head is None else 2)
+    assert model.num_params() - padding - sum(absent.values()) == peer.num_parameters()
     expected = peer.generate(idx[:1], max_new_tokens=12, do_sample=False, pad_token_id=0)
     assert torch.equal(generate(model, idx[:1], 12, temperature=0), expected)
 
@@ -57,7 +62,7 @@ def test_the_function_is_theirs(name, folders, tmp_path):
     scale = max(g.abs().max() for g in wanted.values())
     assert found.keys() == wanted.keys()
     for key, grad in found.items():
-        assert error(grad, wanted[key], floor=1e-2 * scale) < 1e-4, key
+        assert key in absent or error(grad, wanted[key], floor=1e-2 * scale) < 1e-4, key
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "SmolLM"])

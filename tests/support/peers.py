@@ -27,6 +27,7 @@ PEERS = {
     "LLaMA": ("Llama", dict(tie_word_embeddings=False)),
     "SmolLM": ("Llama", dict(tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5))),
     "LLaMA, biases, heads": ("Llama", dict(attention_bias=True, mlp_bias=True, head_dim=6, num_key_value_heads=4)),
+    "Qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
     "Qwen3": ("Qwen3", dict(head_dim=6, tie_word_embeddings=True)),
     "Qwen3, untied": ("Qwen3", dict(head_dim=4, tie_word_embeddings=False, num_key_value_heads=1)),
     "Mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
