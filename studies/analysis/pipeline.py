@@ -9,8 +9,7 @@ from nanodnt.files import write_file
 from nanodnt.run.environment import choose_device
 from nanodnt.run.metrics import save_figure
 from nanodnt.tables import table
-from studies.analysis import compare, conditioning, gradients, norms  # noqa: F401  # they fill FIGURES
-from studies.analysis import scale_vectors, streams, tracked  # noqa: F401
+from studies.analysis import compare, conditioning, gradients, norms, scale_vectors, streams, tracked  # noqa: F401
 from studies.analysis.figure import FIGURES, STYLE, NotApplicable, draw, plt
 from studies.analysis.runs import Batches, CheckpointedRun
 
