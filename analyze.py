@@ -3,6 +3,7 @@
 python analyze.py out/dnt_small                                # every figure that applies, in out/dnt_small/analysis
 python analyze.py out/gpt2_small out/dnt_small --figures=gradients,sharpness  # side by side, and a page, report.md
 python analyze.py out/dnt_small/step_2000.pt --figures=gradients   # one checkpoint: DNT's Fig. 1 is of an early one
+python analyze.py --init_from=gpt2 --dataset=corpus.txt --figures=angular,removal  # LNS's Figs. 2-3, a published model
 
 Each figure is a PNG and a JSON file; the JSON holds everything that is drawn and how it was measured. docs/analysis.md
 lists the figures; studies/analysis defines their numbers. They are measured on validation windows, the same every time.
@@ -23,8 +24,13 @@ from studies.analysis.pipeline import AnalyzeConfig, analyze
 def main() -> None:
     (config,), given = configure(AnalyzeConfig, description=__doc__, positional="run")
     paths = [Path(path) for path in given["run"][0]]
+    if config.init_from:
+        if paths:
+            raise ValueError(f"init_from={config.init_from} is in place of runs: leave it out, or {paths[0]}")
+        return analyze([Path(config.init_from)], config)
     if not paths:
-        raise ValueError("no run is named: python analyze.py RUN [RUN ...], a run directory or a checkpoint of one")
+        how = "a run directory or a checkpoint of one; or --init_from=FOLDER, a model of Hugging Face"
+        raise ValueError(f"no run is named: python analyze.py RUN [RUN ...], {how}")
     if missing := [str(path) for path in paths if not path.exists()]:
         raise ValueError(f"there is no {', '.join(missing)}: name run directories, or checkpoint files in them")
     analyze(paths, config)

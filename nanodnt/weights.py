@@ -1,6 +1,7 @@
-"""Weights into models: from a checkpoint, with the tokenizer if it is asked for; and Admin's profiled start values."""
+"""Weights into models: from a checkpoint, with the tokenizer if it is asked for; models without a block; and Admin's
+profiled start values."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -44,6 +45,18 @@ def load_weights(model: Transformer, weights: dict) -> None:
     """Copy the full tensors of a state dict into a model, which may be sharded."""
     for name, t in model.state_dict().items():
         assign(t, weights[name])
+
+
+@contextmanager
+def without_block(model: Transformer, number: int | None):
+    """In this context `model` lacks block `number`, counted from 1, and the others keep their constants: LNS's own ℓ,
+    DeepNorm's depth. None: it lacks none."""
+    blocks = model.blocks
+    try:
+        model.blocks = torch.nn.ModuleList(block for i, block in enumerate(blocks, 1) if i != number)
+        yield
+    finally:
+        model.blocks = blocks
 
 
 @dataclass

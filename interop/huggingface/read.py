@@ -53,12 +53,13 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tup
     return config, weights, meta
 
 
-def load_pretrained(name: str) -> Trained:
-    """The model and tokenizer of a folder or name of Hugging Face. ValueError where there is no tokenizer."""
+def load_pretrained(name: str, block_size: int = 0) -> Trained:
+    """The model and tokenizer of a folder or name of Hugging Face, with a context as in `read_pretrained`. ValueError
+    where there is no tokenizer."""
     if not is_pretrained(name):
         what = f"init_from={name} is neither a folder nor a name (OWNER/MODEL) of Hugging Face"
         raise ValueError(f"{what}; checkpoints are named by --out_dir and --checkpoint")
-    config, weights, meta = read_pretrained(name)
+    config, weights, meta = read_pretrained(name, block_size)
     if meta is None:
         raise ValueError(f"{name} has no tokenizer.json, which is needed to read and write text")
     model = model_from_checkpoint(dict(model_config=vars(config), model=weights))

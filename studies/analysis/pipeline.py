@@ -11,7 +11,7 @@ from nanodnt.run.metrics import save_figure
 from nanodnt.tables import table
 from studies.analysis import compare, conditioning, gradients, norms, scale_vectors, streams, tracked  # noqa: F401
 from studies.analysis.figure import FIGURES, STYLE, NotApplicable, draw, plt
-from studies.analysis.runs import Batches, CheckpointedRun
+from studies.analysis.runs import Batches, CheckpointedRun, PretrainedModel
 
 
 @dataclass
@@ -19,12 +19,14 @@ class AnalyzeConfig:
     # --- what to draw ---
     figures: str = "all"  # all, or a comma list of gradients, sharpness, norms, alpha, scatter, gains, preconditioner,
     #   variance, angular, removal, jacobian, conditioning, propositions, logits, experts, tracking
-    out: str = ""  # folder for the results; empty = RUN/analysis, for several runs out/analysis
+    init_from: str = ""  # instead of runs: a folder or a name of Hugging Face, to be measured on `dataset`
+    out: str = ""  # folder for the results; empty = RUN/analysis, for several runs or init_from out/analysis
     report: bool = False  # for a single run too, put its losses and all figures on one page, report.md
     baseline: str = ""  # name of the run that the others are compared with; empty = the first
     smooth: float = 0.05  # training losses are averaged over a window of this share of the run
     # --- what to measure on ---
-    dataset: str = ""  # its validation windows, or images, are read; empty = the run's own dataset
+    dataset: str = ""  # its validation windows, or images, are read; empty = the run's own dataset. With init_from a
+    #   text file (UTF-8), or a prepared dataset with that model's tokenizer, in windows of at most 1,024 tokens
     tokens: int | None = None  # how many each figure reads, in whole windows or images, whose tokens are patches;
     #   None = few, for a CPU: gradients 65,536, removal 32,768, alpha, variance, angular, logits 8,192, sharpness,
     #   preconditioner 4,096, jacobian 2,048, conditioning, propositions 256, scatter 128 (these and jacobian read 128
@@ -45,16 +47,21 @@ class AnalyzeConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.smooth < 1:
             raise ValueError(f"smooth={self.smooth} must be at least 0 and below 1: it is a share of the run")
+        if self.init_from and self.report:
+            raise ValueError("report is of runs, and init_from is a model without one: leave it out")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed} must not be negative")
 
 
 def analyze(paths: list, config: AnalyzeConfig) -> None:
-    """Draw what `config` asks for of the run directories or checkpoint files `paths`. ValueError for what cannot be."""
+    """Draw what `config` asks for of `paths`: run directories or checkpoint files, or the one folder or name that
+    config.init_from is. ValueError for what cannot be."""
     device, _ = choose_device(config.device)
     names = compare.distinct_names([path.with_suffix("") if path.is_file() else path for path in paths])
-    runs = [CheckpointedRun(path, name, config, device) for path, name in zip(paths, names, strict=True)]
-    folder = Path(config.out or (runs[0].folder / "analysis" if len(runs) == 1 else "out/analysis"))
+    kind = PretrainedModel if config.init_from else CheckpointedRun
+    runs = [kind(path, name, config, device) for path, name in zip(paths, names, strict=True)]
+    one = len(runs) == 1 and runs[0].folder
+    folder = Path(config.out or (one or Path("out")) / "analysis")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -95,6 +102,7 @@ def measure_runs(runs: list, names: list) -> dict:
                 results[name].setdefault(run.name, []).append({"checkpoint": path.name, "step": step, **found})
                 which = f" {i}/{len(run.snapshots)} checkpoints" if figure.over_training else ""
                 facts = [f"{run.name}: {name}{which}", *how_much(found), f"{time.perf_counter() - start:.1f} s"]
+                facts += [f"{share:.0%} {words}" for words, share in found.get("summary", {}).items()]
                 print(", ".join(facts))
     if not any(results.values()):
         raise ValueError(f"nothing to draw: {'; '.join(reasons)}")

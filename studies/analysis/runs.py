@@ -1,17 +1,21 @@
-"""A run's checkpoints, and the validation data that they are measured on."""
+"""A run's checkpoints, or a model of Hugging Face, and the validation data that they are measured on."""
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from interop.evaluation.inputs import open_text
+from interop.huggingface.read import load_pretrained
 from model import GPTConfig
-from nanodnt.data import load_meta
+from nanodnt.data import PreparedData, load_meta
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import open_data, task_of, task_of_data
 from nanodnt.weights import model_from_checkpoint
 
 MICRO_TOKENS = 4096  # tokens of one forward and backward pass: bounds memory
+LONGEST = 1024  # tokens of a window of a model of Hugging Face, whose context can be far longer [I]
 WINDOW = 128  # scatter and jacobian read so many tokens of a sequence; jacobian is of one of them, or of an image [I]
 
 
@@ -52,6 +56,37 @@ class CheckpointedRun:
     def generator(self, device="cpu") -> torch.Generator:
         """A new random generator with the seed of the configuration."""
         return torch.Generator(device).manual_seed(self.config.seed)
+
+
+class PretrainedModel(CheckpointedRun):
+    """A folder or name of Hugging Face in place of a run: it has one checkpoint, and no record of its training. It is
+    measured on the text file `config.dataset`, or on a prepared dataset with its tokenizer, in windows of its context,
+    at most LONGEST tokens."""
+
+    def __init__(self, path: Path, name: str, config, device: torch.device):
+        if not config.dataset:
+            raise ValueError("init_from needs --dataset=FILE: a text (UTF-8), or a dataset with the model's tokenizer")
+        self.name, self.config, self.device, self.folder = name, config, device, None
+        self.snapshots, trained = [path], load_pretrained(config.init_from, LONGEST)
+        self.model, self.images, self.block_size = trained.model, False, trained.model.config.block_size
+        self.data = Windows(open_text(config.dataset, 0, trained).examples, self.block_size)
+        if not self.data.n_val:
+            few = f"{sum(len(example.targets) for example in self.data.examples)} tokens, too few"
+            raise ValueError(f"{config.dataset} has {few} for a window of {self.block_size}: name a longer text")
+
+    def load(self, path: Path) -> tuple:
+        return self.model.to(self.device), 0
+
+
+class Windows(PreparedData):
+    """The whole ones of interop's `Example`s of a text, which a `PreparedData` would read from a dataset."""
+
+    def __init__(self, examples: list, block_size: int):
+        self.examples, self.block_size = examples, block_size
+        self.n_val = sum(len(example.inputs) == block_size for example in examples)  # the last may be shorter
+
+    def val_batch(self, chosen: np.ndarray, size: int) -> tuple:
+        return tuple(np.stack([getattr(self.examples[i], part) for i in chosen]) for part in ("inputs", "targets"))
 
 
 class Batches:

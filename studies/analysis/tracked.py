@@ -18,6 +18,8 @@ BY_DEPTH = {"stream_var": "variance of the stream", "logit_max": "largest attent
 
 def read_tracks(run) -> dict:
     """{step: row["track"]} of metrics.jsonl; NotApplicable if there is none."""
+    if run.folder is None:
+        raise NotApplicable("a model of Hugging Face has no record of its training")
     tracks = {row["step"]: row["track"] for row in read_metrics(run.folder) if isinstance(row.get("track"), dict)}
     if not tracks:
         raise NotApplicable("metrics.jsonl has no tracked rows (train.py --track_interval)")

@@ -80,15 +80,17 @@ def test_the_theory_is_of_two_layouts(flags):
     assert streams.theory_curves(build(flags).config, [2.0, 3.0]) == {}
 
 
-def test_angular_distance_of_a_model_is_that_of_the_equations():
-    """LNS eq. 1 on every token, between what enters the blocks and what leaves the last; in parts of different size."""
+def test_angular_distance_of_a_model_is_that_of_the_equations(monkeypatch):
+    """LNS eq. 1 on every token, between what enters the blocks and what leaves the last; in parts of different size, at
+    once and, as wide models need it, four tokens at a time."""
     net = solve("LNS", 3, tokens(5, 7))
     wanted = torch.empty(4, 4, dtype=torch.float64)
     for a, x in enumerate(net.streams):
         for b, y in enumerate(net.streams):
             cosine = (x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()
             wanted[a, b] = (cosine.clamp(-1, 1).arccos() / math.pi).mean()
-    for rows in (5, 3):
+    for rows, numbers in ((5, 1 << 24), (3, 1 << 24), (3, 4 * 4 * 16 + 9)):
+        monkeypatch.setattr(streams, "MAX_UNIT", numbers)
         found = torch.tensor(streams.angular_distance(net.model, batches_of(net.idx, rows)), dtype=torch.float64)
         assert (found - wanted).abs().max() < 1e-6 and wanted[0, 3] > 0.05
 
