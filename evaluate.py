@@ -7,9 +7,11 @@ python evaluate.py --out_dir=out/dnt_small --tasks=hellaswag,arc_easy         # 
 python evaluate.py --out_dir=out/dnt_small,out/lns_350m --tasks=dyt15         # the DyT paper's 15 tasks, two runs
 torchrun --standalone --nproc_per_node=8 evaluate.py --out_dir=out/dnt_small --tasks=hellaswag,text --input=README.md
 python evaluate.py --init_from=gpt2 --out_dir=out/gpt2_openai --tasks=dyt15   # a model of Hugging Face
+python evaluate.py --out_dir=out/lns_350m --tasks=arc_easy --without_block=all   # without each block, as LNS's Fig. 3
 python evaluate.py --out_dir=out/dnt_small,out/lns_350m                       # what was found before, side by side
 
-Results are added to evaluation.json in the run directory; a task that is evaluated again is replaced.
+Results are added to evaluation.json in the run directory; a task that is evaluated again is replaced. One without a
+block is another task: "arc_easy without block 3". The blocks that are left keep their own number ℓ (LNS's 1/√ℓ).
 """
 
 import importlib.util
@@ -28,7 +30,7 @@ from interop.huggingface.read import load_pretrained
 from nanodnt.run.directory import run_record
 from nanodnt.run.environment import environment
 from nanodnt.run.errors import end_with, reports_errors
-from nanodnt.weights import load_trained
+from nanodnt.weights import load_trained, without_block
 
 COUNTS = "{answers:,} answers in {examples:,} examples, {answer_tokens:,} tokens; exact_match counts {short_answers:,}"
 
@@ -43,6 +45,7 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
         runs = {folders[0]: load_pretrained(config.init_from)}
     else:
         runs = {folder: load_trained(folder, config.checkpoint) for folder in folders}
+    left_out = {folder: config.left_out(run.model.config.n_layer, run.source) for folder, run in runs.items()}
     sources = {folder: open_sources(config, run, env) for folder, run in runs.items()}
     contents = [(source.task, source.settings["sha256"]) for found in sources.values() for source in found]
     env.check_same({"contents of the input": contents})
@@ -56,7 +59,7 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
     shown, evaluated = {}, set()
 
     def evaluate_run(run, own_sources):
-        """Yield {task: entry}, one task or group after the other."""
+        """Yield {task: entry}, one task or group after the other. The model may lack a block meanwhile."""
         model, entries = run.model.to(env.device).set_runtime(compute_dtype=env.dtype), {}
         for source in own_sources:
             entry = entries[source.task] = score(model, source, config.batch_size, env)
@@ -69,15 +72,18 @@ def evaluate_runs(config: EvaluateConfig, env) -> list:
             yield harness.run_task(name, task, run, config, env)
 
     for folder in folders:
-        run = runs.pop(folder)
-        env.print(f"evaluating {run.source}, step {run.step}")
-        for found in evaluate_run(run, sources.pop(folder)):  # written at once: a later task may fail
-            for entry in found.values():
-                entry["settings"]["dtype"] = about["dtype"]
-            if env.is_main and found:
-                evaluated.update(found)
-                entries = {task: entry | about | {"step": run.step} for task, entry in found.items()}
-                shown[folder] = write_results(folder, entries)
+        run, own_sources = runs.pop(folder), sources.pop(folder)
+        for number in left_out[folder]:
+            without = f" without block {number}" if number else ""
+            env.print(f"evaluating {run.source}, step {run.step}{without}")
+            with without_block(run.model, number):
+                for found in evaluate_run(run, own_sources):  # written at once: a later task may fail
+                    for entry in found.values():
+                        entry["settings"]["dtype"] = about["dtype"]
+                    if env.is_main and found:
+                        entries = {task + without: entry | about | {"step": run.step} for task, entry in found.items()}
+                        shown[folder] = write_results(folder, entries)
+                        evaluated |= {*found, *entries}  # the whole model beside it, if it was evaluated before
     return compare_results(shown, evaluated)
 
 

@@ -29,6 +29,7 @@ class EvaluateConfig:
     init_from: str = ""  # instead of a run: a folder or a name of Hugging Face; out_dir is then where results go
     tasks: str = ""  # text, answers, tasks of lm-evaluation-harness, dyt15 (the DyT paper's 15), commonsense8 (the LNS
     #   paper's 8 after fine-tuning), with commas between; empty = evaluate nothing, show what was evaluated before
+    without_block: str = ""  # the model without this block, counted from 1; all = without each, one after another
     # --- the tasks text and answers ---
     input: str = ""  # text: a text file (UTF-8), or a prepared dataset, by name or folder: its validation windows are
     #   read. answers: a prepared dataset of examples, of which the validation split is read; a file of records (.jsonl,
@@ -55,6 +56,7 @@ class EvaluateConfig:
         """ValueError for values that mean nothing, or contradict each other."""
         for name, ok, allowed in (
             ("out_dir", self.folders(), "a run directory"),
+            ("without_block", self.without_block == "" or self.task_names(), "left out where there are no tasks"),
             ("overlap", self.overlap >= 0, "0 or more"),
             ("max_answer_tokens", self.max_answer_tokens >= 0, "0 or more"),
             ("num_fewshot", self.num_fewshot is None or self.num_fewshot >= 0, "None, 0 or more"),
@@ -87,6 +89,15 @@ class EvaluateConfig:
     def folders(self) -> list:
         """The run directories, each once."""
         return list(dict.fromkeys(filter(None, (name.strip() for name in self.out_dir.split(",")))))
+
+    def left_out(self, n_layer: int, source: str) -> list:
+        """The blocks that `source`, of so many, is to lack one after another; [None]: none. ValueError for others."""
+        known = {str(number): [number] for number in range(1, n_layer + 1)}
+        known |= {"": [None], "all": list(range(1, n_layer + 1))}
+        if self.without_block not in known:
+            there = f"{source} has blocks 1 to {n_layer}"
+            raise ValueError(f"without_block={self.without_block}: {there}; name one of them, or all")
+        return known[self.without_block]
 
     def task_names(self) -> list:
         """The tasks that `tasks` asks for, each once; lists such as dyt15 are replaced by what they contain."""

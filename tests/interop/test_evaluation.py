@@ -161,6 +161,48 @@ def test_results_are_added_and_replaced(runs, capsys):
     assert {name: contents(runs / name) for name in ("a", "b")} == before
 
 
+def zero_block(path, number):
+    """Make the block, counted from 1, of a checkpoint one whose branches add nothing."""
+    checkpoint = torch.load(path)
+    for name in ("attn.f.o", "mlp.f.down"):
+        checkpoint["model"][f"blocks.{number - 1}.{name}.weight"].zero_()
+    torch.save(checkpoint, path)
+
+
+def test_without_a_block_is_a_model_whose_block_adds_nothing(runs, capsys):
+    """Of LNS, where a block that is left keeps its own 1/√ℓ; a text and answers; beside the whole model."""
+    out, other, records = runs / "lns", runs / "zeroed", runs / "records.json"
+    write_records(records, [dict(prompt="π?", response="Zwölf!"), dict(prompt="z", response="a b")], array=True)
+    with quick_runs():
+        how = dict(pre_norm="both", mid_norm="none", lns="norm", max_iters=12, eval_interval=12, init_std=0.2)
+        assert run(out_dir=out, dataset=runs / "data", n_layer=3, **how) == 0
+    work = dict(tasks="text", input=runs / "text.txt"), dict(tasks="answers", input=records, template="plain")
+    for flags in work:
+        assert call(out_dir=out, **flags) == 0
+    whole = read(out)
+    for flags in work:
+        assert call(out_dir=out, **flags, without_block="all") == 0
+    found, numbers = read(out), (1, 2, 3)
+    assert {task: found[task] for task in whole} == whole
+    assert set(found) == {*whole, *(f"{task} without block {i}" for task in whole for i in numbers)}
+    for i in numbers:
+        shutil.copytree(out, other, ignore=shutil.ignore_patterns("evaluation.json"))
+        zero_block(other / "best.pt", i)
+        for flags, task in zip(work, whole, strict=True):
+            assert call(out_dir=other, **flags) == 0
+            wanted = values(other, task)
+            assert values(out, f"{task} without block {i}") == pytest.approx(wanted, rel=1e-6)
+            assert abs(list(wanted.values())[0] / list(values(out, task).values())[0] - 1) > 1e-3
+        shutil.rmtree(other)
+
+    capsys.readouterr()
+    assert call(out_dir=f"{out},{runs / 'a'}", **work[0], without_block=2) == 0
+    lines = capsys.readouterr().out.splitlines()
+    name = f"text {runs / 'text.txt'}"
+    shown = [" ".join(line.split()[:-2]) for line in lines if "nats_per_token" in line]
+    assert shown == [f"{name} nats_per_token", f"{name} without block 2 nats_per_token"]
+
+
 def entry_of(value=0.25, metric="acc", step=7, **settings) -> dict:
     found = {metric: {"value": value, "stderr": 0.01}}
     return dict(metrics=found, settings=dict(num_fewshot=None, limit=0) | settings, checkpoint="best.pt", step=step)
@@ -217,6 +259,12 @@ BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "wrong results": (dict(out_dir="TMP/wrong"), "TMP/wrong/evaluation.json is damaged (wic: KeyError)"),
     "init_from, two folders": (dict(out_dir="TMP/a,TMP/b", init_from="gpt2"), "init_from is one model, so out_dir"),
     "init_from, a run": (dict(init_from="gpt2"), "TMP/a holds a run of its own: name another --out_dir"),
+    "no such block": (dict(without_block=0), "without_block=0: TMP/a/best.pt has blocks 1 to 2; name one of them, or"),
+    "no block": (
+        dict(out_dir="TMP/a,TMP/b", without_block="last"),
+        "without_block=last: TMP/a/best.pt has blocks 1 to",
+    ),
+    "a block and no task": (dict(tasks="", input="", without_block=1), "without_block=1 must be left out where there"),
     "nothing to show": (dict(tasks="", input=""), "nothing was evaluated yet in TMP/a"),
 }
 
@@ -292,7 +340,8 @@ def test_texts_and_answers_on_two_processes(made):
         write_records(made / "records" / f"{name}.json", records, array=True)
     commands = [dict(tasks="text", input=made / "data"), dict(tasks="text", input=made / "text.txt", overlap=5)]
     commands += [dict(tasks="answers", input=made / "records", template="plain")]
-    assert len(assert_same_on_two(made, "a", commands)) == 2 + 3
+    commands += [dict(tasks="text", input=made / "text.txt", without_block="all")]
+    assert len(assert_same_on_two(made, "a", commands)) == 2 + 3 + 2
 
 
 @pytest.mark.deep

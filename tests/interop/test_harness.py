@@ -209,6 +209,15 @@ def test_the_command_writes_what_the_harness_finds(runs, folder, capsys):
     assert (again["local_choices"]["num_fewshot"], again["local_choices"]["documents"]) == (2, 14)
     assert again["local_rolling"] == entries["local_rolling"]
 
+    assert call(out_dir=runs / "a", tasks=",".join(NAMES), task_folder=folder, limit=5, without_block=2) == 0
+    with torch.no_grad():
+        trained.model.blocks[1].attn.f.o.weight.zero_()
+        trained.model.blocks[1].mlp.f.down.weight.zero_()
+    direct = evaluate(harness_model(trained.model, batch_size=4), folder, limit=5)["results"]
+    for name in NAMES:
+        wanted = {metric: direct[name][f"{metric},none"] for metric in METRICS[name]}
+        assert values(runs / "a", f"{name} without block 2") == pytest.approx(wanted, rel=1e-5)
+
 
 @pytest.mark.parametrize("template", [True, False])
 def test_texts_begin_as_the_tokenizer_says(ours, template):

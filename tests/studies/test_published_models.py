@@ -1,4 +1,5 @@
-"""analyze.py --init_from, on folders that `transformers` and export.py made: numbers of `transformers`' own streams."""
+"""analyze.py, and evaluate.py without a block, with --init_from, on folders that `transformers` and export.py made:
+against numbers of `transformers`' own streams."""
 
 import json
 import math
@@ -12,7 +13,7 @@ from interop.huggingface.write import write_pretrained
 from nanodnt.data.tokenizer import Tokenizer
 from studies.analysis import streams
 from studies.analysis.pipeline import FIGURES
-from support.evaluation import make_byte_dataset
+from support import evaluation
 from support.models import S5, build
 from support.peers import CHARS, edit_config, make_peer, save_tokenizer
 from support.runs import call as call_main
@@ -85,6 +86,9 @@ def test_depth_of_a_published_model_is_that_of_transformers(name, made, capsys):
         with torch.no_grad():
             return F.cross_entropy(peer(idx, use_cache=False).logits.flatten(0, 1), targets.flatten()).item()
 
+    (made / "whole.txt").write_text(TEXT[: 4 * T])
+    flags = dict(out_dir=made / "out", init_from=made / "peer", tasks="text", input=made / "whole.txt")
+    assert evaluation.call(**flags, without_block="all") == 0
     layers, whole = getattr(peer.base_model, "layers", None) or peer.base_model.h, loss()
     kept = list(layers)
     for i, drop in enumerate(found(made, "removal")["drop"]):
@@ -92,6 +96,8 @@ def test_depth_of_a_published_model_is_that_of_transformers(name, made, capsys):
         layers.extend(kept[:i] + kept[i + 1 :])
         peer.config.num_hidden_layers = len(layers)
         assert loss() - whole == pytest.approx(drop, abs=1e-4) and abs(drop) > 1e-3
+        evaluated = evaluation.values(made / "out", f"text {made / 'whole.txt'} without block {i + 1}")
+        assert evaluated["nats_per_token"] == pytest.approx(loss(), rel=1e-5)
 
 
 def test_the_summary_counts_steps_alone(monkeypatch):
@@ -111,7 +117,7 @@ def test_an_export_of_ours_and_a_prepared_dataset(names, made):
     assert {path.stem for path in (made / "out").glob("*.png")} == drawn
     wanted = streams.angular_distance(model, [(windows()[0], None)])
     assert torch.tensor(found(made, "angular")["distance"]).sub(torch.tensor(wanted)).abs().max() < 1e-5
-    data = make_byte_dataset(made / "data")
+    data = evaluation.make_byte_dataset(made / "data")
     assert call(made, "--figures=variance", f"--dataset={data}", "--tokens=64") == 0
     assert found(made, "variance")["tokens"] == 64
 
