@@ -161,7 +161,7 @@ def check_command(command, argv, processes):
         assert list_points(config, files, lists | {"vocab_size": ["64"]}, ROOT / "out")  # so that no dataset is needed
     else:
         (config,), given = read_values(argv, SCHEMAS[command], "run")
-        assert given["run"][0] or command != "analyze.py"
+        assert command != "analyze.py" or bool(given["run"][0]) != bool(config.init_from)
         if command == "reproduce.py":
             from studies.claims.experiment import Experiment
 

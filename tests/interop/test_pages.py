@@ -48,7 +48,7 @@ def test_use_from_beginning_to_end(tree):
             command, *shown = block.splitlines()
             assert call(tree, command.removeprefix("$ "), code=1).splitlines() == shown
     commands = list(printed)
-    assert (len(commands), len(NETWORK)) == (11, 7)
+    assert (len(commands), len(NETWORK)) == (12, 7)
     assert "as nanodnt in float32: exported/quickstart" in printed[commands[0]]
     assert "import " in printed[commands[1]] and "LlamaConfig" in commands[2]
     assert "vocabulary 257" in printed[commands[3]] and "bytes tokenizer" in printed[commands[3]]

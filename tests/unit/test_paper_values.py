@@ -45,6 +45,7 @@ def resolve(command: str) -> dict:
     found = vars(model) | vars(c) | built | dict(betas=(c.beta1, c.beta2), floor=c.min_lr / c.learning_rate)
     found |= dict(epochs=c.max_iters / epoch, warmup_epochs=c.warmup_iters / epoch)
     found |= dict(tokens_a_step=c.batch_size * model.block_size)
+    found |= dict(tokens=found["tokens_a_step"] * c.max_iters)
 
     # by role of the parameters: LR at the last step of warm-up, at the one after it, at the last of all; decay; rule
     groups = {g["label"]: g for g in make_groups(net, c)}
@@ -290,6 +291,23 @@ for name, (peak, d, heads, depth, hidden, millions, steps, warmup) in LNS.items(
     RUNS[f"lns/{name} lns/mix_ln{flag}"] = ("Sec. 5.1: α of 0.25", mixed)
 for flag, place in dict(norm="pre", branch="mid", residual="post", input="pre.in").items():
     RUNS[f"lns/130m lns/lns --lns={flag}"] = ("Table 8, its cells are lost", paper(factors=factors(place, 12)))
+OLMO = paper(norms=S["s1"], tokens=about(20e9)) | code(
+    norm="layernorm", norm_eps=1e-5, gains=0, pos="rope", mlp="swiglu"
+)
+OLMO |= code(
+    block_size=2048, batch_size=2048, weight_decay=0.1, betas=(0.9, 0.95), grad_clip=1.0, floor=0.1, bias=False
+)
+OLMO_1B = OLMO | code(n_embd=2048, n_head=16, n_layer=16, d_ff=8192, tie_weights=True, learning_rate=4e-4)
+OLMO_1B |= code(millions=about(1176.8)) | paper(init_std=2048**-0.5, residual_init="depth")
+OLMO_7B = OLMO | code(n_embd=4096, n_head=32, n_layer=32, d_ff=11008, tie_weights=False, learning_rate=3e-4)
+OLMO_7B |= code(millions=about(6888.1)) | paper(init_std=4096**-0.5, residual_init="plain", factors=factors("pre", 32))
+RUNS["lns/olmo_1b --vocab_size=50280"] = ("Table 3; OLMo-1B.yaml", OLMO_1B | paper(factors={}))
+RUNS["lns/olmo_1b lns/lns"] = ("Table 3", OLMO_1B | paper(factors=factors("pre", 16)) | ours(residual_init="plain"))
+command = "lns/olmo_1b lns/lns --n_layer=32 --n_head=32 --n_embd=4096 --n_ff=11008 --tie_weights=False"
+RUNS[f"{command} --init_std=0.015625 --learning_rate=3e-4"] = ("Fig. 6; OLMo-7B.yaml", OLMO_7B)
+QWEN = LLAMA | SCRIPTS | paper(tokens=about(6e9)) | code(n_embd=896, n_head=14, kv_heads=2, n_layer=24, d_ff=4864)
+QWEN |= code(rope_theta=1e6, tie_weights=True, millions=about(494.0)) | ours(learning_rate=1e-3, bias=False)
+RUNS["lns/qwen_500m --vocab_size=151936"] = ("Sec. 5.3.2", QWEN)
 RUNS["lns/250m sft/commonsense170k"] = ("Sec. 5.2", paper(dataset="commonsense170k"))
 vit_s = VIT_B | ours(n_embd=384, n_head=6, millions=about(22.05))  # the recipe: ours, that of DyT's ViT-B
 vit_s |= paper(branch_scale="none", norms=S["s1"], factors=factors("mid", 12))
