@@ -161,42 +161,36 @@ def test_results_are_added_and_replaced(runs, capsys):
     assert {name: contents(runs / name) for name in ("a", "b")} == before
 
 
-def zero_block(path, number):
-    """Make the block, counted from 1, of a checkpoint one whose branches add nothing."""
-    checkpoint = torch.load(path)
-    for name in ("attn.f.o", "mlp.f.down"):
-        checkpoint["model"][f"blocks.{number - 1}.{name}.weight"].zero_()
-    torch.save(checkpoint, path)
-
-
 def test_without_a_block_is_a_model_whose_block_adds_nothing(runs, capsys):
-    """Of LNS, where a block that is left keeps its own 1/√ℓ; a text and answers; beside the whole model."""
-    out, other, records = runs / "lns", runs / "zeroed", runs / "records.json"
+    """With LNS, where a block that is left keeps its own 1/√ℓ; a text and answers; beside the whole model."""
+    out, other, records = runs / "a", runs / "zeroed", runs / "records.json"
     write_records(records, [dict(prompt="π?", response="Zwölf!"), dict(prompt="z", response="a b")], array=True)
-    with quick_runs():
-        how = dict(pre_norm="both", mid_norm="none", lns="norm", max_iters=12, eval_interval=12, init_std=0.2)
-        assert run(out_dir=out, dataset=runs / "data", n_layer=3, **how) == 0
+    checkpoint = torch.load(out / "best.pt")
+    checkpoint["model_config"] |= dict(lns="branch")
+    torch.save(checkpoint, out / "best.pt")
     work = dict(tasks="text", input=runs / "text.txt"), dict(tasks="answers", input=records, template="plain")
     for flags in work:
         assert call(out_dir=out, **flags) == 0
     whole = read(out)
     for flags in work:
         assert call(out_dir=out, **flags, without_block="all") == 0
-    found, numbers = read(out), (1, 2, 3)
+    found = read(out)
     assert {task: found[task] for task in whole} == whole
-    assert set(found) == {*whole, *(f"{task} without block {i}" for task in whole for i in numbers)}
-    for i in numbers:
-        shutil.copytree(out, other, ignore=shutil.ignore_patterns("evaluation.json"))
-        zero_block(other / "best.pt", i)
+    assert set(found) == {*whole, *(f"{task} without block {i}" for task in whole for i in (1, 2))}
+    other.mkdir()
+    for i in (1, 2):
+        cut = dict(checkpoint, model=dict(checkpoint["model"]))
+        for name in ("attn.f.o.weight", "mlp.f.down.weight"):
+            cut["model"][f"blocks.{i - 1}.{name}"] = torch.zeros_like(cut["model"][f"blocks.{i - 1}.{name}"])
+        torch.save(cut, other / "best.pt")
         for flags, task in zip(work, whole, strict=True):
             assert call(out_dir=other, **flags) == 0
             wanted = values(other, task)
             assert values(out, f"{task} without block {i}") == pytest.approx(wanted, rel=1e-6)
             assert abs(list(wanted.values())[0] / list(values(out, task).values())[0] - 1) > 1e-3
-        shutil.rmtree(other)
 
     capsys.readouterr()
-    assert call(out_dir=f"{out},{runs / 'a'}", **work[0], without_block=2) == 0
+    assert call(out_dir=f"{out},{runs / 'b'}", **work[0], without_block=2) == 0
     lines = capsys.readouterr().out.splitlines()
     name = f"text {runs / 'text.txt'}"
     shown = [" ".join(line.split()[:-2]) for line in lines if "nats_per_token" in line]
