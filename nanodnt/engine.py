@@ -150,4 +150,6 @@ def evaluate(model, task, data, config, micro: int, env, stop) -> dict | None:
             break
     model.train()
     *totals, count = env.sum(totals).tolist()
-    return None if stopped else {name: total / count for name, total in zip(sums, totals, strict=True)}
+    if stopped:
+        return None
+    return task.finish_scores({name: total / count for name, total in zip(sums, totals, strict=True)}, data.meta)

@@ -12,7 +12,7 @@ from interop.evaluation.settings import EvaluateConfig
 from nanodnt.data import folder_of, load_meta, sha256
 from nanodnt.data.examples import ANSWER, PreparedExamples
 from nanodnt.data.inputs import visible_files
-from nanodnt.data.tokenizer import Tokenizer, same_tokenizer
+from nanodnt.data.tokenizer import same_tokenizer
 from nanodnt.data.windows import PreparedText
 from nanodnt.tasks import task_of_data
 from nanodnt.weights import Trained
@@ -37,7 +37,7 @@ def open_text(name: str, overlap: int, trained: Trained, verify: bool = True) ->
             raise ValueError(f"overlap={overlap} is for text files: {name} is read in the windows of training")
         examples, meta = read_dataset(name, "text", trained, verify)
         # the windows follow each other, so their targets are one stretch of the file
-        n_bytes = count_bytes(trained.tokenizer, np.concatenate([example.targets for example in examples]))
+        n_bytes = trained.tokenizer.count_bytes(np.concatenate([example.targets for example in examples]))
         settings = dict(overlap=0, sha256=meta["splits"]["val"]["sha256"])
         settings |= {"doc_mask": True} if trained.doc_mask else {}
         return Source(f"text {name}", examples, settings, n_bytes)
@@ -94,19 +94,6 @@ def read_dataset(name: str, kind: str, trained: Trained, verify: bool) -> tuple:
             if len(places):  # else it is a row's padding
                 examples.append(Example(inputs, places, targets[places]))
     return examples, meta
-
-
-def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
-    """Bytes of the text of `ids` in UTF-8. End of text has none."""
-    eot = tokenizer.eot
-    if tokenizer.kind == "bytes":
-        return int((ids != eot).sum())
-    if tokenizer.kind in ("gpt2", "gpt2_4096"):  # a token may be part of a character
-        one = tokenizer.bpe.decode_single_token_bytes
-        return sum(n * len(one(i)) for i, n in enumerate(np.bincount(ids).tolist()) if n and i != eot)
-    # the tokens of a tokenizer.json are no bytes: some decoders join, or drop, spaces
-    documents = np.split(ids, np.flatnonzero(ids == eot) + 1) if eot is not None else [ids]
-    return sum(len(tokenizer.decode(document).encode("utf-8")) for document in documents)
 
 
 def list_inputs(text: str) -> list:

@@ -5,6 +5,8 @@ import contextlib
 import hashlib
 import json
 
+import numpy as np
+
 from nanodnt.files import DATA
 
 END_OF_TEXT = {"bytes": 256, "gpt2": 50256, "gpt2_4096": 4095}  # the last id of their vocabularies
@@ -80,6 +82,17 @@ class Tokenizer:
         if self.kind == "json":
             return self.json.decode(ids, skip_special_tokens=True)
         return "".join(self.chars[i] for i in ids) if self.kind == "chars" else self.bpe.decode(ids)
+
+    def count_bytes(self, ids: np.ndarray) -> int:
+        """Bytes of the text of `ids` in UTF-8. End of text has none."""
+        if self.kind == "bytes":
+            return int((ids != self.eot).sum())
+        if self.kind in ("gpt2", "gpt2_4096"):  # a token may be part of a character
+            one = self.bpe.decode_single_token_bytes
+            return sum(n * len(one(i)) for i, n in enumerate(np.bincount(ids).tolist()) if n and i != self.eot)
+        # the tokens of a tokenizer.json are no bytes: some decoders join, or drop, spaces
+        documents = np.split(ids, np.flatnonzero(ids == self.eot) + 1) if self.eot is not None else [ids]
+        return sum(len(self.decode(document).encode("utf-8")) for document in documents)
 
 
 def check_tokenizer(meta: dict, where) -> None:

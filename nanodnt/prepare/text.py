@@ -46,6 +46,8 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=Fa
             found[split] = {"file": f"{split}.bin"} | _join(paths, parts / f"{split}.bin", dtype)
             if not found[split]["tokens"]:
                 raise ValueError(f"there is no text for {split}.bin")
+        val = np.fromfile(parts / "val.bin", dtype).astype(np.int64)
+        found["val"]["text_bytes"] = Tokenizer(tokenizer).count_bytes(val)  # for bits per byte
         meta = {"format": 1, "dataset": name or out_dir.resolve().name, "source": source, **tokenizer}
         meta |= {"dtype": dtype.name, "splits": found}
         about = f"{meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}"

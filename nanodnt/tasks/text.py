@@ -1,5 +1,7 @@
 """What a task answers for, and what text answers: a GPT on windows of a long text, or on packed examples."""
 
+import math
+
 import numpy as np
 import torch
 
@@ -87,3 +89,11 @@ class Task:
         score is val_loss, and lower is better."""
         count, wide = (targets != -1).sum(), torch.float32 if loss.device.type == "mps" else torch.float64
         return count, {"val_loss": loss.to(wide) * count}  # mps has no fp64
+
+    def finish_scores(self, scores: dict, meta: dict) -> dict:
+        """Mean scores, and what follows from them: of a text val_bpb, bits per byte, by the mean bytes of a token of
+        the whole validation split. Datasets of an older version, and examples, say nothing of bytes."""
+        part = meta["splits"]["val"]
+        if not part.get("text_bytes"):
+            return scores
+        return scores | {"val_bpb": scores["val_loss"] / math.log(2) * part["tokens"] / part["text_bytes"]}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from interop.evaluation.inputs import count_bytes, windows
+from interop.evaluation.inputs import windows
 from interop.evaluation.results import compare_results, read_results, suite_means, write_results
 from interop.evaluation.settings import SUITES, EvaluateConfig
 from nanodnt.data.tokenizer import Tokenizer, json_meta
@@ -129,7 +129,7 @@ def test_bytes_of_tokens(kind):
     end = [] if tokenizer.eot is None else [tokenizer.eot]
     for text in (TEXT, TEXT[7:50], "ä", ""):
         ids = np.array([*end, *tokenizer.encode(text), *end, *tokenizer.encode(TEXT), *end, *end])
-        assert count_bytes(tokenizer, ids) == len((text + TEXT).encode())
+        assert tokenizer.count_bytes(ids) == len((text + TEXT).encode())
 
 
 # ----------------------------------------------------------------------------------------------------------- results

@@ -23,6 +23,7 @@ from nanodnt.run.directory import run_record, write_patch
 from nanodnt.run.metrics import draw_loss, training_seconds
 from nanodnt.weights import load_trained
 from support.depth import spread
+from support.prepared import load_script
 from support.runs import ROOT, TINY, assert_same_run, column, contents, different, evaluated, load, metrics, run
 from support.strikes import at_row, kill_me
 
@@ -102,6 +103,21 @@ def plain_text(trained, text, n) -> str:
             start = len(ids) - half
         ids.append(int(trained.model(torch.tensor([ids[start:]]))[0][0, -1].argmax()))
     return trained.tokenizer.decode(ids)
+
+
+def test_bits_per_byte(tmp_path, capsys):
+    """Of characters, of which some have two bytes."""
+    text = "".join(f"{i:04d} é\n" for i in range(400))
+    how = ["--name=x", "--tokenizer=chars", f"--out_dir={tmp_path / 'x'}"]
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    load_script("local").main([f"--input={tmp_path / 'a.txt'}", *how])
+    assert run(out_dir=tmp_path / "run", dataset=tmp_path / "x") == 0
+    assert "no val_bpb" not in capsys.readouterr().out
+    n = len(text) - int(len(text) * 0.9)
+    n_bytes = len(text[-n:].encode())
+    losses, found = column(tmp_path / "run", "val_loss"), column(tmp_path / "run", "val_bpb")
+    assert found == {step: pytest.approx(loss * n / n_bytes / math.log(2)) for step, loss in losses.items()}
+    assert n_bytes > n
 
 
 def test_a_run_ends_at_its_target(with_dropout, dataset, tmp_path, capsys):

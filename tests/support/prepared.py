@@ -58,6 +58,9 @@ class FakeBPE:
     def decode(self, ids):
         return bytes(i - 1000 for i in ids).decode()
 
+    def decode_single_token_bytes(self, i):
+        return bytes([i - 1000]) if 1000 <= i < 1256 else b"??"
+
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"  # of every dataset of a made Hub
 
