@@ -43,6 +43,18 @@ quickstart: install data/pystdlib/meta.json
 	@echo '  python analyze.py out/quickstart                                       # look inside: every figure that applies'
 	@echo '  python train.py --help                                                 # every flag'
 
+# Every figure of analyze.py, in out/gallery: docs/gallery.md shows them. 12 minutes of 2 cores.
+GALLERY = config/quickstart.py --init_from=auto --init_std=0.02 --max_iters=300 --warmup_iters=30 --eval_interval=50
+GALLERY += --keep_every=50 --eval_tokens=50000 --compile=False
+gallery: install-eval data/pystdlib/meta.json
+	$(BIN)/python train.py $(GALLERY) config/dnt/s1.py --out_dir=out/gallery/s1
+	$(BIN)/python train.py $(GALLERY) --out_dir=out/gallery/s5
+	$(BIN)/python train.py $(GALLERY) config/dnt/s1.py config/dyt/dyt.py --n_expert=4 --init_std=0.07 --out_dir=out/gallery/dyt
+	$(BIN)/python analyze.py out/gallery/s1 out/gallery/s5 --out=out/gallery/figures
+	$(BIN)/python analyze.py out/gallery/dyt --figures=alpha,experts --out=out/gallery/dyt/figures
+	test -d exported/gallery || $(BIN)/python export.py --out_dir=out/gallery/s1 --to=exported/gallery
+	$(BIN)/python analyze.py --init_from=exported/gallery --dataset=README.md --figures=angular,removal --out=out/gallery/exported
+
 # No reordering: tests/distributed/ comes first, because its runs take longest. A worker that dies is not replaced:
 # the next one would make the same test.
 test-deep: DEEP = --deep
