@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: install install-dev install-eval quickstart test test-deep test-gpu gpu-report lint clean
+.PHONY: install install-dev install-eval quickstart gallery test test-deep test-gpu gpu-report lint clean
 
 install: .venv/.installed
 install-dev: .venv/.installed-dev
@@ -46,7 +46,7 @@ quickstart: install data/pystdlib/meta.json
 # Every figure of analyze.py, in out/gallery: docs/gallery.md shows them. 12 minutes of 2 cores.
 GALLERY = config/quickstart.py --init_from=auto --init_std=0.02 --max_iters=300 --warmup_iters=30 --eval_interval=50
 GALLERY += --keep_every=50 --eval_tokens=50000 --compile=False
-gallery: install-eval data/pystdlib/meta.json
+gallery: install data/pystdlib/meta.json
 	$(BIN)/python train.py $(GALLERY) config/dnt/s1.py --out_dir=out/gallery/s1
 	$(BIN)/python train.py $(GALLERY) --out_dir=out/gallery/s5
 	$(BIN)/python train.py $(GALLERY) config/dnt/s1.py config/dyt/dyt.py --n_expert=4 --init_std=0.07 --out_dir=out/gallery/dyt
