@@ -155,7 +155,7 @@ def what_is_due(run: Run) -> SimpleNamespace:
     """What is due at this step, done in this order. The last step is logged and evaluated in any case."""
     config, step, has_trained = run.config, run.state.step, run.result is not None
     return SimpleNamespace(
-        log=has_trained and (bool(run.is_done) or run.is_due(config.log_interval)),
+        log=has_trained and (bool(run.is_done) or run.is_due(config.log_interval) or run.is_due(config.eval_interval)),
         track=has_trained and run.is_due(config.track_interval),
         sample=has_trained and run.is_due(config.sample_interval),
         evaluate=run.state.evaluated != step and (run.is_done or run.is_due(config.eval_interval)),
@@ -232,9 +232,9 @@ def train(run: Run) -> int:
                 with run.meter.stalled("tracking_s"):
                     metrics_row["track"] = run.tracker.after(run.result.grad_norm, run.result.found_inf)
             with run.meter.stalled("evaluating_s"):
-                is_best = due.evaluate and evaluate_step(run, metrics_row)
-                if due.sample:
+                if due.sample:  # before the row may have to wait for an evaluation
                     metrics_row["sample"] = run.watcher(env)
+                is_best = due.evaluate and evaluate_step(run, metrics_row)
             if env.is_main and len(metrics_row) > 2 and not state.pending:  # more than step and tokens
                 run.directory.write(metrics_row | ({"failure": str(run.failure)} if run.failure else {}))
             if run.will_roll_back:
@@ -276,7 +276,7 @@ def finish(run: Run) -> int:
     end = run.meter.end("stopped" if run.stop.stopped else run.is_done, run.state)
     if run.env.is_main:
         draw_loss(run.directory.path, run.task.loss_unit)
-        run.directory.close(end)
+        run.directory.close(end, trained=run.result is not None)
         run.env.print(f"{end_line(end)}; run directory {run.directory.path}")
     return run.stop.exit_code()
 

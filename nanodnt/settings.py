@@ -109,7 +109,7 @@ class TrainConfig:
     target_val_loss: float = 0.0  # end the run at the first evaluation with a loss of at most this; 0 = never
     sample_interval: int = 0  # steps between short texts that the model writes, greedily, after sample_start; 0 = never
     sample_start: str = ""  # empty = a new document
-    log_interval: int = 10  # steps between rows of metrics.jsonl
+    log_interval: int = 10  # steps between rows of metrics.jsonl, which evaluations have too
     track_interval: int = 100  # steps between rows that also log stream, logits, gradients, updates, gains; 0 = off
     save_interval: int = 0  # steps between further checkpoints; 0 = only after evaluations
     keep_every: int = 0  # steps between checkpoints that are kept for good, as step_N.pt; 0 = none

@@ -16,11 +16,14 @@ import torch
 
 from nanodnt.files import link_file, reason_of, retry_once, write_file
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, name_checkpoint
-from nanodnt.run.metrics import finite, flat, read_metrics
+from nanodnt.run.metrics import finite, flat, read_metrics, training_seconds
 from nanodnt.run.shards import remove_unused
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_PATCH = 10_000_000  # bytes of source.patch
+MAX_PATCH, MAX_CHANGED = 10_000_000, 1000  # bytes of source.patch; changed files that a record names: our choices
+GIT_SECONDS = 10  # to wait for each answer of git, and for a whole source.patch: our choice
+DIFF = "diff --no-color --no-ext-diff --no-textconv --no-renames --no-relative --ignore-submodules=dirty -U3"
+DIFF += " --src-prefix=a/ --dst-prefix=b/"  # what `git apply` reads, whatever the user's configuration of git says
 
 
 class RunDirectory:
@@ -28,6 +31,7 @@ class RunDirectory:
 
     def __init__(self, path: Path):
         self.path, self.metrics, self.lock, self.wandb = path, path / "metrics.jsonl", None, None
+        self.record, self.earlier_end = {}, None  # what config.json holds, and its "end" when this start found it
 
     def claim(self, resumed: Path | None, keep_until, configs: dict, needed_bytes: int, seen: dict, wandb_id=None):
         """Make the directory this run's. Returns the id of its run at wandb, or None. ValueError, before anything is
@@ -48,15 +52,19 @@ class RunDirectory:
             raise ValueError(f"{self.path} has {free / 1e9:.2f} GB free, a checkpoint needs {need}: make room")
         rows = read_metrics(self.path) if resumed else []
         rows = [row for row in rows if row["step"] <= keep_until[0] and row.get("rollbacks", 0) <= keep_until[1]]
+        self.record, patch = {**configs, **run_record()}, source_patch()
         if configs["train"]["wandb_log"]:
-            self._start_wandb(wandb_id, configs)
+            self._start_wandb(wandb_id)
         self.lock = lock_folder(self.path)
         if fingerprint(self.path) != seen:
             raise ValueError(f"another run has written to {self.path} since this one began: start again")
         # from here on it writes
-        self.record = {**configs, **run_record()}
+        if resumed:
+            self.earlier_end = read_end(self.path)
         self._write_record()
-        write_patch(self.path / "source.patch")
+        (self.path / "source.patch").unlink(missing_ok=True)
+        if patch:
+            write_file(self.path / "source.patch", lambda f: f.write(patch))
         write_file(self.metrics, lambda f: f.writelines(json.dumps(row).encode() + b"\n" for row in rows))
         if resumed is None:
             for name in seen:
@@ -72,15 +80,15 @@ class RunDirectory:
         record = json.dumps(self.record, indent=2).encode()
         write_file(self.path / "config.json", lambda f: f.write(record))
 
-    def _start_wandb(self, run_id, configs):
+    def _start_wandb(self, run_id):
         try:
             import wandb
 
-            config = {**configs, "git": {key: value for key, value in run_record().items() if key.startswith("git")}}
-            how = {name: configs["train"][f"wandb_{name}"] or None for name in ("project", "group", "tags")}
-            how["tags"] = how["tags"] and [tag.strip() for tag in how["tags"].split(",")]
+            project, group, tags = (self.record["train"][f"wandb_{name}"] for name in ("project", "group", "tags"))
+            tags = [tag for tag in map(str.strip, tags.split(",")) if tag]
+            how = dict(project=project, group=group or None, tags=tags)
             how |= dict(name=self.path.name, id=run_id, resume="allow" if run_id else None)
-            self.wandb = wandb.init(dir=self.path, config=config, **how)
+            self.wandb = wandb.init(dir=self.path, config=self.record, **how)
         except ImportError:
             raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
         except Exception as e:  # no key, no network, a full disk: wandb's errors share no base class
@@ -103,19 +111,36 @@ class RunDirectory:
         if self.wandb:
             self.wandb.log(flat(row), step=row["step"])
 
-    def close(self, end: dict | None = None) -> None:
-        """`end`: how the run has ended, and what it took; it goes into config.json."""
+    def close(self, end: dict | None = None, trained: bool = True) -> None:
+        """`end`: what `Meter.end` found, which goes into config.json, with seconds of training; None: the run failed. A
+        start that found nothing left to train (not `trained`) leaves there what an earlier one took."""
         if end:
-            self.record["end"] = finite(end)
+            end["training_s"] = (training_seconds(read_metrics(self.path)) or [0.0])[-1]
+            self.record["end"] = end if trained else self.earlier_end or end
             self._write_record()
         if self.wandb:
-            if (self.path / "loss.png").exists():
-                import wandb
-
-                self.wandb.log({"loss": wandb.Image(str(self.path / "loss.png"))})
-            self.wandb.summary.update({"best_checkpoint": str(self.path / "best.pt"), "end": end})
-            self.wandb.finish()
+            self._finish_wandb(end)
         self.lock.close()
+
+    def _finish_wandb(self, end):
+        try:
+            import wandb
+
+            if end:
+                self.wandb.summary.update({"best_checkpoint": str(self.path / "best.pt"), "end": self.record["end"]})
+                if (self.path / "loss.png").exists():
+                    self.wandb.log({"loss": wandb.Image(str(self.path / "loss.png"))})  # which needs Pillow
+        except Exception as e:  # wandb's errors share no base class; the run itself is complete
+            print(f"note: wandb did not take loss.png or the end of the run ({reason_of(e)})", file=sys.stderr)
+        self.wandb.finish()
+
+
+def read_end(path: Path) -> dict | None:
+    """The "end" of the config.json in a run directory; None where there is none, or no valid config.json."""
+    with suppress(OSError, ValueError, RecursionError):
+        record = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return record.get("end") if isinstance(record, dict) else None
+    return None
 
 
 def lock_folder(out_dir: Path):
@@ -135,34 +160,48 @@ def lock_folder(out_dir: Path):
     return file
 
 
-def git(*command) -> bytes:
-    """What git prints in this repository; b"" where there is no git, or no repository."""
+def git(*command, at: str = "") -> bytes | None:
+    """What git prints in a folder, ROOT; None where there is no git, no repository, or no answer in time."""
+    call = ["git", "--no-optional-locks", "--literal-pathspecs", "-C", at or ROOT, *command]
     with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(["git", "-C", ROOT, *command], capture_output=True, timeout=10).stdout
-    return b""
+        done = subprocess.run(call, capture_output=True, timeout=GIT_SECONDS)
+        return done.stdout if done.returncode in (0, 1) else None
+    return None
 
 
-def write_patch(path: Path) -> None:
-    """Write what `git apply` makes of the commit in config.json the code of this run: changes of tracked files, and new
-    text files, of at most MAX_PATCH bytes together; those left out are named. Without changes there is no file."""
-    how = "diff", "--no-color", "--no-ext-diff"
-    tracked = git(*how, "HEAD")
-    parts = [tracked if len(tracked) <= MAX_PATCH else b"left out: the changes of tracked files, which are too large\n"]
-    for name in git("ls-files", "--others", "--exclude-standard", "-z").decode().split("\0")[:-1]:
-        size, new = sum(map(len, parts)), b""
-        if os.path.getsize(ROOT / name) + size <= MAX_PATCH:
-            new = git(*how, "--no-index", "--", "/dev/null", name)
-        parts.append(b"" if not new or b"\nBinary files " in new else new)
-        if not parts[-1]:
-            parts.insert(0, f"left out, too large or not text: {name}\n".encode())
-    path.unlink(missing_ok=True)
-    if any(parts):
-        write_file(path, lambda f: f.writelines(parts))
+def changed_files() -> list | None:
+    """What differs from the commit below ROOT: as git shows it, two letters, a space, and the path from the top of the
+    repository. None where git does not say."""
+    found = git(*"status --porcelain -z -uall --no-renames --ignore-submodules=dirty -- .".split())
+    return None if found is None else found.split(b"\0")[:-1]
+
+
+def source_patch() -> bytes:
+    """What `git apply` makes of the commit in config.json the code of this run: changes of tracked files, and new text
+    files, of at most MAX_PATCH bytes together; those left out are named."""
+    top, changed = os.fsdecode((git("rev-parse", "--show-toplevel") or b"").rstrip(b"\n")), changed_files() or []
+    head, parts, size, began = [], [], 0, time.monotonic()
+    for entry in changed[:MAX_CHANGED]:
+        name, how, part, fits = entry[3:], ("--binary", "HEAD", "--"), b"", time.monotonic() - began < GIT_SECONDS
+        if entry[:2] == b"??":
+            how = "--no-index", "--", "/dev/null"
+        with suppress(FileNotFoundError):  # it is deleted
+            fits = fits and os.lstat(os.path.join(top, os.fsdecode(name))).st_size <= MAX_PATCH
+        if fits:
+            part = git(*DIFF.split(), *how, name, at=top) or b""
+        if not part or b"\nBinary files " in part or size + len(part) > MAX_PATCH:
+            head.append(f"left out (too large, not text, or git is slow): {os.fsdecode(name)!a}\n".encode())
+        else:
+            parts.append(part)
+            size += len(part)
+    head += [f"left out: {len(changed) - MAX_CHANGED:,} more files\n".encode()] * (len(changed) > MAX_CHANGED)
+    return b"".join(head + parts)
 
 
 def run_record() -> dict:
     """What config.json holds besides the configuration: command line, versions, git commit, time."""
-    commit, changes = git("rev-parse", "HEAD").decode().strip(), git("status", "--porcelain", "-uall").decode()
+    commit, changed = (git("rev-parse", "--verify", "-q", "HEAD") or b"").decode().strip(), changed_files()
+    names = None if changed is None else [entry.decode(errors="backslashreplace") for entry in changed[:MAX_CHANGED]]
     versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
     record = {"command": sys.argv, "versions": versions | {"numpy": np.__version__}, "git_commit": commit or None}
-    return record | {"git_changed_files": changes.splitlines(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    return record | {"git_changed_files": names, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}

@@ -44,6 +44,8 @@ class Env:
         if self.is_main:
             try:
                 print(*args, flush=True)
+            except UnicodeEncodeError:  # a text, on a terminal of another encoding
+                self.print(*map(ascii, args))
             except OSError:
                 sys.stdout = open(os.devnull, "w")  # for the rest of the process
 

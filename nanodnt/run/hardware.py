@@ -1,6 +1,7 @@
 """What this machine is and can do: device name, peak FLOP/s, peak memory, attention kernel, whether compiling pays."""
 
 import ctypes
+import math
 import os
 import platform
 import re
@@ -23,7 +24,7 @@ PEAK_FLOPS |= {"4090 D": 147e12, "RTX 5090": 209.5e12, "RTX 4090": 165e12, "RTX 
 PEAK_FLOPS |= {"MI300X": 1307e12, "MI325X": 1307e12}
 OTHERS = {"Laptop", "MIG"}  # a part of such a device, or a slower one of its name
 
-NVIDIA_DRIVER, DEVICES = Path("/proc/driver/nvidia/version"), Path("/dev")
+NVIDIA_DRIVER, DEVICES, RAPL = Path("/proc/driver/nvidia/version"), Path("/dev"), Path("/sys/class/powercap")
 DRIVERS = {13: 580, 12: 525, 11: 450}  # the oldest that runs programs of this CUDA: NVIDIA's release notes
 
 RESERVE = 0.05  # of a GPU's memory, for NCCL, workspaces of kernels and gaps between tensors: our choice
@@ -68,24 +69,25 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def energy_joules(device: torch.device) -> float | None:
-    """What a GPU has used since its driver was loaded, by NVML, or by RAPL all CPUs of this machine (on Linux readable
-    by root; its counters begin anew every few hours of full load). None where neither can be read."""
+def energy_counters(device: torch.device) -> list:
+    """[(joules used so far, joules at which the counter begins anew)]: of a GPU by NVML, or of each CPU of this machine
+    by RAPL, on Linux and readable by root, some 10⁵ J. [] where neither can be read."""
     if device.type != "cuda":
-        packages = Path("/sys/class/powercap").glob("intel-rapl:[0-9]*/energy_uj")
-        try:
-            counters = [int(path.read_text()) for path in packages if path.parent.name.count(":") == 1]
-        except OSError:
-            return None
-        return sum(counters) / 1e6 if counters else None
-    try:
-        nvml, handle, used = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), ctypes.c_ulonglong()
-    except OSError:
-        return None
+        try:  # psys would count the packages again, and core, uncore and dram are parts
+            zones = [zone for zone in RAPL.glob("intel-rapl:*") if (zone / "name").read_text().startswith("package")]
+            files = [(zone / "energy_uj", zone / "max_energy_range_uj") for zone in sorted(zones)]
+            return [tuple(int(file.read_text()) / 1e6 for file in pair) for pair in files]
+        except (OSError, ValueError):
+            return []
+    handle, used = ctypes.c_void_p(), ctypes.c_ulonglong()
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
-    failed = nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle))
-    failed = failed or nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(used))
-    return None if failed else used.value / 1e3
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        failed = nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle))
+        failed = failed or nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(used))
+    except (OSError, AttributeError):  # no such library, or no such function in it
+        return []
+    return [] if failed else [(used.value / 1e3, math.inf)]
 
 
 def memory_bytes(device: torch.device) -> int:

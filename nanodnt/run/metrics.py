@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from nanodnt.files import write_file
 from nanodnt.run.checkpoints import is_metrics_row
-from nanodnt.run.hardware import energy_joules, peak_flops, peak_memory_bytes
+from nanodnt.run.hardware import energy_counters, peak_flops, peak_memory_bytes
 
 
 class Meter:
@@ -28,7 +28,7 @@ class Meter:
         self.last_step, self.clock = state.step, time.perf_counter()
         self.start, self.stalls = self.clock, dict.fromkeys(("tracking_s", "evaluating_s", "saving_s"), 0.0)
         self.step_counts = {"tokens_per_s": step_tokens} | step_counts  # {field of metrics.jsonl: what a step has}
-        self.trained, self.energy = 0.0, energy_joules(env.device)
+        self.trained, self.joules, self.energy = 0.0, 0.0, energy_counters(env.device)
 
     def count(self, found_inf) -> None:
         """Note whether the step just made was skipped."""
@@ -46,6 +46,8 @@ class Meter:
         wall, stalls, trained = now - self.start, self.stalls, seconds * (step - self.last_step)
         self.last_step, self.clock, self.start, self.stalls = step, now, now, dict.fromkeys(stalls, 0.0)
         self.counts[2], self.trained = 0.0, self.trained + trained
+        if self.env.device.type == "cpu":
+            self.count_energy()  # its counters begin anew within an hour; NVML's do not
         row = {"train_loss": loss, **rates, "grad_norm": norm, "skipped_steps": int(skipped)}  # loss: of all processes
         row |= {name: count / seconds for name, count in self.step_counts.items()}
         mfu = self.step_flops / seconds / (self.peak * self.env.world_size) if self.peak else None
@@ -54,20 +56,24 @@ class Meter:
         return row, int(longest), seconds
 
     def end(self, how: str, state) -> dict:
-        """What config.json has of the end of a run, a RunState. Of the whole run steps, tokens, FLOPs; since its last
-        start seconds of training (without compiling, evaluating, saving) and in all, the largest peak memory of a
+        """What config.json has of the end of a run, a RunState. Of the whole run steps, tokens, FLOPs (and training_s,
+        from metrics.jsonl); since its last start seconds, the share of training in them, the largest peak memory of a
         process, and joules of all GPUs, or of the first machine's CPUs, None where they cannot be read. All ranks must
         call it."""
-        wall, energy = time.perf_counter() - self.env.began, energy_joules(self.env.device)
-        energy = None if None in (energy, self.energy) or energy < self.energy else energy - self.energy
-        mine = peak_memory_bytes(self.env.device), energy
-        memory, joules = zip(*self.env.gather(mine), strict=True)
+        wall = time.perf_counter() - self.env.began
+        self.count_energy()
+        memory, joules = zip(*self.env.gather((peak_memory_bytes(self.env.device), self.joules)), strict=True)
         joules = joules[:1] if self.env.device.type == "cpu" else joules
         flops = state.tokens * self.step_flops / self.step_counts["tokens_per_s"]
-        found = dict(how=how, ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"), step=state.step)
-        found |= dict(tokens=state.tokens, flops=flops, training_s=self.trained, wall_s=wall)
-        found |= dict(goodput=self.trained / wall, peak_mem_bytes=max(memory))
-        return found | {"energy_j": None if None in joules else sum(joules)}
+        found = dict(how=how, ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"), step=state.step, tokens=state.tokens)
+        found |= dict(flops=flops, training_s=None, wall_s=wall, goodput=self.trained / wall)
+        return finite(found | dict(peak_mem_bytes=max(memory), energy_j=sum(joules)))
+
+    def count_energy(self) -> None:
+        """Add what was used since the last call to `joules`, which is NaN where that cannot be read."""
+        before, self.energy = self.energy, energy_counters(self.env.device)
+        used = [(now - then) % limit for (then, _), (now, limit) in zip(before, self.energy, strict=False)]
+        self.joules += sum(used) if used and len(before) == len(self.energy) else math.nan
 
     @contextmanager
     def paused(self, wait: bool):
@@ -156,9 +162,9 @@ def progress_line(row: dict, max_iters: int, seconds: float) -> str:
 
 def end_line(end: dict) -> str:
     """The console's words for what `Meter.end` found."""
-    words = f"{end['how']} at step {end['step']}: {end['tokens']:,} tokens, {end['flops']:.2e} FLOPs; since the start "
-    words += f"{end['training_s']:.1f} s of training in {end['wall_s']:.1f} s (goodput {end['goodput']:.0%}), "
-    words += f"{end['peak_mem_bytes'] / 1e9:.2f} GB at most"
+    words = f"{end['how']} at step {end['step']}: {end['tokens']:,} tokens, {end['flops']:.2e} FLOPs, "
+    words += f"{end['training_s']:.1f} s of training; since the last start {end['wall_s']:.1f} s, "
+    words += f"goodput {end['goodput']:.0%}, {end['peak_mem_bytes'] / 1e9:.2f} GB at most"
     return words if end["energy_j"] is None else f"{words}, {end['energy_j'] / 3.6e6:.3g} kWh"
 
 

@@ -1,7 +1,9 @@
 """The training loop on tiny runs: what it logs and records, what its numbers mean, and what must not change them."""
 
+import ast
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -19,7 +21,7 @@ import train
 from model import GPT, GPTConfig
 from nanodnt.data.windows import PreparedText
 from nanodnt.run import directory
-from nanodnt.run.directory import run_record, write_patch
+from nanodnt.run.directory import changed_files, run_record, source_patch
 from nanodnt.run.metrics import draw_loss, training_seconds
 from nanodnt.weights import load_trained
 from support.depth import spread
@@ -49,7 +51,7 @@ def with_dropout(dataset, tmp_path_factory):
 def test_evaluation_and_logging_leave_training_alone(with_dropout, dataset, tmp_path):
     assert run(out_dir=tmp_path, dataset=dataset, dropout=0.3, **UNRELATED) == 0
     expected, got = training(with_dropout), training(tmp_path)
-    assert list(expected) == list(range(1, 21)) and got == {step: expected[step] for step in (7, 14, 20)}
+    assert list(expected) == list(range(1, 21)) and got == {step: expected[step] for step in (6, 7, 12, 14, 18, 20)}
     assert different(load(tmp_path / "last.pt")["model"], load(with_dropout / "last.pt")["model"]) == []
 
 
@@ -62,7 +64,7 @@ def test_wandb_leaves_training_alone(real, with_dropout, dataset, tmp_path, monk
     for name, value in dict(MODE="offline", DIR=tmp_path, SILENT="true", CACHE_DIR=tmp_path, DATA_DIR=tmp_path).items():
         monkeypatch.setenv(f"WANDB_{name}", str(value))
     config = dict(out_dir=tmp_path / "run", dataset=dataset, dropout=0.3, wandb_log=True)
-    config |= dict(wandb_group="g", wandb_tags="a, b")
+    config |= dict(wandb_group="g", wandb_tags="a, b,")
     with at_row(12, lambda: kill_me(signal.SIGTERM)):
         assert run(**config) == 143
     wandb_id = load(tmp_path / "run" / "last.pt")["wandb_id"]
@@ -78,9 +80,25 @@ def test_wandb_leaves_training_alone(real, with_dropout, dataset, tmp_path, monk
             ("g", ["a", "b"], None, None),
             ("g", ["a", "b"], "abc", "allow"),
         ]
-        assert starts[0]["config"]["model"]["dropout"] == 0.3 and "git_commit" in starts[0]["config"]["git"]
+        assert starts[0]["config"]["model"]["dropout"] == 0.3 and "git_commit" in starts[0]["config"]
         (found,) = wandb.init.return_value.summary.update.call_args.args
         assert found["best_checkpoint"] == str(tmp_path / "run" / "best.pt") and found["end"]["step"] == 20
+
+
+def test_a_wandb_that_takes_no_image_and_one_without_a_login(dataset, tmp_path, monkeypatch, capsys):
+    """Without Pillow, or at the end without a network, the run still ends well; without a login it does not begin."""
+    wandb = Mock(**{"init.return_value.id": "abc", "Image.side_effect": RuntimeError("wandb.Image needs PIL")})
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setattr("train.draw_loss", lambda out, unit: (out / "loss.png").write_bytes(b""))
+    config = dict(out_dir=tmp_path / "run", dataset=dataset, max_iters=2, wandb_log=True)
+    assert run(**config) == 0
+    assert "wandb did not take loss.png or the end of the run (wandb.Image needs PIL)" in capsys.readouterr().err
+    assert wandb.init.return_value.finish.called and load(tmp_path / "run" / "last.pt")["step"] == 2
+    before = contents(tmp_path / "run")
+    wandb.init.side_effect = type("UsageError", (Exception,), {})("No API key configured.\nUse `wandb login`")
+    assert run(**config, overwrite=True) == 1
+    assert "wandb did not start (No API key configured.): run `wandb login`, set" in capsys.readouterr().err
+    assert contents(tmp_path / "run") == before
 
 
 def test_what_a_run_writes_leaves_training_alone(with_dropout, dataset, tmp_path, capsys):
@@ -133,51 +151,83 @@ def test_a_run_ends_at_its_target(with_dropout, dataset, tmp_path, capsys):
     assert f"target_val_loss reached at step {step}: {end['tokens']:,} tokens" in out
     rows = metrics(tmp_path)
     assert rows[-1]["step"] == end["step"] == step and end["how"] == "target_val_loss reached"
-    assert end["training_s"] == pytest.approx(training_seconds(rows)[-1], rel=1e-6)
+    assert end["training_s"] == training_seconds(rows)[-1]
     assert end["flops"] == pytest.approx(end["tokens"] * load_trained(str(tmp_path), "last.pt").model.flops_per_token())
-    assert 0 < end["training_s"] < end["wall_s"] and end["goodput"] == end["training_s"] / end["wall_s"]
+    assert 0 < end["training_s"] < end["wall_s"]
+    assert end["goodput"] == pytest.approx(end["training_s"] / end["wall_s"], rel=1e-6)
     assert run(**config, init_from="resume", target_val_loss=1e-9) == 0
     assert_same_run(tmp_path, with_dropout)
-    assert json.loads((tmp_path / "config.json").read_text())["end"]["how"] == "done"
+    end = json.loads((tmp_path / "config.json").read_text())["end"]
+    assert end["how"] == "done" and end["training_s"] == training_seconds(metrics(tmp_path))[-1]  # of both starts
+    assert run(**config, init_from="resume") == 0  # nothing is left to do: what it took stays
+    assert json.loads((tmp_path / "config.json").read_text())["end"] == end
 
 
-def test_the_code_of_a_run_comes_back_from_its_record(tmp_path, monkeypatch):
-    """A changed file, a deleted one, and new ones, such as an optimizer in a file of its own."""
-
-    def git(*words, at="tree"):
-        subprocess.run(["git", "-C", tmp_path / at, "-c", "user.name=a", "-c", "user.email=b", *words], check=True)
-
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    git("init", "-q")
-    for name in ("model.py", "gone.py", "kept.py"):
-        (tree / name).write_text(f"{name}\n")
-    (tree / ".gitignore").write_text("out/\n")
-    git("add", ".")
-    git("commit", "-qm", "one")
+@pytest.mark.parametrize("inside", ["", "part"])
+def test_the_code_of_a_run_comes_back_from_its_record(inside, tmp_path, monkeypatch):
+    """Changed files, a deleted one, and new ones, such as an optimizer in a file of its own; the repository is all
+    or part of what git has; whatever files are called, and the user's git is set to."""
+    top, tree = tmp_path / "top", tmp_path / "top" / inside
+    write(tree, {name: name.encode() + b"\n" for name in ("model.py", "gone.py", "kept.py")})
+    write(tree, {"drawn.png": b"\0\1", ".gitignore": b"out/\n"})
+    write(top, {"other.py": b"other\n"})
+    git(top, "init", "-q")
+    git(top, "add", ".")
+    git(top, "commit", "-qm", "one")
+    for setting in ("diff.noprefix=true", "diff.relative=true", "diff.context=0", "core.quotePath=false"):
+        git(top, "config", *setting.split("="))
     monkeypatch.setattr(directory, "ROOT", tree)
-    write_patch(tmp_path / "source.patch")
-    assert not (tmp_path / "source.patch").exists()  # nothing is changed
-    (tree / "model.py").write_text("model.py\nx = 'ü'\n")
+    assert source_patch() == b"" and run_record()["git_changed_files"] == []
     (tree / "gone.py").unlink()
-    new = {"nanodnt/optim/lion.py": b"lion", "a name.py": b"x\n", "out/not.py": b"y\n", "image.bin": b"\0\1"}
-    for name, raw in new.items():
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_bytes(raw)
-    monkeypatch.setattr(directory, "MAX_PATCH", 1000)
-    (tree / "big.txt").write_text("z" * 1001)
-    write_patch(tmp_path / "source.patch")
-    left_out = [line for line in (tmp_path / "source.patch").read_text().splitlines() if line.startswith("left out")]
-    assert sorted(line.split(": ")[1] for line in left_out) == ["big.txt", "image.bin"]
+    new = {"model.py": "model.py\nx = 'ü'\n".encode(), "drawn.png": b"\0\2", "nanodnt/optim/lion.py": b"lion"}
+    new |= {"a name.py": b"x\n", "empty": b"", "-x.py": b"x\n", ":(x)*.py": b"x\n", "a\nb.py": b"x\n"}
+    write(tree, new | {os.fsdecode(b"\xff.py"): b"x\n", "out/not.py": b"y\n"})
+    monkeypatch.setattr(directory, "MAX_PATCH", 3000)
+    write(tree, left := {"big.txt": b"z" * 3001, "image.bin": b"\0\1", "diff --git a b\n": b"\0", "own/x.py": b"x\n"})
+    git(tree / "own", "init", "-q")
+    (tree / ".#model.py").symlink_to("nobody@nowhere")  # an editor's lock
+    (tmp_path / "source.patch").write_bytes(source_patch())
+    lines = (tmp_path / "source.patch").read_text(errors="replace").splitlines()
+    left_out = [ast.literal_eval(line.split("): ")[1]) for line in lines if line.startswith("left out")]
+    wanted = [name.replace("own/x.py", "own/") for name in left]
+    assert sorted(left_out) == sorted(os.path.join(inside, name) for name in wanted)
     changed = {line[3:] for line in run_record()["git_changed_files"]}
-    assert changed >= {"model.py", "gone.py", "nanodnt/optim/lion.py", "big.txt"}
-    git("clone", "-q", "tree", "again", at=".")
-    git("apply", tmp_path / "source.patch", at="again")
-    for folder in (tree / ".git", tmp_path / "again" / ".git", tree / "out"):
-        shutil.rmtree(folder)
-    for name in ("big.txt", "image.bin"):
+    assert changed >= {os.path.join(inside, name) for name in (*new, "gone.py", "big.txt", "\\xff.py")}
+    git(tmp_path, "clone", "-q", "top", "again")
+    git(tmp_path / "again", "apply", tmp_path / "source.patch")
+    shutil.rmtree(tree / "out"), shutil.rmtree(tree / "own")
+    for name in [*left][:3]:
         (tree / name).unlink()
-    assert contents(tmp_path / "again") == contents(tree)
+    (tmp_path / "again" / inside / ".#model.py").unlink(), (tree / ".#model.py").unlink()
+    for folder in (top, tmp_path / "again"):
+        shutil.rmtree(folder / ".git")
+    assert contents(tmp_path / "again") == contents(top)
+    write(tmp_path / "again" / ".git", {"HEAD": b"damaged"})
+    monkeypatch.setattr(directory, "ROOT", tmp_path / "again")
+    assert source_patch() == b"" and (run_record()["git_commit"], run_record()["git_changed_files"]) == (None, None)
+
+
+def git(folder, *words):
+    subprocess.run(["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=b", *words], check=True)
+
+
+def write(folder, files: dict):
+    for name, raw in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(raw)
+
+
+def test_a_slow_git_and_a_thousand_new_files_hold_up_no_run(tmp_path, monkeypatch):
+    git(tmp_path, "init", "-q")
+    write(tmp_path, {f"{i}.txt": b"x\n" for i in range(5)})
+    monkeypatch.setattr(directory, "ROOT", tmp_path)
+    monkeypatch.setattr(directory, "MAX_CHANGED", 3)
+    assert source_patch().count(b"+x") == 3 and source_patch().startswith(b"left out: 2 more files\n")
+    assert len(run_record()["git_changed_files"]) == 3
+    found = changed_files()
+    monkeypatch.setattr(directory, "changed_files", lambda: found)
+    monkeypatch.setattr(directory, "GIT_SECONDS", 0)
+    assert source_patch().count(b"git is slow") == 3 and run_record()["git_commit"] is None
 
 
 # ------------------------------------------------------------------------------------------- what the numbers mean

@@ -126,6 +126,14 @@ def test_interrupted_in_the_last_evaluation(first_20, dataset, tmp_path):
     assert_same_run(tmp_path, first_20)
 
 
+def test_a_text_is_kept_when_the_evaluation_at_its_step_is_stopped(dataset, tmp_path):
+    config = dict(out_dir=tmp_path, dataset=dataset, max_iters=10, sample_interval=10, sample_start="A")
+    with at_call(train, "evaluate", 2, stop):
+        assert run(**config) == 128 + signal.SIGTERM
+    assert run(**config, init_from="resume") == 0
+    assert list(column(tmp_path, "sample")) == list(column(tmp_path, "val_loss"))[1:] == [10]
+
+
 def test_an_evaluation_repeated_on_resume_may_be_the_best(dataset, tmp_path):
     config, stop_at = dict(out_dir=tmp_path, dataset=dataset, max_iters=30), [10]
     losses = {0: 5.0, 10: 1.0, 20: 4.0, 30: 4.0}

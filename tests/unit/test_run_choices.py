@@ -1,10 +1,13 @@
 """Decisions that need no run: how a batch is split, peak FLOP/s by name, which parallelism, what a signal asks for."""
 
+import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,9 +16,12 @@ import torch.distributed as dist
 from model import GPT, GPTConfig
 from nanodnt.engine import seed_step, split_batch
 from nanodnt.optim import fill_defaults
+from nanodnt.run import hardware
+from nanodnt.run.checkpoints import RunState
 from nanodnt.run.compilation import choose_blocks
 from nanodnt.run.environment import Env, Stop, choose_device, choose_parallel, join_processes
 from nanodnt.run.hardware import choose_compile, peak_flops
+from nanodnt.run.metrics import Meter
 from nanodnt.run.parallel import choose_kept
 from nanodnt.settings import LEAST, TrainConfig
 from nanodnt.start import fixed_bytes
@@ -52,6 +58,42 @@ def test_peak_flops_by_name(name, monkeypatch):
     assert peak_flops(device, torch.bfloat16) == (tflops and tflops * 1e12)
     assert peak_flops(device, torch.bfloat16, 5e12) == 5e12  # the flag wins
     assert peak_flops(device, torch.float32) is None
+
+
+def test_energy_of_the_packages_alone_over_counters_that_begin_anew(tmp_path, monkeypatch):
+    """Of psys, which has the packages again, and of a package's parts nothing is counted."""
+
+    def count(*microjoules):
+        zones = {"intel-rapl:0": "package-0", "intel-rapl:1": "package-1", "intel-rapl:2": "psys"}
+        for (zone, name), used in zip((zones | {"intel-rapl:0:0": "core"}).items(), microjoules, strict=True):
+            (tmp_path / zone).mkdir(exist_ok=True)
+            for file, text in dict(name=name, energy_uj=used, max_energy_range_uj=100e6).items():
+                (tmp_path / zone / file).write_text(text if file == "name" else f"{text:.0f}")
+
+    monkeypatch.setattr(hardware, "RAPL", tmp_path)
+    count(90e6, 10e6, 5e6, 5e6)
+    env, state = Env(0, 1, torch.device("cpu"), torch.float32, False), RunState()
+    meter = Meter(state, 1, 1.0, TrainConfig(), env, {})
+    for microjoules in ((20e6, 15e6, 50e6, 50e6), (10e6, 20e6, 7e6, 7e6)):  # 30 + 5 J, then 90 + 5 J
+        count(*microjoules)
+        meter.count_energy()
+    assert meter.end("done", state)["energy_j"] == 130
+    shutil.rmtree(tmp_path / "intel-rapl:1")
+    assert meter.end("done", state)["energy_j"] is None
+
+
+def test_a_gpu_whose_energy_cannot_be_read(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
+    for library in (Mock(side_effect=OSError), lambda name: SimpleNamespace(), lambda name: Mock()):  # Mock() is no 0
+        monkeypatch.setattr("ctypes.CDLL", library)
+        assert hardware.energy_counters(torch.device("cuda")) == []
+
+
+def test_a_terminal_of_another_encoding_ends_no_run(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    Env(0, 1, torch.device("cpu"), torch.float32, False).print("it writes: ü")
+    assert out.buffer.getvalue() == b"'it writes: \\xfc'\n"
 
 
 DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (root@host)"
