@@ -11,6 +11,8 @@ import shlex
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from model import GPTConfig
 from nanodnt.files import write_file
 from nanodnt.run.metrics import finish_axis, plot_losses, read_metrics, save_figure, training_seconds
@@ -27,7 +29,9 @@ DEFINITION = (
     "Baseline needs: the first step at which the baseline's validation loss is as low as the run's final one, linear "
     "between evaluations. Speed-up: that step divided by the run's steps. Both are our reading of Blockwise LR (arXiv "
     "2502.19002, sec. 6.1), which does not define it. The baseline's schedule should be longer; its learning rate has "
-    "not decayed at that step, which favours the run."
+    "not decayed at that step, which favours the run. Hours are of training, without "
+    "compiling, evaluating and saving, to the first step at which a run is as low as the baseline at its end, or as the "
+    "target_val_loss that all runs have."
 )
 
 
@@ -54,6 +58,13 @@ class RunRecord:
         self.evaluations = [row for row in self.rows if "val_loss" in row]  # a loss is None where it was not finite
         self.end = {"val_loss": None} | (self.evaluations or self.rows)[-1]
         self.image_tokens = self.flags["block_size"] * (task_of(self.config["model"]).reads == "images")  # 0 for text
+
+    def hours_to(self, loss: float | None) -> float | None:
+        """Hours of training to the first step at which the validation loss is down to `loss`; None where it never is,
+        or where metrics.jsonl has no tokens_per_s."""
+        step, seconds = first_step_at(self.evaluations, loss), training_seconds(self.rows)
+        known = step is not None and seconds is not None
+        return float(np.interp(step, [row["step"] for row in self.rows], seconds)) / 3600 if known else None
 
     def state(self) -> str:
         """What is unusual about its end; "" for a run that finished."""
@@ -112,21 +123,23 @@ def final_loss_table(runs: list, baseline: str = "") -> dict:
     """Where each run ends, compared with `baseline`: a run's name or path, "" for the first. ValueError for neither.
 
     {"baseline": name, "baseline_steps" (to its last finite evaluation), "baseline_loss", "unit": of `data_unit`,
-    "rows", "warnings"}. A row: step, tokens, loss and, of images, their number and top1 at the last evaluation; best
-    loss; baseline_needs and speedup (DEFINITION); reaches_baseline, the step at which the run is first as low as the
-    baseline at its end. None: there is none, or it was never reached."""
+    "target": the target_val_loss that all runs have, or None, "rows", "warnings"}. A row: step, tokens, loss and, of
+    images, their number and top1 at the last evaluation; best loss; baseline_needs and speedup (DEFINITION);
+    reaches_baseline, the step at which the run is first as low as the baseline at its end; time_to_loss, its hours of
+    training to there, and time_to_target. None: there is none, or it was never reached."""
     named = [run for run in runs if baseline in ("", run.name) or Path(baseline).resolve() == run.path.resolve()]
     if not named:
         names = ", ".join(run.name for run in runs)
         raise ValueError(f"baseline={baseline!r} is none of the runs: choose one of {names}")
-    base, rows = named[0], []
-    goal = base.end["val_loss"]
+    base, rows, targets = named[0], [], [run.flags.get("target_val_loss") or None for run in runs]
+    goal, target = base.end["val_loss"], targets[0] if targets.count(targets[0]) == len(runs) else None
     for run in runs:
         step, tokens, loss = (run.end[key] for key in ("step", "tokens", "val_loss"))
         losses = [row["val_loss"] for row in run.evaluations if row["val_loss"] is not None]
         row = dict(name=run.name, step=step, tokens=tokens, loss=loss, best=min(losses, default=None))
         row |= dict(top1=run.end.get("val_top1"), images=tokens // run.image_tokens if run.image_tokens else None)
         row |= dict(difference=None, baseline_needs=None, speedup=None, reaches_baseline=None, state=run.state())
+        row |= dict(time_to_loss=run.hours_to(goal), time_to_target=run.hours_to(target))
         if run is not base:
             row["difference"] = loss - goal if None not in (loss, goal) else None
             row["baseline_needs"] = needs = first_step_at(base.evaluations, loss)
@@ -135,6 +148,7 @@ def final_loss_table(runs: list, baseline: str = "") -> dict:
         rows.append(row)
     last = max((row["step"] for row in base.evaluations if row["val_loss"] is not None), default=None)
     facts = {"baseline": base.name, "baseline_steps": last, "baseline_loss": goal, "unit": data_unit(runs)}
+    facts |= {"target": target}
     return facts | {"rows": rows, "warnings": find_warnings(runs, base, rows)}
 
 
@@ -185,6 +199,10 @@ def table_cells(table: dict) -> list:
             cells["speed-up"] = number(row["speedup"], ".2f", "{}×")
             never = "–" if is_base or goal is None else f"not in {row['step']:,} steps"
             cells["reaches baseline"] = number(row["reaches_baseline"], ",.0f", "at {}", never)
+        times = {"time_to_loss": "hours to baseline's loss"} if several else {}
+        for key, words in (times | {"time_to_target": f"hours to {table['target']}"}).items():
+            if any(row[key] is not None for row in table["rows"]):
+                cells[words] = number(row[key], ".3g")
         if any(row["top1"] is not None for row in table["rows"]):
             cells["top-1"] = number(row["top1"], ".2%")
         cells["state"] = ", ".join(filter(None, ["baseline" if is_base and several else "", row["state"]]))

@@ -43,6 +43,29 @@ def test_a_loss_the_baseline_never_reaches_is_not_extrapolated(tmp_path):
     assert "at 133" in table_cells(found)[2]
 
 
+def timed(folder, losses, seconds, **train):
+    """A run of 10 tokens a step that trained so many seconds a step."""
+    rows = [{"step": s, "tokens": 10 * s, "val_loss": x, "tokens_per_s": 10 / seconds} for s, x in losses.items()]
+    return make_run(folder, rows=rows, max_iters=200, **train)
+
+
+def test_hours_of_training_to_the_baseline_s_loss_and_to_a_target(tmp_path):
+    a = timed(tmp_path / "a", {0: 4.0, 100: 3.0, 200: 2.0}, 36, target_val_loss=2.5)
+    b = timed(tmp_path / "b", {0: 4.0, 100: 1.0, 200: 2.5}, 72, target_val_loss=2.5)  # at 2 after 200 / 3 steps
+    c = timed(tmp_path / "c", {0: 4.0, 200: 2.5}, 36, target_val_loss=2.5)
+    d = make_run(tmp_path / "d", target_val_loss=2.5)  # without tokens_per_s
+    found = final_loss_table(load_records([a, b, c, d]))
+    hours = [[row[key] for row in found["rows"]] for key in ("time_to_loss", "time_to_target")]
+    assert hours[0] == [2.0, pytest.approx(4 / 3), None, None] and hours[1] == [1.5, 1.0, 2.0, None]
+    cells = [dict(zip(table_cells(found)[0], line, strict=True)) for line in table_cells(found)[1:]]
+    assert [line["hours to baseline's loss"] for line in cells] == ["2", "1.33", "–", "–"]
+    assert [line["hours to 2.5"] for line in cells] == ["1.5", "1", "2", "–"]
+    alone = table_cells(final_loss_table(load_records([a])))[0]
+    assert "hours to 2.5" in alone and "hours to baseline's loss" not in alone
+    other = final_loss_table(load_records([a, timed(tmp_path / "e", {0: 4.0, 200: 2.0}, 36)]))
+    assert other["target"] is None and [row["time_to_target"] for row in other["rows"]] == [None, None]
+
+
 def test_the_first_crossing_counts_and_no_line_passes_a_loss_that_was_not_finite():
     def step_at(loss, losses):
         return compare.first_step_at([{"step": step, "val_loss": value} for step, value in losses.items()], loss)
