@@ -29,9 +29,9 @@ DEFINITION = (
     "Baseline needs: the first step at which the baseline's validation loss is as low as the run's final one, linear "
     "between evaluations. Speed-up: that step divided by the run's steps. Both are our reading of Blockwise LR (arXiv "
     "2502.19002, sec. 6.1), which does not define it. The baseline's schedule should be longer; its learning rate has "
-    "not decayed at that step, which favours the run. Hours are of training, without "
-    "compiling, evaluating and saving, to the first step at which a run is as low as the baseline at its end, or as the "
-    "target_val_loss that all runs have."
+    "not decayed at that step, which favours the run. Hours are of training, without compiling, evaluating and "
+    "saving, to the first step at which a run is as low as the baseline at its end, or as low as the target_val_loss "
+    "that all runs have."
 )
 
 
