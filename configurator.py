@@ -19,10 +19,14 @@ import textwrap
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+VERSION = "1.0.0"  # also in pyproject.toml and CITATION.cff
+ASKS = ("--help", "-h", "--version")  # what is answered instead of doing anything
 
 # Flags of nanoGPT that do not exist here, and what to do instead.
 RENAMED = {
@@ -62,12 +66,14 @@ def configure(*schemas, argv=None, description="", positional="config"):
     given["run"] = (["out/a", "out/b"], "command line").
 
     A mistake in the input, or a ValueError from a dataclass, becomes one line on stderr and exit code 2. `--help`
-    prints every flag and exits with 0. ValueError for a mistake in `schemas`: a name in two of them, say."""
+    prints every flag, `--version` VERSION and torch's, and exits with 0. ValueError for a mistake in `schemas`: a name
+    in two of them, say."""
     argv = sys.argv[1:] if argv is None else list(argv)
     flags = read_flags(*schemas)
-    if "--help" in argv or "-h" in argv:
+    if asked := [arg for arg in argv if arg in ASKS]:
         try:
-            print(_help_text(flags, description, positional), flush=True)
+            about = f"nanoDNT {VERSION}, torch {version('torch')}"
+            print(about if asked[0] == "--version" else _help_text(flags, description, positional), flush=True)
         except BrokenPipeError:  # as in `--help | head`
             raise SystemExit(discard_output()) from None
         raise SystemExit(0)
@@ -287,7 +293,7 @@ def _comments(schema):
 
 
 def _help_text(flags, description, positional):
-    usage = f"usage: {Path(sys.argv[0]).name} [{positional} ...] [--key=value ...]"
+    usage = f"usage: {Path(sys.argv[0]).name} [{positional} ...] [--key=value ...], or --version"
     files = "Config files apply from left to right; --key=value wins over them." if positional == "config" else ""
     blocks = [usage, description.strip(), files]
     for title, names in groupby(flags, key=lambda name: flags[name].section):

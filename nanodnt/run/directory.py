@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from configurator import VERSION
 from nanodnt.files import link_file, reason_of, retry_once, write_file
 from nanodnt.run.checkpoints import fingerprint, load_checkpoint, name_checkpoint
 from nanodnt.run.metrics import finite, flat, read_metrics, training_seconds
@@ -203,5 +204,6 @@ def run_record() -> dict:
     commit, changed = (git("rev-parse", "--verify", "-q", "HEAD") or b"").decode().strip(), changed_files()
     names = None if changed is None else [entry.decode(errors="backslashreplace") for entry in changed[:MAX_CHANGED]]
     versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    record = {"command": sys.argv, "versions": versions | {"numpy": np.__version__}, "git_commit": commit or None}
+    versions |= {"numpy": np.__version__, "nanodnt": VERSION}
+    record = {"command": sys.argv, "versions": versions, "git_commit": commit or None}
     return record | {"git_changed_files": names, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}

@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from configurator import read_arguments, read_flags
+from configurator import ASKS, read_arguments, read_flags
 from model import GPTConfig
 from nanodnt.data import load_meta
 from nanodnt.engine import split_batch
@@ -63,7 +63,7 @@ def split_arguments(argv: list) -> tuple:
     train, ours = read_flags(GPTConfig, TrainConfig), read_flags(SweepConfig)
     for arg in argv:
         name, equals, value = arg.removeprefix("--").partition("=")
-        if arg in ("--help", "-h") or (name in ours and arg.startswith("--")):
+        if arg in ASKS or (name in ours and arg.startswith("--")):
             own.append(arg)  # configure() reads these, and says what is wrong with them
         elif not arg.startswith("-") and not (equals and name in train):
             files.append(_locate(arg))

@@ -4,10 +4,13 @@ import os
 import re
 import shutil
 import subprocess
+from importlib import import_module
 
 import pytest
 
-from support.pages import ROOT
+from configurator import VERSION
+from support.pages import ROOT, SCHEMAS
+from support.runs import call
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
@@ -45,5 +48,12 @@ def test_the_citation_names_the_five_papers():
     papers = {"2507.17501", "2605.26895", "2502.19002", "2503.10622", "2502.05795"}
     assert set(re.findall(r"arxiv\.org/abs/([\d.]+)", text)) == set(re.findall(r'"arXiv:([\d.]+)"', text)) == papers
     assert papers <= set(re.findall(r"arxiv\.org/abs/([\d.]+)", (ROOT / "README.md").read_text()))
-    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
-    assert f"\nversion: {version}\n" in text
+    assert f'\nversion = "{VERSION}"\n' in (ROOT / "pyproject.toml").read_text() and f"\nversion: {VERSION}\n" in text
+    assert f"\n## {VERSION} (" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("command", SCHEMAS)
+def test_every_command_says_its_version(command, capsys):
+    main = import_module("nanodnt.plan.__main__" if command == "model.py" else command.removesuffix(".py")).main
+    assert call(main, "--version") in (0, None)
+    assert capsys.readouterr().out.startswith(f"nanoDNT {VERSION}, torch ")

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from configurator import RENAMED, ConfigError, configure, describe, read_arguments, read_flags
+from configurator import RENAMED, VERSION, ConfigError, configure, describe, read_arguments, read_flags
 from model import GPTConfig
 from support.depth import examples
 from support.schemas import NOT_DATA, Model, Train, load, refused, undocumented, write_config
@@ -498,7 +499,7 @@ class Config:
 print(describe(config, given=given))
 '''
 HELP = """\
-usage: program.py [config ...] [--key=value ...]
+usage: program.py [config ...] [--key=value ...], or --version
 
 Train it.
 
@@ -542,6 +543,8 @@ def test_as_a_program(config):
         return done.returncode, done.stdout, done.stderr
 
     assert run("missing.py", "-h", "--n_layr=1") == (0, HELP, "")
+    about = f"nanoDNT {VERSION}, torch {torch.__version__}\n"
+    assert run("--n_layr=1", "--version") == (0, about, "")
     assert run("small.py", "--n_layer=100") == (0, DESCRIPTION, "")
     assert run("--n_layr=1") == (2, "", "error: unknown flag --n_layr (did you mean --n_layer?)\n")
 
