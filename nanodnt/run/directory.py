@@ -171,10 +171,10 @@ def git(*command, at: str = "") -> bytes | None:
 
 
 def changed_files() -> list | None:
-    """What differs from the commit below ROOT: as git shows it, two letters, a space, and the path from the top of the
-    repository. None where git does not say."""
+    """What differs from the commit below ROOT, Python first: as git shows it, two letters, a space, and the path from
+    the top of the repository. None where git does not say."""
     found = git(*"status --porcelain -z -uall --no-renames --ignore-submodules=dirty -- .".split())
-    return None if found is None else found.split(b"\0")[:-1]
+    return None if found is None else sorted(found.split(b"\0")[:-1], key=lambda entry: not entry.endswith(b".py"))
 
 
 def source_patch() -> bytes:
@@ -186,7 +186,7 @@ def source_patch() -> bytes:
         name, how, part, fits = entry[3:], ("--binary", "HEAD", "--"), b"", time.monotonic() - began < GIT_SECONDS
         if entry[:2] == b"??":
             how = "--no-index", "--", "/dev/null"
-        with suppress(FileNotFoundError):  # it is deleted
+        with suppress(OSError):  # it is gone
             fits = fits and os.lstat(os.path.join(top, os.fsdecode(name))).st_size <= MAX_PATCH
         if fits:
             part = git(*DIFF.split(), *how, name, at=top) or b""
