@@ -153,16 +153,13 @@ class Watcher:
     def __call__(self, env) -> str:
         """WATCHED tokens, greedily: no random number is drawn. It is printed, too. All ranks of a sharded model must
         call it; as many tokens on each, whatever they are."""
-        training, flex = self.model.training, self.model.runtime.flex_attention
+        self.model.eval()
         try:
             with torch.compiler.set_stance("force_eager"):  # compiled code would be compiled for each length
-                self.model.eval().runtime.flex_attention = False
                 (text,) = continue_text(self.model, self.tokenizer, self.start, WATCHED, temperature=0)
         except ValueError as e:  # logits that are not finite
             text = f"({e})"
-        finally:
-            self.model.train(training)
-            self.model.runtime.flex_attention = flex
+        self.model.train()
         env.print(f"it writes: {text!r}")
         return text
 
