@@ -22,7 +22,7 @@ class Family(NamedTuple):
     # 0, a second one in theirs the expert's: each expert has a matrix of its own there, and ours is the stack of them.
     modules: dict
     transposed: bool = False  # their matrices in the blocks are (in, out), ours (out, in)
-    unbiased: tuple = ()  # of ours, whose biases theirs have not: they are 0
+    absent: tuple = ()  # how tensors are named that theirs lack, and that are 0 here
 
 
 GPT2 = Family(
@@ -84,7 +84,7 @@ QWEN2 = LLAMA._replace(  # it is read only: LLaMA, with all biases, holds what i
     architecture="Qwen2ForCausalLM",
     flags=LLAMA.flags | dict(bias=True),
     defaults=LLAMA.defaults | dict(attention_bias=True, mlp_bias=True),  # what no config.json of it says
-    unbiased=("o", "gate", "up", "down"),
+    absent=("o_proj.bias", "gate_proj.bias", "up_proj.bias", "down_proj.bias"),
 )
 QWEN3 = LLAMA._replace(
     architecture="Qwen3ForCausalLM",
@@ -208,8 +208,7 @@ def matches(config: GPTConfig, kind: str) -> list:
             modules = our_modules.format(*[i] * 3).split()
             for part in ("weight", "bias"):
                 own = "gain" if part == "weight" and f"{modules[0]}.gain" in ours else part
-                absent = part == "bias" and modules[0].split(".")[-1] in family.unbiased
-                if f"{modules[0]}.{own}" in ours and not absent:
+                if f"{modules[0]}.{own}" in ours:
                     names = [f"{module}.{part}" for module in theirs], [f"{module}.{own}" for module in modules]
                     found.append((*names, family.transposed and part == "weight" and ".f." in modules[0]))
     return found
@@ -218,8 +217,10 @@ def matches(config: GPTConfig, kind: str) -> list:
 def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
     """Our state dict from theirs, {name without the family's prefix: tensor}. Padding rows of the vocabulary are zero.
     ValueError, which names the tensor, where one is missing, of another shape, or not known."""
-    wanted, prefix = GPT.empty(config).state_dict(), FAMILIES[kind].prefix
+    wanted, found, prefix = GPT.empty(config).state_dict(), {}, FAMILIES[kind].prefix
     expected = {name.removeprefix(prefix): t for name, t in tensors_to_theirs(wanted, config, kind).items()}
+    zeros = [name for name in expected if name.endswith(FAMILIES[kind].absent)]
+    tensors = {name: torch.zeros(expected[name].shape) for name in zeros} | tensors
     for name, t in expected.items():
         if name not in tensors:
             raise ValueError(f"the tensor {name} is missing")
@@ -227,8 +228,6 @@ def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
             raise ValueError(f"the tensor {name} is {list(tensors[name].shape)}, which config.json does not allow")
     if extra := sorted(tensors.keys() - expected.keys()):
         raise ValueError(f"the tensor {extra[0]} is unknown")
-    ends = tuple(f".{name}.bias" for name in FAMILIES[kind].unbiased)
-    found = {name: torch.zeros(t.shape) for name, t in wanted.items() if name.endswith(ends)}
     for theirs, ours, transposed in matches(config, kind):
         parts = [tensors[name].T if transposed else tensors[name] for name in theirs]
         whole = torch.stack(parts) if wanted[ours[0]].ndim == 3 else parts[0]

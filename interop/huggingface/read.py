@@ -22,7 +22,9 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tup
         theirs = read_json(folder / "config.json")
         checkpoints = sorted(folder.glob("*.pt"))
         if checkpoints and "model_type" not in theirs:
-            raise ValueError(f"it is a run directory: name one of its checkpoints, for example {checkpoints[0]}")
+            raise ValueError(
+                f"it is a run: train.py takes {checkpoints[0]}, say; other commands a run without init_from"
+            )
         if not theirs:
             raise ValueError("it has no config.json")
         if theirs.get("model_type") == "nanodnt":
@@ -58,7 +60,7 @@ def load_pretrained(name: str, block_size: int = 0) -> Trained:
     where there is no tokenizer."""
     if not is_pretrained(name):
         what = f"init_from={name} is neither a folder nor a name (OWNER/MODEL) of Hugging Face"
-        raise ValueError(f"{what}; checkpoints are named by --out_dir and --checkpoint")
+        raise ValueError(f"{what}; a run is named without init_from")
     config, weights, meta = read_pretrained(name, block_size)
     if meta is None:
         raise ValueError(f"{name} has no tokenizer.json, which is needed to read and write text")

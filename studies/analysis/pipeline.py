@@ -102,7 +102,6 @@ def measure_runs(runs: list, names: list) -> dict:
                 results[name].setdefault(run.name, []).append({"checkpoint": path.name, "step": step, **found})
                 which = f" {i}/{len(run.snapshots)} checkpoints" if figure.over_training else ""
                 facts = [f"{run.name}: {name}{which}", *how_much(found), f"{time.perf_counter() - start:.1f} s"]
-                facts += [f"{share:.0%} {words}" for words, share in found.get("summary", {}).items()]
                 print(", ".join(facts))
     if not any(results.values()):
         raise ValueError(f"nothing to draw: {'; '.join(reasons)}")

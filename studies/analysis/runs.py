@@ -69,9 +69,10 @@ class PretrainedModel(CheckpointedRun):
         self.name, self.config, self.device, self.folder = name, config, device, None
         self.snapshots, trained = [path], load_pretrained(config.init_from, LONGEST)
         self.model, self.images, self.block_size = trained.model, False, trained.model.config.block_size
-        self.data = Windows(open_text(config.dataset, 0, trained).examples, self.block_size)
+        examples = open_text(config.dataset, 0, trained).examples
+        self.data = Windows([its for its in examples if len(its.inputs) == self.block_size], self.block_size)
         if not self.data.n_val:
-            few = f"{sum(len(example.targets) for example in self.data.examples)} tokens, too few"
+            few = f"{len(examples[0].targets)} tokens, too few"
             raise ValueError(f"{config.dataset} has {few} for a window of {self.block_size}: name a longer text")
 
     def load(self, path: Path) -> tuple:
@@ -79,11 +80,10 @@ class PretrainedModel(CheckpointedRun):
 
 
 class Windows(PreparedData):
-    """The whole ones of interop's `Example`s of a text, which a `PreparedData` would read from a dataset."""
+    """`Example`s of interop of one length, for what a `PreparedData` reads from a dataset."""
 
     def __init__(self, examples: list, block_size: int):
-        self.examples, self.block_size = examples, block_size
-        self.n_val = sum(len(example.inputs) == block_size for example in examples)  # the last may be shorter
+        self.examples, self.block_size, self.n_val = examples, block_size, len(examples)
 
     def val_batch(self, chosen: np.ndarray, size: int) -> tuple:
         return tuple(np.stack([getattr(self.examples[i], part) for i in chosen]) for part in ("inputs", "targets"))

@@ -53,13 +53,11 @@ def joint_variance(parts: list) -> float:
 
 
 def theory_curves(config, variance: list) -> dict:
-    """How σ², the variance of the stream after blocks 1 … L, grows by the theory of LNS: lists [L] from `variance` [L].
-    "linear": Θ(L), the lower bound of eqs. 7 and 14; "law": eqs. 6 and 13, σ₁² Π (1 + u), with u = c / (s σ) of each
-    block, σ that of the stream into it, s = 1, or for LNS √ℓ; "lower": σ₁² exp Σ (u − u²/2), below eq. 34 and in eq.
-    56; "upper": eq. 33, σ₁² (1 + c / σ₁)ᵏ after k blocks more, or for LNS Θ(ℓ^(2−ε)), eq. 14, at its smallest ε, 1/2.
-    The paper has c = 1, leaves Θ's constants open, and starts at the embedding. Ours start after block 1, which often
-    raises the variance many times, and all but "lower" pass through the measured value after block 2 [I]. {} for other
-    layouts, and where block 2 does not raise the variance."""
+    """How σ², the variance of the stream, grows after blocks 1 … L by the theory of LNS: lists [L] from what is
+    measured, `variance` [L], with u = c / (s σ) of each block, σ of the stream into it, s = 1 or for LNS √ℓ. "linear":
+    Θ(L), eqs. 7 and 14; "law": eqs. 6 and 13, σ₁² Π (1 + u); "lower": σ₁² exp Σ (u − u²/2), below eqs. 34 and 56;
+    "upper": σ₁² (1 + c / σ₁)ᵏ after k blocks more, eq. 33 [I], or for LNS Θ(ℓ^1.5), eq. 14. All start at block 1, and
+    but for "lower" pass through the value after block 2 [I]. {} for other layouts, and where that is not a rise."""
     about = config.norm in CENTRES and config.lns in ("off", "norm")
     about &= all(getattr(config, flag) == value for flag, value in THEORY.items())
     if not about or len(variance) < 2 or not 0 < variance[0] < variance[1]:
@@ -114,29 +112,31 @@ def token_angles(streams: list) -> torch.Tensor:
     return torch.einsum("anc,bnc->abn", unit, unit).clamp(-1, 1).arccos() / math.pi
 
 
-def sum_angles(streams: list) -> tuple:
-    """(sum of `token_angles` over the tokens of n streams (B, T, C), their number): some tokens at a time."""
-    some = max(1, MAX_UNIT // (len(streams) * streams[0].shape[-1]))
-    parts = zip(*(x.flatten(0, 1).split(some) for x in streams), strict=True)
-    return sum(token_angles(part).sum(-1) for part in parts), streams[0].shape[:2].numel()
-
-
 def angular_distance(model: Transformer, batches) -> list:
-    """d[a][b]: mean of `token_angles` between the L + 1 streams of the model, over all tokens."""
-    sums, counts = zip(*map(sum_angles, collect_streams(model, batches)), strict=True)
-    return (sum(sums) / sum(counts)).fill_diagonal_(0.0).tolist()  # on the diagonal there is only rounding
+    """d[a][b]: mean of `token_angles` between the L + 1 streams of the model, over all tokens, some at a time."""
+    total, count = 0.0, 0
+    for streams in collect_streams(model, batches):
+        some = max(1, MAX_UNIT // (len(streams) * streams[0].shape[-1]))
+        for part in zip(*(x.flatten(0, 1).split(some) for x in streams), strict=True):
+            total, count = total + token_angles(part).sum(-1), count + len(part[0])
+    return (total / count).fill_diagonal_(0.0).tolist()  # on the diagonal there is only rounding
 
 
 def measure_angular(model, batches, run=None):
-    """{"distance", "summary": {words: share of the blocks}}: of d(ℓ, ℓ + 1), from what enters a block to what leaves
-    it, the two numbers that LNS quotes: nearly half below 0.2 in Qwen3-8B (sec. 2.1), most above 0.6 with LNS (5.5)."""
+    """{"distance", "summary": shares of the blocks}: of d(ℓ, ℓ + 1), from what enters a block to what leaves it, two
+    numbers as LNS quotes them: nearly half below 0.2 in Qwen3-8B (sec. 2.1), most above 0.6 with LNS (sec. 5.5)."""
     distance = angular_distance(model, batches)
     steps = np.array(distance).diagonal(1)
-    words = {"of blocks with d(ℓ, ℓ + 1) < 0.2": steps < 0.2, "of blocks with d(ℓ, ℓ + 1) > 0.6": steps > 0.6}
-    return {"distance": distance, "summary": {what: float(found.mean()) for what, found in words.items()}}
+    shares = {"below 0.2": float((steps < 0.2).mean()), "above 0.6": float((steps > 0.6).mean())}
+    return {"distance": distance, "summary": shares}
 
 
-@register("angular", measure_angular, tokens=8192)
+def say_angular(found: dict) -> str:
+    low, high = found["summary"].values()
+    return f"d(ℓ, ℓ + 1) is below 0.2 in {low:.0%} of the blocks, above 0.6 in {high:.0%}"
+
+
+@register("angular", measure_angular, tokens=8192, says=say_angular)
 def draw_angular(measured):
     """Angular distance between the inputs of blocks ℓ and ℓ + n (LNS, Figs. 2, 3, 7)."""
     d = np.array(measured[-1]["distance"])
@@ -152,7 +152,7 @@ def removal_drop(model: Transformer, batches, run=None) -> dict:
     """{"loss": mean over the targets, "drop": [how much higher it is with block ℓ deleted]}, of images also {"top1":
     share whose class has the largest logit, "top1_drop": [how much lower]}. Other blocks keep LNS's constants."""
 
-    def measure(gone=None):
+    def measure(gone):
         total = np.zeros(2)
         with without_block(model, gone):
             for batch, share in zip(batches, shares, strict=True):
@@ -162,8 +162,7 @@ def removal_drop(model: Transformer, batches, run=None) -> dict:
         return total.tolist()
 
     shares = target_shares(batches)
-    loss, top1 = measure()
-    without = [measure(i + 1) for i in range(len(model.blocks))]
+    (loss, top1), *without = [measure(gone) for gone in (None, *range(1, len(model.blocks) + 1))]
     found = {"loss": loss, "drop": [other - loss for other, _ in without]}
     return found if math.isnan(top1) else found | {"top1": top1, "top1_drop": [top1 - other for _, other in without]}
 
@@ -241,8 +240,7 @@ def draw_positions(batches, run) -> list:
 
 def measure_jacobian(model, batches, run):
     positions = draw_positions(batches, run)
-    width, blocks = model.config.n_embd, range(len(model.blocks))
-    channels = [i * width // min(64, width) for i in range(min(64, width))]
+    channels, blocks = pick_evenly(list(range(model.config.n_embd)), 64), range(len(model.blocks))
     maps, layers = ({branch: [] for branch in BRANCHES} for _ in range(2))
     for branch, block in product(BRANCHES, blocks):
         jacobian = residual_jacobian(model, batches, positions, block, branch)

@@ -70,8 +70,8 @@ def branch(w, x, eps=1e-2):
         y = F.gelu(u @ w["f.up.weight"].T, approximate="tanh") @ w["f.down.weight"].T
     else:
         q, k, v = ((u @ w[f"f.{part}.weight"].T).view(len(x), -1, 4).transpose(0, 1) for part in "qkv")
-        q, (k, v) = norm("f.q_norm", q), (t.repeat_interleave(len(q) // len(t), 0) for t in (norm("f.k_norm", k), v))
-        logits = (q @ k.mT / 2).masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -math.inf)
+        k, v = (t.repeat_interleave(len(q) // len(t), 0) for t in (norm("f.k_norm", k), v))
+        logits = (norm("f.q_norm", q) @ k.mT / 2).masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -math.inf)
         y = (logits.softmax(-1) @ v).transpose(0, 1).flatten(1) @ w["f.o.weight"].T
     return norm("mid", y)
 

@@ -80,7 +80,7 @@ def test_depth_of_a_published_model_is_that_of_transformers(name, made, capsys):
     steps = distance.diagonal(1)
     low, high = (steps < 0.2).double().mean().item(), (steps > 0.6).double().mean().item()
     assert list(angular["summary"].values()) == pytest.approx([low, high])
-    assert f"{low:.0%} of blocks with d(ℓ, ℓ + 1) < 0.2, {high:.0%} of" in output
+    assert f"peer: d(ℓ, ℓ + 1) is below 0.2 in {low:.0%} of the blocks, above 0.6 in {high:.0%}\n" in output
 
     def loss():
         with torch.no_grad():
@@ -100,11 +100,17 @@ def test_depth_of_a_published_model_is_that_of_transformers(name, made, capsys):
         assert evaluated["nats_per_token"] == pytest.approx(loss(), rel=1e-5)
 
 
-def test_the_summary_counts_steps_alone(monkeypatch):
-    """Not pairs further apart, and not the diagonal."""
-    d = [[0, 0.1, 0.9, 0.9], [0.1, 0, 0.2, 0.9], [0.9, 0.2, 0, 0.7], [0.9, 0.9, 0.7, 0]]
-    monkeypatch.setattr(streams, "angular_distance", lambda model, batches: d)
-    assert list(FIGURES["angular"].measure(None, None, None)["summary"].values()) == pytest.approx([1 / 3, 1 / 3])
+def test_angles_and_their_summary_are_those_that_were_made(monkeypatch):
+    """Streams that are turned by known angles in a plane, a token half as far again as another, and stretched."""
+    degrees = torch.tensor([[0, 0], [20, 30], [125, 155], [185, 225]], dtype=torch.float64)  # of 4 streams, 2 tokens
+    turns = torch.stack((degrees.deg2rad().cos(), degrees.deg2rad().sin(), 0 * degrees), -1)
+    parts = [list(turns[:, None, i : i + 1] * torch.tensor([1.0, 9.0, 0.1, 3.0])[:, None, None, None]) for i in (0, 1)]
+    monkeypatch.setattr(streams, "collect_streams", lambda model, batches: parts)
+    found = FIGURES["angular"].measure(None, None, None)
+    gap = (degrees[:, None] - degrees[None]).abs()
+    wanted = torch.minimum(gap, 360 - gap).mean(-1) / 180  # d(ℓ, ℓ + 1): 0.14, 0.64, 0.36
+    assert torch.tensor(found["distance"], dtype=torch.float64).sub(wanted).abs().max() < 1e-7
+    assert list(found["summary"].values()) == pytest.approx([1 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize("names", ["angular,jacobian", pytest.param("all", marks=pytest.mark.deep)])
