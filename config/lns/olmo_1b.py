@@ -8,7 +8,7 @@
 
 Prepare the data once: python data/c4/prepare.py --shards=128
 The paper (sec. 5.3.1): OLMos of 60M to 7B, 20B tokens. 1/√d for input, 1/√(2dℓ) for output projections; LNS without the
-second factor (footnote 1). Losses: 7B 2.69, LNS 2.50; 1B, read off Fig. 1, 3.15 and 2.85, with which initialisation: [U].
+second factor (footnote 1). Losses: 7B 2.69, LNS 2.50; 1B, read off Fig. 1, 3.15 and 2.85; of which initialisation: [U].
 Its text lacks shapes, recipe and Table 3's cells [U]: here they are OLMo's public ones of 1B and, third command, 7B.
 Different here: C4 and GPT-2's vocabulary; 500 steps of warm-up, not 2000, in a run so short; weights are not cut off at
 3σ; the embedding has 1/√d too; the FFN's down has the paper's √(2dℓ), OLMo's code has the FFN's width for d there [I].

@@ -92,11 +92,11 @@ class EvaluateConfig:
 
     def left_out(self, n_layer: int, source: str) -> list:
         """The blocks that `source`, of so many, is to lack one after another; [None]: none. ValueError for others."""
-        known = {str(number): [number] for number in range(1, n_layer + 1)}
-        known |= {"": [None], "all": list(range(1, n_layer + 1))}
+        every = list(range(1, n_layer + 1))
+        known = {"": [None], "all": every} | {str(number): [number] for number in every}
         if self.without_block not in known:
-            there = f"{source} has blocks 1 to {n_layer}"
-            raise ValueError(f"without_block={self.without_block}: {there}; name one of them, or all")
+            allowed = f"one of the blocks 1 to {n_layer} of {source}, or all"
+            raise ValueError(f"without_block={self.without_block} must be {allowed}")
         return known[self.without_block]
 
     def task_names(self) -> list:

@@ -101,18 +101,18 @@ def jacobian_spectra(model: Transformer, batches, positions: list, generator: to
     """{"attention", "FFN", each also "+ residual": [L] of {number: its mean over the tokens}}: Jacobians ∂y/∂x of a
     sub-layer at one token of each sequence, as in DNT eq. 7: x is what enters it, before the pre norm, y the branch
     output as it is added, or what leaves the sub-layer. They are made in full up to width `exact`."""
-    places = [(block, branch) for block in model.blocks for branch in BRANCHES]
-    found = {label + more: [[] for _ in model.blocks] for more in ("", " + residual") for label in BRANCHES.values()}
-    for token in token_functions(model, batches, positions, [getattr(*place) for place in places]):
-        for i, (x, function) in enumerate(token):
-            for label in (BRANCHES[places[i][1]], BRANCHES[places[i][1]] + " + residual"):
-                one = partial(function, residual="+" in label)
+    places, found = list(product(range(len(model.blocks)), BRANCHES)), {}
+    modules = [getattr(model.blocks[block], branch) for block, branch in places]
+    for token in token_functions(model, batches, positions, modules):
+        for (block, branch), (x, function) in zip(places, token, strict=True):
+            for residual, label in ((False, BRANCHES[branch]), (True, f"{BRANCHES[branch]} + residual")):
+                one = partial(function, residual=residual)
                 if len(x) > exact:
                     its = estimate_spectrum(one, x, generator)
                 else:
                     its = spectrum(pull_back(one, x, torch.eye(len(x)).to(x)), JACOBIAN_DIGITS)
-                found[label][i // len(BRANCHES)].append(its)
-    return {label: [average(its) for its in blocks] for label, blocks in found.items()}
+                found.setdefault(label, {}).setdefault(block, []).append(its)
+    return {label: [average(its) for its in blocks.values()] for label, blocks in found.items()}
 
 
 def measure_conditioning(model, batches, run):
@@ -129,10 +129,11 @@ def draw_conditioning(measured):
     for what, is_weight in (("weights", True), ("Jacobians", False)):
         kinds, depth, training = [kind for kind in last if (kind in WEIGHTS) == is_weight], [], []
         for name, title in TITLES.items():
-            lines = [by_block([its[name] for its in last[kind]], label=kind) for kind in kinds]
-            depth.append(Panel(f"{title}\n(at the end)", "block", lines, what, log="y"))
+            first = not depth
+            lines = [by_block([its[name] for its in last[kind]], label=kind if first else None) for kind in kinds]
+            depth.append(Panel(f"{title}\n(at the end)", "block", lines, what * first, log="y"))
             lines = [over_steps(measured, [m["types"][kind][name] for m in measured]) for kind in kinds]
-            training.append(Panel(f"{title}\nthe worst of all blocks", "step", lines, what, log="y"))
+            training.append(Panel(f"{title}\n(the worst of all blocks)", "step", lines, what * first, log="y"))
         rows += [depth, training]
     return rows
 

@@ -194,8 +194,8 @@ def hold_others(module, sequence, rope, t: int, causal: bool):
     """The function of `token_functions` for token t of sequence (T, C)."""
     others = sequence[:t] if causal else torch.cat((sequence[:t], sequence[t + 1 :]))
     before, here = (rope and tuple(angle[span] for angle in rope) for span in (slice(t), slice(t, t + 1)))
-    held, looks = KVCache(len(others) + 1), isinstance(module.f, Attention)  # the FFN looks at no other token
-    if looks and len(others):
+    held = KVCache(len(others) + 1)
+    if (looks := isinstance(module.f, Attention)) and len(others):  # the FFN looks at no other token
         with torch.no_grad():
             module(others[None], before, held)
 
@@ -204,7 +204,7 @@ def hold_others(module, sequence, rope, t: int, causal: bool):
         if held.k is not None:
             cache.k, cache.v = (kv.repeat(len(copies), 1, 1, 1) for kv in (held.k, held.v))
         with watch([(module.mid, lambda args, y: found.append(y))]):
-            y = module(copies, *((here, cache) if looks else ()))
+            y = module(copies, here, cache) if looks else module(copies)
         return y if residual else found[0]
 
     return function

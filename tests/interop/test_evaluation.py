@@ -253,10 +253,13 @@ BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "wrong results": (dict(out_dir="TMP/wrong"), "TMP/wrong/evaluation.json is damaged (wic: KeyError)"),
     "init_from, two folders": (dict(out_dir="TMP/a,TMP/b", init_from="gpt2"), "init_from is one model, so out_dir"),
     "init_from, a run": (dict(init_from="gpt2"), "TMP/a holds a run of its own: name another --out_dir"),
-    "no such block": (dict(without_block=0), "without_block=0: TMP/a/best.pt has blocks 1 to 2; name one of them, or"),
+    "no such block": (
+        dict(without_block=0),
+        "without_block=0 must be one of the blocks 1 to 2 of TMP/a/best.pt, or all",
+    ),
     "no block": (
         dict(out_dir="TMP/a,TMP/b", without_block="last"),
-        "without_block=last: TMP/a/best.pt has blocks 1 to",
+        "without_block=last must be one of the blocks 1 to 2",
     ),
     "a block and no task": (dict(tasks="", input="", without_block=1), "without_block=1 must be left out where there"),
     "nothing to show": (dict(tasks="", input=""), "nothing was evaluated yet in TMP/a"),
