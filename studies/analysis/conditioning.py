@@ -73,9 +73,8 @@ def weight_spectra(block) -> dict:
 
 def estimate_spectrum(function, x: torch.Tensor, generator: torch.Generator) -> dict:
     """`spectrum` of the Jacobian J of a `function` of `token_functions` at x, from PROBES · PASSES products with J and
-    Jᵀ: a block Krylov space Q of JJᵀ. "largest" is a lower bound of σ₁, since the last products, JᵀQ, are exact;
-    "error" is ‖Jv − σu‖/σ: so near, relative to σ, a singular value must be. ‖J‖² of the stable rank is a mean over
-    PROBES random vectors. No condition number: nan."""
+    Jᵀ, a block Krylov space Q of JJᵀ. "largest" is a lower bound of σ₁, since JᵀQ is exact; "error" is ‖Jv − σu‖/σ:
+    so near, relative to σ, a singular value must be. ‖J‖² is a mean over PROBES vectors. No condition number: nan."""
 
     def push(directions):  # (n, C) → J times each: central differences
         shift = STEP * x.norm() * directions
@@ -98,9 +97,9 @@ def estimate_spectrum(function, x: torch.Tensor, generator: torch.Generator) -> 
 
 
 def jacobian_spectra(model: Transformer, batches, positions: list, generator: torch.Generator, exact=EXACT) -> dict:
-    """{"attention", "FFN", each also "+ residual": [L] of {number: its mean over the tokens}}: Jacobians ∂y/∂x of a
-    sub-layer at one token of each sequence, as in DNT eq. 7: x is what enters it, before the pre norm, y the branch
-    output as it is added, or what leaves the sub-layer. They are made in full up to width `exact`."""
+    """{"attention", "FFN", each also "+ residual": [L] of {number: its mean over the tokens}} of the Jacobians ∂y/∂x of
+    sub-layers at one token of each sequence. x is what enters, before the pre norm, y the branch output as it is added
+    (DNT eq. 7), or what leaves the sub-layer. They are made in full up to width `exact`."""
     places, found = list(product(range(len(model.blocks)), BRANCHES)), {}
     modules = [getattr(model.blocks[block], branch) for block, branch in places]
     for token in token_functions(model, batches, positions, modules):
@@ -181,24 +180,22 @@ def respond(model: Transformer, batch, places: tuple, scaled: list, watched: lis
     """(norms (4,) of y; of ∂L/∂x and ∂L/∂(scaled) where ∂L/∂y is `given`, or else this pass's own; of ∂L/∂(watched),
     that ∂L/∂y). places: (the module that x enters, the one that y leaves)."""
     (enters, leaves), seen = places, {}
-    notes = [(enters, lambda args, y: seen.update(x=args[0])), (leaves, lambda args, y: seen.update(y=y))]
-    with watch(notes):
+    with watch([(enters, lambda args, y: seen.update(x=args[0])), (leaves, lambda args, y: seen.update(y=y))]):
         loss = model(*batch)[1]
     grad = partial(torch.autograd.grad, materialize_grads=True, retain_graph=True)
     behind, *total = grad(loss, [seen["y"], *watched])
     given = behind if given is None else given
     before, *own = grad(seen["y"], [seen["x"], *scaled], given)
-    return torch.stack([get_total_norm(its).double() for its in ([seen["y"]], [before], own, total)]), given
+    return torch.stack([get_total_norm(its).cpu().double() for its in ([seen["y"]], [before], own, total)]), given
 
 
 @torch.no_grad()
 def measure_propositions(model, batches, run):
-    """{"types": {"q × 2, Prop. 5": …}}: ratios to the unscaled model, mean over up to three blocks, one of them scaled
-    at a time, and the parts that are read: "output" ‖y‖ and "jacobian" ‖Jᵀ∂L/∂y‖ beside "theory" c^p; "gradient" of
-    what is scaled beside "gradient_theory" c^(p−1), all with ∂L/∂y of the unscaled model; "loss_gradient", with the
-    ∂L/∂y that follows: for the embedding that of the block's parameters."""
-    rows = {}
-    for block, batch in product(pick_evenly(range(len(model.blocks)), 3), batches):
+    """{"types": {"q × 2, Prop. 5": ratios to the unscaled model}}, mean over up to three blocks, one of them scaled at
+    a time, and the parts that are read: "output" ‖y‖ and "jacobian" ‖Jᵀ∂L/∂y‖, c^p in "theory"; "gradient" of what is
+    scaled, c^(p−1) in "gradient_theory"; "loss_gradient", with the ∂L/∂y that follows (the embedding: `scalings`)."""
+    rows, blocks = {}, pick_evenly(range(len(model.blocks)), 3)
+    for batch, block in ((batch, block) for batch in batches for block in blocks):
         for name, *about, p in scalings(model, block):
             before, given = respond(model, batch, *about)
             for c in FACTORS:
