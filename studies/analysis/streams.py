@@ -211,10 +211,10 @@ def hold_others(module, sequence, rope, t: int, causal: bool):
 
 
 @torch.enable_grad()
-def pull_back(function, x: torch.Tensor, rows: torch.Tensor, **how) -> torch.Tensor:
+def pull_back(function, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """rows (n, C) times the Jacobian ∂y[i]/∂x[j] of a `function` of `token_functions` at its x: one backward pass."""
     copies = x.expand(len(rows), 1, -1).clone().requires_grad_()
-    return torch.autograd.grad(function(copies, **how), copies, rows[:, None])[0][:, 0]
+    return torch.autograd.grad(function(copies), copies, rows[:, None])[0][:, 0]
 
 
 def residual_jacobian(model: Transformer, batches, positions: list, block: int, branch: str) -> torch.Tensor:
