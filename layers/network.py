@@ -57,11 +57,9 @@ class Network(nn.Module):
     def roles(self, inputs: str = "final") -> dict:
         """{parameter name: role}, each parameter exactly once, in the order of `named_parameters`. `inputs`: those of
         OPEN_GAINS, with commas, that are gain_in; the others are gain_out."""
-        roles = {}
+        roles, chosen = {}, {gain: "gain_in" if gain in inputs.split(",") else "gain_out" for gain in OPEN_GAINS}
         for full_name, (its, name) in self._owners().items():
-            role = its.get(name)
-            is_open = role in OPEN_GAINS
-            roles[full_name] = ("gain_in" if role in inputs.split(",") else "gain_out") if is_open else role
+            roles[full_name] = chosen.get(its.get(name), its.get(name))
             if roles[full_name] not in ROLES:
                 fix = f"give its module param_roles = {{'{name}': role}}"
                 raise ValueError(f"parameter {full_name} has role {roles[full_name]}: {fix}")

@@ -4,7 +4,7 @@ BLOCK_ROLES = ("qk", "vo", "ffn")  # the matrices inside the blocks but routers;
 MATRICES = ("emb", "patch", "pos", "head", *BLOCK_ROLES, "router")  # pos: the class token of images too
 # gain_in: scale vectors followed by a linear map; gain_out: the others; gain_dir: the directions α of gains stored as
 # magnitude and direction, which never decay; balance: the biases on the choice of experts, which no loss trains
-# Gains of which the scale vector paper leaves open whether a linear map follows: those after v and
-# SwiGLU's up, which o and down could absorb; the final norm's, which a tied head could not without the embedding
-OPEN_GAINS = ("v", "up", "final")
 ROLES = (*MATRICES, "gain_in", "gain_out", "gain_dir", "scalar", "bias", "balance")
+# gains that the scale vector paper does not call input or output: those after v and SwiGLU's up, which o and down could
+# absorb, and the final norm's, which a tied head could not
+OPEN_GAINS = ("v", "up", "final")

@@ -67,9 +67,7 @@ def refusals(config, entry, flags: list, defaults: dict):
         value = getattr(config, name)
         text = f"{name}={value} decays by {decay}, which is 0: set that, or leave {name} out"
         yield value != off and not getattr(config, decay), text
-    text = (
-        f"input_gains={config.input_gains} has no effect with decay_gains={config.decay_gains}: choose input or output"
-    )
+    text = f"input_gains={config.input_gains} needs decay_gains=input or output, not {config.decay_gains}"
     yield config.input_gains != "final" and config.decay_gains in ("none", "all"), text
     ratios, is_wsd = {name: getattr(config, name) for name in RATIO_FLAGS}, config.schedule == "wsd"
     for name in ("wsd_decay", "wsd_decay_iters"):

@@ -57,9 +57,9 @@ def describe_size(model: Transformer, remark: str = "") -> list:
     return [f"{c.n_layer} blocks, {c.n_embd} wide, {heads}, {ffn}, {rows}", data + remark]
 
 
-def describe_parameters(model: Transformer) -> list:
+def describe_parameters(model: Transformer, input_gains: str) -> list:
     """A table: tensors, parameters and their share, by role; with experts also the active ones, which a token meets."""
-    roles, active, total = model.roles(), model.active_numel(), model.num_params()
+    roles, active, total = model.roles(input_gains), model.active_numel(), model.num_params()
     rows = [("role", "tensors", "parameters", "share", "active")]
     for role in (role for role in ROLES if role in roles.values()):
         of_role = {name: p.numel() for name, p in model.named_parameters() if roles[name] == role}
@@ -139,10 +139,9 @@ def main() -> None:
         lines += describe_plan(model, config, *others)
     else:
         lines += [*describe_network(model), *(f"note: {note}" for note in rules.notes(model.config)), ""]
-        lines += [*describe_parameters(model), "", describe_flops(model), ""]
+        lines += [*describe_parameters(model, config.input_gains), "", describe_flops(model), ""]
         lines += [*describe_memory(model), "activations come on top: --plan counts them", ""]
-        lines += [describe_groups(optimizer, model), "", *describe_gains(optimizer), ""]
-        lines += describe_rates(optimizer, config)
+        lines += [describe_groups(optimizer, model), *describe_gains(optimizer), "", *describe_rates(optimizer, config)]
         lines += [f"note: {note}" for note in notes(config, model)]
     print(*lines, sep="\n", flush=True)
     if "--plot" in given:

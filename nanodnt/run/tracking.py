@@ -213,14 +213,11 @@ class Tracker:
     def __init__(self, model: Transformer, optimizer, data, config, env):
         self.model, self.env, self.clip = model, env, config.grad_clip
         self.dtype = torch.float32 if env.device.type == "mps" else torch.float64  # mps has no fp64
-        self.roles, self.old = {}, {}  # {role: parameters}, {parameter: its sample before the step}
-        types, self.places = matrix_types(model), {}  # places: {matrix of a block: (its type, block)}
+        self.roles, self.old, self.names = {}, {}, {}  # {role: parameters}, {parameter: old sample}, {parameter: name}
         for group in optimizer.param_groups:  # not model.parameters(): FSDP may swap those for gathered ones
             if group["role"] != "balance":  # no loss has its gradient
                 self.roles.setdefault(group["role"], []).extend(group["params"])
-            for name, p in zip(group["param_names"], group["params"], strict=True):
-                if name in types:
-                    self.places[p] = types[name], int(name.split(".")[1])
+            self.names |= zip(group["params"], group["param_names"], strict=True)
         counts = [sum(p.numel() for p in params) for params in self.roles.values()]
         self.counts = torch.tensor(counts, dtype=self.dtype, device=env.device)
         rows = data.validation(config.eval_tokens)[: min(config.batch_size, max(1, TOKENS // data.block_size))]
@@ -237,7 +234,7 @@ class Tracker:
         group = shard_group(next(iter(self.old)))
         if group:  # under HSDP every copy of the model adds its own
             sums = self.env.sum(sums) * (dist.get_world_size(group) / self.env.world_size)
-        norms = self.block_norms(dict(zip(self.old, sums[:, 2], strict=True)))
+        norms = self.block_norms(dict(zip(map(self.names.get, self.old), sums[:, 2], strict=True)))
         sums = torch.stack([part.sum(0) for part in sums.split([len(params) for params in self.roles.values()])])
         square, fourth, weight, old, change = sums.unbind(1)
         valid = torch.where(found_inf, math.nan, 1.0).to(self.dtype)  # NaN, in the row null, for a skipped step
@@ -255,10 +252,10 @@ class Tracker:
         return fetch_numbers(found | seen, self.dtype)
 
     def block_norms(self, squares: dict) -> dict:
-        """{a type of `matrix_types`: [‖W‖ of a block's matrices as one]}, from {parameter: Σ w² of all processes}."""
-        norms = {kind: [0.0] * len(self.model.blocks) for kind, _ in self.places.values()}
-        for p, (kind, block) in self.places.items():
-            norms[kind][block] += squares[p]
+        """{a type of `matrix_types`: [‖W‖ of a block's matrices as one]}, from {name: Σ w² of all processes}."""
+        types, norms = matrix_types(self.model), {}
+        for name in filter(types.get, squares):
+            norms.setdefault(types[name], [0.0] * len(self.model.blocks))[int(name.split(".")[1])] += squares[name]
         return {kind: [square**0.5 for square in its] for kind, its in norms.items()}
 
     def sums(self, p):

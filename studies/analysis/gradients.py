@@ -15,7 +15,7 @@ from studies.analysis.runs import target_shares
 TAIL_STATISTICS = ("kurtosis", "max_over_rms", "p999_over_p50", "hill", "participation")
 MEANS = ("arithmetic", "geometric", "zero_fraction")  # the last: the share that the geometric mean leaves out
 RATIOS = {"arithmetic": "ratio", "geometric": "geo_ratio"}  # S(Norm) / S(type) of each mean
-TABLE = (*MEANS, "ratio", "low", "high", "geo_ratio", "lr_ratio")
+TABLE = (*MEANS, *RATIOS.values(), "lr_ratio")
 
 
 def trained_parameters(model: Transformer) -> dict:
@@ -109,12 +109,11 @@ def draw_gradients(measured):
     return [panels]
 
 
-def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch.Generator, note=None) -> dict:
+def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch.Generator) -> dict:
     """{parameter name: h, a CPU tensor of its shape}: the mean over `draws` of n g², with n = B·T tokens, or B images,
     and g the gradient of their mean loss on labels drawn from softmax(logits), at temperature 1 (Blockwise LR eq. 3).
     An unbiased estimate of the diagonal of the mean loss's Gauss-Newton matrix: with such labels the gradients of
-    different tokens are independent and have mean zero. The labels depend on the generator alone, of any device.
-    note(h), if given, gets the h of each draw alone."""
+    different tokens are independent and have mean zero. The labels depend on the generator alone, of any device."""
     counts, h = [], dict.fromkeys(trained_parameters(model), 0.0)
 
     def losses():  # sums over the labels
@@ -126,12 +125,9 @@ def estimate_sharpness(model: Transformer, batches, draws: int, generator: torch
 
     for _ in range(draws):
         counts.clear()
-        one = {name: (s.square() / sum(counts)).cpu() for name, s in sum_gradients(model, losses()).items()}  # n (s/n)²
-        for name, t in one.items():
-            h[name] += t / draws
-        if note:
-            note(one)
-    return h
+        for name, s in sum_gradients(model, losses()).items():
+            h[name] += s.square() / (sum(counts) * draws)  # n (s/n)²
+    return {name: t.cpu() for name, t in h.items()}
 
 
 @torch.no_grad()
@@ -177,22 +173,15 @@ def log10_density(values: torch.Tensor, bins: int) -> dict:
     return {"edges": edges.tolist(), "density": density.tolist()}
 
 
-def compare_to_norm(types: dict, draws: list, train_config: dict) -> dict:
-    """{type: {"ratio": S(Norm) / S(type) of arithmetic means, to which LR ratios are proportional by Blockwise LR sec.
-    5, Norm's own being 1; "low", "high": the smallest and largest of the single draws; "geo_ratio": that of geometric
-    means; "lr_ratio": in use by the run}}. types: of `average_by_type`; draws: the same of each draw alone. A ratio is
-    nan without gains, inf over 0."""
-
-    def ratio(its, kind, mean="arithmetic"):
-        mine = its[kind][mean]
-        return (its["norm"][mean] if "norm" in its else math.nan) / mine if mine else math.inf
-
-    found = {}
-    for kind in types:
-        single = [ratio(its, kind) for its in draws]
-        found[kind] = {name: ratio(types, kind, mean) for mean, name in RATIOS.items()}
-        used = train_config.get(f"lr_ratio_{kind}", 1.0) if train_config.get("blockwise_lr") else 1.0
-        found[kind] |= dict(low=min(single), high=max(single), lr_ratio=used)
+def compare_to_norm(types: dict, train_config: dict) -> dict:
+    """`types`, of `average_by_type`, with "ratio": S(Norm) / S(type) of arithmetic means, to which LR ratios are
+    proportional by Blockwise LR sec. 5, Norm's own being 1; "geo_ratio": that of geometric means; "lr_ratio": in use by
+    the run, nan without one. A ratio is nan without gains, inf over 0."""
+    found, norm = {}, types.get("norm", dict.fromkeys(MEANS, math.nan))
+    for kind, its in types.items():
+        found[kind] = its | {name: norm[mean] / its[mean] if its[mean] else math.inf for mean, name in RATIOS.items()}
+        blockwise = train_config.get("blockwise_lr", True)
+        found[kind]["lr_ratio"] = train_config.get(f"lr_ratio_{kind}", math.nan) if blockwise else 1.0
     return found
 
 
@@ -200,29 +189,20 @@ def describe_ratios(found: dict) -> str:
     """What LR ratios the principle has for a checkpoint, as flags of training: a line for each mean."""
     lines = ["lr ratios by the principle, S(Norm)/S(type); the paper tunes by hand from there (Blockwise LR, sec. 5)"]
     for mean, name in RATIOS.items():
-        ratios = {kind: its[name] for kind, its in found["types"].items() if math.isfinite(its[name])}
-        flags = [f"--lr_ratio_{kind}={ratio:.3g}" for kind, ratio in ratios.items()]
-        lines.append(f"  {mean}: {' '.join(['--blockwise_lr=True', *flags]) if flags else 'none, without gains'}")
+        ratios = [(kind, its[name]) for kind, its in found["types"].items() if math.isfinite(its[name])]
+        flags = ["--blockwise_lr=True", *(f"--lr_ratio_{kind}={ratio:.3g}" for kind, ratio in ratios)]
+        lines.append(f"  {mean}: {' '.join(flags) if ratios else 'none, without gains'}")
     return "\n".join(lines)
 
 
 def measure_sharpness(model, batches, run):
-    types, draws, vocab = model.block_types(), run.config.draws, model.config.vocab_size or None  # images have none
-    tables = [n for n, p in model.named_parameters() if types[n] in ("emb", "head") and p.ndim > 1]
-
-    def without_padding(h):  # the rows that pad the vocabulary belong to no token
-        return h | {name: h[name][:vocab] for name in tables}
-
-    def note(one):
-        single.append(average_by_type(without_padding(one), types))
-
-    single, generator = [], run.generator(run.device)
-    h = without_padding(estimate_sharpness(model, batches, draws, generator, note))
-    means = average_by_type(h, types)
-    ratios = compare_to_norm(means, single, run.train_config)
-    found = {"draws": draws, "types": {kind: its | ratios[kind] for kind, its in means.items()}}
+    draws, types, vocab = run.config.draws, model.block_types(), model.config.vocab_size or None  # images have none
+    h = estimate_sharpness(model, batches, draws, run.generator(run.device))
+    for name in [name for name, t in h.items() if types[name] in ("emb", "head") and t.ndim > 1]:
+        h[name] = h[name][:vocab]  # the rows that pad the vocabulary belong to no token
+    means, layers = compare_to_norm(average_by_type(h, types), run.train_config), average_by_block(model, h)
     density = {kind: log10_density(values, 60) for kind, values in pool_by_type(h, types).items()}
-    return {**found, "layers": average_by_block(model, h), "log10_density": density}
+    return {"draws": draws, "types": means, "layers": layers, "log10_density": density}
 
 
 @register("sharpness", measure_sharpness, tokens=4096, over_training=True, table=TABLE, says=describe_ratios)
@@ -231,10 +211,8 @@ def draw_sharpness(measured):
     last, ticks, training, densities, blocks = measured[-1], [], [], [], []
     kinds = [kind for kind in TYPE_COLORS if kind in last["types"]]
     ends = [line(kinds, [last["types"][kind][mean] for kind in kinds], "o", label=mean) for mean in MEANS[:2]]
-    fitting = [
-        its["arithmetic"] * its["ratio"] / (its["lr_ratio"] or math.nan) for its in map(last["types"].get, kinds)
-    ]
-    ends.append(line(kinds, fitting, "kx", label="S(Norm) / LR ratio in use"))
+    fits = [its["arithmetic"] * its["ratio"] / (its["lr_ratio"] or math.nan) for its in map(last["types"].get, kinds)]
+    ends.append(line(kinds, fits, "kx", label="S(Norm) / LR ratio in use"))
     for kind in kinds:
         color, zeros = TYPE_COLORS[kind], 100 * last["types"][kind]["zero_fraction"]
         ticks.append(f"{kind}\n{zeros:.2g}% zeros" if zeros else kind)

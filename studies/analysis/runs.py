@@ -63,6 +63,8 @@ class PretrainedModel(CheckpointedRun):
     measured on the text file `config.dataset`, or on a prepared dataset with its tokenizer, in windows of its context,
     at most LONGEST tokens."""
 
+    train_config = {}
+
     def __init__(self, path: Path, name: str, config, device: torch.device):
         if not config.dataset:
             raise ValueError("init_from needs --dataset=FILE: a text (UTF-8), or a dataset with the model's tokenizer")

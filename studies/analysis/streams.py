@@ -20,7 +20,6 @@ from studies.analysis.runs import WINDOW, pick_evenly, target_shares
 
 THEORY = dict(pre_norm="both", mid_norm="none", post_norm="none", post_norm_blocks=0, branch_scale="none", fixup=False)
 THEORY |= dict(lns_power=0.5, lns_branches="both", lns_learn=False)  # what the theory is about: Pre-LN, and LNS
-THEORY_LABELS = dict(linear="Θ(L)", lower="lower bound", law="law", upper="upper bound")
 MAX_UNIT = 1 << 24  # numbers that `token_angles` holds at a time, in float64: 128 MiB, and a copy or two
 
 
@@ -53,11 +52,13 @@ def joint_variance(parts: list) -> float:
 
 
 def theory_curves(config, variance: list) -> dict:
-    """How σ², the variance of the stream, grows after blocks 1 … L by the theory of LNS: lists [L] from what is
-    measured, `variance` [L], with u = c / (s σ) of each block, σ of the stream into it, s = 1 or for LNS √ℓ. "linear":
-    Θ(L), eqs. 7 and 14; "law": eqs. 6 and 13, σ₁² Π (1 + u); "lower": σ₁² exp Σ (u − u²/2), below eqs. 34 and 56;
-    "upper": σ₁² (1 + c / σ₁)ᵏ after k blocks more, eq. 33 [I], or for LNS Θ(ℓ^1.5), eq. 14. All start at block 1, and
-    but for "lower" pass through the value after block 2 [I]. {} for other layouts, and where that is not a rise."""
+    """How σ², the variance of the stream after blocks 1 … L, grows by the theory of LNS: lists [L] from `variance` [L].
+    "Θ(L)": the lower bound of eqs. 7 and 14; "law": eqs. 6 and 13, σ₁² Π (1 + u), with u = c / (s σ) of each block, σ
+    that of the stream into it, s = 1, or for LNS √ℓ; "lower bound": σ₁² exp Σ (u − u²/2), below eq. 34 and in eq. 56;
+    "upper bound": σ₁² (1 + c / σ₁)ᵏ after k blocks more, eq. 33 with eq. 34's 1/σ, or for LNS Θ(ℓ^(2−ε)), eq. 14, at
+    its smallest ε, 1/2. The paper has c = 1, leaves Θ's constants open, and starts at the embedding. Ours start after
+    block 1, which often raises the variance many times, and all but "lower bound" pass through the measured value after
+    block 2 [I]. {} for other layouts, and where block 2 does not raise the variance."""
     about = config.norm in CENTRES and config.lns in ("off", "norm")
     about &= all(getattr(config, flag) == value for flag, value in THEORY.items())
     if not about or len(variance) < 2 or not 0 < variance[0] < variance[1]:
@@ -68,7 +69,8 @@ def theory_curves(config, variance: list) -> dict:
         u, power = u * np.sqrt(2 / block[1:]), (block + 1) ** 1.5  # x_ℓ is what leaves block ℓ − 1
         upper = start + (second - start) * (power - power[0]) / (power[1] - power[0])
     law, lower = (start * np.exp(np.append(0, np.cumsum(steps))) for steps in (np.log1p(u), u - u**2 / 2))
-    curves = dict(linear=start + (second - start) * (block - 1), lower=lower, law=law, upper=upper)
+    linear = start + (second - start) * (block - 1)
+    curves = {"Θ(L)": linear, "lower bound": lower, "law": law, "upper bound": upper}
     return {name: curve.tolist() for name, curve in curves.items()}
 
 
@@ -98,7 +100,7 @@ def draw_variance(measured):
     blocks, theory = last["stream"][1:], []
     for (name, curve), style in zip(last["theory"].items(), ("k:", "C0--", "C2-", "C3--"), strict=False):
         near = [v if min(blocks) / 10 < v < 10 * max(blocks) else math.nan for v in curve]
-        theory.append(by_block(near, style, label=THEORY_LABELS[name]))
+        theory.append(by_block(near, style, label=name))
     title = "at the end, beside LNS's theory" if theory else "at the end: a case outside\nLNS's theory"
     panels = [Panel("residual stream", "after block (0: what enters the first)", streams, "variance", log="y")]
     panels += [Panel("branch outputs, as they are added (at the end)", "block", branches, log="y")]

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import product
 
 import numpy as np
 from matplotlib.colors import LogNorm
@@ -66,11 +67,10 @@ def draw_experts(measured):
 
 def measure_tracking(model, batches, run):
     steps, tracks = zip(*read_tracks(run).items(), strict=True)
-    found = {key: [track.get(key) or {} for track in tracks] for key in BY_ROLE}
+    found = {key: [track.get(key) or {} for track in tracks] for key in (*BY_ROLE, "block_norm", "embedding")}
     found |= {key: [track.get(key) or [] for track in tracks] for key in BY_DEPTH}
     gains = [(track.get("gain") or {}).items() for track in tracks]
     ranges = [{slot: g[2] - g[1] for slot, g in found if None not in g} for found in gains]
-    found |= {key: [track.get(key) or {} for track in tracks] for key in ("block_norm", "embedding")}
     return {"steps": list(steps), **found, "gain_range": ranges}
 
 
@@ -93,14 +93,12 @@ def draw_tracking(measured):
     lower.append(Panel("gains: largest − smallest, each slot", "step", [line(steps, gain, "C0-") for gain in gains]))
     for branch, kinds in LINES.items():
         lines = []
-        for color, kind in zip("kbgrm", kinds, strict=False):
-            for block, style in ((0, "-"), (-1, "--")):
-                norms = np.array([(its.get(kind) or [None])[block] for its in last["block_norm"]], float)
-                lines.append(line(steps, norms, color + style, label=None if block else kind))
+        for (color, kind), (block, style) in product(zip("kbgrm", kinds, strict=False), ((0, "-"), (-1, "--"))):
+            norms = np.array([(its.get(kind) or [None])[block] for its in last["block_norm"]], float)
+            lines.append(line(steps, norms, color + style, label=None if block else kind))
         bounds.append(Panel(f"{branch}: ‖W‖, ‖γ‖ of block 1\n(dashed: of the last)", "step", lines, log="y"))
-    rows, smallest, gain = (
-        np.array([its.get(key) for its in last["embedding"]], float) for key in ("rows", "smallest", "gain")
-    )
-    lines = [line(steps, rows * smallest, "-", label="d · min ‖w̃‖²"), line(steps, gain**2, "k-", label="‖γ‖²")]
+    table = {key: np.array([its.get(key) for its in last["embedding"]], float) for key in ("rows", "smallest", "gain")}
+    lines = [line(steps, table["rows"] * table["smallest"], "-", label="d · min ‖w̃‖²")]
+    lines.append(line(steps, table["gain"] ** 2, "k-", label="‖γ‖²"))
     bounds.append(Panel("smallest row of the embedding,\nand the norm after it", "step", lines, log="y"))
     return [upper, lower, bounds]

@@ -44,26 +44,32 @@ def test_growth_by_the_theory(lns):
     x = [2.0, 3.0, 5.0, 6.0, 6.5]  # after blocks 1 … 5, so x_2 … x_6 of the paper
     scale = [math.sqrt(block) if lns else 1 for block in range(2, 6)]
     c = (x[1] / x[0] - 1) * scale[0] * math.sqrt(x[0])
-    wanted = dict(linear=[x[0]], lower=[x[0]], law=[x[0]], upper=[x[0]])
+    wanted = {name: [x[0]] for name in ("Θ(L)", "lower bound", "law", "upper bound")}
     for i, s in enumerate(scale):
         term = c / (s * math.sqrt(x[i]))
-        wanted["linear"].append(wanted["linear"][-1] + 1.0)
+        wanted["Θ(L)"].append(wanted["Θ(L)"][-1] + 1.0)
         wanted["law"].append(wanted["law"][-1] * (1 + term))
-        wanted["lower"].append(wanted["lower"][-1] * math.exp(term - term**2 / 2))
-        wanted["upper"].append(wanted["upper"][-1] * (1 + c / math.sqrt(x[0])))
+        wanted["lower bound"].append(wanted["lower bound"][-1] * math.exp(term - term**2 / 2))
+        wanted["upper bound"].append(wanted["upper bound"][-1] * (1 + c / math.sqrt(x[0])))
     if lns:  # a + b ℓ^1.5 through x_2 and x_3
         b = 1.0 / (3**1.5 - 2**1.5)
-        wanted["upper"] = [2.0 + b * (depth**1.5 - 2**1.5) for depth in range(2, 7)]
+        wanted["upper bound"] = [2.0 + b * (depth**1.5 - 2**1.5) for depth in range(2, 7)]
     config = build(dict(lns="norm") if lns else {}).config
     found = streams.theory_curves(config, x)
     assert found.keys() == wanted.keys() and all(close(found[name], curve, 1e-12) for name, curve in wanted.items())
-    assert lns or all(
-        a < b <= d for a, b, d in list(zip(*(found[k] for k in ("lower", "law", "upper")), strict=True))[1:]
-    )
+    its = x[:1]  # a stream that obeys the law: this is where the other curves must be bounds
+    for s in scale:
+        its.append(its[-1] * (1 + 0.7 / (s * math.sqrt(its[-1]))))
+    found_of, (_, *rest) = streams.theory_curves(config, its), its
+    assert close(found_of["law"], its, 1e-12) and len(rest) == 4
+    assert all(a < b for a, b in zip(found_of["lower bound"][1:], rest, strict=True))
+    assert all(a < b * (1 + 1e-9) for a, b in zip(rest, found_of["upper bound"][1:], strict=True))
     for flat in ([2.0], [2.0, 2.0, 3.0], [0.0, 1.0]):
         assert streams.theory_curves(config, flat) == {}
     measured = dict(stream=[1e-9, *x], stream_global=[1.0] * 6, attn=x, mlp=x, step=3)
-    ((*_, panel),) = streams.draw_variance([measured | {"theory": found | {"upper": [2.0, 3.0, 60.0, 70.0, 1e9]}}])
+    ((*_, panel),) = streams.draw_variance(
+        [measured | {"theory": found | {"upper bound": [2.0, 3.0, 60.0, 70.0, 1e9]}}]
+    )
     assert [how["label"] for _, how in panel.lines] == ["Θ(L)", "lower bound", "law", "upper bound", "measured"]
     assert panel.lines[3][0][1][:3] == [2.0, 3.0, 60.0] and all(map(math.isnan, panel.lines[3][0][1][3:]))  # far off
     assert "beside" in panel.title and list(panel.lines[4][0][0]) == [1, 2, 3, 4, 5]

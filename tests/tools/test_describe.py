@@ -250,7 +250,8 @@ def test_learning_rates_of_a_configuration(run_small):
         "--schedule=wsd", "--wsd_decay_iters=10", "--optimizer=muon", "--adamw_learning_rate=5e-3"
     )
     assert (code, err) == (0, "")
-    *_, groups, gains, rates = out.split("\n\n")
+    *_, groups, rates = out.split("\n\n")
+    groups, _, gains = groups.rpartition("\n")
     assert gains == "  gains with decay 0: attn.pre (1), mlp.pre (1), final_norm (1)"
     shown = {line.split()[0]: line.split()[1:] for line in rates.splitlines()}
     roles = [line.split()[0] for line in groups.splitlines()[1:]]

@@ -149,7 +149,7 @@ REFUSED = [
     # under Muon AdamW updates gains and scalars
     (dict(decay_gains="input", weight_decay=0.0), "decay_gains=input decays by weight_decay, which is 0: set that"),
     (dict(SGD, decay_scalars=True, weight_decay=0.0), "decay_scalars=True decays by weight_decay, which is 0"),
-    (dict(input_gains="v"), "input_gains=v has no effect with decay_gains=none: choose input or output"),
+    (dict(input_gains="v"), "input_gains=v needs decay_gains=input or output, not none"),
     (dict(MU, decay_gains="all", adamw_weight_decay=0.0), "decay_gains=all decays by adamw_weight_decay, which is 0"),
     # schedules
     (dict(wsd_decay="sqrt"), "wsd_decay needs schedule=wsd, but schedule=cosine: leave it out"),
