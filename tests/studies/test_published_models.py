@@ -70,10 +70,11 @@ def their_distance(peer, idx):
 @pytest.mark.parametrize("name", ["GPT-2", "Qwen2"])
 def test_depth_of_a_published_model_is_that_of_transformers(name, made, capsys):
     peer, (idx, targets) = save(name, made), windows()
-    assert call(made, "--figures=angular,removal,tracking,experts") == 0
+    assert call(made, "--figures=angular,removal,tracking,experts,sharpness,preconditioner", "--draws=1") == 0
     output = capsys.readouterr().out
     assert "tracking is left out: a model of Hugging Face has no record" in output and "experts is left out" in output
 
+    assert found(made, "sharpness")["types"]["qk"]["lr_ratio"] is None and not found(made, "preconditioner")["decay"]
     angular, distance = found(made, "angular"), their_distance(peer, idx)
     assert (angular["tokens"], angular["step"], angular["checkpoint"]) == (4 * T, 0, "peer")
     assert (torch.tensor(angular["distance"], dtype=torch.float64) - distance).abs().max() < 1e-5
