@@ -43,13 +43,12 @@ quickstart: install data/pystdlib/meta.json
 	@echo '  python analyze.py out/quickstart                                       # look inside: every figure that applies'
 	@echo '  python train.py --help                                                 # every flag'
 
-# Every figure of analyze.py, in out/gallery: docs/gallery.md shows them. 12 minutes of 2 cores.
-GALLERY = config/quickstart.py --init_from=auto --max_iters=300 --warmup_iters=30 --eval_interval=50
-GALLERY += --keep_every=50 --eval_tokens=50000 --compile=False
+# Every figure of analyze.py, in out/gallery: docs/gallery.md shows them.
 gallery: install data/pystdlib/meta.json
-	$(BIN)/python train.py $(GALLERY) config/dnt/s1.py --init_std=0.02 --out_dir=out/gallery/s1
-	$(BIN)/python train.py $(GALLERY) --init_std=0.02 --out_dir=out/gallery/s5
-	$(BIN)/python train.py $(GALLERY) config/dnt/s1.py config/dyt/dyt.py --n_expert=4 --init_std=0.07 --out_dir=out/gallery/dyt
+	$(BIN)/python train.py config/quickstart.py config/gallery.py config/dnt/s1.py --init_std=0.02 --init_from=auto --out_dir=out/gallery/s1
+	$(BIN)/python train.py config/quickstart.py config/gallery.py --init_std=0.02 --init_from=auto --out_dir=out/gallery/s5
+	$(BIN)/python train.py config/quickstart.py config/gallery.py config/dnt/s1.py config/dyt/dyt.py --n_expert=4 --init_std=0.07 \
+	    --init_from=auto --out_dir=out/gallery/dyt
 	$(BIN)/python analyze.py out/gallery/s1 out/gallery/s5 --out=out/gallery/figures
 	$(BIN)/python analyze.py out/gallery/dyt --figures=alpha,experts --out=out/gallery/dyt/figures
 	test -d exported/gallery || $(BIN)/python export.py --out_dir=out/gallery/s1 --to=exported/gallery
