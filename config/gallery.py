@@ -4,6 +4,7 @@ make gallery
 python train.py config/quickstart.py config/gallery.py --init_std=0.02 --out_dir=out/gallery/s5
 """
 
+out_dir = "out/gallery"
 max_iters = 300
 warmup_iters = 30
 eval_interval = 50
