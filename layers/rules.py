@@ -4,7 +4,6 @@ The refusals are one table: each line `yield condition, message` is a row. Rows 
 those before it. A condition that is text names the flags that are wrong, and the message goes on from there.
 """
 
-import math
 from dataclasses import fields
 from itertools import chain
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -54,11 +53,12 @@ def values(c):
     for name, hint in get_type_hints(type(c)).items():
         value, allowed = getattr(c, name), get_args(hint) or (hint,)  # a Literal's values, a union's types, or the type
         if get_origin(hint) is Literal:
-            yield value not in allowed, f"{name}={value!r} is unknown: allowed are {', '.join(allowed)}"
+            yield value not in allowed, f"{name}={value!r:.60} is unknown: allowed are {', '.join(allowed)}"
             continue
         fits = type(value) in allowed or (float in allowed and type(value) is int)
-        yield not fits, f"{name}={value!r} must be of type {' or '.join(t.__name__ for t in allowed)}"
-        yield isinstance(value, float) and not math.isfinite(value), f"{name}={value} must be a finite number"
+        yield not fits, f"{name}={value!r:.60} must be of type {' or '.join(t.__name__ for t in allowed)}"
+        infinite = type(value) in (int, float) and not abs(value) < 1e300  # an int can be too large for a float
+        yield infinite, f"{name}={value!s:.20} must be a finite number below 1e300"
 
 
 def images(c):

@@ -124,9 +124,9 @@ def generate(model: GPT, idx, max_new_tokens, stop=None, one_token=None, cache=N
 
 
 def continue_text(model: GPT, tokenizer, text: str, n: int, rows: int = 1, **how) -> list:
-    """`text`, or if it is empty a new document, continued by n tokens or to end of text: so many texts of `generate`,
-    which draws as `how` says. `tokenizer`: a Tokenizer. ValueError where it cannot encode the text."""
-    prompt = [*tokenizer.start, *tokenizer.encode(text)] if text else tokenizer.new_document()
+    """`text`, or if that has no token a new document, continued by n tokens or to end of text: so many texts of
+    `generate`, which draws as `how` says. `tokenizer`: a Tokenizer. ValueError where it cannot encode the text."""
+    prompt = (text and [*tokenizer.start, *tokenizer.encode(text)]) or tokenizer.new_document()
     idx = torch.tensor([prompt] * rows, device=model.wte.weight.device)
     texts = []
     for row in generate(model, idx, n, **how)[:, len(prompt) :].tolist():

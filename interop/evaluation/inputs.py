@@ -56,6 +56,8 @@ def open_text(name: str, overlap: int, trained: Trained, verify: bool = True) ->
         why = "this model's alphabet has neither end of text nor newline to stand before a text"
         raise ValueError(f"{why}: it can be evaluated on prepared datasets only") from None
     ids = np.array([first, *trained.tokenizer.encode(text)], np.int64)
+    if len(ids) == 1:
+        raise ValueError(f"input {name} has no tokens in the tokenizer of {trained.source}: nothing to score")
     settings = dict(overlap=overlap, sha256=sha256(name))
     return Source(f"text {name}", windows(ids, block_size, overlap), settings, n_bytes=len(raw))
 
@@ -110,7 +112,10 @@ def list_inputs(text: str) -> list:
         found += files
     if not found:
         raise ValueError(f"input={text} names nothing")
-    return list(dict.fromkeys(found))
+    kept = {}
+    for name in found:
+        kept.setdefault((Path(name) if Path(name).is_file() else folder_of(name)).resolve(), name)
+    return list(kept.values())
 
 
 def open_answers(config: EvaluateConfig, trained: Trained, env) -> list:

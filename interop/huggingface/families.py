@@ -3,6 +3,7 @@
 A family is Pre-LN with one kind of norm, position and FFN. Its configuration and tensors are ours under other names.
 """
 
+import re
 from typing import NamedTuple
 
 import torch
@@ -173,7 +174,10 @@ def config_from_theirs(theirs: dict) -> GPTConfig:
         if attention != mlp:
             raise ValueError(f"attention_bias={attention}, mlp_bias={mlp}: here both have biases, or neither has")
     config = GPTConfig(**flags)
-    config.check()
+    try:
+        config.check()
+    except ValueError as e:
+        raise ValueError(re.sub(r"\w+", lambda word: family.sizes.get(word[0], word[0]), str(e))) from None
     if config.head_size * config.n_head == config.n_embd:
         config.head_size = 0
     if config.n_kv_head == config.n_head:
@@ -217,6 +221,8 @@ def matches(config: GPTConfig, kind: str) -> list:
 def tensors_from_theirs(tensors: dict, config: GPTConfig, kind: str) -> dict:
     """Our state dict from theirs, {name without the family's prefix: tensor}. Padding rows of the vocabulary are zero.
     ValueError, which names the tensor, where one is missing, of another shape, or not known."""
+    if (parts := config.n_layer * max(1, config.n_expert)) > len(tensors):  # a GPT of millions takes hours to build
+        raise ValueError(f"config.json has {parts:,} blocks, or experts in them, but there are {len(tensors)} tensors")
     wanted, found, prefix = GPT.empty(config).state_dict(), {}, FAMILIES[kind].prefix
     expected = {name.removeprefix(prefix): t for name, t in tensors_to_theirs(wanted, config, kind).items()}
     zeros = [name for name in expected if name.endswith(FAMILIES[kind].absent)]

@@ -1,6 +1,5 @@
 """Other people's weights: a folder or a name of Hugging Face, as a GPTConfig, a state dict and a tokenizer."""
 
-import json
 import re
 from pathlib import Path
 
@@ -35,7 +34,7 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tup
         else:
             try:
                 config = config_from_theirs(theirs)
-            except (TypeError, AttributeError) as e:  # a value of another kind than any version writes
+            except (TypeError, AttributeError, OverflowError, RecursionError) as e:  # no version writes such values
                 raise ValueError(f"its config.json is damaged ({e})") from None
             prefix = FAMILIES[theirs["model_type"]].prefix
             tensors = {name.removeprefix(prefix): t for name, t in read_tensors(folder).items()}
@@ -45,7 +44,7 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tup
         meta = read_tokenizer(folder)
         if meta and meta["vocab_size"] > config.vocab_size:
             raise ValueError(f"its tokenizer has {meta['vocab_size']} tokens, its model only {config.vocab_size}")
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ValueError(f"{name} cannot be used: {e}") from None
     config.dropout = dropout
     if block_size and block_size < config.block_size:
@@ -76,7 +75,7 @@ def read_tensors(folder: Path) -> dict:
     files, index = [folder / "model.safetensors"], folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+            files = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{index.name} is damaged") from None
     found = {}

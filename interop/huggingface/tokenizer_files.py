@@ -128,7 +128,7 @@ def read_tokenizer(folder: Path) -> dict | None:
         own = config.pop(OWN_TEMPLATE, None)
         meta = recognise(text, meta) or meta | {"json_config": config}
         return meta if own is None else meta | {"template": own}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, OSError) as e:
         raise ValueError(f"the tokenizer in {folder} cannot be read ({str(e)[:200] or type(e).__name__})") from None
 
 

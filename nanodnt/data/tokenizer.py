@@ -69,10 +69,10 @@ class Tokenizer:
         """The ids that a model has seen before a text: `start`, else `bos`, else (`chars`) a newline."""
         if self.start or self.bos is not None:
             return self.start or [self.bos]
-        try:
-            return self.encode("\n")
-        except ValueError:
-            raise ValueError("this alphabet has neither end of text nor newline to begin after: set --start") from None
+        with contextlib.suppress(ValueError):
+            if found := self.encode("\n"):  # some tokenizers drop it
+                return found
+        raise ValueError("this alphabet has neither end of text nor newline to begin after: set --start")
 
     def decode(self, ids) -> str:
         """Text of token ids. End of text and ids beyond the vocabulary are dropped; invalid UTF-8 becomes U+FFFD."""

@@ -245,7 +245,7 @@ def test_what_input_names(runs, monkeypatch):
     odd = made.write_records(runs / "a, b.jsonl", [dict(prompt="a", response="A")])
     assert list_inputs(str(odd)) == [str(odd)]  # a comma in a name
     data, file = str(runs / "data"), str(runs / "chats.jsonl")
-    assert list_inputs(f"{file}, {data},{file}") == [file, data]
+    assert list_inputs(f"{file}, {data},{file}") == list_inputs(f"{file},{data}, {data}/") == [file, data]
     made.write_records(runs / "deep" / "er" / "x.json", [], array=True)
     assert list_inputs(f"{data},{runs / 'deep'}") == [data, str(runs / "deep" / "er" / "x.json")]
     assert list_inputs("commonsense170k") == ["commonsense170k"]  # a folder of data/, prepared or not
