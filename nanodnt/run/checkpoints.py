@@ -58,8 +58,8 @@ def is_count(value) -> bool:
 
 
 def is_number(value) -> bool:
-    """Whether it is a finite int or float."""
-    return type(value) in (int, float) and abs(value) < math.inf
+    """Whether it is a finite int or float, and no int that is too large for a float."""
+    return type(value) in (int, float) and abs(value) < 1e300
 
 
 KINDS = dict.fromkeys(("model", "optimizer", "scaler", "meta", "model_config", "train_config"), dict)

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 
 from layers.roles import ROLES
+from nanodnt.run.checkpoints import is_number
 from nanodnt.run.metrics import read_metrics
 from studies.analysis.figure import NotApplicable, Panel, blocks_over_steps, line, register
 from studies.analysis.norms import LINES
@@ -15,22 +16,40 @@ from studies.analysis.runs import pick_evenly
 
 BY_ROLE = {"grad_norm": "gradient norm", "grad_kurtosis": "gradient kurtosis", "update_ratio": "update / weight norm"}
 BY_DEPTH = {"stream_var": "variance of the stream", "logit_max": "largest attention logit"}
+SHAPES = dict.fromkeys((*BY_ROLE, "embedding"), (dict,)) | dict.fromkeys((*BY_DEPTH, "router_entropy"), (list,))
+SHAPES |= dict(gain=(dict, 3), block_norm=(dict, list))  # as `fits` takes them; and the load of experts
 
 
-def read_tracks(run) -> dict:
-    """{step: row["track"]} of metrics.jsonl; NotApplicable if there is none."""
+def fits(value, shape: tuple) -> bool:
+    """Whether `value` is nested as `shape` says, from outside in: dict, list, or a list's length. Inside are numbers or
+    None."""
+    if not shape:
+        return value is None or is_number(value)
+    kind = shape[0]
+    if not isinstance(value, dict if kind is dict else list) or kind not in (dict, list, len(value)):
+        return False
+    return all(fits(inner, shape[1:]) for inner in (value.values() if kind is dict else value))
+
+
+def read_tracks(run, config) -> dict:
+    """{step: row["track"]} of metrics.jsonl; NotApplicable if there is none. ValueError for a damaged one."""
     if run.folder is None:
         raise NotApplicable("a model of Hugging Face has no record of its training")
     tracks = {row["step"]: row["track"] for row in read_metrics(run.folder) if isinstance(row.get("track"), dict)}
     if not tracks:
         raise NotApplicable("metrics.jsonl has no tracked rows (train.py --track_interval)")
+    shapes = SHAPES | dict(load=(config.n_layer, config.n_expert))
+    for step, track in tracks.items():
+        if wrong := next((key for key in shapes if track.get(key) and not fits(track[key], shapes[key])), None):
+            what = f"{run.folder / 'metrics.jsonl'}, step {step}: {wrong} is damaged ({str(track[wrong])[:60]})"
+            raise ValueError(f"{what}: repair it, or leave the figures experts and tracking out")
     return tracks
 
 
 def measure_experts(model, batches, run):
     if not model.config.n_expert:
         raise NotApplicable("no mixture of experts")
-    tracks = {step: track for step, track in read_tracks(run).items() if track.get("load")}
+    tracks = {step: track for step, track in read_tracks(run, model.config).items() if track.get("load")}
     if not tracks:
         raise NotApplicable("no tracked row has the load of experts")
     load = np.array([track["load"] for track in tracks.values()], float) * model.config.n_expert  # (rows, L, E); mean 1
@@ -66,7 +85,7 @@ def draw_experts(measured):
 
 
 def measure_tracking(model, batches, run):
-    steps, tracks = zip(*read_tracks(run).items(), strict=True)
+    steps, tracks = zip(*read_tracks(run, model.config).items(), strict=True)
     found = {key: [track.get(key) or {} for track in tracks] for key in (*BY_ROLE, "block_norm", "embedding")}
     found |= {key: [track.get(key) or [] for track in tracks] for key in BY_DEPTH}
     gains = [(track.get("gain") or {}).items() for track in tracks]

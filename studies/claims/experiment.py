@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from nanodnt.data import load_meta
 from nanodnt.files import write_file
+from nanodnt.run.checkpoints import is_number
 from studies.claims import quantities
 from studies.claims.judge import FEWEST, classify, holm, p_value, plan_seeds, pool_variance
 from studies.claims.study import arms_in, compare_protocol, load_study, split_value, squared_weights
@@ -27,6 +28,7 @@ from studies.sweep.results import describe_hardware
 from studies.sweep.runner import IGNORED_FIELDS, ROOT, MissingRun, Runner, Stopped, TrainingRun, resolve_configs
 
 ENTRY = {"args", "settings", "outcome", "seconds", "measures", "machine"}  # of the record
+MACHINE = ("hardware", "torch", "date")  # of "machine", for the page
 TUNING_SEEDS = (0, 5)  # they choose learning rates and the number of seeds, and no verdict is made with them
 SEEDS = (1, 2, 3, 4, 6, 7, 8, 9, *range(10, 18))  # that numbers are reported with
 MOST_DOUBLINGS = 6  # of the grid's middle, up or down
@@ -92,6 +94,13 @@ def digest_settings(run: TrainingRun) -> str:
     return f"{zlib.crc32(json.dumps(kept).encode()):08x}"
 
 
+def is_entry(run: dict) -> bool:
+    """Whether it is an entry of the record: what is read of one is there and of its type."""
+    texts = [run["args"][0], *run["args"], run["outcome"], *(run["machine"][key] for key in MACHINE)]
+    numbers = [run["seconds"], *(value for value in run["measures"].values() if value is not None)]
+    return ENTRY <= run.keys() and all(isinstance(text, str) for text in texts) and all(map(is_number, numbers))
+
+
 class Record:
     """Runs and what was measured of them, in one file that is written after each change. Threads may share it."""
 
@@ -103,9 +112,9 @@ class Record:
     def _read(path: Path) -> dict:
         try:
             runs = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            if all(ENTRY <= run.keys() for run in runs.values()):
+            if all(map(is_entry, runs.values())):
                 return runs
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
             pass
         raise ValueError(f"{path} is damaged: restore it from git, or remove it")
 

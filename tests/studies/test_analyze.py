@@ -20,6 +20,7 @@ from studies.analysis.figure import NotApplicable, Panel, draw, line
 from studies.analysis.norms import LINES
 from studies.analysis.pipeline import FIGURES, AnalyzeConfig, measure_runs, round_for_json
 from studies.analysis.runs import Batches, CheckpointedRun, pick_evenly
+from studies.analysis.tracked import BY_DEPTH, BY_ROLE
 from support import runs as tiny
 from support.pages import ROOT, rows_with
 
@@ -262,6 +263,25 @@ def test_a_mixture_of_experts(runs, tmp_path, names):
         assert "router" in record(tmp_path, "sharpness")["runs"]["moe"][-1]["types"]
 
 
+@pytest.mark.parametrize(
+    "key, wrong",
+    [
+        *((key, wrong) for key in (*BY_ROLE, "embedding") for wrong in (3, [1.0], {"qk": "x"}, {"qk": [1.0]})),
+        *((key, wrong) for key in (*BY_DEPTH, "router_entropy") for wrong in ({"qk": 1.0}, [[1.0]], "x", [10**400])),
+        *(("gain", wrong) for wrong in ({"a": [1.0]}, {"a": None}, {"a": [1.0, 2.0, "x"]})),
+        *(("block_norm", wrong) for wrong in ([1.0], {"w1": 1.0}, {"w1": ["x"]})),
+        *(("load", wrong) for wrong in ([[0.5, 0.5]], [[0.5, 0.5], [1.0]], [None, None], {"a": 1}, [["x", 1]] * 2)),
+    ],
+)
+def test_a_damaged_track_is_refused_with_its_file(key, wrong, tmp_path):
+    row = {"step": 7, "tokens": 1, "track": {"load": [[0.5, 0.5]] * 2, key: wrong}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    run, model = SimpleNamespace(folder=tmp_path), SimpleNamespace(config=SimpleNamespace(n_layer=2, n_expert=2))
+    for figure in ("tracking", "experts"):
+        with pytest.raises(ValueError, match=rf"metrics.jsonl, step 7: {key} is damaged \("):
+            FIGURES[figure].measure(model, None, run)
+
+
 @pytest.mark.parametrize("blocks, experts, rows", [(1, 8, 1), (5, 64, 40)])
 def test_the_figure_of_experts_at_any_size(blocks, experts, rows, tmp_path):
     """A single row, an expert without a token, steps that are not evenly spaced, and a load that is not finite."""
@@ -271,7 +291,8 @@ def test_the_figure_of_experts_at_any_size(blocks, experts, rows, tmp_path):
     lines = [{"step": 10 * (i + (i > 7)), "tokens": i, "track": track} for i, track in enumerate(tracks)]
     text = "".join(json.dumps(line).replace("NaN", "null") + "\n" for line in lines)
     (tmp_path / "metrics.jsonl").write_text(text)
-    run, model = SimpleNamespace(folder=tmp_path), SimpleNamespace(config=SimpleNamespace(n_expert=experts))
+    config = SimpleNamespace(n_layer=blocks, n_expert=experts)
+    run, model = SimpleNamespace(folder=tmp_path), SimpleNamespace(config=config)
     found = FIGURES["experts"].measure(model, None, run)
     assert list(found["load"]) == [1, 3, 5][:blocks] and np.isnan(found["largest"][-1][-1])
     draw({"a": FIGURES["experts"].panels([found])}).canvas.draw()

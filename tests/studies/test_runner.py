@@ -12,7 +12,7 @@ import pytest
 
 from nanodnt.tasks import fill_from_dataset, resolve_none
 from studies.claims import quantities
-from studies.claims.experiment import TUNING_SEEDS, Experiment, Record
+from studies.claims.experiment import MACHINE, TUNING_SEEDS, Experiment, Record
 from studies.claims.page import format_rate
 from studies.claims.study import Claim, Number
 from studies.sweep.runner import Runner, Stopped, read_outcome, resolve_configs
@@ -195,7 +195,7 @@ def test_top1_is_the_last_one_in_percent(tmp_path):
 def test_the_record_keeps_what_is_measured(tmp_path):
     made = make_experiment(tmp_path)
     run, other = made.run_of("S1 AdamW", 1e-3, 1), made.run_of("S5 AdamW", 1e-3, 1)
-    about = dict(outcome="finished", seconds=60, machine={})
+    about = dict(outcome="finished", seconds=60, machine=dict.fromkeys(MACHINE, "x"))
     made.record.add(run, "loss", 3.0, **about)
     make_experiment(tmp_path).record.add(run, "rise", 0.5, **about)  # another process
     made.record.add(other, "loss", None, **about | {"outcome": "diverged"})
@@ -203,7 +203,12 @@ def test_the_record_keeps_what_is_measured(tmp_path):
     assert again.measures(run) == {"loss": 3.0, "rise": 0.5} and again.measures(other) == {"loss": None}
     assert again.measures(made.run_of("S5 AdamW", 1e-3, 2)) == {}
     assert again.runs[run.path.name]["args"] == list(run.args) and again.runs[run.path.name]["seconds"] == 60
-    for damaged in ("{", "[]", '{"a": 1}', '{"a": {"args": []}}'):
+    entry = again.runs[other.path.name]
+    changes = dict(measures=[dict(loss="x"), [3.0], None], machine=[{}, "x", dict.fromkeys(MACHINE, 1)], seconds=["x"])
+    changes |= dict(args=[[], None, [1]], outcome=[None])
+    wrong = [entry | {key: value} for key, values in changes.items() for value in values]
+    wrong += [1, dict(args=[]), {key: value for key, value in entry.items() if key != "settings"}]
+    for damaged in ("{", "[" * 9**5, "[]", *(json.dumps({"a": one}) for one in wrong)):
         made.record.path.write_text(damaged)
         with pytest.raises(ValueError, match="record.json is damaged: restore it from git"):
             Record(made.record.path)
@@ -214,7 +219,7 @@ def test_threads_share_a_record(tmp_path):
     runs = [made.run_of("S1 AdamW", 1e-3 * i, 1) for i in range(1, 13)]
 
     def add(run):
-        made.record.add(run, "loss", 3.0, outcome="finished", seconds=60, machine={})
+        made.record.add(run, "loss", 3.0, outcome="finished", seconds=60, machine=dict.fromkeys(MACHINE, "x"))
         assert all(set(entry) >= {"settings", "machine", "measures"} for entry in made.record.runs.values())
 
     with ThreadPoolExecutor(4) as pool:
