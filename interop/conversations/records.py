@@ -15,6 +15,8 @@ def conversations(path: Path, prompt_key: str = "prompt", response_key: str = "r
     The name, "FILE, NUMBER", tells the record apart from others below `path`; the place, "PATH, line NUMBER", is for
     messages to the user. In a folder, files of other kinds are passed over; their names are added to the list
     `skipped`. ValueError, one line, for a file or record that cannot be read, and a conversation that is none."""
+    if prompt_key == response_key:
+        raise ValueError(f"the prompt and the response have the same key, {prompt_key!r}: name two")
     for name, file in visible_files(path):
         if file.suffix.lower() not in SUFFIXES:
             if not path.is_dir():

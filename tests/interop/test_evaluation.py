@@ -290,6 +290,12 @@ def test_an_alphabet_that_has_nothing_to_begin_with(made, dataset, tmp_path, cap
     assert found["bits_per_byte"] == pytest.approx(found["nats_per_token"] / math.log(2), rel=1e-9)  # all ASCII
 
 
+def test_a_text_without_tokens(runs, capsys, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text: [])
+    expected = "input TMP/text.txt has no tokens in the tokenizer of TMP/a/best.pt: nothing to score"
+    assert_refused(capsys, runs, expected, out_dir="TMP/a", tasks="text", input="TMP/text.txt")
+
+
 def test_without_the_harness(runs, capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "lm_eval" else find(name, *a))

@@ -257,6 +257,7 @@ BAD = [
     ("template=chatt", "template 'chatt' is none of chat, alpaca, chatml, plain"),
     ("max_tokens=5", "nothing remains: 40 of 40 examples of --input have more than max_tokens+1 = 6 tokens"),
     ("prompt_key=question", "needs the keys 'question' and 'response'"),
+    ("prompt_key=response", "the prompt and the response have the same key, 'response'"),
 ]
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from nanodnt.data import load_meta
 from nanodnt.data import meta as data
-from nanodnt.data.tokenizer import DATA, GPT2_4096, Tokenizer
+from nanodnt.data.tokenizer import DATA, GPT2_4096, Tokenizer, json_meta
+from nanodnt.generate import continue_text
 from support.prepared import ids_of, load_script
 
 TOKENS = [base64.b64decode(line) for line in GPT2_4096.read_text().split()]
@@ -97,3 +98,16 @@ def test_without_tiktoken(monkeypatch):
     for kind in ("gpt2", "gpt2_4096"):
         with pytest.raises(ValueError, match="GPT-2's tokenizers need tiktoken: pip install tiktoken"):
             Tokenizer(Tokenizer.meta_for(kind))
+
+
+def test_a_text_that_a_tokenizer_drops():
+    """Such a one is a new document, which nothing begins here: no model is reached."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import models, normalizers
+
+    library = Library(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    library.normalizer = normalizers.Strip()
+    tokenizer = Tokenizer(json_meta(library.to_str(), None))
+    assert tokenizer.encode("b") == [1] and tokenizer.encode(" \n") == []
+    with pytest.raises(ValueError, match="neither end of text nor newline to begin after"):
+        continue_text(None, tokenizer, " \n", 1)
