@@ -54,8 +54,9 @@ class EvaluateConfig:
 
     def check(self):
         """ValueError for values that mean nothing, or contradict each other."""
+        files = [path for folder in self.folders() for path in (Path(folder), *Path(folder).parents) if path.is_file()]
         for name, ok, allowed in (
-            ("out_dir", self.folders(), "a run directory"),
+            ("out_dir", self.folders() and not files, "a run directory"),
             ("without_block", self.without_block == "" or self.task_names(), "left out where there are no tasks"),
             ("overlap", self.overlap >= 0, "0 or more"),
             ("max_answer_tokens", self.max_answer_tokens >= 0, "0 or more"),

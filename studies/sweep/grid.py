@@ -42,10 +42,10 @@ class SweepConfig:
         numbers = [int(part) for part in parts if part.isdecimal()]
         if not parts or len(set(numbers)) < len(parts):
             raise ValueError(f"seeds={self.seeds} must be a number n, for 1 to n, or a list of different seeds: 0,5")
-        seeds = numbers if "," in self.seeds else list(range(1, numbers[0] + 1))
+        seeds = numbers if "," in self.seeds else list(range(1, min(numbers[0], 101) + 1))
         if not 1 <= len(seeds) <= 100:
             one = f"; for the one seed {numbers[0]} write --seeds={numbers[0]}," if len(numbers) == 1 else ""
-            raise ValueError(f"seeds={self.seeds} would be {len(seeds)} seeds: 1 to 100 are possible{one}")
+            raise ValueError(f"seeds={self.seeds}: 1 to 100 are possible{one}")
         return seeds
 
 

@@ -241,6 +241,7 @@ def test_what_is_not_finite_is_kept_as_null(tmp_path):
 BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "no such run": (dict(out_dir="TMP/none"), "there is no checkpoint TMP/none/best.pt"),
     "no such checkpoint": (dict(checkpoint="third.pt"), "there is no checkpoint TMP/a/third.pt; in TMP/a: best.pt,"),
+    "a file for results": (dict(out_dir="TMP/text.txt/x", init_from="x"), "out_dir=TMP/text.txt/x must be a run dir"),
     "no input": (dict(input=""), "the task text needs --input=FILE"),
     "input without text": (dict(tasks="wic"), "input belongs to the tasks text and answers: add one"),
     "missing file": (dict(input="TMP/no.txt"), "cannot read input TMP/no.txt (No such file or directory)"),

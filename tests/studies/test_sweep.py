@@ -96,6 +96,7 @@ def test_a_number_written_in_two_ways_is_one_run(tmp_path):
         (["--files=config/dnt/s1.py+"], "there is no config file ''"),
         (["--leraning_rate=1e-3,2e-3"], "unknown flag --leraning_rate (did you mean --learning_rate?)"),
         (["--micro_batch_size=3,4"], "micro_batch_size=3 does not divide"),
+        (["--seeds=1000000000000"], "seeds=1000000000000: 1 to 100 are possible"),
         (["--seeds=1337"], "1 to 100 are possible; for the one seed 1337 write --seeds=1337,"),
         (["--print=True", "--collect=True"], "print and collect do not go together"),
         (["--n_head=2,3"], "n_embd=32"),
