@@ -223,7 +223,8 @@ class Runner:
             made = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
             made = resolve_none(made["model"]) | made["train"]
             wanted = resolve_none(asdict(model_config)) | asdict(config)
-        except (ValueError, KeyError, TypeError):
+            read_origin(run.path)  # which a table has
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError(f"{run.path / 'config.json'} is damaged: remove {run.path}") from None
         ignored = {*IGNORED_FIELDS, *task_of(model_config).left_to_dataset(model_config)}
         names = [name for name in made if name in wanted and name not in ignored]

@@ -140,13 +140,19 @@ def test_what_the_dataset_says_of_images_is_no_other_setting(tmp_path):
     model, train = resolve_configs(run.args)
     fill_from_dataset(model, {"kind": "images", "image_size": 8, "channels": 1, "classes": range(10)}, "digits")
     run.path.mkdir(parents=True)
-    (run.path / "config.json").write_text(json.dumps({"model": asdict(model), "train": asdict(train)}))
+    record = dict(model=asdict(model), train=asdict(train), versions=dict(torch="2"), git_commit=None, started="2026")
+    (run.path / "config.json").write_text(json.dumps(record))
     (run.path / "done.json").write_text("{}")
     for flags in ((), ("--image_size=8", "--n_class=10")):
         assert Runner(1).is_finished(run._replace(args=(*run.args, *flags)))
     for word in ("image_size=16", "channels=3", "n_class=20", "block_size=5", "n_layer=3"):
         with pytest.raises(ValueError, match=rf"trained with other settings \({word.partition('=')[0]} "):
             Runner(1).is_finished(run._replace(args=(*run.args, f"--{word}")))
+    wrong = (record | {key: 3} for key in record if key != "git_commit")
+    for damaged in ("[" * 9**5, *map(json.dumps, wrong)):
+        (run.path / "config.json").write_text(damaged)
+        with pytest.raises(ValueError, match="config.json is damaged: remove"):
+            Runner(1).is_finished(run)
 
 
 def test_a_folder_in_use_is_waited_for(tmp_path, monkeypatch, capsys):
