@@ -123,8 +123,8 @@ def final_loss_table(runs: list, baseline: str = "") -> dict:
     """Where each run ends, compared with `baseline`: a run's name or path, "" for the first. ValueError for neither.
 
     {"baseline": name, "baseline_steps" (to its last finite evaluation), "baseline_loss", "unit": of `data_unit`,
-    "target": the target_val_loss that all runs have, or None, "rows", "warnings"}. A row: step, tokens, loss and, of
-    images, their number and top1 at the last evaluation; best loss; baseline_needs and speedup (DEFINITION);
+    "target": the target_val_loss that all runs have, or None, "rows", "warnings"}. A row: step, tokens, loss, val_bpb
+    and, of images, their number and top1 at the last evaluation; best loss; baseline_needs and speedup (DEFINITION);
     reaches_baseline, the step at which the run is first as low as the baseline at its end; time_to_loss, its hours of
     training to there, and time_to_target. None: there is none, or it was never reached."""
     named = [run for run in runs if baseline in ("", run.name) or Path(baseline).resolve() == run.path.resolve()]
@@ -137,7 +137,8 @@ def final_loss_table(runs: list, baseline: str = "") -> dict:
         step, tokens, loss = (run.end[key] for key in ("step", "tokens", "val_loss"))
         losses = [row["val_loss"] for row in run.evaluations if row["val_loss"] is not None]
         row = dict(name=run.name, step=step, tokens=tokens, loss=loss, best=min(losses, default=None))
-        row |= dict(top1=run.end.get("val_top1"), images=tokens // run.image_tokens if run.image_tokens else None)
+        row |= dict(images=tokens // run.image_tokens if run.image_tokens else None)
+        row |= dict(top1=run.end.get("val_top1"), val_bpb=run.end.get("val_bpb"))
         row |= dict(difference=None, baseline_needs=None, speedup=None, reaches_baseline=None, state=run.state())
         row |= dict(time_to_loss=run.hours_to(goal), time_to_target=run.hours_to(target))
         if run is not base:
@@ -203,8 +204,9 @@ def table_cells(table: dict) -> list:
         for key, words in (times | {"time_to_target": f"hours to {table['target']}"}).items():
             if any(row[key] is not None for row in table["rows"]):
                 cells[words] = number(row[key], ".3g")
-        if any(row["top1"] is not None for row in table["rows"]):
-            cells["top-1"] = number(row["top1"], ".2%")
+        for key, words, form in (("val_bpb", "bits per byte", ".4f"), ("top1", "top-1", ".2%")):
+            if any(row[key] is not None for row in table["rows"]):
+                cells[words] = number(row[key], form)
         cells["state"] = ", ".join(filter(None, ["baseline" if is_base and several else "", row["state"]]))
         lines.append(cells)
     return [list(lines[0]), *(list(cells.values()) for cells in lines)]
