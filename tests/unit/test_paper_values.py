@@ -397,6 +397,15 @@ def test_every_file_of_the_papers_is_here():
     files = {str(path.relative_to("config"))[:-3] for path in CONFIGS}
     files -= {word for command in RUNS for word in command.split()} | {word for key in CHANGES for word in key}
     files -= {f"{key[1].split('/')[0]}/{overlay}" for key, overlays in CHANGES.items() for overlay in overlays}
-    others = ("claims/", "decay/", "moe/", "optimizers/", "quickstart", "sft/example", "shakespeare_char")  # ours
+    others = (
+        "claims/",
+        "decay/",
+        "gallery",
+        "moe/",
+        "optimizers/",
+        "quickstart",
+        "sft/example",
+        "shakespeare_char",
+    )  # ours
     assert not [file for file in files if not file.startswith(others)]
     assert DYT_ALPHA == TABLE_12 | {5120: TABLE_11["13b"][2:4]}
