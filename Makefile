@@ -51,7 +51,8 @@ gallery: install data/pystdlib/meta.json
 	    --init_from=auto --out_dir=out/gallery/dyt
 	$(BIN)/python analyze.py out/gallery/s1 out/gallery/s5 --out=out/gallery/figures
 	$(BIN)/python analyze.py out/gallery/dyt --figures=alpha,experts --out=out/gallery/dyt/figures
-	test -d exported/gallery || $(BIN)/python export.py --out_dir=out/gallery/s1 --to=exported/gallery
+	rm -rf exported/gallery
+	$(BIN)/python export.py --out_dir=out/gallery/s1 --to=exported/gallery
 	$(BIN)/python analyze.py --init_from=exported/gallery --dataset=README.md --figures=angular,removal --out=out/gallery/exported
 
 # No reordering: tests/distributed/ comes first, because its runs take longest. A worker that dies is not replaced:

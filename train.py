@@ -71,7 +71,7 @@ class Run:
     @property
     def is_done(self) -> str:
         """Why the run ends at this step, in words; "" = it goes on."""
-        reached = self.state.best_val_loss <= self.config.target_val_loss
+        reached = 0 < self.config.target_val_loss >= self.state.best_val_loss
         return "target_val_loss reached" if reached else "done" * (self.state.step >= self.config.max_iters)
 
     @property

@@ -60,7 +60,7 @@ class TrainConfig:
     decay_gains: Literal["none", "all", "input", "output"] = "none"  # scale vectors that get weight decay too: all,
     #   those followed by a linear map (input: pre norms, and those of input_gains; IWD), or the others
     input_gains: Literal[tuple(INPUT_GAINS)] = "final"  # which gains count as input though the paper leaves it open:
-    #   after v, after SwiGLU's up (gain_out), of the final norm
+    #   after v, after SwiGLU's up (gain_out), of the final norm; in this order, as in v,final
     decay_scalars: bool = False  # decay for learned scalars (as in DyT's LLaMA code) and biases
     beta1: float = 0.9  # of running averages like Adam's: not for msgdw, nor for Muon's matrices
     beta2: float = 0.95  # the same

@@ -206,8 +206,7 @@ def describe_run(run) -> None:
     if env.device.type == "cuda" and not peak_flops(env.device, env.dtype, config.peak_flops):
         card = f"{device_name(env.device)} in {str(env.dtype).removeprefix('torch.')}"
         env.print(f"note: no MFU, because the peak FLOP/s of {card} are not known: give --peak_flops")
-    part = run.dataset_meta["splits"]["val"]
-    if run.dataset_meta.get("kind", "text") == "text" and "text_bytes" not in part:
+    if run.dataset_meta.get("kind", "text") == "text" and "val_text_bytes" not in run.dataset_meta:
         env.print("note: no val_bpb, since this dataset was prepared before bytes were counted: prepare it again")
     for note in layout_notes(model.config) + notes(config, model):
         env.print(f"note: {note}")

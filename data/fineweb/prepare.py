@@ -18,7 +18,7 @@ from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.files import DATA
 from nanodnt.prepare import hub, script, shards, text
 
-REVISION = "main"
+REVISION = "main"  # not pinned: name a commit with --revision, for data that never changes
 SETS = {False: ("kjj0/fineweb10B-gpt2", "fineweb", 103), True: ("kjj0/finewebedu10B-gpt2", "finewebedu", 99)}
 
 

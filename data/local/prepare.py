@@ -64,12 +64,13 @@ def main(argv=None):
 
         tokenizer = find_tokenizer(args.tokenizer, others=("chars",))
 
-    files = [file for _, file in inputs.visible_files(args.input)]
-    if files and all(file.suffix == ".bin" for file in files):
+    files = list(inputs.visible_files(args.input))
+    if ids := shards.token_files([file for _, file in files]):
+        script.note_left_out("no token ids", [name for name, file in files if file not in ids])
         if args.tokenizer != "gpt2":
             raise ValueError(f"--tokenizer={args.tokenizer}: the token ids in .bin files are GPT-2's, --tokenizer=gpt2")
-        splits = shards.split(files, args.val_fraction, tokenizer["vocab_size"])
-        text.build(out, f"{args.input.resolve().name} ({len(files)} files)", tokenizer, splits, name=args.name)
+        splits = shards.split(ids, args.val_fraction, tokenizer["vocab_size"])
+        text.build(out, f"{args.input.resolve().name} ({len(ids)} files)", tokenizer, splits, name=args.name)
         return
 
     # Every document is read twice: bad input is found here, before anything is written.

@@ -61,8 +61,8 @@ def _text_files(meta, part):
     if max(ids) >= size:
         raise ValueError(f"token id {max(ids)} is beyond the vocabulary of {size}")
     check_tokenizer(meta, "its tokenizer")
-    if _read_int({"text_bytes": 0} | part, "text_bytes") < 0:
-        raise ValueError(f"text_bytes is {part['text_bytes']}")
+    if _read_int({"val_text_bytes": 0} | meta, "val_text_bytes") < 0:
+        raise ValueError(f"val_text_bytes is {meta['val_text_bytes']}")
     return [(part, _read_int(part, "tokens") * {"uint16": 2, "uint32": 4}[meta["dtype"]])]
 
 

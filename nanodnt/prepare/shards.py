@@ -27,6 +27,13 @@ class Shard(NamedTuple):
         return raw
 
 
+def token_files(files) -> list:
+    """The .bin files among `files`, if all are, or if one of them begins as those of this form do; else none."""
+    found = [file for file in files if file.suffix == ".bin"]
+    begins = [open(file, "rb").read(4) == np.array(MAGIC, "<i4").tobytes() for file in found]
+    return found if len(found) == len(files) or any(begins) else []
+
+
 def whole(file: Path, vocab_size: int) -> Shard:
     """All tokens of a file. ValueError, which names it, where it is none of this form, or damaged."""
     with open(file, "rb") as f:

@@ -46,15 +46,22 @@ def build(out_dir, source, tokenizer, splits, *, name=None, workers=1, resume=Fa
             found[split] = {"file": f"{split}.bin"} | _join(paths, parts / f"{split}.bin", dtype)
             if not found[split]["tokens"]:
                 raise ValueError(f"there is no text for {split}.bin")
-        val = np.fromfile(parts / "val.bin", dtype).astype(np.int64)
-        found["val"]["text_bytes"] = Tokenizer(tokenizer).count_bytes(val)  # for bits per byte
         meta = {"format": 1, "dataset": name or out_dir.resolve().name, "source": source, **tokenizer}
-        meta |= {"dtype": dtype.name, "splits": found}
+        meta |= {"dtype": dtype.name, "val_text_bytes": count_bytes(parts / "val.bin", dtype, tokenizer)}
+        meta["splits"] = found
         about = f"{meta['tokenizer']} tokenizer, vocabulary {meta['vocab_size']:,}"
         if meta["tokenizer"] == "json" and meta["eot"] is None:
             about += "\nnote: this tokenizer names no end of text (eos_token), so nothing stands between documents"
         publish(parts, out_dir, meta, "tokens", about, command)
     return meta
+
+
+def count_bytes(path: Path, dtype, tokenizer: dict) -> int:
+    """Bytes of the text of a file of ids, for bits per byte. It is read in pieces, but by a tokenizer.json, for which
+    the tokens of a document belong together, at once."""
+    ids, reader = np.memmap(path, dtype, "r"), Tokenizer(tokenizer)
+    piece = len(ids) if reader.kind == "json" else 1 << 24
+    return sum(reader.count_bytes(ids[i : i + piece].astype(np.int64)) for i in range(0, len(ids), piece))
 
 
 def build_from_hub(args, name: str, source: str, train: list, val: list) -> None:

@@ -22,6 +22,7 @@ from nanodnt.run.shards import remove_unused
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_PATCH, MAX_CHANGED = 10_000_000, 1000  # bytes of source.patch; changed files that a record names: our choices
+OF_A_START = ("wall_s", "goodput", "peak_mem_bytes", "energy_j")  # what a start that has nothing left to train leaves
 GIT_SECONDS = 10  # to wait for each answer of git, and for a whole source.patch: our choice
 DIFF = "diff --no-color --no-ext-diff --no-textconv --no-renames --no-relative --ignore-submodules=dirty -U3"
 DIFF += " --src-prefix=a/ --dst-prefix=b/"  # what `git apply` reads, whatever the user's configuration of git says
@@ -117,7 +118,8 @@ class RunDirectory:
         start that found nothing left to train (not `trained`) leaves there what an earlier one took."""
         if end:
             end["training_s"] = (training_seconds(read_metrics(self.path)) or [0.0])[-1]
-            self.record["end"] = end if trained else self.earlier_end or end
+            took = {} if trained else self.earlier_end or {}
+            self.record["end"] = end | {name: took[name] for name in OF_A_START if name in took}
             self._write_record()
         if self.wandb:
             self._finish_wandb(end)
@@ -133,7 +135,7 @@ class RunDirectory:
                     self.wandb.log({"loss": wandb.Image(str(self.path / "loss.png"))})  # which needs Pillow
         except Exception as e:  # wandb's errors share no base class; the run itself is complete
             print(f"note: wandb did not take loss.png or the end of the run ({reason_of(e)})", file=sys.stderr)
-        self.wandb.finish()
+        self.wandb.finish(exit_code=0 if end else 1)
 
 
 def read_end(path: Path) -> dict | None:

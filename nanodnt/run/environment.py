@@ -33,6 +33,8 @@ class Env:
     parallel: str = "none"  # none, ddp, fsdp: see `choose_parallel`
     closing: list = field(default_factory=list)  # functions to call before the process group is destroyed
     began: float = field(default_factory=time.perf_counter)
+    trained: float = 0.0  # seconds since then, without what is no training; joules used
+    joules: float = 0.0
     asked: tuple | None = None  # the answer and the message of the last `any_rank_before`
 
     @property

@@ -80,8 +80,8 @@ def energy_counters(device: torch.device) -> list:
         except (OSError, ValueError):
             return []
     handle, used = ctypes.c_void_p(), ctypes.c_ulonglong()
-    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
     try:
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         failed = nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle))
         failed = failed or nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(used))

@@ -28,7 +28,7 @@ class Meter:
         self.last_step, self.clock = state.step, time.perf_counter()
         self.start, self.stalls = self.clock, dict.fromkeys(("tracking_s", "evaluating_s", "saving_s"), 0.0)
         self.step_counts = {"tokens_per_s": step_tokens} | step_counts  # {field of metrics.jsonl: what a step has}
-        self.trained, self.joules, self.energy = 0.0, 0.0, energy_counters(env.device)
+        self.energy = energy_counters(env.device)
 
     def count(self, found_inf) -> None:
         """Note whether the step just made was skipped."""
@@ -45,7 +45,7 @@ class Meter:
         now = time.perf_counter()
         wall, stalls, trained = now - self.start, self.stalls, seconds * (step - self.last_step)
         self.last_step, self.clock, self.start, self.stalls = step, now, now, dict.fromkeys(stalls, 0.0)
-        self.counts[2], self.trained = 0.0, self.trained + trained
+        self.counts[2], self.env.trained = 0.0, self.env.trained + trained
         if self.env.device.type == "cpu":
             self.count_energy()  # its counters begin anew within an hour; NVML's do not
         row = {"train_loss": loss, **rates, "grad_norm": norm, "skipped_steps": int(skipped)}  # loss: of all processes
@@ -62,18 +62,18 @@ class Meter:
         call it."""
         wall = time.perf_counter() - self.env.began
         self.count_energy()
-        memory, joules = zip(*self.env.gather((peak_memory_bytes(self.env.device), self.joules)), strict=True)
+        memory, joules = zip(*self.env.gather((peak_memory_bytes(self.env.device), self.env.joules)), strict=True)
         joules = joules[:1] if self.env.device.type == "cpu" else joules
         flops = state.tokens * self.step_flops / self.step_counts["tokens_per_s"]
         found = dict(how=how, ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"), step=state.step, tokens=state.tokens)
-        found |= dict(flops=flops, training_s=None, wall_s=wall, goodput=self.trained / wall)
+        found |= dict(flops=flops, training_s=None, wall_s=wall, goodput=self.env.trained / wall)
         return finite(found | dict(peak_mem_bytes=max(memory), energy_j=sum(joules)))
 
     def count_energy(self) -> None:
         """Add what was used since the last call to `joules`, which is NaN where that cannot be read."""
         before, self.energy = self.energy, energy_counters(self.env.device)
         used = [(now - then) % limit for (then, _), (now, limit) in zip(before, self.energy, strict=False)]
-        self.joules += sum(used) if used and len(before) == len(self.energy) else math.nan
+        self.env.joules += sum(used) if used and len(before) == len(self.energy) else math.nan
 
     @contextmanager
     def paused(self, wait: bool):

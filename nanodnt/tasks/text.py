@@ -93,7 +93,7 @@ class Task:
     def finish_scores(self, scores: dict, meta: dict) -> dict:
         """Mean scores, and what follows from them: of a text val_bpb, bits per byte, by the mean bytes of a token of
         the whole validation split. Datasets of an older version, and examples, say nothing of bytes."""
-        part = meta["splits"]["val"]
-        if not part.get("text_bytes"):
+        if not (n_bytes := meta.get("val_text_bytes")):
             return scores
-        return scores | {"val_bpb": scores["val_loss"] / math.log(2) * part["tokens"] / part["text_bytes"]}
+        tokens = meta["splits"]["val"]["tokens"]
+        return scores | {"val_bpb": scores["val_loss"] / math.log(2) * tokens / n_bytes}

@@ -69,9 +69,14 @@ class RunRecord:
     def state(self) -> str:
         """What is unusual about its end; "" for a run that finished."""
         step, rollbacks = self.rows[-1]["step"], max(row.get("rollbacks", 0) for row in self.rows)
+        end = self.config.get("end")
+        reached = isinstance(end, dict) and str(end.get("how")).startswith("target")
         facts = {
+            f"target reached at step {step}": reached,
             f"failed at step {step}": "failure" in self.rows[-1],
-            f"at step {step} of {self.max_iters}": step < self.max_iters and "failure" not in self.rows[-1],
+            f"at step {step} of {self.max_iters}": step < self.max_iters
+            and not reached
+            and "failure" not in self.rows[-1],
             "loss not finite": self.evaluations and self.end["val_loss"] is None,
             "never evaluated": not self.evaluations,
             f"{rollbacks} roll-backs": rollbacks,

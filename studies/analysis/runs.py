@@ -8,7 +8,7 @@ import torch
 from interop.evaluation.inputs import open_text
 from interop.huggingface.read import load_pretrained
 from model import GPTConfig
-from nanodnt.data import PreparedData, load_meta
+from nanodnt.data import PreparedData, folder_of, load_meta
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.settings import TrainConfig
 from nanodnt.tasks import open_data, task_of, task_of_data
@@ -36,14 +36,10 @@ class CheckpointedRun:
         checkpoint = load_checkpoint(self.snapshots[-1])
         trained_on, self.train_config = checkpoint["meta"], checkpoint["train_config"]
         self.model_config = GPTConfig(**checkpoint["model_config"])
-        task, dataset = task_of(self.model_config), config.dataset or self.train_config["dataset"]
-        meta = load_meta(dataset)
-        if (its := task_of_data(meta)).reads != task.reads:
-            raise ValueError(f"dataset {dataset!r} is of {its.reads}, {path} of {task.reads}: choose another --dataset")
-        task.check_data(dataset, meta, trained_on, self.model_config)
-        self.images, self.block_size = bool(task.counted_row), self.model_config.block_size
-        self.data = open_data(TrainConfig(dataset=dataset), self.model_config, meta)
-        if meta["splits"]["val"] != trained_on.get("splits", {}).get("val"):
+        self.images = bool(task_of(self.model_config).counted_row)
+        dataset, self.block_size = config.dataset or self.train_config["dataset"], self.model_config.block_size
+        self.data = open_validation(dataset, self.model_config, trained_on, path)
+        if self.data.splits["val"] != trained_on.get("splits", {}).get("val"):
             print(f"note: {name}: {dataset!r} has another validation split than the data of its training")
         if self.train_config.get("doc_mask"):
             print(f"note: {name} was trained with doc_mask; here the documents of a row see each other")
@@ -56,6 +52,16 @@ class CheckpointedRun:
     def generator(self, device="cpu") -> torch.Generator:
         """A new random generator with the seed of the configuration."""
         return torch.Generator(device).manual_seed(self.config.seed)
+
+
+def open_validation(dataset: str, config: GPTConfig, trained_on: dict, source) -> PreparedData:
+    """The prepared dataset, for the model `source` of this config, trained on `trained_on`, a meta.json. ValueError
+    where they do not fit."""
+    task, meta = task_of(config), load_meta(dataset)
+    if (its := task_of_data(meta)).reads != task.reads:
+        raise ValueError(f"dataset {dataset!r} is of {its.reads}, {source} of {task.reads}: choose another --dataset")
+    task.check_data(dataset, meta, trained_on, config)
+    return open_data(TrainConfig(dataset=dataset), config, meta)
 
 
 class PretrainedModel(CheckpointedRun):
@@ -71,6 +77,9 @@ class PretrainedModel(CheckpointedRun):
         self.name, self.config, self.device, self.folder = name, config, device, None
         self.snapshots, trained = [path], load_pretrained(config.init_from, LONGEST)
         self.model, self.images, self.block_size = trained.model, False, trained.model.config.block_size
+        if not Path(config.dataset).is_file() and folder_of(config.dataset).is_dir():
+            self.data = open_validation(config.dataset, trained.model.config, trained.meta, config.init_from)
+            return
         examples = open_text(config.dataset, 0, trained).examples
         self.data = Windows([its for its in examples if len(its.inputs) == self.block_size], self.block_size)
         if not self.data.n_val:

@@ -164,7 +164,7 @@ def draw_preconditioner(measured):
     for (name, found), color in zip(last["process"].items(), ("C3", "C0"), strict=True):
         growth.append(line(found["time"], found["mean"], "-", color=color, label=f"γ {name}"))
         growth.append(line(found["time"], found["bound"], ":", color=color, label="bound of eq. 30"))
-    ends = f"\nthis run ends at 2λt = {last['time']:.2g}" if last["decay"] else ""
+    ends = f"\nthe run's schedule ends at 2λt = {last['time']:.2g}" if last["decay"] else ""
     upper = [Panel("eigenvalues of P (medians):\nγ² (dashed), γ² + ‖w‖²", "block", eigenvalues, log="y")]
     upper += [Panel("‖ΔV‖ / ‖∂L/∂V‖,\nγ held fixed: dashed", "block", at_end), Panel("mean γ²", "step", sizes)]
     lower = [Panel("condition number of P", "step, mean over blocks", conditions, log="y")]

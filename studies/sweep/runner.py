@@ -101,9 +101,11 @@ def read_outcome(path: Path) -> tuple:
 
 
 def read_origin(path: Path) -> dict:
-    """torch's version, commit and day of a run directory's training."""
+    """torch's version, commit and day of a run directory's training, and its last bits per byte, None without."""
+    bits = [row["val_bpb"] for row in read_metrics(path) if "val_bpb" in row]
     record = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    return dict(torch=record["versions"]["torch"], git_commit=record["git_commit"], date=record["started"][:10])
+    origin = dict(torch=record["versions"]["torch"], git_commit=record["git_commit"], date=record["started"][:10])
+    return origin | {"val_bpb": bits[-1] if bits else None}
 
 
 def mark_finished(run: TrainingRun, seconds: float | None) -> tuple:

@@ -78,7 +78,7 @@ def test_local_round_trip(kind, home, tmp_path, capsys, monkeypatch):
         ids, part = prepared.ids_of(home / "mine", split), meta["splits"][split]
         assert (part["tokens"], part["max_id"]) == (len(ids), ids.max())
         assert part["sha256"] == hashlib.sha256((home / "mine" / f"{split}.bin").read_bytes()).hexdigest()
-    assert meta["splits"]["val"]["text_bytes"] == sum(len(t.encode()) for t in val)
+    assert meta["val_text_bytes"] == sum(len(t.encode()) for t in val)
     assert set(contents(home / "mine")) == {"train.bin", "val.bin", "meta.json"}
     x, y = PreparedText("mine", block_size=8).batch(0, 2)
     assert (x[:, 1:] == y[:, :-1]).all()

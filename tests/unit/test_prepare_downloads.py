@@ -183,6 +183,10 @@ def test_a_folder_of_shards(tmp_path, monkeypatch):
     local.main(how)
     assert prepared.ids_of(home / "mine", "train").tolist() == ids[names[0]] + ids[names[1]]
     assert prepared.ids_of(home / "mine", "val").tolist() == ids[names[2]]
+    (tmp_path / "in" / "README.md").write_text("of the shards")  # does not make it a folder of texts
+    local.main(how)
+    assert prepared.ids_of(home / "mine", "val").tolist() == ids[names[2]]
+    (tmp_path / "in" / "README.md").unlink()
     (tmp_path / "in" / names[2]).unlink()
     local.main([*how, "--val_fraction=0.6"])  # the end of all: a part of the first, and the second
     together = ids[names[0]] + ids[names[1]]
