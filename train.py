@@ -69,7 +69,7 @@ class Run:
         return self.step_tokens * self.model.flops_per_token()
 
     @property
-    def is_done(self) -> str:
+    def ending(self) -> str:
         """Why the run ends at this step, in words; "" = it goes on."""
         reached = 0 < self.config.target_val_loss >= self.state.best_val_loss
         return "target_val_loss reached" if reached else "done" * (self.state.step >= self.config.max_iters)
@@ -155,10 +155,10 @@ def what_is_due(run: Run) -> SimpleNamespace:
     """What is due at this step, done in this order. The last step is logged and evaluated in any case."""
     config, step, has_trained = run.config, run.state.step, run.result is not None
     return SimpleNamespace(
-        log=has_trained and (bool(run.is_done) or run.is_due(config.log_interval) or run.is_due(config.eval_interval)),
+        log=has_trained and (bool(run.ending) or run.is_due(config.log_interval) or run.is_due(config.eval_interval)),
         track=has_trained and run.is_due(config.track_interval),
         sample=has_trained and run.is_due(config.sample_interval),
-        evaluate=run.state.evaluated != step and (run.is_done or run.is_due(config.eval_interval)),
+        evaluate=run.state.evaluated != step and (run.ending or run.is_due(config.eval_interval)),
         save=run.saved_step != step
         and (run.rollback_row is not None or run.is_due(config.save_interval) or run.is_due(config.keep_every)),
     )
@@ -244,7 +244,7 @@ def train(run: Run) -> int:
             if due.save or evaluated or (stopping and run.saved_step != state.step and not run.failure):
                 with run.meter.stalled("saving_s"):
                     save(run, is_best)
-        if run.failure or stopping or run.is_done:
+        if run.failure or stopping or run.ending:
             break
 
         # 2. one optimizer step
@@ -273,7 +273,7 @@ def finish(run: Run) -> int:
         run.saver.close()
         run.env.barrier()  # the others wait until rank 0 has written the checkpoint
         raise run.failure
-    end = run.meter.end("stopped" if run.stop.stopped else run.is_done, run.state)
+    end = run.meter.end("stopped" if run.stop.stopped else run.ending, run.state)
     if run.env.is_main:
         draw_loss(run.directory.path, run.task.loss_unit)
         run.directory.close(end, trained=run.result is not None)

@@ -138,8 +138,7 @@ def continue_text(model: GPT, tokenizer, text: str, n: int, rows: int = 1, **how
 
 
 class Watcher:
-    """What a model in training writes after `start`: `Watcher(…)()` is the text. ValueError where the
-    dataset's tokenizer cannot encode that."""
+    """What a model in training writes after `start`. ValueError where the dataset's tokenizer cannot encode that."""
 
     def __init__(self, model: GPT, meta: dict, start: str):
         from nanodnt.data.tokenizer import Tokenizer
@@ -151,8 +150,8 @@ class Watcher:
             raise ValueError(f"sample_start={start!r} begins no text: {e}") from None
 
     def __call__(self, env) -> str:
-        """WATCHED tokens, greedily: no random number is drawn. It is printed, too. All ranks of a sharded model must
-        call it; as many tokens on each, whatever they are."""
+        """The text, of WATCHED new tokens, which is printed too. They are the most likely ones: no random number is
+        drawn. All ranks of a sharded model must call it; none ends early, so that each makes the same calls."""
         self.model.eval()
         try:
             with torch.compiler.set_stance("force_eager"):  # compiled code would be compiled for each length

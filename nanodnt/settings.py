@@ -14,13 +14,10 @@ INPUT_GAINS = ["none", *(",".join(part) for n in (1, 2, 3) for part in combinati
 
 # The least value of each number that has one.
 LEAST = dict.fromkeys("batch_size eval_interval log_interval max_skipped timeout_s".split(), 1)
-LEAST |= dict.fromkeys(
-    "max_iters micro_batch_size eval_tokens track_interval save_interval sample_interval keep_every seed".split(), 0
-)
-LEAST |= dict.fromkeys(
-    "target_val_loss loss_spike max_rollbacks fsdp_shard_size loss_chunks peak_flops data_workers".split(), 0
-)
-LEAST |= dict.fromkeys("balance_coef balance_rate z_coef crop_padding mixup cutmix".split(), 0)
+LEAST |= dict.fromkeys("max_iters micro_batch_size eval_tokens track_interval save_interval keep_every seed".split(), 0)
+LEAST |= dict.fromkeys("loss_spike max_rollbacks fsdp_shard_size loss_chunks peak_flops data_workers".split(), 0)
+LEAST |= dict.fromkeys("sample_interval target_val_loss balance_coef balance_rate z_coef".split(), 0)
+LEAST |= dict.fromkeys("crop_padding mixup cutmix".split(), 0)
 
 
 @dataclass

@@ -139,10 +139,10 @@ class RunDirectory:
 
 
 def read_end(path: Path) -> dict | None:
-    """The "end" of the config.json in a run directory; None where there is none, or no valid config.json."""
-    with suppress(OSError, ValueError, RecursionError):
-        record = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        return record.get("end") if isinstance(record, dict) else None
+    """The "end" of the config.json in a run directory; None where there is none, or a damaged one."""
+    with suppress(OSError, ValueError, RecursionError, AttributeError):
+        end = json.loads((path / "config.json").read_text(encoding="utf-8")).get("end")
+        return end if isinstance(end, dict) else None
     return None
 
 

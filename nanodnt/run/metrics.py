@@ -28,7 +28,7 @@ class Meter:
         self.last_step, self.clock = state.step, time.perf_counter()
         self.start, self.stalls = self.clock, dict.fromkeys(("tracking_s", "evaluating_s", "saving_s"), 0.0)
         self.step_counts = {"tokens_per_s": step_tokens} | step_counts  # {field of metrics.jsonl: what a step has}
-        self.energy = energy_counters(env.device)
+        env.energy = env.energy or energy_counters(env.device)  # a roll-back makes a new meter
 
     def count(self, found_inf) -> None:
         """Note whether the step just made was skipped."""
@@ -71,9 +71,9 @@ class Meter:
 
     def count_energy(self) -> None:
         """Add what was used since the last call to `joules`, which is NaN where that cannot be read."""
-        before, self.energy = self.energy, energy_counters(self.env.device)
-        used = [(now - then) % limit for (then, _), (now, limit) in zip(before, self.energy, strict=False)]
-        self.env.joules += sum(used) if used and len(before) == len(self.energy) else math.nan
+        before, self.env.energy = self.env.energy, energy_counters(self.env.device)
+        used = [(now - then) % limit for (then, _), (now, limit) in zip(before, self.env.energy, strict=False)]
+        self.env.joules += sum(used) if used and len(before) == len(self.env.energy) else math.nan
 
     @contextmanager
     def paused(self, wait: bool):

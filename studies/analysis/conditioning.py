@@ -11,9 +11,9 @@ from torch.nn.utils import get_total_norm
 from layers.linear import SigmaReparam
 from layers.slot import Slot
 from model import Attention, Transformer
-from nanodnt.run.tracking import watch
+from nanodnt.run.tracking import MATRICES, watch
 from studies.analysis.figure import BRANCHES, Panel, by_block, line, over_steps, register
-from studies.analysis.gradients import MATRICES, trained_parameters
+from studies.analysis.gradients import trained_parameters
 from studies.analysis.runs import WINDOW, pick_evenly
 from studies.analysis.streams import draw_positions, pull_back, token_functions
 

@@ -163,6 +163,14 @@ def test_a_run_ends_at_its_target(with_dropout, dataset, tmp_path, capsys):
     assert json.loads((tmp_path / "config.json").read_text())["end"] == end
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 999, '{"end": "soon"}', '{"end": null}', "{}"])
+def test_a_damaged_end_of_an_earlier_start_is_none(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    assert directory.read_end(tmp_path) is None
+    (tmp_path / "config.json").write_text('{"end": {"step": 3}}')
+    assert directory.read_end(tmp_path) == {"step": 3}
+
+
 @pytest.mark.parametrize("inside", ["", "part"])
 def test_the_code_of_a_run_comes_back_from_its_record(inside, tmp_path, monkeypatch):
     """Changed files, a deleted one, and new ones, such as an optimizer in a file of its own; the repository is all
