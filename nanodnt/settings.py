@@ -105,7 +105,7 @@ class TrainConfig:
     eval_only: bool = False  # evaluate once and exit
     target_val_loss: float = 0.0  # end the run at the first evaluation with a loss of at most this; 0 = never
     sample_interval: int = 0  # steps between short texts that the model writes, greedily, after sample_start; 0 = never
-    sample_start: str = ""  # empty = a new document
+    sample_start: str = ""  # what these texts continue; empty = a new document
     log_interval: int = 10  # steps between rows of metrics.jsonl, which evaluations have too
     track_interval: int = 100  # steps between rows that also log stream, logits, gradients, updates, gains; 0 = off
     save_interval: int = 0  # steps between further checkpoints; 0 = only after evaluations
@@ -118,8 +118,8 @@ class TrainConfig:
     max_rollbacks: int = 3  # end the run when that happens more often than this
     wandb_log: bool = False  # also log to Weights & Biases (WANDB_MODE=offline works)
     wandb_project: str = "nanodnt"  # its project; the run is named after out_dir
-    wandb_group: str = ""  # its group
-    wandb_tags: str = ""  # its tags, with commas between
+    wandb_group: str = ""  # the group of the run there
+    wandb_tags: str = ""  # the run's tags there, with commas between
     # --- system ---
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     must_fit: bool = True  # refuse a start on GPUs for whose memory `--plan` counts too much; False: try it
