@@ -79,7 +79,7 @@ def configure(*schemas, argv=None, description="", positional="config"):
         raise SystemExit(0)
     try:
         given = read_arguments(argv, flags, positional)
-        instances = [s(**{f.name: given[f.name][0] for f in fields(s) if f.name in given}) for s in schemas]
+        instances = [s(**{f.name: given[flag_of(f)][0] for f in fields(s) if flag_of(f) in given}) for s in schemas]
     except ValueError as error:
         print(f"{rank_tag()}error:", "".join(c if c.isprintable() else " " for c in str(error)), file=sys.stderr)
         raise SystemExit(2) from None
@@ -256,6 +256,11 @@ def _hint(name, flags, dashes=""):
 # -------------------------------------------------------------------------------- flags, from the dataclasses' source
 
 
+def flag_of(field) -> str:
+    """A field's name as a flag: `for_` is --for, which Python reserves."""
+    return field.name.removesuffix("_")
+
+
 @cache
 def read_flags(*schemas):
     """name → Flag of all fields. ValueError for a name in two schemas, a type that no flag has, a wrong default."""
@@ -264,11 +269,11 @@ def read_flags(*schemas):
         hints, comments = get_type_hints(schema), _comments(schema)
         for field in fields(schema):
             name = f"{schema.__name__}.{field.name}"
-            if field.name in flags:
+            if flag_of(field) in flags:
                 raise ValueError(f"{name}: another schema has a field of that name")
             flag = Flag(hints[field.name], field.default, *comments.get(field.name, (schema.__name__, "")))
             _checked([flag.default], flag, f"the default of {name} cannot be {flag.default!r}")
-            flags[field.name] = flag
+            flags[flag_of(field)] = flag
     return flags
 
 

@@ -34,6 +34,7 @@ from layers.network import Network
 from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, store_once, upcast
 from layers.rules import check_config, kind_of
 from layers.runtime import Runtime
+from layers.scaling import base_width, init_depth, multiplier
 from layers.slot import Slot
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
@@ -121,6 +122,12 @@ class GPTConfig:
     init_std: float = 0.02  # standard deviation of init=normal, and of the embeddings
     residual_init: Literal["gpt2", "plain", "depth"] = "gpt2"  # factor on the std of a branch's last matrix (o, down):
     #   1/√(2L), 1, or 1/√(2ℓ). LNS: 1/√(2L) on W0 and W2 of the FFN, 1/√(2ℓ) on "weight matrices"; o and down: ours
+    # --- a model larger than the tuned one (layers/scaling.py) ---
+    parametrization: Literal["standard", "mup", "depth_mup", "completep"] = "standard"  # by what initial weights, LRs
+    #   and multipliers follow the size: mup (μP) the width, depth_mup and completep (α = ½, 1) the depth too
+    base_n_embd: int = 0  # width of the tuned model; 0 = the same as here
+    base_n_layer: int = 0  # its blocks; 0 = the same
+    base_head_size: int = 0  # its channels of a head; 0 = the same
 
     @property
     def head_dim(self) -> int:
@@ -167,22 +174,20 @@ def layout(config: GPTConfig, layer: int, branch: str) -> dict:
     """The four slots of `branch` ("attn" or "mlp") in layer ℓ = `layer`, counted from 1: the whole block layout."""
     c, d, norms = config, config.n_embd, config.slots_with_norm(layer, branch)
 
-    pre = dict(const_in=lns_factor(c, layer, branch, "input"))
-    lns = lns_factor(c, layer, branch, "norm")
-    pre |= dict(init=lns or 1.0) if c.lns_learn else dict(const=lns)  # where the gain starts, or a constant
+    lns, const_in = (lns_factor(c, layer, branch, where) for where in ("norm", "input"))
+    pre = dict(const_in=const_in) | (dict(init=lns or 1.0) if c.lns_learn else dict(const=lns))  # init: of the gain
     if c.gain == "branch":  # each of the next matrices has its own gain instead: see `own_gain`
         pre["n_gain"] = 0
 
-    init = {"none": 1.0, "layerscale": layerscale_init(c.n_layer), "skipinit": c.n_layer**-0.5}[c.branch_scale]
+    L = init_depth(c)
+    init = {"none": 1.0, "layerscale": layerscale_init(L), "skipinit": L**-0.5}[c.branch_scale]
     mid = dict(init=init if c.branch_scale_init is None else c.branch_scale_init)
-    mid["const"] = lns_factor(c, layer, branch, "branch")
+    mid["const"] = multiplier(c, "branch", lns_factor(c, layer, branch, "branch"))
     mid["drop"] = c.drop_path * (layer - 1) / max(1, c.n_layer - 1) if c.drop_path else None
     if c.branch_scale == "layerscale":  # if there is a mid norm, LayerScale is its gain
         mid["n_gain"] = d
     elif c.branch_scale == "skipinit" or c.fixup:  # if there is a mid norm, this scalar replaces its gain (our choice)
-        mid |= dict(n_gain=1, role="scalar")
-    if c.fixup:
-        mid["n_bias"] = 1
+        mid |= dict(n_gain=1, role="scalar", n_bias=int(c.fixup))
 
     post = dict(const=lns_factor(c, layer, branch, "residual"))
     if layer == c.n_layer and branch == "mlp":
@@ -201,10 +206,10 @@ def layout(config: GPTConfig, layer: int, branch: str) -> dict:
 def norm_slot(config: GPTConfig, role: str = "gain_out", branch: str = "", **changes) -> Slot:
     """A slot of size n_embd with the configured norm; `branch="attn"` gives DyT its α₀ before attention."""
     c = config
-    width = min(DYT_ALPHA, key=lambda d: abs(math.log(d / c.n_embd)))  # nearest listed width: our choice
+    listed = min(DYT_ALPHA, key=lambda d: abs(math.log(d / base_width(c))))  # nearest width: our choice
     alpha = c.dyt_alpha_attn if branch == "attn" else c.dyt_alpha_other
     if alpha is None:
-        alpha = DYT_ALPHA[width][0 if branch == "attn" else 1] if c.causal else DYT_ALPHA_IMAGES
+        alpha = DYT_ALPHA[listed][0 if branch == "attn" else 1] if c.causal else DYT_ALPHA_IMAGES
     bias = {"layernorm": c.bias, "dyt": not c.causal if c.dyt_bias is None else c.dyt_bias}.get(c.norm, False)
     n_gain = c.n_embd if c.norm != "none" and c.gain != "none" else 0
     parts = dict(n_gain=n_gain, role=role, param=c.gain_param, n_bias=c.n_embd * bias, fold=role == "gain_in")
@@ -263,7 +268,7 @@ def own_gain(config: GPTConfig, layer: int, branch: str) -> Slot:
 
 def init_scale(config: GPTConfig, layer: int, part: str) -> float:
     """Factor on the initial std of matrix `part` ("q" … "down") in layer ℓ = `layer`, from 1."""
-    L, ends_branch = config.n_layer, part in ("o", "down")
+    L, ends_branch = init_depth(config), part in ("o", "down")
     if config.deepnorm:  # (8L)^-¼ on v, o and the FFN, our choice: SwiGLU's gate too
         return 1.0 if part in ("q", "k") else (8 * L) ** -0.25
     if config.fixup:  # std × M^(-1/(2m-2)) for M = 2L branches of m matrices, of which the last starts at 0.
@@ -284,7 +289,7 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.o = (projection(c, layer, part) for part in ("q", "k", "v", "o"))
         # QK-norm: RMSNorm over the channels of a head (DNT eq. 10); our choice: one gain for all heads
         norm = dict(norm="rmsnorm", n_gain=c.head_dim * (c.gain != "none"), param=c.gain_param, eps=c.norm_eps)
-        self.q_norm, self.k_norm = (Slot(**norm if c.qk_norm else {}) for _ in "qk")
+        self.q_norm, self.k_norm = (Slot(**norm if c.qk_norm else {}, const=multiplier(c, which)) for which in "qk")
 
     def forward(self, u, in_gain=None, rope=None, cache=None, mask=None):
         B, T, _ = u.shape
@@ -380,13 +385,13 @@ class Transformer(Network):
 
     def add_blocks(self) -> None:
         """Make all that stands between embedding and head. Initial weights are drawn in the order of the modules."""
-        c, L = self.config, self.config.n_layer
-        self.embed_scale = Slot(n_gain=1, role="scalar", init=c.n_embd**0.5) if c.scales_embedding else Slot()
+        c, L, const = self.config, self.config.n_layer, multiplier(self.config, "logits")
+        self.embed_scale = Slot(n_gain=1, role="scalar", init=base_width(c) ** 0.5) if c.scales_embedding else Slot()
         self.input_norm = norm_slot(c) if c.input_norm else Slot()
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(1, L + 1))
         ends_in_norm = "post" in c.slots_with_norm(L, "mlp")  # Post-LN: then no other, our choice; LNS's code has one
-        self.final_norm = Slot() if ends_in_norm else norm_slot(c, "final", fold=False)  # in DNT too: our choice
+        self.final_norm = Slot(const=const) if ends_in_norm else norm_slot(c, "final", fold=False, const=const)
 
     def enter(self, x):
         """The residual stream before the first block; x (B, T, C): the embedding sum."""
@@ -435,13 +440,12 @@ class GPT(Transformer):
 
     def stream_and_table(self, idx, positions=None, cache=None, gives_table=False):
         """(`stream`, the table that `embed` gives)."""
-        T, start = idx.shape[1], cache[0].length if cache else 0
-        if not torch.is_tensor(start) and start + T > self.config.block_size:  # a tensor: see StaticKVCache
-            raise ValueError(f"a sequence of {start + T} tokens does not fit block_size={self.config.block_size}")
+        T, start, c = idx.shape[1], cache[0].length if cache else 0, self.config
+        if not torch.is_tensor(start) and start + T > c.block_size:  # a tensor: see StaticKVCache
+            raise ValueError(f"a sequence of {start + T} tokens does not fit block_size={c.block_size}")
         places = start + torch.arange(T, device=idx.device)
         mask, positions = self.mask(places, positions, cache), places if positions is None else positions
         x, table = self.embed(idx, positions, gives_table)
-        c = self.config
         rope = rotary(positions, c.head_dim, c.rope_theta) if c.pos == "rope" else None
         return self.through_blocks(x, rope, cache, mask), table
 

@@ -3,6 +3,8 @@
 python sweep.py config/quickstart.py --learning_rate=1e-3,3e-3,1e-2 --files=config/dnt/s1.py,config/dnt/s5.py --seeds=3
 python sweep.py config/quickstart.py --files=config/dnt/s5.py+config/optimizers/msgdw.py --learning_rate=0.1,0.3,1
 python sweep.py config/dnt_small.py --learning_rate=3e-4,6e-4,1.2e-3 --print=True > commands.txt     # for a cluster
+python sweep.py config/transfer.py --n_embd=64,128,256 --learning_rate=2e-3,4e-3,8e-3 --for=config/dnt_xl.py
+python sweep.py config/transfer.py --n_embd=64,128,256,512 --parametrization=standard,mup --coordinates=8  # seconds
 
 A flag of train.py may have several values, separated by commas. min_lr is a tenth of a learning_rate that is given,
 unless you give it too. Kill it at any time and start it again: finished runs stay, and an unfinished one goes on from
@@ -17,9 +19,11 @@ import nanodnt.run.allocator  # noqa: F401  # isort: skip, before torch
 
 from configurator import configure
 from nanodnt.run.errors import reports_errors
+from studies.sweep.coordinates import check_coordinates
 from studies.sweep.grid import SweepConfig, list_points, split_arguments
 from studies.sweep.results import write_results
 from studies.sweep.runner import ROOT, Runner
+from studies.sweep.transfer import large_commands, write_transfer
 
 
 @reports_errors
@@ -29,6 +33,9 @@ def main() -> int:
     folder = ROOT / "out" / "sweep" / (Path(files[0]).stem if files else "base")
     folder = Path(config.out).expanduser().resolve() if config.out else folder
     points, runner = list_points(config, files, lists, folder), Runner(config.jobs)
+    if config.coordinates:
+        print("\n".join(check_coordinates(points, config.coordinates, folder)))
+        return 0
     if config.print:
         print("\n".join(runner.command(point.run) for point in points))
         return 0
@@ -38,7 +45,11 @@ def main() -> int:
         print(f"{len(points)} runs, {runner.expected} of them to be made, {runner.jobs} at a time, in {folder}")
     runs = {point.run.path.name: (point.run, not config.collect) for point in points}
     finished, code = runner.call_all(runner.finish, runs)
-    print("\n".join(write_results(points, finished, folder, sys.argv)))
+    lines, found = write_results(points, finished, folder, sys.argv)
+    lines += write_transfer(found, folder)
+    if config.for_:
+        lines += ["", *large_commands(found, points, config.for_)]
+    print("\n".join(lines))
     return code
 
 

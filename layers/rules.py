@@ -82,6 +82,8 @@ def sizes(c):
     limits = f"{MOST['n_layer']:,} blocks, {MOST['n_expert']:,} experts, {MOST['n_embd']:,} for other sizes"
     yield where(c, MOST, lambda name, value: value > MOST[name]), f": larger than any model has ({limits})"
     yield where(c, ("n_kv_head", "n_ff", "head_size"), lambda _, v: v < 0), " must not be negative (0 = the default)"
+    bases = ("base_n_embd", "base_n_layer", "base_head_size")
+    yield where(c, bases, lambda _, v: v < 0), " must not be negative (0 = the same as here)"
     yield where(c, ("norm_eps",), lambda _, v: v < 0), " must not be negative"
     yield where(c, ("rope_theta", "init_std", "router_scale"), lambda _, v: v <= 0), " must be positive"
     yield where(c, ("dropout", "drop_path"), lambda _, p: not 0 <= p < 1), " must be at least 0 and below 1"
@@ -137,6 +139,8 @@ def scales(c):
     yield learned, "lns_learn needs lns=norm and gains (gain=shared or branch), whose initial value it sets"
     scaled = c.post_norm != "both" and changed(c, "deepnorm", "admin")
     yield scaled, " scales the stream before post norms: set post_norm=both (and pre_norm=none)"
+    own = changed(c, "fixup", "deepnorm") if c.parametrization != "standard" else ""
+    yield own, f" has rules of its own for the size, which parametrization={c.parametrization} contradicts"
     yield c.deepnorm and c.admin, "deepnorm and admin both scale the stream: leave one of them out"
     scale, start = c.branch_scale, c.branch_scale_init
     without = scale == "none" and start is not None

@@ -85,6 +85,8 @@ def sublayer(residual, where: str, kind: str) -> dict:
                 raise NotPlain("a bias in the slot of a matrix (fixup) has no place there")
             ends = name.split(".")[-1] in ("o", "down")  # the branch's last
             rows = rows * scale if ends else rows
+            if name == "q" and residual.f.q_norm.norm == "none":  # a constant on q
+                rows = rows * affine(residual.f.q_norm)[0]
             bias = [] if module.bias is None else [module.bias.double() * rows]
             bias += [shift] if ends and shift is not None else []
             by_row = rows[:, None] if torch.is_tensor(rows) else rows

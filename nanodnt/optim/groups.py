@@ -3,6 +3,7 @@
 import torch
 
 from layers.roles import BLOCK_ROLES, MATRICES
+from layers.scaling import depth, learning_factors
 from nanodnt.optim.optimizer import Optimizer
 from nanodnt.optim.registry import OPTIMIZERS, RULES
 from nanodnt.tables import table
@@ -23,8 +24,13 @@ def make_groups(model, config) -> list:
     for name, p in model.named_parameters():
         if p.requires_grad:
             group = make_group(config, roles[name], block_types[name], roles[name] in decayed)
+            rule, in_block = RULES[group["rule"]], name.startswith("blocks.")
+            if depth(model.config) != 1 and not in_block and roles[name] not in MATRICES:
+                group["label"] += "_outside"  # of the blocks
             if group["label"] not in groups:
-                groups[group["label"]] = group | RULES[group["rule"]].options(config, roles[name], model)
+                rate, eps = learning_factors(model.config, roles[name], rule.like(config), in_block)
+                group |= rule.options(config, roles[name], model)
+                groups[group["label"]] = group | scaled(group, rate, eps)
             groups[group["label"]]["params"].append((name, p))
     return list(groups.values())
 
@@ -46,6 +52,12 @@ def make_group(config, role: str, block_type: str, decays: bool) -> dict:
     label = f"{role}_{block_type}" if own_group else role
     numbers = dict(base_lr=getattr(config, f"{prefix}learning_rate"), lr_ratio=ratio, weight_decay=decay)
     return dict(params=[], label=label, role=role, rule=rule, **numbers)
+
+
+def scaled(group: dict, rate: float, eps: float) -> dict:
+    """What of a group a larger model changes: the LR and Adam's ε times these. LR · decay stays what it was."""
+    changed = dict(base_lr=group["base_lr"] * rate, weight_decay=group["weight_decay"] / rate)
+    return changed | ({"eps": group["eps"] * eps} if "eps" in group else {})
 
 
 def decayed_roles(config, roles: set) -> tuple:

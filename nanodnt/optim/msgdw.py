@@ -45,4 +45,4 @@ def step(work, grad_scale, found_inf):
 
 
 DEFAULTS = dict(learning_rate=1.0, weight_decay=1e-4, momentum=0.9, dampening=0.0, nesterov=False)
-register("msgdw", options, state, step, defaults=DEFAULTS, uses_betas=False)
+register("msgdw", options, state, step, defaults=DEFAULTS, uses_betas=False, like=lambda config: "sgd")

@@ -41,6 +41,9 @@ class Rule(NamedTuple):
     rest: str | None = None
     ratios: dict | None = None  # blockwise LR ratios published for it; None: it gets RATIOS, and a run prints a note
     uses_betas: bool = True  # whether beta1 and beta2 have an effect
+    # What its LR follows in larger models, of a TrainConfig: "adam", updates of one size whatever that of the gradient,
+    # "sgd", in proportion to it, or a key of MUON in layers/scaling.py
+    like: Callable = lambda config: "adam"
 
 
 RULES = {}  # name: Rule

@@ -23,12 +23,17 @@ class SweepConfig:
     # --- what ---
     files: str = ""  # config files to try, each put after the others, separated by commas; a+b is one choice of two
     #   files; an empty choice, as in "a,", is none
+    tokens_per_param: float = 0.0  # max_iters follows the size, so that each run reads so many tokens a parameter, and
+    #   warm-up is a tenth of it unless given; 0 = as configured
     seeds: str = "1"  # seeds of every combination: a number n for 1, 2, … n, or a list such as 0,5 (of one: 7,)
     # --- how ---
     jobs: int = 0  # runs at a time; 0 = one per CPU core, or one per GPU
     out: str = ""  # folder of the runs, sweep.json, sweep.md and sweep.png; empty = out/sweep/NAME, of the first file
     print: bool = False  # print the commands, one a line, and run nothing
     collect: bool = False  # run nothing: write the results of the runs that are finished, and name the others
+    # --- sizes: with several values of n_embd, or of n_layer ---
+    coordinates: int = 0  # in place of the runs: how the outputs of all parts, and their changes in so many steps, grow
+    for_: str = ""  # a config of a large model: print its command, with each layout's tuned learning rate; a+b as above
 
     def __post_init__(self):
         if self.print and self.collect:
@@ -104,8 +109,8 @@ def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> 
     for names, values in product(choices, product(*lists.values())):
         chosen = [_locate(name.strip()) for name in names]
         flags = dict(zip(lists, values, strict=True))
-        decay = {"min_lr": f"{float(flags['learning_rate']) / 10:g}"} if "learning_rate" in flags else {}
-        runs = {s: make_run(folder, [*files, *chosen], decay | flags | {"seed": s}, first=first) for s in seeds}
+        every = follow([*files, *chosen], flags, "n_embd" in swept, config.tokens_per_param) | flags
+        runs = {s: make_run(folder, [*files, *chosen], every | {"seed": s}, first=first) for s in seeds}
         run, settings = runs[seeds[0]], check_trainable(runs[seeds[0]])
         if same := [name for name, others in seen if others == settings]:
             raise ValueError(f"{same[0]} and {run.path.name} have the same settings: leave one out")
@@ -113,6 +118,28 @@ def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> 
         values = {name: flags[name] for name in swept}
         points += [Point(run, "+".join(chosen), values, seed) for seed, run in runs.items()]
     return points
+
+
+def follow(files: list, flags: dict, widens: bool, tokens_per_param: float) -> dict:
+    """What changes with these flags unless it is given too: min_lr, a tenth of learning_rate; if a sweep `widens` the
+    model, the FFN, and the number of heads, which keep their size; with `tokens_per_param` the steps. ValueError where a
+    head would be divided."""
+    found = {"min_lr": f"{float(flags['learning_rate']) / 10:g}"} if "learning_rate" in flags else {}
+    base = resolve_configs(files)[0]
+    for name in ("n_head", "n_kv_head", "n_ff") if widens else ():
+        count, rest = divmod(getattr(base, name) * int(flags["n_embd"]), base.n_embd)
+        if rest and name not in flags:
+            what = f"n_embd={flags['n_embd']} does not divide into heads, or an FFN, like those of n_embd={base.n_embd}"
+            raise ValueError(f"{what}: choose a multiple, or give {name} too")
+        found |= {name: count} if count else {}
+    if tokens_per_param:
+        model_config, config = resolve_configs([*files, *(f"--{name}={x}" for name, x in (found | flags).items())])
+        task = task_of(model_config)
+        fill_from_dataset(model_config, load_meta(config.dataset, verify=False), config.dataset)
+        tokens = tokens_per_param * task.network().empty(model_config).num_params(positions=False)
+        steps = max(1, round(tokens / (config.batch_size * model_config.block_size)))
+        found |= dict(max_iters=steps, lr_decay_iters=steps, warmup_iters=steps // 10, eval_interval=steps)
+    return found
 
 
 def check_trainable(run: TrainingRun) -> tuple:

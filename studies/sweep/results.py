@@ -40,7 +40,8 @@ def find_axis(points: list) -> str | None:
 
 def collect(points: list, finished: list) -> dict:
     """What sweep.json holds: {"axis": flag or None, "seeds": how many there should be, "missing": names of the runs
-    that are not in `finished`, "curves": {files and values of the other flags: [{x, seed, outcome, loss, run, …}]}}."""
+    that are not in `finished`, "curves": {files and values of the other flags: [{x, flags, seed, outcome, loss, run,
+    …}]}}."""
     axis, curves = find_axis(points), {}
     titles = {point.files: "+".join(Path(part).stem for part in point.files.split("+")) for point in points}
     if len(set(titles.values())) < len(titles):  # names without folders do not tell them apart
@@ -51,7 +52,7 @@ def collect(points: list, finished: list) -> dict:
         if point.run.path.name in finished:
             outcome, loss = read_outcome(point.run.path)
             x = float(point.flags[axis]) if axis else None
-            row = dict(x=x, seed=point.seed, outcome=outcome, loss=loss, run=point.run.path.name)
+            row = dict(x=x, flags=point.flags, seed=point.seed, outcome=outcome, loss=loss, run=point.run.path.name)
             rows.append(row | read_origin(point.run.path))
     missing = [point.run.path.name for point in points if point.run.path.name not in finished]
     return {"axis": axis, "seeds": len({point.seed for point in points}), "missing": missing, "curves": curves}
@@ -101,9 +102,9 @@ def markdown_table(rows: list) -> list:
 COLUMNS = 3  # of a figure
 
 
-def new_figure(n: int, width: float = 6.0, height: float = 4.0):
-    """(figure, its n axes, up to COLUMNS in a row, which share the y axis)."""
-    how = dict(sharey=True, squeeze=False, dpi=100, layout="constrained")
+def new_figure(n: int, width: float = 6.0, height: float = 4.0, sharey: bool = True):
+    """(figure, its n axes, up to COLUMNS in a row)."""
+    how = dict(sharey=sharey, squeeze=False, dpi=100, layout="constrained")
     rows, columns = -(-n // COLUMNS), min(n, COLUMNS)
     figure, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), **how)
     for axis in axes.flat[n:]:
@@ -143,8 +144,9 @@ def draw_curves(axis, curves: dict, xlabel: str, ylabel: str, highest: float | N
     axis.legend(frameon=False, fontsize=8)
 
 
-def write_results(points: list, finished: list, folder: Path, command: list) -> list:
-    """Write sweep.json, sweep.md and, where a number is swept, sweep.png; returns lines for the console."""
+def write_results(points: list, finished: list, folder: Path, command: list) -> tuple:
+    """Write sweep.json, sweep.md and, where a number is swept, sweep.png; returns (lines for the console, what
+    sweep.json holds)."""
     found = {"command": command, "hardware": describe_hardware(), **collect(points, finished)}
     write_file(folder / "sweep.json", lambda f: f.write(json.dumps(found, indent=1).encode()))
     rows = summary_rows(found)
@@ -156,4 +158,4 @@ def write_results(points: list, finished: list, folder: Path, command: list) -> 
         units = sorted({task_of(resolve_configs(point.run.args)[0]).loss_unit for point in points})
         draw_curves(axis, losses, found["axis"], f"validation loss, nats per {' or '.join(units)}")
         save_figure(figure, folder / "sweep.png")
-    return [*table(rows), f"{folder}: {', '.join(sorted(path.name for path in folder.glob('sweep.*')))}"]
+    return [*table(rows), f"{folder}: {', '.join(sorted(path.name for path in folder.glob('sweep.*')))}"], found

@@ -1,0 +1,27 @@
+"""base"""
+
+out_dir = "out/transfer"
+dataset = "pystdlib"
+
+n_layer = 4
+n_head = 2
+n_embd = 64
+base_n_embd = 64  # what --parametrization=mup is relative to, when n_embd is another
+base_n_layer = 4
+block_size = 128
+init = "xavier"
+init_std = 0.02
+residual_init = "plain"
+
+batch_size = 8  # sequences a step
+max_iters = 150
+warmup_iters = 15
+learning_rate = 4e-3
+min_lr = 4e-4
+
+eval_interval = 150
+eval_tokens = 40_960
+log_interval = 25
+track_interval = 0
+compile = False
+dtype = "bfloat16"
