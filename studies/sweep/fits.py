@@ -7,11 +7,12 @@ import statistics
 DRAWS = 1000  # bootstrap samples of the seeds
 
 
-def slope(xs: list, ys: list) -> float:
-    """The exponent p of y = c · x^p, by least squares in logarithms; nan for fewer than two sizes, or y not above 0."""
-    if len(set(xs)) < 2 or not all(y > 0 for y in ys):
+def slope(points: dict) -> float:
+    """The exponent p of y = c · x^p, by least squares in logarithms, through the points {x: y}; nan for fewer than two,
+    or where a y is not above 0."""
+    if len(points) < 2 or not all(y > 0 for y in points.values()):
         return math.nan
-    return statistics.linear_regression([math.log(x) for x in xs], [math.log(y) for y in ys]).slope
+    return statistics.linear_regression(list(map(math.log, points)), list(map(math.log, points.values()))).slope
 
 
 def best_rate(losses: dict) -> float:
@@ -44,6 +45,11 @@ def loss_at(losses: dict, rate: float) -> float:
     return math.nan
 
 
+def seeds_of(by_rate: dict) -> list:
+    """The seeds of {rate: {seed: loss}}."""
+    return sorted({seed for its in by_rate.values() for seed in its})
+
+
 def means(by_rate: dict, seeds: list) -> dict:
     """{rate: mean loss over these seeds, None if one diverged} from {rate: {seed: loss or None}}, without rates that
     lack one of the seeds."""
@@ -55,7 +61,7 @@ def bootstrap(curves: dict, function) -> tuple:
     """(function(means of all seeds), its 95% interval over bootstrap samples of the seeds) for {size: {rate: {seed:
     loss}}}: `function` takes {size: {rate: mean}}. The interval is (nan, nan) for a single seed, or where more than
     one sample in twenty gives nan."""
-    seeds = sorted({seed for curve in curves.values() for its in curve.values() for seed in its})
+    seeds = sorted({seed for curve in curves.values() for seed in seeds_of(curve)})
     draw, found = random.Random(0), []
 
     def value(chosen):

@@ -121,9 +121,8 @@ def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> 
 
 
 def follow(files: list, flags: dict, widens: bool, tokens_per_param: float) -> dict:
-    """What changes with these flags unless it is given too: min_lr, a tenth of learning_rate; if a sweep `widens` the
-    model, the FFN, and the number of heads, which keep their size; with `tokens_per_param` the steps. ValueError where a
-    head would be divided."""
+    """What follows these flags unless it is given too: min_lr, a tenth of learning_rate; if the sweep `widens` models,
+    FFNs, and the number of heads, which keep their size; with `tokens_per_param` steps. ValueError for half heads."""
     found = {"min_lr": f"{float(flags['learning_rate']) / 10:g}"} if "learning_rate" in flags else {}
     base = resolve_configs(files)[0]
     for name in ("n_head", "n_kv_head", "n_ff") if widens else ():

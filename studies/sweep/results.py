@@ -102,10 +102,10 @@ def markdown_table(rows: list) -> list:
 COLUMNS = 3  # of a figure
 
 
-def new_figure(n: int, width: float = 6.0, height: float = 4.0, sharey: bool = True):
-    """(figure, its n axes, up to COLUMNS in a row)."""
+def new_figure(n: int, width: float = 6.0, height: float = 4.0, columns: int = COLUMNS, sharey: bool = True):
+    """(figure, its n axes, up to `columns` in a row)."""
     how = dict(sharey=sharey, squeeze=False, dpi=100, layout="constrained")
-    rows, columns = -(-n // COLUMNS), min(n, COLUMNS)
+    rows, columns = -(-n // columns), min(n, columns)
     figure, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), **how)
     for axis in axes.flat[n:]:
         axis.remove()
@@ -142,6 +142,21 @@ def draw_curves(axis, curves: dict, xlabel: str, ylabel: str, highest: float | N
         axis.plot([], [], "kx", label="diverged")
     axis.grid(alpha=0.25)
     axis.legend(frameon=False, fontsize=8)
+
+
+def draw_sizes(axis, curves: dict, xlabel: str, ylabel: str) -> None:
+    """Draw {name: {size: number}} in logarithms; what is not above 0 is left out, and all if nothing is."""
+    for i, (name, points) in enumerate(curves.items()):
+        known = {x: y for x, y in points.items() if y > 0}
+        if not known:
+            continue
+        how = dict(color=f"C{i % 10}", marker="os^vD"[i // 10 % 5], linewidth=1.5, markersize=4)
+        axis.plot(list(known), list(known.values()), label=name, **how)
+    sizes = sorted({x for points in curves.values() for x in points})
+    axis.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
+    axis.set_xticks(sizes, map(str, sizes))
+    axis.minorticks_off()
+    axis.legend(frameon=False, fontsize=7)
 
 
 def write_results(points: list, finished: list, folder: Path, command: list) -> tuple:

@@ -12,8 +12,8 @@ from nanodnt.files import write_file
 from nanodnt.run.metrics import save_figure
 from nanodnt.settings import TrainConfig
 from nanodnt.tables import table
-from studies.sweep.fits import best_rate, bootstrap, loss_at, means, slope
-from studies.sweep.results import draw_curves, markdown_table, new_figure
+from studies.sweep.fits import best_rate, bootstrap, loss_at, means, seeds_of, slope
+from studies.sweep.results import draw_curves, draw_sizes, markdown_table, new_figure
 from studies.sweep.runner import resolve_configs
 
 SIZES = ("n_embd", "n_layer")
@@ -37,20 +37,19 @@ def rows_of(found: dict, size: str):
         yield from ((row, family) for row in rows)
 
 
-def seeds_of(curve: dict) -> list:
-    """The seeds that every rate of {rate: {seed: loss}} has, if there is one; else all."""
-    return sorted(set.intersection(*map(set, curve.values())) or {seed for its in curve.values() for seed in its})
+def mean_curves(curves: dict) -> dict:
+    """{size: {rate: mean loss}} of {size: {rate: {seed: loss}}}, over all seeds."""
+    return {n: means(curve, seeds_of(curve)) for n, curve in curves.items()}
 
 
 def exponent(curves: dict) -> float:
     """The power of the size that the best rates of {size: {rate: mean}} follow; nan where one is not known."""
-    bests = [best_rate(curves[size]) for size in sorted(curves)]
-    return math.nan if any(map(math.isnan, bests)) else slope(sorted(curves), bests)
+    return slope({size: best_rate(curve) for size, curve in curves.items()})
 
 
 def cost(curves: dict) -> float:
     """What the best rate of the smallest size costs at the largest, in nats above the lowest loss there."""
-    small, large = (curves[pick(curves)] for pick in (min, max))
+    small, large = curves[min(curves)], curves[max(curves)]
     lowest = min((loss for loss in large.values() if loss is not None), default=math.nan)
     return loss_at(large, best_rate(small)) - lowest
 
@@ -66,7 +65,7 @@ def transfer_rows(by_name: dict, size: str) -> list:
     ends = f"tuned at {sizes[0]}, costs at {sizes[-1]}"
     rows = [["", *(f"best at {size}={n}" for n in sizes), "exponent", "interval", ends, "interval"]]
     for name, curves in by_name.items():
-        bests = {n: best_rate(means(curve, seeds_of(curve))) for n, curve in curves.items()}
+        bests = {n: best_rate(curve) for n, curve in mean_curves(curves).items()}
         (p, span), (nats, range_) = (bootstrap(curves, function) for function in (exponent, cost))
         cells = [number(bests.get(n, math.nan)) for n in sizes]
         cells += [number(p, "+.2f"), interval(span, "+.2f"), number(nats, "+.3f"), interval(range_, "+.3f")]
@@ -104,14 +103,13 @@ def draw(by_name: dict, size: str, path: Path) -> None:
         shown = {f"{size}={n}": {x: list(curves[n][x].values()) for x in sorted(curves[n])} for n in sorted(curves)}
         draw_curves(axis, shown, "learning_rate", "validation loss")
         axis.set_title(name, fontsize=9)
-    for i, (name, curves) in enumerate(by_name.items()):
-        bests = {n: best_rate(means(curve, seeds_of(curve))) for n, curve in sorted(curves.items())}
-        known = {n: best for n, best in bests.items() if not math.isnan(best)}
-        p = exponent({n: means(curve, seeds_of(curve)) for n, curve in curves.items()})
-        how = dict(color=f"C{i % 10}", marker="os^vD"[i // 10 % 5], linewidth=1.5, markersize=4)
-        axes[-1].plot(list(known), list(known.values()), label=f"{name}: {number(p, '+.2f')}", **how)
-    axes[-1].set(xscale="log", yscale="log", xlabel=size, ylabel="best learning_rate", title="best rate, and exponent")
-    axes[-1].legend(frameon=False, fontsize=7)
+    bests = {name: mean_curves(curves) for name, curves in by_name.items()}
+    lines = {
+        f"{name}: {number(exponent(its), '+.2f')}": {n: best_rate(its[n]) for n in sorted(its)}
+        for name, its in bests.items()
+    }
+    draw_sizes(axes[-1], lines, size, "best learning_rate")
+    axes[-1].set_title("best rate, and its exponent", fontsize=9)
     save_figure(figure, path)
 
 
@@ -124,7 +122,7 @@ def large_commands(found: dict, points: list, large: str) -> list:
         raise ValueError("for needs several values of learning_rate and of n_embd or n_layer: there is no best rate")
     size, lines = swept[0], []
     for name, by_seed in families(found, size).items():
-        curves = {n: means(curve, seeds_of(curve)) for n, curve in by_seed.items()}
+        curves = mean_curves(by_seed)
         n, p = max(curves), exponent(curves)
         best = best_rate(curves[n])
         if math.isnan(best):
