@@ -156,7 +156,8 @@ def draw_sizes(axis, curves: dict, xlabel: str, ylabel: str) -> None:
     axis.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
     axis.set_xticks(sizes, map(str, sizes))
     axis.minorticks_off()
-    axis.legend(frameon=False, fontsize=7)
+    if axis.lines:
+        axis.legend(frameon=False, fontsize=7)
 
 
 def write_results(points: list, finished: list, folder: Path, command: list) -> tuple:
