@@ -20,11 +20,11 @@ def make_groups(model, config) -> list:
     """One group for each label. Beside torch's entries a group has `make_group`'s, and its rule's options."""
     check_penalties(model.config, config)
     roles, block_types, groups = model.roles(config.input_gains), model.block_types(), {}
-    decayed = decayed_roles(config, set(roles.values()))
+    decayed, inside = decayed_roles(config, set(roles.values())), set(model.blocks.parameters())
     for name, p in model.named_parameters():
         if p.requires_grad:
             group = make_group(config, roles[name], block_types[name], roles[name] in decayed)
-            rule, in_block = RULES[group["rule"]], name.startswith("blocks.")
+            rule, in_block = RULES[group["rule"]], p in inside
             if depth(model.config) != 1 and not in_block and roles[name] not in MATRICES:
                 group["label"] += "_outside"  # of the blocks
             if group["label"] not in groups:
