@@ -34,7 +34,7 @@ from layers.network import Network
 from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, store_once, upcast
 from layers.rules import check_config, kind_of
 from layers.runtime import Runtime
-from layers.scaling import base_width, init_depth, multiplier
+from layers.scaling import base_layer, base_width, init_depth, multiplier
 from layers.slot import Slot
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
@@ -220,7 +220,7 @@ def norm_slot(config: GPTConfig, role: str = "gain_out", branch: str = "", **cha
 def lns_factor(config: GPTConfig, layer: int, branch: str, where: str) -> float | None:
     """1/ℓ^lns_power, ℓ = `layer`, if lns=`where` and this branch has the factor; else None."""
     applies = config.lns == where and config.lns_branches in ("both", branch)
-    return layer**-config.lns_power if applies else None
+    return base_layer(config, layer) ** -config.lns_power if applies else None
 
 
 def layerscale_init(n_layer: int) -> float:
@@ -268,7 +268,7 @@ def own_gain(config: GPTConfig, layer: int, branch: str) -> Slot:
 
 def init_scale(config: GPTConfig, layer: int, part: str) -> float:
     """Factor on the initial std of matrix `part` ("q" … "down") in layer ℓ = `layer`, from 1."""
-    L, ends_branch = init_depth(config), part in ("o", "down")
+    L, layer, ends_branch = init_depth(config), base_layer(config, layer), part in ("o", "down")
     if config.deepnorm:  # (8L)^-¼ on v, o and the FFN, our choice: SwiGLU's gate too
         return 1.0 if part in ("q", "k") else (8 * L) ** -0.25
     if config.fixup:  # std × M^(-1/(2m-2)) for M = 2L branches of m matrices, of which the last starts at 0.

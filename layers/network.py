@@ -6,7 +6,7 @@ import torch.nn as nn
 from layers.linear import Draws, Embedding, Linear, SigmaReparam
 from layers.roles import BLOCK_ROLES, OPEN_GAINS, ROLES
 from layers.runtime import Runtime
-from layers.scaling import init_factor
+from layers.scaling import initial_std
 from layers.slot import Slot
 
 
@@ -39,11 +39,12 @@ class Network(nn.Module):
                 module.runtime = self.runtime
             if isinstance(module, Slot):
                 module.init()
-            elif isinstance(module, Linear) and module is not self.head and c.init != "normal":
-                std = (2 / sum(module.weight.shape[-2:])) ** 0.5 * init_factor(c, module.param_roles["weight"], True)
-                module.init(std, draws, 2.0 if c.init == "xavier_cut" else None)
             elif isinstance(module, (Linear, Embedding)):
-                module.init(c.init_std * init_factor(c, module.param_roles["weight"], False), draws)
+                std = initial_std(c, module.param_roles["weight"], *module.weight.shape[-2:])
+                cut = (
+                    (2.0,) if c.init == "xavier_cut" and isinstance(module, Linear) and module is not self.head else ()
+                )
+                module.init(std, draws, *cut)
 
     def routers(self) -> dict:
         """{name: its Router}, in the order of the blocks."""

@@ -8,6 +8,8 @@ from dataclasses import fields
 from itertools import chain
 from typing import Literal, get_args, get_origin, get_type_hints
 
+from layers.scaling import ALPHA, base_width
+
 # More than this is a typo, and would take minutes to fail for lack of memory.
 MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_size=2**24, n_ff=2**24, head_size=2**24)
 MOST |= dict(patch_size=2**16, image_size=2**16, channels=2**16, n_class=2**24)
@@ -139,8 +141,8 @@ def scales(c):
     yield learned, "lns_learn needs lns=norm and gains (gain=shared or branch), whose initial value it sets"
     scaled = c.post_norm != "both" and changed(c, "deepnorm", "admin")
     yield scaled, " scales the stream before post norms: set post_norm=both (and pre_norm=none)"
-    own = changed(c, "fixup", "deepnorm") if c.parametrization != "standard" else ""
-    yield own, f" has rules of its own for the size, which parametrization={c.parametrization} contradicts"
+    deep = changed(c, "fixup", "post_norm", "post_norm_blocks") if c.parametrization in ALPHA else ""
+    yield deep, f" has no rule for the depth under parametrization={c.parametrization}: choose mup or standard"
     yield c.deepnorm and c.admin, "deepnorm and admin both scale the stream: leave one of them out"
     scale, start = c.branch_scale, c.branch_scale_init
     without = scale == "none" and start is not None
@@ -177,7 +179,7 @@ def other_notes(c):
     if c.n_expert > 1 and c.n_expert_active == 1 and c.router_norm:
         text = "router_norm=True makes the weight of a token's one expert 1, so the loss does not train the router: "
         yield text + "router_norm=False is Switch's setting"
-    size = c.init_std * c.n_embd**0.5
+    size = c.init_std * base_width(c) ** 0.5
     if c.norm == "dyt" and c.causal and c.init == "normal" and size < 0.5:
         text = f"dyt does not enlarge small signals, and init_std·√n_embd = {size:.2f} makes them small; the paper's "
         text += "language models have 0.6 to 1.8 (1024 to 8192 wide, std 0.02 in its code). "

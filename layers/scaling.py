@@ -10,10 +10,11 @@ heads. Heads may become more (base_head_size=0), or larger.
     depth_mup  and every branch / √l, α = 1/2 (Tensor Programs VI, 2310.02244)
     completep  and every branch / l, α = 1 (CompleteP, 2505.01618, Table 1; rates and ε for any α from there)
 
-Weight decay is divided by what the rate is multiplied by: rate · decay stays that of the base, as CompleteP has it for
-matrices; for the other roles, for SGD and for Muon ours [I].
+Weight decay is divided by what the rate is multiplied by: rate · decay stays that of the base. CompleteP has that for
+matrices and the width; for the depth where α < 1, for the other roles, for SGD and for Muon it is ours [I].
 """
 
+import math
 from typing import NamedTuple
 
 
@@ -29,9 +30,9 @@ class Powers(NamedTuple):
 INPUT = Powers(0, 0, 1, -1)  # from a fixed size to the width, and vectors; also the head, thanks to its multiplier
 HIDDEN = Powers(-0.5, -1, 0, -1)  # from the width to the width
 OUTPUT = Powers(-1, -1, -1, 0)  # from the width to a fixed size, without a multiplier; that a router is one: ours [I]
-SCALAR = Powers(0, 0, 0, 0)  # ours [I]
-WIDTH = dict.fromkeys(("emb", "patch", "pos", "head", "gain_in", "gain_out", "gain_dir", "bias"), INPUT)
-WIDTH |= dict.fromkeys(("qk", "vo", "ffn"), HIDDEN) | dict(router=OUTPUT, scalar=SCALAR)
+WIDTH = dict.fromkeys(("emb", "patch", "pos", "head", "gain_in", "gain_out", "gain_dir", "bias", "scalar"), INPUT)
+WIDTH |= dict.fromkeys(("qk", "vo", "ffn"), HIDDEN) | dict(router=OUTPUT)
+GROWS = {"patch": (0, 1), "router": (1, 0)}  # which of a matrix's inputs and outputs grow with m; else both
 
 # Muon, on hidden matrices alone, ours [I]: the spectral norm of a change should stay (arXiv 2310.17813). Muon's own
 # update has a spectral norm that stays; with match_rms_adamw it grows with √m.
@@ -50,6 +51,11 @@ def depth(c) -> float:
     return c.n_layer / (c.base_n_layer or c.n_layer) if c.parametrization in ALPHA else 1.0
 
 
+def head_growth(c) -> float:
+    """How many times larger a head is."""
+    return c.head_dim / (c.base_head_size or c.head_dim) if c.parametrization != "standard" else 1.0
+
+
 def base_width(c) -> float:
     """The width that other initial values depend on."""
     return c.n_embd / width(c)
@@ -60,26 +66,33 @@ def init_depth(c) -> int:
     return round(c.n_layer / depth(c))
 
 
-def init_factor(c, role: str, is_xavier: bool) -> float:
-    """Factor on the initial standard deviation of a matrix. Xavier's falls with the width by itself."""
-    return width(c) ** (WIDTH[role].init + 0.5 * is_xavier)
+def base_layer(c, layer: int) -> int:
+    """The block of the base, from 1, that block `layer` is like: its ℓ in constants and initial values, ours [I]."""
+    return math.ceil(layer / depth(c))
+
+
+def initial_std(c, role: str, n_out: int, n_in: int) -> float:
+    """Standard deviation of a matrix's initial weights, before its `init_scale`; Xavier's by the base's shape."""
+    m, (inputs, outputs) = width(c), GROWS.get(role, (1, 1))
+    is_xavier = c.init != "normal" and role not in ("emb", "pos", "head")
+    std = (2 / (n_in / m**inputs + n_out / m**outputs)) ** 0.5 if is_xavier else c.init_std
+    return std * m ** WIDTH[role].init
 
 
 def multiplier(c, on: str, other: float | None = None) -> float | None:
     """The constant on "logits", on "branch", the output of each, on "q" or "k", times `other`; None where it is 1."""
-    heads = c.head_dim / (c.base_head_size or c.head_dim) if c.parametrization != "standard" else 1.0
-    factors = dict(logits=1 / width(c), branch=depth(c) ** -ALPHA.get(c.parametrization, 0), q=heads**-0.5, k=1.0)
-    return other if factors[on] == 1 else factors[on] * (1.0 if other is None else other)
+    branch = depth(c) ** -ALPHA.get(c.parametrization, 0)
+    factor = dict(logits=1 / width(c), branch=branch, q=head_growth(c) ** -0.5, k=1.0)[on]
+    return other if factor == 1 else factor * (1.0 if other is None else other)
 
 
-def learning_factors(c, role: str, like: str, in_block: bool) -> tuple:
-    """(factor on the LR, factor on ε) for a parameter under a rule `like` "adam", "sgd", or a key of MUON. With depth,
-    of those in a block: Adam and Muon l^(α − 1), SGD l^(2α − 1), ε l^-α; SGD's and Muon's follow from Adam's [I]."""
+def learning_factors(c, role: str, like: str, length: int, in_block: bool) -> tuple:
+    """(factor on the LR, factor on ε) for a parameter under a rule `like` "adam", "sgd", or a key of MUON. `length`: of
+    a vector, since a single number, or one as long as a head, grows otherwise than with m [I]; 0 for matrices. With
+    depth, in a block: Adam and Muon l^(α − 1), SGD l^(2α − 1), ε l^-α; SGD's and Muon's follow from Adam's [I]."""
     if role not in WIDTH:
         return 1.0, 1.0
-    is_magnitude = role in ("gain_in", "gain_out") and c.gain_param != "direct"  # a single number
-    powers = SCALAR if is_magnitude else WIDTH[role]
-    alpha = ALPHA.get(c.parametrization, 1.0)
-    rate = width(c) ** MUON.get(like, powers.sgd if like == "sgd" else powers.adam)
-    deeper = depth(c) if in_block else 1.0
-    return rate * deeper ** (2 * alpha - 1 if like == "sgd" else alpha - 1), width(c) ** powers.eps * deeper**-alpha
+    powers, alpha, deeper = WIDTH[role], ALPHA.get(c.parametrization, 1.0), depth(c) if in_block else 1.0
+    m = {1: 1.0, c.head_dim: head_growth(c)}.get(length, width(c))
+    rate = m ** MUON.get(like, powers.sgd if like == "sgd" else powers.adam)
+    return rate * deeper ** (2 * alpha - 1 if like == "sgd" else alpha - 1), m**powers.eps * deeper**-alpha

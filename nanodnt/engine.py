@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from layers.scaling import multiplier
 from layers.sharding import full_tensor
 from model import Transformer
 from nanodnt.optim import Optimizer, lr_at
@@ -40,14 +41,15 @@ def split_batch(batch_size: int, micro_batch_size: int, world_size: int) -> tupl
 
 def prepare_model(model, config, env):
     """`model` on its device, computing as configured."""
+    follow = multiplier(model.config, "branch") or 1.0  # by which the gradients of the routers' weights shrink
     return model.to(env.device).set_runtime(
         compute_dtype=env.dtype,
         stream_dtype=torch.bfloat16 if config.stream_dtype == "bfloat16" else None,
         checkpointing=config.activation_checkpointing,
         loss_chunks=config.loss_chunks,
         label_smoothing=config.label_smoothing,
-        balance_coef=config.balance_coef,
-        z_coef=config.z_coef,
+        balance_coef=config.balance_coef * follow,
+        z_coef=config.z_coef * follow,
         loss_scale=torch.ones((), device=env.device),
     )
 

@@ -3,7 +3,7 @@
 import torch
 
 from layers.roles import BLOCK_ROLES, MATRICES
-from layers.scaling import depth, learning_factors
+from layers.scaling import learning_factors
 from nanodnt.optim.optimizer import Optimizer
 from nanodnt.optim.registry import OPTIMIZERS, RULES
 from nanodnt.tables import table
@@ -24,14 +24,16 @@ def make_groups(model, config) -> list:
     for name, p in model.named_parameters():
         if p.requires_grad:
             group = make_group(config, roles[name], block_types[name], roles[name] in decayed)
-            rule, in_block = RULES[group["rule"]], p in inside
-            if depth(model.config) != 1 and not in_block and roles[name] not in MATRICES:
-                group["label"] += "_outside"  # of the blocks
-            if group["label"] not in groups:
-                rate, eps = learning_factors(model.config, roles[name], rule.like(config), in_block)
+            rule, label, own_size = RULES[group["rule"]], group["label"], p.ndim == 1 and block_types[name] != "head"
+            length = len(p) if own_size else int(p.ndim == 1)  # the head's bias has that of the vocabulary, or classes
+            factors = learning_factors(model.config, roles[name], rule.like(config), length, p in inside)
+            if (label, factors) not in groups:
+                alike = sum(label == other for other, _ in groups)
                 group |= rule.options(config, roles[name], model)
-                groups[group["label"]] = group | scaled(group, rate, eps)
-            groups[group["label"]]["params"].append((name, p))
+                groups[label, factors] = (
+                    group | scaled(group, *factors) | {"label": label + f"_{alike + 1}" * (alike > 0)}
+                )
+            groups[label, factors]["params"].append((name, p))
     return list(groups.values())
 
 
