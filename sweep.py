@@ -23,7 +23,7 @@ from studies.sweep.coordinates import check_coordinates
 from studies.sweep.grid import SweepConfig, list_points, split_arguments
 from studies.sweep.results import write_results
 from studies.sweep.runner import ROOT, Runner
-from studies.sweep.transfer import large_commands, write_transfer
+from studies.sweep.transfer import check_large, large_commands, write_transfer
 
 
 @reports_errors
@@ -33,6 +33,8 @@ def main() -> int:
     folder = ROOT / "out" / "sweep" / (Path(files[0]).stem if files else "base")
     folder = Path(config.out).expanduser().resolve() if config.out else folder
     points, runner = list_points(config, files, lists, folder), Runner(config.jobs)
+    if config.for_:
+        check_large(points, config.for_)
     if config.coordinates:
         print("\n".join(check_coordinates(points, config.coordinates, folder)))
         return 0

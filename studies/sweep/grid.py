@@ -71,7 +71,7 @@ def split_arguments(argv: list) -> tuple:
         if arg in ASKS or (name in ours and arg.startswith("--")):
             own.append(arg)  # configure() reads these, and says what is wrong with them
         elif not arg.startswith("-") and not (equals and name in train):
-            files.append(_locate(arg))
+            files.append(locate(arg))
         elif name in SET_HERE:
             raise ValueError(f"--{name} is set for each run by the sweep: {SET_HERE[name]}")
         elif name in lists:
@@ -89,7 +89,7 @@ def split_arguments(argv: list) -> tuple:
     return own, files, lists
 
 
-def _locate(file: str) -> str:
+def locate(file: str) -> str:
     """A config file, from the current folder or else the repository, as the runs name it: relative to the repository
     where it lies in it. ValueError if it is not there."""
     if not (found := next((path.resolve() for path in (Path(file), ROOT / file) if path.is_file()), None)):
@@ -107,7 +107,7 @@ def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> 
     points, seen, seeds = [], [], config.list_seeds()
     first = [*swept, "seed"]
     for names, values in product(choices, product(*lists.values())):
-        chosen = [_locate(name.strip()) for name in names]
+        chosen = [locate(name.strip()) for name in names]
         flags = dict(zip(lists, values, strict=True))
         every = follow([*files, *chosen], flags, "n_embd" in swept, config.tokens_per_param) | flags
         runs = {s: make_run(folder, [*files, *chosen], every | {"seed": s}, first=first) for s in seeds}
@@ -141,14 +141,16 @@ def follow(files: list, flags: dict, widens: bool, tokens_per_param: float) -> d
     return found
 
 
-def check_trainable(run: TrainingRun) -> tuple:
-    """(GPTConfig, TrainConfig). ValueError, which names the run, unless they are allowed and the dataset prepared."""
+def check_trainable(run: TrainingRun, with_data: bool = True) -> tuple:
+    """(GPTConfig, TrainConfig). ValueError, which names the run, unless they are allowed and the dataset prepared; not
+    `with_data`, a dataset need not be there."""
     try:
         model_config, config = resolve_configs(run.args)
         config.check()
         task = task_of(model_config)
         meta, left_open = task.placeholder_meta(model_config)
-        fill_from_dataset(model_config, load_meta(config.dataset, verify=False) if left_open else meta, config.dataset)
+        meta = load_meta(config.dataset, verify=False) if left_open and with_data else meta
+        fill_from_dataset(model_config, meta, config.dataset)
         make_optimizer(task.network().empty(model_config), config)
         split_batch(config.batch_size, config.micro_batch_size, 1)
     except ValueError as e:

@@ -80,11 +80,16 @@ def plain_number(value) -> str:
 PARSING = threading.Lock()  # Python 3.11's ast.parse fails at random when several threads call it at once
 
 
-def resolve_configs(args) -> tuple:
-    """(GPTConfig, TrainConfig) of a command line, with the optimizer's defaults. ValueError where they contradict."""
+def read_configs(args) -> tuple:
+    """(GPTConfig, TrainConfig) of a command line."""
     with PARSING:
         paths = [arg if arg.startswith("-") else str(ROOT / arg) for arg in args]
-        (model_config, config), _ = configure(GPTConfig, TrainConfig, argv=paths)
+        return tuple(configure(GPTConfig, TrainConfig, argv=paths)[0])
+
+
+def resolve_configs(args) -> tuple:
+    """`read_configs`, with the optimizer's defaults. ValueError where they contradict."""
+    model_config, config = read_configs(args)
     fill_defaults(config)
     return model_config, config
 

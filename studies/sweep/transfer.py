@@ -12,34 +12,34 @@ from nanodnt.files import write_file
 from nanodnt.run.metrics import save_figure
 from nanodnt.settings import TrainConfig
 from nanodnt.tables import table
-from studies.sweep.fits import best_rate, bootstrap, loss_at, means, seeds_of, slope
+from studies.sweep.fits import best_rate, bootstrap, loss_at, mean_curves, slope
+from studies.sweep.grid import check_trainable, locate
 from studies.sweep.results import draw_curves, draw_sizes, markdown_table, new_figure
-from studies.sweep.runner import resolve_configs
+from studies.sweep.runner import TrainingRun, read_configs
 
 SIZES = ("n_embd", "n_layer")
-RATES = ("learning_rate", "min_lr", "adamw_learning_rate")
-RELATIVE = ("parametrization", "base_n_embd", "base_n_layer", "base_head_size")
+RATES = ("learning_rate", "min_lr")
+# of the run, not of its method: a larger model takes over all other flags
+OWN = ("size", "run", "data", "images", "schedule", "evaluation, logging, checkpoints", "system")
+FLAGS = read_flags(GPTConfig, TrainConfig)
+METHOD = [name for name, flag in FLAGS.items() if not name.startswith((*RATES, "base_")) and flag.section not in OWN]
 
 
 def families(found: dict, size: str) -> dict:
-    """{curve without its size: {size: {rate: {seed: loss, None if it diverged}}}} of what `collect` found."""
+    """{curve without its size: its rows} of what `collect` found, of those that have rows."""
     by_name = {}
-    for row, family in rows_of(found, size):
-        rates = by_name.setdefault(family, {}).setdefault(int(row["flags"][size]), {})
-        rates.setdefault(row["x"], {})[row["seed"]] = row["loss"]
-    return by_name
-
-
-def rows_of(found: dict, size: str):
-    """(row, its curve's name without the size) of what `collect` found."""
     for name, rows in found["curves"].items():
         family = " ".join(word for word in name.split() if not word.startswith(f"{size}=")) or "the config"
-        yield from ((row, family) for row in rows)
+        by_name.setdefault(family, []).extend(rows)
+    return {name: rows for name, rows in by_name.items() if rows}
 
 
-def mean_curves(curves: dict) -> dict:
-    """{size: {rate: mean loss}} of {size: {rate: {seed: loss}}}, over all seeds."""
-    return {n: means(curve, seeds_of(curve)) for n, curve in curves.items()}
+def curves_of(rows: list, size: str) -> dict:
+    """{size: {rate: {seed: loss, None if it diverged}}} of a family's rows."""
+    curves = {}
+    for row in rows:
+        curves.setdefault(int(row["flags"][size]), {}).setdefault(row["x"], {})[row["seed"]] = row["loss"]
+    return curves
 
 
 def exponent(curves: dict) -> float:
@@ -48,14 +48,22 @@ def exponent(curves: dict) -> float:
 
 
 def cost(curves: dict) -> float:
-    """What the best rate of the smallest size costs at the largest, in nats above the lowest loss there."""
+    """What the best rate of the smallest size costs at the largest, in nats above the loss at the best rate there, or
+    where that is not known above the lowest."""
     small, large = curves[min(curves)], curves[max(curves)]
-    lowest = min((loss for loss in large.values() if loss is not None), default=math.nan)
+    best, known = best_rate(large), [loss for loss in large.values() if loss is not None]
+    lowest = loss_at(large, best) if best > 0 else min(known, default=math.nan)
     return loss_at(large, best_rate(small)) - lowest
 
 
 def number(x: float, form: str = ".3g") -> str:
-    return "–" if math.isnan(x) else f"{x:{form}}"
+    return "–" if math.isnan(x) else f"{round(x, 12) + 0.0:{form}}"  # no -0.00
+
+
+def measured(curves: dict, function, form: str) -> list:
+    """Two cells: `function` of the mean curves, and its 95% interval."""
+    value, (low, high) = bootstrap(curves, function)
+    return [number(value, form), "–" if math.isnan(low) else f"{number(low, form)} to {number(high, form)}"]
 
 
 def transfer_rows(by_name: dict, size: str) -> list:
@@ -66,34 +74,28 @@ def transfer_rows(by_name: dict, size: str) -> list:
     rows = [["", *(f"best at {size}={n}" for n in sizes), "exponent", "interval", ends, "interval"]]
     for name, curves in by_name.items():
         bests = {n: best_rate(curve) for n, curve in mean_curves(curves).items()}
-        (p, span), (nats, range_) = (bootstrap(curves, function) for function in (exponent, cost))
         cells = [number(bests.get(n, math.nan)) for n in sizes]
-        cells += [number(p, "+.2f"), interval(span, "+.2f"), number(nats, "+.3f"), interval(range_, "+.3f")]
-        rows.append([name, *cells])
+        rows.append([name, *cells, *measured(curves, exponent, "+.2f"), *measured(curves, cost, "+.3f")])
     return rows
 
 
-def interval(ends: tuple, form: str) -> str:
-    return "–" if math.isnan(ends[0]) else f"{ends[0]:{form}} to {ends[1]:{form}}"
+def swept_sizes(flags: dict) -> list:
+    """Those of SIZES that have several values, beside learning_rate. `flags`: those with several values, of a run."""
+    return [size for size in SIZES if {size, "learning_rate"} <= flags.keys()]
 
 
 def write_transfer(found: dict, folder: Path) -> list:
     """Write transfer.md and transfer.png if learning rates and a size were swept; returns lines for the console."""
-    lines, swept = [], swept_sizes(found)
+    every = [row["flags"] for rows in found["curves"].values() for row in rows]
+    lines, swept = [], swept_sizes(every[0]) if every else []
     for size in swept:
-        by_name = families(found, size)
+        by_name = {name: curves_of(rows, size) for name, rows in families(found, size).items()}
         rows = transfer_rows(by_name, size)
         stem = "transfer" if len(swept) == 1 else f"transfer_{size}"
         write_file(folder / f"{stem}.md", lambda f, rows=rows: f.write("\n".join(markdown_table(rows)).encode()))
         draw(by_name, size, folder / f"{stem}.png")
         lines += ["", *table(rows)]
     return lines
-
-
-def swept_sizes(found: dict) -> list:
-    """Those of SIZES that have several values beside learning_rate."""
-    rows = [row for rows in found["curves"].values() for row in rows]
-    return [size for size in SIZES if found["axis"] == "learning_rate" and any(size in row["flags"] for row in rows)]
 
 
 def draw(by_name: dict, size: str, path: Path) -> None:
@@ -113,58 +115,57 @@ def draw(by_name: dict, size: str, path: Path) -> None:
     save_figure(figure, path)
 
 
+def accounts_for(parametrization: str, size: str) -> bool:
+    """Whether a learning rate needs no change under this parametrization when the size changes."""
+    return parametrization in ALPHA or (parametrization != "standard" and size == "n_embd")
+
+
+def check_large(points: list, large: str) -> None:
+    """ValueError unless sizes and learning rates are swept, and all that is swept fits the config `large`."""
+    if not swept_sizes(points[0].flags):
+        raise ValueError("for needs several values of learning_rate, and of n_embd or n_layer")
+    runs = {tuple(large_arguments(point.run, large)): point.run for point in points}
+    for words, run in runs.items():
+        check_trainable(TrainingRun(Path(f"{Path(large).name} with {run.path.name}"), words), with_data=False)
+
+
 def large_commands(found: dict, points: list, large: str) -> list:
-    """For each family of the first size that was swept: the command that trains `large`, config files joined by "+",
-    with the layout, the optimizer's settings and the rate of its largest model. ValueError if they contradict."""
-    runs = {point.run.path.name: point.run for point in points}
-    swept = swept_sizes(found)
-    if not swept:
-        raise ValueError("for needs several values of learning_rate and of n_embd or n_layer: there is no best rate")
-    size, lines = swept[0], []
-    for name, by_seed in families(found, size).items():
-        curves = mean_curves(by_seed)
+    """For each family of the first size that is swept: a remark, and the command that trains `large`, config files
+    joined by "+", with the method and the best rate of its largest model."""
+    size, lines, runs = swept_sizes(points[0].flags)[0], [], {point.run.path.name: point.run for point in points}
+    other = next(name for name in SIZES if name != size)
+    for name, rows in families(found, size).items():
+        curves = mean_curves(curves_of(rows, size))
         n, p = max(curves), exponent(curves)
-        best = best_rate(curves[n])
-        if math.isnan(best):
+        if math.isnan(best := best_rate(curves[n])):
             lines += [f"# {name}: no best rate at {size}={n}: it is at an end, or beside a run that diverged"]
             continue
-        run = next(r["run"] for r, family in rows_of(found, size) if family == name and int(r["flags"][size]) == n)
-        lines += large_command(runs[run], large.split("+"), best, size, p, name)
+        run = runs[next(row["run"] for row in rows if int(row["flags"][size]) == n)]
+        words, factor, how = large_arguments(run, large), 1.0, "as it is"
+        tuned, model = read_configs(run.args)[0], read_configs(words)[0]
+        if not accounts_for(tuned.parametrization, size):
+            grown, how = getattr(model, size) / n, "as it is, for its exponent is not known"
+            if not math.isnan(p):
+                factor, how = grown**p, f"times {grown:g}^{number(p, '+.2f')}, extrapolated"
+        before, after = getattr(tuned, other), getattr(model, other)
+        if before != after and not accounts_for(tuned.parametrization, other):
+            how += f"; nothing here accounts for {other} {before} → {after}"
+        rates = [f"--learning_rate={best * factor:.4g}", f"--min_lr={best * factor / 10:.4g}"]
+        command = ["torchrun", "--standalone", "--nproc_per_node=8", "train.py", *words, *rates]
+        lines += [f"# {name}: best at {size}={n}: {best:.3g}, {how}", shlex.join(command)]
     return lines
 
 
-def large_command(run, files: list, best: float, size: str, p: float, name: str) -> list:
-    """[a remark, the command] for `best`, the rate of the model of `run`."""
-    (tuned_model, tuned), (model, config) = resolve_configs(run.args), resolve_configs(files)
-    flags, sections = {}, read_flags(GPTConfig, TrainConfig)
-    for mine, theirs in ((tuned_model, model), (tuned, config)):
-        for key, value in asdict(mine).items():
-            section, other = sections[key].section, getattr(theirs, key)
-            is_method = theirs is model and section != "size" or section.startswith(("optimizer", "blockwise"))
-            if is_method and key not in (*RATES, *RELATIVE) and value != other:
-                flags[key] = value
-    flags |= {key: value for key, value in relative_to(tuned_model, model).items() if value != getattr(model, key)}
-    grown = getattr(model, size) / getattr(tuned_model, size)
-    factor = 1.0 if tuned_model.parametrization != "standard" or math.isnan(p) else grown**p
-    flags["learning_rate"], flags["min_lr"] = f"{best * factor:.4g}", f"{best * factor / 10:.4g}"
-    if tuned.adamw_learning_rate not in (None, tuned.learning_rate):
-        flags["adamw_learning_rate"] = f"{best * factor * tuned.adamw_learning_rate / tuned.learning_rate:.4g}"
-    words = [*files, *(f"--{key}={value}" for key, value in flags.items())]
-    try:
-        large_model, _ = resolve_configs(words)
-        large_model.check()
-    except ValueError as e:
-        raise ValueError(f"{name} does not fit {'+'.join(files)}: {e}") from None
-    how = f"best at {size}={getattr(tuned_model, size)}: {best:.3g}"
-    how += f", times {grown:g}^{p:+.2f}, extrapolated" if factor != 1 else ", as it is"
-    if tuned_model.parametrization not in ALPHA and tuned_model.n_layer != model.n_layer and size != "n_layer":
-        how += f"; nothing here accounts for {tuned_model.n_layer} → {model.n_layer} blocks, as completep would"
-    return [f"# {name}: {how}", shlex.join(["torchrun", "--standalone", "--nproc_per_node=8", "train.py", *words])]
-
-
-def relative_to(tuned: GPTConfig, large: GPTConfig) -> dict:
-    """The flags that make `large` relative to the size that `tuned` is relative to."""
-    head = tuned.base_head_size or tuned.head_dim
-    bases = dict(base_n_embd=tuned.base_n_embd or tuned.n_embd, base_n_layer=tuned.base_n_layer or tuned.n_layer)
-    bases |= dict(base_head_size=0 if head == large.head_dim else head)
-    return dict(parametrization=tuned.parametrization) | (bases if tuned.parametrization != "standard" else {})
+def large_arguments(run, large: str) -> list:
+    """Arguments of train.py: the config files of `large`, and the flags that give it the METHOD of `run`. Its sizes
+    stay; an FFN, and heads, of a size of their own keep their share."""
+    files = [locate(file.strip()) for file in large.split("+")]
+    (tuned, its), (model, config) = read_configs(run.args), read_configs(files)
+    wider, heads = model.n_embd / tuned.n_embd, model.n_head / tuned.n_head
+    shares = dict(n_ff=wider, n_kv_head=heads, head_size=wider / heads)
+    wanted = asdict(tuned) | asdict(its) | {name: round(getattr(tuned, name) * x) for name, x in shares.items()}
+    bases = dict(base_n_embd=tuned.n_embd, base_n_layer=tuned.n_layer, base_head_size=tuned.head_dim)
+    bases = {name: getattr(tuned, name) or size for name, size in bases.items() if tuned.parametrization != "standard"}
+    wanted, present = wanted | bases, asdict(model) | asdict(config)
+    names = [name for name in (*METHOD, *bases) if wanted[name] != present[name]]
+    return [*files, *(f"--{name}={wanted[name]}" for name in names)]
