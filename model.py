@@ -187,7 +187,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> dict:
     if c.branch_scale == "layerscale":  # if there is a mid norm, LayerScale is its gain
         mid["n_gain"] = d
     elif c.branch_scale == "skipinit" or c.fixup:  # if there is a mid norm, this scalar replaces its gain (our choice)
-        mid |= dict(n_gain=1, role="scalar", n_bias=int(c.fixup))
+        mid |= dict(n_gain=1, role="scalar") | (dict(n_bias=1) if c.fixup else {})
 
     post = dict(const=lns_factor(c, layer, branch, "residual"))
     if layer == c.n_layer and branch == "mlp":
