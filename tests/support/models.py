@@ -30,6 +30,7 @@ NONE, FIXUP = dict(norm="none"), dict(norm="none", fixup=True)
 UNIFIED = dict(gain="branch", gain_out="norm", gain_param="magdir")
 UNIFIED_NET = dict(gains="branch", out="norm", gain_kind="magdir")
 MANY_GAINS = dict(S4, **LAYERNORM, gain="branch", gain_out="scale")
+COMPLETEP = dict(parametrization="completep", base_n_embd=4, base_n_layer=1, base_head_size=1)
 DYT_CONSTANT = dict(norm="dyt", dyt_learn_alpha=False, dyt_alpha_attn=0.7, dyt_alpha_other=0.4)
 
 # name: (flags of GPTConfig, the same network as fields of support.reference.Net): placements and parts,
@@ -65,6 +66,7 @@ SCHEMES = {
     "HG": (dict(gain="branch"), dict(gains="branch")),
     "DP": (dict(gain_out="scale"), dict(out="scale")),
     "DNP": (dict(gain_out="norm"), dict(out="norm")),
+    "CompleteP": (COMPLETEP, dict(q_factor=0.5, logits_factor=0.25, depth_power=1.0)),
 }
 # and what is tested beside others alone.
 BESIDE = {
@@ -127,7 +129,7 @@ SCHEMES |= joined(
     "Fixup + S2 + DP + bias | Fixup + DNP | dyt + embed scale | no norm + embed scale + rope | "
     "constant + hardtanh + beta | S4 + dyt + sigmoid | S5 + constant + identity + LNS | S4 + no gains | "
     "LN + no gains + LNS | post + dyt + no gains + beta | S5 + llama + HG | HG + Mix-LN + LNS learned | "
-    "dyt + beta + HG + gqa | S4 + OR | llama + HG + DNP + OR + LNS"
+    "dyt + beta + HG + gqa | S4 + OR | llama + HG + DNP + OR + LNS | CompleteP + llama + S5 + LNS branch"
 )
 ALL = LAYOUTS | SCHEMES
 

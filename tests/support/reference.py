@@ -55,6 +55,9 @@ class Net:
     weight_scale: float = 1.0  # on these weights
     choice_bias: bool = False  # a vector on the scores, for the choice alone
     causal: bool = True  # False: every token sees every token
+    q_factor: float = 1.0  # on attention's logits
+    logits_factor: float = 1.0
+    depth_power: float = 0.0  # the branch output times blocks^-depth_power
 
 
 def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
@@ -134,7 +137,8 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
                     q_h, k_h = vector(name + ".q_norm") * q_h, vector(name + ".k_norm") * k_h
             if net.theta is not None:
                 q_h, k_h = rotated(q_h, net.theta), rotated(k_h, net.theta)
-            scores = (q_h @ k_h.transpose(1, 2) / math.sqrt(d_h)).masked_fill(future, -math.inf)  # eq. 9
+            scores = q_h @ k_h.transpose(1, 2) * (net.q_factor / math.sqrt(d_h))  # eq. 9
+            scores = scores.masked_fill(future, -math.inf)
             outputs.append(softmax(scores) @ v_h)
         return affine(name + ".o", torch.cat(outputs, dim=-1), positions)
 
@@ -199,7 +203,7 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
                 y = take(name + ".mid.gain") * y
             if net.fixup:
                 y = take(name + ".mid.gain") * y + take(name + ".mid.bias")
-            y = factor.get("branch", 1) * y
+            y = factor.get("branch", 1) * net.blocks**-net.depth_power * y
             x = net.skip * x
             if net.deepnorm:
                 x = (2 * net.blocks) ** 0.25 * x
@@ -212,7 +216,7 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
             x = factor.get("residual", 1) * x
     if net.final and net.post_blocks < net.blocks:
         x = norm("final_norm", x, usual)
-    logits = x @ take("wte.weight" if net.tied else "head.weight")[: net.vocab].T
+    logits = net.logits_factor * x @ take("wte.weight" if net.tied else "head.weight")[: net.vocab].T
     if unused:
         raise AssertionError(f"the equations have no place for {sorted(unused)}")
     return logits, None if targets is None else mean_loss(logits, targets)
