@@ -1,0 +1,219 @@
+"""Parametrizations: `standard` at the base size; the papers' numbers for larger models; equivalences in float64; sizes
+of outputs and their changes by width. Refusals, and layouts with their constants: test_layout_*.py."""
+
+import math
+
+import pytest
+import torch
+
+import model as model_module
+from interop.huggingface.plain import plain_model
+from layers.linear import Linear
+from layers.network import Network
+from layers.scaling import INPUT, WIDTH, multiplier
+from layers.slot import Slot
+from model import GPT, GPTConfig
+from nanodnt.optim import make_optimizer
+from studies.sweep import coordinates
+from support.models import ALL, COMPLETEP, LLAMA, S5, SIZE, batch, build, error, tokens
+from support.optimizers import filled
+from support.runs import bits
+from support.vision import config_of
+from vision import ViT
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def after_steps(model, optimizer):
+    """The logits after 3 steps."""
+    for _ in range(3):
+        model.zero_grad()
+        model(*batch())[1].backward()
+        for group in optimizer.param_groups:
+            group["lr"] = group.get("base_lr", group["lr"]) * group.get("lr_ratio", 1)
+        optimizer.step()
+    return model(batch()[0])[0]
+
+
+CASES = dict(adamw="S5 + Mix-LN + LNS + rope", msgdw="Admin", muon="llama + HG + DNP + OR + LNS", adam_mini="HG")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_at_the_base_size_all_are_standard(name):
+    found, own = set(), dict(base_n_embd=16, base_n_layer=2, base_head_size=4)
+    for kind in ("standard", "mup", "depth_mup", "completep"):
+        for base in ({}, own):
+            model = GPT(GPTConfig(**SIZE | ALL[CASES[name]][0] | base, n_layer=2, parametrization=kind))
+            start = bits(model.state_dict())
+            logits = after_steps(model, make_optimizer(model, filled(learning_rate=0.01, optimizer=name)))
+            found.add(str((start, bits(model.state_dict()), bits(logits))))
+    assert len(found) == 1
+
+
+# m = 4, l = 2. Outside the blocks; in them: matrices, vectors, scalars, routers. Tensor Programs V (arXiv 2203.03466),
+# Table 8 (routers: Table 3); VI (2310.02244); CompleteP (2505.01618), Table 1
+LARGE = dict(n_layer=4, n_head=16, n_embd=64, block_size=8, vocab_size=31, base_n_embd=16, base_n_layer=2)
+PARTS = dict(n_kv_head=8, mlp="swiglu", n_expert=3, bias=True, branch_scale="skipinit", input_norm=True, qk_norm=True)
+R, HIDDEN = math.sqrt(2), ("qk", "vo", "ffn")
+ADAM = dict(mup=(1, 1 / 4, 1, 1, 1 / 4), depth_mup=(1, R / 8, R / 2, R / 2, R / 8), completep=(1, 1 / 4, 1, 1, 1 / 4))
+SGD = dict(mup=(4, 1, 4, 1, 1 / 4), depth_mup=(4, 1, 4, 1, 1 / 4), completep=(4, 2, 8, 2, 1 / 2))
+EPS = dict(mup=(1 / 4, 1 / 4, 1 / 4, 1, 1), depth_mup=(1 / 4, R / 8, R / 8, R / 2, R / 2))
+EPS["completep"] = (1 / 4, 1 / 8, 1 / 8, 1 / 2, 1 / 2)
+MUON = dict(original=dict(mup=1, depth_mup=R / 2, completep=1))  # of the matrices
+MUON["match_rms_adamw"] = dict(mup=1 / 2, depth_mup=R / 4, completep=1 / 2)
+
+
+def column(label, gain_param):
+    """Where a group's number stands in these tables; 5: it is 1, as for magnitudes outside the blocks."""
+    if label.startswith(("gain_in", "gain_out")) and gain_param == "magdir":
+        return 5 if label.endswith("outside") else 3
+    if label in ("emb", "pos", "head") or label.endswith("outside"):
+        return 0
+    return 1 if label in HIDDEN else dict(scalar=3, router=4).get(label, 2)
+
+
+@pytest.mark.parametrize("gain_param", ("direct", "magdir"))
+@pytest.mark.parametrize("kind", EPS)
+def test_learning_rates(kind, gain_param):
+    flags = LARGE | PARTS | dict(tie_weights=gain_param == "direct", gain_param=gain_param)
+    cases = [(dict(optimizer="adamw", blockwise_lr=True), ADAM[kind]), (dict(optimizer="msgdw"), SGD[kind])]
+    for changes, rates in cases + [(dict(optimizer="muon", muon_adjust_lr=name), ADAM[kind]) for name in MUON]:
+        config = filled(decay_gains="all", decay_scalars=True, weight_decay=0.05, **changes)
+        models = (GPT.empty(GPTConfig(**flags, parametrization=its)) for its in (kind, "standard"))
+        large, base = ({g["label"]: g for g in make_optimizer(model, config).param_groups} for model in models)
+        assert any(label.endswith("outside") for label in large) == (kind != "mup")
+        for label, g in large.items():
+            old, i = base[label.removesuffix("_outside")], column(label, gain_param)
+            wanted = MUON[changes["muon_adjust_lr"]][kind] if i == 1 and "muon_adjust_lr" in changes else (*rates, 1)[i]
+            lr, base_lr = (group["base_lr"] * group["lr_ratio"] for group in (g, old))
+            assert lr == pytest.approx(base_lr * wanted), label
+            assert lr * g["weight_decay"] == pytest.approx(base_lr * old["weight_decay"]), label
+            assert "eps" not in g or g["eps"] == pytest.approx(old["eps"] * (*EPS[kind], 1)[i]), label
+
+
+@pytest.mark.parametrize("init, hidden, patch, router", (("normal", 0.5, 1, 0.25), ("xavier", 1, 2, 0.5)))
+def test_initial_weights(init, hidden, patch, router):
+    """Beside `standard` of this size. A branch's last matrix has 1/√(2 L), SkipInit 1/√L: L is the base's."""
+    flags = LARGE | PARTS | dict(tie_weights=False)
+    text, images = (
+        (lambda **its: GPT(GPTConfig(**flags, **its))),
+        lambda **its: ViT(config_of(LARGE | dict(embed_scale=True) | its)),
+    )
+    for make in (text, images):
+        large, base = (make(init=init, parametrization=kind) for kind in ("completep", "standard"))
+        wanted = dict.fromkeys(HIDDEN, hidden) | dict(patch=patch, router=router)
+        for (name, p), q in zip(large.named_parameters(), base.parameters(), strict=True):
+            factor = 0.5 if name == "embed_scale.gain" else wanted.get(large.roles()[name], 1)  # √16, not √64
+            factor *= R if name.endswith(("f.o.weight", "down.weight", "mid.gain")) else 1
+            assert error(p, q * factor) < 1e-6, name
+
+
+# A constant c on a matrix with std σ, LR η, ε is a matrix with std cσ and LR cη, ε/c (Adam) or LR c²η (SGD), as the head
+# of Table 8 is Table 3's. For m = 4, l = 2, heads 4 times as large: {part of the name: (c, then Adam's LR and ε, SGD's LR)}
+END, ANY, GAIN = (1 / 2, 1 / 8, 1 / 4, 1 / 2), (1, 1 / 4, 1 / 8, 2), (1, 1, 1 / 8, 8)
+BY_HAND = {"head": (1 / 4, 1 / 4, 1, 1 / 4), "f.q": END, "f.o": END, "down": END, "f.k": ANY, "f.v": ANY, "up": ANY}
+BY_HAND |= {"pre.gain": GAIN, "final_norm": (1, 1, 1 / 4, 4), "w": (1, 1, 1 / 4, 4)}
+
+
+@pytest.mark.parametrize("name", ("adamw", "msgdw"))
+def test_a_constant_is_a_smaller_weight_with_its_own_rate(name):
+    sizes, is_adam, rate, eps, groups = dict(n_embd=64, tie_weights=False), name == "adamw", 0.03, 1e-2, []
+    ours, plain = build(COMPLETEP | sizes | dict(base_n_embd=16, base_head_size=4)), build(sizes)
+    hand = {key: next(BY_HAND[part] for part in BY_HAND if part in key) for key in ours.state_dict()}
+    plain.load_state_dict({key: w * hand[key][0] for key, w in ours.state_dict().items()})
+    for key, p in plain.named_parameters():
+        _, adam, its_eps, sgd = hand[key]
+        more = dict(eps=its_eps * eps, weight_decay=0.1 / adam * (p.ndim > 1)) if is_adam else {}
+        groups.append(dict(params=[p], lr=rate * (adam if is_adam else sgd)) | more)
+    theirs = torch.optim.AdamW(groups, betas=(0.9, 0.95)) if is_adam else torch.optim.SGD(groups, momentum=0.9)
+    optimizer = make_optimizer(ours, filled(optimizer=name, learning_rate=rate, weight_decay=0.1 * is_adam))
+    for group in optimizer.param_groups if is_adam else ():
+        group["eps"] *= eps / 1e-8  # so that it matters
+    start, logits = ours(batch()[0])[0], after_steps(ours, optimizer)
+    assert error(logits, after_steps(plain, theirs)) < 1e-12 and error(logits, start) > 1e-2
+    assert all(error(ours.get_parameter(key) * hand[key][0], p) < 1e-12 for key, p in plain.named_parameters())
+
+
+@pytest.mark.parametrize("kind, flags", (("gpt2", dict(norm="layernorm", bias=True)), ("llama", LLAMA)))
+def test_a_plain_model_has_the_constants_in_its_weights(kind, flags):
+    ours = build(flags | COMPLETEP)
+    config, weights = plain_model(ours, kind)
+    plain = GPT(config).double()
+    plain.load_state_dict(weights)
+    assert config.parametrization == "standard" and error(plain(batch()[0])[0], ours(batch()[0])[0]) < 1e-6
+
+
+class Line(Network):
+    """8 inputs → n_embd → n_embd → 4 outputs, whose sum is the loss."""
+
+    def __init__(self, config, seed):
+        super().__init__()
+        self.config, d, self.out = config, config.n_embd, Slot(const=multiplier(config, "logits"))
+        self.input, self.hidden, self.head = Linear(8, d, "patch"), Linear(d, d, "ffn"), Linear(d, 4, "head")
+        self.init_weights(seed)
+
+    inputs = staticmethod(lambda *batch: batch)
+
+    def forward(self, x, _):
+        second = self.hidden(first := self.input(x))
+        self.parts = dict(input=first, hidden=second, head=self.head(self.out(second)))
+        return None, self.parts["head"].sum()
+
+
+THEORY = {("standard", "adamw"): (0, 1, 1.5), ("standard", "msgdw"): (0.5, 1, 2)}
+THEORY |= dict.fromkeys((("mup", "adamw"), ("mup", "msgdw")), (0, 0, 0))
+
+
+@pytest.mark.parametrize("kind, name", THEORY)
+def test_exponents_of_a_linear_network(kind, name, monkeypatch):
+    """Each matrix is trained alone, on one sample: its output changes by η |x|₁ with Adam, by η |dy| |x|² with SGD.
+    `standard` initial weights do not depend on the width."""
+    monkeypatch.setattr(coordinates, "outputs", lambda model, inputs: model(*inputs) and model.parts)
+    config, x = filled(optimizer=name, learning_rate=0.1, weight_decay=0, grad_clip=0), torch.ones(1, 8)
+
+    def check(part, width, seed):
+        model = Line(GPTConfig(n_embd=width, base_n_embd=64, parametrization=kind), seed).requires_grad_(False)
+        getattr(model, part).requires_grad_(True)
+        return coordinates.check_model(model, config, (x, x), 1)
+
+    for part, exponent in zip(("input", "hidden", "head"), THEORY[kind, name], strict=True):
+        by_size = {width: [check(part, width, seed) for seed in range(4)] for width in (64, 128, 256, 512, 1024)}
+        assert coordinates.slope(coordinates.average(by_size, part, 1)) == pytest.approx(exponent, abs=0.05), part
+
+
+def checked(length, **flags):
+    """`coordinate_rows` of small models after 10 steps on one sequence. Of more of them the gradients are partly noise
+    to each other, whose effect falls with the width: then logits' change has the exponent -0.25 under mup."""
+
+    def check(width, seed):
+        sizes = dict(n_layer=2, n_head=width // 16, block_size=16, vocab_size=64, base_n_embd=32, n_embd=width)
+        data = (tokens(1, length, vocab=64, seed=seed + i) for i in (0, 10))
+        return coordinates.check_model(GPT(GPTConfig(**sizes | flags), seed), filled(learning_rate=3e-3), (*data,), 10)
+
+    return coordinates.coordinate_rows({w: [check(w, seed) for seed in (1, 2)] for w in (32, 64, 128, 256)})
+
+
+@pytest.mark.parametrize("layout", ({}, S5), ids=("S1", "S5"))
+def test_changes_are_flat_under_mup_alone(layout):
+    """0.2: the largest is 0.14, of attention's logits in S1."""
+    assert all(abs(float(row[-1])) < 0.2 for row in checked(16, **layout, parametrization="mup")[1:])
+    assert any(float(row[-1]) > 0.4 for row in checked(16, **layout)[1:])
+
+
+def without(which):
+    """A patch: no constant on `which`."""
+    changed = lambda c, on, other=None: other if on == which else multiplier(c, on, other)  # noqa: E731
+    return lambda m: m.setattr(model_module, "multiplier", changed)
+
+
+# one each: attention scaled by 1/√d, the head without its multiplier, the embedding's LR / m
+FAULTS = {"": lambda m: None, "1 attention logits, 2 attention logits": without("q"), "logits": without("logits")}
+FAULTS["embedding"] = lambda m: m.setitem(WIDTH, "emb", INPUT._replace(adam=-1))
+
+
+@pytest.mark.parametrize("named", FAULTS)
+def test_planted_faults_are_found(named, monkeypatch):
+    FAULTS[named](monkeypatch)
+    flags = dict(S5, parametrization="mup", pos="rope", tie_weights=False, n_head=2, base_head_size=16)
+    found = coordinates.uneven(checked(4, **flags), "n_embd")
+    assert ", ".join(text.rsplit(" ", 1)[0] for text in found) == named, found
