@@ -108,8 +108,8 @@ def test_initial_weights(init, hidden, patch, router):
             assert error(p, q * factor) < 1e-6, name
 
 
-# A constant c on a matrix with std σ, LR η, ε is a matrix with std cσ and LR cη, ε/c (Adam) or LR c²η (SGD), as the head
-# of Table 8 is Table 3's. For m = 4, l = 2, heads 4 times as large: {part of the name: (c, then Adam's LR and ε, SGD's LR)}
+# A constant c on a matrix with std σ, LR η, ε is a matrix with std cσ and LR cη, ε/c (Adam) or LR c²η (SGD): so the
+# head of Table 8 is Table 3's. For m = 4, l = 2, heads × 4: {part of the name: (c, Adam's LR, ε, SGD's LR)}
 END, ANY, GAIN = (1 / 2, 1 / 8, 1 / 4, 1 / 2), (1, 1 / 4, 1 / 8, 2), (1, 1, 1 / 8, 8)
 BY_HAND = {"head": (1 / 4, 1 / 4, 1, 1 / 4), "f.q": END, "f.o": END, "down": END, "f.k": ANY, "f.v": ANY, "up": ANY}
 BY_HAND |= {"pre.gain": GAIN, "final_norm": (1, 1, 1 / 4, 4), "w": (1, 1, 1 / 4, 4)}
