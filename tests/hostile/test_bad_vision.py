@@ -59,7 +59,7 @@ def other_digits(classes):
 NAMES = [f"digit {i}" for i in range(10)]
 HERE = "--dataset={tmp}/digits2"
 
-MIXED_UP = cases(  # text and images
+MIXED_UP = cases(  # text and images, and settings that do not fit the dataset
     ("rope", IMAGES + " --pos=rope", ["pos=rope", "patch_size=2 makes this a model of images"]),
     ("doc_mask", IMAGES + " --doc_mask=True", ["reads images", "are for text: leave out --doc_mask=True"]),
     ("label_smoothing, text", "--label_smoothing=0.1 --crop_area=0.5", ["leave out --label_smoothing=0.1 --crop_area"]),
@@ -69,9 +69,6 @@ MIXED_UP = cases(  # text and images
     ("a GPT resumed on images", f"{RESUME} {IMAGES}", ["is of images, but the model reads text"]),
     ("a ViT resumed on text", VIT, ["is of text, but the model reads images"]),
     ("evaluated on text", "--eval_only=True --init_from={tmp}/vit", ["is of text, but the model reads images"]),
-)
-
-SETTINGS = cases(  # that do not fit the dataset, or each other
     ("3 does not divide 8", PATCHES + "3", ["image_size=8 must be a multiple of patch_size=3"]),
     ("block_size", BLOCK + "16", ["block_size=16", "17 tokens", "leave it out"]),
 )
@@ -101,11 +98,6 @@ OTHER_CLASSES = cases(  # a run goes on, or begins from weights, on other images
 
 @MIXED_UP
 def test_text_and_images(both, case):
-    refuse(both, train, case)
-
-
-@SETTINGS
-def test_settings(both, case):
     refuse(both, train, case)
 
 
