@@ -19,18 +19,13 @@ from support.spoil import checkpoint, put
 pytestmark = pytest.mark.usefixtures("one_thread", "quick")
 FOUR = "--n_expert=4"
 BIAS = f"{FOUR} --balance=bias"
-BLOCKWISE = f"{FOUR} --blockwise_lr=True --learning_rate=1e-3"
 
-SETTINGS = cases(  # test_layout_refusals.py has those of the model alone
-    ("more active than there are", f"{FOUR} --n_expert_active=5", ["n_expert_active=5", "n_expert=4", "to at most 4"]),
-    ("active, without experts", "--n_expert_active=1", ["n_expert_active=1", "needs experts", "set n_expert"]),
+SETTINGS = cases(  # test_layout_refusals.py has those of the model alone, test_schedules.py negative ratios
     ("balance_coef, without experts", "--balance_coef=0.5", ["balance_coef=0.5 needs experts", "leave balance_coef"]),
     ("z_coef, without experts", "--z_coef=0.1", ["z_coef=0.1 needs experts"]),
     ("balance_coef of a bias", f"{BIAS} --balance_coef=0.5", ["balance_coef=0.5 needs balance=loss", "balance=bias"]),
     ("balance_rate of a loss", f"{FOUR} --balance_rate=0.5", ["balance_rate=0.5 needs balance=bias", "balance=loss"]),
-    ("negative balance_coef", f"{FOUR} --balance_coef=-1", ["balance_coef=-1.0", "must be at least 0"]),
     ("router's ratio, not blockwise", f"{FOUR} --lr_ratio_router=2", ["lr_ratio_router", "blockwise_lr=True"]),
-    ("negative ratio", f"{BLOCKWISE} --lr_ratio_router=-1", ["lr_ratio_router=-1.0", "must not be negative"]),
     ("more weights than memory", "--n_expert=30000 --n_ff=131072", ["memory"]),
 )
 

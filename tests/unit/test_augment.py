@@ -28,11 +28,10 @@ def pixels(image):
     [
         (dict(crop_area=0), "crop_area=0 must be above 0"),
         (dict(crop_area=float("nan")), "crop_area=nan"),
-        (dict(crop_padding=-1), "crop_padding=-1"),
+        (dict(label_smoothing=1.0), "label_smoothing=1.0 must be at least 0 and below 1"),
         (dict(rand_augment=10.5), "rand_augment=10.5 must be 0, which is off, or a magnitude of at most 10"),
         (dict(rand_augment_std=-1), "rand_augment_std=-1"),
         (dict(rand_augment_std=float("inf")), "rand_augment_std=inf"),
-        (dict(mixup=-0.1), "mixup=-0.1"),
         (dict(cutmix=float("inf")), "cutmix=inf"),
         (dict(crop_area=0.5, crop_padding=2), "two kinds of crops: set crop_area=1 or crop_padding=0"),
     ],

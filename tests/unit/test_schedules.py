@@ -130,7 +130,9 @@ def test_a_flag_without_effect_is_refused(flag):
 SGD, MU, WSD, BLOCKWISE = dict(optimizer="msgdw"), dict(optimizer="muon"), dict(schedule="wsd"), dict(blockwise_lr=True)
 REFUSED = [
     (dict(learning_rate=-1.0), "learning_rate=-1.0 must not be negative"),
+    (dict(weight_decay=-1.0), "weight_decay=-1.0 must not be negative"),
     (dict(min_lr=-1e-5), "min_lr=-1e-05 must not be negative"),
+    (dict(MU, adamw_learning_rate=-1.0), "adamw_learning_rate=-1.0 must not be negative"),
     (dict(MU, adamw_weight_decay=-1.0), "adamw_weight_decay=-1.0 must not be negative"),
     (dict(grad_clip=-1.0), "grad_clip=-1.0 must not be negative"),
     (dict(warmup_iters=-1), "warmup_iters=-1 must not be negative"),
