@@ -23,7 +23,7 @@ from nanodnt.data.windows import PreparedText
 from nanodnt.run import directory
 from nanodnt.run.directory import changed_files, run_record, source_patch
 from nanodnt.run.metrics import draw_loss, training_seconds
-from nanodnt.weights import load_trained
+from nanodnt.weights import load_trained, model_from_checkpoint
 from support.depth import spread
 from support.prepared import load_script
 from support.runs import ROOT, TINY, assert_same_run, column, contents, different, evaluated, load, metrics, run
@@ -246,18 +246,19 @@ def test_a_slow_git_and_a_thousand_new_files_hold_up_no_run(tmp_path, monkeypatc
 # ------------------------------------------------------------------------------------------- what the numbers mean
 
 
+def loss_by_hand(checkpoint: dict, dataset, windows) -> float:
+    """The loss of a checkpoint's model on some of the 93 validation windows, of 32 tokens each."""
+    tokens = torch.from_numpy(np.fromfile(dataset / "val.bin", "<u2").astype(np.int64))
+    x, y = (tokens[first : first + 93 * 32].view(93, 32)[windows] for first in (0, 1))
+    with torch.no_grad():
+        logits = model_from_checkpoint(checkpoint)(x)[0]
+    return F.cross_entropy(logits.flatten(0, 1).double(), y.flatten()).item()
+
+
 def test_logged_losses_are_those_of_the_data(short, dataset):
     """val_loss is the mean over the validation windows of the model that is saved, train_loss over the step's batch."""
     checkpoint = load(short / "last.pt")
-    model = GPT(GPTConfig(**checkpoint["model_config"]))
-    model.load_state_dict(checkpoint["model"])
-    tokens = torch.from_numpy(np.fromfile(dataset / "val.bin", "<u2").astype(np.int64))
-    windows = 2999 // 32  # 93; of them 512 // 32 = 16, evenly spaced
-    starts = [i * windows // 16 * 32 for i in range(16)]
-    x = torch.stack([tokens[s : s + 32] for s in starts])
-    y = torch.stack([tokens[s + 1 : s + 33] for s in starts])
-    with torch.no_grad():
-        expected = F.cross_entropy(model(x)[0].flatten(0, 1).double(), y.flatten()).item()
+    expected = loss_by_hand(checkpoint, dataset, [i * 93 // 16 for i in range(16)])  # 512 // 32, evenly spaced
     assert column(short, "val_loss")[30] == pytest.approx(expected, rel=1e-6)
 
     model, data = GPT(GPTConfig(**checkpoint["model_config"]), seed=1337), PreparedText(str(dataset), 32, 1337)
@@ -273,13 +274,7 @@ def test_logged_losses_are_those_of_the_data(short, dataset):
 
 def test_all_validation_windows(short, dataset, tmp_path, capsys):
     """93 windows in batches of 8: the last batch is not full, and counts with the tokens that it has."""
-    checkpoint = load(short / "best.pt")
-    model = GPT(GPTConfig(**checkpoint["model_config"]))
-    model.load_state_dict(checkpoint["model"])
-    tokens = torch.from_numpy(np.fromfile(dataset / "val.bin", "<u2").astype(np.int64))
-    x, y = tokens[: 93 * 32].view(93, 32), tokens[1 : 93 * 32 + 1].view(93, 32)
-    with torch.no_grad():
-        expected = F.cross_entropy(model(x)[0].flatten(0, 1).double(), y.flatten()).item()
+    expected = loss_by_hand(load(short / "best.pt"), dataset, slice(None))
     for micro in (8, 4):
         config = dict(init_from=short / "best.pt", eval_tokens=0, eval_only=True, micro_batch_size=micro)
         assert run(out_dir=tmp_path / "none", dataset=dataset, **config) == 0

@@ -6,10 +6,10 @@ import shutil
 import pytest
 import torch
 
-from model import GPT, GPTConfig
 from nanodnt.data.windows import PreparedText
 from nanodnt.optim import lr_at, make_optimizer
 from nanodnt.settings import TrainConfig
+from nanodnt.weights import model_from_checkpoint
 from support.depth import spread
 from support.hostile import refusal
 from support.runs import (
@@ -143,8 +143,7 @@ def test_another_optimizer_on_resume(switch, dataset, tmp_path, capsys):
     assert f"optimizer {old} → {new}: its state starts fresh" in capsys.readouterr().out
     after = load(tmp_path / "last.pt")
 
-    model = GPT(GPTConfig(**before["model_config"]))
-    model.load_state_dict(before["model"])
+    model = model_from_checkpoint(before)
     x, y = map(torch.from_numpy, PreparedText(str(dataset), 32, 1337).batch(5, 8))
     model(x, y)[1].backward()
     settings = TrainConfig(**after["train_config"])

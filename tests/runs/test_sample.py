@@ -133,16 +133,6 @@ def test_compiled_steps_draw_the_same_text(draw, monkeypatch, run, capsys):
     refusal(capsys, code, "torch.compile failed (no compiler found)", "use --compile=False")
 
 
-def test_top_k_and_top_p_cut(run, draw, tmp_path):
-    """a is followed by a to h with equal probability 1/8: without a cut all appear, with top_p=1/8 only one does."""
-    letters = "abcdefgh"
-    out = chain(run, tmp_path / "chain", dict.fromkeys(letters, letters))
-    flags = [f"--out_dir={out}", "--start=a", "--max_new_tokens=10", "--num_samples=20", "--temperature=1.0"]
-    assert set("".join(draw(*flags, "--top_k=0"))) == set(letters)
-    assert len(set("".join(draw(*flags, "--top_k=0", "--top_p=0.1"))) - {"a"}) <= 1
-    assert set("".join(draw(*flags, "--top_k=8", "--top_p=0.95"))) == set(letters)
-
-
 # ---------------------------------------------------------------------------------------------------- end of text
 
 

@@ -22,16 +22,6 @@ def test_a_model_survives_a_checkpoint(flags):
     assert torch.equal(copy.eval()(batch()[0])[0], model(batch()[0])[0])
 
 
-def test_a_checkpoint_without_the_flags_of_experts_is_dense():
-    """One that an earlier version has written."""
-    model = build(dict(), dtype=torch.float32)
-    new = ("expert", "router", "balance")
-    flags = {name: value for name, value in asdict(model.config).items() if not any(word in name for word in new)}
-    assert len(flags) == len(asdict(model.config)) - 7
-    copy = model_from_checkpoint(dict(model_config=flags, model=model.state_dict()))
-    assert copy.config == model.config and torch.equal(copy.eval()(batch()[0])[0], model(batch()[0])[0])
-
-
 @pytest.mark.parametrize(
     "flags, weights, words",
     (
