@@ -9,10 +9,10 @@ import torch
 from layers.ops import rotary
 from nanodnt.run import tracking
 from nanodnt.weights import without_block
-from studies.analysis import gradients, norms, streams
+from studies.analysis import conditioning, gradients, norms, streams
 from support import reference
 from support.analysis import IN_PARTS, NETS, batches_of, close, solve, two_batches
-from support.models import LLAMA, NET, POST, S5, SCHEMES, build, copied, error, floats, tokens
+from support.models import LLAMA, NET, POST, S5, SCHEMES, build, error, floats, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -144,27 +144,10 @@ def test_removal_is_the_network_without_the_block(name):
     assert close(found["loss"], whole) and len(found["drop"]) == 3
     assert max(abs(d - (loss - whole)) for d, loss in zip(found["drop"], losses, strict=True)) < 1e-5
     assert min(abs(loss - whole) for loss in losses) > 1e-3
+    with pytest.raises(KeyError), without_block(model, 2):
+        raise KeyError
     assert len(model.blocks) == 3 and all(map(torch.equal, before, model.parameters()))
     assert close(model(idx, targets)[1].item(), whole)
-
-
-@pytest.mark.parametrize("gone", (1, 2, 4))
-def test_a_block_left_out_is_one_deleted_from_the_state_dict(gone):
-    """With LNS: a block that gets another number in the shorter model has γ √(new / ℓ) there, so that it keeps 1/√ℓ."""
-    model, idx, left = build(dict(lns="norm"), 4), tokens(2, 7), {}
-    for name, t in model.state_dict().items():
-        parts = name.split(".")
-        if parts[0] == "blocks" and (number := int(parts[1]) + 1) >= gone:
-            if number == gone:
-                continue
-            parts[1] = str(number - 2)
-            t = t * ((number - 1) / number) ** 0.5 if name.endswith("pre.gain") else t
-        left[".".join(parts)] = t
-    whole, shorter = model(idx)[0], copied(dict(lns="norm"), left, 3)(idx)[0]
-    with pytest.raises(KeyError), without_block(model, gone):
-        assert error(model(idx)[0], shorter) < 1e-12 and error(shorter, whole) > 1e-3
-        raise KeyError
-    assert torch.equal(model(idx)[0], whole)
 
 
 JACOBIAN = {"Pre-LN": dict(), "S5, llama": dict(LLAMA, **S5), "Post-LN": POST, "DyT, LNS": dict(norm="dyt", lns="norm")}
@@ -227,6 +210,8 @@ def test_nothing_is_left_behind():
     norms.norm_scatter(model, batches, "final_norm", 10, generator)
     for branch in ("attn", "mlp"):
         streams.residual_jacobian(model, batches, torch.tensor([1, 2, 0, 3]), 0, branch)
+    conditioning.measure_propositions(model, batches, None)
+    conditioning.jacobian_spectra(model, batches[1:], [2], generator, 0)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
