@@ -21,17 +21,7 @@ from nanodnt.plan.__main__ import main as plan
 from nanodnt.run.metrics import draw_loss
 from nanodnt.settings import TrainConfig
 from support import runs
-from support.hostile import (
-    SAMPLE,
-    TRAIN,
-    assert_one_line,
-    call,
-    copy,
-    holders,
-    refused_as_none,
-    resume,
-    works,
-)
+from support.hostile import SAMPLE, TRAIN, assert_one_line, call, copy, holders, refused_as_none, resume, works
 from support.hypotheses import JSON, drawn
 
 pytestmark = pytest.mark.usefixtures("one_thread", "quick")

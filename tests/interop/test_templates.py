@@ -12,13 +12,7 @@ from pytest import mark, raises
 
 import export
 import sample
-from interop.conversations.template import (
-    TEMPLATES,
-    Template,
-    check_messages,
-    encode_conversation,
-    template_of,
-)
+from interop.conversations.template import TEMPLATES, Template, check_messages, encode_conversation, template_of
 from interop.huggingface.read import load_pretrained
 from interop.huggingface.tokenizer_files import read_tokenizer, tokenizer_files
 from nanodnt.data.meta import load_meta

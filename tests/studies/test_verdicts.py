@@ -8,17 +8,7 @@ import pytest
 from scipy import stats
 
 from studies.claims.experiment import CLIFF, SEEDS, TUNING_SEEDS, choose_rate
-from studies.claims.judge import (
-    LEVEL,
-    classify,
-    count_seeds,
-    holm,
-    interval,
-    p_value,
-    plan_seeds,
-    pool_variance,
-    power,
-)
+from studies.claims.judge import LEVEL, classify, count_seeds, holm, interval, p_value, plan_seeds, pool_variance, power
 from studies.claims.page import HIGHEST, draw_rates, find_curves, format_values, render_page, verdict_rows
 from studies.claims.study import split_value, squared_weights
 from studies.sweep.runner import MissingRun

@@ -222,19 +222,9 @@ def test_a_gpus_micro_batch_is_the_largest_that_fits(parallel, processes, monkey
 @pytest.mark.parametrize(
     "config, share, gpus, words",
     [
-        (
-            {},
-            0.7,
-            1,
-            "it does on . GPUs with --parallel=fsdp, or with --activation_checkpointing=True; --must",
-        ),
+        ({}, 0.7, 1, "it does on . GPUs with --parallel=fsdp, or with --activation_checkpointing=True; --must"),
         (dict(micro_batch_size=8), 1.1, 1, "8 .*: it does with --micro_batch_size=1; --must_fit=False tries it"),
-        (
-            dict(micro_batch_size=1),
-            0.6,
-            2,
-            "it does .*--parallel=fsdp, or .*_checkpointing=True;",
-        ),
+        (dict(micro_batch_size=1), 0.6, 2, "it does .*--parallel=fsdp, or .*_checkpointing=True;"),
         (dict(micro_batch_size=1), 0.01, 1, "no number of GPUs does"),
     ],
 )
