@@ -165,12 +165,12 @@ def lose(machine, folder):
     finish(machine, -signal.SIGKILL)
 
 
-def assert_gone(folder, rank="*", within_s=20):
+def assert_gone(folder):
     """The processes of `folder` end."""
-    deadline = time.monotonic() + within_s
-    while alive(folder, rank) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 20
+    while alive(folder) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert alive(folder, rank) == []
+    assert alive(folder) == []
 
 
 @pytest.mark.deep

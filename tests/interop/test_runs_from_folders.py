@@ -1,15 +1,11 @@
-"""export.py and folders of Hugging Face on runs of experts, on images, and under FSDP2."""
+"""Folders of Hugging Face that export.py made: new runs of experts from them, and under FSDP2."""
 
 import pytest
 
 import export
-import train
-from support import runs
-from support.hostile import assert_refused, call
-from support.peers import make_peer
+from support.hostile import call
 from support.processes import assert_same_values, join_rows, left, play, processes
 from support.runs import column, different, load, run
-from support.vision import TINY, make_digits
 
 pytestmark = pytest.mark.usefixtures("quick")
 EXPERTS = dict(n_expert=4, n_ff=16, mlp="swiglu")
@@ -50,12 +46,3 @@ def test_begun_from_a_folder_on_two_processes(dataset, tmp_path):
     assert different(start, load(tmp_path / "old" / "last.pt")["model"]) == []
     assert_same_values(tmp_path / "on 2", tmp_path / "on 1")
     assert len(column(tmp_path / "on 2", "train_loss")) == 4
-
-
-@pytest.mark.deep  # importing transformers takes seconds
-def test_weights_of_hugging_face_on_images(tmp_path):
-    make_peer("GPT-2").save_pretrained(tmp_path / "gpt2")
-    flags = runs.TINY | TINY | dict(out_dir=tmp_path / "run", init_from=tmp_path / "gpt2")
-    digits = make_digits(tmp_path / "digits", train=40, val=10)
-    assert_refused(call(train.main, **flags, dataset=digits), ["is of images, but the model reads text"])
-    assert not (tmp_path / "run").exists()
