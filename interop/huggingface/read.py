@@ -21,9 +21,8 @@ def read_pretrained(name: str, block_size: int = 0, dropout: float = 0.0) -> tup
         theirs = read_json(folder / "config.json")
         checkpoints = sorted(folder.glob("*.pt"))
         if checkpoints and "model_type" not in theirs:
-            raise ValueError(
-                f"it is a run: train.py takes {checkpoints[0]}, say; other commands a run without init_from"
-            )
+            what = f"it is a run: train.py takes {checkpoints[0]}, say"
+            raise ValueError(f"{what}; other commands a run without init_from")
         if not theirs:
             raise ValueError("it has no config.json")
         if theirs.get("model_type") == "nanodnt":

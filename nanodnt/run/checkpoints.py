@@ -65,13 +65,7 @@ def is_number(value) -> bool:
 KINDS = dict.fromkeys(("model", "optimizer", "scaler", "meta", "model_config", "train_config"), dict)
 KINDS |= dict(names=list, **RunState.__annotations__)
 KINDS |= dict(shards=dict)  # {}, or where its tensors are: see shards.py
-OLDER = {
-    "names": [],
-    "recent": [],
-    "shift": 0,
-    "rollbacks": 0,
-    "shards": {},
-}  # what checkpoints of earlier versions lack
+OLDER = {"names": [], "recent": [], "shift": 0, "rollbacks": 0, "shards": {}}  # what earlier versions did not save
 
 
 def save_checkpoint(out_dir: Path, checkpoint: dict, best: bool, keep: bool = False) -> None:

@@ -69,14 +69,12 @@ class RunRecord:
     def state(self) -> str:
         """What is unusual about its end; "" for a run that finished."""
         step, rollbacks = self.rows[-1]["step"], max(row.get("rollbacks", 0) for row in self.rows)
-        end = self.config.get("end")
+        end, failed = self.config.get("end"), "failure" in self.rows[-1]
         reached = isinstance(end, dict) and str(end.get("how")).startswith("target")
         facts = {
             f"target reached at step {step}": reached,
-            f"failed at step {step}": "failure" in self.rows[-1],
-            f"at step {step} of {self.max_iters}": step < self.max_iters
-            and not reached
-            and "failure" not in self.rows[-1],
+            f"failed at step {step}": failed,
+            f"at step {step} of {self.max_iters}": step < self.max_iters and not reached and not failed,
             "loss not finite": self.evaluations and self.end["val_loss"] is None,
             "never evaluated": not self.evaluations,
             f"{rollbacks} roll-backs": rollbacks,
@@ -154,8 +152,7 @@ def final_loss_table(runs: list, baseline: str = "") -> dict:
         rows.append(row)
     last = max((row["step"] for row in base.evaluations if row["val_loss"] is not None), default=None)
     facts = {"baseline": base.name, "baseline_steps": last, "baseline_loss": goal, "unit": data_unit(runs)}
-    facts |= {"target": target}
-    return facts | {"rows": rows, "warnings": find_warnings(runs, base, rows)}
+    return facts | {"target": target, "rows": rows, "warnings": find_warnings(runs, base, rows)}
 
 
 def find_warnings(runs: list, base: RunRecord, rows: list) -> list:

@@ -242,9 +242,8 @@ def render_page(experiment: Experiment, found: dict, curves: dict) -> str:
         lines += [f"Not run yet: {', '.join(missing)}.\n"]
     if cannot := [row for row in by_class(found) if row["class"] == "cannot judge"]:
         lines += ["## What this scale cannot judge\n"]
-        lines += [
-            f"- {r['claim'].paper or 'ours'}: [{r['claim'].statement}](#{r['claim'].id}): {r['why']}." for r in cannot
-        ]
+        for claim, why in ((row["claim"], row["why"]) for row in cannot):
+            lines += [f"- {claim.paper or 'ours'}: [{claim.statement}](#{claim.id}): {why}."]
         lines += [""]
     lines += others_table(study.others)
     if curves:

@@ -63,9 +63,8 @@ def mean_log_kurtosis(path: Path) -> float:
     early = next(step for step in steps_of(path) if step >= open_run(path).train_config["warmup_iters"])
     model, batches, _ = probe(path, TOKENS["gradients"], f"step_{early}.pt")
     found = gradients.compute_gradients(model, batches)
-    return statistics.mean(
-        math.log10(gradients.tail_statistics(found[name])["kurtosis"]) for name in gradients.matrix_types(model)
-    )
+    tails = (gradients.tail_statistics(found[name]) for name in gradients.matrix_types(model))
+    return statistics.mean(math.log10(tail["kurtosis"]) for tail in tails)
 
 
 def rise(path: Path) -> float:
