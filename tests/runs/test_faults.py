@@ -63,6 +63,13 @@ def test_what_the_checks_see(trial):
 # ---------------------------------------------------------------------------------------------------- bad disks
 
 
+@pytest.mark.deep
+def test_a_damaged_last_goes_on_from_prev(trial):
+    """A bit flipped in the middle of a tensor, a truncated file, a page of zeros: in place, as by a bad disk."""
+    kinds = ["last.pt, a bit flipped", "last.pt truncated", "last.pt, 4096 bytes zeroed"]
+    strike_all(trial("msgdw, skipped steps"), [Fault(kind, 0.4) for kind in kinds])
+
+
 FAILURES = ["disk full for good, row", "folder becomes read-only", "data truncated in the run"]
 FURTHER = ["disk full for good, checkpoint", "I/O error for good, rename", "data missing at the start"]
 FURTHER += ["I/O error once, checkpoint", "I/O error once, rename"]
