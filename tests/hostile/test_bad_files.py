@@ -43,7 +43,7 @@ OTHER = [chr(ord("a") + i) for i in range(50)]  # another alphabet of 50
 # -------------------------------------------------------------------------------------------------------------- data
 
 META = ["meta.json", "prepare"]
-HUGE = {"vocab_size": 300, "chars": [chr(256 + i) for i in range(300)]}
+LARGER = meta(lambda m: m.update(vocab_size=300, chars=[chr(256 + i) for i in range(300)]))
 BYTES = dict(tokenizer="bytes", vocab_size=257, eot=256)
 DATA = cases(
     ("no such folder", "--dataset={tmp}/nothing", ["nothing", "is not prepared"]),
@@ -113,15 +113,10 @@ CHECKPOINT_CASES = cases(
     ("random bytes", RESUME, ["last.pt", "damaged"], all_checkpoints(np.random.default_rng(0).bytes(5000))),
     ("a folder", RESUME, ["last.pt"], all_checkpoints(None)),
     ("somebody's state dict", RESUME, NOT, saved({"w": torch.ones(3)})),
-    ("another vocabulary", RESUME, ["300", "50", "vocabulary"], meta(lambda m: m.update(HUGE))),
-    (
-        "another vocabulary, auto",
-        "--init_from=auto",
-        ["300", "50 tokens", "vocabulary"],
-        meta(lambda m: m.update(HUGE)),
-    ),
+    ("another vocabulary", RESUME, ["300", "50", "vocabulary"], LARGER),
+    ("another vocabulary, auto", "--init_from=auto", ["300", "50 tokens", "vocabulary"], LARGER),
     ("a smaller vocabulary", RESUME, ["40", "50 tokens", "vocabulary"], lambda w: runs.make_dataset(w.data, 40)),
-    ("weights, another vocabulary", WEIGHTS, ["300", "50 tokens"], meta(lambda m: m.update(HUGE))),
+    ("weights, another vocabulary", WEIGHTS, ["300", "50 tokens"], LARGER),
     ("weights, a smaller vocabulary", WEIGHTS, ["40", "50 tokens"], lambda w: runs.make_dataset(w.data, 40)),
     ("another tokenizer", RESUME, ["bytes", "chars", "dataset"], meta(lambda m: m.update(BYTES))),
     ("a longer context than the data", WEIGHTS, ["val.bin", "3000", "block_size"], checkpoint(longer_context)),

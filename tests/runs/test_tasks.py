@@ -170,13 +170,6 @@ def test_eval_only_prints_the_loss_that_was_logged(task, config, whole, tmp_path
     assert evaluated(capsys) == pytest.approx(column(whole(task), "val_loss")[12], abs=2e-6)
 
 
-@pytest.mark.parametrize("case", ["text", "experts", "experts, loss", "images"])
-def test_activation_checkpointing_changes_no_bit(case, config, tmp_path):
-    for name in (False, True):
-        assert run(out_dir=tmp_path / str(name), activation_checkpointing=name, **config(case, max_iters=4)) == 0
-    assert different(*(load(tmp_path / name / "last.pt")["model"] for name in ("False", "True"))) == []
-
-
 @pytest.mark.deep
 @pytest.mark.parametrize("task", ["text", "images"])
 def test_a_compiled_run_goes_on_exactly(task, config, tmp_path):

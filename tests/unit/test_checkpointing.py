@@ -22,6 +22,7 @@ def with_and_without(model, f) -> tuple:
 
 EXPERTS = dict(LLAMA, gain="branch", bias=True, n_expert=3, n_expert_shared=1, balance="bias")
 FLAGS = (dict(), LLAMA, dict(S5, dropout=0.2, drop_path=0.5), dict(LLAMA, dropout=0.3, sigma_reparam=True), EXPERTS)
+FLAGS += (dict(n_expert=4),)  # with a balance loss
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
