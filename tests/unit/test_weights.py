@@ -10,17 +10,6 @@ from nanodnt.weights import model_from_checkpoint, profile_admin
 from support import reference
 from support.models import LAYERNORM_NET, LLAMA, LLAMA_NET, NET, POST, POST_NET, SIZE, batch, build, error, floats
 
-EXPERTS = dict(n_expert=4, n_expert_shared=1, router="sigmoid", balance="bias")
-
-
-@pytest.mark.parametrize("flags", [dict(norm="dyt", dyt_alpha_attn=0.3), EXPERTS], ids=["DyT", "experts"])
-def test_a_model_survives_a_checkpoint(flags):
-    model = build(dict(LLAMA, **flags), dtype=torch.float32)
-    checkpoint = dict(model_config=asdict(model.config), model=model.state_dict())
-    copy = model_from_checkpoint(checkpoint, dropout=0.5)
-    assert copy.config == replace(model.config, dropout=0.5)
-    assert torch.equal(copy.eval()(batch()[0])[0], model(batch()[0])[0])
-
 
 @pytest.mark.parametrize(
     "flags, weights, words",
