@@ -95,11 +95,6 @@ def describe_runs(experiment: Experiment) -> str:
     return f"{experiment.study.title}. {counts}; {where}; {when}."
 
 
-def in_words(row: dict) -> str:
-    """What was found, in plain words: the claim file's for this class, or the statement."""
-    return row["claim"].plain.get(row["class"], row["claim"].statement)
-
-
 def verdict_rows(rows: list) -> list:
     """The table's rows, head first: one for each claim."""
     table = [["paper", "found here", "ours (95% interval)", "paper's", "verdict"]]
@@ -108,7 +103,8 @@ def verdict_rows(rows: list) -> list:
         published = claim.expect if claim.expect in ("equal", "not above") else format_number(number.published)
         verdict = f"**{row['class']}**" + (f" ({row['why']})" if row["why"] else "")
         ours = format_values(row["values"][number], row["pooled"].get(number))
-        table.append([claim.paper or "ours", f"[{in_words(row)}](#{claim.id})", ours, published, verdict])
+        words = claim.plain.get(row["class"], claim.statement)  # of the claims file for this class, or the statement
+        table.append([claim.paper or "ours", f"[{words}](#{claim.id})", ours, published, verdict])
     return table
 
 
