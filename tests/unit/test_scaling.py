@@ -35,7 +35,7 @@ def after_steps(model, optimizer):
     return model(batch()[0])[0]
 
 
-CASES = dict(adamw="S5 + Mix-LN + LNS + rope", msgdw="Admin", muon="llama + HG + DNP + OR + LNS", adam_mini="HG")
+CASES = dict(adamw="llama + S5", msgdw="HG + DNP + OR", muon="llama + HG + DNP + OR + LNS", adam_mini="HG")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -63,13 +63,17 @@ MUON = dict(original=dict(mup=1, depth_mup=R / 2, completep=1))  # of the matric
 MUON["match_rms_adamw"] = dict(mup=1 / 2, depth_mup=R / 4, completep=1 / 2)
 
 
-def column(label, gain_param):
-    """Where a group's number stands in these tables; 5: it is 1, as for magnitudes outside the blocks."""
-    if label.startswith(("gain_in", "gain_out")) and gain_param == "magdir":
-        return 5 if label.endswith("outside") else 3
-    if label in ("emb", "pos", "head") or label.endswith("outside"):
+def column(name, role, p):
+    """Where a parameter's number stands in these tables; 5: it is 1, as for single numbers outside the blocks."""
+    if p.ndim == 1 and (len(p) == 1 or "q_norm" in name or "k_norm" in name):  # as long as a head
+        return 3 if "blocks" in name else 5
+    if "blocks" not in name:
         return 0
-    return 1 if label in HIDDEN else dict(scalar=3, router=4).get(label, 2)
+    return 1 if role in HIDDEN else 4 if role == "router" else 2
+
+
+def groups(model, config) -> dict:
+    return {n: g for g in make_optimizer(model, config).param_groups for n in g["param_names"]}
 
 
 @pytest.mark.parametrize("gain_param", ("direct", "magdir"))
@@ -79,20 +83,25 @@ def test_learning_rates(kind, gain_param):
     cases = [(dict(optimizer="adamw", blockwise_lr=True), ADAM[kind]), (dict(optimizer="msgdw"), SGD[kind])]
     for changes, rates in cases + [(dict(optimizer="muon", muon_adjust_lr=name), ADAM[kind]) for name in MUON]:
         config = filled(decay_gains="all", decay_scalars=True, weight_decay=0.05, **changes)
-        models = (GPT.empty(GPTConfig(**flags, parametrization=its)) for its in (kind, "standard"))
-        large, base = ({g["label"]: g for g in make_optimizer(model, config).param_groups} for model in models)
-        assert any(label.endswith("outside") for label in large) == (kind != "mup")
-        for label, g in large.items():
-            old, i = base[label.removesuffix("_outside")], column(label, gain_param)
+        models = [GPT.empty(GPTConfig(**flags, parametrization=its)) for its in (kind, "standard")]
+        (large, base), roles = (groups(model, config) for model in models), models[0].roles()
+        for name, p in models[0].named_parameters():
+            g, old, i = large[name], base[name], column(name, roles[name], p)
             wanted = MUON[changes["muon_adjust_lr"]][kind] if i == 1 and "muon_adjust_lr" in changes else (*rates, 1)[i]
             lr, base_lr = (group["base_lr"] * group["lr_ratio"] for group in (g, old))
-            assert lr == pytest.approx(base_lr * wanted), label
-            assert lr * g["weight_decay"] == pytest.approx(base_lr * old["weight_decay"]), label
-            assert "eps" not in g or g["eps"] == pytest.approx(old["eps"] * (*EPS[kind], 1)[i]), label
+            assert lr == pytest.approx(base_lr * wanted), name
+            assert lr * g["weight_decay"] == pytest.approx(base_lr * old["weight_decay"]), name
+            assert "eps" not in g or g["eps"] == pytest.approx(old["eps"] * (*EPS[kind], 1)[i]), name
 
 
-@pytest.mark.parametrize("init, hidden, patch, router", (("normal", 0.5, 1, 0.25), ("xavier", 1, 2, 0.5)))
-def test_initial_weights(init, hidden, patch, router):
+def test_the_bias_of_classes_does_not_grow():
+    model = ViT.empty(config_of(LARGE | dict(bias=True, parametrization="mup")))
+    rates = groups(model, filled(optimizer="msgdw", learning_rate=1.0, weight_decay=0))
+    assert (rates["head.bias"]["base_lr"], rates["patch.bias"]["base_lr"], rates["head.weight"]["base_lr"]) == (1, 4, 4)
+
+
+@pytest.mark.parametrize("init", ("normal", "xavier"))
+def test_initial_weights(init):
     """Beside `standard` of this size. A branch's last matrix has 1/√(2 L), SkipInit 1/√L: L is the base's."""
     flags = LARGE | PARTS | dict(tie_weights=False)
     text, images = (
@@ -101,9 +110,12 @@ def test_initial_weights(init, hidden, patch, router):
     )
     for make in (text, images):
         large, base = (make(init=init, parametrization=kind) for kind in ("completep", "standard"))
-        wanted = dict.fromkeys(HIDDEN, hidden) | dict(patch=patch, router=router)
+        wanted = dict.fromkeys(HIDDEN, 1 if init == "xavier" else 0.5) | dict(patch=1, router=1 / 4)
         for (name, p), q in zip(large.named_parameters(), base.parameters(), strict=True):
-            factor = 0.5 if name == "embed_scale.gain" else wanted.get(large.roles()[name], 1)  # √16, not √64
+            factor = 0.5 if name == "embed_scale.gain" else wanted.get(role := large.roles()[name], 1)  # √16, not √64
+            if init == "xavier" and role in ("patch", "router"):  # Xavier's is that of the base's shape
+                fixed = p.shape[role == "patch"]
+                factor *= math.sqrt((fixed + 64) / (fixed + 16))
             factor *= R if name.endswith(("f.o.weight", "down.weight", "mid.gain")) else 1
             assert error(p, q * factor) < 1e-6, name
 
@@ -149,6 +161,7 @@ class Line(Network):
     def __init__(self, config, seed):
         super().__init__()
         self.config, d, self.out = config, config.n_embd, Slot(const=multiplier(config, "logits"))
+        self.blocks = torch.nn.ModuleList()
         self.input, self.hidden, self.head = Linear(8, d, "patch"), Linear(d, d, "ffn"), Linear(d, 4, "head")
         self.init_weights(seed)
 
