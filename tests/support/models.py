@@ -66,7 +66,7 @@ SCHEMES = {
     "HG": (dict(gain="branch"), dict(gains="branch")),
     "DP": (dict(gain_out="scale"), dict(out="scale")),
     "DNP": (dict(gain_out="norm"), dict(out="norm")),
-    "CompleteP": (COMPLETEP, dict(q_factor=0.5, logits_factor=0.25, depth_power=1.0)),
+    "CompleteP": (COMPLETEP, dict(q_factor=0.5, logits_factor=0.25, depth_power=1.0, numbers=(1, 1, 1))),
 }
 # and what is tested beside others alone.
 BESIDE = {

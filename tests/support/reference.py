@@ -37,7 +37,7 @@ class Net:
     lns: str = ""  # where 1/l^power multiplies: norm (the pre norm's output), branch, residual, input (of the pre norm)
     power: float = 0.5
     lns_on: str = "attn mlp"
-    numbers: tuple = ()  # l of each block; () = 1, 2, …
+    numbers: tuple = ()  # l of each block, and of blocks that are not there; () = 1, 2, …
     skip: float = 1.0  # constant on the stream
     deepnorm: bool = False  # the stream times (2·blocks)^(1/4)
     admin: bool = False  # the stream times a vector
@@ -181,7 +181,7 @@ def forward(net: Net, weights: dict, idx, targets=None, seen=None, routed=None):
         x = take("embed_scale.gain") * x
     if net.input_norm:
         x = norm("input_norm", x, usual)
-    for block, number in enumerate(net.numbers or range(1, net.blocks + 1)):
+    for block, number in zip(range(net.blocks), net.numbers or range(1, net.blocks + 1), strict=False):
         f_mlp = mixture if net.experts else ffn
         for branch, f, positions in (("attn", attention, net.attn.split()), ("mlp", f_mlp, net.mlp.split())):
             name = f"blocks.{block}.{branch}"

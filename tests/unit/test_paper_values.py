@@ -406,6 +406,7 @@ def test_every_file_of_the_papers_is_here():
         "quickstart",
         "sft/example",
         "shakespeare_char",
+        "transfer",
     )  # ours
     assert not [file for file in files if not file.startswith(others)]
     assert DYT_ALPHA == TABLE_12 | {5120: TABLE_11["13b"][2:4]}
