@@ -34,7 +34,7 @@ from layers.network import Network
 from layers.ops import ACTIVATIONS, add, rotary, rotate, rounded, store_once, upcast
 from layers.rules import check_config, kind_of
 from layers.runtime import Runtime
-from layers.scaling import base_layer, base_width, init_depth, multiplier
+from layers.scaling import base, base_layer, multiplier
 from layers.slot import Slot
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to this multiple: 50257 → 50304, faster matmuls
@@ -179,7 +179,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> dict:
     if c.gain == "branch":  # each of the next matrices has its own gain instead: see `own_gain`
         pre["n_gain"] = 0
 
-    L = init_depth(c)
+    L = base(c).n_layer
     init = {"none": 1.0, "layerscale": layerscale_init(L), "skipinit": L**-0.5}[c.branch_scale]
     mid = dict(init=init if c.branch_scale_init is None else c.branch_scale_init)
     mid["const"] = multiplier(c, "branch", lns_factor(c, layer, branch, "branch"))
@@ -206,7 +206,7 @@ def layout(config: GPTConfig, layer: int, branch: str) -> dict:
 def norm_slot(config: GPTConfig, role: str = "gain_out", branch: str = "", **changes) -> Slot:
     """A slot of size n_embd with the configured norm; `branch="attn"` gives DyT its α₀ before attention."""
     c = config
-    listed = min(DYT_ALPHA, key=lambda d: abs(math.log(d / base_width(c))))  # nearest width: our choice
+    listed = min(DYT_ALPHA, key=lambda d: abs(math.log(d / base(c).n_embd)))  # nearest width: our choice
     alpha = c.dyt_alpha_attn if branch == "attn" else c.dyt_alpha_other
     if alpha is None:
         alpha = DYT_ALPHA[listed][0 if branch == "attn" else 1] if c.causal else DYT_ALPHA_IMAGES
@@ -268,7 +268,7 @@ def own_gain(config: GPTConfig, layer: int, branch: str) -> Slot:
 
 def init_scale(config: GPTConfig, layer: int, part: str) -> float:
     """Factor on the initial std of matrix `part` ("q" … "down") in layer ℓ = `layer`, from 1."""
-    L, layer, ends_branch = init_depth(config), base_layer(config, layer), part in ("o", "down")
+    L, layer, ends_branch = base(config).n_layer, base_layer(config, layer), part in ("o", "down")
     if config.deepnorm:  # (8L)^-¼ on v, o and the FFN, our choice: SwiGLU's gate too
         return 1.0 if part in ("q", "k") else (8 * L) ** -0.25
     if config.fixup:  # std × M^(-1/(2m-2)) for M = 2L branches of m matrices, of which the last starts at 0.
@@ -386,7 +386,7 @@ class Transformer(Network):
     def add_blocks(self) -> None:
         """Make all that stands between embedding and head. Initial weights are drawn in the order of the modules."""
         c, L, const = self.config, self.config.n_layer, multiplier(self.config, "logits")
-        self.embed_scale = Slot(n_gain=1, role="scalar", init=base_width(c) ** 0.5) if c.scales_embedding else Slot()
+        self.embed_scale = Slot(n_gain=1, role="scalar", init=base(c).n_embd ** 0.5) if c.scales_embedding else Slot()
         self.input_norm = norm_slot(c) if c.input_norm else Slot()
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(1, L + 1))

@@ -8,7 +8,7 @@ from dataclasses import fields
 from itertools import chain
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from layers.scaling import ALPHA, base_width
+from layers.scaling import ALPHA, base
 
 # More than this is a typo, and would take minutes to fail for lack of memory.
 MOST = dict(n_layer=10_000, n_head=2**24, n_embd=2**24, block_size=2**24, vocab_size=2**24, n_ff=2**24, head_size=2**24)
@@ -179,7 +179,7 @@ def other_notes(c):
     if c.n_expert > 1 and c.n_expert_active == 1 and c.router_norm:
         text = "router_norm=True makes the weight of a token's one expert 1, so the loss does not train the router: "
         yield text + "router_norm=False is Switch's setting"
-    size = c.init_std * base_width(c) ** 0.5
+    size = c.init_std * base(c).n_embd ** 0.5
     if c.norm == "dyt" and c.causal and c.init == "normal" and size < 0.5:
         text = f"dyt does not enlarge small signals, and init_std·√n_embd = {size:.2f} makes them small; the paper's "
         text += "language models have 0.6 to 1.8 (1024 to 8192 wide, std 0.02 in its code). "

@@ -14,7 +14,6 @@ Weight decay is divided by what the rate is multiplied by: rate · decay stays t
 matrices and the width; for the depth where α < 1, for the other roles, for SGD and for Muon it is ours [I].
 """
 
-import math
 from typing import NamedTuple
 
 
@@ -41,39 +40,33 @@ MUON = {"original": 0.0, "match_rms_adamw": -0.5}
 ALPHA = {"depth_mup": 0.5, "completep": 1.0}  # branches are multiplied by l^-α
 
 
-def width(c) -> float:
-    """m of a GPTConfig."""
-    return c.n_embd / (c.base_n_embd or c.n_embd) if c.parametrization != "standard" else 1.0
+class Sizes(NamedTuple):
+    n_embd: float
+    n_layer: float
+    head_dim: float
 
 
-def depth(c) -> float:
-    """l of a GPTConfig."""
-    return c.n_layer / (c.base_n_layer or c.n_layer) if c.parametrization in ALPHA else 1.0
+def base(c) -> Sizes:
+    """The sizes of the base of a GPTConfig; its own where base_… is 0, or its parametrization has no rule."""
+    if c.parametrization == "standard":
+        return Sizes(c.n_embd, c.n_layer, c.head_dim)
+    n_layer = c.base_n_layer if c.parametrization in ALPHA else 0
+    return Sizes(c.base_n_embd or c.n_embd, n_layer or c.n_layer, c.base_head_size or c.head_dim)
 
 
-def head_growth(c) -> float:
-    """How many times larger a head is."""
-    return c.head_dim / (c.base_head_size or c.head_dim) if c.parametrization != "standard" else 1.0
-
-
-def base_width(c) -> float:
-    """The width that other initial values depend on."""
-    return c.n_embd / width(c)
-
-
-def init_depth(c) -> int:
-    """The L that initial values depend on."""
-    return round(c.n_layer / depth(c))
+def growth(c) -> Sizes:
+    """m, l, and how many times larger a head is: the sizes of a GPTConfig over those of its `base`."""
+    return Sizes(*(getattr(c, name) / size for name, size in base(c)._asdict().items()))
 
 
 def base_layer(c, layer: int) -> int:
     """The block of the base, from 1, that block `layer` is like: its ℓ in constants and initial values, ours [I]."""
-    return math.ceil(layer / depth(c))
+    return -(-layer * base(c).n_layer // c.n_layer)
 
 
 def initial_std(c, role: str, n_out: int, n_in: int) -> float:
     """Standard deviation of a matrix's initial weights, before its `init_scale`; Xavier's by the base's shape."""
-    m, (inputs, outputs) = width(c), GROWS.get(role, (1, 1))
+    m, (inputs, outputs) = growth(c).n_embd, GROWS.get(role, (1, 1))
     is_xavier = c.init != "normal" and role not in ("emb", "pos", "head")
     std = (2 / (n_in / m**inputs + n_out / m**outputs)) ** 0.5 if is_xavier else c.init_std
     return std * m ** WIDTH[role].init
@@ -81,18 +74,18 @@ def initial_std(c, role: str, n_out: int, n_in: int) -> float:
 
 def multiplier(c, on: str, other: float | None = None) -> float | None:
     """The constant on "logits", on "branch", the output of each, on "q" or "k", times `other`; None where it is 1."""
-    branch = depth(c) ** -ALPHA.get(c.parametrization, 0)
-    factor = dict(logits=1 / width(c), branch=branch, q=head_growth(c) ** -0.5, k=1.0)[on]
+    m, deeper, heads = growth(c)
+    factor = dict(logits=1 / m, branch=deeper ** -ALPHA.get(c.parametrization, 0), q=heads**-0.5, k=1.0)[on]
     return other if factor == 1 else factor * (1.0 if other is None else other)
 
 
-def learning_factors(c, role: str, like: str, length: int, in_block: bool) -> tuple:
-    """(factor on the LR, factor on ε) for a parameter under a rule `like` "adam", "sgd", or a key of MUON. `length`: of
-    a vector, since a single number, or one as long as a head, grows otherwise than with m [I]; 0 for matrices. With
-    depth, in a block: Adam and Muon l^(α − 1), SGD l^(2α − 1), ε l^-α; SGD's and Muon's follow from Adam's [I]."""
+def learning_factors(c, role: str, like: str, shape: tuple, in_block: bool) -> tuple:
+    """(factor on the LR, factor on ε) for a parameter under a rule `like` "adam", "sgd", or a key of MUON. A single
+    number does not grow, and a vector as long as a head grows with it [I]. With depth, in a block: Adam and Muon
+    l^(α − 1), SGD l^(2α − 1), ε l^-α; SGD's and Muon's follow from Adam's [I]."""
     if role not in WIDTH:
         return 1.0, 1.0
-    powers, alpha, deeper = WIDTH[role], ALPHA.get(c.parametrization, 1.0), depth(c) if in_block else 1.0
-    m = {1: 1.0, c.head_dim: head_growth(c)}.get(length, width(c))
+    powers, alpha, (m, deeper, heads) = WIDTH[role], ALPHA.get(c.parametrization, 1.0), growth(c)
+    m, deeper = {(1,): 1.0, (c.head_dim,): heads}.get(shape, m), deeper if in_block else 1.0
     rate = m ** MUON.get(like, powers.sgd if like == "sgd" else powers.adam)
     return rate * deeper ** (2 * alpha - 1 if like == "sgd" else alpha - 1), m**powers.eps * deeper**-alpha

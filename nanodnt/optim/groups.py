@@ -17,24 +17,25 @@ def make_optimizer(model, config) -> Optimizer:
 
 
 def make_groups(model, config) -> list:
-    """One group for each label. Beside torch's entries a group has `make_group`'s, and its rule's options."""
+    """One group for each label. Beside torch's entries a group has `make_group`'s, and its rule's options. Parameters
+    of one label that a larger model changes in different ways are label, label_2, …"""
     check_penalties(model.config, config)
     roles, block_types, groups = model.roles(config.input_gains), model.block_types(), {}
     decayed, inside = decayed_roles(config, set(roles.values())), set(model.blocks.parameters())
     for name, p in model.named_parameters():
         if p.requires_grad:
             group = make_group(config, roles[name], block_types[name], roles[name] in decayed)
-            rule, label, own_size = RULES[group["rule"]], group["label"], p.ndim == 1 and block_types[name] != "head"
-            length = len(p) if own_size else int(p.ndim == 1)  # the head's bias has that of the vocabulary, or classes
-            factors = learning_factors(model.config, roles[name], rule.like(config), length, p in inside)
-            if (label, factors) not in groups:
-                alike = sum(label == other for other, _ in groups)
+            rule, shape = RULES[group["rule"]], tuple(p.shape)
+            if block_types[name] == "head" and p.ndim == 1:
+                shape = (1,)  # a bias of classes does not grow
+            factors = learning_factors(model.config, roles[name], rule.like(config), shape, p in inside)
+            same = groups.setdefault(group["label"], {})  # {factors: group}
+            if factors not in same:
                 group |= rule.options(config, roles[name], model)
-                groups[label, factors] = (
-                    group | scaled(group, *factors) | {"label": label + f"_{alike + 1}" * (alike > 0)}
-                )
-            groups[label, factors]["params"].append((name, p))
-    return list(groups.values())
+                group["label"] += f"_{len(same) + 1}" if same else ""
+                same[factors] = scaled(group, *factors)
+            same[factors]["params"].append((name, p))
+    return [group for same in groups.values() for group in same.values()]
 
 
 def make_group(config, role: str, block_type: str, decays: bool) -> dict:
@@ -57,9 +58,9 @@ def make_group(config, role: str, block_type: str, decays: bool) -> dict:
 
 
 def scaled(group: dict, rate: float, eps: float) -> dict:
-    """What of a group a larger model changes: the LR and Adam's ε times these. LR · decay stays what it was."""
+    """A group with its LR and Adam's ε times these. LR · decay stays what it was."""
     changed = dict(base_lr=group["base_lr"] * rate, weight_decay=group["weight_decay"] / rate)
-    return changed | ({"eps": group["eps"] * eps} if "eps" in group else {})
+    return group | changed | ({"eps": group["eps"] * eps} if "eps" in group else {})
 
 
 def decayed_roles(config, roles: set) -> tuple:

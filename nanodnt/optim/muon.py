@@ -44,13 +44,5 @@ def defaults_for(config) -> dict:
 
 DEFAULTS = dict(learning_rate=6e-4, weight_decay=0.1, momentum=0.95, nesterov=True, muon_steps=5)
 DEFAULTS |= dict(muon_adjust_lr="match_rms_adamw", adamw_learning_rate=None, adamw_weight_decay=None)  # Muon's own
-register(
-    "muon",
-    options,
-    state,
-    step,
-    defaults=DEFAULTS,
-    defaults_for=defaults_for,
-    rest="adamw",
-    like=lambda config: config.muon_adjust_lr,
-)
+SETTINGS = dict(defaults_for=defaults_for, rest="adamw", like=lambda config: config.muon_adjust_lr)
+register("muon", options, state, step, defaults=DEFAULTS, **SETTINGS)

@@ -5,9 +5,9 @@ Each model takes a few steps on one batch, in fp32, at its peak learning rates. 
 learning rate that does the opposite. Tensor Programs V (arXiv 2203.03466, app. D.1) has the same check.
 """
 
-import statistics
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
@@ -25,6 +25,7 @@ from studies.sweep.grid import check_trainable
 from studies.sweep.results import draw_sizes, markdown_table, new_figure
 from studies.sweep.transfer import SIZES
 
+WHAT = ("output at the start", "change")
 ROWS = 4  # sequences, or images, of the batch
 FLAT = 0.15  # exponents this close to 0 count as none: small widths stray by as much, our choice
 
@@ -37,19 +38,20 @@ def check_coordinates(points: list, steps: int, folder: Path) -> list:
     found, lines, pages = {}, [], []
     for point in points:
         words = [point.files, *(f"{name}={value}" for name, value in point.flags.items() if name != size)]
-        its = found.setdefault(" ".join(filter(None, words)) or "the config", {})
-        its.setdefault(int(point.flags[size]), []).append(check_point(*check_trainable(point.run), steps))
+        by_size = found.setdefault(" ".join(filter(None, words)) or "the config", {})
+        by_size.setdefault(int(point.flags[size]), []).append(check_point(*check_trainable(point.run), steps))
     figure, axes = new_figure(2 * len(found), columns=2, sharey=False)
-    for i, (name, by_size) in enumerate(found.items()):
-        rows = coordinate_rows(by_size)
-        wrong = ", ".join(uneven(rows, size))
-        verdict = f"changes follow {size}: {wrong}" if wrong else f"no change follows {size}"
-        lines += ["", name, *table(rows), verdict]
-        pages += [f"## {name}", "", *markdown_table(rows), verdict, ""]
-        for which, what in enumerate(("output at the start", "its change")):
-            curves = {part: average(by_size, part, which) for part in by_size[min(by_size)][0]}
-            draw_sizes(axes[2 * i + which], curves, size, f"RMS of {what}")
-            axes[2 * i + which].set_title(name, fontsize=9)
+    for name, by_size in found.items():
+        for what in WHAT:
+            curves = averages(by_size, what)
+            rows = [["", *map(str, sorted(by_size)), "exponent"]]
+            rows += [[part, *map("{:.3g}".format, its.values()), f"{slope(its):+.2f}"] for part, its in curves.items()]
+            lines += ["", f"{name}: RMS of {what}", *table(rows)]
+            pages += [f"## {name}: RMS of {what}", "", *markdown_table(rows)]
+            draw_sizes(axes.pop(0), curves, size, f"RMS of {what}", name)
+        wrong = ", ".join(f"{part} ({p:+.2f})" for part, p in uneven(curves, size).items())
+        lines += [f"changes follow {size}: {wrong}" if wrong else f"no change follows {size}"]
+        pages += [lines[-1], ""]
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "coordinates.md", lambda f: f.write("\n".join(pages).encode()))
     save_figure(figure, folder / "coordinates.png")
@@ -64,7 +66,7 @@ def check_point(model_config, config, steps: int) -> dict:
 
 
 def check_model(model: Transformer, config, batch: tuple, steps: int) -> dict:
-    """{part: (RMS of its output, RMS of its change in `steps` steps)} of a model as it is."""
+    """{each of WHAT: {part: RMS}} of a model as it is, and its change in `steps` steps."""
     optimizer, inputs = make_optimizer(model, config), model.inputs(*batch)
     trainer = Trainer(model, optimizer, torch.amp.GradScaler(enabled=False), len(batch[0]), config.grad_clip)
     for group in optimizer.param_groups:
@@ -73,10 +75,9 @@ def check_model(model: Transformer, config, batch: tuple, steps: int) -> dict:
     for _ in range(steps):
         training_step(trainer, batch)
     after = outputs(model, inputs)
-    return {
-        part: tuple(t.double().square().mean().sqrt().item() for t in (y, after[part] - y))
-        for part, y in before.items()
-    }
+    found = before, {part: after[part] - y for part, y in before.items()}
+    rms = [{part: y.double().square().mean().sqrt().item() for part, y in its.items()} for its in found]
+    return dict(zip(WHAT, rms, strict=True))
 
 
 @torch.no_grad()
@@ -104,24 +105,14 @@ def outputs(model: Transformer, inputs: tuple) -> dict:
     return found
 
 
-def average(by_size: dict, part: str, which: int) -> dict:
-    """{size: mean over the seeds of a part's output, or change} from {size: `check_model`'s of each seed}."""
-    return {size: statistics.mean(seed[part][which] for seed in by_size[size]) for size in sorted(by_size)}
+def averages(by_size: dict, what: str) -> dict:
+    """{part: {size: mean over the seeds}} of {size: `check_model`'s of each seed}, for the parts of the smallest."""
+    parts = by_size[min(by_size)][0][what]
+    return {part: {n: fmean(its[what][part] for its in by_size[n]) for n in sorted(by_size)} for part in parts}
 
 
-def coordinate_rows(by_size: dict) -> list:
-    """A table's rows, head first: each part's RMS and its change at every size, and the exponents that they follow."""
-    sizes = sorted(by_size)
-    rows = [["", *(f"RMS {size}" for size in sizes), "exponent", *(f"change {size}" for size in sizes), "exponent"]]
-    for part in by_size[sizes[0]][0]:  # of the shallowest
-        rows.append([part])
-        for means in (average(by_size, part, which) for which in (0, 1)):
-            rows[-1] += [*(f"{mean:.3g}" for mean in means.values()), f"{slope(means):+.2f}"]
-    return rows
-
-
-def uneven(rows: list, size: str) -> list:
-    """The parts of `coordinate_rows` whose change follows the size, beyond FLAT, each with its exponent. With n_layer
-    not those inside the blocks: there are more of them, so each must do less."""
-    judged = [row for row in rows[1:] if size == "n_embd" or not row[0][0].isdigit()]
-    return [f"{row[0]} ({row[-1]})" for row in judged if not abs(float(row[-1])) <= FLAT]  # nan is uneven
+def uneven(changes: dict, size: str) -> dict:
+    """{part: exponent} of the parts whose change follows the size, beyond FLAT. With n_layer not those inside the
+    blocks: there are more of them, so each must do less."""
+    judged = {part: slope(its) for part, its in changes.items() if size == "n_embd" or not part[0].isdigit()}
+    return {part: p for part, p in judged.items() if not abs(p) <= FLAT}  # nan is uneven

@@ -120,7 +120,7 @@ def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> 
     return points
 
 
-def follow(files: list, flags: dict, widens: bool, tokens_per_param: float) -> dict:
+def follow(files: list, flags: dict, widens: bool = False, tokens_per_param: float = 0.0) -> dict:
     """What follows these flags unless it is given too: min_lr, a tenth of learning_rate; if the sweep `widens` models,
     FFNs, and the number of heads, which keep their size; with `tokens_per_param` steps. ValueError for half heads."""
     found = {"min_lr": f"{float(flags['learning_rate']) / 10:g}"} if "learning_rate" in flags else {}
@@ -128,7 +128,7 @@ def follow(files: list, flags: dict, widens: bool, tokens_per_param: float) -> d
     for name in ("n_head", "n_kv_head", "n_ff") if widens else ():
         count, rest = divmod(getattr(base, name) * int(flags["n_embd"]), base.n_embd)
         if rest and name not in flags:
-            what = f"n_embd={flags['n_embd']} does not divide into heads, or an FFN, like those of n_embd={base.n_embd}"
+            what = f"{name} of n_embd={base.n_embd} does not grow to a whole number at n_embd={flags['n_embd']}"
             raise ValueError(f"{what}: choose a multiple, or give {name} too")
         found |= {name: count} if count else {}
     if tokens_per_param:

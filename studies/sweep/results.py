@@ -144,20 +144,12 @@ def draw_curves(axis, curves: dict, xlabel: str, ylabel: str, highest: float | N
     axis.legend(frameon=False, fontsize=8)
 
 
-def draw_sizes(axis, curves: dict, xlabel: str, ylabel: str) -> None:
-    """Draw {name: {size: number}} in logarithms; what is not above 0 is left out, and all if nothing is."""
-    for i, (name, points) in enumerate(curves.items()):
-        known = {x: y for x, y in points.items() if y > 0}
-        if not known:
-            continue
-        how = dict(color=f"C{i % 10}", marker="os^vD"[i // 10 % 5], linewidth=1.5, markersize=4)
-        axis.plot(list(known), list(known.values()), label=name, **how)
-    sizes = sorted({x for points in curves.values() for x in points})
-    axis.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
-    axis.set_xticks(sizes, map(str, sizes))
-    axis.minorticks_off()
-    if axis.lines:
-        axis.legend(frameon=False, fontsize=7)
+def draw_sizes(axis, curves: dict, xlabel: str, ylabel: str, title: str) -> None:
+    """`draw_curves` of {name: {size: number}}, in logarithms, without numbers that are not above 0."""
+    positive = {name: {x: [y] for x, y in points.items() if y > 0} for name, points in curves.items()}
+    draw_curves(axis, positive, xlabel, ylabel)
+    axis.set_yscale("log")
+    axis.set_title(title, fontsize=9)
 
 
 def write_results(points: list, finished: list, folder: Path, command: list) -> tuple:

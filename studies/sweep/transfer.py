@@ -6,45 +6,45 @@ from dataclasses import asdict
 from pathlib import Path
 
 from configurator import read_flags
-from layers.scaling import ALPHA
 from model import GPTConfig
 from nanodnt.files import write_file
 from nanodnt.run.metrics import save_figure
 from nanodnt.settings import TrainConfig
 from nanodnt.tables import table
 from studies.sweep.fits import best_rate, bootstrap, loss_at, mean_curves, slope
-from studies.sweep.grid import check_trainable, locate
+from studies.sweep.grid import check_trainable, follow, locate
 from studies.sweep.results import draw_curves, draw_sizes, markdown_table, new_figure
 from studies.sweep.runner import TrainingRun, read_configs
 
 SIZES = ("n_embd", "n_layer")
-RATES = ("learning_rate", "min_lr")
+ACCOUNTED = {"standard": (), "mup": ("n_embd",)}  # by a parametrization: a rate needs no change; by others all SIZES
+TUNED = ("learning_rate", "min_lr", "base_")
 # of the run, not of its method: a larger model takes over all other flags
 OWN = ("size", "run", "data", "images", "schedule", "evaluation, logging, checkpoints", "system")
 FLAGS = read_flags(GPTConfig, TrainConfig)
-METHOD = [name for name, flag in FLAGS.items() if not name.startswith((*RATES, "base_")) and flag.section not in OWN]
+METHOD = [name for name, flag in FLAGS.items() if not name.startswith(TUNED) and flag.section not in OWN]
 
 
 def families(found: dict, size: str) -> dict:
-    """{curve without its size: its rows} of what `collect` found, of those that have rows."""
-    by_name = {}
-    for name, rows in found["curves"].items():
+    """{curve without its size: ({size: {rate: {seed: loss, None if it diverged}}}, {size: a run's name})} of what
+    `collect` found, smallest first."""
+    by_name, rows = {}, [(name, row) for name, rows in found["curves"].items() for row in rows]
+    for name, row in sorted(rows, key=lambda item: (int(item[1]["flags"][size]), item[1]["x"])):
         family = " ".join(word for word in name.split() if not word.startswith(f"{size}=")) or "the config"
-        by_name.setdefault(family, []).extend(rows)
-    return {name: rows for name, rows in by_name.items() if rows}
+        (curves, runs), n = by_name.setdefault(family, ({}, {})), int(row["flags"][size])
+        curves.setdefault(n, {}).setdefault(row["x"], {})[row["seed"]] = row["loss"]
+        runs[n] = row["run"]
+    return by_name
 
 
-def curves_of(rows: list, size: str) -> dict:
-    """{size: {rate: {seed: loss, None if it diverged}}} of a family's rows."""
-    curves = {}
-    for row in rows:
-        curves.setdefault(int(row["flags"][size]), {}).setdefault(row["x"], {})[row["seed"]] = row["loss"]
-    return curves
+def best_rates(curves: dict) -> dict:
+    """{size: best rate} of {size: {rate: mean}}."""
+    return {size: best_rate(curve) for size, curve in curves.items()}
 
 
 def exponent(curves: dict) -> float:
-    """The power of the size that the best rates of {size: {rate: mean}} follow; nan where one is not known."""
-    return slope({size: best_rate(curve) for size, curve in curves.items()})
+    """The power of the size that the best rates follow; nan where one is not known."""
+    return slope(best_rates(curves))
 
 
 def cost(curves: dict) -> float:
@@ -73,7 +73,7 @@ def transfer_rows(by_name: dict, size: str) -> list:
     ends = f"tuned at {sizes[0]}, costs at {sizes[-1]}"
     rows = [["", *(f"best at {size}={n}" for n in sizes), "exponent", "interval", ends, "interval"]]
     for name, curves in by_name.items():
-        bests = {n: best_rate(curve) for n, curve in mean_curves(curves).items()}
+        bests = best_rates(mean_curves(curves))
         cells = [number(bests.get(n, math.nan)) for n in sizes]
         rows.append([name, *cells, *measured(curves, exponent, "+.2f"), *measured(curves, cost, "+.3f")])
     return rows
@@ -89,7 +89,7 @@ def write_transfer(found: dict, folder: Path) -> list:
     every = [row["flags"] for rows in found["curves"].values() for row in rows]
     lines, swept = [], swept_sizes(every[0]) if every else []
     for size in swept:
-        by_name = {name: curves_of(rows, size) for name, rows in families(found, size).items()}
+        by_name = {name: curves for name, (curves, _) in families(found, size).items()}
         rows = transfer_rows(by_name, size)
         stem = "transfer" if len(swept) == 1 else f"transfer_{size}"
         write_file(folder / f"{stem}.md", lambda f, rows=rows: f.write("\n".join(markdown_table(rows)).encode()))
@@ -100,24 +100,16 @@ def write_transfer(found: dict, folder: Path) -> list:
 
 def draw(by_name: dict, size: str, path: Path) -> None:
     """Draw loss against rate by size, a panel for each family, and the best rates against the size."""
-    figure, axes = new_figure(len(by_name) + 1, width=5.0, height=3.6, sharey=False)
-    for axis, (name, curves) in zip(axes, by_name.items(), strict=False):
-        shown = {f"{size}={n}": {x: list(curves[n][x].values()) for x in sorted(curves[n])} for n in sorted(curves)}
+    figure, (*axes, last) = new_figure(len(by_name) + 1, width=5.0, height=3.6, sharey=False)
+    bests = {}
+    for axis, (name, curves) in zip(axes, by_name.items(), strict=True):
+        shown = {f"{size}={n}": {x: list(its.values()) for x, its in curve.items()} for n, curve in curves.items()}
         draw_curves(axis, shown, "learning_rate", "validation loss")
         axis.set_title(name, fontsize=9)
-    bests = {name: mean_curves(curves) for name, curves in by_name.items()}
-    lines = {
-        f"{name}: {number(exponent(its), '+.2f')}": {n: best_rate(its[n]) for n in sorted(its)}
-        for name, its in bests.items()
-    }
-    draw_sizes(axes[-1], lines, size, "best learning_rate")
-    axes[-1].set_title("best rate, and its exponent", fontsize=9)
+        means = mean_curves(curves)
+        bests[f"{name}: {number(exponent(means), '+.2f')}"] = best_rates(means)
+    draw_sizes(last, bests, size, "best learning_rate", "best rate, and its exponent")
     save_figure(figure, path)
-
-
-def accounts_for(parametrization: str, size: str) -> bool:
-    """Whether a learning rate needs no change under this parametrization when the size changes."""
-    return parametrization in ALPHA or (parametrization != "standard" and size == "n_embd")
 
 
 def check_large(points: list, large: str) -> None:
@@ -133,26 +125,28 @@ def large_commands(found: dict, points: list, large: str) -> list:
     """For each family of the first size that is swept: a remark, and the command that trains `large`, config files
     joined by "+", with the method and the best rate of its largest model."""
     size, lines, runs = swept_sizes(points[0].flags)[0], [], {point.run.path.name: point.run for point in points}
-    other = next(name for name in SIZES if name != size)
-    for name, rows in families(found, size).items():
-        curves = mean_curves(curves_of(rows, size))
-        n, p = max(curves), exponent(curves)
+    for name, (curves, names) in families(found, size).items():
+        curves, n = mean_curves(curves), max(curves)
+        run, p = runs[names[n]], exponent(curves)
+        words = large_arguments(run, large)
         if math.isnan(best := best_rate(curves[n])):
             lines += [f"# {name}: no best rate at {size}={n}: it is at an end, or beside a run that diverged"]
             continue
-        run = runs[next(row["run"] for row in rows if int(row["flags"][size]) == n)]
-        words, factor, how = large_arguments(run, large), 1.0, "as it is"
-        tuned, model = read_configs(run.args)[0], read_configs(words)[0]
-        if not accounts_for(tuned.parametrization, size):
-            grown, how = getattr(model, size) / n, "as it is, for its exponent is not known"
-            if not math.isnan(p):
-                factor, how = grown**p, f"times {grown:g}^{number(p, '+.2f')}, extrapolated"
-        before, after = getattr(tuned, other), getattr(model, other)
-        if before != after and not accounts_for(tuned.parametrization, other):
-            how += f"; nothing here accounts for {other} {before} → {after}"
-        rates = [f"--learning_rate={best * factor:.4g}", f"--min_lr={best * factor / 10:.4g}"]
-        command = ["torchrun", "--standalone", "--nproc_per_node=8", "train.py", *words, *rates]
-        lines += [f"# {name}: best at {size}={n}: {best:.3g}, {how}", shlex.join(command)]
+        tuned, model = (read_configs(args)[0] for args in (run.args, words))
+        factor, how = 1.0, ""
+        for its in SIZES:
+            before, after = getattr(tuned, its), getattr(model, its)
+            if before == after or its in ACCOUNTED.get(tuned.parametrization, SIZES):
+                continue
+            if its == size and not math.isnan(p):
+                factor = (after / before) ** p
+                how += f"; times {after / before:g}^{number(p, '+.2f')}, extrapolated"
+            else:
+                how += f"; nothing here accounts for {its} {before} → {after}"
+        rate = {"learning_rate": f"{best * factor:.4g}"}
+        flags = [f"--{name}={value}" for name, value in (rate | follow(words, rate)).items()]
+        command = ["torchrun", "--standalone", "--nproc_per_node=8", "train.py", *words, *flags]
+        lines += [f"# {name}: best at {size}={n}: {best:.3g}{how}", shlex.join(command)]
     return lines
 
 
@@ -161,11 +155,11 @@ def large_arguments(run, large: str) -> list:
     stay; an FFN, and heads, of a size of their own keep their share."""
     files = [locate(file.strip()) for file in large.split("+")]
     (tuned, its), (model, config) = read_configs(run.args), read_configs(files)
+    wanted, present = asdict(tuned) | asdict(its), asdict(model) | asdict(config)
     wider, heads = model.n_embd / tuned.n_embd, model.n_head / tuned.n_head
-    shares = dict(n_ff=wider, n_kv_head=heads, head_size=wider / heads)
-    wanted = asdict(tuned) | asdict(its) | {name: round(getattr(tuned, name) * x) for name, x in shares.items()}
+    for name, times in (("n_ff", wider), ("n_kv_head", heads), ("head_size", wider / heads)):
+        wanted[name] = round(wanted[name] * times)
     bases = dict(base_n_embd=tuned.n_embd, base_n_layer=tuned.n_layer, base_head_size=tuned.head_dim)
-    bases = {name: getattr(tuned, name) or size for name, size in bases.items() if tuned.parametrization != "standard"}
-    wanted, present = wanted | bases, asdict(model) | asdict(config)
-    names = [name for name in (*METHOD, *bases) if wanted[name] != present[name]]
-    return [*files, *(f"--{name}={wanted[name]}" for name in names)]
+    bases = {name: wanted[name] or size for name, size in bases.items() if tuned.parametrization != "standard"}
+    wanted |= bases
+    return files + [f"--{name}={wanted[name]}" for name in (*METHOD, *bases) if wanted[name] != present[name]]

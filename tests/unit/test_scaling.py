@@ -2,6 +2,7 @@
 of outputs and their changes by width. Refusals, and layouts with their constants: test_layout_*.py."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ import model as model_module
 from interop.huggingface.plain import plain_model
 from layers.linear import Linear
 from layers.network import Network
-from layers.scaling import INPUT, WIDTH, multiplier
-from layers.slot import Slot
+from layers.scaling import INPUT, WIDTH, base_layer, multiplier
 from model import GPT, GPTConfig
 from nanodnt.optim import make_optimizer
 from studies.sweep import coordinates
+from studies.sweep.fits import slope
 from support.models import ALL, COMPLETEP, LLAMA, S5, SIZE, batch, build, error, tokens
 from support.optimizers import filled
 from support.runs import bits
@@ -40,14 +41,18 @@ CASES = dict(adamw="llama + S5", msgdw="HG + DNP + OR", muon="llama + HG + DNP +
 
 @pytest.mark.parametrize("name", CASES)
 def test_at_the_base_size_all_are_standard(name):
-    found, own = set(), dict(base_n_embd=16, base_n_layer=2, base_head_size=4)
-    for kind in ("standard", "mup", "depth_mup", "completep"):
-        for base in ({}, own):
-            model = GPT(GPTConfig(**SIZE | ALL[CASES[name]][0] | base, n_layer=2, parametrization=kind))
-            start = bits(model.state_dict())
-            logits = after_steps(model, make_optimizer(model, filled(learning_rate=0.01, optimizer=name)))
-            found.add(str((start, bits(model.state_dict()), bits(logits))))
+    found, its_own = set(), dict(base_n_embd=16, base_n_layer=2, base_head_size=4)
+    for kind, base in product(("standard", "mup", "depth_mup", "completep"), ({}, its_own)):
+        model = GPT(GPTConfig(**SIZE | ALL[CASES[name]][0] | base, n_layer=2, parametrization=kind))
+        start, optimizer = bits(model.state_dict()), make_optimizer(model, filled(learning_rate=0.01, optimizer=name))
+        found.add(str((start, bits(after_steps(model, optimizer)), bits(model.state_dict()))))
     assert len(found) == 1
+
+
+def test_the_last_block_is_like_the_last_of_the_base():
+    """15 / (15 / 13) is more than 13 in floating point."""
+    c = GPTConfig(n_layer=15, base_n_layer=13, parametrization="completep")
+    assert [base_layer(c, layer) for layer in (1, 2, 14, 15)] == [1, 2, 13, 13]
 
 
 # m = 4, l = 2. Outside the blocks; in them: matrices, vectors, scalars, routers. Tensor Programs V (arXiv 2203.03466),
@@ -96,28 +101,26 @@ def test_learning_rates(kind, gain_param):
 
 def test_the_bias_of_classes_does_not_grow():
     model = ViT.empty(config_of(LARGE | dict(bias=True, parametrization="mup")))
-    rates = groups(model, filled(optimizer="msgdw", learning_rate=1.0, weight_decay=0))
-    assert (rates["head.bias"]["base_lr"], rates["patch.bias"]["base_lr"], rates["head.weight"]["base_lr"]) == (1, 4, 4)
+    found = groups(model, filled(optimizer="msgdw", learning_rate=1.0, weight_decay=0))
+    assert [found[name]["base_lr"] for name in ("head.bias", "patch.bias", "head.weight")] == [1, 4, 4]
 
 
 @pytest.mark.parametrize("init", ("normal", "xavier"))
-def test_initial_weights(init):
+@pytest.mark.parametrize("is_text", (True, False), ids=("text", "images"))
+def test_initial_weights(is_text, init):
     """Beside `standard` of this size. A branch's last matrix has 1/√(2 L), SkipInit 1/√L: L is the base's."""
-    flags = LARGE | PARTS | dict(tie_weights=False)
-    text, images = (
-        (lambda **its: GPT(GPTConfig(**flags, **its))),
-        lambda **its: ViT(config_of(LARGE | dict(embed_scale=True) | its)),
-    )
-    for make in (text, images):
-        large, base = (make(init=init, parametrization=kind) for kind in ("completep", "standard"))
-        wanted = dict.fromkeys(HIDDEN, 1 if init == "xavier" else 0.5) | dict(patch=1, router=1 / 4)
-        for (name, p), q in zip(large.named_parameters(), base.parameters(), strict=True):
-            factor = 0.5 if name == "embed_scale.gain" else wanted.get(role := large.roles()[name], 1)  # √16, not √64
-            if init == "xavier" and role in ("patch", "router"):  # Xavier's is that of the base's shape
-                fixed = p.shape[role == "patch"]
-                factor *= math.sqrt((fixed + 64) / (fixed + 16))
-            factor *= R if name.endswith(("f.o.weight", "down.weight", "mid.gain")) else 1
-            assert error(p, q * factor) < 1e-6, name
+    flags = LARGE | (dict(PARTS, tie_weights=False) if is_text else dict(embed_scale=True)) | dict(init=init)
+    configs = [flags | dict(parametrization=kind) for kind in ("completep", "standard")]
+    large, base = (GPT(GPTConfig(**its)) if is_text else ViT(config_of(its)) for its in configs)
+    wanted = dict.fromkeys(HIDDEN, 1 if init == "xavier" else 0.5) | dict(router=1 / 4)
+    for (name, p), q in zip(large.named_parameters(), base.parameters(), strict=True):
+        role = large.roles()[name]
+        factor = 0.5 if name == "embed_scale.gain" else wanted.get(role, 1)  # √16, not √64
+        if init == "xavier" and role in ("patch", "router"):  # Xavier's is that of the base's shape
+            fixed = p.shape[role == "patch"]
+            factor *= math.sqrt((fixed + 64) / (fixed + 16))
+        factor *= R if name.endswith(("f.o.weight", "down.weight", "mid.gain")) else 1
+        assert error(p, q * factor) < 1e-6, name
 
 
 # A constant c on a matrix with std σ, LR η, ε is a matrix with std cσ and LR cη, ε/c (Adam) or LR c²η (SGD): so the
@@ -160,8 +163,7 @@ class Line(Network):
 
     def __init__(self, config, seed):
         super().__init__()
-        self.config, d, self.out = config, config.n_embd, Slot(const=multiplier(config, "logits"))
-        self.blocks = torch.nn.ModuleList()
+        self.config, d, self.blocks = config, config.n_embd, torch.nn.ModuleList()
         self.input, self.hidden, self.head = Linear(8, d, "patch"), Linear(d, d, "ffn"), Linear(d, 4, "head")
         self.init_weights(seed)
 
@@ -169,7 +171,7 @@ class Line(Network):
 
     def forward(self, x, _):
         second = self.hidden(first := self.input(x))
-        self.parts = dict(input=first, hidden=second, head=self.head(self.out(second)))
+        self.parts = dict(input=first, hidden=second, head=self.head(second * (multiplier(self.config, "logits") or 1)))
         return None, self.parts["head"].sum()
 
 
@@ -191,42 +193,41 @@ def test_exponents_of_a_linear_network(kind, name, monkeypatch):
 
     for part, exponent in zip(("input", "hidden", "head"), THEORY[kind, name], strict=True):
         by_size = {width: [check(part, width, seed) for seed in range(4)] for width in (64, 128, 256, 512, 1024)}
-        assert coordinates.slope(coordinates.average(by_size, part, 1)) == pytest.approx(exponent, abs=0.05), part
+        assert slope(coordinates.averages(by_size, "change")[part]) == pytest.approx(exponent, abs=0.05), part
 
 
-def checked(length, **flags):
-    """`coordinate_rows` of small models after 10 steps on one sequence. Of more of them the gradients are partly noise
-    to each other, whose effect falls with the width: then logits' change has the exponent -0.25 under mup."""
+def changes(**flags):
+    """Of small models, after 10 steps on one short sequence. Of more of them the gradients are partly noise to each
+    other, whose effect falls with the width: then logits' change has the exponent -0.25 under mup."""
 
     def check(width, seed):
         sizes = dict(n_layer=2, n_head=width // 16, block_size=16, vocab_size=64, base_n_embd=32, n_embd=width)
-        data = (tokens(1, length, vocab=64, seed=seed + i) for i in (0, 10))
-        return coordinates.check_model(GPT(GPTConfig(**sizes | flags), seed), filled(learning_rate=3e-3), (*data,), 10)
+        data = [tokens(1, 4, vocab=64, seed=seed + i) for i in (0, 10)]
+        return coordinates.check_model(GPT(GPTConfig(**sizes | flags), seed), filled(learning_rate=3e-3), data, 10)
 
-    return coordinates.coordinate_rows({w: [check(w, seed) for seed in (1, 2)] for w in (32, 64, 128, 256)})
-
-
-@pytest.mark.parametrize("layout", ({}, S5), ids=("S1", "S5"))
-def test_changes_are_flat_under_mup_alone(layout):
-    """0.2: the largest is 0.14, of attention's logits in S1."""
-    assert all(abs(float(row[-1])) < 0.2 for row in checked(16, **layout, parametrization="mup")[1:])
-    assert any(float(row[-1]) > 0.4 for row in checked(16, **layout)[1:])
+    return coordinates.averages({w: [check(w, seed) for seed in (1, 2)] for w in (32, 64, 128, 256)}, "change")
 
 
 def without(which):
-    """A patch: no constant on `which`."""
+    """A fault: no constant on `which`."""
     changed = lambda c, on, other=None: other if on == which else multiplier(c, on, other)  # noqa: E731
     return lambda m: m.setattr(model_module, "multiplier", changed)
 
 
-# one each: attention scaled by 1/√d, the head without its multiplier, the embedding's LR / m
-FAULTS = {"": lambda m: None, "1 attention logits, 2 attention logits": without("q"), "logits": without("logits")}
-FAULTS["embedding"] = lambda m: m.setitem(WIDTH, "emb", INPUT._replace(adam=-1))
+# (layout, fault, the parts that are named): attention scaled by 1/√d, the head without its multiplier, the embedding's
+# LR / m
+WIDE = dict(S5, pos="rope", tie_weights=False, n_head=2, base_head_size=16)
+FLATNESS = [({}, lambda m: None, []), (WIDE, lambda m: None, []), (WIDE, without("logits"), ["logits"])]
+FLATNESS += [(WIDE, without("q"), ["1 attention logits", "2 attention logits"])]
+FLATNESS += [(WIDE, lambda m: m.setitem(WIDTH, "emb", INPUT._replace(adam=-1)), ["embedding"])]
 
 
-@pytest.mark.parametrize("named", FAULTS)
-def test_planted_faults_are_found(named, monkeypatch):
-    FAULTS[named](monkeypatch)
-    flags = dict(S5, parametrization="mup", pos="rope", tie_weights=False, n_head=2, base_head_size=16)
-    found = coordinates.uneven(checked(4, **flags), "n_embd")
-    assert ", ".join(text.rsplit(" ", 1)[0] for text in found) == named, found
+@pytest.mark.parametrize("layout, fault, named", FLATNESS)
+def test_changes_are_flat_under_mup_but_for_planted_faults(layout, fault, named, monkeypatch):
+    fault(monkeypatch)
+    found = coordinates.uneven(changes(**layout, parametrization="mup"), "n_embd")
+    assert list(found) == named, found
+
+
+def test_changes_follow_the_width_under_standard():
+    assert max(map(slope, changes().values())) > 0.4
