@@ -24,7 +24,7 @@ from nanodnt.data.tokenizer import Tokenizer, json_meta, same_tokenizer
 from nanodnt.generate import generate
 from nanodnt.run.checkpoints import load_checkpoint
 from nanodnt.weights import load_trained
-from support.models import ALL, LAYERNORM, LLAMA, S5, batch, build, error
+from support.models import ALL, COMPLETEP, LAYERNORM, LLAMA, S5, batch, build, error
 from support.peers import CHARS, make_peer, save_tokenizer
 from support.prepared import ids_of, load_script, needs_gpt2
 from support.runs import call, make_dataset, run
@@ -39,6 +39,8 @@ EXPORTS = [
     ("gpt2", dict(norm="layernorm", mlp="relu", tie_weights=False, embed_scale=True)),  # no biases
     ("gpt2", LAYERNORM | dict(mlp="relu2", n_ff=24, lns="norm", gain="none")),
     ("gpt2", LAYERNORM | dict(lns="norm", lns_learn=True, branch_scale="layerscale")),
+    ("gpt2", LAYERNORM | COMPLETEP),
+    ("llama", LLAMA | COMPLETEP),
     ("llama", LLAMA),
     ("llama", LLAMA | dict(tie_weights=True, lns="norm", lns_power=0.7)),
     ("llama", LLAMA | dict(lns="branch", bias=True)),

@@ -1,5 +1,5 @@
-"""Parametrizations: `standard` at the base size; the papers' numbers for larger models; equivalences in float64; sizes
-of outputs and their changes by width. Refusals, and layouts with their constants: test_layout_*.py."""
+"""Parametrizations: `standard` at the base size; the papers' numbers for larger models; equivalences in float64.
+Refusals, and layouts with their constants: test_layout_*.py. Changes by width: tests/studies/test_transfer.py."""
 
 import math
 from itertools import product
@@ -7,16 +7,10 @@ from itertools import product
 import pytest
 import torch
 
-import model as model_module
-from interop.huggingface.plain import plain_model
-from layers.linear import Linear
-from layers.network import Network
-from layers.scaling import INPUT, WIDTH, base_layer, multiplier
+from layers.scaling import base_layer
 from model import GPT, GPTConfig
 from nanodnt.optim import make_optimizer
-from studies.sweep import coordinates
-from studies.sweep.fits import slope
-from support.models import ALL, COMPLETEP, LLAMA, S5, SIZE, batch, build, error, tokens
+from support.models import ALL, COMPLETEP, SIZE, batch, build, error
 from support.optimizers import filled
 from support.runs import bits
 from support.vision import config_of
@@ -86,15 +80,16 @@ def groups(model, config) -> dict:
 def test_learning_rates(kind, gain_param):
     flags = LARGE | PARTS | dict(tie_weights=gain_param == "direct", gain_param=gain_param)
     cases = [(dict(optimizer="adamw", blockwise_lr=True), ADAM[kind]), (dict(optimizer="msgdw"), SGD[kind])]
-    for changes, rates in cases + [(dict(optimizer="muon", muon_adjust_lr=name), ADAM[kind]) for name in MUON]:
+    outside, _, *others = ADAM[kind]
+    cases += [(dict(optimizer="muon", muon_adjust_lr=s), (outside, its[kind], *others)) for s, its in MUON.items()]
+    for changes, rates in cases:
         config = filled(decay_gains="all", decay_scalars=True, weight_decay=0.05, **changes)
         models = [GPT.empty(GPTConfig(**flags, parametrization=its)) for its in (kind, "standard")]
         (large, base), roles = (groups(model, config) for model in models), models[0].roles()
         for name, p in models[0].named_parameters():
             g, old, i = large[name], base[name], column(name, roles[name], p)
-            wanted = MUON[changes["muon_adjust_lr"]][kind] if i == 1 and "muon_adjust_lr" in changes else (*rates, 1)[i]
             lr, base_lr = (group["base_lr"] * group["lr_ratio"] for group in (g, old))
-            assert lr == pytest.approx(base_lr * wanted), name
+            assert lr == pytest.approx(base_lr * (*rates, 1)[i]), name
             assert lr * g["weight_decay"] == pytest.approx(base_lr * old["weight_decay"]), name
             assert "eps" not in g or g["eps"] == pytest.approx(old["eps"] * (*EPS[kind], 1)[i]), name
 
@@ -147,87 +142,3 @@ def test_a_constant_is_a_smaller_weight_with_its_own_rate(name):
     start, logits = ours(batch()[0])[0], after_steps(ours, optimizer)
     assert error(logits, after_steps(plain, theirs)) < 1e-12 and error(logits, start) > 1e-2
     assert all(error(ours.get_parameter(key) * hand[key][0], p) < 1e-12 for key, p in plain.named_parameters())
-
-
-@pytest.mark.parametrize("kind, flags", (("gpt2", dict(norm="layernorm", bias=True)), ("llama", LLAMA)))
-def test_a_plain_model_has_the_constants_in_its_weights(kind, flags):
-    ours = build(flags | COMPLETEP)
-    config, weights = plain_model(ours, kind)
-    plain = GPT(config).double()
-    plain.load_state_dict(weights)
-    assert config.parametrization == "standard" and error(plain(batch()[0])[0], ours(batch()[0])[0]) < 1e-6
-
-
-class Line(Network):
-    """8 inputs → n_embd → n_embd → 4 outputs, whose sum is the loss."""
-
-    def __init__(self, config, seed):
-        super().__init__()
-        self.config, d, self.blocks = config, config.n_embd, torch.nn.ModuleList()
-        self.input, self.hidden, self.head = Linear(8, d, "patch"), Linear(d, d, "ffn"), Linear(d, 4, "head")
-        self.init_weights(seed)
-
-    inputs = staticmethod(lambda *batch: batch)
-
-    def forward(self, x, _):
-        second = self.hidden(first := self.input(x))
-        self.parts = dict(input=first, hidden=second, head=self.head(second * (multiplier(self.config, "logits") or 1)))
-        return None, self.parts["head"].sum()
-
-
-THEORY = {("standard", "adamw"): (0, 1, 1.5), ("standard", "msgdw"): (0.5, 1, 2)}
-THEORY |= dict.fromkeys((("mup", "adamw"), ("mup", "msgdw")), (0, 0, 0))
-
-
-@pytest.mark.parametrize("kind, name", THEORY)
-def test_exponents_of_a_linear_network(kind, name, monkeypatch):
-    """Each matrix is trained alone, on one sample: its output changes by η |x|₁ with Adam, by η |dy| |x|² with SGD.
-    `standard` initial weights do not depend on the width."""
-    monkeypatch.setattr(coordinates, "outputs", lambda model, inputs: model(*inputs) and model.parts)
-    config, x = filled(optimizer=name, learning_rate=0.1, weight_decay=0, grad_clip=0), torch.ones(1, 8)
-
-    def check(part, width, seed):
-        model = Line(GPTConfig(n_embd=width, base_n_embd=64, parametrization=kind), seed).requires_grad_(False)
-        getattr(model, part).requires_grad_(True)
-        return coordinates.check_model(model, config, (x, x), 1)
-
-    for part, exponent in zip(("input", "hidden", "head"), THEORY[kind, name], strict=True):
-        by_size = {width: [check(part, width, seed) for seed in range(4)] for width in (64, 128, 256, 512, 1024)}
-        assert slope(coordinates.averages(by_size, "change")[part]) == pytest.approx(exponent, abs=0.05), part
-
-
-def changes(**flags):
-    """Of small models, after 10 steps on one short sequence. Of more of them the gradients are partly noise to each
-    other, whose effect falls with the width: then logits' change has the exponent -0.25 under mup."""
-
-    def check(width, seed):
-        sizes = dict(n_layer=2, n_head=width // 16, block_size=16, vocab_size=64, base_n_embd=32, n_embd=width)
-        data = [tokens(1, 4, vocab=64, seed=seed + i) for i in (0, 10)]
-        return coordinates.check_model(GPT(GPTConfig(**sizes | flags), seed), filled(learning_rate=3e-3), data, 10)
-
-    return coordinates.averages({w: [check(w, seed) for seed in (1, 2)] for w in (32, 64, 128, 256)}, "change")
-
-
-def without(which):
-    """A fault: no constant on `which`."""
-    changed = lambda c, on, other=None: other if on == which else multiplier(c, on, other)  # noqa: E731
-    return lambda m: m.setattr(model_module, "multiplier", changed)
-
-
-# (layout, fault, the parts that are named): attention scaled by 1/√d, the head without its multiplier, the embedding's
-# LR / m
-WIDE = dict(S5, pos="rope", tie_weights=False, n_head=2, base_head_size=16)
-FLATNESS = [({}, lambda m: None, []), (WIDE, lambda m: None, []), (WIDE, without("logits"), ["logits"])]
-FLATNESS += [(WIDE, without("q"), ["1 attention logits", "2 attention logits"])]
-FLATNESS += [(WIDE, lambda m: m.setitem(WIDTH, "emb", INPUT._replace(adam=-1)), ["embedding"])]
-
-
-@pytest.mark.parametrize("layout, fault, named", FLATNESS)
-def test_changes_are_flat_under_mup_but_for_planted_faults(layout, fault, named, monkeypatch):
-    fault(monkeypatch)
-    found = coordinates.uneven(changes(**layout, parametrization="mup"), "n_embd")
-    assert list(found) == named, found
-
-
-def test_changes_follow_the_width_under_standard():
-    assert max(map(slope, changes().values())) > 0.4
