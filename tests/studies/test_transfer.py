@@ -243,8 +243,7 @@ def without(which):
     return lambda m: m.setattr("model.multiplier", changed)
 
 
-# (layout, fault, the parts that are named): attention scaled by 1/√d, the head without its multiplier, the embedding's
-# LR / m
+# (layout, fault, what is named): the head without its multiplier, attention scaled by 1/√d, the embedding's LR / m
 WIDE = dict(S5, pos="rope", tie_weights=False, n_head=2, base_head_size=16)
 FLATNESS = [({}, lambda m: None, []), (WIDE, lambda m: None, []), (WIDE, without("logits"), ["logits"])]
 FLATNESS += [(WIDE, without("q"), ["1 attention logits", "2 attention logits"])]

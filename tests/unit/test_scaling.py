@@ -72,7 +72,9 @@ def column(name, role, p):
 
 
 def groups(model, config) -> dict:
-    return {n: g for g in make_optimizer(model, config).param_groups for n in g["param_names"]}
+    found = make_optimizer(model, config).param_groups
+    assert len({g["label"] for g in found}) == len(found)
+    return {n: g for g in found for n in g["param_names"]}
 
 
 @pytest.mark.parametrize("gain_param", ("direct", "magdir"))
