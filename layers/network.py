@@ -41,10 +41,8 @@ class Network(nn.Module):
                 module.init()
             elif isinstance(module, (Linear, Embedding)):
                 std = initial_std(c, module.param_roles["weight"], *module.weight.shape[-2:])
-                cut = (
-                    (2.0,) if c.init == "xavier_cut" and isinstance(module, Linear) and module is not self.head else ()
-                )
-                module.init(std, draws, *cut)
+                is_cut = c.init == "xavier_cut" and isinstance(module, Linear) and module is not self.head
+                module.init(std, draws, *[2.0] * is_cut)
 
     def routers(self) -> dict:
         """{name: its Router}, in the order of the blocks."""
