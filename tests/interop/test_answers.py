@@ -271,8 +271,6 @@ BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "not prepared": (dict(input="sft"), "dataset 'sft' is not prepared (no "),
     "empty folder": (dict(input="TMP/nothing"), "input TMP/nothing is no dataset of examples, no .jsonl, .json,"),
     "empty file": (dict(input="TMP/empty.jsonl"), "input TMP/empty.jsonl is empty"),
-    "not records": (dict(input="TMP/text.txt"), "TMP/text.txt is none of .jsonl, .json, .parquet"),
-    "system message": (dict(input="TMP/system.jsonl", template="plain"), "TMP/system.jsonl, line 1: a system message"),
     "no template": (dict(out_dir="TMP/base"), "TMP/base/best.pt was trained without a template, which"),
     "unknown template": (dict(template="chatty"), "template 'chatty' is none of chat, alpaca"),
     "template of a dataset": (dict(input="TMP/data", template="chat"), "template is for files of records: the dataset"),
@@ -283,7 +281,6 @@ BAD = {  # flags → what the one line says; TMP is the folder of the runs
     "another tokenizer": (dict(input="TMP/letters"), "dataset TMP/letters has another tokenizer (json, 29 tokens)"),
     "no end of text": (dict(out_dir="TMP/walker"), "the tokenizer of TMP/walker/best.pt (chars) has no end of text"),
     "too long": (dict(input="TMP/long.jsonl"), "2 of 18 examples of TMP/long.jsonl are longer than 49 tokens, block_"),
-    "damaged": (dict(input="TMP/damaged"), "TMP/damaged/val.marks marks no answer in 1 examples: prepare "),
     "other content": (dict(input="TMP/changed"), "TMP/changed/val.bin does not match the sha256 in meta.json"),
     "both tasks": (dict(tasks="answers,text"), "the tasks text and answers read different inputs"),
     "template of a text": (dict(tasks="text", template="chat"), "template belongs to the task answers: add it"),
@@ -296,15 +293,12 @@ def bad(folder, dataset, tmp_path_factory):
     """The inputs of BAD."""
     bad = tmp_path_factory.mktemp("bad")
     (bad / "nothing").mkdir()
-    for name, content in (("empty.jsonl", "\n"), ("text.txt", "a")):
-        (bad / name).write_text(content)
-    made.write_records(bad / "system.jsonl", [dict(messages=made.chat("a", "A", system="S"))])
+    (bad / "empty.jsonl").write_text("\n")
     # [end of text] prompt newline answer [end of text]: 49 tokens fit, 50 do not
     lengths = [*[2] * 15, 46, 47, 60]
     made.write_records(bad / "long.jsonl", [dict(prompt="a" * (n - 1), response="A") for n in lengths])
     shout, letters = made.shouts(0, 4), made.starting_tokenizer()
     made.write_examples(bad / "letters", letters, train=[([1, 5, 2], [2, 1, 1])], val=[([1, 5, 2], [2, 1, 1])])
-    made.write_examples(bad / "damaged", train=shout, val=[*shout[:3], ([EOT, 5], [2, 0])])
     made.write_examples(bad / "changed", train=shout, val=shout)
     raw = (bad / "changed" / "val.bin").read_bytes()
     (bad / "changed" / "val.bin").write_bytes(raw[2:] + raw[:2])

@@ -217,7 +217,6 @@ def of(*roles):
         ("Hi", "there are no messages"),
         (["Hi"], "message 1 has the role None, where system or user is due"),
         ([{"role": ["user"], "content": "x"}], "message 1 has the role ['user'], where"),
-        (of("human", "assistant"), "message 1 has the role 'human', where system or user is due"),
         (of("assistant"), "message 1 has the role 'assistant', where system or user is due"),
         (of("user", "user", "assistant"), "message 2 has the role 'user', where assistant is due"),
         (of("system", "assistant"), "message 2 has the role 'assistant', where user is due"),

@@ -200,5 +200,3 @@ def test_tokenizers():
     assert char.decode(char.encode(text)) == text and char.eot is None and char.vocab_size == len(set(text))
     with pytest.raises(ValueError, match="alphabet"):
         char.encode("xyz")
-    with pytest.raises(ValueError, match="unknown tokenizer"):
-        Tokenizer({"tokenizer": "words", "vocab_size": 3, "eot": None})

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanodnt.data.examples import PreparedExamples, pack
-from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.data.windows import PreparedText
 from support import examples as made
 from support.depth import examples as count
 from support.images import change_meta
 from support.prepared import open_prepared
-from support.runs import put_file, write_ids
+from support.runs import put_file
 
 EOT, T, VAL = 256, 16, made.random_examples(1, 31)
 
@@ -206,7 +205,7 @@ def test_a_file_cut_short_is_noticed_while_reading(small, file):
         data.batch(0, 2)
 
 
-def test_each_kind_of_dataset_is_opened_as_what_it_is(folder, dataset, tmp_path):
+def test_each_kind_of_dataset_is_opened_as_what_it_is(folder, dataset):
     assert type(open_prepared(folder, T)) is PreparedExamples and type(open_prepared(dataset, T)) is PreparedText
     opened = open_prepared(folder, T, seed=5, doc_mask=True)
     assert opened.meta["kind"] == "examples" and opened.name == str(folder) and opened.block_size == T
@@ -215,10 +214,3 @@ def test_each_kind_of_dataset_is_opened_as_what_it_is(folder, dataset, tmp_path)
         PreparedText(folder, T)
     with pytest.raises(ValueError, match="is of kind text, and this reads examples"):
         PreparedExamples(dataset, T)
-    ids = list(range(100))
-    odd = write_ids(tmp_path / "odd", Tokenizer.meta_for("bytes"), dict(train=(ids, {}), val=(ids, {})), kind="videos")
-    with pytest.raises(ValueError, match="kind.*videos") as error:
-        open_prepared(odd, T)
-    assert "\n" not in str(error.value)
-    with pytest.raises(ValueError, match="is not prepared"):
-        open_prepared("no_such_dataset", T)

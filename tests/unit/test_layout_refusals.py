@@ -29,10 +29,7 @@ LAYERSCALE_ER = dict(branch_scale="layerscale", gain_param="expmagdir")
 REFUSED = (
     (dict(norm="rms"), "norm 'rms' rmsnorm layernorm dyt none"),
     (dict(mid_norm=True), "mid_norm True both attn mlp none"),
-    (dict(pool="max"), "pool='max' unknown cls mean"),
-    (dict(n_layer="2"), "n_layer='2' int"),
     (dict(n_head=True), "n_head=True int"),
-    (dict(input_norm="False"), "input_norm='False' bool"),
     (dict(norm="dyt", dyt_alpha_other="0.5"), "dyt_alpha_other='0.5' float"),
     (dict(lns="norm", lns_power=math.inf), "lns_power finite"),
     # images
@@ -41,7 +38,6 @@ REFUSED = (
     (dict(PATCHES, pos="rope"), "pos=rope patch_size=2 images leave it out"),
     (dict(PATCHES, vocab_size=50), "vocab_size=50 patch_size=2 images"),
     (dict(PATCHES, block_size=9), "block_size=9 6 pixels 10 tokens"),
-    (dict(PATCHES, pool="mean"), "block_size=10 6 pixels 9 tokens"),
     (dict(PATCHES, n_class=0), "n_class=0 at least 1"),
     (dict(PATCHES, image_size=2**17, block_size=2**32 + 1), "image_size=131072 larger than any model has"),
     (dict(image_size=8, channels=3), "image_size=8, channels=3 patch_size=0 text set patch_size"),

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,15 +95,13 @@ def test_images_of_the_hub_are_kept_byte_for_byte(name, hub, tmp_path, capsys):
     assert images.shape == (2, 3, size, size) and labels.tolist() == [label for _, label in made["val"][:2]]
 
 
-def test_no_permission_no_package(tmp_path, monkeypatch):
+def test_no_permission(tmp_path, monkeypatch):
     out = f"--out_dir={tmp_path / 'out'}"
     prepared.use_fake_hub(monkeypatch, tmp_path)
     prepared.use_failing_hub(monkeypatch, "403 Client Error: you are not in the authorized list\nand more")
     line = prepared.error_of(imagenet1k.main, out)
     assert "could not download" in line and "49e2ee26f38" in line and "403 Client Error" in line
     assert "accept the terms at https://huggingface.co" in line
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "the package datasets is missing: pip install" in prepared.error_of(imagenet1k.main, out)
     assert not (tmp_path / "out").exists()
 
 
@@ -118,8 +115,6 @@ TEN, PIXELS = [f"kind {i}" for i in range(10)], encode(noise(32, 32, 3))
         (dict(names=["a", "b"]), "the classes of train and val differ: 'a', 'b', 'kind 0'"),
         (dict(names=TEN[::-1]), "the classes of train and val differ: their order"),
         (dict(images=[None]), "image 0 of test is neither PNG nor JPEG"),
-        (dict(images=[PIXELS, b"x" * 50]), "image 1 of test is neither PNG nor JPEG"),
-        (dict(images=[encode(noise(31, 31, 3))]), "31 × 31 pixels instead of 32"),
         (dict(label=None), "image 0 of test has label -1, and there are 10 classes"),
     ],
 )
@@ -238,9 +233,9 @@ def test_more_images_than_wait_for_their_check_stay_in_order(tmp_path, monkeypat
     assert images_of(tmp_path, "train") == [image[1:] for image in images]
 
 
-def replace_image(raw, split="train"):
+def replace_image(raw):
     """Make the last image of FOLDER/train something else."""
-    return lambda folder: (folder / split / "dog" / "2.PNG").write_bytes(raw)
+    return lambda folder: (folder / "train" / "dog" / "2.PNG").write_bytes(raw)
 
 
 def halve(path):
@@ -251,8 +246,7 @@ WIDE, BLACK = Image.fromarray(np.full((9, 9), 1000, np.uint16)), encode(np.zeros
 BAD = [
     ("", replace_image(encode(noise(9, 8, 3))), "2.PNG has 8 × 9 pixels instead of 9 × 9"),
     ("", replace_image(encode(noise(9, 9))), "2.PNG is of mode L instead of RGB (channels=3"),
-    ("", replace_image(b"no image"), "2.PNG is neither PNG nor JPEG: repair it"),
-    ("", replace_image(b"GIF89a" + bytes(50), split="val"), "val/dog/2.PNG is neither PNG nor JPEG"),
+    ("", replace_image(b"GIF89a" + bytes(50)), "2.PNG is neither PNG nor JPEG: repair it"),
     ("", lambda f: halve(f / "train/dog/deep/1.jpg"), "1.jpg cannot be decoded (OSError: "),
     ("", replace_image(bomb()), "cannot be decoded (DecompressionBombError"),
     ("", lambda f: (f / "val" / "dog").rename(f / "val" / "cow"), "classes of train and val differ: 'cow', 'dog'"),
@@ -270,9 +264,6 @@ BAD = [
     ("--image_size=0", None, "--image_size=0 must be 1 or more"),
     ("--val_share=0.1", None, "has train and val, so leave out --val_share"),
     ("--val_share=1", None, "--val_share=1.0 must be above 0 and below 1"),
-    ("--val_share=nan", None, "--val_share=nan must be"),
-    ("--name=../x", None, "use letters"),
-    ("--name=digits", None, "digits is the source folder of another dataset"),
     ("--folder=missing", None, "--folder=missing does not exist"),
 ]
 

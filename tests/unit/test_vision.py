@@ -251,8 +251,6 @@ def test_a_dataset_fills_in_what_a_config_leaves_open(pool, tokens):
         (dict(channels=1), {}, "channels=1 does not fit dataset 'pets', which has 3"),
         (dict(n_class=10), {}, "n_class=10 does not fit dataset 'pets', which has 7"),
         (dict(), dict(image_size=None), "several sizes: set image_size"),
-        (dict(), dict(kind="text", vocab_size=50), "dataset 'pets' is of text, but patch_size=2 is for images: leave"),
-        (dict(patch_size=0), {}, "dataset 'pets' is of images, but patch_size=0 is for text: set patch_size"),
     ),
 )
 def test_a_dataset_that_does_not_fit(flags, meta, words):

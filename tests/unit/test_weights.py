@@ -14,11 +14,7 @@ from support.models import LAYERNORM_NET, LLAMA, LLAMA_NET, NET, POST, POST_NET,
 @pytest.mark.parametrize(
     "flags, weights, words",
     (
-        (dict(no_such_flag=1), dict(), "no_such_flag"),
-        (dict(norm="rms"), dict(), "norm 'rms'"),
-        (dict(n_layer=3), dict(), "blocks.2 absent"),
         (dict(mid_norm="both"), dict(), "mid.gain absent"),
-        (dict(n_ff=24), dict(), "mlp.f.up.weight [64, 16] [24, 16]"),
         (dict(), dict(extra=torch.zeros(2)), "extra absent"),
         (dict(), {"wte.weight": None}, "wte.weight absent"),
     ),
