@@ -421,7 +421,6 @@ def test_the_template_of_a_chat(chat):
         ("--chat --compile=True", "compile is not for a chat"),
         ("--system=s", "template and system are for a chat: add --chat"),
         ("--template=chat", "template and system are for a chat: add --chat"),
-        ("--chat --template=unknown", "is none of chat, alpaca, chatml, plain"),
         ("--chat --template=alpaca --system=s", "a system message, and this template has no text for one"),
     ],
 )

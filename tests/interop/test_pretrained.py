@@ -246,8 +246,6 @@ BAD = {  # how LLaMA's folder is spoilt, and words of the refusal
     "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
     "config is no JSON": (write("config.json", "{"), "config.json is damaged"),
     "config is nested": (write("config.json", "[" * 9**5), "config.json is damaged"),
-    "index is no JSON": (write("model.safetensors.index.json", "{"), "index.json is damaged"),
-    "index is nested": (write("model.safetensors.index.json", "[" * 9**5), "index.json is damaged"),
     "index with strange files": (
         write("model.safetensors.index.json", '{"weight_map": {"a": 3}}'),
         "index.json damaged",

@@ -14,9 +14,7 @@ from interop.conversations.records import conversations, messages_of
 from interop.conversations.template import TEMPLATES, template_of
 from nanodnt.data import inputs, load_meta
 from nanodnt.data import meta as data
-from nanodnt.data.tokenizer import Tokenizer
 from nanodnt.prepare import script
-from nanodnt.prepare.text import build
 from support.examples import starting_tokenizer, write_records
 from support.prepared import assert_refused, error_of, ids_of, load_script, open_prepared
 from support.runs import ROOT, contents
@@ -207,14 +205,6 @@ def test_what_is_held_out(home, tmp_path):
     write_records(path, RECORDS[:1])
     run(path, f"--val_input={other}", name="one")
     assert load_meta("one")["splits"]["train"]["examples"] == 1
-
-
-def test_a_text_in_the_place_of_examples(home, tmp_path):
-    run(write_records(tmp_path / "a.jsonl", RECORDS))
-    build(home / "mine", "a text", Tokenizer.meta_for("bytes"), {"train": [["one"]], "val": [["two"]]})
-    assert set(contents(home / "mine")) == {"train.bin", "val.bin", "meta.json"} and "kind" not in load_meta("mine")
-    run(tmp_path / "a.jsonl")
-    assert load_meta("mine")["kind"] == "examples"
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input

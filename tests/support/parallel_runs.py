@@ -57,7 +57,6 @@ CASES = {
     "two experts": ("experts", ONE_OF_TWO),
     "one expert": ("experts", dict(n_expert=1, n_expert_active=1, mlp="gelu")),
     "experts, recomputed": ("experts", dict(BIAS, n_expert=3, activation_checkpointing=True)),
-    "experts, kept": ("experts", dict(BIAS, n_expert=3)),
     "experts, no router_norm": ("experts", dict(n_expert=3, balance="none", router_norm=False, router_scale=2.0)),
     "experts on examples": ("examples", TASKS["experts"].flags | dict(BIAS, n_expert=3, z_coef=0.01)),
     "examples, whole rows": ("examples", dict(doc_mask=False)),

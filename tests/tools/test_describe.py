@@ -107,15 +107,6 @@ EQUATIONS = {
         "α: learned scalar of DyT, 0.5 to 1 at first",
         "initial weights: N(0, 0.02²); Wo, Wdown times 0.4082 to 0.7071",
     ),
-    "experts": (
-        dict(n_expert=8),
-        "x ← x + ffn(γ·RMSNorm(x))",
-        "r = softmax(Wrouter u)",
-        "S = the 2 of 8 experts with the largest rₑ",
-        "wₑ = rₑ / Σ r over S",
-        "expertₑ(u) = Wdownₑ gelu(Wupₑ u)",
-        "ffn(u) = Σ wₑ expertₑ(u) over S",
-    ),
     "experts, unified, shared, even by a bias": (
         dict(n_expert=8, n_expert_active=3, n_expert_shared=2, router="sigmoid", router_scale=2.5, balance="bias")
         | dict(gain="branch", gain_out="scale", mlp="swiglu", mid_norm="mlp"),

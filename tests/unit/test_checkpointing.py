@@ -29,11 +29,12 @@ FLAGS += (dict(n_expert=4),)  # with a balance loss
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
 def test_checkpointing_changes_no_bit(flags, dtype):
     model, (idx, targets) = build(flags, dtype=torch.float32).train().set_runtime(compute_dtype=dtype), batch()
-    ours, plain = with_and_without(model, lambda: gradients(model, idx, targets))
-    assert torch.equal(ours[0], plain[0])
-    assert [name for name, grad in ours[1].items() if not torch.equal(grad, plain[1][name])] == []
-    sizes = with_and_without(model, lambda: saved_for_backward(lambda: model(idx, targets)))
-    assert 2 * sum(sizes[0]) < sum(sizes[1]) and len(sizes[0]) < len(sizes[1])
+    for given in ((idx, targets), (idx, targets, torch.tensor([[0, 1, 2, 0, 1, 2, 3], [*range(6), 0]]))):  # documents
+        ours, plain = with_and_without(model, lambda given=given: gradients(model, *given))
+        assert torch.equal(ours[0], plain[0])
+        assert [name for name, grad in ours[1].items() if not torch.equal(grad, plain[1][name])] == []
+        sizes = with_and_without(model, lambda given=given: saved_for_backward(lambda: model(*given)))
+        assert 2 * sum(sizes[0]) < sum(sizes[1]) and len(sizes[0]) < len(sizes[1])
 
 
 def test_checkpointing_keeps_one_stream_a_block():

@@ -222,6 +222,7 @@ def test_another_kind_of_dataset_in_the_same_folder_is_replaced_whole(tmp_path):
     for _ in range(2):
         prepare_images.build(tmp_path, about(["a", "b"]), {"train": images, "val": images})
         assert len(contents(tmp_path)) == 7 and load_meta(str(tmp_path))["kind"] == "images"
+        (tmp_path / "train.marks").touch()  # as examples have
         text.build(tmp_path, "test", Tokenizer.meta_for("bytes"), {"train": [["one"]], "val": [["two"]]})
         assert set(contents(tmp_path)) == {"train.bin", "val.bin", "meta.json"} and load_meta(str(tmp_path))
 

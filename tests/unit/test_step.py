@@ -109,13 +109,3 @@ def test_a_step_tells_of_its_phases_in_order():
     expected, grads = gradients(with_plain_loss(model), x, y)
     assert error(loss, expected) < 1e-6
     assert error(norm, torch.nn.utils.get_total_norm(grads.values())) < 1e-5
-
-
-def test_a_compiled_model_takes_the_step():
-    """By dynamo alone: the kernels are tested in test_compiled.py and in compiled runs."""
-    losses = []
-    for compiled in (False, True):
-        trainer = make_trainer({}, "adamw", 1.0)
-        trainer.step_model = torch.compile(trainer.model, backend="eager") if compiled else None
-        losses.append([training_step(trainer, (tokens(4, 9), tokens(4, 9, seed=2))).loss for _ in range(2)])
-    assert losses[0] == losses[1]
