@@ -22,9 +22,7 @@ class Task(NamedTuple):
 
 TASKS = {
     "text": Task(make_dataset, {}),
-    "examples": Task(
-        lambda folder: write_examples(folder, **UNEVEN), dict(block_size=32, doc_mask=True, eval_tokens=0)
-    ),
+    "examples": Task(lambda folder: write_examples(folder, **UNEVEN), EXAMPLES),
     "documents": Task(write_documents, DOCUMENTS),
     "experts": Task(make_dataset, EXPERTS | dict(n_expert=4)),
     "images": Task(lambda folder: make_digits(folder, train=100, val=47), TINY),

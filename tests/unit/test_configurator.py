@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from configurator import RENAMED, VERSION, ConfigError, configure, describe, read_arguments, read_flags
 from model import GPTConfig
 from support.depth import examples
+from support.runs import ROOT
 from support.schemas import NOT_DATA, Model, Train, load, refused, undocumented, write_config
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

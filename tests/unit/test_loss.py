@@ -5,8 +5,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from layers import loss as loss_module
 from layers.loss import linear_cross_entropy
@@ -18,6 +16,7 @@ from support.operators import (
     Watch,
     assert_same_gradients,
     batch_ignoring,
+    compiled_and_kept,
     fresh_compiler,
     plain_loss,
     saved_for_backward,
@@ -198,16 +197,9 @@ def test_no_logits_are_kept_for_the_backward_pass():
 @pytest.mark.deep
 @fresh_compiler()
 def test_no_logits_leave_the_compiled_forward():
-    model, (idx, targets), outputs = build(WIDE), (tokens(2, 48), tokens(2, 48, seed=2)), []
-
-    def note(graph, example):
-        outputs.extend(node.meta["val"].numel() for node in graph.graph.output_node().args[0])
-        return graph
-
-    partition = dict(partition_fn=min_cut_rematerialization_partition)  # as inductor's
-    backend = aot_autograd(fw_compiler=note, bw_compiler=lambda graph, example: graph, **partition)
-    torch.compile(model, backend=backend, dynamic=False)(idx, targets)
-    assert 0 < max(outputs) < 2 * 48 * 250
+    model, kept = compiled_and_kept(build(WIDE))
+    model(tokens(2, 48), tokens(2, 48, seed=2))
+    assert 0 < max(t.numel() for t in kept) < 2 * 48 * 250
 
 
 def test_the_loss_needs_a_fraction_of_the_memory():
