@@ -12,11 +12,9 @@ from pyarrow import parquet
 
 from interop.conversations.records import conversations, messages_of
 from interop.conversations.template import TEMPLATES, template_of
-from nanodnt.data import inputs, load_meta
-from nanodnt.data import meta as data
-from nanodnt.prepare import script
+from nanodnt.data import load_meta
 from support.examples import starting_tokenizer, write_records
-from support.prepared import assert_refused, error_of, ids_of, load_script, open_prepared
+from support.prepared import assert_refused, error_of, ids_of, load_script, open_prepared, use_other_home
 from support.runs import ROOT, contents
 
 sft, commonsense = map(load_script, ("sft", "commonsense170k"))
@@ -27,9 +25,8 @@ RECORDS = [{"prompt": prompt, "response": response} for prompt, response in PAIR
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """An empty data/ folder for the scripts to write to."""
-    for module in (script, inputs, commonsense, data):
-        monkeypatch.setattr(module, "DATA", tmp_path / "data")
-    return tmp_path / "data"
+    monkeypatch.setattr(commonsense, "DATA", tmp_path / "data")
+    return use_other_home(tmp_path / "data", monkeypatch)
 
 
 def flags(path, *more, tokenizer="bytes", name="mine"):

@@ -17,7 +17,7 @@ import train
 from model import GPT, GPTConfig
 from support.depth import spread
 from support.hostile import refusal
-from support.runs import assert_same_run, checkpoints, damage, load, resume, run
+from support.runs import assert_same_run, contents, damage, load, resume, run
 from support.strikes import ALWAYS, Crash, at_call, at_row, crash, kill_me
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -110,11 +110,11 @@ def no_pause(monkeypatch):
 @pytest.mark.parametrize("name", spread(FAILURES, FOR_GOOD))
 def test_a_write_that_fails_for_good(name, begun, short, dataset, no_pause, capsys):
     failure, words = FAILURES[name]
-    before = checkpoints(begun)
+    before = contents(begun, "*.pt")
     with ExitStack() as stack, at_row(25, lambda: stack.enter_context(failure())):
         code = resume(begun, dataset)
     refusal(capsys, code, words)
-    after = {path: content for path, content in checkpoints(begun).items() if path in before}
+    after = {path: content for path, content in contents(begun, "*.pt").items() if path in before}
     if name == "rename to last.pt":  # then the other files are replaced already
         assert after["last.pt"] == before["last.pt"]
     else:

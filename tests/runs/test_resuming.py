@@ -14,7 +14,7 @@ from model import GPT
 from nanodnt.run import checkpoints as saving
 from nanodnt.run.directory import RunDirectory
 from support.processes import finish, start, train_forked, wait_for_row
-from support.runs import assert_same_run, checkpoints, column, different, load, logged, metrics, run
+from support.runs import assert_same_run, column, contents, different, load, logged, metrics, run
 from support.strikes import Crash, at_call, at_row, crash, kill_me, some_step
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -71,10 +71,10 @@ def test_a_run_stopped_twice_goes_on_exactly(reference, tmp_path, capsys):
     assert load(tmp_path / "run" / "last.pt")["step"] == second
     assert run(**config) == 0
     assert_same_run(tmp_path / "run", undisturbed)
-    before = checkpoints(tmp_path / "run")
+    before = contents(tmp_path / "run", "*.pt")
     assert run(**config) == 0  # a finished run has nothing left to do
     assert logged(tmp_path / "run") == logged(undisturbed)
-    assert checkpoints(tmp_path / "run") == before
+    assert contents(tmp_path / "run", "*.pt") == before
 
 
 # ------------------------------------------------------------------------------------------------- bad moments

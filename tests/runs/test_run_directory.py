@@ -14,7 +14,7 @@ import nanodnt.files
 import train
 from nanodnt.run.checkpoints import Saver, load_checkpoint, load_latest, save_checkpoint
 from support.processes import train_forked, wait_for_row
-from support.runs import assert_same_run, checkpoints, different, load, metrics, run
+from support.runs import assert_same_run, contents, different, load, metrics, run
 from support.strikes import ALWAYS, at_call, at_row
 
 pytestmark = pytest.mark.usefixtures("quick", "one_thread")
@@ -172,12 +172,12 @@ def test_a_run_directory_in_use_is_refused(dataset, tmp_path, capsys):
     wait_for_row(first, tmp_path / "run", 3)
     while not (tmp_path / "run" / "last.pt").exists():
         time.sleep(0.01)
-    before = checkpoints(tmp_path / "run")
+    before = contents(tmp_path / "run", "*.pt")
     for changes in (dict(init_from="auto"), dict(overwrite=True)):
         assert run(**config, **changes) == 1
         err = capsys.readouterr().err
         assert "is in use by another run (process " in err and str(first.pid) in err and err.count("\n") == 1
-    assert checkpoints(tmp_path / "run") == before
+    assert contents(tmp_path / "run", "*.pt") == before
     first.kill()
     first.join()
     assert run(**config, overwrite=True) == 0

@@ -187,8 +187,3 @@ def damage(path: Path, content: bytes = b"damaged") -> None:
 def contents(folder: Path, pattern: str = "**/*") -> dict:
     """{path in `folder`: bytes of a file, None of a folder} of what is there."""
     return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.glob(pattern))}
-
-
-def checkpoints(out_dir: Path) -> dict:
-    """{name: bytes} of the checkpoints in a run directory."""
-    return contents(out_dir, "*.pt")
