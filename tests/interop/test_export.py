@@ -73,7 +73,6 @@ UNFIT = [  # (target, layout, words of the refusal)
     ("mixtral", MOE | dict(router_norm=False), "router_norm=False (True there)"),
     ("mixtral", MOE | dict(balance="bias"), "balance=bias (loss there)"),
     ("mixtral", MOE | dict(bias=True), "bias=True (False there)"),
-    ("mixtral", MOE | dict(gain_out="norm"), "gain_out=norm"),
 ]
 
 

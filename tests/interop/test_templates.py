@@ -220,7 +220,6 @@ def of(*roles):
         (of("assistant"), "message 1 has the role 'assistant', where system or user is due"),
         (of("user", "user", "assistant"), "message 2 has the role 'user', where assistant is due"),
         (of("system", "assistant"), "message 2 has the role 'assistant', where user is due"),
-        (of("user", "system", "assistant"), "message 2 has the role 'system', where"),
         (chat("a", ""), "the response (message 2) is empty or only white space"),
         (chat(" \n", "b"), "the prompt (message 1) is empty or only white space"),
         (chat("a", "b", system="\t"), "the system message (message 1) is empty"),

@@ -91,7 +91,6 @@ CANNOT_BE = {  # (key, what it takes): values that it refuses
 REFUSED = {  # a command line: its message
     "--n_layr=3": "unknown flag --n_layr (did you mean --n_layer?)",
     "--n-layer=3": "unknown flag --n-layer (did you mean --n_layer?)",
-    "--N_LAYER=3": "unknown flag --N_LAYER (did you mean --n_layer?)",
     "--zzz=3": "unknown flag --zzz (--help lists them all)",
     "--": "unknown flag -- (--help lists them all)",
     "--size=3": "unknown flag --size (--help lists them all)",
@@ -151,12 +150,10 @@ def test_value_error_of_a_dataclass(capsys):
 
 FILE_VALUES = {  # a line of a file: the value that it sets
     "n_layer = 3": 3,
-    "n_layer = 4.0": 4,
     "n_layer = 1e2": 100,
     "n_layer = 7 // 2 + 2 ** 3 % 5 - 1": 5,
     "n_layer = -(-3) * 2": 6,
     "n_layer = (\n  1 +\n  2)": 3,
-    "n_layer = 0x10": 16,
     "dropout = 1": 1.0,
     "dropout = 3 / 4": 0.75,
     "dropout = 2 ** -1": 0.5,
@@ -164,7 +161,6 @@ FILE_VALUES = {  # a line of a file: the value that it sets
     "bias = True": True,
     "norm = 'none'": "none",
     "compile = False": False,
-    "compile = 'auto'": "auto",
     "either = 'none'": "none",
     "either = None": None,
     "note = 'none'": "none",
@@ -226,7 +222,6 @@ REASONS = {  # a line: why it is refused
     "seed = 1; seed = 1": "seed is already set at c.py:3",
     "_a = 1; _a = 2": "_a is already set at c.py:3",
     "out_dir = out": "out is not assigned above (a string needs quotes)",
-    "bias = true": "true is not assigned above (a string needs quotes)",
     "seed = seed": "seed is not assigned above (a string needs quotes)",
     "seed = __name__": "__name__ is not assigned above (a string needs quotes)",
     "seed = 1 / 0": "division by zero",

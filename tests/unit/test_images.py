@@ -215,7 +215,3 @@ def test_what_does_not_fit_the_images(colour):
 def test_a_text_gets_no_augmentation(tmp_path):
     name = str(make_dataset(tmp_path / "text"))
     assert open_prepared(name, 8, rand_augment_std=1).kind == "text"  # no augmentation
-    with pytest.raises(ValueError, match="these flags are for images: leave out --flip=True --mixup=0.5$"):
-        open_prepared(name, 8, flip=True, mixup=0.5)
-    with pytest.raises(ValueError, match="kind text, and this reads images"):
-        PreparedImages(name, 8, image_size=8)

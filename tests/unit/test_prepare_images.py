@@ -252,7 +252,6 @@ BAD = [
     ("", replace_image(bomb()), "cannot be decoded (DecompressionBombError"),
     ("", lambda f: (f / "val" / "dog").rename(f / "val" / "cow"), "classes of train and val differ: 'cow', 'dog'"),
     ("", lambda f: shutil.rmtree(f / "train") or (f / "train").mkdir(), "train holds no images (.png, .jpg, .jpeg)"),
-    ("", lambda f: [shutil.rmtree(f / s / "dog") for s in ("train", "val")], "the classes are 'cat', and 2 to 65,536"),
     ("", lambda f: shutil.rmtree(f / "val"), "the classes are 'train', and 2"),
     ("", lambda f: (f / "val").rename(f / "test"), "has test, train, which look like splits"),
     ("", lambda f: (f / "val" / "dog" / "0.PNG").rename(f / "val" / "0.png"), "0.png lies in no class"),
