@@ -20,6 +20,7 @@ import torch.nn.functional as F
 import train
 from model import GPT, GPTConfig
 from nanodnt.data.windows import PreparedText
+from nanodnt.generate import continue_text
 from nanodnt.run import directory
 from nanodnt.run.directory import changed_files, run_record, source_patch
 from nanodnt.run.metrics import draw_loss, training_seconds
@@ -71,9 +72,7 @@ def test_wandb_leaves_training_alone(real, with_dropout, dataset, tmp_path, monk
     assert run(**config, init_from="resume") == 0
     assert_same_run(tmp_path / "run", with_dropout)
     assert load(tmp_path / "run" / "last.pt")["wandb_id"] == wandb_id
-    assert (
-        not real or len([*tmp_path.rglob(f"run-{wandb_id}.wandb")]) == 2
-    )  # one file for each start, of the same wandb run
+    assert not real or len([*tmp_path.rglob(f"run-{wandb_id}.wandb")]) == 2  # a file for each start, of one wandb run
     if not real:
         starts = [call.kwargs for call in wandb.init.call_args_list]
         assert [(its["group"], its["tags"], its["id"], its["resume"]) for its in starts] == [
@@ -108,19 +107,7 @@ def test_what_a_run_writes_leaves_training_alone(with_dropout, dataset, tmp_path
     assert all(f"it writes: {text!r}" in capsys.readouterr().out for text in [texts[20]])
     assert different(load(tmp_path / "last.pt")["model"], load(with_dropout / "last.pt")["model"]) == []
     trained = load_trained(str(tmp_path), "last.pt")
-    wanted = plain_text(trained, "AB", 64)
-    assert texts[20] == wanted
-
-
-def plain_text(trained, text, n) -> str:
-    """`text` and the n most likely tokens, one after the other, without a cache."""
-    ids, half = trained.tokenizer.encode(text), trained.model.config.block_size // 2
-    start = 0
-    for _ in range(n):
-        if len(ids) - start > trained.model.config.block_size:
-            start = len(ids) - half
-        ids.append(int(trained.model(torch.tensor([ids[start:]]))[0][0, -1].argmax()))
-    return trained.tokenizer.decode(ids)
+    assert [texts[20]] == continue_text(trained.model, trained.tokenizer, "AB", 64, temperature=0)
 
 
 def test_bits_per_byte(tmp_path, capsys):
