@@ -109,6 +109,7 @@ def draw(by_name: dict, size: str, path: Path) -> None:
         means = mean_curves(curves)
         bests[f"{name}: {number(exponent(means), '+.2f')}"] = best_rates(means)
     draw_sizes(last, bests, size, "best learning_rate", "best rate, and its exponent")
+    last.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     save_figure(figure, path)
 
 
