@@ -9,7 +9,8 @@ python sweep.py config/transfer.py --n_embd=64,128,256,512 --parametrization=sta
 A flag of train.py may have several values, separated by commas. min_lr is a tenth of a learning_rate that is given,
 unless you give it too. Kill it at any time and start it again: finished runs stay, and an unfinished one goes on from
 its last checkpoint. A run that fails is reported, and the others go on. The folder --out gets sweep.json with every
-result, sweep.md with a table (each curve's best, its spread over the seeds, the runs that diverged), and sweep.png.
+result, sweep.md with a table (each curve's best, its spread over the seeds, the runs that diverged), and sweep.png;
+over sizes also transfer.md and transfer.png, and with --coordinates coordinates.md and coordinates.png.
 """
 
 import sys

@@ -32,14 +32,24 @@ class SweepConfig:
     print: bool = False  # print the commands, one a line, and run nothing
     collect: bool = False  # run nothing: write the results of the runs that are finished, and name the others
     # --- sizes: with several values of n_embd, or of n_layer ---
-    coordinates: int = 0  # in place of the runs: how the outputs of all parts, and their changes in so many steps, grow
-    for_: str = ""  # a config of a large model: print its command, with each layout's tuned learning rate; a+b as above
+    coordinates: int = 0  # steps of a coordinate check in place of the runs: how outputs, and their changes in these
+    #   steps, follow the size; 0 = none
+    for_: str = (
+        ""  # a config of a large model: print its command with each layout's tuned rate, at the end; a+b as above
+    )
 
     def __post_init__(self):
-        if self.print and self.collect:
-            raise ValueError("print and collect do not go together: print the commands, run them, then collect")
-        if self.out and Path(self.out).expanduser().is_file():
-            raise ValueError(f"out={self.out} is a file: name a folder")
+        modes = [name for name in ("print", "collect", "coordinates") if getattr(self, name)]
+        together = "do not go together: print the commands, run them, then collect"
+        for is_so, text in (
+            (len(modes) > 1, f"{' and '.join(modes)} {together}"),
+            (self.for_ and modes not in ([], ["collect"]), f"for and {''.join(modes)} {together}"),
+            (self.out and Path(self.out).expanduser().is_file(), f"out={self.out} is a file: name a folder"),
+            (not 0 <= self.coordinates <= 10_000, f"coordinates={self.coordinates} must be 0, which is off, to 10000"),
+            (not 0 <= self.tokens_per_param <= 1e6, f"tokens_per_param={self.tokens_per_param} must be from 0 to 1e6"),
+        ):
+            if is_so:
+                raise ValueError(text)
 
     def list_seeds(self) -> list:
         """The seeds. ValueError if the text names none, or one twice."""
@@ -82,7 +92,7 @@ def split_arguments(argv: list) -> tuple:
                 raise ValueError(f"--{name}={value}: values must differ and not be empty; no space after a comma")
             for word in [f"--{name}={text}" for text in values] if equals and arg.startswith("--") else [arg]:
                 read_arguments([word], train | ours)  # says what is wrong
-            lists[name] = values
+            lists[name] = [str(int(float(text))) for text in values] if train[name].hint is int else values  # 64.0
     if names := lists.get("dataset"):  # a path is meant from here; the runs start elsewhere
         paths = {name for name in names if "/" in name and (Path(name) / "meta.json").is_file()}
         lists["dataset"] = [str(Path(name).resolve()) if name in paths else name for name in names]
@@ -109,7 +119,7 @@ def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> 
     for names, values in product(choices, product(*lists.values())):
         chosen = [locate(name.strip()) for name in names]
         flags = dict(zip(lists, values, strict=True))
-        every = follow([*files, *chosen], flags, "n_embd" in swept, config.tokens_per_param) | flags
+        every = follow([*files, *chosen], flags, swept, config.tokens_per_param) | flags
         runs = {s: make_run(folder, [*files, *chosen], every | {"seed": s}, first=first) for s in seeds}
         run, settings = runs[seeds[0]], check_trainable(runs[seeds[0]])
         if same := [name for name, others in seen if others == settings]:
@@ -120,17 +130,20 @@ def list_points(config: SweepConfig, files: list, lists: dict, folder: Path) -> 
     return points
 
 
-def follow(files: list, flags: dict, widens: bool = False, tokens_per_param: float = 0.0) -> dict:
-    """What follows these flags unless it is given too: min_lr, a tenth of learning_rate; if the sweep `widens` models,
-    FFNs, and the number of heads, which keep their size; with `tokens_per_param` steps. ValueError for half heads."""
+def follow(files: list, flags: dict, swept=(), tokens_per_param: float = 0.0) -> dict:
+    """What follows these flags unless it is given too: min_lr, a tenth of learning_rate; where n_embd is `swept`, FFNs,
+    and the number of heads, which keep their size; the base of what is swept, which is that of the files; with
+    `tokens_per_param` the steps. ValueError for half heads."""
     found = {"min_lr": f"{float(flags['learning_rate']) / 10:g}"} if "learning_rate" in flags else {}
     base = resolve_configs(files)[0]
-    for name in ("n_head", "n_kv_head", "n_ff") if widens else ():
+    for name in ("n_head", "n_kv_head", "n_ff") if "n_embd" in swept else ():
         count, rest = divmod(getattr(base, name) * int(flags["n_embd"]), base.n_embd)
         if rest and name not in flags:
             what = f"{name} of n_embd={base.n_embd} does not grow to a whole number at n_embd={flags['n_embd']}"
             raise ValueError(f"{what}: choose a multiple, or give {name} too")
         found |= {name: count} if count else {}
+    for name in ("n_embd", "n_layer") if flags.get("parametrization", base.parametrization) != "standard" else ():
+        found |= {f"base_{name}": getattr(base, name)} if name in swept and not getattr(base, f"base_{name}") else {}
     if tokens_per_param:
         model_config, config = resolve_configs([*files, *(f"--{name}={x}" for name, x in (found | flags).items())])
         task = task_of(model_config)

@@ -148,7 +148,8 @@ def draw_sizes(axis, curves: dict, xlabel: str, ylabel: str, title: str) -> None
     """`draw_curves` of {name: {size: number}}, in logarithms, without numbers that are not above 0."""
     positive = {name: {x: [y] for x, y in points.items() if y > 0} for name, points in curves.items()}
     draw_curves(axis, positive, xlabel, ylabel)
-    axis.set_yscale("log")
+    if any(positive.values()):
+        axis.set_yscale("log")
     axis.set_title(title, fontsize=9)
 
 

@@ -20,9 +20,9 @@ SIZES = ("n_embd", "n_layer")
 ACCOUNTED = {"standard": (), "mup": ("n_embd",)}  # by a parametrization: a rate needs no change; by others all SIZES
 TUNED = ("learning_rate", "min_lr", "base_")
 # of the run, not of its method: a larger model takes over all other flags
-OWN = ("size", "run", "data", "images", "schedule", "evaluation, logging, checkpoints", "system")
+OWN = ("size", "run", "data", "images", "schedule", "evaluation", "system")  # how sections begin
 FLAGS = read_flags(GPTConfig, TrainConfig)
-METHOD = [name for name, flag in FLAGS.items() if not name.startswith(TUNED) and flag.section not in OWN]
+METHOD = [name for name, flag in FLAGS.items() if not name.startswith(TUNED) and not flag.section.startswith(OWN)]
 
 
 def families(found: dict, size: str) -> dict:
@@ -75,7 +75,9 @@ def transfer_rows(by_name: dict, size: str) -> list:
     for name, curves in by_name.items():
         bests = best_rates(mean_curves(curves))
         cells = [number(bests.get(n, math.nan)) for n in sizes]
-        rows.append([name, *cells, *measured(curves, exponent, "+.2f"), *measured(curves, cost, "+.3f")])
+        whole = {sizes[0], sizes[-1]} <= curves.keys()
+        costs = measured(curves, cost, "+.3f") if whole else ["–", "–"]
+        rows.append([name, *cells, *measured(curves, exponent, "+.2f"), *costs])
     return rows
 
 

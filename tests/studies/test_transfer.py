@@ -93,6 +93,7 @@ def test_the_table_has_exponents_and_costs_by_family():
     head, row = transfer_rows({"a": curves_by(moves, 32, 999)}, "n_layer")  # at 999 the lowest is at an end
     lost = math.log(5e-3 / moves(999)) ** 2 - math.log(RATES[0] / moves(999)) ** 2
     assert head[2] == "best at n_layer=999" and row[2:6] == ["–", "–", "–", f"{lost:+.3f}"]
+    assert transfer_rows({"a": still, "b": curves_by(moves, 32)}, "n_embd")[2][-2:] == ["–", "–"]  # not at 64
 
 
 def made_up(self, run, lock) -> None:
@@ -158,6 +159,9 @@ def test_what_cannot_be_is_refused_before_anything_is_run(base, tmp_path, monkey
         ("coordinates needs several values of n_embd", "--coordinates=2", GRID[1]),
         ("error: shallow.py with base-", f"--for={shallow}", "--post_norm_blocks=2", *GRID),
         ("there is no config file 'x.py'", "--for=x.py", *GRID),
+        ("for and print do not go together", "--for=config/dnt_xl.py", "--print", *GRID),
+        ("coordinates=-1 must be 0", "--coordinates=-1", *GRID),
+        ("tokens_per_param=-1.0 must be from 0", "--tokens_per_param=-1", *GRID),
     ):
         assert call(sweep.main, base, f"--out={tmp_path / 'out'}", *argv) in (1, 2)
         (line,) = capsys.readouterr().err.splitlines()
@@ -166,9 +170,9 @@ def test_what_cannot_be_is_refused_before_anything_is_run(base, tmp_path, monkey
 
 
 def test_heads_ffn_and_steps_follow_a_swept_width(base, dataset, tmp_path):
-    assert follow([str(base)], {"n_embd": "64"}, False, 0) == {}
+    assert follow([str(base)], {"n_embd": "64"}, [], 0) == {}
     own = str(write_base(tmp_path / "own.py", dataset, n_kv_head=1, n_ff=96))
-    assert follow([own], {"n_embd": "128"}, True, 0) == {"n_head": 8, "n_kv_head": 4, "n_ff": 384}
+    assert follow([own], {"n_embd": "128"}, ["n_embd"], 0) == {"n_head": 8, "n_kv_head": 4, "n_ff": 384}
     one, two = (points_of(base, *argv)[-1].run.args for argv in (["--n_embd=64"], ["--n_embd=32,64", "--n_head=2"]))
     assert not [arg for arg in one if "n_head" in arg] and "--n_head=2" in two
     with pytest.raises(ValueError, match="n_head of n_embd=32 does not grow to a whole number at n_embd=40"):
@@ -177,7 +181,11 @@ def test_heads_ffn_and_steps_follow_a_swept_width(base, dataset, tmp_path):
     parameters = sum(p.numel() for name, p in GPT(model).named_parameters() if name != "wpe.weight")
     steps = round(20 * parameters / (8 * 32))  # 8 rows of 32 tokens a step
     its = dict(max_iters=steps, lr_decay_iters=steps, eval_interval=steps, warmup_iters=steps // 10)
-    assert follow([str(base)], {"n_embd": "64"}, True, 20) == {"n_head": 4} | its
+    assert follow([str(base)], {"n_embd": "64"}, ["n_embd"], 20) == {"n_head": 4} | its
+    for kind, wanted in (("standard", {}), ("mup", {"base_n_embd": 32})):  # else each width would be its own base
+        flags = {"n_embd": "64", "parametrization": kind}
+        assert follow([str(base)], flags, ["n_embd"]) == {"n_head": 4} | wanted
+    assert points_of(base, "--n_embd=32.0,64")[0].flags == {"n_embd": "32"}
 
 
 def test_coordinates_in_place_of_runs(base, tmp_path, monkeypatch, capsys):
