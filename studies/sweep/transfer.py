@@ -135,7 +135,7 @@ def large_commands(found: dict, points: list, large: str) -> list:
         if math.isnan(best := best_rate(curves[n])):
             lines += [f"# {name}: no best rate at {size}={n}: it is at an end, or beside a run that diverged"]
             continue
-        tuned, model = (read_configs(args)[0] for args in (run.args, words))
+        (tuned, its_run), (model, config) = read_configs(run.args), read_configs(words)
         factor, how = 1.0, ""
         for its in SIZES:
             before, after = getattr(tuned, its), getattr(model, its)
@@ -146,6 +146,9 @@ def large_commands(found: dict, points: list, large: str) -> list:
                 how += f"; times {after / before:g}^{number(p, '+.2f')}, extrapolated"
             else:
                 how += f"; nothing here accounts for {its} {before} → {after}"
+        pairs = ((its_run, tuned), (config, model))
+        tokens = [f"{c.max_iters * c.batch_size * m.block_size:,}" for c, m in pairs]
+        how += f"; nothing here accounts for {' → '.join(tokens)} tokens" if len(set(tokens)) > 1 else ""
         rate = {"learning_rate": f"{best * factor:.4g}"}
         flags = [f"--{name}={value}" for name, value in (rate | follow(words, rate)).items()]
         command = ["torchrun", "--standalone", "--nproc_per_node=8", "train.py", *words, *flags]
