@@ -126,7 +126,7 @@ class GPTConfig:
     parametrization: Literal["standard", "mup", "depth_mup", "completep"] = "standard"  # by what initial weights, LRs
     #   and multipliers follow the size: mup (μP) the width, depth_mup and completep (α = ½, 1) the depth too
     base_n_embd: int = 0  # width of the tuned model; 0 = the same as here
-    base_n_layer: int = 0  # its blocks; 0 = the same
+    base_n_layer: int = 0  # its blocks, for depth_mup and completep; 0 = the same
     base_head_size: int = 0  # its channels of a head; 0 = the same
 
     @property

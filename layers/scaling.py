@@ -86,6 +86,7 @@ def learning_factors(c, role: str, like: str, shape: tuple, in_block: bool) -> t
     if role not in WIDTH:
         return 1.0, 1.0
     powers, alpha, (m, deeper, heads) = WIDTH[role], ALPHA.get(c.parametrization, 1.0), growth(c)
-    m, deeper = {(1,): 1.0, (c.head_dim,): heads}.get(shape, m), deeper if in_block else 1.0
+    m = {(c.head_dim,): heads, (c.n_embd,): m, (1,): 1.0}.get(shape, m)  # a single head is as long as the stream
+    deeper = deeper if in_block else 1.0
     rate = m ** MUON.get(like, powers.sgd if like == "sgd" else powers.adam)
     return rate * deeper ** (2 * alpha - 1 if like == "sgd" else alpha - 1), m**powers.eps * deeper**-alpha
