@@ -130,7 +130,7 @@ def test_two_processes_killed_anywhere(dataset, tmp_path):
     flags = TASKS["experts"].flags | CASES["experts"][1] | dict(parallel="fsdp", n_expert=3)
     command = Command(flags, processes=2)
     reference = Trial(tmp_path / "reference", command, dataset)
-    faults = [Fault("two processes: SIGKILL to one", 0.5), Fault("SIGTERM, forward", 0.5, rank=1)]
+    faults = [Fault("SIGKILL, forward", 0.5), Fault("SIGTERM, forward", 0.5, rank=1)]
     strike_all(Trial(tmp_path / "trial", command, dataset, reference), faults)
 
 
