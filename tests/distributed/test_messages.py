@@ -125,6 +125,7 @@ def messages(tmp_path_factory):
     return json.loads((folder / "messages.json").read_text())
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", WAYS)
 def test_a_step_sends_no_message_more(name, messages):
     """As many as there are blocks, micro batches, shapes and groups. The page has the same numbers."""

@@ -248,6 +248,7 @@ def write_my_claims(root, flags: dict):
     (root / "my_claims.py").write_text(source.replace(base, "tiny.py"))
 
 
+@pytest.mark.deep
 def test_the_readmes_changes_work(tmp_path):
     """In a copy of the tree: a run with the new layout and the new optimizer, the claims about it of docs/claims.md, on
     a tiny model, and the layout's row of tests. One process, since starting one takes as long as the tests."""

@@ -17,6 +17,7 @@ from interop.huggingface.carry import ROOT, START, carried_files
 from interop.huggingface.write import code_cache, write_pretrained
 from model import GPT, GPTConfig
 from nanodnt.generate import generate
+from support.depth import spread
 from support.examples import starting_tokenizer
 from support.models import LLAMA, POST, REPRESENTATIVES, S5, SIZE, build, error, network, tokens
 from support.peers import CHARS
@@ -69,7 +70,7 @@ ROWS = [tokens(n, seed=n) for n in (2, 5, 3)]
 # ------------------------------------------------------------------------------------------------- the same network
 
 
-@pytest.mark.parametrize("name", [*REPRESENTATIVES, "experts"])
+@pytest.mark.parametrize("name", spread([*REPRESENTATIVES, "experts"], fast=[*REPRESENTATIVES][::4] + ["experts"]))
 @torch.no_grad()
 def test_every_layout(name, tmp_path):
     ours, theirs = pair(tmp_path, EXPERTS if name == "experts" else network(name, 2)[0])

@@ -55,6 +55,7 @@ def final(folder: Path, lr: str, seeds) -> list:
     return [column(one_run(folder, lr, seed), "val_loss")[STEPS] for seed in seeds]
 
 
+@pytest.mark.deep
 def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, claims):
     found = make_experiment(whole, claims, judge_only=True).judge()
     assert set(found) == {"learns", "tunes", "breaks", "waits"}
@@ -78,6 +79,7 @@ def test_the_record_and_the_verdicts_are_what_the_runs_say(whole, claims):
     assert {p.name for p in one_run(whole, "0.01", 2).glob("step_*")} == steps
 
 
+@pytest.mark.deep
 def test_seeds_are_counted_from_the_tuning_seeds_alone(whole, claims):
     """From what they lost, by the formulas of docs/claims.md: the pairs' variance, two runs in a difference."""
     made = make_experiment(whole, claims, judge_only=True)
@@ -91,6 +93,7 @@ def test_seeds_are_counted_from_the_tuning_seeds_alone(whole, claims):
     assert used <= {*TUNING_SEEDS, *SEEDS}
 
 
+@pytest.mark.deep
 def test_the_best_rate_and_setting_are_of_the_tuning_seeds(whole, claims):
     tuned = make_experiment(whole, claims, judge_only=True).tune("tuned")
     assert min(tuned.tried) < tuned.lr < max(tuned.tried) and set(tuned.variants) == {"", "--beta2=0.5"}
@@ -100,6 +103,7 @@ def test_the_best_rate_and_setting_are_of_the_tuning_seeds(whole, claims):
     assert loss == pytest.approx(statistics.mean(final(whole, f"{rate:g}", TUNING_SEEDS)), abs=1e-12)
 
 
+@pytest.mark.deep
 def test_the_page_and_the_figures(whole, claims):
     found = make_experiment(whole, claims, judge_only=True).judge()
     text = (whole / "results" / "made_up.md").read_text()
@@ -118,6 +122,7 @@ def test_the_page_and_the_figures(whole, claims):
         assert len({line.count("|") for line in block.splitlines()}) == 1, block  # a "|" in a text would break it
 
 
+@pytest.mark.deep
 def test_started_again_it_trains_nothing(whole, claims, monkeypatch):
     page = (whole / "results" / "made_up.md").read_text()
     kept = {path: path.stat().st_mtime_ns for path in (whole / "out").rglob("*") if path.is_file()}
@@ -127,6 +132,7 @@ def test_started_again_it_trains_nothing(whole, claims, monkeypatch):
     assert (whole / "results" / "made_up.md").read_text() == page
 
 
+@pytest.mark.deep
 def test_judging_alone_needs_the_record_and_nothing_else(whole, claims, tmp_path, monkeypatch):
     monkeypatch.setattr(Runner, "finish", lambda self, run: pytest.fail(f"trains {run.path}"))
     (tmp_path / "results" / "made_up").mkdir(parents=True)
@@ -178,6 +184,7 @@ def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, ca
     assert "no.py is not a file: name a claims file, such as config/studies/papers.py" in capsys.readouterr().err
 
 
+@pytest.mark.deep
 def test_what_is_recorded_with_other_settings_is_not_taken_for_this_run(whole, claims, base, capsys):
     """Nor is what is trained and not recorded: test_sweep.py."""
     before = base.read_text()
@@ -189,6 +196,7 @@ def test_what_is_recorded_with_other_settings_is_not_taken_for_this_run(whole, c
     assert "was recorded with other settings than its config files have now: undo" in capsys.readouterr().err
 
 
+@pytest.mark.deep
 def test_a_dry_run_says_runs_and_hours_and_writes_nothing(whole, claims, tmp_path, capsys):
     with in_process():
         assert call(claims, tmp_path, "--only=A,tunes", "--dry_run", "--jobs=2") == 0

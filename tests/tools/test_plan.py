@@ -177,7 +177,7 @@ COMPILED_LAYOUTS["DNP"] = dict(gain="branch", gain_out="norm")
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["one process, DDP", "FSDP"])
-@pytest.mark.parametrize("name", COMPILED_LAYOUTS)
+@pytest.mark.parametrize("name", spread(tuple(COMPILED_LAYOUTS), fast=("DNT",)))
 @fresh_compiler()
 def test_what_a_compiled_block_keeps(name, half):
     """Between the share that a start counts with, and what --plan counts. bf16; under FSDP matrices come in bf16."""

@@ -144,7 +144,7 @@ GATHERED = {"S5": S5, "LLaMA": dict(lns="norm", **LLAMA), "many gains": MANY_GAI
 GATHERED["experts"] = dict(n_expert=4, n_expert_active=2, mlp="swiglu")
 
 
-@pytest.mark.parametrize("name", GATHERED)
+@pytest.mark.parametrize("name", spread(tuple(GATHERED), fast=("LLaMA", "experts")))
 @fresh_compiler()
 def test_compiled_blocks_keep_no_copy_of_a_gathered_weight(name):
     """FSDP gathers bf16 weights and frees them; weight times gain is computed again. Gradients are those of eager code,
