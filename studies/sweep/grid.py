@@ -34,9 +34,7 @@ class SweepConfig:
     # --- sizes: with several values of n_embd, or of n_layer ---
     coordinates: int = 0  # steps of a coordinate check in place of the runs: how outputs, and their changes in these
     #   steps, follow the size; 0 = none
-    for_: str = (
-        ""  # a config of a large model: print its command with each layout's tuned rate, at the end; a+b as above
-    )
+    for_: str = ""  # config of a large model: print its command with each layout's tuned rate, at the end; a+b as above
 
     def __post_init__(self):
         modes = [name for name in ("print", "collect", "coordinates") if getattr(self, name)]

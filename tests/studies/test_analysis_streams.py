@@ -67,9 +67,8 @@ def test_growth_by_the_theory(lns):
     for flat in ([2.0], [2.0, 2.0, 3.0], [0.0, 1.0]):
         assert streams.theory_curves(config, flat) == {}
     measured = dict(stream=[1e-9, *x], stream_global=[1.0] * 6, attn=x, mlp=x, step=3)
-    ((*_, panel),) = streams.draw_variance(
-        [measured | {"theory": found | {"upper bound": [2.0, 3.0, 60.0, 70.0, 1e9]}}]
-    )
+    far = found | {"upper bound": [2.0, 3.0, 60.0, 70.0, 1e9]}
+    ((*_, panel),) = streams.draw_variance([measured | {"theory": far}])
     assert [how["label"] for _, how in panel.lines] == ["Θ(L)", "lower bound", "law", "upper bound", "measured"]
     assert panel.lines[3][0][1][:3] == [2.0, 3.0, 60.0] and all(map(math.isnan, panel.lines[3][0][1][3:]))  # far off
     assert "beside" in panel.title and list(panel.lines[4][0][0]) == [1, 2, 3, 4, 5]

@@ -46,17 +46,14 @@ BLOCKWISE |= {"min_lr / rate": 1 / 20, "warm-up / steps": 1000 / 50_000, "tie_we
 BLOCKWISE |= {"pos": "rope", "norm": "rmsnorm", "FFN width / width": 4096 / 1024, "n_embd": 1024, "batch_size": 480}
 BLOCKWISE |= {"n_layer": 8, "block_size": 1024, "max_iters": 50_000, "dataset": "openwebtext", "decay_gains": "all"}
 BLOCKWISE |= dict(optimizer="adamw", blockwise_start="warmup_end")
-LNS = (
-    dict(learning_rate=1e-3, optimizer="adamw", weight_decay=0.0, beta2=0.999, grad_clip=0.0, tie_weights=False)
-    | {"warm-up / steps": 2000 / 20_000, "min_lr / rate": 0.1, "mlp": "swiglu", "norm": "rmsnorm", "n_layer": 12}
-    | dict(n_embd=768, batch_size=512, block_size=256, max_iters=20_000, dataset="c4")
-)
-VIT = (
-    dict(learning_rate=0.5, optimizer="msgdw", momentum=0.9, min_lr=1e-8, weight_decay=2e-4, grad_clip=0.0)
-    | {"warm-up / steps": 60 / 150, "schedule": "cosine", "init": "xavier_cut", "label_smoothing": 0.1}
-    | dict(drop_path=0.1, rand_augment=9.0, mixup=0.8, cutmix=1.0, batch_size=1024, n_layer=24, n_embd=1024)
-    | dict(dataset="imagenet1k")
-)
+LNS = dict(learning_rate=1e-3, optimizer="adamw", weight_decay=0.0, beta2=0.999, grad_clip=0.0, tie_weights=False)
+LNS |= {"warm-up / steps": 2000 / 20_000, "min_lr / rate": 0.1, "mlp": "swiglu", "norm": "rmsnorm", "n_layer": 12}
+LNS |= dict(n_embd=768, batch_size=512, block_size=256, max_iters=20_000, dataset="c4")
+VIT = dict(learning_rate=0.5, optimizer="msgdw", momentum=0.9, min_lr=1e-8, weight_decay=2e-4, grad_clip=0.0)
+VIT |= {"warm-up / steps": 60 / 150, "schedule": "cosine", "init": "xavier_cut", "label_smoothing": 0.1}
+VIT |= dict(drop_path=0.1, rand_augment=9.0, mixup=0.8, cutmix=1.0, batch_size=1024, n_layer=24, n_embd=1024)
+VIT |= dict(dataset="imagenet1k")
+SMALL = dict(n_layer=12, n_embd=768, batch_size=480, block_size=1024, init="xavier")
 TABLES = {
     "dnt-common": SGD,
     "dnt-order": SGD,
@@ -64,10 +61,9 @@ TABLES = {
     "dnt-gap": TABLE_5,
     "dnt-par": TABLE_5,
     "dnt-robust": ADAMW | {"min_lr / rate": 6e-5 / 6e-4},
-    "dnt-leave-out": dict(learning_rate=0.3, optimizer="adamw", warmup_iters=0, weight_decay=0.0, init="xavier")
-    | dict(max_iters=30_000, n_layer=12, n_embd=768, batch_size=480, block_size=1024),
-    "dnt-muon": {"learning_rate": 1e-4, "warm-up / steps": 0.01, "init": "xavier"}
-    | dict(n_layer=12, n_embd=768, batch_size=480, block_size=1024),
+    "dnt-leave-out": SMALL
+    | dict(learning_rate=0.3, optimizer="adamw", warmup_iters=0, weight_decay=0, max_iters=30_000),
+    "dnt-muon": SMALL | {"learning_rate": 1e-4, "warm-up / steps": 0.01},
     "blockwise-loss": BLOCKWISE,
     "blockwise-own": BLOCKWISE,
     "blockwise-speed": BLOCKWISE,
@@ -151,9 +147,8 @@ def test_some_claims_or_those_of_a_paper_can_be_chosen(tmp_path):
     assert [claim.id for claim in choose_claims("DyT", study)] == ["dyt-vit", "dyt-squash"]
     assert [claim.id for claim in choose_claims("dyt-vit, vdnt-sgd", study)] == ["vdnt-sgd", "dyt-vit"]
     assert choose_claims("", study) == study.claims
-    with pytest.raises(
-        ValueError, match="only=dnt-own is neither a claim nor a paper of the study: it has DNT, DyT, d"
-    ):
+    words = "only=dnt-own is neither a claim nor a paper of the study: it has DNT, DyT, d"
+    with pytest.raises(ValueError, match=words):
         choose_claims("dnt-own", study)
 
 
@@ -280,15 +275,12 @@ def test_the_pages_are_those_of_the_record(name, tmp_path):
 
 def test_readme_says_the_verdicts_of_the_record():
     results = (ROOT / "README.md").read_text().split("## Results")[1].split("\n## ")[0]
-    said = re.findall(
-        r"^\| (.+) \| \[(.+)\]\(docs/results/(.+)\.md#(.+)\) \| (.+) \| (.+) \| (.+) \|$", results, re.MULTILINE
-    )
+    row = r"^\| (.+) \| \[(.+)\]\(docs/results/(.+)\.md#(.+)\) \| (.+) \| (.+) \| (.+) \|$"
+    said = re.findall(row, results, re.MULTILINE)
     found = []
     for page in PAGES:
         decided = (ROOT / "docs" / "results" / f"{page}.md").read_text().split("## What")[1]
-        rows = re.findall(
-            r"^\| ([^|]+) \| \[(.+?)\]\(#(.+?)\) \| (.+?) \| (.+?) \| \*\*(.+?)\*\*.*\|$", decided, re.MULTILINE
-        )
-        found += [(paper, words, page, *rest) for paper, words, *rest in rows]
+        row = r"^\| ([^|]+) \| \[(.+?)\]\(#(.+?)\) \| (.+?) \| (.+?) \| \*\*(.+?)\*\*.*\|$"
+        found += [(paper, words, page, *rest) for paper, words, *rest in re.findall(row, decided, re.MULTILINE)]
     assert len(said) >= 3 and set(said) <= set(found)
     assert "p =" not in results  # p values are on the pages

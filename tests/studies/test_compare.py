@@ -260,9 +260,8 @@ def page_of(tmp_path, *paths, figures=("loss", "gradients")):
 def test_the_page_shows_what_is_in_the_runs_as_text(tmp_path):
     """Names, commands, settings and records that would be markup, or end their line."""
     ends = [{"step": 100, "tokens": 9, "val_loss": 2.5, "failure": HOSTILE}]
-    how = dict(
-        rows=ends, dataset=HOSTILE, command=["train.py", HOSTILE, 7], record={"git_commit": HOSTILE, "started": HOSTILE}
-    )
+    how = dict(rows=ends, dataset=HOSTILE, command=["train.py", HOSTILE, 7])
+    how |= dict(record={"git_commit": HOSTILE, "started": HOSTILE})
     a = make_run(tmp_path / "a", command=["train.py", "--x=two words"])
     page = page_of(tmp_path, a, make_run(tmp_path / HOSTILE.replace("/", ""), **how))
     assert not {line for line in page.splitlines() if line.startswith("# ")} - {"# 2 runs compared"}

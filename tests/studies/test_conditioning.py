@@ -39,12 +39,8 @@ def test_weights_are_those_of_the_matrices(name):
     found, weights = conditioning.weight_spectra(model.blocks[1]), floats(model)
     of = {n.removeprefix("blocks.1."): w for n, w in weights.items() if n.startswith("blocks.1.")}
     if name == "sigmaReparam":
-        parts = [n.removesuffix(".u") for n in of if n.endswith(".u")]
-        of |= {
-            f"{n}.weight": of[f"{n}.sigma"] * w / (of[f"{n}.u"] @ w @ of[f"{n}.v"])
-            for n in parts
-            for w in [of[f"{n}.weight"]]
-        }
+        for n in [n.removesuffix(".u") for n in of if n.endswith(".u")]:
+            of[f"{n}.weight"] = of[f"{n}.sigma"] * (w := of[f"{n}.weight"]) / (of[f"{n}.u"] @ w @ of[f"{n}.v"])
     for part in conditioning.WEIGHTS[:-1]:
         its = [w for n, w in of.items() if n.endswith(f".{part}.weight")]
         its = [m for w in its for m in (w if w.ndim == 3 else [w])]
@@ -54,9 +50,8 @@ def test_weights_are_those_of_the_matrices(name):
     for head in range(c.n_head):
         q, k = (of[f"attn.f.{part}.weight"].split(c.head_dim) for part in "qk")
         joint.append(q[head].T @ k[head // (len(q) // len(k))])
-    assert joint[0].shape == (16, 16) and close(
-        ours(found["WqᵀWk"]), statistics(*joint, rank=min(16, c.head_dim)), 1e-6
-    )
+    assert joint[0].shape == (16, 16)
+    assert close(ours(found["WqᵀWk"]), statistics(*joint, rank=min(16, c.head_dim)), 1e-6)
 
 
 def branch(w, x, eps=1e-2):
@@ -236,11 +231,8 @@ def test_ratios_are_those_of_whole_jacobians(flags):
 def test_the_embedding_reaches_all_gradients_of_the_block():
     """DNT Prop. 1, by the equations: tokens and positions are scaled; with an untied head, which sees it through the
     stream alone."""
-    model, net, ((idx, targets), _) = (
-        build(dict(tie_weights=False), 1),
-        replace(NET, blocks=1, tied=False),
-        two_batches(),
-    )
+    model, net = build(dict(tie_weights=False), 1), replace(NET, blocks=1, tied=False)
+    (idx, targets), _ = two_batches()
     types, norms = conditioning.measure_propositions(model, [(idx, targets)], RUN)["types"], []
     for c in (1, 2, 0.5):
         weights = {name: w * c if name in ("wte.weight", "wpe.weight") else w for name, w in floats(model).items()}

@@ -138,14 +138,8 @@ def test_the_large_command_has_its_own_sizes_and_the_tuned_method(base):
 
 
 def test_under_mup_the_rate_stays_and_muons_second_rate_too_if_it_is_its_own(base):
-    for name, width, ends in (
-        (
-            "mup",
-            64,
-            ": 0.0025; nothing here accounts for n_layer 2 → 4; nothing here accounts for 5,120 → 51,200 tokens",
-        ),
-        ("completep", 32, ": 0.0025; nothing here accounts for 5,120 → 51,200 tokens"),
-    ):
+    depth, more = "; nothing here accounts for n_layer 2 → 4", "; nothing here accounts for 5,120 → 51,200 tokens"
+    for name, width, ends in (("mup", 64, f": 0.0025{depth}{more}"), ("completep", 32, f": 0.0025{more}")):
         own = ["--optimizer=muon", "--adamw_learning_rate=6e-4", f"--base_n_embd={width % 64}"]
         remark, model, config = commands(base, f"--parametrization={name}", *own)
         assert (config.learning_rate, config.adamw_learning_rate) == (0.0025, 6e-4) and remark.endswith(ends)

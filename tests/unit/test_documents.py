@@ -211,10 +211,9 @@ def as_mask(blocks, T):
     """The mask (B, T, T) that the tiles of a BlockMask come to: full ones see all, of partial ones a rule decides."""
     q, k = torch.arange(T)[:, None], torch.arange(T)
     rule = torch.stack([blocks.mask_mod(b, 0, q, k) for b in range(blocks.shape[0])])
-    full, partial_ = (
-        tiles(blocks, name).repeat_interleave(128, 1).repeat_interleave(128, 2)[:, :T, :T] for name in ("full_kv", "kv")
-    )
-    return full | (partial_ & rule)
+    listed = (tiles(blocks, name) for name in ("full_kv", "kv"))
+    full, some = (its.repeat_interleave(128, 1).repeat_interleave(128, 2)[:, :T, :T] for its in listed)
+    return full | (some & rule)
 
 
 def random_positions(T, begins, seed=0):
