@@ -226,7 +226,6 @@ def begin(claims, folder: Path) -> Forked:
 
 @pytest.mark.deep
 def test_killed_and_stopped_it_goes_on_and_ends_the_same(dataset, tmp_path):
-    """That both are killed at once: test_sweep.py."""
     base = write_base(tmp_path / "base.py", dataset, max_iters=120)
     claims = write_claims(base)
     one = 'Claim("one", "one", Number("fast", "fast"), smallest=1, cannot="one run", seeds=1),'
@@ -237,13 +236,18 @@ def test_killed_and_stopped_it_goes_on_and_ends_the_same(dataset, tmp_path):
     folder, output = tmp_path / "disturbed", tmp_path / "disturbed.out"
     run = folder / "out" / "made_up" / undisturbed.name
 
+    process = begin(claims, folder)  # killed, and its train.py too
+    wait_for_row(process, run, 38)
+    os.killpg(process.pid, signal.SIGKILL)
+    finish(process, -signal.SIGKILL)
+
     process = begin(claims, folder)  # stopped
-    wait_for_row(process, run, 40)
+    wait_for_row(process, run, 50)
     process.terminate()
     assert finish(process, 130) == ("stopped; the same command goes on from here\n", "")
     assert not (run / "done.json").exists()
     saved = load(run / "last.pt")["step"]
-    assert 40 <= saved < 120
+    assert 50 <= saved < 120
 
     process = begin(claims, folder)  # killed alone: train.py lives on, here paused until the next reproduce.py waits
     wait_for_row(process, run, saved + 10)
@@ -259,7 +263,8 @@ def test_killed_and_stopped_it_goes_on_and_ends_the_same(dataset, tmp_path):
     assert f"waiting: {run} is being trained by another process" in finish(process, 0)[0]
 
     resumed = [int(step) for step in re.findall(r"weights: .*, step (\d+)", (run / "train.log").read_text())]
-    assert resumed == [saved]  # the run that lived on is found finished, and not started again
+    # saves are twelve steps apart; the run that lived on is found finished, and not started again
+    assert resumed in ([24, saved], [36, saved])
     assert json.loads((run / "done.json").read_text())["outcome"] == "finished"
     assert_same_run(run, undisturbed)
     assert record(folder)[run.name]["measures"] == {"loss": column(undisturbed, "val_loss")[120]}
