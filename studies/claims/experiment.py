@@ -364,17 +364,14 @@ class Experiment:
             else:
                 row["class"], row["why"] = "cannot judge", plan
         raw = {name: row["p"] for name, row in found.items() if row["p"] is not None}
-        adjusted = holm(raw, sum(row.get("class") != "cannot judge" for row in found.values()) + self.waiting(found))
+        waiting = [claim for claim in self.study.claims if claim.id not in found and not claim.cannot]
+        adjusted = holm(raw, sum(row.get("class") != "cannot judge" for row in found.values()) + len(waiting))
         for name, row in found.items():
             row["p"] = adjusted.get(name)
             if "class" not in row:
                 pooled = row["pooled"].get(row["claim"].number)
                 row["class"], row["why"] = classify(row["values"][row["claim"].number], row["claim"], row["p"], pooled)
         return found
-
-    def waiting(self, found: dict) -> int:
-        """How many claims are still to be tested."""
-        return sum(claim.id not in found and not claim.cannot for claim in self.study.claims)
 
     def pool(self, claim, values: dict) -> dict:
         """{the primary `Number`: (variance, degrees of freedom)} if the variances of the claim's arms may be pooled: of

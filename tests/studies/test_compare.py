@@ -43,9 +43,6 @@ def test_a_loss_the_baseline_never_reaches_is_not_extrapolated(tmp_path):
     assert "at 133" in table_cells(found)[2]
 
 
-BPB = ("a", {"val_bpb": 1.25}), ("b", {})
-
-
 def timed(folder, losses, seconds, **train):
     """A run of 10 tokens a step that trained so many seconds a step."""
     rows = [{"step": s, "tokens": 10 * s, "val_loss": x, "tokens_per_s": 10 / seconds} for s, x in losses.items()]
@@ -70,7 +67,8 @@ def test_hours_of_training_to_the_baseline_s_loss_and_to_a_target(tmp_path):
 
 
 def test_bits_per_byte_stand_beside_losses(tmp_path):
-    a, b = (make_run(tmp_path / name, rows=[{"step": 1, "tokens": 10, "val_loss": 2.0} | more]) for name, more in BPB)
+    end = {"step": 1, "tokens": 10, "val_loss": 2.0}
+    a, b = make_run(tmp_path / "a", rows=[end | {"val_bpb": 1.25}]), make_run(tmp_path / "b", rows=[end])
     head, *lines = table_cells(final_loss_table(load_records([a, b])))
     assert [line[head.index("bits per byte")] for line in lines] == ["1.2500", "–"]
     assert "bits per byte" not in table_cells(final_loss_table(load_records([b])))[0]
