@@ -13,24 +13,18 @@ import pytest
 
 import sweep
 from studies.sweep import runner
-from studies.sweep.grid import SweepConfig, list_points, split_arguments
+from studies.sweep.grid import SweepConfig
 from studies.sweep.results import collect, find_axis, summary_rows
 from studies.sweep.runner import Runner, TrainingRun, make_run
-from support.claims import in_process
+from support.claims import in_process, points_of
 from support.runs import ROOT, call, column
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def points_of(*argv, folder=ROOT / "out") -> list:
-    own, files, lists = split_arguments(list(argv))
-    config = SweepConfig(**{arg[2:].partition("=")[0]: arg.partition("=")[2] for arg in own})
-    return list_points(config, files, lists, folder)
-
-
 def test_every_combination_once_in_order(base):
     flags = ["--files=config/dnt/s1.py,config/dnt/s5.py+config/optimizers/msgdw.py", "--learning_rate=1e-3,0.02"]
-    points = points_of(str(base), *flags, "--beta2=0.9", "--weight_decay=0,1e-4", "--seeds=2")
+    points = points_of(base, *flags, "--beta2=0.9", "--weight_decay=0,1e-4", "--seeds=2")
     assert len(points) == 2 * 2 * 2 * 2 == len({point.run.path for point in points})
     assert [point.seed for point in points[:4]] == [1, 2, 1, 2]
     last = points[-1]
@@ -50,11 +44,11 @@ def test_seeds_are_a_number_or_a_list():
 
 
 def test_min_lr_is_a_tenth_of_a_given_rate_unless_it_is_given(base):
-    (one, two) = points_of(str(base), "--learning_rate=1e-3,1e-2", "--min_lr=1e-4")
+    (one, two) = points_of(base, "--learning_rate=1e-3,1e-2", "--min_lr=1e-4")
     assert {arg for arg in one.run.args if "min_lr" in arg} == {"--min_lr=0.0001"} <= set(two.run.args)
-    (only,) = points_of(str(base), "--learning_rate=1e-3")
-    assert only.run == points_of(str(base), "--learning_rate=1e-3,1e-2")[0].run  # one more rate is the same schedule
-    (other,) = points_of(str(base), "--bias")  # a bool needs no value
+    (only,) = points_of(base, "--learning_rate=1e-3")
+    assert only.run == points_of(base, "--learning_rate=1e-3,1e-2")[0].run  # one more rate is the same schedule
+    (other,) = points_of(base, "--bias")  # a bool needs no value
     assert "--bias=True" in other.run.args and not [arg for arg in other.run.args if "min_lr" in arg]
 
 
@@ -69,7 +63,7 @@ def test_files_are_found_from_the_current_folder(base, tmp_path, monkeypatch):
     assert point.run.args[:2] == (str(mine), "config/dnt/s5.py")  # of the repository, where it is not here
     assert points_of("config/quickstart.py", str(base))[0].run.args[0] == str(other)
     monkeypatch.chdir(ROOT / "config")
-    assert points_of(str(base), "--files=dnt/s1.py")[0].files == "config/dnt/s1.py"
+    assert points_of(base, "--files=dnt/s1.py")[0].files == "config/dnt/s1.py"
 
 
 def test_a_number_written_in_two_ways_is_one_run(tmp_path):
@@ -116,7 +110,7 @@ def test_printed_commands_are_those_of_the_runs(base, tmp_path, capsys):
     flags = ["--learning_rate=1e-3,1e-2", "--seeds=2", f"--out={tmp_path}"]
     assert call(sweep.main, base, *flags, "--print=True") == 0
     lines = capsys.readouterr().out.splitlines()
-    points = points_of(str(base), *flags, folder=tmp_path)
+    points = points_of(base, *flags, folder=tmp_path)
     wanted = [["python", "train.py", *p.run.args, "--init_from=auto", f"--out_dir={p.run.path}"] for p in points]
     assert list(map(shlex.split, lines)) == wanted
     assert not list(tmp_path.iterdir())
@@ -140,15 +134,15 @@ def test_the_best_is_the_lowest_mean_where_no_seed_diverged():
 
 
 def test_the_axis_is_the_learning_rate_or_the_first_number(base):
-    assert find_axis(points_of(str(base), "--beta2=0.9,0.99", "--learning_rate=1e-3,1e-2")) == "learning_rate"
-    assert find_axis(points_of(str(base), "--norm=rmsnorm,none", "--beta2=0.9,0.99")) == "beta2"
-    assert find_axis(points_of(str(base), "--norm=rmsnorm,layernorm")) is None
-    assert find_axis(points_of(str(base), "--files=config/dnt/s1.py,config/dnt/s5.py")) is None
+    assert find_axis(points_of(base, "--beta2=0.9,0.99", "--learning_rate=1e-3,1e-2")) == "learning_rate"
+    assert find_axis(points_of(base, "--norm=rmsnorm,none", "--beta2=0.9,0.99")) == "beta2"
+    assert find_axis(points_of(base, "--norm=rmsnorm,layernorm")) is None
+    assert find_axis(points_of(base, "--files=config/dnt/s1.py,config/dnt/s5.py")) is None
 
 
 def test_curves_are_named_after_files_and_flags(base):
     def names(*flags):
-        return list(collect(points_of(str(base), *flags), set())["curves"])
+        return list(collect(points_of(base, *flags), set())["curves"])
 
     assert names("--files=config/dnt/s1.py,config/dnt/s5.py+config/optimizers/msgdw.py") == ["s1", "s5+msgdw"]
     both = names("--files=config/dnt/s2.py,", "--beta2=0.9,0.99", "--norm=rmsnorm,dyt")
@@ -188,7 +182,7 @@ def test_table_json_and_figure_and_started_again_it_trains_nothing(swept, base, 
 def test_runs_that_fail_or_are_refused_are_reported_and_the_others_go_on(swept, base, tmp_path, monkeypatch, capsys):
     folder, flags = swept
     copy = shutil.copytree(folder, tmp_path / "copy")
-    runs = [copy / point.run.path.name for point in points_of(str(base), *flags, folder=copy)]
+    runs = [copy / point.run.path.name for point in points_of(base, *flags, folder=copy)]
     record = json.loads((runs[0] / "config.json").read_text())
     record["train"]["max_iters"] = 5
     (runs[0] / "config.json").write_text(json.dumps(record))
@@ -213,7 +207,7 @@ def test_runs_made_by_their_printed_commands_are_collected(swept, base, tmp_path
     """They have no done.json. Here one is missing, and one was killed before it saved."""
     folder, flags = swept
     copy = shutil.copytree(folder, tmp_path / "copy")
-    points = points_of(str(base), *flags, folder=copy)
+    points = points_of(base, *flags, folder=copy)
     done, killed, missing, diverged = (point.run.path for point in points)
     for path in copy.glob("*/done.json"):
         path.unlink()

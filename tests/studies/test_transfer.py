@@ -12,13 +12,13 @@ from layers.scaling import INPUT, WIDTH, multiplier
 from model import GPT, GPTConfig
 from studies.sweep import coordinates, results
 from studies.sweep.fits import best_rate, bootstrap, loss_at, means, slope
-from studies.sweep.grid import SweepConfig, follow, list_points, split_arguments
+from studies.sweep.grid import follow
 from studies.sweep.runner import Runner, resolve_configs
 from studies.sweep.transfer import large_commands, transfer_rows, write_transfer
-from support.claims import write_base
+from support.claims import points_of, write_base
 from support.models import S5, tokens
 from support.optimizers import filled
-from support.runs import RECORD, ROOT, call
+from support.runs import RECORD, call
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RATES = (1.25e-3, 2.5e-3, 5e-3, 1e-2)
@@ -33,10 +33,6 @@ def loss(rate: float, best: float, seed: int = 1) -> float:
 def moves(n: int) -> float:
     """A best rate that follows n^-1: 0.005 at 32, 0.0025 at 64."""
     return 0.16 / n
-
-
-def points_of(*argv) -> list:
-    return list_points(SweepConfig(), *split_arguments(list(map(str, argv)))[1:], ROOT / "out")
 
 
 def commands(base, *argv, best=moves) -> list:

@@ -13,7 +13,8 @@ from studies.claims import experiment
 from studies.claims.experiment import Experiment, ReproduceConfig
 from studies.claims.study import Claim, Number
 from studies.sweep import runner
-from studies.sweep.runner import Runner
+from studies.sweep.grid import SweepConfig, list_points, split_arguments
+from studies.sweep.runner import ROOT, Runner
 from support import runs
 
 STEPS = 20  # of a made-up run
@@ -74,6 +75,13 @@ def write_claims(base: Path) -> Path:
     path = base.parent / "made_up.py"
     path.write_text(MADE_UP.format(base=base, no_norm=NO_NORM))
     return path
+
+
+def points_of(*argv, folder=ROOT / "out") -> list:
+    """The points of this command line of sweep.py."""
+    own, files, lists = split_arguments(list(map(str, argv)))
+    config = SweepConfig(**{arg[2:].partition("=")[0]: arg.partition("=")[2] for arg in own})
+    return list_points(config, files, lists, folder)
 
 
 def argv(claims: Path, folder: Path, *flags) -> list:
