@@ -112,9 +112,8 @@ def time_outs(rank, world, folder):
 def test_the_groups_of_hsdp_have_the_time_out_that_was_asked_for(tmp_path):
     processes(4, time_outs, tmp_path)
     found = [load(tmp_path / f"{rank}") for rank in range(4)]
-    assert found == [
-        [(77.0, [rank % 2, rank % 2 + 2]), (77.0, [rank // 2 * 2, rank // 2 * 2 + 1])] for rank in range(4)
-    ]
+    pairs = [[(r % 2, r % 2 + 2), (r // 2 * 2, r // 2 * 2 + 1)] for r in range(4)]
+    assert found == [[(77.0, list(pair)) for pair in its] for its in pairs]
 
 
 # --------------------------------------------------------------------------------------------- what goes wrong together

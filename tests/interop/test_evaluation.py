@@ -301,9 +301,8 @@ def test_without_the_harness(runs, capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "lm_eval" else find(name, *a))
     assert call(out_dir=runs / "a", tasks="text,wic", input=runs / "text.txt") == 1
-    assert capsys.readouterr().err == (
-        "error: every task but text and answers needs lm-evaluation-harness: make install-eval\n"
-    )
+    words = "error: every task but text and answers needs lm-evaluation-harness: make install-eval\n"
+    assert capsys.readouterr().err == words
     assert not (runs / "a" / "evaluation.json").exists()
 
 

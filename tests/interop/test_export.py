@@ -153,9 +153,8 @@ def like_llama() -> dict:
     bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     bpe.add_special_tokens(["<s>", "</s>"])
     bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    bpe.decoder = tokenizers.decoders.Sequence(
-        [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.Fuse(), tokenizers.decoders.Strip(" ", 1, 0)]
-    )
+    of = tokenizers.decoders
+    bpe.decoder = of.Sequence([of.Replace("▁", " "), of.Fuse(), of.Strip(" ", 1, 0)])
     config = {"bos_token": "<s>", "eos_token": "</s>", "x": [1], "tokenizer_class": "LlamaTokenizer"}
     return json_meta(bpe.to_str(), "</s>", "<s>") | {"json_config": config}
 

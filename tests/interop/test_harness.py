@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from functools import cache
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -90,11 +91,8 @@ def folder(tmp_path_factory, greedy, until):
     end of text, some with `until`."""
     folder = tmp_path_factory.mktemp("harness")
     written = {context: ids for context, ids in greedy.items() if max(ids[:2]) < 128}
-    choices = [
-        dict(context=context, choices=["a", bytes(ids[:n]).decode()], label=1)
-        for n in (1, 2)
-        for context, ids in list(written.items())[:2]
-    ]
+    pairs = product((1, 2), list(written.items())[:2])
+    choices = [dict(context=c, choices=["a", bytes(ids[:n]).decode()], label=1) for n, (c, ids) in pairs]
     ends = [c for c, ids in greedy.items() if 256 in ids[2:] and set(ids[ids.index(256) :]) != {256}][:3]
     ends += [context for context, ids in greedy.items() if ord(until) in ids[2:8]][:3]
     texts = [dict(context=c, answer=bytes(i for i in greedy[c] if i < 256).decode(errors="replace")) for c in ends]

@@ -153,10 +153,8 @@ def test_kinds_of_files(home, tmp_path, capsys):
     found = list(conversations(folder))
     assert [(m[0]["content"], m[1]["content"]) for _, _, m in found] == PAIRS[:7]
     assert [name for name, _, _ in found[2:4]] == ["a.jsonl, 4", "deep/b.json, 1"]
-    assert [where for _, where, _ in found[2:]][::4] == [
-        f"{folder}/a.jsonl, line 4",
-        f"{folder}/deep/c.PARQUET, record 2",
-    ]
+    places = [where for _, where, _ in found[2:]][::4]
+    assert places == [f"{folder}/a.jsonl, line 4", f"{folder}/deep/c.PARQUET, record 2"]
     run(folder)
     assert "of other kinds, so left out: README.md" in capsys.readouterr().err
     made = texts_of(home / "mine", "train") + texts_of(home / "mine", "val")
@@ -175,10 +173,8 @@ def test_longer_examples_are_left_out_and_named(home, tmp_path, capsys):
     run(path, *how, "--max_tokens=9")
     lengths = [len(ids) for split in ("train", "val") for ids, _ in examples_of(home / "mine", split)]
     assert sorted(lengths) == [4, 5, 9, 10, 10]  # 10 = max_tokens + 1 tokens give 9 inputs and their targets
-    assert capsys.readouterr().err == (
-        "left out: 2 of 7 examples of --input have more than max_tokens+1 = 10 tokens (the longest 12): "
-        f"{path}, line 4; {path}, line 6\n"
-    )
+    words = "left out: 2 of 7 examples of --input have more than max_tokens+1 = 10 tokens (the longest 12)"
+    assert capsys.readouterr().err == f"{words}: {path}, line 4; {path}, line 6\n"
     open_prepared("mine", block_size=9)
     with pytest.raises(ValueError, match="longer than block_size"):
         open_prepared("mine", block_size=8)

@@ -65,10 +65,8 @@ def test_two_turns_in_chatml():
 
 def test_a_start_of_several_tokens():
     tokenizer = Tokenizer(starting_tokenizer())  # [0, 1] before a text; a is 3; end of text is 2
-    assert encode_conversation(tokenizer, TEMPLATES["plain"], chat("ab", "c")) == (
-        [0, 1, 3, 4, 5, 2],
-        [2, 0, 0, 0, 1, 1],
-    )
+    found = encode_conversation(tokenizer, TEMPLATES["plain"], chat("ab", "c"))
+    assert found == ([0, 1, 3, 4, 5, 2], [2, 0, 0, 0, 1, 1])
     assert encode_conversation(tokenizer, TEMPLATES["plain"], chat("ab"))[0] == [0, 1, 3, 4]
 
 
@@ -94,9 +92,8 @@ def test_a_prompt_is_tokenised_as_one_text(name, text):
 
 
 TEXT = st.text(st.sampled_from("ab \n{}<|é☃'") | st.characters(codec="utf-8"), min_size=1, max_size=12)
-CONTENT = (TEXT | st.sampled_from(["{response}", "<|im_end|>", "<|im_start|>assistant\n", "\\n", "<s>"])).filter(
-    str.strip
-)
+CONTENT = TEXT | st.sampled_from(["{response}", "<|im_end|>", "<|im_start|>assistant\n", "\\n", "<s>"])
+CONTENT = CONTENT.filter(str.strip)
 
 
 @given(
@@ -111,9 +108,8 @@ def test_any_conversation(tokenizer, template, turns, system):
     assert len(ids) == len(marks) and marks[0] == 2 and set(marks[1:]) == {0, 1}
     answers, start = [], 0
     for end in [i for i in range(len(ids)) if marks[i] == 1 and ids[i] == tokenizer.eot]:
-        answers.append(
-            tokenizer.decode([i for i, value in zip(ids[start:end], marks[start:end], strict=True) if value == 1])
-        )
+        trained = [i for i, value in zip(ids[start:end], marks[start:end], strict=True) if value == 1]
+        answers.append(tokenizer.decode(trained))
         start = end + 1
     assert answers == [answer for _, answer in turns] and start == len(ids)  # each ends with end of text
     for n in range(len(messages)):  # the tokens of a conversation grow, and never change
@@ -169,9 +165,8 @@ def test_of_several_names_the_longest_counts_and_white_space_is_text():
 
 def test_texts_of_a_template_are_as_they_stand():
     """Other braces and backslashes are text: a meta.json of an earlier version may hold any template."""
-    template = template_of(
-        {"template": {"system": "S {system}\n", "turn": '{"a": {}} \\n { prompt } {prompt}\n{response}'}}
-    )
+    parts = {"system": "S {system}\n", "turn": '{"a": {}} \\n { prompt } {prompt}\n{response}'}
+    template = template_of({"template": parts})
     text = 'S s\n{"a": {}} \\n { prompt } p\n'
     assert encode_conversation(BYTES, template, chat("p", system="s"))[0] == [256, *text.encode()]
 

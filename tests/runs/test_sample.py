@@ -150,9 +150,8 @@ def test_each_sample_stops_at_its_own_end(run, draw, tmp_path):
 
 
 def test_an_alphabet_without_end_of_text_never_stops(run, draw, tmp_path):
-    out = chain(
-        run, tmp_path / "chain", {"a": "b", "b": "\n", "\n": "a"}, Tokenizer.meta_for("chars", ["\n", "a", "b"])
-    )
+    alphabet = Tokenizer.meta_for("chars", ["\n", "a", "b"])
+    out = chain(run, tmp_path / "chain", {"a": "b", "b": "\n", "\n": "a"}, alphabet)
     assert draw(f"--out_dir={out}", "--start=a", "--max_new_tokens=8") == ["ab\nab\nab\n"] * 2
     assert draw(f"--out_dir={out}", "--max_new_tokens=5") == ["ab\nab"] * 2  # an empty prompt begins after a newline
     out = chain(run, tmp_path / "no newline", {"a": "b", "b": "a"}, Tokenizer.meta_for("chars", ["a", "b"]))

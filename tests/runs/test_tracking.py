@@ -108,10 +108,8 @@ def by_hand(model, idx) -> dict:
     rows = model.wte.weight.double().numpy()[: c.vocab_size]
     smallest = min(((row - row.mean()) ** 2).sum() for row in rows)
     gains = [joint_gain_by_hand(slots, name) for name in ("input_norm", "blocks.0.attn.pre", "blocks.0.attn.")]
-    found["embedding"] = dict(
-        rows=c.vocab_size, smallest=float(smallest), gain=next((g for g in gains if g > 0), math.nan)
-    )
-    return found
+    gain = next((g for g in gains if g > 0), math.nan)
+    return found | dict(embedding=dict(rows=c.vocab_size, smallest=float(smallest), gain=gain))
 
 
 def joint_gain_by_hand(slots, prefix) -> float:
@@ -293,13 +291,11 @@ def test_the_sample_of_a_large_parameter(monkeypatch):
     p = torch.nn.Parameter(torch.randn(1000, 768, generator=torch.Generator().manual_seed(0)))
     p.grad, old = torch.randn(1000, 768, generator=torch.Generator().manual_seed(1)), p.detach().clone()
     model, env = model_of({}), Env(0, 1, torch.device("cpu"), torch.float32, False)
-    data = SimpleNamespace(
-        block_size=16, validation=lambda n: np.zeros(1), val_batch=lambda *_: np.ones((2, 1, 16), int)
-    )
+    batches = dict(validation=lambda n: np.zeros(1), val_batch=lambda *_: np.ones((2, 1, 16), int))
+    data = SimpleNamespace(block_size=16, **batches)
     config = SimpleNamespace(grad_clip=0.0, eval_tokens=0, batch_size=1)
-    tracker = tracking.Tracker(
-        model, SimpleNamespace(param_groups=[dict(role="ffn", params=[p], param_names=["p"])]), data, config, env
-    )
+    optimizer = SimpleNamespace(param_groups=[dict(role="ffn", params=[p], param_names=["p"])])
+    tracker = tracking.Tracker(model, optimizer, data, config, env)
     tracker.before()
     with torch.no_grad():
         p.mul_(0.9).add_(0.5 * p.grad)

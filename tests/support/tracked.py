@@ -12,6 +12,5 @@ def assert_close_numbers(got, expected, rel=2e-5):
     got, expected = (dict(tree_leaves_with_path(value)) for value in (got, expected))
     assert got.keys() == expected.keys()
     for path, x in expected.items():
-        assert (x is None) == (got[path] is None) and (
-            x is None or got[path] == pytest.approx(x, rel=rel, abs=1e-12, nan_ok=True)
-        )
+        assert (x is None) == (got[path] is None)
+        assert x is None or got[path] == pytest.approx(x, rel=rel, abs=1e-12, nan_ok=True)

@@ -198,9 +198,8 @@ def test_recompilations_are_counted(tmp_path, monkeypatch):
         on_phase_end("forward")
 
     def our_variant(name, setting):
-        return Variant(
-            name, setting, step, setting.new_model(), SimpleNamespace(state={}), torch.float32, compile_s=0.0
-        )
+        rest = SimpleNamespace(state={}), torch.float32
+        return Variant(name, setting, step, setting.new_model(), *rest, compile_s=0.0)
 
     monkeypatch.setattr(bench, "our_variant", our_variant)
     (v,) = results(tmp_path)["variants"]
@@ -371,9 +370,8 @@ def test_the_config_s_own_optimizer_keeps_its_values():
 def test_micro_batches(ticks, tmp_path, capsys):
     found = results(tmp_path, vary="micro_batch", batch_size=12)
     names = [f"micro_batch_size={n}" for n in (1, 2, 4, 12)]
-    assert [(row["name"], row["tokens_per_s"]) for row in found["variants"]] == list(
-        zip(names, (16, 32, 64, 192), strict=True)
-    )
+    rates = dict(zip(names, (16, 32, 64, 192), strict=True))
+    assert [(row["name"], row["tokens_per_s"]) for row in found["variants"]] == list(rates.items())
     assert found["not_timed"] == {} and all(row["planned_bytes"] > 0 for row in found["variants"])
     assert "--plan, eager" in capsys.readouterr().out
 

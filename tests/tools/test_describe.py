@@ -237,9 +237,8 @@ def run_small(run):
 
 def test_learning_rates_of_a_configuration(run_small):
     """Of every group, where the schedule turns; by hand. min_lr is 0.001."""
-    code, out, err = run_small(
-        "--schedule=wsd", "--wsd_decay_iters=10", "--optimizer=muon", "--adamw_learning_rate=5e-3"
-    )
+    muon = "--optimizer=muon", "--adamw_learning_rate=5e-3"
+    code, out, err = run_small("--schedule=wsd", "--wsd_decay_iters=10", *muon)
     assert (code, err) == (0, "")
     *_, groups, rates = out.split("\n\n")
     groups, _, gains = groups.rpartition("\n")

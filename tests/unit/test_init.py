@@ -100,19 +100,17 @@ def test_fixup_counts_the_matrices_of_a_branch(mlp, power):
     assert init_scale(config, 3, "up") == pytest.approx(16**-power)
 
 
+LAYERSCALE = dict(branch_scale="layerscale")
 START = {"gain": 1.0, "magnitude": 1.0, "direction": 1.0, "bias": 0.0, "alpha": 1.0}
 
 
 @pytest.mark.parametrize(
     "flags, changed",
-    [(dict(branch_scale="layerscale", n_layer=n), {"mid.gain": 0.1}) for n in (1, 18)]
-    + [(dict(branch_scale="layerscale", n_layer=n), {"mid.gain": 1e-5}) for n in (19, 24)]
-    + [(dict(branch_scale="layerscale", n_layer=25), {"mid.gain": 1e-6})]
+    [(dict(LAYERSCALE, n_layer=n), {"mid.gain": 0.1}) for n in (1, 18)]
+    + [(dict(LAYERSCALE, n_layer=n), {"mid.gain": 1e-5}) for n in (19, 24)]
+    + [(dict(LAYERSCALE, n_layer=25), {"mid.gain": 1e-6})]
     + [
-        (
-            dict(branch_scale="layerscale", mid_norm="attn", gain_param="expmagdir"),
-            {"magnitude": 0.0, "mid.magnitude": math.log(0.1)},
-        ),
+        (dict(LAYERSCALE, mid_norm="attn", gain_param="expmagdir"), {"magnitude": 0.0, "mid.magnitude": math.log(0.1)}),
         (dict(branch_scale="skipinit", n_layer=16), {"mid.gain": 0.25}),
         (dict(branch_scale="skipinit", n_layer=4, mid_norm="both"), {"mid.gain": 0.5}),
         (dict(branch_scale="skipinit", branch_scale_init=0.0, norm="none"), {"mid.gain": 0.0}),
