@@ -117,10 +117,9 @@ def test_eigenvalues_and_steps_are_those_of_the_equations(name):
             parts = (on[n][1] - back[n][1]) / 2e-6, gradients[f"{n}.weight"] * gain, by_v[n]
             sums += torch.stack([part.square().sum() for part in parts])
         high, low = torch.stack([e[[0, -1]] for e in eigenvalues]).T
+        trained, fixed = (sums[:2] / sums[2]).sqrt()
         wanted = dict(low=low.median(), high=high.median(), condition=high.max() / low.min())
-        wanted |= dict(
-            gain=torch.cat(gains).mean(), trained=(sums[0] / sums[2]).sqrt(), fixed=(sums[1] / sums[2]).sqrt()
-        )
+        wanted |= dict(gain=torch.cat(gains).mean(), trained=trained, fixed=fixed)
         assert values == {key: pytest.approx(value.item(), rel=1e-4) for key, value in wanted.items()}, (kind, block)
         assert abs(values["trained"] / values["fixed"] - 1) > 1e-3  # so that a γ held fixed would show
 

@@ -13,6 +13,7 @@ from nanodnt.optim import OPTIMIZERS
 from nanodnt.plan.__main__ import main
 from nanodnt.plan.equations import describe_network
 from nanodnt.plan.planning import PlanConfig
+from support.models import POST
 from support.runs import ROOT, call
 
 SIZE = dict(n_layer=3, n_head=2, n_embd=16, block_size=8, vocab_size=50)
@@ -60,12 +61,9 @@ EQUATIONS = {
         "x ← x + attention(γ·LayerNorm(x))",
         "logits = Wte γ·LayerNorm(x)",
     ),
-    "DeepNorm": (
-        dict(pre_norm="none", post_norm="both", deepnorm=True, n_layer=12),
-        "x ← γ·RMSNorm(2.213·x + attention(x))",
-    ),
+    "DeepNorm": (dict(POST, deepnorm=True, n_layer=12), "x ← γ·RMSNorm(2.213·x + attention(x))"),
     "Admin": (
-        dict(pre_norm="none", post_norm="both", admin=True),
+        dict(POST, admin=True),
         "x ← γ·RMSNorm(ω·x + attention(x))",
         "ω: learned vector, set by a profiling forward when training starts (Admin)",
     ),
