@@ -183,7 +183,9 @@ def test_coordinates_in_place_of_runs(base, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Runner, "train", lambda self, run, lock: pytest.fail("trains"))
     assert call(sweep.main, base, "--n_embd=32,64", "--coordinates=2", f"--out={tmp_path}") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["coordinates.md", "coordinates.png"]
-    assert "| 2 FFN |" in (tmp_path / "coordinates.md").read_text() and "\n2 FFN " in capsys.readouterr().out
+    page, said = (tmp_path / "coordinates.md").read_text(), capsys.readouterr().out
+    assert "| 2 FFN |" in page and "\n2 FFN " in said
+    assert "\nchanges follow n_embd: " in page and "\nchanges follow n_embd: " in said
 
 
 def changes(**flags):
