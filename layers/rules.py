@@ -141,7 +141,8 @@ def scales(c):
     yield learned, "lns_learn needs lns=norm and gains (gain=shared or branch), whose initial value it sets"
     scaled = c.post_norm != "both" and changed(c, "deepnorm", "admin")
     yield scaled, " scales the stream before post norms: set post_norm=both (and pre_norm=none)"
-    deep = changed(c, "fixup", "post_norm", "post_norm_blocks") if c.parametrization in ALPHA else ""
+    deep = changed(c, "fixup", "post_norm", "post_norm_blocks") or "lns=residual" * (c.lns == "residual")
+    deep = deep if c.parametrization in ALPHA else ""
     yield deep, f" has no rule for the depth under parametrization={c.parametrization}: choose mup or standard"
     yield c.deepnorm and c.admin, "deepnorm and admin both scale the stream: leave one of them out"
     scale, start = c.branch_scale, c.branch_scale_init

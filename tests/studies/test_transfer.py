@@ -226,7 +226,9 @@ def test_exponents_of_a_linear_network(kind, name, monkeypatch):
 
     for part, exponent in zip(("input", "hidden", "head"), THEORY[kind, name], strict=True):
         by_size = {width: [check(part, width, seed) for seed in range(4)] for width in (64, 128, 256, 512, 1024)}
-        assert slope(coordinates.averages(by_size, "change")[part]) == pytest.approx(exponent, abs=0.05), part
+        found = coordinates.averages(by_size, "change")[part]
+        assert slope(found) == pytest.approx(exponent, abs=0.05), part
+        assert (name, part) != ("adamw", "input") or found[64] == pytest.approx(0.1 * 8, abs=1e-4)
 
 
 def changes(**flags):

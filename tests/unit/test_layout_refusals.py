@@ -95,6 +95,7 @@ REFUSED = (
     (dict(branch_scale_init=0.1), "branch_scale_init branch_scale=layerscale skipinit"),
     (dict(fixup=True), "fixup norm=rmsnorm norm=none"),
     (dict(FIXUP, parametrization="depth_mup"), "fixup parametrization=depth_mup"),
+    (dict(lns="residual", parametrization="depth_mup"), "lns=residual parametrization=depth_mup"),
     (dict(POST, post_norm_blocks=1, parametrization="completep"), "post_norm=both post_norm_blocks=1 completep"),
     (dict(FIXUP, branch_scale="skipinit", sigma_reparam=True), "fixup branch_scale=skipinit sigma_reparam"),
     (dict(post_norm_blocks=2, gain="branch"), "gain=branch pre_norm post_norm_blocks n_layer=2"),

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from layers.scaling import base_layer
+from layers.scaling import base_layer, multiplier
 from model import GPT, GPTConfig
 from nanodnt.optim import make_optimizer
 from support.models import ALL, COMPLETEP, SIZE, batch, build, error
@@ -47,6 +47,11 @@ def test_the_last_block_is_like_the_last_of_the_base():
     """15 / (15 / 13) is more than 13 in floating point."""
     c = GPTConfig(n_layer=15, base_n_layer=13, parametrization="completep")
     assert [base_layer(c, layer) for layer in (1, 2, 14, 15)] == [1, 2, 13, 13]
+
+
+def test_a_constant_multiplies_the_one_that_is_there():
+    c = GPTConfig(n_layer=4, base_n_layer=2, parametrization="completep")
+    assert (multiplier(c, "branch"), multiplier(c, "branch", 0.5), multiplier(c, "logits", 0.5)) == (0.5, 0.25, 0.5)
 
 
 # m = 4, l = 2. Outside the blocks; in them: matrices, vectors, scalars, routers. Tensor Programs V (arXiv 2203.03466),
