@@ -57,7 +57,7 @@ def cost(curves: dict) -> float:
 
 
 def number(x: float, form: str = ".3g") -> str:
-    return "–" if math.isnan(x) else f"{round(x, 12) + 0.0:{form}}"  # no -0.00
+    return "–" if math.isnan(x) else f"{x if float(f'{x:{form}}') else 0.0:{form}}"  # no -0.00
 
 
 def measured(curves: dict, function, form: str) -> list:

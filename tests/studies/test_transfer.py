@@ -17,7 +17,7 @@ from studies.sweep import coordinates, results
 from studies.sweep.fits import best_rate, bootstrap, loss_at, means, slope
 from studies.sweep.grid import follow
 from studies.sweep.runner import Runner, resolve_configs
-from studies.sweep.transfer import large_commands, transfer_rows, write_transfer
+from studies.sweep.transfer import large_commands, number, transfer_rows, write_transfer
 from support.claims import points_of, write_base
 from support.models import S5, tokens
 from support.optimizers import filled
@@ -86,6 +86,7 @@ def test_the_table_has_exponents_and_costs_by_family():
     cost = f"{math.log(2) ** 2:+.3f}"
     assert one == ["a", "0.005", "0.0025", "-1.00", "-1.00 to -1.00", cost, f"{cost} to {cost}"]
     assert other == ["b", "0.002", "0.002", "+0.00", "+0.00 to +0.00", "+0.000", "+0.000 to +0.000"]
+    assert [number(x, "+.2f") for x in (-0.004, -0.006, math.inf)] == ["+0.00", "-0.01", "+inf"]
     head, row = transfer_rows({"a": curves_by(moves, 32, 999)}, "n_layer")  # at 999 the lowest is at an end
     lost = math.log(5e-3 / moves(999)) ** 2 - math.log(RATES[0] / moves(999)) ** 2
     assert head[2] == "best at n_layer=999" and row[2:6] == ["–", "–", "–", f"{lost:+.3f}"]
