@@ -209,7 +209,13 @@ def train(run: Run) -> int:
     config, env, state, data = run.config, run.env, run.state, run.data
     per_process = run.micro * run.accumulation
     own_rows = slice(env.rank * per_process, (env.rank + 1) * per_process)  # this process's part of each batch
-    next_batch = Prefetch(lambda step: env.pin(*data.batch(step + state.shift, config.batch_size, own_rows)))
+    # 0, unless earlier steps had another batch size: then the rows go on where those steps ended
+    offset = state.rows - (state.step + state.shift) * config.batch_size
+
+    def fetch_batch(step: int) -> tuple:
+        return env.pin(*data.batch(step + state.shift, config.batch_size, own_rows, offset))
+
+    next_batch = Prefetch(fetch_batch)
     step_model = run.compiled  # under FSDP it is sharded already
     if env.parallel == "ddp":
         from nanodnt.run.parallel import data_parallel
@@ -253,10 +259,12 @@ def train(run: Run) -> int:
         batch = env.put(*next_batch(state.step))
         if run.is_due(config.track_interval, ahead=1):
             run.tracker.before()
-        n_targets = data.loss_tokens(state.step + state.shift, config.batch_size)  # that count; None: all
+        n_targets = data.loss_tokens(state.step + state.shift, config.batch_size, offset)  # that count; None: all
         run.result = training_step(trainer, batch, n_targets and n_targets / env.world_size)
         run.meter.count(run.result.found_inf)
-        state.step, state.tokens = state.step + 1, state.tokens + run.step_tokens
+        state.step += 1
+        state.rows += config.batch_size
+        state.tokens += run.step_tokens
 
     return finish(run)
 

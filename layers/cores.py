@@ -2,8 +2,10 @@
 
 import os
 
+processes_here = 1  # processes of one run on this machine, which share its cores; set when they join their group
+
 
 def own_cores() -> int:
-    """Cores that this process may use, shared with the other processes of its machine."""
+    """Cores that this process may use, shared with the other processes of its run on this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return max(1, cores // processes_here)

@@ -48,6 +48,7 @@ def roll_back(state, spike: RollBack, config, env) -> dict:
     """Let a state just restored skip the batches up to the spike. Returns the row of metrics.jsonl that tells of it."""
     passed = spike.step - state.step
     state.shift, state.rollbacks = state.shift + passed, state.rollbacks + 1
+    state.rows += passed * config.batch_size
     what = f"the loss spiked to {spike.loss:.4f} at step {spike.step}, usually {spike.median_loss:.4f}"
     skipped = f"the {passed} batches between are skipped ({state.rollbacks} of {config.max_rollbacks})"
     env.print(f"rolled back to step {state.step}: {what}; {skipped}")

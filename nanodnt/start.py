@@ -8,7 +8,7 @@ import torch
 from layers.rules import notes as layout_notes
 from model import GPT, GPTConfig, Transformer
 from nanodnt.optim import describe_groups, fill_defaults, load_optimizer, lr_at, notes, state_bytes
-from nanodnt.run.checkpoints import RunState, fingerprint, load_checkpoint, load_latest
+from nanodnt.run.checkpoints import RunState, fingerprint, how_to_continue, is_count, load_checkpoint, load_latest
 from nanodnt.run.environment import choose_parallel
 from nanodnt.run.hardware import attention_backend, choose_compile, device_name, peak_flops
 from nanodnt.settings import TrainConfig
@@ -57,13 +57,15 @@ def read_init_from(setting: str) -> tuple:
 
 def check_out_dir(config, out_dir: Path) -> None:
     """ValueError if there is no run to resume, or if a new run would overwrite the checkpoints of another."""
-    if config.init_from == "resume":
-        what = f"nothing to resume in {out_dir} (no last.pt or prev.pt)"
-        raise ValueError(f"{what}: use --init_from=scratch, auto or CHECKPOINT_FILE (its weights) or another --out_dir")
-    earlier = sorted(fingerprint(out_dir))
-    if earlier and not config.overwrite and not config.eval_only:
-        what = f"{out_dir} holds checkpoints of an earlier run ({', '.join(earlier[:4])})"
-        raise ValueError(f"{what}: --init_from=resume continues, --overwrite=True replaces it; or another --out_dir")
+    resumes = config.init_from == "resume"
+    earlier = fingerprint(out_dir)
+    if resumes and not earlier:
+        other = "name another --out_dir, or start a new run there with --init_from=scratch"
+        raise ValueError(f"nothing to resume in {out_dir} (no last.pt or prev.pt): {other}")
+    if resumes or (earlier and not config.overwrite and not config.eval_only):
+        what = f"{out_dir} holds checkpoints of an earlier run ({', '.join(sorted(earlier)[:4])})"
+        replaces = "--init_from=auto --overwrite=True" if resumes else "--overwrite=True"
+        raise ValueError(f"{what}: {how_to_continue(out_dir)}; {replaces} replaces it; or name another --out_dir")
 
 
 def load_source(checkpoint: dict | None, source: str, config, model_config: GPTConfig, read_pretrained, env) -> tuple:
@@ -182,7 +184,13 @@ def restore(checkpoint: dict, optimizer, scaler, config, env) -> RunState:
         env.print(f"optimizer {used} → {config.optimizer}: its state starts fresh")
     if checkpoint["scaler"]:  # empty after a run that needed none
         scaler.load_state_dict(checkpoint["scaler"])
-    return RunState(**{f.name: checkpoint[f.name] for f in fields(RunState)})
+    state = RunState(**{f.name: checkpoint[f.name] for f in fields(RunState)})
+    if state.rows < 0:  # a checkpoint of an earlier version
+        batch_size = checkpoint["train_config"].get("batch_size")
+        if not is_count(batch_size):
+            raise ValueError(f"{checkpoint['path']} is damaged: its train_config has no batch_size")
+        state.rows = (state.step + state.shift) * batch_size
+    return state
 
 
 def describe_run(run) -> None:

@@ -40,8 +40,9 @@ class PreparedExamples(Tokens):
         rows = f"{len(lengths):,} examples in {self.n_train:,} rows an epoch, {filled:.0%} filled"
         return f"{rows}, {counted:.0%} of the tokens count in the loss"
 
-    def loss_tokens(self, step: int, batch_size: int) -> int:
-        return int(self.counted["train"][self._draw(step, batch_size)].sum())
+    def loss_tokens(self, step: int, batch_size: int, offset: int = 0) -> int:
+        rows = self._draw(step, batch_size, offset=offset)
+        return int(self.counted["train"][rows].sum())
 
     def _find(self, split):
         """First token, length and number of answer tokens of every example of a split, in the order of the file."""

@@ -46,19 +46,20 @@ class PreparedImages(PreparedData):
     def describe(self) -> str:
         return f"{self.n_train:,} images an epoch, of {len(self.meta['classes']):,} classes"
 
-    def batch(self, step: int, batch_size: int, rows: slice = slice(None)) -> tuple:
+    def batch(self, step: int, batch_size: int, rows: slice = slice(None), offset: int = 0) -> tuple:
         """Rows `rows` of the batch of `step` (from 0): images float32 (rows, C, S, S), normalised by the dataset's mean
-        and standard deviation, and labels int64 (rows,).
+        and standard deviation, and labels int64 (rows,). `offset`: see `_draw`.
 
         With mixup or cutmix an image is mixed with its neighbour in the whole batch, also if another process has that.
         Then there are also other labels int64 (rows,), the neighbours', and share float32 (rows,), of the own label."""
         index = np.arange(batch_size, dtype=np.int64)[rows]
         if not self.mixes:
-            return self._decode("train", self._draw(step, batch_size, rows), step, index)
+            return self._decode("train", self._draw(step, batch_size, rows, offset), step, index)
         partner = np.where((index ^ 1) < batch_size, index ^ 1, index)
         needed, at = np.unique([index, partner], return_inverse=True)
         own, other = at.reshape(2, -1)
-        images, labels = self._decode("train", self._draw(step, batch_size)[needed], step, needed)
+        chosen = self._draw(step, batch_size, offset=offset)[needed]
+        images, labels = self._decode("train", chosen, step, needed)
         mixed, share = images[own], np.ones(len(index), np.float32)
 
         def mix_one(row):

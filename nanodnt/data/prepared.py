@@ -34,13 +34,16 @@ class PreparedData:
         wanted = min(self.n_val, max(1, eval_tokens // self.block_size)) if eval_tokens else self.n_val
         return np.arange(wanted, dtype=np.int64) * self.n_val // wanted * self.stride
 
-    def loss_tokens(self, step: int, batch_size: int) -> int | None:
-        """How many targets of the whole batch of `step` count in the loss; None: all."""
+    def loss_tokens(self, step: int, batch_size: int, offset: int = 0) -> int | None:
+        """How many targets of the whole batch of `step` count in the loss; None: all. `offset`: see `_draw`."""
         return None
 
-    def _draw(self, step, batch_size, part=slice(None)):
-        """What the rows `part` of the batch of `step` are read from: without replacement within an epoch."""
-        index = step * batch_size + np.arange(batch_size, dtype=np.int64)[part]
+    def _draw(self, step: int, batch_size: int, part=slice(None), offset: int = 0) -> np.ndarray:
+        """What the rows `part` of the batch of `step` are read from: without replacement within an epoch.
+
+        The batch begins `step * batch_size + offset` rows after the start of the first epoch. The offset is 0 unless
+        steps before had another batch size."""
+        index = step * batch_size + offset + np.arange(batch_size, dtype=np.int64)[part]
         epoch, position = np.divmod(index, self.n_train)
         chosen = np.empty_like(index)
         for e in np.unique(epoch):
@@ -68,9 +71,9 @@ class Tokens(PreparedData):
     """A prepared dataset of token ids: `batch` gives inputs, targets and, with doc_mask, each input's position in its
     document; int64 arrays (rows, block_size). Targets of -1 do not count in the loss. A kind has `_rows` to read."""
 
-    def batch(self, step: int, batch_size: int, rows: slice = slice(None)) -> tuple:
-        """Rows `rows` of the batch of `step` (from 0)."""
-        return self._rows("train", self._draw(step, batch_size, rows))
+    def batch(self, step: int, batch_size: int, rows: slice = slice(None), offset: int = 0) -> tuple:
+        """Rows `rows` of the batch of `step` (from 0). `offset`: see `_draw`."""
+        return self._rows("train", self._draw(step, batch_size, rows, offset))
 
     def val_batch(self, chosen: np.ndarray, size: int) -> tuple:
         """Some rows of `validation`. Further rows, up to `size`, have targets -1: evaluation batches have one shape."""

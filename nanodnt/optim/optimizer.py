@@ -51,10 +51,10 @@ def load_optimizer(optimizer, saved: dict, step: int) -> None:
     except (KeyError, TypeError, AttributeError, IndexError):
         fits = False
     if not fits:
-        raise ValueError(
-            "the checkpoint's optimizer state does not fit this optimizer on this model, it is damaged or belongs to "
-            "other parameters: --init_from=CHECKPOINT_FILE starts a new run from the weights alone"
-        )
+        problem = "the checkpoint's optimizer state does not fit this optimizer on this model"
+        cause = "it is damaged or belongs to other parameters"
+        fix = "--init_from=CHECKPOINT_FILE with another --out_dir starts a new run from the weights alone"
+        raise ValueError(f"{problem}: {cause}; {fix}")
     for name, state in states.items():
         for key, value in state.items():
             if torch.is_tensor(value):

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import secrets
+import shlex
 import threading
 import warnings
 import zipfile
@@ -40,6 +41,7 @@ class RunState:
     wandb_id: str | None = None
     recent: list = field(default_factory=list)  # logged losses that a spike is measured against
     shift: int = 0  # step s trains on batch s + shift
+    rows: int = 0  # training rows that steps have read, or that a roll-back has skipped
     rollbacks: int = 0  # roll-backs made
 
 
@@ -66,6 +68,7 @@ KINDS = dict.fromkeys(("model", "optimizer", "scaler", "meta", "model_config", "
 KINDS |= dict(names=list, **RunState.__annotations__)
 KINDS |= dict(shards=dict)  # {}, or where its tensors are: see shards.py
 OLDER = {"names": [], "recent": [], "shift": 0, "rollbacks": 0, "shards": {}}  # what earlier versions did not save
+OLDER |= {"rows": -1}  # not counted: all steps had the batch size of the checkpoint
 
 
 def save_checkpoint(out_dir: Path, checkpoint: dict, best: bool, keep: bool = False) -> None:
@@ -198,6 +201,21 @@ def fingerprint(out_dir: Path) -> dict:
     return found
 
 
+def how_to_continue(out_dir: Path, damaged: tuple[str, ...] = ()) -> str:
+    """What continues the run in `out_dir` without its `damaged` checkpoints, in words for an error message. "" if there
+    is no other checkpoint."""
+    there = fingerprint(out_dir)
+    bad_inodes = {there[name][0] for name in damaged if name in there}
+    intact = {name: written for name, (inode, written, _) in there.items() if inode not in bad_inodes}
+    if not intact:
+        return ""
+    if not intact.keys().isdisjoint(LATEST):
+        return "--init_from=resume continues it"
+    newest = max(intact, key=intact.get)
+    link = shlex.join(["ln", "-f", str(out_dir / newest), str(out_dir / "last.pt")])
+    return f"`{link}`, then --init_from=resume, continues it from {newest}"
+
+
 def verify_records(path) -> None:
     """ValueError unless a file is as torch.save writes it, and all its CRC-32 match."""
     try:
@@ -226,6 +244,8 @@ def load_checkpoint(path, parts=shards.PARTS, share: tuple = (0, 1)) -> dict:
     except Exception as e:  # a damaged file can raise nearly anything
         raise ValueError(f"{path} cannot be read as a checkpoint, it is damaged ({type(e).__name__})") from e
     if not isinstance(checkpoint, dict) or checkpoint.get("format") != CHECKPOINT_FORMAT:
+        if isinstance(checkpoint, dict) and {"model_args", "iter_num"} <= checkpoint.keys():
+            raise ValueError(f"{path} is a checkpoint of nanoGPT, which is not read: see docs/from_nanogpt.md")
         raise ValueError(f"{path} is not a checkpoint of this project ({CHECKPOINT_FORMAT!r} expected)")
     checkpoint = OLDER | checkpoint
     try:
@@ -253,6 +273,7 @@ def check_structure(checkpoint: dict) -> None:
 
     step, scaled = checkpoint.get("step"), GradScaler("cpu").state_dict().keys()
     checks = dict.fromkeys(("step", "tokens", "skipped", "shift", "rollbacks"), is_count) | dict(
+        rows=lambda value: value == -1 or is_count(value),
         evaluated=lambda value: is_count(step) and -1 <= value <= step,
         pending=lambda value: not value or is_metrics_row(value) and value["step"] == step,
         scaler=lambda value: value.keys() in (set(), scaled) and all(map(is_number, value.values())),  # or not scaled
@@ -293,5 +314,8 @@ def load_latest(out_dir: Path, say=print, env=None) -> dict | None:
             say(f"warning: {problems[0]}; going on from {path}, step {checkpoint['step']}")
         return checkpoint
     if problems:
-        raise ValueError("; ".join(problems) + ": nothing to resume from")
+        problem = "; ".join(problems) + ": nothing to resume from"
+        if other := how_to_continue(out_dir, damaged=tuple(there)):
+            problem += f"; {other}"
+        raise ValueError(problem)
     return None

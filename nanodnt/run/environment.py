@@ -13,9 +13,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from layers import cores
 from nanodnt.run.hardware import memory_bytes, unusable_gpu
 
 MANY = 256  # processes, from which gloo's full mesh of connections is avoided: our choice
+GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells its processes
 FIXED_SHARE = 0.7  # of a GPU's memory, for DDP's weights, gradients and optimizer state: our choice
 
 
@@ -180,8 +182,9 @@ def choose_parallel(setting: str, env, fixed_bytes: int) -> tuple:
 def environment(device: str, dtype: str, timeout_s: int):
     """The Env of this process: device, precision and, under torchrun, the process group, which is destroyed at the end,
     but not after an exception: see `end_with`."""
-    rank, local_rank, world_size = _env_int("RANK", 0), _env_int("LOCAL_RANK", 0), _env_int("WORLD_SIZE", 1)
-    distributed = "RANK" in os.environ and "MASTER_ADDR" in os.environ
+    group = find_group()
+    distributed = group is not None
+    rank, world_size, local_rank = group or (0, 1, 0)
     chosen, reason = choose_device(device, local_rank)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)  # before everything else that asks for the current device
@@ -213,6 +216,7 @@ def join_processes(env: Env, timeout_s: int) -> None:
         note = "note: after a restart by torchrun the processes may fail to find each other"
         env.print(f"{note}: before torchrun, export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
     env.timeout = timedelta(seconds=timeout_s)
+    cores.processes_here = max(1, _env_int("LOCAL_WORLD_SIZE", 1))
     cuda = env.device.type == "cuda"
     if env.world_size >= MANY and sys.platform == "linux" and "GLOO_DEVICE_TRANSPORT" not in os.environ:
         # connect with whom one talks to, not each with every other. (Other transports cannot; and where a process is
@@ -221,6 +225,27 @@ def join_processes(env: Env, timeout_s: int) -> None:
     # device_id: NCCL connects now, and not in the first step; a barrier or a new group need not guess the device
     dist.init_process_group("nccl" if cuda else "gloo", timeout=env.timeout, device_id=env.device if cuda else None)
     env.control = dist.new_group(backend="gloo", timeout=env.timeout)
+
+
+def find_group() -> tuple[int, int, int] | None:
+    """(rank, world size, rank on this machine) of this process in a process group, from the environment variables that
+    torchrun sets. None where they describe no group. ValueError where only some of them are set, as by a SLURM script
+    that exports WORLD_SIZE, or where they contradict each other."""
+    rank = _env_int("RANK", 0)
+    world_size = _env_int("WORLD_SIZE", 1)
+    missing = [name for name in GROUP if name not in os.environ]
+    if missing and rank == 0 and world_size == 1:
+        return None
+    if missing:
+        given = ", ".join(f"{name}={os.environ[name]}" for name in GROUP if name in os.environ)
+        fix = "start with torchrun, which sets them all, or unset them for a single process"
+        raise ValueError(f"the environment has {given}, but not {', '.join(missing)}: {fix}")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"RANK={rank} in the environment is not from 0 to WORLD_SIZE - 1 = {world_size - 1}")
+    local_rank = _env_int("LOCAL_RANK", 0)
+    if not 0 <= local_rank < world_size:
+        raise ValueError(f"LOCAL_RANK={local_rank} in the environment is not from 0 to {world_size - 1}")
+    return rank, world_size, local_rank
 
 
 def _env_int(name: str, default: int) -> int:

@@ -20,7 +20,7 @@ from support.spoil import broken_compiler, checkpoint, cut, environ, missing_pac
 pytestmark = pytest.mark.usefixtures("one_thread", "quick")
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 NO_MPS = pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has mps")
-NO_FIRST_RANK = environ(WORLD_SIZE="2", RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="9")
+GROUP = dict(WORLD_SIZE="2", RANK="1", LOCAL_RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="9")  # has no rank 0
 
 CONFIG = "{tmp}/c.py"
 
@@ -47,9 +47,16 @@ VALUES = cases(
     # the batch
     ("micro batch", "--batch_size=12 --micro_batch_size=5", ["micro_batch_size=5", "batch_size=12", "4 or 6"]),
     ("too large a batch", f"--batch_size={2**60}", [f"batch_size={2**60}", "at most 1048576"]),
-    ("batch over ranks", "", ["batch_size=4", "3 processes", "3 or 6"], environ(WORLD_SIZE="3", RANK="0")),
+    # half a process group
+    ("WORLD_SIZE alone", "", ["WORLD_SIZE=2", "not RANK, LOCAL_RANK", "torchrun"], environ(WORLD_SIZE="2")),
+    ("RANK alone", "", ["RANK=1", "not WORLD_SIZE", "unset"], environ(RANK="1")),
+    ("no address", "", ["not LOCAL_RANK, MASTER_ADDR, MASTER_PORT"], environ(WORLD_SIZE="2", RANK="1")),
+    ("no LOCAL_RANK", "", ["but not LOCAL_RANK:"], environ(**GROUP | {"LOCAL_RANK": None})),
+    ("RANK=2 of 2", "", ["RANK=2", "WORLD_SIZE - 1 = 1"], environ(**GROUP | {"RANK": "2"})),
+    ("WORLD_SIZE=0", "", ["RANK=1", "WORLD_SIZE - 1 = -1"], environ(**GROUP | {"WORLD_SIZE": "0"})),
+    ("LOCAL_RANK=-1", "", ["LOCAL_RANK=-1"], environ(**GROUP | {"LOCAL_RANK": "-1"})),
     ("WORLD_SIZE=two", "", ["WORLD_SIZE"], environ(WORLD_SIZE="two", RANK="0")),
-    ("no first rank", "--timeout_s=1", ["127.0.0.1"], NO_FIRST_RANK, pytest.mark.deep),
+    ("no first rank", "--timeout_s=1", ["127.0.0.1"], environ(**GROUP), pytest.mark.deep),
     # optimizer and schedule; test_schedules.py and test_run_choices.py have the others
     ("momentum for AdamW", "--momentum=0.9", ["momentum=0.9", "no effect on adamw", "msgdw or muon"]),
     # the machine

@@ -56,6 +56,7 @@ def test_a_spike_rolls_back_and_skips_the_batches_since(rolled_back, dataset, tm
     assert max(row["train_loss"] for row in rows if "train_loss" in row and row["step"] > 5) < event["spike_loss"]
     last = load(out_dir / "last.pt")
     assert (last["shift"], last["rollbacks"]) == (2, 1)
+    assert last["rows"] == (40 + 2) * 8  # with those of the batches that were skipped
 
     batch = PreparedText.batch  # the same by hand: from step 20 on the batches of 2 steps later
     monkeypatch.setattr(PreparedText, "batch", lambda self, s, *args: batch(self, s + 2 * (s >= 20), *args))

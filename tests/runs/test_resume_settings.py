@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nanodnt.data.windows import PreparedText
+from nanodnt.engine import training_step
 from nanodnt.optim import lr_at, make_optimizer
 from nanodnt.settings import TrainConfig
 from nanodnt.weights import model_from_checkpoint
@@ -107,11 +108,41 @@ def test_the_optimizers_state_is_found_by_name(dataset, tmp_path):
     assert set(labels[1]) - set(labels[0]) == {"bias_qk", "bias_vo", "bias_ffn"} and len(labels[0]) == 8
 
 
+@pytest.mark.parametrize("sizes", [(8, 4), (8, 16), (12, 4, 12)], ids=str)
+def test_another_batch_size_goes_on_with_the_next_rows(sizes, dataset, tmp_path, monkeypatch):
+    """Rows are neither trained on again nor left out: together the steps read the first rows of the order, once."""
+    used = []
+
+    def note(trainer, batch, *args):
+        used.append(batch[0].clone())
+        return training_step(trainer, batch, *args)
+
+    monkeypatch.setattr("train.training_step", note)
+    for i, size in enumerate(sizes, 1):
+        settings = dict(batch_size=size, max_iters=5 * i, lr_decay_iters=15, init_from="auto")
+        assert run(out_dir=tmp_path, dataset=dataset, **settings) == 0
+    n_rows = 5 * sum(sizes)
+    first_rows, _ = PreparedText(str(dataset), 32, 1337).batch(0, n_rows)
+    assert torch.equal(torch.cat(used), torch.from_numpy(first_rows))
+    last = load(tmp_path / "last.pt")
+    assert (last["step"], last["rows"], last["tokens"]) == (5 * len(sizes), n_rows, 32 * n_rows)
+
+
+def test_the_rows_of_an_older_checkpoint_follow_from_its_batch_size(begun, dataset):
+    """It was saved before rows were counted: 20 steps of 8 rows."""
+    saved = load(begun / "last.pt")
+    assert saved.pop("rows") == 160
+    (begun / "last.pt").unlink()  # it may be best.pt too
+    torch.save(saved, begun / "last.pt")
+    assert resume(begun, dataset, batch_size=4, max_iters=22) == 0
+    assert load(begun / "last.pt")["rows"] == 160 + 2 * 4
+
+
 def test_a_checkpoint_from_before_there_were_experts(begun, dataset, tmp_path, capsys):
     """It goes on with the same bits, and nothing counts as changed."""
     shutil.copytree(begun, tmp_path / "older")
     saved = load(begun / "last.pt")
-    for name in ("names", "recent", "shift", "rollbacks"):  # from before there were roll-backs, too
+    for name in ("names", "recent", "shift", "rollbacks", "rows"):  # from before there were roll-backs, too
         del saved[name]
     for part in ("model_config", "train_config"):
         words = ("expert", "router", "balance", "z_coef")

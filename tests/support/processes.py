@@ -160,7 +160,8 @@ def meeting(rank: int, world: int, path) -> dict:
 
 def join_as(patch, rank: int, world: int, path) -> None:
     """Make a command in this process one of `world` of torchrun's, which meet in a file at `path`."""
-    for name, value in dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, MASTER_ADDR="file").items():
+    group = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, MASTER_ADDR="file", MASTER_PORT=0)
+    for name, value in group.items():
         patch.setenv(name, str(value))
     patch.setattr(dist, "init_process_group", partial(dist.init_process_group, **meeting(rank, world, path)))
 

@@ -109,7 +109,9 @@ def cut(*names):
 
 
 def environ(**values):
-    return lambda w: [w.patch.setenv(name, value) for name, value in values.items()]
+    """Set environment variables; those of None stay unset."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return lambda w: [w.patch.setenv(name, value) for name, value in given.items()]
 
 
 def missing_package(name):

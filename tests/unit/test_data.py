@@ -66,6 +66,15 @@ def test_a_batch_depends_on_dataset_seed_and_step_alone(folder):
     assert (a.batch(5, 6)[0] != a.batch(6, 6)[0]).any()
 
 
+def test_an_offset_moves_a_batch_by_so_many_rows(folder):
+    """Steps 2 and 3 of 5 rows after 14 rows: rows 14 to 24 of the order, 4 more than steps of 5 rows have read."""
+    data = PreparedText(folder, 8)
+    in_order = data.batch(0, 24)[0]
+    moved = [data.batch(step, 5, offset=4)[0] for step in (2, 3)]
+    assert (np.concatenate(moved) == in_order[14:24]).all()
+    assert (data.batch(2, 5, slice(3, 5), offset=-4)[0] == in_order[9:11]).all()
+
+
 def test_ranks_and_micro_batches_are_slices_of_one_batch(folder):
     data = PreparedText(folder, 8)
     whole = data.batch(9, 12)[0]

@@ -120,6 +120,9 @@ def test_epochs_hold_the_same_rows_in_another_order(folder):
     assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1 and len({tuple(epoch) for epoch in epochs}) == 6
     x, _ = data.batch(0, 2 * data.n_train + 3)  # a batch larger than an epoch
     assert [row.tobytes() for row in x] == epochs[0] + epochs[1] + epochs[2][:3]
+    moved, targets = data.batch(1, data.n_train, offset=-2)  # the last two rows of an epoch, the first of the next
+    assert [row.tobytes() for row in moved] == epochs[0][-2:] + epochs[1][:-2]
+    assert data.loss_tokens(1, data.n_train, offset=-2) == (targets != -1).sum()
 
 
 def test_only_the_room_for_the_longest_is_needed(tmp_path):

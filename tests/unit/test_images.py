@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from layers import cores
 from layers.cores import own_cores
 from nanodnt.data.images import PreparedImages
 from nanodnt.settings import TrainConfig
@@ -111,6 +112,14 @@ def test_a_batch_is_the_same_for_any_workers_and_any_slices(colour, augment):
                 assert (part == np.concatenate(parts)).all()
 
 
+@pytest.mark.parametrize("augment", [None, TrainConfig(mixup=1)], ids=["plain", "mixed"])
+def test_an_offset_moves_a_batch_by_so_many_images(colour, augment):
+    data = PreparedImages(colour, 9, image_size=12, config=augment)
+    in_order = PreparedImages(colour, 9, image_size=12).batch(0, 21)[1]
+    labels = data.batch(3, 4, slice(1, 4), offset=5)[1]
+    assert labels.tolist() == in_order[18:].tolist()
+
+
 def test_a_batch_depends_on_seed_and_step(colour):
     a, b = (PreparedImages(colour, 9, seed=seed, image_size=12, config=ALL) for seed in (1, 2))
     assert (a.batch(0, 8)[0] != b.batch(0, 8)[0]).any() and (a.batch(0, 8)[3] != a.batch(1, 8)[3]).all()
@@ -131,10 +140,11 @@ def test_threads_may_read_at_the_same_time(photos, colour):
 
 
 def test_processes_of_a_machine_share_its_cores(monkeypatch):
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     alone = own_cores()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # left in a shell: no group, no sharing
+    assert own_cores() == alone
     for processes in (2, 10_000):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+        monkeypatch.setattr(cores, "processes_here", processes)
         assert own_cores() == max(1, alone // processes)
 
 

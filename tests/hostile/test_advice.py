@@ -1,0 +1,141 @@
+"""What an error message advises works in the state in which it is given: a test provokes it, and does as it says."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import sample
+import train
+from support.hostile import RESUME, World, assert_refused, start
+from support.runs import ROOT, make_dataset
+from support.spoil import cut
+
+pytestmark = pytest.mark.usefixtures("one_thread", "quick")
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+KEEP = "--overwrite=False"
+
+
+class Advice(NamedTuple):
+    refused: str  # flags that are refused; {tmp} {run} {data} are filled in
+    patterns: list  # regular expressions: their groups are the flags, or the shell command, that the message advises
+    spoil: object = lambda world: None  # called with the World before
+    replace: str = ""  # a pattern for flags of `refused` that the advice replaces
+
+
+def keep_alone(name: str):
+    """Leave this one checkpoint, under its name."""
+
+    def spoil(world: World) -> None:
+        (world.run / "best.pt").rename(world.run / "kept")
+        for path in world.run.glob("*.pt"):
+            path.unlink()
+        (world.run / "kept").rename(world.run / name)
+
+    return spoil
+
+
+def damage_all_but_best(world: World) -> None:
+    best = world.run / "best.pt"
+    shutil.copy(best, world.run / "copy")  # it may be the same file as last.pt
+    (world.run / "copy").replace(best)
+    cut("last.pt", "prev.pt")(world)
+
+
+def other_optimizer_state(world: World) -> None:
+    path = world.run / "last.pt"
+    content = torch.load(path, weights_only=True)
+    content["optimizer"]["param_groups"].pop()
+    path.unlink()
+    torch.save(content, path)
+
+
+LINK = r"`(ln -f [^`]+)`"
+AUTO = f"--init_from=auto {KEEP}"
+ADVICE = {
+    "resume, only best.pt": Advice(RESUME, [LINK, f"({RESUME})"], keep_alone("best.pt")),
+    "resume, only step_3.pt": Advice(RESUME, [LINK, f"({RESUME})"], keep_alone("step_3.pt")),
+    "auto, only best.pt": Advice(AUTO, [LINK, f"({RESUME})"], keep_alone("best.pt")),
+    "auto, replace it": Advice(AUTO, ["(--overwrite=True)"], keep_alone("best.pt")),
+    "resume, replace it": Advice(f"{RESUME} {KEEP}", ["(--init_from=auto) (--overwrite=True)"], keep_alone("best.pt")),
+    "scratch, continue": Advice(KEEP, [f"({RESUME})"]),
+    "scratch, replace": Advice(KEEP, ["(--overwrite=True)"]),
+    "nothing there": Advice(f"{RESUME} --out_dir={{tmp}}/new", ["(--init_from=scratch)"]),
+    "latest damaged": Advice(RESUME, [LINK, f"({RESUME})"], damage_all_but_best),
+    "a run as weights": Advice(
+        "--init_from={run} --out_dir={tmp}/new", [r"train\.py takes (\S+),"], keep_alone("step_3.pt"), "init_from"
+    ),
+    "state of other parameters": Advice(RESUME, ["(--init_from=)CHECKPOINT_FILE"], other_optimizer_state),
+    "another dataset": Advice(
+        "--init_from=auto:{run}/last.pt --dataset={tmp}/other",
+        [f"({RESUME})"],
+        lambda world: make_dataset(world.tmp / "other", seed=1),
+    ),
+    "another dataset, a new run": Advice(
+        "--init_from=auto:{run}/last.pt --dataset={tmp}/other",
+        ["another (--out_dir)"],
+        lambda world: make_dataset(world.tmp / "other", seed=1),
+    ),
+    "micro batch": Advice("--batch_size=12 --micro_batch_size=5", ["use (4) or 6"], replace="micro_batch_size"),
+    "doc_mask": Advice("--doc_mask=True --out_dir={tmp}/new", ["use (doc_mask=False)"]),
+}
+
+
+def without(flags: str, names: list) -> list:
+    return [flag for flag in shlex.split(flags) if flag.lstrip("-").partition("=")[0] not in names]
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_the_advice_works_when_it_is_given(name, world):
+    case = ADVICE[name]
+    case.spoil(world)
+    outcome = start(world, train, case.refused)
+    assert_refused(outcome)
+    found = [part for pattern in case.patterns for part in re.search(pattern, outcome.err).groups()]
+    flags = []
+    for part in found:
+        if part.startswith("ln "):
+            subprocess.run(shlex.split(part), check=True)
+        elif part == "--init_from=":  # the message leaves the file open, and says that out_dir must be another
+            assert "another --out_dir" in outcome.err
+            flags += [f"--init_from={world.run}/last.pt", f"--out_dir={world.tmp}/new"]
+        elif part == "--out_dir":
+            flags.append(f"--out_dir={world.tmp}/new")
+        elif case.replace:
+            flags.append(f"--{case.replace}={part}")
+        else:
+            flags.append(f"--{part.lstrip('-')}")
+    names = [flag.lstrip("-").partition("=")[0] for flag in flags]
+    followed = start(world, train, shlex.join(without(case.refused, names) + flags) + " --max_iters=4")
+    assert followed.code == 0, followed.err
+
+
+@NO_GPU
+@pytest.mark.parametrize("choice", ["auto", "cpu"])
+def test_a_device_that_exists_is_advised(choice, world):
+    assert re.search(rf"--device=.*\b{choice}\b", start(world, train, "--device=cuda").err)
+    assert start(world, train, f"--device={choice}").code == 0
+
+
+def test_a_checkpoint_that_exists_is_advised(world):
+    (world.run / "best.pt").unlink()
+    outcome = start(world, sample, "--checkpoint=best.pt")
+    assert_refused(outcome, ["--checkpoint"])
+    for name in re.search(r": ([\w., ]+\.pt) \(choose", outcome.err)[1].split(", "):
+        assert start(world, sample, f"--checkpoint={name}").code == 0
+
+
+@pytest.mark.parametrize("source", ["{tmp}/gpt", "{tmp}/gpt/ckpt.pt"])
+def test_the_page_for_a_checkpoint_of_nanogpt_says_what_replaces_it(source, world):
+    (world.tmp / "gpt").mkdir()
+    content = dict(model={}, optimizer={}, model_args=dict(n_layer=2), iter_num=3, best_val_loss=1.0, config={})
+    torch.save(content, world.tmp / "gpt" / "ckpt.pt")
+    outcome = start(world, train, f"--init_from={source}")
+    assert_refused(outcome, ["nanoGPT"])
+    page = Path(ROOT, re.search(r"see (\S+\.md)", outcome.err)[1])
+    assert "ckpt.pt" in page.read_text(encoding="utf-8")
