@@ -2,30 +2,38 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# Another build of torch, for older drivers and GPUs: make TORCH_INDEX=URL. docs/runs.md says which.
+TORCH_INDEX ?=
 
-.PHONY: install install-dev install-eval quickstart gallery test test-deep test-gpu gpu-report lint clean
+.PHONY: install install-extra install-dev install-eval quickstart gallery test test-deep test-gpu gpu-report lint clean
 
 install: .venv/.installed
+install-extra: .venv/.installed-extra
 install-dev: .venv/.installed-dev
 install-eval: .venv/.installed-eval
 
-# torch first: its pin is exact, so a build that is already there is kept.
-.venv/.installed: requirements.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo "error: Python 3.10 or newer is needed; point PYTHON at one: make PYTHON=python3.12"; exit 1; }
+# torch first: later commands keep the build that is there, since its version is the one of constraints.txt.
+.venv/.installed: requirements.txt constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: Python 3.11 or newer is needed; point PYTHON at one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv .venv || { echo "error: $(PYTHON) has no venv module; on Debian: apt install python3-venv"; exit 1; }
-	$(PIP) $$(grep '^torch==' requirements.txt)
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(PIP) -r requirements.txt
 	@touch $@
 
-.venv/.installed-dev: requirements-dev.txt .venv/.installed
-	$(PIP) -r requirements.txt -r requirements-dev.txt
+# pillow, scikit-learn and scipy, for images and reproduce.py.
+.venv/.installed-extra: requirements-extra.txt .venv/.installed
+	$(PIP) -r requirements-extra.txt
 	@touch $@
 
-# lm-evaluation-harness, for evaluate.py. With requirements.txt, so that no pin moves.
+.venv/.installed-dev: requirements-dev.txt .venv/.installed-extra
+	$(PIP) -r requirements-dev.txt
+	@touch $@
+
+# lm-evaluation-harness, for evaluate.py.
 .venv/.installed-eval: requirements-eval.txt .venv/.installed
-	$(PIP) -r requirements.txt -r requirements-eval.txt
+	$(PIP) -r requirements-eval.txt
 	@touch $@
 
 data/pystdlib/meta.json: | install

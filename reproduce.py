@@ -26,6 +26,8 @@ from studies.claims.page import write_page
 @reports_errors
 def main() -> int:
     (config,), _ = configure(ReproduceConfig, description=__doc__)
+    from scipy import stats  # noqa: F401  # verdicts need it: if it is missing, fail before the runs
+
     experiment, code = Experiment(config), 0
     if config.judge_only and not experiment.record.runs:
         raise ValueError(f"{experiment.record.path} has no runs: train them, without --judge_only")

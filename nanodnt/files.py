@@ -64,6 +64,17 @@ def retry_once(path: Path, action) -> None:
             time.sleep(1)
 
 
+EXTRA = {"PIL": "pillow", "sklearn": "scikit-learn", "scipy": "scipy"}  # of requirements-extra.txt: module, package
+
+
+def missing_package(module: str) -> str:
+    """What to say where `module` cannot be imported because its package is not installed."""
+    package = EXTRA.get(module, module)
+    if module in EXTRA:
+        return f"the package {package} is missing: make install-extra, or pip install {package}"
+    return f"the package {package} is missing: make install, or pip install -r requirements.txt"
+
+
 def reason_of(error: BaseException) -> str:
     """The first line of an error's message, or else the name of its kind."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

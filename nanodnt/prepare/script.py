@@ -15,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from layers.cores import own_cores
-from nanodnt.files import DATA, write_file
+from nanodnt.files import DATA, missing_package, write_file
 
 BESIDE = (".marks", "_offsets.bin", "_labels.bin")  # what a split of examples or images has beside SPLIT.bin
 
@@ -54,7 +54,7 @@ def run(main):
     except ImportError as e:
         if e.name == "interop":
             sys.exit("error: this needs the folder interop/ (tokenizers of Hugging Face), which is not here")
-        sys.exit(f"error: the package {e.name} is missing: pip install -r requirements.txt")
+        sys.exit(f"error: {missing_package((e.name or '').split('.')[0])}")
     except (ValueError, OSError) as e:
         sys.exit(f"error: {e}")
 

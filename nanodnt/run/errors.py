@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from configurator import discard_output, rank_tag
+from nanodnt.files import EXTRA, missing_package
 
 EXPECTED = (ValueError, OSError, MemoryError, KeyboardInterrupt, RuntimeError, ModuleNotFoundError)
-# Packages of requirements.txt that few runs need. PIL is Pillow.
-WANTED = ("safetensors", "tokenizers", "huggingface_hub", "tiktoken", "PIL")
+WANTED = ("safetensors", "tokenizers", "huggingface_hub", "tiktoken", *EXTRA)  # modules that few runs need
 KEPT = []  # errors, and through their tracebacks all objects that were alive: under torchrun nothing may be freed
 
 
@@ -47,7 +47,7 @@ def report_error(error: BaseException) -> int:
     elif isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "interop":
         line = "this needs the folder interop/ (Hugging Face, evaluation, conversations), which is not here"
     elif isinstance(error, ModuleNotFoundError) and error.name in WANTED:
-        line = f"the package {error.name} is missing: pip install -r requirements.txt"
+        line = missing_package(error.name)
     elif isinstance(error, dist.DistError) or "gloo" in line:  # gloo's own errors are plain RuntimeErrors
         line = f"lost or never met the other processes ({line[:200]})"
     elif isinstance(error, (RuntimeError, ModuleNotFoundError)):  # a defect of the program

@@ -8,7 +8,6 @@ from itertools import product
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.optimize import minimize_scalar
 
 from layers.ops import upcast
 from model import Transformer
@@ -130,7 +129,7 @@ def norm_scatter(model: Transformer, batches, slot_name: str, n: int, generator:
 
 def fit_tanh(x: np.ndarray, y: np.ndarray) -> dict:
     """The least-squares fit y ≈ A tanh(a x), a > 0, as "amplitude", "slope", "r2", and "linear_r2" of y ≈ c x. For each
-    a the best A has a closed form; a is searched on a grid from 1e-3 to 1e2 over rms(x), then refined."""
+    a the best A has a closed form; log a is searched on a grid, a from 1e-3 to 1e2 over rms(x), which is refined."""
     size, spread = np.square(x).mean() ** 0.5, np.square(y - y.mean()).sum()
     if not size or not spread:
         return dict.fromkeys(("amplitude", "slope", "r2", "linear_r2"), math.nan)
@@ -139,13 +138,12 @@ def fit_tanh(x: np.ndarray, y: np.ndarray) -> dict:
         factor = (basis @ y) / (basis @ basis)
         return np.square(y - factor * basis).sum(), factor
 
-    def error_at(log_a):
-        return fit(np.tanh(np.exp(log_a) * x))[0]
-
-    grid = np.linspace(*np.log(np.array([1e-3, 1e2]) / size), 33)
-    best = int(np.argmin([error_at(log_a) for log_a in grid]))
-    bounds = grid[max(best - 1, 0)], grid[min(best + 1, 32)]
-    slope = math.exp(minimize_scalar(error_at, bounds=bounds, method="bounded", options={"xatol": 1e-9}).x)
+    low, high = np.log(np.array([1e-3, 1e2]) / size)
+    for _ in range(8):  # each time between the neighbours of the best: 16 times finer
+        grid = np.linspace(low, high, 33)
+        best = int(np.argmin([fit(np.tanh(np.exp(log_a) * x))[0] for log_a in grid]))
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, 32)]
+    slope = math.exp(grid[best])
     error, amplitude = fit(np.tanh(slope * x))
     r2, linear_r2 = (float(1 - e / spread) for e in (error, fit(x)[0]))
     return {"amplitude": float(amplitude), "slope": slope, "r2": r2, "linear_r2": linear_r2}

@@ -8,8 +8,6 @@ import math
 import statistics
 from itertools import accumulate
 
-from scipy import stats
-
 from studies.claims.study import Claim
 
 CLASSES = ("reproduced", "holds", "direction only", "no effect", "contradicted here", "undecided", "cannot judge")
@@ -18,12 +16,19 @@ FEWEST, MOST = 4, 16  # seeds: of three or fewer an interval says nothing, and m
 SAME_SPREAD = 0.1  # arms whose variances differ with a p value below this are not pooled
 
 
+def _stats():
+    """scipy.stats, which takes a second to import: only verdicts need it."""
+    from scipy import stats
+
+    return stats
+
+
 def interval(values: list, pooled: tuple | None = None) -> tuple:
     """(mean, low, high): the 95% interval of the mean by Student's t, of two finite values or more. pooled: (variance
     of one value, its degrees of freedom), in place of the values' own."""
     mean, n = statistics.mean(values), len(values)
     variance, freedom = pooled or (statistics.variance(values), n - 1)
-    half = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * math.sqrt(variance / n)
+    half = float(_stats().t.ppf(1 - LEVEL / 2, freedom)) * math.sqrt(variance / n)
     return mean, mean - half, mean + half
 
 
@@ -36,7 +41,7 @@ def pool_variance(losses: list) -> tuple | None:
         return None
     whole, seeds = statistics.mean(map(statistics.mean, losses)), list(map(statistics.mean, zip(*losses, strict=True)))
     rest = [[x - statistics.mean(row) - s + whole for x, s in zip(row, seeds, strict=True)] for row in losses]
-    if not all(map(any, rest)) or stats.levene(*losses, center="median").pvalue < SAME_SPREAD:
+    if not all(map(any, rest)) or _stats().levene(*losses, center="median").pvalue < SAME_SPREAD:
         return None
     freedom = (k - 1) * (n - 1)
     return sum(x * x for row in rest for x in row) / freedom, freedom
@@ -54,7 +59,7 @@ def p_value(values: list, claim: Claim, pooled: tuple | None = None) -> float | 
     error, mean = math.sqrt(variance / n), statistics.mean(values)
 
     def above(limit: float) -> float:  # of a mean at `limit`, the chance of one as high as ours
-        return float(stats.t.sf((mean - limit) / error, freedom)) if error else float(mean <= limit)
+        return float(_stats().t.sf((mean - limit) / error, freedom)) if error else float(mean <= limit)
 
     if claim.expect in ("equal", "not above"):
         low = above(-claim.effect) if claim.expect == "equal" else 0.0
@@ -87,10 +92,10 @@ def power(n: int, effect: float, level: float = LEVEL, equal: bool = False) -> f
     that a mean of 0 lies within ± effect."""
     freedom, shift = n - 1, effect * math.sqrt(n)
     if equal:
-        limit = shift - stats.t.ppf(1 - level, freedom)
-        return float(max(0.0, 2 * stats.t.cdf(limit, freedom) - 1)) if limit > 0 else 0.0
-    limit = stats.t.ppf(1 - level / 2, freedom)
-    return float(stats.nct.sf(limit, freedom, shift) + stats.nct.cdf(-limit, freedom, shift))
+        limit = shift - _stats().t.ppf(1 - level, freedom)
+        return float(max(0.0, 2 * _stats().t.cdf(limit, freedom) - 1)) if limit > 0 else 0.0
+    limit = _stats().t.ppf(1 - level / 2, freedom)
+    return float(_stats().nct.sf(limit, freedom, shift) + _stats().nct.cdf(-limit, freedom, shift))
 
 
 def count_seeds(effect: float, spread: float, level: float = LEVEL, equal: bool = False) -> int | None:

@@ -30,6 +30,20 @@ def test_a_suite_is_one_call_of_pytest(target, flag, code, tmp_path):
     ]
 
 
+@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+@pytest.mark.parametrize("index", ["", "https://example.org/cu126"])
+def test_torch_comes_first_in_the_tested_version_and_from_the_index_asked_for(index, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    argv = ["make", "-n", "-W", "requirements.txt", f"TORCH_INDEX={index}", "install"]
+    printed = subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=ROOT).stdout
+    first, second = [line.split() for line in printed.splitlines() if "/pip install" in line]
+    assert first[-1] == "torch" and second[-2:] == ["-r", "requirements.txt"]
+    assert ("--index-url" in first) == bool(index) and (not index or index in first)
+    assert "--index-url" not in second  # it has torch alone
+    for command in (first, second):
+        assert command[command.index("-c") + 1] == "constraints.txt"
+
+
 @pytest.mark.parametrize("failing", ["", "install-eval", "lint", "test", "test-deep"])
 def test_ci_runs_everything_and_fails_if_one_part_does(failing, tmp_path):
     (tmp_path / ".ci").mkdir()

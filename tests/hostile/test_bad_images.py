@@ -106,7 +106,7 @@ BAD = cases(
     ("document mask", "--doc_mask=True", ["doc_mask"]),
     ("a text", "--dataset={tmp}/text", ["patch_size=4", "text"], text),
     ("images for a GPT", "--patch_size=0", ["images", "patch_size"]),
-    ("no Pillow", "", ["package PIL", "pip install"], without_pillow),
+    ("no Pillow", "", ["package pillow", "make install-extra", "pip install"], without_pillow),
     # What only reading an image shows, in a run that goes on with the earlier one, whose checkpoints must stay.
     ("not an image", LONGER, ["image 7", "train.bin", "is neither PNG nor JPEG"], image(b"no image"), PT),
     ("a cut image", LONGER, ["image 7", "cannot be decoded"], image(GRAY[7][:-40]), PT),

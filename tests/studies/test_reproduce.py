@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -151,6 +152,12 @@ def test_a_run_that_fails_is_one_line(claims, tmp_path, monkeypatch, capsys):
     (folder,) = (tmp_path / "out" / "made_up").iterdir()
     assert line.endswith(f"see {folder / 'train.log'}")
     assert not (folder / "done.json").exists()
+
+
+def test_a_missing_package_is_found_before_the_runs(claims, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert call(claims, tmp_path, "--dry_run") == 1
+    assert "the package scipy is missing: make install-extra" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line_before_anything_is_run(claims, base, tmp_path, capsys):

@@ -183,24 +183,34 @@ def test_what_the_network_imports():
     assert foreign_imports(CODE["configurator.py"], set()) == set()
 
 
-def pinned(name):
-    """{package: version or versions} of a requirements file; every line must be a pin."""
+def versions(name: str, relations: str) -> dict[str, tuple]:
+    """{package: its version, as numbers} of a requirements file; every line must have one of these relations to it."""
     lines = [line.partition("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
-    found = [re.fullmatch(r"([\w-]+)==([\d.]+)(; python_version [<>=]+ \"[\d.]+\")?", line) for line in lines if line]
+    found = [re.fullmatch(rf"([\w-]+)(?:{relations})([\d.]+)", line) for line in lines if line]
     assert all(found)
-    return {package: [m[2] for m in found if m[1] == package] for package in (m[1] for m in found)}
+    return {match[1]: tuple(map(int, match[2].split("."))) for match in found}
 
 
-def test_what_is_imported_is_pinned():
-    run, develop, evaluation = (pinned(f"requirements{name}.txt") for name in ("", "-dev", "-eval"))
+def test_what_is_imported_is_required():
+    run, extra, develop, evaluation = (
+        versions(f"requirements{name}.txt", ">=|==") for name in ("", "-extra", "-dev", "-eval")
+    )
     code, tests = (set().union(*(foreign_imports(s, OWN) for s in part.values())) for part in (CODE, TESTS))
     code, tests = ({BY_OTHERS.get(name, name) for name in names} for names in (code, tests))
-    assert code - OPTIONAL - set(evaluation) <= set(run)
-    assert set(run) <= code or not UPPER <= CODE.keys()  # a fork that has deleted rings needs less
-    assert tests <= set(run) | set(develop) | set(evaluation)
-    assert not set(run) & {*develop, *evaluation}
-    assert {name: develop[name] for name in develop if name in evaluation}.items() <= evaluation.items()
-    assert list(run)[0] == "torch" and run["torch"] == ["2.13.0"]
+    assert code - OPTIONAL - set(evaluation) <= set(run) | set(extra)
+    assert set(run) | set(extra) <= code or not UPPER <= CODE.keys()  # a fork that has deleted rings needs less
+    assert tests <= set(run) | set(extra) | set(develop) | set(evaluation)
+    assert not (set(run) | set(extra)) & {*develop, *evaluation} and not set(run) & set(extra)
+
+
+def test_a_tested_version_is_one_that_is_allowed():
+    tested = versions("constraints.txt", "==")
+    lowest = {}
+    for name in ("", "-extra", "-dev", "-eval"):
+        lowest |= versions(f"requirements{name}.txt", ">=|==")
+    assert tested.keys() == lowest.keys()
+    assert [name for name in tested if tested[name] < lowest[name]] == []
+    assert list(tested)[0] == "torch"
 
 
 def test_lengths():

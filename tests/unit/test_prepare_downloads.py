@@ -229,7 +229,7 @@ def test_no_network_no_package_no_room(hub, tmp_path, monkeypatch):
         assert "could not download" in line and minipile.REVISION in line and "name resolution failed" in line
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "pyarrow.parquet", None)
-        assert "the package pyarrow.parquet is missing: pip install" in prepared.error_of(minipile.main, out)
+        assert "the package pyarrow is missing: make install" in prepared.error_of(minipile.main, out)
     with monkeypatch.context() as patch:
         patch.setattr(downloads, "check_disk", CHECK_DISK)
         patch.setattr(downloads.shutil, "disk_usage", lambda path: type("", (), {"free": 5_000_000_000}))
