@@ -15,6 +15,8 @@ from transformers.utils import logging
 from model import GPT, GPTConfig
 
 logger = logging.get_logger(__name__)
+# what `transformers` calls a cache: older versions past_key_values
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
 class NanoDNTConfig(PretrainedConfig):
@@ -87,14 +89,14 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(
         self, input_ids=None, attention_mask=None, past_key_values=None, labels=None, use_cache=None, logits_to_keep=0,
-        return_dict=None, **kwargs,
+        return_dict=None, cache=None, **kwargs,
     ):  # fmt: skip
         """input_ids (B, T) → logits (B, T, vocab_size) in fp32, and with labels (B, T) the loss.
 
         attention_mask   (B, cached + T), 0 for padding on either side, which changes no other token's logits
-        past_key_values  a DynamicCache, which input_ids continue
+        cache            a DynamicCache, which input_ids continue; past_key_values is its name in older versions
         labels           −100 = ignored; position t predicts label t + 1. Padding predicts nothing
-        use_cache        return a cache (None: unless training). Batches with padding have none: past_key_values is None
+        use_cache        return a cache (None: unless training). Batches with padding have none
         logits_to_keep   how many logits, counted from the end, or their positions; 0 = all
         """
         self._refuse(input_ids, labels, logits_to_keep, kwargs)
@@ -102,7 +104,7 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
             items = kwargs.get("num_items_in_batch")
             scale = None if items is None else labels[:, 1:].ne(-100).sum() / items
             self.network.set_runtime(loss_scale=scale)
-        cache = past_key_values
+        cache = past_key_values if cache is None else cache
         if cache is None and (not self.training if use_cache is None else use_cache):
             cache = DynamicCache()
         keep = self._tokens_of(attention_mask, input_ids, cache)  # (B, T), or None: no padding
@@ -118,7 +120,7 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
             if keep is not None:  # what stands after padding has nothing to be predicted from; nor has the first token
                 labels = labels.masked_fill(~keep.roll(1, dims=1), -100)
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache})
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
     def _refuse(self, input_ids, labels, logits_to_keep, kwargs: dict) -> None:
@@ -182,17 +184,18 @@ class NanoDNTForCausalLM(PreTrainedModel, GenerationMixin):
 
     def prepare_inputs_for_generation(
         self, input_ids, past_key_values=None, attention_mask=None, cache_position=None, next_sequence_length=None,
-        is_first_iteration=None, **kwargs,
+        is_first_iteration=None, cache=None, **kwargs,
     ):  # fmt: skip
         """Arguments of the next `forward`, from the sequences so far: what the cache does not hold yet. That is counted
         here, since a cache stays empty where there is padding; cache_position and the next two are not used."""
-        cached = past_key_values.get_seq_length() if past_key_values is not None else 0
+        cache = past_key_values if cache is None else cache
+        cached = cache.get_seq_length() if cache is not None else 0
         if cached:
             total = input_ids.shape[1] if attention_mask is None else attention_mask.shape[1]
             if total <= cached:
                 raise ValueError(f"the cache holds {cached} tokens, the input {total}: give both input and cache whole")
             input_ids = input_ids[:, cached - total :]
-        return dict(kwargs, input_ids=input_ids, past_key_values=past_key_values, attention_mask=attention_mask)
+        return dict(kwargs, input_ids=input_ids, attention_mask=attention_mask, **{CACHE: cache})
 
     def get_input_embeddings(self):
         return self.network.wte
