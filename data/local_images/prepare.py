@@ -2,8 +2,8 @@
 
 Either FOLDER/train/CLASS/... and FOLDER/val/CLASS/..., which then have the same classes, or FOLDER/CLASS/...: then
 about --val_share of the images, chosen by a hash of their names, are held out for validation, but of no class all.
-Classes are numbered in the order of their names. Folders are read recursively, without links, hidden files and files
-that are no PNG or JPEG.
+Classes are numbered in the order of their names. Folders are read recursively, also through links, without hidden files
+and files that are no PNG or JPEG; what is left out is named and counted.
 
 The files stay as they are. Images may have several sizes, and are made RGB (--channels=3) or gray (1) when they are
 read. With --image_size=N all of them must be N × N, and of that mode.
@@ -25,39 +25,39 @@ SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", 
 VAL_SHARE = 0.1
 
 
-def find_images(folder: Path) -> tuple:
+def find_images(folder: Path, notes: inputs.Notes) -> tuple:
     """Names of the classes, and [(name, file, label)] of the images in the folders in `folder`, sorted.
 
     ValueError where there is none, or where one lies in no class."""
-    found, skipped = {}, []
-    for name, file in inputs.visible_files(folder):
+    found = {}
+    for name, file in inputs.find_files(folder, notes):
         if file.suffix.lower() not in SUFFIXES:
-            skipped.append(name)
+            notes.leave_out("no PNG or JPEG", name)
         elif "/" not in name:
             raise ValueError(f"{file} lies in no class: put the images into a folder for each class")
         else:
             found.setdefault(name.split("/")[0], []).append((name, file))
-    script.note_left_out("no PNG or JPEG", skipped)
     if not found:
         raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)}) in folders of their classes")
     folders = {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
-    script.note_left_out("without images, or links", sorted(folders - found.keys()))
+    for name in sorted(folders - found.keys()):
+        notes.leave_out("without images", name)
     classes = sorted(found)
     return classes, [(*image, label) for label, name in enumerate(classes) for image in found[name]]
 
 
-def find_splits(folder: Path, val_share: float | None) -> tuple:
+def find_splits(folder: Path, val_share: float | None, notes: inputs.Notes) -> tuple:
     """Names of the classes, and {split: [(name, file, label)]}."""
     given = [folder / "train", folder / "val"]
     if all(part.is_dir() for part in given):
         if val_share is not None:
             raise ValueError(f"{folder} has train and val, so leave out --val_share")
-        others = sorted(path.name for path in folder.iterdir() if path.is_dir() and path not in given)
-        script.note_left_out("neither train nor val", others)
-        (classes, train), (val_classes, val) = map(find_images, given)
+        for name in sorted(path.name for path in folder.iterdir() if path not in given):
+            notes.leave_out("neither train nor val", name)
+        (classes, train), (val_classes, val) = (find_images(part, notes) for part in given)
         images.check_classes(classes, val_classes)
         return classes, {"train": train, "val": val}
-    classes, found = find_images(folder)
+    classes, found = find_images(folder, notes)
     splits = [name for name in classes if name.lower() in SPLITS]
     if len(splits) > 1:
         hint = "call two of them train and val, or name as --folder the one whose folders are the classes"
@@ -86,7 +86,9 @@ def main(argv=None):
     out = inputs.output_folder(args, "folder")
     if args.image_size is not None and args.image_size < 1:
         raise ValueError(f"--image_size={args.image_size} must be 1 or more")
-    classes, splits = find_splits(args.folder, args.val_share)
+    notes = inputs.Notes()
+    classes, splits = find_splits(args.folder, args.val_share, notes)
+    notes.print()
     totals = [*map(len, splits.values())]
     source = f"{args.folder.resolve().name} ({sum(totals):,} images)"
     about = dict(dataset=args.name, source=source, licence=args.licence, image_size=args.image_size)

@@ -153,6 +153,8 @@ class HarnessModel(HFLM):
             model = NanoDNTForCausalLM(NanoDNTConfig(network=asdict(trained.model.config)))
         model.network = trained.model  # the same, not a copy
         model.generation_config.eos_token_id = trained.tokenizer.eot
+        unused = trained.tokenizer.unused_ids(trained.model.config.vocab_size)
+        model.generation_config.suppress_tokens = unused or None
         with tempfile.TemporaryDirectory() as folder:  # the tokenizer as an export has it
             for name, text in tokenizer_files(trained.meta, trained.model.config.block_size).items():
                 (Path(folder) / name).write_text(text, encoding="utf-8")

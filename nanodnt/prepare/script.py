@@ -64,13 +64,6 @@ def score(name: str) -> float:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48
 
 
-def note_left_out(why: str, names: list) -> None:
-    """Print the first of some names, and how many there are."""
-    if names:
-        some = ", ".join(names[:5]) + f" and others, {len(names):,} in all" * (len(names) > 5)
-        print(f"note: {why}, so left out: {some}", file=sys.stderr)
-
-
 def in_order(pool, function, jobs, ahead: int):
     """Yield function(*job) for each of `jobs`, in their order. At most `ahead` jobs wait: they take memory."""
     waiting = deque()
