@@ -12,7 +12,7 @@ from interop.conversations.template import Template, encode_conversation
 from model import GPT
 from nanodnt.data.inputs import decode_text
 from nanodnt.data.tokenizer import Tokenizer
-from nanodnt.generate import KVCache, generate
+from nanodnt.generate import KVCache, find_unused, generate
 from nanodnt.weights import Trained
 
 
@@ -39,7 +39,7 @@ class Chat:
         self.max_new_tokens, self.how = max_new_tokens, how
         self.system = [{"role": "system", "content": system}] if system else []
         self.turns, self.cache, self.notes = [], None, []
-        self.how["unused"] = tokenizer.unused_ids(model.config.vocab_size)
+        self.how["unused"] = find_unused(model, tokenizer)
         shortest = len(self._encode("a", first=True)) if system else 0  # ValueError where it cannot be encoded
         if shortest >= model.config.block_size:
             raise ValueError(f"the system message leaves no room in block_size={model.config.block_size}: shorten it")

@@ -14,6 +14,7 @@ from collections import deque
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+from configurator import discard_output, flush_output
 from layers.cores import own_cores
 from nanodnt.files import DATA, write_file
 
@@ -45,18 +46,26 @@ def command(main):
 
 def run(main):
     """Call `main()`. An error that the user can do something about ends with one line on stderr and exit code 1."""
+    code = None
     try:
         main()
+    except SystemExit as e:  # of --help, or a mistake in the flags
+        code = e.code
     except KeyboardInterrupt:
-        sys.exit("stopped: run the same command again")
+        code = "stopped: run the same command again"
+    except BrokenPipeError:  # the reader of the output has gone, as in `… | head`
+        code = discard_output()
     except BrokenProcessPool:
-        sys.exit("error: a worker was killed (out of memory?): run the same command again with fewer --workers")
+        code = "error: a worker was killed (out of memory?): run the same command again with fewer --workers"
     except ImportError as e:
+        code = f"error: the package {e.name} is missing: pip install -r requirements.txt"
         if e.name == "interop":
-            sys.exit("error: this needs the folder interop/ (tokenizers of Hugging Face), which is not here")
-        sys.exit(f"error: the package {e.name} is missing: pip install -r requirements.txt")
+            code = "error: this needs the folder interop/ (tokenizers of Hugging Face), which is not here"
     except (ValueError, OSError) as e:
-        sys.exit(f"error: {e}")
+        code = f"error: {e}"
+    flushed = flush_output()
+    if code or flushed:
+        sys.exit(code or flushed)
 
 
 def score(name: str) -> float:
