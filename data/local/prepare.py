@@ -43,11 +43,11 @@ def documents(path: Path, key: str, notes: inputs.Notes):
             elif text := inputs.read_document(file):
                 yield name, text
             else:
-                notes.leave_out("empty", name)
+                notes.leave_out("empty", str(file))
         except inputs.NotText as e:
             if not path.is_dir() or kind in inputs.LINES:
                 raise
-            notes.leave_out(e.why, name)
+            notes.leave_out(e.why, str(file))
 
 
 def texts_of_records(name: str, file: Path, key: str, notes: inputs.Notes):
@@ -61,7 +61,7 @@ def texts_of_records(name: str, file: Path, key: str, notes: inputs.Notes):
         elif text:
             yield f"{name}, {number}", text
         else:
-            notes.leave_out("empty", f"{name}, {number}")
+            notes.leave_out("empty", inputs.place(file, number))
 
 
 @script.command
@@ -84,11 +84,12 @@ def main(argv=None):
     notes = inputs.Notes(args.skip_bad)
     files = inputs.find_files(args.input, notes)
     ids = shards.token_files([file for _, file in files])
-    if not any(map(shards.is_shard, ids)):
+    names_ids = args.input.is_dir() or args.input.suffix in (".bin", ".pkl")
+    if names_ids and not any(map(shards.is_shard, ids)):
         check_not_nanogpt(args.input if args.input.is_dir() else args.input.parent)
     if ids:
-        for name in [name for name, file in files if file not in ids]:
-            notes.leave_out("no token ids", name)
+        for file in [file for _, file in files if file not in ids]:
+            notes.leave_out("no token ids", str(file))
         notes.print()
         if args.tokenizer != "gpt2":
             raise ValueError(f"--tokenizer={args.tokenizer}: the token ids in .bin files are GPT-2's, --tokenizer=gpt2")

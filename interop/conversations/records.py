@@ -25,7 +25,7 @@ def conversations(path: Path, prompt_key: str = "prompt", response_key: str = "r
         if file.suffix.lower() not in RECORDS:
             if not path.is_dir():
                 raise ValueError(f"{file} is none of {', '.join(RECORDS)}: convert it, or rename it to what it is")
-            notes.leave_out("of other kinds", name)
+            notes.leave_out("of other kinds", str(file))
             continue
         empty = True
         for number, record in records(file, notes):
@@ -38,7 +38,7 @@ def conversations(path: Path, prompt_key: str = "prompt", response_key: str = "r
             unread.update(unread_keys(record, prompt_key, response_key))
             yield f"{name}, {number}", where, messages
         if empty:
-            notes.leave_out("without records", name)
+            notes.leave_out("without records", str(file))
     for key, count in unread.most_common():
         notes.add("keys that are not read", f"{key} ({count:,} records)")
 

@@ -106,12 +106,15 @@ def list_inputs(text: str, notes: Notes) -> list:
     names = [text] if Path(text).exists() else [name.strip() for name in text.split(",")]
     found, records = [], ", ".join(RECORDS)
     for name in filter(None, names):
-        files = [name] if Path(name).is_file() or folder_of(name).is_dir() else []
+        files = []
         if Path(name).is_dir() and not (folder_of(name) / "meta.json").is_file():
-            inside = find_files(Path(name), notes)
-            files = [str(file) for _, file in inside if file.suffix.lower() in RECORDS]
-            for other in [other for other, file in inside if str(file) not in files]:
-                notes.leave_out("of other kinds", other)
+            for _, file in find_files(Path(name), notes):
+                if file.suffix.lower() in RECORDS:
+                    files.append(str(file))
+                else:
+                    notes.leave_out("of other kinds", str(file))
+        elif Path(name).is_file() or folder_of(name).is_dir():
+            files.append(name)
         if not files:
             raise ValueError(f"input {name} is no dataset of examples, no {records} file, and no folder with one")
         found += files

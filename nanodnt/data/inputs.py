@@ -111,29 +111,28 @@ def find_files(path: Path, notes: Notes) -> list:
     waiting, links = [(path, str(top))], []  # links are followed last, so files keep their own names
     while waiting or links:
         place, real = waiting.pop() if waiting else heapq.heappop(links)
-        name = place.relative_to(path).as_posix()
         above = place != path and top.is_relative_to(real)
         if place != path and place.name.startswith("."):
-            notes.leave_out("hidden", name)
+            notes.leave_out("hidden", str(place))
         elif above or real in seen:
-            notes.leave_out("links to what is read already", name)
-        elif place.is_dir():
+            notes.leave_out("links to what is read already", str(place))
+        elif os.path.isdir(place):
             seen.add(real)
             try:
-                entries = list(place.iterdir())
+                entries = sorted(place.iterdir(), reverse=True)
             except OSError as e:
-                notes.leave_out(f"cannot be read ({e.strerror})", name)
+                notes.leave_out(f"cannot be read ({e.strerror})", str(place))
                 continue
             for entry in entries:
-                if entry.is_symlink():
+                if os.path.islink(entry):
                     heapq.heappush(links, (entry, os.path.realpath(entry)))
                 else:
                     waiting.append((entry, os.path.join(real, entry.name)))
-        elif place.is_file():
+        elif os.path.isfile(place):
             seen.add(real)
-            found[name] = place
+            found[place.relative_to(path).as_posix()] = place
         else:
-            notes.leave_out("no files (dead links, say)", name)
+            notes.leave_out("neither file nor folder", str(place))
     return sorted(found.items())
 
 

@@ -335,7 +335,7 @@ def test_lines_from_a_pipe(monkeypatch):
     piped(monkeypatch, b"good\nd\xe9j\xe0\n")
     lines = user_lines()
     assert next(lines) == "good"
-    with pytest.raises(ValueError, match="^line 2 of standard input is not UTF-8 text$"):
+    with pytest.raises(ValueError, match="^line 2 of standard input is not UTF-8 text: byte 1 is not"):
         next(lines)
 
 

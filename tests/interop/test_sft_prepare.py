@@ -156,7 +156,7 @@ def test_kinds_of_files(home, tmp_path, capsys):
     places = [where for _, where, _ in found[2:]][::4]
     assert places == [f"{folder}/a.jsonl, line 4", f"{folder}/deep/c.PARQUET, record 2"]
     run(folder)
-    assert "of other kinds, so left out: README.md" in capsys.readouterr().err
+    assert f"of other kinds, so left out: {folder}/README.md\n" in capsys.readouterr().err
     made = texts_of(home / "mine", "train") + texts_of(home / "mine", "val")
     assert sorted(answer for _, answer in made) == sorted(r for _, r in PAIRS[:7])
 
@@ -226,10 +226,10 @@ BAD = [
     ("input=odd.jsonl", "line 1: messages cannot be read in {'messages': 'abc'}"),
     ("input=system.jsonl template=alpaca", "system.jsonl, line 1: a system message, and this template has no"),
     ("input=cut.json", "cut.json is not JSON (Expecting property name"),
-    ("input=object.json", "object.json holds no array of records"),
-    ("input=texts", "--input holds no records (.jsonl, .json or .parquet)"),
+    ("input=object.json", "object.json is no array of records"),
+    ("input=texts", "--input holds no records (.jsonl, .ndjson, .json, .parquet)"),
     ("input=in val_input=nothing.jsonl", "--val_input holds no records"),
-    ("input=notes.txt", "notes.txt is none of .jsonl, .json, .parquet"),
+    ("input=notes.txt", "notes.txt is none of .jsonl, .ndjson, .json, .parquet"),
     ("val_input=missing.jsonl", "--val_input"),
     ("val_input=in/good.jsonl", "overlap: hold out other files"),
     ("tokenizer=chars", "--tokenizer=chars has no end of text"),
