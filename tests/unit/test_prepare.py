@@ -309,6 +309,36 @@ def test_bad_input_is_one_line_and_leaves_no_trace(flags, message, home, tmp_pat
     prepared.assert_refused(local.main, home, flags, message)
 
 
+COMMANDS = [
+    "data/local/prepare.py --help",
+    "data/local/prepare.py --input=README.md --tokenizer=bytes --name=x --out_dir={tmp}/x",
+    "data/local/prepare.py --input=/missing --tokenizer=bytes --name=x",
+    "-m nanodnt.data {tmp}/made",
+    "model.py config/quickstart.py --vocab_size=257",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("full", [False, True])
+def test_an_output_that_cannot_be_written_gives_no_traceback(command, full, tmp_path):
+    """The reader of the output has gone, as in `… | true`, or the disk is full."""
+    text.build(tmp_path / "made", "test", BYTES, {"train": [["a"]], "val": [["b"]]})
+    if full:
+        output = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, output = os.pipe()
+        os.close(reader)
+    command = [sys.executable, *command.format(tmp=tmp_path).split()]
+    done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True)
+    os.close(output)
+    refused = "/missing" in command[2]
+    expected = (1, 1) if full or refused else (141, 0)  # 128 + SIGPIPE
+    if "--help" in command:
+        expected = (0, 0)  # argparse passes over the error
+    assert (done.returncode, done.stderr.count("\n")) == expected, done.stderr
+    assert (tmp_path / "x" / "meta.json").exists() == ("--name=x" in command and not refused)
+
+
 def test_a_script_ends_with_a_line_and_exit_code_1():
     command = [sys.executable, "data/local/prepare.py", "--input=/missing", "--tokenizer=bytes", "--name=x"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

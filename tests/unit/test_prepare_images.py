@@ -261,6 +261,19 @@ def halve(path):
     os.truncate(path, path.stat().st_size // 2)
 
 
+def test_bad_images_are_left_out_on_request(home, tmp_path, capsys):
+    made = write_folder(tmp_path / "in")
+    (tmp_path / "in" / "cat" / "9.png").write_bytes(b"GIF89a")
+    flags = [f"--folder={tmp_path / 'in'}", "--name=pets"]
+    assert "9.png is neither PNG nor JPEG" in prepared.error_of(local.main, *flags)
+    capsys.readouterr()
+    local.main([*flags, "--skip_bad"])
+    found = images_of(home / "pets", "train") + images_of(home / "pets", "val")
+    assert sorted(found) == sorted((raw, i) for i, name in enumerate(made) for raw in made[name])
+    said = f"note: bad records, so left out: {tmp_path}/in/cat/9.png is neither PNG nor JPEG"
+    assert said in capsys.readouterr().err
+
+
 WIDE, BLACK = Image.fromarray(np.full((9, 9), 1000, np.uint16)), encode(np.zeros((9, 9, 3)))
 BAD = [
     ("", replace_image(encode(noise(9, 8, 3))), "2.PNG has 8 × 9 pixels instead of 9 × 9"),
